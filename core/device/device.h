@@ -1,0 +1,88 @@
+// What a device is to the executor: memory, copies, and kernels prepared for fixed layouts. kernels/cpu,
+// kernels/reference (and kernels/cuda) implement it; the executor knows nothing else of them.
+//
+// A Device is used from one thread at a time; kernels of one device run in the order they are launched.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "core/ops/op.h"
+
+namespace het {
+
+// Device memory; freed with the object.
+class Memory {
+ public:
+  virtual ~Memory() = default;
+  virtual std::byte* address() const = 0;   // of the device; on the CPU a host address, 64-byte aligned
+};
+
+// One operator call with everything static known. Layout offsets are zero: addresses come with each run.
+struct KernelRequest {
+  const OpDef& op;
+  const Attributes& attributes;
+  std::span<const Layout> inputs;    // absent operands have dtype none
+  std::span<const Layout> outputs;
+  uint32_t accumulate = 0;           // bit i: add into output i (only bits that op.accumulates allows)
+};
+
+// Addresses of first elements, in the order of the request; null for absent operands.
+struct KernelArguments {
+  std::byte* const* inputs;
+  std::byte* const* outputs;
+  std::byte* workspace;
+  int64_t workspace_bytes;
+
+  template <typename T> const T* in(size_t i) const { return reinterpret_cast<const T*>(inputs[i]); }
+  template <typename T> T* out(size_t i) const { return reinterpret_cast<T*>(outputs[i]); }
+};
+
+// Work ready to run: primitives created, sizes split, nothing left to allocate.
+class Kernel {
+ public:
+  virtual ~Kernel() = default;
+  // Scratch memory that run() needs; its content is lost between runs.
+  virtual int64_t workspace_bytes() const { return 0; }
+  virtual void run(const KernelArguments& arguments) = 0;
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual std::string name() const = 0;                    // "cpu", "reference"
+  virtual std::unique_ptr<Memory> allocate(int64_t bytes) = 0;
+  virtual int64_t available_bytes() const = 0;             // that can be allocated now
+  // Throws Error(usage) when this device has no kernel for the operator or for these types.
+  virtual std::unique_ptr<Kernel> prepare(const KernelRequest& request) = 0;
+  virtual void copy_in(std::byte* to, const std::byte* host, int64_t bytes) = 0;
+  virtual void copy_out(std::byte* host, const std::byte* from, int64_t bytes) = 0;
+  virtual void synchronize() {}                            // wait until everything launched is done
+};
+
+// One line of a device's kernel table: the operator's name and how to prepare it. Each family file under
+// kernels/<device>/ returns its lines; the device looks a request up by name.
+struct KernelEntry {
+  std::string_view op;
+  std::unique_ptr<Kernel> (*prepare)(const KernelRequest&);
+};
+
+// A Kernel around a function object `run(const KernelArguments&)`: most kernels are a lambda over their sizes.
+template <typename Function>
+std::unique_ptr<Kernel> make_kernel(Function function, int64_t workspace_bytes = 0) {
+  class Lambda final : public Kernel {
+   public:
+    Lambda(Function f, int64_t bytes) : function_(std::move(f)), bytes_(bytes) {}
+    int64_t workspace_bytes() const override { return bytes_; }
+    void run(const KernelArguments& arguments) override { function_(arguments); }
+
+   private:
+    Function function_;
+    int64_t bytes_;
+  };
+  return std::make_unique<Lambda>(std::move(function), workspace_bytes);
+}
+
+}  // namespace het

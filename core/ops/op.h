@@ -1,0 +1,73 @@
+// Everything that is asked of one operator, except its kernels: shape rule, gradient, cost. An OpDef is plain
+// data; the families in this folder each return theirs, and op_table() lists them all (the list itself is in
+// core/ops/meson.build).
+#pragma once
+
+#include <functional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "core/graph/gradient.h"
+#include "core/graph/graph.h"
+
+namespace het {
+
+// What shape rules and costs see: types of the operands, absent ones with dtype none.
+struct OpCall {
+  const OpDef& op;
+  std::span<const TensorType> inputs;
+  const Attributes& attributes;
+
+  bool has(size_t i) const { return i < inputs.size() && inputs[i].present(); }
+  const TensorType& operator[](size_t i) const { return inputs[i]; }
+};
+
+// Of one call: floating-point operations (a multiply-add is two) and the bytes it must at least move.
+struct Cost {
+  double flops = 0;
+  double bytes = 0;
+};
+
+struct OpDef {
+  std::string_view name;
+  // One line: operands with shapes, `?` for optional ones, results; and one sentence of documentation.
+  std::string_view signature;
+  std::string_view doc;
+
+  // Types of the results. Throws Error(usage) with the shapes in the sentence.
+  std::function<std::vector<TensorType>(const OpCall&)> infer;
+  // Gradients of the inputs, one each, kAbsent for none. Empty: not differentiable.
+  std::function<std::vector<ValueId>(GradientCall&)> gradient;
+  // FLOPs; default (empty): none. Bytes are those of the operands unless `bytes` says otherwise.
+  std::function<double(const OpCall&, std::span<const TensorType> outputs)> flops;
+
+  // A view computes nothing: results are layouts of input 0's buffer. nullopt: not expressible with these
+  // strides, so the input is packed first.
+  std::function<std::optional<std::vector<Layout>>(const Layout&, const Attributes&)> view;
+
+  // Bit i: kernels take operand i with any strides whose innermost is 1 (others get packed operands).
+  uint32_t strided_inputs = 0, strided_outputs = 0;
+  // Bit i: kernels can add into output i instead of overwriting it.
+  uint32_t accumulates = 0;
+  // Pairs (output, input): the output is written over that input's memory; the input must be state or die here.
+  std::vector<std::pair<int, int>> in_place;
+  // Elementwise operators can be fused into chains; others are left alone.
+  bool elementwise = false;
+};
+
+// All operators, built once on first use; immutable.
+const std::vector<OpDef>& op_table();
+// By name; throws Error(usage) naming the nearest one.
+const OpDef& op_named(std::string_view name);
+
+Cost cost_of(const OpCall& call, std::span<const TensorType> outputs);
+Cost cost_of(const Graph& graph, const Node& node);
+
+// For shape rules.
+void require_inputs(const OpCall& call, size_t least, size_t most);
+void require_float(const OpCall& call, size_t input);
+[[noreturn]] void refuse(const OpCall& call, std::string_view why);  // "linear: <why>; x is f32[2, 3], ..."
+int64_t normal_dim(const OpCall& call, int64_t dim, size_t rank);    // -1 is the last
+
+}  // namespace het

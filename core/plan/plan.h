@@ -1,0 +1,46 @@
+// Who computes what: pipelines, stages, layer ranges, micro-batches. Plain data that every planner writes,
+// lowering reads, snapshots carry, and people paste into recipes.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace het {
+
+struct Stage {
+  std::vector<std::string> devices;   // one for each tensor-parallel rank: "here:0", "a:1"
+  int first_layer = 0;                // range [first_layer, first_layer + layers) of Graph::layers
+  int layers = 0;
+  bool recompute = false;             // forward activations are computed again in the backward pass
+  bool operator==(const Stage&) const = default;
+};
+
+struct Pipeline {
+  int microbatches = 1;
+  std::vector<Stage> stages;
+  bool operator==(const Pipeline&) const = default;
+};
+
+struct Plan {
+  int tensor = 1;        // tensor-parallel degree, the same everywhere
+  int microbatch = 1;    // samples in one micro-batch
+  std::vector<Pipeline> pipelines;
+  bool operator==(const Plan&) const = default;
+};
+
+// What a plan is checked against.
+struct PlanSubject {
+  int layers = 0;   // of the model
+  int batch = 0;    // samples in one step
+};
+
+// One device does everything.
+Plan single_device_plan(const PlanSubject& subject, int microbatch, std::string device = "here:0");
+
+// Every rule the plan breaks, each a sentence with the value and what would work; empty when it is valid.
+std::vector<std::string> validate(const Plan& plan, const PlanSubject& subject);
+
+// As a Lua expression that `het.plan` reads back.
+std::string to_lua(const Plan& plan);
+
+}  // namespace het

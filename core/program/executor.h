@@ -1,0 +1,62 @@
+// Runs a Program on one device: kernels are prepared and all memory is laid out when it is made; a step is a
+// walk over a list of ready calls, without allocation. Used from one thread, except request_stop().
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "core/device/device.h"
+#include "core/program/program.h"
+#include "core/program/state.h"
+
+namespace het {
+
+class Executor {
+ public:
+  // Prepares every kernel, checks that the memory is there (Error(environment) names needed and available
+  // bytes, before anything is allocated), then allocates.
+  Executor(Program program, std::shared_ptr<StateStore> state);
+  ~Executor();
+
+  // Write an input of the coming run: for one micro-batch, or with microbatch -1 for per-step inputs.
+  void write(const std::string& name, const Tensor& tensor, int microbatch = -1);
+  // Run one step. Throws Error(usage) if an input was never written. Returns false when stopped by
+  // request_stop() before the update phase: state is then as it was.
+  bool run();
+  Tensor read(const std::string& output) const;      // a copy of an output of the last run
+
+  // Run forward and backward again on the same inputs, without the update, checking every result: a sentence
+  // naming the first layer and operator that made a NaN or an infinity from finite operands; empty: none did.
+  std::string find_non_finite();
+
+  // Ask a running step to stop at the next instruction. From any thread or a signal handler.
+  void request_stop() { stop_.store(true, std::memory_order_relaxed); }
+
+  const Program& program() const { return program_; }
+  MemoryUse memory() const { return memory_; }
+  StateStore& state() const { return *state_; }
+
+  // Seconds of each instruction in one run, for profiles and traces. Slower than run().
+  std::vector<double> run_timed();
+
+ private:
+  struct Call;
+  void launch(const Call& call);
+  std::byte* address(const Operand& operand) const;
+
+  Program program_;
+  std::shared_ptr<StateStore> state_;
+  MemoryUse memory_;
+  std::vector<std::unique_ptr<Kernel>> kernels_;
+  std::vector<Call> calls_;
+  std::vector<std::byte*> addresses_;           // operands of all calls, one after the other
+  std::vector<std::byte*> buffer_addresses_;
+  std::unique_ptr<Memory> arena_;
+  std::vector<bool> written_;
+  uint64_t prologue_version_ = 0;
+  std::atomic<bool> stop_{false};
+};
+
+}  // namespace het

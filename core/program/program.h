@@ -1,0 +1,81 @@
+// A Program is what one rank does in one step: buffers with fixed places and a straight list of instructions
+// over them. It is made by lowering (planner/lower.h) and run by the executor, which knows nothing of
+// parallelism. Plain data.
+#pragma once
+
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "core/graph/graph.h"
+
+namespace het {
+
+enum class Home : uint8_t {
+  arena,   // scratch: place shared with others whose lives do not overlap
+  pinned,  // scratch that keeps its content between runs: what is computed from state alone
+  state,   // a tensor of the StateStore, by name
+  input,   // written from outside before a run
+  output,  // read from outside after a run
+};
+std::string_view name_of(Home home);
+
+using BufferId = int32_t;
+
+struct BufferSpec {
+  std::string name;        // of state, inputs and outputs; a hint otherwise
+  TensorType type;         // as allocated, contiguous
+  Home home = Home::arena;
+  int microbatch = -1;     // of inputs: which micro-batch; -1: the whole step
+  Initial initial;         // of state
+  bool trained = false;    // of state: a parameter
+  int64_t offset = -1;     // of arena buffers: bytes from the start of the arena, set by place_buffers
+};
+
+// A view of a buffer. buffer == kAbsent: an optional operand that is not there.
+struct Operand {
+  BufferId buffer = kAbsent;
+  Layout layout;
+};
+
+// Run one operator. Bit i of `accumulate`: add into output i.
+struct Compute {
+  const OpDef* op = nullptr;
+  Attributes attributes;
+  std::vector<Operand> inputs, outputs;
+  uint32_t accumulate = 0;
+  Phase phase = Phase::forward;
+  int32_t layer = -1;
+  int32_t scope = 0;        // index into Program::scopes
+  int microbatch = -1;      // -1: once a step
+};
+
+// The kinds of instruction. Communication joins here; everything that walks a Program visits all kinds.
+using Instruction = std::variant<Compute>;
+
+struct Program {
+  std::vector<BufferSpec> buffers;
+  std::vector<Instruction> instructions;
+  // Instructions [0, prologue) depend on state alone; a run may skip them while the state has not changed.
+  int prologue = 0;
+  int microbatches = 1;
+  int64_t arena_bytes = 0;
+  std::vector<std::string> scopes;
+  std::vector<Layer> layers;
+};
+
+struct MemoryUse {
+  int64_t state = 0, arena = 0, pinned = 0, inputs = 0, outputs = 0, workspace = 0;
+  int64_t total() const { return state + arena + pinned + inputs + outputs + workspace; }
+};
+MemoryUse memory_of(const Program& program);   // without workspace, which only a device knows
+
+// Give arena buffers places so that no two whose lives overlap share bytes; sets offsets and arena_bytes.
+void place_buffers(Program& program);
+
+// All that is wrong: reads before writes, operands outside their buffers, live buffers that overlap.
+std::vector<std::string> verify(const Program& program);
+
+std::string to_string(const Program& program);
+
+}  // namespace het

@@ -1,0 +1,50 @@
+// The named tensors that outlive a step: parameters, optimizer moments, caches. Several executors (training,
+// evaluation, generation) share one store. Used from one thread.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "core/device/device.h"
+#include "core/program/program.h"
+#include "core/tensor/tensor.h"
+
+namespace het {
+
+class StateStore {
+ public:
+  StateStore(std::shared_ptr<Device> device, uint64_t seed) : device_(std::move(device)), seed_(seed) {}
+
+  struct Entry {
+    TensorType type;
+    std::unique_ptr<Memory> memory;
+    bool trained = false;
+  };
+
+  Device& device() const { return *device_; }
+  // The entry of this name, made and initialised on first use. Throws Error(usage) when it exists with
+  // another type.
+  const Entry& require(const std::string& name, const TensorType& type, const Initial& initial, bool trained);
+  bool has(const std::string& name) const { return entries_.count(name) != 0; }
+  const std::map<std::string, Entry>& entries() const { return entries_; }
+
+  Tensor read(const std::string& name) const;                   // a copy on the host
+  void write(const std::string& name, const Tensor& tensor);    // converted to the entry's dtype; creates it if new
+  void drop(const std::string& name) { entries_.erase(name); }
+
+  // Counts changes, so that what is computed from state alone is computed again only when it must.
+  uint64_t version() const { return version_; }
+  void touch() { ++version_; }
+
+ private:
+  std::shared_ptr<Device> device_;
+  uint64_t seed_;
+  std::map<std::string, Entry> entries_;
+  uint64_t version_ = 1;
+};
+
+// Initial values of a tensor: element i of the stream (seed, name). Independent of plan and device.
+Tensor initial_tensor(const std::string& name, const TensorType& type, const Initial& initial, uint64_t seed);
+
+}  // namespace het

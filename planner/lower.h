@@ -1,0 +1,17 @@
+// Lowering: a Graph and a Plan become the Program of one rank.
+#pragma once
+
+#include "core/graph/graph.h"
+#include "core/plan/plan.h"
+#include "core/program/program.h"
+
+namespace het {
+
+// The Program of rank `rank` under `plan`. The graph describes one micro-batch of plan.microbatch samples.
+// Throws Error(usage) with all the rules that the plan breaks.
+Program lower(const Graph& graph, const Plan& plan, int rank = 0);
+
+// A Program that runs the graph once on one device, for evaluation, generation and tests.
+Program lower_single(const Graph& graph, int microbatches = 1);
+
+}  // namespace het
