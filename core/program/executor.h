@@ -45,6 +45,9 @@ class Executor {
   struct Call;
   void launch(const Call& call);
   std::byte* address(const Operand& operand) const;
+  void require_inputs() const;
+  int first_instruction() const;             // skips the prologue while the state has not changed
+  Tensor copy_of(BufferId buffer) const;
 
   Program program_;
   std::shared_ptr<StateStore> state_;
@@ -53,8 +56,11 @@ class Executor {
   std::vector<Call> calls_;
   std::vector<std::byte*> addresses_;           // operands of all calls, one after the other
   std::vector<std::byte*> buffer_addresses_;
-  std::unique_ptr<Memory> arena_;
-  std::vector<bool> written_;
+  std::unique_ptr<Memory> arena_;               // arena, then pinned, inputs, outputs, then workspace
+  std::byte* workspace_ = nullptr;
+  std::vector<bool> written_;                   // of buffers: inputs that have been written
+  int first_update_ = -1;                       // instruction from which a step can no longer be stopped
+  bool changes_parameters_ = false;
   uint64_t prologue_version_ = 0;
   std::atomic<bool> stop_{false};
 };

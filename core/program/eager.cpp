@@ -1,0 +1,80 @@
+#include "core/program/eager.h"
+
+#include "core/base/error.h"
+
+namespace het {
+namespace {
+
+std::string key_of(const OpDef& op, const std::vector<Layout>& inputs, const Attributes& attributes) {
+  std::string key = fmt::format("{}{}", op.name, to_string(attributes));
+  for (const Layout& layout : inputs) key += fmt::format("|{}:{}", to_string(layout.type), fmt::join(layout.strides, ","));
+  return key;
+}
+
+}  // namespace
+
+std::vector<Tensor> Eager::call(const OpDef& op, const std::vector<Tensor>& inputs, const Attributes& attributes) {
+  std::vector<TensorType> types;
+  for (const Tensor& tensor : inputs) types.push_back(tensor.type());
+  const std::vector<TensorType> result_types = op.infer(OpCall{op, types, attributes});
+
+  if (op.view) {
+    auto layouts = op.view(inputs[0].layout(), attributes);
+    const Tensor source = layouts ? inputs[0] : inputs[0].contiguous();
+    if (!layouts) layouts = op.view(source.layout(), attributes);
+    HET_REQUIRE(layouts.has_value(), op.name);
+    std::vector<Tensor> views;
+    for (Layout& layout : *layouts) views.push_back(source.view(std::move(layout)));
+    return views;
+  }
+
+  std::vector<Tensor> results;
+  if (op.name == "concat") {
+    results.emplace_back(result_types[0]);
+    int64_t dim = attributes.get<int64_t>("dim");
+    if (dim < 0) dim += static_cast<int64_t>(result_types[0].shape.size());
+    int64_t start = 0;
+    for (const Tensor& part : inputs) {
+      results[0].view(sliced(results[0].layout(), dim, start, part.shape()[dim])).copy_from(part);
+      start += part.shape()[dim];
+    }
+    return results;
+  }
+
+  std::vector<Tensor> packed;
+  std::vector<Layout> input_layouts, output_layouts;
+  const auto bare = [](const Tensor& tensor) {
+    Layout layout = tensor.layout();
+    layout.offset = 0;
+    return layout;
+  };
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const bool strided = i < 32 && ((op.strided_inputs >> i) & 1) && inputs[i].present() &&
+                         !inputs[i].shape().empty() && inputs[i].layout().strides.back() == 1;
+    packed.push_back(strided || !inputs[i].present() ? inputs[i] : inputs[i].contiguous());
+  }
+  for (size_t o = 0; o < result_types.size(); ++o) {
+    Tensor result = result_types[o].present() ? Tensor(result_types[o]) : Tensor();
+    for (const auto& [out, in] : op.in_place)
+      if (out == static_cast<int>(o) && in < static_cast<int>(packed.size()) && packed[in].present()) {
+        result.copy_from(packed[in]);   // the caller's tensor stays as it is
+        packed[in] = result;
+      }
+    results.push_back(std::move(result));
+  }
+  for (const Tensor& tensor : packed) input_layouts.push_back(bare(tensor));
+  for (const Tensor& tensor : results) output_layouts.push_back(bare(tensor));
+
+  std::unique_ptr<Kernel>& kernel = kernels_[key_of(op, input_layouts, attributes)];
+  if (!kernel) kernel = device_->prepare({op, attributes, input_layouts, output_layouts, 0});
+
+  std::vector<std::byte*> in, out;
+  for (const Tensor& tensor : packed) in.push_back(tensor.present() ? tensor.bytes() : nullptr);
+  for (const Tensor& tensor : results) out.push_back(tensor.present() ? tensor.bytes() : nullptr);
+  const Buffer workspace(kernel->workspace_bytes());
+  kernel->run({in.data(), out.data(), workspace.data(), workspace.bytes()});
+  device_->synchronize();
+  return results;
+}
+
+}  // namespace het

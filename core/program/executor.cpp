@@ -1,0 +1,242 @@
+#include "core/program/executor.h"
+
+#include <chrono>
+#include <cmath>
+#include <unordered_map>
+
+#include "core/base/error.h"
+#include "core/base/units.h"
+
+namespace het {
+namespace {
+
+constexpr int64_t kAlignment = 64;
+int64_t rounded(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+// Requests that are equal in every respect share a kernel: the layers of a model repeat.
+std::string key_of(const Compute& compute) {
+  std::string key = fmt::format("{}{}+{}", compute.op->name, to_string(compute.attributes), compute.accumulate);
+  for (const auto* operands : {&compute.inputs, &compute.outputs}) {
+    key += '|';
+    for (const Operand& operand : *operands)
+      key += fmt::format("{}:{};", to_string(operand.layout.type), fmt::join(operand.layout.strides, ","));
+  }
+  return key;
+}
+
+// The index of the first NaN or infinity among the elements, or -1.
+int64_t first_non_finite(const Tensor& tensor) {
+  if (!is_float(tensor.dtype())) return -1;
+  for (int64_t i = 0; i < tensor.elements(); ++i)
+    if (!std::isfinite(tensor.at(i))) return i;
+  return -1;
+}
+
+}  // namespace
+
+// One instruction, ready: its kernel and where its operands' addresses stand in addresses_.
+struct Executor::Call {
+  Kernel* kernel;
+  int first_input, first_output;
+};
+
+Executor::Executor(Program program, std::shared_ptr<StateStore> state)
+    : program_(std::move(program)), state_(std::move(state)), memory_(memory_of(program_)) {
+  Device& device = state_->device();
+
+  std::unordered_map<std::string, Kernel*> known;
+  std::vector<Kernel*> kernels;
+  for (const Instruction& instruction : program_.instructions) {
+    const auto& compute = std::get<Compute>(instruction);
+    Kernel*& kernel = known[key_of(compute)];
+    if (kernel == nullptr) {
+      std::vector<Layout> inputs, outputs;
+      const auto bare = [](const std::vector<Operand>& operands, std::vector<Layout>& layouts) {
+        for (const Operand& operand : operands) {
+          layouts.push_back(operand.buffer == kAbsent ? Layout{} : operand.layout);
+          layouts.back().offset = 0;
+        }
+      };
+      bare(compute.inputs, inputs);
+      bare(compute.outputs, outputs);
+      kernels_.push_back(with_context(
+          [&] { return program_.scopes[compute.scope].empty() ? std::string(compute.op->name)
+                                                              : "layer " + program_.scopes[compute.scope]; },
+          [&] { return device.prepare({*compute.op, compute.attributes, inputs, outputs, compute.accumulate}); }));
+      kernel = kernels_.back().get();
+      memory_.workspace = std::max(memory_.workspace, kernel->workspace_bytes());
+    }
+    kernels.push_back(kernel);
+  }
+
+  int64_t new_state = 0, scratch = 0;
+  for (const BufferSpec& buffer : program_.buffers) {
+    if (buffer.home == Home::state && !state_->has(buffer.name)) new_state += buffer.type.bytes();
+    if (buffer.home == Home::pinned || buffer.home == Home::input || buffer.home == Home::output)
+      scratch += rounded(buffer.type.bytes());
+  }
+  const int64_t own = rounded(program_.arena_bytes) + scratch + memory_.workspace;
+  const int64_t available = device.available_bytes();
+  if (own + new_state > available)
+    fail_environment(
+        "the model does not fit in memory: it needs {} (state {}, activations {}, other {}), {} are available on "
+        "{}; a smaller micro-batch, a shorter context or fewer layers would help",
+        show_bytes(own + new_state), show_bytes(memory_.state), show_bytes(memory_.arena),
+        show_bytes(own - rounded(program_.arena_bytes)), show_bytes(available), device.name());
+
+  arena_ = device.allocate(own);
+  int64_t next = rounded(program_.arena_bytes);
+  for (const BufferSpec& buffer : program_.buffers) {
+    switch (buffer.home) {
+      case Home::arena: buffer_addresses_.push_back(arena_->address() + std::max<int64_t>(buffer.offset, 0)); break;
+      case Home::state:
+        buffer_addresses_.push_back(
+            state_->require(buffer.name, buffer.type, buffer.initial, buffer.trained).memory->address());
+        break;
+      default:
+        buffer_addresses_.push_back(arena_->address() + next);
+        next += rounded(buffer.type.bytes());
+    }
+  }
+  workspace_ = arena_->address() + next;
+  written_.assign(program_.buffers.size(), false);
+
+  for (size_t i = 0; i < program_.instructions.size(); ++i) {
+    const auto& compute = std::get<Compute>(program_.instructions[i]);
+    Call call{kernels[i], static_cast<int>(addresses_.size()), 0};
+    for (const Operand& operand : compute.inputs) addresses_.push_back(address(operand));
+    call.first_output = static_cast<int>(addresses_.size());
+    for (const Operand& operand : compute.outputs) {
+      addresses_.push_back(address(operand));
+      if (operand.buffer != kAbsent && program_.buffers[operand.buffer].trained) changes_parameters_ = true;
+    }
+    calls_.push_back(call);
+    if (compute.phase == Phase::update && static_cast<int>(i) >= program_.prologue && first_update_ < 0)
+      first_update_ = static_cast<int>(i);
+  }
+  if (first_update_ < 0) first_update_ = static_cast<int>(calls_.size());
+}
+
+Executor::~Executor() = default;
+
+std::byte* Executor::address(const Operand& operand) const {
+  if (operand.buffer == kAbsent) return nullptr;
+  return buffer_addresses_[operand.buffer] + operand.layout.offset * bytes_of(operand.layout.type.dtype);
+}
+
+void Executor::write(const std::string& name, const Tensor& tensor, int microbatch) {
+  bool known = false;
+  for (size_t b = 0; b < program_.buffers.size(); ++b) {
+    const BufferSpec& buffer = program_.buffers[b];
+    if (buffer.home != Home::input || buffer.name != name) continue;
+    known = true;
+    if (buffer.microbatch != microbatch && buffer.microbatch >= 0 && microbatch >= 0) continue;
+    if (tensor.shape() != buffer.type.shape)
+      fail_usage("input '{}' has shape {}, the tensor has shape {}", name, to_string(buffer.type.shape),
+                 to_string(tensor.shape()));
+    const Tensor packed = tensor.to(buffer.type.dtype);
+    state_->device().copy_in(buffer_addresses_[b], packed.bytes(), buffer.type.bytes());
+    written_[b] = true;
+  }
+  if (!known) {
+    std::vector<std::string> names;
+    for (const BufferSpec& buffer : program_.buffers)
+      if (buffer.home == Home::input && buffer.microbatch <= 0) names.push_back(buffer.name);
+    fail_usage("the program has no input '{}'; its inputs are: {}", name, fmt::join(names, ", "));
+  }
+}
+
+void Executor::require_inputs() const {
+  for (size_t b = 0; b < program_.buffers.size(); ++b)
+    if (program_.buffers[b].home == Home::input && !written_[b])
+      fail_usage("input '{}'{} was never written", program_.buffers[b].name,
+                 program_.buffers[b].microbatch < 0
+                     ? std::string()
+                     : fmt::format(" of micro-batch {}", program_.buffers[b].microbatch + 1));
+}
+
+void Executor::launch(const Call& call) {
+  call.kernel->run({addresses_.data() + call.first_input, addresses_.data() + call.first_output, workspace_,
+                    memory_.workspace});
+}
+
+int Executor::first_instruction() const {
+  return prologue_version_ == state_->version() ? program_.prologue : 0;
+}
+
+bool Executor::run() {
+  require_inputs();
+  const int begin = first_instruction(), end = static_cast<int>(calls_.size());
+  for (int i = begin; i < end; ++i) {
+    if (i < first_update_ && stop_.load(std::memory_order_relaxed)) {
+      stop_.store(false);
+      return false;
+    }
+    launch(calls_[i]);
+  }
+  state_->device().synchronize();
+  prologue_version_ = state_->version();
+  if (changes_parameters_) state_->touch();
+  return true;
+}
+
+std::vector<double> Executor::run_timed() {
+  require_inputs();
+  std::vector<double> seconds(calls_.size(), 0.0);
+  using Clock = std::chrono::steady_clock;
+  for (int i = first_instruction(); i < static_cast<int>(calls_.size()); ++i) {
+    const auto start = Clock::now();
+    launch(calls_[i]);
+    state_->device().synchronize();
+    seconds[i] = std::chrono::duration<double>(Clock::now() - start).count();
+  }
+  prologue_version_ = state_->version();
+  if (changes_parameters_) state_->touch();
+  return seconds;
+}
+
+Tensor Executor::copy_of(BufferId buffer) const {
+  Tensor result(program_.buffers[buffer].type);
+  state_->device().copy_out(result.bytes(), buffer_addresses_[buffer], result.type().bytes());
+  return result;
+}
+
+Tensor Executor::read(const std::string& output) const {
+  std::vector<std::string> names;
+  for (size_t b = 0; b < program_.buffers.size(); ++b) {
+    if (program_.buffers[b].home != Home::output) continue;
+    if (program_.buffers[b].name == output) return copy_of(static_cast<BufferId>(b));
+    names.push_back(program_.buffers[b].name);
+  }
+  fail_usage("the program has no output '{}'; its outputs are: {}", output, fmt::join(names, ", "));
+}
+
+std::string Executor::find_non_finite() {
+  require_inputs();
+  for (size_t b = 0; b < program_.buffers.size(); ++b) {
+    const BufferSpec& buffer = program_.buffers[b];
+    if (buffer.home != Home::state && buffer.home != Home::input) continue;
+    if (first_non_finite(copy_of(static_cast<BufferId>(b))) >= 0)
+      return fmt::format("{} '{}' holds a value that is not finite before the step",
+                         buffer.home == Home::input ? "input" : buffer.trained ? "parameter" : "state", buffer.name);
+  }
+  for (int i = 0; i < first_update_; ++i) {
+    const auto& compute = std::get<Compute>(program_.instructions[i]);
+    launch(calls_[i]);
+    state_->device().synchronize();
+    for (const Operand& operand : compute.outputs) {
+      if (operand.buffer == kAbsent) continue;
+      const Tensor whole = copy_of(operand.buffer);
+      const int64_t at = first_non_finite(whole.view(operand.layout));
+      if (at < 0) continue;
+      const std::string& scope = program_.scopes[compute.scope];
+      return fmt::format("'{}' in layer {} ({} pass{}) gave {} at element {} of {}", compute.op->name,
+                         scope.empty() ? "(no layer)" : scope, name_of(compute.phase),
+                         compute.microbatch < 0 ? std::string() : fmt::format(", micro-batch {}", compute.microbatch + 1),
+                         whole.view(operand.layout).at(at), at, to_string(operand.layout.type));
+    }
+  }
+  return {};
+}
+
+}  // namespace het

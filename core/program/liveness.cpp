@@ -1,0 +1,78 @@
+// Places for arena buffers. Large buffers first, each at the lowest place where no buffer that lives at the
+// same time lies ("greedy by size" of Pisarchyk and Lee, "Efficient memory management for deep neural net
+// inference", 2020). Lives are kept by blocks of time, so that a program of many micro-batches stays cheap.
+#include <algorithm>
+
+#include "core/base/error.h"
+#include "core/program/program.h"
+
+namespace het {
+namespace {
+
+constexpr int64_t kAlignment = 64;   // bytes
+constexpr int kBlock = 64;           // instructions in one block of time
+
+struct Life {
+  int first = -1, last = -1;
+};
+
+std::vector<Life> lives_of(const Program& program) {
+  std::vector<Life> lives(program.buffers.size());
+  for (size_t i = 0; i < program.instructions.size(); ++i) {
+    const auto& compute = std::get<Compute>(program.instructions[i]);
+    const auto visit = [&](const std::vector<Operand>& operands) {
+      for (const Operand& operand : operands) {
+        if (operand.buffer == kAbsent) continue;
+        Life& life = lives[operand.buffer];
+        if (life.first < 0) life.first = static_cast<int>(i);
+        life.last = static_cast<int>(i);
+      }
+    };
+    visit(compute.inputs);
+    visit(compute.outputs);
+  }
+  return lives;
+}
+
+int64_t rounded(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+}  // namespace
+
+void place_buffers(Program& program) {
+  const std::vector<Life> lives = lives_of(program);
+  std::vector<BufferId> order;
+  for (size_t b = 0; b < program.buffers.size(); ++b)
+    if (program.buffers[b].home == Home::arena && lives[b].first >= 0) order.push_back(static_cast<BufferId>(b));
+  std::stable_sort(order.begin(), order.end(), [&](BufferId a, BufferId b) {
+    return program.buffers[a].type.bytes() > program.buffers[b].type.bytes();
+  });
+
+  std::vector<std::vector<BufferId>> blocks(program.instructions.size() / kBlock + 1);
+  std::vector<std::pair<int64_t, int64_t>> taken;   // [begin, end) bytes of neighbours in time
+  std::vector<BufferId> seen(program.buffers.size(), -1);
+  program.arena_bytes = 0;
+  for (const BufferId b : order) {
+    const Life life = lives[b];
+    taken.clear();
+    for (int block = life.first / kBlock; block <= life.last / kBlock; ++block)
+      for (const BufferId other : blocks[block]) {
+        if (seen[other] == b) continue;
+        seen[other] = b;
+        if (lives[other].first > life.last || lives[other].last < life.first) continue;
+        const BufferSpec& spec = program.buffers[other];
+        taken.emplace_back(spec.offset, spec.offset + rounded(spec.type.bytes()));
+      }
+    std::sort(taken.begin(), taken.end());
+    const int64_t bytes = rounded(program.buffers[b].type.bytes());
+    int64_t offset = 0;
+    for (const auto& [begin, end] : taken) {
+      if (begin - offset >= bytes) break;
+      offset = std::max(offset, end);
+    }
+    program.buffers[b].offset = offset;
+    program.arena_bytes = std::max(program.arena_bytes, offset + bytes);
+    for (int block = life.first / kBlock; block <= life.last / kBlock; ++block) blocks[block].push_back(b);
+  }
+}
+
+}  // namespace het

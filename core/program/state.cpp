@@ -1,0 +1,85 @@
+#include "core/program/state.h"
+
+#include <cmath>
+
+#include "core/base/error.h"
+#include "core/base/parallel.h"
+#include "core/base/random.h"
+
+namespace het {
+
+Tensor initial_tensor(const std::string& name, const TensorType& type, const Initial& initial, uint64_t seed) {
+  Tensor values(TensorType{DType::f32, type.shape});
+  float* out = values.data<float>();
+  const int64_t count = values.elements();
+  const PhiloxKey key = philox_key(seed, hash_of(name));
+  const double scale = initial.scale;
+  switch (initial.kind) {
+    case Initial::Kind::zeros:
+    case Initial::Kind::ones:
+      for (int64_t i = 0; i < count; ++i) out[i] = initial.kind == Initial::Kind::ones ? 1.0F : 0.0F;
+      break;
+    case Initial::Kind::uniform:
+    case Initial::Kind::normal:
+      // Four draws for each counter; normals in pairs by the transform of Box and Muller.
+      parallel_for((count + 3) / 4, 4096, [&](int64_t begin, int64_t end) {
+        for (int64_t block = begin; block < end; ++block) {
+          const auto words = philox(key, static_cast<uint64_t>(block));
+          float draws[4];
+          for (int i = 0; i < 4; i += 2) {
+            if (initial.kind == Initial::Kind::uniform) {
+              for (int j = i; j < i + 2; ++j)
+                draws[j] = static_cast<float>((2.0 * uniform_of(words[j]) - 1.0) * scale);
+            } else {
+              const double radius = std::sqrt(-2.0 * std::log((words[i] + 0.5) * 0x1p-32)) * scale;
+              const double angle = 6.283185307179586 * (words[i + 1] + 0.5) * 0x1p-32;
+              draws[i] = static_cast<float>(radius * std::cos(angle));
+              draws[i + 1] = static_cast<float>(radius * std::sin(angle));
+            }
+          }
+          for (int64_t i = 0; i < 4 && block * 4 + i < count; ++i) out[block * 4 + i] = draws[i];
+        }
+      });
+      break;
+  }
+  return values.to(type.dtype);
+}
+
+const StateStore::Entry& StateStore::require(const std::string& name, const TensorType& type, const Initial& initial,
+                                             bool trained) {
+  const auto found = entries_.find(name);
+  if (found != entries_.end()) {
+    if (found->second.type != type)
+      fail_usage("'{}' is {} in this state, the model needs {}", name, to_string(found->second.type), to_string(type));
+    found->second.trained = found->second.trained || trained;
+    return found->second;
+  }
+  Entry entry{type, device_->allocate(type.bytes()), trained};
+  const Tensor values = initial_tensor(name, type, initial, seed_);
+  device_->copy_in(entry.memory->address(), values.bytes(), type.bytes());
+  touch();
+  return entries_.emplace(name, std::move(entry)).first->second;
+}
+
+Tensor StateStore::read(const std::string& name) const {
+  const auto found = entries_.find(name);
+  if (found == entries_.end()) fail_usage("there is no state named '{}'", name);
+  Tensor result(found->second.type);
+  device_->copy_out(result.bytes(), found->second.memory->address(), result.type().bytes());
+  return result;
+}
+
+void StateStore::write(const std::string& name, const Tensor& tensor) {
+  auto found = entries_.find(name);
+  if (found == entries_.end())
+    found = entries_.emplace(name, Entry{tensor.type(), device_->allocate(tensor.type().bytes()), false}).first;
+  Entry& entry = found->second;
+  if (entry.type.shape != tensor.shape())
+    fail_usage("'{}' has shape {}, the tensor to write has shape {}", name, to_string(entry.type.shape),
+               to_string(tensor.shape()));
+  const Tensor values = tensor.to(entry.type.dtype);
+  device_->copy_in(entry.memory->address(), values.bytes(), entry.type.bytes());
+  touch();
+}
+
+}  // namespace het
