@@ -1,0 +1,48 @@
+// Text to token ids and back. A tokenizer is immutable after it is made and may be used from any thread.
+// Its vocabulary is saved with a model as JSON and read back without the text it was made from.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/io/json.h"
+
+namespace het {
+
+class Tokenizer {
+ public:
+  virtual ~Tokenizer() = default;
+  virtual std::string_view kind() const = 0;  // "char", "byte", "sentencepiece", "bpe"
+  virtual int64_t vocabulary_size() const = 0;
+  // Throws Error(usage) naming the first character that the vocabulary lacks and where it stands.
+  virtual std::vector<int32_t> encode(std::string_view text) const = 0;
+  // Throws Error(usage) for an id outside the vocabulary.
+  virtual std::string decode(std::span<const int32_t> ids) const = 0;
+  virtual Json to_json() const = 0;
+};
+
+// Every Unicode code point of `text`, in ascending order: what nanoGPT's character data sets do. Text that is
+// not UTF-8 is refused with the position of the first wrong byte.
+std::unique_ptr<Tokenizer> make_char_tokenizer(std::string_view text);
+// The 256 bytes: takes anything, loses nothing.
+std::unique_ptr<Tokenizer> make_byte_tokenizer();
+// A trained SentencePiece model file; its bytes are kept and saved in the JSON.
+std::unique_ptr<Tokenizer> make_sentencepiece_tokenizer(const std::string& model_path);
+// GPT-2's byte-level BPE from a folder with vocab.json and merges.txt.
+std::unique_ptr<Tokenizer> make_bpe_tokenizer(const std::string& folder);
+
+// By kind: "char" (from `text`), "byte", "sentencepiece" or "bpe" (from the file or folder `model`). Throws
+// Error(usage) naming the nearest kind.
+std::unique_ptr<Tokenizer> make_tokenizer(std::string_view kind, std::string_view text, const std::string& model);
+// What to_json() gave. `what` names the source in errors.
+std::unique_ptr<Tokenizer> tokenizer_from_json(const Json& json, std::string_view what);
+
+// Code points of UTF-8 text. `what` names the text in the error for the first byte that is not UTF-8.
+std::u32string code_points_of(std::string_view text, std::string_view what);
+void append_utf8(std::string& to, char32_t code_point);
+
+}  // namespace het

@@ -1,0 +1,61 @@
+// Whole files: read, mapped, and replaced without ever leaving a half-written one. Errors name the file and
+// say what the system said: usage when the path is wrong, environment when the machine is at fault.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace het {
+
+// The content of a file. Throws Error(usage) when it is missing, not readable or a folder.
+std::string read_file(const std::string& path);
+
+// A file mapped read-only for as long as the object lives. A file that shrinks meanwhile faults: the callers'
+// files are written by atomic replacement, which leaves a mapped one whole.
+class MappedFile {
+ public:
+  explicit MappedFile(const std::string& path);  // throws Error(usage) like read_file
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  const std::string& path() const { return path_; }
+  const std::byte* data() const { return data_; }
+  int64_t bytes() const { return bytes_; }
+  std::string_view text() const { return {reinterpret_cast<const char*>(data_), static_cast<size_t>(bytes_)}; }
+
+ private:
+  std::string path_;
+  const std::byte* data_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+// Writes `path` by way of a temporary file beside it: write(), then commit() flushes to the disk and renames
+// over `path`. Until commit() returns, and for good when anything fails or the object is dropped before, the
+// previous file stays as it was. Used from one thread.
+class AtomicFile {
+ public:
+  explicit AtomicFile(std::string path);  // throws Error(usage) when the folder is missing or not writable
+  ~AtomicFile();
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  void write(const void* data, int64_t bytes);  // throws Error(environment) when the disk is full
+  void write(std::string_view text) { write(text.data(), static_cast<int64_t>(text.size())); }
+  void commit();
+
+ private:
+  [[noreturn]] void fail_write(int error) const;
+
+  std::string path_, temporary_;
+  int descriptor_ = -1;
+  int64_t written_ = 0;
+};
+
+// The same in one call.
+void write_file(const std::string& path, std::string_view content);
+
+}  // namespace het

@@ -1,0 +1,47 @@
+// Hugging Face's safetensors: eight bytes of header length, a JSON header, then the tensors. Files come from
+// strangers: every number of the header is checked before it is believed. Reading maps the file; the tensors
+// share the mapping and must not be written to.
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/tensor/tensor.h"
+
+namespace het {
+
+struct Safetensors {
+  std::map<std::string, Tensor> tensors;
+  std::map<std::string, std::string> metadata;
+};
+
+// `path`: a .safetensors file, a .safetensors.index.json that lists the shards beside it, or a folder that
+// holds model.safetensors or model.safetensors.index.json. Tensors at odd addresses are copied, all others
+// are views of the mapped file. Throws Error(usage) naming the file, the tensor and what is wrong.
+Safetensors read_safetensors(const std::string& path);
+
+// Any dtypes but none; strided tensors are packed on the way. Data starts at a multiple of 64 bytes. The
+// previous file stays until the new one is whole and on the disk (see AtomicFile).
+void write_safetensors(const std::string& path, const std::map<std::string, Tensor>& tensors,
+                       const std::map<std::string, std::string>& metadata = {});
+
+// One tensor as the header describes it; begin and end count bytes from the end of the header.
+struct SafetensorsEntry {
+  std::string name;
+  TensorType type;
+  int64_t begin = 0, end = 0;
+};
+struct SafetensorsHeader {
+  std::vector<SafetensorsEntry> entries;  // in the order of the data
+  std::map<std::string, std::string> metadata;
+  int64_t data_start = 0;                 // bytes from the start of the file
+};
+
+inline constexpr int64_t kMostHeaderBytes = 100 << 20;
+
+// Reads and checks the header of `file`, of which the first bytes suffice; file_bytes is its whole length.
+SafetensorsHeader parse_safetensors_header(std::string_view file, int64_t file_bytes, const std::string& path);
+
+}  // namespace het
