@@ -1,0 +1,45 @@
+#include "core/base/parallel.h"
+
+#include <atomic>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+using namespace het;
+
+TEST_CASE("shares cover every item once and differ by at most one") {
+  for (const int64_t total : {0, 1, 7, 64, 1000})
+    for (const int64_t parts : {1, 2, 3, 8}) {
+      int64_t next = 0, least = total, most = 0;
+      for (int64_t i = 0; i < parts; ++i) {
+        const Range range = share_of(total, parts, i);
+        CHECK(range.begin == next);
+        next = range.end;
+        least = std::min(least, range.end - range.begin);
+        most = std::max(most, range.end - range.begin);
+      }
+      CHECK(next == total);
+      CHECK(most - least <= 1);
+    }
+}
+
+TEST_CASE("parallel_for visits each item exactly once, whatever the grain") {
+  for (const int64_t count : {0, 1, 5, 1000, 10007})
+    for (const int64_t grain : {1, 64, 100000}) {
+      std::vector<std::atomic<int>> visits(count);
+      parallel_for(count, grain, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) ++visits[i];
+      });
+      bool once = true;
+      for (const auto& v : visits) once = once && v == 1;
+      CHECK(once);
+    }
+}
+
+TEST_CASE("work started inside a parallel body runs on that thread and is complete") {
+  std::atomic<int64_t> sum{0};
+  parallel_parts(4, [&](int64_t) {
+    parallel_for(100, 1, [&](int64_t begin, int64_t end) { sum += end - begin; });
+  });
+  CHECK(sum == 400);
+}

@@ -1,0 +1,59 @@
+#include "core/tensor/tensor.h"
+
+#include <cmath>
+
+#include <catch2/catch.hpp>
+
+#include "core/base/error.h"
+
+using namespace het;
+
+TEST_CASE("a view shares its elements, a packed copy does not") {
+  Tensor matrix = Tensor::of<float>({0, 1, 2, 3, 4, 5}, {2, 3});
+  Tensor column = matrix.view(sliced(matrix.layout(), 1, 1, 1));
+  CHECK(column.at(0) == 1);
+  CHECK(column.at(1) == 4);
+  column.set(1, 40);
+  CHECK(matrix.at(4) == 40);
+  Tensor copy = column.contiguous();
+  copy.set(0, 7);
+  CHECK(matrix.at(1) == 1);
+}
+
+TEST_CASE("buffers are aligned to 64 bytes") {
+  for (const int64_t bytes : {1, 100, 5000000}) {
+    const Buffer buffer(bytes);
+    CHECK(reinterpret_cast<uintptr_t>(buffer.data()) % 64 == 0);
+  }
+}
+
+TEST_CASE("bf16 rounds to nearest even and keeps NaN and infinity") {
+  CHECK(static_cast<float>(bf16(1.0F + 1.0F / 256)) == 1.0F);           // a tie goes to even
+  CHECK(static_cast<float>(bf16(1.0F + 3.0F / 256)) == 1.0F + 4.0F / 256);
+  CHECK(std::isnan(static_cast<float>(bf16(NAN))));
+  CHECK(std::isinf(static_cast<float>(bf16(INFINITY))));
+  CHECK(std::isinf(static_cast<float>(bf16(3.4e38F))));
+}
+
+TEST_CASE("conversion goes through the value, for strided sources too") {
+  const Tensor matrix = Tensor::of<float>({1.5F, -2, 3, 300}, {2, 2});
+  const Tensor turned = matrix.view(permuted(matrix.layout(), {1, 0})).to(DType::i32);
+  CHECK(turned.at(0) == 1);
+  CHECK(turned.at(1) == 3);
+  CHECK(turned.at(2) == -2);
+  CHECK(turned.at(3) == 300);
+}
+
+TEST_CASE("tensors print as matrices, long ones abridged") {
+  CHECK(to_string(Tensor::of<float>({1, 2.5F, -3, 4}, {2, 2})) ==
+        "[[ 1.0000,  2.5000]\n [-3.0000,  4.0000]]\nf32[2, 2]");
+  CHECK(to_string(Tensor::of<int32_t>({7}, {})) == "7\ni32[]");
+  const std::string text = to_string(Tensor::zeros({DType::f32, {100, 100}}));
+  CHECK(text.find("...") != std::string::npos);
+  CHECK(text.size() < 1000);
+}
+
+TEST_CASE("reading a tensor as another type is refused") {
+  const Tensor tensor = Tensor::of<float>({1}, {1});
+  CHECK_THROWS_AS(tensor.data<double>(), Error);
+}
