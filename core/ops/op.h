@@ -34,6 +34,8 @@ struct OpDef {
   // One line: operands with shapes, `?` for optional ones, results; and one sentence of documentation.
   std::string_view signature;
   std::string_view doc;
+  // The attributes it knows; any other is refused with the nearest of these.
+  std::vector<std::string_view> attributes;
 
   // Types of the results. Throws Error(usage) with the shapes in the sentence.
   std::function<std::vector<TensorType>(const OpCall&)> infer;
@@ -41,6 +43,7 @@ struct OpDef {
   std::function<std::vector<ValueId>(GradientCall&)> gradient;
   // FLOPs; default (empty): none. Bytes are those of the operands unless `bytes` says otherwise.
   std::function<double(const OpCall&, std::span<const TensorType> outputs)> flops;
+  std::function<double(const OpCall&, std::span<const TensorType> outputs)> bytes;
 
   // A view computes nothing: results are layouts of input 0's buffer. nullopt: not expressible with these
   // strides, so the input is packed first.

@@ -1,0 +1,369 @@
+#include "core/ops/elementwise.h"
+
+#include <algorithm>
+
+#include "core/ops/rules.h"
+
+namespace het {
+
+std::string_view name_of(Pointwise code) {
+  switch (code) {
+#define HET_POINTWISE_NAME(code, operands) \
+  case Pointwise::code: return #code;
+    HET_POINTWISE_STEPS(HET_POINTWISE_NAME)
+#undef HET_POINTWISE_NAME
+  }
+  return "unknown";
+}
+
+int operands_of(Pointwise code) {
+  switch (code) {
+#define HET_POINTWISE_OPERANDS(code, operands) \
+  case Pointwise::code: return operands;
+    HET_POINTWISE_STEPS(HET_POINTWISE_OPERANDS)
+#undef HET_POINTWISE_OPERANDS
+  }
+  return 0;
+}
+
+namespace {
+
+constexpr int kPointwiseCodes = 0
+#define HET_POINTWISE_ONE(code, operands) +1
+    HET_POINTWISE_STEPS(HET_POINTWISE_ONE)
+#undef HET_POINTWISE_ONE
+    ;
+
+// The one step that a single operator is.
+PointwiseStep step_of(const OpDef& op, const Attributes& attributes) {
+  PointwiseStep step;
+  std::string name(op.name);
+  if (name == "gelu" || name == "gelu_gradient") {
+    const bool exact = attributes.get<std::string>("approximate", "tanh") == "none";
+    name = std::string(exact ? "gelu_erf" : "gelu_tanh") + (name == "gelu" ? "" : "_gradient");
+  }
+  for (int code = 0;; ++code) {
+    HET_REQUIRE(code < kPointwiseCodes, op.name);
+    step.code = static_cast<Pointwise>(code);
+    if (name_of(step.code) == name) break;
+  }
+  if (operands_of(step.code) == 2) step.b = 1;
+  if (step.code == Pointwise::scale) step.immediate = attributes.get<double>("factor");
+  if (step.code == Pointwise::shift) step.immediate = attributes.get<double>("amount");
+  return step;
+}
+
+// What is wrong with a program; empty when it is sound.
+std::string problem_of(const PointwiseProgram& program) {
+  const int steps = static_cast<int>(program.steps.size());
+  if (program.inputs < 1 || program.inputs > kMaxPointwiseInputs)
+    return fmt::format("it has {} operands, 1 to {} are possible", program.inputs, kMaxPointwiseInputs);
+  if (steps < 1 || steps > kMaxPointwiseSteps)
+    return fmt::format("it has {} steps, 1 to {} are possible", steps, kMaxPointwiseSteps);
+  if (program.results.empty() || program.results.size() > static_cast<size_t>(kMaxPointwiseResults))
+    return fmt::format("it has {} results, 1 to {} are possible", program.results.size(), kMaxPointwiseResults);
+  if (program.dtypes.size() != program.results.size())
+    return fmt::format("it has {} results but {} dtypes", program.results.size(), program.dtypes.size());
+  for (int i = 0; i < steps; ++i) {
+    const PointwiseStep& step = program.steps[i];
+    const int ready = program.inputs + i;
+    const bool two = operands_of(step.code) == 2;
+    if (step.a < 0 || step.a >= ready || (two ? step.b < 0 || step.b >= ready : step.b != -1))
+      return fmt::format("step {} ({}) reads sources {} and {}; {} are ready by then", i, name_of(step.code), step.a,
+                         step.b, ready);
+  }
+  for (const int result : program.results)
+    if (result < 0 || result >= program.inputs + steps)
+      return fmt::format("result {} is none of its {} sources", result, program.inputs + steps);
+  for (const DType dtype : program.dtypes)
+    if (!is_float(dtype)) return fmt::format("a result is {}; only floats are possible", dtype);
+  return {};
+}
+
+}  // namespace
+
+PointwiseProgram pointwise_program(const OpDef& op, const Attributes& attributes, size_t inputs) {
+  HET_REQUIRE(op.elementwise, op.name);
+  if (op.name == "fused") return decode(attributes, inputs);
+  PointwiseProgram program;
+  program.inputs = static_cast<int>(inputs);
+  program.steps = {step_of(op, attributes)};
+  program.results = {program.inputs};
+  if (op.name == "cast") program.dtypes = {*dtype_named(attributes.get<std::string>("dtype"))};
+  return program;
+}
+
+Attributes encode(const PointwiseProgram& program) {
+  const std::string problem = problem_of(program);
+  HET_REQUIRE(problem.empty(), problem);
+  std::vector<int64_t> steps;
+  std::vector<double> immediates;
+  for (const PointwiseStep& step : program.steps) {
+    steps.insert(steps.end(), {static_cast<int64_t>(step.code), step.a, step.b});
+    immediates.push_back(step.immediate);
+  }
+  std::string dtypes;
+  for (const DType dtype : program.dtypes) dtypes += fmt::format("{}{}", dtypes.empty() ? "" : " ", dtype);
+  return {{"steps", steps},
+          {"immediates", immediates},
+          {"results", std::vector<int64_t>(program.results.begin(), program.results.end())},
+          {"dtypes", dtypes}};
+}
+
+PointwiseProgram decode(const Attributes& attributes, size_t inputs) {
+  PointwiseProgram program;
+  program.inputs = static_cast<int>(inputs);
+  const auto steps = attributes.get<std::vector<int64_t>>("steps");
+  const auto immediates = attributes.get<std::vector<double>>("immediates");
+  if (steps.size() != 3 * immediates.size())
+    fail_usage("fused: 'steps' has {} numbers and 'immediates' {}; each step needs three (code, a, b) and one",
+               steps.size(), immediates.size());
+  for (size_t i = 0; i < immediates.size(); ++i) {
+    const int64_t code = steps[3 * i];
+    if (code < 0 || code >= kPointwiseCodes)
+      fail_usage("fused: step {} has the code {}; codes are 0 to {}", i, code, kPointwiseCodes - 1);
+    program.steps.push_back({static_cast<Pointwise>(code), static_cast<int>(steps[3 * i + 1]),
+                             static_cast<int>(steps[3 * i + 2]), immediates[i]});
+  }
+  for (const int64_t result : attributes.get<std::vector<int64_t>>("results"))
+    program.results.push_back(static_cast<int>(result));
+  const std::string dtypes = attributes.get<std::string>("dtypes");
+  for (size_t begin = 0; begin < dtypes.size();) {
+    const size_t end = std::min(dtypes.find(' ', begin), dtypes.size());
+    const std::string name = dtypes.substr(begin, end - begin);
+    const auto dtype = dtype_named(name);
+    if (!dtype) fail_usage("fused: '{}' in 'dtypes' is no dtype", name);
+    program.dtypes.push_back(*dtype);
+    begin = end + 1;
+  }
+  const std::string problem = problem_of(program);
+  if (!problem.empty()) fail_usage("fused: not a program: {}", problem);
+  return program;
+}
+
+std::string to_string(const PointwiseProgram& program) {
+  const auto source = [&](int i) {
+    return i < program.inputs ? fmt::format("x{}", i) : fmt::format("t{}", i - program.inputs);
+  };
+  std::string text;
+  for (size_t i = 0; i < program.steps.size(); ++i) {
+    const PointwiseStep& step = program.steps[i];
+    text += fmt::format("{}t{} = {}({}", i == 0 ? "" : "; ", i, name_of(step.code), source(step.a));
+    if (step.b >= 0) text += ", " + source(step.b);
+    if (step.code == Pointwise::scale || step.code == Pointwise::shift) text += fmt::format(", {}", step.immediate);
+    text += ")";
+  }
+  text += " ->";
+  for (size_t i = 0; i < program.results.size(); ++i) {
+    text += fmt::format("{} {}", i == 0 ? "" : ",", source(program.results[i]));
+    if (i < program.dtypes.size()) text += fmt::format(" {}", program.dtypes[i]);
+  }
+  return text;
+}
+
+bool can_fuse(const OpDef& op, std::span<const TensorType> inputs, std::span<const TensorType> outputs) {
+  const auto floating = [](const TensorType& type) { return is_float(type.dtype); };
+  return op.elementwise && std::all_of(inputs.begin(), inputs.end(), floating) &&
+         std::all_of(outputs.begin(), outputs.end(), floating);
+}
+
+}  // namespace het
+
+namespace het::ops {
+namespace {
+
+Shape broadcast_shape(const OpCall& call) {
+  Shape shape = call[0].shape;
+  for (size_t i = 1; i < call.inputs.size(); ++i) {
+    const auto joined = broadcast_of(shape, call[i].shape);
+    if (!joined)
+      refuse(call, fmt::format("shapes {} and {} do not broadcast: from the last dimension on, sizes must be equal or 1",
+                               to_string(shape), to_string(call[i].shape)));
+    shape = *joined;
+  }
+  return shape;
+}
+
+Types infer_pointwise(const OpCall& call) {
+  const PointwiseStep step = with_context([&] { return fmt::format("operator {}", call.op.name); },
+                                          [&] { return step_of(call.op, call.attributes); });
+  const size_t operands = static_cast<size_t>(operands_of(step.code));
+  require_inputs(call, operands, operands);
+  require_float(call, 0);
+  for (size_t i = 1; i < operands; ++i)
+    if (call[i].dtype != call[0].dtype) refuse(call, "operands need the same dtype; cast one of them");
+  return {{call[0].dtype, broadcast_shape(call)}};
+}
+
+double pointwise_flops(const OpCall& call, Outputs outputs) {
+  if (call.op.name == "cast") return 0;
+  const size_t steps = call.op.name == "fused" ? call.attributes.get<std::vector<double>>("immediates").size() : 1;
+  return static_cast<double>(steps) * static_cast<double>(outputs[0].elements());
+}
+
+using Rule = std::function<std::vector<ValueId>(GradientCall&)>;
+
+OpDef pointwise(std::string_view name, std::string_view signature, std::string_view doc, Rule gradient) {
+  OpDef op;
+  op.name = name;
+  op.signature = signature;
+  op.doc = doc;
+  op.infer = infer_pointwise;
+  op.gradient = std::move(gradient);
+  op.flops = pointwise_flops;
+  op.elementwise = true;
+  return op;
+}
+
+OpDef unary(std::string_view name, std::string_view doc, Rule gradient) {
+  return pointwise(name, "x:T → T", doc, std::move(gradient));
+}
+
+OpDef binary(std::string_view name, std::string_view doc, Rule gradient) {
+  return pointwise(name, "a:T, b:T → T", doc, std::move(gradient));
+}
+
+// A gradient operator of an activation: not differentiable itself.
+OpDef derivative(std::string_view name, std::string_view signature, std::string_view doc) {
+  return pointwise(name, signature, doc, {});
+}
+
+ValueId mul(GradientCall& call, ValueId a, ValueId b) { return call.graph.call("mul", {a, b}); }
+ValueId scaled(GradientCall& call, ValueId x, double factor) { return call.graph.call("scale", {x}, {{"factor", factor}}); }
+
+// The gradients of both operands from functions that make them in the broadcast shape, called when wanted.
+template <typename First, typename Second>
+std::vector<ValueId> both(GradientCall& call, First first, Second second) {
+  return {call.wanted[0] ? sum_to_input(call, 0, first()) : kAbsent,
+          call.wanted[1] ? sum_to_input(call, 1, second()) : kAbsent};
+}
+
+std::vector<ValueId> maximum_gradient(GradientCall& call) {
+  const ValueId dy = call.output_gradients[0];
+  // 1 where a > b: on a tie the gradient goes to b.
+  const ValueId difference = call.graph.call("sub", {call.input(0), call.input(1)});
+  const ValueId to_a = call.graph.call("relu_gradient", {difference, dy});
+  return both(call, [&] { return to_a; }, [&] { return call.graph.call("sub", {dy, to_a}); });
+}
+
+std::vector<ValueId> div_gradient(GradientCall& call) {
+  const ValueId share = call.graph.call("div", {call.output_gradients[0], call.input(1)});
+  return both(call, [&] { return share; },
+              [&] { return call.graph.call("neg", {mul(call, share, call.output(0))}); });
+}
+
+std::vector<ValueId> cast_gradient(GradientCall& call) { return {as_gradient(call, 0, call.output_gradients[0])}; }
+
+Types infer_cast(const OpCall& call) {
+  require_inputs(call, 1, 1);
+  if (!call.attributes.has("dtype")) refuse(call, "it needs the attribute 'dtype'");
+  return {{dtype_setting(call, "dtype", DType::none), call[0].shape}};
+}
+
+Types infer_gelu(const OpCall& call) {
+  const std::string approximate = setting<std::string>(call, "approximate", "tanh");
+  if (approximate != "tanh" && approximate != "none")
+    refuse(call, fmt::format("'approximate' is '{}'; it can be 'tanh' or 'none' (exact)", approximate));
+  return infer_pointwise(call);
+}
+
+Types infer_fused(const OpCall& call) {
+  require_inputs(call, 1, kMaxPointwiseInputs);
+  for (size_t i = 0; i < call.inputs.size(); ++i) require_float(call, i);
+  const PointwiseProgram program = decode(call.attributes, call.inputs.size());
+  const Shape shape = broadcast_shape(call);
+  Types types;
+  for (const DType dtype : program.dtypes) types.push_back({dtype, shape});
+  return types;
+}
+
+}  // namespace
+
+std::vector<OpDef> elementwise_ops() {
+  std::vector<OpDef> ops;
+  ops.push_back(binary("add", "a + b, broadcasting.", [](GradientCall& call) {
+    const ValueId dy = call.output_gradients[0];
+    return both(call, [&] { return dy; }, [&] { return dy; });
+  }));
+  ops.push_back(binary("sub", "a - b, broadcasting.", [](GradientCall& call) {
+    const ValueId dy = call.output_gradients[0];
+    return both(call, [&] { return dy; }, [&] { return call.graph.call("neg", {dy}); });
+  }));
+  ops.push_back(binary("mul", "a · b, broadcasting.", [](GradientCall& call) {
+    const ValueId dy = call.output_gradients[0];
+    return both(call, [&] { return mul(call, dy, call.input(1)); }, [&] { return mul(call, dy, call.input(0)); });
+  }));
+  ops.push_back(binary("div", "a / b, broadcasting.", div_gradient));
+  ops.push_back(binary("maximum", "The larger of a and b, broadcasting; NaN where either is.", maximum_gradient));
+
+  OpDef scale = unary("scale", "x times the constant `factor`.", [](GradientCall& call) {
+    return std::vector{scaled(call, call.output_gradients[0], call.node.attributes.get<double>("factor"))};
+  });
+  scale.attributes = {"factor"};
+  ops.push_back(std::move(scale));
+  OpDef shift = unary("shift", "x plus the constant `amount`.",
+                      [](GradientCall& call) { return std::vector{call.output_gradients[0]}; });
+  shift.attributes = {"amount"};
+  ops.push_back(std::move(shift));
+
+  ops.push_back(unary("neg", "-x.", [](GradientCall& call) {
+    return std::vector{call.graph.call("neg", {call.output_gradients[0]})};
+  }));
+  ops.push_back(unary("square", "x².", [](GradientCall& call) {
+    return std::vector{mul(call, scaled(call, call.input(0), 2.0), call.output_gradients[0])};
+  }));
+  ops.push_back(unary("sqrt", "√x.", [](GradientCall& call) {
+    return std::vector{scaled(call, call.graph.call("div", {call.output_gradients[0], call.output(0)}), 0.5)};
+  }));
+  ops.push_back(unary("exp", "eˣ.", [](GradientCall& call) {
+    return std::vector{mul(call, call.output_gradients[0], call.output(0))};
+  }));
+  ops.push_back(unary("log", "The natural logarithm of x.", [](GradientCall& call) {
+    return std::vector{call.graph.call("div", {call.output_gradients[0], call.input(0)})};
+  }));
+  ops.push_back(unary("tanh", "The hyperbolic tangent of x.", [](GradientCall& call) {
+    return std::vector{call.graph.call("tanh_gradient", {call.output(0), call.output_gradients[0]})};
+  }));
+  ops.push_back(unary("sigmoid", "1 / (1 + e⁻ˣ).", [](GradientCall& call) {
+    return std::vector{call.graph.call("sigmoid_gradient", {call.output(0), call.output_gradients[0]})};
+  }));
+  // relu(x) > 0 where x > 0: the result serves, and x need not be kept.
+  ops.push_back(unary("relu", "x where it is positive, else 0.", [](GradientCall& call) {
+    return std::vector{call.graph.call("relu_gradient", {call.output(0), call.output_gradients[0]})};
+  }));
+  ops.push_back(unary("silu", "x · sigmoid(x).", [](GradientCall& call) {
+    return std::vector{call.graph.call("silu_gradient", {call.input(0), call.output_gradients[0]})};
+  }));
+  OpDef gelu = unary("gelu", "x · Φ(x), by tanh (`approximate = \"tanh\"`, as GPT-2) or exactly (\"none\").",
+                     [](GradientCall& call) {
+                       return std::vector{call.graph.call("gelu_gradient", {call.input(0), call.output_gradients[0]},
+                                                          call.node.attributes)};
+                     });
+  gelu.infer = infer_gelu;
+  gelu.attributes = {"approximate"};
+  ops.push_back(std::move(gelu));
+
+  OpDef gelu_gradient = derivative("gelu_gradient", "x:T, dy:T → T", "gelu'(x) · dy.");
+  gelu_gradient.infer = infer_gelu;
+  gelu_gradient.attributes = {"approximate"};
+  ops.push_back(std::move(gelu_gradient));
+  ops.push_back(derivative("silu_gradient", "x:T, dy:T → T", "silu'(x) · dy."));
+  ops.push_back(derivative("relu_gradient", "x:T, dy:T → T", "dy where x is positive, else 0."));
+  ops.push_back(derivative("tanh_gradient", "y:T, dy:T → T", "(1 - y²) · dy, with y = tanh(x)."));
+  ops.push_back(derivative("sigmoid_gradient", "y:T, dy:T → T", "y (1 - y) · dy, with y = sigmoid(x)."));
+
+  OpDef cast = unary("cast", "The same numbers as another `dtype`; from float to integer towards zero.", cast_gradient);
+  cast.signature = "x → dtype";
+  cast.attributes = {"dtype"};
+  cast.infer = infer_cast;
+  ops.push_back(std::move(cast));
+
+  OpDef fused = derivative("fused", "x0, x1, … → 1 to 4 results of the broadcast shape",
+                           "Several elementwise operators in one pass; made by the compiler, see elementwise.h.");
+  fused.attributes = {"steps", "immediates", "results", "dtypes"};
+  fused.infer = infer_fused;
+  ops.push_back(std::move(fused));
+  return ops;
+}
+
+}  // namespace het::ops

@@ -1,0 +1,64 @@
+// What the families of this folder share: checks for shape rules, and small pieces of gradient rules. Private to
+// core/ops.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/ops/op.h"
+
+namespace het::ops {
+
+using Types = std::vector<TensorType>;
+using Outputs = std::span<const TensorType>;
+
+// An attribute; the error of a missing or wrong one names the operator.
+template <typename T>
+T setting(const OpCall& call, std::string_view name) {
+  return with_context([&] { return fmt::format("operator {}", call.op.name); },
+                      [&] { return call.attributes.get<T>(name); });
+}
+template <typename T>
+T setting(const OpCall& call, std::string_view name, T fallback) {
+  return call.attributes.has(name) ? setting<T>(call, name) : fallback;
+}
+// An attribute that names a dtype.
+DType dtype_setting(const OpCall& call, std::string_view name, DType fallback);
+
+// The name of operand i as its signature has it: "weight".
+std::string operand_name(const OpDef& op, size_t i);
+bool is_optional(const OpDef& op, size_t i);   // marked `?` in its signature
+
+void require_rank(const OpCall& call, size_t input, size_t rank);
+void require_rank_from(const OpCall& call, size_t input, size_t least);
+void require_dtype(const OpCall& call, size_t input, DType dtype);
+// Both dtype and shape; nothing is asked of an absent operand.
+void require_type(const OpCall& call, size_t input, const TensorType& wanted);
+
+// The shape without its last dimension; the last dimension.
+Shape leading(const Shape& shape);
+inline int64_t last(const Shape& shape) { return shape.back(); }
+Shape with_last(Shape shape, int64_t size);   // the same with another last dimension
+
+// --- for gradient rules
+
+ValueId constant(GraphBuilder& graph, const TensorType& type, double value);
+ValueId to_dtype(GraphBuilder& graph, ValueId id, DType dtype);
+
+// A parameter, or its copy in the compute precision: its gradient is kept in the accumulator type.
+bool is_weight(const Graph& graph, ValueId id);
+// The dtype that the gradient of input i should have: the accumulator's for weights, else the input's own.
+DType gradient_dtype(const GradientCall& call, size_t i);
+// `gradient` (of input i) in that dtype.
+ValueId as_gradient(GradientCall& call, size_t i, ValueId gradient);
+// The same, summed over the dimensions along which input i was broadcast.
+ValueId sum_to_input(GradientCall& call, size_t i, ValueId gradient);
+
+// The single gradient that flows back to an operator whose other results have none: refuses when something
+// flows back to one of them.
+ValueId only_gradient(const GradientCall& call);
+
+std::string dtype_name(DType dtype);
+
+}  // namespace het::ops
