@@ -1,0 +1,139 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/base/error.h"
+#include "kernels/reference/families.h"
+#include "kernels/reference/operands.h"
+
+namespace het::reference {
+namespace {
+
+struct Setting {
+  bool causal;
+  double scale;
+
+  explicit Setting(const KernelRequest& request)
+      : causal(request.attributes.get<bool>("causal", false)),
+        scale(request.attributes.get<double>(
+            "scale", 1 / std::sqrt(static_cast<double>(request.inputs[request.op.name == "attention_gradient"].type.shape[3])))) {}
+
+  // Keys that query i of t sees, of s: the last query sees all.
+  int64_t visible(int64_t i, int64_t t, int64_t s) const {
+    return causal ? std::clamp<int64_t>(i + 1 + s - t, 0, s) : s;
+  }
+};
+
+double dot(const View& q, const View& k, int64_t b, int64_t i, int64_t h, int64_t j, int64_t kh) {
+  double total = 0;
+  for (int64_t c = 0; c < q.size(3); ++c) total += q.at(b, i, h, c) * k.at(b, j, kh, c);
+  return total;
+}
+
+// One query's attention over the first `seen` keys; its log-sum-exp is returned.
+double attend(const View& q, const View& k, const View& v, const View& out, double scale, int64_t b, int64_t i,
+              int64_t h, int64_t kh, int64_t seen) {
+  double most = -std::numeric_limits<double>::infinity(), total = 0;
+  for (int64_t j = 0; j < seen; ++j) most = std::max(most, scale * dot(q, k, b, i, h, j, kh));
+  for (int64_t j = 0; j < seen; ++j) total += std::exp(scale * dot(q, k, b, i, h, j, kh) - most);
+  const double lse = seen > 0 ? most + std::log(total) : most;
+  for (int64_t c = 0; c < q.size(3); ++c) {
+    double sum = 0;
+    for (int64_t j = 0; j < seen; ++j) sum += std::exp(scale * dot(q, k, b, i, h, j, kh) - lse) * v.at(b, j, kh, c);
+    out.set_at(sum, b, i, h, c);
+  }
+  return lse;
+}
+
+// out[b, i, h] = sum_j softmax_j(scale q_i . k_j) v_j; query head h uses key head h / (hq / hk).
+std::unique_ptr<Kernel> attention(const KernelRequest& request) {
+  return kernel_of(request, [setting = Setting(request)](const Operands& o) {
+    const View q = o.in(0), k = o.in(1), v = o.in(2), out = o.out(0), lse = o.out(1);
+    const int64_t t = q.size(1), s = k.size(1), group = q.size(2) / k.size(2);
+    for (int64_t b = 0; b < q.size(0); ++b)
+      for (int64_t h = 0; h < q.size(2); ++h)
+        for (int64_t i = 0; i < t; ++i)
+          lse.set_at(attend(q, k, v, out, setting.scale, b, i, h, h / group, setting.visible(i, t, s)), b, h, i);
+  });
+}
+
+// With p_ij = exp(scale q_i . k_j - lse_i), e_i = dout_i . out_i and ds_ij = p_ij (dout_i . v_j - e_i):
+// dq_i = scale sum_j ds_ij k_j, dk_j = scale sum_i ds_ij q_i, dv_j = sum_i p_ij dout_i.
+std::unique_ptr<Kernel> attention_gradient(const KernelRequest& request) {
+  const Shape& q = request.inputs[1].type.shape;
+  const int64_t pairs = q[1] * request.inputs[2].type.shape[1];
+  const int64_t group = q[2] / request.inputs[2].type.shape[2];
+  return kernel_of(
+      request,
+      [setting = Setting(request), pairs, group](const Operands& o) {
+        const View dout = o.in(0), q = o.in(1), k = o.in(2), v = o.in(3), out = o.in(4), lse = o.in(5);
+        const View dq = o.out(0), dk = o.out(1), dv = o.out(2);
+        const int64_t t = q.size(1), s = k.size(1), d = q.size(3);
+        double* p = o.scratch();              // [group, t, s]
+        double* ds = p + pairs * group;       // [group, t, s]
+        for (int64_t b = 0; b < q.size(0); ++b)
+          for (int64_t kh = 0; kh < k.size(2); ++kh) {
+            for (int64_t g = 0; g < group; ++g)
+              for (int64_t i = 0; i < t; ++i) {
+                const int64_t h = kh * group + g, seen = setting.visible(i, t, s);
+                double e = 0;
+                for (int64_t c = 0; c < d; ++c) e += dout.at(b, i, h, c) * out.at(b, i, h, c);
+                for (int64_t j = 0; j < s; ++j) {
+                  const int64_t at = (g * t + i) * s + j;
+                  p[at] = j < seen ? std::exp(setting.scale * dot(q, k, b, i, h, j, kh) - lse.at(b, h, i)) : 0;
+                  ds[at] = j < seen ? p[at] * (dot(dout, v, b, i, h, j, kh) - e) : 0;
+                }
+                for (int64_t c = 0; c < d; ++c) {
+                  double total = 0;
+                  for (int64_t j = 0; j < seen; ++j) total += ds[(g * t + i) * s + j] * k.at(b, j, kh, c);
+                  dq.set_at(setting.scale * total, b, i, h, c);
+                }
+              }
+            for (int64_t j = 0; j < s; ++j)
+              for (int64_t c = 0; c < d; ++c) {
+                double key = 0, value = 0;
+                for (int64_t g = 0; g < group; ++g)
+                  for (int64_t i = 0; i < t; ++i) {
+                    const int64_t at = (g * t + i) * s + j, h = kh * group + g;
+                    key += ds[at] * q.at(b, i, h, c);
+                    value += p[at] * dout.at(b, i, h, c);
+                  }
+                dk.set_at(setting.scale * key, b, j, kh, c);
+                dv.set_at(value, b, j, kh, c);
+              }
+          }
+      },
+      2 * pairs * group);
+}
+
+// New keys and values are written to the caches at position..; query i then sees all up to position + i.
+std::unique_ptr<Kernel> attention_cached(const KernelRequest& request) {
+  return kernel_of(request, [setting = Setting(request)](const Operands& o) {
+    const View q = o.in(0), k = o.in(1), v = o.in(2), out = o.out(0), k_cache = o.out(1), v_cache = o.out(2);
+    const int64_t t = q.size(1), room = k_cache.size(1), position = static_cast<int64_t>(o.in(5)[0]);
+    if (position < 0 || position + t > room)
+      fail_usage("attention_cached: {} new tokens at position {} do not fit in a cache of {}", t, position, room);
+    const int64_t group = q.size(2) / k.size(2);
+    for (int64_t b = 0; b < q.size(0); ++b)
+      for (int64_t i = 0; i < t; ++i)
+        for (int64_t h = 0; h < k.size(2); ++h)
+          for (int64_t c = 0; c < k.size(3); ++c) {
+            k_cache.set_at(k.at(b, i, h, c), b, position + i, h, c);
+            v_cache.set_at(v.at(b, i, h, c), b, position + i, h, c);
+          }
+    for (int64_t b = 0; b < q.size(0); ++b)
+      for (int64_t h = 0; h < q.size(2); ++h)
+        for (int64_t i = 0; i < t; ++i)
+          attend(q, k_cache, v_cache, out, setting.scale, b, i, h, h / group, position + i + 1);
+  });
+}
+
+}  // namespace
+
+std::vector<KernelEntry> attention_kernels() {
+  return {{"attention", attention},
+          {"attention_gradient", attention_gradient},
+          {"attention_cached", attention_cached}};
+}
+
+}  // namespace het::reference

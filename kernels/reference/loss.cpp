@@ -1,0 +1,152 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/base/error.h"
+#include "kernels/reference/families.h"
+#include "kernels/reference/operands.h"
+
+namespace het::reference {
+namespace {
+
+int64_t ignored(const KernelRequest& request) { return request.attributes.get<int64_t>("ignore", -100); }
+
+int64_t label_of(const View& labels, int64_t row, int64_t ignore, int64_t classes) {
+  const int64_t label = static_cast<int64_t>(labels[row]);
+  if (label != ignore && (label < 0 || label >= classes))
+    fail_usage("label {} of row {} is outside the {} classes", label, row, classes);
+  return label;
+}
+
+template <typename Logit>
+double log_sum_exp(int64_t classes, const Logit& logit) {
+  double most = -std::numeric_limits<double>::infinity(), total = 0;
+  for (int64_t j = 0; j < classes; ++j) most = std::max(most, logit(j));
+  for (int64_t j = 0; j < classes; ++j) total += std::exp(logit(j) - most);
+  return most + std::log(total);
+}
+
+// loss = scale * sum over rows of (lse - logit[label]), rows whose label is `ignore` left out.
+std::unique_ptr<Kernel> cross_entropy(const KernelRequest& request) {
+  return kernel_of(request, [ignore = ignored(request)](const Operands& o) {
+    const View logits = o.in(0), labels = o.in(1), scale = o.in(2), loss = o.out(0), lses = o.out(1);
+    const int64_t classes = logits.size(-1), rows = leading(logits.layout(), 1);
+    double total = 0;
+    for (int64_t r = 0; r < rows; ++r) {
+      const double lse = log_sum_exp(classes, [&](int64_t j) { return logits[r * classes + j]; });
+      const int64_t label = label_of(labels, r, ignore, classes);
+      if (label != ignore) total += lse - logits[r * classes + label];
+      lses.set(r, lse);
+    }
+    loss.set(0, scale[0] * total);
+  });
+}
+
+// dlogits = dloss * scale * (softmax(logits) - one_hot(label)); zero where ignored.
+std::unique_ptr<Kernel> cross_entropy_gradient(const KernelRequest& request) {
+  return kernel_of(request, [ignore = ignored(request)](const Operands& o) {
+    const View dloss = o.in(0), logits = o.in(1), labels = o.in(2), scale = o.in(3), lse = o.in(4);
+    const View dlogits = o.out(0);
+    const int64_t classes = logits.size(-1), rows = leading(logits.layout(), 1);
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t label = label_of(labels, r, ignore, classes);
+      for (int64_t j = 0; j < classes; ++j) {
+        const double p = std::exp(logits[r * classes + j] - lse[r]);
+        dlogits.set(r * classes + j, label == ignore ? 0 : dloss[0] * scale[0] * (p - (j == label ? 1 : 0)));
+      }
+    }
+  });
+}
+
+// logits[j] = hidden[row] . weight[j] + bias[j] of one row, and what is made of them.
+struct Classifier {
+  View hidden, weight, bias, labels, scale;
+
+  explicit Classifier(const Operands& o)
+      : hidden(o.in(0)), weight(o.in(1)), bias(o.in(2)), labels(o.in(3)), scale(o.in(4)) {}
+
+  int64_t width() const { return weight.size(1); }
+  int64_t classes() const { return weight.size(0); }
+  int64_t rows() const { return labels.elements(); }
+  void logits(int64_t row, double* to) const {
+    for (int64_t j = 0; j < classes(); ++j) {
+      to[j] = bias.present() ? bias[j] : 0;
+      for (int64_t c = 0; c < width(); ++c) to[j] += hidden[row * width() + c] * weight[j * width() + c];
+    }
+  }
+};
+
+std::unique_ptr<Kernel> linear_cross_entropy(const KernelRequest& request) {
+  return kernel_of(
+      request,
+      [ignore = ignored(request)](const Operands& o) {
+        const Classifier head(o);
+        double total = 0;
+        double* logits = o.scratch();   // [classes]
+        for (int64_t r = 0; r < head.rows(); ++r) {
+          const int64_t label = label_of(head.labels, r, ignore, head.classes());
+          if (label == ignore) continue;
+          head.logits(r, logits);
+          total += log_sum_exp(head.classes(), [&](int64_t j) { return logits[j]; }) - logits[label];
+        }
+        o.out(0).set(0, head.scale[0] * total);
+      },
+      request.inputs[1].type.shape[0]);
+}
+
+// The loss and, with dlogits = scale * (softmax - one_hot): dhidden = dlogits weight, dweight = dlogits^T hidden,
+// dbias = sum over rows of dlogits.
+std::unique_ptr<Kernel> linear_cross_entropy_training(const KernelRequest& request) {
+  const int64_t scratch = request.inputs[3].type.elements() * request.inputs[1].type.shape[0];
+  return kernel_of(
+      request,
+      [ignore = ignored(request)](const Operands& o) {
+        const Classifier head(o);
+        const View dhidden = o.out(1), dweight = o.out(2), dbias = o.out(3);
+        const int64_t classes = head.classes(), width = head.width(), rows = head.rows();
+        double* dlogits = o.scratch();   // [rows, classes]
+        double total = 0;
+        for (int64_t r = 0; r < rows; ++r) {
+          double* row = dlogits + r * classes;
+          const int64_t label = label_of(head.labels, r, ignore, classes);
+          if (label == ignore) {
+            std::fill(row, row + classes, 0.0);
+            continue;
+          }
+          head.logits(r, row);
+          const double lse = log_sum_exp(classes, [&](int64_t j) { return row[j]; });
+          total += lse - row[label];
+          for (int64_t j = 0; j < classes; ++j)
+            row[j] = head.scale[0] * (std::exp(row[j] - lse) - (j == label ? 1 : 0));
+        }
+        o.out(0).set(0, head.scale[0] * total);
+        for (int64_t r = 0; r < rows; ++r)
+          for (int64_t c = 0; c < width; ++c) {
+            double sum = 0;
+            for (int64_t j = 0; j < classes; ++j) sum += dlogits[r * classes + j] * head.weight[j * width + c];
+            dhidden.set(r * width + c, sum);
+          }
+        for (int64_t j = 0; j < classes; ++j) {
+          for (int64_t c = 0; c < width; ++c) {
+            double sum = 0;
+            for (int64_t r = 0; r < rows; ++r) sum += dlogits[r * classes + j] * head.hidden[r * width + c];
+            dweight.set(j * width + c, sum);
+          }
+          double sum = 0;
+          for (int64_t r = 0; r < rows; ++r) sum += dlogits[r * classes + j];
+          dbias.set(j, sum);
+        }
+      },
+      scratch);
+}
+
+}  // namespace
+
+std::vector<KernelEntry> loss_kernels() {
+  return {{"cross_entropy", cross_entropy},
+          {"cross_entropy_gradient", cross_entropy_gradient},
+          {"linear_cross_entropy", linear_cross_entropy},
+          {"linear_cross_entropy_training", linear_cross_entropy_training}};
+}
+
+}  // namespace het::reference

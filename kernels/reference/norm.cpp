@@ -1,0 +1,102 @@
+#include <cmath>
+
+#include "kernels/reference/families.h"
+#include "kernels/reference/operands.h"
+
+namespace het::reference {
+namespace {
+
+// y = (x - mean) rstd weight + bias, with rstd = 1 / sqrt(variance + eps) over the last dimension.
+std::unique_ptr<Kernel> layer_norm(const KernelRequest& request) {
+  return kernel_of(request, [eps = request.attributes.get<double>("eps", 1e-5)](const Operands& o) {
+    const View x = o.in(0), weight = o.in(1), bias = o.in(2), y = o.out(0), means = o.out(1), rstds = o.out(2);
+    const int64_t n = x.size(-1), rows = leading(x.layout(), 1);
+    for (int64_t r = 0; r < rows; ++r) {
+      double mean = 0, variance = 0;
+      for (int64_t i = 0; i < n; ++i) mean += x[r * n + i];
+      mean /= static_cast<double>(n);
+      for (int64_t i = 0; i < n; ++i) variance += (x[r * n + i] - mean) * (x[r * n + i] - mean);
+      const double rstd = 1 / std::sqrt(variance / static_cast<double>(n) + eps);
+      for (int64_t i = 0; i < n; ++i)
+        y.set(r * n + i, (x[r * n + i] - mean) * rstd * (weight.present() ? weight[i] : 1) +
+                             (bias.present() ? bias[i] : 0));
+      means.set(r, mean);
+      rstds.set(r, rstd);
+    }
+  });
+}
+
+// With z = (x - mean) rstd and g = dy weight: dx = rstd (g - mean(g) - z mean(g z)), dweight = sum dy z,
+// dbias = sum dy.
+std::unique_ptr<Kernel> layer_norm_gradient(const KernelRequest& request) {
+  return kernel_of(request, [](const Operands& o) {
+    const View dy = o.in(0), x = o.in(1), weight = o.in(2), means = o.in(3), rstds = o.in(4);
+    const View dx = o.out(0), dweight = o.out(1), dbias = o.out(2);
+    const int64_t n = x.size(-1), rows = leading(x.layout(), 1);
+    const auto z = [&](int64_t r, int64_t i) { return (x[r * n + i] - means[r]) * rstds[r]; };
+    const auto g = [&](int64_t r, int64_t i) { return dy[r * n + i] * (weight.present() ? weight[i] : 1); };
+    for (int64_t r = 0; r < rows; ++r) {
+      double mean_g = 0, mean_gz = 0;
+      for (int64_t i = 0; i < n; ++i) {
+        mean_g += g(r, i) / static_cast<double>(n);
+        mean_gz += g(r, i) * z(r, i) / static_cast<double>(n);
+      }
+      for (int64_t i = 0; i < n; ++i) dx.set(r * n + i, rstds[r] * (g(r, i) - mean_g - z(r, i) * mean_gz));
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      double weight_total = 0, bias_total = 0;
+      for (int64_t r = 0; r < rows; ++r) {
+        weight_total += dy[r * n + i] * z(r, i);
+        bias_total += dy[r * n + i];
+      }
+      dweight.set(i, weight_total);
+      dbias.set(i, bias_total);
+    }
+  });
+}
+
+// y = x rstd weight, with rstd = 1 / sqrt(mean(x^2) + eps).
+std::unique_ptr<Kernel> rms_norm(const KernelRequest& request) {
+  return kernel_of(request, [eps = request.attributes.get<double>("eps", 1e-5)](const Operands& o) {
+    const View x = o.in(0), weight = o.in(1), y = o.out(0), rstds = o.out(1);
+    const int64_t n = x.size(-1), rows = leading(x.layout(), 1);
+    for (int64_t r = 0; r < rows; ++r) {
+      double square = 0;
+      for (int64_t i = 0; i < n; ++i) square += x[r * n + i] * x[r * n + i];
+      const double rstd = 1 / std::sqrt(square / static_cast<double>(n) + eps);
+      for (int64_t i = 0; i < n; ++i) y.set(r * n + i, x[r * n + i] * rstd * (weight.present() ? weight[i] : 1));
+      rstds.set(r, rstd);
+    }
+  });
+}
+
+// With z = x rstd and g = dy weight: dx = rstd (g - z mean(g z)), dweight = sum dy z.
+std::unique_ptr<Kernel> rms_norm_gradient(const KernelRequest& request) {
+  return kernel_of(request, [](const Operands& o) {
+    const View dy = o.in(0), x = o.in(1), weight = o.in(2), rstds = o.in(3), dx = o.out(0), dweight = o.out(1);
+    const int64_t n = x.size(-1), rows = leading(x.layout(), 1);
+    const auto z = [&](int64_t r, int64_t i) { return x[r * n + i] * rstds[r]; };
+    const auto g = [&](int64_t r, int64_t i) { return dy[r * n + i] * (weight.present() ? weight[i] : 1); };
+    for (int64_t r = 0; r < rows; ++r) {
+      double mean_gz = 0;
+      for (int64_t i = 0; i < n; ++i) mean_gz += g(r, i) * z(r, i) / static_cast<double>(n);
+      for (int64_t i = 0; i < n; ++i) dx.set(r * n + i, rstds[r] * (g(r, i) - z(r, i) * mean_gz));
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      double total = 0;
+      for (int64_t r = 0; r < rows; ++r) total += dy[r * n + i] * z(r, i);
+      dweight.set(i, total);
+    }
+  });
+}
+
+}  // namespace
+
+std::vector<KernelEntry> norm_kernels() {
+  return {{"layer_norm", layer_norm},
+          {"layer_norm_gradient", layer_norm_gradient},
+          {"rms_norm", rms_norm},
+          {"rms_norm_gradient", rms_norm_gradient}};
+}
+
+}  // namespace het::reference
