@@ -61,7 +61,8 @@ std::string problem_of(const PointwiseProgram& program) {
   if (steps < 1 || steps > kMaxPointwiseSteps)
     return fmt::format("it has {} steps, 1 to {} are possible", steps, kMaxPointwiseSteps);
   if (program.results.empty() || program.results.size() > static_cast<size_t>(kMaxPointwiseResults))
-    return fmt::format("it has {} results, 1 to {} are possible", program.results.size(), kMaxPointwiseResults);
+    return fmt::format("it has {} results, 1 to {} are possible", program.results.size(),
+                       kMaxPointwiseResults);
   if (program.dtypes.size() != program.results.size())
     return fmt::format("it has {} results but {} dtypes", program.results.size(), program.dtypes.size());
   for (int i = 0; i < steps; ++i) {
@@ -69,8 +70,8 @@ std::string problem_of(const PointwiseProgram& program) {
     const int ready = program.inputs + i;
     const bool two = operands_of(step.code) == 2;
     if (step.a < 0 || step.a >= ready || (two ? step.b < 0 || step.b >= ready : step.b != -1))
-      return fmt::format("step {} ({}) reads sources {} and {}; {} are ready by then", i, name_of(step.code), step.a,
-                         step.b, ready);
+      return fmt::format("step {} ({}) reads sources {} and {}; {} are ready by then", i, name_of(step.code),
+                         step.a, step.b, ready);
   }
   for (const int result : program.results)
     if (result < 0 || result >= program.inputs + steps)
@@ -116,8 +117,9 @@ PointwiseProgram decode(const Attributes& attributes, size_t inputs) {
   const auto steps = attributes.get<std::vector<int64_t>>("steps");
   const auto immediates = attributes.get<std::vector<double>>("immediates");
   if (steps.size() != 3 * immediates.size())
-    fail_usage("fused: 'steps' has {} numbers and 'immediates' {}; each step needs three (code, a, b) and one",
-               steps.size(), immediates.size());
+    fail_usage(
+        "fused: 'steps' has {} numbers and 'immediates' {}; each step needs three (code, a, b) and one",
+        steps.size(), immediates.size());
   for (size_t i = 0; i < immediates.size(); ++i) {
     const int64_t code = steps[3 * i];
     if (code < 0 || code >= kPointwiseCodes)
@@ -150,7 +152,8 @@ std::string to_string(const PointwiseProgram& program) {
     const PointwiseStep& step = program.steps[i];
     text += fmt::format("{}t{} = {}({}", i == 0 ? "" : "; ", i, name_of(step.code), source(step.a));
     if (step.b >= 0) text += ", " + source(step.b);
-    if (step.code == Pointwise::scale || step.code == Pointwise::shift) text += fmt::format(", {}", step.immediate);
+    if (step.code == Pointwise::scale || step.code == Pointwise::shift)
+      text += fmt::format(", {}", step.immediate);
     text += ")";
   }
   text += " ->";
@@ -177,8 +180,10 @@ Shape broadcast_shape(const OpCall& call) {
   for (size_t i = 1; i < call.inputs.size(); ++i) {
     const auto joined = broadcast_of(shape, call[i].shape);
     if (!joined)
-      refuse(call, fmt::format("shapes {} and {} do not broadcast: from the last dimension on, sizes must be equal or 1",
-                               to_string(shape), to_string(call[i].shape)));
+      refuse(call,
+             fmt::format(
+                 "shapes {} and {} do not broadcast: from the last dimension on, sizes must be equal or 1",
+                 to_string(shape), to_string(call[i].shape)));
     shape = *joined;
   }
   return shape;
@@ -197,7 +202,8 @@ Types infer_pointwise(const OpCall& call) {
 
 double pointwise_flops(const OpCall& call, Outputs outputs) {
   if (call.op.name == "cast") return 0;
-  const size_t steps = call.op.name == "fused" ? call.attributes.get<std::vector<double>>("immediates").size() : 1;
+  const size_t steps =
+      call.op.name == "fused" ? call.attributes.get<std::vector<double>>("immediates").size() : 1;
   return static_cast<double>(steps) * static_cast<double>(outputs[0].elements());
 }
 
@@ -229,7 +235,9 @@ OpDef derivative(std::string_view name, std::string_view signature, std::string_
 }
 
 ValueId mul(GradientCall& call, ValueId a, ValueId b) { return call.graph.call("mul", {a, b}); }
-ValueId scaled(GradientCall& call, ValueId x, double factor) { return call.graph.call("scale", {x}, {{"factor", factor}}); }
+ValueId scaled(GradientCall& call, ValueId x, double factor) {
+  return call.graph.call("scale", {x}, {{"factor", factor}});
+}
 
 // The gradients of both operands from functions that make them in the broadcast shape, called when wanted.
 template <typename First, typename Second>
@@ -243,16 +251,23 @@ std::vector<ValueId> maximum_gradient(GradientCall& call) {
   // 1 where a > b: on a tie the gradient goes to b.
   const ValueId difference = call.graph.call("sub", {call.input(0), call.input(1)});
   const ValueId to_a = call.graph.call("relu_gradient", {difference, dy});
-  return both(call, [&] { return to_a; }, [&] { return call.graph.call("sub", {dy, to_a}); });
+  return both(
+      call, [&] { return to_a; },
+      [&] {
+        return call.graph.call("sub", {dy, to_a});
+      });
 }
 
 std::vector<ValueId> div_gradient(GradientCall& call) {
   const ValueId share = call.graph.call("div", {call.output_gradients[0], call.input(1)});
-  return both(call, [&] { return share; },
-              [&] { return call.graph.call("neg", {mul(call, share, call.output(0))}); });
+  return both(
+      call, [&] { return share; },
+      [&] { return call.graph.call("neg", {mul(call, share, call.output(0))}); });
 }
 
-std::vector<ValueId> cast_gradient(GradientCall& call) { return {as_gradient(call, 0, call.output_gradients[0])}; }
+std::vector<ValueId> cast_gradient(GradientCall& call) {
+  return {as_gradient(call, 0, call.output_gradients[0])};
+}
 
 Types infer_cast(const OpCall& call) {
   require_inputs(call, 1, 1);
@@ -283,18 +298,22 @@ std::vector<OpDef> elementwise_ops() {
   std::vector<OpDef> ops;
   ops.push_back(binary("add", "a + b, broadcasting.", [](GradientCall& call) {
     const ValueId dy = call.output_gradients[0];
-    return both(call, [&] { return dy; }, [&] { return dy; });
+    return both(
+        call, [&] { return dy; }, [&] { return dy; });
   }));
   ops.push_back(binary("sub", "a - b, broadcasting.", [](GradientCall& call) {
     const ValueId dy = call.output_gradients[0];
-    return both(call, [&] { return dy; }, [&] { return call.graph.call("neg", {dy}); });
+    return both(
+        call, [&] { return dy; }, [&] { return call.graph.call("neg", {dy}); });
   }));
   ops.push_back(binary("mul", "a · b, broadcasting.", [](GradientCall& call) {
     const ValueId dy = call.output_gradients[0];
-    return both(call, [&] { return mul(call, dy, call.input(1)); }, [&] { return mul(call, dy, call.input(0)); });
+    return both(
+        call, [&] { return mul(call, dy, call.input(1)); }, [&] { return mul(call, dy, call.input(0)); });
   }));
   ops.push_back(binary("div", "a / b, broadcasting.", div_gradient));
-  ops.push_back(binary("maximum", "The larger of a and b, broadcasting; NaN where either is.", maximum_gradient));
+  ops.push_back(
+      binary("maximum", "The larger of a and b, broadcasting; NaN where either is.", maximum_gradient));
 
   OpDef scale = unary("scale", "x times the constant `factor`.", [](GradientCall& call) {
     return std::vector{scaled(call, call.output_gradients[0], call.node.attributes.get<double>("factor"))};
@@ -336,8 +355,8 @@ std::vector<OpDef> elementwise_ops() {
   }));
   OpDef gelu = unary("gelu", "x · Φ(x), by tanh (`approximate = \"tanh\"`, as GPT-2) or exactly (\"none\").",
                      [](GradientCall& call) {
-                       return std::vector{call.graph.call("gelu_gradient", {call.input(0), call.output_gradients[0]},
-                                                          call.node.attributes)};
+                       return std::vector{call.graph.call(
+                           "gelu_gradient", {call.input(0), call.output_gradients[0]}, call.node.attributes)};
                      });
   gelu.infer = infer_gelu;
   gelu.attributes = {"approximate"};
@@ -352,14 +371,16 @@ std::vector<OpDef> elementwise_ops() {
   ops.push_back(derivative("tanh_gradient", "y:T, dy:T → T", "(1 - y²) · dy, with y = tanh(x)."));
   ops.push_back(derivative("sigmoid_gradient", "y:T, dy:T → T", "y (1 - y) · dy, with y = sigmoid(x)."));
 
-  OpDef cast = unary("cast", "The same numbers as another `dtype`; from float to integer towards zero.", cast_gradient);
+  OpDef cast = unary("cast", "The same numbers as another `dtype`; from float to integer towards zero.",
+                     cast_gradient);
   cast.signature = "x → dtype";
   cast.attributes = {"dtype"};
   cast.infer = infer_cast;
   ops.push_back(std::move(cast));
 
-  OpDef fused = derivative("fused", "x0, x1, … → 1 to 4 results of the broadcast shape",
-                           "Several elementwise operators in one pass; made by the compiler, see elementwise.h.");
+  OpDef fused =
+      derivative("fused", "x0, x1, … → 1 to 4 results of the broadcast shape",
+                 "Several elementwise operators in one pass; made by the compiler, see elementwise.h.");
   fused.attributes = {"steps", "immediates", "results", "dtypes"};
   fused.infer = infer_fused;
   ops.push_back(std::move(fused));

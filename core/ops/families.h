@@ -1,4 +1,5 @@
-// The lists that the family files of this folder return. families.cpp, which joins them, is written by meson.build.
+// The lists that the family files of this folder return. families.cpp, which joins them, is written by
+// meson.build.
 #pragma once
 
 #include <vector>

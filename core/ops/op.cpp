@@ -65,7 +65,8 @@ Cost cost_of(const OpCall& call, std::span<const TensorType> outputs) {
     cost.bytes = call.op.bytes(call, outputs);
     return cost;
   }
-  for (const TensorType& type : call.inputs) cost.bytes += static_cast<double>(type.present() ? type.bytes() : 0);
+  for (const TensorType& type : call.inputs)
+    cost.bytes += static_cast<double>(type.present() ? type.bytes() : 0);
   for (const TensorType& type : outputs) cost.bytes += static_cast<double>(type.present() ? type.bytes() : 0);
   return cost;
 }
@@ -88,28 +89,30 @@ void refuse(const OpCall& call, std::string_view why) {
 void require_inputs(const OpCall& call, size_t least, size_t most) {
   const size_t count = call.inputs.size();
   if (count < least || count > most) {
-    const std::string wanted = least == most                        ? fmt::format("{}", least)
+    const std::string wanted = least == most                     ? fmt::format("{}", least)
                                : most == static_cast<size_t>(-1) ? fmt::format("{} or more", least)
-                                                                    : fmt::format("{} to {}", least, most);
-    refuse(call, fmt::format("it takes {} operand{}, {} were given ({})", wanted, wanted == "1" ? "" : "s", count,
-                             call.op.signature));
+                                                                 : fmt::format("{} to {}", least, most);
+    refuse(call, fmt::format("it takes {} operand{}, {} were given ({})", wanted, wanted == "1" ? "" : "s",
+                             count, call.op.signature));
   }
   for (size_t i = 0; i < least; ++i)
     if (!call.inputs[i].present() && !ops::is_optional(call.op, i))
-      refuse(call, fmt::format("operand {} is missing ({})", ops::operand_name(call.op, i), call.op.signature));
+      refuse(call,
+             fmt::format("operand {} is missing ({})", ops::operand_name(call.op, i), call.op.signature));
 }
 
 void require_float(const OpCall& call, size_t input) {
   if (!is_float(call[input].dtype))
-    refuse(call, fmt::format("{} has to be a float (f32, bf16, f16 or f64); cast it", ops::operand_name(call.op, input)));
+    refuse(call, fmt::format("{} has to be a float (f32, bf16, f16 or f64); cast it",
+                             ops::operand_name(call.op, input)));
 }
 
 int64_t normal_dim(const OpCall& call, int64_t dim, size_t rank) {
   const int64_t size = static_cast<int64_t>(rank);
   if (rank == 0) refuse(call, fmt::format("a scalar has no dimension {}", dim));
   if (dim < -size || dim >= size)
-    refuse(call, fmt::format("dimension {} does not exist; there are {} to {} ({} to -1 from the end)", dim, 0,
-                             size - 1, -size));
+    refuse(call, fmt::format("dimension {} does not exist; there are {} to {} ({} to -1 from the end)", dim,
+                             0, size - 1, -size));
   return dim < 0 ? dim + size : dim;
 }
 
@@ -151,13 +154,14 @@ DType dtype_setting(const OpCall& call, std::string_view name, DType fallback) {
   const std::string text = setting<std::string>(call, name);
   if (const auto dtype = dtype_named(text)) return *dtype;
   const std::string nearest = nearest_name(text, {"f32", "f64", "bf16", "f16", "i32", "i64", "u8", "bool"});
-  refuse(call, fmt::format("there is no dtype '{}'{}; there are f32, f64, bf16, f16, i32, i64, u8 and bool", text,
-                           nearest.empty() ? "" : fmt::format("; did you mean '{}'?", nearest)));
+  refuse(call, fmt::format("there is no dtype '{}'{}; there are f32, f64, bf16, f16, i32, i64, u8 and bool",
+                           text, nearest.empty() ? "" : fmt::format("; did you mean '{}'?", nearest)));
 }
 
 void require_rank(const OpCall& call, size_t input, size_t rank) {
   if (call[input].shape.size() != rank)
-    refuse(call, fmt::format("{} needs {} dimension{}", operand_name(call.op, input), rank, rank == 1 ? "" : "s"));
+    refuse(call,
+           fmt::format("{} needs {} dimension{}", operand_name(call.op, input), rank, rank == 1 ? "" : "s"));
 }
 
 void require_rank_from(const OpCall& call, size_t input, size_t least) {
@@ -221,17 +225,20 @@ ValueId sum_to_input(GradientCall& call, size_t i, ValueId gradient) {
   for (size_t d = 0; d < given.size(); ++d)
     if (d < lead || (wanted[d - lead] == 1 && given[d] != 1)) dims.push_back(static_cast<int64_t>(d));
   if (!dims.empty())
-    gradient = call.graph.call("sum", {gradient}, {{"dims", dims}, {"dtype", dtype_name(gradient_dtype(call, i))}});
-  if (call.graph.type(gradient).shape != wanted) gradient = call.graph.call("reshape", {gradient}, {{"shape", wanted}});
+    gradient =
+        call.graph.call("sum", {gradient}, {{"dims", dims}, {"dtype", dtype_name(gradient_dtype(call, i))}});
+  if (call.graph.type(gradient).shape != wanted)
+    gradient = call.graph.call("reshape", {gradient}, {{"shape", wanted}});
   return gradient;
 }
 
 ValueId only_gradient(const GradientCall& call) {
   for (size_t o = 1; o < call.output_gradients.size(); ++o)
     if (call.output_gradients[o] != kAbsent)
-      fail_usage("the loss depends on result {} of '{}', through which no gradient flows; only its first result can "
-                 "be differentiated",
-                 o + 1, call.node.op->name);
+      fail_usage(
+          "the loss depends on result {} of '{}', through which no gradient flows; only its first result can "
+          "be differentiated",
+          o + 1, call.node.op->name);
   return call.output_gradients[0];
 }
 

@@ -1,5 +1,5 @@
-// What the families of this folder share: checks for shape rules, and small pieces of gradient rules. Private to
-// core/ops.
+// What the families of this folder share: checks for shape rules, and small pieces of gradient rules. Private
+// to core/ops.
 #pragma once
 
 #include <string>
@@ -28,7 +28,7 @@ DType dtype_setting(const OpCall& call, std::string_view name, DType fallback);
 
 // The name of operand i as its signature has it: "weight".
 std::string operand_name(const OpDef& op, size_t i);
-bool is_optional(const OpDef& op, size_t i);   // marked `?` in its signature
+bool is_optional(const OpDef& op, size_t i);  // marked `?` in its signature
 
 void require_rank(const OpCall& call, size_t input, size_t rank);
 void require_rank_from(const OpCall& call, size_t input, size_t least);
@@ -39,7 +39,7 @@ void require_type(const OpCall& call, size_t input, const TensorType& wanted);
 // The shape without its last dimension; the last dimension.
 Shape leading(const Shape& shape);
 inline int64_t last(const Shape& shape) { return shape.back(); }
-Shape with_last(Shape shape, int64_t size);   // the same with another last dimension
+Shape with_last(Shape shape, int64_t size);  // the same with another last dimension
 
 // --- for gradient rules
 

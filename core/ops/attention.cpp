@@ -1,0 +1,133 @@
+// Scaled dot-product attention with grouped queries: query heads are hq, key and value heads hk, and query
+// head h reads key head h / (hq / hk).
+#include <cmath>
+
+#include "core/ops/rules.h"
+
+namespace het::ops {
+namespace {
+
+void require_heads(const OpCall& call, size_t q, size_t k, size_t v) {
+  for (const size_t i : {q, k, v}) {
+    require_float(call, i);
+    require_rank(call, i, 4);
+    require_dtype(call, i, call[q].dtype);
+  }
+  require_type(call, v, call[k]);
+  const Shape &queries = call[q].shape, &keys = call[k].shape;
+  if (queries[0] != keys[0])
+    refuse(call, fmt::format("q has a batch of {}, k of {}; they have to be equal", queries[0], keys[0]));
+  if (queries[3] != keys[3])
+    refuse(call, fmt::format("heads of q have {} elements, those of k {}; they have to be equal", queries[3],
+                             keys[3]));
+  if (queries[2] % keys[2] != 0)
+    refuse(call,
+           fmt::format(
+               "{} query heads cannot be shared out among {} key heads; the latter has to divide the former",
+               queries[2], keys[2]));
+  const double scale = setting<double>(call, "scale", 1.0);
+  if (!std::isfinite(scale)) refuse(call, fmt::format("scale = {} is no finite number", scale));
+}
+
+void require_causal(const OpCall& call, size_t q, size_t k) {
+  if (setting<bool>(call, "causal", false) && call[q].shape[1] != call[k].shape[1])
+    refuse(call, fmt::format("causal attention needs as many queries as keys; there are {} and {}",
+                             call[q].shape[1], call[k].shape[1]));
+}
+
+TensorType lse_of(const TensorType& q) {
+  return {accumulator_of(q.dtype), {q.shape[0], q.shape[2], q.shape[1]}};
+}
+
+Types infer_attention(const OpCall& call) {
+  require_inputs(call, 3, 3);
+  require_heads(call, 0, 1, 2);
+  require_causal(call, 0, 1);
+  return {call[0], lse_of(call[0])};
+}
+
+Types infer_attention_gradient(const OpCall& call) {
+  require_inputs(call, 6, 6);
+  require_heads(call, 1, 2, 3);
+  require_causal(call, 1, 2);
+  require_type(call, 0, call[1]);
+  require_type(call, 4, call[1]);
+  require_type(call, 5, lse_of(call[1]));
+  return {call[1], call[2], call[3]};
+}
+
+Types infer_attention_cached(const OpCall& call) {
+  require_inputs(call, 6, 6);
+  require_heads(call, 0, 1, 2);
+  if (call[0].shape[1] != call[1].shape[1])
+    refuse(call, fmt::format("as many keys as queries are added; there are {} and {}", call[1].shape[1],
+                             call[0].shape[1]));
+  require_rank(call, 3, 4);
+  TensorType cache = call[1];
+  cache.shape[1] = call[3].shape[1];
+  require_type(call, 3, cache);
+  require_type(call, 4, cache);
+  if (cache.shape[1] < call[1].shape[1])
+    refuse(call, fmt::format("{} new keys do not fit a cache of {}", call[1].shape[1], cache.shape[1]));
+  require_type(call, 5, {DType::i32, {1}});
+  return {call[0], cache, cache};
+}
+
+std::vector<ValueId> gradient(GradientCall& call) {
+  const ValueId dout = only_gradient(call);
+  const auto made =
+      call.graph.call_all(op_named("attention_gradient"),
+                          {dout, call.input(0), call.input(1), call.input(2), call.output(0), call.output(1)},
+                          call.node.attributes);
+  return {as_gradient(call, 0, made[0]), as_gradient(call, 1, made[1]), as_gradient(call, 2, made[2])};
+}
+
+// Pairs of a query and a key that it sees, in all heads, times the size of a head.
+double visible(const OpCall& call, size_t q, size_t k) {
+  const Shape& queries = call[q].shape;
+  const double t = static_cast<double>(queries[1]), s = static_cast<double>(call[k].shape[1]);
+  const double pairs = call.attributes.get<bool>("causal", false) ? t * (t + 1) / 2 : t * s;
+  return static_cast<double>(queries[0] * queries[2] * queries[3]) * pairs;
+}
+
+}  // namespace
+
+std::vector<OpDef> attention_ops() {
+  return {
+      {.name = "attention",
+       .signature = "q[b, t, hq, d]:T strided, k[b, s, hk, d]:T strided, v[b, s, hk, d]:T strided → "
+                    "out[b, t, hq, d]:T, lse[b, hq, t]:A",
+       .doc = "softmax(`scale` · q kᵀ) v for each head; `causal`: token i sees 0 to i. `scale` is 1/√d "
+              "unless given; "
+              "lse is the logarithm of the softmax's denominator.",
+       .attributes = {"causal", "scale"},
+       .infer = infer_attention,
+       .gradient = gradient,
+       .flops = [](const OpCall& call, Outputs) { return 4.0 * visible(call, 0, 1); },
+       .strided_inputs = 0b111},
+      {.name = "attention_gradient",
+       .signature = "dout[b, t, hq, d]:T, q[b, t, hq, d]:T strided, k[b, s, hk, d]:T strided, v[b, s, hk, "
+                    "d]:T strided, "
+                    "out[b, t, hq, d]:T, lse[b, hq, t]:A → dq:T strided, dk:T strided, dv:T strided",
+       .doc = "The gradients of attention with the same attributes. Its cost counts the four products of the "
+              "gradient, not the scores that are computed again.",
+       .attributes = {"causal", "scale"},
+       .infer = infer_attention_gradient,
+       .flops = [](const OpCall& call, Outputs) { return 8.0 * visible(call, 1, 2); },
+       .strided_inputs = 0b001110,
+       .strided_outputs = 0b111},
+      {.name = "attention_cached",
+       .signature = "q[b, t, hq, d]:T strided, k[b, t, hk, d]:T strided, v[b, t, hk, d]:T strided, "
+                    "k_cache[b, s, hk, d]:T, v_cache[b, s, hk, d]:T, position[1]:i32 → out[b, t, hq, d]:T, "
+                    "k_cache, v_cache",
+       .doc = "Keys and values are written into the caches from `position` on; query i sees all up to "
+              "position + i.",
+       .attributes = {"scale"},
+       .infer = infer_attention_cached,
+       .flops = [](const OpCall& call, Outputs) { return 4.0 * visible(call, 0, 3); },
+       .strided_inputs = 0b000111,
+       .in_place = {{1, 3}, {2, 4}}},
+  };
+}
+
+}  // namespace het::ops

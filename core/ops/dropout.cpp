@@ -1,0 +1,41 @@
+#include "core/ops/rules.h"
+
+namespace het::ops {
+namespace {
+
+Types infer(const OpCall& call) {
+  require_inputs(call, 2, 2);
+  require_float(call, 0);
+  require_rank_from(call, 0, 1);
+  require_type(call, 1, {DType::i64, {2}});
+  const double p = setting<double>(call, "p");
+  if (!(p >= 0 && p < 1))
+    refuse(call, fmt::format("p = {} has to be at least 0 and below 1: the share set to 0", p));
+  setting<int64_t>(call, "seed");
+  setting<int64_t>(call, "stream");
+  return {call[0]};
+}
+
+}  // namespace
+
+std::vector<OpDef> dropout_ops() {
+  return {
+      {.name = "dropout",
+       .signature = "x[samples, ...]:T, counter[2]:i64 → T",
+       .doc =
+           "Elements set to 0 with probability `p`, the others divided by 1 - p. The draw depends on `seed`, "
+           "`stream` (the layer), counter = {step, index of the first sample} and the place of the element "
+           "in "
+           "its sample alone. Its gradient is dropout with the same settings.",
+       .attributes = {"p", "seed", "stream"},
+       .infer = infer,
+       .gradient =
+           [](GradientCall& call) {
+             const ValueId dx =
+                 call.graph.call("dropout", {call.output_gradients[0], call.input(1)}, call.node.attributes);
+             return std::vector{dx, kAbsent};
+           },
+       .flops = [](const OpCall& call, Outputs) { return static_cast<double>(call[0].elements()); }}};
+}
+
+}  // namespace het::ops

@@ -1,0 +1,159 @@
+// Cross-entropy: the sum (not the mean) over the rows whose label is not `ignore`, times scale.
+#include "core/ops/elementwise.h"
+#include "core/ops/rules.h"
+
+namespace het::ops {
+namespace {
+
+TensorType labels_of(const TensorType& rows) { return {DType::i32, leading(rows.shape)}; }
+TensorType scale_of(const TensorType& rows) { return {accumulator_of(rows.dtype), {1}}; }
+TensorType loss_of(const TensorType& rows) { return {accumulator_of(rows.dtype), {}}; }
+TensorType lse_of(const TensorType& logits) {
+  return {accumulator_of(logits.dtype), {elements_of(leading(logits.shape))}};
+}
+
+void require_rows(const OpCall& call, size_t input) {
+  require_float(call, input);
+  require_rank_from(call, input, 1);
+  setting<int64_t>(call, "ignore", -100);
+}
+
+Types infer_cross_entropy(const OpCall& call) {
+  require_inputs(call, 3, 3);
+  require_rows(call, 0);
+  require_type(call, 1, labels_of(call[0]));
+  require_type(call, 2, scale_of(call[0]));
+  return {loss_of(call[0]), lse_of(call[0])};
+}
+
+Types infer_cross_entropy_gradient(const OpCall& call) {
+  require_inputs(call, 5, 5);
+  require_rows(call, 1);
+  require_type(call, 0, loss_of(call[1]));
+  require_type(call, 2, labels_of(call[1]));
+  require_type(call, 3, scale_of(call[1]));
+  require_type(call, 4, lse_of(call[1]));
+  return {call[1]};
+}
+
+void require_constant_scale(const GradientCall& call, size_t i) {
+  if (call.wanted[i])
+    fail_usage("the scale of '{}' depends on what is differentiated; it has to be an input or a constant",
+               call.node.op->name);
+}
+
+std::vector<ValueId> gradient_cross_entropy(GradientCall& call) {
+  require_constant_scale(call, 2);
+  const ValueId dloss = only_gradient(call);
+  const ValueId dlogits = call.graph.call(
+      "cross_entropy_gradient", {dloss, call.input(0), call.input(1), call.input(2), call.output(1)},
+      call.node.attributes);
+  return {as_gradient(call, 0, dlogits), kAbsent, kAbsent};
+}
+
+Types infer_linear_cross_entropy(const OpCall& call) {
+  require_inputs(call, 5, 5);
+  require_rows(call, 0);
+  require_dtype(call, 1, call[0].dtype);
+  require_rank(call, 1, 2);
+  const int64_t classes = call[1].shape[0];
+  if (last(call[0].shape) != call[1].shape[1])
+    refuse(call, fmt::format(
+                     "hidden of shape {} has {} features in its last dimension, weight {} takes {}; a weight "
+                     "[{}, {}] would fit",
+                     to_string(call[0].shape), last(call[0].shape), to_string(call[1].shape),
+                     call[1].shape[1], classes, last(call[0].shape)));
+  require_type(call, 2, {accumulator_of(call[0].dtype), {classes}});
+  require_type(call, 3, labels_of(call[0]));
+  require_type(call, 4, scale_of(call[0]));
+  return {loss_of(call[0])};
+}
+
+Types infer_linear_cross_entropy_training(const OpCall& call) {
+  Types types = infer_linear_cross_entropy(call);
+  const DType dtype = accumulator_of(call[0].dtype);
+  types.push_back(call[0]);
+  types.push_back({dtype, call[1].shape});
+  types.push_back(call.has(2) ? TensorType{dtype, {call[1].shape[0]}} : TensorType{});
+  return types;
+}
+
+// Is this the gradient that differentiation starts from: a constant 1?
+bool is_seed(const Graph& graph, ValueId id) {
+  const Value& value = graph.values[id];
+  if (value.role != Role::intermediate) return false;
+  const Node& node = graph.nodes[value.producer];
+  return node.op->name == "fill" && node.attributes.get<double>("value") == 1.0;
+}
+
+// gradient · factor in one pass, so that the factor keeps its precision.
+ValueId times(GradientCall& call, ValueId gradient, ValueId factor) {
+  PointwiseProgram program;
+  program.inputs = 2;
+  program.steps = {{Pointwise::mul, 0, 1}};
+  program.results = {2};
+  program.dtypes = {call.graph.type(gradient).dtype};
+  return call.graph.call("fused", {gradient, factor}, encode(program));
+}
+
+// Forward and backward are one pass over the logits: its loss takes the place of the forward node's, which
+// then has no use and is pruned.
+std::vector<ValueId> gradient_linear_cross_entropy(GradientCall& call) {
+  require_constant_scale(call, 4);
+  const ValueId dloss = call.output_gradients[0];
+  const auto made =
+      call.graph.call_all(op_named("linear_cross_entropy_training"), call.node.inputs, call.node.attributes);
+  call.replace(call.output(0), made[0]);
+  std::vector<ValueId> gradients{made[1], made[2], made[3], kAbsent, kAbsent};
+  for (size_t i = 0; i < 3; ++i) {
+    if (gradients[i] == kAbsent || !call.wanted[i]) continue;
+    if (!is_seed(call.graph.graph(), dloss)) gradients[i] = times(call, gradients[i], dloss);
+    gradients[i] = as_gradient(call, i, gradients[i]);
+  }
+  return gradients;
+}
+
+double products(const OpCall& call, double count) {
+  return 2.0 * count * static_cast<double>(elements_of(leading(call[0].shape))) *
+         static_cast<double>(call[1].elements());
+}
+
+}  // namespace
+
+std::vector<OpDef> loss_ops() {
+  return {
+      {.name = "cross_entropy",
+       .signature = "logits[..., v]:T, labels[...]:i32, scale[1]:A → loss[]:A +=, lse[rows]:A",
+       .doc = "scale · Σ (log Σ exp(logits) - logits[label]) over rows whose label is not `ignore` (-100).",
+       .attributes = {"ignore"},
+       .infer = infer_cross_entropy,
+       .gradient = gradient_cross_entropy,
+       .flops = [](const OpCall& call, Outputs) { return 4.0 * static_cast<double>(call[0].elements()); },
+       .accumulates = 1},
+      {.name = "cross_entropy_gradient",
+       .signature =
+           "dloss[]:A, logits[..., v]:T, labels[...]:i32, scale[1]:A, lse[rows]:A → dlogits[..., v]:T",
+       .doc = "dloss · scale · (softmax(logits) - one-hot(label)), 0 where the label is `ignore`.",
+       .attributes = {"ignore"},
+       .infer = infer_cross_entropy_gradient,
+       .flops = [](const OpCall& call, Outputs) { return 4.0 * static_cast<double>(call[1].elements()); }},
+      {.name = "linear_cross_entropy",
+       .signature = "hidden[..., c]:T, weight[v, c]:T, bias?[v]:A, labels[...]:i32, scale[1]:A → loss[]:A +=",
+       .doc = "The cross-entropy of hidden weightᵀ + bias, tile by tile: the logits are never all in memory.",
+       .attributes = {"ignore"},
+       .infer = infer_linear_cross_entropy,
+       .gradient = gradient_linear_cross_entropy,
+       .flops = [](const OpCall& call, Outputs) { return products(call, 1); },
+       .accumulates = 1},
+      {.name = "linear_cross_entropy_training",
+       .signature = "hidden[..., c]:T, weight[v, c]:T, bias?[v]:A, labels[...]:i32, scale[1]:A → "
+                    "loss[]:A +=, dhidden[..., c]:T, dweight[v, c]:A +=, dbias?[v]:A +=",
+       .doc = "linear_cross_entropy and its gradients (for dloss = 1) in one pass over tiles of logits.",
+       .attributes = {"ignore"},
+       .infer = infer_linear_cross_entropy_training,
+       .flops = [](const OpCall& call, Outputs) { return products(call, 3); },
+       .accumulates = 0b1101},
+  };
+}
+
+}  // namespace het::ops

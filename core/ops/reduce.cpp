@@ -1,0 +1,75 @@
+#include <algorithm>
+
+#include "core/ops/rules.h"
+
+namespace het::ops {
+namespace {
+
+// The dimensions to reduce, sorted: all when `dims` is missing or empty.
+std::vector<bool> reduced(const Attributes& attributes, size_t rank) {
+  const auto dims = attributes.get<std::vector<int64_t>>("dims", {});
+  std::vector<bool> chosen(rank, dims.empty());
+  for (const int64_t dim : dims) chosen[dim < 0 ? dim + static_cast<int64_t>(rank) : dim] = true;
+  return chosen;
+}
+
+Shape reduced_shape(const Shape& shape, const std::vector<bool>& chosen, bool keep) {
+  Shape result;
+  for (size_t d = 0; d < shape.size(); ++d) {
+    if (!chosen[d]) result.push_back(shape[d]);
+    if (chosen[d] && keep) result.push_back(1);
+  }
+  return result;
+}
+
+Types infer(const OpCall& call) {
+  require_inputs(call, 1, 1);
+  require_float(call, 0);
+  const size_t rank = call[0].shape.size();
+  std::vector<bool> seen(rank);
+  for (const int64_t given : setting<std::vector<int64_t>>(call, "dims", {})) {
+    const int64_t dim = normal_dim(call, given, rank);
+    if (seen[dim]) refuse(call, fmt::format("dimension {} is named twice", dim));
+    seen[dim] = true;
+  }
+  const DType dtype = dtype_setting(call, "dtype", call[0].dtype);
+  if (!is_float(dtype)) refuse(call, fmt::format("the result cannot be {}; it has to be a float", dtype));
+  return {{dtype,
+           reduced_shape(call[0].shape, reduced(call.attributes, rank), setting<bool>(call, "keep", false))}};
+}
+
+// dy repeated over the dimensions that were reduced; divided by their size for the mean.
+std::vector<ValueId> gradient(GradientCall& call) {
+  const TensorType type = call.graph.type(call.input(0));
+  const auto chosen = reduced(call.node.attributes, type.shape.size());
+  double factor = 1;
+  if (call.node.op->name == "mean")
+    for (size_t d = 0; d < chosen.size(); ++d)
+      if (chosen[d]) factor /= static_cast<double>(type.shape[d]);
+  ValueId dy = to_dtype(call.graph, call.output_gradients[0], type.dtype);
+  const Shape kept = reduced_shape(type.shape, chosen, true);
+  if (call.graph.type(dy).shape != kept) dy = call.graph.call("reshape", {dy}, {{"shape", kept}});
+  return {call.graph.call("mul", {constant(call.graph, type, factor), dy})};
+}
+
+double flops(const OpCall& call, Outputs) { return static_cast<double>(call[0].elements()); }
+
+OpDef reduction(std::string_view name, std::string_view doc) {
+  return {.name = name,
+          .signature = "x:T → dtype",
+          .doc = doc,
+          .attributes = {"dims", "keep", "dtype"},
+          .infer = infer,
+          .gradient = gradient,
+          .flops = flops,
+          .accumulates = 1};
+}
+
+}  // namespace
+
+std::vector<OpDef> reduce_ops() {
+  return {reduction("sum", "The sum over `dims` (all when not given), kept as size 1 with `keep`."),
+          reduction("mean", "The mean over `dims` (all when not given), kept as size 1 with `keep`.")};
+}
+
+}  // namespace het::ops

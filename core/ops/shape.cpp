@@ -1,0 +1,280 @@
+// Views, and the two operators that fill memory without computing.
+#include <algorithm>
+#include <numeric>
+
+#include "core/base/units.h"
+#include "core/ops/rules.h"
+
+namespace het::ops {
+namespace {
+
+// The shape that `wanted` means for `shape`, its -1 worked out; nullopt when the elements do not fit.
+std::optional<Shape> resolved(const Shape& shape, const Shape& wanted) {
+  Shape result = wanted;
+  int64_t known = 1, free = -1;
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    if (wanted[i] == -1) {
+      if (free >= 0) return std::nullopt;
+      free = static_cast<int64_t>(i);
+    } else if (wanted[i] < 0) {
+      return std::nullopt;
+    } else {
+      known *= wanted[i];
+    }
+  }
+  const int64_t elements = elements_of(shape);
+  if (free >= 0) {
+    if (known == 0 || elements % known != 0) return std::nullopt;
+    result[free] = elements / known;
+  } else if (known != elements) {
+    return std::nullopt;
+  }
+  return result;
+}
+
+Types infer_reshape(const OpCall& call) {
+  require_inputs(call, 1, 1);
+  const Shape wanted = setting<std::vector<int64_t>>(call, "shape");
+  const int64_t elements = call[0].elements();
+  if (std::count(wanted.begin(), wanted.end(), -1) > 1)
+    refuse(call, fmt::format("the shape {} has more than one -1; only one size can be worked out",
+                             to_string(wanted)));
+  const auto shape = resolved(call[0].shape, wanted);
+  if (!shape)
+    refuse(call, fmt::format(
+                     "{} elements do not fit the shape {}; its sizes have to multiply to {}, or to a divisor "
+                     "of it beside one -1",
+                     elements, to_string(wanted), elements));
+  return {{call[0].dtype, *shape}};
+}
+
+std::optional<std::vector<Layout>> view_reshape(const Layout& x, const Attributes& attributes) {
+  const auto shape = resolved(x.type.shape, attributes.get<std::vector<int64_t>>("shape"));
+  HET_REQUIRE(shape.has_value(), to_string(x.type));
+  auto layout = reshaped(x, *shape);
+  if (!layout) return std::nullopt;
+  return std::vector{std::move(*layout)};
+}
+
+std::vector<ValueId> gradient_reshape(GradientCall& call) {
+  const ValueId dy = call.output_gradients[0];
+  return {call.graph.call("reshape", {dy}, {{"shape", call.graph.type(call.input(0)).shape}})};
+}
+
+std::vector<int64_t> normal_order(std::vector<int64_t> order) {
+  for (int64_t& dim : order)
+    if (dim < 0) dim += static_cast<int64_t>(order.size());
+  return order;
+}
+
+Types infer_transpose(const OpCall& call) {
+  require_inputs(call, 1, 1);
+  const size_t rank = call[0].shape.size();
+  const auto given = setting<std::vector<int64_t>>(call, "order");
+  const auto order = normal_order(given);
+  std::vector<int64_t> sorted = order, all(rank);
+  std::sort(sorted.begin(), sorted.end());
+  std::iota(all.begin(), all.end(), 0);
+  if (sorted != all)
+    refuse(call,
+           fmt::format("the order {} has to name each of the {} dimensions once", to_string(given), rank));
+  Shape shape;
+  for (const int64_t dim : order) shape.push_back(call[0].shape[dim]);
+  return {{call[0].dtype, shape}};
+}
+
+std::vector<ValueId> gradient_transpose(GradientCall& call) {
+  const auto order = normal_order(call.node.attributes.get<std::vector<int64_t>>("order"));
+  std::vector<int64_t> inverse(order.size());
+  for (size_t i = 0; i < order.size(); ++i) inverse[order[i]] = static_cast<int64_t>(i);
+  return {call.graph.call("transpose", {call.output_gradients[0]}, {{"order", inverse}})};
+}
+
+Types infer_slice(const OpCall& call) {
+  require_inputs(call, 1, 1);
+  const int64_t dim = normal_dim(call, setting<int64_t>(call, "dim"), call[0].shape.size());
+  const int64_t start = setting<int64_t>(call, "start"), length = setting<int64_t>(call, "length");
+  const int64_t size = call[0].shape[dim];
+  if (start < 0 || length < 1 || start + length > size)
+    refuse(call, fmt::format("elements {} to {} of dimension {} do not exist; there are 0 to {}", start,
+                             start + length - 1, dim, size - 1));
+  Shape shape = call[0].shape;
+  shape[dim] = length;
+  return {{call[0].dtype, shape}};
+}
+
+int64_t dim_of(const Attributes& attributes, size_t rank) {
+  const int64_t dim = attributes.get<int64_t>("dim");
+  return dim < 0 ? dim + static_cast<int64_t>(rank) : dim;
+}
+
+std::optional<std::vector<Layout>> view_slice(const Layout& x, const Attributes& attributes) {
+  return std::vector{sliced(x, dim_of(attributes, x.type.shape.size()), attributes.get<int64_t>("start"),
+                            attributes.get<int64_t>("length"))};
+}
+
+// Zeros of the type of `like`, `size` long in `dim`.
+ValueId zeros(GradientCall& call, const TensorType& like, int64_t dim, int64_t size) {
+  TensorType type = like;
+  type.shape[dim] = size;
+  return constant(call.graph, type, 0.0);
+}
+
+std::vector<ValueId> gradient_slice(GradientCall& call) {
+  const ValueId dy = call.output_gradients[0];
+  const TensorType type = call.graph.type(dy);
+  const int64_t size = call.graph.type(call.input(0)).shape[dim_of(call.node.attributes, type.shape.size())];
+  const int64_t dim = dim_of(call.node.attributes, type.shape.size());
+  const int64_t start = call.node.attributes.get<int64_t>("start");
+  const int64_t rest = size - start - type.shape[dim];
+  std::vector<ValueId> parts;
+  if (start > 0) parts.push_back(zeros(call, type, dim, start));
+  parts.push_back(dy);
+  if (rest > 0) parts.push_back(zeros(call, type, dim, rest));
+  if (parts.size() == 1) return {dy};
+  return {call.graph.call("concat", parts, {{"dim", dim}})};
+}
+
+Types infer_split(const OpCall& call) {
+  require_inputs(call, 1, 1);
+  const int64_t dim = normal_dim(call, setting<int64_t>(call, "dim"), call[0].shape.size());
+  const auto sizes = setting<std::vector<int64_t>>(call, "sizes");
+  const int64_t total = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+  if (sizes.empty() || total != call[0].shape[dim] || *std::min_element(sizes.begin(), sizes.end()) < 1)
+    refuse(call,
+           fmt::format(
+               "the sizes {} have to be positive and sum to {}, the size of dimension {}; they sum to {}",
+               to_string(sizes), call[0].shape[dim], dim, total));
+  Types types;
+  for (const int64_t size : sizes) {
+    types.push_back(call[0]);
+    types.back().shape[dim] = size;
+  }
+  return types;
+}
+
+std::optional<std::vector<Layout>> view_split(const Layout& x, const Attributes& attributes) {
+  const int64_t dim = dim_of(attributes, x.type.shape.size());
+  std::vector<Layout> parts;
+  int64_t start = 0;
+  for (const int64_t size : attributes.get<std::vector<int64_t>>("sizes")) {
+    parts.push_back(sliced(x, dim, start, size));
+    start += size;
+  }
+  return parts;
+}
+
+std::vector<ValueId> gradient_split(GradientCall& call) {
+  const TensorType whole = call.graph.type(call.input(0));
+  const int64_t dim = dim_of(call.node.attributes, whole.shape.size());
+  TensorType like = whole;
+  for (const ValueId dy : call.output_gradients)
+    if (dy != kAbsent) like.dtype = call.graph.type(dy).dtype;
+  std::vector<ValueId> parts;
+  for (size_t i = 0; i < call.output_gradients.size(); ++i) {
+    const ValueId dy = call.output_gradients[i];
+    parts.push_back(dy == kAbsent ? zeros(call, like, dim, call.graph.type(call.output(i)).shape[dim])
+                                  : to_dtype(call.graph, dy, like.dtype));
+  }
+  if (parts.size() == 1) return parts;
+  return {call.graph.call("concat", parts, {{"dim", dim}})};
+}
+
+Types infer_concat(const OpCall& call) {
+  require_inputs(call, 1, static_cast<size_t>(-1));
+  const int64_t dim = normal_dim(call, setting<int64_t>(call, "dim"), call[0].shape.size());
+  TensorType result = call[0];
+  for (size_t i = 1; i < call.inputs.size(); ++i) {
+    TensorType fitting = call[0];
+    if (call[i].shape.size() == fitting.shape.size()) fitting.shape[dim] = call[i].shape[dim];
+    if (call[i] != fitting)
+      refuse(
+          call,
+          fmt::format("{} cannot be joined to {} along dimension {}: dtype and all other sizes must be equal",
+                      to_string(call[i]), to_string(call[0]), dim));
+    result.shape[dim] += call[i].shape[dim];
+  }
+  return {result};
+}
+
+std::vector<ValueId> gradient_concat(GradientCall& call) {
+  const ValueId dy = call.output_gradients[0];
+  const int64_t dim = dim_of(call.node.attributes, call.graph.type(dy).shape.size());
+  std::vector<int64_t> sizes;
+  for (const ValueId id : call.node.inputs) sizes.push_back(call.graph.type(id).shape[dim]);
+  return call.graph.call_all(op_named("split"), {dy}, {{"dim", dim}, {"sizes", sizes}});
+}
+
+Types infer_fill(const OpCall& call) {
+  require_inputs(call, 0, 0);
+  setting<double>(call, "value");
+  const Shape shape = setting<std::vector<int64_t>>(call, "shape");
+  if (std::any_of(shape.begin(), shape.end(), [](int64_t size) { return size < 0; }))
+    refuse(call, fmt::format("the shape {} has a negative size", to_string(shape)));
+  return {{dtype_setting(call, "dtype", DType::f32), shape}};
+}
+
+}  // namespace
+
+std::vector<OpDef> shape_ops() {
+  return {
+      {.name = "reshape",
+       .signature = "x → same elements",
+       .doc = "The same elements in another `shape`; one size may be -1.",
+       .attributes = {"shape"},
+       .infer = infer_reshape,
+       .gradient = gradient_reshape,
+       .view = view_reshape},
+      {.name = "transpose",
+       .signature = "x → permuted",
+       .doc = "Dimension i of the result is dimension `order[i]` of x.",
+       .attributes = {"order"},
+       .infer = infer_transpose,
+       .gradient = gradient_transpose,
+       .view =
+           [](const Layout& x, const Attributes& attributes) {
+             return std::optional(
+                 std::vector{permuted(x, normal_order(attributes.get<std::vector<int64_t>>("order")))});
+           }},
+      {.name = "slice",
+       .signature = "x → part",
+       .doc = "`length` entries of `dim` from `start` on.",
+       .attributes = {"dim", "start", "length"},
+       .infer = infer_slice,
+       .gradient = gradient_slice,
+       .view = view_slice},
+      {.name = "split",
+       .signature = "x → parts along dim",
+       .doc = "x cut along `dim` into parts of the given `sizes`.",
+       .attributes = {"dim", "sizes"},
+       .infer = infer_split,
+       .gradient = gradient_split,
+       .view = view_split},
+      {.name = "concat",
+       .signature = "a, b, … → joined along dim",
+       .doc =
+           "The operands one after the other along `dim`. Lowered to copies, or to nothing where they can be "
+           "written in place: devices have no kernel for it.",
+       .attributes = {"dim"},
+       .infer = infer_concat,
+       .gradient = gradient_concat},
+      {.name = "copy",
+       .signature = "x strided → y strided",
+       .doc = "The same elements at another place; any strides on both sides, also innermost ones.",
+       .infer =
+           [](const OpCall& call) {
+             require_inputs(call, 1, 1);
+             return Types{call[0]};
+           },
+       .gradient = [](GradientCall& call) { return std::vector{call.output_gradients[0]}; },
+       .strided_inputs = 1,
+       .strided_outputs = 1},
+      {.name = "fill",
+       .signature = "→ constant",
+       .doc = "`value` in every element.",
+       .attributes = {"value", "shape", "dtype"},
+       .infer = infer_fill},
+  };
+}
+
+}  // namespace het::ops

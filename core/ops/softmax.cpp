@@ -1,0 +1,39 @@
+#include "core/ops/rules.h"
+
+namespace het::ops {
+namespace {
+
+Types infer(const OpCall& call) {
+  const bool backward = call.op.name == "softmax_gradient";
+  require_inputs(call, backward ? 2 : 1, backward ? 2 : 1);
+  require_float(call, 0);
+  normal_dim(call, setting<int64_t>(call, "dim", -1), call[0].shape.size());
+  if (backward) require_type(call, 1, call[0]);
+  return {call[0]};
+}
+
+}  // namespace
+
+std::vector<OpDef> softmax_ops() {
+  return {
+      {.name = "softmax",
+       .signature = "x → y",
+       .doc = "exp(x) / Σ exp(x) along `dim` (-1, the last).",
+       .attributes = {"dim"},
+       .infer = infer,
+       .gradient =
+           [](GradientCall& call) {
+             return std::vector{call.graph.call(
+                 "softmax_gradient", {call.output(0), call.output_gradients[0]}, call.node.attributes)};
+           },
+       .flops = [](const OpCall& call, Outputs) { return 5.0 * static_cast<double>(call[0].elements()); }},
+      {.name = "softmax_gradient",
+       .signature = "y, dy → dx",
+       .doc = "y (dy - Σ y·dy) along `dim`.",
+       .attributes = {"dim"},
+       .infer = infer,
+       .flops = [](const OpCall& call, Outputs) { return 4.0 * static_cast<double>(call[0].elements()); }},
+  };
+}
+
+}  // namespace het::ops
