@@ -1,0 +1,230 @@
+// native.graph, its values, and native.op on them.
+#include "core/ops/op.h"
+#include "lua/objects.h"
+
+namespace het::lua {
+namespace {
+
+GraphHandle new_graph() { return std::make_shared<GraphObject>(); }
+
+Initial initial_at(lua_State* L, int index) {
+  Initial initial;
+  if (lua_isnoneornil(L, index)) return initial;
+  const std::string kind = field<std::string>(L, index, "kind").value_or("zeros");
+  initial.scale = field<double>(L, index, "scale").value_or(0);
+  if (kind == "zeros") initial.kind = Initial::Kind::zeros;
+  else if (kind == "ones") initial.kind = Initial::Kind::ones;
+  else if (kind == "normal") initial.kind = Initial::Kind::normal;
+  else if (kind == "uniform") initial.kind = Initial::Kind::uniform;
+  else fail_usage("'{}' is not a way to initialise; there are zeros, ones, normal, uniform", kind);
+  return initial;
+}
+
+TensorType type_at(lua_State* L, int dtype, int shape) {
+  TensorType type{Convert<DType>::get(L, dtype), Convert<Shape>::get(L, shape)};
+  for (const int64_t size : type.shape)
+    if (size < 0) fail_usage("a dimension of {} is negative", to_string(type.shape));
+  return type;
+}
+
+int graph_input(lua_State* L) {   // graph, name, dtype, shape, per_step
+  auto& graph = check_object<GraphHandle>(L, 1);
+  const ValueId id = graph->builder.input(Convert<std::string>::get(L, 2), type_at(L, 3, 4), lua_toboolean(L, 5) != 0);
+  push_object(L, ValueHandle{graph, id});
+  return 1;
+}
+int graph_parameter(lua_State* L) {
+  auto& graph = check_object<GraphHandle>(L, 1);
+  const ValueId id = graph->builder.parameter(Convert<std::string>::get(L, 2), type_at(L, 3, 4), initial_at(L, 5));
+  push_object(L, ValueHandle{graph, id});
+  return 1;
+}
+int graph_buffer(lua_State* L) {
+  auto& graph = check_object<GraphHandle>(L, 1);
+  const ValueId id = graph->builder.buffer(Convert<std::string>::get(L, 2), type_at(L, 3, 4), initial_at(L, 5));
+  push_object(L, ValueHandle{graph, id});
+  return 1;
+}
+
+void require_own(const GraphHandle& graph, const ValueHandle& value) {
+  if (value.owner != graph) fail_usage("the value belongs to another graph");
+}
+
+void graph_output(GraphHandle& graph, std::string name, ValueHandle& value) {
+  require_own(graph, value);
+  graph->builder.output(std::move(name), value.id);
+}
+int graph_begin_layer(GraphHandle& graph, std::string name) { return graph->builder.begin_layer(std::move(name)); }
+void graph_set_layer(GraphHandle& graph, int layer) { graph->builder.set_layer(layer); }
+void graph_push_scope(GraphHandle& graph, std::string name) { graph->builder.push_scope(name); }
+void graph_pop_scope(GraphHandle& graph) { graph->builder.pop_scope(); }
+std::string graph_scope(GraphHandle& graph) { return graph->builder.scope_path(); }
+void graph_set_phase(GraphHandle& graph, std::string name) {
+  for (const Phase phase : {Phase::forward, Phase::backward, Phase::update})
+    if (name_of(phase) == name) return graph->builder.set_phase(phase);
+  fail_usage("'{}' is not a phase; there are forward, backward, update", name);
+}
+
+int graph_differentiate(lua_State* L) {   // -> {[parameter name] = gradient}
+  auto& graph = check_object<GraphHandle>(L, 1);
+  auto& loss = check_object<ValueHandle>(L, 2);
+  require_own(graph, loss);
+  const auto gradients = differentiate(graph->graph, loss.id);
+  lua_newtable(L);
+  for (const auto& [parameter, gradient] : gradients) {
+    if (gradient == kAbsent) continue;
+    push_object(L, ValueHandle{graph, gradient});
+    lua_setfield(L, -2, graph->graph.values[parameter].name.c_str());
+  }
+  return 1;
+}
+
+int graph_parameters(lua_State* L) {   // in order of declaration
+  auto& graph = check_object<GraphHandle>(L, 1);
+  lua_newtable(L);
+  int count = 0;
+  for (size_t i = 0; i < graph->graph.values.size(); ++i) {
+    const Value& value = graph->graph.values[i];
+    if (value.role != Role::parameter) continue;
+    lua_newtable(L);
+    set_field(L, "name", value.name);
+    set_field(L, "dtype", std::string(name_of(value.type.dtype)));
+    set_list(L, "shape", value.type.shape);
+    push_object(L, ValueHandle{graph, static_cast<ValueId>(i)});
+    lua_setfield(L, -2, "value");
+    lua_rawseti(L, -2, ++count);
+  }
+  return 1;
+}
+
+std::vector<std::string> graph_layers(GraphHandle& graph) {
+  std::vector<std::string> names;
+  for (const Layer& layer : graph->graph.layers) names.push_back(layer.name);
+  return names;
+}
+
+int graph_cost(lua_State* L) {   // of one micro-batch, forward and backward
+  auto& graph = check_object<GraphHandle>(L, 1);
+  Cost total;
+  std::vector<double> by_layer(graph->graph.layers.size(), 0.0);
+  for (const Node& node : graph->graph.nodes) {
+    if (node.phase == Phase::update) continue;
+    const Cost cost = cost_of(graph->graph, node);
+    total.flops += cost.flops;
+    total.bytes += cost.bytes;
+    if (node.layer >= 0) by_layer[node.layer] += cost.flops;
+  }
+  lua_newtable(L);
+  set_field(L, "flops", total.flops);
+  set_field(L, "bytes", total.bytes);
+  set_list(L, "by_layer", by_layer);
+  return 1;
+}
+
+std::string graph_to_string(GraphHandle& graph) { return to_string(graph->graph); }
+std::vector<std::string> graph_verify(GraphHandle& graph) { return verify(graph->graph); }
+
+std::string value_to_string(ValueHandle& value) {
+  const Value& known = value.owner->graph.values[value.id];
+  return fmt::format("{}%{} {}", known.name.empty() ? "" : known.name + " ", value.id, to_string(known.type));
+}
+
+int value_index(lua_State* L) {
+  auto& value = check_object<ValueHandle>(L, 1);
+  if (lua_type(L, 2) != LUA_TSTRING) return 0;
+  const std::string_view name = lua_tostring(L, 2);
+  const Value& known = value.owner->graph.values[value.id];
+  if (name == "dtype") return Convert<DType>::push(L, known.type.dtype);
+  if (name == "shape") return Convert<Shape>::push(L, known.type.shape);
+  if (name == "name") return Convert<std::string>::push(L, known.name);
+  if (name == "graph") {
+    push_object(L, GraphHandle(value.owner));
+    return 1;
+  }
+  return 0;
+}
+
+// native.op(name, inputs, attributes): on values, appended to their graph; on tensors, run at once. An operator
+// without inputs takes the graph in place of the inputs, or nothing to run at once.
+int op(lua_State* L) {
+  const OpDef& definition = op_named(Convert<std::string>::get(L, 1));
+  const Attributes attributes = Convert<Attributes>::get(L, 3);
+  GraphHandle graph;
+  if (auto* given = to_object<GraphHandle>(L, 2)) graph = *given;
+  const int count = lua_istable(L, 2) ? static_cast<int>(lua_objlen(L, 2)) : 0;
+  std::vector<ValueId> values;
+  std::vector<Tensor> tensors;
+  bool any_tensor = false;
+  for (int i = 1; i <= count; ++i) {
+    lua_rawgeti(L, 2, i);
+    const int at = lua_gettop(L);
+    if (auto* value = to_object<ValueHandle>(L, at)) {
+      if (graph && graph != value->owner) fail_usage("{}: its operands belong to different graphs", definition.name);
+      graph = value->owner;
+      values.push_back(value->id);
+      tensors.emplace_back();
+    } else if (auto* tensor = to_object<Tensor>(L, at)) {
+      any_tensor = true;
+      tensors.push_back(*tensor);
+      values.push_back(kAbsent);
+    } else if (lua_type(L, at) == LUA_TBOOLEAN && !lua_toboolean(L, at)) {
+      values.push_back(kAbsent);
+      tensors.emplace_back();
+    } else {
+      fail_usage("{}: operand {} is a {}; a tensor or a value of a graph is needed ({})", definition.name, i,
+                 lua_typename(L, lua_type(L, at)), definition.signature);
+    }
+    lua_pop(L, 1);
+  }
+  if (graph && any_tensor)
+    fail_usage("{}: its operands are both tensors and values of a graph; make tensors inputs or parameters first",
+               definition.name);
+  luaL_checkstack(L, 8, "results of an operator");
+  if (graph) {
+    const auto results = graph->builder.call_all(definition, std::move(values), attributes);
+    for (const ValueId id : results) {
+      if (id == kAbsent) lua_pushboolean(L, false);
+      else push_object(L, ValueHandle{graph, id});
+    }
+    return static_cast<int>(results.size());
+  }
+  auto results = host_of(L).eager->call(definition, tensors, attributes);
+  const int made = static_cast<int>(results.size());
+  for (Tensor& result : results) {
+    if (result.present()) push_tensor(L, std::move(result));
+    else lua_pushboolean(L, false);
+  }
+  return made;
+}
+
+// native.operators() -> list of {name, signature, doc, elementwise}
+int operators(lua_State* L) {
+  lua_newtable(L);
+  int count = 0;
+  for (const OpDef& definition : op_table()) {
+    lua_newtable(L);
+    set_field(L, "name", std::string(definition.name));
+    set_field(L, "signature", std::string(definition.signature));
+    set_field(L, "doc", std::string(definition.doc));
+    set_field(L, "elementwise", definition.elementwise);
+    lua_rawseti(L, -2, ++count);
+  }
+  return 1;
+}
+
+}  // namespace
+
+void add_graph(lua_State* L) {
+  make_class<GraphHandle>(L, {bind<&graph_input>("input"), bind<&graph_parameter>("parameter"),
+                              bind<&graph_buffer>("buffer"), bind<&graph_output>("output"),
+                              bind<&graph_begin_layer>("begin_layer"), bind<&graph_set_layer>("set_layer"),
+                              bind<&graph_push_scope>("push_scope"), bind<&graph_pop_scope>("pop_scope"),
+                              bind<&graph_scope>("scope"), bind<&graph_set_phase>("set_phase"),
+                              bind<&graph_differentiate>("differentiate"), bind<&graph_parameters>("parameters"),
+                              bind<&graph_layers>("layers"), bind<&graph_cost>("cost"),
+                              bind<&graph_verify>("verify"), bind<&graph_to_string>("__tostring")});
+  make_class<ValueHandle>(L, {bind<&value_to_string>("__tostring")}, &value_index);
+  set_functions(L, "native.", {bind<&new_graph>("graph"), bind<&op>("op"), bind<&operators>("operators")});
+}
+
+}  // namespace het::lua

@@ -1,0 +1,76 @@
+// The objects of the engine as Lua holds them, and the functions that add each family to the native table.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/data/corpus.h"
+#include "core/data/sampler.h"
+#include "core/graph/graph.h"
+#include "core/program/eager.h"
+#include "core/program/executor.h"
+#include "core/program/state.h"
+#include "core/tensor/tensor.h"
+#include "lua/bind.h"
+
+namespace het::lua {
+
+struct GraphObject {
+  Graph graph;
+  GraphBuilder builder{graph};
+};
+using GraphHandle = std::shared_ptr<GraphObject>;
+
+struct ValueHandle {
+  GraphHandle owner;
+  ValueId id = kAbsent;
+};
+
+using DeviceHandle = std::shared_ptr<Device>;
+using StateHandle = std::shared_ptr<StateStore>;
+using ProgramHandle = std::shared_ptr<const Program>;
+using ExecutorHandle = std::shared_ptr<Executor>;
+using CorpusHandle = std::shared_ptr<const Corpus>;
+using SamplerHandle = std::shared_ptr<Sampler>;
+
+// What one Lua state shares between its bound functions. Lives as long as the state.
+struct Host {
+  DeviceHandle cpu, reference;
+  std::unique_ptr<Eager> eager;
+  int64_t collect_at = int64_t{256} << 20;   // live tensor bytes at which Lua is asked to collect
+  uint64_t draws = 0;                        // seeds of random tensors that name none
+};
+Host& host_of(lua_State* L);
+void set_host(lua_State* L, Host* host);
+
+// Push a tensor; when dropped ones may fill memory, have Lua collect first.
+int push_tensor(lua_State* L, Tensor tensor);
+
+// Each pushes nothing and adds its functions to the table on top of the stack (and makes its classes).
+void add_graph(lua_State* L);
+void add_tensor(lua_State* L);
+void add_program(lua_State* L);
+void add_data(lua_State* L);
+void add_system(lua_State* L);
+
+}  // namespace het::lua
+
+HET_LUA_CLASS(het::lua::GraphHandle, "graph");
+HET_LUA_CLASS(het::lua::ValueHandle, "value");
+HET_LUA_CLASS(het::Tensor, "tensor");
+HET_LUA_CLASS(het::lua::DeviceHandle, "device");
+HET_LUA_CLASS(het::lua::StateHandle, "state");
+HET_LUA_CLASS(het::lua::ProgramHandle, "program");
+HET_LUA_CLASS(het::lua::ExecutorHandle, "executor");
+HET_LUA_CLASS(het::lua::CorpusHandle, "corpus");
+HET_LUA_CLASS(het::lua::SamplerHandle, "sampler");
+
+namespace het::lua {
+template <>
+struct Convert<Tensor> {
+  static Tensor& get(lua_State* L, int index) { return check_object<Tensor>(L, index); }
+  static int push(lua_State* L, Tensor value) { return push_tensor(L, std::move(value)); }
+};
+}  // namespace het::lua
