@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/io/json.h"
+#include "core/io/utf8.h"
 
 namespace het {
 
@@ -23,6 +24,8 @@ class Tokenizer {
   // Throws Error(usage) for an id outside the vocabulary.
   virtual std::string decode(std::span<const int32_t> ids) const = 0;
   virtual Json to_json() const = 0;
+  // True when encode(a + b) is encode(a) followed by encode(b) wherever a code point ends.
+  virtual bool splits_anywhere() const { return false; }
 };
 
 // Every Unicode code point of `text`, in ascending order: what nanoGPT's character data sets do. Text that is
@@ -43,6 +46,5 @@ std::unique_ptr<Tokenizer> tokenizer_from_json(const Json& json, std::string_vie
 
 // Code points of UTF-8 text. `what` names the text in the error for the first byte that is not UTF-8.
 std::u32string code_points_of(std::string_view text, std::string_view what);
-void append_utf8(std::string& to, char32_t code_point);
 
 }  // namespace het

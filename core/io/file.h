@@ -13,8 +13,8 @@ namespace het {
 // The content of a file. Throws Error(usage) when it is missing, not readable or a folder.
 std::string read_file(const std::string& path);
 
-// A file mapped read-only for as long as the object lives. A file that shrinks meanwhile faults: the callers'
-// files are written by atomic replacement, which leaves a mapped one whole.
+// A file mapped for as long as the object lives; writes to the memory stay private. Reading a
+// part that another process has cut off meanwhile faults; our own files are replaced, never cut.
 class MappedFile {
  public:
   explicit MappedFile(const std::string& path);  // throws Error(usage) like read_file

@@ -1,6 +1,6 @@
 // Hugging Face's safetensors: eight bytes of header length, a JSON header, then the tensors. Files come from
 // strangers: every number of the header is checked before it is believed. Reading maps the file; the tensors
-// share the mapping and must not be written to.
+// share the mapping, and writing to them changes only this process's copy.
 #pragma once
 
 #include <map>

@@ -1,0 +1,250 @@
+#include "core/data/sampler.h"
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+#include "core/base/error.h"
+#include "core/base/random.h"
+
+namespace het {
+namespace {
+
+constexpr uint64_t kGoldenRatio = 0x9E3779B97F4A7C15ull;   // 2^64 / golden ratio
+
+uint64_t upper_half_of_product(uint64_t a, uint64_t b) {
+  __extension__ using Wide = unsigned __int128;
+  return static_cast<uint64_t>(static_cast<Wide>(a) * b >> 64);
+}
+
+uint64_t word_of(const std::array<uint32_t, 4>& draw) { return static_cast<uint64_t>(draw[0]) << 32 | draw[1]; }
+
+int64_t tokens_of_sample(const SamplerOptions& o) {
+  return o.context + (o.objective == Objective::next_token ? 1 : 0);
+}
+
+// What the masked objective does to one token.
+enum class Change : uint8_t { untouched, masked, random, kept };
+
+// Devlin et al., "BERT" (2019): of the tokens chosen, 80 % become the mask, 10 % a random token, 10 % stay. Each is
+// drawn by its place in the sample alone.
+class Masking {
+ public:
+  Masking(const SamplerOptions& o, int64_t vocabulary, int64_t sample)
+      : share_(o.mask_share), context_(o.context), vocabulary_(vocabulary), sample_(static_cast<uint64_t>(sample)),
+        key_(philox_key(o.split == Split::train ? o.seed : 0, hash_of("mask"))) {
+    for (int64_t i = 0; i < context_ && any_ < 0; ++i)
+      if (chosen(draw(i))) any_ = i;
+    // A sample without any label would teach nothing.
+    if (any_ < 0) forced_ = static_cast<int64_t>(upper_half_of_product(word_of(draw(context_)), static_cast<uint64_t>(context_)));
+  }
+
+  Change change(int64_t i) const {
+    const auto words = draw(i);
+    if (!chosen(words) && i != forced_) return Change::untouched;
+    const float kind = uniform_of(words[1]);
+    return kind < 0.8f ? Change::masked : kind < 0.9f ? Change::random : Change::kept;
+  }
+  int32_t random_token(int64_t i) const {
+    return static_cast<int32_t>(static_cast<uint64_t>(draw(i)[2]) * static_cast<uint64_t>(vocabulary_) >> 32);
+  }
+  int64_t labelled() const {
+    int64_t count = 0;
+    for (int64_t i = 0; i < context_; ++i) count += change(i) != Change::untouched ? 1 : 0;
+    return count;
+  }
+
+ private:
+  std::array<uint32_t, 4> draw(int64_t i) const { return philox(key_, static_cast<uint64_t>(i), sample_); }
+  bool chosen(const std::array<uint32_t, 4>& words) const { return static_cast<double>(uniform_of(words[0])) < share_; }
+
+  double share_;
+  int64_t context_, vocabulary_;
+  uint64_t sample_;
+  PhiloxKey key_;
+  int64_t any_ = -1, forced_ = -1;
+};
+
+// Sample number `index`, into rows of inputs and labels.
+void fill_sample(const Corpus& corpus, const SamplerOptions& o, int64_t index, int32_t* inputs, int32_t* labels) {
+  const TokenView tokens = corpus.view(o.split);
+  const int64_t start = sample_start(o, tokens.count - tokens_of_sample(o) + 1, index);
+  tokens.copy(start, o.context, inputs);
+  if (o.objective == Objective::next_token)
+    tokens.copy(start + 1, o.context, labels);
+  for (int64_t i = 0; i < o.context; ++i)
+    if (inputs[i] < 0 || inputs[i] >= corpus.vocabulary_size())
+      fail_usage("'{}' holds the token {} at position {} of its {} split; the vocabulary has {}", corpus.name(), inputs[i], start + i,
+                 name_of(o.split), corpus.vocabulary_size());
+  if (o.objective == Objective::next_token) {
+    const int32_t last = labels[o.context - 1];
+    if (last < 0 || last >= corpus.vocabulary_size())
+      fail_usage("'{}' holds the token {} at position {} of its {} split; the vocabulary has {}", corpus.name(), last,
+                 start + o.context, name_of(o.split), corpus.vocabulary_size());
+    return;
+  }
+  const Masking masking(o, corpus.vocabulary_size(), index);
+  for (int64_t i = 0; i < o.context; ++i) {
+    const Change change = masking.change(i);
+    labels[i] = change == Change::untouched ? kIgnoredLabel : inputs[i];
+    if (change == Change::masked) inputs[i] = o.mask_token;
+    if (change == Change::random) inputs[i] = masking.random_token(i);
+  }
+}
+
+SamplerOptions completed(const Corpus& corpus, SamplerOptions o) {
+  if (o.context < 1) fail_usage("a context of {} tokens is not possible; at least 1 is needed", o.context);
+  if (o.batch < 1) fail_usage("a batch of {} samples is not possible; at least 1 is needed", o.batch);
+  if (o.count == 0) o.count = o.batch - o.first;
+  if (o.first < 0 || o.count < 1 || o.first + o.count > o.batch)
+    fail_usage("samples {} to {} are asked of a batch of {}", o.first + 1, o.first + o.count, o.batch);
+  if (o.microbatch == 0) o.microbatch = o.count;
+  if (o.microbatch < 1 || o.count % o.microbatch != 0)
+    fail_usage("a micro-batch of {} does not divide the {} samples of the batch", o.microbatch, o.count);
+  if (o.start < 0) fail_usage("the cursor {} is before the first sample", o.start);
+  if (o.objective == Objective::masked) {
+    if (!(o.mask_share > 0 && o.mask_share <= 1)) fail_usage("mask_share = {} is not a share: above 0, up to 1", o.mask_share);
+    if (o.mask_token < 0) o.mask_token = static_cast<int32_t>(corpus.vocabulary_size());
+  }
+  const int64_t have = corpus.view(o.split).count, need = tokens_of_sample(o);
+  if (have < need)
+    fail_usage("'{}' is too short: its {} split has {} tokens, a context of {} needs at least {}; use a longer text, a shorter context{}",
+               corpus.name(), name_of(o.split), have, o.context, need, o.split == Split::holdout ? " or a larger holdout" : "");
+  return o;
+}
+
+}  // namespace
+
+int64_t sample_start(const SamplerOptions& o, int64_t positions, int64_t index) {
+  const uint64_t i = static_cast<uint64_t>(index);
+  const uint64_t draw = o.split == Split::train ? word_of(philox(philox_key(o.seed, hash_of("samples")), i))
+                                                : (i + 1) * kGoldenRatio;
+  return static_cast<int64_t>(upper_half_of_product(draw, static_cast<uint64_t>(positions)));
+}
+
+Batch make_batch(const Corpus& corpus, const SamplerOptions& given, int64_t cursor) {
+  const SamplerOptions o = completed(corpus, given);
+  Batch batch;
+  batch.cursor = cursor;
+  for (int64_t m = 0; m < o.count / o.microbatch; ++m) {
+    Tensor inputs(TensorType{DType::i32, {o.microbatch, o.context}}), labels(inputs.type());
+    for (int64_t s = 0; s < o.microbatch; ++s)
+      fill_sample(corpus, o, cursor + o.first + m * o.microbatch + s, inputs.data<int32_t>() + s * o.context,
+                  labels.data<int32_t>() + s * o.context);
+    batch.inputs.push_back(std::move(inputs));
+    batch.labels.push_back(std::move(labels));
+  }
+  batch.labelled = o.batch * o.context;
+  if (o.objective == Objective::masked) {
+    batch.labelled = 0;
+    for (int64_t s = 0; s < o.batch; ++s) batch.labelled += Masking(o, corpus.vocabulary_size(), cursor + s).labelled();
+  }
+  return batch;
+}
+
+// The thread that makes batches ahead, and what it shares with the Sampler: everything below `mutex` under it.
+struct Sampler::Ahead {
+  struct Item {
+    Batch batch;
+    std::exception_ptr error;
+  };
+
+  Ahead(std::shared_ptr<const Corpus> c, const SamplerOptions& o)
+      : corpus(std::move(c)), options(o), next(o.start), thread([this] { run(); }) {}
+
+  ~Ahead() {
+    {
+      const std::lock_guard lock(mutex);
+      stop = true;
+    }
+    room.notify_one();
+    thread.join();
+  }
+
+  void run() {
+    std::unique_lock lock(mutex);
+    for (;;) {
+      room.wait(lock, [&] { return stop || static_cast<int>(made.size()) < options.ahead; });
+      if (stop) return;
+      const int64_t cursor = next;
+      const uint64_t at = generation;
+      next += options.batch;
+      lock.unlock();
+      Item item = make(cursor);
+      lock.lock();
+      if (at != generation) continue;   // the sampler went elsewhere meanwhile
+      made.push_back(std::move(item));
+      ready.notify_one();
+    }
+  }
+
+  Item make(int64_t cursor) const {
+    Item item;
+    try {
+      item.batch = make_batch(*corpus, options, cursor);
+    } catch (...) {
+      item.error = std::current_exception();
+    }
+    return item;
+  }
+
+  Batch take() {
+    std::unique_lock lock(mutex);
+    ready.wait(lock, [&] { return !made.empty(); });
+    Item item = std::move(made.front());
+    made.pop_front();
+    lock.unlock();
+    room.notify_one();
+    if (item.error) std::rethrow_exception(item.error);
+    return std::move(item.batch);
+  }
+
+  void seek(int64_t cursor) {
+    {
+      const std::lock_guard lock(mutex);
+      made.clear();
+      next = cursor;
+      ++generation;
+    }
+    room.notify_one();
+  }
+
+  const std::shared_ptr<const Corpus> corpus;
+  const SamplerOptions options;
+
+  std::mutex mutex;
+  std::condition_variable room, ready;
+  std::deque<Item> made;
+  int64_t next;
+  uint64_t generation = 0;
+  bool stop = false;
+  std::thread thread;   // last: it starts when all above is there
+};
+
+Sampler::Sampler(std::shared_ptr<const Corpus> corpus, SamplerOptions options)
+    : corpus_(std::move(corpus)), options_(completed(*corpus_, options)), cursor_(options_.start) {
+  if (options_.ahead > 0) ahead_ = std::make_unique<Ahead>(corpus_, options_);
+}
+
+Sampler::~Sampler() = default;
+
+Batch Sampler::next() {
+  try {
+    Batch batch = ahead_ ? ahead_->take() : make_batch(*corpus_, options_, cursor_);
+    cursor_ += options_.batch;
+    return batch;
+  } catch (...) {
+    seek(cursor_);   // the batch that failed is still the next one
+    throw;
+  }
+}
+
+void Sampler::seek(int64_t cursor) {
+  if (cursor < 0) fail_usage("the cursor {} is before the first sample", cursor);
+  cursor_ = cursor;
+  if (ahead_) ahead_->seek(cursor);
+}
+
+}  // namespace het

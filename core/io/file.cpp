@@ -1,0 +1,170 @@
+#include "core/io/file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "core/base/error.h"
+#include "core/base/units.h"
+
+namespace het {
+namespace {
+
+// A file descriptor that closes itself.
+class Descriptor {
+ public:
+  explicit Descriptor(int value) : value_(value) {}
+  ~Descriptor() {
+    if (value_ >= 0) close(value_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return value_; }
+
+ private:
+  int value_;
+};
+
+std::string folder_of(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
+}
+
+[[noreturn]] void fail_open(const std::string& path, int error) {
+  if (error == ENOENT) {
+    struct stat folder;
+    if (const std::string parent = folder_of(path); stat(parent.c_str(), &folder) != 0)
+      fail_usage("there is no file '{}': the folder '{}' does not exist", path, parent);
+    fail_usage("there is no file '{}'", path);
+  }
+  const bool machine = error == EMFILE || error == ENFILE || error == ENOMEM || error == EIO;
+  fail(machine ? ErrorKind::environment : ErrorKind::usage, "cannot open '{}': {}", path, std::strerror(error));
+}
+
+// An open file or an Error; its state in `state`.
+int open_to_read(const std::string& path, struct stat& state) {
+  const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0) fail_open(path, errno);
+  if (fstat(descriptor, &state) != 0 || S_ISDIR(state.st_mode)) {
+    close(descriptor);
+    fail_usage("'{}' is a folder; a file is wanted", path);
+  }
+  return descriptor;
+}
+
+// Where writing goes: the file that a link leads to, so that the link stays.
+std::string resolved(const std::string& path) {
+  char* real = realpath(path.c_str(), nullptr);
+  if (real == nullptr) return path;
+  std::string result = real;
+  std::free(real);
+  return result;
+}
+
+}  // namespace
+
+std::string read_file(const std::string& path) {
+  struct stat state {};
+  const Descriptor file(open_to_read(path, state));
+  std::string content;
+  content.resize(static_cast<size_t>(std::max<off_t>(state.st_size, 0)) + 1);   // one more: to meet the end at once
+  size_t have = 0;
+  for (;;) {
+    const ssize_t got = read(file.get(), content.data() + have, content.size() - have);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) fail_environment("reading '{}' failed after {}: {}", path, show_bytes(static_cast<double>(have)), std::strerror(errno));
+    if (got == 0) break;
+    have += static_cast<size_t>(got);
+    if (have == content.size()) content.resize(2 * have);
+  }
+  content.resize(have);
+  return content;
+}
+
+MappedFile::MappedFile(const std::string& path) : path_(path) {
+  struct stat state {};
+  const Descriptor file(open_to_read(path, state));
+  if (!S_ISREG(state.st_mode)) fail_usage("'{}' is not a regular file, so it cannot be mapped into memory", path);
+  bytes_ = state.st_size;
+  if (bytes_ == 0) return;
+  // Writable but private: who writes to a tensor of this file changes a copy of the page.
+  void* address = mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ | PROT_WRITE, MAP_PRIVATE, file.get(), 0);
+  if (address == MAP_FAILED)
+    fail_environment("cannot map '{}' ({}) into memory: {}", path, show_bytes(static_cast<double>(bytes_)), std::strerror(errno));
+  data_ = static_cast<const std::byte*>(address);
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) munmap(const_cast<std::byte*>(data_), static_cast<size_t>(bytes_));
+}
+
+AtomicFile::AtomicFile(std::string path) : path_(resolved(path)) {
+  struct stat state {};
+  if (stat(path_.c_str(), &state) == 0 && !S_ISREG(state.st_mode))
+    fail_usage("cannot write '{}': it is {}", path_, S_ISDIR(state.st_mode) ? "a folder" : "not a regular file");
+  temporary_ = path_ + ".writing-" + std::to_string(getpid());
+  descriptor_ = open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (descriptor_ >= 0) return;
+  const int error = errno;
+  if (error == ENOSPC || error == EDQUOT || error == EIO || error == EROFS) fail_write(error);
+  if (error == ENOENT) fail_usage("cannot write '{}': the folder '{}' does not exist", path_, folder_of(path_));
+  fail_usage("cannot write '{}': {}", path_, std::strerror(error));
+}
+
+AtomicFile::~AtomicFile() {
+  if (descriptor_ < 0) return;
+  close(descriptor_);
+  unlink(temporary_.c_str());
+}
+
+void AtomicFile::fail_write(int error) const {
+  struct stat state {};
+  const bool previous = stat(path_.c_str(), &state) == 0;
+  const char* reason = error == ENOSPC   ? "the disk is full"
+                       : error == EDQUOT ? "the disk quota is used up"
+                       : error == EFBIG  ? "the file grew past the size allowed here"
+                                         : std::strerror(error);
+  fail_environment("writing '{}' failed after {}: {}; {}", path_, show_bytes(static_cast<double>(written_)), reason,
+                   previous ? "the previous file is kept" : "nothing was written");
+}
+
+void AtomicFile::write(const void* data, int64_t bytes) {
+  HET_REQUIRE(descriptor_ >= 0, path_);
+  const char* from = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t put = ::write(descriptor_, from, static_cast<size_t>(std::min<int64_t>(bytes, int64_t{1} << 30)));
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) fail_write(errno);
+    from += put;
+    bytes -= put;
+    written_ += put;
+  }
+}
+
+void AtomicFile::commit() {
+  HET_REQUIRE(descriptor_ >= 0, path_);
+  if (fsync(descriptor_) != 0) fail_write(errno);
+  if (rename(temporary_.c_str(), path_.c_str()) != 0) fail_write(errno);
+  // From here on the new file stands under its name; closing and the folder's flush only make it last.
+  const int closed = close(std::exchange(descriptor_, -1));
+  const Descriptor folder(open(folder_of(path_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const bool flushed = folder.get() < 0 || fsync(folder.get()) == 0 || errno == EINVAL || errno == ENOTSUP;
+  if (closed != 0 || !flushed)
+    fail_environment("'{}' is written, but the disk did not confirm it: {}", path_, std::strerror(errno));
+}
+
+void write_file(const std::string& path, std::string_view content) {
+  AtomicFile file(path);
+  file.write(content);
+  file.commit();
+}
+
+}  // namespace het
