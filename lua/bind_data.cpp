@@ -1,0 +1,240 @@
+// Corpora, samplers, safetensors and JSON.
+#include <cmath>
+
+#include "core/io/file.h"
+#include "core/io/safetensors.h"
+#include "lua/objects.h"
+
+namespace het::lua {
+namespace {
+
+// --- JSON; null is the lightuserdata native.null
+
+void push_json(lua_State* L, const Json& json) {
+  luaL_checkstack(L, 6, "nested JSON");
+  std::visit(
+      [&](const auto& value) {
+        using T = std::decay_t<decltype(value)>;
+        if constexpr (std::is_same_v<T, std::nullptr_t>) {
+          lua_pushlightuserdata(L, nullptr);
+        } else if constexpr (std::is_same_v<T, Json::Array>) {
+          lua_createtable(L, static_cast<int>(value.size()), 0);
+          for (size_t i = 0; i < value.size(); ++i) {
+            push_json(L, value[i]);
+            lua_rawseti(L, -2, static_cast<int>(i) + 1);
+          }
+        } else if constexpr (std::is_same_v<T, Json::Object>) {
+          lua_createtable(L, 0, static_cast<int>(value.size()));
+          for (const auto& [name, member] : value) {
+            lua_pushlstring(L, name.data(), name.size());
+            push_json(L, member);
+            lua_rawset(L, -3);
+          }
+        } else {
+          Convert<T>::push(L, value);
+        }
+      },
+      json.value);
+}
+
+Json json_at(lua_State* L, int index, int depth = 0) {
+  if (depth > kJsonDepth) fail_usage("a table nested deeper than {} (or one that holds itself) cannot be written as JSON", kJsonDepth);
+  luaL_checkstack(L, 6, "nested JSON");
+  switch (lua_type(L, index)) {
+    case LUA_TNIL: return {};
+    case LUA_TLIGHTUSERDATA: return {};
+    case LUA_TBOOLEAN: return lua_toboolean(L, index) != 0;
+    case LUA_TSTRING: return Convert<std::string>::get(L, index);
+    case LUA_TNUMBER: {
+      const double number = lua_tonumber(L, index);
+      if (std::abs(number) < 0x1p53 && number == std::floor(number)) return static_cast<int64_t>(number);
+      return number;
+    }
+    case LUA_TTABLE: break;
+    default: fail_usage("a {} cannot be written as JSON", lua_typename(L, lua_type(L, index)));
+  }
+  const auto count = static_cast<int>(lua_objlen(L, index));
+  if (count > 0) {
+    Json::Array array;
+    for (int i = 1; i <= count; ++i) {
+      lua_rawgeti(L, index, i);
+      array.push_back(json_at(L, lua_gettop(L), depth + 1));
+      lua_pop(L, 1);
+    }
+    return array;
+  }
+  Json::Object object;
+  lua_pushnil(L);
+  while (lua_next(L, index) != 0) {
+    if (lua_type(L, -2) != LUA_TSTRING) fail_usage("a table with keys other than 1.. and strings cannot be written as JSON");
+    object.emplace_back(lua_tostring(L, -2), json_at(L, lua_gettop(L), depth + 1));
+    lua_pop(L, 1);
+  }
+  std::sort(object.begin(), object.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  return object;
+}
+
+int json_read(lua_State* L) {
+  push_json(L, read_json(Convert<std::string>::get(L, 1)));
+  return 1;
+}
+int json_write(lua_State* L) {
+  write_json(Convert<std::string>::get(L, 1), json_at(L, 2));
+  return 0;
+}
+int json_encode(lua_State* L) { return Convert<std::string>::push(L, to_string(json_at(L, 1))); }
+int json_decode(lua_State* L) {
+  push_json(L, parse_json(Convert<std::string>::get(L, 1), "the text"));
+  return 1;
+}
+
+// --- safetensors
+
+int safetensors_read(lua_State* L) {   // path -> {name = tensor}, {metadata}
+  const Safetensors file = read_safetensors(Convert<std::string>::get(L, 1));
+  lua_newtable(L);
+  for (const auto& [name, tensor] : file.tensors) {
+    push_tensor(L, tensor);
+    lua_setfield(L, -2, name.c_str());
+  }
+  lua_newtable(L);
+  for (const auto& [name, text] : file.metadata) set_field(L, name.c_str(), text);
+  return 2;
+}
+int safetensors_write(lua_State* L) {   // path, {name = tensor}, {metadata}
+  const std::string path = Convert<std::string>::get(L, 1);
+  if (!lua_istable(L, 2)) wrong_argument(L, 2, "a table of tensors by name");
+  std::map<std::string, Tensor> tensors;
+  std::map<std::string, std::string> metadata;
+  lua_pushnil(L);
+  while (lua_next(L, 2) != 0) {
+    if (lua_type(L, -2) != LUA_TSTRING) fail_usage("safetensors_write: tensors have names");
+    tensors.emplace(lua_tostring(L, -2), check_object<Tensor>(L, lua_gettop(L)));
+    lua_pop(L, 1);
+  }
+  if (lua_istable(L, 3)) {
+    lua_pushnil(L);
+    while (lua_next(L, 3) != 0) {
+      metadata.emplace(Convert<std::string>::get(L, lua_gettop(L) - 1), Convert<std::string>::get(L, lua_gettop(L)));
+      lua_pop(L, 1);
+    }
+  }
+  write_safetensors(path, tensors, metadata);
+  return 0;
+}
+
+// --- corpora and samplers
+
+int new_corpus(lua_State* L) {
+  if (!lua_istable(L, 1)) wrong_argument(L, 1, "a table of settings");
+  const std::string kind = field<std::string>(L, 1, "kind").value_or("text");
+  const double holdout = field<double>(L, 1, "holdout").value_or(0.1);
+  const std::string path = field<std::string>(L, 1, "path").value_or("");
+  if (kind == "text") {
+    TextCorpusOptions options;
+    options.path = path;
+    options.holdout = holdout;
+    options.tokenizer = field<std::string>(L, 1, "tokenizer").value_or("char");
+    options.model = field<std::string>(L, 1, "model").value_or("");
+    if (const auto most = field<double>(L, 1, "most_bytes")) options.most_bytes = static_cast<int64_t>(*most);
+    lua_getfield(L, 1, "vocabulary");
+    if (!lua_isnil(L, -1)) options.vocabulary = json_at(L, lua_gettop(L));
+    lua_pop(L, 1);
+    return Convert<CorpusHandle>::push(L, Corpus::from_text(options));
+  }
+  if (kind == "tokens") {
+    TokenCorpusOptions options;
+    options.path = path;
+    options.holdout = holdout;
+    options.width = field<int>(L, 1, "width").value_or(16);
+    options.vocabulary = field<int64_t>(L, 1, "vocabulary").value_or(0);
+    return Convert<CorpusHandle>::push(L, Corpus::from_tokens(options));
+  }
+  if (kind == "ids")
+    return Convert<CorpusHandle>::push(
+        L, Corpus::from_ids(field<std::vector<int32_t>>(L, 1, "ids").value_or(std::vector<int32_t>{}),
+                            field<int64_t>(L, 1, "vocabulary").value_or(0), holdout));
+  fail_usage("'{}' is not a kind of corpus; there are text, tokens, ids", kind);
+}
+
+const Tokenizer& tokenizer_of(const CorpusHandle& corpus) {
+  if (corpus->tokenizer() == nullptr)
+    fail_usage("'{}' holds tokens, not text: it has no tokenizer to encode or decode with", corpus->name());
+  return *corpus->tokenizer();
+}
+std::vector<int32_t> corpus_encode(CorpusHandle& corpus, std::string text) { return tokenizer_of(corpus).encode(text); }
+std::string corpus_decode(CorpusHandle& corpus, std::vector<int32_t> ids) { return tokenizer_of(corpus).decode(ids); }
+int corpus_vocabulary(lua_State* L) {   // JSON value, or nil for token files
+  auto& corpus = check_object<CorpusHandle>(L, 1);
+  if (corpus->tokenizer() == nullptr) return 0;
+  push_json(L, corpus->tokenizer()->to_json());
+  return 1;
+}
+int64_t corpus_count(CorpusHandle& corpus, std::optional<std::string> split) {
+  return split ? corpus->view(split_named(*split)).count : corpus->tokens();
+}
+
+int corpus_sampler(lua_State* L) {
+  auto& corpus = check_object<CorpusHandle>(L, 1);
+  if (!lua_istable(L, 2)) wrong_argument(L, 2, "a table of settings");
+  SamplerOptions options;
+  options.context = field<int64_t>(L, 2, "context").value_or(0);
+  options.batch = field<int64_t>(L, 2, "batch").value_or(1);
+  options.microbatch = field<int64_t>(L, 2, "microbatch").value_or(0);
+  options.split = split_named(field<std::string>(L, 2, "split").value_or("train"));
+  options.seed = static_cast<uint64_t>(field<double>(L, 2, "seed").value_or(0));
+  options.start = field<int64_t>(L, 2, "start").value_or(0);
+  options.ahead = field<int>(L, 2, "ahead").value_or(2);
+  if (field<std::string>(L, 2, "objective").value_or("next_token") == "masked") options.objective = Objective::masked;
+  options.mask_share = field<double>(L, 2, "mask_share").value_or(options.mask_share);
+  options.mask_token = field<int32_t>(L, 2, "mask_token").value_or(options.mask_token);
+  return Convert<SamplerHandle>::push(L, std::make_shared<Sampler>(corpus, options));
+}
+
+int corpus_index(lua_State* L) {
+  auto& corpus = check_object<CorpusHandle>(L, 1);
+  if (lua_type(L, 2) != LUA_TSTRING) return 0;
+  const std::string_view name = lua_tostring(L, 2);
+  if (name == "vocab") return Convert<int64_t>::push(L, corpus->vocabulary_size());
+  if (name == "tokens") return Convert<int64_t>::push(L, corpus->tokens());
+  if (name == "name") return Convert<std::string>::push(L, corpus->name());
+  if (name == "files") return Convert<int>::push(L, corpus->files());
+  if (name == "skipped") return Convert<int>::push(L, corpus->skipped());
+  return 0;
+}
+
+int sampler_next(lua_State* L) {   // -> {inputs = {...}, labels = {...}, count, cursor}
+  const Batch batch = check_object<SamplerHandle>(L, 1)->next();
+  lua_newtable(L);
+  for (const auto& [name, tensors] : {std::pair{"inputs", &batch.inputs}, std::pair{"labels", &batch.labels}}) {
+    lua_newtable(L);
+    for (size_t i = 0; i < tensors->size(); ++i) {
+      push_tensor(L, (*tensors)[i]);
+      lua_rawseti(L, -2, static_cast<int>(i) + 1);
+    }
+    lua_setfield(L, -2, name);
+  }
+  set_field(L, "count", static_cast<double>(batch.labelled));
+  set_field(L, "cursor", static_cast<double>(batch.cursor));
+  return 1;
+}
+int64_t sampler_cursor(SamplerHandle& sampler) { return sampler->cursor(); }
+void sampler_seek(SamplerHandle& sampler, int64_t cursor) { sampler->seek(cursor); }
+
+}  // namespace
+
+void add_data(lua_State* L) {
+  make_class<CorpusHandle>(L, {bind<&corpus_encode>("encode"), bind<&corpus_decode>("decode"),
+                               bind<&corpus_vocabulary>("vocabulary"), bind<&corpus_count>("count"),
+                               bind<&corpus_sampler>("sampler")},
+                           &corpus_index);
+  make_class<SamplerHandle>(L, {bind<&sampler_next>("next"), bind<&sampler_cursor>("cursor"), bind<&sampler_seek>("seek")});
+  set_functions(L, "native.", {bind<&new_corpus>("corpus"), bind<&safetensors_read>("safetensors_read"),
+                               bind<&safetensors_write>("safetensors_write"), bind<&json_read>("json_read"),
+                               bind<&json_write>("json_write"), bind<&json_encode>("json_encode"),
+                               bind<&json_decode>("json_decode")});
+  lua_pushlightuserdata(L, nullptr);
+  lua_setfield(L, -2, "null");
+}
+
+}  // namespace het::lua

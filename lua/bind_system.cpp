@@ -1,0 +1,131 @@
+// The machine as Lua sees it: clocks, memory, terminal, files.
+#include <sys/ioctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "core/base/random.h"
+#include "core/base/units.h"
+#include "core/io/file.h"
+#include "lua/interrupt.h"
+#include "lua/objects.h"
+
+namespace het::lua {
+namespace {
+
+double clock_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+double peak_bytes() {   // of this process, resident
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_maxrss) * 1024;
+}
+double available(lua_State* L) { return static_cast<double>(host_of(L).cpu->available_bytes()); }
+int memory_available(lua_State* L) { return Convert<double>::push(L, available(L)); }
+
+FILE* stream_named(const std::string& name) {
+  if (name == "stdout") return stdout;
+  if (name == "stderr") return stderr;
+  fail_usage("'{}' is not a stream; there are stdout and stderr", name);
+}
+void write(std::string stream, std::string text) {
+  FILE* file = stream_named(stream);
+  if (std::fwrite(text.data(), 1, text.size(), file) != text.size() || std::fflush(file) != 0)
+    fail_environment("cannot write to {}: {}", stream, std::strerror(errno));
+}
+bool is_terminal(std::optional<std::string> stream) {
+  const std::string name = stream.value_or("stdout");
+  return isatty(name == "stdin" ? STDIN_FILENO : fileno(stream_named(name))) != 0;
+}
+int terminal_width() {
+  winsize size{};
+  if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
+  return 80;
+}
+
+std::string read_text(std::string path) { return read_file(path); }
+void write_text(std::string path, std::string text) { write_file(path, text); }
+void append(std::string path, std::string text) {
+  FILE* file = std::fopen(path.c_str(), "a");
+  if (file == nullptr) fail_usage("cannot open {} to write: {}", path, std::strerror(errno));
+  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  if (std::fclose(file) != 0 || !written) fail_environment("cannot write to {}: {}", path, std::strerror(errno));
+}
+void make_folder(std::string path) {
+  std::error_code problem;
+  std::filesystem::create_directories(path, problem);
+  if (problem) fail_usage("cannot make the folder {}: {}", path, problem.message());
+}
+std::string path_kind(std::string path) {   // "file", "folder" or "none"
+  struct stat status {};
+  if (stat(path.c_str(), &status) != 0) return "none";
+  return S_ISDIR(status.st_mode) ? "folder" : "file";
+}
+
+// A model name of the processor, for reports.
+std::string processor() {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);)
+    if (line.starts_with("model name")) {
+      const size_t colon = line.find(':');
+      if (colon != std::string::npos) return line.substr(line.find_first_not_of(" \t", colon + 1));
+    }
+  return "unknown processor";
+}
+
+std::string version() { return HET_VERSION; }
+bool interrupted() { return take_interrupt(); }
+
+// A 53-bit hash of a name: the stream of a layer's random numbers.
+double hash(std::string text) { return static_cast<double>(hash_of(text) >> 11); }
+
+// Number i of a reproducible stream, uniform in [0, 1): for sampling tokens.
+double random_uniform(double seed, double stream, double index) {
+  const auto words = philox(philox_key(static_cast<uint64_t>(seed), static_cast<uint64_t>(stream)),
+                            static_cast<uint64_t>(index));
+  return ((static_cast<uint64_t>(words[0]) << 21) ^ (words[1] >> 11)) * 0x1p-53;
+}
+
+std::string bytes_text(double bytes) { return show_bytes(bytes); }
+std::string seconds_text(double seconds) { return show_seconds(seconds); }
+std::string count_text(double count) { return show_count(count); }
+std::string rate_text(double rate) { return show_rate(rate); }
+std::optional<std::string> nearest(std::string word, std::vector<std::string> names) {
+  std::string found = nearest_name(word, names);
+  if (found.empty()) return std::nullopt;
+  return found;
+}
+int64_t bytes_from(std::string text) { return parse_bytes(text); }
+
+// native.fail(kind, message): an error of the engine's kind, as C++ would raise it.
+void raise(std::string kind, std::string message) {
+  for (const ErrorKind known : {ErrorKind::usage, ErrorKind::environment, ErrorKind::peer})
+    if (name_of(known) == kind) throw Error(known, std::move(message));
+  throw Error(ErrorKind::bug, std::move(message));
+}
+
+}  // namespace
+
+void add_system(lua_State* L) {
+  set_functions(L, "native.", {bind<&clock_seconds>("clock"), bind<&peak_bytes>("memory_peak"),
+                               bind<&memory_available>("memory_available"), bind<&write>("write"),
+                               bind<&is_terminal>("is_terminal"), bind<&terminal_width>("terminal_width"),
+                               bind<&read_text>("read_text"), bind<&write_text>("write_text"),
+                               bind<&append>("append"), bind<&make_folder>("make_folder"),
+                               bind<&path_kind>("path_kind"), bind<&processor>("processor"),
+                               bind<&version>("version"), bind<&interrupted>("interrupted"), bind<&hash>("hash"),
+                               bind<&random_uniform>("random"), bind<&bytes_text>("show_bytes"),
+                               bind<&seconds_text>("show_seconds"), bind<&count_text>("show_count"),
+                               bind<&rate_text>("show_rate"), bind<&nearest>("nearest"),
+                               bind<&bytes_from>("parse_bytes"), bind<&raise>("fail")});
+}
+
+}  // namespace het::lua

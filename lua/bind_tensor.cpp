@@ -1,0 +1,277 @@
+// Tensors at the prompt: made, looked at, sliced and computed with.
+#include <cmath>
+
+#include "core/base/random.h"
+#include "core/ops/op.h"
+#include "lua/objects.h"
+
+namespace het::lua {
+namespace {
+
+int64_t element_count(const Shape& shape) {
+  for (const int64_t size : shape)
+    if (size < 0) fail_usage("a dimension of {} is negative", to_string(shape));
+  return elements_of(shape);
+}
+
+DType dtype_or(lua_State* L, int index, DType fallback) {
+  return Convert<std::optional<DType>>::get(L, index).value_or(fallback);
+}
+
+// Numbers of nested tables in row-major order, and their shape.
+void flatten(lua_State* L, int index, size_t depth, Shape& shape, std::vector<double>& values) {
+  if (lua_type(L, index) == LUA_TNUMBER) {
+    if (depth != shape.size()) fail_usage("tensor: rows of different depth");
+    values.push_back(lua_tonumber(L, index));
+    return;
+  }
+  if (!lua_istable(L, index)) wrong_argument(L, index, "a number or a (nested) list of numbers");
+  const auto count = static_cast<int64_t>(lua_objlen(L, index));
+  if (values.empty() && depth == shape.size()) shape.push_back(count);
+  if (depth >= shape.size() || shape[depth] != count)
+    fail_usage("tensor: a row has {} entries where the first has {}", count, depth < shape.size() ? shape[depth] : 0);
+  luaL_checkstack(L, 4, "nested lists");
+  for (int i = 1; i <= count; ++i) {
+    lua_rawgeti(L, index, i);
+    flatten(L, lua_gettop(L), depth + 1, shape, values);
+    lua_pop(L, 1);
+  }
+}
+
+int new_tensor(lua_State* L) {   // native.tensor(values [, dtype [, shape]])
+  Shape shape;
+  std::vector<double> values;
+  flatten(L, 1, 0, shape, values);
+  const DType dtype = dtype_or(L, 2, DType::f32);
+  if (lua_istable(L, 3)) {
+    const Shape wanted = Convert<Shape>::get(L, 3);
+    if (element_count(wanted) != static_cast<int64_t>(values.size()))
+      fail_usage("tensor: {} values do not fill the shape {}", values.size(), to_string(wanted));
+    shape = wanted;
+  }
+  Tensor tensor(TensorType{dtype, shape});
+  for (size_t i = 0; i < values.size(); ++i) tensor.set(static_cast<int64_t>(i), values[i]);
+  return push_tensor(L, std::move(tensor));
+}
+
+int full(lua_State* L) {   // native.full(shape, value [, dtype])
+  const Shape shape = Convert<Shape>::get(L, 1);
+  element_count(shape);
+  const auto value = Convert<double>::get(L, 2);
+  Tensor tensor(TensorType{dtype_or(L, 3, DType::f32), shape});
+  for (int64_t i = 0; i < tensor.elements(); ++i) tensor.set(i, value);
+  return push_tensor(L, std::move(tensor));
+}
+
+int arange(lua_State* L) {   // native.arange(count [, dtype [, start [, step]]])
+  const auto count = Convert<int64_t>::get(L, 1);
+  if (count < 0) fail_usage("arange: {} is negative", count);
+  const double start = Convert<std::optional<double>>::get(L, 3).value_or(0);
+  const double step = Convert<std::optional<double>>::get(L, 4).value_or(1);
+  Tensor tensor(TensorType{dtype_or(L, 2, DType::f32), {count}});
+  for (int64_t i = 0; i < count; ++i) tensor.set(i, start + step * static_cast<double>(i));
+  return push_tensor(L, std::move(tensor));
+}
+
+int drawn(lua_State* L, Initial::Kind kind) {   // shape [, dtype [, seed]]
+  const Shape shape = Convert<Shape>::get(L, 1);
+  element_count(shape);
+  const DType dtype = dtype_or(L, 2, DType::f32);
+  const auto given = Convert<std::optional<double>>::get(L, 3);
+  const uint64_t seed = given ? static_cast<uint64_t>(*given) : ++host_of(L).draws;
+  return push_tensor(L, initial_tensor("prompt", {dtype, shape}, {kind, 1.0}, seed));
+}
+int randn(lua_State* L) { return drawn(L, Initial::Kind::normal); }
+int uniform(lua_State* L) { return drawn(L, Initial::Kind::uniform); }
+
+int64_t checked_index(int64_t index, int64_t size) {   // from 1; negative counts from the end
+  const int64_t at = index < 0 ? index + size : index - 1;
+  if (at < 0 || at >= size) fail_usage("index {} is outside 1 to {}", index, size);
+  return at;
+}
+
+double item(Tensor& tensor) {
+  if (tensor.elements() != 1) fail_usage("item: the tensor is {}; only a single element is a number", to_string(tensor.type()));
+  return tensor.at(0);
+}
+
+int at(lua_State* L) {   // tensor:at(i, j, ...) from 1
+  auto& tensor = check_object<Tensor>(L, 1);
+  const int rank = static_cast<int>(tensor.shape().size());
+  if (lua_gettop(L) - 1 != rank) fail_usage("at: {} indices for a tensor of rank {}", lua_gettop(L) - 1, rank);
+  int64_t flat = 0;
+  for (int d = 0; d < rank; ++d)
+    flat = flat * tensor.shape()[d] + checked_index(Convert<int64_t>::get(L, d + 2), tensor.shape()[d]);
+  return Convert<double>::push(L, tensor.at(flat));
+}
+
+void push_nested(lua_State* L, const Tensor& tensor, size_t dim, int64_t& flat) {
+  if (dim == tensor.shape().size()) {
+    lua_pushnumber(L, tensor.at(flat++));
+    return;
+  }
+  luaL_checkstack(L, 4, "nested lists");
+  lua_createtable(L, static_cast<int>(tensor.shape()[dim]), 0);
+  for (int64_t i = 0; i < tensor.shape()[dim]; ++i) {
+    push_nested(L, tensor, dim + 1, flat);
+    lua_rawseti(L, -2, static_cast<int>(i) + 1);
+  }
+}
+int tolist(lua_State* L) {
+  int64_t flat = 0;
+  push_nested(L, check_object<Tensor>(L, 1), 0, flat);
+  return 1;
+}
+
+Tensor to_dtype(Tensor& tensor, DType dtype) { return tensor.to(dtype); }
+Tensor contiguous(Tensor& tensor) { return tensor.contiguous(); }
+Tensor clone(Tensor& tensor) {
+  Tensor copy(tensor.type());
+  copy.copy_from(tensor);
+  return copy;
+}
+int64_t numel(Tensor& tensor) { return tensor.elements(); }
+std::string show(Tensor& tensor) { return to_string(tensor); }
+
+// The address of the first element, for LuaJIT's ffi.cast; the tensor must be packed and must outlive its use.
+int address(lua_State* L) {
+  auto& tensor = check_object<Tensor>(L, 1);
+  if (!tensor.layout().is_contiguous())
+    fail_usage("data: this is a strided view of {}; take :contiguous() first", to_string(tensor.type()));
+  lua_pushlightuserdata(L, tensor.bytes());
+  return 1;
+}
+
+Tensor run_one(lua_State* L, std::string_view op, const std::vector<Tensor>& inputs, const Attributes& attributes) {
+  return host_of(L).eager->call(op_named(op), inputs, attributes).front();
+}
+
+// Arithmetic, on tensors and on values of a graph, with numbers on either side.
+ValueId run_one(const GraphHandle& graph, std::string_view op, std::vector<ValueId> inputs, Attributes attributes) {
+  return graph->builder.call(op, std::move(inputs), std::move(attributes));
+}
+
+// A scalar: it broadcasts.
+Attributes constant_attributes(DType dtype, double number) {
+  return {{"value", number}, {"shape", std::vector<int64_t>{}}, {"dtype", std::string(name_of(dtype))}};
+}
+
+template <typename Operand, typename Run>
+Operand with_number(std::string_view op, const Operand& x, double number, bool number_first, const Run& run) {
+  const auto scaled = [&](const Operand& v, double factor) { return run("scale", v, Attributes{{"factor", factor}}); };
+  const auto shifted = [&](const Operand& v, double amount) { return run("shift", v, Attributes{{"amount", amount}}); };
+  if (op == "add") return shifted(x, number);
+  if (op == "mul") return scaled(x, number);
+  if (op == "sub") return number_first ? shifted(run("neg", x, {}), number) : shifted(x, -number);
+  if (!number_first) return scaled(x, 1 / number);
+  return run.binary("div", run.constant(x, number), x);
+}
+
+int arithmetic(lua_State* L, std::string_view op) {
+  const bool number_first = lua_type(L, 1) == LUA_TNUMBER, number_second = lua_type(L, 2) == LUA_TNUMBER;
+  const int first = number_first ? 2 : 1;
+  if (auto* value = to_object<ValueHandle>(L, first)) {
+    const GraphHandle graph = value->owner;
+    struct Run {
+      GraphHandle graph;
+      ValueId operator()(std::string_view name, ValueId x, Attributes a) const { return run_one(graph, name, {x}, std::move(a)); }
+      ValueId binary(std::string_view name, ValueId x, ValueId y) const { return run_one(graph, name, {x, y}, {}); }
+      ValueId constant(ValueId like, double number) const {
+        return run_one(graph, "fill", {}, constant_attributes(graph->builder.type(like).dtype, number));
+      }
+    } run{graph};
+    ValueId result;
+    if (number_first || number_second) {
+      result = with_number(op, value->id, lua_tonumber(L, number_first ? 1 : 2), number_first, run);
+    } else {
+      auto& other = check_object<ValueHandle>(L, 2);
+      if (other.owner != graph) fail_usage("{}: its operands belong to different graphs", op);
+      result = run.binary(op, value->id, other.id);
+    }
+    push_object(L, ValueHandle{graph, result});
+    return 1;
+  }
+  struct Run {
+    lua_State* L;
+    Tensor operator()(std::string_view name, const Tensor& x, const Attributes& a) const { return run_one(L, name, {x}, a); }
+    Tensor binary(std::string_view name, const Tensor& x, const Tensor& y) const { return run_one(L, name, {x, y}, {}); }
+    Tensor constant(const Tensor& like, double number) const {
+      return run_one(L, "fill", {}, constant_attributes(like.dtype(), number));
+    }
+  } run{L};
+  Tensor& x = check_object<Tensor>(L, first);
+  if (number_first || number_second)
+    return push_tensor(L, with_number(op, x, lua_tonumber(L, number_first ? 1 : 2), number_first, run));
+  return push_tensor(L, run.binary(op, x, check_object<Tensor>(L, 2)));
+}
+
+int add(lua_State* L) { return arithmetic(L, "add"); }
+int sub(lua_State* L) { return arithmetic(L, "sub"); }
+int mul(lua_State* L) { return arithmetic(L, "mul"); }
+int div(lua_State* L) { return arithmetic(L, "div"); }
+int unm(lua_State* L) {
+  if (auto* value = to_object<ValueHandle>(L, 1)) {
+    const ValueId result = run_one(value->owner, "neg", {value->id}, {});
+    push_object(L, ValueHandle{value->owner, result});
+    return 1;
+  }
+  return push_tensor(L, run_one(L, "neg", {check_object<Tensor>(L, 1)}, {}));
+}
+
+int tensor_index(lua_State* L) {
+  auto& tensor = check_object<Tensor>(L, 1);
+  if (lua_type(L, 2) == LUA_TNUMBER) {   // tensor[i]: a row, or a number of a vector
+    if (tensor.shape().empty()) fail_usage("a scalar has no rows; use :item()");
+    const int64_t row = checked_index(Convert<int64_t>::get(L, 2), tensor.shape()[0]);
+    Layout layout = sliced(tensor.layout(), 0, row, 1);
+    layout.type.shape.erase(layout.type.shape.begin());
+    layout.strides.erase(layout.strides.begin());
+    if (layout.type.shape.empty()) return Convert<double>::push(L, tensor.view(layout).at(0));
+    return push_tensor(L, tensor.view(std::move(layout)));
+  }
+  if (lua_type(L, 2) != LUA_TSTRING) return 0;
+  const std::string_view name = lua_tostring(L, 2);
+  if (name == "dtype") return Convert<DType>::push(L, tensor.dtype());
+  if (name == "shape") return Convert<Shape>::push(L, tensor.shape());
+  return 0;
+}
+
+int tensor_newindex(lua_State* L) {   // vector[i] = number
+  auto& tensor = check_object<Tensor>(L, 1);
+  if (lua_type(L, 2) != LUA_TNUMBER || tensor.shape().size() != 1)
+    fail_usage("only elements of a vector can be assigned; use tensor[i][j] = number for a matrix");
+  tensor.set(checked_index(Convert<int64_t>::get(L, 2), tensor.shape()[0]), Convert<double>::get(L, 3));
+  return 0;
+}
+
+}  // namespace
+
+int push_tensor(lua_State* L, Tensor tensor) {
+  Host& host = host_of(L);
+  // Lua sees a few bytes of userdata where megabytes hang on it.
+  if (live_buffer_bytes() > host.collect_at) {
+    lua_gc(L, LUA_GCCOLLECT, 0);
+    lua_gc(L, LUA_GCCOLLECT, 0);   // finalised in the first round, freed in the second
+    host.collect_at = std::max<int64_t>(int64_t{256} << 20, 2 * live_buffer_bytes());
+  }
+  push_object(L, std::move(tensor));
+  return 1;
+}
+
+void add_tensor(lua_State* L) {
+  make_class<Tensor>(L, {bind<&item>("item"), bind<&at>("at"), bind<&tolist>("tolist"), bind<&to_dtype>("to"),
+                         bind<&contiguous>("contiguous"), bind<&clone>("clone"), bind<&numel>("numel"),
+                         bind<&address>("address"), bind<&show>("__tostring"), bind<&add>("__add"),
+                         bind<&sub>("__sub"), bind<&mul>("__mul"), bind<&div>("__div"), bind<&unm>("__unm"),
+                         bind<&tensor_newindex>("__newindex")},
+                     &tensor_index);
+  // Values of a graph compute the same way.
+  luaL_getmetatable(L, ClassName<ValueHandle>::value);
+  set_functions(L, "value:", {bind<&add>("__add"), bind<&sub>("__sub"), bind<&mul>("__mul"), bind<&div>("__div"),
+                              bind<&unm>("__unm")});
+  lua_pop(L, 1);
+  set_functions(L, "native.", {bind<&new_tensor>("tensor"), bind<&full>("full"), bind<&arange>("arange"),
+                               bind<&randn>("randn"), bind<&uniform>("uniform")});
+}
+
+}  // namespace het::lua

@@ -1,0 +1,149 @@
+--- What recipes may reach. Recipes are shared between strangers: by default one sees `het`, Lua's safe
+-- libraries and the files of its own folder, nothing that starts programs, loads machine code or looks into
+-- the library. `--trust` gives it everything.
+local native = require "het.native"
+
+local sandbox = {}
+
+-- The string metatable is shared with recipes, and through it these would be reached.
+string.dump = nil
+getmetatable("").__metatable = "string"
+
+local function copy(library, names)
+  local result = {}
+  for name in names:gmatch "%S+" do result[name] = library[name] end
+  return result
+end
+
+local function under(path, folder)
+  return path == folder or path:sub(1, #folder + 1) == folder .. "/"
+end
+
+--- `io.open` and `io.lines` for files inside `folder` (links are followed before it is looked at).
+local function restricted_io(folder)
+  local function check(path, mode)
+    local real = native.resolve(tostring(path))
+    if not under(real, folder) then
+      error(("'%s' lies outside the recipe's folder %s; hetrun --trust lets a recipe open any file"):format(
+        tostring(path), folder), 3)
+    end
+    return real, mode
+  end
+  return {
+    open = function(path, mode) return io.open(check(path, mode)) end,
+    lines = function(path) return io.lines(check(path), nil) end,
+    write = function(...) return io.write(...) end,
+  }
+end
+
+local function keys_of(...)
+  local names = {}
+  for i = 1, select("#", ...) do
+    for name in pairs((select(i, ...))) do
+      if type(name) == "string" then names[#names + 1] = name end
+    end
+  end
+  return names
+end
+
+--- Make reading or assigning an undeclared global an error that names the nearest declared one.
+local function strict(environment, fallback)
+  return setmetatable(environment, {
+    __metatable = "recipe",
+    __index = function(_, name)
+      local value = fallback and fallback[name]
+      if value ~= nil then return value end
+      local nearest = native.nearest(tostring(name), keys_of(environment, fallback or {}))
+      error(("'%s' is not declared%s"):format(tostring(name),
+        nearest and ("; did you mean '%s'?"):format(nearest) or ""), 2)
+    end,
+    __newindex = function(_, name)
+      error(("'%s' is assigned without being declared; write `local %s = ...`"):format(tostring(name),
+        tostring(name)), 2)
+    end,
+  })
+end
+
+--- `require` of a recipe: "het", and Lua files beside the recipe, each run once in the same environment.
+local function recipe_require(environment, folder)
+  local loaded = {}
+  return function(name)
+    if type(name) ~= "string" then error("require: a name is needed", 2) end
+    if name == "het" then return require "het" end
+    if loaded[name] ~= nil then return loaded[name] end
+    if not name:match "^[%w_][%w_%.%-]*$" or name:find("..", 1, true) then
+      error(("require: '%s' is not the name of a file beside the recipe"):format(name), 2)
+    end
+    local path = folder .. "/" .. name:gsub("%.", "/") .. ".lua"
+    if not under(native.resolve(path), folder) or native.path_kind(path) ~= "file" then
+      error(("require: there is no '%s' (recipes can require \"het\" and Lua files in %s)"):format(name, folder), 2)
+    end
+    local chunk, problem = sandbox.load(native.read_text(path), "@" .. path, environment)
+    if not chunk then error(problem, 0) end
+    local value = chunk(name)
+    loaded[name] = value == nil and true or value
+    return loaded[name]
+  end
+end
+
+--- Load source text (never bytecode) to run in `environment`.
+function sandbox.load(text, name, environment)
+  local chunk, problem = load(text, name, "t", environment)
+  return chunk, problem
+end
+
+--- The globals of a recipe.
+-- @param trust   everything, bounded only by strictness
+-- @param folder  the recipe's folder (default: the current one)
+function sandbox.environment(trust, folder)
+  folder = native.resolve(folder or ".")
+  local environment
+  if trust then
+    environment = {}
+    environment._G = environment
+    environment.require = recipe_require(environment, folder)
+    local inner = environment.require
+    environment.require = function(name)
+      local ok, value = pcall(inner, name)
+      if ok then return value end
+      return require(name)
+    end
+    return strict(environment, _G)
+  end
+  environment = copy(_G, [[assert error ipairs next pairs pcall xpcall select tonumber tostring type unpack
+    rawequal rawget rawset collectgarbage _VERSION print]])
+  environment._G = environment
+  environment.math = copy(math, table.concat(keys_of(math), " "))
+  environment.string = copy(string, table.concat(keys_of(string), " "))
+  environment.table = copy(table, table.concat(keys_of(table), " "))
+  environment.coroutine = copy(coroutine, "create resume running status wrap yield")
+  environment.bit = copy(bit, table.concat(keys_of(bit), " "))
+  environment.os = copy(os, "clock date difftime time")
+  environment.io = restricted_io(folder)
+  environment.getmetatable = function(value)
+    if type(value) ~= "table" then return type(value) end
+    return getmetatable(value)
+  end
+  environment.setmetatable = function(value, metatable)
+    if type(value) ~= "table" then error("setmetatable: a table is needed", 2) end
+    return setmetatable(value, metatable)
+  end
+  environment.load = function(text, name)
+    if type(text) ~= "string" then error("load: text is needed", 2) end
+    return sandbox.load(text, name or "=(load)", environment)
+  end
+  environment.require = recipe_require(environment, folder)
+  environment.arg = native.arguments
+  return strict(environment)
+end
+
+--- The environment of the prompt: like a recipe's, but new globals may be assigned.
+function sandbox.prompt_environment(trust)
+  local environment = sandbox.environment(trust, ".")
+  local strictness = debug.getmetatable(environment)
+  strictness.__newindex = nil
+  environment.het = require "het"
+  return environment
+end
+
+return sandbox

@@ -1,0 +1,178 @@
+#include "lua/state.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+
+#include "core/base/parallel.h"
+#include "core/io/file.h"
+#include "kernels/cpu/device.h"
+#include "kernels/reference/device.h"
+#include "lua/interrupt.h"
+
+namespace het::lua {
+namespace {
+
+const char kHostKey = 0;          // registry: Host*
+const char kEnvironmentKey = 0;   // registry: the recipes' environment
+
+// require "het.x": from HETRUN_LUA_PATH when it is set (to work on the library), else from inside the binary.
+int load_module(lua_State* L) {
+  const std::string name = Convert<std::string>::get(L, 1);
+  if (name != "het" && !name.starts_with("het.")) {
+    lua_pushnil(L);
+    return 1;
+  }
+  if (const char* folder = std::getenv("HETRUN_LUA_PATH")) {
+    std::string path = name;
+    std::replace(path.begin(), path.end(), '.', '/');
+    for (const std::string& candidate : {fmt::format("{}/{}.lua", folder, path), fmt::format("{}/{}/init.lua", folder, path)})
+      if (std::filesystem::exists(candidate)) {
+        if (luaL_loadfile(L, candidate.c_str()) != 0) throw_lua_error(L);
+        return 1;
+      }
+  }
+  for (const Module& module : embedded_modules())
+    if (name == module.name) {
+      if (luaL_loadbuffer(L, module.text, module.bytes, fmt::format("@{}", name).c_str()) != 0) throw_lua_error(L);
+      return 1;
+    }
+  Convert<std::string>::push(L, fmt::format("\n\tno module '{}' in the het library", name));
+  return 1;
+}
+
+// native.resolve(path): the real path of a file or of the folder it would be made in; "" when there is none.
+std::string real_path(std::string path) {
+  std::error_code problem;
+  const auto result = std::filesystem::weakly_canonical(path, problem);
+  return problem ? std::string() : result.string();
+}
+
+}  // namespace
+
+Host& host_of(lua_State* L) {
+  lua_pushlightuserdata(L, const_cast<char*>(&kHostKey));
+  lua_rawget(L, LUA_REGISTRYINDEX);
+  auto* host = static_cast<Host*>(lua_touserdata(L, -1));
+  lua_pop(L, 1);
+  HET_REQUIRE(host != nullptr);
+  return *host;
+}
+
+void set_host(lua_State* L, Host* host) {
+  lua_pushlightuserdata(L, const_cast<char*>(&kHostKey));
+  lua_pushlightuserdata(L, host);
+  lua_rawset(L, LUA_REGISTRYINDEX);
+}
+
+void throw_lua_error(lua_State* L) {
+  std::string message = "unknown error";
+  ErrorKind kind = ErrorKind::usage;
+  std::vector<std::string> context;
+  if (lua_istable(L, -1)) {
+    const int index = lua_gettop(L);
+    const auto sentence = field<std::string>(L, index, "sentence");
+    message = sentence ? *sentence : field<std::string>(L, index, "message").value_or(message);
+    const std::string named = field<std::string>(L, index, "kind").value_or("usage");
+    for (const ErrorKind known : {ErrorKind::bug, ErrorKind::environment, ErrorKind::peer})
+      if (name_of(known) == named) kind = known;
+    if (sentence) context = field<std::vector<std::string>>(L, index, "context").value_or(context);
+  } else if (const char* text = lua_tostring(L, -1)) {
+    message = text;
+  }
+  lua_pop(L, 1);
+  Error error(kind, message);
+  for (std::string& where : context) error.add_context(std::move(where));
+  throw error;
+}
+
+void call(lua_State* L, int arguments, int results) {
+  if (lua_pcall(L, arguments, results, 0) != 0) throw_lua_error(L);
+}
+
+State::State(const Settings& settings) : settings_(settings) {
+  if (settings.threads > 0) set_thread_count(settings.threads);
+  host_.cpu = make_cpu_device();
+  host_.reference = make_reference_device();
+  host_.eager = std::make_unique<Eager>(host_.cpu);
+
+  L_ = luaL_newstate();
+  if (L_ == nullptr) fail_environment("cannot start LuaJIT: not enough memory");
+  luaL_openlibs(L_);
+  set_host(L_, &host_);
+
+  lua_newtable(L_);   // native
+  add_graph(L_);
+  add_tensor(L_);
+  add_program(L_);
+  add_data(L_);
+  add_system(L_);
+  set_functions(L_, "native.", {bind<&real_path>("resolve")});
+  lua_newtable(L_);
+  set_field(L_, "quiet", settings.quiet);
+  set_field(L_, "json", settings.json);
+  set_field(L_, "trust", settings.trust);
+  set_field(L_, "help", settings.help);
+  set_field(L_, "metrics", settings.metrics);
+  set_field(L_, "device", settings.device);
+  lua_setfield(L_, -2, "settings");
+  set_list(L_, "arguments", settings.arguments);
+
+  lua_getglobal(L_, "package");
+  lua_getfield(L_, -1, "loaded");
+  lua_pushvalue(L_, -3);
+  lua_setfield(L_, -2, "het.native");
+  lua_pop(L_, 1);
+  // The het library comes before anything on package.path.
+  lua_getfield(L_, -1, "loaders");
+  const int loaders = lua_gettop(L_);
+  for (int i = static_cast<int>(lua_objlen(L_, loaders)); i >= 2; --i) {
+    lua_rawgeti(L_, loaders, i);
+    lua_rawseti(L_, loaders, i + 1);
+  }
+  lua_pushstring(L_, "require");
+  lua_pushcclosure(L_, bind<&load_module>("require").call, 1);
+  lua_rawseti(L_, loaders, 2);
+  lua_settop(L_, 0);
+}
+
+State::~State() {
+  if (L_ != nullptr) lua_close(L_);
+}
+
+int State::call_program(const std::string& name, const std::vector<std::string>& arguments) {
+  lua_getglobal(L_, "require");
+  lua_pushstring(L_, "het.program");
+  call(L_, 1, 1);
+  lua_getfield(L_, -1, name.c_str());
+  lua_remove(L_, -2);
+  for (const std::string& argument : arguments) Convert<std::string>::push(L_, argument);
+  call(L_, static_cast<int>(arguments.size()), 1);
+  const int code = lua_isnil(L_, -1) ? 0 : static_cast<int>(lua_tonumber(L_, -1));
+  lua_pop(L_, 1);
+  return code;
+}
+
+void State::push_environment() {
+  lua_pushlightuserdata(L_, const_cast<char*>(&kEnvironmentKey));
+  lua_rawget(L_, LUA_REGISTRYINDEX);
+  if (!lua_isnil(L_, -1)) return;
+  lua_pop(L_, 1);
+  lua_getglobal(L_, "require");
+  lua_pushstring(L_, "het.sandbox");
+  call(L_, 1, 1);
+  lua_getfield(L_, -1, "environment");
+  lua_remove(L_, -2);
+  lua_pushboolean(L_, settings_.trust);
+  call(L_, 1, 1);
+  lua_pushlightuserdata(L_, const_cast<char*>(&kEnvironmentKey));
+  lua_pushvalue(L_, -2);
+  lua_rawset(L_, LUA_REGISTRYINDEX);
+}
+
+int State::run_recipe(const std::string& path) {
+  return call_program("recipe", {path});
+}
+
+}  // namespace het::lua
