@@ -1,0 +1,108 @@
+#include "kernels/cpu/request.h"
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "core/base/error.h"
+
+namespace het::cpu {
+
+Loops merge_loops(const KernelRequest& request, const Shape& shape, std::span<const Layout* const> operands) {
+  HET_REQUIRE(operands.size() <= kMaxOperands, operands.size());
+  std::vector<Layout> stretched;
+  for (const Layout* operand : operands) stretched.push_back(broadcast_to(*operand, shape));
+
+  // Inner to outer: a dimension joins the loop inside it when every operand continues there.
+  std::vector<int64_t> sizes;
+  std::vector<Strides> strides;  // [loop][operand]
+  for (size_t d = shape.size(); d-- > 0;) {
+    if (shape[d] == 1) continue;
+    Strides here;
+    for (const Layout& layout : stretched) here.push_back(layout.strides[d]);
+    bool joins = !sizes.empty();
+    for (size_t i = 0; joins && i < here.size(); ++i) joins = here[i] == strides.back()[i] * sizes.back();
+    if (joins) {
+      sizes.back() *= shape[d];
+    } else {
+      sizes.push_back(shape[d]);
+      strides.push_back(std::move(here));
+    }
+  }
+  if (sizes.size() > kMaxRank) refuse(request, "operands with more than 8 dimensions that cannot be merged");
+
+  Loops loops;
+  loops.rank = std::max<int>(1, static_cast<int>(sizes.size()));
+  for (size_t l = 0; l < sizes.size(); ++l) {
+    const size_t d = sizes.size() - 1 - l;
+    loops.size[d] = sizes[l];
+    for (size_t i = 0; i < operands.size(); ++i) loops.stride[i][d] = strides[l][i];
+  }
+  return loops;
+}
+
+Loops copy_loops(const KernelRequest& request, const Layout& to, const Layout& from) {
+  std::vector<int64_t> order(to.type.shape.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return to.strides[a] > to.strides[b]; });
+  const Layout target = permuted(to, order), source = permuted(from, order);
+  const Layout* const operands[] = {&target, &source};
+  return merge_loops(request, target.type.shape, operands);
+}
+
+Loops reduction_loops(const KernelRequest& request) {
+  const Layout& x = request.inputs[0];
+  const int64_t rank = static_cast<int64_t>(x.type.shape.size());
+  std::vector<bool> summed(rank, !request.attributes.has("dims"));
+  if (request.attributes.has("dims"))
+    for (const int64_t dim : request.attributes.get<std::vector<int64_t>>("dims"))
+      summed[dim < 0 ? dim + rank : dim] = true;
+  Layout result{{request.outputs[0].type.dtype, x.type.shape}, Strides(rank, 0)};
+  int64_t step = 1;
+  for (int64_t d = rank; d-- > 0;) {
+    if (summed[d]) continue;
+    result.strides[d] = step;
+    step *= x.type.shape[d];
+  }
+  const Layout* const operands[] = {&x, &result};
+  return merge_loops(request, x.type.shape, operands);
+}
+
+Split3 split_at(const Shape& shape, int64_t dim) {
+  if (dim < 0) dim += static_cast<int64_t>(shape.size());
+  Split3 split{1, 1, 1};
+  for (int64_t d = 0; d < static_cast<int64_t>(shape.size()); ++d)
+    (d < dim ? split.outer : d == dim ? split.size : split.inner) *= shape[d];
+  return split;
+}
+
+void refuse_dtype(const KernelRequest& request, DType dtype) {
+  fail_usage("{} on the CPU takes no {}; f32, bf16 and f16 work there (the reference device also has f64)",
+             request.op.name, dtype);
+}
+
+void refuse(const KernelRequest& request, const char* why) {
+  fail_usage("{} on the CPU does not take {}", request.op.name, why);
+}
+
+void require_packed(const KernelRequest& request, const Layout& layout) {
+  if (!layout.is_contiguous())
+    fail(ErrorKind::bug, "{} on the CPU was prepared for a strided operand {}", request.op.name,
+         to_string(layout.type));
+}
+
+void refuse_index(const char* op, int64_t position, int64_t value, int64_t limit) {
+  fail_usage("{}: index {} at position {} is outside the table's {} rows", op, value, position, limit);
+}
+
+double number(const KernelRequest& request, std::string_view attribute, double fallback) {
+  return request.attributes.get<double>(attribute, fallback);
+}
+int64_t integer(const KernelRequest& request, std::string_view attribute, int64_t fallback) {
+  return request.attributes.get<int64_t>(attribute, fallback);
+}
+bool flag(const KernelRequest& request, std::string_view attribute, bool fallback) {
+  return request.attributes.get<bool>(attribute, fallback);
+}
+
+}  // namespace het::cpu
