@@ -157,6 +157,21 @@ void write_value(std::string& to, const Json& json, int indent, int level) {
 
 }  // namespace
 
+Json::Json() = default;
+Json::Json(bool v) : value(v) {}
+Json::Json(int v) : value(int64_t{v}) {}
+Json::Json(int64_t v) : value(v) {}
+Json::Json(double v) : value(v) {}
+Json::Json(const char* v) : value(std::string(v)) {}
+Json::Json(std::string v) : value(std::move(v)) {}
+Json::Json(Array v) : value(std::move(v)) {}
+Json::Json(Object v) : value(std::move(v)) {}
+Json::Json(const Json&) = default;
+Json::Json(Json&&) noexcept = default;
+Json& Json::operator=(const Json&) = default;
+Json& Json::operator=(Json&&) noexcept = default;
+Json::~Json() = default;
+
 const Json* Json::find(std::string_view name) const {
   if (const Object* members = object())
     for (const auto& [key, member] : *members)

@@ -17,15 +17,21 @@ struct Json {
   // Integers beyond int64 are read as double. A NaN or infinity is written as null: JSON has no other.
   std::variant<std::nullptr_t, bool, int64_t, double, std::string, Array, Object> value = nullptr;
 
-  Json() = default;
-  Json(bool v) : value(v) {}
-  Json(int v) : value(int64_t{v}) {}
-  Json(int64_t v) : value(v) {}
-  Json(double v) : value(v) {}
-  Json(const char* v) : value(std::string(v)) {}
-  Json(std::string v) : value(std::move(v)) {}
-  Json(Array v) : value(std::move(v)) {}
-  Json(Object v) : value(std::move(v)) {}
+  // Defined in json.cpp: inlined, the variant's moves make g++ 12 warn of uninitialised members that are none.
+  Json();
+  Json(bool v);
+  Json(int v);
+  Json(int64_t v);
+  Json(double v);
+  Json(const char* v);
+  Json(std::string v);
+  Json(Array v);
+  Json(Object v);
+  Json(const Json&);
+  Json(Json&&) noexcept;
+  Json& operator=(const Json&);
+  Json& operator=(Json&&) noexcept;
+  ~Json();
   bool operator==(const Json&) const = default;
 
   bool is_null() const { return std::holds_alternative<std::nullptr_t>(value); }
