@@ -1,0 +1,138 @@
+--- What the `hetrun` program does with its words: the policy half of main.cpp and prompt.cpp.
+local native = require "het.native"
+local sandbox = require "het.sandbox"
+
+local program = {}
+
+local function folder_of(path)
+  return path:match "^(.*)/[^/]*$" or "."
+end
+
+--- Run the recipe at `path` and what it returns. Returns the exit code.
+function program.recipe(path)
+  local text = native.read_text(path)
+  local environment = sandbox.environment(native.settings.trust, folder_of(path))
+  local chunk, problem = sandbox.load(text, "@" .. path, environment)
+  if not chunk then native.fail("usage", problem) end
+  local het = require "het"
+  het.begin_recipe(path, text)
+  local result = chunk()
+  return het.run_recipe(result)
+end
+
+-- The prompt's own environment, made by program.prompt.
+local environment
+
+--- Start a prompt session.
+function program.prompt(trust)
+  environment = sandbox.prompt_environment(trust == "trust")
+end
+
+local function show(value)
+  if type(value) == "string" then return ("%q"):format(value) end
+  if type(value) ~= "table" or getmetatable(value) then return tostring(value) end
+  local parts, count = {}, #value
+  for i = 1, math.min(count, 20) do parts[i] = show(value[i]) end
+  if count > 20 then parts[#parts + 1] = ("... (%d in all)"):format(count) end
+  local names = {}
+  for name in pairs(value) do
+    if type(name) == "string" then names[#names + 1] = name end
+  end
+  table.sort(names)
+  for i = 1, math.min(#names, 20) do
+    local field = value[names[i]]
+    parts[#parts + 1] = names[i] .. " = " .. (type(field) == "table" and "{...}" or show(field))
+  end
+  if #names > 20 then parts[#parts + 1] = ("... (%d names in all)"):format(#names) end
+  return "{" .. table.concat(parts, ", ") .. "}"
+end
+
+--- Run a compiled line of the prompt and print what it gives.
+function program.evaluate(chunk)
+  jit.off(chunk, true)
+  setfenv(chunk, environment)
+  local results = { n = 0 }
+  local function collect(...)
+    results.n = select("#", ...)
+    for i = 1, results.n do results[i] = (select(i, ...)) end
+  end
+  local ok, problem = xpcall(function() collect(chunk()) end, function(value)
+    if type(value) ~= "string" then return value end
+    -- The lines of the library are of no use at the prompt: keep those of the user's own chunk.
+    local trace = {}
+    for line in debug.traceback("", 2):gmatch "[^\n]+" do
+      if line:match "^%s+prompt:" and not line:match "in function <prompt:0>" then trace[#trace + 1] = line end
+    end
+    return #trace > 1 and value .. "\n" .. table.concat(trace, "\n") or value
+  end)
+  if not ok then error(problem, 0) end
+  local shown = {}
+  for i = 1, results.n do shown[i] = show(results[i]) end
+  if results.n > 0 then native.write("stdout", table.concat(shown, "\t") .. "\n") end
+end
+
+--- `?name`: print its documentation.
+function program.explain(name)
+  local het = require "het"
+  native.write("stdout", het.help((name:gsub("^%s+", ""):gsub("%s+$", ""))) .. "\n")
+end
+
+local function resolve(path)
+  local value = environment
+  for name in path:gmatch "[%w_]+" do
+    if type(value) == "table" then
+      local ok, field = pcall(function() return value[name] end)
+      value = ok and field or nil
+    else
+      return nil
+    end
+    if value == nil then return nil end
+  end
+  return value
+end
+
+--- Names that could complete the end of `text`: globals, fields after a dot, methods after a colon.
+function program.completions(text)
+  local path, separator, word = text:match "([%w_][%w_%.]*)([%.:])([%w_]*)$"
+  local names, seen = {}, {}
+  local function offer(name)
+    if type(name) == "string" and name:sub(1, #word) == word and not seen[name] and not name:match "^__" then
+      seen[name] = true
+      names[#names + 1] = name
+    end
+  end
+  if path then
+    local value = resolve(path)
+    if type(value) == "table" then
+      for name in pairs(value) do offer(name) end
+      local metatable = debug.getmetatable(value)
+      if metatable and type(metatable.__index) == "table" then
+        for name in pairs(metatable.__index) do offer(name) end
+      end
+      for _, name in ipairs(metatable and metatable.__names or {}) do offer(name) end
+    elseif type(value) == "userdata" then
+      local metatable = debug.getmetatable(value)
+      for name in pairs(metatable and metatable.methods or {}) do offer(name) end
+    end
+    if separator == ":" and type(value) == "string" then
+      for name in pairs(string) do offer(name) end
+    end
+  else
+    word = text:match "[%w_]*$"
+    for name in pairs(environment) do offer(name) end
+    for name in ("and break do else elseif end false for function if in local nil not or repeat return then true until while"):gmatch "%a+" do
+      if word ~= "" then offer(name) end
+    end
+  end
+  table.sort(names)
+  return names
+end
+
+--- `hetrun doctor`.
+function program.doctor() return require("het.doctor").run() end
+--- `hetrun bench NAME`.
+function program.bench(...) return require("het.bench").run(...) end
+--- `hetrun docs FOLDER`.
+function program.docs(folder) return require("het.docs").write(folder) end
+
+return program

@@ -1,0 +1,56 @@
+// hetrun: run a recipe, a command, or the prompt. Every error ends here as one sentence and an exit code.
+#include <cstdio>
+#include <iostream>
+
+#include "core/base/units.h"
+#include "lua/cli.h"
+#include "lua/interrupt.h"
+#include "lua/prompt.h"
+#include "lua/state.h"
+
+namespace {
+
+bool is_file(const std::string& path) {
+  if (FILE* file = std::fopen(path.c_str(), "r")) {
+    std::fclose(file);
+    return true;
+  }
+  return false;
+}
+
+int run(int argc, char** argv) {
+  using namespace het::lua;
+  const CommandLine line = parse_command_line(argc, argv);
+  if (line.exit_code) return *line.exit_code;
+  install_interrupt_handler();
+  State state(line.settings);
+  if (line.command.empty()) return run_prompt(state, line.settings);
+  std::vector<std::string> names;
+  for (const Subcommand& sub : subcommands()) {
+    if (line.command == sub.name) return state.call_program(sub.name, line.arguments);
+    names.emplace_back(sub.name);
+  }
+  if (!line.command.ends_with(".lua") && !is_file(line.command)) {
+    const std::string nearest = het::nearest_name(line.command, names);
+    het::fail_usage("'{}' is neither a recipe nor a command{}; commands are {} (hetrun --help)", line.command,
+                    nearest.empty() ? "" : fmt::format("; did you mean '{}'?", nearest), fmt::join(names, ", "));
+  }
+  if (!line.arguments.empty())
+    het::fail_usage("'{}' follows the recipe; options of a recipe are written --name=value", line.arguments[0]);
+  return state.run_recipe(line.command);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const het::Error& error) {
+    std::cout.flush();
+    std::cerr << "hetrun: " << error.what() << '\n';
+    return static_cast<int>(error.kind());
+  } catch (const std::exception& error) {
+    std::cerr << "hetrun: unexpected failure: " << error.what() << '\n';
+    return static_cast<int>(het::ErrorKind::bug);
+  }
+}
