@@ -37,11 +37,16 @@ struct bf16 {
   explicit operator float() const { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
 };
 
-// IEEE 754 binary16.
+// IEEE 754 binary16. Clang before 15 has no _Float16 on x86, but a storage type that converts alike.
 struct f16 {
-  _Float16 value = 0;
+#ifdef __FLT16_MAX__
+  using Storage = _Float16;
+#else
+  using Storage = __fp16;
+#endif
+  Storage value = 0;
   f16() = default;
-  explicit f16(float v) : value(static_cast<_Float16>(v)) {}
+  explicit f16(float v) : value(static_cast<Storage>(v)) {}
   explicit operator float() const { return static_cast<float>(value); }
 };
 
