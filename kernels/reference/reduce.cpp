@@ -4,14 +4,14 @@
 namespace het::reference {
 namespace {
 
-// Sums over the dimensions `dims` (all when none are named). The input's strides are split into those of the
+// Sums over the dimensions `dims` (all when none are named or the list is empty). The input's strides are split into those of the
 // dimensions that stay and those that are summed, each walked in row-major order.
 std::unique_ptr<Kernel> reduce(const KernelRequest& request, bool mean) {
   const Layout& x = request.inputs[0];
   const int64_t rank = static_cast<int64_t>(x.type.shape.size());
-  std::vector<bool> summed(rank, !request.attributes.has("dims"));
-  if (request.attributes.has("dims"))
-    for (const int64_t dim : request.attributes.get<std::vector<int64_t>>("dims")) summed[dim < 0 ? dim + rank : dim] = true;
+  const auto dims = request.attributes.get<std::vector<int64_t>>("dims", {});
+  std::vector<bool> summed(rank, dims.empty());
+  for (const int64_t dim : dims) summed[dim < 0 ? dim + rank : dim] = true;
   Layout kept, inner;
   kept.type.dtype = inner.type.dtype = x.type.dtype;
   for (int64_t d = 0; d < rank; ++d) {
