@@ -53,10 +53,9 @@ Loops copy_loops(const KernelRequest& request, const Layout& to, const Layout& f
 Loops reduction_loops(const KernelRequest& request) {
   const Layout& x = request.inputs[0];
   const int64_t rank = static_cast<int64_t>(x.type.shape.size());
-  std::vector<bool> summed(rank, !request.attributes.has("dims"));
-  if (request.attributes.has("dims"))
-    for (const int64_t dim : request.attributes.get<std::vector<int64_t>>("dims"))
-      summed[dim < 0 ? dim + rank : dim] = true;
+  const auto dims = request.attributes.get<std::vector<int64_t>>("dims", {});
+  std::vector<bool> summed(rank, dims.empty());
+  for (const int64_t dim : dims) summed[dim < 0 ? dim + rank : dim] = true;
   Layout result{{request.outputs[0].type.dtype, x.type.shape}, Strides(rank, 0)};
   int64_t step = 1;
   for (int64_t d = rank; d-- > 0;) {

@@ -35,7 +35,7 @@ Loops merge_loops(const KernelRequest& request, const Shape& shape, std::span<co
 Loops copy_loops(const KernelRequest& request, const Layout& to, const Layout& from);
 
 // The loops of a reduction over the input's elements: operand 0 is the input, operand 1 the packed result, whose
-// stride is 0 in loops that are summed. `dims` as in the attribute (absent: all).
+// stride is 0 in loops that are summed. All loops when `dims` is absent or empty.
 Loops reduction_loops(const KernelRequest& request);
 
 // Sizes before, at and after one dimension (-1: the last).
