@@ -1,0 +1,59 @@
+#include "tests/ops/case.h"
+
+namespace het::ops_test {
+namespace {
+
+// Probabilities and scores pass through 16 bits on their way to the second product.
+constexpr Tolerance kProducts{1e-5, 1.0 / 80, 1.0 / 600};
+
+struct Sizes {
+  int64_t batch, queries, keys, query_heads, key_heads, size;
+};
+
+}  // namespace
+
+std::vector<Case> attention_cases() {
+  std::vector<Case> cases;
+  const std::vector<Sizes> sizes = {{1, 1, 1, 1, 1, 1},    {1, 3, 3, 2, 2, 4},      {2, 5, 5, 4, 2, 8},
+                                    {2, 5, 9, 4, 1, 8},    {1, 17, 4, 3, 3, 6},     {1, 33, 33, 2, 1, 16},
+                                    {1, 70, 70, 2, 2, 32}, {1, 130, 130, 1, 1, 64}, {3, 64, 64, 2, 2, 32}};
+  for (const Sizes& s : sizes)
+    for (const bool causal : {false, true}) {
+      if (causal && s.queries != s.keys) continue;
+      const Shape q{s.batch, s.queries, s.query_heads, s.size}, k{s.batch, s.keys, s.key_heads, s.size};
+      Attributes attributes{{"causal", causal}};
+      if (s.size == 8) attributes.set("scale", 0.7);
+      cases.push_back({"attention", {T(q).in(-2, 2), T(k).in(-2, 2), T(k)}, attributes, kProducts});
+      // out and lse as the forward pass made them would be consistent; any others do for comparing kernels,
+      // as long as the probabilities exp(score - lse) stay near 1.
+      cases.push_back({"attention_gradient",
+                       {T(q), T(q), T(k), T(k), T(q), A({s.batch, s.query_heads, s.queries}).in(2, 4)},
+                       attributes,
+                       kProducts});
+    }
+  // Scores far apart: the running maximum has to be kept.
+  Case steep{"attention",
+             {T({1, 9, 2, 8}).in(-30, 30), T({1, 9, 2, 8}), T({1, 9, 2, 8})},
+             {{"scale", 1.0}},
+             kProducts};
+  steep.tolerance.f32 = 1e-4;
+  steep.gradient = false;
+  cases.push_back(steep);
+  for (const int64_t position : {0, 3, 6})
+    for (const int64_t tokens : {1, 2, 4}) {
+      const double at = static_cast<double>(position);
+      cases.push_back({"attention_cached",
+                       {T({2, tokens, 4, 8}), T({2, tokens, 2, 8}), T({2, tokens, 2, 8}), T({2, 10, 2, 8}),
+                        T({2, 10, 2, 8}), OperandCase{Kind::i32, {1}}.of({at})},
+                       {},
+                       kProducts});
+    }
+  cases.push_back({"attention_cached",
+                   {T({1, 1, 3, 20}), T({1, 1, 3, 20}), T({1, 1, 3, 20}), T({1, 200, 3, 20}),
+                    T({1, 200, 3, 20}), OperandCase{Kind::i32, {1}}.of({199})},
+                   {{"scale", 0.3}},
+                   kProducts});
+  return cases;
+}
+
+}  // namespace het::ops_test

@@ -1,0 +1,24 @@
+#include "tests/ops/case.h"
+
+namespace het::ops_test {
+
+std::vector<Case> embedding_cases() {
+  std::vector<Case> cases;
+  const std::vector<std::pair<Shape, Shape>> shapes = {{{1}, {1, 1}}, {{7}, {5, 3}},       {{2, 9}, {11, 33}},
+                                                       {{}, {4, 8}},  {{4, 40}, {65, 64}}, {{3, 1}, {2, 17}}};
+  for (const auto& [ids, table] : shapes) {
+    const OperandCase id = I32(ids, 0, table[0]);
+    Shape made = ids;
+    made.push_back(table[1]);
+    cases.push_back({"embedding", {id, T(table)}});
+    cases.push_back({"embedding_gradient", {T(made), id}, {{"rows", table[0]}}, {1e-5}});
+  }
+  // One row many times, others never.
+  cases.push_back({"embedding_gradient",
+                   {T({50, 6}), OperandCase{Kind::i32, {50}}.of({2})},
+                   {{"rows", int64_t{4}}},
+                   {1e-5}});
+  return cases;
+}
+
+}  // namespace het::ops_test

@@ -1,0 +1,62 @@
+#include "tests/ops/case.h"
+
+namespace het::ops_test {
+namespace {
+
+constexpr Tolerance kRows{1e-5, 1.0 / 150, 1.0 / 1000};
+// The gradient of the logits is rounded to 16 bits before the products that use it.
+constexpr Tolerance kProducts{1e-5, 1.0 / 60, 1.0 / 500};
+
+}  // namespace
+
+std::vector<Case> loss_cases() {
+  std::vector<Case> cases;
+  const std::vector<std::pair<Shape, int64_t>> shapes = {{{1}, 1},     {{7}, 5},    {{2, 9}, 33},
+                                                         {{5, 4}, 64}, {{70}, 130}, {{}, 9}};
+  for (const auto& [rows, classes] : shapes) {
+    Shape logits = rows;
+    logits.push_back(classes);
+    const OperandCase labels = I32(rows, 0, classes);
+    const OperandCase scale = A({1}).of({0.125}).constant();
+    const OperandCase lse = A({elements_of(rows)}).in(2, 4);
+    cases.push_back({"cross_entropy", {T(logits).in(-3, 3), labels, scale}, {}, kRows});
+    cases.push_back(
+        {"cross_entropy_gradient", {A({}).of({1.5}), T(logits).in(-3, 3), labels, scale, lse}, {}, kRows});
+    for (const int64_t width : {1, 6, 40}) {
+      Shape hidden = rows;
+      hidden.push_back(width);
+      for (const bool bias : {false, true}) {
+        const std::vector<OperandCase> inputs = {T(hidden), T({classes, width}),
+                                                 bias ? A({classes}) : absent(), labels, scale};
+        cases.push_back({"linear_cross_entropy", inputs, {}, kProducts});
+        cases.push_back({"linear_cross_entropy_training", inputs, {}, kProducts});
+      }
+    }
+  }
+  // Ignored labels: some, under another number, and all.
+  const OperandCase scale = A({1}).of({0.5}).constant();
+  for (const auto& [labels, ignore] : std::vector<std::pair<std::vector<double>, int64_t>>{
+           {{0, -100, 4, 2, -100}, -100}, {{0, 3, 4, 3, 1}, 3}, {{-100}, -100}, {{-1, 2}, -1}}) {
+    const OperandCase operand = OperandCase{Kind::i32, {5}}.of(labels);
+    const Attributes attributes{{"ignore", ignore}};
+    cases.push_back({"cross_entropy", {T({5, 6}), operand, scale}, attributes, kRows});
+    cases.push_back(
+        {"cross_entropy_gradient", {A({}), T({5, 6}), operand, scale, A({5}).in(1, 3)}, attributes, kRows});
+    cases.push_back(
+        {"linear_cross_entropy", {T({5, 8}), T({6, 8}), A({6}), operand, scale}, attributes, kProducts});
+    cases.push_back({"linear_cross_entropy_training",
+                     {T({5, 8}), T({6, 8}), absent(), operand, scale},
+                     attributes,
+                     kProducts});
+  }
+  // Logits so large that exp of them is infinite.
+  Case large{"cross_entropy",
+             {T({3, 4}).of({1000, 0, -1000, 999, 500, 500, -500, 0}), I32({3}, 0, 4), scale},
+             {},
+             kRows};
+  large.gradient = false;
+  cases.push_back(large);
+  return cases;
+}
+
+}  // namespace het::ops_test

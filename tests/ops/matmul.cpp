@@ -1,0 +1,49 @@
+#include "tests/ops/case.h"
+
+namespace het::ops_test {
+namespace {
+
+constexpr Tolerance kProducts{1e-5, 1.0 / 200, 1.0 / 1500};
+
+}  // namespace
+
+std::vector<Case> matmul_cases() {
+  std::vector<Case> cases;
+  for (const bool ta : {false, true})
+    for (const bool tb : {false, true}) {
+      const auto add = [&](Shape lead, Shape lead_b, int64_t m, int64_t k, int64_t n) {
+        Shape a = lead, b = lead_b;
+        a.insert(a.end(), {ta ? k : m, ta ? m : k});
+        b.insert(b.end(), {tb ? n : k, tb ? k : n});
+        cases.push_back({"matmul", {T(a), T(b)}, {{"transpose_a", ta}, {"transpose_b", tb}}, kProducts});
+      };
+      add({}, {}, 1, 1, 1);
+      add({}, {}, 3, 5, 7);
+      add({}, {}, 1, 33, 4);
+      add({}, {}, 17, 1, 9);
+      add({}, {}, 65, 64, 33);
+      add({4}, {4}, 3, 5, 2);
+      add({2, 3}, {2, 3}, 5, 8, 6);
+      add({3}, {}, 4, 6, 5);
+      add({2, 2}, {}, 3, 7, 4);
+      add({1}, {1}, 2, 3, 1);
+    }
+  const std::vector<std::pair<Shape, int64_t>> inputs = {
+      {{1}, 1}, {{5}, 3}, {{7, 9}, 4}, {{2, 3, 17}, 33}, {{4, 1, 8}, 1}, {{65, 64}, 127}, {{2, 30, 48}, 80}};
+  for (const auto& [shape, out] : inputs) {
+    const int64_t in = shape.back();
+    Shape made = shape;
+    made.back() = out;
+    cases.push_back({"linear", {T(shape), T({out, in})}, {}, kProducts});
+    cases.push_back({"linear", {T(shape), T({out, in}), A({out})}, {}, kProducts});
+    cases.push_back({"linear", {T(shape), T({out, in}), absent()}, {}, kProducts});
+    cases.push_back({"linear", {T(shape).constant(), T({out, in}).constant(), A({out})}, {}, kProducts});
+    cases.push_back({"linear_input_gradient", {T(made), T({out, in})}, {}, kProducts});
+    cases.push_back({"linear_weight_gradient", {T(made), T(shape)}, {}, kProducts});
+    cases.push_back({"linear_weight_gradient", {T(made), T(shape)}, {{"bias", true}}, kProducts});
+    cases.push_back({"linear_weight_gradient", {T(made), T(shape)}, {{"bias", false}}, kProducts});
+  }
+  return cases;
+}
+
+}  // namespace het::ops_test

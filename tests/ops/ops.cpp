@@ -1,0 +1,145 @@
+// Every case of every operator: devices against the oracle, gradients against differences.
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <set>
+
+#include "core/base/parallel.h"
+#include "core/ops/op.h"
+#include "tests/ops/devices.h"
+#include "tests/ops/harness.h"
+
+namespace het::ops_test {
+namespace {
+
+const std::vector<std::string> kNone;
+
+std::vector<const Case*> cases_of(std::string_view op) {
+  std::vector<const Case*> found;
+  for (const Case& test : all_cases())
+    if (test.op == op) found.push_back(&test);
+  return found;
+}
+
+// Views and concat are lowered to layouts and copies: devices have nothing to do for them.
+bool has_kernel(const OpDef& op) { return !op.view && op.name != "concat"; }
+
+std::vector<Placing> placings_of(const OpDef& op) {
+  if (op.strided_inputs == 0 && op.strided_outputs == 0) return {Placing::packed};
+  if (op.name == "copy") return {Placing::packed, Placing::padded, Placing::permuted, Placing::reversed};
+  return {Placing::packed, Placing::padded, Placing::permuted};
+}
+
+std::vector<uint32_t> accumulations_of(const OpDef& op) {
+  std::vector<uint32_t> masks{0};
+  if (op.accumulates != 0) masks.push_back(op.accumulates);
+  for (uint32_t bit = 1; bit <= op.accumulates; bit <<= 1)
+    if ((op.accumulates & bit) != 0 && op.accumulates != bit) masks.push_back(bit);
+  return masks;
+}
+
+// Devices may leave f16 out; f32 and bf16 they all have.
+bool may_lack(DType dtype) { return dtype == DType::f16; }
+
+void compare_all(Device& device, const OpDef& op) {
+  for (const Case* test : cases_of(op.name))
+    for (const DType dtype : test->dtypes)
+      for (const Placing placing : placings_of(op))
+        for (const uint32_t accumulate : accumulations_of(op)) {
+          INFO(to_string(*test) << ", " << name_of(dtype) << ", " << name_of(placing)
+                                << ", accumulating into " << accumulate << ", seed " << random_seed());
+          bool supported = false;
+          const auto problems = compare(device, {*test, dtype, placing, accumulate}, supported);
+          if (!supported && !may_lack(dtype)) FAIL_CHECK("the device has no kernel for it");
+          CHECK(problems == kNone);
+        }
+}
+
+// Differences run the graph hundreds of times: large cases are left to the comparison of kernels.
+bool small(const Case& test) {
+  double elements = 0;
+  std::vector<TensorType> types;
+  for (const OperandCase& operand : test.inputs) {
+    types.push_back(type_of(operand, DType::f64));
+    elements += static_cast<double>(elements_of(operand.shape));
+  }
+  const OpDef& op = op_named(test.op);
+  const OpCall call{op, types, test.attributes};
+  return elements <= 1000 && cost_of(call, op.infer(call)).flops <= 20000;
+}
+
+class Threads {
+ public:
+  explicit Threads(int count) : before_(thread_count()) { set_thread_count(count); }
+  ~Threads() { set_thread_count(before_); }
+
+ private:
+  int before_;
+};
+
+}  // namespace
+
+TEST_CASE("every operator has a case, and every case an operator") {
+  std::set<std::string_view> tested;
+  for (const Case& test : all_cases()) tested.insert(op_named(test.op).name);
+  for (const OpDef& op : op_table()) {
+    INFO("add cases of '" << op.name << "' to the file of its family in tests/ops");
+    CHECK(tested.count(op.name) == 1);
+  }
+}
+
+TEST_CASE("a device computes what plain loops in f64 do") {
+  for (const auto& device : devices())
+    for (const OpDef& op : op_table()) {
+      if (!has_kernel(op)) continue;
+      DYNAMIC_SECTION(device->name() << ": " << op.name) { compare_all(*device, op); }
+    }
+}
+
+TEST_CASE("a device computes the same with one thread and with many") {
+  for (const int count : {1, 3}) {
+    const Threads threads(count);
+    for (const auto& device : devices()) {
+      if (device->name() == "reference") continue;
+      for (const OpDef& op : op_table()) {
+        if (!has_kernel(op)) continue;
+        DYNAMIC_SECTION(device->name() << " with " << count << " threads: " << op.name) {
+          compare_all(*device, op);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("an operator runs through lowering") {
+  for (const auto& device : devices())
+    for (const OpDef& op : op_table()) {
+      DYNAMIC_SECTION(device->name() << ": " << op.name) {
+        for (const Case* test : cases_of(op.name))
+          for (const DType dtype : test->dtypes) {
+            if (may_lack(dtype)) continue;
+            INFO(to_string(*test) << ", " << name_of(dtype) << ", seed " << random_seed());
+            CHECK(check_graph(device, *test, dtype) == kNone);
+          }
+      }
+    }
+}
+
+TEST_CASE("a gradient agrees with central differences") {
+  for (const OpDef& op : op_table()) {
+    if (!op.gradient) continue;
+    DYNAMIC_SECTION(op.name) {
+      bool checked = false;
+      for (const Case* test : cases_of(op.name)) {
+        if (!test->gradient || !small(*test)) continue;
+        checked = true;
+        for (const bool fused : {false, true}) {
+          INFO(to_string(*test) << (fused ? ", fused" : "") << ", seed " << random_seed());
+          CHECK(check_gradient(*test, fused) == kNone);
+        }
+      }
+      CHECK(checked);
+    }
+  }
+}
+
+}  // namespace het::ops_test
