@@ -5,11 +5,11 @@
 namespace het::ops {
 namespace {
 
-// Which dimensions to reduce: all when `dims` is missing, none when it is empty.
+// Which dimensions to reduce: all when `dims` is missing or empty.
 std::vector<bool> reduced(const Attributes& attributes, size_t rank) {
-  std::vector<bool> chosen(rank, !attributes.has("dims"));
-  for (const int64_t dim : attributes.get<std::vector<int64_t>>("dims", {}))
-    chosen[dim < 0 ? dim + static_cast<int64_t>(rank) : dim] = true;
+  const auto dims = attributes.get<std::vector<int64_t>>("dims", {});
+  std::vector<bool> chosen(rank, dims.empty());
+  for (const int64_t dim : dims) chosen[dim < 0 ? dim + static_cast<int64_t>(rank) : dim] = true;
   return chosen;
 }
 
