@@ -29,8 +29,8 @@ struct TokenView {
 struct TextCorpusOptions {
   std::string path;                  // a file, or a folder: its text files, recursively, in sorted order
   std::string tokenizer = "char";
-  std::string model;                 // of sentencepiece (file) and bpe (folder)
-  Json vocabulary;                   // of an earlier run; given, it is used instead of tokenizer and model
+  std::string model = {};            // of sentencepiece (file) and bpe (folder)
+  Json vocabulary = {};              // of an earlier run; given, it is used instead of tokenizer and model
   double holdout = 0.1;              // share of the tokens, at the end, kept for validation
   int64_t most_bytes = int64_t{1} << 30;  // of a folder's text: files beyond are left out
 };

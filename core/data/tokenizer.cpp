@@ -101,8 +101,8 @@ const std::string& text_member(const Json& json, const char* name, std::string_v
 
 [[noreturn]] void fail_kind(std::string_view kind) {
   const std::string nearest = nearest_name(kind, kKinds);
-  fail_usage("there is no tokenizer '{}'{}; there are: {}", kind,
-             nearest.empty() ? "" : fmt::format("; did you mean '{}'?", nearest), fmt::join(kKinds, ", "));
+  fail_usage("there is no tokenizer '{}'; there are: {}{}", kind, fmt::join(kKinds, ", "),
+             nearest.empty() ? "" : fmt::format("; did you mean '{}'?", nearest));
 }
 
 }  // namespace

@@ -1,0 +1,151 @@
+#include "core/data/corpus.h"
+
+#include <cstring>
+#include <unistd.h>
+
+#include <catch2/catch.hpp>
+
+#include "tests/unit/io/scratch.h"
+
+using namespace het;
+using namespace het::testing;
+using Catch::Contains;
+using Catch::StartsWith;
+
+namespace {
+
+std::string text_of(const Corpus& corpus, Split split) {
+  const TokenView view = corpus.view(split);
+  std::vector<int32_t> ids(static_cast<size_t>(view.count));
+  view.copy(0, view.count, ids.data());
+  return corpus.tokenizer()->decode(ids);
+}
+
+template <typename T>
+std::string bytes_of_tokens(const std::vector<T>& tokens) {
+  return std::string(reinterpret_cast<const char*>(tokens.data()), tokens.size() * sizeof(T));
+}
+
+std::string with_header(int32_t magic, int32_t version, int32_t count, const std::string& data) {
+  std::vector<int32_t> header(256, 0);
+  header[0] = magic;
+  header[1] = version;
+  header[2] = count;
+  return bytes_of_tokens(header) + data;
+}
+
+std::string error_loading(const TextCorpusOptions& options) {
+  return error_of([&] { Corpus::from_text(options); });
+}
+
+}  // namespace
+
+TEST_CASE("the end of a text is held out, as nanoGPT splits 90/10") {
+  const Scratch scratch;
+  std::string text;
+  for (int i = 0; i < 1115394; ++i) text += static_cast<char>('a' + i % 26);
+  const auto corpus = Corpus::from_text({.path = scratch.put("text", text)});
+  CHECK(corpus->tokens() == 1115394);
+  CHECK(corpus->view(Split::train).count == 1003854);
+  CHECK(corpus->vocabulary_size() == 26);
+  CHECK(text_of(*corpus, Split::train) + text_of(*corpus, Split::holdout) == text);
+}
+
+TEST_CASE("characters of several bytes survive the cutting of long texts") {
+  const Scratch scratch;
+  std::string text = "a";   // so that chunks of a power of two fall into characters
+  while (text.size() < (3u << 20)) text += "世界é😀";
+  const auto corpus = Corpus::from_text({.path = scratch.put("text", text), .holdout = 0.25});
+  CHECK((text_of(*corpus, Split::train) + text_of(*corpus, Split::holdout) == text));
+  CHECK(corpus->vocabulary_size() == 5);
+}
+
+TEST_CASE("a folder is its text files in sorted order, binary ones left out") {
+  const Scratch scratch;
+  scratch.put("b.txt", "second ");
+  scratch.put("a/deep/file.h", "first ");
+  scratch.put("c", "third");
+  scratch.put("d.bin", std::string("\0\1\2", 3));
+  scratch.put("e.latin1", "b\xe9ta");
+  scratch.put("f.empty", "");
+  const auto corpus = Corpus::from_text({.path = scratch.folder(), .holdout = 0});
+  CHECK(text_of(*corpus, Split::train) == "first second third");
+  CHECK(corpus->files() == 3);
+  CHECK(corpus->skipped() == 2);
+  const auto small = Corpus::from_text({.path = scratch.folder(), .holdout = 0, .most_bytes = 12});
+  CHECK(text_of(*small, Split::train) == "first third");
+  CHECK(small->skipped() == 3);
+}
+
+TEST_CASE("a folder that contains itself by a link ends") {
+  const Scratch scratch;
+  scratch.put("text", "once");
+  REQUIRE(symlink(scratch.folder().c_str(), scratch.path("again").c_str()) == 0);
+  CHECK(text_of(*Corpus::from_text({.path = scratch.folder(), .holdout = 0}), Split::train) == "once");
+}
+
+TEST_CASE("a vocabulary of an earlier run is used, and characters it lacks are named") {
+  const Scratch scratch;
+  const Json vocabulary = make_char_tokenizer("abcdef")->to_json();
+  const auto corpus = Corpus::from_text({.path = scratch.put("text", "fade"), .vocabulary = vocabulary, .holdout = 0});
+  CHECK(corpus->vocabulary_size() == 6);
+  CHECK(corpus->view(Split::train)[0] == 5);
+  CHECK_THAT(error_loading({.path = scratch.put("other", "faded?"), .vocabulary = vocabulary}),
+             StartsWith("usage: the character '?' (U+003F) at character 6") && Contains("in the text '" + scratch.path("other") + "'"));
+}
+
+TEST_CASE("texts that cannot be used are refused with the reason") {
+  const Scratch scratch;
+  CHECK_THAT(error_loading({.path = scratch.path("absent")}), StartsWith("usage: there is no file"));
+  CHECK_THAT(error_loading({.path = scratch.put("empty", "")}), StartsWith("usage: ") && Contains("is empty"));
+  CHECK_THAT(error_loading({.path = scratch.put("latin1", "b\xe9ta")}), Contains("not UTF-8") && Contains("latin1"));
+  CHECK_THAT(error_loading({.path = scratch.put("ok", "text"), .holdout = 1}), Contains("holdout = 1 is not a share"));
+  CHECK_THAT(error_loading({.path = scratch.path("ok"), .holdout = -0.1}), Contains("holdout = -0.1"));
+  CHECK_THAT(error_loading({.path = scratch.path("ok"), .tokenizer = "bite"}), Contains("did you mean 'byte'?"));
+  scratch.put("folder/binary", std::string("\0", 1));
+  CHECK_THAT(error_loading({.path = scratch.path("folder")}), Contains("holds no text files: its 1 files are binary"));
+}
+
+TEST_CASE("raw token files of both widths are mapped") {
+  const Scratch scratch;
+  const std::string narrow = scratch.put("narrow.bin", bytes_of_tokens<uint16_t>({5, 50256, 0, 7}));
+  const auto corpus = Corpus::from_tokens({.path = narrow, .holdout = 0.5});
+  CHECK(corpus->tokens() == 4);
+  CHECK(corpus->vocabulary_size() == 50257);
+  CHECK(corpus->view(Split::train)[1] == 50256);
+  CHECK(corpus->view(Split::holdout)[1] == 7);
+  CHECK(corpus->tokenizer() == nullptr);
+  const auto wide = Corpus::from_tokens({.path = scratch.put("wide.bin", bytes_of_tokens<uint32_t>({1, 128255, 2})), .width = 32, .holdout = 0});
+  CHECK(wide->tokens() == 3);
+  CHECK(wide->vocabulary_size() == 128256);
+  CHECK(wide->view(Split::train)[1] == 128255);
+  CHECK(Corpus::from_tokens({.path = narrow, .vocabulary = 60000})->vocabulary_size() == 60000);
+}
+
+TEST_CASE("llm.c's headers are recognised, and checked") {
+  const Scratch scratch;
+  const std::string data = bytes_of_tokens<uint16_t>({9, 8, 7});
+  const auto corpus = Corpus::from_tokens({.path = scratch.put("a.bin", with_header(20240520, 1, 3, data)), .holdout = 0});
+  CHECK(corpus->tokens() == 3);
+  CHECK(corpus->view(Split::train)[0] == 9);
+  const auto llama = Corpus::from_tokens(
+      {.path = scratch.put("b.bin", with_header(20240801, 7, 2, bytes_of_tokens<uint32_t>({100000, 3}))), .holdout = 0});
+  CHECK(llama->view(Split::train)[0] == 100000);
+  const auto error = [&](const std::string& content) {
+    return error_of([&] { Corpus::from_tokens({.path = scratch.put("bad.bin", content)}); });
+  };
+  CHECK_THAT(error(with_header(20240520, 1, 4, data)), StartsWith("usage: ") && Contains("its header says 4 tokens of 2 bytes, but 6 bytes follow"));
+  CHECK_THAT(error(with_header(20240520, 1, -1, data)), Contains("damaged"));
+  CHECK_THAT(error(with_header(20240520, 1, 0, "")), Contains("no tokens"));
+}
+
+TEST_CASE("token files of odd size, empty ones and wrong widths are refused") {
+  const Scratch scratch;
+  CHECK_THAT(error_of([&] { Corpus::from_tokens({.path = scratch.put("odd.bin", "abc")}); }),
+             StartsWith("usage: ") && Contains("odd.bin' has 3 bytes, which is no whole number of 16-bit tokens"));
+  CHECK_THAT(error_of([&] { Corpus::from_tokens({.path = scratch.put("six.bin", "abcdef"), .width = 32}); }), Contains("32-bit tokens"));
+  CHECK_THAT(error_of([&] { Corpus::from_tokens({.path = scratch.put("empty.bin", "")}); }), Contains("is empty"));
+  CHECK_THAT(error_of([&] { Corpus::from_tokens({.path = scratch.put("a.bin", "ab"), .width = 8}); }), Contains("tokens of 8 bits"));
+  CHECK_THAT(error_of([&] { Corpus::from_tokens({.path = scratch.put("ff.bin", "\xff\xff\xff\xff"), .width = 32}); }),
+             Contains("holds the token 4294967295, which is none"));
+}

@@ -1,0 +1,249 @@
+#include "core/data/sampler.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <set>
+
+#include <catch2/catch.hpp>
+
+#include "tests/unit/io/scratch.h"
+
+using namespace het;
+using namespace het::testing;
+using Catch::Contains;
+using Catch::StartsWith;
+
+namespace {
+
+constexpr int64_t kTokens = 1000;
+
+// Token i is i, so that a window tells where it stands.
+std::shared_ptr<const Corpus> counting(double holdout = 0.1, int64_t tokens = kTokens) {
+  std::vector<int32_t> ids(static_cast<size_t>(tokens));
+  std::iota(ids.begin(), ids.end(), 0);
+  return Corpus::from_ids(ids, tokens, holdout);
+}
+
+std::vector<int32_t> numbers(const std::vector<Tensor>& tensors) {
+  std::vector<int32_t> all;
+  for (const Tensor& tensor : tensors) all.insert(all.end(), tensor.span<int32_t>().begin(), tensor.span<int32_t>().end());
+  return all;
+}
+
+std::vector<int32_t> take(Sampler& sampler, int batches) {
+  std::vector<int32_t> all;
+  for (int i = 0; i < batches; ++i) {
+    const Batch batch = sampler.next();
+    const std::vector<int32_t> inputs = numbers(batch.inputs), labels = numbers(batch.labels);
+    all.insert(all.end(), inputs.begin(), inputs.end());
+    if (sampler.options().objective == Objective::masked) all.insert(all.end(), labels.begin(), labels.end());
+  }
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("labels are the inputs shifted by one, within the split") {
+  for (const Split split : {Split::train, Split::holdout}) {
+    Sampler sampler(counting(), {.context = 16, .batch = 8, .microbatch = 4, .split = split, .seed = 3});
+    for (int i = 0; i < 50; ++i) {
+      const Batch batch = sampler.next();
+      REQUIRE(batch.inputs.size() == 2);
+      CHECK(batch.labelled == 8 * 16);
+      CHECK(batch.cursor == 8 * i);
+      for (size_t m = 0; m < 2; ++m) {
+        REQUIRE(batch.inputs[m].type() == TensorType{DType::i32, {4, 16}});
+        for (int64_t s = 0; s < 4; ++s)
+          for (int64_t t = 0; t < 16; ++t) {
+            const double first = batch.inputs[m].at(s * 16);
+            REQUIRE(batch.inputs[m].at(s * 16 + t) == first + static_cast<double>(t));
+            REQUIRE(batch.labels[m].at(s * 16 + t) == first + static_cast<double>(t) + 1);
+          }
+        CHECK(batch.inputs[m].at(0) >= (split == Split::train ? 0 : 900));
+        CHECK(batch.labels[m].at(63) < (split == Split::train ? 900 : 1000));
+      }
+    }
+  }
+}
+
+TEST_CASE("sample order depends neither on batch, micro-batch nor rank") {
+  const auto corpus = counting();
+  for (const Objective objective : {Objective::next_token, Objective::masked}) {
+    const SamplerOptions base{.context = 8, .batch = 24, .seed = 7, .objective = objective, .ahead = 0};
+    const std::vector<int32_t> expected = numbers(make_batch(*corpus, base, 48).inputs);
+
+    std::vector<int32_t> pieces;
+    for (int64_t cursor = 48; cursor < 72; cursor += 6) {
+      SamplerOptions small = base;
+      small.batch = 6;
+      small.microbatch = 2;
+      const std::vector<int32_t> part = numbers(make_batch(*corpus, small, cursor).inputs);
+      pieces.insert(pieces.end(), part.begin(), part.end());
+    }
+    CHECK(pieces == expected);
+
+    pieces.clear();
+    int64_t labelled = 0;
+    for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 10}, {10, 2}, {12, 12}}) {
+      SamplerOptions rank = base;
+      rank.first = first;
+      rank.count = count;
+      const Batch batch = make_batch(*corpus, rank, 48);
+      const std::vector<int32_t> part = numbers(batch.inputs);
+      pieces.insert(pieces.end(), part.begin(), part.end());
+      CHECK((labelled == 0 || labelled == batch.labelled));   // counts the whole batch on every rank
+      labelled = batch.labelled;
+    }
+    CHECK(pieces == expected);
+  }
+}
+
+TEST_CASE("batches made ahead equal those made at once, from any cursor") {
+  const auto corpus = counting();
+  for (const Objective objective : {Objective::next_token, Objective::masked})
+    for (const int ahead : {1, 2, 7}) {
+      SamplerOptions options{.context = 8, .batch = 4, .microbatch = 2, .seed = 11, .start = 20, .objective = objective, .ahead = 0};
+      Sampler direct(corpus, options);
+      options.ahead = ahead;
+      Sampler prefetched(corpus, options);
+      CHECK(take(direct, 10) == take(prefetched, 10));
+      CHECK(direct.cursor() == 60);
+      CHECK(prefetched.cursor() == 60);
+      for (const int64_t cursor : {int64_t{0}, int64_t{1000000007}, int64_t{60}}) {
+        direct.seek(cursor);
+        prefetched.seek(cursor);
+        CHECK(take(direct, 3) == take(prefetched, 3));
+        CHECK(prefetched.cursor() == cursor + 12);
+      }
+    }
+}
+
+TEST_CASE("a run that goes on at a cursor sees what it would have seen") {
+  const auto corpus = counting();
+  Sampler whole(corpus, {.context = 8, .batch = 4, .seed = 5});
+  take(whole, 6);
+  Sampler resumed(corpus, {.context = 8, .batch = 4, .seed = 5, .start = whole.cursor()});
+  CHECK(take(whole, 5) == take(resumed, 5));
+}
+
+TEST_CASE("seeds give different samples, the holdout's do not change") {
+  const auto corpus = counting();
+  const auto sample = [&](Split split, uint64_t seed) {
+    Sampler sampler(corpus, {.context = 8, .batch = 16, .split = split, .seed = seed});
+    return take(sampler, 2);
+  };
+  CHECK(sample(Split::train, 1) == sample(Split::train, 1));
+  CHECK(sample(Split::train, 1) != sample(Split::train, 2));
+  CHECK(sample(Split::holdout, 1) == sample(Split::holdout, 2));
+}
+
+TEST_CASE("training samples are uniform over the split") {
+  const SamplerOptions options{.context = 8, .seed = 1};
+  std::vector<int> counts(10);
+  const int draws = 20000;
+  for (int64_t i = 0; i < draws; ++i) {
+    const int64_t start = sample_start(options, 1000, i);
+    REQUIRE(start >= 0);
+    REQUIRE(start < 1000);
+    ++counts[static_cast<size_t>(start / 100)];
+  }
+  double chi = 0;
+  for (const int count : counts) chi += (count - draws / 10.0) * (count - draws / 10.0) / (draws / 10.0);
+  CHECK(chi < 27.9);   // 9 degrees of freedom, p = 0.001
+}
+
+TEST_CASE("evaluation samples cover the holdout evenly, however many are taken") {
+  const SamplerOptions options{.context = 8, .split = Split::holdout};
+  for (const int64_t samples : {10, 64, 240}) {
+    std::vector<int64_t> starts;
+    for (int64_t i = 0; i < samples; ++i) starts.push_back(sample_start(options, 100000, i));
+    std::sort(starts.begin(), starts.end());
+    int64_t widest = std::max(starts.front(), 100000 - starts.back());
+    for (size_t i = 1; i < starts.size(); ++i) widest = std::max(widest, starts[i] - starts[i - 1]);
+    CHECK(static_cast<double>(widest) < 2.7 * 100000 / static_cast<double>(samples));
+  }
+}
+
+TEST_CASE("the shortest text that holds a sample is enough, one token less is not") {
+  Sampler sampler(counting(0, 9), {.context = 8, .batch = 3});
+  CHECK(numbers(sampler.next().labels)[7] == 8);
+  CHECK_THAT(error_of([] { Sampler bad(counting(0, 8), {.context = 8}); }),
+             StartsWith("usage: 'the tokens given' is too short: its train split has 8 tokens, a context of 8 needs at least 9"));
+  CHECK_THAT(error_of([] { Sampler bad(counting(0.1, 80), {.context = 8, .split = Split::holdout}); }),
+             Contains("its holdout split has 8 tokens") && Contains("larger holdout"));
+  Sampler masked(counting(0, 8), {.context = 8, .objective = Objective::masked});
+  CHECK(masked.next().inputs[0].elements() == 8);
+}
+
+TEST_CASE("sizes that do not fit are refused") {
+  const auto error = [](SamplerOptions options) { return error_of([&] { Sampler sampler(counting(), options); }); };
+  CHECK_THAT(error({.context = 0}), Contains("a context of 0"));
+  CHECK_THAT(error({.context = 8, .batch = 0}), Contains("a batch of 0"));
+  CHECK_THAT(error({.context = 8, .batch = 12, .microbatch = 5}), Contains("a micro-batch of 5 does not divide the 12 samples"));
+  CHECK_THAT(error({.context = 8, .batch = 12, .first = 10, .count = 3}), Contains("samples 11 to 13 are asked of a batch of 12"));
+  CHECK_THAT(error({.context = 8, .start = -1}), Contains("before the first sample"));
+  CHECK_THAT(error({.context = 8, .objective = Objective::masked, .mask_share = 0}), Contains("mask_share = 0"));
+  Sampler sampler(counting(), {.context = 8});
+  CHECK_THAT(error_of([&] { sampler.seek(-3); }), Contains("before the first sample"));
+}
+
+TEST_CASE("masked samples follow BERT's shares, and labels stand only where there is something to guess") {
+  const int32_t vocabulary = 50000;
+  std::vector<int32_t> ids(100000);
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>((i * 7919) % vocabulary);
+  const auto corpus = Corpus::from_ids(ids, vocabulary, 0);
+  Sampler sampler(corpus, {.context = 128, .batch = 64, .seed = 2, .objective = Objective::masked});
+  std::map<std::string, int> seen;
+  int tokens = 0;
+  for (int step = 0; step < 10; ++step) {
+    const Batch batch = sampler.next();
+    const std::vector<int32_t> inputs = numbers(batch.inputs), labels = numbers(batch.labels);
+    int64_t labelled = 0;
+    for (size_t i = 0; i < inputs.size(); ++i, ++tokens) {
+      REQUIRE(inputs[i] <= vocabulary);
+      if (labels[i] == kIgnoredLabel) {
+        REQUIRE(inputs[i] < vocabulary);
+        continue;
+      }
+      ++labelled;
+      REQUIRE(labels[i] >= 0);
+      ++seen[inputs[i] == vocabulary ? "masked" : inputs[i] == labels[i] ? "kept" : "random"];
+    }
+    CHECK(labelled == batch.labelled);
+  }
+  const double chosen = seen["masked"] + seen["kept"] + seen["random"];
+  CHECK(chosen / tokens == Approx(0.15).margin(0.005));
+  CHECK(seen["masked"] / chosen == Approx(0.8).margin(0.01));
+  CHECK(seen["random"] / chosen == Approx(0.1).margin(0.01));
+  CHECK(seen["kept"] / chosen == Approx(0.1).margin(0.01));
+}
+
+TEST_CASE("every masked sample has something to guess") {
+  Sampler sampler(counting(), {.context = 2, .batch = 200, .seed = 9, .objective = Objective::masked, .mask_token = 3});
+  const Batch batch = sampler.next();
+  for (int64_t s = 0; s < 200; ++s)
+    CHECK((batch.labels[0].at(2 * s) != kIgnoredLabel || batch.labels[0].at(2 * s + 1) != kIgnoredLabel));
+}
+
+TEST_CASE("a token outside the vocabulary is an error where it is met, again and again") {
+  const Scratch scratch;
+  const std::string path = scratch.put("bad.bin", std::string("\1\0\2\0\3\0\xff\xff\4\0", 10));
+  const auto corpus = Corpus::from_tokens({.path = path, .holdout = 0, .vocabulary = 5});
+  for (const int ahead : {0, 2}) {
+    Sampler sampler(corpus, {.context = 4, .ahead = ahead});
+    for (int i = 0; i < 3; ++i) {
+      CHECK_THAT(error_of([&] { sampler.next(); }), Contains("bad.bin' holds the token 65535 at position 3 of its train split; the vocabulary has 5"));
+      CHECK(sampler.cursor() == 0);
+    }
+  }
+}
+
+TEST_CASE("samplers stop at any moment") {
+  const auto corpus = counting();
+  for (int i = 0; i < 200; ++i) {
+    Sampler sampler(corpus, {.context = 16, .batch = 32, .seed = 1, .ahead = 1 + i % 4});
+    for (int n = 0; n < i % 3; ++n) sampler.next();
+    if (i % 5 == 0) sampler.seek(i);
+  }
+}

@@ -1,0 +1,126 @@
+#include "core/io/file.h"
+
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <thread>
+
+#include <catch2/catch.hpp>
+
+#include "tests/unit/io/scratch.h"
+
+using namespace het;
+using namespace het::testing;
+using Catch::Contains;
+using Catch::StartsWith;
+
+TEST_CASE("a file is read whole, and mapped with the same bytes") {
+  const Scratch scratch;
+  std::string content(100000, '\0');
+  for (size_t i = 0; i < content.size(); ++i) content[i] = static_cast<char>(i * 7);
+  const std::string path = scratch.put("bytes", content);
+  CHECK(read_file(path) == content);
+  const MappedFile mapped(path);
+  CHECK(mapped.text() == content);
+  const MappedFile empty(scratch.put("empty", ""));
+  CHECK(empty.bytes() == 0);
+  CHECK(read_file("/proc/self/cmdline").size() > 0);   // says it has 0 bytes
+}
+
+TEST_CASE("what cannot be read is named, and so is the folder that is missing") {
+  const Scratch scratch;
+  CHECK_THAT(error_of([&] { read_file(scratch.path("absent")); }),
+             StartsWith("usage: there is no file '" + scratch.path("absent") + "'"));
+  CHECK_THAT(error_of([&] { read_file(scratch.path("no/such")); }), Contains("the folder '" + scratch.path("no") + "' does not exist"));
+  CHECK_THAT(error_of([&] { read_file(scratch.folder()); }), Contains("is a folder"));
+  CHECK_THAT(error_of([&] { MappedFile mapped(scratch.folder()); }), Contains("is a folder"));
+  CHECK_THAT(error_of([&] { MappedFile mapped("/dev/zero"); }), Contains("not a regular file"));
+}
+
+TEST_CASE("a file is replaced only when the new one is whole") {
+  const Scratch scratch;
+  const std::string path = scratch.put("model", "old");
+  {
+    AtomicFile file(path);
+    file.write("new");
+    CHECK(read_file(path) == "old");
+  }
+  CHECK(read_file(path) == "old");
+  CHECK(scratch.files() == 1);   // the temporary file is gone
+  write_file(path, "new");
+  CHECK(read_file(path) == "new");
+  CHECK(scratch.files() == 1);
+}
+
+TEST_CASE("a replaced file leaves an older mapping as it was") {
+  const Scratch scratch;
+  const std::string path = scratch.put("model", "old content");
+  const MappedFile mapped(path);
+  write_file(path, "new");
+  CHECK(mapped.text() == "old content");
+}
+
+TEST_CASE("writing through a link replaces what it leads to and keeps the link") {
+  const Scratch scratch;
+  const std::string target = scratch.put("target", "old"), link = scratch.path("link");
+  REQUIRE(symlink(target.c_str(), link.c_str()) == 0);
+  write_file(link, "new");
+  CHECK(read_file(target) == "new");
+  struct stat state {};
+  REQUIRE(lstat(link.c_str(), &state) == 0);
+  CHECK(S_ISLNK(state.st_mode));
+}
+
+TEST_CASE("folders, devices and missing folders are not written to") {
+  const Scratch scratch;
+  CHECK_THAT(error_of([&] { write_file(scratch.folder(), "x"); }), StartsWith("usage: ") && Contains("it is a folder"));
+  CHECK_THAT(error_of([&] { write_file("/dev/full", "x"); }), StartsWith("usage: ") && Contains("not a regular file"));
+  CHECK_THAT(error_of([&] { write_file(scratch.path("no/model"), "x"); }),
+             StartsWith("usage: ") && Contains("the folder '" + scratch.path("no") + "' does not exist"));
+}
+
+TEST_CASE("a file that may not grow any more is an error of the machine, and the previous file stays") {
+  const Scratch scratch;
+  const std::string path = scratch.put("model", "old");
+  rlimit before{};
+  REQUIRE(getrlimit(RLIMIT_FSIZE, &before) == 0);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit small{4096, before.rlim_max};
+  REQUIRE(setrlimit(RLIMIT_FSIZE, &small) == 0);
+  const std::string error = error_of([&] { write_file(path, std::string(10000, 'x')); });
+  setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, handler);
+  CHECK_THAT(error, StartsWith("environment: ") && Contains("past the size allowed") && Contains("previous file is kept"));
+  CHECK(read_file(path) == "old");
+  CHECK(scratch.files() == 1);
+}
+
+// In a mount namespace that only this thread sees. Needs the right to mount, which containers often lack.
+TEST_CASE("a disk that fills is an error of the machine, and the previous file stays") {
+  const Scratch scratch;
+  bool mounted = false;
+  std::string error, content;
+  size_t files = 0;
+  std::thread([&] {
+    mounted = unshare(CLONE_NEWNS) == 0 && mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+              mount("tmpfs", scratch.folder().c_str(), "tmpfs", 0, "size=64k") == 0;
+    if (!mounted) return;
+    const std::string path = scratch.put("model", "old");
+    error = error_of([&] { write_file(path, std::string(200000, 'x')); });
+    content = read_file(path);
+    files = scratch.files();
+    umount(scratch.folder().c_str());
+  }).join();
+  if (!mounted) {
+    WARN("this account may not mount a small disk; the limit on file sizes stands in for it");
+    return;
+  }
+  CHECK_THAT(error, StartsWith("environment: writing '" + scratch.path("model") + "' failed after") &&
+                        Contains("the disk is full; the previous file is kept"));
+  CHECK(content == "old");
+  CHECK(files == 1);
+}

@@ -1,0 +1,66 @@
+#include "core/io/json.h"
+
+#include <cmath>
+#include <limits>
+
+#include <catch2/catch.hpp>
+
+#include "core/io/file.h"
+#include "tests/unit/io/scratch.h"
+
+using namespace het;
+using namespace het::testing;
+using Catch::Contains;
+using Catch::StartsWith;
+
+TEST_CASE("JSON keeps the order of keys, and integers apart from doubles") {
+  const std::string text = R"({"z":1,"a":[true,null,-2,2.0,1e-05],"m":{"text":"a\"b\\\né\u0001"}})";
+  const Json json = parse_json(text, "text");
+  CHECK(*json.find("z")->integer() == 1);
+  CHECK(std::get<double>((*json.find("a")->array())[3].value) == 2.0);
+  CHECK(*json.find("m")->find("text")->string() == "a\"b\\\né\x01");
+  CHECK(to_string(json) == text);
+  CHECK(parse_json(to_string(json, 2), "indented") == json);
+  CHECK(json.find("q") == nullptr);
+}
+
+TEST_CASE("numbers survive being written and read") {
+  for (const double value : {0.1, 1.0, -0.0, 1e300, 3.0e-310, 123456789.0, 5e-324}) {
+    const Json back = parse_json(to_string(Json(value)), "number");
+    CHECK(std::get<double>(back.value) == value);
+  }
+  for (const int64_t value : {int64_t{0}, std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()})
+    CHECK(*parse_json(to_string(Json(value)), "number").integer() == value);
+  CHECK(std::get<double>(parse_json("18446744073709551615", "number").value) == 18446744073709551615.0);
+  CHECK(to_string(Json(NAN)) == "null");
+}
+
+TEST_CASE("bytes that are not UTF-8 are written as the replacement character") {
+  CHECK(to_string(Json("a\xff"
+                       "b\xc3")) == "\"a\xef\xbf\xbd"
+                                    "b\xef\xbf\xbd\"");
+}
+
+TEST_CASE("unsound JSON is refused with its name and the reason") {
+  const auto error = [](std::string_view text, int depth = kJsonDepth) {
+    return error_of([&] { parse_json(text, "'config.json'", depth); });
+  };
+  CHECK_THAT(error("{\"a\": 1,}"), StartsWith("usage: 'config.json' is not sound JSON: parse error at line 1, column 9"));
+  CHECK_THAT(error(""), Contains("not sound JSON"));
+  CHECK_THAT(error("{} {}"), Contains("not sound JSON"));
+  CHECK_THAT(error("\"\xff\""), Contains("UTF-8"));
+  CHECK_THAT(error("1e999"), Contains("number overflow"));
+  CHECK_THAT(error(R"({"a": {"b": 1, "c": 2, "b": 3}})"), Contains("the key 'b' stands twice"));
+  CHECK_THAT(error("[[[]]]", 2), Contains("nested more than 2 deep"));
+  CHECK(error("[[]]", 2) == "none");
+  CHECK_THAT(error(std::string(1000000, '[')), Contains("nested more than 64 deep"));
+}
+
+TEST_CASE("a JSON file is written and read") {
+  const Scratch scratch;
+  const Json json = Json::Object{{"model_type", "gpt2"}, {"n_layer", 12}};
+  write_json(scratch.path("config.json"), json);
+  CHECK(read_json(scratch.path("config.json")) == json);
+  CHECK(read_file(scratch.path("config.json")) == "{\n  \"model_type\": \"gpt2\",\n  \"n_layer\": 12\n}\n");
+  CHECK_THAT(error_of([&] { read_json(scratch.put("bad.json", "{")); }), Contains("bad.json' is not sound JSON"));
+}
