@@ -60,4 +60,4 @@ bool is_space(char32_t c) {
          c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
 }
 
-}  // namespace het''' % (u.unidata_version, table("kLetters", "L"), table("kNumbers", "N")))
+}  // namespace het''' % (unicodedata.unidata_version, table("kLetters", "L"), table("kNumbers", "N")))
