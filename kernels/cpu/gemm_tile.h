@@ -1,0 +1,138 @@
+// The inner parts of a matrix product, shared by gemm.cpp and attention.cpp: packing of B in panels and the register
+// tile. Everything in f32; other types are widened while they are packed.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+#include "kernels/cpu/simd.h"
+
+namespace het::cpu::HET_ISA {
+
+inline constexpr int kRows = kLanes == 16 ? 12 : 6;   // of a register tile: 2 vectors wide, so 24 or 12 sums
+inline constexpr int kPanel = 2 * kLanes;             // columns of a register tile
+
+HET_INLINE int64_t rounded(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
+HET_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// ---- packing ----
+
+template <typename T>
+void copy_row(const T* from, int64_t count, float* to) {
+  for_lanes(count, [&](int64_t i, auto lanes) { store(to + i, load(from + i, lanes), lanes); });
+}
+
+#if defined(__AVX512F__)
+// 16 x 16 floats turned about the diagonal, in four rounds of exchanges.
+HET_INLINE void turn(Vector* r) {
+  __m512 t[16];
+  auto* v = reinterpret_cast<__m512*>(r);
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_ps(v[i], v[i + 1]);
+    t[i + 1] = _mm512_unpackhi_ps(v[i], v[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    v[i] = _mm512_shuffle_ps(t[i], t[i + 2], 0x44);
+    v[i + 1] = _mm512_shuffle_ps(t[i], t[i + 2], 0xee);
+    v[i + 2] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+    v[i + 3] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+  }
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm512_shuffle_f32x4(v[i], v[i + 4], 0x88);
+    t[i + 4] = _mm512_shuffle_f32x4(v[i], v[i + 4], 0xdd);
+    t[i + 8] = _mm512_shuffle_f32x4(v[i + 8], v[i + 12], 0x88);
+    t[i + 12] = _mm512_shuffle_f32x4(v[i + 8], v[i + 12], 0xdd);
+  }
+  for (int i = 0; i < 4; ++i) {
+    v[i] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88);
+    v[i + 4] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0x88);
+    v[i + 8] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0xdd);
+    v[i + 12] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0xdd);
+  }
+}
+#endif
+
+// One panel of B: to[p * kPanel + j] for p in [0, depth); columns beyond `columns` are zero. Element (p, j) lies at
+// b[p * row + j * column]; one of both strides is 1.
+template <typename T>
+void pack_panel(const T* b, int64_t row, int64_t column, int64_t depth, int64_t columns, float* to) {
+  if (column == 1) {
+    for (int64_t p = 0; p < depth; ++p) {
+      const T* line = b + p * row;
+      float* out = to + p * kPanel;
+      for (int v = 0; v < 2; ++v) {
+        const int64_t left = columns - v * kLanes;
+        if (left >= kLanes) store(out + v * kLanes, load(line + v * kLanes));
+        else if (left > 0) store(out + v * kLanes, load(line + v * kLanes, Tail{static_cast<int>(left)}));
+        else store(out + v * kLanes, Vector{});
+      }
+    }
+    return;
+  }
+  int64_t p = 0;
+#if defined(__AVX512F__)
+  for (; p + kLanes <= depth; p += kLanes)
+    for (int v = 0; v < 2; ++v) {
+      Vector r[kLanes];
+      for (int j = 0; j < kLanes; ++j) {
+        const int64_t at = v * kLanes + j;
+        r[j] = at < columns ? load(b + at * column + p) : Vector{};
+      }
+      turn(r);
+      for (int j = 0; j < kLanes; ++j) store(to + (p + j) * kPanel + v * kLanes, r[j]);
+    }
+#endif
+  for (; p < depth; ++p)
+    for (int64_t j = 0; j < kPanel; ++j)
+      to[p * kPanel + j] = j < columns ? static_cast<float>(b[j * column + p]) : 0.0F;
+}
+
+// ---- the register tile ----
+
+enum class Start : uint8_t { zero, bias, sum };   // what the sums begin with
+
+// C[R, columns] of one panel over `depth` of k. A is packed; row i at a[i * RowStep + p * ColumnStep].
+template <int R, int RowStep, int ColumnStep, typename T>
+void tile(const float* a, const float* b, int64_t depth, T* c, int64_t c_row, int columns, Start start,
+          const float* bias) {
+  Vector sums[R][2];
+  const bool whole = columns == kPanel;
+  const Tail tail[2] = {{columns < kLanes ? columns : kLanes}, {columns < kLanes ? 0 : columns - kLanes}};
+  for (int i = 0; i < R; ++i)
+    for (int v = 0; v < 2; ++v) {
+      const int at = v * kLanes;
+      if (start == Start::zero) sums[i][v] = Vector{};
+      else if (start == Start::bias) sums[i][v] = whole ? load(bias + at) : load(bias + at, tail[v]);
+      else sums[i][v] = whole ? load(c + i * c_row + at) : load(c + i * c_row + at, tail[v]);
+    }
+  for (int64_t p = 0; p < depth; ++p) {
+    const Vector b0 = load(b + p * kPanel), b1 = load(b + p * kPanel + kLanes);
+#pragma GCC unroll 16
+    for (int i = 0; i < R; ++i) {
+      const Vector x = splat(a[i * RowStep + p * ColumnStep]);
+      sums[i][0] += x * b0;
+      sums[i][1] += x * b1;
+    }
+  }
+  for (int i = 0; i < R; ++i)
+    for (int v = 0; v < 2; ++v) {
+      T* out = c + i * c_row + v * kLanes;
+      if (whole) store(out, sums[i][v]);
+      else store(out, sums[i][v], tail[v]);
+    }
+}
+
+template <typename T>
+using TileFunction = void (*)(const float*, const float*, int64_t, T*, int64_t, int, Start, const float*);
+
+// tile<1> to tile<kRows>, so that the last rows of a block run at their own size.
+template <int RowStep, int ColumnStep, typename T, int... R>
+HET_INLINE TileFunction<T> tile_of(int rows, std::integer_sequence<int, R...>) {
+  static constexpr TileFunction<T> table[] = {&tile<R + 1, RowStep, ColumnStep, T>...};
+  return table[rows - 1];
+}
+template <int RowStep, int ColumnStep, typename T>
+HET_INLINE TileFunction<T> tile_of(int rows) {
+  return tile_of<RowStep, ColumnStep, T>(rows, std::make_integer_sequence<int, kRows>());
+}
+}  // namespace het::cpu::HET_ISA
