@@ -1,0 +1,189 @@
+--- `hetrun bench NAME`: the speed of training on random tokens with random weights, measured as a share of the peak of
+-- a matrix product in the same process at the same precision.
+local native = require "het.native"
+local errors = require "het.errors"
+local graphs = require "het.train.graphs"
+local nn = require "het.nn"
+local optim = require "het.optim"
+local suggest = require "het.suggest"
+local text = require "het.text"
+
+local bench = {}
+
+local models = {
+  ["gpt2-124m"] = {
+    sentence = "GPT-2 of 124 M parameters", context = 1024, batch = 4,
+    make = function(context)
+      return nn.gpt { vocab = 50257, context = context, width = 768, layers = 12, heads = 12 }
+    end,
+  },
+  ["gpt-nano"] = {
+    sentence = "nanoGPT's CPU setting: 4 layers of width 128", context = 64, batch = 12,
+    make = function(context) return nn.gpt { vocab = 65, context = context, width = 128, layers = 4, heads = 4 } end,
+  },
+  ["llama-60m"] = {
+    sentence = "a LLaMA of 60 M parameters", context = 512, batch = 4,
+    make = function(context)
+      return nn.llama { vocab = 32000, context = context, width = 512, layers = 8, heads = 8, kv_heads = 4 }
+    end,
+  },
+}
+
+local options = {
+  { "precision", "f32", "f32 or bf16" },
+  { "batch", nil, "samples of a step" },
+  { "microbatch", nil, "samples of a micro-batch (default: the batch)" },
+  { "context", nil, "tokens of a sample" },
+  { "steps", 5, "steps that are timed" },
+  { "warmup", 1, "steps before them" },
+}
+
+local function names_of_options()
+  local names = {}
+  for i, option in ipairs(options) do names[i] = option[1] end
+  return names
+end
+
+-- Options from `--name=value` and `--name value`: the program hands over words that are no options in their order.
+local function parse(words)
+  local given, next_word = {}, 1
+  for _, word in ipairs(native.arguments or {}) do
+    local name, value = word:match("^%-%-([^=]+)=(.*)$")
+    if not name then
+      name, value = word:match("^%-%-(.+)$"), words[next_word]
+      next_word = next_word + 1
+      if not value then errors.usage("%s needs a value, such as %s=...", word, word) end
+    end
+    local known
+    for _, option in ipairs(options) do known = known or option[1] == name end
+    if not known then
+      errors.usage("hetrun bench has no option --%s%s", name, suggest.sentence(name, names_of_options()))
+    end
+    if name == "precision" then
+      if value ~= "f32" and value ~= "bf16" then
+        errors.usage("--precision=%s is not one of f32, bf16", value)
+      end
+      given[name] = value
+    else
+      local number = tonumber(value)
+      if not number or number ~= math.floor(number) or number < (name == "warmup" and 0 or 1) then
+        errors.usage("--%s=%s is not a whole number above 0", name, value)
+      end
+      given[name] = number
+    end
+  end
+  if words[next_word] then
+    errors.usage("hetrun bench: nobody takes '%s'; options are --name=value", words[next_word])
+  end
+  return given
+end
+
+local function list()
+  local lines = { "hetrun bench NAME [--name=value ...] measures training; NAME is one of" }
+  for _, name in ipairs(text.keys(models)) do
+    local model = models[name]
+    lines[#lines + 1] = ("  %-12s %s (context %d, batch %d)"):format(name, model.sentence, model.context, model.batch)
+  end
+  lines[#lines + 1] = "Options:"
+  for _, option in ipairs(options) do
+    lines[#lines + 1] = ("  --%-12s %s%s"):format(option[1], option[3],
+      option[2] and (" (default: %s)"):format(option[2]) or "")
+  end
+  native.write("stdout", table.concat(lines, "\n") .. "\n")
+end
+
+-- Tokens drawn evenly, i32[samples, context].
+local function random_tokens(samples, context, vocab, stream)
+  local ids = {}
+  for i = 1, samples * context do ids[i] = math.floor(native.random(0, stream, i) * vocab) end
+  return native.tensor(ids, "i32", { samples, context })
+end
+
+local function write_inputs(executor, training, settings)
+  local tokens = settings.batch * settings.context
+  for m = 1, settings.batch / settings.microbatch do
+    executor:write("inputs", random_tokens(settings.microbatch, settings.context, settings.vocab, 2 * m), m)
+    executor:write("labels", random_tokens(settings.microbatch, settings.context, settings.vocab, 2 * m + 1), m)
+  end
+  executor:write("scale", native.tensor({ 1 / tokens }))
+  executor:write("lr", 1e-4)
+  if training.positions then executor:write("positions", native.arange(settings.context, "i32")) end
+end
+
+local function median(values)
+  table.sort(values)
+  local middle = math.floor((#values + 1) / 2)
+  return #values % 2 == 1 and values[middle] or (values[middle] + values[middle + 1]) / 2
+end
+
+-- Seconds of each timed step; nil after Ctrl-C.
+local function time_steps(executor, settings)
+  local seconds = {}
+  for step = 1, settings.warmup + settings.steps do
+    executor:write("step", step)
+    local start = native.clock()
+    if not executor:run() then return nil end
+    local taken = native.clock() - start
+    if step > settings.warmup then seconds[#seconds + 1] = taken end
+    if not native.settings.quiet then
+      native.write("stderr", ("step %d/%d  %.3f s  %s tokens/s  loss %.4f\n"):format(step,
+        settings.warmup + settings.steps, taken, text.count(settings.batch * settings.context / taken),
+        executor:number("loss")))
+    end
+  end
+  return seconds
+end
+
+--- Run a benchmark; returns the exit code.
+function bench.run(name, ...)
+  if not name then
+    list()
+    return 0
+  end
+  local known = models[name]
+  if not known then errors.usage("there is no benchmark '%s'%s", name, suggest.sentence(name, text.keys(models))) end
+  local given = parse { ... }
+  local settings = {
+    context = given.context or known.context, batch = given.batch or known.batch,
+    precision = given.precision or "f32", steps = given.steps or 5, warmup = given.warmup or 1,
+  }
+  settings.microbatch = given.microbatch or settings.batch
+  if settings.batch % settings.microbatch ~= 0 then
+    errors.usage("--microbatch=%d does not divide the batch of %d; nearest that do: %s", settings.microbatch,
+      settings.batch, suggest.divisors(settings.batch, settings.microbatch))
+  end
+  local device_name = native.settings.device or "cpu"
+  local device = native.device(device_name ~= "" and device_name or "cpu")
+  local model = known.make(settings.context)
+  settings.vocab = model.arguments.vocab
+  local shape = { "i32", { settings.microbatch, settings.context } }
+  local training = graphs.training {
+    model = model, inputs = shape, labels = shape, precision = settings.precision, seed = 0,
+    optimizer = optim.adamw { lr = 1e-4, weight_decay = 0.1, clip = 1.0 },
+  }
+  local program = native.program(training.graph, { microbatches = settings.batch / settings.microbatch })
+  local executor = native.executor(program, native.state(device, 0))
+  write_inputs(executor, training, settings)
+  local seconds = time_steps(executor, settings)
+  if not seconds then return errors.exit_codes.interrupted end
+  local memory = native.memory_peak()   -- before the peak's own matrices
+  local peak = device:peak_flops(settings.precision)
+  local step_seconds = median(seconds)
+  local rate = settings.batch * settings.context / step_seconds
+  local result = {
+    benchmark = name, precision = settings.precision, batch = settings.batch, microbatch = settings.microbatch,
+    context = settings.context, threads = native.threads(), processor = native.processor(),
+    parameters = model:count(), tokens_per_s = rate, step_seconds = step_seconds, peak_gflops = peak / 1e9,
+    mfu = rate * model:training_flops(settings.context) / peak, peak_memory_bytes = memory,
+  }
+  if native.settings.json then
+    native.write("stdout", native.json_encode(result) .. "\n")
+  else
+    native.write("stdout", ("%s, %s, batch %d of %d tokens: %s tokens/s, %.3f s a step, MFU %.1f %% of %.0f GFLOP/s, "
+      .. "%s\n"):format(name, settings.precision, settings.batch, settings.context, text.count(rate), step_seconds,
+        100 * result.mfu, result.peak_gflops, text.bytes(memory)))
+  end
+  return 0
+end
+
+return bench

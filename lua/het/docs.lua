@@ -1,0 +1,171 @@
+--- What is known of each public name, as text for `?name`, as pages, and as stubs for editors: all from the
+-- definitions (het.define).
+local native = require "het.native"
+local define = require "het.define"
+local suggest = require "het.suggest"
+local text = require "het.text"
+
+local docs = {}
+
+-- How a name is called.
+local function signature(definition)
+  if definition.signature then return definition.signature end
+  local names = {}
+  for i, field in ipairs(definition.fields or {}) do
+    if i <= (definition.positional or 0) then names[i] = field[1] end
+  end
+  if #names > 0 then return ("het.%s(%s)"):format(definition.name, table.concat(names, ", ")) end
+  if definition.list then return ("het.%s { %s, ... }"):format(definition.name, definition.list[1]) end
+  if #(definition.fields or {}) == 0 then return ("het.%s()"):format(definition.name) end
+  return ("het.%s { ... }"):format(definition.name)
+end
+
+-- "whole number, 1 or more, default 4"
+local function terms(field)
+  local words = { (define.type_name(field[2]):gsub("^an? ", "")) }
+  if field.choices then
+    local names = {}
+    for i, choice in ipairs(field.choices) do names[i] = tostring(choice) end
+    words[1] = "one of " .. table.concat(names, ", ")
+  end
+  if field.min then words[#words + 1] = ("at least %s"):format(text.value(field.min)) end
+  if field.above then words[#words + 1] = ("above %s"):format(text.value(field.above)) end
+  if field.max then words[#words + 1] = ("at most %s"):format(text.value(field.max)) end
+  if field.below then words[#words + 1] = ("below %s"):format(text.value(field.below)) end
+  if field.required then words[#words + 1] = "required" end
+  if field.default ~= nil and type(field.default) ~= "table" then
+    words[#words + 1] = "default " .. text.value(field.default)
+  end
+  return table.concat(words, ", ")
+end
+
+local function field_lines(fields, indent, lines)
+  for _, field in ipairs(fields) do
+    lines[#lines + 1] = ("%s%s  (%s)"):format(indent, field[1], terms(field))
+    lines[#lines + 1] = text.wrap(field[3] or "", 100, indent .. "    ")
+    if field.fields then field_lines(field.fields, indent .. "    ", lines) end
+  end
+  return lines
+end
+
+-- A module's names: "nn" has nn.linear, nn.gpt, ...
+local function names_in(module)
+  local names = {}
+  for _, name in ipairs(define.names()) do
+    if name:sub(1, #module + 1) == module .. "." then names[#names + 1] = name end
+  end
+  return names
+end
+
+--- The text of `?name`.
+-- @param name "nn.attention", also "het.nn.attention"; "nn" lists what is in it; or a constructor itself
+function docs.help(name)
+  require("het").load_all()
+  local definition = define.lookup(name)
+  if definition then
+    local lines = { signature(definition), text.wrap(definition.sentence, 100) }
+    if #(definition.fields or {}) > 0 then
+      lines[#lines + 1] = ""
+      field_lines(definition.fields, "  ", lines)
+    end
+    if definition.example then
+      lines[#lines + 1] = ""
+      lines[#lines + 1] = "  " .. definition.example
+    end
+    return table.concat(lines, "\n")
+  end
+  local wanted = tostring(name or ""):gsub("^het%.?", "")
+  local names = wanted == "" and define.names() or names_in(wanted)
+  if #names == 0 then return ("nothing is known of '%s'%s"):format(wanted, suggest.sentence(wanted, define.names())) end
+  local lines = {}
+  for _, each in ipairs(names) do
+    if wanted ~= "" or not each:match("^op%.") then
+      lines[#lines + 1] = ("%-22s %s"):format(each, define.lookup(each).sentence)
+    end
+  end
+  if wanted == "" then lines[#lines + 1] = ("%-22s %s"):format("op", "every operator; ?op lists them") end
+  return table.concat(lines, "\n")
+end
+
+local function module_of(name) return name:match("^([%w_]+)%.") or "het" end
+
+local function escape(words) return (words:gsub("|", "\\|"):gsub("\n", " ")) end
+
+local function table_rows(fields, prefix, lines)
+  for _, field in ipairs(fields) do
+    lines[#lines + 1] = ("| `%s%s` | %s | %s |"):format(prefix, field[1], escape(terms(field)), escape(field[3] or ""))
+    if field.fields then table_rows(field.fields, prefix .. field[1] .. ".", lines) end
+  end
+end
+
+local function section(definition, lines)
+  lines[#lines + 1] = ("## %s\n\n`%s`\n\n%s\n"):format(definition.name, signature(definition), definition.sentence)
+  if #(definition.fields or {}) > 0 then
+    lines[#lines + 1] = "| field | what it takes | what it is |\n|---|---|---|"
+    table_rows(definition.fields, "", lines)
+    lines[#lines + 1] = ""
+  end
+  if definition.example then lines[#lines + 1] = ("```lua\n%s\n```\n"):format(definition.example) end
+end
+
+-- Types of fields in the notation of LuaLS.
+local stub_types = { record = "table", layer = "table|function", any = "any", list = "table" }
+
+local function stub_type(type_of_field)
+  local names = {}
+  for name in type_of_field:gmatch("[^|]+") do
+    names[#names + 1] = stub_types[name] or (({ integer = 1, number = 1, boolean = 1, string = 1, table = 1,
+      ["function"] = 1, userdata = 1 })[name] and name) or "table"
+  end
+  return table.concat(names, "|")
+end
+
+local function stub(definition, lines)
+  local module, short = module_of(definition.name), definition.name:match("[^.]+$")
+  local path = module == "het" and "het." .. short or ("het.%s.%s"):format(module, short)
+  lines[#lines + 1] = "--- " .. definition.sentence
+  if definition.signature or not definition.fields then
+    if definition.signature then lines[#lines + 1] = "--- " .. definition.signature end
+    lines[#lines + 1] = ("function %s(...) end\n"):format(path)
+    return
+  end
+  local fields = {}
+  for _, field in ipairs(definition.fields) do
+    fields[#fields + 1] = ("%s%s: %s"):format(field[1], field.required and "" or "?", stub_type(field[2]))
+  end
+  lines[#lines + 1] = ("---@param fields { %s }"):format(table.concat(fields, ", "))
+  lines[#lines + 1] = ("---@return table\nfunction %s(fields, ...) end\n"):format(path)
+end
+
+--- `hetrun docs FOLDER`: a page for each module, and het.lua with stubs for editors. Returns the exit code.
+function docs.write(folder)
+  require("het").load_all()
+  if not folder then
+    native.fail("usage", "hetrun docs needs the folder to write to: hetrun docs FOLDER")
+  end
+  native.make_folder(folder)
+  local pages, order, stubs = {}, {}, { "---@meta\n\nhet = {}\n" }
+  for _, name in ipairs(define.names()) do
+    local module = module_of(name)
+    if not pages[module] then
+      pages[module] = { ("# %s\n"):format(module == "het" and "het" or "het." .. module) }
+      order[#order + 1] = module
+      if module ~= "het" then stubs[#stubs + 1] = ("het.%s = {}\n"):format(module) end
+    end
+    section(define.lookup(name), pages[module])
+    stub(define.lookup(name), stubs)
+  end
+  local index = { "# The Lua library\n" }
+  for _, module in ipairs(order) do
+    native.write_text(("%s/%s.md"):format(folder, module), table.concat(pages[module], "\n"))
+    index[#index + 1] = ("- [%s](%s.md)"):format(module == "het" and "het" or "het." .. module, module)
+  end
+  native.write_text(folder .. "/README.md", table.concat(index, "\n") .. "\n")
+  stubs[#stubs + 1] = "return het"
+  native.write_text(folder .. "/het.lua", table.concat(stubs, "\n") .. "\n")
+  native.write("stdout", ("%d names in %d pages and het.lua (editor stubs) in %s\n"):format(#define.names(), #order,
+    folder))
+  return 0
+end
+
+return docs
