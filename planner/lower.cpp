@@ -63,7 +63,8 @@ class Lowering {
     std::vector<bool> changed(graph_.values.size());
     for (const Node& node : graph_.nodes)
       if (node.phase != Phase::update)
-        for (const auto& [output, input] : node.op->in_place) changed[node.inputs[input]] = true;
+        for (const auto& [output, input] : node.op->in_place)
+          if (input < static_cast<int>(node.inputs.size()) && node.inputs[input] != kAbsent) changed[node.inputs[input]] = true;
     invariant_.assign(graph_.values.size(), false);
     for (size_t i = 0; i < graph_.values.size(); ++i)
       if (is_state(static_cast<ValueId>(i))) invariant_[i] = !changed[i];
