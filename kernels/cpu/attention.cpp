@@ -105,8 +105,7 @@ void accumulate_columns(const float* p, const float* panels, int64_t depth, int6
 
 // Threads take whole key heads; where there are fewer of those than threads, ranges of queries of one head too.
 struct Work {
-  int64_t heads, ranges;
-  int64_t parts() const { return heads * ranges < thread_count() ? heads * ranges : thread_count(); }
+  int64_t heads, ranges, parts;
 };
 
 // ---- forward ----
@@ -123,11 +122,11 @@ struct Forward {
   }
 
   void run(const KernelArguments& a) const {
-    parallel_parts(work.parts(), [&](int64_t part) {
+    parallel_parts(work.parts, [&](int64_t part) {
       float* keys = reinterpret_cast<float*>(a.workspace) + part * floats();
       float* values = keys + s.head * padded(s.keys);
       float* rest = values + padded(s.head) * s.keys;
-      const Range share = share_of(work.heads * work.ranges, work.parts(), part);
+      const Range share = share_of(work.heads * work.ranges, work.parts, part);
       for (int64_t item = share.begin; item < share.end; ++item) {
         const int64_t b = item / work.ranges / s.key_heads, h = item / work.ranges % s.key_heads;
         const Range queries = share_of(s.queries, work.ranges, item % work.ranges);
@@ -212,14 +211,15 @@ std::unique_ptr<Kernel> prepare_attention(const KernelRequest& request) {
     const int64_t heads = sizes.batch * sizes.key_heads;
     const int64_t most = (sizes.queries + kQueries - 1) / kQueries;
     const int64_t wanted = heads == 0 ? 1 : (thread_count() + heads - 1) / heads;
+    const int64_t ranges = wanted < most ? wanted : most > 0 ? most : 1;
     const Forward<T> forward{sizes,
                              Heads(request.inputs[0]),
                              Heads(request.inputs[1]),
                              Heads(request.inputs[2]),
                              Heads(request.outputs[0]),
-                             {heads, wanted < most ? wanted : most > 0 ? most : 1}};
+                             {heads, ranges, heads * ranges < thread_count() ? heads * ranges : thread_count()}};
     return make_kernel([forward](const KernelArguments& a) { forward.run(a); },
-                       4 * forward.work.parts() * forward.floats());
+                       4 * forward.work.parts * forward.floats());
   });
 }
 
@@ -361,6 +361,7 @@ template <typename T>
 struct Cached {
   Sizes s;   // keys: of the cache
   Heads q, k, v, cache, out;
+  int64_t parts;
 
   void run(const KernelArguments& a) const {
     const int64_t position = a.in<int32_t>(5)[0];
@@ -375,7 +376,6 @@ struct Cached {
             values[cache.at(b, position + t, h) + c] = a.in<T>(2)[v.at(b, t, h) + c];
           }
     const int64_t items = s.batch * s.query_heads;
-    const int64_t parts = items < thread_count() ? items : thread_count();
     parallel_parts(parts, [&](int64_t part) {
       float* scores = reinterpret_cast<float*>(a.workspace) + part * (s.keys + padded(s.head));
       const Range share = share_of(items, parts, part);
@@ -415,14 +415,16 @@ std::unique_ptr<Kernel> prepare_cached(const KernelRequest& request) {
   Sizes sizes = sizes_of(request, request.inputs[0], request.inputs[3]);
   sizes.causal = true;
   return for_float(request, request.inputs[0].type.dtype, [&]<typename T>(T) {
+    const int64_t items = sizes.batch * sizes.query_heads;
     const Cached<T> cached{sizes,
                            Heads(request.inputs[0]),
                            Heads(request.inputs[1]),
                            Heads(request.inputs[2]),
                            Heads(request.inputs[3]),
-                           Heads(request.outputs[0])};
+                           Heads(request.outputs[0]),
+                           items < thread_count() ? items : thread_count()};
     return make_kernel([cached](const KernelArguments& a) { cached.run(a); },
-                       4 * thread_count() * (sizes.keys + padded(sizes.head)));
+                       4 * cached.parts * (sizes.keys + padded(sizes.head)));
   });
 }
 

@@ -71,7 +71,7 @@ Gemm::Gemm(const GemmShape& shape) : shape_(shape) {
   const GemmShape& s = shape_;
   few_rows_ = s.m <= kFewRows && s.b_row == 1 && s.a_col == 1;
   if (few_rows_) return;
-  parts_ = s.serial ? 1 : thread_count();
+  parts_ = s.serial ? 1 : s.parts > 0 ? s.parts : thread_count();
   split_rows_ = s.m >= parts_ * int64_t{kRows} || s.n < parts_ * int64_t{kPanel};
   const int64_t padded = rounded(s.n, kPanel);
   columns_ = smaller(padded, rounded(kPackedBytes / (4 * (s.k > 0 ? s.k : 1)) + 1, kPanel));

@@ -22,6 +22,7 @@ struct GemmShape {
   int64_t c_row = 0;
   bool add = false;      // C += A B; C is f32 then
   bool serial = false;   // on the calling thread alone: inside a parallel loop
+  int parts = 0;         // threads to use; 0: all there are when it is prepared
 };
 
 class Gemm {

@@ -1,0 +1,320 @@
+// Cross-entropy, alone and fused with the classifier. The fused form makes logits for some hundreds of rows at a
+// time, in f32, transposed: [classes, rows]. Reading the large weight as the left operand needs no repacked copy of it,
+// and the softmax runs over many rows at once.
+#include <cmath>
+#include <limits>
+
+#include "kernels/cpu/gemm.h"
+#include "kernels/cpu/kernel.h"
+
+namespace het::cpu::HET_ISA {
+namespace {
+
+constexpr int64_t kLogitBytes = int64_t{224} << 20;   // of logits at a time
+constexpr int64_t kClassChunk = 4096;                 // classes whose gradient is multiplied at a time
+constexpr int64_t kStatisticsChunk = 32;              // classes between rescalings of the running sum
+
+int64_t rows_of(const Layout& layout) {
+  const int64_t columns = layout.type.shape.back();
+  return columns == 0 ? 0 : layout.type.elements() / columns;
+}
+
+// Labels are data: a wrong one is the user's mistake, and found before anything is computed.
+void check_labels(const char* op, const int32_t* labels, int64_t rows, int64_t classes, int64_t ignore) {
+  for (int64_t r = 0; r < rows; ++r)
+    if (labels[r] != ignore && (labels[r] < 0 || labels[r] >= classes)) refuse_index(op, r, labels[r], classes);
+}
+
+// The sum of values in order, with a double: the same whatever the number of threads.
+float sum_in_order(const float* values, int64_t count) {
+  double total = 0;
+  for (int64_t i = 0; i < count; ++i) total += values[i];
+  return static_cast<float>(total);
+}
+
+// ---- on given logits [rows, classes] ----
+
+template <typename T>
+float row_lse(const T* row, int64_t classes) {
+  Vector larger = splat(-std::numeric_limits<float>::infinity());
+  for_lanes(classes, [&](int64_t j, auto lanes) {
+    larger = maximum(larger, keep(load(row + j, lanes), lanes, -std::numeric_limits<float>::infinity()));
+  });
+  const float most = maximum_of(larger);
+  Vector sum{};
+  for_lanes(classes, [&](int64_t j, auto lanes) { sum += keep(exp(load(row + j, lanes) - most), lanes, 0); });
+  return most + std::log(sum_of(sum));
+}
+
+std::unique_ptr<Kernel> prepare_cross_entropy(const KernelRequest& request) {
+  const Layout& logits = request.inputs[0];
+  require_packed(request, logits);
+  const int64_t rows = rows_of(logits), classes = logits.type.shape.back();
+  const int64_t ignore = integer(request, "ignore", -100);
+  const bool add = (request.accumulate & 1) != 0;
+  return for_float(request, logits.type.dtype, [&]<typename T>(T) {
+    return make_kernel(
+        [=](const KernelArguments& a) {
+          const int32_t* labels = a.in<int32_t>(1);
+          check_labels("cross_entropy", labels, rows, classes, ignore);
+          auto* losses = reinterpret_cast<float*>(a.workspace);
+          parallel_for(rows, row_grain(kHeavyGrain, classes), [&](int64_t begin, int64_t end) {
+            for (int64_t r = begin; r < end; ++r) {
+              const T* row = a.in<T>(0) + r * classes;
+              const float lse = row_lse(row, classes);
+              a.out<float>(1)[r] = lse;
+              losses[r] = labels[r] == ignore ? 0.0F : lse - static_cast<float>(row[labels[r]]);
+            }
+          });
+          const float loss = a.in<float>(2)[0] * sum_in_order(losses, rows);
+          *a.out<float>(0) = add ? *a.out<float>(0) + loss : loss;
+        },
+        4 * rows);
+  });
+}
+
+std::unique_ptr<Kernel> prepare_cross_entropy_gradient(const KernelRequest& request) {
+  const Layout& logits = request.inputs[1];
+  require_packed(request, logits);
+  const int64_t rows = rows_of(logits), classes = logits.type.shape.back();
+  const int64_t ignore = integer(request, "ignore", -100);
+  return for_float(request, logits.type.dtype, [&]<typename T>(T) {
+    return make_kernel([=](const KernelArguments& a) {
+      const int32_t* labels = a.in<int32_t>(2);
+      check_labels("cross_entropy_gradient", labels, rows, classes, ignore);
+      const float factor = a.in<float>(0)[0] * a.in<float>(3)[0];
+      parallel_for(rows, row_grain(kHeavyGrain, classes), [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+          const T* from = a.in<T>(1) + r * classes;
+          T* to = a.out<T>(0) + r * classes;
+          const bool counts = labels[r] != ignore;
+          const float lse = a.in<float>(4)[r];
+          for_lanes(classes, [&](int64_t j, auto lanes) {
+            store(to + j, counts ? exp(load(from + j, lanes) - lse) * factor : Vector{}, lanes);
+          });
+          if (counts) {
+            const int64_t j = labels[r];
+            to[j] = T(factor * (std::exp(static_cast<float>(from[j]) - lse) - 1));
+          }
+        }
+      });
+    });
+  });
+}
+
+// ---- fused with the classifier ----
+
+struct Classifier {
+  int64_t rows, classes, width, ignore;
+  int64_t tiles;          // of rows
+  DType dtype;
+  bool bias, training;
+  uint32_t accumulate;
+  int threads;            // when it was prepared: the workspace is for so many
+  int64_t gemm_space_bytes;
+
+  int64_t tile_rows() const { return tiles == 0 ? 0 : (rows + tiles - 1) / tiles; }
+
+  GemmShape logits_shape(int64_t count) const {   // logits^T[classes, count] = weight hidden^T
+    GemmShape s;
+    s.m = classes;
+    s.n = count;
+    s.k = width;
+    s.a_type = s.b_type = dtype;
+    s.a_row = width;
+    s.b_row = 1;
+    s.b_col = width;
+    s.c_row = count;
+    s.parts = threads;
+    return s;
+  }
+  GemmShape weight_shape(int64_t count, int64_t chunk, bool add) const {   // dweight = dlogits^T hidden
+    GemmShape s;
+    s.m = chunk;
+    s.n = width;
+    s.k = count;
+    s.b_type = dtype;
+    s.a_row = count;
+    s.b_row = width;
+    s.c_row = width;
+    s.add = add;
+    s.parts = threads;
+    return s;
+  }
+  GemmShape hidden_shape(int64_t count, int64_t chunk, bool add) const {   // dhidden = dlogits weight
+    GemmShape s;
+    s.m = count;
+    s.n = width;
+    s.k = chunk;
+    s.b_type = dtype;
+    s.a_row = 1;
+    s.a_col = count;
+    s.b_row = width;
+    s.c_row = width;
+    s.add = add;
+    s.parts = threads;
+    return s;
+  }
+
+  // Floats: logits, dhidden of a tile in f32; lse, factor of its rows; then losses of all rows.
+  int64_t own_floats() const {
+    const int64_t count = tile_rows();
+    return (classes * count + 15) / 16 * 16 + (training ? (count * width + 15) / 16 * 16 : 0) + 4 * (count + 16) + rows + 16;
+  }
+  int64_t gemm_bytes() const {
+    int64_t most = 0;
+    for (const int64_t count : {tile_rows(), tile_rows() - 1}) {
+      if (count <= 0) continue;
+      const int64_t chunk = classes < kClassChunk ? classes : kClassChunk;
+      for (const int64_t c : {chunk, classes % kClassChunk}) {
+        if (c == 0) continue;
+        const int64_t a = Gemm(weight_shape(count, c, true)).workspace_bytes();
+        const int64_t b = Gemm(hidden_shape(count, c, true)).workspace_bytes();
+        most = most > a ? most : a;
+        most = most > b ? most : b;
+      }
+      const int64_t c = Gemm(logits_shape(count)).workspace_bytes();
+      most = most > c ? most : c;
+    }
+    return (most + 63) / 64 * 64;
+  }
+
+  template <typename T>
+  void run(const KernelArguments& a) const {
+    const int32_t* labels = a.in<int32_t>(3);
+    check_labels(training ? "linear_cross_entropy_training" : "linear_cross_entropy", labels, rows, classes, ignore);
+    const float scale = a.in<float>(4)[0];
+    std::byte* gemm_space = a.workspace;
+    auto* logits = reinterpret_cast<float*>(a.workspace + gemm_space_bytes);
+    const int64_t most_rows = tile_rows();
+    float* dhidden = logits + (classes * most_rows + 15) / 16 * 16;
+    float* lse = dhidden + (training ? (most_rows * width + 15) / 16 * 16 : 0);
+    float *factor = lse + most_rows + 16, *running = factor + most_rows + 16, *largest = running + most_rows + 16;
+    float* losses = largest + most_rows + 16;
+
+    for (int64_t tile = 0; tile < tiles; ++tile) {
+      const Range share = share_of(rows, tiles, tile);
+      const int64_t count = share.end - share.begin;
+      const T* hidden = a.in<T>(0) + share.begin * width;
+      Gemm(logits_shape(count)).run(a.inputs[1], hidden, logits, nullptr, gemm_space);
+      statistics(logits, bias ? a.in<float>(2) : nullptr, count, lse, largest, running);
+      for (int64_t r = 0; r < count; ++r) {
+        const int32_t label = labels[share.begin + r];
+        factor[r] = label == ignore ? 0.0F : scale;
+        losses[share.begin + r] = label == ignore ? 0.0F : lse[r] - logits[label * count + r];
+      }
+      if (!training) continue;
+      for (int64_t first = 0; first < classes; first += kClassChunk) {
+        const int64_t chunk = classes - first < kClassChunk ? classes - first : kClassChunk;
+        float* part = logits + first * count;
+        float* dbias = bias ? a.out<float>(3) + first : nullptr;
+        differentiate(part, labels + share.begin, first, chunk, count, lse, factor, dbias,
+                      tile > 0 || ((accumulate >> 3) & 1));
+        Gemm(weight_shape(count, chunk, tile > 0 || ((accumulate >> 2) & 1)))
+            .run(part, hidden, a.out<float>(2) + first * width, nullptr, gemm_space);
+        Gemm(hidden_shape(count, chunk, first > 0))
+            .run(part, a.in<T>(1) + first * width, dhidden, nullptr, gemm_space);
+      }
+      T* to = a.out<T>(1) + share.begin * width;
+      parallel_for(count * width, kLightGrain, [&](int64_t begin, int64_t end) {
+        for_lanes(end - begin, [&](int64_t i, auto lanes) { store(to + begin + i, load(dhidden + begin + i, lanes), lanes); });
+      });
+    }
+    const float loss = scale * sum_in_order(losses, rows);
+    *a.out<float>(0) = (accumulate & 1) ? *a.out<float>(0) + loss : loss;
+  }
+
+  // Adds the bias and finds lse[r] of every column. Threads share out the columns; classes go by in chunks, so that
+  // the running sum is rescaled rarely.
+  void statistics(float* logits, const float* biases, int64_t count, float* lse, float* largest, float* running) const {
+    parallel_for(count, row_grain(kHeavyGrain, classes) + kLanes, [&](int64_t begin, int64_t end) {
+      const int64_t n = end - begin;
+      for (int64_t r = begin; r < end; ++r) {
+        largest[r] = -std::numeric_limits<float>::infinity();
+        running[r] = 0;
+      }
+      for (int64_t first = 0; first < classes; first += kStatisticsChunk) {
+        const int64_t last = first + kStatisticsChunk < classes ? first + kStatisticsChunk : classes;
+        for_lanes(n, [&](int64_t i, auto lanes) {
+          const int64_t r = begin + i;
+          const Vector before = load(largest + r, lanes);
+          Vector most = before;
+          for (int64_t j = first; j < last; ++j) {
+            Vector x = load(logits + j * count + r, lanes);
+            if (biases != nullptr) {
+              x += biases[j];
+              store(logits + j * count + r, x, lanes);
+            }
+            most = maximum(most, x);
+          }
+          Vector sum = load(running + r, lanes) * exp(before - most);
+          for (int64_t j = first; j < last; ++j) sum += exp(load(logits + j * count + r, lanes) - most);
+          store(largest + r, most, lanes);
+          store(running + r, sum, lanes);
+        });
+      }
+      for_lanes(n, [&](int64_t i, auto lanes) {
+        store(lse + begin + i, load(largest + begin + i, lanes) + log(load(running + begin + i, lanes)), lanes);
+      });
+    });
+  }
+
+  // Logits of classes [first, first + chunk) become their gradients: factor * (exp(logit - lse) - [class is label]).
+  void differentiate(float* part, const int32_t* labels, int64_t first, int64_t chunk, int64_t count, const float* lse,
+                     const float* factor, float* dbias, bool add_bias) const {
+    parallel_for(chunk, row_grain(kHeavyGrain, count), [&](int64_t begin, int64_t end) {
+      for (int64_t j = begin; j < end; ++j) {
+        float* row = part + j * count;
+        for_lanes(count, [&](int64_t r, auto lanes) {
+          store(row + r, exp(load(row + r, lanes) - load(lse + r, lanes)) * load(factor + r, lanes), lanes);
+        });
+      }
+      for (int64_t r = 0; r < count; ++r) {
+        const int64_t j = labels[r] - first;
+        if (labels[r] != ignore && j >= begin && j < end) part[j * count + r] -= factor[r];
+      }
+      if (dbias == nullptr) return;
+      for (int64_t j = begin; j < end; ++j) {
+        Vector sum{};
+        for_lanes(count, [&](int64_t r, auto lanes) { sum += load(part + j * count + r, lanes); });
+        dbias[j] = (add_bias ? dbias[j] : 0.0F) + sum_of(sum);
+      }
+    });
+  }
+};
+
+std::unique_ptr<Kernel> prepare_classifier(const KernelRequest& request, bool training) {
+  const Layout &hidden = request.inputs[0], &weight = request.inputs[1];
+  require_packed(request, hidden);
+  require_packed(request, weight);
+  Classifier c{};
+  c.rows = rows_of(hidden);
+  c.classes = weight.type.shape[0];
+  c.width = weight.type.shape[1];
+  c.ignore = integer(request, "ignore", -100);
+  const int64_t fitting = 1 + kLogitBytes / (4 * (c.classes + 1));
+  c.tiles = c.rows == 0 ? 0 : (c.rows + fitting - 1) / fitting;
+  c.dtype = hidden.type.dtype;
+  c.bias = present(request.inputs, 2);
+  c.training = training;
+  c.accumulate = request.accumulate;
+  c.threads = thread_count();
+  c.gemm_space_bytes = c.gemm_bytes();
+  return for_float(request, hidden.type.dtype, [&]<typename T>(T) {
+    return make_kernel([c](const KernelArguments& a) { c.run<T>(a); }, c.gemm_space_bytes + 4 * c.own_floats());
+  });
+}
+
+std::unique_ptr<Kernel> prepare_evaluation(const KernelRequest& request) { return prepare_classifier(request, false); }
+std::unique_ptr<Kernel> prepare_training(const KernelRequest& request) { return prepare_classifier(request, true); }
+
+}  // namespace
+
+std::vector<KernelEntry> loss_kernels() {
+  return {{"cross_entropy", &prepare_cross_entropy},
+          {"cross_entropy_gradient", &prepare_cross_entropy_gradient},
+          {"linear_cross_entropy", &prepare_evaluation},
+          {"linear_cross_entropy_training", &prepare_training}};
+}
+
+}  // namespace het::cpu::HET_ISA
