@@ -221,6 +221,20 @@ int sampler_next(lua_State* L) {   // -> {inputs = {...}, labels = {...}, count,
 int64_t sampler_cursor(SamplerHandle& sampler) { return sampler->cursor(); }
 void sampler_seek(SamplerHandle& sampler, int64_t cursor) { sampler->seek(cursor); }
 
+// --- a tokenizer without a corpus: of a saved vocabulary
+
+int new_tokenizer(lua_State* L) {   // vocabulary: what corpus:vocabulary() gave
+  return Convert<TokenizerHandle>::push(L, tokenizer_from_json(json_at(L, 1), "the vocabulary"));
+}
+std::vector<int32_t> tokenizer_encode(TokenizerHandle& tokenizer, std::string text) { return tokenizer->encode(text); }
+std::string tokenizer_decode(TokenizerHandle& tokenizer, std::vector<int32_t> ids) { return tokenizer->decode(ids); }
+int tokenizer_index(lua_State* L) {
+  auto& tokenizer = check_object<TokenizerHandle>(L, 1);
+  if (lua_type(L, 2) == LUA_TSTRING && std::string_view(lua_tostring(L, 2)) == "vocab")
+    return Convert<int64_t>::push(L, tokenizer->vocabulary_size());
+  return 0;
+}
+
 }  // namespace
 
 void add_data(lua_State* L) {
@@ -229,7 +243,9 @@ void add_data(lua_State* L) {
                                bind<&corpus_sampler>("sampler")},
                            &corpus_index);
   make_class<SamplerHandle>(L, {bind<&sampler_next>("next"), bind<&sampler_cursor>("cursor"), bind<&sampler_seek>("seek")});
-  set_functions(L, "native.", {bind<&new_corpus>("corpus"), bind<&safetensors_read>("safetensors_read"),
+  make_class<TokenizerHandle>(L, {bind<&tokenizer_encode>("encode"), bind<&tokenizer_decode>("decode")},
+                              &tokenizer_index);
+  set_functions(L, "native.", {bind<&new_corpus>("corpus"), bind<&new_tokenizer>("tokenizer"), bind<&safetensors_read>("safetensors_read"),
                                bind<&safetensors_write>("safetensors_write"), bind<&json_read>("json_read"),
                                bind<&json_write>("json_write"), bind<&json_encode>("json_encode"),
                                bind<&json_decode>("json_decode")});

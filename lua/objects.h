@@ -34,6 +34,7 @@ using ProgramHandle = std::shared_ptr<const Program>;
 using ExecutorHandle = std::shared_ptr<Executor>;
 using CorpusHandle = std::shared_ptr<const Corpus>;
 using SamplerHandle = std::shared_ptr<Sampler>;
+using TokenizerHandle = std::shared_ptr<const Tokenizer>;
 
 // What one Lua state shares between its bound functions. Lives as long as the state.
 struct Host {
@@ -66,6 +67,7 @@ HET_LUA_CLASS(het::lua::ProgramHandle, "program");
 HET_LUA_CLASS(het::lua::ExecutorHandle, "executor");
 HET_LUA_CLASS(het::lua::CorpusHandle, "corpus");
 HET_LUA_CLASS(het::lua::SamplerHandle, "sampler");
+HET_LUA_CLASS(het::lua::TokenizerHandle, "tokenizer");
 
 namespace het::lua {
 template <>
