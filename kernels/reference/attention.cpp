@@ -30,16 +30,17 @@ double dot(const View& q, const View& k, int64_t b, int64_t i, int64_t h, int64_
   return total;
 }
 
-// One query's attention over the first `seen` keys; its log-sum-exp is returned.
+// One query's attention over the first `seen` keys, with scratch for as many; its log-sum-exp is returned.
 double attend(const View& q, const View& k, const View& v, const View& out, double scale, int64_t b, int64_t i,
-              int64_t h, int64_t kh, int64_t seen) {
+              int64_t h, int64_t kh, int64_t seen, double* p) {
   double most = -std::numeric_limits<double>::infinity(), total = 0;
-  for (int64_t j = 0; j < seen; ++j) most = std::max(most, scale * dot(q, k, b, i, h, j, kh));
-  for (int64_t j = 0; j < seen; ++j) total += std::exp(scale * dot(q, k, b, i, h, j, kh) - most);
+  for (int64_t j = 0; j < seen; ++j) most = std::max(most, p[j] = scale * dot(q, k, b, i, h, j, kh));
+  for (int64_t j = 0; j < seen; ++j) total += std::exp(p[j] - most);
   const double lse = seen > 0 ? most + std::log(total) : most;
+  for (int64_t j = 0; j < seen; ++j) p[j] = std::exp(p[j] - lse);
   for (int64_t c = 0; c < q.size(3); ++c) {
     double sum = 0;
-    for (int64_t j = 0; j < seen; ++j) sum += std::exp(scale * dot(q, k, b, i, h, j, kh) - lse) * v.at(b, j, kh, c);
+    for (int64_t j = 0; j < seen; ++j) sum += p[j] * v.at(b, j, kh, c);
     out.set_at(sum, b, i, h, c);
   }
   return lse;
@@ -47,14 +48,17 @@ double attend(const View& q, const View& k, const View& v, const View& out, doub
 
 // out[b, i, h] = sum_j softmax_j(scale q_i . k_j) v_j; query head h uses key head h / (hq / hk).
 std::unique_ptr<Kernel> attention(const KernelRequest& request) {
-  return kernel_of(request, [setting = Setting(request)](const Operands& o) {
+  const auto body = [setting = Setting(request)](const Operands& o) {
     const View q = o.in(0), k = o.in(1), v = o.in(2), out = o.out(0), lse = o.out(1);
     const int64_t t = q.size(1), s = k.size(1), group = q.size(2) / k.size(2);
     for (int64_t b = 0; b < q.size(0); ++b)
       for (int64_t h = 0; h < q.size(2); ++h)
-        for (int64_t i = 0; i < t; ++i)
-          lse.set_at(attend(q, k, v, out, setting.scale, b, i, h, h / group, setting.visible(i, t, s)), b, h, i);
-  });
+        for (int64_t i = 0; i < t; ++i) {
+          const int64_t seen = setting.visible(i, t, s);
+          lse.set_at(attend(q, k, v, out, setting.scale, b, i, h, h / group, seen, o.scratch()), b, h, i);
+        }
+  };
+  return kernel_of(request, body, request.inputs[1].type.shape[1]);
 }
 
 // With p_ij = exp(scale q_i . k_j - lse_i), e_i = dout_i . out_i and ds_ij = p_ij (dout_i . v_j - e_i):
@@ -108,7 +112,7 @@ std::unique_ptr<Kernel> attention_gradient(const KernelRequest& request) {
 
 // New keys and values are written to the caches at position..; query i then sees all up to position + i.
 std::unique_ptr<Kernel> attention_cached(const KernelRequest& request) {
-  return kernel_of(request, [setting = Setting(request)](const Operands& o) {
+  const auto body = [setting = Setting(request)](const Operands& o) {
     const View q = o.in(0), k = o.in(1), v = o.in(2), out = o.out(0), k_cache = o.out(1), v_cache = o.out(2);
     const int64_t t = q.size(1), room = k_cache.size(1), position = static_cast<int64_t>(o.in(5)[0]);
     if (position < 0 || position + t > room)
@@ -124,8 +128,9 @@ std::unique_ptr<Kernel> attention_cached(const KernelRequest& request) {
     for (int64_t b = 0; b < q.size(0); ++b)
       for (int64_t h = 0; h < q.size(2); ++h)
         for (int64_t i = 0; i < t; ++i)
-          attend(q, k_cache, v_cache, out, setting.scale, b, i, h, h / group, position + i + 1);
-  });
+          attend(q, k_cache, v_cache, out, setting.scale, b, i, h, h / group, position + i + 1, o.scratch());
+  };
+  return kernel_of(request, body, request.outputs[1].type.shape[1]);
 }
 
 }  // namespace

@@ -265,12 +265,18 @@ std::optional<std::string> difference(const Tensor& result, const Tensor& wanted
       result.at(at), wanted.at(at), worst, scale);
 }
 
+Question question_of(const Case& test, DType dtype) {
+  std::vector<Tensor> inputs = drawn_inputs(test, dtype);
+  std::vector<Tensor> wanted = oracle(op_named(test.op), inputs, test.attributes);
+  return {test, dtype, std::move(inputs), std::move(wanted)};
+}
+
 std::vector<std::string> compare(Device& device, const Trial& trial, bool& supported) {
-  const OpDef& op = op_named(trial.test.op);
-  const Attributes& attributes = trial.test.attributes;
-  const std::vector<Tensor> inputs = drawn_inputs(trial.test, trial.dtype);
+  const Case& test = trial.question.test;
+  const OpDef& op = op_named(test.op);
+  const Attributes& attributes = test.attributes;
+  const std::vector<Tensor>& inputs = trial.question.inputs;
   const auto results = op.infer({op, types_of(inputs), attributes});
-  std::vector<Tensor> wanted = oracle(op, inputs, attributes);
 
   std::vector<Placed> in, out;
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -278,6 +284,7 @@ std::vector<std::string> compare(Device& device, const Trial& trial, bool& suppo
     if (inputs[i].present()) in.back().tensor.copy_from(inputs[i]);
   }
   std::vector<bool> written(in.size(), false);
+  std::vector<Tensor> wanted = trial.question.wanted;
   for (size_t o = 0; o < results.size(); ++o) {
     const int aliased = aliased_input(op, o);
     if (aliased >= 0) {
@@ -290,7 +297,9 @@ std::vector<std::string> compare(Device& device, const Trial& trial, bool& suppo
     if ((trial.accumulate >> o) & 1) {
       const Tensor there = drawn(T({}), results[o], 2000 + o);
       out.back().tensor.copy_from(there);
-      for (int64_t i = 0; i < there.elements(); ++i) wanted[o].set(i, wanted[o].at(i) + there.at(i));
+      Tensor sum(wanted[o].type());
+      for (int64_t i = 0; i < there.elements(); ++i) sum.set(i, wanted[o].at(i) + there.at(i));
+      wanted[o] = sum;
     } else {
       poison(out.back().tensor);
     }
@@ -320,7 +329,7 @@ std::vector<std::string> compare(Device& device, const Trial& trial, bool& suppo
   for (size_t o = 0; o < out.size(); ++o) {
     if (!out[o].tensor.present()) continue;
     if (const auto stray = stray_write(out[o], true)) problem(fmt::format("result {}: {}", o, *stray));
-    if (const auto wrong = difference(out[o].tensor, wanted[o], trial.test.tolerance))
+    if (const auto wrong = difference(out[o].tensor, wanted[o], test.tolerance))
       problem(fmt::format("result {}: {}", o, *wrong));
   }
 

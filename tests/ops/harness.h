@@ -30,11 +30,18 @@ std::vector<Tensor> drawn_inputs(const Case& test, DType dtype);
 // The results in f64 from the values that `inputs` hold (rounded as they are), by plain loops.
 std::vector<Tensor> oracle(const OpDef& op, const std::vector<Tensor>& inputs, const Attributes& attributes);
 
+// A case in one dtype: its operands and what they should give.
+struct Question {
+  const Case& test;
+  DType dtype;
+  std::vector<Tensor> inputs, wanted;
+};
+Question question_of(const Case& test, DType dtype);
+
 // Run the kernel of `device` for this case and compare with the oracle. `supported` is set to false when the
 // device refuses the dtype.
 struct Trial {
-  const Case& test;
-  DType dtype;
+  const Question& question;
   Placing placing = Placing::packed;
   uint32_t accumulate = 0;
 };
