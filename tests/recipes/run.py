@@ -1,0 +1,190 @@
+#!/usr/bin/env python3
+"""Run every recipe for a few steps through hetrun, and what a run promises: results on the last line, the same
+losses twice, going on after a stop, files that survive a full disk.
+
+usage: run.py HETRUN [unittest arguments]
+"""
+import json
+import math
+import pathlib
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+HETRUN = str(pathlib.Path(sys.argv.pop(1)).resolve())
+TEXT = 'the quick brown fox jumps over the lazy dog. ' * 60
+
+RESULT_KEYS = {'steps', 'train_loss', 'validation_loss', 'best_validation_loss', 'seconds', 'tokens_per_s', 'mfu',
+               'peak_memory_bytes'}
+SMALL = ['--width=16', '--layers=2', '--heads=2', '--context=16', '--batch=4']
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        self.temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(self.temporary.cleanup)
+        self.folder = pathlib.Path(self.temporary.name)
+        (self.folder / 'text.txt').write_text(TEXT)
+        for name in ('resume.lua', 'write.lua'):
+            (self.folder / name).write_text((HERE / name).read_text())
+
+    def hetrun(self, *words, code=0, **options):
+        done = subprocess.run([HETRUN, *map(str, words)], cwd=self.folder, capture_output=True, text=True, timeout=300,
+                              check=False, **options)
+        self.assertEqual(done.returncode, code, f'{words}\n{done.stdout}\n{done.stderr}')
+        return done
+
+    def result(self, *words):
+        return json.loads(self.hetrun(*words, '--json', '--quiet').stdout.splitlines()[-1])
+
+    def losses(self, *words):
+        metrics = self.folder / 'metrics.jsonl'
+        self.hetrun(*words, '--quiet', f'--metrics={metrics}')
+        lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+        return [line['loss'] for line in lines if 'loss' in line]
+
+
+class Recipes(Case):
+    def check(self, name, *words):
+        recipe = ROOT / 'recipes' / f'{name}.lua'
+        result = self.result(recipe, *words)
+        self.assertLessEqual(RESULT_KEYS, result.keys())
+        for key in RESULT_KEYS:
+            self.assertTrue(math.isfinite(result[key]), key)
+        options = self.hetrun(recipe, '--help').stdout
+        self.assertIn('--steps', options)
+        return result
+
+    def test_mlp(self):
+        result = self.check('mlp', '--steps=200')
+        self.assertEqual(result['steps'], 200)
+        self.assertLess(result['validation_loss'], 0.05)
+
+    def test_gpt_text(self):
+        result = self.check('gpt_text', '--text=text.txt', '--steps=150', '--every=50', '--write=10', *SMALL)
+        self.assertLess(result['validation_loss'], 2.6)   # a character of 28 at random: 3.3
+
+    def test_gpt_text_in_bf16(self):
+        self.check('gpt_text', '--text=text.txt', '--steps=5', '--every=5', '--write=10', '--precision=bf16', *SMALL)
+
+    def test_llama(self):
+        self.check('llama_tiny', '--text=text.txt', '--steps=250', '--kv_heads=1', '--microbatch=2', *SMALL)
+
+    def test_bert(self):
+        self.check('bert_tiny', '--text=text.txt', '--steps=250', *SMALL)
+
+    def test_gpt2_124m(self):
+        options = self.hetrun(ROOT / 'recipes' / 'gpt2_124m.lua', '--help').stdout
+        self.assertIn('--microbatch', options)
+
+    def test_a_text_is_written_at_the_end(self):
+        words = [ROOT / 'recipes' / 'gpt_text.lua', '--text=text.txt', '--steps=2', '--every=0', '--write=50',
+                 '--prompt=the fox', *SMALL]
+        out = self.hetrun(*words).stdout
+        self.assertIn('the fox', out)
+        self.assertEqual(len(out.rstrip('\n')), len('the fox') + 50)
+        self.assertEqual(out, self.hetrun(*words).stdout)
+
+
+class Runs(Case):
+    def test_the_same_losses_twice(self):
+        self.assertEqual(self.losses('resume.lua', '--threads=2'), self.losses('resume.lua', '--threads=2'))
+
+    def test_one_thread_or_two(self):
+        one, two = self.losses('resume.lua', '--threads=1'), self.losses('resume.lua', '--threads=2')
+        for a, b in zip(one, two):
+            self.assertAlmostEqual(a, b, delta=1e-5 * abs(a))
+
+    def test_another_seed_another_run(self):
+        self.assertNotEqual(self.losses('resume.lua'), self.losses('resume.lua', '--seed=2'))
+
+    def test_micro_batches_add_up(self):
+        whole, parts = self.losses('resume.lua'), self.losses('resume.lua', '--microbatch=1')
+        self.assertEqual(len(whole), 6)
+        for a, b in zip(whole, parts):
+            self.assertAlmostEqual(a, b, delta=1e-4 * abs(a))
+
+    def test_going_on_equals_going_through(self):
+        through = self.losses('resume.lua', '--save=whole')
+        first = self.losses('resume.lua', '--steps=3')
+        rest = self.losses('resume.lua', '--resume')
+        self.assertEqual(through[:3], first)
+        self.assertEqual(through, first + rest[-3:])
+
+    def test_blocks_of_ones_own_are_saved_and_gone_on_with(self):
+        through = self.losses('resume.lua', '--block', '--save=whole')
+        self.losses('resume.lua', '--block', '--steps=3')
+        rest = self.losses('resume.lua', '--block', '--resume')
+        self.assertEqual(through[3:], rest[-3:])
+
+    def test_bf16_stays_near_f32(self):
+        full, half = self.losses('resume.lua', '--dropout=0'), self.losses('resume.lua', '--dropout=0',
+                                                                           '--precision=bf16')
+        for a, b in zip(full, half):
+            self.assertAlmostEqual(a, b, delta=1e-2 * abs(a))
+
+    def test_a_saved_model_writes_and_is_trained_further(self):
+        self.result('resume.lua', '--steps=30')
+        once = self.hetrun('write.lua', '--quiet').stdout
+        self.assertTrue(once.startswith('the quick brown fox'))
+        self.assertEqual(len(once.splitlines()[0]), len('the quick brown fox') + 60)
+        self.assertEqual(once, self.hetrun('write.lua', '--quiet').stdout)
+        self.assertNotEqual(once, self.hetrun('write.lua', '--quiet', '--seed=2').stdout)
+        self.hetrun('write.lua', '--quiet', '--temperature=0')
+
+    def test_control_c_saves(self):
+        words = [HETRUN, 'resume.lua', '--steps=100000000', '--json']
+        with subprocess.Popen(words, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                              text=True) as process:
+            time.sleep(2)
+            process.send_signal(signal.SIGINT)
+            out, _ = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 130)
+        result = json.loads(out.splitlines()[-1])
+        self.assertGreater(result['steps'], 0)
+        steps = result['steps'] + 2
+        self.assertEqual(self.result('resume.lua', '--resume', f'--steps={steps}')['steps'], steps)
+
+    def test_a_full_disk_keeps_the_last_save(self):
+        self.losses('resume.lua', '--steps=3')
+        before = {path.name: path.read_bytes() for path in (self.folder / 'run').iterdir()}
+
+        def limit():
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10000, 10000))
+        done = self.hetrun('resume.lua', '--resume', '--quiet', code=71, preexec_fn=limit, restore_signals=False)
+        self.assertIn('model.safetensors', done.stderr)
+        after = {path.name: path.read_bytes() for path in (self.folder / 'run').iterdir()}
+        self.assertEqual(before['model.safetensors'], after['model.safetensors'])
+        self.assertEqual(before['training.safetensors'], after['training.safetensors'])
+        self.assertEqual(before.keys(), after.keys())
+        self.assertEqual(self.result('resume.lua', '--resume')['steps'], 6)
+
+
+class Commands(Case):
+    def test_bench(self):
+        result = self.result('bench', 'gpt-nano', '--steps', '2', '--precision', 'bf16')
+        for key in ('tokens_per_s', 'step_seconds', 'peak_gflops', 'mfu', 'peak_memory_bytes'):
+            self.assertGreater(result[key], 0, key)
+        self.hetrun('bench')
+        self.assertIn("did you mean 'gpt-nano'", self.hetrun('bench', 'gpt-nanno', code=2).stderr)
+
+    def test_docs(self):
+        self.hetrun('docs', 'pages')
+        page = (self.folder / 'pages' / 'nn.md').read_text()
+        self.assertIn('## nn.attention', page)
+        self.assertIn('`kv_heads`', page)
+        subprocess.run(['luajit', '-bl', self.folder / 'pages' / 'het.lua'], check=True, stdout=subprocess.DEVNULL)
+
+    def test_doctor(self):
+        self.assertIn('GFLOP/s', self.hetrun('doctor').stdout)
+
+
+if __name__ == '__main__':
+    unittest.main()
