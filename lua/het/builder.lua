@@ -1,0 +1,166 @@
+--- Turns descriptions of layers into nodes of a graph (or, at the prompt, into tensors at once). One builder makes one
+-- graph; it knows what layers need to know of their surroundings: the precision, whether this is training, where
+-- in the sequence the tokens stand, and how weights are drawn.
+--
+-- Parameters are f32 (the master weights). With precision bf16 a layer gets a bf16 copy of each matrix, made once a
+-- step; vectors (biases, weights of norms) stay f32.
+local native = require "het.native"
+local op = require "het.op"
+local errors = require "het.errors"
+
+local Builder = {}
+Builder.__index = Builder
+
+local builder = {}
+
+--- A builder of a graph.
+-- @tparam table settings `graph` (made when absent), `precision` ("f32", "bf16"), `mode` ("train", "evaluate",
+-- "generate"), `seed`, `positions` (value i32[t], for rotary and learned positions), `cache` ({ length, position } while generating)
+function builder.new(settings)
+  return setmetatable({
+    graph = settings.graph or native.graph(),
+    precision = settings.precision or "f32",
+    mode = settings.mode or "train",
+    seed = settings.seed or 0,
+    cache = settings.cache,
+    values = {},          -- parameters by name, in the compute precision
+    scopes = {},
+    projecting = false,   -- the layer being built writes into the residual stream
+    residuals = 1,        -- additions to the residual stream in the whole model
+    deviation = nil,      -- standard deviation of matrices; nil: 1 / sqrt(inputs)
+  }, Builder)
+end
+
+--- The path of the layer being built: "blocks.3.attention".
+function Builder:path() return table.concat(self.scopes, ".") end
+
+--- An input of the graph, made on first use.
+function Builder:input(name, dtype, shape, per_step)
+  local key = "input:" .. name
+  if not self.values[key] then self.values[key] = self.graph:input(name, dtype, shape, per_step or false) end
+  return self.values[key]
+end
+
+--- Where in the sequence each of `count` tokens stands: i32[count].
+function Builder:positions(count) return self:input("positions", "i32", { count }, true) end
+
+--- Dropout's counter {step, first sample}: i64[2], written for each micro-batch.
+function Builder:counter() return self:input("counter", "i64", { 2 }) end
+
+-- How a parameter starts: given, or drawn as GPT-2 does (Radford et al. 2019): normal, with the projections into the
+-- residual stream scaled by 1 / sqrt(number of residual additions).
+local function initial(self, parameter)
+  if type(parameter.init) == "table" then return parameter.init end
+  if parameter.init == "zeros" or parameter.init == "ones" then return { kind = parameter.init } end
+  local shape = parameter[2]
+  if #shape < 2 then return { kind = "zeros" } end
+  local scale = parameter.deviation or self.deviation or 1 / math.sqrt(shape[#shape])
+  if parameter.projection and self.projecting then scale = scale / math.sqrt(self.residuals) end
+  return { kind = "normal", scale = scale }
+end
+
+--- A parameter of the layer being built, as the layer computes with it.
+-- @tparam table parameter { name, shape, init =, projection =, deviation =, full = }; `full` keeps it f32 always
+-- @string[opt] path the layer's path, default the one being built
+function Builder:parameter(parameter, path)
+  local prefix = path or self:path()
+  local name = prefix == "" and parameter[1] or prefix .. "." .. parameter[1]
+  if not self.values[name] then
+    local value = self.graph:parameter(name, "f32", parameter[2], initial(self, parameter))
+    if self.precision ~= "f32" and #parameter[2] >= 2 and not parameter.full then
+      value = op.cast(value, { dtype = self.precision })
+    end
+    self.values[name] = value
+  end
+  return self.values[name]
+end
+
+--- A parameter of a child of the layer being built: for tied weights.
+-- @param child its description
+-- @string name the child's name
+-- @string which the parameter's name
+function Builder:weight_of(child, name, which)
+  local path = self:path()
+  for _, parameter in ipairs(child:own_parameters()) do
+    if parameter[1] == which then return self:parameter(parameter, path == "" and name or path .. "." .. name) end
+  end
+  errors.raise("bug", "layer %s has no parameter '%s'", name, which)
+end
+
+--- Dropout on x while training; x itself otherwise.
+function Builder:dropout(x, probability)
+  if self.mode ~= "train" or probability == 0 then return x end
+  self.drops = (self.drops or 0) + 1
+  local stream = native.hash(("%s#%d"):format(self:path(), self.drops)) % 2 ^ 31
+  return op.dropout(x, self:counter(), { p = probability, seed = self.seed, stream = stream })
+end
+
+--- Begin the next layer that a plan may place: the embedding, a block, the head.
+function Builder:begin_layer(name) self.graph:begin_layer(name) end
+
+--- Build a layer (a description or a plain function of values) under a name of the present path.
+-- @param layer
+-- @string|nil name its part of the path; nil adds none
+-- @bool projecting does what it returns go into the residual stream?
+function Builder:call(layer, name, projecting, ...)
+  if type(layer) == "function" then
+    if name then self:enter(name) end
+    local result = layer(...)
+    if result == nil then errors.usage("the function in layer %s returned nothing; it has to return a value",
+      self:path()) end
+    if name then self:leave() end
+    return result
+  end
+  local before = self.projecting
+  self.projecting = projecting or false
+  if name then self:enter(name) end
+  local result = layer.class.forward(layer:bind(self), ...)
+  if result == nil then
+    errors.usage("forward of %s in layer %s returned nothing; it has to return a value", layer.class.name, self:path())
+  end
+  if name then self:leave() end
+  self.projecting = before
+  return result
+end
+
+--- Add to the path.
+function Builder:enter(name)
+  self.scopes[#self.scopes + 1] = name
+  self.graph:push_scope(name)
+end
+
+--- Remove the last part of the path.
+function Builder:leave()
+  self.scopes[#self.scopes] = nil
+  self.graph:pop_scope()
+end
+
+-- What stands in for a graph at the prompt: parameters are tensors, drawn once and kept in `store`.
+local Eager = {}
+Eager.__index = Eager
+function Eager:parameter(name, dtype, shape, init)
+  if not self.store[name] then
+    if init.kind == "normal" then
+      local seed = native.hash(name) % 2 ^ 31 + self.seed
+      self.store[name] = op.scale(native.randn(shape, dtype, seed), { factor = init.scale })
+    else
+      self.store[name] = native.full(shape, init.kind == "ones" and 1 or 0, dtype)
+    end
+  end
+  return self.store[name]
+end
+function Eager.input(_, name, _, shape)
+  if name == "positions" then return native.arange(shape[1], "i32") end
+  errors.usage("a layer needs the input '%s', which only training has", name)
+end
+function Eager.push_scope() end
+function Eager.pop_scope() end
+function Eager.begin_layer() return 1 end
+
+--- A builder that computes at once.
+-- @tparam table store parameters by name; filled on first use
+function builder.eager(store)
+  return builder.new { graph = setmetatable({ store = store, seed = 0 }, Eager), mode = "evaluate" }
+end
+
+return builder

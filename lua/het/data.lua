@@ -1,0 +1,202 @@
+--- `het.data`: what to train on. A corpus has `vocab` (number of different tokens) and gives batches.
+local native = require "het.native"
+local define = require "het.define"
+local errors = require "het.errors"
+local mistakes = require "het.mistakes"
+local op = require "het.op"
+local text = require "het.text"
+
+local data = {}
+
+-- A corpus: { native, vocab, tokens, objective, arguments }.
+local Corpus = { kind = "corpus" }
+Corpus.__index = Corpus
+Corpus.__tostring = function(self)
+  return ("%s: %s tokens, vocabulary of %s"):format(self.arguments.path or self.name or "corpus",
+    text.grouped(self.tokens), text.grouped(self.vocab))
+end
+
+--- Token ids of a text.
+function Corpus:encode(words) return self.native:encode(words) end
+
+--- Text of token ids.
+function Corpus:decode(ids) return self.native:decode(ids) end
+
+--- The vocabulary, as it is saved beside a model; nil for token files.
+function Corpus:vocabulary() return self.native:vocabulary() end
+
+--- Batches of one split, drawn by a cursor that does not depend on batch sizes.
+-- @tparam table settings `context`, `batch`, `microbatch`, `split`, `seed`, `start`
+function Corpus:sampler(settings)
+  return self.native:sampler {
+    context = settings.context, batch = settings.batch, microbatch = settings.microbatch, split = settings.split,
+    seed = settings.seed, start = settings.start,
+    objective = self.objective == "masked" and "masked" or nil,
+    mask_share = self.arguments.mask_share,
+    mask_token = self.objective == "masked" and self.vocab - 1 or nil,
+  }
+end
+
+--- Does it hold out a part for validation?
+function Corpus:has_holdout() return (self.arguments.holdout or 0) > 0 end
+
+-- Open a corpus; what is wrong with it is a mistake of the recipe like any other.
+local function open(constructor, settings, arguments, objective)
+  local ok, result = pcall(native.corpus, settings)
+  if not ok then
+    local message, kind = errors.describe(result)
+    if kind ~= "usage" then error(result, 0) end
+    mistakes.record(constructor, "path", message)
+    return define.unknown
+  end
+  return setmetatable({
+    native = result, arguments = arguments, objective = objective,
+    vocab = result.vocab + (objective == "masked" and 1 or 0), tokens = result.tokens,
+  }, Corpus)
+end
+
+local text_fields = {
+  { "path", "string", "a text file, or a folder: its text files in sorted order", required = true },
+  { "tokenizer", "string", "what a token is", default = "char", choices = { "char", "byte", "sentencepiece", "bpe" } },
+  { "model", "string", "file of a SentencePiece model, or folder with vocab.json and merges.txt of a bpe" },
+  { "vocabulary", "string", "vocabulary.json of an earlier run, or its folder: used instead of a new one" },
+  { "holdout", "number", "share of the tokens, at the end, kept for validation", default = 0.1, min = 0, below = 1 },
+  { "limit", "string|number", 'most text read from a folder, such as "4 MB"', default = "1 GiB" },
+}
+
+local function check_text(name)
+  return function(a, report)
+    if (a.tokenizer == "sentencepiece" or a.tokenizer == "bpe") and not a.model and not a.vocabulary then
+      report("tokenizer", ("%s.tokenizer = \"%s\" needs 'model', the %s"):format(name, a.tokenizer,
+        a.tokenizer == "bpe" and "folder with vocab.json and merges.txt" or "SentencePiece model file"))
+    end
+    if type(a.limit) == "string" and not pcall(native.parse_bytes, a.limit) then
+      report("limit", ('%s.limit = "%s" is not a size; write it as "4 MB"'):format(name, a.limit))
+    end
+  end
+end
+
+-- The vocabulary in a file, or in the folder of a saved model.
+local function read_vocabulary(path)
+  if not path then return nil end
+  if native.path_kind(path) == "folder" then path = path .. "/vocabulary.json" end
+  return native.json_read(path)
+end
+
+local function open_text(constructor, a, objective)
+  local ok, vocabulary = pcall(read_vocabulary, a.vocabulary)
+  if not ok then
+    mistakes.record(constructor, "vocabulary", (errors.describe(vocabulary)))
+    return define.unknown
+  end
+  return open(constructor, {
+    kind = "text", path = a.path, tokenizer = a.tokenizer, model = a.model, holdout = a.holdout,
+    vocabulary = vocabulary, most_bytes = type(a.limit) == "string" and native.parse_bytes(a.limit) or a.limit,
+  }, a, objective)
+end
+
+data.text = define.constructor {
+  name = "data.text",
+  sentence = "Text to train on, a file or a folder.",
+  example = 'data.text { path = "shakespeare.txt", tokenizer = "char", holdout = 0.1 }',
+  kind = "corpus", positional = 1, fields = text_fields, check = check_text("data.text"),
+  build = function(a) return open_text("data.text", a) end,
+}
+
+local masked_fields = { unpack(text_fields) }
+masked_fields[#masked_fields + 1] =
+  { "mask_share", "number", "share of the tokens to be guessed", default = 0.15, above = 0, below = 1 }
+
+data.masked = define.constructor {
+  name = "data.masked",
+  sentence = "Text with tokens to be guessed, as BERT is trained; its vocabulary has one token more, the mask.",
+  example = 'data.masked { path = "shakespeare.txt" }',
+  kind = "corpus", positional = 1, fields = masked_fields, check = check_text("data.masked"),
+  build = function(a) return open_text("data.masked", a, "masked") end,
+}
+
+data.tokens = define.constructor {
+  name = "data.tokens",
+  sentence = "A file of token ids: nanoGPT's .bin, or llm.c's with its header. It is mapped, not read.",
+  example = 'data.tokens { path = "train.bin", width = 16 }',
+  kind = "corpus", positional = 1,
+  fields = {
+    { "path", "string", "the file", required = true },
+    { "width", "integer", "bits of a token in a raw file", default = 16, choices = { 16, 32 } },
+    { "holdout", "number", "share of the tokens, at the end, kept for validation", default = 0.1, min = 0,
+      below = 1 },
+    { "vocab", "integer", "number of different tokens (default: the greatest found, plus one)", min = 1 },
+  },
+  build = function(a)
+    return open("data.tokens", { kind = "tokens", path = a.path, width = a.width, holdout = a.holdout,
+      vocabulary = a.vocab }, a)
+  end,
+}
+
+-- Pairs of tensors: rows are samples.
+local Pairs = { kind = "pairs" }
+Pairs.__index = Pairs
+Pairs.__tostring = function(self) return ("pairs: %d samples"):format(self.samples) end
+
+local PairSampler = {}
+PairSampler.__index = PairSampler
+
+local function rows(tensor, first, count) return (op.slice(tensor, { dim = 0, start = first, length = count })) end
+
+--- The next batch: windows of neighbouring rows, from the beginning again at the end.
+function PairSampler:next()
+  local batch = { inputs = {}, labels = {}, count = self.batch, cursor = self.at }
+  for i = 1, self.batch / self.microbatch do
+    local start = self.first + (self.at + (i - 1) * self.microbatch) % self.usable
+    batch.inputs[i] = rows(self.pairs.arguments.inputs, start, self.microbatch)
+    batch.labels[i] = rows(self.pairs.arguments.labels, start, self.microbatch)
+  end
+  self.at = self.at + self.batch
+  return batch
+end
+
+--- Samples handed out so far.
+function PairSampler:cursor() return self.at end
+
+--- Go on from a cursor.
+function PairSampler:seek(cursor) self.at = cursor end
+
+function Pairs:sampler(settings)
+  local held = math.floor(self.samples * self.arguments.holdout)
+  local train = self.samples - held
+  local size = settings.split == "holdout" and held or train
+  local usable = size - size % settings.batch
+  if usable == 0 then
+    errors.usage("data.pairs has %d samples %s, fewer than a batch of %d", size,
+      settings.split == "holdout" and "held out" or "to train on", settings.batch)
+  end
+  return setmetatable({ pairs = self, batch = settings.batch, microbatch = settings.microbatch or settings.batch,
+    at = settings.start or 0, usable = usable, first = settings.split == "holdout" and train or 0 }, PairSampler)
+end
+
+function Pairs:has_holdout() return self.arguments.holdout > 0 end
+function Pairs.vocabulary() return nil end
+
+data.pairs = define.constructor {
+  name = "data.pairs",
+  sentence = "Inputs and what should come out, as two tensors whose rows are the samples.",
+  example = "data.pairs { inputs = x, labels = y }",
+  kind = "pairs",
+  fields = {
+    { "inputs", "tensor", "tensor [samples, ...]", required = true },
+    { "labels", "tensor", "tensor [samples, ...]", required = true },
+    { "holdout", "number", "share of the samples, at the end, kept for validation", default = 0.1, min = 0,
+      below = 1 },
+  },
+  check = function(a, report)
+    if a.inputs.shape[1] ~= a.labels.shape[1] then
+      report("labels", ("data.pairs: %d inputs but %d labels (shapes %s and %s)"):format(a.inputs.shape[1],
+        a.labels.shape[1], text.shape(a.inputs.shape), text.shape(a.labels.shape)))
+    end
+  end,
+  build = function(a)
+    return setmetatable({ arguments = a, samples = a.inputs.shape[1] }, Pairs)
+  end,
+}
+
+return data

@@ -1,0 +1,260 @@
+--- One definition for each constructor that recipes call. From it come the checks of its arguments (mistakes are
+-- recorded, not raised, so that all of a recipe's come out at once), `?name`, the pages and the editor's stubs.
+--
+-- A definition is a table:
+--
+--   name      as recipes write it: "nn.attention"
+--   sentence  what it is, in a sentence
+--   fields    list of { name, type, doc, default =, required =, min =, max =, above =, below =, choices =,
+--             fields = (of a record) }
+--   positional  how many of the fields may be given in order: nn.linear(768, 3072)
+--   list      { type, doc, least = }: what the list part of the argument holds
+--   check     function(arguments, report): rules between fields; report(field, sentence), report() when told already
+--   build     function(arguments): what the constructor returns
+--   kind      what it returns, for the types of other constructors' fields: "layer", "schedule", "corpus", ...
+--   example   a line of a recipe
+local errors = require "het.errors"
+local mistakes = require "het.mistakes"
+local suggest = require "het.suggest"
+local text = require "het.text"
+
+local define = {}
+
+local definitions = {}                               -- by name
+local order = {}                                     -- names as they were defined
+local of_function = setmetatable({}, { __mode = "k" })
+
+-- Arithmetic on what is not known is not known.
+local Unknown = { __tostring = function() return "unknown" end, kind = "unknown" }
+Unknown.__index = function() return define.unknown end
+Unknown.__call = function() return define.unknown end
+for _, operation in ipairs { "add", "sub", "mul", "div", "mod", "pow", "unm", "concat" } do
+  Unknown["__" .. operation] = function() return define.unknown end
+end
+
+--- What a mistaken constructor returns: it passes every check, so that one mistake is told once.
+define.unknown = setmetatable({}, Unknown)
+
+--- Is a value the result of a mistake?
+function define.is_unknown(value) return rawequal(value, define.unknown) end
+
+--- The kind of an object of the library ("layer", "schedule", ...), or the type of any other value.
+function define.kind_of(value)
+  local meta = type(value) == "table" and getmetatable(value)
+  if type(meta) == "table" and rawget(meta, "kind") then return meta.kind end
+  return type(value)
+end
+
+local function whole(value) return type(value) == "number" and value == math.floor(value) end
+
+-- What each type accepts, and how it is called in messages. Any other type is a kind of object.
+local types = {
+  integer = { whole, "a whole number" },
+  number = { function(v) return type(v) == "number" and v == v end, "a number" },
+  boolean = { function(v) return type(v) == "boolean" end, "true or false" },
+  string = { function(v) return type(v) == "string" end, "a text" },
+  table = { function(v) return type(v) == "table" end, "a table" },
+  list = { function(v) return type(v) == "table" end, "a list" },
+  record = { function(v) return type(v) == "table" and not getmetatable(v) end, "a table of fields" },
+  ["function"] = { function(v) return type(v) == "function" end, "a function" },
+  layer = {
+    function(v) return define.kind_of(v) == "layer" or type(v) == "function" end,
+    "a layer (such as nn.linear) or a function",
+  },
+  tensor = { function(v) return type(v) == "userdata" end, "a tensor" },
+  any = { function() return true end, "anything" },
+}
+
+--- What a type is called in messages and pages; `number|schedule` is either.
+function define.type_name(type_of_field)
+  local names = {}
+  for name in type_of_field:gmatch("[^|]+") do names[#names + 1] = types[name] and types[name][2] or "a " .. name end
+  return table.concat(names, " or ")
+end
+
+local function accepts(type_of_field, value)
+  for name in type_of_field:gmatch("[^|]+") do
+    local known = types[name]
+    if known and known[1](value) or not known and define.kind_of(value) == name then return true end
+  end
+  return false
+end
+
+-- Why a value does not fit a field, as the end of a sentence that begins with the value; nil when it fits.
+local function misfit(field, value)
+  if define.is_unknown(value) then return nil end
+  if not accepts(field[2], value) then
+    local given = define.kind_of(value)
+    if given == "number" then given = "not whole" elseif given == "table" then given = "a table" else
+      given = "a " .. given
+    end
+    return (" is %s; %s is needed"):format(given, define.type_name(field[2]))
+  end
+  if field.choices then
+    for _, choice in ipairs(field.choices) do
+      if choice == value then return nil end
+    end
+    local names = {}
+    for i, choice in ipairs(field.choices) do names[i] = tostring(choice) end
+    local near = suggest.name(tostring(value), names)
+    return (" is not one of %s%s"):format(table.concat(names, ", "), near and ("; did you mean '%s'?"):format(near)
+      or "")
+  end
+  if type(value) ~= "number" then return nil end
+  if field.min and value < field.min then
+    return (" is below %s, the least that works"):format(text.value(field.min))
+  end
+  if field.max and value > field.max then
+    return (" is above %s, the most that works"):format(text.value(field.max))
+  end
+  if field.above and value <= field.above then return (" has to be above %s"):format(text.value(field.above)) end
+  if field.below and value >= field.below then return (" has to be below %s"):format(text.value(field.below)) end
+end
+define.misfit = misfit
+
+local function names_of(fields)
+  local names = {}
+  for i, field in ipairs(fields) do names[i] = field[1] end
+  return names
+end
+
+-- Check `given` against `fields`; returns the arguments with defaults, and whether all is well.
+local function check_fields(constructor, owner, prefix, fields, given, list)
+  local arguments, sound, known = {}, true, {}
+  local function report(field, sentence)
+    sound = false
+    mistakes.record(constructor, field and prefix .. field, sentence)
+  end
+  for _, field in ipairs(fields) do known[field[1]] = field end
+  for _, key in ipairs(text.keys(given)) do
+    if type(key) == "string" and not known[key] then
+      report(key, ("%s has no field '%s'%s"):format(owner, key, suggest.sentence(key, names_of(fields))))
+    elseif type(key) ~= "string" and not list then
+      report(nil, ("%s takes named fields; it was given %s without a name (fields: %s)"):format(
+        owner, text.value(given[key]), table.concat(names_of(fields), ", ")))
+    end
+  end
+  for _, field in ipairs(fields) do
+    local name, value = field[1], given[field[1]]
+    if value == nil then
+      if field.required then
+        report(nil, ("%s needs '%s': %s"):format(owner, name, field[3]))
+      elseif field.fields and field.default ~= nil then
+        arguments[name] = check_fields(constructor, owner .. "." .. name, prefix .. name .. ".", field.fields,
+                                       field.default)
+      else
+        arguments[name] = field.default
+      end
+    else
+      local problem = misfit(field, value)
+      if problem then
+        report(name, ("%s.%s = %s%s"):format(owner, name, text.value(value), problem))
+      elseif field.fields and type(value) == "table" and not getmetatable(value) then
+        local inner, good = check_fields(constructor, owner .. "." .. name, prefix .. name .. ".", field.fields, value)
+        arguments[name], sound = inner, sound and good
+      else
+        arguments[name] = value
+      end
+    end
+  end
+  return arguments, sound
+end
+
+local function check_list(definition, given, arguments)
+  local list, sound = definition.list, true
+  for i = 1, #given do
+    if not define.is_unknown(given[i]) and not accepts(list[1], given[i]) then
+      mistakes.record(definition.name, nil, ("%s: item %d is %s; %s is needed"):format(
+        definition.name, i, text.value(given[i]), define.type_name(list[1])))
+      sound = false
+    end
+    arguments[i] = given[i]
+  end
+  if #given < (list.least or 0) then
+    mistakes.record(definition.name, nil, ("%s needs %s%d of %s"):format(
+      definition.name, list.least > 1 and "at least " or "", list.least, list[2]))
+    sound = false
+  end
+  return sound
+end
+
+-- The arguments of a call as one table: `f{...}`, `f(a, b)`, `f(a, b, {...})`.
+local function gather(definition, ...)
+  local count, first = select("#", ...), ...
+  if count == 0 then return {} end
+  if count == 1 and type(first) == "table" and not getmetatable(first) then return first end
+  local given, places = {}, definition.positional or 0
+  for i = 1, count do
+    local value = select(i, ...)
+    if i == count and i > 1 and type(value) == "table" and not getmetatable(value) then
+      for key, inner in pairs(value) do given[key] = inner end
+    elseif i <= places then
+      given[definition.fields[i][1]] = value
+    else
+      mistakes.record(definition.name, nil, ("%s takes %s; argument %d was given too"):format(
+        definition.name, places == 0 and "one table of named fields"
+        or ("%d argument%s and a table of named fields"):format(places, places == 1 and "" or "s"), i))
+    end
+  end
+  return given
+end
+
+local function involves_unknown(arguments)
+  for _, value in pairs(arguments) do
+    if define.is_unknown(value) then return true end
+  end
+  return false
+end
+
+--- Make a constructor from its definition (see the head of this file).
+-- @tparam table definition
+-- @treturn function
+function define.constructor(definition)
+  definition.fields = definition.fields or {}
+  local function construct(...)
+    local given = gather(definition, ...)
+    local arguments, sound =
+      check_fields(definition.name, definition.name, "", definition.fields, given, definition.list)
+    if definition.list then sound = check_list(definition, given, arguments) and sound end
+    if sound and definition.check and not involves_unknown(arguments) then
+      definition.check(arguments, function(field, sentence)
+        sound = false
+        if sentence then mistakes.record(definition.name, field, sentence) end
+      end)
+    end
+    if not sound or (involves_unknown(arguments) and not definition.tolerant) then return define.unknown end
+    return definition.build(arguments)
+  end
+  define.document(definition, construct)
+  return construct
+end
+
+--- Add something to the documentation that checks its arguments itself.
+-- @tparam table definition `name`, `sentence`, and optionally `signature`, `fields`, `returns`, `example`
+-- @tparam[opt] function fn what it documents, so that `?` finds it by value
+function define.document(definition, fn)
+  if not definitions[definition.name] then order[#order + 1] = definition.name end
+  definitions[definition.name] = definition
+  if fn then of_function[fn] = definition end
+  return fn
+end
+
+--- The definition of a name ("nn.attention", also "het.nn.attention") or of a constructor itself; or nil.
+function define.lookup(what)
+  if type(what) == "string" then return definitions[what] or definitions[(what:gsub("^het%.", ""))] end
+  return of_function[what]
+end
+
+--- All documented names, in the order of their definitions.
+function define.names() return order end
+
+--- Raise when an argument of a function (not a constructor) is of another type.
+-- @string name the function, for the message
+-- @param value
+-- @string wanted a type of fields
+function define.expect(name, value, wanted)
+  if accepts(wanted, value) then return value end
+  errors.usage("%s: %s was given; %s is needed", name, text.value(value), define.type_name(wanted))
+end
+
+return define

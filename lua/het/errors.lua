@@ -1,0 +1,32 @@
+--- Errors of the library: the same tables that the engine raises, `{kind, message, context}`.
+-- The kind says who has to act, and is the exit code of `hetrun`: the person (usage), the machine (environment),
+-- another process (peer), or hetrun itself (bug).
+local errors = {}
+
+--- Exit codes by kind. 130 is that of a run stopped by Ctrl-C.
+errors.exit_codes = { usage = 2, environment = 71, peer = 75, bug = 70, interrupted = 130 }
+
+local Error = { __tostring = function(self) return self.message end }
+
+--- Raise an error of a kind.
+-- @string kind one of the keys of `exit_codes`
+-- @string format as of string.format
+function errors.raise(kind, format, ...)
+  local message = select("#", ...) > 0 and format:format(...) or format
+  error(setmetatable({ kind = kind, message = message, sentence = message, context = {} }, Error), 0)
+end
+
+--- Raise an error that the person can mend.
+function errors.usage(format, ...) errors.raise("usage", format, ...) end
+
+--- What went wrong, as text and as a kind, whatever was raised.
+-- @param problem an error table, or the text of an error of Lua
+-- @treturn string the message
+-- @treturn string the kind
+function errors.describe(problem)
+  local kind = type(problem) == "table" and rawget(problem, "kind")
+  if kind then return tostring(problem.message), kind end
+  return tostring(problem), "usage"
+end
+
+return errors

@@ -1,0 +1,241 @@
+--- Models in folders: `model.safetensors`, `config.json`, `vocabulary.json`, and what a run needs to go on exactly,
+-- `training.safetensors`. GPT-2, LLaMA and BERT are stored in Hugging Face's layout; other models by our own names.
+local native = require "het.native"
+local define = require "het.define"
+local errors = require "het.errors"
+local huggingface = require "het.huggingface"
+local op = require "het.op"
+local text = require "het.text"
+
+local files = {}
+
+local function transposed(tensor) return op.transpose(tensor, { order = { 1, 0 } }):contiguous() end
+
+local function same_shape(a, b)
+  if #a ~= #b then return false end
+  for i = 1, #a do
+    if a[i] ~= b[i] then return false end
+  end
+  return true
+end
+
+-- Shapes of a model's parameters by name.
+local function shapes_of(model)
+  local shapes = {}
+  model:walk(function(inner, path)
+    for _, parameter in ipairs(inner:own_parameters()) do
+      shapes[path == "" and parameter[1] or path .. "." .. parameter[1]] = parameter[2]
+    end
+  end)
+  return shapes
+end
+
+-- Our tensors under their names.
+local function to_theirs(family, model, state)
+  local a, tensors = model.arguments, {}
+  local shapes = shapes_of(model)
+  for _, row in ipairs(family.rows(a)) do
+    if row.zeros then
+      local weight = shapes[(row[2]:gsub("%.bias$", ".weight"))]
+      tensors[row[1]] = native.full({ weight[1] }, 0, "f32")
+    else
+      local tensor = state:read(row[2])
+      if type(row[1]) == "table" then
+        local parts = { op.split(tensor, { dim = 0, sizes = family.sizes(a) }) }
+        for i, name in ipairs(row[1]) do tensors[name] = parts[i]:contiguous() end
+      else
+        tensors[row[1]] = row.transpose and transposed(tensor) or tensor
+      end
+    end
+  end
+  return tensors
+end
+
+-- A tensor of a checkpoint by its name, also without the prefix that some lack.
+local function find(tensors, name, alternatives)
+  if tensors[name] then return tensors[name] end
+  for _, alternative in ipairs(alternatives or {}) do
+    local other = tensors[(name:gsub(alternative[1], alternative[2]))]
+    if other then return other end
+  end
+end
+
+-- Join rows of matrices, or vectors, one below the other.
+local function joined(parts)
+  if #parts == 1 then return parts[1] end
+  local list, total = {}, 0
+  for i, part in ipairs(parts) do
+    list[i] = part
+    total = total + part.shape[1]
+  end
+  local shape = { total, parts[1].shape[2] }
+  local result = native.full(shape, 0, parts[1].dtype)
+  local first = 0
+  for _, part in ipairs(list) do
+    files.copy_rows(result, part, first)
+    first = first + part.shape[1]
+  end
+  return result
+end
+
+--- Their tensors under our names: calls write(name, tensor) for each parameter of the model.
+local function from_theirs(family, model, tensors, folder, write)
+  local shapes = shapes_of(model)
+  for _, row in ipairs(family.rows(model.arguments)) do
+    if not row.zeros then
+      local names, parts = type(row[1]) == "table" and row[1] or { row[1] }, {}
+      for i, name in ipairs(names) do
+        parts[i] = find(tensors, name, family.alternatives)
+        if not parts[i] then
+          errors.usage("%s holds no tensor '%s', which its config.json calls for", folder, name)
+        end
+        if parts[i].dtype ~= "f32" then parts[i] = parts[i]:to("f32") end
+      end
+      local tensor = row.transpose and transposed(parts[1]) or joined(parts)
+      if not same_shape(tensor.shape, shapes[row[2]]) then
+        errors.usage("%s: '%s' gives %s for '%s', the model of config.json needs %s", folder, names[1],
+          text.shape(tensor.shape), row[2], text.shape(shapes[row[2]]))
+      end
+      write(row[2], tensor)
+    end
+  end
+end
+
+-- All tensors of a folder: one file, or the parts that an index names.
+local function read_tensors(folder)
+  local index = folder .. "/model.safetensors.index.json"
+  if native.path_kind(folder .. "/model.safetensors") == "file" or native.path_kind(index) ~= "file" then
+    return native.safetensors_read(folder .. "/model.safetensors")
+  end
+  local map, tensors, seen = native.json_read(index).weight_map, {}, {}
+  if type(map) ~= "table" then errors.usage("%s has no 'weight_map'", index) end
+  for _, part in pairs(map) do
+    if not seen[part] then
+      seen[part] = true
+      for name, tensor in pairs((native.safetensors_read(folder .. "/" .. part))) do tensors[name] = tensor end
+    end
+  end
+  return tensors, {}
+end
+
+local function require_folder(folder)
+  local kind = native.path_kind(folder)
+  if kind ~= "folder" then
+    errors.usage(kind == "none" and "there is no folder '%s'" or "'%s' is a file; the folder of a saved model is needed",
+      folder)
+  end
+end
+
+--- Save a model, so that `het.load` and transformers read it. Each file is replaced only when it is complete.
+-- @string folder made when it is not there
+-- @param model the description
+-- @param state the state with its weights
+-- @tparam[opt] table about `vocabulary` (JSON), `step`
+function files.save(folder, model, state, about)
+  about = about or {}
+  native.make_folder(folder)
+  local family = huggingface.family_of(model)
+  local tensors, config
+  if family then
+    tensors, config = to_theirs(family, model, state), family.config(model.arguments)
+  else
+    tensors, config = {}, { model_type = "hetrun", architectures = { "hetrun" } }
+    for _, entry in ipairs(state:names()) do
+      if entry.trained then tensors[entry.name] = state:read(entry.name) end
+    end
+  end
+  config.hetrun_version = native.version()
+  if about.vocabulary then native.json_write(folder .. "/vocabulary.json", about.vocabulary) end
+  native.json_write(folder .. "/config.json", config)
+  native.safetensors_write(folder .. "/model.safetensors", tensors,
+    { format = "pt", step = tostring(about.step or 0) })
+end
+
+--- Read the weights of a saved model into a state.
+-- @string folder
+-- @param model the description they are for
+-- @param state
+-- @treturn table the metadata of the file
+function files.read_weights(folder, model, state)
+  require_folder(folder)
+  local tensors, metadata = read_tensors(folder)
+  local family = huggingface.family_of(model)
+  if family then
+    from_theirs(family, model, tensors, folder, function(name, tensor) state:write(name, tensor) end)
+    return metadata
+  end
+  for name, shape in pairs(shapes_of(model)) do
+    local tensor = tensors[name]
+    if not tensor then errors.usage("%s holds no tensor '%s', which the recipe's model needs", folder, name) end
+    if not same_shape(tensor.shape, shape) then
+      errors.usage("%s: '%s' is %s, the recipe's model needs %s", folder, name, text.shape(tensor.shape),
+        text.shape(shape))
+    end
+    state:write(name, tensor.dtype == "f32" and tensor or tensor:to("f32"))
+  end
+  return metadata
+end
+
+--- Save what a run needs to go on exactly, beside the model: optimizer state, step, cursor.
+function files.save_training(folder, state, about)
+  local tensors = {}
+  for _, entry in ipairs(state:names()) do
+    if not entry.trained and not entry.name:match("^cache%.") then tensors[entry.name] = state:read(entry.name) end
+  end
+  local metadata = {}
+  for key, value in pairs(about) do
+    metadata[key] = type(value) == "number" and ("%.17g"):format(value) or tostring(value)
+  end
+  native.safetensors_write(folder .. "/training.safetensors", tensors, metadata)
+end
+
+--- Read what `save_training` wrote into a state; returns the numbers saved with it, or nil when there is none.
+function files.read_training(folder, state)
+  local path = folder .. "/training.safetensors"
+  if native.path_kind(path) ~= "file" then return nil end
+  local tensors, metadata = native.safetensors_read(path)
+  for name, tensor in pairs(tensors) do state:write(name, tensor) end
+  local about = {}
+  for key, value in pairs(metadata) do about[key] = tonumber(value) or value end
+  return about
+end
+
+--- Copy a tensor into rows of another from `first` (from 0) on.
+function files.copy_rows(to, from, first)
+  local ffi = require "ffi"
+  local width = from.shape[2] or 1
+  local target, origin = ffi.cast("float *", to:address()), ffi.cast("const float *", from:contiguous():address())
+  ffi.copy(target + first * width, origin, ffi.sizeof("float") * from.shape[1] * width)
+end
+
+--- The description of a saved GPT-2, LLaMA or BERT; a run that gets it begins with its weights.
+files.load = define.document({
+  name = "load",
+  sentence = "A saved model, or a GPT-2, LLaMA or BERT folder of Hugging Face: a description that remembers where its "
+    .. "weights are. het.train goes on from them; model:generate{...} writes with them.",
+  signature = "het.load(folder)",
+  example = 'local model = het.load "runs/shakespeare"',
+}, function(folder)
+  define.expect("het.load", folder, "string")
+  require_folder(folder)
+  local config = native.json_read(folder .. "/config.json")
+  local kind = type(config) == "table" and config.model_type
+  if kind == "hetrun" then
+    errors.usage("%s holds a model with blocks of a recipe's own; use that recipe with from = \"%s\"", folder, folder)
+  end
+  local family = huggingface.families[kind]
+  if not family then
+    errors.usage("%s/config.json: models of type '%s' are not supported; there are %s", folder, tostring(kind),
+      table.concat(text.keys(huggingface.families), ", "))
+  end
+  local model = family.make(config, folder)
+  if not define.is_unknown(model) then
+    rawset(model, "folder", folder)
+    if native.path_kind(folder .. "/vocabulary.json") == "file" then
+      rawset(model, "saved_vocabulary", native.json_read(folder .. "/vocabulary.json"))
+    end
+  end
+  return model
+end)
+
+return files

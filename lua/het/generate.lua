@@ -1,0 +1,231 @@
+--- Text from a model. The prompt is fed in chunks of a few lengths, each with its own graph, keys and values are kept
+-- in caches, and every further token costs one position. When the context is full, the last half of it is fed
+-- again from position 0. Models that mix positions in ways of their own are computed anew for each token.
+local native = require "het.native"
+local builder = require "het.builder"
+local define = require "het.define"
+local errors = require "het.errors"
+
+local generate = {}
+
+-- Lengths of the chunks a prompt is fed in: few graphs, and few of them long.
+local chunk_sizes = { 64, 16, 4, 1 }
+
+local Generator = {}
+Generator.__index = Generator
+
+--- A generator over weights in a state.
+-- @tparam table settings `model`, `state`, `precision`, `context`
+function generate.new(settings)
+  local model = settings.model
+  if define.kind_of(model) ~= "layer" or not model.class.last then
+    errors.usage("only models that predict the next token, such as nn.gpt and nn.llama, can generate text")
+  end
+  return setmetatable({
+    model = model, state = settings.state, precision = settings.precision or "f32",
+    context = model.arguments.context, executors = {}, incremental = model:is_incremental(),
+  }, Generator)
+end
+
+-- The executor that takes `count` tokens, made on first use.
+function Generator:executor(count)
+  if self.executors[count] then return self.executors[count] end
+  local model, incremental = self.model, self.incremental
+  local b = builder.new {
+    precision = self.precision, mode = incremental and "generate" or "evaluate",
+    cache = incremental and { length = self.context } or nil,
+  }
+  local tokens = b.graph:input("tokens", "i32", { 1, count })
+  b.graph:output("logits", (incremental and model.class.last or model.class.forward)(model:bind(b), tokens))
+  local made = {
+    run = native.executor(native.program(b.graph, { microbatches = 1 }), self.state),
+    positions = b.values["input:positions"] ~= nil, position = b.values["input:position"] ~= nil,
+  }
+  self.executors[count] = made
+  return made
+end
+
+-- Run ids that stand at a position; returns a row of logits for each output position.
+local function run(self, ids, position)
+  local made = self:executor(#ids)
+  made.run:write("tokens", native.tensor(ids, "i32", { 1, #ids }), 1)
+  if made.positions then made.run:write("positions", native.arange(#ids, "i32", position)) end
+  if made.position then made.run:write("position", native.tensor({ position }, "i32")) end
+  if not made.run:run() then errors.raise("interrupted", "interrupted") end
+  return made.run:read("logits")[1]
+end
+
+-- Feed ids at a position of the cache; returns the last one's logits.
+function Generator:feed(ids, position) return run(self, ids, position)[1] end
+
+-- Without a cache: the whole context, filled up behind the ids, where causal models do not look.
+function Generator:feed_whole(ids)
+  local padded = { unpack(ids) }
+  for i = #ids + 1, self.context do padded[i] = 0 end
+  return run(self, padded, 0)[#ids]
+end
+
+-- Feed many ids from a position on, in chunks; returns the last one's logits.
+function Generator:feed_all(ids, position)
+  local logits
+  local at = 1
+  for _, size in ipairs(chunk_sizes) do
+    while #ids - at + 1 >= size do
+      logits = self:feed({ unpack(ids, at, at + size - 1) }, position + at - 1)
+      at = at + size
+    end
+  end
+  return logits
+end
+
+-- Draw a token id (from 0) from logits, with a uniform number in [0, 1).
+local function draw(logits, options, uniform)
+  local values = logits:tolist()
+  local best, top = 1, -math.huge
+  for i = 1, #values do
+    if values[i] > top then best, top = i, values[i] end
+  end
+  if options.temperature == 0 or options.top_k == 1 then return best - 1 end
+  local order = {}
+  for i = 1, #values do order[i] = i end
+  if options.top_k and options.top_k < #values or options.top_p < 1 then
+    table.sort(order, function(a, b)
+      if values[a] ~= values[b] then return values[a] > values[b] end
+      return a < b
+    end)
+  end
+  local count = math.min(options.top_k or #values, #values)
+  local weights, total = {}, 0
+  for i = 1, count do
+    weights[i] = math.exp((values[order[i]] - top) / options.temperature)
+    total = total + weights[i]
+  end
+  if options.top_p < 1 then
+    local kept, sum = 0, 0
+    while kept < count and sum < options.top_p * total do
+      kept = kept + 1
+      sum = sum + weights[kept]
+    end
+    count, total = kept, sum
+  end
+  local target = uniform * total
+  for i = 1, count do
+    target = target - weights[i]
+    if target < 0 then return order[i] - 1 end
+  end
+  return order[count] - 1
+end
+generate.draw = draw
+
+--- Ids that follow the prompt's.
+-- @tparam {int,...} prompt at least one id
+-- @tparam table options `tokens`, `temperature`, `top_k`, `top_p`, `seed`
+-- @tparam[opt] function emit called with each id as it is drawn
+function Generator:ids(prompt, options, emit)
+  local all, made = { unpack(prompt) }, {}
+  local logits, position
+  local function refill(keep)
+    local first = math.max(1, #all - keep + 1)
+    local ids = { unpack(all, first) }
+    if self.incremental then logits = self:feed_all(ids, 0) else logits = self:feed_whole(ids) end
+    position = #all - first + 1
+  end
+  refill(self.incremental and math.min(#all, self.context - 1) or self.context)
+  for i = 1, options.tokens do
+    if native.interrupted() then errors.raise("interrupted", "interrupted") end
+    local id = draw(logits, options, native.random(options.seed, 0x67656e, i))
+    all[#all + 1], made[#made + 1] = id, id
+    if emit then emit(id) end
+    if i < options.tokens then
+      if not self.incremental then
+        refill(self.context)
+      elseif position >= self.context then
+        refill(math.floor(self.context / 2) + 1)
+      else
+        logits = self:feed({ id }, position)
+        position = position + 1
+      end
+    end
+  end
+  return made
+end
+
+--- The fields of everything that generates.
+generate.fields = {
+  { "prompt", "string", "text to begin with", default = "\n" },
+  { "tokens", "integer", "how many tokens to write", default = 300, min = 1 },
+  { "temperature", "number", "0: always the likeliest; 1: as learned", default = 0.8, min = 0 },
+  { "top_k", "integer", "choose among this many of the likeliest (default: all)", min = 1 },
+  { "top_p", "number", "choose among the likeliest that have this share of the probability", default = 1, above = 0,
+    max = 1 },
+  { "seed", "integer", "of the draws", default = 1337, min = 0 },
+}
+
+--- Write text: prompt and what follows, decoded with a corpus.
+-- @param corpus something with encode and decode
+-- @tparam table options see `generate.fields`
+-- @tparam[opt] function emit called with pieces of text as they come
+-- @treturn string what follows the prompt
+function Generator:text(corpus, options, emit)
+  local prompt = corpus:encode(options.prompt)
+  if #prompt == 0 then errors.usage("the prompt is empty; give at least one character") end
+  for _, id in ipairs(prompt) do
+    if id >= self.model.arguments.vocab then
+      errors.usage("the prompt has token %d, the model knows %d", id, self.model.arguments.vocab)
+    end
+  end
+  -- A character may be spread over several tokens: what is decoded is always the whole, its new end is emitted.
+  local ids, shown = {}, 0
+  self:ids(prompt, options, function(id)
+    ids[#ids + 1] = id
+    if emit then
+      local whole = corpus:decode(ids)
+      local ready = whole:match("^(.-)\239\191\189*$") or whole
+      if #ready > shown then
+        emit(ready:sub(shown + 1))
+        shown = #ready
+      end
+    end
+  end)
+  local result = corpus:decode(ids)
+  if emit and #result > shown then emit(result:sub(shown + 1)) end
+  return result
+end
+
+--- Something that encodes and decodes with a saved vocabulary, when there is no corpus.
+function generate.tokenizer(vocabulary)
+  if native.tokenizer then return native.tokenizer(vocabulary) end
+  errors.usage("this model was saved without a vocabulary; give `data` a corpus to encode the prompt with")
+end
+
+local arguments_of = define.constructor {
+  name = "generate",
+  sentence = "Text from a saved model: model:generate { prompt = ... }.",
+  example = 'print(het.load("runs/shakespeare"):generate { prompt = "ROMEO:" })',
+  fields = generate.fields,
+  build = function(a) return a end,
+}
+
+--- Text from a loaded model (het.load), with the vocabulary that was saved beside it.
+-- @param model the description that het.load returned
+-- @tparam table options see `generate.fields`
+-- @treturn string prompt and what follows
+function generate.from_model(model, options)
+  local a = arguments_of(options or {})
+  require("het.mistakes").raise()
+  if not rawget(model, "folder") then
+    errors.usage("this model has no weights yet; train it, or load one: het.load(folder)")
+  end
+  if not rawget(model, "saved_vocabulary") then
+    errors.usage("%s has no vocabulary.json; without it text cannot be encoded", model.folder)
+  end
+  if not rawget(model, "state") then
+    local state = native.state(native.device(native.settings and native.settings.device or "cpu"), 0)
+    require("het.files").read_weights(model.folder, model, state)
+    rawset(model, "state", state)
+  end
+  local generator = generate.new { model = model, state = model.state }
+  return a.prompt .. generator:text(generate.tokenizer(model.saved_vocabulary), a)
+end
+
+return generate

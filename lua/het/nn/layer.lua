@@ -1,0 +1,210 @@
+--- What a layer is: a weightless description. It prints as a tree with parameter counts; weights exist only when a
+-- run builds it into a graph (or when it is called on tensors at the prompt).
+--
+-- A class of layers is a definition (see het.define) with these fields more:
+--
+--   parameters  function(a): list of { name, shape, init =, projection =, deviation =, full = }
+--   children    function(a): list of { name, layer, residual = }; residual: its result goes where this layer's goes
+--   forward     function(self, x, ...): from values to a value. `self` has the arguments, the parameters as
+--               values, each child as a function by its name, and `self.builder`
+--   pointwise   each position of the sequence is computed alone (or knows the key-value cache)
+--   flops       function(a, context): FLOPs of forward and backward for one token beyond its matrices' 6 each
+--   show        function(a): what stands beside the name in the tree
+local native = require "het.native"
+local builder = require "het.builder"
+local define = require "het.define"
+local text = require "het.text"
+
+local layer = {}
+
+local Layer = { kind = "layer" }
+local methods = {}
+Layer.__index = function(self, name)
+  local method = methods[name]
+  if method ~= nil then return method end
+  return self.class[name] or self.arguments[name]
+end
+
+local function short_name(class) return class.name:match("[^.]+$") end
+
+local function elements(shape)
+  local count = 1
+  for _, size in ipairs(shape) do count = count * size end
+  return count
+end
+
+--- Children of a container, named after what they are, numbered from the second of a name: linear, gelu, linear_2.
+-- @tparam {layer,...} list
+function layer.named(list)
+  local used, children = {}, {}
+  for i, child in ipairs(list) do
+    local name = type(child) == "function" and "function" or short_name(child.class)
+    used[name] = (used[name] or 0) + 1
+    children[i] = { used[name] == 1 and name or ("%s_%d"):format(name, used[name]), child }
+  end
+  return children
+end
+
+--- The layer's own parameters, each { name, shape, ... }.
+function methods:own_parameters() return self.class.parameters and self.class.parameters(self.arguments) or {} end
+
+--- Its children, each { name, layer, residual = }.
+function methods:children()
+  if not self.child_list then
+    self.child_list = self.class.children and self.class.children(self.arguments) or {}
+  end
+  return self.child_list
+end
+
+--- Visit this layer and all inside it: visit(layer, path, parent).
+function methods:walk(visit, path, parent)
+  visit(self, path or "", parent)
+  for _, child in ipairs(self:children()) do
+    if type(child[2]) ~= "function" then
+      child[2]:walk(visit, (path and path ~= "") and path .. "." .. child[1] or child[1], self)
+    end
+  end
+end
+
+--- Number of parameters; tied ones count once.
+function methods:count()
+  local total = 0
+  self:walk(function(inner)
+    for _, parameter in ipairs(inner:own_parameters()) do
+      if not parameter.tied then total = total + elements(parameter[2]) end
+    end
+  end)
+  return total
+end
+
+--- FLOPs of training on one token of a sequence of `context`: 6 for each element of each matrix that multiplies it
+-- (2 forward, 4 backward), and what attention does between tokens, 12 · context · heads · size of a head, halved
+-- where it is causal. This is the count of PaLM (Chowdhery et al. 2022, appendix B), which does not halve; lookups,
+-- norms and recomputation count nothing.
+function methods:training_flops(context)
+  local total = 0
+  self:walk(function(inner)
+    local share = inner.class.share and inner.class.share(inner.arguments) or 1
+    for _, parameter in ipairs(inner:own_parameters()) do
+      if #parameter[2] == 2 and not parameter.lookup then total = total + 6 * share * elements(parameter[2]) end
+    end
+    if inner.class.flops then total = total + inner.class.flops(inner.arguments, context) end
+  end)
+  return total
+end
+
+--- Can it go on from a key-value cache? Only when every part works on each position alone or knows the cache.
+function methods:is_incremental()
+  local able = true
+  self:walk(function(inner)
+    if not inner.class.pointwise then able = false end
+    for _, child in ipairs(inner:children()) do
+      if type(child[2]) == "function" then able = false end
+    end
+  end)
+  return able
+end
+
+-- What `forward` sees as self: arguments, then parameters and children under their names.
+function methods:bind(context)
+  local bound = { builder = context, children = {} }
+  local path = context:path()
+  for _, parameter in ipairs(self:own_parameters()) do bound[parameter[1]] = context:parameter(parameter, path) end
+  local projecting = context.projecting
+  for i, child in ipairs(self:children()) do
+    local inner, name = child[2], child[1]
+    local residual = child.residual == true or (child.residual == "inherit" and projecting)
+    local function call(...) return context:call(inner, name, residual, ...) end
+    bound.children[i] = call
+    if rawget(bound, name) == nil then bound[name] = call end
+  end
+  return setmetatable(bound, { __index = self })
+end
+
+--- At the prompt a layer is called on tensors: its weights are drawn at the first call and kept.
+Layer.__call = function(self, ...)
+  if type((...)) ~= "userdata" then return define.expect(self.class.name, (...), "tensor") end
+  local shape_ok, dtype = pcall(function(x) return x.dtype end, (...))
+  assert(shape_ok and dtype)
+  if not self.store then rawset(self, "store", {}) end
+  return builder.eager(self.store):call(self, nil, false, ...)
+end
+
+-- Lines of the tree.
+local function describe(self, name, indent, lines)
+  local shown = self.class.show and self.class.show(self.arguments) or ""
+  local own = self:count()
+  local left = ("%s%s%s%s"):format(indent, name and name .. ": " or "", short_name(self.class),
+    shown ~= "" and " " .. shown or "")
+  lines[#lines + 1] = { left, own > 0 and text.grouped(own) or "" }
+  local children, i = self:children(), 1
+  while i <= #children do
+    local child, same = children[i], 1
+    -- Equal neighbours (the blocks of a model) are told once.
+    while children[i + same] and children[i + same].repeats and children[i + same].repeats == child.repeats do
+      same = same + 1
+    end
+    local label = same > 1 and ("%s to %s"):format(child[1], children[i + same - 1][1]:match("[^.]+$")) or child[1]
+    if type(child[2]) == "function" then lines[#lines + 1] = { indent .. "  " .. label .. ": function", "" }
+    else describe(child[2], label, indent .. "  ", lines) end
+    i = i + same
+  end
+end
+
+Layer.__tostring = function(self)
+  local lines, widest = {}, 0
+  describe(self, nil, "", lines)
+  for _, line in ipairs(lines) do widest = math.max(widest, #line[1]) end
+  for i, line in ipairs(lines) do
+    lines[i] = line[2] == "" and line[1] or ("%s%s  %s"):format(line[1], (" "):rep(widest - #line[1]), line[2])
+  end
+  return table.concat(lines, "\n")
+end
+
+--- A description of a class with these arguments.
+function layer.make(class, arguments) return setmetatable({ class = class, arguments = arguments }, Layer) end
+
+--- Define a class of layers; returns its constructor.
+function layer.define(class)
+  class.kind = "layer"
+  class.build = function(arguments) return layer.make(class, arguments) end
+  return define.constructor(class)
+end
+
+--- A layer of your own.
+layer.custom = define.constructor {
+  name = "nn.layer",
+  sentence = "A layer of your own: parameters by name, and a forward function that computes with them.",
+  example = 'nn.layer { name = "scaled", parameters = { gain = { 64, init = "ones" } }, ' ..
+    "forward = function(self, x) return x * self.gain end }",
+  kind = "layer",
+  fields = {
+    { "name", "string", "what it is called in trees and messages", default = "layer" },
+    { "parameters", "table", 'by name: a shape, and init = "zeros", "ones" or { kind = "normal", scale = 0.02 }',
+      default = {} },
+    { "layers", "table", "layers inside it by name; in forward each is a function of self", default = {} },
+    { "forward", "function", "function(self, x): from values to a value, with het.op and self's parameters",
+      required = true },
+    { "pointwise", "boolean", "each position of the sequence is computed alone, so generation may use the cache",
+      default = false },
+  },
+  build = function(arguments)
+    local parameters, children = {}, {}
+    for _, name in ipairs(text.keys(arguments.parameters)) do
+      local given = arguments.parameters[name]
+      parameters[#parameters + 1] = { name, { unpack(given) }, init = given.init }
+    end
+    for _, name in ipairs(text.keys(arguments.layers)) do
+      children[#children + 1] = { name, arguments.layers[name] }
+    end
+    return layer.make({
+      name = "nn." .. arguments.name, pointwise = arguments.pointwise, forward = arguments.forward,
+      parameters = function() return parameters end, children = function() return children end,
+    }, {})
+  end,
+}
+
+--- Is a value a value of a graph or a tensor?
+function layer.is_value(value) return type(value) == "userdata" and value ~= native.null end
+
+return layer

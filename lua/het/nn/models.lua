@@ -1,0 +1,369 @@
+--- Whole language models: GPT-2, LLaMA and BERT. Each has, besides `forward` (all logits), `loss` (the classifier
+-- fused with the cross-entropy, so that no full logits are kept) and, when it predicts the next token, `last`
+-- (logits of the last position only, for generation).
+local attention = require "het.nn.attention"
+local basic = require "het.nn.basic"
+local define = require "het.define"
+local layer = require "het.nn.layer"
+local mistakes = require "het.mistakes"
+local op = require "het.op"
+
+local models = {}
+
+-- x + attention(norm(x)), then x + mlp(norm(x)): GPT-2's and LLaMA's block.
+local function pre_norm_forward(self, x)
+  x = op.add(x, self.attention(self.attention_norm(x)))
+  return op.add(x, self.mlp(self.mlp_norm(x)))
+end
+
+--- nn.gpt_block { width = , heads = }
+models.gpt_block = layer.define {
+  name = "nn.gpt_block",
+  sentence = "A block of GPT-2: attention and a feed-forward layer, each behind a layer norm and added to its input.",
+  example = "nn.gpt_block { width = 768, heads = 12 }",
+  fields = {
+    { "width", "integer", "features", required = true, min = 1 },
+    { "heads", "integer", "attention heads", required = true, min = 1 },
+    { "kv_heads", "integer", "key and value heads (default: heads)", min = 1 },
+    { "hidden", "integer", "features inside the feed-forward layer (default: 4 · width)", min = 1 },
+    { "activation", "string", "of the feed-forward layer", default = "gelu",
+      choices = { "gelu", "gelu_exact", "silu", "relu" } },
+    { "bias", "boolean", "biases in projections and norms", default = true },
+    { "dropout", "number", "of both results, while training", default = 0, min = 0, below = 1 },
+    { "eps", "number", "of the norms", default = 1e-5, above = 0 },
+  },
+  check = function(a, report) attention.check_heads(a, report, "nn.gpt_block") end,
+  pointwise = true,
+  show = function(a) return tostring(a.width) end,
+  children = function(a)
+    local function norm() return basic.layer_norm(a.width, { bias = a.bias, eps = a.eps }) end
+    return {
+      { "attention_norm", norm() },
+      { "attention", attention.attention { width = a.width, heads = a.heads, kv_heads = a.kv_heads, bias = a.bias,
+        dropout = a.dropout }, residual = true },
+      { "mlp_norm", norm() },
+      { "mlp", attention.mlp { width = a.width, hidden = a.hidden, activation = a.activation, bias = a.bias,
+        dropout = a.dropout }, residual = true },
+    }
+  end,
+  forward = pre_norm_forward,
+}
+
+--- nn.llama_block { width = , heads = }
+models.llama_block = layer.define {
+  name = "nn.llama_block",
+  sentence = "A block of LLaMA: RMS norms, rotary attention without biases, SwiGLU.",
+  example = "nn.llama_block { width = 512, heads = 8, kv_heads = 2 }",
+  fields = {
+    { "width", "integer", "features", required = true, min = 1 },
+    { "heads", "integer", "attention heads", required = true, min = 1 },
+    { "kv_heads", "integer", "key and value heads (default: heads)", min = 1 },
+    { "head_size", "integer", "features of a head (default: width / heads)", min = 1 },
+    { "hidden", "integer", "features inside the feed-forward layer (default: 8/3 · width)", min = 1 },
+    { "rotary", "number", "base of the rotary positions", default = 10000, above = 1 },
+    { "eps", "number", "of the norms", default = 1e-5, above = 0 },
+  },
+  check = function(a, report) attention.check_heads(a, report, "nn.llama_block") end,
+  pointwise = true,
+  show = function(a) return tostring(a.width) end,
+  children = function(a)
+    return {
+      { "attention_norm", basic.rms_norm(a.width, { eps = a.eps }) },
+      { "attention", attention.attention { width = a.width, heads = a.heads, kv_heads = a.kv_heads,
+        head_size = a.head_size, bias = false, rotary = a.rotary }, residual = true },
+      { "mlp_norm", basic.rms_norm(a.width, { eps = a.eps }) },
+      { "mlp", attention.swiglu { width = a.width, hidden = a.hidden }, residual = true },
+    }
+  end,
+  forward = pre_norm_forward,
+}
+
+--- nn.bert_block { width = , heads = }
+models.bert_block = layer.define {
+  name = "nn.bert_block",
+  sentence = "A block of BERT: attention both ways and a feed-forward layer, each added to its input and then normed.",
+  example = "nn.bert_block { width = 128, heads = 4 }",
+  fields = {
+    { "width", "integer", "features", required = true, min = 1 },
+    { "heads", "integer", "attention heads", required = true, min = 1 },
+    { "hidden", "integer", "features inside the feed-forward layer (default: 4 · width)", min = 1 },
+    { "dropout", "number", "of both results, while training", default = 0, min = 0, below = 1 },
+    { "eps", "number", "of the norms", default = 1e-12, above = 0 },
+  },
+  check = function(a, report) attention.check_heads(a, report, "nn.bert_block") end,
+  pointwise = true,
+  show = function(a) return tostring(a.width) end,
+  children = function(a)
+    return {
+      { "attention", attention.attention { width = a.width, heads = a.heads, causal = false,
+        dropout = a.dropout } },
+      { "attention_norm", basic.layer_norm(a.width, { eps = a.eps }) },
+      { "mlp", attention.mlp { width = a.width, hidden = a.hidden, activation = "gelu_exact", dropout = a.dropout } },
+      { "mlp_norm", basic.layer_norm(a.width, { eps = a.eps }) },
+    }
+  end,
+  forward = function(self, x)
+    x = self.attention_norm(op.add(x, self.attention(x)))
+    return self.mlp_norm(op.add(x, self.mlp(x)))
+  end,
+}
+
+-- The blocks of a model as children "blocks.0", ...: from the recipe's function, or the model's own.
+local function blocks_of(a, make)
+  local list = {}
+  for i = 1, a.layers do
+    local block
+    if a.block then block = a.block(a.width, a.heads, i) else block = make(a) end
+    list[i] = { "blocks." .. (i - 1), block }
+  end
+  return list
+end
+
+-- A recipe's block function has to return layers: told before anything is built.
+local function check_blocks(a, report, name)
+  if not a.block then return end
+  local before = mistakes.count()
+  for i = 1, a.layers do
+    local block = a.block(a.width, a.heads, i)
+    if define.is_unknown(block) then
+      report(nil, mistakes.count() == before and name .. ".block does not return a layer" or nil)
+      return
+    end
+    if define.kind_of(block) ~= "layer" and type(block) ~= "function" then
+      report("block", ("%s.block returned %s for block %d; it has to return a layer"):format(
+        name, define.kind_of(block) == "nil" and "nothing" or "a " .. define.kind_of(block), i))
+      return
+    end
+  end
+end
+
+local function mark_repeats(children)
+  for _, child in ipairs(children) do
+    if child[1]:match("^blocks%.") and type(child[2]) ~= "function" then child.repeats = tostring(child[2]) end
+  end
+  return children
+end
+
+-- What the layers inside need to know of the model: GPT-2's way to draw first weights.
+local function announce(self)
+  self.builder.deviation = 0.02
+  self.builder.residuals = 2 * self.arguments.layers
+end
+
+local function run_blocks(self, x)
+  for i = 1, self.arguments.layers do
+    self.builder:begin_layer("blocks." .. (i - 1))
+    x = self["blocks." .. (i - 1)](x)
+  end
+  return x
+end
+
+local function child_named(self, name)
+  for _, child in ipairs(getmetatable(self).__index:children()) do
+    if child[1] == name then return child[2] end
+  end
+end
+
+local function weight_of(self, name) return self.builder:weight_of(child_named(self, name), name, "weight") end
+
+-- The first rows of a table of positions, or the rows of given positions while generating: [t, width].
+local function position_rows(self, count)
+  local b, rows = self.builder, weight_of(self, "positions")
+  if b.mode == "generate" then return op.embedding(b:positions(count), rows) end
+  if count == self.arguments.context then return rows end
+  return op.slice(rows, { dim = 0, start = 0, length = count })
+end
+
+local function classifier(self)
+  if self.arguments.tied then return weight_of(self, "tokens") end
+  return weight_of(self, "head")
+end
+
+-- From the hidden states of a model that predicts the next token: all logits, the loss, the last logits.
+local function language_model(hidden)
+  return {
+    forward = function(self, tokens) return (op.linear(hidden(self, tokens), classifier(self))) end,
+    loss = function(self, tokens, labels, scale)
+      return (op.linear_cross_entropy(hidden(self, tokens), classifier(self), false, labels, scale))
+    end,
+    last = function(self, tokens)
+      local h = hidden(self, tokens)
+      h = op.slice(h, { dim = 1, start = h.shape[2] - 1, length = 1 })
+      return (op.linear(h, classifier(self)))
+    end,
+  }
+end
+
+-- The tied classifier multiplies, though the table counts as a lookup.
+local function tied_flops(a) return a.tied and 6 * a.width * a.vocab or 0 end
+
+local function merge(class, functions)
+  for name, value in pairs(functions) do class[name] = value end
+  return class
+end
+
+local function model_show(a)
+  return ("vocab %d, context %d, width %d, %d layers, %d heads"):format(a.vocab, a.context, a.width, a.layers,
+    a.heads)
+end
+
+local function gpt_hidden(self, tokens)
+  announce(self)
+  local b, a = self.builder, self.arguments
+  b:begin_layer("embedding")
+  local x = op.add(self.tokens(tokens), position_rows(self, tokens.shape[2]))
+  x = run_blocks(self, b:dropout(x, a.dropout))
+  b:begin_layer("head")
+  return self.norm(x)
+end
+
+--- nn.gpt { vocab = , context = , width = , layers = , heads = }
+models.gpt = layer.define(merge({
+  name = "nn.gpt",
+  sentence = "GPT-2 (Radford et al. 2019): learned positions, blocks, a norm, a classifier tied to the embedding.",
+  example = "nn.gpt { vocab = corpus.vocab, context = 64, width = 128, layers = 4, heads = 4 }",
+  model = "gpt2",
+  fields = {
+    { "vocab", "integer", "number of different tokens", required = true, min = 1 },
+    { "context", "integer", "tokens that it sees at once", required = true, min = 1 },
+    { "width", "integer", "features", required = true, min = 1 },
+    { "layers", "integer", "blocks", required = true, min = 1 },
+    { "heads", "integer", "attention heads", required = true, min = 1 },
+    { "hidden", "integer", "features inside the feed-forward layers (default: 4 · width)", min = 1 },
+    { "activation", "string", "of the feed-forward layers", default = "gelu",
+      choices = { "gelu", "gelu_exact", "silu", "relu" } },
+    { "bias", "boolean", "biases in projections and norms", default = true },
+    { "dropout", "number", "of embeddings and of each layer's result, while training", default = 0, min = 0,
+      below = 1 },
+    { "tied", "boolean", "the classifier is the embedding's table", default = true },
+    { "eps", "number", "of the norms", default = 1e-5, above = 0 },
+    { "block", "function", "function(width, heads, index) that returns a block of your own" },
+  },
+  check = function(a, report)
+    if not a.block then attention.check_heads(a, report, "nn.gpt") end
+    check_blocks(a, report, "nn.gpt")
+  end,
+  pointwise = true,
+  show = model_show,
+  flops = tied_flops,
+  children = function(a)
+    local list = {
+      { "tokens", basic.embedding(a.vocab, a.width) },
+      { "positions", basic.embedding(a.context, a.width) },
+    }
+    for _, block in ipairs(blocks_of(a, function()
+      return models.gpt_block { width = a.width, heads = a.heads, hidden = a.hidden, activation = a.activation,
+        bias = a.bias, dropout = a.dropout, eps = a.eps }
+    end)) do list[#list + 1] = block end
+    list[#list + 1] = { "norm", basic.layer_norm(a.width, { bias = a.bias, eps = a.eps }) }
+    if not a.tied then list[#list + 1] = { "head", basic.linear(a.width, a.vocab, { bias = false }) } end
+    return mark_repeats(list)
+  end,
+}, language_model(gpt_hidden)))
+
+local function llama_hidden(self, tokens)
+  announce(self)
+  self.builder:begin_layer("embedding")
+  local x = run_blocks(self, self.tokens(tokens))
+  self.builder:begin_layer("head")
+  return self.norm(x)
+end
+
+--- nn.llama { vocab = , context = , width = , layers = , heads = }
+models.llama = layer.define(merge({
+  name = "nn.llama",
+  sentence = "LLaMA (Touvron et al. 2023): rotary positions, RMS norms, SwiGLU, grouped queries.",
+  example = "nn.llama { vocab = corpus.vocab, context = 256, width = 512, layers = 8, heads = 8, kv_heads = 2 }",
+  model = "llama",
+  fields = {
+    { "vocab", "integer", "number of different tokens", required = true, min = 1 },
+    { "context", "integer", "tokens that it sees at once", required = true, min = 1 },
+    { "width", "integer", "features", required = true, min = 1 },
+    { "layers", "integer", "blocks", required = true, min = 1 },
+    { "heads", "integer", "attention heads", required = true, min = 1 },
+    { "kv_heads", "integer", "key and value heads (default: heads)", min = 1 },
+    { "head_size", "integer", "features of a head (default: width / heads)", min = 1 },
+    { "hidden", "integer", "features inside the feed-forward layers (default: 8/3 · width)", min = 1 },
+    { "rotary", "number", "base of the rotary positions", default = 10000, above = 1 },
+    { "tied", "boolean", "the classifier is the embedding's table", default = false },
+    { "eps", "number", "of the norms", default = 1e-5, above = 0 },
+    { "block", "function", "function(width, heads, index) that returns a block of your own" },
+  },
+  check = function(a, report)
+    if not a.block then attention.check_heads(a, report, "nn.llama") end
+    check_blocks(a, report, "nn.llama")
+  end,
+  pointwise = true,
+  show = model_show,
+  flops = tied_flops,
+  children = function(a)
+    local list = { { "tokens", basic.embedding(a.vocab, a.width) } }
+    for _, block in ipairs(blocks_of(a, function()
+      return models.llama_block { width = a.width, heads = a.heads, kv_heads = a.kv_heads, head_size = a.head_size,
+        hidden = a.hidden, rotary = a.rotary, eps = a.eps }
+    end)) do list[#list + 1] = block end
+    list[#list + 1] = { "norm", basic.rms_norm(a.width, { eps = a.eps }) }
+    if not a.tied then list[#list + 1] = { "head", basic.linear(a.width, a.vocab, { bias = false }) } end
+    return mark_repeats(list)
+  end,
+}, language_model(llama_hidden)))
+
+local function bert_hidden(self, tokens)
+  announce(self)
+  local b, a = self.builder, self.arguments
+  b:begin_layer("embedding")
+  local segments = op.slice(weight_of(self, "segments"), { dim = 0, start = 0, length = 1 })
+  local x = op.add(op.add(self.tokens(tokens), position_rows(self, tokens.shape[2])), segments)
+  x = run_blocks(self, b:dropout(self.embedding_norm(x), a.dropout))
+  b:begin_layer("head")
+  return self.head_norm(op.gelu(self.head_transform(x), { approximate = "none" }))
+end
+
+--- nn.bert { vocab = , context = , width = , layers = , heads = }
+models.bert = layer.define {
+  name = "nn.bert",
+  sentence = "BERT (Devlin et al. 2019) with its masked language model: it guesses hidden tokens from both sides.",
+  example = "nn.bert { vocab = corpus.vocab, context = 128, width = 128, layers = 4, heads = 4 }",
+  model = "bert",
+  fields = {
+    { "vocab", "integer", "number of different tokens, the mask's included", required = true, min = 1 },
+    { "context", "integer", "tokens that it sees at once", required = true, min = 1 },
+    { "width", "integer", "features", required = true, min = 1 },
+    { "layers", "integer", "blocks", required = true, min = 1 },
+    { "heads", "integer", "attention heads", required = true, min = 1 },
+    { "hidden", "integer", "features inside the feed-forward layers (default: 4 · width)", min = 1 },
+    { "dropout", "number", "of embeddings and of each layer's result, while training", default = 0, min = 0,
+      below = 1 },
+    { "eps", "number", "of the norms", default = 1e-12, above = 0 },
+  },
+  check = function(a, report) attention.check_heads(a, report, "nn.bert") end,
+  pointwise = false,
+  show = model_show,
+  flops = function(a) return 6 * a.width * a.vocab end,
+  parameters = function(a) return { { "head_bias", { a.vocab } } } end,
+  children = function(a)
+    local function norm() return basic.layer_norm(a.width, { eps = a.eps }) end
+    local list = {
+      { "tokens", basic.embedding(a.vocab, a.width) },
+      { "positions", basic.embedding(a.context, a.width) },
+      { "segments", basic.embedding(2, a.width) },
+      { "embedding_norm", norm() },
+    }
+    for _, block in ipairs(blocks_of(a, function()
+      return models.bert_block { width = a.width, heads = a.heads, hidden = a.hidden, dropout = a.dropout,
+        eps = a.eps }
+    end)) do list[#list + 1] = block end
+    list[#list + 1] = { "head_transform", basic.linear(a.width, a.width) }
+    list[#list + 1] = { "head_norm", norm() }
+    return mark_repeats(list)
+  end,
+  forward = function(self, tokens)
+    return (op.linear(bert_hidden(self, tokens), weight_of(self, "tokens"), self.head_bias))
+  end,
+  loss = function(self, tokens, labels, scale)
+    return (op.linear_cross_entropy(bert_hidden(self, tokens), weight_of(self, "tokens"), self.head_bias, labels,
+      scale))
+  end,
+}
+
+return models

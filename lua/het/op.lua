@@ -1,0 +1,57 @@
+--- `het.op`: every operator of the engine as a function. `op.linear(x, weight, bias)`, `op.softmax(x, {dim = 1})`.
+-- Operands that are tensors are computed at once; values of a graph are appended to their graph. Absent optional
+-- operands are nil or false.
+local native = require "het.native"
+local define = require "het.define"
+local errors = require "het.errors"
+local suggest = require "het.suggest"
+
+local op = {}
+
+-- Operands before the arrow of "x[..., in]:T, weight[out, in]:T, bias?[out]:A → ...": commas outside of brackets.
+local function count_operands(signature)
+  local left = signature:match("^(.-)→") or signature
+  if left:find("…", 1, true) then return math.huge end
+  local depth, count = 0, left:find("%S") and 1 or 0
+  for character in left:gmatch("[%[%],]") do
+    if character == "[" then depth = depth + 1
+    elseif character == "]" then depth = depth - 1
+    elseif depth == 0 then count = count + 1 end
+  end
+  return count
+end
+
+local function is_attributes(value) return type(value) == "table" and not getmetatable(value) end
+
+local function wrap(operator)
+  local most = count_operands(operator.signature)
+  return function(...)
+    local count = select("#", ...)
+    local arguments, attributes = { ... }, nil
+    if count > 0 and is_attributes(arguments[count]) then
+      attributes = arguments[count]
+      count = count - 1
+    end
+    if count > most then
+      errors.usage("op.%s takes %d operands, %d were given: %s", operator.name, most, count, operator.signature)
+    end
+    local inputs = {}
+    for i = 1, count do inputs[i] = arguments[i] or false end
+    return native.op(operator.name, inputs, attributes)
+  end
+end
+
+local names = {}
+for _, operator in ipairs(native.operators()) do
+  op[operator.name] = define.document({
+    name = "op." .. operator.name, sentence = operator.doc, signature = operator.signature,
+  }, wrap(operator))
+  names[#names + 1] = operator.name
+end
+table.sort(names)
+
+return setmetatable(op, {
+  __index = function(_, name)
+    errors.usage("there is no operator '%s'%s", tostring(name), suggest.sentence(tostring(name), names))
+  end,
+})

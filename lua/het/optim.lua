@@ -1,0 +1,155 @@
+--- `het.optim`: optimizers and schedules of their learning rate.
+local define = require "het.define"
+local op = require "het.op"
+local text = require "het.text"
+
+local optim = {}
+
+-- Schedules: { name, arguments, at(step, steps) }: the rate of step 1, 2, ... of a run of `steps`.
+local Schedule = { kind = "schedule" }
+Schedule.__index = Schedule
+Schedule.__tostring = function(self)
+  return ("%s from %s"):format(self.name, text.value(self.arguments.peak or self.arguments.lr))
+end
+
+-- The rise of the first `warmup` steps; nil after them. Step 1 is above 0 and step warmup + 1 reaches the peak.
+local function warming(a, step)
+  if step <= a.warmup then return a.peak * step / (a.warmup + 1) end
+end
+
+local function floor_of(a) return a.floor or a.peak / 10 end
+
+-- How far a step is between the end of the warm-up and the end of the schedule, 0 to 1.
+local function progress(a, step, steps)
+  local last = a.steps or steps
+  return math.min(1, math.max(0, (step - 1 - a.warmup) / math.max(1, last - a.warmup)))
+end
+
+local function schedule(name, sentence, fields, at)
+  local all = {
+    { "peak", "number", "highest rate", required = true, above = 0 },
+    { "warmup", "integer", "steps in which the rate rises to the peak", default = 0, min = 0 },
+  }
+  for _, field in ipairs(fields) do all[#all + 1] = field end
+  optim[name] = define.constructor {
+    name = "optim." .. name, sentence = sentence, kind = "schedule", positional = 1, fields = all,
+    example = ("lr = optim.%s { peak = 1e-3, warmup = 100 }"):format(name),
+    check = function(a, report)
+      if a.floor and a.floor > a.peak then
+        report("floor", ("optim.%s.floor = %s is above peak = %s"):format(name, text.value(a.floor),
+          text.value(a.peak)))
+      end
+    end,
+    build = function(a)
+      return setmetatable({ name = name, arguments = a, at = function(_, step, steps)
+        return warming(a, step) or at(a, step, steps)
+      end }, Schedule)
+    end,
+  }
+end
+
+local floor_field = { "floor", "number", "rate at the end (default: peak / 10)", min = 0 }
+local steps_field = { "steps", "integer", "step at which the floor is reached (default: the run's last)", min = 1 }
+
+schedule("constant", "The same rate throughout, after the warm-up.", {}, function(a) return a.peak end)
+
+schedule("cosine", "From the peak to the floor along half a cosine.", { floor_field, steps_field },
+  function(a, step, steps)
+    local low = floor_of(a)
+    return low + (a.peak - low) * 0.5 * (1 + math.cos(math.pi * progress(a, step, steps)))
+  end)
+
+schedule("linear", "From the peak to the floor along a straight line.", { floor_field, steps_field },
+  function(a, step, steps)
+    local low = floor_of(a)
+    return low + (a.peak - low) * (1 - progress(a, step, steps))
+  end)
+
+schedule("wsd", "Warm-up, stable, decay (Hu et al. 2024): the peak, then a straight line to the floor at the end.", {
+  { "floor", "number", "rate at the end", default = 0, min = 0 },
+  { "decay", "number", "share of the steps that decay", default = 0.2, above = 0, max = 1 },
+  steps_field,
+}, function(a, step, steps)
+  local last = a.steps or steps
+  local first = last - math.floor(a.decay * last)
+  if step <= first then return a.peak end
+  return a.floor + (a.peak - a.floor) * math.max(0, (last - step) / math.max(1, last - first))
+end)
+
+-- Optimizers: { name, arguments, rate(step, steps), update(graph, parameter, gradient, inputs) }.
+local Optimizer = { kind = "optimizer" }
+Optimizer.__index = Optimizer
+Optimizer.__tostring = function(self) return ("optim.%s, lr %s"):format(self.name, tostring(self.arguments.lr)) end
+
+--- The learning rate of a step.
+function Optimizer:rate(step, steps)
+  local lr = self.arguments.lr
+  return type(lr) == "number" and lr or lr:at(step, steps)
+end
+
+--- The weight decay of a parameter: of the first pattern in `decay` that its name has, else of matrices only.
+function Optimizer:decay_of(parameter)
+  for _, rule in ipairs(self.arguments.decay or {}) do
+    if parameter.name:find(rule[1]) then return rule[2] end
+  end
+  return #parameter.shape >= 2 and self.arguments.weight_decay or 0
+end
+
+local common = {
+  { "lr", "number|schedule", "learning rate, or a schedule of it", required = true, above = 0 },
+  { "weight_decay", "number", "share of a matrix that a step of rate 1 takes away", default = 0, min = 0 },
+  { "decay", "list", 'exceptions, the first that matches a parameter\'s name: { { "tokens", 0 }, { "norm", 0.1 } }' },
+  { "clip", "number", "greatest global norm of the gradient; 0: no limit", default = 0, min = 0 },
+}
+
+local function check_decay(name)
+  return function(a, report)
+    for i, rule in ipairs(a.decay or {}) do
+      if type(rule) ~= "table" or type(rule[1]) ~= "string" or type(rule[2]) ~= "number" or rule[2] < 0 then
+        report("decay", ("%s.decay: item %d has to be { pattern, weight decay }"):format(name, i))
+      elseif not pcall(string.find, "", rule[1]) then
+        report("decay", ("%s.decay: '%s' is not a Lua pattern"):format(name, rule[1]))
+      end
+    end
+    if a.nesterov and a.momentum == 0 then
+      report("nesterov", name .. ".nesterov needs a momentum above 0")
+    end
+  end
+end
+
+local function optimizer(name, sentence, fields, update)
+  local all = { unpack(common) }
+  for _, field in ipairs(fields) do all[#all + 1] = field end
+  optim[name] = define.constructor {
+    name = "optim." .. name, sentence = sentence, kind = "optimizer", fields = all,
+    example = ("optim.%s { lr = 1e-3, clip = 1.0 }"):format(name),
+    check = check_decay("optim." .. name),
+    build = function(a) return setmetatable({ name = name, arguments = a, update = update }, Optimizer) end,
+  }
+end
+
+optimizer("adamw", "AdamW (Loshchilov and Hutter 2019), in f32.", {
+  { "beta1", "number", "decay of the mean of gradients", default = 0.9, min = 0, below = 1 },
+  { "beta2", "number", "decay of the mean of their squares", default = 0.999, min = 0, below = 1 },
+  { "eps", "number", "added to the root of the squares' mean", default = 1e-8, above = 0 },
+}, function(self, graph, parameter, gradient, inputs)
+  local m = graph:buffer("adamw.m." .. parameter.name, "f32", parameter.shape)
+  local v = graph:buffer("adamw.v." .. parameter.name, "f32", parameter.shape)
+  op.adamw(parameter.value, m, v, gradient, inputs.lr, inputs.step, inputs.coefficient, {
+    beta1 = self.arguments.beta1, beta2 = self.arguments.beta2, eps = self.arguments.eps,
+    weight_decay = self:decay_of(parameter),
+  })
+end)
+
+optimizer("sgd", "Stochastic gradient descent, with momentum if asked for.", {
+  { "momentum", "number", "share of the last update that is kept", default = 0, min = 0, below = 1 },
+  { "nesterov", "boolean", "look ahead along the momentum (Nesterov)", default = false },
+}, function(self, graph, parameter, gradient, inputs)
+  local a = self.arguments
+  local momentum = a.momentum > 0 and graph:buffer("sgd.momentum." .. parameter.name, "f32", parameter.shape)
+  op.sgd(parameter.value, momentum, gradient, inputs.lr, inputs.coefficient, {
+    momentum = a.momentum, nesterov = a.nesterov, weight_decay = self:decay_of(parameter),
+  })
+end)
+
+return optim

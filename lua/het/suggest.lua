@@ -1,0 +1,56 @@
+--- The nearest thing that would have worked: names by edit distance, numbers by the rule that was broken.
+local suggest = {}
+
+--- Edits (insert, delete, replace, swap of neighbours) that turn `a` into `b`.
+function suggest.distance(a, b)
+  local before, last, row = {}, {}, {}
+  for j = 0, #b do last[j] = j end
+  for i = 1, #a do
+    row = { [0] = i }
+    for j = 1, #b do
+      local same = a:byte(i) == b:byte(j)
+      row[j] = math.min(last[j] + 1, row[j - 1] + 1, last[j - 1] + (same and 0 or 1))
+      if i > 1 and j > 1 and a:byte(i) == b:byte(j - 1) and a:byte(i - 1) == b:byte(j) then
+        row[j] = math.min(row[j], before[j - 2] + 1)
+      end
+    end
+    before, last = last, row
+  end
+  return last[#b]
+end
+
+--- The candidate most like `name`, or nil when none is near enough to be meant.
+-- @string name what was given
+-- @tparam {string,...} candidates
+function suggest.name(name, candidates)
+  local best, least
+  for _, candidate in ipairs(candidates) do
+    local edits = suggest.distance(name:lower(), candidate:lower())
+    if candidate:sub(1, #name) == name and #name > 1 then edits = math.min(edits, 1) end
+    if not least or edits < least then best, least = candidate, edits end
+  end
+  if best and least <= math.max(1, math.floor(math.max(#name, #best) / 3)) then return best end
+end
+
+--- "; did you mean 'x'?", or the list of what there is.
+function suggest.sentence(name, candidates)
+  local near = suggest.name(name, candidates)
+  if near then return ("; did you mean '%s'?"):format(near) end
+  if #candidates == 0 then return "" end
+  return "; there are " .. table.concat(candidates, ", ")
+end
+
+--- Divisors of `whole` on either side of `value`, as text: "8, 12".
+function suggest.divisors(whole, value)
+  local below, above
+  for d = 1, whole do
+    if whole % d == 0 then
+      if d < value then below = d end
+      if d > value and not above then above = d end
+    end
+  end
+  if below and above then return ("%d, %d"):format(below, above) end
+  return tostring(below or above)
+end
+
+return suggest

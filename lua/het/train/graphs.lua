@@ -1,0 +1,76 @@
+--- The graphs of a run: one that trains (forward, backward, update), one that evaluates. Both describe one micro-batch;
+-- the loss is a sum times `scale`, so that micro-batches add up to the mean over the whole batch.
+local native = require "het.native"
+local builder = require "het.builder"
+local op = require "het.op"
+
+local graphs = {}
+
+-- Inputs that are numbers with fractions are computed with in the run's precision.
+local function in_precision(value, precision)
+  if precision ~= "f32" and value.dtype == "f32" then return op.cast(value, { dtype = precision }) end
+  return value
+end
+
+-- The mean squared error's sum: over the features the mean, over the samples the sum times scale.
+local function squared_error(output, labels, scale)
+  local features = 1
+  for i = 2, #labels.shape do features = features * labels.shape[i] end
+  local difference = op.sub(op.cast(output, { dtype = "f32" }), labels)
+  local total = op.reshape(op.sum(op.square(difference)), { shape = { 1 } })
+  return op.reshape(op.scale(op.mul(total, scale), { factor = 1 / features }), { shape = {} })
+end
+
+--- The loss of one micro-batch, with its inputs "inputs", "labels" and "scale".
+-- @param b the builder
+-- @tparam table spec `model`, `loss` (or nil), `inputs` and `labels` ({ dtype, shape } of a micro-batch)
+function graphs.loss(b, spec)
+  local graph, model = b.graph, spec.model
+  local inputs = in_precision(graph:input("inputs", spec.inputs[1], spec.inputs[2]), b.precision)
+  local labels = graph:input("labels", spec.labels[1], spec.labels[2])
+  local scale = graph:input("scale", "f32", { 1 }, true)
+  if spec.loss then return spec.loss(b:call(model, nil, false, inputs), labels, scale) end
+  if type(model) ~= "function" and model.class.loss then
+    return model.class.loss(model:bind(b), inputs, labels, scale)
+  end
+  b:begin_layer("model")
+  local output = b:call(model, nil, false, inputs)
+  if labels.dtype == "i32" then return (op.cross_entropy(output, labels, scale)) end
+  return squared_error(output, labels, scale)
+end
+
+--- The graph of a training step. Outputs: "loss", "gradient_norm".
+-- @tparam table spec as of graphs.loss, and `precision`, `seed`, `optimizer`
+-- @treturn table { graph, positions, counter }: whether it has those inputs
+function graphs.training(spec)
+  local b = builder.new { precision = spec.precision, mode = "train", seed = spec.seed }
+  local graph = b.graph
+  local loss = graphs.loss(b, spec)
+  graph:output("loss", loss)
+  local gradients = graph:differentiate(loss)
+  graph:set_phase("update")
+  local trained, list = {}, {}
+  for _, parameter in ipairs(graph:parameters()) do
+    local gradient = gradients[parameter.name]
+    if gradient then
+      trained[#trained + 1] = parameter
+      list[#list + 1] = gradient
+    end
+  end
+  local norm, coefficient = native.op("global_norm", list, { max_norm = spec.optimizer.arguments.clip })
+  local inputs = {
+    lr = graph:input("lr", "f32", {}, true), step = graph:input("step", "i64", {}, true), coefficient = coefficient,
+  }
+  for i, parameter in ipairs(trained) do spec.optimizer:update(graph, parameter, list[i], inputs) end
+  graph:output("gradient_norm", norm)
+  return { graph = graph, positions = b.values["input:positions"] ~= nil, counter = b.values["input:counter"] ~= nil }
+end
+
+--- The graph of an evaluation. Output: "loss".
+function graphs.evaluation(spec)
+  local b = builder.new { precision = spec.precision, mode = "evaluate", seed = spec.seed }
+  b.graph:output("loss", graphs.loss(b, spec))
+  return { graph = b.graph, positions = b.values["input:positions"] ~= nil, counter = false }
+end
+
+return graphs

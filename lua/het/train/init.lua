@@ -1,0 +1,351 @@
+--- `het.train`: what to train, on what, how. It returns a run; `hetrun` starts it, at the prompt `run:start()` does.
+local native = require "het.native"
+local define = require "het.define"
+local errors = require "het.errors"
+local files = require "het.files"
+local generate = require "het.generate"
+local graphs = require "het.train.graphs"
+local peak = require "het.peak"
+local plan = require "het.plan"
+local progress = require "het.train.progress"
+local suggest = require "het.suggest"
+local text = require "het.text"
+
+local Run = { kind = "run" }
+Run.__index = Run
+
+Run.__tostring = function(self)
+  local a = self.arguments
+  return ("%s\n%s\n%s, %d steps of %d samples, %s"):format(tostring(a.model), tostring(a.data), tostring(a.optimizer),
+    a.steps, a.batch, a.precision)
+end
+
+local function is_model(value) return define.kind_of(value) == "layer" end
+
+-- The micro-batch that the run uses: the plan's, the recipe's, or the whole batch.
+local function microbatch_of(a)
+  return plan.single_device(a.plan) or a.microbatch or a.batch
+end
+
+-- Types of a micro-batch's inputs and labels, { dtype, shape }.
+local function batch_types(self)
+  local a = self.arguments
+  if define.kind_of(a.data) == "pairs" then
+    local function rows(tensor)
+      local shape = { unpack(tensor.shape) }
+      shape[1] = self.microbatch
+      return { tensor.dtype, shape }
+    end
+    return rows(a.data.arguments.inputs), rows(a.data.arguments.labels)
+  end
+  local tokens = { "i32", { self.microbatch, self.context } }
+  return tokens, tokens
+end
+
+local function spec_of(self)
+  local a = self.arguments
+  local inputs, labels = batch_types(self)
+  return { model = a.model, loss = a.loss, inputs = inputs, labels = labels, precision = a.precision, seed = a.seed,
+           optimizer = a.optimizer }
+end
+
+-- A program with its executor. Memory is checked by the engine before anything is allocated.
+local function executor_of(self, made)
+  local program = native.program(made.graph, { microbatches = self.microbatches })
+  local executor = native.executor(program, self.state)
+  if made.positions then executor:write("positions", native.arange(self.context, "i32")) end
+  return executor
+end
+
+-- Weights to begin with, and where an earlier run stopped.
+local function restore(self)
+  local a = self.arguments
+  local about
+  if a.resume then
+    about = files.read_training(a.save, self.state)
+    if about then
+      local metadata = files.read_weights(a.save, a.model, self.state)
+      if tonumber(metadata.step) ~= about.step then
+        errors.usage("%s: the model is of step %s, its training state of step %d; they were not saved together",
+          a.save, tostring(metadata.step), about.step)
+      end
+      if about.seed ~= a.seed or about.precision ~= a.precision then
+        errors.usage("%s was begun with seed = %s and precision = %s; go on with the same", a.save, about.seed,
+          about.precision)
+      end
+      return about
+    end
+  end
+  local folder = a.from or rawget(a.model, "folder")
+  if folder then files.read_weights(folder, a.model, self.state) end
+  return nil
+end
+
+--- Build everything a run needs: graphs, state, executors, samplers. Nothing has been computed yet.
+function Run:prepare()
+  if self.train_executor then return end
+  local a = self.arguments
+  self.microbatch = microbatch_of(a)
+  self.microbatches = a.batch / self.microbatch
+  if self.microbatches ~= math.floor(self.microbatches) then
+    errors.usage("the plan's microbatch = %d does not divide batch = %d", self.microbatch, a.batch)
+  end
+  self.context = a.context or (is_model(a.model) and a.model.arguments.context) or 1
+  local training = graphs.training(spec_of(self))
+  self.has_counter = training.counter
+  self.device = native.settings and native.settings.device or "cpu"
+  self.state = native.state(native.device(self.device), a.seed)
+  local about = restore(self) or {}
+  self.step, self.best, self.validation = about.step or 0, about.best, about.validation
+  self.train_executor = executor_of(self, training)
+  local settings = { context = self.context, batch = a.batch, microbatch = self.microbatch, seed = a.seed }
+  settings.split, settings.start = "train", self.step * a.batch
+  self.sampler = a.data:sampler(settings)
+  if a.evaluate.every > 0 and a.data:has_holdout() then
+    self.evaluate_executor = executor_of(self, graphs.evaluation(spec_of(self)))
+    settings.split, settings.start = "holdout", 0
+    self.holdout = a.data:sampler(settings)
+  end
+end
+
+-- Give an executor a batch.
+local function write_batch(self, executor, batch)
+  for i = 1, self.microbatches do
+    executor:write("inputs", batch.inputs[i], i)
+    executor:write("labels", batch.labels[i], i)
+  end
+  executor:write("scale", native.tensor({ 1 / math.max(1, batch.count) }, "f32"))
+end
+
+--- The mean loss over the holdout's first batches; nil when interrupted.
+function Run:evaluate()
+  self.holdout:seek(0)
+  local total, batches = 0, self.arguments.evaluate.batches
+  for _ = 1, batches do
+    write_batch(self, self.evaluate_executor, self.holdout:next())
+    if not self.evaluate_executor:run() then return nil end
+    total = total + self.evaluate_executor:number("loss")
+  end
+  return total / batches
+end
+
+local function finite(value) return value == value and value < math.huge and value > -math.huge end
+
+-- A loss or gradient that is not finite: say where it arose.
+local function stop_non_finite(self, loss, norm)
+  local where = self.train_executor:find_non_finite()
+  errors.usage("step %d: the %s is %s%s; the weights are as they were before this step. A lower learning rate, a longer "
+    .. "warm-up or clipping (clip = 1.0) usually helps", self.step + 1, finite(loss) and "gradient" or "loss",
+    finite(loss) and tostring(norm) or tostring(loss), where ~= "" and ": " .. where or "")
+end
+
+--- One step of training; returns { step, loss, lr, gradient_norm, seconds }, or nil when interrupted.
+function Run:train_step()
+  local a, executor = self.arguments, self.train_executor
+  local step = self.step + 1
+  local started = native.clock()
+  write_batch(self, executor, self.sampler:next())
+  local lr = a.optimizer:rate(step, a.steps)
+  executor:write("lr", lr)
+  executor:write("step", step)
+  if self.has_counter then
+    for i = 1, self.microbatches do
+      executor:write("counter", native.tensor({ step, (i - 1) * self.microbatch }, "i64"), i)
+    end
+  end
+  if not executor:run() then return nil end
+  local loss, norm = executor:number("loss"), executor:number("gradient_norm")
+  if not finite(loss) or not finite(norm) then stop_non_finite(self, loss, norm) end
+  self.step, self.loss = step, loss
+  return { step = step, loss = loss, lr = lr, gradient_norm = norm, seconds = native.clock() - started }
+end
+
+--- Save the model, its vocabulary and what is needed to go on exactly.
+-- @string[opt] folder default: the recipe's `save`
+function Run:save(folder)
+  local a = self.arguments
+  folder = folder or a.save
+  files.save(folder, a.model, self.state, { vocabulary = a.data:vocabulary(), step = self.step })
+  files.save_training(folder, self.state, { step = self.step, seed = a.seed, precision = a.precision,
+    best = self.best, validation = self.validation })
+end
+
+--- Write text with the model as it is now.
+-- @tparam table options `prompt`, `tokens`, `temperature`, `top_k`, `top_p`, `seed`
+-- @tparam[opt] function emit called with pieces of text as they come
+-- @treturn string what follows the prompt
+function Run:generate(options, emit)
+  local a = self.arguments
+  if define.kind_of(a.data) ~= "corpus" then errors.usage("only runs on text can generate text") end
+  self:prepare()
+  if not self.generator then
+    self.generator = generate.new { model = a.model, state = self.state, precision = a.precision }
+  end
+  local complete = {}
+  for _, field in ipairs(generate.fields) do
+    complete[field[1]] = options[field[1]]
+    if complete[field[1]] == nil then complete[field[1]] = field.default end
+  end
+  return self.generator:text(a.data, complete, emit)
+end
+
+-- What a recipe's `sample` asks for, on standard output.
+local function print_sample(self)
+  local sample = self.arguments.sample
+  if not sample or native.settings.quiet then return end
+  local out = native.settings.json and "stderr" or "stdout"
+  native.write(out, sample.prompt)
+  self:generate(sample, function(piece) native.write(out, piece) end)
+  native.write(out, "\n")
+end
+
+-- The numbers of a finished run.
+local function results_of(self, reporter, started)
+  local done = self.step - self.first_step
+  local tokens = reporter.train_seconds > 0 and done * self.tokens_per_step / reporter.train_seconds or 0
+  return {
+    steps = self.step, train_loss = self.loss, validation_loss = self.validation, best_validation_loss = self.best,
+    seconds = native.clock() - started, tokens_per_s = tokens, mfu = reporter:mfu(tokens),
+    peak_memory_bytes = native.memory_peak(), parameters = self.parameters, precision = self.arguments.precision,
+  }
+end
+
+local function introduce(self, reporter)
+  local a = self.arguments
+  reporter:say(("%s parameters, %s, %d steps of %d x %d tokens, %s memory"):format(text.count(self.parameters),
+    a.precision, a.steps, a.batch, self.context, text.bytes(self.train_executor:memory().total)))
+  if self.step > 0 then reporter:say(("going on after step %d"):format(self.step)) end
+end
+
+local function count_parameters(self)
+  local total = 0
+  for _, entry in ipairs(self.state:names()) do
+    if entry.trained then
+      local elements = 1
+      for _, size in ipairs(entry.shape) do elements = elements * size end
+      total = total + elements
+    end
+  end
+  return total
+end
+
+-- Steps and evaluations until the end, or until Ctrl-C; returns whether it was interrupted.
+local function train(self, reporter)
+  local a = self.arguments
+  while self.step < a.steps do
+    local step = self:train_step()
+    if not step or native.interrupted() then return true end
+    reporter:step(step)
+    if a.on_step then a.on_step(self, step) end
+    if self.evaluate_executor and (step.step % a.evaluate.every == 0 or step.step == a.steps) then
+      local loss = self:evaluate()
+      if not loss then return true end
+      reporter:evaluated(step.step, loss)
+      self.validation, self.best = loss, math.min(self.best or math.huge, loss)
+    end
+    if a.save and a.save_every > 0 and step.step % a.save_every == 0 then self:save() end
+  end
+  return false
+end
+
+--- Train. Returns the run's numbers: steps, train_loss, validation_loss, best_validation_loss, seconds, tokens_per_s,
+-- mfu, peak_memory_bytes, interrupted.
+function Run:start()
+  local started = native.clock()
+  local a, settings = self.arguments, native.settings
+  self:prepare()
+  self.parameters = count_parameters(self)
+  self.first_step = self.step
+  self.tokens_per_step = a.batch * self.context
+  local metrics = a.metrics or (settings.metrics ~= "" and settings.metrics) or nil
+  local reporter = progress.new {
+    steps = a.steps, first = self.step, tokens_per_step = self.tokens_per_step, quiet = settings.quiet,
+    flops_per_token = is_model(a.model) and a.model:training_flops(self.context) or 0,
+    peak = is_model(a.model) and peak.known(self.device, a.precision) or nil,
+    metrics = metrics, best = self.best, every = math.max(1, math.floor(a.steps / 20)),
+  }
+  introduce(self, reporter)
+  local interrupted = train(self, reporter)
+  reporter:finish()
+  if interrupted then native.interrupted() end
+  if a.save and self.step > self.first_step then
+    self:save()
+    reporter:say(("%s after step %d in %s"):format(interrupted and "stopped and saved" or "saved", self.step, a.save))
+  elseif interrupted then
+    reporter:say(("stopped after step %d; give save = \"folder\" to keep what was learned"):format(self.step))
+  end
+  if not reporter.peak and is_model(a.model) and self.device == "cpu" and not interrupted then
+    local before = native.clock()
+    reporter.peak = peak.measure(self.device, a.precision)
+    started = started + native.clock() - before   -- measuring the machine is no part of the run
+  end
+  local results = results_of(self, reporter, started)
+  results.interrupted = interrupted
+  self.results = results
+  if not interrupted then
+    print_sample(self)
+    if a.after then a.after(self) end
+  end
+  return results
+end
+
+local function check(a, report)
+  if a.batch % (a.microbatch or a.batch) ~= 0 then
+    report("microbatch", ("train.microbatch = %d does not divide batch = %d; nearest that do: %s"):format(
+      a.microbatch, a.batch, suggest.divisors(a.batch, a.microbatch)))
+  end
+  local corpus = define.kind_of(a.data) == "corpus"
+  local context = a.context or (is_model(a.model) and a.model.arguments.context)
+  if corpus and not context then
+    report(nil, "train needs 'context': this model does not say how many tokens it sees at once")
+  end
+  if is_model(a.model) and a.model.class.model then
+    local arguments = a.model.arguments
+    if a.context and a.context > arguments.context then
+      report("context", ("train.context = %d is more than the model's context = %d"):format(a.context,
+        arguments.context))
+    end
+    if corpus and a.data.vocab > arguments.vocab then
+      report("model", ("the data has %d different tokens, the model's vocab = %d; vocab = corpus.vocab fits"):format(
+        a.data.vocab, arguments.vocab))
+    end
+    if not corpus then report("data", "a language model is trained on data.text, data.tokens or data.masked") end
+  end
+  if a.resume and not a.save then report("resume", "train.resume needs 'save', the folder to go on from") end
+end
+
+return define.constructor {
+  name = "train",
+  sentence = "A run: what to train, on what, how. `hetrun` starts what a recipe returns; run:start() does at the prompt.",
+  example = "return het.train { model = model, data = corpus, batch = 12, steps = 2000, optimizer = optim.adamw { lr = 1e-3 } }",
+  fields = {
+    { "model", "layer", "what is trained", required = true },
+    { "data", "corpus|pairs", "what it is trained on", required = true },
+    { "optimizer", "optimizer", "how the weights change", required = true },
+    { "batch", "integer", "samples of a step", required = true, min = 1 },
+    { "microbatch", "integer", "samples computed at once; gradients are summed over the batch (default: batch)",
+      min = 1 },
+    { "steps", "integer", "steps in all", required = true, min = 1 },
+    { "context", "integer", "tokens of a sample (default: the model's context)", min = 1 },
+    { "precision", "string", "of matrices and activations; master weights and sums are f32", default = "f32",
+      choices = { "f32", "bf16" } },
+    { "seed", "integer", "of weights, sample order and dropout", default = 1337, min = 0 },
+    { "loss", "function", "function(output, labels, scale): the summed loss times scale (default: cross-entropy, or "
+      .. "squared error for labels with fractions)" },
+    { "evaluate", "record", "on the held-out part", default = {}, fields = {
+      { "every", "integer", "steps between evaluations; 0: none", default = 250, min = 0 },
+      { "batches", "integer", "batches of an evaluation", default = 20, min = 1 },
+    } },
+    { "sample", "record", "text to write at the end", fields = generate.fields },
+    { "save", "string", "folder for the model, its vocabulary and the training state" },
+    { "save_every", "integer", "steps between saves; 0: at the end and when interrupted", default = 0, min = 0 },
+    { "resume", "boolean", "go on exactly where `save` stopped, if it is there", default = false },
+    { "from", "string", "folder of a saved model whose weights it begins with" },
+    { "metrics", "string", "file for one JSON object per report" },
+    { "after", "function", "function(run), called at the end" },
+    { "on_step", "function", "function(run, step), called after each step" },
+    { "plan", "plan", "who computes what (default: one device does everything)" },
+  },
+  check = check,
+  build = function(a) return setmetatable({ arguments = a }, Run) end,
+}

@@ -1,0 +1,101 @@
+--- What a run says while it trains: one line that is written over on a terminal, plain lines elsewhere, and one JSON
+-- object for each report in the metrics file.
+local native = require "het.native"
+local text = require "het.text"
+
+local progress = {}
+
+local Progress = {}
+Progress.__index = Progress
+
+--- A reporter.
+-- @tparam table settings `steps`, `tokens_per_step`, `flops_per_token`, `peak` (FLOP/s or nil), `metrics` (path or nil),
+-- `quiet`, `first` (steps done before), `every` (steps between plain lines)
+function progress.new(settings)
+  local self = setmetatable(settings, Progress)
+  self.terminal = native.is_terminal("stderr")
+  self.shown = 0
+  self.train_seconds = 0
+  self.done = self.first or 0
+  if self.metrics and self.done == 0 then native.write_text(self.metrics, "") end
+  return self
+end
+
+local function finite(value) return value == value and value ~= math.huge and value ~= -math.huge end
+
+--- Append an object to the metrics file.
+function Progress:record(entry)
+  if not self.metrics then return end
+  for key, value in pairs(entry) do
+    if type(value) == "number" and not finite(value) then entry[key] = native.null end
+  end
+  native.append(self.metrics, native.json_encode(entry) .. "\n")
+end
+
+local function clear(self)
+  if self.line then
+    native.write("stderr", "\r" .. (" "):rep(self.line) .. "\r")
+    self.line = nil
+  end
+end
+
+--- A message of its own line.
+function Progress:say(message)
+  if self.quiet then return end
+  clear(self)
+  native.write("stderr", message .. "\n")
+end
+
+function Progress:describe(step)
+  local parts = {
+    ("step %d/%d"):format(step.step, self.steps),
+    ("loss %.4f"):format(step.loss),
+    ("%s tokens/s"):format(text.count(self.rate)),
+  }
+  if self.peak then parts[#parts + 1] = ("MFU %.0f %%"):format(100 * self:mfu(self.rate)) end
+  if self.validation then parts[#parts + 1] = ("validation %.4f"):format(self.validation) end
+  parts[#parts + 1] = text.bytes(native.memory_peak())
+  local left = (self.steps - step.step) * self.tokens_per_step / self.rate
+  parts[#parts + 1] = ("%s left"):format(text.duration(left))
+  return table.concat(parts, "  ")
+end
+
+--- Model FLOPs utilisation at a rate of tokens per second.
+function Progress:mfu(rate) return self.peak and rate * self.flops_per_token / self.peak end
+
+--- After a step. step: { step, loss, lr, gradient_norm, seconds }.
+function Progress:step(step)
+  self.train_seconds = self.train_seconds + step.seconds
+  local rate = self.tokens_per_step / step.seconds
+  -- A mean over about three seconds: the weight of a step is its share of them.
+  local weight = math.min(1, math.max(0.02, step.seconds / 3))
+  self.rate = self.rate and self.rate + weight * (rate - self.rate) or rate
+  self.loss = step.loss
+  self:record { step = step.step, loss = step.loss, lr = step.lr, gradient_norm = step.gradient_norm,
+    seconds = self.train_seconds, tokens_per_s = rate, mfu = self:mfu(rate) }
+  if self.quiet then return end
+  local now = native.clock()
+  if self.terminal then
+    if now - self.shown < 0.1 and step.step < self.steps then return end
+    local line = self:describe(step):sub(1, native.terminal_width() - 1)
+    native.write("stderr", "\r" .. line .. (" "):rep(math.max(0, (self.line or 0) - #line)))
+    self.line = #line
+    self.shown = now
+  elseif step.step % self.every == 0 or step.step == self.steps or step.step == self.done + 1 then
+    native.write("stderr", self:describe(step) .. "\n")
+  end
+end
+
+--- After an evaluation.
+function Progress:evaluated(step, loss)
+  self.validation = loss
+  self.best = math.min(self.best or math.huge, loss)
+  self:record { step = step, validation_loss = loss, best_validation_loss = self.best }
+  self:say(("step %d/%d  validation loss %.4f%s"):format(step, self.steps, loss,
+    self.best == loss and "" or (" (best %.4f)"):format(self.best)))
+end
+
+--- Leave the terminal's line.
+function Progress:finish() clear(self) end
+
+return progress
