@@ -8,12 +8,16 @@ errors.exit_codes = { usage = 2, environment = 71, peer = 75, bug = 70, interrup
 
 local Error = { __tostring = function(self) return self.message end }
 
+--- An error of a kind, not yet raised.
+function errors.new(kind, message)
+  return setmetatable({ kind = kind, message = message, sentence = message, context = {} }, Error)
+end
+
 --- Raise an error of a kind.
 -- @string kind one of the keys of `exit_codes`
 -- @string format as of string.format
 function errors.raise(kind, format, ...)
-  local message = select("#", ...) > 0 and format:format(...) or format
-  error(setmetatable({ kind = kind, message = message, sentence = message, context = {} }, Error), 0)
+  error(errors.new(kind, select("#", ...) > 0 and format:format(...) or format), 0)
 end
 
 --- Raise an error that the person can mend.

@@ -16,8 +16,7 @@ function program.recipe(path)
   if not chunk then native.fail("usage", problem) end
   local het = require "het"
   het.begin_recipe(path, text)
-  local result = chunk()
-  return het.run_recipe(result)
+  return het.run_recipe(path, chunk)
 end
 
 -- The prompt's own environment, made by program.prompt.
@@ -25,6 +24,7 @@ local environment
 
 --- Start a prompt session.
 function program.prompt(trust)
+  require("het.mistakes").set_immediate(true)
   environment = sandbox.prompt_environment(trust == "trust")
 end
 

@@ -1,0 +1,123 @@
+--- The library that recipes see: `local het = require "het"`. Its parts are loaded when they are first used.
+local native = require "het.native"
+local define = require "het.define"
+local errors = require "het.errors"
+local mistakes = require "het.mistakes"
+local source = require "het.source"
+local suggest = require "het.suggest"
+local text = require "het.text"
+
+local het = { version = native.version() }
+
+-- Names that stand for a module, or for a function of one.
+local modules = {
+  nn = "het.nn", optim = "het.optim", data = "het.data", op = "het.op", train = "het.train",
+}
+local members = {
+  options = function()
+    local options = require "het.options"
+    return function(specs) return options.declare(specs, het.recipe_text) end
+  end,
+  plan = function() return require("het.plan").new end,
+  pipeline = function() return require("het.plan").pipeline end,
+  stage = function() return require("het.plan").stage end,
+  load = function() return require("het.files").load end,
+  help = function() return require("het.docs").help end,
+}
+
+local function document(name, signature, sentence, example, fn)
+  het[name] = define.document({ name = name, signature = signature, sentence = sentence, example = example }, fn)
+end
+
+document("tensor", "het.tensor(values [, dtype])", "A tensor from a number or nested lists of numbers.",
+  "het.tensor { { 1, 2 }, { 3, 4 } }", native.tensor)
+document("randn", "het.randn(rows, columns, ...) or het.randn({rows, ...} [, dtype [, seed]])",
+  "A tensor of normal random numbers.", "het.randn(3, 4)", function(...)
+    if type((...)) == "table" then return native.randn(...) end
+    return native.randn { ... }
+  end)
+document("uniform", "het.uniform({rows, ...} [, dtype [, seed]])", "A tensor of random numbers between -1 and 1.",
+  "het.uniform({ 3, 4 })", native.uniform)
+document("full", "het.full({rows, ...}, value [, dtype])", "A tensor with one value everywhere.",
+  "het.full({ 2, 3 }, 0.5)", native.full)
+document("zeros", "het.zeros(rows, columns, ...)", "A tensor of zeros.", "het.zeros(2, 3)",
+  function(...) return native.full(type((...)) == "table" and (...) or { ... }, 0) end)
+document("ones", "het.ones(rows, columns, ...)", "A tensor of ones.", "het.ones(2, 3)",
+  function(...) return native.full(type((...)) == "table" and (...) or { ... }, 1) end)
+document("arange", "het.arange(count [, dtype [, start [, step]]])", "The numbers 0, 1, 2, ... as a vector.",
+  "het.arange(5)", native.arange)
+
+local lazy = {}
+for name in pairs(modules) do lazy[#lazy + 1] = name end
+for name in pairs(members) do lazy[#lazy + 1] = name end
+table.sort(lazy)
+
+--- Load every part, so that all of it is documented.
+function het.load_all()
+  for _, name in ipairs(lazy) do local _ = het[name] end
+  require "het.generate"
+end
+
+--- A recipe begins: its name and source serve the messages.
+function het.begin_recipe(path, recipe_text)
+  require("het.options").reset()
+  het.recipe_text = recipe_text
+  source.set(path, recipe_text)
+end
+
+-- Line of the mistakes, or why the recipe stopped.
+local function explain(path, problem)
+  local message = errors.describe(problem)
+  local found = mistakes.take()
+  if not found then return problem end
+  -- Mistakes made before an error usually are its cause: they come first.
+  if type(problem) == "table" and problem.kind == "usage" or message:find(path, 1, true) then
+    return errors.new("usage", found .. "\n" .. message)
+  end
+  return errors.new("usage", found)
+end
+
+--- Run a recipe's chunk and what it returns. Returns the exit code.
+-- @string path of the recipe
+-- @tparam function chunk its compiled source
+function het.run_recipe(path, chunk)
+  local options = require "het.options"
+  local ok, result = pcall(chunk)
+  if not ok then
+    if result == options.help_wanted then
+      native.write("stdout", options.help_text(path, het.recipe_text))
+      return 0
+    end
+    error(explain(path, result), 0)
+  end
+  options.check_undeclared()
+  mistakes.raise()
+  if native.settings.help then
+    native.write("stdout", options.help_text(path, het.recipe_text))
+    return 0
+  end
+  if result == nil then
+    errors.usage("%s returns nothing; a recipe ends with `return het.train { ... }`", path)
+  end
+  if define.kind_of(result) ~= "run" then
+    errors.usage("%s returns %s; a recipe ends with `return het.train { ... }`", path, text.value(result))
+  end
+  local results = result:start()
+  if native.settings.json then native.write("stdout", native.json_encode(results) .. "\n") end
+  return results.interrupted and errors.exit_codes.interrupted or 0
+end
+
+return setmetatable(het, {
+  __names = lazy,
+  __index = function(_, name)
+    local value
+    if modules[name] then value = require(modules[name]) elseif members[name] then value = members[name]() end
+    if value == nil then
+      local names = text.keys(het)
+      for _, each in ipairs(lazy) do names[#names + 1] = each end
+      errors.usage("het has no '%s'%s", tostring(name), suggest.sentence(tostring(name), names))
+    end
+    rawset(het, name, value)
+    return value
+  end,
+})
