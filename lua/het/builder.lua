@@ -15,7 +15,7 @@ local builder = {}
 
 --- A builder of a graph.
 -- @tparam table settings `graph` (made when absent), `precision` ("f32", "bf16"), `mode` ("train", "evaluate",
--- "generate"), `seed`, `positions` (value i32[t], for rotary and learned positions), `cache` ({ length, position } while generating)
+-- "generate"), `seed`, `cache` ({ length = } while generating: tokens that keys and values are kept of)
 function builder.new(settings)
   return setmetatable({
     graph = settings.graph or native.graph(),

@@ -121,7 +121,8 @@ end
 local function require_folder(folder)
   local kind = native.path_kind(folder)
   if kind ~= "folder" then
-    errors.usage(kind == "none" and "there is no folder '%s'" or "'%s' is a file; the folder of a saved model is needed",
+    errors.usage(kind == "none" and "there is no folder '%s'"
+      or "'%s' is a file; the folder of a saved model is needed",
       folder)
   end
 end

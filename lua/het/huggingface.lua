@@ -57,7 +57,7 @@ local function bert_rows(a)
   }
   local function pair(theirs, ours)
     for _, which in ipairs { ".weight", ".bias" } do
-      local names = theirs
+      local names
       if type(theirs) == "table" then
         names = {}
         for i, name in ipairs(theirs) do names[i] = name .. which end

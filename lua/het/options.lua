@@ -97,7 +97,9 @@ end
 -- whole when its default is, unless `fraction` is true
 -- @string[opt] recipe_text source of the recipe, for the order of the options
 function options.declare(specs, recipe_text)
-  if type(specs) ~= "table" then errors.usage("het.options takes a table: { steps = { 2000, \"optimizer steps\" } }") end
+  if type(specs) ~= "table" then
+    errors.usage('het.options takes a table: { steps = { 2000, "optimizer steps" } }')
+  end
   local fields, by_name, values, names = {}, {}, {}, {}
   for _, name in ipairs(in_source_order(specs, recipe_text)) do
     local spec = specs[name]

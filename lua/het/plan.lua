@@ -90,7 +90,8 @@ function plan.single_device(given)
       tostring(given))
   end
   if given.pipelines[1].stages[1].recompute then
-    errors.usage("the plan asks for recompute; this build keeps all activations. A smaller micro-batch also saves memory")
+    errors.usage("the plan asks for recompute; this build keeps all activations. A smaller micro-batch saves memory "
+      .. "too")
   end
   return given.microbatch
 end

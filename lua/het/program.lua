@@ -120,7 +120,8 @@ function program.completions(text)
   else
     word = text:match "[%w_]*$"
     for name in pairs(environment) do offer(name) end
-    for name in ("and break do else elseif end false for function if in local nil not or repeat return then true until while"):gmatch "%a+" do
+    for name in ("and break do else elseif end false for function if in local nil not or repeat return then true until "
+      .. "while"):gmatch "%a+" do
       if word ~= "" then offer(name) end
     end
   end

@@ -9,7 +9,7 @@ local Progress = {}
 Progress.__index = Progress
 
 --- A reporter.
--- @tparam table settings `steps`, `tokens_per_step`, `flops_per_token`, `peak` (FLOP/s or nil), `metrics` (path or nil),
+-- @tparam table settings `steps`, `tokens_per_step`, `flops_per_token`, `peak` (FLOP/s or nil), `metrics` (path),
 -- `quiet`, `first` (steps done before), `every` (steps between plain lines)
 function progress.new(settings)
   local self = setmetatable(settings, Progress)
