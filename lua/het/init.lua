@@ -69,7 +69,13 @@ end
 local function explain(path, problem)
   local message = errors.describe(problem)
   local found = mistakes.take()
-  if not found then return problem end
+  local line = type(problem) == "table" and problem.place
+  if line then message = ("%s:%d: %s"):format(path, line, message) end
+  if not found then
+    if not line then return problem end
+    local _, kind = errors.describe(problem)
+    return errors.new(kind, message)
+  end
   -- Mistakes made before an error usually are its cause: they come first.
   if type(problem) == "table" and problem.kind == "usage" or message:find(path, 1, true) then
     return errors.new("usage", found .. "\n" .. message)
@@ -77,12 +83,19 @@ local function explain(path, problem)
   return errors.new("usage", found)
 end
 
+-- Handler of what a recipe raises, where it is raised: errors of the library begin with the recipe's line.
+local function locate(problem)
+  local line = type(problem) == "table" and problem.kind ~= "help" and source.current_line()
+  if line then problem.place = line end
+  return problem
+end
+
 --- Run a recipe's chunk and what it returns. Returns the exit code.
 -- @string path of the recipe
 -- @tparam function chunk its compiled source
 function het.run_recipe(path, chunk)
   local options = require "het.options"
-  local ok, result = pcall(chunk)
+  local ok, result = xpcall(chunk, locate)
   if not ok then
     if result == options.help_wanted then
       native.write("stdout", options.help_text(path, het.recipe_text))
