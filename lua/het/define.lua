@@ -118,9 +118,10 @@ local function names_of(fields)
   return names
 end
 
--- Check `given` against `fields`; returns the arguments with defaults, and whether all is well.
+-- Check `given` against `fields`; returns the arguments with defaults, whether all is well, and whether at least the
+-- values of known fields are.
 local function check_fields(constructor, owner, prefix, fields, given, list)
-  local arguments, sound, known = {}, true, {}
+  local arguments, sound, values_sound, known = {}, true, true, {}
   local function report(field, sentence)
     sound = false
     mistakes.record(constructor, field and prefix .. field, sentence)
@@ -138,6 +139,7 @@ local function check_fields(constructor, owner, prefix, fields, given, list)
     local name, value = field[1], given[field[1]]
     if value == nil then
       if field.required then
+        values_sound = false
         report(nil, ("%s needs '%s': %s"):format(owner, name, field[3]))
       elseif field.fields and field.default ~= nil then
         arguments[name] = check_fields(constructor, owner .. "." .. name, prefix .. name .. ".", field.fields,
@@ -148,16 +150,18 @@ local function check_fields(constructor, owner, prefix, fields, given, list)
     else
       local problem = misfit(field, value)
       if problem then
+        values_sound = false
         report(name, ("%s.%s = %s%s"):format(owner, name, text.value(value), problem))
       elseif field.fields and type(value) == "table" and not getmetatable(value) then
-        local inner, good = check_fields(constructor, owner .. "." .. name, prefix .. name .. ".", field.fields, value)
-        arguments[name], sound = inner, sound and good
+        local inner, good, inner_sound =
+          check_fields(constructor, owner .. "." .. name, prefix .. name .. ".", field.fields, value)
+        arguments[name], sound, values_sound = inner, sound and good, values_sound and inner_sound
       else
         arguments[name] = value
       end
     end
   end
-  return arguments, sound
+  return arguments, sound, values_sound
 end
 
 local function check_list(definition, given, arguments)
@@ -213,10 +217,11 @@ function define.constructor(definition)
   definition.fields = definition.fields or {}
   local function construct(...)
     local given = gather(definition, ...)
-    local arguments, sound =
+    local arguments, sound, values_sound =
       check_fields(definition.name, definition.name, "", definition.fields, given, definition.list)
     if definition.list then sound = check_list(definition, given, arguments) and sound end
-    if sound and definition.check and not involves_unknown(arguments) then
+    -- Rules between fields are checked beside a misspelt field, not where a value is missing or of the wrong type.
+    if values_sound and definition.check and not involves_unknown(arguments) then
       definition.check(arguments, function(field, sentence)
         sound = false
         if sentence then mistakes.record(definition.name, field, sentence) end
