@@ -6,7 +6,7 @@ local native = require "het.native"
 local sandbox = {}
 
 -- The string metatable is shared with recipes, and through it these would be reached.
-string.dump = nil
+rawset(string, "dump", nil)
 getmetatable("").__metatable = "string"
 
 local function copy(library, names)
@@ -34,6 +34,16 @@ local function restricted_io(folder)
     lines = function(path) return io.lines(check(path), nil) end,
     write = function(...) return io.write(...) end,
   }
+end
+
+--- What a library has beyond what recipes see is named with the reason.
+local function limited(name, library)
+  return setmetatable(library, {
+    __metatable = name,
+    __index = function(_, key)
+      error(("%s.%s is not for recipes; hetrun --trust lets a recipe use all of Lua"):format(name, tostring(key)), 2)
+    end,
+  })
 end
 
 local function keys_of(...)
@@ -118,8 +128,8 @@ function sandbox.environment(trust, folder)
   environment.table = copy(table, table.concat(keys_of(table), " "))
   environment.coroutine = copy(coroutine, "create resume running status wrap yield")
   environment.bit = copy(bit, table.concat(keys_of(bit), " "))
-  environment.os = copy(os, "clock date difftime time")
-  environment.io = restricted_io(folder)
+  environment.os = limited("os", copy(os, "clock date difftime time"))
+  environment.io = limited("io", restricted_io(folder))
   environment.getmetatable = function(value)
     if type(value) ~= "table" then return type(value) end
     return getmetatable(value)
