@@ -40,10 +40,16 @@ function text.shape(shape) return "[" .. table.concat(shape, ", ") .. "]" end
 
 --- A value as a recipe would write it, on one line; tables are abridged.
 function text.value(value)
-  if type(value) == "string" then return ('"%s"'):format(value) end
+  if type(value) == "string" then return ('"%s"'):format((value:gsub("\n", "\\n"):gsub("\t", "\\t"))) end
   if type(value) == "number" then return ("%.14g"):format(value) end
   if type(value) == "table" and not getmetatable(value) then return "{...}" end
   return tostring(value)
+end
+
+--- Characters (not bytes) of UTF-8 text.
+function text.width(words)
+  local _, continued = words:gsub("[\128-\191]", "")
+  return #words - continued
 end
 
 --- The keys of a table, sorted.

@@ -93,6 +93,9 @@ function methods:training_flops(context)
   return total
 end
 
+--- Text from a model that het.load returned: { prompt =, tokens =, temperature =, top_k =, top_p =, seed = }.
+function methods:generate(options) return require("het.generate").from_model(self, options) end
+
 --- Can it go on from a key-value cache? Only when every part works on each position alone or knows the cache.
 function methods:is_incremental()
   local able = true
@@ -154,9 +157,10 @@ end
 Layer.__tostring = function(self)
   local lines, widest = {}, 0
   describe(self, nil, "", lines)
-  for _, line in ipairs(lines) do widest = math.max(widest, #line[1]) end
+  for _, line in ipairs(lines) do widest = math.max(widest, text.width(line[1])) end
   for i, line in ipairs(lines) do
-    lines[i] = line[2] == "" and line[1] or ("%s%s  %s"):format(line[1], (" "):rep(widest - #line[1]), line[2])
+    local gap = (" "):rep(widest - text.width(line[1]))
+    lines[i] = line[2] == "" and line[1] or ("%s%s  %s"):format(line[1], gap, line[2])
   end
   return table.concat(lines, "\n")
 end

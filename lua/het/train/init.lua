@@ -134,8 +134,8 @@ local function finite(value) return value == value and value < math.huge and val
 -- A loss or gradient that is not finite: say where it arose.
 local function stop_non_finite(self, loss, norm)
   local where = self.train_executor:find_non_finite()
-  errors.usage("step %d: the %s is %s%s; the weights are as they were before this step. A lower learning rate, a longer "
-    .. "warm-up or clipping (clip = 1.0) usually helps", self.step + 1, finite(loss) and "gradient" or "loss",
+  errors.usage("step %d: the %s is %s%s; the weights are as they were before this step. A lower learning rate, a "
+    .. "longer warm-up or clipping (clip = 1.0) usually helps", self.step + 1, finite(loss) and "gradient" or "loss",
     finite(loss) and tostring(norm) or tostring(loss), where ~= "" and ": " .. where or "")
 end
 
@@ -195,8 +195,9 @@ local function print_sample(self)
   if not sample or native.settings.quiet then return end
   local out = native.settings.json and "stderr" or "stdout"
   native.write(out, sample.prompt)
-  self:generate(sample, function(piece) native.write(out, piece) end)
+  local ok, problem = pcall(self.generate, self, sample, function(piece) native.write(out, piece) end)
   native.write(out, "\n")
+  if not ok and select(2, errors.describe(problem)) ~= "interrupted" then error(problem, 0) end
 end
 
 -- The numbers of a finished run.
@@ -311,13 +312,19 @@ local function check(a, report)
     end
     if not corpus then report("data", "a language model is trained on data.text, data.tokens or data.masked") end
   end
+  if corpus and a.sample then
+    local ok, problem = pcall(a.data.encode, a.data, a.sample.prompt)
+    if not ok then report("sample.prompt", (errors.describe(problem))) end
+  end
   if a.resume and not a.save then report("resume", "train.resume needs 'save', the folder to go on from") end
 end
 
 return define.constructor {
   name = "train",
-  sentence = "A run: what to train, on what, how. `hetrun` starts what a recipe returns; run:start() does at the prompt.",
-  example = "return het.train { model = model, data = corpus, batch = 12, steps = 2000, optimizer = optim.adamw { lr = 1e-3 } }",
+  sentence = "A run: what to train, on what, how. `hetrun` starts what a recipe returns; run:start() does so at the "
+    .. "prompt.",
+  example = "return het.train { model = model, data = corpus, batch = 12, steps = 2000,\n"
+    .. "                   optimizer = optim.adamw { lr = 1e-3 } }",
   fields = {
     { "model", "layer", "what is trained", required = true },
     { "data", "corpus|pairs", "what it is trained on", required = true },
