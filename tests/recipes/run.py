@@ -18,7 +18,7 @@ import unittest
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 HETRUN = str(pathlib.Path(sys.argv.pop(1)).resolve())
-TEXT = 'the quick brown fox jumps over the lazy dog. ' * 60
+TEXT = 'the quick brown fox jumps over the lazy dog.\n' * 60
 
 RESULT_KEYS = {'steps', 'train_loss', 'validation_loss', 'best_validation_loss', 'seconds', 'tokens_per_s', 'mfu',
                'peak_memory_bytes'}

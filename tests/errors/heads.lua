@@ -1,0 +1,18 @@
+-- Every mistake comes out at once, each on its own line.
+local het = require "het"
+local nn = het.nn
+local model = nn.sequential {
+  nn.embedding(100, 768),
+  nn.attention {
+    width = 768,
+    heads = 10,
+    casual = true,
+  },
+  nn.linear(768, 100),
+}
+return het.train {
+  model = model,
+  batch = 2.5,
+  steps = 2,
+  optimizer = het.optim.adamw { lr = 0.1, beta2 = 1.5 },
+}

@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+"""Run the recipes of this folder and compare exit code and standard error with what is expected.
+
+usage: run.py HETRUN [--write] [NAME ...]
+"""
+import difflib
+import json
+import pathlib
+import struct
+import subprocess
+import sys
+import tempfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+# Options on the command line, of the cases that have some.
+ARGUMENTS = {
+    'options': ['--stesp=5', '--precision=f16', '--steps=0', '--verbose=perhaps'],
+    'option_without_value': ['--steps'],
+    'no_options': ['--steps=5'],
+}
+
+GPT_CONFIG = {'model_type': 'gpt2', 'vocab_size': 64, 'n_positions': 8, 'n_embd': 8, 'n_layer': 1, 'n_head': 1}
+
+
+def model_folder(folder, content):
+    folder.mkdir()
+    (folder / 'config.json').write_text(json.dumps(GPT_CONFIG))
+    (folder / 'model.safetensors').write_bytes(content)
+
+
+def fixtures(folder):
+    """The files that the recipes name."""
+    (folder / 'empty.txt').write_bytes(b'')
+    (folder / 'short.txt').write_text('too short')
+    (folder / 'text.txt').write_text('the quick brown fox jumps over the lazy dog. ' * 20)
+    (folder / 'odd.bin').write_bytes(bytes(4097))
+    header = json.dumps({'transformer.wte.weight': {'dtype': 'F32', 'shape': [64, 8], 'data_offsets': [0, 2048]}}).encode()
+    model_folder(folder / 'truncated', struct.pack('<Q', len(header)) + header + bytes(100))
+    lie = json.dumps({'transformer.wte.weight': {'dtype': 'F32', 'shape': [64, 8], 'data_offsets': [1024, 3072]}}).encode()
+    model_folder(folder / 'lying', struct.pack('<Q', len(lie)) + lie + bytes(2048))
+
+
+def run(hetrun, folder, name):
+    """Exit code and standard error of one case, as text."""
+    done = subprocess.run([hetrun, '--quiet', '--threads=1', f'{name}.lua', *ARGUMENTS.get(name, [])],
+                          cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    return f'exit {done.returncode}\n{done.stderr}'
+
+
+def main():
+    hetrun = str(pathlib.Path(sys.argv[1]).resolve())
+    names = [word for word in sys.argv[2:] if not word.startswith('--')]
+    write = '--write' in sys.argv
+    failed = 0
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = pathlib.Path(temporary)
+        fixtures(folder)
+        for recipe in sorted(HERE.glob('*.lua')):
+            if names and recipe.stem not in names:
+                continue
+            (folder / recipe.name).write_text(recipe.read_text())
+            got = run(hetrun, folder, recipe.stem)
+            expected_path = recipe.with_suffix('.expected')
+            if write:
+                expected_path.write_text(got)
+                continue
+            expected = expected_path.read_text()
+            if matches(expected, got):
+                print(f'ok    {recipe.stem}')
+            else:
+                failed += 1
+                print(f'FAIL  {recipe.stem}')
+                print('\n'.join(difflib.unified_diff(expected.splitlines(), got.splitlines(), 'expected', 'got',
+                                                     lineterm='')))
+    return 1 if failed else 0
+
+
+def matches(expected, got):
+    """Word for word; `<...>` in what is expected stands for anything on its line."""
+    wanted, lines = expected.splitlines(), got.splitlines()
+    if len(wanted) != len(lines):
+        return False
+    for want, line in zip(wanted, lines):
+        at = 0
+        parts = want.split('<...>')
+        if not line.startswith(parts[0]) or (len(parts) == 1 and line != want):
+            return False
+        for part in parts:
+            found = line.find(part, at)
+            if found < 0:
+                return False
+            at = found + len(part)
+        if parts[-1] and not line.endswith(parts[-1]):
+            return False
+    return True
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,3 @@
+local het = require "het"
+os.execute "true"
+return het

@@ -1,0 +1,2 @@
+local het = require "het"
+return het.trian {}
