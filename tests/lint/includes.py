@@ -1,0 +1,58 @@
+"""The rules of which folder may include which, and of which file may see which third-party header.
+
+usage: includes.py ROOT
+Prints each include that breaks a rule; exit code 1 when there is one.
+"""
+import pathlib
+import re
+import sys
+
+MAY_INCLUDE = {
+    "core": {"core"},
+    "kernels": {"kernels", "core"},
+    "planner": {"planner", "core"},
+    "snapshot": {"snapshot", "core"},
+    "lua": {"lua", "core", "kernels", "planner", "snapshot"},
+    "tests": {"tests", "core", "kernels", "planner", "snapshot", "lua"},
+}
+# Third-party headers and the files that may include them: one each, so that a library can be replaced.
+MAY_SEE = {
+    "nlohmann/": {"core/io/json.cpp"},
+    "sentencepiece": {"core/data/sentencepiece.cpp"},
+    "CLI/": {"lua/cli.cpp"},
+    "histedit.h": {"lua/prompt.cpp"},
+    "lua.hpp": {"lua/bind.h"},
+    "omp.h": {"core/base/parallel.cpp"},
+}
+
+
+def problems_of(root):
+    for folder, allowed in MAY_INCLUDE.items():
+        for path in sorted((root / folder).rglob("*")):
+            if path.suffix not in (".h", ".cpp", ".cu"):
+                continue
+            name = path.relative_to(root).as_posix()
+            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+                found = re.match(r'\s*#\s*include\s*([<"])([^>"]+)[>"]', line)
+                if not found:
+                    continue
+                quoted, header = found.group(1) == '"', found.group(2)
+                where = f"{name}:{number}: includes {header}"
+                if quoted and header.split("/")[0] in MAY_INCLUDE and header.split("/")[0] not in allowed:
+                    yield f"{where}; {folder} may include {', '.join(sorted(allowed))}"
+                if quoted and not (root / header).is_file():
+                    yield f"{where}, which does not start at the root of the repository"
+                for prefix, files in MAY_SEE.items():
+                    if header.startswith(prefix) and name not in files and folder != "tests":
+                        yield f"{where}; only {', '.join(sorted(files))} may"
+
+
+def main():
+    found = list(problems_of(pathlib.Path(sys.argv[1])))
+    for problem in found:
+        print(problem)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
