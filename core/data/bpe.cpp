@@ -1,6 +1,6 @@
-// GPT-2's byte-level byte-pair encoding. Radford et al., "Language models are unsupervised multitask learners"
-// (2019): text is cut into words, the bytes of a word are its first symbols, and the neighbouring pair that
-// stands first in the list of merges is joined until none is left.
+// GPT-2's byte-level byte-pair encoding. Radford et al., "Language models are unsupervised multitask
+// learners" (2019): text is cut into words, the bytes of a word are its first symbols, and the neighbouring
+// pair that stands first in the list of merges is joined until none is left.
 #include <algorithm>
 #include <queue>
 #include <unordered_map>
@@ -25,7 +25,8 @@ std::vector<char32_t> byte_characters() {
 }
 
 // The bytes that a token of vocab.json stands for; characters that stand for no byte are kept as they are.
-std::string bytes_of_token(const std::string& token, const std::unordered_map<char32_t, char>& bytes, std::string_view what) {
+std::string bytes_of_token(const std::string& token, const std::unordered_map<char32_t, char>& bytes,
+                           std::string_view what) {
   std::string result;
   for (const char32_t c : code_points_of(token, what)) {
     const auto byte = bytes.find(c);
@@ -71,7 +72,7 @@ size_t word_end(std::string_view text, size_t begin) {
       bytes = following;
     }
   }
-  size_t last = at;   // where the last character of the run begins
+  size_t last = at;  // where the last character of the run begins
   const Kind run = kind;
   while (kind == run) {
     last = at;
@@ -147,7 +148,9 @@ class BpeTokenizer final : public Tokenizer {
   struct Merge {
     int32_t rank, result;
   };
-  static uint64_t pair_of(int32_t a, int32_t b) { return static_cast<uint64_t>(a) << 32 | static_cast<uint32_t>(b); }
+  static uint64_t pair_of(int32_t a, int32_t b) {
+    return static_cast<uint64_t>(a) << 32 | static_cast<uint32_t>(b);
+  }
 
   // The symbols are a linked list; candidate pairs wait in a queue by rank, then position. A candidate whose
   // symbols have changed since is stale and dropped.
@@ -161,12 +164,15 @@ class BpeTokenizer final : public Tokenizer {
       int64_t at;
       uint64_t pair;
       int32_t result;
-      bool operator>(const Candidate& other) const { return std::tie(rank, at) > std::tie(other.rank, other.at); }
+      bool operator>(const Candidate& other) const {
+        return std::tie(rank, at) > std::tie(other.rank, other.at);
+      }
     };
     const int64_t count = static_cast<int64_t>(word.size());
     std::vector<Symbol> symbols;
     for (int64_t i = 0; i < count; ++i)
-      symbols.push_back({first_[static_cast<unsigned char>(word[static_cast<size_t>(i)])], i - 1, i + 1 < count ? i + 1 : -1});
+      symbols.push_back({first_[static_cast<unsigned char>(word[static_cast<size_t>(i)])], i - 1,
+                         i + 1 < count ? i + 1 : -1});
     std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> queue;
     const auto propose = [&](int64_t at) {
       if (at < 0 || symbols[at].after < 0) return;
@@ -194,8 +200,8 @@ class BpeTokenizer final : public Tokenizer {
   }
 
   std::vector<std::string> tokens_, merges_;
-  std::vector<std::string> bytes_;                  // of each token
-  int32_t first_[256];                              // the token of each byte
+  std::vector<std::string> bytes_;  // of each token
+  int32_t first_[256];              // the token of each byte
   std::unordered_map<uint64_t, Merge> pairs_;
 };
 
@@ -206,8 +212,10 @@ std::vector<std::string> tokens_by_id(const Json& json, std::string_view what) {
   std::vector<bool> seen(tokens.size());
   for (const auto& [token, id] : *json.object()) {
     const int64_t* number = id.integer();
-    if (number == nullptr || *number < 0 || *number >= static_cast<int64_t>(tokens.size()) || seen[static_cast<size_t>(*number)])
-      fail_usage("{}: token '{}' has the id {}; ids are 0 to {}, each once", what, token, to_string(id), tokens.size() - 1);
+    if (number == nullptr || *number < 0 || *number >= static_cast<int64_t>(tokens.size()) ||
+        seen[static_cast<size_t>(*number)])
+      fail_usage("{}: token '{}' has the id {}; ids are 0 to {}, each once", what, token, to_string(id),
+                 tokens.size() - 1);
     seen[static_cast<size_t>(*number)] = true;
     tokens[static_cast<size_t>(*number)] = token;
   }
@@ -229,10 +237,12 @@ std::vector<std::string> merge_lines(const std::string& text) {
 
 std::vector<std::string> texts_of(const Json& json, const char* name, std::string_view what) {
   const Json* member = json.find(name);
-  if (member == nullptr || member->array() == nullptr) fail_usage("{}: a bpe vocabulary needs the list '{}'", what, name);
+  if (member == nullptr || member->array() == nullptr)
+    fail_usage("{}: a bpe vocabulary needs the list '{}'", what, name);
   std::vector<std::string> texts;
   for (const Json& text : *member->array()) {
-    if (text.string() == nullptr) fail_usage("{}: the list '{}' holds {}; texts are wanted", what, name, to_string(text));
+    if (text.string() == nullptr)
+      fail_usage("{}: the list '{}' holds {}; texts are wanted", what, name, to_string(text));
     texts.push_back(*text.string());
   }
   return texts;
@@ -243,7 +253,8 @@ std::vector<std::string> texts_of(const Json& json, const char* name, std::strin
 std::unique_ptr<Tokenizer> make_bpe_tokenizer(const std::string& folder) {
   const std::string vocabulary = folder + "/vocab.json";
   return std::make_unique<BpeTokenizer>(tokens_by_id(read_json(vocabulary), fmt::format("'{}'", vocabulary)),
-                                        merge_lines(read_file(folder + "/merges.txt")), fmt::format("'{}'", folder));
+                                        merge_lines(read_file(folder + "/merges.txt")),
+                                        fmt::format("'{}'", folder));
 }
 
 std::unique_ptr<Tokenizer> bpe_from_json(const Json& json, std::string_view what) {

@@ -14,10 +14,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kChunkBytes = 1 << 20;       // of text encoded at once
-constexpr int64_t kHeaderBytes = 256 * 4;     // of llm.c's token files
-constexpr int32_t kMagicGpt2 = 20240520, kVersionGpt2 = 1;     // u16 tokens
-constexpr int32_t kMagicLlama3 = 20240801, kVersionLlama3 = 7; // u32 tokens
+constexpr size_t kChunkBytes = 1 << 20;                         // of text encoded at once
+constexpr int64_t kHeaderBytes = 256 * 4;                       // of llm.c's token files
+constexpr int32_t kMagicGpt2 = 20240520, kVersionGpt2 = 1;      // u16 tokens
+constexpr int32_t kMagicLlama3 = 20240801, kVersionLlama3 = 7;  // u32 tokens
 constexpr int64_t kMostVocabulary = int64_t{1} << 31;
 
 bool is_text(std::string_view content) {
@@ -31,7 +31,7 @@ std::vector<std::string> files_of(const std::string& folder) {
   std::error_code error;
   fs::recursive_directory_iterator entry(folder, fs::directory_options::skip_permission_denied, error), end;
   while (!error && entry != end) {
-    std::error_code ignored;   // a file that vanished or cannot be looked at is no regular file
+    std::error_code ignored;  // a file that vanished or cannot be looked at is no regular file
     if (entry->is_regular_file(ignored)) paths.push_back(entry->path().string());
     entry.increment(error);
   }
@@ -65,15 +65,18 @@ FolderText read_folder(const std::string& folder, int64_t most_bytes) {
   }
   if (result.files == 0)
     fail_usage("the folder '{}' holds no text files{}", folder,
-               result.skipped == 0 ? "" : fmt::format(": its {} files are binary, not UTF-8, or larger than {} together", result.skipped,
-                                                      show_bytes(static_cast<double>(most_bytes))));
+               result.skipped == 0
+                   ? ""
+                   : fmt::format(": its {} files are binary, not UTF-8, or larger than {} together",
+                                 result.skipped, show_bytes(static_cast<double>(most_bytes))));
   return result;
 }
 
 // The end of a chunk that begins at `begin`: behind a whole code point.
 size_t chunk_end(std::string_view text, size_t begin) {
   size_t end = std::min(text.size(), begin + kChunkBytes);
-  while (end < text.size() && end > begin + 1 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
+  while (end < text.size() && end > begin + 1 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80)
+    --end;
   return end;
 }
 
@@ -157,19 +160,22 @@ std::shared_ptr<const Corpus> Corpus::from_text(const TextCorpusOptions& options
     corpus->files_ = 1;
     if (text.empty()) fail_usage("'{}' is empty: there is nothing to train on", options.path);
   }
-  with_context([&] { return fmt::format("the text '{}'", options.path); }, [&] {
-    corpus->tokenizer_ = options.vocabulary.is_null() ? make_tokenizer(options.tokenizer, text, options.model)
-                                                      : tokenizer_from_json(options.vocabulary, "the vocabulary given");
-    corpus->vocabulary_ = corpus->tokenizer_->vocabulary_size();
-    const auto keep = [&](auto tokens, int width) {
-      corpus->all_ = {reinterpret_cast<const std::byte*>(tokens->data()), width, static_cast<int64_t>(tokens->size())};
-      corpus->storage_ = std::move(tokens);
-    };
-    if (corpus->vocabulary_ <= 65536)
-      keep(encode_as<uint16_t>(*corpus->tokenizer_, text), 2);
-    else
-      keep(encode_as<uint32_t>(*corpus->tokenizer_, text), 4);
-  });
+  with_context([&] { return fmt::format("the text '{}'", options.path); },
+               [&] {
+                 corpus->tokenizer_ = options.vocabulary.is_null()
+                                          ? make_tokenizer(options.tokenizer, text, options.model)
+                                          : tokenizer_from_json(options.vocabulary, "the vocabulary given");
+                 corpus->vocabulary_ = corpus->tokenizer_->vocabulary_size();
+                 const auto keep = [&](auto tokens, int width) {
+                   corpus->all_ = {reinterpret_cast<const std::byte*>(tokens->data()), width,
+                                   static_cast<int64_t>(tokens->size())};
+                   corpus->storage_ = std::move(tokens);
+                 };
+                 if (corpus->vocabulary_ <= 65536)
+                   keep(encode_as<uint16_t>(*corpus->tokenizer_, text), 2);
+                 else
+                   keep(encode_as<uint32_t>(*corpus->tokenizer_, text), 4);
+               });
   corpus->set_holdout(options.holdout);
   return corpus;
 }
@@ -182,28 +188,35 @@ std::shared_ptr<const Corpus> Corpus::from_tokens(const TokenCorpusOptions& opti
   std::shared_ptr<Corpus> corpus(new Corpus);
   corpus->name_ = options.path;
   int width = options.width / 8;
-  const bool gpt2 = file->bytes() >= kHeaderBytes && int_at(*file, 0) == kMagicGpt2 && int_at(*file, 1) == kVersionGpt2;
-  const bool llama3 = file->bytes() >= kHeaderBytes && int_at(*file, 0) == kMagicLlama3 && int_at(*file, 1) == kVersionLlama3;
+  const bool gpt2 =
+      file->bytes() >= kHeaderBytes && int_at(*file, 0) == kMagicGpt2 && int_at(*file, 1) == kVersionGpt2;
+  const bool llama3 =
+      file->bytes() >= kHeaderBytes && int_at(*file, 0) == kMagicLlama3 && int_at(*file, 1) == kVersionLlama3;
   if (gpt2 || llama3) {
     width = gpt2 ? 2 : 4;
     const int64_t said = int_at(*file, 2), bytes = file->bytes() - kHeaderBytes;
     if (said < 0 || said * width != bytes)
-      fail_usage("'{}' is damaged: its header says {} tokens of {} bytes, but {} bytes follow it", options.path, said, width, bytes);
+      fail_usage("'{}' is damaged: its header says {} tokens of {} bytes, but {} bytes follow it",
+                 options.path, said, width, bytes);
     corpus->all_ = {file->data() + kHeaderBytes, width, said};
     if (said == 0) fail_usage("'{}' holds a header but no tokens", options.path);
   } else {
     if (file->bytes() % width != 0)
-      fail_usage("'{}' has {} bytes, which is no whole number of {}-bit tokens; it is truncated, or of another width", options.path,
-                 file->bytes(), options.width);
+      fail_usage(
+          "'{}' has {} bytes, which is no whole number of {}-bit tokens; it is truncated, or of another "
+          "width",
+          options.path, file->bytes(), options.width);
     corpus->all_ = {file->data(), width, file->bytes() / width};
   }
   corpus->storage_ = file;
   corpus->vocabulary_ = options.vocabulary;
   if (options.vocabulary == 0) {
     uint32_t most = 0;
-    for (int64_t i = 0; i < corpus->all_.count; ++i) most = std::max(most, static_cast<uint32_t>(corpus->all_[i]));
+    for (int64_t i = 0; i < corpus->all_.count; ++i)
+      most = std::max(most, static_cast<uint32_t>(corpus->all_[i]));
     if (int64_t{most} + 1 >= kMostVocabulary)
-      fail_usage("'{}' holds the token {}, which is none; is it a file of {}-bit tokens?", options.path, most, width == 4 ? 16 : 32);
+      fail_usage("'{}' holds the token {}, which is none; is it a file of {}-bit tokens?", options.path, most,
+                 width == 4 ? 16 : 32);
     corpus->vocabulary_ = int64_t{most} + 1;
   }
   if (corpus->vocabulary_ < 1) fail_usage("a vocabulary of {} tokens is not possible", corpus->vocabulary_);
@@ -211,13 +224,15 @@ std::shared_ptr<const Corpus> Corpus::from_tokens(const TokenCorpusOptions& opti
   return corpus;
 }
 
-std::shared_ptr<const Corpus> Corpus::from_ids(const std::vector<int32_t>& ids, int64_t vocabulary, double holdout) {
+std::shared_ptr<const Corpus> Corpus::from_ids(const std::vector<int32_t>& ids, int64_t vocabulary,
+                                               double holdout) {
   std::shared_ptr<Corpus> corpus(new Corpus);
   for (const int32_t id : ids)
     if (id < 0 || id >= vocabulary) fail_usage("token id {} is outside the vocabulary of {}", id, vocabulary);
   auto tokens = std::make_shared<std::vector<int32_t>>(ids);
   corpus->name_ = "the tokens given";
-  corpus->all_ = {reinterpret_cast<const std::byte*>(tokens->data()), 4, static_cast<int64_t>(tokens->size())};
+  corpus->all_ = {reinterpret_cast<const std::byte*>(tokens->data()), 4,
+                  static_cast<int64_t>(tokens->size())};
   corpus->storage_ = std::move(tokens);
   corpus->vocabulary_ = vocabulary;
   corpus->set_holdout(holdout);

@@ -12,34 +12,34 @@
 namespace het {
 
 enum class Split : uint8_t { train, holdout };
-std::string_view name_of(Split split);            // "train", "holdout"
-Split split_named(std::string_view name);         // throws Error(usage)
+std::string_view name_of(Split split);     // "train", "holdout"
+Split split_named(std::string_view name);  // throws Error(usage)
 
 // Token ids of one or more bytes each, somewhere in memory.
 struct TokenView {
   const std::byte* data = nullptr;
-  int width = 2;        // bytes of one token: 2 or 4
+  int width = 2;  // bytes of one token: 2 or 4
   int64_t count = 0;
 
   int32_t operator[](int64_t i) const;
-  void copy(int64_t first, int64_t n, int32_t* to) const;   // tokens [first, first + n)
+  void copy(int64_t first, int64_t n, int32_t* to) const;  // tokens [first, first + n)
   TokenView part(int64_t first, int64_t n) const { return {data + first * width, width, n}; }
 };
 
 struct TextCorpusOptions {
-  std::string path;                  // a file, or a folder: its text files, recursively, in sorted order
+  std::string path;  // a file, or a folder: its text files, recursively, in sorted order
   std::string tokenizer = "char";
-  std::string model = {};            // of sentencepiece (file) and bpe (folder)
-  Json vocabulary = {};              // of an earlier run; given, it is used instead of tokenizer and model
-  double holdout = 0.1;              // share of the tokens, at the end, kept for validation
+  std::string model = {};  // of sentencepiece (file) and bpe (folder)
+  Json vocabulary = {};    // of an earlier run; given, it is used instead of tokenizer and model
+  double holdout = 0.1;    // share of the tokens, at the end, kept for validation
   int64_t most_bytes = int64_t{1} << 30;  // of a folder's text: files beyond are left out
 };
 
 struct TokenCorpusOptions {
-  std::string path;                  // nanoGPT's raw .bin, or llm.c's with its header of 256 int32
-  int width = 16;                    // bits of a token in a raw file: 16 or 32
+  std::string path;  // nanoGPT's raw .bin, or llm.c's with its header of 256 int32
+  int width = 16;    // bits of a token in a raw file: 16 or 32
   double holdout = 0.1;
-  int64_t vocabulary = 0;            // 0: the greatest token found, plus one; else tokens are checked against it
+  int64_t vocabulary = 0;  // 0: the greatest token found, plus one; else tokens are checked against it
 };
 
 class Corpus {
@@ -49,9 +49,10 @@ class Corpus {
   static std::shared_ptr<const Corpus> from_text(const TextCorpusOptions& options);
   static std::shared_ptr<const Corpus> from_tokens(const TokenCorpusOptions& options);
   // Tokens given directly; for tests and for the prompt.
-  static std::shared_ptr<const Corpus> from_ids(const std::vector<int32_t>& ids, int64_t vocabulary, double holdout);
+  static std::shared_ptr<const Corpus> from_ids(const std::vector<int32_t>& ids, int64_t vocabulary,
+                                                double holdout);
 
-  const std::string& name() const { return name_; }                // the path, for messages
+  const std::string& name() const { return name_; }  // the path, for messages
   int64_t vocabulary_size() const { return vocabulary_; }
   int64_t tokens() const { return all_.count; }
   TokenView view(Split split) const;
@@ -64,9 +65,9 @@ class Corpus {
   void set_holdout(double holdout);
 
   std::string name_;
-  std::shared_ptr<const void> storage_;   // what all_ points into
+  std::shared_ptr<const void> storage_;  // what all_ points into
   TokenView all_;
-  int64_t train_ = 0;                     // tokens of the first part
+  int64_t train_ = 0;  // tokens of the first part
   int64_t vocabulary_ = 0;
   int files_ = 0, skipped_ = 0;
   std::unique_ptr<Tokenizer> tokenizer_;

@@ -12,14 +12,16 @@
 namespace het {
 namespace {
 
-constexpr uint64_t kGoldenRatio = 0x9E3779B97F4A7C15ull;   // 2^64 / golden ratio
+constexpr uint64_t kGoldenRatio = 0x9E3779B97F4A7C15ull;  // 2^64 / golden ratio
 
 uint64_t upper_half_of_product(uint64_t a, uint64_t b) {
   __extension__ using Wide = unsigned __int128;
   return static_cast<uint64_t>(static_cast<Wide>(a) * b >> 64);
 }
 
-uint64_t word_of(const std::array<uint32_t, 4>& draw) { return static_cast<uint64_t>(draw[0]) << 32 | draw[1]; }
+uint64_t word_of(const std::array<uint32_t, 4>& draw) {
+  return static_cast<uint64_t>(draw[0]) << 32 | draw[1];
+}
 
 int64_t tokens_of_sample(const SamplerOptions& o) {
   return o.context + (o.objective == Objective::next_token ? 1 : 0);
@@ -28,17 +30,22 @@ int64_t tokens_of_sample(const SamplerOptions& o) {
 // What the masked objective does to one token.
 enum class Change : uint8_t { untouched, masked, random, kept };
 
-// Devlin et al., "BERT" (2019): of the tokens chosen, 80 % become the mask, 10 % a random token, 10 % stay. Each is
-// drawn by its place in the sample alone.
+// Devlin et al., "BERT" (2019): of the tokens chosen, 80 % become the mask, 10 % a random token, 10 % stay.
+// Each is drawn by its place in the sample alone.
 class Masking {
  public:
   Masking(const SamplerOptions& o, int64_t vocabulary, int64_t sample)
-      : share_(o.mask_share), context_(o.context), vocabulary_(vocabulary), sample_(static_cast<uint64_t>(sample)),
+      : share_(o.mask_share),
+        context_(o.context),
+        vocabulary_(vocabulary),
+        sample_(static_cast<uint64_t>(sample)),
         key_(philox_key(o.split == Split::train ? o.seed : 0, hash_of("mask"))) {
     for (int64_t i = 0; i < context_ && any_ < 0; ++i)
       if (chosen(draw(i))) any_ = i;
     // A sample without any label would teach nothing.
-    if (any_ < 0) forced_ = static_cast<int64_t>(upper_half_of_product(word_of(draw(context_)), static_cast<uint64_t>(context_)));
+    if (any_ < 0)
+      forced_ = static_cast<int64_t>(
+          upper_half_of_product(word_of(draw(context_)), static_cast<uint64_t>(context_)));
   }
 
   Change change(int64_t i) const {
@@ -58,7 +65,9 @@ class Masking {
 
  private:
   std::array<uint32_t, 4> draw(int64_t i) const { return philox(key_, static_cast<uint64_t>(i), sample_); }
-  bool chosen(const std::array<uint32_t, 4>& words) const { return static_cast<double>(uniform_of(words[0])) < share_; }
+  bool chosen(const std::array<uint32_t, 4>& words) const {
+    return static_cast<double>(uniform_of(words[0])) < share_;
+  }
 
   double share_;
   int64_t context_, vocabulary_;
@@ -68,21 +77,21 @@ class Masking {
 };
 
 // Sample number `index`, into rows of inputs and labels.
-void fill_sample(const Corpus& corpus, const SamplerOptions& o, int64_t index, int32_t* inputs, int32_t* labels) {
+void fill_sample(const Corpus& corpus, const SamplerOptions& o, int64_t index, int32_t* inputs,
+                 int32_t* labels) {
   const TokenView tokens = corpus.view(o.split);
   const int64_t start = sample_start(o, tokens.count - tokens_of_sample(o) + 1, index);
   tokens.copy(start, o.context, inputs);
-  if (o.objective == Objective::next_token)
-    tokens.copy(start + 1, o.context, labels);
+  if (o.objective == Objective::next_token) tokens.copy(start + 1, o.context, labels);
   for (int64_t i = 0; i < o.context; ++i)
     if (inputs[i] < 0 || inputs[i] >= corpus.vocabulary_size())
-      fail_usage("'{}' holds the token {} at position {} of its {} split; the vocabulary has {}", corpus.name(), inputs[i], start + i,
-                 name_of(o.split), corpus.vocabulary_size());
+      fail_usage("'{}' holds the token {} at position {} of its {} split; the vocabulary has {}",
+                 corpus.name(), inputs[i], start + i, name_of(o.split), corpus.vocabulary_size());
   if (o.objective == Objective::next_token) {
     const int32_t last = labels[o.context - 1];
     if (last < 0 || last >= corpus.vocabulary_size())
-      fail_usage("'{}' holds the token {} at position {} of its {} split; the vocabulary has {}", corpus.name(), last,
-                 start + o.context, name_of(o.split), corpus.vocabulary_size());
+      fail_usage("'{}' holds the token {} at position {} of its {} split; the vocabulary has {}",
+                 corpus.name(), last, start + o.context, name_of(o.split), corpus.vocabulary_size());
     return;
   }
   const Masking masking(o, corpus.vocabulary_size(), index);
@@ -105,13 +114,17 @@ SamplerOptions completed(const Corpus& corpus, SamplerOptions o) {
     fail_usage("a micro-batch of {} does not divide the {} samples of the batch", o.microbatch, o.count);
   if (o.start < 0) fail_usage("the cursor {} is before the first sample", o.start);
   if (o.objective == Objective::masked) {
-    if (!(o.mask_share > 0 && o.mask_share <= 1)) fail_usage("mask_share = {} is not a share: above 0, up to 1", o.mask_share);
+    if (!(o.mask_share > 0 && o.mask_share <= 1))
+      fail_usage("mask_share = {} is not a share: above 0, up to 1", o.mask_share);
     if (o.mask_token < 0) o.mask_token = static_cast<int32_t>(corpus.vocabulary_size());
   }
   const int64_t have = corpus.view(o.split).count, need = tokens_of_sample(o);
   if (have < need)
-    fail_usage("'{}' is too short: its {} split has {} tokens, a context of {} needs at least {}; use a longer text, a shorter context{}",
-               corpus.name(), name_of(o.split), have, o.context, need, o.split == Split::holdout ? " or a larger holdout" : "");
+    fail_usage(
+        "'{}' is too short: its {} split has {} tokens, a context of {} needs at least {}; use a longer "
+        "text, a shorter context{}",
+        corpus.name(), name_of(o.split), have, o.context, need,
+        o.split == Split::holdout ? " or a larger holdout" : "");
   return o;
 }
 
@@ -139,12 +152,14 @@ Batch make_batch(const Corpus& corpus, const SamplerOptions& given, int64_t curs
   batch.labelled = o.batch * o.context;
   if (o.objective == Objective::masked) {
     batch.labelled = 0;
-    for (int64_t s = 0; s < o.batch; ++s) batch.labelled += Masking(o, corpus.vocabulary_size(), cursor + s).labelled();
+    for (int64_t s = 0; s < o.batch; ++s)
+      batch.labelled += Masking(o, corpus.vocabulary_size(), cursor + s).labelled();
   }
   return batch;
 }
 
-// The thread that makes batches ahead, and what it shares with the Sampler: everything below `mutex` under it.
+// The thread that makes batches ahead, and what it shares with the Sampler: everything below `mutex` under
+// it.
 struct Sampler::Ahead {
   struct Item {
     Batch batch;
@@ -174,7 +189,7 @@ struct Sampler::Ahead {
       lock.unlock();
       Item item = make(cursor);
       lock.lock();
-      if (at != generation) continue;   // the sampler went elsewhere meanwhile
+      if (at != generation) continue;  // the sampler went elsewhere meanwhile
       made.push_back(std::move(item));
       ready.notify_one();
     }
@@ -220,7 +235,7 @@ struct Sampler::Ahead {
   int64_t next;
   uint64_t generation = 0;
   bool stop = false;
-  std::thread thread;   // last: it starts when all above is there
+  std::thread thread;  // last: it starts when all above is there
 };
 
 Sampler::Sampler(std::shared_ptr<const Corpus> corpus, SamplerOptions options)
@@ -236,7 +251,7 @@ Batch Sampler::next() {
     cursor_ += options_.batch;
     return batch;
   } catch (...) {
-    seek(cursor_);   // the batch that failed is still the next one
+    seek(cursor_);  // the batch that failed is still the next one
     throw;
   }
 }

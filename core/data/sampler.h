@@ -1,6 +1,6 @@
 // Batches of windows of a corpus. Sample number i of a run is a pure function of (corpus, seed, i): the order
-// depends neither on batch, micro-batch nor rank, and a run goes on at any cursor. A thread of the Sampler's own
-// makes batches ahead.
+// depends neither on batch, micro-batch nor rank, and a run goes on at any cursor. A thread of the Sampler's
+// own makes batches ahead.
 #pragma once
 
 #include <cstdint>
@@ -14,20 +14,20 @@ namespace het {
 
 enum class Objective : uint8_t {
   next_token,  // labels are the inputs shifted by one
-  masked,      // BERT's: 15 % of the tokens are to be guessed, 80/10/10 masked, random, left; other labels -100
+  masked,  // BERT's: 15 % of the tokens are to be guessed, 80/10/10 masked, random, left; other labels -100
 };
 
 inline constexpr int32_t kIgnoredLabel = -100;
 
 struct SamplerOptions {
-  int64_t context = 0;      // tokens of a sample
-  int64_t batch = 1;        // samples of a step, over all ranks
-  int64_t microbatch = 0;   // samples of a micro-batch; 0: the batch; must divide this rank's samples
-  int64_t first = 0;        // this rank's samples of each batch: [first, first + count)
-  int64_t count = 0;        // 0: all from first
+  int64_t context = 0;     // tokens of a sample
+  int64_t batch = 1;       // samples of a step, over all ranks
+  int64_t microbatch = 0;  // samples of a micro-batch; 0: the batch; must divide this rank's samples
+  int64_t first = 0;       // this rank's samples of each batch: [first, first + count)
+  int64_t count = 0;       // 0: all from first
   Split split = Split::train;
   uint64_t seed = 0;
-  int64_t start = 0;        // cursor: samples drawn before
+  int64_t start = 0;  // cursor: samples drawn before
   Objective objective = Objective::next_token;
   double mask_share = 0.15;
   int32_t mask_token = -1;  // -1: the corpus's vocabulary size, so the model needs one more
@@ -37,8 +37,8 @@ struct SamplerOptions {
 // The micro-batches of one step: inputs and labels i32[microbatch, context].
 struct Batch {
   std::vector<Tensor> inputs, labels;
-  int64_t cursor = 0;       // number of the batch's first sample in the run
-  int64_t labelled = 0;     // labels that count in the whole batch, over all ranks
+  int64_t cursor = 0;    // number of the batch's first sample in the run
+  int64_t labelled = 0;  // labels that count in the whole batch, over all ranks
 };
 
 // Where sample `index` starts in its split. Training draws from Philox under (seed, "samples"). The holdout's
@@ -51,7 +51,8 @@ Batch make_batch(const Corpus& corpus, const SamplerOptions& options, int64_t cu
 // Used from one thread.
 class Sampler {
  public:
-  // Throws Error(usage) when the split is shorter than a sample (tokens there and needed), or sizes do not fit.
+  // Throws Error(usage) when the split is shorter than a sample (tokens there and needed), or sizes do not
+  // fit.
   Sampler(std::shared_ptr<const Corpus> corpus, SamplerOptions options);
   ~Sampler();  // stops the thread; waits at most for the batch it is making
   Sampler(const Sampler&) = delete;

@@ -8,8 +8,8 @@
 namespace het {
 namespace {
 
-// Text is encoded in pieces of about this size, cut after a line: the time and memory that SentencePiece takes
-// grow faster than its input.
+// Text is encoded in pieces of about this size, cut after a line: the time and memory that SentencePiece
+// takes grow faster than its input.
 constexpr size_t kPieceBytes = 64 << 10;
 
 constexpr std::string_view kDigits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
@@ -76,7 +76,9 @@ class SentencePieceTokenizer final : public Tokenizer {
     return text;
   }
 
-  Json to_json() const override { return Json::Object{{"kind", "sentencepiece"}, {"model", to_base64(model_)}}; }
+  Json to_json() const override {
+    return Json::Object{{"kind", "sentencepiece"}, {"model", to_base64(model_)}};
+  }
 
  private:
   std::string model_;
@@ -90,7 +92,8 @@ std::unique_ptr<Tokenizer> make_sentencepiece_tokenizer(const std::string& model
 }
 
 std::unique_ptr<Tokenizer> sentencepiece_from_base64(std::string_view model, std::string_view what) {
-  return std::make_unique<SentencePieceTokenizer>(from_base64(model, what), fmt::format("the model in {}", what));
+  return std::make_unique<SentencePieceTokenizer>(from_base64(model, what),
+                                                  fmt::format("the model in {}", what));
 }
 
 }  // namespace het

@@ -14,7 +14,8 @@ namespace {
 const std::vector<std::string> kKinds = {"char", "byte", "sentencepiece", "bpe"};
 
 int line_of(std::string_view text, size_t position) {
-  return 1 + static_cast<int>(std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(position), '\n'));
+  return 1 + static_cast<int>(
+                 std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(position), '\n'));
 }
 
 class CharTokenizer final : public Tokenizer {
@@ -41,9 +42,11 @@ class CharTokenizer final : public Tokenizer {
       if (decoded.bytes == 0) fail_not_utf8("the text", text, i);
       const int32_t id = id_of(decoded.code_point);
       if (id < 0)
-        fail_usage("the character {} at character {} (line {}) is not in the vocabulary: it is a char-level vocabulary of "
-                   "{} characters, those of the text it was made from",
-                   show_code_point(decoded.code_point), ids.size() + 1, line_of(text, i), characters_.size());
+        fail_usage(
+            "the character {} at character {} (line {}) is not in the vocabulary: it is a char-level "
+            "vocabulary of "
+            "{} characters, those of the text it was made from",
+            show_code_point(decoded.code_point), ids.size() + 1, line_of(text, i), characters_.size());
       ids.push_back(id);
       i += static_cast<size_t>(decoded.bytes);
     }
@@ -69,7 +72,7 @@ class CharTokenizer final : public Tokenizer {
     return found == others_.end() ? -1 : found->second;
   }
 
-  std::u32string characters_;   // ascending
+  std::u32string characters_;  // ascending
   std::vector<int32_t> ascii_ = std::vector<int32_t>(128, -1);
   std::unordered_map<char32_t, int32_t> others_;
 };
@@ -95,7 +98,8 @@ class ByteTokenizer final : public Tokenizer {
 
 const std::string& text_member(const Json& json, const char* name, std::string_view what) {
   const Json* member = json.find(name);
-  if (member == nullptr || member->string() == nullptr) fail_usage("{}: a vocabulary needs the text '{}'", what, name);
+  if (member == nullptr || member->string() == nullptr)
+    fail_usage("{}: a vocabulary needs the text '{}'", what, name);
   return *member->string();
 }
 
@@ -109,13 +113,16 @@ const std::string& text_member(const Json& json, const char* name, std::string_v
 
 size_t checked_id(int32_t id, const Tokenizer& tokenizer) {
   if (id < 0 || id >= tokenizer.vocabulary_size())
-    fail_usage("token id {} is outside the vocabulary of {} ({}-level)", id, tokenizer.vocabulary_size(), tokenizer.kind());
+    fail_usage("token id {} is outside the vocabulary of {} ({}-level)", id, tokenizer.vocabulary_size(),
+               tokenizer.kind());
   return static_cast<size_t>(id);
 }
 
 void fail_not_utf8(std::string_view what, std::string_view text, size_t position) {
-  fail_usage("{} is not UTF-8: byte {} (line {}) is 0x{:02X}; convert it, or use the byte tokenizer, which takes any file", what,
-             position + 1, line_of(text, position), static_cast<unsigned char>(text[position]));
+  fail_usage(
+      "{} is not UTF-8: byte {} (line {}) is 0x{:02X}; convert it, or use the byte tokenizer, which takes "
+      "any file",
+      what, position + 1, line_of(text, position), static_cast<unsigned char>(text[position]));
 }
 
 std::u32string code_points_of(std::string_view text, std::string_view what) {
@@ -147,13 +154,15 @@ std::unique_ptr<Tokenizer> make_char_tokenizer(std::string_view text) {
 
 std::unique_ptr<Tokenizer> make_byte_tokenizer() { return std::make_unique<ByteTokenizer>(); }
 
-std::unique_ptr<Tokenizer> make_tokenizer(std::string_view kind, std::string_view text, const std::string& model) {
+std::unique_ptr<Tokenizer> make_tokenizer(std::string_view kind, std::string_view text,
+                                          const std::string& model) {
   if (kind == "char") return make_char_tokenizer(text);
   if (kind == "byte") return make_byte_tokenizer();
   if (std::find(kKinds.begin(), kKinds.end(), kind) == kKinds.end()) fail_kind(kind);
   if (model.empty())
-    fail_usage("the {} tokenizer needs 'model': {}", kind,
-               kind == "bpe" ? "a folder with vocab.json and merges.txt" : "the path of a trained .model file");
+    fail_usage(
+        "the {} tokenizer needs 'model': {}", kind,
+        kind == "bpe" ? "a folder with vocab.json and merges.txt" : "the path of a trained .model file");
   return kind == "bpe" ? make_bpe_tokenizer(model) : make_sentencepiece_tokenizer(model);
 }
 

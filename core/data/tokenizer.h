@@ -40,7 +40,8 @@ std::unique_ptr<Tokenizer> make_bpe_tokenizer(const std::string& folder);
 
 // By kind: "char" (from `text`), "byte", "sentencepiece" or "bpe" (from the file or folder `model`). Throws
 // Error(usage) naming the nearest kind.
-std::unique_ptr<Tokenizer> make_tokenizer(std::string_view kind, std::string_view text, const std::string& model);
+std::unique_ptr<Tokenizer> make_tokenizer(std::string_view kind, std::string_view text,
+                                          const std::string& model);
 // What to_json() gave. `what` names the source in errors.
 std::unique_ptr<Tokenizer> tokenizer_from_json(const Json& json, std::string_view what);
 

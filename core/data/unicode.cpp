@@ -171,8 +171,9 @@ constexpr Range kNumbers[] = {
 
 template <size_t n>
 bool among(const Range (&ranges)[n], char32_t c) {
-  const Range* after = std::upper_bound(std::begin(ranges), std::end(ranges), c,
-                                        [](char32_t value, const Range& range) { return value < range.first; });
+  const Range* after =
+      std::upper_bound(std::begin(ranges), std::end(ranges), c,
+                       [](char32_t value, const Range& range) { return value < range.first; });
   return after != std::begin(ranges) && c <= std::prev(after)->last;
 }
 
@@ -182,8 +183,9 @@ bool is_letter(char32_t c) { return among(kLetters, c); }
 bool is_number(char32_t c) { return among(kNumbers, c); }
 
 bool is_space(char32_t c) {
-  return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) ||
-         c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+  return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
+         c == 0x3000;
 }
 
 }  // namespace het

@@ -3,8 +3,8 @@
 
 namespace het {
 
-bool is_letter(char32_t c);   // general category L*
-bool is_number(char32_t c);   // general category N*
-bool is_space(char32_t c);    // property White_Space
+bool is_letter(char32_t c);  // general category L*
+bool is_number(char32_t c);  // general category N*
+bool is_space(char32_t c);   // property White_Space
 
 }  // namespace het

@@ -1,16 +1,16 @@
 #include "core/io/file.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "core/base/error.h"
 #include "core/base/units.h"
@@ -46,7 +46,8 @@ std::string folder_of(const std::string& path) {
     fail_usage("there is no file '{}'", path);
   }
   const bool machine = error == EMFILE || error == ENFILE || error == ENOMEM || error == EIO;
-  fail(machine ? ErrorKind::environment : ErrorKind::usage, "cannot open '{}': {}", path, std::strerror(error));
+  fail(machine ? ErrorKind::environment : ErrorKind::usage, "cannot open '{}': {}", path,
+       std::strerror(error));
 }
 
 // An open file or an Error; its state in `state`.
@@ -75,12 +76,15 @@ std::string read_file(const std::string& path) {
   struct stat state {};
   const Descriptor file(open_to_read(path, state));
   std::string content;
-  content.resize(static_cast<size_t>(std::max<off_t>(state.st_size, 0)) + 1);   // one more: to meet the end at once
+  content.resize(static_cast<size_t>(std::max<off_t>(state.st_size, 0)) +
+                 1);  // one more: to meet the end at once
   size_t have = 0;
   for (;;) {
     const ssize_t got = read(file.get(), content.data() + have, content.size() - have);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) fail_environment("reading '{}' failed after {}: {}", path, show_bytes(static_cast<double>(have)), std::strerror(errno));
+    if (got < 0)
+      fail_environment("reading '{}' failed after {}: {}", path, show_bytes(static_cast<double>(have)),
+                       std::strerror(errno));
     if (got == 0) break;
     have += static_cast<size_t>(got);
     if (have == content.size()) content.resize(2 * have);
@@ -92,13 +96,16 @@ std::string read_file(const std::string& path) {
 MappedFile::MappedFile(const std::string& path) : path_(path) {
   struct stat state {};
   const Descriptor file(open_to_read(path, state));
-  if (!S_ISREG(state.st_mode)) fail_usage("'{}' is not a regular file, so it cannot be mapped into memory", path);
+  if (!S_ISREG(state.st_mode))
+    fail_usage("'{}' is not a regular file, so it cannot be mapped into memory", path);
   bytes_ = state.st_size;
   if (bytes_ == 0) return;
   // Writable but private: who writes to a tensor of this file changes a copy of the page.
-  void* address = mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ | PROT_WRITE, MAP_PRIVATE, file.get(), 0);
+  void* address =
+      mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ | PROT_WRITE, MAP_PRIVATE, file.get(), 0);
   if (address == MAP_FAILED)
-    fail_environment("cannot map '{}' ({}) into memory: {}", path, show_bytes(static_cast<double>(bytes_)), std::strerror(errno));
+    fail_environment("cannot map '{}' ({}) into memory: {}", path, show_bytes(static_cast<double>(bytes_)),
+                     std::strerror(errno));
   data_ = static_cast<const std::byte*>(address);
 }
 
@@ -109,13 +116,15 @@ MappedFile::~MappedFile() {
 AtomicFile::AtomicFile(std::string path) : path_(resolved(path)) {
   struct stat state {};
   if (stat(path_.c_str(), &state) == 0 && !S_ISREG(state.st_mode))
-    fail_usage("cannot write '{}': it is {}", path_, S_ISDIR(state.st_mode) ? "a folder" : "not a regular file");
+    fail_usage("cannot write '{}': it is {}", path_,
+               S_ISDIR(state.st_mode) ? "a folder" : "not a regular file");
   temporary_ = path_ + ".writing-" + std::to_string(getpid());
   descriptor_ = open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (descriptor_ >= 0) return;
   const int error = errno;
   if (error == ENOSPC || error == EDQUOT || error == EIO || error == EROFS) fail_write(error);
-  if (error == ENOENT) fail_usage("cannot write '{}': the folder '{}' does not exist", path_, folder_of(path_));
+  if (error == ENOENT)
+    fail_usage("cannot write '{}': the folder '{}' does not exist", path_, folder_of(path_));
   fail_usage("cannot write '{}': {}", path_, std::strerror(error));
 }
 
@@ -132,15 +141,16 @@ void AtomicFile::fail_write(int error) const {
                        : error == EDQUOT ? "the disk quota is used up"
                        : error == EFBIG  ? "the file grew past the size allowed here"
                                          : std::strerror(error);
-  fail_environment("writing '{}' failed after {}: {}; {}", path_, show_bytes(static_cast<double>(written_)), reason,
-                   previous ? "the previous file is kept" : "nothing was written");
+  fail_environment("writing '{}' failed after {}: {}; {}", path_, show_bytes(static_cast<double>(written_)),
+                   reason, previous ? "the previous file is kept" : "nothing was written");
 }
 
 void AtomicFile::write(const void* data, int64_t bytes) {
   HET_REQUIRE(descriptor_ >= 0, path_);
   const char* from = static_cast<const char*>(data);
   while (bytes > 0) {
-    const ssize_t put = ::write(descriptor_, from, static_cast<size_t>(std::min<int64_t>(bytes, int64_t{1} << 30)));
+    const ssize_t put =
+        ::write(descriptor_, from, static_cast<size_t>(std::min<int64_t>(bytes, int64_t{1} << 30)));
     if (put < 0 && errno == EINTR) continue;
     if (put < 0) fail_write(errno);
     from += put;

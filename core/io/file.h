@@ -25,7 +25,9 @@ class MappedFile {
   const std::string& path() const { return path_; }
   const std::byte* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
-  std::string_view text() const { return {reinterpret_cast<const char*>(data_), static_cast<size_t>(bytes_)}; }
+  std::string_view text() const {
+    return {reinterpret_cast<const char*>(data_), static_cast<size_t>(bytes_)};
+  }
 
  private:
   std::string path_;

@@ -1,10 +1,10 @@
 #include "core/io/json.h"
 
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <unordered_set>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
 #include "core/io/file.h"
@@ -29,7 +29,7 @@ class Builder final : public nlohmann::json_sax<nlohmann::json> {
   }
   bool number_float(double value, const std::string&) override { return add(value); }
   bool string(std::string& value) override { return add(std::move(value)); }
-  bool binary(nlohmann::json::binary_t&) override { return false; }   // JSON has none
+  bool binary(nlohmann::json::binary_t&) override { return false; }  // JSON has none
   bool start_object(size_t) override { return open(Json(Json::Object())); }
   bool start_array(size_t) override { return open(Json(Json::Array())); }
   bool end_object() override { return close(); }
@@ -43,7 +43,7 @@ class Builder final : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
   bool parse_error(size_t, const std::string&, const nlohmann::json::exception& exception) override {
-    error = exception.what();   // "[json.exception.parse_error.101] parse error at line 1, ..."
+    error = exception.what();  // "[json.exception.parse_error.101] parse error at line 1, ..."
     if (const size_t end = error.find("] "); end != std::string::npos) error.erase(0, end + 2);
     return false;
   }
@@ -75,7 +75,8 @@ class Builder final : public nlohmann::json_sax<nlohmann::json> {
     } else if (auto* array = std::get_if<Json::Array>(&open_.back().value.value)) {
       array->push_back(std::move(value));
     } else {
-      std::get<Json::Object>(open_.back().value.value).emplace_back(std::move(open_.back().key), std::move(value));
+      std::get<Json::Object>(open_.back().value.value)
+          .emplace_back(std::move(open_.back().key), std::move(value));
     }
     return true;
   }
@@ -115,7 +116,7 @@ void write_double(std::string& to, double value) {
   }
   const std::string digits = fmt::format("{}", value);
   to += digits;
-  if (digits.find_first_of(".e") == std::string::npos) to += ".0";   // so that it is read as a double again
+  if (digits.find_first_of(".e") == std::string::npos) to += ".0";  // so that it is read as a double again
 }
 
 void write_value(std::string& to, const Json& json, int indent, int level) {

@@ -17,7 +17,8 @@ struct Json {
   // Integers beyond int64 are read as double. A NaN or infinity is written as null: JSON has no other.
   std::variant<std::nullptr_t, bool, int64_t, double, std::string, Array, Object> value = nullptr;
 
-  // Defined in json.cpp: inlined, the variant's moves make g++ 12 warn of uninitialised members that are none.
+  // Defined in json.cpp: inlined, the variant's moves make g++ 12 warn of uninitialised members that are
+  // none.
   Json();
   Json(bool v);
   Json(int v);

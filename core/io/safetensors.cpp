@@ -1,11 +1,11 @@
 #include "core/io/safetensors.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <cstring>
 #include <memory>
 #include <set>
+
+#include <sys/stat.h>
 
 #include "core/base/error.h"
 #include "core/base/units.h"
@@ -15,7 +15,7 @@
 namespace het {
 namespace {
 
-constexpr int kHeaderDepth = 3;        // file, tensor, shape
+constexpr int kHeaderDepth = 3;  // file, tensor, shape
 constexpr size_t kMostDimensions = 32;
 constexpr int64_t kAlignment = 64;
 
@@ -23,8 +23,9 @@ struct DTypeName {
   DType dtype;
   const char* name;
 };
-constexpr DTypeName kDTypes[] = {{DType::f64, "F64"}, {DType::f32, "F32"},  {DType::f16, "F16"}, {DType::bf16, "BF16"},
-                                 {DType::i64, "I64"}, {DType::i32, "I32"},  {DType::u8, "U8"},   {DType::boolean, "BOOL"}};
+constexpr DTypeName kDTypes[] = {{DType::f64, "F64"},   {DType::f32, "F32"},     {DType::f16, "F16"},
+                                 {DType::bf16, "BF16"}, {DType::i64, "I64"},     {DType::i32, "I32"},
+                                 {DType::u8, "U8"},     {DType::boolean, "BOOL"}};
 
 const char* file_name_of(DType dtype) {
   for (const DTypeName& known : kDTypes)
@@ -41,10 +42,12 @@ class EntryReader {
   SafetensorsEntry read(int64_t data_bytes) const {
     if (json_.object() == nullptr) refuse("is not described by a JSON object");
     for (const auto& [key, member] : *json_.object())
-      if (key != "dtype" && key != "shape" && key != "data_offsets") refuse(fmt::format("has the unknown field '{}'", key));
+      if (key != "dtype" && key != "shape" && key != "data_offsets")
+        refuse(fmt::format("has the unknown field '{}'", key));
     SafetensorsEntry entry{name_, {dtype(), {}}};
     const Json::Array& shape = array("shape");
-    if (shape.size() > kMostDimensions) refuse(fmt::format("has {} dimensions; at most {} are read", shape.size(), kMostDimensions));
+    if (shape.size() > kMostDimensions)
+      refuse(fmt::format("has {} dimensions; at most {} are read", shape.size(), kMostDimensions));
     int64_t bytes = bytes_of(entry.type.dtype);
     bool empty = false;
     for (const Json& size : shape) {
@@ -61,16 +64,18 @@ class EntryReader {
     entry.begin = number("data_offsets", offsets[0]);
     entry.end = number("data_offsets", offsets[1]);
     if (entry.begin > entry.end || entry.end > data_bytes)
-      refuse(fmt::format("has the data_offsets [{}, {}], but the file has {} bytes of data{}", entry.begin, entry.end, data_bytes,
-                         entry.begin > entry.end ? "" : "; it may be truncated"));
+      refuse(fmt::format("has the data_offsets [{}, {}], but the file has {} bytes of data{}", entry.begin,
+                         entry.end, data_bytes, entry.begin > entry.end ? "" : "; it may be truncated"));
     if (entry.end - entry.begin != bytes)
-      refuse(fmt::format("is {}, which takes {} bytes, but its data_offsets [{}, {}] hold {}", to_string(entry.type), bytes,
-                         entry.begin, entry.end, entry.end - entry.begin));
+      refuse(fmt::format("is {}, which takes {} bytes, but its data_offsets [{}, {}] hold {}",
+                         to_string(entry.type), bytes, entry.begin, entry.end, entry.end - entry.begin));
     return entry;
   }
 
  private:
-  [[noreturn]] void refuse(const std::string& why) const { fail_usage("'{}': tensor '{}' {}", path_, name_, why); }
+  [[noreturn]] void refuse(const std::string& why) const {
+    fail_usage("'{}': tensor '{}' {}", path_, name_, why);
+  }
 
   const Json& member(const char* field) const {
     const Json* found = json_.find(field);
@@ -84,7 +89,8 @@ class EntryReader {
   }
   int64_t number(const char* field, const Json& json) const {
     const int64_t* found = json.integer();
-    if (found == nullptr || *found < 0) refuse(fmt::format("has {} in its '{}'; whole numbers from 0 are wanted", to_string(json), field));
+    if (found == nullptr || *found < 0)
+      refuse(fmt::format("has {} in its '{}'; whole numbers from 0 are wanted", to_string(json), field));
     return *found;
   }
   DType dtype() const {
@@ -101,14 +107,17 @@ class EntryReader {
 };
 
 // The data must be covered by the tensors exactly: no byte twice, none left over.
-void require_exact_cover(const std::vector<SafetensorsEntry>& entries, int64_t data_bytes, const std::string& path) {
+void require_exact_cover(const std::vector<SafetensorsEntry>& entries, int64_t data_bytes,
+                         const std::string& path) {
   int64_t next = 0;
   const SafetensorsEntry* before = nullptr;
   for (const SafetensorsEntry& entry : entries) {
     if (entry.begin < next)
-      fail_usage("'{}': tensors '{}' and '{}' overlap at byte {} of the data", path, before->name, entry.name, entry.begin);
+      fail_usage("'{}': tensors '{}' and '{}' overlap at byte {} of the data", path, before->name, entry.name,
+                 entry.begin);
     if (entry.begin > next)
-      fail_usage("'{}': bytes {} to {} of the data, before tensor '{}', belong to no tensor", path, next, entry.begin, entry.name);
+      fail_usage("'{}': bytes {} to {} of the data, before tensor '{}', belong to no tensor", path, next,
+                 entry.begin, entry.name);
     next = entry.end;
     before = &entry;
   }
@@ -116,18 +125,22 @@ void require_exact_cover(const std::vector<SafetensorsEntry>& entries, int64_t d
     fail_usage("'{}': {} bytes at the end belong to no tensor", path, data_bytes - next);
 }
 
-Tensor tensor_of(const std::shared_ptr<MappedFile>& file, const SafetensorsHeader& header, const SafetensorsEntry& entry) {
+Tensor tensor_of(const std::shared_ptr<MappedFile>& file, const SafetensorsHeader& header,
+                 const SafetensorsEntry& entry) {
   const std::byte* data = file->data() + header.data_start + entry.begin;
   const int64_t bytes = entry.end - entry.begin;
-  if (entry.type.dtype == DType::boolean && std::any_of(data, data + bytes, [](std::byte b) { return b > std::byte{1}; }))
+  if (entry.type.dtype == DType::boolean &&
+      std::any_of(data, data + bytes, [](std::byte b) { return b > std::byte{1}; }))
     fail_usage("'{}': tensor '{}' is BOOL but holds bytes other than 0 and 1", file->path(), entry.name);
-  if (bytes == 0 || reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(bytes_of(entry.type.dtype)) != 0) {
+  if (bytes == 0 ||
+      reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(bytes_of(entry.type.dtype)) != 0) {
     Tensor copy(entry.type);
     if (bytes > 0) std::memcpy(copy.bytes(), data, static_cast<size_t>(bytes));
     return copy;
   }
   // The mapping is private and writable, so the constness of `data` is only MappedFile's.
-  return Tensor(std::make_shared<Buffer>(const_cast<std::byte*>(data), bytes, file), Layout::contiguous(entry.type));
+  return Tensor(std::make_shared<Buffer>(const_cast<std::byte*>(data), bytes, file),
+                Layout::contiguous(entry.type));
 }
 
 Safetensors read_one(const std::string& path) {
@@ -135,7 +148,8 @@ Safetensors read_one(const std::string& path) {
   const SafetensorsHeader header = parse_safetensors_header(file->text(), file->bytes(), path);
   Safetensors result;
   result.metadata = header.metadata;
-  for (const SafetensorsEntry& entry : header.entries) result.tensors.emplace(entry.name, tensor_of(file, header, entry));
+  for (const SafetensorsEntry& entry : header.entries)
+    result.tensors.emplace(entry.name, tensor_of(file, header, entry));
   return result;
 }
 
@@ -148,8 +162,10 @@ Safetensors read_shards(const std::string& index) {
   const std::string folder = slash == std::string::npos ? "" : index.substr(0, slash + 1);
   std::set<std::string> shards;
   for (const auto& [name, shard] : *map->object()) {
-    if (shard.string() == nullptr || shard.string()->empty() || shard.string()->find('/') != std::string::npos)
-      fail_usage("'{}': tensor '{}' stands in {}; the name of a file beside the index is wanted", index, name, to_string(shard));
+    if (shard.string() == nullptr || shard.string()->empty() ||
+        shard.string()->find('/') != std::string::npos)
+      fail_usage("'{}': tensor '{}' stands in {}; the name of a file beside the index is wanted", index, name,
+                 to_string(shard));
     shards.insert(*shard.string());
   }
   Safetensors result;
@@ -178,20 +194,26 @@ bool exists(const std::string& path) {
 
 }  // namespace
 
-SafetensorsHeader parse_safetensors_header(std::string_view file, int64_t file_bytes, const std::string& path) {
+SafetensorsHeader parse_safetensors_header(std::string_view file, int64_t file_bytes,
+                                           const std::string& path) {
   if (file_bytes < 8 || file.size() < 8)
-    fail_usage("'{}' is not a safetensors file or is truncated: it has {} bytes, fewer than the 8 of the header's length", path,
-               file_bytes);
+    fail_usage(
+        "'{}' is not a safetensors file or is truncated: it has {} bytes, fewer than the 8 of the header's "
+        "length",
+        path, file_bytes);
   uint64_t length = 0;
-  for (int i = 7; i >= 0; --i) length = length << 8 | static_cast<unsigned char>(file[static_cast<size_t>(i)]);
+  for (int i = 7; i >= 0; --i)
+    length = length << 8 | static_cast<unsigned char>(file[static_cast<size_t>(i)]);
   if (length > static_cast<uint64_t>(kMostHeaderBytes))
     fail_usage("'{}' is not a safetensors file: its header would be {} bytes, more than {}", path, length,
                show_bytes(kMostHeaderBytes));
   const int64_t bytes = static_cast<int64_t>(length);
   if (bytes > file_bytes - 8 || file.size() < length + 8)
-    fail_usage("'{}' is truncated: its header says it takes {} bytes, but only {} follow", path, bytes, file_bytes - 8);
+    fail_usage("'{}' is truncated: its header says it takes {} bytes, but only {} follow", path, bytes,
+               file_bytes - 8);
   const std::string_view text = file.substr(8, length);
-  if (text.empty() || text[0] != '{') fail_usage("'{}' is not a safetensors file: its header does not begin with '{{'", path);
+  if (text.empty() || text[0] != '{')
+    fail_usage("'{}' is not a safetensors file: its header does not begin with '{{'", path);
 
   SafetensorsHeader header;
   header.data_start = 8 + bytes;
@@ -208,9 +230,10 @@ SafetensorsHeader parse_safetensors_header(std::string_view file, int64_t file_b
       header.metadata[key] = *value.string();
     }
   }
-  std::sort(header.entries.begin(), header.entries.end(), [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
-    return std::tie(a.begin, a.end, a.name) < std::tie(b.begin, b.end, b.name);
-  });
+  std::sort(header.entries.begin(), header.entries.end(),
+            [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
+              return std::tie(a.begin, a.end, a.name) < std::tie(b.begin, b.end, b.name);
+            });
   require_exact_cover(header.entries, data_bytes, path);
   return header;
 }
@@ -223,18 +246,21 @@ Safetensors read_safetensors(const std::string& path) {
     if (exists(whole + index_end)) return read_shards(whole + index_end);
     fail_usage("the folder '{}' holds neither model.safetensors nor model.safetensors.index.json", path);
   }
-  if (path.size() > index_end.size() && path.compare(path.size() - index_end.size(), index_end.size(), index_end) == 0)
+  if (path.size() > index_end.size() &&
+      path.compare(path.size() - index_end.size(), index_end.size(), index_end) == 0)
     return read_shards(path);
   return read_one(path);
 }
 
 void write_safetensors(const std::string& path, const std::map<std::string, Tensor>& tensors,
                        const std::map<std::string, std::string>& metadata) {
-  // Wide elements first: as the header ends at a multiple of 64 bytes, every tensor is aligned to its elements.
+  // Wide elements first: as the header ends at a multiple of 64 bytes, every tensor is aligned to its
+  // elements.
   std::vector<const std::pair<const std::string, Tensor>*> order;
   for (const auto& named : tensors) {
     if (!named.second.present()) fail_usage("cannot save '{}': tensor '{}' is empty", path, named.first);
-    if (named.first == "__metadata__") fail_usage("cannot save '{}': a tensor cannot be named '__metadata__'", path);
+    if (named.first == "__metadata__")
+      fail_usage("cannot save '{}': a tensor cannot be named '__metadata__'", path);
     order.push_back(&named);
   }
   std::stable_sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
@@ -259,7 +285,9 @@ void write_safetensors(const std::string& path, const std::map<std::string, Tens
     offset = end;
   }
   std::string text = to_string(Json(std::move(header)));
-  text.append(static_cast<size_t>((kAlignment - (8 + static_cast<int64_t>(text.size())) % kAlignment) % kAlignment), ' ');
+  text.append(
+      static_cast<size_t>((kAlignment - (8 + static_cast<int64_t>(text.size())) % kAlignment) % kAlignment),
+      ' ');
 
   AtomicFile file(path);
   std::string length(8, '\0');

@@ -36,12 +36,13 @@ struct SafetensorsEntry {
 struct SafetensorsHeader {
   std::vector<SafetensorsEntry> entries;  // in the order of the data
   std::map<std::string, std::string> metadata;
-  int64_t data_start = 0;                 // bytes from the start of the file
+  int64_t data_start = 0;  // bytes from the start of the file
 };
 
 inline constexpr int64_t kMostHeaderBytes = 100 << 20;
 
 // Reads and checks the header of `file`, of which the first bytes suffice; file_bytes is its whole length.
-SafetensorsHeader parse_safetensors_header(std::string_view file, int64_t file_bytes, const std::string& path);
+SafetensorsHeader parse_safetensors_header(std::string_view file, int64_t file_bytes,
+                                           const std::string& path);
 
 }  // namespace het

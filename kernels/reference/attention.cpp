@@ -16,7 +16,8 @@ struct Setting {
   explicit Setting(const KernelRequest& request)
       : causal(request.attributes.get<bool>("causal", false)),
         scale(request.attributes.get<double>(
-            "scale", 1 / std::sqrt(static_cast<double>(request.inputs[request.op.name == "attention_gradient"].type.shape[3])))) {}
+            "scale", 1 / std::sqrt(static_cast<double>(
+                             request.inputs[request.op.name == "attention_gradient"].type.shape[3])))) {}
 
   // Keys that query i of t sees, of s: the last query sees all.
   int64_t visible(int64_t i, int64_t t, int64_t s) const {
@@ -31,8 +32,8 @@ double dot(const View& q, const View& k, int64_t b, int64_t i, int64_t h, int64_
 }
 
 // One query's attention over the first `seen` keys, with scratch for as many; its log-sum-exp is returned.
-double attend(const View& q, const View& k, const View& v, const View& out, double scale, int64_t b, int64_t i,
-              int64_t h, int64_t kh, int64_t seen, double* p) {
+double attend(const View& q, const View& k, const View& v, const View& out, double scale, int64_t b,
+              int64_t i, int64_t h, int64_t kh, int64_t seen, double* p) {
   double most = -std::numeric_limits<double>::infinity(), total = 0;
   for (int64_t j = 0; j < seen; ++j) most = std::max(most, p[j] = scale * dot(q, k, b, i, h, j, kh));
   for (int64_t j = 0; j < seen; ++j) total += std::exp(p[j] - most);
@@ -73,8 +74,8 @@ std::unique_ptr<Kernel> attention_gradient(const KernelRequest& request) {
         const View dout = o.in(0), q = o.in(1), k = o.in(2), v = o.in(3), out = o.in(4), lse = o.in(5);
         const View dq = o.out(0), dk = o.out(1), dv = o.out(2);
         const int64_t t = q.size(1), s = k.size(1), d = q.size(3);
-        double* p = o.scratch();              // [group, t, s]
-        double* ds = p + pairs * group;       // [group, t, s]
+        double* p = o.scratch();         // [group, t, s]
+        double* ds = p + pairs * group;  // [group, t, s]
         for (int64_t b = 0; b < q.size(0); ++b)
           for (int64_t kh = 0; kh < k.size(2); ++kh) {
             for (int64_t g = 0; g < group; ++g)
@@ -84,7 +85,8 @@ std::unique_ptr<Kernel> attention_gradient(const KernelRequest& request) {
                 for (int64_t c = 0; c < d; ++c) e += dout.at(b, i, h, c) * out.at(b, i, h, c);
                 for (int64_t j = 0; j < s; ++j) {
                   const int64_t at = (g * t + i) * s + j;
-                  p[at] = j < seen ? std::exp(setting.scale * dot(q, k, b, i, h, j, kh) - lse.at(b, h, i)) : 0;
+                  p[at] =
+                      j < seen ? std::exp(setting.scale * dot(q, k, b, i, h, j, kh) - lse.at(b, h, i)) : 0;
                   ds[at] = j < seen ? p[at] * (dot(dout, v, b, i, h, j, kh) - e) : 0;
                 }
                 for (int64_t c = 0; c < d; ++c) {
@@ -116,7 +118,8 @@ std::unique_ptr<Kernel> attention_cached(const KernelRequest& request) {
     const View q = o.in(0), k = o.in(1), v = o.in(2), out = o.out(0), k_cache = o.out(1), v_cache = o.out(2);
     const int64_t t = q.size(1), room = k_cache.size(1), position = static_cast<int64_t>(o.in(5)[0]);
     if (position < 0 || position + t > room)
-      fail_usage("attention_cached: {} new tokens at position {} do not fit in a cache of {}", t, position, room);
+      fail_usage("attention_cached: {} new tokens at position {} do not fit in a cache of {}", t, position,
+                 room);
     const int64_t group = q.size(2) / k.size(2);
     for (int64_t b = 0; b < q.size(0); ++b)
       for (int64_t i = 0; i < t; ++i)

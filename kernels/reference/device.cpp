@@ -32,7 +32,7 @@ class ReferenceDevice final : public Device {
     int64_t kib = 0;
     for (std::string word; info >> word;)
       if (word == "MemAvailable:" && info >> kib) return kib << 10;
-    return std::numeric_limits<int64_t>::max();   // not known: allocation itself will tell
+    return std::numeric_limits<int64_t>::max();  // not known: allocation itself will tell
   }
   std::unique_ptr<Kernel> prepare(const KernelRequest& request) override {
     for (const KernelEntry& entry : kernels_)
@@ -40,7 +40,9 @@ class ReferenceDevice final : public Device {
     fail_usage("the reference device has no kernel for '{}'", request.op.name);
   }
   void copy_in(std::byte* to, const std::byte* host, int64_t bytes) override { std::memcpy(to, host, bytes); }
-  void copy_out(std::byte* host, const std::byte* from, int64_t bytes) override { std::memcpy(host, from, bytes); }
+  void copy_out(std::byte* host, const std::byte* from, int64_t bytes) override {
+    std::memcpy(host, from, bytes);
+  }
 
  private:
   std::vector<KernelEntry> kernels_;

@@ -13,7 +13,7 @@ std::unique_ptr<Kernel> dropout(const KernelRequest& request) {
   return kernel_of(request, [p, key](const Operands& o) {
     const View x = o.in(0), y = o.out(0);
     const int64_t samples = x.size(0), each = samples > 0 ? x.elements() / samples : 0;
-    const auto* counter = o.arguments.in<int64_t>(1);   // step, first sample
+    const auto* counter = o.arguments.in<int64_t>(1);  // step, first sample
     for (int64_t s = 0; s < samples; ++s)
       for (int64_t e = 0; e < each; ++e) {
         const bool keep = dropout_keeps(key, counter[0], counter[1] + s, e, static_cast<float>(p));

@@ -14,7 +14,7 @@ namespace {
 constexpr double kPi = 3.14159265358979323846;
 
 double sigmoid(double a) { return 1 / (1 + std::exp(-a)); }
-double phi(double a) { return std::erfc(-a / std::sqrt(2.0)) / 2; }   // of the normal distribution
+double phi(double a) { return std::erfc(-a / std::sqrt(2.0)) / 2; }  // of the normal distribution
 
 // d/da of a/2 (1 + tanh(u)), u = sqrt(2/pi) (a + 0.044715 a^3)
 double gelu_tanh_slope(double a) {
@@ -28,7 +28,8 @@ double apply(const PointwiseStep& step, double a, double b) {
     case Pointwise::sub: return a - b;
     case Pointwise::mul: return a * b;
     case Pointwise::div: return a / b;
-    case Pointwise::maximum: return std::isnan(a) || std::isnan(b) ? std::numeric_limits<double>::quiet_NaN() : std::max(a, b);
+    case Pointwise::maximum:
+      return std::isnan(a) || std::isnan(b) ? std::numeric_limits<double>::quiet_NaN() : std::max(a, b);
     case Pointwise::scale: return a * step.immediate;
     case Pointwise::shift: return a + step.immediate;
     case Pointwise::neg: return -a;
@@ -40,7 +41,8 @@ double apply(const PointwiseStep& step, double a, double b) {
     case Pointwise::sigmoid: return sigmoid(a);
     case Pointwise::relu: return a > 0 || std::isnan(a) ? a : 0;
     case Pointwise::silu: return a * sigmoid(a);
-    case Pointwise::gelu_tanh: return a / 2 * (1 + std::tanh(std::sqrt(2 / kPi) * (a + 0.044715 * a * a * a)));
+    case Pointwise::gelu_tanh:
+      return a / 2 * (1 + std::tanh(std::sqrt(2 / kPi) * (a + 0.044715 * a * a * a)));
     case Pointwise::gelu_erf: return a * phi(a);
     case Pointwise::gelu_tanh_gradient: return gelu_tanh_slope(a) * b;
     case Pointwise::gelu_erf_gradient: return (phi(a) + a * std::exp(-a * a / 2) / std::sqrt(2 * kPi)) * b;
@@ -53,11 +55,13 @@ double apply(const PointwiseStep& step, double a, double b) {
   fail(ErrorKind::bug, "pointwise step {} has no reference", static_cast<int>(step.code));
 }
 
-// Every elementwise operator is a program over one element of each operand, operands of smaller shape repeated.
+// Every elementwise operator is a program over one element of each operand, operands of smaller shape
+// repeated.
 std::unique_ptr<Kernel> pointwise(const KernelRequest& request) {
   const PointwiseProgram program = pointwise_program(request.op, request.attributes, request.inputs.size());
   std::vector<Layout> stretched;
-  for (const Layout& layout : request.inputs) stretched.push_back(broadcast_to(layout, request.outputs[0].type.shape));
+  for (const Layout& layout : request.inputs)
+    stretched.push_back(broadcast_to(layout, request.outputs[0].type.shape));
   return kernel_of(request, [program, stretched](const Operands& o) {
     double sources[kMaxPointwiseInputs + kMaxPointwiseSteps];
     const int64_t elements = o.out(0).elements();
@@ -76,9 +80,18 @@ std::unique_ptr<Kernel> pointwise(const KernelRequest& request) {
 
 std::vector<KernelEntry> elementwise_kernels() {
   std::vector<KernelEntry> entries;
-  for (const char* op : {"add", "sub", "mul", "div", "maximum", "scale", "shift", "neg", "square", "sqrt", "exp", "log",
-                         "tanh", "sigmoid", "relu", "silu", "gelu", "gelu_gradient", "silu_gradient", "relu_gradient",
-                         "tanh_gradient", "sigmoid_gradient", "cast", "fused"})
+  for (const char* op : {"add",           "sub",
+                         "mul",           "div",
+                         "maximum",       "scale",
+                         "shift",         "neg",
+                         "square",        "sqrt",
+                         "exp",           "log",
+                         "tanh",          "sigmoid",
+                         "relu",          "silu",
+                         "gelu",          "gelu_gradient",
+                         "silu_gradient", "relu_gradient",
+                         "tanh_gradient", "sigmoid_gradient",
+                         "cast",          "fused"})
     entries.push_back({op, pointwise});
   return entries;
 }

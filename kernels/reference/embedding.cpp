@@ -9,7 +9,8 @@ namespace {
 
 int64_t row_of(const View& ids, int64_t i, int64_t rows) {
   const int64_t row = static_cast<int64_t>(ids[i]);
-  if (row < 0 || row >= rows) fail_usage("token id {} at element {} is outside the table of {} rows", row, i, rows);
+  if (row < 0 || row >= rows)
+    fail_usage("token id {} at element {} is outside the table of {} rows", row, i, rows);
   return row;
 }
 
@@ -18,7 +19,8 @@ std::unique_ptr<Kernel> embedding(const KernelRequest& request) {
     const View ids = o.in(0), table = o.in(1), y = o.out(0);
     const int64_t width = table.size(1);
     for (int64_t i = 0; i < ids.elements(); ++i)
-      for (int64_t c = 0; c < width; ++c) y.set(i * width + c, table[row_of(ids, i, table.size(0)) * width + c]);
+      for (int64_t c = 0; c < width; ++c)
+        y.set(i * width + c, table[row_of(ids, i, table.size(0)) * width + c]);
   });
 }
 
@@ -29,7 +31,7 @@ std::unique_ptr<Kernel> embedding_gradient(const KernelRequest& request) {
       [](const Operands& o) {
         const View dy = o.in(0), ids = o.in(1), dtable = o.out(0);
         const int64_t width = dtable.size(1);
-        double* total = o.scratch();   // [rows, width]
+        double* total = o.scratch();  // [rows, width]
         std::fill(total, total + dtable.elements(), 0.0);
         for (int64_t i = 0; i < ids.elements(); ++i)
           for (int64_t c = 0; c < width; ++c)

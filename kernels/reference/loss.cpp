@@ -82,7 +82,7 @@ std::unique_ptr<Kernel> linear_cross_entropy(const KernelRequest& request) {
       [ignore = ignored(request)](const Operands& o) {
         const Classifier head(o);
         double total = 0;
-        double* logits = o.scratch();   // [classes]
+        double* logits = o.scratch();  // [classes]
         for (int64_t r = 0; r < head.rows(); ++r) {
           const int64_t label = label_of(head.labels, r, ignore, head.classes());
           if (label == ignore) continue;
@@ -94,8 +94,8 @@ std::unique_ptr<Kernel> linear_cross_entropy(const KernelRequest& request) {
       request.inputs[1].type.shape[0]);
 }
 
-// The loss and, with dlogits = scale * (softmax - one_hot): dhidden = dlogits weight, dweight = dlogits^T hidden,
-// dbias = sum over rows of dlogits.
+// The loss and, with dlogits = scale * (softmax - one_hot): dhidden = dlogits weight, dweight = dlogits^T
+// hidden, dbias = sum over rows of dlogits.
 std::unique_ptr<Kernel> linear_cross_entropy_training(const KernelRequest& request) {
   const int64_t scratch = request.inputs[3].type.elements() * request.inputs[1].type.shape[0];
   return kernel_of(
@@ -104,7 +104,7 @@ std::unique_ptr<Kernel> linear_cross_entropy_training(const KernelRequest& reque
         const Classifier head(o);
         const View dhidden = o.out(1), dweight = o.out(2), dbias = o.out(3);
         const int64_t classes = head.classes(), width = head.width(), rows = head.rows();
-        double* dlogits = o.scratch();   // [rows, classes]
+        double* dlogits = o.scratch();  // [rows, classes]
         double total = 0;
         for (int64_t r = 0; r < rows; ++r) {
           double* row = dlogits + r * classes;
@@ -123,7 +123,8 @@ std::unique_ptr<Kernel> linear_cross_entropy_training(const KernelRequest& reque
         for (int64_t r = 0; r < rows; ++r)
           for (int64_t c = 0; c < width; ++c) {
             double sum = 0;
-            for (int64_t j = 0; j < classes; ++j) sum += dlogits[r * classes + j] * head.weight[j * width + c];
+            for (int64_t j = 0; j < classes; ++j)
+              sum += dlogits[r * classes + j] * head.weight[j * width + c];
             dhidden.set(r * width + c, sum);
           }
         for (int64_t j = 0; j < classes; ++j) {

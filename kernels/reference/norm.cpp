@@ -9,7 +9,8 @@ namespace {
 // y = (x - mean) rstd weight + bias, with rstd = 1 / sqrt(variance + eps) over the last dimension.
 std::unique_ptr<Kernel> layer_norm(const KernelRequest& request) {
   return kernel_of(request, [eps = request.attributes.get<double>("eps", 1e-5)](const Operands& o) {
-    const View x = o.in(0), weight = o.in(1), bias = o.in(2), y = o.out(0), means = o.out(1), rstds = o.out(2);
+    const View x = o.in(0), weight = o.in(1), bias = o.in(2), y = o.out(0), means = o.out(1),
+               rstds = o.out(2);
     const int64_t n = x.size(-1), rows = leading(x.layout(), 1);
     for (int64_t r = 0; r < rows; ++r) {
       double mean = 0, variance = 0;
@@ -64,7 +65,8 @@ std::unique_ptr<Kernel> rms_norm(const KernelRequest& request) {
       double square = 0;
       for (int64_t i = 0; i < n; ++i) square += x[r * n + i] * x[r * n + i];
       const double rstd = 1 / std::sqrt(square / static_cast<double>(n) + eps);
-      for (int64_t i = 0; i < n; ++i) y.set(r * n + i, x[r * n + i] * rstd * (weight.present() ? weight[i] : 1));
+      for (int64_t i = 0; i < n; ++i)
+        y.set(r * n + i, x[r * n + i] * rstd * (weight.present() ? weight[i] : 1));
       rstds.set(r, rstd);
     }
   });
@@ -73,7 +75,8 @@ std::unique_ptr<Kernel> rms_norm(const KernelRequest& request) {
 // With z = x rstd and g = dy weight: dx = rstd (g - z mean(g z)), dweight = sum dy z.
 std::unique_ptr<Kernel> rms_norm_gradient(const KernelRequest& request) {
   return kernel_of(request, [](const Operands& o) {
-    const View dy = o.in(0), x = o.in(1), weight = o.in(2), rstds = o.in(3), dx = o.out(0), dweight = o.out(1);
+    const View dy = o.in(0), x = o.in(1), weight = o.in(2), rstds = o.in(3), dx = o.out(0),
+               dweight = o.out(1);
     const int64_t n = x.size(-1), rows = leading(x.layout(), 1);
     const auto z = [&](int64_t r, int64_t i) { return x[r * n + i] * rstds[r]; };
     const auto g = [&](int64_t r, int64_t i) { return dy[r * n + i] * (weight.present() ? weight[i] : 1); };

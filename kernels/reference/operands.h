@@ -1,5 +1,5 @@
-// What every reference kernel works on: operands of any dtype and strides, read and written as double. Slow and
-// plain on purpose: these kernels are the oracle that the fast ones are compared with.
+// What every reference kernel works on: operands of any dtype and strides, read and written as double. Slow
+// and plain on purpose: these kernels are the oracle that the fast ones are compared with.
 #pragma once
 
 #include <cstddef>
@@ -83,7 +83,8 @@ struct Operands {
   bool has_out(size_t i) const { return i < layouts.outputs.size() && layouts.outputs[i].type.present(); }
   View in(size_t i) const { return has_in(i) ? View(arguments.inputs[i], layouts.inputs[i], false) : none(); }
   View out(size_t i) const {
-    return has_out(i) ? View(arguments.outputs[i], layouts.outputs[i], ((layouts.accumulate >> i) & 1) != 0) : none();
+    return has_out(i) ? View(arguments.outputs[i], layouts.outputs[i], ((layouts.accumulate >> i) & 1) != 0)
+                      : none();
   }
   double* scratch() const { return reinterpret_cast<double*>(arguments.workspace); }
 

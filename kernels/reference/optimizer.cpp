@@ -19,7 +19,7 @@ std::unique_ptr<Kernel> global_norm(const KernelRequest& request) {
     }
     const double norm = std::sqrt(square);
     o.out(0).set(0, norm);
-    o.out(1).set(0, !std::isfinite(norm)         ? std::numeric_limits<double>::quiet_NaN()
+    o.out(1).set(0, !std::isfinite(norm)      ? std::numeric_limits<double>::quiet_NaN()
                     : most > 0 && norm > most ? most / norm
                                               : 1);
   });
@@ -27,7 +27,8 @@ std::unique_ptr<Kernel> global_norm(const KernelRequest& request) {
 
 // Loshchilov and Hutter, "Decoupled weight decay regularization" (2019), with g = coefficient * gradient:
 // m = beta1 m + (1 - beta1) g, v = beta2 v + (1 - beta2) g^2,
-// param = param (1 - lr decay) - lr (m / (1 - beta1^step)) / (sqrt(v / (1 - beta2^step)) + eps); step counts from 1.
+// param = param (1 - lr decay) - lr (m / (1 - beta1^step)) / (sqrt(v / (1 - beta2^step)) + eps); step counts
+// from 1.
 std::unique_ptr<Kernel> adamw(const KernelRequest& request) {
   const Attributes& a = request.attributes;
   return kernel_of(request, [beta1 = a.get<double>("beta1", 0.9), beta2 = a.get<double>("beta2", 0.999),
@@ -48,8 +49,8 @@ std::unique_ptr<Kernel> adamw(const KernelRequest& request) {
   });
 }
 
-// With g = coefficient * gradient + decay * param: momentum = mu momentum + g, and param falls by lr times the
-// momentum (g + mu momentum with Nesterov's; g alone without momentum).
+// With g = coefficient * gradient + decay * param: momentum = mu momentum + g, and param falls by lr times
+// the momentum (g + mu momentum with Nesterov's; g alone without momentum).
 std::unique_ptr<Kernel> sgd(const KernelRequest& request) {
   const Attributes& a = request.attributes;
   return kernel_of(request, [mu = a.get<double>("momentum", 0.0), decay = a.get<double>("weight_decay", 0.0),

@@ -4,8 +4,8 @@
 namespace het::reference {
 namespace {
 
-// Sums over the dimensions `dims` (all when none are named or the list is empty). The input's strides are split into those of the
-// dimensions that stay and those that are summed, each walked in row-major order.
+// Sums over the dimensions `dims` (all when none are named or the list is empty). The input's strides are
+// split into those of the dimensions that stay and those that are summed, each walked in row-major order.
 std::unique_ptr<Kernel> reduce(const KernelRequest& request, bool mean) {
   const Layout& x = request.inputs[0];
   const int64_t rank = static_cast<int64_t>(x.type.shape.size());

@@ -31,7 +31,8 @@ std::unique_ptr<Kernel> softmax(const KernelRequest& request) {
         double most = -std::numeric_limits<double>::infinity(), total = 0;
         for (int64_t k = 0; k < a.n; ++k) most = std::max(most, x[a.index(o, k, i)]);
         for (int64_t k = 0; k < a.n; ++k) total += std::exp(x[a.index(o, k, i)] - most);
-        for (int64_t k = 0; k < a.n; ++k) y.set(a.index(o, k, i), std::exp(x[a.index(o, k, i)] - most) / total);
+        for (int64_t k = 0; k < a.n; ++k)
+          y.set(a.index(o, k, i), std::exp(x[a.index(o, k, i)] - most) / total);
       }
   });
 }

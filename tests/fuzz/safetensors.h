@@ -1,5 +1,5 @@
-// What every fuzzer of safetensors headers asks: any bytes either give a sound header or an Error of the usage
-// kind. Used by the libFuzzer target beside it and, over mutations of a small file, by the unit tests.
+// What every fuzzer of safetensors headers asks: any bytes either give a sound header or an Error of the
+// usage kind. Used by the libFuzzer target beside it and, over mutations of a small file, by the unit tests.
 #pragma once
 
 #include <cstdlib>
@@ -17,7 +17,8 @@ inline bool safetensors_header(std::string_view file) {
     const SafetensorsHeader header = parse_safetensors_header(file, file_bytes, "fuzz");
     int64_t next = header.data_start;
     for (const SafetensorsEntry& entry : header.entries) {
-      if (header.data_start + entry.begin != next || entry.end - entry.begin != entry.type.bytes()) std::abort();
+      if (header.data_start + entry.begin != next || entry.end - entry.begin != entry.type.bytes())
+        std::abort();
       next = header.data_start + entry.end;
       if (Layout::contiguous(entry.type).strides.size() != entry.type.shape.size()) std::abort();
     }

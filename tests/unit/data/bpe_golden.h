@@ -1,5 +1,5 @@
-// A small GPT-2 style vocabulary trained on Shakespeare by Hugging Face's `tokenizers` 0.23, and what that library
-// makes of texts chosen for their difficulties. Ours must give the same.
+// A small GPT-2 style vocabulary trained on Shakespeare by Hugging Face's `tokenizers` 0.23, and what that
+// library makes of texts chosen for their difficulties. Ours must give the same.
 #pragma once
 
 // clang-format off

@@ -1,9 +1,9 @@
 #include "core/data/corpus.h"
 
-#include <cstring>
-#include <unistd.h>
-
 #include <catch2/catch.hpp>
+#include <cstring>
+
+#include <unistd.h>
 
 #include "tests/unit/io/scratch.h"
 
@@ -53,7 +53,7 @@ TEST_CASE("the end of a text is held out, as nanoGPT splits 90/10") {
 
 TEST_CASE("characters of several bytes survive the cutting of long texts") {
   const Scratch scratch;
-  std::string text = "a";   // so that chunks of a power of two fall into characters
+  std::string text = "a";  // so that chunks of a power of two fall into characters
   while (text.size() < (3u << 20)) text += "世界é😀";
   const auto corpus = Corpus::from_text({.path = scratch.put("text", text), .holdout = 0.25});
   CHECK((text_of(*corpus, Split::train) + text_of(*corpus, Split::holdout) == text));
@@ -87,23 +87,30 @@ TEST_CASE("a folder that contains itself by a link ends") {
 TEST_CASE("a vocabulary of an earlier run is used, and characters it lacks are named") {
   const Scratch scratch;
   const Json vocabulary = make_char_tokenizer("abcdef")->to_json();
-  const auto corpus = Corpus::from_text({.path = scratch.put("text", "fade"), .vocabulary = vocabulary, .holdout = 0});
+  const auto corpus =
+      Corpus::from_text({.path = scratch.put("text", "fade"), .vocabulary = vocabulary, .holdout = 0});
   CHECK(corpus->vocabulary_size() == 6);
   CHECK(corpus->view(Split::train)[0] == 5);
   CHECK_THAT(error_loading({.path = scratch.put("other", "faded?"), .vocabulary = vocabulary}),
-             StartsWith("usage: the character '?' (U+003F) at character 6") && Contains("in the text '" + scratch.path("other") + "'"));
+             StartsWith("usage: the character '?' (U+003F) at character 6") &&
+                 Contains("in the text '" + scratch.path("other") + "'"));
 }
 
 TEST_CASE("texts that cannot be used are refused with the reason") {
   const Scratch scratch;
   CHECK_THAT(error_loading({.path = scratch.path("absent")}), StartsWith("usage: there is no file"));
-  CHECK_THAT(error_loading({.path = scratch.put("empty", "")}), StartsWith("usage: ") && Contains("is empty"));
-  CHECK_THAT(error_loading({.path = scratch.put("latin1", "b\xe9ta")}), Contains("not UTF-8") && Contains("latin1"));
-  CHECK_THAT(error_loading({.path = scratch.put("ok", "text"), .holdout = 1}), Contains("holdout = 1 is not a share"));
+  CHECK_THAT(error_loading({.path = scratch.put("empty", "")}),
+             StartsWith("usage: ") && Contains("is empty"));
+  CHECK_THAT(error_loading({.path = scratch.put("latin1", "b\xe9ta")}),
+             Contains("not UTF-8") && Contains("latin1"));
+  CHECK_THAT(error_loading({.path = scratch.put("ok", "text"), .holdout = 1}),
+             Contains("holdout = 1 is not a share"));
   CHECK_THAT(error_loading({.path = scratch.path("ok"), .holdout = -0.1}), Contains("holdout = -0.1"));
-  CHECK_THAT(error_loading({.path = scratch.path("ok"), .tokenizer = "bite"}), Contains("did you mean 'byte'?"));
+  CHECK_THAT(error_loading({.path = scratch.path("ok"), .tokenizer = "bite"}),
+             Contains("did you mean 'byte'?"));
   scratch.put("folder/binary", std::string("\0", 1));
-  CHECK_THAT(error_loading({.path = scratch.path("folder")}), Contains("holds no text files: its 1 files are binary"));
+  CHECK_THAT(error_loading({.path = scratch.path("folder")}),
+             Contains("holds no text files: its 1 files are binary"));
 }
 
 TEST_CASE("raw token files of both widths are mapped") {
@@ -115,7 +122,10 @@ TEST_CASE("raw token files of both widths are mapped") {
   CHECK(corpus->view(Split::train)[1] == 50256);
   CHECK(corpus->view(Split::holdout)[1] == 7);
   CHECK(corpus->tokenizer() == nullptr);
-  const auto wide = Corpus::from_tokens({.path = scratch.put("wide.bin", bytes_of_tokens<uint32_t>({1, 128255, 2})), .width = 32, .holdout = 0});
+  const auto wide =
+      Corpus::from_tokens({.path = scratch.put("wide.bin", bytes_of_tokens<uint32_t>({1, 128255, 2})),
+                           .width = 32,
+                           .holdout = 0});
   CHECK(wide->tokens() == 3);
   CHECK(wide->vocabulary_size() == 128256);
   CHECK(wide->view(Split::train)[1] == 128255);
@@ -125,27 +135,36 @@ TEST_CASE("raw token files of both widths are mapped") {
 TEST_CASE("llm.c's headers are recognised, and checked") {
   const Scratch scratch;
   const std::string data = bytes_of_tokens<uint16_t>({9, 8, 7});
-  const auto corpus = Corpus::from_tokens({.path = scratch.put("a.bin", with_header(20240520, 1, 3, data)), .holdout = 0});
+  const auto corpus =
+      Corpus::from_tokens({.path = scratch.put("a.bin", with_header(20240520, 1, 3, data)), .holdout = 0});
   CHECK(corpus->tokens() == 3);
   CHECK(corpus->view(Split::train)[0] == 9);
   const auto llama = Corpus::from_tokens(
-      {.path = scratch.put("b.bin", with_header(20240801, 7, 2, bytes_of_tokens<uint32_t>({100000, 3}))), .holdout = 0});
+      {.path = scratch.put("b.bin", with_header(20240801, 7, 2, bytes_of_tokens<uint32_t>({100000, 3}))),
+       .holdout = 0});
   CHECK(llama->view(Split::train)[0] == 100000);
   const auto error = [&](const std::string& content) {
     return error_of([&] { Corpus::from_tokens({.path = scratch.put("bad.bin", content)}); });
   };
-  CHECK_THAT(error(with_header(20240520, 1, 4, data)), StartsWith("usage: ") && Contains("its header says 4 tokens of 2 bytes, but 6 bytes follow"));
+  CHECK_THAT(error(with_header(20240520, 1, 4, data)),
+             StartsWith("usage: ") && Contains("its header says 4 tokens of 2 bytes, but 6 bytes follow"));
   CHECK_THAT(error(with_header(20240520, 1, -1, data)), Contains("damaged"));
   CHECK_THAT(error(with_header(20240520, 1, 0, "")), Contains("no tokens"));
 }
 
 TEST_CASE("token files of odd size, empty ones and wrong widths are refused") {
   const Scratch scratch;
-  CHECK_THAT(error_of([&] { Corpus::from_tokens({.path = scratch.put("odd.bin", "abc")}); }),
-             StartsWith("usage: ") && Contains("odd.bin' has 3 bytes, which is no whole number of 16-bit tokens"));
-  CHECK_THAT(error_of([&] { Corpus::from_tokens({.path = scratch.put("six.bin", "abcdef"), .width = 32}); }), Contains("32-bit tokens"));
-  CHECK_THAT(error_of([&] { Corpus::from_tokens({.path = scratch.put("empty.bin", "")}); }), Contains("is empty"));
-  CHECK_THAT(error_of([&] { Corpus::from_tokens({.path = scratch.put("a.bin", "ab"), .width = 8}); }), Contains("tokens of 8 bits"));
-  CHECK_THAT(error_of([&] { Corpus::from_tokens({.path = scratch.put("ff.bin", "\xff\xff\xff\xff"), .width = 32}); }),
+  CHECK_THAT(
+      error_of([&] { Corpus::from_tokens({.path = scratch.put("odd.bin", "abc")}); }),
+      StartsWith("usage: ") && Contains("odd.bin' has 3 bytes, which is no whole number of 16-bit tokens"));
+  CHECK_THAT(error_of([&] { Corpus::from_tokens({.path = scratch.put("six.bin", "abcdef"), .width = 32}); }),
+             Contains("32-bit tokens"));
+  CHECK_THAT(error_of([&] { Corpus::from_tokens({.path = scratch.put("empty.bin", "")}); }),
+             Contains("is empty"));
+  CHECK_THAT(error_of([&] { Corpus::from_tokens({.path = scratch.put("a.bin", "ab"), .width = 8}); }),
+             Contains("tokens of 8 bits"));
+  CHECK_THAT(error_of([&] {
+               Corpus::from_tokens({.path = scratch.put("ff.bin", "\xff\xff\xff\xff"), .width = 32});
+             }),
              Contains("holds the token 4294967295, which is none"));
 }

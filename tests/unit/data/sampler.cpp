@@ -1,11 +1,10 @@
 #include "core/data/sampler.h"
 
 #include <algorithm>
+#include <catch2/catch.hpp>
 #include <map>
 #include <numeric>
 #include <set>
-
-#include <catch2/catch.hpp>
 
 #include "tests/unit/io/scratch.h"
 
@@ -27,7 +26,8 @@ std::shared_ptr<const Corpus> counting(double holdout = 0.1, int64_t tokens = kT
 
 std::vector<int32_t> numbers(const std::vector<Tensor>& tensors) {
   std::vector<int32_t> all;
-  for (const Tensor& tensor : tensors) all.insert(all.end(), tensor.span<int32_t>().begin(), tensor.span<int32_t>().end());
+  for (const Tensor& tensor : tensors)
+    all.insert(all.end(), tensor.span<int32_t>().begin(), tensor.span<int32_t>().end());
   return all;
 }
 
@@ -92,7 +92,7 @@ TEST_CASE("sample order depends neither on batch, micro-batch nor rank") {
       const Batch batch = make_batch(*corpus, rank, 48);
       const std::vector<int32_t> part = numbers(batch.inputs);
       pieces.insert(pieces.end(), part.begin(), part.end());
-      CHECK((labelled == 0 || labelled == batch.labelled));   // counts the whole batch on every rank
+      CHECK((labelled == 0 || labelled == batch.labelled));  // counts the whole batch on every rank
       labelled = batch.labelled;
     }
     CHECK(pieces == expected);
@@ -103,7 +103,13 @@ TEST_CASE("batches made ahead equal those made at once, from any cursor") {
   const auto corpus = counting();
   for (const Objective objective : {Objective::next_token, Objective::masked})
     for (const int ahead : {1, 2, 7}) {
-      SamplerOptions options{.context = 8, .batch = 4, .microbatch = 2, .seed = 11, .start = 20, .objective = objective, .ahead = 0};
+      SamplerOptions options{.context = 8,
+                             .batch = 4,
+                             .microbatch = 2,
+                             .seed = 11,
+                             .start = 20,
+                             .objective = objective,
+                             .ahead = 0};
       Sampler direct(corpus, options);
       options.ahead = ahead;
       Sampler prefetched(corpus, options);
@@ -150,7 +156,7 @@ TEST_CASE("training samples are uniform over the split") {
   }
   double chi = 0;
   for (const int count : counts) chi += (count - draws / 10.0) * (count - draws / 10.0) / (draws / 10.0);
-  CHECK(chi < 27.9);   // 9 degrees of freedom, p = 0.001
+  CHECK(chi < 27.9);  // 9 degrees of freedom, p = 0.001
 }
 
 TEST_CASE("evaluation samples cover the holdout evenly, however many are taken") {
@@ -169,7 +175,8 @@ TEST_CASE("the shortest text that holds a sample is enough, one token less is no
   Sampler sampler(counting(0, 9), {.context = 8, .batch = 3});
   CHECK(numbers(sampler.next().labels)[7] == 8);
   CHECK_THAT(error_of([] { Sampler bad(counting(0, 8), {.context = 8}); }),
-             StartsWith("usage: 'the tokens given' is too short: its train split has 8 tokens, a context of 8 needs at least 9"));
+             StartsWith("usage: 'the tokens given' is too short: its train split has 8 tokens, a context of "
+                        "8 needs at least 9"));
   CHECK_THAT(error_of([] { Sampler bad(counting(0.1, 80), {.context = 8, .split = Split::holdout}); }),
              Contains("its holdout split has 8 tokens") && Contains("larger holdout"));
   Sampler masked(counting(0, 8), {.context = 8, .objective = Objective::masked});
@@ -177,13 +184,18 @@ TEST_CASE("the shortest text that holds a sample is enough, one token less is no
 }
 
 TEST_CASE("sizes that do not fit are refused") {
-  const auto error = [](SamplerOptions options) { return error_of([&] { Sampler sampler(counting(), options); }); };
+  const auto error = [](SamplerOptions options) {
+    return error_of([&] { Sampler sampler(counting(), options); });
+  };
   CHECK_THAT(error({.context = 0}), Contains("a context of 0"));
   CHECK_THAT(error({.context = 8, .batch = 0}), Contains("a batch of 0"));
-  CHECK_THAT(error({.context = 8, .batch = 12, .microbatch = 5}), Contains("a micro-batch of 5 does not divide the 12 samples"));
-  CHECK_THAT(error({.context = 8, .batch = 12, .first = 10, .count = 3}), Contains("samples 11 to 13 are asked of a batch of 12"));
+  CHECK_THAT(error({.context = 8, .batch = 12, .microbatch = 5}),
+             Contains("a micro-batch of 5 does not divide the 12 samples"));
+  CHECK_THAT(error({.context = 8, .batch = 12, .first = 10, .count = 3}),
+             Contains("samples 11 to 13 are asked of a batch of 12"));
   CHECK_THAT(error({.context = 8, .start = -1}), Contains("before the first sample"));
-  CHECK_THAT(error({.context = 8, .objective = Objective::masked, .mask_share = 0}), Contains("mask_share = 0"));
+  CHECK_THAT(error({.context = 8, .objective = Objective::masked, .mask_share = 0}),
+             Contains("mask_share = 0"));
   Sampler sampler(counting(), {.context = 8});
   CHECK_THAT(error_of([&] { sampler.seek(-3); }), Contains("before the first sample"));
 }
@@ -220,7 +232,8 @@ TEST_CASE("masked samples follow BERT's shares, and labels stand only where ther
 }
 
 TEST_CASE("every masked sample has something to guess") {
-  Sampler sampler(counting(), {.context = 2, .batch = 200, .seed = 9, .objective = Objective::masked, .mask_token = 3});
+  Sampler sampler(counting(),
+                  {.context = 2, .batch = 200, .seed = 9, .objective = Objective::masked, .mask_token = 3});
   const Batch batch = sampler.next();
   for (int64_t s = 0; s < 200; ++s)
     CHECK((batch.labels[0].at(2 * s) != kIgnoredLabel || batch.labels[0].at(2 * s + 1) != kIgnoredLabel));
@@ -233,7 +246,9 @@ TEST_CASE("a token outside the vocabulary is an error where it is met, again and
   for (const int ahead : {0, 2}) {
     Sampler sampler(corpus, {.context = 4, .ahead = ahead});
     for (int i = 0; i < 3; ++i) {
-      CHECK_THAT(error_of([&] { sampler.next(); }), Contains("bad.bin' holds the token 65535 at position 3 of its train split; the vocabulary has 5"));
+      CHECK_THAT(
+          error_of([&] { sampler.next(); }),
+          Contains("bad.bin' holds the token 65535 at position 3 of its train split; the vocabulary has 5"));
       CHECK(sampler.cursor() == 0);
     }
   }

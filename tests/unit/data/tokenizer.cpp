@@ -1,8 +1,8 @@
 #include "core/data/tokenizer.h"
 
-#include <sentencepiece_trainer.h>
-
 #include <catch2/catch.hpp>
+
+#include <sentencepiece_trainer.h>
 
 #include "core/io/file.h"
 #include "tests/unit/data/bpe_golden.h"
@@ -33,7 +33,8 @@ std::unique_ptr<Tokenizer> saved_and_loaded(const Tokenizer& tokenizer) {
 // A small model trained on repetitions of a few sentences.
 std::string trained_sentencepiece(const Scratch& scratch) {
   std::string lines;
-  for (int i = 0; i < 50; ++i) lines += "to be or not to be\nthat is the question\nthe slings and arrows of fortune\n";
+  for (int i = 0; i < 50; ++i)
+    lines += "to be or not to be\nthat is the question\nthe slings and arrows of fortune\n";
   const auto status = sentencepiece::SentencePieceTrainer::Train(
       "--input=" + scratch.put("lines.txt", lines) + " --model_prefix=" + scratch.path("small") +
       " --vocab_size=60 --model_type=bpe --character_coverage=1.0 --minloglevel=3 --num_threads=1");
@@ -46,7 +47,7 @@ std::string trained_sentencepiece(const Scratch& scratch) {
 TEST_CASE("a char vocabulary is the sorted set of code points") {
   const auto tokenizer = make_char_tokenizer("hello é世!");
   CHECK(tokenizer->kind() == "char");
-  CHECK(tokenizer->vocabulary_size() == 8);   // ' ' '!' e h l o é 世
+  CHECK(tokenizer->vocabulary_size() == 8);  // ' ' '!' e h l o é 世
   CHECK(tokenizer->encode("o! he世") == std::vector<int32_t>{5, 1, 0, 3, 2, 7});
   check_round_trip(*make_char_tokenizer(kText), kText);
   CHECK(make_char_tokenizer(kText)->encode("").empty());
@@ -55,15 +56,20 @@ TEST_CASE("a char vocabulary is the sorted set of code points") {
 TEST_CASE("a character outside the vocabulary is named with its place") {
   const auto tokenizer = make_char_tokenizer("abc\n");
   CHECK_THAT(error_of([&] { tokenizer->encode("ab\ncé"); }),
-             StartsWith("usage: the character 'é' (U+00E9) at character 5 (line 2) is not in the vocabulary: it is a char-level "
+             StartsWith("usage: the character 'é' (U+00E9) at character 5 (line 2) is not in the vocabulary: "
+                        "it is a char-level "
                         "vocabulary of 4 characters"));
   CHECK_THAT(error_of([&] { tokenizer->encode("ab\xff"); }), Contains("not UTF-8: byte 3 (line 1) is 0xFF"));
-  CHECK_THAT(error_of([&] { tokenizer->decode(std::vector<int32_t>{0, 4}); }), Contains("token id 4 is outside the vocabulary of 4"));
+  CHECK_THAT(error_of([&] {
+               tokenizer->decode(std::vector<int32_t>{0, 4});
+             }),
+             Contains("token id 4 is outside the vocabulary of 4"));
   CHECK_THAT(error_of([&] { tokenizer->decode(std::vector<int32_t>{-1}); }), Contains("token id -1"));
 }
 
 TEST_CASE("text that is not UTF-8 gives no char vocabulary, and the byte tokenizer is suggested") {
-  CHECK_THAT(error_of([] { make_char_tokenizer("line one\nb\xe9ta"); }), Contains("byte 11 (line 2) is 0xE9") && Contains("byte tokenizer"));
+  CHECK_THAT(error_of([] { make_char_tokenizer("line one\nb\xe9ta"); }),
+             Contains("byte 11 (line 2) is 0xE9") && Contains("byte tokenizer"));
   CHECK_THAT(error_of([] { make_char_tokenizer(""); }), StartsWith("usage: "));
 }
 
@@ -93,7 +99,8 @@ TEST_CASE("vocabularies that are none are refused") {
   CHECK_THAT(error("[]"), StartsWith("usage: 'vocabulary.json': a vocabulary needs the text 'kind'"));
   CHECK_THAT(error(R"({"kind":"char"})"), Contains("needs the text 'characters'"));
   CHECK_THAT(error(R"({"kind":"char","characters":""})"), Contains("empty"));
-  CHECK_THAT(error(R"({"kind":"char","characters":"ba"})"), Contains("must ascend") && Contains("'a' (U+0061) follows 'b' (U+0062)"));
+  CHECK_THAT(error(R"({"kind":"char","characters":"ba"})"),
+             Contains("must ascend") && Contains("'a' (U+0061) follows 'b' (U+0062)"));
   CHECK_THAT(error(R"({"kind":"chars","characters":"ab"})"), Contains("did you mean 'char'?"));
   CHECK_THAT(error(R"({"kind":"sentencepiece","model":"!!"})"), Contains("not base64"));
   CHECK_THAT(error(R"({"kind":"sentencepiece","model":"AAAA"})"), Contains("is not a SentencePiece model"));
@@ -103,7 +110,8 @@ TEST_CASE("vocabularies that are none are refused") {
 
 TEST_CASE("tokenizers are made by name, and a wrong name is answered with the nearest") {
   CHECK(make_tokenizer("char", "ab", "")->vocabulary_size() == 2);
-  CHECK_THAT(error_of([] { make_tokenizer("chr", "ab", ""); }), Contains("no tokenizer 'chr'; there are: char, byte, sentencepiece, bpe; did you mean 'char'?"));
+  CHECK_THAT(error_of([] { make_tokenizer("chr", "ab", ""); }),
+             Contains("no tokenizer 'chr'; there are: char, byte, sentencepiece, bpe; did you mean 'char'?"));
   CHECK_THAT(error_of([] { make_tokenizer("sentencepiece", "ab", ""); }), Contains("needs 'model'"));
   CHECK_THAT(error_of([] { make_tokenizer("bpe", "ab", ""); }), Contains("vocab.json and merges.txt"));
 }
@@ -126,7 +134,8 @@ TEST_CASE("a SentencePiece model encodes, decodes and is saved with the vocabula
   CHECK(std::equal(line.begin(), line.end(), all.end() - static_cast<std::ptrdiff_t>(line.size())));
   CHECK_THAT(error_of([&] { make_sentencepiece_tokenizer(scratch.put("bad.model", "nonsense")); }),
              StartsWith("usage: ") && Contains("bad.model' is not a SentencePiece model"));
-  CHECK_THAT(error_of([&] { make_sentencepiece_tokenizer(scratch.path("absent")); }), Contains("there is no file"));
+  CHECK_THAT(error_of([&] { make_sentencepiece_tokenizer(scratch.path("absent")); }),
+             Contains("there is no file"));
 }
 
 TEST_CASE("byte-level BPE gives what Hugging Face's tokenizers give") {
@@ -141,7 +150,8 @@ TEST_CASE("byte-level BPE gives what Hugging Face's tokenizers give") {
     const std::string& text = *(*item.array())[0].string();
     INFO(text);
     std::vector<int32_t> expected;
-    for (const Json& id : *(*item.array())[1].array()) expected.push_back(static_cast<int32_t>(*id.integer()));
+    for (const Json& id : *(*item.array())[1].array())
+      expected.push_back(static_cast<int32_t>(*id.integer()));
     CHECK(tokenizer->encode(text) == expected);
     CHECK(loaded->encode(text) == expected);
     CHECK(tokenizer->decode(expected) == text);

@@ -1,15 +1,14 @@
 #include "core/io/file.h"
 
+#include <catch2/catch.hpp>
+#include <csignal>
+#include <thread>
+
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <csignal>
-#include <thread>
-
-#include <catch2/catch.hpp>
 
 #include "tests/unit/io/scratch.h"
 
@@ -28,14 +27,15 @@ TEST_CASE("a file is read whole, and mapped with the same bytes") {
   CHECK(mapped.text() == content);
   const MappedFile empty(scratch.put("empty", ""));
   CHECK(empty.bytes() == 0);
-  CHECK(read_file("/proc/self/cmdline").size() > 0);   // says it has 0 bytes
+  CHECK(read_file("/proc/self/cmdline").size() > 0);  // says it has 0 bytes
 }
 
 TEST_CASE("what cannot be read is named, and so is the folder that is missing") {
   const Scratch scratch;
   CHECK_THAT(error_of([&] { read_file(scratch.path("absent")); }),
              StartsWith("usage: there is no file '" + scratch.path("absent") + "'"));
-  CHECK_THAT(error_of([&] { read_file(scratch.path("no/such")); }), Contains("the folder '" + scratch.path("no") + "' does not exist"));
+  CHECK_THAT(error_of([&] { read_file(scratch.path("no/such")); }),
+             Contains("the folder '" + scratch.path("no") + "' does not exist"));
   CHECK_THAT(error_of([&] { read_file(scratch.folder()); }), Contains("is a folder"));
   CHECK_THAT(error_of([&] { MappedFile mapped(scratch.folder()); }), Contains("is a folder"));
   CHECK_THAT(error_of([&] { MappedFile mapped("/dev/zero"); }), Contains("not a regular file"));
@@ -50,7 +50,7 @@ TEST_CASE("a file is replaced only when the new one is whole") {
     CHECK(read_file(path) == "old");
   }
   CHECK(read_file(path) == "old");
-  CHECK(scratch.files() == 1);   // the temporary file is gone
+  CHECK(scratch.files() == 1);  // the temporary file is gone
   write_file(path, "new");
   CHECK(read_file(path) == "new");
   CHECK(scratch.files() == 1);
@@ -77,8 +77,10 @@ TEST_CASE("writing through a link replaces what it leads to and keeps the link")
 
 TEST_CASE("folders, devices and missing folders are not written to") {
   const Scratch scratch;
-  CHECK_THAT(error_of([&] { write_file(scratch.folder(), "x"); }), StartsWith("usage: ") && Contains("it is a folder"));
-  CHECK_THAT(error_of([&] { write_file("/dev/full", "x"); }), StartsWith("usage: ") && Contains("not a regular file"));
+  CHECK_THAT(error_of([&] { write_file(scratch.folder(), "x"); }),
+             StartsWith("usage: ") && Contains("it is a folder"));
+  CHECK_THAT(error_of([&] { write_file("/dev/full", "x"); }),
+             StartsWith("usage: ") && Contains("not a regular file"));
   CHECK_THAT(error_of([&] { write_file(scratch.path("no/model"), "x"); }),
              StartsWith("usage: ") && Contains("the folder '" + scratch.path("no") + "' does not exist"));
 }
@@ -94,7 +96,8 @@ TEST_CASE("a file that may not grow any more is an error of the machine, and the
   const std::string error = error_of([&] { write_file(path, std::string(10000, 'x')); });
   setrlimit(RLIMIT_FSIZE, &before);
   std::signal(SIGXFSZ, handler);
-  CHECK_THAT(error, StartsWith("environment: ") && Contains("past the size allowed") && Contains("previous file is kept"));
+  CHECK_THAT(error, StartsWith("environment: ") && Contains("past the size allowed") &&
+                        Contains("previous file is kept"));
   CHECK(read_file(path) == "old");
   CHECK(scratch.files() == 1);
 }

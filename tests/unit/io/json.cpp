@@ -1,9 +1,8 @@
 #include "core/io/json.h"
 
+#include <catch2/catch.hpp>
 #include <cmath>
 #include <limits>
-
-#include <catch2/catch.hpp>
 
 #include "core/io/file.h"
 #include "tests/unit/io/scratch.h"
@@ -29,7 +28,8 @@ TEST_CASE("numbers survive being written and read") {
     const Json back = parse_json(to_string(Json(value)), "number");
     CHECK(std::get<double>(back.value) == value);
   }
-  for (const int64_t value : {int64_t{0}, std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()})
+  for (const int64_t value :
+       {int64_t{0}, std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()})
     CHECK(*parse_json(to_string(Json(value)), "number").integer() == value);
   CHECK(std::get<double>(parse_json("18446744073709551615", "number").value) == 18446744073709551615.0);
   CHECK(to_string(Json(NAN)) == "null");
@@ -37,15 +37,17 @@ TEST_CASE("numbers survive being written and read") {
 
 TEST_CASE("bytes that are not UTF-8 are written as the replacement character") {
   CHECK(to_string(Json("a\xff"
-                       "b\xc3")) == "\"a\xef\xbf\xbd"
-                                    "b\xef\xbf\xbd\"");
+                       "b\xc3")) ==
+        "\"a\xef\xbf\xbd"
+        "b\xef\xbf\xbd\"");
 }
 
 TEST_CASE("unsound JSON is refused with its name and the reason") {
   const auto error = [](std::string_view text, int depth = kJsonDepth) {
     return error_of([&] { parse_json(text, "'config.json'", depth); });
   };
-  CHECK_THAT(error("{\"a\": 1,}"), StartsWith("usage: 'config.json' is not sound JSON: parse error at line 1, column 9"));
+  CHECK_THAT(error("{\"a\": 1,}"),
+             StartsWith("usage: 'config.json' is not sound JSON: parse error at line 1, column 9"));
   CHECK_THAT(error(""), Contains("not sound JSON"));
   CHECK_THAT(error("{} {}"), Contains("not sound JSON"));
   CHECK_THAT(error("\"\xff\""), Contains("UTF-8"));
@@ -62,5 +64,6 @@ TEST_CASE("a JSON file is written and read") {
   write_json(scratch.path("config.json"), json);
   CHECK(read_json(scratch.path("config.json")) == json);
   CHECK(read_file(scratch.path("config.json")) == "{\n  \"model_type\": \"gpt2\",\n  \"n_layer\": 12\n}\n");
-  CHECK_THAT(error_of([&] { read_json(scratch.put("bad.json", "{")); }), Contains("bad.json' is not sound JSON"));
+  CHECK_THAT(error_of([&] { read_json(scratch.put("bad.json", "{")); }),
+             Contains("bad.json' is not sound JSON"));
 }

@@ -1,12 +1,11 @@
 #include "core/io/safetensors.h"
 
-#include <sys/resource.h>
-
+#include <catch2/catch.hpp>
 #include <csignal>
 #include <cstring>
 #include <random>
 
-#include <catch2/catch.hpp>
+#include <sys/resource.h>
 
 #include "core/io/file.h"
 #include "tests/fuzz/safetensors.h"
@@ -65,7 +64,9 @@ TEST_CASE("every dtype, scalars and empty tensors survive safetensors") {
   for (const auto& [name, tensor] : tensors) {
     INFO(name);
     check_equal(back.tensors.at(name), tensor);
-    CHECK(reinterpret_cast<uintptr_t>(back.tensors.at(name).bytes()) % static_cast<uintptr_t>(bytes_of(tensor.dtype())) == 0);
+    CHECK(reinterpret_cast<uintptr_t>(back.tensors.at(name).bytes()) %
+              static_cast<uintptr_t>(bytes_of(tensor.dtype())) ==
+          0);
   }
   CHECK(read_safetensors(scratch.folder()).tensors.size() == tensors.size());
 }
@@ -103,12 +104,14 @@ TEST_CASE("headers that lie are refused, naming the file and the tensor") {
   CHECK_THAT(error_reading(""), StartsWith("usage: ") && Contains("bad.safetensors") && Contains("0 bytes"));
   CHECK_THAT(error_reading("short"), Contains("truncated"));
   CHECK_THAT(error_reading(std::string(8, '\xff') + "{}"), Contains("not a safetensors file"));
-  CHECK_THAT(error_reading(file_of("{}", 0).substr(0, 9)), Contains("is truncated: its header says it takes 2 bytes, but only 1"));
+  CHECK_THAT(error_reading(file_of("{}", 0).substr(0, 9)),
+             Contains("is truncated: its header says it takes 2 bytes, but only 1"));
   CHECK_THAT(error_reading(file_of("", 0)), Contains("does not begin with '{'"));
   CHECK_THAT(error_reading(file_of("[]", 0)), Contains("does not begin with '{'"));
   CHECK_THAT(error_reading(file_of("{\"a\":", 0)), Contains("not sound JSON"));
   CHECK_THAT(error_reading(file_of(std::string(5000, '{'), 0)), Contains("not sound JSON"));
-  CHECK_THAT(error_reading(file_of(R"({"a":{"dtype":"F32","shape":[[[[1]]]],"data_offsets":[0,4]}})", 4)), Contains("nested more than 3"));
+  CHECK_THAT(error_reading(file_of(R"({"a":{"dtype":"F32","shape":[[[[1]]]],"data_offsets":[0,4]}})", 4)),
+             Contains("nested more than 3"));
   CHECK_THAT(error_reading(file_of("{}", 3)), Contains("3 bytes at the end belong to no tensor"));
   CHECK(error_reading(file_of("{}", 0)) == "none");
 
@@ -128,34 +131,46 @@ TEST_CASE("headers that lie are refused, naming the file and the tensor") {
            Lie{R"({"dtype":"F32","shape":[2.0],"data_offsets":[0,8]})", "has 2.0 in its 'shape'"},
            Lie{R"({"dtype":"F32","shape":[2],"data_offsets":[0]})", "has 1 data_offsets instead of two"},
            Lie{R"({"dtype":"F32","shape":[2],"data_offsets":[8,0]})", "has the data_offsets [8, 0]"},
-           Lie{R"({"dtype":"F32","shape":[4],"data_offsets":[0,16]})", "the file has 8 bytes of data; it may be truncated"},
-           Lie{R"({"dtype":"F32","shape":[2],"data_offsets":[0,18446744073709551615]})", "whole numbers from 0"},
+           Lie{R"({"dtype":"F32","shape":[4],"data_offsets":[0,16]})",
+               "the file has 8 bytes of data; it may be truncated"},
+           Lie{R"({"dtype":"F32","shape":[2],"data_offsets":[0,18446744073709551615]})",
+               "whole numbers from 0"},
            Lie{R"({"dtype":"F32","shape":[3],"data_offsets":[0,8]})", "is f32[3], which takes 12 bytes"},
-           Lie{R"({"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,8]})", "more bytes than there are numbers for"},
-           Lie{R"({"dtype":"F32","shape":[0,4611686018427387904,4],"data_offsets":[0,0]})", "more bytes than there are numbers for"},
-           Lie{R"({"dtype":"F32","shape":[2],"data_offsets":[0,8],"extra":1})", "has the unknown field 'extra'"},
+           Lie{R"({"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,8]})",
+               "more bytes than there are numbers for"},
+           Lie{R"({"dtype":"F32","shape":[0,4611686018427387904,4],"data_offsets":[0,0]})",
+               "more bytes than there are numbers for"},
+           Lie{R"({"dtype":"F32","shape":[2],"data_offsets":[0,8],"extra":1})",
+               "has the unknown field 'extra'"},
        }) {
     const std::string error = error_reading(file_of(fmt::format(R"({{"wte.weight":{}}})", lie.entry), 8));
-    CHECK_THAT(error, StartsWith("usage: ") && Contains("bad.safetensors': tensor 'wte.weight' ") && Contains(lie.answer));
+    CHECK_THAT(error, StartsWith("usage: ") && Contains("bad.safetensors': tensor 'wte.weight' ") &&
+                          Contains(lie.answer));
   }
 }
 
 TEST_CASE("tensors may neither overlap nor leave bytes over, and names stand once") {
   const auto entry = [](const char* name, int begin, int end) {
-    return fmt::format(R"("{}":{{"dtype":"U8","shape":[{}],"data_offsets":[{},{}]}})", name, end - begin, begin, end);
+    return fmt::format(R"("{}":{{"dtype":"U8","shape":[{}],"data_offsets":[{},{}]}})", name, end - begin,
+                       begin, end);
   };
-  const auto error = [&](const std::string& a, const std::string& b) { return error_reading(file_of("{" + a + "," + b + "}", 8)); };
+  const auto error = [&](const std::string& a, const std::string& b) {
+    return error_reading(file_of("{" + a + "," + b + "}", 8));
+  };
   CHECK(error(entry("b", 4, 8), entry("a", 0, 4)) == "none");
   CHECK_THAT(error(entry("a", 0, 5), entry("b", 4, 8)), Contains("tensors 'a' and 'b' overlap at byte 4"));
   CHECK_THAT(error(entry("a", 0, 8), entry("b", 0, 8)), Contains("overlap"));
-  CHECK_THAT(error(entry("a", 0, 3), entry("b", 4, 8)), Contains("bytes 3 to 4 of the data, before tensor 'b', belong to no tensor"));
+  CHECK_THAT(error(entry("a", 0, 3), entry("b", 4, 8)),
+             Contains("bytes 3 to 4 of the data, before tensor 'b', belong to no tensor"));
   CHECK_THAT(error(entry("a", 0, 4), entry("b", 4, 7)), Contains("1 bytes at the end belong to no tensor"));
   CHECK_THAT(error(entry("a", 0, 4), entry("a", 4, 8)), Contains("the key 'a' stands twice"));
 }
 
 TEST_CASE("metadata is text, and BOOL is 0 or 1") {
-  CHECK_THAT(error_reading(file_of(R"({"__metadata__":{"a":1}})", 0)), Contains("the metadata 'a' is no text"));
-  CHECK_THAT(error_reading(file_of(R"({"__metadata__":[]})", 0)), Contains("'__metadata__' is no JSON object"));
+  CHECK_THAT(error_reading(file_of(R"({"__metadata__":{"a":1}})", 0)),
+             Contains("the metadata 'a' is no text"));
+  CHECK_THAT(error_reading(file_of(R"({"__metadata__":[]})", 0)),
+             Contains("'__metadata__' is no JSON object"));
   std::string file = file_of(R"({"mask":{"dtype":"BOOL","shape":[2],"data_offsets":[0,2]}})", 2);
   CHECK(error_reading(file) == "none");
   file.back() = '\2';
@@ -167,7 +182,9 @@ TEST_CASE("a file cut anywhere is refused") {
   write_safetensors(scratch.path("whole"), some_tensors(), {{"format", "pt"}});
   const std::string whole = read_file(scratch.path("whole"));
   for (size_t bytes = 0; bytes < whole.size(); ++bytes)
-    if (error_of([&] { parse_safetensors_header(whole.substr(0, bytes), static_cast<int64_t>(bytes), "cut"); }).rfind("usage: ", 0) != 0)
+    if (error_of([&] {
+          parse_safetensors_header(whole.substr(0, bytes), static_cast<int64_t>(bytes), "cut");
+        }).rfind("usage: ", 0) != 0)
       FAIL("cut to " << bytes << " bytes, it was taken");
 }
 
@@ -190,7 +207,7 @@ TEST_CASE("mutated headers are refused or sound, never believed") {
     }
     accepted += fuzz::safetensors_header(file) ? 1 : 0;
   }
-  CHECK(accepted > 0);       // changes of names and data are harmless
+  CHECK(accepted > 0);  // changes of names and data are harmless
   CHECK(accepted < 15000);
 }
 
@@ -199,8 +216,9 @@ TEST_CASE("shards listed in an index are read as one model") {
   const Tensor a = Tensor::of<float>({1, 2}, {2}), b = Tensor::of<float>({3}, {1});
   write_safetensors(scratch.path("model-1.safetensors"), {{"a", a}});
   write_safetensors(scratch.path("model-2.safetensors"), {{"b", b}});
-  const std::string index = scratch.put("model.safetensors.index.json",
-                                        R"({"metadata":{},"weight_map":{"a":"model-1.safetensors","b":"model-2.safetensors"}})");
+  const std::string index =
+      scratch.put("model.safetensors.index.json",
+                  R"({"metadata":{},"weight_map":{"a":"model-1.safetensors","b":"model-2.safetensors"}})");
   for (const std::string& path : {index, scratch.folder()}) {
     const Safetensors model = read_safetensors(path);
     REQUIRE(model.tensors.size() == 2);
@@ -208,19 +226,23 @@ TEST_CASE("shards listed in an index are read as one model") {
     check_equal(model.tensors.at("b"), b);
   }
   const auto error = [&](const std::string& map) {
-    return error_of([&] { read_safetensors(scratch.put("bad.index.json", R"({"weight_map":)" + map + "}")); });
+    return error_of(
+        [&] { read_safetensors(scratch.put("bad.index.json", R"({"weight_map":)" + map + "}")); });
   };
-  CHECK_THAT(error(R"({"c":"model-1.safetensors"})"), Contains("tensor 'c' is said to stand in 'model-1.safetensors', but it does not"));
+  CHECK_THAT(error(R"({"c":"model-1.safetensors"})"),
+             Contains("tensor 'c' is said to stand in 'model-1.safetensors', but it does not"));
   CHECK_THAT(error(R"({"a":"model-3.safetensors"})"), Contains("there is no file"));
   CHECK_THAT(error(R"({"a":"../model-1.safetensors"})"), Contains("the name of a file beside the index"));
   CHECK_THAT(error("3"), Contains("no 'weight_map'"));
   write_safetensors(scratch.path("model-2.safetensors"), {{"a", b}});
-  CHECK_THAT(error(R"({"a":"model-1.safetensors","b":"model-2.safetensors"})"), Contains("'a' stands in more than one file"));
+  CHECK_THAT(error(R"({"a":"model-1.safetensors","b":"model-2.safetensors"})"),
+             Contains("'a' stands in more than one file"));
 }
 
 TEST_CASE("a folder without a model is refused") {
   const Scratch scratch;
-  CHECK_THAT(error_of([&] { read_safetensors(scratch.folder()); }), Contains("holds neither model.safetensors nor"));
+  CHECK_THAT(error_of([&] { read_safetensors(scratch.folder()); }),
+             Contains("holds neither model.safetensors nor"));
 }
 
 TEST_CASE("a save that cannot finish keeps the previous model") {
@@ -232,10 +254,15 @@ TEST_CASE("a save that cannot finish keeps the previous model") {
   const auto handler = std::signal(SIGXFSZ, SIG_IGN);
   const rlimit small{4096, before.rlim_max};
   REQUIRE(setrlimit(RLIMIT_FSIZE, &small) == 0);
-  const std::string error = error_of([&] { write_safetensors(path, {{"x", Tensor::zeros({DType::f32, {5000}})}}); });
+  const std::string error = error_of([&] {
+    write_safetensors(path, {{"x", Tensor::zeros({DType::f32, {5000}})}});
+  });
   setrlimit(RLIMIT_FSIZE, &before);
   std::signal(SIGXFSZ, handler);
   CHECK_THAT(error, StartsWith("environment: ") && Contains("the previous file is kept"));
   CHECK(read_safetensors(path).tensors.at("x").at(0) == 1);
-  CHECK_THAT(error_of([&] { write_safetensors(path, {{"__metadata__", Tensor::of<float>({1}, {1})}}); }), StartsWith("usage: "));
+  CHECK_THAT(error_of([&] {
+               write_safetensors(path, {{"__metadata__", Tensor::of<float>({1}, {1})}});
+             }),
+             StartsWith("usage: "));
 }

@@ -15,7 +15,8 @@ class Scratch {
  public:
   Scratch() {
     std::string pattern = (std::filesystem::temp_directory_path() / "hetrun-test-XXXXXX").string();
-    if (mkdtemp(pattern.data()) == nullptr) fail_environment("cannot make a folder for the test at {}", pattern);
+    if (mkdtemp(pattern.data()) == nullptr)
+      fail_environment("cannot make a folder for the test at {}", pattern);
     folder_ = pattern;
   }
   ~Scratch() {

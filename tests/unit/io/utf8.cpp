@@ -10,15 +10,17 @@ TEST_CASE("every code point goes through UTF-8 and back") {
     std::string text;
     append_utf8(text, c);
     const Decoded decoded = decode_utf8(text, 0);
-    if (decoded.code_point != c || decoded.bytes != static_cast<int>(text.size())) FAIL("U+" << std::hex << static_cast<uint32_t>(c));
+    if (decoded.code_point != c || decoded.bytes != static_cast<int>(text.size()))
+      FAIL("U+" << std::hex << static_cast<uint32_t>(c));
   }
 }
 
 TEST_CASE("what is not UTF-8 is found where it stands") {
   using namespace std::string_view_literals;
   CHECK(find_invalid_utf8("plain, é, €, 😀") == std::string_view::npos);
-  for (const std::string_view bad : {"\x80"sv, "\xc3"sv, "\xc0\x80"sv, "\xe0\x80\x80"sv, "\xed\xa0\x80"sv, "\xf4\x90\x80\x80"sv,
-                                     "\xf0\x80\x80\x80"sv, "\xff"sv, "\xe2\x82"sv, "\xe2\x82z"sv})
+  for (const std::string_view bad :
+       {"\x80"sv, "\xc3"sv, "\xc0\x80"sv, "\xe0\x80\x80"sv, "\xed\xa0\x80"sv, "\xf4\x90\x80\x80"sv,
+        "\xf0\x80\x80\x80"sv, "\xff"sv, "\xe2\x82"sv, "\xe2\x82z"sv})
     CHECK(find_invalid_utf8("ab" + std::string(bad)) == 2);
 }
 
