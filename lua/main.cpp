@@ -1,4 +1,5 @@
 // hetrun: run a recipe, a command, or the prompt. Every error ends here as one sentence and an exit code.
+#include <csignal>
 #include <cstdio>
 #include <iostream>
 
@@ -43,6 +44,8 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  // A file that meets the limit on file sizes shall give an error, the previous file kept, and not end the program.
+  std::signal(SIGXFSZ, SIG_IGN);
   try {
     return run(argc, argv);
   } catch (const het::Error& error) {
