@@ -1,0 +1,318 @@
+#!/usr/bin/env python3
+"""Writes golden/*.json: what PyTorch gives for every differentiable operator, values and gradients.
+
+Run it with a Python that has PyTorch, from anywhere:  python3 tests/ops/golden.py
+PyTorch computes in f64. Inputs are multiples of 1/64, so that they are short and exact in f32; expected numbers have
+12 digits. The C++ side (golden.cpp) builds a graph of the same operator, differentiates sum(result * weight), and
+compares. One file for each family; one case a line.
+"""
+
+import json
+import math
+import pathlib
+import sys
+
+import torch
+import torch.nn.functional as F
+
+torch.set_default_dtype(torch.float64)
+torch.set_num_threads(1)
+FOLDER = pathlib.Path(__file__).parent / "golden"
+generator = torch.Generator()
+cases = []
+
+
+def draw(*shape, low=-1.0, high=1.0):
+    """Multiples of 1/64 in [low, high]."""
+    return torch.randint(round(low * 64), round(high * 64) + 1, shape, generator=generator) / 64.0
+
+
+def whole(*shape, low, high):
+    return torch.randint(low, high, shape, generator=generator)
+
+
+def apart(x, gap=0.125):
+    return x + torch.where(x < 0, -gap, gap)
+
+
+def numbers(tensor):
+    return [int(v) if v == int(v) else float(f"{v:.12g}") for v in tensor.flatten().tolist()]
+
+
+def written(tensor, kind):
+    return None if tensor is None else {"kind": kind, "shape": list(tensor.shape), "values": numbers(tensor.detach())}
+
+
+def case(op, function, inputs, attributes=None, through=None):
+    """One case. `inputs`: tensors, or (tensor, kind) with kind T, A, i32 or i64, or None for an absent operand.
+    `function` of the float tensors' leaves (and the others) returns the results. Gradients flow from the results
+    numbered in `through` (default: the first)."""
+    attributes = attributes or {}
+    pairs = [i if isinstance(i, tuple) else (i, "T" if i is not None and i.is_floating_point() else "i32") for i in inputs]
+    leaves = []
+    for tensor, kind in pairs:
+        floating = tensor is not None and tensor.is_floating_point()
+        leaves.append(tensor.clone().requires_grad_(through != []) if floating else tensor)
+    results = function(*leaves)
+    results = list(results) if isinstance(results, (tuple, list)) else [results]
+    through = [0] if through is None else through
+    weights = {o: draw(*results[o].shape) for o in through}
+    gradients = [None] * len(leaves)
+    if through:
+        floats = [i for i, leaf in enumerate(leaves) if leaf is not None and leaf.is_floating_point()]
+        loss = sum((results[o] * weights[o]).sum() for o in through)
+        grads = torch.autograd.grad(loss, [leaves[i] for i in floats], allow_unused=True)
+        for i, gradient in zip(floats, grads):
+            gradients[i] = None if gradient is None else numbers(gradient)
+    cases.append({
+        "op": op,
+        "attributes": attributes,
+        "inputs": [written(tensor, kind) for tensor, kind in pairs],
+        "results": [{"shape": list(result.shape), "values": numbers(result.detach())} for result in results],
+        "weights": [numbers(weights[o]) if o in weights else None for o in range(len(results))],
+        "gradients": gradients,
+    })
+
+
+def elementwise():
+    shapes = [((3, 5), (3, 5)), ((2, 3, 4), (4,)), ((4, 1), (1, 3)), ((3,), (2, 1)), ((), (5,))]
+    for name, function in [("add", torch.add), ("sub", torch.sub), ("mul", torch.mul)]:
+        for a, b in shapes:
+            case(name, function, [draw(*a), draw(*b)])
+    for a, b in shapes:
+        case("div", torch.div, [draw(*a), apart(draw(*b))])
+        # Odd and even multiples of 1/64 are never equal.
+        case("maximum", torch.maximum, [draw(*a) * 2, draw(*b) * 2 + 1 / 64])
+    for shape in [(7,), (3, 6), ()]:
+        case("scale", lambda x: x * -2.5, [draw(*shape)], {"factor": -2.5})
+        case("shift", lambda x: x + 0.75, [draw(*shape)], {"amount": 0.75})
+        case("neg", torch.neg, [draw(*shape)])
+        case("square", torch.square, [draw(*shape)])
+        case("sqrt", torch.sqrt, [draw(*shape, low=0.25, high=4)])
+        case("exp", torch.exp, [draw(*shape, low=-3, high=3)])
+        case("log", torch.log, [draw(*shape, low=0.25, high=4)])
+        case("tanh", torch.tanh, [draw(*shape, low=-3, high=3)])
+        case("sigmoid", torch.sigmoid, [draw(*shape, low=-6, high=6)])
+        case("relu", torch.relu, [draw(*shape)])
+        case("silu", F.silu, [draw(*shape, low=-6, high=6)])
+        case("gelu", lambda x: F.gelu(x, approximate="tanh"), [draw(*shape, low=-4, high=4)])
+        case("gelu", lambda x: F.gelu(x, approximate="tanh"), [draw(*shape, low=-4, high=4)], {"approximate": "tanh"})
+        case("gelu", F.gelu, [draw(*shape, low=-4, high=4)], {"approximate": "none"})
+    case("relu", torch.relu, [torch.tensor([0.0, 1.0, -1.0, 0.0])])  # 0 has the gradient 0
+    case("cast", lambda x: x.to(torch.int32), [draw(12, low=-9, high=9)], {"dtype": "i32"}, through=[])
+    case("cast", lambda x: x.to(torch.bool), [torch.tensor([0.0, 0.5, -2.0])], {"dtype": "bool"}, through=[])
+    case("cast", lambda x: x.to(torch.float64), [whole(6, low=-9, high=9)], {"dtype": "f64"}, through=[])
+    for dtype, name in [(torch.bfloat16, "bf16"), (torch.float16, "f16"), (torch.float32, "f32")]:
+        values = torch.tensor([1.0, 1 / 3, -2 / 3, 257.0, 65503.0, 1e-3, 0.1, -1.00390625, 1.01171875])
+        case("cast", lambda x, d=dtype: x.to(d).to(torch.float64), [values], {"dtype": name}, through=[])
+
+
+def shape():
+    case("reshape", lambda x: x.reshape(6, 4), [draw(2, 3, 4)], {"shape": [6, 4]})
+    case("reshape", lambda x: x.reshape(2, -1), [draw(2, 3, 4)], {"shape": [2, -1]})
+    case("transpose", lambda x: x.permute(0, 2, 1, 3), [draw(2, 3, 2, 2)], {"order": [0, 2, 1, 3]})
+    case("transpose", lambda x: x.permute(2, 0, 1), [draw(2, 3, 4)], {"order": [2, 0, 1]})
+    case("slice", lambda x: x[:, 2:5], [draw(3, 7)], {"dim": 1, "start": 2, "length": 3})
+    case("slice", lambda x: x[1:2], [draw(3, 4)], {"dim": -2, "start": 1, "length": 1})
+    case("split", lambda x: x.split([2, 3, 1], dim=1), [draw(3, 6)], {"dim": 1, "sizes": [2, 3, 1]}, through=[0, 1, 2])
+    case("split", lambda x: x.split([2, 3, 1], dim=1), [draw(3, 6)], {"dim": -1, "sizes": [2, 3, 1]}, through=[1])
+    case("concat", lambda *x: torch.cat(x, dim=1), [draw(2, 3), draw(2, 1), draw(2, 4)], {"dim": 1})
+    case("concat", lambda *x: torch.cat(x, dim=0), [draw(2, 3), draw(1, 3)], {"dim": -2})
+    case("copy", torch.clone, [draw(3, 4)])
+    case("fill", lambda: torch.full((2, 3), -1.5), [], {"value": -1.5, "shape": [2, 3], "dtype": "f64"}, through=[])
+
+
+def reduce():
+    for name, function in [("sum", torch.sum), ("mean", torch.mean)]:
+        for shape, dims, keep in [((3, 5), [0], False), ((3, 5), [1], True), ((2, 3, 4), [0, 2], False), ((2, 3, 4), [-2], True)]:
+            case(name, lambda x, f=function, d=dims, k=keep: f(x, dim=d, keepdim=k), [draw(*shape)], {"dims": dims, "keep": keep})
+        case(name, function, [draw(4, 3)])
+        case(name, function, [draw()])
+
+
+def softmax():
+    for shape, dim in [((4, 7), -1), ((4, 7), 0), ((2, 3, 5), 1), ((6,), 0)]:
+        case("softmax", lambda x, d=dim: torch.softmax(x, dim=d), [draw(*shape, low=-4, high=4)], {"dim": dim})
+
+
+def matmul():
+    for lead, lead_b, m, k, n in [((), (), 3, 4, 5), ((2,), (2,), 3, 4, 2), ((2, 2), (2, 2), 1, 3, 2), ((3,), (), 2, 4, 3)]:
+        for ta in (False, True):
+            for tb in (False, True):
+                a = draw(*lead, k, m) if ta else draw(*lead, m, k)
+                b = draw(*lead_b, n, k) if tb else draw(*lead_b, k, n)
+                function = lambda a, b, ta=ta, tb=tb: torch.matmul(a.mT if ta else a, b.mT if tb else b)
+                case("matmul", function, [a, b], {"transpose_a": ta, "transpose_b": tb})
+    for shape, out in [((5,), 3), ((4, 6), 5), ((2, 3, 7), 4)]:
+        case("linear", F.linear, [draw(*shape), draw(out, shape[-1])])
+        case("linear", F.linear, [draw(*shape), draw(out, shape[-1]), (draw(out), "A")])
+
+
+def norm():
+    for shape in [(6,), (4, 7), (2, 3, 5)]:
+        n = shape[-1]
+        for eps in (1e-5, 1e-2):
+            def layer(x, weight=None, bias=None, n=n, eps=eps):
+                # PyTorch's layer_norm, and the statistics that its native form returns.
+                y, mean, rstd = torch.native_layer_norm(x, [n], weight, bias, eps)
+                return y, mean.detach().flatten(), rstd.detach().flatten()
+
+            case("layer_norm", layer, [draw(*shape), (draw(n), "A"), (draw(n), "A")], {"eps": eps})
+            case("layer_norm", layer, [draw(*shape), (draw(n), "A")], {"eps": eps})
+            case("layer_norm", layer, [draw(*shape)], {"eps": eps})
+            case("layer_norm", layer, [draw(*shape), None, (draw(n), "A")], {"eps": eps})
+
+            def rms(x, weight=None, n=n, eps=eps):
+                return F.rms_norm(x, [n], weight, eps), torch.rsqrt(x.square().mean(-1) + eps).detach().flatten()
+
+            case("rms_norm", rms, [draw(*shape), (draw(n), "A")], {"eps": eps})
+            case("rms_norm", rms, [draw(*shape)], {"eps": eps})
+
+
+def turned(x, positions, base, interleaved, inverse):
+    """As Hugging Face's LLaMA (rotate_half), or as GPT-J (interleaved), through complex multiplication."""
+    d = x.shape[-1]
+    angle = positions[:, None] * base ** (-torch.arange(0, d, 2) / d)
+    turn = torch.polar(torch.ones_like(angle), -angle if inverse else angle)[None, :, None, :]
+    if interleaved:
+        pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], d // 2, 2))
+        return torch.view_as_real(pairs * turn).reshape(x.shape)
+    pairs = torch.complex(x[..., : d // 2], x[..., d // 2 :]) * turn
+    return torch.cat([pairs.real, pairs.imag], dim=-1)
+
+
+def rotary():
+    for shape in [(1, 3, 1, 2), (2, 4, 3, 6)]:
+        for interleaved in (False, True):
+            for inverse in (False, True):
+                base = 500.0 if inverse else 10000.0
+                case("rotary", lambda x, p, b=base, i=interleaved, v=inverse: turned(x, p, b, i, v),
+                     [draw(*shape), whole(shape[1], low=0, high=40)],
+                     {"base": base, "interleaved": interleaved, "inverse": inverse})
+
+
+def attended(q, k, v, mask, scale):
+    """PyTorch's scaled_dot_product_attention in the layout [batch, tokens, heads, size], and the log-sum-exp."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    scores = q @ k.mT * scale
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    return out.transpose(1, 2), torch.logsumexp(scores, dim=-1).detach()
+
+
+def attention():
+    for b, t, s, hq, hk, d in [(1, 1, 1, 1, 1, 1), (2, 4, 4, 2, 2, 3), (1, 5, 5, 4, 2, 2), (1, 3, 6, 2, 1, 4)]:
+        for causal in (False, True):
+            for scale in (None, 0.75):
+                if causal and t != s:
+                    continue
+                mask = torch.ones(t, s, dtype=torch.bool).tril() if causal else None
+                attributes = {"causal": causal} | ({} if scale is None else {"scale": scale})
+                case("attention", lambda q, k, v, m=mask, c=scale: attended(q, k, v, m, c),
+                     [draw(b, t, hq, d, low=-2, high=2), draw(b, s, hk, d, low=-2, high=2), draw(b, s, hk, d)], attributes)
+    for position, t in [(0, 3), (2, 1), (4, 2)]:
+        def cached(q, k, v, k_cache, v_cache, at, position=position, t=t):
+            k_new, v_new = k_cache.clone(), v_cache.clone()
+            k_new[:, position:position + t], v_new[:, position:position + t] = k, v
+            mask = torch.arange(6)[None, :] <= position + torch.arange(t)[:, None]
+            return attended(q, k_new, v_new, mask, None)[0], k_new, v_new
+
+        case("attention_cached", cached,
+             [draw(2, t, 2, 3), draw(2, t, 1, 3), draw(2, t, 1, 3), draw(2, 6, 1, 3), draw(2, 6, 1, 3), torch.tensor([position])],
+             through=[])
+
+
+def embedding():
+    for shape, rows, width in [((4,), 3, 5), ((2, 5), 6, 3), ((), 2, 4)]:
+        case("embedding", F.embedding, [whole(*shape, low=0, high=rows), draw(rows, width)])
+
+
+def loss():
+    for rows, classes in [((3,), 5), ((2, 4), 6), ((1,), 1)]:
+        for ignore in (-100, 2):
+            labels = whole(*rows, low=0, high=classes)
+            if rows == (2, 4):
+                labels[0, 1] = ignore
+
+            def cross(logits, labels, scale, ignore=ignore):
+                flat = logits.reshape(-1, logits.shape[-1])
+                sum_ = F.cross_entropy(flat, labels.flatten(), ignore_index=ignore, reduction="sum")
+                return sum_ * scale.detach()[0], torch.logsumexp(flat, dim=-1).detach()
+
+            scale = (torch.tensor([0.125]), "A")
+            case("cross_entropy", cross, [draw(*rows, classes, low=-4, high=4), labels, scale], {"ignore": ignore})
+            for bias in (False, True):
+                def fused(hidden, weight, bias, labels, scale, ignore=ignore):
+                    return cross(F.linear(hidden, weight, bias), labels, scale, ignore)[0]
+
+                case("linear_cross_entropy", fused,
+                     [draw(*rows, 4), draw(classes, 4, low=-2, high=2), (draw(classes), "A") if bias else None, labels, scale],
+                     {"ignore": ignore})
+
+
+def optimizer():
+    for shape in [(5,), (2, 3)]:
+        for step, coefficient, decay in [(1, 1.0, 0.125), (7, 0.5, 0.0)]:
+            lr = 0.0625
+
+            def adamw(param, m, v, gradient, rate, at, coefficient, step=step, decay=decay):
+                weight = torch.nn.Parameter(param.detach().clone())
+                optim = torch.optim.AdamW([weight], lr=lr, betas=(0.75, 0.875), eps=1e-6, weight_decay=decay, foreach=False)
+                optim.state[weight] = {"step": torch.tensor(float(step - 1)), "exp_avg": m.clone(), "exp_avg_sq": v.clone()}
+                weight.grad = gradient * coefficient
+                optim.step()
+                state = optim.state[weight]
+                return weight, state["exp_avg"], state["exp_avg_sq"]
+
+            case("adamw", adamw,
+                 [(draw(*shape), "A"), (draw(*shape), "A"), (draw(*shape, low=0.25, high=1), "A"), (draw(*shape), "A"),
+                  (torch.tensor(lr), "A"), (torch.tensor(step), "i64"), (torch.tensor(coefficient), "A")],
+                 {"beta1": 0.75, "beta2": 0.875, "eps": 1e-6, "weight_decay": decay}, through=[])
+        for momentum, nesterov, decay in [(0.0, False, 0.125), (0.75, False, 0.0), (0.75, False, 0.125), (0.75, True, 0.125)]:
+            def sgd(param, buffer, gradient, rate, coefficient, momentum=momentum, nesterov=nesterov, decay=decay):
+                weight = torch.nn.Parameter(param.detach().clone())
+                optim = torch.optim.SGD([weight], lr=0.125, momentum=momentum, nesterov=nesterov, weight_decay=decay, foreach=False)
+                if buffer is not None:
+                    optim.state[weight] = {"momentum_buffer": buffer.clone()}
+                weight.grad = gradient * coefficient
+                optim.step()
+                return (weight,) if buffer is None else (weight, optim.state[weight]["momentum_buffer"])
+
+            case("sgd", sgd,
+                 [(draw(*shape), "A"), (draw(*shape), "A") if momentum else None, (draw(*shape), "A"),
+                  (torch.tensor(0.125), "A"), (torch.tensor(0.5), "A")],
+                 {"momentum": momentum, "nesterov": nesterov, "weight_decay": decay}, through=[])
+    for most in (0.0, 0.5, 100.0):
+        def norm_of(*gradients, most=most):
+            leaves = [torch.nn.Parameter(torch.zeros_like(g)) for g in gradients]
+            for leaf, gradient in zip(leaves, gradients):
+                leaf.grad = gradient.clone()
+            # PyTorch's own coefficient has 1e-6 in its denominator; the norm is what is taken from it.
+            norm = torch.nn.utils.clip_grad_norm_(leaves, most or math.inf)
+            return norm, torch.clamp(most / norm, max=1.0) if most else torch.tensor(1.0)
+
+        case("global_norm", norm_of, [(draw(5), "A"), (draw(2, 3), "A"), (draw(), "A")], {"max_norm": most}, through=[])
+    case("add_n", lambda *g: sum(g), [(draw(2, 3), "A"), (draw(2, 3), "A"), (draw(2, 3), "A")])
+
+
+def main():
+    FOLDER.mkdir(exist_ok=True)
+    families = [elementwise, shape, reduce, softmax, matmul, norm, rotary, attention, embedding, loss, optimizer]
+    total = 0
+    for seed, family in enumerate(families):
+        generator.manual_seed(seed)
+        cases.clear()
+        family()
+        lines = ",\n".join(json.dumps(c, separators=(",", ":")) for c in cases)
+        path = FOLDER / f"{family.__name__}.json"
+        path.write_text(f'{{"pytorch": "{torch.__version__}", "cases": [\n{lines}\n]}}\n')
+        total += path.stat().st_size
+        print(f"{path.name}: {len(cases)} cases, {path.stat().st_size} bytes")
+    print(f"{total} bytes")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
