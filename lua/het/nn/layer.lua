@@ -124,12 +124,21 @@ function methods:bind(context)
   return setmetatable(bound, { __index = self })
 end
 
---- At the prompt a layer is called on tensors: its weights are drawn at the first call and kept.
+--- At the prompt a layer is called on tensors: its weights are drawn at the first call and kept; a loaded model
+-- has its own.
 Layer.__call = function(self, ...)
   if type((...)) ~= "userdata" then return define.expect(self.class.name, (...), "tensor") end
   local shape_ok, dtype = pcall(function(x) return x.dtype end, (...))
   assert(shape_ok and dtype)
-  if not self.store then rawset(self, "store", {}) end
+  if not rawget(self, "store") then
+    local store = {}
+    if rawget(self, "folder") then
+      require("het.files").read_weights(self.folder, self, {
+        write = function(_, name, tensor) store[name] = tensor:to("f32") end,
+      })
+    end
+    rawset(self, "store", store)
+  end
   return builder.eager(self.store):call(self, nil, false, ...)
 end
 
