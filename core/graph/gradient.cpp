@@ -22,15 +22,6 @@ std::vector<bool> dependents(const Graph& graph, const std::vector<ValueId>& roo
   return depends;
 }
 
-// A parameter, or its copy in the compute precision: its gradient is kept in the accumulator type.
-bool is_weight(const Graph& graph, ValueId id) {
-  const Value& value = graph.values[id];
-  if (value.role == Role::parameter) return true;
-  if (value.role != Role::intermediate) return false;
-  const Node& node = graph.nodes[value.producer];
-  return node.op->name == "cast" && graph.values[node.inputs[0]].role == Role::parameter;
-}
-
 // Order the nodes so that each stands after those it depends on, otherwise as they stood.
 void sort_nodes(Graph& graph) {
   std::vector<int8_t> state(graph.nodes.size(), 0);  // 0 waiting, 1 placed
@@ -174,6 +165,14 @@ class Differentiator {
 };
 
 }  // namespace
+
+bool is_weight(const Graph& graph, ValueId id) {
+  const Value& value = graph.values[id];
+  if (value.role == Role::parameter) return true;
+  if (value.role != Role::intermediate) return false;
+  const Node& node = graph.nodes[value.producer];
+  return node.op->name == "cast" && graph.values[node.inputs[0]].role == Role::parameter;
+}
 
 void GradientCall::replace(ValueId old, ValueId now) { replacements.emplace_back(old, now); }
 

@@ -29,4 +29,7 @@ struct GradientCall {
 // depend on it. Throws Error(usage) for an operator without a gradient on the way, naming it and its layer.
 std::map<ValueId, ValueId> differentiate(Graph& graph, ValueId loss, const std::vector<ValueId>& wanted = {});
 
+// A parameter, or its copy in the compute precision: its gradient is kept in the accumulator type.
+bool is_weight(const Graph& graph, ValueId id);
+
 }  // namespace het

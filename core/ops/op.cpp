@@ -197,14 +197,6 @@ ValueId to_dtype(GraphBuilder& graph, ValueId id, DType dtype) {
   return graph.call("cast", {id}, {{"dtype", dtype_name(dtype)}});
 }
 
-bool is_weight(const Graph& graph, ValueId id) {
-  const Value& value = graph.values[id];
-  if (value.role == Role::parameter) return true;
-  if (value.role != Role::intermediate) return false;
-  const Node& node = graph.nodes[value.producer];
-  return node.op->name == "cast" && graph.values[node.inputs[0]].role == Role::parameter;
-}
-
 DType gradient_dtype(const GradientCall& call, size_t i) {
   const Graph& graph = call.graph.graph();
   const DType dtype = graph.type(call.input(i)).dtype;

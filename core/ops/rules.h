@@ -46,8 +46,6 @@ Shape with_last(Shape shape, int64_t size);  // the same with another last dimen
 ValueId constant(GraphBuilder& graph, const TensorType& type, double value);
 ValueId to_dtype(GraphBuilder& graph, ValueId id, DType dtype);
 
-// A parameter, or its copy in the compute precision: its gradient is kept in the accumulator type.
-bool is_weight(const Graph& graph, ValueId id);
 // The dtype that the gradient of input i should have: the accumulator's for weights, else the input's own.
 DType gradient_dtype(const GradientCall& call, size_t i);
 // `gradient` (of input i) in that dtype.
