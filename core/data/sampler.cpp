@@ -141,8 +141,9 @@ Batch make_batch(const Corpus& corpus, const SamplerOptions& given, int64_t curs
   const SamplerOptions o = completed(corpus, given);
   Batch batch;
   batch.cursor = cursor;
+  const TensorType type{DType::i32, {o.microbatch, o.context}};
   for (int64_t m = 0; m < o.count / o.microbatch; ++m) {
-    Tensor inputs(TensorType{DType::i32, {o.microbatch, o.context}}), labels(inputs.type());
+    Tensor inputs(type), labels(type);
     for (int64_t s = 0; s < o.microbatch; ++s)
       fill_sample(corpus, o, cursor + o.first + m * o.microbatch + s, inputs.data<int32_t>() + s * o.context,
                   labels.data<int32_t>() + s * o.context);

@@ -113,7 +113,7 @@ MappedFile::~MappedFile() {
   if (data_ != nullptr) munmap(const_cast<std::byte*>(data_), static_cast<size_t>(bytes_));
 }
 
-AtomicFile::AtomicFile(std::string path) : path_(resolved(path)) {
+AtomicFile::AtomicFile(const std::string& path) : path_(resolved(path)) {
   struct stat state {};
   if (stat(path_.c_str(), &state) == 0 && !S_ISREG(state.st_mode))
     fail_usage("cannot write '{}': it is {}", path_,

@@ -123,7 +123,7 @@ void write_value(std::string& to, const Json& json, int indent, int level) {
   const auto line = [&](int depth) {
     if (indent < 0) return;
     to += '\n';
-    to.append(static_cast<size_t>(indent * depth), ' ');
+    to.append(static_cast<size_t>(indent) * static_cast<size_t>(depth), ' ');
   };
   if (const auto* array = json.array()) {
     to += '[';

@@ -53,7 +53,7 @@ void append_utf8(std::string& to, char32_t c) {
 }
 
 std::string show_code_point(char32_t c) {
-  const std::string number = fmt::format("U+{:04X}", static_cast<uint32_t>(c));
+  std::string number = fmt::format("U+{:04X}", static_cast<uint32_t>(c));
   if (c < 0x20 || (c >= 0x7F && c < 0xA0)) return number;
   std::string text;
   append_utf8(text, c);
