@@ -1,18 +1,17 @@
 #include "tests/ops/devices.h"
 
-#include "kernels/reference/device.h"
-#ifdef HET_HAVE_CPU
 #include "kernels/cpu/device.h"
-#endif
+#include "kernels/reference/device.h"
 
 namespace het::ops_test {
 
-const std::vector<std::shared_ptr<Device>>& devices() {
-#ifdef HET_HAVE_CPU
-  static const std::vector<std::shared_ptr<Device>> all{make_reference_device(), make_cpu_device()};
-#else
-  static const std::vector<std::shared_ptr<Device>> all{make_reference_device()};
-#endif
+const std::vector<Subject>& subjects() {
+  static const std::vector<Subject> all = [] {
+    std::vector<Subject> list{{"reference", make_reference_device()}};
+    for (const std::string& set : cpu_instruction_sets())
+      list.push_back({"cpu " + set, make_cpu_device(set)});
+    return list;
+  }();
   return all;
 }
 

@@ -1,13 +1,21 @@
-// The devices under test.
+// The devices under test: the reference, and the CPU with each instruction set that it has here.
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "core/device/device.h"
 
 namespace het::ops_test {
 
-const std::vector<std::shared_ptr<Device>>& devices();
+struct Subject {
+  std::string name;  // "reference", "cpu v4"
+  std::shared_ptr<Device> device;
+
+  bool is_reference() const { return name == "reference"; }
+};
+
+const std::vector<Subject>& subjects();
 
 }  // namespace het::ops_test

@@ -181,15 +181,14 @@ TEST_CASE("values and gradients are PyTorch's") {
     const Json::Array& cases = *member(file, "cases").array();
     REQUIRE(!cases.empty());
     for (const Json& test : cases)
-      for (const auto& device : devices()) {
-        const bool reference = device->name() == "reference";
+      for (const Subject& subject : subjects()) {
+        const bool reference = subject.is_reference();
         const std::string& op = *member(test, "op").string();
         const std::string attributes = to_string(member(test, "attributes"));
-        INFO(device->name() << ", " << op << " " << attributes << " of "
-                            << to_string(member(test, "inputs")));
+        INFO(subject.name << ", " << op << " " << attributes << " of " << to_string(member(test, "inputs")));
         if (!reference && attributes.find("\"f64\"") != std::string::npos) continue;
-        CHECK(run(Golden(test, reference ? DType::f64 : DType::f32), device, reference ? 2e-11 : 2e-6, ran) ==
-              std::vector<std::string>{});
+        CHECK(run(Golden(test, reference ? DType::f64 : DType::f32), subject.device, reference ? 2e-11 : 2e-6,
+                  ran) == std::vector<std::string>{});
       }
   }
   // No operator is left out but the one whose random numbers are our own.

@@ -49,10 +49,10 @@ double flops_of(const Case& test) {
   return cost_of(call, op.infer(call)).flops;
 }
 
-void compare_all(Device& device, const OpDef& op) {
+void compare_all(const Subject& subject, const OpDef& op) {
   for (const Case* test : cases_of(op.name)) {
     // The reference in another dtype runs the loops of the oracle: on large cases that shows nothing new.
-    if (device.name() == "reference" && flops_of(*test) > 100'000) continue;
+    if (subject.is_reference() && flops_of(*test) > 100'000) continue;
     for (const DType dtype : test->dtypes) {
       const Question question = question_of(*test, dtype);
       for (const Placing placing : placings_of(op))
@@ -60,7 +60,7 @@ void compare_all(Device& device, const OpDef& op) {
           INFO(to_string(*test) << ", " << name_of(dtype) << ", " << name_of(placing)
                                 << ", accumulating into " << accumulate << ", seed " << random_seed());
           bool supported = false;
-          const auto problems = compare(device, {question, placing, accumulate}, supported);
+          const auto problems = compare(*subject.device, {question, placing, accumulate}, supported);
           if (!supported && !may_lack(dtype)) FAIL_CHECK("the device has no kernel for it");
           CHECK(problems == kNone);
         }
@@ -96,22 +96,22 @@ TEST_CASE("every operator has a case, and every case an operator") {
 }
 
 TEST_CASE("a device computes what plain loops in f64 do") {
-  for (const auto& device : devices())
+  for (const Subject& subject : subjects())
     for (const OpDef& op : op_table()) {
       if (!has_kernel(op)) continue;
-      DYNAMIC_SECTION(device->name() << ": " << op.name) { compare_all(*device, op); }
+      DYNAMIC_SECTION(subject.name << ": " << op.name) { compare_all(subject, op); }
     }
 }
 
 TEST_CASE("a device computes the same with one thread and with many") {
   for (const int count : {1, 3}) {
     const Threads threads(count);
-    for (const auto& device : devices()) {
-      if (device->name() == "reference") continue;
+    for (const Subject& subject : subjects()) {
+      if (subject.is_reference()) continue;
       for (const OpDef& op : op_table()) {
         if (!has_kernel(op)) continue;
-        DYNAMIC_SECTION(device->name() << " with " << count << " threads: " << op.name) {
-          compare_all(*device, op);
+        DYNAMIC_SECTION(subject.name << " with " << count << " threads: " << op.name) {
+          compare_all(subject, op);
         }
       }
     }
@@ -119,14 +119,14 @@ TEST_CASE("a device computes the same with one thread and with many") {
 }
 
 TEST_CASE("an operator runs through lowering") {
-  for (const auto& device : devices())
+  for (const Subject& subject : subjects())
     for (const OpDef& op : op_table()) {
-      DYNAMIC_SECTION(device->name() << ": " << op.name) {
+      DYNAMIC_SECTION(subject.name << ": " << op.name) {
         for (const Case* test : cases_of(op.name))
           for (const DType dtype : test->dtypes) {
             if (may_lack(dtype) || flops_of(*test) > 100'000) continue;
             INFO(to_string(*test) << ", " << name_of(dtype) << ", seed " << random_seed());
-            CHECK(check_graph(device, *test, dtype) == kNone);
+            CHECK(check_graph(subject.device, *test, dtype) == kNone);
           }
       }
     }
