@@ -31,9 +31,10 @@ function peak.known(device, dtype)
   return type(value) == "number" and value or nil
 end
 
---- Measure it now; the cache keeps the result. Failing to write the cache is no failure.
+--- Measure it now; the cache keeps the result, or the greater one of a quieter hour. Failing to write the cache is no
+-- failure.
 function peak.measure(device, dtype)
-  local value = native.device(device):peak_flops(dtype)
+  local value = math.max(native.device(device):peak_flops(dtype), peak.known(device, dtype) or 0)
   local path = cache_path()
   if path then
     local known = read()

@@ -275,7 +275,9 @@ function Run:start()
   elseif interrupted then
     reporter:say(("stopped after step %d; give save = \"folder\" to keep what was learned"):format(self.step))
   end
-  if not reporter.peak and is_model(a.model) and self.device == "cpu" and not interrupted then
+  -- Without a peak, or with one from a time when the machine was busy.
+  if (not reporter.peak or reporter:mfu(reporter.rate or 0) > 1) and is_model(a.model) and self.device == "cpu"
+    and not interrupted then
     local before = native.clock()
     reporter.peak = peak.measure(self.device, a.precision)
     started = started + native.clock() - before   -- measuring the machine is no part of the run
