@@ -14,7 +14,9 @@ local opt = het.options {
 }
 local corpus = opt.text ~= "" and het.data.masked { path = opt.text, tokenizer = "byte", holdout = 0 }
   or het.data.tokens { path = opt.tokens, holdout = 0 }
-local sampler = corpus:sampler { context = opt.context, batch = opt.batch, microbatch = opt.batch, split = "train", seed = 5 }
+local sampler = corpus:sampler {
+  context = opt.context, batch = opt.batch, microbatch = opt.batch, split = "train", seed = 5,
+}
 local result = { inputs = {}, labels = {} }
 local first
 for i = 1, opt.steps do
