@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+"""`hetrun bench gpt2-124m` against GPT-2 124M of transformers in PyTorch: random weights, sequence 1024, AdamW.
+
+usage: gpt2_124m_vs_torch.py HETRUN [--batch 4] [--steps N] [--torch f32,bf16,...]
+
+Each runs in a process of its own, one after the other; a step is forward, backward and update. `+compiled` compiles
+the model. Prints step seconds (median), tokens/s and peak resident memory of each, and the ratio.
+"""
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+
+
+def torch_steps(variant, batch, steps):
+    import torch
+    import transformers
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    config = transformers.GPT2Config(resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, attn_implementation='sdpa', use_cache=False)
+    model = transformers.GPT2LMHeadModel(config)
+    run = torch.compile(model) if 'compiled' in variant else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    seconds = []
+    for _ in range(steps + 1):
+        ids = torch.randint(50257, (batch, 1025))
+        started = time.perf_counter()
+        with torch.autocast('cpu', dtype=torch.bfloat16, enabled='bf16' in variant):
+            logits = run(input_ids=ids[:, :-1]).logits
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        seconds.append(time.perf_counter() - started)
+    median = statistics.median(seconds[1:])
+    return {'step_seconds': median, 'tokens_per_s': batch * 1024 / median, 'version': torch.__version__,
+            'peak_memory_bytes': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument('hetrun')
+    parser.add_argument('--batch', type=int, default=4)
+    parser.add_argument('--steps', type=int, default=3)
+    parser.add_argument('--torch', default='f32,bf16,f32+compiled,bf16+compiled')
+    parser.add_argument('--child', help=argparse.SUPPRESS)
+    a = parser.parse_args()
+    if a.child:
+        print(json.dumps(torch_steps(a.child, a.batch, a.steps)))
+        return
+
+    def result_of(*command):
+        out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        return json.loads(out.strip().splitlines()[-1])
+
+    peers = {variant: result_of(sys.executable, __file__, a.hetrun, '--child', variant, '--batch', str(a.batch), '--steps',
+                                str(a.steps)) for variant in a.torch.split(',')}
+    best = max(peers, key=lambda variant: peers[variant]['tokens_per_s'])
+    for precision in ('f32', 'bf16'):
+        ours = result_of(a.hetrun, 'bench', 'gpt2-124m', '--precision', precision, '--batch', str(a.batch), '--steps',
+                         str(a.steps), '--json', '--quiet')
+        print(json.dumps({'precision': precision, 'hetrun': ours, 'torch_best': best, 'torch': peers[best],
+                          'tokens_per_s_ratio': ours['tokens_per_s'] / peers[best]['tokens_per_s']}))
+    print(json.dumps(peers))
+
+
+if __name__ == '__main__':
+    main()
