@@ -5,7 +5,6 @@
 #include <cmath>
 #include <limits>
 
-#include "core/base/error.h"
 #include "kernels/cpu/gemm_tile.h"
 #include "kernels/cpu/kernel.h"
 
@@ -39,7 +38,7 @@ Sizes sizes_of(const KernelRequest& request, const Layout& q, const Layout& k) {
   const Shape &a = q.type.shape, &b = k.type.shape;
   const double scale = number(request, "scale", 1 / std::sqrt(static_cast<double>(a[3])));
   if (a[3] > kMostHead)
-    fail_usage("{}: heads of {} elements; this device takes up to {}", request.op.name, a[3], kMostHead);
+    refuse(request, "its heads have more than 512 elements");
   return {a[0], a[1], b[1], a[2], b[2], a[3], static_cast<float>(scale), flag(request, "causal", false)};
 }
 
@@ -366,7 +365,7 @@ struct Cached {
   void run(const KernelArguments& a) const {
     const int64_t position = a.in<int32_t>(5)[0];
     if (position < 0 || position + s.queries > s.keys)
-      fail_usage("attention_cached: {} tokens at position {} do not fit a cache of {}", s.queries, position, s.keys);
+      refuse_index("attention_cached", 0, position, s.keys - s.queries + 1);
     T *keys = a.out<T>(1), *values = a.out<T>(2);
     for (int64_t b = 0; b < s.batch; ++b)
       for (int64_t t = 0; t < s.queries; ++t)
