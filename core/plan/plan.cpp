@@ -1,10 +1,42 @@
 #include "core/plan/plan.h"
 
+#include <algorithm>
 #include <map>
 
 #include <fmt/format.h>
 
 namespace het {
+
+std::string_view name_of(Schedule schedule) {
+  switch (schedule) {
+    case Schedule::one_f_one_b: return "1f1b";
+    case Schedule::gpipe: return "gpipe";
+    case Schedule::interleaved: return "interleaved";
+    case Schedule::split_backward: return "split_backward";
+  }
+  return "unknown";
+}
+
+namespace {
+
+// Each layer's optimizer state lives somewhere: of the stages that hold it, one has a share.
+void check_shares(const Plan& plan, int layers, std::vector<std::string>& problems) {
+  std::vector<bool> placed(static_cast<size_t>(std::max(layers, 0)), false);
+  for (const Pipeline& pipeline : plan.pipelines)
+    for (const Stage& stage : pipeline.stages)
+      for (int layer = std::max(stage.first_layer, 0);
+           layer < std::min(stage.first_layer + stage.layers, layers) && stage.optimizer_share > 0; ++layer)
+        placed[static_cast<size_t>(layer)] = true;
+  for (int layer = 0; layer < layers; ++layer)
+    if (!placed[static_cast<size_t>(layer)]) {
+      problems.push_back(fmt::format(
+          "layer {}: every stage that holds it has optimizer_share = 0; one of them needs at least 1",
+          layer));
+      return;
+    }
+}
+
+}  // namespace
 
 Plan single_device_plan(const PlanSubject& subject, int microbatch, std::string device) {
   Stage stage;
@@ -20,51 +52,90 @@ std::vector<std::string> validate(const Plan& plan, const PlanSubject& subject) 
   std::vector<std::string> problems;
   const auto add = [&](std::string text) { problems.push_back(std::move(text)); };
   if (plan.tensor < 1) add(fmt::format("tensor = {}; the tensor-parallel degree is at least 1", plan.tensor));
-  if (plan.microbatch < 1) add(fmt::format("microbatch = {}; a micro-batch has at least 1 sample", plan.microbatch));
+  if (plan.microbatch < 1)
+    add(fmt::format("microbatch = {}; a micro-batch has at least 1 sample", plan.microbatch));
   if (plan.pipelines.empty()) add("the plan has no pipeline; at least one is needed");
+
+  const int chunks = plan.schedule == Schedule::interleaved ? std::max(plan.chunks, 1) : 1;
+  if (plan.chunks < 1) add(fmt::format("chunks = {}; each device has at least 1 stage", plan.chunks));
+  if (plan.chunks > 1 && plan.schedule != Schedule::interleaved)
+    add(fmt::format("chunks = {} with schedule \"{}\"; only \"interleaved\" puts several stages on a device",
+                    plan.chunks, name_of(plan.schedule)));
+  if (plan.warmup < 0) add(fmt::format("warmup = {}; it is 0 or more", plan.warmup));
 
   int64_t samples = 0;
   std::map<std::string, std::string> used;  // device -> where
   for (size_t p = 0; p < plan.pipelines.size(); ++p) {
     const Pipeline& pipeline = plan.pipelines[p];
     if (pipeline.microbatches < 1)
-      add(fmt::format("pipeline {}: microbatches = {}; each pipeline runs at least 1", p + 1, pipeline.microbatches));
+      add(fmt::format("pipeline {}: microbatches = {}; each pipeline runs at least 1", p + 1,
+                      pipeline.microbatches));
     samples += static_cast<int64_t>(pipeline.microbatches) * plan.microbatch;
+    const int stages = static_cast<int>(pipeline.stages.size());
+    if (stages % chunks != 0)
+      add(fmt::format("pipeline {}: {} stages for chunks = {}; the number of stages is a multiple of chunks",
+                      p + 1, stages, chunks));
+    else if (chunks > 1 && pipeline.microbatches % (stages / chunks) != 0)
+      add(fmt::format("pipeline {}: {} microbatches; interleaved they are a multiple of its {} device groups",
+                      p + 1, pipeline.microbatches, stages / chunks));
+    const size_t groups = static_cast<size_t>(std::max(stages / chunks, 1));
     int next = 0;
     for (size_t s = 0; s < pipeline.stages.size(); ++s) {
       const Stage& stage = pipeline.stages[s];
       const std::string where = fmt::format("pipeline {}, stage {}", p + 1, s + 1);
-      if (stage.layers < 1) add(fmt::format("{}: layers = {}; a stage holds at least 1", where, stage.layers));
+      if (stage.layers < 1)
+        add(fmt::format("{}: layers = {}; a stage holds at least 1", where, stage.layers));
       if (stage.first_layer != next)
-        add(fmt::format("{}: begins at layer {}, the stage before it ends at layer {}", where, stage.first_layer,
-                        next));
+        add(fmt::format("{}: begins at layer {}, the stage before it ends at layer {}", where,
+                        stage.first_layer, next));
       next = stage.first_layer + stage.layers;
       if (static_cast<int>(stage.devices.size()) != plan.tensor)
-        add(fmt::format("{}: {} devices for tensor = {}; each stage has one device for each tensor-parallel rank",
-                        where, stage.devices.size(), plan.tensor));
+        add(fmt::format(
+            "{}: {} devices for tensor = {}; each stage has one device for each tensor-parallel rank", where,
+            stage.devices.size(), plan.tensor));
+      if (stage.optimizer_share < 0)
+        add(fmt::format("{}: optimizer_share = {}; it is 0 or more", where, stage.optimizer_share));
+      if (s >= groups) {
+        if (stage.devices != pipeline.stages[s - groups].devices)
+          add(fmt::format("{}: interleaved, it runs on the devices of stage {}", where, s - groups + 1));
+        continue;
+      }
       for (const std::string& device : stage.devices) {
         const auto [entry, fresh] = used.emplace(device, where);
         if (!fresh) add(fmt::format("{}: device {} is already used by {}", where, device, entry->second));
       }
     }
-    if (pipeline.stages.empty()) add(fmt::format("pipeline {} has no stage", p + 1));
+    if (pipeline.stages.empty())
+      add(fmt::format("pipeline {} has no stage", p + 1));
     else if (next != subject.layers)
-      add(fmt::format("pipeline {}: its stages hold {} layers, the model has {}", p + 1, next, subject.layers));
+      add(fmt::format("pipeline {}: its stages hold {} layers, the model has {}", p + 1, next,
+                      subject.layers));
   }
+  if (plan.sharded_optimizer) check_shares(plan, subject.layers, problems);
   if (samples != subject.batch && !plan.pipelines.empty())
-    add(fmt::format("the pipelines run {} samples in a step (micro-batches times microbatch), the batch is {}",
-                    samples, subject.batch));
+    add(fmt::format(
+        "the pipelines run {} samples in a step (micro-batches times microbatch), the batch is {}", samples,
+        subject.batch));
   return problems;
 }
 
 std::string to_lua(const Plan& plan) {
-  std::string text = fmt::format("het.plan {{ tensor = {}, microbatch = {},\n", plan.tensor, plan.microbatch);
+  std::string text = fmt::format("het.plan {{ tensor = {}, microbatch = {},", plan.tensor, plan.microbatch);
+  if (plan.schedule != Schedule::one_f_one_b)
+    text += fmt::format(" schedule = \"{}\",", name_of(plan.schedule));
+  if (plan.chunks != 1) text += fmt::format(" chunks = {},", plan.chunks);
+  if (plan.warmup != 0) text += fmt::format(" warmup = {},", plan.warmup);
+  if (plan.sharded_optimizer) text += " sharded_optimizer = true,";
+  text += '\n';
   for (const Pipeline& pipeline : plan.pipelines) {
     text += fmt::format("  het.pipeline {{ microbatches = {}", pipeline.microbatches);
     for (const Stage& stage : pipeline.stages) {
       text += ", het.stage { ";
       for (const std::string& device : stage.devices) text += fmt::format("\"{}\", ", device);
-      text += fmt::format("layers = {}{} }}", stage.layers, stage.recompute ? ", recompute = true" : "");
+      text += fmt::format("layers = {}{}", stage.layers, stage.recompute ? ", recompute = true" : "");
+      if (plan.sharded_optimizer && stage.optimizer_share != 1)
+        text += fmt::format(", optimizer_share = {}", stage.optimizer_share);
+      text += " }";
     }
     text += " },\n";
   }

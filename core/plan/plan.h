@@ -3,15 +3,27 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace het {
 
+// In what order a stage runs the forwards and backwards of its micro-batches.
+enum class Schedule {
+  one_f_one_b,     // one forward, one backward, in turn (1F1B)
+  gpipe,           // all forwards, then all backwards
+  interleaved,     // 1F1B over several stages of each device (Plan::chunks)
+  split_backward,  // 1F1B, weight gradients put off into the bubbles
+};
+std::string_view name_of(Schedule schedule);  // "1f1b", "gpipe", "interleaved", "split_backward"
+
 struct Stage {
-  std::vector<std::string> devices;   // one for each tensor-parallel rank: "here:0", "a:1"
-  int first_layer = 0;                // range [first_layer, first_layer + layers) of Graph::layers
+  std::vector<std::string> devices;  // one for each tensor-parallel rank: "here:0", "a:1"
+  int first_layer = 0;               // range [first_layer, first_layer + layers) of Graph::layers
   int layers = 0;
-  bool recompute = false;             // forward activations are computed again in the backward pass
+  bool recompute = false;   // forward activations are computed again in the backward pass
+  int optimizer_share = 1;  // with Plan::sharded_optimizer: how much optimizer state of a layer lives here,
+                            // relative to the other stages that hold the layer; 0: none
   bool operator==(const Stage&) const = default;
 };
 
@@ -22,16 +34,20 @@ struct Pipeline {
 };
 
 struct Plan {
-  int tensor = 1;        // tensor-parallel degree, the same everywhere
-  int microbatch = 1;    // samples in one micro-batch
+  int tensor = 1;      // tensor-parallel degree, the same everywhere
+  int microbatch = 1;  // samples in one micro-batch
   std::vector<Pipeline> pipelines;
+  Schedule schedule = Schedule::one_f_one_b;
+  int chunks = 1;  // interleaved: stages on each device; stage s and s + stages / chunks share it
+  int warmup = 0;  // 1F1B: extra forwards in flight for each later stage, to hide slow links
+  bool sharded_optimizer = false;  // state divided over the replicas of a layer by Stage::optimizer_share
   bool operator==(const Plan&) const = default;
 };
 
 // What a plan is checked against.
 struct PlanSubject {
-  int layers = 0;   // of the model
-  int batch = 0;    // samples in one step
+  int layers = 0;  // of the model
+  int batch = 0;   // samples in one step
 };
 
 // One device does everything.

@@ -32,3 +32,41 @@ TEST_CASE("a plan with several mistakes names them all") {
   CHECK(has("microbatches = 0"));
   CHECK(has("run 5 samples in a step"));
 }
+
+TEST_CASE(
+    "schedule, warm-up and placed optimizer state print as Lua, and only where they differ from the "
+    "default") {
+  Plan plan;
+  plan.microbatch = 2;
+  plan.warmup = 1;
+  plan.sharded_optimizer = true;
+  plan.pipelines = {{2, {{{"a:0"}, 0, 3, false, 4}, {{"a:1"}, 3, 1, true, 0}}}, {1, {{{"b:0"}, 0, 4}}}};
+  CHECK(validate(plan, {4, 6}).empty());
+  CHECK(to_lua(plan) ==
+        "het.plan { tensor = 1, microbatch = 2, warmup = 1, sharded_optimizer = true,\n"
+        "  het.pipeline { microbatches = 2, het.stage { \"a:0\", layers = 3, optimizer_share = 4 }, "
+        "het.stage { \"a:1\", layers = 1, recompute = true, optimizer_share = 0 } },\n"
+        "  het.pipeline { microbatches = 1, het.stage { \"b:0\", layers = 4 } },\n}");
+}
+
+TEST_CASE("interleaved stages share devices; other schedules may not") {
+  Plan plan;
+  plan.schedule = Schedule::interleaved;
+  plan.chunks = 2;
+  plan.pipelines = {{2, {{{"a:0"}, 0, 1}, {{"a:1"}, 1, 1}, {{"a:0"}, 2, 1}, {{"a:1"}, 3, 1}}}};
+  CHECK(validate(plan, {4, 2}).empty());
+  plan.pipelines[0].microbatches = 3;
+  REQUIRE(validate(plan, {4, 3}).size() == 1);
+  CHECK(validate(plan, {4, 3})[0].find("a multiple of its 2 device groups") != std::string::npos);
+  plan.schedule = Schedule::gpipe;
+  CHECK(validate(plan, {4, 3}).size() == 3);
+}
+
+TEST_CASE("optimizer state that lives nowhere is a mistake") {
+  Plan plan;
+  plan.sharded_optimizer = true;
+  plan.pipelines = {{1, {{{"a:0"}, 0, 2, false, 0}, {{"a:1"}, 2, 2}}}, {1, {{{"b:0"}, 0, 4, false, 0}}}};
+  const auto problems = validate(plan, {4, 2});
+  REQUIRE(problems.size() == 1);
+  CHECK(problems[0].find("layer 0: every stage that holds it has optimizer_share = 0") == 0);
+}
