@@ -23,6 +23,7 @@ MAY_SEE = {
     "histedit.h": {"lua/prompt.cpp"},
     "lua.hpp": {"lua/bind.h"},
     "omp.h": {"core/base/parallel.cpp"},
+    "glpk.h": {"planner/milp.cpp"},
 }
 
 

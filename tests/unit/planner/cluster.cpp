@@ -1,0 +1,76 @@
+#include "planner/cluster.h"
+
+#include <catch2/catch.hpp>
+#include <set>
+
+#include "core/base/error.h"
+#include "tests/unit/planner/testing.h"
+
+using namespace het;
+using namespace het::testing;
+
+TEST_CASE("every known device type is complete, named once, and slower in f32 than in half precision") {
+  std::set<std::string> names;
+  for (const DeviceType& type : known_device_types()) {
+    INFO(type.name);
+    CHECK(names.insert(type.name).second);
+    CHECK(type.f16_flops > type.f32_flops);
+    CHECK((type.bf16_flops == 0 || type.bf16_flops == type.f16_flops));
+    CHECK(type.memory_bytes >= 11 * 1073741824.0);
+    CHECK(type.memory_bytes_per_second > type.inside.bytes_per_second);
+  }
+  for (const char* name :
+       {"A100-40", "A100-80", "A800", "H100", "H800", "H20", "H200", "P100", "T4", "L4", "A10G", "L40S",
+        "RTX-3090", "RTX-4090", "RTX-2080-Ti", "Titan-RTX", "V100-16", "V100-32"})
+    CHECK(find_device_type(name) != nullptr);
+}
+
+TEST_CASE("a good cluster has no problem, a bad one is told all of them") {
+  CHECK(validate(cluster_of({{"A100-80", 8, 2}, {"H20", 3}})).empty());
+  Cluster bad = cluster_of({{"A100-80", 8}, {"H20", 0}});
+  bad.nodes[1].hosts = {"a"};
+  bad.nodes[1].price_per_hour = -2;
+  bad.nodes[0].type = "A100-81";
+  bad.types[1].memory_bytes = 0;
+  bad.between = {};
+  bad.nodes[1].zone = "far";
+  bad.zone_links = {{"far", "moon", {1e-3, 0}}};
+  const auto problems = validate(bad);
+  CHECK(mentions(problems, "host a is named twice"));
+  CHECK(mentions(problems, "price = -2"));
+  CHECK(mentions(problems, "devices = 0"));
+  CHECK(mentions(problems, "did you mean \"A100-80\"?"));
+  CHECK(mentions(problems, "device type H20: memory = 0"));
+  CHECK(mentions(problems, "no link between zones \"\" and \"far\""));
+  CHECK(mentions(problems, "no node is in zone \"moon\""));
+  CHECK(mentions(problems, "link far - moon: bandwidth = 0"));
+  CHECK(problems.size() == 8);
+}
+
+TEST_CASE("alike nodes merge into counts, others do not") {
+  Cluster cluster;
+  for (const char* name : {"a", "b", "c"}) cluster.nodes.push_back(known_node(name, "T4", 4));
+  cluster.nodes[1].zone = "west";
+  cluster.between = {1e-5, 1e9};
+  add_known_types(cluster);
+  const Cluster small = merged(cluster);
+  REQUIRE(small.nodes.size() == 2);
+  CHECK(small.nodes[0].hosts == std::vector<std::string>{"a", "c"});
+  CHECK(total_devices(small) == 12);
+  CHECK(device_name(small, 0, 1, 3) == "c:3");
+}
+
+TEST_CASE("a link is found by zones in either order, else the common one is taken") {
+  Cluster cluster = cluster_of({{"T4", 1}, {"L4", 1}, {"L4", 1}});
+  cluster.nodes[0].zone = "x";
+  cluster.nodes[1].zone = "y";
+  cluster.zone_links = {{"y", "x", {1e-3, 5e8}}};
+  CHECK(between_link(cluster, 0, 1).bytes_per_second == 5e8);
+  CHECK(between_link(cluster, 1, 0).bytes_per_second == 5e8);
+  CHECK(between_link(cluster, 1, 2).bytes_per_second == 25e9);
+  CHECK(inside_link(cluster, 1) == find_device_type("L4")->inside);
+}
+
+TEST_CASE("an unknown type of a known node is refused") {
+  CHECK_THROWS_AS(known_node("a", "B9000", 1), Error);
+}
