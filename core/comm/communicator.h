@@ -1,0 +1,126 @@
+// Collectives between the ranks of a group. A Communicator prepares operations once, as a device prepares
+// kernels; running one allocates nothing. It knows nothing of plans, of who is a member, or of what to do
+// when a peer is lost: then it is dead, says so in one sentence, and the next generation makes a new one.
+//
+// Order: every rank of a group starts the same collectives in the same order. They run in that order on a
+// thread of the communicator, while the caller computes. Each channel (peer, direction, tag) of send and
+// receive has a thread of its own, so that no message waits for an unrelated one. A Communicator and its
+// Collectives are used from one thread at a time; abort() comes from any thread.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/tensor/dtype.h"
+
+namespace het {
+
+enum class CollectiveKind : uint8_t {
+  all_reduce,      // in, out: counts[0] elements; out may be in
+  all_gather,      // in: counts[rank]; out: all blocks in rank order; in may be its place in out
+  reduce_scatter,  // in: all blocks in rank order; out: the reduced block counts[rank]; out may be its place
+                   // in in
+  broadcast,       // counts[0] elements from rank `peer` (in) to every rank (out); there, in may be out
+  grouped_broadcast,  // each rank broadcasts its block counts[rank]: the result of all_gather, never padded
+  all_to_all,         // counts[from * size + to]; in: blocks by receiver; out: blocks by sender
+  send,               // counts[0] elements (in) to rank `peer`
+  receive,            // counts[0] elements (out) from rank `peer`
+  barrier,            // no data
+};
+std::string_view name_of(CollectiveKind kind);
+
+enum class Reduction : uint8_t { sum, max };
+
+// What every rank of the group asks alike (but for the two ends of a message). Ranks are those of the group.
+struct CollectiveRequest {
+  CollectiveKind kind = CollectiveKind::barrier;
+  DType dtype = DType::f32;
+  std::vector<int64_t> counts;  // elements, as above; zero is allowed everywhere
+  int peer = -1;                // of broadcast: the root; of send and receive: the other end
+  int tag = 0;                  // of send and receive: the channel; messages of one channel keep their order
+  Reduction reduction = Reduction::sum;
+  std::string label;  // the tensor, for messages and traces
+
+  bool operator==(const CollectiveRequest&) const = default;
+};
+// Elements that `rank` of `size` reads and writes.
+int64_t input_elements(const CollectiveRequest& request, int rank, int size);
+int64_t output_elements(const CollectiveRequest& request, int rank, int size);
+// All that is wrong with a request on this rank; empty: nothing.
+std::vector<std::string> problems_of(const CollectiveRequest& request, int rank, int size);
+
+using CommClock = std::chrono::steady_clock;
+
+// When the last run of an operation was started by its caller, taken up by the communication thread, and
+// done.
+struct CollectiveTimes {
+  CommClock::time_point started, begun, finished;
+};
+
+// One prepared operation. Destroying one that runs aborts its communicator.
+class Collective {
+ public:
+  virtual ~Collective() = default;
+  // Queue the operation. The memory is the operation's until wait() returns or throws. Throws Error(peer)
+  // when the communicator is dead, Error(bug) when the last start was not waited for.
+  virtual void start(const std::byte* in, std::byte* out) = 0;
+  virtual bool done() const = 0;  // wait() would return, or throw, at once
+  // Until the operation is done. Throws Error(peer) with one sentence that names who is missing or lost.
+  virtual void wait() = 0;
+  virtual const CollectiveRequest& request() const = 0;
+  virtual CollectiveTimes times() const = 0;  // of the last run that was waited for
+};
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual const std::string& name() const = 0;
+  virtual int rank() const = 0;  // in the group
+  virtual int size() const = 0;
+  virtual const std::vector<int>& ranks() const = 0;  // of the fabric, by rank of the group
+  // Throws Error(bug) with problems_of(request). May allocate and make a thread; nothing travels.
+  virtual std::unique_ptr<Collective> prepare(const CollectiveRequest& request) = 0;
+  // Fail every pending and later wait with Error(peer), and have the peers notice. From any thread. Returns
+  // when nothing touches the memory of pending operations from outside any more.
+  virtual void abort(std::string_view why) = 0;
+  virtual int64_t bytes_sent() const = 0;  // since it was made
+};
+
+// Holds a finished operation back, as if its bytes had taken a slower way: core/comm/shaped.h.
+class Pacer {
+ public:
+  virtual ~Pacer() = default;
+  // When an operation that all its ranks had reached at `arrived` may be done. `ranks`: the group's, in the
+  // fabric; `rank`: this one's place among them. From any thread.
+  virtual CommClock::time_point release(const CollectiveRequest& request, const std::vector<int>& ranks,
+                                        int rank, CommClock::time_point arrived) = 0;
+};
+
+// How long to wait for others, and whom to tell.
+struct Patience {
+  std::chrono::milliseconds warn_after{10'000};  // of one wait(): then `warn` is called, once
+  std::chrono::milliseconds timeout{60'000};     // of one wait(), and of making a group: then it fails
+  std::function<void(const std::string& sentence)> warn;  // on the waiting thread; absent: nobody is told
+};
+
+// All ranks of one generation of a run, as seen by one of them. Makes communicators. Thread-safe.
+class Fabric {
+ public:
+  virtual ~Fabric() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  // The communicator of `ranks` (distinct, this rank among them). Every member calls it with the same list
+  // and a name that is used once in the fabric's life, and waits there for the others; members that share
+  // several groups make them in the same order. Throws Error(peer) naming who did not come.
+  virtual std::shared_ptr<Communicator> group(const std::string& name, std::vector<int> ranks) = 0;
+  // Abort every communicator made, and every group being made.
+  virtual void abort(std::string_view why) = 0;
+};
+
+}  // namespace het

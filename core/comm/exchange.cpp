@@ -1,0 +1,337 @@
+#include "core/comm/exchange.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/base/error.h"
+#include "core/base/parallel.h"
+#include "core/comm/reduce.h"
+
+namespace het {
+
+Lanes::Lanes(Wire& wire, int size, std::function<void()> interrupted, std::atomic<int64_t>& bytes_sent)
+    : wire_(wire), interrupted_(std::move(interrupted)), bytes_sent_(bytes_sent), lanes_(size) {}
+
+void Lanes::begin_operation() {
+  for (Lane& lane : lanes_) lane.operation_mark = lane.receive_done;
+}
+
+void Lanes::send(int peer, const std::byte* from, int64_t bytes) {
+  wire_.send(peer, from, bytes);
+  ++lanes_[peer].send_posted;
+  bytes_sent_.fetch_add(bytes, std::memory_order_relaxed);
+}
+
+void Lanes::receive(int peer, std::byte* to, int64_t bytes) {
+  wire_.receive(peer, to, bytes);
+  ++lanes_[peer].receive_posted;
+}
+
+void Lanes::await_received(int peer, int64_t mark) {
+  Lane& lane = lanes_[peer];
+  while (lane.receive_done < mark) {
+    if (wire_.received(peer))
+      ++lane.receive_done;
+    else
+      interrupted_();
+  }
+}
+
+void Lanes::await_all() {
+  const int size = static_cast<int>(lanes_.size());
+  for (int peer = 0; peer < size; ++peer) await_received(peer, lanes_[peer].receive_posted);
+  for (int peer = 0; peer < size; ++peer) {
+    Lane& lane = lanes_[peer];
+    while (lane.send_done < lane.send_posted) {
+      if (wire_.sent(peer))
+        ++lane.send_done;
+      else
+        interrupted_();
+    }
+  }
+}
+
+std::vector<int> Lanes::unfinished() {
+  std::vector<int> peers;
+  for (size_t peer = 0; peer < lanes_.size(); ++peer) {
+    Lane& lane = lanes_[peer];
+    const int p = static_cast<int>(peer);
+    while (lane.receive_done < lane.receive_posted && wire_.received(p)) ++lane.receive_done;
+    while (lane.send_done < lane.send_posted && wire_.sent(p)) ++lane.send_done;
+    if (lane.receive_done < lane.receive_posted || lane.send_done < lane.send_posted) peers.push_back(p);
+  }
+  return peers;
+}
+
+namespace {
+
+// Reductions travel in segments, so that summing one overlaps the transfer of the next. Two are on their way.
+constexpr int64_t kSegmentBytes = 512 * 1024;
+constexpr int64_t kLeastSegmentBytes = 32 * 1024;
+constexpr int64_t kScratchBytes = 8 * 1024 * 1024;
+constexpr int kInFlight = 2;
+// Up to this size an all-reduce is one step: everybody sends everything to everybody and adds it up.
+constexpr int64_t kSmallBytes = 4 * 1024;
+
+int64_t segment_elements(DType dtype, int size) {
+  const int64_t bytes =
+      std::clamp(kScratchBytes / (kInFlight * std::max(size - 1, 1)), kLeastSegmentBytes, kSegmentBytes);
+  return bytes / bytes_of(dtype);
+}
+
+bool is_small(const CollectiveRequest& request) {
+  return request.counts[0] * bytes_of(request.dtype) <= kSmallBytes;
+}
+
+// The blocks of a reduction: block r is summed by rank r.
+struct Blocks {
+  int64_t first, count;
+};
+Blocks block_of(const CollectiveRequest& request, int rank, int size) {
+  if (request.kind == CollectiveKind::all_reduce) {
+    const Range range = share_of(request.counts[0], size, rank);
+    return {range.begin, range.end - range.begin};
+  }
+  int64_t first = 0;
+  for (int r = 0; r < rank; ++r) first += request.counts[r];
+  return {first, request.counts[rank]};
+}
+
+// What all the functions below share: who we are, and how elements lie in memory.
+struct Call {
+  const CollectiveRequest& request;
+  int rank, size;
+  Lanes& lanes;
+  const std::byte* in;
+  std::byte* out;
+  Scratch& scratch;
+  int64_t width = std::max<int64_t>(bytes_of(request.dtype), 1);
+
+  void send(int peer, const std::byte* from, int64_t elements) const {
+    if (elements > 0) lanes.send(peer, from, elements * width);
+  }
+  void receive(int peer, std::byte* to, int64_t elements) const {
+    if (elements > 0) lanes.receive(peer, to, elements * width);
+  }
+  void copy(std::byte* to, const std::byte* from, int64_t elements) const {
+    if (elements > 0 && to != from) std::memcpy(to, from, static_cast<size_t>(elements * width));
+  }
+  // The others, starting after this rank, so that not all talk to the same one at once.
+  template <typename Body>
+  void each_peer(const Body& body) const {
+    for (int step = 1; step < size; ++step) body((rank + step) % size);
+  }
+};
+
+void reduce_small(const Call& c) {
+  const int64_t count = c.request.counts[0];
+  std::vector<const std::byte*>& inputs = c.scratch.inputs;
+  c.each_peer([&](int peer) {
+    std::byte* to = c.scratch.blocks.get() + peer * count * c.width;
+    inputs[peer] = to;
+    c.receive(peer, to, count);
+    c.send(peer, c.in, count);
+  });
+  inputs[c.rank] = c.in;
+  c.lanes.await_all();  // the input has left before out, which may be in, is written
+  reduce_blocks(c.request.dtype, c.request.reduction, c.out, inputs.data(), c.size, count);
+}
+
+// Reduce-scatter, and all-reduce when `share`: each reduced segment then goes to everybody at once.
+void reduce_in_segments(const Call& c, bool share) {
+  const int64_t segment = segment_elements(c.request.dtype, c.size);
+  const Blocks own = block_of(c.request, c.rank, c.size);
+  int64_t longest = 0;
+  for (int r = 0; r < c.size; ++r) longest = std::max(longest, block_of(c.request, r, c.size).count);
+  const int64_t rounds = (longest + segment - 1) / segment;
+  // Elements of segment k of a block.
+  const auto part = [&](const Blocks& block, int64_t k) {
+    return std::clamp<int64_t>(block.count - k * segment, 0, segment);
+  };
+  const auto slot = [&](int64_t k, int peer) {
+    return c.scratch.blocks.get() + ((k % kInFlight) * c.size + peer) * segment * c.width;
+  };
+  const auto post = [&](int64_t k) {
+    c.each_peer([&](int peer) {
+      const Blocks theirs = block_of(c.request, peer, c.size);
+      c.receive(peer, slot(k, peer), part(own, k));
+      c.send(peer, c.in + (theirs.first + k * segment) * c.width, part(theirs, k));
+    });
+  };
+  // marks[k % kInFlight][peer]: what must have come before segment k can be summed.
+  std::vector<int64_t>& marks = c.scratch.marks;
+  std::vector<const std::byte*>& inputs = c.scratch.inputs;
+  const auto mark = [&](int64_t k) {
+    for (int peer = 0; peer < c.size; ++peer) marks[(k % kInFlight) * c.size + peer] = c.lanes.received(peer);
+  };
+  for (int64_t k = 0; k < std::min<int64_t>(rounds, kInFlight); ++k) {
+    post(k);
+    mark(k);
+  }
+  std::byte* result = share ? c.out + own.first * c.width : c.out;
+  for (int64_t k = 0; k < rounds; ++k) {
+    c.each_peer([&](int peer) { c.lanes.await_received(peer, marks[(k % kInFlight) * c.size + peer]); });
+    const int64_t mine = part(own, k);
+    if (mine > 0) {
+      for (int peer = 0; peer < c.size; ++peer) inputs[peer] = slot(k, peer);
+      inputs[c.rank] = c.in + (own.first + k * segment) * c.width;
+      reduce_blocks(c.request.dtype, c.request.reduction, result + k * segment * c.width, inputs.data(),
+                    c.size, mine);
+    }
+    if (share)
+      c.each_peer([&](int peer) {
+        const Blocks theirs = block_of(c.request, peer, c.size);
+        c.receive(peer, c.out + (theirs.first + k * segment) * c.width, part(theirs, k));
+        c.send(peer, result + k * segment * c.width, mine);
+      });
+    if (k + kInFlight < rounds) {
+      post(k + kInFlight);
+      mark(k + kInFlight);
+    }
+  }
+  c.lanes.await_all();
+}
+
+void gather(const Call& c) {
+  const std::vector<int64_t>& counts = c.request.counts;
+  int64_t offset = 0;
+  std::byte* own = nullptr;
+  for (int r = 0; r < c.size; ++r) {
+    if (r == c.rank)
+      own = c.out + offset * c.width;
+    else
+      c.receive(r, c.out + offset * c.width, counts[r]);
+    offset += counts[r];
+  }
+  c.each_peer([&](int peer) { c.send(peer, c.in, counts[c.rank]); });
+  c.copy(own, c.in, counts[c.rank]);
+  c.lanes.await_all();
+}
+
+// The root hands each other rank a share, and those pass it on to each other: every link carries about the
+// tensor once, where sending it whole would cost the root n - 1 times as much. In segments, so that the two
+// steps overlap.
+void broadcast(const Call& c) {
+  const int64_t count = c.request.counts[0];
+  const int root = c.request.peer, sharers = c.size - 1;
+  const int64_t segment = std::max<int64_t>(kSegmentBytes / c.width, 1);
+  const bool whole = sharers < 2 || count * c.width <= kSmallBytes;
+  // Segment k of the share that `rank` passes on.
+  const auto part = [&](int rank, int64_t k) -> Range {
+    const Range share = share_of(count, sharers, rank < root ? rank : rank - 1);
+    const int64_t begin = std::min(share.begin + k * segment, share.end);
+    return {begin, std::min(begin + segment, share.end)};
+  };
+  if (c.rank == root) {
+    c.copy(c.out, c.in, count);
+    if (whole) c.each_peer([&](int peer) { c.send(peer, c.out, count); });
+  } else if (whole) {
+    c.receive(root, c.out, count);
+  }
+  const int64_t rounds = whole ? 0 : ((count + sharers - 1) / sharers + segment - 1) / segment;
+  if (c.rank == root) {
+    for (int64_t k = 0; k < rounds; ++k)
+      c.each_peer([&](int peer) {
+        const Range range = part(peer, k);
+        c.send(peer, c.out + range.begin * c.width, range.end - range.begin);
+      });
+  } else {
+    const int64_t before = c.lanes.received(root);
+    for (int64_t k = 0; k < rounds; ++k)
+      for (int from = 0; from < c.size; ++from) {
+        if (from == root) continue;
+        const Range range = part(from, k);
+        c.receive(from == c.rank ? root : from, c.out + range.begin * c.width, range.end - range.begin);
+      }
+    int64_t came = before;
+    for (int64_t k = 0; k < rounds; ++k) {
+      const Range range = part(c.rank, k);
+      if (range.end == range.begin) break;
+      c.lanes.await_received(root, ++came);
+      c.each_peer([&](int peer) {
+        if (peer != root) c.send(peer, c.out + range.begin * c.width, range.end - range.begin);
+      });
+    }
+  }
+  c.lanes.await_all();
+}
+
+void all_to_all(const Call& c) {
+  const std::vector<int64_t>& counts = c.request.counts;
+  const std::byte* own_in = nullptr;
+  std::byte* own_out = nullptr;
+  std::byte* to = c.out;
+  for (int from = 0; from < c.size; ++from) {
+    const int64_t count = counts[from * c.size + c.rank];
+    if (from == c.rank)
+      own_out = to;
+    else
+      c.receive(from, to, count);
+    to += count * c.width;
+  }
+  const std::byte* from = c.in;
+  for (int peer = 0; peer < c.size; ++peer) {
+    const int64_t count = counts[c.rank * c.size + peer];
+    if (peer == c.rank)
+      own_in = from;
+    else
+      c.send(peer, from, count);
+    from += count * c.width;
+  }
+  c.copy(own_out, own_in, counts[c.rank * c.size + c.rank]);
+  c.lanes.await_all();
+}
+
+std::byte kNothing[1] = {};
+
+}  // namespace
+
+void meet(const CollectiveRequest& request, int rank, int size, Lanes& lanes) {
+  const bool sends = request.kind != CollectiveKind::receive, receives = request.kind != CollectiveKind::send;
+  const bool message = !sends || !receives;
+  for (int peer = 0; peer < size; ++peer) {
+    if (peer == rank || (message && peer != request.peer)) continue;
+    if (receives) lanes.receive(peer, nullptr, 0);
+    if (sends) lanes.send(peer, kNothing, 0);
+  }
+  lanes.await_all();
+}
+
+int64_t scratch_bytes_of(const CollectiveRequest& request, int rank, int size) {
+  const int64_t width = bytes_of(request.dtype);
+  if (size == 1) return 0;
+  if (request.kind == CollectiveKind::all_reduce && is_small(request))
+    return request.counts[0] * width * size;
+  if (request.kind != CollectiveKind::all_reduce && request.kind != CollectiveKind::reduce_scatter) return 0;
+  const int64_t segment = segment_elements(request.dtype, size);
+  return block_of(request, rank, size).count == 0 ? 0 : kInFlight * size * segment * width;
+}
+
+Scratch make_scratch(int64_t bytes, int size) {
+  return {std::unique_ptr<std::byte[]>(new std::byte[static_cast<size_t>(bytes)]), bytes,
+          std::vector<const std::byte*>(size), std::vector<int64_t>(static_cast<size_t>(kInFlight) * size)};
+}
+
+void run_collective(const CollectiveRequest& request, int rank, int size, Lanes& lanes, const std::byte* in,
+                    std::byte* out, Scratch& scratch) {
+  const Call call{request, rank, size, lanes, in, out, scratch};
+  switch (request.kind) {
+    case CollectiveKind::all_reduce:
+      if (size == 1) return call.copy(out, in, request.counts[0]);
+      return is_small(request) ? reduce_small(call) : reduce_in_segments(call, true);
+    case CollectiveKind::reduce_scatter:
+      if (size == 1) return call.copy(out, in, request.counts[0]);
+      return reduce_in_segments(call, false);
+    case CollectiveKind::all_gather:
+    case CollectiveKind::grouped_broadcast: return gather(call);
+    case CollectiveKind::broadcast: return broadcast(call);
+    case CollectiveKind::all_to_all: return all_to_all(call);
+    case CollectiveKind::send: call.send(request.peer, in, request.counts[0]); return lanes.await_all();
+    case CollectiveKind::receive:
+      call.receive(request.peer, out, request.counts[0]);
+      return lanes.await_all();
+    case CollectiveKind::barrier: return meet(request, rank, size, lanes);
+  }
+}
+
+}  // namespace het

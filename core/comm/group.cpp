@@ -1,0 +1,439 @@
+#include "core/comm/group.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <list>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "core/base/error.h"
+#include "core/comm/exchange.h"
+
+namespace het {
+namespace {
+
+using std::chrono::milliseconds;
+
+// Thrown on a communication thread when its communicator has failed.
+struct GaveUp {};
+
+double seconds_since(CommClock::time_point then) {
+  return std::chrono::duration<double>(CommClock::now() - then).count();
+}
+
+enum class Life : uint8_t {
+  alive,
+  failing,  // the reason is known; connections are being cut, memory may still be touched
+  dead,
+};
+
+class Group;
+
+// An operation in a queue. `next`, `finished` and the times are guarded by the group's mutex.
+struct Operation {
+  CollectiveRequest request;
+  std::shared_ptr<Scratch> scratch;
+  const std::byte* in = nullptr;
+  std::byte* out = nullptr;
+  Operation* next = nullptr;
+  bool started = false;
+  bool failed = false;
+  std::atomic<bool> finished{false};
+  CollectiveTimes times;
+};
+
+// Operations that run one after the other: all collectives of a group, or the messages of one channel.
+struct Queue {
+  std::unique_ptr<Wire> wire;
+  std::optional<Lanes> lanes;
+  uint64_t channel = 0;
+  std::shared_ptr<Scratch> scratch;
+  std::condition_variable work;
+  Operation* first = nullptr;  // runs or waits to run
+  Operation* last = nullptr;
+  int64_t sequence = 0;        // operations begun
+  bool asked = false;          // somebody wants to know who is missing, and interrupts the wire until told
+  std::vector<int> missing;    // the answer: ranks of the group
+  std::vector<bool> has_come;  // of the missing: whether they took part in this operation at all
+  std::thread thread;
+};
+
+class Group final : public Communicator, public std::enable_shared_from_this<Group> {
+ public:
+  Group(GroupOptions options, std::unique_ptr<Links> links)
+      : options_(std::move(options)),
+        size_(static_cast<int>(options_.ranks.size())),
+        links_(std::move(links)) {}
+
+  ~Group() override {
+    {
+      std::lock_guard lock(mutex_);
+      closing_ = true;
+      for (Queue& queue : queues_) queue.work.notify_all();
+    }
+    for (Queue& queue : queues_) queue.thread.join();
+    links_->cut();
+    queues_.clear();
+  }
+
+  const std::string& name() const override { return options_.name; }
+  int rank() const override { return options_.rank; }
+  int size() const override { return size_; }
+  const std::vector<int>& ranks() const override { return options_.ranks; }
+  int64_t bytes_sent() const override { return bytes_sent_.load(std::memory_order_relaxed); }
+  std::unique_ptr<Collective> prepare(const CollectiveRequest& request) override;
+  void abort(std::string_view why) override {
+    const std::string text = fmt::format("group '{}' was aborted on {}: {}", name(), call(rank()), why);
+    fail(text, text);
+  }
+
+  void start(Queue& queue, Operation& operation, const std::byte* in, std::byte* out);
+  void wait(Queue& queue, Operation& operation);
+  void drop(Operation& operation);
+
+ private:
+  int fabric_rank(int peer) const { return options_.ranks[peer]; }
+  std::string call(int peer) const {
+    return fmt::format("rank {} ({})", fabric_rank(peer), links_->host(peer));
+  }
+  Queue& queue_for(const CollectiveRequest& request);
+  void serve(Queue& queue);
+  void run(Queue& queue, Operation& operation);
+  void interrupted(Queue& queue);
+  void hold(Queue& queue, const Operation& operation, CommClock::time_point arrived);
+  std::string sentence(Queue& queue, const Operation& operation, CommClock::time_point since);
+  void fail_for(const Operation& operation, const LostPeer& peer);
+  void fail(const std::string& reason, const std::string& cause);
+  [[noreturn]] void throw_reason() const { throw Error(ErrorKind::peer, reason_); }
+
+  const GroupOptions options_;
+  const int size_;
+  std::unique_ptr<Links> links_;
+  std::atomic<int64_t> bytes_sent_{0};
+
+  std::mutex mutex_;                 // of all below, and of what queues and operations say
+  std::condition_variable changed_;  // an operation finished, a question was answered, the life changed
+  std::atomic<Life> life_{Life::alive};
+  std::string reason_;  // why it is not alive; written once
+  bool closing_ = false;
+  std::list<Queue> queues_;
+};
+
+class Handle final : public Collective {
+ public:
+  Handle(std::shared_ptr<Group> group, Queue& queue, CollectiveRequest request,
+         std::shared_ptr<Scratch> scratch)
+      : group_(std::move(group)), queue_(queue) {
+    operation_.request = std::move(request);
+    operation_.scratch = std::move(scratch);
+  }
+  ~Handle() override { group_->drop(operation_); }
+
+  void start(const std::byte* in, std::byte* out) override { group_->start(queue_, operation_, in, out); }
+  bool done() const override { return operation_.finished.load(std::memory_order_acquire); }
+  void wait() override { group_->wait(queue_, operation_); }
+  const CollectiveRequest& request() const override { return operation_.request; }
+  CollectiveTimes times() const override { return operation_.times; }
+
+ private:
+  std::shared_ptr<Group> group_;
+  Queue& queue_;
+  Operation operation_;
+};
+
+std::unique_ptr<Collective> Group::prepare(const CollectiveRequest& request) {
+  const std::vector<std::string> problems = problems_of(request, rank(), size_);
+  if (!problems.empty()) throw Error(ErrorKind::bug, fmt::format("{}", fmt::join(problems, "; ")));
+  Queue& queue = queue_for(request);
+  const int64_t bytes = scratch_bytes_of(request, rank(), size_);
+  std::lock_guard lock(mutex_);
+  // Operations prepared before keep the smaller scratch; they may be running on it.
+  if (queue.scratch == nullptr || queue.scratch->bytes < bytes)
+    queue.scratch = std::make_shared<Scratch>(make_scratch(bytes, size_));
+  return std::make_unique<Handle>(shared_from_this(), queue, request, queue.scratch);
+}
+
+// Channel 0 carries the collectives. A message's channel is known by its tag and direction; that of its peer
+// is in the connection.
+Queue& Group::queue_for(const CollectiveRequest& request) {
+  uint64_t channel = 0;
+  const bool sends = request.kind == CollectiveKind::send;
+  if (sends || request.kind == CollectiveKind::receive) channel = 1 + static_cast<uint64_t>(request.tag);
+  // Queues of one channel that differ in peer or direction have wires of their own.
+  const uint64_t key =
+      channel == 0 ? 0 : (channel << 32 | static_cast<uint64_t>(request.peer) << 1 | (sends ? 1u : 0u));
+  std::lock_guard lock(mutex_);
+  for (Queue& queue : queues_)
+    if (queue.channel == key) return queue;
+  Queue& queue = queues_.emplace_back();
+  queue.channel = key;
+  queue.wire = links_->wire(channel);
+  queue.lanes.emplace(
+      *queue.wire, size_, [this, &queue] { interrupted(queue); }, bytes_sent_);
+  queue.thread = std::thread([this, &queue] { serve(queue); });
+  return queue;
+}
+
+void Group::start(Queue& queue, Operation& operation, const std::byte* in, std::byte* out) {
+  std::lock_guard lock(mutex_);
+  HET_REQUIRE(!operation.started, operation.request.label);
+  if (life_ != Life::alive) throw_reason();
+  operation.in = in;
+  operation.out = out;
+  operation.next = nullptr;
+  operation.started = true;
+  operation.failed = false;
+  operation.finished.store(false, std::memory_order_relaxed);
+  operation.times = {CommClock::now(), {}, {}};
+  (queue.first == nullptr ? queue.first : queue.last->next) = &operation;
+  queue.last = &operation;
+  queue.work.notify_one();
+}
+
+void Group::wait(Queue& queue, Operation& operation) {
+  const CommClock::time_point since = CommClock::now();
+  std::unique_lock lock(mutex_);
+  HET_REQUIRE(operation.started, operation.request.label);
+  const auto finished = [&] { return operation.finished.load(std::memory_order_relaxed); };
+  const Patience& patience = options_.patience;
+  if (!changed_.wait_until(lock, since + std::min(patience.warn_after, patience.timeout), finished)) {
+    if (patience.warn_after < patience.timeout) {
+      lock.unlock();
+      const std::string text = sentence(queue, operation, since);
+      if (!text.empty() && patience.warn) patience.warn(text);
+      lock.lock();
+    }
+    if (!changed_.wait_until(lock, since + patience.timeout, finished)) {
+      lock.unlock();
+      if (const std::string text = sentence(queue, operation, since); !text.empty()) fail(text, text);
+      lock.lock();
+      changed_.wait(lock, finished);
+    }
+  }
+  operation.started = false;
+  if (operation.failed) throw_reason();
+}
+
+// A handle goes away: nothing may touch its memory afterwards.
+void Group::drop(Operation& operation) {
+  std::unique_lock lock(mutex_);
+  if (!operation.started) return;
+  if (!operation.finished) {
+    lock.unlock();
+    abort(fmt::format("{} of '{}' was given up", name_of(operation.request.kind), operation.request.label));
+    lock.lock();
+    changed_.wait(lock, [&] { return operation.finished.load(); });
+  }
+}
+
+// The life of a queue's thread.
+void Group::serve(Queue& queue) {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    queue.work.wait(lock, [&] { return closing_ || queue.first != nullptr; });
+    if (queue.first == nullptr) return;
+    Operation& operation = *queue.first;
+    operation.times.begun = CommClock::now();
+    ++queue.sequence;
+    bool done = false;
+    if (life_ == Life::alive) {
+      lock.unlock();
+      try {
+        run(queue, operation);
+        done = true;
+      } catch (const GaveUp&) {
+      } catch (const LostPeer& peer) {
+        fail_for(operation, peer);
+      } catch (const std::exception& error) {
+        const std::string text =
+            fmt::format("{} of '{}' in group '{}' failed on {}: {}", name_of(operation.request.kind),
+                        operation.request.label, name(), call(rank()), error.what());
+        fail(text, text);
+      }
+      lock.lock();
+    }
+    if (!done) changed_.wait(lock, [&] { return life_ == Life::dead; });
+    queue.first = operation.next;
+    operation.failed = !done;
+    operation.times.finished = CommClock::now();
+    operation.finished.store(true, std::memory_order_release);
+    changed_.notify_all();
+  }
+}
+
+void Group::run(Queue& queue, Operation& operation) {
+  queue.lanes->begin_operation();
+  CommClock::time_point arrived;
+  if (options_.pacer != nullptr && size_ > 1) {
+    meet(operation.request, rank(), size_, *queue.lanes);
+    arrived = CommClock::now();
+  }
+  run_collective(operation.request, rank(), size_, *queue.lanes, operation.in, operation.out,
+                 *operation.scratch);
+  if (options_.pacer != nullptr && size_ > 1) hold(queue, operation, arrived);
+}
+
+void Group::hold(Queue& queue, const Operation& operation, CommClock::time_point arrived) {
+  const CommClock::time_point release =
+      options_.pacer->release(operation.request, options_.ranks, rank(), arrived);
+  std::unique_lock lock(mutex_);
+  queue.work.wait_until(lock, release, [&] { return life_ != Life::alive; });
+  if (life_ != Life::alive) throw GaveUp{};
+}
+
+// On the thread of the queue, when a wait of its wire was interrupted: to give up, or to tell who is missing.
+void Group::interrupted(Queue& queue) {
+  {
+    std::lock_guard lock(mutex_);
+    if (life_ != Life::alive) throw GaveUp{};
+    if (!queue.asked) return;
+    queue.asked = false;  // an interrupt while we find out asks nothing new
+  }
+  const std::vector<int> missing = queue.lanes->unfinished();
+  std::lock_guard lock(mutex_);
+  queue.missing = missing;
+  queue.has_come.assign(missing.size(), false);
+  for (size_t i = 0; i < missing.size(); ++i) queue.has_come[i] = queue.lanes->any_came(missing[i]);
+  changed_.notify_all();
+}
+
+// Who keeps `operation` waiting: one sentence. Empty when it has finished or failed meanwhile.
+std::string Group::sentence(Queue& queue, const Operation& operation, CommClock::time_point since) {
+  constexpr milliseconds kAskEvery{2}, kAskFor{1000};
+  const auto over = [&] { return operation.finished.load() || life_ != Life::alive; };
+  std::unique_lock lock(mutex_);
+  if (over()) return {};
+  const int64_t sequence = queue.sequence;
+  Operation* const running = queue.first;
+  queue.asked = true;
+  queue.missing.clear();
+  const CommClock::time_point until = CommClock::now() + kAskFor;
+  while (!over() && queue.missing.empty() && queue.first == running && CommClock::now() < until) {
+    lock.unlock();
+    queue.wire->interrupt();
+    lock.lock();
+    changed_.wait_for(lock, kAskEvery, [&] { return over() || !queue.missing.empty(); });
+  }
+  queue.asked = false;
+  if (over()) return {};
+  std::vector<int> missing = queue.missing;
+  std::vector<bool> has_come = queue.has_come;
+  const CollectiveRequest& request = queue.first->request;
+  std::string text =
+      fmt::format("{} has waited {:.1f} s for {} of '{}' in group '{}'", call(rank()), seconds_since(since),
+                  name_of(operation.request.kind), operation.request.label, name());
+  if (queue.first != &operation)
+    text += fmt::format(", behind {} of '{}'", name_of(request.kind), request.label);
+  lock.unlock();
+
+  // A rank that waits in the same operation is itself held up by another.
+  if (queue.channel == 0) {
+    links_->say_waiting(sequence);
+    std::vector<int> to_blame;
+    std::vector<bool> blamed_came;
+    for (size_t i = 0; i < missing.size(); ++i)
+      if (links_->waiting(missing[i]) != sequence) {
+        to_blame.push_back(missing[i]);
+        blamed_came.push_back(has_come[i]);
+      }
+    if (!to_blame.empty()) {
+      missing = std::move(to_blame);
+      has_come = std::move(blamed_came);
+    }
+  }
+  if (missing.empty()) return text + "; it is not known who is missing";
+  for (size_t i = 0; i < missing.size(); ++i)
+    text += fmt::format("{} {} {}", i == 0 ? ":" : ",", call(missing[i]),
+                        has_come[i] ? "began it and fell silent" : "has not arrived");
+  return text;
+}
+
+// A connection broke: that peer left, and said why, or died. What it said is passed on as it is.
+void Group::fail_for(const Operation& operation, const LostPeer& peer) {
+  const std::string text = fmt::format("{}: {} of '{}' in group '{}' failed after {:.1f} s: ", call(rank()),
+                                       name_of(operation.request.kind), operation.request.label, name(),
+                                       seconds_since(operation.times.begun));
+  if (const std::optional<std::string> why = links_->why(peer.peer))
+    return fail(text + fmt::format("{} gave up, because {}", call(peer.peer), *why), *why);
+  const std::string gone = fmt::format("{} is gone ({})", call(peer.peer), peer.what);
+  fail(text + gone, gone);
+}
+
+// `reason`: what waits throw here. `cause`: what the peers are told.
+void Group::fail(const std::string& reason, const std::string& cause) {
+  {
+    std::unique_lock lock(mutex_);
+    if (life_ != Life::alive) {
+      changed_.wait(lock, [&] { return life_ == Life::dead; });
+      return;
+    }
+    life_ = Life::failing;
+    reason_ = reason;
+    for (Queue& queue : queues_) queue.work.notify_all();
+  }
+  links_->say_why(cause);  // before the peers see the connections close
+  links_->cut();
+  std::lock_guard lock(mutex_);
+  life_ = Life::dead;
+  changed_.notify_all();
+}
+
+}  // namespace
+
+int place_in_group(const std::vector<int>& ranks, int rank, int size) {
+  int place = -1;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    HET_REQUIRE(ranks[i] >= 0 && ranks[i] < size, ranks[i], size);
+    HET_REQUIRE(std::count(ranks.begin(), ranks.end(), ranks[i]) == 1, ranks[i]);
+    if (ranks[i] == rank) place = static_cast<int>(i);
+  }
+  HET_REQUIRE(place >= 0, rank);
+  return place;
+}
+
+std::string did_not_join(const std::string& who, const std::string& group, const std::vector<int>& missing,
+                         milliseconds waited) {
+  return fmt::format("{} waited {:.1f} s to form group '{}': {} {} did not join", who,
+                     static_cast<double>(waited.count()) / 1e3, group, missing.size() == 1 ? "rank" : "ranks",
+                     fmt::join(missing, ", "));
+}
+
+void GroupList::require_alive() const {
+  std::lock_guard lock(mutex_);
+  if (aborted_) throw Error(ErrorKind::peer, why_);
+}
+
+bool GroupList::aborted() const {
+  std::lock_guard lock(mutex_);
+  return aborted_;
+}
+
+void GroupList::add(const std::shared_ptr<Communicator>& group) {
+  std::unique_lock lock(mutex_);
+  std::erase_if(groups_, [](const auto& g) { return g.expired(); });
+  groups_.push_back(group);
+  if (!aborted_) return;
+  lock.unlock();
+  group->abort(why_);
+}
+
+void GroupList::abort(std::string_view why) {
+  std::vector<std::weak_ptr<Communicator>> groups;
+  {
+    std::lock_guard lock(mutex_);
+    if (aborted_) return;
+    aborted_ = true;
+    why_ = why;
+    groups = groups_;
+  }
+  for (const auto& group : groups)
+    if (const auto alive = group.lock()) alive->abort(why);
+}
+
+std::shared_ptr<Communicator> make_group(GroupOptions options, std::unique_ptr<Links> links) {
+  return std::make_shared<Group>(std::move(options), std::move(links));
+}
+
+}  // namespace het

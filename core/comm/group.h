@@ -1,0 +1,45 @@
+// The Communicator over any Links: queues with a thread each, waiting with patience, the sentence that says
+// who is missing, and the end of a communicator. Internal to core/comm.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/comm/communicator.h"
+#include "core/comm/wire.h"
+
+namespace het {
+
+struct GroupOptions {
+  std::string name;
+  std::vector<int> ranks;  // of the fabric, by rank of the group
+  int rank = 0;            // this one's, in the group
+  Patience patience;
+  std::shared_ptr<Pacer> pacer;  // absent: operations are done when they are done
+};
+
+std::shared_ptr<Communicator> make_group(GroupOptions options, std::unique_ptr<Links> links);
+
+// This rank's place in a new group; Error(bug) unless the ranks are distinct, in [0, size) and include it.
+int place_in_group(const std::vector<int>& ranks, int rank, int size);
+std::string did_not_join(const std::string& who, const std::string& group, const std::vector<int>& missing,
+                         std::chrono::milliseconds waited);
+
+// The communicators a fabric has made, to abort them together. Thread-safe.
+class GroupList {
+ public:
+  void require_alive() const;  // throws Error(peer) once aborted
+  bool aborted() const;
+  void add(const std::shared_ptr<Communicator>& group);  // aborted at once if the list already is
+  void abort(std::string_view why);
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<std::weak_ptr<Communicator>> groups_;
+  bool aborted_ = false;
+  std::string why_;
+};
+
+}  // namespace het

@@ -1,0 +1,56 @@
+// What a way of communication (loopback, Gloo) gives to the collectives written once over it: connections of
+// one group, and on them channels of messages between pairs of ranks. Internal to core/comm.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace het {
+
+// Thrown by a Wire: the connection to `peer` broke. Whether the peer died or left is for the group to find
+// out.
+struct LostPeer {
+  int peer;
+  std::string what;
+};
+
+// One channel: messages between this rank and each peer, in the order posted on both ends; both ends agree on
+// the bytes. Used by one thread, except interrupt().
+class Wire {
+ public:
+  virtual ~Wire() = default;
+  // Post a message. Returns at once; the memory is in use until sent()/received() has returned true for it.
+  virtual void send(int peer, const std::byte* from, int64_t bytes) = 0;
+  virtual void receive(int peer, std::byte* to, int64_t bytes) = 0;
+  // Wait for the oldest message posted to (from) the peer and not yet waited for. False: interrupt() was
+  // called or the connections were cut; wait again. A message is sent once its receiver has posted for it.
+  virtual bool sent(int peer) = 0;
+  virtual bool received(int peer) = 0;
+  // Have a wait in progress return false. May come to nothing when the wait is just beginning: call again.
+  virtual void interrupt() = 0;
+};
+
+// The connections of one group. Thread-safe; outlives its wires.
+class Links {
+ public:
+  virtual ~Links() = default;
+  virtual std::unique_ptr<Wire> wire(uint64_t channel) = 0;
+  // Close all connections, so that peers notice. Afterwards nothing reads or writes posted memory, waits
+  // return false, and posting throws LostPeer.
+  virtual void cut() = 0;
+  virtual std::string host(int peer) const = 0;  // of any rank of the group
+
+  // A board that outlives ranks. What a rank says before it cuts its connections tells a peer that left from
+  // one that died.
+  virtual void say_why(std::string_view sentence) = 0;
+  virtual std::optional<std::string> why(int peer) = 0;
+  // Operation number `sequence` of the group's collectives is being waited for here, for long.
+  virtual void say_waiting(int64_t sequence) = 0;
+  virtual std::optional<int64_t> waiting(int peer) = 0;
+};
+
+}  // namespace het

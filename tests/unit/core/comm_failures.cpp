@@ -1,0 +1,225 @@
+#include <catch2/catch.hpp>
+#include <condition_variable>
+#include <mutex>
+
+#include "tests/unit/core/comm_testing.h"
+
+using namespace het;
+using namespace het::testing;
+using Kind = CollectiveKind;
+using std::chrono::milliseconds;
+
+namespace {
+
+std::unique_ptr<Collective> sum_of(Communicator& group, std::vector<float>& data) {
+  auto collective = group.prepare({Kind::all_reduce,
+                                   DType::f32,
+                                   {static_cast<int64_t>(data.size())},
+                                   -1,
+                                   0,
+                                   Reduction::sum,
+                                   "wte.gradient"});
+  collective->start(reinterpret_cast<std::byte*>(data.data()), reinterpret_cast<std::byte*>(data.data()));
+  return collective;
+}
+
+// Threads wait for each other by count, without communication.
+class Gate {
+ public:
+  explicit Gate(int count) : count_(count) {}
+  void pass() {
+    std::unique_lock lock(mutex_);
+    if (--count_ == 0) changed_.notify_all();
+    changed_.wait(lock, [&] { return count_ <= 0; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int count_;
+};
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+void try_absent(const FabricMaker& maker) {
+  Gate end(3);
+  std::mutex mutex;
+  std::vector<std::string> warnings;
+  Patience patience{milliseconds(200), milliseconds(1000), [&](const std::string& text) {
+                      std::lock_guard lock(mutex);
+                      warnings.push_back(text);
+                    }};
+  const auto errors = on_ranks(maker, 3, patience, [&](Fabric& fabric) {
+    const auto group = fabric.group("dp0", all_ranks(3));
+    std::vector<float> data(1'000'000, 1.0F);
+    try {
+      if (fabric.rank() != 2) sum_of(*group, data)->wait();
+    } catch (...) {
+      end.pass();
+      throw;
+    }
+    end.pass();
+  });
+  REQUIRE(warnings.size() == 2);
+  for (const std::string& text : warnings) {
+    INFO(text);
+    CHECK(has(text, "s for all_reduce of 'wte.gradient' in group 'dp0': rank 2 ("));
+    CHECK(has(text, ") has not arrived"));
+    CHECK(!has(text, "rank 0 (") != !has(text, "rank 1 ("));  // it names itself and nobody else but rank 2
+  }
+  CHECK(errors[2] == "");
+  for (const int rank : {0, 1}) {
+    INFO(errors[rank]);
+    CHECK(has(errors[rank], "all_reduce of 'wte.gradient' in group 'dp0'"));
+    CHECK(has(errors[rank], "rank 2 ("));
+    CHECK(has(errors[rank], "has not arrived"));
+  }
+}
+
+void try_gone(const FabricMaker& maker) {
+  const auto errors = on_ranks(maker, 4, {}, [&](Fabric& fabric) {
+    const auto group = fabric.group("dp0", all_ranks(4));
+    std::vector<float> data(1'000'000, 1.0F);
+    sum_of(*group, data)->wait();
+    if (fabric.rank() == 1) return;  // takes its connections with it
+    sum_of(*group, data)->wait();
+  });
+  CHECK(errors[1] == "");
+  for (const int rank : {0, 2, 3}) {
+    INFO(errors[rank]);
+    CHECK(has(errors[rank], fmt::format("rank {} (", rank)));
+    CHECK(has(errors[rank], "all_reduce of 'wte.gradient' in group 'dp0' failed after"));
+    CHECK(has(errors[rank], "rank 1 ("));
+    CHECK(has(errors[rank], ") is gone ("));
+  }
+}
+
+void try_abort(const FabricMaker& maker) {
+  Gate waiting(2);
+  const auto errors = on_ranks(maker, 2, {}, [&](Fabric& fabric) {
+    const auto group = fabric.group("dp0", all_ranks(2));
+    std::vector<float> data(1'000'000, 1.0F);
+    if (fabric.rank() == 1) {
+      waiting.pass();
+      fabric.abort("a new generation begins");
+      std::string text;
+      try {
+        sum_of(*group, data);
+      } catch (const Error& error) {
+        text = error.what();
+        HET_REQUIRE(error.kind() == ErrorKind::peer);
+      }
+      HET_REQUIRE(has(text, "a new generation begins"), text);
+      fail(ErrorKind::peer, "{}", text);
+    }
+    const auto first = sum_of(*group, data);
+    std::vector<float> more(10, 1.0F);
+    const auto second = sum_of(*group, more);
+    waiting.pass();
+    std::string text;
+    try {
+      first->wait();
+    } catch (const Error& error) {
+      text = error.what();
+    }
+    HET_REQUIRE(has(text, "a new generation begins"), text);
+    second->wait();  // throws as well
+  });
+  for (const std::string& text : errors) {
+    INFO(text);
+    CHECK(has(text, "a new generation begins"));
+    CHECK(has(text, "rank 1 ("));
+  }
+}
+
+void try_abort_here(const FabricMaker& maker) {
+  // Another thread of the same rank aborts while the operation is waited for.
+  Gate end(2);
+  const auto errors = on_ranks(maker, 2, {}, [&](Fabric& fabric) {
+    const auto group = fabric.group("dp0", all_ranks(2));
+    if (fabric.rank() == 1) return end.pass();
+    std::vector<float> data(1'000'000, 1.0F);
+    const auto sum = sum_of(*group, data);
+    std::thread other([&] { group->abort("the user stopped it"); });
+    std::string text;
+    try {
+      sum->wait();
+    } catch (const Error& error) {
+      text = error.what();
+    }
+    other.join();
+    end.pass();
+    fail(ErrorKind::peer, "{}", text);
+  });
+  CHECK(has(errors[0], "group 'dp0' was aborted on rank 0 ("));
+  CHECK(has(errors[0], "the user stopped it"));
+}
+
+void try_missing_member(const FabricMaker& maker) {
+  Gate end(3);
+  Patience patience{milliseconds(100), milliseconds(500), {}};
+  const auto errors = on_ranks(maker, 3, patience, [&](Fabric& fabric) {
+    try {
+      if (fabric.rank() != 1) fabric.group("dp0", all_ranks(3));
+    } catch (...) {
+      end.pass();
+      throw;
+    }
+    end.pass();
+  });
+  for (const int rank : {0, 2}) {
+    INFO(errors[rank]);
+    CHECK(has(errors[rank], fmt::format("rank {} (", rank)));
+    CHECK(has(errors[rank], "to form group 'dp0': rank 1 did not join"));
+  }
+}
+
+void try_new_generation(const FabricMaker& maker) {
+  // A dropped operation ends its communicator, on all ranks; the fabric makes a new one at once.
+  const auto errors = on_ranks(maker, 3, {}, [&](Fabric& fabric) {
+    std::vector<float> data(1'000'000, 1.0F);
+    {
+      const auto group = fabric.group("generation 1", all_ranks(3));
+      bool failed = false;
+      try {
+        if (fabric.rank() == 0)
+          group->abort("to begin anew");
+        else
+          sum_of(*group, data)->wait();
+      } catch (const Error&) {
+        failed = true;
+      }
+      HET_REQUIRE(failed == (fabric.rank() != 0));
+    }
+    const auto group = fabric.group("generation 2", all_ranks(3));
+    data.assign(1'000'000, 1.0F);
+    sum_of(*group, data)->wait();
+    HET_REQUIRE(data == std::vector<float>(1'000'000, 3.0F));
+  });
+  for (const std::string& text : errors) CHECK(text == "");
+}
+
+}  // namespace
+
+TEST_CASE("a rank that does not come is named, first in a warning, then in the error", "[comm]") {
+  try_absent(loopback_maker());
+}
+TEST_CASE("a rank that leaves is named by every other", "[comm]") { try_gone(loopback_maker()); }
+TEST_CASE("an abort fails pending and later operations everywhere, with its reason", "[comm]") {
+  try_abort(loopback_maker());
+}
+TEST_CASE("a wait ends when another thread aborts", "[comm]") { try_abort_here(loopback_maker()); }
+TEST_CASE("a member that does not join a group is named", "[comm]") { try_missing_member(loopback_maker()); }
+TEST_CASE("after a failure a new communicator takes over", "[comm]") { try_new_generation(loopback_maker()); }
+
+TEST_CASE("starting an operation twice is an error of the program", "[comm]") {
+  const auto errors = on_ranks(loopback_maker(), 1, {}, [&](Fabric& fabric) {
+    const auto group = fabric.group("alone", {0});
+    float value = 3.0F;
+    auto* const bytes = reinterpret_cast<std::byte*>(&value);
+    const auto sum = group->prepare({Kind::all_reduce, DType::f32, {1}, -1, 0, Reduction::sum, "x"});
+    sum->start(bytes, bytes);
+    sum->start(bytes, bytes);
+  });
+  CHECK(has(errors[0], "internal requirement failed: !operation.started"));
+}

@@ -1,0 +1,61 @@
+// Helpers of the tests of communication: ranks as threads, data that every rank can compute for any other,
+// and results by plain loops.
+#pragma once
+
+#include <exception>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/comm/communicator.h"
+
+namespace het::testing {
+
+// Makes the fabrics of ranks 0 to size - 1; the function for one rank runs on that rank's thread.
+using FabricMaker =
+    std::function<std::vector<std::function<std::shared_ptr<Fabric>()>>(int size, Patience patience)>;
+FabricMaker loopback_maker();
+FabricMaker gloo_maker();  // Gloo over 127.0.0.1, each rank with a device of its own
+
+// Run `body` on a thread for each rank; what each threw, or "". Assertions of Catch2 belong after it.
+inline std::vector<std::string> on_ranks(const FabricMaker& maker, int size, const Patience& patience,
+                                         const std::function<void(Fabric&)>& body) {
+  const auto makers = maker(size, patience);
+  std::vector<std::string> errors(size);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank)
+    threads.emplace_back([&, rank] {
+      try {
+        const std::shared_ptr<Fabric> fabric = makers[rank]();
+        body(*fabric);
+      } catch (const std::exception& error) {
+        errors[rank] = error.what();
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  return errors;
+}
+
+inline std::vector<int> all_ranks(int size) {
+  std::vector<int> ranks(size);
+  for (int r = 0; r < size; ++r) ranks[r] = r;
+  return ranks;
+}
+
+using Bytes = std::vector<std::byte>;
+// What rank `rank` puts into the request: noise that depends on both, of moderate size.
+Bytes input_of(const CollectiveRequest& request, int rank, int size);
+// What rank `rank` must get, bit by bit: reductions in rank order, 16-bit floats summed in f32.
+Bytes expected_of(const CollectiveRequest& request, int rank, int size);
+// "" when this rank gets what it must, from the collective run twice, the second time in place where that is
+// allowed; otherwise what is wrong.
+std::string try_collective(Communicator& group, const CollectiveRequest& request);
+// A request of every kind but send and receive with random, uneven and zero counts.
+CollectiveRequest random_request(std::mt19937& random, CollectiveKind kind, DType dtype, int size,
+                                 int64_t most);
+
+}  // namespace het::testing
