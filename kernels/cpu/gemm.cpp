@@ -1,6 +1,6 @@
-// The blocked product of Goto and van de Geijn ("Anatomy of high-performance matrix multiplication", 2008): B is
-// packed in panels as wide as a register tile, A in blocks that stay in the second-level cache, and a tile of
-// C is kept in registers over a block of k.
+// The blocked product of Goto and van de Geijn ("Anatomy of high-performance matrix multiplication", 2008): B
+// is packed in panels as wide as a register tile, A in blocks that stay in the second-level cache, and a tile
+// of C is kept in registers over a block of k.
 #include "kernels/cpu/gemm.h"
 
 #include "core/base/parallel.h"
@@ -9,17 +9,20 @@
 namespace het::cpu::HET_ISA {
 namespace {
 
-constexpr int kDepth = 512;                        // k of one block
-constexpr int kBlockRows = 10 * kRows;             // rows of A packed at a time
-constexpr int kRowStride = kDepth + 16;            // of packed A: off the power of two, for the cache's sets
-constexpr int kColumnStride = kBlockRows + 16;     // of packed A when its columns are adjacent
+constexpr int kDepth = 512;              // k of one block
+constexpr int kBlockRows = 20 * kRows;   // rows of A at a time: 480 KiB that stay in the second-level cache
+constexpr int kRowStride = kDepth + 16;  // of packed A: off the power of two, for the cache's sets
+constexpr int kColumnStride = kBlockRows + 32;       // of packed A when its columns are adjacent
 constexpr int64_t kPackedBytes = int64_t{16} << 20;  // of B at most
-constexpr int64_t kScratchColumns = 1024;          // of C kept in f32 before it is narrowed
+constexpr int64_t kScratchColumns = 1024;            // of C kept in f32 before it is narrowed
 constexpr int64_t kFewRows = 4;
+constexpr int64_t kOwnCopies = int64_t{1} << 19;  // bytes of packed B up to which every thread makes its own
+constexpr int64_t kInPlace = 1024;                // an operand used for no more rows or columns is not packed
+constexpr int64_t kInPlaceStride = 1024;  // of rows walked in place: the hardware looks ahead within a page
 
-constexpr int64_t kBlockFloats =
-    int64_t{kBlockRows} * kRowStride > int64_t{kDepth} * kColumnStride ? int64_t{kBlockRows} * kRowStride
-                                                                     : int64_t{kDepth} * kColumnStride;
+constexpr int64_t kBlockFloats = int64_t{kBlockRows} * kRowStride > int64_t{kDepth} * kColumnStride
+                                     ? int64_t{kBlockRows} * kRowStride
+                                     : int64_t{kDepth} * kColumnStride;
 
 // ---- packing ----
 
@@ -32,38 +35,53 @@ void pack_a(const T* a, const GemmShape& s, int64_t rows, int64_t depth, float* 
     for (int64_t p = 0; p < depth; ++p) copy_row(a + p * s.a_col, rows, to + p * kColumnStride);
 }
 
-template <typename T>
-TileFunction<T> tile_for(int rows, bool by_column) {
-  return by_column ? tile_of<1, kColumnStride, T>(rows) : tile_of<kRowStride, 1, T>(rows);
-}
+// An operand as the tiles read it. Left: see Order. Right: row p of panel j at data + j * panel + p * stride.
+struct Left {
+  const float* data;
+  int64_t stride;
+  Order order;
+};
+struct Right {
+  const float* data;
+  int64_t panel, stride;
+};
 
-// All panels over one packed block of A.
+// C[rows, panels of columns] of one block of A.
 template <typename T>
-void block(const float* a, bool by_column, const float* b, int64_t b_depth, int64_t rows, int64_t columns,
-           int64_t depth, T* c, int64_t c_row, Start start, const float* bias) {
+void block(const Left& a, const Right& b, int64_t rows, int64_t columns, int64_t depth, T* c, int64_t c_row,
+           Start start, const float* bias) {
   const int64_t tiles = (rows + kRows - 1) / kRows;
   for (int64_t j = 0; j < columns; j += kPanel) {
-    const float* panel = b + j * b_depth;
+    const float* panel = b.data + j / kPanel * b.panel;
     const int width = static_cast<int>(smaller(columns - j, kPanel));
     for (int64_t t = 0; t < tiles; ++t) {
       const Range share = share_of(rows, tiles, t);
-      const float* from = by_column ? a + share.begin : a + share.begin * kRowStride;
-      tile_for<T>(static_cast<int>(share.end - share.begin), by_column)(
-          from, panel, depth, c + share.begin * c_row + j, c_row, width, start, bias == nullptr ? nullptr : bias + j);
+      const int64_t count = share.end - share.begin;
+      const auto run =
+          a.order == Order::row ? tile_of<Order::row, T>(count) : tile_of<Order::column, T>(count);
+      run(a.data + share.begin * (a.order == Order::row ? a.stride : 1), a.stride, panel, b.stride, depth,
+          c + share.begin * c_row + j, c_row, width, start, bias == nullptr ? nullptr : bias + j);
     }
   }
 }
 
 template <typename Body>
 void with_type(DType dtype, const Body& body) {
-  if (dtype == DType::bf16) body(bf16{});
-  else if (dtype == DType::f16) body(f16{});
-  else body(float{});
+  if (dtype == DType::bf16)
+    body(bf16{});
+  else if (dtype == DType::f16)
+    body(f16{});
+  else
+    body(float{});
 }
 
 const std::byte* element(const void* data, DType dtype, int64_t index) {
   return static_cast<const std::byte*>(data) + index * (dtype == DType::f32 ? 4 : 2);
 }
+
+// Lines at multiples of a large power of two fall into few sets of the first-level cache, and push each other
+// out.
+bool crowds_cache(int64_t stride, int64_t bytes) { return stride * 4 % bytes == 0; }
 
 }  // namespace
 
@@ -73,12 +91,26 @@ Gemm::Gemm(const GemmShape& shape) : shape_(shape) {
   if (few_rows_) return;
   parts_ = s.serial ? 1 : s.parts > 0 ? s.parts : thread_count();
   split_rows_ = s.m >= parts_ * int64_t{kRows} || s.n < parts_ * int64_t{kPanel};
-  const int64_t padded = rounded(s.n, kPanel);
-  columns_ = smaller(padded, rounded(kPackedBytes / (4 * (s.k > 0 ? s.k : 1)) + 1, kPanel));
+  a_in_place_ = s.a_type == DType::f32 && s.n <= kInPlace &&
+                (s.a_col == 1 ? !crowds_cache(s.a_row, 4096)
+                              : s.a_col <= kInPlaceStride && !crowds_cache(s.a_col, 2048));
+  b_in_place_ = s.b_type == DType::f32 && s.b_col == 1 && s.b_row <= kInPlaceStride && s.m <= kInPlace;
   const bool narrow = s.c_type != DType::f32 && s.k > kDepth;
-  if (narrow) columns_ = smaller(columns_, kScratchColumns);
-  part_bytes_ = 4 * (kBlockFloats + (narrow ? kBlockRows * columns_ : 0));
-  workspace_bytes_ = 4 * columns_ * s.k + parts_ * part_bytes_;
+  if (b_in_place_) {
+    columns_ = s.n;
+    packed_bytes_ = s.n % kPanel == 0 ? 0 : 4 * kPanel * s.k * parts_;  // the last, narrow panel
+  } else {
+    columns_ = smaller(rounded(s.n, kPanel), rounded(kPackedBytes / (4 * (s.k > 0 ? s.k : 1)) + 1, kPanel));
+    if (narrow) columns_ = smaller(columns_, kScratchColumns);
+    // Packing all of a small B in every thread is cheaper than waiting for each other's parts and fetching
+    // them.
+    const int64_t most = parts_ > 1 && split_rows_ ? kOwnCopies : kPackedBytes;
+    shared_b_ = split_rows_ && 4 * columns_ * s.k > most;
+    packed_bytes_ = 4 * columns_ * s.k * (shared_b_ || !split_rows_ ? 1 : parts_);
+  }
+  part_bytes_ =
+      4 * ((a_in_place_ ? 0 : kBlockFloats) + (narrow ? kBlockRows * rounded(columns_, kPanel) : 0));
+  workspace_bytes_ = packed_bytes_ + parts_ * part_bytes_;
 }
 
 void Gemm::run(const void* a, const void* b, void* c, const float* bias, std::byte* workspace) const {
@@ -86,70 +118,100 @@ void Gemm::run(const void* a, const void* b, void* c, const float* bias, std::by
   if (s.m == 0 || s.n == 0) return;
   if (few_rows_) return run_few_rows(a, b, c, bias);
   auto* packed = reinterpret_cast<float*>(workspace);
-  std::byte* own = workspace + 4 * columns_ * s.k;
-  const bool by_column = s.a_col != 1;
-  const bool narrow = s.c_type != DType::f32 && s.k > kDepth;
-
+  std::byte* own = workspace + packed_bytes_;
   for (int64_t first = 0; first < s.n; first += columns_) {
     const int64_t columns = smaller(s.n - first, columns_);
-    const int64_t panels = (columns + kPanel - 1) / kPanel;
-    const auto pack = [&](int64_t part) {
-      const Range share = share_of(panels, parts_, part);
-      with_type(s.b_type, [&](auto type) {
-        const auto* from = reinterpret_cast<const decltype(type)*>(element(b, s.b_type, first * s.b_col));
-        for (int64_t j = share.begin; j < share.end; ++j)
-          pack_panel(from + j * kPanel * s.b_col, s.b_row, s.b_col, s.k, smaller(columns - j * kPanel, kPanel),
-                     packed + j * kPanel * s.k);
+    if (shared_b_)
+      parallel_parts(parts_, [&](int64_t part) {
+        pack_b(b, first, share_of((columns + kPanel - 1) / kPanel, parts_, part), columns, packed);
       });
-    };
-    const auto multiply = [&](int64_t part) {
-      auto* packed_a = reinterpret_cast<float*>(own + part * part_bytes_);
-      float* scratch = packed_a + kBlockFloats;
-      const Range rows = split_rows_ ? share_of(s.m, parts_, part) : Range{0, s.m};
-      const Range mine = split_rows_ ? Range{0, panels} : share_of(panels, parts_, part);
-      const int64_t left = mine.begin * kPanel, width = smaller(columns, mine.end * kPanel) - left;
-      if (width <= 0 || rows.begin == rows.end) return;
-      // Blocks of equal size: a short last one would run at the edge's speed.
-      const int64_t blocks = (rows.end - rows.begin + kBlockRows - 1) / kBlockRows;
-      for (int64_t at = 0; at < blocks; ++at) {
-        const Range share = share_of(rows.end - rows.begin, blocks, at);
-        const int64_t i = rows.begin + share.begin, count = share.end - share.begin;
-        const int64_t corner = i * s.c_row + first + left;
-        for (int64_t p = 0; p < s.k || p == 0; p += kDepth) {
-          const int64_t depth = smaller(s.k - p, int64_t{kDepth});
-          with_type(s.a_type, [&](auto type) {
-            pack_a(reinterpret_cast<const decltype(type)*>(element(a, s.a_type, i * s.a_row + p * s.a_col)), s, count,
-                   depth, packed_a);
-          });
-          Start start = p > 0 || s.add ? Start::sum : bias != nullptr ? Start::bias : Start::zero;
-          const float* own_bias = bias == nullptr ? nullptr : bias + first + left;
-          const float* panel = packed + left * s.k + p * kPanel;
-          if (narrow) {
-            block(packed_a, by_column, panel, s.k, count, width, depth, scratch, columns_, start, own_bias);
-          } else {
-            with_type(s.c_type, [&](auto type) {
-              block(packed_a, by_column, panel, s.k, count, width, depth,
-                    reinterpret_cast<decltype(type)*>(c) + corner, s.c_row, start, own_bias);
-            });
-          }
-        }
-        if (narrow)
-          with_type(s.c_type, [&](auto type) {
-            auto* out = reinterpret_cast<decltype(type)*>(c) + corner;
-            for (int64_t r = 0; r < count; ++r)
-              for_lanes(width, [&](int64_t j, auto lanes) {
-                store(out + r * s.c_row + j, load(scratch + r * columns_ + j, lanes), lanes);
-              });
-          });
+    parallel_parts(parts_, [&](int64_t part) { multiply(a, b, c, bias, first, columns, packed, own, part); });
+  }
+}
+
+// Some panels of columns [first, first + columns).
+void Gemm::pack_b(const void* b, int64_t first, Range share, int64_t columns, float* packed) const {
+  const GemmShape& s = shape_;
+  with_type(s.b_type, [&](auto type) {
+    const auto* from = reinterpret_cast<const decltype(type)*>(element(b, s.b_type, first * s.b_col));
+    for (int64_t j = share.begin; j < share.end; ++j)
+      pack_panel(from + j * kPanel * s.b_col, s.b_row, s.b_col, s.k, smaller(columns - j * kPanel, kPanel),
+                 packed + j * kPanel * s.k);
+  });
+}
+
+// One thread's share of columns [first, first + columns) of C.
+void Gemm::multiply(const void* a, const void* b, void* c, const float* bias, int64_t first, int64_t columns,
+                    const float* packed, std::byte* own, int64_t part) const {
+  const GemmShape& s = shape_;
+  auto* packed_a = reinterpret_cast<float*>(own + part * part_bytes_);
+  float* scratch = packed_a + (a_in_place_ ? 0 : kBlockFloats);
+  const int64_t scratch_row = rounded(columns_, kPanel);
+  const bool narrow = s.c_type != DType::f32 && s.k > kDepth;
+  const int64_t panels = (columns + kPanel - 1) / kPanel;
+  const Range rows = split_rows_ ? share_of(s.m, parts_, part) : Range{0, s.m};
+  const Range mine = split_rows_ ? Range{0, panels} : share_of(panels, parts_, part);
+  const int64_t left = mine.begin * kPanel, width = smaller(columns, mine.end * kPanel) - left;
+  if (width <= 0 || rows.begin == rows.end) return;
+
+  const bool copy = split_rows_ && !shared_b_ && !b_in_place_;
+  float* panel_data = const_cast<float*>(packed) + (copy ? part * columns_ * s.k : 0);
+  if (!shared_b_ && !b_in_place_) pack_b(b, first, mine, columns, panel_data);
+
+  // In place, panels that are whole are read from B itself, and a narrow last one from a packed copy.
+  const int64_t whole = b_in_place_ ? width / kPanel * kPanel : width;
+  float* last = const_cast<float*>(packed) + part * kPanel * s.k;
+  if (whole < width)
+    pack_panel(static_cast<const float*>(b) + first + left + whole, s.b_row, 1, s.k, width - whole, last);
+
+  // Blocks of equal size: a short last one would run at the edge's speed.
+  const int64_t row_blocks = (rows.end - rows.begin + kBlockRows - 1) / kBlockRows;
+  const int64_t depth_blocks = s.k == 0 ? 1 : (s.k + kDepth - 1) / kDepth;
+  for (int64_t at = 0; at < row_blocks; ++at) {
+    const Range share = share_of(rows.end - rows.begin, row_blocks, at);
+    const int64_t i = rows.begin + share.begin, count = share.end - share.begin;
+    const int64_t corner = i * s.c_row + first + left;
+    for (int64_t d = 0; d < depth_blocks; ++d) {
+      const Range terms = share_of(s.k, depth_blocks, d);
+      const int64_t p = terms.begin, depth = terms.end - terms.begin;
+      Left left_operand{packed_a, s.a_col == 1 ? kRowStride : kColumnStride,
+                        s.a_col == 1 ? Order::row : Order::column};
+      if (a_in_place_) {
+        left_operand.data = static_cast<const float*>(a) + i * s.a_row + p * s.a_col;
+        left_operand.stride = s.a_col == 1 ? s.a_row : s.a_col;
+      } else {
+        with_type(s.a_type, [&](auto type) {
+          pack_a(reinterpret_cast<const decltype(type)*>(element(a, s.a_type, i * s.a_row + p * s.a_col)), s,
+                 count, depth, packed_a);
+        });
       }
-    };
-    if (parts_ == 1) {
-      pack(0);
-      multiply(0);
-    } else {
-      parallel_parts(parts_, pack);
-      parallel_parts(parts_, multiply);
+      const Start start = p > 0 || s.add ? Start::sum : bias != nullptr ? Start::bias : Start::zero;
+      const auto make = [&](auto* to, int64_t to_row) {
+        const auto part_of = [&](const Right& right, int64_t from, int64_t size) {
+          block(left_operand, right, count, size, depth, to + from, to_row, start,
+                bias == nullptr ? nullptr : bias + first + left + from);
+        };
+        if (!b_in_place_) {
+          part_of({panel_data + left * s.k + p * kPanel, kPanel * s.k, kPanel}, 0, width);
+          return;
+        }
+        const float* from = static_cast<const float*>(b) + p * s.b_row + first + left;
+        if (whole > 0) part_of({from, kPanel, s.b_row}, 0, whole);
+        if (whole < width) part_of({last + p * kPanel, 0, kPanel}, whole, width - whole);
+      };
+      if (narrow)
+        make(scratch, scratch_row);
+      else
+        with_type(s.c_type, [&](auto type) { make(reinterpret_cast<decltype(type)*>(c) + corner, s.c_row); });
     }
+    if (narrow)
+      with_type(s.c_type, [&](auto type) {
+        auto* out = reinterpret_cast<decltype(type)*>(c) + corner;
+        for (int64_t r = 0; r < count; ++r)
+          for_lanes(width, [&](int64_t j, auto lanes) {
+            store(out + r * s.c_row + j, load(scratch + r * scratch_row + j, lanes), lanes);
+          });
+      });
   }
 }
 
@@ -166,7 +228,8 @@ void Gemm::run_few_rows(const void* a, const void* b, void* c, const float* bias
           const B* column = static_cast<const B*>(b) + j * s.b_col;
           const auto step = [&](int64_t p, auto lanes, int v) {
             const Vector w = load(column + p, lanes);
-            for (int64_t i = 0; i < s.m; ++i) sums[i][v] += load(static_cast<const A*>(a) + i * s.a_row + p, lanes) * w;
+            for (int64_t i = 0; i < s.m; ++i)
+              sums[i][v] += load(static_cast<const A*>(a) + i * s.a_row + p, lanes) * w;
           };
           int64_t p = 0;
           for (; p + 2 * kLanes <= s.k; p += 2 * kLanes) {
@@ -188,8 +251,10 @@ void Gemm::run_few_rows(const void* a, const void* b, void* c, const float* bias
       });
     });
   };
-  if (s.serial) columns(0, s.n);
-  else parallel_for(s.n, 1 + (int64_t{1} << 16) / (s.k + 1), columns);
+  if (s.serial)
+    columns(0, s.n);
+  else
+    parallel_for(s.n, 1 + (int64_t{1} << 16) / (s.k + 1), columns);
 }
 
 }  // namespace het::cpu::HET_ISA

@@ -1,6 +1,7 @@
-// Matrix products C (+)= A B for the processor: operands in f32, bf16 or f16, sums in f32. Operands are widened to
-// f32 while they are packed, because processors without matrix units do f32 multiply-adds at least as fast as
-// their bf16 dot products (half the rate on the machine of tests/bench/README.md).
+// Matrix products C (+)= A B for the processor: operands in f32, bf16 or f16, sums in f32. Narrow operands
+// are widened to f32 while they are packed, because processors without matrix units do f32 multiply-adds at
+// least as fast as their bf16 dot products (half the rate on the machine of tests/bench/README.md). Operands
+// in f32 are read where they lie when packing would cost more than it saves.
 //
 // A Gemm is prepared once for its sizes and strides; run() allocates nothing.
 #pragma once
@@ -8,21 +9,22 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/base/parallel.h"
 #include "core/tensor/dtype.h"
 
 namespace het::cpu::HET_ISA {
 
-// Sizes and strides (in elements). A is [m, k], B is [k, n], C is [m, n] with columns adjacent. Of A and of B one
-// of both strides must be 1.
+// Sizes and strides (in elements). A is [m, k], B is [k, n], C is [m, n] with columns adjacent. Of A and of B
+// one of both strides must be 1.
 struct GemmShape {
   int64_t m = 0, n = 0, k = 0;
   DType a_type = DType::f32, b_type = DType::f32, c_type = DType::f32;
   int64_t a_row = 0, a_col = 1;
   int64_t b_row = 0, b_col = 1;
   int64_t c_row = 0;
-  bool add = false;      // C += A B; C is f32 then
-  bool serial = false;   // on the calling thread alone: inside a parallel loop
-  int parts = 0;         // threads to use; 0: all there are when it is prepared
+  bool add = false;     // C += A B; C is f32 then
+  bool serial = false;  // on the calling thread alone: inside a parallel loop
+  int parts = 0;        // threads to use; 0: all there are when it is prepared
 };
 
 class Gemm {
@@ -35,13 +37,20 @@ class Gemm {
 
  private:
   void run_few_rows(const void* a, const void* b, void* c, const float* bias) const;
+  void pack_b(const void* b, int64_t first, Range share, int64_t columns, float* packed) const;
+  void multiply(const void* a, const void* b, void* c, const float* bias, int64_t first, int64_t columns,
+                const float* packed, std::byte* own, int64_t part) const;
 
   GemmShape shape_;
-  int parts_ = 1;               // threads
-  bool split_rows_ = true;      // threads share out rows of C, else columns
-  bool few_rows_ = false;       // too few rows to pay for packing B
-  int64_t columns_ = 0;         // of B packed at a time, a multiple of the panel width
-  int64_t part_bytes_ = 0;      // workspace of one thread
+  int parts_ = 1;           // threads
+  bool split_rows_ = true;  // threads share out rows of C, else columns
+  bool few_rows_ = false;   // too few rows to pay for packing B
+  bool a_in_place_ = false, b_in_place_ = false;
+  bool shared_b_ = false;  // threads pack parts of one B for all, and wait for each other; else each its own
+  int64_t columns_ =
+      0;  // of C made at a time: all, or as many as packed B has room for (a multiple of kPanel)
+  int64_t packed_bytes_ = 0;  // workspace of packed B
+  int64_t part_bytes_ = 0;    // workspace of one thread
   int64_t workspace_bytes_ = 0;
 };
 

@@ -1,5 +1,5 @@
-// The inner parts of a matrix product, shared by gemm.cpp and attention.cpp: packing of B in panels and the register
-// tile. Everything in f32; other types are widened while they are packed.
+// The inner parts of a matrix product, shared by gemm.cpp and attention.cpp: packing of B in panels and the
+// register tile. Everything in f32; other types are widened while they are packed.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace het::cpu::HET_ISA {
 
-inline constexpr int kRows = kLanes == 16 ? 12 : 6;   // of a register tile: 2 vectors wide, so 24 or 12 sums
-inline constexpr int kPanel = 2 * kLanes;             // columns of a register tile
+inline constexpr int kRows = kLanes == 16 ? 12 : 6;  // of a register tile: 2 vectors wide, so 24 or 12 sums
+inline constexpr int kPanel = 2 * kLanes;            // columns of a register tile
 
 HET_INLINE int64_t rounded(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 HET_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -52,8 +52,8 @@ HET_INLINE void turn(Vector* r) {
 }
 #endif
 
-// One panel of B: to[p * kPanel + j] for p in [0, depth); columns beyond `columns` are zero. Element (p, j) lies at
-// b[p * row + j * column]; one of both strides is 1.
+// One panel of B: to[p * kPanel + j] for p in [0, depth); columns beyond `columns` are zero. Element (p, j)
+// lies at b[p * row + j * column]; one of both strides is 1.
 template <typename T>
 void pack_panel(const T* b, int64_t row, int64_t column, int64_t depth, int64_t columns, float* to) {
   if (column == 1) {
@@ -62,9 +62,12 @@ void pack_panel(const T* b, int64_t row, int64_t column, int64_t depth, int64_t 
       float* out = to + p * kPanel;
       for (int v = 0; v < 2; ++v) {
         const int64_t left = columns - v * kLanes;
-        if (left >= kLanes) store(out + v * kLanes, load(line + v * kLanes));
-        else if (left > 0) store(out + v * kLanes, load(line + v * kLanes, Tail{static_cast<int>(left)}));
-        else store(out + v * kLanes, Vector{});
+        if (left >= kLanes)
+          store(out + v * kLanes, load(line + v * kLanes));
+        else if (left > 0)
+          store(out + v * kLanes, load(line + v * kLanes, Tail{static_cast<int>(left)}));
+        else
+          store(out + v * kLanes, Vector{});
       }
     }
     return;
@@ -89,50 +92,80 @@ void pack_panel(const T* b, int64_t row, int64_t column, int64_t depth, int64_t 
 
 // ---- the register tile ----
 
-enum class Start : uint8_t { zero, bias, sum };   // what the sums begin with
+enum class Start : uint8_t { zero, bias, sum };  // what the sums begin with
 
-// C[R, columns] of one panel over `depth` of k. A is packed; row i at a[i * RowStep + p * ColumnStep].
-template <int R, int RowStep, int ColumnStep, typename T>
-void tile(const float* a, const float* b, int64_t depth, T* c, int64_t c_row, int columns, Start start,
-          const float* bias) {
+// Where the left operand of a tile lies: row i, column p at data[i * stride + p], or at data[p * stride + i].
+enum class Order : uint8_t { row, column };
+
+// C[R, columns] of one panel over `depth` of k; row p of the panel lies at b[p * b_stride]. Rows of A are
+// walked by one pointer for every three, which leaves registers for the addresses of all twelve.
+template <int R, Order order, typename T>
+void tile(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int64_t depth, T* c,
+          int64_t c_row, int columns, Start start, const float* bias) {
   Vector sums[R][2];
   const bool whole = columns == kPanel;
   const Tail tail[2] = {{columns < kLanes ? columns : kLanes}, {columns < kLanes ? 0 : columns - kLanes}};
   for (int i = 0; i < R; ++i)
     for (int v = 0; v < 2; ++v) {
       const int at = v * kLanes;
-      if (start == Start::zero) sums[i][v] = Vector{};
-      else if (start == Start::bias) sums[i][v] = whole ? load(bias + at) : load(bias + at, tail[v]);
-      else sums[i][v] = whole ? load(c + i * c_row + at) : load(c + i * c_row + at, tail[v]);
+      if (start == Start::zero)
+        sums[i][v] = Vector{};
+      else if (start == Start::bias)
+        sums[i][v] = whole ? load(bias + at) : load(bias + at, tail[v]);
+      else
+        sums[i][v] = whole ? load(c + i * c_row + at) : load(c + i * c_row + at, tail[v]);
     }
-  for (int64_t p = 0; p < depth; ++p) {
-    const Vector b0 = load(b + p * kPanel), b1 = load(b + p * kPanel + kLanes);
+  if constexpr (order == Order::row) {
+    constexpr int kPointers = (R + 2) / 3;
+    const float* rows[kPointers];
+    for (int g = 0; g < kPointers; ++g) rows[g] = a + 3 * g * a_stride;
+    for (int64_t p = 0; p < depth; ++p) {
+      const Vector b0 = load(b), b1 = load(b + kLanes);
+      b += b_stride;
 #pragma GCC unroll 16
-    for (int i = 0; i < R; ++i) {
-      const Vector x = splat(a[i * RowStep + p * ColumnStep]);
-      sums[i][0] += x * b0;
-      sums[i][1] += x * b1;
+      for (int i = 0; i < R; ++i) {
+        const Vector x = splat(rows[i / 3][i % 3 * a_stride]);
+        sums[i][0] += x * b0;
+        sums[i][1] += x * b1;
+      }
+#pragma GCC unroll 4
+      for (int g = 0; g < kPointers; ++g) ++rows[g];
+    }
+  } else {
+    for (int64_t p = 0; p < depth; ++p) {
+      const Vector b0 = load(b), b1 = load(b + kLanes);
+      b += b_stride;
+#pragma GCC unroll 16
+      for (int i = 0; i < R; ++i) {
+        const Vector x = splat(a[i]);
+        sums[i][0] += x * b0;
+        sums[i][1] += x * b1;
+      }
+      a += a_stride;
     }
   }
   for (int i = 0; i < R; ++i)
     for (int v = 0; v < 2; ++v) {
       T* out = c + i * c_row + v * kLanes;
-      if (whole) store(out, sums[i][v]);
-      else store(out, sums[i][v], tail[v]);
+      if (whole)
+        store(out, sums[i][v]);
+      else
+        store(out, sums[i][v], tail[v]);
     }
 }
 
 template <typename T>
-using TileFunction = void (*)(const float*, const float*, int64_t, T*, int64_t, int, Start, const float*);
+using TileFunction = void (*)(const float*, int64_t, const float*, int64_t, int64_t, T*, int64_t, int, Start,
+                              const float*);
 
 // tile<1> to tile<kRows>, so that the last rows of a block run at their own size.
-template <int RowStep, int ColumnStep, typename T, int... R>
+template <Order order, typename T, int... R>
 HET_INLINE TileFunction<T> tile_of(int rows, std::integer_sequence<int, R...>) {
-  static constexpr TileFunction<T> table[] = {&tile<R + 1, RowStep, ColumnStep, T>...};
+  static constexpr TileFunction<T> table[] = {&tile<R + 1, order, T>...};
   return table[rows - 1];
 }
-template <int RowStep, int ColumnStep, typename T>
-HET_INLINE TileFunction<T> tile_of(int rows) {
-  return tile_of<RowStep, ColumnStep, T>(rows, std::make_integer_sequence<int, kRows>());
+template <Order order, typename T>
+HET_INLINE TileFunction<T> tile_of(int64_t rows) {
+  return tile_of<order, T>(static_cast<int>(rows), std::make_integer_sequence<int, kRows>());
 }
 }  // namespace het::cpu::HET_ISA

@@ -10,7 +10,8 @@ void require_types(const KernelRequest& request) {
   for (const auto& operands : {request.inputs, request.outputs})
     for (const Layout& layout : operands) {
       if (!layout.type.present()) continue;
-      if (layout.type.dtype != DType::f32 && layout.type.dtype != DType::bf16 && layout.type.dtype != DType::f16)
+      if (layout.type.dtype != DType::f32 && layout.type.dtype != DType::bf16 &&
+          layout.type.dtype != DType::f16)
         refuse_dtype(request, layout.type.dtype);
       require_packed(request, layout);
     }
@@ -61,38 +62,98 @@ std::unique_ptr<Kernel> prepare_input_gradient(const KernelRequest& request) {
   shape.c_row = shape.n;
   const Gemm gemm(shape);
   return make_kernel(
-      [gemm](const KernelArguments& a) { gemm.run(a.inputs[0], a.inputs[1], a.outputs[0], nullptr, a.workspace); },
+      [gemm](const KernelArguments& a) {
+        gemm.run(a.inputs[0], a.inputs[1], a.outputs[0], nullptr, a.workspace);
+      },
       gemm.workspace_bytes());
 }
 
-// sums[j] (+)= the sum of column j of matrix[rows, columns]. Threads share out the columns.
+// sums[j] (+)= the sum of column j of matrix[rows, width] with lines of `stride` elements.
 template <typename T>
-void sum_columns(const T* matrix, int64_t rows, int64_t columns, float* sums, bool add) {
-  parallel_for(columns, rows > 0 ? 1 + 4 * kLightGrain / rows : columns, [&](int64_t begin, int64_t end) {
-    for (int64_t j = begin; j < end; j += 4 * kLanes) {
-      const int64_t width = end - j < 4 * kLanes ? end - j : 4 * kLanes;
-      Vector total[4] = {};
-      for (int64_t r = 0; r < rows; ++r) {
-        int v = 0;
-        for_lanes(width, [&](int64_t i, auto lanes) { total[v++] += load(matrix + r * columns + j + i, lanes); });
-      }
+void sum_columns(const T* matrix, int64_t rows, int64_t width, int64_t stride, float* sums, bool add) {
+  constexpr int64_t kColumns = 4 * kLanes;
+  for (int64_t j = 0; j < width; j += kColumns) {
+    const int64_t columns = width - j < kColumns ? width - j : kColumns;
+    Vector total[4] = {};
+    for (int64_t r = 0; r < rows; ++r) {
       int v = 0;
-      for_lanes(width, [&](int64_t i, auto lanes) {
-        store(sums + j + i, add ? load(sums + j + i, lanes) + total[v] : total[v], lanes);
-        ++v;
-      });
+      for_lanes(columns,
+                [&](int64_t i, auto lanes) { total[v++] += load(matrix + r * stride + j + i, lanes); });
     }
-  });
+    int v = 0;
+    for_lanes(columns, [&](int64_t i, auto lanes) {
+      store(sums + j + i, add ? load(sums + j + i, lanes) + total[v] : total[v], lanes);
+      ++v;
+    });
+  }
 }
 
-// dweight[out, in] (+)= dy[..., out]^T x[..., in]; dbias[out] (+)= the column sums of dy
+// dweight[out, in] (+)= dy[..., out]^T x[..., in]; dbias[out] (+)= the column sums of dy.
+//
+// A small dweight is made from the tokens by parts: every thread multiplies its own range of them, which it
+// has just written in the step before and still holds in its cache, and the products are added up. A large
+// one is cut into ranges of rows instead.
+struct WeightGradient {
+  std::vector<Gemm> products;  // one, or one for each part of the tokens
+  int64_t tokens, out, in;
+  bool bias, add_bias;
+
+  int64_t parts() const { return static_cast<int64_t>(products.size()); }
+  int64_t gemm_floats() const { return (products[0].workspace_bytes() + 63) / 64 * 16; }
+  int64_t part_floats() const { return gemm_floats() + (out * in + out + 15) / 16 * 16; }  // and its sums
+  int64_t workspace_bytes() const { return 4 * (parts() == 1 ? gemm_floats() : parts() * part_floats()); }
+
+  template <typename T>
+  void run(const KernelArguments& a) const {
+    const T *dy = a.in<T>(0), *x = a.in<T>(1);
+    if (parts() == 1) {
+      products[0].run(dy, x, a.outputs[0], nullptr, a.workspace);
+      if (bias)
+        parallel_for(out, tokens > 0 ? 1 + 4 * kLightGrain / tokens : out, [&](int64_t begin, int64_t end) {
+          sum_columns(dy + begin, tokens, end - begin, out, a.out<float>(1) + begin, add_bias);
+        });
+      return;
+    }
+    // The first part adds to the results themselves, the others make sums of their own.
+    auto* space = reinterpret_cast<float*>(a.workspace);
+    const auto weight_sums = [&](int64_t part) { return space + part * part_floats() + gemm_floats(); };
+    parallel_parts(parts(), [&](int64_t part) {
+      const Range share = share_of(tokens, parts(), part);
+      float* own = weight_sums(part);
+      products[part].run(dy + share.begin * out, x + share.begin * in, part == 0 ? a.out<float>(0) : own,
+                         nullptr, reinterpret_cast<std::byte*>(space + part * part_floats()));
+      if (bias)
+        sum_columns(dy + share.begin * out, share.end - share.begin, out, out,
+                    part == 0 ? a.out<float>(1) : own + out * in, part == 0 && add_bias);
+    });
+    const auto add_up = [&](float* to, int64_t offset, int64_t begin, int64_t end) {
+      for (int64_t part = 1; part < parts(); ++part) {
+        const float* from = weight_sums(part) + offset;
+        for_lanes(end - begin, [&](int64_t i, auto lanes) {
+          store(to + begin + i, load(to + begin + i, lanes) + load(from + begin + i, lanes), lanes);
+        });
+      }
+    };
+    parallel_for(out, row_grain(kLightGrain, in), [&](int64_t begin, int64_t end) {
+      add_up(a.out<float>(0), 0, begin * in, end * in);
+      if (bias) add_up(a.out<float>(1), out * in, begin, end);
+    });
+  }
+};
+
 std::unique_ptr<Kernel> prepare_weight_gradient(const KernelRequest& request) {
   require_types(request);
+  constexpr int64_t kSmall = int64_t{1} << 18, kTokensEach = 128;
   const Layout &dy = request.inputs[0], &x = request.inputs[1];
+  WeightGradient kernel;
+  kernel.tokens = rows_of(dy);
+  kernel.out = dy.type.shape.back();
+  kernel.in = x.type.shape.back();
+  kernel.bias = present(request.outputs, 1);
+  kernel.add_bias = (request.accumulate & 2) != 0;
   GemmShape shape;
-  shape.m = dy.type.shape.back();
-  shape.k = rows_of(dy);
-  shape.n = x.type.shape.back();
+  shape.m = kernel.out;
+  shape.n = kernel.in;
   shape.a_type = dy.type.dtype;
   shape.b_type = x.type.dtype;
   shape.c_type = DType::f32;
@@ -100,16 +161,17 @@ std::unique_ptr<Kernel> prepare_weight_gradient(const KernelRequest& request) {
   shape.a_col = shape.m;
   shape.b_row = shape.n;
   shape.c_row = shape.n;
-  shape.add = (request.accumulate & 1) != 0;
-  const Gemm gemm(shape);
-  const bool bias = present(request.outputs, 1), add_bias = (request.accumulate & 2) != 0;
+  const bool by_tokens = kernel.out * kernel.in <= kSmall && kernel.tokens >= kTokensEach * thread_count();
+  const int64_t parts = by_tokens ? thread_count() : 1;
+  for (int64_t part = 0; part < parts; ++part) {
+    const Range share = share_of(kernel.tokens, parts, part);
+    shape.k = share.end - share.begin;
+    shape.serial = parts > 1;
+    shape.add = part == 0 && (request.accumulate & 1) != 0;
+    kernel.products.emplace_back(shape);
+  }
   return for_float(request, dy.type.dtype, [&]<typename T>(T) {
-    return make_kernel(
-        [gemm, bias, add_bias, rows = shape.k, columns = shape.m](const KernelArguments& a) {
-          gemm.run(a.inputs[0], a.inputs[1], a.outputs[0], nullptr, a.workspace);
-          if (bias) sum_columns(a.in<T>(0), rows, columns, a.out<float>(1), add_bias);
-        },
-        gemm.workspace_bytes());
+    return make_kernel([kernel](const KernelArguments& a) { kernel.run<T>(a); }, kernel.workspace_bytes());
   });
 }
 
