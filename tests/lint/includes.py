@@ -20,6 +20,7 @@ MAY_SEE = {
     "nlohmann/": {"core/io/json.cpp"},
     "sentencepiece": {"core/data/sentencepiece.cpp"},
     "CLI/": {"lua/cli.cpp"},
+    "gloo/": {"core/comm/gloo.cpp"},
     "histedit.h": {"lua/prompt.cpp"},
     "lua.hpp": {"lua/bind.h"},
     "omp.h": {"core/base/parallel.cpp"},

@@ -212,6 +212,21 @@ TEST_CASE("a wait ends when another thread aborts", "[comm]") { try_abort_here(l
 TEST_CASE("a member that does not join a group is named", "[comm]") { try_missing_member(loopback_maker()); }
 TEST_CASE("after a failure a new communicator takes over", "[comm]") { try_new_generation(loopback_maker()); }
 
+TEST_CASE("over Gloo, a rank that does not come is named, first in a warning, then in the error", "[comm]") {
+  try_absent(gloo_maker());
+}
+TEST_CASE("over Gloo, a rank that leaves is named by every other", "[comm]") { try_gone(gloo_maker()); }
+TEST_CASE("over Gloo, an abort fails pending and later operations everywhere, with its reason", "[comm]") {
+  try_abort(gloo_maker());
+}
+TEST_CASE("over Gloo, a wait ends when another thread aborts", "[comm]") { try_abort_here(gloo_maker()); }
+TEST_CASE("over Gloo, a member that does not join a group is named", "[comm]") {
+  try_missing_member(gloo_maker());
+}
+TEST_CASE("over Gloo, after a failure a new communicator takes over", "[comm]") {
+  try_new_generation(gloo_maker());
+}
+
 TEST_CASE("starting an operation twice is an error of the program", "[comm]") {
   const auto errors = on_ranks(loopback_maker(), 1, {}, [&](Fabric& fabric) {
     const auto group = fabric.group("alone", {0});

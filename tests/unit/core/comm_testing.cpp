@@ -4,6 +4,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "core/comm/gloo.h"
 #include "core/comm/loopback.h"
 
 namespace het::testing {
@@ -14,6 +15,26 @@ FabricMaker loopback_maker() {
     for (auto& fabric : make_loopback(size, {std::move(patience), nullptr}))
       makers.emplace_back(
           [holder = std::make_shared<std::shared_ptr<Fabric>>(fabric)] { return std::move(*holder); });
+    return makers;
+  };
+}
+
+FabricMaker gloo_maker() {
+  return [](int size, const Patience& patience) {
+    const auto store = make_memory_key_value();
+    std::vector<std::function<std::shared_ptr<Fabric>()>> makers;
+    for (int rank = 0; rank < size; ++rank)
+      makers.emplace_back([=] {
+        GlooOptions options;
+        options.rank = rank;
+        options.size = size;
+        options.address = "127.0.0.1";
+        options.store = store;
+        options.prefix = "test";
+        options.host = fmt::format("host{}", rank);
+        options.patience = patience;
+        return make_gloo(std::move(options));
+      });
     return makers;
   };
 }

@@ -1,0 +1,469 @@
+#include "core/comm/gloo.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <limits>
+#include <mutex>
+#include <random>
+#include <set>
+
+#include <arpa/inet.h>
+#include <gloo/common/error.h>
+#include <gloo/context.h>
+#include <gloo/transport/address.h>
+#include <gloo/transport/context.h>
+#include <gloo/transport/device.h>
+#include <gloo/transport/tcp/device.h>
+#include <gloo/transport/unbound_buffer.h>
+#include <ifaddrs.h>
+#include <netinet/in.h>
+#include <unistd.h>
+
+#include "core/base/error.h"
+#include "core/comm/group.h"
+
+namespace het {
+namespace {
+
+using std::chrono::milliseconds;
+using UnboundBuffer = gloo::transport::UnboundBuffer;
+
+// Gloo ends every connection of a context when one of its waits times out; waiting with patience is ours.
+constexpr milliseconds kForever = std::chrono::hours(24 * 365);
+constexpr uint64_t kHelloSlot = 0, kByeSlot = 1, kFirstChannelSlot = 2;
+
+// A buffer over the whole address space: messages are posted by address, and nothing is made in a step.
+std::unique_ptr<UnboundBuffer> all_memory(gloo::Context& context) {
+  return context.createUnboundBuffer(nullptr, std::numeric_limits<size_t>::max());
+}
+
+// What one rank tells the others to be found.
+struct Card {
+  std::string host;
+  std::string token;                   // to be shown by those who connect to it
+  std::vector<std::string> addresses;  // to connect to, by rank of the group; its own is empty
+};
+
+std::string write_card(const Card& card) {
+  std::string text;
+  const auto add = [&](const std::string& part) {
+    const auto size = static_cast<uint32_t>(part.size());
+    text.append(reinterpret_cast<const char*>(&size), sizeof size);
+    text += part;
+  };
+  add(card.host);
+  add(card.token);
+  for (const std::string& address : card.addresses) add(address);
+  return text;
+}
+
+std::optional<Card> read_card(const std::string& text, int size) {
+  size_t at = 0;
+  const auto next = [&]() -> std::optional<std::string> {
+    uint32_t bytes = 0;
+    if (text.size() - at < sizeof bytes) return std::nullopt;
+    std::memcpy(&bytes, text.data() + at, sizeof bytes);
+    at += sizeof bytes;
+    if (text.size() - at < bytes) return std::nullopt;
+    at += bytes;
+    return text.substr(at - bytes, bytes);
+  };
+  const auto host = next(), token = next();
+  if (!host || !token) return std::nullopt;
+  Card card{*host, *token, {}};
+  for (int rank = 0; rank < size; ++rank) {
+    const auto address = next();
+    if (!address) return std::nullopt;
+    card.addresses.push_back(*address);
+  }
+  return card;
+}
+
+std::string random_token() {
+  std::random_device device;
+  std::string token(16, '\0');
+  for (char& c : token) c = static_cast<char>(device());
+  return token;
+}
+
+// A Gloo context whose connections are made here rather than by connectFullMesh, so that the wait for the
+// others can be given up, names who is missing, and ends with each side showing the other's token.
+class Mesh final : public gloo::Context {
+ public:
+  Mesh(std::shared_ptr<gloo::transport::Device> device, int rank, int size, milliseconds timeout)
+      : gloo::Context(rank, size) {
+    constexpr int kTimeoutsOfConnect = 5;  // Gloo waits so many for a connection
+    device_ = std::move(device);
+    transportContext_ = device_->createContext(rank, size);
+    transportContext_->setTimeout(std::max(timeout / kTimeoutsOfConnect, milliseconds(1)));
+    setTimeout(kForever);
+  }
+
+  std::vector<std::string> listen() {
+    std::vector<std::string> addresses(size);
+    for (int peer = 0; peer < size; ++peer) {
+      if (peer == rank) continue;
+      const std::vector<char> bytes = transportContext_->createPair(peer)->address().bytes();
+      addresses[peer].assign(bytes.begin(), bytes.end());
+    }
+    return addresses;
+  }
+
+  void connect(int peer, const std::string& address) {
+    transportContext_->getPair(peer)->connect(std::vector<char>(address.begin(), address.end()));
+  }
+};
+
+class GlooWire final : public Wire {
+ public:
+  GlooWire(std::shared_ptr<Mesh> mesh, uint64_t slot) : mesh_(std::move(mesh)), slot_(slot) {
+    for (int peer = 0; peer < mesh_->size; ++peer)
+      ends_.push_back(peer == mesh_->rank ? Ends{} : Ends{all_memory(*mesh_), all_memory(*mesh_)});
+  }
+
+  void send(int peer, const std::byte* from, int64_t bytes) override {
+    guarded(peer, [&] {
+      ends_[peer].send->send(peer, slot_, reinterpret_cast<size_t>(from), static_cast<size_t>(bytes));
+      return true;
+    });
+  }
+  void receive(int peer, std::byte* to, int64_t bytes) override {
+    guarded(peer, [&] {
+      ends_[peer].receive->recv(peer, slot_, reinterpret_cast<size_t>(to), static_cast<size_t>(bytes));
+      return true;
+    });
+  }
+  bool sent(int peer) override {
+    return wait(peer, *ends_[peer].send, true,
+                [](UnboundBuffer& buffer) { return buffer.waitSend(kForever); });
+  }
+  bool received(int peer) override {
+    return wait(peer, *ends_[peer].receive, false,
+                [](UnboundBuffer& buffer) { return buffer.waitRecv(kForever); });
+  }
+  void interrupt() override {
+    std::lock_guard lock(mutex_);
+    if (waits_for_ == nullptr) return;
+    if (waits_to_send_)
+      waits_for_->abortWaitSend();
+    else
+      waits_for_->abortWaitRecv();
+  }
+  void cut() {
+    {
+      std::lock_guard lock(mutex_);
+      cut_ = true;
+    }
+    interrupt();
+  }
+
+ private:
+  struct Ends {
+    std::unique_ptr<UnboundBuffer> send, receive;
+  };
+
+  template <typename Body>
+  bool guarded(int peer, const Body& body) {
+    try {
+      return body();
+    } catch (const gloo::Exception&) {  // names an address and a line of Gloo: of no use to anybody
+      throw LostPeer{peer, "its connection closed"};
+    }
+  }
+
+  // An interrupt that comes after the wait has ended leaves its mark on the buffer: the next wait returns
+  // false once more, and is repeated.
+  template <typename Wait>
+  bool wait(int peer, UnboundBuffer& buffer, bool to_send, const Wait& body) {
+    {
+      std::lock_guard lock(mutex_);
+      if (cut_) return false;
+      waits_for_ = &buffer;
+      waits_to_send_ = to_send;
+    }
+    struct Reset {
+      GlooWire& wire;
+      ~Reset() {
+        std::lock_guard lock(wire.mutex_);
+        wire.waits_for_ = nullptr;
+      }
+    } const reset{*this};
+    return guarded(peer, [&] { return body(buffer); });
+  }
+
+  std::shared_ptr<Mesh> mesh_;
+  uint64_t slot_;
+  std::vector<Ends> ends_;  // by peer
+  std::mutex mutex_;
+  UnboundBuffer* waits_for_ = nullptr;
+  bool waits_to_send_ = false;
+  bool cut_ = false;
+};
+
+// What remains of a wire when the group has let go of it: cut() reaches those that live.
+class WireHandle final : public Wire {
+ public:
+  explicit WireHandle(std::shared_ptr<GlooWire> wire) : wire_(std::move(wire)) {}
+  void send(int peer, const std::byte* from, int64_t bytes) override { wire_->send(peer, from, bytes); }
+  void receive(int peer, std::byte* to, int64_t bytes) override { wire_->receive(peer, to, bytes); }
+  bool sent(int peer) override { return wire_->sent(peer); }
+  bool received(int peer) override { return wire_->received(peer); }
+  void interrupt() override { wire_->interrupt(); }
+
+ private:
+  std::shared_ptr<GlooWire> wire_;
+};
+
+class GlooLinks final : public Links {
+ public:
+  GlooLinks(std::shared_ptr<Mesh> mesh, std::vector<std::string> hosts, std::shared_ptr<KeyValue> store,
+            std::string prefix)
+      : mesh_(std::move(mesh)),
+        hosts_(std::move(hosts)),
+        store_(std::move(store)),
+        prefix_(std::move(prefix)) {}
+  ~GlooLinks() override { cut(); }
+
+  std::unique_ptr<Wire> wire(uint64_t channel) override {
+    auto wire = std::make_shared<GlooWire>(mesh_, kFirstChannelSlot + channel);
+    std::lock_guard lock(mutex_);
+    if (is_cut_) wire->cut();
+    wires_.push_back(wire);
+    return std::make_unique<WireHandle>(std::move(wire));
+  }
+
+  void cut() override {
+    std::lock_guard lock(mutex_);
+    if (is_cut_) return;
+    is_cut_ = true;
+    mesh_->closeConnections();
+    for (const auto& wire : wires_)
+      if (const auto alive = wire.lock()) alive->cut();
+  }
+
+  std::string host(int peer) const override { return hosts_[peer]; }
+  void say_why(std::string_view sentence) override { say("why", std::string(sentence)); }
+  std::optional<std::string> why(int peer) override { return heard("why", peer); }
+  void say_waiting(int64_t sequence) override { say("waits", fmt::format("{}", sequence)); }
+  std::optional<int64_t> waiting(int peer) override {
+    const auto text = heard("waits", peer);
+    return text ? std::optional(std::atoll(text->c_str())) : std::nullopt;
+  }
+
+ private:
+  // The board is a help, not a need: without it messages say less.
+  void say(const char* what, const std::string& text) {
+    try {
+      store_->set(fmt::format("{}/{}/{}", prefix_, what, mesh_->rank), text);
+    } catch (const Error&) {
+    }
+  }
+  std::optional<std::string> heard(const char* what, int peer) {
+    try {
+      return store_->get(fmt::format("{}/{}/{}", prefix_, what, peer));
+    } catch (const Error&) {
+      return std::nullopt;
+    }
+  }
+
+  std::shared_ptr<Mesh> mesh_;
+  std::vector<std::string> hosts_;
+  std::shared_ptr<KeyValue> store_;
+  std::string prefix_;
+  std::mutex mutex_;
+  std::vector<std::weak_ptr<GlooWire>> wires_;
+  bool is_cut_ = false;
+};
+
+std::string text_of(const sockaddr* address) {
+  std::array<char, INET6_ADDRSTRLEN> text{};
+  if (address->sa_family == AF_INET)
+    inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(address)->sin_addr, text.data(), text.size());
+  else
+    inet_ntop(AF_INET6, &reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr, text.data(), text.size());
+  return text.data();
+}
+
+// Interfaces or addresses that this machine has.
+std::set<std::string> network_names(bool addresses) {
+  std::set<std::string> names;
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return names;
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(list, ::freeifaddrs);
+  for (const ifaddrs* i = list; i != nullptr; i = i->ifa_next) {
+    if (i->ifa_addr == nullptr || (i->ifa_addr->sa_family != AF_INET && i->ifa_addr->sa_family != AF_INET6))
+      continue;
+    names.insert(addresses ? text_of(i->ifa_addr) : i->ifa_name);
+  }
+  return names;
+}
+
+bool is_loopback(const std::string& address) { return address.starts_with("127."); }
+
+std::shared_ptr<gloo::transport::Device> make_device(const GlooOptions& options) {
+  if (options.interface.empty() == options.address.empty())
+    fail_usage(
+        "communication needs an interface or an address of this machine to use, one of the two; interfaces: "
+        "{}",
+        fmt::join(network_names(false), ", "));
+  const bool by_address = !options.address.empty();
+  const std::string& name = by_address ? options.address : options.interface;
+  const std::set<std::string> known = network_names(by_address);
+  if (!known.contains(name) && !(by_address && is_loopback(name)))
+    fail_usage("this machine has no {} '{}' for communication; it has {}",
+               by_address ? "address" : "interface", name, fmt::join(known, ", "));
+  gloo::transport::tcp::attr attributes;
+  attributes.hostname = options.address;
+  attributes.iface = options.interface;
+  attributes.ai_family = AF_UNSPEC;
+  try {
+    return gloo::transport::tcp::CreateDevice(attributes);
+  } catch (const std::exception& error) {
+    fail_environment("cannot use {} for communication: {}", name, error.what());
+  }
+}
+
+std::string own_name() {
+  std::array<char, 256> name{};
+  ::gethostname(name.data(), name.size() - 1);
+  return name.data();
+}
+
+class GlooFabric final : public Fabric {
+ public:
+  explicit GlooFabric(GlooOptions options) : options_(std::move(options)), device_(make_device(options_)) {
+    HET_REQUIRE(options_.store != nullptr);
+    if (options_.host.empty()) options_.host = own_name();
+  }
+
+  int rank() const override { return options_.rank; }
+  int size() const override { return options_.size; }
+
+  std::shared_ptr<Communicator> group(const std::string& name, std::vector<int> ranks) override {
+    groups_.require_alive();
+    const int place = place_in_group(ranks, rank(), size());
+    const CommClock::time_point until = CommClock::now() + options_.patience.timeout;
+    const std::string prefix = fmt::format("{}/group/{}", options_.prefix, name);
+    auto mesh =
+        std::make_shared<Mesh>(device_, place, static_cast<int>(ranks.size()), options_.patience.timeout);
+    const MeshInProgress in_progress(*this, mesh);
+    const Card own{options_.host, random_token(), mesh->listen()};
+    options_.store->set(fmt::format("{}/{}", prefix, place), write_card(own));
+    const std::vector<Card> cards = find_all(name, prefix, ranks, place, until);
+    connect_all(*mesh, name, ranks, own, cards);
+
+    std::vector<std::string> hosts;
+    for (const Card& card : cards) hosts.push_back(card.host);
+    hosts[place] = options_.host;
+    auto group = make_group({name, std::move(ranks), place, options_.patience, options_.pacer},
+                            std::make_unique<GlooLinks>(mesh, std::move(hosts), options_.store, prefix));
+    groups_.add(group);
+    return group;
+  }
+
+  void abort(std::string_view why) override {
+    groups_.abort(why);
+    std::lock_guard lock(mutex_);
+    for (const auto& mesh : connecting_) mesh->closeConnections();
+  }
+
+ private:
+  // While connections are made, abort() closes them.
+  class MeshInProgress {
+   public:
+    MeshInProgress(GlooFabric& fabric, std::shared_ptr<Mesh> mesh) : fabric_(fabric), mesh_(std::move(mesh)) {
+      std::lock_guard lock(fabric_.mutex_);
+      fabric_.connecting_.insert(mesh_);
+    }
+    ~MeshInProgress() {
+      std::lock_guard lock(fabric_.mutex_);
+      fabric_.connecting_.erase(mesh_);
+    }
+
+   private:
+    GlooFabric& fabric_;
+    std::shared_ptr<Mesh> mesh_;
+  };
+
+  std::string self() const { return fmt::format("rank {} ({})", rank(), options_.host); }
+
+  std::vector<Card> find_all(const std::string& name, const std::string& prefix,
+                             const std::vector<int>& ranks, int place, CommClock::time_point until) {
+    constexpr milliseconds kLookForAbort{50};
+    std::vector<Card> cards(ranks.size());
+    std::vector<int> missing;
+    for (size_t peer = 0; peer < ranks.size(); ++peer) {
+      if (static_cast<int>(peer) == place) continue;
+      const std::string key = fmt::format("{}/{}", prefix, peer);
+      std::optional<std::string> text;
+      // Past the deadline the rest is only looked up, so that all who are missing are named.
+      while (
+          !(text = options_.store->wait(key, CommClock::now() < until ? kLookForAbort : milliseconds(0))) &&
+          CommClock::now() < until)
+        groups_.require_alive();
+      if (!text) {
+        missing.push_back(ranks[peer]);
+        continue;
+      }
+      const std::optional<Card> card = read_card(*text, static_cast<int>(ranks.size()));
+      if (!card)
+        throw Error(ErrorKind::peer, fmt::format("{}: what the store has under {} is no address of rank {}",
+                                                 self(), key, ranks[peer]));
+      cards[peer] = *card;
+    }
+    groups_.require_alive();
+    if (!missing.empty())
+      throw Error(ErrorKind::peer, did_not_join(self(), name, missing, options_.patience.timeout));
+    return cards;
+  }
+
+  void connect_all(Mesh& mesh, const std::string& name, const std::vector<int>& ranks, const Card& own,
+                   const std::vector<Card>& cards) {
+    const milliseconds timeout = options_.patience.timeout;
+    int peer = 0;
+    try {
+      for (peer = 0; peer < mesh.size; ++peer)
+        if (peer != mesh.rank) mesh.connect(peer, cards[peer].addresses[mesh.rank]);
+      std::vector<std::string> shown(mesh.size, std::string(own.token.size(), '\0'));
+      std::vector<std::unique_ptr<UnboundBuffer>> ends;
+      for (peer = 0; peer < mesh.size; ++peer) {
+        ends.push_back(all_memory(mesh));
+        if (peer == mesh.rank) continue;
+        ends[peer]->recv(peer, kHelloSlot, reinterpret_cast<size_t>(shown[peer].data()), shown[peer].size());
+        ends[peer]->send(peer, kHelloSlot, reinterpret_cast<size_t>(cards[peer].token.data()),
+                         own.token.size());
+      }
+      for (peer = 0; peer < mesh.size; ++peer) {
+        if (peer == mesh.rank) continue;
+        ends[peer]->waitRecv(timeout);
+        ends[peer]->waitSend(timeout);
+        if (shown[peer] != own.token)
+          throw Error(
+              ErrorKind::peer,
+              fmt::format(
+                  "{}: who connected to group '{}' as rank {} ({}) did not know the token from the store",
+                  self(), name, ranks[peer], cards[peer].host));
+      }
+    } catch (const gloo::Exception&) {
+      groups_.require_alive();
+      throw Error(ErrorKind::peer, fmt::format("{} could not connect to rank {} ({}) to form group '{}'",
+                                               self(), ranks[peer], cards[peer].host, name));
+    }
+  }
+
+  GlooOptions options_;
+  std::shared_ptr<gloo::transport::Device> device_;
+  GroupList groups_;
+  std::mutex mutex_;
+  std::set<std::shared_ptr<Mesh>> connecting_;
+};
+
+}  // namespace
+
+std::shared_ptr<Fabric> make_gloo(GlooOptions options) {
+  return std::make_shared<GlooFabric>(std::move(options));
+}
+
+}  // namespace het
