@@ -20,6 +20,8 @@ MAY_SEE = {
     "nlohmann/": {"core/io/json.cpp"},
     "sentencepiece": {"core/data/sentencepiece.cpp"},
     "CLI/": {"lua/cli.cpp"},
+    "openssl/": {"core/cluster/secret.cpp"},
+    "curl/": {"core/cluster/http.cpp"},
     "gloo/": {"core/comm/gloo.cpp"},
     "histedit.h": {"lua/prompt.cpp"},
     "lua.hpp": {"lua/bind.h"},

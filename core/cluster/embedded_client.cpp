@@ -1,0 +1,295 @@
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <mutex>
+#include <thread>
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "core/base/error.h"
+#include "core/cluster/embedded_store.h"
+#include "core/cluster/secret.h"
+#include "core/cluster/socket.h"
+#include "core/cluster/store_protocol.h"
+
+namespace het {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+// One connection that has been let in.
+class Line {
+ public:
+  Line(const StoreClientOptions& options, Deadline deadline) : options_(&options) {
+    socket_ = connect_to(parse_endpoint(options.endpoint), options.source, deadline);
+    const Greeting greeting = read_greeting(receive(kGreetingFrameBytes, deadline));
+    const std::string nonce = random_bytes(kNonceBytes);
+    send(write_introduction({nonce, client_proof(options.secret, greeting, nonce)}), deadline);
+    const Welcome welcome = read_welcome(receive(kGreetingFrameBytes, deadline));
+    if (!welcome.refusal.empty()) fail_usage("{}", welcome.refusal);
+    if (!equal_proofs(welcome.proof, server_proof(options.secret, greeting, nonce)))
+      fail_usage("what answers at {} does not know the shared secret: it is not this run's store",
+                 options.endpoint);
+    instance_ = greeting.instance;
+  }
+
+  const std::string& instance() const { return instance_; }
+  void send(std::string_view content, Deadline deadline) {
+    const std::string frame = write_frame(content);
+    for (size_t sent = 0; sent < frame.size();) {
+      const long moved = send_some(socket_, std::string_view(frame).substr(sent));
+      if (moved < 0) lost();
+      sent += static_cast<size_t>(moved);
+      if (moved == 0 && !wait_for(socket_, Ready::write, deadline)) late();
+    }
+  }
+  std::string receive(size_t limit, Deadline deadline) {
+    while (true) {
+      if (auto content = poll(limit, deadline, -1)) return std::move(*content);
+      late();
+    }
+  }
+  // The content of the next frame; nothing when the deadline passes or `wake` is ready before it is whole.
+  std::optional<std::string> poll(size_t limit, Deadline deadline, int wake) {
+    while (true) {
+      const size_t bytes = frame_bytes(in_, limit);
+      if (bytes && in_.size() >= bytes) {
+        std::string content = in_.substr(kFrameHeaderBytes, bytes - kFrameHeaderBytes);
+        in_.erase(0, bytes);
+        return content;
+      }
+      if (!wait_for(socket_, Ready::read, deadline, wake)) return std::nullopt;
+      constexpr size_t kAtOnce = 256 << 10;
+      const size_t before = in_.size();
+      in_.resize(before + kAtOnce);
+      const long got = receive_some(socket_, in_.data() + before, kAtOnce);
+      in_.resize(before + static_cast<size_t>(std::max(got, 0L)));
+      if (got < 0) lost();
+    }
+  }
+
+ private:
+  [[noreturn]] void lost() const {
+    fail(ErrorKind::peer, "the connection to the store at {} broke", options_->endpoint);
+  }
+  [[noreturn]] void late() const {
+    fail(ErrorKind::peer, "the store at {} did not answer within {} ms", options_->endpoint,
+         options_->timeout.count());
+  }
+
+  const StoreClientOptions* options_;
+  Descriptor socket_;
+  std::string instance_, in_;
+};
+
+Answer checked(Answer answer) {
+  if (answer.failed) throw Error(answer.error, answer.sentence);
+  return answer;
+}
+
+// Connect again to the server that one knew.
+std::unique_ptr<Line> same_server(const StoreClientOptions& options, const std::string& instance,
+                                  Deadline deadline) {
+  auto line = std::make_unique<Line>(options, deadline);
+  if (line->instance() != instance)
+    fail(ErrorKind::peer, "the store at {} was started anew and has forgotten this run", options.endpoint);
+  return line;
+}
+
+class Watch final : public StoreWatch {
+ public:
+  Watch(std::shared_ptr<const StoreClientOptions> options, std::string instance, std::string prefix,
+        int64_t from)
+      : options_(std::move(options)),
+        instance_(std::move(instance)),
+        prefix_(std::move(prefix)),
+        next_(from) {
+    wake_ = Descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    if (!wake_) fail_environment("cannot make an eventfd: {}", std::strerror(errno));
+    open();
+  }
+
+  std::vector<StoreEvent> next(milliseconds timeout) override {
+    const Deadline deadline = Clock::now() + timeout;
+    while (!closed_) {
+      try {
+        if (!line_) open();
+        auto content = line_->poll(kAnswerFrameBytes, deadline, wake_.number());
+        if (!content) return {};
+        Answer answer = read_answer(*content);
+        if (answer.failed) final_ = true;
+        answer = checked(std::move(answer));
+        if (answer.events.empty()) continue;
+        next_ = answer.events.back().entry.revision + 1;
+        return std::move(answer.events);
+      } catch (const Error&) {
+        // A connection that broke is made once more; from where it was, nothing is lost.
+        if (final_ || !line_) throw;
+        line_.reset();
+      }
+    }
+    return {};
+  }
+  void close() override {
+    closed_ = true;
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t written = ::write(wake_.number(), &one, sizeof one);
+  }
+
+ private:
+  void open() {
+    const Deadline deadline = Clock::now() + options_->timeout;
+    auto line = same_server(*options_, instance_, deadline);
+    Question question;
+    question.kind = Question::Kind::watch;
+    question.key = prefix_;
+    question.revision = next_;
+    line->send(write_question(question), deadline);
+    const Answer answer = checked(read_answer(line->receive(kAnswerFrameBytes, deadline)));
+    if (next_ <= 0) next_ = answer.revision + 1;
+    line_ = std::move(line);
+  }
+
+  std::shared_ptr<const StoreClientOptions> options_;
+  std::string instance_, prefix_;
+  int64_t next_;
+  Descriptor wake_;
+  std::unique_ptr<Line> line_;
+  bool final_ = false;
+  std::atomic<bool> closed_ = false;
+};
+
+class EmbeddedStore final : public Store {
+ public:
+  explicit EmbeddedStore(StoreClientOptions options)
+      : options_(std::make_shared<const StoreClientOptions>(std::move(options))) {
+    const Deadline deadline = Clock::now() + options_->timeout;
+    while (!line_) {
+      try {
+        line_ = std::make_unique<Line>(*options_, deadline);
+      } catch (const Error& error) {
+        constexpr milliseconds kPause{20};  // the server may not be there yet
+        if (error.kind() != ErrorKind::peer || Clock::now() + kPause >= deadline) throw;
+        std::this_thread::sleep_for(kPause);
+      }
+    }
+    instance_ = line_->instance();
+  }
+
+  std::string describe() const override { return "the embedded store at " + options_->endpoint; }
+
+  StoreLease grant(milliseconds ttl) override {
+    Question question = of(Question::Kind::grant);
+    question.ttl_ms = ttl.count();
+    const Answer answer = ask(question, false);
+    return {answer.lease, milliseconds(answer.ttl_ms)};
+  }
+  void keep_alive(int64_t lease) override { ask(of(Question::Kind::keep_alive, "", "", lease), true); }
+  void revoke(int64_t lease) override { ask(of(Question::Kind::revoke, "", "", lease), true); }
+
+  std::optional<StoreEntry> get(const std::string& key) override {
+    check_store_key(key);
+    const Answer answer = ask(of(Question::Kind::get, key), true);
+    if (answer.events.empty()) return std::nullopt;
+    return answer.events[0].entry;
+  }
+  StoreListing list(const std::string& prefix) override {
+    check_store_prefix(prefix);
+    Answer answer = ask(of(Question::Kind::list, prefix), true);
+    StoreListing listing;
+    listing.revision = answer.revision;
+    for (StoreEvent& event : answer.events) listing.entries.push_back(std::move(event.entry));
+    return listing;
+  }
+  int64_t put(const std::string& key, const std::string& value, int64_t lease) override {
+    return ask(of(Question::Kind::put, key, value, lease), true).revision;
+  }
+  std::optional<int64_t> create(const std::string& key, const std::string& value, int64_t lease) override {
+    return changed(ask(of(Question::Kind::create, key, value, lease), false));
+  }
+  std::optional<int64_t> replace(const std::string& key, const std::string& value, int64_t revision,
+                                 int64_t lease) override {
+    Question question = of(Question::Kind::replace, key, value, lease);
+    question.revision = revision;
+    return changed(ask(question, false));
+  }
+  bool remove(const std::string& key) override {
+    check_store_key(key);
+    return ask(of(Question::Kind::remove, key), false).done;
+  }
+  std::unique_ptr<StoreWatch> watch(const std::string& prefix, int64_t from) override {
+    check_store_prefix(prefix);
+    return std::make_unique<Watch>(options_, instance_, prefix, from);
+  }
+
+ private:
+  static Question of(Question::Kind kind, const std::string& key = "", const std::string& value = "",
+                     int64_t lease = 0) {
+    Question question;
+    question.kind = kind;
+    question.key = key;
+    question.value = value;
+    question.lease = lease;
+    return question;
+  }
+  static std::optional<int64_t> changed(const Answer& answer) {
+    return answer.done ? std::optional(answer.revision) : std::nullopt;
+  }
+
+  // Over the one connection, made again when it broke. `repeatable`: asking twice does what asking once does,
+  // so a question whose answer was lost is asked again.
+  Answer ask(const Question& question, bool repeatable) {
+    if (question.kind == Question::Kind::put || question.kind == Question::Kind::create ||
+        question.kind == Question::Kind::replace) {
+      check_store_key(question.key);
+      check_store_value(question.key, question.value);
+    }
+    const std::string content = write_question(question);
+    const Deadline deadline = Clock::now() + options_->timeout;
+    std::unique_lock lock(mutex_, deadline);
+    if (!lock)
+      fail(ErrorKind::peer, "the store at {} did not answer within {} ms", options_->endpoint,
+           options_->timeout.count());
+    for (int attempt = 0;; ++attempt) {
+      bool sent = false;
+      try {
+        if (!line_) line_ = same_server(*options_, instance_, deadline);
+        sent = true;
+        line_->send(content, deadline);
+        return checked_line(line_->receive(kAnswerFrameBytes, deadline));
+      } catch (const Refused& refused) {
+        throw Error(refused.kind, refused.sentence);
+      } catch (const Error&) {
+        line_.reset();
+        if (attempt > 0 || Clock::now() >= deadline || (sent && !repeatable)) throw;
+      }
+    }
+  }
+
+  // What the store itself refused, told from what went wrong on the way.
+  struct Refused {
+    ErrorKind kind;
+    std::string sentence;
+  };
+  static Answer checked_line(const std::string& content) {
+    Answer answer = read_answer(content);
+    if (answer.failed) throw Refused{answer.error, answer.sentence};
+    return answer;
+  }
+
+  std::shared_ptr<const StoreClientOptions> options_;
+  std::timed_mutex mutex_;
+  std::unique_ptr<Line> line_;
+  std::string instance_;
+};
+
+}  // namespace
+
+std::shared_ptr<Store> connect_store(StoreClientOptions options) {
+  return std::make_shared<EmbeddedStore>(std::move(options));
+}
+
+}  // namespace het

@@ -1,0 +1,344 @@
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <list>
+#include <thread>
+#include <vector>
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "core/base/error.h"
+#include "core/cluster/embedded_store.h"
+#include "core/cluster/secret.h"
+#include "core/cluster/socket.h"
+#include "core/cluster/store_protocol.h"
+
+namespace het {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr size_t kBatchBytes = 1 << 20;  // of events in one Answer, and queued for one client
+
+struct Client {
+  enum class Stage { introduction, questions, watching, leaving } stage = Stage::introduction;
+  Descriptor socket;
+  std::string who;
+  Greeting greeting;
+  Deadline deadline;    // of its introduction, and of leaving
+  std::string in, out;  // bytes that came and are not used yet; bytes to send
+  size_t sent = 0;      // of `out`
+  std::string prefix;   // watching: what,
+  int64_t next = 0;     // and the first revision it has not seen
+  bool gone = false;
+};
+
+Answer failure(const Error& error) {
+  Answer answer;
+  answer.failed = true;
+  answer.error = error.kind();
+  answer.sentence = error.sentence();
+  return answer;
+}
+
+Answer from(const std::optional<int64_t>& revision) {
+  Answer answer;
+  answer.done = revision.has_value();
+  answer.revision = revision.value_or(0);
+  return answer;
+}
+
+Answer from(const StoreLease& lease) {
+  Answer answer;
+  answer.lease = lease.id;
+  answer.ttl_ms = lease.ttl.count();
+  return answer;
+}
+
+Answer from(StoreListing listing) {
+  Answer answer;
+  answer.revision = listing.revision;
+  for (StoreEntry& entry : listing.entries)
+    answer.events.push_back({StoreEvent::Kind::put, std::move(entry)});
+  return answer;
+}
+
+Answer answer_to(const Question& question, Ledger& ledger, Clock::time_point now) {
+  using Kind = Question::Kind;
+  switch (question.kind) {
+    case Kind::grant: return from(ledger.grant(milliseconds(question.ttl_ms), now));
+    case Kind::keep_alive: ledger.keep_alive(question.lease, now); return {};
+    case Kind::revoke: ledger.revoke(question.lease); return {};
+    case Kind::get: {
+      Answer answer;
+      auto entry = ledger.get(question.key);
+      answer.done = entry.has_value();
+      if (entry) answer.events.push_back({StoreEvent::Kind::put, std::move(*entry)});
+      return answer;
+    }
+    case Kind::list: return from(ledger.list(question.key));
+    case Kind::put: return from(std::optional(ledger.put(question.key, question.value, question.lease)));
+    case Kind::create: return from(ledger.create(question.key, question.value, question.lease));
+    case Kind::replace:
+      return from(ledger.replace(question.key, question.value, question.revision, question.lease));
+    case Kind::remove: {
+      Answer answer;
+      answer.done = ledger.remove(question.key);
+      return answer;
+    }
+    case Kind::watch: break;
+  }
+  fail(ErrorKind::bug, "a watch was answered as a call");
+}
+
+void refuse_every_address(const std::string& address) {
+  if (address.empty() || address == "0.0.0.0" || address == "::" || address == "*")
+    fail_usage("the store would listen at every address of this machine ('{}'); name one, such as 127.0.0.1",
+               address);
+}
+
+class Server final : public StoreServer {
+ public:
+  explicit Server(StoreServerOptions options) : options_(std::move(options)), ledger_(options_.limits) {
+    refuse_every_address(options_.address);
+    if (options_.secret.size() < kSecretBytes)
+      fail_usage("the secret of the store has {} bytes; it needs {} or more", options_.secret.size(),
+                 kSecretBytes);
+    at_ = {options_.address, options_.port};
+    listener_ = listen_at(at_);
+    wake_ = Descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    if (!wake_) fail_environment("cannot make an eventfd: {}", std::strerror(errno));
+    instance_ = random_bytes(8);
+    thread_ = std::thread([this] { serve(); });
+  }
+  ~Server() override {
+    ending_ = true;
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t written = ::write(wake_.number(), &one, sizeof one);
+    thread_.join();
+  }
+
+  std::string endpoint() const override { return to_string(at_); }
+
+ private:
+  void serve() {
+    while (!ending_) {
+      const auto before = Clock::now();
+      const milliseconds wait = patience(before);
+      std::vector<pollfd> polled = interests();
+      ::poll(polled.data(), polled.size(), static_cast<int>(wait.count()));
+      const auto now = Clock::now();
+      // Longer away than it meant to be: the process was stopped, and so nobody could keep a lease alive.
+      constexpr milliseconds kStopped{50};
+      if (now - last_round_ > wait + kStopped && last_round_ != Clock::time_point())
+        ledger_.postpone_lapses(now - last_round_ - wait);
+      last_round_ = now;
+
+      size_t at = 2;
+      for (Client& client : clients_) {
+        const short ready = polled[at++].revents;
+        if (ready & (POLLIN | POLLHUP | POLLERR)) read(client);
+        flush(client);
+        use(client, now);
+      }
+      if (polled[1].revents) accept_all(now);
+      ledger_.lapse(now);
+      for (Client& client : clients_) {
+        feed(client);
+        const bool bounded =
+            client.stage == Client::Stage::introduction || client.stage == Client::Stage::leaving;
+        if (bounded && client.deadline <= now) client.gone = true;
+      }
+      clients_.remove_if([](const Client& client) { return client.gone; });
+    }
+  }
+
+  // Until the next lapse or deadline.
+  milliseconds patience(Clock::time_point now) const {
+    constexpr milliseconds kLongest{1000};
+    milliseconds wait = kLongest;
+    if (deaf_until_ > now) wait = std::chrono::ceil<milliseconds>(deaf_until_ - now);
+    if (const auto next = ledger_.next_lapse())
+      wait = std::min(wait, std::chrono::ceil<milliseconds>(*next - now));
+    for (const Client& client : clients_) {
+      if (has_work(client)) return milliseconds(0);
+      if (client.stage == Client::Stage::introduction || client.stage == Client::Stage::leaving)
+        wait = std::min(wait, std::chrono::ceil<milliseconds>(client.deadline - now));
+    }
+    return std::max(wait, milliseconds(0));
+  }
+  // Something to do for it that no byte will announce.
+  bool has_work(const Client& client) const {
+    if (!client.out.empty()) return false;
+    return client.stage == Client::Stage::watching && client.next <= ledger_.revision();
+  }
+
+  std::vector<pollfd> interests() const {
+    std::vector<pollfd> polled;
+    polled.reserve(clients_.size() + 2);
+    polled.push_back({wake_.number(), POLLIN, 0});
+    const bool room = clients_.size() < static_cast<size_t>(options_.clients) && Clock::now() >= deaf_until_;
+    polled.push_back({room ? listener_.number() : -1, POLLIN, 0});
+    for (const Client& client : clients_) {
+      // A client that does not take its answers is not asked for more questions.
+      short events = 0;
+      if (client.out.empty())
+        events |= POLLIN;
+      else
+        events |= POLLOUT;
+      polled.push_back({client.socket.number(), events, 0});
+    }
+    return polled;
+  }
+
+  void accept_all(Clock::time_point now) {
+    while (clients_.size() < static_cast<size_t>(options_.clients)) {
+      Client client;
+      client.socket = accept_from(listener_, client.who);
+      if (!client.socket) {
+        constexpr milliseconds kPause{100};  // where descriptors ran out, it would be told again at once
+        if (errno != EAGAIN && errno != EWOULDBLOCK) deaf_until_ = now + kPause;
+        return;
+      }
+      client.greeting = {instance_, random_bytes(kNonceBytes)};
+      client.deadline = now + options_.introduction;
+      client.out = write_frame(write_greeting(client.greeting));
+      clients_.push_back(std::move(client));
+    }
+  }
+
+  void read(Client& client) {
+    const size_t limit =
+        kFrameHeaderBytes +
+        (client.stage == Client::Stage::introduction ? kGreetingFrameBytes : kQuestionFrameBytes);
+    if (client.in.size() >= limit) return;
+    const size_t before = client.in.size(), most = std::min<size_t>(limit - before, 64 << 10);
+    client.in.resize(before + most);
+    const long got = receive_some(client.socket, client.in.data() + before, most);
+    client.in.resize(before + static_cast<size_t>(std::max(got, 0L)));
+    if (got < 0) client.gone = true;
+  }
+
+  // Answer what has come whole, one at a time while the answers are taken.
+  void use(Client& client, Clock::time_point now) {
+    while (!client.gone && client.out.empty()) {
+      const bool introduction = client.stage == Client::Stage::introduction;
+      if (client.stage == Client::Stage::leaving) client.in.clear();
+      try {
+        const size_t bytes = frame_bytes(client.in, introduction ? kGreetingFrameBytes : kQuestionFrameBytes);
+        if (bytes == 0 || client.in.size() < bytes) return;
+        const std::string content = client.in.substr(kFrameHeaderBytes, bytes - kFrameHeaderBytes);
+        client.in.erase(0, bytes);
+        if (introduction)
+          welcome(client, read_introduction(content), now);
+        else
+          answer(client, read_question(content), now);
+      } catch (const Error&) {  // not one of ours, or not any more: there is nothing to say to it
+        client.gone = true;
+      }
+      flush(client);
+    }
+  }
+
+  void welcome(Client& client, const Introduction& introduction, Clock::time_point now) {
+    Welcome welcome;
+    if (equal_proofs(introduction.proof,
+                     client_proof(options_.secret, client.greeting, introduction.nonce))) {
+      welcome.proof = server_proof(options_.secret, client.greeting, introduction.nonce);
+      client.stage = Client::Stage::questions;
+    } else {
+      welcome.refusal = fmt::format("the store at {} refuses {}: its shared secret is another one",
+                                    to_string(at_), client.who);
+      leave(client, now);
+    }
+    client.out += write_frame(write_welcome(welcome));
+  }
+
+  // Send what is queued, then go.
+  void leave(Client& client, Clock::time_point now) {
+    client.stage = Client::Stage::leaving;
+    client.deadline = now + milliseconds(1000);
+  }
+
+  void answer(Client& client, const Question& question, Clock::time_point now) {
+    if (client.stage != Client::Stage::questions) fail(ErrorKind::peer, "a watch asks no further questions");
+    Answer answer;
+    try {
+      check_store_prefix(question.key);
+      if (question.kind == Question::Kind::watch) {
+        client.prefix = question.key;
+        client.next = question.revision > 0 ? question.revision : ledger_.revision() + 1;
+        client.stage = Client::Stage::watching;
+        answer.revision = ledger_.revision();
+      } else {
+        answer = answer_to(question, ledger_, now);
+      }
+    } catch (const Error& error) {
+      answer = failure(error);
+    }
+    std::string content = write_answer(answer);
+    if (content.size() > kAnswerFrameBytes)
+      content = write_answer(failure(Error(
+          ErrorKind::usage,
+          fmt::format("what the store holds under '{}' is more than one answer can carry", question.key))));
+    client.out += write_frame(content);
+  }
+
+  // The next batch of events for one that watches and has taken the last.
+  void feed(Client& client) {
+    if (client.gone || client.stage != Client::Stage::watching || !client.out.empty()) return;
+    Answer answer;
+    if (client.next < ledger_.oldest() && client.next <= ledger_.revision()) {
+      answer = failure(
+          Error(ErrorKind::peer, fmt::format("the store has forgotten the events from revision {} to {}",
+                                             client.next, ledger_.oldest() - 1)));
+      leave(client, Clock::now());
+    } else {
+      for (size_t bytes = 0; client.next <= ledger_.revision() && bytes < kBatchBytes; ++client.next) {
+        const StoreEvent& event = ledger_.event(client.next);
+        if (!event.entry.key.starts_with(client.prefix)) continue;
+        bytes += event.entry.key.size() + event.entry.value.size();
+        answer.events.push_back(event);
+      }
+      if (answer.events.empty()) return;
+    }
+    client.out += write_frame(write_answer(answer));
+    flush(client);
+  }
+
+  void flush(Client& client) {
+    while (!client.gone && !client.out.empty()) {
+      const long sent = send_some(client.socket, std::string_view(client.out).substr(client.sent));
+      if (sent < 0) client.gone = true;
+      if (sent <= 0) return;
+      client.sent += static_cast<size_t>(sent);
+      if (client.sent < client.out.size()) continue;
+      client.out.clear();
+      client.sent = 0;
+    }
+    if (client.stage == Client::Stage::leaving && client.out.empty()) client.gone = true;
+  }
+
+  StoreServerOptions options_;
+  Endpoint at_;
+  Descriptor listener_, wake_;
+  std::string instance_;
+  std::atomic<bool> ending_ = false;
+  std::thread thread_;
+  // Of the thread.
+  Ledger ledger_;
+  std::list<Client> clients_;
+  Clock::time_point last_round_, deaf_until_;
+};
+
+}  // namespace
+
+std::unique_ptr<StoreServer> serve_store(StoreServerOptions options) {
+  return std::make_unique<Server>(std::move(options));
+}
+
+}  // namespace het

@@ -1,0 +1,223 @@
+#include "core/cluster/store_protocol.h"
+
+#include "core/cluster/secret.h"
+
+namespace het {
+namespace {
+
+constexpr std::string_view kMagic = "hetrun-store-1";
+
+class Writer {
+ public:
+  void byte(uint8_t value) { text_ += static_cast<char>(value); }
+  void integer(int64_t value, int bytes = 8) {
+    for (int i = 0; i < bytes; ++i) byte(static_cast<uint8_t>(static_cast<uint64_t>(value) >> (8 * i)));
+  }
+  void string(std::string_view value) {
+    integer(static_cast<int64_t>(value.size()), 4);
+    text_ += value;
+  }
+  std::string take() { return std::move(text_); }
+
+ private:
+  std::string text_;
+};
+
+class Reader {
+ public:
+  explicit Reader(std::string_view text) : text_(text) {}
+
+  uint8_t byte() { return static_cast<uint8_t>(bytes(1)[0]); }
+  // One of 0 to `last`.
+  uint8_t choice(uint8_t last) {
+    const uint8_t value = byte();
+    if (value > last) fail(ErrorKind::peer, "a message holds {} where at most {} is known", value, last);
+    return value;
+  }
+  int64_t integer(int size = 8) {
+    const std::string_view from = bytes(static_cast<size_t>(size));
+    uint64_t value = 0;
+    for (int i = 0; i < size; ++i) value |= static_cast<uint64_t>(static_cast<uint8_t>(from[i])) << (8 * i);
+    return static_cast<int64_t>(value);
+  }
+  std::string string() { return std::string(bytes(static_cast<size_t>(integer(4)))); }
+  std::string_view bytes(size_t count) {
+    if (count > text_.size()) fail(ErrorKind::peer, "a message ends early");
+    const std::string_view found = text_.substr(0, count);
+    text_.remove_prefix(count);
+    return found;
+  }
+  void end() const {
+    if (!text_.empty()) fail(ErrorKind::peer, "a message has {} bytes too many", text_.size());
+  }
+
+ private:
+  std::string_view text_;
+};
+
+std::string exactly(std::string bytes, size_t count) {
+  if (bytes.size() != count)
+    fail(ErrorKind::peer, "a greeting has {} bytes where {} are due", bytes.size(), count);
+  return bytes;
+}
+
+std::string proof(std::string_view secret, std::string_view who, const Greeting& greeting,
+                  std::string_view client_nonce) {
+  Writer text;
+  text.string(kMagic);
+  text.string(who);
+  text.string(greeting.instance);
+  text.string(greeting.nonce);
+  text.string(client_nonce);
+  return hmac_sha256(secret, text.take());
+}
+
+}  // namespace
+
+std::string write_frame(std::string_view content) {
+  Writer out;
+  out.string(content);
+  return out.take();
+}
+
+size_t frame_bytes(std::string_view head, size_t limit) {
+  if (head.size() < kFrameHeaderBytes) return 0;
+  const auto size = static_cast<size_t>(Reader(head).integer(4));
+  if (size > limit) fail(ErrorKind::peer, "a message of {} bytes is more than the {} allowed", size, limit);
+  return kFrameHeaderBytes + size;
+}
+
+std::string write_greeting(const Greeting& greeting) {
+  Writer out;
+  out.string(kMagic);
+  out.string(greeting.instance);
+  out.string(greeting.nonce);
+  return out.take();
+}
+
+Greeting read_greeting(std::string_view content) {
+  Reader in(content);
+  if (in.string() != kMagic)
+    fail(ErrorKind::peer, "the greeting is not that of a hetrun store of this version");
+  Greeting greeting;
+  greeting.instance = exactly(in.string(), 8);
+  greeting.nonce = exactly(in.string(), kNonceBytes);
+  in.end();
+  return greeting;
+}
+
+std::string write_introduction(const Introduction& introduction) {
+  Writer out;
+  out.string(introduction.nonce);
+  out.string(introduction.proof);
+  return out.take();
+}
+
+Introduction read_introduction(std::string_view content) {
+  Reader in(content);
+  Introduction introduction;
+  introduction.nonce = exactly(in.string(), kNonceBytes);
+  introduction.proof = exactly(in.string(), kProofBytes);
+  in.end();
+  return introduction;
+}
+
+std::string write_welcome(const Welcome& welcome) {
+  Writer out;
+  out.string(welcome.proof);
+  out.string(welcome.refusal);
+  return out.take();
+}
+
+Welcome read_welcome(std::string_view content) {
+  Reader in(content);
+  Welcome welcome;
+  welcome.proof = in.string();
+  welcome.refusal = in.string();
+  in.end();
+  if (welcome.refusal.empty()) exactly(welcome.proof, kProofBytes);
+  if (!welcome.refusal.empty()) exactly(welcome.proof, 0);
+  return welcome;
+}
+
+std::string write_question(const Question& question) {
+  Writer out;
+  out.byte(static_cast<uint8_t>(question.kind));
+  out.string(question.key);
+  out.string(question.value);
+  out.integer(question.lease);
+  out.integer(question.revision);
+  out.integer(question.ttl_ms);
+  return out.take();
+}
+
+Question read_question(std::string_view content) {
+  Reader in(content);
+  Question question;
+  question.kind = static_cast<Question::Kind>(in.choice(static_cast<uint8_t>(Question::Kind::watch)));
+  if (question.kind < Question::Kind::grant) fail(ErrorKind::peer, "a message holds no question");
+  question.key = in.string();
+  question.value = in.string();
+  question.lease = in.integer();
+  question.revision = in.integer();
+  question.ttl_ms = in.integer();
+  in.end();
+  return question;
+}
+
+std::string write_answer(const Answer& answer) {
+  Writer out;
+  out.byte(answer.failed);
+  out.byte(static_cast<uint8_t>(answer.error));
+  out.string(answer.sentence);
+  out.byte(answer.done);
+  out.integer(answer.revision);
+  out.integer(answer.lease);
+  out.integer(answer.ttl_ms);
+  out.integer(static_cast<int64_t>(answer.events.size()), 4);
+  for (const StoreEvent& event : answer.events) {
+    out.byte(static_cast<uint8_t>(event.kind));
+    out.string(event.entry.key);
+    out.string(event.entry.value);
+    out.integer(event.entry.created);
+    out.integer(event.entry.revision);
+    out.integer(event.entry.lease);
+  }
+  return out.take();
+}
+
+Answer read_answer(std::string_view content) {
+  Reader in(content);
+  Answer answer;
+  answer.failed = in.choice(1);
+  answer.error = static_cast<ErrorKind>(in.byte());
+  if (name_of(answer.error) == "unknown") fail(ErrorKind::peer, "a message holds an unknown kind of error");
+  answer.sentence = in.string();
+  answer.done = in.choice(1);
+  answer.revision = in.integer();
+  answer.lease = in.integer();
+  answer.ttl_ms = in.integer();
+  const int64_t count = in.integer(4);
+  for (int64_t i = 0; i < count; ++i) {
+    StoreEvent event;
+    event.kind = static_cast<StoreEvent::Kind>(in.choice(1));
+    event.entry.key = in.string();
+    event.entry.value = in.string();
+    event.entry.created = in.integer();
+    event.entry.revision = in.integer();
+    event.entry.lease = in.integer();
+    answer.events.push_back(std::move(event));
+  }
+  in.end();
+  return answer;
+}
+
+std::string client_proof(std::string_view secret, const Greeting& greeting, std::string_view client_nonce) {
+  return proof(secret, "client", greeting, client_nonce);
+}
+
+std::string server_proof(std::string_view secret, const Greeting& greeting, std::string_view client_nonce) {
+  return proof(secret, "server", greeting, client_nonce);
+}
+
+}  // namespace het
