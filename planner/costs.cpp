@@ -1,0 +1,85 @@
+#include "planner/costs.h"
+
+#include <algorithm>
+
+namespace het {
+namespace {
+
+double range(const std::vector<double>& prefix, int first, int last) {
+  return prefix[static_cast<size_t>(last)] - prefix[static_cast<size_t>(first)];
+}
+
+}  // namespace
+
+double CostTable::forward_seconds(int node, int first, int last) const {
+  return range(nodes[static_cast<size_t>(node)].forward, first, last);
+}
+
+double CostTable::backward_seconds(int node, int first, int last, bool recompute) const {
+  const NodeCosts& costs = nodes[static_cast<size_t>(node)];
+  return range(costs.input, first, last) + range(costs.weight, first, last) +
+         (recompute ? range(costs.forward, first, last) : 0);
+}
+
+double CostTable::stage_bytes(int first, int last, int in_flight, bool recompute,
+                              double optimizer_share) const {
+  const double held = in_flight * range(recompute ? checkpoint : activation, first, last);
+  double running = 0;
+  for (int layer = first; layer < last; ++layer) {
+    const auto l = static_cast<size_t>(layer);
+    running = std::max(running, workspace[l] + (recompute ? layer_activation[l] : 0));
+  }
+  return range(parameters, first, last) *
+             (weight_bytes + gradient_bytes + optimizer_bytes * optimizer_share) +
+         held + running;
+}
+
+CostTable make_costs(const Cluster& cluster, const Model& model, const Profile& profile, int tensor,
+                     int microbatch) {
+  CostTable table;
+  table.tensor = tensor;
+  table.microbatch = microbatch;
+  table.layers = model.count();
+  table.weight_bytes = model.weight_bytes;
+  table.gradient_bytes = model.gradient_bytes;
+  table.optimizer_bytes = model.optimizer_bytes;
+  const double scale = static_cast<double>(microbatch) / tensor;
+  table.parameters = table.activation = table.checkpoint = {0};
+  for (int layer = 0; layer < table.layers; ++layer) {
+    const LayerKind& kind = model.layer(layer);
+    table.parameters.push_back(table.parameters.back() + kind.parameters / tensor);
+    table.activation.push_back(table.activation.back() + kind.activation_bytes * scale);
+    // The kept input is whole on every device of the group.
+    table.checkpoint.push_back(table.checkpoint.back() + kind.checkpoint_bytes * microbatch);
+    table.layer_activation.push_back(kind.activation_bytes * scale);
+    table.workspace.push_back(kind.workspace_bytes * scale);
+    table.boundary.push_back(kind.boundary_bytes * microbatch);
+  }
+  const int count = static_cast<int>(cluster.nodes.size());
+  for (int node = 0; node < count; ++node) {
+    NodeCosts costs;
+    costs.memory_bytes = type_of(cluster, node).memory_bytes * kUsableMemory;
+    costs.inside = inside_link(cluster, node);
+    costs.groups = cluster.nodes[static_cast<size_t>(node)].devices / tensor;
+    std::vector<LayerSeconds> kinds;
+    for (const LayerKind& kind : model.kinds)
+      kinds.push_back(layer_seconds(profile, cluster, node, model, kind, tensor, microbatch));
+    costs.forward = costs.input = costs.weight = costs.update = {0};
+    for (const int kind : model.layers) {
+      const LayerSeconds& seconds = kinds[static_cast<size_t>(kind)];
+      costs.forward.push_back(costs.forward.back() + seconds.forward);
+      costs.input.push_back(costs.input.back() + seconds.input);
+      costs.weight.push_back(costs.weight.back() + seconds.weight);
+      costs.update.push_back(costs.update.back() + seconds.update);
+      (seconds.source == Source::measured       ? costs.measured
+       : seconds.source == Source::interpolated ? costs.interpolated
+                                                : costs.estimated)++;
+    }
+    table.nodes.push_back(std::move(costs));
+  }
+  for (int a = 0; a < count; ++a)
+    for (int b = 0; b < count; ++b) table.between.push_back(between_link(cluster, a, b));
+  return table;
+}
+
+}  // namespace het

@@ -1,0 +1,48 @@
+// What every candidate plan of one tensor-parallel degree and micro-batch size is costed from: prefix sums
+// over layers for each node of the cluster, so that a stage of any length costs the same to evaluate.
+#pragma once
+
+#include <vector>
+
+#include "planner/cluster.h"
+#include "planner/model.h"
+#include "planner/profile.h"
+
+namespace het {
+
+// Of a device's memory, what plans may use; the rest is the driver's, the library's, and fragmentation's.
+inline constexpr double kUsableMemory = 0.94;
+
+struct NodeCosts {
+  // [layers + 1], seconds of one micro-batch in the layers before
+  std::vector<double> forward, input, weight, update;
+  double memory_bytes = 0;  // usable, of one device
+  Link inside;
+  int groups = 0;                                     // tensor-parallel groups in one host
+  int measured = 0, interpolated = 0, estimated = 0;  // layers by where their figures come from
+};
+
+struct CostTable {
+  int tensor = 1, microbatch = 1, layers = 0;
+  std::vector<NodeCosts> nodes;                // as Cluster::nodes
+  std::vector<Link> between;                   // [node * nodes + node]
+  std::vector<double> parameters;              // [layers + 1] elements on one device, in the layers before
+  std::vector<double> activation, checkpoint;  // the same, bytes of one micro-batch on one device
+  std::vector<double> layer_activation, workspace;  // [layers] bytes of one micro-batch on one device
+  std::vector<double> boundary;                     // [layers] bytes of one micro-batch's output, whole
+  double weight_bytes = 0, gradient_bytes = 0, optimizer_bytes = 0;
+
+  const Link& link(int a, int b) const {
+    return between[static_cast<size_t>(a) * nodes.size() + static_cast<size_t>(b)];
+  }
+  // Seconds of one micro-batch, forward and backward, in layers [first, last).
+  double forward_seconds(int node, int first, int last) const;
+  double backward_seconds(int node, int first, int last, bool recompute) const;
+  // Bytes on one device: `optimizer_share` is the part of its layers' optimizer state that it holds.
+  double stage_bytes(int first, int last, int in_flight, bool recompute, double optimizer_share) const;
+};
+
+CostTable make_costs(const Cluster& cluster, const Model& model, const Profile& profile, int tensor,
+                     int microbatch);
+
+}  // namespace het

@@ -1,0 +1,42 @@
+// A plan in numbers, as searches hold it: tensor-parallel groups by node and host instead of device names.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/plan/plan.h"
+#include "planner/cluster.h"
+
+namespace het {
+
+struct StageLayout {
+  int node = 0, host = 0;  // which tensor-parallel group of the host does not matter
+  int first = 0, layers = 0;
+  bool recompute = false;
+  int share = 1;  // Stage::optimizer_share
+  bool operator==(const StageLayout&) const = default;
+};
+
+struct PipelineLayout {
+  int microbatches = 1;
+  std::vector<StageLayout> stages;
+  bool operator==(const PipelineLayout&) const = default;
+};
+
+struct Layout {
+  int tensor = 1, microbatch = 1;
+  std::vector<PipelineLayout> pipelines;
+  Schedule schedule = Schedule::one_f_one_b;
+  int chunks = 1, warmup = 0;
+  bool sharded_optimizer = false;
+  bool operator==(const Layout&) const = default;
+};
+
+// Names devices host by host, in the order of the stages. A host without enough devices is a bug of the
+// caller.
+Plan to_plan(const Layout& layout, const Cluster& cluster);
+// Throws Error(usage) naming every device that the cluster has not and every tensor-parallel group over
+// several hosts.
+Layout to_layout(const Plan& plan, const Cluster& cluster);
+
+}  // namespace het

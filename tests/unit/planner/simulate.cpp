@@ -1,0 +1,208 @@
+#include "planner/simulate.h"
+
+#include <catch2/catch.hpp>
+
+#include "core/base/error.h"
+#include "tests/unit/planner/testing.h"
+
+using namespace het;
+using namespace het::testing;
+
+namespace {
+
+constexpr double kLayer =
+    2e-3 + kLaunchSeconds;  // a forward, or half a backward, of a plain layer at 1 TFLOP/s
+
+struct Bench {
+  Cluster cluster;
+  Model model;
+  explicit Bench(std::vector<Node> nodes, int layers, Link between = {0, 1e15})
+      : model(plain_model(layers, 1, 1e6)) {
+    cluster.types = {plain_type("unit", 1, 16), plain_type("half", 0.5, 16)};
+    cluster.nodes = std::move(nodes);
+    cluster.between = between;
+  }
+  Simulation run(const Layout& layout, SimulateOptions options = {}) const {
+    options.details = true;
+    const CostTable costs = make_costs(cluster, model, {}, layout.tensor, layout.microbatch);
+    Simulator simulator(costs, cluster);
+    return simulator.run(layout, options);
+  }
+};
+
+// Stages of one layer each, in one host.
+Layout pipeline_of(int stages, int microbatches, int layers_each = 1) {
+  Layout layout;
+  layout.pipelines = {{microbatches, {}}};
+  for (int s = 0; s < stages; ++s) layout.pipelines[0].stages.push_back({0, 0, s * layers_each, layers_each});
+  return layout;
+}
+
+}  // namespace
+
+TEST_CASE("equal stages without transfers take (m + S - 1) times a stage, in 1F1B as in GPipe") {
+  const Bench bench({plain_node("a", "unit", 4)}, 4);
+  Layout layout = pipeline_of(4, 6);
+  const double expected = (6 + 4 - 1) * 3 * kLayer;
+  const Simulation one = bench.run(layout);
+  CHECK(one.seconds == Approx(expected).epsilon(1e-6));
+  CHECK(one.bubble == Approx(3.0 / 9));
+  CHECK(one.exposed_seconds == 0);
+  layout.schedule = Schedule::gpipe;
+  const Simulation all = bench.run(layout);
+  CHECK(all.seconds == Approx(expected).epsilon(1e-6));
+  // 1F1B holds S - s micro-batches, GPipe all of them.
+  for (int s = 0; s < 4; ++s) {
+    CHECK(one.stages[static_cast<size_t>(s)].in_flight == 4 - s);
+    CHECK(all.stages[static_cast<size_t>(s)].in_flight == 6);
+  }
+  CHECK(all.stages[0].memory_bytes - one.stages[0].memory_bytes == Approx(2e6));
+}
+
+TEST_CASE(
+    "with the slowest stage last the pipeline takes the time of the others once and of that one m times") {
+  const Bench bench({plain_node("a", "unit", 4)}, 6);
+  Layout layout = pipeline_of(3, 8);
+  layout.pipelines[0].stages[2].layers = 4;
+  CHECK(bench.run(layout).seconds == Approx((2 + 8 * 4) * 3 * kLayer).epsilon(1e-6));
+}
+
+TEST_CASE("recomputing adds a forward to each backward and keeps only inputs") {
+  const Bench bench({plain_node("a", "unit", 1)}, 4);
+  Layout layout = pipeline_of(1, 3, 4);
+  const Simulation kept = bench.run(layout);
+  layout.pipelines[0].stages[0].recompute = true;
+  const Simulation again = bench.run(layout);
+  CHECK(kept.seconds == Approx(3 * 4 * 3 * kLayer).epsilon(1e-6));
+  CHECK(again.seconds == Approx(3 * 4 * 4 * kLayer).epsilon(1e-6));
+  CHECK(kept.stages[0].memory_bytes - again.stages[0].memory_bytes == Approx(4e6 - (4e5 + 1e6)));
+}
+
+TEST_CASE("a split backward fills bubbles: faster than 1F1B, at most the first stage's activations") {
+  const Bench bench({plain_node("a", "unit", 4)}, 4);
+  Layout layout = pipeline_of(4, 8);
+  const double whole = bench.run(layout).seconds;
+  layout.schedule = Schedule::split_backward;
+  const Simulation split = bench.run(layout);
+  CHECK(split.seconds < whole);
+  // Qi et al. 2023: the bubble of ZB-H1 is (S - 1)(F + B - W), a third of 1F1B's when the three are equal.
+  CHECK(split.seconds == Approx((8 * 3 + 3) * kLayer).epsilon(0.08));
+  for (const StageUse& use : split.stages) CHECK(use.in_flight <= 4);
+  CHECK(split.stages[0].busy_seconds == Approx(8 * 3 * kLayer));
+}
+
+TEST_CASE("interleaving divides the bubble by the chunks") {
+  const Bench bench({plain_node("a", "unit", 4)}, 8);
+  Layout layout = pipeline_of(4, 8, 2);
+  const Simulation plain = bench.run(layout);
+  layout = pipeline_of(8, 8);
+  layout.schedule = Schedule::interleaved;
+  layout.chunks = 2;
+  const Simulation chunked = bench.run(layout);
+  const double busy = 8 * 2 * 3 * kLayer;
+  CHECK(plain.seconds - busy == Approx(3 * 2 * 3 * kLayer).epsilon(1e-6));
+  CHECK(chunked.seconds - busy == Approx(3 * 3 * kLayer).epsilon(1e-6));
+  CHECK(chunked.stages.size() == 4);
+}
+
+TEST_CASE("slow links are hidden by a deeper warm-up") {
+  const Bench bench({plain_node("a", "unit", 1), plain_node("b", "unit", 1)}, 2, {6e-3, 1e12});
+  Layout layout = pipeline_of(2, 16);
+  layout.pipelines[0].stages[1].node = 1;
+  const double plain = bench.run(layout).seconds;
+  layout.warmup = 2;
+  const Simulation deep = bench.run(layout);
+  CHECK(deep.seconds < 0.8 * plain);
+  CHECK(deep.stages[0].in_flight == 4);
+}
+
+TEST_CASE("pipelines that leave a host together share its port") {
+  const Bench bench({plain_node("a", "unit", 2), plain_node("b", "unit", 1, 2)}, 2, {0, 1e7});
+  Layout layout;
+  layout.pipelines = {{4, {{0, 0, 0, 1}, {1, 0, 1, 1}}}};
+  const double alone = bench.run(layout).seconds;
+  layout.pipelines.push_back({4, {{0, 0, 0, 1}, {1, 1, 1, 1}}});
+  const Simulation both = bench.run(layout);
+  CHECK(both.pipeline_seconds > 1.3 * alone);
+  SimulateOptions merge;
+  merge.merge_above = 0;
+// Dividing the port evenly forgoes that one transfer may go first: never less, here a fifth more.
+  const double even = bench.run(layout, merge).pipeline_seconds;
+  CHECK(even >= both.pipeline_seconds);
+  CHECK(even < 1.3 * both.pipeline_seconds);
+}
+
+TEST_CASE("merging alike pipelines that share no port changes nothing") {
+  const Bench bench({plain_node("a", "unit", 2, 3), plain_node("b", "half", 2, 2)}, 4, {1e-4, 1e9});
+  Layout layout;
+  for (int i = 0; i < 3; ++i) layout.pipelines.push_back({4, {{0, i, 0, 2}, {0, i, 2, 2}}});
+  for (int i = 0; i < 2; ++i) layout.pipelines.push_back({2, {{1, i, 0, 1}, {1, i, 1, 3}}});
+  SimulateOptions apart;
+  apart.events = true;
+  const Simulation merged = bench.run(layout), each = bench.run(layout, apart);
+  CHECK(merged.seconds == each.seconds);
+  CHECK(merged.bubble == Approx(each.bubble));
+  CHECK(merged.stages.size() == each.stages.size());
+}
+
+TEST_CASE("gradients of asymmetric pipelines synchronise layer by layer and overlap with the backward") {
+  Bench bench({plain_node("a", "unit", 2), plain_node("b", "unit", 1)}, 4, {0, 1e9});
+  bench.model = plain_model(4, 1e6);
+  bench.model.gradient_bytes = 4;
+  Layout layout;
+  layout.pipelines = {{4, {{0, 0, 0, 2}, {0, 0, 2, 2}}}, {2, {{1, 0, 0, 4}}}};
+  SimulateOptions options;
+  options.events = true;
+  const Simulation overlapped = bench.run(layout, options);
+  int reductions = 0;
+  for (const SimEvent& event : overlapped.events) reductions += event.kind == SimEvent::Kind::reduce;
+  CHECK(reductions == 8);  // four layers, two holders each
+  // Each takes 2 (n - 1) / n x 4 MB / 1 GB/s = 4 ms; a layer's backward 4 ms: only the first layer's is
+  // exposed.
+  CHECK(overlapped.exposed_seconds == Approx(4e-3).epsilon(0.05));
+  CHECK(overlapped.seconds >= overlapped.pipeline_seconds + overlapped.exposed_seconds);
+}
+
+TEST_CASE("optimizer state follows its shares, and sharded weights are gathered after the update") {
+  Bench bench({plain_node("a", "unit", 1), plain_node("b", "unit", 1)}, 2, {0, 1e9});
+  bench.model = plain_model(2, 1e8, 1);
+  bench.model.optimizer_bytes = 8;
+  Layout layout;
+  layout.pipelines = {{1, {{0, 0, 0, 2}}}, {1, {{1, 0, 0, 2}}}};
+  const Simulation whole = bench.run(layout);
+  layout.sharded_optimizer = true;
+  layout.pipelines[0].stages[0].share = 3;
+  const Simulation placed = bench.run(layout);
+  CHECK(whole.stages[0].memory_bytes - placed.stages[0].memory_bytes == Approx(2e8 * 8 * 0.25));
+  CHECK(whole.stages[1].memory_bytes - placed.stages[1].memory_bytes == Approx(2e8 * 8 * 0.75));
+  CHECK(placed.update_seconds == Approx(0.75 * whole.update_seconds));
+  CHECK(placed.exposed_seconds > 0);
+}
+
+TEST_CASE("a plan that does not fit says by how much") {
+  Bench bench({plain_node("a", "unit", 1)}, 2);
+  bench.model = plain_model(2, 1e9);
+  const Simulation result = bench.run(pipeline_of(1, 1, 2));
+  CHECK_FALSE(result.fits);
+  CHECK(result.over_bytes == Approx(result.stages[0].memory_bytes - 16 * 1073741824.0 * kUsableMemory));
+}
+
+TEST_CASE("layouts and plans are two forms of one thing") {
+  const Cluster cluster = cluster_of({{"A100-80", 4}, {"H20", 4, 2}});
+  Layout layout;
+  layout.tensor = 2;
+  layout.microbatch = 2;
+  layout.sharded_optimizer = true;
+  layout.pipelines = {{3, {{0, 0, 0, 20, true, 3}, {1, 1, 20, 14}}},
+                      {2, {{1, 0, 0, 16}, {1, 0, 16, 18, false, 2}}}};
+  const Plan plan = to_plan(layout, cluster);
+  CHECK(validate(plan, {34, 10}).empty());
+  CHECK(plan.pipelines[1].stages[1].devices == std::vector<std::string>{"b1:2", "b1:3"});
+  CHECK(to_layout(plan, cluster) == layout);
+  Plan wrong = plan;
+  wrong.pipelines[0].stages[0].devices = {"a:0", "b1:0"};
+  wrong.pipelines[0].stages[1].devices = {"z:0", "b2:1"};
+  CHECK_THROWS_WITH(to_layout(wrong, cluster), Catch::Contains("b1:0 is on another host than a:0") &&
+                                                   Catch::Contains("the cluster has no device z:0"));
+  CHECK(simulate(plan, cluster, known_model("llama2-7b"), {}).seconds > 0);
+}
