@@ -10,7 +10,7 @@
 #include "core/base/error.h"
 #include "core/base/units.h"
 
-namespace het {
+namespace het::planner {
 namespace {
 
 bool absent(const Link& link) { return link == Link{}; }
@@ -210,4 +210,4 @@ void add_known_types(Cluster& cluster) {
   }
 }
 
-}  // namespace het
+}  // namespace het::planner

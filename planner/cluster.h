@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace het {
+namespace het::planner {
 
 enum class Precision { f32, bf16, f16 };
 std::string_view name_of(Precision precision);
@@ -79,4 +79,4 @@ Node known_node(std::string name, std::string_view type, int devices, int count 
 // The types its nodes name, from the known ones, beside those it has.
 void add_known_types(Cluster& cluster);
 
-}  // namespace het
+}  // namespace het::planner

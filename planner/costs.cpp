@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace het {
+namespace het::planner {
 namespace {
 
 double range(const std::vector<double>& prefix, int first, int last) {
@@ -82,4 +82,4 @@ CostTable make_costs(const Cluster& cluster, const Model& model, const Profile& 
   return table;
 }
 
-}  // namespace het
+}  // namespace het::planner

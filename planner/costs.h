@@ -8,7 +8,7 @@
 #include "planner/model.h"
 #include "planner/profile.h"
 
-namespace het {
+namespace het::planner {
 
 // Of a device's memory, what plans may use; the rest is the driver's, the library's, and fragmentation's.
 inline constexpr double kUsableMemory = 0.94;
@@ -45,4 +45,4 @@ struct CostTable {
 CostTable make_costs(const Cluster& cluster, const Model& model, const Profile& profile, int tensor,
                      int microbatch);
 
-}  // namespace het
+}  // namespace het::planner

@@ -4,7 +4,7 @@
 // own round figures (5 us NVLink, 10 us PCIe), not from a sheet.
 #include "planner/cluster.h"
 
-namespace het {
+namespace het::planner {
 namespace {
 
 constexpr double kTera = 1e12, kGiga = 1e9, kGib = 1024.0 * 1024 * 1024;
@@ -69,4 +69,4 @@ const std::vector<DeviceType>& known_device_types() {
   return table;
 }
 
-}  // namespace het
+}  // namespace het::planner

@@ -8,7 +8,7 @@
 
 #include "core/base/error.h"
 
-namespace het {
+namespace het::planner {
 
 Plan to_plan(const Layout& layout, const Cluster& cluster) {
   Plan plan;
@@ -94,4 +94,4 @@ Layout to_layout(const Plan& plan, const Cluster& cluster) {
   return layout;
 }
 
-}  // namespace het
+}  // namespace het::planner

@@ -7,7 +7,7 @@
 #include "core/plan/plan.h"
 #include "planner/cluster.h"
 
-namespace het {
+namespace het::planner {
 
 struct StageLayout {
   int node = 0, host = 0;  // which tensor-parallel group of the host does not matter
@@ -39,4 +39,4 @@ Plan to_plan(const Layout& layout, const Cluster& cluster);
 // several hosts.
 Layout to_layout(const Plan& plan, const Cluster& cluster);
 
-}  // namespace het
+}  // namespace het::planner

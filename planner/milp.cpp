@@ -7,7 +7,7 @@
 
 #include "core/base/error.h"
 
-namespace het {
+namespace het::planner {
 namespace {
 
 using Problem = std::unique_ptr<glp_prob, decltype(&glp_delete_prob)>;
@@ -108,4 +108,4 @@ LinearSolution solve(const LinearProgram& program, const SolveOptions& options) 
   return solution;
 }
 
-}  // namespace het
+}  // namespace het::planner

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-namespace het {
+namespace het::planner {
 
 inline constexpr double kNoBound = std::numeric_limits<double>::infinity();
 
@@ -44,4 +44,4 @@ struct SolveOptions {
 };
 LinearSolution solve(const LinearProgram& program, const SolveOptions& options = {});
 
-}  // namespace het
+}  // namespace het::planner

@@ -8,7 +8,7 @@
 #include "core/base/error.h"
 #include "core/base/units.h"
 
-namespace het {
+namespace het::planner {
 
 // Work and sizes of a transformer block with T tokens, width h, feed-forward width f, kv width g = h kv_heads
 // / heads:
@@ -151,4 +151,4 @@ std::vector<std::string> validate(const Model& model) {
   return problems;
 }
 
-}  // namespace het
+}  // namespace het::planner

@@ -9,7 +9,7 @@
 
 #include "planner/cluster.h"
 
-namespace het {
+namespace het::planner {
 
 struct LayerKind {
   std::string name;             // key of measured profiles: "block", "embedding", "head"
@@ -59,4 +59,4 @@ Model known_model(std::string_view name);  // throws Error(usage) naming the nea
 double total_parameters(const Model& model);
 std::vector<std::string> validate(const Model& model);
 
-}  // namespace het
+}  // namespace het::planner

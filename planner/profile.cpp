@@ -8,7 +8,7 @@
 #include "core/base/error.h"
 #include "core/base/units.h"
 
-namespace het {
+namespace het::planner {
 namespace {
 
 constexpr int kFormat = 1;
@@ -209,4 +209,4 @@ Profile profile_from_json(const Json& json, std::string_view what) {
   return profile;
 }
 
-}  // namespace het
+}  // namespace het::planner

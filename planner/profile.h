@@ -11,7 +11,7 @@
 #include "planner/cluster.h"
 #include "planner/model.h"
 
-namespace het {
+namespace het::planner {
 
 // One layer kind on one tensor-parallel group; seconds of one micro-batch, communication inside the group
 // included.
@@ -55,4 +55,4 @@ Json to_json(const Profile& profile);
 Profile profile_from_json(const Json& json,
                           std::string_view what);  // throws Error(usage) naming every mistake
 
-}  // namespace het
+}  // namespace het::planner

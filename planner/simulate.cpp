@@ -6,7 +6,7 @@
 
 #include "core/base/error.h"
 
-namespace het {
+namespace het::planner {
 namespace {
 
 enum class OpKind : uint8_t { forward, backward, weight };
@@ -606,4 +606,4 @@ Simulation simulate(const Plan& plan, const Cluster& cluster, const Model& model
   return simulator.run(to_layout(plan, cluster), options);
 }
 
-}  // namespace het
+}  // namespace het::planner

@@ -12,7 +12,7 @@
 #include "planner/costs.h"
 #include "planner/layout.h"
 
-namespace het {
+namespace het::planner {
 
 struct SimulateOptions {
   bool events = false;   // fill Simulation::events (pipelines are then never merged)
@@ -73,4 +73,4 @@ class Simulator {
 Simulation simulate(const Plan& plan, const Cluster& cluster, const Model& model, const Profile& profile,
                     const SimulateOptions& options = {});
 
-}  // namespace het
+}  // namespace het::planner

@@ -7,6 +7,7 @@
 #include "tests/unit/planner/testing.h"
 
 using namespace het;
+using namespace het::planner;
 using namespace het::testing;
 
 TEST_CASE("every known device type is complete, named once, and slower in f32 than in half precision") {

@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 
 using namespace het;
+using namespace het::planner;
 
 TEST_CASE("a linear program is solved, and one without a solution is said to have none") {
   LinearProgram program;  // maximise 3x + 2y with x + y <= 4, x + 3y <= 6, x <= 3

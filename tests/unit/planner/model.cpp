@@ -5,6 +5,7 @@
 #include "core/base/error.h"
 
 using namespace het;
+using namespace het::planner;
 
 TEST_CASE("known models have the parameters of their papers") {
   const auto billions = [](const char* name) { return total_parameters(known_model(name)) / 1e9; };

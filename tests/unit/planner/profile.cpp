@@ -6,6 +6,7 @@
 #include "tests/unit/planner/testing.h"
 
 using namespace het;
+using namespace het::planner;
 using namespace het::testing;
 
 namespace {

@@ -6,6 +6,7 @@
 #include "tests/unit/planner/testing.h"
 
 using namespace het;
+using namespace het::planner;
 using namespace het::testing;
 
 namespace {
@@ -126,7 +127,7 @@ TEST_CASE("pipelines that leave a host together share its port") {
   CHECK(both.pipeline_seconds > 1.3 * alone);
   SimulateOptions merge;
   merge.merge_above = 0;
-// Dividing the port evenly forgoes that one transfer may go first: never less, here a fifth more.
+  // Dividing the port evenly forgoes that one transfer may go first: never less, here a fifth more.
   const double even = bench.run(layout, merge).pipeline_seconds;
   CHECK(even >= both.pipeline_seconds);
   CHECK(even < 1.3 * both.pipeline_seconds);

@@ -9,6 +9,8 @@
 
 namespace het::testing {
 
+using namespace het::planner;
+
 inline bool mentions(const std::vector<std::string>& problems, const std::string& text) {
   for (const std::string& problem : problems)
     if (problem.find(text) != std::string::npos) return true;

@@ -1,0 +1,125 @@
+#include "planner/autohet/balance.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "planner/autohet/stages.h"
+
+namespace het::planner {
+
+std::vector<int> balance_microbatches(const std::vector<PipelineRate>& rates, int microbatches) {
+  int pipelines = 0;
+  for (const PipelineRate& rate : rates) pipelines += rate.copies;
+  if (pipelines == 0 || microbatches < pipelines) return {};
+  // Within `seconds` a pipeline runs this many; one even when that takes longer.
+  const auto count = [&](const PipelineRate& rate, double seconds) {
+    const double more = (seconds - rate.sum) / rate.longest * (1 + 1e-12);
+    return more < 0 ? 1 : 1 + static_cast<int>(std::min(std::floor(more), static_cast<double>(microbatches)));
+  };
+  const auto total = [&](double seconds) {
+    int64_t sum = 0;
+    for (const PipelineRate& rate : rates) sum += static_cast<int64_t>(count(rate, seconds)) * rate.copies;
+    return sum;
+  };
+  double low = 0, high = std::numeric_limits<double>::infinity();
+  for (const PipelineRate& rate : rates) high = std::min(high, rate.sum + rate.longest * microbatches);
+  for (int i = 0; i < 60 && high - low > 1e-9 * high; ++i) {
+    const double middle = (low + high) / 2;
+    (total(middle) >= microbatches ? high : low) = middle;
+  }
+  std::vector<int> counts;
+  std::vector<double> ends;
+  std::vector<PipelineRate> each;
+  for (const PipelineRate& rate : rates)
+    for (int i = 0; i < rate.copies; ++i) {
+      counts.push_back(count(rate, high));
+      each.push_back(rate);
+    }
+  // What is too much comes off where it ends latest.
+  int64_t excess = total(high) - microbatches;
+  const auto end = [&](size_t p) { return each[p].sum + (counts[p] - 1) * each[p].longest; };
+  while (excess > 0) {
+    size_t latest = counts.size();
+    for (size_t p = 0; p < counts.size(); ++p)
+      if (counts[p] > 1 && (latest == counts.size() || end(p) > end(latest))) latest = p;
+    if (latest == counts.size()) return {};
+    --counts[latest];
+    --excess;
+  }
+  return counts;
+}
+
+namespace {
+
+// Bytes on one device of each stage without optimizer state.
+std::vector<std::vector<double>> bytes_without_state(const Layout& layout, const CostTable& costs) {
+  StageRules rules;
+  rules.schedule = layout.schedule;
+  rules.warmup = layout.warmup;
+  std::vector<std::vector<double>> bytes;
+  for (const PipelineLayout& pipeline : layout.pipelines) {
+    const int stages = static_cast<int>(pipeline.stages.size());
+    bytes.emplace_back();
+    for (int s = 0; s < stages; ++s) {
+      const StageLayout& stage = pipeline.stages[static_cast<size_t>(s)];
+      bytes.back().push_back(costs.stage_bytes(stage.first, stage.first + stage.layers,
+                                               in_flight(rules, stages, s, pipeline.microbatches),
+                                               stage.recompute, 0));
+    }
+  }
+  return bytes;
+}
+
+// The least free byte of any stage under the layout's shares; negative when one does not fit.
+double slack(const Layout& layout, const CostTable& costs, const std::vector<std::vector<double>>& bytes) {
+  std::vector<double> shares(static_cast<size_t>(costs.layers), 0);
+  for (const PipelineLayout& pipeline : layout.pipelines)
+    for (const StageLayout& stage : pipeline.stages)
+      for (int l = stage.first; l < stage.first + stage.layers; ++l)
+        shares[static_cast<size_t>(l)] += stage.share;
+  double least = std::numeric_limits<double>::infinity();
+  for (size_t p = 0; p < layout.pipelines.size(); ++p)
+    for (size_t s = 0; s < layout.pipelines[p].stages.size(); ++s) {
+      const StageLayout& stage = layout.pipelines[p].stages[s];
+      double state = 0;
+      for (int layer = stage.first; layer < stage.first + stage.layers; ++layer) {
+        const auto l = static_cast<size_t>(layer);
+        if (shares[l] <= 0) return -std::numeric_limits<double>::infinity();
+        state += (costs.parameters[l + 1] - costs.parameters[l]) * stage.share / shares[l];
+      }
+      least = std::min(least, costs.nodes[static_cast<size_t>(stage.node)].memory_bytes - bytes[p][s] -
+                                  state * costs.optimizer_bytes);
+    }
+  return least;
+}
+
+}  // namespace
+
+bool place_optimizer(Layout& layout, const CostTable& costs) {
+  for (PipelineLayout& pipeline : layout.pipelines)
+    for (StageLayout& stage : pipeline.stages) stage.share = 1;
+  const auto bytes = bytes_without_state(layout, costs);
+  if (slack(layout, costs, bytes) >= 0) return true;
+  // In proportion to the free bytes of each of a stage's parameters, on a scale of a hundred.
+  double most = 0;
+  std::vector<std::vector<double>> room(layout.pipelines.size());
+  for (size_t p = 0; p < layout.pipelines.size(); ++p)
+    for (size_t s = 0; s < layout.pipelines[p].stages.size(); ++s) {
+      const StageLayout& stage = layout.pipelines[p].stages[s];
+      const double parameters = costs.parameters[static_cast<size_t>(stage.first + stage.layers)] -
+                                costs.parameters[static_cast<size_t>(stage.first)];
+      const double free = costs.nodes[static_cast<size_t>(stage.node)].memory_bytes - bytes[p][s];
+      if (free < 0) return false;
+      // More than all of its layers' state is no use.
+      room[p].push_back(parameters > 0 ? std::min(free / parameters, costs.optimizer_bytes) : 0);
+      most = std::max(most, room[p].back());
+    }
+  for (size_t p = 0; p < layout.pipelines.size(); ++p)
+    for (size_t s = 0; s < layout.pipelines[p].stages.size(); ++s)
+      layout.pipelines[p].stages[s].share =
+          most > 0 ? static_cast<int>(std::floor(room[p][s] / most * 100)) : 1;
+  return slack(layout, costs, bytes) >= 0;
+}
+
+}  // namespace het::planner

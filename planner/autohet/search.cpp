@@ -1,0 +1,845 @@
+#include "planner/autohet/search.h"
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <map>
+#include <numeric>
+#include <tuple>
+
+#include <fmt/format.h>
+
+#include "planner/autohet/balance.h"
+#include "planner/milp.h"
+
+namespace het::planner {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr int kSmall = 8;  // groups: up to here every grouping is tried
+constexpr size_t kFewOrders = 24, kManyOrders = 900;
+
+size_t permutations_of(const Composition& composition, size_t limit) {
+  double count = 1;
+  int placed = 0;
+  for (const int n : composition)
+    for (int i = 1; i <= n; ++i) count = count * ++placed / i;
+  return count > static_cast<double>(limit) ? limit + 1 : static_cast<size_t>(count + 0.5);
+}
+
+// A promising grouping under one set of rules, by the bound of the integer programs.
+struct Sketch {
+  int tensor = 1, microbatch = 1;
+  StageRules rules;
+  bool sharded = false;
+  Grouping grouping;
+  double estimate = kInfinity;
+};
+
+// Everything that is known about compositions at one degree, micro-batch size and set of rules.
+class Columns {
+ public:
+  Columns(const Request& request, const CostTable& costs, StageRules rules)
+      : request_(request), solver_(costs, rules), alone_(costs, request.cluster) {}
+
+  // The first order worth trying, solved; cheap.
+  const StageSolution& quick(const Composition& composition, int microbatches) {
+    const int bucket = bucket_of(composition, microbatches);
+    const auto [entry, fresh] = quick_.try_emplace({composition, bucket});
+    if (fresh)
+      for (const std::vector<int>& order : stage_orders(composition, solver_.costs(), 1)) {
+        StageSolution found = solver_.solve(order, bucket, false);
+        if (found.feasible &&
+            (!entry->second.feasible || found.seconds(bucket) < entry->second.seconds(bucket)))
+          entry->second = std::move(found);
+      }
+    return entry->second;
+  }
+  // The best order. The bound does not see what order changes beyond memory, so where there are few groups
+  // the simulator chooses among the best by the bound.
+  const PipelineDraft& thorough(const Composition& composition, int microbatches, size_t limit) {
+    const int bucket = bucket_of(composition, microbatches);
+    const auto [entry, fresh] = thorough_.try_emplace({composition, bucket});
+    if (!fresh) return entry->second;
+    std::vector<PipelineDraft> drafts;
+    for (std::vector<int>& order : stage_orders(composition, solver_.costs(), limit)) {
+      PipelineDraft draft{std::move(order), {}, bucket};
+      draft.solution = solver_.solve(draft.nodes, bucket);
+      if (draft.solution.feasible) drafts.push_back(std::move(draft));
+    }
+    std::stable_sort(drafts.begin(), drafts.end(), [&](const PipelineDraft& a, const PipelineDraft& b) {
+      return a.solution.seconds(bucket) < b.solution.seconds(bucket);
+    });
+    if (drafts.empty()) return entry->second;
+    size_t best = 0;
+    if (limit > kFewOrders && drafts.size() > 1) {
+      double least = kInfinity;
+      for (size_t i = 0; i < std::min<size_t>(drafts.size(), 100); ++i) {
+        if (drafts[i].solution.seconds(bucket) > 1.1 * drafts[0].solution.seconds(bucket)) break;
+        Layout layout = make_layout(request_, solver_.costs(), {drafts[i]}, true);
+        layout.schedule = solver_.rules().schedule;
+        layout.warmup = solver_.rules().warmup;
+        const double seconds = alone_.run(layout).pipeline_seconds;
+        if (seconds < least * (1 - 1e-9)) {
+          least = seconds;
+          best = i;
+        }
+      }
+    }
+    entry->second = std::move(drafts[best]);
+    return entry->second;
+  }
+  StageSolver& solver() { return solver_; }
+  const Request& request() const { return request_; }
+
+ private:
+  // The number of micro-batches matters little beyond a few for each stage: nearby ones share a solution.
+  static int bucket_of(const Composition& composition, int microbatches) {
+    const int stages = std::accumulate(composition.begin(), composition.end(), 0);
+    int bucket = std::min(microbatches, 2 * stages);
+    while (bucket * 5 / 4 + 1 < microbatches) bucket = bucket * 5 / 4 + 1;
+    return std::max(bucket, 1);
+  }
+
+  const Request& request_;
+  StageSolver solver_;
+  Simulator alone_;
+  std::map<std::pair<Composition, int>, StageSolution> quick_;
+  std::map<std::pair<Composition, int>, PipelineDraft> thorough_;
+};
+
+// Micro-batches for each part's copies; empty when it cannot be.
+std::vector<int> divide(const std::vector<PipelineRate>& rates, int microbatches, bool uneven) {
+  if (uneven) return balance_microbatches(rates, microbatches);
+  int pipelines = 0;
+  for (const PipelineRate& rate : rates) pipelines += rate.copies;
+  if (pipelines == 0 || microbatches % pipelines != 0) return {};
+  return std::vector<int>(static_cast<size_t>(pipelines), microbatches / pipelines);
+}
+
+class Search {
+ public:
+  Search(Judge& judge, const Additions& additions, std::string_view policy)
+      : judge_(judge), request_(judge.request()), additions_(additions), policy_(policy) {}
+
+  void run();
+
+ private:
+  void explore(int tensor, int microbatch);
+  void explore(Columns& columns, const Pool& pool, bool sharded, int fixed);
+  std::vector<int> pipeline_counts(int groups, int microbatches) const;
+  double estimate(Columns& columns, const Grouping& grouping, int microbatches, bool sharded);
+  double synchronisation(const CostTable& costs, const Composition& composition,
+                         const StageSolution& solution) const;
+  void consider(Columns& columns, Grouping grouping, bool sharded);
+  void consider_programs(Columns& columns, const Pool& pool, bool sharded, int fixed);
+  Candidate refine(const Sketch& sketch);
+  std::vector<PipelineDraft> draft(Columns& columns, const Sketch& sketch, size_t limit);
+  void try_schedules(const Candidate& from);
+  Columns& columns_of(int tensor, int microbatch, const StageRules& rules);
+  int groups_in_all(int tensor) const;
+
+  Judge& judge_;
+  const Request& request_;
+  Additions additions_;
+  std::string policy_;
+  std::vector<Sketch> sketches_;
+  std::vector<std::pair<std::tuple<int, int, int, double, int, int>, std::unique_ptr<Columns>>> columns_;
+  double best_estimate_ = kInfinity;
+};
+
+int Search::groups_in_all(int tensor) const {
+  int total = 0;
+  for (const Node& node : request_.cluster.nodes)
+    total += node.devices / tensor * static_cast<int>(node.hosts.size());
+  return total;
+}
+
+Columns& Search::columns_of(int tensor, int microbatch, const StageRules& rules) {
+  const std::tuple key(tensor, microbatch, static_cast<int>(rules.recompute), rules.optimizer_share,
+                       static_cast<int>(rules.schedule), rules.warmup);
+  for (const auto& [known, columns] : columns_)
+    if (known == key) return *columns;
+  columns_.emplace_back(key, std::make_unique<Columns>(request_, judge_.costs(tensor, microbatch), rules));
+  return *columns_.back().second;
+}
+
+// All counts while they are few; then only those that change somebody's micro-batches, thinned to an eighth
+// apart.
+std::vector<int> Search::pipeline_counts(int groups, int microbatches) const {
+  std::vector<int> counts;
+  const int most = std::min(groups, microbatches);
+  double next = 1;
+  for (int d = 1; d <= most; ++d) {
+    if (!additions_.uneven_microbatches) {
+      if (microbatches % d == 0) counts.push_back(d);
+    } else if (d <= 16 || d == most || groups % d == 0 || d >= next) {
+      counts.push_back(d);
+      next = d * 1.125;
+    }
+  }
+  if (counts.size() > 48) {
+    std::vector<int> thin;
+    for (size_t i = 0; i < counts.size(); ++i)
+      if (counts[i] <= 8 || i * 40 / counts.size() != (i + 1) * 40 / counts.size()) thin.push_back(counts[i]);
+    counts = std::move(thin);
+  }
+  return counts;
+}
+
+// What of a stage's gradient synchronisation cannot hide behind its last backward, were its host's port its
+// own.
+double Search::synchronisation(const CostTable& costs, const Composition& composition,
+                               const StageSolution& solution) const {
+  double bandwidth = 0;
+  bool several = false;
+  for (size_t n = 0; n < composition.size(); ++n) {
+    several = several || request_.cluster.nodes[n].hosts.size() > 1 || n > 0;
+    const Link& link = costs.link(static_cast<int>(n), static_cast<int>(n));
+    if (link.bytes_per_second > 0 && (bandwidth == 0 || link.bytes_per_second < bandwidth))
+      bandwidth = link.bytes_per_second;
+  }
+  if (!several || bandwidth == 0) return 0;
+  const double bytes = costs.parameters.back() * costs.tensor * costs.gradient_bytes;
+  const double stages = static_cast<double>(solution.layers.size());
+  return std::max(0.0, 2 * bytes / stages / bandwidth - solution.sum / stages * 2 / 3);
+}
+
+double Search::estimate(Columns& columns, const Grouping& grouping, int microbatches, bool sharded) {
+  const int pipelines = grouping.pipelines();
+  if (pipelines == 0 || pipelines > microbatches) return kInfinity;
+  std::vector<PipelineRate> rates;
+  double exposed = 0;
+  // Replicas of every stage can stand side by side in one host.
+  bool inside_hosts = grouping.parts.size() == 1;
+  for (const NodeCosts& node : columns.solver().costs().nodes)
+    inside_hosts = inside_hosts && (node.groups == 0 || node.groups % pipelines == 0);
+  for (const auto& [composition, copies] : grouping.parts) {
+    const StageSolution& solution = columns.quick(composition, std::max(1, microbatches / pipelines));
+    if (!solution.feasible) return kInfinity;
+    rates.push_back({solution.sum, solution.longest, copies});
+    if (pipelines > 1 && !inside_hosts)
+      exposed = std::max(exposed, synchronisation(columns.solver().costs(), composition, solution));
+  }
+  const std::vector<int> counts = divide(rates, microbatches, additions_.uneven_microbatches);
+  if (counts.empty()) return kInfinity;
+  double seconds = 0;
+  size_t p = 0;
+  for (const PipelineRate& rate : rates)
+    for (int i = 0; i < rate.copies; ++i, ++p)
+      seconds = std::max(seconds, rate.sum + (counts[p] - 1) * rate.longest);
+  return seconds + exposed;
+}
+
+void Search::consider(Columns& columns, Grouping grouping, bool sharded) {
+  if (grouping.parts.empty()) return;
+  const CostTable& costs = columns.solver().costs();
+  Sketch sketch{costs.tensor, costs.microbatch, columns.solver().rules(), sharded, std::move(grouping), 0};
+  sketch.estimate = estimate(columns, sketch.grouping, request_.batch / costs.microbatch, sharded);
+  if (sketch.estimate == kInfinity) return;
+  best_estimate_ = std::min(best_estimate_, sketch.estimate);
+  if (sketch.estimate > 1.6 * best_estimate_) return;
+  sketches_.push_back(std::move(sketch));
+}
+
+// The grouping as one integer program over compositions, each worth the micro-batches that it runs in the
+// time of the best estimate so far.
+void Search::consider_programs(Columns& columns, const Pool& pool, bool sharded, int fixed) {
+  const CostTable& costs = columns.solver().costs();
+  const size_t nodes = pool.groups.size();
+  std::vector<Composition> candidates;
+  Composition composition(nodes, 0);
+  // Up to two nodes in a pipeline, or three when there are few.
+  const int mixed = nodes <= 3 ? static_cast<int>(nodes) : 2;
+  const int cap = nodes <= 3 ? 5 : 4;
+  const std::function<void(size_t, int, int)> enumerate = [&](size_t node, int kinds, int stages) {
+    if (candidates.size() > 400) return;
+    if (node == nodes) {
+      if (stages > 0) candidates.push_back(composition);
+      return;
+    }
+    enumerate(node + 1, kinds, stages);
+    if (kinds == mixed) return;
+    for (int n = 1; n <= std::min(pool.groups[node], cap) && stages + n <= costs.layers; ++n) {
+      composition[node] = n;
+      enumerate(node + 1, kinds + 1, stages + n);
+    }
+    composition[node] = 0;
+  };
+  enumerate(0, 0, 0);
+  for (size_t n = 0; n < nodes; ++n)
+    for (int count = cap + 1; count <= std::min({pool.groups[n], costs.layers, 16}); ++count) {
+      Composition alone(nodes, 0);
+      alone[n] = count;
+      candidates.push_back(alone);
+    }
+  std::vector<Composition> kept;
+  std::vector<double> worth;
+  for (const Composition& column : candidates) {
+    const int stages = std::accumulate(column.begin(), column.end(), 0);
+    double power = 0;
+    for (size_t n = 0; n < nodes; ++n) power += column[n] * pool.power[n];
+    const double usual = std::max(1.0, best_estimate_ == kInfinity ? 4.0 * stages : power * best_estimate_);
+    const StageSolution& solution = columns.quick(column, static_cast<int>(std::min(usual, 1e6)));
+    if (!solution.feasible) continue;
+    const double time = best_estimate_ == kInfinity ? solution.seconds(4 * stages) : best_estimate_;
+    const double runs = (time - solution.sum) / solution.longest + 1;
+    if (runs < 1) continue;
+    kept.push_back(column);
+    worth.push_back(runs);
+  }
+  if (kept.empty()) return;
+  consider(columns, choose_columns(pool, kept, worth, fixed), sharded);
+}
+
+void Search::explore(Columns& columns, const Pool& pool, bool sharded, int fixed) {
+  const int total = std::accumulate(pool.groups.begin(), pool.groups.end(), 0);
+  const CostTable& costs = columns.solver().costs();
+  if (total <= kSmall) {
+    for (Grouping& grouping : all_groupings(pool, fixed, 20000))
+      consider(columns, std::move(grouping), sharded);
+    return;
+  }
+  std::vector<int> least;
+  for (size_t n = 0; n < pool.groups.size(); ++n) {
+    Composition alone(pool.groups.size(), 0);
+    int found = 0;
+    for (int count = 1; count <= std::min({pool.groups[n], costs.layers, 64}) && found == 0; ++count) {
+      alone[n] = count;
+      if (columns.quick(alone, 2 * count).feasible) found = count;
+    }
+    least.push_back(found);
+  }
+  consider(columns, spread_evenly(pool, fixed), sharded);
+  consider(columns, level_power(pool, fixed), sharded);
+  if (additions_.uneven_microbatches) consider(columns, keep_apart(pool, fixed, least), sharded);
+}
+
+void Search::explore(int tensor, int microbatch) {
+  const CostTable& costs = judge_.costs(tensor, microbatch);
+  const Pool whole = pool_of(request_, costs);
+  const int microbatches = request_.batch / microbatch;
+  const int total = std::accumulate(whole.groups.begin(), whole.groups.end(), 0);
+  if (total == 0) return;
+  std::vector<Pool> pools = {whole};
+  const size_t nodes = whole.groups.size();
+  // Leaving a node out altogether; small clusters leave out single groups anyway.
+  if (total > kSmall && nodes > 1)
+    for (unsigned mask = 1; mask + 1 < (1u << std::min<size_t>(nodes, 5)); ++mask) {
+      const int left_out = static_cast<int>(nodes) - __builtin_popcount(mask);
+      if (request_.objective == Objective::time && left_out > 1) continue;
+      Pool part = whole;
+      for (size_t n = 0; n < nodes; ++n)
+        if (n < 5 && !(mask >> n & 1)) part.groups[n] = 0;
+      double power = 0, all = 0;
+      for (size_t n = 0; n < nodes; ++n) {
+        power += part.groups[n] * part.power[n];
+        all += whole.groups[n] * whole.power[n];
+      }
+      if (request_.objective == Objective::time && power < 0.7 * all) continue;
+      pools.push_back(std::move(part));
+    }
+  std::vector<Recompute> modes = {Recompute::where_needed};
+  if (!additions_.recompute_per_stage) modes = {Recompute::never, Recompute::always};
+  for (const Pool& pool : pools) {
+    const int groups = std::accumulate(pool.groups.begin(), pool.groups.end(), 0);
+    if (groups == 0) continue;
+    for (const Recompute mode : modes)
+      for (const bool sharded : {false, true}) {
+        StageRules rules;
+        rules.recompute = mode;
+        for (const int pipelines : pipeline_counts(groups, microbatches)) {
+          if (sharded && pipelines == 1) continue;
+          // Shares in steps, so that solutions are shared between numbers of pipelines.
+          int divisor = 1;
+          while (sharded && divisor * 2 <= pipelines && divisor < 32) divisor *= 2;
+          rules.optimizer_share = 1.0 / divisor;
+          explore(columns_of(tensor, microbatch, rules), pool, sharded, pipelines);
+          // Placed state may leave a stage none at all; place_optimizer and the judge say whether it works
+          // out.
+          if (!sharded || !additions_.placed_optimizer || (groups > kSmall && best_estimate_ < kInfinity))
+            continue;
+          rules.optimizer_share = 0.5 / divisor;
+          explore(columns_of(tensor, microbatch, rules), pool, sharded, pipelines);
+          rules.optimizer_share = 0;
+          explore(columns_of(tensor, microbatch, rules), pool, sharded, pipelines);
+        }
+        if (groups > kSmall && additions_.uneven_microbatches) {
+          rules.optimizer_share = sharded ? 0.25 : 1;
+          Columns& columns = columns_of(tensor, microbatch, rules);
+          consider_programs(columns, pool, sharded, 0);
+        }
+      }
+  }
+}
+
+std::vector<PipelineDraft> Search::draft(Columns& columns, const Sketch& sketch, size_t limit) {
+  const int microbatches = request_.batch / sketch.microbatch, pipelines = sketch.grouping.pipelines();
+  std::vector<int> guess(static_cast<size_t>(pipelines), std::max(1, microbatches / pipelines));
+  std::vector<PipelineDraft> drafts;
+  for (int round = 0; round < 3; ++round) {
+    drafts.clear();
+    std::vector<PipelineRate> rates;
+    size_t p = 0;
+    for (const auto& [composition, copies] : sketch.grouping.parts) {
+      const PipelineDraft& best = columns.thorough(composition, guess[p], limit);
+      if (!best.solution.feasible) return {};
+      rates.push_back({best.solution.sum, best.solution.longest, copies});
+      for (int i = 0; i < copies; ++i) drafts.push_back(best);
+      p += static_cast<size_t>(copies);
+    }
+    const std::vector<int> counts = divide(rates, microbatches, additions_.uneven_microbatches);
+    if (counts.empty()) return {};
+    for (size_t i = 0; i < drafts.size(); ++i) drafts[i].microbatches = counts[i];
+    if (counts == guess) break;
+    guess = counts;
+  }
+  return drafts;
+}
+
+Candidate Search::refine(const Sketch& sketch) {
+  Candidate best;
+  best.score = kInfinity;
+  Columns& columns = columns_of(sketch.tensor, sketch.microbatch, sketch.rules);
+  const int groups = groups_in_all(sketch.tensor);
+  const std::vector<PipelineDraft> drafts =
+      draft(columns, sketch, groups <= kSmall ? kManyOrders : kFewOrders);
+  if (drafts.empty()) return best;
+  const CostTable& costs = columns.solver().costs();
+  bool choice = false;  // whether hosts can be chosen in more than one way
+  for (size_t n = 0; n < request_.cluster.nodes.size(); ++n)
+    choice = choice || (request_.cluster.nodes[n].hosts.size() > 1 && costs.nodes[n].groups > 1);
+  for (const bool packed : {true, false}) {
+    if (!packed && !choice) continue;
+    Layout layout = make_layout(request_, costs, drafts, packed);
+    layout.schedule = sketch.rules.schedule;
+    layout.warmup = sketch.rules.warmup;
+    layout.sharded_optimizer = sketch.sharded;
+    if (sketch.sharded && additions_.placed_optimizer) place_optimizer(layout, costs);
+    Candidate candidate = judge_.judge(std::move(layout), policy_);
+    judge_.offer(candidate);
+    if (candidate.score < best.score) best = std::move(candidate);
+  }
+  return best;
+}
+
+// The same pipelines under other schedules; layers are not moved, since the work of each stage is the same.
+void Search::try_schedules(const Candidate& from) {
+  std::vector<Layout> layouts;
+  Layout layout = from.layout;
+  layout.schedule = Schedule::split_backward;
+  layouts.push_back(layout);
+  layout.schedule = Schedule::one_f_one_b;
+  for (int warmup = 1; warmup <= 2; ++warmup) {
+    layout.warmup = warmup;
+    layouts.push_back(layout);
+  }
+  layout = from.layout;
+  layout.schedule = Schedule::interleaved;
+  layout.chunks = 2;
+  bool possible = true;
+  const CostTable& costs = judge_.costs(layout.tensor, layout.microbatch);
+  for (PipelineLayout& pipeline : layout.pipelines) {
+    const size_t stages = pipeline.stages.size();
+    possible = possible && stages > 1 && pipeline.microbatches % static_cast<int>(stages) == 0;
+    if (!possible) break;
+    StageRules rules;
+    rules.optimizer_share = 0;
+    rules.recompute = pipeline.stages[0].recompute ? Recompute::always : Recompute::never;
+    StageSolver solver(costs, rules);
+    std::vector<int> nodes;
+    std::vector<StageLayout> twice = pipeline.stages;
+    twice.insert(twice.end(), pipeline.stages.begin(), pipeline.stages.end());
+    for (const StageLayout& stage : twice) nodes.push_back(stage.node);
+    const StageSolution solution = solver.solve(nodes, pipeline.microbatches);
+    possible = solution.feasible;
+    if (!possible) break;
+    int first = 0;
+    for (size_t s = 0; s < twice.size(); ++s) {
+      twice[s].first = first;
+      twice[s].layers = solution.layers[s];
+      twice[s].recompute = solution.recompute[s] != 0;
+      first += twice[s].layers;
+    }
+    pipeline.stages = std::move(twice);
+  }
+  if (possible) layouts.push_back(std::move(layout));
+  for (Layout& other : layouts) judge_.offer(judge_.judge(std::move(other), policy_ + ", schedule"));
+}
+
+void Search::run() {
+  for (const int tensor : tensor_degrees(request_))
+    for (const int microbatch : microbatch_sizes(request_)) explore(tensor, microbatch);
+  std::stable_sort(sketches_.begin(), sketches_.end(),
+                   [](const Sketch& a, const Sketch& b) { return a.estimate < b.estimate; });
+  // A few of each degree and size, so that what the bound does not see still gets a chance before the judge.
+  const int groups = groups_in_all(1);
+  const size_t most = groups <= kSmall ? 160 : groups <= 128 ? 64 : 24, each = groups <= kSmall ? 40 : 6;
+  std::map<std::pair<int, int>, size_t> taken;
+  std::map<std::tuple<int, int, int>, size_t> taken_pipelines;
+  std::vector<Candidate> candidates;
+  size_t refined = 0;
+  for (const Sketch& sketch : sketches_) {
+    size_t& count = taken[{sketch.tensor, sketch.microbatch}];
+    if (count >= each || refined >= most) continue;
+    size_t& alike = taken_pipelines[{sketch.tensor, sketch.microbatch, sketch.grouping.pipelines()}];
+    if (groups > kSmall && alike >= 2) continue;
+    ++alike;
+    ++count;
+    ++refined;
+    Candidate candidate = refine(sketch);
+    if (candidate.feasible()) candidates.push_back(std::move(candidate));
+  }
+  std::stable_sort(candidates.begin(), candidates.end(),
+                   [](const Candidate& a, const Candidate& b) { return a.score < b.score; });
+  const size_t starts = groups <= kSmall ? 12 : groups <= 128 ? 4 : 2;
+  if (additions_.local_search)
+    for (size_t i = 0; i < std::min(starts, candidates.size()); ++i) {
+      if (candidates[i].score > 1.2 * judge_.best_score()) break;
+      candidates[i] =
+          improve(judge_, std::move(candidates[i]), additions_, groups <= kSmall ? 400'000 : 700'000);
+      judge_.offer(candidates[i]);
+    }
+  if (additions_.schedules) {
+    std::stable_sort(candidates.begin(), candidates.end(),
+                     [](const Candidate& a, const Candidate& b) { return a.score < b.score; });
+    for (size_t i = 0; i < std::min<size_t>(starts, candidates.size()); ++i) try_schedules(candidates[i]);
+  }
+}
+
+// Moves on one layout. Each returns whether it was possible; the judge decides whether it was good.
+class Mover {
+ public:
+  Mover(Judge& judge, const Additions& additions, Candidate& best, int64_t budget)
+      : judge_(judge),
+        additions_(additions),
+        best_(best),
+        budget_(budget),
+        costs_(judge.costs(best.layout.tensor, best.layout.microbatch)) {}
+
+  void run() {
+    bool better = true;
+    while (better && budget_ > 0) {
+      better = move_layers();
+      better = move_microbatches() || better;
+      better = toggle_recompute() || better;
+      better = swap_stages() || better;
+      better = move_stages() || better;
+      better = move_groups() || better;
+    }
+  }
+
+ private:
+  bool attempt(Layout layout) {
+    if (budget_ <= 0) return false;
+    for (const PipelineLayout& pipeline : layout.pipelines)
+      budget_ -= pipeline.microbatches * static_cast<int64_t>(pipeline.stages.size()) + costs_.layers;
+    if (layout.sharded_optimizer && additions_.placed_optimizer) place_optimizer(layout, costs_);
+    Candidate candidate = judge_.judge(std::move(layout), best_.origin);
+    if (!candidate.simulation.fits || candidate.score >= best_.score * (1 - 1e-9)) return false;
+    best_ = std::move(candidate);
+    return true;
+  }
+
+  // One layer from stage a to stage b of a pipeline; those between shift.
+  bool move_layers() {
+    bool better = false;
+    for (size_t p = 0; p < best_.layout.pipelines.size() && budget_ > 0; ++p) {
+      const size_t stages = best_.layout.pipelines[p].stages.size();
+      for (size_t a = 0; a < stages; ++a)
+        for (size_t b = 0; b < stages; ++b) {
+          if (a == b || best_.layout.pipelines[p].stages[a].layers < 2) continue;
+          Layout layout = best_.layout;
+          auto& changed = layout.pipelines[p].stages;
+          --changed[a].layers;
+          ++changed[b].layers;
+          number(changed);
+          Layout again = layout;
+          if (attempt(std::move(layout))) {
+            better = true;
+          } else if (additions_.recompute_per_stage && !again.pipelines[p].stages[b].recompute) {
+            again.pipelines[p].stages[b].recompute = true;
+            better = attempt(std::move(again)) || better;
+          }
+        }
+    }
+    return better;
+  }
+
+  bool move_microbatches() {
+    if (!additions_.uneven_microbatches) return false;
+    bool better = false;
+    const size_t pipelines = best_.layout.pipelines.size();
+    if (pipelines > 32) return false;
+    for (size_t a = 0; a < pipelines; ++a)
+      for (size_t b = 0; b < pipelines; ++b) {
+        if (a == b || best_.layout.pipelines[a].microbatches < 2) continue;
+        Layout layout = best_.layout;
+        --layout.pipelines[a].microbatches;
+        ++layout.pipelines[b].microbatches;
+        better = attempt(std::move(layout)) || better;
+      }
+    return better;
+  }
+
+  bool toggle_recompute() {
+    if (!additions_.recompute_per_stage) return false;
+    bool better = false;
+    for (size_t p = 0; p < best_.layout.pipelines.size() && budget_ > 0; ++p)
+      for (size_t s = 0; s < best_.layout.pipelines[p].stages.size(); ++s) {
+        if (!best_.layout.pipelines[p].stages[s].recompute) continue;
+        Layout layout = best_.layout;
+        layout.pipelines[p].stages[s].recompute = false;
+        better = attempt(std::move(layout)) || better;
+      }
+    return better;
+  }
+
+  bool swap_stages() {
+    bool better = false;
+    for (size_t p = 0; p < best_.layout.pipelines.size() && budget_ > 0; ++p)
+      for (size_t a = 0; a < best_.layout.pipelines[p].stages.size(); ++a)
+        for (size_t b = a + 1; b < best_.layout.pipelines[p].stages.size(); ++b) {
+          Layout layout = best_.layout;
+          auto& stages = layout.pipelines[p].stages;
+          if (stages[a].node == stages[b].node && stages[a].host == stages[b].host) continue;
+          std::swap(stages[a].node, stages[b].node);
+          std::swap(stages[a].host, stages[b].host);
+          if (solve_again(layout, p)) better = attempt(std::move(layout)) || better;
+        }
+    return better;
+  }
+
+  // A stage to another place in its pipeline, its layers with it.
+  bool move_stages() {
+    bool better = false;
+    for (size_t p = 0; p < best_.layout.pipelines.size() && budget_ > 0; ++p) {
+      const size_t stages = best_.layout.pipelines[p].stages.size();
+      for (size_t a = 0; a < stages; ++a)
+        for (size_t b = 0; b < stages; ++b) {
+          if (a == b) continue;
+          Layout layout = best_.layout;
+          auto& changed = layout.pipelines[p].stages;
+          const StageLayout moved = changed[a];
+          changed.erase(changed.begin() + static_cast<std::ptrdiff_t>(a));
+          changed.insert(changed.begin() + static_cast<std::ptrdiff_t>(b), moved);
+          number(changed);
+          better = attempt(std::move(layout)) || better;
+        }
+    }
+    return better;
+  }
+
+  // A group to another pipeline, or two exchanged; the layers of both pipelines and all micro-batches anew.
+  bool move_groups() {
+    if (best_.layout.pipelines.size() < 2 || best_.layout.pipelines.size() > 24) return false;
+    bool better = false;
+    for (size_t p = 0; p < best_.layout.pipelines.size() && budget_ > 0; ++p)
+      for (size_t q = 0; q < best_.layout.pipelines.size() && budget_ > 0; ++q) {
+        if (p == q) continue;
+        for (size_t s = 0; s < best_.layout.pipelines[p].stages.size(); ++s) {
+          if (best_.layout.pipelines[p].stages.size() > 1) {
+            Layout layout = best_.layout;
+            const StageLayout moved = layout.pipelines[p].stages[s];
+            auto& from = layout.pipelines[p].stages;
+            auto& to = layout.pipelines[q].stages;
+            from.erase(from.begin() + static_cast<std::ptrdiff_t>(s));
+            to.insert(to.begin() + static_cast<std::ptrdiff_t>(std::min(s, to.size())), moved);
+            if (solve_again(layout, p) && solve_again(layout, q) && rebalance(layout) &&
+                attempt(std::move(layout))) {
+              better = true;
+              break;
+            }
+          }
+          bool exchanged = false;
+          for (size_t t = 0; t < best_.layout.pipelines[q].stages.size() && p < q; ++t) {
+            Layout layout = best_.layout;
+            StageLayout& a = layout.pipelines[p].stages[s];
+            StageLayout& b = layout.pipelines[q].stages[t];
+            if (a.node == b.node) continue;
+            std::swap(a.node, b.node);
+            std::swap(a.host, b.host);
+            if (solve_again(layout, p) && solve_again(layout, q) && rebalance(layout) &&
+                attempt(std::move(layout))) {
+              better = exchanged = true;
+              break;
+            }
+          }
+          if (exchanged) break;
+        }
+      }
+    return better;
+  }
+
+  static void number(std::vector<StageLayout>& stages) {
+    int first = 0;
+    for (StageLayout& stage : stages) {
+      stage.first = first;
+      first += stage.layers;
+    }
+  }
+
+  StageSolver& solver() {
+    if (!solver_) {
+      StageRules rules;
+      rules.optimizer_share =
+          best_.layout.sharded_optimizer ? 1.0 / static_cast<double>(best_.layout.pipelines.size()) : 1;
+      for (const PipelineLayout& pipeline : best_.layout.pipelines)
+        for (const StageLayout& stage : pipeline.stages)
+          if (stage.share != 1) rules.optimizer_share = 0;
+      if (!additions_.recompute_per_stage)
+        rules.recompute =
+            best_.layout.pipelines[0].stages[0].recompute ? Recompute::always : Recompute::never;
+      rules.schedule = best_.layout.schedule;
+      rules.warmup = best_.layout.warmup;
+      solver_ = std::make_unique<StageSolver>(costs_, rules);
+    }
+    return *solver_;
+  }
+
+  bool solve_again(Layout& layout, size_t p) {
+    PipelineLayout& pipeline = layout.pipelines[p];
+    std::vector<int> nodes;
+    for (const StageLayout& stage : pipeline.stages) nodes.push_back(stage.node);
+    const StageSolution solution = solver().solve(nodes, pipeline.microbatches);
+    if (!solution.feasible) return false;
+    for (size_t s = 0; s < pipeline.stages.size(); ++s) {
+      pipeline.stages[s].layers = solution.layers[s];
+      pipeline.stages[s].recompute = solution.recompute[s] != 0;
+    }
+    number(pipeline.stages);
+    return true;
+  }
+
+  bool rebalance(Layout& layout) {
+    if (!additions_.uneven_microbatches) return true;
+    std::vector<PipelineRate> rates;
+    int total = 0;
+    for (const PipelineLayout& pipeline : layout.pipelines) {
+      PipelineRate rate;
+      for (const StageLayout& stage : pipeline.stages) {
+        const int end = stage.first + stage.layers;
+        const double tau = costs_.forward_seconds(stage.node, stage.first, end) +
+                           costs_.backward_seconds(stage.node, stage.first, end, stage.recompute);
+        rate.sum += tau;
+        rate.longest = std::max(rate.longest, tau);
+      }
+      rates.push_back(rate);
+      total += pipeline.microbatches;
+    }
+    const std::vector<int> counts = balance_microbatches(rates, total);
+    for (size_t p = 0; p < counts.size(); ++p) layout.pipelines[p].microbatches = counts[p];
+    return !counts.empty();
+  }
+
+  Judge& judge_;
+  const Additions& additions_;
+  Candidate& best_;
+  int64_t budget_;
+  const CostTable& costs_;
+  std::unique_ptr<StageSolver> solver_;
+};
+
+}  // namespace
+
+Pool pool_of(const Request& request, const CostTable& costs) {
+  Pool pool;
+  for (size_t n = 0; n < costs.nodes.size(); ++n) {
+    const int node = static_cast<int>(n);
+    pool.groups.push_back(costs.nodes[n].groups * static_cast<int>(request.cluster.nodes[n].hosts.size()));
+    pool.power.push_back(1 / (costs.forward_seconds(node, 0, costs.layers) +
+                              costs.backward_seconds(node, 0, costs.layers, false)));
+    pool.memory.push_back(costs.nodes[n].memory_bytes * costs.tensor);
+  }
+  return pool;
+}
+
+std::vector<std::vector<int>> stage_orders(const Composition& composition, const CostTable& costs,
+                                           size_t limit) {
+  std::vector<int> nodes;
+  for (size_t n = 0; n < composition.size(); ++n)
+    if (composition[n] > 0) nodes.push_back(static_cast<int>(n));
+  const auto blocks = [&](const std::vector<int>& order) {
+    std::vector<int> stages;
+    for (const int node : order)
+      stages.insert(stages.end(), static_cast<size_t>(composition[static_cast<size_t>(node)]), node);
+    return stages;
+  };
+  std::vector<std::vector<int>> orders;
+  // Early stages hold most activations: the largest memory first.
+  const auto memory = [&](int node) { return costs.nodes[static_cast<size_t>(node)].memory_bytes; };
+  std::vector<int> by_memory = nodes;
+  std::stable_sort(by_memory.begin(), by_memory.end(), [&](int a, int b) { return memory(a) > memory(b); });
+  orders.push_back(blocks(by_memory));
+  if (limit <= 1) return orders;
+  std::vector<int> order = blocks(nodes);
+  if (permutations_of(composition, limit) <= limit) {
+    do {
+      if (order != orders[0]) orders.push_back(order);
+    } while (std::next_permutation(order.begin(), order.end()));
+  } else if (nodes.size() <= 4) {
+    std::vector<int> sequence = nodes;
+    do {
+      if (blocks(sequence) != orders[0]) orders.push_back(blocks(sequence));
+    } while (std::next_permutation(sequence.begin(), sequence.end()));
+  } else {
+    std::reverse(by_memory.begin(), by_memory.end());
+    orders.push_back(blocks(by_memory));
+    const auto power = [&](int node) { return -costs.forward_seconds(node, 0, costs.layers); };
+    std::stable_sort(by_memory.begin(), by_memory.end(), [&](int a, int b) { return power(a) > power(b); });
+    orders.push_back(blocks(by_memory));
+    std::reverse(by_memory.begin(), by_memory.end());
+    orders.push_back(blocks(by_memory));
+  }
+  return orders;
+}
+
+Layout make_layout(const Request& request, const CostTable& costs, const std::vector<PipelineDraft>& drafts,
+                   bool packed) {
+  const size_t nodes = costs.nodes.size();
+  std::vector<Composition> compositions;
+  for (const PipelineDraft& draft : drafts) {
+    Composition composition(nodes, 0);
+    for (const int node : draft.nodes) ++composition[static_cast<size_t>(node)];
+    compositions.push_back(std::move(composition));
+  }
+  std::vector<int> hosts, per_host;
+  for (size_t n = 0; n < nodes; ++n) {
+    hosts.push_back(static_cast<int>(request.cluster.nodes[n].hosts.size()));
+    per_host.push_back(costs.nodes[n].groups);
+  }
+  const Places places = place(compositions, hosts, per_host, packed);
+  Layout layout;
+  layout.tensor = costs.tensor;
+  layout.microbatch = costs.microbatch;
+  for (size_t p = 0; p < drafts.size(); ++p) {
+    PipelineLayout pipeline;
+    pipeline.microbatches = drafts[p].microbatches;
+    std::vector<size_t> next(nodes, 0);
+    int first = 0;
+    for (size_t s = 0; s < drafts[p].nodes.size(); ++s) {
+      StageLayout stage;
+      stage.node = drafts[p].nodes[s];
+      const auto n = static_cast<size_t>(stage.node);
+      stage.host = places[p][n][next[n]++];
+      stage.first = first;
+      stage.layers = drafts[p].solution.layers[s];
+      stage.recompute = drafts[p].solution.recompute[s] != 0;
+      first += stage.layers;
+      pipeline.stages.push_back(stage);
+    }
+    layout.pipelines.push_back(std::move(pipeline));
+  }
+  return layout;
+}
+
+Candidate improve(Judge& judge, Candidate candidate, const Additions& additions, int64_t budget) {
+  Mover(judge, additions, candidate, budget).run();
+  return candidate;
+}
+
+void search_plans(Judge& judge, const Additions& additions, std::string_view policy) {
+  Search(judge, additions, policy).run();
+}
+
+}  // namespace het::planner

@@ -1,0 +1,61 @@
+// Layers (and recompute) of one pipeline whose stages and their order are given: planning.md section 1,
+// step 4. Exact dynamic programs over layer boundaries under the memory of each stage.
+#pragma once
+
+#include <map>
+#include <tuple>
+#include <vector>
+
+#include "planner/costs.h"
+#include "planner/layout.h"
+
+namespace het::planner {
+
+enum class Recompute { never, always, where_needed };
+
+struct StageRules {
+  Recompute recompute = Recompute::where_needed;
+  double optimizer_share = 1;  // of its layers' optimizer state on each stage
+  Schedule schedule = Schedule::one_f_one_b;
+  int warmup = 0;
+  bool operator==(const StageRules&) const = default;
+};
+
+struct StageSolution {
+  bool feasible = false;
+  std::vector<int> layers;  // of each stage
+  std::vector<char> recompute;
+  double sum = 0, longest = 0;  // seconds of one micro-batch, forward and backward: all stages; the slowest
+  // The bound of 1F1B: sum + (m - 1) longest.
+  double seconds(int microbatches) const { return sum + (microbatches - 1) * longest; }
+};
+
+// Most micro-batches that stage `stage` of `stages` holds.
+int in_flight(const StageRules& rules, int stages, int stage, int microbatches);
+
+// Keeps what it learnt of memory from call to call; one thread. `costs` must outlive it.
+class StageSolver {
+ public:
+  StageSolver(const CostTable& costs, StageRules rules) : costs_(costs), rules_(rules) {}
+
+  // `nodes[s]` runs stage s. `thorough`: more compromises between the sum and the longest are tried.
+  StageSolution solve(const std::vector<int>& nodes, int microbatches, bool thorough = true);
+  const CostTable& costs() const { return costs_; }
+  const StageRules& rules() const { return rules_; }
+
+ private:
+  // For each first layer: the furthest end that fits in memory, keeping activations and recomputing.
+  struct Reach {
+    std::vector<int> kept, recomputed;
+  };
+  const Reach& reach(int node, int held);
+  double seconds(int node, int first, int last, bool recompute) const;
+
+  const CostTable& costs_;
+  StageRules rules_;
+  std::map<std::pair<int, int>, Reach> reaches_;
+  std::vector<double> table_, next_;
+  std::vector<int> from_;
+};
+
+}  // namespace het::planner

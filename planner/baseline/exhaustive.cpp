@@ -1,0 +1,227 @@
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <map>
+#include <numeric>
+
+#include "core/base/error.h"
+#include "planner/autohet/balance.h"
+#include "planner/autohet/group.h"
+#include "planner/autohet/search.h"
+#include "planner/baseline/baseline.h"
+
+namespace het::planner {
+namespace {
+
+// One pipeline with everything decided but its hosts.
+struct Choice {
+  std::vector<StageLayout> stages;
+  double seconds = 0;  // of the pipeline alone
+};
+
+class Exhaustive {
+ public:
+  Exhaustive(Judge& judge, int tensor, int microbatch)
+      : judge_(judge),
+        request_(judge.request()),
+        costs_(judge.costs(tensor, microbatch)),
+        alone_(costs_, request_.cluster),
+        microbatches_(request_.batch / microbatch) {}
+
+  void run() {
+    const Pool pool = pool_of(request_, costs_);
+    const int groups = std::accumulate(pool.groups.begin(), pool.groups.end(), 0);
+    if (groups > 10 || costs_.layers > 16)
+      fail_usage(
+          "exhaustive planning is for up to 10 tensor-parallel groups and 16 layers; here are {} and {}",
+          groups, costs_.layers);
+    for (const bool sharded : {false, true}) {
+      sharded_ = sharded;
+      choices_.clear();
+      for (int pipelines = sharded ? 2 : 1; pipelines <= std::min(groups, microbatches_); ++pipelines)
+        for (const Grouping& grouping : all_groupings(pool, pipelines, std::numeric_limits<size_t>::max()))
+          try_grouping(grouping);
+    }
+  }
+
+ private:
+  void try_grouping(const Grouping& grouping) {
+    std::vector<Composition> pipelines;
+    for (const auto& [composition, copies] : grouping.parts)
+      pipelines.insert(pipelines.end(), static_cast<size_t>(copies), composition);
+    counts_.assign(pipelines.size(), 0);
+    divide(pipelines, 0, microbatches_);
+  }
+
+  // Every way to give the pipelines from `p` on `left` micro-batches; alike pipelines in falling order.
+  void divide(const std::vector<Composition>& pipelines, size_t p, int left) {
+    if (p == pipelines.size()) {
+      if (left == 0) combine(pipelines);
+      return;
+    }
+    const int others = static_cast<int>(pipelines.size() - p) - 1;
+    int most = left - others;
+    if (p > 0 && pipelines[p] == pipelines[p - 1]) most = std::min(most, counts_[p - 1]);
+    for (int m = most; m >= 1; --m) {
+      if (others == 0 && m != left) continue;
+      if (bound(pipelines[p], m) >= judge_.best_score()) continue;
+      counts_[p] = m;
+      divide(pipelines, p + 1, left - m);
+    }
+  }
+
+  // A pipeline of these groups runs m micro-batches in no less: all its groups busy all the time.
+  double bound(const Composition& composition, int m) const {
+    double power = 0;
+    for (size_t n = 0; n < composition.size(); ++n) {
+      const int node = static_cast<int>(n);
+      power += composition[n] / (costs_.forward_seconds(node, 0, costs_.layers) +
+                                 costs_.backward_seconds(node, 0, costs_.layers, false));
+    }
+    return uniform_ * m / power;
+  }
+
+  void combine(const std::vector<Composition>& pipelines) {
+    std::vector<const std::vector<Choice>*> options;
+    for (size_t p = 0; p < pipelines.size(); ++p) {
+      options.push_back(&choices(pipelines[p], counts_[p]));
+      if (options.back()->empty() || options.back()->front().seconds >= judge_.best_score()) return;
+    }
+    std::vector<size_t> picked(pipelines.size(), 0);
+    pick(pipelines, options, picked, 0);
+  }
+
+  void pick(const std::vector<Composition>& pipelines, const std::vector<const std::vector<Choice>*>& options,
+            std::vector<size_t>& picked, size_t p) {
+    if (p == pipelines.size()) {
+      judge_combination(pipelines, options, picked);
+      return;
+    }
+    const bool twin = p > 0 && pipelines[p] == pipelines[p - 1] && counts_[p] == counts_[p - 1];
+    for (size_t i = twin ? picked[p - 1] : 0; i < options[p]->size(); ++i) {
+      if ((*options[p])[i].seconds >= judge_.best_score()) break;  // sorted
+      picked[p] = i;
+      pick(pipelines, options, picked, p + 1);
+    }
+  }
+
+  void judge_combination(const std::vector<Composition>& pipelines,
+                         const std::vector<const std::vector<Choice>*>& options,
+                         const std::vector<size_t>& picked) {
+    Layout layout;
+    layout.tensor = costs_.tensor;
+    layout.microbatch = costs_.microbatch;
+    layout.sharded_optimizer = sharded_;
+    for (size_t p = 0; p < pipelines.size(); ++p)
+      layout.pipelines.push_back({counts_[p], (*options[p])[picked[p]].stages});
+    settle(layout);
+    if (sharded_ && !place_optimizer(layout, costs_)) return;
+    judge_.offer(judge_.judge(std::move(layout), "exhaustive"));
+  }
+
+  // Hosts in order; one host of a node after another.
+  void settle(Layout& layout) const {
+    std::vector<int> used(costs_.nodes.size(), 0);
+    for (PipelineLayout& pipeline : layout.pipelines)
+      for (StageLayout& stage : pipeline.stages) {
+        const auto n = static_cast<size_t>(stage.node);
+        stage.host = used[n]++ / costs_.nodes[n].groups;
+      }
+  }
+
+  const std::vector<Choice>& choices(const Composition& composition, int m) {
+    const auto [entry, fresh] = choices_.try_emplace({composition, m});
+    std::vector<Choice>& found = entry->second;
+    if (!fresh) return found;
+    std::vector<int> order;
+    for (size_t n = 0; n < composition.size(); ++n)
+      order.insert(order.end(), static_cast<size_t>(composition[n]), static_cast<int>(n));
+    if (static_cast<int>(order.size()) > costs_.layers) return found;
+    std::sort(order.begin(), order.end());
+    do {
+      std::vector<StageLayout> stages(order.size());
+      for (size_t s = 0; s < order.size(); ++s) stages[s].node = order[s];
+      split(stages, 0, 0, 0, m, found);
+    } while (std::next_permutation(order.begin(), order.end()));
+    std::stable_sort(found.begin(), found.end(),
+                     [](const Choice& a, const Choice& b) { return a.seconds < b.seconds; });
+    return found;
+  }
+
+  // Every way to cut the layers from `first` on; `before`: seconds of one micro-batch in the stages before,
+  // which every micro-batch's first and last must pass, so that no stage ends before `before` + m times its
+  // own.
+  void split(std::vector<StageLayout>& stages, size_t s, int first, double before, int m,
+             std::vector<Choice>& found) {
+    const int left = static_cast<int>(stages.size() - s) - 1;
+    const StageRules rules;
+    const int held = in_flight(rules, static_cast<int>(stages.size()), static_cast<int>(s), m);
+    for (int count = left == 0 ? costs_.layers - first : 1; first + count + left <= costs_.layers; ++count) {
+      const int end = first + count;
+      StageLayout& stage = stages[s];
+      stage.first = first;
+      stage.layers = count;
+      const double limit = costs_.nodes[static_cast<size_t>(stage.node)].memory_bytes;
+      for (const bool recompute : {false, true}) {
+        if (costs_.stage_bytes(first, end, held, recompute, sharded_ ? 0 : 1) > limit) continue;
+        // With all of its optimizer state it fits without: recomputing is then only slower.
+        if (recompute && costs_.stage_bytes(first, end, held, false, 1) <= limit) continue;
+        stage.recompute = recompute;
+        const double tau = costs_.forward_seconds(stage.node, first, end) +
+                           costs_.backward_seconds(stage.node, first, end, recompute);
+        if (before + m * tau >= judge_.best_score()) continue;
+        if (left > 0) {
+          split(stages, s + 1, end, before + tau, m, found);
+        } else {
+          Layout layout;
+          layout.tensor = costs_.tensor;
+          layout.microbatch = costs_.microbatch;
+          layout.pipelines = {{m, stages}};
+          settle(layout);
+          const double seconds = alone_.run(layout).pipeline_seconds;
+          if (seconds < judge_.best_score()) found.push_back({stages, seconds});
+        }
+      }
+    }
+  }
+
+  Judge& judge_;
+  const Request& request_;
+  const CostTable& costs_;
+  Simulator alone_;
+  int microbatches_;
+  bool sharded_ = false;
+  std::vector<int> counts_;
+  std::map<std::pair<Composition, int>, std::vector<Choice>> choices_;
+  // A micro-batch is at least this part of what any node takes for the whole model: the sum over layers of
+  // the layer's least share of a node's time (nodes differ in which layers they are good at).
+  double uniform_ = least_work();
+
+  double least_work() const {
+    double work = 0;
+    for (int layer = 0; layer < costs_.layers; ++layer) {
+      double least = 1;
+      for (int n = 0; n < static_cast<int>(costs_.nodes.size()); ++n) {
+        const auto seconds = [&](int first, int last) {
+          return costs_.forward_seconds(n, first, last) + costs_.backward_seconds(n, first, last, false);
+        };
+        least = std::min(least, seconds(layer, layer + 1) / seconds(0, costs_.layers));
+      }
+      work += least;
+    }
+    return work;
+  }
+};
+
+}  // namespace
+
+void plan_exhaustive(Judge& judge) {
+  // Something to prune against from the start; both are within what is searched.
+  plan_megatron(judge);
+  plan_whale(judge);
+  for (const int tensor : tensor_degrees(judge.request()))
+    for (const int microbatch : microbatch_sizes(judge.request()))
+      Exhaustive(judge, tensor, microbatch).run();
+}
+
+}  // namespace het::planner

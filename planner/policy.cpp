@@ -1,0 +1,131 @@
+#include "planner/policy.h"
+
+#include <functional>
+
+#include <fmt/format.h>
+
+#include "core/base/error.h"
+#include "core/base/units.h"
+#include "planner/autohet/search.h"
+#include "planner/baseline/baseline.h"
+
+namespace het::planner {
+namespace {
+
+struct Policy {
+  const char* name;
+  void (*run)(Judge& judge);
+};
+
+void plan_autohet(Judge& judge) { search_plans(judge, kPublished, "autohet"); }
+
+// The baselines' plans are candidates like any other, so that auto is never slower than them in the
+// simulator's eyes.
+void plan_auto(Judge& judge) {
+  plan_megatron(judge);
+  plan_whale(judge);
+  if (total_devices(judge.request().cluster) <= 128) plan_autohet(judge);
+  search_plans(judge, judge.request().additions, "auto");
+}
+
+constexpr Policy kPolicies[] = {
+    {"autohet", plan_autohet},       {"megatron", plan_megatron}, {"whale", plan_whale},
+    {"exhaustive", plan_exhaustive}, {"auto", plan_auto},
+};
+
+// By how much the nearest plan fails, where, and what would help.
+std::vector<std::string> why_infeasible(const Request& request, Judge& judge) {
+  std::vector<std::string> problems;
+  const Candidate& nearest = judge.nearest();
+  const double state =
+      request.model.weight_bytes + request.model.gradient_bytes + request.model.optimizer_bytes;
+  double memory = 0;
+  for (size_t n = 0; n < request.cluster.nodes.size(); ++n)
+    memory += type_of(request.cluster, static_cast<int>(n)).memory_bytes * kUsableMemory *
+              request.cluster.nodes[n].devices * static_cast<double>(request.cluster.nodes[n].hosts.size());
+  const double needed = total_parameters(request.model) * state;
+  if (needed > memory)
+    problems.push_back(
+        fmt::format("weights, gradients and optimizer state of {} take {}, all devices together have {}; "
+                    "more or larger devices are needed",
+                    request.model.name, show_bytes(needed), show_bytes(memory)));
+  if (!nearest.layout.pipelines.empty()) {
+    Simulator simulator(judge.costs(nearest.layout.tensor, nearest.layout.microbatch), request.cluster);
+    SimulateOptions options;
+    options.details = true;
+    const Simulation simulation = simulator.run(nearest.layout, options);
+    const StageUse* worst = nullptr;
+    for (const StageUse& use : simulation.stages)
+      if (worst == nullptr || use.memory_bytes - use.limit_bytes > worst->memory_bytes - worst->limit_bytes)
+        worst = &use;
+    if (worst != nullptr) {
+      const StageLayout& stage = nearest.layout.pipelines[static_cast<size_t>(worst->pipeline)]
+                                     .stages[static_cast<size_t>(worst->stage)];
+      problems.push_back(fmt::format(
+          "the nearest plan (tensor = {}, micro-batch {}) lacks {} on {} ({}): layers {} to {} need {}, it "
+          "has {}",
+          nearest.layout.tensor, nearest.layout.microbatch,
+          show_bytes(worst->memory_bytes - worst->limit_bytes),
+          request.cluster.nodes[static_cast<size_t>(stage.node)].hosts[static_cast<size_t>(stage.host)],
+          request.cluster.nodes[static_cast<size_t>(stage.node)].type, stage.first,
+          stage.first + stage.layers - 1, show_bytes(worst->memory_bytes), show_bytes(worst->limit_bytes)));
+      std::string help;
+      if (!stage.recompute) help += " recompute;";
+      if (nearest.layout.microbatch > 1) help += " a micro-batch of 1;";
+      if (nearest.layout.tensor < tensor_degrees(request).back()) help += " a larger tensor-parallel degree;";
+      help += " more stages on more devices; fewer bytes of optimizer state for each parameter";
+      problems.push_back("what would help:" + help);
+    }
+  }
+  if (problems.empty())
+    problems.push_back(fmt::format(
+        "no plan could be formed: {} layers, a batch of {}, {} devices; tensor-parallel degrees tried: {}",
+        request.model.count(), request.batch, total_devices(request.cluster),
+        fmt::join(tensor_degrees(request), ", ")));
+  return problems;
+}
+
+}  // namespace
+
+const std::vector<std::string>& policy_names() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> all;
+    for (const Policy& policy : kPolicies) all.emplace_back(policy.name);
+    return all;
+  }();
+  return names;
+}
+
+Planned plan_with(const Request& request, std::string_view policy) {
+  const std::vector<std::string> problems = validate(request);
+  if (!problems.empty()) fail_usage("it cannot be planned:\n  {}", fmt::join(problems, "\n  "));
+  const Policy* chosen = nullptr;
+  for (const Policy& known : kPolicies)
+    if (known.name == policy) chosen = &known;
+  if (chosen == nullptr) {
+    const std::string near = nearest_name(policy, policy_names());
+    fail_usage("there is no policy \"{}\"; {}", policy,
+               near.empty() ? fmt::format("there are {}", fmt::join(policy_names(), ", "))
+                            : fmt::format("did you mean \"{}\"?", near));
+  }
+  Judge judge(request);
+  chosen->run(judge);
+  Planned planned;
+  planned.judged = judge.judged();
+  planned.lower_bound_seconds = lower_bound_seconds(request, judge);
+  planned.feasible = judge.best().feasible();
+  if (!planned.feasible) {
+    planned.problems = why_infeasible(request, judge);
+    return planned;
+  }
+  planned.best = judge.best();
+  Simulator simulator(judge.costs(planned.best.layout.tensor, planned.best.layout.microbatch),
+                      request.cluster);
+  SimulateOptions options;
+  options.details = true;
+  planned.best.simulation = simulator.run(planned.best.layout, options);
+  planned.plan = to_plan(planned.best.layout, request.cluster);
+  return planned;
+}
+
+}  // namespace het::planner

@@ -1,0 +1,28 @@
+// Policies by name: the planner's front door.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "planner/request.h"
+
+namespace het::planner {
+
+struct Planned {
+  bool feasible = false;
+  Plan plan;
+  Candidate best;                     // the same plan as a layout, with its simulation (details filled)
+  double lower_bound_seconds = 0;     // proven: no plan takes less
+  int64_t judged = 0;                 // plans that were simulated
+  std::vector<std::string> problems;  // why there is no plan, and what would help
+};
+
+// "autohet", "megatron", "whale", "exhaustive", "auto".
+const std::vector<std::string>& policy_names();
+
+// Throws Error(usage) with every problem of the request, or for an unknown policy. A request that no plan
+// fits is an answer, not an error: Planned::problems says what lacks where.
+Planned plan_with(const Request& request, std::string_view policy);
+
+}  // namespace het::planner

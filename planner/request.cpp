@@ -1,0 +1,185 @@
+#include "planner/request.h"
+
+#include <algorithm>
+#include <limits>
+#include <set>
+
+#include <fmt/format.h>
+
+#include "planner/milp.h"
+
+namespace het::planner {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+// After a preemption: notice it, plan anew, fetch state, repeat the step.
+constexpr double kRecoverySeconds = 120;
+
+}  // namespace
+
+std::string_view name_of(Objective objective) {
+  switch (objective) {
+    case Objective::time: return "time";
+    case Objective::cost: return "cost";
+    case Objective::progress: return "progress";
+  }
+  return "unknown";
+}
+
+std::vector<int> tensor_degrees(const Request& request) {
+  if (!request.tensors.empty()) return request.tensors;
+  int most = 1;
+  for (const Node& node : request.cluster.nodes) most = std::max(most, node.devices);
+  std::vector<int> degrees;
+  for (int k = 1; k <= std::min(most, 8); k *= 2)
+    if (request.model.heads % k == 0 && request.model.kv_heads % k == 0) degrees.push_back(k);
+  return degrees;
+}
+
+std::vector<int> microbatch_sizes(const Request& request) {
+  if (!request.microbatches.empty()) return request.microbatches;
+  std::vector<int> sizes;
+  for (int b = 1; b <= 16; b *= 2)
+    if (request.batch % b == 0) sizes.push_back(b);
+  return sizes;
+}
+
+std::vector<std::string> validate(const Request& request) {
+  std::vector<std::string> problems = validate(request.cluster);
+  for (std::string& problem : validate(request.model)) problems.push_back(std::move(problem));
+  if (!request.profile.points.empty())
+    for (std::string& problem : validate(request.profile, request.model))
+      problems.push_back(std::move(problem));
+  if (request.batch < 1) problems.push_back(fmt::format("batch = {}; it is at least 1", request.batch));
+  for (const int b : request.microbatches)
+    if (b < 1 || (request.batch > 0 && request.batch % b != 0)) {
+      std::vector<int> divisors;
+      for (int d = 1; d <= std::min(request.batch, 64); ++d)
+        if (request.batch % d == 0) divisors.push_back(d);
+      problems.push_back(fmt::format("a micro-batch of {} does not divide the batch of {}; these do: {}", b,
+                                     request.batch, fmt::join(divisors, ", ")));
+    }
+  int most = 0;
+  for (const Node& node : request.cluster.nodes) most = std::max(most, node.devices);
+  for (const int k : request.tensors) {
+    std::vector<int> good;
+    for (int d = 1; d <= std::min(request.model.kv_heads, std::max(most, 1)); ++d)
+      if (request.model.heads % d == 0 && request.model.kv_heads % d == 0) good.push_back(d);
+    if (std::find(good.begin(), good.end(), k) == good.end())
+      problems.push_back(
+          fmt::format("tensor = {} does not divide {} heads and {} key-value heads, or no node has as many "
+                      "devices; these work: {}",
+                      k, request.model.heads, request.model.kv_heads, fmt::join(good, ", ")));
+  }
+  return problems;
+}
+
+Judge::Judge(const Request& request) : request_(request) {
+  best_.score = kInfinity;
+  nearest_.score = kInfinity;
+  nearest_.simulation.over_bytes = kInfinity;
+}
+
+Judge::Entry& Judge::entry(int tensor, int microbatch) {
+  std::unique_ptr<Entry>& entry = entries_[{tensor, microbatch}];
+  if (!entry) {
+    entry = std::make_unique<Entry>();
+    entry->costs = make_costs(request_.cluster, request_.model, request_.profile, tensor, microbatch);
+    entry->simulator = std::make_unique<Simulator>(entry->costs, request_.cluster);
+  }
+  return *entry;
+}
+
+const CostTable& Judge::costs(int tensor, int microbatch) { return entry(tensor, microbatch).costs; }
+
+Candidate Judge::judge(Layout layout, std::string_view origin) {
+  Candidate candidate;
+  candidate.simulation = entry(layout.tensor, layout.microbatch).simulator->run(layout);
+  candidate.layout = std::move(layout);
+  candidate.origin = origin;
+  ++judged_;
+  candidate.score = candidate.simulation.fits
+                        ? score_of(request_, candidate.layout, candidate.simulation.seconds)
+                        : kInfinity;
+  return candidate;
+}
+
+bool Judge::offer(Candidate candidate) {
+  if (!candidate.simulation.fits) {
+    if (candidate.simulation.over_bytes < nearest_.simulation.over_bytes) nearest_ = std::move(candidate);
+    return false;
+  }
+  if (candidate.score >= best_.score) return false;
+  best_ = std::move(candidate);
+  return true;
+}
+
+double score_of(const Request& request, const Layout& layout, double seconds) {
+  if (request.objective == Objective::time) return seconds;
+  std::set<std::pair<int, int>> hosts;
+  for (const PipelineLayout& pipeline : layout.pipelines)
+    for (const StageLayout& stage : pipeline.stages) hosts.emplace(stage.node, stage.host);
+  double price = 0, preemptions = 0;
+  for (const auto& [node, host] : hosts) {
+    price += request.cluster.nodes[static_cast<size_t>(node)].price_per_hour;
+    preemptions += request.cluster.nodes[static_cast<size_t>(node)].preemptions_per_hour;
+  }
+  if (request.objective == Objective::cost) return seconds * price / 3600;
+  // Of each hour, preemptions x recovery is lost.
+  const double useful = 1 - preemptions * kRecoverySeconds / 3600;
+  return useful > 0.01 ? seconds / useful : seconds * 100;
+}
+
+double lower_bound_seconds(const Request& request, Judge& judge) {
+  const size_t kinds = request.model.kinds.size(), nodes = request.cluster.nodes.size();
+  std::vector<double> count(kinds, 0);
+  for (const int kind : request.model.layers) count[static_cast<size_t>(kind)] += 1;
+  // Device-seconds of one sample in one layer of a kind.
+  std::vector<double> least(kinds * nodes, kInfinity);
+  double latency = kInfinity;
+  for (const int k : tensor_degrees(request))
+    for (const int b : microbatch_sizes(request)) {
+      const CostTable& costs = judge.costs(k, b);
+      double through = 0;
+      std::vector<double> fastest(kinds, kInfinity);
+      for (size_t node = 0; node < nodes; ++node) {
+        if (costs.nodes[node].groups == 0) continue;
+        for (int layer = 0; layer < costs.layers; ++layer) {
+          const auto kind = static_cast<size_t>(request.model.layers[static_cast<size_t>(layer)]);
+          const int n = static_cast<int>(node);
+          const double seconds =
+              costs.forward_seconds(n, layer, layer + 1) + costs.backward_seconds(n, layer, layer + 1, false);
+          least[kind * nodes + node] = std::min(least[kind * nodes + node], seconds * k / b);
+          fastest[kind] = std::min(fastest[kind], seconds);
+        }
+      }
+      for (size_t kind = 0; kind < kinds; ++kind) through += count[kind] * fastest[kind];
+      latency = std::min(latency, through);
+    }
+  LinearProgram program;  // minimise T; samples of each kind on each node; no node busier than T
+  const int time = program.add(Variable{0, kNoBound, 1});
+  std::vector<Row> busy(nodes);
+  for (size_t kind = 0; kind < kinds; ++kind) {
+    Row all;
+    all.lower = all.upper = 1;
+    for (size_t node = 0; node < nodes; ++node) {
+      const double seconds = least[kind * nodes + node];
+      if (seconds == kInfinity) continue;
+      const int share = program.add(Variable{0, 1, 0});
+      all.terms.emplace_back(share, 1);
+      busy[node].terms.emplace_back(share, seconds * count[kind] * request.batch);
+    }
+    if (count[kind] > 0) program.add(std::move(all));
+  }
+  for (size_t node = 0; node < nodes; ++node) {
+    const Node& of = request.cluster.nodes[node];
+    busy[node].terms.emplace_back(time,
+                                  -static_cast<double>(of.devices) * static_cast<double>(of.hosts.size()));
+    busy[node].upper = 0;
+    program.add(std::move(busy[node]));
+  }
+  const LinearSolution solution = solve(program);
+  return std::max(solution.feasible ? solution.objective : 0, latency == kInfinity ? 0 : latency);
+}
+
+}  // namespace het::planner

@@ -1,0 +1,94 @@
+// What a planner is asked, what it answers, and how candidates are judged: by the simulator, on one
+// objective.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "planner/simulate.h"
+
+namespace het::planner {
+
+enum class Objective {
+  time,      // seconds of a step
+  cost,      // money of a step: the hosts that are used, for its seconds
+  progress,  // seconds of a step and its share of what preemptions of the used hosts will cost
+};
+std::string_view name_of(Objective objective);
+
+// What goes beyond the published decomposition, each to be switched off alone.
+struct Additions {
+  bool uneven_microbatches = true;  // pipelines may run different numbers of micro-batches
+  bool placed_optimizer = true;     // optimizer state divided over replicas by free memory instead of evenly
+  bool recompute_per_stage = true;  // instead of everywhere or nowhere
+  bool schedules = true;            // split backward, deeper warm-up, interleaving, besides 1F1B
+  bool local_search = true;         // move layers, micro-batches and devices while the simulator says it pays
+  bool operator==(const Additions&) const = default;
+};
+inline constexpr Additions kPublished{false, false, false, false, false};
+
+struct Request {
+  Cluster cluster;  // valid; merged() for speed
+  Model model;
+  Profile profile;
+  int batch = 1;
+  Objective objective = Objective::time;
+  Additions additions;
+  std::vector<int> tensors;       // degrees to try; empty: powers of two that the model and the nodes allow
+  std::vector<int> microbatches;  // sizes to try; empty: powers of two up to 16 that divide the batch
+};
+
+// Everything that makes planning impossible before a plan is thought of, each with what would work.
+std::vector<std::string> validate(const Request& request);
+std::vector<int> tensor_degrees(const Request& request);
+std::vector<int> microbatch_sizes(const Request& request);
+
+struct Candidate {
+  Layout layout;
+  Simulation simulation;
+  double score = 0;    // of the objective; infinite when it does not fit
+  std::string origin;  // which part of which policy found it
+  bool feasible() const { return simulation.fits && !layout.pipelines.empty(); }
+};
+
+// Judges layouts of one request; keeps cost tables and simulators by degree and micro-batch size. One thread.
+class Judge {
+ public:
+  explicit Judge(const Request& request);
+
+  const CostTable& costs(int tensor, int microbatch);
+  Candidate judge(Layout layout, std::string_view origin);
+  // Takes the candidate when it is better than the best so far.
+  bool offer(Candidate candidate);
+  const Candidate& best() const { return best_; }
+  double best_score() const { return best_.score; }
+  // Of the layouts that do not fit, the one that lacks least: what to say when none fits.
+  const Candidate& nearest() const { return nearest_; }
+  int64_t judged() const { return judged_; }
+  const Request& request() const { return request_; }
+
+ private:
+  struct Entry {
+    CostTable costs;
+    std::unique_ptr<Simulator> simulator;
+  };
+  Entry& entry(int tensor, int microbatch);
+
+  const Request& request_;
+  std::map<std::pair<int, int>, std::unique_ptr<Entry>> entries_;
+  Candidate best_, nearest_;
+  int64_t judged_ = 0;
+};
+
+double score_of(const Request& request, const Layout& layout, double seconds);
+
+// No plan of this request takes less time: each layer's work on each node at that node's best degree and
+// micro-batch size, divided freely over all devices (a linear program); and one micro-batch through the whole
+// model.
+double lower_bound_seconds(const Request& request, Judge& judge);
+
+}  // namespace het::planner

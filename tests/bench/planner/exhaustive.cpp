@@ -1,0 +1,56 @@
+// auto against brute force on random small clusters: usage exhaustive [trials] [first seed]
+#include <chrono>
+#include <cstdlib>
+
+#include <fmt/core.h>
+
+#include "planner/policy.h"
+#include "tests/unit/planner/random_case.h"
+
+using namespace het;
+using namespace het::planner;
+
+int main(int argc, char** argv) {
+  const int trials = argc > 1 ? std::atoi(argv[1]) : 300;
+  const int first = argc > 2 ? std::atoi(argv[2]) : 1;
+  double sum = 0, worst = 0, seconds_auto = 0, seconds_exhaustive = 0;
+  int solved = 0, neither = 0, missed = 0, better = 0;
+  const auto now = [] { return std::chrono::steady_clock::now(); };
+  const auto since = [&](auto start) { return std::chrono::duration<double>(now() - start).count(); };
+  for (int seed = first; seed < first + trials; ++seed) {
+    const Request request = het::testing::random_request(static_cast<uint64_t>(seed));
+    auto start = now();
+    const Planned found = plan_with(request, "auto");
+    seconds_auto += since(start);
+    start = now();
+    const Planned truth = plan_with(request, "exhaustive");
+    const double took = since(start);
+    seconds_exhaustive += took;
+    if (!truth.feasible) {
+      ++neither;
+      better += found.feasible;
+      continue;
+    }
+    if (!found.feasible) {
+      ++missed;
+      fmt::print("seed {}: auto finds no plan, exhaustive does\n{}\n", seed, to_lua(truth.plan));
+      continue;
+    }
+    const double gap = found.best.simulation.seconds / truth.best.simulation.seconds - 1;
+    ++solved;
+    sum += gap;
+    if (gap > worst) worst = gap;
+    if (gap > 0.005)
+      fmt::print("seed {}: gap {:.2f} % ({} layers, batch {})\nauto {}\nexhaustive {}\n", seed, 100 * gap,
+                 request.model.count(), request.batch, to_lua(found.plan), to_lua(truth.plan));
+    if (took > 5) fmt::print("seed {}: exhaustive took {:.1f} s, {} simulated\n", seed, took, truth.judged);
+    std::fflush(stdout);
+  }
+  fmt::print(
+      "{{\"exhaustive_trials\": {}, \"solved\": {}, \"infeasible_for_both\": {}, \"missed\": {}, "
+      "\"feasible_only_for_auto\": {}, \"exhaustive_mean_gap\": {:.5f}, \"exhaustive_worst_gap\": {:.5f}, "
+      "\"seconds_auto\": {:.2f}, \"seconds_exhaustive\": {:.2f}}}\n",
+      trials, solved, neither, missed, better, solved > 0 ? sum / solved : 0, worst, seconds_auto,
+      seconds_exhaustive);
+  return missed == 0 ? 0 : 1;
+}

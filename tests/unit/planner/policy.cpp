@@ -1,0 +1,139 @@
+#include "planner/policy.h"
+
+#include <catch2/catch.hpp>
+
+#include "core/base/error.h"
+#include "tests/unit/planner/random_case.h"
+
+using namespace het;
+using namespace het::planner;
+using namespace het::testing;
+
+namespace {
+
+Request request_of(const std::vector<Machine>& machines, const char* model, int batch) {
+  Request request;
+  request.cluster = cluster_of(machines);
+  request.model = known_model(model);
+  request.batch = batch;
+  return request;
+}
+
+}  // namespace
+
+TEST_CASE("auto is never infeasible where brute force is not, and close to it, on random small clusters") {
+  double sum = 0, worst = 0;
+  int solved = 0;
+  for (uint64_t seed = 1000; solved < 50; ++seed) {
+    const Request request = random_request(seed);
+    if (total_devices(request.cluster) > 6) continue;  // tests/bench runs the larger ones
+    const Planned truth = plan_with(request, "exhaustive"), found = plan_with(request, "auto");
+    INFO("seed " << seed);
+    REQUIRE((found.feasible || !truth.feasible));
+    if (!truth.feasible) continue;
+    CHECK(validate(found.plan, {request.model.count(), request.batch}).empty());
+    CHECK(truth.lower_bound_seconds <= truth.best.simulation.seconds * (1 + 1e-9));
+    const double gap = found.best.simulation.seconds / truth.best.simulation.seconds - 1;
+    sum += gap;
+    worst = std::max(worst, gap);
+    CHECK(gap <= 0.03);
+    ++solved;
+  }
+  CHECK(sum / solved <= 0.005);
+}
+
+TEST_CASE("auto is never slower than the baselines or its own published part") {
+  for (const auto& [machines, model] : std::vector<std::pair<std::vector<Machine>, const char*>>{
+           {{{"A100-80", 5}, {"H800", 3}}, "gpt3-6.7b"},
+           {{{"A100-80", 8}, {"H20", 8}}, "llama3-8b"},
+           {{{"V100-16", 4}, {"T4", 4, 2}}, "bert-large"}}) {
+    const Request request = request_of(machines, model, 64);
+    const Planned best = plan_with(request, "auto");
+    REQUIRE(best.feasible);
+    for (const char* policy : {"megatron", "whale", "autohet"}) {
+      const Planned other = plan_with(request, policy);
+      INFO(model << " against " << policy);
+      if (other.feasible) CHECK(best.best.simulation.seconds <= other.best.simulation.seconds);
+    }
+    CHECK(best.lower_bound_seconds <= best.best.simulation.seconds);
+  }
+}
+
+TEST_CASE("planning twice gives the same plan, and naming nodes one by one or as a count is the same") {
+  const Request request = request_of({{"A100-80", 2, 2}, {"L4", 3}}, "bert-large", 32);
+  const Planned one = plan_with(request, "auto"), two = plan_with(request, "auto");
+  CHECK(to_lua(one.plan) == to_lua(two.plan));
+  Request apart = request;
+  apart.cluster.nodes = {known_node("a1", "A100-80", 2), known_node("a2", "A100-80", 2),
+                         known_node("b", "L4", 3)};
+  apart.cluster = merged(apart.cluster);
+  CHECK(to_lua(plan_with(apart, "auto").plan) == to_lua(one.plan));
+}
+
+TEST_CASE("megatron cuts equally, whale in proportion") {
+  const Request request = request_of({{"A100-80", 2}, {"H20", 2}}, "gpt3-6.7b", 32);
+  const Planned megatron = plan_with(request, "megatron"), whale = plan_with(request, "whale");
+  REQUIRE(megatron.feasible);
+  REQUIRE(whale.feasible);
+  for (const Pipeline& pipeline : megatron.plan.pipelines)
+    CHECK(pipeline.microbatches == megatron.plan.pipelines[0].microbatches);
+  CHECK(whale.best.simulation.seconds < megatron.best.simulation.seconds);
+}
+
+TEST_CASE("a model that fits nowhere is told by how much, where, and what would help") {
+  const Planned planned = plan_with(request_of({{"T4", 2}}, "gpt3-13b", 8), "auto");
+  CHECK_FALSE(planned.feasible);
+  CHECK(mentions(planned.problems, "all devices together have"));
+  CHECK(mentions(planned.problems, "the nearest plan"));
+  CHECK(mentions(planned.problems, "what would help"));
+}
+
+TEST_CASE("a request with several mistakes is told all of them") {
+  Request request = request_of({{"A100-80", 8}}, "llama3-8b", 24);
+  request.tensors = {3};
+  request.microbatches = {5};
+  request.cluster.between = {-1, 1e9};
+  try {
+    plan_with(request, "auto");
+    FAIL("accepted");
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    CHECK(text.find("tensor = 3 does not divide 32 heads and 8 key-value heads") != std::string::npos);
+    CHECK(text.find("these work: 1, 2, 4, 8") != std::string::npos);
+    CHECK(
+        text.find("a micro-batch of 5 does not divide the batch of 24; these do: 1, 2, 3, 4, 6, 8, 12, 24") !=
+        std::string::npos);
+    CHECK(text.find("latency = -1") != std::string::npos);
+  }
+  CHECK_THROWS_WITH(plan_with(request_of({{"T4", 1}}, "bert-large", 8), "autohit"),
+                    Catch::Contains("did you mean \"autohet\"?"));
+}
+
+TEST_CASE("each addition can be switched off, and the published part uses none") {
+  Request request = request_of({{"A100-80", 5}, {"H800", 3}}, "gpt3-6.7b", 60);
+  const Planned published = plan_with(request, "autohet");
+  REQUIRE(published.feasible);
+  for (const Pipeline& pipeline : published.plan.pipelines) {
+    CHECK(pipeline.microbatches == published.plan.pipelines[0].microbatches);
+    for (const Stage& stage : pipeline.stages) {
+      CHECK(stage.recompute == published.plan.pipelines[0].stages[0].recompute);
+      CHECK(stage.optimizer_share == 1);
+    }
+  }
+  CHECK(published.plan.schedule == Schedule::one_f_one_b);
+  CHECK(published.plan.warmup == 0);
+  const double everything = plan_with(request, "auto").best.simulation.seconds;
+  request.additions = kPublished;
+  CHECK(plan_with(request, "auto").best.simulation.seconds >= everything);
+}
+
+TEST_CASE("money chooses other devices than time") {
+  Request request = request_of({{"A100-80", 4}, {"T4", 4}}, "bert-large", 32);
+  request.cluster.nodes[0].price_per_hour = 100;
+  request.cluster.nodes[1].price_per_hour = 1;
+  const Planned fast = plan_with(request, "auto");
+  request.objective = Objective::cost;
+  const Planned cheap = plan_with(request, "auto");
+  CHECK(cheap.best.simulation.seconds > fast.best.simulation.seconds);
+  CHECK(cheap.best.score < score_of(request, fast.best.layout, fast.best.simulation.seconds));
+}
