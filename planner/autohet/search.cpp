@@ -27,6 +27,16 @@ size_t permutations_of(const Composition& composition, size_t limit) {
   return count > static_cast<double>(limit) ? limit + 1 : static_cast<size_t>(count + 0.5);
 }
 
+// A plan that fits before one that does not; of these the one that lacks less.
+bool is_better(const Candidate& a, const Candidate& b) {
+  if (b.layout.pipelines.empty()) return !a.layout.pipelines.empty();
+  if (!a.simulation.fits || !b.simulation.fits)
+    return a.simulation.fits != b.simulation.fits
+               ? a.simulation.fits
+               : a.simulation.over_bytes < b.simulation.over_bytes * (1 - 1e-9);
+  return a.score < b.score * (1 - 1e-9);
+}
+
 // A promising grouping under one set of rules, by the bound of the integer programs.
 struct Sketch {
   int tensor = 1, microbatch = 1;
@@ -39,20 +49,25 @@ struct Sketch {
 // Everything that is known about compositions at one degree, micro-batch size and set of rules.
 class Columns {
  public:
-  Columns(const Request& request, const CostTable& costs, StageRules rules)
-      : request_(request), solver_(costs, rules), alone_(costs, request.cluster) {}
+  // `small`: few enough groups to try every order, and to let the simulator choose among them.
+  Columns(const Request& request, const CostTable& costs, StageRules rules, bool small)
+      : request_(request), solver_(costs, rules), alone_(costs, request.cluster), small_(small) {}
 
-  // The first order worth trying, solved; cheap.
+  // The first order worth trying, solved; cheap. Where that does not fit in memory another may.
   const StageSolution& quick(const Composition& composition, int microbatches) {
     const int bucket = bucket_of(composition, microbatches);
     const auto [entry, fresh] = quick_.try_emplace({composition, bucket});
-    if (fresh)
-      for (const std::vector<int>& order : stage_orders(composition, solver_.costs(), 1)) {
-        StageSolution found = solver_.solve(order, bucket, false);
-        if (found.feasible &&
-            (!entry->second.feasible || found.seconds(bucket) < entry->second.seconds(bucket)))
-          entry->second = std::move(found);
-      }
+    if (!fresh) return entry->second;
+    for (const std::vector<int>& order : stage_orders(composition, solver_.costs(), 1))
+      entry->second = solver_.solve(order, bucket, false);
+    if (entry->second.feasible && !small_) return entry->second;
+    for (const std::vector<int>& order : stage_orders(composition, solver_.costs(), small_ ? 200 : 6)) {
+      StageSolution found = solver_.solve(order, bucket, small_);
+      if (found.feasible &&
+          (!entry->second.feasible || found.seconds(bucket) < entry->second.seconds(bucket)))
+        entry->second = std::move(found);
+      if (entry->second.feasible && !small_) break;
+    }
     return entry->second;
   }
   // The best order. The bound does not see what order changes beyond memory, so where there are few groups
@@ -62,29 +77,30 @@ class Columns {
     const auto [entry, fresh] = thorough_.try_emplace({composition, bucket});
     if (!fresh) return entry->second;
     std::vector<PipelineDraft> drafts;
-    for (std::vector<int>& order : stage_orders(composition, solver_.costs(), limit)) {
-      PipelineDraft draft{std::move(order), {}, bucket};
-      draft.solution = solver_.solve(draft.nodes, bucket);
-      if (draft.solution.feasible) drafts.push_back(std::move(draft));
+    for (const std::vector<int>& order : stage_orders(composition, solver_.costs(), limit)) {
+      if (small_) {
+        for (StageSolution& found : solver_.compromises(order, bucket))
+          drafts.push_back({order, std::move(found), bucket});
+      } else {
+        StageSolution found = solver_.solve(order, bucket);
+        if (found.feasible) drafts.push_back({order, std::move(found), bucket});
+      }
     }
     std::stable_sort(drafts.begin(), drafts.end(), [&](const PipelineDraft& a, const PipelineDraft& b) {
       return a.solution.seconds(bucket) < b.solution.seconds(bucket);
     });
     if (drafts.empty()) return entry->second;
     size_t best = 0;
-    if (limit > kFewOrders && drafts.size() > 1) {
-      double least = kInfinity;
-      for (size_t i = 0; i < std::min<size_t>(drafts.size(), 100); ++i) {
-        if (drafts[i].solution.seconds(bucket) > 1.1 * drafts[0].solution.seconds(bucket)) break;
-        Layout layout = make_layout(request_, solver_.costs(), {drafts[i]}, true);
-        layout.schedule = solver_.rules().schedule;
-        layout.warmup = solver_.rules().warmup;
-        const double seconds = alone_.run(layout).pipeline_seconds;
-        if (seconds < least * (1 - 1e-9)) {
-          least = seconds;
-          best = i;
-        }
+    if (small_ && drafts.size() > 1) {
+      std::vector<std::pair<double, size_t>> ranking;
+      for (size_t i = 0; i < std::min<size_t>(drafts.size(), 400); ++i) {
+        if (drafts[i].solution.seconds(bucket) > 1.25 * drafts[0].solution.seconds(bucket)) break;
+        ranking.emplace_back(seconds_alone(drafts[i]), i);
       }
+      std::sort(ranking.begin(), ranking.end());
+      for (size_t i = 0; i < std::min<size_t>(ranking.size(), 5); ++i)
+        ranking[i].first = climb(drafts[ranking[i].second], ranking[i].first);
+      best = std::min_element(ranking.begin(), ranking.end())->second;
     }
     entry->second = std::move(drafts[best]);
     return entry->second;
@@ -93,6 +109,36 @@ class Columns {
   const Request& request() const { return request_; }
 
  private:
+  double seconds_alone(const PipelineDraft& draft) {
+    Layout layout = make_layout(request_, solver_.costs(), {draft}, true);
+    layout.schedule = solver_.rules().schedule;
+    layout.warmup = solver_.rules().warmup;
+    return alone_.run(layout).pipeline_seconds;
+  }
+
+  // Moves single layers between stages while the pipeline alone gets faster; returns its seconds.
+  double climb(PipelineDraft& draft, double seconds) {
+    const size_t stages = draft.nodes.size();
+    for (bool better = true; better;) {
+      better = false;
+      for (size_t a = 0; a < stages; ++a)
+        for (size_t b = 0; b < stages; ++b) {
+          if (a == b || draft.solution.layers[a] < 2) continue;
+          PipelineDraft moved = draft;
+          --moved.solution.layers[a];
+          ++moved.solution.layers[b];
+          moved.solution = solver_.with_layers(moved.nodes, moved.solution.layers, moved.microbatches);
+          if (!moved.solution.feasible) continue;
+          const double now = seconds_alone(moved);
+          if (now >= seconds * (1 - 1e-9)) continue;
+          seconds = now;
+          draft = std::move(moved);
+          better = true;
+        }
+    }
+    return seconds;
+  }
+
   // The number of micro-batches matters little beyond a few for each stage: nearby ones share a solution.
   static int bucket_of(const Composition& composition, int microbatches) {
     const int stages = std::accumulate(composition.begin(), composition.end(), 0);
@@ -104,6 +150,7 @@ class Columns {
   const Request& request_;
   StageSolver solver_;
   Simulator alone_;
+  bool small_;
   std::map<std::pair<Composition, int>, StageSolution> quick_;
   std::map<std::pair<Composition, int>, PipelineDraft> thorough_;
 };
@@ -160,7 +207,8 @@ Columns& Search::columns_of(int tensor, int microbatch, const StageRules& rules)
                        static_cast<int>(rules.schedule), rules.warmup);
   for (const auto& [known, columns] : columns_)
     if (known == key) return *columns;
-  columns_.emplace_back(key, std::make_unique<Columns>(request_, judge_.costs(tensor, microbatch), rules));
+  columns_.emplace_back(key, std::make_unique<Columns>(request_, judge_.costs(tensor, microbatch), rules,
+                                                       groups_in_all(tensor) <= kSmall));
   return *columns_.back().second;
 }
 
@@ -210,10 +258,11 @@ double Search::estimate(Columns& columns, const Grouping& grouping, int microbat
   if (pipelines == 0 || pipelines > microbatches) return kInfinity;
   std::vector<PipelineRate> rates;
   double exposed = 0;
-  // Replicas of every stage can stand side by side in one host.
-  bool inside_hosts = grouping.parts.size() == 1;
+  // Replicas of every stage can stand side by side in one host. (Among few groups, who shares a host with
+  // whom is left to the judge.)
+  bool inside_hosts = grouping.parts.size() == 1 || groups_in_all(1) <= kSmall;
   for (const NodeCosts& node : columns.solver().costs().nodes)
-    inside_hosts = inside_hosts && (node.groups == 0 || node.groups % pipelines == 0);
+    inside_hosts = inside_hosts && (groups_in_all(1) <= kSmall || node.groups % pipelines == 0);
   for (const auto& [composition, copies] : grouping.parts) {
     const StageSolution& solution = columns.quick(composition, std::max(1, microbatches / pipelines));
     if (!solution.feasible) return kInfinity;
@@ -359,10 +408,10 @@ void Search::explore(int tensor, int microbatch) {
           // out.
           if (!sharded || !additions_.placed_optimizer || (groups > kSmall && best_estimate_ < kInfinity))
             continue;
-          rules.optimizer_share = 0.5 / divisor;
-          explore(columns_of(tensor, microbatch, rules), pool, sharded, pipelines);
-          rules.optimizer_share = 0;
-          explore(columns_of(tensor, microbatch, rules), pool, sharded, pipelines);
+          for (const double part : {0.6, 0.3, 0.0}) {
+            rules.optimizer_share = part / divisor;
+            explore(columns_of(tensor, microbatch, rules), pool, sharded, pipelines);
+          }
         }
         if (groups > kSmall && additions_.uneven_microbatches) {
           rules.optimizer_share = sharded ? 0.25 : 1;
@@ -418,7 +467,7 @@ Candidate Search::refine(const Sketch& sketch) {
     if (sketch.sharded && additions_.placed_optimizer) place_optimizer(layout, costs);
     Candidate candidate = judge_.judge(std::move(layout), policy_);
     judge_.offer(candidate);
-    if (candidate.score < best.score) best = std::move(candidate);
+    if (is_better(candidate, best)) best = std::move(candidate);
   }
   return best;
 }
@@ -474,10 +523,10 @@ void Search::run() {
                    [](const Sketch& a, const Sketch& b) { return a.estimate < b.estimate; });
   // A few of each degree and size, so that what the bound does not see still gets a chance before the judge.
   const int groups = groups_in_all(1);
-  const size_t most = groups <= kSmall ? 160 : groups <= 128 ? 64 : 24, each = groups <= kSmall ? 40 : 6;
+  const size_t most = groups <= kSmall ? 400 : groups <= 128 ? 64 : 24, each = groups <= kSmall ? 200 : 6;
   std::map<std::pair<int, int>, size_t> taken;
   std::map<std::tuple<int, int, int>, size_t> taken_pipelines;
-  std::vector<Candidate> candidates;
+  std::vector<Candidate> candidates, misfits;
   size_t refined = 0;
   for (const Sketch& sketch : sketches_) {
     size_t& count = taken[{sketch.tensor, sketch.microbatch}];
@@ -488,18 +537,29 @@ void Search::run() {
     ++count;
     ++refined;
     Candidate candidate = refine(sketch);
-    if (candidate.feasible()) candidates.push_back(std::move(candidate));
+    if (candidate.feasible())
+      candidates.push_back(std::move(candidate));
+    else if (!candidate.layout.pipelines.empty())
+      misfits.push_back(std::move(candidate));
   }
   std::stable_sort(candidates.begin(), candidates.end(),
                    [](const Candidate& a, const Candidate& b) { return a.score < b.score; });
-  const size_t starts = groups <= kSmall ? 12 : groups <= 128 ? 4 : 2;
-  if (additions_.local_search)
+  const size_t starts = groups <= kSmall ? 40 : groups <= 128 ? 4 : 2;
+  if (additions_.local_search) {
+    const int64_t budget = groups <= kSmall ? 400'000 : 700'000;
     for (size_t i = 0; i < std::min(starts, candidates.size()); ++i) {
       if (candidates[i].score > 1.2 * judge_.best_score()) break;
-      candidates[i] =
-          improve(judge_, std::move(candidates[i]), additions_, groups <= kSmall ? 400'000 : 700'000);
+      candidates[i] = improve(judge_, std::move(candidates[i]), additions_, budget);
       judge_.offer(candidates[i]);
     }
+    // Moves may also make a plan fit; worth it while no other does, or where it costs little.
+    for (size_t i = 0; i < std::min(starts, misfits.size()); ++i) {
+      if (groups > kSmall && judge_.best().feasible()) break;
+      Candidate mended = improve(judge_, std::move(misfits[i]), additions_, budget);
+      judge_.offer(mended);
+      if (mended.feasible()) candidates.push_back(std::move(mended));
+    }
+  }
   if (additions_.schedules) {
     std::stable_sort(candidates.begin(), candidates.end(),
                      [](const Candidate& a, const Candidate& b) { return a.score < b.score; });
@@ -536,7 +596,7 @@ class Mover {
       budget_ -= pipeline.microbatches * static_cast<int64_t>(pipeline.stages.size()) + costs_.layers;
     if (layout.sharded_optimizer && additions_.placed_optimizer) place_optimizer(layout, costs_);
     Candidate candidate = judge_.judge(std::move(layout), best_.origin);
-    if (!candidate.simulation.fits || candidate.score >= best_.score * (1 - 1e-9)) return false;
+    if (!is_better(candidate, best_)) return false;
     best_ = std::move(candidate);
     return true;
   }

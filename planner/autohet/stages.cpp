@@ -50,92 +50,121 @@ const StageSolver::Reach& StageSolver::reach(int node, int held) {
   return reach;
 }
 
-// Two programs over (stage, layers before its end): first the smallest longest stage, then, allowing a little
-// more than that, the smallest sum. Recomputing only costs time, so a stage keeps its activations wherever
-// they fit.
-StageSolution StageSolver::solve(const std::vector<int>& nodes, int microbatches, bool thorough) {
-  const int stages = static_cast<int>(nodes.size()), layers = costs_.layers;
-  StageSolution best;
-  if (stages > layers || stages == 0) return best;
-  const auto width = static_cast<size_t>(layers) + 1;
-  std::vector<const Reach*> reaches;
+void StageSolver::prepare(const std::vector<int>& nodes, int microbatches) {
+  const int stages = static_cast<int>(nodes.size());
+  limits_.clear();
   for (int s = 0; s < stages; ++s)
-    reaches.push_back(&reach(nodes[static_cast<size_t>(s)], in_flight(rules_, stages, s, microbatches)));
+    limits_.push_back(&reach(nodes[static_cast<size_t>(s)], in_flight(rules_, stages, s, microbatches)));
+  from_.assign(nodes.size() * (static_cast<size_t>(costs_.layers) + 1), -1);
+}
 
-  from_.assign(static_cast<size_t>(stages) * width, -1);
-  const auto run = [&](double allowed, bool minimise_sum) {
-    table_.assign(width, kInfinity);
-    table_[0] = 0;
-    for (int s = 0; s < stages; ++s) {
-      next_.assign(width, kInfinity);
-      const int node = nodes[static_cast<size_t>(s)];
-      const NodeCosts& node_costs = costs_.nodes[static_cast<size_t>(node)];
-      const Reach& limits = *reaches[static_cast<size_t>(s)];
-      const int last_first = layers - (stages - s);
-      for (int first = s == 0 ? 0 : s; first <= (s == 0 ? 0 : last_first); ++first) {
-        const auto f = static_cast<size_t>(first);
-        const double before = table_[f];
-        if (before == kInfinity) continue;
-        const int kept = limits.kept[f], furthest = std::max(kept, limits.recomputed[f]);
-        const int final_end = layers - (stages - 1 - s);
-        for (int end = s == stages - 1 ? layers : first + 1; end <= std::min(furthest, final_end); ++end) {
-          const auto e = static_cast<size_t>(end);
-          const double forward = node_costs.forward[e] - node_costs.forward[f];
-          const double tau = forward * (end <= kept ? 1 : 2) + node_costs.input[e] - node_costs.input[f] +
-                             node_costs.weight[e] - node_costs.weight[f];
-          if (tau > allowed) break;  // it only grows with the end
-          const double value = minimise_sum ? before + tau : std::max(before, tau);
-          if (value < next_[e]) {
-            next_[e] = value;
-            from_[static_cast<size_t>(s) * width + e] = first;
-          }
+// Over (stage, end of its layers): the smallest sum, or the smallest longest, of the stages so far, none
+// longer than `allowed`. Recomputing only costs time, so a stage keeps its activations wherever they fit.
+double StageSolver::run(const std::vector<int>& nodes, double allowed, bool minimise_sum) {
+  const int stages = static_cast<int>(nodes.size()), layers = costs_.layers;
+  const auto width = static_cast<size_t>(layers) + 1;
+  table_.assign(width, kInfinity);
+  table_[0] = 0;
+  for (int s = 0; s < stages; ++s) {
+    next_.assign(width, kInfinity);
+    const NodeCosts& node = costs_.nodes[static_cast<size_t>(nodes[static_cast<size_t>(s)])];
+    const Reach& limits = *limits_[static_cast<size_t>(s)];
+    const int furthest = layers - (stages - 1 - s);  // each later stage needs a layer
+    for (int first = s; first <= (s == 0 ? 0 : layers - (stages - s)); ++first) {
+      const auto f = static_cast<size_t>(first);
+      const double before = table_[f];
+      if (before == kInfinity) continue;
+      const int kept = limits.kept[f], most = std::min(furthest, std::max(kept, limits.recomputed[f]));
+      for (int end = s == stages - 1 ? layers : first + 1; end <= most; ++end) {
+        const auto e = static_cast<size_t>(end);
+        const double tau = (node.forward[e] - node.forward[f]) * (end <= kept ? 1 : 2) + node.input[e] -
+                           node.input[f] + node.weight[e] - node.weight[f];
+        if (tau > allowed) break;  // it only grows with the end
+        const double value = minimise_sum ? before + tau : std::max(before, tau);
+        if (value < next_[e]) {
+          next_[e] = value;
+          from_[static_cast<size_t>(s) * width + e] = first;
         }
       }
-      std::swap(table_, next_);
     }
-    return table_[static_cast<size_t>(layers)];
-  };
-  const auto take = [&] {
-    StageSolution found;
-    found.feasible = true;
-    found.layers.assign(static_cast<size_t>(stages), 0);
-    found.recompute.assign(static_cast<size_t>(stages), 0);
-    int end = layers;
-    for (int s = stages - 1; s >= 0; --s) {
-      const auto i = static_cast<size_t>(s);
-      const int first = from_[i * width + static_cast<size_t>(end)];
-      found.layers[i] = end - first;
-      found.recompute[i] = end > reaches[i]->kept[static_cast<size_t>(first)];
-      const double tau = seconds(nodes[i], first, end, found.recompute[i] != 0);
-      found.sum += tau;
-      found.longest = std::max(found.longest, tau);
-      end = first;
-    }
-    const double longest = found.longest;
-    if (!best.feasible || found.seconds(microbatches) < best.seconds(microbatches)) best = std::move(found);
-    return longest;
-  };
+    std::swap(table_, next_);
+  }
+  return table_[static_cast<size_t>(layers)];
+}
 
-  const double shortest = run(kInfinity, false);
-  if (shortest == kInfinity) return best;
-  take();
-  if (!thorough) return best;
-  // Small problems exactly: the smallest sum for every longest that can be, from the largest down.
-  if (stages * layers <= 160) {
-    double allowed = kInfinity;
-    while (run(allowed, true) != kInfinity) {
-      allowed = take() * (1 - 1e-12);
-      if (allowed <= shortest * (1 - 1e-9)) break;
-    }
+StageSolution StageSolver::take(const std::vector<int>& nodes) const {
+  const auto width = static_cast<size_t>(costs_.layers) + 1;
+  StageSolution found;
+  found.feasible = true;
+  found.layers.assign(nodes.size(), 0);
+  found.recompute.assign(nodes.size(), 0);
+  int end = costs_.layers;
+  for (size_t s = nodes.size(); s-- > 0;) {
+    const int first = from_[s * width + static_cast<size_t>(end)];
+    found.layers[s] = end - first;
+    found.recompute[s] = end > limits_[s]->kept[static_cast<size_t>(first)];
+    const double tau = seconds(nodes[s], first, end, found.recompute[s] != 0);
+    found.sum += tau;
+    found.longest = std::max(found.longest, tau);
+    end = first;
+  }
+  return found;
+}
+
+StageSolution StageSolver::with_layers(const std::vector<int>& nodes, const std::vector<int>& layers,
+                                       int microbatches) {
+  prepare(nodes, microbatches);
+  StageSolution found;
+  found.layers = layers;
+  int first = 0;
+  for (size_t s = 0; s < nodes.size(); ++s) {
+    const int end = first + layers[s];
+    const auto f = static_cast<size_t>(first);
+    if (layers[s] < 1 || end > std::max(limits_[s]->kept[f], limits_[s]->recomputed[f])) return {};
+    found.recompute.push_back(end > limits_[s]->kept[f]);
+    const double tau = seconds(nodes[s], first, end, found.recompute[s] != 0);
+    found.sum += tau;
+    found.longest = std::max(found.longest, tau);
+    first = end;
+  }
+  found.feasible = true;
+  return found;
+}
+
+std::vector<StageSolution> StageSolver::compromises(const std::vector<int>& nodes, int microbatches) {
+  std::vector<StageSolution> found;
+  if (nodes.empty() || static_cast<int>(nodes.size()) > costs_.layers) return found;
+  prepare(nodes, microbatches);
+  double allowed = kInfinity;
+  while (run(nodes, allowed, true) != kInfinity) {
+    found.push_back(take(nodes));
+    allowed = found.back().longest * (1 - 1e-12);
+  }
+  return found;
+}
+
+StageSolution StageSolver::solve(const std::vector<int>& nodes, int microbatches, bool thorough) {
+  const int stages = static_cast<int>(nodes.size());
+  StageSolution best;
+  if (stages > costs_.layers || stages == 0) return best;
+  const auto keep = [&](StageSolution found) {
+    if (!best.feasible || found.seconds(microbatches) < best.seconds(microbatches)) best = std::move(found);
+  };
+  if (thorough && stages * costs_.layers <= 160) {  // exactly
+    for (StageSolution& found : compromises(nodes, microbatches)) keep(std::move(found));
     return best;
   }
+  prepare(nodes, microbatches);
+  const double shortest = run(nodes, kInfinity, false);
+  if (shortest == kInfinity) return best;
+  keep(take(nodes));
+  if (!thorough) return best;
   static constexpr double kAllowances[] = {1.0, 1.02, 1.06, 1.15, 1.4, 2.5, kInfinity};
   for (const double allowance : kAllowances) {
     // Beyond this the longest alone costs more than the best so far.
     if (allowance != kInfinity && (microbatches - 1) * shortest * allowance > best.seconds(microbatches))
       break;
-    if (run(shortest * allowance * (1 + 1e-12), true) == kInfinity) continue;
-    take();
+    if (run(nodes, shortest * allowance * (1 + 1e-12), true) != kInfinity) keep(take(nodes));
   }
   return best;
 }

@@ -40,6 +40,11 @@ class StageSolver {
 
   // `nodes[s]` runs stage s. `thorough`: more compromises between the sum and the longest are tried.
   StageSolution solve(const std::vector<int>& nodes, int microbatches, bool thorough = true);
+  // For each longest stage that can be, from the largest down, the smallest sum: the bound does not see
+  // everything, and the best by the simulator is one of the best by the bound. For small problems.
+  std::vector<StageSolution> compromises(const std::vector<int>& nodes, int microbatches);
+  // Recompute and seconds of layers that are given; infeasible when they do not fit.
+  StageSolution with_layers(const std::vector<int>& nodes, const std::vector<int>& layers, int microbatches);
   const CostTable& costs() const { return costs_; }
   const StageRules& rules() const { return rules_; }
 
@@ -49,6 +54,10 @@ class StageSolver {
     std::vector<int> kept, recomputed;
   };
   const Reach& reach(int node, int held);
+  void prepare(const std::vector<int>& nodes, int microbatches);
+  // One dynamic program; leaves its choices in from_. Infinite when there is no way.
+  double run(const std::vector<int>& nodes, double allowed, bool minimise_sum);
+  StageSolution take(const std::vector<int>& nodes) const;
   double seconds(int node, int first, int last, bool recompute) const;
 
   const CostTable& costs_;
@@ -56,6 +65,7 @@ class StageSolver {
   std::map<std::pair<int, int>, Reach> reaches_;
   std::vector<double> table_, next_;
   std::vector<int> from_;
+  std::vector<const Reach*> limits_;
 };
 
 }  // namespace het::planner
