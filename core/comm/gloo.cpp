@@ -3,14 +3,16 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <csignal>
 #include <cstring>
 #include <limits>
 #include <mutex>
 #include <random>
 #include <set>
+#include <shared_mutex>
+#include <thread>
 
 #include <arpa/inet.h>
-#include <gloo/common/error.h>
 #include <gloo/context.h>
 #include <gloo/transport/address.h>
 #include <gloo/transport/context.h>
@@ -32,7 +34,9 @@ using UnboundBuffer = gloo::transport::UnboundBuffer;
 
 // Gloo ends every connection of a context when one of its waits times out; waiting with patience is ours.
 constexpr milliseconds kForever = std::chrono::hours(24 * 365);
-constexpr uint64_t kHelloSlot = 0, kByeSlot = 1, kFirstChannelSlot = 2;
+constexpr uint64_t kHelloSlot = 0, kWatchSlot = 1, kFirstChannelSlot = 2;
+constexpr milliseconds kGrace{20};  // for what a lost peer sent before
+constexpr size_t kTokenBytes = 16;
 
 // A buffer over the whole address space: messages are posted by address, and nothing is made in a step.
 std::unique_ptr<UnboundBuffer> all_memory(gloo::Context& context) {
@@ -71,7 +75,7 @@ std::optional<Card> read_card(const std::string& text, int size) {
     return text.substr(at - bytes, bytes);
   };
   const auto host = next(), token = next();
-  if (!host || !token) return std::nullopt;
+  if (!host || !token || token->size() != kTokenBytes) return std::nullopt;
   Card card{*host, *token, {}};
   for (int rank = 0; rank < size; ++rank) {
     const auto address = next();
@@ -83,7 +87,7 @@ std::optional<Card> read_card(const std::string& text, int size) {
 
 std::string random_token() {
   std::random_device device;
-  std::string token(16, '\0');
+  std::string token(kTokenBytes, '\0');
   for (char& c : token) c = static_cast<char>(device());
   return token;
 }
@@ -99,6 +103,7 @@ class Mesh final : public gloo::Context {
     transportContext_ = device_->createContext(rank, size);
     transportContext_->setTimeout(std::max(timeout / kTimeoutsOfConnect, milliseconds(1)));
     setTimeout(kForever);
+    gone_ = std::vector<std::atomic<bool>>(size);
   }
 
   std::vector<std::string> listen() {
@@ -111,37 +116,60 @@ class Mesh final : public gloo::Context {
     return addresses;
   }
 
+  // Run `body`, which posts a message, unless the connections have been closed: Gloo ends the process when
+  // one is posted on a connection that was closed on this side.
+  template <typename Body>
+  bool post(const Body& body) {
+    std::shared_lock lock(closing_);
+    if (!closed_) body();
+    return !closed_;
+  }
+  void close() {
+    std::unique_lock lock(closing_);
+    if (closed_) return;
+    closed_ = true;
+    closeConnections();
+  }
+
+  // The connection to the peer is known to be closed.
+  bool gone(int peer) const { return gone_[peer].load(); }
+  void set_gone(int peer) { gone_[peer].store(true); }
+
   void connect(int peer, const std::string& address) {
     transportContext_->getPair(peer)->connect(std::vector<char>(address.begin(), address.end()));
   }
+
+ private:
+  std::vector<std::atomic<bool>> gone_;
+  std::shared_mutex closing_;
+  bool closed_ = false;
 };
 
 class GlooWire final : public Wire {
  public:
-  GlooWire(std::shared_ptr<Mesh> mesh, uint64_t slot) : mesh_(std::move(mesh)), slot_(slot) {
+  GlooWire(std::shared_ptr<Mesh> mesh, uint64_t slot, milliseconds limit)
+      : mesh_(std::move(mesh)), slot_(slot), limit_(limit) {
     for (int peer = 0; peer < mesh_->size; ++peer)
       ends_.push_back(peer == mesh_->rank ? Ends{} : Ends{all_memory(*mesh_), all_memory(*mesh_)});
   }
 
   void send(int peer, const std::byte* from, int64_t bytes) override {
-    guarded(peer, [&] {
+    post(peer, [&] {
       ends_[peer].send->send(peer, slot_, reinterpret_cast<size_t>(from), static_cast<size_t>(bytes));
-      return true;
     });
   }
   void receive(int peer, std::byte* to, int64_t bytes) override {
-    guarded(peer, [&] {
+    post(peer, [&] {
       ends_[peer].receive->recv(peer, slot_, reinterpret_cast<size_t>(to), static_cast<size_t>(bytes));
-      return true;
     });
   }
   bool sent(int peer) override {
     return wait(peer, *ends_[peer].send, true,
-                [](UnboundBuffer& buffer) { return buffer.waitSend(kForever); });
+                [&](UnboundBuffer& buffer) { return buffer.waitSend(limit_of(peer)); });
   }
   bool received(int peer) override {
     return wait(peer, *ends_[peer].receive, false,
-                [](UnboundBuffer& buffer) { return buffer.waitRecv(kForever); });
+                [&](UnboundBuffer& buffer) { return buffer.waitRecv(limit_of(peer)); });
   }
   void interrupt() override {
     std::lock_guard lock(mutex_);
@@ -168,9 +196,17 @@ class GlooWire final : public Wire {
   bool guarded(int peer, const Body& body) {
     try {
       return body();
-    } catch (const gloo::Exception&) {  // names an address and a line of Gloo: of no use to anybody
+    } catch (const std::exception&) {  // names an address and a line of Gloo: of no use to anybody
       throw LostPeer{peer, "its connection closed"};
     }
+  }
+
+  milliseconds limit_of(int peer) const { return mesh_->gone(peer) ? kGrace : limit_; }
+
+  template <typename Body>
+  void post(int peer, const Body& body) {
+    if (!guarded(peer, [&] { return mesh_->post(body); }))
+      throw LostPeer{peer, "its connection was closed here"};
   }
 
   // An interrupt that comes after the wait has ended leaves its mark on the buffer: the next wait returns
@@ -195,11 +231,95 @@ class GlooWire final : public Wire {
 
   std::shared_ptr<Mesh> mesh_;
   uint64_t slot_;
+  milliseconds limit_;      // of one wait: Gloo then closes all connections
   std::vector<Ends> ends_;  // by peer
   std::mutex mutex_;
   UnboundBuffer* waits_for_ = nullptr;
   bool waits_to_send_ = false;
   bool cut_ = false;
+};
+
+// Gloo may fail to tell a wait that its connection broke, if its message was about to travel. So a receive of
+// nothing, for which nobody ever sends, stays posted with every peer; it is told, and a thread here listens
+// for it.
+class Watch {
+ public:
+  Watch(std::shared_ptr<Mesh> mesh, std::function<void(int)> gone)
+      : mesh_(std::move(mesh)), gone_(std::move(gone)) {
+    thread_ = std::thread([this] { run(); });
+  }
+  ~Watch() { join(); }
+  void join() {
+    stop();
+    if (thread_.joinable()) thread_.join();
+  }
+  // The thread ends soon; it may be the caller.
+  void stop() {
+    std::lock_guard lock(mutex_);
+    stopped_ = true;
+    if (any_ != nullptr) any_->abortWaitRecv();
+  }
+
+ private:
+  void run() {
+    std::vector<std::unique_ptr<UnboundBuffer>> each(mesh_->size);
+    std::vector<bool> here(mesh_->size, true);
+    here[mesh_->rank] = false;
+    for (int peer = 0; peer < mesh_->size; ++peer) {
+      if (!here[peer]) continue;
+      each[peer] = all_memory(*mesh_);
+      if (!post(*each[peer], peer)) lose(here, peer);
+    }
+    while (true) {
+      // One buffer is told of any peer, but not which: then each is asked for its own.
+      const std::unique_ptr<UnboundBuffer> any = all_memory(*mesh_);
+      for (int peer = 0; peer < mesh_->size; ++peer)
+        if (here[peer] && !post(*any, peer)) lose(here, peer);
+      {
+        std::lock_guard lock(mutex_);
+        if (stopped_) return;
+        any_ = any.get();
+      }
+      is_broken(*any);
+      {
+        std::lock_guard lock(mutex_);
+        any_ = nullptr;
+        if (stopped_) return;
+      }
+      for (int peer = 0; peer < mesh_->size; ++peer) {
+        if (!here[peer]) continue;
+        each[peer]->abortWaitRecv();  // ask without waiting
+        if (is_broken(*each[peer])) lose(here, peer);
+      }
+    }
+  }
+
+  void lose(std::vector<bool>& here, int peer) {
+    here[peer] = false;
+    gone_(peer);
+  }
+  bool post(UnboundBuffer& buffer, int peer) {
+    try {
+      return mesh_->post([&] { buffer.recv(peer, kWatchSlot, 0, 0); });
+    } catch (const std::exception&) {
+      return false;
+    }
+  }
+  static bool is_broken(UnboundBuffer& buffer) {
+    try {
+      buffer.waitRecv(kForever);
+      return false;
+    } catch (const std::exception&) {
+      return true;
+    }
+  }
+
+  std::shared_ptr<Mesh> mesh_;
+  std::function<void(int)> gone_;
+  std::mutex mutex_;
+  UnboundBuffer* any_ = nullptr;
+  bool stopped_ = false;
+  std::thread thread_;
 };
 
 // What remains of a wire when the group has let go of it: cut() reaches those that live.
@@ -224,10 +344,30 @@ class GlooLinks final : public Links {
         hosts_(std::move(hosts)),
         store_(std::move(store)),
         prefix_(std::move(prefix)) {}
-  ~GlooLinks() override { cut(); }
+  ~GlooLinks() override {
+    unwatch();
+    cut();
+  }
+
+  void watch(std::function<void(int)> gone) override {
+    if (mesh_->size == 1) return;
+    std::lock_guard lock(mutex_);  // the first call may come before watch_ is there
+    watch_.emplace(mesh_, [this, gone = std::move(gone)](int peer) {
+      mesh_->set_gone(peer);
+      {
+        std::lock_guard lock(mutex_);
+        for (const auto& wire : wires_)
+          if (const auto alive = wire.lock()) alive->interrupt();
+      }
+      gone(peer);
+    });
+  }
 
   std::unique_ptr<Wire> wire(uint64_t channel) override {
-    auto wire = std::make_shared<GlooWire>(mesh_, kFirstChannelSlot + channel);
+    return wire_on(kFirstChannelSlot + channel, kForever);
+  }
+  std::unique_ptr<Wire> wire_on(uint64_t slot, milliseconds limit) {
+    auto wire = std::make_shared<GlooWire>(mesh_, slot, limit);
     std::lock_guard lock(mutex_);
     if (is_cut_) wire->cut();
     wires_.push_back(wire);
@@ -238,9 +378,14 @@ class GlooLinks final : public Links {
     std::lock_guard lock(mutex_);
     if (is_cut_) return;
     is_cut_ = true;
-    mesh_->closeConnections();
+    if (watch_) watch_->stop();
+    mesh_->close();
     for (const auto& wire : wires_)
       if (const auto alive = wire.lock()) alive->cut();
+  }
+
+  void unwatch() override {
+    if (watch_) watch_->join();
   }
 
   std::string host(int peer) const override { return hosts_[peer]; }
@@ -275,6 +420,7 @@ class GlooLinks final : public Links {
   std::mutex mutex_;
   std::vector<std::weak_ptr<GlooWire>> wires_;
   bool is_cut_ = false;
+  std::optional<Watch> watch_;
 };
 
 std::string text_of(const sockaddr* address) {
@@ -302,6 +448,12 @@ std::set<std::string> network_names(bool addresses) {
 
 bool is_loopback(const std::string& address) { return address.starts_with("127."); }
 
+// Gloo writes to connections that peers have closed; by default that ends the process.
+void ignore_sigpipe() {
+  struct sigaction action {};
+  if (::sigaction(SIGPIPE, nullptr, &action) == 0 && action.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
+}
+
 std::shared_ptr<gloo::transport::Device> make_device(const GlooOptions& options) {
   if (options.interface.empty() == options.address.empty())
     fail_usage(
@@ -314,6 +466,7 @@ std::shared_ptr<gloo::transport::Device> make_device(const GlooOptions& options)
   if (!known.contains(name) && !(by_address && is_loopback(name)))
     fail_usage("this machine has no {} '{}' for communication; it has {}",
                by_address ? "address" : "interface", name, fmt::join(known, ", "));
+  ignore_sigpipe();
   gloo::transport::tcp::attr attributes;
   attributes.hostname = options.address;
   attributes.iface = options.interface;
@@ -348,17 +501,19 @@ class GlooFabric final : public Fabric {
     const std::string prefix = fmt::format("{}/group/{}", options_.prefix, name);
     auto mesh =
         std::make_shared<Mesh>(device_, place, static_cast<int>(ranks.size()), options_.patience.timeout);
-    const MeshInProgress in_progress(*this, mesh);
     const Card own{options_.host, random_token(), mesh->listen()};
     options_.store->set(fmt::format("{}/{}", prefix, place), write_card(own));
-    const std::vector<Card> cards = find_all(name, prefix, ranks, place, until);
-    connect_all(*mesh, name, ranks, own, cards);
-
+    std::vector<Card> cards = find_all(name, prefix, ranks, place, until);
+    cards[place] = own;
     std::vector<std::string> hosts;
     for (const Card& card : cards) hosts.push_back(card.host);
-    hosts[place] = options_.host;
-    auto group = make_group({name, std::move(ranks), place, options_.patience, options_.pacer},
-                            std::make_unique<GlooLinks>(mesh, std::move(hosts), options_.store, prefix));
+    auto links = std::make_unique<GlooLinks>(mesh, std::move(hosts), options_.store, prefix);
+    {
+      const Connecting connecting(*this, *links);
+      connect_all(*mesh, *links, name, ranks, cards);
+    }
+    auto group =
+        make_group({name, std::move(ranks), place, options_.patience, options_.pacer}, std::move(links));
     groups_.add(group);
     return group;
   }
@@ -366,25 +521,25 @@ class GlooFabric final : public Fabric {
   void abort(std::string_view why) override {
     groups_.abort(why);
     std::lock_guard lock(mutex_);
-    for (const auto& mesh : connecting_) mesh->closeConnections();
+    for (GlooLinks* links : connecting_) links->cut();
   }
 
  private:
-  // While connections are made, abort() closes them.
-  class MeshInProgress {
+  // While connections are made, abort() cuts them.
+  class Connecting {
    public:
-    MeshInProgress(GlooFabric& fabric, std::shared_ptr<Mesh> mesh) : fabric_(fabric), mesh_(std::move(mesh)) {
+    Connecting(GlooFabric& fabric, GlooLinks& links) : fabric_(fabric), links_(links) {
       std::lock_guard lock(fabric_.mutex_);
-      fabric_.connecting_.insert(mesh_);
+      fabric_.connecting_.insert(&links_);
     }
-    ~MeshInProgress() {
+    ~Connecting() {
       std::lock_guard lock(fabric_.mutex_);
-      fabric_.connecting_.erase(mesh_);
+      fabric_.connecting_.erase(&links_);
     }
 
    private:
     GlooFabric& fabric_;
-    std::shared_ptr<Mesh> mesh_;
+    GlooLinks& links_;
   };
 
   std::string self() const { return fmt::format("rank {} ({})", rank(), options_.host); }
@@ -419,37 +574,55 @@ class GlooFabric final : public Fabric {
     return cards;
   }
 
-  void connect_all(Mesh& mesh, const std::string& name, const std::vector<int>& ranks, const Card& own,
+  void connect_all(Mesh& mesh, GlooLinks& links, const std::string& name, const std::vector<int>& ranks,
                    const std::vector<Card>& cards) {
-    const milliseconds timeout = options_.patience.timeout;
-    int peer = 0;
-    try {
-      for (peer = 0; peer < mesh.size; ++peer)
-        if (peer != mesh.rank) mesh.connect(peer, cards[peer].addresses[mesh.rank]);
-      std::vector<std::string> shown(mesh.size, std::string(own.token.size(), '\0'));
-      std::vector<std::unique_ptr<UnboundBuffer>> ends;
-      for (peer = 0; peer < mesh.size; ++peer) {
-        ends.push_back(all_memory(mesh));
-        if (peer == mesh.rank) continue;
-        ends[peer]->recv(peer, kHelloSlot, reinterpret_cast<size_t>(shown[peer].data()), shown[peer].size());
-        ends[peer]->send(peer, kHelloSlot, reinterpret_cast<size_t>(cards[peer].token.data()),
-                         own.token.size());
-      }
-      for (peer = 0; peer < mesh.size; ++peer) {
-        if (peer == mesh.rank) continue;
-        ends[peer]->waitRecv(timeout);
-        ends[peer]->waitSend(timeout);
-        if (shown[peer] != own.token)
-          throw Error(
-              ErrorKind::peer,
-              fmt::format(
-                  "{}: who connected to group '{}' as rank {} ({}) did not know the token from the store",
-                  self(), name, ranks[peer], cards[peer].host));
-      }
-    } catch (const gloo::Exception&) {
+    groups_.require_alive();  // an abort from here on cuts the links
+    const auto call = [&](int peer) { return fmt::format("rank {} ({})", ranks[peer], cards[peer].host); };
+    const auto give_up = [&](const std::string& reason, const std::string& cause) {
+      links.say_why(cause);
+      throw Error(ErrorKind::peer, reason);
+    };
+    const auto lost = [&](int peer) {
       groups_.require_alive();
-      throw Error(ErrorKind::peer, fmt::format("{} could not connect to rank {} ({}) to form group '{}'",
-                                               self(), ranks[peer], cards[peer].host, name));
+      const std::optional<std::string> why = links.why(peer);
+      const std::string reason =
+          fmt::format("{} could not connect to {} to form group '{}'", self(), call(peer), name);
+      give_up(why ? fmt::format("{}, because {}", reason, *why) : reason, why ? *why : reason);
+    };
+    int connecting_to = 0;
+    try {
+      for (; connecting_to < mesh.size; ++connecting_to)
+        if (connecting_to != mesh.rank)
+          mesh.connect(connecting_to, cards[connecting_to].addresses[mesh.rank]);
+    } catch (const std::exception&) {
+      lost(connecting_to);
+    }
+    try {
+      show_tokens(mesh, links, cards, [&](int stranger) {
+        const std::string reason = fmt::format(
+            "who connected to {} as {} in group '{}' did not know its token", self(), call(stranger), name);
+        give_up(reason, reason);
+      });
+    } catch (const LostPeer& gone) {
+      lost(gone.peer);
+    }
+  }
+
+  template <typename Refuse>
+  void show_tokens(Mesh& mesh, GlooLinks& links, const std::vector<Card>& cards, const Refuse& refuse) {
+    const std::string& token = cards[mesh.rank].token;
+    std::vector<std::string> shown(mesh.size, std::string(kTokenBytes, '\0'));
+    const std::unique_ptr<Wire> wire = links.wire_on(kHelloSlot, options_.patience.timeout);
+    for (int peer = 0; peer < mesh.size; ++peer) {
+      if (peer == mesh.rank) continue;
+      wire->receive(peer, reinterpret_cast<std::byte*>(shown[peer].data()), kTokenBytes);
+      wire->send(peer, reinterpret_cast<const std::byte*>(cards[peer].token.data()), kTokenBytes);
+    }
+    for (int peer = 0; peer < mesh.size; ++peer) {
+      if (peer == mesh.rank) continue;
+      while (!wire->received(peer)) groups_.require_alive();
+      while (!wire->sent(peer)) groups_.require_alive();
+      if (shown[peer] != token) refuse(peer);
     }
   }
 
@@ -457,7 +630,7 @@ class GlooFabric final : public Fabric {
   std::shared_ptr<gloo::transport::Device> device_;
   GroupList groups_;
   std::mutex mutex_;
-  std::set<std::shared_ptr<Mesh>> connecting_;
+  std::set<GlooLinks*> connecting_;
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
 // Ranks as processes over TCP, by Gloo's transport. Every group has its own connections between all its
-// ranks, so that groups neither wait for nor break each other. One I/O thread for each fabric.
+// ranks, so that groups neither wait for nor break each other. One I/O thread for each fabric. SIGPIPE is
+// ignored in the process from the first fabric on, unless it has a handler.
 #pragma once
 
 #include <memory>

@@ -65,9 +65,12 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
   Group(GroupOptions options, std::unique_ptr<Links> links)
       : options_(std::move(options)),
         size_(static_cast<int>(options_.ranks.size())),
-        links_(std::move(links)) {}
+        links_(std::move(links)) {
+    links_->watch([this](int peer) { peer_gone(peer); });
+  }
 
   ~Group() override {
+    links_->unwatch();
     {
       std::lock_guard lock(mutex_);
       closing_ = true;
@@ -104,6 +107,8 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
   void interrupted(Queue& queue);
   void hold(Queue& queue, const Operation& operation, CommClock::time_point arrived);
   std::string sentence(Queue& queue, const Operation& operation, CommClock::time_point since);
+  void peer_gone(int peer);
+  std::string failure_of(const Operation& operation) const;
   void fail_for(const Operation& operation, const LostPeer& peer);
   void fail(const std::string& reason, const std::string& cause);
   [[noreturn]] void throw_reason() const { throw Error(ErrorKind::peer, reason_); }
@@ -186,7 +191,8 @@ void Group::start(Queue& queue, Operation& operation, const std::byte* in, std::
   operation.started = true;
   operation.failed = false;
   operation.finished.store(false, std::memory_order_relaxed);
-  operation.times = {CommClock::now(), {}, {}};
+  const CommClock::time_point now = CommClock::now();
+  operation.times = {now, now, {}};
   (queue.first == nullptr ? queue.first : queue.last->next) = &operation;
   queue.last = &operation;
   queue.work.notify_one();
@@ -352,13 +358,33 @@ std::string Group::sentence(Queue& queue, const Operation& operation, CommClock:
 
 // A connection broke: that peer left, and said why, or died. What it said is passed on as it is.
 void Group::fail_for(const Operation& operation, const LostPeer& peer) {
-  const std::string text = fmt::format("{}: {} of '{}' in group '{}' failed after {:.1f} s: ", call(rank()),
-                                       name_of(operation.request.kind), operation.request.label, name(),
-                                       seconds_since(operation.times.begun));
+  const std::string text = failure_of(operation);
   if (const std::optional<std::string> why = links_->why(peer.peer))
-    return fail(text + fmt::format("{} gave up, because {}", call(peer.peer), *why), *why);
+    return fail(fmt::format("{}: {} gave up, because {}", text, call(peer.peer), *why), *why);
   const std::string gone = fmt::format("{} is gone ({})", call(peer.peer), peer.what);
-  fail(text + gone, gone);
+  fail(fmt::format("{}: {}", text, gone), gone);
+}
+
+std::string Group::failure_of(const Operation& operation) const {
+  return fmt::format("{}: {} of '{}' in group '{}' failed after {:.1f} s", call(rank()),
+                     name_of(operation.request.kind), operation.request.label, name(),
+                     seconds_since(operation.times.begun));
+}
+
+// A connection closed while perhaps nobody here waits for that peer. If it failed, so do we; a peer that is
+// done, or died, is the matter of those that wait for it.
+void Group::peer_gone(int peer) {
+  std::string text;
+  {
+    std::lock_guard lock(mutex_);
+    if (life_ != Life::alive) return;
+    const auto busy =
+        std::find_if(queues_.begin(), queues_.end(), [](const Queue& q) { return q.first != nullptr; });
+    text = busy == queues_.end() ? fmt::format("{}: group '{}' failed", call(rank()), name())
+                                 : failure_of(*busy->first);
+  }
+  if (const std::optional<std::string> why = links_->why(peer))
+    fail(fmt::format("{}: {} gave up, because {}", text, call(peer), *why), *why);
 }
 
 // `reason`: what waits throw here. `cause`: what the peers are told.

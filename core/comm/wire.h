@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -42,6 +43,10 @@ class Links {
   // Close all connections, so that peers notice. Afterwards nothing reads or writes posted memory, waits
   // return false, and posting throws LostPeer.
   virtual void cut() = 0;
+  // Call `gone(peer)`, from a thread of the links', when a connection closes while nobody waits for that
+  // peer: it died, left, or is done. Called once, before any wire is made; no call comes after unwatch().
+  virtual void watch(std::function<void(int peer)> gone) = 0;
+  virtual void unwatch() = 0;
   virtual std::string host(int peer) const = 0;  // of any rank of the group
 
   // A board that outlives ranks. What a rank says before it cuts its connections tells a peer that left from

@@ -1,6 +1,7 @@
 #include <catch2/catch.hpp>
 #include <condition_variable>
 #include <mutex>
+#include <random>
 
 #include "tests/unit/core/comm_testing.h"
 
@@ -199,6 +200,39 @@ void try_new_generation(const FabricMaker& maker) {
   for (const std::string& text : errors) CHECK(text == "");
 }
 
+void try_abort_at_any_time(const FabricMaker& maker) {
+  // One rank aborts in the midst of traffic; all end, and the fabrics go on to the next generation.
+  const Patience patience{milliseconds(5000), milliseconds(10000), {}};
+  const auto errors = on_ranks(maker, 4, patience, [&](Fabric& fabric) {
+    std::mt19937 random(3);
+    std::vector<float> data(200'000), more(200'000);
+    for (int generation = 0; generation < 25; ++generation) {
+      const int aborts = static_cast<int>(random() % 4);
+      const std::chrono::microseconds after(random() % 3000);
+      std::thread other;
+      std::string text;
+      try {  // others may still be forming the group when it is aborted
+        const auto group = fabric.group(fmt::format("generation {}", generation), all_ranks(4));
+        other = std::thread([&, group] {
+          std::this_thread::sleep_for(after);
+          if (fabric.rank() == aborts) group->abort("the test says so");
+        });
+        while (true) {
+          const auto first = sum_of(*group, data), second = sum_of(*group, more);
+          first->wait();
+          second->wait();
+        }
+      } catch (const Error& error) {
+        text = error.what();
+      }
+      if (other.joinable()) other.join();
+      HET_REQUIRE(
+          has(text, fmt::format("group 'generation {}' was aborted on rank {} (", generation, aborts)), text);
+    }
+  });
+  for (const std::string& text : errors) CHECK(text == "");
+}
+
 }  // namespace
 
 TEST_CASE("a rank that does not come is named, first in a warning, then in the error", "[comm]") {
@@ -212,6 +246,13 @@ TEST_CASE("a wait ends when another thread aborts", "[comm]") { try_abort_here(l
 TEST_CASE("a member that does not join a group is named", "[comm]") { try_missing_member(loopback_maker()); }
 TEST_CASE("after a failure a new communicator takes over", "[comm]") { try_new_generation(loopback_maker()); }
 
+TEST_CASE("an abort in the midst of traffic ends every rank", "[comm]") {
+  try_abort_at_any_time(loopback_maker());
+}
+
+TEST_CASE("over Gloo, an abort in the midst of traffic ends every rank", "[comm]") {
+  try_abort_at_any_time(gloo_maker());
+}
 TEST_CASE("over Gloo, a rank that does not come is named, first in a warning, then in the error", "[comm]") {
   try_absent(gloo_maker());
 }
