@@ -163,7 +163,9 @@ struct Lobby {
 class LoopbackFabric final : public Fabric {
  public:
   LoopbackFabric(std::shared_ptr<Lobby> lobby, int rank, int size, LoopbackOptions options)
-      : lobby_(std::move(lobby)), rank_(rank), size_(size), options_(std::move(options)) {}
+      : lobby_(std::move(lobby)), rank_(rank), size_(size), options_(std::move(options)) {
+    if (options_.pacer) pacer_ = options_.pacer();
+  }
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
@@ -173,7 +175,7 @@ class LoopbackFabric final : public Fabric {
     const int place = place_in_group(ranks, rank_, size_);
     const std::shared_ptr<Meeting> meeting = meeting_of(name, ranks.size());
     join(*meeting, place, name, ranks);
-    auto group = make_group({name, std::move(ranks), place, options_.patience, options_.pacer},
+    auto group = make_group({name, std::move(ranks), place, options_.patience, pacer_},
                             std::make_unique<LoopbackLinks>(meeting, place));
     groups_.add(group);
     return group;
@@ -213,6 +215,7 @@ class LoopbackFabric final : public Fabric {
   std::shared_ptr<Lobby> lobby_;
   int rank_, size_;
   LoopbackOptions options_;
+  std::shared_ptr<Pacer> pacer_;
   GroupList groups_;
 };
 

@@ -2,6 +2,7 @@
 // collectives, same bits, same errors as over Gloo; a message is a copy by whichever end comes second.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -11,7 +12,7 @@ namespace het {
 
 struct LoopbackOptions {
   Patience patience;
-  std::shared_ptr<Pacer> pacer;
+  std::function<std::shared_ptr<Pacer>()> pacer;  // makes one for each rank; absent: none
 };
 
 // The fabrics of ranks 0 to size - 1, one for each thread. Destroying one (its communicators too) is how its
