@@ -233,28 +233,40 @@ void leases_hold_keys(StoreUnderTest& stores) {
   CHECK_FALSE(store->get("held/4"));
 }
 
-// One lease is kept alive for longer than it lives, the other is not; only the other's key goes.
-void leases_lapse(StoreUnderTest& stores) {
-  const auto store = stores.connect();
-  const auto watch = store->watch("lapse/");
-  const StoreLease kept = store->grant(milliseconds(1500)), left = store->grant(milliseconds(300));
-  store->put("lapse/kept", "", kept.id);
-  store->put("lapse/left", "", left.id);
-  const auto until = std::chrono::steady_clock::now() + kStoreHung;
+// One lease is kept alive for longer than it lives, the other is not; only the other's key goes. False: this
+// thread was held up for so long that the trial says nothing.
+bool one_of_two_lapses(Store& store) {
+  using Clock = std::chrono::steady_clock;
+  const auto watch = store.watch("lapse/");
+  const StoreLease kept = store.grant(milliseconds(3000)), left = store.grant(milliseconds(300));
+  store.put("lapse/kept", "", kept.id);
+  store.put("lapse/left", "", left.id);
+  const auto start = Clock::now(), until = start + kStoreHung;
+  auto last = start;
   std::vector<StoreEvent> events;
-  bool lapsed = false;
-  while (!lapsed && std::chrono::steady_clock::now() < until) {
-    store->keep_alive(kept.id);
-    for (StoreEvent& event : watch->next(milliseconds(100))) {
-      lapsed = lapsed || event.kind == StoreEvent::Kind::removed;
-      events.push_back(std::move(event));
+  while ((events.size() < 3 || Clock::now() < start + kept.ttl + milliseconds(700)) && Clock::now() < until) {
+    try {
+      store.keep_alive(kept.id);
+    } catch (const Error&) {
+      if (Clock::now() - last > kept.ttl / 2) return false;
+      throw;
     }
+    last = Clock::now();
+    for (StoreEvent& event : watch->next(milliseconds(100))) events.push_back(std::move(event));
   }
-  REQUIRE(lapsed);
-  CHECK(events.back().entry.key == "lapse/left");
-  CHECK(events.size() == 3);
-  CHECK(store->get("lapse/kept"));
-  CHECK(kind_of_error([&] { store->keep_alive(left.id); }) == ErrorKind::peer);
+  REQUIRE(events.size() == 3);
+  CHECK(events[2].kind == StoreEvent::Kind::removed);
+  CHECK(events[2].entry.key == "lapse/left");
+  CHECK(store.get("lapse/kept"));
+  CHECK(kind_of_error([&] { store.keep_alive(left.id); }) == ErrorKind::peer);
+  return true;
+}
+
+void leases_lapse(StoreUnderTest& stores) {
+  constexpr int kTrials = 5;
+  bool told = false;
+  for (int trial = 0; trial < kTrials && !told; ++trial) told = one_of_two_lapses(*stores.connect());
+  CHECK(told);
 }
 
 // Another process holds a lease and keeps it alive until it is killed.

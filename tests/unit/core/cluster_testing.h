@@ -33,6 +33,23 @@ struct StoreKind {
 std::vector<StoreKind> store_kinds();
 std::shared_ptr<Store> connect_where(const std::string& where);
 
+// Several members of etcd on loopback, each a process, over an empty folder; gone with the object.
+class EtcdMembers {
+ public:
+  explicit EtcdMembers(int count);
+  ~EtcdMembers();
+  const std::vector<std::string>& endpoints() const { return endpoints_; }
+  void kill(int member);
+  void stop(int member);  // SIGSTOP
+
+ private:
+  std::string folder_;
+  std::vector<std::string> endpoints_;
+  std::vector<pid_t> members_;
+};
+// Whether this machine has etcd; where not, a line says what is not tested.
+bool etcd_is_here(const std::string& what);
+
 // Events of a watch until there are `count`, or the test has hung.
 std::vector<StoreEvent> take_events(StoreWatch& watch, size_t count);
 

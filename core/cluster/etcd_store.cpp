@@ -1,0 +1,449 @@
+#include "core/cluster/etcd_store.h"
+
+#include <atomic>
+#include <charconv>
+#include <mutex>
+#include <thread>
+
+#include "core/base/error.h"
+#include "core/cluster/base64.h"
+#include "core/io/json.h"
+
+namespace het {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Deadline = Clock::time_point;
+using std::chrono::milliseconds;
+
+// Codes of gRPC that etcd's gateway reports.
+enum Code : int64_t { kInvalid = 3, kNotFound = 5, kForbidden = 7, kUnavailable = 14, kUnauthenticated = 16 };
+
+// etcd's integers are text in JSON; a zero is left out.
+int64_t integer(const Json* json) {
+  if (!json) return 0;
+  if (const int64_t* number = json->integer()) return *number;
+  int64_t value = 0;
+  if (const std::string* text = json->string())
+    std::from_chars(text->data(), text->data() + text->size(), value);
+  return value;
+}
+
+bool flag(const Json* json) { return json && json->boolean() && *json->boolean(); }
+
+std::string bytes(const Json* json) {
+  if (!json || !json->string()) return {};
+  auto value = from_base64(*json->string());
+  if (!value) fail(ErrorKind::peer, "etcd sent bytes that are not base64");
+  return std::move(*value);
+}
+
+const Json* find(const Json& json, std::initializer_list<std::string_view> path) {
+  const Json* at = &json;
+  for (const std::string_view name : path) at = at ? at->find(name) : nullptr;
+  return at;
+}
+
+Json reply_of(const std::string& text) {
+  try {
+    return parse_json(text, "etcd's answer");
+  } catch (const Error& error) {
+    fail(ErrorKind::peer, "{}", error.sentence());
+  }
+}
+
+// The end of the range of keys that begin with `prefix`: the prefix with its last byte increased, where bytes
+// that cannot be are dropped; without any left, a zero byte: up to the last key.
+std::string end_of_prefix(std::string prefix) {
+  while (!prefix.empty() && prefix.back() == '\xff') prefix.pop_back();
+  if (prefix.empty()) return std::string(1, '\0');
+  ++prefix.back();
+  return prefix;
+}
+
+Json::Object range_of_prefix(const std::string& prefix) {
+  return {{"key", to_base64(prefix.empty() ? std::string(1, '\0') : prefix)},
+          {"range_end", to_base64(end_of_prefix(prefix))}};
+}
+
+// The connection to a cluster of etcd: which endpoint to ask, when to ask the next, and the token.
+// Thread-safe.
+class Cluster {
+ public:
+  explicit Cluster(EtcdOptions options) : options_(std::move(options)), http_(options_.http) {
+    if (options_.endpoints.empty())
+      fail_usage("etcd needs at least one endpoint, such as http://10.0.0.7:2379");
+    for (std::string& endpoint : options_.endpoints) {
+      if (!endpoint.starts_with("http://") && !endpoint.starts_with("https://"))
+        fail_usage(
+            "'{}' is no endpoint of etcd; one begins with http:// or https://, such as "
+            "http://10.0.0.7:2379",
+            endpoint);
+      while (endpoint.ends_with('/')) endpoint.pop_back();
+    }
+  }
+
+  const EtcdOptions& options() const { return options_; }
+  std::string describe() const { return fmt::format("etcd at {}", fmt::join(options_.endpoints, ", ")); }
+
+  // Ask until one endpoint answers. `repeatable`: asking twice does what asking once does; otherwise only
+  // what surely was not received is asked again.
+  Json ask(const std::string& path, const Json& question, bool repeatable) {
+    const Deadline deadline = Clock::now() + options_.timeout;
+    std::string problem = fmt::format("no answer within {} ms", options_.timeout.count());
+    for (size_t attempt = 0, renewed = 0;; ++attempt) {
+      const size_t index = current_;
+      const HttpReply reply = http_.post(request(index, path, question, deadline, repeatable, attempt));
+      if (reply.status == 200) return reply_of(reply.body);
+      const Json error = reply.status ? error_of(reply) : Json();
+      const int64_t code = integer(error.find("code"));
+      if (code == kUnauthenticated && !options_.user.empty() && renewed++ == 0) {
+        forget_token();
+        continue;
+      }
+      if (reply.status && code != kUnavailable) refuse(error);
+      problem =
+          fmt::format("{}: {}", options_.endpoints[index], reply.status ? sentence_of(error) : reply.problem);
+      size_t failed = index;
+      current_.compare_exchange_strong(failed, next(index));
+      const bool whole_round = (attempt + 1) % options_.endpoints.size() == 0;
+      constexpr milliseconds kPause{50};  // for an election to end
+      if ((reply.sent && !repeatable) || Clock::now() + kPause >= deadline)
+        fail(ErrorKind::peer, "{} did not answer; {}", describe(), problem);
+      if (whole_round) std::this_thread::sleep_for(kPause);
+    }
+  }
+
+  struct Stream {
+    std::unique_ptr<HttpStream> lines;
+    Json first;  // the first line
+    size_t endpoint = 0;
+  };
+  // A stream that an endpoint has confirmed.
+  Stream stream(const std::string& path, const Json& question) {
+    const Deadline deadline = Clock::now() + options_.timeout;
+    for (size_t attempt = 0;; ++attempt) {
+      const size_t index = current_;
+      std::string problem = "no answer";
+      try {
+        const HttpRequest asked = request(index, path, question, deadline, true, attempt);
+        auto stream = std::make_unique<HttpStream>(options_.http, asked);
+        if (const auto line = stream->next_line(std::min(deadline, Clock::now() + asked.timeout))) {
+          Json first = reply_of(*line);
+          if (!first.find("error")) return {std::move(stream), std::move(first), index};
+          problem = sentence_of(first);
+          forget_token();
+        }
+      } catch (const Error& error) {
+        if (error.kind() != ErrorKind::peer) throw;
+        problem = error.sentence();
+      }
+      size_t failed = index;
+      current_.compare_exchange_strong(failed, next(index));
+      constexpr milliseconds kPause{50};
+      if (Clock::now() + kPause >= deadline)
+        fail(ErrorKind::peer, "{} did not answer; {}: {}", describe(), options_.endpoints[index], problem);
+      std::this_thread::sleep_for(kPause);
+    }
+  }
+
+  // The endpoint that answers, by the word of the majority. Throws when there is none.
+  size_t answering() {
+    ask("kv/range", Json::Object{{"key", to_base64("hetrun")}, {"count_only", true}}, true);
+    return current_;
+  }
+
+  static std::string sentence_of(const Json& reply) {
+    for (const auto path :
+         {std::initializer_list<std::string_view>{"error", "message"}, {"message"}, {"error"}})
+      if (const Json* text = find(reply, path); text && text->string()) return *text->string();
+    return "an answer that is not etcd's";
+  }
+
+ private:
+  size_t next(size_t index) const { return (index + 1) % options_.endpoints.size(); }
+
+  HttpRequest request(size_t index, const std::string& path, const Json& question, Deadline deadline,
+                      bool repeatable, size_t attempt) {
+    HttpRequest request;
+    request.url = options_.endpoints[index] + "/v3/" + path;
+    request.body = to_string(question);
+    request.timeout = std::max(milliseconds(1), std::chrono::ceil<milliseconds>(deadline - Clock::now()));
+    // One that is silent must not use up the time in which others could answer; nor may a slow network be
+    // taken for silence for ever.
+    constexpr milliseconds kFirst{1500};
+    const size_t round = std::min<size_t>(attempt / options_.endpoints.size(), 10);
+    if (repeatable && options_.endpoints.size() > 1)
+      request.timeout = std::min(request.timeout, kFirst * (1 << round));
+    request.once = !repeatable;
+    if (!options_.user.empty() && path != "auth/authenticate")
+      request.headers = {"Authorization: " + token()};
+    return request;
+  }
+
+  static Json error_of(const HttpReply& reply) {
+    try {
+      return parse_json(reply.body, "etcd's answer");
+    } catch (const Error&) {
+      fail(ErrorKind::peer, "what answers is not etcd's JSON gateway (HTTP status {})", reply.status);
+    }
+  }
+  [[noreturn]] void refuse(const Json& error) const {
+    const int64_t code = integer(error.find("code"));
+    const std::string sentence = sentence_of(error);
+    if (code == kNotFound && sentence.find("lease") != sentence.npos)
+      fail(ErrorKind::peer, "the lease has lapsed, or never was ({})", sentence);
+    const bool mistake = code == kInvalid || code == kForbidden || code == kUnauthenticated;
+    fail(mistake ? ErrorKind::usage : ErrorKind::peer, "{} refuses: {}", describe(), sentence);
+  }
+
+  std::string token() {
+    {
+      std::lock_guard lock(mutex_);
+      if (!token_.empty()) return token_;
+    }
+    const Json reply = ask("auth/authenticate",
+                           Json::Object{{"name", options_.user}, {"password", options_.password}}, true);
+    const Json* token = reply.find("token");
+    if (!token || !token->string())
+      fail(ErrorKind::peer, "{} gave no token to user {}", describe(), options_.user);
+    std::lock_guard lock(mutex_);
+    token_ = *token->string();
+    return token_;
+  }
+  void forget_token() {
+    std::lock_guard lock(mutex_);
+    token_.clear();
+  }
+
+  EtcdOptions options_;
+  HttpClient http_;
+  std::atomic<size_t> current_ = 0;  // the endpoint to ask
+  std::mutex mutex_;
+  std::string token_;
+};
+
+StoreEntry entry_of(const Json& kv, size_t prefix) {
+  StoreEntry entry;
+  entry.key = bytes(kv.find("key"));
+  if (entry.key.size() < prefix) fail(ErrorKind::peer, "etcd sent a key outside of what was asked for");
+  entry.key.erase(0, prefix);
+  entry.value = bytes(kv.find("value"));
+  entry.created = integer(kv.find("create_revision"));
+  entry.revision = integer(kv.find("mod_revision"));
+  entry.lease = integer(kv.find("lease"));
+  return entry;
+}
+
+constexpr milliseconds kQuiet{5'000};  // of a watch, until it asks whether its member is alive
+
+class Watch final : public StoreWatch {
+ public:
+  Watch(std::shared_ptr<Cluster> cluster, std::string prefix, int64_t from)
+      : cluster_(std::move(cluster)), prefix_(std::move(prefix)), next_(from) {
+    open();
+  }
+
+  std::vector<StoreEvent> next(milliseconds timeout) override {
+    const Deadline deadline = Clock::now() + timeout;
+    while (!closed_) {
+      if (!stream_now()) open();
+      std::vector<StoreEvent> events = read(std::min(deadline, heard_ + kQuiet));
+      if (!events.empty()) return events;
+      if (Clock::now() >= heard_ + kQuiet && !closed_) check();
+      if (Clock::now() >= deadline) break;
+    }
+    return {};
+  }
+
+  void close() override {
+    std::lock_guard lock(mutex_);
+    closed_ = true;
+    if (stream_) stream_->end();
+  }
+
+ private:
+  std::shared_ptr<HttpStream> stream_now() {
+    std::lock_guard lock(mutex_);
+    return stream_;
+  }
+  void set_stream(std::shared_ptr<HttpStream> stream) {
+    std::lock_guard lock(mutex_);
+    stream_ = std::move(stream);
+    if (stream_ && closed_) stream_->end();
+  }
+
+  // Without a stream afterwards when its endpoint is lost; another one goes on from the same revision.
+  std::vector<StoreEvent> read(Deadline deadline) {
+    Json message;
+    try {
+      const auto line = stream_now()->next_line(deadline);
+      if (!line) return {};
+      heard_ = Clock::now();
+      message = reply_of(*line);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::peer) throw;
+      set_stream(nullptr);
+      return {};
+    }
+    if (!message.find("error")) return take(message);
+    set_stream(nullptr);
+    return {};
+  }
+
+  // A member that hangs, or that is cut off from the others, is as quiet as one without events.
+  void check() {
+    if (cluster_->answering() != endpoint_) set_stream(nullptr);
+    heard_ = Clock::now();
+  }
+
+  void open() {
+    Json::Object create = range_of_prefix(cluster_->options().prefix + prefix_);
+    if (next_ > 0) create.emplace_back("start_revision", std::to_string(next_));
+    Cluster::Stream stream = cluster_->stream("watch", Json::Object{{"create_request", create}});
+    const Json& first = stream.first;
+    const Json* revision = find(first, {"result", "header", "revision"});
+    if (!flag(find(first, {"result", "created"})) || !revision)
+      fail(ErrorKind::peer, "{} did not begin a watch: {}", cluster_->describe(), to_string(first));
+    if (next_ <= 0) next_ = integer(revision) + 1;
+    endpoint_ = stream.endpoint;
+    heard_ = Clock::now();
+    set_stream(std::move(stream.lines));
+  }
+
+  std::vector<StoreEvent> take(const Json& message) {
+    const Json* result = message.find("result");
+    if (!result) fail(ErrorKind::peer, "etcd sent no event where one was due");
+    if (flag(result->find("canceled"))) {
+      const int64_t compacted = integer(result->find("compact_revision"));
+      if (compacted)
+        fail(ErrorKind::peer, "the store has forgotten the events from revision {} to {}", next_,
+             compacted - 1);
+      set_stream(nullptr);
+      return {};
+    }
+    std::vector<StoreEvent> events;
+    const Json* list = result->find("events");
+    if (!list || !list->array()) return {};
+    for (const Json& item : *list->array()) {
+      const Json* kv = item.find("kv");
+      const Json* type = item.find("type");
+      if (!kv) fail(ErrorKind::peer, "etcd sent an event without a key");
+      StoreEvent event;
+      event.entry = entry_of(*kv, cluster_->options().prefix.size());
+      if (type && type->string() && *type->string() == "DELETE") event.kind = StoreEvent::Kind::removed;
+      if (event.entry.revision < next_) continue;
+      events.push_back(std::move(event));
+    }
+    if (!events.empty()) next_ = events.back().entry.revision + 1;
+    return events;
+  }
+
+  std::shared_ptr<Cluster> cluster_;
+  std::string prefix_;
+  int64_t next_;
+  size_t endpoint_ = 0;      // of the stream
+  Clock::time_point heard_;  // from it, or of it
+  std::mutex mutex_;
+  std::shared_ptr<HttpStream> stream_;
+  std::atomic<bool> closed_ = false;
+};
+
+class EtcdStore final : public Store {
+ public:
+  explicit EtcdStore(EtcdOptions options) : cluster_(std::make_shared<Cluster>(std::move(options))) {
+    list("");  // somebody answers, and lets one in
+  }
+
+  std::string describe() const override { return cluster_->describe(); }
+
+  StoreLease grant(milliseconds ttl) override {
+    if (ttl < milliseconds(1)) fail_usage("a lease lives for 1 ms or more; {} ms asked", ttl.count());
+    const int64_t seconds = std::chrono::ceil<std::chrono::seconds>(ttl).count();
+    const Json reply = cluster_->ask("lease/grant", Json::Object{{"TTL", std::to_string(seconds)}}, true);
+    return {integer(reply.find("ID")), std::chrono::seconds(integer(reply.find("TTL")))};
+  }
+  void keep_alive(int64_t lease) override {
+    const Json reply = cluster_->ask("lease/keepalive", Json::Object{{"ID", std::to_string(lease)}}, true);
+    if (integer(find(reply, {"result", "TTL"})) <= 0)
+      fail(ErrorKind::peer, "lease {:x} has lapsed, or never was", lease);
+  }
+  void revoke(int64_t lease) override {
+    const Json id = Json::Object{{"ID", std::to_string(lease)}};
+    try {
+      cluster_->ask("lease/revoke", id, true);
+    } catch (const Error&) {
+      if (integer(cluster_->ask("lease/timetolive", id, true).find("TTL")) > 0) throw;
+    }
+  }
+
+  std::optional<StoreEntry> get(const std::string& key) override {
+    check_store_key(key);
+    const StoreListing found = entries(cluster_->ask("kv/range", Json::Object{{"key", name(key)}}, true));
+    return found.entries.empty() ? std::nullopt : std::optional(found.entries[0]);
+  }
+  StoreListing list(const std::string& prefix) override {
+    check_store_prefix(prefix);
+    return entries(cluster_->ask("kv/range", range_of_prefix(cluster_->options().prefix + prefix), true));
+  }
+  int64_t put(const std::string& key, const std::string& value, int64_t lease) override {
+    const Json reply = cluster_->ask("kv/put", put_of(key, value, lease), true);
+    return integer(find(reply, {"header", "revision"}));
+  }
+  std::optional<int64_t> create(const std::string& key, const std::string& value, int64_t lease) override {
+    return put_if(Json::Object{{"key", name(key)}, {"target", "CREATE"}, {"create_revision", "0"}}, key,
+                  value, lease);
+  }
+  std::optional<int64_t> replace(const std::string& key, const std::string& value, int64_t revision,
+                                 int64_t lease) override {
+    if (revision <= 0) return std::nullopt;  // to etcd, 0 is the revision of a key that is not there
+    return put_if(
+        Json::Object{{"key", name(key)}, {"target", "MOD"}, {"mod_revision", std::to_string(revision)}}, key,
+        value, lease);
+  }
+  bool remove(const std::string& key) override {
+    check_store_key(key);
+    return integer(cluster_->ask("kv/deleterange", Json::Object{{"key", name(key)}}, false).find("deleted")) >
+           0;
+  }
+  std::unique_ptr<StoreWatch> watch(const std::string& prefix, int64_t from) override {
+    check_store_prefix(prefix);
+    return std::make_unique<Watch>(cluster_, prefix, from);
+  }
+
+ private:
+  std::string name(const std::string& key) const { return to_base64(cluster_->options().prefix + key); }
+
+  Json put_of(const std::string& key, const std::string& value, int64_t lease) const {
+    check_store_key(key);
+    check_store_value(key, value);
+    return Json::Object{{"key", name(key)}, {"value", to_base64(value)}, {"lease", std::to_string(lease)}};
+  }
+  std::optional<int64_t> put_if(const Json& comparison, const std::string& key, const std::string& value,
+                                int64_t lease) {
+    const Json put = Json::Object{{"request_put", put_of(key, value, lease)}};
+    const Json reply = cluster_->ask(
+        "kv/txn", Json::Object{{"compare", Json::Array{comparison}}, {"success", Json::Array{put}}}, false);
+    if (!flag(reply.find("succeeded"))) return std::nullopt;
+    return integer(find(reply, {"header", "revision"}));
+  }
+  StoreListing entries(const Json& reply) const {
+    StoreListing listing;
+    listing.revision = integer(find(reply, {"header", "revision"}));
+    const Json* kvs = reply.find("kvs");
+    if (kvs && kvs->array())
+      for (const Json& kv : *kvs->array())
+        listing.entries.push_back(entry_of(kv, cluster_->options().prefix.size()));
+    return listing;
+  }
+
+  std::shared_ptr<Cluster> cluster_;
+};
+
+}  // namespace
+
+std::shared_ptr<Store> connect_etcd(EtcdOptions options) {
+  return std::make_shared<EtcdStore>(std::move(options));
+}
+
+}  // namespace het
