@@ -67,7 +67,7 @@ Attributes Convert<Attributes>::get(lua_State* L, int index) {
       case LUA_TBOOLEAN: attributes.set(name, lua_toboolean(L, -1) != 0); break;
       case LUA_TNUMBER:
         attributes.set(name, std::isfinite(lua_tonumber(L, -1)) ? number(lua_tonumber(L, -1))
-                                                                 : Attribute(lua_tonumber(L, -1)));
+                                                                : Attribute(lua_tonumber(L, -1)));
         break;
       case LUA_TSTRING: attributes.set(name, Convert<std::string>::get(L, lua_gettop(L))); break;
       case LUA_TTABLE: {
@@ -82,8 +82,9 @@ Attributes Convert<Attributes>::get(lua_State* L, int index) {
         break;
       }
       default:
-        fail_usage("{}: attribute '{}' is a {}; booleans, numbers, strings and lists of numbers are understood",
-                   current_function(L), name, lua_typename(L, lua_type(L, -1)));
+        fail_usage(
+            "{}: attribute '{}' is a {}; booleans, numbers, strings and lists of numbers are understood",
+            current_function(L), name, lua_typename(L, lua_type(L, -1)));
     }
     lua_pop(L, 1);
   }
@@ -117,11 +118,11 @@ void set_functions(lua_State* L, const char* owner, std::initializer_list<Functi
   }
 }
 
-void make_class(lua_State* L, const char* name, std::initializer_list<Function> functions, IndexFunction index,
-                lua_CFunction destroy) {
+void make_class(lua_State* L, const char* name, std::initializer_list<Function> functions,
+                IndexFunction index, lua_CFunction destroy) {
   luaL_newmetatable(L, name);
   const std::string owner = std::string(name) + ":";
-  lua_newtable(L);   // methods
+  lua_newtable(L);  // methods
   for (const Function& function : functions) {
     lua_pushfstring(L, "%s%s", owner.c_str(), function.name);
     lua_pushcclosure(L, function.call, 1);
@@ -129,7 +130,7 @@ void make_class(lua_State* L, const char* name, std::initializer_list<Function> 
     lua_setfield(L, meta ? -3 : -2, function.name);
   }
   lua_pushvalue(L, -1);
-  lua_setfield(L, -3, "methods");   // for completion at the prompt
+  lua_setfield(L, -3, "methods");  // for completion at the prompt
   if (index != nullptr) {
     lua_pushlightuserdata(L, reinterpret_cast<void*>(index));
     lua_pushvalue(L, -2);
@@ -142,7 +143,7 @@ void make_class(lua_State* L, const char* name, std::initializer_list<Function> 
   lua_pushcfunction(L, destroy);
   lua_setfield(L, -2, "__gc");
   lua_pushstring(L, name);
-  lua_setfield(L, -2, "__metatable");   // recipes see the name, never the table
+  lua_setfield(L, -2, "__metatable");  // recipes see the name, never the table
   lua_pop(L, 1);
 }
 

@@ -1,12 +1,13 @@
 // The binder between Lua and the engine. An ordinary C++ function becomes a Lua function by
-// `bind<&function>("name")`: its arguments are checked and converted by their types, its result is pushed, and an
-// Error that leaves it becomes a Lua error table {kind, message, context}. Objects of the engine are userdata
-// that hold a C++ value and destroy it when Lua collects them.
+// `bind<&function>("name")`: its arguments are checked and converted by their types, its result is pushed,
+// and an Error that leaves it becomes a Lua error table {kind, message, context}. Objects of the engine are
+// userdata that hold a C++ value and destroy it when Lua collects them.
 //
 // Lua errors are C++ exceptions under LuaJIT on x86-64: destructors run, and nothing here catches (...).
 #pragma once
 
 #include <cstdint>
+#include <lua.hpp>
 #include <new>
 #include <optional>
 #include <string>
@@ -15,8 +16,6 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
-
-#include <lua.hpp>
 
 #include "core/base/error.h"
 #include "core/graph/attributes.h"
@@ -27,10 +26,10 @@ namespace het::lua {
 // The name of a class of userdata, also of its metatable. Specialised for each class that Lua sees.
 template <typename T>
 struct ClassName;
-#define HET_LUA_CLASS(type, text)               \
-  template <>                                   \
-  struct het::lua::ClassName<type> {            \
-    static constexpr const char* value = text;  \
+#define HET_LUA_CLASS(type, text)              \
+  template <>                                  \
+  struct het::lua::ClassName<type> {           \
+    static constexpr const char* value = text; \
   }
 
 [[noreturn]] void wrong_argument(lua_State* L, int index, std::string_view wanted);
@@ -38,7 +37,7 @@ struct ClassName;
 // --- objects
 
 template <typename T>
-T* to_object(lua_State* L, int index) {   // nullptr when the value is not one
+T* to_object(lua_State* L, int index) {  // nullptr when the value is not one
   void* memory = lua_touserdata(L, index);
   if (memory == nullptr || !lua_getmetatable(L, index)) return nullptr;
   luaL_getmetatable(L, ClassName<T>::value);
@@ -65,7 +64,7 @@ T& push_object(lua_State* L, T value) {
 // --- values
 
 template <typename T, typename = void>
-struct Convert {   // a class of userdata
+struct Convert {  // a class of userdata
   static T& get(lua_State* L, int index) { return check_object<T>(L, index); }
   static int push(lua_State* L, T value) {
     push_object<T>(L, std::move(value));
@@ -86,7 +85,8 @@ struct Convert<T, std::enable_if_t<std::is_arithmetic_v<T> && !std::is_same_v<T,
     if (lua_type(L, index) != LUA_TNUMBER) wrong_argument(L, index, "a number");
     const double value = lua_tonumber(L, index);
     if constexpr (std::is_integral_v<T>) {
-      if (value != static_cast<double>(static_cast<int64_t>(value))) wrong_argument(L, index, "a whole number");
+      if (value != static_cast<double>(static_cast<int64_t>(value)))
+        wrong_argument(L, index, "a whole number");
     }
     return static_cast<T>(value);
   }
@@ -110,8 +110,10 @@ struct Convert<std::string> {
 };
 template <>
 struct Convert<DType> {
-  static DType get(lua_State* L, int index);   // throws Error(usage) naming the nearest dtype
-  static int push(lua_State* L, DType value) { return Convert<std::string>::push(L, std::string(name_of(value))); }
+  static DType get(lua_State* L, int index);  // throws Error(usage) naming the nearest dtype
+  static int push(lua_State* L, DType value) {
+    return Convert<std::string>::push(L, std::string(name_of(value)));
+  }
 };
 template <typename T>
 struct Convert<std::vector<T>> {
@@ -149,7 +151,7 @@ struct Convert<std::optional<T>> {
 };
 template <>
 struct Convert<Attributes> {
-  static Attributes get(lua_State* L, int index);   // from a table; an absent one is empty
+  static Attributes get(lua_State* L, int index);  // from a table; an absent one is empty
 };
 
 // --- functions
@@ -210,11 +212,12 @@ constexpr Function bind(const char* name) {
 // Add functions to the table on top of the stack. `owner` ("native", "graph") names them in errors.
 void set_functions(lua_State* L, const char* owner, std::initializer_list<Function> functions);
 
-// Make the metatable of T: methods, metamethods (names beginning with "__"), destruction. `index`, when given, is
-// asked first for fields: it pushes a value and returns 1, or returns 0 and the methods are looked up.
+// Make the metatable of T: methods, metamethods (names beginning with "__"), destruction. `index`, when
+// given, is asked first for fields: it pushes a value and returns 1, or returns 0 and the methods are looked
+// up.
 using IndexFunction = int (*)(lua_State*);
-void make_class(lua_State* L, const char* name, std::initializer_list<Function> functions, IndexFunction index,
-                lua_CFunction destroy);
+void make_class(lua_State* L, const char* name, std::initializer_list<Function> functions,
+                IndexFunction index, lua_CFunction destroy);
 template <typename T>
 void make_class(lua_State* L, std::initializer_list<Function> functions, IndexFunction index = nullptr) {
   make_class(L, ClassName<T>::value, functions, index, [](lua_State* state) {

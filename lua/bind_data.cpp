@@ -38,7 +38,9 @@ void push_json(lua_State* L, const Json& json) {
 }
 
 Json json_at(lua_State* L, int index, int depth = 0) {
-  if (depth > kJsonDepth) fail_usage("a table nested deeper than {} (or one that holds itself) cannot be written as JSON", kJsonDepth);
+  if (depth > kJsonDepth)
+    fail_usage("a table nested deeper than {} (or one that holds itself) cannot be written as JSON",
+               kJsonDepth);
   luaL_checkstack(L, 6, "nested JSON");
   switch (lua_type(L, index)) {
     case LUA_TNIL: return {};
@@ -66,7 +68,8 @@ Json json_at(lua_State* L, int index, int depth = 0) {
   Json::Object object;
   lua_pushnil(L);
   while (lua_next(L, index) != 0) {
-    if (lua_type(L, -2) != LUA_TSTRING) fail_usage("a table with keys other than 1.. and strings cannot be written as JSON");
+    if (lua_type(L, -2) != LUA_TSTRING)
+      fail_usage("a table with keys other than 1.. and strings cannot be written as JSON");
     object.emplace_back(lua_tostring(L, -2), json_at(L, lua_gettop(L), depth + 1));
     lua_pop(L, 1);
   }
@@ -90,7 +93,7 @@ int json_decode(lua_State* L) {
 
 // --- safetensors
 
-int safetensors_read(lua_State* L) {   // path -> {name = tensor}, {metadata}
+int safetensors_read(lua_State* L) {  // path -> {name = tensor}, {metadata}
   const Safetensors file = read_safetensors(Convert<std::string>::get(L, 1));
   lua_newtable(L);
   for (const auto& [name, tensor] : file.tensors) {
@@ -101,7 +104,7 @@ int safetensors_read(lua_State* L) {   // path -> {name = tensor}, {metadata}
   for (const auto& [name, text] : file.metadata) set_field(L, name.c_str(), text);
   return 2;
 }
-int safetensors_write(lua_State* L) {   // path, {name = tensor}, {metadata}
+int safetensors_write(lua_State* L) {  // path, {name = tensor}, {metadata}
   const std::string path = Convert<std::string>::get(L, 1);
   if (!lua_istable(L, 2)) wrong_argument(L, 2, "a table of tensors by name");
   std::map<std::string, Tensor> tensors;
@@ -115,7 +118,8 @@ int safetensors_write(lua_State* L) {   // path, {name = tensor}, {metadata}
   if (lua_istable(L, 3)) {
     lua_pushnil(L);
     while (lua_next(L, 3) != 0) {
-      metadata.emplace(Convert<std::string>::get(L, lua_gettop(L) - 1), Convert<std::string>::get(L, lua_gettop(L)));
+      metadata.emplace(Convert<std::string>::get(L, lua_gettop(L) - 1),
+                       Convert<std::string>::get(L, lua_gettop(L)));
       lua_pop(L, 1);
     }
   }
@@ -162,9 +166,13 @@ const Tokenizer& tokenizer_of(const CorpusHandle& corpus) {
     fail_usage("'{}' holds tokens, not text: it has no tokenizer to encode or decode with", corpus->name());
   return *corpus->tokenizer();
 }
-std::vector<int32_t> corpus_encode(CorpusHandle& corpus, std::string text) { return tokenizer_of(corpus).encode(text); }
-std::string corpus_decode(CorpusHandle& corpus, std::vector<int32_t> ids) { return tokenizer_of(corpus).decode(ids); }
-int corpus_vocabulary(lua_State* L) {   // JSON value, or nil for token files
+std::vector<int32_t> corpus_encode(CorpusHandle& corpus, std::string text) {
+  return tokenizer_of(corpus).encode(text);
+}
+std::string corpus_decode(CorpusHandle& corpus, std::vector<int32_t> ids) {
+  return tokenizer_of(corpus).decode(ids);
+}
+int corpus_vocabulary(lua_State* L) {  // JSON value, or nil for token files
   auto& corpus = check_object<CorpusHandle>(L, 1);
   if (corpus->tokenizer() == nullptr) return 0;
   push_json(L, corpus->tokenizer()->to_json());
@@ -185,7 +193,8 @@ int corpus_sampler(lua_State* L) {
   options.seed = static_cast<uint64_t>(field<double>(L, 2, "seed").value_or(0));
   options.start = field<int64_t>(L, 2, "start").value_or(0);
   options.ahead = field<int>(L, 2, "ahead").value_or(2);
-  if (field<std::string>(L, 2, "objective").value_or("next_token") == "masked") options.objective = Objective::masked;
+  if (field<std::string>(L, 2, "objective").value_or("next_token") == "masked")
+    options.objective = Objective::masked;
   options.mask_share = field<double>(L, 2, "mask_share").value_or(options.mask_share);
   options.mask_token = field<int32_t>(L, 2, "mask_token").value_or(options.mask_token);
   return Convert<SamplerHandle>::push(L, std::make_shared<Sampler>(corpus, options));
@@ -203,10 +212,11 @@ int corpus_index(lua_State* L) {
   return 0;
 }
 
-int sampler_next(lua_State* L) {   // -> {inputs = {...}, labels = {...}, count, cursor}
+int sampler_next(lua_State* L) {  // -> {inputs = {...}, labels = {...}, count, cursor}
   const Batch batch = check_object<SamplerHandle>(L, 1)->next();
   lua_newtable(L);
-  for (const auto& [name, tensors] : {std::pair{"inputs", &batch.inputs}, std::pair{"labels", &batch.labels}}) {
+  for (const auto& [name, tensors] :
+       {std::pair{"inputs", &batch.inputs}, std::pair{"labels", &batch.labels}}) {
     lua_newtable(L);
     for (size_t i = 0; i < tensors->size(); ++i) {
       push_tensor(L, (*tensors)[i]);
@@ -223,11 +233,15 @@ void sampler_seek(SamplerHandle& sampler, int64_t cursor) { sampler->seek(cursor
 
 // --- a tokenizer without a corpus: of a saved vocabulary
 
-int new_tokenizer(lua_State* L) {   // vocabulary: what corpus:vocabulary() gave
+int new_tokenizer(lua_State* L) {  // vocabulary: what corpus:vocabulary() gave
   return Convert<TokenizerHandle>::push(L, tokenizer_from_json(json_at(L, 1), "the vocabulary"));
 }
-std::vector<int32_t> tokenizer_encode(TokenizerHandle& tokenizer, std::string text) { return tokenizer->encode(text); }
-std::string tokenizer_decode(TokenizerHandle& tokenizer, std::vector<int32_t> ids) { return tokenizer->decode(ids); }
+std::vector<int32_t> tokenizer_encode(TokenizerHandle& tokenizer, std::string text) {
+  return tokenizer->encode(text);
+}
+std::string tokenizer_decode(TokenizerHandle& tokenizer, std::vector<int32_t> ids) {
+  return tokenizer->decode(ids);
+}
 int tokenizer_index(lua_State* L) {
   auto& tokenizer = check_object<TokenizerHandle>(L, 1);
   if (lua_type(L, 2) == LUA_TSTRING && std::string_view(lua_tostring(L, 2)) == "vocab")
@@ -238,17 +252,20 @@ int tokenizer_index(lua_State* L) {
 }  // namespace
 
 void add_data(lua_State* L) {
-  make_class<CorpusHandle>(L, {bind<&corpus_encode>("encode"), bind<&corpus_decode>("decode"),
-                               bind<&corpus_vocabulary>("vocabulary"), bind<&corpus_count>("count"),
-                               bind<&corpus_sampler>("sampler")},
-                           &corpus_index);
-  make_class<SamplerHandle>(L, {bind<&sampler_next>("next"), bind<&sampler_cursor>("cursor"), bind<&sampler_seek>("seek")});
+  make_class<CorpusHandle>(
+      L,
+      {bind<&corpus_encode>("encode"), bind<&corpus_decode>("decode"), bind<&corpus_vocabulary>("vocabulary"),
+       bind<&corpus_count>("count"), bind<&corpus_sampler>("sampler")},
+      &corpus_index);
+  make_class<SamplerHandle>(
+      L, {bind<&sampler_next>("next"), bind<&sampler_cursor>("cursor"), bind<&sampler_seek>("seek")});
   make_class<TokenizerHandle>(L, {bind<&tokenizer_encode>("encode"), bind<&tokenizer_decode>("decode")},
                               &tokenizer_index);
-  set_functions(L, "native.", {bind<&new_corpus>("corpus"), bind<&new_tokenizer>("tokenizer"), bind<&safetensors_read>("safetensors_read"),
-                               bind<&safetensors_write>("safetensors_write"), bind<&json_read>("json_read"),
-                               bind<&json_write>("json_write"), bind<&json_encode>("json_encode"),
-                               bind<&json_decode>("json_decode")});
+  set_functions(L, "native.",
+                {bind<&new_corpus>("corpus"), bind<&new_tokenizer>("tokenizer"),
+                 bind<&safetensors_read>("safetensors_read"), bind<&safetensors_write>("safetensors_write"),
+                 bind<&json_read>("json_read"), bind<&json_write>("json_write"),
+                 bind<&json_encode>("json_encode"), bind<&json_decode>("json_decode")});
   lua_pushlightuserdata(L, nullptr);
   lua_setfield(L, -2, "null");
 }

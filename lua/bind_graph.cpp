@@ -12,11 +12,16 @@ Initial initial_at(lua_State* L, int index) {
   if (lua_isnoneornil(L, index)) return initial;
   const std::string kind = field<std::string>(L, index, "kind").value_or("zeros");
   initial.scale = field<double>(L, index, "scale").value_or(0);
-  if (kind == "zeros") initial.kind = Initial::Kind::zeros;
-  else if (kind == "ones") initial.kind = Initial::Kind::ones;
-  else if (kind == "normal") initial.kind = Initial::Kind::normal;
-  else if (kind == "uniform") initial.kind = Initial::Kind::uniform;
-  else fail_usage("'{}' is not a way to initialise; there are zeros, ones, normal, uniform", kind);
+  if (kind == "zeros")
+    initial.kind = Initial::Kind::zeros;
+  else if (kind == "ones")
+    initial.kind = Initial::Kind::ones;
+  else if (kind == "normal")
+    initial.kind = Initial::Kind::normal;
+  else if (kind == "uniform")
+    initial.kind = Initial::Kind::uniform;
+  else
+    fail_usage("'{}' is not a way to initialise; there are zeros, ones, normal, uniform", kind);
   return initial;
 }
 
@@ -27,21 +32,24 @@ TensorType type_at(lua_State* L, int dtype, int shape) {
   return type;
 }
 
-int graph_input(lua_State* L) {   // graph, name, dtype, shape, per_step
+int graph_input(lua_State* L) {  // graph, name, dtype, shape, per_step
   auto& graph = check_object<GraphHandle>(L, 1);
-  const ValueId id = graph->builder.input(Convert<std::string>::get(L, 2), type_at(L, 3, 4), lua_toboolean(L, 5) != 0);
+  const ValueId id =
+      graph->builder.input(Convert<std::string>::get(L, 2), type_at(L, 3, 4), lua_toboolean(L, 5) != 0);
   push_object(L, ValueHandle{graph, id});
   return 1;
 }
 int graph_parameter(lua_State* L) {
   auto& graph = check_object<GraphHandle>(L, 1);
-  const ValueId id = graph->builder.parameter(Convert<std::string>::get(L, 2), type_at(L, 3, 4), initial_at(L, 5));
+  const ValueId id =
+      graph->builder.parameter(Convert<std::string>::get(L, 2), type_at(L, 3, 4), initial_at(L, 5));
   push_object(L, ValueHandle{graph, id});
   return 1;
 }
 int graph_buffer(lua_State* L) {
   auto& graph = check_object<GraphHandle>(L, 1);
-  const ValueId id = graph->builder.buffer(Convert<std::string>::get(L, 2), type_at(L, 3, 4), initial_at(L, 5));
+  const ValueId id =
+      graph->builder.buffer(Convert<std::string>::get(L, 2), type_at(L, 3, 4), initial_at(L, 5));
   push_object(L, ValueHandle{graph, id});
   return 1;
 }
@@ -54,7 +62,9 @@ void graph_output(GraphHandle& graph, std::string name, ValueHandle& value) {
   require_own(graph, value);
   graph->builder.output(std::move(name), value.id);
 }
-int graph_begin_layer(GraphHandle& graph, std::string name) { return graph->builder.begin_layer(std::move(name)); }
+int graph_begin_layer(GraphHandle& graph, std::string name) {
+  return graph->builder.begin_layer(std::move(name));
+}
 void graph_set_layer(GraphHandle& graph, int layer) { graph->builder.set_layer(layer); }
 void graph_push_scope(GraphHandle& graph, std::string name) { graph->builder.push_scope(name); }
 void graph_pop_scope(GraphHandle& graph) { graph->builder.pop_scope(); }
@@ -65,7 +75,7 @@ void graph_set_phase(GraphHandle& graph, std::string name) {
   fail_usage("'{}' is not a phase; there are forward, backward, update", name);
 }
 
-int graph_differentiate(lua_State* L) {   // -> {[parameter name] = gradient}
+int graph_differentiate(lua_State* L) {  // -> {[parameter name] = gradient}
   auto& graph = check_object<GraphHandle>(L, 1);
   auto& loss = check_object<ValueHandle>(L, 2);
   require_own(graph, loss);
@@ -79,7 +89,7 @@ int graph_differentiate(lua_State* L) {   // -> {[parameter name] = gradient}
   return 1;
 }
 
-int graph_parameters(lua_State* L) {   // in order of declaration
+int graph_parameters(lua_State* L) {  // in order of declaration
   auto& graph = check_object<GraphHandle>(L, 1);
   lua_newtable(L);
   int count = 0;
@@ -103,7 +113,7 @@ std::vector<std::string> graph_layers(GraphHandle& graph) {
   return names;
 }
 
-int graph_cost(lua_State* L) {   // of one micro-batch, forward and backward
+int graph_cost(lua_State* L) {  // of one micro-batch, forward and backward
   auto& graph = check_object<GraphHandle>(L, 1);
   Cost total;
   std::vector<double> by_layer(graph->graph.layers.size(), 0.0);
@@ -144,8 +154,8 @@ int value_index(lua_State* L) {
   return 0;
 }
 
-// native.op(name, inputs, attributes): on values, appended to their graph; on tensors, run at once. An operator
-// without inputs takes the graph in place of the inputs, or nothing to run at once.
+// native.op(name, inputs, attributes): on values, appended to their graph; on tensors, run at once. An
+// operator without inputs takes the graph in place of the inputs, or nothing to run at once.
 int op(lua_State* L) {
   const OpDef& definition = op_named(Convert<std::string>::get(L, 1));
   const Attributes attributes = Convert<Attributes>::get(L, 3);
@@ -159,7 +169,8 @@ int op(lua_State* L) {
     lua_rawgeti(L, 2, i);
     const int at = lua_gettop(L);
     if (auto* value = to_object<ValueHandle>(L, at)) {
-      if (graph && graph != value->owner) fail_usage("{}: its operands belong to different graphs", definition.name);
+      if (graph && graph != value->owner)
+        fail_usage("{}: its operands belong to different graphs", definition.name);
       graph = value->owner;
       values.push_back(value->id);
       tensors.emplace_back();
@@ -177,22 +188,27 @@ int op(lua_State* L) {
     lua_pop(L, 1);
   }
   if (graph && any_tensor)
-    fail_usage("{}: its operands are both tensors and values of a graph; make tensors inputs or parameters first",
-               definition.name);
+    fail_usage(
+        "{}: its operands are both tensors and values of a graph; make tensors inputs or parameters first",
+        definition.name);
   luaL_checkstack(L, 8, "results of an operator");
   if (graph) {
     const auto results = graph->builder.call_all(definition, std::move(values), attributes);
     for (const ValueId id : results) {
-      if (id == kAbsent) lua_pushboolean(L, false);
-      else push_object(L, ValueHandle{graph, id});
+      if (id == kAbsent)
+        lua_pushboolean(L, false);
+      else
+        push_object(L, ValueHandle{graph, id});
     }
     return static_cast<int>(results.size());
   }
   auto results = host_of(L).eager->call(definition, tensors, attributes);
   const int made = static_cast<int>(results.size());
   for (Tensor& result : results) {
-    if (result.present()) push_tensor(L, std::move(result));
-    else lua_pushboolean(L, false);
+    if (result.present())
+      push_tensor(L, std::move(result));
+    else
+      lua_pushboolean(L, false);
   }
   return made;
 }
@@ -215,14 +231,14 @@ int operators(lua_State* L) {
 }  // namespace
 
 void add_graph(lua_State* L) {
-  make_class<GraphHandle>(L, {bind<&graph_input>("input"), bind<&graph_parameter>("parameter"),
-                              bind<&graph_buffer>("buffer"), bind<&graph_output>("output"),
-                              bind<&graph_begin_layer>("begin_layer"), bind<&graph_set_layer>("set_layer"),
-                              bind<&graph_push_scope>("push_scope"), bind<&graph_pop_scope>("pop_scope"),
-                              bind<&graph_scope>("scope"), bind<&graph_set_phase>("set_phase"),
-                              bind<&graph_differentiate>("differentiate"), bind<&graph_parameters>("parameters"),
-                              bind<&graph_layers>("layers"), bind<&graph_cost>("cost"),
-                              bind<&graph_verify>("verify"), bind<&graph_to_string>("__tostring")});
+  make_class<GraphHandle>(
+      L, {bind<&graph_input>("input"), bind<&graph_parameter>("parameter"), bind<&graph_buffer>("buffer"),
+          bind<&graph_output>("output"), bind<&graph_begin_layer>("begin_layer"),
+          bind<&graph_set_layer>("set_layer"), bind<&graph_push_scope>("push_scope"),
+          bind<&graph_pop_scope>("pop_scope"), bind<&graph_scope>("scope"),
+          bind<&graph_set_phase>("set_phase"), bind<&graph_differentiate>("differentiate"),
+          bind<&graph_parameters>("parameters"), bind<&graph_layers>("layers"), bind<&graph_cost>("cost"),
+          bind<&graph_verify>("verify"), bind<&graph_to_string>("__tostring")});
   make_class<ValueHandle>(L, {bind<&value_to_string>("__tostring")}, &value_index);
   set_functions(L, "native.", {bind<&new_graph>("graph"), bind<&op>("op"), bind<&operators>("operators")});
 }

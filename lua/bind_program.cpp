@@ -19,7 +19,8 @@ DeviceHandle device(lua_State* L, const std::string& name) {
   fail_usage("'{}' is not a device of this machine; there are cpu and reference", name);
 }
 int get_device(lua_State* L) {
-  return Convert<DeviceHandle>::push(L, device(L, Convert<std::optional<std::string>>::get(L, 1).value_or("cpu")));
+  return Convert<DeviceHandle>::push(
+      L, device(L, Convert<std::optional<std::string>>::get(L, 1).value_or("cpu")));
 }
 
 int device_index(lua_State* L) {
@@ -31,7 +32,8 @@ int device_index(lua_State* L) {
 std::string device_to_string(DeviceHandle& handle) { return handle->name(); }
 double device_available(DeviceHandle& handle) { return static_cast<double>(handle->available_bytes()); }
 
-// Peak of the device's matrix product in FLOP/s: the best of several products of [2048, 2048] by [2048, 2048].
+// Peak of the device's matrix product in FLOP/s: the best of several products of [2048, 2048] by [2048,
+// 2048].
 double device_peak(DeviceHandle& handle, DType dtype) {
   const OpDef& linear = op_named("linear");
   constexpr int64_t kSize = 2048;
@@ -53,7 +55,7 @@ double device_peak(DeviceHandle& handle, DType dtype) {
   return 2.0 * kSize * kSize * kSize / best;
 }
 
-int threads(lua_State* L) {   // native.threads([count])
+int threads(lua_State* L) {  // native.threads([count])
   if (const auto count = Convert<std::optional<int>>::get(L, 1)) {
     if (*count < 1) fail_usage("threads = {}; at least 1 is needed", *count);
     set_thread_count(*count);
@@ -88,7 +90,7 @@ ProgramHandle new_program(GraphHandle& graph, std::optional<int> microbatches, s
   const Graph ready = fused.value_or(true) ? fuse(graph->graph) : prune(graph->graph);
   return std::make_shared<const Program>(lower_single(ready, microbatches.value_or(1)));
 }
-int make_program(lua_State* L) {   // graph, {microbatches, fuse}
+int make_program(lua_State* L) {  // graph, {microbatches, fuse}
   auto& graph = check_object<GraphHandle>(L, 1);
   std::optional<int> microbatches;
   std::optional<bool> fused;
@@ -118,12 +120,13 @@ int program_memory(lua_State* L) { return push_memory(L, memory_of(*check_object
 ExecutorHandle new_executor(ProgramHandle& program, StateHandle& state) {
   return std::make_shared<Executor>(*program, state);
 }
-int executor_write(lua_State* L) {   // executor, name, tensor or number, micro-batch from 1
+int executor_write(lua_State* L) {  // executor, name, tensor or number, micro-batch from 1
   auto& executor = check_object<ExecutorHandle>(L, 1);
   const std::string name = Convert<std::string>::get(L, 2);
   const int microbatch = Convert<std::optional<int>>::get(L, 4).value_or(0) - 1;
   if (microbatch >= executor->program().microbatches)
-    fail_usage("micro-batch {} of '{}': the program has {}", microbatch + 1, name, executor->program().microbatches);
+    fail_usage("micro-batch {} of '{}': the program has {}", microbatch + 1, name,
+               executor->program().microbatches);
   if (lua_type(L, 3) == LUA_TNUMBER)
     executor->write(name, Tensor::of<double>({lua_tonumber(L, 3)}, {}), microbatch);
   else
@@ -166,19 +169,22 @@ int executor_timings(lua_State* L) {
 }  // namespace
 
 void add_program(lua_State* L) {
-  make_class<DeviceHandle>(L, {bind<&device_peak>("peak_flops"), bind<&device_available>("available_bytes"),
-                               bind<&device_to_string>("__tostring")},
+  make_class<DeviceHandle>(L,
+                           {bind<&device_peak>("peak_flops"), bind<&device_available>("available_bytes"),
+                            bind<&device_to_string>("__tostring")},
                            &device_index);
-  make_class<StateHandle>(L, {bind<&state_names>("names"), bind<&state_read>("read"), bind<&state_write>("write"),
-                              bind<&state_has>("has"), bind<&state_drop>("drop")});
+  make_class<StateHandle>(
+      L, {bind<&state_names>("names"), bind<&state_read>("read"), bind<&state_write>("write"),
+          bind<&state_has>("has"), bind<&state_drop>("drop")});
   make_class<ProgramHandle>(L, {bind<&program_memory>("memory"), bind<&program_verify>("verify"),
                                 bind<&program_to_string>("__tostring")});
-  make_class<ExecutorHandle>(L, {bind<&executor_write>("write"), bind<&executor_run>("run"),
-                                 bind<&executor_read>("read"), bind<&executor_number>("number"),
-                                 bind<&executor_find_non_finite>("find_non_finite"),
-                                 bind<&executor_memory>("memory"), bind<&executor_timings>("timings")});
-  set_functions(L, "native.", {bind<&get_device>("device"), bind<&threads>("threads"), bind<&new_state>("state"),
-                               bind<&make_program>("program"), bind<&new_executor>("executor")});
+  make_class<ExecutorHandle>(
+      L, {bind<&executor_write>("write"), bind<&executor_run>("run"), bind<&executor_read>("read"),
+          bind<&executor_number>("number"), bind<&executor_find_non_finite>("find_non_finite"),
+          bind<&executor_memory>("memory"), bind<&executor_timings>("timings")});
+  set_functions(L, "native.",
+                {bind<&get_device>("device"), bind<&threads>("threads"), bind<&new_state>("state"),
+                 bind<&make_program>("program"), bind<&new_executor>("executor")});
 }
 
 }  // namespace het::lua

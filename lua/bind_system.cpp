@@ -1,15 +1,15 @@
 // The machine as Lua sees it: clocks, memory, terminal, files.
-#include <sys/ioctl.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+
+#include <sys/ioctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "core/base/random.h"
 #include "core/base/units.h"
@@ -23,7 +23,7 @@ namespace {
 double clock_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
-double peak_bytes() {   // of this process, resident
+double peak_bytes() {  // of this process, resident
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   return static_cast<double>(usage.ru_maxrss) * 1024;
@@ -57,14 +57,15 @@ void append(std::string path, std::string text) {
   FILE* file = std::fopen(path.c_str(), "a");
   if (file == nullptr) fail_usage("cannot open {} to write: {}", path, std::strerror(errno));
   const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  if (std::fclose(file) != 0 || !written) fail_environment("cannot write to {}: {}", path, std::strerror(errno));
+  if (std::fclose(file) != 0 || !written)
+    fail_environment("cannot write to {}: {}", path, std::strerror(errno));
 }
 void make_folder(std::string path) {
   std::error_code problem;
   std::filesystem::create_directories(path, problem);
   if (problem) fail_usage("cannot make the folder {}: {}", path, problem.message());
 }
-std::string path_kind(std::string path) {   // "file", "folder" or "none"
+std::string path_kind(std::string path) {  // "file", "folder" or "none"
   struct stat status {};
   if (stat(path.c_str(), &status) != 0) return "none";
   return S_ISDIR(status.st_mode) ? "folder" : "file";
@@ -115,17 +116,30 @@ void raise(std::string kind, std::string message) {
 }  // namespace
 
 void add_system(lua_State* L) {
-  set_functions(L, "native.", {bind<&clock_seconds>("clock"), bind<&peak_bytes>("memory_peak"),
-                               bind<&memory_available>("memory_available"), bind<&write>("write"),
-                               bind<&is_terminal>("is_terminal"), bind<&terminal_width>("terminal_width"),
-                               bind<&read_text>("read_text"), bind<&write_text>("write_text"),
-                               bind<&append>("append"), bind<&make_folder>("make_folder"),
-                               bind<&path_kind>("path_kind"), bind<&processor>("processor"),
-                               bind<&version>("version"), bind<&interrupted>("interrupted"), bind<&hash>("hash"),
-                               bind<&random_uniform>("random"), bind<&bytes_text>("show_bytes"),
-                               bind<&seconds_text>("show_seconds"), bind<&count_text>("show_count"),
-                               bind<&rate_text>("show_rate"), bind<&nearest>("nearest"),
-                               bind<&bytes_from>("parse_bytes"), bind<&raise>("fail")});
+  set_functions(L, "native.",
+                {bind<&clock_seconds>("clock"),
+                 bind<&peak_bytes>("memory_peak"),
+                 bind<&memory_available>("memory_available"),
+                 bind<&write>("write"),
+                 bind<&is_terminal>("is_terminal"),
+                 bind<&terminal_width>("terminal_width"),
+                 bind<&read_text>("read_text"),
+                 bind<&write_text>("write_text"),
+                 bind<&append>("append"),
+                 bind<&make_folder>("make_folder"),
+                 bind<&path_kind>("path_kind"),
+                 bind<&processor>("processor"),
+                 bind<&version>("version"),
+                 bind<&interrupted>("interrupted"),
+                 bind<&hash>("hash"),
+                 bind<&random_uniform>("random"),
+                 bind<&bytes_text>("show_bytes"),
+                 bind<&seconds_text>("show_seconds"),
+                 bind<&count_text>("show_count"),
+                 bind<&rate_text>("show_rate"),
+                 bind<&nearest>("nearest"),
+                 bind<&bytes_from>("parse_bytes"),
+                 bind<&raise>("fail")});
 }
 
 }  // namespace het::lua

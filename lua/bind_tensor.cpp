@@ -29,7 +29,8 @@ void flatten(lua_State* L, int index, size_t depth, Shape& shape, std::vector<do
   const auto count = static_cast<int64_t>(lua_objlen(L, index));
   if (values.empty() && depth == shape.size()) shape.push_back(count);
   if (depth >= shape.size() || shape[depth] != count)
-    fail_usage("tensor: a row has {} entries where the first has {}", count, depth < shape.size() ? shape[depth] : 0);
+    fail_usage("tensor: a row has {} entries where the first has {}", count,
+               depth < shape.size() ? shape[depth] : 0);
   luaL_checkstack(L, 4, "nested lists");
   for (int i = 1; i <= count; ++i) {
     lua_rawgeti(L, index, i);
@@ -38,7 +39,7 @@ void flatten(lua_State* L, int index, size_t depth, Shape& shape, std::vector<do
   }
 }
 
-int new_tensor(lua_State* L) {   // native.tensor(values [, dtype [, shape]])
+int new_tensor(lua_State* L) {  // native.tensor(values [, dtype [, shape]])
   Shape shape;
   std::vector<double> values;
   flatten(L, 1, 0, shape, values);
@@ -54,7 +55,7 @@ int new_tensor(lua_State* L) {   // native.tensor(values [, dtype [, shape]])
   return push_tensor(L, std::move(tensor));
 }
 
-int full(lua_State* L) {   // native.full(shape, value [, dtype])
+int full(lua_State* L) {  // native.full(shape, value [, dtype])
   const Shape shape = Convert<Shape>::get(L, 1);
   element_count(shape);
   const auto value = Convert<double>::get(L, 2);
@@ -63,7 +64,7 @@ int full(lua_State* L) {   // native.full(shape, value [, dtype])
   return push_tensor(L, std::move(tensor));
 }
 
-int arange(lua_State* L) {   // native.arange(count [, dtype [, start [, step]]])
+int arange(lua_State* L) {  // native.arange(count [, dtype [, start [, step]]])
   const auto count = Convert<int64_t>::get(L, 1);
   if (count < 0) fail_usage("arange: {} is negative", count);
   const double start = Convert<std::optional<double>>::get(L, 3).value_or(0);
@@ -73,7 +74,7 @@ int arange(lua_State* L) {   // native.arange(count [, dtype [, start [, step]]]
   return push_tensor(L, std::move(tensor));
 }
 
-int drawn(lua_State* L, Initial::Kind kind) {   // shape [, dtype [, seed]]
+int drawn(lua_State* L, Initial::Kind kind) {  // shape [, dtype [, seed]]
   const Shape shape = Convert<Shape>::get(L, 1);
   element_count(shape);
   const DType dtype = dtype_or(L, 2, DType::f32);
@@ -84,21 +85,23 @@ int drawn(lua_State* L, Initial::Kind kind) {   // shape [, dtype [, seed]]
 int randn(lua_State* L) { return drawn(L, Initial::Kind::normal); }
 int uniform(lua_State* L) { return drawn(L, Initial::Kind::uniform); }
 
-int64_t checked_index(int64_t index, int64_t size) {   // from 1; negative counts from the end
+int64_t checked_index(int64_t index, int64_t size) {  // from 1; negative counts from the end
   const int64_t at = index < 0 ? index + size : index - 1;
   if (at < 0 || at >= size) fail_usage("index {} is outside 1 to {}", index, size);
   return at;
 }
 
 double item(Tensor& tensor) {
-  if (tensor.elements() != 1) fail_usage("item: the tensor is {}; only a single element is a number", to_string(tensor.type()));
+  if (tensor.elements() != 1)
+    fail_usage("item: the tensor is {}; only a single element is a number", to_string(tensor.type()));
   return tensor.at(0);
 }
 
-int at(lua_State* L) {   // tensor:at(i, j, ...) from 1
+int at(lua_State* L) {  // tensor:at(i, j, ...) from 1
   auto& tensor = check_object<Tensor>(L, 1);
   const int rank = static_cast<int>(tensor.shape().size());
-  if (lua_gettop(L) - 1 != rank) fail_usage("at: {} indices for a tensor of rank {}", lua_gettop(L) - 1, rank);
+  if (lua_gettop(L) - 1 != rank)
+    fail_usage("at: {} indices for a tensor of rank {}", lua_gettop(L) - 1, rank);
   int64_t flat = 0;
   for (int d = 0; d < rank; ++d)
     flat = flat * tensor.shape()[d] + checked_index(Convert<int64_t>::get(L, d + 2), tensor.shape()[d]);
@@ -133,7 +136,8 @@ Tensor clone(Tensor& tensor) {
 int64_t numel(Tensor& tensor) { return tensor.elements(); }
 std::string show(Tensor& tensor) { return to_string(tensor); }
 
-// The address of the first element, for LuaJIT's ffi.cast; the tensor must be packed and must outlive its use.
+// The address of the first element, for LuaJIT's ffi.cast; the tensor must be packed and must outlive its
+// use.
 int address(lua_State* L) {
   auto& tensor = check_object<Tensor>(L, 1);
   if (!tensor.layout().is_contiguous())
@@ -142,12 +146,14 @@ int address(lua_State* L) {
   return 1;
 }
 
-Tensor run_one(lua_State* L, std::string_view op, const std::vector<Tensor>& inputs, const Attributes& attributes) {
+Tensor run_one(lua_State* L, std::string_view op, const std::vector<Tensor>& inputs,
+               const Attributes& attributes) {
   return host_of(L).eager->call(op_named(op), inputs, attributes).front();
 }
 
 // Arithmetic, on tensors and on values of a graph, with numbers on either side.
-ValueId run_one(const GraphHandle& graph, std::string_view op, std::vector<ValueId> inputs, Attributes attributes) {
+ValueId run_one(const GraphHandle& graph, std::string_view op, std::vector<ValueId> inputs,
+                Attributes attributes) {
   return graph->builder.call(op, std::move(inputs), std::move(attributes));
 }
 
@@ -158,8 +164,12 @@ Attributes constant_attributes(DType dtype, double number) {
 
 template <typename Operand, typename Run>
 Operand with_number(std::string_view op, const Operand& x, double number, bool number_first, const Run& run) {
-  const auto scaled = [&](const Operand& v, double factor) { return run("scale", v, Attributes{{"factor", factor}}); };
-  const auto shifted = [&](const Operand& v, double amount) { return run("shift", v, Attributes{{"amount", amount}}); };
+  const auto scaled = [&](const Operand& v, double factor) {
+    return run("scale", v, Attributes{{"factor", factor}});
+  };
+  const auto shifted = [&](const Operand& v, double amount) {
+    return run("shift", v, Attributes{{"amount", amount}});
+  };
   if (op == "add") return shifted(x, number);
   if (op == "mul") return scaled(x, number);
   if (op == "sub") return number_first ? shifted(run("neg", x, {}), number) : shifted(x, -number);
@@ -174,8 +184,12 @@ int arithmetic(lua_State* L, std::string_view op) {
     const GraphHandle graph = value->owner;
     struct Run {
       GraphHandle graph;
-      ValueId operator()(std::string_view name, ValueId x, Attributes a) const { return run_one(graph, name, {x}, std::move(a)); }
-      ValueId binary(std::string_view name, ValueId x, ValueId y) const { return run_one(graph, name, {x, y}, {}); }
+      ValueId operator()(std::string_view name, ValueId x, Attributes a) const {
+        return run_one(graph, name, {x}, std::move(a));
+      }
+      ValueId binary(std::string_view name, ValueId x, ValueId y) const {
+        return run_one(graph, name, {x, y}, {});
+      }
       ValueId constant(ValueId like, double number) const {
         return run_one(graph, "fill", {}, constant_attributes(graph->builder.type(like).dtype, number));
       }
@@ -193,8 +207,12 @@ int arithmetic(lua_State* L, std::string_view op) {
   }
   struct Run {
     lua_State* L;
-    Tensor operator()(std::string_view name, const Tensor& x, const Attributes& a) const { return run_one(L, name, {x}, a); }
-    Tensor binary(std::string_view name, const Tensor& x, const Tensor& y) const { return run_one(L, name, {x, y}, {}); }
+    Tensor operator()(std::string_view name, const Tensor& x, const Attributes& a) const {
+      return run_one(L, name, {x}, a);
+    }
+    Tensor binary(std::string_view name, const Tensor& x, const Tensor& y) const {
+      return run_one(L, name, {x, y}, {});
+    }
     Tensor constant(const Tensor& like, double number) const {
       return run_one(L, "fill", {}, constant_attributes(like.dtype(), number));
     }
@@ -220,7 +238,7 @@ int unm(lua_State* L) {
 
 int tensor_index(lua_State* L) {
   auto& tensor = check_object<Tensor>(L, 1);
-  if (lua_type(L, 2) == LUA_TNUMBER) {   // tensor[i]: a row, or a number of a vector
+  if (lua_type(L, 2) == LUA_TNUMBER) {  // tensor[i]: a row, or a number of a vector
     if (tensor.shape().empty()) fail_usage("a scalar has no rows; use :item()");
     const int64_t row = checked_index(Convert<int64_t>::get(L, 2), tensor.shape()[0]);
     Layout layout = sliced(tensor.layout(), 0, row, 1);
@@ -236,7 +254,7 @@ int tensor_index(lua_State* L) {
   return 0;
 }
 
-int tensor_newindex(lua_State* L) {   // vector[i] = number
+int tensor_newindex(lua_State* L) {  // vector[i] = number
   auto& tensor = check_object<Tensor>(L, 1);
   if (lua_type(L, 2) != LUA_TNUMBER || tensor.shape().size() != 1)
     fail_usage("only elements of a vector can be assigned; use tensor[i][j] = number for a matrix");
@@ -251,7 +269,7 @@ int push_tensor(lua_State* L, Tensor tensor) {
   // Lua sees a few bytes of userdata where megabytes hang on it.
   if (live_buffer_bytes() > host.collect_at) {
     lua_gc(L, LUA_GCCOLLECT, 0);
-    lua_gc(L, LUA_GCCOLLECT, 0);   // finalised in the first round, freed in the second
+    lua_gc(L, LUA_GCCOLLECT, 0);  // finalised in the first round, freed in the second
     host.collect_at = std::max<int64_t>(int64_t{256} << 20, 2 * live_buffer_bytes());
   }
   push_object(L, std::move(tensor));
@@ -259,19 +277,22 @@ int push_tensor(lua_State* L, Tensor tensor) {
 }
 
 void add_tensor(lua_State* L) {
-  make_class<Tensor>(L, {bind<&item>("item"), bind<&at>("at"), bind<&tolist>("tolist"), bind<&to_dtype>("to"),
-                         bind<&contiguous>("contiguous"), bind<&clone>("clone"), bind<&numel>("numel"),
-                         bind<&address>("address"), bind<&show>("__tostring"), bind<&add>("__add"),
-                         bind<&sub>("__sub"), bind<&mul>("__mul"), bind<&div>("__div"), bind<&unm>("__unm"),
-                         bind<&tensor_newindex>("__newindex")},
-                     &tensor_index);
+  make_class<Tensor>(
+      L,
+      {bind<&item>("item"), bind<&at>("at"), bind<&tolist>("tolist"), bind<&to_dtype>("to"),
+       bind<&contiguous>("contiguous"), bind<&clone>("clone"), bind<&numel>("numel"),
+       bind<&address>("address"), bind<&show>("__tostring"), bind<&add>("__add"), bind<&sub>("__sub"),
+       bind<&mul>("__mul"), bind<&div>("__div"), bind<&unm>("__unm"), bind<&tensor_newindex>("__newindex")},
+      &tensor_index);
   // Values of a graph compute the same way.
   luaL_getmetatable(L, ClassName<ValueHandle>::value);
-  set_functions(L, "value:", {bind<&add>("__add"), bind<&sub>("__sub"), bind<&mul>("__mul"), bind<&div>("__div"),
-                              bind<&unm>("__unm")});
+  set_functions(L, "value:",
+                {bind<&add>("__add"), bind<&sub>("__sub"), bind<&mul>("__mul"), bind<&div>("__div"),
+                 bind<&unm>("__unm")});
   lua_pop(L, 1);
-  set_functions(L, "native.", {bind<&new_tensor>("tensor"), bind<&full>("full"), bind<&arange>("arange"),
-                               bind<&randn>("randn"), bind<&uniform>("uniform")});
+  set_functions(L, "native.",
+                {bind<&new_tensor>("tensor"), bind<&full>("full"), bind<&arange>("arange"),
+                 bind<&randn>("randn"), bind<&uniform>("uniform")});
 }
 
 }  // namespace het::lua

@@ -1,8 +1,7 @@
 #include "lua/cli.h"
 
-#include <iostream>
-
 #include <CLI/CLI.hpp>
+#include <iostream>
 
 #include "core/base/units.h"
 
@@ -10,13 +9,17 @@ namespace het::lua {
 namespace {
 
 std::string footer() {
-  std::string text = "Commands:\n  hetrun recipe.lua [--name=value ...]  run a recipe; `hetrun recipe.lua --help` shows its options\n"
-                     "  hetrun                                the interactive prompt\n";
+  std::string text =
+      "Commands:\n  hetrun recipe.lua [--name=value ...]  run a recipe; `hetrun recipe.lua --help` shows its "
+      "options\n"
+      "  hetrun                                the interactive prompt\n";
   for (const Subcommand& sub : subcommands())
-    text += fmt::format("  {:<37} {}\n", fmt::format("hetrun {}{}{}", sub.name, *sub.arguments ? " " : "", sub.arguments),
+    text += fmt::format("  {:<37} {}\n",
+                        fmt::format("hetrun {}{}{}", sub.name, *sub.arguments ? " " : "", sub.arguments),
                         sub.sentence);
   return text +
-         "\nExit codes: 0 done, 2 a mistake in the recipe, an option or a file, 70 a bug in hetrun, 71 the machine\n"
+         "\nExit codes: 0 done, 2 a mistake in the recipe, an option or a file, 70 a bug in hetrun, 71 the "
+         "machine\n"
          "(memory, disk), 75 another process failed (run again), 130 interrupted.";
 }
 
@@ -42,9 +45,11 @@ CommandLine parse_command_line(int argc, char** argv) {
   app.add_flag("--version", version, "print the version");
   app.add_flag("--quiet", line.settings.quiet, "print results and errors only");
   app.add_flag("--json", line.settings.json, "make the last line one JSON object");
-  app.add_flag("--trust", line.settings.trust, "let the recipe use all of Lua (files, programs, machine code)");
+  app.add_flag("--trust", line.settings.trust,
+               "let the recipe use all of Lua (files, programs, machine code)");
   app.add_option("--metrics", line.settings.metrics, "write one JSON object per report to this file");
-  app.add_option("--threads", line.settings.threads, "CPU threads (default: every core)")->check(CLI::PositiveNumber);
+  app.add_option("--threads", line.settings.threads, "CPU threads (default: every core)")
+      ->check(CLI::PositiveNumber);
   app.add_option("--device", line.settings.device, "where to run (default: cpu)")
       ->check(CLI::IsMember({"cpu", "reference"}));
   app.footer(footer());
@@ -57,11 +62,12 @@ CommandLine parse_command_line(int argc, char** argv) {
     if (word.starts_with("--")) {
       if (line.command.empty() && words.empty()) {
         const std::string name = word.substr(0, word.find('='));
-        const std::string nearest =
-            nearest_name(name, {"--help", "--version", "--quiet", "--json", "--trust", "--metrics", "--threads", "--device"});
+        const std::string nearest = nearest_name(name, {"--help", "--version", "--quiet", "--json", "--trust",
+                                                        "--metrics", "--threads", "--device"});
         // Options of a recipe may also stand before it; only without a recipe there is nobody to take them.
         bool recipe_follows = false;
-        for (const std::string& other : app.remaining()) recipe_follows = recipe_follows || !other.starts_with("-");
+        for (const std::string& other : app.remaining())
+          recipe_follows = recipe_follows || !other.starts_with("-");
         if (!recipe_follows)
           fail_usage("there is no option {}{} (hetrun --help lists the options)", name,
                      nearest.empty() ? "" : fmt::format("; did you mean {}?", nearest));

@@ -1,6 +1,7 @@
 #include "lua/interrupt.h"
 
 #include <csignal>
+
 #include <unistd.h>
 
 namespace het::lua {

@@ -1,5 +1,5 @@
-// Ctrl-C: the one place where a signal handler meets the program. The first interrupt asks the running step to
-// stop and is remembered until somebody takes it; a second one before that ends the process at once.
+// Ctrl-C: the one place where a signal handler meets the program. The first interrupt asks the running step
+// to stop and is remembered until somebody takes it; a second one before that ends the process at once.
 #pragma once
 
 #include "core/program/executor.h"
@@ -8,7 +8,7 @@ namespace het::lua {
 
 void install_interrupt_handler();
 bool interrupt_pending();
-bool take_interrupt();            // true once after an interrupt
+bool take_interrupt();  // true once after an interrupt
 
 // While one lives, an interrupt also stops this executor's step.
 class InterruptScope {

@@ -34,17 +34,20 @@ int run(int argc, char** argv) {
   if (!line.command.ends_with(".lua") && !is_file(line.command)) {
     const std::string nearest = het::nearest_name(line.command, names);
     het::fail_usage("'{}' is neither a recipe nor a command{}; commands are {} (hetrun --help)", line.command,
-                    nearest.empty() ? "" : fmt::format("; did you mean '{}'?", nearest), fmt::join(names, ", "));
+                    nearest.empty() ? "" : fmt::format("; did you mean '{}'?", nearest),
+                    fmt::join(names, ", "));
   }
   if (!line.arguments.empty())
-    het::fail_usage("'{}' follows the recipe; options of a recipe are written --name=value", line.arguments[0]);
+    het::fail_usage("'{}' follows the recipe; options of a recipe are written --name=value",
+                    line.arguments[0]);
   return state.run_recipe(line.command);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  // A file that meets the limit on file sizes shall give an error, the previous file kept, and not end the program.
+  // A file that meets the limit on file sizes shall give an error, the previous file kept, and not end the
+  // program.
   std::signal(SIGXFSZ, SIG_IGN);
   try {
     return run(argc, argv);

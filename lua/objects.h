@@ -40,8 +40,8 @@ using TokenizerHandle = std::shared_ptr<const Tokenizer>;
 struct Host {
   DeviceHandle cpu, reference;
   std::unique_ptr<Eager> eager;
-  int64_t collect_at = int64_t{256} << 20;   // live tensor bytes at which Lua is asked to collect
-  uint64_t draws = 0;                        // seeds of random tensors that name none
+  int64_t collect_at = int64_t{256} << 20;  // live tensor bytes at which Lua is asked to collect
+  uint64_t draws = 0;                       // seeds of random tensors that name none
 };
 Host& host_of(lua_State* L);
 void set_host(lua_State* L, Host* host);

@@ -1,12 +1,12 @@
 #include "lua/prompt.h"
 
-#include <histedit.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
+
+#include <histedit.h>
+#include <unistd.h>
 
 #include "lua/interrupt.h"
 
@@ -20,9 +20,12 @@ constexpr int kHistoryLines = 2000;
 // $XDG_STATE_HOME/hetrun/history, by default under ~/.local/state; empty when there is no home.
 std::string history_path() {
   std::filesystem::path base;
-  if (const char* state = std::getenv("XDG_STATE_HOME"); state != nullptr && *state != 0) base = state;
-  else if (const char* home = std::getenv("HOME")) base = std::filesystem::path(home) / ".local" / "state";
-  else return {};
+  if (const char* state = std::getenv("XDG_STATE_HOME"); state != nullptr && *state != 0)
+    base = state;
+  else if (const char* home = std::getenv("HOME"))
+    base = std::filesystem::path(home) / ".local" / "state";
+  else
+    return {};
   std::error_code problem;
   std::filesystem::create_directories(base / "hetrun", problem);
   return problem ? std::string() : (base / "hetrun" / "history").string();
@@ -51,7 +54,9 @@ unsigned char complete(EditLine* line, int) {
   const auto found = completions(completion_state(line), before);
   if (found.empty()) return CC_REFRESH_BEEP;
   size_t start = before.size();
-  while (start > 0 && (std::isalnum(static_cast<unsigned char>(before[start - 1])) || before[start - 1] == '_')) --start;
+  while (start > 0 &&
+         (std::isalnum(static_cast<unsigned char>(before[start - 1])) || before[start - 1] == '_'))
+    --start;
   const std::string word = before.substr(start);
   std::string common = found[0];
   for (const std::string& name : found) {
@@ -172,7 +177,8 @@ int run_prompt(State& state, const Settings& settings) {
   state.call_program("prompt", {settings.trust ? "trust" : ""});
   const bool terminal = isatty(STDIN_FILENO) != 0;
   if (terminal && !settings.quiet)
-    std::cout << "hetrun " << HET_VERSION << ": Lua with het. ?name explains, Tab completes, Ctrl-D leaves.\n";
+    std::cout << "hetrun " << HET_VERSION
+              << ": Lua with het. ?name explains, Tab completes, Ctrl-D leaves.\n";
   lua_sethook(L, &interrupt_hook, LUA_MASKCOUNT, 1000);
   Reader reader(L, terminal);
   std::string chunk, line;
@@ -209,7 +215,7 @@ int run_prompt(State& state, const Settings& settings) {
     take_interrupt();
     chunk.clear();
   }
-  if (!chunk.empty()) {   // the input ended in the middle of a chunk: say what is missing
+  if (!chunk.empty()) {  // the input ended in the middle of a chunk: say what is missing
     if (!compile(L, chunk)) std::cerr << lua_tostring(L, -1) << '\n';
     lua_settop(L, 0);
     return static_cast<int>(ErrorKind::usage);

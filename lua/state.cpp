@@ -14,8 +14,8 @@
 namespace het::lua {
 namespace {
 
-const char kHostKey = 0;          // registry: Host*
-const char kEnvironmentKey = 0;   // registry: the recipes' environment
+const char kHostKey = 0;         // registry: Host*
+const char kEnvironmentKey = 0;  // registry: the recipes' environment
 
 // require "het.x": from HETRUN_LUA_PATH when it is set (to work on the library), else from inside the binary.
 int load_module(lua_State* L) {
@@ -27,7 +27,8 @@ int load_module(lua_State* L) {
   if (const char* folder = std::getenv("HETRUN_LUA_PATH")) {
     std::string path = name;
     std::replace(path.begin(), path.end(), '.', '/');
-    for (const std::string& candidate : {fmt::format("{}/{}.lua", folder, path), fmt::format("{}/{}/init.lua", folder, path)})
+    for (const std::string& candidate :
+         {fmt::format("{}/{}.lua", folder, path), fmt::format("{}/{}/init.lua", folder, path)})
       if (std::filesystem::exists(candidate)) {
         if (luaL_loadfile(L, candidate.c_str()) != 0) throw_lua_error(L);
         return 1;
@@ -35,7 +36,8 @@ int load_module(lua_State* L) {
   }
   for (const Module& module : embedded_modules())
     if (name == module.name) {
-      if (luaL_loadbuffer(L, module.text, module.bytes, fmt::format("@{}", name).c_str()) != 0) throw_lua_error(L);
+      if (luaL_loadbuffer(L, module.text, module.bytes, fmt::format("@{}", name).c_str()) != 0)
+        throw_lua_error(L);
       return 1;
     }
   Convert<std::string>::push(L, fmt::format("\n\tno module '{}' in the het library", name));
@@ -102,7 +104,7 @@ State::State(const Settings& settings) : settings_(settings) {
   luaL_openlibs(L_);
   set_host(L_, &host_);
 
-  lua_newtable(L_);   // native
+  lua_newtable(L_);  // native
   add_graph(L_);
   add_tensor(L_);
   add_program(L_);
@@ -171,8 +173,6 @@ void State::push_environment() {
   lua_rawset(L_, LUA_REGISTRYINDEX);
 }
 
-int State::run_recipe(const std::string& path) {
-  return call_program("recipe", {path});
-}
+int State::run_recipe(const std::string& path) { return call_program("recipe", {path}); }
 
 }  // namespace het::lua

@@ -1,5 +1,5 @@
-// The Lua state of the program: LuaJIT with the engine bound as `het.native`, the `het` library from inside the
-// binary, and the sandbox in which recipes run.
+// The Lua state of the program: LuaJIT with the engine bound as `het.native`, the `het` library from inside
+// the binary, and the sandbox in which recipes run.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@ namespace het::lua {
 
 // A file of the het library, compiled into the binary (lua/embed.py writes the table).
 struct Module {
-  const char* name;   // "het.nn.attention"
+  const char* name;  // "het.nn.attention"
   const char* text;
   size_t bytes;
 };
@@ -20,10 +20,10 @@ const std::vector<Module>& embedded_modules();
 // What the command line says; recipes and the het library read it as native.settings and native.arguments.
 struct Settings {
   bool quiet = false, json = false, trust = false, help = false;
-  std::string metrics;                  // JSONL file; empty: none
+  std::string metrics;  // JSONL file; empty: none
   std::string device = "cpu";
-  int threads = 0;                      // 0: all cores
-  std::vector<std::string> arguments;   // --name=value words for the recipe
+  int threads = 0;                     // 0: all cores
+  std::vector<std::string> arguments;  // --name=value words for the recipe
 };
 
 // Owns the lua_State. Used from one thread.
@@ -36,8 +36,8 @@ class State {
 
   lua_State* get() const { return L_; }
 
-  // Call function `name` of module `het.program` with string arguments; errors of Lua come out as Error. Returns
-  // the number it returns (an exit code), 0 for nil.
+  // Call function `name` of module `het.program` with string arguments; errors of Lua come out as Error.
+  // Returns the number it returns (an exit code), 0 for nil.
   int call_program(const std::string& name, const std::vector<std::string>& arguments);
 
   // Load and run the recipe `path` in the sandbox (or with everything, when settings.trust) and hand what it
@@ -53,8 +53,8 @@ class State {
   lua_State* L_ = nullptr;
 };
 
-// Throw the Lua value on top of the stack, and pop it, as an Error: error tables keep their kind, strings are the
-// user's mistakes.
+// Throw the Lua value on top of the stack, and pop it, as an Error: error tables keep their kind, strings are
+// the user's mistakes.
 [[noreturn]] void throw_lua_error(lua_State* L);
 
 // lua_pcall with errors as Errors.

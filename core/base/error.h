@@ -72,10 +72,11 @@ decltype(auto) with_context(Where&& where, Body&& body) {
 
 // An invariant of hetrun itself. On failure: the expression, the values named after it, file and line.
 // For mistakes of people use fail_usage with a sentence that teaches.
-#define HET_REQUIRE(condition, ...)                                                                     \
-  do {                                                                                                  \
-    if (!(condition)) [[unlikely]]                                                                      \
-      ::het::fail_requirement(#condition, __FILE__, __LINE__, ::het::detail::show(#__VA_ARGS__ __VA_OPT__(, ) __VA_ARGS__)); \
+#define HET_REQUIRE(condition, ...)                                                          \
+  do {                                                                                       \
+    if (!(condition)) [[unlikely]]                                                           \
+      ::het::fail_requirement(#condition, __FILE__, __LINE__,                                \
+                              ::het::detail::show(#__VA_ARGS__ __VA_OPT__(, ) __VA_ARGS__)); \
   } while (false)
 
 namespace het::detail {

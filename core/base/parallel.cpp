@@ -1,8 +1,8 @@
 #include "core/base/parallel.h"
 
-#include <sched.h>
-
 #include <algorithm>
+
+#include <sched.h>
 
 #include "core/base/error.h"
 

@@ -1,4 +1,5 @@
-// Numbers for people: bytes, seconds, rates, counts; and the reverse for what recipes write ("40 GF/s", "2 GiB").
+// Numbers for people: bytes, seconds, rates, counts; and the reverse for what recipes write ("40 GF/s", "2
+// GiB").
 #pragma once
 
 #include <cstdint>
@@ -8,9 +9,9 @@
 
 namespace het {
 
-std::string show_bytes(double bytes);      // "1.5 GiB", "768 B"
-std::string show_seconds(double seconds);  // "350 ms", "2 min 05 s", "3 h 10 min"
-std::string show_count(double count);      // "124 M", "38.6 k", "12"
+std::string show_bytes(double bytes);            // "1.5 GiB", "768 B"
+std::string show_seconds(double seconds);        // "350 ms", "2 min 05 s", "3 h 10 min"
+std::string show_count(double count);            // "124 M", "38.6 k", "12"
 std::string show_rate(double flops_per_second);  // "412 GFLOP/s"
 
 // Bytes from "2 GiB", "512 MB", "64" (KiB, MiB, GiB, TiB are powers of 1024; kB, MB, GB, TB of 1000). Throws

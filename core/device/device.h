@@ -17,16 +17,16 @@ namespace het {
 class Memory {
  public:
   virtual ~Memory() = default;
-  virtual std::byte* address() const = 0;   // of the device; on the CPU a host address, 64-byte aligned
+  virtual std::byte* address() const = 0;  // of the device; on the CPU a host address, 64-byte aligned
 };
 
 // One operator call with everything static known. Layout offsets are zero: addresses come with each run.
 struct KernelRequest {
   const OpDef& op;
   const Attributes& attributes;
-  std::span<const Layout> inputs;    // absent operands have dtype none
+  std::span<const Layout> inputs;  // absent operands have dtype none
   std::span<const Layout> outputs;
-  uint32_t accumulate = 0;           // bit i: add into output i (only bits that op.accumulates allows)
+  uint32_t accumulate = 0;  // bit i: add into output i (only bits that op.accumulates allows)
 };
 
 // Addresses of first elements, in the order of the request; null for absent operands.
@@ -36,8 +36,14 @@ struct KernelArguments {
   std::byte* workspace;
   int64_t workspace_bytes;
 
-  template <typename T> const T* in(size_t i) const { return reinterpret_cast<const T*>(inputs[i]); }
-  template <typename T> T* out(size_t i) const { return reinterpret_cast<T*>(outputs[i]); }
+  template <typename T>
+  const T* in(size_t i) const {
+    return reinterpret_cast<const T*>(inputs[i]);
+  }
+  template <typename T>
+  T* out(size_t i) const {
+    return reinterpret_cast<T*>(outputs[i]);
+  }
 };
 
 // Work ready to run: primitives created, sizes split, nothing left to allocate.
@@ -52,14 +58,14 @@ class Kernel {
 class Device {
  public:
   virtual ~Device() = default;
-  virtual std::string name() const = 0;                    // "cpu", "reference"
+  virtual std::string name() const = 0;  // "cpu", "reference"
   virtual std::unique_ptr<Memory> allocate(int64_t bytes) = 0;
-  virtual int64_t available_bytes() const = 0;             // that can be allocated now
+  virtual int64_t available_bytes() const = 0;  // that can be allocated now
   // Throws Error(usage) when this device has no kernel for the operator or for these types.
   virtual std::unique_ptr<Kernel> prepare(const KernelRequest& request) = 0;
   virtual void copy_in(std::byte* to, const std::byte* host, int64_t bytes) = 0;
   virtual void copy_out(std::byte* host, const std::byte* from, int64_t bytes) = 0;
-  virtual void synchronize() {}                            // wait until everything launched is done
+  virtual void synchronize() {}  // wait until everything launched is done
 };
 
 // One line of a device's kernel table: the operator's name and how to prepare it. Each family file under
@@ -69,7 +75,8 @@ struct KernelEntry {
   std::unique_ptr<Kernel> (*prepare)(const KernelRequest&);
 };
 
-// A Kernel around a function object `run(const KernelArguments&)`: most kernels are a lambda over their sizes.
+// A Kernel around a function object `run(const KernelArguments&)`: most kernels are a lambda over their
+// sizes.
 template <typename Function>
 std::unique_ptr<Kernel> make_kernel(Function function, int64_t workspace_bytes = 0) {
   class Lambda final : public Kernel {

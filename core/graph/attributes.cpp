@@ -19,7 +19,8 @@ std::string show(const Attribute& attribute) {
         using T = std::decay_t<decltype(value)>;
         if constexpr (std::is_same_v<T, std::string>) {
           return '"' + value + '"';
-        } else if constexpr (std::is_same_v<T, std::vector<int64_t>> || std::is_same_v<T, std::vector<double>>) {
+        } else if constexpr (std::is_same_v<T, std::vector<int64_t>> ||
+                             std::is_same_v<T, std::vector<double>>) {
           return fmt::format("{{{}}}", fmt::join(value, ", "));
         } else {
           return fmt::format("{}", value);

@@ -20,8 +20,8 @@ class Attributes {
 
   bool has(std::string_view name) const { return entries_.find(name) != entries_.end(); }
   Attributes& set(std::string name, Attribute value);
-  // The value as T; throws Error(usage) naming the attribute when it is missing or of another kind. An integer
-  // serves where a double is asked for.
+  // The value as T; throws Error(usage) naming the attribute when it is missing or of another kind. An
+  // integer serves where a double is asked for.
   template <typename T>
   T get(std::string_view name) const;
   template <typename T>

@@ -50,7 +50,8 @@ std::optional<Chain> merge(const Chain& producer, ValueId value, const Chain& us
       merged.inputs.push_back(id);
   const int inputs = static_cast<int>(merged.inputs.size());
   const int steps = static_cast<int>(producer.program.steps.size());
-  if (inputs > kMaxPointwiseInputs || steps + static_cast<int>(user.program.steps.size()) > kMaxPointwiseSteps)
+  if (inputs > kMaxPointwiseInputs ||
+      steps + static_cast<int>(user.program.steps.size()) > kMaxPointwiseSteps)
     return std::nullopt;
 
   merged.program.inputs = inputs;
@@ -65,17 +66,20 @@ std::optional<Chain> merge(const Chain& producer, ValueId value, const Chain& us
     }
   };
   const auto place_of = [&](ValueId id) {
-    return static_cast<int>(std::find(merged.inputs.begin(), merged.inputs.end(), id) - merged.inputs.begin());
+    return static_cast<int>(std::find(merged.inputs.begin(), merged.inputs.end(), id) -
+                            merged.inputs.begin());
   };
-  append(producer, [&](int i) { return place_of(producer.inputs[i]); }, 0);
+  append(
+      producer, [&](int i) { return place_of(producer.inputs[i]); }, 0);
   const int result = producer.program.results[0];
   const int made = result < producer.program.inputs ? place_of(producer.inputs[result])
                                                     : inputs + (result - producer.program.inputs);
-  append(user, [&](int i) { return user.inputs[i] == value ? made : place_of(user.inputs[i]); }, steps);
+  append(
+      user, [&](int i) { return user.inputs[i] == value ? made : place_of(user.inputs[i]); }, steps);
   for (const int source : user.program.results)
-    merged.program.results.push_back(source < user.program.inputs
-                                         ? (user.inputs[source] == value ? made : place_of(user.inputs[source]))
-                                         : inputs + steps + (source - user.program.inputs));
+    merged.program.results.push_back(
+        source < user.program.inputs ? (user.inputs[source] == value ? made : place_of(user.inputs[source]))
+                                     : inputs + steps + (source - user.program.inputs));
   return merged;
 }
 
@@ -87,9 +91,9 @@ Graph prune(const Graph& graph) {
   for (const Output& output : graph.outputs) needed[output.value] = true;
   for (size_t n = graph.nodes.size(); n-- > 0;) {
     const Node& node = graph.nodes[n];
-    keep[n] = changes_state(graph, node) || std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId id) {
-                return id != kAbsent && needed[id];
-              });
+    keep[n] =
+        changes_state(graph, node) || std::any_of(node.outputs.begin(), node.outputs.end(),
+                                                  [&](ValueId id) { return id != kAbsent && needed[id]; });
     if (keep[n])
       for (const ValueId id : node.inputs)
         if (id != kAbsent) needed[id] = true;
@@ -130,11 +134,12 @@ Graph fuse(const Graph& graph) {
       if (value.role != Role::intermediate || uses[id] != 1 || !keep[value.producer]) continue;
       const Node& producer = result.nodes[value.producer];
       const auto& chain = chains[value.producer];
-      // Not across phases or layers (stages are cut there), not where the value is repeated by broadcasting (it
-      // would be computed many times), not what is computed from state alone (that is done once a step).
+      // Not across phases or layers (stages are cut there), not where the value is repeated by broadcasting
+      // (it would be computed many times), not what is computed from state alone (that is done once a step).
       if (!chain || producer.phase != node.phase || producer.layer != node.layer ||
           value.type.shape != result.type(node.outputs[0]).shape ||
-          std::all_of(producer.inputs.begin(), producer.inputs.end(), [&](ValueId i) { return is_state(result, i); }))
+          std::all_of(producer.inputs.begin(), producer.inputs.end(),
+                      [&](ValueId i) { return is_state(result, i); }))
         continue;
       if (auto merged = merge(*chain, id, *chains[n])) {
         chains[n] = std::move(merged);

@@ -70,7 +70,8 @@ class Differentiator {
     const TensorType type = graph_.type(loss_);
     if (type.elements() != 1)
       fail_usage("only a scalar can be differentiated; the loss has shape {}", to_string(type.shape));
-    if (!is_float(type.dtype)) fail_usage("the loss is {}; only floating-point losses can be differentiated", type.dtype);
+    if (!is_float(type.dtype))
+      fail_usage("the loss is {}; only floating-point losses can be differentiated", type.dtype);
     builder_.set_phase(Phase::backward);
     contributions_[loss_] = {};
     for (NodeId n = forward_nodes_ - 1; n >= 0; --n) visit(n);
@@ -142,7 +143,8 @@ class Differentiator {
       fail_usage("the loss depends on '{}'{}, which has no gradient", node.op->name,
                  graph_.scopes[node.scope].empty() ? "" : " in layer " + graph_.scopes[node.scope]);
     std::vector<ValueId> output_gradients;
-    for (const ValueId id : node.outputs) output_gradients.push_back(id == kAbsent ? kAbsent : gradient_of(id));
+    for (const ValueId id : node.outputs)
+      output_gradients.push_back(id == kAbsent ? kAbsent : gradient_of(id));
     GradientCall call{builder_, node, std::move(output_gradients), wanted, replacements_};
     const std::vector<ValueId> gradients = node.op->gradient(call);
     HET_REQUIRE(gradients.size() == node.inputs.size(), node.op->name, gradients.size(), node.inputs.size());

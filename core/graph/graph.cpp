@@ -62,7 +62,8 @@ void GraphBuilder::output(std::string name, ValueId value) {
   graph_.outputs.push_back({std::move(name), value});
 }
 
-std::vector<ValueId> GraphBuilder::call_all(const OpDef& op, std::vector<ValueId> inputs, Attributes attributes) {
+std::vector<ValueId> GraphBuilder::call_all(const OpDef& op, std::vector<ValueId> inputs,
+                                            Attributes attributes) {
   std::vector<TensorType> types;
   types.reserve(inputs.size());
   for (const ValueId id : inputs) {
@@ -108,7 +109,8 @@ int32_t GraphBuilder::begin_layer(std::string name) {
 }
 
 void GraphBuilder::push_scope(std::string_view name) {
-  const std::string path = scope_path().empty() ? std::string(name) : fmt::format("{}.{}", scope_path(), name);
+  const std::string path =
+      scope_path().empty() ? std::string(name) : fmt::format("{}.{}", scope_path(), name);
   for (size_t i = 0; i < graph_.scopes.size(); ++i)
     if (graph_.scopes[i] == path) {
       scope_stack_.push_back(static_cast<int32_t>(i));
@@ -143,7 +145,8 @@ std::vector<std::string> verify(const Graph& graph) {
       try {
         const auto results = node.op->infer(OpCall{*node.op, types, node.attributes});
         for (size_t i = 0; i < node.outputs.size(); ++i)
-          if (i >= results.size() || (node.outputs[i] != kAbsent && results[i] != graph.type(node.outputs[i])))
+          if (i >= results.size() ||
+              (node.outputs[i] != kAbsent && results[i] != graph.type(node.outputs[i])))
             problems.push_back(fmt::format("node {} ({}): result {} is {}, its shape rule gives {}", n,
                                            node.op->name, i, to_string(graph.type(node.outputs[i])),
                                            i < results.size() ? to_string(results[i]) : "nothing"));
@@ -156,14 +159,14 @@ std::vector<std::string> verify(const Graph& graph) {
       if (id == kAbsent) continue;
       if (!valid(id) || graph.values[id].producer != static_cast<NodeId>(n) ||
           graph.values[id].output != static_cast<int>(i))
-        problems.push_back(fmt::format("node {} ({}): result %{} does not name it as its producer", n,
-                                       node.op->name, id));
+        problems.push_back(
+            fmt::format("node {} ({}): result %{} does not name it as its producer", n, node.op->name, id));
       else
         made[id] = true;
     }
     if (node.layer >= static_cast<int32_t>(graph.layers.size()))
-      problems.push_back(fmt::format("node {} ({}) is in layer {}, there are {}", n, node.op->name, node.layer,
-                                     graph.layers.size()));
+      problems.push_back(fmt::format("node {} ({}) is in layer {}, there are {}", n, node.op->name,
+                                     node.layer, graph.layers.size()));
   }
   for (const Output& output : graph.outputs)
     if (!valid(output.value) || !made[output.value])
@@ -193,10 +196,11 @@ std::string to_string(const Graph& graph) {
     for (const ValueId id : node.inputs) inputs += fmt::format("{}{}", inputs.empty() ? "" : ", ", show(id));
     text += fmt::format("{} = {}({})", results, node.op->name, inputs);
     if (!node.attributes.entries().empty()) text += " " + to_string(node.attributes);
-    text += fmt::format("  # {}{}{}\n", graph.scopes[node.scope], graph.scopes[node.scope].empty() ? "" : ", ",
-                        name_of(node.phase));
+    text += fmt::format("  # {}{}{}\n", graph.scopes[node.scope],
+                        graph.scopes[node.scope].empty() ? "" : ", ", name_of(node.phase));
   }
-  for (const Output& output : graph.outputs) text += fmt::format("output {} = {}\n", output.name, show(output.value));
+  for (const Output& output : graph.outputs)
+    text += fmt::format("output {} = {}\n", output.name, show(output.value));
   return text;
 }
 

@@ -2,10 +2,10 @@
 // Forward, backward and update stand in one Graph, told apart by phase; each node carries the layer it came
 // from, which is what planners cut by. A Graph holds no tensors and computes nothing.
 //
-// One Graph describes one micro-batch and one step. Nodes of the forward and backward phases run once for each
-// micro-batch; nodes of the update phase run once a step. A value made in a micro-batch and used in the update
-// phase, or named as an output, means its *sum over the micro-batches* of the step. Nodes that depend on
-// nothing but state run once a step whatever their phase.
+// One Graph describes one micro-batch and one step. Nodes of the forward and backward phases run once for
+// each micro-batch; nodes of the update phase run once a step. A value made in a micro-batch and used in the
+// update phase, or named as an output, means its *sum over the micro-batches* of the step. Nodes that depend
+// on nothing but state run once a step whatever their phase.
 #pragma once
 
 #include <optional>
@@ -20,8 +20,8 @@ namespace het {
 
 struct OpDef;
 
-using ValueId = int32_t;   // index into Graph::values
-using NodeId = int32_t;    // index into Graph::nodes
+using ValueId = int32_t;                // index into Graph::values
+using NodeId = int32_t;                 // index into Graph::nodes
 inline constexpr ValueId kAbsent = -1;  // an optional operand that is not there
 
 enum class Phase : uint8_t { forward, backward, update };
@@ -37,28 +37,28 @@ enum class Role : uint8_t {
 // How state starts. Normal draws are keyed by (seed, name), so that no plan changes them.
 struct Initial {
   enum class Kind : uint8_t { zeros, ones, normal, uniform } kind = Kind::zeros;
-  double scale = 0;   // standard deviation, or half-width of the uniform interval
+  double scale = 0;  // standard deviation, or half-width of the uniform interval
   bool operator==(const Initial&) const = default;
 };
 
 struct Value {
   TensorType type;
   Role role = Role::intermediate;
-  std::string name;             // of inputs and state: unique; of intermediates: may be empty
+  std::string name;  // of inputs and state: unique; of intermediates: may be empty
   NodeId producer = -1;
-  int output = 0;               // which output of the producer
-  Initial initial;              // of state
-  bool per_step = false;        // of inputs: the same for all micro-batches
+  int output = 0;         // which output of the producer
+  Initial initial;        // of state
+  bool per_step = false;  // of inputs: the same for all micro-batches
 };
 
 struct Node {
   const OpDef* op = nullptr;
   Attributes attributes;
-  std::vector<ValueId> inputs;   // kAbsent for optional operands not given
+  std::vector<ValueId> inputs;  // kAbsent for optional operands not given
   std::vector<ValueId> outputs;
   Phase phase = Phase::forward;
-  int32_t layer = -1;            // index into Graph::layers; -1: no layer
-  int32_t scope = 0;             // index into Graph::scopes: "blocks.3.attention"
+  int32_t layer = -1;  // index into Graph::layers; -1: no layer
+  int32_t scope = 0;   // index into Graph::scopes: "blocks.3.attention"
 };
 
 // A unit that a plan may place: the embedding, one block, the head.
@@ -80,7 +80,7 @@ struct Graph {
   std::vector<Output> outputs;
 
   const TensorType& type(ValueId id) const { return values[id].type; }
-  std::optional<ValueId> find(std::string_view name) const;   // an input or state by name
+  std::optional<ValueId> find(std::string_view name) const;  // an input or state by name
 };
 
 // Appends to a Graph. Every check of shapes happens here, with both shapes and the scope in the message.
@@ -105,10 +105,10 @@ class GraphBuilder {
   // Nodes appended from now on belong to this phase, layer and scope.
   void set_phase(Phase phase) { phase_ = phase; }
   Phase phase() const { return phase_; }
-  int32_t begin_layer(std::string name);                    // opens a new layer; returns its index
+  int32_t begin_layer(std::string name);  // opens a new layer; returns its index
   void set_layer(int32_t layer) { layer_ = layer; }
   int32_t layer() const { return layer_; }
-  void push_scope(std::string_view name);                   // "blocks.3" then "attention"
+  void push_scope(std::string_view name);  // "blocks.3" then "attention"
   void pop_scope();
   int32_t scope() const { return scope_stack_.back(); }
   void set_scope(int32_t scope) { scope_stack_.back() = scope; }

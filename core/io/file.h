@@ -40,7 +40,8 @@ class MappedFile {
 // previous file stays as it was. Used from one thread.
 class AtomicFile {
  public:
-  explicit AtomicFile(const std::string& path);  // throws Error(usage) when the folder is missing or not writable
+  explicit AtomicFile(
+      const std::string& path);  // throws Error(usage) when the folder is missing or not writable
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;

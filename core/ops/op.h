@@ -53,7 +53,8 @@ struct OpDef {
   uint32_t strided_inputs = 0, strided_outputs = 0;
   // Bit i: kernels can add into output i instead of overwriting it.
   uint32_t accumulates = 0;
-  // Pairs (output, input): the output is written over that input's memory; the input must be state or die here.
+  // Pairs (output, input): the output is written over that input's memory; the input must be state or die
+  // here.
   std::vector<std::pair<int, int>> in_place;
   // Elementwise operators can be fused into chains; others are left alone.
   bool elementwise = false;

@@ -7,13 +7,15 @@ namespace {
 
 std::string key_of(const OpDef& op, const std::vector<Layout>& inputs, const Attributes& attributes) {
   std::string key = fmt::format("{}{}", op.name, to_string(attributes));
-  for (const Layout& layout : inputs) key += fmt::format("|{}:{}", to_string(layout.type), fmt::join(layout.strides, ","));
+  for (const Layout& layout : inputs)
+    key += fmt::format("|{}:{}", to_string(layout.type), fmt::join(layout.strides, ","));
   return key;
 }
 
 }  // namespace
 
-std::vector<Tensor> Eager::call(const OpDef& op, const std::vector<Tensor>& inputs, const Attributes& attributes) {
+std::vector<Tensor> Eager::call(const OpDef& op, const std::vector<Tensor>& inputs,
+                                const Attributes& attributes) {
   std::vector<TensorType> types;
   for (const Tensor& tensor : inputs) types.push_back(tensor.type());
   const std::vector<TensorType> result_types = op.infer(OpCall{op, types, attributes});
@@ -57,7 +59,7 @@ std::vector<Tensor> Eager::call(const OpDef& op, const std::vector<Tensor>& inpu
     Tensor result = result_types[o].present() ? Tensor(result_types[o]) : Tensor();
     for (const auto& [out, in] : op.in_place)
       if (out == static_cast<int>(o) && in < static_cast<int>(packed.size()) && packed[in].present()) {
-        result.copy_from(packed[in]);   // the caller's tensor stays as it is
+        result.copy_from(packed[in]);  // the caller's tensor stays as it is
         packed[in] = result;
       }
     results.push_back(std::move(result));

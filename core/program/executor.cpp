@@ -15,7 +15,8 @@ int64_t rounded(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * 
 
 // Requests that are equal in every respect share a kernel: the layers of a model repeat.
 std::string key_of(const Compute& compute) {
-  std::string key = fmt::format("{}{}+{}", compute.op->name, to_string(compute.attributes), compute.accumulate);
+  std::string key =
+      fmt::format("{}{}+{}", compute.op->name, to_string(compute.attributes), compute.accumulate);
   for (const auto* operands : {&compute.inputs, &compute.outputs}) {
     key += '|';
     for (const Operand& operand : *operands)
@@ -60,9 +61,13 @@ Executor::Executor(Program program, std::shared_ptr<StateStore> state)
       bare(compute.inputs, inputs);
       bare(compute.outputs, outputs);
       kernels_.push_back(with_context(
-          [&] { return program_.scopes[compute.scope].empty() ? std::string(compute.op->name)
-                                                              : "layer " + program_.scopes[compute.scope]; },
-          [&] { return device.prepare({*compute.op, compute.attributes, inputs, outputs, compute.accumulate}); }));
+          [&] {
+            return program_.scopes[compute.scope].empty() ? std::string(compute.op->name)
+                                                          : "layer " + program_.scopes[compute.scope];
+          },
+          [&] {
+            return device.prepare({*compute.op, compute.attributes, inputs, outputs, compute.accumulate});
+          }));
       kernel = kernels_.back().get();
       memory_.workspace = std::max(memory_.workspace, kernel->workspace_bytes());
     }
@@ -79,7 +84,8 @@ Executor::Executor(Program program, std::shared_ptr<StateStore> state)
   const int64_t available = device.available_bytes();
   if (own + new_state > available)
     fail_environment(
-        "the model does not fit in memory: it needs {} (state {}, activations {}, other {}), {} are available on "
+        "the model does not fit in memory: it needs {} (state {}, activations {}, other {}), {} are "
+        "available on "
         "{}; a smaller micro-batch, a shorter context or fewer layers would help",
         show_bytes(own + new_state), show_bytes(memory_.state), show_bytes(memory_.arena),
         show_bytes(own - rounded(program_.arena_bytes)), show_bytes(available), device.name());
@@ -88,14 +94,14 @@ Executor::Executor(Program program, std::shared_ptr<StateStore> state)
   int64_t next = rounded(program_.arena_bytes);
   for (const BufferSpec& buffer : program_.buffers) {
     switch (buffer.home) {
-      case Home::arena: buffer_addresses_.push_back(arena_->address() + std::max<int64_t>(buffer.offset, 0)); break;
+      case Home::arena:
+        buffer_addresses_.push_back(arena_->address() + std::max<int64_t>(buffer.offset, 0));
+        break;
       case Home::state:
         buffer_addresses_.push_back(
             state_->require(buffer.name, buffer.type, buffer.initial, buffer.trained).memory->address());
         break;
-      default:
-        buffer_addresses_.push_back(arena_->address() + next);
-        next += rounded(buffer.type.bytes());
+      default: buffer_addresses_.push_back(arena_->address() + next); next += rounded(buffer.type.bytes());
     }
   }
   workspace_ = arena_->address() + next;
@@ -218,7 +224,10 @@ std::string Executor::find_non_finite() {
     if (buffer.home != Home::state && buffer.home != Home::input) continue;
     if (first_non_finite(copy_of(static_cast<BufferId>(b))) >= 0)
       return fmt::format("{} '{}' holds a value that is not finite before the step",
-                         buffer.home == Home::input ? "input" : buffer.trained ? "parameter" : "state", buffer.name);
+                         buffer.home == Home::input ? "input"
+                         : buffer.trained           ? "parameter"
+                                                    : "state",
+                         buffer.name);
   }
   for (int i = 0; i < first_update_; ++i) {
     const auto& compute = std::get<Compute>(program_.instructions[i]);
@@ -230,10 +239,11 @@ std::string Executor::find_non_finite() {
       const int64_t at = first_non_finite(whole.view(operand.layout));
       if (at < 0) continue;
       const std::string& scope = program_.scopes[compute.scope];
-      return fmt::format("'{}' in layer {} ({} pass{}) gave {} at element {} of {}", compute.op->name,
-                         scope.empty() ? "(no layer)" : scope, name_of(compute.phase),
-                         compute.microbatch < 0 ? std::string() : fmt::format(", micro-batch {}", compute.microbatch + 1),
-                         whole.view(operand.layout).at(at), at, to_string(operand.layout.type));
+      return fmt::format(
+          "'{}' in layer {} ({} pass{}) gave {} at element {} of {}", compute.op->name,
+          scope.empty() ? "(no layer)" : scope, name_of(compute.phase),
+          compute.microbatch < 0 ? std::string() : fmt::format(", micro-batch {}", compute.microbatch + 1),
+          whole.view(operand.layout).at(at), at, to_string(operand.layout.type));
     }
   }
   return {};

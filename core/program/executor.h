@@ -25,7 +25,7 @@ class Executor {
   // Run one step. Throws Error(usage) if an input was never written. Returns false when stopped by
   // request_stop() before the update phase: state is then as it was.
   bool run();
-  Tensor read(const std::string& output) const;      // a copy of an output of the last run
+  Tensor read(const std::string& output) const;  // a copy of an output of the last run
 
   // Run forward and backward again on the same inputs, without the update, checking every result: a sentence
   // naming the first layer and operator that made a NaN or an infinity from finite operands; empty: none did.
@@ -46,7 +46,7 @@ class Executor {
   void launch(const Call& call);
   std::byte* address(const Operand& operand) const;
   void require_inputs() const;
-  int first_instruction() const;             // skips the prologue while the state has not changed
+  int first_instruction() const;  // skips the prologue while the state has not changed
   Tensor copy_of(BufferId buffer) const;
 
   Program program_;
@@ -54,12 +54,12 @@ class Executor {
   MemoryUse memory_;
   std::vector<std::unique_ptr<Kernel>> kernels_;
   std::vector<Call> calls_;
-  std::vector<std::byte*> addresses_;           // operands of all calls, one after the other
+  std::vector<std::byte*> addresses_;  // operands of all calls, one after the other
   std::vector<std::byte*> buffer_addresses_;
-  std::unique_ptr<Memory> arena_;               // arena, then pinned, inputs, outputs, then workspace
+  std::unique_ptr<Memory> arena_;  // arena, then pinned, inputs, outputs, then workspace
   std::byte* workspace_ = nullptr;
-  std::vector<bool> written_;                   // of buffers: inputs that have been written
-  int first_update_ = -1;                       // instruction from which a step can no longer be stopped
+  std::vector<bool> written_;  // of buffers: inputs that have been written
+  int first_update_ = -1;      // instruction from which a step can no longer be stopped
   bool changes_parameters_ = false;
   uint64_t prologue_version_ = 0;
   std::atomic<bool> stop_{false};

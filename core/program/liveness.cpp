@@ -9,8 +9,8 @@
 namespace het {
 namespace {
 
-constexpr int64_t kAlignment = 64;   // bytes
-constexpr int kBlock = 64;           // instructions in one block of time
+constexpr int64_t kAlignment = 64;  // bytes
+constexpr int kBlock = 64;          // instructions in one block of time
 
 struct Life {
   int first = -1, last = -1;
@@ -42,13 +42,14 @@ void place_buffers(Program& program) {
   const std::vector<Life> lives = lives_of(program);
   std::vector<BufferId> order;
   for (size_t b = 0; b < program.buffers.size(); ++b)
-    if (program.buffers[b].home == Home::arena && lives[b].first >= 0) order.push_back(static_cast<BufferId>(b));
+    if (program.buffers[b].home == Home::arena && lives[b].first >= 0)
+      order.push_back(static_cast<BufferId>(b));
   std::stable_sort(order.begin(), order.end(), [&](BufferId a, BufferId b) {
     return program.buffers[a].type.bytes() > program.buffers[b].type.bytes();
   });
 
   std::vector<std::vector<BufferId>> blocks(program.instructions.size() / kBlock + 1);
-  std::vector<std::pair<int64_t, int64_t>> taken;   // [begin, end) bytes of neighbours in time
+  std::vector<std::pair<int64_t, int64_t>> taken;  // [begin, end) bytes of neighbours in time
   std::vector<BufferId> seen(program.buffers.size(), -1);
   program.arena_bytes = 0;
   for (const BufferId b : order) {

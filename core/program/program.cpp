@@ -58,9 +58,11 @@ std::vector<std::string> verify(const Program& program) {
       if (operand.buffer == kAbsent) return;
       const std::string& name = program.buffers[operand.buffer].name;
       if (reads && !written[operand.buffer])
-        problems.push_back(fmt::format("instruction {} ({}) reads '{}' before it is written", i, compute.op->name, name));
+        problems.push_back(
+            fmt::format("instruction {} ({}) reads '{}' before it is written", i, compute.op->name, name));
       if (!inside(operand))
-        problems.push_back(fmt::format("instruction {} ({}): operand lies outside '{}'", i, compute.op->name, name));
+        problems.push_back(
+            fmt::format("instruction {} ({}): operand lies outside '{}'", i, compute.op->name, name));
       if (first[operand.buffer] < 0) first[operand.buffer] = static_cast<int>(i);
       last[operand.buffer] = static_cast<int>(i);
     };
@@ -102,9 +104,9 @@ std::string to_string(const Program& program) {
     const auto& compute = std::get<Compute>(program.instructions[i]);
     std::string outputs, inputs;
     for (size_t o = 0; o < compute.outputs.size(); ++o)
-      outputs += fmt::format("{}{}{} {}", outputs.empty() ? "" : ", ",
-                             (compute.accumulate >> o) & 1 ? "+=" : "", show(compute.outputs[o]),
-                             to_string(compute.outputs[o].layout.type));
+      outputs +=
+          fmt::format("{}{}{} {}", outputs.empty() ? "" : ", ", (compute.accumulate >> o) & 1 ? "+=" : "",
+                      show(compute.outputs[o]), to_string(compute.outputs[o].layout.type));
     for (const Operand& operand : compute.inputs) inputs += (inputs.empty() ? "" : ", ") + show(operand);
     const std::string& scope = program.scopes[compute.scope];
     text += fmt::format("{:>5} {} = {}({})  # {}{}{}{}\n", i, outputs, compute.op->name, inputs, scope,
@@ -113,7 +115,8 @@ std::string to_string(const Program& program) {
   }
   const MemoryUse use = memory_of(program);
   text += fmt::format("memory: state {}, arena {}, pinned {}, inputs {}, outputs {}\n", show_bytes(use.state),
-                      show_bytes(use.arena), show_bytes(use.pinned), show_bytes(use.inputs), show_bytes(use.outputs));
+                      show_bytes(use.arena), show_bytes(use.pinned), show_bytes(use.inputs),
+                      show_bytes(use.outputs));
   return text;
 }
 

@@ -23,13 +23,13 @@ std::string_view name_of(Home home);
 using BufferId = int32_t;
 
 struct BufferSpec {
-  std::string name;        // of state, inputs and outputs; a hint otherwise
-  TensorType type;         // as allocated, contiguous
+  std::string name;  // of state, inputs and outputs; a hint otherwise
+  TensorType type;   // as allocated, contiguous
   Home home = Home::arena;
-  int microbatch = -1;     // of inputs: which micro-batch; -1: the whole step
-  Initial initial;         // of state
-  bool trained = false;    // of state: a parameter
-  int64_t offset = -1;     // of arena buffers: bytes from the start of the arena, set by place_buffers
+  int microbatch = -1;   // of inputs: which micro-batch; -1: the whole step
+  Initial initial;       // of state
+  bool trained = false;  // of state: a parameter
+  int64_t offset = -1;   // of arena buffers: bytes from the start of the arena, set by place_buffers
 };
 
 // A view of a buffer. buffer == kAbsent: an optional operand that is not there.
@@ -46,8 +46,8 @@ struct Compute {
   uint32_t accumulate = 0;
   Phase phase = Phase::forward;
   int32_t layer = -1;
-  int32_t scope = 0;        // index into Program::scopes
-  int microbatch = -1;      // -1: once a step
+  int32_t scope = 0;    // index into Program::scopes
+  int microbatch = -1;  // -1: once a step
 };
 
 // The kinds of instruction. Communication joins here; everything that walks a Program visits all kinds.
@@ -68,7 +68,7 @@ struct MemoryUse {
   int64_t state = 0, arena = 0, pinned = 0, inputs = 0, outputs = 0, workspace = 0;
   int64_t total() const { return state + arena + pinned + inputs + outputs + workspace; }
 };
-MemoryUse memory_of(const Program& program);   // without workspace, which only a device knows
+MemoryUse memory_of(const Program& program);  // without workspace, which only a device knows
 
 // Give arena buffers places so that no two whose lives overlap share bytes; sets offsets and arena_bytes.
 void place_buffers(Program& program);

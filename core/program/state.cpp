@@ -8,7 +8,8 @@
 
 namespace het {
 
-Tensor initial_tensor(const std::string& name, const TensorType& type, const Initial& initial, uint64_t seed) {
+Tensor initial_tensor(const std::string& name, const TensorType& type, const Initial& initial,
+                      uint64_t seed) {
   Tensor values(TensorType{DType::f32, type.shape});
   float* out = values.data<float>();
   const int64_t count = values.elements();
@@ -45,12 +46,13 @@ Tensor initial_tensor(const std::string& name, const TensorType& type, const Ini
   return values.to(type.dtype);
 }
 
-const StateStore::Entry& StateStore::require(const std::string& name, const TensorType& type, const Initial& initial,
-                                             bool trained) {
+const StateStore::Entry& StateStore::require(const std::string& name, const TensorType& type,
+                                             const Initial& initial, bool trained) {
   const auto found = entries_.find(name);
   if (found != entries_.end()) {
     if (found->second.type != type)
-      fail_usage("'{}' is {} in this state, the model needs {}", name, to_string(found->second.type), to_string(type));
+      fail_usage("'{}' is {} in this state, the model needs {}", name, to_string(found->second.type),
+                 to_string(type));
     found->second.trained = found->second.trained || trained;
     return found->second;
   }
@@ -72,7 +74,8 @@ Tensor StateStore::read(const std::string& name) const {
 void StateStore::write(const std::string& name, const Tensor& tensor) {
   auto found = entries_.find(name);
   if (found == entries_.end())
-    found = entries_.emplace(name, Entry{tensor.type(), device_->allocate(tensor.type().bytes()), false}).first;
+    found =
+        entries_.emplace(name, Entry{tensor.type(), device_->allocate(tensor.type().bytes()), false}).first;
   Entry& entry = found->second;
   if (entry.type.shape != tensor.shape())
     fail_usage("'{}' has shape {}, the tensor to write has shape {}", name, to_string(entry.type.shape),

@@ -29,8 +29,9 @@ class StateStore {
   bool has(const std::string& name) const { return entries_.count(name) != 0; }
   const std::map<std::string, Entry>& entries() const { return entries_; }
 
-  Tensor read(const std::string& name) const;                   // a copy on the host
-  void write(const std::string& name, const Tensor& tensor);    // converted to the entry's dtype; creates it if new
+  Tensor read(const std::string& name) const;  // a copy on the host
+  void write(const std::string& name,
+             const Tensor& tensor);  // converted to the entry's dtype; creates it if new
   void drop(const std::string& name) { entries_.erase(name); }
 
   // Counts changes, so that what is computed from state alone is computed again only when it must.

@@ -12,18 +12,16 @@ namespace het {
 
 enum class DType : uint8_t { none, f32, f64, bf16, f16, i32, i64, u8, boolean };
 
-std::string_view name_of(DType dtype);                        // "f32", "bf16", ..., "bool"
-std::optional<DType> dtype_named(std::string_view name);      // the reverse
-int64_t bytes_of(DType dtype);                                // of one element; 0 for none
+std::string_view name_of(DType dtype);                    // "f32", "bf16", ..., "bool"
+std::optional<DType> dtype_named(std::string_view name);  // the reverse
+int64_t bytes_of(DType dtype);                            // of one element; 0 for none
 
 constexpr bool is_float(DType d) {
   return d == DType::f32 || d == DType::f64 || d == DType::bf16 || d == DType::f16;
 }
-// The type in which sums of `d` are kept: f64 for f64, f32 for the other floats, else `d` itself. Biases, norm
-// weights and gradients of parameters have this type.
-constexpr DType accumulator_of(DType d) {
-  return d == DType::bf16 || d == DType::f16 ? DType::f32 : d;
-}
+// The type in which sums of `d` are kept: f64 for f64, f32 for the other floats, else `d` itself. Biases,
+// norm weights and gradients of parameters have this type.
+constexpr DType accumulator_of(DType d) { return d == DType::bf16 || d == DType::f16 ? DType::f32 : d; }
 
 // The upper half of an f32, rounded to nearest even; NaN stays NaN.
 struct bf16 {
@@ -52,19 +50,30 @@ struct f16 {
 
 static_assert(sizeof(bf16) == 2 && sizeof(f16) == 2);
 
-template <typename T> inline constexpr DType dtype_of = DType::none;
-template <> inline constexpr DType dtype_of<float> = DType::f32;
-template <> inline constexpr DType dtype_of<double> = DType::f64;
-template <> inline constexpr DType dtype_of<bf16> = DType::bf16;
-template <> inline constexpr DType dtype_of<f16> = DType::f16;
-template <> inline constexpr DType dtype_of<int32_t> = DType::i32;
-template <> inline constexpr DType dtype_of<int64_t> = DType::i64;
-template <> inline constexpr DType dtype_of<uint8_t> = DType::u8;
-template <> inline constexpr DType dtype_of<bool> = DType::boolean;
+template <typename T>
+inline constexpr DType dtype_of = DType::none;
+template <>
+inline constexpr DType dtype_of<float> = DType::f32;
+template <>
+inline constexpr DType dtype_of<double> = DType::f64;
+template <>
+inline constexpr DType dtype_of<bf16> = DType::bf16;
+template <>
+inline constexpr DType dtype_of<f16> = DType::f16;
+template <>
+inline constexpr DType dtype_of<int32_t> = DType::i32;
+template <>
+inline constexpr DType dtype_of<int64_t> = DType::i64;
+template <>
+inline constexpr DType dtype_of<uint8_t> = DType::u8;
+template <>
+inline constexpr DType dtype_of<bool> = DType::boolean;
 
 }  // namespace het
 
 template <>
 struct fmt::formatter<het::DType> : fmt::formatter<std::string_view> {
-  auto format(het::DType d, fmt::format_context& c) const { return formatter<std::string_view>::format(het::name_of(d), c); }
+  auto format(het::DType d, fmt::format_context& c) const {
+    return formatter<std::string_view>::format(het::name_of(d), c);
+  }
 };

@@ -8,8 +8,8 @@
 namespace het {
 namespace {
 
-constexpr int64_t kEdge = 3;          // entries shown at each end of an abridged dimension
-constexpr int64_t kWhole = 8;         // a dimension up to this long is shown whole
+constexpr int64_t kEdge = 3;   // entries shown at each end of an abridged dimension
+constexpr int64_t kWhole = 8;  // a dimension up to this long is shown whole
 
 std::vector<int64_t> shown_indices(int64_t size) {
   std::vector<int64_t> indices;

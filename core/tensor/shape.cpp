@@ -79,7 +79,8 @@ std::optional<Layout> reshaped(const Layout& layout, const Shape& shape) {
     result.strides = contiguous_strides(shape);
     return result;
   }
-  // Merge old dimensions that are contiguous with each other into runs, then cut each run anew, from the right.
+  // Merge old dimensions that are contiguous with each other into runs, then cut each run anew, from the
+  // right.
   const Shape& old = layout.type.shape;
   int64_t target = static_cast<int64_t>(shape.size()) - 1;
   for (int64_t last = static_cast<int64_t>(old.size()) - 1; last >= 0;) {

@@ -14,7 +14,7 @@ namespace het {
 using Shape = std::vector<int64_t>;
 using Strides = std::vector<int64_t>;
 
-int64_t elements_of(const Shape& shape);   // product; 1 for a scalar (empty shape)
+int64_t elements_of(const Shape& shape);  // product; 1 for a scalar (empty shape)
 Strides contiguous_strides(const Shape& shape);
 std::string to_string(const Shape& shape);  // "[12, 64, 128]", "[]" for a scalar
 
@@ -32,11 +32,11 @@ std::string to_string(const TensorType& type);  // "bf16[12, 64, 128]"
 
 struct Layout {
   TensorType type;
-  Strides strides;      // elements, one for each dimension
-  int64_t offset = 0;   // elements
+  Strides strides;     // elements, one for each dimension
+  int64_t offset = 0;  // elements
 
   static Layout contiguous(TensorType type);
-  bool is_contiguous() const;        // row-major without gaps (dimensions of size 1 do not matter)
+  bool is_contiguous() const;  // row-major without gaps (dimensions of size 1 do not matter)
   bool operator==(const Layout&) const = default;
 };
 
@@ -45,7 +45,8 @@ std::optional<Layout> reshaped(const Layout& layout, const Shape& shape);
 Layout permuted(const Layout& layout, const std::vector<int64_t>& order);
 Layout sliced(const Layout& layout, int64_t dim, int64_t start, int64_t length);
 
-// The shape that both broadcast to (trailing dimensions aligned, size 1 stretches); nullopt if they do not fit.
+// The shape that both broadcast to (trailing dimensions aligned, size 1 stretches); nullopt if they do not
+// fit.
 std::optional<Shape> broadcast_of(const Shape& a, const Shape& b);
 // `layout` stretched to `shape` with stride 0 where it repeats. It must broadcast.
 Layout broadcast_to(const Layout& layout, const Shape& shape);

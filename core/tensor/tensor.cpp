@@ -1,12 +1,12 @@
 #include "core/tensor/tensor.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+
+#include <sys/mman.h>
 
 #include "core/base/error.h"
 #include "core/base/units.h"
@@ -89,7 +89,8 @@ Buffer::Buffer(int64_t bytes) : bytes_(bytes) {
   data_ = static_cast<std::byte*>(std::aligned_alloc(alignment, rounded));
   if (data_ == nullptr) fail_environment("cannot allocate {} of host memory", show_bytes(bytes));
 #ifdef MADV_HUGEPAGE
-  if (alignment == kHugePage) madvise(data_, rounded, MADV_HUGEPAGE);  // only advice: failure costs speed alone
+  if (alignment == kHugePage)
+    madvise(data_, rounded, MADV_HUGEPAGE);  // only advice: failure costs speed alone
 #endif
   live_bytes += bytes_;
 }

@@ -15,7 +15,7 @@ namespace het {
 // Host memory, 64-byte aligned, large blocks on huge pages where the system grants them. Owns its bytes.
 class Buffer {
  public:
-  explicit Buffer(int64_t bytes);   // throws Error(environment) when the memory is not to be had
+  explicit Buffer(int64_t bytes);  // throws Error(environment) when the memory is not to be had
   // Bytes that somebody else keeps alive through `owner` (a mapped file).
   Buffer(std::byte* data, int64_t bytes, std::shared_ptr<const void> owner);
   ~Buffer();
@@ -36,8 +36,8 @@ int64_t live_buffer_bytes();
 
 class Tensor {
  public:
-  Tensor() = default;                                  // empty: !present()
-  explicit Tensor(TensorType type);                    // contiguous, uninitialised
+  Tensor() = default;                // empty: !present()
+  explicit Tensor(TensorType type);  // contiguous, uninitialised
   Tensor(std::shared_ptr<Buffer> buffer, Layout layout);
 
   static Tensor zeros(TensorType type);
@@ -52,19 +52,19 @@ class Tensor {
   int64_t elements() const { return layout_.type.elements(); }
   const std::shared_ptr<Buffer>& buffer() const { return buffer_; }
 
-  std::byte* bytes() const;                            // address of the first element
+  std::byte* bytes() const;  // address of the first element
   template <typename T>
-  T* data() const;                                     // the same, checked against the dtype
+  T* data() const;  // the same, checked against the dtype
   // The elements in order; the tensor must be contiguous.
   template <typename T>
   std::span<T> span() const;
 
   Tensor view(Layout layout) const { return Tensor(buffer_, std::move(layout)); }
-  Tensor contiguous() const;                           // itself, or a packed copy
-  Tensor to(DType dtype) const;                        // itself, or a converted packed copy
-  void copy_from(const Tensor& source);                // same shape, any dtypes and strides
+  Tensor contiguous() const;             // itself, or a packed copy
+  Tensor to(DType dtype) const;          // itself, or a converted packed copy
+  void copy_from(const Tensor& source);  // same shape, any dtypes and strides
 
-  double at(int64_t flat_index) const;                 // element by row-major index, as a double
+  double at(int64_t flat_index) const;  // element by row-major index, as a double
   void set(int64_t flat_index, double value);
 
  private:

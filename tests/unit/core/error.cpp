@@ -6,10 +6,9 @@ using namespace het;
 
 TEST_CASE("an error gathers context from the inside out") {
   try {
-    with_context([] { return std::string("layer blocks.3"); },
-                 [] {
-                   with_context([] { return std::string("linear"); }, [] { fail_usage("width {} is odd", 7); });
-                 });
+    with_context(
+        [] { return std::string("layer blocks.3"); },
+        [] { with_context([] { return std::string("linear"); }, [] { fail_usage("width {} is odd", 7); }); });
     FAIL("nothing was thrown");
   } catch (const Error& error) {
     CHECK(error.kind() == ErrorKind::usage);

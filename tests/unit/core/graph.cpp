@@ -75,7 +75,7 @@ TEST_CASE("fusing joins a chain into one node and leaves a value that is used tw
   const Graph fused = fuse(graph);
   CHECK(verify(fused).empty());
   CHECK(graph.nodes.size() == 5);
-  CHECK(fused.nodes.size() == 2);   // scale-square-exp, and relu-add
+  CHECK(fused.nodes.size() == 2);  // scale-square-exp, and relu-add
 }
 
 TEST_CASE("pruning drops what reaches no output and no state") {

@@ -1,9 +1,8 @@
 #include "core/base/parallel.h"
 
 #include <atomic>
-#include <vector>
-
 #include <catch2/catch.hpp>
+#include <vector>
 
 using namespace het;
 
@@ -38,8 +37,7 @@ TEST_CASE("parallel_for visits each item exactly once, whatever the grain") {
 
 TEST_CASE("work started inside a parallel body runs on that thread and is complete") {
   std::atomic<int64_t> sum{0};
-  parallel_parts(4, [&](int64_t) {
-    parallel_for(100, 1, [&](int64_t begin, int64_t end) { sum += end - begin; });
-  });
+  parallel_parts(
+      4, [&](int64_t) { parallel_for(100, 1, [&](int64_t begin, int64_t end) { sum += end - begin; }); });
   CHECK(sum == 400);
 }

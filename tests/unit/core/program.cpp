@@ -12,8 +12,9 @@ using namespace het::testing;
 
 namespace {
 
-// Two linear layers with a residual around them, a tied weight, a sum of squares as loss and plain SGD: enough to
-// cross every rule of lowering (sums over micro-batches, accumulation into one buffer, concat, views).
+// Two linear layers with a residual around them, a tied weight, a sum of squares as loss and plain SGD:
+// enough to cross every rule of lowering (sums over micro-batches, accumulation into one buffer, concat,
+// views).
 struct Model {
   Graph graph;
   Model(int64_t samples, bool with_update) {
@@ -23,14 +24,17 @@ struct Model {
     const ValueId w = builder.parameter("w", {dtype, {6, 6}}, {Initial::Kind::normal, 0.5});
     const ValueId b = builder.parameter("b", {dtype, {6}}, {Initial::Kind::normal, 0.5});
     const ValueId h = builder.call("tanh", {builder.call("linear", {x, w, b})});
-    const auto parts = builder.call_all(op_named("split"), {h}, {{"dim", int64_t{1}}, {"sizes", std::vector<int64_t>{2, 4}}});
+    const auto parts = builder.call_all(op_named("split"), {h},
+                                        {{"dim", int64_t{1}}, {"sizes", std::vector<int64_t>{2, 4}}});
     const ValueId swapped = builder.call("concat", {parts[1], parts[0]}, {{"dim", int64_t{1}}});
     const ValueId y = builder.call("add", {builder.call("linear", {swapped, w}), x});
-    const ValueId loss = builder.call("sum", {builder.call("square", {y})}, {{"dims", std::vector<int64_t>{0, 1}}});
+    const ValueId loss =
+        builder.call("sum", {builder.call("square", {y})}, {{"dims", std::vector<int64_t>{0, 1}}});
     builder.output("loss", loss);
     const auto gradients = differentiate(graph, loss);
     builder.set_phase(Phase::update);
-    for (const auto& [parameter, gradient] : gradients) builder.output("d" + graph.values[parameter].name, gradient);
+    for (const auto& [parameter, gradient] : gradients)
+      builder.output("d" + graph.values[parameter].name, gradient);
     if (!with_update) return;
     const ValueId lr = builder.input("lr", {dtype, {}}, true);
     std::vector<ValueId> all;
@@ -110,7 +114,8 @@ TEST_CASE("parts of a concat are written in place by producers that can") {
   Graph graph;
   GraphBuilder builder(graph);
   const ValueId a = builder.input("a", {DType::f32, {2, 4}}), b = builder.input("b", {DType::f32, {3, 4}});
-  builder.output("y", builder.call("concat", {builder.call("exp", {a}), builder.call("square", {b})}, {{"dim", int64_t{0}}}));
+  builder.output("y", builder.call("concat", {builder.call("exp", {a}), builder.call("square", {b})},
+                                   {{"dim", int64_t{0}}}));
   const Program program = lower_single(graph);
   CHECK(verify(program).empty());
   for (const Instruction& instruction : program.instructions)
@@ -176,6 +181,7 @@ TEST_CASE("inputs are checked by name, shape and presence") {
   Model model(4, false);
   Executor executor(lower_single(model.graph), reference_state());
   CHECK_THROWS_WITH(executor.run(), Catch::Contains("'x'") && Catch::Contains("never written"));
-  CHECK_THROWS_WITH(executor.write("y", Tensor::zeros({DType::f64, {4, 6}})), Catch::Contains("its inputs are: x"));
+  CHECK_THROWS_WITH(executor.write("y", Tensor::zeros({DType::f64, {4, 6}})),
+                    Catch::Contains("its inputs are: x"));
   CHECK_THROWS_WITH(executor.write("x", Tensor::zeros({DType::f64, {4, 5}})), Catch::Contains("[4, 5]"));
 }

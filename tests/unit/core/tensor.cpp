@@ -1,8 +1,7 @@
 #include "core/tensor/tensor.h"
 
-#include <cmath>
-
 #include <catch2/catch.hpp>
+#include <cmath>
 
 #include "core/base/error.h"
 
@@ -28,7 +27,7 @@ TEST_CASE("buffers are aligned to 64 bytes") {
 }
 
 TEST_CASE("bf16 rounds to nearest even and keeps NaN and infinity") {
-  CHECK(static_cast<float>(bf16(1.0F + 1.0F / 256)) == 1.0F);           // a tie goes to even
+  CHECK(static_cast<float>(bf16(1.0F + 1.0F / 256)) == 1.0F);  // a tie goes to even
   CHECK(static_cast<float>(bf16(1.0F + 3.0F / 256)) == 1.0F + 4.0F / 256);
   CHECK(std::isnan(static_cast<float>(bf16(NAN))));
   CHECK(std::isinf(static_cast<float>(bf16(INFINITY))));

@@ -26,7 +26,8 @@ inline std::vector<double> values_of(const Tensor& tensor) {
 // Numbers that are neither small nor regular: deterministic, in [-1, 1].
 inline Tensor wave(const TensorType& type, double phase) {
   Tensor tensor(type);
-  for (int64_t i = 0; i < tensor.elements(); ++i) tensor.set(i, std::sin(1.7 * static_cast<double>(i) + phase));
+  for (int64_t i = 0; i < tensor.elements(); ++i)
+    tensor.set(i, std::sin(1.7 * static_cast<double>(i) + phase));
   return tensor;
 }
 

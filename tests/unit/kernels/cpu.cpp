@@ -1,7 +1,5 @@
-// The CPU device: every instruction set that this processor can run gives the reference's results, on sizes that
-// leave ragged ends for the widest vectors. What an operator means is tested in tests/ops.
-#include "kernels/cpu/device.h"
-
+// The CPU device: every instruction set that this processor can run gives the reference's results, on sizes
+// that leave ragged ends for the widest vectors. What an operator means is tested in tests/ops.
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <cstring>
@@ -13,6 +11,7 @@
 #include "core/ops/elementwise.h"
 #include "core/ops/op.h"
 #include "core/tensor/tensor.h"
+#include "kernels/cpu/device.h"
 #include "kernels/reference/device.h"
 
 namespace het {
@@ -22,10 +21,10 @@ struct Case {
   std::string op;
   std::vector<Layout> inputs;
   Attributes attributes;
-  std::vector<Layout> outputs = {};   // packed results when empty
+  std::vector<Layout> outputs = {};  // packed results when empty
   uint32_t accumulate = 0;
-  double spread = 1;                  // standard deviation of the operands
-  int64_t limit = 7;                  // integers are drawn below it
+  double spread = 1;  // standard deviation of the operands
+  int64_t limit = 7;  // integers are drawn below it
 };
 
 Layout packed(DType dtype, Shape shape) { return Layout::contiguous({dtype, std::move(shape)}); }
@@ -80,11 +79,13 @@ std::vector<Tensor> run_case(Device& device, const Case& c) {
   const Buffer workspace(kernel->workspace_bytes() + kGuard);
   std::memset(workspace.data(), 0xa5, workspace.bytes());
   kernel->run({in.data(), out.data(), workspace.data(), kernel->workspace_bytes()});
-  for (int64_t i = 0; i < kGuard; ++i) REQUIRE(workspace.data()[kernel->workspace_bytes() + i] == std::byte{0xa5});
+  for (int64_t i = 0; i < kGuard; ++i)
+    REQUIRE(workspace.data()[kernel->workspace_bytes() + i] == std::byte{0xa5});
   return outputs;
 }
 
-// One unit in the last place of the 16-bit types: results that f32 rounding moves over a boundary differ by that.
+// One unit in the last place of the 16-bit types: results that f32 rounding moves over a boundary differ by
+// that.
 double tolerance_of(DType dtype) {
   switch (dtype) {
     case DType::f32: return 3e-6;
@@ -128,8 +129,8 @@ Attributes fused(const PointwiseProgram& program) { return encode(program); }
 std::vector<Case> elementwise_cases() {
   std::vector<Case> cases;
   for (const DType t : {DType::f32, DType::bf16, DType::f16}) {
-    for (const char* op : {"add", "sub", "mul", "div", "maximum", "gelu_gradient", "silu_gradient", "relu_gradient",
-                           "tanh_gradient", "sigmoid_gradient"})
+    for (const char* op : {"add", "sub", "mul", "div", "maximum", "gelu_gradient", "silu_gradient",
+                           "relu_gradient", "tanh_gradient", "sigmoid_gradient"})
       cases.push_back({op, {packed(t, {3, 1003}), packed(t, {3, 1003})}, {}});
     for (const char* op : {"neg", "square", "sqrt", "exp", "log", "tanh", "sigmoid", "relu", "silu", "gelu"})
       cases.push_back({op, {packed(t, {5, 611})}, {}});
@@ -158,7 +159,8 @@ std::vector<Case> elementwise_cases() {
                               {Pointwise::sub, 6, 3}},
                              {5, 7},
                              {DType::f32, t}};
-    cases.push_back({"fused", {packed(t, {130, 96}), packed(DType::f32, {96}), packed(t, {130, 96})}, fused(program)});
+    cases.push_back(
+        {"fused", {packed(t, {130, 96}), packed(DType::f32, {96}), packed(t, {130, 96})}, fused(program)});
   }
   for (const char* op : {"exp", "tanh", "gelu", "log", "sigmoid", "silu"})
     cases.push_back({op, {f32({4000})}, {}, {}, 0, 40});
@@ -166,7 +168,8 @@ std::vector<Case> elementwise_cases() {
     for (const DType from : {DType::f32, DType::f64, DType::i32, DType::i64, DType::u8, DType::boolean})
       cases.push_back({"cast", {packed(from, {311})}, {{"dtype", to}}});
   cases.push_back({"gelu", {packed(DType::f64, {311})}, {}});
-  cases.push_back({"gelu_gradient", {packed(DType::f64, {311}), packed(DType::f64, {311})}, {{"approximate", "none"}}});
+  cases.push_back(
+      {"gelu_gradient", {packed(DType::f64, {311}), packed(DType::f64, {311})}, {{"approximate", "none"}}});
   cases.push_back({"add", {packed(DType::f64, {9, 7}), packed(DType::f64, {7})}, {}});
   return cases;
 }
@@ -201,11 +204,15 @@ std::vector<Case> moving_cases() {
   std::vector<Case> cases;
   using Dims = std::vector<int64_t>;
   for (const DType t : {DType::f32, DType::bf16, DType::f16, DType::f64}) {
-    for (const Dims& dims : {Dims{0}, Dims{1}, Dims{2}, Dims{0, 1}, Dims{1, 2}, Dims{0, 2}, Dims{0, 1, 2}, Dims{}})
-      for (const Shape& shape : {Shape{6, 7, 33}, Shape{2, 150, 130}, Shape{30, 2, 1100}, Shape{1, 1, 1}, Shape{3, 1, 5}})
+    for (const Dims& dims :
+         {Dims{0}, Dims{1}, Dims{2}, Dims{0, 1}, Dims{1, 2}, Dims{0, 2}, Dims{0, 1, 2}, Dims{}})
+      for (const Shape& shape :
+           {Shape{6, 7, 33}, Shape{2, 150, 130}, Shape{30, 2, 1100}, Shape{1, 1, 1}, Shape{3, 1, 5}})
         for (const uint32_t accumulate : {0u, 1u})
-          cases.push_back({accumulate ? "sum" : "mean", {packed(t, shape)}, {{"dims", dims}}, {}, accumulate});
-    if (t != DType::f64) cases.push_back({"sum", {packed(t, {700, 96})}, {{"dims", Dims{0}}, {"dtype", "f32"}}});
+          cases.push_back(
+              {accumulate ? "sum" : "mean", {packed(t, shape)}, {{"dims", dims}}, {}, accumulate});
+    if (t != DType::f64)
+      cases.push_back({"sum", {packed(t, {700, 96})}, {{"dims", Dims{0}}, {"dtype", "f32"}}});
   }
   for (const DType t : {DType::f32, DType::bf16, DType::i64, DType::u8}) {
     const Layout wide = packed(t, {5, 70, 3, 41});
@@ -221,15 +228,17 @@ std::vector<Case> moving_cases() {
     cases.push_back({"fill", {}, {{"value", 3.0}}, {packed(t, {5, 70})}});
   }
   for (const DType t : {DType::f32, DType::bf16, DType::f16}) {
-    const Layout together = packed(t, {2, 9, 3, 4, 24});   // q, k and v side by side
+    const Layout together = packed(t, {2, 9, 3, 4, 24});  // q, k and v side by side
     Layout strided = together;
     strided.type.shape = {2, 9, 4, 24};
     strided.strides = {together.strides[0], together.strides[1], together.strides[3], 1};
     for (const bool interleaved : {false, true})
       for (const bool inverse : {false, true}) {
         const Attributes a{{"interleaved", interleaved}, {"inverse", inverse}, {"base", 500.0}};
-        cases.push_back({"rotary", {strided, packed(DType::i32, {9})}, a, {packed(t, {2, 9, 4, 24})}, 0, 1, 100000});
-        cases.push_back({"rotary", {packed(t, {2, 9, 4, 24}), packed(DType::i32, {9})}, a, {strided}, 0, 1, 50});
+        cases.push_back(
+            {"rotary", {strided, packed(DType::i32, {9})}, a, {packed(t, {2, 9, 4, 24})}, 0, 1, 100000});
+        cases.push_back(
+            {"rotary", {packed(t, {2, 9, 4, 24}), packed(DType::i32, {9})}, a, {strided}, 0, 1, 50});
       }
     for (const int64_t width : {1, 16, 37, 768}) {
       cases.push_back({"embedding", {packed(DType::i32, {3, 50}), packed(t, {7, width})}, {}});
@@ -240,7 +249,8 @@ std::vector<Case> moving_cases() {
                          {f32({7, width})},
                          accumulate});
     }
-    for (const Shape& shape : {Shape{3, 700}, Shape{5, 1}, Shape{4, 31}, Shape{4, 48}, Shape{4, 2, 24}, Shape{300}})
+    for (const Shape& shape :
+         {Shape{3, 700}, Shape{5, 1}, Shape{4, 31}, Shape{4, 48}, Shape{4, 2, 24}, Shape{300}})
       cases.push_back({"dropout",
                        {packed(t, shape), packed(DType::i64, {2})},
                        {{"p", 0.25}, {"seed", int64_t{3}}, {"stream", int64_t{-77}}},
@@ -256,7 +266,8 @@ std::vector<Case> update_cases() {
   std::vector<Case> cases;
   for (const int64_t n : {1, 40, 20000}) {
     const Layout p = f32({n}), one = f32({}), step = packed(DType::i64, {});
-    cases.push_back({"adamw", {p, p, p, p, one, step, one}, {{"weight_decay", 0.1}, {"beta2", 0.95}}, {}, 0, 1, 100});
+    cases.push_back(
+        {"adamw", {p, p, p, p, one, step, one}, {{"weight_decay", 0.1}, {"beta2", 0.95}}, {}, 0, 1, 100});
     cases.push_back({"sgd", {p, absent(), p, one, one}, {{"weight_decay", 0.1}}});
     for (const bool nesterov : {false, true})
       cases.push_back({"sgd", {p, p, p, one, one}, {{"momentum", 0.9}, {"nesterov", nesterov}}});
@@ -270,7 +281,8 @@ std::vector<Case> update_cases() {
 
 std::string name_of(const Case& c) {
   std::string text = c.op + to_string(c.attributes);
-  for (const Layout& layout : c.inputs) text += " " + to_string(layout.type) + fmt::format("({})", fmt::join(layout.strides, ","));
+  for (const Layout& layout : c.inputs)
+    text += " " + to_string(layout.type) + fmt::format("({})", fmt::join(layout.strides, ","));
   return text + fmt::format(" accumulate {}", c.accumulate);
 }
 
@@ -295,11 +307,16 @@ void require_reference(const std::vector<Case>& cases) {
 TEST_CASE("elementwise programs equal the reference on every instruction set", "[cpu]") {
   require_reference(elementwise_cases());
 }
-TEST_CASE("softmax and norms equal the reference on every instruction set", "[cpu]") { require_reference(row_cases()); }
-TEST_CASE("copies, reductions, rotary, embedding and dropout equal the reference on every instruction set", "[cpu]") {
+TEST_CASE("softmax and norms equal the reference on every instruction set", "[cpu]") {
+  require_reference(row_cases());
+}
+TEST_CASE("copies, reductions, rotary, embedding and dropout equal the reference on every instruction set",
+          "[cpu]") {
   require_reference(moving_cases());
 }
-TEST_CASE("optimizers equal the reference on every instruction set", "[cpu]") { require_reference(update_cases()); }
+TEST_CASE("optimizers equal the reference on every instruction set", "[cpu]") {
+  require_reference(update_cases());
+}
 
 TEST_CASE("elementwise functions keep NaN and infinities", "[cpu]") {
   const float inf = INFINITY, nan = NAN;
@@ -319,7 +336,8 @@ TEST_CASE("elementwise functions keep NaN and infinities", "[cpu]") {
     for (const char* op : {"exp", "log", "tanh", "sigmoid", "relu", "silu", "gelu", "sqrt", "square", "neg"})
       CHECK(std::isnan(apply(op, {nan})[0]));
     CHECK(apply("exp", {inf, -inf, 89.5f, -150.0f, 0.0f}) == std::vector<float>{inf, 0, inf, 0, 1});
-    CHECK(apply("exp", {-95.0f})[0] == Approx(std::exp(-95.0)).epsilon(1e-4));   // below the least normal number
+    CHECK(apply("exp", {-95.0f})[0] ==
+          Approx(std::exp(-95.0)).epsilon(1e-4));  // below the least normal number
     CHECK(apply("log", {inf, 0.0f, 1.0f}) == std::vector<float>{inf, -inf, 0});
     CHECK(std::isnan(apply("log", {-1.0f})[0]));
     CHECK(apply("log", {0x1p-140f})[0] == Approx(-140 * std::log(2.0)).epsilon(1e-6));
@@ -353,18 +371,22 @@ TEST_CASE("results do not depend on chance, and hardly on the number of threads"
 }
 
 TEST_CASE("a device says what it lacks", "[cpu]") {
-  CHECK_THROWS_WITH(make_cpu_device("v9"), Catch::Contains("no instruction set 'v9'") && Catch::Contains("generic"));
+  CHECK_THROWS_WITH(make_cpu_device("v9"),
+                    Catch::Contains("no instruction set 'v9'") && Catch::Contains("generic"));
   const auto device = make_cpu_device();
   OpDef unknown;
   unknown.name = "sofmax";
-  CHECK_THROWS_WITH(device->prepare({unknown, {}, {}, {}, 0}), Catch::Contains("'sofmax'") && Catch::Contains("'softmax'"));
+  CHECK_THROWS_WITH(device->prepare({unknown, {}, {}, {}, 0}),
+                    Catch::Contains("'sofmax'") && Catch::Contains("'softmax'"));
   const std::vector<Layout> layouts{packed(DType::i32, {4})};
-  CHECK_THROWS_WITH(device->prepare({op_named("softmax"), {}, layouts, layouts, 0}), Catch::Contains("takes no i32"));
+  CHECK_THROWS_WITH(device->prepare({op_named("softmax"), {}, layouts, layouts, 0}),
+                    Catch::Contains("takes no i32"));
 }
 
 TEST_CASE("an index outside the table is refused, not followed", "[cpu]") {
   const auto device = make_cpu_device();
-  const Tensor ids = Tensor::of<int32_t>({1, 9}, {2}), table = Tensor::zeros({DType::f32, {7, 3}}), y({DType::f32, {2, 3}});
+  const Tensor ids = Tensor::of<int32_t>({1, 9}, {2}), table = Tensor::zeros({DType::f32, {7, 3}}),
+               y({DType::f32, {2, 3}});
   const std::vector<Layout> in{ids.layout(), table.layout()}, out{y.layout()};
   std::byte *from[] = {ids.bytes(), table.bytes()}, *to[] = {y.bytes()};
   const auto kernel = device->prepare({op_named("embedding"), {}, in, out, 0});
