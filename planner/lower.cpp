@@ -264,6 +264,7 @@ class Lowering {
     compute.phase = node.phase;
     compute.layer = node.layer;
     compute.scope = node.scope;
+    if (&op == node.op) compute.step_scopes = node.step_scopes;
     compute.microbatch = microbatch;
     program_.instructions.push_back(std::move(compute));
   }

@@ -38,6 +38,7 @@ Graph with_nodes(const Graph& graph, const std::vector<bool>& keep) {
 struct Chain {
   PointwiseProgram program;
   std::vector<ValueId> inputs;
+  std::vector<int32_t> scopes;  // of the steps
 };
 
 // `producer` computed inside `user` wherever `user` reads its result `value`. nullopt when the program would
@@ -55,6 +56,8 @@ std::optional<Chain> merge(const Chain& producer, ValueId value, const Chain& us
     return std::nullopt;
 
   merged.program.inputs = inputs;
+  merged.scopes = producer.scopes;
+  merged.scopes.insert(merged.scopes.end(), user.scopes.begin(), user.scopes.end());
   const auto append = [&](const Chain& part, const auto& source_of_input, int first_step) {
     for (PointwiseStep step : part.program.steps) {
       for (int* source : {&step.a, &step.b}) {
@@ -127,7 +130,10 @@ Graph fuse(const Graph& graph) {
     for (const ValueId id : node.outputs)
       if (id != kAbsent) outputs.push_back(result.type(id));
     if (!whole || node.outputs.size() != 1 || !can_fuse(*node.op, inputs, outputs)) continue;
-    chains[n] = Chain{pointwise_program(*node.op, node.attributes, node.inputs.size()), node.inputs};
+    PointwiseProgram program = pointwise_program(*node.op, node.attributes, node.inputs.size());
+    std::vector<int32_t> scopes = node.step_scopes;
+    scopes.resize(program.steps.size(), node.scope);
+    chains[n] = Chain{std::move(program), node.inputs, std::move(scopes)};
 
     for (const ValueId id : node.inputs) {
       const Value& value = result.values[id];
@@ -152,6 +158,7 @@ Graph fuse(const Graph& graph) {
       node.op = &op_named("fused");
       node.attributes = encode(chains[n]->program);
       node.inputs = chains[n]->inputs;
+      node.step_scopes = chains[n]->scopes;
     }
   }
   return with_nodes(result, keep);

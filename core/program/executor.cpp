@@ -6,6 +6,7 @@
 
 #include "core/base/error.h"
 #include "core/base/units.h"
+#include "core/ops/elementwise.h"
 
 namespace het {
 namespace {
@@ -217,6 +218,47 @@ Tensor Executor::read(const std::string& output) const {
   fail_usage("the program has no output '{}'; its outputs are: {}", output, fmt::join(names, ", "));
 }
 
+// Where a chain went wrong: its step (-1: nowhere), the element and its value there.
+struct Executor::NonFinite {
+  int step = -1;
+  int64_t at = -1;
+  double value = 0;
+};
+
+// The step of a fused chain, whose operands are in place, that first gives a NaN or an infinity. The chain is
+// run again, cut short after each step.
+Executor::NonFinite Executor::first_non_finite_step(const Compute& compute) const {
+  Device& device = state_->device();
+  PointwiseProgram part = decode(compute.attributes, compute.inputs.size());
+  const std::vector<PointwiseStep> steps = std::move(part.steps);
+  DType dtype = DType::f32;
+  std::vector<Layout> layouts;
+  std::vector<std::byte*> inputs;
+  for (const Operand& operand : compute.inputs) {
+    layouts.push_back(operand.layout);
+    layouts.back().offset = 0;
+    inputs.push_back(address(operand));
+    if (operand.layout.type.dtype == DType::f64) dtype = DType::f64;
+  }
+  Tensor result(TensorType{dtype, compute.outputs[0].layout.type.shape});
+  const auto memory = device.allocate(result.type().bytes());
+  std::byte* output = memory->address();
+  part.dtypes = {dtype};
+  part.steps.clear();
+  for (size_t i = 0; i < steps.size(); ++i) {
+    part.steps.push_back(steps[i]);
+    part.results = {part.inputs + static_cast<int>(i)};
+    const Attributes attributes = encode(part);
+    const auto kernel = device.prepare({*compute.op, attributes, layouts, std::span(&result.layout(), 1), 0});
+    const auto workspace = device.allocate(kernel->workspace_bytes());
+    kernel->run({inputs.data(), &output, workspace->address(), kernel->workspace_bytes()});
+    device.synchronize();
+    device.copy_out(result.bytes(), output, result.type().bytes());
+    if (const int64_t at = first_non_finite(result); at >= 0) return {static_cast<int>(i), at, result.at(at)};
+  }
+  return {};
+}
+
 std::string Executor::find_non_finite() {
   require_inputs();
   for (size_t b = 0; b < program_.buffers.size(); ++b) {
@@ -236,14 +278,26 @@ std::string Executor::find_non_finite() {
     for (const Operand& operand : compute.outputs) {
       if (operand.buffer == kAbsent) continue;
       const Tensor whole = copy_of(operand.buffer);
-      const int64_t at = first_non_finite(whole.view(operand.layout));
+      int64_t at = first_non_finite(whole.view(operand.layout));
       if (at < 0) continue;
-      const std::string& scope = program_.scopes[compute.scope];
+      double value = whole.view(operand.layout).at(at);
+      std::string_view name = compute.op->name;
+      int32_t at_scope = compute.scope;
+      if (!compute.step_scopes.empty()) {
+        const NonFinite found = first_non_finite_step(compute);
+        if (found.step >= 0) {
+          name = name_of(decode(compute.attributes, compute.inputs.size()).steps[found.step].code);
+          at_scope = compute.step_scopes[found.step];
+          at = found.at;
+          value = found.value;
+        }
+      }
+      const std::string& scope = program_.scopes[at_scope];
       return fmt::format(
-          "'{}' in layer {} ({} pass{}) gave {} at element {} of {}", compute.op->name,
+          "'{}' in layer {} ({} pass{}) gave {} at element {} of {}", name,
           scope.empty() ? "(no layer)" : scope, name_of(compute.phase),
           compute.microbatch < 0 ? std::string() : fmt::format(", micro-batch {}", compute.microbatch + 1),
-          whole.view(operand.layout).at(at), at, to_string(operand.layout.type));
+          value, at, to_string(operand.layout.type));
     }
   }
   return {};

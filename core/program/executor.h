@@ -48,6 +48,8 @@ class Executor {
   void require_inputs() const;
   int first_instruction() const;  // skips the prologue while the state has not changed
   Tensor copy_of(BufferId buffer) const;
+  struct NonFinite;
+  NonFinite first_non_finite_step(const Compute& compute) const;
 
   Program program_;
   std::shared_ptr<StateStore> state_;

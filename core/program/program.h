@@ -46,8 +46,9 @@ struct Compute {
   uint32_t accumulate = 0;
   Phase phase = Phase::forward;
   int32_t layer = -1;
-  int32_t scope = 0;    // index into Program::scopes
-  int microbatch = -1;  // -1: once a step
+  int32_t scope = 0;                 // index into Program::scopes
+  std::vector<int32_t> step_scopes;  // as Node::step_scopes
+  int microbatch = -1;               // -1: once a step
 };
 
 // The kinds of instruction. Communication joins here; everything that walks a Program visits all kinds.

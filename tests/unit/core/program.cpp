@@ -177,6 +177,32 @@ TEST_CASE("a value that is not finite is traced to the operator and layer that m
   CHECK(found.find("blocks.2") != std::string::npos);
 }
 
+TEST_CASE("a value that is not finite inside a fused chain is traced to the step that made it") {
+  Graph graph;
+  GraphBuilder builder(graph);
+  const ValueId x = builder.input("x", {DType::bf16, {3}});
+  const auto in_scope = [&](const char* scope, const char* op, ValueId value, Attributes attributes = {}) {
+    builder.push_scope(scope);
+    const ValueId result = builder.call(op, {value}, std::move(attributes));
+    builder.pop_scope();
+    return result;
+  };
+  const ValueId shifted = in_scope("first", "shift", x, {{"amount", -1.0}});
+  const ValueId logarithm = in_scope("second", "log", shifted);
+  builder.output("y", in_scope("third", "sqrt", logarithm));
+  const Graph fused = fuse(graph);
+  REQUIRE(fused.nodes.size() == 1);
+  CHECK(fused.nodes[0].step_scopes.size() == 3);
+  Executor executor(lower_single(fused), reference_state());
+  executor.write("x", Tensor::of<float>({3, 4, 5}, {3}));
+  executor.run();
+  CHECK(executor.find_non_finite().empty());
+  executor.write("x", Tensor::of<float>({3, 1, 5}, {3}));
+  executor.run();
+  CHECK(executor.find_non_finite() ==
+        "'log' in layer second (forward pass, micro-batch 1) gave -inf at element 1 of bf16[3]");
+}
+
 TEST_CASE("inputs are checked by name, shape and presence") {
   Model model(4, false);
   Executor executor(lower_single(model.graph), reference_state());
