@@ -1,8 +1,12 @@
---- The machine's peak: FLOP/s of a large matrix product, which model FLOPs utilisation is measured against. Measured
--- once for a processor, number of threads and dtype, and kept in the user's cache folder.
+--- The machine's peak: FLOP/s of a large matrix product, which model FLOPs utilisation is measured against. Kept in the
+-- user's cache folder for each processor, number of threads and dtype. A measurement on a busy machine is too low, so
+-- that the greatest of several counts: three that lie at least ten minutes apart, and one more whenever a run does
+-- better than the peak.
 local native = require "het.native"
 
 local peak = {}
+
+local measurements, minutes_apart = 3, 10
 
 local function cache_path()
   local base = os.getenv("XDG_CACHE_HOME")
@@ -25,26 +29,46 @@ local function key(device, dtype)
   return ("%s, %d threads, %s, %s"):format(native.processor(), native.threads(), device, dtype)
 end
 
---- The peak if it was measured before, else nil.
-function peak.known(device, dtype)
-  local value = read()[key(device, dtype)]
-  return type(value) == "number" and value or nil
+-- { flops, measured (how often), at (when last, seconds since 1970) }, or nil. What is no such entry is not there.
+local function entry_of(known, device, dtype)
+  local entry = known[key(device, dtype)]
+  local sound = type(entry) == "table" and type(entry.flops) == "number" and entry.flops > 0
+    and type(entry.measured) == "number" and type(entry.at) == "number"
+  return sound and entry or nil
 end
 
---- Measure it now; the cache keeps the result, or the greater one of a quieter hour. Failing to write the cache is no
--- failure.
+--- The device whose peak counts: the reference device computes on the processor too, so that the processor's does.
+function peak.device_of(device) return device == "reference" and "cpu" or device end
+
+--- The peak if it was measured before, else nil.
+function peak.known(device, dtype)
+  local entry = entry_of(read(), device, dtype)
+  return entry and entry.flops
+end
+
+--- Should it be measured (again)?
+-- @tparam number reached FLOP/s that a run has reached
+function peak.due(device, dtype, reached)
+  local entry = entry_of(read(), device, dtype)
+  if not entry or reached > entry.flops then return true end
+  return entry.measured < measurements and math.abs(os.time() - entry.at) >= 60 * minutes_apart
+end
+
+--- Measure it now; the cache keeps the greatest result. Failing to write the cache is no failure.
 function peak.measure(device, dtype)
-  local value = math.max(native.device(device):peak_flops(dtype), peak.known(device, dtype) or 0)
+  local value = native.device(device):peak_flops(dtype)
+  local known = read()
+  local before = entry_of(known, device, dtype) or { flops = 0, measured = 0 }
+  local entry = { flops = math.max(value, before.flops), measured = before.measured + 1, at = os.time() }
   local path = cache_path()
   if path then
-    local known = read()
-    known[key(device, dtype)] = value
+    known[key(device, dtype)] = entry
     pcall(function()
       native.make_folder((path:gsub("/[^/]*$", "")))
       native.json_write(path, known)
     end)
   end
-  return value
+  return entry.flops
 end
 
 return peak
