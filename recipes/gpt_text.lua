@@ -25,7 +25,8 @@ local opt = het.options {
   precision = { "f32", "of matrices and activations", choices = { "f32", "bf16" } },
   seed      = { 1337, "of the weights and the order of samples", min = 0 },
   every     = { 250, "steps between evaluations; 0: none", min = 0 },
-  prompt    = { "\n", "what the text written at the end begins with" },
+  prompt    = { "", "what the text written at the end begins with; empty: a line break, or the first character of "
+                    .. "the vocabulary when the text has none" },
   write     = { 500, "characters to write at the end", min = 1 },
   save      = { "", "folder to save the model in; --resume goes on from there" },
   resume    = { false, "go on from the folder of --save" },
@@ -50,7 +51,7 @@ return het.train {
     weight_decay = 0.1, clip = 1.0,
   },
   evaluate = { every = opt.every, batches = 20 },
-  sample   = { prompt = opt.prompt, tokens = opt.write, temperature = 0.8, top_k = 200 },
+  sample   = { prompt = opt.prompt ~= "" and opt.prompt or nil, tokens = opt.write, temperature = 0.8, top_k = 200 },
   save     = opt.save ~= "" and opt.save or nil,
   resume   = opt.resume,
 }

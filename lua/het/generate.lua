@@ -152,7 +152,7 @@ end
 
 --- The fields of everything that generates.
 generate.fields = {
-  { "prompt", "string", "text to begin with", default = "\n" },
+  { "prompt", "string", "text to begin with (default: a line break; the vocabulary's first character if it has none)" },
   { "tokens", "integer", "how many tokens to write", default = 300, min = 1 },
   { "temperature", "number", "0: always the likeliest; 1: as learned", default = 0.8, min = 0 },
   { "top_k", "integer", "choose among this many of the likeliest (default: all)", min = 1 },
@@ -161,13 +161,21 @@ generate.fields = {
   { "seed", "integer", "of the draws", default = 1337, min = 0 },
 }
 
+--- What a text begins with when nobody says: a line break, or the first token of a vocabulary without one.
+-- @param tokenizer something with encode and decode
+function generate.default_prompt(tokenizer)
+  local ok, ids = pcall(tokenizer.encode, tokenizer, "\n")
+  if ok and #ids > 0 then return "\n" end
+  return tokenizer:decode { 0 }
+end
+
 --- Write text: prompt and what follows, decoded with a corpus.
 -- @param corpus something with encode and decode
 -- @tparam table options see `generate.fields`
 -- @tparam[opt] function emit called with pieces of text as they come
 -- @treturn string what follows the prompt
 function Generator:text(corpus, options, emit)
-  local prompt = corpus:encode(options.prompt)
+  local prompt = corpus:encode(options.prompt or generate.default_prompt(corpus))
   if #prompt == 0 then errors.usage("the prompt is empty; give at least one character") end
   for _, id in ipairs(prompt) do
     if id >= self.model.arguments.vocab then
@@ -225,7 +233,9 @@ function generate.from_model(model, options)
     rawset(model, "state", state)
   end
   local generator = generate.new { model = model, state = model.state }
-  return a.prompt .. generator:text(generate.tokenizer(model.saved_vocabulary), a)
+  local tokenizer = generate.tokenizer(model.saved_vocabulary)
+  a.prompt = a.prompt or generate.default_prompt(tokenizer)
+  return a.prompt .. generator:text(tokenizer, a)
 end
 
 return generate

@@ -6,6 +6,7 @@ usage: run.py HETRUN [unittest arguments]
 """
 import json
 import math
+import os
 import pathlib
 import resource
 import signal
@@ -69,6 +70,28 @@ class Recipes(Case):
     def test_gpt_text(self):
         result = self.check('gpt_text', '--text=text.txt', '--steps=150', '--every=50', '--write=10', *SMALL)
         self.assertLess(result['validation_loss'], 2.6)   # a character of 28 at random: 3.3
+
+    def test_a_text_of_one_line_is_written_without_a_prompt(self):
+        (self.folder / 'line.txt').write_text('bca' * 400)
+        out = self.hetrun(ROOT / 'recipes' / 'gpt_text.lua', '--text=line.txt', '--steps=2', '--every=0', '--write=20',
+                          *SMALL).stdout
+        self.assertRegex(out, '^a[abc]{20}\n$')
+
+    def test_rows_of_numbers_are_counted_as_samples(self):
+        done = self.hetrun(ROOT / 'recipes' / 'mlp.lua', '--steps=20', '--json')
+        self.assertIn('20 steps of 50 samples', done.stderr)
+        self.assertIn('samples/s', done.stderr)
+        self.assertNotIn('tokens', done.stderr)
+        result = json.loads(done.stdout.splitlines()[-1])
+        self.assertEqual(result['samples_per_s'], result['tokens_per_s'])
+        done = self.hetrun(ROOT / 'recipes' / 'bert_tiny.lua', '--text=text.txt', '--steps=2', '--json', *SMALL)
+        self.assertIn('tokens/s', done.stderr)
+        result = json.loads(done.stdout.splitlines()[-1])
+        self.assertAlmostEqual(result['tokens_per_s'] / result['samples_per_s'], 16, places=6)
+
+    def test_the_reference_device_gives_the_same_numbers(self):
+        words = ['gpt_text', '--text=text.txt', '--steps=2', '--every=2', '--write=1', '--device=reference', *SMALL]
+        self.assertGreater(self.check(*words)['mfu'], 0)
 
     def test_gpt_text_in_bf16(self):
         self.check('gpt_text', '--text=text.txt', '--steps=5', '--every=5', '--write=10', '--precision=bf16', *SMALL)
@@ -165,6 +188,80 @@ class Runs(Case):
         self.assertEqual(before['training.safetensors'], after['training.safetensors'])
         self.assertEqual(before.keys(), after.keys())
         self.assertEqual(self.result('resume.lua', '--resume')['steps'], 6)
+
+
+    def test_a_disk_without_room_keeps_the_last_save(self):
+        """On a file system of 400 KB, in a mount namespace of its own."""
+        script = """
+            mount -t tmpfs -o size=400k none "$PWD/disk" || exit 77
+            "$1" resume.lua --quiet --save=disk/run --steps=3 || exit 1
+            (cd disk/run && sha256sum *) >before
+            cat /dev/zero >disk/filler 2>/dev/null   # then room for the small files, not for the model
+            truncate -s -16K disk/filler
+            "$1" resume.lua --quiet --save=disk/run --resume
+            code=$?
+            (cd disk/run && sha256sum *) >after
+            rm disk/filler
+            "$1" resume.lua --quiet --save=disk/run --resume || exit 1
+            exit $code
+        """
+        (self.folder / 'disk').mkdir()
+        namespace = ['unshare', '--mount', *([] if os.getuid() == 0 else ['--user', '--map-root-user'])]
+        try:
+            done = subprocess.run([*namespace, 'sh', '-c', script, 'sh', HETRUN], cwd=self.folder, capture_output=True,
+                                  text=True, timeout=300, check=False)
+        except FileNotFoundError:
+            self.skipTest('unshare is not installed')
+        if done.returncode == 77 or done.stderr.startswith('unshare:'):
+            self.skipTest(f'no file system may be mounted here: {done.stderr.strip()}')
+        self.assertEqual(done.returncode, 71, done.stderr)
+        self.assertRegex(done.stderr, "disk/run/model.safetensors' failed .*: the disk is full; the previous file is kept")
+        self.assertEqual((self.folder / 'before').read_text(), (self.folder / 'after').read_text())
+
+
+class Peak(Case):
+    """The peak that utilisation is measured against: the greatest of several measurements."""
+
+    def setUp(self):
+        super().setUp()
+        self.file = self.folder / 'hetrun' / 'peak.json'
+        self.environment = {**os.environ, 'XDG_CACHE_HOME': str(self.folder)}
+
+    def run_once(self):
+        done = self.hetrun(ROOT / 'recipes' / 'mlp.lua', '--steps=2', '--json', '--quiet', env=self.environment)
+        (entry,) = json.loads(self.file.read_text()).values()
+        return json.loads(done.stdout)['mfu'], entry
+
+    def change(self, **fields):
+        known = json.loads(self.file.read_text())
+        for entry in known.values():
+            entry.update(fields)
+        self.file.write_text(json.dumps(known))
+
+    def test_a_peak_below_what_a_run_reaches_is_measured_again(self):
+        self.assertEqual(self.run_once()[1]['measured'], 1)
+        self.change(flops=1, measured=3)
+        mfu, entry = self.run_once()
+        self.assertGreater(entry['flops'], 1)
+        self.assertLess(mfu, 1)
+
+    def test_the_greatest_of_measurements_that_lie_apart_counts(self):
+        self.run_once()
+        self.assertEqual(self.run_once()[1]['measured'], 1)   # too soon for another
+        self.change(flops=1e18, at=0)
+        self.assertEqual(self.run_once()[1]['measured'], 2)
+        self.change(at=0)
+        self.run_once()
+        self.change(at=0)
+        entry = self.run_once()[1]
+        self.assertEqual((entry['flops'], entry['measured']), (1e18, 3))
+
+    def test_a_damaged_file_is_replaced(self):
+        self.file.parent.mkdir()
+        for content in ('{', '[]', '{"a": 1}'):
+            self.file.write_text(content)
+            self.hetrun(ROOT / 'recipes' / 'mlp.lua', '--steps=2', '--quiet', env=self.environment)
+            self.assertIn('measured', self.file.read_text())
 
 
 class Commands(Case):

@@ -182,6 +182,7 @@ function Run:generate(options, emit)
     self.generator = generate.new { model = a.model, state = self.state, precision = a.precision }
   end
   local complete = {}
+  options = options or {}
   for _, field in ipairs(generate.fields) do
     complete[field[1]] = options[field[1]]
     if complete[field[1]] == nil then complete[field[1]] = field.default end
@@ -194,8 +195,10 @@ local function print_sample(self)
   local sample = self.arguments.sample
   if not sample or native.settings.quiet then return end
   local out = native.settings.json and "stderr" or "stdout"
-  native.write(out, sample.prompt)
-  local ok, problem = pcall(self.generate, self, sample, function(piece) native.write(out, piece) end)
+  local options = setmetatable({ prompt = sample.prompt or generate.default_prompt(self.arguments.data) },
+    { __index = sample })
+  native.write(out, options.prompt)
+  local ok, problem = pcall(self.generate, self, options, function(piece) native.write(out, piece) end)
   native.write(out, "\n")
   if not ok and select(2, errors.describe(problem)) ~= "interrupted" then error(problem, 0) end
 end
@@ -203,18 +206,22 @@ end
 -- The numbers of a finished run.
 local function results_of(self, reporter, started)
   local done = self.step - self.first_step
-  local tokens = reporter.train_seconds > 0 and done * self.tokens_per_step / reporter.train_seconds or 0
+  local steps_per_s = reporter.train_seconds > 0 and done / reporter.train_seconds or 0
+  local tokens = steps_per_s * self.tokens_per_step
   return {
     steps = self.step, train_loss = self.loss, validation_loss = self.validation, best_validation_loss = self.best,
-    seconds = native.clock() - started, tokens_per_s = tokens, mfu = reporter:mfu(tokens),
+    seconds = native.clock() - started, tokens_per_s = tokens,
+    samples_per_s = steps_per_s * self.arguments.batch, mfu = reporter:mfu(tokens),
     peak_memory_bytes = native.memory_peak(), parameters = self.parameters, precision = self.arguments.precision,
   }
 end
 
 local function introduce(self, reporter)
   local a = self.arguments
-  reporter:say(("%s parameters, %s, %d steps of %d x %d tokens, %s memory"):format(text.count(self.parameters),
-    a.precision, a.steps, a.batch, self.context, text.bytes(self.train_executor:memory().total)))
+  local batch = self.unit == "samples" and ("%d samples"):format(a.batch)
+    or ("%d x %d tokens"):format(a.batch, self.context)
+  reporter:say(("%s parameters, %s, %d steps of %s, %s memory"):format(text.count(self.parameters),
+    a.precision, a.steps, batch, text.bytes(self.train_executor:memory().total)))
   if self.step > 0 then reporter:say(("going on after step %d"):format(self.step)) end
 end
 
@@ -250,19 +257,22 @@ local function train(self, reporter)
 end
 
 --- Train. Returns the run's numbers: steps, train_loss, validation_loss, best_validation_loss, seconds, tokens_per_s,
--- mfu, peak_memory_bytes, interrupted.
+-- samples_per_s, mfu, peak_memory_bytes, interrupted. A row of data.pairs counts as one token.
 function Run:start()
   local started = native.clock()
   local a, settings = self.arguments, native.settings
   self:prepare()
   self.parameters = count_parameters(self)
   self.first_step = self.step
-  self.tokens_per_step = a.batch * self.context
+  self.unit = define.kind_of(a.data) == "pairs" and "samples" or "tokens"
+  self.tokens_per_step = self.unit == "samples" and a.batch or a.batch * self.context
+  local peak_device = peak.device_of(self.device)
   local metrics = a.metrics or (settings.metrics ~= "" and settings.metrics) or nil
   local reporter = progress.new {
-    steps = a.steps, first = self.step, tokens_per_step = self.tokens_per_step, quiet = settings.quiet,
+    steps = a.steps, first = self.step, tokens_per_step = self.tokens_per_step, unit = self.unit,
+    quiet = settings.quiet,
     flops_per_token = is_model(a.model) and a.model:training_flops(self.context) or 0,
-    peak = is_model(a.model) and peak.known(self.device, a.precision) or nil,
+    peak = is_model(a.model) and peak.known(peak_device, a.precision) or nil,
     metrics = metrics, best = self.best, every = math.max(1, math.floor(a.steps / 20)),
   }
   introduce(self, reporter)
@@ -275,11 +285,10 @@ function Run:start()
   elseif interrupted then
     reporter:say(("stopped after step %d; give save = \"folder\" to keep what was learned"):format(self.step))
   end
-  -- Without a peak, or with one from a time when the machine was busy.
-  if (not reporter.peak or reporter:mfu(reporter.rate or 0) > 1) and is_model(a.model) and self.device == "cpu"
-    and not interrupted then
+  if is_model(a.model) and not interrupted
+    and peak.due(peak_device, a.precision, (reporter.rate or 0) * reporter.flops_per_token) then
     local before = native.clock()
-    reporter.peak = peak.measure(self.device, a.precision)
+    reporter.peak = peak.measure(peak_device, a.precision)
     started = started + native.clock() - before   -- measuring the machine is no part of the run
   end
   local results = results_of(self, reporter, started)
@@ -314,7 +323,7 @@ local function check(a, report)
     end
     if not corpus then report("data", "a language model is trained on data.text, data.tokens or data.masked") end
   end
-  if corpus and a.sample then
+  if corpus and a.sample and a.sample.prompt then
     local ok, problem = pcall(a.data.encode, a.data, a.sample.prompt)
     if not ok then report("sample.prompt", (errors.describe(problem))) end
   end

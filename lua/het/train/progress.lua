@@ -9,8 +9,8 @@ local Progress = {}
 Progress.__index = Progress
 
 --- A reporter.
--- @tparam table settings `steps`, `tokens_per_step`, `flops_per_token`, `peak` (FLOP/s or nil), `metrics` (path),
--- `quiet`, `first` (steps done before), `every` (steps between plain lines)
+-- @tparam table settings `steps`, `tokens_per_step`, `unit` (what these are: "tokens" or "samples"), `flops_per_token`,
+-- `peak` (FLOP/s or nil), `metrics` (path), `quiet`, `first` (steps done before), `every` (steps between plain lines)
 function progress.new(settings)
   local self = setmetatable(settings, Progress)
   self.terminal = native.is_terminal("stderr")
@@ -50,7 +50,7 @@ function Progress:describe(step)
   local parts = {
     ("step %d/%d"):format(step.step, self.steps),
     ("loss %.4f"):format(step.loss),
-    ("%s tokens/s"):format(text.count(self.rate)),
+    ("%s %s/s"):format(text.count(self.rate), self.unit),
   }
   if self.peak then parts[#parts + 1] = ("MFU %.0f %%"):format(100 * self:mfu(self.rate)) end
   if self.validation then parts[#parts + 1] = ("validation %.4f"):format(self.validation) end
