@@ -19,6 +19,8 @@ struct Policy {
 
 void plan_autohet(Judge& judge) { search_plans(judge, kPublished, "autohet"); }
 
+void plan_search(Judge& judge) { search_plans(judge, judge.request().additions, "search"); }
+
 // The baselines' plans are candidates like any other, so that auto is never slower than them in the
 // simulator's eyes.
 void plan_auto(Judge& judge) {
@@ -30,7 +32,7 @@ void plan_auto(Judge& judge) {
 
 constexpr Policy kPolicies[] = {
     {"autohet", plan_autohet},       {"megatron", plan_megatron}, {"whale", plan_whale},
-    {"exhaustive", plan_exhaustive}, {"auto", plan_auto},
+    {"exhaustive", plan_exhaustive}, {"search", plan_search},     {"auto", plan_auto},
 };
 
 // By how much the nearest plan fails, where, and what would help.

@@ -18,7 +18,8 @@ struct Planned {
   std::vector<std::string> problems;  // why there is no plan, and what would help
 };
 
-// "autohet", "megatron", "whale", "exhaustive", "auto".
+// "autohet", "megatron", "whale", "exhaustive", "auto"; and "search": auto's own part, with only the
+// additions that the request switches on and without the baselines' plans as candidates.
 const std::vector<std::string>& policy_names();
 
 // Throws Error(usage) with every problem of the request, or for an unknown policy. A request that no plan

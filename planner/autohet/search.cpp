@@ -5,6 +5,7 @@
 #include <limits>
 #include <map>
 #include <numeric>
+#include <set>
 #include <tuple>
 
 #include <fmt/format.h>
@@ -16,7 +17,9 @@ namespace het::planner {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr int kSmall = 8;  // groups: up to here every grouping is tried
+constexpr int kSmall = 8;     // groups: up to here every grouping is tried
+constexpr int kShallow = 16;  // layers: up to here every order
+constexpr size_t kKept = 6;   // orders of a composition that are judged in company
 constexpr size_t kFewOrders = 24, kManyOrders = 900;
 
 size_t permutations_of(const Composition& composition, size_t limit) {
@@ -44,6 +47,8 @@ struct Sketch {
   bool sharded = false;
   Grouping grouping;
   double estimate = kInfinity;
+  // Its stages were cut as if they held less optimizer state than evenly shared; placing it may not work out.
+  bool hopes() const { return sharded && rules.optimizer_share * grouping.pipelines() < 0.99; }
 };
 
 // Everything that is known about compositions at one degree, micro-batch size and set of rules.
@@ -70,9 +75,9 @@ class Columns {
     }
     return entry->second;
   }
-  // The best order. The bound does not see what order changes beyond memory, so where there are few groups
-  // the simulator chooses among the best by the bound.
-  const PipelineDraft& thorough(const Composition& composition, int microbatches, size_t limit) {
+  // The best orders, the best first. The bound does not see what order changes beyond memory, so where there
+  // are few groups the simulator chooses among the best by the bound.
+  const std::vector<PipelineDraft>& thorough(const Composition& composition, int microbatches, size_t limit) {
     const int bucket = bucket_of(composition, microbatches);
     const auto [entry, fresh] = thorough_.try_emplace({composition, bucket});
     if (!fresh) return entry->second;
@@ -90,7 +95,6 @@ class Columns {
       return a.solution.seconds(bucket) < b.solution.seconds(bucket);
     });
     if (drafts.empty()) return entry->second;
-    size_t best = 0;
     if (small_ && drafts.size() > 1) {
       std::vector<std::pair<double, size_t>> ranking;
       for (size_t i = 0; i < std::min<size_t>(drafts.size(), 400); ++i) {
@@ -98,11 +102,16 @@ class Columns {
         ranking.emplace_back(seconds_alone(drafts[i]), i);
       }
       std::sort(ranking.begin(), ranking.end());
-      for (size_t i = 0; i < std::min<size_t>(ranking.size(), 5); ++i)
-        ranking[i].first = climb(drafts[ranking[i].second], ranking[i].first);
-      best = std::min_element(ranking.begin(), ranking.end())->second;
+      std::set<std::vector<int>> climbed;  // the best of each order
+      for (auto& [seconds, i] : ranking)
+        if (climbed.size() < 12 && climbed.insert(drafts[i].nodes).second)
+          seconds = climb(drafts[i], seconds);
+      std::sort(ranking.begin(), ranking.end());
+      for (size_t i = 0; i < std::min<size_t>(ranking.size(), kKept); ++i)
+        entry->second.push_back(drafts[ranking[i].second]);
+    } else {
+      entry->second.push_back(std::move(drafts[0]));
     }
-    entry->second = std::move(drafts[best]);
     return entry->second;
   }
   StageSolver& solver() { return solver_; }
@@ -113,7 +122,8 @@ class Columns {
     Layout layout = make_layout(request_, solver_.costs(), {draft}, true);
     layout.schedule = solver_.rules().schedule;
     layout.warmup = solver_.rules().warmup;
-    return alone_.run(layout).pipeline_seconds;
+    const Simulation simulation = alone_.run(layout);
+    return solver_.rules().optimizer_share == 1 ? simulation.seconds : simulation.pipeline_seconds;
   }
 
   // Moves single layers between stages while the pipeline alone gets faster; returns its seconds.
@@ -152,7 +162,7 @@ class Columns {
   Simulator alone_;
   bool small_;
   std::map<std::pair<Composition, int>, StageSolution> quick_;
-  std::map<std::pair<Composition, int>, PipelineDraft> thorough_;
+  std::map<std::pair<Composition, int>, std::vector<PipelineDraft>> thorough_;
 };
 
 // Micro-batches for each part's copies; empty when it cannot be.
@@ -167,7 +177,11 @@ std::vector<int> divide(const std::vector<PipelineRate>& rates, int microbatches
 class Search {
  public:
   Search(Judge& judge, const Additions& additions, std::string_view policy)
-      : judge_(judge), request_(judge.request()), additions_(additions), policy_(policy) {}
+      : judge_(judge),
+        request_(judge.request()),
+        additions_(additions),
+        policy_(policy),
+        small_(groups_in_all(1) <= kSmall && request_.model.count() <= kShallow) {}
 
   void run();
 
@@ -178,10 +192,11 @@ class Search {
   double estimate(Columns& columns, const Grouping& grouping, int microbatches, bool sharded);
   double synchronisation(const CostTable& costs, const Composition& composition,
                          const StageSolution& solution) const;
+  double weight(const Grouping& grouping, const CostTable& costs) const;
   void consider(Columns& columns, Grouping grouping, bool sharded);
   void consider_programs(Columns& columns, const Pool& pool, bool sharded, int fixed);
   Candidate refine(const Sketch& sketch);
-  std::vector<PipelineDraft> draft(Columns& columns, const Sketch& sketch, size_t limit);
+  std::vector<PipelineDraft> draft(Columns& columns, const Sketch& sketch, size_t limit, size_t rank);
   void try_schedules(const Candidate& from);
   Columns& columns_of(int tensor, int microbatch, const StageRules& rules);
   int groups_in_all(int tensor) const;
@@ -190,9 +205,11 @@ class Search {
   const Request& request_;
   Additions additions_;
   std::string policy_;
+  bool small_;
   std::vector<Sketch> sketches_;
   std::vector<std::pair<std::tuple<int, int, int, double, int, int>, std::unique_ptr<Columns>>> columns_;
-  double best_estimate_ = kInfinity;
+  double best_estimate_ = kInfinity;  // by the objective
+  double usual_seconds_ = kInfinity;  // of a step, the least estimate
 };
 
 int Search::groups_in_all(int tensor) const {
@@ -207,8 +224,8 @@ Columns& Search::columns_of(int tensor, int microbatch, const StageRules& rules)
                        static_cast<int>(rules.schedule), rules.warmup);
   for (const auto& [known, columns] : columns_)
     if (known == key) return *columns;
-  columns_.emplace_back(key, std::make_unique<Columns>(request_, judge_.costs(tensor, microbatch), rules,
-                                                       groups_in_all(tensor) <= kSmall));
+  columns_.emplace_back(key,
+                        std::make_unique<Columns>(request_, judge_.costs(tensor, microbatch), rules, small_));
   return *columns_.back().second;
 }
 
@@ -260,9 +277,9 @@ double Search::estimate(Columns& columns, const Grouping& grouping, int microbat
   double exposed = 0;
   // Replicas of every stage can stand side by side in one host. (Among few groups, who shares a host with
   // whom is left to the judge.)
-  bool inside_hosts = grouping.parts.size() == 1 || groups_in_all(1) <= kSmall;
+  bool inside_hosts = grouping.parts.size() == 1 || small_;
   for (const NodeCosts& node : columns.solver().costs().nodes)
-    inside_hosts = inside_hosts && (groups_in_all(1) <= kSmall || node.groups % pipelines == 0);
+    inside_hosts = inside_hosts && (small_ || node.groups % pipelines == 0);
   for (const auto& [composition, copies] : grouping.parts) {
     const StageSolution& solution = columns.quick(composition, std::max(1, microbatches / pipelines));
     if (!solution.feasible) return kInfinity;
@@ -280,14 +297,30 @@ double Search::estimate(Columns& columns, const Grouping& grouping, int microbat
   return seconds + exposed;
 }
 
+// What a second is worth under the objective when these groups fill as few hosts as they can.
+double Search::weight(const Grouping& grouping, const CostTable& costs) const {
+  if (request_.objective == Objective::time) return 1;
+  Layout used;
+  used.pipelines.emplace_back();
+  for (size_t n = 0; n < costs.nodes.size(); ++n) {
+    int groups = 0;
+    for (const auto& [composition, copies] : grouping.parts) groups += composition[n] * copies;
+    for (int host = 0; groups > 0; ++host, groups -= costs.nodes[n].groups)
+      used.pipelines[0].stages.push_back({static_cast<int>(n), host, 0, 0});
+  }
+  return score_of(request_, used, 1);
+}
+
 void Search::consider(Columns& columns, Grouping grouping, bool sharded) {
   if (grouping.parts.empty()) return;
   const CostTable& costs = columns.solver().costs();
   Sketch sketch{costs.tensor, costs.microbatch, columns.solver().rules(), sharded, std::move(grouping), 0};
   sketch.estimate = estimate(columns, sketch.grouping, request_.batch / costs.microbatch, sharded);
   if (sketch.estimate == kInfinity) return;
-  best_estimate_ = std::min(best_estimate_, sketch.estimate);
-  if (sketch.estimate > 1.6 * best_estimate_) return;
+  if (!sketch.hopes()) usual_seconds_ = std::min(usual_seconds_, sketch.estimate);
+  sketch.estimate *= weight(sketch.grouping, costs);
+  if (!sketch.hopes()) best_estimate_ = std::min(best_estimate_, sketch.estimate);
+  if (sketch.estimate > (small_ ? 4 : 1.6) * best_estimate_) return;
   sketches_.push_back(std::move(sketch));
 }
 
@@ -328,10 +361,10 @@ void Search::consider_programs(Columns& columns, const Pool& pool, bool sharded,
     const int stages = std::accumulate(column.begin(), column.end(), 0);
     double power = 0;
     for (size_t n = 0; n < nodes; ++n) power += column[n] * pool.power[n];
-    const double usual = std::max(1.0, best_estimate_ == kInfinity ? 4.0 * stages : power * best_estimate_);
+    const double usual = std::max(1.0, usual_seconds_ == kInfinity ? 4.0 * stages : power * usual_seconds_);
     const StageSolution& solution = columns.quick(column, static_cast<int>(std::min(usual, 1e6)));
     if (!solution.feasible) continue;
-    const double time = best_estimate_ == kInfinity ? solution.seconds(4 * stages) : best_estimate_;
+    const double time = usual_seconds_ == kInfinity ? solution.seconds(4 * stages) : usual_seconds_;
     const double runs = (time - solution.sum) / solution.longest + 1;
     if (runs < 1) continue;
     kept.push_back(column);
@@ -345,9 +378,10 @@ void Search::explore(Columns& columns, const Pool& pool, bool sharded, int fixed
   const int total = std::accumulate(pool.groups.begin(), pool.groups.end(), 0);
   const CostTable& costs = columns.solver().costs();
   if (total <= kSmall) {
-    for (Grouping& grouping : all_groupings(pool, fixed, 20000))
+    const size_t limit = small_ ? 20000 : 200;
+    for (Grouping& grouping : all_groupings(pool, fixed, limit))
       consider(columns, std::move(grouping), sharded);
-    return;
+    if (small_) return;
   }
   std::vector<int> least;
   for (size_t n = 0; n < pool.groups.size(); ++n) {
@@ -373,7 +407,7 @@ void Search::explore(int tensor, int microbatch) {
   std::vector<Pool> pools = {whole};
   const size_t nodes = whole.groups.size();
   // Leaving a node out altogether; small clusters leave out single groups anyway.
-  if (total > kSmall && nodes > 1)
+  if (!small_ && nodes > 1)
     for (unsigned mask = 1; mask + 1 < (1u << std::min<size_t>(nodes, 5)); ++mask) {
       const int left_out = static_cast<int>(nodes) - __builtin_popcount(mask);
       if (request_.objective == Objective::time && left_out > 1) continue;
@@ -406,14 +440,13 @@ void Search::explore(int tensor, int microbatch) {
           explore(columns_of(tensor, microbatch, rules), pool, sharded, pipelines);
           // Placed state may leave a stage none at all; place_optimizer and the judge say whether it works
           // out.
-          if (!sharded || !additions_.placed_optimizer || (groups > kSmall && best_estimate_ < kInfinity))
-            continue;
+          if (!sharded || !additions_.placed_optimizer || (!small_ && best_estimate_ < kInfinity)) continue;
           for (const double part : {0.6, 0.3, 0.0}) {
             rules.optimizer_share = part / divisor;
             explore(columns_of(tensor, microbatch, rules), pool, sharded, pipelines);
           }
         }
-        if (groups > kSmall && additions_.uneven_microbatches) {
+        if (!small_ && additions_.uneven_microbatches) {
           rules.optimizer_share = sharded ? 0.25 : 1;
           Columns& columns = columns_of(tensor, microbatch, rules);
           consider_programs(columns, pool, sharded, 0);
@@ -422,7 +455,8 @@ void Search::explore(int tensor, int microbatch) {
   }
 }
 
-std::vector<PipelineDraft> Search::draft(Columns& columns, const Sketch& sketch, size_t limit) {
+// With the order of each composition that comes `rank`-th; nothing when none has so many.
+std::vector<PipelineDraft> Search::draft(Columns& columns, const Sketch& sketch, size_t limit, size_t rank) {
   const int microbatches = request_.batch / sketch.microbatch, pipelines = sketch.grouping.pipelines();
   std::vector<int> guess(static_cast<size_t>(pipelines), std::max(1, microbatches / pipelines));
   std::vector<PipelineDraft> drafts;
@@ -430,13 +464,17 @@ std::vector<PipelineDraft> Search::draft(Columns& columns, const Sketch& sketch,
     drafts.clear();
     std::vector<PipelineRate> rates;
     size_t p = 0;
+    bool enough = false;
     for (const auto& [composition, copies] : sketch.grouping.parts) {
-      const PipelineDraft& best = columns.thorough(composition, guess[p], limit);
-      if (!best.solution.feasible) return {};
+      const std::vector<PipelineDraft>& orders = columns.thorough(composition, guess[p], limit);
+      if (orders.empty()) return {};
+      enough = enough || rank < orders.size();
+      const PipelineDraft& best = orders[std::min(rank, orders.size() - 1)];
       rates.push_back({best.solution.sum, best.solution.longest, copies});
       for (int i = 0; i < copies; ++i) drafts.push_back(best);
       p += static_cast<size_t>(copies);
     }
+    if (!enough) return {};
     const std::vector<int> counts = divide(rates, microbatches, additions_.uneven_microbatches);
     if (counts.empty()) return {};
     for (size_t i = 0; i < drafts.size(); ++i) drafts[i].microbatches = counts[i];
@@ -450,16 +488,16 @@ Candidate Search::refine(const Sketch& sketch) {
   Candidate best;
   best.score = kInfinity;
   Columns& columns = columns_of(sketch.tensor, sketch.microbatch, sketch.rules);
-  const int groups = groups_in_all(sketch.tensor);
-  const std::vector<PipelineDraft> drafts =
-      draft(columns, sketch, groups <= kSmall ? kManyOrders : kFewOrders);
-  if (drafts.empty()) return best;
   const CostTable& costs = columns.solver().costs();
   bool choice = false;  // whether hosts can be chosen in more than one way
   for (size_t n = 0; n < request_.cluster.nodes.size(); ++n)
     choice = choice || (request_.cluster.nodes[n].hosts.size() > 1 && costs.nodes[n].groups > 1);
-  for (const bool packed : {true, false}) {
+  for (size_t variant = 0; variant < 2 * kKept; ++variant) {
+    const bool packed = variant % 2 == 0;
     if (!packed && !choice) continue;
+    const std::vector<PipelineDraft> drafts =
+        draft(columns, sketch, small_ ? kManyOrders : kFewOrders, variant / 2);
+    if (drafts.empty()) break;
     Layout layout = make_layout(request_, costs, drafts, packed);
     layout.schedule = sketch.rules.schedule;
     layout.warmup = sketch.rules.warmup;
@@ -523,16 +561,17 @@ void Search::run() {
                    [](const Sketch& a, const Sketch& b) { return a.estimate < b.estimate; });
   // A few of each degree and size, so that what the bound does not see still gets a chance before the judge.
   const int groups = groups_in_all(1);
-  const size_t most = groups <= kSmall ? 400 : groups <= 128 ? 64 : 24, each = groups <= kSmall ? 200 : 6;
+  const size_t most = small_ ? 2000 : groups <= 128 ? 64 : 24, each = small_ ? 1000 : 6;
   std::map<std::pair<int, int>, size_t> taken;
-  std::map<std::tuple<int, int, int>, size_t> taken_pipelines;
+  std::map<std::tuple<int, int, int, double>, size_t> taken_pipelines;
   std::vector<Candidate> candidates, misfits;
   size_t refined = 0;
   for (const Sketch& sketch : sketches_) {
     size_t& count = taken[{sketch.tensor, sketch.microbatch}];
     if (count >= each || refined >= most) continue;
-    size_t& alike = taken_pipelines[{sketch.tensor, sketch.microbatch, sketch.grouping.pipelines()}];
-    if (groups > kSmall && alike >= 2) continue;
+    size_t& alike = taken_pipelines[{sketch.tensor, sketch.microbatch, sketch.grouping.pipelines(),
+                                     small_ ? sketch.rules.optimizer_share * (sketch.sharded ? 1 : 2) : 0}];
+    if (alike >= (small_ ? 24 : 2)) continue;
     ++alike;
     ++count;
     ++refined;
@@ -544,9 +583,9 @@ void Search::run() {
   }
   std::stable_sort(candidates.begin(), candidates.end(),
                    [](const Candidate& a, const Candidate& b) { return a.score < b.score; });
-  const size_t starts = groups <= kSmall ? 40 : groups <= 128 ? 4 : 2;
+  const size_t starts = small_ ? 40 : groups <= 128 ? 4 : 2;
   if (additions_.local_search) {
-    const int64_t budget = groups <= kSmall ? 400'000 : 700'000;
+    const int64_t budget = small_ ? 400'000 : 700'000;
     for (size_t i = 0; i < std::min(starts, candidates.size()); ++i) {
       if (candidates[i].score > 1.2 * judge_.best_score()) break;
       candidates[i] = improve(judge_, std::move(candidates[i]), additions_, budget);
@@ -554,7 +593,7 @@ void Search::run() {
     }
     // Moves may also make a plan fit; worth it while no other does, or where it costs little.
     for (size_t i = 0; i < std::min(starts, misfits.size()); ++i) {
-      if (groups > kSmall && judge_.best().feasible()) break;
+      if (!small_ && judge_.best().feasible()) break;
       Candidate mended = improve(judge_, std::move(misfits[i]), additions_, budget);
       judge_.offer(mended);
       if (mended.feasible()) candidates.push_back(std::move(mended));

@@ -135,10 +135,15 @@ std::vector<StageSolution> StageSolver::compromises(const std::vector<int>& node
   std::vector<StageSolution> found;
   if (nodes.empty() || static_cast<int>(nodes.size()) > costs_.layers) return found;
   prepare(nodes, microbatches);
-  double allowed = kInfinity;
-  while (run(nodes, allowed, true) != kInfinity) {
+  const double shortest = run(nodes, kInfinity, false);
+  if (shortest == kInfinity) return found;
+  const double good = take(nodes).seconds(microbatches), least = run(nodes, kInfinity, true);
+  // Nothing much worse than the first by the bound; in steps of a hundredth where there are many layers.
+  double allowed = microbatches > 1 ? (1.25 * good - least) / (microbatches - 1) : kInfinity;
+  const double step = nodes.size() * static_cast<size_t>(costs_.layers) <= 160 ? 1 - 1e-12 : 0.99;
+  while (allowed >= shortest && run(nodes, allowed, true) != kInfinity) {
     found.push_back(take(nodes));
-    allowed = found.back().longest * (1 - 1e-12);
+    allowed = found.back().longest * step;
   }
   return found;
 }

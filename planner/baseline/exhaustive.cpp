@@ -178,7 +178,9 @@ class Exhaustive {
           layout.microbatch = costs_.microbatch;
           layout.pipelines = {{m, stages}};
           settle(layout);
-          const double seconds = alone_.run(layout).pipeline_seconds;
+          const Simulation alone = alone_.run(layout);
+          // In company the whole update stays as it is, unless its state is shared.
+          const double seconds = sharded_ ? alone.pipeline_seconds : alone.seconds;
           if (seconds < judge_.best_score()) found.push_back({stages, seconds});
         }
       }
@@ -216,9 +218,12 @@ class Exhaustive {
 }  // namespace
 
 void plan_exhaustive(Judge& judge) {
-  // Something to prune against from the start; both are within what is searched.
+  // Good plans to prune against from the start. They may only hide plans that are no better.
   plan_megatron(judge);
   plan_whale(judge);
+  Additions additions = judge.request().additions;
+  additions.schedules = false;
+  search_plans(judge, additions, "exhaustive, first guess");
   for (const int tensor : tensor_degrees(judge.request()))
     for (const int microbatch : microbatch_sizes(judge.request()))
       Exhaustive(judge, tensor, microbatch).run();

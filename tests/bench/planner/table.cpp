@@ -1,0 +1,153 @@
+// Policies over the combinations of combinations.json: usage table FILE [additions | seconds]
+// Without a second word: all policies. `additions`: autohet with each addition alone. `seconds`: planning
+// time by size.
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <ctime>
+
+#include <fmt/core.h>
+
+#include "core/base/error.h"
+#include "core/io/json.h"
+#include "planner/policy.h"
+
+namespace {
+
+using namespace het;
+using namespace het::planner;
+
+Request request_of(const Json& combination, const std::string& model, int batch) {
+  Request request;
+  char name = 'a';
+  for (const Json& node : *combination.array()) {
+    const Json::Array& field = *node.array();
+    request.cluster.nodes.push_back(known_node(std::string(1, name++), *field[0].string(),
+                                               static_cast<int>(*field[1].integer()),
+                                               static_cast<int>(*field[2].integer())));
+  }
+  add_known_types(request.cluster);
+  request.cluster.between = {20e-6, 50e9};
+  request.model = known_model(model);
+  request.batch = batch;
+  return request;
+}
+
+std::string title_of(const Json& combination) {
+  std::string title;
+  for (const Json& node : *combination.array()) {
+    const Json::Array& field = *node.array();
+    title += fmt::format("{}{} {}", title.empty() ? "" : " + ", *field[1].integer() * *field[2].integer(),
+                         *field[0].string());
+  }
+  return title;
+}
+
+double seconds_of(const Planned& planned) {
+  return planned.feasible ? planned.best.simulation.seconds : std::numeric_limits<double>::infinity();
+}
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+int run_table(const Json& file) {
+  double best = 0, worst = 1e9, sum = 0, published = 0;
+  int count = 0;
+  for (const Json& combination : *file.find("combinations")->array())
+    for (const Json& model : *file.find("models")->array()) {
+      const std::string& name = *(*model.array())[0].string();
+      const Request request = request_of(combination, name, static_cast<int>(*(*model.array())[1].integer()));
+      double seconds[4];
+      const char* policies[] = {"megatron", "whale", "autohet", "auto"};
+      double took = 0, bound = 0;
+      for (int i = 0; i < 4; ++i) {
+        const double start = now();
+        const Planned planned = plan_with(request, policies[i]);
+        took = now() - start;
+        bound = planned.lower_bound_seconds;
+        seconds[i] = seconds_of(planned);
+      }
+      const double baseline = std::min(seconds[0], seconds[1]), ratio = baseline / seconds[3];
+      fmt::print("{} | {} | {:.3f} | {:.3f} | {:.3f} | {:.3f} | {:.3f} | {:.3f} | {:.2f} s\n",
+                 title_of(combination), name, seconds[0], seconds[1], seconds[2], seconds[3], bound, ratio,
+                 took);
+      std::fflush(stdout);
+      if (!std::isfinite(ratio)) continue;
+      best = std::max(best, ratio);
+      worst = std::min(worst, ratio);
+      sum += ratio;
+      published += baseline / seconds[2];
+      ++count;
+    }
+  fmt::print(
+      "{{\"combinations\": {}, \"best_ratio\": {:.3f}, \"mean_ratio\": {:.3f}, \"worst_ratio\": {:.3f}, "
+      "\"autohet_mean_ratio\": {:.3f}}}\n",
+      count, best, sum / count, worst, published / count);
+  return worst >= 1 ? 0 : 1;
+}
+
+// Speed-up over the published decomposition with one addition on.
+int run_additions(const Json& file) {
+  const std::pair<const char*, bool Additions::*> each[] = {
+      {"uneven_microbatches", &Additions::uneven_microbatches},
+      {"placed_optimizer", &Additions::placed_optimizer},
+      {"recompute_per_stage", &Additions::recompute_per_stage},
+      {"schedules", &Additions::schedules},
+      {"local_search", &Additions::local_search}};
+  double sum[6] = {}, best[6] = {};
+  int count = 0;
+  for (const Json& combination : *file.find("combinations")->array())
+    for (const Json& model : *file.find("models")->array()) {
+      Request request = request_of(combination, *(*model.array())[0].string(),
+                                   static_cast<int>(*(*model.array())[1].integer()));
+      const double published = seconds_of(plan_with(request, "autohet"));
+      if (!std::isfinite(published)) continue;
+      for (int i = 0; i < 6; ++i) {
+        request.additions = i < 5 ? kPublished : Additions{};
+        if (i < 5) request.additions.*each[i].second = true;
+        const double gain = published / seconds_of(plan_with(request, "search"));
+        sum[i] += gain;
+        best[i] = std::max(best[i], gain);
+      }
+      ++count;
+    }
+  for (int i = 0; i < 6; ++i)
+    fmt::print("{} | mean {:.4f} | best {:.4f}\n", i < 5 ? each[i].first : "all", sum[i] / count, best[i]);
+  return 0;
+}
+
+int run_seconds() {
+  const std::pair<const char*, const char*> sizes[] = {
+      {"64", R"([["A100-80",8,3],["H20",8,3],["H800",8,2]])"},
+      {"1024", R"([["A100-80",8,28],["H20",8,20],["H800",8,20],["V100-32",4,76],["A10G",4,44]])"},
+      {"10000", R"([["A100-80",8,300],["H20",8,300],["H800",8,200],["V100-32",8,200],["A10G",8,250]])"}};
+  const int batches[] = {256, 2048, 8192};
+  for (int i = 0; i < 3; ++i) {
+    const Request request = request_of(parse_json(sizes[i].second, "sizes"), "llama2-7b", batches[i]);
+    const double start = now();
+    const std::clock_t busy = std::clock();
+    const Planned planned = plan_with(request, "auto");
+    fmt::print(
+        "seconds_{}: {:.2f} ({:.2f} of the processor; {} devices, {} plans simulated, step {:.3f} s, bound "
+        "{:.3f} s)\n",
+        sizes[i].first, now() - start, static_cast<double>(std::clock() - busy) / CLOCKS_PER_SEC,
+        total_devices(request.cluster), planned.judged, seconds_of(planned), planned.lower_bound_seconds);
+    std::fflush(stdout);
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    if (argc < 2) fail_usage("usage: table combinations.json [additions | seconds]");
+    if (argc > 2 && std::strcmp(argv[2], "seconds") == 0) return run_seconds();
+    const Json file = read_json(argv[1]);
+    return argc > 2 && std::strcmp(argv[2], "additions") == 0 ? run_additions(file) : run_table(file);
+  } catch (const Error& error) {
+    fmt::print(stderr, "{}\n", error.what());
+    return static_cast<int>(error.kind());
+  }
+}
