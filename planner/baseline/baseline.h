@@ -1,6 +1,8 @@
 // What auto is measured against, in the same run and by the same judge.
 #pragma once
 
+#include <cstdint>
+
 #include "planner/request.h"
 
 namespace het::planner {
@@ -22,5 +24,7 @@ void plan_whale(Judge& judge);
 // out only what a proven bound excludes: a pipeline alone is never slower than in company. For about 8 groups
 // and 12 layers at most.
 void plan_exhaustive(Judge& judge);
+// The same with an end: false when more than `most` simulations would have been needed.
+bool plan_exhaustive(Judge& judge, int64_t most);
 
 }  // namespace het::planner

@@ -21,12 +21,13 @@ struct Choice {
 
 class Exhaustive {
  public:
-  Exhaustive(Judge& judge, int tensor, int microbatch)
+  Exhaustive(Judge& judge, int tensor, int microbatch, int64_t& left)
       : judge_(judge),
         request_(judge.request()),
         costs_(judge.costs(tensor, microbatch)),
         alone_(costs_, request_.cluster),
-        microbatches_(request_.batch / microbatch) {}
+        microbatches_(request_.batch / microbatch),
+        left_(left) {}
 
   void run() {
     const Pool pool = pool_of(request_, costs_);
@@ -46,6 +47,7 @@ class Exhaustive {
 
  private:
   void try_grouping(const Grouping& grouping) {
+    if (left_ < 0) return;
     std::vector<Composition> pipelines;
     for (const auto& [composition, copies] : grouping.parts)
       pipelines.insert(pipelines.end(), static_cast<size_t>(copies), composition);
@@ -98,7 +100,7 @@ class Exhaustive {
       return;
     }
     const bool twin = p > 0 && pipelines[p] == pipelines[p - 1] && counts_[p] == counts_[p - 1];
-    for (size_t i = twin ? picked[p - 1] : 0; i < options[p]->size(); ++i) {
+    for (size_t i = twin ? picked[p - 1] : 0; i < options[p]->size() && left_ >= 0; ++i) {
       if ((*options[p])[i].seconds >= judge_.best_score()) break;  // sorted
       picked[p] = i;
       pick(pipelines, options, picked, p + 1);
@@ -153,6 +155,7 @@ class Exhaustive {
   // own.
   void split(std::vector<StageLayout>& stages, size_t s, int first, double before, int m,
              std::vector<Choice>& found) {
+    if (left_ < 0) return;
     const int left = static_cast<int>(stages.size() - s) - 1;
     const StageRules rules;
     const int held = in_flight(rules, static_cast<int>(stages.size()), static_cast<int>(s), m);
@@ -172,7 +175,7 @@ class Exhaustive {
         if (before + m * tau >= judge_.best_score()) continue;
         if (left > 0) {
           split(stages, s + 1, end, before + tau, m, found);
-        } else {
+        } else if (--left_ >= 0) {
           Layout layout;
           layout.tensor = costs_.tensor;
           layout.microbatch = costs_.microbatch;
@@ -192,6 +195,7 @@ class Exhaustive {
   const CostTable& costs_;
   Simulator alone_;
   int microbatches_;
+  int64_t& left_;  // simulations; below 0: given up
   bool sharded_ = false;
   std::vector<int> counts_;
   std::map<std::pair<Composition, int>, std::vector<Choice>> choices_;
@@ -217,7 +221,9 @@ class Exhaustive {
 
 }  // namespace
 
-void plan_exhaustive(Judge& judge) {
+void plan_exhaustive(Judge& judge) { plan_exhaustive(judge, std::numeric_limits<int64_t>::max()); }
+
+bool plan_exhaustive(Judge& judge, int64_t most) {
   // Good plans to prune against from the start. They may only hide plans that are no better.
   plan_megatron(judge);
   plan_whale(judge);
@@ -226,7 +232,8 @@ void plan_exhaustive(Judge& judge) {
   search_plans(judge, additions, "exhaustive, first guess");
   for (const int tensor : tensor_degrees(judge.request()))
     for (const int microbatch : microbatch_sizes(judge.request()))
-      Exhaustive(judge, tensor, microbatch).run();
+      Exhaustive(judge, tensor, microbatch, most).run();
+  return most >= 0;
 }
 
 }  // namespace het::planner

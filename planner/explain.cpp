@@ -1,0 +1,144 @@
+#include "planner/explain.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "core/base/error.h"
+#include "core/base/units.h"
+
+namespace het::planner {
+namespace {
+
+// Why a stage has what it has, the strongest reason first.
+std::string reason(const CostTable& costs, const Layout& layout, const StageUse& use,
+                   const StageLayout& stage, double busiest, double pipeline_seconds) {
+  const PipelineLayout& pipeline = layout.pipelines[static_cast<size_t>(use.pipeline)];
+  const double free = use.limit_bytes - use.memory_bytes;
+  const int end = stage.first + stage.layers;
+  const bool more = stage.layers < costs.layers;
+  const double layer = costs.stage_bytes(stage.first, end, use.in_flight, stage.recompute, 0) / stage.layers;
+  if (use.busy_seconds >= 0.97 * busiest) {
+    if (use.busy_seconds >= 0.93 * pipeline_seconds)
+      return "compute: busy almost all the time; it sets the pace";
+    return fmt::format(
+        "compute: the slowest of its pipeline; {} micro-batches leave {:.0f} % of the time to fill and drain",
+        pipeline.microbatches, 100 * (1 - use.busy_seconds / pipeline_seconds));
+  }
+  if (more && free < layer)
+    return fmt::format("memory: another layer takes {}, {} are free{}", show_bytes(layer), show_bytes(free),
+                       stage.recompute ? " though it recomputes" : "");
+  if (more) {
+    const double with = use.busy_seconds * (stage.layers + 1) / stage.layers;
+    if (with > busiest) return "whole layers: with one more it would be the slowest of its pipeline";
+  }
+  if (use.idle_start > 0.1 * pipeline_seconds || use.idle_end > 0.1 * pipeline_seconds)
+    return "bubble: waits for the pipeline to fill and drain";
+  return "slack: its pipeline's pace is set elsewhere";
+}
+
+}  // namespace
+
+PlanReport explain(const Request& request, const Planned& planned) {
+  HET_REQUIRE(planned.feasible);
+  const Layout& layout = planned.best.layout;
+  const Simulation& simulation = planned.best.simulation;
+  const CostTable costs =
+      make_costs(request.cluster, request.model, request.profile, layout.tensor, layout.microbatch);
+  PlanReport report;
+  report.step_seconds = simulation.seconds;
+  report.tokens_per_second = static_cast<double>(request.batch) * request.model.tokens / simulation.seconds;
+  report.bubble = simulation.bubble;
+  report.exposed_seconds = simulation.exposed_seconds;
+  report.update_seconds = simulation.update_seconds;
+  report.lower_bound_seconds = planned.lower_bound_seconds;
+  report.gap = planned.lower_bound_seconds > 0 ? simulation.seconds / planned.lower_bound_seconds - 1 : 0;
+
+  std::vector<double> busiest(layout.pipelines.size(), 0);
+  for (const StageUse& use : simulation.stages)
+    busiest[static_cast<size_t>(use.pipeline)] =
+        std::max(busiest[static_cast<size_t>(use.pipeline)], use.busy_seconds);
+  std::set<std::string> used;
+  std::set<std::pair<int, int>> hosts;
+  std::set<int> nodes;
+  for (const StageUse& use : simulation.stages) {
+    const auto p = static_cast<size_t>(use.pipeline), s = static_cast<size_t>(use.stage);
+    const StageLayout& stage = layout.pipelines[p].stages[s];
+    hosts.emplace(stage.node, stage.host);
+    nodes.insert(stage.node);
+    const std::string why = reason(costs, layout, use, stage, busiest[p], simulation.pipeline_seconds);
+    for (const std::string& device : planned.plan.pipelines[p].stages[s].devices) {
+      DeviceReport entry;
+      entry.device = device;
+      entry.type = request.cluster.nodes[static_cast<size_t>(stage.node)].type;
+      entry.pipeline = use.pipeline;
+      entry.stage = use.stage;
+      entry.first_layer = stage.first;
+      entry.layers = stage.layers;
+      entry.recompute = stage.recompute;
+      entry.memory_bytes = use.memory_bytes;
+      entry.free_bytes = use.limit_bytes - use.memory_bytes;
+      entry.busy_share = (use.busy_seconds + use.update_seconds) / simulation.seconds;
+      entry.why = why;
+      report.devices.push_back(std::move(entry));
+      used.insert(device);
+    }
+  }
+  for (int n = 0; n < static_cast<int>(request.cluster.nodes.size()); ++n) {
+    const Node& node = request.cluster.nodes[static_cast<size_t>(n)];
+    for (int h = 0; h < static_cast<int>(node.hosts.size()); ++h)
+      for (int d = 0; d < node.devices; ++d)
+        if (const std::string name = device_name(request.cluster, n, h, d); used.count(name) == 0)
+          report.idle.push_back(name);
+  }
+  for (const auto& [node, host] : hosts)
+    report.price_per_hour += request.cluster.nodes[static_cast<size_t>(node)].price_per_hour;
+  report.price_per_billion_tokens = report.price_per_hour / 3600 * 1e9 / report.tokens_per_second;
+  for (const int node : nodes) {
+    const NodeCosts& of = costs.nodes[static_cast<size_t>(node)];
+    report.layers_measured += of.measured;
+    report.layers_interpolated += of.interpolated;
+    report.layers_estimated += of.estimated;
+  }
+  return report;
+}
+
+std::string to_text(const PlanReport& report) {
+  std::string text = fmt::format("{:<16} {:<10} {:>8} {:>10} {:>10} {:>5}  {}\n", "device", "type", "layers",
+                                 "memory", "free", "busy", "why");
+  for (size_t i = 0; i < report.devices.size();) {
+    const DeviceReport& device = report.devices[i];
+    size_t last = i;
+    while (last + 1 < report.devices.size() && report.devices[last + 1].pipeline == device.pipeline &&
+           report.devices[last + 1].stage == device.stage)
+      ++last;
+    const std::string name =
+        last == i
+            ? device.device
+            : fmt::format("{}-{}", device.device,
+                          report.devices[last].device.substr(report.devices[last].device.rfind(':') + 1));
+    if (device.stage == 0) text += fmt::format("pipeline {}\n", device.pipeline + 1);
+    text += fmt::format("{:<16} {:<10} {:>8} {:>10} {:>10} {:>4.0f}%  {}{}\n", name, device.type,
+                        fmt::format("{}-{}", device.first_layer, device.first_layer + device.layers - 1),
+                        show_bytes(device.memory_bytes), show_bytes(device.free_bytes),
+                        100 * device.busy_share, device.recompute ? "recomputes; " : "", device.why);
+    i = last + 1;
+  }
+  if (!report.idle.empty()) text += fmt::format("not used: {}\n", fmt::join(report.idle, ", "));
+  text += fmt::format("step {}, {} tokens/s, bubble {:.1f} %, exposed communication {}, update {}\n",
+                      show_seconds(report.step_seconds), show_count(report.tokens_per_second),
+                      100 * report.bubble, show_seconds(report.exposed_seconds),
+                      show_seconds(report.update_seconds));
+  text += fmt::format("no plan takes less than {}: this one is {:.1f} % above\n",
+                      show_seconds(report.lower_bound_seconds), 100 * report.gap);
+  if (report.price_per_hour > 0)
+    text += fmt::format("{:.2f} an hour, {:.2f} for a billion tokens\n", report.price_per_hour,
+                        report.price_per_billion_tokens);
+  text += fmt::format("layer times: {} measured, {} interpolated, {} estimated from the data sheet\n",
+                      report.layers_measured, report.layers_interpolated, report.layers_estimated);
+  return text;
+}
+
+}  // namespace het::planner

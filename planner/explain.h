@@ -1,0 +1,38 @@
+// A plan in words and figures: for each device its layers, memory, busy share and what binds it; for the step
+// its time, bubble, communication, money, and how far it is from the proven bound. Plain data, and as text.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "planner/policy.h"
+
+namespace het::planner {
+
+struct DeviceReport {
+  std::string device, type;  // "a:0", "A100-80"
+  int pipeline = 0, stage = 0;
+  int first_layer = 0, layers = 0;
+  bool recompute = false;
+  double memory_bytes = 0, free_bytes = 0;
+  double busy_share = 0;  // of the step
+  std::string why;        // what binds it
+};
+
+struct PlanReport {
+  std::vector<DeviceReport> devices;  // in the order of pipelines and stages
+  std::vector<std::string> idle;      // devices that the plan does not use
+  double step_seconds = 0, tokens_per_second = 0;
+  double bubble = 0, exposed_seconds = 0, update_seconds = 0;
+  double lower_bound_seconds = 0, gap = 0;  // gap: how much longer than the bound, as a share of it
+  double price_per_hour = 0;                // of the hosts that are used
+  double price_per_billion_tokens = 0;
+  int layers_measured = 0, layers_interpolated = 0, layers_estimated = 0;  // over the nodes that are used
+};
+
+// `planned` must be feasible and of this request.
+PlanReport explain(const Request& request, const Planned& planned);
+// A table, then the figures of the step; devices of one stage on one line.
+std::string to_text(const PlanReport& report);
+
+}  // namespace het::planner
