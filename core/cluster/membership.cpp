@@ -1,0 +1,531 @@
+#include "core/cluster/membership.h"
+
+#include <algorithm>
+#include <atomic>
+#include <charconv>
+#include <map>
+#include <optional>
+#include <set>
+
+#include "core/base/error.h"
+#include "core/cluster/lease.h"
+#include "core/cluster/secret.h"
+#include "core/io/json.h"
+
+namespace het {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+// What a member writes: itself, and what it takes the run to be.
+struct Record {
+  Member member;
+  int world_size = 0;
+  bool leaving = false;
+};
+
+Json to_json(const Record& record) {
+  const Member& m = record.member;
+  return Json::Object{{"rank", m.rank},
+                      {"host", m.host},
+                      {"device", m.device},
+                      {"device_memory", m.device_memory},
+                      {"address", m.address},
+                      {"version", m.version},
+                      {"recipe", m.recipe_digest},
+                      {"data", m.data_digest},
+                      {"world_size", record.world_size},
+                      {"leaving", record.leaving}};
+}
+
+std::optional<Record> record_of(const Json& json) {
+  const auto text = [&](const char* name) {
+    const Json* value = json.find(name);
+    return value ? value->string() : nullptr;
+  };
+  const auto number = [&](const char* name) {
+    const Json* value = json.find(name);
+    return value ? value->integer() : nullptr;
+  };
+  const std::string *host = text("host"), *device = text("device"), *address = text("address"),
+                    *version = text("version"), *recipe = text("recipe"), *data = text("data");
+  const int64_t *rank = number("rank"), *memory = number("device_memory"), *world = number("world_size");
+  const Json* leaving = json.find("leaving");
+  if (!host || !device || !address || !version || !recipe || !data || !rank || !memory || !world ||
+      !leaving || !leaving->boolean())
+    return std::nullopt;
+  constexpr int64_t kLargestWorld = 1 << 20;
+  if (*world < 1 || *world > kLargestWorld || *rank < -1 || *rank >= *world) return std::nullopt;
+  Record record;
+  record.member = {static_cast<int>(*rank), *host, *device, *memory, *address, *version, *recipe, *data};
+  record.world_size = static_cast<int>(*world);
+  record.leaving = *leaving->boolean();
+  return record;
+}
+
+// A value with a proof that its writer knows the secret, good for this key only.
+std::string seal(std::string_view secret, const std::string& key, const std::string& text) {
+  return hex_of(hmac_sha256(secret, key + '\n' + text)) + '\n' + text;
+}
+
+std::optional<Json> unseal(std::string_view secret, const std::string& key, const std::string& value) {
+  const size_t end = value.find('\n');
+  if (end == value.npos) return std::nullopt;
+  const std::string text = value.substr(end + 1);
+  if (!equal_proofs(value.substr(0, end), hex_of(hmac_sha256(secret, key + '\n' + text))))
+    return std::nullopt;
+  try {
+    return parse_json(text, key);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+std::string generation_key(const std::string& run) { return run + "/generation"; }
+
+int64_t number_of(const std::string& text) {
+  int64_t value = 0;
+  std::from_chars(text.data(), text.data() + text.size(), value);
+  return value;
+}
+
+int64_t open_now(Store& store, const std::string& run) {
+  store.create(generation_key(run), "1");
+  const auto entry = store.get(generation_key(run));
+  return entry ? number_of(entry->value) : 1;
+}
+
+struct Present {
+  std::string id;
+  Record record;
+  int64_t created = 0, revision = 0;
+};
+
+// Members and roster of one generation, as far as the store has told.
+struct View {
+  std::string prefix;  // "RUN/GENERATION/"
+  std::string secret;
+  std::map<std::string, Present> members;              // by id
+  std::vector<std::pair<std::string, Member>> roster;  // ids and members, by rank; empty: none yet
+  bool closed = false;                                 // there is a roster, be it one that is not ours
+  std::map<std::string, int64_t> strangers;            // keys without our seal, and when they came
+
+  std::string key_of(const std::string& id) const { return prefix + "member/" + id; }
+
+  void apply(const StoreEvent& event) {
+    const std::string& key = event.entry.key;
+    const std::string members_at = prefix + "member/";
+    if (key == prefix + "roster" && event.kind == StoreEvent::Kind::put)
+      return read_roster(event.entry.value);
+    if (!key.starts_with(members_at)) return;
+    const std::string id = key.substr(members_at.size());
+    if (event.kind == StoreEvent::Kind::removed) {
+      members.erase(id);
+      strangers.erase(key);
+      return;
+    }
+    const auto json = unseal(secret, key, event.entry.value);
+    auto record = json ? record_of(*json) : std::nullopt;
+    if (record)
+      members[id] = {id, std::move(*record), event.entry.created, event.entry.revision};
+    else
+      strangers[key] = event.entry.created;
+  }
+
+  void read_roster(const std::string& value) {
+    closed = true;
+    const auto json = unseal(secret, prefix + "roster", value);
+    if (!json || !json->array()) return;
+    for (const Json& item : *json->array()) {
+      const Json *id = item.find("id"), *member = item.find("member");
+      auto record = member ? record_of(*member) : std::nullopt;
+      if (!id || !id->string() || !record) continue;
+      roster.emplace_back(*id->string(), std::move(record->member));
+    }
+  }
+
+  // In the order in which they came.
+  std::vector<const Present*> by_coming() const {
+    std::vector<const Present*> order;
+    for (const auto& [id, present] : members) order.push_back(&present);
+    std::sort(order.begin(), order.end(),
+              [](const Present* a, const Present* b) { return a->created < b->created; });
+    return order;
+  }
+};
+
+// Two members that cannot both be right. `confirmed`: both are known to have lived at one time. One that was
+// killed and started again meets its own entry, which lasts until the lease lapses: that is no mistake. The
+// older one, if it lives, writes its entry again when it sees the newer one.
+struct Problem {
+  const Present *older, *newer;
+  std::string sentence;
+  bool confirmed() const { return older->revision > newer->created; }
+};
+
+std::optional<Problem> problem_of(const View& view) {
+  const std::vector<const Present*> order = view.by_coming();
+  if (order.empty()) return std::nullopt;
+  const Present& first = *order[0];
+  const auto differs = [&](const Present& other, const std::string& verb, const std::string& theirs,
+                           const std::string& ours, const char* same) {
+    return Problem{
+        &first, &other,
+        fmt::format("{} {} {}, but {}, which came first, {} {}; all members need the same {}",
+                    show(other.record.member), verb, theirs, show(first.record.member), verb, ours, same)};
+  };
+  for (const Present* other : order) {
+    const Member &a = first.record.member, &b = other->record.member;
+    if (a.version != b.version) return differs(*other, "runs hetrun", b.version, a.version, "version");
+    if (a.recipe_digest != b.recipe_digest)
+      return differs(*other, "has the recipe", b.recipe_digest, a.recipe_digest, "recipe");
+    if (a.data_digest != b.data_digest)
+      return differs(*other, "has the data", b.data_digest, a.data_digest, "data");
+    if (first.record.world_size != other->record.world_size)
+      return differs(*other, "expects a world of", std::to_string(other->record.world_size),
+                     std::to_string(first.record.world_size), "world size");
+  }
+  std::map<int, const Present*> ranks;
+  for (const Present* other : order) {
+    if (other->record.member.rank < 0) continue;
+    const auto [taken, fresh] = ranks.emplace(other->record.member.rank, other);
+    if (!fresh)
+      return Problem{
+          taken->second, other,
+          fmt::format("rank {} is taken twice: by a process on {}, and by one on {}; give every process "
+                      "a rank of its own",
+                      taken->first, taken->second->record.member.host, other->record.member.host)};
+  }
+  return std::nullopt;
+}
+
+// Ids by rank: as the members say, and those that say none fill what is free, host by host, in the order in
+// which they came.
+std::vector<const Present*> ranks_of(const View& view, int world_size) {
+  std::vector<const Present*> ranks(world_size), rest;
+  for (const Present* present : view.by_coming()) {
+    const int rank = present->record.member.rank;
+    if (rank >= 0 && rank < world_size)
+      ranks[rank] = present;
+    else
+      rest.push_back(present);
+  }
+  std::stable_sort(rest.begin(), rest.end(), [](const Present* a, const Present* b) {
+    return a->record.member.host < b->record.member.host;
+  });
+  size_t next = 0;
+  for (const Present*& place : ranks)
+    if (!place && next < rest.size()) place = rest[next++];
+  return ranks;
+}
+
+std::string who_is_missing(const View& view, const JoinOptions& options, milliseconds waited) {
+  std::vector<bool> here(options.world_size);
+  std::vector<std::string> came, missing;
+  int unranked = 0;
+  for (const Present* present : view.by_coming()) {
+    came.push_back(show(present->record.member));
+    const int rank = present->record.member.rank;
+    if (rank < 0)
+      ++unranked;
+    else if (rank < options.world_size)
+      here[rank] = true;
+  }
+  const int left = options.world_size - static_cast<int>(came.size());
+  if (unranked) {
+    missing.push_back(fmt::format("{} more", left));
+  } else {
+    for (int rank = 0; rank < options.world_size; ++rank)
+      if (!here[rank]) missing.push_back(fmt::format("rank {}", rank));
+  }
+  constexpr size_t kNamed = 8;
+  const auto named = [](std::vector<std::string> names) {
+    const size_t count = names.size();
+    if (count > kNamed) {
+      names.resize(kNamed);
+      names.push_back(fmt::format("and {} others", count - kNamed));
+    }
+    return fmt::format("{}", fmt::join(names, ", "));
+  };
+  std::string sentence =
+      fmt::format("{} of {} members of run '{}' came within {} ms: {}; missing: {}", came.size(),
+                  options.world_size, options.run, waited.count(), named(came), named(missing));
+  if (!view.strangers.empty())
+    sentence += fmt::format("; {} came without the run's secret", view.strangers.size());
+  return sentence;
+}
+
+std::string run_prefix(const std::string& run, int64_t generation) {
+  return fmt::format("{}/{}/", run, generation);
+}
+
+[[noreturn]] void refuse_secret(const std::string& run) {
+  fail_usage("the members of run '{}' that came before this one have another shared secret", run);
+}
+
+View view_of(const StoreListing& listing, std::string prefix, std::string secret) {
+  View view;
+  view.prefix = std::move(prefix);
+  view.secret = std::move(secret);
+  for (const StoreEntry& entry : listing.entries) view.apply({StoreEvent::Kind::put, entry});
+  return view;
+}
+
+class Place final : public Membership {
+ public:
+  Place(std::shared_ptr<Store> store, const JoinOptions& options, int64_t generation, std::string id,
+        Record record)
+      : store_(std::move(store)),
+        options_(options),
+        generation_(generation),
+        id_(std::move(id)),
+        record_(std::move(record)) {
+    view_.prefix = run_prefix(options_.run, generation_);
+    view_.secret = options_.secret;
+    lease_ = std::make_unique<HeldLease>(store_, options_.lease_ttl);
+    write();
+  }
+
+  int rank() const override { return rank_; }
+  int64_t generation() const override { return generation_; }
+  const std::vector<Member>& members() const override { return members_; }
+  int64_t lease() const override { return lease_->id(); }
+  std::string prefix() const override { return view_.prefix; }
+  void close_watch() override {
+    closed_ = true;
+    watch_->close();
+  }
+
+  void leave() override {
+    record_.leaving = true;
+    try {
+      write();
+    } catch (const Error&) {  // whom the store does not hear is seen as lost
+    }
+    lease_->revoke();
+  }
+
+  std::vector<MemberChange> watch_members(milliseconds timeout) override {
+    std::vector<MemberChange> changes = std::move(pending_);
+    pending_.clear();
+    const auto deadline = Clock::now() + timeout;
+    while (changes.empty() && !closed_) {
+      // A lease that cannot be kept alive is lost to the others too, though no event says so here.
+      constexpr milliseconds kLook{200};
+      const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
+      const auto events = watch_->next(std::clamp(left, milliseconds(0), kLook));
+      for (const StoreEvent& event : events) change(event, changes);
+      if (changes.empty() && lease_->lost() && gone_.insert(rank_).second)
+        changes.push_back({MemberChange::Kind::lost, rank_, generation_,
+                           fmt::format("rank {} could not keep its lease alive for {} ms, and counts as dead",
+                                       rank_, lease_->ttl().count())});
+      if (Clock::now() >= deadline) break;
+    }
+    return changes;
+  }
+
+  void wait_for_all() {
+    const auto start = Clock::now(), deadline = start + options_.timeout;
+    const StoreListing listing = store_->list(view_.prefix);
+    watch_ = store_->watch(options_.run + "/", listing.revision + 1);
+    for (const StoreEntry& entry : listing.entries) view_.apply({StoreEvent::Kind::put, entry});
+    check();
+    auto warn_at = start + options_.warn_after;
+    while (view_.roster.empty()) {
+      if (complete()) write_roster();
+      const auto now = Clock::now();
+      if (now >= deadline) fail(ErrorKind::peer, "{}", who_is_missing(view_, options_, options_.timeout));
+      if (now >= warn_at && options_.warn) {
+        options_.warn(who_is_missing(view_, options_, std::chrono::round<milliseconds>(now - start)));
+        warn_at = now + options_.warn_after;
+      }
+      const auto until = options_.warn ? std::min(deadline, warn_at) : deadline;
+      for (const StoreEvent& event :
+           watch_->next(std::max(std::chrono::ceil<milliseconds>(until - now), milliseconds(1)))) {
+        if (event.entry.revision <= listing.revision) continue;
+        if (view_.roster.empty()) {
+          view_.apply(event);
+          check();
+          stay(event);
+        } else {
+          later_.push_back(event);
+        }
+      }
+      if (lease_->lost())
+        fail(ErrorKind::peer, "this process could not keep its lease at {} alive while it joined run '{}'",
+             store_->describe(), options_.run);
+    }
+    take_place();
+  }
+
+ private:
+  void write() {
+    const std::string key = view_.key_of(id_);
+    store_->put(key, seal(options_.secret, key, to_string(to_json(record_))), lease_->id());
+  }
+
+  // Refuse, once it is sure, what cannot go together; be the one who makes it sure.
+  void check() {
+    const auto self = view_.members.find(id_);
+    if (self != view_.members.end())
+      for (const auto& [key, created] : view_.strangers)
+        if (created < self->second.created) refuse_secret(options_.run);
+    if (!view_.roster.empty()) return;
+    if (view_.closed) refuse_secret(options_.run);
+    const auto problem = problem_of(view_);
+    if (!problem) return;
+    if (problem->confirmed()) fail_usage("{}", problem->sentence);
+    if (problem->older->id == id_ && confirmed_.insert(problem->newer->id).second) write();
+  }
+
+  void stay(const StoreEvent& event) const {
+    if (event.entry.key == generation_key(options_.run) && event.kind == StoreEvent::Kind::put &&
+        number_of(event.entry.value) > generation_)
+      fail(ErrorKind::peer, "generation {} of run '{}' was opened while this process joined generation {}",
+           event.entry.value, options_.run, generation_);
+  }
+
+  bool complete() const {
+    return static_cast<int>(view_.members.size()) >= options_.world_size && !problem_of(view_);
+  }
+
+  void write_roster() {
+    if (std::exchange(roster_written_, true)) return;
+    Json::Array roster;
+    for (const Present* present : ranks_of(view_, options_.world_size)) {
+      if (!present) {  // more came than there is room for, and not all ranks are among them
+        roster_written_ = false;
+        return;
+      }
+      roster.push_back(Json::Object{{"id", present->id}, {"member", to_json(present->record)}});
+    }
+    const std::string key = view_.prefix + "roster";
+    try {
+      store_->create(key, seal(options_.secret, key, to_string(Json(roster))));
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::peer) throw;
+      roster_written_ = false;  // it may be there or not: the watch tells, or it is tried again
+    }
+  }
+
+  void take_place() {
+    for (size_t rank = 0; rank < view_.roster.size(); ++rank) {
+      auto& [id, member] = view_.roster[rank];
+      member.rank = static_cast<int>(rank);
+      ranks_[id] = member.rank;
+      members_.push_back(member);
+    }
+    const auto self = ranks_.find(id_);
+    if (self == ranks_.end())
+      fail(ErrorKind::peer, "generation {} of run '{}' has its {} members already; {} came too late",
+           generation_, options_.run, members_.size(), show(record_.member));
+    rank_ = self->second;
+    for (const auto& [id, rank] : ranks_)
+      if (!view_.members.contains(id)) went(rank, false, pending_);
+    for (const StoreEvent& event : later_) change(event, pending_);
+  }
+
+  void change(const StoreEvent& event, std::vector<MemberChange>& changes) {
+    const std::string members_at = view_.prefix + "member/";
+    if (event.entry.key == generation_key(options_.run) && event.kind == StoreEvent::Kind::put) {
+      const int64_t opened = number_of(event.entry.value);
+      if (opened > generation_)
+        changes.push_back({MemberChange::Kind::generation, -1, opened,
+                           fmt::format("generation {} of run '{}' was opened", opened, options_.run)});
+      return;
+    }
+    if (!event.entry.key.starts_with(members_at)) return;
+    const std::string id = event.entry.key.substr(members_at.size());
+    const auto ranked = ranks_.find(id);
+    if (ranked == ranks_.end()) return;
+    const auto before = view_.members.find(id);
+    const bool leaving = before != view_.members.end() && before->second.record.leaving;
+    view_.apply(event);
+    if (event.kind == StoreEvent::Kind::removed) went(ranked->second, leaving, changes);
+  }
+
+  void went(int rank, bool leaving, std::vector<MemberChange>& changes) {
+    if (!gone_.insert(rank).second) return;
+    const std::string who = show(members_[rank]);
+    if (leaving)
+      changes.push_back({MemberChange::Kind::left, rank, generation_, who + " has left"});
+    else
+      changes.push_back(
+          {MemberChange::Kind::lost, rank, generation_, who + " was lost: its lease has lapsed"});
+  }
+
+  std::shared_ptr<Store> store_;
+  JoinOptions options_;
+  int64_t generation_;
+  std::string id_;
+  Record record_;
+  std::unique_ptr<HeldLease> lease_;
+  std::unique_ptr<StoreWatch> watch_;
+  View view_;
+  std::set<std::string> confirmed_;  // newer members that this one has shown to be alive with
+  bool roster_written_ = false;
+  std::vector<StoreEvent> later_;  // that came behind the roster
+  std::map<std::string, int> ranks_;
+  int rank_ = -1;
+  std::vector<Member> members_;
+  std::set<int> gone_;
+  std::atomic<bool> closed_ = false;
+  std::vector<MemberChange> pending_;
+};
+
+// The generation to join: the open one; when it is closed, and all of its members have gone, the next.
+int64_t generation_to_join(Store& store, const JoinOptions& options, Clock::time_point deadline) {
+  while (true) {
+    const int64_t generation = open_now(store, options.run);
+    const std::string prefix = run_prefix(options.run, generation);
+    const StoreListing listing = store.list(prefix);
+    const View view = view_of(listing, prefix, options.secret);
+    if (!view.closed) return generation;
+    if (view.members.empty() && !view.strangers.empty()) refuse_secret(options.run);
+    if (view.members.empty()) {
+      open_generation(store, options.run, generation);
+      continue;
+    }
+    if (Clock::now() >= deadline)
+      fail(ErrorKind::peer, "generation {} of run '{}' has its {} members already, among them {}", generation,
+           options.run, view.roster.size(), show(view.by_coming()[0]->record.member));
+    const auto watch = store.watch(options.run + "/", listing.revision + 1);
+    watch->next(std::max(std::chrono::ceil<milliseconds>(deadline - Clock::now()), milliseconds(1)));
+  }
+}
+
+}  // namespace
+
+std::string show(const Member& member) {
+  return member.rank < 0 ? "a member on " + member.host
+                         : fmt::format("rank {} on {}", member.rank, member.host);
+}
+
+int64_t open_generation(Store& store, const std::string& run, int64_t from) {
+  open_now(store, run);
+  const auto entry = store.get(generation_key(run));
+  if (entry && number_of(entry->value) == from)
+    store.replace(generation_key(run), std::to_string(from + 1), entry->revision);
+  return open_now(store, run);
+}
+
+std::unique_ptr<Membership> join(std::shared_ptr<Store> store, Member member, const JoinOptions& options) {
+  if (options.run.empty() || options.run.find('/') != options.run.npos)
+    fail_usage("'{}' is no name of a run; a name has at least one character, and no '/'", options.run);
+  if (options.world_size < 1) fail_usage("a world of {} members cannot be joined", options.world_size);
+  if (member.rank >= options.world_size || member.rank < -1)
+    fail_usage("rank {} is not among the ranks 0 to {}", member.rank, options.world_size - 1);
+  if (options.secret.size() < kSecretBytes)
+    fail_usage("the secret of run '{}' has {} bytes; it needs {} or more", options.run, options.secret.size(),
+               kSecretBytes);
+  const auto deadline = Clock::now() + options.timeout;
+  const int64_t generation =
+      options.generation > 0 ? options.generation : generation_to_join(*store, options, deadline);
+  auto place = std::make_unique<Place>(store, options, generation, hex_of(random_bytes(8)),
+                                       Record{std::move(member), options.world_size, false});
+  place->wait_for_all();
+  return place;
+}
+
+}  // namespace het

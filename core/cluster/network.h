@@ -1,0 +1,33 @@
+// Which address of this machine a run's traffic is bound to: one that was named, or that of the interface on
+// the way to the master. Never all of them unless that was asked for.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace het {
+
+struct NetworkAddress {
+  std::string interface;  // "eth0"
+  std::string address;    // numeric, without a zone
+  bool v6 = false;
+  bool loopback = false;
+  bool link_local = false;  // reaches its own link only, and needs a zone to be used
+
+  bool operator==(const NetworkAddress&) const = default;
+};
+// Of the interfaces that are up.
+std::vector<NetworkAddress> list_addresses();
+
+// The numeric address for what a person named: an address of this machine, or an interface. Of several, IPv4
+// first, then an IPv6 address that is not link-local. "0.0.0.0" and "::" only where `every` is true. Throws
+// Error(usage), listing what there is.
+std::string address_to_bind(const std::string& wanted, const std::vector<NetworkAddress>& addresses,
+                            bool every = false);
+// The address from which packets go to `host` (a name or a number); "127.0.0.1" where it is empty: all is
+// local. Nothing is sent. Throws Error(usage) for an unknown host, Error(environment) where there is no way.
+std::string address_towards(const std::string& host);
+// "eth0"; empty when no interface has it.
+std::string interface_of(const std::string& address, const std::vector<NetworkAddress>& addresses);
+
+}  // namespace het
