@@ -137,6 +137,7 @@ struct Simulator::State {
 
   void prepare(const Layout& given, const SimulateOptions& with);
   void classify();
+  double transfer_seconds(const StageLayout& a, const StageLayout& b) const;
   void fill(PipelineState& state, size_t source);
   bool next_op(const PipelineState& pipeline, size_t executor, Op& op) const;
   void try_start(size_t c, size_t executor, double now);
@@ -221,6 +222,14 @@ void Simulator::State::classify() {
   classes.resize(used);
 }
 
+// Of one micro-batch's boundary between neighbouring stages, on an idle link.
+double Simulator::State::transfer_seconds(const StageLayout& a, const StageLayout& b) const {
+  const double bytes = costs.boundary[static_cast<size_t>(a.first + a.layers - 1)];
+  if (port(a) == port(b))
+    return costs.nodes[static_cast<size_t>(a.node)].inside.seconds(bytes / costs.tensor);
+  return costs.link(a.node, b.node).seconds(bytes);
+}
+
 void Simulator::State::fill(PipelineState& state, size_t source) {
   const PipelineLayout& from = layout->pipelines[source];
   const size_t stages = from.stages.size(), executors = stages / static_cast<size_t>(layout->chunks);
@@ -242,6 +251,14 @@ void Simulator::State::fill(PipelineState& state, size_t source) {
                   (layout->schedule == Schedule::split_backward ? 0 : to.weight);
     state.hosts.push_back(port(stage));
   }
+  if (options.blocking_transfers)
+    for (size_t s = 0; s + 1 < stages; ++s) {
+      const double seconds = transfer_seconds(from.stages[s], from.stages[s + 1]);
+      for (const size_t end : {s, s + 1}) {
+        state.stages[end].forward += seconds;
+        state.stages[end].backward += seconds;
+      }
+    }
   state.stages[0].forwards_arrived = from.microbatches;
   if (layout->schedule == Schedule::interleaved)
     for (size_t e = 0; e < executors; ++e)
@@ -329,8 +346,10 @@ void Simulator::State::send(size_t c, size_t from, size_t to, double now) {
   const double bytes = costs.boundary[static_cast<size_t>(border)];
   const auto what = forward ? Pending::What::forward_arrives : Pending::What::backward_arrives;
   const int a = pipeline.hosts[from], b = pipeline.hosts[to];
-  double start = now, end = 0;
-  if (a == b) {
+  double start = now, end = now;
+  if (options.blocking_transfers) {
+    // Counted in the operations at both ends.
+  } else if (a == b) {
     end = now + costs.nodes[static_cast<size_t>(stages[from].node)].inside.seconds(bytes / costs.tensor);
   } else {
     const Link& link = costs.link(stages[from].node, stages[to].node);

@@ -17,6 +17,9 @@ namespace het::planner {
 struct SimulateOptions {
   bool events = false;   // fill Simulation::events (pipelines are then never merged)
   bool details = false;  // fill Simulation::stages
+  // A transfer between stages holds up the compute streams at both ends, as where sends and receives block.
+  // hetrun's own do not; systems whose measured plans the simulator is checked against do.
+  bool blocking_transfers = false;
   // Pipelines that are alike are simulated once when they do not share a port, or when there are more
   // stage-micro-batch pairs than this; shared ports then divide their bandwidth evenly.
   int64_t merge_above = 20000;

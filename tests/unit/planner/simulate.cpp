@@ -117,6 +117,16 @@ TEST_CASE("slow links are hidden by a deeper warm-up") {
   CHECK(deep.stages[0].in_flight == 4);
 }
 
+TEST_CASE("blocking transfers hold up both ends") {
+  const Bench bench({plain_node("a", "unit", 1), plain_node("b", "unit", 1)}, 2, {1e-3, 1e12});
+  Layout layout = pipeline_of(2, 16);
+  layout.pipelines[0].stages[1].node = 1;
+  SimulateOptions options;
+  options.blocking_transfers = true;
+  // Each stage is busy with one transfer in each direction: a millisecond, and 1e5 bytes.
+  CHECK(bench.run(layout, options).seconds == Approx(17 * (3 * kLayer + 2 * (1e-3 + 1e-7))).epsilon(1e-6));
+}
+
 TEST_CASE("pipelines that leave a host together share its port") {
   const Bench bench({plain_node("a", "unit", 2), plain_node("b", "unit", 1, 2)}, 2, {0, 1e7});
   Layout layout;
