@@ -153,15 +153,22 @@ int executor_timings(lua_State* L) {
   const Program& program = executor->program();
   lua_newtable(L);
   for (size_t i = 0; i < seconds.size(); ++i) {
-    const auto& compute = std::get<Compute>(program.instructions[i]);
     lua_newtable(L);
-    set_field(L, "op", std::string(compute.op->name));
+    lua_rawseti(L, -2, static_cast<int>(i) + 1);
+    lua_rawgeti(L, -1, static_cast<int>(i) + 1);
+    set_field(L, "op", title_of(program.instructions[i]));
+    set_field(L, "seconds", seconds[i]);
+    const auto* found = std::get_if<Compute>(&program.instructions[i]);
+    if (found == nullptr) {
+      lua_pop(L, 1);
+      continue;
+    }
+    const Compute& compute = *found;
     set_field(L, "scope", program.scopes[compute.scope]);
     set_field(L, "phase", std::string(name_of(compute.phase)));
     set_field(L, "layer", static_cast<double>(compute.layer + 1));
     set_field(L, "microbatch", static_cast<double>(compute.microbatch + 1));
-    set_field(L, "seconds", seconds[i]);
-    lua_rawseti(L, -2, static_cast<int>(i) + 1);
+    lua_pop(L, 1);
   }
   return 1;
 }

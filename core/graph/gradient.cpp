@@ -101,6 +101,12 @@ class Differentiator {
     return builder_.call("cast", {id}, {{"dtype", std::string(name_of(dtype))}});
   }
 
+  int32_t first_layer(const std::vector<ValueId>& values) const {
+    int32_t first = graph_.nodes[graph_.values[values[0]].producer].layer;
+    for (const ValueId id : values) first = std::min(first, graph_.nodes[graph_.values[id].producer].layer);
+    return first;
+  }
+
   // The sum of all that has flowed back to `id` so far, as one value.
   ValueId gradient_of(ValueId id) {
     const auto found = contributions_.find(id);
@@ -118,9 +124,14 @@ class Differentiator {
         for (ValueId& part : parts) part = with_dtype(part, accumulator_of(graph_.type(id).dtype));
         total = builder_.call("add_n", parts);
       } else {
+        // Summed in the first layer that uses the value, so that one tensor, not several, crosses to the
+        // layer before.
+        const int32_t layer = builder_.layer();
+        builder_.set_layer(first_layer(parts));
         total = with_dtype(parts[0], graph_.type(id).dtype);
         for (size_t i = 1; i < parts.size(); ++i)
           total = builder_.call("add", {total, with_dtype(parts[i], graph_.type(id).dtype)});
+        builder_.set_layer(layer);
       }
       parts = {total};
     }

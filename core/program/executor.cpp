@@ -36,19 +36,29 @@ int64_t first_non_finite(const Tensor& tensor) {
 
 }  // namespace
 
-// One instruction, ready: its kernel and where its operands' addresses stand in addresses_.
+// One instruction, ready: its kernel, or the collective that it starts or awaits; and where its operands'
+// addresses stand in addresses_.
 struct Executor::Call {
-  Kernel* kernel;
-  int first_input, first_output;
+  Kernel* kernel = nullptr;
+  Collective* collective = nullptr;
+  bool starts = false;
+  int first_input = 0, first_output = 0;
 };
 
-Executor::Executor(Program program, std::shared_ptr<StateStore> state)
-    : program_(std::move(program)), state_(std::move(state)), memory_(memory_of(program_)) {
+Executor::Executor(Program program, std::shared_ptr<StateStore> state, std::shared_ptr<Groups> groups)
+    : program_(std::move(program)),
+      state_(std::move(state)),
+      memory_(memory_of(program_)),
+      groups_(std::move(groups)) {
   Device& device = state_->device();
 
   std::unordered_map<std::string, Kernel*> known;
   std::vector<Kernel*> kernels;
   for (const Instruction& instruction : program_.instructions) {
+    if (!std::holds_alternative<Compute>(instruction)) {
+      kernels.push_back(nullptr);
+      continue;
+    }
     const auto& compute = std::get<Compute>(instruction);
     Kernel*& kernel = known[key_of(compute)];
     if (kernel == nullptr) {
@@ -109,19 +119,44 @@ Executor::Executor(Program program, std::shared_ptr<StateStore> state)
   written_.assign(program_.buffers.size(), false);
 
   for (size_t i = 0; i < program_.instructions.size(); ++i) {
+    Call& call = calls_.emplace_back();
+    call.kernel = kernels[i];
+    call.first_input = call.first_output = static_cast<int>(addresses_.size());
+    if (call.kernel == nullptr) continue;
     const auto& compute = std::get<Compute>(program_.instructions[i]);
-    Call call{kernels[i], static_cast<int>(addresses_.size()), 0};
     for (const Operand& operand : compute.inputs) addresses_.push_back(address(operand));
     call.first_output = static_cast<int>(addresses_.size());
     for (const Operand& operand : compute.outputs) {
       addresses_.push_back(address(operand));
       if (operand.buffer != kAbsent && program_.buffers[operand.buffer].trained) changes_parameters_ = true;
     }
-    calls_.push_back(call);
     if (compute.phase == Phase::update && static_cast<int>(i) >= program_.prologue && first_update_ < 0)
       first_update_ = static_cast<int>(i);
   }
   if (first_update_ < 0) first_update_ = static_cast<int>(calls_.size());
+  prepare_communication();
+}
+
+// Operations are prepared in the order of the program, groups in the order of its list.
+void Executor::prepare_communication() {
+  if (program_.groups.empty()) return;
+  HET_REQUIRE(groups_ != nullptr, program_.groups.size());
+  std::vector<Communicator*> communicators;
+  for (const Group& group : program_.groups) communicators.push_back(&groups_->group(group.ranks));
+  for (size_t i = 0; i < program_.instructions.size(); ++i) {
+    if (const auto* start = std::get_if<Start>(&program_.instructions[i])) {
+      collectives_.push_back(communicators[start->group]->prepare(start->request));
+      calls_[i].collective = collectives_.back().get();
+      calls_[i].starts = true;
+      calls_[i].first_input = static_cast<int>(addresses_.size());
+      addresses_.push_back(address(start->in));
+      addresses_.push_back(address(start->out));
+      if (start->out.buffer != kAbsent && program_.buffers[start->out.buffer].trained)
+        changes_parameters_ = true;
+    } else if (const auto* await = std::get_if<Await>(&program_.instructions[i])) {
+      calls_[i].collective = calls_[await->start].collective;
+    }
+  }
 }
 
 Executor::~Executor() = default;
@@ -163,6 +198,11 @@ void Executor::require_inputs() const {
 }
 
 void Executor::launch(const Call& call) {
+  if (call.collective != nullptr) {
+    if (!call.starts) return call.collective->wait();
+    state_->device().synchronize();
+    return call.collective->start(addresses_[call.first_input], addresses_[call.first_input + 1]);
+  }
   call.kernel->run({addresses_.data() + call.first_input, addresses_.data() + call.first_output, workspace_,
                     memory_.workspace});
 }
@@ -175,7 +215,7 @@ bool Executor::run() {
   require_inputs();
   const int begin = first_instruction(), end = static_cast<int>(calls_.size());
   for (int i = begin; i < end; ++i) {
-    if (i < first_update_ && stop_.load(std::memory_order_relaxed)) {
+    if (i < first_update_ && collectives_.empty() && stop_.load(std::memory_order_relaxed)) {
       stop_.store(false);
       return false;
     }
@@ -271,10 +311,12 @@ std::string Executor::find_non_finite() {
                                                     : "state",
                          buffer.name);
   }
+  std::string found;
   for (int i = 0; i < first_update_; ++i) {
-    const auto& compute = std::get<Compute>(program_.instructions[i]);
     launch(calls_[i]);
     state_->device().synchronize();
+    if (calls_[i].kernel == nullptr || !found.empty()) continue;
+    const auto& compute = std::get<Compute>(program_.instructions[i]);
     for (const Operand& operand : compute.outputs) {
       if (operand.buffer == kAbsent) continue;
       const Tensor whole = copy_of(operand.buffer);

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "core/comm/groups.h"
 #include "core/device/device.h"
 #include "core/program/program.h"
 #include "core/program/state.h"
@@ -16,14 +17,15 @@ namespace het {
 class Executor {
  public:
   // Prepares every kernel, checks that the memory is there (Error(environment) names needed and available
-  // bytes, before anything is allocated), then allocates.
-  Executor(Program program, std::shared_ptr<StateStore> state);
+  // bytes, before anything is allocated), then allocates. A program that communicates needs `groups`: all its
+  // ranks make their executors in the same order.
+  Executor(Program program, std::shared_ptr<StateStore> state, std::shared_ptr<Groups> groups = nullptr);
   ~Executor();
 
   // Write an input of the coming run: for one micro-batch, or with microbatch -1 for per-step inputs.
   void write(const std::string& name, const Tensor& tensor, int microbatch = -1);
-  // Run one step. Throws Error(usage) if an input was never written. Returns false when stopped by
-  // request_stop() before the update phase: state is then as it was.
+  // Run one step. Throws Error(usage) if an input was never written, Error(peer) when a rank is lost. Returns
+  // false when stopped by request_stop() before the update phase: state is then as it was.
   bool run();
   Tensor read(const std::string& output) const;  // a copy of an output of the last run
 
@@ -31,7 +33,8 @@ class Executor {
   // naming the first layer and operator that made a NaN or an infinity from finite operands; empty: none did.
   std::string find_non_finite();
 
-  // Ask a running step to stop at the next instruction. From any thread or a signal handler.
+  // Ask a running step to stop at the next instruction. From any thread or a signal handler. A step that
+  // other ranks take part in goes on to its end.
   void request_stop() { stop_.store(true, std::memory_order_relaxed); }
 
   const Program& program() const { return program_; }
@@ -44,6 +47,7 @@ class Executor {
  private:
   struct Call;
   void launch(const Call& call);
+  void prepare_communication();
   std::byte* address(const Operand& operand) const;
   void require_inputs() const;
   int first_instruction() const;  // skips the prologue while the state has not changed
@@ -55,6 +59,8 @@ class Executor {
   std::shared_ptr<StateStore> state_;
   MemoryUse memory_;
   std::vector<std::unique_ptr<Kernel>> kernels_;
+  std::shared_ptr<Groups> groups_;
+  std::vector<std::unique_ptr<Collective>> collectives_;
   std::vector<Call> calls_;
   std::vector<std::byte*> addresses_;  // operands of all calls, one after the other
   std::vector<std::byte*> buffer_addresses_;

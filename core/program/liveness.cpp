@@ -19,17 +19,11 @@ struct Life {
 std::vector<Life> lives_of(const Program& program) {
   std::vector<Life> lives(program.buffers.size());
   for (size_t i = 0; i < program.instructions.size(); ++i) {
-    const auto& compute = std::get<Compute>(program.instructions[i]);
-    const auto visit = [&](const std::vector<Operand>& operands) {
-      for (const Operand& operand : operands) {
-        if (operand.buffer == kAbsent) continue;
-        Life& life = lives[operand.buffer];
-        if (life.first < 0) life.first = static_cast<int>(i);
-        life.last = static_cast<int>(i);
-      }
-    };
-    visit(compute.inputs);
-    visit(compute.outputs);
+    visit_operands(program, program.instructions[i], [&](const Operand& operand, Use) {
+      Life& life = lives[operand.buffer];
+      if (life.first < 0) life.first = static_cast<int>(i);
+      life.last = static_cast<int>(i);
+    });
   }
   return lives;
 }

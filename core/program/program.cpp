@@ -35,6 +35,12 @@ MemoryUse memory_of(const Program& program) {
   return use;
 }
 
+std::string title_of(const Instruction& instruction) {
+  if (const auto* compute = std::get_if<Compute>(&instruction)) return std::string(compute->op->name);
+  if (const auto* start = std::get_if<Start>(&instruction)) return std::string(name_of(start->request.kind));
+  return "await";
+}
+
 std::vector<std::string> verify(const Program& program) {
   std::vector<std::string> problems;
   std::vector<bool> written(program.buffers.size());
@@ -52,26 +58,45 @@ std::vector<std::string> verify(const Program& program) {
     const TensorType& type = program.buffers[operand.buffer].type;
     return low >= 0 && high < type.elements() && type.dtype == layout.type.dtype;
   };
+  std::vector<bool> taken(program.buffers.size());  // by a collective under way
+  std::vector<bool> awaited(program.instructions.size());
   for (size_t i = 0; i < program.instructions.size(); ++i) {
-    const auto& compute = std::get<Compute>(program.instructions[i]);
-    const auto visit = [&](const Operand& operand, bool reads) {
-      if (operand.buffer == kAbsent) return;
-      const std::string& name = program.buffers[operand.buffer].name;
-      if (reads && !written[operand.buffer])
+    const Instruction& instruction = program.instructions[i];
+    const std::string what = title_of(instruction);
+    if (const auto* start = std::get_if<Start>(&instruction)) {
+      if (start->group < 0 || start->group >= static_cast<int>(program.groups.size()))
+        problems.push_back(fmt::format("instruction {} ({}) names group {} of {}", i, what, start->group,
+                                       program.groups.size()));
+    } else if (const auto* await = std::get_if<Await>(&instruction)) {
+      if (await->start < 0 || await->start >= static_cast<int>(i) || awaited[await->start] ||
+          !std::holds_alternative<Start>(program.instructions[await->start])) {
         problems.push_back(
-            fmt::format("instruction {} ({}) reads '{}' before it is written", i, compute.op->name, name));
-      if (!inside(operand))
-        problems.push_back(
-            fmt::format("instruction {} ({}): operand lies outside '{}'", i, compute.op->name, name));
-      if (first[operand.buffer] < 0) first[operand.buffer] = static_cast<int>(i);
-      last[operand.buffer] = static_cast<int>(i);
-    };
-    for (const Operand& operand : compute.inputs) visit(operand, true);
-    for (size_t o = 0; o < compute.outputs.size(); ++o) {
-      visit(compute.outputs[o], ((compute.accumulate >> o) & 1) != 0);
-      if (compute.outputs[o].buffer != kAbsent) written[compute.outputs[o].buffer] = true;
+            fmt::format("instruction {} awaits instruction {}, which queued nothing", i, await->start));
+        continue;
+      }
+      awaited[await->start] = true;
     }
+    visit_operands(program, instruction, [&](const Operand& operand, Use use) {
+      const BufferId buffer = operand.buffer;
+      const std::string& name = program.buffers[buffer].name;
+      if (taken[buffer] && use != Use::gives && !std::holds_alternative<Await>(instruction))
+        problems.push_back(
+            fmt::format("instruction {} ({}) uses '{}' while a collective has it", i, what, name));
+      if ((use == Use::reads || use == Use::adds) && !written[buffer])
+        problems.push_back(fmt::format("instruction {} ({}) reads '{}' before it is written", i, what, name));
+      if (!inside(operand))
+        problems.push_back(fmt::format("instruction {} ({}): operand lies outside '{}'", i, what, name));
+      if (use == Use::takes) taken[buffer] = true;
+      if (use == Use::gives) taken[buffer] = false;
+      if (use == Use::writes || use == Use::adds || use == Use::gives) written[buffer] = true;
+      if (first[buffer] < 0) first[buffer] = static_cast<int>(i);
+      last[buffer] = static_cast<int>(i);
+    });
   }
+  for (size_t i = 0; i < program.instructions.size(); ++i)
+    if (std::holds_alternative<Start>(program.instructions[i]) && !awaited[i])
+      problems.push_back(
+          fmt::format("instruction {} ({}) is never awaited", i, title_of(program.instructions[i])));
   std::vector<int> arena;
   for (size_t b = 0; b < program.buffers.size(); ++b)
     if (program.buffers[b].home == Home::arena && first[b] >= 0) arena.push_back(static_cast<int>(b));
@@ -101,6 +126,22 @@ std::string to_string(const Program& program) {
     return name;
   };
   for (size_t i = 0; i < program.instructions.size(); ++i) {
+    if (const auto* start = std::get_if<Start>(&program.instructions[i])) {
+      const CollectiveRequest& request = start->request;
+      const bool message = request.kind == CollectiveKind::send || request.kind == CollectiveKind::receive;
+      const std::vector<int>& ranks = program.groups[start->group].ranks;
+      text += fmt::format("{:>5} start {} {} -> {} '{}' {}  # {}{}\n", i, name_of(request.kind),
+                          show(start->in), show(start->out), request.label,
+                          message ? fmt::format("rank {}", ranks[request.peer])
+                                  : fmt::format("ranks {}", fmt::join(ranks, ",")),
+                          name_of(start->phase),
+                          start->microbatch >= 0 ? fmt::format(" {}", start->microbatch + 1) : "");
+      continue;
+    }
+    if (const auto* await = std::get_if<Await>(&program.instructions[i])) {
+      text += fmt::format("{:>5} await {}\n", i, await->start);
+      continue;
+    }
     const auto& compute = std::get<Compute>(program.instructions[i]);
     std::string outputs, inputs;
     for (size_t o = 0; o < compute.outputs.size(); ++o)

@@ -7,6 +7,7 @@
 #include <variant>
 #include <vector>
 
+#include "core/comm/communicator.h"
 #include "core/graph/graph.h"
 
 namespace het {
@@ -51,8 +52,30 @@ struct Compute {
   int microbatch = -1;               // -1: once a step
 };
 
-// The kinds of instruction. Communication joins here; everything that walks a Program visits all kinds.
-using Instruction = std::variant<Compute>;
+// Queue a collective among the ranks of a group, or one end of a message between two of them. Operands are
+// packed; they belong to it until it is awaited.
+struct Start {
+  int group = 0;  // index into Program::groups
+  CollectiveRequest request;
+  Operand in, out;  // absent where the kind has none
+  Phase phase = Phase::forward;
+  int32_t layer = -1;
+  int microbatch = -1;
+};
+
+// Wait for what instruction `start` queued.
+struct Await {
+  int start = -1;
+};
+
+// The kinds of instruction. Everything that walks a Program visits all kinds.
+using Instruction = std::variant<Compute, Start, Await>;
+
+// Ranks of the run that communicate, this one among them.
+struct Group {
+  std::vector<int> ranks;
+  bool operator==(const Group&) const = default;
+};
 
 struct Program {
   std::vector<BufferSpec> buffers;
@@ -63,7 +86,32 @@ struct Program {
   int64_t arena_bytes = 0;
   std::vector<std::string> scopes;
   std::vector<Layer> layers;
+  std::vector<Group> groups;  // every member lists the groups that it shares with another in the same order
 };
+
+// What an instruction does with an operand. `takes`: from here on it belongs to a collective; `gives`: it is
+// back, and written.
+enum class Use : uint8_t { reads, writes, adds, takes, gives };
+
+// Call visit(const Operand&, Use) for every operand that is there.
+template <typename Visit>
+void visit_operands(const Program& program, const Instruction& instruction, const Visit& visit) {
+  const auto each = [&](const Operand& operand, Use use) {
+    if (operand.buffer != kAbsent) visit(operand, use);
+  };
+  if (const auto* compute = std::get_if<Compute>(&instruction)) {
+    for (const Operand& operand : compute->inputs) each(operand, Use::reads);
+    for (size_t o = 0; o < compute->outputs.size(); ++o)
+      each(compute->outputs[o], ((compute->accumulate >> o) & 1) != 0 ? Use::adds : Use::writes);
+  } else if (const auto* start = std::get_if<Start>(&instruction)) {
+    each(start->in, Use::reads);
+    each(start->out, Use::takes);
+  } else {
+    const auto& queued = std::get<Start>(program.instructions[std::get<Await>(instruction).start]);
+    each(queued.in, Use::reads);
+    each(queued.out, Use::gives);
+  }
+}
 
 struct MemoryUse {
   int64_t state = 0, arena = 0, pinned = 0, inputs = 0, outputs = 0, workspace = 0;
@@ -74,9 +122,11 @@ MemoryUse memory_of(const Program& program);  // without workspace, which only a
 // Give arena buffers places so that no two whose lives overlap share bytes; sets offsets and arena_bytes.
 void place_buffers(Program& program);
 
-// All that is wrong: reads before writes, operands outside their buffers, live buffers that overlap.
+// All that is wrong: reads before writes, operands outside their buffers, live buffers that overlap,
+// collectives that nobody awaits or whose results are used before.
 std::vector<std::string> verify(const Program& program);
 
+std::string title_of(const Instruction& instruction);  // "linear", "all_reduce", "await"
 std::string to_string(const Program& program);
 
 }  // namespace het
