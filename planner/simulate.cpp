@@ -280,21 +280,18 @@ bool Simulator::State::next_op(const PipelineState& pipeline, size_t executor, O
   const int in_flight = layout->schedule == Schedule::gpipe ? m : 1 + after * (1 + layout->warmup);
   const bool split = layout->schedule == Schedule::split_backward;
   const int owed = split ? stage.backwards - stage.weights : 0;
-  if (owed > static_cast<int>(executor)) {
-    // As many micro-batches wait for their weight gradients as this stage holds fewer activations than the
-    // first.
+  // Weight gradients come when as many wait as this stage holds fewer activations than the first, and in the
+  // gaps between the last backwards.
+  const bool draining = stage.forwards == m && (stage.backwards == m || e.last == OpKind::backward);
+  if (owed > static_cast<int>(executor))
     op.kind = OpKind::weight;
-  } else if (stage.forwards < m && stage.forwards - stage.backwards < in_flight) {
+  else if (stage.forwards < m && stage.forwards - stage.backwards < in_flight)
     op.kind = OpKind::forward;
-  } else if (stage.backwards < m) {
-    const bool draining = stage.forwards == m && e.last == OpKind::backward;
-    op.kind = owed > 0 && draining ? OpKind::weight : OpKind::backward;
-  } else if (owed > 0) {
+  else if (owed > 0 && draining)
     op.kind = OpKind::weight;
-  } else {
-    return false;
-  }
-  return true;
+  else
+    op.kind = OpKind::backward;
+  return op.kind != OpKind::backward || stage.backwards < m;
 }
 
 void Simulator::State::try_start(size_t c, size_t executor, double now) {
@@ -412,7 +409,8 @@ void Simulator::State::run_pipelines() {
 double Simulator::State::gradient_ready(const PipelineState& pipeline, const StageLayout& stage, size_t s,
                                         int layer) const {
   const NodeCosts& node = costs.nodes[static_cast<size_t>(stage.node)];
-  const auto l = static_cast<size_t>(layer), last = static_cast<size_t>(stage.first + stage.layers);
+  const int end = stage.first + stage.layers;
+  const auto l = static_cast<size_t>(layer), last = static_cast<size_t>(end);
   double seconds = node.weight[last] - node.weight[l];
   if (layout->schedule != Schedule::split_backward)
     seconds +=

@@ -107,8 +107,9 @@ bool place_optimizer(Layout& layout, const CostTable& costs) {
   for (size_t p = 0; p < layout.pipelines.size(); ++p)
     for (size_t s = 0; s < layout.pipelines[p].stages.size(); ++s) {
       const StageLayout& stage = layout.pipelines[p].stages[s];
-      const double parameters = costs.parameters[static_cast<size_t>(stage.first + stage.layers)] -
-                                costs.parameters[static_cast<size_t>(stage.first)];
+      const int end = stage.first + stage.layers;
+      const double parameters =
+          costs.parameters[static_cast<size_t>(end)] - costs.parameters[static_cast<size_t>(stage.first)];
       const double free = costs.nodes[static_cast<size_t>(stage.node)].memory_bytes - bytes[p][s];
       if (free < 0) return false;
       // More than all of its layers' state is no use.

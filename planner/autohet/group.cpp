@@ -1,6 +1,7 @@
 #include "planner/autohet/group.h"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <numeric>
 #include <set>
@@ -116,7 +117,7 @@ Grouping keep_apart(const Pool& pool, int pipelines, const std::vector<int>& lea
       joining.push_back(n);
       continue;
     }
-    const int wanted = static_cast<int>(pipelines * pool.groups[n] * pool.power[n] / power + 0.5);
+    const int wanted = static_cast<int>(std::lround(pipelines * pool.groups[n] * pool.power[n] / power));
     count[n] = std::clamp(wanted, 1, pool.groups[n] / least[n]);
     for (int i = 0; i < 2; ++i) {
       const int extra = pool.groups[n] % count[n], copies = i == 0 ? extra : count[n] - extra;

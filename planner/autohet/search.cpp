@@ -1,6 +1,7 @@
 #include "planner/autohet/search.h"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <limits>
 #include <map>
@@ -27,7 +28,7 @@ size_t permutations_of(const Composition& composition, size_t limit) {
   int placed = 0;
   for (const int n : composition)
     for (int i = 1; i <= n; ++i) count = count * ++placed / i;
-  return count > static_cast<double>(limit) ? limit + 1 : static_cast<size_t>(count + 0.5);
+  return count > static_cast<double>(limit) ? limit + 1 : static_cast<size_t>(std::lround(count));
 }
 
 // A plan that fits before one that does not; of these the one that lacks less.
@@ -534,9 +535,10 @@ void Search::try_schedules(const Candidate& from) {
     rules.optimizer_share = 0;
     rules.recompute = pipeline.stages[0].recompute ? Recompute::always : Recompute::never;
     StageSolver solver(costs, rules);
-    std::vector<int> nodes;
     std::vector<StageLayout> twice = pipeline.stages;
     twice.insert(twice.end(), pipeline.stages.begin(), pipeline.stages.end());
+    std::vector<int> nodes;
+    nodes.reserve(twice.size());
     for (const StageLayout& stage : twice) nodes.push_back(stage.node);
     const StageSolution solution = solver.solve(nodes, pipeline.microbatches);
     possible = solution.feasible;
