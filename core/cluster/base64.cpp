@@ -1,5 +1,6 @@
 #include "core/cluster/base64.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 

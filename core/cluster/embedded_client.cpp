@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <condition_variable>
 #include <cstring>
 #include <mutex>
 #include <thread>
@@ -249,10 +250,7 @@ class EmbeddedStore final : public Store {
     }
     const std::string content = write_question(question);
     const Deadline deadline = Clock::now() + options_->timeout;
-    std::unique_lock lock(mutex_, deadline);
-    if (!lock)
-      fail(ErrorKind::peer, "the store at {} did not answer within {} ms", options_->endpoint,
-           options_->timeout.count());
+    const Turn turn(*this, deadline);
     for (int attempt = 0;; ++attempt) {
       bool sent = false;
       try {
@@ -281,8 +279,32 @@ class EmbeddedStore final : public Store {
   }
 
   std::shared_ptr<const StoreClientOptions> options_;
-  std::timed_mutex mutex_;
-  std::unique_ptr<Line> line_;
+  // The connection is one caller's at a time; the others wait for it no longer than their deadlines.
+  class Turn {
+   public:
+    Turn(EmbeddedStore& store, Deadline deadline) : store_(store) {
+      std::unique_lock lock(store_.mutex_);
+      if (!store_.freed_.wait_until(lock, deadline, [&] { return !store_.busy_; }))
+        fail(ErrorKind::peer, "the store at {} did not answer within {} ms", store_.options_->endpoint,
+             store_.options_->timeout.count());
+      store_.busy_ = true;
+    }
+    ~Turn() {
+      std::lock_guard lock(store_.mutex_);
+      store_.busy_ = false;
+      store_.freed_.notify_one();
+    }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+   private:
+    EmbeddedStore& store_;
+  };
+
+  std::mutex mutex_;
+  std::condition_variable freed_;
+  bool busy_ = false;
+  std::unique_ptr<Line> line_;  // of whose turn it is
   std::string instance_;
 };
 

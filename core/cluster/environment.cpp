@@ -1,5 +1,6 @@
 #include "core/cluster/environment.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 

@@ -42,13 +42,13 @@ void HeldLease::keep() {
       kept = asked;
       pause = interval;
     } catch (const Error&) {
+      if (Clock::now() - kept > lease_.ttl) {
+        lost_ = true;
+        return;
+      }
       pause = again;
     }
     lock.lock();
-    if (Clock::now() - kept > lease_.ttl) {
-      lost_ = true;
-      return;
-    }
   }
 }
 

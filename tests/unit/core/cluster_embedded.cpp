@@ -336,6 +336,39 @@ TEST_CASE("leases of the ledger lapse in its own time, and wait while it is stop
   CHECK(ledger.revision() == 2);
 }
 
+TEST_CASE("serves a store until it is killed", "[.child]") {
+  const char* port = std::getenv("HET_TEST_PORT");
+  REQUIRE(port);
+  const auto server = serve({}, std::atoi(port));
+  while (true) std::this_thread::sleep_for(kStoreHung);
+}
+
+// The whole server is stopped for longer than a lease lives: nobody could keep it alive, so it has not
+// lapsed.
+TEST_CASE("leases of an embedded store outlive a pause of its server", "[cluster]") {
+  using Clock = std::chrono::steady_clock;
+  constexpr milliseconds kTtl{3'000}, kPause{3'500};
+  constexpr int kTrials = 5;
+  bool told = false;
+  for (int trial = 0; trial < kTrials && !told; ++trial) {
+    Endpoint at{"127.0.0.1", 0};
+    { const Descriptor listener = listen_at(at); }
+    ChildTest child("serves a store until it is killed", {fmt::format("HET_TEST_PORT={}", at.port)});
+    const auto store = connect_store({to_string(at), "", kClusterSecret, kStoreHung});
+    const StoreLease lease = store->grant(kTtl);
+    store->put("k", "v", lease.id);
+    child.stop();
+    std::this_thread::sleep_for(kPause);
+    const auto gone_on = Clock::now();
+    child.go_on();
+    const bool there = store->get("k").has_value();
+    told = Clock::now() - gone_on < kTtl / 2;  // else this test was held up itself, and says nothing
+    if (told) CHECK(there);
+    if (told) CHECK_NOTHROW(store->keep_alive(lease.id));
+  }
+  CHECK(told);
+}
+
 TEST_CASE("endpoints are read and written", "[cluster]") {
   CHECK(parse_endpoint("10.0.0.7:80") == Endpoint{"10.0.0.7", 80});
   CHECK(parse_endpoint("[fd00::7]:4711") == Endpoint{"fd00::7", 4711});

@@ -114,7 +114,7 @@ TEST_CASE("etcd is asked elsewhere when a member is silent", "[cluster]") {
   EtcdMembers members(3);
   connect_etcd(options_of(members.endpoints()))->put("k", "v");
   members.stop(0);
-  const auto store = connect_etcd(options_of(members.endpoints(), milliseconds(6'000)));
+  const auto store = connect_etcd(options_of(members.endpoints()));
   CHECK(store->get("k")->value == "v");
   store->put("k", "w");
   CHECK(store->get("k")->value == "w");
@@ -124,7 +124,7 @@ TEST_CASE("etcd without a majority is said, by calls and by watches", "[cluster]
   if (!etcd_is_here("etcd without a majority")) return;
   EtcdMembers members(3);
   connect_etcd(options_of(members.endpoints()))->put("k", "v");
-  const auto store = connect_etcd(options_of({members.endpoints()[2]}, milliseconds(3'000)));
+  const auto store = connect_etcd(options_of({members.endpoints()[2]}, milliseconds(5'000)));
   const auto watch = store->watch("k");
   members.kill(0);
   members.kill(1);

@@ -188,6 +188,10 @@ ChildTest::~ChildTest() {
 
 void ChildTest::kill() { ::kill(process_, SIGKILL); }
 
+void ChildTest::stop() { ::kill(process_, SIGSTOP); }
+
+void ChildTest::go_on() { ::kill(process_, SIGCONT); }
+
 int ChildTest::wait() { return wait_for_end(std::exchange(process_, -1)); }
 
 }  // namespace het::testing

@@ -62,6 +62,8 @@ class ChildTest {
   ChildTest(const ChildTest&) = delete;
   ChildTest& operator=(const ChildTest&) = delete;
   void kill();
+  void stop();  // SIGSTOP
+  void go_on();
   int wait();  // its exit code
 
  private:
