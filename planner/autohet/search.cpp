@@ -688,9 +688,11 @@ class Mover {
     bool better = false;
     for (size_t p = 0; p < best_.layout.pipelines.size() && budget_ > 0; ++p)
       for (size_t s = 0; s < best_.layout.pipelines[p].stages.size(); ++s) {
-        if (!best_.layout.pipelines[p].stages[s].recompute) continue;
         Layout layout = best_.layout;
-        layout.pipelines[p].stages[s].recompute = false;
+        bool& recompute = layout.pipelines[p].stages[s].recompute;
+        // Switching it on only helps a plan to fit.
+        if (!recompute && best_.simulation.fits) continue;
+        recompute = !recompute;
         better = attempt(std::move(layout)) || better;
       }
     return better;
