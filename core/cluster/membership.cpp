@@ -510,7 +510,8 @@ int64_t open_generation(Store& store, const std::string& run, int64_t from) {
   return open_now(store, run);
 }
 
-std::unique_ptr<Membership> join(std::shared_ptr<Store> store, Member member, const JoinOptions& options) {
+std::unique_ptr<Membership> join(const std::shared_ptr<Store>& store, Member member,
+                                 const JoinOptions& options) {
   if (options.run.empty() || options.run.find('/') != options.run.npos)
     fail_usage("'{}' is no name of a run; a name has at least one character, and no '/'", options.run);
   if (options.world_size < 1) fail_usage("a world of {} members cannot be joined", options.world_size);

@@ -72,7 +72,8 @@ class Membership {
 // Wait until all members are there. Throws Error(usage), with the same sentence on every member, when
 // members differ in version, recipe, data or world size, or claim one rank; Error(peer) when some are missing
 // at the timeout, naming them, or when the generation is closed already.
-std::unique_ptr<Membership> join(std::shared_ptr<Store> store, Member member, const JoinOptions& options);
+std::unique_ptr<Membership> join(const std::shared_ptr<Store>& store, Member member,
+                                 const JoinOptions& options);
 
 // Open the generation after `from`, unless somebody has done so. The one that is open then.
 int64_t open_generation(Store& store, const std::string& run, int64_t from);

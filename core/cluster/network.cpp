@@ -73,7 +73,7 @@ std::vector<NetworkAddress> list_addresses() {
 std::string address_to_bind(const std::string& wanted, const std::vector<NetworkAddress>& addresses,
                             bool every) {
   if (wanted.empty()) fail_usage("no interface or address is named; this machine has {}", show(addresses));
-  const std::string address = canonical(wanted);
+  std::string address = canonical(wanted);
   if (address == "0.0.0.0" || address == "::" || wanted == "*") {
     if (every) return wanted == "*" ? "0.0.0.0" : address;
     fail_usage("'{}' means every address of this machine, for everyone who reaches it; name one of {}",
