@@ -1,27 +1,33 @@
 #include "planner/lower.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
 #include <unordered_map>
 
 #include "core/base/error.h"
 #include "core/ops/op.h"
+#include "planner/work.h"
 
 namespace het {
 namespace {
 
 // Where a value shall be written instead of into a buffer of its own.
 struct Placement {
-  ValueId into = kAbsent;   // the result of a concat, or of an add_n
-  Layout layout;            // of the value inside that result's buffer
-  bool adds = false;        // into an add_n: the first producer writes, later ones add
+  ValueId into = kAbsent;  // the result of a concat, or of an add_n
+  Layout layout;           // of the value inside that result's buffer
+  bool adds = false;       // into an add_n: the first producer writes, later ones add
 };
 
 class Lowering {
  public:
-  Lowering(const Graph& graph, int microbatches) : graph_(graph), microbatches_(microbatches) {
-    program_.microbatches = microbatches;
+  Lowering(const Graph& graph, const Work& work)
+      : graph_(graph), work_(work), microbatches_(work.microbatches) {
+    program_.microbatches = microbatches_;
+    program_.first_microbatch = work.first_microbatch;
     program_.scopes = graph.scopes;
     program_.layers = graph.layers;
+    program_.groups = work.groups;
   }
 
   Program run() {
@@ -29,15 +35,18 @@ class Lowering {
     find_invariant();
     find_crossing();
     find_placements();
+    find_recomputed();
     declare_outside();
-    for (const Node& node : graph_.nodes)
-      if (invariant_node(node)) emit(node, -1);
+    for (size_t n = 0; n < graph_.nodes.size(); ++n)
+      if (work_.mine[n] && invariant_node(graph_.nodes[n])) emit(graph_.nodes[n], -1);
     program_.prologue = static_cast<int>(program_.instructions.size());
-    for (int microbatch = 0; microbatch < microbatches_; ++microbatch)
-      for (const Node& node : graph_.nodes)
-        if (node.phase != Phase::update && !invariant_node(node)) emit(node, microbatch);
-    for (const Node& node : graph_.nodes)
-      if (node.phase == Phase::update && !invariant_node(node)) emit(node, -1);
+    clear_gradient_buckets();
+    for (size_t u = 0; u < work_.units.size(); ++u) emit_unit(u);
+    settle_messages();
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+      const Node& node = graph_.nodes[n];
+      if (work_.mine[n] && node.phase == Phase::update && !invariant_node(node)) emit(node, -1);
+    }
     emit_outputs();
     place_buffers(program_);
     return std::move(program_);
@@ -64,7 +73,8 @@ class Lowering {
     for (const Node& node : graph_.nodes)
       if (node.phase != Phase::update)
         for (const auto& [output, input] : node.op->in_place)
-          if (input < static_cast<int>(node.inputs.size()) && node.inputs[input] != kAbsent) changed[node.inputs[input]] = true;
+          if (input < static_cast<int>(node.inputs.size()) && node.inputs[input] != kAbsent)
+            changed[node.inputs[input]] = true;
     invariant_.assign(graph_.values.size(), false);
     for (size_t i = 0; i < graph_.values.size(); ++i)
       if (is_state(static_cast<ValueId>(i))) invariant_[i] = !changed[i];
@@ -101,13 +111,58 @@ class Lowering {
           used_inside_[id] = true;
       }
     for (const Output& output : graph_.outputs) crossing_[output.value] = crosses(output.value);
+    for (const auto& [part, sum] : work_.part_of) {
+      crossing_[part] = true;
+      used_inside_[part] = false;  // by the sum alone
+    }
+    for (const Node& node : graph_.nodes) {
+      if (!work_.mine[id_of(node)] || node.phase == Phase::update) continue;
+      for (const ValueId id : node.outputs)
+        if (id != kAbsent && crossing_[id] && !invariant_[id]) expected_[root_of(id)] += microbatches_;
+    }
+  }
+
+  // The sum that a crossing value belongs to: itself, or the gradient that it is a summand of.
+  ValueId root_of(ValueId id) const {
+    const auto found = work_.part_of.find(id);
+    return found == work_.part_of.end() ? id : found->second;
+  }
+
+  // Of each stage that recomputes: the forward nodes that its backward needs again. What is summed over
+  // micro-batches or changes state is made once and kept.
+  void find_recomputed() {
+    recomputed_.assign(graph_.nodes.size(), false);
+    std::vector<NodeId> stack;
+    const auto need = [&](ValueId id, int stage) {
+      if (id == kAbsent || graph_.values[id].producer < 0) return;
+      const NodeId n = graph_.values[id].producer;
+      const Node& node = graph_.nodes[n];
+      if (recomputed_[n] || !work_.mine[n] || work_.stage[n] != stage || node.phase != Phase::forward) return;
+      if (!node.op->in_place.empty()) return;
+      for (const ValueId output : node.outputs)
+        if (output != kAbsent && crossing_[output]) return;
+      recomputed_[n] = true;
+      stack.push_back(n);
+    };
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+      const Node& node = graph_.nodes[n];
+      const int stage = work_.stage[n];
+      if (!work_.mine[n] || node.phase != Phase::backward || stage == kAnywhere || !work_.recompute[stage])
+        continue;
+      for (const ValueId id : node.inputs) need(id, stage);
+    }
+    while (!stack.empty()) {
+      const NodeId n = stack.back();
+      stack.pop_back();
+      for (const ValueId id : graph_.nodes[n].inputs) need(id, work_.stage[n]);
+    }
   }
 
   // Results that may be written straight into the concat or the sum that is their only use.
   void find_placements() {
     placements_.resize(graph_.values.size());
     for (const Node& node : graph_.nodes) {
-      if (invariant_node(node)) continue;
+      if (invariant_node(node) || !work_.mine[id_of(node)]) continue;
       if (node.op->name == "concat") {
         const int64_t rank = static_cast<int64_t>(graph_.type(node.outputs[0]).shape.size());
         int64_t dim = node.attributes.get<int64_t>("dim");
@@ -127,11 +182,15 @@ class Lowering {
     }
   }
 
+  NodeId id_of(const Node& node) const { return static_cast<NodeId>(&node - graph_.nodes.data()); }
+
+  // Are the value and its user made in the same run of the same unit?
   bool same_run(ValueId id, const Node& user) const {
     const Value& value = graph_.values[id];
     if (value.role != Role::intermediate || uses_[id] != 1 || crossing_[id] || invariant_[id]) return false;
-    const bool update = graph_.nodes[value.producer].phase == Phase::update;
-    return update == (user.phase == Phase::update);
+    const Node& producer = graph_.nodes[value.producer];
+    return producer.phase == user.phase && work_.stage[value.producer] == work_.stage[id_of(user)] &&
+           work_.later[value.producer] == work_.later[id_of(user)];
   }
 
   void place(ValueId id, const Node& concat, Layout layout) {
@@ -176,10 +235,16 @@ class Lowering {
   void declare_outside() {
     const int slots = microbatches_ + 1;
     operands_.assign(graph_.values.size() * slots, Operand{});
+    std::vector<bool> used(graph_.values.size());
+    for (size_t n = 0; n < graph_.nodes.size(); ++n)
+      if (work_.mine[n])
+        for (const ValueId id : graph_.nodes[n].inputs)
+          if (id != kAbsent) used[id] = true;
     for (size_t i = 0; i < graph_.values.size(); ++i) {
       const Value& value = graph_.values[i];
       const ValueId id = static_cast<ValueId>(i);
       if (is_state(id)) {
+        if (!used[i]) continue;
         BufferSpec spec{value.name, value.type, Home::state};
         spec.initial = value.initial;
         spec.trained = value.role == Role::parameter;
@@ -191,22 +256,29 @@ class Lowering {
           operand(id, m) = whole(add_buffer({value.name, value.type, Home::input, m}));
       }
     }
+    make_buckets();
     for (const Output& output : graph_.outputs)
-      if (crossing_[output.value] && sums_.count(output.value) == 0)
-        sums_[output.value] = add_buffer({output.name, graph_.type(output.value), Home::output});
+      if (crossing_[output.value] && work_.first_tensor_rank && expected_.count(output.value) != 0 &&
+          sums_.count(output.value) == 0)
+        sums_[output.value] = whole(add_buffer({output.name, graph_.type(output.value), Home::output}));
   }
 
-  Operand& operand(ValueId id, int microbatch) { return operands_[id * (microbatches_ + 1) + microbatch + 1]; }
+  Operand& operand(ValueId id, int microbatch) {
+    return operands_[id * (microbatches_ + 1) + microbatch + 1];
+  }
   void set_everywhere(ValueId id, const Operand& value) {
     for (int m = -1; m < microbatches_; ++m) operand(id, m) = value;
   }
 
-  // The buffer in which a crossing value is summed.
-  BufferId sum_buffer(ValueId id) {
-    const auto [entry, fresh] = sums_.emplace(id, kAbsent);
-    if (fresh) entry->second = add_buffer({"sum of " + hint(id), graph_.type(id), Home::arena});
+  // Where the sum that a crossing value belongs to is kept.
+  Operand sum_of(ValueId id) {
+    const ValueId root = root_of(id);
+    const auto [entry, fresh] = sums_.emplace(root, Operand{});
+    if (fresh) entry->second = whole(add_buffer({"sum of " + hint(root), graph_.type(root), Home::arena}));
     return entry->second;
   }
+  // Whether nothing was written to it yet: from now on something is.
+  bool begins(ValueId id) { return begun_.insert(root_of(id)).second; }
 
   std::string hint(ValueId id) const {
     const Value& value = graph_.values[id];
@@ -217,7 +289,7 @@ class Lowering {
   struct Target {
     Operand operand;
     bool add = false;
-    bool spill = false;   // a crossing value that cannot be added in place: summed by an extra instruction
+    bool spill = false;  // a crossing value that cannot be added in place: summed by an extra instruction
   };
 
   Target target(ValueId id, int microbatch, bool can_add) {
@@ -242,10 +314,12 @@ class Lowering {
       }
       return {sum, add};
     }
-    if (crossing_[id] && (!used_inside_[id] || microbatches_ == 1)) {
-      const BufferId sum = sum_buffer(id);
-      if (microbatch <= 0) return {whole(sum)};
-      if (can_add) return {whole(sum), true};
+    if (crossing_[id] && (!used_inside_[id] || (microbatches_ == 1 && root_of(id) == id))) {
+      if (begun_.count(root_of(id)) == 0) {
+        begins(id);
+        return {sum_of(id)};
+      }
+      if (can_add) return {sum_of(id), true};
     }
     BufferSpec spec{hint(id), graph_.type(id), invariant_[id] ? Home::pinned : Home::arena};
     return {whole(add_buffer(std::move(spec))), false, crossing_[id]};
@@ -266,7 +340,7 @@ class Lowering {
     compute.scope = node.scope;
     if (&op == node.op) compute.step_scopes = node.step_scopes;
     compute.microbatch = microbatch;
-    program_.instructions.push_back(std::move(compute));
+    program_.instructions.emplace_back(std::in_place_type<Compute>, std::move(compute));
   }
 
   void copy(const Node& node, const Operand& from, const Operand& to, int microbatch) {
@@ -281,6 +355,8 @@ class Lowering {
   }
 
   void emit(const Node& node, int microbatch) {
+    for (const ValueId id : node.inputs) prepare(id, node, microbatch);
+    if (node.op->name == "global_norm" && !program_.groups.empty()) return emit_global_norm(node);
     if (node.op->view) return emit_view(node, microbatch);
     if (node.op->name == "concat") return emit_concat(node, microbatch);
     if (node.op->name == "add_n" && placements_[node.inputs[0]].adds) {
@@ -327,6 +403,16 @@ class Lowering {
       if (node.outputs[o] != kAbsent) finish(node, node.outputs[o], targets[o], microbatch);
   }
 
+  // What belongs to no stage is made when it is first needed; a gradient that others add to is waited for.
+  void prepare(ValueId id, const Node& user, int microbatch) {
+    if (id == kAbsent) return;
+    const NodeId producer = graph_.values[id].producer;
+    if (user.phase == Phase::update)
+      await_bucket(id);
+    else if (producer >= 0 && work_.stage[producer] == kAnywhere && operand(id, microbatch).buffer == kAbsent)
+      emit(graph_.nodes[producer], microbatch);
+  }
+
   static int alias_of(const Node& node, int output) {
     for (const auto& [out, in] : node.op->in_place)
       if (out == output && in < static_cast<int>(node.inputs.size()) && node.inputs[in] != kAbsent) return in;
@@ -340,9 +426,9 @@ class Lowering {
     else
       operand(id, microbatch) = where.operand;
     if (!crossing_[id]) return;
-    const Operand sum = whole(sum_buffer(id));
+    const Operand sum = sum_of(id);
     if (where.operand.buffer != sum.buffer) {
-      if (microbatch <= 0) {
+      if (begins(id)) {
         copy(node, where.operand, sum, microbatch);
       } else {
         if (!is_float(graph_.type(id).dtype))
@@ -353,7 +439,8 @@ class Lowering {
         push(node, op_named("add"), {}, {sum, part}, {sum}, 0, microbatch);
       }
     }
-    operand(id, -1) = sum;
+    operand(root_of(id), -1) = sum;
+    note_summand(root_of(id));
   }
 
   void emit_view(const Node& node, int microbatch) {
@@ -387,36 +474,307 @@ class Lowering {
     finish(node, result, where, microbatch);
   }
 
-  // Outputs that are not sums already are copied to where they can be read.
+  // Outputs that are not sums already are copied to where they can be read; sums are added up over all ranks.
   void emit_outputs() {
-    std::vector<BufferId> taken;
+    Node node;
+    node.phase = Phase::update;
     for (const Output& output : graph_.outputs) {
+      const bool shared =
+          crossing_[output.value] && !program_.groups.empty() && work_.gradients.count(output.value) == 0;
       Operand source = operand(output.value, -1);
+      if (shared) {
+        const auto sum = sums_.find(output.value);
+        const bool speaks = sum != sums_.end() && program_.buffers[sum->second.buffer].home == Home::output;
+        Operand result =
+            speaks ? sum->second : whole(add_buffer({output.name, graph_.type(output.value), Home::output}));
+        if (!speaks) fill(node, result, 0);
+        await(start(
+            {0, request(CollectiveKind::all_reduce, result, output.name), result, result, Phase::update}));
+        continue;
+      }
+      if (source.buffer == kAbsent && !program_.groups.empty()) continue;  // a gradient that others hold
       HET_REQUIRE(source.buffer != kAbsent, output.name);
-      BufferSpec& spec = program_.buffers[source.buffer];
+      const BufferSpec& spec = program_.buffers[source.buffer];
       if (spec.home == Home::output && spec.name == output.name) continue;
-      const Operand result = whole(add_buffer({output.name, graph_.type(output.value), Home::output}));
-      Node node;
-      node.phase = Phase::update;
-      copy(node, source, result, -1);
+      copy(node, source, whole(add_buffer({output.name, graph_.type(output.value), Home::output})), -1);
     }
   }
 
+  // --- communication
+
+  int start(Start instruction) {
+    program_.instructions.emplace_back(std::in_place_type<Start>, std::move(instruction));
+    return static_cast<int>(program_.instructions.size()) - 1;
+  }
+  void await(int instruction) {
+    program_.instructions.emplace_back(std::in_place_type<Await>, Await{instruction});
+  }
+
+  static CollectiveRequest request(CollectiveKind kind, const Operand& operand, std::string label) {
+    CollectiveRequest request;
+    request.kind = kind;
+    request.dtype = operand.layout.type.dtype;
+    request.counts = {operand.layout.type.elements()};
+    request.label = std::move(label);
+    return request;
+  }
+
+  void fill(const Node& node, const Operand& to, double value) {
+    const TensorType& type = to.layout.type;
+    push(node, op_named("fill"),
+         {{"value", value}, {"shape", type.shape}, {"dtype", std::string(name_of(type.dtype))}}, {}, {to}, 0,
+         -1);
+  }
+
+  std::string label_of(ValueId id) const {
+    const Value& value = graph_.values[id];
+    if (value.producer < 0) return value.name;
+    const Node& node = graph_.nodes[value.producer];
+    const std::string& scope = graph_.scopes[node.scope];
+    return fmt::format("{}{}{} of {}", name_of(node.phase), " ", node.op->name,
+                       scope.empty() ? "the model" : scope);
+  }
+
+  // One stage's work on one micro-batch: what it needs from other stages was asked for a unit ahead, what
+  // others need of it is sent when all is done.
+  void emit_unit(size_t u) {
+    const WorkUnit& unit = work_.units[u];
+    const int m = unit.microbatch;
+    post_receives(u);
+    post_receives(u + 1);
+    for (const auto& [value, instruction] : posted_[u]) {
+      await(instruction);
+      operand(value, m) = std::get<Start>(program_.instructions[instruction]).out;
+    }
+    posted_.erase(u);
+    // The gradients of this micro-batch can only have come from its activations: they arrived.
+    if (unit.kind == WorkUnit::Kind::backward) settle(sent_forward_[{unit.stage, m}]);
+    if (unit.kind == WorkUnit::Kind::backward && work_.recompute[unit.stage]) recompute(unit.stage, m);
+
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+      const Node& node = graph_.nodes[n];
+      if (!work_.mine[n] || work_.stage[n] != unit.stage || node.phase == Phase::update ||
+          invariant_node(node))
+        continue;
+      if (node.phase != (unit.kind == WorkUnit::Kind::forward ? Phase::forward : Phase::backward)) continue;
+      if (work_.later[n] != (unit.kind == WorkUnit::Kind::weight_gradient)) continue;
+      emit(node, m);
+    }
+    if (unit.kind != WorkUnit::Kind::weight_gradient)
+      send(unit.stage, m, unit.kind == WorkUnit::Kind::forward ? Phase::forward : Phase::backward);
+  }
+
+  void post_receives(size_t u) {
+    if (u >= work_.units.size() || posted_.count(u) != 0) return;
+    auto& posted = posted_[u];
+    const WorkUnit& unit = work_.units[u];
+    const Phase phase = unit.kind == WorkUnit::Kind::forward ? Phase::forward : Phase::backward;
+    if (unit.kind == WorkUnit::Kind::weight_gradient) return;
+    for (const Work::Message& message : work_.receives) {
+      if (message.stage != unit.stage || message.phase != phase) continue;
+      const Operand to = whole(add_buffer({"received " + hint(message.value), graph_.type(message.value)}));
+      Start receive{0, request(CollectiveKind::receive, to, label_of(message.value)), {}, to, phase};
+      receive.request.peer = message.peer;
+      receive.request.tag = message.tag;
+      receive.microbatch = unit.microbatch;
+      posted.emplace_back(message.value, start(std::move(receive)));
+    }
+  }
+
+  // At most one unit's gradients are on their way from a stage; activations are kept for the backward pass
+  // anyhow.
+  void send(int stage, int microbatch, Phase phase) {
+    std::vector<int> sent;
+    for (const Work::Message& message : work_.sends) {
+      if (message.stage != stage || message.phase != phase) continue;
+      Operand from = operand(message.value, microbatch);
+      HET_REQUIRE(from.buffer != kAbsent, hint(message.value), stage, microbatch);
+      const Node& node = graph_.nodes[graph_.values[message.value].producer];
+      if (!from.layout.is_contiguous()) from = packed(node, from, microbatch);
+      Start instruction{0, request(CollectiveKind::send, from, label_of(message.value)), from, {}, phase};
+      instruction.request.peer = message.peer;
+      instruction.request.tag = message.tag;
+      instruction.microbatch = microbatch;
+      instruction.layer = node.layer;
+      sent.push_back(start(std::move(instruction)));
+    }
+    if (phase == Phase::forward && has_backward()) {
+      sent_forward_[{stage, microbatch}] = std::move(sent);
+    } else {
+      settle(sent_backward_[stage]);
+      sent_backward_[stage] = std::move(sent);
+    }
+  }
+
+  bool has_backward() const {
+    return std::any_of(work_.units.begin(), work_.units.end(),
+                       [](const WorkUnit& unit) { return unit.kind != WorkUnit::Kind::forward; });
+  }
+
+  void settle(std::vector<int>& instructions) {
+    for (const int instruction : instructions) await(instruction);
+    instructions.clear();
+  }
+  void settle_messages() {
+    for (auto& [key, instructions] : sent_forward_) settle(instructions);
+    for (auto& [key, instructions] : sent_backward_) settle(instructions);
+  }
+
+  void recompute(int stage, int microbatch) {
+    for (size_t n = 0; n < graph_.nodes.size(); ++n)
+      if (recomputed_[n] && work_.stage[n] == stage)
+        for (const ValueId id : graph_.nodes[n].outputs)
+          if (id != kAbsent) operand(id, microbatch) = {};
+    for (size_t n = 0; n < graph_.nodes.size(); ++n)
+      if (recomputed_[n] && work_.stage[n] == stage) emit(graph_.nodes[n], microbatch);
+  }
+
+  // Gradients that the same ranks sum, of one layer: side by side in one buffer, summed at once as soon as
+  // the last of them is complete.
+  struct Bucket {
+    int group;
+    Operand all;
+    std::vector<ValueId> gradients;
+    int start = -1;
+    bool awaited = false;
+  };
+
+  // In an order that all members of a group share: layers backwards, as they are completed.
+  void make_buckets() {
+    std::map<std::tuple<int, int, DType>, std::vector<ValueId>> keyed;
+    for (const auto& [id, gradient] : work_.gradients)
+      if (gradient.group >= 0) keyed[{gradient.group, -gradient.layer, graph_.type(id).dtype}].push_back(id);
+    for (const auto& [key, gradients] : keyed) {
+      const auto [group, layer, dtype] = key;
+      constexpr int64_t kAligned = 16;  // elements
+      int64_t elements = 0;
+      bool gaps = false;
+      std::vector<int64_t> offsets;
+      for (const ValueId id : gradients) {
+        offsets.push_back(elements);
+        const int64_t own = graph_.type(id).elements(),
+                      next = elements + (own + kAligned - 1) / kAligned * kAligned;
+        gaps = gaps || elements + own != next || expected_.count(id) == 0;
+        elements = next;
+      }
+      const std::string name =
+          -layer >= 0 ? fmt::format("gradients of layer {}", graph_.layers[-layer].name) : "gradients";
+      Bucket bucket{group, whole(add_buffer({name, {dtype, {elements}}})), gradients};
+      for (size_t i = 0; i < gradients.size(); ++i) {
+        Operand own{bucket.all.buffer, Layout::contiguous(graph_.type(gradients[i]))};
+        own.layout.offset = offsets[i];
+        sums_[gradients[i]] = own;
+        if (expected_.count(gradients[i]) == 0) {
+          begun_.insert(gradients[i]);
+          operand(gradients[i], -1) = own;
+        }
+      }
+      if (gaps) unclean_.push_back(bucket.all);
+      buckets_.push_back(std::move(bucket));
+    }
+  }
+
+  void clear_gradient_buckets() {
+    for (const Operand& bucket : unclean_) fill(Node{}, bucket, 0);
+    start_complete();
+  }
+
+  void note_summand(ValueId root) {
+    const auto found = expected_.find(root);
+    if (found == expected_.end() || --found->second > 0 || work_.gradients.count(root) == 0) return;
+    start_complete();
+  }
+
+  // Start what is complete; within a group never out of order.
+  void start_complete() {
+    std::set<int> held;
+    for (Bucket& bucket : buckets_) {
+      if (bucket.start >= 0 || held.count(bucket.group) != 0) continue;
+      const bool complete = std::all_of(bucket.gradients.begin(), bucket.gradients.end(), [&](ValueId id) {
+        const auto found = expected_.find(id);
+        return found == expected_.end() || found->second <= 0;
+      });
+      if (!complete) {
+        held.insert(bucket.group);
+        continue;
+      }
+      const std::string& name = program_.buffers[bucket.all.buffer].name;
+      bucket.start = start({bucket.group, request(CollectiveKind::all_reduce, bucket.all, name), bucket.all,
+                            bucket.all, Phase::backward});
+    }
+  }
+
+  void await_bucket(ValueId id) {
+    for (Bucket& bucket : buckets_) {
+      if (bucket.awaited ||
+          std::find(bucket.gradients.begin(), bucket.gradients.end(), id) == bucket.gradients.end())
+        continue;
+      HET_REQUIRE(bucket.start >= 0, hint(id));
+      await(bucket.start);
+      bucket.awaited = true;
+    }
+  }
+
+  // Each rank takes the norm of the gradients that it counts; the norm of these norms is everybody's.
+  void emit_global_norm(const Node& node) {
+    std::vector<Operand> counted;
+    for (const ValueId id : node.inputs) {
+      const auto found = work_.gradients.find(id);
+      if (found == work_.gradients.end() || !found->second.counted) continue;
+      counted.push_back(operand(id, -1));
+      HET_REQUIRE(counted.back().buffer != kAbsent, hint(id));
+    }
+    const TensorType scalar = graph_.type(node.outputs[0]);
+    const int64_t ranks = static_cast<int64_t>(program_.groups[0].ranks.size());
+    const Operand own = whole(add_buffer({"norm of this rank's gradients", scalar}));
+    const Operand all = whole(add_buffer({"norms of all ranks' gradients", {scalar.dtype, {ranks}}}));
+    if (counted.empty()) {
+      fill(node, own, 0);
+    } else {
+      const Operand unused = whole(add_buffer({"unused", scalar}));
+      push(node, *node.op, {{"max_norm", 0.0}}, std::move(counted), {own, unused}, 0, -1);
+    }
+    CollectiveRequest gather = request(CollectiveKind::all_gather, own, "gradient norms");
+    gather.counts.assign(ranks, 1);
+    await(start({0, std::move(gather), own, all, Phase::update}));
+    std::vector<Operand> outputs;
+    for (const ValueId id : node.outputs)
+      outputs.push_back(id == kAbsent ? Operand{} : whole(add_buffer({hint(id), graph_.type(id)})));
+    push(node, *node.op, node.attributes, {all}, outputs, 0, -1);
+    for (size_t o = 0; o < outputs.size(); ++o)
+      if (node.outputs[o] != kAbsent) operand(node.outputs[o], -1) = outputs[o];
+  }
+
   const Graph& graph_;
+  const Work& work_;
   int microbatches_;
   Program program_;
   std::vector<int> uses_;
   std::vector<bool> invariant_, crossing_, used_inside_;
   std::vector<Placement> placements_;
-  std::vector<Operand> operands_;                    // [value][micro-batch + 1]
-  std::unordered_map<ValueId, BufferId> sums_;
+  std::vector<Operand> operands_;                                  // [value][micro-batch + 1]
+  std::unordered_map<ValueId, Operand> sums_;                      // by root_of
+  std::set<ValueId> begun_;                                        // sums that hold something
+  std::map<ValueId, int> expected_;                                // summands still to come
+  std::vector<bool> recomputed_;                                   // of nodes
+  std::map<size_t, std::vector<std::pair<ValueId, int>>> posted_;  // by unit: value, its Start
+  std::map<std::pair<int, int>, std::vector<int>> sent_forward_;   // by stage and micro-batch
+  std::map<int, std::vector<int>> sent_backward_;                  // by stage
+  std::vector<Bucket> buckets_;
+  std::vector<Operand> unclean_;  // buckets with places that nothing writes
 };
 
 }  // namespace
 
 Program lower_single(const Graph& graph, int microbatches) {
   HET_REQUIRE(microbatches >= 1, microbatches);
-  return Lowering(graph, microbatches).run();
+  Plan plan;
+  Stage stage;
+  stage.devices = {"here:0"};
+  stage.layers = static_cast<int>(graph.layers.size());
+  plan.pipelines.push_back({microbatches, {stage}});
+  plan.schedule = Schedule::one_f_one_b;
+  return Lowering(graph, work_of(graph, plan, 0)).run();
 }
 
 Program lower(const Graph& graph, const Plan& plan, int rank) {
@@ -424,10 +782,7 @@ Program lower(const Graph& graph, const Plan& plan, int rank) {
   for (const Pipeline& pipeline : plan.pipelines) samples += pipeline.microbatches * plan.microbatch;
   const auto problems = validate(plan, {static_cast<int>(graph.layers.size()), samples});
   if (!problems.empty()) fail_usage("the plan cannot be run:\n  {}", fmt::join(problems, "\n  "));
-  const Pipeline& pipeline = plan.pipelines[0];
-  if (plan.tensor != 1 || plan.pipelines.size() != 1 || pipeline.stages.size() != 1 || rank != 0)
-    fail_usage("the plan spreads the model over several devices; this build runs plans of one device");
-  return lower_single(graph, pipeline.microbatches);
+  return Lowering(graph, work_of(graph, plan, rank)).run();
 }
 
 }  // namespace het

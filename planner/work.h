@@ -1,0 +1,60 @@
+// Who computes what, found before anything is lowered: of one rank of a plan, the nodes it runs, in which
+// units, the values it exchanges with other stages, and the ranks with which it sums each gradient. Plain
+// data.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "core/graph/graph.h"
+#include "core/plan/plan.h"
+#include "core/program/program.h"
+#include "planner/schedule.h"
+
+namespace het {
+
+inline constexpr int kAnywhere = -1;  // a stage: computed by every stage that needs it
+
+struct Work {
+  int rank = 0;
+  int microbatches = 1;
+  int first_microbatch = 0;       // its pipeline's first, of the step's
+  bool first_tensor_rank = true;  // speaks for its tensor-parallel group where all have the same value
+
+  // Of each node: its stage, whether a split backward puts it off, whether this rank runs it.
+  std::vector<int> stage;
+  std::vector<bool> later, mine;
+  std::vector<bool> recompute;  // of each stage
+  std::vector<WorkUnit> units;
+  std::vector<Group> groups;  // groups[0]: all ranks, when there are several
+
+  // A value that passes from one stage to another, once for each micro-batch.
+  struct Message {
+    ValueId value;
+    int stage;  // of this rank: that sends, or that receives
+    int peer;   // the other rank
+    int tag;
+    Phase phase;  // sends: in which it is made; receives: in which it is first used
+  };
+  std::vector<Message> sends, receives;
+
+  // The gradient of a parameter that this rank holds.
+  struct Gradient {
+    int group = -1;  // that sums it; -1: this rank alone
+    int32_t layer = -1;
+    bool counted = true;  // in the global norm: by one of its holders
+  };
+  std::map<ValueId, Gradient> gradients;
+  std::map<ValueId, ValueId>
+      part_of;                // a summand of a gradient, and the gradient: added to it where it is made
+  std::vector<ValueId> sums;  // the values that are sums over micro-batches, all ranks' together
+};
+
+// Ranks are numbered as their devices first appear in the plan: by pipeline, stage, tensor-parallel rank.
+std::vector<std::string> devices_of(const Plan& plan);
+
+// Throws Error(usage) for a rank that the plan has not.
+Work work_of(const Graph& graph, const Plan& plan, int rank);
+
+}  // namespace het

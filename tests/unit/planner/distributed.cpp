@@ -1,0 +1,287 @@
+// Plans do not change results: programs of all ranks of random plans, run by threads, against one device.
+#include <catch2/catch.hpp>
+#include <random>
+#include <thread>
+
+#include "core/base/error.h"
+#include "core/base/random.h"
+#include "core/comm/loopback.h"
+#include "core/graph/fuse.h"
+#include "core/ops/op.h"
+#include "tests/unit/core/testing.h"
+
+using namespace het;
+using namespace het::testing;
+
+namespace {
+
+constexpr int64_t kSamples = 2, kContext = 6, kWidth = 16, kHeads = 4, kVocabulary = 11;
+constexpr int kSteps = 5, kBlocks = 4, kLayers = kBlocks + 2;
+
+// A GPT with dropout and tied weights, trained by AdamW under a global norm; or, with `llama`, RMS norms,
+// rotary positions, grouped queries, SwiGLU and an untied classifier. One layer for the embedding, one for
+// each block, one for the head.
+Graph small_model(bool llama) {
+  Graph graph;
+  GraphBuilder b(graph);
+  const auto f32 = [](Shape shape) { return TensorType{DType::f32, std::move(shape)}; };
+  const auto weight = [&](const std::string& name, Shape shape) {
+    return b.parameter(name, f32(std::move(shape)), {Initial::Kind::normal, 0.2});
+  };
+  const auto linear = [&](const std::string& name, ValueId x, int64_t in, int64_t out) {
+    std::vector<ValueId> inputs{x, weight(name + ".weight", {out, in})};
+    if (!llama) inputs.push_back(weight(name + ".bias", {out}));
+    return b.call("linear", inputs);
+  };
+  const auto norm = [&](const std::string& name, ValueId x) {
+    const ValueId gain = b.parameter(name + ".weight", f32({kWidth}), {Initial::Kind::ones});
+    if (llama) return b.call("rms_norm", {x, gain}, {{"eps", 1e-5}});
+    const ValueId shift = b.parameter(name + ".bias", f32({kWidth}), {});
+    return b.call("layer_norm", {x, gain, shift}, {{"eps", 1e-5}});
+  };
+  const ValueId tokens = b.input("tokens", {DType::i32, {kSamples, kContext}});
+  const ValueId labels = b.input("labels", {DType::i32, {kSamples, kContext}});
+  const ValueId counter = b.input("counter", {DType::i64, {2}});
+  const ValueId scale = b.input("scale", f32({1}), true);
+  const ValueId positions = b.input("order", {DType::i32, {kContext}}, true);
+  const auto dropout = [&](const std::string& name, ValueId x) {
+    if (llama) return x;
+    return b.call("dropout", {x, counter},
+                  {{"p", 0.2}, {"seed", int64_t{7}}, {"stream", static_cast<int64_t>(hash_of(name) >> 1)}});
+  };
+
+  b.begin_layer("embedding");
+  const ValueId table = weight("embedding.weight", {kVocabulary, kWidth});
+  ValueId x = b.call("embedding", {tokens, table});
+  if (!llama) x = dropout("first", b.call("add", {x, weight("positions", {kContext, kWidth})}));
+  const int64_t size = kWidth / kHeads, kv_heads = llama ? kHeads / 2 : kHeads;
+  for (int block = 0; block < kBlocks; ++block) {
+    const std::string name = fmt::format("blocks.{}", block);
+    b.begin_layer(name);
+    ValueId h = norm(name + ".norm1", x);
+    const auto parts = b.call_all(
+        op_named("split"), {linear(name + ".qkv", h, kWidth, kWidth + 2 * kv_heads * size)},
+        {{"dim", int64_t{2}}, {"sizes", std::vector<int64_t>{kWidth, kv_heads * size, kv_heads * size}}});
+    const auto heads = [&](ValueId part, int64_t count) {
+      return b.call("reshape", {part}, {{"shape", std::vector<int64_t>{kSamples, kContext, count, size}}});
+    };
+    ValueId q = heads(parts[0], kHeads), k = heads(parts[1], kv_heads);
+    if (llama) {
+      q = b.call("rotary", {q, positions});
+      k = b.call("rotary", {k, positions});
+    }
+    h = b.call("attention", {q, k, heads(parts[2], kv_heads)}, {{"causal", true}});
+    h = b.call("reshape", {h}, {{"shape", std::vector<int64_t>{kSamples, kContext, kWidth}}});
+    x = b.call("add", {x, dropout(name + ".1", linear(name + ".out", h, kWidth, kWidth))});
+    h = norm(name + ".norm2", x);
+    if (llama)
+      h = b.call("mul", {b.call("silu", {linear(name + ".gate", h, kWidth, 24)}),
+                         linear(name + ".up", h, kWidth, 24)});
+    else
+      h = b.call("gelu", {linear(name + ".up", h, kWidth, 24)});
+    x = b.call("add", {x, dropout(name + ".2", linear(name + ".down", h, 24, kWidth))});
+  }
+  b.begin_layer("head");
+  const ValueId classifier = llama ? weight("head.weight", {kVocabulary, kWidth}) : table;
+  const ValueId loss = b.call("linear_cross_entropy", {norm("norm", x), classifier, kAbsent, labels, scale});
+  b.output("loss", loss);
+  const auto gradients = differentiate(graph, loss);
+  b.set_phase(Phase::update);
+  b.set_layer(-1);
+  const ValueId lr = b.input("lr", f32({}), true), step = b.input("step", {DType::i64, {}}, true);
+  std::vector<ValueId> all;
+  for (const auto& [parameter, gradient] : gradients) all.push_back(gradient);
+  const auto clipped = b.call_all(op_named("global_norm"), all, {{"max_norm", 0.5}});
+  b.output("norm", clipped[0]);
+  for (const auto& [parameter, gradient] : gradients) {
+    const std::string name = graph.values[parameter].name;
+    const TensorType type = graph.type(parameter);
+    b.call_all(
+        op_named("adamw"),
+        {parameter, b.buffer(name + ".m", type), b.buffer(name + ".v", type), gradient, lr, step, clipped[1]},
+        {{"beta1", 0.9}, {"beta2", 0.99}, {"eps", 1e-5}, {"weight_decay", 0.1}});
+  }
+  return fuse(graph);
+}
+
+struct Outcome {
+  std::vector<double> losses, norms;
+  std::map<std::string, Tensor> parameters;
+};
+
+// Micro-batch `m` of the step's, whichever rank runs it.
+Tensor tokens_of(int step, int m, int what) {
+  Tensor tensor({DType::i32, {kSamples, kContext}});
+  std::mt19937 random(static_cast<unsigned>(1000 * step + 10 * m + what));
+  for (int64_t i = 0; i < tensor.elements(); ++i) tensor.set(i, static_cast<double>(random() % kVocabulary));
+  if (what == 1 && m % 2 == 1) tensor.set(3, -100);
+  return tensor;
+}
+
+Outcome train(Executor& executor, int microbatches) {
+  Outcome outcome;
+  const auto scalar = [](DType dtype, Shape shape, std::initializer_list<double> values) {
+    Tensor tensor({dtype, std::move(shape)});
+    int64_t i = 0;
+    for (const double value : values) tensor.set(i++, value);
+    return tensor;
+  };
+  for (int step = 1; step <= kSteps; ++step) {
+    const int first = executor.program().first_microbatch;
+    for (int m = 0; m < executor.program().microbatches; ++m) {
+      executor.write("tokens", tokens_of(step, first + m, 0), m);
+      executor.write("labels", tokens_of(step, first + m, 1), m);
+      if (executor.program().buffers.size() > 0)
+        executor.write(
+            "counter",
+            scalar(DType::i64, {2}, {static_cast<double>(step), static_cast<double>((first + m) * kSamples)}),
+            m);
+    }
+    executor.write("scale",
+                   scalar(DType::f32, {1}, {1.0 / static_cast<double>(microbatches * kSamples * kContext)}));
+    executor.write("order", scalar(DType::i32, {kContext}, {0, 1, 2, 3, 4, 5}));
+    executor.write("lr", scalar(DType::f32, {}, {1e-2}));
+    executor.write("step", scalar(DType::i64, {}, {static_cast<double>(step)}));
+    executor.run();
+    outcome.losses.push_back(executor.read("loss").at(0));
+    outcome.norms.push_back(executor.read("norm").at(0));
+  }
+  for (const auto& [name, entry] : executor.state().entries())
+    if (entry.trained) outcome.parameters.emplace(name, executor.state().read(name));
+  return outcome;
+}
+
+Outcome alone(const Graph& graph, int microbatches) {
+  Executor executor(lower_single(graph, microbatches), reference_state(3));
+  return train(executor, microbatches);
+}
+
+int microbatches_of(const Plan& plan) {
+  int count = 0;
+  for (const Pipeline& pipeline : plan.pipelines) count += pipeline.microbatches;
+  return count;
+}
+
+std::vector<Outcome> together(const Graph& graph, const Plan& plan, int ranks) {
+  std::vector<Outcome> outcomes(ranks);
+  std::vector<std::string> errors(ranks);
+  LoopbackOptions options;
+  options.patience.timeout = std::chrono::seconds(60);
+  auto fabrics = make_loopback(ranks, options);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank)
+    threads.emplace_back([&, rank] {
+      try {
+        Program program = lower(graph, plan, rank);
+        const auto problems = verify(program);
+        if (!problems.empty()) fail_usage("{}", fmt::join(problems, "\n"));
+        Executor executor(std::move(program), reference_state(3), std::make_shared<Groups>(fabrics[rank]));
+        outcomes[rank] = train(executor, microbatches_of(plan));
+      } catch (const std::exception& error) {
+        errors[rank] = error.what();
+        fabrics[rank]->abort(error.what());
+      }
+    });
+  for (auto& thread : threads) thread.join();
+  for (int rank = 0; rank < ranks; ++rank) {
+    INFO("rank " << rank << ": " << errors[rank]);
+    CHECK(errors[rank].empty());
+  }
+  return outcomes;
+}
+
+// The largest difference, relative to the largest value.
+double difference(const Outcome& one, const Outcome& several) {
+  double worst = 0;
+  const auto compare = [&](const std::vector<double>& a, const std::vector<double>& b) {
+    REQUIRE(a.size() == b.size());
+    double most = 0, apart = 0;
+    for (size_t i = 0; i < a.size(); ++i) {
+      most = std::max(most, std::abs(a[i]));
+      apart = std::max(apart, std::isfinite(b[i]) ? std::abs(a[i] - b[i]) : 1e30);
+    }
+    worst = std::max(worst, apart / std::max(most, 1e-30));
+  };
+  compare(one.losses, several.losses);
+  compare(one.norms, several.norms);
+  for (const auto& [name, tensor] : several.parameters) {
+    REQUIRE(one.parameters.count(name) == 1);
+    compare(values_of(one.parameters.at(name)), values_of(tensor));
+  }
+  return worst;
+}
+
+Plan random_plan(std::mt19937& random) {
+  const auto draw = [&](int least, int most) {
+    return least + static_cast<int>(random() % static_cast<unsigned>(most - least + 1));
+  };
+  Plan plan;
+  plan.microbatch = kSamples;
+  const Schedule schedules[] = {Schedule::one_f_one_b, Schedule::gpipe, Schedule::interleaved,
+                                Schedule::split_backward};
+  plan.schedule = schedules[draw(0, 3)];
+  plan.chunks = plan.schedule == Schedule::interleaved ? 2 : 1;
+  if (plan.schedule == Schedule::one_f_one_b) plan.warmup = draw(0, 2);
+  int device = 0;
+  const int pipelines = draw(1, 3);
+  for (int p = 0; p < pipelines; ++p) {
+    const int groups = draw(1, 3);
+    const int stages = groups * plan.chunks;
+    std::vector<int> cuts;  // first layers of the stages after the first
+    while (static_cast<int>(cuts.size()) < stages - 1) {
+      const int cut = draw(1, kLayers - 1);
+      if (std::find(cuts.begin(), cuts.end(), cut) == cuts.end()) cuts.push_back(cut);
+    }
+    std::sort(cuts.begin(), cuts.end());
+    Pipeline pipeline;
+    pipeline.microbatches = plan.chunks > 1 ? groups * draw(1, 2) : draw(1, 4);
+    const int first_device = device;
+    for (int s = 0; s < stages; ++s) {
+      Stage stage;
+      stage.devices = {fmt::format("d:{}", first_device + s % groups)};
+      stage.first_layer = s == 0 ? 0 : cuts[s - 1];
+      stage.layers = (s == stages - 1 ? kLayers : cuts[s]) - stage.first_layer;
+      stage.recompute = draw(0, 2) == 0;
+      pipeline.stages.push_back(stage);
+    }
+    device += groups;
+    plan.pipelines.push_back(pipeline);
+  }
+  return plan;
+}
+
+int devices_in(const Plan& plan) {
+  int count = 0;
+  for (const Pipeline& pipeline : plan.pipelines)
+    count += static_cast<int>(pipeline.stages.size()) / plan.chunks;
+  return count;
+}
+
+}  // namespace
+
+TEST_CASE("random plans train the model that one device trains", "[distributed]") {
+  const int trials = std::getenv("HETRUN_PLAN_TRIALS") ? std::atoi(std::getenv("HETRUN_PLAN_TRIALS")) : 40;
+  const unsigned first =
+      std::getenv("HETRUN_PLAN_SEED") ? static_cast<unsigned>(std::atoi(std::getenv("HETRUN_PLAN_SEED"))) : 1;
+  const Graph models[] = {small_model(false), small_model(true)};
+  for (const Graph& model : models) REQUIRE(verify(model).empty());
+  std::map<std::pair<int, int>, Outcome> known;  // by model, micro-batches
+  double worst = 0;
+  for (unsigned seed = first; seed < first + static_cast<unsigned>(trials); ++seed) {
+    std::mt19937 random(seed);
+    const Plan plan = random_plan(random);
+    const int which = static_cast<int>(seed % 2), microbatches = microbatches_of(plan);
+    INFO("seed " << seed << ", " << (which == 1 ? "LLaMA" : "GPT") << "\n" << to_lua(plan));
+    const auto [entry, fresh] = known.emplace(std::pair{which, microbatches}, Outcome{});
+    if (fresh) entry->second = alone(models[which], microbatches);
+    std::map<std::string, int> held;
+    for (const Outcome& outcome : together(models[which], plan, devices_in(plan))) {
+      const double apart = difference(entry->second, outcome);
+      worst = std::max(worst, apart);
+      CHECK(apart < 1e-5);
+      for (const auto& [name, tensor] : outcome.parameters) ++held[name];
+    }
+    CHECK(held.size() == entry->second.parameters.size());
+  }
+  WARN("largest difference over " << trials << " plans: " << worst);
+}
