@@ -192,6 +192,8 @@ int corpus_sampler(lua_State* L) {
   options.split = split_named(field<std::string>(L, 2, "split").value_or("train"));
   options.seed = static_cast<uint64_t>(field<double>(L, 2, "seed").value_or(0));
   options.start = field<int64_t>(L, 2, "start").value_or(0);
+  options.first = field<int64_t>(L, 2, "first").value_or(0);
+  options.count = field<int64_t>(L, 2, "count").value_or(0);
   options.ahead = field<int>(L, 2, "ahead").value_or(2);
   if (field<std::string>(L, 2, "objective").value_or("next_token") == "masked")
     options.objective = Objective::masked;

@@ -86,20 +86,94 @@ void state_write(StateHandle& state, std::string name, Tensor& tensor) { state->
 bool state_has(StateHandle& state, std::string name) { return state->has(name); }
 void state_drop(StateHandle& state, std::string name) { state->drop(name); }
 
-ProgramHandle new_program(GraphHandle& graph, std::optional<int> microbatches, std::optional<bool> fused) {
-  const Graph ready = fused.value_or(true) ? fuse(graph->graph) : prune(graph->graph);
-  return std::make_shared<const Program>(lower_single(ready, microbatches.value_or(1)));
+// The list under `name` of the table at `index`: visit(i, its index on the stack) for each.
+template <typename Visit>
+void each_in(lua_State* L, int index, const char* name, const Visit& visit) {
+  lua_getfield(L, index, name);
+  if (lua_istable(L, -1)) {
+    const int list = lua_gettop(L), count = static_cast<int>(lua_objlen(L, list));
+    for (int i = 1; i <= count; ++i) {
+      lua_rawgeti(L, list, i);
+      visit(i - 1, lua_gettop(L));
+      lua_pop(L, 1);
+    }
+  }
+  lua_pop(L, 1);
 }
-int make_program(lua_State* L) {  // graph, {microbatches, fuse}
+
+Schedule schedule_named(const std::string& name) {
+  std::vector<std::string> names;
+  for (const Schedule each :
+       {Schedule::one_f_one_b, Schedule::gpipe, Schedule::interleaved, Schedule::split_backward}) {
+    if (name_of(each) == name) return each;
+    names.emplace_back(name_of(each));
+  }
+  fail_usage("'{}' is no schedule; there are {}", name, fmt::join(names, ", "));
+}
+
+// A plan as lua/het/plan.lua keeps it. Stages that do not say how many layers they hold share out what the others of
+// their pipeline leave of `layers`.
+Plan plan_at(lua_State* L, int index, int layers) {
+  Plan plan;
+  plan.tensor = field<int>(L, index, "tensor").value_or(1);
+  plan.microbatch = field<int>(L, index, "microbatch").value_or(1);
+  plan.schedule = schedule_named(field<std::string>(L, index, "schedule").value_or("1f1b"));
+  plan.chunks = field<int>(L, index, "chunks").value_or(1);
+  plan.warmup = field<int>(L, index, "warmup").value_or(0);
+  plan.sharded_optimizer = field<bool>(L, index, "sharded_optimizer").value_or(false);
+  each_in(L, index, "pipelines", [&](int, int at) {
+    Pipeline& pipeline = plan.pipelines.emplace_back();
+    pipeline.microbatches = field<int>(L, at, "microbatches").value_or(1);
+    each_in(L, at, "stages", [&](int, int stage_at) {
+      Stage& stage = pipeline.stages.emplace_back();
+      stage.layers = field<int>(L, stage_at, "layers").value_or(-1);
+      stage.recompute = field<bool>(L, stage_at, "recompute").value_or(false);
+      stage.optimizer_share = field<int>(L, stage_at, "optimizer_share").value_or(1);
+      each_in(L, stage_at, "devices", [&](int, int) { stage.devices.emplace_back(lua_tostring(L, -1)); });
+    });
+    int left = layers, open = 0;
+    for (const Stage& stage : pipeline.stages) stage.layers < 0 ? ++open : left -= stage.layers;
+    int first = 0, share = 0;
+    for (Stage& stage : pipeline.stages) {
+      if (stage.layers < 0) {
+        const Range range = share_of(std::max(left, 0), open, share++);
+        stage.layers = static_cast<int>(range.end - range.begin);
+      }
+      stage.first_layer = first;
+      first += stage.layers;
+    }
+  });
+  return plan;
+}
+
+// graph, {microbatches, fuse} for one device; graph, {plan, rank, fuse} for a rank of a plan, from 0.
+int make_program(lua_State* L) {
   auto& graph = check_object<GraphHandle>(L, 1);
   std::optional<int> microbatches;
-  std::optional<bool> fused;
+  bool fused = true;
+  std::optional<Plan> plan;
+  int rank = 0;
   if (lua_istable(L, 2)) {
     microbatches = field<int>(L, 2, "microbatches");
-    fused = field<bool>(L, 2, "fuse");
+    fused = field<bool>(L, 2, "fuse").value_or(true);
+    rank = field<int>(L, 2, "rank").value_or(0);
+    lua_getfield(L, 2, "plan");
+    if (lua_istable(L, -1)) plan = plan_at(L, lua_gettop(L), static_cast<int>(graph->graph.layers.size()));
+    lua_pop(L, 1);
   }
   if (microbatches && *microbatches < 1) fail_usage("microbatches = {}; at least 1 is needed", *microbatches);
-  return Convert<ProgramHandle>::push(L, new_program(graph, microbatches, fused));
+  const Graph ready = fused ? fuse(graph->graph) : prune(graph->graph);
+  return Convert<ProgramHandle>::push(
+      L, std::make_shared<const Program>(plan ? lower(ready, *plan, rank)
+                                              : lower_single(ready, microbatches.value_or(1))));
+}
+// {microbatches, first_microbatch (from 0), layers}: what of a step this program runs.
+int program_share(lua_State* L) {
+  const auto& program = check_object<ProgramHandle>(L, 1);
+  lua_newtable(L);
+  set_field(L, "microbatches", static_cast<double>(program->microbatches));
+  set_field(L, "first_microbatch", static_cast<double>(program->first_microbatch));
+  return 1;
 }
 std::string program_to_string(ProgramHandle& program) { return to_string(*program); }
 std::vector<std::string> program_verify(ProgramHandle& program) { return verify(*program); }
@@ -117,8 +191,12 @@ int push_memory(lua_State* L, const MemoryUse& use) {
 }
 int program_memory(lua_State* L) { return push_memory(L, memory_of(*check_object<ProgramHandle>(L, 1))); }
 
-ExecutorHandle new_executor(ProgramHandle& program, StateHandle& state) {
-  return std::make_shared<Executor>(*program, state);
+int new_executor(lua_State* L) {  // program, state, cluster or nil
+  auto& program = check_object<ProgramHandle>(L, 1);
+  auto& state = check_object<StateHandle>(L, 2);
+  const auto* cluster = to_object<ClusterHandle>(L, 3);
+  return Convert<ExecutorHandle>::push(
+      L, std::make_shared<Executor>(*program, state, cluster == nullptr ? nullptr : groups_of(*cluster)));
 }
 int executor_write(lua_State* L) {  // executor, name, tensor or number, micro-batch from 1
   auto& executor = check_object<ExecutorHandle>(L, 1);
@@ -184,6 +262,7 @@ void add_program(lua_State* L) {
       L, {bind<&state_names>("names"), bind<&state_read>("read"), bind<&state_write>("write"),
           bind<&state_has>("has"), bind<&state_drop>("drop")});
   make_class<ProgramHandle>(L, {bind<&program_memory>("memory"), bind<&program_verify>("verify"),
+                                bind<&program_share>("share"),
                                 bind<&program_to_string>("__tostring")});
   make_class<ExecutorHandle>(
       L, {bind<&executor_write>("write"), bind<&executor_run>("run"), bind<&executor_read>("read"),

@@ -50,6 +50,8 @@ CommandLine parse_command_line(int argc, char** argv) {
   app.add_option("--metrics", line.settings.metrics, "write one JSON object per report to this file");
   app.add_option("--threads", line.settings.threads, "CPU threads (default: every core)")
       ->check(CLI::PositiveNumber);
+  app.add_option("--workers", line.settings.workers, "run so many ranks on this machine, each a process")
+      ->check(CLI::PositiveNumber);
   app.add_option("--device", line.settings.device, "where to run (default: cpu)")
       ->check(CLI::IsMember({"cpu", "reference"}));
   app.footer(footer());
@@ -63,7 +65,7 @@ CommandLine parse_command_line(int argc, char** argv) {
       if (line.command.empty() && words.empty()) {
         const std::string name = word.substr(0, word.find('='));
         const std::string nearest = nearest_name(name, {"--help", "--version", "--quiet", "--json", "--trust",
-                                                        "--metrics", "--threads", "--device"});
+                                                        "--metrics", "--threads", "--device", "--workers"});
         // Options of a recipe may also stand before it; only without a recipe there is nobody to take them.
         bool recipe_follows = false;
         for (const std::string& other : app.remaining())

@@ -6,6 +6,7 @@
 #include "core/base/units.h"
 #include "lua/cli.h"
 #include "lua/interrupt.h"
+#include "lua/launch.h"
 #include "lua/prompt.h"
 #include "lua/state.h"
 
@@ -19,10 +20,27 @@ bool is_file(const std::string& path) {
   return false;
 }
 
+// The words of the command line that each worker is started with.
+std::vector<std::string> without_workers(int argc, char** argv) {
+  std::vector<std::string> words;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    if (word == "--workers") ++i;
+    else if (!word.starts_with("--workers=")) words.push_back(word);
+  }
+  return words;
+}
+
 int run(int argc, char** argv) {
   using namespace het::lua;
   const CommandLine line = parse_command_line(argc, argv);
   if (line.exit_code) return *line.exit_code;
+  if (line.settings.workers > 0) {
+    if (!is_file(line.command))
+      het::fail_usage("--workers {} needs a recipe to run{}", line.settings.workers,
+                      line.command.empty() ? "" : fmt::format("; there is no file '{}'", line.command));
+    return launch(line.settings.workers, without_workers(argc, argv));
+  }
   install_interrupt_handler();
   State state(line.settings);
   if (line.command.empty()) return run_prompt(state, line.settings);

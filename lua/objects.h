@@ -34,6 +34,8 @@ using ProgramHandle = std::shared_ptr<const Program>;
 using ExecutorHandle = std::shared_ptr<Executor>;
 using CorpusHandle = std::shared_ptr<const Corpus>;
 using SamplerHandle = std::shared_ptr<Sampler>;
+struct Cluster;   // bind_cluster.cpp
+using ClusterHandle = std::shared_ptr<Cluster>;
 using TokenizerHandle = std::shared_ptr<const Tokenizer>;
 
 // What one Lua state shares between its bound functions. Lives as long as the state.
@@ -55,6 +57,10 @@ void add_tensor(lua_State* L);
 void add_program(lua_State* L);
 void add_data(lua_State* L);
 void add_system(lua_State* L);
+void add_cluster(lua_State* L);
+
+// The communicators of a run's ranks.
+std::shared_ptr<Groups> groups_of(const ClusterHandle& cluster);
 
 }  // namespace het::lua
 
@@ -68,6 +74,7 @@ HET_LUA_CLASS(het::lua::ExecutorHandle, "executor");
 HET_LUA_CLASS(het::lua::CorpusHandle, "corpus");
 HET_LUA_CLASS(het::lua::SamplerHandle, "sampler");
 HET_LUA_CLASS(het::lua::TokenizerHandle, "tokenizer");
+HET_LUA_CLASS(het::lua::ClusterHandle, "cluster");
 
 namespace het::lua {
 template <>

@@ -23,6 +23,7 @@ struct Settings {
   std::string metrics;  // JSONL file; empty: none
   std::string device = "cpu";
   int threads = 0;                     // 0: all cores
+  int workers = 0;                     // processes to start on this machine; 0: this one alone
   std::vector<std::string> arguments;  // --name=value words for the recipe
 };
 

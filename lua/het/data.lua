@@ -26,11 +26,12 @@ function Corpus:decode(ids) return self.native:decode(ids) end
 function Corpus:vocabulary() return self.native:vocabulary() end
 
 --- Batches of one split, drawn by a cursor that does not depend on batch sizes.
--- @tparam table settings `context`, `batch`, `microbatch`, `split`, `seed`, `start`
+-- @tparam table settings `context`, `batch`, `microbatch`, `split`, `seed`, `start`; `first` and `count`: which samples
+-- of each batch this rank runs (default: all)
 function Corpus:sampler(settings)
   return self.native:sampler {
     context = settings.context, batch = settings.batch, microbatch = settings.microbatch, split = settings.split,
-    seed = settings.seed, start = settings.start,
+    seed = settings.seed, start = settings.start, first = settings.first, count = settings.count,
     objective = self.objective == "masked" and "masked" or nil,
     mask_share = self.arguments.mask_share,
     mask_token = self.objective == "masked" and self.vocab - 1 or nil,
@@ -146,8 +147,8 @@ local function rows(tensor, first, count) return (op.slice(tensor, { dim = 0, st
 --- The next batch: windows of neighbouring rows, from the beginning again at the end.
 function PairSampler:next()
   local batch = { inputs = {}, labels = {}, count = self.batch, cursor = self.at }
-  for i = 1, self.batch / self.microbatch do
-    local start = self.first + (self.at + (i - 1) * self.microbatch) % self.usable
+  for i = 1, self.own / self.microbatch do
+    local start = self.first + (self.at + self.skipped + (i - 1) * self.microbatch) % self.usable
     batch.inputs[i] = rows(self.pairs.arguments.inputs, start, self.microbatch)
     batch.labels[i] = rows(self.pairs.arguments.labels, start, self.microbatch)
   end
@@ -171,7 +172,7 @@ function Pairs:sampler(settings)
       settings.split == "holdout" and "held out" or "to train on", settings.batch)
   end
   return setmetatable({ pairs = self, batch = settings.batch, microbatch = settings.microbatch or settings.batch,
-    at = settings.start or 0, usable = usable, first = settings.split == "holdout" and train or 0 }, PairSampler)
+    skipped = settings.first or 0, own = settings.count or settings.batch, at = settings.start or 0, usable = usable, first = settings.split == "holdout" and train or 0 }, PairSampler)
 end
 
 function Pairs:has_holdout() return self.arguments.holdout > 0 end

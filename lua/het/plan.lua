@@ -1,5 +1,5 @@
---- `het.plan`: who computes what, as plain data that prints as it is written. This build runs plans of one device; a
--- plan that spreads the model is understood and refused with that reason when a run begins.
+--- `het.plan`: who computes what, as plain data that prints as it is written. Each device of a plan is a rank: a process
+-- that runs its part (`hetrun --workers N recipe.lua`).
 local define = require "het.define"
 local errors = require "het.errors"
 
@@ -17,6 +17,7 @@ Stage.__tostring = function(self)
   for _, device in ipairs(self.devices) do parts[#parts + 1] = ("%q"):format(device) end
   if self.layers then parts[#parts + 1] = ("layers = %d"):format(self.layers) end
   if self.recompute then parts[#parts + 1] = "recompute = true" end
+  if self.optimizer_share ~= 1 then parts[#parts + 1] = ("optimizer_share = %d"):format(self.optimizer_share) end
   return ("het.stage { %s }"):format(table.concat(parts, ", "))
 end
 
@@ -28,6 +29,10 @@ end
 
 Plan.__tostring = function(self)
   local parts = { ("tensor = %d, microbatch = %d"):format(self.tensor, self.microbatch or 0) }
+  if self.schedule ~= "1f1b" then parts[#parts + 1] = (" schedule = %q"):format(self.schedule) end
+  if self.chunks ~= 1 then parts[#parts + 1] = (" chunks = %d"):format(self.chunks) end
+  if self.warmup ~= 0 then parts[#parts + 1] = (" warmup = %d"):format(self.warmup) end
+  if self.sharded_optimizer then parts[#parts + 1] = " sharded_optimizer = true" end
   for _, pipeline in ipairs(self.pipelines) do parts[#parts + 1] = "\n  " .. tostring(pipeline) end
   return ("het.plan { %s }"):format(table.concat(parts, ","))
 end
@@ -38,12 +43,16 @@ plan.stage = define.constructor {
   example = 'het.stage { "here:0", layers = 6 }',
   list = { "string", "devices", least = 1 },
   fields = {
-    { "layers", "integer", "how many of the model's layers (default: all)", min = 1 },
+    { "layers", "integer", "how many of the model's layers (default: an equal share of what the other stages leave)",
+      min = 1 },
     { "recompute", "boolean", "compute activations again in the backward pass instead of keeping them",
       default = false },
+    { "optimizer_share", "integer", "with sharded_optimizer: how much of a layer's optimizer state lives here, relative "
+      .. "to the other stages that hold the layer", default = 1, min = 0 },
   },
   build = function(a)
-    local stage = setmetatable({ devices = {}, layers = a.layers, recompute = a.recompute }, Stage)
+    local stage = setmetatable({ devices = {}, layers = a.layers, recompute = a.recompute,
+      optimizer_share = a.optimizer_share }, Stage)
     for i = 1, #a do stage.devices[i] = a[i] end
     return stage
   end,
@@ -64,36 +73,88 @@ plan.pipeline = define.constructor {
 
 local make = define.constructor {
   name = "plan",
-  sentence = "Who computes what: pipelines of stages. This build runs plans of one device.",
-  example = 'het.plan { microbatch = 4, het.pipeline { microbatches = 3, het.stage { "here:0" } } }',
+  sentence = "Who computes what: pipelines of stages. Each device is a process: `hetrun --workers N` starts them here.",
+  example = 'het.plan { microbatch = 4, het.pipeline { microbatches = 3, het.stage { "here:0" }, het.stage { "here:1" } } }',
   list = { "pipeline", "pipelines", least = 1 },
   fields = {
     { "tensor", "integer", "devices that share each layer", default = 1, min = 1 },
-    { "microbatch", "integer", "samples of a micro-batch", min = 1 },
+    { "microbatch", "integer", "samples of a micro-batch (default: what divides the batch evenly over the plan)",
+      min = 1 },
+    { "schedule", "string", "in what order stages run forward and backward passes", default = "1f1b",
+      choices = { "1f1b", "gpipe", "interleaved", "split_backward" } },
+    { "chunks", "integer", "interleaved: stages on each device", default = 1, min = 1 },
+    { "warmup", "integer", "1f1b: extra forward passes in flight for each later stage, to hide slow links", default = 0,
+      min = 0 },
+    { "sharded_optimizer", "boolean", "divide optimizer state over the replicas of a layer", default = false },
   },
   build = function(a)
-    local result = setmetatable({ tensor = a.tensor, microbatch = a.microbatch, pipelines = {} }, Plan)
+    local result = setmetatable({ tensor = a.tensor, microbatch = a.microbatch, schedule = a.schedule, chunks = a.chunks,
+      warmup = a.warmup, sharded_optimizer = a.sharded_optimizer, pipelines = {} }, Plan)
     for i = 1, #a do result.pipelines[i] = a[i] end
     return result
   end,
 }
 
---- Refuse what this build cannot run; returns the samples of a micro-batch that the plan asks for, or nil.
-function plan.single_device(given)
-  if not given then return nil end
-  local devices = 0
+--- How many devices a plan names.
+function plan.devices(given)
+  local seen, count = {}, 0
   for _, pipeline in ipairs(given.pipelines) do
-    for _, stage in ipairs(pipeline.stages) do devices = devices + #stage.devices end
+    for _, stage in ipairs(pipeline.stages) do
+      for _, device in ipairs(stage.devices) do
+        if not seen[device] then count = count + 1 end
+        seen[device] = true
+      end
+    end
   end
-  if devices ~= 1 or given.tensor ~= 1 then
-    errors.usage("the plan spreads the model over %d devices; this build runs plans of one device:\n%s", devices,
-      tostring(given))
+  return count
+end
+
+--- `count` replicas of the whole model. They share the batch in micro-batches, as evenly as these allow.
+-- @number[opt] microbatch default: the largest that gives every replica one
+function plan.replicas(count, batch, microbatch)
+  if count > batch then
+    errors.usage("%d ranks share a batch of %d samples; at least one sample for each is needed", count, batch)
   end
-  if given.pipelines[1].stages[1].recompute then
-    errors.usage("the plan asks for recompute; this build keeps all activations. A smaller micro-batch saves memory "
-      .. "too")
+  if not microbatch then
+    microbatch = math.floor(batch / count)
+    while batch % microbatch ~= 0 do microbatch = microbatch - 1 end
   end
-  return given.microbatch
+  local total = batch / microbatch
+  if total < count then
+    errors.usage("batch = %d holds %d micro-batches of %d, fewer than the %d ranks; a smaller microbatch helps", batch,
+      total, microbatch, count)
+  end
+  local arguments = { microbatch = microbatch }
+  for i = 1, count do
+    local own = math.floor(total / count) + (i <= total % count and 1 or 0)
+    arguments[i] = plan.pipeline { microbatches = own, plan.stage { ("here:%d"):format(i - 1) } }
+  end
+  return plan.new(arguments)
+end
+
+--- The plan of a run: with its micro-batch filled in, checked against the batch and against what runs here.
+-- @treturn ?table nil when there is none
+function plan.resolve(given, batch)
+  if not given then return nil end
+  if given.tensor ~= 1 then
+    errors.usage("the plan has tensor = %d; this build runs plans with tensor = 1", given.tensor)
+  end
+  if given.sharded_optimizer then
+    errors.usage("the plan has sharded_optimizer = true; this build keeps optimizer state with every replica")
+  end
+  local total = 0
+  for _, pipeline in ipairs(given.pipelines) do total = total + pipeline.microbatches end
+  local resolved = {}
+  for key, value in pairs(given) do resolved[key] = value end
+  resolved.microbatch = given.microbatch or batch / total
+  if resolved.microbatch ~= math.floor(resolved.microbatch) then
+    errors.usage("batch = %d is not a multiple of the plan's %d micro-batches", batch, total)
+  end
+  if resolved.microbatch * total ~= batch then
+    errors.usage("the plan's %d micro-batches of %d samples are %d samples, batch = %d", total, resolved.microbatch,
+      resolved.microbatch * total, batch)
+  end
+  return setmetatable(resolved, Plan)
 end
 
 plan.new = make

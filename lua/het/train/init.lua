@@ -22,9 +22,24 @@ end
 
 local function is_model(value) return define.kind_of(value) == "layer" end
 
--- The micro-batch that the run uses: the plan's, the recipe's, or the whole batch.
-local function microbatch_of(a)
-  return plan.single_device(a.plan) or a.microbatch or a.batch
+-- The other ranks of the run, when there are any, and the plan that all of them follow. A plan for several devices
+-- needs as many ranks; ranks without a plan are replicas that share the batch evenly.
+local function join(self)
+  local a = self.arguments
+  self.plan = plan.resolve(a.plan, a.batch)
+  self.cluster = native.join { recipe = tostring(self) .. tostring(a.plan), data = tostring(a.data), device = self.device,
+    memory = native.device(self.device):available_bytes() }
+  local ranks = self.cluster and self.cluster:size() or 1
+  if self.plan then
+    local devices = plan.devices(self.plan)
+    if devices ~= ranks then
+      errors.usage("the plan is for %d devices, %s; start the recipe with --workers %d", devices,
+        ranks == 1 and "this process is alone" or ("%d ranks are here"):format(ranks), devices)
+    end
+  elseif ranks > 1 then
+    self.plan = plan.replicas(ranks, a.batch, a.microbatch)
+  end
+  self.rank = self.cluster and self.cluster:rank() or 0
 end
 
 -- Types of a micro-batch's inputs and labels, { dtype, shape }.
@@ -51,8 +66,10 @@ end
 
 -- A program with its executor. Memory is checked by the engine before anything is allocated.
 local function executor_of(self, made)
-  local program = native.program(made.graph, { microbatches = self.microbatches })
-  local executor = native.executor(program, self.state)
+  local program = native.program(made.graph, { microbatches = self.microbatches, plan = self.plan, rank = self.rank })
+  local executor = native.executor(program, self.state, self.cluster)
+  local share = program:share()
+  self.own_microbatches, self.first_microbatch = share.microbatches, share.first_microbatch
   if made.positions then executor:write("positions", native.arange(self.context, "i32")) end
   return executor
 end
@@ -81,24 +98,35 @@ local function restore(self)
   return nil
 end
 
+-- Elements of all parameters of a graph, whichever rank holds them.
+local function count_parameters(graph)
+  local total = 0
+  for _, parameter in ipairs(graph:parameters()) do
+    local elements = 1
+    for _, size in ipairs(parameter.shape) do elements = elements * size end
+    total = total + elements
+  end
+  return total
+end
+
 --- Build everything a run needs: graphs, state, executors, samplers. Nothing has been computed yet.
 function Run:prepare()
   if self.train_executor then return end
   local a = self.arguments
-  self.microbatch = microbatch_of(a)
+  self.device = native.settings and native.settings.device or "cpu"
+  join(self)
+  self.microbatch = self.plan and self.plan.microbatch or a.microbatch or a.batch
   self.microbatches = a.batch / self.microbatch
-  if self.microbatches ~= math.floor(self.microbatches) then
-    errors.usage("the plan's microbatch = %d does not divide batch = %d", self.microbatch, a.batch)
-  end
   self.context = a.context or (is_model(a.model) and a.model.arguments.context) or 1
   local training = graphs.training(spec_of(self))
   self.has_counter = training.counter
-  self.device = native.settings and native.settings.device or "cpu"
+  self.parameters = count_parameters(training.graph)
   self.state = native.state(native.device(self.device), a.seed)
   local about = restore(self) or {}
   self.step, self.best, self.validation = about.step or 0, about.best, about.validation
   self.train_executor = executor_of(self, training)
-  local settings = { context = self.context, batch = a.batch, microbatch = self.microbatch, seed = a.seed }
+  local settings = { context = self.context, batch = a.batch, microbatch = self.microbatch, seed = a.seed,
+    first = self.first_microbatch * self.microbatch, count = self.own_microbatches * self.microbatch }
   settings.split, settings.start = "train", self.step * a.batch
   self.sampler = a.data:sampler(settings)
   if a.evaluate.every > 0 and a.data:has_holdout() then
@@ -110,7 +138,7 @@ end
 
 -- Give an executor a batch.
 local function write_batch(self, executor, batch)
-  for i = 1, self.microbatches do
+  for i = 1, self.own_microbatches do
     executor:write("inputs", batch.inputs[i], i)
     executor:write("labels", batch.labels[i], i)
   end
@@ -149,8 +177,9 @@ function Run:train_step()
   executor:write("lr", lr)
   executor:write("step", step)
   if self.has_counter then
-    for i = 1, self.microbatches do
-      executor:write("counter", native.tensor({ step, (i - 1) * self.microbatch }, "i64"), i)
+    for i = 1, self.own_microbatches do
+      local sample = (self.first_microbatch + i - 1) * self.microbatch
+      executor:write("counter", native.tensor({ step, sample }, "i64"), i)
     end
   end
   if not executor:run() then return nil end
@@ -160,11 +189,18 @@ function Run:train_step()
   return { step = step, loss = loss, lr = lr, gradient_norm = norm, seconds = native.clock() - started }
 end
 
---- Save the model, its vocabulary and what is needed to go on exactly.
+--- Bring the whole state to rank 0. All ranks call it at the same place; alone it does nothing.
+function Run:gather()
+  if self.cluster then self.cluster:gather(self.state) end
+end
+
+--- Save the model, its vocabulary and what is needed to go on exactly. Of several ranks the first writes; all call it.
 -- @string[opt] folder default: the recipe's `save`
 function Run:save(folder)
   local a = self.arguments
   folder = folder or a.save
+  self:gather()
+  if self.rank > 0 then return end
   files.save(folder, a.model, self.state, { vocabulary = a.data:vocabulary(), step = self.step })
   files.save_training(folder, self.state, { step = self.step, seed = a.seed, precision = a.precision,
     best = self.best, validation = self.validation })
@@ -194,6 +230,8 @@ end
 local function print_sample(self)
   local sample = self.arguments.sample
   if not sample or native.settings.quiet then return end
+  self:gather()
+  if self.rank > 0 then return end
   local out = native.settings.json and "stderr" or "stdout"
   local options = setmetatable({ prompt = sample.prompt or generate.default_prompt(self.arguments.data) },
     { __index = sample })
@@ -222,19 +260,15 @@ local function introduce(self, reporter)
     or ("%d x %d tokens"):format(a.batch, self.context)
   reporter:say(("%s parameters, %s, %d steps of %s, %s memory"):format(text.count(self.parameters),
     a.precision, a.steps, batch, text.bytes(self.train_executor:memory().total)))
+  if self.plan then reporter:say(tostring(self.plan)) end
   if self.step > 0 then reporter:say(("going on after step %d"):format(self.step)) end
 end
 
-local function count_parameters(self)
-  local total = 0
-  for _, entry in ipairs(self.state:names()) do
-    if entry.trained then
-      local elements = 1
-      for _, size in ipairs(entry.shape) do elements = elements * size end
-      total = total + elements
-    end
-  end
-  return total
+--- Whether this rank, or with several any of them, shall stop here.
+function Run:asked_to_stop(stopped)
+  local asked = native.interrupted() or stopped
+  if self.cluster then return self.cluster:any(asked) end
+  return asked
 end
 
 -- Steps and evaluations until the end, or until Ctrl-C; returns whether it was interrupted.
@@ -242,7 +276,7 @@ local function train(self, reporter)
   local a = self.arguments
   while self.step < a.steps do
     local step = self:train_step()
-    if not step or native.interrupted() then return true end
+    if self:asked_to_stop(not step) then return true end
     reporter:step(step)
     if a.on_step then a.on_step(self, step) end
     if self.evaluate_executor and (step.step % a.evaluate.every == 0 or step.step == a.steps) then
@@ -262,7 +296,6 @@ function Run:start()
   local started = native.clock()
   local a, settings = self.arguments, native.settings
   self:prepare()
-  self.parameters = count_parameters(self)
   self.first_step = self.step
   self.unit = define.kind_of(a.data) == "pairs" and "samples" or "tokens"
   self.tokens_per_step = self.unit == "samples" and a.batch or a.batch * self.context
@@ -270,10 +303,10 @@ function Run:start()
   local metrics = a.metrics or (settings.metrics ~= "" and settings.metrics) or nil
   local reporter = progress.new {
     steps = a.steps, first = self.step, tokens_per_step = self.tokens_per_step, unit = self.unit,
-    quiet = settings.quiet,
+    quiet = settings.quiet or self.rank > 0,
     flops_per_token = is_model(a.model) and a.model:training_flops(self.context) or 0,
-    peak = is_model(a.model) and peak.known(peak_device, a.precision) or nil,
-    metrics = metrics, best = self.best, every = math.max(1, math.floor(a.steps / 20)),
+    peak = is_model(a.model) and not self.cluster and peak.known(peak_device, a.precision) or nil,
+    metrics = self.rank == 0 and metrics or nil, best = self.best, every = math.max(1, math.floor(a.steps / 20)),
   }
   introduce(self, reporter)
   local interrupted = train(self, reporter)
@@ -285,7 +318,7 @@ function Run:start()
   elseif interrupted then
     reporter:say(("stopped after step %d; give save = \"folder\" to keep what was learned"):format(self.step))
   end
-  if is_model(a.model) and not interrupted
+  if is_model(a.model) and not interrupted and not self.cluster
     and peak.due(peak_device, a.precision, (reporter.rate or 0) * reporter.flops_per_token) then
     local before = native.clock()
     reporter.peak = peak.measure(peak_device, a.precision)
@@ -298,6 +331,7 @@ function Run:start()
     print_sample(self)
     if a.after then a.after(self) end
   end
+  if self.cluster then self.cluster:leave() end
   return results
 end
 
@@ -362,7 +396,8 @@ return define.constructor {
     { "metrics", "string", "file for one JSON object per report" },
     { "after", "function", "function(run), called at the end" },
     { "on_step", "function", "function(run, step), called after each step" },
-    { "plan", "plan", "who computes what (default: one device does everything)" },
+    { "plan", "plan", "who computes what (default: one device does everything; each device of a plan is a process, started "
+      .. "by `hetrun --workers N`)" },
   },
   check = check,
   build = function(a) return setmetatable({ arguments = a }, Run) end,

@@ -1,0 +1,208 @@
+// The ranks of a run: how this process finds the others, and what they do together outside a program.
+#include <algorithm>
+#include <iostream>
+#include <map>
+
+#include "core/cluster/embedded_store.h"
+#include "core/cluster/environment.h"
+#include "core/cluster/membership.h"
+#include "core/cluster/network.h"
+#include "core/cluster/secret.h"
+#include "core/cluster/store_key_value.h"
+#include "core/comm/gloo.h"
+#include "lua/objects.h"
+
+namespace het::lua {
+
+// What a rank keeps while it is a member. Destroyed in reverse: traffic first, the store last.
+struct Cluster {
+  std::unique_ptr<StoreServer> server;
+  std::shared_ptr<Store> store;
+  std::unique_ptr<Membership> membership;
+  std::shared_ptr<Fabric> fabric;
+  std::shared_ptr<Groups> groups;
+  std::unique_ptr<Collective> agree;
+
+  Communicator& world() {
+    std::vector<int> ranks(groups->size());
+    for (size_t r = 0; r < ranks.size(); ++r) ranks[r] = static_cast<int>(r);
+    return groups->group(ranks);
+  }
+};
+
+std::shared_ptr<Groups> groups_of(const ClusterHandle& cluster) { return cluster->groups; }
+
+namespace {
+
+// {recipe, data, device, memory, timeout}: nil where no launcher says that there are several ranks.
+int join_run(lua_State* L) {
+  luaL_checktype(L, 1, LUA_TTABLE);
+  const EnvironmentLookup lookup = process_environment();
+  const Placement placement = read_placement(lookup);
+  if (placement.world_size.value_or(1) <= 1) return 0;
+  const std::string secret = load_secret(lookup, "");
+  auto cluster = std::make_shared<Cluster>();
+  const auto served = lookup("HETRUN_STORE");   // by `hetrun --workers`
+  if (!served && (placement.master_host.empty() || placement.master_port == 0))
+    fail_usage("{} ranks are to meet, but nobody says where: set MASTER_ADDR and MASTER_PORT", *placement.world_size);
+  StoreClientOptions client;
+  client.secret = secret;
+  client.endpoint = served.value_or(fmt::format("{}:{}", placement.master_host, placement.master_port));
+  const std::string address = address_towards(served ? "127.0.0.1" : placement.master_host);
+  if (!served && placement.rank == 0) {
+    StoreServerOptions server;
+    server.address = address;
+    server.port = placement.master_port;
+    server.secret = secret;
+    cluster->server = serve_store(std::move(server));
+  }
+  cluster->store = connect_store(std::move(client));
+  const auto say = [](const std::string& sentence) { std::cerr << sentence + "\n" << std::flush; };
+  Member member;
+  member.rank = placement.rank;
+  member.host = lookup("HOSTNAME").value_or("");
+  if (member.host.empty()) member.host = address;
+  member.device = field<std::string>(L, 1, "device").value_or("cpu");
+  member.device_memory = static_cast<int64_t>(field<double>(L, 1, "memory").value_or(0));
+  member.address = address;
+  member.version = HET_VERSION;
+  member.recipe_digest = hex_of(hmac_sha256("recipe", field<std::string>(L, 1, "recipe").value_or("")));
+  member.data_digest = hex_of(hmac_sha256("data", field<std::string>(L, 1, "data").value_or("")));
+  JoinOptions options;
+  options.run = "hetrun";
+  options.world_size = *placement.world_size;
+  options.secret = secret;
+  options.warn = say;
+  if (const auto timeout = field<double>(L, 1, "timeout"))
+    options.timeout = std::chrono::milliseconds(static_cast<int64_t>(*timeout * 1000));
+  cluster->membership = join(cluster->store, member, options);
+  GlooOptions gloo;
+  gloo.rank = cluster->membership->rank();
+  gloo.size = *placement.world_size;
+  gloo.address = address;
+  gloo.store = make_store_key_value(cluster->store, cluster->membership->prefix(), cluster->membership->lease());
+  gloo.prefix = "traffic";
+  gloo.host = member.host;
+  gloo.patience.warn = say;
+  cluster->fabric = make_gloo(std::move(gloo));
+  cluster->groups = std::make_shared<Groups>(cluster->fabric);
+  return Convert<ClusterHandle>::push(L, std::move(cluster));
+}
+
+int cluster_rank(ClusterHandle& cluster) { return cluster->groups->rank(); }
+int cluster_size(ClusterHandle& cluster) { return cluster->groups->size(); }
+
+// Whether any rank says so: asked by all of them at the same place.
+bool cluster_any(ClusterHandle& cluster, bool own) {
+  if (cluster->agree == nullptr) {
+    CollectiveRequest request;
+    request.kind = CollectiveKind::all_reduce;
+    request.dtype = DType::i32;
+    request.counts = {1};
+    request.reduction = Reduction::max;
+    request.label = "whether to stop";
+    cluster->agree = cluster->world().prepare(request);
+  }
+  int32_t value = own ? 1 : 0;
+  auto* bytes = reinterpret_cast<std::byte*>(&value);
+  cluster->agree->start(bytes, bytes);
+  cluster->agree->wait();
+  return value != 0;
+}
+
+// What each rank has, told to all.
+std::vector<std::string> tell_all(Communicator& world, const std::string& own, const std::string& label) {
+  CollectiveRequest request;
+  request.kind = CollectiveKind::all_gather;
+  request.dtype = DType::i64;
+  request.counts.assign(static_cast<size_t>(world.size()), 1);
+  request.label = label;
+  std::vector<int64_t> sizes(static_cast<size_t>(world.size()));
+  const int64_t size = static_cast<int64_t>(own.size());
+  const auto run = [&](const void* in, void* out) {
+    const auto collective = world.prepare(request);
+    collective->start(static_cast<const std::byte*>(in), static_cast<std::byte*>(out));
+    collective->wait();
+  };
+  run(&size, sizes.data());
+  request.dtype = DType::u8;
+  request.counts = sizes;
+  int64_t total = 0;
+  for (const int64_t each : sizes) total += each;
+  std::string all(static_cast<size_t>(total), ' ');
+  run(own.data(), all.data());
+  std::vector<std::string> texts;
+  int64_t at = 0;
+  for (const int64_t each : sizes) {
+    texts.push_back(all.substr(static_cast<size_t>(at), static_cast<size_t>(each)));
+    at += each;
+  }
+  return texts;
+}
+
+// Bring to rank 0 every tensor of the state that it lacks, each from the first rank that holds it; returns their names
+// there. All ranks call it at the same place.
+std::vector<std::string> cluster_gather(ClusterHandle& cluster, StateHandle& state) {
+  Communicator& world = cluster->world();
+  std::string own;
+  for (const auto& [name, entry] : state->entries())
+    own += fmt::format("{}\n{}\n{}\n{}\n", name, name_of(entry.type.dtype), fmt::join(entry.type.shape, ","),
+                       entry.trained ? 1 : 0);
+  struct Held {
+    int owner;
+    TensorType type;
+  };
+  std::map<std::string, Held> missing;
+  std::map<std::string, bool> known;
+  const auto texts = tell_all(world, own, "the names of the state");
+  for (int rank = 0; rank < world.size(); ++rank) {
+    std::vector<std::string> lines;
+    for (size_t at = 0, end; (end = texts[static_cast<size_t>(rank)].find('\n', at)) != std::string::npos; at = end + 1)
+      lines.push_back(texts[static_cast<size_t>(rank)].substr(at, end - at));
+    for (size_t i = 0; i + 3 < lines.size(); i += 4) {
+      if (!known.emplace(lines[i], true).second) continue;
+      if (rank == 0) continue;
+      Shape shape;
+      for (size_t at = 0; at < lines[i + 2].size();) {
+        size_t used = 0;
+        shape.push_back(std::stoll(lines[i + 2].substr(at), &used));
+        at += used + 1;
+      }
+      missing.emplace(lines[i], Held{rank, {dtype_named(lines[i + 1]).value(), std::move(shape)}});
+    }
+  }
+  std::vector<std::string> names;
+  for (const auto& [name, held] : missing) {
+    const bool sends = world.rank() == held.owner, receives = world.rank() == 0;
+    if (!sends && !receives) continue;
+    CollectiveRequest request;
+    request.kind = sends ? CollectiveKind::send : CollectiveKind::receive;
+    request.dtype = held.type.dtype;
+    request.counts = {held.type.elements()};
+    request.peer = sends ? 0 : held.owner;
+    request.tag = 1000;
+    request.label = name;
+    Tensor tensor = sends ? state->read(name) : Tensor(held.type);
+    const auto collective = world.prepare(request);
+    collective->start(sends ? tensor.bytes() : nullptr, sends ? nullptr : tensor.bytes());
+    collective->wait();
+    if (!receives) continue;
+    state->write(name, tensor);
+    names.push_back(name);
+  }
+  return names;
+}
+
+void cluster_leave(ClusterHandle& cluster) { cluster->membership->leave(); }
+void cluster_abort(ClusterHandle& cluster, std::string why) { cluster->groups->abort(why); }
+
+}  // namespace
+
+void add_cluster(lua_State* L) {
+  make_class<ClusterHandle>(L, {bind<&cluster_rank>("rank"), bind<&cluster_size>("size"), bind<&cluster_any>("any"),
+                                bind<&cluster_gather>("gather"), bind<&cluster_leave>("leave"),
+                                bind<&cluster_abort>("abort")});
+  set_functions(L, "native.", {bind<&join_run>("join")});
+}
+
+}  // namespace het::lua

@@ -1,0 +1,229 @@
+#include "lua/launch.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+#include <set>
+
+#include "core/base/error.h"
+#include "core/base/parallel.h"
+#include "core/cluster/embedded_store.h"
+#include "core/cluster/secret.h"
+
+extern char** environ;
+
+namespace het::lua {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr std::chrono::milliseconds kTick{50}, kGrace{5'000}, kKill{2'000};
+
+volatile std::sig_atomic_t asked_to_end = 0;
+void note_signal(int signal) { asked_to_end = signal; }
+
+struct Child {
+  pid_t pid = -1;
+  int error_pipe = -1;
+  std::string pending;               // of its standard error: the line not yet ended
+  std::vector<std::string> lines;    // held back until it is known whether rank 0 says the same
+  bool running = true;
+  int code = 0;                      // exit code
+  int signal = 0;                    // that killed it
+};
+
+class Launcher {
+ public:
+  Launcher(int workers, const std::vector<std::string>& words) : words_(words), children_(workers) {
+    StoreServerOptions options;
+    options.address = "127.0.0.1";
+    options.secret = secret_;
+    server_ = serve_store(std::move(options));
+  }
+
+  int run() {
+    struct sigaction action {};
+    action.sa_handler = note_signal;
+    sigaction(SIGINT, &action, nullptr);
+    sigaction(SIGTERM, &action, nullptr);
+    for (size_t rank = 0; rank < children_.size(); ++rank) start(static_cast<int>(rank));
+    while (std::any_of(children_.begin(), children_.end(), [](const Child& child) { return child.running; })) {
+      read_errors();
+      reap();
+      pass_on_signals();
+      end_the_rest();
+    }
+    read_errors();
+    report();
+    return code_;
+  }
+
+ private:
+  // What a child sees of its environment: the launcher's own, and who it is.
+  std::vector<std::string> environment(int rank) const {
+    const int workers = static_cast<int>(children_.size());
+    const std::string endpoint = server_->endpoint();
+    std::vector<std::string> values{fmt::format("RANK={}", rank),
+                                    fmt::format("WORLD_SIZE={}", workers),
+                                    fmt::format("LOCAL_RANK={}", rank),
+                                    "MASTER_ADDR=127.0.0.1",
+                                    fmt::format("MASTER_PORT={}", endpoint.substr(endpoint.rfind(':') + 1)),
+                                    "HETRUN_STORE=" + endpoint,
+                                    "HETRUN_SECRET=" + secret_};
+    if (std::getenv("OMP_NUM_THREADS") == nullptr)
+      values.push_back(fmt::format("OMP_NUM_THREADS={}", std::max(1, thread_count() / workers)));
+    // Waiting threads that spin would take the cores from ranks that compute.
+    if (std::getenv("OMP_WAIT_POLICY") == nullptr) values.emplace_back("OMP_WAIT_POLICY=passive");
+    for (char** entry = environ; *entry != nullptr; ++entry) {
+      const std::string_view text = *entry;
+      const std::string_view name = text.substr(0, text.find('=') + 1);
+      if (std::none_of(values.begin(), values.end(), [&](const std::string& own) { return own.starts_with(name); }))
+        values.emplace_back(text);
+    }
+    return values;
+  }
+
+  void start(int rank) {
+    std::vector<std::string> words{"/proc/self/exe"}, values = environment(rank);
+    words.insert(words.end(), words_.begin(), words_.end());
+    const auto pointers = [](std::vector<std::string>& texts) {
+      std::vector<char*> list;
+      for (std::string& text : texts) list.push_back(text.data());
+      list.push_back(nullptr);
+      return list;
+    };
+    const auto arguments = pointers(words), variables = pointers(values);
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0) fail_environment("cannot make a pipe: {}", std::strerror(errno));
+    const pid_t parent = getpid(), pid = fork();
+    if (pid < 0) fail_environment("cannot start rank {}: {}", rank, std::strerror(errno));
+    if (pid == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);   // nothing outlives the launcher
+      if (getppid() != parent) _exit(1);
+      if (rank > 0) {
+        const int nothing = open("/dev/null", O_WRONLY);
+        dup2(nothing, STDOUT_FILENO);
+        dup2(ends[1], STDERR_FILENO);
+      }
+      execve("/proc/self/exe", arguments.data(), variables.data());
+      _exit(127);
+    }
+    close(ends[1]);
+    fcntl(ends[0], F_SETFL, O_NONBLOCK);
+    children_[rank].pid = pid;
+    children_[rank].error_pipe = ends[0];
+  }
+
+  void read_errors() {
+    std::vector<pollfd> waiting;
+    for (const Child& child : children_)
+      if (child.error_pipe >= 0) waiting.push_back({child.error_pipe, POLLIN, 0});
+    poll(waiting.data(), waiting.size(), static_cast<int>(kTick.count()));
+    for (size_t rank = 0; rank < children_.size(); ++rank) {
+      Child& child = children_[rank];
+      char bytes[4096];
+      for (;;) {
+        const ssize_t count = child.error_pipe < 0 ? 0 : read(child.error_pipe, bytes, sizeof bytes);
+        if (count <= 0) {
+          if (count == 0 && child.error_pipe >= 0) {
+            close(child.error_pipe);
+            child.error_pipe = -1;
+          }
+          break;
+        }
+        child.pending.append(bytes, static_cast<size_t>(count));
+      }
+      for (size_t end; (end = child.pending.find('\n')) != std::string::npos;) {
+        std::string line = child.pending.substr(0, end);
+        child.pending.erase(0, end + 1);
+        // What ends a rank is told when all have ended, once; warnings at once.
+        if (line.starts_with("hetrun: ") || !child.lines.empty()) child.lines.push_back(std::move(line));
+        else if (said_.insert(line).second) std::cerr << fmt::format("[rank {}] {}\n", rank, line) << std::flush;
+      }
+    }
+  }
+
+  void reap() {
+    for (size_t rank = 0; rank < children_.size(); ++rank) {
+      Child& child = children_[rank];
+      int status = 0;
+      if (!child.running || waitpid(child.pid, &status, WNOHANG) != child.pid) continue;
+      child.running = false;
+      child.code = WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+      child.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+      order_.push_back(static_cast<int>(rank));
+      const bool killed_by_us = child.signal != 0 && (terminated_ || killed_);
+      if ((child.code == 0 && child.signal == 0) || killed_by_us) continue;
+      if (code_ == 0) {
+        code_ = child.signal != 0 ? static_cast<int>(ErrorKind::peer) : child.code;
+        failed_ = Clock::now();
+      }
+      if (child.signal != 0)
+        std::cerr << fmt::format("hetrun: rank {} was killed by signal {} ({})\n", rank, child.signal,
+                                 strsignal(child.signal))
+                  << std::flush;
+    }
+  }
+
+  void pass_on_signals() {
+    if (asked_to_end == 0) return;
+    const int signal = asked_to_end;
+    asked_to_end = 0;
+    // From the keyboard the children have it already.
+    if (signal != SIGINT || getpgrp() != tcgetpgrp(STDIN_FILENO)) send(signal);
+  }
+
+  // The others notice a lost rank themselves; who does not in time is ended.
+  void end_the_rest() {
+    if (code_ == 0) return;
+    const auto since = Clock::now() - failed_;
+    if (!terminated_ && since > kGrace) {
+      terminated_ = true;
+      send(SIGTERM);
+    }
+    if (!killed_ && since > kGrace + kKill) {
+      killed_ = true;
+      send(SIGKILL);
+    }
+  }
+
+  void send(int signal) {
+    for (const Child& child : children_)
+      if (child.running) kill(child.pid, signal);
+  }
+
+  // The last words of the rank that failed first, unless it is rank 0, which has told its own. All say the same of a
+  // mistake in the recipe; of a lost peer the first knows most. A killed rank says nothing: then the next one's.
+  void report() {
+    if (code_ == 0 || children_[0].code != 0) return;
+    for (const int rank : order_) {
+      if (children_[rank].lines.empty()) continue;
+      for (const std::string& line : children_[rank].lines) std::cerr << fmt::format("[rank {}] {}\n", rank, line);
+      return;
+    }
+  }
+
+  std::string secret_ = make_secret();
+  std::vector<std::string> words_;
+  std::unique_ptr<StoreServer> server_;
+  std::vector<Child> children_;
+  std::set<std::string> said_;
+  std::vector<int> order_;   // ranks, as they ended
+  int code_ = 0;
+  Clock::time_point failed_;
+  bool terminated_ = false, killed_ = false;
+};
+
+}  // namespace
+
+int launch(int workers, const std::vector<std::string>& words) { return Launcher(workers, words).run(); }
+
+}  // namespace het::lua
