@@ -1,0 +1,24 @@
+-- A small GPT with dropout; with --spread over five ranks in two unequal pipelines, one stage of which recomputes.
+local het = require "het"
+local nn, optim, data = het.nn, het.optim, het.data
+
+local opt = het.options {
+  steps    = { 12, "optimizer steps", min = 1 },
+  spread   = { false, "run the plan instead of one device" },
+  schedule = { "1f1b", "of the plan", choices = { "1f1b", "gpipe", "split_backward" } },
+  save     = { "", "folder to save the model in" },
+}
+local corpus = data.text { path = "text.txt", tokenizer = "char", holdout = 0.1 }
+
+return het.train {
+  model = nn.gpt { vocab = corpus.vocab, context = 16, width = 32, layers = 4, heads = 4, dropout = 0.1 },
+  data = corpus, batch = 12, microbatch = 2, steps = opt.steps,
+  optimizer = optim.adamw { lr = optim.cosine { peak = 3e-3, warmup = 4 }, weight_decay = 0.1, clip = 0.5 },
+  evaluate = { every = 6, batches = 2 },
+  sample = { prompt = "the ", tokens = 20 },
+  save = opt.save ~= "" and opt.save or nil,
+  plan = opt.spread and het.plan { microbatch = 2, schedule = opt.schedule,
+    het.pipeline { microbatches = 4, het.stage { "a:0", layers = 2 }, het.stage { "a:1", layers = 1, recompute = true },
+                   het.stage { "a:2" } },
+    het.pipeline { microbatches = 2, het.stage { "b:0", layers = 4 }, het.stage { "b:1" } } } or nil,
+}

@@ -1,0 +1,170 @@
+#!/usr/bin/env python3
+"""Several ranks on one machine: the losses of one device, one sentence when a rank dies, nothing left behind.
+
+usage: run.py HETRUN [unittest arguments]
+"""
+import json
+import os
+import pathlib
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+HETRUN = str(pathlib.Path(sys.argv.pop(1)).resolve())
+TEXT = 'the quick brown fox jumps over the lazy dog.\n' * 60
+RANKS = 5
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        self.temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(self.temporary.cleanup)
+        self.folder = pathlib.Path(self.temporary.name)
+        (self.folder / 'text.txt').write_text(TEXT)
+        (self.folder / 'lopsided.lua').write_text((HERE / 'lopsided.lua').read_text())
+
+    def start(self, *words, **environment):
+        return subprocess.Popen([HETRUN, *map(str, words)], cwd=self.folder, stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE, text=True, env={**os.environ, **environment})
+
+    def hetrun(self, *words, code=0):
+        process = self.start(*words)
+        out, err = process.communicate(timeout=300)
+        self.assertEqual(process.returncode, code, f'{words}\n{out}\n{err}')
+        return out, err
+
+    def losses(self, *words):
+        metrics = self.folder / 'metrics.jsonl'
+        self.hetrun(*words, '--quiet', f'--metrics={metrics}')
+        lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+        return [line.get('loss', line.get('validation_loss')) for line in lines]
+
+    def children_of(self, process):
+        """The ranks' processes, by rank."""
+        found = {}
+        for entry in pathlib.Path('/proc').glob('[0-9]*'):
+            try:
+                if f'\nPPid:\t{process.pid}\n' not in (entry / 'status').read_text():
+                    continue
+                variables = (entry / 'environ').read_bytes().split(b'\0')
+            except OSError:
+                continue
+            ranks = [int(v[5:]) for v in variables if v.startswith(b'RANK=')]
+            if ranks:
+                found[ranks[0]] = int(entry.name)
+        return found
+
+    def wait_for_ranks(self, process, count):
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            children = self.children_of(process)
+            if len(children) == count:
+                return children
+            time.sleep(0.01)
+        self.fail('the ranks did not start')
+
+    def assert_gone(self, pids):
+        until = time.monotonic() + 60
+        while any(pathlib.Path(f'/proc/{pid}').exists() for pid in pids):
+            self.assertLess(time.monotonic(), until, 'a rank is left')
+            time.sleep(0.01)
+
+
+class Training(Case):
+    def test_a_lopsided_plan_gives_the_losses_of_one_device(self):
+        alone = self.losses('lopsided.lua')
+        self.assertGreater(len(alone), 4)
+        for schedule in ('1f1b', 'gpipe', 'split_backward'):
+            spread = self.losses('--workers', RANKS, 'lopsided.lua', '--spread', f'--schedule={schedule}')
+            self.assertEqual(len(alone), len(spread))
+            for one, several in zip(alone, spread):
+                self.assertAlmostEqual(one, several, delta=1e-5 * abs(one))
+
+    def test_ranks_without_a_plan_share_the_batch(self):
+        alone = self.losses('lopsided.lua')
+        for one, several in zip(alone, self.losses('--workers', 4, 'lopsided.lua')):
+            self.assertAlmostEqual(one, several, delta=1e-5 * abs(one))
+
+    def test_the_first_rank_saves_and_writes_with_the_whole_model(self):
+        _, _ = self.hetrun('lopsided.lua', '--save=alone')
+        alone, _ = self.hetrun('lopsided.lua')
+        spread, _ = self.hetrun('--workers', RANKS, 'lopsided.lua', '--spread', '--save=spread')
+        self.assertEqual(alone.splitlines()[-1], spread.splitlines()[-2 if 'saved' in spread.splitlines()[-1] else -1])
+        one, several = (self.folder / name / 'model.safetensors' for name in ('alone', 'spread'))
+        self.assertEqual(one.stat().st_size, several.stat().st_size)
+
+    def test_ranks_started_by_hand_meet(self):
+        with socket.socket() as probe:
+            probe.bind(('127.0.0.1', 0))
+            port = str(probe.getsockname()[1])
+        common = {'WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': port,
+                  'HETRUN_SECRET': 'a secret of more than sixteen bytes'}
+        ranks = [self.start('lopsided.lua', '--json', RANK=str(rank), LOCAL_RANK=str(rank), **common) for rank in (1, 0)]
+        outputs = [rank.communicate(timeout=120) for rank in ranks]
+        for rank, (out, err) in zip(ranks, outputs):
+            self.assertEqual(rank.returncode, 0, out + err)
+
+
+class Mistakes(Case):
+    def test_a_plan_for_more_devices(self):
+        _, err = self.hetrun('lopsided.lua', '--spread', code=2)
+        self.assertIn('the plan is for 5 devices, this process is alone; start the recipe with --workers 5', err)
+        _, err = self.hetrun('--workers', 3, 'lopsided.lua', '--spread', code=2)
+        self.assertEqual(err.count('the plan is for 5 devices, 3 ranks are here'), 1, err)
+
+    def test_a_mistake_of_the_recipe_is_told_once(self):
+        _, err = self.hetrun('--workers', 3, 'lopsided.lua', '--stepz=3', code=2)
+        self.assertEqual(err.count('did you mean --steps?'), 1, err)
+
+    def test_no_recipe(self):
+        _, err = self.hetrun('--workers', 2, code=2)
+        self.assertIn('--workers 2 needs a recipe to run', err)
+
+    def test_ranks_that_run_different_recipes(self):
+        with socket.socket() as probe:
+            probe.bind(('127.0.0.1', 0))
+            port = str(probe.getsockname()[1])
+        common = {'WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': port,
+                  'HETRUN_SECRET': 'a secret of more than sixteen bytes'}
+        ranks = [self.start('lopsided.lua', f'--steps={10 + rank}', RANK=str(rank), LOCAL_RANK=str(rank), **common)
+                 for rank in (0, 1)]
+        for rank in ranks:
+            _, err = rank.communicate(timeout=120)
+            self.assertEqual(rank.returncode, 2, err)
+            self.assertIn('recipe', err)
+
+
+class Deaths(Case):
+    def test_a_killed_rank_ends_all_with_one_sentence(self):
+        seed = int(os.environ.get('HETRUN_KILL_SEED', '1'))
+        chance = random.Random(seed)
+        for trial in range(int(os.environ.get('HETRUN_KILL_TRIALS', '6'))):
+            process = self.start('--workers', RANKS, 'lopsided.lua', '--spread', '--steps=100000')
+            children = self.wait_for_ranks(process, RANKS)
+            time.sleep(chance.random() * 1.5)
+            victim = chance.randrange(RANKS)
+            os.kill(children[victim], signal.SIGKILL)
+            _, err = process.communicate(timeout=120)
+            where = f'seed {seed}, trial {trial}: rank {victim}\n{err}'
+            self.assertEqual(process.returncode, 75, where)
+            self.assertIn(f'rank {victim} was killed by signal 9', err, where)
+            self.assert_gone(children.values())
+
+    def test_nothing_outlives_the_launcher(self):
+        process = self.start('--workers', RANKS, 'lopsided.lua', '--spread', '--steps=100000')
+        children = self.wait_for_ranks(process, RANKS)
+        time.sleep(0.5)
+        process.kill()
+        process.communicate(timeout=60)
+        self.assert_gone(children.values())
+
+
+if __name__ == '__main__':
+    unittest.main(argv=sys.argv[:1] + sys.argv[1:])
