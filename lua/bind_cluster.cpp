@@ -5,6 +5,7 @@
 
 #include "core/cluster/embedded_store.h"
 #include "core/cluster/environment.h"
+#include "core/cluster/etcd_store.h"
 #include "core/cluster/membership.h"
 #include "core/cluster/network.h"
 #include "core/cluster/secret.h"
@@ -34,7 +35,55 @@ std::shared_ptr<Groups> groups_of(const ClusterHandle& cluster) { return cluster
 
 namespace {
 
-// {recipe, data, device, memory, timeout}: nil where no launcher says that there are several ranks.
+// "etcd://host:2379,other:2379" as the endpoints that it names.
+std::vector<std::string> endpoints_of(std::string_view rendezvous) {
+  constexpr std::string_view kScheme = "etcd://";
+  if (!rendezvous.starts_with(kScheme) || rendezvous.size() == kScheme.size())
+    fail_usage("rendezvous = \"{}\" is no place to meet; \"etcd://host:2379\" is one, with further members after "
+               "commas", rendezvous);
+  std::vector<std::string> endpoints;
+  std::string_view rest = rendezvous.substr(kScheme.size());
+  for (;;) {
+    const size_t comma = rest.find(',');
+    endpoints.push_back("http://" + std::string(rest.substr(0, comma)));
+    if (comma == std::string_view::npos) return endpoints;
+    rest.remove_prefix(comma + 1);
+  }
+}
+
+// Connect to the store in which the ranks find each other: etcd where a rendezvous is named, the launcher's, or one
+// that rank 0 serves. Returns the address of this machine to use for traffic.
+std::string meet(lua_State* L, const EnvironmentLookup& lookup, const Placement& placement, const std::string& secret,
+                 Cluster& cluster) {
+  const auto named = field<std::string>(L, 1, "rendezvous");
+  const auto rendezvous = named ? named : lookup("HETRUN_RENDEZVOUS");
+  const auto launched = lookup("HETRUN_STORE");   // by `hetrun --workers`
+  if (rendezvous) {
+    EtcdOptions etcd;
+    etcd.endpoints = endpoints_of(*rendezvous);
+    const std::string first = etcd.endpoints[0].substr(std::string_view("http://").size());
+    cluster.store = connect_etcd(std::move(etcd));
+    return launched ? "127.0.0.1" : address_towards(first.substr(0, first.rfind(':')));
+  }
+  if (!launched && (placement.master_host.empty() || placement.master_port == 0))
+    fail_usage("{} ranks are to meet, but nobody says where: set MASTER_ADDR and MASTER_PORT, or give `rendezvous`",
+               *placement.world_size);
+  StoreClientOptions client;
+  client.secret = secret;
+  client.endpoint = launched.value_or(fmt::format("{}:{}", placement.master_host, placement.master_port));
+  const std::string address = address_towards(launched ? "127.0.0.1" : placement.master_host);
+  if (!launched && placement.rank == 0) {
+    StoreServerOptions server;
+    server.address = address;
+    server.port = placement.master_port;
+    server.secret = secret;
+    cluster.server = serve_store(std::move(server));
+  }
+  cluster.store = connect_store(std::move(client));
+  return address;
+}
+
+// {recipe, data, device, memory, timeout, rendezvous, run}: nil where no launcher says that there are several ranks.
 int join_run(lua_State* L) {
   luaL_checktype(L, 1, LUA_TTABLE);
   const EnvironmentLookup lookup = process_environment();
@@ -42,21 +91,7 @@ int join_run(lua_State* L) {
   if (placement.world_size.value_or(1) <= 1) return 0;
   const std::string secret = load_secret(lookup, "");
   auto cluster = std::make_shared<Cluster>();
-  const auto served = lookup("HETRUN_STORE");   // by `hetrun --workers`
-  if (!served && (placement.master_host.empty() || placement.master_port == 0))
-    fail_usage("{} ranks are to meet, but nobody says where: set MASTER_ADDR and MASTER_PORT", *placement.world_size);
-  StoreClientOptions client;
-  client.secret = secret;
-  client.endpoint = served.value_or(fmt::format("{}:{}", placement.master_host, placement.master_port));
-  const std::string address = address_towards(served ? "127.0.0.1" : placement.master_host);
-  if (!served && placement.rank == 0) {
-    StoreServerOptions server;
-    server.address = address;
-    server.port = placement.master_port;
-    server.secret = secret;
-    cluster->server = serve_store(std::move(server));
-  }
-  cluster->store = connect_store(std::move(client));
+  const std::string address = meet(L, lookup, placement, secret, *cluster);
   const auto say = [](const std::string& sentence) { std::cerr << sentence + "\n" << std::flush; };
   Member member;
   member.rank = placement.rank;
@@ -69,7 +104,7 @@ int join_run(lua_State* L) {
   member.recipe_digest = hex_of(hmac_sha256("recipe", field<std::string>(L, 1, "recipe").value_or("")));
   member.data_digest = hex_of(hmac_sha256("data", field<std::string>(L, 1, "data").value_or("")));
   JoinOptions options;
-  options.run = "hetrun";
+  options.run = field<std::string>(L, 1, "run").value_or("hetrun");
   options.world_size = *placement.world_size;
   options.secret = secret;
   options.warn = say;
