@@ -39,8 +39,10 @@ namespace {
 std::vector<std::string> endpoints_of(std::string_view rendezvous) {
   constexpr std::string_view kScheme = "etcd://";
   if (!rendezvous.starts_with(kScheme) || rendezvous.size() == kScheme.size())
-    fail_usage("rendezvous = \"{}\" is no place to meet; \"etcd://host:2379\" is one, with further members after "
-               "commas", rendezvous);
+    fail_usage(
+        "rendezvous = \"{}\" is no place to meet; \"etcd://host:2379\" is one, with further members after "
+        "commas",
+        rendezvous);
   std::vector<std::string> endpoints;
   std::string_view rest = rendezvous.substr(kScheme.size());
   for (;;) {
@@ -51,13 +53,13 @@ std::vector<std::string> endpoints_of(std::string_view rendezvous) {
   }
 }
 
-// Connect to the store in which the ranks find each other: etcd where a rendezvous is named, the launcher's, or one
-// that rank 0 serves. Returns the address of this machine to use for traffic.
-std::string meet(lua_State* L, const EnvironmentLookup& lookup, const Placement& placement, const std::string& secret,
-                 Cluster& cluster) {
+// Connect to the store in which the ranks find each other: etcd where a rendezvous is named, the launcher's,
+// or one that rank 0 serves. Returns the address of this machine to use for traffic.
+std::string meet(lua_State* L, const EnvironmentLookup& lookup, const Placement& placement,
+                 const std::string& secret, Cluster& cluster) {
   const auto named = field<std::string>(L, 1, "rendezvous");
   const auto rendezvous = named ? named : lookup("HETRUN_RENDEZVOUS");
-  const auto launched = lookup("HETRUN_STORE");   // by `hetrun --workers`
+  const auto launched = lookup("HETRUN_STORE");  // by `hetrun --workers`
   if (rendezvous) {
     EtcdOptions etcd;
     etcd.endpoints = endpoints_of(*rendezvous);
@@ -66,8 +68,9 @@ std::string meet(lua_State* L, const EnvironmentLookup& lookup, const Placement&
     return launched ? "127.0.0.1" : address_towards(first.substr(0, first.rfind(':')));
   }
   if (!launched && (placement.master_host.empty() || placement.master_port == 0))
-    fail_usage("{} ranks are to meet, but nobody says where: set MASTER_ADDR and MASTER_PORT, or give `rendezvous`",
-               *placement.world_size);
+    fail_usage(
+        "{} ranks are to meet, but nobody says where: set MASTER_ADDR and MASTER_PORT, or give `rendezvous`",
+        *placement.world_size);
   StoreClientOptions client;
   client.secret = secret;
   client.endpoint = launched.value_or(fmt::format("{}:{}", placement.master_host, placement.master_port));
@@ -83,7 +86,8 @@ std::string meet(lua_State* L, const EnvironmentLookup& lookup, const Placement&
   return address;
 }
 
-// {recipe, data, device, memory, timeout, rendezvous, run}: nil where no launcher says that there are several ranks.
+// {recipe, data, device, memory, timeout, rendezvous, run}: nil where no launcher says that there are several
+// ranks.
 int join_run(lua_State* L) {
   luaL_checktype(L, 1, LUA_TTABLE);
   const EnvironmentLookup lookup = process_environment();
@@ -115,7 +119,8 @@ int join_run(lua_State* L) {
   gloo.rank = cluster->membership->rank();
   gloo.size = *placement.world_size;
   gloo.address = address;
-  gloo.store = make_store_key_value(cluster->store, cluster->membership->prefix(), cluster->membership->lease());
+  gloo.store =
+      make_store_key_value(cluster->store, cluster->membership->prefix(), cluster->membership->lease());
   gloo.prefix = "traffic";
   gloo.host = member.host;
   gloo.patience.warn = say;
@@ -175,8 +180,8 @@ std::vector<std::string> tell_all(Communicator& world, const std::string& own, c
   return texts;
 }
 
-// Bring to rank 0 every tensor of the state that it lacks, each from the first rank that holds it; returns their names
-// there. All ranks call it at the same place.
+// Bring to rank 0 every tensor of the state that it lacks, each from the first rank that holds it; returns
+// their names there. All ranks call it at the same place.
 std::vector<std::string> cluster_gather(ClusterHandle& cluster, StateHandle& state) {
   Communicator& world = cluster->world();
   std::string own;
@@ -192,7 +197,8 @@ std::vector<std::string> cluster_gather(ClusterHandle& cluster, StateHandle& sta
   const auto texts = tell_all(world, own, "the names of the state");
   for (int rank = 0; rank < world.size(); ++rank) {
     std::vector<std::string> lines;
-    for (size_t at = 0, end; (end = texts[static_cast<size_t>(rank)].find('\n', at)) != std::string::npos; at = end + 1)
+    for (size_t at = 0, end; (end = texts[static_cast<size_t>(rank)].find('\n', at)) != std::string::npos;
+         at = end + 1)
       lines.push_back(texts[static_cast<size_t>(rank)].substr(at, end - at));
     for (size_t i = 0; i + 3 < lines.size(); i += 4) {
       if (!known.emplace(lines[i], true).second) continue;
@@ -228,15 +234,21 @@ std::vector<std::string> cluster_gather(ClusterHandle& cluster, StateHandle& sta
   return names;
 }
 
+// The texts of all ranks, in their order. All ranks call it at the same place.
+std::vector<std::string> cluster_tell(ClusterHandle& cluster, std::string text) {
+  return tell_all(cluster->world(), text, "what the ranks tell each other");
+}
+
 void cluster_leave(ClusterHandle& cluster) { cluster->membership->leave(); }
 void cluster_abort(ClusterHandle& cluster, std::string why) { cluster->groups->abort(why); }
 
 }  // namespace
 
 void add_cluster(lua_State* L) {
-  make_class<ClusterHandle>(L, {bind<&cluster_rank>("rank"), bind<&cluster_size>("size"), bind<&cluster_any>("any"),
-                                bind<&cluster_gather>("gather"), bind<&cluster_leave>("leave"),
-                                bind<&cluster_abort>("abort")});
+  make_class<ClusterHandle>(
+      L, {bind<&cluster_rank>("rank"), bind<&cluster_size>("size"), bind<&cluster_any>("any"),
+          bind<&cluster_gather>("gather"), bind<&cluster_tell>("tell"), bind<&cluster_leave>("leave"),
+          bind<&cluster_abort>("abort")});
   set_functions(L, "native.", {bind<&join_run>("join")});
 }
 

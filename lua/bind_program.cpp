@@ -111,8 +111,8 @@ Schedule schedule_named(const std::string& name) {
   fail_usage("'{}' is no schedule; there are {}", name, fmt::join(names, ", "));
 }
 
-// A plan as lua/het/plan.lua keeps it. Stages that do not say how many layers they hold share out what the others of
-// their pipeline leave of `layers`.
+// A plan as lua/het/plan.lua keeps it. Stages that do not say how many layers they hold share out what the
+// others of their pipeline leave of `layers`.
 Plan plan_at(lua_State* L, int index, int layers) {
   Plan plan;
   plan.tensor = field<int>(L, index, "tensor").value_or(1);
@@ -224,18 +224,29 @@ double executor_number(ExecutorHandle& executor, std::string name) {
 std::string executor_find_non_finite(ExecutorHandle& executor) { return executor->find_non_finite(); }
 int executor_memory(lua_State* L) { return push_memory(L, check_object<ExecutorHandle>(L, 1)->memory()); }
 
-// A run with a clock around each instruction: list of {op, scope, phase, layer, microbatch, seconds}.
+// A run with a clock around each instruction: list of {op, begin, seconds} and, of computations, {scope,
+// phase, layer, microbatch}, of starts {label, bytes, arrived}. An await names what it waits for: `label`.
 int executor_timings(lua_State* L) {
   auto& executor = check_object<ExecutorHandle>(L, 1);
-  const auto seconds = executor->run_timed();
+  const auto spans = executor->run_timed();
   const Program& program = executor->program();
   lua_newtable(L);
-  for (size_t i = 0; i < seconds.size(); ++i) {
+  for (size_t i = 0; i < spans.size(); ++i) {
     lua_newtable(L);
     lua_rawseti(L, -2, static_cast<int>(i) + 1);
     lua_rawgeti(L, -1, static_cast<int>(i) + 1);
     set_field(L, "op", title_of(program.instructions[i]));
-    set_field(L, "seconds", seconds[i]);
+    set_field(L, "begin", spans[i].begin);
+    set_field(L, "seconds", spans[i].end - spans[i].begin);
+    if (const auto* await = std::get_if<Await>(&program.instructions[i])) {
+      set_field(L, "label", std::get<Start>(program.instructions[await->start]).request.label);
+    } else if (const auto* start = std::get_if<Start>(&program.instructions[i])) {
+      const Operand& operand = start->in.buffer != kAbsent ? start->in : start->out;
+      set_field(L, "label", start->request.label);
+      set_field(L, "bytes", static_cast<double>(operand.layout.type.bytes()));
+      set_field(L, "microbatch", static_cast<double>(start->microbatch + 1));
+      set_field(L, "arrived", spans[i].arrived);
+    }
     const auto* found = std::get_if<Compute>(&program.instructions[i]);
     if (found == nullptr) {
       lua_pop(L, 1);
@@ -262,8 +273,7 @@ void add_program(lua_State* L) {
       L, {bind<&state_names>("names"), bind<&state_read>("read"), bind<&state_write>("write"),
           bind<&state_has>("has"), bind<&state_drop>("drop")});
   make_class<ProgramHandle>(L, {bind<&program_memory>("memory"), bind<&program_verify>("verify"),
-                                bind<&program_share>("share"),
-                                bind<&program_to_string>("__tostring")});
+                                bind<&program_share>("share"), bind<&program_to_string>("__tostring")});
   make_class<ExecutorHandle>(
       L, {bind<&executor_write>("write"), bind<&executor_run>("run"), bind<&executor_read>("read"),
           bind<&executor_number>("number"), bind<&executor_find_non_finite>("find_non_finite"),

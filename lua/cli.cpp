@@ -48,6 +48,8 @@ CommandLine parse_command_line(int argc, char** argv) {
   app.add_flag("--trust", line.settings.trust,
                "let the recipe use all of Lua (files, programs, machine code)");
   app.add_option("--metrics", line.settings.metrics, "write one JSON object per report to this file");
+  app.add_option("--trace", line.settings.trace,
+                 "write a Chrome trace of one step over all ranks to this file");
   app.add_option("--threads", line.settings.threads, "CPU threads (default: every core)")
       ->check(CLI::PositiveNumber);
   app.add_option("--workers", line.settings.workers, "run so many ranks on this machine, each a process")
@@ -64,8 +66,9 @@ CommandLine parse_command_line(int argc, char** argv) {
     if (word.starts_with("--")) {
       if (line.command.empty() && words.empty()) {
         const std::string name = word.substr(0, word.find('='));
-        const std::string nearest = nearest_name(name, {"--help", "--version", "--quiet", "--json", "--trust",
-                                                        "--metrics", "--threads", "--device", "--workers"});
+        const std::string nearest =
+            nearest_name(name, {"--help", "--version", "--quiet", "--json", "--trust", "--metrics",
+                                "--threads", "--trace", "--device", "--workers"});
         // Options of a recipe may also stand before it; only without a recipe there is nobody to take them.
         bool recipe_follows = false;
         for (const std::string& other : app.remaining())

@@ -1,11 +1,5 @@
 #include "lua/launch.h"
 
-#include <fcntl.h>
-#include <poll.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <csignal>
@@ -13,6 +7,12 @@
 #include <cstring>
 #include <iostream>
 #include <set>
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "core/base/error.h"
 #include "core/base/parallel.h"
@@ -33,11 +33,11 @@ void note_signal(int signal) { asked_to_end = signal; }
 struct Child {
   pid_t pid = -1;
   int error_pipe = -1;
-  std::string pending;               // of its standard error: the line not yet ended
-  std::vector<std::string> lines;    // held back until it is known whether rank 0 says the same
+  std::string pending;             // of its standard error: the line not yet ended
+  std::vector<std::string> lines;  // held back until it is known whether rank 0 says the same
   bool running = true;
-  int code = 0;                      // exit code
-  int signal = 0;                    // that killed it
+  int code = 0;    // exit code
+  int signal = 0;  // that killed it
 };
 
 class Launcher {
@@ -55,7 +55,8 @@ class Launcher {
     sigaction(SIGINT, &action, nullptr);
     sigaction(SIGTERM, &action, nullptr);
     for (size_t rank = 0; rank < children_.size(); ++rank) start(static_cast<int>(rank));
-    while (std::any_of(children_.begin(), children_.end(), [](const Child& child) { return child.running; })) {
+    while (
+        std::any_of(children_.begin(), children_.end(), [](const Child& child) { return child.running; })) {
       read_errors();
       reap();
       pass_on_signals();
@@ -85,7 +86,8 @@ class Launcher {
     for (char** entry = environ; *entry != nullptr; ++entry) {
       const std::string_view text = *entry;
       const std::string_view name = text.substr(0, text.find('=') + 1);
-      if (std::none_of(values.begin(), values.end(), [&](const std::string& own) { return own.starts_with(name); }))
+      if (std::none_of(values.begin(), values.end(),
+                       [&](const std::string& own) { return own.starts_with(name); }))
         values.emplace_back(text);
     }
     return values;
@@ -106,7 +108,7 @@ class Launcher {
     const pid_t parent = getpid(), pid = fork();
     if (pid < 0) fail_environment("cannot start rank {}: {}", rank, std::strerror(errno));
     if (pid == 0) {
-      prctl(PR_SET_PDEATHSIG, SIGKILL);   // nothing outlives the launcher
+      prctl(PR_SET_PDEATHSIG, SIGKILL);  // nothing outlives the launcher
       if (getppid() != parent) _exit(1);
       if (rank > 0) {
         const int nothing = open("/dev/null", O_WRONLY);
@@ -145,8 +147,10 @@ class Launcher {
         std::string line = child.pending.substr(0, end);
         child.pending.erase(0, end + 1);
         // What ends a rank is told when all have ended, once; warnings at once.
-        if (line.starts_with("hetrun: ") || !child.lines.empty()) child.lines.push_back(std::move(line));
-        else if (said_.insert(line).second) std::cerr << fmt::format("[rank {}] {}\n", rank, line) << std::flush;
+        if (line.starts_with("hetrun: ") || !child.lines.empty())
+          child.lines.push_back(std::move(line));
+        else if (said_.insert(line).second)
+          std::cerr << fmt::format("[rank {}] {}\n", rank, line) << std::flush;
       }
     }
   }
@@ -200,13 +204,15 @@ class Launcher {
       if (child.running) kill(child.pid, signal);
   }
 
-  // The last words of the rank that failed first, unless it is rank 0, which has told its own. All say the same of a
-  // mistake in the recipe; of a lost peer the first knows most. A killed rank says nothing: then the next one's.
+  // The last words of the rank that failed first, unless it is rank 0, which has told its own. All say the
+  // same of a mistake in the recipe; of a lost peer the first knows most. A killed rank says nothing: then
+  // the next one's.
   void report() {
     if (code_ == 0 || children_[0].code != 0) return;
     for (const int rank : order_) {
       if (children_[rank].lines.empty()) continue;
-      for (const std::string& line : children_[rank].lines) std::cerr << fmt::format("[rank {}] {}\n", rank, line);
+      for (const std::string& line : children_[rank].lines)
+        std::cerr << fmt::format("[rank {}] {}\n", rank, line);
       return;
     }
   }
@@ -216,7 +222,7 @@ class Launcher {
   std::unique_ptr<StoreServer> server_;
   std::vector<Child> children_;
   std::set<std::string> said_;
-  std::vector<int> order_;   // ranks, as they ended
+  std::vector<int> order_;  // ranks, as they ended
   int code_ = 0;
   Clock::time_point failed_;
   bool terminated_ = false, killed_ = false;

@@ -25,8 +25,10 @@ std::vector<std::string> without_workers(int argc, char** argv) {
   std::vector<std::string> words;
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
-    if (word == "--workers") ++i;
-    else if (!word.starts_with("--workers=")) words.push_back(word);
+    if (word == "--workers")
+      ++i;
+    else if (!word.starts_with("--workers="))
+      words.push_back(word);
   }
   return words;
 }

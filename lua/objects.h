@@ -34,7 +34,7 @@ using ProgramHandle = std::shared_ptr<const Program>;
 using ExecutorHandle = std::shared_ptr<Executor>;
 using CorpusHandle = std::shared_ptr<const Corpus>;
 using SamplerHandle = std::shared_ptr<Sampler>;
-struct Cluster;   // bind_cluster.cpp
+struct Cluster;  // bind_cluster.cpp
 using ClusterHandle = std::shared_ptr<Cluster>;
 using TokenizerHandle = std::shared_ptr<const Tokenizer>;
 

@@ -119,6 +119,7 @@ State::State(const Settings& settings) : settings_(settings) {
   set_field(L_, "trust", settings.trust);
   set_field(L_, "help", settings.help);
   set_field(L_, "metrics", settings.metrics);
+  set_field(L_, "trace", settings.trace);
   set_field(L_, "device", settings.device);
   lua_setfield(L_, -2, "settings");
   set_list(L_, "arguments", settings.arguments);

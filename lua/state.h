@@ -21,6 +21,7 @@ const std::vector<Module>& embedded_modules();
 struct Settings {
   bool quiet = false, json = false, trust = false, help = false;
   std::string metrics;  // JSONL file; empty: none
+  std::string trace;    // file for a Chrome trace of one step; empty: none
   std::string device = "cpu";
   int threads = 0;                     // 0: all cores
   int workers = 0;                     // processes to start on this machine; 0: this one alone

@@ -47,6 +47,7 @@ class Lowering {
       const Node& node = graph_.nodes[n];
       if (work_.mine[n] && node.phase == Phase::update && !invariant_node(node)) emit(node, -1);
     }
+    share_parameters();
     emit_outputs();
     place_buffers(program_);
     return std::move(program_);
@@ -635,34 +636,43 @@ class Lowering {
     int group;
     Operand all;
     std::vector<ValueId> gradients;
+    std::vector<int64_t> offsets = {};  // of each gradient, elements
+    std::vector<int64_t> blocks = {};   // elements that each member keeps; empty: every member keeps all
     int start = -1;
     bool awaited = false;
   };
 
-  // In an order that all members of a group share: layers backwards, as they are completed.
+  // In an order that all members of a group share: layers backwards, as they are completed. With a sharded
+  // optimizer a bucket holds one block for each member, of the gradients whose parameters it updates.
   void make_buckets() {
     std::map<std::tuple<int, int, DType>, std::vector<ValueId>> keyed;
     for (const auto& [id, gradient] : work_.gradients)
       if (gradient.group >= 0) keyed[{gradient.group, -gradient.layer, graph_.type(id).dtype}].push_back(id);
-    for (const auto& [key, gradients] : keyed) {
+    for (auto& [key, gradients] : keyed) {
       const auto [group, layer, dtype] = key;
       constexpr int64_t kAligned = 16;  // elements
+      const std::vector<int>& ranks = program_.groups[group].ranks;
+      std::stable_sort(gradients.begin(), gradients.end(), [&](ValueId a, ValueId b) {
+        return work_.gradients.at(a).owner < work_.gradients.at(b).owner;
+      });
       int64_t elements = 0;
       bool gaps = false;
-      std::vector<int64_t> offsets;
+      std::vector<int64_t> offsets, blocks(ranks.size(), 0);
       for (const ValueId id : gradients) {
         offsets.push_back(elements);
-        const int64_t own = graph_.type(id).elements(),
-                      next = elements + (own + kAligned - 1) / kAligned * kAligned;
-        gaps = gaps || elements + own != next || expected_.count(id) == 0;
-        elements = next;
+        const int64_t own = graph_.type(id).elements(), padded = (own + kAligned - 1) / kAligned * kAligned;
+        gaps = gaps || own != padded || expected_.count(id) == 0;
+        elements += padded;
+        const auto owner = std::find(ranks.begin(), ranks.end(), work_.gradients.at(id).owner);
+        if (owner != ranks.end()) blocks[owner - ranks.begin()] += padded;
       }
       const std::string name =
           -layer >= 0 ? fmt::format("gradients of layer {}", graph_.layers[-layer].name) : "gradients";
       Bucket bucket{group, whole(add_buffer({name, {dtype, {elements}}})), gradients};
+      bucket.offsets = offsets;
+      if (work_.gradients.at(gradients[0]).owner >= 0) bucket.blocks = blocks;
       for (size_t i = 0; i < gradients.size(); ++i) {
-        Operand own{bucket.all.buffer, Layout::contiguous(graph_.type(gradients[i]))};
-        own.layout.offset = offsets[i];
+        const Operand own = part_of(bucket.all, offsets[i], graph_.type(gradients[i]));
         sums_[gradients[i]] = own;
         if (expected_.count(gradients[i]) == 0) {
           begun_.insert(gradients[i]);
@@ -671,6 +681,56 @@ class Lowering {
       }
       if (gaps) unclean_.push_back(bucket.all);
       buckets_.push_back(std::move(bucket));
+    }
+  }
+
+  static Operand part_of(const Operand& all, int64_t offset, const TensorType& type) {
+    Operand part{all.buffer, Layout::contiguous(type)};
+    part.layout.offset = offset;
+    return part;
+  }
+
+  // This rank's block of a bucket.
+  Operand own_block(const Bucket& bucket, const Operand& all) const {
+    const std::vector<int>& ranks = program_.groups[bucket.group].ranks;
+    int64_t offset = 0;
+    for (size_t i = 0; ranks[i] != work_.rank; ++i) offset += bucket.blocks[i];
+    const size_t own = static_cast<size_t>(std::find(ranks.begin(), ranks.end(), work_.rank) - ranks.begin());
+    return part_of(all, offset, {all.layout.type.dtype, {bucket.blocks[own]}});
+  }
+
+  // With a sharded optimizer: every rank gives the parameters that it updated to the others that hold them.
+  void share_parameters() {
+    std::vector<std::pair<const Bucket*, Operand>> gathered;
+    std::vector<int> started;
+    Node node;
+    node.phase = Phase::update;
+    for (const Bucket& bucket : buckets_) {
+      if (bucket.blocks.empty()) continue;
+      std::string name = program_.buffers[bucket.all.buffer].name;
+      name.replace(0, std::string_view("gradients").size(), "parameters");
+      const Operand all = whole(add_buffer({name, bucket.all.layout.type}));
+      fill(node, all, 0);
+      for (size_t i = 0; i < bucket.gradients.size(); ++i) {
+        const Work::Gradient& gradient = work_.gradients.at(bucket.gradients[i]);
+        if (gradient.owner == work_.rank)
+          copy(node, operand(gradient.parameter, -1),
+               part_of(all, bucket.offsets[i], graph_.type(gradient.parameter)), -1);
+      }
+      CollectiveRequest gather = request(CollectiveKind::all_gather, all, name);
+      gather.counts = bucket.blocks;
+      started.push_back(start({bucket.group, std::move(gather), own_block(bucket, all), all, Phase::update}));
+      gathered.emplace_back(&bucket, all);
+    }
+    for (size_t b = 0; b < gathered.size(); ++b) {
+      const auto& [bucket, all] = gathered[b];
+      await(started[b]);
+      for (size_t i = 0; i < bucket->gradients.size(); ++i) {
+        const Work::Gradient& gradient = work_.gradients.at(bucket->gradients[i]);
+        if (gradient.owner != work_.rank)
+          copy(node, part_of(all, bucket->offsets[i], graph_.type(gradient.parameter)),
+               operand(gradient.parameter, -1), -1);
+      }
     }
   }
 
@@ -699,8 +759,15 @@ class Lowering {
         continue;
       }
       const std::string& name = program_.buffers[bucket.all.buffer].name;
-      bucket.start = start({bucket.group, request(CollectiveKind::all_reduce, bucket.all, name), bucket.all,
-                            bucket.all, Phase::backward});
+      if (bucket.blocks.empty()) {
+        bucket.start = start({bucket.group, request(CollectiveKind::all_reduce, bucket.all, name), bucket.all,
+                              bucket.all, Phase::backward});
+        continue;
+      }
+      CollectiveRequest scatter = request(CollectiveKind::reduce_scatter, bucket.all, name);
+      scatter.counts = bucket.blocks;
+      bucket.start = start(
+          {bucket.group, std::move(scatter), bucket.all, own_block(bucket, bucket.all), Phase::backward});
     }
   }
 

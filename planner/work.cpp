@@ -17,6 +17,7 @@ class Division {
     find_sums();
     for (size_t p = 0; p < plan.pipelines.size(); ++p) stages_.push_back(stages_in(plan.pipelines[p]));
     find_holders();
+    find_owners();
   }
 
   Work work(int rank) const {
@@ -270,10 +271,73 @@ class Division {
           Work::Gradient gradient;
           gradient.layer = graph_.nodes[graph_.values[id].producer].layer;
           gradient.counted = ranks[0] == work.rank;
+          gradient.parameter = parameter;
+          if (plan_.sharded_optimizer && ranks.size() > 1) {
+            gradient.owner = owners_[tensor].at(id);
+            gradient.counted = gradient.owner == work.rank;
+          }
           if (ranks.size() > 1)
             gradient.group = static_cast<int>(
                 std::find(work.groups.begin(), work.groups.end(), Group{ranks}) - work.groups.begin());
           work.gradients[id] = gradient;
+        }
+      }
+    }
+  }
+
+  static bool kept_elsewhere(const Work& work, ValueId parameter) {
+    return std::any_of(work.gradients.begin(), work.gradients.end(), [&](const auto& entry) {
+      const Work::Gradient& gradient = entry.second;
+      return gradient.parameter == parameter && gradient.owner >= 0 && gradient.owner != work.rank;
+    });
+  }
+
+  // The share of optimizer state that a rank's stages ask for.
+  int share_of_rank(int rank) const {
+    const auto [pipeline, stage, tensor] = place_of(rank);
+    return plan_.pipelines[pipeline].stages[stage].optimizer_share;
+  }
+
+  // With a sharded optimizer: who keeps the state behind each gradient. The largest first, each to the holder
+  // that then has the least for its share.
+  void find_owners() {
+    owners_.resize(plan_.tensor);
+    if (!plan_.sharded_optimizer) return;
+    for (int t = 0; t < plan_.tensor; ++t) {
+      std::map<std::set<int>, std::vector<ValueId>> by_holders;
+      for (const Node& node : graph_.nodes) {
+        if (node.phase != Phase::update) continue;
+        for (const ValueId parameter : updated_by(graph_, node)) {
+          const auto held = holders_[t].find(parameter);
+          if (held == holders_[t].end()) continue;
+          std::set<ValueId> sums;
+          for (const ValueId id : node.inputs)
+            if (id != kAbsent && !is_state(id)) sums_behind(id, sums);
+          for (const ValueId id : sums) by_holders[held->second].push_back(id);
+        }
+      }
+      std::map<int, double> kept;  // elements of each rank, over all groups
+      for (auto& [ranks, gradients] : by_holders) {
+        std::stable_sort(gradients.begin(), gradients.end(), [&](ValueId a, ValueId b) {
+          return graph_.type(a).elements() > graph_.type(b).elements();
+        });
+        for (const ValueId id : gradients) {
+          int best = -1;
+          double least = 0;
+          for (const int rank : ranks) {
+            const int share = share_of_rank(rank);
+            if (share == 0) continue;
+            const double load = (kept[rank] + static_cast<double>(graph_.type(id).elements())) / share;
+            if (best < 0 || load < least) {
+              best = rank;
+              least = load;
+            }
+          }
+          if (best < 0)
+            fail_usage("every stage that holds '{}' has optimizer_share = 0; one of them needs at least 1",
+                       graph_.scopes[graph_.nodes[graph_.values[id].producer].scope]);
+          kept[best] += static_cast<double>(graph_.type(id).elements());
+          owners_[t][id] = best;
         }
       }
     }
@@ -301,7 +365,8 @@ class Division {
         const auto updated = updated_by(graph_, node);
         mine = updated.empty() || std::all_of(updated.begin(), updated.end(), [&](ValueId id) {
                  const auto held = holders_[tensor].find(id);
-                 return held != holders_[tensor].end() && held->second.count(work.rank) != 0;
+                 return held != holders_[tensor].end() && held->second.count(work.rank) != 0 &&
+                        !kept_elsewhere(work, id);
                });
       }
       if (!mine) continue;
@@ -325,6 +390,7 @@ class Division {
   std::map<ValueId, ValueId> part_of_;
   std::vector<std::vector<int>> stages_;                   // [pipeline][node]
   std::vector<std::map<ValueId, std::set<int>>> holders_;  // [tensor rank][parameter]
+  std::vector<std::map<ValueId, int>> owners_;             // [tensor rank][gradient]
 };
 
 }  // namespace

@@ -44,6 +44,8 @@ struct Work {
     int group = -1;  // that sums it; -1: this rank alone
     int32_t layer = -1;
     bool counted = true;  // in the global norm: by one of its holders
+    ValueId parameter = kAbsent;
+    int owner = -1;  // the member of the group that keeps the parameter's optimizer state; -1: every one
   };
   std::map<ValueId, Gradient> gradients;
   std::map<ValueId, ValueId>

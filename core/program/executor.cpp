@@ -227,19 +227,23 @@ bool Executor::run() {
   return true;
 }
 
-std::vector<double> Executor::run_timed() {
+std::vector<Executor::Span> Executor::run_timed() {
   require_inputs();
-  std::vector<double> seconds(calls_.size(), 0.0);
-  using Clock = std::chrono::steady_clock;
+  std::vector<Span> spans(calls_.size());
+  const auto seconds = [](std::chrono::steady_clock::time_point time) {
+    return std::chrono::duration<double>(time.time_since_epoch()).count();
+  };
   for (int i = first_instruction(); i < static_cast<int>(calls_.size()); ++i) {
-    const auto start = Clock::now();
+    spans[i].begin = seconds(std::chrono::steady_clock::now());
     launch(calls_[i]);
     state_->device().synchronize();
-    seconds[i] = std::chrono::duration<double>(Clock::now() - start).count();
+    spans[i].end = seconds(std::chrono::steady_clock::now());
   }
+  for (size_t i = 0; i < calls_.size(); ++i)
+    if (calls_[i].starts) spans[i].arrived = seconds(calls_[i].collective->times().finished);
   prologue_version_ = state_->version();
   if (changes_parameters_) state_->touch();
-  return seconds;
+  return spans;
 }
 
 Tensor Executor::copy_of(BufferId buffer) const {

@@ -41,8 +41,14 @@ class Executor {
   MemoryUse memory() const { return memory_; }
   StateStore& state() const { return *state_; }
 
-  // Seconds of each instruction in one run, for profiles and traces. Slower than run().
-  std::vector<double> run_timed();
+  // When each instruction of one run began and ended, in seconds of the machine's steady clock, for profiles
+  // and traces. What a collective took beside the computation runs from its start's beginning to `arrived`.
+  // Slower than run().
+  struct Span {
+    double begin = 0, end = 0;
+    double arrived = 0;  // of a start: when its operation was done
+  };
+  std::vector<Span> run_timed();
 
  private:
   struct Call;

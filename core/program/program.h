@@ -82,8 +82,8 @@ struct Program {
   std::vector<Instruction> instructions;
   // Instructions [0, prologue) depend on state alone; a run may skip them while the state has not changed.
   int prologue = 0;
-  int microbatches = 1;         // that this rank runs in a step
-  int first_microbatch = 0;     // of the step's, the first that this rank runs
+  int microbatches = 1;      // that this rank runs in a step
+  int first_microbatch = 0;  // of the step's, the first that this rank runs
   int64_t arena_bytes = 0;
   std::vector<std::string> scopes;
   std::vector<Layer> layers;

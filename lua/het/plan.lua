@@ -139,9 +139,6 @@ function plan.resolve(given, batch)
   if given.tensor ~= 1 then
     errors.usage("the plan has tensor = %d; this build runs plans with tensor = 1", given.tensor)
   end
-  if given.sharded_optimizer then
-    errors.usage("the plan has sharded_optimizer = true; this build keeps optimizer state with every replica")
-  end
   local total = 0
   for _, pipeline in ipairs(given.pipelines) do total = total + pipeline.microbatches end
   local resolved = {}

@@ -10,6 +10,7 @@ local plan = require "het.plan"
 local progress = require "het.train.progress"
 local suggest = require "het.suggest"
 local text = require "het.text"
+local trace = require "het.train.trace"
 
 local Run = { kind = "run" }
 Run.__index = Run
@@ -182,7 +183,11 @@ function Run:train_step()
       executor:write("counter", native.tensor({ step, sample }, "i64"), i)
     end
   end
-  if not executor:run() then return nil end
+  if step == self.trace_step then
+    trace.write(self, executor:timings(), native.settings.trace, self.say)
+  elseif not executor:run() then
+    return nil
+  end
   local loss, norm = executor:number("loss"), executor:number("gradient_norm")
   if not finite(loss) or not finite(norm) then stop_non_finite(self, loss, norm) end
   self.step, self.loss = step, loss
@@ -309,6 +314,10 @@ function Run:start()
     metrics = self.rank == 0 and metrics or nil, best = self.best, every = math.max(1, math.floor(a.steps / 20)),
   }
   introduce(self, reporter)
+  if settings.trace ~= "" then
+    self.trace_step = math.min(self.first_step + 3, a.steps)   -- the first ones are not typical
+    self.say = function(sentence) reporter:say(sentence) end
+  end
   local interrupted = train(self, reporter)
   reporter:finish()
   if interrupted then native.interrupted() end

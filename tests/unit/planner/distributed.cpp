@@ -107,6 +107,7 @@ Graph small_model(bool llama) {
 struct Outcome {
   std::vector<double> losses, norms;
   std::map<std::string, Tensor> parameters;
+  std::vector<std::string> moments;  // optimizer state that this rank keeps
 };
 
 // Micro-batch `m` of the step's, whichever rank runs it.
@@ -147,7 +148,10 @@ Outcome train(Executor& executor, int microbatches) {
     outcome.norms.push_back(executor.read("norm").at(0));
   }
   for (const auto& [name, entry] : executor.state().entries())
-    if (entry.trained) outcome.parameters.emplace(name, executor.state().read(name));
+    if (entry.trained)
+      outcome.parameters.emplace(name, executor.state().read(name));
+    else
+      outcome.moments.push_back(name);
   return outcome;
 }
 
@@ -222,6 +226,7 @@ Plan random_plan(std::mt19937& random) {
   plan.schedule = schedules[draw(0, 3)];
   plan.chunks = plan.schedule == Schedule::interleaved ? 2 : 1;
   if (plan.schedule == Schedule::one_f_one_b) plan.warmup = draw(0, 2);
+  plan.sharded_optimizer = draw(0, 1) == 1;
   int device = 0;
   const int pipelines = draw(1, 3);
   for (int p = 0; p < pipelines; ++p) {
@@ -242,6 +247,7 @@ Plan random_plan(std::mt19937& random) {
       stage.first_layer = s == 0 ? 0 : cuts[s - 1];
       stage.layers = (s == stages - 1 ? kLayers : cuts[s]) - stage.first_layer;
       stage.recompute = draw(0, 2) == 0;
+      stage.optimizer_share = draw(1, 3);
       pipeline.stages.push_back(stage);
     }
     device += groups;
@@ -274,13 +280,17 @@ TEST_CASE("random plans train the model that one device trains", "[distributed]"
     INFO("seed " << seed << ", " << (which == 1 ? "LLaMA" : "GPT") << "\n" << to_lua(plan));
     const auto [entry, fresh] = known.emplace(std::pair{which, microbatches}, Outcome{});
     if (fresh) entry->second = alone(models[which], microbatches);
-    std::map<std::string, int> held;
+    std::map<std::string, int> held, kept;
     for (const Outcome& outcome : together(models[which], plan, devices_in(plan))) {
       const double apart = difference(entry->second, outcome);
       worst = std::max(worst, apart);
       CHECK(apart < 1e-5);
       for (const auto& [name, tensor] : outcome.parameters) ++held[name];
+      for (const std::string& name : outcome.moments) ++kept[name];
     }
+    CHECK(kept.size() == 2 * held.size());
+    if (plan.sharded_optimizer)
+      for (const auto& [name, ranks] : kept) CHECK(ranks == 1);
     CHECK(held.size() == entry->second.parameters.size());
   }
   WARN("largest difference over " << trials << " plans: " << worst);
