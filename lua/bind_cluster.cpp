@@ -180,14 +180,15 @@ std::vector<std::string> tell_all(Communicator& world, const std::string& own, c
   return texts;
 }
 
-// Bring to rank 0 every tensor of the state that it lacks, each from the first rank that holds it; returns
-// their names there. All ranks call it at the same place.
-std::vector<std::string> cluster_gather(ClusterHandle& cluster, StateHandle& state) {
+// Bring to rank 0 the state that the executor's program does not keep there, each tensor from the first rank whose
+// program does; returns their names there. All ranks call it at the same place.
+std::vector<std::string> cluster_gather(ClusterHandle& cluster, ExecutorHandle& executor) {
   Communicator& world = cluster->world();
+  StateStore& state = executor->state();
   std::string own;
-  for (const auto& [name, entry] : state->entries())
-    own += fmt::format("{}\n{}\n{}\n{}\n", name, name_of(entry.type.dtype), fmt::join(entry.type.shape, ","),
-                       entry.trained ? 1 : 0);
+  for (const BufferSpec& buffer : executor->program().buffers)
+    if (buffer.home == Home::state)
+      own += fmt::format("{}\n{}\n{}\n", buffer.name, name_of(buffer.type.dtype), fmt::join(buffer.type.shape, ","));
   struct Held {
     int owner;
     TensorType type;
@@ -200,7 +201,7 @@ std::vector<std::string> cluster_gather(ClusterHandle& cluster, StateHandle& sta
     for (size_t at = 0, end; (end = texts[static_cast<size_t>(rank)].find('\n', at)) != std::string::npos;
          at = end + 1)
       lines.push_back(texts[static_cast<size_t>(rank)].substr(at, end - at));
-    for (size_t i = 0; i + 3 < lines.size(); i += 4) {
+    for (size_t i = 0; i + 2 < lines.size(); i += 3) {
       if (!known.emplace(lines[i], true).second) continue;
       if (rank == 0) continue;
       Shape shape;
@@ -223,12 +224,12 @@ std::vector<std::string> cluster_gather(ClusterHandle& cluster, StateHandle& sta
     request.peer = sends ? 0 : held.owner;
     request.tag = 1000;
     request.label = name;
-    Tensor tensor = sends ? state->read(name) : Tensor(held.type);
+    Tensor tensor = sends ? state.read(name) : Tensor(held.type);
     const auto collective = world.prepare(request);
     collective->start(sends ? tensor.bytes() : nullptr, sends ? nullptr : tensor.bytes());
     collective->wait();
     if (!receives) continue;
-    state->write(name, tensor);
+    state.write(name, tensor);
     names.push_back(name);
   }
   return names;

@@ -7,6 +7,8 @@ local opt = het.options {
   spread   = { false, "run the plan instead of one device" },
   schedule = { "1f1b", "of the plan", choices = { "1f1b", "gpipe", "split_backward" } },
   save     = { "", "folder to save the model in" },
+  stop     = { 0, "steps after which it stops, as if interrupted; 0: never", min = 0 },
+  sharded  = { false, "divide optimizer state over replicas" },
 }
 local corpus = data.text { path = "text.txt", tokenizer = "char", holdout = 0.1 }
 
@@ -16,8 +18,11 @@ return het.train {
   optimizer = optim.adamw { lr = optim.cosine { peak = 3e-3, warmup = 4 }, weight_decay = 0.1, clip = 0.5 },
   evaluate = { every = 6, batches = 2 },
   sample = { prompt = "the ", tokens = 20 },
-  save = opt.save ~= "" and opt.save or nil,
-  plan = opt.spread and het.plan { microbatch = 2, schedule = opt.schedule,
+  save = opt.save ~= "" and opt.save or nil, save_every = 3, resume = opt.save ~= "",
+  on_step = function(_, step)
+    if step.step == opt.stop then error "stopped here" end
+  end,
+  plan = opt.spread and het.plan { microbatch = 2, schedule = opt.schedule, sharded_optimizer = opt.sharded,
     het.pipeline { microbatches = 4, het.stage { "a:0", layers = 2 }, het.stage { "a:1", layers = 1, recompute = true },
                    het.stage { "a:2" } },
     het.pipeline { microbatches = 2, het.stage { "b:0", layers = 4 }, het.stage { "b:1" } } } or nil,

@@ -196,7 +196,7 @@ end
 
 --- Bring the whole state to rank 0. All ranks call it at the same place; alone it does nothing.
 function Run:gather()
-  if self.cluster then self.cluster:gather(self.state) end
+  if self.cluster then self.cluster:gather(self.train_executor) end
 end
 
 --- Save the model, its vocabulary and what is needed to go on exactly. Of several ranks the first writes; all call it.
