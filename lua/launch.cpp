@@ -25,7 +25,7 @@ namespace het::lua {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr std::chrono::milliseconds kTick{50}, kGrace{5'000}, kKill{2'000};
+constexpr std::chrono::milliseconds kTick{50}, kGrace{700}, kKill{2'000};
 
 volatile std::sig_atomic_t asked_to_end = 0;
 void note_signal(int signal) { asked_to_end = signal; }
