@@ -180,15 +180,16 @@ std::vector<std::string> tell_all(Communicator& world, const std::string& own, c
   return texts;
 }
 
-// Bring to rank 0 the state that the executor's program does not keep there, each tensor from the first rank whose
-// program does; returns their names there. All ranks call it at the same place.
+// Bring to rank 0 the state that the executor's program does not keep there, each tensor from the first rank
+// whose program does; returns their names there. All ranks call it at the same place.
 std::vector<std::string> cluster_gather(ClusterHandle& cluster, ExecutorHandle& executor) {
   Communicator& world = cluster->world();
   StateStore& state = executor->state();
   std::string own;
   for (const BufferSpec& buffer : executor->program().buffers)
     if (buffer.home == Home::state)
-      own += fmt::format("{}\n{}\n{}\n", buffer.name, name_of(buffer.type.dtype), fmt::join(buffer.type.shape, ","));
+      own += fmt::format("{}\n{}\n{}\n", buffer.name, name_of(buffer.type.dtype),
+                         fmt::join(buffer.type.shape, ","));
   struct Held {
     int owner;
     TensorType type;

@@ -91,6 +91,13 @@ class Differentiator {
           if (id != kAbsent) id = moved(id);
       for (Output& output : graph_.outputs) output.value = moved(output.value);
       sort_nodes(graph_);
+      // What the forward pass now reads belongs to it.
+      for (auto node = graph_.nodes.rbegin(); node != graph_.nodes.rend(); ++node) {
+        if (node->phase != Phase::forward) continue;
+        for (const ValueId id : node->inputs)
+          if (id != kAbsent && graph_.values[id].producer >= 0)
+            graph_.nodes[graph_.values[id].producer].phase = Phase::forward;
+      }
     }
     return result;
   }
