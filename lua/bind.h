@@ -230,7 +230,7 @@ void make_class(lua_State* L, std::initializer_list<Function> functions, IndexFu
 template <typename T>
 std::optional<T> field(lua_State* L, int index, const char* name) {
   lua_getfield(L, index, name);
-  const auto value = with_context([&] { return std::string("field '") + name + "'"; },
+  auto value = with_context([&] { return std::string("field '") + name + "'"; },
                                   [&] { return Convert<std::optional<T>>::get(L, lua_gettop(L)); });
   lua_pop(L, 1);
   return value;

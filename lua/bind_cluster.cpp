@@ -74,7 +74,7 @@ std::string meet(lua_State* L, const EnvironmentLookup& lookup, const Placement&
   StoreClientOptions client;
   client.secret = secret;
   client.endpoint = launched.value_or(fmt::format("{}:{}", placement.master_host, placement.master_port));
-  const std::string address = address_towards(launched ? "127.0.0.1" : placement.master_host);
+  std::string address = address_towards(launched ? "127.0.0.1" : placement.master_host);
   if (!launched && placement.rank == 0) {
     StoreServerOptions server;
     server.address = address;

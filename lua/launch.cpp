@@ -19,8 +19,6 @@
 #include "core/cluster/embedded_store.h"
 #include "core/cluster/secret.h"
 
-extern char** environ;
-
 namespace het::lua {
 namespace {
 
@@ -98,6 +96,7 @@ class Launcher {
     words.insert(words.end(), words_.begin(), words_.end());
     const auto pointers = [](std::vector<std::string>& texts) {
       std::vector<char*> list;
+      list.reserve(texts.size() + 1);
       for (std::string& text : texts) list.push_back(text.data());
       list.push_back(nullptr);
       return list;

@@ -349,7 +349,7 @@ class Lowering {
   }
 
   Operand packed(const Node& node, const Operand& from, int microbatch) {
-    const Operand result =
+    Operand result =
         whole(add_buffer({"packed", from.layout.type, invariant_node(node) ? Home::pinned : Home::arena}));
     copy(node, from, result, microbatch);
     return result;

@@ -11,6 +11,7 @@ using Kind = WorkUnit::Kind;
 // are later stages, then backward and forward in turn. Each forward in flight keeps its activations.
 std::vector<WorkUnit> one_f_one_b(int stage, int stages, int microbatches, int ahead) {
   std::vector<WorkUnit> units;
+  units.reserve(2 * static_cast<size_t>(microbatches));
   const int warmup = std::min(microbatches, (stages - 1 - stage) * (1 + ahead));
   for (int m = 0; m < warmup; ++m) units.push_back({Kind::forward, stage, m});
   for (int m = warmup; m < microbatches; ++m) {
@@ -48,6 +49,7 @@ std::vector<WorkUnit> interleaved(int group, int groups, int chunks, int microba
   };
   const int warmup = std::min(total, (groups - group - 1) * 2 + (chunks - 1) * groups);
   std::vector<WorkUnit> units;
+  units.reserve(2 * static_cast<size_t>(total));
   for (int k = 0; k < warmup; ++k) units.push_back(unit(Kind::forward, k));
   for (int k = warmup; k < total; ++k) {
     units.push_back(unit(Kind::forward, k));

@@ -172,7 +172,8 @@ function Pairs:sampler(settings)
       settings.split == "holdout" and "held out" or "to train on", settings.batch)
   end
   return setmetatable({ pairs = self, batch = settings.batch, microbatch = settings.microbatch or settings.batch,
-    skipped = settings.first or 0, own = settings.count or settings.batch, at = settings.start or 0, usable = usable, first = settings.split == "holdout" and train or 0 }, PairSampler)
+    skipped = settings.first or 0, own = settings.count or settings.batch, at = settings.start or 0, usable = usable,
+    first = settings.split == "holdout" and train or 0 }, PairSampler)
 end
 
 function Pairs:has_holdout() return self.arguments.holdout > 0 end

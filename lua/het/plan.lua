@@ -1,5 +1,5 @@
---- `het.plan`: who computes what, as plain data that prints as it is written. Each device of a plan is a rank: a process
--- that runs its part (`hetrun --workers N recipe.lua`).
+--- `het.plan`: who computes what, as plain data that prints as it is written. Each device of a plan is a rank:
+-- a process that runs its part (`hetrun --workers N recipe.lua`).
 local define = require "het.define"
 local errors = require "het.errors"
 
@@ -47,8 +47,8 @@ plan.stage = define.constructor {
       min = 1 },
     { "recompute", "boolean", "compute activations again in the backward pass instead of keeping them",
       default = false },
-    { "optimizer_share", "integer", "with sharded_optimizer: how much of a layer's optimizer state lives here, relative "
-      .. "to the other stages that hold the layer", default = 1, min = 0 },
+    { "optimizer_share", "integer", "with sharded_optimizer: how much of a layer's optimizer state lives here, "
+      .. "relative to the other stages that hold the layer", default = 1, min = 0 },
   },
   build = function(a)
     local stage = setmetatable({ devices = {}, layers = a.layers, recompute = a.recompute,
@@ -74,7 +74,8 @@ plan.pipeline = define.constructor {
 local make = define.constructor {
   name = "plan",
   sentence = "Who computes what: pipelines of stages. Each device is a process: `hetrun --workers N` starts them here.",
-  example = 'het.plan { microbatch = 4, het.pipeline { microbatches = 3, het.stage { "here:0" }, het.stage { "here:1" } } }',
+  example = "het.plan { microbatch = 4,\n"
+    .. '           het.pipeline { microbatches = 3, het.stage { "here:0" }, het.stage { "here:1" } } }',
   list = { "pipeline", "pipelines", least = 1 },
   fields = {
     { "tensor", "integer", "devices that share each layer", default = 1, min = 1 },
@@ -88,8 +89,8 @@ local make = define.constructor {
     { "sharded_optimizer", "boolean", "divide optimizer state over the replicas of a layer", default = false },
   },
   build = function(a)
-    local result = setmetatable({ tensor = a.tensor, microbatch = a.microbatch, schedule = a.schedule, chunks = a.chunks,
-      warmup = a.warmup, sharded_optimizer = a.sharded_optimizer, pipelines = {} }, Plan)
+    local result = setmetatable({ tensor = a.tensor, microbatch = a.microbatch, schedule = a.schedule,
+      chunks = a.chunks, warmup = a.warmup, sharded_optimizer = a.sharded_optimizer, pipelines = {} }, Plan)
     for i = 1, #a do result.pipelines[i] = a[i] end
     return result
   end,

@@ -28,8 +28,8 @@ local function is_model(value) return define.kind_of(value) == "layer" end
 local function join(self)
   local a = self.arguments
   self.plan = plan.resolve(a.plan, a.batch)
-  self.cluster = native.join { rendezvous = a.rendezvous, run = a.name, recipe = tostring(self) .. tostring(a.plan), data = tostring(a.data), device = self.device,
-    memory = native.device(self.device):available_bytes() }
+  self.cluster = native.join { rendezvous = a.rendezvous, run = a.name, recipe = tostring(self) .. tostring(a.plan),
+    data = tostring(a.data), device = self.device, memory = native.device(self.device):available_bytes() }
   local ranks = self.cluster and self.cluster:size() or 1
   if self.plan then
     local devices = plan.devices(self.plan)
@@ -408,8 +408,8 @@ return define.constructor {
     { "rendezvous", "string", "where ranks on several machines find each other: \"etcd://host:2379\" (default: "
       .. "MASTER_ADDR and MASTER_PORT; HETRUN_RENDEZVOUS)" },
     { "name", "string", "of the run, by which its ranks find each other", default = "hetrun" },
-    { "plan", "plan", "who computes what (default: one device does everything; each device of a plan is a process, started "
-      .. "by `hetrun --workers N`)" },
+    { "plan", "plan", "who computes what (default: one device does everything; each device of a plan is a process, "
+      .. "started by `hetrun --workers N`)" },
   },
   check = check,
   build = function(a) return setmetatable({ arguments = a }, Run) end,

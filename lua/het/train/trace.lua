@@ -1,5 +1,5 @@
---- One step of a run with a clock on every instruction: a Chrome trace over all ranks (chrome://tracing and Perfetto open
--- it) and a report of who computed and who waited.
+--- One step of a run with a clock on every instruction: a Chrome trace over all ranks (chrome://tracing and Perfetto
+-- open it) and a report of who computed and who waited.
 local native = require "het.native"
 local text = require "het.text"
 
@@ -51,12 +51,14 @@ local function report(ranks, say)
   say(("one step, %s:"):format(milliseconds(last - first)))
   for _, rank in ipairs(ranks) do
     say(("  rank %d  computed %s, waited %s (%.0f %% of the step), handed %s to others"):format(rank.rank,
-      milliseconds(rank.computed), milliseconds(rank.waited), 100 * rank.waited / (last - first), text.bytes(rank.sent)))
+      milliseconds(rank.computed), milliseconds(rank.waited), 100 * rank.waited / (last - first),
+      text.bytes(rank.sent)))
   end
   if #ranks > 1 then say(("  rank %d computed longest"):format(slowest.rank)) end
 end
 
---- Gather the ranks' spans of one step; the first rank writes the file and reports. All ranks call it at the same place.
+--- Gather the ranks' spans of one step; the first rank writes the file and reports. All ranks call it at the same
+-- place.
 -- @tparam table run with `cluster` and `rank`
 -- @tparam table spans of executor:timings()
 -- @string path
