@@ -3,11 +3,19 @@
 namespace het::ops {
 namespace {
 
+// A table may be a part of a larger one: rows `first`, `first` + 1, ... of `of`.
+void require_part(const OpCall& call, int64_t rows) {
+  const int64_t first = setting<int64_t>(call, "first", 0), of = setting<int64_t>(call, "of", rows);
+  if (first < 0 || first + rows > of)
+    refuse(call, fmt::format("{} rows from {} on are no part of a table of {}", rows, first, of));
+}
+
 Types infer_embedding(const OpCall& call) {
   require_inputs(call, 2, 2);
   require_dtype(call, 0, DType::i32);
   require_float(call, 1);
   require_rank(call, 1, 2);
+  require_part(call, call[1].shape[0]);
   Shape shape = call[0].shape;
   shape.push_back(call[1].shape[1]);
   return {{call[1].dtype, shape}};
@@ -20,6 +28,7 @@ Types infer_embedding_gradient(const OpCall& call) {
   require_type(call, 1, {DType::i32, leading(call[0].shape)});
   const int64_t rows = setting<int64_t>(call, "rows");
   if (rows < 1) refuse(call, fmt::format("rows = {} has to be positive: the rows of the table", rows));
+  require_part(call, rows);
   return {{accumulator_of(call[0].dtype), {rows, last(call[0].shape)}}};
 }
 
@@ -29,13 +38,16 @@ std::vector<OpDef> embedding_ops() {
   return {
       {.name = "embedding",
        .signature = "ids[...]:i32, table[v, c]:T → [..., c]:T",
-       .doc = "Row ids of the table.",
+       .doc = "Row ids of the table. With `first` and `of` the table is rows `first`, `first` + 1, … of one of `of` "
+              "rows; ids of others give zeros.",
+       .attributes = {"first", "of"},
        .infer = infer_embedding,
        .gradient =
            [](GradientCall& call) {
-             const int64_t rows = call.graph.type(call.input(1)).shape[0];
+             Attributes attributes = call.node.attributes;
+             attributes.set("rows", call.graph.type(call.input(1)).shape[0]);
              const ValueId made = call.graph.call(
-                 "embedding_gradient", {call.output_gradients[0], call.input(0)}, {{"rows", rows}});
+                 "embedding_gradient", {call.output_gradients[0], call.input(0)}, attributes);
              return std::vector{kAbsent, as_gradient(call, 1, made)};
            },
        // The rows that are read, not the table.
@@ -45,8 +57,8 @@ std::vector<OpDef> embedding_ops() {
            }},
       {.name = "embedding_gradient",
        .signature = "dy[..., c]:T, ids[...]:i32 → dtable[v, c]:A +=",
-       .doc = "Rows of dy added to the rows `ids` of a table of `rows` rows.",
-       .attributes = {"rows"},
+       .doc = "Rows of dy added to the rows `ids` of a table of `rows` rows; `first` and `of` as in embedding.",
+       .attributes = {"rows", "first", "of"},
        .infer = infer_embedding_gradient,
        .flops = [](const OpCall& call, Outputs) { return static_cast<double>(call[0].elements()); },
        .accumulates = 1},

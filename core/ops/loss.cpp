@@ -113,6 +113,53 @@ std::vector<ValueId> gradient_linear_cross_entropy(GradientCall& call) {
   return gradients;
 }
 
+// A classifier of classes `first`, `first` + 1, ... of `of`.
+void require_part(const OpCall& call, int64_t classes) {
+  const int64_t first = setting<int64_t>(call, "first", 0), of = setting<int64_t>(call, "of", classes);
+  if (first < 0 || first + classes > of)
+    refuse(call, fmt::format("{} classes from {} on are no part of {}", classes, first, of));
+}
+
+void require_classifier(const OpCall& call) {
+  require_rows(call, 0);
+  require_dtype(call, 1, call[0].dtype);
+  require_type(call, 1, {call[0].dtype, {call[1].shape.empty() ? 0 : call[1].shape[0], last(call[0].shape)}});
+  require_type(call, 2, {accumulator_of(call[0].dtype), {call[1].shape[0]}});
+  require_type(call, 3, labels_of(call[0]));
+  require_part(call, call[1].shape[0]);
+}
+
+Types infer_linear_log_sum_exp(const OpCall& call) {
+  require_inputs(call, 4, 4);
+  require_classifier(call);
+  return {{accumulator_of(call[0].dtype), {2, elements_of(leading(call[0].shape))}}};
+}
+
+Types infer_cross_entropy_of_parts(const OpCall& call) {
+  require_inputs(call, 3, 3);
+  require_float(call, 0);
+  require_rank(call, 0, 3);
+  setting<int64_t>(call, "ignore", -100);
+  const int64_t rows = call[0].shape[2];
+  require_type(call, 0, {call[0].dtype, {call[0].shape[0], 2, rows}});
+  require_dtype(call, 1, DType::i32);
+  if (call[1].elements() != rows)
+    refuse(call, fmt::format("there are {} labels for {} rows", call[1].elements(), rows));
+  require_type(call, 2, {call[0].dtype, {1}});
+  return {{call[0].dtype, {}}, {call[0].dtype, {rows}}};
+}
+
+Types infer_linear_cross_entropy_gradient(const OpCall& call) {
+  require_inputs(call, 6, 6);
+  require_classifier(call);
+  require_type(call, 4, scale_of(call[0]));
+  require_type(call, 5, lse_of(call[0]));
+  const DType dtype = accumulator_of(call[0].dtype);
+  return {call[0],
+          {dtype, call[1].shape},
+          call.has(2) ? TensorType{dtype, {call[1].shape[0]}} : TensorType{}};
+}
+
 double products(const OpCall& call, double count) {
   return 2.0 * count * static_cast<double>(elements_of(leading(call[0].shape))) *
          static_cast<double>(call[1].elements());
@@ -153,6 +200,29 @@ std::vector<OpDef> loss_ops() {
        .infer = infer_linear_cross_entropy_training,
        .flops = [](const OpCall& call, Outputs) { return products(call, 3); },
        .accumulates = 0b1101},
+      {.name = "linear_log_sum_exp",
+       .signature = "hidden[..., c]:T, weight[v, c]:T, bias?[v]:A, labels[...]:i32 → [2, rows]:A",
+       .doc = "Of classes `first`, `first` + 1, … of `of`: log Σ exp of the logits hidden weightᵀ + bias of each row, "
+              "and the logit of its label, 0 where that is another class or `ignore`.",
+       .attributes = {"ignore", "first", "of"},
+       .infer = infer_linear_log_sum_exp,
+       .flops = [](const OpCall& call, Outputs) { return products(call, 1); }},
+      {.name = "cross_entropy_of_parts",
+       .signature = "parts[p, 2, rows]:A, labels[...]:i32, scale[1]:A → loss[]:A +=, lse[rows]:A",
+       .doc = "The cross-entropy from linear_log_sum_exp of each part of the classes.",
+       .attributes = {"ignore"},
+       .infer = infer_cross_entropy_of_parts,
+       .flops = [](const OpCall& call, Outputs) { return 4.0 * static_cast<double>(call[0].elements()); },
+       .accumulates = 1},
+      {.name = "linear_cross_entropy_gradient",
+       .signature = "hidden[..., c]:T, weight[v, c]:T, bias?[v]:A, labels[...]:i32, scale[1]:A, lse[rows]:A → "
+                    "dhidden[..., c]:T, dweight[v, c]:A +=, dbias?[v]:A +=",
+       .doc = "The gradients of linear_cross_entropy from all classes' lse, for a classifier of classes `first`, "
+              "`first` + 1, … of `of`; dhidden is this part's share of a sum over the parts.",
+       .attributes = {"ignore", "first", "of"},
+       .infer = infer_linear_cross_entropy_gradient,
+       .flops = [](const OpCall& call, Outputs) { return products(call, 3); },
+       .accumulates = 0b110},
   };
 }
 

@@ -32,11 +32,17 @@ std::unique_ptr<Kernel> prepare_embedding(const KernelRequest& request) {
   require_packed(request, request.outputs[0]);
   const int64_t count = request.inputs[0].type.elements(), rows = table.shape[0], columns = table.shape[1];
   const int64_t row_bytes = columns * bytes_of(table.dtype);
+  const int64_t first = integer(request, "first", 0), of = integer(request, "of", rows);
   return make_kernel([=](const KernelArguments& a) {
-    check_indices("embedding", a.inputs[0], wide, count, rows);
+    check_indices("embedding", a.inputs[0], wide, count, of);
     parallel_for(count, row_grain(kLightGrain, columns), [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i)
-        std::memcpy(a.outputs[0] + i * row_bytes, a.inputs[1] + index_at(a.inputs[0], wide, i) * row_bytes, row_bytes);
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t row = index_at(a.inputs[0], wide, i) - first;
+        if (row >= 0 && row < rows) [[likely]]
+          std::memcpy(a.outputs[0] + i * row_bytes, a.inputs[1] + row * row_bytes, row_bytes);
+        else
+          std::memset(a.outputs[0] + i * row_bytes, 0, row_bytes);
+      }
     });
   });
 }
@@ -48,21 +54,22 @@ std::unique_ptr<Kernel> prepare_embedding_gradient(const KernelRequest& request)
   const TensorType& table = request.outputs[0].type;
   if (table.dtype != DType::f32) refuse_dtype(request, table.dtype);
   const int64_t count = request.inputs[1].type.elements(), rows = table.shape[0], columns = table.shape[1];
+  const int64_t first = integer(request, "first", 0), of = integer(request, "of", rows);
   const bool accumulate = request.accumulate & 1;
   return for_float(request, request.inputs[0].type.dtype, [&]<typename T>(T) {
     const int64_t parts = parts_for(count, row_grain(kLightGrain, columns));
     return make_kernel([=](const KernelArguments& a) {
       const T* dy = a.in<T>(0);
       float* dtable = a.out<float>(0);
-      check_indices("embedding_gradient", a.inputs[1], wide, count, rows);
+      check_indices("embedding_gradient", a.inputs[1], wide, count, of);
       if (!accumulate)
         parallel_for(rows, row_grain(kLightGrain, columns), [&](int64_t begin, int64_t end) {
           std::memset(dtable + begin * columns, 0, (end - begin) * columns * 4);
         });
       parallel_parts(parts, [&](int64_t part) {
         for (int64_t i = 0; i < count; ++i) {
-          const int64_t id = index_at(a.inputs[1], wide, i);
-          if (parts > 1 && id % parts != part) continue;
+          const int64_t id = index_at(a.inputs[1], wide, i) - first;
+          if (id < 0 || id >= rows || (parts > 1 && id % parts != part)) continue;
           const T* from = dy + i * columns;
           float* to = dtable + id * columns;
           for_lanes(columns, [&](int64_t c, auto lanes) {

@@ -104,15 +104,25 @@ std::unique_ptr<Kernel> prepare_cross_entropy_gradient(const KernelRequest& requ
 
 // ---- fused with the classifier ----
 
+enum class Job {
+  loss,      // linear_cross_entropy
+  training,  // linear_cross_entropy_training
+  parts,     // linear_log_sum_exp
+  gradient,  // linear_cross_entropy_gradient
+};
+
 struct Classifier {
+  Job job;
   int64_t rows, classes, width, ignore;
+  int64_t first, of;      // the classes here are first, first + 1, ... of so many
   int64_t tiles;          // of rows
   DType dtype;
-  bool bias, training;
+  bool bias;
   uint32_t accumulate;
   int threads;            // when it was prepared: the workspace is for so many
   int64_t gemm_space_bytes;
 
+  bool differentiates() const { return job == Job::training || job == Job::gradient; }
   int64_t tile_rows() const { return tiles == 0 ? 0 : (rows + tiles - 1) / tiles; }
 
   GemmShape logits_shape(int64_t count) const {   // logits^T[classes, count] = weight hidden^T
@@ -159,7 +169,7 @@ struct Classifier {
   // Floats: logits, dhidden of a tile in f32; lse, factor of its rows; then losses of all rows.
   int64_t own_floats() const {
     const int64_t count = tile_rows();
-    return (classes * count + 15) / 16 * 16 + (training ? (count * width + 15) / 16 * 16 : 0) + 4 * (count + 16) + rows + 16;
+    return (classes * count + 15) / 16 * 16 + (differentiates() ? (count * width + 15) / 16 * 16 : 0) + 4 * (count + 16) + rows + 16;
   }
   int64_t gemm_bytes() const {
     int64_t most = 0;
@@ -182,46 +192,90 @@ struct Classifier {
   template <typename T>
   void run(const KernelArguments& a) const {
     const int32_t* labels = a.in<int32_t>(3);
-    check_labels(training ? "linear_cross_entropy_training" : "linear_cross_entropy", labels, rows, classes, ignore);
-    const float scale = a.in<float>(4)[0];
+    check_labels(name(), labels, rows, of, ignore);
+    const float scale = job == Job::parts ? 0.0F : a.in<float>(4)[0];
     std::byte* gemm_space = a.workspace;
     auto* logits = reinterpret_cast<float*>(a.workspace + gemm_space_bytes);
     const int64_t most_rows = tile_rows();
     float* dhidden = logits + (classes * most_rows + 15) / 16 * 16;
-    float* lse = dhidden + (training ? (most_rows * width + 15) / 16 * 16 : 0);
-    float *factor = lse + most_rows + 16, *running = factor + most_rows + 16, *largest = running + most_rows + 16;
+    float* own_lse = dhidden + (differentiates() ? (most_rows * width + 15) / 16 * 16 : 0);
+    float *factor = own_lse + most_rows + 16, *running = factor + most_rows + 16, *largest = running + most_rows + 16;
     float* losses = largest + most_rows + 16;
+    const float* biases = bias ? a.in<float>(2) : nullptr;
 
     for (int64_t tile = 0; tile < tiles; ++tile) {
       const Range share = share_of(rows, tiles, tile);
       const int64_t count = share.end - share.begin;
       const T* hidden = a.in<T>(0) + share.begin * width;
       Gemm(logits_shape(count)).run(a.inputs[1], hidden, logits, nullptr, gemm_space);
-      statistics(logits, bias ? a.in<float>(2) : nullptr, count, lse, largest, running);
+      const float* lse = own_lse;
+      if (job == Job::gradient) {
+        lse = a.in<float>(5) + share.begin;
+        if (bias) add_bias(logits, biases, count);
+      } else {
+        statistics(logits, biases, count, own_lse, largest, running);
+      }
       for (int64_t r = 0; r < count; ++r) {
-        const int32_t label = labels[share.begin + r];
-        factor[r] = label == ignore ? 0.0F : scale;
-        losses[share.begin + r] = label == ignore ? 0.0F : lse[r] - logits[label * count + r];
+        const int64_t row = share.begin + r, label = labels[row] - first;
+        const bool counts = labels[row] != ignore, here = counts && label >= 0 && label < classes;
+        factor[r] = counts ? scale : 0.0F;
+        if (job == Job::parts) {
+          a.out<float>(0)[row] = lse[r];
+          a.out<float>(0)[rows + row] = here ? logits[label * count + r] : 0.0F;
+        } else {
+          losses[row] = here ? lse[r] - logits[label * count + r] : 0.0F;
+        }
       }
-      if (!training) continue;
-      for (int64_t first = 0; first < classes; first += kClassChunk) {
-        const int64_t chunk = classes - first < kClassChunk ? classes - first : kClassChunk;
-        float* part = logits + first * count;
-        float* dbias = bias ? a.out<float>(3) + first : nullptr;
-        differentiate(part, labels + share.begin, first, chunk, count, lse, factor, dbias,
-                      tile > 0 || ((accumulate >> 3) & 1));
-        Gemm(weight_shape(count, chunk, tile > 0 || ((accumulate >> 2) & 1)))
-            .run(part, hidden, a.out<float>(2) + first * width, nullptr, gemm_space);
-        Gemm(hidden_shape(count, chunk, first > 0))
-            .run(part, a.in<T>(1) + first * width, dhidden, nullptr, gemm_space);
-      }
-      T* to = a.out<T>(1) + share.begin * width;
-      parallel_for(count * width, kLightGrain, [&](int64_t begin, int64_t end) {
-        for_lanes(end - begin, [&](int64_t i, auto lanes) { store(to + begin + i, load(dhidden + begin + i, lanes), lanes); });
-      });
+      if (differentiates()) gradients<T>(a, share, logits, dhidden, lse, factor, gemm_space);
     }
+    if (job != Job::loss && job != Job::training) return;
     const float loss = scale * sum_in_order(losses, rows);
     *a.out<float>(0) = (accumulate & 1) ? *a.out<float>(0) + loss : loss;
+  }
+
+  const char* name() const {
+    switch (job) {
+      case Job::loss: return "linear_cross_entropy";
+      case Job::training: return "linear_cross_entropy_training";
+      case Job::parts: return "linear_log_sum_exp";
+      case Job::gradient: break;
+    }
+    return "linear_cross_entropy_gradient";
+  }
+
+  // From the logits of the rows of `share`, which are overwritten: their part of dhidden, dweight and dbias.
+  template <typename T>
+  void gradients(const KernelArguments& a, Range share, float* logits, float* dhidden, const float* lse,
+                 const float* factor, std::byte* gemm_space) const {
+    const int results = job == Job::training ? 1 : 0;   // the first of them
+    const int32_t* labels = a.in<int32_t>(3) + share.begin;
+    const int64_t count = share.end - share.begin;
+    const T* hidden = a.in<T>(0) + share.begin * width;
+    const bool later = share.begin > 0;
+    for (int64_t from = 0; from < classes; from += kClassChunk) {
+      const int64_t chunk = classes - from < kClassChunk ? classes - from : kClassChunk;
+      float* part = logits + from * count;
+      float* dbias = bias ? a.out<float>(results + 2) + from : nullptr;
+      differentiate(part, labels, first + from, chunk, count, lse, factor, dbias,
+                    later || ((accumulate >> (results + 2)) & 1));
+      Gemm(weight_shape(count, chunk, later || ((accumulate >> (results + 1)) & 1)))
+          .run(part, hidden, a.out<float>(results + 1) + from * width, nullptr, gemm_space);
+      Gemm(hidden_shape(count, chunk, from > 0))
+          .run(part, a.in<T>(1) + from * width, dhidden, nullptr, gemm_space);
+    }
+    T* to = a.out<T>(results) + share.begin * width;
+    parallel_for(count * width, kLightGrain, [&](int64_t begin, int64_t end) {
+      for_lanes(end - begin, [&](int64_t i, auto lanes) { store(to + begin + i, load(dhidden + begin + i, lanes), lanes); });
+    });
+  }
+
+  void add_bias(float* logits, const float* biases, int64_t count) const {
+    parallel_for(classes, row_grain(kLightGrain, count), [&](int64_t begin, int64_t end) {
+      for (int64_t j = begin; j < end; ++j)
+        for_lanes(count, [&](int64_t r, auto lanes) {
+          store(logits + j * count + r, load(logits + j * count + r, lanes) + biases[j], lanes);
+        });
+    });
   }
 
   // Adds the bias and finds lse[r] of every column. Threads share out the columns; classes go by in chunks, so that
@@ -259,8 +313,8 @@ struct Classifier {
     });
   }
 
-  // Logits of classes [first, first + chunk) become their gradients: factor * (exp(logit - lse) - [class is label]).
-  void differentiate(float* part, const int32_t* labels, int64_t first, int64_t chunk, int64_t count, const float* lse,
+  // Logits of classes [from, from + chunk) become their gradients: factor * (exp(logit - lse) - [class is label]).
+  void differentiate(float* part, const int32_t* labels, int64_t from, int64_t chunk, int64_t count, const float* lse,
                      const float* factor, float* dbias, bool add_bias) const {
     parallel_for(chunk, row_grain(kHeavyGrain, count), [&](int64_t begin, int64_t end) {
       for (int64_t j = begin; j < end; ++j) {
@@ -270,7 +324,7 @@ struct Classifier {
         });
       }
       for (int64_t r = 0; r < count; ++r) {
-        const int64_t j = labels[r] - first;
+        const int64_t j = labels[r] - from;
         if (labels[r] != ignore && j >= begin && j < end) part[j * count + r] -= factor[r];
       }
       if (dbias == nullptr) return;
@@ -283,20 +337,22 @@ struct Classifier {
   }
 };
 
-std::unique_ptr<Kernel> prepare_classifier(const KernelRequest& request, bool training) {
+std::unique_ptr<Kernel> prepare_classifier(const KernelRequest& request, Job job) {
   const Layout &hidden = request.inputs[0], &weight = request.inputs[1];
   require_packed(request, hidden);
   require_packed(request, weight);
   Classifier c{};
+  c.job = job;
   c.rows = rows_of(hidden);
   c.classes = weight.type.shape[0];
   c.width = weight.type.shape[1];
   c.ignore = integer(request, "ignore", -100);
+  c.first = integer(request, "first", 0);
+  c.of = integer(request, "of", c.classes);
   const int64_t fitting = 1 + kLogitBytes / (4 * (c.classes + 1));
   c.tiles = c.rows == 0 ? 0 : (c.rows + fitting - 1) / fitting;
   c.dtype = hidden.type.dtype;
   c.bias = present(request.inputs, 2);
-  c.training = training;
   c.accumulate = request.accumulate;
   c.threads = thread_count();
   c.gemm_space_bytes = c.gemm_bytes();
@@ -305,16 +361,52 @@ std::unique_ptr<Kernel> prepare_classifier(const KernelRequest& request, bool tr
   });
 }
 
-std::unique_ptr<Kernel> prepare_evaluation(const KernelRequest& request) { return prepare_classifier(request, false); }
-std::unique_ptr<Kernel> prepare_training(const KernelRequest& request) { return prepare_classifier(request, true); }
+template <Job job>
+std::unique_ptr<Kernel> prepare(const KernelRequest& request) {
+  return prepare_classifier(request, job);
+}
+
+// The loss of logits in parts, of each of which [lse, logit of the label if it is there] are given.
+std::unique_ptr<Kernel> prepare_cross_entropy_of_parts(const KernelRequest& request) {
+  require_packed(request, request.inputs[0]);
+  const int64_t parts = request.inputs[0].type.shape[0], rows = request.inputs[0].type.shape[2];
+  const int64_t ignore = integer(request, "ignore", -100);
+  const bool add = (request.accumulate & 1) != 0;
+  return make_kernel(
+      [=](const KernelArguments& a) {
+        const int32_t* labels = a.in<int32_t>(1);
+        const float* given = a.in<float>(0);
+        auto* losses = reinterpret_cast<float*>(a.workspace);
+        for (int64_t r = 0; r < rows; ++r) {
+          float most = -std::numeric_limits<float>::infinity(), sum = 0, logit = 0;
+          for (int64_t p = 0; p < parts; ++p) {
+            const float lse = given[2 * p * rows + r];
+            most = most > lse ? most : lse;
+          }
+          for (int64_t p = 0; p < parts; ++p) {
+            sum += std::exp(given[2 * p * rows + r] - most);
+            logit += given[(2 * p + 1) * rows + r];
+          }
+          const float lse = most + std::log(sum);
+          a.out<float>(1)[r] = lse;
+          losses[r] = labels[r] == ignore ? 0.0F : lse - logit;
+        }
+        const float loss = a.in<float>(2)[0] * sum_in_order(losses, rows);
+        *a.out<float>(0) = add ? *a.out<float>(0) + loss : loss;
+      },
+      4 * rows);
+}
 
 }  // namespace
 
 std::vector<KernelEntry> loss_kernels() {
   return {{"cross_entropy", &prepare_cross_entropy},
           {"cross_entropy_gradient", &prepare_cross_entropy_gradient},
-          {"linear_cross_entropy", &prepare_evaluation},
-          {"linear_cross_entropy_training", &prepare_training}};
+          {"linear_cross_entropy", &prepare<Job::loss>},
+          {"linear_cross_entropy_training", &prepare<Job::training>},
+          {"linear_log_sum_exp", &prepare<Job::parts>},
+          {"cross_entropy_of_parts", &prepare_cross_entropy_of_parts},
+          {"linear_cross_entropy_gradient", &prepare<Job::gradient>}};
 }
 
 }  // namespace het::cpu::HET_ISA

@@ -60,10 +60,10 @@ std::unique_ptr<Kernel> cross_entropy_gradient(const KernelRequest& request) {
 
 // logits[j] = hidden[row] . weight[j] + bias[j] of one row, and what is made of them.
 struct Classifier {
-  View hidden, weight, bias, labels, scale;
+  View hidden, weight, bias, labels;
 
   explicit Classifier(const Operands& o)
-      : hidden(o.in(0)), weight(o.in(1)), bias(o.in(2)), labels(o.in(3)), scale(o.in(4)) {}
+      : hidden(o.in(0)), weight(o.in(1)), bias(o.in(2)), labels(o.in(3)) {}
 
   int64_t width() const { return weight.size(1); }
   int64_t classes() const { return weight.size(0); }
@@ -89,21 +89,41 @@ std::unique_ptr<Kernel> linear_cross_entropy(const KernelRequest& request) {
           head.logits(r, logits);
           total += log_sum_exp(head.classes(), [&](int64_t j) { return logits[j]; }) - logits[label];
         }
-        o.out(0).set(0, head.scale[0] * total);
+        o.out(0).set(0, o.in(4)[0] * total);
       },
       request.inputs[1].type.shape[0]);
 }
 
-// The loss and, with dlogits = scale * (softmax - one_hot): dhidden = dlogits weight, dweight = dlogits^T
-// hidden, dbias = sum over rows of dlogits.
+// dhidden = dlogits weight, dweight = dlogits^T hidden, dbias = sum over rows of dlogits[rows, classes].
+void set_gradients(const Classifier& head, const double* dlogits, const View& dhidden, const View& dweight,
+                   const View& dbias) {
+  const int64_t classes = head.classes(), width = head.width(), rows = head.rows();
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t c = 0; c < width; ++c) {
+      double sum = 0;
+      for (int64_t j = 0; j < classes; ++j) sum += dlogits[r * classes + j] * head.weight[j * width + c];
+      dhidden.set(r * width + c, sum);
+    }
+  for (int64_t j = 0; j < classes; ++j) {
+    for (int64_t c = 0; c < width; ++c) {
+      double sum = 0;
+      for (int64_t r = 0; r < rows; ++r) sum += dlogits[r * classes + j] * head.hidden[r * width + c];
+      dweight.set(j * width + c, sum);
+    }
+    double sum = 0;
+    for (int64_t r = 0; r < rows; ++r) sum += dlogits[r * classes + j];
+    dbias.set(j, sum);
+  }
+}
+
+// The loss and, with dlogits = scale * (softmax - one_hot), the gradients.
 std::unique_ptr<Kernel> linear_cross_entropy_training(const KernelRequest& request) {
   const int64_t scratch = request.inputs[3].type.elements() * request.inputs[1].type.shape[0];
   return kernel_of(
       request,
       [ignore = ignored(request)](const Operands& o) {
         const Classifier head(o);
-        const View dhidden = o.out(1), dweight = o.out(2), dbias = o.out(3);
-        const int64_t classes = head.classes(), width = head.width(), rows = head.rows();
+        const int64_t classes = head.classes(), rows = head.rows();
         double* dlogits = o.scratch();  // [rows, classes]
         double total = 0;
         for (int64_t r = 0; r < rows; ++r) {
@@ -117,26 +137,79 @@ std::unique_ptr<Kernel> linear_cross_entropy_training(const KernelRequest& reque
           const double lse = log_sum_exp(classes, [&](int64_t j) { return row[j]; });
           total += lse - row[label];
           for (int64_t j = 0; j < classes; ++j)
-            row[j] = head.scale[0] * (std::exp(row[j] - lse) - (j == label ? 1 : 0));
+            row[j] = o.in(4)[0] * (std::exp(row[j] - lse) - (j == label ? 1 : 0));
         }
-        o.out(0).set(0, head.scale[0] * total);
-        for (int64_t r = 0; r < rows; ++r)
-          for (int64_t c = 0; c < width; ++c) {
-            double sum = 0;
-            for (int64_t j = 0; j < classes; ++j)
-              sum += dlogits[r * classes + j] * head.weight[j * width + c];
-            dhidden.set(r * width + c, sum);
-          }
-        for (int64_t j = 0; j < classes; ++j) {
-          for (int64_t c = 0; c < width; ++c) {
-            double sum = 0;
-            for (int64_t r = 0; r < rows; ++r) sum += dlogits[r * classes + j] * head.hidden[r * width + c];
-            dweight.set(j * width + c, sum);
-          }
-          double sum = 0;
-          for (int64_t r = 0; r < rows; ++r) sum += dlogits[r * classes + j];
-          dbias.set(j, sum);
+        o.out(0).set(0, o.in(4)[0] * total);
+        set_gradients(head, dlogits, o.out(1), o.out(2), o.out(3));
+      },
+      scratch);
+}
+
+// The part of the classes that a classifier holds: [first, first + its own) of `of`.
+struct Part {
+  int64_t first, of, ignore;
+  explicit Part(const KernelRequest& request)
+      : first(request.attributes.get<int64_t>("first", 0)),
+        of(request.attributes.get<int64_t>("of", request.inputs[1].type.shape[0])),
+        ignore(ignored(request)) {}
+  // The label of a row, counted from `first`; -1 where it is ignored or lies in another part.
+  int64_t label(const Classifier& head, int64_t row) const {
+    const int64_t label = label_of(head.labels, row, ignore, of);
+    return label == ignore || label < first || label >= first + head.classes() ? -1 : label - first;
+  }
+};
+
+// Of each row: log sum exp of the logits here; the logit of its label, 0 where that is not here.
+std::unique_ptr<Kernel> linear_log_sum_exp(const KernelRequest& request) {
+  return kernel_of(
+      request,
+      [part = Part(request)](const Operands& o) {
+        const Classifier head(o);
+        double* logits = o.scratch();  // [classes]
+        for (int64_t r = 0; r < head.rows(); ++r) {
+          head.logits(r, logits);
+          o.out(0).set(r, log_sum_exp(head.classes(), [&](int64_t j) { return logits[j]; }));
+          const int64_t label = part.label(head, r);
+          o.out(0).set(head.rows() + r, label < 0 ? 0 : logits[label]);
         }
+      },
+      request.inputs[1].type.shape[0]);
+}
+
+std::unique_ptr<Kernel> cross_entropy_of_parts(const KernelRequest& request) {
+  return kernel_of(request, [ignore = ignored(request)](const Operands& o) {
+    const View given = o.in(0), labels = o.in(1), scale = o.in(2);
+    const int64_t parts = given.size(0), rows = given.size(2);
+    double total = 0;
+    for (int64_t r = 0; r < rows; ++r) {
+      const double lse = log_sum_exp(parts, [&](int64_t p) { return given[2 * p * rows + r]; });
+      double logit = 0;
+      for (int64_t p = 0; p < parts; ++p) logit += given[(2 * p + 1) * rows + r];
+      if (static_cast<int64_t>(labels[r]) != ignore) total += lse - logit;
+      o.out(1).set(r, lse);
+    }
+    o.out(0).set(0, scale[0] * total);
+  });
+}
+
+// The gradients, with dlogits = scale * (exp(logit - lse) - one_hot(label)) of the classes here.
+std::unique_ptr<Kernel> linear_cross_entropy_gradient(const KernelRequest& request) {
+  const int64_t scratch = request.inputs[3].type.elements() * request.inputs[1].type.shape[0];
+  return kernel_of(
+      request,
+      [part = Part(request)](const Operands& o) {
+        const Classifier head(o);
+        const View lse = o.in(5);
+        double* dlogits = o.scratch();  // [rows, classes]
+        for (int64_t r = 0; r < head.rows(); ++r) {
+          double* row = dlogits + r * head.classes();
+          head.logits(r, row);
+          const bool counts = static_cast<int64_t>(head.labels[r]) != part.ignore;
+          const int64_t label = part.label(head, r);
+          for (int64_t j = 0; j < head.classes(); ++j)
+            row[j] = counts ? o.in(4)[0] * (std::exp(row[j] - lse[r]) - (j == label ? 1 : 0)) : 0;
+        }
+        set_gradients(head, dlogits, o.out(0), o.out(1), o.out(2));
       },
       scratch);
 }
@@ -147,7 +220,10 @@ std::vector<KernelEntry> loss_kernels() {
   return {{"cross_entropy", cross_entropy},
           {"cross_entropy_gradient", cross_entropy_gradient},
           {"linear_cross_entropy", linear_cross_entropy},
-          {"linear_cross_entropy_training", linear_cross_entropy_training}};
+          {"linear_cross_entropy_training", linear_cross_entropy_training},
+          {"linear_log_sum_exp", linear_log_sum_exp},
+          {"cross_entropy_of_parts", cross_entropy_of_parts},
+          {"linear_cross_entropy_gradient", linear_cross_entropy_gradient}};
 }
 
 }  // namespace het::reference

@@ -12,6 +12,12 @@ std::vector<Case> embedding_cases() {
     made.push_back(table[1]);
     cases.push_back({"embedding", {id, T(table)}});
     cases.push_back({"embedding_gradient", {T(made), id}, {{"rows", table[0]}}, {1e-5}});
+    // Rows in the middle of a table three times as long.
+    const Attributes part{{"first", table[0]}, {"of", 3 * table[0]}};
+    Attributes gradient = part;
+    gradient.set("rows", table[0]);
+    cases.push_back({"embedding", {I32(ids, 0, 3 * table[0]), T(table)}, part});
+    cases.push_back({"embedding_gradient", {T(made), I32(ids, 0, 3 * table[0])}, gradient, {1e-5}});
   }
   // One row many times, others never.
   cases.push_back({"embedding_gradient",

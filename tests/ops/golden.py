@@ -2,8 +2,8 @@
 """Writes golden/*.json: what PyTorch gives for every differentiable operator, values and gradients.
 
 Run it with a Python that has PyTorch, from anywhere:  python3 tests/ops/golden.py
-PyTorch computes in f64. Inputs are multiples of 1/64, so that they are short and exact in f32; expected numbers have
-12 digits. The C++ side (golden.cpp) builds a graph of the same operator, differentiates sum(result * weight), and
+PyTorch computes in f64. Inputs are multiples of 1/64 wherever they are ours to choose, so that they are short and exact
+in f32; all other numbers have 12 digits. The C++ side (golden.cpp) builds a graph of the same operator, differentiates sum(result * weight), and
 compares. One file for each family; one case a line.
 """
 
@@ -251,6 +251,47 @@ def loss():
                 case("linear_cross_entropy", fused,
                      [draw(*rows, 4), draw(classes, 4, low=-2, high=2), (draw(classes), "A") if bias else None, labels, scale],
                      {"ignore": ignore})
+    for ignore in (-100, 2):
+        parted_loss((2, 4), 6, 3, ignore)
+
+
+def parted_loss(rows, classes, parts, ignore):
+    """The loss with its classifier cut into parts: what each part gives, and that they make the whole."""
+    count, own = math.prod(rows), classes // parts
+    labels = whole(*rows, low=0, high=classes)
+    labels[0, 1] = ignore
+    hidden, weight, bias = draw(*rows, 4), draw(classes, 4, low=-2, high=2), draw(classes)
+    scale = torch.tensor([0.125])
+    logits = F.linear(hidden, weight, bias).reshape(count, classes)
+    lse = torch.logsumexp(logits, dim=-1)
+    everything = []
+    for part in range(parts):
+        here = range(part * own, (part + 1) * own)
+
+        def sums(hidden, weight, bias, labels, here=here):
+            logits = F.linear(hidden, weight, bias).reshape(count, own)
+            picked = [logits[r, label - here[0]] if label in here and label != ignore else torch.tensor(0.0)
+                      for r, label in enumerate(labels.flatten().tolist())]
+            return torch.stack([torch.logsumexp(logits, dim=-1), torch.stack(picked)])
+
+        def gradient(*_, here=here):
+            leaf = logits.clone().requires_grad_()
+            F.cross_entropy(leaf, labels.flatten(), ignore_index=ignore, reduction="sum").backward()
+            dlogits = leaf.grad[:, here[0]:here[-1] + 1] * scale
+            return ((dlogits @ weight[here[0]:here[-1] + 1]).reshape(hidden.shape),
+                    dlogits.T @ hidden.reshape(count, 4), dlogits.sum(0))
+
+        operands = [hidden, weight[here[0]:here[-1] + 1], (bias[here[0]:here[-1] + 1], "A"), labels]
+        attributes = {"ignore": ignore, "first": here[0], "of": classes}
+        case("linear_log_sum_exp", sums, operands, attributes, through=[])
+        case("linear_cross_entropy_gradient", gradient, operands + [(scale, "A"), (lse, "A")], attributes, through=[])
+        everything.append(sums(hidden, operands[1], operands[2][0], labels))
+
+    def loss_of(given, labels, scale):
+        return F.cross_entropy(logits, labels.flatten(), ignore_index=ignore, reduction="sum") * scale[0], lse
+
+    case("cross_entropy_of_parts", loss_of, [(torch.stack(everything), "A"), labels, (scale, "A")], {"ignore": ignore},
+         through=[])
 
 
 def optimizer():

@@ -22,6 +22,9 @@ std::vector<Case> loss_cases() {
     cases.push_back({"cross_entropy", {T(logits).in(-3, 3), labels, scale}, {}, kRows});
     cases.push_back(
         {"cross_entropy_gradient", {A({}).of({1.5}), T(logits).in(-3, 3), labels, scale, lse}, {}, kRows});
+    for (const int64_t parts : {1, 3})
+      cases.push_back(
+          {"cross_entropy_of_parts", {A({parts, 2, elements_of(rows)}).in(-3, 3), labels, scale}, {}, kRows});
     for (const int64_t width : {1, 6, 40}) {
       Shape hidden = rows;
       hidden.push_back(width);
@@ -30,6 +33,15 @@ std::vector<Case> loss_cases() {
                                                  bias ? A({classes}) : absent(), labels, scale};
         cases.push_back({"linear_cross_entropy", inputs, {}, kProducts});
         cases.push_back({"linear_cross_entropy_training", inputs, {}, kProducts});
+        // All classes, and those in the middle of three times as many.
+        for (const int64_t times : {1, 3}) {
+          const OperandCase among = I32(rows, 0, times * classes);
+          const Attributes part{{"first", times == 1 ? 0 : classes}, {"of", times * classes}};
+          std::vector<OperandCase> operands{inputs[0], inputs[1], inputs[2], among};
+          cases.push_back({"linear_log_sum_exp", operands, part, kProducts});
+          operands.insert(operands.end(), {scale, lse});
+          cases.push_back({"linear_cross_entropy_gradient", operands, part, kProducts});
+        }
       }
     }
   }
@@ -46,6 +58,12 @@ std::vector<Case> loss_cases() {
         {"linear_cross_entropy", {T({5, 8}), T({6, 8}), A({6}), operand, scale}, attributes, kProducts});
     cases.push_back({"linear_cross_entropy_training",
                      {T({5, 8}), T({6, 8}), absent(), operand, scale},
+                     attributes,
+                     kProducts});
+    cases.push_back({"linear_log_sum_exp", {T({5, 8}), T({6, 8}), A({6}), operand}, attributes, kProducts});
+    cases.push_back({"cross_entropy_of_parts", {A({2, 2, 5}), operand, scale}, attributes, kRows});
+    cases.push_back({"linear_cross_entropy_gradient",
+                     {T({5, 8}), T({6, 8}), A({6}), operand, scale, A({5}).in(1, 3)},
                      attributes,
                      kProducts});
   }
