@@ -162,10 +162,11 @@ int make_program(lua_State* L) {
     lua_pop(L, 1);
   }
   if (microbatches && *microbatches < 1) fail_usage("microbatches = {}; at least 1 is needed", *microbatches);
-  const Graph ready = fused ? fuse(graph->graph) : prune(graph->graph);
+  const auto alone = [&] {
+    return lower_single(fused ? fuse(graph->graph) : prune(graph->graph), microbatches.value_or(1));
+  };
   return Convert<ProgramHandle>::push(
-      L, std::make_shared<const Program>(plan ? lower(ready, *plan, rank)
-                                              : lower_single(ready, microbatches.value_or(1))));
+      L, std::make_shared<const Program>(plan ? lower(prune(graph->graph), *plan, rank, fused) : alone()));
 }
 // {microbatches, first_microbatch (from 0), layers}: what of a step this program runs.
 int program_share(lua_State* L) {

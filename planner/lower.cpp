@@ -6,7 +6,9 @@
 #include <unordered_map>
 
 #include "core/base/error.h"
+#include "core/graph/fuse.h"
 #include "core/ops/op.h"
+#include "planner/partition.h"
 #include "planner/work.h"
 
 namespace het {
@@ -248,6 +250,7 @@ class Lowering {
         if (!used[i]) continue;
         BufferSpec spec{value.name, value.type, Home::state};
         spec.initial = value.initial;
+        spec.shard = value.shard;
         spec.trained = value.role == Role::parameter;
         set_everywhere(id, whole(add_buffer(std::move(spec))));
       } else if (value.role == Role::input && value.per_step) {
@@ -358,6 +361,7 @@ class Lowering {
   void emit(const Node& node, int microbatch) {
     for (const ValueId id : node.inputs) prepare(id, node, microbatch);
     if (node.op->name == "global_norm" && !program_.groups.empty()) return emit_global_norm(node);
+    if (node.op->communicates) return emit_collective(node, microbatch);
     if (node.op->view) return emit_view(node, microbatch);
     if (node.op->name == "concat") return emit_concat(node, microbatch);
     if (node.op->name == "add_n" && placements_[node.inputs[0]].adds) {
@@ -407,6 +411,7 @@ class Lowering {
   // What belongs to no stage is made when it is first needed; a gradient that others add to is waited for.
   void prepare(ValueId id, const Node& user, int microbatch) {
     if (id == kAbsent) return;
+    await_collective(id, microbatch);
     const NodeId producer = graph_.values[id].producer;
     if (user.phase == Phase::update)
       await_bucket(id);
@@ -503,6 +508,59 @@ class Lowering {
 
   // --- communication
 
+  // A collective of the tensor-parallel group. It is awaited where its result is first used; what comes
+  // between is computed meanwhile.
+  void emit_collective(const Node& node, int microbatch) {
+    HET_REQUIRE(work_.tensor_group >= 0, node.op->name);
+    const ValueId source = node.inputs[0], result = node.outputs[0];
+    Operand in = operand(source, microbatch);
+    HET_REQUIRE(in.buffer != kAbsent, node.op->name, source, microbatch);
+    if (!in.layout.is_contiguous()) in = packed(node, in, microbatch);
+    const bool reduces = node.op->name == "all_reduce";
+    Target where;
+    if (reduces && dies_in(source, node) && placements_[result].into == kAbsent && !crossing_[result])
+      where.operand = in;
+    else
+      where = target(result, microbatch, false);
+    Operand out = where.operand;
+    if (!out.layout.is_contiguous()) out = whole(add_buffer({hint(result), graph_.type(result)}));
+    CollectiveRequest wanted = request(reduces                         ? CollectiveKind::all_reduce
+                                       : node.op->name == "all_gather" ? CollectiveKind::all_gather
+                                                                       : CollectiveKind::reduce_scatter,
+                                       in, label_of(source));
+    if (!reduces) wanted.counts = node.attributes.get<std::vector<int64_t>>("counts");
+    Start instruction{work_.tensor_group, std::move(wanted), in, out, node.phase};
+    instruction.layer = node.layer;
+    instruction.microbatch = microbatch;
+    const int started = start(std::move(instruction));
+    const bool moved = out.buffer != where.operand.buffer || out.layout != where.operand.layout;
+    if (moved || crossing_[result] || invariant_[result] || node.phase == Phase::update) {
+      await(started);
+      if (moved) copy(node, out, where.operand, microbatch);
+    } else {
+      running_[{result, microbatch}] = started;
+    }
+    finish(node, result, where, microbatch);
+  }
+
+  // Whether a value is scratch that nothing but `user` reads, in the same run.
+  bool dies_in(ValueId id, const Node& user) const {
+    const NodeId producer = graph_.values[id].producer;
+    return same_run(id, user) && !graph_.nodes[producer].op->view &&
+           graph_.nodes[producer].op->in_place.empty() && placements_[id].into == kAbsent;
+  }
+
+  void await_collective(ValueId id, int microbatch) {
+    const auto found = running_.find({id, microbatch});
+    if (found == running_.end()) return;
+    await(found->second);
+    running_.erase(found);
+  }
+  void await_collectives() {
+    for (const auto& [key, started] : running_) await(started);
+    running_.clear();
+  }
+
   int start(Start instruction) {
     program_.instructions.emplace_back(std::in_place_type<Start>, std::move(instruction));
     return static_cast<int>(program_.instructions.size()) - 1;
@@ -561,6 +619,7 @@ class Lowering {
       if (work_.later[n] != (unit.kind == WorkUnit::Kind::weight_gradient)) continue;
       emit(node, m);
     }
+    await_collectives();
     if (unit.kind != WorkUnit::Kind::weight_gradient)
       send(unit.stage, m, unit.kind == WorkUnit::Kind::forward ? Phase::forward : Phase::backward);
   }
@@ -827,6 +886,7 @@ class Lowering {
   std::map<size_t, std::vector<std::pair<ValueId, int>>> posted_;  // by unit: value, its Start
   std::map<std::pair<int, int>, std::vector<int>> sent_forward_;   // by stage and micro-batch
   std::map<int, std::vector<int>> sent_backward_;                  // by stage
+  std::map<std::pair<ValueId, int>, int> running_;  // collectives by result, micro-batch: their Start
   std::vector<Bucket> buckets_;
   std::vector<Operand> unclean_;  // buckets with places that nothing writes
 };
@@ -844,12 +904,15 @@ Program lower_single(const Graph& graph, int microbatches) {
   return Lowering(graph, work_of(graph, plan, 0)).run();
 }
 
-Program lower(const Graph& graph, const Plan& plan, int rank) {
+Program lower(const Graph& graph, const Plan& plan, int rank, bool fused) {
   int samples = 0;
   for (const Pipeline& pipeline : plan.pipelines) samples += pipeline.microbatches * plan.microbatch;
   const auto problems = validate(plan, {static_cast<int>(graph.layers.size()), samples});
   if (!problems.empty()) fail_usage("the plan cannot be run:\n  {}", fmt::join(problems, "\n  "));
-  return Lowering(graph, work_of(graph, plan, rank)).run();
+  if (plan.tensor == 1 && !fused) return Lowering(graph, work_of(graph, plan, rank)).run();
+  Graph own = partition(graph, plan.tensor, tensor_rank_of(plan, rank));
+  own = fused ? fuse(own) : prune(own);
+  return Lowering(own, work_of(own, plan, rank)).run();
 }
 
 }  // namespace het

@@ -7,9 +7,11 @@
 
 namespace het {
 
-// The Program of rank `rank` under `plan`. The graph describes one micro-batch of plan.microbatch samples.
-// Throws Error(usage) with all the rules that the plan breaks.
-Program lower(const Graph& graph, const Plan& plan, int rank = 0);
+// The Program of rank `rank` under `plan`. The graph is the single device's and describes one micro-batch of
+// plan.microbatch samples; with `fused`, chains of its elementwise nodes are joined (core/graph/fuse.h),
+// after it was divided among tensor-parallel ranks. Throws Error(usage) with all the rules that the plan
+// breaks.
+Program lower(const Graph& graph, const Plan& plan, int rank = 0, bool fused = false);
 
 // A Program that runs the graph once on one device, for evaluation, generation and tests.
 Program lower_single(const Graph& graph, int microbatches = 1);

@@ -40,6 +40,7 @@ class Division {
     for (size_t s = 0; s < line.stages.size(); ++s)
       if (rank_at(pipeline, static_cast<int>(s), tensor) == rank) own.insert(static_cast<int>(s));
     if (devices_.size() > 1) work.groups = groups_with(rank);
+    if (plan_.tensor > 1) work.tensor_group = index_of(work.groups, Group{tensor_group(pipeline, stage)});
     find_messages(work, pipeline, tensor, own);
     find_later(work);
     find_gradients(work, tensor);
@@ -170,9 +171,25 @@ class Division {
     }
   }
 
+  std::vector<int> tensor_group(int pipeline, int stage) const {
+    std::vector<int> ranks;
+    for (int t = 0; t < plan_.tensor; ++t) ranks.push_back(rank_at(pipeline, stage, t));
+    return ranks;
+  }
+
+  static int index_of(const std::vector<Group>& groups, const Group& group) {
+    const auto found = std::find(groups.begin(), groups.end(), group);
+    HET_REQUIRE(found != groups.end(), to_string(Shape(group.ranks.begin(), group.ranks.end())));
+    return static_cast<int>(found - groups.begin());
+  }
+
   // Every group that the rank is in, all ranks first, then in the order that all its members use.
   std::vector<Group> groups_with(int rank) const {
     std::set<std::vector<int>> lists;
+    if (plan_.tensor > 1) {
+      const Place place = place_of(rank);
+      lists.insert(tensor_group(place.pipeline, place.stage));
+    }
     for (const auto& of_parameter : holders_)
       for (const auto& [id, ranks] : of_parameter)
         if (ranks.size() > 1 && ranks.count(rank) != 0) lists.insert({ranks.begin(), ranks.end()});
@@ -270,15 +287,15 @@ class Division {
         for (const ValueId id : sums) {
           Work::Gradient gradient;
           gradient.layer = graph_.nodes[graph_.values[id].producer].layer;
-          gradient.counted = ranks[0] == work.rank;
+          // What a tensor-parallel group has whole, its first rank counts.
+          const bool own = tensor == 0 || graph_.values[parameter].shard.has_value();
+          gradient.counted = own && ranks[0] == work.rank;
           gradient.parameter = parameter;
           if (plan_.sharded_optimizer && ranks.size() > 1) {
             gradient.owner = owners_[tensor].at(id);
-            gradient.counted = gradient.owner == work.rank;
+            gradient.counted = own && gradient.owner == work.rank;
           }
-          if (ranks.size() > 1)
-            gradient.group = static_cast<int>(
-                std::find(work.groups.begin(), work.groups.end(), Group{ranks}) - work.groups.begin());
+          if (ranks.size() > 1) gradient.group = index_of(work.groups, Group{ranks});
           work.gradients[id] = gradient;
         }
       }
@@ -402,6 +419,17 @@ std::vector<std::string> devices_of(const Plan& plan) {
       for (const std::string& device : stage.devices)
         if (std::find(devices.begin(), devices.end(), device) == devices.end()) devices.push_back(device);
   return devices;
+}
+
+int tensor_rank_of(const Plan& plan, int rank) {
+  const std::vector<std::string> devices = devices_of(plan);
+  if (rank < 0 || rank >= static_cast<int>(devices.size()))
+    fail_usage("the plan has {} devices; there is no rank {}", devices.size(), rank);
+  for (const Pipeline& pipeline : plan.pipelines)
+    for (const Stage& stage : pipeline.stages)
+      for (size_t t = 0; t < stage.devices.size(); ++t)
+        if (stage.devices[t] == devices[static_cast<size_t>(rank)]) return static_cast<int>(t);
+  return 0;
 }
 
 Work work_of(const Graph& graph, const Plan& plan, int rank) { return Division(graph, plan).work(rank); }

@@ -21,6 +21,7 @@ struct Work {
   int microbatches = 1;
   int first_microbatch = 0;       // its pipeline's first, of the step's
   bool first_tensor_rank = true;  // speaks for its tensor-parallel group where all have the same value
+  int tensor_group = -1;          // of `groups`: the devices that share its layers; -1: it has them alone
 
   // Of each node: its stage, whether a split backward puts it off, whether this rank runs it.
   std::vector<int> stage;
@@ -56,7 +57,11 @@ struct Work {
 // Ranks are numbered as their devices first appear in the plan: by pipeline, stage, tensor-parallel rank.
 std::vector<std::string> devices_of(const Plan& plan);
 
-// Throws Error(usage) for a rank that the plan has not.
+// Which of the devices that share a stage's layers a rank is, from 0. Throws Error(usage) for a rank that the
+// plan has not.
+int tensor_rank_of(const Plan& plan, int rank);
+
+// `graph`: of the rank itself (planner/partition.h). Throws Error(usage) for a rank that the plan has not.
 Work work_of(const Graph& graph, const Plan& plan, int rank);
 
 }  // namespace het

@@ -15,6 +15,7 @@
 
 #include "core/graph/attributes.h"
 #include "core/tensor/shape.h"
+#include "core/tensor/shard.h"
 
 namespace het {
 
@@ -49,6 +50,7 @@ struct Value {
   int output = 0;         // which output of the producer
   Initial initial;        // of state
   bool per_step = false;  // of inputs: the same for all micro-batches
+  std::optional<Shard> shard;  // of state, in the graph of one rank of a tensor-parallel group
 };
 
 struct Node {

@@ -38,7 +38,8 @@ std::vector<OpDef> embedding_ops() {
   return {
       {.name = "embedding",
        .signature = "ids[...]:i32, table[v, c]:T → [..., c]:T",
-       .doc = "Row ids of the table. With `first` and `of` the table is rows `first`, `first` + 1, … of one of `of` "
+       .doc = "Row ids of the table. With `first` and `of` the table is rows `first`, `first` + 1, … of one "
+              "of `of` "
               "rows; ids of others give zeros.",
        .attributes = {"first", "of"},
        .infer = infer_embedding,
@@ -46,8 +47,8 @@ std::vector<OpDef> embedding_ops() {
            [](GradientCall& call) {
              Attributes attributes = call.node.attributes;
              attributes.set("rows", call.graph.type(call.input(1)).shape[0]);
-             const ValueId made = call.graph.call(
-                 "embedding_gradient", {call.output_gradients[0], call.input(0)}, attributes);
+             const ValueId made =
+                 call.graph.call("embedding_gradient", {call.output_gradients[0], call.input(0)}, attributes);
              return std::vector{kAbsent, as_gradient(call, 1, made)};
            },
        // The rows that are read, not the table.
@@ -57,7 +58,8 @@ std::vector<OpDef> embedding_ops() {
            }},
       {.name = "embedding_gradient",
        .signature = "dy[..., c]:T, ids[...]:i32 → dtable[v, c]:A +=",
-       .doc = "Rows of dy added to the rows `ids` of a table of `rows` rows; `first` and `of` as in embedding.",
+       .doc =
+           "Rows of dy added to the rows `ids` of a table of `rows` rows; `first` and `of` as in embedding.",
        .attributes = {"rows", "first", "of"},
        .infer = infer_embedding_gradient,
        .flops = [](const OpCall& call, Outputs) { return static_cast<double>(call[0].elements()); },

@@ -155,9 +155,8 @@ Types infer_linear_cross_entropy_gradient(const OpCall& call) {
   require_type(call, 4, scale_of(call[0]));
   require_type(call, 5, lse_of(call[0]));
   const DType dtype = accumulator_of(call[0].dtype);
-  return {call[0],
-          {dtype, call[1].shape},
-          call.has(2) ? TensorType{dtype, {call[1].shape[0]}} : TensorType{}};
+  return {
+      call[0], {dtype, call[1].shape}, call.has(2) ? TensorType{dtype, {call[1].shape[0]}} : TensorType{}};
 }
 
 double products(const OpCall& call, double count) {
@@ -202,7 +201,8 @@ std::vector<OpDef> loss_ops() {
        .accumulates = 0b1101},
       {.name = "linear_log_sum_exp",
        .signature = "hidden[..., c]:T, weight[v, c]:T, bias?[v]:A, labels[...]:i32 → [2, rows]:A",
-       .doc = "Of classes `first`, `first` + 1, … of `of`: log Σ exp of the logits hidden weightᵀ + bias of each row, "
+       .doc = "Of classes `first`, `first` + 1, … of `of`: log Σ exp of the logits hidden weightᵀ + bias of "
+              "each row, "
               "and the logit of its label, 0 where that is another class or `ignore`.",
        .attributes = {"ignore", "first", "of"},
        .infer = infer_linear_log_sum_exp,
@@ -215,9 +215,11 @@ std::vector<OpDef> loss_ops() {
        .flops = [](const OpCall& call, Outputs) { return 4.0 * static_cast<double>(call[0].elements()); },
        .accumulates = 1},
       {.name = "linear_cross_entropy_gradient",
-       .signature = "hidden[..., c]:T, weight[v, c]:T, bias?[v]:A, labels[...]:i32, scale[1]:A, lse[rows]:A → "
-                    "dhidden[..., c]:T, dweight[v, c]:A +=, dbias?[v]:A +=",
-       .doc = "The gradients of linear_cross_entropy from all classes' lse, for a classifier of classes `first`, "
+       .signature =
+           "hidden[..., c]:T, weight[v, c]:T, bias?[v]:A, labels[...]:i32, scale[1]:A, lse[rows]:A → "
+           "dhidden[..., c]:T, dweight[v, c]:A +=, dbias?[v]:A +=",
+       .doc = "The gradients of linear_cross_entropy from all classes' lse, for a classifier of classes "
+              "`first`, "
               "`first` + 1, … of `of`; dhidden is this part's share of a sum over the parts.",
        .attributes = {"ignore", "first", "of"},
        .infer = infer_linear_cross_entropy_gradient,

@@ -58,6 +58,8 @@ struct OpDef {
   std::vector<std::pair<int, int>> in_place;
   // Elementwise operators can be fused into chains; others are left alone.
   bool elementwise = false;
+  // Lowered to a collective of the tensor-parallel group: devices have no kernel for it.
+  bool communicates = false;
 };
 
 // All operators, built once on first use; immutable.

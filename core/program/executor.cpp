@@ -110,7 +110,7 @@ Executor::Executor(Program program, std::shared_ptr<StateStore> state, std::shar
         break;
       case Home::state:
         buffer_addresses_.push_back(
-            state_->require(buffer.name, buffer.type, buffer.initial, buffer.trained).memory->address());
+            state_->require(buffer).memory->address());
         break;
       default: buffer_addresses_.push_back(arena_->address() + next); next += rounded(buffer.type.bytes());
     }

@@ -3,6 +3,7 @@
 // parallelism. Plain data.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -30,6 +31,7 @@ struct BufferSpec {
   int microbatch = -1;   // of inputs: which micro-batch; -1: the whole step
   Initial initial;       // of state
   bool trained = false;  // of state: a parameter
+  std::optional<Shard> shard;  // of state: the part of a tensor that this rank holds
   int64_t offset = -1;   // of arena buffers: bytes from the start of the arena, set by place_buffers
 };
 

@@ -46,21 +46,37 @@ Tensor initial_tensor(const std::string& name, const TensorType& type, const Ini
   return values.to(type.dtype);
 }
 
-const StateStore::Entry& StateStore::require(const std::string& name, const TensorType& type,
-                                             const Initial& initial, bool trained) {
-  const auto found = entries_.find(name);
+const StateStore::Entry& StateStore::require(const BufferSpec& buffer) {
+  const auto found = entries_.find(buffer.name);
   if (found != entries_.end()) {
-    if (found->second.type != type)
-      fail_usage("'{}' is {} in this state, the model needs {}", name, to_string(found->second.type),
-                 to_string(type));
-    found->second.trained = found->second.trained || trained;
-    return found->second;
+    Entry& entry = found->second;
+    if (buffer.shard && !entry.shard && entry.type.shape == buffer.shard->whole) {
+      const Tensor part = take(read(buffer.name), *buffer.shard);
+      entry.type = part.type();
+      entry.memory = device_->allocate(entry.type.bytes());
+      entry.shard = buffer.shard;
+      device_->copy_in(entry.memory->address(), part.bytes(), entry.type.bytes());
+      touch();
+    }
+    if (entry.type != buffer.type)
+      fail_usage("'{}' is {} in this state, the model needs {}", buffer.name, to_string(entry.type),
+                 to_string(buffer.type));
+    if (entry.shard != buffer.shard)
+      fail_usage("'{}' is divided over the ranks in this state otherwise than the model needs", buffer.name);
+    entry.trained = entry.trained || buffer.trained;
+    return entry;
   }
-  Entry entry{type, device_->allocate(type.bytes()), trained};
-  const Tensor values = initial_tensor(name, type, initial, seed_);
-  device_->copy_in(entry.memory->address(), values.bytes(), type.bytes());
+  Entry entry{buffer.type, device_->allocate(buffer.type.bytes()), buffer.trained, buffer.shard};
+  Tensor values;
+  if (buffer.shard)
+    values =
+        take(initial_tensor(buffer.name, {buffer.type.dtype, buffer.shard->whole}, buffer.initial, seed_),
+             *buffer.shard);
+  else
+    values = initial_tensor(buffer.name, buffer.type, buffer.initial, seed_);
+  device_->copy_in(entry.memory->address(), values.bytes(), buffer.type.bytes());
   touch();
-  return entries_.emplace(name, std::move(entry)).first->second;
+  return entries_.emplace(buffer.name, std::move(entry)).first->second;
 }
 
 Tensor StateStore::read(const std::string& name) const {
@@ -74,9 +90,11 @@ Tensor StateStore::read(const std::string& name) const {
 void StateStore::write(const std::string& name, const Tensor& tensor) {
   auto found = entries_.find(name);
   if (found == entries_.end())
-    found =
-        entries_.emplace(name, Entry{tensor.type(), device_->allocate(tensor.type().bytes()), false}).first;
+    found = entries_.emplace(name, Entry{tensor.type(), device_->allocate(tensor.type().bytes()), false, {}})
+                .first;
   Entry& entry = found->second;
+  if (entry.shard && tensor.shape() == entry.shard->whole)
+    return write(name, take(tensor.contiguous(), *entry.shard));
   if (entry.type.shape != tensor.shape())
     fail_usage("'{}' has shape {}, the tensor to write has shape {}", name, to_string(entry.type.shape),
                to_string(tensor.shape()));

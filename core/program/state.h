@@ -4,6 +4,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "core/device/device.h"
@@ -20,18 +21,20 @@ class StateStore {
     TensorType type;
     std::unique_ptr<Memory> memory;
     bool trained = false;
+    std::optional<Shard> shard;  // what part of a tensor it is
   };
 
   Device& device() const { return *device_; }
-  // The entry of this name, made and initialised on first use. Throws Error(usage) when it exists with
-  // another type.
-  const Entry& require(const std::string& name, const TensorType& type, const Initial& initial, bool trained);
+  // The entry that a buffer of a program is, made and initialised on first use. Of what exists whole and is
+  // needed in part, the part is kept. Throws Error(usage) when it exists with another type.
+  const Entry& require(const BufferSpec& buffer);
   bool has(const std::string& name) const { return entries_.count(name) != 0; }
   const std::map<std::string, Entry>& entries() const { return entries_; }
 
   Tensor read(const std::string& name) const;  // a copy on the host
-  void write(const std::string& name,
-             const Tensor& tensor);  // converted to the entry's dtype; creates it if new
+  // Converted to the entry's dtype; creates it if new. An entry that is a part takes its part of a whole
+  // tensor.
+  void write(const std::string& name, const Tensor& tensor);
   void drop(const std::string& name) { entries_.erase(name); }
 
   // Counts changes, so that what is computed from state alone is computed again only when it must.

@@ -17,7 +17,8 @@ struct Rows {
   // The row of id i, counted from `first`; -1 where it is not here.
   int64_t row(const View& ids, int64_t i) const {
     const int64_t id = static_cast<int64_t>(ids[i]);
-    if (id < 0 || id >= of) fail_usage("token id {} at element {} is outside the table of {} rows", id, i, of);
+    if (id < 0 || id >= of)
+      fail_usage("token id {} at element {} is outside the table of {} rows", id, i, of);
     return id < first || id >= first + own ? -1 : id - first;
   }
 };

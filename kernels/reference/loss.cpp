@@ -62,8 +62,7 @@ std::unique_ptr<Kernel> cross_entropy_gradient(const KernelRequest& request) {
 struct Classifier {
   View hidden, weight, bias, labels;
 
-  explicit Classifier(const Operands& o)
-      : hidden(o.in(0)), weight(o.in(1)), bias(o.in(2)), labels(o.in(3)) {}
+  explicit Classifier(const Operands& o) : hidden(o.in(0)), weight(o.in(1)), bias(o.in(2)), labels(o.in(3)) {}
 
   int64_t width() const { return weight.size(1); }
   int64_t classes() const { return weight.size(0); }

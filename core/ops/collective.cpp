@@ -1,0 +1,80 @@
+// Collectives inside a tensor-parallel group: every rank of it runs the same ones, each with its own
+// operands. They appear in the graph of one rank (planner/partition.h) and are lowered to communication:
+// devices have no kernels.
+#include <numeric>
+
+#include "core/ops/rules.h"
+
+namespace het::ops {
+namespace {
+
+std::vector<int64_t> counts_of(const OpCall& call) {
+  const auto counts = setting<std::vector<int64_t>>(call, "counts");
+  if (counts.empty()) refuse(call, "counts has to name the elements of each part; it is empty");
+  for (const int64_t count : counts)
+    if (count < 0) refuse(call, fmt::format("counts = {} has a negative number", to_string(counts)));
+  return counts;
+}
+
+size_t part_of(const OpCall& call, const std::vector<int64_t>& counts) {
+  const int64_t part = setting<int64_t>(call, "part");
+  if (part < 0 || part >= static_cast<int64_t>(counts.size()))
+    refuse(call, fmt::format("part = {} is none of 0 to {}", part, counts.size() - 1));
+  return static_cast<size_t>(part);
+}
+
+void require_elements(const OpCall& call, int64_t wanted) {
+  require_inputs(call, 1, 1);
+  require_rank(call, 0, 1);
+  if (call[0].elements() != wanted)
+    refuse(call, fmt::format("x has {} elements, counts say {}", call[0].elements(), wanted));
+}
+
+Types infer_all_reduce(const OpCall& call) {
+  require_inputs(call, 1, 1);
+  require_float(call, 0);
+  return {call[0]};
+}
+
+Types infer_all_gather(const OpCall& call) {
+  const auto counts = counts_of(call);
+  require_elements(call, counts[part_of(call, counts)]);
+  return {{call[0].dtype, {std::accumulate(counts.begin(), counts.end(), int64_t{0})}}};
+}
+
+Types infer_reduce_scatter(const OpCall& call) {
+  const auto counts = counts_of(call);
+  require_elements(call, std::accumulate(counts.begin(), counts.end(), int64_t{0}));
+  require_float(call, 0);
+  return {{call[0].dtype, {counts[part_of(call, counts)]}}};
+}
+
+}  // namespace
+
+std::vector<OpDef> collective_ops() {
+  return {
+      {.name = "all_reduce",
+       .signature = "x[...]:T → sum[...]:T",
+       .doc = "The sum of x over the ranks of the tensor-parallel group.",
+       .infer = infer_all_reduce,
+       .communicates = true},
+      {.name = "all_gather",
+       .signature = "x[counts[part]] → [sum of counts]",
+       .doc = "The x of all ranks of the tensor-parallel group, one after the other; rank `part` gives "
+              "`counts[part]` "
+              "elements.",
+       .attributes = {"counts", "part"},
+       .infer = infer_all_gather,
+       .communicates = true},
+      {.name = "reduce_scatter",
+       .signature = "x[sum of counts]:T → [counts[part]]:T",
+       .doc = "Block `part` of the sum of x over the ranks of the tensor-parallel group, whose blocks have "
+              "`counts` "
+              "elements.",
+       .attributes = {"counts", "part"},
+       .infer = infer_reduce_scatter,
+       .communicates = true},
+  };
+}
+
+}  // namespace het::ops

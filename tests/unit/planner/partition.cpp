@@ -1,0 +1,199 @@
+// Which weights are divided among tensor-parallel ranks, and what it takes to communicate.
+#include "planner/partition.h"
+
+#include <catch2/catch.hpp>
+
+#include "core/base/error.h"
+#include "core/graph/gradient.h"
+#include "core/ops/op.h"
+#include "core/tensor/shard.h"
+#include "tests/unit/core/testing.h"
+
+using namespace het;
+using namespace het::testing;
+
+namespace {
+
+struct Sizes {
+  int64_t samples = 2, tokens = 4, width = 8, heads = 4, kv_heads = 4, hidden = 12, vocabulary = 19;
+};
+
+// How a block projects to queries, keys and values.
+enum class Projection { joined, separate };
+
+// One block between an embedding and a classifier, differentiated.
+Graph model(const Sizes& z, Projection projection = Projection::joined) {
+  Graph graph;
+  GraphBuilder b(graph);
+  const auto weight = [&](const std::string& name, Shape shape) {
+    return b.parameter(name, {DType::f32, std::move(shape)}, {Initial::Kind::normal, 0.2});
+  };
+  const auto linear = [&](const std::string& name, ValueId x, int64_t in, int64_t out) {
+    return b.call("linear", {x, weight(name + ".weight", {out, in}), weight(name + ".bias", {out})});
+  };
+  const auto norm = [&](const std::string& name, ValueId x) {
+    return b.call("layer_norm", {x, weight(name + ".weight", {z.width}), weight(name + ".bias", {z.width})});
+  };
+  const TensorType tokens{DType::i32, {z.samples, z.tokens}};
+  const ValueId inputs = b.input("inputs", tokens), labels = b.input("labels", tokens);
+  const ValueId scale = b.input("scale", {DType::f32, {1}}, true);
+  b.begin_layer("embedding");
+  const ValueId table = weight("embedding", {z.vocabulary, z.width});
+  const ValueId x = b.call("embedding", {inputs, table});
+  b.begin_layer("block");
+  b.push_scope("block");
+  const int64_t size = z.width / z.heads, kv = z.kv_heads * size;
+  const ValueId h = norm("norm1", x);
+  std::vector<ValueId> parts;
+  if (projection == Projection::joined)
+    parts = b.call_all(op_named("split"), {linear("qkv", h, z.width, z.width + 2 * kv)},
+                       {{"dim", int64_t{-1}}, {"sizes", std::vector<int64_t>{z.width, kv, kv}}});
+  else
+    parts = {linear("q", h, z.width, z.width), linear("k", h, z.width, kv), linear("v", h, z.width, kv)};
+  const auto heads = [&](ValueId part, int64_t count) {
+    return b.call("reshape", {part}, {{"shape", std::vector<int64_t>{z.samples, z.tokens, count, size}}});
+  };
+  ValueId y = b.call("attention",
+                     {heads(parts[0], z.heads), heads(parts[1], z.kv_heads), heads(parts[2], z.kv_heads)});
+  y = b.call("reshape", {y}, {{"shape", std::vector<int64_t>{z.samples, z.tokens, z.width}}});
+  const ValueId mid = b.call("add", {x, linear("out", y, z.width, z.width)});
+  y = b.call("gelu", {linear("up", norm("norm2", mid), z.width, z.hidden)});
+  const ValueId last = b.call("add", {mid, linear("down", y, z.hidden, z.width)});
+  b.pop_scope();
+  b.begin_layer("head");
+  const ValueId loss = b.call("linear_cross_entropy", {norm("norm3", last), table, kAbsent, labels, scale});
+  b.output("loss", loss);
+  for (const auto& [parameter, gradient] : differentiate(graph, loss))
+    b.output("d" + graph.values[parameter].name, gradient);
+  return graph;
+}
+
+std::map<std::string, Shard> shards_of(const Graph& graph) {
+  std::map<std::string, Shard> found;
+  for (const Value& value : graph.values)
+    if (value.shard) found.emplace(value.name, *value.shard);
+  return found;
+}
+
+std::vector<std::string> divided(const Graph& graph) {
+  std::vector<std::string> names;
+  for (const auto& [name, shard] : shards_of(graph)) names.push_back(name);
+  return names;
+}
+
+int count(const Graph& graph, std::string_view op, Phase phase, int32_t layer) {
+  return static_cast<int>(std::count_if(graph.nodes.begin(), graph.nodes.end(), [&](const Node& node) {
+    return node.op->name == op && node.phase == phase && node.layer == layer;
+  }));
+}
+
+std::string problem_of(const Graph& graph, int parts) {
+  try {
+    partition(graph, parts, 0);
+  } catch (const Error& error) {
+    CHECK(error.kind() == ErrorKind::usage);
+    return error.what();
+  }
+  return "accepted";
+}
+
+}  // namespace
+
+TEST_CASE("weights are divided as a transformer's should be", "[partition]") {
+  const Graph graph = model({});
+  for (const int part : {0, 1}) {
+    const Graph own = partition(graph, 2, part);
+    CHECK(verify(own).empty());
+    CHECK(divided(own) == std::vector<std::string>{"down.weight", "embedding", "out.weight", "qkv.bias",
+                                                   "qkv.weight", "up.bias", "up.weight"});
+    const auto shards = shards_of(own);
+    CHECK(shards.at("qkv.weight") == Shard{{24, 8}, 0, {8, 8, 8}, 2, part});
+    CHECK(shards.at("out.weight") == Shard{{8, 8}, 1, {8}, 2, part});
+    CHECK(shards.at("down.weight") == Shard{{8, 12}, 1, {12}, 2, part});
+    // A vocabulary need not divide evenly.
+    CHECK(own.type(*own.find("embedding")).shape == Shape{part == 0 ? 10 : 9, 8});
+    CHECK(own.type(*own.find("down.bias")).shape == Shape{8});
+  }
+}
+
+TEST_CASE("separate projections are divided like one that makes all three", "[partition]") {
+  const Graph own = partition(model({}, Projection::separate), 2, 0);
+  const auto shards = shards_of(own);
+  for (const char* name : {"q.weight", "k.weight", "v.weight"}) {
+    REQUIRE(shards.count(name) == 1);
+    CHECK(shards.at(name).dim == 0);
+  }
+  CHECK(shards.at("out.weight").dim == 1);
+}
+
+TEST_CASE("a block takes two all-reduces forward and two backward", "[partition]") {
+  for (const Projection projection : {Projection::joined, Projection::separate}) {
+    const Graph own = partition(model({}, projection), 2, 1);
+    const int block = 1;
+    for (const Phase phase : {Phase::forward, Phase::backward}) {
+      CHECK(count(own, "all_reduce", phase, block) == 2);
+      CHECK(count(own, "all_gather", phase, block) == 0);
+    }
+    CHECK(count(own, "all_reduce", Phase::forward, 0) == 1);  // of the embedding
+  }
+}
+
+TEST_CASE("heads and features that do not divide are refused with what would", "[partition]") {
+  CHECK_THAT(problem_of(model({.width = 12, .heads = 6, .kv_heads = 6}), 4),
+             Catch::Contains("block: 6 query heads among 4 devices; 3 or 6 would do"));
+  CHECK_THAT(problem_of(model({.kv_heads = 2}), 4),
+             Catch::Contains("block: 2 key heads among 4 devices; 2 would do"));
+  CHECK_THAT(problem_of(model({.hidden = 13}), 2),
+             Catch::Contains("block: 13 features among 2 devices; 1 or 13 would do"));
+}
+
+TEST_CASE("what nothing can divide is computed whole", "[partition]") {
+  Graph graph;
+  GraphBuilder b(graph);
+  const ValueId x = b.input("x", {DType::f32, {3, 8}});
+  const ValueId w = b.parameter("w", {DType::f32, {8, 8}}, {});
+  b.output("y", b.call("softmax", {b.call("linear", {x, w, kAbsent})}));
+  CHECK(divided(partition(graph, 2, 0)).empty());
+}
+
+TEST_CASE("a shard is taken from the whole and put back", "[partition]") {
+  Tensor whole({DType::i32, {2, 7, 3}});
+  for (int64_t i = 0; i < whole.elements(); ++i) whole.set(i, static_cast<double>(i));
+  Tensor again = Tensor::zeros(whole.type());
+  int64_t elements = 0;
+  for (int part = 0; part < 3; ++part) {
+    const Shard shard{whole.shape(), 1, {4, 3}, 3, part};
+    const Tensor own = take(whole, shard);
+    CHECK(own.shape() == shape_of(shard));
+    elements += own.elements();
+    put(again, own, shard);
+  }
+  CHECK(elements == whole.elements());
+  CHECK(values_of(again) == values_of(whole));
+  // Part 0 has 2 of the first 4 entries and 1 of the other 3.
+  CHECK(values_of(take(whole, {whole.shape(), 1, {4, 3}, 3, 0})) ==
+        std::vector<double>{0, 1, 2, 3, 4, 5, 12, 13, 14, 21, 22, 23, 24, 25, 26, 33, 34, 35});
+}
+
+TEST_CASE("state that exists whole is cut to the part that a program needs", "[partition]") {
+  const auto state = reference_state(3);
+  const Shard shard{{4, 2}, 0, {4}, 2, 1};
+  const auto needed = [&](const std::string& name) {
+    BufferSpec buffer{name, {DType::f32, {2, 2}}, Home::state};
+    buffer.initial = {Initial::Kind::normal, 1};
+    buffer.shard = shard;
+    return buffer;
+  };
+  // Fresh: the part of what one device would begin with.
+  state->require(needed("fresh"));
+  const Tensor drawn = initial_tensor("fresh", {DType::f32, {4, 2}}, {Initial::Kind::normal, 1}, 3);
+  CHECK(values_of(state->read("fresh")) == values_of(take(drawn, shard)));
+  // Loaded before the program was there, and written after it.
+  state->write("loaded", Tensor::of<float>({0, 1, 2, 3, 4, 5, 6, 7}, {4, 2}));
+  state->require(needed("loaded"));
+  CHECK(values_of(state->read("loaded")) == std::vector<double>{4, 5, 6, 7});
+  state->write("loaded", Tensor::of<float>({7, 6, 5, 4, 3, 2, 1, 0}, {4, 2}));
+  CHECK(values_of(state->read("loaded")) == std::vector<double>{3, 2, 1, 0});
+  CHECK_THROWS_WITH(state->write("loaded", Tensor::of<float>({1, 2, 3}, {3})),
+                    Catch::Contains("'loaded' has shape"));
+}
