@@ -180,60 +180,118 @@ std::vector<std::string> tell_all(Communicator& world, const std::string& own, c
   return texts;
 }
 
-// Bring to rank 0 the state that the executor's program does not keep there, each tensor from the first rank
-// whose program does; returns their names there. All ranks call it at the same place.
-std::vector<std::string> cluster_gather(ClusterHandle& cluster, ExecutorHandle& executor) {
-  Communicator& world = cluster->world();
-  StateStore& state = executor->state();
-  std::string own;
-  for (const BufferSpec& buffer : executor->program().buffers)
-    if (buffer.home == Home::state)
-      own += fmt::format("{}\n{}\n{}\n", buffer.name, name_of(buffer.type.dtype),
-                         fmt::join(buffer.type.shape, ","));
-  struct Held {
-    int owner;
-    TensorType type;
+// A tensor of the state, and the ranks that hold it, or the parts of it.
+struct Held {
+  TensorType type;  // of the whole
+  bool trained = false;
+  struct Piece {
+    int rank;
+    std::optional<Shard> shard;  // none: the whole
   };
-  std::map<std::string, Held> missing;
-  std::map<std::string, bool> known;
-  const auto texts = tell_all(world, own, "the names of the state");
-  for (int rank = 0; rank < world.size(); ++rank) {
-    std::vector<std::string> lines;
-    for (size_t at = 0, end; (end = texts[static_cast<size_t>(rank)].find('\n', at)) != std::string::npos;
-         at = end + 1)
-      lines.push_back(texts[static_cast<size_t>(rank)].substr(at, end - at));
-    for (size_t i = 0; i + 2 < lines.size(); i += 3) {
-      if (!known.emplace(lines[i], true).second) continue;
-      if (rank == 0) continue;
-      Shape shape;
-      for (size_t at = 0; at < lines[i + 2].size();) {
-        size_t used = 0;
-        shape.push_back(std::stoll(lines[i + 2].substr(at), &used));
-        at += used + 1;
+  std::vector<Piece> pieces;  // each part once, from the first rank that has it
+};
+
+// Four lines for each tensor of the executor's program: name, dtype and whether it is trained, shape, shard.
+std::string describe_state(const Program& program) {
+  std::string text;
+  for (const BufferSpec& buffer : program.buffers) {
+    if (buffer.home != Home::state) continue;
+    const Shape& whole = buffer.shard ? buffer.shard->whole : buffer.type.shape;
+    text += fmt::format("{}\n{} {}\n{}\n", buffer.name, name_of(buffer.type.dtype), buffer.trained ? 1 : 0,
+                        fmt::join(whole, ","));
+    if (buffer.shard)
+      text += fmt::format("{},{},{},{}", buffer.shard->dim, buffer.shard->parts, buffer.shard->part,
+                          fmt::join(buffer.shard->segments, ","));
+    text += '\n';
+  }
+  return text;
+}
+
+std::vector<int64_t> numbers_in(const std::string& line) {
+  std::vector<int64_t> numbers;
+  for (size_t at = 0; at < line.size();) {
+    size_t used = 0;
+    numbers.push_back(std::stoll(line.substr(at), &used));
+    at += used + 1;
+  }
+  return numbers;
+}
+
+void add_described(std::map<std::string, Held>& all, int rank, const std::string& text) {
+  std::vector<std::string> lines;
+  for (size_t at = 0, end; (end = text.find('\n', at)) != std::string::npos; at = end + 1)
+    lines.push_back(text.substr(at, end - at));
+  for (size_t i = 0; i + 3 < lines.size(); i += 4) {
+    const size_t space = lines[i + 1].find(' ');
+    const TensorType type{dtype_named(lines[i + 1].substr(0, space)).value(), numbers_in(lines[i + 2])};
+    std::optional<Shard> shard;
+    if (const auto numbers = numbers_in(lines[i + 3]); numbers.size() >= 4)
+      shard = Shard{type.shape,
+                    numbers[0],
+                    {numbers.begin() + 3, numbers.end()},
+                    static_cast<int>(numbers[1]),
+                    static_cast<int>(numbers[2])};
+    Held& held = all.emplace(lines[i], Held{type, lines[i + 1].substr(space) == " 1", {}}).first->second;
+    const bool known = std::any_of(held.pieces.begin(), held.pieces.end(),
+                                   [&](const Held::Piece& piece) { return piece.shard == shard; });
+    if (!known) held.pieces.push_back({rank, shard});
+  }
+}
+
+// On rank 0 the whole state of the run: the rank's own where it has all of it, else a new one with every tensor, in
+// the host's memory. nil on the others. All ranks call it at the same place.
+int cluster_gather(lua_State* L) {  // cluster, executor, state
+  auto& cluster = check_object<ClusterHandle>(L, 1);
+  auto& executor = check_object<ExecutorHandle>(L, 2);
+  auto& state = check_object<StateHandle>(L, 3);
+  Communicator& world = cluster->world();
+  std::map<std::string, Held> all;
+  const auto texts = tell_all(world, describe_state(executor->program()), "the names of the state");
+  for (int rank = 0; rank < world.size(); ++rank) add_described(all, rank, texts[static_cast<size_t>(rank)]);
+  const bool complete = std::all_of(all.begin(), all.end(), [](const auto& entry) {
+    return entry.second.pieces.size() == 1 && entry.second.pieces[0].rank == 0;
+  });
+  if (complete) return world.rank() == 0 ? Convert<StateHandle>::push(L, state) : 0;
+
+  const bool receives = world.rank() == 0;
+  StateHandle gathered = receives ? std::make_shared<StateStore>(host_of(L).cpu, 0) : nullptr;
+  for (const auto& [name, held] : all) {
+    Tensor whole;
+    for (const Held::Piece& piece : held.pieces) {
+      const bool own = piece.rank == world.rank(), sends = own && !receives;
+      if (!own && !receives) continue;
+      Tensor part;
+      if (own) part = state->read(name);
+      if (sends || !own) {
+        const Shape shape = piece.shard ? shape_of(*piece.shard) : held.type.shape;
+        if (!own) part = Tensor(TensorType{held.type.dtype, shape});
+        CollectiveRequest request;
+        request.kind = sends ? CollectiveKind::send : CollectiveKind::receive;
+        request.dtype = held.type.dtype;
+        request.counts = {part.elements()};
+        request.peer = sends ? 0 : piece.rank;
+        constexpr int kGatherTag = 1000;
+        request.tag = kGatherTag;
+        request.label = name;
+        const auto collective = world.prepare(request);
+        collective->start(sends ? part.bytes() : nullptr, sends ? nullptr : part.bytes());
+        collective->wait();
       }
-      missing.emplace(lines[i], Held{rank, {dtype_named(lines[i + 1]).value(), std::move(shape)}});
+      if (!receives) continue;
+      if (!piece.shard) {
+        whole = part;
+      } else {
+        if (!whole.present()) whole = Tensor(held.type);
+        put(whole, part, *piece.shard);
+      }
     }
-  }
-  std::vector<std::string> names;
-  for (const auto& [name, held] : missing) {
-    const bool sends = world.rank() == held.owner, receives = world.rank() == 0;
-    if (!sends && !receives) continue;
-    CollectiveRequest request;
-    request.kind = sends ? CollectiveKind::send : CollectiveKind::receive;
-    request.dtype = held.type.dtype;
-    request.counts = {held.type.elements()};
-    request.peer = sends ? 0 : held.owner;
-    request.tag = 1000;
-    request.label = name;
-    Tensor tensor = sends ? state.read(name) : Tensor(held.type);
-    const auto collective = world.prepare(request);
-    collective->start(sends ? tensor.bytes() : nullptr, sends ? nullptr : tensor.bytes());
-    collective->wait();
     if (!receives) continue;
-    state.write(name, tensor);
-    names.push_back(name);
+    BufferSpec buffer{name, held.type, Home::state};
+    buffer.trained = held.trained;
+    gathered->require(buffer);
+    gathered->write(name, whole);
   }
-  return names;
+  return receives ? Convert<StateHandle>::push(L, gathered) : 0;
 }
 
 // The texts of all ranks, in their order. All ranks call it at the same place.

@@ -78,7 +78,7 @@ local make = define.constructor {
     .. '           het.pipeline { microbatches = 3, het.stage { "here:0" }, het.stage { "here:1" } } }',
   list = { "pipeline", "pipelines", least = 1 },
   fields = {
-    { "tensor", "integer", "devices that share each layer", default = 1, min = 1 },
+    { "tensor", "integer", "devices that share each layer; it divides the model's heads and hidden features", default = 1, min = 1 },
     { "microbatch", "integer", "samples of a micro-batch (default: what divides the batch evenly over the plan)",
       min = 1 },
     { "schedule", "string", "in what order stages run forward and backward passes", default = "1f1b",
@@ -137,9 +137,6 @@ end
 -- @treturn ?table nil when there is none
 function plan.resolve(given, batch)
   if not given then return nil end
-  if given.tensor ~= 1 then
-    errors.usage("the plan has tensor = %d; this build runs plans with tensor = 1", given.tensor)
-  end
   local total = 0
   for _, pipeline in ipairs(given.pipelines) do total = total + pipeline.microbatches end
   local resolved = {}

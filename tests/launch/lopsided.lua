@@ -1,16 +1,31 @@
--- A small GPT with dropout; with --spread over five ranks in two unequal pipelines, one stage of which recomputes.
+-- A small GPT with dropout; with --spread over five ranks in two unequal pipelines, one stage of which recomputes; with
+-- --tensor over six, each layer on two of them.
 local het = require "het"
 local nn, optim, data = het.nn, het.optim, het.data
 
 local opt = het.options {
   steps    = { 12, "optimizer steps", min = 1 },
   spread   = { false, "run the plan instead of one device" },
+  tensor   = { false, "run a plan in which two ranks share each layer" },
   schedule = { "1f1b", "of the plan", choices = { "1f1b", "gpipe", "split_backward" } },
   save     = { "", "folder to save the model in" },
   stop     = { 0, "steps after which it stops, as if interrupted; 0: never", min = 0 },
   sharded  = { false, "divide optimizer state over replicas" },
 }
 local corpus = data.text { path = "text.txt", tokenizer = "char", holdout = 0.1 }
+
+local plan
+if opt.spread then
+  plan = het.plan { microbatch = 2, schedule = opt.schedule, sharded_optimizer = opt.sharded,
+    het.pipeline { microbatches = 4, het.stage { "a:0", layers = 2 }, het.stage { "a:1", layers = 1, recompute = true },
+                   het.stage { "a:2" } },
+    het.pipeline { microbatches = 2, het.stage { "b:0", layers = 4 }, het.stage { "b:1" } } }
+elseif opt.tensor then
+  plan = het.plan { tensor = 2, microbatch = 2, schedule = opt.schedule, sharded_optimizer = opt.sharded,
+    het.pipeline { microbatches = 4, het.stage { "a:0", "a:1", layers = 2, recompute = true },
+                   het.stage { "a:2", "a:3" } },
+    het.pipeline { microbatches = 2, het.stage { "b:0", "b:1" } } }
+end
 
 return het.train {
   model = nn.gpt { vocab = corpus.vocab, context = 16, width = 32, layers = 4, heads = 4, dropout = 0.1 },
@@ -22,8 +37,5 @@ return het.train {
   on_step = function(_, step)
     if step.step == opt.stop then error "stopped here" end
   end,
-  plan = opt.spread and het.plan { microbatch = 2, schedule = opt.schedule, sharded_optimizer = opt.sharded,
-    het.pipeline { microbatches = 4, het.stage { "a:0", layers = 2 }, het.stage { "a:1", layers = 1, recompute = true },
-                   het.stage { "a:2" } },
-    het.pipeline { microbatches = 2, het.stage { "b:0", layers = 4 }, het.stage { "b:1" } } } or nil,
+  plan = plan,
 }

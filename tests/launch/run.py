@@ -88,6 +88,14 @@ class Training(Case):
             for one, several in zip(alone, spread):
                 self.assertAlmostEqual(one, several, delta=1e-5 * abs(one))
 
+    def test_ranks_that_share_each_layer_give_the_losses_of_one_device(self):
+        alone = self.losses('lopsided.lua')
+        for words in ([], ['--sharded', '--schedule=gpipe']):
+            spread = self.losses('--workers', 6, 'lopsided.lua', '--tensor', *words)
+            self.assertEqual(len(alone), len(spread))
+            for one, several in zip(alone, spread):
+                self.assertAlmostEqual(one, several, delta=1e-5 * abs(one))
+
     def test_ranks_without_a_plan_share_the_batch(self):
         alone = self.losses('lopsided.lua')
         for one, several in zip(alone, self.losses('--workers', 4, 'lopsided.lua')):
@@ -114,16 +122,18 @@ class Training(Case):
 
     def test_the_first_rank_saves_the_whole_model_and_all_go_on_from_it(self):
         self.hetrun('lopsided.lua', '--save=alone')
-        for name, words in {'spread': [], 'sharded': ['--sharded']}.items():
-            common = ['--workers', RANKS, 'lopsided.lua', '--spread', f'--save={name}', *words]
+        for name, ranks, words in (('spread', RANKS, ['--spread']), ('sharded', RANKS, ['--spread', '--sharded']),
+                                   ('tensor', 6, ['--tensor', '--sharded'])):
+            common = ['--workers', ranks, 'lopsided.lua', f'--save={name}', *words]
             self.hetrun(*common, '--stop=7', code=2)
             self.hetrun(*common)
             self.assert_same_weights('alone', name)
 
     def test_the_first_rank_writes_text_with_the_whole_model(self):
         alone, _ = self.hetrun('lopsided.lua')
-        spread, _ = self.hetrun('--workers', RANKS, 'lopsided.lua', '--spread')
-        self.assertEqual(alone.splitlines()[-1], spread.splitlines()[-1])
+        for ranks, words in ((RANKS, '--spread'), (6, '--tensor')):
+            spread, _ = self.hetrun('--workers', ranks, 'lopsided.lua', words)
+            self.assertEqual(alone.splitlines()[-1], spread.splitlines()[-1])
 
     def test_ranks_started_by_hand_meet(self):
         with socket.socket() as probe:

@@ -194,9 +194,11 @@ function Run:train_step()
   return { step = step, loss = loss, lr = lr, gradient_norm = norm, seconds = native.clock() - started }
 end
 
---- Bring the whole state to rank 0. All ranks call it at the same place; alone it does nothing.
+--- The whole state of the run on rank 0, wherever its parts are; nil on other ranks. All ranks call it at the same
+-- place.
 function Run:gather()
-  if self.cluster then self.cluster:gather(self.train_executor) end
+  if not self.cluster then return self.state end
+  return self.cluster:gather(self.train_executor, self.state)
 end
 
 --- Save the model, its vocabulary and what is needed to go on exactly. Of several ranks the first writes; all call it.
@@ -204,23 +206,25 @@ end
 function Run:save(folder)
   local a = self.arguments
   folder = folder or a.save
-  self:gather()
-  if self.rank > 0 then return end
-  files.save(folder, a.model, self.state, { vocabulary = a.data:vocabulary(), step = self.step })
-  files.save_training(folder, self.state, { step = self.step, seed = a.seed, precision = a.precision,
+  local state = self:gather()
+  if not state then return end
+  files.save(folder, a.model, state, { vocabulary = a.data:vocabulary(), step = self.step })
+  files.save_training(folder, state, { step = self.step, seed = a.seed, precision = a.precision,
     best = self.best, validation = self.validation })
 end
 
---- Write text with the model as it is now.
+--- Write text with the model as it is now. Of several ranks the first writes; all call it.
 -- @tparam table options `prompt`, `tokens`, `temperature`, `top_k`, `top_p`, `seed`
 -- @tparam[opt] function emit called with pieces of text as they come
--- @treturn string what follows the prompt
+-- @treturn ?string what follows the prompt; nil on other ranks than the first
 function Run:generate(options, emit)
   local a = self.arguments
   if define.kind_of(a.data) ~= "corpus" then errors.usage("only runs on text can generate text") end
   self:prepare()
-  if not self.generator then
-    self.generator = generate.new { model = a.model, state = self.state, precision = a.precision }
+  local state = self:gather()
+  if not state then return nil end
+  if not self.generator or self.cluster then
+    self.generator = generate.new { model = a.model, state = state, precision = a.precision }
   end
   local complete = {}
   options = options or {}
@@ -235,8 +239,10 @@ end
 local function print_sample(self)
   local sample = self.arguments.sample
   if not sample or native.settings.quiet then return end
-  self:gather()
-  if self.rank > 0 then return end
+  if self.rank > 0 then
+    self:generate(sample)
+    return
+  end
   local out = native.settings.json and "stderr" or "stdout"
   local options = setmetatable({ prompt = sample.prompt or generate.default_prompt(self.arguments.data) },
     { __index = sample })
