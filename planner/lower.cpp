@@ -841,11 +841,22 @@ class Lowering {
     }
   }
 
+  // The gradient that a value of the update is, perhaps gathered or summed over a tensor-parallel group
+  // since.
+  ValueId gradient_behind(ValueId id) const {
+    while (work_.gradients.count(id) == 0) {
+      const NodeId producer = graph_.values[id].producer;
+      if (producer < 0 || graph_.nodes[producer].phase != Phase::update) break;
+      id = graph_.nodes[producer].inputs[0];
+    }
+    return id;
+  }
+
   // Each rank takes the norm of the gradients that it counts; the norm of these norms is everybody's.
   void emit_global_norm(const Node& node) {
     std::vector<Operand> counted;
     for (const ValueId id : node.inputs) {
-      const auto found = work_.gradients.find(id);
+      const auto found = work_.gradients.find(gradient_behind(id));
       if (found == work_.gradients.end() || !found->second.counted) continue;
       counted.push_back(operand(id, -1));
       HET_REQUIRE(counted.back().buffer != kAbsent, hint(id));

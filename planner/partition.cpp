@@ -51,13 +51,14 @@ class Decision {
   // Small tables are not worth it: then everybody has all rows.
   void divide_vocabulary(const Node& node) {
     const ValueId table = parameter_behind(graph_, node.inputs[1]);
-    if (table == kAbsent || divisions_.count(table)) return;
+    if (table == kAbsent) return;
     constexpr int64_t kLeastRows = 4;  // on each rank
     const int64_t rows = graph_.type(table).shape[0];
-    if (rows >= kLeastRows * parts_) divisions_[table] = Relation::shard(0, {rows});
+    if (rows < kLeastRows * parts_) return;
+    divisions_.emplace(table, Relation::shard(0, {rows}));
     if (node.op->name == "embedding" || node.inputs[2] == kAbsent) return;
     const ValueId bias = parameter_behind(graph_, node.inputs[2]);
-    if (bias != kAbsent && divisions_.count(table)) divisions_[bias] = Relation::shard(0, {rows});
+    if (bias != kAbsent) divisions_.emplace(bias, Relation::shard(0, {rows}));
   }
 
   // --- looking ahead from a projection: what would be divided if its columns were
@@ -349,6 +350,9 @@ class Partition {
       best = std::move(way);
     }
     HET_REQUIRE(least >= 0, node.op->name);
+    // The norm is of gradients that lie as their parameters do, so that each is counted once.
+    if (node.op->name == "global_norm")
+      for (size_t i = 0; i < node.inputs.size(); ++i) best.inputs[i] = wanted_[node.inputs[i]];
     for (size_t i = 0; i < node.inputs.size(); ++i)
       if (node.inputs[i] != kAbsent) note_need(node.inputs[i], best.inputs[i], node.phase);
     const bool with_bias_after = adds_bias_after(node, best);

@@ -61,7 +61,6 @@ class Rules {
         {"slice", &Rules::slice},
         {"split", &Rules::split},
         {"concat", &Rules::concat},
-        {"global_norm", &Rules::global_norm},
     };
     return table;
   }
@@ -436,14 +435,6 @@ class Rules {
         way.outputs[0] = Relation::shard(dim, dim == along ? joined : s);
         add(way);
       });
-  }
-
-  // Each rank takes the norm of what it has; lowering puts these together.
-  void global_norm() {
-    Way way = all_whole();
-    for (size_t i = 0; i < node_.inputs.size(); ++i)
-      if (given_[i].is_shard()) way.inputs[i] = given_[i];
-    add(std::move(way));
   }
 
   const Graph& graph_;

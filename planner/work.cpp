@@ -316,10 +316,12 @@ class Division {
   }
 
   // With a sharded optimizer: who keeps the state behind each gradient. The largest first, each to the holder
-  // that then has the least for its share.
+  // that then has the least for its share. Sizes are those of whole parameters, so that all ranks of a
+  // tensor-parallel group find the same.
   void find_owners() {
     owners_.resize(plan_.tensor);
     if (!plan_.sharded_optimizer) return;
+    std::map<ValueId, double> size;  // of each gradient, elements
     for (int t = 0; t < plan_.tensor; ++t) {
       std::map<std::set<int>, std::vector<ValueId>> by_holders;
       for (const Node& node : graph_.nodes) {
@@ -330,21 +332,25 @@ class Division {
           std::set<ValueId> sums;
           for (const ValueId id : node.inputs)
             if (id != kAbsent && !is_state(id)) sums_behind(id, sums);
-          for (const ValueId id : sums) by_holders[held->second].push_back(id);
+          const Value& value = graph_.values[parameter];
+          for (const ValueId id : sums) {
+            by_holders[held->second].push_back(id);
+            size[id] =
+                static_cast<double>(value.shard ? elements_of(value.shard->whole) : value.type.elements());
+          }
         }
       }
       std::map<int, double> kept;  // elements of each rank, over all groups
       for (auto& [ranks, gradients] : by_holders) {
-        std::stable_sort(gradients.begin(), gradients.end(), [&](ValueId a, ValueId b) {
-          return graph_.type(a).elements() > graph_.type(b).elements();
-        });
+        std::stable_sort(gradients.begin(), gradients.end(),
+                         [&](ValueId a, ValueId b) { return size.at(a) > size.at(b); });
         for (const ValueId id : gradients) {
           int best = -1;
           double least = 0;
           for (const int rank : ranks) {
             const int share = share_of_rank(rank);
             if (share == 0) continue;
-            const double load = (kept[rank] + static_cast<double>(graph_.type(id).elements())) / share;
+            const double load = (kept[rank] + size.at(id)) / share;
             if (best < 0 || load < least) {
               best = rank;
               least = load;
@@ -353,7 +359,7 @@ class Division {
           if (best < 0)
             fail_usage("every stage that holds '{}' has optimizer_share = 0; one of them needs at least 1",
                        graph_.scopes[graph_.nodes[graph_.values[id].producer].scope]);
-          kept[best] += static_cast<double>(graph_.type(id).elements());
+          kept[best] += size.at(id);
           owners_[t][id] = best;
         }
       }

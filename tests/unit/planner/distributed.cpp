@@ -15,14 +15,15 @@ using namespace het::testing;
 
 namespace {
 
-constexpr int64_t kSamples = 2, kContext = 6, kWidth = 16, kHeads = 8, kVocabulary = 19;
+constexpr int64_t kSamples = 2, kContext = 6, kWidth = 32, kHeads = 8, kVocabulary = 19;
 // Of AdamW: small gradients are divided by their own size, and so is their rounding error, down to about
 // kEps.
 constexpr double kEps = 1e-4;
 constexpr int kSteps = 5, kBlocks = 4, kLayers = kBlocks + 2;
 
 // A GPT with dropout and tied weights, trained by AdamW under a global norm; or, with `llama`, RMS norms,
-// rotary positions, grouped queries, SwiGLU and an untied classifier. One layer for the embedding, one for
+// norms of each query and key, rotary positions,
+// grouped queries, SwiGLU and an untied classifier with a bias. One layer for the embedding, one for
 // each block, one for the head.
 Graph small_model(bool llama, DType dtype) {
   Graph graph;
@@ -70,8 +71,12 @@ Graph small_model(bool llama, DType dtype) {
     };
     ValueId q = heads(parts[0], kHeads), k = heads(parts[1], kv_heads);
     if (llama) {
-      q = b.call("rotary", {q, positions});
-      k = b.call("rotary", {k, positions});
+      const auto turned = [&](const char* which, ValueId x) {
+        const ValueId gain = b.parameter(name + which, real({size}), {Initial::Kind::ones});
+        return b.call("rotary", {b.call("rms_norm", {x, gain}), positions});
+      };
+      q = turned(".q_norm", q);
+      k = turned(".k_norm", k);
     }
     h = b.call("attention", {q, k, heads(parts[2], kv_heads)}, {{"causal", true}});
     h = b.call("reshape", {h}, {{"shape", std::vector<int64_t>{kSamples, kContext, kWidth}}});
@@ -86,7 +91,8 @@ Graph small_model(bool llama, DType dtype) {
   }
   b.begin_layer("head");
   const ValueId classifier = llama ? weight("head.weight", {kVocabulary, kWidth}) : table;
-  const ValueId loss = b.call("linear_cross_entropy", {norm("norm", x), classifier, kAbsent, labels, scale});
+  const ValueId bias = llama ? weight("head.bias", {kVocabulary}) : kAbsent;
+  const ValueId loss = b.call("linear_cross_entropy", {norm("norm", x), classifier, bias, labels, scale});
   b.output("loss", loss);
   const auto gradients = differentiate(graph, loss);
   b.set_phase(Phase::update);
