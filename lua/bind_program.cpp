@@ -116,6 +116,7 @@ Schedule schedule_named(const std::string& name) {
 Plan plan_at(lua_State* L, int index, int layers) {
   Plan plan;
   plan.tensor = field<int>(L, index, "tensor").value_or(1);
+  plan.sequence = field<bool>(L, index, "sequence").value_or(false);
   plan.microbatch = field<int>(L, index, "microbatch").value_or(1);
   plan.schedule = schedule_named(field<std::string>(L, index, "schedule").value_or("1f1b"));
   plan.chunks = field<int>(L, index, "chunks").value_or(1);

@@ -411,10 +411,10 @@ class Lowering {
   // What belongs to no stage is made when it is first needed; a gradient that others add to is waited for.
   void prepare(ValueId id, const Node& user, int microbatch) {
     if (id == kAbsent) return;
-    await_collective(id, microbatch);
+    if (!user.op->view) await_collectives(operand(id, microbatch).buffer);
     const NodeId producer = graph_.values[id].producer;
     if (user.phase == Phase::update)
-      await_bucket(id);
+      await_bucket(gradient_behind(id));
     else if (producer >= 0 && work_.stage[producer] == kAnywhere && operand(id, microbatch).buffer == kAbsent)
       emit(graph_.nodes[producer], microbatch);
   }
@@ -538,7 +538,7 @@ class Lowering {
       await(started);
       if (moved) copy(node, out, where.operand, microbatch);
     } else {
-      running_[{result, microbatch}] = started;
+      running_.emplace(out.buffer, started);
     }
     finish(node, result, where, microbatch);
   }
@@ -550,14 +550,13 @@ class Lowering {
            graph_.nodes[producer].op->in_place.empty() && placements_[id].into == kAbsent;
   }
 
-  void await_collective(ValueId id, int microbatch) {
-    const auto found = running_.find({id, microbatch});
-    if (found == running_.end()) return;
-    await(found->second);
-    running_.erase(found);
+  void await_collectives(BufferId buffer) {
+    const auto [begin, end] = running_.equal_range(buffer);
+    for (auto it = begin; it != end; ++it) await(it->second);
+    running_.erase(begin, end);
   }
   void await_collectives() {
-    for (const auto& [key, started] : running_) await(started);
+    for (const auto& [buffer, started] : running_) await(started);
     running_.clear();
   }
 
@@ -897,7 +896,7 @@ class Lowering {
   std::map<size_t, std::vector<std::pair<ValueId, int>>> posted_;  // by unit: value, its Start
   std::map<std::pair<int, int>, std::vector<int>> sent_forward_;   // by stage and micro-batch
   std::map<int, std::vector<int>> sent_backward_;                  // by stage
-  std::map<std::pair<ValueId, int>, int> running_;  // collectives by result, micro-batch: their Start
+  std::multimap<BufferId, int> running_;  // collectives: where they write, their Start
   std::vector<Bucket> buckets_;
   std::vector<Operand> unclean_;  // buckets with places that nothing writes
 };
@@ -921,7 +920,7 @@ Program lower(const Graph& graph, const Plan& plan, int rank, bool fused) {
   const auto problems = validate(plan, {static_cast<int>(graph.layers.size()), samples});
   if (!problems.empty()) fail_usage("the plan cannot be run:\n  {}", fmt::join(problems, "\n  "));
   if (plan.tensor == 1 && !fused) return Lowering(graph, work_of(graph, plan, rank)).run();
-  Graph own = partition(graph, plan.tensor, tensor_rank_of(plan, rank));
+  Graph own = partition(graph, plan.tensor, tensor_rank_of(plan, rank), plan.sequence);
   own = fused ? fuse(own) : prune(own);
   return Lowering(own, work_of(own, plan, rank)).run();
 }

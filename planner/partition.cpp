@@ -181,7 +181,7 @@ class Decision {
       if (known != attempt.values.end()) given[i] = known->second;
     }
     // Sizes are looked at afterwards: here everything divides.
-    for (const Way& way : ways_of(graph_, node, given, Relation::whole(), 1)) {
+    for (const Way& way : ways_of(graph_, node, given, Relation::whole(), {})) {
       if (way.outputs.empty() || !way.outputs[0].is_shard()) continue;
       bool fits = true;
       for (size_t i = 0; i < node.inputs.size() && fits; ++i)
@@ -233,7 +233,7 @@ class Decision {
       std::vector<int64_t> segments;
       for (const int64_t size : result.segments) segments.push_back(size * shape[dim] / total);
       given[0] = Relation::shard(static_cast<int64_t>(dim), segments);
-      for (const Way& way : ways_of(graph_, node, given, Relation::whole(), 1))
+      for (const Way& way : ways_of(graph_, node, given, Relation::whole(), {}))
         if (way.inputs[0] == given[0] && way.outputs[0] == result) return given[0];
     }
     return std::nullopt;
@@ -251,8 +251,13 @@ class Decision {
 // them, every collective right after what it works on, so that it runs while later nodes are computed.
 class Partition {
  public:
-  Partition(const Graph& graph, Divisions divisions, int parts, int part)
-      : graph_(graph), divisions_(std::move(divisions)), parts_(parts), part_(part), builder_(result_) {
+  Partition(const Graph& graph, Divisions divisions, int parts, int part, bool sequence)
+      : graph_(with_bias_apart(graph, divisions)),
+        divisions_(std::move(divisions)),
+        parts_(parts),
+        part_(part),
+        sequence_(sequence),
+        builder_(result_) {
     result_.layers = graph.layers;
     result_.scopes = graph.scopes;
   }
@@ -276,6 +281,51 @@ class Partition {
   }
 
  private:
+  // A projection whose result is a sum over the ranks adds its bias once, after the sum.
+  static Graph with_bias_apart(const Graph& graph, const Divisions& divisions) {
+    Graph result = graph;
+    result.nodes.clear();
+    for (const Node& node : graph.nodes) {
+      const auto found = node.op->name == "linear" ? divisions.find(parameter_behind(graph, node.inputs[1]))
+                                                   : divisions.end();
+      if (found == divisions.end() || found->second.dim != 1 || node.inputs.size() < 3 ||
+          node.inputs[2] == kAbsent) {
+        result.nodes.push_back(node);
+        continue;
+      }
+      const TensorType type = graph.type(node.outputs[0]);
+      const auto fresh = [&](TensorType of) {
+        result.values.emplace_back().type = std::move(of);
+        return static_cast<ValueId>(result.values.size()) - 1;
+      };
+      Node add = node;
+      add.op = &op_named("add");
+      add.inputs = {fresh(type), node.inputs[2]};
+      // A bias has the accumulator's precision, activations their own.
+      if (graph.type(node.inputs[2]).dtype != type.dtype) {
+        Node cast = node;
+        cast.op = &op_named("cast");
+        cast.attributes = {{"dtype", std::string(name_of(type.dtype))}};
+        cast.inputs = {node.inputs[2]};
+        cast.outputs = {fresh({type.dtype, graph.type(node.inputs[2]).shape})};
+        add.inputs[1] = cast.outputs[0];
+        result.nodes.push_back(std::move(cast));
+      }
+      Node linear = node;
+      linear.inputs.pop_back();
+      linear.outputs = {add.inputs[0]};
+      result.nodes.push_back(std::move(linear));
+      result.nodes.push_back(std::move(add));
+    }
+    for (size_t n = 0; n < result.nodes.size(); ++n)
+      for (size_t o = 0; o < result.nodes[n].outputs.size(); ++o)
+        if (const ValueId id = result.nodes[n].outputs[o]; id != kAbsent) {
+          result.values[id].producer = static_cast<NodeId>(n);
+          result.values[id].output = static_cast<int>(o);
+        }
+    return result;
+  }
+
   // --- what every value is
 
   static std::vector<ValueId> state_of(const Graph& graph, const Node& node) {
@@ -324,10 +374,11 @@ class Partition {
     const double share = static_cast<double>(graph_.type(id).bytes()) * (parts_ - 1) / parts_;
     if (from == to) return 0;
     if (to.is_partial()) return -1;
-    double bytes = 0;
     if (from.is_partial()) return to.is_whole() ? 2 * share : share;
-    if (from.is_shard()) bytes += share;  // gathered, then perhaps cut again
-    return bytes;
+    if (from.is_whole()) return 0;
+    // Gathered, then perhaps cut again. Weights stay where they are, as long as there is another way.
+    constexpr double kWeight = 1e6;
+    return parameter_behind(graph_, id) == kAbsent ? share : kWeight * share;
   }
 
   // The way that moves the fewest bytes; of equals the first, which divides the work.
@@ -338,14 +389,18 @@ class Partition {
         node.outputs.empty() || node.outputs[0] == kAbsent ? Relation() : wanted_[node.outputs[0]];
     Way best;
     double least = -1;
-    for (Way& way : ways_of(graph_, node, given, wanted, parts_)) {
+    for (Way& way : ways_of(graph_, node, given, wanted, {parts_, sequence_})) {
       double bytes = 0;
       for (size_t i = 0; i < node.inputs.size() && bytes >= 0; ++i) {
         if (node.inputs[i] == kAbsent) continue;
         const double each = bytes_between(node.inputs[i], given[i], way.inputs[i]);
-        bytes = each < 0 ? -1 : bytes + each;
+        const bool changed_in_place = is_changed(node, i) && !(given[i] == way.inputs[i]);
+        bytes = each < 0 || changed_in_place ? -1 : bytes + each;
       }
-      if (bytes < 0 || (least >= 0 && bytes >= least)) continue;
+      if (bytes < 0) continue;
+      if (!wanted.is_whole() && !(way.outputs[0] == wanted))
+        bytes += std::max(0.0, bytes_between(node.outputs[0], way.outputs[0], wanted));
+      if (least >= 0 && bytes >= least) continue;
       least = bytes;
       best = std::move(way);
     }
@@ -355,24 +410,34 @@ class Partition {
       for (size_t i = 0; i < node.inputs.size(); ++i) best.inputs[i] = wanted_[node.inputs[i]];
     for (size_t i = 0; i < node.inputs.size(); ++i)
       if (node.inputs[i] != kAbsent) note_need(node.inputs[i], best.inputs[i], node.phase);
-    const bool with_bias_after = adds_bias_after(node, best);
     for (size_t o = 0; o < node.outputs.size(); ++o)
-      if (node.outputs[o] != kAbsent)
-        relations_[node.outputs[o]] = with_bias_after ? Relation::whole() : best.outputs[o];
+      if (node.outputs[o] != kAbsent) relations_[node.outputs[o]] = best.outputs[o];
     ways_.push_back(std::move(best));
   }
 
-  // A projection whose result is a sum over the ranks adds its bias once, after the sum.
-  static bool adds_bias_after(const Node& node, const Way& way) {
-    return node.op->name == "linear" && way.outputs[0].is_partial() && node.inputs.size() > 2 &&
-           node.inputs[2] != kAbsent;
+  static bool is_changed(const Node& node, size_t input) {
+    return std::any_of(node.op->in_place.begin(), node.op->in_place.end(),
+                       [&](const auto& pair) { return pair.second == static_cast<int>(input); });
   }
 
-  void note_need(ValueId id, const Relation& relation, Phase phase) {
+  // What is gathered is so in each phase anew: kept from forward to backward it would take the memory that
+  // dividing it saves.
+  bool is_kept(ValueId id) const { return !relations_[id].is_shard(); }
+
+  // When a value is converted for use in a phase. Gradients are gathered before they are summed over
+  // micro-batches: what is summed and exchanged between replicas is then of its parameter's size.
+  Phase phase_of_conversion(ValueId id, Phase use) const {
+    const NodeId producer = graph_.values[id].producer;
+    return use == Phase::update && producer >= 0 && relations_[id].is_shard() ? graph_.nodes[producer].phase
+                                                                              : use;
+  }
+
+  void note_need(ValueId id, const Relation& relation, Phase use) {
     if (relations_[id] == relation) return;
+    const Phase phase = phase_of_conversion(id, use);
     auto& needs = needs_[id];
     for (auto& [known, first] : needs)
-      if (known == relation) {
+      if (known == relation && (is_kept(id) || first == phase)) {
         first = std::min(first, phase);
         return;
       }
@@ -415,8 +480,12 @@ class Partition {
     const Relation own = relations_[id];
     if (own == relation) return local_.at({id, 0});
     const auto& needs = needs_.at(id);
-    int slot = 0;
-    while (!(needs[static_cast<size_t>(slot)].first == relation)) ++slot;
+    const auto need = std::find_if(needs.begin(), needs.end(), [&](const auto& each) {
+      return each.first == relation &&
+             (is_kept(id) || each.second == phase_of_conversion(id, builder_.phase()));
+    });
+    HET_REQUIRE(need != needs.end(), id, to_string(relation));
+    const int slot = static_cast<int>(need - needs.begin());
     const auto found = local_.find({id, slot + 1});
     if (found != local_.end()) return found->second;
     const ValueId made = convert(id, own, relation);
@@ -429,7 +498,7 @@ class Partition {
     if (from.is_whole()) return cut(value, graph_.type(id).shape, to, part_);
     if (from.is_partial() && to.is_whole()) return builder_.call("all_reduce", {value});
     if (from.is_partial()) return scatter(value, id, to);
-    const auto [whole, fresh] = gathered_.emplace(id, kAbsent);
+    const auto [whole, fresh] = gathered_.emplace(std::pair{id, builder_.phase()}, kAbsent);
     if (fresh) whole->second = gather(value, id, from);
     return to.is_whole() ? whole->second : cut(whole->second, graph_.type(id).shape, to, part_);
   }
@@ -511,11 +580,7 @@ class Partition {
     for (size_t i = 0; i < node.inputs.size(); ++i)
       inputs.push_back(node.inputs[i] == kAbsent ? kAbsent : local(node.inputs[i], way.inputs[i]));
     std::vector<ValueId> outputs;
-    if (adds_bias_after(node, way)) {
-      outputs = {builder_.call(
-          "add", {builder_.call("all_reduce", {builder_.call("linear", {inputs[0], inputs[1]})}),
-                  as_activation(inputs[2], node)})};
-    } else if (node.op->name.starts_with("linear_cross_entropy") && way.inputs[1].is_shard()) {
+    if (node.op->name.starts_with("linear_cross_entropy") && way.inputs[1].is_shard()) {
       outputs = emit_classifier(node, way, inputs);
     } else {
       outputs = builder_.call_all(*node.op, inputs, attributes_of(graph_, node, way, parts_, part_));
@@ -524,13 +589,6 @@ class Partition {
     for (size_t o = 0; o < node.outputs.size(); ++o)
       if (node.outputs[o] != kAbsent) local_[{node.outputs[o], 0}] = outputs[o];
     for (const ValueId id : node.outputs) start_early(id, node);
-  }
-
-  // A bias has the accumulator's precision, activations their own.
-  ValueId as_activation(ValueId bias, const Node& linear) {
-    const DType dtype = graph_.type(linear.outputs[0]).dtype;
-    if (builder_.type(bias).dtype == dtype) return bias;
-    return builder_.call("cast", {bias}, {{"dtype", std::string(name_of(dtype))}});
   }
 
   // What has to be converted for a later node of the same phase is so at once, in the layer that made it.
@@ -563,25 +621,26 @@ class Partition {
     return {loss[0], made[0], made[1], made[2]};
   }
 
-  const Graph& graph_;
+  const Graph graph_;
   Divisions divisions_;
   int parts_, part_;
+  bool sequence_;
   Graph result_;
   GraphBuilder builder_;
   std::vector<Relation> relations_, wanted_;  // of values
   std::vector<Way> ways_;                     // of nodes
   std::map<ValueId, std::vector<std::pair<Relation, Phase>>>
-      needs_;                                         // conversions, and the phase that needs them first
-  std::map<std::pair<ValueId, int>, ValueId> local_;  // {value, 0: itself, 1...: converted as needs_}
-  std::map<ValueId, ValueId> gathered_;               // shards that were gathered
+      needs_;                                              // conversions, and the phase that needs them first
+  std::map<std::pair<ValueId, int>, ValueId> local_;       // {value, 0: itself, 1...: converted as needs_}
+  std::map<std::pair<ValueId, Phase>, ValueId> gathered_;  // shards that were gathered
 };
 
 }  // namespace
 
-Graph partition(const Graph& graph, int parts, int part) {
+Graph partition(const Graph& graph, int parts, int part, bool sequence) {
   HET_REQUIRE(parts >= 1 && part >= 0 && part < parts, parts, part);
   if (parts == 1) return graph;
-  return Partition(graph, Decision(graph, parts).run(), parts, part).run();
+  return Partition(graph, Decision(graph, parts).run(), parts, part, sequence).run();
 }
 
 }  // namespace het

@@ -12,8 +12,10 @@ namespace het {
 
 // The graph of rank `part` of `parts`, with collectives (core/ops/collective.cpp) where ranks need more than
 // they have. Its values carry Value::shard; its nodes are the same on all ranks but for sizes. Graphs with
-// the same forward pass divide their parameters alike. Throws Error(usage) when heads or features cannot be
-// shared out evenly among so many ranks, naming what would do.
-Graph partition(const Graph& graph, int parts, int part);
+// the same forward pass divide their parameters alike. With `sequence`, what lies between the projections
+// (norms, dropout, residuals) is divided by tokens where these divide evenly (Korthikanti et al. 2022): a
+// reduce-scatter and an all-gather take the place of each all-reduce, and activations shrink. Throws
+// Error(usage) when heads or features cannot be shared out evenly among so many ranks, naming what would do.
+Graph partition(const Graph& graph, int parts, int part, bool sequence = false);
 
 }  // namespace het

@@ -20,16 +20,17 @@ int64_t product(const Shape& shape, size_t begin, size_t end) {
 class Rules {
  public:
   Rules(const Graph& graph, const Node& node, const std::vector<Relation>& given, const Relation& wanted,
-        int parts)
-      : graph_(graph), node_(node), given_(given), wanted_(wanted), parts_(parts) {}
+        const Division& division)
+      : graph_(graph),
+        node_(node),
+        given_(given),
+        wanted_(wanted),
+        division_(division),
+        parts_(division.parts) {}
 
   std::vector<Way> run() {
-    const std::string_view name = node_.op->name;
-    const auto found = rules().find(name);
-    if (found != rules().end())
-      (this->*found->second)();
-    else if (node_.op->elementwise || name == "add_n" || name == "adamw" || name == "sgd" || name == "copy")
-      elementwise();
+    apply();
+    if (division_.sequence && by_tokens()) apply();
     ways_.push_back(all_whole());
     return std::move(ways_);
   }
@@ -53,6 +54,7 @@ class Rules {
         {"layer_norm_gradient", &Rules::norm_gradient},
         {"rms_norm", &Rules::norm},
         {"rms_norm_gradient", &Rules::norm_gradient},
+        {"dropout", &Rules::dropout},
         {"softmax", &Rules::softmax},
         {"softmax_gradient", &Rules::softmax},
         {"sum", &Rules::sum},
@@ -63,6 +65,34 @@ class Rules {
         {"concat", &Rules::concat},
     };
     return table;
+  }
+
+  void apply() {
+    const std::string_view name = node_.op->name;
+    const auto found = rules().find(name);
+    if (found != rules().end())
+      (this->*found->second)();
+    else if (is_pointwise())
+      elementwise();
+  }
+
+  bool is_pointwise() const {
+    const std::string_view name = node_.op->name;
+    return node_.op->elementwise || name == "add_n" || name == "adamw" || name == "sgd" || name == "copy";
+  }
+
+  // Sums that are still to be made over the ranks, as if they were divided by tokens; false: there are none,
+  // or the operator is none of those that lie between the projections.
+  bool by_tokens() {
+    const std::string_view name = node_.op->name;
+    if (!is_pointwise() && name != "dropout" && name.find("_norm") == std::string_view::npos) return false;
+    bool any = false;
+    for (size_t i = 0; i < node_.inputs.size(); ++i) {
+      if (!given_[i].is_partial() || rank(i) != 3 || size(i, 1) % parts_ != 0) continue;
+      given_[i] = Relation::shard(1, {size(i, 1)});
+      any = true;
+    }
+    return any;
   }
 
   // --- the node
@@ -308,6 +338,15 @@ class Rules {
       });
   }
 
+  // Masks are drawn by place in the sample: a part of its first dimension is one stretch of it.
+  void dropout() {
+    each_shard(0, [&](int64_t dim, const std::vector<int64_t>& s) {
+      if (dim != 1 || s.size() != 1 || !even(s)) return;
+      if (s[0] / parts_ * product(shape(0), 2, shape(0).size()) % 4 != 0) return;
+      add({{0, Relation::shard(1, s)}}, {{0, Relation::shard(1, s)}});
+    });
+  }
+
   void softmax() {
     for (size_t i = 0; i < node_.inputs.size(); ++i)
       each_shard(i, [&](int64_t dim, const std::vector<int64_t>& s) {
@@ -439,8 +478,9 @@ class Rules {
 
   const Graph& graph_;
   const Node& node_;
-  const std::vector<Relation>& given_;
+  std::vector<Relation> given_;
   const Relation& wanted_;
+  const Division& division_;
   int parts_;
   std::vector<Way> ways_;
 };
@@ -461,8 +501,8 @@ bool divides_evenly(const std::vector<int64_t>& segments, int parts) {
 }
 
 std::vector<Way> ways_of(const Graph& graph, const Node& node, const std::vector<Relation>& given,
-                         const Relation& wanted, int parts) {
-  return Rules(graph, node, given, wanted, parts).run();
+                         const Relation& wanted, const Division& division) {
+  return Rules(graph, node, given, wanted, division).run();
 }
 
 Shape local_shape(const Shape& whole, const Relation& relation, int parts, int part) {
@@ -495,6 +535,10 @@ Attributes attributes_of(const Graph& graph, const Node& node, const Way& way, i
   } else if (name == "embedding_gradient" && way.outputs[0].is_shard() && way.outputs[0].dim == 0) {
     rows(way.outputs[0], node.attributes.get<int64_t>("rows"));
     attributes.set("rows", share_of(way.outputs[0].segments, parts, part));
+  } else if (name == "dropout" && way.inputs[0].is_shard()) {
+    const Shape& shape = graph.type(node.inputs[0]).shape;
+    attributes.set("offset",
+                   ranges_of(way.inputs[0].segments, parts, part)[0].begin * product(shape, 2, shape.size()));
   }
   return attributes;
 }

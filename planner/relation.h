@@ -40,11 +40,17 @@ struct Way {
   std::vector<Relation> inputs, outputs;
 };
 
+// What the ways are for.
+struct Division {
+  int parts = 1;
+  bool sequence = false;  // sums of activations [samples, tokens, features] may be divided by tokens
+};
+
 // The ways to run a node whose operands lie as `given`, those that divide its work before the whole one.
 // `wanted` is how its first result shall lie in the end, for operators that can make any part of it from
 // whole operands.
 std::vector<Way> ways_of(const Graph& graph, const Node& node, const std::vector<Relation>& given,
-                         const Relation& wanted, int parts);
+                         const Relation& wanted, const Division& division);
 
 // The attributes that a node has on rank `part` when it runs in this way.
 Attributes attributes_of(const Graph& graph, const Node& node, const Way& way, int parts, int part);

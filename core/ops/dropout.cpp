@@ -13,6 +13,9 @@ Types infer(const OpCall& call) {
     refuse(call, fmt::format("p = {} has to be at least 0 and below 1: the share set to 0", p));
   setting<int64_t>(call, "seed");
   setting<int64_t>(call, "stream");
+  const int64_t offset = setting<int64_t>(call, "offset", 0);
+  if (offset < 0 || offset % 4 != 0)
+    refuse(call, fmt::format("offset = {} has to be a multiple of 4, and not negative", offset));
   return {call[0]};
 }
 
@@ -25,9 +28,10 @@ std::vector<OpDef> dropout_ops() {
        .doc =
            "Elements set to 0 with probability `p`, the others divided by 1 - p. The draw depends on `seed`, "
            "`stream` (the layer), counter = {step, index of the first sample} and the place of the element "
-           "in "
-           "its sample alone. Its gradient is dropout with the same settings.",
-       .attributes = {"p", "seed", "stream"},
+           "in its sample alone, of which x holds what begins at element `offset`. Its gradient is dropout "
+           "with "
+           "the same settings.",
+       .attributes = {"p", "seed", "stream", "offset"},
        .infer = infer,
        .gradient =
            [](GradientCall& call) {

@@ -124,6 +124,7 @@ std::string to_lua(const Plan& plan) {
   if (plan.schedule != Schedule::one_f_one_b)
     text += fmt::format(" schedule = \"{}\",", name_of(plan.schedule));
   if (plan.chunks != 1) text += fmt::format(" chunks = {},", plan.chunks);
+  if (plan.sequence) text += " sequence = true,";
   if (plan.warmup != 0) text += fmt::format(" warmup = {},", plan.warmup);
   if (plan.sharded_optimizer) text += " sharded_optimizer = true,";
   text += '\n';

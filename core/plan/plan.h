@@ -34,8 +34,9 @@ struct Pipeline {
 };
 
 struct Plan {
-  int tensor = 1;      // tensor-parallel degree, the same everywhere
-  int microbatch = 1;  // samples in one micro-batch
+  int tensor = 1;         // tensor-parallel degree, the same everywhere
+  bool sequence = false;  // norms, dropout and residuals divided by tokens over a tensor-parallel group
+  int microbatch = 1;     // samples in one micro-batch
   std::vector<Pipeline> pipelines;
   Schedule schedule = Schedule::one_f_one_b;
   int chunks = 1;  // interleaved: stages on each device; stage s and s + stages / chunks share it

@@ -97,7 +97,7 @@ std::unique_ptr<Kernel> prepare_dropout(const KernelRequest& request) {
   const PhiloxKey key = philox_key(static_cast<uint64_t>(integer(request, "seed", 0)),
                                    static_cast<uint64_t>(integer(request, "stream", 0)));
   const int64_t samples = type.shape[0], each = samples > 0 ? type.elements() / samples : 0;
-  const int64_t blocks = (each + kBlock - 1) / kBlock;
+  const int64_t blocks = (each + kBlock - 1) / kBlock, offset = integer(request, "offset", 0);
   return for_float(request, type.dtype, [&]<typename T>(T) {
     return make_kernel([=](const KernelArguments& a) {
       const T* x = a.in<T>(0);
@@ -107,7 +107,7 @@ std::unique_ptr<Kernel> prepare_dropout(const KernelRequest& request) {
         for (int64_t i = begin; i < end; ++i) {
           const int64_t sample = i / blocks, element = i % blocks * kBlock, at = sample * each + element;
           const Words words = draw(key, static_cast<uint32_t>(counter[0]),
-                                   static_cast<uint32_t>(counter[1] + sample), element / 4);
+                                   static_cast<uint32_t>(counter[1] + sample), (offset + element) / 4);
           drop_block(x + at, y + at, words, p, scale, each - element < kBlock ? each - element : kBlock);
         }
       });

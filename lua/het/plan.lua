@@ -31,6 +31,7 @@ Plan.__tostring = function(self)
   local parts = { ("tensor = %d, microbatch = %d"):format(self.tensor, self.microbatch or 0) }
   if self.schedule ~= "1f1b" then parts[#parts + 1] = (" schedule = %q"):format(self.schedule) end
   if self.chunks ~= 1 then parts[#parts + 1] = (" chunks = %d"):format(self.chunks) end
+  if self.sequence then parts[#parts + 1] = " sequence = true" end
   if self.warmup ~= 0 then parts[#parts + 1] = (" warmup = %d"):format(self.warmup) end
   if self.sharded_optimizer then parts[#parts + 1] = " sharded_optimizer = true" end
   for _, pipeline in ipairs(self.pipelines) do parts[#parts + 1] = "\n  " .. tostring(pipeline) end
@@ -79,6 +80,8 @@ local make = define.constructor {
   list = { "pipeline", "pipelines", least = 1 },
   fields = {
     { "tensor", "integer", "devices that share each layer; it divides the model's heads and hidden features", default = 1, min = 1 },
+    { "sequence", "boolean", "divide norms, dropout and residuals by tokens over the devices that share a layer: less "
+      .. "memory, the same traffic", default = false },
     { "microbatch", "integer", "samples of a micro-batch (default: what divides the batch evenly over the plan)",
       min = 1 },
     { "schedule", "string", "in what order stages run forward and backward passes", default = "1f1b",
@@ -89,7 +92,7 @@ local make = define.constructor {
     { "sharded_optimizer", "boolean", "divide optimizer state over the replicas of a layer", default = false },
   },
   build = function(a)
-    local result = setmetatable({ tensor = a.tensor, microbatch = a.microbatch, schedule = a.schedule,
+    local result = setmetatable({ tensor = a.tensor, sequence = a.sequence, microbatch = a.microbatch, schedule = a.schedule,
       chunks = a.chunks, warmup = a.warmup, sharded_optimizer = a.sharded_optimizer, pipelines = {} }, Plan)
     for i = 1, #a do result.pipelines[i] = a[i] end
     return result

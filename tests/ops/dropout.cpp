@@ -9,6 +9,10 @@ std::vector<Case> dropout_cases() {
       cases.push_back({"dropout",
                        {T(shape), I64({3, 12}, {2})},
                        {{"p", p}, {"seed", int64_t{42}}, {"stream", int64_t{-7046029254386353131}}}});
+  // A stretch in the middle of each sample.
+  cases.push_back({"dropout",
+                   {T({3, 5, 12}), I64({3, 12}, {2})},
+                   {{"p", 0.5}, {"seed", int64_t{42}}, {"stream", int64_t{7}}, {"offset", int64_t{60}}}});
   // Steps and samples past 32 bits of either count.
   cases.push_back({"dropout",
                    {T({2, 37}), I64({3000000, 4294967290.0}, {2})},

@@ -15,7 +15,7 @@ using namespace het::testing;
 
 namespace {
 
-constexpr int64_t kSamples = 2, kContext = 6, kWidth = 32, kHeads = 8, kVocabulary = 19;
+constexpr int64_t kSamples = 2, kContext = 8, kWidth = 32, kHeads = 8, kVocabulary = 19;
 // Of AdamW: small gradients are divided by their own size, and so is their rounding error, down to about
 // kEps.
 constexpr double kEps = 1e-4;
@@ -154,7 +154,7 @@ Outcome train(Executor& executor, int microbatches) {
     }
     executor.write("scale",
                    scalar(dtype, {1}, {1.0 / static_cast<double>(microbatches * kSamples * kContext)}));
-    executor.write("order", scalar(DType::i32, {kContext}, {0, 1, 2, 3, 4, 5}));
+    executor.write("order", scalar(DType::i32, {kContext}, {0, 1, 2, 3, 4, 5, 6, 7}));
     executor.write("lr", scalar(dtype, {}, {1e-2}));
     executor.write("step", scalar(DType::i64, {}, {static_cast<double>(step)}));
     executor.run();
@@ -241,6 +241,7 @@ Plan random_plan(std::mt19937& random) {
   plan.microbatch = kSamples;
   const int degrees[] = {1, 1, 2, 2, 4};
   plan.tensor = degrees[draw(0, 4)];
+  plan.sequence = plan.tensor > 1 && draw(0, 1) == 1;
   const Schedule schedules[] = {Schedule::one_f_one_b, Schedule::gpipe, Schedule::interleaved,
                                 Schedule::split_backward};
   plan.schedule = schedules[draw(0, 3)];
