@@ -6,9 +6,6 @@
 #include "lua/objects.h"
 
 namespace het::lua {
-namespace {
-
-// --- JSON; null is the lightuserdata native.null
 
 void push_json(lua_State* L, const Json& json) {
   luaL_checkstack(L, 6, "nested JSON");
@@ -37,6 +34,9 @@ void push_json(lua_State* L, const Json& json) {
       json.value);
 }
 
+namespace {
+
+// --- JSON; null is the lightuserdata native.null
 Json json_at(lua_State* L, int index, int depth = 0) {
   if (depth > kJsonDepth)
     fail_usage("a table nested deeper than {} (or one that holds itself) cannot be written as JSON",

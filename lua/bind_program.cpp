@@ -32,6 +32,16 @@ int device_index(lua_State* L) {
 std::string device_to_string(DeviceHandle& handle) { return handle->name(); }
 double device_available(DeviceHandle& handle) { return static_cast<double>(handle->available_bytes()); }
 
+double best_seconds(Executor& executor, int runs) {
+  double best = 1e300;
+  for (int run = 0; run < runs; ++run) {
+    const auto start = std::chrono::steady_clock::now();
+    executor.run();
+    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  return best;
+}
+
 // Peak of the device's matrix product in FLOP/s: the best of several products of [2048, 2048] by [2048,
 // 2048].
 double device_peak(DeviceHandle& handle, DType dtype) {
@@ -46,13 +56,20 @@ double device_peak(DeviceHandle& handle, DType dtype) {
   Executor executor(lower_single(graph), std::make_shared<StateStore>(handle, 0));
   executor.write("x", initial_tensor("x", type, {Initial::Kind::normal, 1}, 0));
   executor.write("w", initial_tensor("w", type, {Initial::Kind::normal, 1}, 0));
-  double best = 1e300;
-  for (int run = 0; run < kRuns; ++run) {
-    const auto start = std::chrono::steady_clock::now();
-    executor.run();
-    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-  }
-  return 2.0 * kSize * kSize * kSize / best;
+  return 2.0 * kSize * kSize * kSize / best_seconds(executor, kRuns);
+}
+
+// Bytes a second that the device reads and writes together: the best of several copies.
+double device_bandwidth(DeviceHandle& handle) {
+  constexpr int64_t kElements = int64_t{1} << 25;
+  constexpr int kRuns = 5;
+  Graph graph;
+  GraphBuilder builder(graph);
+  builder.output("y",
+                 builder.call("scale", {builder.input("x", {DType::f32, {kElements}})}, {{"factor", 2.0}}));
+  Executor executor(lower_single(graph), std::make_shared<StateStore>(handle, 0));
+  executor.write("x", Tensor::zeros({DType::f32, {kElements}}));
+  return 2.0 * 4 * kElements / best_seconds(executor, kRuns);
 }
 
 int threads(lua_State* L) {  // native.threads([count])
@@ -86,21 +103,6 @@ void state_write(StateHandle& state, std::string name, Tensor& tensor) { state->
 bool state_has(StateHandle& state, std::string name) { return state->has(name); }
 void state_drop(StateHandle& state, std::string name) { state->drop(name); }
 
-// The list under `name` of the table at `index`: visit(i, its index on the stack) for each.
-template <typename Visit>
-void each_in(lua_State* L, int index, const char* name, const Visit& visit) {
-  lua_getfield(L, index, name);
-  if (lua_istable(L, -1)) {
-    const int list = lua_gettop(L), count = static_cast<int>(lua_objlen(L, list));
-    for (int i = 1; i <= count; ++i) {
-      lua_rawgeti(L, list, i);
-      visit(i - 1, lua_gettop(L));
-      lua_pop(L, 1);
-    }
-  }
-  lua_pop(L, 1);
-}
-
 Schedule schedule_named(const std::string& name) {
   std::vector<std::string> names;
   for (const Schedule each :
@@ -111,8 +113,8 @@ Schedule schedule_named(const std::string& name) {
   fail_usage("'{}' is no schedule; there are {}", name, fmt::join(names, ", "));
 }
 
-// A plan as lua/het/plan.lua keeps it. Stages that do not say how many layers they hold share out what the
-// others of their pipeline leave of `layers`.
+}  // namespace
+
 Plan plan_at(lua_State* L, int index, int layers) {
   Plan plan;
   plan.tensor = field<int>(L, index, "tensor").value_or(1);
@@ -146,6 +148,8 @@ Plan plan_at(lua_State* L, int index, int layers) {
   });
   return plan;
 }
+
+namespace {
 
 // graph, {microbatches, fuse} for one device; graph, {plan, rank, fuse} for a rank of a plan, from 0.
 int make_program(lua_State* L) {
@@ -267,10 +271,11 @@ int executor_timings(lua_State* L) {
 }  // namespace
 
 void add_program(lua_State* L) {
-  make_class<DeviceHandle>(L,
-                           {bind<&device_peak>("peak_flops"), bind<&device_available>("available_bytes"),
-                            bind<&device_to_string>("__tostring")},
-                           &device_index);
+  make_class<DeviceHandle>(
+      L,
+      {bind<&device_peak>("peak_flops"), bind<&device_bandwidth>("bandwidth"),
+       bind<&device_available>("available_bytes"), bind<&device_to_string>("__tostring")},
+      &device_index);
   make_class<StateHandle>(
       L, {bind<&state_names>("names"), bind<&state_read>("read"), bind<&state_write>("write"),
           bind<&state_has>("has"), bind<&state_drop>("drop")});

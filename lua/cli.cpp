@@ -29,6 +29,8 @@ const std::vector<Subcommand>& subcommands() {
   static const std::vector<Subcommand> list{
       {"doctor", "", "what this machine offers and what is missing"},
       {"bench", "NAME [--name=value ...]", "measure training speed; `hetrun bench` lists the names"},
+      {"plan", "RECIPE [--cluster=FILE ...]", "find the best plan for a cluster and explain it; --help"},
+      {"simulate", "RECIPE [--cluster=FILE ...]", "what the recipe's own plan does in a step, simulated; --help"},
       {"docs", "FOLDER", "write the pages of the Lua library, and editor stubs"},
   };
   return list;

@@ -9,6 +9,8 @@
 #include "core/data/corpus.h"
 #include "core/data/sampler.h"
 #include "core/graph/graph.h"
+#include "core/io/json.h"
+#include "core/plan/plan.h"
 #include "core/program/eager.h"
 #include "core/program/executor.h"
 #include "core/program/state.h"
@@ -48,6 +50,28 @@ struct Host {
 Host& host_of(lua_State* L);
 void set_host(lua_State* L, Host* host);
 
+// Push a JSON value as Lua has it: objects and arrays as tables, null as native.null.
+void push_json(lua_State* L, const Json& json);
+
+// Call visit(i, its index on the stack) for each entry of the list under `name` of the table at `index`.
+template <typename Visit>
+void each_in(lua_State* L, int index, const char* name, const Visit& visit) {
+  lua_getfield(L, index, name);
+  if (lua_istable(L, -1)) {
+    const int list = lua_gettop(L), count = static_cast<int>(lua_objlen(L, list));
+    for (int i = 1; i <= count; ++i) {
+      lua_rawgeti(L, list, i);
+      visit(i - 1, lua_gettop(L));
+      lua_pop(L, 1);
+    }
+  }
+  lua_pop(L, 1);
+}
+
+// A plan as lua/het/plan.lua keeps it. Stages that do not say how many layers they hold share out what the
+// others of their pipeline leave of `layers`.
+Plan plan_at(lua_State* L, int index, int layers);
+
 // Push a tensor; when dropped ones may fill memory, have Lua collect first.
 int push_tensor(lua_State* L, Tensor tensor);
 
@@ -58,6 +82,7 @@ void add_program(lua_State* L);
 void add_data(lua_State* L);
 void add_system(lua_State* L);
 void add_cluster(lua_State* L);
+void add_planner(lua_State* L);
 
 // The communicators of a run's ranks.
 std::shared_ptr<Groups> groups_of(const ClusterHandle& cluster);

@@ -111,7 +111,7 @@ State::State(const Settings& settings) : settings_(settings) {
   add_data(L_);
   add_system(L_);
   add_cluster(L_);
-  add_cluster(L_);
+  add_planner(L_);
   set_functions(L_, "native.", {bind<&real_path>("resolve")});
   lua_newtable(L_);
   set_field(L_, "quiet", settings.quiet);

@@ -21,6 +21,10 @@ double CostTable::backward_seconds(int node, int first, int last, bool recompute
          (recompute ? range(costs.forward, first, last) : 0);
 }
 
+double CostTable::input_seconds(int node, int first, int last) const {
+  return range(nodes[static_cast<size_t>(node)].input, first, last);
+}
+
 double CostTable::stage_bytes(int first, int last, int in_flight, bool recompute,
                               double optimizer_share) const {
   const double held = in_flight * range(recompute ? checkpoint : activation, first, last);

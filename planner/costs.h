@@ -38,6 +38,7 @@ struct CostTable {
   // Seconds of one micro-batch, forward and backward, in layers [first, last).
   double forward_seconds(int node, int first, int last) const;
   double backward_seconds(int node, int first, int last, bool recompute) const;
+  double input_seconds(int node, int first, int last) const;  // of the backward, gradients of inputs alone
   // Bytes on one device: `optimizer_share` is the part of its layers' optimizer state that it holds.
   double stage_bytes(int first, int last, int in_flight, bool recompute, double optimizer_share) const;
 };

@@ -150,12 +150,21 @@ double lower_bound_seconds(const Request& request, Judge& judge) {
           const double seconds =
               costs.forward_seconds(n, layer, layer + 1) + costs.backward_seconds(n, layer, layer + 1, false);
           least[kind * nodes + node] = std::min(least[kind * nodes + node], seconds * k / b);
-          fastest[kind] = std::min(fastest[kind], seconds);
+          // Gradients of weights are nobody's input: several devices compute those of one micro-batch
+          // together.
+          fastest[kind] = std::min(fastest[kind], costs.forward_seconds(n, layer, layer + 1) +
+                                                      costs.input_seconds(n, layer, layer + 1));
         }
       }
       for (size_t kind = 0; kind < kinds; ++kind) through += count[kind] * fastest[kind];
       latency = std::min(latency, through);
     }
+  // In units of the longest entry: the solver's tolerances are absolute, and small models take microseconds.
+  double unit = 0;
+  for (size_t kind = 0; kind < kinds; ++kind)
+    for (size_t node = 0; node < nodes; ++node)
+      if (const double seconds = least[kind * nodes + node]; seconds != kInfinity)
+        unit = std::max(unit, seconds * count[kind] * request.batch);
   LinearProgram program;  // minimise T; samples of each kind on each node; no node busier than T
   const int time = program.add(Variable{0, kNoBound, 1});
   std::vector<Row> busy(nodes);
@@ -167,7 +176,7 @@ double lower_bound_seconds(const Request& request, Judge& judge) {
       if (seconds == kInfinity) continue;
       const int share = program.add(Variable{0, 1, 0});
       all.terms.emplace_back(share, 1);
-      busy[node].terms.emplace_back(share, seconds * count[kind] * request.batch);
+      busy[node].terms.emplace_back(share, seconds * count[kind] * request.batch / unit);
     }
     if (count[kind] > 0) program.add(std::move(all));
   }
@@ -179,7 +188,7 @@ double lower_bound_seconds(const Request& request, Judge& judge) {
     program.add(std::move(busy[node]));
   }
   const LinearSolution solution = solve(program);
-  return std::max(solution.feasible ? solution.objective : 0, latency == kInfinity ? 0 : latency);
+  return std::max(solution.feasible ? solution.objective * unit : 0, latency == kInfinity ? 0 : latency);
 }
 
 }  // namespace het::planner

@@ -88,7 +88,7 @@ double score_of(const Request& request, const Layout& layout, double seconds);
 
 // No plan of this request takes less time: each layer's work on each node at that node's best degree and
 // micro-batch size, divided freely over all devices (a linear program); and one micro-batch through the whole
-// model.
+// model, forward and backward to its input.
 double lower_bound_seconds(const Request& request, Judge& judge);
 
 }  // namespace het::planner

@@ -93,6 +93,27 @@ double parse_rate(std::string_view text) {
   fail_usage("'{}' has the unknown unit '{}'; write for example 40 GF/s or 1.2 TFLOP/s", text, unit);
 }
 
+double parse_bandwidth(std::string_view text) {
+  constexpr const char* kWanted = "a bandwidth such as \"25 GB/s\" or \"100 Gbit/s\"";
+  const auto [value, unit] = split_number(text, kWanted);
+  static const std::pair<const char*, double> units[] = {
+      {"B/s", 1},      {"kB/s", 1e3},   {"MB/s", 1e6},      {"GB/s", 1e9},      {"TB/s", 1e12},
+      {"bit/s", .125}, {"kbit/s", 125}, {"Mbit/s", 1.25e5}, {"Gbit/s", 1.25e8}, {"Tbit/s", 1.25e11}};
+  for (const auto& [name, factor] : units)
+    if (unit == name) return value * factor;
+  fail_usage("'{}' is not {}", text, kWanted);
+}
+
+double parse_seconds(std::string_view text) {
+  constexpr const char* kWanted = "a time such as \"5 us\", \"2 ms\" or \"1.5 s\"";
+  const auto [value, unit] = split_number(text, kWanted);
+  static const std::pair<const char*, double> units[] = {{"ns", 1e-9}, {"us", 1e-6}, {"ms", 1e-3},
+                                                         {"s", 1},     {"min", 60},  {"h", 3600}};
+  for (const auto& [name, factor] : units)
+    if (unit == name) return value * factor;
+  fail_usage("'{}' is not {}", text, kWanted);
+}
+
 std::string nearest_name(std::string_view word, const std::vector<std::string>& names) {
   std::string best;
   size_t best_distance = std::max<size_t>(2, word.size() / 3) + 1;

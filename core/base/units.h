@@ -19,6 +19,9 @@ std::string show_rate(double flops_per_second);  // "412 GFLOP/s"
 int64_t parse_bytes(std::string_view text);
 // FLOP/s from "40 GF/s", "1.2 TFLOP/s".
 double parse_rate(std::string_view text);
+// Bytes a second from "25 GB/s", "100 Gbit/s"; seconds from "5 us", "2 ms", "1.5 s".
+double parse_bandwidth(std::string_view text);
+double parse_seconds(std::string_view text);
 
 // Of `names`, the one nearest to `word` by edit distance when it is near enough to be meant; empty otherwise.
 std::string nearest_name(std::string_view word, const std::vector<std::string>& names);

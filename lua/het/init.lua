@@ -19,6 +19,10 @@ local members = {
     return function(specs) return options.declare(specs, het.recipe_text) end
   end,
   plan = function() return require("het.plan").new end,
+  cluster = function() return require("het.cluster").new end,
+  node = function() return require("het.cluster").node end,
+  link = function() return require("het.cluster").link end,
+  device_type = function() return require("het.cluster").device_type end,
   pipeline = function() return require("het.plan").pipeline end,
   stage = function() return require("het.plan").stage end,
   load = function() return require("het.files").load end,
@@ -90,16 +94,16 @@ local function locate(problem)
   return problem
 end
 
---- Run a recipe's chunk and what it returns. Returns the exit code.
+--- Run a recipe's chunk; returns the run that it describes, or nil when only its help was wanted.
 -- @string path of the recipe
 -- @tparam function chunk its compiled source
-function het.run_recipe(path, chunk)
+function het.load_recipe(path, chunk)
   local options = require "het.options"
   local ok, result = xpcall(chunk, locate)
   if not ok then
     if result == options.help_wanted then
       native.write("stdout", options.help_text(path, het.recipe_text))
-      return 0
+      return nil
     end
     error(explain(path, result), 0)
   end
@@ -107,7 +111,7 @@ function het.run_recipe(path, chunk)
   mistakes.raise()
   if native.settings.help then
     native.write("stdout", options.help_text(path, het.recipe_text))
-    return 0
+    return nil
   end
   if result == nil then
     errors.usage("%s returns nothing; a recipe ends with `return het.train { ... }`", path)
@@ -115,7 +119,16 @@ function het.run_recipe(path, chunk)
   if define.kind_of(result) ~= "run" then
     errors.usage("%s returns %s; a recipe ends with `return het.train { ... }`", path, text.value(result))
   end
-  local results = result:start()
+  return result
+end
+
+--- Run a recipe's chunk and what it returns. Returns the exit code.
+-- @string path of the recipe
+-- @tparam function chunk its compiled source
+function het.run_recipe(path, chunk)
+  local run = het.load_recipe(path, chunk)
+  if not run then return 0 end
+  local results = run:start()
   if native.settings.json then native.write("stdout", native.json_encode(results) .. "\n") end
   return results.interrupted and errors.exit_codes.interrupted or 0
 end

@@ -28,6 +28,9 @@ Pipeline.__tostring = function(self)
 end
 
 Plan.__tostring = function(self)
+  if self.automatic then
+    return ("het.plan.auto { policy = %q, objective = %q }"):format(self.automatic.policy, self.automatic.objective)
+  end
   local parts = { ("tensor = %d, microbatch = %d"):format(self.tensor, self.microbatch or 0) }
   if self.schedule ~= "1f1b" then parts[#parts + 1] = (" schedule = %q"):format(self.schedule) end
   if self.chunks ~= 1 then parts[#parts + 1] = (" chunks = %d"):format(self.chunks) end
@@ -42,7 +45,7 @@ plan.stage = define.constructor {
   name = "stage",
   sentence = "A part of a pipeline: a range of layers on one device, or on several that share each layer.",
   example = 'het.stage { "here:0", layers = 6 }',
-  list = { "string", "devices", least = 1 },
+  list = { "string", "devices; \"a:0-3\" are four", least = 1 },
   fields = {
     { "layers", "integer", "how many of the model's layers (default: an equal share of what the other stages leave)",
       min = 1 },
@@ -54,7 +57,14 @@ plan.stage = define.constructor {
   build = function(a)
     local stage = setmetatable({ devices = {}, layers = a.layers, recompute = a.recompute,
       optimizer_share = a.optimizer_share }, Stage)
-    for i = 1, #a do stage.devices[i] = a[i] end
+    for i = 1, #a do
+      local name, first, last = a[i]:match("^(.*:)(%d+)%-(%d+)$")
+      if not name then
+        stage.devices[#stage.devices + 1] = a[i]
+      else
+        for device = tonumber(first), tonumber(last) do stage.devices[#stage.devices + 1] = name .. device end
+      end
+    end
     return stage
   end,
 }
@@ -79,7 +89,8 @@ local make = define.constructor {
     .. '           het.pipeline { microbatches = 3, het.stage { "here:0" }, het.stage { "here:1" } } }',
   list = { "pipeline", "pipelines", least = 1 },
   fields = {
-    { "tensor", "integer", "devices that share each layer; it divides the model's heads and hidden features", default = 1, min = 1 },
+    { "tensor", "integer", "devices that share each layer; it divides the model's heads and hidden features",
+      default = 1, min = 1 },
     { "sequence", "boolean", "divide norms, dropout and residuals by tokens over the devices that share a layer: less "
       .. "memory, the same traffic", default = false },
     { "microbatch", "integer", "samples of a micro-batch (default: what divides the batch evenly over the plan)",
@@ -92,8 +103,9 @@ local make = define.constructor {
     { "sharded_optimizer", "boolean", "divide optimizer state over the replicas of a layer", default = false },
   },
   build = function(a)
-    local result = setmetatable({ tensor = a.tensor, sequence = a.sequence, microbatch = a.microbatch, schedule = a.schedule,
-      chunks = a.chunks, warmup = a.warmup, sharded_optimizer = a.sharded_optimizer, pipelines = {} }, Plan)
+    local result = setmetatable({ tensor = a.tensor, sequence = a.sequence, microbatch = a.microbatch,
+      schedule = a.schedule, chunks = a.chunks, warmup = a.warmup, sharded_optimizer = a.sharded_optimizer,
+      pipelines = {} }, Plan)
     for i = 1, #a do result.pipelines[i] = a[i] end
     return result
   end,
@@ -133,7 +145,7 @@ function plan.replicas(count, batch, microbatch)
     local own = math.floor(total / count) + (i <= total % count and 1 or 0)
     arguments[i] = plan.pipeline { microbatches = own, plan.stage { ("here:%d"):format(i - 1) } }
   end
-  return plan.new(arguments)
+  return make(arguments)
 end
 
 --- The plan of a run: with its micro-batch filled in, checked against the batch and against what runs here.
@@ -155,5 +167,21 @@ function plan.resolve(given, batch)
   return setmetatable(resolved, Plan)
 end
 
-plan.new = make
+--- het.plan.auto { policy = , objective = , cluster = }
+plan.auto = define.constructor {
+  name = "plan.auto",
+  sentence = "The best plan that the planner finds for the run when it starts; rank 0 finds it and tells the others.",
+  example = 'plan = het.plan.auto { objective = "time" }',
+  fields = {
+    { "policy", "string", "who looks for it", default = "auto",
+      choices = { "auto", "autohet", "megatron", "whale", "exhaustive", "search" } },
+    { "objective", "string", "what is best", default = "time", choices = { "time", "cost", "progress" } },
+    { "cluster", "cluster", "what it may use, device by device a rank (default: this machine, shared by the ranks)" },
+    { "profile", "string", "file of measured layer times" },
+  },
+  build = function(a) return setmetatable({ automatic = a }, Plan) end,
+}
+
+-- Callable, and with het.plan.auto.
+plan.new = setmetatable({ auto = plan.auto }, { __call = function(_, ...) return make(...) end })
 return plan

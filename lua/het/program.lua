@@ -8,16 +8,33 @@ local function folder_of(path)
   return path:match "^(.*)/[^/]*$" or "."
 end
 
---- Run the recipe at `path` and what it returns. Returns the exit code.
-function program.recipe(path)
+-- The compiled source of a recipe or a cluster file, in its sandbox.
+local function compile(path)
   local text = native.read_text(path)
   local environment = sandbox.environment(native.settings.trust, folder_of(path))
   local chunk, problem = sandbox.load(text, "@" .. path, environment)
   if not chunk then native.fail("usage", problem) end
+  return chunk, text
+end
+
+--- Run the recipe at `path` and what it returns. Returns the exit code.
+function program.recipe(path)
+  local chunk, text = compile(path)
   local het = require "het"
   het.begin_recipe(path, text)
   return het.run_recipe(path, chunk)
 end
+
+--- The run that the recipe at `path` describes, not started; nil when only its help was wanted.
+function program.load(path)
+  local chunk, text = compile(path)
+  local het = require "het"
+  het.begin_recipe(path, text)
+  return het.load_recipe(path, chunk)
+end
+
+--- What the Lua file at `path` returns.
+function program.value(path) return (compile(path)()) end
 
 -- The prompt's own environment, made by program.prompt.
 local environment
@@ -133,6 +150,10 @@ end
 function program.doctor() return require("het.doctor").run() end
 --- `hetrun bench NAME`.
 function program.bench(...) return require("het.bench").run(...) end
+--- `hetrun plan RECIPE`.
+function program.plan(...) return require("het.planning").plan(program, ...) end
+--- `hetrun simulate RECIPE`.
+function program.simulate(...) return require("het.planning").simulate(program, ...) end
 --- `hetrun docs FOLDER`.
 function program.docs(folder) return require("het.docs").write(folder) end
 

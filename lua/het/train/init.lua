@@ -23,14 +23,31 @@ end
 
 local function is_model(value) return define.kind_of(value) == "layer" end
 
+-- The plan that the planner finds: rank 0 does, the others are told.
+local function find_plan(self, wanted, ranks)
+  local planning = require "het.planning"
+  local answer
+  local function find()
+    local cluster = wanted.cluster or require("het.cluster").here(ranks)
+    answer = planning.find(self, cluster, wanted)
+    if not answer.feasible then errors.usage("no plan fits:\n  %s", table.concat(answer.problems, "\n  ")) end
+    if not native.settings.quiet then native.write("stderr", answer.text) end
+    return answer.lua
+  end
+  if not self.cluster then return planning.plan_of { lua = find() } end
+  local told = self.cluster:tell(self.cluster:rank() == 0 and find() or "")
+  return planning.plan_of { lua = told[1] }
+end
+
 -- The other ranks of the run, when there are any, and the plan that all of them follow. A plan for several devices
 -- needs as many ranks; ranks without a plan are replicas that share the batch evenly.
 local function join(self)
   local a = self.arguments
-  self.plan = plan.resolve(a.plan, a.batch)
+  if not (a.plan and a.plan.automatic) then self.plan = plan.resolve(a.plan, a.batch) end
   self.cluster = native.join { rendezvous = a.rendezvous, run = a.name, recipe = tostring(self) .. tostring(a.plan),
     data = tostring(a.data), device = self.device, memory = native.device(self.device):available_bytes() }
   local ranks = self.cluster and self.cluster:size() or 1
+  if a.plan and a.plan.automatic then self.plan = plan.resolve(find_plan(self, a.plan.automatic, ranks), a.batch) end
   if self.plan then
     local devices = plan.devices(self.plan)
     if devices ~= ranks then
@@ -108,6 +125,13 @@ local function count_parameters(graph)
     total = total + elements
   end
   return total
+end
+
+--- The training graph of one sample: what planners count.
+function Run:graph_of_sample()
+  local a = self.arguments
+  local context = a.context or (is_model(a.model) and a.model.arguments.context) or 1
+  return graphs.training(spec_of { arguments = a, microbatch = 1, context = context }).graph, context
 end
 
 --- Build everything a run needs: graphs, state, executors, samplers. Nothing has been computed yet.

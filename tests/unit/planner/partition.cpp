@@ -130,12 +130,28 @@ TEST_CASE("a block takes two all-reduces forward and two backward", "[partition]
   for (const Projection projection : {Projection::joined, Projection::separate}) {
     const Graph own = partition(model({}, projection), 2, 1);
     const int block = 1;
-    for (const Phase phase : {Phase::forward, Phase::backward}) {
+    for (const Phase phase : {Phase::forward, Phase::backward})
       CHECK(count(own, "all_reduce", phase, block) == 2);
-      CHECK(count(own, "all_gather", phase, block) == 0);
-    }
+    CHECK(count(own, "all_gather", Phase::forward, block) == 0);
+    // The gradients are outputs here, and those are whole: one gather for each divided parameter.
+    const auto names = divided(own);
+    const auto in_block =
+        std::count_if(names.begin(), names.end(), [](auto& name) { return name != "embedding"; });
+    CHECK(count(own, "all_gather", Phase::backward, block) == in_block);
     CHECK(count(own, "all_reduce", Phase::forward, 0) == 1);  // of the embedding
   }
+}
+
+TEST_CASE("divided by tokens, all-reduces become reduce-scatters and all-gathers", "[partition]") {
+  const Graph own = partition(model({}), 2, 1, true);
+  CHECK(verify(own).empty());
+  const int block = 1;
+  CHECK(count(own, "all_reduce", Phase::forward, block) == 0);
+  CHECK(count(own, "reduce_scatter", Phase::forward, block) == 2);
+  CHECK(count(own, "all_gather", Phase::forward, block) == 2);
+  const auto norm = std::find_if(own.nodes.begin(), own.nodes.end(),
+                                 [](const Node& node) { return node.op->name == "layer_norm"; });
+  CHECK(own.type(norm->inputs[0]).shape == Shape{2, 2, 8});  // half of the tokens
 }
 
 TEST_CASE("heads and features that do not divide are refused with what would", "[partition]") {

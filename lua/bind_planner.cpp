@@ -1,0 +1,274 @@
+// The planner as Lua sees it: clusters and plans as tables, answers as tables.
+#include <algorithm>
+
+#include "core/base/units.h"
+#include "lua/objects.h"
+#include "planner/explain.h"
+#include "planner/graph_model.h"
+#include "planner/policy.h"
+
+namespace het::lua {
+namespace {
+
+using planner::Cluster;
+using planner::Link;
+using planner::Planned;
+using planner::Request;
+
+constexpr int kMostTensor = 8;  // devices that share a layer
+
+Link link_at(lua_State* L, int index) {
+  return {field<double>(L, index, "latency").value_or(0), field<double>(L, index, "bandwidth").value_or(0)};
+}
+
+// {latency, bandwidth, types = {...}, nodes = {...}, links = {...}}, as lua/het/cluster.lua makes it.
+Cluster cluster_at(lua_State* L, int index) {
+  Cluster cluster;
+  cluster.between = link_at(L, index);
+  each_in(L, index, "types", [&](int, int at) {
+    planner::DeviceType type;
+    type.name = field<std::string>(L, at, "name").value_or("");
+    type.f32_flops = field<double>(L, at, "f32").value_or(0);
+    type.bf16_flops = field<double>(L, at, "bf16").value_or(0);
+    type.f16_flops = field<double>(L, at, "f16").value_or(0);
+    type.memory_bytes = field<double>(L, at, "memory").value_or(0);
+    type.memory_bytes_per_second = field<double>(L, at, "memory_bandwidth").value_or(0);
+    type.inside = link_at(L, at);
+    type.efficiency = field<double>(L, at, "efficiency").value_or(0.5);
+    cluster.types.push_back(std::move(type));
+  });
+  each_in(L, index, "nodes", [&](int, int at) {
+    planner::Node node;
+    const std::string name = field<std::string>(L, at, "name").value_or("");
+    const int count = field<int>(L, at, "count").value_or(1);
+    for (int i = 1; i <= count; ++i) node.hosts.push_back(count == 1 ? name : fmt::format("{}{}", name, i));
+    node.type = field<std::string>(L, at, "type").value_or("");
+    node.devices = field<int>(L, at, "devices").value_or(1);
+    node.zone = field<std::string>(L, at, "zone").value_or("");
+    node.inside = link_at(L, at);
+    node.price_per_hour = field<double>(L, at, "price").value_or(0);
+    node.preemptions_per_hour = field<double>(L, at, "preemptions").value_or(0);
+    cluster.nodes.push_back(std::move(node));
+  });
+  each_in(L, index, "links", [&](int, int at) {
+    cluster.zone_links.push_back({field<std::string>(L, at, "from").value_or(""),
+                                  field<std::string>(L, at, "to").value_or(""), link_at(L, at)});
+  });
+  planner::add_known_types(cluster);
+  return cluster;
+}
+
+// Every mistake of a cluster, a list of sentences.
+int cluster_problems(lua_State* L) {
+  return Convert<std::vector<std::string>>::push(L, planner::validate(cluster_at(L, 1)));
+}
+
+int known_types(lua_State* L) {
+  std::vector<std::string> names;
+  for (const planner::DeviceType& type : planner::known_device_types()) names.push_back(type.name);
+  return Convert<std::vector<std::string>>::push(L, names);
+}
+
+planner::Objective objective_named(const std::string& name) {
+  for (const auto objective :
+       {planner::Objective::time, planner::Objective::cost, planner::Objective::progress})
+    if (planner::name_of(objective) == name) return objective;
+  fail_usage("'{}' is no objective; there are time, cost and progress", name);
+}
+
+planner::Additions additions_at(lua_State* L, int index) {
+  planner::Additions additions;
+  const auto read = [&](const char* name, bool& value) {
+    value = field<bool>(L, index, name).value_or(value);
+  };
+  read("uneven_microbatches", additions.uneven_microbatches);
+  read("placed_optimizer", additions.placed_optimizer);
+  read("recompute_per_stage", additions.recompute_per_stage);
+  read("schedules", additions.schedules);
+  read("local_search", additions.local_search);
+  return additions;
+}
+
+// {cluster, batch, tokens, name, objective, profile, without...} of the graph of a micro-batch of one sample.
+Request request_at(lua_State* L, const Graph& graph, int index) {
+  Request request;
+  lua_getfield(L, index, "cluster");
+  request.cluster = planner::merged(cluster_at(L, lua_gettop(L)));
+  lua_pop(L, 1);
+  request.batch = field<int>(L, index, "batch").value_or(1);
+  request.model = planner::model_of_graph(graph, field<std::string>(L, index, "name").value_or("model"), 1,
+                                          field<int>(L, index, "tokens").value_or(1));
+  request.objective = objective_named(field<std::string>(L, index, "objective").value_or("time"));
+  lua_getfield(L, index, "additions");
+  if (lua_istable(L, -1)) request.additions = additions_at(L, lua_gettop(L));
+  lua_pop(L, 1);
+  if (const auto path = field<std::string>(L, index, "profile"))
+    request.profile = planner::profile_from_json(read_json(*path), *path);
+  int most = 1;
+  for (const planner::Node& node : request.cluster.nodes) most = std::max(most, node.devices);
+  request.tensors = planner::tensor_degrees_of(graph, std::min(most, kMostTensor));
+  return request;
+}
+
+Json json_of(const Plan& plan) {
+  Json::Array pipelines;
+  for (const Pipeline& pipeline : plan.pipelines) {
+    Json::Array stages;
+    for (const Stage& stage : pipeline.stages) {
+      Json::Array devices(stage.devices.begin(), stage.devices.end());
+      stages.push_back(Json::Object{{"devices", std::move(devices)},
+                                    {"first_layer", stage.first_layer},
+                                    {"layers", stage.layers},
+                                    {"recompute", stage.recompute},
+                                    {"optimizer_share", stage.optimizer_share}});
+    }
+    pipelines.push_back(Json::Object{{"microbatches", pipeline.microbatches}, {"stages", std::move(stages)}});
+  }
+  return Json::Object{{"tensor", plan.tensor},
+                      {"microbatch", plan.microbatch},
+                      {"schedule", std::string(name_of(plan.schedule))},
+                      {"chunks", plan.chunks},
+                      {"warmup", plan.warmup},
+                      {"sharded_optimizer", plan.sharded_optimizer},
+                      {"pipelines", std::move(pipelines)}};
+}
+
+Json json_of(const planner::PlanReport& report) {
+  Json::Array devices;
+  for (const planner::DeviceReport& device : report.devices)
+    devices.push_back(Json::Object{{"device", device.device},
+                                   {"type", device.type},
+                                   {"pipeline", device.pipeline + 1},
+                                   {"stage", device.stage + 1},
+                                   {"first_layer", device.first_layer},
+                                   {"layers", device.layers},
+                                   {"recompute", device.recompute},
+                                   {"memory_bytes", device.memory_bytes},
+                                   {"free_bytes", device.free_bytes},
+                                   {"busy_share", device.busy_share},
+                                   {"why", device.why}});
+  return Json::Object{{"devices", std::move(devices)},
+                      {"idle", Json::Array(report.idle.begin(), report.idle.end())},
+                      {"step_seconds", report.step_seconds},
+                      {"tokens_per_second", report.tokens_per_second},
+                      {"bubble", report.bubble},
+                      {"exposed_seconds", report.exposed_seconds},
+                      {"update_seconds", report.update_seconds},
+                      {"lower_bound_seconds", report.lower_bound_seconds},
+                      {"gap", report.gap},
+                      {"price_per_hour", report.price_per_hour},
+                      {"price_per_billion_tokens", report.price_per_billion_tokens},
+                      {"layers_measured", report.layers_measured},
+                      {"layers_interpolated", report.layers_interpolated},
+                      {"layers_estimated", report.layers_estimated}};
+}
+
+Json json_of(const std::vector<planner::SimEvent>& events) {
+  Json::Array list;
+  for (const planner::SimEvent& event : events)
+    list.push_back(Json::Object{{"kind", std::string(planner::name_of(event.kind))},
+                                {"pipeline", event.pipeline + 1},
+                                {"stage", event.stage + 1},
+                                {"item", event.item + 1},
+                                {"start", event.start},
+                                {"end", event.end}});
+  return list;
+}
+
+Json json_of(const planner::Model& model, const Graph& graph) {
+  Json::Array layers, kinds;
+  for (size_t i = 0; i < model.layers.size(); ++i)
+    layers.push_back(
+        Json::Object{{"name", graph.layers[i].name}, {"kind", model.layer(static_cast<int>(i)).name}});
+  for (const planner::LayerKind& kind : model.kinds)
+    kinds.push_back(Json::Object{{"name", kind.name},
+                                 {"parameters", kind.parameters},
+                                 {"activation_bytes", kind.activation_bytes},
+                                 {"checkpoint_bytes", kind.checkpoint_bytes},
+                                 {"workspace_bytes", kind.workspace_bytes},
+                                 {"forward_flops", kind.forward_flops},
+                                 {"input_flops", kind.input_flops},
+                                 {"weight_flops", kind.weight_flops},
+                                 {"boundary_bytes", kind.boundary_bytes},
+                                 {"tensor_reductions", kind.tensor_reductions}});
+  return Json::Object{{"name", model.name},
+                      {"precision", std::string(planner::name_of(model.precision))},
+                      {"parameters", planner::total_parameters(model)},
+                      {"layers", std::move(layers)},
+                      {"kinds", std::move(kinds)}};
+}
+
+// What of a plan is told: its report as text and data, the plan as data and as Lua, the events of a step.
+Json answer_of(const Request& request, const Planned& planned, const Graph& graph, bool events) {
+  Json::Object answer{{"feasible", planned.feasible},
+                      {"problems", Json::Array(planned.problems.begin(), planned.problems.end())},
+                      {"model", json_of(request.model, graph)}};
+  if (!planned.feasible) return answer;
+  const planner::PlanReport report = planner::explain(request, planned);
+  answer.emplace_back("text", planner::to_text(report));
+  answer.emplace_back("lua", to_lua(planned.plan));
+  answer.emplace_back("origin", planned.best.origin);
+  answer.emplace_back("judged", planned.judged);
+  answer.emplace_back("plan", json_of(planned.plan));
+  answer.emplace_back("report", json_of(report));
+  if (events) {
+    planner::SimulateOptions options;
+    options.events = true;
+    answer.emplace_back("events", json_of(planner::simulate(planned.plan, request.cluster, request.model,
+                                                            request.profile, options)
+                                              .events));
+  }
+  return answer;
+}
+
+int plan_graph(lua_State* L) {  // graph, {policy, events, ... as request_at}
+  const Graph& graph = check_object<GraphHandle>(L, 1)->graph;
+  luaL_checktype(L, 2, LUA_TTABLE);
+  const Request request = request_at(L, graph, 2);
+  const Planned planned = planner::plan_with(request, field<std::string>(L, 2, "policy").value_or("auto"));
+  push_json(L, answer_of(request, planned, graph, field<bool>(L, 2, "events").value_or(false)));
+  return 1;
+}
+
+int simulate_graph(lua_State* L) {  // graph, {plan, events, ... as request_at}
+  const Graph& graph = check_object<GraphHandle>(L, 1)->graph;
+  luaL_checktype(L, 2, LUA_TTABLE);
+  const Request request = request_at(L, graph, 2);
+  lua_getfield(L, 2, "plan");
+  const Plan plan = plan_at(L, lua_gettop(L), static_cast<int>(graph.layers.size()));
+  lua_pop(L, 1);
+  const auto problems = validate(plan, {static_cast<int>(graph.layers.size()), request.batch});
+  if (!problems.empty()) fail_usage("the plan cannot be run:\n  {}", fmt::join(problems, "\n  "));
+  planner::Judge judge(request);
+  Planned planned;
+  planned.plan = plan;
+  planned.best = judge.judge(planner::to_layout(plan, request.cluster), "given");
+  planner::SimulateOptions details;
+  details.details = true;
+  planned.best.simulation = planner::simulate(plan, request.cluster, request.model, request.profile, details);
+  planned.lower_bound_seconds = planner::lower_bound_seconds(request, judge);
+  planned.feasible = true;
+  planned.judged = 1;
+  Json answer = answer_of(request, planned, graph, field<bool>(L, 2, "events").value_or(false));
+  if (!planned.best.simulation.fits)
+    std::get<Json::Object>(answer.value).emplace_back("over_bytes", planned.best.simulation.over_bytes);
+  push_json(L, answer);
+  return 1;
+}
+
+double bandwidth_from(std::string text) { return parse_bandwidth(text); }
+double seconds_from(std::string text) { return parse_seconds(text); }
+double rate_from(std::string text) { return parse_rate(text); }
+std::vector<std::string> policies() { return planner::policy_names(); }
+
+}  // namespace
+
+void add_planner(lua_State* L) {
+  set_functions(L, "native.",
+                {bind<&plan_graph>("plan"), bind<&simulate_graph>("simulate"),
+                 bind<&cluster_problems>("cluster_problems"), bind<&known_types>("device_types"),
+                 bind<&policies>("policies"), bind<&bandwidth_from>("parse_bandwidth"),
+                 bind<&seconds_from>("parse_seconds"), bind<&rate_from>("parse_rate")});
+}
+
+}  // namespace het::lua

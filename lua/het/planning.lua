@@ -1,0 +1,208 @@
+--- `hetrun plan` and `hetrun simulate`: plans for a recipe on a cluster, found, explained and drawn.
+local native = require "het.native"
+local errors = require "het.errors"
+local suggest = require "het.suggest"
+local text = require "het.text"
+
+local planning = {}
+
+local additions = { "uneven_microbatches", "placed_optimizer", "recompute_per_stage", "schedules", "local_search" }
+
+local options = {
+  { "cluster", "FILE", "a Lua file that returns het.cluster { ... } (default: this machine)" },
+  { "devices", "N", "of this machine, which share it evenly (default: 1)" },
+  { "policy", "NAME", "autohet, megatron, whale, exhaustive, search or auto (default: auto)", plan = true },
+  { "objective", "NAME", "time, cost (money of a step) or progress (with preemptions) (default: time)", plan = true },
+  { "without", "LIST", "switch additions off: " .. table.concat(additions, ","), plan = true },
+  { "profile", "FILE", "measured layer times, JSON" },
+  { "lua", nil, "print only the plan, as a recipe writes it", plan = true },
+  { "html", "FILE", "draw the step, the memory and the cluster as one page" },
+  { "trace", "FILE", "write the step as a Chrome trace" },
+}
+
+local function help(command, sentence)
+  local lines = { ("hetrun %s RECIPE [--name=value ...] %s. Options of the recipe may follow too."):format(command,
+    sentence), "" }
+  for _, option in ipairs(options) do
+    if command == "plan" or not option.plan then
+      local name = "--" .. option[1] .. (option[2] and "=" .. option[2] or "")
+      lines[#lines + 1] = ("  %-20s %s"):format(name, option[3])
+    end
+  end
+  lines[#lines + 1] = ("  %-20s %s"):format("--json", "make the last line one JSON object")
+  native.write("stdout", table.concat(lines, "\n") .. "\n")
+  return 0
+end
+
+-- The command's own options; the recipe's stay in native.arguments.
+local function take_options(command)
+  local given, rest = {}, {}
+  for _, word in ipairs(native.arguments or {}) do
+    local name, value = word:match("^%-%-([^=]+)=(.*)$")
+    if not name then name = word:match("^%-%-(.+)$") end
+    local known
+    for _, option in ipairs(options) do
+      if option[1] == name and (command == "plan" or not option.plan) then known = option end
+    end
+    if not known then
+      rest[#rest + 1] = word
+    elseif known[2] and not value then
+      errors.usage("%s needs a value, such as --%s=%s", word, name, known[2])
+    else
+      given[name] = value or true
+    end
+  end
+  if native.settings.trace and native.settings.trace ~= "" then given.trace = native.settings.trace end
+  native.arguments = rest
+  return given
+end
+
+local function cluster_of(program, given)
+  local cluster = require "het.cluster"
+  if given.cluster then
+    if given.devices then errors.usage("--devices is for this machine; the file of --cluster says what it has") end
+    local value = program.value(given.cluster)
+    require("het.mistakes").raise()
+    if type(value) ~= "table" or (getmetatable(value) or {}).kind ~= "cluster" then
+      errors.usage("%s returns %s; a cluster file ends with `return het.cluster { ... }`", given.cluster,
+        text.value(value))
+    end
+    return value
+  end
+  local count = tonumber(given.devices or 1)
+  if not count or count < 1 or count ~= math.floor(count) then
+    errors.usage("--devices=%s is not a whole number above 0", given.devices)
+  end
+  return cluster.here(count)
+end
+
+-- Which additions are on; nil: all.
+local function additions_of(list)
+  if not list then return nil end
+  local chosen = {}
+  for name in list:gmatch("[^,]+") do
+    local known = false
+    for _, addition in ipairs(additions) do known = known or addition == name end
+    if not known then
+      errors.usage("--without=%s: there is no addition '%s'%s", list, name, suggest.sentence(name, additions))
+    end
+    chosen[name] = false
+  end
+  return chosen
+end
+
+local function check_choice(name, value, choices)
+  for _, choice in ipairs(choices) do
+    if choice == value then return end
+  end
+  errors.usage("--%s=%s is not one of %s%s", name, value, table.concat(choices, ", "),
+    suggest.sentence(value, choices))
+end
+
+-- The model in a few words: the first line of how it prints, without its number of parameters.
+local function name_of(run)
+  return (tostring(run.arguments.model):match("^[^\n]*"):gsub("%s%s+.*$", ""))
+end
+
+-- What native.plan and native.simulate are asked.
+local function request_of(run, cluster, given)
+  local graph, tokens = run:graph_of_sample()
+  return graph, {
+    cluster = cluster, batch = run.arguments.batch, tokens = tokens, profile = given.profile,
+    name = name_of(run), policy = given.policy or "auto",
+    objective = given.objective or "time", additions = additions_of(given.without),
+    events = given.html ~= nil or given.trace ~= nil,
+  }
+end
+
+--- The best plan of a run on a cluster.
+-- @tparam table given `policy`, `objective`, `without`, `profile`; and `html` or `trace` when events are wanted
+-- @treturn table what native.plan gives: feasible, problems, text, lua, plan, report, events
+function planning.find(run, cluster, given)
+  local graph, request = request_of(run, cluster, given)
+  return native.plan(graph, request)
+end
+
+--- The het.plan that an answer holds.
+function planning.plan_of(answer)
+  local het = require "het"
+  local chunk = assert(loadstring("local het = ...\nreturn " .. answer.lua, "=plan"))
+  return chunk(het)
+end
+
+local function write_trace(path, answer)
+  local events = {}
+  for _, event in ipairs(answer.events) do
+    events[#events + 1] = { name = ("%s %d"):format(event.kind, event.item), ph = "X", pid = event.pipeline,
+      tid = event.stage * 2 + ((event.kind == "send" or event.kind == "reduce" or event.kind == "gather") and 1 or 0),
+      ts = event.start * 1e6, dur = (event["end"] - event.start) * 1e6, cat = event.kind }
+  end
+  native.json_write(path, { traceEvents = events, displayTimeUnit = "ms" })
+end
+
+local function tell(answer, given, title)
+  if given.html then
+    native.write_text(given.html, require("het.planning_page").html(title, answer))
+    if not native.settings.quiet then native.write("stderr", ("drawn: %s\n"):format(given.html)) end
+  end
+  if given.trace then
+    write_trace(given.trace, answer)
+    if not native.settings.quiet then native.write("stderr", ("trace: %s\n"):format(given.trace)) end
+  end
+  if given.lua then
+    native.write("stdout", answer.lua .. "\n")
+  elseif not native.settings.quiet or not native.settings.json then
+    native.write(native.settings.json and "stderr" or "stdout", answer.text)
+    if not native.settings.json then native.write("stdout", "\n" .. answer.lua .. "\n") end
+  end
+  if native.settings.json then
+    answer.events, answer.text = nil, nil
+    native.write("stdout", native.json_encode(answer) .. "\n")
+  end
+end
+
+local function recipe_of(program, command, sentence, words)
+  local path = words[1]
+  if not path then
+    if native.settings.help then return nil, help(command, sentence) end
+    errors.usage("hetrun %s needs a recipe: hetrun %s recipes/gpt_text.lua --cluster=FILE", command, command)
+  end
+  if words[2] then errors.usage("hetrun %s: nobody takes '%s'; options are --name=value", command, words[2]) end
+  if native.settings.help then return nil, help(command, sentence) end
+  return program.load(path), 0
+end
+
+--- `hetrun plan RECIPE`; returns the exit code.
+function planning.plan(program, ...)
+  local given = take_options "plan"
+  if given.policy then check_choice("policy", given.policy, native.policies()) end
+  if given.objective then check_choice("objective", given.objective, { "time", "cost", "progress" }) end
+  local run, code = recipe_of(program, "plan", "finds the best plan for a cluster and explains it", { ... })
+  if not run then return code end
+  local answer = planning.find(run, cluster_of(program, given), given)
+  if not answer.feasible then
+    errors.usage("no plan fits:\n  %s", table.concat(answer.problems, "\n  "))
+  end
+  tell(answer, given, "plan of " .. ((...)))
+  return 0
+end
+
+--- `hetrun simulate RECIPE`; returns the exit code.
+function planning.simulate(program, ...)
+  local given = take_options "simulate"
+  local run, code = recipe_of(program, "simulate", "simulates a step of the recipe's own plan", { ... })
+  if not run then return code end
+  local plan = require("het.plan").resolve(run.arguments.plan, run.arguments.batch)
+  if not plan then errors.usage("%s has no `plan` to simulate; `hetrun plan` finds one", ((...))) end
+  local graph, request = request_of(run, cluster_of(program, given), given)
+  request.plan = plan
+  local answer = native.simulate(graph, request)
+  if answer.over_bytes then
+    native.write("stderr", ("it does not fit: a device lacks %s\n"):format(text.bytes(answer.over_bytes)))
+  end
+  given.lua = nil
+  tell(answer, given, "simulation of " .. ((...)))
+  return 0
+end
+
+return planning

@@ -1,0 +1,193 @@
+#!/usr/bin/env python3
+"""`hetrun plan` and `hetrun simulate`: what they print, draw and refuse; and that their plans train.
+
+usage: run.py HETRUN [unittest arguments]
+"""
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+HETRUN = str(pathlib.Path(sys.argv.pop(1)).resolve())
+TEXT = 'the quick brown fox jumps over the lazy dog.\n' * 60
+CLUSTER = '''local het = require "het"
+return het.cluster { bandwidth = "10 Gbit/s", latency = "50 us",
+  het.node { name = "a", type = "A100-80", devices = 2, price = 8 },
+  het.node { name = "t", type = "T4", devices = 2, price = 1 } }
+'''
+BROWSER = next((path for name in ('chromium', 'chromium-browser', 'google-chrome') if (path := shutil.which(name))), None)
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        self.temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(self.temporary.cleanup)
+        self.folder = pathlib.Path(self.temporary.name)
+        (self.folder / 'text.txt').write_text(TEXT)
+        (self.folder / 'cluster.lua').write_text(CLUSTER)
+        self.recipe('nil')
+
+    def recipe(self, plan):
+        (self.folder / 'small.lua').write_text((HERE / 'small.lua').read_text().replace('nil --[[PLAN]]', plan))
+
+    def hetrun(self, *words, code=0):
+        done = subprocess.run([HETRUN, *map(str, words)], cwd=self.folder, text=True, capture_output=True, timeout=300,
+                              check=False)
+        self.assertEqual(done.returncode, code, f'{words}\n{done.stdout}\n{done.stderr}')
+        return done.stdout, done.stderr
+
+    def refused(self, *words):
+        return self.hetrun(*words, code=2)[1]
+
+    def json_of(self, *words):
+        return json.loads(self.hetrun(*words, '--json', '--quiet')[0].splitlines()[-1])
+
+    def losses(self, *words):
+        metrics = self.folder / 'metrics.jsonl'
+        self.hetrun(*words, '--quiet', f'--metrics={metrics}')
+        return [line['loss'] for line in map(json.loads, metrics.read_text().splitlines()) if 'loss' in line]
+
+
+class Plans(Case):
+    def test_every_device_and_figure_is_told(self):
+        out, _ = self.hetrun('plan', 'small.lua', '--cluster=cluster.lua')
+        for words in ('device', 'layers', 'memory', 'free', 'busy', 'why', 'tokens/s', 'bubble', 'exposed communication',
+                      'no plan takes less than', 'for a billion tokens', 'estimated from the data sheet', 'het.plan {'):
+            self.assertIn(words, out)
+
+    def test_options_of_the_recipe_change_what_is_planned(self):
+        few, many = (self.json_of('plan', 'small.lua', '--cluster=cluster.lua', f'--layers={n}') for n in (4, 12))
+        self.assertEqual(len(few['model']['layers']), 6)
+        self.assertEqual(len(many['model']['layers']), 14)
+        self.assertGreater(many['model']['parameters'], 2 * few['model']['parameters'])
+
+    def test_no_policy_beats_auto_and_none_its_bound(self):
+        best = self.json_of('plan', 'small.lua', '--cluster=cluster.lua')['report']
+        self.assertGreaterEqual(best['step_seconds'], best['lower_bound_seconds'])
+        for policy in ('megatron', 'whale', 'autohet'):
+            other = self.json_of('plan', 'small.lua', '--cluster=cluster.lua', f'--policy={policy}')['report']
+            self.assertLessEqual(best['step_seconds'], other['step_seconds'] * (1 + 1e-9), policy)
+
+    def test_a_plan_covers_every_layer_once_and_the_batch(self):
+        answer = self.json_of('plan', 'small.lua', '--cluster=cluster.lua')
+        plan, layers = answer['plan'], len(answer['model']['layers'])
+        self.assertEqual(plan['microbatch'] * sum(p['microbatches'] for p in plan['pipelines']), 8)
+        for pipeline in plan['pipelines']:
+            self.assertEqual(sum(stage['layers'] for stage in pipeline['stages']), layers)
+
+    def test_a_printed_plan_trains_the_same_model(self):
+        alone = self.losses('small.lua')
+        plan, _ = self.hetrun('plan', 'small.lua', '--devices=2', '--lua')
+        self.recipe(plan.strip())
+        ranks = len({f'here:{i}' for i in range(2) if f'"here:{i}"' in plan})
+        spread = self.losses('--workers', ranks, 'small.lua') if ranks > 1 else self.losses('small.lua')
+        for one, several in zip(alone, spread, strict=True):
+            self.assertAlmostEqual(one, several, delta=1e-5 * abs(one))
+
+    def test_the_planner_s_own_plan_trains_the_same_model(self):
+        alone = self.losses('small.lua')
+        for one, planned in zip(alone, self.losses('small.lua', '--auto'), strict=True):
+            self.assertAlmostEqual(one, planned, delta=1e-5 * abs(one))
+
+    def test_ranks_follow_the_plan_of_the_first(self):
+        alone = self.losses('small.lua')
+        # megatron uses every device that it is given.
+        spread = self.losses('--workers', 2, 'small.lua', '--auto', '--policy=megatron')
+        for one, planned in zip(alone, spread, strict=True):
+            self.assertAlmostEqual(one, planned, delta=1e-5 * abs(one))
+
+
+class Simulations(Case):
+    def test_the_recipe_s_plan(self):
+        self.recipe('het.plan { microbatch = 2, het.pipeline { microbatches = 4, het.stage { "a:0", layers = 5 }, '
+                    'het.stage { "t:0" } } }')
+        answer = self.json_of('simulate', 'small.lua', '--cluster=cluster.lua')
+        self.assertEqual([d['device'] for d in answer['report']['devices']], ['a:0', 't:0'])
+        best = self.json_of('plan', 'small.lua', '--cluster=cluster.lua')
+        self.assertLessEqual(best['report']['step_seconds'], answer['report']['step_seconds'])
+
+    def test_a_trace_opens(self):
+        self.recipe('het.plan { microbatch = 2, het.pipeline { microbatches = 4, het.stage { "a:0" }, '
+                    'het.stage { "t:0" } } }')
+        self.hetrun('simulate', 'small.lua', '--cluster=cluster.lua', '--trace=trace.json')
+        events = json.loads((self.folder / 'trace.json').read_text())['traceEvents']
+        self.assertEqual(sum(event['cat'] == 'forward' for event in events), 8)
+
+    def test_a_recipe_without_a_plan(self):
+        self.assertIn('small.lua has no `plan` to simulate', self.refused('simulate', 'small.lua'))
+
+    def test_a_device_that_the_cluster_has_not(self):
+        self.recipe('het.plan { microbatch = 8, het.pipeline { het.stage { "x:0" } } }')
+        self.assertIn('x:0', self.refused('simulate', 'small.lua', '--cluster=cluster.lua'))
+
+
+class Pages(Case):
+    def test_the_page_is_whole(self):
+        self.hetrun('plan', 'small.lua', '--cluster=cluster.lua', '--html=plan.html')
+        page = (self.folder / 'plan.html').read_text()
+        for words in ('<!doctype html>', 'One step', 'A100-80', 'het.plan {', '</html>'):
+            self.assertIn(words, page)
+        self.assertNotIn('http', page)
+
+    @unittest.skipUnless(BROWSER, 'skipped: no browser (chromium)')
+    def test_a_browser_draws_it(self):
+        self.hetrun('plan', 'small.lua', '--cluster=cluster.lua', '--html=plan.html')
+        done = subprocess.run([BROWSER, '--headless', '--no-sandbox', '--disable-gpu', '--enable-logging=stderr', '--v=0',
+                               f'--user-data-dir={self.folder}/browser', '--dump-dom', str(self.folder / 'plan.html')],
+                              capture_output=True, text=True, timeout=120, check=False)
+        self.assertIn('<h2>Devices</h2>', done.stdout)
+        self.assertIn('<rect class="forward"', done.stdout)
+        self.assertNotIn('CONSOLE', done.stderr)
+
+
+class Mistakes(Case):
+    def cluster(self, text):
+        (self.folder / 'cluster.lua').write_text(f'local het = require "het"\nreturn {text}\n')
+        return self.refused('plan', 'small.lua', '--cluster=cluster.lua')
+
+    def test_words_of_the_command_line(self):
+        self.assertIn("did you mean 'megatron'?", self.refused('plan', 'small.lua', '--policy=megaton'))
+        self.assertIn('--objective=speed is not one of time, cost, progress',
+                      self.refused('plan', 'small.lua', '--objective=speed'))
+        self.assertIn('--cluster needs a value', self.refused('plan', 'small.lua', '--cluster'))
+        self.assertIn('did you mean --layers?', self.refused('plan', 'small.lua', '--layer=3'))
+        self.assertIn("there is no addition 'schedule'; did you mean 'schedules'?",
+                      self.refused('plan', 'small.lua', '--without=schedule'))
+        self.assertIn('hetrun plan needs a recipe', self.refused('plan'))
+
+    def test_a_file_that_is_no_cluster(self):
+        self.assertIn('a cluster file ends with `return het.cluster', self.cluster('{}'))
+
+    def test_mistakes_of_a_cluster_come_all_at_once(self):
+        told = self.cluster('het.cluster { latencyy = "1 us", het.node { name = "a", type = "A100-80", devices = 0 }, '
+                            'het.node { name = "b", type = "T4", bandwidth = "10 furlongs" } }')
+        for words in ("latency", "devices", "10 furlongs"):
+            self.assertIn(words, told)
+
+    def test_an_unknown_type(self):
+        self.assertIn("no device type is called 'A100-81'; did you mean 'A100-80'?",
+                      self.cluster('het.cluster { het.node { name = "a", type = "A100-81" } }'))
+
+    def test_a_zone_that_no_node_is_in(self):
+        told = self.cluster('het.cluster { het.node { name = "a", type = "T4", zone = "x" }, '
+                            'het.link { from = "x", to = "y", bandwidth = "1 GB/s", latency = "5 us" } }')
+        self.assertIn('no node is in zone "y"', told)
+
+    def test_a_model_that_fits_nowhere(self):
+        (self.folder / 'cluster.lua').write_text('''local het = require "het"
+return het.cluster { het.device_type { name = "toy", f32 = "1 TFLOP/s", memory = "600 kB", memory_bandwidth = "10 GB/s" },
+  het.node { name = "a", type = "toy", devices = 1 } }
+''')
+        told = self.refused('plan', 'small.lua', '--cluster=cluster.lua')
+        for words in ('no plan fits', 'lacks', 'what would help'):
+            self.assertIn(words, told)
+
+
+if __name__ == '__main__':
+    unittest.main(argv=sys.argv[:1] + sys.argv[1:])

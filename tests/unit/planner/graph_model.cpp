@@ -1,0 +1,95 @@
+// What a planner counts in a training graph.
+#include "planner/graph_model.h"
+
+#include <catch2/catch.hpp>
+
+#include "core/graph/gradient.h"
+#include "core/ops/op.h"
+#include "tests/unit/core/testing.h"
+
+using namespace het;
+using namespace het::planner;
+
+namespace {
+
+constexpr int64_t kTokens = 6, kWidth = 8, kHidden = 16, kBlocks = 3;
+
+// Blocks of two projections with a residual, and a loss; trained by SGD with momentum.
+Graph model(DType dtype) {
+  Graph graph;
+  GraphBuilder b(graph);
+  const auto weight = [&](const std::string& name, Shape shape) {
+    const ValueId master = b.parameter(name, {DType::f32, std::move(shape)}, {});
+    return dtype == DType::f32 ? master : b.call("cast", {master}, {{"dtype", std::string(name_of(dtype))}});
+  };
+  ValueId x = b.input("inputs", {dtype, {1, kTokens, kWidth}});
+  for (int i = 0; i < kBlocks; ++i) {
+    const std::string name = "blocks." + std::to_string(i);
+    b.begin_layer(name);
+    const ValueId up = b.call("linear", {x, weight(name + ".up", {kHidden, kWidth}), kAbsent});
+    const ValueId down =
+        b.call("linear", {b.call("gelu", {up}), weight(name + ".down", {kWidth, kHidden}), kAbsent});
+    x = b.call("add", {x, down});
+  }
+  b.begin_layer("head");
+  const ValueId loss = b.call("sum", {b.call("square", {x})}, {{"dtype", std::string("f32")}});
+  b.output("loss", loss);
+  const auto gradients = differentiate(graph, loss);
+  b.set_phase(Phase::update);
+  b.set_layer(-1);
+  const ValueId lr = b.input("lr", {DType::f32, {}}, true);
+  const ValueId one =
+      b.call("fill", {}, {{"value", 1.0}, {"shape", std::vector<int64_t>{}}, {"dtype", std::string("f32")}});
+  for (const auto& [parameter, gradient] : gradients)
+    b.call_all(
+        op_named("sgd"),
+        {parameter, b.buffer(graph.values[parameter].name + ".m", graph.type(parameter)), gradient, lr, one},
+        {{"momentum", 0.9}});
+  return graph;
+}
+
+}  // namespace
+
+TEST_CASE("layers that are alike are one kind", "[planner]") {
+  const Model found = model_of_graph(model(DType::f32), "toy", 1, kTokens);
+  CHECK(found.name == "toy");
+  CHECK(found.tokens == kTokens);
+  // The first block needs no gradient of its input: it is a kind of its own.
+  REQUIRE(found.kinds.size() == 3);
+  CHECK(found.kinds[0].name == "blocks");
+  CHECK(found.kinds[1].name == "blocks-2");
+  CHECK(found.kinds[2].name == "head");
+  CHECK(found.layers == std::vector<int>{0, 1, 1, 2});
+}
+
+TEST_CASE("work and sizes of a layer are those of its nodes", "[planner]") {
+  const Model found = model_of_graph(model(DType::f32), "toy", 1, kTokens);
+  const LayerKind& block = found.kinds[1];
+  const double projection = 2.0 * kTokens * kWidth * kHidden;
+  CHECK(block.parameters == 2.0 * kWidth * kHidden);
+  CHECK(block.forward_flops == Approx(2 * projection).epsilon(0.3));  // and a few for each element
+  CHECK(block.forward_flops > 2 * projection);
+  CHECK(block.weight_flops == 2 * projection);
+  CHECK(block.input_flops >= 2 * projection);
+  // up's result for the gelu's gradient, the gelu's for down's weights, and the block's input for up's.
+  CHECK(block.activation_bytes == 4.0 * kTokens * (2 * kHidden + kWidth));
+  CHECK(block.boundary_bytes == 4.0 * kTokens * kWidth);
+  CHECK(block.checkpoint_bytes == 4.0 * kTokens * kWidth);
+  CHECK(found.kinds[2].boundary_bytes == 0);
+  // Up by columns, down by rows: one sum of the block's output.
+  CHECK(block.tensor_reductions == 1);
+  CHECK(found.weight_bytes == 4);
+  CHECK(found.optimizer_bytes == 4);
+}
+
+TEST_CASE("weights in a lower precision are kept beside the masters", "[planner]") {
+  const Model found = model_of_graph(model(DType::bf16), "toy", 1, kTokens);
+  CHECK(found.precision == Precision::bf16);
+  CHECK(found.weight_bytes == 6);
+  CHECK(found.kinds[1].boundary_bytes == 2.0 * kTokens * kWidth);
+}
+
+TEST_CASE("degrees are those that share the features out evenly", "[planner]") {
+  CHECK(tensor_degrees_of(model(DType::f32), 8) == std::vector<int>{1, 2, 4, 8});
+  CHECK(tensor_degrees_of(model(DType::f32), 1) == std::vector<int>{1});
+}
