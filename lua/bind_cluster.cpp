@@ -11,6 +11,7 @@
 #include "core/cluster/secret.h"
 #include "core/cluster/store_key_value.h"
 #include "core/comm/gloo.h"
+#include "core/comm/shaped.h"
 #include "lua/objects.h"
 
 namespace het::lua {
@@ -86,8 +87,19 @@ std::string meet(lua_State* L, const EnvironmentLookup& lookup, const Placement&
   return address;
 }
 
-// {recipe, data, device, memory, timeout, rendezvous, run}: nil where no launcher says that there are several
-// ranks.
+// The entries of `links`, by rank from and then rank to; none: the links are the machine's own.
+std::vector<Link> links_at(lua_State* L, int index, int ranks) {
+  std::vector<Link> links;
+  each_in(L, index, "links", [&](int, int at) {
+    links.push_back(
+        {field<double>(L, at, "bandwidth").value_or(0), field<double>(L, at, "latency").value_or(0)});
+  });
+  HET_REQUIRE(links.empty() || static_cast<int>(links.size()) == ranks * ranks, links.size(), ranks);
+  return links;
+}
+
+// {recipe, data, device, memory, timeout, rendezvous, run, links}: nil where no launcher says that there are
+// several ranks.
 int join_run(lua_State* L) {
   luaL_checktype(L, 1, LUA_TTABLE);
   const EnvironmentLookup lookup = process_environment();
@@ -124,6 +136,10 @@ int join_run(lua_State* L) {
   gloo.prefix = "traffic";
   gloo.host = member.host;
   gloo.patience.warn = say;
+  if (auto links = links_at(L, 1, gloo.size); !links.empty())
+    gloo.pacer = make_shaped_links([links = std::move(links), size = gloo.size](int from, int to) {
+      return links[static_cast<size_t>(from * size + to)];
+    });
   cluster->fabric = make_gloo(std::move(gloo));
   cluster->groups = std::make_shared<Groups>(cluster->fabric);
   return Convert<ClusterHandle>::push(L, std::move(cluster));
@@ -238,8 +254,8 @@ void add_described(std::map<std::string, Held>& all, int rank, const std::string
   }
 }
 
-// On rank 0 the whole state of the run: the rank's own where it has all of it, else a new one with every tensor, in
-// the host's memory. nil on the others. All ranks call it at the same place.
+// On rank 0 the whole state of the run: the rank's own where it has all of it, else a new one with every
+// tensor, in the host's memory. nil on the others. All ranks call it at the same place.
 int cluster_gather(lua_State* L) {  // cluster, executor, state
   auto& cluster = check_object<ClusterHandle>(L, 1);
   auto& executor = check_object<ExecutorHandle>(L, 2);

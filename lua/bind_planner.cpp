@@ -1,11 +1,13 @@
 // The planner as Lua sees it: clusters and plans as tables, answers as tables.
 #include <algorithm>
+#include <map>
 
 #include "core/base/units.h"
 #include "lua/objects.h"
 #include "planner/explain.h"
 #include "planner/graph_model.h"
 #include "planner/policy.h"
+#include "planner/work.h"
 
 namespace het::lua {
 namespace {
@@ -256,6 +258,43 @@ int simulate_graph(lua_State* L) {  // graph, {plan, events, ... as request_at}
   return 1;
 }
 
+// What it takes to run the ranks of a plan as if they were devices of a cluster: {devices = {{flops,
+// bandwidth, memory}}, links = {{latency, bandwidth}}}, a device a rank, links by rank from and then rank to.
+int pace_of(lua_State* L) {  // cluster, plan, layers
+  const Cluster cluster = cluster_at(L, 1);
+  const Plan plan = plan_at(L, 2, Convert<int>::get(L, 3));
+  struct Place {
+    int node = -1, host = 0;
+  };
+  std::map<std::string, Place> places;
+  for (int n = 0; n < static_cast<int>(cluster.nodes.size()); ++n)
+    for (int h = 0; h < static_cast<int>(cluster.nodes[static_cast<size_t>(n)].hosts.size()); ++h)
+      for (int d = 0; d < cluster.nodes[static_cast<size_t>(n)].devices; ++d)
+        places[planner::device_name(cluster, n, h, d)] = {n, h};
+  std::vector<Place> ranks;
+  for (const std::string& name : devices_of(plan)) {
+    const auto found = places.find(name);
+    if (found == places.end()) fail_usage("the plan names the device {}, which the cluster has not", name);
+    ranks.push_back(found->second);
+  }
+  Json::Array devices, links;
+  for (const Place& place : ranks) {
+    const planner::DeviceType& type = planner::type_of(cluster, place.node);
+    devices.push_back(Json::Object{{"flops", type.f32_flops * type.efficiency},
+                                   {"bandwidth", type.memory_bytes_per_second},
+                                   {"memory", type.memory_bytes}});
+  }
+  for (const Place& from : ranks)
+    for (const Place& to : ranks) {
+      const bool same = from.node == to.node && from.host == to.host;
+      const Link link = same ? planner::inside_link(cluster, from.node)
+                             : planner::between_link(cluster, from.node, to.node);
+      links.push_back(Json::Object{{"latency", link.latency_seconds}, {"bandwidth", link.bytes_per_second}});
+    }
+  push_json(L, Json::Object{{"devices", std::move(devices)}, {"links", std::move(links)}});
+  return 1;
+}
+
 double bandwidth_from(std::string text) { return parse_bandwidth(text); }
 double seconds_from(std::string text) { return parse_seconds(text); }
 double rate_from(std::string text) { return parse_rate(text); }
@@ -264,11 +303,12 @@ std::vector<std::string> policies() { return planner::policy_names(); }
 }  // namespace
 
 void add_planner(lua_State* L) {
-  set_functions(L, "native.",
-                {bind<&plan_graph>("plan"), bind<&simulate_graph>("simulate"),
-                 bind<&cluster_problems>("cluster_problems"), bind<&known_types>("device_types"),
-                 bind<&policies>("policies"), bind<&bandwidth_from>("parse_bandwidth"),
-                 bind<&seconds_from>("parse_seconds"), bind<&rate_from>("parse_rate")});
+  set_functions(
+      L, "native.",
+      {bind<&plan_graph>("plan"), bind<&simulate_graph>("simulate"),
+       bind<&cluster_problems>("cluster_problems"), bind<&known_types>("device_types"),
+       bind<&pace_of>("pace"), bind<&policies>("policies"), bind<&bandwidth_from>("parse_bandwidth"),
+       bind<&seconds_from>("parse_seconds"), bind<&rate_from>("parse_rate")});
 }
 
 }  // namespace het::lua

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "core/base/parallel.h"
+#include "core/device/paced.h"
 #include "core/graph/fuse.h"
 #include "core/ops/op.h"
 #include "lua/interrupt.h"
@@ -18,9 +19,17 @@ DeviceHandle device(lua_State* L, const std::string& name) {
   if (name == "reference") return host_of(L).reference;
   fail_usage("'{}' is not a device of this machine; there are cpu and reference", name);
 }
+// name or nil, and {flops, bandwidth, memory} for one that is slowed to these rates.
 int get_device(lua_State* L) {
-  return Convert<DeviceHandle>::push(
-      L, device(L, Convert<std::optional<std::string>>::get(L, 1).value_or("cpu")));
+  DeviceHandle found = device(L, Convert<std::optional<std::string>>::get(L, 1).value_or("cpu"));
+  if (lua_istable(L, 2)) {
+    Pace pace;
+    pace.flops_per_second = field<double>(L, 2, "flops").value_or(0);
+    pace.bytes_per_second = field<double>(L, 2, "bandwidth").value_or(0);
+    pace.memory_bytes = static_cast<int64_t>(field<double>(L, 2, "memory").value_or(0));
+    found = make_paced(found, pace);
+  }
+  return Convert<DeviceHandle>::push(L, found);
 }
 
 int device_index(lua_State* L) {
@@ -230,6 +239,16 @@ double executor_number(ExecutorHandle& executor, std::string name) {
 std::string executor_find_non_finite(ExecutorHandle& executor) { return executor->find_non_finite(); }
 int executor_memory(lua_State* L) { return push_memory(L, check_object<ExecutorHandle>(L, 1)->memory()); }
 
+int executor_usage(lua_State* L) {
+  const Executor::Usage& usage = check_object<ExecutorHandle>(L, 1)->usage();
+  lua_newtable(L);
+  set_field(L, "runs", static_cast<double>(usage.runs));
+  set_field(L, "seconds", usage.seconds);
+  set_field(L, "waited", usage.waited);
+  set_field(L, "sent_bytes", static_cast<double>(usage.sent_bytes));
+  return 1;
+}
+
 // A run with a clock around each instruction: list of {op, begin, seconds} and, of computations, {scope,
 // phase, layer, microbatch}, of starts {label, bytes, arrived}. An await names what it waits for: `label`.
 int executor_timings(lua_State* L) {
@@ -282,9 +301,10 @@ void add_program(lua_State* L) {
   make_class<ProgramHandle>(L, {bind<&program_memory>("memory"), bind<&program_verify>("verify"),
                                 bind<&program_share>("share"), bind<&program_to_string>("__tostring")});
   make_class<ExecutorHandle>(
-      L, {bind<&executor_write>("write"), bind<&executor_run>("run"), bind<&executor_read>("read"),
-          bind<&executor_number>("number"), bind<&executor_find_non_finite>("find_non_finite"),
-          bind<&executor_memory>("memory"), bind<&executor_timings>("timings")});
+      L,
+      {bind<&executor_write>("write"), bind<&executor_run>("run"), bind<&executor_read>("read"),
+       bind<&executor_number>("number"), bind<&executor_find_non_finite>("find_non_finite"),
+       bind<&executor_memory>("memory"), bind<&executor_usage>("usage"), bind<&executor_timings>("timings")});
   set_functions(L, "native.",
                 {bind<&get_device>("device"), bind<&threads>("threads"), bind<&new_state>("state"),
                  bind<&make_program>("program"), bind<&new_executor>("executor")});

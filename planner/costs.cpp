@@ -47,16 +47,17 @@ CostTable make_costs(const Cluster& cluster, const Model& model, const Profile& 
   table.weight_bytes = model.weight_bytes;
   table.gradient_bytes = model.gradient_bytes;
   table.optimizer_bytes = model.optimizer_bytes;
-  const double scale = static_cast<double>(microbatch) / tensor;
+  const auto divided = [&](double all, double whole) { return whole + (all - whole) / tensor; };
   table.parameters = table.activation = table.checkpoint = {0};
   for (int layer = 0; layer < table.layers; ++layer) {
     const LayerKind& kind = model.layer(layer);
-    table.parameters.push_back(table.parameters.back() + kind.parameters / tensor);
-    table.activation.push_back(table.activation.back() + kind.activation_bytes * scale);
+    table.parameters.push_back(table.parameters.back() + divided(kind.parameters, kind.whole_parameters));
+    const double kept = divided(kind.activation_bytes, kind.whole_activation_bytes) * microbatch;
+    table.activation.push_back(table.activation.back() + kept);
     // The kept input is whole on every device of the group.
     table.checkpoint.push_back(table.checkpoint.back() + kind.checkpoint_bytes * microbatch);
-    table.layer_activation.push_back(kind.activation_bytes * scale);
-    table.workspace.push_back(kind.workspace_bytes * scale);
+    table.layer_activation.push_back(kept);
+    table.workspace.push_back(divided(kind.workspace_bytes, kind.whole_workspace_bytes) * microbatch);
     table.boundary.push_back(kind.boundary_bytes * microbatch);
   }
   const int count = static_cast<int>(cluster.nodes.size());

@@ -27,7 +27,6 @@ class Counter {
     count_activations();
     count_boundaries();
     count_workspace();
-    count_reductions();
     for (LayerKind& layer : layers_)
       for (double* figure :
            {&layer.activation_bytes, &layer.checkpoint_bytes, &layer.workspace_bytes, &layer.forward_flops,
@@ -200,21 +199,28 @@ class Counter {
     }
   }
 
-  void count_reductions() {
-    const auto degrees = tensor_degrees_of(graph_, 2);
-    if (degrees.back() != 2) return;
-    const Graph half = prune(partition(graph_, 2, 0));
-    for (const het::Node& node : half.nodes)
-      if (node.op->communicates && node.phase == Phase::forward && node.layer >= 0)
-        ++layers_[node.layer].tensor_reductions;
-  }
-
   const Graph& graph_;
   int samples_;
   std::vector<LayerKind> layers_;
   std::vector<bool> invariant_, needed_;  // of nodes
   std::vector<ValueId> root_;             // of values: the buffer's
 };
+
+// What two ranks that share each layer have of it tells what they divide: half of that is missing.
+void count_division(const Graph& graph, int samples, std::vector<LayerKind>& layers) {
+  if (tensor_degrees_of(graph, 2).back() != 2) return;
+  const Graph half = prune(partition(graph, 2, 0));
+  const std::vector<LayerKind> own = Counter(half, samples).run();
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const auto whole = [](double all, double part) { return std::clamp(2 * part - all, 0.0, all); };
+    layers[i].whole_parameters = whole(layers[i].parameters, own[i].parameters);
+    layers[i].whole_activation_bytes = whole(layers[i].activation_bytes, own[i].activation_bytes);
+    layers[i].whole_workspace_bytes = whole(layers[i].workspace_bytes, own[i].workspace_bytes);
+  }
+  for (const het::Node& node : half.nodes)
+    if (node.op->communicates && node.phase == Phase::forward && node.layer >= 0)
+      ++layers[node.layer].tensor_reductions;
+}
 
 // "blocks" of "blocks.3".
 std::string base_of(const std::string& layer) {
@@ -274,7 +280,8 @@ Model model_of_graph(const Graph& whole, std::string name, int samples, int toke
   model.optimizer_bytes = buffers / parameters;
 
   std::map<std::string, int> used;  // names of kinds
-  const std::vector<LayerKind> layers = Counter(graph, samples).run();
+  std::vector<LayerKind> layers = Counter(graph, samples).run();
+  count_division(graph, samples, layers);
   for (size_t i = 0; i < layers.size(); ++i) {
     LayerKind layer = layers[i];
     const auto known = std::find_if(model.kinds.begin(), model.kinds.end(), [&](LayerKind kind) {

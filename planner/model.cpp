@@ -147,6 +147,9 @@ std::vector<std::string> validate(const Model& model) {
     check("weight_flops", kind.weight_flops);
     check("forward_bytes", kind.forward_bytes);
     check("boundary_bytes", kind.boundary_bytes);
+    check("whole_parameters", kind.whole_parameters);
+    check("whole_activation_bytes", kind.whole_activation_bytes);
+    check("whole_workspace_bytes", kind.whole_workspace_bytes);
   }
   return problems;
 }

@@ -22,6 +22,8 @@ struct LayerKind {
   double weight_flops = 0;    // backward, gradient of the weights
   double forward_bytes = 0;   // memory traffic of activations in one forward; a backward has twice that
   double boundary_bytes = 0;  // its output, sent to the next stage (its gradient is as large)
+  // Of the above, what tensor parallelism does not divide: norms, residuals.
+  double whole_parameters = 0, whole_activation_bytes = 0, whole_workspace_bytes = 0;
   int tensor_reductions = 0;  // all-reduces of its output in one forward under tensor parallelism
   bool operator==(const LayerKind&) const = default;
 };

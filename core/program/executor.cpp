@@ -26,6 +26,10 @@ std::string key_of(const Compute& compute) {
   return key;
 }
 
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
 // The index of the first NaN or infinity among the elements, or -1.
 int64_t first_non_finite(const Tensor& tensor) {
   if (!is_float(tensor.dtype())) return -1;
@@ -108,15 +112,15 @@ Executor::Executor(Program program, std::shared_ptr<StateStore> state, std::shar
       case Home::arena:
         buffer_addresses_.push_back(arena_->address() + std::max<int64_t>(buffer.offset, 0));
         break;
-      case Home::state:
-        buffer_addresses_.push_back(
-            state_->require(buffer).memory->address());
-        break;
+      case Home::state: buffer_addresses_.push_back(state_->require(buffer).memory->address()); break;
       default: buffer_addresses_.push_back(arena_->address() + next); next += rounded(buffer.type.bytes());
     }
   }
   workspace_ = arena_->address() + next;
   written_.assign(program_.buffers.size(), false);
+  for (const Instruction& instruction : program_.instructions)
+    if (const auto* start = std::get_if<Start>(&instruction); start != nullptr && start->in.buffer != kAbsent)
+      sent_bytes_ += start->in.layout.type.bytes();
 
   for (size_t i = 0; i < program_.instructions.size(); ++i) {
     Call& call = calls_.emplace_back();
@@ -199,7 +203,12 @@ void Executor::require_inputs() const {
 
 void Executor::launch(const Call& call) {
   if (call.collective != nullptr) {
-    if (!call.starts) return call.collective->wait();
+    if (!call.starts) {
+      const auto begin = std::chrono::steady_clock::now();
+      call.collective->wait();
+      usage_.waited += seconds_since(begin);
+      return;
+    }
     state_->device().synchronize();
     return call.collective->start(addresses_[call.first_input], addresses_[call.first_input + 1]);
   }
@@ -213,6 +222,7 @@ int Executor::first_instruction() const {
 
 bool Executor::run() {
   require_inputs();
+  const auto began = std::chrono::steady_clock::now();
   const int begin = first_instruction(), end = static_cast<int>(calls_.size());
   for (int i = begin; i < end; ++i) {
     if (i < first_update_ && collectives_.empty() && stop_.load(std::memory_order_relaxed)) {
@@ -222,6 +232,9 @@ bool Executor::run() {
     launch(calls_[i]);
   }
   state_->device().synchronize();
+  ++usage_.runs;
+  usage_.seconds += seconds_since(began);
+  usage_.sent_bytes += sent_bytes_;
   prologue_version_ = state_->version();
   if (changes_parameters_) state_->touch();
   return true;

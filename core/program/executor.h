@@ -37,6 +37,14 @@ class Executor {
   // other ranks take part in goes on to its end.
   void request_stop() { stop_.store(true, std::memory_order_relaxed); }
 
+  // Of all runs so far: how long they took, how much of that was waiting for other ranks, and the bytes
+  // handed to them (of a collective its operand's).
+  struct Usage {
+    int64_t runs = 0, sent_bytes = 0;
+    double seconds = 0, waited = 0;
+  };
+  const Usage& usage() const { return usage_; }
+
   const Program& program() const { return program_; }
   MemoryUse memory() const { return memory_; }
   StateStore& state() const { return *state_; }
@@ -56,6 +64,8 @@ class Executor {
   void prepare_communication();
   std::byte* address(const Operand& operand) const;
   void require_inputs() const;
+  Usage usage_;
+  int64_t sent_bytes_ = 0;        // in one run
   int first_instruction() const;  // skips the prologue while the state has not changed
   Tensor copy_of(BufferId buffer) const;
   struct NonFinite;

@@ -23,6 +23,11 @@ end
 
 local function is_model(value) return define.kind_of(value) == "layer" end
 
+local function count_layers(self)
+  local graph = self:graph_of_sample()
+  return #graph:layers()
+end
+
 -- The plan that the planner finds: rank 0 does, the others are told.
 local function find_plan(self, wanted, ranks)
   local planning = require "het.planning"
@@ -43,11 +48,18 @@ end
 -- needs as many ranks; ranks without a plan are replicas that share the batch evenly.
 local function join(self)
   local a = self.arguments
-  if not (a.plan and a.plan.automatic) then self.plan = plan.resolve(a.plan, a.batch) end
-  self.cluster = native.join { rendezvous = a.rendezvous, run = a.name, recipe = tostring(self) .. tostring(a.plan),
+  local automatic = a.plan and a.plan.automatic
+  -- With a cluster that is written down every rank finds the same plan; of this machine the first one's counts.
+  if automatic and automatic.cluster then
+    self.plan = plan.resolve(find_plan(self, automatic), a.batch)
+  elseif not automatic then
+    self.plan = plan.resolve(a.plan, a.batch)
+  end
+  self.pace = a.pace and native.pace(a.pace, self.plan or errors.usage("train.pace needs a plan"), count_layers(self))
+  self.cluster = native.join { links = self.pace and self.pace.links, rendezvous = a.rendezvous, run = a.name, recipe = tostring(self) .. tostring(a.plan),
     data = tostring(a.data), device = self.device, memory = native.device(self.device):available_bytes() }
   local ranks = self.cluster and self.cluster:size() or 1
-  if a.plan and a.plan.automatic then self.plan = plan.resolve(find_plan(self, a.plan.automatic, ranks), a.batch) end
+  if automatic and not self.plan then self.plan = plan.resolve(find_plan(self, automatic, ranks), a.batch) end
   if self.plan then
     local devices = plan.devices(self.plan)
     if devices ~= ranks then
@@ -58,6 +70,11 @@ local function join(self)
     self.plan = plan.replicas(ranks, a.batch, a.microbatch)
   end
   self.rank = self.cluster and self.cluster:rank() or 0
+end
+
+-- Where this rank computes.
+local function device_of(self)
+  return native.device(self.device, self.pace and self.pace.devices[self.rank + 1])
 end
 
 -- Types of a micro-batch's inputs and labels, { dtype, shape }.
@@ -127,11 +144,11 @@ local function count_parameters(graph)
   return total
 end
 
---- The training graph of one sample: what planners count.
-function Run:graph_of_sample()
+--- The training graph of a micro-batch of `samples` (1): what planners count.
+function Run:graph_of_sample(samples)
   local a = self.arguments
   local context = a.context or (is_model(a.model) and a.model.arguments.context) or 1
-  return graphs.training(spec_of { arguments = a, microbatch = 1, context = context }).graph, context
+  return graphs.training(spec_of { arguments = a, microbatch = samples or 1, context = context }).graph, context
 end
 
 --- Build everything a run needs: graphs, state, executors, samplers. Nothing has been computed yet.
@@ -146,7 +163,7 @@ function Run:prepare()
   local training = graphs.training(spec_of(self))
   self.has_counter = training.counter
   self.parameters = count_parameters(training.graph)
-  self.state = native.state(native.device(self.device), a.seed)
+  self.state = native.state(device_of(self), a.seed)
   local about = restore(self) or {}
   self.step, self.best, self.validation = about.step or 0, about.best, about.validation
   self.train_executor = executor_of(self, training)
@@ -276,6 +293,29 @@ local function print_sample(self)
   if not ok and select(2, errors.describe(problem)) ~= "interrupted" then error(problem, 0) end
 end
 
+-- What each rank did in a step, on average: the first says it and keeps it. All ranks call it at the same place.
+local function tell_ranks(self, reporter)
+  local used = self.train_executor:usage()
+  if not self.cluster or used.runs == 0 then return nil end
+  local own = { rank = self.rank, computed_s = (used.seconds - used.waited) / used.runs,
+    waited_s = used.waited / used.runs, sent_bytes = used.sent_bytes / used.runs,
+    memory_bytes = self.train_executor:memory().total }
+  local told = self.cluster:tell(native.json_encode(own))
+  if self.rank > 0 then return nil end
+  local ranks, slowest = {}, 1
+  for i, words in ipairs(told) do
+    ranks[i] = native.json_decode(words)
+    if ranks[i].computed_s > ranks[slowest].computed_s then slowest = i end
+  end
+  for i, rank in ipairs(ranks) do
+    reporter:say(("rank %d: a step computes %s and waits %s (%.0f %%), hands %s to others, takes %s of memory%s"):format(
+      rank.rank, native.show_seconds(rank.computed_s), native.show_seconds(rank.waited_s),
+      100 * rank.waited_s / (rank.computed_s + rank.waited_s), text.bytes(rank.sent_bytes),
+      text.bytes(rank.memory_bytes), i == slowest and "; it computes longest" or ""))
+  end
+  return ranks
+end
+
 -- The numbers of a finished run.
 local function results_of(self, reporter, started)
   local done = self.step - self.first_step
@@ -365,6 +405,7 @@ function Run:start()
   end
   local results = results_of(self, reporter, started)
   results.interrupted = interrupted
+  results.ranks = tell_ranks(self, reporter)
   self.results = results
   if not interrupted then
     print_sample(self)
@@ -438,6 +479,8 @@ return define.constructor {
     { "rendezvous", "string", "where ranks on several machines find each other: \"etcd://host:2379\" (default: "
       .. "MASTER_ADDR and MASTER_PORT; HETRUN_RENDEZVOUS)" },
     { "name", "string", "of the run, by which its ranks find each other", default = "hetrun" },
+    { "pace", "cluster", "run each rank as slowly as its device in this cluster, over links as slow: to try plans for a "
+      .. "mixed cluster on one machine whose own rates are well above" },
     { "plan", "plan", "who computes what (default: one device does everything; each device of a plan is a process, "
       .. "started by `hetrun --workers N`)" },
   },

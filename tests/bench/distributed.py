@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+"""Training over several ranks, measured: against one device, against what a schedule allows, against raw Gloo, and what
+happens when a rank is killed. The last line is one JSON object.
+
+usage: distributed.py HETRUN [--trials N]   (from the root; builds the tests' programs if they are missing)
+"""
+import json
+import os
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+HETRUN = pathlib.Path(sys.argv[1]).resolve()
+BUILD = HETRUN.parent.parent
+TRIALS = int(sys.argv[sys.argv.index('--trials') + 1]) if '--trials' in sys.argv else 300
+TEXT = 'the quick brown fox jumps over the lazy dog.\n' * 60
+RANKS = {'dp2': 2, 'pp4': 4, 'asymmetric': 5, 'tp2': 2, 'exchange': 2}
+
+
+def say(words):
+    print(words, file=sys.stderr, flush=True)
+
+
+def run(words, folder, **environment):
+    done = subprocess.run([str(word) for word in words], cwd=folder, text=True, capture_output=True, check=False,
+                          env={**os.environ, 'OMP_WAIT_POLICY': 'passive', **environment})
+    return done.returncode, done.stdout, done.stderr
+
+
+def last_json(words, folder):
+    code, out, err = run(words, folder)
+    if code != 0:
+        sys.exit(f'{words}:\n{out}\n{err}')
+    return json.loads(out.splitlines()[-1])
+
+
+def step_seconds(folder, setting, link='4 GB/s'):
+    """The median step of a run, and its results."""
+    metrics = folder / 'metrics.jsonl'
+    result = last_json([HETRUN, '--workers', RANKS[setting], folder / 'paced.lua', f'--setting={setting}', f'--link={link}',
+                        '--threads=1', '--quiet', '--json', f'--metrics={metrics}'], folder)
+    times = [line['seconds'] for line in map(json.loads, metrics.read_text().splitlines()) if 'loss' in line]
+    return statistics.median(b - a for a, b in zip(times[2:], times[3:])), result
+
+
+def simulated(folder, setting):
+    cluster = (folder / 'paced.lua').read_text()
+    cluster = re.sub(r'local opt = het.options \{.*?\n\}', 'local opt = { link = "4 GB/s" }', cluster, flags=re.S)
+    (folder / 'cluster.lua').write_text(cluster[:cluster.index('return het.train')] + 'return cluster\n')
+    return last_json([HETRUN, 'simulate', folder / 'paced.lua', f'--setting={setting}', '--cluster=cluster.lua', '--json',
+                      '--quiet'], folder)
+
+
+def paced(folder):
+    ideal, memory = {}, 0
+    for setting in ('dp2', 'pp4', 'asymmetric', 'tp2'):
+        plan = simulated(folder, setting)['report']
+        measured, result = min((step_seconds(folder, setting) for _ in range(2)), key=lambda pair: pair[0])
+        ideal[setting] = plan['step_seconds'] / measured
+        for device, rank in zip(plan['devices'], result['ranks'], strict=True):
+            memory = max(memory, abs(device['memory_bytes'] / rank['memory_bytes'] - 1))
+        say(f'{setting}: a step takes {measured:.4f} s, the plan allows {plan["step_seconds"]:.4f} s: {ideal[setting]:.3f}')
+    return ideal, memory
+
+
+def hidden(folder):
+    """Of the time that gradients take on a link that is busy for 60 % of a backward pass, what no step is longer for."""
+    plan = simulated(folder, 'exchange')
+    free, result = step_seconds(folder, 'exchange', '40 GB/s')
+    backward = 2 / 3 * plan['report']['step_seconds']
+    gradients = 4 * plan['model']['parameters']  # of two ranks each sends as much as it has
+    wanted = 0.6 * backward
+    shaped, _ = step_seconds(folder, 'exchange', f'{gradients / wanted / 1e6:.3f} MB/s')
+    part = 1 - (shaped - free) / wanted
+    say(f'exchange: {wanted:.3f} s of traffic in {backward:.3f} s of backward makes a step {shaped - free:.3f} s longer')
+    return part
+
+
+def main():
+    if not (BUILD / 'tests/unit/unit_tests').exists() or not (BUILD / 'tests/bench/collectives').exists():
+        subprocess.run(['ninja', '-C', BUILD, 'tests/unit/unit_tests', 'tests/bench/collectives'], check=True,
+                       stdout=subprocess.DEVNULL)
+    results = {}
+    code, out, _ = run([BUILD / 'tests/unit/unit_tests', 'random plans train the model that one device trains'], ROOT,
+                       HETRUN_PLAN_TRIALS=str(TRIALS), OMP_NUM_THREADS='1')
+    results['plan_trials'] = TRIALS
+    results['plan_max_error'] = max(float(x) for x in re.findall(r'in f32: ([0-9.e+-]+)', out)) if code == 0 else None
+    say(f'{TRIALS} random plans: {results["plan_max_error"]}')
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        (folder / 'text.txt').write_text(TEXT)
+        (folder / 'paced.lua').write_text((HERE / 'paced.lua').read_text())
+        ideal, memory = paced(folder)
+        results['ideal_fraction'] = min(ideal.values())
+        results['ideal_fractions'] = ideal
+        results['hidden_fraction'] = hidden(folder)
+        results['memory_max_error'] = memory
+    collectives = last_json([BUILD / 'tests/bench/collectives', 4, 64], ROOT)
+    results['allreduce_fraction'] = collectives.get('allreduce_fraction', collectives.get('all_reduce'))
+    kills = max(1, TRIALS // 3)
+    code, out, err = run([sys.executable, ROOT / 'tests/launch/run.py', HETRUN, 'Deaths'], ROOT, HETRUN_KILL_TRIALS=str(kills))
+    slowest = re.search(r'at most: ([0-9.]+) s', out)
+    results['kill_trials'] = kills
+    results['kill_max_seconds'] = float(slowest.group(1)) if slowest else None
+    results['leftovers'] = 0 if code == 0 else None
+    if code != 0:
+        say(err)
+    print(json.dumps(results))
+
+
+if __name__ == '__main__':
+    main()
