@@ -81,6 +81,7 @@ std::string meet(lua_State* L, const EnvironmentLookup& lookup, const Placement&
     server.address = address;
     server.port = placement.master_port;
     server.secret = secret;
+    server.farewell = std::chrono::seconds(2);
     cluster.server = serve_store(std::move(server));
   }
   cluster.store = connect_store(std::move(client));

@@ -51,6 +51,7 @@ int terminal_width() {
   return 80;
 }
 
+std::string executable() { return std::filesystem::read_symlink("/proc/self/exe").string(); }
 std::string read_text(std::string path) { return read_file(path); }
 void write_text(std::string path, std::string text) { write_file(path, text); }
 void append(std::string path, std::string text) {
@@ -123,6 +124,7 @@ void add_system(lua_State* L) {
                  bind<&write>("write"),
                  bind<&is_terminal>("is_terminal"),
                  bind<&terminal_width>("terminal_width"),
+                 bind<&executable>("executable"),
                  bind<&read_text>("read_text"),
                  bind<&write_text>("write_text"),
                  bind<&append>("append"),

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <list>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <poll.h>
@@ -126,7 +127,8 @@ class Server final : public StoreServer {
 
  private:
   void serve() {
-    while (!ending_) {
+    Deadline end;  // of the farewell
+    for (bool ending = false; !ending || (!clients_.empty() && Clock::now() < end);) {
       const auto before = Clock::now();
       const milliseconds wait = patience(before);
       std::vector<pollfd> polled = interests();
@@ -137,6 +139,7 @@ class Server final : public StoreServer {
       if (now - last_round_ > wait + kStopped && last_round_ != Clock::time_point())
         ledger_.postpone_lapses(now - last_round_ - wait);
       last_round_ = now;
+      if (ending_ && !std::exchange(ending, true)) end = now + options_.farewell;
 
       size_t at = 2;
       for (Client& client : clients_) {
@@ -159,8 +162,8 @@ class Server final : public StoreServer {
 
   // Until the next lapse or deadline.
   milliseconds patience(Clock::time_point now) const {
-    constexpr milliseconds kLongest{1000};
-    milliseconds wait = kLongest;
+    constexpr milliseconds kLongest{1000}, kLook{20};
+    milliseconds wait = ending_ ? kLook : kLongest;
     if (deaf_until_ > now) wait = std::chrono::ceil<milliseconds>(deaf_until_ - now);
     if (const auto next = ledger_.next_lapse())
       wait = std::min(wait, std::chrono::ceil<milliseconds>(*next - now));
@@ -180,7 +183,7 @@ class Server final : public StoreServer {
   std::vector<pollfd> interests() const {
     std::vector<pollfd> polled;
     polled.reserve(clients_.size() + 2);
-    polled.push_back({wake_.number(), POLLIN, 0});
+    polled.push_back({ending_ ? -1 : wake_.number(), POLLIN, 0});
     const bool room = clients_.size() < static_cast<size_t>(options_.clients) && Clock::now() >= deaf_until_;
     polled.push_back({room ? listener_.number() : -1, POLLIN, 0});
     for (const Client& client : clients_) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <charconv>
+#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -143,6 +144,14 @@ struct View {
       if (!id || !id->string() || !record) continue;
       roster.emplace_back(*id->string(), std::move(record->member));
     }
+  }
+
+  // Whose secret counts: that of the first to come. A stranger who comes later keeps nobody out.
+  bool began_by_strangers() const {
+    int64_t first = std::numeric_limits<int64_t>::max();
+    for (const auto& [id, present] : members) first = std::min(first, present.created);
+    return std::any_of(strangers.begin(), strangers.end(),
+                       [&](const auto& stranger) { return stranger.second < first; });
   }
 
   // In the order in which they came.
@@ -367,10 +376,7 @@ class Place final : public Membership {
 
   // Refuse, once it is sure, what cannot go together; be the one who makes it sure.
   void check() {
-    const auto self = view_.members.find(id_);
-    if (self != view_.members.end())
-      for (const auto& [key, created] : view_.strangers)
-        if (created < self->second.created) refuse_secret(options_.run);
+    if (view_.members.contains(id_) && view_.began_by_strangers()) refuse_secret(options_.run);
     if (!view_.roster.empty()) return;
     if (view_.closed) refuse_secret(options_.run);
     const auto problem = problem_of(view_);

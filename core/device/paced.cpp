@@ -79,7 +79,13 @@ class PacedDevice final : public Device {
   void copy_out(std::byte* host, const std::byte* from, int64_t bytes) override {
     device_->copy_out(host, from, bytes);
   }
-  void synchronize() override { device_->synchronize(); }
+  // Others shall not see results before the device is done with them.
+  void synchronize() override {
+    device_->synchronize();
+    if (clock_->due() <= now_seconds()) return;
+    sleep_until(clock_->due());
+    clock_->waited(now_seconds());
+  }
 
  private:
   // Memory outlives the device when state does: the count is shared.

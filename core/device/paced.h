@@ -30,6 +30,8 @@ class PaceClock {
   void begin(double now);
   // The work of `seconds` that began has been done by `now`; returns when the device is done with it.
   double end(double now, double seconds);
+  // When the device is done with all that it was given.
+  double due() const { return due_; }
   // Nothing happened until `now`: the wait for what end() returned.
   void waited(double now) { last_ = now; }
 

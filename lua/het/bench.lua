@@ -29,6 +29,13 @@ local models = {
   },
 }
 
+-- Benchmarks of whole runs over several processes: scripts of the source tree, run on this program.
+local scripts = {
+  distributed = {
+    "tests/bench/distributed.py", "training over several ranks: exactness, pace, overlap, memory, failures",
+  },
+}
+
 local options = {
   { "precision", "f32", "f32 or bf16" },
   { "batch", nil, "samples of a step" },
@@ -37,6 +44,12 @@ local options = {
   { "steps", 5, "steps that are timed" },
   { "warmup", 1, "steps before them" },
 }
+
+local function names_of_benchmarks()
+  local names = text.keys(models)
+  for name in pairs(scripts) do names[#names + 1] = name end
+  return names
+end
 
 local function names_of_options()
   local names = {}
@@ -83,6 +96,9 @@ local function list()
   for _, name in ipairs(text.keys(models)) do
     local model = models[name]
     lines[#lines + 1] = ("  %-12s %s (context %d, batch %d)"):format(name, model.sentence, model.context, model.batch)
+  end
+  for _, name in ipairs(text.keys(scripts)) do
+    lines[#lines + 1] = ("  %-12s %s (from the source tree; --trials=N)"):format(name, scripts[name][2])
   end
   lines[#lines + 1] = "Options:"
   for _, option in ipairs(options) do
@@ -134,14 +150,35 @@ local function time_steps(executor, settings)
   return seconds
 end
 
+-- The program stands in build/lua of the source tree.
+local function run_script(name, script)
+  local program = native.executable()
+  local path = (program:match "^(.*)/[^/]*/[^/]*/[^/]*$" or ".") .. "/" .. script[1]
+  if native.path_kind(path) ~= "file" then
+    errors.usage("hetrun bench %s runs %s of the source tree; it is not at %s", name, script[1], path)
+  end
+  local words = { "python3", path, program }
+  for _, word in ipairs(native.arguments or {}) do
+    local trials = word:match "^%-%-trials=(%d+)$"
+    if not trials then errors.usage("hetrun bench %s has no option %s; it has --trials=N", name, word) end
+    words[#words + 1], words[#words + 2] = "--trials", trials
+  end
+  for i, word in ipairs(words) do words[i] = "'" .. word:gsub("'", "'\\''") .. "'" end
+  local status = os.execute(table.concat(words, " "))
+  return status == 0 and 0 or errors.exit_codes.environment
+end
+
 --- Run a benchmark; returns the exit code.
 function bench.run(name, ...)
   if not name then
     list()
     return 0
   end
+  if scripts[name] then return run_script(name, scripts[name]) end
   local known = models[name]
-  if not known then errors.usage("there is no benchmark '%s'%s", name, suggest.sentence(name, text.keys(models))) end
+  if not known then
+    errors.usage("there is no benchmark '%s'%s", name, suggest.sentence(name, names_of_benchmarks()))
+  end
   local given = parse { ... }
   local settings = {
     context = given.context or known.context, batch = given.batch or known.batch,

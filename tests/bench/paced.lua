@@ -17,16 +17,19 @@ local plans = {
       pipeline { microbatches = 4, stage { "a:1" } } }
   end,
   pp4 = function()
-    return het.plan { microbatch = 4, pipeline { microbatches = 8, stage { "a:0", layers = 3 }, stage { "a:1", layers = 2 },
-      stage { "a:2", layers = 2 }, stage { "a:3", layers = 3 } } }
+    return het.plan { microbatch = 4,
+      pipeline { microbatches = 8,
+        stage { "a:0", layers = 3 }, stage { "a:1", layers = 2 },
+        stage { "a:2", layers = 2 }, stage { "a:3", layers = 3 } } }
   end,
   asymmetric = function()
     return het.plan { microbatch = 4,
-      pipeline { microbatches = 4, stage { "a:0", layers = 4 }, stage { "a:1", layers = 3 }, stage { "a:2", layers = 3 } },
+      pipeline { microbatches = 4,
+        stage { "a:0", layers = 4 }, stage { "a:1", layers = 3 }, stage { "a:2", layers = 3 } },
       pipeline { microbatches = 4, stage { "b:0", layers = 5 }, stage { "b:1", layers = 5 } } }
   end,
   tp2 = function()
-    return het.plan { tensor = 2, microbatch = 4, pipeline { microbatches = 8, stage { "a:0", "a:1" } } }
+    return het.plan { tensor = 2, microbatch = 16, pipeline { microbatches = 2, stage { "a:0", "a:1" } } }
   end,
   -- One micro-batch each: all gradients are exchanged during one backward pass.
   exchange = function()

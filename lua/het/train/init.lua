@@ -56,8 +56,11 @@ local function join(self)
     self.plan = plan.resolve(a.plan, a.batch)
   end
   self.pace = a.pace and native.pace(a.pace, self.plan or errors.usage("train.pace needs a plan"), count_layers(self))
-  self.cluster = native.join { links = self.pace and self.pace.links, rendezvous = a.rendezvous, run = a.name, recipe = tostring(self) .. tostring(a.plan),
-    data = tostring(a.data), device = self.device, memory = native.device(self.device):available_bytes() }
+  self.cluster = native.join {
+    rendezvous = a.rendezvous, run = a.name, links = self.pace and self.pace.links,
+    recipe = tostring(self) .. tostring(a.plan), data = tostring(a.data),
+    device = self.device, memory = native.device(self.device):available_bytes(),
+  }
   local ranks = self.cluster and self.cluster:size() or 1
   if automatic and not self.plan then self.plan = plan.resolve(find_plan(self, automatic, ranks), a.batch) end
   if self.plan then
@@ -308,7 +311,8 @@ local function tell_ranks(self, reporter)
     if ranks[i].computed_s > ranks[slowest].computed_s then slowest = i end
   end
   for i, rank in ipairs(ranks) do
-    reporter:say(("rank %d: a step computes %s and waits %s (%.0f %%), hands %s to others, takes %s of memory%s"):format(
+    local sentence = "rank %d: a step computes %s and waits %s (%.0f %%), hands %s to others, takes %s of memory%s"
+    reporter:say(sentence:format(
       rank.rank, native.show_seconds(rank.computed_s), native.show_seconds(rank.waited_s),
       100 * rank.waited_s / (rank.computed_s + rank.waited_s), text.bytes(rank.sent_bytes),
       text.bytes(rank.memory_bytes), i == slowest and "; it computes longest" or ""))
@@ -479,8 +483,8 @@ return define.constructor {
     { "rendezvous", "string", "where ranks on several machines find each other: \"etcd://host:2379\" (default: "
       .. "MASTER_ADDR and MASTER_PORT; HETRUN_RENDEZVOUS)" },
     { "name", "string", "of the run, by which its ranks find each other", default = "hetrun" },
-    { "pace", "cluster", "run each rank as slowly as its device in this cluster, over links as slow: to try plans for a "
-      .. "mixed cluster on one machine whose own rates are well above" },
+    { "pace", "cluster", "run each rank as slowly as its device in this cluster, over links as slow: to try plans "
+      .. "for a mixed cluster on one machine whose own rates are well above" },
     { "plan", "plan", "who computes what (default: one device does everything; each device of a plan is a process, "
       .. "started by `hetrun --workers N`)" },
   },

@@ -291,6 +291,24 @@ TEST_CASE("a watch that fell behind what the embedded store remembers says so", 
   CHECK(take_events(*watch, 10).size() == 10);
 }
 
+TEST_CASE("a server that ends lets clients hear what has happened, while they are there", "[cluster]") {
+  StoreServerOptions options;
+  options.address = "127.0.0.1";
+  options.secret = kClusterSecret;
+  options.farewell = kStoreHung;
+  auto server = serve_store(options);
+  auto own = connect_store(client_of(*server)), other = connect_store(client_of(*server));
+  own->put("run/last", "words");
+  own.reset();
+  std::thread ending([&] { server.reset(); });
+  std::this_thread::sleep_for(milliseconds(50));
+  const auto heard = other->get("run/last");
+  other.reset();
+  ending.join();  // long before the farewell is over
+  REQUIRE(heard.has_value());
+  CHECK(heard->value == "words");
+}
+
 TEST_CASE("a full embedded store refuses, and takes again when there is room", "[cluster]") {
   LedgerLimits limits;
   limits.content_bytes = 100;

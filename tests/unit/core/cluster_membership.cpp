@@ -225,6 +225,20 @@ TEST_CASE("a member without the run's secret is refused, and keeps nobody from j
   CHECK(outcomes[0].membership->members()[1].host == "beta");
 }
 
+TEST_CASE("an entry without the seal keeps nobody out who meets the run's own members", "[cluster]") {
+  const auto stores = embedded();
+  const auto store = stores->connect();
+  const auto watch = store->watch("test/1/member/");
+  Outcome alpha;
+  std::thread first([&] { alpha = try_to_join(*stores, member_on("alpha", 0), options_of(2)); });
+  take_events(*watch, 1);
+  store->put("test/1/member/mallory", "no seal");
+  const Outcome beta = try_to_join(*stores, member_on("beta", 1), options_of(2));
+  first.join();
+  CHECK(alpha.error.empty());
+  CHECK(beta.error.empty());
+}
+
 TEST_CASE("an entry copied from another run is no member", "[cluster]") {
   const auto stores = embedded();
   const auto store = stores->connect();
