@@ -2,7 +2,9 @@
 #include <algorithm>
 #include <iostream>
 #include <map>
+#include <thread>
 
+#include "core/base/units.h"
 #include "core/cluster/embedded_store.h"
 #include "core/cluster/environment.h"
 #include "core/cluster/etcd_store.h"
@@ -16,12 +18,43 @@
 
 namespace het::lua {
 
+// Ends the traffic of this rank when a member is lost: one that dies while groups form breaks no connection
+// yet that the others would notice.
+class MemberWatch {
+ public:
+  MemberWatch(Membership& membership, Fabric& fabric)
+      : membership_(membership), thread_([this, &fabric] { watch(fabric); }) {}
+  ~MemberWatch() {
+    membership_.close_watch();
+    thread_.join();
+  }
+  MemberWatch(const MemberWatch&) = delete;
+  MemberWatch& operator=(const MemberWatch&) = delete;
+
+ private:
+  void watch(Fabric& fabric) {
+    try {
+      for (;;) {
+        const auto changes = membership_.watch_members(std::chrono::hours(1));
+        if (changes.empty()) return;  // closed
+        for (const MemberChange& change : changes)
+          if (change.kind == MemberChange::Kind::lost) fabric.abort(change.sentence);
+      }
+    } catch (const Error&) {  // the store is gone: it decides nothing while all members live
+    }
+  }
+
+  Membership& membership_;
+  std::thread thread_;
+};
+
 // What a rank keeps while it is a member. Destroyed in reverse: traffic first, the store last.
 struct Cluster {
   std::unique_ptr<StoreServer> server;
   std::shared_ptr<Store> store;
   std::unique_ptr<Membership> membership;
   std::shared_ptr<Fabric> fabric;
+  std::unique_ptr<MemberWatch> watch;
   std::shared_ptr<Groups> groups;
   std::unique_ptr<Collective> agree;
 
@@ -35,6 +68,24 @@ struct Cluster {
 std::shared_ptr<Groups> groups_of(const ClusterHandle& cluster) { return cluster->groups; }
 
 namespace {
+
+// What the run was told by this name (an option, or the recipe), else by the environment.
+std::optional<std::string> setting(lua_State* L, const EnvironmentLookup& lookup, const char* name,
+                                   const char* variable) {
+  auto said = field<std::string>(L, 1, name);
+  return said ? said : lookup(variable);
+}
+
+std::optional<std::chrono::milliseconds> duration_setting(lua_State* L, const EnvironmentLookup& lookup,
+                                                          const char* name, const char* variable) {
+  const auto text = setting(L, lookup, name, variable);
+  if (!text) return std::nullopt;
+  const double seconds = parse_seconds(*text);
+  constexpr double kLeast = 0.1;
+  if (seconds < kLeast)
+    fail_usage("{} = {} is too short to wait for anybody; 0.1 s is the least", name, *text);
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+}
 
 // "etcd://host:2379,other:2379" as the endpoints that it names.
 std::vector<std::string> endpoints_of(std::string_view rendezvous) {
@@ -58,15 +109,18 @@ std::vector<std::string> endpoints_of(std::string_view rendezvous) {
 // or one that rank 0 serves. Returns the address of this machine to use for traffic.
 std::string meet(lua_State* L, const EnvironmentLookup& lookup, const Placement& placement,
                  const std::string& secret, Cluster& cluster) {
-  const auto named = field<std::string>(L, 1, "rendezvous");
-  const auto rendezvous = named ? named : lookup("HETRUN_RENDEZVOUS");
+  const auto own_address =
+      [interface = setting(L, lookup, "interface", "HETRUN_INTERFACE")](const std::string& towards) {
+        return interface ? address_to_bind(*interface, list_addresses()) : address_towards(towards);
+      };
+  const auto rendezvous = setting(L, lookup, "rendezvous", "HETRUN_RENDEZVOUS");
   const auto launched = lookup("HETRUN_STORE");  // by `hetrun --workers`
   if (rendezvous) {
     EtcdOptions etcd;
     etcd.endpoints = endpoints_of(*rendezvous);
     const std::string first = etcd.endpoints[0].substr(std::string_view("http://").size());
     cluster.store = connect_etcd(std::move(etcd));
-    return launched ? "127.0.0.1" : address_towards(first.substr(0, first.rfind(':')));
+    return launched ? "127.0.0.1" : own_address(first.substr(0, first.rfind(':')));
   }
   if (!launched && (placement.master_host.empty() || placement.master_port == 0))
     fail_usage(
@@ -75,7 +129,7 @@ std::string meet(lua_State* L, const EnvironmentLookup& lookup, const Placement&
   StoreClientOptions client;
   client.secret = secret;
   client.endpoint = launched.value_or(fmt::format("{}:{}", placement.master_host, placement.master_port));
-  std::string address = address_towards(launched ? "127.0.0.1" : placement.master_host);
+  std::string address = launched ? "127.0.0.1" : own_address(placement.master_host);
   if (!launched && placement.rank == 0) {
     StoreServerOptions server;
     server.address = address;
@@ -99,14 +153,19 @@ std::vector<Link> links_at(lua_State* L, int index, int ranks) {
   return links;
 }
 
-// {recipe, data, device, memory, timeout, rendezvous, run, links}: nil where no launcher says that there are
-// several ranks.
+// {recipe, data, device, memory, rendezvous, interface, secret_file, timeout, warn_after, run, links}: nil
+// where no launcher says that there are several ranks.
 int join_run(lua_State* L) {
   luaL_checktype(L, 1, LUA_TTABLE);
   const EnvironmentLookup lookup = process_environment();
   const Placement placement = read_placement(lookup);
   if (placement.world_size.value_or(1) <= 1) return 0;
-  const std::string secret = load_secret(lookup, "");
+  // The launcher's secret is of this run alone.
+  const bool launched = lookup("HETRUN_STORE").has_value();
+  const auto secret_file = setting(L, lookup, "secret_file", "HETRUN_SECRET_FILE");
+  const std::string secret = load_secret(lookup, launched ? "" : secret_file.value_or(""));
+  const auto timeout = duration_setting(L, lookup, "timeout", "HETRUN_TIMEOUT");
+  const auto warn_after = duration_setting(L, lookup, "warn_after", "HETRUN_WARN_AFTER");
   auto cluster = std::make_shared<Cluster>();
   const std::string address = meet(L, lookup, placement, secret, *cluster);
   const auto say = [](const std::string& sentence) { std::cerr << sentence + "\n" << std::flush; };
@@ -125,8 +184,8 @@ int join_run(lua_State* L) {
   options.world_size = *placement.world_size;
   options.secret = secret;
   options.warn = say;
-  if (const auto timeout = field<double>(L, 1, "timeout"))
-    options.timeout = std::chrono::milliseconds(static_cast<int64_t>(*timeout * 1000));
+  if (timeout) options.timeout = *timeout;
+  if (warn_after) options.warn_after = *warn_after;
   cluster->membership = join(cluster->store, member, options);
   GlooOptions gloo;
   gloo.rank = cluster->membership->rank();
@@ -137,11 +196,14 @@ int join_run(lua_State* L) {
   gloo.prefix = "traffic";
   gloo.host = member.host;
   gloo.patience.warn = say;
+  if (timeout) gloo.patience.timeout = *timeout;
+  if (warn_after) gloo.patience.warn_after = *warn_after;
   if (auto links = links_at(L, 1, gloo.size); !links.empty())
     gloo.pacer = make_shaped_links([links = std::move(links), size = gloo.size](int from, int to) {
       return links[static_cast<size_t>(from * size + to)];
     });
   cluster->fabric = make_gloo(std::move(gloo));
+  cluster->watch = std::make_unique<MemberWatch>(*cluster->membership, *cluster->fabric);
   cluster->groups = std::make_shared<Groups>(cluster->fabric);
   return Convert<ClusterHandle>::push(L, std::move(cluster));
 }
@@ -316,7 +378,10 @@ std::vector<std::string> cluster_tell(ClusterHandle& cluster, std::string text) 
   return tell_all(cluster->world(), text, "what the ranks tell each other");
 }
 
-void cluster_leave(ClusterHandle& cluster) { cluster->membership->leave(); }
+void cluster_leave(ClusterHandle& cluster) {
+  cluster->watch.reset();
+  cluster->membership->leave();
+}
 void cluster_abort(ClusterHandle& cluster, std::string why) { cluster->groups->abort(why); }
 
 }  // namespace

@@ -30,7 +30,8 @@ const std::vector<Subcommand>& subcommands() {
       {"doctor", "", "what this machine offers and what is missing"},
       {"bench", "NAME [--name=value ...]", "measure training speed; `hetrun bench` lists the names"},
       {"plan", "RECIPE [--cluster=FILE ...]", "find the best plan for a cluster and explain it; --help"},
-      {"simulate", "RECIPE [--cluster=FILE ...]", "what the recipe's own plan does in a step, simulated; --help"},
+      {"simulate", "RECIPE [--cluster=FILE ...]",
+       "what the recipe's own plan does in a step, simulated; --help"},
       {"docs", "FOLDER", "write the pages of the Lua library, and editor stubs"},
   };
   return list;
@@ -58,6 +59,17 @@ CommandLine parse_command_line(int argc, char** argv) {
       ->check(CLI::PositiveNumber);
   app.add_option("--device", line.settings.device, "where to run (default: cpu)")
       ->check(CLI::IsMember({"cpu", "reference"}));
+  app.add_option(
+      "--rendezvous", line.settings.rendezvous,
+      "where ranks on several machines meet: etcd://host:2379 (default: MASTER_ADDR, MASTER_PORT)");
+  app.add_option("--interface", line.settings.interface,
+                 "interface or address for the traffic between ranks: eth1, 10.0.0.7 (default: the one "
+                 "towards the rendezvous)");
+  app.add_option("--secret-file", line.settings.secret_file,
+                 "file with the run's shared secret (default: the variable HETRUN_SECRET)");
+  app.add_option("--timeout", line.settings.timeout,
+                 "how long others are waited for: 90s, 10min (default: 5min to come, 60s in a step)");
+  app.add_option("--warn-after", line.settings.warn_after, "when to say who is waited for (default: 10s)");
   app.footer(footer());
   try {
     app.parse(argc, argv);
@@ -70,7 +82,8 @@ CommandLine parse_command_line(int argc, char** argv) {
         const std::string name = word.substr(0, word.find('='));
         const std::string nearest =
             nearest_name(name, {"--help", "--version", "--quiet", "--json", "--trust", "--metrics",
-                                "--threads", "--trace", "--device", "--workers"});
+                                "--threads", "--trace", "--device", "--workers", "--rendezvous",
+                                "--interface", "--secret-file", "--timeout", "--warn-after"});
         // Options of a recipe may also stand before it; only without a recipe there is nobody to take them.
         bool recipe_follows = false;
         for (const std::string& other : app.remaining())

@@ -121,6 +121,14 @@ State::State(const Settings& settings) : settings_(settings) {
   set_field(L_, "metrics", settings.metrics);
   set_field(L_, "trace", settings.trace);
   set_field(L_, "device", settings.device);
+  const auto set_if_said = [this](const char* name, const std::string& value) {
+    if (!value.empty()) set_field(L_, name, value);
+  };
+  set_if_said("rendezvous", settings.rendezvous);
+  set_if_said("interface", settings.interface);
+  set_if_said("secret_file", settings.secret_file);
+  set_if_said("timeout", settings.timeout);
+  set_if_said("warn_after", settings.warn_after);
   lua_setfield(L_, -2, "settings");
   set_list(L_, "arguments", settings.arguments);
 

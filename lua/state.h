@@ -25,6 +25,8 @@ struct Settings {
   std::string device = "cpu";
   int threads = 0;                     // 0: all cores
   int workers = 0;                     // processes to start on this machine; 0: this one alone
+  // Of several ranks, as written; empty: as the environment says, or by default.
+  std::string rendezvous, interface, secret_file, timeout, warn_after;
   std::vector<std::string> arguments;  // --name=value words for the recipe
 };
 

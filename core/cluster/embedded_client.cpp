@@ -186,7 +186,8 @@ class EmbeddedStore final : public Store {
     Question question = of(Question::Kind::grant);
     question.ttl_ms = ttl.count();
     const Answer answer = ask(question, false);
-    return {answer.lease, milliseconds(answer.ttl_ms)};
+    const milliseconds granted(answer.ttl_ms);
+    return {answer.lease, granted, std::min(granted / 3, kReturn / 3)};
   }
   void keep_alive(int64_t lease) override { ask(of(Question::Kind::keep_alive, "", "", lease), true); }
   void revoke(int64_t lease) override { ask(of(Question::Kind::revoke, "", "", lease), true); }

@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <cstring>
 #include <list>
+#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -30,11 +31,12 @@ struct Client {
   Descriptor socket;
   std::string who;
   Greeting greeting;
-  Deadline deadline;    // of its introduction, and of leaving
-  std::string in, out;  // bytes that came and are not used yet; bytes to send
-  size_t sent = 0;      // of `out`
-  std::string prefix;   // watching: what,
-  int64_t next = 0;     // and the first revision it has not seen
+  Deadline deadline;         // of its introduction, and of leaving
+  std::string in, out;       // bytes that came and are not used yet; bytes to send
+  size_t sent = 0;           // of `out`
+  std::set<int64_t> leases;  // that it was granted, or kept alive
+  std::string prefix;        // watching: what,
+  int64_t next = 0;          // and the first revision it has not seen
   bool gone = false;
 };
 
@@ -156,6 +158,10 @@ class Server final : public StoreServer {
             client.stage == Client::Stage::introduction || client.stage == Client::Stage::leaving;
         if (bounded && client.deadline <= now) client.gone = true;
       }
+      // A member that dies closes its connection; one that lives and lost it comes back to keep its leases.
+      for (const Client& client : clients_)
+        if (client.gone)
+          for (const int64_t lease : client.leases) ledger_.hasten(lease, now + kReturn);
       clients_.remove_if([](const Client& client) { return client.gone; });
     }
   }
@@ -279,6 +285,8 @@ class Server final : public StoreServer {
         answer.revision = ledger_.revision();
       } else {
         answer = answer_to(question, ledger_, now);
+        if (question.kind == Question::Kind::grant) client.leases.insert(answer.lease);
+        if (question.kind == Question::Kind::keep_alive) client.leases.insert(question.lease);
       }
     } catch (const Error& error) {
       answer = failure(error);

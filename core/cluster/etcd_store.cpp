@@ -361,7 +361,8 @@ class EtcdStore final : public Store {
     if (ttl < milliseconds(1)) fail_usage("a lease lives for 1 ms or more; {} ms asked", ttl.count());
     const int64_t seconds = std::chrono::ceil<std::chrono::seconds>(ttl).count();
     const Json reply = cluster_->ask("lease/grant", Json::Object{{"TTL", std::to_string(seconds)}}, true);
-    return {integer(reply.find("ID")), std::chrono::seconds(integer(reply.find("TTL")))};
+    const std::chrono::seconds granted(integer(reply.find("TTL")));
+    return {integer(reply.find("ID")), granted, milliseconds(granted) / 3};
   }
   void keep_alive(int64_t lease) override {
     const Json reply = cluster_->ask("lease/keepalive", Json::Object{{"ID", std::to_string(lease)}}, true);

@@ -28,8 +28,8 @@ void HeldLease::revoke() {
 }
 
 void HeldLease::keep() {
-  // Three chances within its life; soon again after one that failed.
-  const auto interval = std::max(lease_.ttl / 3, std::chrono::milliseconds(1));
+  // Soon again after one that failed.
+  const auto interval = std::max(lease_.every, std::chrono::milliseconds(1));
   const auto again = std::max(lease_.ttl / 20, std::chrono::milliseconds(1));
   auto kept = Clock::now();
   auto pause = interval;

@@ -22,7 +22,7 @@ StoreLease Ledger::grant(std::chrono::milliseconds ttl, Time now) {
   if (ttl < kShortest || ttl > kLongest)
     fail_usage("a lease lives from 1 ms to a year; {} ms asked", ttl.count());
   leases_[++last_lease_] = {ttl, now + ttl, {}};
-  return {last_lease_, ttl};
+  return {last_lease_, ttl, ttl / 3};
 }
 
 void Ledger::keep_alive(int64_t lease, Time now) {
@@ -36,6 +36,11 @@ void Ledger::revoke(int64_t lease) {
   const std::set<std::string> keys = std::move(found->second.keys);
   leases_.erase(found);
   for (const std::string& key : keys) remove(key);
+}
+
+void Ledger::hasten(int64_t lease, Time lapse) {
+  const auto found = leases_.find(lease);
+  if (found != leases_.end()) found->second.lapses = std::min(found->second.lapses, lapse);
 }
 
 std::optional<StoreEntry> Ledger::get(const std::string& key) const {

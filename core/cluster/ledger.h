@@ -30,6 +30,7 @@ class Ledger {
   StoreLease grant(std::chrono::milliseconds ttl, Time now);
   void keep_alive(int64_t lease, Time now);
   void revoke(int64_t lease);
+  void hasten(int64_t lease, Time lapse);  // it lapses then, if not before; no lease of that number: nothing
   std::optional<StoreEntry> get(const std::string& key) const;
   StoreListing list(const std::string& prefix) const;
   int64_t put(const std::string& key, const std::string& value, int64_t lease);

@@ -42,7 +42,8 @@ struct StoreListing {
 
 struct StoreLease {
   int64_t id = 0;
-  std::chrono::milliseconds ttl{0};  // as granted: at least what was asked for
+  std::chrono::milliseconds ttl{0};    // as granted: at least what was asked for
+  std::chrono::milliseconds every{0};  // how often it should be kept alive
 };
 
 class StoreWatch {
@@ -61,7 +62,8 @@ class Store {
   virtual ~Store() = default;
   virtual std::string describe() const = 0;  // "the embedded store at 127.0.0.1:4711"
 
-  // A lease lapses unless it is kept alive within its time to live; then its keys are removed.
+  // A lease lapses unless it is kept alive within its time to live; then its keys are removed. In the
+  // embedded store it lapses moments after its holder's connection has ended, too.
   virtual StoreLease grant(std::chrono::milliseconds ttl) = 0;
   virtual void keep_alive(int64_t lease) = 0;  // throws Error(peer) when it has lapsed
   virtual void revoke(int64_t lease) = 0;      // one that has lapsed is no error

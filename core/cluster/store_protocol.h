@@ -6,6 +6,7 @@
 // with the content, but not with who takes part. Readers take hostile bytes: they throw Error(peer).
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -20,6 +21,8 @@ inline constexpr size_t kNonceBytes = 32, kProofBytes = 32;
 inline constexpr size_t kGreetingFrameBytes = 512;  // at most, before the proofs
 inline constexpr size_t kQuestionFrameBytes = kStoreValueBytes + (16 << 10);
 inline constexpr size_t kAnswerFrameBytes = 64 << 20;
+// A client whose connection ends has so long to come back before its leases lapse.
+inline constexpr std::chrono::milliseconds kReturn{600};
 
 struct Greeting {
   std::string instance;  // [8] of the server: another one after a restart, which forgets all

@@ -47,8 +47,13 @@ local cluster = het.cluster { bandwidth = opt.link, latency = "20 us",
   het.node { name = "a", type = "slow", devices = 4 }, het.node { name = "b", type = "fast", devices = 2 },
 }
 
+-- What tensor parallelism sends grows with the width, what it computes with the width squared: narrow layers would
+-- measure this machine's loopback.
+local narrow, wide = { width = 128, layers = 8 }, { width = 256, layers = 4 }
+local shape = opt.setting == "tp2" and wide or narrow
+
 return het.train {
-  model = nn.gpt { vocab = corpus.vocab, context = 64, width = 128, layers = 8, heads = 4 },
+  model = nn.gpt { vocab = corpus.vocab, context = 64, width = shape.width, layers = shape.layers, heads = 4 },
   data = corpus, batch = 32, steps = opt.steps, evaluate = { every = 0 },
   optimizer = optim.adamw { lr = 1e-3 }, plan = plans[opt.setting](), pace = cluster,
 }

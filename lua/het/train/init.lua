@@ -47,7 +47,7 @@ end
 -- The other ranks of the run, when there are any, and the plan that all of them follow. A plan for several devices
 -- needs as many ranks; ranks without a plan are replicas that share the batch evenly.
 local function join(self)
-  local a = self.arguments
+  local a, settings = self.arguments, native.settings or {}
   local automatic = a.plan and a.plan.automatic
   -- With a cluster that is written down every rank finds the same plan; of this machine the first one's counts.
   if automatic and automatic.cluster then
@@ -57,7 +57,9 @@ local function join(self)
   end
   self.pace = a.pace and native.pace(a.pace, self.plan or errors.usage("train.pace needs a plan"), count_layers(self))
   self.cluster = native.join {
-    rendezvous = a.rendezvous, run = a.name, links = self.pace and self.pace.links,
+    rendezvous = settings.rendezvous or a.rendezvous, interface = settings.interface, run = a.name,
+    secret_file = settings.secret_file, timeout = settings.timeout, warn_after = settings.warn_after,
+    links = self.pace and self.pace.links,
     recipe = tostring(self) .. tostring(a.plan), data = tostring(a.data),
     device = self.device, memory = native.device(self.device):available_bytes(),
   }
