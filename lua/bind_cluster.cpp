@@ -200,7 +200,7 @@ int join_run(lua_State* L) {
   if (warn_after) gloo.patience.warn_after = *warn_after;
   if (auto links = links_at(L, 1, gloo.size); !links.empty())
     gloo.pacer = make_shaped_links([links = std::move(links), size = gloo.size](int from, int to) {
-      return links[static_cast<size_t>(from * size + to)];
+      return links[static_cast<size_t>(from) * static_cast<size_t>(size) + static_cast<size_t>(to)];
     });
   cluster->fabric = make_gloo(std::move(gloo));
   cluster->watch = std::make_unique<MemberWatch>(*cluster->membership, *cluster->fabric);

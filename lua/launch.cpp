@@ -191,6 +191,7 @@ class Launcher {
     if (!terminated_ && since > kGrace) {
       terminated_ = true;
       send(SIGTERM);
+      send(SIGCONT);  // one that was stopped hears nothing before it goes on
     }
     if (!killed_ && since > kGrace + kKill) {
       killed_ = true;

@@ -293,7 +293,7 @@ class Partition {
         result.nodes.push_back(node);
         continue;
       }
-      const TensorType type = graph.type(node.outputs[0]);
+      const TensorType& type = graph.type(node.outputs[0]);
       const auto fresh = [&](TensorType of) {
         result.values.emplace_back().type = std::move(of);
         return static_cast<ValueId>(result.values.size()) - 1;

@@ -111,14 +111,23 @@ struct View {
   std::vector<std::pair<std::string, Member>> roster;  // ids and members, by rank; empty: none yet
   bool closed = false;                                 // there is a roster, be it one that is not ours
   std::map<std::string, int64_t> strangers;            // keys without our seal, and when they came
+  std::string refusal;                                 // why members that were there were refused,
+  int64_t refused = 0;                                 // and the revision at which they were
 
   std::string key_of(const std::string& id) const { return prefix + "member/" + id; }
+  std::string refusal_key() const { return prefix + "refusal"; }
 
   void apply(const StoreEvent& event) {
     const std::string& key = event.entry.key;
     const std::string members_at = prefix + "member/";
     if (key == prefix + "roster" && event.kind == StoreEvent::Kind::put)
       return read_roster(event.entry.value);
+    if (key == refusal_key() && event.kind == StoreEvent::Kind::put) {
+      const auto json = unseal(secret, key, event.entry.value);
+      if (json && json->string()) refusal = *json->string();
+      refused = event.entry.revision;
+      return;
+    }
     if (!key.starts_with(members_at)) return;
     const std::string id = key.substr(members_at.size());
     if (event.kind == StoreEvent::Kind::removed) {
@@ -376,13 +385,28 @@ class Place final : public Membership {
 
   // Refuse, once it is sure, what cannot go together; be the one who makes it sure.
   void check() {
-    if (view_.members.contains(id_) && view_.began_by_strangers()) refuse_secret(options_.run);
+    const auto self = view_.members.find(id_);
+    if (self != view_.members.end() && view_.began_by_strangers()) refuse_secret(options_.run);
+    // Not one from before this member came: it may be what was mended since.
+    if (!view_.refusal.empty() && self != view_.members.end() && self->second.created < view_.refused)
+      fail_usage("{}", view_.refusal);
     if (!view_.roster.empty()) return;
     if (view_.closed) refuse_secret(options_.run);
     const auto problem = problem_of(view_);
     if (!problem) return;
-    if (problem->confirmed()) fail_usage("{}", problem->sentence);
+    if (problem->confirmed()) refuse(problem->sentence);
     if (problem->older->id == id_ && confirmed_.insert(problem->newer->id).second) write();
+  }
+
+  // Leave word for members that look only after this one has gone.
+  [[noreturn]] void refuse(const std::string& sentence) {
+    constexpr milliseconds kHeard{5000};
+    const std::string key = view_.refusal_key();
+    try {
+      store_->put(key, seal(options_.secret, key, to_string(Json(sentence))), store_->grant(kHeard).id);
+    } catch (const Error&) {  // the others find out themselves, or wait in vain
+    }
+    fail_usage("{}", sentence);
   }
 
   void stay(const StoreEvent& event) const {

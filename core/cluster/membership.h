@@ -2,8 +2,9 @@
 // when one of them goes. It decides nothing about what to do then: a policy does, and opens the next
 // generation. Every member writes what it is under its own lease, sealed with the run's secret.
 //
-// Keys, below "RUN/": generation; GENERATION/member/ID for each member; GENERATION/roster, written once by
-// whoever first sees all members, with their ranks. The roster closes the generation: nobody joins it later.
+// Keys, below "RUN/": generation; GENERATION/member/ID for each member; GENERATION/refusal for a moment, when
+// members cannot go together; GENERATION/roster, written once by whoever first sees all members, with their
+// ranks. The roster closes the generation: nobody joins it later.
 #pragma once
 
 #include <chrono>

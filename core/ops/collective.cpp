@@ -9,7 +9,7 @@ namespace het::ops {
 namespace {
 
 std::vector<int64_t> counts_of(const OpCall& call) {
-  const auto counts = setting<std::vector<int64_t>>(call, "counts");
+  auto counts = setting<std::vector<int64_t>>(call, "counts");
   if (counts.empty()) refuse(call, "counts has to name the elements of each part; it is empty");
   for (const int64_t count : counts)
     if (count < 0) refuse(call, fmt::format("counts = {} has a negative number", to_string(counts)));

@@ -211,7 +211,8 @@ double read_wide(DType dtype, const std::byte* from, int64_t i) {
 template <typename T>
 T to_integer(double value) {
   constexpr double least = static_cast<double>(std::numeric_limits<T>::min());
-  constexpr double beyond = static_cast<double>(std::numeric_limits<T>::max() / 2 + 1) * 2.0;
+  constexpr T half = std::numeric_limits<T>::max() / 2 + 1;
+  constexpr double beyond = static_cast<double>(half) * 2.0;
   if (value != value) return 0;
   if (value < least) return std::numeric_limits<T>::min();
   return value >= beyond ? std::numeric_limits<T>::max() : static_cast<T>(value);

@@ -123,7 +123,7 @@ void run_rank(int rank, const Setting& setting) {
         "{\"ranks\": %d, \"bytes\": %lld, \"allreduce_gbs\": %.3f, \"raw_allreduce_gbs\": %.3f, "
         "\"allreduce_fraction\": %.3f, \"uneven_allgather_s\": %.4f, \"padded_allgather_s\": %.4f, "
         "\"raw_allgatherv_s\": %.4f, \"small_allreduce_us\": %.1f}\n",
-        setting.ranks, static_cast<long long>(setting.elements * 4), gigabytes / median(ours),
+        setting.ranks, static_cast<long long>(setting.elements) * 4, gigabytes / median(ours),
         gigabytes / median(raw), median(raw) / median(ours), median(uneven), median(padded),
         median(raw_uneven), median(latency) * 1e6);
   barrier->start(nullptr, nullptr);

@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,6 +22,13 @@ ROOT = HERE.parent.parent
 HETRUN = str(pathlib.Path(sys.argv.pop(1)).resolve())
 TEXT = 'the quick brown fox jumps over the lazy dog.\n' * 60
 RANKS = 5
+SECRET = 'a secret of more than sixteen bytes'
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(('127.0.0.1', 0))
+        return str(probe.getsockname()[1])
 
 
 class Case(unittest.TestCase):
@@ -35,6 +43,18 @@ class Case(unittest.TestCase):
         return subprocess.Popen([HETRUN, *map(str, words)], cwd=self.folder, stdout=subprocess.PIPE,
                                 stderr=subprocess.PIPE, text=True, env={**os.environ, **environment})
 
+    def by_hand(self, world, *words, **environment):
+        """Ranks as on machines of their own: no launcher watches them."""
+        common = {'WORLD_SIZE': str(world), 'OMP_NUM_THREADS': '1', 'OMP_WAIT_POLICY': 'passive', **environment}
+        ranks = [self.start('lopsided.lua', *words, RANK=str(rank), LOCAL_RANK=str(rank), **common)
+                 for rank in range(world)]
+        self.addCleanup(lambda: [rank.kill() for rank in ranks])
+        return ranks
+
+    def at_rank_0(self):
+        """What ranks need to find each other at the first one."""
+        return {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': free_port(), 'HETRUN_SECRET': SECRET}
+
     def hetrun(self, *words, code=0):
         process = self.start(*words)
         out, err = process.communicate(timeout=300)
@@ -44,6 +64,9 @@ class Case(unittest.TestCase):
     def losses(self, *words):
         metrics = self.folder / 'metrics.jsonl'
         self.hetrun(*words, '--quiet', f'--metrics={metrics}')
+        return self.read_losses(metrics)
+
+    def read_losses(self, metrics):
         lines = [json.loads(line) for line in metrics.read_text().splitlines()]
         return [line.get('loss', line.get('validation_loss')) for line in lines]
 
@@ -136,15 +159,32 @@ class Training(Case):
             self.assertEqual(alone.splitlines()[-1], spread.splitlines()[-1])
 
     def test_ranks_started_by_hand_meet(self):
-        with socket.socket() as probe:
-            probe.bind(('127.0.0.1', 0))
-            port = str(probe.getsockname()[1])
-        common = {'WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': port,
-                  'HETRUN_SECRET': 'a secret of more than sixteen bytes'}
-        ranks = [self.start('lopsided.lua', '--json', RANK=str(rank), LOCAL_RANK=str(rank), **common) for rank in (1, 0)]
-        outputs = [rank.communicate(timeout=120) for rank in ranks]
-        for rank, (out, err) in zip(ranks, outputs):
+        for rank in self.by_hand(2, '--json', **self.at_rank_0()):
+            out, err = rank.communicate(timeout=120)
             self.assertEqual(rank.returncode, 0, out + err)
+
+    @unittest.skipUnless(shutil.which('etcd'), 'no etcd here (Debian: etcd-server)')
+    def test_ranks_meet_in_etcd(self):
+        client, peer = (f'http://127.0.0.1:{free_port()}' for _ in range(2))
+        etcd = subprocess.Popen(['etcd', '--name', 'one', '--data-dir', self.folder / 'etcd', '--unsafe-no-fsync',
+                                 '--listen-client-urls', client, '--advertise-client-urls', client,
+                                 '--listen-peer-urls', peer, '--initial-advertise-peer-urls', peer,
+                                 '--initial-cluster', f'one={peer}'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.addCleanup(etcd.wait)
+        self.addCleanup(etcd.kill)
+        secret = self.folder / 'secret'
+        secret.write_text(SECRET)
+        secret.chmod(0o600)
+        metrics = self.folder / 'spread.jsonl'
+        ranks = self.by_hand(RANKS, '--spread', '--quiet', f'--rendezvous={client.replace("http", "etcd")}',
+                             '--interface=127.0.0.1', f'--secret-file={secret}', f'--metrics={metrics}')
+        for rank in ranks:
+            out, err = rank.communicate(timeout=120)
+            self.assertEqual(rank.returncode, 0, out + err)
+        alone, spread = self.losses('lopsided.lua'), self.read_losses(metrics)
+        self.assertEqual(len(alone), len(spread))
+        for one, several in zip(alone, spread):
+            self.assertAlmostEqual(one, several, delta=1e-5 * abs(one))
 
 
 class Mistakes(Case):
@@ -163,13 +203,9 @@ class Mistakes(Case):
         self.assertIn('--workers 2 needs a recipe to run', err)
 
     def test_ranks_that_run_different_recipes(self):
-        with socket.socket() as probe:
-            probe.bind(('127.0.0.1', 0))
-            port = str(probe.getsockname()[1])
-        common = {'WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': port,
-                  'HETRUN_SECRET': 'a secret of more than sixteen bytes'}
-        ranks = [self.start('lopsided.lua', f'--steps={10 + rank}', RANK=str(rank), LOCAL_RANK=str(rank), **common)
-                 for rank in (0, 1)]
+        where = self.at_rank_0()
+        ranks = [self.start('lopsided.lua', f'--steps={10 + rank}', WORLD_SIZE='2', RANK=str(rank), LOCAL_RANK=str(rank),
+                            **where) for rank in (0, 1)]
         for rank in ranks:
             _, err = rank.communicate(timeout=120)
             self.assertEqual(rank.returncode, 2, err)
@@ -177,24 +213,78 @@ class Mistakes(Case):
 
 
 class Deaths(Case):
+    def until_it_trains(self, metrics):
+        until = time.monotonic() + 60
+        while not (metrics.exists() and metrics.stat().st_size > 0):
+            self.assertLess(time.monotonic(), until, 'no step was reported')
+            time.sleep(0.005)
+
+    # Of a run: what is given to it, how long after which event a rank dies.
+    PHASES = {'joining and warming up': ([], False, 0.6), 'training': ([], True, 0.5),
+              'evaluating': (['--every=1', '--batches=100'], True, 0.5)}
+
     def test_a_killed_rank_ends_all_with_one_sentence(self):
         seed = int(os.environ.get('HETRUN_KILL_SEED', '1'))
         chance = random.Random(seed)
         slowest = 0
         for trial in range(int(os.environ.get('HETRUN_KILL_TRIALS', '6'))):
-            process = self.start('--workers', RANKS, 'lopsided.lua', '--spread', '--steps=100000')
+            phase, (words, trains, spread) = list(self.PHASES.items())[trial % len(self.PHASES)]
+            metrics = self.folder / f'{trial}.jsonl'
+            process = self.start('--workers', RANKS, 'lopsided.lua', '--spread', '--steps=100000', f'--metrics={metrics}',
+                                 *words)
             children = self.wait_for_ranks(process, RANKS)
-            time.sleep(chance.random() * 1.5)
+            if trains:
+                self.until_it_trains(metrics)
+            time.sleep(chance.random() * spread)
             victim = chance.randrange(RANKS)
             killed = time.monotonic()
             os.kill(children[victim], signal.SIGKILL)
             _, err = process.communicate(timeout=120)
             slowest = max(slowest, time.monotonic() - killed)
-            where = f'seed {seed}, trial {trial}: rank {victim}\n{err}'
+            where = f'seed {seed}, trial {trial} ({phase}): rank {victim}\n{err}'
             self.assertEqual(process.returncode, 75, where)
             self.assertIn(f'rank {victim} was killed by signal 9', err, where)
             self.assert_gone(children.values())
         print(f'from the kill to the end of all, at most: {slowest:.3f} s')
+
+    def test_a_stopped_rank_ends_all_within_the_timeout(self):
+        chance = random.Random(int(os.environ.get('HETRUN_KILL_SEED', '1')))
+        for trial in range(int(os.environ.get('HETRUN_STOP_TRIALS', '2'))):
+            metrics = self.folder / f'{trial}.jsonl'
+            process = self.start('--workers', RANKS, '--timeout=2s', '--warn-after=1s', 'lopsided.lua', '--spread',
+                                 '--steps=100000', f'--metrics={metrics}')
+            children = self.wait_for_ranks(process, RANKS)
+            self.until_it_trains(metrics)
+            time.sleep(chance.random() * 0.5)
+            victim = chance.randrange(RANKS)
+            os.kill(children[victim], signal.SIGSTOP)
+            _, err = process.communicate(timeout=120)
+            where = f'trial {trial}: rank {victim}\n{err}'
+            self.assertEqual(process.returncode, 75, where)
+            self.assertRegex(err, f'rank {victim} ', where)
+            self.assert_gone(children.values())
+
+    def test_ranks_without_a_launcher_notice_a_killed_one(self):
+        chance = random.Random(int(os.environ.get('HETRUN_KILL_SEED', '1')))
+        slowest = 0
+        for trial in range(int(os.environ.get('HETRUN_KILL_TRIALS', '4'))):
+            metrics = self.folder / f'{trial}.jsonl'
+            ranks = self.by_hand(RANKS, '--spread', '--steps=100000', f'--metrics={metrics}', **self.at_rank_0())
+            self.until_it_trains(metrics)
+            time.sleep(chance.random() * 0.5)
+            victim = 1 + chance.randrange(RANKS - 1)
+            killed = time.monotonic()
+            ranks[victim].kill()
+            for number, rank in enumerate(ranks):
+                _, err = rank.communicate(timeout=120)
+                if number == victim:
+                    continue
+                where = f'trial {trial}: rank {victim} killed, rank {number} says\n{err}'
+                self.assertEqual(rank.returncode, 75, where)
+                # What it says last is why: the dead rank by name, or who ended the group because of it.
+                self.assertRegex(err.splitlines()[-1], r'^hetrun: .*rank \d', where)
+            slowest = max(slowest, time.monotonic() - killed)
+        print(f'without a launcher, from the kill to the end of all, at most: {slowest:.3f} s')
 
     def test_nothing_outlives_the_launcher(self):
         process = self.start('--workers', RANKS, 'lopsided.lua', '--spread', '--steps=100000')

@@ -65,7 +65,7 @@ void special(std::vector<Case>& cases, const std::string& op, std::vector<double
 
 // A chain as the fuse pass makes them, of every step.
 void fused(std::vector<Case>& cases) {
-  const auto add = [&](PointwiseProgram program, std::vector<OperandCase> operands) {
+  const auto add = [&](const PointwiseProgram& program, std::vector<OperandCase> operands) {
     cases.push_back({"fused", std::move(operands), encode(program)});
   };
   // (x0 + x1) * x2, gelu of it times 0.5, written as two dtypes.

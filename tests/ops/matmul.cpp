@@ -11,7 +11,7 @@ std::vector<Case> matmul_cases() {
   std::vector<Case> cases;
   for (const bool ta : {false, true})
     for (const bool tb : {false, true}) {
-      const auto add = [&](Shape lead, Shape lead_b, int64_t m, int64_t k, int64_t n) {
+      const auto add = [&](const Shape& lead, const Shape& lead_b, int64_t m, int64_t k, int64_t n) {
         Shape a = lead, b = lead_b;
         a.insert(a.end(), {ta ? k : m, ta ? m : k});
         b.insert(b.end(), {tb ? n : k, tb ? k : n});

@@ -129,7 +129,7 @@ TEST_CASE("messages of the embedded store are read back as written", "[cluster]"
   Question question;
   question.kind = Question::Kind::replace;
   question.key = std::string("k\0ey", 4);
-  question.value = "\xff\x00";
+  question.value = std::string("\xff\x00", 2);
   question.lease = -1;
   question.revision = 1LL << 62;
   question.ttl_ms = 7;
@@ -205,7 +205,7 @@ TEST_CASE("the embedded store outlives clients that send garbage", "[cluster]") 
   for (int trial = 0; trial < 200; ++trial) {
     const Descriptor socket = connect_to(parse_endpoint(server->endpoint()), "", deadline);
     std::string bytes = noise(random, 1 + random() % 2000);
-    if (trial % 2) bytes = write_frame(bytes.substr(0, random() % kGreetingFrameBytes)) + bytes;
+    if (trial % 2) bytes.insert(0, write_frame(bytes.substr(0, random() % kGreetingFrameBytes)));
     send_some(socket, bytes);
     if (trial % 4 == 0) good->put("trial", std::to_string(trial));
     // A length that is too large, or a message that is none, ends the connection; too few bytes would wait.

@@ -105,7 +105,7 @@ TEST_CASE("a process finds its place in what its launcher says", "[cluster]") {
   };
   for (const Case& c : cases) {
     std::string settings;
-    for (const auto& [name, value] : c.settings) settings += name + "=" + value + " ";
+    for (const auto& [name, value] : c.settings) settings += fmt::format("{}={} ", name, value);
     INFO(settings);
     const Placement found = read_placement(lookup_in(c.settings));
     CHECK(found.source == c.expected.source);

@@ -103,7 +103,8 @@ void sum_forever(Fabric& fabric, int rounds, int64_t count) {
     std::fill(data.begin(), data.end(), static_cast<float>(fabric.rank()));
     sum->start(bytes, bytes);
     sum->wait();
-    const float expected = static_cast<float>(fabric.size() * (fabric.size() - 1) / 2);
+    const int ranks = fabric.size(), total = ranks * (ranks - 1) / 2;
+    const auto expected = static_cast<float>(total);
     if (data.front() != expected || data.back() != expected)
       fail(ErrorKind::bug, "round {}: a wrong sum", round);
   }

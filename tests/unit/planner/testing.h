@@ -61,7 +61,7 @@ inline DeviceType plain_type(std::string name, double tflops, double gib) {
   type.efficiency = 1;
   return type;
 }
-inline Node plain_node(std::string name, std::string type, int devices, int count = 1) {
+inline Node plain_node(const std::string& name, std::string type, int devices, int count = 1) {
   Node node;
   for (int i = 0; i < count; ++i) node.hosts.push_back(count == 1 ? name : name + std::to_string(i + 1));
   node.type = std::move(type);
