@@ -1,0 +1,21 @@
+// Valid plans by chance, and the simplest one that still shows what a plan showed.
+#pragma once
+
+#include <functional>
+#include <random>
+
+#include "core/plan/plan.h"
+
+namespace het::testing {
+
+// For a model of `layers` layers: up to three pipelines of up to three groups of up to four devices, with all
+// that a plan can say. Micro-batches have `samples` samples.
+Plan random_plan(std::mt19937& random, int layers, int samples);
+
+int devices_in(const Plan& plan);
+
+// Of a plan that fails: one that fails too, and that no single simplification leaves failing. Every
+// simplification takes something out: a pipeline, a stage, micro-batches, a degree, a switch.
+Plan simplest_failing(Plan plan, const std::function<bool(const Plan&)>& fails);
+
+}  // namespace het::testing
