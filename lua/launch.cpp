@@ -79,8 +79,6 @@ class Launcher {
                                     "HETRUN_SECRET=" + secret_};
     if (std::getenv("OMP_NUM_THREADS") == nullptr)
       values.push_back(fmt::format("OMP_NUM_THREADS={}", std::max(1, thread_count() / workers)));
-    // Waiting threads that spin would take the cores from ranks that compute.
-    if (std::getenv("OMP_WAIT_POLICY") == nullptr) values.emplace_back("OMP_WAIT_POLICY=passive");
     for (char** entry = environ; *entry != nullptr; ++entry) {
       const std::string_view text = *entry;
       const std::string_view name = text.substr(0, text.find('=') + 1);

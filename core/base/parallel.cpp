@@ -1,22 +1,25 @@
 #include "core/base/parallel.h"
 
 #include <algorithm>
+#include <array>
+#include <atomic>
+#include <charconv>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
 
 #include <sched.h>
 
 #include "core/base/error.h"
 
-#ifdef HET_STD_THREADS
-#include <condition_variable>
-#include <mutex>
-#include <thread>
-#include <vector>
-#else
-#include <omp.h>
-#endif
-
 namespace het {
 namespace {
+
+using Clock = std::chrono::steady_clock;
 
 // Cores that the scheduler lets this process use (containers and taskset count).
 int available_cores() {
@@ -25,92 +28,162 @@ int available_cores() {
   return 1;
 }
 
-}  // namespace
+int initial_threads() {
+  int wanted = 0;
+  if (const char* text = std::getenv("OMP_NUM_THREADS"))
+    std::from_chars(text, text + std::strlen(text), wanted);
+  return wanted > 0 ? std::min(wanted, available_cores()) : available_cores();
+}
 
-#ifdef HET_STD_THREADS
-namespace {
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
 
-// Workers wait on a condition for the next job; a job is a part function and a count of parts.
-class Pool {
+// How one thread waits for another: it spins for as long as waking up takes, then sleeps. Where waits are
+// mostly longer than that (others use the cores, or there is little to do), it sleeps at once.
+class Waiter {
  public:
-  ~Pool() { stop(); }
-
-  int size() {
-    std::lock_guard lock(mutex_);
-    return threads_;
-  }
-
-  void resize(int threads) {
-    stop();
-    std::lock_guard lock(mutex_);
-    threads_ = threads;
-  }
-
-  void run(int64_t parts, detail::PartFunction function, const void* body) {
-    std::unique_lock lock(mutex_);
-    if (busy_ || threads_ == 1) {  // nested, or another thread's turn: run alone
-      lock.unlock();
-      for (int64_t part = 0; part < parts; ++part) function(body, part);
-      return;
-    }
-    busy_ = true;
-    while (static_cast<int>(workers_.size()) < threads_ - 1) {
-      const int index = static_cast<int>(workers_.size()) + 1;
-      workers_.emplace_back([this, index, seen = job_] { work(index, seen); });
-    }
-    function_ = function;
-    body_ = body;
-    parts_ = parts;
-    remaining_ = static_cast<int>(workers_.size());
-    const int threads = threads_;
-    ++job_;
-    lock.unlock();
-    start_.notify_all();
-    for (int64_t part = 0; part < parts; part += threads) function(body, part);
-    lock.lock();
-    done_.wait(lock, [this] { return remaining_ == 0; });
-    busy_ = false;
+  template <typename Ready, typename Sleep>
+  void wait(const Ready& ready, const Sleep& sleep) {
+    if (ready()) return;
+    constexpr std::chrono::microseconds kSpin{60};
+    constexpr int kMostTrust = 8, kPausesPerLook = 64;
+    const auto begin = Clock::now();
+    bool done = false;
+    while (trust_ > 0 && !done && Clock::now() - begin < kSpin)
+      for (int i = 0; i < kPausesPerLook && !(done = ready()); ++i) relax();
+    while (!done && !(done = ready())) sleep();
+    const bool brief = Clock::now() - begin < 2 * kSpin;
+    trust_ = brief ? std::min(trust_ + 1, kMostTrust) : std::max(trust_ - 1, 0);
   }
 
  private:
-  void work(int index, uint64_t seen) {
-    std::unique_lock lock(mutex_);
+  int trust_ = 1;
+};
+
+thread_local bool inside = false;  // a part runs on this thread
+
+// A job is a function and a count of parts. Each thread begins with parts of its own (those equal to its
+// index modulo the threads: the data they touched last is near), then takes what others have not begun: a
+// thread that the system put aside holds nobody up. Whoever takes a part is the only one: jobs are numbered,
+// and the count of taken parts carries the number, so that one who comes late takes nothing.
+class Pool {
+ public:
+  Pool() { set_size(initial_threads()); }
+  ~Pool() { stop(); }
+
+  int size() const { return threads_.load(std::memory_order_relaxed); }
+
+  void resize(int threads) {
+    const std::lock_guard lock(owner_);
+    stop();
+    set_size(threads);
+  }
+
+  void run(int64_t parts, detail::PartFunction function, const void* body) {
+    std::unique_lock owner(owner_, std::defer_lock);
+    if (inside || size() == 1 || !owner.try_lock()) {  // nested, or another thread's turn: run alone
+      for (int64_t part = 0; part < parts; ++part) function(body, part);
+      return;
+    }
+    start();
+    const uint32_t job = job_.load(std::memory_order_relaxed) + 1;
+    function_.store(function, std::memory_order_relaxed);
+    body_.store(body, std::memory_order_relaxed);
+    parts_.store(parts, std::memory_order_relaxed);
+    left_.store(parts, std::memory_order_relaxed);
+    for (Own& own : own_) own.taken.store(uint64_t{job} << 32, std::memory_order_relaxed);
+    job_.store(job, std::memory_order_release);
+    job_.notify_all();
+    take(0, job);
+    waiter_.wait([&] { return left_.load(std::memory_order_acquire) == 0; },
+                 [&] {
+                   if (const int64_t left = left_.load(std::memory_order_acquire); left != 0)
+                     left_.wait(left, std::memory_order_acquire);
+                 });
+  }
+
+ private:
+  // The parts i, i + threads, i + 2 threads, ... of thread i: the job's number, and how many are taken.
+  struct alignas(64) Own {
+    std::atomic<uint64_t> taken{0};
+  };
+
+  void set_size(int threads) {
+    threads_ = threads;
+    own_ = std::vector<Own>(static_cast<size_t>(threads));
+  }
+
+  void start() {
+    while (static_cast<int>(workers_.size()) < size() - 1) {
+      const int index = static_cast<int>(workers_.size()) + 1;
+      workers_.emplace_back(
+          [this, index, seen = job_.load(std::memory_order_relaxed)] { work(index, seen); });
+    }
+  }
+
+  void work(int index, uint32_t seen) {
+    Waiter waiter;
     for (;;) {
-      start_.wait(lock, [&] { return stopping_ || job_ != seen; });
-      if (stopping_) return;
-      seen = job_;
-      const auto function = function_;
-      const void* body = body_;
-      const int64_t parts = parts_;
-      const int threads = threads_;
-      lock.unlock();
-      for (int64_t part = index; part < parts; part += threads) function(body, part);
-      lock.lock();
-      if (--remaining_ == 0) done_.notify_one();
+      waiter.wait([&] { return job_.load(std::memory_order_acquire) != seen; },
+                  [&] { job_.wait(seen, std::memory_order_acquire); });
+      seen = job_.load(std::memory_order_acquire);
+      if (stopping_.load(std::memory_order_relaxed)) return;
+      take(index, seen);
+    }
+  }
+
+  void take(int index, uint32_t job) {
+    const auto function = function_.load(std::memory_order_relaxed);
+    const void* body = body_.load(std::memory_order_relaxed);
+    const int64_t parts = parts_.load(std::memory_order_relaxed);
+    const int threads = size();
+    int64_t done = 0;
+    inside = true;
+    for (int turn = 0; turn < threads; ++turn) {
+      const int whose = (index + turn) % threads;
+      for (int64_t part; (part = next(whose, threads, parts, job)) >= 0; ++done) function(body, part);
+    }
+    inside = false;
+    if (done > 0 && left_.fetch_sub(done, std::memory_order_acq_rel) == done) left_.notify_one();
+  }
+
+  // A part that nobody has taken; -1: there is none, or the job is over.
+  int64_t next(int whose, int threads, int64_t parts, uint32_t job) {
+    std::atomic<uint64_t>& taken = own_[static_cast<size_t>(whose)].taken;
+    uint64_t value = taken.load(std::memory_order_acquire);
+    for (;;) {
+      const auto count = static_cast<int64_t>(value & 0xffffffff);
+      const int64_t part = whose + count * threads;
+      if (value >> 32 != job || part >= parts) return -1;
+      if (taken.compare_exchange_weak(value, value + 1, std::memory_order_acq_rel)) return part;
     }
   }
 
   void stop() {
-    {
-      std::lock_guard lock(mutex_);
-      stopping_ = true;
-    }
-    start_.notify_all();
-    for (auto& worker : workers_) worker.join();
+    stopping_ = true;
+    job_.fetch_add(1, std::memory_order_release);
+    job_.notify_all();
+    for (std::thread& worker : workers_) worker.join();
     workers_.clear();
     stopping_ = false;
   }
 
-  std::mutex mutex_;
-  std::condition_variable start_, done_;
+  std::mutex owner_;  // of the thread whose job runs
   std::vector<std::thread> workers_;
-  detail::PartFunction function_ = nullptr;
-  const void* body_ = nullptr;
-  int64_t parts_ = 0;
-  int threads_ = available_cores();
-  int remaining_ = 0;
-  uint64_t job_ = 0;
-  bool busy_ = false, stopping_ = false;
+  std::vector<Own> own_;
+  std::atomic<int> threads_{1};
+  std::atomic<detail::PartFunction> function_{nullptr};
+  std::atomic<const void*> body_{nullptr};
+  std::atomic<int64_t> parts_{0};
+  std::atomic<int64_t> left_{0};  // parts that are not done
+  std::atomic<uint32_t> job_{0};
+  std::atomic<bool> stopping_{false};
+  Waiter waiter_;  // of the thread whose job runs
 };
 
 Pool& pool() {
@@ -120,7 +193,7 @@ Pool& pool() {
 
 }  // namespace
 
-int thread_count() { return pool().size(); }
+int thread_count() { return inside ? 1 : pool().size(); }
 void set_thread_count(int count) {
   HET_REQUIRE(count >= 1, count);
   pool().resize(count);
@@ -128,31 +201,5 @@ void set_thread_count(int count) {
 void detail::run_parts(int64_t parts, PartFunction function, const void* body) {
   pool().run(parts, function, body);
 }
-
-#else
-
-int thread_count() {
-  static const bool limited = [] {
-    omp_set_num_threads(std::min(omp_get_max_threads(), available_cores()));
-    return true;
-  }();
-  (void)limited;
-  return omp_in_parallel() ? 1 : omp_get_max_threads();
-}
-void set_thread_count(int count) {
-  HET_REQUIRE(count >= 1, count);
-  thread_count();
-  omp_set_num_threads(count);
-}
-void detail::run_parts(int64_t parts, PartFunction function, const void* body) {
-  if (omp_in_parallel()) {
-    for (int64_t part = 0; part < parts; ++part) function(body, part);
-    return;
-  }
-#pragma omp parallel for schedule(static, 1)
-  for (int64_t part = 0; part < parts; ++part) function(body, part);
-}
-
-#endif
 
 }  // namespace het

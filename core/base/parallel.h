@@ -1,6 +1,5 @@
-// The one thread pool. Work is split statically, so that a result depends on the number of threads only
-// through where the splits fall, and never on timing. oneDNN runs on the same OpenMP threads; a build with
-// -Dthreads=std replaces them by std::thread workers that the thread sanitizer understands.
+// The one thread pool. Work is cut into parts beforehand, so that a result depends on the number of threads
+// only through where the cuts fall, and never on which thread runs a part, or when.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +8,8 @@
 
 namespace het {
 
-// Threads that parallel_for uses. Initially every core this process may run on (OMP_NUM_THREADS counts).
+// Threads that parallel_for uses; 1 inside a part. Initially every core this process may run on, or fewer
+// where OMP_NUM_THREADS says so.
 int thread_count();
 // Set by --threads before any kernel is prepared. count >= 1.
 void set_thread_count(int count);
@@ -29,8 +29,9 @@ using PartFunction = void (*)(const void* body, int64_t part);
 void run_parts(int64_t parts, PartFunction function, const void* body);
 }  // namespace detail
 
-// Call body(part) once for each part in [0, parts), parts spread round over the threads; returns when all are
-// done. The body must not throw. Calls from inside a body run on the calling thread alone.
+// Call body(part) once for each part in [0, parts), spread over the threads; returns when all are done. The
+// body must not throw. Calls from inside a body, and while another thread's call runs, run on the calling
+// thread alone.
 template <typename Body>
 void parallel_parts(int64_t parts, const Body& body) {
   if (parts <= 1) {

@@ -12,7 +12,7 @@ def say(words):
 
 def run(words, folder, **environment):
     done = subprocess.run([str(word) for word in words], cwd=folder, text=True, capture_output=True, check=False,
-                          env={**os.environ, 'OMP_WAIT_POLICY': 'passive', **environment})
+                          env={**os.environ, **environment})
     return done.returncode, done.stdout, done.stderr
 
 

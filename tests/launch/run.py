@@ -45,7 +45,7 @@ class Case(unittest.TestCase):
 
     def by_hand(self, world, *words, **environment):
         """Ranks as on machines of their own: no launcher watches them."""
-        common = {'WORLD_SIZE': str(world), 'OMP_NUM_THREADS': '1', 'OMP_WAIT_POLICY': 'passive', **environment}
+        common = {'WORLD_SIZE': str(world), 'OMP_NUM_THREADS': '1', **environment}
         ranks = [self.start('lopsided.lua', *words, RANK=str(rank), LOCAL_RANK=str(rank), **common)
                  for rank in range(world)]
         self.addCleanup(lambda: [rank.kill() for rank in ranks])
