@@ -505,15 +505,17 @@ double Simulator::State::synchronise(double compute_end, Simulation& result) {
     }
   };
 
+  const auto same_holders = [&](size_t a, size_t b) {
+    const auto at_a = holder.begin() + static_cast<std::ptrdiff_t>(a * replicas);
+    return std::equal(at_a, at_a + static_cast<std::ptrdiff_t>(replicas),
+                      holder.begin() + static_cast<std::ptrdiff_t>(b * replicas));
+  };
   const auto layer_parameters = [&](size_t l) { return costs.parameters[l + 1] - costs.parameters[l]; };
   std::fill(out_free.begin(), out_free.end(), 0);
   std::vector<Group> groups(static_cast<size_t>(layers));
   for (int layer = 0; layer < layers; ++layer) {
     const auto l = static_cast<size_t>(layer);
-    bool changed = layer == 0;
-    for (size_t p = 0; p < replicas && !changed; ++p)
-      changed = holder[l * replicas + p] != holder[(l - 1) * replicas + p];
-    groups[l] = changed ? group_of(l) : groups[l - 1];
+    groups[l] = layer == 0 || !same_holders(l - 1, l) ? group_of(l) : groups[l - 1];
     double shares = 0;
     for (size_t p = 0; p < replicas; ++p)
       shares += pipelines[p].stages[static_cast<size_t>(holder[l * replicas + p])].share;
@@ -526,12 +528,21 @@ double Simulator::State::synchronise(double compute_end, Simulation& result) {
       update_seconds[at(p, s)] += part * (node.update[l + 1] - node.update[l]);
     }
   }
-  if (replicas > 1)
+  const double part = layout->sharded_optimizer ? 0.5 : 1;
+  if (replicas > 1 && options.late_reductions) {
+    const auto count = static_cast<size_t>(layers);
+    for (size_t first = 0, end = 0; first < count; first = end) {
+      for (end = first + 1; end < count && same_holders(first, end);) ++end;
+      exchange(first, groups[first], (costs.parameters[end] - costs.parameters[first]) * costs.gradient_bytes,
+               part, compute_end, SimEvent::Kind::reduce);
+    }
+  } else if (replicas > 1) {
     for (const int layer : order) {
       const auto l = static_cast<size_t>(layer);
-      exchange(l, groups[l], layer_parameters(l) * costs.gradient_bytes, layout->sharded_optimizer ? 0.5 : 1,
-               ready[l], SimEvent::Kind::reduce);
+      exchange(l, groups[l], layer_parameters(l) * costs.gradient_bytes, part, ready[l],
+               SimEvent::Kind::reduce);
     }
+  }
   double end = compute_end, reduced = compute_end;
   for (size_t p = 0; p < replicas; ++p) {
     const PipelineState& state = class_at(p);
