@@ -9,10 +9,10 @@ namespace {
 // GB/s = square * x^2 + slope * x + base, where x = log2(message in MB), and never more than `most`, the
 // largest bandwidth that the fit was made from. Measured with NCCL sends between two machines
 // (sailor/providers, multizone_bandwidths_het.json, zone us-central1-a; profile_utils.py gives the meaning of
-// x), by how many pairs of GPUs send at once. A GH200 node has one port for each GPU and the file lists 92
-// GB/s for four pairs; the row of one pair stands for all here, because the runs move no more: what their
-// plans report as gradient synchronisation is 13 to 46 GB/s a node, and a boundary between stages takes them
-// about 3 ms for 67 MB.
+// x), by how many pairs of GPUs send at once. A GH200 node has a port for each GPU, and the file lists 92
+// GB/s for four pairs; the row of one pair stands for all here, because the runs move no more: what they
+// report as gradient synchronisation is 12 to 51 GB/s a node, and 67 MB between two stages hold each of them
+// up for 2 to 3.5 ms.
 struct Fit {
   const char *a, *b;
   int pairs;

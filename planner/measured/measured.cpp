@@ -120,6 +120,7 @@ class Prediction {
     return *std::find_if(kinds_.begin(), kinds_.end(), [&](const Kind& kind) { return kind.group == group; });
   }
   void collect(Profiles& profiles);
+  void tell_apart();
   void spread(Kind& kind);
   void describe_model();
   void link();
@@ -205,6 +206,7 @@ void Prediction::collect(Profiles& profiles) {
                                         file_.microbatch, kind.name, fmt::join(there, ", ")));
     }
   }
+  tell_apart();
   if (plan_.problems.empty()) {
     int replicas = 0;
     for (const auto& stages : file_.pipelines) replicas += static_cast<int>(stages[0].replicas.size());
@@ -216,6 +218,20 @@ void Prediction::collect(Profiles& profiles) {
       problem(fmt::format("{}: a batch of {} is {} micro-batches of {}, fewer than its {} replicas",
                           file_.path, file_.batch, all, file_.microbatch, replicas));
   }
+}
+
+// Kinds that differ in their machines alone have one name so far.
+void Prediction::tell_apart() {
+  std::map<std::string, int> uses;
+  for (const Kind& kind : kinds_) ++uses[kind.name];
+  for (Kind& kind : kinds_)
+    if (uses[kind.name] > 1) {
+      std::string machines;
+      for (const PlanMachine& machine : kind.group.machines)
+        machines +=
+            fmt::format("{}{} GPUs in {}", machines.empty() ? "" : " and ", machine.gpus, machine.zone);
+      kind.name += fmt::format(" ({})", machines);
+    }
 }
 
 // What a group over several machines adds: its all-reduces leave the machine, which no profile holds.

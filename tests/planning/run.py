@@ -239,6 +239,14 @@ class Measured(Case):
         self.assertIn('micro-batch 4 on fast x 1 is interpolated: its profile has 1, 2', plan['notes'])
         self.assertAlmostEqual(plan['pipeline_seconds'], 2 * 4 * (0.054 + 2 * 0.024))
 
+    def test_groups_that_differ_in_their_machines_alone_are_told_apart(self):
+        self.copy('alone', 'zones', lambda plan: plan.update(mbs=4, gbs=8) or plan['pipeline_list'][0].update(
+            tmp_per_stage=[[[[['fast', 1, 'here-a']], 1], [[['fast', 1, 'there-a']], 1]]]))
+        plan = self.answer()[0]['by_name']['zones']
+        self.assertEqual([stage['group'] for stage in plan['stages']],
+                         ['fast x 1 (1 GPUs in here-a)', 'fast x 1 (1 GPUs in there-a)'])
+        self.assertAlmostEqual(plan['pipeline_seconds'], 4 * (0.054 + 2 * 0.024))
+
     def test_the_network_is_assumed_aloud(self):
         words = [word for word in self.words() if not word.startswith('--bandwidth')]
         out, _ = self.hetrun(*words)
