@@ -107,6 +107,8 @@ struct Simulator::State {
   uint32_t sequence = 0;
   std::vector<double> out_free, in_free;  // by port
   std::vector<int> out_users;
+  std::map<std::pair<size_t, int>, int>
+      crossings;  // (2 * stage + end, port) -> pipelines; blocking transfers
   std::vector<SimEvent> events;
 
   // Of the synchronisation, by pipeline and stage: [stage_base[p] + s]
@@ -137,7 +139,7 @@ struct Simulator::State {
 
   void prepare(const Layout& given, const SimulateOptions& with);
   void classify();
-  double transfer_seconds(const StageLayout& a, const StageLayout& b) const;
+  double blocking_seconds(size_t pipeline, size_t stage) const;
   void fill(PipelineState& state, size_t source);
   bool next_op(const PipelineState& pipeline, size_t executor, Op& op) const;
   void try_start(size_t c, size_t executor, double now);
@@ -187,6 +189,13 @@ void Simulator::State::classify() {
       user = static_cast<int>(p);
     }
   }
+  crossings.clear();
+  if (options.blocking_transfers)
+    for (const PipelineLayout& pipeline : pipelines)
+      for (size_t s = 0; s + 1 < pipeline.stages.size(); ++s) {
+        if (port(pipeline.stages[s]) == port(pipeline.stages[s + 1])) continue;
+        for (const size_t end : {s, s + 1}) ++crossings[{s + end, port(pipeline.stages[end])}];
+      }
   const bool merge = !options.events && (!shared || tasks > options.merge_above);
   class_of.clear();
   size_t used = 0;
@@ -222,12 +231,15 @@ void Simulator::State::classify() {
   classes.resize(used);
 }
 
-// Of one micro-batch's boundary between neighbouring stages, on an idle link.
-double Simulator::State::transfer_seconds(const StageLayout& a, const StageLayout& b) const {
+// Of one micro-batch's boundary from a stage to the next, when all pipelines that share a port send at once.
+double Simulator::State::blocking_seconds(size_t pipeline, size_t stage) const {
+  const StageLayout &a = layout->pipelines[pipeline].stages[stage],
+                    &b = layout->pipelines[pipeline].stages[stage + 1];
   const double bytes = costs.boundary[static_cast<size_t>(a.first + a.layers - 1)];
   if (port(a) == port(b))
     return costs.nodes[static_cast<size_t>(a.node)].inside.seconds(bytes / costs.tensor);
-  return costs.link(a.node, b.node).seconds(bytes);
+  const int crowd = std::max(crossings.at({2 * stage, port(a)}), crossings.at({2 * stage + 1, port(b)}));
+  return costs.link(a.node, b.node).seconds(bytes * crowd);
 }
 
 void Simulator::State::fill(PipelineState& state, size_t source) {
@@ -253,7 +265,7 @@ void Simulator::State::fill(PipelineState& state, size_t source) {
   }
   if (options.blocking_transfers)
     for (size_t s = 0; s + 1 < stages; ++s) {
-      const double seconds = transfer_seconds(from.stages[s], from.stages[s + 1]);
+      const double seconds = blocking_seconds(source, s);
       for (const size_t end : {s, s + 1}) {
         state.stages[end].forward += seconds;
         state.stages[end].backward += seconds;

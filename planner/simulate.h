@@ -18,7 +18,8 @@ struct SimulateOptions {
   bool events = false;   // fill Simulation::events (pipelines are then never merged)
   bool details = false;  // fill Simulation::stages
   // A transfer between stages holds up the compute streams at both ends, as where sends and receives block.
-  // hetrun's own do not; systems whose measured plans the simulator is checked against do.
+  // hetrun's own do not; systems whose measured plans the simulator is checked against do. Pipelines that
+  // send between the same stages through one port then divide its bandwidth evenly.
   bool blocking_transfers = false;
   // Gradients are exchanged after the last backward of all pipelines, each stage's in one piece, as
   // DeepSpeed's pipeline engine does; hetrun's own exchanges run layer by layer beside the backward pass.

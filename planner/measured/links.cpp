@@ -9,10 +9,7 @@ namespace {
 // GB/s = square * x^2 + slope * x + base, where x = log2(message in MB), and never more than `most`, the
 // largest bandwidth that the fit was made from. Measured with NCCL sends between two machines
 // (sailor/providers, multizone_bandwidths_het.json, zone us-central1-a; profile_utils.py gives the meaning of
-// x), by how many pairs of GPUs send at once. A GH200 node has a port for each GPU, and the file lists 92
-// GB/s for four pairs; the row of one pair stands for all here, because the runs move no more: what they
-// report as gradient synchronisation is 12 to 51 GB/s a node, and 67 MB between two stages hold each of them
-// up for 2 to 3.5 ms.
+// x), by how many pairs of GPUs send at once.
 struct Fit {
   const char *a, *b;
   int pairs;
@@ -20,6 +17,8 @@ struct Fit {
 };
 constexpr Fit kFits[] = {
     {"GH-96", "GH-96", 1, -0.16570, 2.79431, 11.74410, 22.93},
+    {"GH-96", "GH-96", 2, -0.33459, 5.65057, 23.30373, 45.70},
+    {"GH-96", "GH-96", 4, -0.65351, 11.42554, 45.25031, 92.55},
     {"GH-96", "A100-40", 1, -0.00244, 0.14086, 1.11682, 2.42},
     {"GH-96", "V100-16", 1, 0.00441, 0.04658, 0.87936, 1.72},
     {"A100-40", "A100-40", 1, -0.00244, 0.14086, 1.11682, 2.42},
@@ -64,6 +63,14 @@ constexpr Inside kInsides[] = {{"A100-40", 248.9}, {"A100-80", 248.9},  {"GH-96"
                                {"RTX-2080", 10.8}, {"Titan-RTX", 10.8}, {"RTX-3090", 7.86}};
 constexpr Link kPcie{10e-6, 12e9};  // 3 x16, as device_types.cpp has it
 
+// How many pairs of GPUs a group's traffic is worth: as many as it has GPUs. A GH200 node has a port for each
+// GPU and a group of four could use 92 GB/s, but in the runs none moves more than a port or two: what they
+// report as gradient synchronisation is 12 to 51 GB/s a node, and 67 MB between two stages hold each of them
+// up for 2 to 3.5 ms. There a group counts one.
+int pairs_of(const std::string& a, const std::string& b, int groups, int tensor) {
+  return a == "GH-96" && b == "GH-96" ? groups : groups * tensor;
+}
+
 // "us-west1-b" is in region us-west1.
 std::string region_of(const std::string& zone) { return zone.substr(0, zone.rfind('-')); }
 
@@ -76,7 +83,8 @@ double bytes_per_second(const Fit& fit, double bytes) {
 }  // namespace
 
 PublishedLink published_link(const std::string& a, const std::string& zone_a, const std::string& b,
-                             const std::string& zone_b, int pairs, double bytes) {
+                             const std::string& zone_b, int groups, int tensor, double bytes) {
+  const int pairs = pairs_of(a, b, groups, tensor);
   const Fit* best = nullptr;
   const auto offer = [&](const Fit& fit) {
     if (fit.pairs <= pairs && (best == nullptr || fit.pairs > best->pairs)) best = &fit;

@@ -14,10 +14,10 @@ struct PublishedLink {
 };
 inline constexpr double kAssumedBandwidth = 12.5e9;  // 100 Gbit/s
 
-// Of one machine's network port, from a machine of type `a` in zone `zone_a` to one of type `b`, for messages
-// of `bytes`, while `pairs` of their GPUs send at once. Symmetric: of two directions that differ, the slower.
+// From a machine of type `a` in zone `zone_a` to one of type `b`, for messages of `bytes`, while `groups` of
+// `tensor` GPUs each send at once; the bandwidth is of all of them together.
 PublishedLink published_link(const std::string& a, const std::string& zone_a, const std::string& b,
-                             const std::string& zone_b, int pairs, double bytes);
+                             const std::string& zone_b, int groups, int tensor, double bytes);
 
 // Between two GPUs of one machine: as published, else as the data sheet has it, else PCIe 3 x16.
 Link inside_link_of(const std::string& type);

@@ -112,6 +112,7 @@ class Prediction {
     std::map<int, std::vector<LayerTimes>> times;  // by micro-batch
     int node = 0;                                  // of the cluster
     int open = 0;                                  // free groups in its last machine
+    int uses = 0, together = 1;                    // in the plan, in one machine
     bool measured = false;                         // at the plan's micro-batch size
   };
 
@@ -124,7 +125,7 @@ class Prediction {
   void spread(Kind& kind);
   void describe_model();
   void link();
-  Link between(const PlanGroup& a, const PlanGroup& b, double bytes);
+  Link between(const PlanGroup& a, const PlanGroup& b, int groups, double bytes);
   void place();
   void simulate();
   void remember();
@@ -155,9 +156,9 @@ void Prediction::collect(Profiles& profiles) {
     for (const PlanStage& stage : stages)
       for (const PlanGroup& group : stage.replicas) {
         plan_.gpus += group.tensor;
-        if (std::any_of(kinds_.begin(), kinds_.end(), [&](const Kind& kind) { return kind.group == group; }))
-          continue;
-        kinds_.push_back({group, name_of(group), {}, 0, 0, false});
+        if (std::none_of(kinds_.begin(), kinds_.end(), [&](const Kind& kind) { return kind.group == group; }))
+          kinds_.push_back({group, name_of(group), {}});
+        ++kind_of(group).uses;
       }
   for (Kind& kind : kinds_) {
     const int tensor = kind.group.tensor;
@@ -245,7 +246,7 @@ void Prediction::spread(Kind& kind) {
       const double bytes = size[l].output_bytes * microbatch;
       double seconds = 0;
       for (const PlanMachine& machine : machines)
-        seconds = std::max(seconds, all_reduce_seconds(between({{machines[0]}, 1}, {{machine}, 1}, bytes),
+        seconds = std::max(seconds, all_reduce_seconds(between({{machines[0]}, 1}, {{machine}, 1}, 1, bytes),
                                                        static_cast<int>(machines.size()), bytes));
       layers[l].forward += seconds * (l == 0 ? 1 : 2);
       layers[l].backward += seconds * (l == 0 ? 1 : 2);
@@ -281,13 +282,13 @@ void Prediction::describe_model() {
   }
 }
 
-Link Prediction::between(const PlanGroup& a, const PlanGroup& b, double bytes) {
+Link Prediction::between(const PlanGroup& a, const PlanGroup& b, int groups, double bytes) {
   if (request_.between.bytes_per_second > 0) return request_.between;
   Link slowest{0, 1e15};
   for (const PlanMachine& from : a.machines)
     for (const PlanMachine& to : b.machines) {
       const PublishedLink published =
-          published_link(from.type, from.zone, to.type, to.zone, std::min(a.tensor, b.tensor), bytes);
+          published_link(from.type, from.zone, to.type, to.zone, groups, std::min(a.tensor, b.tensor), bytes);
       if (published.assumed) {
         const std::string note = fmt::format(
             "nothing is published of the link between {} and {}: {:.0f} Gbit/s "
@@ -329,10 +330,12 @@ void Prediction::link() {
     node.type = kind.name;
     node.zone = std::to_string(a);
     node.devices = kind.group.machines.size() > 1 ? 1 : machine.gpus / kind.group.tensor;
+    kind.together = std::min(node.devices, kind.uses);
     cluster_.nodes.push_back(node);
     for (size_t b = 0; b <= a; ++b)
       cluster_.zone_links.push_back(
-          {std::to_string(b), std::to_string(a), between(kinds_[b].group, kind.group, bytes)});
+          {std::to_string(b), std::to_string(a),
+           between(kinds_[b].group, kind.group, std::min(kinds_[b].together, kind.together), bytes)});
   }
 }
 

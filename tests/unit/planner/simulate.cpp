@@ -218,6 +218,21 @@ TEST_CASE("layouts and plans are two forms of one thing") {
   CHECK(simulate(plan, cluster, known_model("llama2-7b"), {}).seconds > 0);
 }
 
+TEST_CASE("blocking transfers of pipelines that share a port divide its bandwidth") {
+  Bench bench({plain_node("a", "unit", 2), plain_node("b", "unit", 1), plain_node("c", "unit", 1)}, 2,
+              {1e-3, 1e9});
+  bench.model.kinds[0].boundary_bytes = 1e6;  // 1 ms
+  SimulateOptions options;
+  options.blocking_transfers = true;
+  Layout layout;
+  layout.pipelines = {{3, {{0, 0, 0, 1}, {1, 0, 1, 1}}}};
+  const double alone = bench.run(layout, options).pipeline_seconds;
+  CHECK(alone == Approx(4 * (3 * kLayer + 2 * (1e-3 + 1e-3))).epsilon(1e-6));
+  layout.pipelines.push_back({3, {{0, 0, 0, 1}, {2, 0, 1, 1}}});
+  const double together = bench.run(layout, options).pipeline_seconds;
+  CHECK(together == Approx(4 * (3 * kLayer + 2 * (1e-3 + 2e-3))).epsilon(1e-6));
+}
+
 TEST_CASE("late reductions wait for all backwards and go stage by stage in one piece") {
   Bench bench({plain_node("a", "unit", 1, 4)}, 4, {1e-3, 1e9});
   for (LayerKind& kind : bench.model.kinds) kind.parameters = 1e6;
