@@ -6,6 +6,7 @@
 #include "lua/objects.h"
 #include "planner/explain.h"
 #include "planner/graph_model.h"
+#include "planner/measured/measured.h"
 #include "planner/policy.h"
 #include "planner/work.h"
 
@@ -295,6 +296,23 @@ int pace_of(lua_State* L) {  // cluster, plan, layers
   return 1;
 }
 
+// {profiles, model_info, plans, model, bandwidth, latency}: plans that were really run, predicted; as a table
+// and as JSON.
+int simulate_measured(lua_State* L) {
+  luaL_checktype(L, 1, LUA_TTABLE);
+  planner::MeasuredRequest request;
+  const auto text = [&](const char* name) { return field<std::string>(L, 1, name).value_or(""); };
+  request.profiles = text("profiles");
+  request.model_info = text("model_info");
+  request.plans = text("plans");
+  request.model = text("model");
+  request.between = link_at(L, 1);
+  const Json answer = planner::to_json(planner::simulate_measured(request));
+  push_json(L, answer);
+  Convert<std::string>::push(L, to_string(answer));
+  return 2;
+}
+
 double bandwidth_from(std::string text) { return parse_bandwidth(text); }
 double seconds_from(std::string text) { return parse_seconds(text); }
 double rate_from(std::string text) { return parse_rate(text); }
@@ -303,12 +321,12 @@ std::vector<std::string> policies() { return planner::policy_names(); }
 }  // namespace
 
 void add_planner(lua_State* L) {
-  set_functions(
-      L, "native.",
-      {bind<&plan_graph>("plan"), bind<&simulate_graph>("simulate"),
-       bind<&cluster_problems>("cluster_problems"), bind<&known_types>("device_types"),
-       bind<&pace_of>("pace"), bind<&policies>("policies"), bind<&bandwidth_from>("parse_bandwidth"),
-       bind<&seconds_from>("parse_seconds"), bind<&rate_from>("parse_rate")});
+  set_functions(L, "native.",
+                {bind<&plan_graph>("plan"), bind<&simulate_graph>("simulate"),
+                 bind<&simulate_measured>("simulate_measured"), bind<&cluster_problems>("cluster_problems"),
+                 bind<&known_types>("device_types"), bind<&pace_of>("pace"), bind<&policies>("policies"),
+                 bind<&bandwidth_from>("parse_bandwidth"), bind<&seconds_from>("parse_seconds"),
+                 bind<&rate_from>("parse_rate")});
 }
 
 }  // namespace het::lua

@@ -31,7 +31,7 @@ const std::vector<Subcommand>& subcommands() {
       {"bench", "NAME [--name=value ...]", "measure training speed; `hetrun bench` lists the names"},
       {"plan", "RECIPE [--cluster=FILE ...]", "find the best plan for a cluster and explain it; --help"},
       {"simulate", "RECIPE [--cluster=FILE ...]",
-       "what the recipe's own plan does in a step, simulated; --help"},
+       "what the recipe's own plan does in a step, simulated; or measured plans: --help"},
       {"docs", "FOLDER", "write the pages of the Lua library, and editor stubs"},
   };
   return list;

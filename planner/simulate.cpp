@@ -107,6 +107,8 @@ struct Simulator::State {
   uint32_t sequence = 0;
   std::vector<double> out_free, in_free;  // by port
   std::vector<int> out_users;
+  std::map<std::pair<size_t, int>, int>
+      crossings;  // (2 * stage + end, port) -> pipelines; blocking transfers
   std::vector<SimEvent> events;
 
   // Of the synchronisation, by pipeline and stage: [stage_base[p] + s]
@@ -137,7 +139,7 @@ struct Simulator::State {
 
   void prepare(const Layout& given, const SimulateOptions& with);
   void classify();
-  double transfer_seconds(const StageLayout& a, const StageLayout& b) const;
+  double blocking_seconds(size_t pipeline, size_t stage) const;
   void fill(PipelineState& state, size_t source);
   bool next_op(const PipelineState& pipeline, size_t executor, Op& op) const;
   void try_start(size_t c, size_t executor, double now);
@@ -187,6 +189,13 @@ void Simulator::State::classify() {
       user = static_cast<int>(p);
     }
   }
+  crossings.clear();
+  if (options.blocking_transfers)
+    for (const PipelineLayout& pipeline : pipelines)
+      for (size_t s = 0; s + 1 < pipeline.stages.size(); ++s) {
+        if (port(pipeline.stages[s]) == port(pipeline.stages[s + 1])) continue;
+        for (const size_t end : {s, s + 1}) ++crossings[{s + end, port(pipeline.stages[end])}];
+      }
   const bool merge = !options.events && (!shared || tasks > options.merge_above);
   class_of.clear();
   size_t used = 0;
@@ -222,12 +231,15 @@ void Simulator::State::classify() {
   classes.resize(used);
 }
 
-// Of one micro-batch's boundary between neighbouring stages, on an idle link.
-double Simulator::State::transfer_seconds(const StageLayout& a, const StageLayout& b) const {
+// Of one micro-batch's boundary from a stage to the next, when all pipelines that share a port send at once.
+double Simulator::State::blocking_seconds(size_t pipeline, size_t stage) const {
+  const StageLayout &a = layout->pipelines[pipeline].stages[stage],
+                    &b = layout->pipelines[pipeline].stages[stage + 1];
   const double bytes = costs.boundary[static_cast<size_t>(a.first + a.layers - 1)];
   if (port(a) == port(b))
     return costs.nodes[static_cast<size_t>(a.node)].inside.seconds(bytes / costs.tensor);
-  return costs.link(a.node, b.node).seconds(bytes);
+  const int crowd = std::max(crossings.at({2 * stage, port(a)}), crossings.at({2 * stage + 1, port(b)}));
+  return costs.link(a.node, b.node).seconds(bytes * crowd);
 }
 
 void Simulator::State::fill(PipelineState& state, size_t source) {
@@ -253,7 +265,7 @@ void Simulator::State::fill(PipelineState& state, size_t source) {
   }
   if (options.blocking_transfers)
     for (size_t s = 0; s + 1 < stages; ++s) {
-      const double seconds = transfer_seconds(from.stages[s], from.stages[s + 1]);
+      const double seconds = blocking_seconds(source, s);
       for (const size_t end : {s, s + 1}) {
         state.stages[end].forward += seconds;
         state.stages[end].backward += seconds;
@@ -505,15 +517,17 @@ double Simulator::State::synchronise(double compute_end, Simulation& result) {
     }
   };
 
+  const auto same_holders = [&](size_t a, size_t b) {
+    const auto at_a = holder.begin() + static_cast<std::ptrdiff_t>(a * replicas);
+    return std::equal(at_a, at_a + static_cast<std::ptrdiff_t>(replicas),
+                      holder.begin() + static_cast<std::ptrdiff_t>(b * replicas));
+  };
   const auto layer_parameters = [&](size_t l) { return costs.parameters[l + 1] - costs.parameters[l]; };
   std::fill(out_free.begin(), out_free.end(), 0);
   std::vector<Group> groups(static_cast<size_t>(layers));
   for (int layer = 0; layer < layers; ++layer) {
     const auto l = static_cast<size_t>(layer);
-    bool changed = layer == 0;
-    for (size_t p = 0; p < replicas && !changed; ++p)
-      changed = holder[l * replicas + p] != holder[(l - 1) * replicas + p];
-    groups[l] = changed ? group_of(l) : groups[l - 1];
+    groups[l] = layer == 0 || !same_holders(l - 1, l) ? group_of(l) : groups[l - 1];
     double shares = 0;
     for (size_t p = 0; p < replicas; ++p)
       shares += pipelines[p].stages[static_cast<size_t>(holder[l * replicas + p])].share;
@@ -526,12 +540,21 @@ double Simulator::State::synchronise(double compute_end, Simulation& result) {
       update_seconds[at(p, s)] += part * (node.update[l + 1] - node.update[l]);
     }
   }
-  if (replicas > 1)
+  const double part = layout->sharded_optimizer ? 0.5 : 1;
+  if (replicas > 1 && options.late_reductions) {
+    const auto count = static_cast<size_t>(layers);
+    for (size_t first = 0, end = 0; first < count; first = end) {
+      for (end = first + 1; end < count && same_holders(first, end);) ++end;
+      exchange(first, groups[first], (costs.parameters[end] - costs.parameters[first]) * costs.gradient_bytes,
+               part, compute_end, SimEvent::Kind::reduce);
+    }
+  } else if (replicas > 1) {
     for (const int layer : order) {
       const auto l = static_cast<size_t>(layer);
-      exchange(l, groups[l], layer_parameters(l) * costs.gradient_bytes, layout->sharded_optimizer ? 0.5 : 1,
-               ready[l], SimEvent::Kind::reduce);
+      exchange(l, groups[l], layer_parameters(l) * costs.gradient_bytes, part, ready[l],
+               SimEvent::Kind::reduce);
     }
+  }
   double end = compute_end, reduced = compute_end;
   for (size_t p = 0; p < replicas; ++p) {
     const PipelineState& state = class_at(p);

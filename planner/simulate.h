@@ -18,8 +18,12 @@ struct SimulateOptions {
   bool events = false;   // fill Simulation::events (pipelines are then never merged)
   bool details = false;  // fill Simulation::stages
   // A transfer between stages holds up the compute streams at both ends, as where sends and receives block.
-  // hetrun's own do not; systems whose measured plans the simulator is checked against do.
+  // hetrun's own do not; systems whose measured plans the simulator is checked against do. Pipelines that
+  // send between the same stages through one port then divide its bandwidth evenly.
   bool blocking_transfers = false;
+  // Gradients are exchanged after the last backward of all pipelines, each stage's in one piece, as
+  // DeepSpeed's pipeline engine does; hetrun's own exchanges run layer by layer beside the backward pass.
+  bool late_reductions = false;
   // Pipelines that are alike are simulated once when they do not share a port, or when there are more
   // stage-micro-batch pairs than this; shared ports then divide their bandwidth evenly.
   int64_t merge_above = 20000;

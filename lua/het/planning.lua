@@ -31,6 +31,7 @@ local function help(command, sentence)
   end
   lines[#lines + 1] = ("  %-20s %s"):format("--json", "make the last line one JSON object")
   native.write("stdout", table.concat(lines, "\n") .. "\n")
+  if command == "simulate" then native.write("stdout", require("het.measured").help()) end
   return 0
 end
 
@@ -187,8 +188,10 @@ function planning.plan(program, ...)
   return 0
 end
 
---- `hetrun simulate RECIPE`; returns the exit code.
+--- `hetrun simulate RECIPE`, or of plans that were run; returns the exit code.
 function planning.simulate(program, ...)
+  local measured = require "het.measured"
+  if measured.asked(native.arguments or {}) then return measured.simulate { ... } end
   local given = take_options "simulate"
   local run, code = recipe_of(program, "simulate", "simulates a step of the recipe's own plan", { ... })
   if not run then return code end

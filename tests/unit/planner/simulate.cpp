@@ -217,3 +217,39 @@ TEST_CASE("layouts and plans are two forms of one thing") {
                                                    Catch::Contains("the cluster has no device z:0"));
   CHECK(simulate(plan, cluster, known_model("llama2-7b"), {}).seconds > 0);
 }
+
+TEST_CASE("blocking transfers of pipelines that share a port divide its bandwidth") {
+  Bench bench({plain_node("a", "unit", 2), plain_node("b", "unit", 1), plain_node("c", "unit", 1)}, 2,
+              {1e-3, 1e9});
+  bench.model.kinds[0].boundary_bytes = 1e6;  // 1 ms
+  SimulateOptions options;
+  options.blocking_transfers = true;
+  Layout layout;
+  layout.pipelines = {{3, {{0, 0, 0, 1}, {1, 0, 1, 1}}}};
+  const double alone = bench.run(layout, options).pipeline_seconds;
+  CHECK(alone == Approx(4 * (3 * kLayer + 2 * (1e-3 + 1e-3))).epsilon(1e-6));
+  layout.pipelines.push_back({3, {{0, 0, 0, 1}, {2, 0, 1, 1}}});
+  const double together = bench.run(layout, options).pipeline_seconds;
+  CHECK(together == Approx(4 * (3 * kLayer + 2 * (1e-3 + 2e-3))).epsilon(1e-6));
+}
+
+TEST_CASE("late reductions wait for all backwards and go stage by stage in one piece") {
+  Bench bench({plain_node("a", "unit", 1, 4)}, 4, {1e-3, 1e9});
+  for (LayerKind& kind : bench.model.kinds) kind.parameters = 1e6;
+  bench.model.kinds[0].boundary_bytes = 0;
+  bench.model.optimizer_bytes = 0;
+  Layout layout;
+  for (int r = 0; r < 2; ++r) layout.pipelines.push_back({3, {{0, 2 * r, 0, 3}, {0, 2 * r + 1, 3, 1}}});
+  SimulateOptions options;
+  const Simulation beside = bench.run(layout, options);
+  options.late_reductions = true;
+  const Simulation late = bench.run(layout, options);
+  CHECK(late.pipeline_seconds == beside.pipeline_seconds);
+  // Two hosts exchange 3 layers in the first stage, 1 in the second, at the same time: the first decides.
+  const double gradients = 3 * 1e6 * bench.model.gradient_bytes;
+  CHECK(late.exposed_seconds ==
+        Approx(all_reduce_seconds(bench.cluster.between, 2, gradients)).epsilon(1e-9));
+  CHECK(late.seconds == Approx(late.pipeline_seconds + late.exposed_seconds + late.update_seconds));
+  // Layer by layer, the first stage's last two layers have gone before its backward ends.
+  CHECK(beside.exposed_seconds < late.exposed_seconds);
+}

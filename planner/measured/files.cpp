@@ -1,0 +1,266 @@
+#include "planner/measured/files.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <filesystem>
+#include <functional>
+
+#include <fmt/format.h>
+
+#include "core/base/error.h"
+#include "core/io/json.h"
+
+namespace het::planner {
+namespace {
+
+constexpr double kMostWhole = 1e6;  // micro-batch sizes, batches, degrees, layers: beyond it is damage
+
+// Reads values of one file; each mistake becomes a sentence, and a value that does no harm.
+class Reader {
+ public:
+  Reader(std::string path, std::vector<std::string>& problems)
+      : path_(std::move(path)), problems_(problems) {}
+
+  std::optional<Json> file() {
+    try {
+      Json json = read_json(path_);
+      if (json.object() != nullptr) return json;
+      add("is no JSON object");
+    } catch (const Error& error) {
+      problems_.push_back(error.sentence().find(path_) == std::string::npos
+                              ? fmt::format("{}: {}", path_, error.sentence())
+                              : error.sentence());
+    }
+    return std::nullopt;
+  }
+  void add(const std::string& what) { problems_.push_back(fmt::format("{}: {}", path_, what)); }
+
+  const Json* member(const Json& object, const std::string& key, const std::string& where) {
+    const Json* value = object.find(key);
+    if (value == nullptr) add(fmt::format("{}\"{}\" is missing", prefix(where), key));
+    return value;
+  }
+  double number(const Json* value, const std::string& where) {
+    if (value == nullptr) return 0;
+    double result = -1;
+    if (value->integer() != nullptr) result = static_cast<double>(*value->integer());
+    if (const double* real = std::get_if<double>(&value->value)) result = *real;
+    if (std::isfinite(result) && result >= 0) return result;
+    add(fmt::format("{} is {}; it is a number of 0 or more", where, het::to_string(*value)));
+    return 0;
+  }
+  int whole(const Json* value, const std::string& where) {
+    if (value == nullptr) return 1;
+    const int64_t* integer = value->integer();
+    if (integer != nullptr && *integer >= 1 && static_cast<double>(*integer) <= kMostWhole)
+      return static_cast<int>(*integer);
+    add(fmt::format("{} is {}; it is a whole number above 0", where, het::to_string(*value)));
+    return 1;
+  }
+  std::string text(const Json* value, const std::string& where) {
+    if (value == nullptr) return {};
+    if (value->string() != nullptr) return *value->string();
+    add(fmt::format("{} is {}; it is a text", where, het::to_string(*value)));
+    return {};
+  }
+  const Json::Array& list(const Json* value, const std::string& where) {
+    static const Json::Array none;
+    if (value == nullptr) return none;
+    if (value->array() != nullptr) return *value->array();
+    add(fmt::format("{} is no list", where));
+    return none;
+  }
+  // Keys that are whole numbers above 0 ("8": a micro-batch size), with their values.
+  void each_number(const Json& object, const std::string& where,
+                   const std::function<void(int, const Json&)>& use) {
+    if (object.object() == nullptr) return add(fmt::format("{} is no object", where));
+    for (const auto& [key, value] : *object.object()) {
+      int number = 0;
+      const auto [end, problem] = std::from_chars(key.data(), key.data() + key.size(), number);
+      if (problem != std::errc() || end != key.data() + key.size() || number < 1 || number > kMostWhole)
+        add(fmt::format("{} has \"{}\"; its keys are whole numbers above 0", where, key));
+      else
+        use(number, value);
+    }
+  }
+  // Layers "0", "1", ... of an object; every one must be there.
+  void each_layer(const Json& object, const std::string& where,
+                  const std::function<void(const Json&, const std::string&)>& use) {
+    if (object.object() == nullptr) return add(fmt::format("{} is no object", where));
+    const size_t count = object.object()->size();
+    if (count == 0) add(fmt::format("{} has no layers", where));
+    for (size_t layer = 0; layer < count; ++layer) {
+      const Json* value = object.find(std::to_string(layer));
+      if (value == nullptr)
+        return add(
+            fmt::format("{} has {} entries, but no layer {}; layers count from 0", where, count, layer));
+      use(*value, fmt::format("{}, layer {}", where, layer));
+    }
+  }
+
+ private:
+  static std::string prefix(const std::string& where) { return where.empty() ? where : where + ": "; }
+
+  std::string path_;
+  std::vector<std::string>& problems_;
+};
+
+PlanGroup read_group(Reader& read, const Json& json, const std::string& where) {
+  PlanGroup group;
+  const Json::Array& pair = read.list(&json, where);
+  if (pair.size() != 2) {
+    read.add(fmt::format("{} is not [[machines], tensor-parallel degree]", where));
+    return group;
+  }
+  group.tensor = read.whole(&pair[1], where + ", tensor-parallel degree");
+  int gpus = 0;
+  for (const Json& entry : read.list(&pair[0], where + ", machines")) {
+    const Json::Array& words = read.list(&entry, where + ", machine");
+    if (words.size() != 3) {
+      read.add(fmt::format("{}: a machine is not [GPU type, GPUs, zone]", where));
+      continue;
+    }
+    group.machines.push_back({read.text(&words[0], where + ", GPU type"),
+                              read.text(&words[2], where + ", zone"),
+                              read.whole(&words[1], where + ", GPUs")});
+    gpus += group.machines.back().gpus;
+  }
+  if (group.tensor > gpus)
+    read.add(fmt::format("{}: a tensor-parallel group of {} has machines with {} GPUs", where, group.tensor,
+                         gpus));
+  return group;
+}
+
+std::vector<PlanStage> read_pipeline(Reader& read, const Json& json, const std::string& where) {
+  std::vector<PlanStage> stages;
+  int next = 0;
+  for (const Json& entry :
+       read.list(read.member(json, "layers_per_stage", where), where + ", layers_per_stage")) {
+    PlanStage stage;
+    stage.first = next;
+    for (const Json& layer :
+         read.list(&entry, fmt::format("{}, layers of stage {}", where, stages.size() + 1))) {
+      if (layer.integer() == nullptr || *layer.integer() != next)
+        read.add(fmt::format("{}, stage {}: layer {} where {} follows; stages hold all layers in order",
+                             where, stages.size() + 1, het::to_string(layer), next));
+      ++next;
+      ++stage.layers;
+    }
+    if (stage.layers == 0) read.add(fmt::format("{}: stage {} has no layers", where, stages.size() + 1));
+    stages.push_back(std::move(stage));
+  }
+  const Json::Array& groups = read.list(read.member(json, "tmp_per_stage", where), where + ", tmp_per_stage");
+  if (groups.size() != stages.size() || stages.empty())
+    read.add(fmt::format("{}: layers_per_stage has {} stages, tmp_per_stage {}", where, stages.size(),
+                         groups.size()));
+  for (size_t s = 0; s < std::min(groups.size(), stages.size()); ++s) {
+    const std::string at = fmt::format("{}, stage {}", where, s + 1);
+    const Json::Array& replicas = read.list(&groups[s], at);
+    for (size_t r = 0; r < replicas.size(); ++r)
+      stages[s].replicas.push_back(read_group(read, replicas[r], fmt::format("{}, replica {}", at, r + 1)));
+    if (replicas.empty() || replicas.size() != stages[0].replicas.size())
+      read.add(fmt::format("{} has {} replicas, stage 1 {}; all stages have as many, at least one", at,
+                           replicas.size(), stages[0].replicas.size()));
+  }
+  return stages;
+}
+
+}  // namespace
+
+int PlanFile::layers() const {
+  if (pipelines.empty() || pipelines[0].empty()) return 0;
+  return pipelines[0].back().first + pipelines[0].back().layers;
+}
+
+std::map<std::string, ModelSizes> read_model_sizes(const std::string& path,
+                                                   std::vector<std::string>& problems) {
+  std::map<std::string, ModelSizes> models;
+  Reader read(path, problems);
+  const auto json = read.file();
+  if (!json) return models;
+  for (const auto& [model, degrees] : *json->object())
+    read.each_number(degrees, model, [&, &model = model](int tensor, const Json& layers) {
+      std::vector<LayerSize>& sizes = models[model][tensor];
+      read.each_layer(
+          layers, fmt::format("{}, degree {}", model, tensor),
+          [&](const Json& layer, const std::string& where) {
+            const auto value = [&](const char* key) {
+              return read.number(read.member(layer, key, where), fmt::format("{}: {}", where, key));
+            };
+            sizes.push_back({value("params_floats"), value("act_mem_bytes"), value("act_output_bytes")});
+          });
+    });
+  return models;
+}
+
+TypeTimes read_type_times(const std::string& path, int layers, std::vector<std::string>& problems) {
+  TypeTimes times;
+  Reader read(path, problems);
+  const auto json = read.file();
+  if (!json) return times;
+  read.each_number(*json, "the profile", [&](int microbatch, const Json& degrees) {
+    read.each_number(degrees, fmt::format("micro-batch {}", microbatch), [&](int tensor, const Json& table) {
+      const std::string at = fmt::format("micro-batch {}, degree {}", microbatch, tensor);
+      std::vector<LayerTimes>& of = times[tensor][microbatch];
+      read.each_layer(table, at, [&](const Json& layer, const std::string& where) {
+        const Json::Array& three = read.list(&layer, where);
+        if (three.size() != 3) return read.add(fmt::format("{} is not [forward, backward, update]", where));
+        of.push_back({read.number(&three[0], where + ", forward"),
+                      read.number(&three[1], where + ", backward"),
+                      read.number(&three[2], where + ", update")});
+      });
+      if (static_cast<int>(of.size()) != layers)
+        read.add(fmt::format("{} has times of {} layers; the model has {}", at, of.size(), layers));
+    });
+  });
+  return times;
+}
+
+PlanFile read_plan_file(const std::string& path) {
+  PlanFile plan;
+  plan.path = path;
+  plan.name = std::filesystem::path(path).stem().string();
+  Reader read(path, plan.problems);
+  const auto json = read.file();
+  if (!json) return plan;
+  plan.microbatch = read.whole(read.member(*json, "mbs", ""), "mbs");
+  plan.batch = read.whole(read.member(*json, "gbs", ""), "gbs");
+  if (const Json* model = json->find("model")) plan.model = read.text(model, "model");
+  const auto measured = [&](const char* key, std::optional<double>& value, bool positive) {
+    const Json* found = json->find(key);
+    if (found == nullptr || found->is_null()) return;
+    const double number = read.number(found, key);
+    if (number > 0 || !positive)
+      value = number;
+    else
+      read.add(fmt::format("{} is 0; leave it out where it was not measured", key));
+  };
+  measured("real", plan.seconds, true);
+  measured("red_grads", plan.gradient_seconds, false);
+  measured("max_mem", plan.memory_bytes, true);
+  const Json::Array& pipelines = read.list(read.member(*json, "pipeline_list", ""), "pipeline_list");
+  for (size_t p = 0; p < pipelines.size(); ++p)
+    plan.pipelines.push_back(read_pipeline(read, pipelines[p], fmt::format("pipeline {}", p + 1)));
+  if (json->find("pipeline_list") != nullptr && plan.pipelines.empty())
+    read.add("pipeline_list has no pipelines");
+  for (size_t p = 1; p < plan.pipelines.size() && plan.problems.empty(); ++p)
+    if (plan.pipelines[p].back().first + plan.pipelines[p].back().layers != plan.layers())
+      read.add(fmt::format("pipeline {} has {} layers, pipeline 1 {}", p + 1,
+                           plan.pipelines[p].back().first + plan.pipelines[p].back().layers, plan.layers()));
+  return plan;
+}
+
+std::vector<std::string> json_files(const std::string& folder, std::vector<std::string>& problems) {
+  std::vector<std::string> files;
+  std::error_code problem;
+  for (std::filesystem::directory_iterator at(folder, problem), end; !problem && at != end;
+       at.increment(problem))
+    if (at->path().extension() == ".json") files.push_back(at->path().string());
+  if (problem)
+    problems.push_back(fmt::format("{}: cannot be read as a folder: {}", folder, problem.message()));
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+}  // namespace het::planner

@@ -1,0 +1,566 @@
+#include "planner/measured/measured.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <map>
+#include <memory>
+
+#include <fmt/format.h>
+
+#include "core/base/error.h"
+#include "core/base/units.h"
+#include "planner/measured/files.h"
+#include "planner/measured/links.h"
+#include "planner/simulate.h"
+
+namespace het::planner {
+namespace {
+
+// Bytes of one parameter in the runs, all in f32: weight 4, gradient 4, Adam's two moments 8, the copy that
+// DeepSpeed makes of the model 4 and its flat buffer for the exchange of gradients 4. And of a GPU beside
+// torch's own: CUDA's context, NCCL, the fused kernels of Megatron. Both from the simulator that is published
+// with the plans (sailor/Planner/simulations), which has the second for GH200 nodes and for others.
+constexpr double kParameterBytes = 24;
+double framework_bytes(const std::string& type, int tensor) {
+  if (type == "GH-96") return 5.06e9;
+  return tensor == 1 ? 2e9 : 3e9;
+}
+constexpr int kMostMicrobatches = 100000;
+constexpr int kMostGroups = 20000;
+
+std::string name_of(const PlanGroup& group) {
+  std::string machines = group.machines[0].type;
+  for (size_t m = 1; m < group.machines.size(); ++m) machines += "+" + group.machines[m].type;
+  return fmt::format("{} x {}", machines, group.tensor);
+}
+
+// Profiles as they are asked for, each file read once.
+class Profiles {
+ public:
+  Profiles(std::string folder, std::vector<std::string>& problems) : folder_(std::move(folder)) {
+    flat_ = !json_files(folder_, problems).empty();
+  }
+  bool has(const std::string& model) const { return flat_ || has_folder(model); }
+  const std::string& folder() const { return folder_; }
+
+  // nullptr with the reasons in `problems`.
+  const TypeTimes* find(const std::string& model, int layers, const std::string& type,
+                        std::vector<std::string>& problems) {
+    Entry& entry = entries_[{model, type}];
+    if (!entry.read) {
+      entry.read = true;
+      const std::string in = has_folder(model) ? folder_ + "/" + model : folder_;
+      const std::string path = in + "/" + type + ".json";
+      std::error_code ignored;
+      // A type comes from a plan's file: it names a file of this folder and nothing else.
+      if (type.find_first_of("/\\") != std::string::npos || !std::filesystem::exists(path, ignored)) {
+        std::vector<std::string> there, unread;
+        for (const std::string& file : json_files(in, unread))
+          there.push_back(std::filesystem::path(file).stem().string());
+        entry.problems.push_back(
+            fmt::format("{}: no profile of GPU type \"{}\"; there are {}", in, type,
+                        there.empty() ? "none" : fmt::format("{}", fmt::join(there, ", "))));
+      } else {
+        entry.times = read_type_times(path, layers, entry.problems);
+      }
+    }
+    problems.insert(problems.end(), entry.problems.begin(), entry.problems.end());
+    return entry.problems.empty() ? &entry.times : nullptr;
+  }
+
+ private:
+  struct Entry {
+    bool read = false;
+    TypeTimes times;
+    std::vector<std::string> problems;
+  };
+  bool has_folder(const std::string& model) const {
+    std::error_code ignored;
+    return std::filesystem::is_directory(folder_ + "/" + model, ignored);
+  }
+
+  std::string folder_;
+  bool flat_ = false;  // it has profiles itself
+  std::map<std::pair<std::string, std::string>, Entry> entries_;
+};
+
+// One plan on its way to a prediction. A tensor-parallel group is one device here ("GH-96 x 4"), so that
+// groups of different degrees can stand in one plan: the cluster's devices are groups, and the layout's
+// degree is 1.
+class Prediction {
+ public:
+  Prediction(const PlanFile& file, const ModelSizes& sizes, const MeasuredRequest& request,
+             MeasuredPlan& plan)
+      : file_(file), sizes_(sizes), request_(request), plan_(plan) {}
+
+  void run(Profiles& profiles) {
+    collect(profiles);
+    if (!plan_.problems.empty()) return;
+    describe_model();
+    link();
+    place();
+    simulate();
+    remember();
+    bound();
+  }
+
+ private:
+  struct Kind {  // of tensor-parallel groups
+    PlanGroup group;
+    std::string name;
+    std::map<int, std::vector<LayerTimes>> times;  // by micro-batch
+    int node = 0;                                  // of the cluster
+    int open = 0;                                  // free groups in its last machine
+    int uses = 0, together = 1;                    // in the plan, in one machine
+    bool measured = false;                         // at the plan's micro-batch size
+  };
+
+  const std::vector<LayerSize>& sizes(int tensor) const { return sizes_.at(tensor); }
+  Kind& kind_of(const PlanGroup& group) {
+    return *std::find_if(kinds_.begin(), kinds_.end(), [&](const Kind& kind) { return kind.group == group; });
+  }
+  void collect(Profiles& profiles);
+  void tell_apart();
+  void spread(Kind& kind);
+  void describe_model();
+  void link();
+  Link between(const PlanGroup& a, const PlanGroup& b, int groups, double bytes);
+  void place();
+  void simulate();
+  void remember();
+  void bound();
+
+  const PlanFile& file_;
+  const ModelSizes& sizes_;
+  const MeasuredRequest& request_;
+  MeasuredPlan& plan_;
+  std::vector<Kind> kinds_;
+  Cluster cluster_;
+  Model model_;
+  Profile profile_;
+  Layout layout_;
+  struct Origin {  // of each pipeline of the layout
+    int pipeline = 0, replica = 0;
+  };
+  std::vector<Origin> origins_;
+};
+
+// The kinds of groups with their times, or why there are none.
+void Prediction::collect(Profiles& profiles) {
+  const auto problem = [&](std::string sentence) {
+    auto& all = plan_.problems;
+    if (std::find(all.begin(), all.end(), sentence) == all.end()) all.push_back(std::move(sentence));
+  };
+  for (const auto& stages : file_.pipelines)
+    for (const PlanStage& stage : stages)
+      for (const PlanGroup& group : stage.replicas) {
+        plan_.gpus += group.tensor;
+        if (std::none_of(kinds_.begin(), kinds_.end(), [&](const Kind& kind) { return kind.group == group; }))
+          kinds_.push_back({group, name_of(group), {}});
+        ++kind_of(group).uses;
+      }
+  for (Kind& kind : kinds_) {
+    const int tensor = kind.group.tensor;
+    if (!sizes_.contains(tensor)) {
+      std::vector<int> there;
+      for (const auto& [degree, layers] : sizes_) there.push_back(degree);
+      problem(fmt::format("{}: {} has no sizes for tensor-parallel degree {}; it has {}", request_.model_info,
+                          plan_.model, tensor, fmt::join(there, ", ")));
+    } else if (static_cast<int>(sizes(tensor).size()) != file_.layers()) {
+      problem(fmt::format("{}: {} has {} layers at tensor-parallel degree {}; the plan divides {}",
+                          request_.model_info, plan_.model, sizes(tensor).size(), tensor, file_.layers()));
+    }
+    for (const PlanMachine& machine : kind.group.machines) {
+      std::vector<std::string> unread;
+      const TypeTimes* times = profiles.find(plan_.model, file_.layers(), machine.type, unread);
+      for (std::string& sentence : unread) problem(std::move(sentence));
+      if (times == nullptr) continue;
+      const auto found = times->find(tensor);
+      if (found == times->end()) {
+        std::vector<int> there;
+        for (const auto& [degree, microbatches] : *times) there.push_back(degree);
+        problem(fmt::format("{}: the profile of {} has no times for tensor-parallel degree {}; it has {}",
+                            profiles.folder(), machine.type, tensor, fmt::join(there, ", ")));
+        continue;
+      }
+      // Of several machines the slowest sets the pace.
+      if (&machine == &kind.group.machines[0]) kind.times = found->second;
+      std::erase_if(kind.times, [&](const auto& entry) { return !found->second.contains(entry.first); });
+      for (auto& [microbatch, layers] : kind.times)
+        for (size_t l = 0; l < layers.size(); ++l) {
+          const LayerTimes& other = found->second.at(microbatch)[l];
+          layers[l] = {std::max(layers[l].forward, other.forward),
+                       std::max(layers[l].backward, other.backward),
+                       std::max(layers[l].update, other.update)};
+        }
+    }
+    kind.measured = kind.times.contains(file_.microbatch);
+    if (plan_.problems.empty() && kind.times.empty())
+      problem(fmt::format("{}: the profiles of {} have no micro-batch size in common", profiles.folder(),
+                          kind.name));
+    if (plan_.problems.empty() && !kind.measured) {
+      std::vector<int> there;
+      for (const auto& [microbatch, layers] : kind.times) there.push_back(microbatch);
+      plan_.interpolated = true;
+      plan_.notes.push_back(fmt::format("micro-batch {} on {} is interpolated: its profile has {}",
+                                        file_.microbatch, kind.name, fmt::join(there, ", ")));
+    }
+  }
+  tell_apart();
+  if (plan_.problems.empty()) {
+    int replicas = 0;
+    for (const auto& stages : file_.pipelines) replicas += static_cast<int>(stages[0].replicas.size());
+    const int all = (file_.batch + file_.microbatch - 1) / file_.microbatch;
+    if (replicas > kMostGroups || all > kMostMicrobatches)
+      problem(fmt::format("{}: {} replicas and {} micro-batches are more than can be simulated ({} and {})",
+                          file_.path, replicas, all, kMostGroups, kMostMicrobatches));
+    else if (all < replicas)
+      problem(fmt::format("{}: a batch of {} is {} micro-batches of {}, fewer than its {} replicas",
+                          file_.path, file_.batch, all, file_.microbatch, replicas));
+  }
+}
+
+// Kinds that differ in their machines alone have one name so far.
+void Prediction::tell_apart() {
+  std::map<std::string, int> uses;
+  for (const Kind& kind : kinds_) ++uses[kind.name];
+  for (Kind& kind : kinds_)
+    if (uses[kind.name] > 1) {
+      std::string machines;
+      for (const PlanMachine& machine : kind.group.machines)
+        machines +=
+            fmt::format("{}{} GPUs in {}", machines.empty() ? "" : " and ", machine.gpus, machine.zone);
+      kind.name += fmt::format(" ({})", machines);
+    }
+}
+
+// What a group over several machines adds: its all-reduces leave the machine, which no profile holds.
+// Megatron-LM has two in each direction of a block, one of the embedding (Shoeybi et al. 2019, section 3).
+void Prediction::spread(Kind& kind) {
+  const auto& machines = kind.group.machines;
+  if (machines.size() < 2) return;
+  const std::vector<LayerSize>& size = sizes(kind.group.tensor);
+  for (auto& [microbatch, layers] : kind.times)
+    for (size_t l = 0; l + 1 < layers.size(); ++l) {
+      const double bytes = size[l].output_bytes * microbatch;
+      double seconds = 0;
+      for (const PlanMachine& machine : machines)
+        seconds = std::max(seconds, all_reduce_seconds(between({{machines[0]}, 1}, {{machine}, 1}, 1, bytes),
+                                                       static_cast<int>(machines.size()), bytes));
+      layers[l].forward += seconds * (l == 0 ? 1 : 2);
+      layers[l].backward += seconds * (l == 0 ? 1 : 2);
+    }
+  plan_.notes.push_back(
+      fmt::format("{}: a tensor-parallel group over {} machines, at the pace of the slowest "
+                  "and with all-reduces between them",
+                  kind.name, machines.size()));
+}
+
+// Each layer is a kind of its own; half of the measured backward is counted to each of its parts. Sizes are
+// those of the whole layer, as the model of the smallest degree tells them.
+void Prediction::describe_model() {
+  model_.name = profile_.model = plan_.model;
+  model_.precision = Precision::f32;
+  model_.weight_bytes = model_.gradient_bytes = 4;
+  model_.optimizer_bytes = 8;
+  for (Kind& kind : kinds_) spread(kind);
+  const auto& [tensor, layers] = *sizes_.begin();
+  for (size_t l = 0; l < layers.size(); ++l) {
+    LayerKind layer;
+    layer.name = std::to_string(l);
+    layer.parameters = layers[l].parameters * tensor;
+    layer.boundary_bytes = layers[l].output_bytes;
+    model_.kinds.push_back(layer);
+    model_.layers.push_back(static_cast<int>(l));
+    for (const Kind& kind : kinds_)
+      for (const auto& [microbatch, times] : kind.times) {
+        const LayerTimes& t = times[l];
+        profile_.points.push_back(
+            {layer.name, kind.name, 1, microbatch, t.forward, t.backward / 2, t.backward / 2, t.update});
+      }
+  }
+}
+
+Link Prediction::between(const PlanGroup& a, const PlanGroup& b, int groups, double bytes) {
+  if (request_.between.bytes_per_second > 0) return request_.between;
+  Link slowest{0, 1e15};
+  for (const PlanMachine& from : a.machines)
+    for (const PlanMachine& to : b.machines) {
+      const PublishedLink published =
+          published_link(from.type, from.zone, to.type, to.zone, groups, std::min(a.tensor, b.tensor), bytes);
+      if (published.assumed) {
+        const std::string note = fmt::format(
+            "nothing is published of the link between {} and {}: {:.0f} Gbit/s "
+            "assumed; --bandwidth states it",
+            from.type, to.type, kAssumedBandwidth * 8e-9);
+        if (std::find(plan_.notes.begin(), plan_.notes.end(), note) == plan_.notes.end())
+          plan_.notes.push_back(note);
+      }
+      if (published.link.bytes_per_second < slowest.bytes_per_second) slowest = published.link;
+    }
+  return slowest;
+}
+
+// Links between the kinds of groups, at the size of the messages that matter: boundaries, or where there are
+// none a replica's share of the gradients.
+void Prediction::link() {
+  double bytes = 0;
+  for (const auto& stages : file_.pipelines)
+    for (size_t s = 0; s + 1 < stages.size(); ++s)
+      bytes = std::max(
+          bytes, model_.layer(stages[s].first + stages[s].layers - 1).boundary_bytes * file_.microbatch);
+  if (bytes == 0)
+    bytes = total_parameters(model_) * model_.gradient_bytes /
+            static_cast<double>(file_.pipelines[0][0].replicas.size());
+  for (size_t a = 0; a < kinds_.size(); ++a) {
+    Kind& kind = kinds_[a];
+    kind.node = static_cast<int>(a);
+    const PlanMachine& machine = kind.group.machines[0];
+    DeviceType type;
+    type.name = kind.name;
+    type.f32_flops = 1e12;     // of no effect: every layer is measured
+    type.memory_bytes = 1e15;  // as is this: memory is counted below
+    type.memory_bytes_per_second = 1e12;
+    type.inside = inside_link_of(machine.type);
+    // Each GPU of a group exchanges its part with its counterpart in another group.
+    type.inside.bytes_per_second *= kind.group.tensor;
+    cluster_.types.push_back(type);
+    Node node;
+    node.type = kind.name;
+    node.zone = std::to_string(a);
+    node.devices = kind.group.machines.size() > 1 ? 1 : machine.gpus / kind.group.tensor;
+    kind.together = std::min(node.devices, kind.uses);
+    cluster_.nodes.push_back(node);
+    for (size_t b = 0; b <= a; ++b)
+      cluster_.zone_links.push_back(
+          {std::to_string(b), std::to_string(a),
+           between(kinds_[b].group, kind.group, std::min(kinds_[b].together, kind.together), bytes)});
+  }
+}
+
+// Ranks count stage by stage, replica by replica, and fill machines in that order, as the published launcher
+// does.
+void Prediction::place() {
+  std::map<std::pair<int, int>, std::vector<StageLayout>> placed;  // (pipeline, stage) -> replicas
+  int machines = 0;
+  for (size_t p = 0; p < file_.pipelines.size(); ++p)
+    for (size_t s = 0; s < file_.pipelines[p].size(); ++s) {
+      const PlanStage& stage = file_.pipelines[p][s];
+      for (const PlanGroup& group : stage.replicas) {
+        Kind& kind = kind_of(group);
+        Node& node = cluster_.nodes[static_cast<size_t>(kind.node)];
+        if (kind.open == 0) {
+          node.hosts.push_back(fmt::format("m{}", ++machines));
+          kind.open = node.devices;
+        }
+        --kind.open;
+        placed[{static_cast<int>(p), static_cast<int>(s)}].push_back(
+            {kind.node, static_cast<int>(node.hosts.size()) - 1, stage.first, stage.layers});
+      }
+    }
+  layout_.microbatch = file_.microbatch;
+  for (size_t p = 0; p < file_.pipelines.size(); ++p)
+    for (size_t r = 0; r < file_.pipelines[p][0].replicas.size(); ++r) {
+      PipelineLayout pipeline;
+      for (size_t s = 0; s < file_.pipelines[p].size(); ++s)
+        pipeline.stages.push_back(placed[{static_cast<int>(p), static_cast<int>(s)}][r]);
+      layout_.pipelines.push_back(std::move(pipeline));
+      origins_.push_back({static_cast<int>(p), static_cast<int>(r)});
+    }
+  const int all = (file_.batch + file_.microbatch - 1) / file_.microbatch;
+  const int replicas = static_cast<int>(layout_.pipelines.size());
+  for (int r = 0; r < replicas; ++r)
+    layout_.pipelines[static_cast<size_t>(r)].microbatches = all / replicas + (r < all % replicas ? 1 : 0);
+  plan_.microbatches = layout_.pipelines[0].microbatches;
+}
+
+void Prediction::simulate() {
+  const CostTable costs = make_costs(cluster_, model_, profile_, 1, file_.microbatch);
+  Simulator simulator(costs, cluster_);
+  SimulateOptions options;
+  options.details = options.blocking_transfers = options.late_reductions = true;
+  const Simulation simulation = simulator.run(layout_, options);
+  plan_.seconds = simulation.seconds;
+  plan_.pipeline_seconds = simulation.pipeline_seconds;
+  plan_.gradient_seconds = simulation.exposed_seconds;
+  plan_.update_seconds = simulation.update_seconds;
+  for (const StageUse& use : simulation.stages) {
+    const Origin& origin = origins_[static_cast<size_t>(use.pipeline)];
+    const PlanStage& stage =
+        file_.pipelines[static_cast<size_t>(origin.pipeline)][static_cast<size_t>(use.stage)];
+    const Kind& kind = kind_of(stage.replicas[static_cast<size_t>(origin.replica)]);
+    const auto same = std::find_if(plan_.groups.begin(), plan_.groups.end(), [&](const MeasuredGroup& group) {
+      return group.pipeline == origin.pipeline && group.stage == use.stage && group.group == kind.name;
+    });
+    if (same != plan_.groups.end()) {
+      ++same->replicas;
+      same->in_flight = std::max(same->in_flight, use.in_flight);
+      continue;
+    }
+    MeasuredGroup group;
+    group.pipeline = origin.pipeline;
+    group.stage = use.stage;
+    group.group = kind.name;
+    group.replicas = 1;
+    group.first = stage.first;
+    group.layers = stage.layers;
+    group.in_flight = use.in_flight;
+    const int last = stage.first + stage.layers;
+    group.microbatch_seconds = costs.forward_seconds(kind.node, stage.first, last) +
+                               costs.backward_seconds(kind.node, stage.first, last, false);
+    plan_.groups.push_back(group);
+  }
+  std::stable_sort(plan_.groups.begin(), plan_.groups.end(),
+                   [](const MeasuredGroup& a, const MeasuredGroup& b) {
+                     return std::pair(a.pipeline, a.stage) < std::pair(b.pipeline, b.stage);
+                   });
+}
+
+// Memory of one GPU: what stays for each parameter, activations of the micro-batches in flight, and, while a
+// layer runs backward, the gradient of its output beside all that is still held.
+void Prediction::remember() {
+  for (MeasuredGroup& group : plan_.groups) {
+    const Kind& kind =
+        *std::find_if(kinds_.begin(), kinds_.end(), [&](const Kind& k) { return k.name == group.group; });
+    const std::vector<LayerSize>& size = sizes(kind.group.tensor);
+    double parameters = 0, activation = 0, gradient = 0, framework = 0;
+    for (int l = group.first; l < group.first + group.layers; ++l) {
+      parameters += size[static_cast<size_t>(l)].parameters;
+      activation += size[static_cast<size_t>(l)].activation_bytes;
+      gradient = std::max(gradient, size[static_cast<size_t>(l)].output_bytes);
+    }
+    for (const PlanMachine& machine : kind.group.machines)
+      framework = std::max(framework, framework_bytes(machine.type, kind.group.tensor));
+    group.memory_bytes = parameters * kParameterBytes +
+                         (activation * group.in_flight + gradient) * file_.microbatch + framework;
+    plan_.memory_bytes = std::max(plan_.memory_bytes, group.memory_bytes);
+  }
+}
+
+// The shortest step in which a pipeline can do the layers' measured work, whatever the schedule and however
+// fast the network: a stage runs all its micro-batches one after the other, the first after it has come
+// forward through the stages before, and the last is still to go backward through them. A run that is shorter
+// did the work in less time than the profile says it takes; then no prediction that believes the profile can
+// be right, and the fault is not the model's. A bound up to kSecondsAsked too long is left to the prediction.
+void Prediction::bound() {
+  const MeasuredGroup* longest = nullptr;
+  int times = 0;
+  double before_longest = 0;
+  for (size_t p = 0; p < layout_.pipelines.size(); ++p) {
+    double before = 0;
+    for (size_t s = 0; s < layout_.pipelines[p].stages.size(); ++s) {
+      const StageLayout& stage = layout_.pipelines[p].stages[s];
+      const Kind& kind = kinds_[static_cast<size_t>(stage.node)];
+      const auto group = std::find_if(plan_.groups.begin(), plan_.groups.end(), [&](const MeasuredGroup& g) {
+        return g.pipeline == origins_[p].pipeline && g.stage == static_cast<int>(s) && g.group == kind.name;
+      });
+      const double bound = layout_.pipelines[p].microbatches * group->microbatch_seconds + before;
+      if (bound > plan_.bound_seconds) {
+        plan_.bound_seconds = bound;
+        longest = &*group;
+        times = layout_.pipelines[p].microbatches;
+        before_longest = before;
+      }
+      before += group->microbatch_seconds;
+    }
+  }
+  // What is interpolated or added for groups over several machines is no figure of the profile.
+  for (const Kind& kind : kinds_)
+    if (!kind.measured || kind.group.machines.size() > 1) return;
+  if (!plan_.measured_seconds || plan_.bound_seconds <= (1 + kSecondsAsked) * *plan_.measured_seconds) return;
+  plan_.contradicts = true;
+  plan_.reason = fmt::format(
+      "the profile has {} for forward and backward of layers {} to {} on {} at micro-batch {}; for {} such "
+      "micro-batch{}{} that is {} without any communication or update, {:.0f} % more than the whole measured "
+      "step "
+      "of {}",
+      show_seconds(longest->microbatch_seconds), longest->first, longest->first + longest->layers - 1,
+      longest->group, file_.microbatch, times, times == 1 ? "" : "es",
+      before_longest > 0 ? fmt::format(" and {} in the stages before", show_seconds(before_longest)) : "",
+      show_seconds(plan_.bound_seconds), 100 * (plan_.bound_seconds / *plan_.measured_seconds - 1),
+      show_seconds(*plan_.measured_seconds));
+  // A profile that gives less work more time contradicts itself, too.
+  const Kind& kind =
+      *std::find_if(kinds_.begin(), kinds_.end(), [&](const Kind& k) { return k.name == longest->group; });
+  const auto whole = [&](int microbatch) {
+    double seconds = 0;
+    for (const LayerTimes& layer : kind.times.at(microbatch)) seconds += layer.forward + layer.backward;
+    return seconds;
+  };
+  const auto larger = kind.times.upper_bound(file_.microbatch);
+  if (larger != kind.times.end() && whole(larger->first) < whole(file_.microbatch))
+    plan_.reason += fmt::format(
+        "; the same profile needs less for micro-batch {}, {} for all layers, than for {}, {}", larger->first,
+        show_seconds(whole(larger->first)), file_.microbatch, show_seconds(whole(file_.microbatch)));
+}
+
+// The model of a plan: stated, named by the plan, or the only one with its number of layers.
+std::string model_of(const PlanFile& file, const MeasuredRequest& request,
+                     const std::map<std::string, ModelSizes>& models, const Profiles& profiles,
+                     std::vector<std::string>& problems) {
+  std::vector<std::string> known, fitting;
+  for (const auto& [model, sizes] : models) {
+    known.push_back(model);
+    if (!sizes.empty() && static_cast<int>(sizes.begin()->second.size()) == file.layers() &&
+        profiles.has(model))
+      fitting.push_back(model);
+  }
+  const std::string& named = !request.model.empty() ? request.model : file.model;
+  if (!named.empty()) {
+    const auto found = models.find(named);
+    if (found == models.end() || found->second.empty()) {
+      problems.push_back(fmt::format("{}: no model \"{}\"; there are {}", request.model_info, named,
+                                     fmt::join(known, ", ")));
+      return {};
+    }
+    const auto layers = static_cast<int>(found->second.begin()->second.size());
+    if (layers == file.layers() && profiles.has(named)) return named;
+    if (layers != file.layers())
+      problems.push_back(
+          fmt::format("{}: the plan divides {} layers; {} has {}", file.path, file.layers(), named, layers));
+    else
+      problems.push_back(fmt::format("{}: no profiles of model {}", profiles.folder(), named));
+    return {};
+  }
+  if (fitting.size() == 1) return fitting[0];
+  if (fitting.empty())
+    problems.push_back(
+        fmt::format("{}: the plan divides {} layers; no model of {} with profiles in {} has as many",
+                    file.path, file.layers(), request.model_info, profiles.folder()));
+  else
+    problems.push_back(
+        fmt::format("{}: the plan divides {} layers, as many as each of {} has; --model says which",
+                    file.path, file.layers(), fmt::join(fitting, ", ")));
+  return {};
+}
+
+}  // namespace
+
+MeasuredReport simulate_measured(const MeasuredRequest& request) {
+  MeasuredReport report;
+  const auto models = read_model_sizes(request.model_info, report.problems);
+  Profiles profiles(request.profiles, report.problems);
+  const std::vector<std::string> files = json_files(request.plans, report.problems);
+  if (files.empty() && report.problems.empty())
+    report.problems.push_back(fmt::format("{}: has no plans (*.json)", request.plans));
+  // A file of sizes with mistakes may still have the sizes that a plan needs; without profiles there is
+  // nothing.
+  for (const std::string& path : files) {
+    const PlanFile file = read_plan_file(path);
+    MeasuredPlan plan;
+    plan.name = file.name;
+    plan.path = file.path;
+    plan.microbatch = file.microbatch;
+    plan.measured_seconds = file.seconds;
+    plan.measured_gradient_seconds = file.gradient_seconds;
+    plan.measured_memory_bytes = file.memory_bytes;
+    plan.problems = file.problems;
+    if (plan.problems.empty()) plan.model = model_of(file, request, models, profiles, plan.problems);
+    if (plan.problems.empty()) Prediction(file, models.at(plan.model), request, plan).run(profiles);
+    report.plans.push_back(std::move(plan));
+  }
+  return report;
+}
+
+}  // namespace het::planner
