@@ -21,6 +21,7 @@ local general = {
 }
 
 local declared      -- of the recipe that runs: the list of its options
+local chosen = {}   -- and their values by name
 
 -- Names in the order of the recipe's text: the order of a Lua table's fields is lost.
 local function in_source_order(specs, recipe_text)
@@ -113,7 +114,7 @@ function options.declare(specs, recipe_text)
       names[#names + 1] = "--" .. name
     end
   end
-  declared = fields
+  declared, chosen = fields, values
   local given, mistaken = command_line()
   for _, word in ipairs(mistaken) do mistake(("'%s' is not an option; options are --name=value"):format(word)) end
   for _, option in ipairs(given) do
@@ -191,7 +192,10 @@ options.help_wanted = setmetatable({ kind = "help", message = "help", sentence =
 --- Stop the recipe here: its options are known, and only they were asked for.
 function options.exit_with_help() error(options.help_wanted, 0) end
 
+--- The values of the recipe's options by name.
+function options.values() return chosen end
+
 --- Forget the options of the last recipe.
-function options.reset() declared = nil end
+function options.reset() declared, chosen = nil, {} end
 
 return options

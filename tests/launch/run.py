@@ -211,6 +211,36 @@ class Mistakes(Case):
             self.assertEqual(rank.returncode, 2, err)
             self.assertIn('recipe', err)
 
+    def two_ranks(self, *words):
+        """Exit codes and messages of two ranks, each started with its own words."""
+        where = self.at_rank_0()
+        ranks = [self.start(*words[rank], WORLD_SIZE='2', RANK=str(rank), LOCAL_RANK=str(rank), **where)
+                 for rank in (0, 1)]
+        outputs = [rank.communicate(timeout=120) for rank in ranks]
+        return [(rank.returncode, err) for rank, (_, err) in zip(ranks, outputs)]
+
+    def test_ranks_whose_recipes_differ_in_anything_that_counts(self):
+        text = (self.folder / 'lopsided.lua').read_text()
+        changes = [('dropout = 0.1', 'dropout = 0.2'), ('data = corpus,', 'data = corpus, seed = 5,'),
+                   ('microbatch = 2, steps', 'steps'), ('weight_decay = 0.1', 'weight_decay = 0.2'),
+                   ('clip = 0.5', 'clip = 0.5, beta2 = 0.99'), ('clip = 0.5', 'clip = 0.6'), ('warmup = 4', 'warmup = 3'), ('every = opt.every', 'every = 7'),
+                   ('save_every = 3', 'save_every = 4'),
+                   ('data = corpus,', 'loss = function(y, t, s) return (het.op.cross_entropy(y, t, s)) end, data = corpus,'),
+                   ('tokens = 20', 'tokens = 21'), ('"stopped here"', '"stopped elsewhere"')]
+        for old, new in changes:
+            self.assertEqual(text.count(old), 1, old)
+            (self.folder / 'other.lua').write_text(text.replace(old, new))
+            for code, err in self.two_ranks(['lopsided.lua'], ['other.lua']):
+                self.assertEqual(code, 2, f'{new}\n{err}')
+                self.assertIn('has the recipe', err, new)
+
+    def test_ranks_may_differ_in_what_is_the_machines_own(self):
+        (self.folder / 'other.lua').write_text((self.folder / 'lopsided.lua').read_text())
+        results = self.two_ranks(['lopsided.lua', '--save=one', '--metrics=one.jsonl', '--steps=2'],
+                                 ['other.lua', '--save=two', '--threads=1', '--steps=2'])
+        for code, err in results:
+            self.assertEqual(code, 0, err)
+
 
 class Deaths(Case):
     def until_it_trains(self, metrics):

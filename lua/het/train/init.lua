@@ -1,6 +1,7 @@
 --- `het.train`: what to train, on what, how. It returns a run; `hetrun` starts it, at the prompt `run:start()` does.
 local native = require "het.native"
 local define = require "het.define"
+local digest = require "het.train.digest"
 local errors = require "het.errors"
 local files = require "het.files"
 local generate = require "het.generate"
@@ -60,7 +61,7 @@ local function join(self)
     rendezvous = settings.rendezvous or a.rendezvous, interface = settings.interface, run = a.name,
     secret_file = settings.secret_file, timeout = settings.timeout, warn_after = settings.warn_after,
     links = self.pace and self.pace.links,
-    recipe = tostring(self) .. tostring(a.plan), data = tostring(a.data),
+    recipe = digest.of_recipe(a), data = digest.of_data(a.data),
     device = self.device, memory = native.device(self.device):available_bytes(),
   }
   local ranks = self.cluster and self.cluster:size() or 1
