@@ -81,8 +81,8 @@ int json_read(lua_State* L) {
   push_json(L, read_json(Convert<std::string>::get(L, 1)));
   return 1;
 }
-int json_write(lua_State* L) {
-  write_json(Convert<std::string>::get(L, 1), json_at(L, 2));
+int json_write(lua_State* L) {  // path, value, whether it is staged
+  write_file(Convert<std::string>::get(L, 1), to_string(json_at(L, 2), 2) + "\n", lua_toboolean(L, 3) != 0);
   return 0;
 }
 int json_encode(lua_State* L) { return Convert<std::string>::push(L, to_string(json_at(L, 1))); }
@@ -104,7 +104,7 @@ int safetensors_read(lua_State* L) {  // path -> {name = tensor}, {metadata}
   for (const auto& [name, text] : file.metadata) set_field(L, name.c_str(), text);
   return 2;
 }
-int safetensors_write(lua_State* L) {  // path, {name = tensor}, {metadata}
+int safetensors_write(lua_State* L) {  // path, {name = tensor}, {metadata}, whether it is staged
   const std::string path = Convert<std::string>::get(L, 1);
   if (!lua_istable(L, 2)) wrong_argument(L, 2, "a table of tensors by name");
   std::map<std::string, Tensor> tensors;
@@ -123,7 +123,7 @@ int safetensors_write(lua_State* L) {  // path, {name = tensor}, {metadata}
       lua_pop(L, 1);
     }
   }
-  write_safetensors(path, tensors, metadata);
+  write_safetensors(path, tensors, metadata, lua_toboolean(L, 4) != 0);
   return 0;
 }
 

@@ -175,7 +175,8 @@ function Run:prepare()
   self.train_executor = executor_of(self, training)
   local settings = { context = self.context, batch = a.batch, microbatch = self.microbatch, seed = a.seed,
     first = self.first_microbatch * self.microbatch, count = self.own_microbatches * self.microbatch }
-  settings.split, settings.start = "train", self.step * a.batch
+  self.cursor = about.cursor or self.step * a.batch   -- samples that the steps done have seen
+  settings.split, settings.start = "train", self.cursor
   self.sampler = a.data:sampler(settings)
   if a.evaluate.every > 0 and a.data:has_holdout() then
     self.evaluate_executor = executor_of(self, graphs.evaluation(spec_of(self)))
@@ -233,11 +234,12 @@ function Run:train_step()
   if step == self.trace_step then
     trace.write(self, executor:timings(), native.settings.trace, self.say)
   elseif not executor:run() then
+    self.sampler:seek(self.cursor)
     return nil
   end
   local loss, norm = executor:number("loss"), executor:number("gradient_norm")
   if not finite(loss) or not finite(norm) then stop_non_finite(self, loss, norm) end
-  self.step, self.loss = step, loss
+  self.step, self.loss, self.cursor = step, loss, self.sampler:cursor()
   return { step = step, loss = loss, lr = lr, gradient_norm = norm, seconds = native.clock() - started }
 end
 
@@ -255,9 +257,8 @@ function Run:save(folder)
   folder = folder or a.save
   local state = self:gather()
   if not state then return end
-  files.save(folder, a.model, state, { vocabulary = a.data:vocabulary(), step = self.step })
-  files.save_training(folder, state, { step = self.step, seed = a.seed, precision = a.precision,
-    best = self.best, validation = self.validation })
+  files.save(folder, a.model, state, { step = self.step, cursor = self.cursor, seed = a.seed, precision = a.precision,
+    best = self.best, validation = self.validation }, a.data:vocabulary())
 end
 
 --- Write text with the model as it is now. Of several ranks the first writes; all call it.
@@ -353,7 +354,7 @@ function Run:asked_to_stop(stopped)
   return asked
 end
 
--- Steps and evaluations until the end, or until Ctrl-C; returns whether it was interrupted.
+-- Steps and evaluations until the end, or until Ctrl-C or SIGTERM; returns whether it was interrupted.
 local function train(self, reporter)
   local a = self.arguments
   while self.step < a.steps do
@@ -395,6 +396,7 @@ function Run:start()
     self.trace_step = math.min(self.first_step + 3, a.steps)   -- the first ones are not typical
     self.say = function(sentence) reporter:say(sentence) end
   end
+  native.run_trains(true)
   local interrupted = train(self, reporter)
   reporter:finish()
   if interrupted then native.interrupted() end
@@ -419,6 +421,7 @@ function Run:start()
     if a.after then a.after(self) end
   end
   if self.cluster then self.cluster:leave() end
+  native.run_trains(false)
   return results
 end
 
