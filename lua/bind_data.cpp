@@ -1,6 +1,7 @@
 // Corpora, samplers, safetensors and JSON.
 #include <cmath>
 
+#include "core/data/draw.h"
 #include "core/io/file.h"
 #include "core/io/safetensors.h"
 #include "lua/objects.h"
@@ -251,6 +252,17 @@ int tokenizer_index(lua_State* L) {
   return 0;
 }
 
+// --- a token drawn from logits
+
+int64_t draw(Tensor& logits, double temperature, std::optional<int64_t> top_k, double top_p, double uniform) {
+  const Tensor row = logits.to(DType::f32).contiguous();
+  DrawOptions options;
+  options.temperature = temperature;
+  options.top_k = top_k;
+  options.top_p = top_p;
+  return draw_token(row.span<float>(), options, uniform);
+}
+
 }  // namespace
 
 void add_data(lua_State* L) {
@@ -264,7 +276,7 @@ void add_data(lua_State* L) {
   make_class<TokenizerHandle>(L, {bind<&tokenizer_encode>("encode"), bind<&tokenizer_decode>("decode")},
                               &tokenizer_index);
   set_functions(L, "native.",
-                {bind<&new_corpus>("corpus"), bind<&new_tokenizer>("tokenizer"),
+                {bind<&new_corpus>("corpus"), bind<&new_tokenizer>("tokenizer"), bind<&draw>("draw"),
                  bind<&safetensors_read>("safetensors_read"), bind<&safetensors_write>("safetensors_write"),
                  bind<&json_read>("json_read"), bind<&json_write>("json_write"),
                  bind<&json_encode>("json_encode"), bind<&json_decode>("json_decode")});

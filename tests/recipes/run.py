@@ -32,7 +32,7 @@ class Case(unittest.TestCase):
         self.addCleanup(self.temporary.cleanup)
         self.folder = pathlib.Path(self.temporary.name)
         (self.folder / 'text.txt').write_text(TEXT)
-        for name in ('resume.lua', 'write.lua'):
+        for name in ('resume.lua', 'write.lua', 'long.lua'):
             (self.folder / name).write_text((HERE / name).read_text())
 
     def hetrun(self, *words, code=0, **options):
@@ -171,6 +171,24 @@ class Runs(Case):
         self.assertEqual(once, self.hetrun('write.lua', '--quiet').stdout)
         self.assertNotEqual(once, self.hetrun('write.lua', '--quiet', '--seed=2').stdout)
         self.hetrun('write.lua', '--quiet', '--temperature=0')
+
+    def test_a_cache_is_as_long_as_the_text_and_not_as_the_context(self):
+        # A cache of the whole context would take 64 GB.
+        self.assertEqual(len(self.hetrun('long.lua').stdout), 10 + 1)
+
+    def test_a_prompt_of_nine_thousand_tokens(self):
+        # More than Lua can unpack.
+        self.assertEqual(len(self.hetrun('long.lua', '--prompt=9000', '--tokens=3').stdout), 3 + 1)
+        self.assertEqual(len(self.hetrun('long.lua', '--prompt=9000', '--looks_back=1', '--tokens=3').stdout), 3 + 1)
+
+    def test_generation_looks_back_as_far_as_it_is_told(self):
+        short = self.hetrun('long.lua', '--learned', '--context=32', '--looks_back=8', '--prompt=20', '--tokens=40').stdout
+        whole = self.hetrun('long.lua', '--learned', '--context=32', '--prompt=20', '--tokens=40').stdout
+        self.assertNotEqual(short, whole)
+        self.assertEqual(whole, self.hetrun('long.lua', '--learned', '--context=32', '--looks_back=32', '--prompt=20',
+                                            '--tokens=40').stdout)
+        done = self.hetrun('long.lua', '--learned', '--context=32', '--looks_back=33', code=2)
+        self.assertIn("generate.context = 33 is more than the model's context = 32", done.stderr)
 
     def start_training(self, *words):
         """A run that has done a step."""

@@ -262,7 +262,7 @@ function Run:save(folder)
 end
 
 --- Write text with the model as it is now. Of several ranks the first writes; all call it.
--- @tparam table options `prompt`, `tokens`, `temperature`, `top_k`, `top_p`, `seed`
+-- @tparam table options `prompt`, `tokens`, `context`, `temperature`, `top_k`, `top_p`, `seed`
 -- @tparam[opt] function emit called with pieces of text as they come
 -- @treturn ?string what follows the prompt; nil on other ranks than the first
 function Run:generate(options, emit)
