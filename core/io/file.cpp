@@ -127,7 +127,7 @@ AtomicFile::AtomicFile(const std::string& path) : path_(resolved(path)) {
     fail_usage("cannot write '{}': it is {}", path_,
                S_ISDIR(state.st_mode) ? "a folder" : "not a regular file");
   temporary_ = path_ + ".writing-" + std::to_string(getpid());
-  descriptor_ = open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  descriptor_ = open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666);
   if (descriptor_ >= 0) return;
   const int error = errno;
   if (error == ENOSPC || error == EDQUOT || error == EIO || error == EROFS) fail_write(error);

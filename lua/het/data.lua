@@ -57,10 +57,12 @@ local function open(constructor, settings, arguments, objective)
 end
 
 local text_fields = {
-  { "path", "string", "a text file, or a folder: its text files in sorted order", required = true },
+  { "path", "string", "a text file, or a folder: its text files in sorted order", required = true, path = "read" },
   { "tokenizer", "string", "what a token is", default = "char", choices = { "char", "byte", "sentencepiece", "bpe" } },
-  { "model", "string", "file of a SentencePiece model, or folder with vocab.json and merges.txt of a bpe" },
-  { "vocabulary", "string", "vocabulary.json of an earlier run, or its folder: used instead of a new one" },
+  { "model", "string", "file of a SentencePiece model, or folder with vocab.json and merges.txt of a bpe",
+    path = "read" },
+  { "vocabulary", "string", "vocabulary.json of an earlier run, or its folder: used instead of a new one",
+    path = "read" },
   { "holdout", "number", "share of the tokens, at the end, kept for validation", default = 0.1, min = 0, below = 1 },
   { "limit", "string|number", 'most text read from a folder, such as "4 MB"', default = "1 GiB" },
 }
@@ -122,7 +124,7 @@ data.tokens = define.constructor {
   example = 'data.tokens { path = "train.bin", width = 16 }',
   kind = "corpus", positional = 1,
   fields = {
-    { "path", "string", "the file", required = true },
+    { "path", "string", "the file", required = true, path = "read" },
     { "width", "integer", "bits of a token in a raw file", default = 16, choices = { 16, 32 } },
     { "holdout", "number", "share of the tokens, at the end, kept for validation", default = 0.1, min = 0,
       below = 1 },

@@ -1,6 +1,7 @@
 --- Models in folders: `model.safetensors`, `config.json`, `vocabulary.json`, and what a run needs to go on exactly,
 -- `training.safetensors`. GPT-2, LLaMA and BERT are stored in Hugging Face's layout; other models by our own names.
 local native = require "het.native"
+local access = require "het.access"
 local define = require "het.define"
 local errors = require "het.errors"
 local huggingface = require "het.huggingface"
@@ -113,7 +114,8 @@ end
 -- Where a file of a folder is, when a save may have ended half-way.
 local function place_of(folder, part)
   local path = folder .. "/" .. part
-  if is_staged(folder, part) and not is_staged(folder, parts[1]) then return native.staged_path(path) end
+  if is_staged(folder, part) and not is_staged(folder, parts[1]) then path = native.staged_path(path) end
+  access.check(path)
   return path
 end
 
@@ -134,11 +136,13 @@ local function read_tensors(folder)
   if native.path_kind(folder .. "/model.safetensors") == "file" or native.path_kind(index) ~= "file" then
     return native.safetensors_read(place_of(folder, "model.safetensors"))
   end
+  access.check(index)
   local map, tensors, seen = native.json_read(index).weight_map, {}, {}
   if type(map) ~= "table" then errors.usage("%s has no 'weight_map'", index) end
   for _, part in pairs(map) do
     if not seen[part] then
       seen[part] = true
+      access.check(folder .. "/" .. part)
       for name, tensor in pairs((native.safetensors_read(folder .. "/" .. part))) do tensors[name] = tensor end
     end
   end
@@ -146,6 +150,7 @@ local function read_tensors(folder)
 end
 
 local function require_folder(folder)
+  access.check(folder)
   local kind = native.path_kind(folder)
   if kind ~= "folder" then
     errors.usage(kind == "none" and "there is no folder '%s'"
@@ -190,6 +195,7 @@ end
 -- @tparam table about numbers and texts to go on with, `step` among them
 -- @param[opt] vocabulary JSON
 function files.save(folder, model, state, about, vocabulary)
+  for _, part in ipairs(parts) do access.check(folder .. "/" .. part, true) end
   native.make_folder(folder)
   settle(folder)
   local function stage()
@@ -240,6 +246,7 @@ end
 function files.read_training(folder, state)
   local path = folder .. "/training.safetensors"
   if native.path_kind(path) ~= "file" then return nil end
+  access.check(path)
   local tensors, metadata = native.safetensors_read(path)
   for name, tensor in pairs(tensors) do state:write(name, tensor) end
   local about = {}

@@ -1,6 +1,7 @@
 --- `het.options`: a recipe's own options, declared once with default and one line of doc; their types are those of
 -- the defaults. `hetrun recipe.lua --help` prints them, `--name=value` sets them.
 local native = require "het.native"
+local access = require "het.access"
 local define = require "het.define"
 local errors = require "het.errors"
 local mistakes = require "het.mistakes"
@@ -128,6 +129,7 @@ function options.declare(specs, recipe_text)
     else
       local value, problem = parse(field, option)
       if value == nil then mistake(problem) else values[option.name] = value end
+      if type(value) == "string" then access.grant(value) end
     end
   end
   if native.settings and native.settings.help then options.exit_with_help(recipe_text) end

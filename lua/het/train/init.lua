@@ -1,5 +1,6 @@
 --- `het.train`: what to train, on what, how. It returns a run; `hetrun` starts it, at the prompt `run:start()` does.
 local native = require "het.native"
+local access = require "het.access"
 local define = require "het.define"
 local digest = require "het.train.digest"
 local errors = require "het.errors"
@@ -32,6 +33,7 @@ end
 -- The plan that the planner finds: rank 0 does, the others are told.
 local function find_plan(self, wanted, ranks)
   local planning = require "het.planning"
+  if wanted.profile then access.check(wanted.profile) end
   local answer
   local function find()
     local cluster = wanted.cluster or require("het.cluster").here(ranks)
@@ -383,6 +385,7 @@ function Run:start()
   self.unit = define.kind_of(a.data) == "pairs" and "samples" or "tokens"
   self.tokens_per_step = self.unit == "samples" and a.batch or a.batch * self.context
   local peak_device = peak.device_of(self.device)
+  if a.metrics and self.rank == 0 then access.check(a.metrics, true) end
   local metrics = a.metrics or (settings.metrics ~= "" and settings.metrics) or nil
   local reporter = progress.new {
     steps = a.steps, first = self.step, tokens_per_step = self.tokens_per_step, unit = self.unit,
@@ -479,11 +482,11 @@ return define.constructor {
       { "batches", "integer", "batches of an evaluation", default = 20, min = 1 },
     } },
     { "sample", "record", "text to write at the end", fields = generate.fields },
-    { "save", "string", "folder for the model, its vocabulary and the training state" },
+    { "save", "string", "folder for the model, its vocabulary and the training state", path = "write" },
     { "save_every", "integer", "steps between saves; 0: at the end and when interrupted", default = 0, min = 0 },
     { "resume", "boolean", "go on exactly where `save` stopped, if it is there", default = false },
-    { "from", "string", "folder of a saved model whose weights it begins with" },
-    { "metrics", "string", "file for one JSON object per report" },
+    { "from", "string", "folder of a saved model whose weights it begins with", path = "read" },
+    { "metrics", "string", "file for one JSON object per report", path = "write" },
     { "after", "function", "function(run), called at the end" },
     { "on_step", "function", "function(run, step), called after each step" },
     { "rendezvous", "string", "where ranks on several machines find each other: \"etcd://host:2379\" (default: "
