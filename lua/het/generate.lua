@@ -108,7 +108,8 @@ end
 -- @tparam {int,...} prompt at least one id
 -- @tparam table options `tokens`, `context`, `temperature`, `top_k`, `top_p`, `seed`
 -- @tparam[opt] function emit called with each id as it is drawn
-function Generator:ids(prompt, options, emit)
+-- @tparam[opt] int known ids from 0 on that may be drawn (default: all)
+function Generator:ids(prompt, options, emit, known)
   fit(self, #prompt + options.tokens, options.context)
   local all, made = copy(prompt), {}
   local logits, position
@@ -122,7 +123,7 @@ function Generator:ids(prompt, options, emit)
   for i = 1, options.tokens do
     if native.interrupted() then errors.raise("interrupted", "interrupted") end
     local id = native.draw(logits, options.temperature, options.top_k, options.top_p,
-      native.random(options.seed, 0x67656e, i))
+      native.random(options.seed, 0x67656e, i), known)
     all[#all + 1], made[#made + 1] = id, id
     if emit then emit(id) end
     if i < options.tokens then
@@ -185,7 +186,7 @@ function Generator:text(corpus, options, emit)
         shown = #ready
       end
     end
-  end)
+  end, corpus.known or corpus.vocab)   -- a model may have more tokens than its vocabulary
   local result = corpus:decode(ids)
   if emit and #result > shown then emit(result:sub(shown + 1)) end
   return result

@@ -239,11 +239,21 @@ class Mistakes(Case):
                 self.assertIn('has the recipe', err, new)
 
     def test_ranks_may_differ_in_what_is_the_machines_own(self):
-        (self.folder / 'other.lua').write_text((self.folder / 'lopsided.lua').read_text())
+        recipe = (self.folder / 'lopsided.lua').read_text()
+        (self.folder / 'copy.txt').write_text(TEXT)
+        (self.folder / 'other.lua').write_text(recipe.replace('"text.txt"', '"copy.txt"'))
         results = self.two_ranks(['lopsided.lua', '--save=one', '--metrics=one.jsonl', '--steps=2'],
                                  ['other.lua', '--save=two', '--threads=1', '--steps=2'])
         for code, err in results:
             self.assertEqual(code, 0, err)
+
+    def test_ranks_with_texts_of_one_size(self):
+        recipe = (self.folder / 'lopsided.lua').read_text()
+        (self.folder / 'copy.txt').write_text(TEXT.replace('quick', 'kciuq'))
+        (self.folder / 'other.lua').write_text(recipe.replace('"text.txt"', '"copy.txt"'))
+        for code, err in self.two_ranks(['lopsided.lua'], ['other.lua']):
+            self.assertEqual(code, 2, err)
+            self.assertIn('has the data', err)
 
 
 class Interrupts(Case):

@@ -32,7 +32,7 @@ class Case(unittest.TestCase):
         self.addCleanup(self.temporary.cleanup)
         self.folder = pathlib.Path(self.temporary.name)
         (self.folder / 'text.txt').write_text(TEXT)
-        for name in ('resume.lua', 'write.lua', 'long.lua'):
+        for name in ('resume.lua', 'write.lua', 'long.lua', 'pairs.lua', 'tokens.lua'):
             (self.folder / name).write_text((HERE / name).read_text())
 
     def hetrun(self, *words, code=0, **options):
@@ -189,6 +189,29 @@ class Runs(Case):
                                             '--tokens=40').stdout)
         done = self.hetrun('long.lua', '--learned', '--context=32', '--looks_back=33', code=2)
         self.assertIn("generate.context = 33 is more than the model's context = 32", done.stderr)
+
+    def test_rows_come_once_in_an_epoch_in_an_order_of_their_own(self):
+        whole = self.losses('pairs.lua')
+        self.assertEqual(len(whole), 12)
+        self.assertEqual(whole, self.losses('pairs.lua'))
+        self.assertNotEqual(whole, self.losses('pairs.lua', '--seed=2'))
+
+    def test_a_folder_of_shards_trains_and_writes_text_with_a_vocabulary(self):
+        self.losses('resume.lua', '--steps=1')
+        characters = json.loads((self.folder / 'run' / 'vocabulary.json').read_text())['characters']
+        ids = [characters.index(c) for c in TEXT]
+        (self.folder / 'shards').mkdir()
+        for i, first in enumerate(range(0, len(ids), 700)):
+            (self.folder / 'shards' / f'part_{i:03}.bin').write_bytes(
+                b''.join(token.to_bytes(2, 'little') for token in ids[first:first + 700]))
+        (self.folder / 'shards' / 'README.md').write_text('no tokens')
+        done = self.hetrun('tokens.lua')   # the model has 40 tokens, of which the vocabulary knows 29
+        written = done.stdout[:-1]
+        self.assertEqual(len(written), 104)
+        self.assertLessEqual(set(written), set(characters))
+        self.assertEqual(json.loads((self.folder / 'again' / 'vocabulary.json').read_text())['characters'], characters)
+        self.assertIn('vocab = 20 is less than the 29 tokens', self.hetrun('tokens.lua', '--vocab=20', code=2).stderr)
+        self.assertIn('none ends in .bin', self.hetrun('tokens.lua', '--path=run', code=2).stderr)
 
     def start_training(self, *words):
         """A run that has done a step."""

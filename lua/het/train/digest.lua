@@ -13,6 +13,9 @@ local own_affairs = { data = true, metrics = true, save = true, rendezvous = tru
 
 local element_bytes = { f32 = 4, bf16 = 2, f16 = 2, i32 = 4, i64 = 8, u8 = 1, u16 = 2 }
 
+-- Of a corpus: where its files are on this machine.
+local places = { path = true, model = true, vocabulary = true }
+
 -- A hash of a tensor's contents, taken piece by piece.
 local function hash_of(tensor)
   local ffi = require "ffi"
@@ -97,6 +100,7 @@ function digest.of_recipe(a)
   for name, value in pairs(a) do
     if own_affairs[name] then own[value] = true else compared.arguments[name] = value end
   end
+  for name in pairs(places) do own[a.data.arguments[name] or false] = true end
   for name, value in pairs(options.values()) do
     if not own[value] then compared.options[name] = value end
   end
@@ -107,7 +111,11 @@ end
 -- @param data a corpus or pairs
 function digest.of_data(data)
   if define.kind_of(data) == "pairs" then return digest.text_of(data) end
-  return tostring(data) .. digest.text_of { data.objective, data.arguments }
+  local compared = { objective = data.objective, vocab = data.vocab, contents = data.native.fingerprint }
+  for name, value in pairs(data.arguments) do
+    if not places[name] then compared[name] = value end
+  end
+  return digest.text_of(compared)
 end
 
 return digest
