@@ -1,6 +1,10 @@
 // Corpora, samplers, safetensors and JSON.
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 
+#include "core/data/draw.h"
+#include "core/data/shuffle.h"
 #include "core/io/file.h"
 #include "core/io/safetensors.h"
 #include "lua/objects.h"
@@ -81,8 +85,8 @@ int json_read(lua_State* L) {
   push_json(L, read_json(Convert<std::string>::get(L, 1)));
   return 1;
 }
-int json_write(lua_State* L) {
-  write_json(Convert<std::string>::get(L, 1), json_at(L, 2));
+int json_write(lua_State* L) {  // path, value, whether it is staged
+  write_file(Convert<std::string>::get(L, 1), to_string(json_at(L, 2), 2) + "\n", lua_toboolean(L, 3) != 0);
   return 0;
 }
 int json_encode(lua_State* L) { return Convert<std::string>::push(L, to_string(json_at(L, 1))); }
@@ -104,7 +108,7 @@ int safetensors_read(lua_State* L) {  // path -> {name = tensor}, {metadata}
   for (const auto& [name, text] : file.metadata) set_field(L, name.c_str(), text);
   return 2;
 }
-int safetensors_write(lua_State* L) {  // path, {name = tensor}, {metadata}
+int safetensors_write(lua_State* L) {  // path, {name = tensor}, {metadata}, whether it is staged
   const std::string path = Convert<std::string>::get(L, 1);
   if (!lua_istable(L, 2)) wrong_argument(L, 2, "a table of tensors by name");
   std::map<std::string, Tensor> tensors;
@@ -123,7 +127,7 @@ int safetensors_write(lua_State* L) {  // path, {name = tensor}, {metadata}
       lua_pop(L, 1);
     }
   }
-  write_safetensors(path, tensors, metadata);
+  write_safetensors(path, tensors, metadata, lua_toboolean(L, 4) != 0);
   return 0;
 }
 
@@ -152,6 +156,11 @@ int new_corpus(lua_State* L) {
     options.holdout = holdout;
     options.width = field<int>(L, 1, "width").value_or(16);
     options.vocabulary = field<int64_t>(L, 1, "vocabulary").value_or(0);
+    options.tokenizer_kind = field<std::string>(L, 1, "tokenizer").value_or("");
+    options.tokenizer_model = field<std::string>(L, 1, "model").value_or("");
+    lua_getfield(L, 1, "tokenizer_json");
+    if (!lua_isnil(L, -1)) options.tokenizer = json_at(L, lua_gettop(L));
+    lua_pop(L, 1);
     return Convert<CorpusHandle>::push(L, Corpus::from_tokens(options));
   }
   if (kind == "ids")
@@ -207,6 +216,11 @@ int corpus_index(lua_State* L) {
   if (lua_type(L, 2) != LUA_TSTRING) return 0;
   const std::string_view name = lua_tostring(L, 2);
   if (name == "vocab") return Convert<int64_t>::push(L, corpus->vocabulary_size());
+  if (name == "known")  // token ids that text can be made of
+    return Convert<int64_t>::push(L, corpus->tokenizer() != nullptr ? corpus->tokenizer()->vocabulary_size()
+                                                                    : corpus->vocabulary_size());
+  if (name == "fingerprint")
+    return Convert<std::string>::push(L, fmt::format("{:016x}", corpus->fingerprint()));
   if (name == "tokens") return Convert<int64_t>::push(L, corpus->tokens());
   if (name == "name") return Convert<std::string>::push(L, corpus->name());
   if (name == "files") return Convert<int>::push(L, corpus->files());
@@ -251,6 +265,39 @@ int tokenizer_index(lua_State* L) {
   return 0;
 }
 
+// --- rows of tensors, in the order of an epoch
+
+// Rows of a packed tensor, [rows, ...]: those that samples [start, start + count) of an endless run over its
+// first `size` rows have.
+Tensor shuffled_rows(Tensor& tensor, int64_t size, double seed, int64_t start, int64_t count) {
+  HET_REQUIRE(tensor.layout().is_contiguous() && size > 0 && size <= tensor.shape()[0], size);
+  TensorType type = tensor.type();
+  type.shape[0] = count;
+  Tensor result(type);
+  const int64_t bytes = count == 0 ? 0 : type.bytes() / count;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t sample = start + i;
+    const int64_t row = permuted(static_cast<uint64_t>(seed), sample / size, size, sample % size);
+    std::memcpy(result.bytes() + i * bytes, tensor.bytes() + row * bytes, static_cast<size_t>(bytes));
+  }
+  return result;
+}
+
+// --- a token drawn from logits
+
+// Among the first `known` of them.
+int64_t draw(Tensor& logits, double temperature, std::optional<int64_t> top_k, double top_p, double uniform,
+             std::optional<int64_t> known) {
+  const Tensor row = logits.to(DType::f32).contiguous();
+  DrawOptions options;
+  options.temperature = temperature;
+  options.top_k = top_k;
+  options.top_p = top_p;
+  const auto all = row.span<float>();
+  const size_t count = std::min(all.size(), static_cast<size_t>(known.value_or(row.elements())));
+  return draw_token(all.first(count), options, uniform);
+}
+
 }  // namespace
 
 void add_data(lua_State* L) {
@@ -264,10 +311,11 @@ void add_data(lua_State* L) {
   make_class<TokenizerHandle>(L, {bind<&tokenizer_encode>("encode"), bind<&tokenizer_decode>("decode")},
                               &tokenizer_index);
   set_functions(L, "native.",
-                {bind<&new_corpus>("corpus"), bind<&new_tokenizer>("tokenizer"),
-                 bind<&safetensors_read>("safetensors_read"), bind<&safetensors_write>("safetensors_write"),
-                 bind<&json_read>("json_read"), bind<&json_write>("json_write"),
-                 bind<&json_encode>("json_encode"), bind<&json_decode>("json_decode")});
+                {bind<&new_corpus>("corpus"), bind<&new_tokenizer>("tokenizer"), bind<&draw>("draw"),
+                 bind<&shuffled_rows>("shuffled_rows"), bind<&safetensors_read>("safetensors_read"),
+                 bind<&safetensors_write>("safetensors_write"), bind<&json_read>("json_read"),
+                 bind<&json_write>("json_write"), bind<&json_encode>("json_encode"),
+                 bind<&json_decode>("json_decode")});
   lua_pushlightuserdata(L, nullptr);
   lua_setfield(L, -2, "null");
 }

@@ -54,6 +54,9 @@ int terminal_width() {
 std::string executable() { return std::filesystem::read_symlink("/proc/self/exe").string(); }
 std::string read_text(std::string path) { return read_file(path); }
 void write_text(std::string path, std::string text) { write_file(path, text); }
+std::string staged(std::string path) { return staged_path(path); }
+void commit(std::string path) { commit_staged(path); }
+void drop(std::string path) { drop_staged(path); }
 void append(std::string path, std::string text) {
   FILE* file = std::fopen(path.c_str(), "a");
   if (file == nullptr) fail_usage("cannot open {} to write: {}", path, std::strerror(errno));
@@ -85,6 +88,7 @@ std::string processor() {
 
 std::string version() { return HET_VERSION; }
 bool interrupted() { return take_interrupt(); }
+void trains(bool on) { run_trains(on); }
 
 // A 53-bit hash of a name: the stream of a layer's random numbers.
 double hash(std::string text) { return static_cast<double>(hash_of(text) >> 11); }
@@ -127,12 +131,16 @@ void add_system(lua_State* L) {
                  bind<&executable>("executable"),
                  bind<&read_text>("read_text"),
                  bind<&write_text>("write_text"),
+                 bind<&staged>("staged_path"),
+                 bind<&commit>("commit_staged"),
+                 bind<&drop>("drop_staged"),
                  bind<&append>("append"),
                  bind<&make_folder>("make_folder"),
                  bind<&path_kind>("path_kind"),
                  bind<&processor>("processor"),
                  bind<&version>("version"),
                  bind<&interrupted>("interrupted"),
+                 bind<&trains>("run_trains"),
                  bind<&hash>("hash"),
                  bind<&random_uniform>("random"),
                  bind<&bytes_text>("show_bytes"),

@@ -1,5 +1,7 @@
-// Ctrl-C: the one place where a signal handler meets the program. The first interrupt asks the running step
-// to stop and is remembered until somebody takes it; a second one before that ends the process at once.
+// Ctrl-C (SIGINT), and SIGTERM while a run trains: the one place where signal handlers meet the program. The
+// first interrupt asks the running step to stop and is remembered; a second one before the run has ended, or
+// before somebody took the first where no run trains, ends the process at once. Signals of the same half
+// second are one: a process group and a launcher may both deliver it.
 #pragma once
 
 #include "core/program/executor.h"
@@ -7,6 +9,8 @@
 namespace het::lua {
 
 void install_interrupt_handler();
+// A run begins to train or has ended. While it trains SIGTERM is an interrupt; else it ends the process.
+void run_trains(bool trains);
 bool interrupt_pending();
 bool take_interrupt();  // true once after an interrupt
 

@@ -23,7 +23,8 @@ namespace het::lua {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr std::chrono::milliseconds kTick{50}, kGrace{700}, kKill{2'000};
+constexpr std::chrono::milliseconds kTick{50}, kGrace{700};
+constexpr int kInterrupted = 130;
 
 volatile std::sig_atomic_t asked_to_end = 0;
 void note_signal(int signal) { asked_to_end = signal; }
@@ -62,7 +63,7 @@ class Launcher {
     }
     read_errors();
     report();
-    return code_;
+    return code_ == 0 && interrupted_ ? kInterrupted : code_;
   }
 
  private:
@@ -161,8 +162,12 @@ class Launcher {
       child.code = WIFEXITED(status) ? WEXITSTATUS(status) : 0;
       child.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
       order_.push_back(static_cast<int>(rank));
-      const bool killed_by_us = child.signal != 0 && (terminated_ || killed_);
-      if ((child.code == 0 && child.signal == 0) || killed_by_us) continue;
+      if ((child.code == 0 && child.signal == 0) || (child.signal != 0 && killed_)) continue;
+      // Asked to end, ranks that train save and leave; others are ended by the signal itself.
+      if (child.code == kInterrupted || (child.signal != 0 && child.signal == passed_on_)) {
+        interrupted_ = true;
+        continue;
+      }
       if (code_ == 0) {
         code_ = child.signal != 0 ? static_cast<int>(ErrorKind::peer) : child.code;
         failed_ = Clock::now();
@@ -178,6 +183,7 @@ class Launcher {
     if (asked_to_end == 0) return;
     const int signal = asked_to_end;
     asked_to_end = 0;
+    passed_on_ = signal;
     // From the keyboard the children have it already.
     if (signal != SIGINT || getpgrp() != tcgetpgrp(STDIN_FILENO)) send(signal);
   }
@@ -186,14 +192,9 @@ class Launcher {
   void end_the_rest() {
     if (code_ == 0) return;
     const auto since = Clock::now() - failed_;
-    if (!terminated_ && since > kGrace) {
-      terminated_ = true;
-      send(SIGTERM);
-      send(SIGCONT);  // one that was stopped hears nothing before it goes on
-    }
-    if (!killed_ && since > kGrace + kKill) {
+    if (!killed_ && since > kGrace) {
       killed_ = true;
-      send(SIGKILL);
+      send(SIGKILL);  // SIGTERM would have them finish a step that nobody finishes with them
     }
   }
 
@@ -223,7 +224,8 @@ class Launcher {
   std::vector<int> order_;  // ranks, as they ended
   int code_ = 0;
   Clock::time_point failed_;
-  bool terminated_ = false, killed_ = false;
+  int passed_on_ = 0;  // the last signal that was
+  bool interrupted_ = false, killed_ = false;
 };
 
 }  // namespace

@@ -212,6 +212,7 @@ int run_prompt(State& state, const Settings& settings) {
       std::cerr << error.what() << '\n';
     }
     lua_settop(L, 0);
+    run_trains(false);  // it may have ended with an error
     take_interrupt();
     chunk.clear();
   }

@@ -47,7 +47,8 @@ int load_module(lua_State* L) {
 // native.resolve(path): the real path of a file or of the folder it would be made in; "" when there is none.
 std::string real_path(std::string path) {
   std::error_code problem;
-  const auto result = std::filesystem::weakly_canonical(path, problem);
+  // Made absolute first: of a relative path that does not exist nothing would be resolved.
+  const auto result = std::filesystem::weakly_canonical(std::filesystem::absolute(path), problem);
   return problem ? std::string() : result.string();
 }
 

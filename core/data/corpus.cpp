@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "core/base/error.h"
+#include "core/base/random.h"
 #include "core/base/units.h"
 #include "core/io/file.h"
 
@@ -116,20 +117,58 @@ Split split_named(std::string_view name) {
   fail_usage("there is no split '{}'; there are 'train' and 'holdout'", name);
 }
 
-int32_t TokenView::operator[](int64_t i) const {
+namespace {
+
+int32_t token_at(const std::byte* data, int width) {
   if (width == 2) {
     uint16_t token;
-    std::memcpy(&token, data + 2 * i, 2);
+    std::memcpy(&token, data, 2);
     return token;
   }
   uint32_t token;
-  std::memcpy(&token, data + 4 * i, 4);
+  std::memcpy(&token, data, 4);
   return static_cast<int32_t>(token);
 }
 
-void TokenView::copy(int64_t first, int64_t n, int32_t* to) const {
-  HET_REQUIRE(first >= 0 && n >= 0 && first + n <= count, first, n, count);
-  for (int64_t i = 0; i < n; ++i) to[i] = (*this)[first + i];
+}  // namespace
+
+int32_t TokenView::operator[](int64_t i) const {
+  int32_t token;
+  copy(i, 1, &token);
+  return token;
+}
+
+void TokenView::copy(int64_t from, int64_t n, int32_t* to) const {
+  HET_REQUIRE(from >= 0 && n >= 0 && from + n <= count, from, n, count);
+  if (n == 0) return;
+  int64_t at = first + from;
+  auto piece = std::upper_bound(pieces.begin(), pieces.end(), at,
+                                [](int64_t place, const TokenPiece& p) { return place < p.first; });
+  for (--piece; n > 0; ++piece) {
+    const int64_t here = std::min(n, piece->first + piece->count - at);
+    const std::byte* data = piece->data + (at - piece->first) * width;
+    for (int64_t i = 0; i < here; ++i) to[i] = token_at(data + i * width, width);
+    at += here;
+    to += here;
+    n -= here;
+  }
+}
+
+void Corpus::add_piece(const std::byte* data, int64_t count, int width) {
+  pieces_.push_back({data, all_.count, count});
+  all_ = {pieces_, width, 0, all_.count + count};
+}
+
+uint64_t Corpus::fingerprint() const {
+  constexpr int64_t kPlaces = 256, kTokens = 256;
+  std::vector<int32_t> tokens(kTokens);
+  std::string sample = fmt::format("{} {}", all_.count, vocabulary_);
+  for (int64_t place = 0; place < kPlaces; ++place) {
+    const int64_t from = all_.count / kPlaces * place, n = std::min(kTokens, all_.count - from);
+    all_.copy(from, n, tokens.data());
+    sample.append(reinterpret_cast<const char*>(tokens.data()), static_cast<size_t>(4 * n));
+  }
+  return hash_of(sample);
 }
 
 void Corpus::set_holdout(double holdout) {
@@ -167,8 +206,8 @@ std::shared_ptr<const Corpus> Corpus::from_text(const TextCorpusOptions& options
                                           : tokenizer_from_json(options.vocabulary, "the vocabulary given");
                  corpus->vocabulary_ = corpus->tokenizer_->vocabulary_size();
                  const auto keep = [&](auto tokens, int width) {
-                   corpus->all_ = {reinterpret_cast<const std::byte*>(tokens->data()), width,
-                                   static_cast<int64_t>(tokens->size())};
+                   corpus->add_piece(reinterpret_cast<const std::byte*>(tokens->data()),
+                                     static_cast<int64_t>(tokens->size()), width);
                    corpus->storage_ = std::move(tokens);
                  };
                  if (corpus->vocabulary_ <= 65536)
@@ -180,46 +219,85 @@ std::shared_ptr<const Corpus> Corpus::from_text(const TextCorpusOptions& options
   return corpus;
 }
 
-std::shared_ptr<const Corpus> Corpus::from_tokens(const TokenCorpusOptions& options) {
-  if (options.width != 16 && options.width != 32)
-    fail_usage("tokens of {} bits are not read; a token file has 16 or 32", options.width);
-  auto file = std::make_shared<const MappedFile>(options.path);
-  if (file->bytes() == 0) fail_usage("'{}' is empty: there is nothing to train on", options.path);
-  std::shared_ptr<Corpus> corpus(new Corpus);
-  corpus->name_ = options.path;
-  int width = options.width / 8;
-  const bool gpt2 =
-      file->bytes() >= kHeaderBytes && int_at(*file, 0) == kMagicGpt2 && int_at(*file, 1) == kVersionGpt2;
-  const bool llama3 =
-      file->bytes() >= kHeaderBytes && int_at(*file, 0) == kMagicLlama3 && int_at(*file, 1) == kVersionLlama3;
-  if (gpt2 || llama3) {
-    width = gpt2 ? 2 : 4;
-    const int64_t said = int_at(*file, 2), bytes = file->bytes() - kHeaderBytes;
-    if (said < 0 || said * width != bytes)
-      fail_usage("'{}' is damaged: its header says {} tokens of {} bytes, but {} bytes follow it",
-                 options.path, said, width, bytes);
-    corpus->all_ = {file->data() + kHeaderBytes, width, said};
-    if (said == 0) fail_usage("'{}' holds a header but no tokens", options.path);
-  } else {
-    if (file->bytes() % width != 0)
+namespace {
+
+// The tokens of one file.
+struct TokenFile {
+  const std::byte* data;
+  int64_t count;
+  int width;
+};
+
+TokenFile tokens_of(const MappedFile& file, int raw_width) {
+  if (file.bytes() == 0) fail_usage("'{}' is empty: there is nothing to train on", file.path());
+  const auto starts_with = [&](int32_t magic, int32_t version) {
+    return file.bytes() >= kHeaderBytes && int_at(file, 0) == magic && int_at(file, 1) == version;
+  };
+  const bool gpt2 = starts_with(kMagicGpt2, kVersionGpt2);
+  if (!gpt2 && !starts_with(kMagicLlama3, kVersionLlama3)) {
+    if (file.bytes() % (raw_width / 8) != 0)
       fail_usage(
           "'{}' has {} bytes, which is no whole number of {}-bit tokens; it is truncated, or of another "
           "width",
-          options.path, file->bytes(), options.width);
-    corpus->all_ = {file->data(), width, file->bytes() / width};
+          file.path(), file.bytes(), raw_width);
+    return {file.data(), file.bytes() / (raw_width / 8), raw_width / 8};
   }
-  corpus->storage_ = file;
-  corpus->vocabulary_ = options.vocabulary;
-  if (options.vocabulary == 0) {
-    uint32_t most = 0;
-    for (int64_t i = 0; i < corpus->all_.count; ++i)
-      most = std::max(most, static_cast<uint32_t>(corpus->all_[i]));
-    if (int64_t{most} + 1 >= kMostVocabulary)
-      fail_usage("'{}' holds the token {}, which is none; is it a file of {}-bit tokens?", options.path, most,
-                 width == 4 ? 16 : 32);
-    corpus->vocabulary_ = int64_t{most} + 1;
+  const int width = gpt2 ? 2 : 4;
+  const int64_t said = int_at(file, 2), bytes = file.bytes() - kHeaderBytes;
+  if (said < 0 || said * width != bytes)
+    fail_usage("'{}' is damaged: its header says {} tokens of {} bytes, but {} bytes follow it", file.path(),
+               said, width, bytes);
+  if (said == 0) fail_usage("'{}' holds a header but no tokens", file.path());
+  return {file.data() + kHeaderBytes, said, width};
+}
+
+// A file itself, or the .bin files of a folder in the order of their names.
+std::vector<std::string> token_files_of(const std::string& path) {
+  std::error_code error;
+  if (!fs::is_directory(path, error)) return {path};
+  std::vector<std::string> paths = files_of(path);
+  std::erase_if(paths, [](const std::string& each) { return !each.ends_with(".bin"); });
+  if (paths.empty()) fail_usage("the folder '{}' holds no token files: none ends in .bin", path);
+  return paths;
+}
+
+}  // namespace
+
+std::shared_ptr<const Corpus> Corpus::from_tokens(const TokenCorpusOptions& options) {
+  if (options.width != 16 && options.width != 32)
+    fail_usage("tokens of {} bits are not read; a token file has 16 or 32", options.width);
+  std::shared_ptr<Corpus> corpus(new Corpus);
+  corpus->name_ = options.path;
+  auto files = std::make_shared<std::vector<std::unique_ptr<MappedFile>>>();
+  int64_t most = 0;
+  for (const std::string& path : token_files_of(options.path)) {
+    files->push_back(std::make_unique<MappedFile>(path));
+    const TokenFile tokens = tokens_of(*files->back(), options.width);
+    if (corpus->files_ > 0 && tokens.width != corpus->all_.width)
+      fail_usage("'{}' has tokens of {} bits, '{}' of {}; the shards of a folder have one width", path,
+                 8 * tokens.width, files->front()->path(), 8 * corpus->all_.width);
+    corpus->add_piece(tokens.data, tokens.count, tokens.width);
+    ++corpus->files_;
+    if (options.vocabulary != 0 || !options.tokenizer.is_null() || !options.tokenizer_kind.empty()) continue;
+    uint32_t greatest = 0;
+    for (int64_t i = 0; i < tokens.count; ++i)
+      greatest =
+          std::max(greatest, static_cast<uint32_t>(token_at(tokens.data + i * tokens.width, tokens.width)));
+    if (int64_t{greatest} + 1 >= kMostVocabulary)
+      fail_usage("'{}' holds the token {}, which is none; is it a file of {}-bit tokens?", path, greatest,
+                 tokens.width == 4 ? 16 : 32);
+    most = std::max(most, int64_t{greatest});
   }
+  corpus->storage_ = std::move(files);
+  if (!options.tokenizer.is_null())
+    corpus->tokenizer_ = tokenizer_from_json(options.tokenizer, "the vocabulary given");
+  else if (!options.tokenizer_kind.empty())
+    corpus->tokenizer_ = make_tokenizer(options.tokenizer_kind, "", options.tokenizer_model);
+  const int64_t known = corpus->tokenizer_ ? corpus->tokenizer_->vocabulary_size() : 0;
+  corpus->vocabulary_ = options.vocabulary != 0 ? options.vocabulary : known != 0 ? known : most + 1;
   if (corpus->vocabulary_ < 1) fail_usage("a vocabulary of {} tokens is not possible", corpus->vocabulary_);
+  if (known > corpus->vocabulary_)
+    fail_usage("vocab = {} is less than the {} tokens of the vocabulary given", corpus->vocabulary_, known);
   corpus->set_holdout(options.holdout);
   return corpus;
 }
@@ -231,8 +309,8 @@ std::shared_ptr<const Corpus> Corpus::from_ids(const std::vector<int32_t>& ids, 
     if (id < 0 || id >= vocabulary) fail_usage("token id {} is outside the vocabulary of {}", id, vocabulary);
   auto tokens = std::make_shared<std::vector<int32_t>>(ids);
   corpus->name_ = "the tokens given";
-  corpus->all_ = {reinterpret_cast<const std::byte*>(tokens->data()), 4,
-                  static_cast<int64_t>(tokens->size())};
+  corpus->add_piece(reinterpret_cast<const std::byte*>(tokens->data()), static_cast<int64_t>(tokens->size()),
+                    4);
   corpus->storage_ = std::move(tokens);
   corpus->vocabulary_ = vocabulary;
   corpus->set_holdout(holdout);

@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "core/data/tokenizer.h"
 
@@ -15,15 +17,23 @@ enum class Split : uint8_t { train, holdout };
 std::string_view name_of(Split split);     // "train", "holdout"
 Split split_named(std::string_view name);  // throws Error(usage)
 
-// Token ids of one or more bytes each, somewhere in memory.
-struct TokenView {
+// Tokens that lie together in memory, [first, first + count) of a corpus.
+struct TokenPiece {
   const std::byte* data = nullptr;
-  int width = 2;  // bytes of one token: 2 or 4
+  int64_t first = 0, count = 0;
+};
+
+// Token ids of two or four bytes each, in pieces that follow each other without anything between. The pieces
+// are the corpus's.
+struct TokenView {
+  std::span<const TokenPiece> pieces;
+  int width = 2;      // bytes of one token: 2 or 4
+  int64_t first = 0;  // in the corpus
   int64_t count = 0;
 
   int32_t operator[](int64_t i) const;
-  void copy(int64_t first, int64_t n, int32_t* to) const;  // tokens [first, first + n)
-  TokenView part(int64_t first, int64_t n) const { return {data + first * width, width, n}; }
+  void copy(int64_t from, int64_t n, int32_t* to) const;  // tokens [from, from + n)
+  TokenView part(int64_t from, int64_t n) const { return {pieces, width, first + from, n}; }
 };
 
 struct TextCorpusOptions {
@@ -36,10 +46,16 @@ struct TextCorpusOptions {
 };
 
 struct TokenCorpusOptions {
-  std::string path;  // nanoGPT's raw .bin, or llm.c's with its header of 256 int32
-  int width = 16;    // bits of a token in a raw file: 16 or 32
+  // nanoGPT's raw .bin, or llm.c's with its header of 256 int32; or a folder: the .bin files in it, sorted by
+  // name, of one width.
+  std::string path;
+  int width = 16;  // bits of a token in a raw file: 16 or 32
   double holdout = 0.1;
-  int64_t vocabulary = 0;  // 0: the greatest token found, plus one; else tokens are checked against it
+  // Tokens are checked against it; 0: the tokenizer's, or the greatest token found, plus one.
+  int64_t vocabulary = 0;
+  // What the tokens were made with, to read and write text: its JSON, or its kind and its file or folder.
+  Json tokenizer = {};
+  std::string tokenizer_kind = {}, tokenizer_model = {};
 };
 
 class Corpus {
@@ -56,16 +72,20 @@ class Corpus {
   int64_t vocabulary_size() const { return vocabulary_; }
   int64_t tokens() const { return all_.count; }
   TokenView view(Split split) const;
-  int files() const { return files_; }                             // text files read
+  int files() const { return files_; }                             // read
   int skipped() const { return skipped_; }                         // binary or beyond the size limit
-  const Tokenizer* tokenizer() const { return tokenizer_.get(); }  // null for token files
+  const Tokenizer* tokenizer() const { return tokenizer_.get(); }  // null for token files without one
+  // Of a sample of the tokens: corpora of the same size with different ones hardly have the same.
+  uint64_t fingerprint() const;
 
  private:
   Corpus() = default;
+  void add_piece(const std::byte* data, int64_t count, int width);
   void set_holdout(double holdout);
 
   std::string name_;
-  std::shared_ptr<const void> storage_;  // what all_ points into
+  std::shared_ptr<const void> storage_;  // what the pieces point into
+  std::vector<TokenPiece> pieces_;
   TokenView all_;
   int64_t train_ = 0;  // tokens of the first part
   int64_t vocabulary_ = 0;

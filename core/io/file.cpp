@@ -61,6 +61,14 @@ int open_to_read(const std::string& path, struct stat& state) {
   return descriptor;
 }
 
+constexpr const char* kStaged = ".next";
+
+// Make the names in the folder of a file last. False: the disk did not confirm it.
+bool flush_folder_of(const std::string& path) {
+  const Descriptor folder(open(folder_of(path).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  return folder.get() < 0 || fsync(folder.get()) == 0 || errno == EINVAL || errno == ENOTSUP;
+}
+
 // Where writing goes: the file that a link leads to, so that the link stays.
 std::string resolved(const std::string& path) {
   char* real = realpath(path.c_str(), nullptr);
@@ -119,7 +127,7 @@ AtomicFile::AtomicFile(const std::string& path) : path_(resolved(path)) {
     fail_usage("cannot write '{}': it is {}", path_,
                S_ISDIR(state.st_mode) ? "a folder" : "not a regular file");
   temporary_ = path_ + ".writing-" + std::to_string(getpid());
-  descriptor_ = open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  descriptor_ = open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666);
   if (descriptor_ >= 0) return;
   const int error = errno;
   if (error == ENOSPC || error == EDQUOT || error == EIO || error == EROFS) fail_write(error);
@@ -159,22 +167,37 @@ void AtomicFile::write(const void* data, int64_t bytes) {
   }
 }
 
-void AtomicFile::commit() {
+void AtomicFile::finish(const std::string& name) {
   HET_REQUIRE(descriptor_ >= 0, path_);
   if (fsync(descriptor_) != 0) fail_write(errno);
-  if (rename(temporary_.c_str(), path_.c_str()) != 0) fail_write(errno);
+  if (rename(temporary_.c_str(), name.c_str()) != 0) fail_write(errno);
   // From here on the new file stands under its name; closing and the folder's flush only make it last.
   const int closed = close(std::exchange(descriptor_, -1));
-  const Descriptor folder(open(folder_of(path_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  const bool flushed = folder.get() < 0 || fsync(folder.get()) == 0 || errno == EINVAL || errno == ENOTSUP;
-  if (closed != 0 || !flushed)
-    fail_environment("'{}' is written, but the disk did not confirm it: {}", path_, std::strerror(errno));
+  if (!flush_folder_of(name) || closed != 0)
+    fail_environment("'{}' is written, but the disk did not confirm it: {}", name, std::strerror(errno));
 }
 
-void write_file(const std::string& path, std::string_view content) {
+void AtomicFile::commit() { finish(path_); }
+void AtomicFile::stage() { finish(path_ + kStaged); }
+
+void write_file(const std::string& path, std::string_view content, bool staged) {
   AtomicFile file(path);
   file.write(content);
-  file.commit();
+  staged ? file.stage() : file.commit();
+}
+
+std::string staged_path(const std::string& path) { return resolved(path) + kStaged; }
+
+void commit_staged(const std::string& path) {
+  const std::string staged = staged_path(path), real = resolved(path);
+  if (rename(staged.c_str(), real.c_str()) != 0 || !flush_folder_of(real))
+    fail_environment("cannot put '{}' in the place of '{}': {}", staged, real, std::strerror(errno));
+}
+
+void drop_staged(const std::string& path) {
+  const std::string staged = staged_path(path);
+  if (unlink(staged.c_str()) != 0 && errno != ENOENT)
+    fail_environment("cannot remove '{}': {}", staged, std::strerror(errno));
 }
 
 }  // namespace het

@@ -49,9 +49,13 @@ class AtomicFile {
   void write(const void* data, int64_t bytes);  // throws Error(environment) when the disk is full
   void write(std::string_view text) { write(text.data(), static_cast<int64_t>(text.size())); }
   void commit();
+  // Flushes to the disk like commit(), but leaves the file beside `path`, as a file of a set that is to be
+  // replaced together: when all of them are staged, commit_staged() puts each in its place.
+  void stage();
 
  private:
   [[noreturn]] void fail_write(int error) const;
+  void finish(const std::string& name);
 
   std::string path_, temporary_;
   int descriptor_ = -1;
@@ -59,6 +63,13 @@ class AtomicFile {
 };
 
 // The same in one call.
-void write_file(const std::string& path, std::string_view content);
+void write_file(const std::string& path, std::string_view content, bool staged = false);
+
+// Where stage() leaves what is to become `path`.
+std::string staged_path(const std::string& path);
+// Put a staged file in its place, on the disk too; remove it, whether it is there or not. Throw
+// Error(environment).
+void commit_staged(const std::string& path);
+void drop_staged(const std::string& path);
 
 }  // namespace het

@@ -253,7 +253,7 @@ Safetensors read_safetensors(const std::string& path) {
 }
 
 void write_safetensors(const std::string& path, const std::map<std::string, Tensor>& tensors,
-                       const std::map<std::string, std::string>& metadata) {
+                       const std::map<std::string, std::string>& metadata, bool staged) {
   // Wide elements first: as the header ends at a multiple of 64 bytes, every tensor is aligned to its
   // elements.
   std::vector<const std::pair<const std::string, Tensor>*> order;
@@ -298,7 +298,7 @@ void write_safetensors(const std::string& path, const std::map<std::string, Tens
     const Tensor packed = named->second.contiguous();
     file.write(packed.bytes(), packed.type().bytes());
   }
-  file.commit();
+  staged ? file.stage() : file.commit();
 }
 
 }  // namespace het

@@ -23,9 +23,10 @@ struct Safetensors {
 Safetensors read_safetensors(const std::string& path);
 
 // Any dtypes but none; strided tensors are packed on the way. Data starts at a multiple of 64 bytes. The
-// previous file stays until the new one is whole and on the disk (see AtomicFile).
+// previous file stays until the new one is whole and on the disk; `staged` leaves it beside `path` (see
+// AtomicFile).
 void write_safetensors(const std::string& path, const std::map<std::string, Tensor>& tensors,
-                       const std::map<std::string, std::string>& metadata = {});
+                       const std::map<std::string, std::string>& metadata = {}, bool staged = false);
 
 // One tensor as the header describes it; begin and end count bytes from the end of the header.
 struct SafetensorsEntry {

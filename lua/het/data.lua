@@ -8,7 +8,7 @@ local text = require "het.text"
 
 local data = {}
 
--- A corpus: { native, vocab, tokens, objective, arguments }.
+-- A corpus: { native, vocab, known (of these ids text can be made), tokens, objective, arguments }.
 local Corpus = { kind = "corpus" }
 Corpus.__index = Corpus
 Corpus.__tostring = function(self)
@@ -22,7 +22,7 @@ function Corpus:encode(words) return self.native:encode(words) end
 --- Text of token ids.
 function Corpus:decode(ids) return self.native:decode(ids) end
 
---- The vocabulary, as it is saved beside a model; nil for token files.
+--- The vocabulary, as it is saved beside a model; nil for token files that were given none.
 function Corpus:vocabulary() return self.native:vocabulary() end
 
 --- Batches of one split, drawn by a cursor that does not depend on batch sizes.
@@ -52,15 +52,17 @@ local function open(constructor, settings, arguments, objective)
   end
   return setmetatable({
     native = result, arguments = arguments, objective = objective,
-    vocab = result.vocab + (objective == "masked" and 1 or 0), tokens = result.tokens,
+    vocab = result.vocab + (objective == "masked" and 1 or 0), known = result.known, tokens = result.tokens,
   }, Corpus)
 end
 
 local text_fields = {
-  { "path", "string", "a text file, or a folder: its text files in sorted order", required = true },
+  { "path", "string", "a text file, or a folder: its text files in sorted order", required = true, path = "read" },
   { "tokenizer", "string", "what a token is", default = "char", choices = { "char", "byte", "sentencepiece", "bpe" } },
-  { "model", "string", "file of a SentencePiece model, or folder with vocab.json and merges.txt of a bpe" },
-  { "vocabulary", "string", "vocabulary.json of an earlier run, or its folder: used instead of a new one" },
+  { "model", "string", "file of a SentencePiece model, or folder with vocab.json and merges.txt of a bpe",
+    path = "read" },
+  { "vocabulary", "string", "vocabulary.json of an earlier run, or its folder: used instead of a new one",
+    path = "read" },
   { "holdout", "number", "share of the tokens, at the end, kept for validation", default = 0.1, min = 0, below = 1 },
   { "limit", "string|number", 'most text read from a folder, such as "4 MB"', default = "1 GiB" },
 }
@@ -116,21 +118,45 @@ data.masked = define.constructor {
   build = function(a) return open_text("data.masked", a, "masked") end,
 }
 
+-- What the tokens of a file were made with, as fields of native.corpus.
+local function tokenizer_of(path)
+  if not path then return {} end
+  local kind = native.path_kind(path)
+  if kind == "folder" and native.path_kind(path .. "/vocabulary.json") ~= "file"
+    and native.path_kind(path .. "/merges.txt") == "file" then
+    return { tokenizer = "bpe", model = path }
+  end
+  if kind == "file" and not path:match("%.json$") then return { tokenizer = "sentencepiece", model = path } end
+  return { tokenizer_json = read_vocabulary(path) }
+end
+
 data.tokens = define.constructor {
   name = "data.tokens",
-  sentence = "A file of token ids: nanoGPT's .bin, or llm.c's with its header. It is mapped, not read.",
+  sentence = "Token ids: nanoGPT's .bin, llm.c's with its header, or a folder of such shards. They are mapped, not "
+    .. "read.",
   example = 'data.tokens { path = "train.bin", width = 16 }',
   kind = "corpus", positional = 1,
   fields = {
-    { "path", "string", "the file", required = true },
+    { "path", "string", "the file, or a folder: its .bin files, sorted by name, one after the other", required = true,
+      path = "read" },
     { "width", "integer", "bits of a token in a raw file", default = 16, choices = { 16, 32 } },
     { "holdout", "number", "share of the tokens, at the end, kept for validation", default = 0.1, min = 0,
       below = 1 },
-    { "vocab", "integer", "number of different tokens (default: the greatest found, plus one)", min = 1 },
+    { "vocab", "integer", "number of different tokens (default: the vocabulary's, or the greatest found, plus one)",
+      min = 1 },
+    { "vocabulary", "string", "what the tokens were made with, so that the run can write text: vocabulary.json of an "
+      .. "earlier run or its folder, a folder with vocab.json and merges.txt, or a SentencePiece model file",
+      path = "read" },
   },
   build = function(a)
-    return open("data.tokens", { kind = "tokens", path = a.path, width = a.width, holdout = a.holdout,
-      vocabulary = a.vocab }, a)
+    local ok, settings = pcall(tokenizer_of, a.vocabulary)
+    if not ok then
+      mistakes.record("data.tokens", "vocabulary", (errors.describe(settings)))
+      return define.unknown
+    end
+    settings.kind, settings.path, settings.width, settings.holdout = "tokens", a.path, a.width, a.holdout
+    settings.vocabulary = a.vocab
+    return open("data.tokens", settings, a)
   end,
 }
 
@@ -142,15 +168,19 @@ Pairs.__tostring = function(self) return ("pairs: %d samples"):format(self.sampl
 local PairSampler = {}
 PairSampler.__index = PairSampler
 
-local function rows(tensor, first, count) return (op.slice(tensor, { dim = 0, start = first, length = count })) end
-
---- The next batch: windows of neighbouring rows, from the beginning again at the end.
+--- The next batch. Training sees each row once in an epoch, in an order that seed and epoch decide; the rows held out
+-- come as they stand. Sample number i is the same whatever the batch, and whichever rank has it.
 function PairSampler:next()
   local batch = { inputs = {}, labels = {}, count = self.batch, cursor = self.at }
   for i = 1, self.own / self.microbatch do
-    local start = self.first + (self.at + self.skipped + (i - 1) * self.microbatch) % self.usable
-    batch.inputs[i] = rows(self.pairs.arguments.inputs, start, self.microbatch)
-    batch.labels[i] = rows(self.pairs.arguments.labels, start, self.microbatch)
+    local start = self.at + self.skipped + (i - 1) * self.microbatch
+    for name, list in pairs { inputs = batch.inputs, labels = batch.labels } do
+      if self.shuffled then
+        list[i] = native.shuffled_rows(self[name], self.size, self.seed, start, self.microbatch)
+      else
+        list[i] = op.slice(self[name], { dim = 0, start = self.first + start % self.size, length = self.microbatch })
+      end
+    end
   end
   self.at = self.at + self.batch
   return batch
@@ -163,17 +193,20 @@ function PairSampler:cursor() return self.at end
 function PairSampler:seek(cursor) self.at = cursor end
 
 function Pairs:sampler(settings)
-  local held = math.floor(self.samples * self.arguments.holdout)
+  local a = self.arguments
+  local held = math.floor(self.samples * a.holdout)
   local train = self.samples - held
-  local size = settings.split == "holdout" and held or train
-  local usable = size - size % settings.batch
-  if usable == 0 then
+  local shuffled = settings.split ~= "holdout"
+  local size = shuffled and train or held
+  if size < settings.batch then
     errors.usage("data.pairs has %d samples %s, fewer than a batch of %d", size,
-      settings.split == "holdout" and "held out" or "to train on", settings.batch)
+      shuffled and "to train on" or "held out", settings.batch)
   end
-  return setmetatable({ pairs = self, batch = settings.batch, microbatch = settings.microbatch or settings.batch,
-    skipped = settings.first or 0, own = settings.count or settings.batch, at = settings.start or 0, usable = usable,
-    first = settings.split == "holdout" and train or 0 }, PairSampler)
+  if not shuffled then size = size - size % settings.batch end
+  return setmetatable({ inputs = a.inputs:contiguous(), labels = a.labels:contiguous(), batch = settings.batch,
+    microbatch = settings.microbatch or settings.batch, skipped = settings.first or 0,
+    own = settings.count or settings.batch, at = settings.start or 0, size = size, shuffled = shuffled,
+    seed = settings.seed or 0, first = shuffled and 0 or train }, PairSampler)
 end
 
 function Pairs:has_holdout() return self.arguments.holdout > 0 end

@@ -6,13 +6,14 @@
 --   name      as recipes write it: "nn.attention"
 --   sentence  what it is, in a sentence
 --   fields    list of { name, type, doc, default =, required =, min =, max =, above =, below =, choices =,
---             fields = (of a record) }
+--             fields = (of a record), path = "read" or "write" (it names a file or folder that is) }
 --   positional  how many of the fields may be given in order: nn.linear(768, 3072)
 --   list      { type, doc, least = }: what the list part of the argument holds
 --   check     function(arguments, report): rules between fields; report(field, sentence), report() when told already
 --   build     function(arguments): what the constructor returns
 --   kind      what it returns, for the types of other constructors' fields: "layer", "schedule", "corpus", ...
 --   example   a line of a recipe
+local access = require "het.access"
 local errors = require "het.errors"
 local mistakes = require "het.mistakes"
 local suggest = require "het.suggest"
@@ -149,9 +150,14 @@ local function check_fields(constructor, owner, prefix, fields, given, list)
       end
     else
       local problem = misfit(field, value)
+      local refused = not problem and field.path and type(value) == "string"
+        and access.problem(value, field.path == "write")
       if problem then
         values_sound = false
         report(name, ("%s.%s = %s%s"):format(owner, name, text.value(value), problem))
+      elseif refused then
+        values_sound = false
+        report(name, ("%s.%s: %s"):format(owner, name, refused))
       elseif field.fields and type(value) == "table" and not getmetatable(value) then
         local inner, good, inner_sound =
           check_fields(constructor, owner .. "." .. name, prefix .. name .. ".", field.fields, value)

@@ -1,6 +1,7 @@
 --- Models in folders: `model.safetensors`, `config.json`, `vocabulary.json`, and what a run needs to go on exactly,
 -- `training.safetensors`. GPT-2, LLaMA and BERT are stored in Hugging Face's layout; other models by our own names.
 local native = require "het.native"
+local access = require "het.access"
 local define = require "het.define"
 local errors = require "het.errors"
 local huggingface = require "het.huggingface"
@@ -101,17 +102,47 @@ local function from_theirs(family, model, tensors, folder, write)
   end
 end
 
+-- The files of a saved run, in the order in which they are written and then put in their places. While the first of
+-- them is staged the others may be unfinished, and those in place are a whole save; once it stands in its place all
+-- of them are whole, and what is still staged counts.
+local parts = { "training.safetensors", "model.safetensors", "vocabulary.json", "config.json" }
+
+local function is_staged(folder, part)
+  return native.path_kind(native.staged_path(folder .. "/" .. part)) == "file"
+end
+
+-- Where a file of a folder is, when a save may have ended half-way.
+local function place_of(folder, part)
+  local path = folder .. "/" .. part
+  if is_staged(folder, part) and not is_staged(folder, parts[1]) then path = native.staged_path(path) end
+  access.check(path)
+  return path
+end
+
+-- End what a save that was cut off has begun: put its files in their places when all were whole, else remove them.
+local function settle(folder)
+  local whole = not is_staged(folder, parts[1])
+  for i = #parts, 1, -1 do
+    if is_staged(folder, parts[i]) then
+      local path = folder .. "/" .. parts[i]
+      if whole then native.commit_staged(path) else native.drop_staged(path) end
+    end
+  end
+end
+
 -- All tensors of a folder: one file, or the parts that an index names.
 local function read_tensors(folder)
   local index = folder .. "/model.safetensors.index.json"
   if native.path_kind(folder .. "/model.safetensors") == "file" or native.path_kind(index) ~= "file" then
-    return native.safetensors_read(folder .. "/model.safetensors")
+    return native.safetensors_read(place_of(folder, "model.safetensors"))
   end
+  access.check(index)
   local map, tensors, seen = native.json_read(index).weight_map, {}, {}
   if type(map) ~= "table" then errors.usage("%s has no 'weight_map'", index) end
   for _, part in pairs(map) do
     if not seen[part] then
       seen[part] = true
+      access.check(folder .. "/" .. part)
       for name, tensor in pairs((native.safetensors_read(folder .. "/" .. part))) do tensors[name] = tensor end
     end
   end
@@ -119,6 +150,7 @@ local function read_tensors(folder)
 end
 
 local function require_folder(folder)
+  access.check(folder)
   local kind = native.path_kind(folder)
   if kind ~= "folder" then
     errors.usage(kind == "none" and "there is no folder '%s'"
@@ -127,14 +159,8 @@ local function require_folder(folder)
   end
 end
 
---- Save a model, so that `het.load` and transformers read it. Each file is replaced only when it is complete.
--- @string folder made when it is not there
--- @param model the description
--- @param state the state with its weights
--- @tparam[opt] table about `vocabulary` (JSON), `step`
-function files.save(folder, model, state, about)
-  about = about or {}
-  native.make_folder(folder)
+-- The tensors of a model as they are saved, and its config.json.
+local function model_of(model, state)
   local family = huggingface.family_of(model)
   local tensors, config
   if family then
@@ -146,10 +172,49 @@ function files.save(folder, model, state, about)
     end
   end
   config.hetrun_version = native.version()
-  if about.vocabulary then native.json_write(folder .. "/vocabulary.json", about.vocabulary) end
-  native.json_write(folder .. "/config.json", config)
-  native.safetensors_write(folder .. "/model.safetensors", tensors,
-    { format = "pt", step = tostring(about.step or 0) })
+  return tensors, config
+end
+
+-- What a run needs to go on exactly, beside its weights: optimizer state, and numbers such as step and cursor.
+local function training_of(state, about)
+  local tensors, metadata = {}, {}
+  for _, entry in ipairs(state:names()) do
+    if not entry.trained and not entry.name:match("^cache%.") then tensors[entry.name] = state:read(entry.name) end
+  end
+  for key, value in pairs(about) do
+    metadata[key] = type(value) == "number" and ("%.17g"):format(value) or tostring(value)
+  end
+  return tensors, metadata
+end
+
+--- Save a run, so that it can go on, and its model, so that `het.load` and transformers read it. The last save stays
+-- until all files of the new one are whole and on the disk: whenever it is cut off, one of the two is there.
+-- @string folder made when it is not there
+-- @param model the description
+-- @param state the state with its weights
+-- @tparam table about numbers and texts to go on with, `step` among them
+-- @param[opt] vocabulary JSON
+function files.save(folder, model, state, about, vocabulary)
+  for _, part in ipairs(parts) do access.check(folder .. "/" .. part, true) end
+  native.make_folder(folder)
+  settle(folder)
+  local function stage()
+    local tensors, config = model_of(model, state)
+    local training, metadata = training_of(state, about)
+    native.safetensors_write(folder .. "/training.safetensors", training, metadata, true)
+    native.safetensors_write(folder .. "/model.safetensors", tensors, { format = "pt", step = tostring(about.step) },
+      true)
+    if vocabulary then native.json_write(folder .. "/vocabulary.json", vocabulary, true) end
+    native.json_write(folder .. "/config.json", config, true)
+  end
+  local ok, problem = pcall(stage)
+  if not ok then
+    settle(folder)
+    error(problem, 0)
+  end
+  for _, part in ipairs(parts) do
+    if is_staged(folder, part) then native.commit_staged(folder .. "/" .. part) end
+  end
 end
 
 --- Read the weights of a saved model into a state.
@@ -177,23 +242,11 @@ function files.read_weights(folder, model, state)
   return metadata
 end
 
---- Save what a run needs to go on exactly, beside the model: optimizer state, step, cursor.
-function files.save_training(folder, state, about)
-  local tensors = {}
-  for _, entry in ipairs(state:names()) do
-    if not entry.trained and not entry.name:match("^cache%.") then tensors[entry.name] = state:read(entry.name) end
-  end
-  local metadata = {}
-  for key, value in pairs(about) do
-    metadata[key] = type(value) == "number" and ("%.17g"):format(value) or tostring(value)
-  end
-  native.safetensors_write(folder .. "/training.safetensors", tensors, metadata)
-end
-
---- Read what `save_training` wrote into a state; returns the numbers saved with it, or nil when there is none.
+--- Read what a run needs to go on into a state; returns the numbers saved with it, or nil when there is none.
 function files.read_training(folder, state)
   local path = folder .. "/training.safetensors"
   if native.path_kind(path) ~= "file" then return nil end
+  access.check(path)
   local tensors, metadata = native.safetensors_read(path)
   for name, tensor in pairs(tensors) do state:write(name, tensor) end
   local about = {}
@@ -219,7 +272,7 @@ files.load = define.document({
 }, function(folder)
   define.expect("het.load", folder, "string")
   require_folder(folder)
-  local config = native.json_read(folder .. "/config.json")
+  local config = native.json_read(place_of(folder, "config.json"))
   local kind = type(config) == "table" and config.model_type
   if kind == "hetrun" then
     errors.usage("%s holds a model with blocks of a recipe's own; use that recipe with from = \"%s\"", folder, folder)
@@ -232,8 +285,9 @@ files.load = define.document({
   local model = family.make(config, folder)
   if not define.is_unknown(model) then
     rawset(model, "folder", folder)
-    if native.path_kind(folder .. "/vocabulary.json") == "file" then
-      rawset(model, "saved_vocabulary", native.json_read(folder .. "/vocabulary.json"))
+    local vocabulary = place_of(folder, "vocabulary.json")
+    if native.path_kind(vocabulary) == "file" then
+      rawset(model, "saved_vocabulary", native.json_read(vocabulary))
     end
   end
   return model

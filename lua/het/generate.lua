@@ -8,6 +8,9 @@ local errors = require "het.errors"
 
 local generate = {}
 
+-- Caches are as long as a text needs, in whole numbers of this many tokens, so that texts of like lengths share them.
+local cache_step = 64
+
 -- Lengths of the chunks a prompt is fed in: few graphs, and few of them long.
 local chunk_sizes = { 64, 16, 4, 1 }
 
@@ -15,7 +18,7 @@ local Generator = {}
 Generator.__index = Generator
 
 --- A generator over weights in a state.
--- @tparam table settings `model`, `state`, `precision`, `context`
+-- @tparam table settings `model`, `state`, `precision`
 function generate.new(settings)
   local model = settings.model
   if define.kind_of(model) ~= "layer" or not model.class.last then
@@ -23,8 +26,31 @@ function generate.new(settings)
   end
   return setmetatable({
     model = model, state = settings.state, precision = settings.precision or "f32",
-    context = model.arguments.context, executors = {}, incremental = model:is_incremental(),
+    executors = {}, incremental = model:is_incremental(),
   }, Generator)
+end
+
+-- Make room for a text of `count` tokens: it and its cache are never longer than the context asked for, or the
+-- model's own. A model that is computed anew may depend on the length of its input, so that it gets a whole context.
+local function fit(self, count, wanted)
+  local most = self.model.arguments.context
+  if wanted and wanted > most then
+    errors.usage("generate.context = %d is more than the model's context = %d", wanted, most)
+  end
+  most = wanted or most
+  if self.incremental then most = math.min(most, math.ceil(count / cache_step) * cache_step) end
+  if most == self.context then return end
+  self.context, self.executors = most, {}
+  for _, entry in ipairs(self.state:names()) do
+    if entry.name:match("^cache%.") then self.state:drop(entry.name) end
+  end
+end
+
+-- list[first .. last] of its own. (`{ unpack(list) }` fails at about 8,000: all of it would be on Lua's stack.)
+local function copy(list, first, last)
+  local result = {}
+  for i = first or 1, last or #list do result[#result + 1] = list[i] end
+  return result
 end
 
 -- The executor that takes `count` tokens, made on first use.
@@ -60,7 +86,7 @@ function Generator:feed(ids, position) return run(self, ids, position)[1] end
 
 -- Without a cache: the whole context, filled up behind the ids, where causal models do not look.
 function Generator:feed_whole(ids)
-  local padded = { unpack(ids) }
+  local padded = copy(ids)
   for i = #ids + 1, self.context do padded[i] = 0 end
   return run(self, padded, 0)[#ids]
 end
@@ -71,69 +97,33 @@ function Generator:feed_all(ids, position)
   local at = 1
   for _, size in ipairs(chunk_sizes) do
     while #ids - at + 1 >= size do
-      logits = self:feed({ unpack(ids, at, at + size - 1) }, position + at - 1)
+      logits = self:feed(copy(ids, at, at + size - 1), position + at - 1)
       at = at + size
     end
   end
   return logits
 end
 
--- Draw a token id (from 0) from logits, with a uniform number in [0, 1).
-local function draw(logits, options, uniform)
-  local values = logits:tolist()
-  local best, top = 1, -math.huge
-  for i = 1, #values do
-    if values[i] > top then best, top = i, values[i] end
-  end
-  if options.temperature == 0 or options.top_k == 1 then return best - 1 end
-  local order = {}
-  for i = 1, #values do order[i] = i end
-  if options.top_k and options.top_k < #values or options.top_p < 1 then
-    table.sort(order, function(a, b)
-      if values[a] ~= values[b] then return values[a] > values[b] end
-      return a < b
-    end)
-  end
-  local count = math.min(options.top_k or #values, #values)
-  local weights, total = {}, 0
-  for i = 1, count do
-    weights[i] = math.exp((values[order[i]] - top) / options.temperature)
-    total = total + weights[i]
-  end
-  if options.top_p < 1 then
-    local kept, sum = 0, 0
-    while kept < count and sum < options.top_p * total do
-      kept = kept + 1
-      sum = sum + weights[kept]
-    end
-    count, total = kept, sum
-  end
-  local target = uniform * total
-  for i = 1, count do
-    target = target - weights[i]
-    if target < 0 then return order[i] - 1 end
-  end
-  return order[count] - 1
-end
-generate.draw = draw
-
 --- Ids that follow the prompt's.
 -- @tparam {int,...} prompt at least one id
--- @tparam table options `tokens`, `temperature`, `top_k`, `top_p`, `seed`
+-- @tparam table options `tokens`, `context`, `temperature`, `top_k`, `top_p`, `seed`
 -- @tparam[opt] function emit called with each id as it is drawn
-function Generator:ids(prompt, options, emit)
-  local all, made = { unpack(prompt) }, {}
+-- @tparam[opt] int known ids from 0 on that may be drawn (default: all)
+function Generator:ids(prompt, options, emit, known)
+  fit(self, #prompt + options.tokens, options.context)
+  local all, made = copy(prompt), {}
   local logits, position
   local function refill(keep)
     local first = math.max(1, #all - keep + 1)
-    local ids = { unpack(all, first) }
+    local ids = copy(all, first)
     if self.incremental then logits = self:feed_all(ids, 0) else logits = self:feed_whole(ids) end
     position = #all - first + 1
   end
-  refill(self.incremental and math.min(#all, self.context - 1) or self.context)
+  refill(self.incremental and math.max(1, math.min(#all, self.context - 1)) or self.context)
   for i = 1, options.tokens do
     if native.interrupted() then errors.raise("interrupted", "interrupted") end
-    local id = draw(logits, options, native.random(options.seed, 0x67656e, i))
+    local id = native.draw(logits, options.temperature, options.top_k, options.top_p,
+      native.random(options.seed, 0x67656e, i), known)
     all[#all + 1], made[#made + 1] = id, id
     if emit then emit(id) end
     if i < options.tokens then
@@ -154,6 +144,8 @@ end
 generate.fields = {
   { "prompt", "string", "text to begin with (default: a line break; the vocabulary's first character if it has none)" },
   { "tokens", "integer", "how many tokens to write", default = 300, min = 1 },
+  { "context", "integer", "tokens that it looks back at; fewer take less memory (default: the model's context)",
+    min = 1 },
   { "temperature", "number", "0: always the likeliest; 1: as learned", default = 0.8, min = 0 },
   { "top_k", "integer", "choose among this many of the likeliest (default: all)", min = 1 },
   { "top_p", "number", "choose among the likeliest that have this share of the probability", default = 1, above = 0,
@@ -194,7 +186,7 @@ function Generator:text(corpus, options, emit)
         shown = #ready
       end
     end
-  end)
+  end, corpus.known or corpus.vocab)   -- a model may have more tokens than its vocabulary
   local result = corpus:decode(ids)
   if emit and #result > shown then emit(result:sub(shown + 1)) end
   return result

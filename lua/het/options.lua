@@ -1,6 +1,7 @@
 --- `het.options`: a recipe's own options, declared once with default and one line of doc; their types are those of
 -- the defaults. `hetrun recipe.lua --help` prints them, `--name=value` sets them.
 local native = require "het.native"
+local access = require "het.access"
 local define = require "het.define"
 local errors = require "het.errors"
 local mistakes = require "het.mistakes"
@@ -21,6 +22,7 @@ local general = {
 }
 
 local declared      -- of the recipe that runs: the list of its options
+local chosen = {}   -- and their values by name
 
 -- Names in the order of the recipe's text: the order of a Lua table's fields is lost.
 local function in_source_order(specs, recipe_text)
@@ -113,7 +115,7 @@ function options.declare(specs, recipe_text)
       names[#names + 1] = "--" .. name
     end
   end
-  declared = fields
+  declared, chosen = fields, values
   local given, mistaken = command_line()
   for _, word in ipairs(mistaken) do mistake(("'%s' is not an option; options are --name=value"):format(word)) end
   for _, option in ipairs(given) do
@@ -127,6 +129,7 @@ function options.declare(specs, recipe_text)
     else
       local value, problem = parse(field, option)
       if value == nil then mistake(problem) else values[option.name] = value end
+      if type(value) == "string" then access.grant(value) end
     end
   end
   if native.settings and native.settings.help then options.exit_with_help(recipe_text) end
@@ -191,7 +194,10 @@ options.help_wanted = setmetatable({ kind = "help", message = "help", sentence =
 --- Stop the recipe here: its options are known, and only they were asked for.
 function options.exit_with_help() error(options.help_wanted, 0) end
 
+--- The values of the recipe's options by name.
+function options.values() return chosen end
+
 --- Forget the options of the last recipe.
-function options.reset() declared = nil end
+function options.reset() declared, chosen = nil, {} end
 
 return options

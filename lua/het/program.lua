@@ -1,5 +1,6 @@
 --- What the `hetrun` program does with its words: the policy half of main.cpp and prompt.cpp.
 local native = require "het.native"
+local access = require "het.access"
 local sandbox = require "het.sandbox"
 
 local program = {}
@@ -11,6 +12,7 @@ end
 -- The compiled source of a recipe or a cluster file, in its sandbox.
 local function compile(path)
   local text = native.read_text(path)
+  if not native.settings.trust then access.bound(folder_of(path)) end
   local environment = sandbox.environment(native.settings.trust, folder_of(path))
   local chunk, problem = sandbox.load(text, "@" .. path, environment)
   if not chunk then native.fail("usage", problem) end

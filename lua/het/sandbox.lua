@@ -2,6 +2,7 @@
 -- libraries and the files of its own folder, nothing that starts programs, loads machine code or looks into
 -- the library. `--trust` gives it everything.
 local native = require "het.native"
+local access = require "het.access"
 
 local sandbox = {}
 
@@ -15,15 +16,12 @@ local function copy(library, names)
   return result
 end
 
-local function under(path, folder)
-  return path == folder or path:sub(1, #folder + 1) == folder .. "/"
-end
-
---- `io.open` and `io.lines` for files inside `folder` (links are followed before it is looked at).
+--- `io.open` and `io.lines` for files inside `folder` (links are followed before it is looked at), and for those that
+-- the command line names.
 local function restricted_io(folder)
   local function check(path, mode)
     local real = native.resolve(tostring(path))
-    if not under(real, folder) then
+    if not access.under(real, folder) and not access.is_granted(real) then
       error(("'%s' lies outside the recipe's folder %s; hetrun --trust lets a recipe open any file"):format(
         tostring(path), folder), 3)
     end
@@ -75,17 +73,20 @@ local function strict(environment, fallback)
 end
 
 --- `require` of a recipe: "het", and Lua files beside the recipe, each run once in the same environment.
-local function recipe_require(environment, folder)
+-- @tparam[opt] function otherwise what is asked for a name of which there is no such file
+local function recipe_require(environment, folder, otherwise)
   local loaded = {}
   return function(name)
     if type(name) ~= "string" then error("require: a name is needed", 2) end
     if name == "het" then return require "het" end
     if loaded[name] ~= nil then return loaded[name] end
     if not name:match "^[%w_][%w_%.%-]*$" or name:find("..", 1, true) then
+      if otherwise then return otherwise(name) end
       error(("require: '%s' is not the name of a file beside the recipe"):format(name), 2)
     end
     local path = folder .. "/" .. name:gsub("%.", "/") .. ".lua"
-    if not under(native.resolve(path), folder) or native.path_kind(path) ~= "file" then
+    if not access.under(native.resolve(path), folder) or native.path_kind(path) ~= "file" then
+      if otherwise then return otherwise(name) end
       error(("require: there is no '%s' (recipes can require \"het\" and Lua files in %s)"):format(name, folder), 2)
     end
     local chunk, problem = sandbox.load(native.read_text(path), "@" .. path, environment)
@@ -111,13 +112,7 @@ function sandbox.environment(trust, folder)
   if trust then
     environment = {}
     environment._G = environment
-    environment.require = recipe_require(environment, folder)
-    local inner = environment.require
-    environment.require = function(name)
-      local ok, value = pcall(inner, name)
-      if ok then return value end
-      return require(name)
-    end
+    environment.require = recipe_require(environment, folder, require)
     return strict(environment, _G)
   end
   environment = copy(_G, [[assert error ipairs next pairs pcall xpcall select tonumber tostring type unpack

@@ -18,6 +18,9 @@ ARGUMENTS = {
     'options': ['--stesp=5', '--precision=f16', '--steps=0', '--verbose=perhaps'],
     'option_without_value': ['--steps'],
     'no_options': ['--steps=5'],
+    'outside_named': ['--text=../outside/text.txt', '--folder=../outside/models', '--log=../outside/metrics.jsonl'],
+    'trusted_module': ['--trust'],
+    'trusted_outside': ['--trust'],
 }
 
 GPT_CONFIG = {'model_type': 'gpt2', 'vocab_size': 64, 'n_positions': 8, 'n_embd': 8, 'n_layer': 1, 'n_head': 1}
@@ -30,7 +33,14 @@ def model_folder(folder, content):
 
 
 def fixtures(folder):
-    """The files that the recipes name."""
+    """The files that the recipes name; those in `outside`, beside the recipes' folder, they are not to reach."""
+    outside = folder.parent / 'outside'
+    outside.mkdir()
+    (outside / 'text.txt').write_text('the quick brown fox jumps over the lazy dog. ' * 20)
+    (folder / 'linked').symlink_to(outside)
+    (folder / 'linking').mkdir()
+    (folder / 'linking' / 'config.json').symlink_to(outside / 'text.txt')
+    (folder / 'broken_module.lua').write_text('local nothing\nreturn nothing.field\n')
     (folder / 'empty.txt').write_bytes(b'')
     (folder / 'short.txt').write_text('too short')
     (folder / 'text.txt').write_text('the quick brown fox jumps over the lazy dog. ' * 20)
@@ -54,7 +64,8 @@ def main():
     write = '--write' in sys.argv
     failed = 0
     with tempfile.TemporaryDirectory() as temporary:
-        folder = pathlib.Path(temporary)
+        folder = pathlib.Path(temporary) / 'recipes'
+        folder.mkdir()
         fixtures(folder)
         for recipe in sorted(HERE.glob('*.lua')):
             if names and recipe.stem not in names:

@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import shutil
 import signal
 import socket
@@ -120,8 +121,10 @@ class Training(Case):
                 self.assertAlmostEqual(one, several, delta=1e-5 * abs(one))
 
     def test_ranks_without_a_plan_share_the_batch(self):
-        alone = self.losses('lopsided.lua')
-        for one, several in zip(alone, self.losses('--workers', 4, 'lopsided.lua')):
+        alone, spread = self.losses('lopsided.lua'), self.losses('--workers', 4, 'lopsided.lua')
+        self.assertGreater(len(alone), 4)
+        self.assertEqual(len(alone), len(spread))
+        for one, several in zip(alone, spread):
             self.assertAlmostEqual(one, several, delta=1e-5 * abs(one))
 
     def weights(self, folder):
@@ -210,6 +213,82 @@ class Mistakes(Case):
             _, err = rank.communicate(timeout=120)
             self.assertEqual(rank.returncode, 2, err)
             self.assertIn('recipe', err)
+
+    def two_ranks(self, *words):
+        """Exit codes and messages of two ranks, each started with its own words."""
+        where = self.at_rank_0()
+        ranks = [self.start(*words[rank], WORLD_SIZE='2', RANK=str(rank), LOCAL_RANK=str(rank), **where)
+                 for rank in (0, 1)]
+        outputs = [rank.communicate(timeout=120) for rank in ranks]
+        return [(rank.returncode, err) for rank, (_, err) in zip(ranks, outputs)]
+
+    def test_ranks_whose_recipes_differ_in_anything_that_counts(self):
+        text = (self.folder / 'lopsided.lua').read_text()
+        changes = [('dropout = 0.1', 'dropout = 0.2'), ('data = corpus,', 'data = corpus, seed = 5,'),
+                   ('microbatch = 2, steps', 'steps'), ('weight_decay = 0.1', 'weight_decay = 0.2'),
+                   ('clip = 0.5', 'clip = 0.5, beta2 = 0.99'), ('clip = 0.5', 'clip = 0.6'),
+                   ('warmup = 4', 'warmup = 3'), ('every = opt.every', 'every = 7'),
+                   ('save_every = 3', 'save_every = 4'),
+                   ('data = corpus,', 'data = corpus, loss = function(y, t, s) return (het.op.cross_entropy(y, t, s)) end,'),
+                   ('tokens = 20', 'tokens = 21'), ('"stopped here"', '"stopped elsewhere"')]
+        for old, new in changes:
+            self.assertEqual(text.count(old), 1, old)
+            (self.folder / 'other.lua').write_text(text.replace(old, new))
+            for code, err in self.two_ranks(['lopsided.lua'], ['other.lua']):
+                self.assertEqual(code, 2, f'{new}\n{err}')
+                self.assertIn('has the recipe', err, new)
+
+    def test_ranks_may_differ_in_what_is_the_machines_own(self):
+        recipe = (self.folder / 'lopsided.lua').read_text()
+        (self.folder / 'copy.txt').write_text(TEXT)
+        (self.folder / 'other.lua').write_text(recipe.replace('"text.txt"', '"copy.txt"'))
+        results = self.two_ranks(['lopsided.lua', '--save=one', '--metrics=one.jsonl', '--steps=2'],
+                                 ['other.lua', '--save=two', '--threads=1', '--steps=2'])
+        for code, err in results:
+            self.assertEqual(code, 0, err)
+
+    def test_ranks_with_texts_of_one_size(self):
+        recipe = (self.folder / 'lopsided.lua').read_text()
+        (self.folder / 'copy.txt').write_text(TEXT.replace('quick', 'kciuq'))
+        (self.folder / 'other.lua').write_text(recipe.replace('"text.txt"', '"copy.txt"'))
+        for code, err in self.two_ranks(['lopsided.lua'], ['other.lua']):
+            self.assertEqual(code, 2, err)
+            self.assertIn('has the data', err)
+
+
+class Interrupts(Case):
+    def until(self, condition, sentence):
+        until = time.monotonic() + 60
+        while not condition():
+            self.assertLess(time.monotonic(), until, sentence)
+            time.sleep(0.005)
+
+    def test_sigterm_has_all_ranks_save_and_leave_whoever_is_told(self):
+        metrics = self.folder / 'metrics.jsonl'
+        for told in ('the launcher', 'a rank', 'all'):
+            metrics.unlink(missing_ok=True)
+            folder = told.replace(' ', '_')
+            process = self.start('--workers', RANKS, 'lopsided.lua', '--spread', '--steps=100000', f'--save={folder}',
+                                 f'--metrics={metrics}')
+            children = self.wait_for_ranks(process, RANKS)
+            self.until(lambda: metrics.exists() and metrics.stat().st_size > 0, 'no step was reported')
+            for pid in {'the launcher': [process.pid], 'a rank': [children[3]],
+                        'all': [process.pid, *children.values()]}[told]:
+                os.kill(pid, signal.SIGTERM)
+            _, err = process.communicate(timeout=120)
+            self.assertEqual(process.returncode, 130, f'{told}\n{err}')
+            self.assertIn(f'in {folder}', err)
+            self.assertNotIn('hetrun:', err)
+            self.assert_gone(children.values())
+            steps = int(re.search('stopped and saved after step ([0-9]+)', err)[1])
+            self.hetrun('--workers', RANKS, 'lopsided.lua', '--spread', f'--save={folder}', f'--steps={steps + 1}')
+
+    def test_ranks_that_do_not_train_yet_end_at_once(self):
+        process = self.start('lopsided.lua', WORLD_SIZE='2', RANK='0', LOCAL_RANK='0', **self.at_rank_0())
+        time.sleep(1)   # it waits for rank 1
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+        self.assertEqual(process.returncode, -signal.SIGTERM)
 
 
 class Deaths(Case):

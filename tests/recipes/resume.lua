@@ -4,7 +4,7 @@ local opt = het.options {
   steps = { 6, "steps" }, save = { "run", "folder" }, resume = { false, "go on" }, seed = { 1, "seed" },
   batch = { 4, "samples" }, microbatch = { 4, "samples at once" }, dropout = { 0.1, "share", min = 0 },
   precision = { "f32", "precision" }, block = { false, "blocks of the recipe's own" },
-  text = { "text.txt", "text" },
+  text = { "text.txt", "text" }, lr = { 1e-2, "rate" },
 }
 local nn = het.nn
 local corpus = het.data.text { path = opt.text }
@@ -19,6 +19,6 @@ return het.train {
     block = opt.block and block or nil },
   data = corpus, batch = opt.batch, microbatch = opt.microbatch, steps = opt.steps, seed = opt.seed,
   precision = opt.precision, save = opt.save ~= "" and opt.save or nil, resume = opt.resume,
-  optimizer = het.optim.adamw { lr = 1e-2, weight_decay = 0.1, clip = 1 },
+  optimizer = het.optim.adamw { lr = opt.lr, weight_decay = 0.1, clip = 1 },
   evaluate = { every = 3, batches = 2 },
 }

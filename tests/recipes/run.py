@@ -32,7 +32,7 @@ class Case(unittest.TestCase):
         self.addCleanup(self.temporary.cleanup)
         self.folder = pathlib.Path(self.temporary.name)
         (self.folder / 'text.txt').write_text(TEXT)
-        for name in ('resume.lua', 'write.lua'):
+        for name in ('resume.lua', 'write.lua', 'long.lua', 'pairs.lua', 'tokens.lua'):
             (self.folder / name).write_text((HERE / name).read_text())
 
     def hetrun(self, *words, code=0, **options):
@@ -121,6 +121,7 @@ class Runs(Case):
 
     def test_one_thread_or_two(self):
         one, two = self.losses('resume.lua', '--threads=1'), self.losses('resume.lua', '--threads=2')
+        self.assertEqual((len(one), len(two)), (6, 6))
         for a, b in zip(one, two):
             self.assertAlmostEqual(a, b, delta=1e-5 * abs(a))
 
@@ -129,7 +130,7 @@ class Runs(Case):
 
     def test_micro_batches_add_up(self):
         whole, parts = self.losses('resume.lua'), self.losses('resume.lua', '--microbatch=1')
-        self.assertEqual(len(whole), 6)
+        self.assertEqual((len(whole), len(parts)), (6, 6))
         for a, b in zip(whole, parts):
             self.assertAlmostEqual(a, b, delta=1e-4 * abs(a))
 
@@ -140,6 +141,15 @@ class Runs(Case):
         self.assertEqual(through[:3], first)
         self.assertEqual(through, first + rest[-3:])
 
+    def test_another_batch_goes_on_with_the_next_sample(self):
+        # At so small a rate the weights stay as they are: a loss tells which samples it is of.
+        still = ['resume.lua', '--lr=1e-30', '--dropout=0', '--microbatch=2']
+        whole = self.losses(*still, '--batch=2', '--save=', '--steps=8')
+        self.losses(*still, '--batch=4', '--steps=3')
+        rest = self.losses(*still, '--batch=2', '--resume', '--steps=5')[-2:]
+        self.assertEqual(whole[6:], rest)
+        self.assertNotEqual(whole[6], whole[7])
+
     def test_blocks_of_ones_own_are_saved_and_gone_on_with(self):
         through = self.losses('resume.lua', '--block', '--save=whole')
         self.losses('resume.lua', '--block', '--steps=3')
@@ -149,6 +159,7 @@ class Runs(Case):
     def test_bf16_stays_near_f32(self):
         full, half = self.losses('resume.lua', '--dropout=0'), self.losses('resume.lua', '--dropout=0',
                                                                            '--precision=bf16')
+        self.assertEqual((len(full), len(half)), (6, 6))
         for a, b in zip(full, half):
             self.assertAlmostEqual(a, b, delta=1e-2 * abs(a))
 
@@ -161,34 +172,135 @@ class Runs(Case):
         self.assertNotEqual(once, self.hetrun('write.lua', '--quiet', '--seed=2').stdout)
         self.hetrun('write.lua', '--quiet', '--temperature=0')
 
-    def test_control_c_saves(self):
-        words = [HETRUN, 'resume.lua', '--steps=100000000', '--json']
-        with subprocess.Popen(words, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                              text=True) as process:
-            time.sleep(2)
-            process.send_signal(signal.SIGINT)
+    def test_a_cache_is_as_long_as_the_text_and_not_as_the_context(self):
+        # A cache of the whole context would take 64 GB.
+        self.assertEqual(len(self.hetrun('long.lua').stdout), 10 + 1)
+
+    def test_a_prompt_of_nine_thousand_tokens(self):
+        # More than Lua can unpack.
+        self.assertEqual(len(self.hetrun('long.lua', '--prompt=9000', '--tokens=3').stdout), 3 + 1)
+        self.assertEqual(len(self.hetrun('long.lua', '--prompt=9000', '--looks_back=1', '--tokens=3').stdout), 3 + 1)
+
+    def test_generation_looks_back_as_far_as_it_is_told(self):
+        short = self.hetrun('long.lua', '--learned', '--context=32', '--looks_back=8', '--prompt=20', '--tokens=40').stdout
+        whole = self.hetrun('long.lua', '--learned', '--context=32', '--prompt=20', '--tokens=40').stdout
+        self.assertNotEqual(short, whole)
+        self.assertEqual(whole, self.hetrun('long.lua', '--learned', '--context=32', '--looks_back=32', '--prompt=20',
+                                            '--tokens=40').stdout)
+        done = self.hetrun('long.lua', '--learned', '--context=32', '--looks_back=33', code=2)
+        self.assertIn("generate.context = 33 is more than the model's context = 32", done.stderr)
+
+    def test_rows_come_once_in_an_epoch_in_an_order_of_their_own(self):
+        whole = self.losses('pairs.lua')
+        self.assertEqual(len(whole), 12)
+        self.assertEqual(whole, self.losses('pairs.lua'))
+        self.assertNotEqual(whole, self.losses('pairs.lua', '--seed=2'))
+
+    def test_a_folder_of_shards_trains_and_writes_text_with_a_vocabulary(self):
+        self.losses('resume.lua', '--steps=1')
+        characters = json.loads((self.folder / 'run' / 'vocabulary.json').read_text())['characters']
+        ids = [characters.index(c) for c in TEXT]
+        (self.folder / 'shards').mkdir()
+        for i, first in enumerate(range(0, len(ids), 700)):
+            (self.folder / 'shards' / f'part_{i:03}.bin').write_bytes(
+                b''.join(token.to_bytes(2, 'little') for token in ids[first:first + 700]))
+        (self.folder / 'shards' / 'README.md').write_text('no tokens')
+        done = self.hetrun('tokens.lua')   # the model has 40 tokens, of which the vocabulary knows 29
+        written = done.stdout[:-1]
+        self.assertEqual(len(written), 104)
+        self.assertLessEqual(set(written), set(characters))
+        self.assertEqual(json.loads((self.folder / 'again' / 'vocabulary.json').read_text())['characters'], characters)
+        self.assertIn('vocab = 20 is less than the 29 tokens', self.hetrun('tokens.lua', '--vocab=20', code=2).stderr)
+        self.assertIn('none ends in .bin', self.hetrun('tokens.lua', '--path=run', code=2).stderr)
+
+    def start_training(self, *words):
+        """A run that has done a step."""
+        metrics = self.folder / 'steps.jsonl'
+        metrics.unlink(missing_ok=True)
+        process = subprocess.Popen([HETRUN, *words, f'--metrics={metrics}'], cwd=self.folder, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True)
+        until = time.monotonic() + 60
+        while not (metrics.exists() and metrics.stat().st_size > 0):
+            self.assertLess(time.monotonic(), until, 'no step was reported')
+            time.sleep(0.005)
+        return process
+
+    def test_control_c_and_sigterm_save(self):
+        for asked in (signal.SIGINT, signal.SIGTERM):
+            process = self.start_training('resume.lua', '--steps=100000000', '--json')
+            process.send_signal(asked)
             out, _ = process.communicate(timeout=60)
+            self.assertEqual(process.returncode, 130)
+            result = json.loads(out.splitlines()[-1])
+            self.assertGreater(result['steps'], 0)
+            steps = result['steps'] + 2
+            self.assertEqual(self.result('resume.lua', '--resume', f'--steps={steps}')['steps'], steps)
+
+    def test_a_second_sigterm_ends_a_run_at_once(self):
+        # Nothing after the first one is looked at: the run is in a function of the recipe that does not return.
+        text = (self.folder / 'resume.lua').read_text()
+        endless = 'on_step = function() while true do end end,'
+        (self.folder / 'endless.lua').write_text(text.replace('  data =', f'  {endless} data =', 1))
+        process = self.start_training('endless.lua')
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.7)   # signals of the same half second are one
+        self.assertIsNone(process.poll())
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
         self.assertEqual(process.returncode, 130)
-        result = json.loads(out.splitlines()[-1])
-        self.assertGreater(result['steps'], 0)
-        steps = result['steps'] + 2
-        self.assertEqual(self.result('resume.lua', '--resume', f'--steps={steps}')['steps'], steps)
+        self.assertFalse((self.folder / 'run').exists())
+
+    def files_of_run(self):
+        return {path.name: path.read_bytes() for path in (self.folder / 'run').iterdir() if path.is_file()}
 
     def test_a_full_disk_keeps_the_last_save(self):
         self.losses('resume.lua', '--steps=3')
-        before = {path.name: path.read_bytes() for path in (self.folder / 'run').iterdir()}
-
-        def limit():
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (10000, 10000))
-        done = self.hetrun('resume.lua', '--resume', '--quiet', code=71, preexec_fn=limit, restore_signals=False)
-        self.assertIn('model.safetensors', done.stderr)
-        after = {path.name: path.read_bytes() for path in (self.folder / 'run').iterdir()}
-        self.assertEqual(before['model.safetensors'], after['model.safetensors'])
-        self.assertEqual(before['training.safetensors'], after['training.safetensors'])
-        self.assertEqual(before.keys(), after.keys())
+        before = self.files_of_run()
+        model, training = (len(before[f'{name}.safetensors']) for name in ('model', 'training'))
+        self.assertLess(model, training)
+        for most in (10000, (model + training) // 2):   # neither file may grow that far; only the model
+            def limit(most=most):
+                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+            done = self.hetrun('resume.lua', '--resume', '--quiet', code=71, preexec_fn=limit, restore_signals=False)
+            self.assertIn('safetensors', done.stderr)
+            self.assertEqual(before, self.files_of_run())
         self.assertEqual(self.result('resume.lua', '--resume')['steps'], 6)
 
+    def test_a_save_that_fails_at_its_second_file_keeps_the_last_one(self):
+        self.losses('resume.lua', '--steps=3')
+        before = self.files_of_run()
+        (self.folder / 'run' / 'model.safetensors.next').mkdir()   # where it would be written
+        self.hetrun('resume.lua', '--resume', '--quiet', code=71)
+        self.assertEqual(before, self.files_of_run())
+        (self.folder / 'run' / 'model.safetensors.next').rmdir()
+        self.assertEqual(self.result('resume.lua', '--resume')['steps'], 6)
+
+    def test_a_save_that_was_cut_off_leaves_the_old_one_or_the_new_one(self):
+        run = self.folder / 'run'
+        self.losses('resume.lua', '--steps=3')
+        old = self.files_of_run()
+        through = self.losses('resume.lua', '--resume', '--steps=4')[-1:]
+        new = self.files_of_run()
+        names = ['training.safetensors', 'model.safetensors', 'vocabulary.json', 'config.json']
+        self.assertEqual(set(names), set(new))
+        for written in range(4):   # while it wrote
+            for name in names:
+                (run / name).write_bytes(old[name])
+            for i, name in enumerate(names[:written]):
+                (run / (name + '.next')).write_bytes(new[name] if i + 1 < written else new[name][:100])
+            self.assertEqual(self.losses('resume.lua', '--resume', '--steps=4')[-1:], through)
+            self.assertEqual(new, self.files_of_run())
+        for placed in range(1, 4):   # while it put what was written in its place
+            for i, name in enumerate(names):
+                (run / name).write_bytes((new if i < placed else old)[name])
+                if i >= placed:
+                    (run / (name + '.next')).write_bytes(new[name])
+            self.hetrun('write.lua', '--quiet', '--seed=3')
+            done = self.hetrun('resume.lua', '--resume', '--steps=5')
+            self.assertIn('going on after step 4', done.stderr)
+            self.assertEqual(set(names), set(self.files_of_run()))
+            self.assertNotEqual(new, self.files_of_run())
 
     def test_a_disk_without_room_keeps_the_last_save(self):
         """On a file system of 400 KB, in a mount namespace of its own."""
@@ -215,7 +327,7 @@ class Runs(Case):
         if done.returncode == 77 or done.stderr.startswith('unshare:'):
             self.skipTest(f'no file system may be mounted here: {done.stderr.strip()}')
         self.assertEqual(done.returncode, 71, done.stderr)
-        self.assertRegex(done.stderr, "disk/run/model.safetensors' failed .*: the disk is full; the previous file is kept")
+        self.assertRegex(done.stderr, "disk/run/(model|training).safetensors' failed .*: the disk is full; the previous file is kept")
         self.assertEqual((self.folder / 'before').read_text(), (self.folder / 'after').read_text())
 
 

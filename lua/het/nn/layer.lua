@@ -93,7 +93,8 @@ function methods:training_flops(context)
   return total
 end
 
---- Text from a model that het.load returned: { prompt =, tokens =, temperature =, top_k =, top_p =, seed = }.
+--- Text from a model that het.load returned: { prompt =, tokens =, context =, temperature =, top_k =, top_p =,
+-- seed = }.
 function methods:generate(options) return require("het.generate").from_model(self, options) end
 
 --- Can it go on from a key-value cache? Only when every part works on each position alone or knows the cache.

@@ -1,6 +1,8 @@
 --- `het.train`: what to train, on what, how. It returns a run; `hetrun` starts it, at the prompt `run:start()` does.
 local native = require "het.native"
+local access = require "het.access"
 local define = require "het.define"
+local digest = require "het.train.digest"
 local errors = require "het.errors"
 local files = require "het.files"
 local generate = require "het.generate"
@@ -31,6 +33,7 @@ end
 -- The plan that the planner finds: rank 0 does, the others are told.
 local function find_plan(self, wanted, ranks)
   local planning = require "het.planning"
+  if wanted.profile then access.check(wanted.profile) end
   local answer
   local function find()
     local cluster = wanted.cluster or require("het.cluster").here(ranks)
@@ -60,7 +63,7 @@ local function join(self)
     rendezvous = settings.rendezvous or a.rendezvous, interface = settings.interface, run = a.name,
     secret_file = settings.secret_file, timeout = settings.timeout, warn_after = settings.warn_after,
     links = self.pace and self.pace.links,
-    recipe = tostring(self) .. tostring(a.plan), data = tostring(a.data),
+    recipe = digest.of_recipe(a), data = digest.of_data(a.data),
     device = self.device, memory = native.device(self.device):available_bytes(),
   }
   local ranks = self.cluster and self.cluster:size() or 1
@@ -174,7 +177,8 @@ function Run:prepare()
   self.train_executor = executor_of(self, training)
   local settings = { context = self.context, batch = a.batch, microbatch = self.microbatch, seed = a.seed,
     first = self.first_microbatch * self.microbatch, count = self.own_microbatches * self.microbatch }
-  settings.split, settings.start = "train", self.step * a.batch
+  self.cursor = about.cursor or self.step * a.batch   -- samples that the steps done have seen
+  settings.split, settings.start = "train", self.cursor
   self.sampler = a.data:sampler(settings)
   if a.evaluate.every > 0 and a.data:has_holdout() then
     self.evaluate_executor = executor_of(self, graphs.evaluation(spec_of(self)))
@@ -232,11 +236,12 @@ function Run:train_step()
   if step == self.trace_step then
     trace.write(self, executor:timings(), native.settings.trace, self.say)
   elseif not executor:run() then
+    self.sampler:seek(self.cursor)
     return nil
   end
   local loss, norm = executor:number("loss"), executor:number("gradient_norm")
   if not finite(loss) or not finite(norm) then stop_non_finite(self, loss, norm) end
-  self.step, self.loss = step, loss
+  self.step, self.loss, self.cursor = step, loss, self.sampler:cursor()
   return { step = step, loss = loss, lr = lr, gradient_norm = norm, seconds = native.clock() - started }
 end
 
@@ -254,13 +259,12 @@ function Run:save(folder)
   folder = folder or a.save
   local state = self:gather()
   if not state then return end
-  files.save(folder, a.model, state, { vocabulary = a.data:vocabulary(), step = self.step })
-  files.save_training(folder, state, { step = self.step, seed = a.seed, precision = a.precision,
-    best = self.best, validation = self.validation })
+  files.save(folder, a.model, state, { step = self.step, cursor = self.cursor, seed = a.seed, precision = a.precision,
+    best = self.best, validation = self.validation }, a.data:vocabulary())
 end
 
 --- Write text with the model as it is now. Of several ranks the first writes; all call it.
--- @tparam table options `prompt`, `tokens`, `temperature`, `top_k`, `top_p`, `seed`
+-- @tparam table options `prompt`, `tokens`, `context`, `temperature`, `top_k`, `top_p`, `seed`
 -- @tparam[opt] function emit called with pieces of text as they come
 -- @treturn ?string what follows the prompt; nil on other ranks than the first
 function Run:generate(options, emit)
@@ -352,7 +356,7 @@ function Run:asked_to_stop(stopped)
   return asked
 end
 
--- Steps and evaluations until the end, or until Ctrl-C; returns whether it was interrupted.
+-- Steps and evaluations until the end, or until Ctrl-C or SIGTERM; returns whether it was interrupted.
 local function train(self, reporter)
   local a = self.arguments
   while self.step < a.steps do
@@ -381,6 +385,7 @@ function Run:start()
   self.unit = define.kind_of(a.data) == "pairs" and "samples" or "tokens"
   self.tokens_per_step = self.unit == "samples" and a.batch or a.batch * self.context
   local peak_device = peak.device_of(self.device)
+  if a.metrics and self.rank == 0 then access.check(a.metrics, true) end
   local metrics = a.metrics or (settings.metrics ~= "" and settings.metrics) or nil
   local reporter = progress.new {
     steps = a.steps, first = self.step, tokens_per_step = self.tokens_per_step, unit = self.unit,
@@ -394,6 +399,7 @@ function Run:start()
     self.trace_step = math.min(self.first_step + 3, a.steps)   -- the first ones are not typical
     self.say = function(sentence) reporter:say(sentence) end
   end
+  native.run_trains(true)
   local interrupted = train(self, reporter)
   reporter:finish()
   if interrupted then native.interrupted() end
@@ -418,6 +424,7 @@ function Run:start()
     if a.after then a.after(self) end
   end
   if self.cluster then self.cluster:leave() end
+  native.run_trains(false)
   return results
 end
 
@@ -475,11 +482,11 @@ return define.constructor {
       { "batches", "integer", "batches of an evaluation", default = 20, min = 1 },
     } },
     { "sample", "record", "text to write at the end", fields = generate.fields },
-    { "save", "string", "folder for the model, its vocabulary and the training state" },
+    { "save", "string", "folder for the model, its vocabulary and the training state", path = "write" },
     { "save_every", "integer", "steps between saves; 0: at the end and when interrupted", default = 0, min = 0 },
     { "resume", "boolean", "go on exactly where `save` stopped, if it is there", default = false },
-    { "from", "string", "folder of a saved model whose weights it begins with" },
-    { "metrics", "string", "file for one JSON object per report" },
+    { "from", "string", "folder of a saved model whose weights it begins with", path = "read" },
+    { "metrics", "string", "file for one JSON object per report", path = "write" },
     { "after", "function", "function(run), called at the end" },
     { "on_step", "function", "function(run, step), called after each step" },
     { "rendezvous", "string", "where ranks on several machines find each other: \"etcd://host:2379\" (default: "

@@ -152,6 +152,59 @@ TEST_CASE("llm.c's headers are recognised, and checked") {
   CHECK_THAT(error(with_header(20240520, 1, 0, "")), Contains("no tokens"));
 }
 
+TEST_CASE("the token files of a folder are one corpus, in the order of their names") {
+  const Scratch scratch;
+  scratch.put("set/train_10.bin", bytes_of_tokens<uint16_t>({5, 6}));
+  scratch.put("set/train_02.bin", with_header(20240520, 1, 3, bytes_of_tokens<uint16_t>({2, 3, 4})));
+  scratch.put("set/train_01.bin", bytes_of_tokens<uint16_t>({1}));
+  scratch.put("set/val_00.bin", bytes_of_tokens<uint16_t>({7, 8, 9, 10}));
+  scratch.put("set/notes.txt", "a");
+  const auto corpus = Corpus::from_tokens({.path = scratch.path("set"), .holdout = 0.4});
+  CHECK(corpus->files() == 4);
+  CHECK(corpus->tokens() == 10);
+  CHECK(corpus->vocabulary_size() == 11);
+  const TokenView train = corpus->view(Split::train), held = corpus->view(Split::holdout);
+  REQUIRE(train.count == 6);
+  for (int64_t from = 0; from < 6; ++from)
+    for (int64_t n = 0; from + n <= 6; ++n) {
+      std::vector<int32_t> tokens(static_cast<size_t>(n));
+      train.copy(from, n, tokens.data());
+      for (int64_t i = 0; i < n; ++i) CHECK(tokens[static_cast<size_t>(i)] == from + i + 1);
+    }
+  CHECK(held[0] == 7);
+  CHECK(held.part(1, 3)[2] == 10);
+  scratch.put("set/val_01.bin", with_header(20240801, 7, 1, bytes_of_tokens<uint32_t>({1})));
+  CHECK_THAT(error_of([&] { Corpus::from_tokens({.path = scratch.path("set")}); }),
+             Contains("val_01.bin' has tokens of 32 bits") && Contains("train_01.bin' of 16"));
+  scratch.put("none/notes.txt", "a");
+  CHECK_THAT(error_of([&] { Corpus::from_tokens({.path = scratch.path("none")}); }),
+             Contains("holds no token files"));
+}
+
+TEST_CASE("tokens with a vocabulary are read and written as text") {
+  const Scratch scratch;
+  const std::string path = scratch.put("a.bin", bytes_of_tokens<uint16_t>({1, 0, 2}));
+  const Json vocabulary = make_char_tokenizer("cab")->to_json();
+  const auto corpus = Corpus::from_tokens({.path = path, .holdout = 0, .tokenizer = vocabulary});
+  CHECK(corpus->vocabulary_size() == 3);
+  CHECK(text_of(*corpus, Split::train) == "bac");
+  CHECK(Corpus::from_tokens({.path = path, .vocabulary = 8, .tokenizer = vocabulary})->vocabulary_size() ==
+        8);
+  CHECK(Corpus::from_tokens({.path = path, .tokenizer_kind = "byte"})->vocabulary_size() == 256);
+  CHECK_THAT(error_of([&] { Corpus::from_tokens({.path = path, .vocabulary = 2, .tokenizer = vocabulary}); }),
+             Contains("vocab = 2 is less than the 3 tokens"));
+}
+
+TEST_CASE("corpora of one size with different tokens have different fingerprints") {
+  std::vector<int32_t> ids(100'000, 1);
+  const auto same = Corpus::from_ids(ids, 4, 0), again = Corpus::from_ids(ids, 4, 0.5);
+  CHECK(same->fingerprint() == again->fingerprint());
+  std::fill(ids.begin() + 50'000, ids.begin() + 51'000, 2);
+  CHECK(same->fingerprint() != Corpus::from_ids(ids, 4, 0)->fingerprint());
+  CHECK(same->fingerprint() != Corpus::from_ids(ids, 5, 0)->fingerprint());
+  CHECK(Corpus::from_ids({}, 4, 0)->fingerprint() == Corpus::from_ids({}, 4, 0)->fingerprint());
+}
+
 TEST_CASE("token files of odd size, empty ones and wrong widths are refused") {
   const Scratch scratch;
   CHECK_THAT(

@@ -75,6 +75,22 @@ TEST_CASE("writing through a link replaces what it leads to and keeps the link")
   CHECK(S_ISLNK(state.st_mode));
 }
 
+TEST_CASE("a staged file stands beside the old one until it is put in its place") {
+  const Scratch scratch;
+  const std::string path = scratch.put("model", "old");
+  write_file(path, "new", true);
+  CHECK(read_file(path) == "old");
+  CHECK(read_file(staged_path(path)) == "new");
+  drop_staged(path);
+  drop_staged(path);
+  CHECK(scratch.files() == 1);
+  write_file(path, "newer", true);
+  commit_staged(path);
+  CHECK(read_file(path) == "newer");
+  CHECK(scratch.files() == 1);
+  CHECK_THAT(error_of([&] { commit_staged(path); }), StartsWith("environment: cannot put "));
+}
+
 TEST_CASE("folders, devices and missing folders are not written to") {
   const Scratch scratch;
   CHECK_THAT(error_of([&] { write_file(scratch.folder(), "x"); }),

@@ -1,0 +1,121 @@
+--- What the ranks of a run have to agree on, as texts that they compare when they join: a difference that nobody
+-- notices would give them different weights, or have them wait for each other for good.
+local native = require "het.native"
+local define = require "het.define"
+local options = require "het.options"
+local text = require "het.text"
+
+local digest = {}
+
+-- Of het.train: places, names and files, which may differ from machine to machine. That there is a folder to save in
+-- is agreed on beside them: all ranks take part in saving.
+local own_affairs = { data = true, metrics = true, save = true, rendezvous = true, name = true }
+
+local element_bytes = { f32 = 4, bf16 = 2, f16 = 2, i32 = 4, i64 = 8, u8 = 1, u16 = 2 }
+
+-- Of a corpus: where its files are on this machine.
+local places = { path = true, model = true, vocabulary = true }
+
+-- A hash of a tensor's contents, taken piece by piece.
+local function hash_of(tensor)
+  local ffi = require "ffi"
+  tensor = tensor:contiguous()
+  local bytes = tensor:numel() * element_bytes[tensor.dtype]
+  local address, at, hashes = ffi.cast("const char *", tensor:address()), 0, {}
+  while at < bytes do
+    local count = math.min(2 ^ 20, bytes - at)
+    hashes[#hashes + 1] = ("%.0f"):format(native.hash(ffi.string(address + at, count)))
+    at = at + count
+  end
+  return native.hash(table.concat(hashes, " "))
+end
+
+-- The lines of a function of the recipe, or of a file beside it; the library's are the same in each version.
+local function lines_of(fn)
+  local info = debug.getinfo(fn, "S")
+  local path = info.source:match("^@(.*)$")
+  if not path or path:match("^het%.") or native.path_kind(path) ~= "file" then
+    return info.source .. ":" .. info.linedefined
+  end
+  local lines, number = {}, 0
+  for line in (native.read_text(path) .. "\n"):gmatch("([^\n]*)\n") do
+    number = number + 1
+    if number >= info.linedefined and number <= info.lastlinedefined then lines[#lines + 1] = line end
+  end
+  return table.concat(lines, "\n")
+end
+
+local write
+
+local function write_table(value, out, seen)
+  out[#out + 1] = define.kind_of(value) .. " {"
+  if define.kind_of(value) == "layer" then
+    write({ value.class.name, value.arguments, value:own_parameters(), value:children(), value.class.forward }, out,
+      seen)
+  else
+    for _, key in ipairs(text.keys(value)) do
+      out[#out + 1] = "[" .. tostring(key) .. "]"
+      write(value[key], out, seen)
+    end
+  end
+  out[#out + 1] = "}"
+end
+
+function write(value, out, seen)
+  local kind = type(value)
+  if kind == "number" then
+    out[#out + 1] = ("%.17g"):format(value)
+  elseif kind == "string" then
+    out[#out + 1] = ("%q"):format(value)
+  elseif kind == "function" then
+    out[#out + 1] = lines_of(value)
+  elseif kind == "userdata" and pcall(function() return value:numel() end) then
+    out[#out + 1] = ("tensor %s %s %.0f"):format(value.dtype, text.shape(value.shape), hash_of(value))
+  elseif kind ~= "table" then
+    out[#out + 1] = kind == "boolean" and tostring(value) or kind
+  elseif seen[value] then
+    out[#out + 1] = "as before: " .. seen[value]
+  else
+    seen.count = seen.count + 1
+    seen[value] = seen.count
+    write_table(value, out, seen)
+  end
+end
+
+--- Any value of a recipe as text: equal values give equal texts, in every process.
+function digest.text_of(value)
+  local out = {}
+  write(value, out, { count = 0 })
+  return table.concat(out, "\n")
+end
+
+--- What the ranks compare of the recipe: all arguments of the run, and the options of the recipe, which its functions
+-- may use. What is the machine's own is left out, also where an option says it.
+-- @tparam table a arguments of het.train
+function digest.of_recipe(a)
+  local settings = native.settings or {}
+  local compared = { saves = a.save ~= nil, writes = a.sample ~= nil and not settings.quiet,
+    traces = (settings.trace or "") ~= "", arguments = {}, options = {} }
+  local own = {}
+  for name, value in pairs(a) do
+    if own_affairs[name] then own[value] = true else compared.arguments[name] = value end
+  end
+  for name in pairs(places) do own[a.data.arguments[name] or false] = true end
+  for name, value in pairs(options.values()) do
+    if not own[value] then compared.options[name] = value end
+  end
+  return digest.text_of(compared)
+end
+
+--- What the ranks compare of the data.
+-- @param data a corpus or pairs
+function digest.of_data(data)
+  if define.kind_of(data) == "pairs" then return digest.text_of(data) end
+  local compared = { objective = data.objective, vocab = data.vocab, contents = data.native.fingerprint }
+  for name, value in pairs(data.arguments) do
+    if not places[name] then compared[name] = value end
+  end
+  return digest.text_of(compared)
+end
+
+return digest

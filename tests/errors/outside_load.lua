@@ -1,0 +1,3 @@
+local het = require "het"
+local model = het.load "linked"
+return model
