@@ -74,6 +74,7 @@ class Launcher {
     std::vector<std::string> values{fmt::format("RANK={}", rank),
                                     fmt::format("WORLD_SIZE={}", workers),
                                     fmt::format("LOCAL_RANK={}", rank),
+                                    fmt::format("LOCAL_WORLD_SIZE={}", workers),
                                     "MASTER_ADDR=127.0.0.1",
                                     fmt::format("MASTER_PORT={}", endpoint.substr(endpoint.rfind(':') + 1)),
                                     "HETRUN_STORE=" + endpoint,

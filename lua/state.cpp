@@ -52,6 +52,13 @@ std::string real_path(std::string path) {
   return problem ? std::string() : result.string();
 }
 
+// Ranks of this run on this machine, as torchrun, our own launcher or Open MPI say; 1 when nobody does.
+int ranks_here() {
+  for (const char* name : {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"})
+    if (const char* text = std::getenv(name)) return std::clamp(std::atoi(text), 1, 4096);
+  return 1;
+}
+
 }  // namespace
 
 Host& host_of(lua_State* L) {
@@ -96,7 +103,7 @@ void call(lua_State* L, int arguments, int results) {
 
 State::State(const Settings& settings) : settings_(settings) {
   if (settings.threads > 0) set_thread_count(settings.threads);
-  host_.cpu = make_cpu_device();
+  host_.cpu = make_cpu_device({}, ranks_here());
   host_.reference = make_reference_device();
   host_.eager = std::make_unique<Eager>(host_.cpu);
 

@@ -29,6 +29,9 @@ struct KernelRequest {
   uint32_t accumulate = 0;  // bit i: add into output i (only bits that op.accumulates allows)
 };
 
+// Equal for requests that are equal in every respect: they can share a kernel.
+std::string key_of(const KernelRequest& request);
+
 // Addresses of first elements, in the order of the request; null for absent operands.
 struct KernelArguments {
   std::byte* const* inputs;
@@ -60,7 +63,10 @@ class Device {
   virtual ~Device() = default;
   virtual std::string name() const = 0;  // "cpu", "reference"
   virtual std::unique_ptr<Memory> allocate(int64_t bytes) = 0;
-  virtual int64_t available_bytes() const = 0;  // that can be allocated now
+  virtual int64_t available_bytes() const = 0;  // that the machine could give now
+  // Of these what allocate() may still hand out: less what it has handed out and nobody has written to yet,
+  // and this process's share alone where several share the machine.
+  virtual int64_t allowance_bytes() const { return available_bytes(); }
   // Throws Error(usage) when this device has no kernel for the operator or for these types.
   virtual std::unique_ptr<Kernel> prepare(const KernelRequest& request) = 0;
   virtual void copy_in(std::byte* to, const std::byte* host, int64_t bytes) = 0;

@@ -62,10 +62,8 @@ class PacedDevice final : public Device {
     *used_ += bytes;
     return std::make_unique<Counted>(device_->allocate(bytes), used_, bytes);
   }
-  int64_t available_bytes() const override {
-    const int64_t free = device_->available_bytes();
-    return pace_.memory_bytes == 0 ? free : std::min(free, std::max<int64_t>(0, pace_.memory_bytes - *used_));
-  }
+  int64_t available_bytes() const override { return limited(device_->available_bytes()); }
+  int64_t allowance_bytes() const override { return limited(device_->allowance_bytes()); }
   std::unique_ptr<Kernel> prepare(const KernelRequest& request) override {
     std::vector<TensorType> inputs, outputs;
     for (const Layout& layout : request.inputs) inputs.push_back(layout.type);
@@ -88,6 +86,11 @@ class PacedDevice final : public Device {
   }
 
  private:
+  int64_t limited(int64_t bytes) const {
+    return pace_.memory_bytes == 0 ? bytes
+                                   : std::min(bytes, std::max<int64_t>(0, pace_.memory_bytes - *used_));
+  }
+
   // Memory outlives the device when state does: the count is shared.
   class Counted final : public Memory {
    public:

@@ -11,21 +11,6 @@
 namespace het {
 namespace {
 
-constexpr int64_t kAlignment = 64;
-int64_t rounded(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
-// Requests that are equal in every respect share a kernel: the layers of a model repeat.
-std::string key_of(const Compute& compute) {
-  std::string key =
-      fmt::format("{}{}+{}", compute.op->name, to_string(compute.attributes), compute.accumulate);
-  for (const auto* operands : {&compute.inputs, &compute.outputs}) {
-    key += '|';
-    for (const Operand& operand : *operands)
-      key += fmt::format("{}:{};", to_string(operand.layout.type), fmt::join(operand.layout.strides, ","));
-  }
-  return key;
-}
-
 double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
@@ -64,25 +49,24 @@ Executor::Executor(Program program, std::shared_ptr<StateStore> state, std::shar
       continue;
     }
     const auto& compute = std::get<Compute>(instruction);
-    Kernel*& kernel = known[key_of(compute)];
+    std::vector<Layout> inputs, outputs;
+    const auto bare = [](const std::vector<Operand>& operands, std::vector<Layout>& layouts) {
+      for (const Operand& operand : operands) {
+        layouts.push_back(operand.buffer == kAbsent ? Layout{} : operand.layout);
+        layouts.back().offset = 0;
+      }
+    };
+    bare(compute.inputs, inputs);
+    bare(compute.outputs, outputs);
+    const KernelRequest request{*compute.op, compute.attributes, inputs, outputs, compute.accumulate};
+    Kernel*& kernel = known[key_of(request)];  // the layers of a model repeat
     if (kernel == nullptr) {
-      std::vector<Layout> inputs, outputs;
-      const auto bare = [](const std::vector<Operand>& operands, std::vector<Layout>& layouts) {
-        for (const Operand& operand : operands) {
-          layouts.push_back(operand.buffer == kAbsent ? Layout{} : operand.layout);
-          layouts.back().offset = 0;
-        }
-      };
-      bare(compute.inputs, inputs);
-      bare(compute.outputs, outputs);
       kernels_.push_back(with_context(
           [&] {
             return program_.scopes[compute.scope].empty() ? std::string(compute.op->name)
                                                           : "layer " + program_.scopes[compute.scope];
           },
-          [&] {
-            return device.prepare({*compute.op, compute.attributes, inputs, outputs, compute.accumulate});
-          }));
+          [&] { return device.prepare(request); }));
       kernel = kernels_.back().get();
       memory_.workspace = std::max(memory_.workspace, kernel->workspace_bytes());
     }
@@ -93,27 +77,31 @@ Executor::Executor(Program program, std::shared_ptr<StateStore> state, std::shar
   for (const BufferSpec& buffer : program_.buffers) {
     if (buffer.home == Home::state && !state_->has(buffer.name)) new_state += buffer.type.bytes();
     if (buffer.home == Home::pinned || buffer.home == Home::input || buffer.home == Home::output)
-      scratch += rounded(buffer.type.bytes());
+      scratch += aligned(buffer.type.bytes());
   }
-  const int64_t own = rounded(program_.arena_bytes) + scratch + memory_.workspace;
-  const int64_t available = device.available_bytes();
-  if (own + new_state > available)
+  const int64_t own = aligned(program_.arena_bytes) + scratch + memory_.workspace;
+  const int64_t allowance = device.allowance_bytes(), available = device.available_bytes();
+  if (own + new_state > allowance)
     fail_environment(
         "the model does not fit in memory: it needs {} (state {}, activations {}, other {}), {} are "
-        "available on "
-        "{}; a smaller micro-batch, a shorter context or fewer layers would help",
+        "available on {}{}; a smaller micro-batch, a shorter context or fewer layers would help",
         show_bytes(own + new_state), show_bytes(memory_.state), show_bytes(memory_.arena),
-        show_bytes(own - rounded(program_.arena_bytes)), show_bytes(available), device.name());
+        show_bytes(own - aligned(program_.arena_bytes)), show_bytes(allowance), device.name(),
+        // Both were read from a machine that moves on: small differences mean nothing.
+        available - allowance > available / 16
+            ? fmt::format(" (of its {}, the rest is promised to other parts of the run)",
+                          show_bytes(available))
+            : std::string());
 
   arena_ = device.allocate(own);
-  int64_t next = rounded(program_.arena_bytes);
+  int64_t next = aligned(program_.arena_bytes);
   for (const BufferSpec& buffer : program_.buffers) {
     switch (buffer.home) {
       case Home::arena:
         buffer_addresses_.push_back(arena_->address() + std::max<int64_t>(buffer.offset, 0));
         break;
       case Home::state: buffer_addresses_.push_back(state_->require(buffer).memory->address()); break;
-      default: buffer_addresses_.push_back(arena_->address() + next); next += rounded(buffer.type.bytes());
+      default: buffer_addresses_.push_back(arena_->address() + next); next += aligned(buffer.type.bytes());
     }
   }
   workspace_ = arena_->address() + next;
@@ -206,7 +194,7 @@ void Executor::launch(const Call& call) {
     if (!call.starts) {
       const auto begin = std::chrono::steady_clock::now();
       call.collective->wait();
-      usage_.waited += seconds_since(begin);
+      waited_ += seconds_since(begin);
       return;
     }
     state_->device().synchronize();
@@ -223,6 +211,7 @@ int Executor::first_instruction() const {
 bool Executor::run() {
   require_inputs();
   const auto began = std::chrono::steady_clock::now();
+  waited_ = 0;
   const int begin = first_instruction(), end = static_cast<int>(calls_.size());
   for (int i = begin; i < end; ++i) {
     if (i < first_update_ && collectives_.empty() && stop_.load(std::memory_order_relaxed)) {
@@ -232,17 +221,26 @@ bool Executor::run() {
     launch(calls_[i]);
   }
   state_->device().synchronize();
+  finish_run(seconds_since(began));
+  stop_.store(false);  // asked for too late
+  return true;
+}
+
+// A step is done, after `seconds`.
+void Executor::finish_run(double seconds) {
   ++usage_.runs;
-  usage_.seconds += seconds_since(began);
+  usage_.seconds += seconds;
+  usage_.waited += waited_;
   usage_.sent_bytes += sent_bytes_;
   prologue_version_ = state_->version();
   if (changes_parameters_) state_->touch();
-  return true;
 }
 
 std::vector<Executor::Span> Executor::run_timed() {
   require_inputs();
   std::vector<Span> spans(calls_.size());
+  const auto began = std::chrono::steady_clock::now();
+  waited_ = 0;
   const auto seconds = [](std::chrono::steady_clock::time_point time) {
     return std::chrono::duration<double>(time.time_since_epoch()).count();
   };
@@ -254,8 +252,7 @@ std::vector<Executor::Span> Executor::run_timed() {
   }
   for (size_t i = 0; i < calls_.size(); ++i)
     if (calls_[i].starts) spans[i].arrived = seconds(calls_[i].collective->times().finished);
-  prologue_version_ = state_->version();
-  if (changes_parameters_) state_->touch();
+  finish_run(seconds_since(began));
   return spans;
 }
 
@@ -316,50 +313,75 @@ Executor::NonFinite Executor::first_non_finite_step(const Compute& compute) cons
   return {};
 }
 
+// A sentence about the first value of a computation's results that is not finite; empty: all are.
+std::string Executor::non_finite_result(const Compute& compute) const {
+  for (const Operand& operand : compute.outputs) {
+    if (operand.buffer == kAbsent) continue;
+    const Tensor result = copy_of(operand.buffer).view(operand.layout);
+    NonFinite found{-1, first_non_finite(result), 0};
+    if (found.at < 0) continue;
+    found.value = result.at(found.at);
+    std::string_view name = compute.op->name;
+    int32_t at_scope = compute.scope;
+    if (!compute.step_scopes.empty()) {
+      const NonFinite inside = first_non_finite_step(compute);
+      if (inside.step >= 0) {
+        found = inside;
+        name = name_of(decode(compute.attributes, compute.inputs.size()).steps[found.step].code);
+        at_scope = compute.step_scopes[found.step];
+      }
+    }
+    const std::string& scope = program_.scopes[at_scope];
+    return fmt::format(
+        "'{}' in layer {} ({} pass{}) gave {} at element {} of {}", name,
+        scope.empty() ? "(no layer)" : scope, name_of(compute.phase),
+        compute.microbatch < 0 ? std::string() : fmt::format(", micro-batch {}", compute.microbatch + 1),
+        found.value, found.at, to_string(operand.layout.type));
+  }
+  return {};
+}
+
+// The same of what a collective brought.
+std::string Executor::non_finite_arrival(const Start& start) const {
+  if (start.out.buffer == kAbsent) return {};
+  const Tensor result = copy_of(start.out.buffer).view(start.out.layout);
+  const int64_t at = first_non_finite(result);
+  if (at < 0) return {};
+  return fmt::format("another rank's part in '{}' made it {} at element {} of {}", start.request.label,
+                     result.at(at), at, to_string(start.out.layout.type));
+}
+
 std::string Executor::find_non_finite() {
   require_inputs();
-  for (size_t b = 0; b < program_.buffers.size(); ++b) {
+  std::string found;
+  for (size_t b = 0; b < program_.buffers.size() && found.empty(); ++b) {
     const BufferSpec& buffer = program_.buffers[b];
     if (buffer.home != Home::state && buffer.home != Home::input) continue;
     if (first_non_finite(copy_of(static_cast<BufferId>(b))) >= 0)
-      return fmt::format("{} '{}' holds a value that is not finite before the step",
-                         buffer.home == Home::input ? "input"
-                         : buffer.trained           ? "parameter"
-                                                    : "state",
-                         buffer.name);
+      found = fmt::format("{} '{}' holds a value that is not finite before the step",
+                          buffer.home == Home::input ? "input"
+                          : buffer.trained           ? "parameter"
+                                                     : "state",
+                          buffer.name);
   }
-  std::string found;
-  for (int i = 0; i < first_update_; ++i) {
+  // Other ranks wait for this one's collectives, found or not: the walk goes on to the end. Collectives of
+  // the backward pass may be awaited in the midst of the update.
+  const auto& instructions = program_.instructions;
+  for (int i = 0; i < static_cast<int>(calls_.size()); ++i) {
+    const auto* compute = std::get_if<Compute>(&instructions[i]);
+    const auto* await = std::get_if<Await>(&instructions[i]);
+    const auto* start = std::get_if<Start>(&instructions[await == nullptr ? i : await->start]);
+    const Phase phase = compute != nullptr ? compute->phase : start->phase;
+    if (phase == Phase::update && i >= program_.prologue) continue;
     launch(calls_[i]);
     state_->device().synchronize();
-    if (calls_[i].kernel == nullptr || !found.empty()) continue;
-    const auto& compute = std::get<Compute>(program_.instructions[i]);
-    for (const Operand& operand : compute.outputs) {
-      if (operand.buffer == kAbsent) continue;
-      const Tensor whole = copy_of(operand.buffer);
-      int64_t at = first_non_finite(whole.view(operand.layout));
-      if (at < 0) continue;
-      double value = whole.view(operand.layout).at(at);
-      std::string_view name = compute.op->name;
-      int32_t at_scope = compute.scope;
-      if (!compute.step_scopes.empty()) {
-        const NonFinite found = first_non_finite_step(compute);
-        if (found.step >= 0) {
-          name = name_of(decode(compute.attributes, compute.inputs.size()).steps[found.step].code);
-          at_scope = compute.step_scopes[found.step];
-          at = found.at;
-          value = found.value;
-        }
-      }
-      const std::string& scope = program_.scopes[at_scope];
-      return fmt::format(
-          "'{}' in layer {} ({} pass{}) gave {} at element {} of {}", name,
-          scope.empty() ? "(no layer)" : scope, name_of(compute.phase),
-          compute.microbatch < 0 ? std::string() : fmt::format(", micro-batch {}", compute.microbatch + 1),
-          value, at, to_string(operand.layout.type));
-    }
+    if (!found.empty()) continue;
+    if (compute != nullptr)
+      found = non_finite_result(*compute);
+    else if (await != nullptr)
+      found = non_finite_arrival(*start);
   }
-  return {};
+  return found;
 }
 
 }  // namespace het

@@ -16,9 +16,9 @@ namespace het {
 
 class Executor {
  public:
-  // Prepares every kernel, checks that the memory is there (Error(environment) names needed and available
-  // bytes, before anything is allocated), then allocates. A program that communicates needs `groups`: all its
-  // ranks make their executors in the same order.
+  // Prepares every kernel, checks that the device allows the memory (Error(environment) names needed and
+  // available bytes, before anything is allocated), then allocates. A program that communicates needs
+  // `groups`: all its ranks make their executors in the same order.
   Executor(Program program, std::shared_ptr<StateStore> state, std::shared_ptr<Groups> groups = nullptr);
   ~Executor();
 
@@ -30,15 +30,16 @@ class Executor {
   Tensor read(const std::string& output) const;  // a copy of an output of the last run
 
   // Run forward and backward again on the same inputs, without the update, checking every result: a sentence
-  // naming the first layer and operator that made a NaN or an infinity from finite operands; empty: none did.
+  // naming the first layer and operator that made a NaN or an infinity from finite operands, or what arrived
+  // so from another rank; empty: neither. All ranks of a step call it together.
   std::string find_non_finite();
 
-  // Ask a running step to stop at the next instruction. From any thread or a signal handler. A step that
-  // other ranks take part in goes on to its end.
+  // Ask the running step, or the coming one, to stop at the next instruction. From any thread or a signal
+  // handler. A step that other ranks take part in, or that has come to its update, goes on to its end.
   void request_stop() { stop_.store(true, std::memory_order_relaxed); }
 
-  // Of all runs so far: how long they took, how much of that was waiting for other ranks, and the bytes
-  // handed to them (of a collective its operand's).
+  // Of all runs so far, timed ones too: how long they took, how much of that was waiting for other ranks, and
+  // the bytes handed to them (of a collective its operand's).
   struct Usage {
     int64_t runs = 0, sent_bytes = 0;
     double seconds = 0, waited = 0;
@@ -64,23 +65,28 @@ class Executor {
   void prepare_communication();
   std::byte* address(const Operand& operand) const;
   void require_inputs() const;
-  Usage usage_;
-  int64_t sent_bytes_ = 0;        // in one run
   int first_instruction() const;  // skips the prologue while the state has not changed
+  void finish_run(double seconds);
   Tensor copy_of(BufferId buffer) const;
   struct NonFinite;
   NonFinite first_non_finite_step(const Compute& compute) const;
+  std::string non_finite_result(const Compute& compute) const;
+  std::string non_finite_arrival(const Start& start) const;
 
   Program program_;
   std::shared_ptr<StateStore> state_;
   MemoryUse memory_;
+  Usage usage_;
+  int64_t sent_bytes_ = 0;  // in one run
+  double waited_ = 0;       // seconds, since the last run began
   std::vector<std::unique_ptr<Kernel>> kernels_;
+  std::unique_ptr<Memory>
+      arena_;  // arena, then pinned, inputs, outputs, then workspace; outlives collectives
   std::shared_ptr<Groups> groups_;
   std::vector<std::unique_ptr<Collective>> collectives_;
   std::vector<Call> calls_;
   std::vector<std::byte*> addresses_;  // operands of all calls, one after the other
   std::vector<std::byte*> buffer_addresses_;
-  std::unique_ptr<Memory> arena_;  // arena, then pinned, inputs, outputs, then workspace
   std::byte* workspace_ = nullptr;
   std::vector<bool> written_;  // of buffers: inputs that have been written
   int first_update_ = -1;      // instruction from which a step can no longer be stopped

@@ -9,8 +9,7 @@
 namespace het {
 namespace {
 
-constexpr int64_t kAlignment = 64;  // bytes
-constexpr int kBlock = 64;          // instructions in one block of time
+constexpr int kBlock = 64;  // instructions in one block of time
 
 struct Life {
   int first = -1, last = -1;
@@ -27,8 +26,6 @@ std::vector<Life> lives_of(const Program& program) {
   }
   return lives;
 }
-
-int64_t rounded(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 }  // namespace
 
@@ -55,10 +52,10 @@ void place_buffers(Program& program) {
         seen[other] = b;
         if (lives[other].first > life.last || lives[other].last < life.first) continue;
         const BufferSpec& spec = program.buffers[other];
-        taken.emplace_back(spec.offset, spec.offset + rounded(spec.type.bytes()));
+        taken.emplace_back(spec.offset, spec.offset + aligned(spec.type.bytes()));
       }
     std::sort(taken.begin(), taken.end());
-    const int64_t bytes = rounded(program.buffers[b].type.bytes());
+    const int64_t bytes = aligned(program.buffers[b].type.bytes());
     int64_t offset = 0;
     for (const auto& [begin, end] : taken) {
       if (begin - offset >= bytes) break;

@@ -24,15 +24,21 @@ std::string_view name_of(Home home);
 
 using BufferId = int32_t;
 
+// Buffers begin at multiples of this many bytes, and take up multiples of it.
+inline constexpr int64_t kBufferAlignment = 64;
+inline int64_t aligned(int64_t bytes) {
+  return (bytes + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment;
+}
+
 struct BufferSpec {
   std::string name;  // of state, inputs and outputs; a hint otherwise
   TensorType type;   // as allocated, contiguous
   Home home = Home::arena;
-  int microbatch = -1;   // of inputs: which micro-batch; -1: the whole step
-  Initial initial;       // of state
-  bool trained = false;  // of state: a parameter
+  int microbatch = -1;         // of inputs: which micro-batch; -1: the whole step
+  Initial initial;             // of state
+  bool trained = false;        // of state: a parameter
   std::optional<Shard> shard;  // of state: the part of a tensor that this rank holds
-  int64_t offset = -1;   // of arena buffers: bytes from the start of the arena, set by place_buffers
+  int64_t offset = -1;         // of arena buffers: bytes from the start of the arena, set by place_buffers
 };
 
 // A view of a buffer. buffer == kAbsent: an optional operand that is not there.

@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <numeric>
 
 #include "core/base/error.h"
@@ -12,7 +13,9 @@
 #include "core/ops/op.h"
 #include "core/tensor/tensor.h"
 #include "kernels/cpu/device.h"
+#include "kernels/cpu/memory.h"
 #include "kernels/reference/device.h"
+#include "tests/unit/io/scratch.h"
 
 namespace het {
 namespace {
@@ -397,6 +400,57 @@ TEST_CASE("available memory is known and within the machine", "[cpu]") {
   const int64_t bytes = make_cpu_device()->available_bytes();
   CHECK(bytes > 0);
   CHECK(bytes < int64_t{1} << 50);
+}
+
+TEST_CASE("memory handed out and not yet written to is not promised again", "[cpu]") {
+  const auto device = make_cpu_device();
+  const int64_t before = device->allowance_bytes();
+  const auto untouched = device->allocate(before / 2);
+  // Others use the machine meanwhile: a quarter is left to them.
+  CHECK(device->allowance_bytes() < before - before / 4);
+  CHECK(device->available_bytes() > before - before / 4);
+
+  const auto block = device->allocate(int64_t{64} << 20);
+  CHECK(cpu::untouched_bytes(block->address(), int64_t{64} << 20) > int64_t{48} << 20);
+  std::memset(block->address(), 1, int64_t{64} << 20);
+  CHECK(cpu::untouched_bytes(block->address(), int64_t{64} << 20) == 0);
+}
+
+TEST_CASE("ranks of one machine share its memory", "[cpu]") {
+  const auto whole = make_cpu_device(), quarter = make_cpu_device({}, 4);
+  const int64_t share = quarter->allowance_bytes();
+  CHECK(share > 0);
+  CHECK(share < whole->allowance_bytes() / 2);
+  const auto block = quarter->allocate(share / 2);
+  CHECK(quarter->allowance_bytes() <= share - share / 2);
+}
+
+TEST_CASE("a control group's file pages count as free, on every level", "[cpu]") {
+  const testing::Scratch root;  // stands for /
+  CHECK(cpu::available_memory(root.folder()) == std::numeric_limits<int64_t>::max());
+  root.put("/proc/meminfo", "MemTotal: 4000 kB\nMemFree: 100 kB\nMemAvailable: 3000 kB\n");
+  CHECK(cpu::available_memory(root.folder()) == 3000 * 1024);
+  SECTION("version 2") {
+    root.put("/proc/self/cgroup", "0::/outer/inner\n");
+    const std::string outer = "/sys/fs/cgroup/outer", inner = outer + "/inner";
+    root.put(inner + "/memory.max", "max\n");
+    root.put(inner + "/memory.current", "70000\n");
+    root.put(outer + "/memory.max", "100000\n");
+    root.put(outer + "/memory.current", "90000\n");
+    CHECK(cpu::available_memory(root.folder()) == 10000);
+    root.put(outer + "/memory.stat", "anon 20000\nfile 70000\nactive_file 30000\ninactive_file 40000\n");
+    CHECK(cpu::available_memory(root.folder()) == 50000);
+    root.put(inner + "/memory.max", "80000\n");
+    CHECK(cpu::available_memory(root.folder()) == 10000);
+  }
+  SECTION("version 1") {
+    root.put("/proc/self/cgroup", "5:cpu:/elsewhere\n4:memory:/job\n");
+    const std::string job = "/sys/fs/cgroup/memory/job";
+    root.put(job + "/memory.limit_in_bytes", "100000\n");
+    root.put(job + "/memory.usage_in_bytes", "90000\n");
+    root.put(job + "/memory.stat", "inactive_file 1000\ntotal_inactive_file 40000\n");
+    CHECK(cpu::available_memory(root.folder()) == 50000);
+  }
 }
 
 }  // namespace

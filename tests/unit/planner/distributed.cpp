@@ -1,5 +1,7 @@
 // Plans do not change results: programs of all ranks of random plans, run by threads, against one device.
+#include <array>
 #include <catch2/catch.hpp>
+#include <functional>
 #include <limits>
 #include <random>
 #include <thread>
@@ -131,8 +133,7 @@ Tensor tokens_of(int step, int m, int what) {
   return tensor;
 }
 
-Outcome train(Executor& executor, int microbatches) {
-  Outcome outcome;
+void write_inputs(Executor& executor, int step, int microbatches) {
   const auto& buffers = executor.program().buffers;
   const DType dtype = std::find_if(buffers.begin(), buffers.end(), [](const BufferSpec& buffer) {
                         return buffer.name == "lr";
@@ -143,22 +144,25 @@ Outcome train(Executor& executor, int microbatches) {
     for (const double value : values) tensor.set(i++, value);
     return tensor;
   };
+  const int first = executor.program().first_microbatch;
+  for (int m = 0; m < executor.program().microbatches; ++m) {
+    executor.write("tokens", tokens_of(step, first + m, 0), m);
+    executor.write("labels", tokens_of(step, first + m, 1), m);
+    executor.write(
+        "counter",
+        scalar(DType::i64, {2}, {static_cast<double>(step), static_cast<double>((first + m) * kSamples)}), m);
+  }
+  executor.write("scale",
+                 scalar(dtype, {1}, {1.0 / static_cast<double>(microbatches * kSamples * kContext)}));
+  executor.write("order", scalar(DType::i32, {kContext}, {0, 1, 2, 3, 4, 5, 6, 7}));
+  executor.write("lr", scalar(dtype, {}, {1e-2}));
+  executor.write("step", scalar(DType::i64, {}, {static_cast<double>(step)}));
+}
+
+Outcome train(Executor& executor, int microbatches) {
+  Outcome outcome;
   for (int step = 1; step <= kSteps; ++step) {
-    const int first = executor.program().first_microbatch;
-    for (int m = 0; m < executor.program().microbatches; ++m) {
-      executor.write("tokens", tokens_of(step, first + m, 0), m);
-      executor.write("labels", tokens_of(step, first + m, 1), m);
-      if (executor.program().buffers.size() > 0)
-        executor.write(
-            "counter",
-            scalar(DType::i64, {2}, {static_cast<double>(step), static_cast<double>((first + m) * kSamples)}),
-            m);
-    }
-    executor.write("scale",
-                   scalar(dtype, {1}, {1.0 / static_cast<double>(microbatches * kSamples * kContext)}));
-    executor.write("order", scalar(DType::i32, {kContext}, {0, 1, 2, 3, 4, 5, 6, 7}));
-    executor.write("lr", scalar(dtype, {}, {1e-2}));
-    executor.write("step", scalar(DType::i64, {}, {static_cast<double>(step)}));
+    write_inputs(executor, step, microbatches);
     executor.run();
     outcome.losses.push_back(executor.read("loss").at(0));
     outcome.norms.push_back(executor.read("norm").at(0));
@@ -184,13 +188,13 @@ int microbatches_of(const Plan& plan) {
   return count;
 }
 
-// What each rank has in the end, or the error that it ended with.
-std::vector<Outcome> together(const Graph& graph, const Plan& plan, int ranks,
-                              std::vector<std::string>& errors) {
-  std::vector<Outcome> outcomes(ranks);
-  errors.assign(static_cast<size_t>(ranks), "");
+// Runs `work` on every rank of the plan, each in a thread of its own; the error that each ended with, or "".
+std::vector<std::string> on_ranks(const Graph& graph, const Plan& plan, int ranks,
+                                  std::chrono::seconds timeout,
+                                  const std::function<void(int rank, Executor&)>& work) {
+  std::vector<std::string> errors(ranks);
   LoopbackOptions options;
-  options.patience.timeout = std::chrono::seconds(60);
+  options.patience.timeout = timeout;
   auto fabrics = make_loopback(ranks, options);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank)
@@ -200,13 +204,23 @@ std::vector<Outcome> together(const Graph& graph, const Plan& plan, int ranks,
         const auto problems = verify(program);
         if (!problems.empty()) fail_usage("{}", fmt::join(problems, "\n"));
         Executor executor(std::move(program), reference_state(3), std::make_shared<Groups>(fabrics[rank]));
-        outcomes[rank] = train(executor, microbatches_of(plan));
+        work(rank, executor);
       } catch (const std::exception& error) {
         errors[rank] = error.what();
         fabrics[rank]->abort(error.what());
       }
     });
   for (auto& thread : threads) thread.join();
+  return errors;
+}
+
+// What each rank has in the end, or the error that it ended with.
+std::vector<Outcome> together(const Graph& graph, const Plan& plan, int ranks,
+                              std::vector<std::string>& errors) {
+  std::vector<Outcome> outcomes(ranks);
+  errors = on_ranks(graph, plan, ranks, std::chrono::seconds(60), [&](int rank, Executor& executor) {
+    outcomes[rank] = train(executor, microbatches_of(plan));
+  });
   return outcomes;
 }
 
@@ -306,4 +320,56 @@ TEST_CASE("random plans train the model that one device trains", "[distributed]"
                        << to_lua(simplest));
   }
   WARN("largest difference over " << trials << " plans in " << name_of(dtype) << ": " << worst);
+}
+
+TEST_CASE("ranks look for what is not finite together, and can go on afterwards", "[distributed]") {
+  const Graph model = small_model(false, DType::f64);
+  Plan plan;
+  plan.microbatch = kSamples;
+  plan.sharded_optimizer = GENERATE(false, true);
+  const auto stage = [](const char* device, int first, int layers) {
+    Stage stage;
+    stage.devices = {device};
+    stage.first_layer = first;
+    stage.layers = layers;
+    return stage;
+  };
+  plan.pipelines = {{2, {stage("d:0", 0, 3), stage("d:1", 3, kLayers - 3)}}, {1, {stage("d:2", 0, kLayers)}}};
+  const std::string spoilt = GENERATE("parameter", "input");
+  INFO((plan.sharded_optimizer ? "sharded optimizer, " : "") << spoilt);
+  std::vector<std::string> found(3);
+  std::vector<double> losses(3);
+  std::array<bool, 3> counted{};
+  const auto errors = on_ranks(model, plan, 3, std::chrono::seconds(10), [&](int rank, Executor& executor) {
+    write_inputs(executor, 1, 3);
+    const std::string weight = "blocks.0.up.weight";
+    Tensor before;
+    if (spoilt == "input" && rank == 2) executor.write("scale", Tensor::of<double>({NAN}, {1}));
+    if (spoilt == "parameter" && rank == 0) {
+      before = executor.state().read(weight);
+      Tensor huge(before.type());
+      for (int64_t i = 0; i < huge.elements(); ++i) huge.set(i, 1e250 * before.at(i));
+      executor.state().write(weight, huge);
+    }
+    found[rank] = executor.find_non_finite();
+    if (before.present()) executor.state().write(weight, before);
+    write_inputs(executor, 1, 3);
+    const double waited = executor.usage().waited;
+    executor.run();
+    losses[rank] = executor.read("loss").at(0);
+    counted[rank] = waited == 0 && executor.usage().runs == 1 && executor.usage().waited > 0;
+  });
+  CHECK(errors == std::vector<std::string>(3));
+  for (const bool right : counted) CHECK(right);
+  const int finder = spoilt == "input" ? 2 : 0;
+  CHECK_THAT(found[finder], Catch::Contains(spoilt == "input" ? "input 'scale' holds a value" : " gave "));
+  // With sharded optimizer state rank 1 sums what it keeps with rank 2 alone, and their layers are sound.
+  const int sound = spoilt == "parameter" && plan.sharded_optimizer ? 1 : -1;
+  for (int rank = 0; rank < 3; ++rank) {
+    if (rank == sound)
+      CHECK(found[rank].empty());
+    else if (rank != finder)
+      CHECK_THAT(found[rank], Catch::StartsWith("another rank's part in "));
+  }
+  for (const double loss : losses) CHECK(loss == Approx(alone(model, 3).losses[0]).epsilon(1e-12));
 }

@@ -1,0 +1,165 @@
+#include "core/program/executor.h"
+
+#include <atomic>
+#include <catch2/catch.hpp>
+#include <cstdlib>
+#include <functional>
+#include <new>
+
+#include "core/base/error.h"
+#include "core/graph/fuse.h"
+#include "core/ops/op.h"
+#include "kernels/cpu/device.h"
+#include "tests/unit/core/testing.h"
+
+using namespace het;
+using namespace het::testing;
+
+namespace {
+
+// What the process asked operator new for while `counting`, on any thread.
+std::atomic<bool> counting{false};
+std::atomic<int> allocations{0};
+
+void* counted(std::size_t bytes, std::size_t alignment) {
+  if (counting) ++allocations;
+  const std::size_t rounded = (std::max<std::size_t>(bytes, 1) + alignment - 1) / alignment * alignment;
+  if (void* memory = std::aligned_alloc(alignment, rounded)) return memory;
+  throw std::bad_alloc();
+}
+
+// The reference device, with a say in what memory it allows and a call before each kernel that runs.
+class Watched final : public Device {
+ public:
+  std::function<void(std::string_view op)> before_kernel = [](std::string_view) {};
+  int64_t available = int64_t{1} << 40, allowance = int64_t{1} << 40;
+
+  std::string name() const override { return "watched"; }
+  std::unique_ptr<Memory> allocate(int64_t bytes) override { return device_->allocate(bytes); }
+  int64_t available_bytes() const override { return available; }
+  int64_t allowance_bytes() const override { return allowance; }
+  std::unique_ptr<Kernel> prepare(const KernelRequest& request) override {
+    std::shared_ptr<Kernel> kernel = device_->prepare(request);
+    return make_kernel(
+        [this, kernel, op = request.op.name](const KernelArguments& arguments) {
+          before_kernel(op);
+          kernel->run(arguments);
+        },
+        kernel->workspace_bytes());
+  }
+  void copy_in(std::byte* to, const std::byte* host, int64_t bytes) override {
+    device_->copy_in(to, host, bytes);
+  }
+  void copy_out(std::byte* host, const std::byte* from, int64_t bytes) override {
+    device_->copy_out(host, from, bytes);
+  }
+
+ private:
+  std::shared_ptr<Device> device_ = make_reference_device();
+};
+
+// loss = Σ (x wᵀ)², one step of SGD with an lr that is an input.
+Graph trained_matrix(DType compute = DType::f32) {
+  Graph graph;
+  GraphBuilder b(graph);
+  const ValueId x = b.input("x", {compute, {4, 6}});
+  const ValueId w = b.parameter("w", {DType::f32, {6, 6}}, {Initial::Kind::normal, 0.5});
+  const ValueId used =
+      compute == DType::f32 ? w : b.call("cast", {w}, {{"dtype", std::string(name_of(compute))}});
+  const ValueId y = b.call("linear", {x, used});
+  const ValueId loss =
+      b.call("sum", {b.call("square", {y})}, {{"dims", std::vector<int64_t>{0, 1}}, {"dtype", "f32"}});
+  b.output("loss", loss);
+  const auto gradients = differentiate(graph, loss);
+  b.set_phase(Phase::update);
+  const ValueId lr = b.input("lr", {DType::f32, {}}, true);
+  const auto norm = b.call_all(op_named("global_norm"), {gradients.at(w)}, {{"max_norm", 0.0}});
+  b.call_all(op_named("sgd"), {w, kAbsent, gradients.at(w), lr, norm[1]},
+             {{"momentum", 0.0}, {"weight_decay", 0.0}, {"nesterov", false}});
+  return graph;
+}
+
+void write_inputs(Executor& executor) {
+  for (int m = 0; m < executor.program().microbatches; ++m)
+    executor.write("x", wave({DType::f32, {4, 6}}, 0.5 + m), m);
+  executor.write("lr", Tensor::of<float>({0.01F}, {}));
+}
+
+}  // namespace
+
+void* operator new(std::size_t bytes) { return counted(bytes, alignof(std::max_align_t)); }
+void* operator new[](std::size_t bytes) { return counted(bytes, alignof(std::max_align_t)); }
+void* operator new(std::size_t bytes, std::align_val_t alignment) {
+  return counted(bytes, static_cast<std::size_t>(alignment));
+}
+void* operator new[](std::size_t bytes, std::align_val_t alignment) {
+  return counted(bytes, static_cast<std::size_t>(alignment));
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+
+TEST_CASE("a step allocates nothing", "[executor]") {
+  for (const auto& device : {make_cpu_device(), make_reference_device()}) {
+    INFO(device->name());
+    Executor executor(lower_single(fuse(trained_matrix(DType::bf16)), 3),
+                      std::make_shared<StateStore>(device, 1));
+    write_inputs(executor);
+    executor.run();  // a thread's first work may make what it keeps
+    allocations = 0;
+    counting = true;
+    for (int step = 0; step < 3; ++step) executor.run();
+    counting = false;
+    CHECK(allocations == 0);
+    counting = true;
+    const std::vector<int> more(100);
+    counting = false;
+    CHECK(allocations == 1);
+  }
+}
+
+TEST_CASE("a stop that comes when the update has begun does not stop the next step", "[executor]") {
+  const auto device = std::make_shared<Watched>();
+  Executor executor(lower_single(trained_matrix()), std::make_shared<StateStore>(device, 1));
+  write_inputs(executor);
+  const auto before = values_of(executor.state().read("w"));
+  device->before_kernel = [&](std::string_view op) {
+    if (op == "sgd") executor.request_stop();
+  };
+  CHECK(executor.run());
+  CHECK(values_of(executor.state().read("w")) != before);
+  CHECK(executor.run());
+}
+
+TEST_CASE("a timed run counts as a run, a search for what is not finite does not", "[executor]") {
+  Executor executor(lower_single(trained_matrix()), reference_state());
+  write_inputs(executor);
+  CHECK(executor.run());
+  const double once = executor.usage().seconds;
+  executor.run_timed();
+  CHECK(executor.usage().runs == 2);
+  CHECK(executor.usage().seconds > once);
+  const double twice = executor.usage().seconds;
+  CHECK(executor.find_non_finite().empty());
+  CHECK(executor.usage().runs == 2);
+  CHECK(executor.usage().seconds == twice);
+}
+
+TEST_CASE("a model must fit in what the device allows, not in what the machine has", "[executor]") {
+  const auto device = std::make_shared<Watched>();
+  device->available = int64_t{64} << 20;
+  device->allowance = 100;
+  const Program program = lower_single(trained_matrix());
+  CHECK_THROWS_WITH(Executor(program, std::make_shared<StateStore>(device, 1)),
+                    Catch::Contains("100 B are available on watched (of its 64 MiB, the rest is promised"));
+  device->allowance = 100000;
+  CHECK_NOTHROW(Executor(program, std::make_shared<StateStore>(device, 1)));
+  device->allowance = device->available = 100;
+  CHECK_THROWS_WITH(Executor(program, std::make_shared<StateStore>(device, 1)),
+                    Catch::Contains("100 B are available on watched; a smaller"));
+}
