@@ -273,7 +273,13 @@ std::vector<LayerMemory> memory_by_layer(const Program& program) {
     return static_cast<double>(program.buffers[static_cast<size_t>(buffer)].type.bytes());
   };
   std::vector<int> maker(program.buffers.size(), -1);  // the layer whose forward pass touches it first
-  std::vector<bool> touched(program.buffers.size());
+  std::vector<bool> touched(program.buffers.size()), weights(program.buffers.size());
+  for (size_t b = 0; b < program.buffers.size(); ++b) weights[b] = program.buffers[b].trained;
+  for (int i = 0; i < program.prologue; ++i) {  // copies of parameters in a lower precision
+    const auto& own = std::get<Compute>(program.instructions[static_cast<size_t>(i)]);
+    if (any_buffer(own.inputs, weights))
+      each_buffer(own.outputs, [&](BufferId buffer) { weights[static_cast<size_t>(buffer)] = true; });
+  }
   std::vector<std::set<int>> used(program.buffers.size());  // in the backward pass
   for (size_t i = 0; i < shares.size(); ++i) {
     const auto& own = std::get<Compute>(program.instructions[i]);
@@ -301,7 +307,7 @@ std::vector<LayerMemory> memory_by_layer(const Program& program) {
   for (size_t b = 0; b < program.buffers.size(); ++b) {
     const BufferSpec& spec = program.buffers[b];
     const auto buffer = static_cast<BufferId>(b);
-    if (spec.trained || spec.home == Home::pinned)
+    if (weights[b])
       for (const int layer : readers[b]) at(layer).weights += bytes(buffer);
     const bool scratch = spec.home == Home::arena || is_cut(spec);
     if (scratch && maker[b] >= 0 && !used[b].empty())

@@ -175,7 +175,10 @@ local function kept_of(path, graph, request, place, again)
   end
   local same = not again
   for _, device in ipairs(before.devices) do
-    if device.type == place.type and device.name ~= place.name then same = false end
+    if device.type == place.type and device.name ~= place.name then
+      same = false
+      native.write("stderr", ("%s was %s, now it is %s: measured again\n"):format(place.type, device.name, place.name))
+    end
   end
   for _, name in ipairs { "points", "devices" } do
     for _, entry in ipairs(before[name]) do
