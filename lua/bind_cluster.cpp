@@ -67,6 +67,7 @@ struct Cluster {
 };
 
 std::shared_ptr<Groups> groups_of(const ClusterHandle& cluster) { return cluster->groups; }
+Communicator& world_of(const ClusterHandle& cluster) { return cluster->world(); }
 
 namespace {
 

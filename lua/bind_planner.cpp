@@ -105,8 +105,10 @@ Request request_at(lua_State* L, const Graph& graph, int index) {
   lua_getfield(L, index, "additions");
   if (lua_istable(L, -1)) request.additions = additions_at(L, lua_gettop(L));
   lua_pop(L, 1);
-  if (const auto path = field<std::string>(L, index, "profile"))
-    request.profile = planner::profile_from_json(read_json(*path), *path);
+  if (const auto path = field<std::string>(L, index, "profile")) {
+    request.profile = planner::read_profile(*path, request.model);
+    planner::apply_links(request.profile, request.cluster);
+  }
   int most = 1;
   for (const planner::Node& node : request.cluster.nodes) most = std::max(most, node.devices);
   request.tensors = planner::tensor_degrees_of(graph, std::min(most, kMostTensor));
@@ -150,7 +152,15 @@ Json json_of(const planner::PlanReport& report) {
                                    {"free_bytes", device.free_bytes},
                                    {"busy_share", device.busy_share},
                                    {"why", device.why}});
+  Json::Array sources;
+  for (const planner::SourceReport& source : report.sources)
+    sources.push_back(Json::Object{{"type", source.type},
+                                   {"layers_measured", source.layers_measured},
+                                   {"layers_interpolated", source.layers_interpolated},
+                                   {"layers_estimated", source.layers_estimated},
+                                   {"link_measured", source.link_measured}});
   return Json::Object{{"devices", std::move(devices)},
+                      {"sources", std::move(sources)},
                       {"idle", Json::Array(report.idle.begin(), report.idle.end())},
                       {"step_seconds", report.step_seconds},
                       {"tokens_per_second", report.tokens_per_second},

@@ -32,6 +32,8 @@ const std::vector<Subcommand>& subcommands() {
       {"plan", "RECIPE [--cluster=FILE ...]", "find the best plan for a cluster and explain it; --help"},
       {"simulate", "RECIPE [--cluster=FILE ...]",
        "what the recipe's own plan does in a step, simulated; or measured plans: --help"},
+      {"profile", "RECIPE [--out=FILE ...]",
+       "measure the recipe's layers and links on this machine, for plans; --help"},
       {"docs", "FOLDER", "write the pages of the Lua library, and editor stubs"},
   };
   return list;

@@ -38,9 +38,11 @@ int run(int argc, char** argv) {
   const CommandLine line = parse_command_line(argc, argv);
   if (line.exit_code) return *line.exit_code;
   if (line.settings.workers > 0) {
-    if (!is_file(line.command))
+    const bool profiles = line.command == "profile" && !line.arguments.empty();
+    const std::string& recipe = profiles ? line.arguments[0] : line.command;
+    if (!is_file(recipe))
       het::fail_usage("--workers {} needs a recipe to run{}", line.settings.workers,
-                      line.command.empty() ? "" : fmt::format("; there is no file '{}'", line.command));
+                      recipe.empty() ? "" : fmt::format("; there is no file '{}'", recipe));
     return launch(line.settings.workers, without_workers(argc, argv));
   }
   install_interrupt_handler();

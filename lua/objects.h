@@ -83,9 +83,11 @@ void add_data(lua_State* L);
 void add_system(lua_State* L);
 void add_cluster(lua_State* L);
 void add_planner(lua_State* L);
+void add_profile(lua_State* L);
 
-// The communicators of a run's ranks.
+// The communicators of a run's ranks, and that of all of them.
 std::shared_ptr<Groups> groups_of(const ClusterHandle& cluster);
+Communicator& world_of(const ClusterHandle& cluster);
 
 }  // namespace het::lua
 

@@ -120,6 +120,7 @@ State::State(const Settings& settings) : settings_(settings) {
   add_system(L_);
   add_cluster(L_);
   add_planner(L_);
+  add_profile(L_);
   set_functions(L_, "native.", {bind<&real_path>("resolve")});
   lua_newtable(L_);
   set_field(L_, "quiet", settings.quiet);

@@ -18,7 +18,7 @@ double CostTable::forward_seconds(int node, int first, int last) const {
 double CostTable::backward_seconds(int node, int first, int last, bool recompute) const {
   const NodeCosts& costs = nodes[static_cast<size_t>(node)];
   return range(costs.input, first, last) + range(costs.weight, first, last) +
-         (recompute ? range(costs.forward, first, last) : 0);
+         (recompute ? range(costs.recompute, first, last) : 0);
 }
 
 double CostTable::input_seconds(int node, int first, int last) const {
@@ -52,7 +52,7 @@ CostTable make_costs(const Cluster& cluster, const Model& model, const Profile& 
   for (int layer = 0; layer < table.layers; ++layer) {
     const LayerKind& kind = model.layer(layer);
     table.parameters.push_back(table.parameters.back() + divided(kind.parameters, kind.whole_parameters));
-    const double kept = divided(kind.activation_bytes, kind.whole_activation_bytes) * microbatch;
+    const double kept = kept_bytes(profile, kind, tensor, microbatch);
     table.activation.push_back(table.activation.back() + kept);
     // The kept input is whole on every device of the group.
     table.checkpoint.push_back(table.checkpoint.back() + kind.checkpoint_bytes * microbatch);
@@ -69,13 +69,14 @@ CostTable make_costs(const Cluster& cluster, const Model& model, const Profile& 
     std::vector<LayerSeconds> kinds;
     for (const LayerKind& kind : model.kinds)
       kinds.push_back(layer_seconds(profile, cluster, node, model, kind, tensor, microbatch));
-    costs.forward = costs.input = costs.weight = costs.update = {0};
+    costs.forward = costs.input = costs.weight = costs.update = costs.recompute = {0};
     for (const int kind : model.layers) {
       const LayerSeconds& seconds = kinds[static_cast<size_t>(kind)];
       costs.forward.push_back(costs.forward.back() + seconds.forward);
       costs.input.push_back(costs.input.back() + seconds.input);
       costs.weight.push_back(costs.weight.back() + seconds.weight);
       costs.update.push_back(costs.update.back() + seconds.update);
+      costs.recompute.push_back(costs.recompute.back() + seconds.recompute);
       (seconds.source == Source::measured       ? costs.measured
        : seconds.source == Source::interpolated ? costs.interpolated
                                                 : costs.estimated)++;

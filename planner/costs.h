@@ -16,7 +16,8 @@ inline constexpr double kUsableMemory = 0.94;
 struct NodeCosts {
   // [layers + 1], seconds of one micro-batch in the layers before
   std::vector<double> forward, input, weight, update;
-  double memory_bytes = 0;  // usable, of one device
+  std::vector<double> recompute;  // the same, of forward again
+  double memory_bytes = 0;        // usable, of one device
   Link inside;
   int groups = 0;                                     // tensor-parallel groups in one host
   int measured = 0, interpolated = 0, estimated = 0;  // layers by where their figures come from

@@ -98,6 +98,13 @@ PlanReport explain(const Request& request, const Planned& planned) {
   report.price_per_billion_tokens = report.price_per_hour / 3600 * 1e9 / report.tokens_per_second;
   for (const int node : nodes) {
     const NodeCosts& of = costs.nodes[static_cast<size_t>(node)];
+    const Node& place = request.cluster.nodes[static_cast<size_t>(node)];
+    const auto known = std::find_if(report.sources.begin(), report.sources.end(),
+                                    [&](const SourceReport& source) { return source.type == place.type; });
+    if (known != report.sources.end()) continue;
+    const bool own_link = place.inside.latency_seconds != 0 || place.inside.bytes_per_second != 0;
+    report.sources.push_back({place.type, of.measured, of.interpolated, of.estimated,
+                              !own_link && measured_inside(request.profile, place.type).has_value()});
     report.layers_measured += of.measured;
     report.layers_interpolated += of.interpolated;
     report.layers_estimated += of.estimated;
@@ -136,8 +143,11 @@ std::string to_text(const PlanReport& report) {
   if (report.price_per_hour > 0)
     text += fmt::format("{:.2f} an hour, {:.2f} for a billion tokens\n", report.price_per_hour,
                         report.price_per_billion_tokens);
-  text += fmt::format("layer times: {} measured, {} interpolated, {} estimated from the data sheet\n",
-                      report.layers_measured, report.layers_interpolated, report.layers_estimated);
+  for (const SourceReport& source : report.sources)
+    text +=
+        fmt::format("layer times on {}: {} measured, {} interpolated, {} estimated from the data sheet{}\n",
+                    source.type, source.layers_measured, source.layers_interpolated, source.layers_estimated,
+                    source.link_measured ? "; link measured" : "");
   return text;
 }
 

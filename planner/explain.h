@@ -19,6 +19,13 @@ struct DeviceReport {
   std::string why;        // what binds it
 };
 
+// Where the figures of a device type come from: its layers' times, and the link between two of its devices.
+struct SourceReport {
+  std::string type;
+  int layers_measured = 0, layers_interpolated = 0, layers_estimated = 0;
+  bool link_measured = false;
+};
+
 struct PlanReport {
   std::vector<DeviceReport> devices;  // in the order of pipelines and stages
   std::vector<std::string> idle;      // devices that the plan does not use
@@ -27,7 +34,8 @@ struct PlanReport {
   double lower_bound_seconds = 0, gap = 0;  // gap: how much longer than the bound, as a share of it
   double price_per_hour = 0;                // of the hosts that are used
   double price_per_billion_tokens = 0;
-  int layers_measured = 0, layers_interpolated = 0, layers_estimated = 0;  // over the nodes that are used
+  int layers_measured = 0, layers_interpolated = 0, layers_estimated = 0;  // over the types that are used
+  std::vector<SourceReport> sources;                                       // one for each of these
 };
 
 // `planned` must be feasible and of this request.

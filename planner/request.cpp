@@ -41,6 +41,10 @@ std::vector<int> microbatch_sizes(const Request& request) {
   std::vector<int> sizes;
   for (int b = 1; b <= 16; b *= 2)
     if (request.batch % b == 0) sizes.push_back(b);
+  for (const ProfilePoint& point : request.profile.points)
+    if (point.microbatch > 0 && request.batch % point.microbatch == 0) sizes.push_back(point.microbatch);
+  std::sort(sizes.begin(), sizes.end());
+  sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
   return sizes;
 }
 

@@ -39,7 +39,7 @@ struct Request {
   Objective objective = Objective::time;
   Additions additions;
   std::vector<int> tensors;       // degrees to try; empty: powers of two that the model and the nodes allow
-  std::vector<int> microbatches;  // sizes to try; empty: powers of two up to 16 that divide the batch
+  std::vector<int> microbatches;  // sizes to try; empty: powers of two up to 16, and what was measured
 };
 
 // Everything that makes planning impossible before a plan is thought of, each with what would work.

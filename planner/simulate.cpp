@@ -259,7 +259,7 @@ void Simulator::State::fill(PipelineState& state, size_t source) {
     to.forward = node.forward[last] - node.forward[first];
     to.input = node.input[last] - node.input[first];
     to.weight = node.weight[last] - node.weight[first];
-    to.backward = to.input + (stage.recompute ? to.forward : 0) +
+    to.backward = to.input + (stage.recompute ? node.recompute[last] - node.recompute[first] : 0) +
                   (layout->schedule == Schedule::split_backward ? 0 : to.weight);
     state.hosts.push_back(port(stage));
   }
@@ -426,7 +426,7 @@ double Simulator::State::gradient_ready(const PipelineState& pipeline, const Sta
   double seconds = node.weight[last] - node.weight[l];
   if (layout->schedule != Schedule::split_backward)
     seconds +=
-        node.input[last] - node.input[l] + (stage.recompute ? node.forward[last] - node.forward[l] : 0);
+        node.input[last] - node.input[l] + (stage.recompute ? node.recompute[last] - node.recompute[l] : 0);
   return pipeline.stages[s].last_start + seconds;
 }
 

@@ -149,7 +149,8 @@ local make = define.constructor {
   end,
 }
 
---- This machine, as its processor was measured: `count` devices that share it evenly.
+--- This machine, as its processor was measured: `count` devices that share it evenly. Their type is "cpu", of several
+-- "cpu/2" and so on: what was measured on the whole machine is not what a share of it does.
 function cluster.here(count)
   count = count or 1
   local peak = require "het.peak"
@@ -157,10 +158,11 @@ function cluster.here(count)
   local f32 = peak.measure("cpu", "f32") / count
   local ok, bf16 = pcall(peak.measure, "cpu", "bf16")
   local self = setmetatable({ bandwidth = 4e9, latency = 50e-6, links = {}, nodes = {}, types = {} }, Cluster)
-  self.types[1] = setmetatable({ name = "cpu", f32 = f32, bf16 = ok and bf16 / count or 0, f16 = 0,
+  local name = count == 1 and "cpu" or "cpu/" .. count
+  self.types[1] = setmetatable({ name = name, f32 = f32, bf16 = ok and bf16 / count or 0, f16 = 0,
     memory = device:available_bytes() / count, memory_bandwidth = device:bandwidth() / count, bandwidth = 4e9,
     latency = 50e-6, efficiency = 0.8 }, DeviceType)
-  self.nodes[1] = setmetatable({ name = "here", type = "cpu", devices = count, count = 1, zone = "", price = 0,
+  self.nodes[1] = setmetatable({ name = "here", type = name, devices = count, count = 1, zone = "", price = 0,
     preemptions = 0 }, Node)
   return self
 end

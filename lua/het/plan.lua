@@ -177,7 +177,7 @@ plan.auto = define.constructor {
       choices = { "auto", "autohet", "megatron", "whale", "exhaustive", "search" } },
     { "objective", "string", "what is best", default = "time", choices = { "time", "cost", "progress" } },
     { "cluster", "cluster", "what it may use, device by device a rank (default: this machine, shared by the ranks)" },
-    { "profile", "string", "file of measured layer times", path = "read" },
+    { "profile", "string", "file of measured layer times and links, as `hetrun profile` writes it", path = "read" },
   },
   build = function(a) return setmetatable({ automatic = a }, Plan) end,
 }

@@ -1,6 +1,7 @@
 --- `hetrun plan` and `hetrun simulate`: plans for a recipe on a cluster, found, explained and drawn.
 local native = require "het.native"
 local errors = require "het.errors"
+local subcommand = require "het.subcommand"
 local suggest = require "het.suggest"
 local text = require "het.text"
 
@@ -14,47 +15,24 @@ local options = {
   { "policy", "NAME", "autohet, megatron, whale, exhaustive, search or auto (default: auto)", plan = true },
   { "objective", "NAME", "time, cost (money of a step) or progress (with preemptions) (default: time)", plan = true },
   { "without", "LIST", "switch additions off: " .. table.concat(additions, ","), plan = true },
-  { "profile", "FILE", "measured layer times, JSON" },
+  { "profile", "FILE", "measured layer times and links, as `hetrun profile` writes them" },
   { "lua", nil, "print only the plan, as a recipe writes it", plan = true },
   { "html", "FILE", "draw the step, the memory and the cluster as one page" },
   { "trace", "FILE", "write the step as a Chrome trace" },
 }
 
-local function help(command, sentence)
-  local lines = { ("hetrun %s RECIPE [--name=value ...] %s. Options of the recipe may follow too."):format(command,
-    sentence), "" }
+-- The options of `plan` or of `simulate`.
+local function options_of(command)
+  local own = {}
   for _, option in ipairs(options) do
-    if command == "plan" or not option.plan then
-      local name = "--" .. option[1] .. (option[2] and "=" .. option[2] or "")
-      lines[#lines + 1] = ("  %-20s %s"):format(name, option[3])
-    end
+    if command == "plan" or not option.plan then own[#own + 1] = option end
   end
-  lines[#lines + 1] = ("  %-20s %s"):format("--json", "make the last line one JSON object")
-  native.write("stdout", table.concat(lines, "\n") .. "\n")
-  if command == "simulate" then native.write("stdout", require("het.measured").help()) end
-  return 0
+  return own
 end
 
--- The command's own options; the recipe's stay in native.arguments.
 local function take_options(command)
-  local given, rest = {}, {}
-  for _, word in ipairs(native.arguments or {}) do
-    local name, value = word:match("^%-%-([^=]+)=(.*)$")
-    if not name then name = word:match("^%-%-(.+)$") end
-    local known
-    for _, option in ipairs(options) do
-      if option[1] == name and (command == "plan" or not option.plan) then known = option end
-    end
-    if not known then
-      rest[#rest + 1] = word
-    elseif known[2] and not value then
-      errors.usage("%s needs a value, such as --%s=%s", word, name, known[2])
-    else
-      given[name] = value or true
-    end
-  end
+  local given = subcommand.take(options_of(command))
   if native.settings.trace and native.settings.trace ~= "" then given.trace = native.settings.trace end
-  native.arguments = rest
   return given
 end
 
@@ -100,8 +78,8 @@ local function check_choice(name, value, choices)
     suggest.sentence(value, choices))
 end
 
--- The model in a few words: the first line of how it prints, without its number of parameters.
-local function name_of(run)
+--- The model in a few words: the first line of how it prints, without its number of parameters.
+function planning.name_of(run)
   return (tostring(run.arguments.model):match("^[^\n]*"):gsub("%s%s+.*$", ""))
 end
 
@@ -110,7 +88,7 @@ local function request_of(run, cluster, given)
   local graph, tokens = run:graph_of_sample()
   return graph, {
     cluster = cluster, batch = run.arguments.batch, tokens = tokens, profile = given.profile,
-    name = name_of(run), policy = given.policy or "auto",
+    name = planning.name_of(run), policy = given.policy or "auto",
     objective = given.objective or "time", additions = additions_of(given.without),
     events = given.html ~= nil or given.trace ~= nil,
   }
@@ -141,7 +119,20 @@ local function write_trace(path, answer)
   native.json_write(path, { traceEvents = events, displayTimeUnit = "ms" })
 end
 
+-- Types of devices of which a profile holds nothing, and how to measure them.
+local function tell_unmeasured(report)
+  for _, source in ipairs(report.sources) do
+    if source.layers_measured + source.layers_interpolated == 0 then
+      local ranks = source.type:match "^cpu/(%d+)$"
+      native.write("stderr", ("the profile holds nothing of %s: `hetrun %sprofile`%s adds it\n"):format(source.type,
+        ranks and ("--workers %s "):format(ranks) or "",
+        ranks and "" or (" with --type=%s on such a machine"):format(source.type)))
+    end
+  end
+end
+
 local function tell(answer, given, title)
+  if given.profile and not native.settings.quiet then tell_unmeasured(answer.report) end
   if given.html then
     native.write_text(given.html, require("het.planning_page").html(title, answer))
     if not native.settings.quiet then native.write("stderr", ("drawn: %s\n"):format(given.html)) end
@@ -163,14 +154,9 @@ local function tell(answer, given, title)
 end
 
 local function recipe_of(program, command, sentence, words)
-  local path = words[1]
-  if not path then
-    if native.settings.help then return nil, help(command, sentence) end
-    errors.usage("hetrun %s needs a recipe: hetrun %s recipes/gpt_text.lua --cluster=FILE", command, command)
-  end
-  if words[2] then errors.usage("hetrun %s: nobody takes '%s'; options are --name=value", command, words[2]) end
-  if native.settings.help then return nil, help(command, sentence) end
-  return program.load(path), 0
+  return subcommand.recipe(program, { command = command, sentence = sentence, options = options_of(command),
+    example = "recipes/gpt_text.lua --cluster=FILE",
+    more = command == "simulate" and require("het.measured").help() or nil }, words)
 end
 
 --- `hetrun plan RECIPE`; returns the exit code.

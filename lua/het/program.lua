@@ -156,6 +156,8 @@ function program.bench(...) return require("het.bench").run(...) end
 function program.plan(...) return require("het.planning").plan(program, ...) end
 --- `hetrun simulate RECIPE`.
 function program.simulate(...) return require("het.planning").simulate(program, ...) end
+--- `hetrun profile RECIPE`.
+function program.profile(...) return require("het.profiling").run(program, ...) end
 --- `hetrun docs FOLDER`.
 function program.docs(folder) return require("het.docs").write(folder) end
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""`hetrun plan` and `hetrun simulate`: what they print, draw and refuse; and that their plans train.
+"""`hetrun plan`, `hetrun simulate` and `hetrun profile`: what they print, draw and refuse; that plans train, and that
+what was measured is what plans are made of.
 
 usage: run.py HETRUN [unittest arguments]
 """
@@ -343,6 +344,144 @@ class Measured(Case):
             self.assertLessEqual(abs(plan['memory_error']), 0.15, plan['plan'])
             self.assertTrue(plan['contradicts'] or abs(plan['error']) <= 0.10, plan['plan'])
         self.assertEqual(answer['summary']['marked'], 4)
+
+
+class Profiles(Case):
+    def profile(self, *words):
+        return self.json_of('profile', 'small.lua', '--runs=3', *words)
+
+    def saved(self, name='small.profile.json'):
+        return json.loads((self.folder / name).read_text())
+
+    def test_each_kind_is_measured_once_for_each_size_and_degree(self):
+        told = self.profile('--microbatches=1,4', '--tensor=1,2')
+        keys = [(p['kind'], p['tensor'], p['microbatch']) for p in told['points']]
+        kinds = ('embedding', 'blocks', 'head')
+        self.assertEqual(sorted(keys), sorted((k, t, b) for k in kinds for t in (1, 2) for b in (1, 4)))
+        self.assertEqual((told['measured'], told['reused']), (4, 0))
+        for point in told['points']:
+            self.assertGreater(point['forward'], 0, point)
+            self.assertGreater(point['update'], 0, point)
+            self.assertGreater(point['weight_bytes'], 0, point)
+            self.assertLessEqual(point['recompute'], point['forward'], point)
+        [link] = told['links']
+        self.assertGreater(link['bandwidth'], 0)
+
+    def test_by_default_the_sizes_and_degrees_that_the_model_admits(self):
+        told = self.profile()
+        self.assertEqual({p['microbatch'] for p in told['points']}, {1, 2, 4, 8})
+        self.assertEqual({p['tensor'] for p in told['points']}, {1, 2, 4})
+
+    def test_people_get_a_table(self):
+        out, _ = self.hetrun('profile', 'small.lua', '--runs=3', '--microbatches=2', '--tensor=1')
+        for words in ('layer kind', 'forward', 'input', 'weight', 'again', 'activations', 'blocks', 'link cpu, inside'):
+            self.assertIn(words, out)
+
+    def test_what_is_known_is_not_measured_again(self):
+        self.profile('--microbatches=2', '--tensor=1')
+        before = self.saved()
+        told = self.profile('--microbatches=2,4', '--tensor=1')
+        self.assertEqual((told['measured'], told['reused']), (1, 1))
+        after = self.saved()
+        self.assertEqual([p for p in after['points'] if p['microbatch'] == 2], before['points'])
+        self.assertEqual(after['links'], before['links'])
+        told = self.profile('--microbatches=2', '--tensor=1', '--again')
+        self.assertEqual((told['measured'], told['reused']), (1, 0))
+
+    def test_several_types_share_a_file(self):
+        self.profile('--microbatches=2', '--tensor=1')
+        self.profile('--microbatches=2', '--tensor=1', '--type=A100-80')
+        self.assertEqual({p['type'] for p in self.saved()['points']}, {'cpu', 'A100-80'})
+        self.recipe('het.plan { microbatch = 2, het.pipeline { microbatches = 4, het.stage { "a:0" } } }')
+        report = self.json_of('simulate', 'small.lua', '--cluster=cluster.lua', '--profile=small.profile.json')['report']
+        self.assertEqual(report['layers_measured'], 8)
+
+    def test_another_device_of_the_same_name_is_measured_anew(self):
+        self.profile('--microbatches=2', '--tensor=1')
+        saved = self.saved()
+        saved['devices'][0]['name'] = 'an abacus'
+        (self.folder / 'small.profile.json').write_text(json.dumps(saved))
+        _, said = self.hetrun('profile', 'small.lua', '--runs=3', '--microbatches=4', '--tensor=1')
+        self.assertIn('cpu was an abacus', said)
+        self.assertEqual({p['microbatch'] for p in self.saved()['points']}, {4})
+
+    def test_a_step_of_a_plan_is_the_sum_of_its_measured_layers(self):
+        self.recipe('het.plan { microbatch = 4, het.pipeline { microbatches = 2, het.stage { "here:0" } } }')
+        self.profile('--microbatches=4', '--tensor=1')
+        answer = self.json_of('simulate', 'small.lua', '--profile=small.profile.json')
+        points = {p['kind']: p for p in self.saved()['points']}
+        counts = {'embedding': 1, 'blocks': 6, 'head': 1}
+        passes = sum(n * (points[k]['forward'] + points[k]['input'] + points[k]['weight']) for k, n in counts.items())
+        update = sum(n * points[k]['update'] for k, n in counts.items())
+        report = answer['report']
+        self.assertAlmostEqual(report['update_seconds'], update, delta=1e-6 * update)
+        self.assertAlmostEqual(report['step_seconds'], 2 * passes + update, delta=1e-6 * passes)
+        self.assertEqual(report['sources'], [{'type': 'cpu', 'layers_measured': 8, 'layers_interpolated': 0,
+                                              'layers_estimated': 0, 'link_measured': True}])
+
+    def test_plans_say_what_they_were_made_of(self):
+        self.profile('--microbatches=4', '--tensor=1')
+        out, said = self.hetrun('plan', 'small.lua', '--profile=small.profile.json')
+        self.assertIn('link measured', out)
+        self.assertNotIn('holds nothing', said)
+        _, said = self.hetrun('plan', 'small.lua', '--cluster=cluster.lua', '--profile=small.profile.json')
+        self.assertIn('the profile holds nothing of A100-80', said)
+
+    def test_a_run_plans_with_it(self):
+        self.profile('--microbatches=4', '--tensor=1')
+        recipe = (self.folder / 'small.lua').read_text()
+        (self.folder / 'small.lua').write_text(recipe.replace('policy = opt.policy', 'profile = "small.profile.json"'))
+        _, said = self.hetrun('small.lua', '--auto')
+        self.assertRegex(said, r'layer times on cpu: \d+ measured')
+
+    def test_ranks_measure_together(self):
+        told = json.loads(self.hetrun('--workers', 2, 'profile', 'small.lua', '--runs=3', '--microbatches=2', '--json',
+                                      '--quiet', '--tensor=1')[0].splitlines()[-1])
+        self.assertEqual({p['type'] for p in told['points']}, {'cpu/2'})
+        [link] = told['links']
+        self.assertEqual((link['type'], link['from']), ('cpu/2', link['to']))
+        report = self.json_of('plan', 'small.lua', '--devices=2', '--profile=small.profile.json')['report']
+        self.assertEqual(report['layers_estimated'], 0)
+        self.assertTrue(report['sources'][0]['link_measured'])
+
+    def test_a_deeper_model_has_the_same_layers(self):
+        self.profile('--microbatches=8', '--tensor=1')
+        report = self.json_of('plan', 'small.lua', '--layers=12', '--profile=small.profile.json')['report']
+        self.assertEqual(report['layers_estimated'], 0)
+
+    def test_a_profile_that_cannot_be_used(self):
+        self.profile('--microbatches=2', '--tensor=1')
+        path = self.folder / 'small.profile.json'
+        whole = path.read_text()
+        plan = ('plan', 'small.lua', '--profile=small.profile.json')
+        wide = (self.folder / 'small.lua').read_text().replace('width = 32', 'width = 64')
+        (self.folder / 'wide.lua').write_text(wide)
+        told = self.refused('plan', 'wide.lua', '--profile=small.profile.json')
+        for words in ('small.profile.json cannot be used', 'width 32', 'width 64', 'measure again'):
+            self.assertIn(words, told)
+        told = self.refused('profile', 'wide.lua', '--out=small.profile.json')
+        self.assertIn('small.profile.json is there already', told)
+        (self.folder / 'other.lua').write_text((self.folder / 'small.lua').read_text().replace('adamw', 'sgd'))
+        self.assertIn('with another precision, context or optimizer',
+                      self.refused('plan', 'other.lua', '--profile=small.profile.json'))
+        path.write_text(whole.replace('"hetrun": "', '"hetrun": "0.0.'))
+        self.assertIn('it was measured by hetrun 0.0.', self.refused(*plan))
+        path.write_text(whole.replace('"profile": 2', '"profile": 1'))
+        self.assertIn('is not a profile of format 2', self.refused(*plan))
+        path.write_text(whole[:len(whole) // 2])
+        self.assertIn('small.profile.json', self.refused(*plan))
+        path.write_text(whole.replace('"forward": ', '"forward": -'))
+        self.assertIn('times are 0 or more', self.refused(*plan))
+        path.write_text(whole.replace('"kind"', '"kin"'))
+        self.assertIn('entry 1 of points: "kind" is missing or no text', self.refused(*plan))
+        self.assertIn('nowhere.json', self.refused('plan', 'small.lua', '--profile=nowhere.json'))
+
+    def test_options_that_cannot_be(self):
+        self.assertIn('it admits 1, 2, 4', self.refused('profile', 'small.lua', '--tensor=3'))
+        self.assertIn("'x' is not a whole number above 0", self.refused('profile', 'small.lua', '--microbatches=1,x'))
+        self.assertIn('hetrun profile needs a recipe', self.refused('profile'))
+        self.assertIn('--out needs a value', self.refused('profile', 'small.lua', '--out'))
+        self.assertIn('--microbatches=LIST', self.hetrun('profile', '--help')[0])
 
 
 class Pages(Case):

@@ -38,6 +38,45 @@ TEST_CASE("a plan is explained device by device, with its money and its distance
     CHECK(text.find(part) != std::string::npos);
 }
 
+TEST_CASE("a plan says of each device type what was measured") {
+  Request request;
+  request.cluster = cluster_of({{"A100-80", 1}, {"H20", 1}});
+  request.model = known_model("gpt3-6.7b");
+  request.batch = 32;
+  request.profile.model = request.model.name;
+  for (const int microbatch : {2, 4})
+    request.profile.points.push_back(
+        {"block", "A100-80", 1, microbatch, 0.01 * microbatch, 0.01 * microbatch, 0.01 * microbatch, 0.001});
+  request.profile.links = {{"A100-80", "a", "a", {{1e6, 1e-4}}}};
+  Judge judge(request);
+  Planned planned;
+  const auto layers = request.model.count();
+  for (const int microbatch : {1, 2}) {
+    Layout layout;
+    layout.microbatch = microbatch;
+    layout.pipelines = {{32 / microbatch, {{0, 0, 0, 20}, {1, 0, 20, layers - 20}}}};
+    planned.best = judge.judge(layout, "given");
+    planned.plan = to_plan(layout, request.cluster);
+    SimulateOptions details;
+    details.details = true;
+    planned.best.simulation =
+        simulate(planned.plan, request.cluster, request.model, request.profile, details);
+    planned.feasible = true;
+    const PlanReport report = explain(request, planned);
+    REQUIRE(report.sources.size() == 2);
+    CHECK(report.sources[0].type == "A100-80");
+    CHECK(report.sources[0].layers_measured == (microbatch == 2 ? layers - 2 : 0));
+    CHECK(report.sources[0].layers_interpolated == (microbatch == 1 ? layers - 2 : 0));
+    CHECK(report.sources[0].layers_estimated == 2);
+    CHECK(report.sources[0].link_measured);
+    CHECK(report.sources[1].layers_estimated == layers);
+    CHECK_FALSE(report.sources[1].link_measured);
+    const std::string text = to_text(report);
+    CHECK(text.find("estimated from the data sheet; link measured") != std::string::npos);
+    CHECK(text.find("layer times on H20: 0 measured, 0 interpolated, 34 estimated") != std::string::npos);
+  }
+}
+
 TEST_CASE("what a device that is full or slow is bound by is named") {
   Request request;
   request.cluster.types = {plain_type("slow", 1, 64), plain_type("full", 10, 0.5)};

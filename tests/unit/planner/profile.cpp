@@ -76,9 +76,97 @@ TEST_CASE("a profile survives JSON, and mistakes in one are named") {
   other.points[1].forward = -1;
   CHECK(validate(other, f.model).size() == 3);
   CHECK_THROWS_WITH(profile_from_json(parse_json(R"({"profile":9})", "p"), "old.json"),
-                    Catch::Contains("old.json is not a profile of version 1"));
+                    Catch::Contains("old.json is not a profile of format 2"));
   CHECK_THROWS_WITH(
-      profile_from_json(parse_json(R"({"profile":1,"model":3,"points":[{"kind":"a"}]})", "p"), "p.json"),
+      profile_from_json(parse_json(R"({"profile":2,"model":3,"points":[{"kind":"a","tensor":1.5}]})", "p"),
+                        "p.json"),
       Catch::Contains("\"model\" is missing or no text") &&
-          Catch::Contains("\"forward\" is missing or no number"));
+          Catch::Contains("entry 1 of points: \"forward\" is missing or no number") &&
+          Catch::Contains("\"tensor\" is no whole number"));
+  CHECK_THROWS_WITH(profile_from_json(parse_json(R"({"profile":2,"model":"a"})", "p"), "p.json"),
+                    Catch::Contains("\"points\" is missing or no list"));
+}
+
+TEST_CASE("all that hetrun measures survives JSON") {
+  Fixture f;
+  ProfilePoint point{"block", "cpu", 2, 4, 0.1, 0.2, 0.3};
+  point.recompute = 0.05;
+  point.collectives = false;
+  point.weight_bytes = 1;
+  point.gradient_bytes = 2;
+  point.optimizer_bytes = 3;
+  point.activation_bytes = 4;
+  f.profile.points.push_back(point);
+  f.profile.version = "0.1.0";
+  f.profile.digest = "12ab";
+  f.profile.devices = {{"cpu", "some processor"}};
+  f.profile.links = {{"cpu", "a", "b", {{64, 1e-5}, {1024, 2e-5}}}};
+  CHECK(profile_from_json(parse_json(to_string(to_json(f.profile)), "p"), "p") == f.profile);
+}
+
+TEST_CASE("a profile is of layers: their number may differ, their figures not; and of one hetrun") {
+  Fixture f;
+  f.profile.digest = digest_of(f.model);
+  f.profile.version = HET_VERSION;
+  f.model.name = "the same, deeper";
+  f.model.layers.push_back(1);
+  CHECK(validate(f.profile, f.model).empty());
+  f.model.kinds[1].forward_flops *= 2;
+  CHECK(mentions(validate(f.profile, f.model), "it was measured for \"llama2-7b\", this model is"));
+  f.model.name = f.profile.model;
+  CHECK(mentions(validate(f.profile, f.model), "with another precision, context or optimizer"));
+  f.profile.digest = digest_of(f.model);
+  f.profile.version = "0.0.1";
+  CHECK(mentions(validate(f.profile, f.model), "it was measured by hetrun 0.0.1, this is hetrun"));
+}
+
+TEST_CASE("what was measured without its group gets the group's collectives from the link") {
+  Fixture f;
+  const LayerKind& block = f.model.kinds[1];
+  const double reduce =
+      block.tensor_reductions * all_reduce_seconds(inside_link(f.cluster, 0), 2, block.boundary_bytes * 4);
+  ProfilePoint point{"block", "A100-80", 2, 4, 0.010, 0.011, 0.009};
+  f.profile.points = {point};
+  CHECK(f.seconds(0, 2, 4).forward == 0.010);
+  f.profile.points[0].collectives = false;
+  f.profile.points[0].recompute = 0.004;
+  const LayerSeconds alone = f.seconds(0, 2, 4);
+  CHECK(alone.source == Source::measured);
+  CHECK(alone.forward == Approx(0.010 + reduce));
+  CHECK(alone.recompute == Approx(0.004 + reduce));
+  CHECK(alone.input == Approx(0.011 + reduce));
+  CHECK(alone.weight == 0.009);
+  // Alone on a device there are none.
+  CHECK(f.seconds(0, 1, 4).forward < 2.5 * 0.010);
+}
+
+TEST_CASE("activations are kept as measured at the same degree, in proportion to samples") {
+  Fixture f;
+  const LayerKind& block = f.model.kinds[1];
+  f.profile.points[1].activation_bytes = 8e6;
+  CHECK(kept_bytes(f.profile, block, 1, 8) == 8e6);
+  CHECK(kept_bytes(f.profile, block, 1, 2) == 2e6);
+  CHECK(kept_bytes(f.profile, block, 2, 1) == block.activation_bytes / 2);
+  CHECK(kept_bytes(f.profile, f.model.kinds[0], 1, 3) == 3 * f.model.kinds[0].activation_bytes);
+}
+
+TEST_CASE("a link is the line through its messages, and device types take the slowest measured") {
+  std::vector<Message> messages;
+  for (const double bytes : {64.0, 4096.0, 1e6, 1e8}) messages.push_back({bytes, 2e-5 + bytes / 5e9});
+  const Link link = fit(messages);
+  CHECK(link.latency_seconds == Approx(2e-5));
+  CHECK(link.bytes_per_second == Approx(5e9));
+  CHECK(fit({{1e6, 1e-3}}).bytes_per_second == Approx(1e9));
+  CHECK(fit({{1e6, 1e-3}}).latency_seconds == 0);
+  CHECK_THROWS_WITH(fit({}), Catch::Contains("without messages"));
+
+  Fixture f;
+  f.profile.links = {
+      {"H20", "a", "a", messages}, {"H20", "b", "b", {{1e6, 1e-3}}}, {"H20", "a", "b", {{1e6, 1}}}};
+  const Link other = find_device_type("A100-80")->inside;
+  apply_links(f.profile, f.cluster);
+  CHECK(inside_link(f.cluster, 1).bytes_per_second == Approx(1e9));
+  CHECK(inside_link(f.cluster, 0) == other);
+  f.profile.links[0].messages[0].seconds = 0;
+  CHECK(mentions(validate(f.profile, f.model), "times are above 0"));
 }

@@ -1,0 +1,105 @@
+#include "core/comm/speed.h"
+
+#include <algorithm>
+#include <exception>
+#include <thread>
+
+#include "core/base/error.h"
+#include "core/comm/gloo.h"
+
+namespace het {
+namespace {
+
+constexpr int kTag = 2000;  // apart from what programs and savers send
+
+// One end of the round trips with `peer`; the one that begins takes the time.
+std::vector<double> seconds_of(Communicator& group, int peer, bool begins, const std::vector<int64_t>& sizes,
+                               int rounds) {
+  std::vector<double> halves;
+  for (const int64_t size : sizes) {
+    std::vector<std::byte> out(static_cast<size_t>(size)), in(static_cast<size_t>(size));
+    CollectiveRequest request;
+    request.dtype = DType::u8;
+    request.counts = {size};
+    request.peer = peer;
+    request.tag = kTag;
+    request.label = "a message that is timed";
+    request.kind = CollectiveKind::send;
+    const auto send = group.prepare(request);
+    request.kind = CollectiveKind::receive;
+    const auto receive = group.prepare(request);
+    const auto give = [&] {
+      send->start(out.data(), nullptr);
+      send->wait();
+    };
+    const auto take = [&] {
+      receive->start(nullptr, in.data());
+      receive->wait();
+    };
+    std::vector<double> trips;
+    for (int round = -1; round < rounds; ++round) {  // the first makes connections and touches memory
+      const auto began = CommClock::now();
+      begins ? give() : take();
+      begins ? take() : give();
+      if (round >= 0) trips.push_back(std::chrono::duration<double>(CommClock::now() - began).count());
+    }
+    std::nth_element(trips.begin(), trips.begin() + rounds / 2, trips.end());
+    halves.push_back(trips[static_cast<size_t>(rounds / 2)] / 2);
+  }
+  return halves;
+}
+
+}  // namespace
+
+std::vector<MessageTime> time_messages(Communicator& group, int from, int to,
+                                       const std::vector<int64_t>& sizes, int rounds) {
+  HET_REQUIRE(from != to && rounds > 0, from, to, rounds);
+  const bool begins = group.rank() == from;
+  if (!begins && group.rank() != to) return {};
+  std::vector<double> seconds = seconds_of(group, begins ? to : from, begins, sizes, rounds);
+  // Both know what the beginner measured.
+  CollectiveRequest request;
+  request.kind = begins ? CollectiveKind::send : CollectiveKind::receive;
+  request.dtype = DType::f64;
+  request.counts = {static_cast<int64_t>(seconds.size())};
+  request.peer = begins ? to : from;
+  request.tag = kTag;
+  request.label = "how long messages took";
+  const auto tell = group.prepare(request);
+  auto* bytes = reinterpret_cast<std::byte*>(seconds.data());
+  begins ? tell->start(bytes, nullptr) : tell->start(nullptr, bytes);
+  tell->wait();
+  std::vector<MessageTime> times;
+  for (size_t i = 0; i < sizes.size(); ++i) times.push_back({sizes[i], seconds[i]});
+  return times;
+}
+
+std::vector<MessageTime> time_messages_here(const std::vector<int64_t>& sizes, int rounds) {
+  const std::shared_ptr<KeyValue> store = make_memory_key_value();
+  std::vector<MessageTime> times;
+  std::exception_ptr failures[2];
+  const auto end = [&](int rank) {
+    try {
+      GlooOptions options;
+      options.rank = rank;
+      options.size = 2;
+      options.address = "127.0.0.1";
+      options.store = store;
+      options.prefix = "speed";
+      const auto fabric = make_gloo(std::move(options));
+      const auto group = fabric->group("speed", {0, 1});
+      auto own = time_messages(*group, 0, 1, sizes, rounds);
+      if (rank == 0) times = std::move(own);
+    } catch (...) {
+      failures[rank] = std::current_exception();
+    }
+  };
+  std::thread other([&] { end(1); });
+  end(0);
+  other.join();
+  for (const std::exception_ptr& failure : failures)
+    if (failure) std::rethrow_exception(failure);
+  return times;
+}
+
+}  // namespace het

@@ -1,0 +1,25 @@
+// How fast messages travel between two ranks: what profiles of links hold.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/comm/communicator.h"
+
+namespace het {
+
+struct MessageTime {
+  int64_t bytes = 0;
+  double seconds = 0;  // one way
+};
+
+// Of messages of each size from rank `from` to rank `to` and back, half the median of `rounds` round trips.
+// Both ranks call it alike and get the same answer; the others get nothing and need not call it.
+std::vector<MessageTime> time_messages(Communicator& group, int from, int to,
+                                       const std::vector<int64_t>& sizes, int rounds);
+
+// The same between two threads of this process, over TCP on the loopback interface.
+std::vector<MessageTime> time_messages_here(const std::vector<int64_t>& sizes, int rounds);
+
+}  // namespace het

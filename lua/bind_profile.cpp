@@ -1,0 +1,134 @@
+// Measuring as Lua sees it: models as counts, profiles as tables, messages between ranks.
+#include <climits>
+#include <map>
+
+#include <unistd.h>
+
+#include "core/comm/speed.h"
+#include "lua/objects.h"
+#include "planner/graph_model.h"
+#include "planner/measure.h"
+#include "planner/profile.h"
+
+namespace het::lua {
+namespace {
+
+constexpr int kMostTensor = 8;  // devices that share a layer
+
+// {name, tokens} at `index` of the graph of a micro-batch of one sample.
+planner::Model model_at(lua_State* L, const Graph& graph, int index) {
+  return planner::model_of_graph(graph, field<std::string>(L, index, "name").value_or("model"), 1,
+                                 field<int>(L, index, "tokens").value_or(1));
+}
+
+// graph of one sample, {name, tokens}: {name, digest, kinds = {{name, layers}}, tensors}.
+int model_summary(lua_State* L) {
+  const Graph& graph = check_object<GraphHandle>(L, 1)->graph;
+  const planner::Model model = model_at(L, graph, 2);
+  std::vector<int> layers(model.kinds.size(), 0);
+  for (const int kind : model.layers) ++layers[static_cast<size_t>(kind)];
+  Json::Array kinds, tensors;
+  for (size_t i = 0; i < layers.size(); ++i)
+    kinds.push_back(Json::Object{{"name", model.kinds[i].name}, {"layers", layers[i]}});
+  for (const int degree : planner::tensor_degrees_of(graph, kMostTensor)) tensors.emplace_back(degree);
+  push_json(L, Json::Object{{"name", model.name},
+                            {"digest", planner::digest_of(model)},
+                            {"kinds", std::move(kinds)},
+                            {"tensors", std::move(tensors)}});
+  return 1;
+}
+
+// graph of a micro-batch, graph of one sample, device, {name, tokens, type, tensor, microbatch, runs, inputs
+// = {name = tensor}}: {points, seconds, runs}, points as a profile has them.
+int measure_graph(lua_State* L) {
+  const Graph& graph = check_object<GraphHandle>(L, 1)->graph;
+  const planner::Model model = model_at(L, check_object<GraphHandle>(L, 2)->graph, 4);
+  const DeviceHandle device = check_object<DeviceHandle>(L, 3);
+  planner::MeasureOptions options;
+  options.type = field<std::string>(L, 4, "type").value_or(options.type);
+  options.tensor = field<int>(L, 4, "tensor").value_or(1);
+  options.microbatch = field<int>(L, 4, "microbatch").value_or(1);
+  if (const auto runs = field<int>(L, 4, "runs")) options.least_runs = options.most_runs = *runs;
+  std::map<std::string, Tensor> inputs;
+  lua_getfield(L, 4, "inputs");
+  if (lua_istable(L, -1)) {
+    const int table = lua_gettop(L);
+    for (lua_pushnil(L); lua_next(L, table) != 0; lua_pop(L, 1))
+      inputs.emplace(lua_tostring(L, -2), check_object<Tensor>(L, lua_gettop(L)));
+  }
+  lua_pop(L, 1);
+  const planner::Measured measured = planner::measure_layers(graph, model, device, inputs, options);
+  planner::Profile profile;
+  profile.points = measured.points;
+  push_json(L, Json::Object{{"points", *planner::to_json(profile).find("points")},
+                            {"seconds", measured.seconds},
+                            {"runs", measured.runs}});
+  return 1;
+}
+
+// path, graph of one sample, {name, tokens}: the profile of that file. Raises when it is none, or not of this
+// model.
+int read_profile(lua_State* L) {
+  const auto path = Convert<std::string>::get(L, 1);
+  const planner::Model model = model_at(L, check_object<GraphHandle>(L, 2)->graph, 3);
+  push_json(L, planner::to_json(planner::read_profile(path, model)));
+  return 1;
+}
+
+int push_messages(lua_State* L, const std::vector<MessageTime>& times) {
+  Json::Array list;
+  for (const MessageTime& time : times)
+    list.push_back(Json::Object{{"bytes", time.bytes}, {"seconds", time.seconds}});
+  push_json(L, list);
+  return 1;
+}
+
+std::vector<int64_t> sizes_at(lua_State* L, int index) {
+  return Convert<std::vector<int64_t>>::get(L, index);
+}
+
+// sizes, rounds: {{bytes, seconds}} between two threads of this process.
+int messages_here(lua_State* L) {
+  return push_messages(L, time_messages_here(sizes_at(L, 1), Convert<int>::get(L, 2)));
+}
+
+// cluster, from, to (ranks from 0), sizes, rounds: the same between two ranks; both of them call it.
+int messages_between(lua_State* L) {
+  Communicator& world = world_of(check_object<ClusterHandle>(L, 1));
+  return push_messages(L, time_messages(world, Convert<int>::get(L, 2), Convert<int>::get(L, 3),
+                                        sizes_at(L, 4), Convert<int>::get(L, 5)));
+}
+
+// {{bytes, seconds}}: latency and bandwidth.
+int fit_link(lua_State* L) {
+  std::vector<planner::Message> messages;
+  luaL_checktype(L, 1, LUA_TTABLE);
+  for (int i = 1; i <= static_cast<int>(lua_objlen(L, 1)); ++i) {
+    lua_rawgeti(L, 1, i);
+    const int at = lua_gettop(L);
+    messages.push_back(
+        {field<double>(L, at, "bytes").value_or(0), field<double>(L, at, "seconds").value_or(0)});
+    lua_pop(L, 1);
+  }
+  const planner::Link link = planner::fit(messages);
+  lua_pushnumber(L, link.latency_seconds);
+  lua_pushnumber(L, link.bytes_per_second);
+  return 2;
+}
+
+std::string host_name() {
+  char name[HOST_NAME_MAX + 1] = {};
+  return gethostname(name, HOST_NAME_MAX) == 0 ? name : "localhost";
+}
+
+}  // namespace
+
+void add_profile(lua_State* L) {
+  set_functions(
+      L, "native.",
+      {bind<&model_summary>("model"), bind<&measure_graph>("measure"), bind<&read_profile>("profile"),
+       bind<&messages_here>("messages_here"), bind<&messages_between>("messages_between"),
+       bind<&fit_link>("fit_link"), bind<&host_name>("host_name")});
+}
+
+}  // namespace het::lua

@@ -1,0 +1,57 @@
+--- What the commands that take a recipe share: their own options among the recipe's, and their --help.
+local native = require "het.native"
+local errors = require "het.errors"
+
+local subcommand = {}
+
+--- Take a command's options out of the words of the command line; the recipe's stay in native.arguments.
+-- @tparam table options list of { name, VALUE or nil, sentence }
+-- @treturn table what was given, by name: the value, or true
+function subcommand.take(options)
+  local given, rest = {}, {}
+  for _, word in ipairs(native.arguments or {}) do
+    local name, value = word:match("^%-%-([^=]+)=(.*)$")
+    if not name then name = word:match("^%-%-(.+)$") end
+    local known
+    for _, option in ipairs(options) do
+      if option[1] == name then known = option end
+    end
+    if not known then
+      rest[#rest + 1] = word
+    elseif known[2] and not value then
+      errors.usage("%s needs a value, such as --%s=%s", word, name, known[2])
+    else
+      given[name] = value or true
+    end
+  end
+  native.arguments = rest
+  return given
+end
+
+local function help(about)
+  local lines = { ("hetrun %s RECIPE [--name=value ...] %s. Options of the recipe may follow too."):format(about.command,
+    about.sentence), "" }
+  for _, option in ipairs(about.options) do
+    lines[#lines + 1] = ("  %-20s %s"):format("--" .. option[1] .. (option[2] and "=" .. option[2] or ""), option[3])
+  end
+  lines[#lines + 1] = ("  %-20s %s"):format("--json", "make the last line one JSON object")
+  native.write("stdout", table.concat(lines, "\n") .. "\n" .. (about.more or ""))
+  return 0
+end
+
+--- The run of the recipe that the command's words name.
+-- @tparam table about `command`, `sentence`, `example`, `options`; `more` help
+-- @treturn ?table nil when only help was wanted
+-- @treturn integer exit code
+function subcommand.recipe(program, about, words)
+  if native.settings.help then return nil, help(about) end
+  if not words[1] then
+    errors.usage("hetrun %s needs a recipe: hetrun %s %s", about.command, about.command, about.example)
+  end
+  if words[2] then
+    errors.usage("hetrun %s: nobody takes '%s'; options are --name=value", about.command, words[2])
+  end
+  return program.load(words[1]), 0
+end
+
+return subcommand

@@ -1,0 +1,371 @@
+#include "planner/measure.h"
+
+#include <algorithm>
+#include <chrono>
+#include <set>
+
+#include "core/base/error.h"
+#include "core/graph/fuse.h"
+#include "core/ops/op.h"
+#include "core/program/executor.h"
+#include "planner/excerpt.h"
+#include "planner/lower.h"
+#include "planner/partition.h"
+
+namespace het::planner {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+bool is_cut(const BufferSpec& buffer) { return buffer.name.starts_with(kCut); }
+
+template <typename Visit>
+void each_buffer(const std::vector<Operand>& operands, const Visit& visit) {
+  for (const Operand& operand : operands)
+    if (operand.buffer != kAbsent) visit(operand.buffer);
+}
+
+bool any_buffer(const std::vector<Operand>& operands, const std::vector<bool>& marked) {
+  return std::any_of(operands.begin(), operands.end(), [&](const Operand& operand) {
+    return operand.buffer != kAbsent && marked[static_cast<size_t>(operand.buffer)];
+  });
+}
+
+// Finds what the instructions of a program are by following its buffers backwards.
+class Reader {
+ public:
+  explicit Reader(const Program& program) : program_(program), shares_(program.instructions.size()) {
+    HET_REQUIRE(program.microbatches == 1, program.microbatches);
+  }
+
+  std::vector<Share> run() {
+    find_layers();
+    split_backward();
+    find_recomputed();
+    return std::move(shares_);
+  }
+
+ private:
+  const Compute& compute(size_t i) const { return std::get<Compute>(program_.instructions[i]); }
+  const BufferSpec& spec(BufferId buffer) const { return program_.buffers[static_cast<size_t>(buffer)]; }
+
+  // What stands outside all layers counts for the one whose results it follows.
+  void find_layers() {
+    int layer = -1;
+    for (size_t i = 0; i < shares_.size(); ++i) {
+      const Compute& own = compute(i);
+      if (own.layer >= 0) layer = own.layer;
+      shares_[i].layer = layer;
+      if (own.op->name == "copy" && is_cut(spec(own.outputs[0].buffer))) continue;
+      if (static_cast<int>(i) < program_.prologue || own.phase == Phase::update)
+        shares_[i].part = Part::update;
+      else
+        shares_[i].part = own.phase == Phase::forward ? Part::forward : Part::weight;
+    }
+    for (size_t i = shares_.size(); i-- > 0;)
+      if (shares_[i].layer < 0)
+        shares_[i].layer = layer = std::max(layer, 0);
+      else
+        layer = shares_[i].layer;
+  }
+
+  // Of the backward pass, what another layer waits for is the gradient of the input.
+  void split_backward() {
+    std::vector<int> maker(program_.buffers.size(), -1);  // the layer whose backward pass writes it
+    std::vector<bool> wanted(program_.buffers.size());
+    for (size_t i = 0; i < shares_.size(); ++i) {
+      const Compute& own = compute(i);
+      const Share& share = shares_[i];
+      if (share.part != Part::weight && share.part != Part::apart) continue;
+      const bool sums = own.op->name == "add_n" || adds_in_place(own);
+      each_buffer(own.inputs, [&](BufferId buffer) {
+        const int made = maker[static_cast<size_t>(buffer)];
+        if (made >= 0 && (share.part == Part::apart || (made != share.layer && !sums)))
+          wanted[static_cast<size_t>(buffer)] = true;
+      });
+      if (share.part == Part::weight)
+        each_buffer(own.outputs, [&](BufferId buffer) {
+          maker[static_cast<size_t>(buffer)] = share.layer;
+          if (is_cut(spec(buffer))) wanted[static_cast<size_t>(buffer)] = true;
+        });
+    }
+    for (size_t i = shares_.size(); i-- > 0;) {
+      if (shares_[i].part != Part::weight || !any_buffer(compute(i).outputs, wanted)) continue;
+      shares_[i].part = Part::input;
+      each_buffer(compute(i).inputs, [&](BufferId buffer) { wanted[static_cast<size_t>(buffer)] = true; });
+    }
+  }
+
+  // A sum over micro-batches that could not be written where it belongs.
+  static bool adds_in_place(const Compute& own) {
+    return own.op->name == "add" && own.inputs[0].buffer == own.outputs[0].buffer;
+  }
+
+  // Of the forward pass, what the backward pass reads, and what makes that. Results of the step are kept.
+  void find_recomputed() {
+    std::vector<bool> wanted(program_.buffers.size());
+    for (size_t i = shares_.size(); i-- > 0;) {
+      const Compute& own = compute(i);
+      const Part part = shares_[i].part;
+      const auto want_inputs = [&] {
+        each_buffer(own.inputs, [&](BufferId buffer) { wanted[static_cast<size_t>(buffer)] = true; });
+      };
+      if (part == Part::input || part == Part::weight || part == Part::apart) want_inputs();
+      if (part != Part::forward) continue;
+      bool kept = false, cut = false;
+      each_buffer(own.outputs, [&](BufferId buffer) {
+        cut = cut || is_cut(spec(buffer));
+        kept = kept || (spec(buffer).home == Home::output && !is_cut(spec(buffer)));
+      });
+      shares_[i].again = !kept && (cut || any_buffer(own.outputs, wanted));
+      if (shares_[i].again) want_inputs();
+    }
+  }
+
+  const Program& program_;
+  std::vector<Share> shares_;
+};
+
+// The layers that read each buffer in forward and backward; of masters, through their copies.
+std::vector<std::set<int>> readers_of(const Program& program, const std::vector<Share>& shares) {
+  std::vector<std::set<int>> readers(program.buffers.size());
+  for (size_t i = shares.size(); i-- > 0;) {
+    const auto& own = std::get<Compute>(program.instructions[i]);
+    const bool prologue = static_cast<int>(i) < program.prologue;
+    if (!prologue && (shares[i].part == Part::update || shares[i].part == Part::apart)) continue;
+    std::set<int> layers;
+    if (!prologue) layers.insert(shares[i].layer);
+    if (prologue)
+      each_buffer(own.outputs, [&](BufferId buffer) {
+        const auto& of = readers[static_cast<size_t>(buffer)];
+        layers.insert(of.begin(), of.end());
+      });
+    each_buffer(own.inputs, [&](BufferId buffer) {
+      readers[static_cast<size_t>(buffer)].insert(layers.begin(), layers.end());
+    });
+  }
+  return readers;
+}
+
+// The parameter that an instruction of the update changes; kAbsent: none.
+BufferId updated_by(const Program& program, const Compute& compute) {
+  for (const Operand& operand : compute.outputs)
+    if (operand.buffer != kAbsent && program.buffers[static_cast<size_t>(operand.buffer)].trained)
+      return operand.buffer;
+  return kAbsent;
+}
+
+// How many layers of the whole model use each parameter, by its name.
+std::map<std::string, double> users_of(const Program& whole, const std::vector<Share>& shares) {
+  std::map<std::string, double> users;
+  const auto readers = readers_of(whole, shares);
+  for (size_t b = 0; b < whole.buffers.size(); ++b)
+    if (whole.buffers[b].trained)
+      users[whole.buffers[b].name] = std::max<double>(1, static_cast<double>(readers[b].size()));
+  return users;
+}
+
+// Seconds of each instruction given to layers and parts. An update is divided over the layers of the whole
+// model that use the parameter; what the update does for all parameters together, by their elements.
+class Account {
+ public:
+  Account(const Program& program, const std::vector<Share>& shares, std::map<std::string, double> users)
+      : program_(program), shares_(shares), users_(std::move(users)), readers_(readers_of(program, shares)) {
+    for (size_t b = 0; b < program.buffers.size(); ++b)
+      if (program.buffers[b].trained)
+        for (const int layer : readers_[b])
+          elements_[layer] += static_cast<double>(program.buffers[b].type.elements()) / users_of_buffer(b);
+    for (const auto& [layer, count] : elements_) all_elements_ += count;
+  }
+
+  void add(size_t i, double seconds, std::map<int, LayerSeconds>& layers) const {
+    const Share& share = shares_[i];
+    switch (share.part) {
+      case Part::apart: return;
+      case Part::forward:
+        layers[share.layer].forward += seconds;
+        if (share.again) layers[share.layer].recompute += seconds;
+        return;
+      case Part::input: layers[share.layer].input += seconds; return;
+      case Part::weight: layers[share.layer].weight += seconds; return;
+      case Part::update: add_update(i, seconds, layers); return;
+    }
+  }
+
+ private:
+  double users_of_buffer(size_t b) const {
+    const auto found = users_.find(program_.buffers[b].name);
+    return found == users_.end() ? 1 : found->second;
+  }
+
+  void add_update(size_t i, double seconds, std::map<int, LayerSeconds>& layers) const {
+    const auto& own = std::get<Compute>(program_.instructions[i]);
+    BufferId parameter = updated_by(program_, own);
+    if (static_cast<int>(i) < program_.prologue)
+      each_buffer(own.inputs, [&](BufferId buffer) {
+        if (program_.buffers[static_cast<size_t>(buffer)].trained) parameter = buffer;
+      });
+    if (parameter != kAbsent) {
+      const auto b = static_cast<size_t>(parameter);
+      for (const int layer : readers_[b]) layers[layer].update += seconds / users_of_buffer(b);
+    } else if (all_elements_ > 0) {
+      for (const auto& [layer, count] : elements_) layers[layer].update += seconds * count / all_elements_;
+    }
+  }
+
+  const Program& program_;
+  const std::vector<Share>& shares_;
+  std::map<std::string, double> users_;
+  std::vector<std::set<int>> readers_;
+  std::map<int, double> elements_;  // of a layer's parameters
+  double all_elements_ = 0;
+};
+
+double median(std::vector<double> values) {
+  HET_REQUIRE(!values.empty());
+  std::sort(values.begin(), values.end());
+  const size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+void write_inputs(Executor& executor, const std::map<std::string, Tensor>& inputs) {
+  std::set<std::string> written;
+  for (const BufferSpec& buffer : executor.program().buffers) {
+    if (buffer.home != Home::input || !written.insert(buffer.name).second) continue;
+    if (const auto found = inputs.find(buffer.name); found != inputs.end())
+      executor.write(buffer.name, found->second);
+    else if (is_float(buffer.type.dtype))
+      executor.write(buffer.name, initial_tensor(buffer.name, {DType::f32, buffer.type.shape},
+                                                 {Initial::Kind::normal, 1}, 0));
+    else
+      executor.write(buffer.name, Tensor::zeros(buffer.type));
+  }
+}
+
+// Median seconds of each instruction.
+std::vector<double> time_instructions(Executor& executor, const MeasureOptions& options, int& runs) {
+  std::vector<std::vector<double>> samples(executor.program().instructions.size());
+  executor.run();  // the first touch of all memory
+  const auto begin = Clock::now();
+  for (runs = 0; runs < options.most_runs; ++runs) {
+    if (runs >= options.least_runs &&
+        std::chrono::duration<double>(Clock::now() - begin).count() > options.seconds)
+      break;
+    const auto spans = executor.run_timed();
+    for (size_t i = 0; i < spans.size(); ++i) samples[i].push_back(spans[i].end - spans[i].begin);
+  }
+  std::vector<double> seconds;
+  seconds.reserve(samples.size());
+  for (std::vector<double>& of : samples) seconds.push_back(median(std::move(of)));
+  return seconds;
+}
+
+}  // namespace
+
+std::vector<Share> shares_of(const Program& program) { return Reader(program).run(); }
+
+std::vector<LayerMemory> memory_by_layer(const Program& program) {
+  const std::vector<Share> shares = shares_of(program);
+  const auto readers = readers_of(program, shares);
+  std::vector<LayerMemory> layers(program.layers.size());
+  const auto at = [&](int layer) -> LayerMemory& { return layers[static_cast<size_t>(layer)]; };
+  const auto bytes = [&](BufferId buffer) {
+    return static_cast<double>(program.buffers[static_cast<size_t>(buffer)].type.bytes());
+  };
+  std::vector<int> maker(program.buffers.size(), -1);  // the layer whose forward pass touches it first
+  std::vector<bool> touched(program.buffers.size()), weights(program.buffers.size());
+  for (size_t b = 0; b < program.buffers.size(); ++b) weights[b] = program.buffers[b].trained;
+  for (int i = 0; i < program.prologue; ++i) {  // copies of parameters in a lower precision
+    const auto& own = std::get<Compute>(program.instructions[static_cast<size_t>(i)]);
+    if (any_buffer(own.inputs, weights))
+      each_buffer(own.outputs, [&](BufferId buffer) { weights[static_cast<size_t>(buffer)] = true; });
+  }
+  std::vector<std::set<int>> used(program.buffers.size());  // in the backward pass
+  for (size_t i = 0; i < shares.size(); ++i) {
+    const auto& own = std::get<Compute>(program.instructions[i]);
+    const Share& share = shares[i];
+    const auto touch = [&](BufferId buffer) {
+      const auto b = static_cast<size_t>(buffer);
+      if (!touched[b] && share.part == Part::forward) maker[b] = share.layer;
+      touched[b] = true;
+    };
+    each_buffer(own.inputs, touch);
+    each_buffer(own.outputs, touch);
+    if (share.part == Part::input || share.part == Part::weight)
+      each_buffer(own.inputs,
+                  [&](BufferId buffer) { used[static_cast<size_t>(buffer)].insert(share.layer); });
+    const BufferId parameter = share.part == Part::update ? updated_by(program, own) : kAbsent;
+    if (parameter == kAbsent) continue;
+    for (const int layer : readers[static_cast<size_t>(parameter)])
+      each_buffer(own.inputs, [&](BufferId buffer) {
+        const BufferSpec& spec = program.buffers[static_cast<size_t>(buffer)];
+        if (spec.home == Home::state && !spec.trained) at(layer).optimizer += bytes(buffer);
+        if (spec.home != Home::state && spec.type.shape == program.buffers[parameter].type.shape)
+          at(layer).gradients += bytes(buffer);
+      });
+  }
+  for (size_t b = 0; b < program.buffers.size(); ++b) {
+    const BufferSpec& spec = program.buffers[b];
+    const auto buffer = static_cast<BufferId>(b);
+    if (weights[b])
+      for (const int layer : readers[b]) at(layer).weights += bytes(buffer);
+    const bool scratch = spec.home == Home::arena || is_cut(spec);
+    if (scratch && maker[b] >= 0 && !used[b].empty())
+      at(used[b].count(maker[b]) != 0 ? maker[b] : *used[b].begin()).activations += bytes(buffer);
+  }
+  return layers;
+}
+
+Measured measure_layers(const Graph& graph, const Model& model, const std::shared_ptr<Device>& device,
+                        const std::map<std::string, Tensor>& inputs, const MeasureOptions& options) {
+  HET_REQUIRE(model.layers.size() == graph.layers.size(), model.layers.size(), graph.layers.size());
+  const Graph own = options.tensor == 1 ? graph : partition(graph, options.tensor, 0);
+  // The whole model tells what its layers keep and which share parameters; nothing of it is allocated.
+  const Program whole = lower_single(fuse(excerpt(own, std::vector<bool>(own.layers.size(), true))));
+  const std::vector<Share> whole_shares = shares_of(whole);
+  const std::vector<LayerMemory> memory = memory_by_layer(whole);
+
+  std::vector<int> first(model.kinds.size(), -1);  // the layer that is measured for each kind
+  std::vector<bool> keep(own.layers.size());
+  for (size_t layer = 0; layer < model.layers.size(); ++layer) {
+    int& found = first[static_cast<size_t>(model.layers[layer])];
+    if (found < 0) {
+      found = static_cast<int>(layer);
+      keep[layer] = true;
+    }
+  }
+  Executor executor(lower_single(fuse(excerpt(own, keep))), std::make_shared<StateStore>(device, 0));
+  write_inputs(executor, inputs);
+  Measured measured;
+  const std::vector<double> seconds = time_instructions(executor, options, measured.runs);
+
+  const std::vector<Share> shares = shares_of(executor.program());
+  const Account account(executor.program(), shares, users_of(whole, whole_shares));
+  std::map<int, LayerSeconds> layers;
+  for (size_t i = 0; i < seconds.size(); ++i) {
+    account.add(i, seconds[i], layers);
+    if (shares[i].part != Part::apart) measured.seconds += seconds[i];
+  }
+  for (size_t kind = 0; kind < model.kinds.size(); ++kind) {
+    const LayerSeconds& of = layers[first[kind]];
+    ProfilePoint point{model.kinds[kind].name,
+                       options.type,
+                       options.tensor,
+                       options.microbatch,
+                       of.forward,
+                       of.input,
+                       of.weight,
+                       of.update};
+    point.recompute = of.recompute;
+    point.collectives = options.tensor == 1;
+    const LayerMemory& kept = memory[static_cast<size_t>(first[kind])];
+    point.weight_bytes = kept.weights;
+    point.gradient_bytes = kept.gradients;
+    point.optimizer_bytes = kept.optimizer;
+    point.activation_bytes = kept.activations;
+    measured.points.push_back(std::move(point));
+  }
+  return measured;
+}
+
+}  // namespace het::planner

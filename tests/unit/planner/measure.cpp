@@ -1,0 +1,209 @@
+// Layers cut out of a graph, what their instructions are, and what is measured of them.
+#include "planner/measure.h"
+
+#include <catch2/catch.hpp>
+
+#include "core/graph/fuse.h"
+#include "core/graph/gradient.h"
+#include "core/ops/op.h"
+#include "kernels/cpu/device.h"
+#include "planner/excerpt.h"
+#include "planner/graph_model.h"
+#include "planner/lower.h"
+
+using namespace het;
+using namespace het::planner;
+
+namespace {
+
+constexpr int64_t kTokens = 6, kWidth = 8, kHidden = 16, kVocabulary = 10;
+
+// An embedding, blocks of two projections with a residual, and a head that shares the embedding's weights;
+// trained by SGD with momentum after clipping.
+Graph model(int blocks, int64_t samples = 1) {
+  Graph graph;
+  GraphBuilder b(graph);
+  const auto weight = [&](const std::string& name, Shape shape) {
+    return b.parameter(name, {DType::f32, std::move(shape)}, {Initial::Kind::normal, 0.1});
+  };
+  const ValueId tokens = b.input("inputs", {DType::i32, {samples, kTokens}});
+  b.begin_layer("embedding");
+  ValueId x = b.call("embedding", {tokens, weight("tokens", {kVocabulary, kWidth})});
+  for (int i = 0; i < blocks; ++i) {
+    const std::string name = "blocks." + std::to_string(i);
+    b.begin_layer(name);
+    const ValueId up = b.call("linear", {x, weight(name + ".up", {kHidden, kWidth}), kAbsent});
+    const ValueId down =
+        b.call("linear", {b.call("gelu", {up}), weight(name + ".down", {kWidth, kHidden}), kAbsent});
+    x = b.call("add", {x, down});
+  }
+  b.begin_layer("head");
+  const ValueId logits = b.call("linear", {x, weight("tokens", {kVocabulary, kWidth}), kAbsent});
+  const ValueId loss = b.call("sum", {b.call("square", {logits})}, {{"dtype", std::string("f32")}});
+  b.output("loss", loss);
+  const auto gradients = differentiate(graph, loss);
+  b.set_phase(Phase::update);
+  b.set_layer(-1);
+  const ValueId lr = b.input("lr", {DType::f32, {}}, true);
+  std::vector<ValueId> all;
+  all.reserve(gradients.size());
+  for (const auto& [parameter, gradient] : gradients) all.push_back(gradient);
+  const auto norm = b.call_all(op_named("global_norm"), all, {{"max_norm", 1.0}});
+  b.output("gradient_norm", norm[0]);
+  for (const auto& [parameter, gradient] : gradients)
+    b.call_all(op_named("sgd"),
+               {parameter, b.buffer(graph.values[parameter].name + ".m", graph.type(parameter)), gradient, lr,
+                norm[1]},
+               {{"momentum", 0.9}});
+  return graph;
+}
+
+// FLOPs of a program's instructions by layer and part.
+std::map<std::pair<int, Part>, double> work_of(const Program& program) {
+  std::map<std::pair<int, Part>, double> work;
+  const std::vector<Share> shares = shares_of(program);
+  for (size_t i = 0; i < shares.size(); ++i) {
+    const auto& compute = std::get<Compute>(program.instructions[i]);
+    const auto types = [](const std::vector<Operand>& operands) {
+      std::vector<TensorType> list;
+      for (const Operand& operand : operands)
+        list.push_back(operand.buffer == kAbsent ? TensorType{} : operand.layout.type);
+      return list;
+    };
+    const auto inputs = types(compute.inputs), outputs = types(compute.outputs);
+    work[{shares[i].layer, shares[i].part}] +=
+        cost_of(OpCall{*compute.op, inputs, compute.attributes}, outputs).flops;
+  }
+  return work;
+}
+
+std::vector<bool> only(const Graph& graph, const std::vector<int>& layers) {
+  std::vector<bool> keep(graph.layers.size());
+  for (const int layer : layers) keep[static_cast<size_t>(layer)] = true;
+  return keep;
+}
+
+}  // namespace
+
+TEST_CASE("an excerpt holds the layers that are kept and runs alone", "[planner][measure]") {
+  const Graph whole = model(5);
+  const Graph part = excerpt(whole, only(whole, {2}));
+  CHECK(verify(part).empty());
+  for (const het::Node& node : part.nodes) CHECK((node.phase == Phase::update || node.layer == 2));
+  std::vector<std::string> parameters;
+  for (const het::Node& node : part.nodes)
+    for (const ValueId id : node.inputs)
+      if (node.op->name == "linear" && part.values[id].role == Role::parameter)
+        parameters.push_back(part.values[id].name);
+  CHECK(parameters == std::vector<std::string>{"blocks.1.up", "blocks.1.down"});
+  // From the block before and from the one after; to the one after and to the one before.
+  int given = 0, taken = 0;
+  for (const Value& value : part.values) given += value.role == Role::input && value.name.starts_with(kCut);
+  for (const Output& output : part.outputs) taken += output.name.starts_with(kCut);
+  CHECK(given == 2);
+  CHECK(taken == 2);
+  CHECK(verify(lower_single(fuse(part))).empty());
+  // All of a graph is the graph.
+  const Graph all = excerpt(whole, std::vector<bool>(whole.layers.size(), true));
+  CHECK(all.nodes.size() == prune(whole).nodes.size());
+  CHECK(verify(all).empty());
+}
+
+TEST_CASE("instructions do the work that the model counts, layer by layer and part by part",
+          "[planner][measure]") {
+  const Graph whole = model(3);
+  const Model counted = model_of_graph(whole, "toy", 1, kTokens);
+  const auto check = [&](const Program& program, const std::vector<int>& layers) {
+    auto work = work_of(program);
+    for (const int layer : layers) {
+      INFO("layer " << layer);
+      const LayerKind& kind = counted.layer(layer);
+      CHECK(work[{layer, Part::forward}] == kind.forward_flops);
+      CHECK(work[{layer, Part::input}] == kind.input_flops);
+      // The sum of the shared weights' two gradients is none: the second is added where the first lies.
+      const double sum = layer == 0 ? 2.0 * kVocabulary * kWidth : 0;
+      CHECK(work[{layer, Part::weight}] == kind.weight_flops - sum);
+    }
+  };
+  check(lower_single(prune(whole)), {0, 1, 2, 3, 4});
+  check(lower_single(excerpt(whole, only(whole, {0, 1, 4}))), {0, 1, 4});
+  check(lower_single(excerpt(whole, only(whole, {2}))), {2});
+}
+
+TEST_CASE("a stage that recomputes runs again what its backward pass needs", "[planner][measure]") {
+  const Graph whole = model(2);
+  // As lowering does it: forward instructions that are there twice.
+  Plan plan;
+  plan.pipelines = {{1, {{{"here:0"}, 0, 4, true}}}};
+  std::map<int, int> again, counted;
+  std::map<std::pair<std::string, int>, int> seen;
+  for (const Instruction& instruction : lower(prune(whole), plan).instructions)
+    if (const auto& compute = std::get<Compute>(instruction); compute.phase == Phase::forward)
+      again[compute.layer] += 1;
+  const Program once = lower_single(prune(whole));
+  const std::vector<Share> shares = shares_of(once);
+  for (size_t i = 0; i < shares.size(); ++i) {
+    const auto& compute = std::get<Compute>(once.instructions[i]);
+    if (compute.phase == Phase::forward) counted[compute.layer] += 1 + (shares[i].again ? 1 : 0);
+  }
+  CHECK(counted == again);
+}
+
+TEST_CASE("bytes of a layer are those of its buffers", "[planner][measure]") {
+  const Graph whole = model(3);
+  const Model counted = model_of_graph(whole, "toy", 1, kTokens);
+  const std::vector<LayerMemory> memory = memory_by_layer(lower_single(prune(whole)));
+  REQUIRE(memory.size() == 5);
+  for (int layer = 0; layer < 5; ++layer) {
+    INFO("layer " << layer);
+    const LayerKind& kind = counted.layer(layer);
+    const LayerMemory& of = memory[static_cast<size_t>(layer)];
+    CHECK(of.weights == 4 * kind.parameters);
+    CHECK(of.gradients == 4 * kind.parameters);
+    CHECK(of.optimizer == 4 * kind.parameters);
+    CHECK(of.activations == kind.activation_bytes);
+  }
+}
+
+TEST_CASE("each kind of layer is measured once, whatever the number of its layers", "[planner][measure]") {
+  const auto device = make_cpu_device();
+  MeasureOptions options;
+  options.type = "mine";
+  options.least_runs = options.most_runs = 3;
+  options.microbatch = 2;
+  const Model counted = model_of_graph(model(6), "toy", 1, kTokens);
+  const Measured measured = measure_layers(model(6, 2), counted, device, {}, options);
+  CHECK(measured.runs == 3);
+  REQUIRE(measured.points.size() == counted.kinds.size());
+  double sum = 0;
+  for (size_t i = 0; i < measured.points.size(); ++i) {
+    const ProfilePoint& point = measured.points[i];
+    INFO(point.kind);
+    CHECK(point.kind == counted.kinds[i].name);
+    CHECK(point.type == "mine");
+    CHECK(point.microbatch == 2);
+    CHECK(point.collectives);
+    CHECK(point.forward > 0);
+    CHECK(point.update > 0);
+    CHECK((point.input > 0) == (counted.kinds[i].input_flops > 0));
+    CHECK(point.recompute <= point.forward);
+    CHECK(point.activation_bytes == 2 * counted.kinds[i].activation_bytes);
+    sum += point.forward + point.input + point.weight + point.update;
+  }
+  // Every instruction is in one of them; the weights that embedding and head share are updated once.
+  CHECK(sum == Approx(measured.seconds));
+}
+
+TEST_CASE("of a tensor-parallel group one rank's part is measured", "[planner][measure]") {
+  const Model counted = model_of_graph(model(2), "toy", 1, kTokens);
+  MeasureOptions options;
+  options.least_runs = options.most_runs = 2;
+  options.tensor = 2;
+  const Measured measured = measure_layers(model(2), counted, make_cpu_device(), {}, options);
+  const ProfilePoint& block = measured.points[1];
+  CHECK_FALSE(block.collectives);
+  CHECK(block.tensor == 2);
+  CHECK(block.weight_bytes == 2 * counted.kinds[1].parameters);
+  CHECK(block.activation_bytes < counted.kinds[1].activation_bytes);
+  CHECK(block.forward > 0);
+}
