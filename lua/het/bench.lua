@@ -34,6 +34,9 @@ local scripts = {
   distributed = {
     "tests/bench/distributed.py", "training over several ranks: exactness, pace, overlap, memory, failures",
   },
+  planner = {
+    "tests/bench/planner.py", "auto against the baselines and brute force, by the simulator; planning time",
+  },
 }
 
 local options = {

@@ -12,15 +12,17 @@
 #include <fmt/format.h>
 
 #include "planner/autohet/balance.h"
+#include "planner/autohet/joint.h"
 #include "planner/milp.h"
 
 namespace het::planner {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr int kSmall = 8;     // groups: up to here every grouping is tried
-constexpr int kShallow = 16;  // layers: up to here every order
-constexpr size_t kKept = 6;   // orders of a composition that are judged in company
+constexpr int kSmall = 8;                 // groups: up to here every grouping is tried
+constexpr int kShallow = 16;              // layers: up to here every order
+constexpr size_t kKept = 6;               // orders of a composition that are judged in company
+constexpr int64_t kJointBudget = 40'000;  // simulations
 constexpr size_t kFewOrders = 24, kManyOrders = 900;
 
 size_t permutations_of(const Composition& composition, size_t limit) {
@@ -599,6 +601,10 @@ void Search::run() {
       Candidate mended = improve(judge_, std::move(misfits[i]), additions_, budget);
       judge_.offer(mended);
       if (mended.feasible()) candidates.push_back(std::move(mended));
+    }
+    if (small_) {
+      search_jointly(judge_, additions_, policy_, kJointBudget);
+      if (judge_.best().feasible()) candidates.push_back(judge_.best());
     }
   }
   if (additions_.schedules) {

@@ -11,12 +11,14 @@ namespace het::planner {
 // (embedding with the first, head with the last), equal micro-batches, ranks in the order of the nodes,
 // stages outermost. All degrees, micro-batch sizes, with and without recompute everywhere, with and without
 // evenly sharded optimizer state. Uses every device; only where no such plan fits, the largest number that
-// does.
+// does. Blocks that the stages do not divide are spread as evenly as can be, though Megatron-LM refuses them.
 void plan_megatron(Judge& judge);
 
 // The same structure with Whale's balancing (Jia et al., ATC 2022), re-implemented from its description since
 // its public code does not contain it: devices with most memory on the early stages, blocks between stages in
-// proportion to their power, micro-batches between replicas in proportion to theirs.
+// proportion to their power, micro-batches between replicas in proportion to theirs. Sharded optimizer state
+// only as its public code has it (EasyParallelLibrary, docs/en/api/config.md, "Zero Configuration"): for data
+// parallelism alone and without accumulation of gradients.
 void plan_whale(Judge& judge);
 
 // Brute force over degrees, micro-batch sizes, groupings (idle devices too), stage orders, layers, recompute,

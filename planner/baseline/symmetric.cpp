@@ -107,7 +107,8 @@ class Symmetric {
         });
       for (const bool recompute : {false, true})
         for (const bool sharded : {false, true}) {
-          if (sharded && replicas == 1) continue;
+          if (sharded && (replicas == 1 || (whale_ && (stages > 1 || tensor > 1 || microbatches > replicas))))
+            continue;
           Layout layout = layout_of(order, {tensor, microbatch, stages, replicas}, costs, recompute);
           layout.sharded_optimizer = sharded;
           if (too_slow(layout, costs)) continue;

@@ -6,8 +6,11 @@
 
 #include "core/base/random.h"
 #include "planner/autohet/balance.h"
+#include "planner/autohet/joint.h"
 #include "planner/autohet/search.h"
+#include "planner/baseline/baseline.h"
 #include "planner/milp.h"
+#include "tests/unit/planner/random_case.h"
 #include "tests/unit/planner/testing.h"
 
 using namespace het;
@@ -255,4 +258,56 @@ TEST_CASE("stage orders: all when few, whole nodes when many, the largest memory
   CHECK(stage_orders({2, 1, 1}, costs, 100).size() == 12);
   CHECK(stage_orders({4, 4, 4}, costs, 100).size() == 6);
   CHECK(stage_orders({1, 2, 1}, costs, 1) == std::vector<std::vector<int>>{{1, 1, 0, 2}});
+}
+
+TEST_CASE("where memory is tight, cuts, micro-batches and optimizer state are as good as decided together") {
+  // Deciding part by part is 33 %, 17 % and 5 % slower than brute force on these, and finds nothing on the
+  // last.
+  for (const uint64_t seed : {9035u, 7052u, 20070u, 20039u}) {
+    const Request request = random_request(seed);
+    INFO("seed " << seed);
+    Judge truth(request), found(request);
+    plan_exhaustive(truth);
+    REQUIRE(truth.best().feasible());
+    search_plans(found, request.additions, "search");
+    REQUIRE(found.best().feasible());
+    CHECK(found.best_score() <= 1.005 * truth.best_score());
+  }
+}
+
+TEST_CASE("without a plan to beat, deciding together still finds one, within its budget") {
+  const Request request = random_request(20039);
+  Judge truth(request), found(request), hurried(request);
+  plan_exhaustive(truth);
+  search_jointly(found, request.additions, "joint", 40'000);
+  REQUIRE(found.best().feasible());
+  CHECK(found.best_score() <= 1.005 * truth.best_score());
+  CHECK(found.judged() < 40'000);
+  search_jointly(hurried, request.additions, "joint", 1);
+  CHECK(hurried.judged() <= 1);
+}
+
+TEST_CASE("deciding together uses no addition that is switched off") {
+  // Here brute force wants all three: uneven micro-batches, placed state, recompute in one stage alone.
+  Request request = random_request(9035);
+  Judge all(request);
+  search_jointly(all, request.additions, "joint", 40'000);
+  REQUIRE(all.best().feasible());
+  for (bool Additions::*off :
+       {&Additions::uneven_microbatches, &Additions::placed_optimizer, &Additions::recompute_per_stage}) {
+    Additions additions = request.additions;
+    additions.*off = false;
+    Judge judge(request);
+    search_jointly(judge, additions, "joint", 40'000);
+    if (!judge.best().feasible()) continue;
+    CHECK(judge.best_score() > all.best_score());
+    const Layout& layout = judge.best().layout;
+    for (const PipelineLayout& pipeline : layout.pipelines) {
+      if (!additions.uneven_microbatches) CHECK(pipeline.microbatches == layout.pipelines[0].microbatches);
+      for (const StageLayout& stage : pipeline.stages) {
+        if (!additions.placed_optimizer) CHECK(stage.share == 1);
+        if (!additions.recompute_per_stage) CHECK(stage.recompute == layout.pipelines[0].stages[0].recompute);
+      }
+    }
+  }
 }

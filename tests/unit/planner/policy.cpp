@@ -96,6 +96,26 @@ TEST_CASE("megatron cuts equally, whale in proportion") {
   CHECK(whale.best.simulation.seconds < megatron.best.simulation.seconds);
 }
 
+TEST_CASE("megatron may shard optimizer state always, whale only where gradients are not accumulated") {
+  // One layer on four devices, each with room for weights, gradients and a quarter of the state.
+  Request request;
+  request.model = plain_model(1, 1e8);
+  const Model& model = request.model;
+  const double bytes = 1e8 * (model.weight_bytes + model.gradient_bytes + model.optimizer_bytes / 2);
+  request.cluster.types = {plain_type("unit", 1, bytes / kUsableMemory / 1073741824.0)};
+  request.cluster.nodes = {plain_node("a", "unit", 4)};
+  request.cluster.between = {1e-5, 1e10};
+  request.microbatches = {1};
+  request.tensors = {1};
+  for (const int batch : {4, 8}) {
+    request.batch = batch;
+    const Planned megatron = plan_with(request, "megatron"), whale = plan_with(request, "whale");
+    REQUIRE(megatron.feasible);
+    CHECK(megatron.plan.sharded_optimizer);
+    CHECK(whale.feasible == (batch == 4));
+  }
+}
+
 TEST_CASE("a model that fits nowhere is told by how much, where, and what would help") {
   const Planned planned = plan_with(request_of({{"T4", 2}}, "gpt3-13b", 8), "auto");
   CHECK_FALSE(planned.feasible);

@@ -1,0 +1,311 @@
+#include "planner/autohet/joint.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <numeric>
+#include <string>
+#include <tuple>
+
+#include "planner/autohet/balance.h"
+#include "planner/autohet/search.h"
+
+namespace het::planner {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kBoundSlack = 1.1;     // the bound of 1F1B may be this much above the simulator's time
+constexpr size_t kEnumerated = 20'000;  // cuts of a composition that are held at once
+constexpr size_t kSimulated = 400;      // of these, simulated alone: the best by the bound
+constexpr size_t kWhole = 6;    // cuts of a pipeline that are combined when each keeps its state to itself
+constexpr int kLeaves = 20000;  // combinations of one division of micro-batches
+constexpr int kAlike = 12;      // cuts as quick and as roomy as a third one make it superfluous
+
+// One pipeline with everything decided but its hosts and its share of optimizer state.
+struct Cut {
+  PipelineDraft draft;
+  double seconds = 0;           // by the bound, then of the pipeline alone
+  std::vector<double> carries;  // [layers] the part of the layer's state that its stage has room for
+  double room = 0;              // bytes, at most what its layers' state takes
+};
+
+// Pipelines and their micro-batches; no plan of them takes less than `least` seconds.
+struct Division {
+  std::vector<Composition> pipelines;
+  std::vector<int> counts;
+  double least = 0;
+};
+
+// At one degree and micro-batch size.
+class Joint {
+ public:
+  Joint(Judge& judge, const Additions& additions, std::string_view policy, int tensor, int microbatch,
+        int64_t& budget)
+      : judge_(judge),
+        request_(judge.request()),
+        additions_(additions),
+        policy_(policy),
+        costs_(judge.costs(tensor, microbatch)),
+        alone_(costs_, request_.cluster),
+        microbatches_(request_.batch / microbatch),
+        budget_(budget) {
+    // The least seconds of the layers from each on, whoever runs them.
+    rest_.assign(static_cast<size_t>(costs_.layers) + 1, 0);
+    for (int l = costs_.layers; l-- > 0;) {
+      double least = kInfinity;
+      for (int n = 0; n < static_cast<int>(costs_.nodes.size()); ++n)
+        least = std::min(least, seconds(n, l, l + 1, false));
+      rest_[static_cast<size_t>(l)] = rest_[static_cast<size_t>(l) + 1] + least;
+    }
+  }
+
+  // Plans that take less than `limit`, or than the best so far.
+  void run(double limit) {
+    limit_ = limit;
+    const Pool pool = pool_of(request_, costs_);
+    const int groups = std::accumulate(pool.groups.begin(), pool.groups.end(), 0);
+    std::vector<Recompute> modes = {Recompute::where_needed};
+    if (!additions_.recompute_per_stage) modes = {Recompute::never, Recompute::always};
+    std::vector<Division> divisions;
+    for (int pipelines = 1; pipelines <= std::min(groups, microbatches_); ++pipelines)
+      for (const Grouping& grouping : all_groupings(pool, pipelines, 20000)) {
+        Division division;
+        for (const auto& [composition, copies] : grouping.parts)
+          division.pipelines.insert(division.pipelines.end(), static_cast<size_t>(copies), composition);
+        divide(division, microbatches_, divisions);
+      }
+    std::stable_sort(divisions.begin(), divisions.end(),
+                     [](const Division& a, const Division& b) { return a.least < b.least; });
+    for (const Division& division : divisions)
+      for (const Recompute mode : modes)
+        for (const bool sharded : {false, true}) {
+          if (sharded && division.pipelines.size() == 1) continue;
+          recompute_ = mode;
+          sharded_ = sharded;
+          share_ = !sharded                      ? 1
+                   : additions_.placed_optimizer ? 0
+                                                 : 1.0 / static_cast<double>(division.pipelines.size());
+          combine(division);
+        }
+  }
+
+ private:
+  double to_beat() const { return std::min(limit_, judge_.best_score()); }
+
+  double seconds(int node, int first, int last, bool recompute) const {
+    return costs_.forward_seconds(node, first, last) + costs_.backward_seconds(node, first, last, recompute);
+  }
+
+  // Every way to give the pipelines that have none yet `left` micro-batches; alike pipelines in falling
+  // order.
+  void divide(Division& division, int left, std::vector<Division>& found) {
+    const size_t p = division.counts.size(), pipelines = division.pipelines.size();
+    if (p == pipelines) {
+      found.push_back(division);
+      return;
+    }
+    const int others = static_cast<int>(pipelines - p) - 1;
+    for (int m = others == 0 ? left : 1; m + others <= left; ++m) {
+      if (!additions_.uneven_microbatches && m * static_cast<int>(pipelines) != microbatches_) continue;
+      if (p > 0 && division.pipelines[p] == division.pipelines[p - 1] && m > division.counts[p - 1]) break;
+      // All its groups busy all the time.
+      double power = 0;
+      for (size_t n = 0; n < costs_.nodes.size(); ++n)
+        power += division.pipelines[p][n] / seconds(static_cast<int>(n), 0, costs_.layers, false);
+      const double least = division.least;
+      division.least = std::max(least, m / power);
+      // Nodes may differ in which layers they are good at, so that this is a little more than the least.
+      if (division.least < kBoundSlack * to_beat()) {
+        division.counts.push_back(m);
+        divide(division, left - m, found);
+        division.counts.pop_back();
+      }
+      division.least = least;
+    }
+  }
+
+  // Combinations of cuts in the order of the slowest of each.
+  void combine(const Division& division) {
+    if (budget_ <= 0 || division.least >= kBoundSlack * to_beat()) return;
+    options_.clear();
+    order_.clear();
+    for (size_t p = 0; p < division.pipelines.size(); ++p) {
+      const std::vector<Cut>& found = cuts(division.pipelines[p], division.counts[p]);
+      if (found.empty() || found.front().seconds >= to_beat()) return;
+      options_.push_back(&found);
+      for (size_t i = 0; i < found.size(); ++i) order_.emplace_back(found[i].seconds, p, i);
+    }
+    std::sort(order_.begin(), order_.end());
+    leaves_ = kLeaves;
+    picked_.assign(options_.size(), 0);
+    for (slowest_ = 0; slowest_ < order_.size() && leaves_ > 0 && budget_ > 0; ++slowest_) {
+      if (std::get<0>(order_[slowest_]) >= to_beat()) break;
+      pick(division, 0, 0);
+    }
+  }
+
+  void pick(const Division& division, size_t p, double room) {
+    const auto& [longest, slowest, index] = order_[slowest_];
+    if (p == options_.size()) {
+      --leaves_;
+      const double state = costs_.parameters.back() * costs_.optimizer_bytes;
+      if (!sharded_ || !additions_.placed_optimizer || room >= state * (1 - 1e-12)) offer();
+      return;
+    }
+    const bool twin = p > 0 && division.pipelines[p] == division.pipelines[p - 1] &&
+                      division.counts[p] == division.counts[p - 1];
+    const std::vector<Cut>& options = *options_[p];
+    for (size_t i = twin ? picked_[p - 1] : 0; i < options.size() && leaves_ > 0 && budget_ > 0; ++i) {
+      if (p == slowest && i != index) continue;
+      if (std::tuple(options[i].seconds, p, i) > order_[slowest_] || longest >= to_beat()) break;
+      picked_[p] = i;
+      pick(division, p + 1, room + options[i].room);
+    }
+  }
+
+  void offer() {
+    std::vector<PipelineDraft> drafts;
+    for (size_t p = 0; p < options_.size(); ++p) drafts.push_back((*options_[p])[picked_[p]].draft);
+    Layout layout = make_layout(request_, costs_, drafts, true);
+    layout.sharded_optimizer = sharded_;
+    if (sharded_ && additions_.placed_optimizer && !place_optimizer(layout, costs_)) return;
+    --budget_;
+    judge_.offer(judge_.judge(std::move(layout), policy_));
+  }
+
+  // Of all orders and cuts those that nobody else beats in both time and room, the quickest first.
+  const std::vector<Cut>& cuts(const Composition& composition, int microbatches) {
+    const auto [entry, fresh] =
+        cuts_.try_emplace({composition, microbatches, sharded_, static_cast<int>(recompute_), share_});
+    std::vector<Cut>& kept = entry->second;
+    if (!fresh) return kept;
+    std::vector<Cut> found;
+    for (const std::vector<int>& order : stage_orders(composition, costs_, 20000)) {
+      if (static_cast<int>(order.size()) > costs_.layers) break;
+      Cut cut;
+      cut.draft.nodes = order;
+      cut.draft.microbatches = microbatches;
+      extend(cut, 0, 0, 0, found);
+    }
+    std::stable_sort(found.begin(), found.end(), [](auto& a, auto& b) { return a.seconds < b.seconds; });
+    if (found.size() > kSimulated) found.resize(kSimulated);
+    for (Cut& cut : found) {
+      cut.draft.solution.feasible = true;
+      const Simulation alone = alone_.run(make_layout(request_, costs_, {cut.draft}, true));
+      --budget_;
+      // In company a whole update stays as long as it is, a shared one does not.
+      cut.seconds = sharded_ ? alone.pipeline_seconds : alone.seconds;
+      measure(cut);
+    }
+    std::stable_sort(found.begin(), found.end(), [](auto& a, auto& b) { return a.seconds < b.seconds; });
+    for (Cut& cut : found) {
+      if (cut.seconds >= to_beat() || (!sharded_ && kept.size() == kWhole)) break;
+      int better = 0;
+      for (const Cut& other : kept)
+        better += std::equal(other.carries.begin(), other.carries.end(), cut.carries.begin(),
+                             [](double a, double b) { return a >= b; });
+      if (!sharded_ || better < kAlike) kept.push_back(std::move(cut));
+    }
+    return kept;
+  }
+
+  // Every way to cut the layers from `first` on. `before`: seconds of one micro-batch in the stages before,
+  // which the first and the last must pass, so that no stage ends before `before` + m times its own.
+  void extend(Cut& cut, int first, double before, double longest, std::vector<Cut>& found) {
+    StageSolution& solution = cut.draft.solution;
+    const int stages = static_cast<int>(cut.draft.nodes.size()), s = static_cast<int>(solution.layers.size());
+    const int left = stages - s - 1, m = cut.draft.microbatches,
+              node = cut.draft.nodes[static_cast<size_t>(s)];
+    const int held = in_flight({}, stages, s, m);
+    const double memory = costs_.nodes[static_cast<size_t>(node)].memory_bytes, best = to_beat();
+    for (int end = left == 0 ? costs_.layers : first + 1; end + left <= costs_.layers; ++end) {
+      if (before + m * seconds(node, first, end, false) >= best) return;  // it only grows with the end
+      for (const bool recompute : {false, true}) {
+        if (recompute_ == (recompute ? Recompute::never : Recompute::always)) continue;
+        if (costs_.stage_bytes(first, end, held, recompute, share_) > memory) continue;
+        // With all of its state it fits without: recomputing is then only slower.
+        if (recompute && recompute_ == Recompute::where_needed &&
+            costs_.stage_bytes(first, end, held, false, 1) <= memory)
+          continue;
+        const double tau = seconds(node, first, end, recompute), most = std::max(longest, tau);
+        const double bound = before + tau + rest_[static_cast<size_t>(end)] + (m - 1) * most;
+        if (before + m * tau >= best || bound >= kBoundSlack * best || found.size() >= kEnumerated) continue;
+        solution.layers.push_back(end - first);
+        solution.recompute.push_back(recompute);
+        if (left > 0) {
+          extend(cut, end, before + tau, most, found);
+        } else {
+          found.push_back(cut);
+          found.back().seconds = bound;
+        }
+        solution.layers.pop_back();
+        solution.recompute.pop_back();
+      }
+    }
+  }
+
+  // Room for optimizer state.
+  void measure(Cut& cut) const {
+    const int stages = static_cast<int>(cut.draft.nodes.size());
+    int first = 0;
+    for (int s = 0; s < stages; ++s) {
+      const auto i = static_cast<size_t>(s);
+      const int end = first + cut.draft.solution.layers[i],
+                held = in_flight({}, stages, s, cut.draft.microbatches);
+      const double state =
+          (costs_.parameters[static_cast<size_t>(end)] - costs_.parameters[static_cast<size_t>(first)]) *
+          costs_.optimizer_bytes;
+      const double free = costs_.nodes[static_cast<size_t>(cut.draft.nodes[i])].memory_bytes -
+                          costs_.stage_bytes(first, end, held, cut.draft.solution.recompute[i] != 0, 0);
+      const double room = std::clamp(free, 0.0, state);
+      cut.room += room;
+      cut.carries.insert(cut.carries.end(), static_cast<size_t>(end - first), state > 0 ? room / state : 1);
+      first = end;
+    }
+  }
+
+  Judge& judge_;
+  const Request& request_;
+  const Additions& additions_;
+  std::string policy_;
+  const CostTable& costs_;
+  Simulator alone_;
+  int microbatches_;
+  int64_t& budget_;
+  double limit_ = kInfinity;
+  Recompute recompute_ = Recompute::where_needed;
+  bool sharded_ = false;
+  double share_ = 1;          // of its layers' state that a stage must have room for
+  std::vector<double> rest_;  // [layers + 1]
+  std::map<std::tuple<Composition, int, bool, int, double>, std::vector<Cut>> cuts_;
+  // Of the combination at work: cuts of each pipeline; all of them by (seconds, pipeline, index); the one
+  // that is the slowest; the choice.
+  std::vector<const std::vector<Cut>*> options_;
+  std::vector<std::tuple<double, size_t, size_t>> order_;
+  size_t slowest_ = 0;
+  std::vector<size_t> picked_;
+  int leaves_ = 0;
+};
+
+}  // namespace
+
+void search_jointly(Judge& judge, const Additions& additions, std::string_view policy, int64_t budget) {
+  if (judge.request().objective != Objective::time) return;
+  const std::vector<int> tensors = tensor_degrees(judge.request()), sizes = microbatch_sizes(judge.request());
+  // Without a plan to beat, cuts would be without number: the limit grows until there is one.
+  double limit = judge.best().feasible() ? kInfinity : 1.5 * lower_bound_seconds(judge.request(), judge);
+  for (int round = 0; round < 4 && budget > 0; ++round, limit *= 4) {
+    auto others = static_cast<int64_t>(tensors.size() * sizes.size());
+    for (const int tensor : tensors)
+      for (const int microbatch : sizes) {
+        // None takes what the others need.
+        int64_t part = budget / others--;
+        budget -= part;
+        Joint(judge, additions, policy, tensor, microbatch, part).run(limit);
+        budget += part;
+      }
+    if (judge.best().feasible()) return;
+  }
+}
+
+}  // namespace het::planner

@@ -1,0 +1,62 @@
+#!/usr/bin/env python3
+"""The planner, measured by its own simulator: auto against the baselines over the combinations, against brute force on random
+small clusters, and how long it plans. The last line is one JSON object; its seconds_* are of the processor that planning
+keeps busy, beside other work the wall clock shows more.
+
+usage: planner.py HETRUN [--trials N]   (from the root; builds the benchmarks)
+"""
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+BUILD = pathlib.Path(sys.argv[1]).resolve().parent.parent
+TRIALS = int(sys.argv[sys.argv.index('--trials') + 1]) if '--trials' in sys.argv else 300
+FIRST_SEED = 50001
+
+
+def say(words):
+    print(words, file=sys.stderr, flush=True)
+
+
+def start(*words):
+    return subprocess.Popen([str(word) for word in words], stdout=subprocess.PIPE, text=True)
+
+
+def finish(process):
+    """What a benchmark's last line says; what it printed before goes to stderr. Exit code 1: it says that auto lost."""
+    lines = process.communicate()[0].splitlines()
+    if process.returncode not in (0, 1) or not lines:
+        sys.exit(f'{process.args} ended with {process.returncode}')
+    say('\n'.join(lines[:-1]))
+    return json.loads(lines[-1])
+
+
+def exhaustive():
+    """Shared out over the processors; the seeds of each a thousand apart."""
+    workers = min(os.cpu_count() or 1, TRIALS)
+    shares = [TRIALS // workers + (i < TRIALS % workers) for i in range(workers)]
+    running = [start(BUILD / 'tests/bench/planner_exhaustive', share, FIRST_SEED + 1000 * i) for i, share in enumerate(shares)]
+    parts = [finish(process) for process in running]
+    solved = sum(part['solved'] for part in parts)
+    total = {name: sum(part[name] for part in parts)
+             for name in ('exhaustive_trials', 'left_out', 'solved', 'infeasible_for_both', 'missed')}
+    total['exhaustive_mean_gap'] = sum(part['exhaustive_mean_gap'] * part['solved'] for part in parts) / max(solved, 1)
+    total['exhaustive_worst_gap'] = max(part['exhaustive_worst_gap'] for part in parts)
+    return total
+
+
+def main():
+    subprocess.run(['ninja', '-C', BUILD, 'tests/bench/planner_table', 'tests/bench/planner_exhaustive'], check=True,
+                   stdout=subprocess.DEVNULL)
+    table, combinations = BUILD / 'tests/bench/planner_table', HERE / 'planner/combinations.json'
+    results = finish(start(table, combinations, 'seconds'))
+    results |= finish(start(table, combinations))
+    results |= exhaustive()
+    print(json.dumps(results))
+
+
+if __name__ == '__main__':
+    main()
