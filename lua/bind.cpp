@@ -20,14 +20,22 @@ int error_to_string(lua_State* L) {
   return 1;
 }
 
-// __index of a class with an index function (upvalue 1: lightuserdata of it, upvalue 2: methods).
+// __index of a class with an index function (upvalue 1: lightuserdata of it, upvalue 2: methods): fields
+// first, then methods.
 int index_object(lua_State* L) {
-  const auto function = reinterpret_cast<IndexFunction>(lua_touserdata(L, lua_upvalueindex(1)));
-  const int found = function(L);
-  if (found != 0) return found;
-  lua_pushvalue(L, 2);
-  lua_rawget(L, lua_upvalueindex(2));
-  return 1;
+  try {
+    const auto function = reinterpret_cast<IndexFunction>(lua_touserdata(L, lua_upvalueindex(1)));
+    const int found = function(L);
+    if (found != 0) return found;
+    lua_pushvalue(L, 2);
+    lua_rawget(L, lua_upvalueindex(2));
+    return 1;
+  } catch (const Error& error) {
+    detail::push_error(L, error);
+  } catch (const std::exception& error) {
+    detail::push_unexpected(L, error);
+  }
+  return lua_error(L);
 }
 
 }  // namespace
@@ -36,8 +44,9 @@ void wrong_argument(lua_State* L, int index, std::string_view wanted) {
   // Methods get their object as argument 1: it is not counted.
   const std::string function = current_function(L);
   const bool method = function.find(':') != std::string::npos;
-  const char* given = lua_typename(L, lua_type(L, index));
+  std::string given = lua_typename(L, lua_type(L, index));
   if (index > lua_gettop(L)) given = "nothing";
+  if (lua_type(L, index) == LUA_TNUMBER) given = fmt::format("{}", lua_tonumber(L, index));
   if (method && index == 1) fail_usage("{}: call it on {} with a colon", function, wanted);
   fail_usage("{}: argument {} must be {}, it is {}", function, method ? index - 1 : index, wanted, given);
 }
@@ -106,8 +115,10 @@ void detail::push_error(lua_State* L, const Error& error) {
   lua_setmetatable(L, -2);
 }
 
-void detail::push_unexpected(lua_State* L, const char* what) {
-  push_error(L, Error(ErrorKind::bug, fmt::format("unexpected failure: {}", what)));
+void detail::push_unexpected(lua_State* L, const std::exception& problem) {
+  if (dynamic_cast<const std::bad_alloc*>(&problem) != nullptr)
+    return push_error(L, Error(ErrorKind::environment, "not enough memory"));
+  push_error(L, Error(ErrorKind::bug, fmt::format("unexpected failure: {}", problem.what())));
 }
 
 void set_functions(lua_State* L, const char* owner, std::initializer_list<Function> functions) {

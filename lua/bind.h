@@ -6,6 +6,7 @@
 // Lua errors are C++ exceptions under LuaJIT on x86-64: destructors run, and nothing here catches (...).
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <lua.hpp>
 #include <new>
@@ -85,8 +86,8 @@ struct Convert<T, std::enable_if_t<std::is_arithmetic_v<T> && !std::is_same_v<T,
     if (lua_type(L, index) != LUA_TNUMBER) wrong_argument(L, index, "a number");
     const double value = lua_tonumber(L, index);
     if constexpr (std::is_integral_v<T>) {
-      if (value != static_cast<double>(static_cast<int64_t>(value)))
-        wrong_argument(L, index, "a whole number");
+      if (value != std::floor(value)) wrong_argument(L, index, "a whole number");
+      if (!(std::abs(value) <= 0x1p53)) wrong_argument(L, index, "a whole number of at most 2^53");
     }
     return static_cast<T>(value);
   }
@@ -123,6 +124,11 @@ struct Convert<std::vector<T>> {
     const int count = static_cast<int>(lua_objlen(L, index));
     for (int i = 1; i <= count; ++i) {
       lua_rawgeti(L, index, i);
+      if constexpr (std::is_integral_v<T>) {  // of the list, whose place in the call is known
+        const double value = lua_tonumber(L, -1);
+        if (lua_type(L, -1) != LUA_TNUMBER || value != std::floor(value) || !(std::abs(value) <= 0x1p53))
+          wrong_argument(L, index, "a list of whole numbers of at most 2^53");
+      }
       values.push_back(Convert<T>::get(L, lua_gettop(L)));
       lua_pop(L, 1);
     }
@@ -160,7 +166,7 @@ namespace detail {
 
 // Push {kind, message, context} with a __tostring for `error`.
 void push_error(lua_State* L, const Error& error);
-void push_unexpected(lua_State* L, const char* what);
+void push_unexpected(lua_State* L, const std::exception& problem);
 
 template <typename R, typename... Args, size_t... I>
 int invoke(lua_State* L, R (*function)(Args...), std::index_sequence<I...>) {
@@ -187,7 +193,7 @@ int trampoline(lua_State* L, R (*)(Args...)) {
   } catch (const Error& error) {
     push_error(L, error);
   } catch (const std::exception& error) {
-    push_unexpected(L, error.what());
+    push_unexpected(L, error);
   }
   return lua_error(L);
 }

@@ -1,4 +1,7 @@
 // native.graph, its values, and native.op on them.
+#include <algorithm>
+
+#include "core/base/units.h"
 #include "core/ops/op.h"
 #include "lua/objects.h"
 
@@ -151,7 +154,7 @@ int value_index(lua_State* L) {
     push_object(L, GraphHandle(value.owner));
     return 1;
   }
-  return 0;
+  return method_of(L, "a value of a graph", name, {"dtype", "shape", "name", "graph"});
 }
 
 // native.op(name, inputs, attributes): on values, appended to their graph; on tensors, run at once. An
@@ -229,6 +232,25 @@ int operators(lua_State* L) {
 }
 
 }  // namespace
+
+int method_of(lua_State* L, std::string_view what, std::string_view name, std::vector<std::string> fields) {
+  const int methods = lua_upvalueindex(2);
+  lua_pushlstring(L, name.data(), name.size());
+  lua_rawget(L, methods);
+  if (!lua_isnil(L, -1)) return 1;
+  for (const OpDef& op : op_table())
+    if (op.name == name) fail_usage("{} has no '{}'; het.op.{}(x) computes it", what, name, name);
+  lua_pushnil(L);
+  while (lua_next(L, methods) != 0) {
+    fields.emplace_back(lua_tostring(L, -2));
+    lua_pop(L, 1);
+  }
+  std::sort(fields.begin(), fields.end());
+  const std::string nearest = nearest_name(name, fields);
+  fail_usage("{} has no '{}'; {}", what, name,
+             nearest.empty() ? fmt::format("it has {}", fmt::join(fields, ", "))
+                             : fmt::format("did you mean '{}'?", nearest));
+}
 
 void add_graph(lua_State* L) {
   make_class<GraphHandle>(

@@ -112,6 +112,9 @@ Request request_at(lua_State* L, const Graph& graph, int index) {
   int most = 1;
   for (const planner::Node& node : request.cluster.nodes) most = std::max(most, node.devices);
   request.tensors = planner::tensor_degrees_of(graph, std::min(most, kMostTensor));
+  std::erase_if(request.tensors, [&](int k) {  // a model without attention counts as one of one head
+    return request.model.heads % k != 0 || request.model.kv_heads % k != 0;
+  });
   return request;
 }
 

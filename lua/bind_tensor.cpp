@@ -85,9 +85,13 @@ int drawn(lua_State* L, Initial::Kind kind) {  // shape [, dtype [, seed]]
 int randn(lua_State* L) { return drawn(L, Initial::Kind::normal); }
 int uniform(lua_State* L) { return drawn(L, Initial::Kind::uniform); }
 
-int64_t checked_index(int64_t index, int64_t size) {  // from 1; negative counts from the end
+// The place of an index along a dimension: from 1; negative counts from the end.
+int64_t checked_index(const Tensor& tensor, int64_t index, size_t dim) {
+  const int64_t size = tensor.shape()[dim];
   const int64_t at = index < 0 ? index + size : index - 1;
-  if (at < 0 || at >= size) fail_usage("index {} is outside 1 to {}", index, size);
+  if (size == 0) fail_usage("index {}: {} has no elements", index, to_string(tensor.type()));
+  if (at < 0 || at >= size)
+    fail_usage("index {} is outside 1 to {} of {}", index, size, to_string(tensor.type()));
   return at;
 }
 
@@ -104,7 +108,7 @@ int at(lua_State* L) {  // tensor:at(i, j, ...) from 1
     fail_usage("at: {} indices for a tensor of rank {}", lua_gettop(L) - 1, rank);
   int64_t flat = 0;
   for (int d = 0; d < rank; ++d)
-    flat = flat * tensor.shape()[d] + checked_index(Convert<int64_t>::get(L, d + 2), tensor.shape()[d]);
+    flat = flat * tensor.shape()[d] + checked_index(tensor, Convert<int64_t>::get(L, d + 2), d);
   return Convert<double>::push(L, tensor.at(flat));
 }
 
@@ -240,7 +244,10 @@ int tensor_index(lua_State* L) {
   auto& tensor = check_object<Tensor>(L, 1);
   if (lua_type(L, 2) == LUA_TNUMBER) {  // tensor[i]: a row, or a number of a vector
     if (tensor.shape().empty()) fail_usage("a scalar has no rows; use :item()");
-    const int64_t row = checked_index(Convert<int64_t>::get(L, 2), tensor.shape()[0]);
+    const double index = lua_tonumber(L, 2);
+    if (index != std::floor(index))
+      fail_usage("index {} of {} is not whole", index, to_string(tensor.type()));
+    const int64_t row = checked_index(tensor, Convert<int64_t>::get(L, 2), 0);
     Layout layout = sliced(tensor.layout(), 0, row, 1);
     layout.type.shape.erase(layout.type.shape.begin());
     layout.strides.erase(layout.strides.begin());
@@ -251,14 +258,14 @@ int tensor_index(lua_State* L) {
   const std::string_view name = lua_tostring(L, 2);
   if (name == "dtype") return Convert<DType>::push(L, tensor.dtype());
   if (name == "shape") return Convert<Shape>::push(L, tensor.shape());
-  return 0;
+  return method_of(L, "a tensor", name, {"dtype", "shape"});
 }
 
 int tensor_newindex(lua_State* L) {  // vector[i] = number
   auto& tensor = check_object<Tensor>(L, 1);
   if (lua_type(L, 2) != LUA_TNUMBER || tensor.shape().size() != 1)
     fail_usage("only elements of a vector can be assigned; use tensor[i][j] = number for a matrix");
-  tensor.set(checked_index(Convert<int64_t>::get(L, 2), tensor.shape()[0]), Convert<double>::get(L, 3));
+  tensor.set(checked_index(tensor, Convert<int64_t>::get(L, 2), 0), Convert<double>::get(L, 3));
   return 0;
 }
 
@@ -290,7 +297,7 @@ void add_tensor(lua_State* L) {
                 {bind<&add>("__add"), bind<&sub>("__sub"), bind<&mul>("__mul"), bind<&div>("__div"),
                  bind<&unm>("__unm")});
   lua_pop(L, 1);
-  set_functions(L, "native.",
+  set_functions(L, "het.",
                 {bind<&new_tensor>("tensor"), bind<&full>("full"), bind<&arange>("arange"),
                  bind<&randn>("randn"), bind<&uniform>("uniform")});
 }

@@ -1,7 +1,9 @@
 #include "lua/cli.h"
 
 #include <CLI/CLI.hpp>
+#include <cstdlib>
 #include <iostream>
+#include <map>
 
 #include "core/base/units.h"
 
@@ -23,7 +25,56 @@ std::string footer() {
          "(memory, disk), 75 another process failed (run again), 130 interrupted.";
 }
 
+// More are a slip of the finger: each thread and each rank needs memory of its own.
+constexpr int kMostThreads = 4096, kMostWorkers = 512;
+
+const std::vector<std::string>& option_names() {
+  static const std::vector<std::string> names{"--help",        "--version", "--quiet",      "--json",
+                                              "--trust",       "--metrics", "--threads",    "--trace",
+                                              "--device",      "--workers", "--rendezvous", "--interface",
+                                              "--secret-file", "--timeout", "--warn-after"};
+  return names;
+}
+
+// A value that an option takes, for messages.
+std::string example_of(const std::string& option) {
+  static const std::map<std::string, std::string> examples{{"--metrics", "metrics.jsonl"},
+                                                           {"--trace", "step.json"},
+                                                           {"--threads", "4"},
+                                                           {"--workers", "2"},
+                                                           {"--device", "cpu"},
+                                                           {"--rendezvous", "etcd://host:2379"},
+                                                           {"--interface", "eth1"},
+                                                           {"--secret-file", "secret"},
+                                                           {"--timeout", "90s"},
+                                                           {"--warn-after", "10s"}};
+  const auto found = examples.find(option);
+  return found == examples.end() ? "value" : found->second;
+}
+
+// "; did you mean --threads?", or nothing.
+std::string did_you_mean(const char* format, const std::string& name) {
+  return name.empty() ? "" : fmt::format("; did you mean {}?", fmt::format(fmt::runtime(format), name));
+}
+
+// The whole number above 0 that an option was given; 0 when it was not given.
+int count_of(const std::string& option, const std::string& text, int most) {
+  if (text.empty()) return 0;
+  const bool digits = text.find_first_not_of("0123456789") == std::string::npos;
+  const double value = digits ? std::strtod(text.c_str(), nullptr) : 0;
+  if (value < 1) fail_usage("{}={} is not a whole number above 0", option, text);
+  if (value > most) fail_usage("{}={} is above {}, the most that works", option, text, most);
+  return static_cast<int>(value);
+}
+
 }  // namespace
+
+void fail_unknown_option(const std::string& name) {
+  fail_usage("there is no option {}{} (hetrun --help lists the options)", name,
+             did_you_mean("{}", nearest_name(name, option_names())));
+}
+
+bool resembles_option(const std::string& name) { return !nearest_name(name, option_names()).empty(); }
 
 const std::vector<Subcommand>& subcommands() {
   static const std::vector<Subcommand> list{
@@ -42,6 +93,7 @@ const std::vector<Subcommand>& subcommands() {
 CommandLine parse_command_line(int argc, char** argv) {
   CommandLine line;
   bool version = false;
+  std::string threads, workers;
   std::vector<std::string> words;
   CLI::App app("hetrun trains large models from Lua recipes.", "hetrun");
   app.set_help_flag();
@@ -55,12 +107,9 @@ CommandLine parse_command_line(int argc, char** argv) {
   app.add_option("--metrics", line.settings.metrics, "write one JSON object per report to this file");
   app.add_option("--trace", line.settings.trace,
                  "write a Chrome trace of one step over all ranks to this file");
-  app.add_option("--threads", line.settings.threads, "CPU threads (default: every core)")
-      ->check(CLI::PositiveNumber);
-  app.add_option("--workers", line.settings.workers, "run so many ranks on this machine, each a process")
-      ->check(CLI::PositiveNumber);
-  app.add_option("--device", line.settings.device, "where to run (default: cpu)")
-      ->check(CLI::IsMember({"cpu", "reference"}));
+  app.add_option("--threads", threads, "CPU threads (default: every core)");
+  app.add_option("--workers", workers, "run so many ranks on this machine, each a process");
+  app.add_option("--device", line.settings.device, "where to run: cpu or reference (default: cpu)");
   app.add_option(
       "--rendezvous", line.settings.rendezvous,
       "where ranks on several machines meet: etcd://host:2379 (default: MASTER_ADDR, MASTER_PORT)");
@@ -75,24 +124,27 @@ CommandLine parse_command_line(int argc, char** argv) {
   app.footer(footer());
   try {
     app.parse(argc, argv);
+  } catch (const CLI::ArgumentMismatch& error) {
+    const std::string text = error.what();
+    const std::string name = text.substr(0, text.find(':'));
+    fail_usage("{} needs one value, such as {}={}", name, name, example_of(name));
   } catch (const CLI::ParseError& error) {
     fail_usage("{} (hetrun --help lists the options)", error.what());
   }
+  line.settings.threads = count_of("--threads", threads, kMostThreads);
+  line.settings.workers = count_of("--workers", workers, kMostWorkers);
+  if (line.settings.device != "cpu" && line.settings.device != "reference")
+    fail_usage("--device={} is neither cpu nor reference{}", line.settings.device,
+               did_you_mean("'{}'", nearest_name(line.settings.device, {"cpu", "reference"})));
   for (const std::string& word : app.remaining()) {
     if (word.starts_with("--")) {
       if (line.command.empty() && words.empty()) {
         const std::string name = word.substr(0, word.find('='));
-        const std::string nearest =
-            nearest_name(name, {"--help", "--version", "--quiet", "--json", "--trust", "--metrics",
-                                "--threads", "--trace", "--device", "--workers", "--rendezvous",
-                                "--interface", "--secret-file", "--timeout", "--warn-after"});
         // Options of a recipe may also stand before it; only without a recipe there is nobody to take them.
         bool recipe_follows = false;
         for (const std::string& other : app.remaining())
           recipe_follows = recipe_follows || !other.starts_with("-");
-        if (!recipe_follows)
-          fail_usage("there is no option {}{} (hetrun --help lists the options)", name,
-                     nearest.empty() ? "" : fmt::format("; did you mean {}?", nearest));
+        if (!recipe_follows) fail_unknown_option(name);
       }
       line.settings.arguments.push_back(word);
     } else if (word.starts_with("-") && word.size() > 1) {

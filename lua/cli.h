@@ -24,6 +24,11 @@ struct Subcommand {
 };
 const std::vector<Subcommand>& subcommands();
 
+// Throw Error(usage): hetrun has no such option, the nearest is named.
+[[noreturn]] void fail_unknown_option(const std::string& name);
+// Is one of hetrun's own options like this word?
+bool resembles_option(const std::string& name);
+
 // Throws Error(usage).
 CommandLine parse_command_line(int argc, char** argv);
 

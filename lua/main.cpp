@@ -4,6 +4,7 @@
 #include <iostream>
 
 #include "core/base/units.h"
+#include "core/io/file.h"
 #include "lua/cli.h"
 #include "lua/interrupt.h"
 #include "lua/launch.h"
@@ -33,16 +34,27 @@ std::vector<std::string> without_workers(int argc, char** argv) {
   return words;
 }
 
+// `--worker 2 recipe.lua`: the 2 would be taken for the recipe.
+void refuse_misspelt_option(const het::lua::CommandLine& line) {
+  for (const std::string& word : line.settings.arguments)
+    if (word.find('=') == std::string::npos && het::lua::resembles_option(word))
+      het::lua::fail_unknown_option(word);
+}
+
 int run(int argc, char** argv) {
   using namespace het::lua;
   const CommandLine line = parse_command_line(argc, argv);
   if (line.exit_code) return *line.exit_code;
   if (line.settings.workers > 0) {
+    if (line.command.empty()) het::fail_usage("--workers {} needs a recipe to run", line.settings.workers);
     const bool profiles = line.command == "profile" && !line.arguments.empty();
+    for (const Subcommand& sub : subcommands())
+      if (line.command == sub.name && !profiles)
+        het::fail_usage("--workers {} runs a recipe in several processes; '{}' is a command, not a recipe",
+                        line.settings.workers, line.command);
+    refuse_misspelt_option(line);
     const std::string& recipe = profiles ? line.arguments[0] : line.command;
-    if (!is_file(recipe))
-      het::fail_usage("--workers {} needs a recipe to run{}", line.settings.workers,
-                      recipe.empty() ? "" : fmt::format("; there is no file '{}'", recipe));
+    if (!is_file(recipe)) het::read_file(recipe);  // says why, and the nearest name
     return launch(line.settings.workers, without_workers(argc, argv));
   }
   install_interrupt_handler();
@@ -53,11 +65,12 @@ int run(int argc, char** argv) {
     if (line.command == sub.name) return state.call_program(sub.name, line.arguments);
     names.emplace_back(sub.name);
   }
+  if (!is_file(line.command)) refuse_misspelt_option(line);
   if (!line.command.ends_with(".lua") && !is_file(line.command)) {
     const std::string nearest = het::nearest_name(line.command, names);
-    het::fail_usage("'{}' is neither a recipe nor a command{}; commands are {} (hetrun --help)", line.command,
-                    nearest.empty() ? "" : fmt::format("; did you mean '{}'?", nearest),
-                    fmt::join(names, ", "));
+    het::fail_usage("'{}' is neither a recipe nor a command; {} (hetrun --help)", line.command,
+                    nearest.empty() ? fmt::format("commands are {}", fmt::join(names, ", "))
+                                    : fmt::format("did you mean '{}'?", nearest));
   }
   if (!line.arguments.empty())
     het::fail_usage("'{}' follows the recipe; options of a recipe are written --name=value",

@@ -50,6 +50,10 @@ struct Host {
 Host& host_of(lua_State* L);
 void set_host(lua_State* L, Host* host);
 
+// Push the method `name` of the object whose __index runs; what it lacks is an error that names the operator
+// or the nearest of its methods and `fields`. `what`: "a tensor".
+int method_of(lua_State* L, std::string_view what, std::string_view name, std::vector<std::string> fields);
+
 // Push a JSON value as Lua has it: objects and arrays as tables, null as native.null.
 void push_json(lua_State* L, const Json& json);
 

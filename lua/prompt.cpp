@@ -137,14 +137,15 @@ class Reader {
   EditLine* edit_ = nullptr;
 };
 
-// Compile an expression, or failing that a statement; leaves the function on the stack, or the message.
-bool compile(lua_State* L, const std::string& chunk) {
-  std::string text = chunk;
-  if (text.starts_with("=")) text = text.substr(1);
-  const std::string expression = "return " + text;
-  if (luaL_loadbufferx(L, expression.data(), expression.size(), "=prompt", "t") == 0) return true;
+// Compile an expression, or failing that a statement; leaves the function on the stack, or the message, whose
+// lines count from `line` of the source `name`.
+bool compile(lua_State* L, const std::string& chunk, const char* name = "=prompt", int line = 1) {
+  const std::string above(static_cast<size_t>(line - 1), '\n');
+  const std::string expression = above + "return " + (chunk.starts_with("=") ? chunk.substr(1) : chunk);
+  if (luaL_loadbufferx(L, expression.data(), expression.size(), name, "t") == 0) return true;
   lua_pop(L, 1);
-  return luaL_loadbufferx(L, chunk.data(), chunk.size(), "=prompt", "t") == 0;
+  const std::string statement = above + chunk;
+  return luaL_loadbufferx(L, statement.data(), statement.size(), name, "t") == 0;
 }
 
 }  // namespace
@@ -182,7 +183,12 @@ int run_prompt(State& state, const Settings& settings) {
   lua_sethook(L, &interrupt_hook, LUA_MASKCOUNT, 1000);
   Reader reader(L, terminal);
   std::string chunk, line;
+  int lines = 0, first = 1;  // of a script that is piped in: lines read, and where the chunk began
+  const char* name = terminal ? "=prompt" : "=stdin";
+  int code = 0;
   while (reader.read(line, !chunk.empty())) {
+    ++lines;
+    if (chunk.empty()) first = lines;
     if (reader.take_interrupted()) {
       chunk.clear();
       continue;
@@ -204,12 +210,15 @@ int run_prompt(State& state, const Settings& settings) {
         call(L, 1, 1);
         lua_getfield(L, -1, "evaluate");
         lua_remove(L, -2);
-        if (!compile(L, chunk)) throw_lua_error(L);
+        if (!compile(L, chunk, name, terminal ? 1 : first)) throw_lua_error(L);
         call(L, 1, 0);
       }
     } catch (const Error& error) {
       std::cout.flush();
-      std::cerr << error.what() << '\n';
+      const std::string text = error.what();
+      const bool placed = terminal || text.starts_with("stdin:");
+      std::cerr << (placed ? text : fmt::format("stdin:{}: {}", first, text)) << '\n';
+      if (!terminal && code == 0) code = static_cast<int>(error.kind());
     }
     lua_settop(L, 0);
     run_trains(false);  // it may have ended with an error
@@ -217,12 +226,12 @@ int run_prompt(State& state, const Settings& settings) {
     chunk.clear();
   }
   if (!chunk.empty()) {  // the input ended in the middle of a chunk: say what is missing
-    if (!compile(L, chunk)) std::cerr << lua_tostring(L, -1) << '\n';
+    if (!compile(L, chunk, name, terminal ? 1 : first)) std::cerr << lua_tostring(L, -1) << '\n';
     lua_settop(L, 0);
     return static_cast<int>(ErrorKind::usage);
   }
   if (terminal) std::cout << '\n';
-  return 0;
+  return code;
 }
 
 }  // namespace het::lua

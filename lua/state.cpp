@@ -90,6 +90,7 @@ void throw_lua_error(lua_State* L) {
     if (sentence) context = field<std::vector<std::string>>(L, index, "context").value_or(context);
   } else if (const char* text = lua_tostring(L, -1)) {
     message = text;
+    if (message == "not enough memory") kind = ErrorKind::environment;  // LuaJIT's own
   }
   lua_pop(L, 1);
   Error error(kind, message);

@@ -5,7 +5,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <utility>
+#include <vector>
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -38,12 +40,30 @@ std::string folder_of(const std::string& path) {
   return slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
 }
 
+// The path in the same folder whose name is nearest; empty when none is near.
+std::string neighbour(const std::string& path) {
+  constexpr int kMostEntries = 10'000;  // of a folder that is looked through
+  const size_t slash = path.rfind('/');
+  const std::string before = slash == std::string::npos ? "" : path.substr(0, slash + 1);
+  std::vector<std::string> names;
+  std::error_code problem;
+  for (std::filesystem::directory_iterator entry(folder_of(path), problem), end;
+       !problem && entry != end && static_cast<int>(names.size()) < kMostEntries; entry.increment(problem))
+    names.push_back(entry->path().filename().string());
+  std::sort(names.begin(), names.end());
+  const std::string near = nearest_name(path.substr(before.size()), names);
+  return near.empty() ? near : before + near;
+}
+
 [[noreturn]] void fail_open(const std::string& path, int error) {
   if (error == ENOENT) {
     struct stat folder;
     if (const std::string parent = folder_of(path); stat(parent.c_str(), &folder) != 0)
       fail_usage("there is no file '{}': the folder '{}' does not exist", path, parent);
-    fail_usage("there is no file '{}'", path);
+    if (path.empty()) fail_usage("an empty path names no file");
+    const std::string near = neighbour(path);
+    fail_usage("there is no file '{}'{}", path,
+               near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
   }
   const bool machine = error == EMFILE || error == ENFILE || error == ENOMEM || error == EIO;
   fail(machine ? ErrorKind::environment : ErrorKind::usage, "cannot open '{}': {}", path,

@@ -37,8 +37,12 @@ std::optional<DType> dtype_named(std::string_view name) {
 int64_t bytes_of(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].bytes; }
 
 int64_t elements_of(const Shape& shape) {
+  // No device holds so many; sums over many such tensors still fit 64 bits.
+  constexpr int64_t kMost = int64_t{1} << 48;
   int64_t count = 1;
-  for (const int64_t size : shape) count *= size;
+  for (const int64_t size : shape)
+    if (__builtin_mul_overflow(count, size, &count) || count > kMost)
+      fail_usage("a tensor of shape {} is too large: it has more than 2^48 elements", to_string(shape));
   return count;
 }
 

@@ -3,6 +3,7 @@
 local native = require "het.native"
 local define = require "het.define"
 local errors = require "het.errors"
+local mistakes = require "het.mistakes"
 local suggest = require "het.suggest"
 
 local cluster = {}
@@ -86,7 +87,7 @@ cluster.node = define.constructor {
     { "bandwidth", "string", "between its devices (default: as their type says)" },
     { "latency", "string", "of a message between its devices (default: as their type says)" },
     { "price", "number", "of one machine for an hour", default = 0, min = 0 },
-    { "preemptions", "number", "of one machine in an hour, expected", default = 0, min = 0 },
+    { "preemptions", "number", "of one machine in an hour, expected", default = 0, min = 0, max = 60 },
   },
   check = function(a, report)
     check_units(a, report)
@@ -117,12 +118,18 @@ local make = define.constructor {
   example = 'het.cluster { bandwidth = "100 Gbit/s", latency = "10 us",\n'
     .. '              het.node { name = "a", type = "A100-80", devices = 8 },\n'
     .. '              het.node { name = "b", type = "RTX-3090", devices = 4, count = 3 } }',
-  list = { "node|link|device_type", "machines, links and types", least = 1 },
+  list = { "node|link|device_type", "machines, links and types" },
   fields = {
     { "bandwidth", "string", "between machines where no het.link says otherwise", default = "10 Gbit/s" },
     { "latency", "string", "of a message between machines", default = "50 us" },
   },
-  check = check_units,
+  check = function(a, report)
+    check_units(a, report)
+    for i = 1, #a do
+      if define.is_unknown(a[i]) or define.kind_of(a[i]) == "node" then return end
+    end
+    report(nil, "cluster needs at least one het.node { ... }: the machines that a plan may use")
+  end,
   build = function(a)
     local units = in_units(a)
     local self = setmetatable({ bandwidth = units.bandwidth, latency = units.latency, nodes = {}, links = {},
@@ -144,8 +151,8 @@ local make = define.constructor {
       end
     end
     if #problems == 0 then problems = native.cluster_problems(self) end
-    if #problems > 0 then errors.usage("the cluster cannot be used:\n  %s", table.concat(problems, "\n  ")) end
-    return self
+    for _, problem in ipairs(problems) do mistakes.record("cluster", nil, problem) end
+    return #problems == 0 and self or define.unknown
   end,
 }
 

@@ -4,6 +4,7 @@ local define = require "het.define"
 local errors = require "het.errors"
 local mistakes = require "het.mistakes"
 local op = require "het.op"
+local suggest = require "het.suggest"
 local text = require "het.text"
 
 local data = {}
@@ -37,6 +38,8 @@ function Corpus:sampler(settings)
     mask_token = self.objective == "masked" and self.vocab - 1 or nil,
   }
 end
+
+define.hint(Corpus.vocabulary, "did you mean corpus.vocab, the number of its tokens?")
 
 --- Does it hold out a part for validation?
 function Corpus:has_holdout() return (self.arguments.holdout or 0) > 0 end
@@ -234,4 +237,4 @@ data.pairs = define.constructor {
   end,
 }
 
-return data
+return suggest.module("het.data", data)

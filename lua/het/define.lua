@@ -46,12 +46,16 @@ function define.kind_of(value)
   return type(value)
 end
 
-local function whole(value) return type(value) == "number" and value == math.floor(value) end
+local function finite(value) return type(value) == "number" and value - value == 0 end
+local function whole(value) return finite(value) and value == math.floor(value) end
+
+-- The greatest whole number up to which Lua's numbers tell all from their neighbours.
+local greatest_whole = 2 ^ 53
 
 -- What each type accepts, and how it is called in messages. Any other type is a kind of object.
 local types = {
   integer = { whole, "a whole number" },
-  number = { function(v) return type(v) == "number" and v == v end, "a number" },
+  number = { finite, "a number" },
   boolean = { function(v) return type(v) == "boolean" end, "true or false" },
   string = { function(v) return type(v) == "string" end, "a text" },
   table = { function(v) return type(v) == "table" end, "a table" },
@@ -81,15 +85,28 @@ local function accepts(type_of_field, value)
   return false
 end
 
+-- What a value of the wrong type is: the subject of " is ...; a text is needed".
+local function described(value, wanted)
+  local kind = define.kind_of(value)
+  if kind == "string" then return "a text" end
+  if kind ~= "number" then return "a " .. kind end
+  if not finite(value) then return "not finite" end
+  return ("|" .. wanted .. "|"):find("|integer|", 1, true) and "not whole" or "a number"
+end
+
+-- What is meant where a method itself was given, by function.
+local meant = setmetatable({}, { __mode = "k" })
+
+--- Say what somebody who gives a method without calling it may mean: `hint` ends the sentence of the mistake.
+function define.hint(method, hint) meant[method] = hint end
+
 -- Why a value does not fit a field, as the end of a sentence that begins with the value; nil when it fits.
 local function misfit(field, value)
   if define.is_unknown(value) then return nil end
   if not accepts(field[2], value) then
-    local given = define.kind_of(value)
-    if given == "number" then given = "not whole" elseif given == "table" then given = "a table" else
-      given = "a " .. given
-    end
-    return (" is %s; %s is needed"):format(given, define.type_name(field[2]))
+    local hint = meant[value]
+    return (" is %s; %s is needed%s"):format(described(value, field[2]), define.type_name(field[2]),
+      hint and "; " .. hint or "")
   end
   if field.choices then
     for _, choice in ipairs(field.choices) do
@@ -102,6 +119,9 @@ local function misfit(field, value)
       or "")
   end
   if type(value) ~= "number" then return nil end
+  if math.abs(value) > greatest_whole and field[2]:find("integer", 1, true) then
+    return " is beyond 2^53 = 9007199254740992, the greatest whole number that is kept exactly"
+  end
   if field.min and value < field.min then
     return (" is below %s, the least that works"):format(text.value(field.min))
   end
@@ -154,7 +174,9 @@ local function check_fields(constructor, owner, prefix, fields, given, list)
         and access.problem(value, field.path == "write")
       if problem then
         values_sound = false
-        report(name, ("%s.%s = %s%s"):format(owner, name, text.value(value), problem))
+        -- The address of a function says nothing.
+        local shown = type(value) == "function" and "" or " = " .. text.value(value)
+        report(name, ("%s.%s%s%s"):format(owner, name, shown, problem))
       elseif refused then
         values_sound = false
         report(name, ("%s.%s: %s"):format(owner, name, refused))

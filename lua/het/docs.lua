@@ -121,6 +121,7 @@ local function stub_type(type_of_field)
 end
 
 local function stub(definition, lines)
+  if (definition.signature or ""):find(":", 1, true) then return end   -- a method; its object has no stub
   local module, short = module_of(definition.name), definition.name:match("[^.]+$")
   local path = module == "het" and "het." .. short or ("het.%s.%s"):format(module, short)
   lines[#lines + 1] = "--- " .. definition.sentence

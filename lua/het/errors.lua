@@ -30,6 +30,9 @@ function errors.usage(format, ...) errors.raise("usage", format, ...) end
 function errors.describe(problem)
   local kind = type(problem) == "table" and rawget(problem, "kind")
   if kind then return tostring(problem.message), kind end
+  if problem == "not enough memory" then   -- as LuaJIT says it, without a place
+    return "there is not enough memory for the tables and texts of the Lua code", "environment"
+  end
   return tostring(problem), "usage"
 end
 

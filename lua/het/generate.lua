@@ -200,7 +200,8 @@ end
 
 local arguments_of = define.constructor {
   name = "generate",
-  sentence = "Text from a saved model: model:generate { prompt = ... }.",
+  signature = "model:generate { ... }",
+  sentence = "Text from a model that het.load returned.",
   example = 'print(het.load("runs/shakespeare"):generate { prompt = "ROMEO:" })',
   fields = generate.fields,
   build = function(a) return a end,
@@ -211,6 +212,9 @@ local arguments_of = define.constructor {
 -- @tparam table options see `generate.fields`
 -- @treturn string prompt and what follows
 function generate.from_model(model, options)
+  if define.kind_of(model) ~= "layer" then
+    errors.usage("generate belongs to a model; call it with a colon: model:generate { ... }")
+  end
   local a = arguments_of(options or {})
   require("het.mistakes").raise()
   if not rawget(model, "folder") then

@@ -35,21 +35,51 @@ end
 
 document("tensor", "het.tensor(values [, dtype])", "A tensor from a number or nested lists of numbers.",
   "het.tensor { { 1, 2 }, { 3, 4 } }", native.tensor)
-document("randn", "het.randn(rows, columns, ...) or het.randn({rows, ...} [, dtype [, seed]])",
-  "A tensor of normal random numbers.", "het.randn(3, 4)", function(...)
-    if type((...)) == "table" then return native.randn(...) end
-    return native.randn { ... }
-  end)
+-- A shape as f({ 2, 3 }, "f64") or f(2, 3, "f64") gives it; returns it as a list, and what follows it.
+local function shape_of(...)
+  if type((...)) == "table" then return ... end
+  local sizes = { ... }
+  for i = 1, #sizes do
+    if type(sizes[i]) ~= "number" then return { unpack(sizes, 1, i - 1) }, select(i, ...) end
+  end
+  return sizes
+end
+
+-- A maker of tensors with one value everywhere.
+local function filled(value)
+  return function(...)
+    local shape, dtype = shape_of(...)
+    return native.full(shape, value, dtype)
+  end
+end
+
+document("randn", "het.randn(rows, columns, ... [, dtype [, seed]]) or het.randn({rows, ...} [, dtype [, seed]])",
+  "A tensor of normal random numbers.", "het.randn(3, 4)", function(...) return native.randn(shape_of(...)) end)
 document("uniform", "het.uniform({rows, ...} [, dtype [, seed]])", "A tensor of random numbers between -1 and 1.",
   "het.uniform({ 3, 4 })", native.uniform)
 document("full", "het.full({rows, ...}, value [, dtype])", "A tensor with one value everywhere.",
   "het.full({ 2, 3 }, 0.5)", native.full)
-document("zeros", "het.zeros(rows, columns, ...)", "A tensor of zeros.", "het.zeros(2, 3)",
-  function(...) return native.full(type((...)) == "table" and (...) or { ... }, 0) end)
-document("ones", "het.ones(rows, columns, ...)", "A tensor of ones.", "het.ones(2, 3)",
-  function(...) return native.full(type((...)) == "table" and (...) or { ... }, 1) end)
+document("zeros", "het.zeros(rows, columns, ... [, dtype]) or het.zeros({rows, ...} [, dtype])",
+  "A tensor of zeros.", "het.zeros(2, 3)", filled(0))
+document("ones", "het.ones(rows, columns, ... [, dtype]) or het.ones({rows, ...} [, dtype])",
+  "A tensor of ones.", 'het.ones(2, 3, "bf16")', filled(1))
 document("arange", "het.arange(count [, dtype [, start [, step]]])", "The numbers 0, 1, 2, ... as a vector.",
   "het.arange(5)", native.arange)
+
+define.document {
+  name = "options", signature = 'het.options { name = { default, "what it is", min =, max =, choices = }, ... }',
+  sentence = "The options of a recipe: `hetrun recipe.lua --name=value` sets them, --help lists them. A number is "
+    .. "whole when its default is, unless fraction = true.",
+  example = 'local opt = het.options { steps = { 2000, "optimizer steps", min = 1 } }',
+}
+define.document {
+  name = "help", signature = 'het.help(name)', sentence = "The text of `?name`: of a name, or of a function itself.",
+  example = 'print(het.help "nn.attention")',
+}
+
+-- What serves the program, not recipes.
+local internal = { begin_recipe = true, load_recipe = true, load_value = true, run_recipe = true, load_all = true,
+  recipe_text = true }
 
 local lazy = {}
 for name in pairs(modules) do lazy[#lazy + 1] = name end
@@ -71,13 +101,13 @@ end
 
 -- Line of the mistakes, or why the recipe stopped.
 local function explain(path, problem)
-  local message = errors.describe(problem)
+  local message, kind = errors.describe(problem)
+  if kind == "environment" and type(problem) == "string" then return errors.new(kind, path .. ": " .. message) end
   local found = mistakes.take()
   local line = type(problem) == "table" and problem.place
   if line then message = ("%s:%d: %s"):format(path, line, message) end
   if not found then
     if not line then return problem end
-    local _, kind = errors.describe(problem)
     return errors.new(kind, message)
   end
   -- Mistakes made before an error usually are its cause: they come first.
@@ -122,6 +152,24 @@ function het.load_recipe(path, chunk)
   return result
 end
 
+--- What a file beside the recipe returns, such as that of a cluster; its mistakes are told with its own lines.
+-- @string path of the file
+-- @string file_text its source
+-- @tparam function chunk its compiled source
+function het.load_value(path, file_text, chunk)
+  local before = source.set(path, file_text)
+  local ok, result = xpcall(chunk, locate)
+  if not ok then
+    result = explain(path, result)
+  else
+    local found = mistakes.take()
+    if found then ok, result = false, errors.new("usage", found) end
+  end
+  source.restore(before)
+  if not ok then error(result, 0) end
+  return result
+end
+
 --- Run a recipe's chunk and what it returns. Returns the exit code.
 -- @string path of the recipe
 -- @tparam function chunk its compiled source
@@ -135,12 +183,15 @@ end
 
 return setmetatable(het, {
   __names = lazy,
+  __hidden = internal,
   __index = function(_, name)
     local value
     if modules[name] then value = require(modules[name]) elseif members[name] then value = members[name]() end
     if value == nil then
-      local names = text.keys(het)
-      for _, each in ipairs(lazy) do names[#names + 1] = each end
+      local names = { unpack(lazy) }
+      for _, each in ipairs(text.keys(het)) do
+        if not internal[each] and not modules[each] and not members[each] then names[#names + 1] = each end
+      end
       errors.usage("het has no '%s'%s", tostring(name), suggest.sentence(tostring(name), names))
     end
     rawset(het, name, value)

@@ -1,6 +1,7 @@
 --- `het.optim`: optimizers and schedules of their learning rate.
 local define = require "het.define"
 local op = require "het.op"
+local suggest = require "het.suggest"
 local text = require "het.text"
 
 local optim = {}
@@ -152,4 +153,4 @@ optimizer("sgd", "Stochastic gradient descent, with momentum if asked for.", {
   })
 end)
 
-return optim
+return suggest.module("het.optim", optim)

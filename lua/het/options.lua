@@ -51,7 +51,7 @@ local function command_line()
   for _, word in ipairs(native.arguments or {}) do
     local name, value = word:match("^%-%-([^=]+)=(.*)$")
     if not name then name, value = word:match("^%-%-(.+)$"), true end
-    if name then given[#given + 1] = { name = name:gsub("%-", "_"), value = value, word = word }
+    if name then given[#given + 1] = { name = name:gsub("%-", "_"), value = value, said = "--" .. name }
     else mistaken[#mistaken + 1] = word end
   end
   return given, mistaken
@@ -59,20 +59,19 @@ end
 
 local function mistake(sentence) mistakes.record("options", nil, sentence) end
 
-local function whole(value) return type(value) == "number" and value == math.floor(value) end
-
 -- One option as a field of define: type from its default, range and choices as given.
 local function field_of(name, spec)
   local default = spec[1]
   local kind = type(default)
-  if kind == "number" then kind = (whole(default) and not spec.fraction) and "integer" or "number" end
+  if kind == "number" then kind = (default == math.floor(default) and not spec.fraction) and "integer" or "number" end
   return { name, kind, spec[2] or "", default = default, min = spec.min, max = spec.max, above = spec.above,
            below = spec.below, choices = spec.choices }
 end
 
 local function parse(field, given)
   if given.value == true and field[2] ~= "boolean" then
-    return nil, ("--%s needs a value, such as --%s=%s"):format(given.name, given.name, tostring(field.default))
+    return nil, ("%s needs a value, such as %s=%s"):format(given.said, given.said,
+      field.default == "" and "TEXT" or tostring(field.default))
   end
   local value = given.value
   if value ~= true then
@@ -80,7 +79,7 @@ local function parse(field, given)
     value = parser(given.value)
   end
   if value == nil then
-    return nil, ("--%s=%s is not %s; the default is %s"):format(given.name, given.value,
+    return nil, ("%s=%s is not %s; the default is %s"):format(given.said, given.value,
       define.type_name(field[2]), tostring(field.default))
   end
   local problem = define.misfit(field, value)
@@ -89,9 +88,19 @@ local function parse(field, given)
        field.max and type(value) == "number" and value > field.max then
       problem = problem .. ("; the default is %s"):format(tostring(field.default))
     end
-    return nil, ("--%s=%s%s"):format(given.name, tostring(given.value), problem)
+    return nil, ("%s=%s%s"):format(given.said, tostring(given.value), problem)
   end
   return value
+end
+
+-- What would work instead of an option that there is not.
+local function instead_of(option, by_name, names, all)
+  local switch = option.name:match("^no_(.+)$")
+  if switch and by_name[switch] and by_name[switch][2] == "boolean" then
+    return ("did you mean --%s=false?"):format(switch)
+  end
+  local near = suggest.name("--" .. option.name, all)
+  return near and ("did you mean %s?"):format(near) or "it has " .. table.concat(names, ", ")
 end
 
 --- Declare the options of a recipe; returns their values by name.
@@ -123,9 +132,8 @@ function options.declare(specs, recipe_text)
     if not field then
       local all = { unpack(names) }
       for _, known in ipairs(general) do all[#all + 1] = "--" .. known[1] end
-      local near = suggest.name("--" .. option.name, all)
-      mistake(("this recipe has no option --%s; %s"):format(option.name,
-        near and ("did you mean %s?"):format(near) or "it has " .. table.concat(names, ", ")))
+      for _, known in pairs(native.command_options or {}) do all[#all + 1] = known end
+      mistake(("this recipe has no option %s; %s"):format(option.said, instead_of(option, by_name, names, all)))
     else
       local value, problem = parse(field, option)
       if value == nil then mistake(problem) else values[option.name] = value end

@@ -41,7 +41,10 @@ local function cluster_of(program, given)
   if given.cluster then
     if given.devices then errors.usage("--devices is for this machine; the file of --cluster says what it has") end
     local value = program.value(given.cluster)
-    require("het.mistakes").raise()
+    if type(value) == "table" and (getmetatable(value) or {}).kind == "run" then
+      errors.usage("%s is a recipe (it returns het.train); a cluster file ends with `return het.cluster { ... }`",
+        given.cluster)
+    end
     if type(value) ~= "table" or (getmetatable(value) or {}).kind ~= "cluster" then
       errors.usage("%s returns %s; a cluster file ends with `return het.cluster { ... }`", given.cluster,
         text.value(value))
@@ -74,8 +77,9 @@ local function check_choice(name, value, choices)
   for _, choice in ipairs(choices) do
     if choice == value then return end
   end
+  local near = suggest.name(value, choices)
   errors.usage("--%s=%s is not one of %s%s", name, value, table.concat(choices, ", "),
-    suggest.sentence(value, choices))
+    near and ("; did you mean '%s'?"):format(near) or "")
 end
 
 --- The model in a few words: the first line of how it prints, without its number of parameters.

@@ -36,7 +36,10 @@ function program.load(path)
 end
 
 --- What the Lua file at `path` returns.
-function program.value(path) return (compile(path)()) end
+function program.value(path)
+  local chunk, text = compile(path)
+  return require("het").load_value(path, text, chunk)
+end
 
 -- The prompt's own environment, made by program.prompt.
 local environment
@@ -77,6 +80,7 @@ function program.evaluate(chunk)
   end
   local ok, problem = xpcall(function() collect(chunk()) end, function(value)
     if type(value) ~= "string" then return value end
+    value = value:gsub("^[%w_/%.]*het[%./]program[%w_%.]*:%d+: ", "")   -- where this calls the chunk
     -- The lines of the library are of no use at the prompt: keep those of the user's own chunk.
     local trace = {}
     for line in debug.traceback("", 2):gmatch "[^\n]+" do
@@ -123,8 +127,11 @@ function program.completions(text)
   if path then
     local value = resolve(path)
     if type(value) == "table" then
-      for name in pairs(value) do offer(name) end
       local metatable = debug.getmetatable(value)
+      local hidden = metatable and metatable.__hidden or {}
+      for name in pairs(value) do
+        if not hidden[name] then offer(name) end
+      end
       if metatable and type(metatable.__index) == "table" then
         for name in pairs(metatable.__index) do offer(name) end
       end

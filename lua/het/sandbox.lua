@@ -142,11 +142,22 @@ function sandbox.environment(trust, folder)
   return strict(environment)
 end
 
+-- What people type by habit.
+local habits = {
+  exit = "Ctrl-D leaves", quit = "Ctrl-D leaves",
+  help = "?name explains, as in ?nn.attention; ?het lists all names",
+}
+
 --- The environment of the prompt: like a recipe's, but new globals may be assigned.
 function sandbox.prompt_environment(trust)
   local environment = sandbox.environment(trust, ".")
   local strictness = debug.getmetatable(environment)
   strictness.__newindex = nil
+  local undeclared = strictness.__index
+  strictness.__index = function(session, name)
+    if habits[name] then error(habits[name], 2) end
+    return undeclared(session, name)
+  end
   environment.het = require "het"
   return environment
 end

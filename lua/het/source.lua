@@ -8,7 +8,15 @@ local recipe   -- { path, text, chunk }: the recipe being run
 -- @string path as shown in messages
 -- @string text its source
 -- @string[opt] chunk the chunk's name as `debug.getinfo` gives it; default "@" .. path
-function source.set(path, text, chunk) recipe = { path = path, text = text, chunk = chunk or "@" .. path } end
+-- @treturn table what was remembered before, for `restore`
+function source.set(path, text, chunk)
+  local before = recipe
+  recipe = { path = path, text = text, chunk = chunk or "@" .. path }
+  return before
+end
+
+--- Remember again what was before a `set`.
+function source.restore(before) recipe = before end
 
 --- Forget it.
 function source.clear() recipe = nil end

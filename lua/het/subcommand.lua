@@ -25,6 +25,8 @@ function subcommand.take(options)
     end
   end
   native.arguments = rest
+  native.command_options = {}   -- for what the recipe says of options that it does not know
+  for i, option in ipairs(options) do native.command_options[i] = "--" .. option[1] end
   return given
 end
 

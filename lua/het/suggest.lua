@@ -1,4 +1,7 @@
 --- The nearest thing that would have worked: names by edit distance, numbers by the rule that was broken.
+local errors = require "het.errors"
+local text = require "het.text"
+
 local suggest = {}
 
 --- Edits (insert, delete, replace, swap of neighbours) that turn `a` into `b`.
@@ -32,12 +35,34 @@ function suggest.name(name, candidates)
   if best and least <= math.max(1, math.floor(math.max(#name, #best) / 3)) then return best end
 end
 
---- "; did you mean 'x'?", or the list of what there is.
+-- A longer list is not read.
+local most_listed = 16
+
+--- "; did you mean 'x'?", or the list of what there is; of a long one the nearest.
 function suggest.sentence(name, candidates)
   local near = suggest.name(name, candidates)
   if near then return ("; did you mean '%s'?"):format(near) end
   if #candidates == 0 then return "" end
-  return "; there are " .. table.concat(candidates, ", ")
+  if #candidates <= most_listed then return "; there are " .. table.concat(candidates, ", ") end
+  local nearest, edits = {}, {}
+  for i, candidate in ipairs(candidates) do
+    nearest[i], edits[candidate] = candidate, suggest.distance(name:lower(), candidate:lower())
+  end
+  table.sort(nearest, function(a, b)
+    if edits[a] ~= edits[b] then return edits[a] < edits[b] end
+    return a < b
+  end)
+  return "; the nearest are " .. table.concat(nearest, ", ", 1, 5)
+end
+
+--- A table whose missing names are errors with the nearest one.
+-- @string path how recipes call it: "het.optim"
+function suggest.module(path, module)
+  return setmetatable(module, {
+    __index = function(_, name)
+      errors.usage("%s has no '%s'%s", path, tostring(name), suggest.sentence(tostring(name), text.keys(module)))
+    end,
+  })
 end
 
 --- Divisors of `whole` on either side of `value`, as text: "8, 12".

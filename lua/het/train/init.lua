@@ -428,6 +428,9 @@ function Run:start()
   return results
 end
 
+-- Of a step: sizes that are computed from it have to stay countable.
+local most_tokens = 2 ^ 40
+
 local function check(a, report)
   if a.batch % (a.microbatch or a.batch) ~= 0 then
     report("microbatch", ("train.microbatch = %d does not divide batch = %d; nearest that do: %s"):format(
@@ -437,6 +440,10 @@ local function check(a, report)
   local context = a.context or (is_model(a.model) and a.model.arguments.context)
   if corpus and not context then
     report(nil, "train needs 'context': this model does not say how many tokens it sees at once")
+  end
+  if corpus and context and a.batch * context > most_tokens then
+    report("batch", ("train.batch = %.14g samples of %.14g tokens are more than 2^40 tokens in a step"):format(a.batch,
+      context))
   end
   if is_model(a.model) and a.model.class.model then
     local arguments = a.model.arguments

@@ -1,0 +1,220 @@
+#!/usr/bin/env python3
+"""What the prompt and the command line say, word for word.
+
+usage: run.py HETRUN [unittest arguments]
+"""
+import pathlib
+import resource
+import subprocess
+import sys
+import tempfile
+import unittest
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+HETRUN = str(pathlib.Path(sys.argv.pop(1)).resolve())
+TEXT = 'the quick brown fox jumps over the lazy dog.\n' * 60
+CLUSTER = '''local het = require "het"
+return het.cluster {
+  het.node { name = "a", type = "T4",
+    devices = 2 },
+}
+'''
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        self.temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(self.temporary.cleanup)
+        self.folder = pathlib.Path(self.temporary.name)
+        (self.folder / 'text.txt').write_text(TEXT)
+        for name in ('gpt_text', 'mlp', 'bert_tiny'):
+            (self.folder / f'{name}.lua').write_text((ROOT / 'recipes' / f'{name}.lua').read_text())
+        self.cluster()
+
+    def cluster(self, was='', now=''):
+        (self.folder / 'cluster.lua').write_text(CLUSTER.replace(was, now))
+
+    def hetrun(self, *words, code=0, lines='', **options):
+        done = subprocess.run([HETRUN, *words], cwd=self.folder, input=lines, capture_output=True, text=True, timeout=120,
+                              check=False, **options)
+        self.assertEqual(done.returncode, code, f'{words}\n{done.stdout}\n{done.stderr}')
+        return done.stdout, done.stderr
+
+    def refused(self, words, *sentences, code=2):
+        out, err = self.hetrun(*words.split(), code=code)
+        self.assertEqual(err, 'hetrun: ' + '\n'.join(sentences) + '\n', words)
+        self.assertEqual(out, '', words)
+
+
+class Prompt(Case):
+    def says(self, line, sentence):
+        """The third line of a script fails with a sentence."""
+        out, err = self.hetrun(lines=f'x = het.randn(2, 3)\nmodel = het.nn.linear(2, 2)\n{line}\nprint("on")\n', code=2)
+        self.assertEqual(err, f'stdin:3: {sentence}\n', line)
+        self.assertEqual(out, 'on\n', line)
+
+    def test_an_index_outside_names_the_index_and_the_shape(self):
+        self.says('x[3]', 'index 3 is outside 1 to 2 of f32[2, 3]')
+        self.says('x[0]', 'index 0 is outside 1 to 2 of f32[2, 3]')
+        self.says('x[1][9]', 'index 9 is outside 1 to 3 of f32[3]')
+        self.says('x:at(1, -4)', 'index -4 is outside 1 to 3 of f32[2, 3]')
+        self.says('x[1][4] = 0', 'index 4 is outside 1 to 3 of f32[3]')
+        self.says('x[1.5]', 'index 1.5 of f32[2, 3] is not whole')
+        self.says('het.tensor {}[1]', 'index 1: f32[0] has no elements')
+        self.assertEqual(self.hetrun(lines='x = het.tensor { { 1, 2 }, { 3, 4 } }\nx[-1]\nx[2][1]\n')[0],
+                         '[3., 4.]\nf32[2]\n3\n')
+
+    def test_a_method_that_tensors_lack_is_named(self):
+        self.says('x:sum()', "a tensor has no 'sum'; het.op.sum(x) computes it")
+        self.says('x:matmul(x)', "a tensor has no 'matmul'; het.op.matmul(x) computes it")
+        self.says('x:tolst()', "a tensor has no 'tolst'; did you mean 'tolist'?")
+        self.says('x.elements_per_row', "a tensor has no 'elements_per_row'; it has address, at, clone, contiguous, "
+                  'dtype, item, numel, shape, to, tolist')
+
+    def test_zeros_and_ones_take_a_dtype(self):
+        out, _ = self.hetrun(lines='het.zeros({ 1 }, "f64")\nhet.zeros(1, 2, "f64")\nhet.ones(1, "bf16")\n'
+                             'het.randn(2, 3, "f64").dtype\nhet.ones(2)\n')
+        self.assertEqual(out, '[0.]\nf64[1]\n[[0., 0.]]\nf64[1, 2]\n[1.]\nbf16[1]\n"f64"\n[1., 1.]\nf32[2]\n')
+        self.says('het.zeros(2, 3, "f63")', "'f63' is not a dtype (did you mean 'f64'?); there are f32, f64, bf16, f16, "
+                  'i32, i64, u8, bool')
+
+    def test_ways_out_and_to_help_are_shown(self):
+        self.says('exit', 'Ctrl-D leaves')
+        self.says('quit()', 'Ctrl-D leaves')
+        self.says('help', '?name explains, as in ?nn.attention; ?het lists all names')
+        self.assertEqual(self.hetrun(lines='exit = 3\nexit\n')[0], '3\n')
+
+    def test_what_a_script_raises_itself_has_its_line(self):
+        self.says('error("boo")', 'boo')
+        self.says('do local y = 1; error("boo") end', 'boo')
+        self.says('require "nope"', f"require: there is no 'nope' (recipes can require \"het\" and Lua files in "
+                  f'{self.folder.resolve()})')
+        self.says('io.open "/etc/passwd"', f"'/etc/passwd' lies outside the recipe's folder {self.folder.resolve()}; "
+                  'hetrun --trust lets a recipe open any file')
+        self.says('het.nn.gtp {}', "het.nn has no 'gtp'; did you mean 'gpt'?")
+
+    def test_a_script_that_fails_says_which_line_and_exits_2(self):
+        _, err = self.hetrun(lines='x = 1\nfor i = 1, 2 do\n  x = x + nil\nend\ny = 2\nlocal = 3\n', code=2)
+        first, second = err.splitlines()
+        self.assertEqual(first, "stdin:3: attempt to perform arithmetic on a nil value")
+        self.assertTrue(second.startswith("stdin:6: '<name>' expected"), second)
+        self.hetrun(lines='x = 1\nx + 1\n')
+        _, err = self.hetrun(lines='x = 1\n\nif x then\n', code=2)
+        self.assertTrue(err.startswith('stdin:3: '), err)
+
+    def test_generate_is_a_method(self):
+        self.assertTrue(self.hetrun(lines='?generate\n')[0].startswith('model:generate { ... }\n'))
+        self.says('model.generate { prompt = "a" }', 'generate belongs to a model; call it with a colon: '
+                  'model:generate { ... }')
+        self.says('model:generate { prompt = "a" }', 'this model has no weights yet; train it, or load one: '
+                  'het.load(folder)')
+
+    def test_names_are_suggested_not_listed(self):
+        out, _ = self.hetrun(lines='?fo\n?options\n?help\n?het\n')
+        lines = out.splitlines()
+        self.assertRegex(lines[0], r"^nothing is known of 'fo'; the nearest are [\w.]+, [\w.]+, [\w.]+, [\w.]+, [\w.]+$")
+        self.assertTrue(lines[1].startswith('het.options {'))
+        self.assertIn('\nhet.help(name)\n', out)
+        self.assertTrue(lines[-1].startswith('op '))
+        self.says('het.zzz', "het has no 'zzz'; the nearest are nn, op, data, full, help")
+
+
+class CommandLine(Case):
+    def test_counts_are_whole_and_bounded(self):
+        for words in ('--threads=0', '--threads=abc', '--threads=1.5', '--threads=-1', '--workers=0', '--workers=two'):
+            self.refused(f'{words} mlp.lua', f'{words} is not a whole number above 0')
+        self.refused('--workers -3 mlp.lua', '--workers=-3 is not a whole number above 0')
+        self.refused('--threads=100000 mlp.lua', '--threads=100000 is above 4096, the most that works')
+        self.refused('--workers=1000 mlp.lua', '--workers=1000 is above 512, the most that works')
+
+    def test_options_without_value_and_unknown_ones(self):
+        self.refused('mlp.lua --metrics', '--metrics needs one value, such as --metrics=metrics.jsonl')
+        self.refused('--device=gpu mlp.lua', "--device=gpu is neither cpu nor reference; did you mean 'cpu'?")
+        self.refused('--worker 2 mlp.lua',
+                     'there is no option --worker; did you mean --workers? (hetrun --help lists the options)')
+        self.refused('plan mlp.lua --clutser=cluster.lua',
+                     'mlp.lua:6: this recipe has no option --clutser; did you mean --cluster?')
+        self.refused('gpt_text.lua --no-resume',
+                     'gpt_text.lua:13: this recipe has no option --no-resume; did you mean --resume=false?')
+        self.refused('mlp.lua --no-such', 'mlp.lua:6: this recipe has no option --no-such; it has --hidden, --steps')
+        self.refused('mlp.lua --hidden', 'mlp.lua:6: --hidden needs a value, such as --hidden=64')
+        self.refused('plan mlp.lua --objective=speed', '--objective=speed is not one of time, cost, progress')
+        self.refused('plan mlp.lua --objective=cots',
+                     "--objective=cots is not one of time, cost, progress; did you mean 'cost'?")
+
+    def test_files_that_are_not_there(self):
+        self.refused('nosuch.lua', "there is no file 'nosuch.lua'")
+        self.refused('mpl.lua', "there is no file 'mpl.lua'; did you mean 'mlp.lua'?")
+        self.refused('--workers 2 mpl.lua', "there is no file 'mpl.lua'; did you mean 'mlp.lua'?")
+        self.refused('plan mlp.lua --cluster=clutser.lua', "there is no file 'clutser.lua'; did you mean 'cluster.lua'?")
+        self.refused('gpt_text.lua --text=', 'gpt_text.lua:35: an empty path names no file')
+        self.refused('gpt_text.lua --text=tetx.txt',
+                     "gpt_text.lua:35: there is no file 'tetx.txt'; did you mean 'text.txt'?")
+        self.refused('doctr', "'doctr' is neither a recipe nor a command; did you mean 'doctor'? (hetrun --help)")
+        self.refused('zebra', "'zebra' is neither a recipe nor a command; commands are doctor, bench, plan, simulate, "
+                     'docs (hetrun --help)')
+
+    def test_workers_need_a_recipe(self):
+        self.refused('--workers 2 doctor', "--workers 2 runs a recipe in several processes; 'doctor' is a command, not a "
+                     'recipe')
+        self.refused('--workers 2', '--workers 2 needs a recipe to run')
+        self.refused('--workers 60 mlp.lua --steps=1',
+                     '60 ranks share a batch of 50 samples; at least one sample for each is needed')
+
+    def test_numbers_that_nothing_can_hold(self):
+        most = 'is beyond 2^53 = 9007199254740992, the greatest whole number that is kept exactly'
+        self.refused('gpt_text.lua --text=text.txt --steps=1e30 --seed=99999999999999999999 --batch=1e18',
+                     *(f'gpt_text.lua:13: --{words} {most}' for words in
+                       ('steps=1e30', 'seed=99999999999999999999', 'batch=1e18')))
+        self.refused('mlp.lua --hidden=1e20', f'mlp.lua:6: --hidden=1e20 {most}')
+        self.refused('gpt_text.lua --text=text.txt --lr=nan --width=inf',
+                     'gpt_text.lua:13: --lr=nan is not finite; a number is needed',
+                     'gpt_text.lua:13: --width=inf is not finite; a whole number is needed')
+        self.refused('gpt_text.lua --text=text.txt --layers=1e6',
+                     'gpt_text.lua:39: nn.gpt.layers = 1000000 is above 10000, the most that works')
+        self.refused('gpt_text.lua --text=text.txt --batch=1e15',
+                     'gpt_text.lua:43: train.batch = 1e+15 samples of 64 tokens are more than 2^40 tokens in a '
+                     'step')
+        self.refused('gpt_text.lua --text=text.txt --context=1e15',
+                     'gpt_text.lua:43: train.batch = 12 samples of 1e+15 tokens are more than 2^40 tokens in a '
+                     'step')
+        _, err = self.hetrun(lines='het.zeros(1e9, 1e9)\nhet.zeros(1e10)\nhet.zeros(1e20)\n', code=2)
+        self.assertEqual(err.splitlines()[0], 'stdin:1: a tensor of shape [1000000000, 1000000000] is too large: it has '
+                         'more than 2^48 elements')
+        self.assertEqual(err.splitlines()[-1], 'stdin:3: het.full: argument 1 must be a list of whole numbers of at most '
+                         '2^53, it is table')
+
+    def test_mistakes_of_a_cluster_file_have_its_own_lines(self):
+        def refused(was, now, *sentences):
+            self.cluster(was, now)
+            self.refused('plan gpt_text.lua --text=text.txt --cluster=cluster.lua', *sentences)
+        refused('devices = 2', 'devices = 0', 'cluster.lua:4: node.devices = 0 is below 1, the least that works')
+        refused('devices = 2', 'zone = 3', 'cluster.lua:4: node.zone = 3 is a number; a text is needed')
+        refused('devices = 2', 'preemptions = 2000',
+                'cluster.lua:4: node.preemptions = 2000 is above 60, the most that works')
+        refused('"T4"', '"T40"', "cluster.lua:2: node a: no device type is called 'T40'; did you mean 'T4'?")
+        refused('het.node', 'het.nod', "cluster.lua:3: het has no 'nod'; did you mean 'node'?")
+        (self.folder / 'cluster.lua').write_text('local het = require "het"\nreturn het.cluster {}\n')
+        self.refused('plan gpt_text.lua --text=text.txt --cluster=cluster.lua',
+                     'cluster.lua:2: cluster needs at least one het.node { ... }: the machines that a plan may use')
+        self.refused('plan mlp.lua --cluster=mlp.lua',
+                     'mlp.lua is a recipe (it returns het.train); a cluster file ends with `return het.cluster { ... }`')
+
+    def test_memory_that_runs_out_is_the_machines(self):
+        def limit():
+            resource.setrlimit(resource.RLIMIT_AS, (2 ** 30, 2 ** 30))
+        greedy = 't = {} for i = 1, 1e6 do t[i] = ("x"):rep(1e7 + i) end\n'
+        (self.folder / 'greedy.lua').write_text('local ' + greedy)
+        _, err = self.hetrun('greedy.lua', code=71, preexec_fn=limit)
+        self.assertEqual(err, 'hetrun: greedy.lua: there is not enough memory for the tables and texts of the Lua code\n')
+        _, err = self.hetrun(lines=greedy, code=71, preexec_fn=limit)
+        self.assertEqual(err, 'stdin:1: not enough memory\n')
+
+    def test_a_model_without_heads_is_planned(self):
+        out, _ = self.hetrun('plan', 'mlp.lua', '--cluster=cluster.lua', '--lua')
+        self.assertIn('het.plan', out)
+
+
+if __name__ == '__main__':
+    unittest.main()
