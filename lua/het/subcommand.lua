@@ -31,8 +31,8 @@ function subcommand.take(options)
 end
 
 local function help(about)
-  local lines = { ("hetrun %s RECIPE [--name=value ...] %s. Options of the recipe may follow too."):format(about.command,
-    about.sentence), "" }
+  local usage = "hetrun %s RECIPE [--name=value ...] %s. Options of the recipe may follow too."
+  local lines = { usage:format(about.command, about.sentence), "" }
   for _, option in ipairs(about.options) do
     lines[#lines + 1] = ("  %-20s %s"):format("--" .. option[1] .. (option[2] and "=" .. option[2] or ""), option[3])
   end
