@@ -271,8 +271,8 @@ class Profiles(Case):
         self.assertEqual(told['skipped'], [{'microbatch': 1000000, 'tensor': 1}])
 
     def test_what_was_measured_before_a_stop_is_kept(self):
-        # The second size would take minutes.
-        child = subprocess.Popen([HETRUN, 'profile', 'small.lua', '--runs=200', '--microbatches=1,5000', '--tensor=1'],
+        # The second size would take long.
+        child = subprocess.Popen([HETRUN, 'profile', 'small.lua', '--runs=200', '--microbatches=1,2000', '--tensor=1'],
                                  cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         with child:
             self.assertIn('measured: tensor 1, micro-batch 1', child.stderr.readline())
