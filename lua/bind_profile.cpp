@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "core/comm/speed.h"
+#include "lua/interrupt.h"
 #include "lua/objects.h"
 #include "planner/graph_model.h"
 #include "planner/measure.h"
@@ -39,7 +40,7 @@ int model_summary(lua_State* L) {
 }
 
 // graph of a micro-batch, graph of one sample, device, {name, tokens, type, tensor, microbatch, runs, inputs
-// = {name = tensor}}: {points, seconds, runs}, points as a profile has them.
+// = {name = tensor}}: {points, seconds, runs}, points as a profile has them; none after Ctrl-C.
 int measure_graph(lua_State* L) {
   const Graph& graph = check_object<GraphHandle>(L, 1)->graph;
   const planner::Model model = model_at(L, check_object<GraphHandle>(L, 2)->graph, 4);
@@ -49,6 +50,7 @@ int measure_graph(lua_State* L) {
   options.tensor = field<int>(L, 4, "tensor").value_or(1);
   options.microbatch = field<int>(L, 4, "microbatch").value_or(1);
   if (const auto runs = field<int>(L, 4, "runs")) options.least_runs = options.most_runs = *runs;
+  options.stop = &interrupt_pending;
   std::map<std::string, Tensor> inputs;
   lua_getfield(L, 4, "inputs");
   if (lua_istable(L, -1)) {

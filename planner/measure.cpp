@@ -242,7 +242,7 @@ void write_inputs(Executor& executor, const std::map<std::string, Tensor>& input
   }
 }
 
-// Median seconds of each instruction.
+// Median seconds of each instruction; nothing when stopped.
 std::vector<double> time_instructions(Executor& executor, const MeasureOptions& options, int& runs) {
   std::vector<std::vector<double>> samples(executor.program().instructions.size());
   executor.run();  // the first touch of all memory
@@ -251,6 +251,7 @@ std::vector<double> time_instructions(Executor& executor, const MeasureOptions& 
     if (runs >= options.least_runs &&
         std::chrono::duration<double>(Clock::now() - begin).count() > options.seconds)
       break;
+    if (options.stop && options.stop()) return {};
     const auto spans = executor.run_timed();
     for (size_t i = 0; i < spans.size(); ++i) samples[i].push_back(spans[i].end - spans[i].begin);
   }
@@ -338,6 +339,7 @@ Measured measure_layers(const Graph& graph, const Model& model, const std::share
   write_inputs(executor, inputs);
   Measured measured;
   const std::vector<double> seconds = time_instructions(executor, options, measured.runs);
+  if (seconds.empty()) return measured;
 
   const std::vector<Share> shares = shares_of(executor.program());
   const Account account(executor.program(), shares, users_of(whole, whole_shares));

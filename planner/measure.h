@@ -3,6 +3,7 @@
 // Of a tensor-parallel group one rank's part is measured, without the group's collectives.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -40,11 +41,12 @@ struct MeasureOptions {
   std::string type = "cpu";  // what clusters call the device
   int tensor = 1, microbatch = 1;
   int least_runs = 5, most_runs = 50;
-  double seconds = 0.5;  // runs go on for so long
+  double seconds = 0.5;        // runs go on for so long
+  std::function<bool()> stop;  // asked before each run
 };
 
 struct Measured {
-  std::vector<ProfilePoint> points;  // one for each kind of the model, in their order
+  std::vector<ProfilePoint> points;  // one for each kind of the model, in their order; none when stopped
   double seconds = 0;                // of the measured layers' instructions together, each a median
   int runs = 0;
 };

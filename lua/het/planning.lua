@@ -98,6 +98,13 @@ local function request_of(run, cluster, given)
   }
 end
 
+-- A profile that cannot be used is told of before this machine's speed is measured.
+local function check_profile(run, given)
+  if not given.profile then return end
+  local graph, tokens = run:graph_of_sample()
+  native.profile(given.profile, graph, { name = planning.name_of(run), tokens = tokens })
+end
+
 --- The best plan of a run on a cluster.
 -- @tparam table given `policy`, `objective`, `without`, `profile`; and `html` or `trace` when events are wanted
 -- @treturn table what native.plan gives: feasible, problems, text, lua, plan, report, events
@@ -170,6 +177,7 @@ function planning.plan(program, ...)
   if given.objective then check_choice("objective", given.objective, { "time", "cost", "progress" }) end
   local run, code = recipe_of(program, "plan", "finds the best plan for a cluster and explains it", { ... })
   if not run then return code end
+  check_profile(run, given)
   local answer = planning.find(run, cluster_of(program, given), given)
   if not answer.feasible then
     errors.usage("no plan fits:\n  %s", table.concat(answer.problems, "\n  "))
@@ -187,6 +195,7 @@ function planning.simulate(program, ...)
   if not run then return code end
   local plan = require("het.plan").resolve(run.arguments.plan, run.arguments.batch)
   if not plan then errors.usage("%s has no `plan` to simulate; `hetrun plan` finds one", ((...))) end
+  check_profile(run, given)
   local graph, request = request_of(run, cluster_of(program, given), given)
   request.plan = plan
   local answer = native.simulate(graph, request)

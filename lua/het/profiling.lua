@@ -8,7 +8,7 @@ local text = require "het.text"
 local profiling = {}
 
 local format = 2   -- of the file; planner/profile.cpp reads it
-local message_bytes, rounds = { 64, 1024, 16384, 262144, 4194304, 16777216 }, 15
+local message_bytes, rounds = { 64, 1024, 16384, 262144, 4194304, 16777216 }, 7
 local greatest_default = 16   -- samples of a micro-batch, beside the recipe's own
 
 local about = {
@@ -25,16 +25,17 @@ local about = {
   },
 }
 
--- Whole numbers of "1,2,4"; nil stays nil.
+-- Whole numbers of "1,2,4", each once, in order; nil stays nil.
 local function numbers_of(name, list)
   if not list then return nil end
-  local numbers = {}
+  local numbers, seen = {}, {}
   for word in (list .. ","):gmatch "([^,]*)," do
     local number = tonumber(word)
     if not number or number < 1 or number ~= math.floor(number) then
       errors.usage("--%s=%s: '%s' is not a whole number above 0", name, list, word)
     end
-    numbers[#numbers + 1] = number
+    if not seen[number] then numbers[#numbers + 1] = number end
+    seen[number] = true
   end
   table.sort(numbers)
   return numbers
@@ -210,8 +211,9 @@ local function merge_links(before, measured)
   return links
 end
 
--- Measure the points that `wanted` lists; adds them to the profile. Returns those that did not fit.
-local function measure_points(run, place, profile, wanted, request, runs)
+-- Measure the points that `wanted` lists; adds them to the profile, which rank 0 saves after each. Returns those that
+-- did not fit; nil when interrupted.
+local function measure_points(run, place, profile, wanted, request, save)
   local graph, context = run:graph_of_sample()
   local skipped, own, size = {}, nil, nil
   for _, entry in ipairs(wanted) do
@@ -221,8 +223,8 @@ local function measure_points(run, place, profile, wanted, request, runs)
       own.inputs = inputs_of(run, size, context)
     end
     local ok, result = pcall(native.measure, own.graph, graph, place.device, { name = request.name,
-      tokens = request.tokens, type = place.type, tensor = entry.tensor, microbatch = size, runs = runs,
-      inputs = own.inputs })
+      tokens = request.tokens, type = place.type, tensor = entry.tensor, microbatch = size,
+      runs = request.runs, inputs = own.inputs })
     local message, kind
     if not ok then message, kind = errors.describe(result) end
     if not ok and kind ~= "environment" then error(result, 0) end
@@ -232,14 +234,16 @@ local function measure_points(run, place, profile, wanted, request, runs)
         native.write("stderr", ("left out: tensor %d, micro-batch %d: %s\n"):format(entry.tensor, size,
           message or "another rank has no memory for it"))
       end
-    else
+    elseif #result.points > 0 then
       for _, point in ipairs(result.points) do profile.points[#profile.points + 1] = point end
+      save()
       if place.rank == 0 and not native.settings.quiet then
         native.write("stderr", ("measured: tensor %d, micro-batch %d (%d runs)\n"):format(entry.tensor, size,
           result.runs))
       end
     end
   end
+  if any(place, native.interrupted()) then return nil end
   return skipped
 end
 
@@ -297,6 +301,7 @@ function profiling.run(program, ...)
   local sizes = numbers_of("microbatches", given.microbatches) or default_microbatches(run.arguments)
   local runs = numbers_of("runs", given.runs)
   if runs and #runs ~= 1 then errors.usage("--runs=%s is not one number", given.runs) end
+  request.runs = runs and runs[1]
   local path = given.out or (words[1]:match "([^/]*)$"):gsub("%.lua$", "") .. ".profile.json"
 
   local place = join(run, given)
@@ -315,23 +320,24 @@ function profiling.run(program, ...)
     links = place.rank == 0 and (given.again ~= nil or not has_links(profile, place)) }))
   wanted = asked.list
   profile = profile or { points = {}, links = {}, devices = {} }
-  local reused = #sizes * #tensors - #wanted
-  local skipped = measure_points(run, place, profile, wanted, request, runs and runs[1])
-  if not skipped then return errors.exit_codes.interrupted end
-  local links = asked.links and measure_links(place) or {}
-  if place.cluster then place.cluster:leave() end
-  if place.rank ~= 0 then return 0 end
-
   profile.profile, profile.hetrun, profile.model, profile.digest = format, native.version(), model.name, model.digest
-  profile.links = merge_links(profile.links, links)
   local known = false
   for _, device in ipairs(profile.devices) do known = known or device.type == place.type end
   if not known then profile.devices[#profile.devices + 1] = { type = place.type, name = place.name } end
-  if #profile.points == 0 then
+  local function save()
+    if place.rank == 0 then native.json_write(path, profile) end
+  end
+  local reused = #sizes * #tensors - #wanted
+  local skipped = measure_points(run, place, profile, wanted, request, save)
+  if not skipped then return errors.exit_codes.interrupted end
+  profile.links = merge_links(profile.links, asked.links and measure_links(place) or {})
+  if place.rank == 0 and #profile.points == 0 then
     errors.raise("environment", "nothing could be measured: no size fits in memory; --microbatches=1 and fewer tokens "
       .. "of context help")
   end
-  native.json_write(path, profile)
+  save()
+  if place.cluster then place.cluster:leave() end
+  if place.rank ~= 0 then return 0 end
 
   local settings = native.settings
   if not settings.quiet or not settings.json then

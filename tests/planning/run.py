@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -380,7 +381,7 @@ class Profiles(Case):
     def test_what_is_known_is_not_measured_again(self):
         self.profile('--microbatches=2', '--tensor=1')
         before = self.saved()
-        told = self.profile('--microbatches=2,4', '--tensor=1')
+        told = self.profile('--microbatches=4,2,2', '--tensor=1')
         self.assertEqual((told['measured'], told['reused']), (1, 1))
         after = self.saved()
         self.assertEqual([p for p in after['points'] if p['microbatch'] == 2], before['points'])
@@ -440,6 +441,8 @@ class Profiles(Case):
         self.assertEqual({p['type'] for p in told['points']}, {'cpu/2'})
         [link] = told['links']
         self.assertEqual((link['type'], link['from']), ('cpu/2', link['to']))
+        again = self.hetrun('--workers', 2, 'profile', 'small.lua', '--microbatches=2', '--tensor=1', '--json', '--quiet')
+        self.assertEqual(json.loads(again[0].splitlines()[-1])['reused'], 1)
         report = self.json_of('plan', 'small.lua', '--devices=2', '--profile=small.profile.json')['report']
         self.assertEqual(report['layers_estimated'], 0)
         self.assertTrue(report['sources'][0]['link_measured'])
@@ -475,6 +478,26 @@ class Profiles(Case):
         path.write_text(whole.replace('"kind"', '"kin"'))
         self.assertIn('entry 1 of points: "kind" is missing or no text', self.refused(*plan))
         self.assertIn('nowhere.json', self.refused('plan', 'small.lua', '--profile=nowhere.json'))
+
+    def test_a_size_that_does_not_fit_is_left_out(self):
+        wide = (self.folder / 'small.lua').read_text().replace('width = 32', 'width = 512')
+        (self.folder / 'small.lua').write_text(wide)
+        out, said = self.hetrun('profile', 'small.lua', '--runs=2', '--microbatches=1,1000000', '--tensor=1', '--json')
+        self.assertIn('left out: tensor 1, micro-batch 1000000', said)
+        told = json.loads(out.splitlines()[-1])
+        self.assertEqual({p['microbatch'] for p in told['points']}, {1})
+        self.assertEqual(told['skipped'], [{'microbatch': 1000000, 'tensor': 1}])
+
+    def test_what_was_measured_before_a_stop_is_kept(self):
+        # The second size would take long.
+        child = subprocess.Popen([HETRUN, 'profile', 'small.lua', '--runs=200', '--microbatches=1,2000', '--tensor=1'],
+                                 cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        with child:
+            self.assertIn('measured: tensor 1, micro-batch 1', child.stderr.readline())
+            child.send_signal(signal.SIGINT)
+            child.communicate(timeout=120)
+        self.assertEqual(child.returncode, 130)
+        self.assertEqual({p['microbatch'] for p in self.saved()['points']}, {1})
 
     def test_options_that_cannot_be(self):
         self.assertIn('it admits 1, 2, 4', self.refused('profile', 'small.lua', '--tensor=3'))
