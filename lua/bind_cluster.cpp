@@ -382,15 +382,13 @@ void cluster_leave(ClusterHandle& cluster) {
   cluster->watch.reset();
   cluster->membership->leave();
 }
-void cluster_abort(ClusterHandle& cluster, std::string why) { cluster->groups->abort(why); }
 
 }  // namespace
 
 void add_cluster(lua_State* L) {
   make_class<ClusterHandle>(
       L, {bind<&cluster_rank>("rank"), bind<&cluster_size>("size"), bind<&cluster_any>("any"),
-          bind<&cluster_gather>("gather"), bind<&cluster_tell>("tell"), bind<&cluster_leave>("leave"),
-          bind<&cluster_abort>("abort")});
+          bind<&cluster_gather>("gather"), bind<&cluster_tell>("tell"), bind<&cluster_leave>("leave")});
   set_functions(L, "native.", {bind<&join_run>("join")});
 }
 
