@@ -12,6 +12,7 @@
 #include "core/cluster/network.h"
 #include "core/cluster/secret.h"
 #include "core/cluster/store_key_value.h"
+#include "core/comm/clock.h"
 #include "core/comm/gloo.h"
 #include "core/comm/shaped.h"
 #include "lua/objects.h"
@@ -378,6 +379,13 @@ std::vector<std::string> cluster_tell(ClusterHandle& cluster, std::string text) 
   return tell_all(cluster->world(), text, "what the ranks tell each other");
 }
 
+// Seconds to add to this rank's times (executor:timings()) to have the first rank's.
+double cluster_clock_offset(ClusterHandle& cluster) {
+  return clock_offset(cluster->world(), [] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  });
+}
+
 void cluster_leave(ClusterHandle& cluster) {
   cluster->watch.reset();
   cluster->membership->leave();
@@ -388,7 +396,8 @@ void cluster_leave(ClusterHandle& cluster) {
 void add_cluster(lua_State* L) {
   make_class<ClusterHandle>(
       L, {bind<&cluster_rank>("rank"), bind<&cluster_size>("size"), bind<&cluster_any>("any"),
-          bind<&cluster_gather>("gather"), bind<&cluster_tell>("tell"), bind<&cluster_leave>("leave")});
+          bind<&cluster_gather>("gather"), bind<&cluster_tell>("tell"), bind<&cluster_leave>("leave"),
+          bind<&cluster_clock_offset>("clock_offset")});
   set_functions(L, "native.", {bind<&join_run>("join")});
 }
 

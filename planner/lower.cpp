@@ -8,23 +8,21 @@
 #include "core/base/error.h"
 #include "core/graph/fuse.h"
 #include "core/ops/op.h"
+#include "planner/facts.h"
 #include "planner/partition.h"
 #include "planner/work.h"
 
 namespace het {
 namespace {
 
-// Where a value shall be written instead of into a buffer of its own.
-struct Placement {
-  ValueId into = kAbsent;  // the result of a concat, or of an add_n
-  Layout layout;           // of the value inside that result's buffer
-  bool adds = false;       // into an add_n: the first producer writes, later ones add
-};
-
 class Lowering {
  public:
   Lowering(const Graph& graph, const Work& work)
-      : graph_(graph), work_(work), microbatches_(work.microbatches) {
+      : graph_(graph),
+        work_(work),
+        microbatches_(work.microbatches),
+        facts_(graph, work),
+        expected_(facts_.summands()) {
     program_.microbatches = microbatches_;
     program_.first_microbatch = work.first_microbatch;
     program_.scopes = graph.scopes;
@@ -33,21 +31,16 @@ class Lowering {
   }
 
   Program run() {
-    count_uses();
-    find_invariant();
-    find_crossing();
-    find_placements();
-    find_recomputed();
     declare_outside();
     for (size_t n = 0; n < graph_.nodes.size(); ++n)
-      if (work_.mine[n] && invariant_node(graph_.nodes[n])) emit(graph_.nodes[n], -1);
+      if (work_.mine[n] && facts_.invariant_node(graph_.nodes[n])) emit(graph_.nodes[n], -1);
     program_.prologue = static_cast<int>(program_.instructions.size());
     clear_gradient_buckets();
     for (size_t u = 0; u < work_.units.size(); ++u) emit_unit(u);
     settle_messages();
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       const Node& node = graph_.nodes[n];
-      if (work_.mine[n] && node.phase == Phase::update && !invariant_node(node)) emit(node, -1);
+      if (work_.mine[n] && node.phase == Phase::update && !facts_.invariant_node(node)) emit(node, -1);
     }
     share_parameters();
     emit_outputs();
@@ -56,176 +49,6 @@ class Lowering {
   }
 
  private:
-  // --- what is known of each value before anything is emitted
-
-  void count_uses() {
-    uses_.assign(graph_.values.size(), 0);
-    for (const Node& node : graph_.nodes)
-      for (const ValueId id : node.inputs)
-        if (id != kAbsent) ++uses_[id];
-    for (const Output& output : graph_.outputs) ++uses_[output.value];
-  }
-
-  bool is_state(ValueId id) const {
-    return graph_.values[id].role == Role::parameter || graph_.values[id].role == Role::buffer;
-  }
-
-  // Values that depend on state alone, and not on state that a micro-batch changes: computed once.
-  void find_invariant() {
-    std::vector<bool> changed(graph_.values.size());
-    for (const Node& node : graph_.nodes)
-      if (node.phase != Phase::update)
-        for (const auto& [output, input] : node.op->in_place)
-          if (input < static_cast<int>(node.inputs.size()) && node.inputs[input] != kAbsent)
-            changed[node.inputs[input]] = true;
-    invariant_.assign(graph_.values.size(), false);
-    for (size_t i = 0; i < graph_.values.size(); ++i)
-      if (is_state(static_cast<ValueId>(i))) invariant_[i] = !changed[i];
-    for (const Node& node : graph_.nodes) {
-      if (node.phase == Phase::update || !node.op->in_place.empty()) continue;
-      const bool all = std::all_of(node.inputs.begin(), node.inputs.end(),
-                                   [&](ValueId id) { return id == kAbsent || invariant_[id]; });
-      for (const ValueId id : node.outputs)
-        if (id != kAbsent) invariant_[id] = all;
-    }
-  }
-
-  bool invariant_node(const Node& node) const {
-    for (const ValueId id : node.outputs)
-      if (id != kAbsent) return invariant_[id];
-    return false;
-  }
-
-  // Values made in a micro-batch and used once a step: summed over the micro-batches.
-  void find_crossing() {
-    crossing_.assign(graph_.values.size(), false);
-    used_inside_.assign(graph_.values.size(), false);
-    const auto crosses = [&](ValueId id) {
-      const Value& value = graph_.values[id];
-      return value.role == Role::intermediate && !invariant_[id] &&
-             graph_.nodes[value.producer].phase != Phase::update;
-    };
-    for (const Node& node : graph_.nodes)
-      for (const ValueId id : node.inputs) {
-        if (id == kAbsent) continue;
-        if (node.phase == Phase::update)
-          crossing_[id] = crossing_[id] || crosses(id);
-        else
-          used_inside_[id] = true;
-      }
-    for (const Output& output : graph_.outputs) crossing_[output.value] = crosses(output.value);
-    for (const auto& [part, sum] : work_.part_of) {
-      crossing_[part] = true;
-      used_inside_[part] = false;  // by the sum alone
-    }
-    for (const Node& node : graph_.nodes) {
-      if (!work_.mine[id_of(node)] || node.phase == Phase::update) continue;
-      for (const ValueId id : node.outputs)
-        if (id != kAbsent && crossing_[id] && !invariant_[id]) expected_[root_of(id)] += microbatches_;
-    }
-  }
-
-  // The sum that a crossing value belongs to: itself, or the gradient that it is a summand of.
-  ValueId root_of(ValueId id) const {
-    const auto found = work_.part_of.find(id);
-    return found == work_.part_of.end() ? id : found->second;
-  }
-
-  // Of each stage that recomputes: the forward nodes that its backward needs again. What is summed over
-  // micro-batches or changes state is made once and kept.
-  void find_recomputed() {
-    recomputed_.assign(graph_.nodes.size(), false);
-    std::vector<NodeId> stack;
-    const auto need = [&](ValueId id, int stage) {
-      if (id == kAbsent || graph_.values[id].producer < 0) return;
-      const NodeId n = graph_.values[id].producer;
-      const Node& node = graph_.nodes[n];
-      if (recomputed_[n] || !work_.mine[n] || work_.stage[n] != stage || node.phase != Phase::forward) return;
-      if (!node.op->in_place.empty()) return;
-      for (const ValueId output : node.outputs)
-        if (output != kAbsent && crossing_[output]) return;
-      recomputed_[n] = true;
-      stack.push_back(n);
-    };
-    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
-      const Node& node = graph_.nodes[n];
-      const int stage = work_.stage[n];
-      if (!work_.mine[n] || node.phase != Phase::backward || stage == kAnywhere || !work_.recompute[stage])
-        continue;
-      for (const ValueId id : node.inputs) need(id, stage);
-    }
-    while (!stack.empty()) {
-      const NodeId n = stack.back();
-      stack.pop_back();
-      for (const ValueId id : graph_.nodes[n].inputs) need(id, work_.stage[n]);
-    }
-  }
-
-  // Results that may be written straight into the concat or the sum that is their only use.
-  void find_placements() {
-    placements_.resize(graph_.values.size());
-    for (const Node& node : graph_.nodes) {
-      if (invariant_node(node) || !work_.mine[id_of(node)]) continue;
-      if (node.op->name == "concat") {
-        const int64_t rank = static_cast<int64_t>(graph_.type(node.outputs[0]).shape.size());
-        int64_t dim = node.attributes.get<int64_t>("dim");
-        if (dim < 0) dim += rank;
-        const Layout whole = Layout::contiguous(graph_.type(node.outputs[0]));
-        int64_t start = 0;
-        for (const ValueId id : node.inputs) {
-          const int64_t size = graph_.type(id).shape[dim];
-          place(id, node, sliced(whole, dim, start, size));
-          start += size;
-        }
-      } else if (node.op->name == "add_n" && all_can_add(node)) {
-        for (const ValueId id : node.inputs) {
-          placements_[id] = {node.outputs[0], Layout::contiguous(graph_.type(id)), true};
-        }
-      }
-    }
-  }
-
-  NodeId id_of(const Node& node) const { return static_cast<NodeId>(&node - graph_.nodes.data()); }
-
-  // Are the value and its user made in the same run of the same unit?
-  bool same_run(ValueId id, const Node& user) const {
-    const Value& value = graph_.values[id];
-    if (value.role != Role::intermediate || uses_[id] != 1 || crossing_[id] || invariant_[id]) return false;
-    const Node& producer = graph_.nodes[value.producer];
-    return producer.phase == user.phase && work_.stage[value.producer] == work_.stage[id_of(user)] &&
-           work_.later[value.producer] == work_.later[id_of(user)];
-  }
-
-  void place(ValueId id, const Node& concat, Layout layout) {
-    if (!same_run(id, concat)) return;
-    const Node& producer = graph_.nodes[graph_.values[id].producer];
-    if (producer.op->name == "reshape") {
-      if (const auto before = reshaped(layout, graph_.type(producer.inputs[0]).shape)) {
-        place(producer.inputs[0], concat, *before);
-        if (placements_[producer.inputs[0]].into != kAbsent)
-          placements_[id] = {concat.outputs[0], std::move(layout), false};
-      }
-      return;
-    }
-    if (producer.op->view || producer.op->name == "concat" || !producer.op->in_place.empty()) return;
-    const int output = graph_.values[id].output;
-    const bool strided = (producer.op->strided_outputs >> output) & 1;
-    if (!layout.is_contiguous() && !(strided && inner_stride_is_one(layout))) return;
-    placements_[id] = {concat.outputs[0], std::move(layout), false};
-  }
-
-  bool all_can_add(const Node& sum) const {
-    return std::all_of(sum.inputs.begin(), sum.inputs.end(), [&](ValueId id) {
-      if (!same_run(id, sum)) return false;
-      const Value& value = graph_.values[id];
-      return ((graph_.nodes[value.producer].op->accumulates >> value.output) & 1) != 0;
-    });
-  }
-
-  static bool inner_stride_is_one(const Layout& layout) {
-    return layout.strides.empty() || layout.strides.back() == 1 || layout.type.shape.back() == 1;
-  }
-
   // --- buffers
 
   BufferId add_buffer(BufferSpec spec) {
@@ -246,7 +69,7 @@ class Lowering {
     for (size_t i = 0; i < graph_.values.size(); ++i) {
       const Value& value = graph_.values[i];
       const ValueId id = static_cast<ValueId>(i);
-      if (is_state(id)) {
+      if (facts_.is_state(id)) {
         if (!used[i]) continue;
         BufferSpec spec{value.name, value.type, Home::state};
         spec.initial = value.initial;
@@ -262,7 +85,7 @@ class Lowering {
     }
     make_buckets();
     for (const Output& output : graph_.outputs)
-      if (crossing_[output.value] && work_.first_tensor_rank && expected_.count(output.value) != 0 &&
+      if (facts_.crossing(output.value) && work_.first_tensor_rank && expected_.count(output.value) != 0 &&
           sums_.count(output.value) == 0)
         sums_[output.value] = whole(add_buffer({output.name, graph_.type(output.value), Home::output}));
   }
@@ -276,13 +99,13 @@ class Lowering {
 
   // Where the sum that a crossing value belongs to is kept.
   Operand sum_of(ValueId id) {
-    const ValueId root = root_of(id);
+    const ValueId root = facts_.root_of(id);
     const auto [entry, fresh] = sums_.emplace(root, Operand{});
     if (fresh) entry->second = whole(add_buffer({"sum of " + hint(root), graph_.type(root), Home::arena}));
     return entry->second;
   }
   // Whether nothing was written to it yet: from now on something is.
-  bool begins(ValueId id) { return begun_.insert(root_of(id)).second; }
+  bool begins(ValueId id) { return begun_.insert(facts_.root_of(id)).second; }
 
   std::string hint(ValueId id) const {
     const Value& value = graph_.values[id];
@@ -297,7 +120,7 @@ class Lowering {
   };
 
   Target target(ValueId id, int microbatch, bool can_add) {
-    const Placement& placement = placements_[id];
+    const Placement& placement = facts_.placement(id);
     if (placement.into != kAbsent && !placement.adds) {
       Operand& joined = operand(placement.into, microbatch);
       if (joined.buffer == kAbsent) joined = target(placement.into, microbatch, false).operand;
@@ -318,15 +141,16 @@ class Lowering {
       }
       return {sum, add};
     }
-    if (crossing_[id] && (!used_inside_[id] || (microbatches_ == 1 && root_of(id) == id))) {
-      if (begun_.count(root_of(id)) == 0) {
+    if (facts_.crossing(id) &&
+        (!facts_.used_inside(id) || (microbatches_ == 1 && facts_.root_of(id) == id))) {
+      if (begun_.count(facts_.root_of(id)) == 0) {
         begins(id);
         return {sum_of(id)};
       }
       if (can_add) return {sum_of(id), true};
     }
-    BufferSpec spec{hint(id), graph_.type(id), invariant_[id] ? Home::pinned : Home::arena};
-    return {whole(add_buffer(std::move(spec))), false, crossing_[id]};
+    BufferSpec spec{hint(id), graph_.type(id), facts_.invariant(id) ? Home::pinned : Home::arena};
+    return {whole(add_buffer(std::move(spec))), false, facts_.crossing(id)};
   }
 
   // --- instructions
@@ -352,8 +176,8 @@ class Lowering {
   }
 
   Operand packed(const Node& node, const Operand& from, int microbatch) {
-    Operand result =
-        whole(add_buffer({"packed", from.layout.type, invariant_node(node) ? Home::pinned : Home::arena}));
+    Operand result = whole(
+        add_buffer({"packed", from.layout.type, facts_.invariant_node(node) ? Home::pinned : Home::arena}));
     copy(node, from, result, microbatch);
     return result;
   }
@@ -364,7 +188,7 @@ class Lowering {
     if (node.op->communicates) return emit_collective(node, microbatch);
     if (node.op->view) return emit_view(node, microbatch);
     if (node.op->name == "concat") return emit_concat(node, microbatch);
-    if (node.op->name == "add_n" && placements_[node.inputs[0]].adds) {
+    if (node.op->name == "add_n" && facts_.placement(node.inputs[0]).adds) {
       finish(node, node.outputs[0], {operand(node.outputs[0], microbatch)}, microbatch);
       return;
     }
@@ -427,11 +251,11 @@ class Lowering {
 
   // Remember where a result lies; a crossing one that lies elsewhere than its sum is added to it.
   void finish(const Node& node, ValueId id, const Target& where, int microbatch) {
-    if (invariant_[id])
+    if (facts_.invariant(id))
       set_everywhere(id, where.operand);
     else
       operand(id, microbatch) = where.operand;
-    if (!crossing_[id]) return;
+    if (!facts_.crossing(id)) return;
     const Operand sum = sum_of(id);
     if (where.operand.buffer != sum.buffer) {
       if (begins(id)) {
@@ -445,8 +269,8 @@ class Lowering {
         push(node, op_named("add"), {}, {sum, part}, {sum}, 0, microbatch);
       }
     }
-    operand(root_of(id), -1) = sum;
-    note_summand(root_of(id));
+    operand(facts_.root_of(id), -1) = sum;
+    note_summand(facts_.root_of(id));
   }
 
   void emit_view(const Node& node, int microbatch) {
@@ -466,7 +290,8 @@ class Lowering {
   void emit_concat(const Node& node, int microbatch) {
     const ValueId result = node.outputs[0];
     Target where{operand(result, microbatch)};
-    if (where.operand.buffer == kAbsent || invariant_[result]) where = target(result, microbatch, false);
+    if (where.operand.buffer == kAbsent || facts_.invariant(result))
+      where = target(result, microbatch, false);
     int64_t dim = node.attributes.get<int64_t>("dim");
     if (dim < 0) dim += static_cast<int64_t>(graph_.type(result).shape.size());
     int64_t start = 0;
@@ -485,8 +310,8 @@ class Lowering {
     Node node;
     node.phase = Phase::update;
     for (const Output& output : graph_.outputs) {
-      const bool shared =
-          crossing_[output.value] && !program_.groups.empty() && work_.gradients.count(output.value) == 0;
+      const bool shared = facts_.crossing(output.value) && !program_.groups.empty() &&
+                          work_.gradients.count(output.value) == 0;
       Operand source = operand(output.value, -1);
       if (shared) {
         const auto sum = sums_.find(output.value);
@@ -518,7 +343,8 @@ class Lowering {
     if (!in.layout.is_contiguous()) in = packed(node, in, microbatch);
     const bool reduces = node.op->name == "all_reduce";
     Target where;
-    if (reduces && dies_in(source, node) && placements_[result].into == kAbsent && !crossing_[result])
+    if (reduces && dies_in(source, node) && facts_.placement(result).into == kAbsent &&
+        !facts_.crossing(result))
       where.operand = in;
     else
       where = target(result, microbatch, false);
@@ -534,7 +360,7 @@ class Lowering {
     instruction.microbatch = microbatch;
     const int started = start(std::move(instruction));
     const bool moved = out.buffer != where.operand.buffer || out.layout != where.operand.layout;
-    if (moved || crossing_[result] || invariant_[result] || node.phase == Phase::update) {
+    if (moved || facts_.crossing(result) || facts_.invariant(result) || node.phase == Phase::update) {
       await(started);
       if (moved) copy(node, out, where.operand, microbatch);
     } else {
@@ -546,8 +372,8 @@ class Lowering {
   // Whether a value is scratch that nothing but `user` reads, in the same run.
   bool dies_in(ValueId id, const Node& user) const {
     const NodeId producer = graph_.values[id].producer;
-    return same_run(id, user) && !graph_.nodes[producer].op->view &&
-           graph_.nodes[producer].op->in_place.empty() && placements_[id].into == kAbsent;
+    return facts_.same_run(id, user) && !graph_.nodes[producer].op->view &&
+           graph_.nodes[producer].op->in_place.empty() && facts_.placement(id).into == kAbsent;
   }
 
   void await_collectives(BufferId buffer) {
@@ -612,7 +438,7 @@ class Lowering {
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       const Node& node = graph_.nodes[n];
       if (!work_.mine[n] || work_.stage[n] != unit.stage || node.phase == Phase::update ||
-          invariant_node(node))
+          facts_.invariant_node(node))
         continue;
       if (node.phase != (unit.kind == WorkUnit::Kind::forward ? Phase::forward : Phase::backward)) continue;
       if (work_.later[n] != (unit.kind == WorkUnit::Kind::weight_gradient)) continue;
@@ -681,11 +507,11 @@ class Lowering {
 
   void recompute(int stage, int microbatch) {
     for (size_t n = 0; n < graph_.nodes.size(); ++n)
-      if (recomputed_[n] && work_.stage[n] == stage)
+      if (facts_.recomputed(n) && work_.stage[n] == stage)
         for (const ValueId id : graph_.nodes[n].outputs)
           if (id != kAbsent) operand(id, microbatch) = {};
     for (size_t n = 0; n < graph_.nodes.size(); ++n)
-      if (recomputed_[n] && work_.stage[n] == stage) emit(graph_.nodes[n], microbatch);
+      if (facts_.recomputed(n) && work_.stage[n] == stage) emit(graph_.nodes[n], microbatch);
   }
 
   // Gradients that the same ranks sum, of one layer: side by side in one buffer, summed at once as soon as
@@ -884,15 +710,12 @@ class Lowering {
   const Graph& graph_;
   const Work& work_;
   int microbatches_;
+  Facts facts_;
+  std::map<ValueId, int> expected_;  // summands still to come
   Program program_;
-  std::vector<int> uses_;
-  std::vector<bool> invariant_, crossing_, used_inside_;
-  std::vector<Placement> placements_;
   std::vector<Operand> operands_;                                  // [value][micro-batch + 1]
   std::unordered_map<ValueId, Operand> sums_;                      // by root_of
   std::set<ValueId> begun_;                                        // sums that hold something
-  std::map<ValueId, int> expected_;                                // summands still to come
-  std::vector<bool> recomputed_;                                   // of nodes
   std::map<size_t, std::vector<std::pair<ValueId, int>>> posted_;  // by unit: value, its Start
   std::map<std::pair<int, int>, std::vector<int>> sent_forward_;   // by stage and micro-batch
   std::map<int, std::vector<int>> sent_backward_;                  // by stage

@@ -6,6 +6,7 @@
 
 #include "core/base/error.h"
 #include "core/base/units.h"
+#include "planner/autohet/parts.h"
 #include "planner/autohet/search.h"
 #include "planner/baseline/baseline.h"
 
@@ -28,6 +29,7 @@ void plan_auto(Judge& judge) {
   plan_whale(judge);
   if (total_devices(judge.request().cluster) <= 128) plan_autohet(judge);
   search_plans(judge, judge.request().additions, "auto");
+  search_parts(judge);
 }
 
 constexpr Policy kPolicies[] = {

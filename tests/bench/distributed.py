@@ -5,13 +5,13 @@ happens when a rank is killed. The last line is one JSON object.
 usage: distributed.py HETRUN [--trials N]   (from the root; builds the tests' programs if they are missing)
 """
 import json
-import os
 import pathlib
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
+
+from runs import last_json, run, say, step_seconds
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -22,30 +22,8 @@ TEXT = 'the quick brown fox jumps over the lazy dog.\n' * 60
 RANKS = {'dp2': 2, 'pp4': 4, 'asymmetric': 5, 'tp2': 2, 'exchange': 2}
 
 
-def say(words):
-    print(words, file=sys.stderr, flush=True)
-
-
-def run(words, folder, **environment):
-    done = subprocess.run([str(word) for word in words], cwd=folder, text=True, capture_output=True, check=False,
-                          env={**os.environ, 'OMP_WAIT_POLICY': 'passive', **environment})
-    return done.returncode, done.stdout, done.stderr
-
-
-def last_json(words, folder):
-    code, out, err = run(words, folder)
-    if code != 0:
-        sys.exit(f'{words}:\n{out}\n{err}')
-    return json.loads(out.splitlines()[-1])
-
-
-def step_seconds(folder, setting, link='4 GB/s'):
-    """The median step of a run, and its results."""
-    metrics = folder / 'metrics.jsonl'
-    result = last_json([HETRUN, '--workers', RANKS[setting], folder / 'paced.lua', f'--setting={setting}', f'--link={link}',
-                        '--threads=1', '--quiet', '--json', f'--metrics={metrics}'], folder)
-    times = [line['seconds'] for line in map(json.loads, metrics.read_text().splitlines()) if 'loss' in line]
-    return statistics.median(b - a for a, b in zip(times[2:], times[3:])), result
+def measured(folder, setting, link='4 GB/s'):
+    return step_seconds(HETRUN, RANKS[setting], folder / 'paced.lua', folder, f'--setting={setting}', f'--link={link}')
 
 
 def simulated(folder, setting):
@@ -60,22 +38,22 @@ def paced(folder):
     ideal, memory = {}, 0
     for setting in ('dp2', 'pp4', 'asymmetric', 'tp2'):
         plan = simulated(folder, setting)['report']
-        measured, result = min((step_seconds(folder, setting) for _ in range(2)), key=lambda pair: pair[0])
-        ideal[setting] = plan['step_seconds'] / measured
+        taken, result = min((measured(folder, setting) for _ in range(2)), key=lambda pair: pair[0])
+        ideal[setting] = plan['step_seconds'] / taken
         for device, rank in zip(plan['devices'], result['ranks'], strict=True):
             memory = max(memory, abs(device['memory_bytes'] / rank['memory_bytes'] - 1))
-        say(f'{setting}: a step takes {measured:.4f} s, the plan allows {plan["step_seconds"]:.4f} s: {ideal[setting]:.3f}')
+        say(f'{setting}: a step takes {taken:.4f} s, the plan allows {plan["step_seconds"]:.4f} s: {ideal[setting]:.3f}')
     return ideal, memory
 
 
 def hidden(folder):
     """Of the time that gradients take on a link that is busy for 60 % of a backward pass, what no step is longer for."""
     plan = simulated(folder, 'exchange')
-    free, result = step_seconds(folder, 'exchange', '40 GB/s')
+    free, _ = measured(folder, 'exchange', '40 GB/s')
     backward = 2 / 3 * plan['report']['step_seconds']
     gradients = 4 * plan['model']['parameters']  # of two ranks each sends as much as it has
     wanted = 0.6 * backward
-    shaped, _ = step_seconds(folder, 'exchange', f'{gradients / wanted / 1e6:.3f} MB/s')
+    shaped, _ = measured(folder, 'exchange', f'{gradients / wanted / 1e6:.3f} MB/s')
     part = 1 - (shaped - free) / wanted
     say(f'exchange: {wanted:.3f} s of traffic in {backward:.3f} s of backward makes a step {shaped - free:.3f} s longer')
     return part

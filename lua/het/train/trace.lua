@@ -13,20 +13,21 @@ local function title(span)
   return span.op
 end
 
--- What one rank tells the others: its events, with times in seconds, and its sums.
-local function events_of(rank, spans)
+-- What one rank tells the others: its events, with times in seconds by the first rank's clock, and its sums.
+local function events_of(rank, spans, offset)
   local list = {}
   local computed, waited, sent, first, last = 0, 0, 0, math.huge, 0
   for i, span in ipairs(spans) do
-    local event = { name = title(span), ts = span.begin, pid = rank, tid = 0, args = { instruction = i } }
+    local begin, arrived = span.begin + offset, span.arrived and span.arrived + offset
+    local event = { name = title(span), ts = begin, pid = rank, tid = 0, args = { instruction = i } }
     if span.microbatch and span.microbatch > 0 then event.args["micro-batch"] = span.microbatch end
     if span.scope and span.scope ~= "" then event.args.layer = span.scope end
     if span.begin > 0 then
-      first, last = math.min(first, span.begin), math.max(last, span.begin + span.seconds)
-      if span.arrived then
+      first, last = math.min(first, begin), math.max(last, begin + span.seconds)
+      if arrived then
         event.args.bytes, event.cat, event.id, event.ph, event.tid = span.bytes, "communication", i, "b", 1
         list[#list + 1] = event
-        list[#list + 1] = { name = event.name, ts = math.max(span.begin, span.arrived), pid = rank, tid = 1, id = i,
+        list[#list + 1] = { name = event.name, ts = math.max(begin, arrived), pid = rank, tid = 1, id = i,
           cat = "communication", ph = "e" }
         sent = sent + (span.op ~= "receive" and span.bytes or 0)
       else
@@ -64,7 +65,7 @@ end
 -- @string path
 -- @tparam function say called with each line of the report
 function trace.write(run, spans, path, say)
-  local own = events_of(run.rank, spans)
+  local own = events_of(run.rank, spans, run.cluster and run.cluster:clock_offset() or 0)
   local told = run.cluster and run.cluster:tell(native.json_encode(own)) or { native.json_encode(own) }
   if run.rank > 0 then return end
   local ranks, all, origin = {}, {}, math.huge

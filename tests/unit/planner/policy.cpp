@@ -59,6 +59,22 @@ TEST_CASE("auto is never slower than the baselines or its own published part") {
   }
 }
 
+TEST_CASE("devices that would only slow a small model down are left out") {
+  Request request;
+  request.model = plain_model(6);
+  request.batch = 12;
+  request.cluster = cluster_of({{"A100-80", 5}, {"H800", 3}, {"RTX-3090", 2, 2}}, 3e9);
+  const Planned best = plan_with(request, "auto"), all = plan_with(request, "search");
+  REQUIRE(best.feasible);
+  CHECK(best.best.simulation.seconds < 0.9 * all.best.simulation.seconds);
+  for (size_t only = 0; only < request.cluster.nodes.size(); ++only) {
+    Request part = request;
+    part.cluster.nodes = {request.cluster.nodes[only]};
+    INFO(part.cluster.nodes[0].type);
+    CHECK(best.best.simulation.seconds <= plan_with(part, "auto").best.simulation.seconds);
+  }
+}
+
 TEST_CASE("planning twice gives the same plan, and naming nodes one by one or as a count is the same") {
   const Request request = request_of({{"A100-80", 2, 2}, {"L4", 3}}, "bert-large", 32);
   const Planned one = plan_with(request, "auto"), two = plan_with(request, "auto");

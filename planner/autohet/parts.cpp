@@ -1,0 +1,86 @@
+#include "planner/autohet/parts.h"
+
+#include <algorithm>
+#include <set>
+
+#include "planner/autohet/search.h"
+
+namespace het::planner {
+namespace {
+
+// Of each node of the cluster: how many of its hosts, from the first; 0: it is left out.
+using Part = std::vector<size_t>;
+
+std::vector<Part> parts_of(const Request& request) {
+  const std::vector<Node>& nodes = request.cluster.nodes;
+  const auto rate = [&](size_t n) {
+    return type_of(request.cluster, static_cast<int>(n)).flops(request.model.precision);
+  };
+  std::vector<Part> parts;
+  const auto add = [&](const auto& hosts_of) {
+    Part part(nodes.size());
+    for (size_t n = 0; n < nodes.size(); ++n) part[n] = hosts_of(n);
+    parts.push_back(std::move(part));
+  };
+  const auto all_where = [&](const auto& chosen) {
+    add([&](size_t n) { return chosen(n) ? nodes[n].hosts.size() : 0; });
+  };
+  std::set<double> rates;
+  std::set<std::string> zones;
+  for (size_t n = 0; n < nodes.size(); ++n) {
+    rates.insert(rate(n));
+    zones.insert(nodes[n].zone);
+  }
+  for (const double least : rates) all_where([&](size_t n) { return rate(n) >= least; });
+  for (const std::string& zone : zones) all_where([&](size_t n) { return nodes[n].zone == zone; });
+  for (size_t own = 0; own < nodes.size(); ++own) {
+    all_where([&](size_t n) { return n == own; });
+    add([&](size_t n) { return n == own ? size_t{1} : size_t{0}; });
+  }
+  // Without the whole, and each once.
+  Part whole(nodes.size());
+  for (size_t n = 0; n < nodes.size(); ++n) whole[n] = nodes[n].hosts.size();
+  std::set<Part> known{whole};
+  std::erase_if(parts, [&](const Part& part) { return !known.insert(part).second; });
+  return parts;
+}
+
+}  // namespace
+
+void search_parts(Judge& judge) {
+  const Request& request = judge.request();
+  // A large cluster that is used well loses by every device that is left out; looking takes as long as the
+  // whole did.
+  constexpr int kFew = 128;
+  constexpr double kPoor = 2;
+  const bool few = total_devices(request.cluster) <= kFew;
+  if (!few && judge.best().feasible() &&
+      judge.best().simulation.seconds < kPoor * lower_bound_seconds(request, judge))
+    return;
+  for (const Part& part : parts_of(request)) {
+    Request smaller = request;
+    std::vector<int> node_of;
+    smaller.cluster.nodes.clear();
+    for (size_t n = 0; n < part.size(); ++n) {
+      if (part[n] == 0) continue;
+      node_of.push_back(static_cast<int>(n));
+      smaller.cluster.nodes.push_back(request.cluster.nodes[n]);
+      smaller.cluster.nodes.back().hosts.resize(part[n]);
+    }
+    if (!validate(smaller).empty()) continue;
+    Judge own(smaller);
+    // Nothing comes nearer to its bound than that.
+    constexpr double kNearest = 1.03;
+    if (request.objective == Objective::time && judge.best().feasible() &&
+        lower_bound_seconds(smaller, own) * kNearest >= judge.best().simulation.seconds)
+      continue;
+    search_plans(own, request.additions, "auto");
+    if (!own.best().feasible()) continue;
+    Layout layout = own.best().layout;
+    for (PipelineLayout& pipeline : layout.pipelines)
+      for (StageLayout& stage : pipeline.stages) stage.node = node_of[static_cast<size_t>(stage.node)];
+    judge.offer(judge.judge(std::move(layout), "auto, without some devices"));
+  }
+}
+
+}  // namespace het::planner

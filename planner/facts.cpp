@@ -1,0 +1,179 @@
+#include "planner/facts.h"
+
+#include <algorithm>
+
+#include "core/ops/op.h"
+
+namespace het {
+
+Facts::Facts(const Graph& graph, const Work& work) : graph_(graph), work_(work) {
+  count_uses();
+  find_invariant();
+  find_crossing();
+  find_placements();
+  find_recomputed();
+}
+
+void Facts::count_uses() {
+  uses_.assign(graph_.values.size(), 0);
+  for (const Node& node : graph_.nodes)
+    for (const ValueId id : node.inputs)
+      if (id != kAbsent) ++uses_[id];
+  for (const Output& output : graph_.outputs) ++uses_[output.value];
+}
+
+bool Facts::is_state(ValueId id) const {
+  return graph_.values[id].role == Role::parameter || graph_.values[id].role == Role::buffer;
+}
+
+void Facts::find_invariant() {
+  std::vector<bool> changed(graph_.values.size());
+  for (const Node& node : graph_.nodes)
+    if (node.phase != Phase::update)
+      for (const auto& [output, input] : node.op->in_place)
+        if (input < static_cast<int>(node.inputs.size()) && node.inputs[input] != kAbsent)
+          changed[node.inputs[input]] = true;
+  invariant_.assign(graph_.values.size(), false);
+  for (size_t i = 0; i < graph_.values.size(); ++i)
+    if (is_state(static_cast<ValueId>(i))) invariant_[i] = !changed[i];
+  for (const Node& node : graph_.nodes) {
+    if (node.phase == Phase::update || !node.op->in_place.empty()) continue;
+    const bool all = std::all_of(node.inputs.begin(), node.inputs.end(),
+                                 [&](ValueId id) { return id == kAbsent || invariant_[id]; });
+    for (const ValueId id : node.outputs)
+      if (id != kAbsent) invariant_[id] = all;
+  }
+}
+
+bool Facts::invariant_node(const Node& node) const {
+  for (const ValueId id : node.outputs)
+    if (id != kAbsent) return invariant_[id];
+  return false;
+}
+
+void Facts::find_crossing() {
+  crossing_.assign(graph_.values.size(), false);
+  used_inside_.assign(graph_.values.size(), false);
+  const auto crosses = [&](ValueId id) {
+    const Value& value = graph_.values[id];
+    return value.role == Role::intermediate && !invariant_[id] &&
+           graph_.nodes[value.producer].phase != Phase::update;
+  };
+  for (const Node& node : graph_.nodes)
+    for (const ValueId id : node.inputs) {
+      if (id == kAbsent) continue;
+      if (node.phase == Phase::update)
+        crossing_[id] = crossing_[id] || crosses(id);
+      else
+        used_inside_[id] = true;
+    }
+  for (const Output& output : graph_.outputs) crossing_[output.value] = crosses(output.value);
+  for (const auto& [part, sum] : work_.part_of) {
+    crossing_[part] = true;
+    used_inside_[part] = false;  // by the sum alone
+  }
+  for (const Node& node : graph_.nodes) {
+    if (!work_.mine[id_of(node)] || node.phase == Phase::update) continue;
+    for (const ValueId id : node.outputs)
+      if (id != kAbsent && crossing_[id] && !invariant_[id]) summands_[root_of(id)] += work_.microbatches;
+  }
+}
+
+ValueId Facts::root_of(ValueId id) const {
+  const auto found = work_.part_of.find(id);
+  return found == work_.part_of.end() ? id : found->second;
+}
+
+// Of each stage that recomputes: the forward nodes that its backward needs again. What is summed over
+// micro-batches or changes state is made once and kept.
+void Facts::find_recomputed() {
+  recomputed_.assign(graph_.nodes.size(), false);
+  std::vector<NodeId> stack;
+  const auto need = [&](ValueId id, int stage) {
+    if (id == kAbsent || graph_.values[id].producer < 0) return;
+    const NodeId n = graph_.values[id].producer;
+    const Node& node = graph_.nodes[n];
+    if (recomputed_[n] || !work_.mine[n] || work_.stage[n] != stage || node.phase != Phase::forward) return;
+    if (!node.op->in_place.empty()) return;
+    for (const ValueId output : node.outputs)
+      if (output != kAbsent && crossing_[output]) return;
+    recomputed_[n] = true;
+    stack.push_back(n);
+  };
+  for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+    const Node& node = graph_.nodes[n];
+    const int stage = work_.stage[n];
+    if (!work_.mine[n] || node.phase != Phase::backward || stage == kAnywhere || !work_.recompute[stage])
+      continue;
+    for (const ValueId id : node.inputs) need(id, stage);
+  }
+  while (!stack.empty()) {
+    const NodeId n = stack.back();
+    stack.pop_back();
+    for (const ValueId id : graph_.nodes[n].inputs) need(id, work_.stage[n]);
+  }
+}
+
+// Results that may be written straight into the concat or the sum that is their only use.
+void Facts::find_placements() {
+  placements_.resize(graph_.values.size());
+  for (const Node& node : graph_.nodes) {
+    if (invariant_node(node) || !work_.mine[id_of(node)]) continue;
+    if (node.op->name == "concat") {
+      const int64_t rank = static_cast<int64_t>(graph_.type(node.outputs[0]).shape.size());
+      int64_t dim = node.attributes.get<int64_t>("dim");
+      if (dim < 0) dim += rank;
+      const Layout whole = Layout::contiguous(graph_.type(node.outputs[0]));
+      int64_t start = 0;
+      for (const ValueId id : node.inputs) {
+        const int64_t size = graph_.type(id).shape[dim];
+        place(id, node, sliced(whole, dim, start, size));
+        start += size;
+      }
+    } else if (node.op->name == "add_n" && all_can_add(node)) {
+      for (const ValueId id : node.inputs) {
+        placements_[id] = {node.outputs[0], Layout::contiguous(graph_.type(id)), true};
+      }
+    }
+  }
+}
+
+bool Facts::same_run(ValueId id, const Node& user) const {
+  const Value& value = graph_.values[id];
+  if (value.role != Role::intermediate || uses_[id] != 1 || crossing_[id] || invariant_[id]) return false;
+  const Node& producer = graph_.nodes[value.producer];
+  return producer.phase == user.phase && work_.stage[value.producer] == work_.stage[id_of(user)] &&
+         work_.later[value.producer] == work_.later[id_of(user)];
+}
+
+void Facts::place(ValueId id, const Node& concat, Layout layout) {
+  if (!same_run(id, concat)) return;
+  const Node& producer = graph_.nodes[graph_.values[id].producer];
+  if (producer.op->name == "reshape") {
+    if (const auto before = reshaped(layout, graph_.type(producer.inputs[0]).shape)) {
+      place(producer.inputs[0], concat, *before);
+      if (placements_[producer.inputs[0]].into != kAbsent)
+        placements_[id] = {concat.outputs[0], std::move(layout), false};
+    }
+    return;
+  }
+  if (producer.op->view || producer.op->name == "concat" || !producer.op->in_place.empty()) return;
+  const int output = graph_.values[id].output;
+  const bool strided = (producer.op->strided_outputs >> output) & 1;
+  if (!layout.is_contiguous() && !(strided && inner_stride_is_one(layout))) return;
+  placements_[id] = {concat.outputs[0], std::move(layout), false};
+}
+
+bool Facts::all_can_add(const Node& sum) const {
+  return std::all_of(sum.inputs.begin(), sum.inputs.end(), [&](ValueId id) {
+    if (!same_run(id, sum)) return false;
+    const Value& value = graph_.values[id];
+    return ((graph_.nodes[value.producer].op->accumulates >> value.output) & 1) != 0;
+  });
+}
+
+bool inner_stride_is_one(const Layout& layout) {
+  return layout.strides.empty() || layout.strides.back() == 1 || layout.type.shape.back() == 1;
+}
+
+}  // namespace het

@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+"""Plans of four policies, run for real on ranks that are slowed to the devices of mixed clusters: which is faster, and does
+the simulator say so beforehand? The last line is one JSON object.
+
+usage: plans.py HETRUN [--trials N]   (N: of the shapes below, the first so many)
+"""
+import itertools
+import json
+import pathlib
+import statistics
+import sys
+import tempfile
+
+from runs import last_json, output, say, step_seconds
+
+HETRUN = pathlib.Path(sys.argv[1]).resolve()
+TRIALS = int(sys.argv[sys.argv.index('--trials') + 1]) if '--trials' in sys.argv else None
+POLICIES = ('megatron', 'whale', 'autohet', 'auto')
+
+# Written down before they were run. Rates sum to well under half of what two cores compute; links of 4 GB/s bind nothing,
+# the slow ones do.
+TYPES = {'fast': '24 GFLOP/s', 'middle': '12 GFLOP/s', 'slow': '6 GFLOP/s', 'old': '3 GFLOP/s'}
+SHAPES = {
+    '3 fast + 1 slow': ([('fast', 3), ('slow', 1)], '4 GB/s', '1 GiB'),
+    '1 fast + 5 slow': ([('fast', 1), ('slow', 5)], '4 GB/s', '1 GiB'),
+    '2 fast + 2 middle + 3 slow': ([('fast', 2), ('middle', 2), ('slow', 3)], '4 GB/s', '1 GiB'),
+    '1 fast + 7 old': ([('fast', 1), ('old', 7)], '4 GB/s', '1 GiB'),
+    '2 fast + 6 old, no device holds the model': ([('fast', 2), ('old', 6)], '4 GB/s', '24 MiB'),
+    '3 middle + 2 old, no device holds the model': ([('middle', 3), ('old', 2)], '4 GB/s', '24 MiB'),
+    '2 fast + 3 middle over 40 MB/s': ([('fast', 2), ('middle', 3)], '40 MB/s', '1 GiB'),
+    '4 middle + 3 slow over 20 MB/s': ([('middle', 4), ('slow', 3)], '20 MB/s', '1 GiB'),
+}
+
+RECIPE = '''
+local het = require "het"
+local corpus = het.data.text { path = "text.txt", tokenizer = "char" }
+local plan
+%s
+return het.train {
+  model = het.nn.gpt { vocab = corpus.vocab, context = 64, width = 128, layers = 10, heads = 4 },
+  data = corpus, batch = 48, steps = 10, evaluate = { every = 0 }, optimizer = het.optim.adamw { lr = 1e-3 },
+  plan = plan, pace = plan and cluster or nil,
+}
+'''
+
+
+def cluster_text(nodes, link, memory):
+    types = '\n'.join(
+        f'  het.device_type {{ name = "{name}", f32 = "{TYPES[name]}", memory = "{memory}", memory_bandwidth = "1 TB/s", '
+        f'efficiency = 1, bandwidth = "4 GB/s", latency = "20 us" }},' for name, _ in nodes)
+    places = '\n'.join(f'  het.node {{ name = "{name}", type = "{name}", devices = {count} }},' for name, count in nodes)
+    return (f'local het = require "het"\nlocal cluster = het.cluster {{ bandwidth = "{link}", latency = "50 us",\n{types}\n'
+            f'{places}\n}}\n')
+
+
+def compare(folder, name, nodes, link, memory):
+    """Of each policy: what its plan takes by the simulator, and for real. Equal plans are run once."""
+    cluster = cluster_text(nodes, link, memory)
+    (folder / 'cluster.lua').write_text(cluster + 'return cluster\n')
+    (folder / 'plain.lua').write_text(RECIPE % '')
+    taken, found = {}, {}
+    for policy in POLICIES:
+        answer = last_json([HETRUN, 'plan', 'plain.lua', '--cluster=cluster.lua', f'--policy={policy}', '--quiet', '--json'],
+                           folder)
+        plan, predicted = answer['lua'], answer['report']['step_seconds']
+        if plan not in taken:
+            (folder / 'planned.lua').write_text(RECIPE % (cluster + 'plan = ' + plan))
+            ranks = sum(1 for device in answer['report']['devices'])
+            taken[plan] = min(step_seconds(HETRUN, ranks, 'planned.lua', folder)[0] for _ in range(2))
+        found[policy] = {'predicted': predicted, 'measured': taken[plan]}
+        say(f'{name}, {policy}: {predicted:.4f} s by the simulator, {taken[plan]:.4f} s measured')
+    return found
+
+
+def main():
+    shapes = dict(itertools.islice(SHAPES.items(), TRIALS))
+    found = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        (folder / 'text.txt').write_text('the quick brown fox jumps over the lazy dog.\n' * 60)
+        output([HETRUN, '--version'], folder)
+        for shape, about in shapes.items():
+            found[shape] = compare(folder, shape, *about)
+    ratios = {shape: min(of['megatron']['measured'], of['whale']['measured']) / of['auto']['measured']
+              for shape, of in found.items()}
+    errors = [abs(one['predicted'] / one['measured'] - 1) for of in found.values() for one in of.values()]
+    # Of plans that differ by 2 % or more: does the simulator know which is faster?
+    right = pairs = 0
+    for of in found.values():
+        for one, other in itertools.combinations(of.values(), 2):
+            if abs(one['measured'] / other['measured'] - 1) >= 0.02:
+                pairs += 1
+                right += (one['measured'] < other['measured']) == (one['predicted'] < other['predicted'])
+    print(json.dumps({'shapes': len(found), 'best_ratio': max(ratios.values()), 'worst_ratio': min(ratios.values()),
+                      'simulator_median_error': statistics.median(errors), 'simulator_worst_error': max(errors),
+                      'pair_order': right / pairs if pairs else None, 'pairs': pairs, 'ratios': ratios, 'of_each': found}))
+
+
+if __name__ == '__main__':
+    main()

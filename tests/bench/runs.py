@@ -1,0 +1,36 @@
+"""What the benchmarks of whole runs share: starting hetrun, and the median step of a run."""
+import json
+import os
+import statistics
+import subprocess
+import sys
+
+
+def say(words):
+    print(words, file=sys.stderr, flush=True)
+
+
+def run(words, folder, **environment):
+    done = subprocess.run([str(word) for word in words], cwd=folder, text=True, capture_output=True, check=False,
+                          env={**os.environ, 'OMP_WAIT_POLICY': 'passive', **environment})
+    return done.returncode, done.stdout, done.stderr
+
+
+def output(words, folder):
+    code, out, err = run(words, folder)
+    if code != 0:
+        sys.exit(f'{" ".join(map(str, words))}:\n{out}\n{err}')
+    return out
+
+
+def last_json(words, folder):
+    return json.loads(output(words, folder).splitlines()[-1])
+
+
+def step_seconds(hetrun, ranks, recipe, folder, *words):
+    """The median step of a run, without its first two, and its results."""
+    metrics = folder / 'metrics.jsonl'
+    result = last_json([hetrun, '--workers', ranks, recipe, *words, '--threads=1', '--quiet', '--json',
+                        f'--metrics={metrics}'], folder)
+    times = [line['seconds'] for line in map(json.loads, metrics.read_text().splitlines()) if 'loss' in line]
+    return statistics.median(b - a for a, b in zip(times[2:], times[3:])), result
