@@ -391,7 +391,6 @@ void cluster_leave(ClusterHandle& cluster) {
   cluster->watch.reset();
   cluster->membership->leave();
 }
-void cluster_abort(ClusterHandle& cluster, std::string why) { cluster->groups->abort(why); }
 
 }  // namespace
 
@@ -399,7 +398,7 @@ void add_cluster(lua_State* L) {
   make_class<ClusterHandle>(
       L, {bind<&cluster_rank>("rank"), bind<&cluster_size>("size"), bind<&cluster_any>("any"),
           bind<&cluster_gather>("gather"), bind<&cluster_tell>("tell"), bind<&cluster_leave>("leave"),
-          bind<&cluster_clock_offset>("clock_offset"), bind<&cluster_abort>("abort")});
+          bind<&cluster_clock_offset>("clock_offset")});
   set_functions(L, "native.", {bind<&join_run>("join")});
 }
 

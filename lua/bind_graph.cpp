@@ -68,10 +68,8 @@ void graph_output(GraphHandle& graph, std::string name, ValueHandle& value) {
 int graph_begin_layer(GraphHandle& graph, std::string name) {
   return graph->builder.begin_layer(std::move(name));
 }
-void graph_set_layer(GraphHandle& graph, int layer) { graph->builder.set_layer(layer); }
 void graph_push_scope(GraphHandle& graph, std::string name) { graph->builder.push_scope(name); }
 void graph_pop_scope(GraphHandle& graph) { graph->builder.pop_scope(); }
-std::string graph_scope(GraphHandle& graph) { return graph->builder.scope_path(); }
 void graph_set_phase(GraphHandle& graph, std::string name) {
   for (const Phase phase : {Phase::forward, Phase::backward, Phase::update})
     if (name_of(phase) == name) return graph->builder.set_phase(phase);
@@ -256,8 +254,7 @@ void add_graph(lua_State* L) {
   make_class<GraphHandle>(
       L, {bind<&graph_input>("input"), bind<&graph_parameter>("parameter"), bind<&graph_buffer>("buffer"),
           bind<&graph_output>("output"), bind<&graph_begin_layer>("begin_layer"),
-          bind<&graph_set_layer>("set_layer"), bind<&graph_push_scope>("push_scope"),
-          bind<&graph_pop_scope>("pop_scope"), bind<&graph_scope>("scope"),
+          bind<&graph_push_scope>("push_scope"), bind<&graph_pop_scope>("pop_scope"),
           bind<&graph_set_phase>("set_phase"), bind<&graph_differentiate>("differentiate"),
           bind<&graph_parameters>("parameters"), bind<&graph_layers>("layers"), bind<&graph_cost>("cost"),
           bind<&graph_verify>("verify"), bind<&graph_to_string>("__tostring")});

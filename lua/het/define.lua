@@ -255,7 +255,7 @@ function define.constructor(definition)
         if sentence then mistakes.record(definition.name, field, sentence) end
       end)
     end
-    if not sound or (involves_unknown(arguments) and not definition.tolerant) then return define.unknown end
+    if not sound or involves_unknown(arguments) then return define.unknown end
     return definition.build(arguments)
   end
   define.document(definition, construct)

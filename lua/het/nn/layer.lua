@@ -10,7 +10,6 @@
 --   pointwise   each position of the sequence is computed alone (or knows the key-value cache)
 --   flops       function(a, context): FLOPs of forward and backward for one token beyond its matrices' 6 each
 --   show        function(a): what stands beside the name in the tree
-local native = require "het.native"
 local builder = require "het.builder"
 local define = require "het.define"
 local text = require "het.text"
@@ -217,8 +216,5 @@ layer.custom = define.constructor {
     }, {})
   end,
 }
-
---- Is a value a value of a graph or a tensor?
-function layer.is_value(value) return type(value) == "userdata" and value ~= native.null end
 
 return layer
