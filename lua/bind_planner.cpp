@@ -6,6 +6,7 @@
 #include "lua/objects.h"
 #include "planner/explain.h"
 #include "planner/graph_model.h"
+#include "planner/lower.h"
 #include "planner/measured/measured.h"
 #include "planner/policy.h"
 #include "planner/work.h"
@@ -253,7 +254,7 @@ int simulate_graph(lua_State* L) {  // graph, {plan, events, ... as request_at}
   lua_getfield(L, 2, "plan");
   const Plan plan = plan_at(L, lua_gettop(L), static_cast<int>(graph.layers.size()));
   lua_pop(L, 1);
-  const auto problems = validate(plan, {static_cast<int>(graph.layers.size()), request.batch});
+  const auto problems = validate(plan, subject_of(graph, request.batch));
   if (!problems.empty()) fail_usage("the plan cannot be run:\n  {}", fmt::join(problems, "\n  "));
   planner::Judge judge(request);
   Planned planned;

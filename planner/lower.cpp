@@ -737,10 +737,16 @@ Program lower_single(const Graph& graph, int microbatches) {
   return Lowering(graph, work_of(graph, plan, 0)).run();
 }
 
+PlanSubject subject_of(const Graph& graph, int batch) {
+  PlanSubject subject{static_cast<int>(graph.layers.size()), batch};
+  for (const auto& layer : graph.layers) subject.names.push_back(layer.name);
+  return subject;
+}
+
 Program lower(const Graph& graph, const Plan& plan, int rank, bool fused) {
   int samples = 0;
   for (const Pipeline& pipeline : plan.pipelines) samples += pipeline.microbatches * plan.microbatch;
-  const auto problems = validate(plan, {static_cast<int>(graph.layers.size()), samples});
+  const auto problems = validate(plan, subject_of(graph, samples));
   if (!problems.empty()) fail_usage("the plan cannot be run:\n  {}", fmt::join(problems, "\n  "));
   if (plan.tensor == 1 && !fused) return Lowering(graph, work_of(graph, plan, rank)).run();
   Graph own = partition(graph, plan.tensor, tensor_rank_of(plan, rank), plan.sequence);

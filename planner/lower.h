@@ -7,6 +7,9 @@
 
 namespace het {
 
+// What plans for a graph are checked against; `batch`: samples in one step.
+PlanSubject subject_of(const Graph& graph, int batch);
+
 // The Program of rank `rank` under `plan`. The graph is the single device's and describes one micro-batch of
 // plan.microbatch samples; with `fused`, chains of its elementwise nodes are joined (core/graph/fuse.h),
 // after it was divided among tensor-parallel ranks. Throws Error(usage) with all the rules that the plan

@@ -1,6 +1,7 @@
 #include "core/plan/plan.h"
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 
 #include <fmt/format.h>
@@ -47,6 +48,21 @@ Plan single_device_plan(const PlanSubject& subject, int microbatch, std::string 
   plan.pipelines.push_back({microbatch > 0 ? subject.batch / microbatch : 0, {stage}});
   return plan;
 }
+
+namespace {
+
+// " (embedding, blocks.0, ..., blocks.3, head)": what a model's layers are, which people count as its blocks
+// alone.
+std::string parts_of(std::vector<std::string> names) {
+  if (names.empty()) return "";
+  if (names.size() > 5) {
+    names.erase(names.begin() + 2, names.end() - 2);
+    names.insert(names.begin() + 2, "...");
+  }
+  return fmt::format(" ({})", fmt::join(names, ", "));
+}
+
+}  // namespace
 
 std::vector<std::string> validate(const Plan& plan, const PlanSubject& subject) {
   std::vector<std::string> problems;
@@ -108,8 +124,8 @@ std::vector<std::string> validate(const Plan& plan, const PlanSubject& subject) 
     if (pipeline.stages.empty())
       add(fmt::format("pipeline {} has no stage", p + 1));
     else if (next != subject.layers)
-      add(fmt::format("pipeline {}: its stages hold {} layers, the model has {}", p + 1, next,
-                      subject.layers));
+      add(fmt::format("pipeline {}: its stages hold {} layers, the model has {}{}", p + 1, next,
+                      subject.layers, parts_of(subject.names)));
   }
   if (plan.sharded_optimizer) check_shares(plan, subject.layers, problems);
   if (samples != subject.batch && !plan.pipelines.empty())
@@ -118,6 +134,21 @@ std::vector<std::string> validate(const Plan& plan, const PlanSubject& subject) 
         subject.batch));
   return problems;
 }
+
+namespace {
+
+constexpr size_t kLineWidth = 110;  // characters of a line of Lua
+
+std::string to_lua(const Stage& stage, bool sharded_optimizer) {
+  std::string text = "het.stage { ";
+  for (const std::string& device : stage.devices) text += fmt::format("\"{}\", ", device);
+  text += fmt::format("layers = {}{}", stage.layers, stage.recompute ? ", recompute = true" : "");
+  if (sharded_optimizer && stage.optimizer_share != 1)
+    text += fmt::format(", optimizer_share = {}", stage.optimizer_share);
+  return text + " }";
+}
+
+}  // namespace
 
 std::string to_lua(const Plan& plan) {
   std::string text = fmt::format("het.plan {{ tensor = {}, microbatch = {},", plan.tensor, plan.microbatch);
@@ -129,16 +160,17 @@ std::string to_lua(const Plan& plan) {
   if (plan.sharded_optimizer) text += " sharded_optimizer = true,";
   text += '\n';
   for (const Pipeline& pipeline : plan.pipelines) {
-    text += fmt::format("  het.pipeline {{ microbatches = {}", pipeline.microbatches);
-    for (const Stage& stage : pipeline.stages) {
-      text += ", het.stage { ";
-      for (const std::string& device : stage.devices) text += fmt::format("\"{}\", ", device);
-      text += fmt::format("layers = {}{}", stage.layers, stage.recompute ? ", recompute = true" : "");
-      if (plan.sharded_optimizer && stage.optimizer_share != 1)
-        text += fmt::format(", optimizer_share = {}", stage.optimizer_share);
-      text += " }";
+    std::string line = fmt::format("  het.pipeline {{ microbatches = {},", pipeline.microbatches);
+    for (size_t s = 0; s < pipeline.stages.size(); ++s) {
+      const std::string stage = to_lua(pipeline.stages[s], plan.sharded_optimizer);
+      const char* end = s + 1 < pipeline.stages.size() ? "," : " },";
+      if (line.size() + 1 + stage.size() + std::strlen(end) > kLineWidth) {
+        text += line + '\n';
+        line = "   ";
+      }
+      line += " " + stage + end;
     }
-    text += " },\n";
+    text += line + '\n';
   }
   return text + "}";
 }

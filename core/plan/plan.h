@@ -47,8 +47,9 @@ struct Plan {
 
 // What a plan is checked against.
 struct PlanSubject {
-  int layers = 0;  // of the model
-  int batch = 0;   // samples in one step
+  int layers = 0;                       // of the model
+  int batch = 0;                        // samples in one step
+  std::vector<std::string> names = {};  // of the layers, for messages: "embedding", "blocks.0", ..., "head"
 };
 
 // One device does everything.

@@ -124,14 +124,20 @@ local function locate(problem)
   return problem
 end
 
+-- Does a recipe declare options? One that fails before it does so cannot have its help printed.
+local function recipe_text_declares(recipe_text) return recipe_text:find("%f[%w_]options%f[^%w_]") ~= nil end
+
 --- Run a recipe's chunk; returns the run that it describes, or nil when only its help was wanted.
 -- @string path of the recipe
 -- @tparam function chunk its compiled source
 function het.load_recipe(path, chunk)
   local options = require "het.options"
   local ok, result = xpcall(chunk, locate)
+  -- A recipe without options has its help at once, also where its data is not there yet.
+  local plain_help = native.settings.help and not recipe_text_declares(het.recipe_text)
+  if plain_help then mistakes.take() end
   if not ok then
-    if result == options.help_wanted then
+    if result == options.help_wanted or plain_help then
       native.write("stdout", options.help_text(path, het.recipe_text))
       return nil
     end

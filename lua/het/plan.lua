@@ -47,8 +47,8 @@ plan.stage = define.constructor {
   example = 'het.stage { "here:0", layers = 6 }',
   list = { "string", "devices; \"a:0-3\" are four", least = 1 },
   fields = {
-    { "layers", "integer", "how many of the model's layers (default: an equal share of what the other stages leave)",
-      min = 1 },
+    { "layers", "integer", "how many of the model's layers, of which the embedding and the head are two (default: an "
+      .. "equal share of what the other stages leave)", min = 1 },
     { "recompute", "boolean", "compute activations again in the backward pass instead of keeping them",
       default = false },
     { "optimizer_share", "integer", "with sharded_optimizer: how much of a layer's optimizer state lives here, "

@@ -1,4 +1,5 @@
--- A small mixed cluster: one machine with eight A100, one with three H800, and four with old cards, on two networks.
+-- A small mixed cluster: one machine with five A100, one with three H800, and two with two old cards each, on two
+-- networks.
 --
 --   hetrun plan recipes/gpt_text.lua --cluster=recipes/clusters/mixed.lua
 local het = require "het"

@@ -3,6 +3,7 @@
 
 usage: run.py HETRUN [unittest arguments]
 """
+import json
 import pathlib
 import resource
 import subprocess
@@ -119,6 +120,22 @@ class Prompt(Case):
         self.assertTrue(lines[-1].startswith('op '))
         self.says('het.zzz', "het has no 'zzz'; the nearest are nn, op, data, full, help")
 
+    def test_completion_offers_what_recipes_call(self):
+        lines = 'local _ = het.load\nprint(table.concat(require("het.program").completions("het."), " "))\n'
+        names = self.hetrun('--trust', lines=lines)[0].split()
+        self.assertEqual(names, sorted(set(names)))
+        self.assertLessEqual({'train', 'load', 'tensor', 'options', 'help'}, set(names))
+        self.assertFalse({'begin_recipe', 'load_recipe', 'load_value', 'run_recipe', 'load_all', 'recipe_text'} & set(names))
+
+    def test_a_model_is_trained_and_writes(self):
+        lines = '''corpus = het.data.text { path = "text.txt" }
+run = het.train { model = het.nn.gpt { vocab = corpus.vocab, context = 8, width = 8, layers = 1, heads = 1 },
+  data = corpus, batch = 2, steps = 3, optimizer = het.optim.adamw { lr = 1e-3 } }
+run:start().steps
+#run:generate { prompt = "the ", tokens = 10 }
+'''
+        self.assertEqual(self.hetrun('--quiet', lines=lines)[0], '3\n10\n')
+
 
 class CommandLine(Case):
     def test_counts_are_whole_and_bounded(self):
@@ -200,6 +217,48 @@ class CommandLine(Case):
                      'cluster.lua:2: cluster needs at least one het.node { ... }: the machines that a plan may use')
         self.refused('plan mlp.lua --cluster=mlp.lua',
                      'mlp.lua is a recipe (it returns het.train); a cluster file ends with `return het.cluster { ... }`')
+
+    def test_help_needs_no_data(self):
+        (self.folder / 'plain.lua').write_text('''-- A recipe that teaches.
+local het = require "het"
+local corpus = het.data.text { path = "nowhere.txt" }
+return het.train {
+  model = het.nn.gpt { vocab = corpus.vocab, context = 8, width = 8, layers = 1, heads = 1 }, data = corpus,
+  batch = 2, steps = 3, optimizer = het.optim.adamw { lr = 1e-3 },
+}
+''')
+        out, err = self.hetrun('plain.lua', '--help')
+        self.assertIn('A recipe that teaches.', out)
+        self.assertEqual(err, '')
+        self.refused('plain.lua', "plain.lua:3: there is no file 'nowhere.txt'")
+        self.assertIn('--hidden', self.hetrun('mlp.lua', '--help')[0])
+
+    def test_quiet_leaves_the_results(self):
+        words = ('gpt_text.lua', '--text=text.txt', '--steps=2', '--every=0', '--prompt=the', '--write=10', '--width=8',
+                 '--heads=1', '--layers=1', '--quiet')
+        out, err = self.hetrun(*words)
+        self.assertEqual((len(out), out[:3], err), (len('the') + 10 + 1, 'the', ''))
+        json_out, err = self.hetrun(*words, '--json')
+        self.assertEqual(err, '')
+        self.assertEqual(json_out.count('\n'), 1)
+        self.assertEqual(json.loads(json_out)['sample'], out[:-1])
+
+    def test_a_mask_that_hides_nothing_is_refused(self):
+        self.refused('bert_tiny.lua --text=text.txt --mask=0.00001',
+                     'bert_tiny.lua:29: data.masked.mask_share = 1e-05 hides less than one of the 2048 tokens of a step; '
+                     '0.00049 and more work')
+
+    def test_a_plan_that_leaves_layers_out_is_told_what_they_are(self):
+        (self.folder / 'short.lua').write_text('''local het = require "het"
+local corpus = het.data.text { path = "text.txt" }
+return het.train {
+  model = het.nn.gpt { vocab = corpus.vocab, context = 8, width = 8, layers = 4, heads = 1 }, data = corpus,
+  batch = 2, steps = 3, optimizer = het.optim.adamw { lr = 1e-3 },
+  plan = het.plan { microbatch = 1, het.pipeline { microbatches = 2, het.stage { "here:0", layers = 4 } } },
+}
+''')
+        self.refused('short.lua', 'the plan cannot be run:',
+                     '  pipeline 1: its stages hold 4 layers, the model has 6 (embedding, blocks.0, ..., blocks.3, head)')
 
     def test_memory_that_runs_out_is_the_machines(self):
         def limit():

@@ -285,21 +285,28 @@ function Run:generate(options, emit)
   return self.generator:text(a.data, complete, emit)
 end
 
--- What a recipe's `sample` asks for, on standard output.
+-- What a recipe's `sample` asks for, written as it comes: it is a result, printed also when quiet. Where the last line
+-- is JSON, the whole text is its `sample`, and only who follows the run sees it come. Returns the text on rank 0.
 local function print_sample(self)
   local sample = self.arguments.sample
-  if not sample or native.settings.quiet then return end
+  if not sample then return nil end
   if self.rank > 0 then
     self:generate(sample)
-    return
+    return nil
   end
-  local out = native.settings.json and "stderr" or "stdout"
+  local settings, pieces = native.settings, {}
+  local out = not settings.json and "stdout" or not settings.quiet and "stderr" or nil
   local options = setmetatable({ prompt = sample.prompt or generate.default_prompt(self.arguments.data) },
     { __index = sample })
-  native.write(out, options.prompt)
-  local ok, problem = pcall(self.generate, self, options, function(piece) native.write(out, piece) end)
-  native.write(out, "\n")
+  local function emit(piece)
+    pieces[#pieces + 1] = piece
+    if out then native.write(out, piece) end
+  end
+  emit(options.prompt)
+  local ok, problem = pcall(self.generate, self, options, emit)
+  if out then native.write(out, "\n") end
   if not ok and select(2, errors.describe(problem)) ~= "interrupted" then error(problem, 0) end
+  return table.concat(pieces)
 end
 
 -- What each rank did in a step, on average: the first says it and keeps it. All ranks call it at the same place.
@@ -376,7 +383,7 @@ local function train(self, reporter)
 end
 
 --- Train. Returns the run's numbers: steps, train_loss, validation_loss, best_validation_loss, seconds, tokens_per_s,
--- samples_per_s, mfu, peak_memory_bytes, interrupted. A row of data.pairs counts as one token.
+-- samples_per_s, mfu, peak_memory_bytes, sample (the text), interrupted. A row of data.pairs counts as one token.
 function Run:start()
   local started = native.clock()
   local a, settings = self.arguments, native.settings
@@ -420,7 +427,7 @@ function Run:start()
   results.ranks = tell_ranks(self, reporter)
   self.results = results
   if not interrupted then
-    print_sample(self)
+    results.sample = print_sample(self)
     if a.after then a.after(self) end
   end
   if self.cluster then self.cluster:leave() end
@@ -440,6 +447,11 @@ local function check(a, report)
   local context = a.context or (is_model(a.model) and a.model.arguments.context)
   if corpus and not context then
     report(nil, "train needs 'context': this model does not say how many tokens it sees at once")
+  end
+  local share = corpus and a.data.objective == "masked" and a.data.arguments.mask_share
+  if share and context and share * a.batch * context < 1 then
+    report("data", ("data.masked.mask_share = %s hides less than one of the %d tokens of a step; %.2g and more work")
+      :format(text.value(share), a.batch * context, 1 / (a.batch * context)))
   end
   if corpus and context and a.batch * context > most_tokens then
     report("batch", ("train.batch = %.14g samples of %.14g tokens are more than 2^40 tokens in a step"):format(a.batch,

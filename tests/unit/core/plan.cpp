@@ -2,6 +2,8 @@
 
 #include <catch2/catch.hpp>
 
+#include <fmt/format.h>
+
 using namespace het;
 
 TEST_CASE("the single-device plan of a batch is valid and prints as Lua") {
@@ -33,6 +35,32 @@ TEST_CASE("a plan with several mistakes names them all") {
   CHECK(has("run 5 samples in a step"));
 }
 
+TEST_CASE("a plan that leaves layers out is told what the layers are") {
+  Plan plan;
+  plan.pipelines = {{1, {{{"a:0"}, 0, 4}}}};
+  const auto problem = [&](std::vector<std::string> names) {
+    return validate(plan, {static_cast<int>(names.size()), 1, names}).at(0);
+  };
+  CHECK(problem({"embedding", "blocks.0", "blocks.1", "blocks.2", "blocks.3", "head"}) ==
+        "pipeline 1: its stages hold 4 layers, the model has 6 (embedding, blocks.0, ..., blocks.3, head)");
+  CHECK(problem({"embedding", "blocks.0", "head"}) ==
+        "pipeline 1: its stages hold 4 layers, the model has 3 (embedding, blocks.0, head)");
+}
+
+TEST_CASE("a long pipeline is written in lines of at most 110 characters, none of them for nothing") {
+  Plan plan;
+  plan.pipelines.resize(1);
+  for (int s = 0; s < 12; ++s) plan.pipelines[0].stages.push_back({{fmt::format("rack{}:0", s)}, s, 1});
+  const std::string text = to_lua(plan);
+  std::vector<size_t> widths;
+  for (size_t at = 0, end; (end = text.find('\n', at)) != std::string::npos; at = end + 1)
+    widths.push_back(end - at);
+  REQUIRE(widths.size() == 6);
+  for (const size_t width : widths) CHECK(width <= 110);
+  const size_t stage = std::string_view("het.stage { \"rack0:0\", layers = 1 }, ").size();
+  for (size_t i = 1; i + 2 < widths.size(); ++i) CHECK(widths[i] + stage > 110);
+}
+
 TEST_CASE(
     "schedule, warm-up and placed optimizer state print as Lua, and only where they differ from the "
     "default") {
@@ -44,8 +72,8 @@ TEST_CASE(
   CHECK(validate(plan, {4, 6}).empty());
   CHECK(to_lua(plan) ==
         "het.plan { tensor = 1, microbatch = 2, warmup = 1, sharded_optimizer = true,\n"
-        "  het.pipeline { microbatches = 2, het.stage { \"a:0\", layers = 3, optimizer_share = 4 }, "
-        "het.stage { \"a:1\", layers = 1, recompute = true, optimizer_share = 0 } },\n"
+        "  het.pipeline { microbatches = 2, het.stage { \"a:0\", layers = 3, optimizer_share = 4 },\n"
+        "    het.stage { \"a:1\", layers = 1, recompute = true, optimizer_share = 0 } },\n"
         "  het.pipeline { microbatches = 1, het.stage { \"b:0\", layers = 4 } },\n}");
 }
 
