@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <numeric>
@@ -565,7 +566,7 @@ void Search::run() {
                    [](const Sketch& a, const Sketch& b) { return a.estimate < b.estimate; });
   // A few of each degree and size, so that what the bound does not see still gets a chance before the judge.
   const int groups = groups_in_all(1);
-  const size_t most = small_ ? 2000 : groups <= 128 ? 64 : 24, each = small_ ? 1000 : 6;
+  const size_t most = small_ ? 2000 : groups <= 128 ? 400 : 24, each = small_ ? 1000 : groups <= 128 ? 40 : 6;
   std::map<std::pair<int, int>, size_t> taken;
   std::map<std::tuple<int, int, int, double>, size_t> taken_pipelines;
   std::vector<Candidate> candidates, misfits;
@@ -575,7 +576,7 @@ void Search::run() {
     if (count >= each || refined >= most) continue;
     size_t& alike = taken_pipelines[{sketch.tensor, sketch.microbatch, sketch.grouping.pipelines(),
                                      small_ ? sketch.rules.optimizer_share * (sketch.sharded ? 1 : 2) : 0}];
-    if (alike >= (small_ ? 24 : 2)) continue;
+    if (alike >= (small_ ? 24 : groups <= 128 ? 10 : 2)) continue;
     ++alike;
     ++count;
     ++refined;
@@ -587,11 +588,21 @@ void Search::run() {
   }
   std::stable_sort(candidates.begin(), candidates.end(),
                    [](const Candidate& a, const Candidate& b) { return a.score < b.score; });
-  const size_t starts = small_ ? 40 : groups <= 128 ? 4 : 2;
+  // Moves lead like candidates to like plans: two of each kind first.
+  std::map<std::tuple<int, int, size_t>, int> kinds;
+  std::vector<Candidate> first, later;
+  for (Candidate& candidate : candidates) {
+    const Layout& layout = candidate.layout;
+    const bool rare = small_ || ++kinds[{layout.tensor, layout.microbatch, layout.pipelines.size()}] <= 2;
+    (rare ? first : later).push_back(std::move(candidate));
+  }
+  candidates = std::move(first);
+  std::move(later.begin(), later.end(), std::back_inserter(candidates));
+  const size_t starts = small_ ? 40 : groups <= 128 ? 5 : 2;
   if (additions_.local_search) {
     const int64_t budget = small_ ? 400'000 : 700'000;
     for (size_t i = 0; i < std::min(starts, candidates.size()); ++i) {
-      if (candidates[i].score > 1.2 * judge_.best_score()) break;
+      if (candidates[i].score > 1.2 * judge_.best_score()) continue;
       candidates[i] = improve(judge_, std::move(candidates[i]), additions_, budget);
       judge_.offer(candidates[i]);
     }
@@ -622,9 +633,21 @@ class Mover {
         additions_(additions),
         best_(best),
         budget_(budget),
-        costs_(judge.costs(best.layout.tensor, best.layout.microbatch)) {}
+        costs_(judge.costs(best.layout.tensor, best.layout.microbatch)) {
+    size_t stages = 0;
+    for (const PipelineLayout& pipeline : best.layout.pipelines) stages += pipeline.stages.size();
+    many_ = stages > kSmall;
+  }
 
   void run() {
+    climb();
+    if (!many_) return;
+    many_ = false;  // then what the bound does not see, with what is left
+    climb();
+  }
+
+ private:
+  void climb() {
     bool better = true;
     while (better && budget_ > 0) {
       better = move_layers();
@@ -636,9 +659,9 @@ class Mover {
     }
   }
 
- private:
   bool attempt(Layout layout) {
     if (budget_ <= 0) return false;
+    if (many_ && is_hopeless(layout)) return false;
     for (const PipelineLayout& pipeline : layout.pipelines)
       budget_ -= pipeline.microbatches * static_cast<int64_t>(pipeline.stages.size()) + costs_.layers;
     if (layout.sharded_optimizer && additions_.placed_optimizer) place_optimizer(layout, costs_);
@@ -646,6 +669,43 @@ class Mover {
     if (!is_better(candidate, best_)) return false;
     best_ = std::move(candidate);
     return true;
+  }
+
+  // What no simulation is spent on where there are many stages: the slowest pipeline by the bound is left as
+  // it is, or some pipeline would take longer by the bound than all do now by the simulator.
+  bool is_hopeless(const Layout& layout) {
+    budget_ -= costs_.layers;
+    if (!best_.simulation.fits || judge_.request().objective != Objective::time ||
+        layout.schedule != Schedule::one_f_one_b || layout.pipelines.size() != best_.layout.pipelines.size())
+      return false;
+    size_t slowest = 0;
+    double longest = 0;
+    for (size_t p = 0; p < layout.pipelines.size(); ++p) {
+      if (bound(layout.pipelines[p]) >= best_.simulation.seconds) return true;
+      const double now = bound(best_.layout.pipelines[p]);
+      if (now > longest) {
+        longest = now;
+        slowest = p;
+      }
+    }
+    return layout.pipelines[slowest] == best_.layout.pipelines[slowest];
+  }
+
+  double bound(const PipelineLayout& pipeline) const {
+    const PipelineRate rate = rate_of(pipeline);
+    return rate.sum + (pipeline.microbatches - 1) * rate.longest;
+  }
+
+  PipelineRate rate_of(const PipelineLayout& pipeline) const {
+    PipelineRate rate;
+    for (const StageLayout& stage : pipeline.stages) {
+      const int end = stage.first + stage.layers;
+      const double tau = costs_.forward_seconds(stage.node, stage.first, end) +
+                         costs_.backward_seconds(stage.node, stage.first, end, stage.recompute);
+      rate.sum += tau;
+      rate.longest = std::max(rate.longest, tau);
+    }
+    return rate;
   }
 
   // One layer from stage a to stage b of a pipeline; those between shift.
@@ -825,15 +885,7 @@ class Mover {
     std::vector<PipelineRate> rates;
     int total = 0;
     for (const PipelineLayout& pipeline : layout.pipelines) {
-      PipelineRate rate;
-      for (const StageLayout& stage : pipeline.stages) {
-        const int end = stage.first + stage.layers;
-        const double tau = costs_.forward_seconds(stage.node, stage.first, end) +
-                           costs_.backward_seconds(stage.node, stage.first, end, stage.recompute);
-        rate.sum += tau;
-        rate.longest = std::max(rate.longest, tau);
-      }
-      rates.push_back(rate);
+      rates.push_back(rate_of(pipeline));
       total += pipeline.microbatches;
     }
     const std::vector<int> counts = balance_microbatches(rates, total);
@@ -845,6 +897,7 @@ class Mover {
   const Additions& additions_;
   Candidate& best_;
   int64_t budget_;
+  bool many_ = false;  // stages: moves are sieved by the bound before they are simulated
   const CostTable& costs_;
   std::unique_ptr<StageSolver> solver_;
 };

@@ -275,6 +275,24 @@ TEST_CASE("where memory is tight, cuts, micro-batches and optimizer state are as
   }
 }
 
+TEST_CASE("among many stages no simulation is spent on what cannot make the step shorter") {
+  Request request;
+  request.model = plain_model(12);
+  request.cluster.types = {plain_type("unit", 1, 10)};
+  request.cluster.nodes = {plain_node("a", "unit", 12)};
+  request.cluster.between = {1e-5, 1e12};
+  request.batch = 32;
+  Layout layout;
+  for (int p = 0; p < 4; ++p) layout.pipelines.push_back({8, {{0, 0, 0, 4}, {0, 0, 4, 4}, {0, 0, 8, 4}}});
+  Judge judge(request);
+  const double even = judge.judge(layout, "even").simulation.seconds;
+  // Seven moves of a layer in the last pipeline make it even again; the other three are best left alone.
+  layout.pipelines[3].stages = {{0, 0, 0, 8}, {0, 0, 8, 1}, {0, 0, 9, 3}};
+  const int64_t simulation = 4 * 8 * 3 + 4 * 12;
+  const Candidate found = improve(judge, judge.judge(layout, "uneven"), kPublished, 28 * simulation);
+  CHECK(found.simulation.seconds == Approx(even));
+}
+
 TEST_CASE("without a plan to beat, deciding together still finds one, within its budget") {
   const Request request = random_request(20039);
   Judge truth(request), found(request), hurried(request);
