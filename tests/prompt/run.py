@@ -189,7 +189,7 @@ class CommandLine(Case):
                      'gpt_text.lua:13: --lr=nan is not finite; a number is needed',
                      'gpt_text.lua:13: --width=inf is not finite; a whole number is needed')
         self.refused('gpt_text.lua --text=text.txt --layers=1e6',
-                     'gpt_text.lua:39: nn.gpt.layers = 1000000 is above 10000, the most that works')
+                     'gpt_text.lua:39: nn.gpt.layers = 1000000 is above 1000, the most that works')
         self.refused('gpt_text.lua --text=text.txt --batch=1e15',
                      'gpt_text.lua:43: train.batch = 1e+15 samples of 64 tokens are more than 2^40 tokens in a '
                      'step')
