@@ -24,7 +24,6 @@ void install_interrupt_handler() {
   sigaction(SIGINT, &action, nullptr);
 }
 
-bool interrupt_pending() { return pending.load(); }
 bool take_interrupt() { return pending.exchange(false); }
 
 InterruptScope::InterruptScope(Executor& executor) {

@@ -7,7 +7,6 @@
 namespace het::lua {
 
 void install_interrupt_handler();
-bool interrupt_pending();
 bool take_interrupt();  // true once after an interrupt
 
 // While one lives, an interrupt also stops this executor's step.

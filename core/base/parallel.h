@@ -1,6 +1,6 @@
 // The one thread pool. Work is split statically, so that a result depends on the number of threads only
-// through where the splits fall, and never on timing. oneDNN runs on the same OpenMP threads; a build with
-// -Dthreads=std replaces them by std::thread workers that the thread sanitizer understands.
+// through where the splits fall, and never on timing. Its threads are OpenMP's; a build with -Dthreads=std
+// replaces them by std::thread workers that the thread sanitizer understands.
 #pragma once
 
 #include <cstdint>

@@ -38,16 +38,6 @@ void check_shares(const Plan& plan, int layers, std::vector<std::string>& proble
 
 }  // namespace
 
-Plan single_device_plan(const PlanSubject& subject, int microbatch, std::string device) {
-  Stage stage;
-  stage.devices = {std::move(device)};
-  stage.layers = subject.layers;
-  Plan plan;
-  plan.microbatch = microbatch;
-  plan.pipelines.push_back({microbatch > 0 ? subject.batch / microbatch : 0, {stage}});
-  return plan;
-}
-
 std::vector<std::string> validate(const Plan& plan, const PlanSubject& subject) {
   std::vector<std::string> problems;
   const auto add = [&](std::string text) { problems.push_back(std::move(text)); };

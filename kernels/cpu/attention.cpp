@@ -38,7 +38,7 @@ struct Sizes {
 Sizes sizes_of(const KernelRequest& request, const Layout& q, const Layout& k) {
   const Shape &a = q.type.shape, &b = k.type.shape;
   const double scale = number(request, "scale", 1 / std::sqrt(static_cast<double>(a[3])));
-  if (a[3] > kMostHead) refuse(request, "its heads have more than 512 elements");
+  if (a[3] > kMostHead) refuse(request, "heads of more than 512 elements");
   return {a[0], a[1], b[1], a[2], b[2], a[3], static_cast<float>(scale), flag(request, "causal", false)};
 }
 
@@ -395,7 +395,7 @@ struct Cached {
   void run(const KernelArguments& a) const {
     const int64_t position = a.in<int32_t>(5)[0];
     if (position < 0 || position + s.queries > s.keys)
-      refuse_index("attention_cached", 0, position, s.keys - s.queries + 1);
+      refuse_position("attention_cached", s.queries, position, s.keys);
     T *keys = a.out<T>(1), *values = a.out<T>(2);
     for (int64_t b = 0; b < s.batch; ++b)
       for (int64_t t = 0; t < s.queries; ++t)
