@@ -54,10 +54,10 @@ void wrong_argument(lua_State* L, int index, std::string_view wanted) {
 DType Convert<DType>::get(lua_State* L, int index) {
   const std::string name = Convert<std::string>::get(L, index);
   if (const auto dtype = dtype_named(name)) return *dtype;
-  static const std::vector<std::string> kNames{"f32", "f64", "bf16", "f16", "i32", "i64", "u8", "bool"};
-  const std::string nearest = nearest_name(name, kNames);
+  const std::string nearest = nearest_name(name, dtype_names());
   fail_usage("'{}' is not a dtype{}; there are {}", name,
-             nearest.empty() ? "" : fmt::format(" (did you mean '{}'?)", nearest), fmt::join(kNames, ", "));
+             nearest.empty() ? "" : fmt::format(" (did you mean '{}'?)", nearest),
+             fmt::join(dtype_names(), ", "));
 }
 
 Attributes Convert<Attributes>::get(lua_State* L, int index) {

@@ -192,6 +192,8 @@ int trampoline(lua_State* L, R (*)(Args...)) {
     return invoke(L, function, std::index_sequence_for<Args...>());
   } catch (const Error& error) {
     push_error(L, error);
+  } catch (const std::bad_alloc&) {
+    push_error(L, out_of_memory());
   } catch (const std::exception& error) {
     push_unexpected(L, error);
   }
@@ -237,7 +239,7 @@ template <typename T>
 std::optional<T> field(lua_State* L, int index, const char* name) {
   lua_getfield(L, index, name);
   auto value = with_context([&] { return std::string("field '") + name + "'"; },
-                                  [&] { return Convert<std::optional<T>>::get(L, lua_gettop(L)); });
+                            [&] { return Convert<std::optional<T>>::get(L, lua_gettop(L)); });
   lua_pop(L, 1);
   return value;
 }

@@ -182,7 +182,7 @@ int make_program(lua_State* L) {
   return Convert<ProgramHandle>::push(
       L, std::make_shared<const Program>(plan ? lower(prune(graph->graph), *plan, rank, fused) : alone()));
 }
-// {microbatches, first_microbatch (from 0), layers}: what of a step this program runs.
+// {microbatches, first_microbatch (from 0)}: what of a step this program runs.
 int program_share(lua_State* L) {
   const auto& program = check_object<ProgramHandle>(L, 1);
   lua_newtable(L);

@@ -11,8 +11,8 @@ namespace het::lua {
 void install_interrupt_handler();
 // A run begins to train or has ended. While it trains SIGTERM is an interrupt; else it ends the process.
 void run_trains(bool trains);
-bool interrupt_pending();
-bool take_interrupt();  // true once after an interrupt
+bool take_interrupt();     // true once after an interrupt
+bool interrupt_pending();  // there is one that nobody took
 
 // While one lives, an interrupt also stops this executor's step.
 class InterruptScope {

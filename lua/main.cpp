@@ -2,6 +2,7 @@
 #include <csignal>
 #include <cstdio>
 #include <iostream>
+#include <new>
 
 #include "core/base/units.h"
 #include "core/io/file.h"
@@ -90,6 +91,9 @@ int main(int argc, char** argv) {
     std::cout.flush();
     std::cerr << "hetrun: " << error.what() << '\n';
     return static_cast<int>(error.kind());
+  } catch (const std::bad_alloc&) {
+    std::cerr << "hetrun: " << het::out_of_memory().what() << '\n';
+    return static_cast<int>(het::ErrorKind::environment);
   } catch (const std::exception& error) {
     std::cerr << "hetrun: unexpected failure: " << error.what() << '\n';
     return static_cast<int>(het::ErrorKind::bug);

@@ -14,8 +14,7 @@
 namespace het::lua {
 namespace {
 
-const char kHostKey = 0;         // registry: Host*
-const char kEnvironmentKey = 0;  // registry: the recipes' environment
+const char kHostKey = 0;  // registry: Host*
 
 // require "het.x": from HETRUN_LUA_PATH when it is set (to work on the library), else from inside the binary.
 int load_module(lua_State* L) {
@@ -102,7 +101,7 @@ void call(lua_State* L, int arguments, int results) {
   if (lua_pcall(L, arguments, results, 0) != 0) throw_lua_error(L);
 }
 
-State::State(const Settings& settings) : settings_(settings) {
+State::State(const Settings& settings) {
   if (settings.threads > 0) set_thread_count(settings.threads);
   host_.cpu = make_cpu_device({}, ranks_here());
   host_.reference = make_reference_device();
@@ -175,23 +174,6 @@ int State::call_program(const std::string& name, const std::vector<std::string>&
   const int code = lua_isnil(L_, -1) ? 0 : static_cast<int>(lua_tonumber(L_, -1));
   lua_pop(L_, 1);
   return code;
-}
-
-void State::push_environment() {
-  lua_pushlightuserdata(L_, const_cast<char*>(&kEnvironmentKey));
-  lua_rawget(L_, LUA_REGISTRYINDEX);
-  if (!lua_isnil(L_, -1)) return;
-  lua_pop(L_, 1);
-  lua_getglobal(L_, "require");
-  lua_pushstring(L_, "het.sandbox");
-  call(L_, 1, 1);
-  lua_getfield(L_, -1, "environment");
-  lua_remove(L_, -2);
-  lua_pushboolean(L_, settings_.trust);
-  call(L_, 1, 1);
-  lua_pushlightuserdata(L_, const_cast<char*>(&kEnvironmentKey));
-  lua_pushvalue(L_, -2);
-  lua_rawset(L_, LUA_REGISTRYINDEX);
 }
 
 int State::run_recipe(const std::string& path) { return call_program("recipe", {path}); }

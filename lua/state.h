@@ -23,8 +23,8 @@ struct Settings {
   std::string metrics;  // JSONL file; empty: none
   std::string trace;    // file for a Chrome trace of one step; empty: none
   std::string device = "cpu";
-  int threads = 0;                     // 0: all cores
-  int workers = 0;                     // processes to start on this machine; 0: this one alone
+  int threads = 0;  // 0: all cores
+  int workers = 0;  // processes to start on this machine; 0: this one alone
   // Of several ranks, as written; empty: as the environment says, or by default.
   std::string rendezvous, interface, secret_file, timeout, warn_after;
   std::vector<std::string> arguments;  // --name=value words for the recipe
@@ -48,11 +48,7 @@ class State {
   // returns to het.program.recipe. Returns the exit code.
   int run_recipe(const std::string& path);
 
-  // Push the environment of recipes: what the prompt works in.
-  void push_environment();
-
  private:
-  Settings settings_;
   Host host_;
   lua_State* L_ = nullptr;
 };

@@ -113,7 +113,7 @@ class Decision {
         problems_.push_back(reason);
   }
 
-  // The divisors of n that are nearest to the degree, "1, 2 or 4".
+  // The divisors of n that are nearest to the degree, one below and, where there is one, one above: "2 or 8".
   std::string divisors(int64_t n) const {
     int64_t below = 1, above = 0;
     for (int64_t d = 1; d <= n; ++d) {

@@ -104,7 +104,7 @@ class Rules {
   const Shape& result(size_t o) const { return graph_.type(node_.outputs[o]).shape; }
   int64_t attribute_dim(int64_t rank) const {
     const auto dim = node_.attributes.get<int64_t>("dim", -1);
-    return dim < 0 ? dim + rank : dim;
+    return from_start(dim, rank);
   }
 
   Way all_whole() const {
@@ -128,8 +128,7 @@ class Rules {
 
   bool even(const std::vector<int64_t>& segments) const { return divides_evenly(segments, parts_); }
 
-  // Dimensions [0, limit) along which some operand of the same leading dimensions is divided: visit(dim,
-  // segments).
+  // The dimension along which operand `input` is divided, if it is: visit(dim, segments).
   template <typename Visit>
   void each_shard(size_t input, const Visit& visit) const {
     if (has(input) && given_[input].is_shard()) visit(given_[input].dim, given_[input].segments);
@@ -362,7 +361,7 @@ class Rules {
     const auto dims = node_.attributes.get<std::vector<int64_t>>("dims", {});
     const bool keep = node_.attributes.get<bool>("keep", false);
     std::vector<bool> reduced(shape(0).size(), dims.empty());
-    for (const int64_t dim : dims) reduced[static_cast<size_t>(dim < 0 ? dim + rank(0) : dim)] = true;
+    for (const int64_t dim : dims) reduced[static_cast<size_t>(from_start(dim, rank(0)))] = true;
     each_shard(0, [&](int64_t dim, const std::vector<int64_t>& s) {
       if (reduced[static_cast<size_t>(dim)])
         return add({{0, Relation::shard(dim, s)}}, {{0, Relation::partial()}});
@@ -409,7 +408,7 @@ class Rules {
     const auto order = node_.attributes.get<std::vector<int64_t>>("order");
     each_shard(0, [&](int64_t dim, const std::vector<int64_t>& s) {
       for (size_t i = 0; i < order.size(); ++i)
-        if ((order[i] < 0 ? order[i] + rank(0) : order[i]) == dim)
+        if (from_start(order[i], rank(0)) == dim)
           add({{0, Relation::shard(dim, s)}}, {{0, Relation::shard(static_cast<int64_t>(i), s)}});
     });
   }
@@ -524,8 +523,7 @@ Attributes attributes_of(const Graph& graph, const Node& node, const Way& way, i
   } else if (name == "split") {
     auto sizes = node.attributes.get<std::vector<int64_t>>("sizes");
     const int64_t rank = static_cast<int64_t>(graph.type(node.inputs[0]).shape.size());
-    auto dim = node.attributes.get<int64_t>("dim");
-    if (dim < 0) dim += rank;
+    const int64_t dim = from_start(node.attributes.get<int64_t>("dim"), rank);
     for (size_t o = 0; o < sizes.size(); ++o)
       if (way.outputs[o].is_shard() && way.outputs[o].dim == dim)
         sizes[o] = share_of(way.outputs[o].segments, parts, part);

@@ -55,6 +55,12 @@ template <typename... Args>
   throw Error(ErrorKind::environment, fmt::format(format, std::forward<Args>(args)...));
 }
 
+// What std::bad_alloc says to people.
+inline Error out_of_memory() {
+  return {ErrorKind::environment,
+          "the machine has no memory left for this; a smaller batch, model or corpus would help"};
+}
+
 // Run `body`; an Error that leaves it gains the context that `where()` returns (called only then).
 template <typename Where, typename Body>
 decltype(auto) with_context(Where&& where, Body&& body) {

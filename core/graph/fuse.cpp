@@ -118,7 +118,7 @@ Graph fuse(const Graph& graph) {
   for (const Output& output : result.outputs) ++uses[output.value];
 
   std::vector<std::optional<Chain>> chains(result.nodes.size());
-  std::vector<bool> keep(result.nodes.size(), true), changed(result.nodes.size(), false);
+  std::vector<bool> keep(result.nodes.size(), true);
   for (size_t n = 0; n < result.nodes.size(); ++n) {
     Node& node = result.nodes[n];
     std::vector<TensorType> inputs, outputs;
@@ -135,6 +135,7 @@ Graph fuse(const Graph& graph) {
     scopes.resize(program.steps.size(), node.scope);
     chains[n] = Chain{std::move(program), node.inputs, std::move(scopes)};
 
+    bool changed = false;
     for (const ValueId id : node.inputs) {
       const Value& value = result.values[id];
       if (value.role != Role::intermediate || uses[id] != 1 || !keep[value.producer]) continue;
@@ -150,10 +151,10 @@ Graph fuse(const Graph& graph) {
       if (auto merged = merge(*chain, id, *chains[n])) {
         chains[n] = std::move(merged);
         keep[value.producer] = false;
-        changed[n] = true;
+        changed = true;
       }
     }
-    if (changed[n]) {
+    if (changed) {
       chains[n]->program.dtypes = {result.type(node.outputs[0]).dtype};
       node.op = &op_named("fused");
       node.attributes = encode(chains[n]->program);

@@ -25,9 +25,8 @@ struct GradientCall {
 };
 
 // Append the backward pass of the scalar `loss` and return the gradient value of each of `wanted` (or of
-// every parameter when `wanted` is empty): accumulator_of(dtype) for parameters, kAbsent where the loss does
-// not depend on it. Throws Error(usage) for an operator without a gradient on the way, naming it and its
-// layer.
+// every parameter when `wanted` is empty), in accumulator_of its dtype; kAbsent where the loss does not
+// depend on it. Throws Error(usage) for an operator without a gradient on the way, naming it and its layer.
 std::map<ValueId, ValueId> differentiate(Graph& graph, ValueId loss, const std::vector<ValueId>& wanted = {});
 
 // A parameter, or its copy in the compute precision: its gradient is kept in the accumulator type.

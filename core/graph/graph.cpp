@@ -5,6 +5,16 @@
 
 namespace het {
 
+std::string_view name_of(Role role) {
+  switch (role) {
+    case Role::intermediate: return "intermediate";
+    case Role::input: return "input";
+    case Role::parameter: return "parameter";
+    case Role::buffer: return "buffer";
+  }
+  return "unknown";
+}
+
 std::string_view name_of(Phase phase) {
   switch (phase) {
     case Phase::forward: return "forward";
@@ -35,8 +45,8 @@ ValueId GraphBuilder::state(std::string name, TensorType type, Initial initial, 
   if (const auto found = graph_.find(name)) {
     const Value& known = graph_.values[*found];
     if (known.role != role || known.type != type)
-      fail_usage("'{}' is already {} of the graph; it cannot also be {}", name, to_string(known.type),
-                 to_string(type));
+      fail_usage("'{}' is already {} {} of the graph; it cannot also be {} {}", name, name_of(known.role),
+                 to_string(known.type), name_of(role), to_string(type));
     return *found;
   }
   Value value;

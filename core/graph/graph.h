@@ -35,6 +35,8 @@ enum class Role : uint8_t {
   buffer,        // state that is not: optimizer moments, key-value caches
 };
 
+std::string_view name_of(Role role);
+
 // How state starts. Normal draws are keyed by (seed, name), so that no plan changes them.
 struct Initial {
   enum class Kind : uint8_t { zeros, ones, normal, uniform } kind = Kind::zeros;
@@ -47,9 +49,9 @@ struct Value {
   Role role = Role::intermediate;
   std::string name;  // of inputs and state: unique; of intermediates: may be empty
   NodeId producer = -1;
-  int output = 0;         // which output of the producer
-  Initial initial;        // of state
-  bool per_step = false;  // of inputs: the same for all micro-batches
+  int output = 0;              // which output of the producer
+  Initial initial;             // of state
+  bool per_step = false;       // of inputs: the same for all micro-batches
   std::optional<Shard> shard;  // of state, in the graph of one rank of a tensor-parallel group
 };
 

@@ -15,6 +15,10 @@ void require_heads(const OpCall& call, size_t q, size_t k, size_t v) {
   }
   require_type(call, v, call[k]);
   const Shape &queries = call[q].shape, &keys = call[k].shape;
+  for (const size_t i : {q, k})
+    for (const int64_t size : call[i].shape)
+      if (size < 1)
+        refuse(call, fmt::format("{} is empty; every size has to be 1 or more", operand_name(call.op, i)));
   if (queries[0] != keys[0])
     refuse(call, fmt::format("q has a batch of {}, k of {}; they have to be equal", queries[0], keys[0]));
   if (queries[3] != keys[3])

@@ -3,19 +3,12 @@
 namespace het::ops {
 namespace {
 
-// A table may be a part of a larger one: rows `first`, `first` + 1, ... of `of`.
-void require_part(const OpCall& call, int64_t rows) {
-  const int64_t first = setting<int64_t>(call, "first", 0), of = setting<int64_t>(call, "of", rows);
-  if (first < 0 || first + rows > of)
-    refuse(call, fmt::format("{} rows from {} on are no part of a table of {}", rows, first, of));
-}
-
 Types infer_embedding(const OpCall& call) {
   require_inputs(call, 2, 2);
   require_dtype(call, 0, DType::i32);
   require_float(call, 1);
   require_rank(call, 1, 2);
-  require_part(call, call[1].shape[0]);
+  require_part(call, call[1].shape[0], "rows");
   Shape shape = call[0].shape;
   shape.push_back(call[1].shape[1]);
   return {{call[1].dtype, shape}};
@@ -28,7 +21,7 @@ Types infer_embedding_gradient(const OpCall& call) {
   require_type(call, 1, {DType::i32, leading(call[0].shape)});
   const int64_t rows = setting<int64_t>(call, "rows");
   if (rows < 1) refuse(call, fmt::format("rows = {} has to be positive: the rows of the table", rows));
-  require_part(call, rows);
+  require_part(call, rows, "rows");
   return {{accumulator_of(call[0].dtype), {rows, last(call[0].shape)}}};
 }
 

@@ -113,20 +113,13 @@ std::vector<ValueId> gradient_linear_cross_entropy(GradientCall& call) {
   return gradients;
 }
 
-// A classifier of classes `first`, `first` + 1, ... of `of`.
-void require_part(const OpCall& call, int64_t classes) {
-  const int64_t first = setting<int64_t>(call, "first", 0), of = setting<int64_t>(call, "of", classes);
-  if (first < 0 || first + classes > of)
-    refuse(call, fmt::format("{} classes from {} on are no part of {}", classes, first, of));
-}
-
 void require_classifier(const OpCall& call) {
   require_rows(call, 0);
   require_dtype(call, 1, call[0].dtype);
   require_type(call, 1, {call[0].dtype, {call[1].shape.empty() ? 0 : call[1].shape[0], last(call[0].shape)}});
   require_type(call, 2, {accumulator_of(call[0].dtype), {call[1].shape[0]}});
   require_type(call, 3, labels_of(call[0]));
-  require_part(call, call[1].shape[0]);
+  require_part(call, call[1].shape[0], "classes");
 }
 
 Types infer_linear_log_sum_exp(const OpCall& call) {

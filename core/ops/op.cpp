@@ -113,7 +113,7 @@ int64_t normal_dim(const OpCall& call, int64_t dim, size_t rank) {
   if (dim < -size || dim >= size)
     refuse(call, fmt::format("dimension {} does not exist; there are {} to {} ({} to -1 from the end)", dim,
                              0, size - 1, -size));
-  return dim < 0 ? dim + size : dim;
+  return from_start(dim, rank);
 }
 
 }  // namespace het
@@ -153,9 +153,10 @@ DType dtype_setting(const OpCall& call, std::string_view name, DType fallback) {
   if (!call.attributes.has(name)) return fallback;
   const std::string text = setting<std::string>(call, name);
   if (const auto dtype = dtype_named(text)) return *dtype;
-  const std::string nearest = nearest_name(text, {"f32", "f64", "bf16", "f16", "i32", "i64", "u8", "bool"});
-  refuse(call, fmt::format("there is no dtype '{}'{}; there are f32, f64, bf16, f16, i32, i64, u8 and bool",
-                           text, nearest.empty() ? "" : fmt::format("; did you mean '{}'?", nearest)));
+  const std::string nearest = nearest_name(text, dtype_names());
+  refuse(call, fmt::format("there is no dtype '{}'{}; there are {}", text,
+                           nearest.empty() ? "" : fmt::format("; did you mean '{}'?", nearest),
+                           fmt::join(dtype_names(), ", ")));
 }
 
 void require_rank(const OpCall& call, size_t input, size_t rank) {
@@ -179,6 +180,12 @@ void require_type(const OpCall& call, size_t input, const TensorType& wanted) {
   if (!call.has(input)) return;
   if (call[input] != wanted)
     refuse(call, fmt::format("{} has to be {}", operand_name(call.op, input), to_string(wanted)));
+}
+
+void require_part(const OpCall& call, int64_t count, std::string_view what) {
+  const int64_t first = setting<int64_t>(call, "first", 0), of = setting<int64_t>(call, "of", count);
+  if (first < 0 || count > of - first)
+    refuse(call, fmt::format("{} {} from {} on are no part of {}", count, what, first, of));
 }
 
 Shape leading(const Shape& shape) { return Shape(shape.begin(), shape.end() - 1); }

@@ -9,7 +9,7 @@ namespace {
 std::vector<bool> reduced(const Attributes& attributes, size_t rank) {
   const auto dims = attributes.get<std::vector<int64_t>>("dims", {});
   std::vector<bool> chosen(rank, dims.empty());
-  for (const int64_t dim : dims) chosen[dim < 0 ? dim + static_cast<int64_t>(rank) : dim] = true;
+  for (const int64_t dim : dims) chosen[from_start(dim, rank)] = true;
   return chosen;
 }
 
@@ -38,7 +38,9 @@ Types infer(const OpCall& call) {
            reduced_shape(call[0].shape, reduced(call.attributes, rank), setting<bool>(call, "keep", false))}};
 }
 
-// dy repeated over the dimensions that were reduced; divided by their size for the mean.
+// dy repeated over the dimensions that were reduced; divided by their size for the mean. Repeated by ones of
+// a single dimension each, the longest last: constants are kept for the whole run, so none may be of the full
+// shape.
 std::vector<ValueId> gradient(GradientCall& call) {
   const TensorType type = call.graph.type(call.input(0));
   const auto chosen = reduced(call.node.attributes, type.shape.size());
@@ -49,7 +51,18 @@ std::vector<ValueId> gradient(GradientCall& call) {
   ValueId dy = to_dtype(call.graph, call.output_gradients[0], type.dtype);
   const Shape kept = reduced_shape(type.shape, chosen, true);
   if (call.graph.type(dy).shape != kept) dy = call.graph.call("reshape", {dy}, {{"shape", kept}});
-  return {call.graph.call("mul", {constant(call.graph, type, factor), dy})};
+  std::vector<size_t> repeated;
+  for (size_t d = 0; d < chosen.size(); ++d)
+    if (chosen[d] && type.shape[d] != 1) repeated.push_back(d);
+  std::stable_sort(repeated.begin(), repeated.end(),
+                   [&](size_t a, size_t b) { return type.shape[a] < type.shape[b]; });
+  for (const size_t d : repeated) {
+    Shape ones(type.shape.size() - d, 1);
+    ones[0] = type.shape[d];
+    dy = call.graph.call("mul", {constant(call.graph, {type.dtype, ones}, factor), dy});
+    factor = 1;
+  }
+  return {dy};
 }
 
 double flops(const OpCall& call, Outputs) { return static_cast<double>(call[0].elements()); }

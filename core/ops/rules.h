@@ -36,6 +36,10 @@ void require_dtype(const OpCall& call, size_t input, DType dtype);
 // Both dtype and shape; nothing is asked of an absent operand.
 void require_type(const OpCall& call, size_t input, const TensorType& wanted);
 
+// A table or classifier may be a part of a larger one: `count` of its `what` ("rows"), from attribute `first`
+// on, of `of`.
+void require_part(const OpCall& call, int64_t count, std::string_view what);
+
 // The shape without its last dimension; the last dimension.
 Shape leading(const Shape& shape);
 inline int64_t last(const Shape& shape) { return shape.back(); }

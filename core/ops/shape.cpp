@@ -62,8 +62,7 @@ std::vector<ValueId> gradient_reshape(GradientCall& call) {
 }
 
 std::vector<int64_t> normal_order(std::vector<int64_t> order) {
-  for (int64_t& dim : order)
-    if (dim < 0) dim += static_cast<int64_t>(order.size());
+  for (int64_t& dim : order) dim = from_start(dim, order.size());
   return order;
 }
 
@@ -104,8 +103,7 @@ Types infer_slice(const OpCall& call) {
 }
 
 int64_t dim_of(const Attributes& attributes, size_t rank) {
-  const int64_t dim = attributes.get<int64_t>("dim");
-  return dim < 0 ? dim + static_cast<int64_t>(rank) : dim;
+  return from_start(attributes.get<int64_t>("dim"), rank);
 }
 
 std::optional<std::vector<Layout>> view_slice(const Layout& x, const Attributes& attributes) {

@@ -37,20 +37,6 @@ void check_shares(const Plan& plan, int layers, std::vector<std::string>& proble
     }
 }
 
-}  // namespace
-
-Plan single_device_plan(const PlanSubject& subject, int microbatch, std::string device) {
-  Stage stage;
-  stage.devices = {std::move(device)};
-  stage.layers = subject.layers;
-  Plan plan;
-  plan.microbatch = microbatch;
-  plan.pipelines.push_back({microbatch > 0 ? subject.batch / microbatch : 0, {stage}});
-  return plan;
-}
-
-namespace {
-
 // " (embedding, blocks.0, ..., blocks.3, head)": what a model's layers are, which people count as its blocks
 // alone.
 std::string parts_of(std::vector<std::string> names) {

@@ -52,9 +52,6 @@ struct PlanSubject {
   std::vector<std::string> names = {};  // of the layers, for messages: "embedding", "blocks.0", ..., "head"
 };
 
-// One device does everything.
-Plan single_device_plan(const PlanSubject& subject, int microbatch, std::string device = "here:0");
-
 // Every rule the plan breaks, each a sentence with the value and what would work; empty when it is valid.
 std::vector<std::string> validate(const Plan& plan, const PlanSubject& subject);
 

@@ -3,16 +3,21 @@
 #include "core/base/error.h"
 
 namespace het {
-namespace {
 
-std::string key_of(const OpDef& op, const std::vector<Layout>& inputs, const Attributes& attributes) {
-  std::string key = fmt::format("{}{}", op.name, to_string(attributes));
-  for (const Layout& layout : inputs)
-    key += fmt::format("|{}:{}", to_string(layout.type), fmt::join(layout.strides, ","));
-  return key;
+Kernel& Eager::kernel_for(const KernelRequest& request) {
+  const std::string key = key_of(request);
+  if (const auto found = places_.find(key); found != places_.end()) {
+    kernels_.splice(kernels_.begin(), kernels_, found->second);
+    return *found->second->second;
+  }
+  kernels_.emplace_front(key, device_->prepare(request));
+  places_.emplace(key, kernels_.begin());
+  if (kernels_.size() > most_) {
+    places_.erase(kernels_.back().first);
+    kernels_.pop_back();
+  }
+  return *kernels_.front().second;
 }
-
-}  // namespace
 
 std::vector<Tensor> Eager::call(const OpDef& op, const std::vector<Tensor>& inputs,
                                 const Attributes& attributes) {
@@ -33,8 +38,7 @@ std::vector<Tensor> Eager::call(const OpDef& op, const std::vector<Tensor>& inpu
   std::vector<Tensor> results;
   if (op.name == "concat") {
     results.emplace_back(result_types[0]);
-    int64_t dim = attributes.get<int64_t>("dim");
-    if (dim < 0) dim += static_cast<int64_t>(result_types[0].shape.size());
+    const int64_t dim = from_start(attributes.get<int64_t>("dim"), result_types[0].shape.size());
     int64_t start = 0;
     for (const Tensor& part : inputs) {
       results[0].view(sliced(results[0].layout(), dim, start, part.shape()[dim])).copy_from(part);
@@ -67,14 +71,13 @@ std::vector<Tensor> Eager::call(const OpDef& op, const std::vector<Tensor>& inpu
   for (const Tensor& tensor : packed) input_layouts.push_back(bare(tensor));
   for (const Tensor& tensor : results) output_layouts.push_back(bare(tensor));
 
-  std::unique_ptr<Kernel>& kernel = kernels_[key_of(op, input_layouts, attributes)];
-  if (!kernel) kernel = device_->prepare({op, attributes, input_layouts, output_layouts, 0});
+  Kernel& kernel = kernel_for({op, attributes, input_layouts, output_layouts, 0});
 
   std::vector<std::byte*> in, out;
   for (const Tensor& tensor : packed) in.push_back(tensor.present() ? tensor.bytes() : nullptr);
   for (const Tensor& tensor : results) out.push_back(tensor.present() ? tensor.bytes() : nullptr);
-  const Buffer workspace(kernel->workspace_bytes());
-  kernel->run({in.data(), out.data(), workspace.data(), workspace.bytes()});
+  const Buffer workspace(kernel.workspace_bytes());
+  kernel.run({in.data(), out.data(), workspace.data(), workspace.bytes()});
   device_->synchronize();
   return results;
 }

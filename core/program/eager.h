@@ -1,7 +1,8 @@
 // One operator at once on host tensors: what the prompt does with `het.randn(3, 4) + 1`. The same operators
-// and kernels as in a Program; kernels are cached by request.
+// and kernels as in a Program; the kernels used last are kept.
 #pragma once
 
+#include <list>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -15,14 +16,22 @@ namespace het {
 // Used from one thread. The device must work on host memory (the CPU, the reference).
 class Eager {
  public:
-  explicit Eager(std::shared_ptr<Device> device) : device_(std::move(device)) {}
+  // Keeps at most so many `kernels` (one or more): attributes are part of a request, so that a loop over
+  // numbers would fill the memory with kernels.
+  explicit Eager(std::shared_ptr<Device> device, size_t kernels = 256)
+      : device_(std::move(device)), most_(kernels) {}
 
   // Results of the call; views share their input's buffer. Absent operands are empty tensors.
   std::vector<Tensor> call(const OpDef& op, const std::vector<Tensor>& inputs, const Attributes& attributes);
 
  private:
+  using Kept = std::list<std::pair<std::string, std::unique_ptr<Kernel>>>;
+  Kernel& kernel_for(const KernelRequest& request);
+
   std::shared_ptr<Device> device_;
-  std::unordered_map<std::string, std::unique_ptr<Kernel>> kernels_;
+  size_t most_;
+  Kept kernels_;  // the one used last first, by key
+  std::unordered_map<std::string, Kept::iterator> places_;
 };
 
 }  // namespace het

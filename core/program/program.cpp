@@ -41,6 +41,18 @@ std::string title_of(const Instruction& instruction) {
   return "await";
 }
 
+namespace {
+
+// Elements from the first of a layout to behind its last.
+int64_t extent_of(const Layout& layout) {
+  if (layout.type.elements() == 0) return 0;
+  int64_t last = 0;
+  for (size_t d = 0; d < layout.strides.size(); ++d) last += layout.strides[d] * (layout.type.shape[d] - 1);
+  return last + 1;
+}
+
+}  // namespace
+
 std::vector<std::string> verify(const Program& program) {
   std::vector<std::string> problems;
   std::vector<bool> written(program.buffers.size());
@@ -59,6 +71,12 @@ std::vector<std::string> verify(const Program& program) {
     return low >= 0 && high < type.elements() && type.dtype == layout.type.dtype;
   };
   std::vector<bool> taken(program.buffers.size());  // by a collective under way
+  struct Loan {                                     // elements that a collective under way reads
+    int start;
+    BufferId buffer;
+    int64_t begin, end;
+  };
+  std::vector<Loan> lent;
   std::vector<bool> awaited(program.instructions.size());
   for (size_t i = 0; i < program.instructions.size(); ++i) {
     const Instruction& instruction = program.instructions[i];
@@ -82,10 +100,23 @@ std::vector<std::string> verify(const Program& program) {
       if (taken[buffer] && use != Use::gives && !std::holds_alternative<Await>(instruction))
         problems.push_back(
             fmt::format("instruction {} ({}) uses '{}' while a collective has it", i, what, name));
-      if ((use == Use::reads || use == Use::adds) && !written[buffer])
+      const int64_t begin = operand.layout.offset, end = begin + extent_of(operand.layout);
+      if (use == Use::writes || use == Use::adds || use == Use::takes)
+        for (const Loan& loan : lent)
+          if (loan.buffer == buffer && loan.start != static_cast<int>(i) && begin < loan.end &&
+              loan.begin < end)
+            problems.push_back(
+                fmt::format("instruction {} ({}) writes '{}' while instruction {} ({}) reads it", i, what,
+                            name, loan.start, title_of(program.instructions[loan.start])));
+      if ((use == Use::reads || use == Use::adds || use == Use::lends) && !written[buffer])
         problems.push_back(fmt::format("instruction {} ({}) reads '{}' before it is written", i, what, name));
       if (!inside(operand))
         problems.push_back(fmt::format("instruction {} ({}): operand lies outside '{}'", i, what, name));
+      if (use == Use::lends) lent.push_back({static_cast<int>(i), buffer, begin, end});
+      if (use == Use::returns)
+        std::erase_if(lent, [&](const Loan& loan) {
+          return loan.start == std::get<Await>(instruction).start && loan.buffer == buffer;
+        });
       if (use == Use::takes) taken[buffer] = true;
       if (use == Use::gives) taken[buffer] = false;
       if (use == Use::writes || use == Use::adds || use == Use::gives) written[buffer] = true;

@@ -61,7 +61,7 @@ struct Compute {
 };
 
 // Queue a collective among the ranks of a group, or one end of a message between two of them. Operands are
-// packed; they belong to it until it is awaited.
+// packed; until it is awaited nobody else touches `out`, or writes to `in`.
 struct Start {
   int group = 0;  // index into Program::groups
   CollectiveRequest request;
@@ -98,9 +98,10 @@ struct Program {
   std::vector<Group> groups;  // every member lists the groups that it shares with another in the same order
 };
 
-// What an instruction does with an operand. `takes`: from here on it belongs to a collective; `gives`: it is
-// back, and written.
-enum class Use : uint8_t { reads, writes, adds, takes, gives };
+// What an instruction does with an operand. `lends`: from here on a collective reads it, and others may do no
+// more; `returns`: that is over. `takes`: from here on it belongs to a collective; `gives`: it is back, and
+// written.
+enum class Use : uint8_t { reads, writes, adds, lends, returns, takes, gives };
 
 // Call visit(const Operand&, Use) for every operand that is there.
 template <typename Visit>
@@ -113,11 +114,11 @@ void visit_operands(const Program& program, const Instruction& instruction, cons
     for (size_t o = 0; o < compute->outputs.size(); ++o)
       each(compute->outputs[o], ((compute->accumulate >> o) & 1) != 0 ? Use::adds : Use::writes);
   } else if (const auto* start = std::get_if<Start>(&instruction)) {
-    each(start->in, Use::reads);
+    each(start->in, Use::lends);
     each(start->out, Use::takes);
   } else {
     const auto& queued = std::get<Start>(program.instructions[std::get<Await>(instruction).start]);
-    each(queued.in, Use::reads);
+    each(queued.in, Use::returns);
     each(queued.out, Use::gives);
   }
 }
@@ -132,7 +133,7 @@ MemoryUse memory_of(const Program& program);  // without workspace, which only a
 void place_buffers(Program& program);
 
 // All that is wrong: reads before writes, operands outside their buffers, live buffers that overlap,
-// collectives that nobody awaits or whose results are used before.
+// collectives that nobody awaits, whose results are used before, or whose operands are written to.
 std::vector<std::string> verify(const Program& program);
 
 std::string title_of(const Instruction& instruction);  // "linear", "all_reduce", "await"

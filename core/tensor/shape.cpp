@@ -34,6 +34,13 @@ std::optional<DType> dtype_named(std::string_view name) {
   return std::nullopt;
 }
 
+std::vector<std::string> dtype_names() {
+  std::vector<std::string> names;
+  for (const auto& row : kDTypes)
+    if (row.dtype != DType::none) names.emplace_back(row.name);
+  return names;
+}
+
 int64_t bytes_of(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].bytes; }
 
 int64_t elements_of(const Shape& shape) {

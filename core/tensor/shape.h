@@ -18,6 +18,8 @@ int64_t elements_of(const Shape& shape);  // product; 1 for a scalar (empty shap
 Strides contiguous_strides(const Shape& shape);
 std::string to_string(const Shape& shape);  // "[12, 64, 128]", "[]" for a scalar
 
+std::vector<std::string> dtype_names();  // all but none: "f32", "f64", ...
+
 // What a value is, without where it lies. dtype none marks an absent optional operand.
 struct TensorType {
   DType dtype = DType::none;
@@ -29,6 +31,11 @@ struct TensorType {
   bool operator==(const TensorType&) const = default;
 };
 std::string to_string(const TensorType& type);  // "bf16[12, 64, 128]"
+
+// A dimension that may count from the end (-1: the last), counted from the start.
+inline int64_t from_start(int64_t dim, size_t rank) {
+  return dim < 0 ? dim + static_cast<int64_t>(rank) : dim;
+}
 
 struct Layout {
   TensorType type;

@@ -395,7 +395,7 @@ struct Cached {
   void run(const KernelArguments& a) const {
     const int64_t position = a.in<int32_t>(5)[0];
     if (position < 0 || position + s.queries > s.keys)
-      refuse_index("attention_cached", 0, position, s.keys - s.queries + 1);
+      refuse_position("attention_cached", s.queries, position, s.keys);
     T *keys = a.out<T>(1), *values = a.out<T>(2);
     for (int64_t b = 0; b < s.batch; ++b)
       for (int64_t t = 0; t < s.queries; ++t)

@@ -14,11 +14,6 @@ constexpr int64_t kLogitBytes = int64_t{224} << 20;   // of logits at a time
 constexpr int64_t kClassChunk = 4096;                 // classes whose gradient is multiplied at a time
 constexpr int64_t kStatisticsChunk = 32;              // classes between rescalings of the running sum
 
-int64_t rows_of(const Layout& layout) {
-  const int64_t columns = layout.type.shape.back();
-  return columns == 0 ? 0 : layout.type.elements() / columns;
-}
-
 // Labels are data: a wrong one is the user's mistake, and found before anything is computed.
 void check_labels(const char* op, const int32_t* labels, int64_t rows, int64_t classes, int64_t ignore) {
   for (int64_t r = 0; r < rows; ++r)

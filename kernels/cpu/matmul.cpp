@@ -17,11 +17,6 @@ void require_types(const KernelRequest& request) {
     }
 }
 
-int64_t rows_of(const Layout& layout) {
-  const int64_t columns = layout.type.shape.back();
-  return columns == 0 ? 0 : layout.type.elements() / columns;
-}
-
 // y[..., out] = x[..., in] weight[out, in]^T + bias
 std::unique_ptr<Kernel> prepare_linear(const KernelRequest& request) {
   require_types(request);

@@ -44,7 +44,8 @@ Loops merge_loops(const KernelRequest& request, const Shape& shape, std::span<co
 Loops copy_loops(const KernelRequest& request, const Layout& to, const Layout& from) {
   std::vector<int64_t> order(to.type.shape.size());
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return to.strides[a] > to.strides[b]; });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int64_t a, int64_t b) { return to.strides[a] > to.strides[b]; });
   const Layout target = permuted(to, order), source = permuted(from, order);
   const Layout* const operands[] = {&target, &source};
   return merge_loops(request, target.type.shape, operands);
@@ -55,7 +56,7 @@ Loops reduction_loops(const KernelRequest& request) {
   const int64_t rank = static_cast<int64_t>(x.type.shape.size());
   const auto dims = request.attributes.get<std::vector<int64_t>>("dims", {});
   std::vector<bool> summed(rank, dims.empty());
-  for (const int64_t dim : dims) summed[dim < 0 ? dim + rank : dim] = true;
+  for (const int64_t dim : dims) summed[from_start(dim, rank)] = true;
   Layout result{{request.outputs[0].type.dtype, x.type.shape}, Strides(rank, 0)};
   int64_t step = 1;
   for (int64_t d = rank; d-- > 0;) {
@@ -68,7 +69,7 @@ Loops reduction_loops(const KernelRequest& request) {
 }
 
 Split3 split_at(const Shape& shape, int64_t dim) {
-  if (dim < 0) dim += static_cast<int64_t>(shape.size());
+  dim = from_start(dim, shape.size());
   Split3 split{1, 1, 1};
   for (int64_t d = 0; d < static_cast<int64_t>(shape.size()); ++d)
     (d < dim ? split.outer : d == dim ? split.size : split.inner) *= shape[d];
@@ -92,6 +93,15 @@ void require_packed(const KernelRequest& request, const Layout& layout) {
 
 void refuse_index(const char* op, int64_t position, int64_t value, int64_t limit) {
   fail_usage("{}: index {} at position {} is outside the table's {} rows", op, value, position, limit);
+}
+
+void refuse_position(const char* op, int64_t tokens, int64_t position, int64_t cache) {
+  fail_usage("{}: {} new tokens at position {} do not fit in a cache of {}", op, tokens, position, cache);
+}
+
+int64_t rows_of(const Layout& layout) {
+  const int64_t columns = layout.type.shape.back();
+  return columns == 0 ? 0 : layout.type.elements() / columns;
 }
 
 double number(const KernelRequest& request, std::string_view attribute, double fallback) {

@@ -51,6 +51,11 @@ Split3 split_at(const Shape& shape, int64_t dim);
 void require_packed(const KernelRequest& request, const Layout& layout);
 // Throws Error(usage) naming the first value outside [0, limit).
 [[noreturn]] void refuse_index(const char* op, int64_t position, int64_t value, int64_t limit);
+// Throws Error(usage): so many tokens from `position` on do not fit.
+[[noreturn]] void refuse_position(const char* op, int64_t tokens, int64_t position, int64_t cache);
+
+// Rows of the last dimension; none where it is empty.
+int64_t rows_of(const Layout& layout);
 
 double number(const KernelRequest& request, std::string_view attribute, double fallback);
 int64_t integer(const KernelRequest& request, std::string_view attribute, int64_t fallback);

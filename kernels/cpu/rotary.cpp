@@ -40,8 +40,7 @@ std::unique_ptr<Kernel> prepare_rotary(const KernelRequest& request) {
   const Shape& shape = in.type.shape;
   if (shape.size() != 4 || shape[3] % 2 != 0) refuse(request, "anything but [b, t, heads, d] with an even d");
   if (in.strides[3] != 1 || out.strides[3] != 1) refuse(request, "heads whose elements are not adjacent");
-  const DType position_type = request.inputs[1].type.dtype;
-  if (position_type != DType::i32 && position_type != DType::i64) refuse_dtype(request, position_type);
+  if (request.inputs[1].type.dtype != DType::i32) refuse_dtype(request, request.inputs[1].type.dtype);
   const Sizes sizes{shape[0], shape[1], shape[2], shape[3] / 2};
   const Steps from{in.strides[0], in.strides[1], in.strides[2]}, to{out.strides[0], out.strides[1], out.strides[2]};
   const bool interleaved = flag(request, "interleaved", false);
@@ -60,8 +59,7 @@ std::unique_ptr<Kernel> prepare_rotary(const KernelRequest& request) {
           float* sines = cosines + sizes.time * sizes.half;
           parallel_for(sizes.time, row_grain(kHeavyGrain / 4, sizes.half), [&](int64_t begin, int64_t end) {
             for (int64_t t = begin; t < end; ++t) {
-              const double position = position_type == DType::i32 ? static_cast<double>(a.in<int32_t>(1)[t])
-                                                                  : static_cast<double>(a.in<int64_t>(1)[t]);
+              const double position = a.in<int32_t>(1)[t];
               for (int64_t i = 0; i < sizes.half; ++i) {
                 const SineCosine value = sine_cosine(position * frequencies[i]);
                 cosines[t * sizes.half + i] = value.cosine;

@@ -181,10 +181,6 @@ HET_INLINE Vector maximum(Vector a, Vector b) {
   const Vector larger = a > b ? a : b;
   return a == a ? larger : a;
 }
-HET_INLINE Vector minimum(Vector a, Vector b) {
-  const Vector smaller = a < b ? a : b;
-  return a == a ? smaller : a;
-}
 
 template <typename Join>
 HET_INLINE float join_lanes(Vector v, const Join& join) {

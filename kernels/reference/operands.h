@@ -25,7 +25,7 @@ class View {
   const Layout& layout() const { return *layout_; }
   int64_t elements() const { return layout_->type.elements(); }
   int64_t rank() const { return static_cast<int64_t>(layout_->type.shape.size()); }
-  int64_t size(int64_t dim) const { return layout_->type.shape[dim < 0 ? dim + rank() : dim]; }
+  int64_t size(int64_t dim) const { return layout_->type.shape[from_start(dim, rank())]; }
   std::byte* base() const { return base_; }
 
   // By row-major index.

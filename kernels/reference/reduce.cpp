@@ -11,7 +11,7 @@ std::unique_ptr<Kernel> reduce(const KernelRequest& request, bool mean) {
   const int64_t rank = static_cast<int64_t>(x.type.shape.size());
   const auto dims = request.attributes.get<std::vector<int64_t>>("dims", {});
   std::vector<bool> summed(rank, dims.empty());
-  for (const int64_t dim : dims) summed[dim < 0 ? dim + rank : dim] = true;
+  for (const int64_t dim : dims) summed[from_start(dim, rank)] = true;
   Layout kept, inner;
   kept.type.dtype = inner.type.dtype = x.type.dtype;
   for (int64_t d = 0; d < rank; ++d) {

@@ -16,7 +16,7 @@ struct Around {
     const Shape& shape = request.inputs[0].type.shape;
     const int64_t rank = static_cast<int64_t>(shape.size());
     int64_t dim = request.attributes.get<int64_t>("dim", -1);
-    if (dim < 0) dim += rank;
+    dim = from_start(dim, rank);
     for (int64_t d = 0; d < rank; ++d) (d < dim ? outer : d == dim ? n : inner) *= shape[d];
   }
   int64_t index(int64_t o, int64_t k, int64_t i) const { return (o * n + k) * inner + i; }

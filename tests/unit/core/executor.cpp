@@ -9,6 +9,7 @@
 #include "core/base/error.h"
 #include "core/graph/fuse.h"
 #include "core/ops/op.h"
+#include "core/program/eager.h"
 #include "kernels/cpu/device.h"
 #include "tests/unit/core/testing.h"
 
@@ -123,6 +124,46 @@ TEST_CASE("a step allocates nothing", "[executor]") {
   }
 }
 
+TEST_CASE("what depends on state alone is computed once, and again when the state changes", "[executor]") {
+  const Program program = lower_single(fuse(trained_matrix(DType::bf16)), 2);
+  REQUIRE(program.prologue > 0);
+  Program always = program;
+  always.prologue = 0;
+  const auto device = std::make_shared<Watched>();
+  int casts = 0;
+  device->before_kernel = [&](std::string_view op) { casts += op == "cast"; };
+  Executor once(program, std::make_shared<StateStore>(device, 1)), each(always, reference_state());
+  const auto run = [&](Executor& executor) {
+    write_inputs(executor);
+    REQUIRE(executor.run());
+    return executor.read("loss").at(0);
+  };
+  double last = 1e300;
+  for (int step = 0; step < 4; ++step) {
+    const double loss = run(once);
+    CHECK(loss == run(each));
+    CHECK(loss < last);
+    last = loss;
+  }
+  for (Executor* executor : {&once, &each}) executor->state().write("w", wave({DType::f32, {6, 6}}, 0.2));
+  CHECK(run(once) == run(each));
+
+  // Evaluation changes no state: the weights are cast in its first run alone.
+  Graph graph;
+  GraphBuilder b(graph);
+  const ValueId w = b.parameter("w", {DType::f32, {6, 6}}, {});
+  b.output("y",
+           b.call("linear", {b.input("x", {DType::bf16, {4, 6}}), b.call("cast", {w}, {{"dtype", "bf16"}})}));
+  Executor evaluation(lower_single(graph), std::make_shared<StateStore>(device, 1));
+  evaluation.write("x", wave({DType::f32, {4, 6}}, 0.5));
+  casts = 0;
+  for (int i = 0; i < 3; ++i) evaluation.run();
+  CHECK(casts == 1);
+  evaluation.state().write("w", wave({DType::f32, {6, 6}}, 0.2));
+  evaluation.run();
+  CHECK(casts == 2);
+}
+
 TEST_CASE("a stop that comes when the update has begun does not stop the next step", "[executor]") {
   const auto device = std::make_shared<Watched>();
   Executor executor(lower_single(trained_matrix()), std::make_shared<StateStore>(device, 1));
@@ -162,4 +203,75 @@ TEST_CASE("a model must fit in what the device allows, not in what the machine h
   device->allowance = device->available = 100;
   CHECK_THROWS_WITH(Executor(program, std::make_shared<StateStore>(device, 1)),
                     Catch::Contains("100 B are available on watched; a smaller"));
+}
+
+TEST_CASE("at the prompt the kernels used last are kept, and no more", "[eager]") {
+  class Counting final : public Device {
+   public:
+    int prepared = 0;
+    std::string name() const override { return device_->name(); }
+    std::unique_ptr<Memory> allocate(int64_t bytes) override { return device_->allocate(bytes); }
+    int64_t available_bytes() const override { return device_->available_bytes(); }
+    std::unique_ptr<Kernel> prepare(const KernelRequest& request) override {
+      ++prepared;
+      return device_->prepare(request);
+    }
+    void copy_in(std::byte* to, const std::byte* host, int64_t n) override { device_->copy_in(to, host, n); }
+    void copy_out(std::byte* host, const std::byte* from, int64_t n) override {
+      device_->copy_out(host, from, n);
+    }
+
+   private:
+    std::shared_ptr<Device> device_ = make_reference_device();
+  };
+  const auto device = std::make_shared<Counting>();
+  Eager eager(device, 2);
+  const Tensor x = Tensor::of<float>({1, 2}, {2});
+  const auto scaled = [&](double factor) {
+    return values_of(eager.call(op_named("scale"), {x}, {{"factor", factor}})[0])[1];
+  };
+  CHECK(scaled(1) == 2);
+  CHECK(scaled(2) == 4);
+  CHECK(scaled(1) == 2);
+  CHECK(device->prepared == 2);
+  CHECK(scaled(3) == 6);  // takes the place of 2, the one used longest ago
+  CHECK(scaled(1) == 2);
+  CHECK(device->prepared == 3);
+  CHECK(scaled(2) == 4);
+  CHECK(device->prepared == 4);
+}
+
+TEST_CASE("the gradient of a sum keeps no constant of the full shape", "[executor]") {
+  const std::string op = GENERATE("sum", "mean");
+  Graph graph;
+  GraphBuilder b(graph);
+  const ValueId x = b.input("x", {DType::f64, {8, 16, 32}});
+  const ValueId w = b.parameter("w", {DType::f64, {32}}, {Initial::Kind::normal, 1});
+  const ValueId y = b.call("mul", {x, w});
+  const ValueId rows = b.call(op, {y}, {{"dims", std::vector<int64_t>{0, -1}}});
+  const ValueId loss = b.call(op, {b.call("square", {rows})});
+  b.output("loss", loss);
+  b.output("dw", differentiate(graph, loss).at(w));
+  const bool fused = GENERATE(false, true);
+  const Program program = lower_single(fused ? fuse(graph) : graph);
+  CHECK(memory_of(program).pinned < 8 * 8 * 16 * 32 / 8);
+  Executor executor(program, reference_state());
+  const Tensor values = wave({DType::f64, {8, 16, 32}}, 0.1);
+  executor.write("x", values);
+  executor.run();
+  // d/dw_k Σ_t (Σ_bk x_btk w_k)² = Σ_t 2 (Σ_bk x_btk w_k) Σ_b x_btk, over the counts for the mean.
+  const auto weights = values_of(executor.state().read("w")), found = values_of(executor.read("dw"));
+  const double count = op == "mean" ? 8 * 32 : 1, steps = op == "mean" ? 16 : 1;
+  for (int64_t k = 0; k < 32; ++k) {
+    double expected = 0;
+    for (int64_t t = 0; t < 16; ++t) {
+      double row = 0, column = 0;
+      for (int64_t s = 0; s < 8; ++s) {
+        column += values.at((s * 16 + t) * 32 + k);
+        for (int64_t j = 0; j < 32; ++j) row += values.at((s * 16 + t) * 32 + j) * weights[j];
+      }
+      expected += 2 * row * column / (count * count * steps);
+    }
+    CHECK(found[k] == Approx(expected).epsilon(1e-9).margin(1e-12));
+  }
 }

@@ -19,6 +19,8 @@ TEST_CASE("a parameter declared twice is one value; with another type it is refu
   CHECK(builder.parameter("w", kMatrix, {}) == a);
   CHECK_THROWS_AS(builder.parameter("w", {DType::f32, {8, 4}}, {}), Error);
   CHECK_THROWS_AS(builder.input("w", kMatrix), Error);
+  CHECK_THROWS_WITH(builder.buffer("w", kMatrix),
+                    "'w' is already parameter f32[4, 8] of the graph; it cannot also be buffer f32[4, 8]");
 }
 
 TEST_CASE("shapes that do not match are refused with both shapes and the layer") {

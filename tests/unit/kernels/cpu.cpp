@@ -12,6 +12,7 @@
 #include "core/base/random.h"
 #include "core/ops/elementwise.h"
 #include "core/ops/op.h"
+#include "core/program/eager.h"
 #include "core/tensor/tensor.h"
 #include "kernels/cpu/device.h"
 #include "kernels/cpu/memory.h"
@@ -395,6 +396,15 @@ TEST_CASE("an index outside the table is refused, not followed", "[cpu]") {
   std::byte *from[] = {ids.bytes(), table.bytes()}, *to[] = {y.bytes()};
   const auto kernel = device->prepare({op_named("embedding"), {}, in, out, 0});
   CHECK_THROWS_WITH(kernel->run({from, to, nullptr, 0}), Catch::Contains("index 9 at position 1"));
+}
+
+TEST_CASE("a cache that is full is refused with its size", "[cpu]") {
+  const auto device = make_cpu_device();
+  const Tensor one = Tensor::zeros({DType::f32, {1, 2, 1, 4}}),
+               cache = Tensor::zeros({DType::f32, {1, 8, 1, 4}});
+  const std::vector<Tensor> operands{one, one, one, cache, cache, Tensor::of<int32_t>({7}, {1})};
+  CHECK_THROWS_WITH(Eager(device).call(op_named("attention_cached"), operands, {}),
+                    "attention_cached: 2 new tokens at position 7 do not fit in a cache of 8");
 }
 
 TEST_CASE("available memory is known and within the machine", "[cpu]") {
