@@ -39,6 +39,7 @@ int device_index(lua_State* L) {
   return 0;
 }
 std::string device_to_string(DeviceHandle& handle) { return handle->name(); }
+double device_pace_lost(DeviceHandle& handle) { return pace_lost(*handle); }
 double device_available(DeviceHandle& handle) { return static_cast<double>(handle->available_bytes()); }
 
 double best_seconds(Executor& executor, int runs) {
@@ -290,11 +291,11 @@ int executor_timings(lua_State* L) {
 }  // namespace
 
 void add_program(lua_State* L) {
-  make_class<DeviceHandle>(
-      L,
-      {bind<&device_peak>("peak_flops"), bind<&device_bandwidth>("bandwidth"),
-       bind<&device_available>("available_bytes"), bind<&device_to_string>("__tostring")},
-      &device_index);
+  make_class<DeviceHandle>(L,
+                           {bind<&device_peak>("peak_flops"), bind<&device_bandwidth>("bandwidth"),
+                            bind<&device_pace_lost>("pace_lost"), bind<&device_available>("available_bytes"),
+                            bind<&device_to_string>("__tostring")},
+                           &device_index);
   make_class<StateHandle>(
       L, {bind<&state_names>("names"), bind<&state_read>("read"), bind<&state_write>("write"),
           bind<&state_has>("has"), bind<&state_drop>("drop")});

@@ -85,6 +85,8 @@ class PacedDevice final : public Device {
     clock_->waited(now_seconds());
   }
 
+  double lost() const { return clock_->lost(); }
+
  private:
   int64_t limited(int64_t bytes) const {
     return pace_.memory_bytes == 0 ? bytes
@@ -123,6 +125,7 @@ void PaceClock::begin(double now) {
   started_ = true;
   const double idle = now - std::max(last_, due_);  // ahead of the machine, it is busy until due_
   if (idle > kGap) due_ += idle;
+  lost_ += std::max(0.0, now - kBehind - due_);
   due_ = std::max(due_, now - kBehind);
 }
 
@@ -130,6 +133,11 @@ double PaceClock::end(double now, double seconds) {
   due_ += seconds;
   last_ = now;
   return due_;
+}
+
+double pace_lost(const Device& device) {
+  const auto* paced = dynamic_cast<const PacedDevice*>(&device);
+  return paced ? paced->lost() : 0;
 }
 
 std::shared_ptr<Device> make_paced(std::shared_ptr<Device> device, const Pace& pace) {

@@ -32,14 +32,20 @@ class PaceClock {
   double end(double now, double seconds);
   // When the device is done with all that it was given.
   double due() const { return due_; }
+  // Time by which the machine was too slow to keep up, beyond kBehind.
+  double lost() const { return lost_; }
   // Nothing happened until `now`: the wait for what end() returned.
   void waited(double now) { last_ = now; }
 
  private:
-  double due_ = 0, last_ = 0;
+  double due_ = 0, last_ = 0, lost_ = 0;
   bool started_ = false;
 };
 
 std::shared_ptr<Device> make_paced(std::shared_ptr<Device> device, const Pace& pace);
+
+// Seconds that a paced device could not make up for: above 0, the machine is slower than the pace. 0 for a
+// device that is not paced.
+double pace_lost(const Device& device);
 
 }  // namespace het

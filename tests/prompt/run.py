@@ -170,7 +170,7 @@ class CommandLine(Case):
                      "gpt_text.lua:35: there is no file 'tetx.txt'; did you mean 'text.txt'?")
         self.refused('doctr', "'doctr' is neither a recipe nor a command; did you mean 'doctor'? (hetrun --help)")
         self.refused('zebra', "'zebra' is neither a recipe nor a command; commands are doctor, bench, plan, simulate, "
-                     'docs (hetrun --help)')
+                     'profile, docs (hetrun --help)')
 
     def test_workers_need_a_recipe(self):
         self.refused('--workers 2 doctor', "--workers 2 runs a recipe in several processes; 'doctor' is a command, not a "

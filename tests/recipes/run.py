@@ -253,6 +253,24 @@ class Runs(Case):
     def files_of_run(self):
         return {path.name: path.read_bytes() for path in (self.folder / 'run').iterdir() if path.is_file()}
 
+    def test_a_model_is_not_replaced_in_silence(self):
+        words = [ROOT / 'recipes' / 'gpt_text.lua', '--text=text.txt', *SMALL, '--steps=2', '--save=model']
+        told = 'model holds the model of an earlier run, which this one will replace; resume = true goes on with it'
+        self.assertNotIn(told, self.hetrun(*words).stderr)
+        self.assertIn(told, self.hetrun(*words).stderr)
+        model = self.folder / 'model' / 'model.safetensors'
+        before = model.read_bytes()
+        (self.folder / 'model' / 'training.safetensors').unlink()
+        self.assertIn('model holds a model but nothing to go on from', self.hetrun(*words, '--resume', code=2).stderr)
+        self.assertEqual(model.read_bytes(), before)
+
+    def test_places_are_looked_at_before_the_first_step(self):
+        words = [ROOT / 'recipes' / 'gpt_text.lua', '--text=text.txt', *SMALL, '--steps=2', '--metrics=metrics.jsonl']
+        self.assertIn('there is no folder nowhere for --trace=nowhere/step.json',
+                      self.hetrun(*words, '--trace=nowhere/step.json', code=2).stderr)
+        self.assertIn('cannot save in text.txt: it is a file', self.hetrun(*words, '--save=text.txt', code=2).stderr)
+        self.assertFalse((self.folder / 'metrics.jsonl').exists() and (self.folder / 'metrics.jsonl').read_text())
+
     def test_a_full_disk_keeps_the_last_save(self):
         self.losses('resume.lua', '--steps=3')
         before = self.files_of_run()

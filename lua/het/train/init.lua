@@ -117,6 +117,24 @@ local function executor_of(self, made)
   return executor
 end
 
+-- What will be written, looked at before anything is computed: by the rank that writes it.
+local function check_places(self)
+  local a, settings = self.arguments, native.settings or {}
+  if self.rank > 0 then return end
+  if a.save and native.path_kind(a.save) == "file" then
+    errors.usage("cannot save in %s: it is a file; save = names a folder", a.save)
+  end
+  if a.save and not a.resume and native.path_kind(a.save .. "/model.safetensors") == "file"
+    and not settings.quiet then
+    native.write("stderr", ("%s holds the model of an earlier run, which this one will replace; resume = true goes on "
+      .. "with it, another folder keeps it\n"):format(a.save))
+  end
+  local folder = settings.trace and settings.trace:match("^(.*)/[^/]*$")
+  if folder and folder ~= "" and native.path_kind(folder) ~= "folder" then
+    errors.usage("there is no folder %s for --trace=%s", folder, settings.trace)
+  end
+end
+
 -- Weights to begin with, and where an earlier run stopped.
 local function restore(self)
   local a = self.arguments
@@ -134,6 +152,10 @@ local function restore(self)
           about.precision)
       end
       return about
+    end
+    if native.path_kind(a.save .. "/model.safetensors") == "file" then
+      errors.usage("%s holds a model but nothing to go on from (no training.safetensors); from = \"%s\" begins with its "
+        .. "weights, with another folder to save in", a.save, a.save)
     end
   end
   local folder = a.from or rawget(a.model, "folder")
@@ -165,13 +187,15 @@ function Run:prepare()
   local a = self.arguments
   self.device = native.settings and native.settings.device or "cpu"
   join(self)
+  check_places(self)
   self.microbatch = self.plan and self.plan.microbatch or a.microbatch or a.batch
   self.microbatches = a.batch / self.microbatch
   self.context = a.context or (is_model(a.model) and a.model.arguments.context) or 1
   local training = graphs.training(spec_of(self))
   self.has_counter = training.counter
   self.parameters = count_parameters(training.graph)
-  self.state = native.state(device_of(self), a.seed)
+  self.own_device = device_of(self)
+  self.state = native.state(self.own_device, a.seed)
   local about = restore(self) or {}
   self.step, self.best, self.validation = about.step or 0, about.best, about.validation
   self.train_executor = executor_of(self, training)
@@ -315,7 +339,7 @@ local function tell_ranks(self, reporter)
   if not self.cluster or used.runs == 0 then return nil end
   local own = { rank = self.rank, computed_s = (used.seconds - used.waited) / used.runs,
     waited_s = used.waited / used.runs, sent_bytes = used.sent_bytes / used.runs,
-    memory_bytes = self.train_executor:memory().total }
+    memory_bytes = self.train_executor:memory().total, behind_s = self.own_device:pace_lost() }
   local told = self.cluster:tell(native.json_encode(own))
   if self.rank > 0 then return nil end
   local ranks, slowest = {}, 1
@@ -329,6 +353,10 @@ local function tell_ranks(self, reporter)
       rank.rank, native.show_seconds(rank.computed_s), native.show_seconds(rank.waited_s),
       100 * rank.waited_s / (rank.computed_s + rank.waited_s), text.bytes(rank.sent_bytes),
       text.bytes(rank.memory_bytes), i == slowest and "; it computes longest" or ""))
+    if rank.behind_s > 0 then
+      reporter:say(("rank %d fell %s behind the pace of its device: this machine is slower than that"):format(rank.rank,
+        native.show_seconds(rank.behind_s)))
+    end
   end
   return ranks
 end
