@@ -1,7 +1,7 @@
-// Common accelerators, from the makers' public data sheets: dense rates (the sheets' sparse figures are halved),
-// memory in GiB as sold, memory bandwidth, and what joins two of them in one node. NVLink figures on the sheets
-// are the sum of both directions: a ring uses one, so half is taken. Latencies inside a node are this project's
-// own round figures (5 us NVLink, 10 us PCIe), not from a sheet.
+// Common accelerators, from the makers' public data sheets: dense rates (the sheets' sparse figures are
+// halved), memory in GiB as sold, memory bandwidth, and what joins two of them in one node. NVLink figures on
+// the sheets are the sum of both directions: a ring uses one, so half is taken. Latencies inside a node are
+// this project's own round figures (5 us NVLink, 10 us PCIe), not from a sheet.
 #include "planner/cluster.h"
 
 namespace het::planner {
@@ -45,9 +45,11 @@ std::vector<DeviceType> make_table() {
       make("P100", 9.3, 0, 18.7, 16, 732, 12, false),
       // NVIDIA T4 data sheet (2019): 8.1 / none / 65, 320 GB/s, PCIe 3 x16.
       make("T4", 8.1, 0, 65, 16, 320, 12, false),
-      // NVIDIA L4 data sheet (2023): 30.3 / 121 / 121 (sparse 242), 300 GB/s, PCIe 4 x16 (32 GB/s a direction).
+      // NVIDIA L4 data sheet (2023): 30.3 / 121 / 121 (sparse 242), 300 GB/s, PCIe 4 x16 (32 GB/s a
+      // direction).
       make("L4", 30.3, 121, 121, 24, 300, 25, false),
-      // NVIDIA A10 data sheet (2021): 31.2 / 125 / 125; A10G, sold by AWS, has 70 (product page of EC2 G5), 600 GB/s.
+      // NVIDIA A10 data sheet (2021): 31.2 / 125 / 125; A10G, sold by AWS, has 70 (product page of EC2 G5),
+      // 600 GB/s.
       make("A10G", 31.2, 70, 70, 24, 600, 25, false),
       // NVIDIA L40S data sheet (2023): 91.6 / 362 / 362 (sparse 733), 864 GB/s, PCIe 4 x16.
       make("L40S", 91.6, 362, 362, 48, 864, 25, false),

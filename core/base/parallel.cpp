@@ -70,7 +70,9 @@ thread_local bool inside = false;  // a part runs on this thread
 // A job is a function and a count of parts. Each thread begins with parts of its own (those equal to its
 // index modulo the threads: the data they touched last is near), then takes what others have not begun: a
 // thread that the system put aside holds nobody up. Whoever takes a part is the only one: jobs are numbered,
-// and the count of taken parts carries the number, so that one who comes late takes nothing.
+// and the counts of parts that are free carry the number. One who comes late finds another number, or none
+// free; one who takes a part knows that the job is not over, and so that what it read of the job is the
+// job's.
 class Pool {
  public:
   Pool() { set_size(initial_threads()); }
@@ -94,9 +96,12 @@ class Pool {
     const uint32_t job = job_.load(std::memory_order_relaxed) + 1;
     function_.store(function, std::memory_order_relaxed);
     body_.store(body, std::memory_order_relaxed);
-    parts_.store(parts, std::memory_order_relaxed);
     left_.store(parts, std::memory_order_relaxed);
-    for (Own& own : own_) own.taken.store(uint64_t{job} << 32, std::memory_order_relaxed);
+    for (int i = 0; i < size(); ++i) {
+      const int64_t own = (parts - i + size() - 1) / size();
+      own_[static_cast<size_t>(i)].free.store(
+          uint64_t{job} << 32 | static_cast<uint64_t>(std::max<int64_t>(own, 0)), std::memory_order_relaxed);
+    }
     job_.store(job, std::memory_order_release);
     job_.notify_all();
     take(0, job);
@@ -108,9 +113,10 @@ class Pool {
   }
 
  private:
-  // The parts i, i + threads, i + 2 threads, ... of thread i: the job's number, and how many are taken.
+  // The parts i, i + threads, i + 2 threads, ... of thread i: the job's number, and how many are free; the
+  // last go first.
   struct alignas(64) Own {
-    std::atomic<uint64_t> taken{0};
+    std::atomic<uint64_t> free{0};
   };
 
   void set_size(int threads) {
@@ -140,27 +146,26 @@ class Pool {
   void take(int index, uint32_t job) {
     const auto function = function_.load(std::memory_order_relaxed);
     const void* body = body_.load(std::memory_order_relaxed);
-    const int64_t parts = parts_.load(std::memory_order_relaxed);
     const int threads = size();
     int64_t done = 0;
     inside = true;
     for (int turn = 0; turn < threads; ++turn) {
       const int whose = (index + turn) % threads;
-      for (int64_t part; (part = next(whose, threads, parts, job)) >= 0; ++done) function(body, part);
+      for (int64_t part; (part = next(whose, threads, job)) >= 0; ++done) function(body, part);
     }
     inside = false;
     if (done > 0 && left_.fetch_sub(done, std::memory_order_acq_rel) == done) left_.notify_one();
   }
 
   // A part that nobody has taken; -1: there is none, or the job is over.
-  int64_t next(int whose, int threads, int64_t parts, uint32_t job) {
-    std::atomic<uint64_t>& taken = own_[static_cast<size_t>(whose)].taken;
-    uint64_t value = taken.load(std::memory_order_acquire);
+  int64_t next(int whose, int threads, uint32_t job) {
+    std::atomic<uint64_t>& free = own_[static_cast<size_t>(whose)].free;
+    uint64_t value = free.load(std::memory_order_acquire);
     for (;;) {
       const auto count = static_cast<int64_t>(value & 0xffffffff);
-      const int64_t part = whose + count * threads;
-      if (value >> 32 != job || part >= parts) return -1;
-      if (taken.compare_exchange_weak(value, value + 1, std::memory_order_acq_rel)) return part;
+      if (value >> 32 != job || count == 0) return -1;
+      if (free.compare_exchange_weak(value, value - 1, std::memory_order_acq_rel))
+        return whose + (count - 1) * threads;
     }
   }
 
@@ -179,7 +184,6 @@ class Pool {
   std::atomic<int> threads_{1};
   std::atomic<detail::PartFunction> function_{nullptr};
   std::atomic<const void*> body_{nullptr};
-  std::atomic<int64_t> parts_{0};
   std::atomic<int64_t> left_{0};  // parts that are not done
   std::atomic<uint32_t> job_{0};
   std::atomic<bool> stopping_{false};

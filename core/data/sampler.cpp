@@ -130,10 +130,12 @@ SamplerOptions completed(const Corpus& corpus, SamplerOptions o) {
 
 }  // namespace
 
-// Weyl's sequence: multiples of the golden ratio, modulo 1, fall ever more evenly over the text, so that every batch
-// draws from all parts of it and no part is visited much more often than another. The seed moves the whole sequence.
+// Weyl's sequence: multiples of the golden ratio, modulo 1, fall ever more evenly over the text, so that
+// every batch draws from all parts of it and no part is visited much more often than another. The seed moves
+// the whole sequence.
 int64_t sample_start(const SamplerOptions& o, int64_t positions, int64_t index) {
-  const uint64_t origin = o.split == Split::train ? word_of(philox(philox_key(o.seed, hash_of("samples")), 0)) : 0;
+  const uint64_t origin =
+      o.split == Split::train ? word_of(philox(philox_key(o.seed, hash_of("samples")), 0)) : 0;
   const uint64_t draw = origin + (static_cast<uint64_t>(index) + 1) * kGoldenRatio;
   return static_cast<int64_t>(upper_half_of_product(draw, static_cast<uint64_t>(positions)));
 }

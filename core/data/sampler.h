@@ -41,8 +41,8 @@ struct Batch {
   int64_t labelled = 0;  // labels that count in the whole batch, over all ranks
 };
 
-// Where sample `index` starts in its split: a golden-ratio sequence, each part of which is spread evenly. The seed
-// decides where training's begins; the holdout's does not depend on it.
+// Where sample `index` starts in its split: a golden-ratio sequence, each part of which is spread evenly. The
+// seed decides where training's begins; the holdout's does not depend on it.
 int64_t sample_start(const SamplerOptions& options, int64_t positions, int64_t index);
 
 // The batch whose first sample is number `cursor`, on the calling thread.

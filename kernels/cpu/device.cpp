@@ -20,15 +20,17 @@ bool supported(std::string_view set) {
   if (set == "generic") return true;
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
-                  __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c") &&
-                  __builtin_cpu_supports("lzcnt") && __builtin_cpu_supports("movbe");
+  const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                  __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+                  __builtin_cpu_supports("f16c") && __builtin_cpu_supports("lzcnt") &&
+                  __builtin_cpu_supports("movbe");
   if (set == "v3") return v3;
   const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                   __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
                   __builtin_cpu_supports("avx512vl");
   if (set == "v4") return v4;
-  if (set == "v4_bf16") return v4 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512fp16");
+  if (set == "v4_bf16")
+    return v4 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512fp16");
 #endif
   return false;
 }
@@ -94,7 +96,9 @@ class CpuDevice final : public Device {
   }
 
   void copy_in(std::byte* to, const std::byte* host, int64_t bytes) override { std::memcpy(to, host, bytes); }
-  void copy_out(std::byte* host, const std::byte* from, int64_t bytes) override { std::memcpy(host, from, bytes); }
+  void copy_out(std::byte* host, const std::byte* from, int64_t bytes) override {
+    std::memcpy(host, from, bytes);
+  }
 
  private:
   std::string_view set_;

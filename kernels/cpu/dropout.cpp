@@ -102,7 +102,7 @@ std::unique_ptr<Kernel> prepare_dropout(const KernelRequest& request) {
     return make_kernel([=](const KernelArguments& a) {
       const T* x = a.in<T>(0);
       T* y = a.out<T>(0);
-      const int64_t* counter = a.in<int64_t>(1);   // step, index of the first sample
+      const int64_t* counter = a.in<int64_t>(1);  // step, index of the first sample
       parallel_for(samples * blocks, row_grain(kHeavyGrain, kBlock), [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
           const int64_t sample = i / blocks, element = i % blocks * kBlock, at = sample * each + element;

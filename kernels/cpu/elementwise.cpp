@@ -1,5 +1,5 @@
-// The one elementwise kernel: walks a PointwisePlan tile by tile. Every step is a loop over a tile that is in the
-// first-level cache, so memory is read and written once however long the program is.
+// The one elementwise kernel: walks a PointwisePlan tile by tile. Every step is a loop over a tile that is in
+// the first-level cache, so memory is read and written once however long the program is.
 #include <limits>
 
 #include "kernels/cpu/kernel.h"
@@ -16,7 +16,8 @@ HET_INLINE void unary(const float* a, float* to, int64_t n, const Function& f) {
 }
 template <typename Function>
 HET_INLINE void binary(const float* a, const float* b, float* to, int64_t n, const Function& f) {
-  for_lanes(n, [&](int64_t i, auto lanes) { store(to + i, f(load(a + i, lanes), load(b + i, lanes)), lanes); });
+  for_lanes(n,
+            [&](int64_t i, auto lanes) { store(to + i, f(load(a + i, lanes), load(b + i, lanes)), lanes); });
 }
 
 constexpr float kRootTwoOverPi = 0.797884561f, kCubic = 0.044715f;
@@ -65,10 +66,13 @@ void run_step(Pointwise code, const float* a, const float* b, float* to, float i
       return binary(a, b, to, n, [](V x, V dy) { return gelu_tanh_derivative(x) * dy; });
     case Pointwise::gelu_erf_gradient:
       return binary(a, b, to, n, [](V x, V dy) { return gelu_erf_derivative(x) * dy; });
-    case Pointwise::silu_gradient: return binary(a, b, to, n, [](V x, V dy) { return silu_derivative(x) * dy; });
-    case Pointwise::relu_gradient: return binary(a, b, to, n, [=](V x, V dy) { return x > zero ? dy : zero; });
+    case Pointwise::silu_gradient:
+      return binary(a, b, to, n, [](V x, V dy) { return silu_derivative(x) * dy; });
+    case Pointwise::relu_gradient:
+      return binary(a, b, to, n, [=](V x, V dy) { return x > zero ? dy : zero; });
     case Pointwise::tanh_gradient: return binary(a, b, to, n, [](V y, V dy) { return (1.0f - y * y) * dy; });
-    case Pointwise::sigmoid_gradient: return binary(a, b, to, n, [](V y, V dy) { return y * (1.0f - y) * dy; });
+    case Pointwise::sigmoid_gradient:
+      return binary(a, b, to, n, [](V y, V dy) { return y * (1.0f - y) * dy; });
     case Pointwise::cast: return unary(a, to, n, [](V x) { return x; });
   }
 }
@@ -133,7 +137,8 @@ void advance(const Loops& loops, int operand, Walk& walk, int64_t count) {
   }
 }
 
-void gather(const Loops& loops, int operand, DType dtype, const std::byte* from, int64_t begin, float* to, int64_t n) {
+void gather(const Loops& loops, int operand, DType dtype, const std::byte* from, int64_t begin, float* to,
+            int64_t n) {
   const int inner = loops.rank - 1;
   const int64_t step = loops.stride[operand][inner];
   Walk walk = walk_to(loops, operand, begin);
@@ -166,7 +171,8 @@ void run_tiles(const PointwisePlan& plan, const KernelArguments& a, float* scrat
       const float value = element(input.dtype, a.inputs[i], 0);
       for (int64_t k = 0; k < plan.tile; ++k) tile[k] = value;
     } else {
-      for (int64_t k = 0; k < plan.tile; k += input.period) widen(input.dtype, a.inputs[i], 0, tile + k, input.period);
+      for (int64_t k = 0; k < plan.tile; k += input.period)
+        widen(input.dtype, a.inputs[i], 0, tile + k, input.period);
     }
   }
   for (int64_t t = tiles.begin; t < tiles.end; ++t) {
@@ -190,7 +196,8 @@ void run_tiles(const PointwisePlan& plan, const KernelArguments& a, float* scrat
                static_cast<float>(step.immediate), n);
     }
     for (int r = 0; r < plan.results; ++r)
-      if (!plan.result[r].direct) narrow(plan.result[r].dtype, place[plan.result[r].place], a.outputs[r], begin, n);
+      if (!plan.result[r].direct)
+        narrow(plan.result[r].dtype, place[plan.result[r].place], a.outputs[r], begin, n);
   }
 }
 
@@ -260,7 +267,9 @@ double step_wide(Pointwise code, double a, double b, double immediate) {
       return (s + a * s * (1 - s) * 2 * kRoot * (1 + 3 * kThird * a * a)) * b;
     }
     case Pointwise::gelu_erf_gradient:
-      return (0.5 * __builtin_erfc(-a * kRootHalf) + a * __builtin_exp(-0.5 * a * a) * 0.39894228040143267794) * b;
+      return (0.5 * __builtin_erfc(-a * kRootHalf) +
+              a * __builtin_exp(-0.5 * a * a) * 0.39894228040143267794) *
+             b;
     case Pointwise::silu_gradient: {
       const double s = sigmoid_wide(a);
       return s * (1 + a * (1 - s)) * b;
@@ -303,8 +312,8 @@ int64_t read_whole(DType dtype, const std::byte* from, int64_t i) {
 
 // Between integers, without the detour through f64 that would cost large values their last digits.
 std::unique_ptr<Kernel> prepare_whole_cast(const PointwisePlan& plan) {
-  return make_kernel([elements = plan.elements, from = plan.input[0].dtype, to = plan.result[0].dtype](
-                         const KernelArguments& a) {
+  return make_kernel([elements = plan.elements, from = plan.input[0].dtype,
+                      to = plan.result[0].dtype](const KernelArguments& a) {
     for (int64_t i = 0; i < elements; ++i) {
       const int64_t value = read_whole(from, a.inputs[0], i);
       if (to == DType::i32)
@@ -320,10 +329,12 @@ std::unique_ptr<Kernel> prepare_whole_cast(const PointwisePlan& plan) {
 std::unique_ptr<Kernel> prepare_elementwise(const KernelRequest& request) {
   const PointwisePlan plan = plan_pointwise(request);
   if (plan.wide) {
-    if (plan.step[0].code == Pointwise::cast && is_whole(plan.input[0].dtype) && is_whole(plan.result[0].dtype))
+    if (plan.step[0].code == Pointwise::cast && is_whole(plan.input[0].dtype) &&
+        is_whole(plan.result[0].dtype))
       return prepare_whole_cast(plan);
     return make_kernel([plan](const KernelArguments& a) {
-      parallel_for(plan.elements, kHeavyGrain, [&](int64_t begin, int64_t end) { run_wide(plan, a, begin, end); });
+      parallel_for(plan.elements, kHeavyGrain,
+                   [&](int64_t begin, int64_t end) { run_wide(plan, a, begin, end); });
     });
   }
   const int64_t tiles = (plan.elements + plan.tile - 1) / plan.tile;
@@ -332,7 +343,8 @@ std::unique_ptr<Kernel> prepare_elementwise(const KernelRequest& request) {
   return make_kernel(
       [plan, tiles, parts, scratch](const KernelArguments& a) {
         parallel_parts(parts, [&](int64_t part) {
-          run_tiles(plan, a, reinterpret_cast<float*>(a.workspace) + part * scratch, share_of(tiles, parts, part));
+          run_tiles(plan, a, reinterpret_cast<float*>(a.workspace) + part * scratch,
+                    share_of(tiles, parts, part));
         });
       },
       parts * scratch * 4);
@@ -342,10 +354,18 @@ std::unique_ptr<Kernel> prepare_elementwise(const KernelRequest& request) {
 
 std::vector<KernelEntry> elementwise_kernels() {
   std::vector<KernelEntry> entries;
-  for (const char* name :
-       {"add", "sub", "mul", "div", "maximum", "scale", "shift", "neg", "square", "sqrt", "exp", "log", "tanh",
-        "sigmoid", "relu", "silu", "gelu", "gelu_gradient", "silu_gradient", "relu_gradient", "tanh_gradient",
-        "sigmoid_gradient", "cast", "fused"})
+  for (const char* name : {"add",           "sub",
+                           "mul",           "div",
+                           "maximum",       "scale",
+                           "shift",         "neg",
+                           "square",        "sqrt",
+                           "exp",           "log",
+                           "tanh",          "sigmoid",
+                           "relu",          "silu",
+                           "gelu",          "gelu_gradient",
+                           "silu_gradient", "relu_gradient",
+                           "tanh_gradient", "sigmoid_gradient",
+                           "cast",          "fused"})
     entries.push_back({name, prepare_elementwise});
   return entries;
 }

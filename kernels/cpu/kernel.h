@@ -1,4 +1,5 @@
-// What the per-set kernel files share: choice of a kernel by element type, and how little work is worth a thread.
+// What the per-set kernel files share: choice of a kernel by element type, and how little work is worth a
+// thread.
 #pragma once
 
 #include "core/base/parallel.h"
@@ -29,7 +30,8 @@ HET_INLINE int64_t row_grain(int64_t grain, int64_t columns) {
   return columns >= grain ? 1 : (grain + columns - 1) / (columns > 0 ? columns : 1);
 }
 
-// Parts in which `count` items of a reduction are split: fixed when the kernel is prepared, as it decides rounding.
+// Parts in which `count` items of a reduction are split: fixed when the kernel is prepared, as it decides
+// rounding.
 inline int64_t parts_for(int64_t count, int64_t grain) {
   const int64_t most = (count + grain - 1) / grain, threads = thread_count();
   return most < 1 ? 1 : most < threads ? most : threads;

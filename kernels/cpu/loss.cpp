@@ -1,6 +1,6 @@
-// Cross-entropy, alone and fused with the classifier. The fused form makes logits for some hundreds of rows at a
-// time, in f32, transposed: [classes, rows]. Reading the large weight as the left operand needs no repacked copy of it,
-// and the softmax runs over many rows at once.
+// Cross-entropy, alone and fused with the classifier. The fused form makes logits for some hundreds of rows
+// at a time, in f32, transposed: [classes, rows]. Reading the large weight as the left operand needs no
+// repacked copy of it, and the softmax runs over many rows at once.
 #include <cmath>
 #include <limits>
 
@@ -10,14 +10,15 @@
 namespace het::cpu::HET_ISA {
 namespace {
 
-constexpr int64_t kLogitBytes = int64_t{224} << 20;   // of logits at a time
-constexpr int64_t kClassChunk = 4096;                 // classes whose gradient is multiplied at a time
-constexpr int64_t kStatisticsChunk = 32;              // classes between rescalings of the running sum
+constexpr int64_t kLogitBytes = int64_t{224} << 20;  // of logits at a time
+constexpr int64_t kClassChunk = 4096;                // classes whose gradient is multiplied at a time
+constexpr int64_t kStatisticsChunk = 32;             // classes between rescalings of the running sum
 
 // Labels are data: a wrong one is the user's mistake, and found before anything is computed.
 void check_labels(const char* op, const int32_t* labels, int64_t rows, int64_t classes, int64_t ignore) {
   for (int64_t r = 0; r < rows; ++r)
-    if (labels[r] != ignore && (labels[r] < 0 || labels[r] >= classes)) refuse_index(op, r, labels[r], classes);
+    if (labels[r] != ignore && (labels[r] < 0 || labels[r] >= classes))
+      refuse_index(op, r, labels[r], classes);
 }
 
 // The sum of values in order, with a double: the same whatever the number of threads.
@@ -109,18 +110,18 @@ enum class Job {
 struct Classifier {
   Job job;
   int64_t rows, classes, width, ignore;
-  int64_t first, of;      // the classes here are first, first + 1, ... of so many
-  int64_t tiles;          // of rows
+  int64_t first, of;  // the classes here are first, first + 1, ... of so many
+  int64_t tiles;      // of rows
   DType dtype;
   bool bias;
   uint32_t accumulate;
-  int threads;            // when it was prepared: the workspace is for so many
+  int threads;  // when it was prepared: the workspace is for so many
   int64_t gemm_space_bytes;
 
   bool differentiates() const { return job == Job::training || job == Job::gradient; }
   int64_t tile_rows() const { return tiles == 0 ? 0 : (rows + tiles - 1) / tiles; }
 
-  GemmShape logits_shape(int64_t count) const {   // logits^T[classes, count] = weight hidden^T
+  GemmShape logits_shape(int64_t count) const {  // logits^T[classes, count] = weight hidden^T
     GemmShape s;
     s.m = classes;
     s.n = count;
@@ -133,7 +134,7 @@ struct Classifier {
     s.parts = threads;
     return s;
   }
-  GemmShape weight_shape(int64_t count, int64_t chunk, bool add) const {   // dweight = dlogits^T hidden
+  GemmShape weight_shape(int64_t count, int64_t chunk, bool add) const {  // dweight = dlogits^T hidden
     GemmShape s;
     s.m = chunk;
     s.n = width;
@@ -146,7 +147,7 @@ struct Classifier {
     s.parts = threads;
     return s;
   }
-  GemmShape hidden_shape(int64_t count, int64_t chunk, bool add) const {   // dhidden = dlogits weight
+  GemmShape hidden_shape(int64_t count, int64_t chunk, bool add) const {  // dhidden = dlogits weight
     GemmShape s;
     s.m = count;
     s.n = width;
@@ -164,7 +165,8 @@ struct Classifier {
   // Floats: logits, dhidden of a tile in f32; lse, factor of its rows; then losses of all rows.
   int64_t own_floats() const {
     const int64_t count = tile_rows();
-    return (classes * count + 15) / 16 * 16 + (differentiates() ? (count * width + 15) / 16 * 16 : 0) + 4 * (count + 16) + rows + 16;
+    return (classes * count + 15) / 16 * 16 + (differentiates() ? (count * width + 15) / 16 * 16 : 0) +
+           4 * (count + 16) + rows + 16;
   }
   int64_t gemm_bytes() const {
     int64_t most = 0;
@@ -194,7 +196,8 @@ struct Classifier {
     const int64_t most_rows = tile_rows();
     float* dhidden = logits + (classes * most_rows + 15) / 16 * 16;
     float* own_lse = dhidden + (differentiates() ? (most_rows * width + 15) / 16 * 16 : 0);
-    float *factor = own_lse + most_rows + 16, *running = factor + most_rows + 16, *largest = running + most_rows + 16;
+    float *factor = own_lse + most_rows + 16, *running = factor + most_rows + 16,
+          *largest = running + most_rows + 16;
     float* losses = largest + most_rows + 16;
     const float* biases = bias ? a.in<float>(2) : nullptr;
 
@@ -242,7 +245,7 @@ struct Classifier {
   template <typename T>
   void gradients(const KernelArguments& a, Range share, float* logits, float* dhidden, const float* lse,
                  const float* factor, std::byte* gemm_space) const {
-    const int results = job == Job::training ? 1 : 0;   // the first of them
+    const int results = job == Job::training ? 1 : 0;  // the first of them
     const int32_t* labels = a.in<int32_t>(3) + share.begin;
     const int64_t count = share.end - share.begin;
     const T* hidden = a.in<T>(0) + share.begin * width;
@@ -260,7 +263,9 @@ struct Classifier {
     }
     T* to = a.out<T>(results) + share.begin * width;
     parallel_for(count * width, kLightGrain, [&](int64_t begin, int64_t end) {
-      for_lanes(end - begin, [&](int64_t i, auto lanes) { store(to + begin + i, load(dhidden + begin + i, lanes), lanes); });
+      for_lanes(end - begin, [&](int64_t i, auto lanes) {
+        store(to + begin + i, load(dhidden + begin + i, lanes), lanes);
+      });
     });
   }
 
@@ -273,9 +278,10 @@ struct Classifier {
     });
   }
 
-  // Adds the bias and finds lse[r] of every column. Threads share out the columns; classes go by in chunks, so that
-  // the running sum is rescaled rarely.
-  void statistics(float* logits, const float* biases, int64_t count, float* lse, float* largest, float* running) const {
+  // Adds the bias and finds lse[r] of every column. Threads share out the columns; classes go by in chunks,
+  // so that the running sum is rescaled rarely.
+  void statistics(float* logits, const float* biases, int64_t count, float* lse, float* largest,
+                  float* running) const {
     parallel_for(count, row_grain(kHeavyGrain, classes) + kLanes, [&](int64_t begin, int64_t end) {
       const int64_t n = end - begin;
       for (int64_t r = begin; r < end; ++r) {
@@ -303,14 +309,16 @@ struct Classifier {
         });
       }
       for_lanes(n, [&](int64_t i, auto lanes) {
-        store(lse + begin + i, load(largest + begin + i, lanes) + log(load(running + begin + i, lanes)), lanes);
+        store(lse + begin + i, load(largest + begin + i, lanes) + log(load(running + begin + i, lanes)),
+              lanes);
       });
     });
   }
 
-  // Logits of classes [from, from + chunk) become their gradients: factor * (exp(logit - lse) - [class is label]).
-  void differentiate(float* part, const int32_t* labels, int64_t from, int64_t chunk, int64_t count, const float* lse,
-                     const float* factor, float* dbias, bool add_bias) const {
+  // Logits of classes [from, from + chunk) become their gradients: factor * (exp(logit - lse) - [class is
+  // label]).
+  void differentiate(float* part, const int32_t* labels, int64_t from, int64_t chunk, int64_t count,
+                     const float* lse, const float* factor, float* dbias, bool add_bias) const {
     parallel_for(chunk, row_grain(kHeavyGrain, count), [&](int64_t begin, int64_t end) {
       for (int64_t j = begin; j < end; ++j) {
         float* row = part + j * count;
@@ -352,7 +360,8 @@ std::unique_ptr<Kernel> prepare_classifier(const KernelRequest& request, Job job
   c.threads = thread_count();
   c.gemm_space_bytes = c.gemm_bytes();
   return for_float(request, hidden.type.dtype, [&]<typename T>(T) {
-    return make_kernel([c](const KernelArguments& a) { c.run<T>(a); }, c.gemm_space_bytes + 4 * c.own_floats());
+    return make_kernel([c](const KernelArguments& a) { c.run<T>(a); },
+                       c.gemm_space_bytes + 4 * c.own_floats());
   });
 }
 

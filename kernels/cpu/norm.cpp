@@ -1,5 +1,6 @@
-// Layer norm and RMS norm over rows of the last dimension. Statistics and sums are f32. Gradients of weight and bias
-// are column sums over all rows: each part sums its own rows into the workspace, then the parts are added in order.
+// Layer norm and RMS norm over rows of the last dimension. Statistics and sums are f32. Gradients of weight
+// and bias are column sums over all rows: each part sums its own rows into the workspace, then the parts are
+// added in order.
 #include <type_traits>
 
 #include "kernels/cpu/kernel.h"
@@ -88,7 +89,8 @@ std::unique_ptr<Kernel> prepare_norm(const KernelRequest& request) {
 }
 
 // With g = dy * weight and h = (x - mean) * rstd:
-// dx = rstd * (g - mean(g) - h * mean(g * h)), the middle term only when centred; dweight += dy * h; dbias += dy.
+// dx = rstd * (g - mean(g) - h * mean(g * h)), the middle term only when centred; dweight += dy * h; dbias +=
+// dy.
 template <typename T, bool kCentred, bool kWeight, bool kSums>
 void gradient_row(const T* dy, const T* x, const float* weight, float mean, float rstd, T* dx, float* dweight,
                   float* dbias, int64_t n) {

@@ -1,11 +1,11 @@
-// The update phase: each state is read and written once. Sums of squares are taken over blocks of fixed size, so that
-// the norm does not depend on the number of threads.
+// The update phase: each state is read and written once. Sums of squares are taken over blocks of fixed size,
+// so that the norm does not depend on the number of threads.
 #include "kernels/cpu/kernel.h"
 
 namespace het::cpu::HET_ISA {
 namespace {
 
-constexpr int64_t kBlock = 65536;   // elements
+constexpr int64_t kBlock = 65536;  // elements
 
 void require_f32(const KernelRequest& request, const Layout& layout) {
   require_packed(request, layout);
@@ -55,7 +55,9 @@ std::unique_ptr<Kernel> prepare_global_norm(const KernelRequest& request) {
         for (int64_t i = 0; i < count; ++i) total += sums[i];
         const float norm = static_cast<float>(__builtin_sqrt(total));
         *a.out<float>(0) = norm;
-        *a.out<float>(1) = !is_finite(norm) ? __builtin_nanf("") : most > 0 && norm > most ? most / norm : 1.0f;
+        *a.out<float>(1) = !is_finite(norm)          ? __builtin_nanf("")
+                           : most > 0 && norm > most ? most / norm
+                                                     : 1.0f;
       },
       count * 8);
 }
@@ -75,7 +77,8 @@ std::unique_ptr<Kernel> prepare_adamw(const KernelRequest& request) {
     const float rate = static_cast<float>(lr / (1.0 - __builtin_pow(beta1, step)));
     const float root = static_cast<float>(1.0 / __builtin_sqrt(1.0 - __builtin_pow(beta2, step)));
     const float b1 = static_cast<float>(beta1), a1 = static_cast<float>(1.0 - beta1);
-    const float b2 = static_cast<float>(beta2), a2 = static_cast<float>(1.0 - beta2), e = static_cast<float>(eps);
+    const float b2 = static_cast<float>(beta2), a2 = static_cast<float>(1.0 - beta2),
+                e = static_cast<float>(eps);
     float *param = a.out<float>(0), *first = a.out<float>(1), *second = a.out<float>(2);
     const float* gradient = a.in<float>(3);
     parallel_for(n, kLightGrain / 2, [&](int64_t begin, int64_t end) {
@@ -92,8 +95,8 @@ std::unique_ptr<Kernel> prepare_adamw(const KernelRequest& request) {
   });
 }
 
-// With g = coefficient * gradient + decay * param: momentum = mu momentum + g; param falls by lr times the momentum
-// (g + mu momentum with Nesterov's; g alone without momentum).
+// With g = coefficient * gradient + decay * param: momentum = mu momentum + g; param falls by lr times the
+// momentum (g + mu momentum with Nesterov's; g alone without momentum).
 std::unique_ptr<Kernel> prepare_sgd(const KernelRequest& request) {
   require_f32(request, request.inputs[0]);
   require_f32(request, request.inputs[2]);
@@ -125,7 +128,7 @@ std::unique_ptr<Kernel> prepare_sgd(const KernelRequest& request) {
 }
 
 std::unique_ptr<Kernel> prepare_add_n(const KernelRequest& request) {
-  constexpr int64_t kTile = 2048;   // elements whose sums stay in the first-level cache
+  constexpr int64_t kTile = 2048;  // elements whose sums stay in the first-level cache
   for (const Layout& layout : request.inputs) require_packed(request, layout);
   require_packed(request, request.outputs[0]);
   const int64_t n = request.outputs[0].type.elements(), count = static_cast<int64_t>(request.inputs.size());

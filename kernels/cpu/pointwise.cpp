@@ -26,7 +26,8 @@ bool is_function(Pointwise code) {
   }
 }
 
-// Elements after which the operand repeats: 1 for a scalar, all for a packed one; 0 when it does not just repeat.
+// Elements after which the operand repeats: 1 for a scalar, all for a packed one; 0 when it does not just
+// repeat.
 int64_t period_of(const Loops& loops, int operand) {
   int64_t period = 1;
   int d = loops.rank - 1;
@@ -88,7 +89,7 @@ PointwisePlan plan_pointwise(const KernelRequest& request) {
   }
 
   const int sources = plan.inputs + plan.steps;
-  std::vector<int> last_use(sources, -1);   // by step; plan.steps: the end of the tile
+  std::vector<int> last_use(sources, -1);  // by step; plan.steps: the end of the tile
   for (int s = 0; s < plan.steps; ++s)
     for (const int source : {program.steps[s].a, program.steps[s].b})
       if (source >= 0) last_use[source] = s;
@@ -102,7 +103,8 @@ PointwisePlan plan_pointwise(const KernelRequest& request) {
     input.period = period;
     if (period == plan.elements && period != 1) {
       input.load = input.dtype == DType::f32 ? PointwisePlan::Load::direct : PointwisePlan::Load::convert;
-    } else if (period > 0 && period <= PointwisePlan::kTile && (period == 1 || !tiled || plan.tile % period == 0)) {
+    } else if (period > 0 && period <= PointwisePlan::kTile &&
+               (period == 1 || !tiled || plan.tile % period == 0)) {
       input.load = PointwisePlan::Load::once;
       if (period > 1 && !tiled) {
         plan.tile = PointwisePlan::kTile / period * period;
@@ -145,8 +147,9 @@ PointwisePlan plan_pointwise(const KernelRequest& request) {
   plan.slots = slots.count();
 
   const auto resolve = [&](int p) {
-    return p <= kDirectResult ? plan.result_place(kDirectResult - p)
-                              : p <= kDirectInput ? plan.input_place(kDirectInput - p) : p;
+    return p <= kDirectResult  ? plan.result_place(kDirectResult - p)
+           : p <= kDirectInput ? plan.input_place(kDirectInput - p)
+                               : p;
   };
   for (int i = 0; i < plan.inputs; ++i) plan.input[i].place = resolve(place[i]);
   for (int s = 0; s < plan.steps; ++s) {

@@ -1,6 +1,7 @@
-// How an elementwise program runs on the processor: element ranges cut into tiles that stay in the first-level cache,
-// each step a loop over one tile, each source of the program given a place. Made when the kernel is prepared
-// (pointwise.cpp, compiled once); walked by elementwise.cpp. Plain data without allocations.
+// How an elementwise program runs on the processor: element ranges cut into tiles that stay in the
+// first-level cache, each step a loop over one tile, each source of the program given a place. Made when the
+// kernel is prepared (pointwise.cpp, compiled once); walked by elementwise.cpp. Plain data without
+// allocations.
 #pragma once
 
 #include "core/ops/elementwise.h"
@@ -9,7 +10,7 @@
 namespace het::cpu {
 
 struct PointwisePlan {
-  static constexpr int64_t kTile = 1024;   // elements; a tile of f32 is 4 KiB
+  static constexpr int64_t kTile = 1024;  // elements; a tile of f32 is 4 KiB
 
   // How the elements of an operand come to a tile.
   enum class Load : uint8_t {
@@ -22,16 +23,16 @@ struct PointwisePlan {
     DType dtype;
     Load load;
     int place;
-    int64_t period;   // of `once`: elements after which it repeats
+    int64_t period;  // of `once`: elements after which it repeats
   };
   struct Step {
     Pointwise code;
-    int a, b, to;     // places
+    int a, b, to;  // places
     double immediate;
   };
   struct Result {
     DType dtype;
-    bool direct;      // the step that makes it writes to memory itself
+    bool direct;  // the step that makes it writes to memory itself
     int place;
   };
 
@@ -39,17 +40,19 @@ struct PointwisePlan {
   int slots = 0;
   int input_place(int i) const { return slots + i; }
   int result_place(int i) const { return slots + kMaxPointwiseInputs + i; }
-  static constexpr int kMaxPlaces = kMaxPointwiseInputs + kMaxPointwiseSteps + kMaxPointwiseInputs + kMaxPointwiseResults;
+  static constexpr int kMaxPlaces =
+      kMaxPointwiseInputs + kMaxPointwiseSteps + kMaxPointwiseInputs + kMaxPointwiseResults;
 
   int inputs = 0, steps = 0, results = 0;
   Input input[kMaxPointwiseInputs];
   Step step[kMaxPointwiseSteps];
   Result result[kMaxPointwiseResults];
-  Loops loops;             // over the result's elements in order; operands only
+  Loops loops;  // over the result's elements in order; operands only
   int64_t elements = 0;
-  int64_t tile = kTile;    // a whole number of every period
-  bool heavy = false;      // has functions among its steps
-  // f64 or integers take part: computed one element after the other in f64. Places are then the program's sources.
+  int64_t tile = kTile;  // a whole number of every period
+  bool heavy = false;    // has functions among its steps
+  // f64 or integers take part: computed one element after the other in f64. Places are then the program's
+  // sources.
   bool wide = false;
 };
 

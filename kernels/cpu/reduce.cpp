@@ -1,6 +1,6 @@
-// Sum and mean over any dimensions. After merging, the innermost loop is either summed (rows, as in a mean over the
-// last dimension) or kept (columns, as in the gradient of a bias). Where the results are too few to occupy the
-// threads, the outermost summed loop is split into parts, and their sums are added in order.
+// Sum and mean over any dimensions. After merging, the innermost loop is either summed (rows, as in a mean
+// over the last dimension) or kept (columns, as in the gradient of a bias). Where the results are too few to
+// occupy the threads, the outermost summed loop is split into parts, and their sums are added in order.
 #include "kernels/cpu/kernel.h"
 
 namespace het::cpu::HET_ISA {
@@ -14,9 +14,9 @@ struct Reduction {
   int first_summed = -1;    // the outermost summed loop, which parts divide; -1: nothing is summed
   bool by_columns = false;  // the innermost loop is kept
   int64_t results = 1;
-  int64_t items = 1;        // results, or strips of columns
-  int64_t strips = 1;       // strips in the innermost loop
-  int64_t parts = 1;        // of the items, or of the first summed loop
+  int64_t items = 1;   // results, or strips of columns
+  int64_t strips = 1;  // strips in the innermost loop
+  int64_t parts = 1;   // of the items, or of the first summed loop
   bool split_summed = false;
   float factor = 1;
   bool accumulate = false;
@@ -50,7 +50,8 @@ Reduction plan_reduction(const KernelRequest& request, bool mean) {
   }
   r.parts = parts_for(r.loops.elements(), kLightGrain);
   // Twice as many items as parts, lest one odd item leave the others idle.
-  if (r.items < 2 * r.parts && r.parts > 1 && r.first_summed >= 0 && r.loops.size[r.first_summed] >= r.parts) {
+  if (r.items < 2 * r.parts && r.parts > 1 && r.first_summed >= 0 &&
+      r.loops.size[r.first_summed] >= r.parts) {
     r.split_summed = true;
   } else if (r.items < r.parts) {
     r.parts = r.items > 0 ? r.items : 1;
@@ -58,7 +59,8 @@ Reduction plan_reduction(const KernelRequest& request, bool mean) {
   return r;
 }
 
-// Calls body(offset) for each iteration of the summed loops other than `skip`, the first restricted to `range`.
+// Calls body(offset) for each iteration of the summed loops other than `skip`, the first restricted to
+// `range`.
 template <typename Body>
 HET_INLINE void for_summed(const Reduction& r, int skip, Range range, int64_t offset, const Body& body) {
   int64_t at[kMaxRank] = {};
@@ -111,7 +113,8 @@ float sum_run(const T* x, int64_t n, int64_t step) {
   return sum_of((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
-// The sum of result `index` over `range` of the first summed loop. Long runs are summed in pieces, the pieces in f64.
+// The sum of result `index` over `range` of the first summed loop. Long runs are summed in pieces, the pieces
+// in f64.
 template <typename T>
 float sum_result(const Reduction& r, const T* x, int64_t index, Range range) {
   constexpr int64_t kPiece = 8192;
@@ -136,8 +139,8 @@ void sum_strip(const Reduction& r, const T* x, int64_t item, Range range, float*
   int rows_loop = inner - 1;
   while (rows_loop > 0 && !r.summed(rows_loop)) --rows_loop;
   const Range rows = rows_loop < 0 || !r.summed(rows_loop) ? Range{0, 1}
-                     : rows_loop == r.first_summed          ? range
-                                                            : Range{0, r.loops.size[rows_loop]};
+                     : rows_loop == r.first_summed         ? range
+                                                           : Range{0, r.loops.size[rows_loop]};
   const int64_t row_step = rows_loop < 0 ? 0 : r.loops.stride[0][rows_loop];
   for_summed(r, rows_loop, range, start, [&](int64_t offset) {
     int64_t row = rows.begin;
@@ -186,9 +189,11 @@ void write_sums(const Reduction& r, const float* sums, std::byte* y, int64_t at,
   }
 }
 
-// The sums of items [begin, end) over `range`: to `sums` (one f32 for each result) when given, else to the result.
+// The sums of items [begin, end) over `range`: to `sums` (one f32 for each result) when given, else to the
+// result.
 template <typename T>
-void run_items(const Reduction& r, const KernelArguments& a, int64_t begin, int64_t end, Range range, float* sums) {
+void run_items(const Reduction& r, const KernelArguments& a, int64_t begin, int64_t end, Range range,
+               float* sums) {
   const T* x = a.in<T>(0);
   float strip[kStrip];
   if (!r.by_columns) {
@@ -211,7 +216,7 @@ void run_items(const Reduction& r, const KernelArguments& a, int64_t begin, int6
 template <typename T>
 std::unique_ptr<Kernel> prepare_narrow(const Reduction& r) {
   const int64_t length = r.first_summed < 0 ? 1 : r.loops.size[r.first_summed];
-  const int64_t row = (r.results + 15) / 16 * 16;   // sums of one part, padded to whole cache lines
+  const int64_t row = (r.results + 15) / 16 * 16;  // sums of one part, padded to whole cache lines
   if (!r.split_summed)
     return make_kernel([r, length](const KernelArguments& a) {
       parallel_parts(r.parts, [&](int64_t part) {

@@ -1,5 +1,5 @@
-// Helpers that read a KernelRequest for the kernels. Compiled once (request.cpp), for any processor, so that the
-// files compiled for several instruction sets share no templates of the standard library.
+// Helpers that read a KernelRequest for the kernels. Compiled once (request.cpp), for any processor, so that
+// the files compiled for several instruction sets share no templates of the standard library.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,11 @@
 
 namespace het::cpu {
 
-inline constexpr int kMaxRank = 8;       // of loops after merging
+inline constexpr int kMaxRank = 8;  // of loops after merging
 inline constexpr int kMaxOperands = 16;
 
-// Nested loops over the elements of several operands that have one shape: the outermost first, dimensions that are
-// adjacent in every operand merged, those of size 1 dropped. rank >= 1.
+// Nested loops over the elements of several operands that have one shape: the outermost first, dimensions
+// that are adjacent in every operand merged, those of size 1 dropped. rank >= 1.
 struct Loops {
   int rank = 1;
   int64_t size[kMaxRank] = {1};
@@ -30,12 +30,12 @@ struct Loops {
 // Operands are broadcast to `shape` first. Throws Error(usage) when more than kMaxRank loops remain.
 Loops merge_loops(const KernelRequest& request, const Shape& shape, std::span<const Layout* const> operands);
 
-// The loops of a copy, ordered so that the target is written in the order of its memory: operand 0 is the target,
-// operand 1 the source.
+// The loops of a copy, ordered so that the target is written in the order of its memory: operand 0 is the
+// target, operand 1 the source.
 Loops copy_loops(const KernelRequest& request, const Layout& to, const Layout& from);
 
-// The loops of a reduction over the input's elements: operand 0 is the input, operand 1 the packed result, whose
-// stride is 0 in loops that are summed. All loops when `dims` is absent or empty.
+// The loops of a reduction over the input's elements: operand 0 is the input, operand 1 the packed result,
+// whose stride is 0 in loops that are summed. All loops when `dims` is absent or empty.
 Loops reduction_loops(const KernelRequest& request);
 
 // Sizes before, at and after one dimension (-1: the last).

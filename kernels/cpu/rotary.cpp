@@ -1,5 +1,5 @@
-// Rotary embedding. The table of sines and cosines for this call's positions is made once in the workspace, in f64
-// angles, and shared by all heads and samples.
+// Rotary embedding. The table of sines and cosines for this call's positions is made once in the workspace,
+// in f64 angles, and shared by all heads and samples.
 #include <vector>
 
 #include "kernels/cpu/kernel.h"
@@ -42,13 +42,15 @@ std::unique_ptr<Kernel> prepare_rotary(const KernelRequest& request) {
   if (in.strides[3] != 1 || out.strides[3] != 1) refuse(request, "heads whose elements are not adjacent");
   if (request.inputs[1].type.dtype != DType::i32) refuse_dtype(request, request.inputs[1].type.dtype);
   const Sizes sizes{shape[0], shape[1], shape[2], shape[3] / 2};
-  const Steps from{in.strides[0], in.strides[1], in.strides[2]}, to{out.strides[0], out.strides[1], out.strides[2]};
+  const Steps from{in.strides[0], in.strides[1], in.strides[2]},
+      to{out.strides[0], out.strides[1], out.strides[2]};
   const bool interleaved = flag(request, "interleaved", false);
   const double direction = flag(request, "inverse", false) ? -1.0 : 1.0;
   const double base = number(request, "base", 10000.0);
   std::vector<double> frequencies;
   for (int64_t i = 0; i < sizes.half; ++i)
-    frequencies.push_back(direction * __builtin_pow(base, -static_cast<double>(i) / static_cast<double>(sizes.half)));
+    frequencies.push_back(direction *
+                          __builtin_pow(base, -static_cast<double>(i) / static_cast<double>(sizes.half)));
 
   return for_float(request, in.type.dtype, [&]<typename T>(T) {
     return make_kernel(
@@ -68,20 +70,21 @@ std::unique_ptr<Kernel> prepare_rotary(const KernelRequest& request) {
             }
           });
           const int64_t rows = sizes.samples * sizes.time;
-          parallel_for(rows, row_grain(kLightGrain, sizes.heads * sizes.half * 2), [&](int64_t begin, int64_t end) {
-            for (int64_t r = begin; r < end; ++r) {
-              const int64_t b = r / sizes.time, t = r % sizes.time;
-              for (int64_t h = 0; h < sizes.heads; ++h) {
-                const T* source = x + b * from.sample + t * from.time + h * from.head;
-                T* target = y + b * to.sample + t * to.time + h * to.head;
-                const float *c = cosines + t * sizes.half, *s = sines + t * sizes.half;
-                if (interleaved)
-                  rotate_neighbours(source, target, c, s, sizes.half);
-                else
-                  rotate_halves(source, target, c, s, sizes.half);
-              }
-            }
-          });
+          parallel_for(rows, row_grain(kLightGrain, sizes.heads * sizes.half * 2),
+                       [&](int64_t begin, int64_t end) {
+                         for (int64_t r = begin; r < end; ++r) {
+                           const int64_t b = r / sizes.time, t = r % sizes.time;
+                           for (int64_t h = 0; h < sizes.heads; ++h) {
+                             const T* source = x + b * from.sample + t * from.time + h * from.head;
+                             T* target = y + b * to.sample + t * to.time + h * to.head;
+                             const float *c = cosines + t * sizes.half, *s = sines + t * sizes.half;
+                             if (interleaved)
+                               rotate_neighbours(source, target, c, s, sizes.half);
+                             else
+                               rotate_halves(source, target, c, s, sizes.half);
+                           }
+                         }
+                       });
         },
         2 * sizes.time * sizes.half * 4);
   });

@@ -4,14 +4,15 @@
 namespace het::cpu::HET_ISA {
 namespace {
 
-// Edge of the square tiles in which a transposing copy moves, so that both sides stay in the first-level cache.
+// Edge of the square tiles in which a transposing copy moves, so that both sides stay in the first-level
+// cache.
 constexpr int64_t kEdge = 32;
 
 template <typename Word>
 struct StridedCopy {
-  Loops loops;        // operand 0: target, 1: source; the target's innermost stride is the smallest
-  int crossed;        // the loop along which the source is adjacent, when that is not the innermost; else -1
-  int64_t outer;      // iterations of all loops but the innermost and the crossed one
+  Loops loops;    // operand 0: target, 1: source; the target's innermost stride is the smallest
+  int crossed;    // the loop along which the source is adjacent, when that is not the innermost; else -1
+  int64_t outer;  // iterations of all loops but the innermost and the crossed one
 
   // Element offsets of outer iteration `index`, and nothing from the innermost or crossed loop.
   void offsets(int64_t index, int64_t& to, int64_t& from) const {
@@ -79,17 +80,20 @@ std::unique_ptr<Kernel> prepare_copy_of(const KernelRequest& request) {
     if (d != copy.crossed) copy.outer *= loops.size[d];
   if (copy.crossed >= 0)
     return make_kernel([copy, inner](const KernelArguments& a) {
-      parallel_for(copy.outer * copy.bands(), row_grain(kLightGrain, kEdge * copy.loops.size[inner]),
-                   [&](int64_t begin, int64_t end) { copy.run_bands(a.in<Word>(0), a.out<Word>(0), begin, end); });
+      parallel_for(
+          copy.outer * copy.bands(), row_grain(kLightGrain, kEdge * copy.loops.size[inner]),
+          [&](int64_t begin, int64_t end) { copy.run_bands(a.in<Word>(0), a.out<Word>(0), begin, end); });
     });
   return make_kernel([copy, inner](const KernelArguments& a) {
-    parallel_for(copy.outer, row_grain(kLightGrain, copy.loops.size[inner]),
-                 [&](int64_t begin, int64_t end) { copy.run_rows(a.in<Word>(0), a.out<Word>(0), begin, end); });
+    parallel_for(copy.outer, row_grain(kLightGrain, copy.loops.size[inner]), [&](int64_t begin, int64_t end) {
+      copy.run_rows(a.in<Word>(0), a.out<Word>(0), begin, end);
+    });
   });
 }
 
 std::unique_ptr<Kernel> prepare_copy(const KernelRequest& request) {
-  if (request.inputs[0].type.dtype != request.outputs[0].type.dtype) refuse(request, "a change of dtype (use cast)");
+  if (request.inputs[0].type.dtype != request.outputs[0].type.dtype)
+    refuse(request, "a change of dtype (use cast)");
   switch (bytes_of(request.inputs[0].type.dtype)) {
     case 1: return prepare_copy_of<uint8_t>(request);
     case 2: return prepare_copy_of<uint16_t>(request);

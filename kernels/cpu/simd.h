@@ -1,6 +1,6 @@
-// Vectors of f32 for the instruction set that a file is compiled for, with loads and stores that convert from and
-// to bf16 and f16, and mathematical functions accurate to about two units in the last place. All in the set's own
-// namespace and always inlined. NaN and infinities follow IEEE rules throughout.
+// Vectors of f32 for the instruction set that a file is compiled for, with loads and stores that convert from
+// and to bf16 and f16, and mathematical functions accurate to about two units in the last place. All in the
+// set's own namespace and always inlined. NaN and infinities follow IEEE rules throughout.
 //
 // The polynomials are minimax fits of this project over the intervals stated beside them.
 #pragma once
@@ -137,7 +137,8 @@ HET_INLINE void store(float* p, Vector v, Tail tail) {
 }
 HET_INLINE HalfVector load_halves(const void* p, Tail tail) {
 #if defined(__AVX512F__)
-  return reinterpret_cast<HalfVector>(_mm256_maskz_loadu_epi16(static_cast<__mmask16>((1u << tail.count) - 1), p));
+  return reinterpret_cast<HalfVector>(
+      _mm256_maskz_loadu_epi16(static_cast<__mmask16>((1u << tail.count) - 1), p));
 #else
   HalfVector h{};
   const uint16_t* from = static_cast<const uint16_t*>(p);
@@ -220,8 +221,8 @@ HET_INLINE Vector with_sign_of(Vector magnitude, Vector sign) {
   return from_bits((bits_of(magnitude) & 0x7fffffff) | (bits_of(sign) & static_cast<int32_t>(0x80000000u)));
 }
 
-// x = n ln 2 + r, |r| <= ln 2 / 2; e^r = 1 + r + r^2 q(r); times 2^n in two steps, so that results below the least
-// normal number are right too.
+// x = n ln 2 + r, |r| <= ln 2 / 2; e^r = 1 + r + r^2 q(r); times 2^n in two steps, so that results below the
+// least normal number are right too.
 HET_INLINE Vector exp(Vector x) {
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
   x = x > 89.0f ? splat(89.0f) : x;      // e^89 is beyond the largest f32, e^-104 below half the least

@@ -1,5 +1,5 @@
-// Softmax and its gradient along any dimension. Along the last one each row is one run of memory; along another,
-// the dimensions after it lie in the lanes.
+// Softmax and its gradient along any dimension. Along the last one each row is one run of memory; along
+// another, the dimensions after it lie in the lanes.
 #include "kernels/cpu/kernel.h"
 
 namespace het::cpu::HET_ISA {

@@ -1,5 +1,5 @@
-// The instruction sets that the kernels were compiled for, and the kernels of each. Written by the build from the
-// lists in meson.build.
+// The instruction sets that the kernels were compiled for, and the kernels of each. Written by the build from
+// the lists in meson.build.
 #pragma once
 
 #include <string_view>

@@ -154,8 +154,8 @@ local function restore(self)
       return about
     end
     if native.path_kind(a.save .. "/model.safetensors") == "file" then
-      errors.usage("%s holds a model but nothing to go on from (no training.safetensors); from = \"%s\" begins with its "
-        .. "weights, with another folder to save in", a.save, a.save)
+      errors.usage("%s holds a model but nothing to go on from (no training.safetensors); from = \"%s\" begins with "
+        .. "its weights, with another folder to save in", a.save, a.save)
     end
   end
   local folder = a.from or rawget(a.model, "folder")

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <catch2/catch.hpp>
+#include <thread>
 #include <vector>
 
 using namespace het;
@@ -40,4 +41,30 @@ TEST_CASE("work started inside a parallel body runs on that thread and is comple
   parallel_parts(
       4, [&](int64_t) { parallel_for(100, 1, [&](int64_t begin, int64_t end) { sum += end - begin; }); });
   CHECK(sum == 400);
+}
+
+// Plain counts: a part that ran twice, or after its job had ended, would show (and, under the thread
+// sanitizer, one that ran at another's time).
+TEST_CASE("each part of a job runs once, whoever asks and however many threads there are") {
+  const int before = thread_count();
+  for (const int threads : {4, 2, 1, 3}) {
+    set_thread_count(threads);
+    std::atomic<int64_t> wrong{0};
+    std::vector<std::thread> callers;
+    for (int caller = 0; caller < 3; ++caller)
+      callers.emplace_back([&] {
+        for (int round = 0; round < 2000; ++round) {
+          std::vector<int> runs(static_cast<size_t>(1 + round % 9));
+          parallel_parts(static_cast<int64_t>(runs.size()), [&](int64_t part) {
+            ++runs[static_cast<size_t>(part)];
+            parallel_for(3, 1, [&](int64_t, int64_t) {});
+          });
+          for (const int count : runs) wrong += count != 1;
+        }
+      });
+    for (std::thread& caller : callers) caller.join();
+    CHECK(wrong == 0);
+    CHECK(thread_count() == threads);
+  }
+  set_thread_count(before);
 }

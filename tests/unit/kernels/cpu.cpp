@@ -1,11 +1,12 @@
 // The CPU device: every instruction set that this processor can run gives the reference's results, on sizes
 // that leave ragged ends for the widest vectors. What an operator means is tested in tests/ops.
 #include <catch2/catch.hpp>
-#include <malloc.h>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <numeric>
+
+#include <malloc.h>
 
 #include "core/base/error.h"
 #include "core/base/parallel.h"
