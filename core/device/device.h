@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -58,6 +59,13 @@ class Kernel {
   virtual void run(const KernelArguments& arguments) = 0;
 };
 
+// Launches that were recorded once and are queued again as one.
+class Recording {
+ public:
+  virtual ~Recording() = default;
+  virtual void replay() = 0;
+};
+
 class Device {
  public:
   virtual ~Device() = default;
@@ -72,6 +80,9 @@ class Device {
   virtual void copy_in(std::byte* to, const std::byte* host, int64_t bytes) = 0;
   virtual void copy_out(std::byte* host, const std::byte* from, int64_t bytes) = 0;
   virtual void synchronize() {}  // wait until everything launched is done
+  // Call `launches`, which only runs kernels of this device, and keep what they queue instead of running it.
+  // Null where that gains nothing: `launches` has not been called then.
+  virtual std::unique_ptr<Recording> record(const std::function<void()>& launches) { return nullptr; }
 };
 
 // One line of a device's kernel table: the operator's name and how to prepare it. Each family file under

@@ -1,0 +1,187 @@
+#include "kernels/cuda/device.h"
+
+#include <unordered_map>
+
+#include "core/base/error.h"
+#include "core/base/units.h"
+#include "kernels/cuda/table.h"
+
+namespace het::HET_CUDA {
+
+void check(cudaError_t result, const char* what) {
+  if (result == cudaSuccess) return;
+  fail_environment("the GPU could not {}: {} ({})", what, cudaGetErrorString(result),
+                   cudaGetErrorName(result));
+}
+
+Found find_gpus() {
+  Found found;
+  if (cudaRuntimeGetVersion(&found.runtime) != cudaSuccess) found.runtime = 0;
+  if (cudaDriverGetVersion(&found.driver) != cudaSuccess) found.driver = 0;
+  int count = 0;
+  const cudaError_t result = found.driver == 0 ? cudaErrorNoDevice : cudaGetDeviceCount(&count);
+  const auto version = [](int number) { return fmt::format("{}.{}", number / 1000, number % 1000 / 10); };
+  if (found.driver == 0) {
+    found.why_none = "no NVIDIA driver was found (libcuda.so.1)";
+  } else if (result == cudaErrorInsufficientDriver) {
+    found.why_none = fmt::format("the NVIDIA driver is made for CUDA {}; this build needs {} or newer",
+                                 version(found.driver), version(found.runtime));
+  } else if (result == cudaErrorNoDevice || (result == cudaSuccess && count == 0)) {
+    found.why_none = "the NVIDIA driver shows no GPU";
+  } else if (result != cudaSuccess) {
+    found.why_none = fmt::format("the NVIDIA driver says: {}", cudaGetErrorString(result));
+  }
+  for (int i = 0; i < count; ++i) {
+    cudaDeviceProp properties{};
+    if (cudaGetDeviceProperties(&properties, i) != cudaSuccess) continue;
+    Gpu gpu;
+    gpu.name = properties.name;
+    gpu.major = properties.major;
+    gpu.minor = properties.minor;
+    gpu.multiprocessors = properties.multiProcessorCount;
+    gpu.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
+    gpu.bus_bits = properties.memoryBusWidth;
+    int kilohertz = 0;
+    if (cudaDeviceGetAttribute(&kilohertz, cudaDevAttrClockRate, i) == cudaSuccess)
+      gpu.clock_hz = kilohertz * 1e3;
+    if (cudaDeviceGetAttribute(&kilohertz, cudaDevAttrMemoryClockRate, i) == cudaSuccess)
+      gpu.memory_clock_hz = kilohertz * 1e3;
+    char bus_id[32] = {};
+    if (cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, i) == cudaSuccess) gpu.bus_id = bus_id;
+    found.gpus.push_back(std::move(gpu));
+  }
+  return found;
+}
+
+namespace {
+
+class DeviceMemory final : public Memory {
+ public:
+  explicit DeviceMemory(int64_t bytes) {
+    if (bytes > 0) check(cudaMalloc(&address_, static_cast<size_t>(bytes)), "allocate memory");
+  }
+  ~DeviceMemory() override { cudaFree(address_); }
+  std::byte* address() const override { return static_cast<std::byte*>(address_); }
+
+ private:
+  void* address_ = nullptr;
+};
+
+// A captured list of launches. Kept by whoever recorded it, no longer than the device.
+class GraphRecording final : public Recording {
+ public:
+  GraphRecording(cudaGraph_t graph, cudaStream_t stream) : graph_(graph), stream_(stream) {
+    if (const cudaError_t result = cudaGraphInstantiate(&ready_, graph, 0); result != cudaSuccess) {
+      cudaGraphDestroy(graph);
+      check(result, "prepare a captured step");
+    }
+  }
+  ~GraphRecording() override {
+    cudaGraphExecDestroy(ready_);
+    cudaGraphDestroy(graph_);
+  }
+  void replay() override { check(cudaGraphLaunch(ready_, stream_), "launch a captured step"); }
+
+ private:
+  cudaGraph_t graph_;
+  cudaGraphExec_t ready_ = nullptr;
+  cudaStream_t stream_;
+};
+
+class CudaDevice final : public Device {
+ public:
+  explicit CudaDevice(int ordinal) {
+    context_.ordinal = ordinal;
+    check(cudaSetDevice(ordinal), "be used");
+    const auto attribute = [&](cudaDeviceAttr which) {
+      int value = 0;
+      check(cudaDeviceGetAttribute(&value, which, ordinal), "say what it can do");
+      return value;
+    };
+    context_.multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
+    context_.shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    check(cudaStreamCreateWithFlags(&context_.stream, cudaStreamNonBlocking), "make a stream");
+    check(cudaHostAlloc(reinterpret_cast<void**>(&failure_), sizeof *failure_, cudaHostAllocMapped),
+          "allocate pinned memory");
+    *failure_ = {};
+    check(cudaHostGetDevicePointer(reinterpret_cast<void**>(&context_.failure), failure_, 0),
+          "see pinned memory");
+    for (const Entry& entry : all_kernels()) kernels_.emplace(entry.op, entry.prepare);
+  }
+  ~CudaDevice() override {
+    cudaStreamSynchronize(context_.stream);
+    cudaFreeHost(failure_);
+    cudaStreamDestroy(context_.stream);
+  }
+
+  std::string name() const override { return "cuda"; }
+  std::unique_ptr<Memory> allocate(int64_t bytes) override { return std::make_unique<DeviceMemory>(bytes); }
+  int64_t available_bytes() const override {
+    size_t free = 0, total = 0;
+    check(cudaMemGetInfo(&free, &total), "say how much memory it has");
+    return static_cast<int64_t>(free);
+  }
+
+  std::unique_ptr<Kernel> prepare(const KernelRequest& request) override {
+    const auto found = kernels_.find(request.op.name);
+    if (found == kernels_.end()) fail_usage("device cuda has no kernel for operator '{}'", request.op.name);
+    return found->second(request, context_);
+  }
+
+  // From memory that is not pinned the call returns when the bytes are on their way from a copy of its own.
+  void copy_in(std::byte* to, const std::byte* host, int64_t bytes) override {
+    check(cudaMemcpyAsync(to, host, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, context_.stream),
+          "copy");
+  }
+  void copy_out(std::byte* host, const std::byte* from, int64_t bytes) override {
+    check(cudaMemcpyAsync(host, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost, context_.stream),
+          "copy");
+    synchronize();
+  }
+
+  void synchronize() override {
+    check(cudaStreamSynchronize(context_.stream), "finish its work");
+    if (failure_->kind == Failure::none) return;
+    const Failure failure = *failure_;
+    *failure_ = {};
+    if (failure.kind == Failure::bad_index)
+      kernels::refuse_index("a kernel on the GPU", failure.position, failure.value, failure.limit);
+    kernels::refuse_position("a kernel on the GPU", failure.value, failure.position, failure.limit);
+  }
+
+  std::unique_ptr<Recording> record(const std::function<void()>& launches) override {
+    check(cudaStreamBeginCapture(context_.stream, cudaStreamCaptureModeThreadLocal), "capture a step");
+    cudaGraph_t graph = nullptr;
+    try {
+      launches();
+    } catch (...) {
+      cudaStreamEndCapture(context_.stream, &graph);
+      if (graph != nullptr) cudaGraphDestroy(graph);
+      throw;
+    }
+    check(cudaStreamEndCapture(context_.stream, &graph), "capture a step");
+    return std::make_unique<GraphRecording>(graph, context_.stream);
+  }
+
+ private:
+  Context context_;
+  Failure* failure_ = nullptr;  // as the host sees it
+  std::unordered_map<std::string_view, std::unique_ptr<Kernel> (*)(const KernelRequest&, const Context&)>
+      kernels_;
+};
+
+}  // namespace
+
+std::shared_ptr<Device> make_device(int ordinal) {
+  const Found found = find_gpus();
+  const int count = static_cast<int>(found.gpus.size());
+  if (count == 0) fail_environment("device cuda: {}; `hetrun doctor` says more", found.why_none);
+  if (ordinal < 0 || ordinal >= count)
+    fail_environment("device cuda: there is no GPU {}; this machine has {}, numbered from 0", ordinal, count);
+  if (const Gpu& gpu = found.gpus[ordinal]; gpu.major < 8)
+    fail_environment("device cuda: {} has compute capability {}.{}; 8.0 (Ampere) or newer is needed",
+                     gpu.name, gpu.major, gpu.minor);
+  return std::make_shared<CudaDevice>(ordinal);
+}
+
+}  // namespace het::HET_CUDA
