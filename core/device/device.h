@@ -71,6 +71,10 @@ class Device {
   virtual ~Device() = default;
   virtual std::string name() const = 0;  // "cpu", "reference"
   virtual std::unique_ptr<Memory> allocate(int64_t bytes) = 0;
+  // Memory of the host that copies to and from the device are quick with.
+  virtual std::unique_ptr<Memory> allocate_staging(int64_t bytes);
+  // Its addresses mean nothing to the host: communication passes through allocate_staging().
+  virtual bool has_own_memory() const { return false; }
   virtual int64_t available_bytes() const = 0;  // that the machine could give now
   // Of these what allocate() may still hand out: less what it has handed out and nobody has written to yet,
   // and this process's share alone where several share the machine.

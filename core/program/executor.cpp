@@ -6,6 +6,7 @@
 
 #include "core/base/error.h"
 #include "core/base/units.h"
+#include "core/comm/staged.h"
 #include "core/ops/elementwise.h"
 
 namespace het {
@@ -137,7 +138,10 @@ void Executor::prepare_communication() {
   for (const Group& group : program_.groups) communicators.push_back(&groups_->group(group.ranks));
   for (size_t i = 0; i < program_.instructions.size(); ++i) {
     if (const auto* start = std::get_if<Start>(&program_.instructions[i])) {
-      collectives_.push_back(communicators[start->group]->prepare(start->request));
+      Communicator& group = *communicators[start->group];
+      collectives_.push_back(group.prepare(start->request));
+      if (Device& device = state_->device(); device.has_own_memory())
+        collectives_.back() = make_staged(std::move(collectives_.back()), group, device);
       calls_[i].collective = collectives_.back().get();
       calls_[i].starts = true;
       calls_[i].first_input = static_cast<int>(addresses_.size());

@@ -67,6 +67,20 @@ class DeviceMemory final : public Memory {
   void* address_ = nullptr;
 };
 
+class PinnedMemory final : public Memory {
+ public:
+  explicit PinnedMemory(int64_t bytes) {
+    if (bytes > 0)
+      check(cudaHostAlloc(&address_, static_cast<size_t>(bytes), cudaHostAllocDefault),
+            "allocate pinned memory");
+  }
+  ~PinnedMemory() override { cudaFreeHost(address_); }
+  std::byte* address() const override { return static_cast<std::byte*>(address_); }
+
+ private:
+  void* address_ = nullptr;
+};
+
 // A captured list of launches. Kept by whoever recorded it, no longer than the device.
 class GraphRecording final : public Recording {
  public:
@@ -116,6 +130,10 @@ class CudaDevice final : public Device {
 
   std::string name() const override { return "cuda"; }
   std::unique_ptr<Memory> allocate(int64_t bytes) override { return std::make_unique<DeviceMemory>(bytes); }
+  std::unique_ptr<Memory> allocate_staging(int64_t bytes) override {
+    return std::make_unique<PinnedMemory>(bytes);
+  }
+  bool has_own_memory() const override { return true; }
   int64_t available_bytes() const override {
     size_t free = 0, total = 0;
     check(cudaMemGetInfo(&free, &total), "say how much memory it has");
