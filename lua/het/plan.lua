@@ -180,7 +180,7 @@ plan.auto = define.constructor {
     { "profile", "string", "file of measured layer times and links, as `hetrun profile` writes it", path = "read" },
     { "old", "plan", "the plan that ran until now: of plans that are nearly as good the one that moves least of its "
       .. "state is taken" },
-    { "near", "number", "with old or fallbacks: the share of the step time that a plan may take longer if it moves less",
+    { "near", "number", "with old or fallbacks: the share of the step time that one may take longer if it moves less",
       default = 0.02, min = 0, max = 1 },
     { "fallbacks", "integer", "plans made ahead for as many of the likeliest losses; the run's `fallbacks` is then a "
       .. "list of { lost = \"a\", plan = het.plan { ... } }, or problems instead of a plan", default = 0, min = 0 },
