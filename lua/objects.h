@@ -36,6 +36,8 @@ using ProgramHandle = std::shared_ptr<const Program>;
 using ExecutorHandle = std::shared_ptr<Executor>;
 using CorpusHandle = std::shared_ptr<const Corpus>;
 using SamplerHandle = std::shared_ptr<Sampler>;
+struct Planning;  // bind_planner.cpp
+using PlanningHandle = std::shared_ptr<Planning>;
 struct Cluster;  // bind_cluster.cpp
 using ClusterHandle = std::shared_ptr<Cluster>;
 using TokenizerHandle = std::shared_ptr<const Tokenizer>;
@@ -106,6 +108,7 @@ HET_LUA_CLASS(het::lua::CorpusHandle, "corpus");
 HET_LUA_CLASS(het::lua::SamplerHandle, "sampler");
 HET_LUA_CLASS(het::lua::TokenizerHandle, "tokenizer");
 HET_LUA_CLASS(het::lua::ClusterHandle, "cluster");
+HET_LUA_CLASS(het::lua::PlanningHandle, "planning");
 
 namespace het::lua {
 template <>

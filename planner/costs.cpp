@@ -25,17 +25,23 @@ double CostTable::input_seconds(int node, int first, int last) const {
   return range(nodes[static_cast<size_t>(node)].input, first, last);
 }
 
-double CostTable::stage_bytes(int first, int last, int in_flight, bool recompute,
-                              double optimizer_share) const {
-  const double held = in_flight * range(recompute ? checkpoint : activation, first, last);
-  double running = 0;
-  for (int layer = first; layer < last; ++layer) {
-    const auto l = static_cast<size_t>(layer);
-    running = std::max(running, workspace[l] + (recompute ? layer_activation[l] : 0));
-  }
+double CostTable::held_bytes(int first, int last, bool recompute) const {
+  return recompute ? range(checkpoint, first, first + 1) : range(activation, first, last);
+}
+
+double CostTable::running_bytes(int first, int last, bool recompute) const {
+  double most = last < layers ? boundary[static_cast<size_t>(last) - 1] : 0;
+  for (int layer = first; layer < last; ++layer) most = std::max(most, workspace[static_cast<size_t>(layer)]);
+  return most + (recompute ? held_bytes(first, last, false) - held_bytes(first, last, true) : 0);
+}
+
+double CostTable::stage_bytes(int first, int last, int in_flight, bool recompute, double optimizer_share,
+                              int in_backward) const {
+  const double own = held_bytes(first, last, recompute), all = held_bytes(first, last, false);
+  const double held = in_flight * own + std::max(0, std::min(in_backward, in_flight) - 1) * (all - own);
   return range(parameters, first, last) *
              (weight_bytes + gradient_bytes + optimizer_bytes * optimizer_share) +
-         held + running;
+         held + running_bytes(first, last, recompute);
 }
 
 CostTable make_costs(const Cluster& cluster, const Model& model, const Profile& profile, int tensor,
@@ -56,7 +62,6 @@ CostTable make_costs(const Cluster& cluster, const Model& model, const Profile& 
     table.activation.push_back(table.activation.back() + kept);
     // The kept input is whole on every device of the group.
     table.checkpoint.push_back(table.checkpoint.back() + kind.checkpoint_bytes * microbatch);
-    table.layer_activation.push_back(kept);
     table.workspace.push_back(divided(kind.workspace_bytes, kind.whole_workspace_bytes) * microbatch);
     table.boundary.push_back(kind.boundary_bytes * microbatch);
   }

@@ -34,6 +34,7 @@ struct Model {
   std::vector<int> layers;  // the kind of each layer, in order
   Precision precision = Precision::bf16;
   double weight_bytes = 2, gradient_bytes = 4, optimizer_bytes = 12;  // of one parameter
+  double made_bytes = 0;  // of weight_bytes: copies that are made from the weights wherever these are
   int tokens = 1;                                                     // in one sample
   int heads = 1, kv_heads = 1;                                        // a tensor-parallel degree divides both
   bool operator==(const Model&) const = default;

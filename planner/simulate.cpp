@@ -32,6 +32,7 @@ struct StageState {
   int forwards = 0, backwards = 0, weights = 0;  // done or begun
   int forwards_arrived = 0, backwards_arrived = 0;
   int held = 0, peak = 0;
+  double held_bytes = 0;  // of one micro-batch in flight
   double last_start = 0;  // of the last operation that completes gradients
   double first_start = -1;
 };
@@ -41,6 +42,7 @@ struct Executor {
   bool busy = false;
   Op running;
   double busy_seconds = 0, end = 0;
+  double held_bytes = 0, peak_bytes = 0;  // of micro-batches in flight, all its stages' together
   OpKind last = OpKind::forward;
   std::vector<Op> order;  // interleaved only
   size_t next = 0;
@@ -261,6 +263,7 @@ void Simulator::State::fill(PipelineState& state, size_t source) {
     to.weight = node.weight[last] - node.weight[first];
     to.backward = to.input + (stage.recompute ? node.recompute[last] - node.recompute[first] : 0) +
                   (layout->schedule == Schedule::split_backward ? 0 : to.weight);
+    to.held_bytes = costs.held_bytes(stage.first, stage.first + stage.layers, stage.recompute);
     state.hosts.push_back(port(stage));
   }
   if (options.blocking_transfers)
@@ -320,6 +323,8 @@ void Simulator::State::try_start(size_t c, size_t executor, double now) {
       item = stage.forwards++;
       seconds = stage.forward;
       stage.peak = std::max(stage.peak, ++stage.held);
+      e.held_bytes += stage.held_bytes;
+      e.peak_bytes = std::max(e.peak_bytes, e.held_bytes);
       break;
     case OpKind::backward:
       if (stage.backwards_arrived <= stage.backwards) return;
@@ -392,7 +397,10 @@ void Simulator::State::finish(size_t c, const Pending& pending) {
   } else if (e.running.kind == OpKind::backward && s > 0) {
     send(c, s, s - 1, pending.time);
   }
-  if (e.running.kind == (split ? OpKind::weight : OpKind::backward)) --stage.held;
+  if (e.running.kind == (split ? OpKind::weight : OpKind::backward)) {
+    --stage.held;
+    e.held_bytes -= stage.held_bytes;
+  }
   try_start(c, executor, pending.time);
 }
 
@@ -619,14 +627,23 @@ Simulation Simulator::run(const Layout& layout, const SimulateOptions& options) 
       use.limit_bytes = costs.nodes[static_cast<size_t>(stages[e].node)].memory_bytes;
       use.idle_start = pipeline.stages[e].first_start;
       use.idle_end = result.pipeline_seconds - pipeline.executors[e].end;
+      double running = 0;
+      // With a split backward, those whose weight gradients wait, and the one that runs.
+      const int in_backward = layout.schedule == Schedule::split_backward ? static_cast<int>(e) + 1 : 1;
       for (size_t s = e; s < stages.size(); s += groups) {
         const StageState& stage = pipeline.stages[s];
-        use.memory_bytes += costs.stage_bytes(stages[s].first, stages[s].first + stages[s].layers, stage.peak,
-                                              stages[s].recompute, 0) +
-                            state.optimizer_bytes[state.at(p, s)];
+        const int end = stages[s].first + stages[s].layers;
+        const bool recompute = stages[s].recompute;
+        const double own = costs.running_bytes(stages[s].first, end, recompute);
+        use.memory_bytes +=
+            costs.stage_bytes(stages[s].first, end, stage.peak, recompute, 0, in_backward) -
+            stage.peak * costs.held_bytes(stages[s].first, end, recompute) - own +
+            state.optimizer_bytes[state.at(p, s)];
+        running = std::max(running, own);
         use.update_seconds += state.update_seconds[state.at(p, s)];
         use.in_flight += stage.peak;
       }
+      use.memory_bytes += running + pipeline.executors[e].peak_bytes;
       busy += use.busy_seconds;
       ++executors;
       result.over_bytes = std::max(result.over_bytes, use.memory_bytes - use.limit_bytes);
