@@ -212,17 +212,37 @@ int Executor::first_instruction() const {
   return prologue_version_ == state_->version() ? program_.prologue : 0;
 }
 
+// The instructions from `begin` on, one after the other; false when stopped.
+bool Executor::launch_from(int begin) {
+  for (int i = begin; i < static_cast<int>(calls_.size()); ++i) {
+    if (i < first_update_ && collectives_.empty() && stop_.load(std::memory_order_relaxed)) return false;
+    launch(calls_[i]);
+  }
+  return true;
+}
+
+// The same as one, where that is possible; false: nothing has been done. In a first run kernels may still
+// load their code, which cannot be recorded.
+bool Executor::replay_from(int begin) {
+  if (!collectives_.empty()) return false;
+  Repeated& repeated = begin == 0 ? whole_ : rest_;
+  if (repeated.runs++ == 1)
+    repeated.recording = state_->device().record([&] {
+      for (size_t i = begin; i < calls_.size(); ++i) launch(calls_[i]);
+    });
+  if (repeated.recording == nullptr || stop_.load(std::memory_order_relaxed)) return false;
+  repeated.recording->replay();
+  return true;
+}
+
 bool Executor::run() {
   require_inputs();
   const auto began = std::chrono::steady_clock::now();
   waited_ = 0;
-  const int begin = first_instruction(), end = static_cast<int>(calls_.size());
-  for (int i = begin; i < end; ++i) {
-    if (i < first_update_ && collectives_.empty() && stop_.load(std::memory_order_relaxed)) {
-      stop_.store(false);
-      return false;
-    }
-    launch(calls_[i]);
+  const int begin = first_instruction();
+  if (!replay_from(begin) && !launch_from(begin)) {
+    stop_.store(false);
+    return false;
   }
   state_->device().synchronize();
   finish_run(seconds_since(began));
