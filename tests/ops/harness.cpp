@@ -36,7 +36,7 @@ TensorType widened(TensorType type) {
 
 // --- operands in memory
 
-// A tensor between guard bytes, three elements off the alignment of its buffer.
+// A tensor between guard bytes, three elements off the alignment of its buffer unless aligned.
 struct Placed {
   Tensor tensor;
   std::vector<std::byte> before;  // the buffer's bytes when the kernel was started
@@ -53,7 +53,9 @@ Strides strides_of(const Shape& shape, Placing placing) {
   switch (placing) {
     case Placing::packed: return contiguous_strides(shape);
     case Placing::padded:
-      for (int64_t d = rank; d-- > 0; step = step * shape[d] + 3) strides[d] = step;
+    case Placing::aligned:
+      for (int64_t d = rank; d-- > 0; step = step * shape[d] + (placing == Placing::aligned ? 8 : 3))
+        strides[d] = step;
       if (rank > 0) strides[rank - 1] = 1;
       return strides;
     case Placing::permuted:
@@ -75,10 +77,10 @@ Strides strides_of(const Shape& shape, Placing placing) {
   return strides;
 }
 
-Placed place(const TensorType& type, Placing placing) {
+Placed place(const TensorType& type, Placing placing, bool aligned = false) {
   if (!type.present()) return {};
   const int64_t size = bytes_of(type.dtype);
-  Layout layout{type, strides_of(type.shape, placing), kGuard / size + 3};
+  Layout layout{type, strides_of(type.shape, placing), kGuard / size + (aligned ? 0 : 3)};
   int64_t extent = 1;
   for (size_t d = 0; d < type.shape.size(); ++d) extent += (type.shape[d] - 1) * layout.strides[d];
   auto buffer = std::make_shared<Buffer>((layout.offset + extent) * size + kGuard);
@@ -182,7 +184,7 @@ double tolerance_for(const Tolerance& tolerance, DType dtype) {
 }  // namespace
 
 std::string_view name_of(Placing placing) {
-  static constexpr std::string_view kNames[] = {"packed", "padded", "permuted", "reversed"};
+  static constexpr std::string_view kNames[] = {"packed", "padded", "permuted", "reversed", "aligned"};
   return kNames[static_cast<size_t>(placing)];
 }
 
@@ -278,9 +280,10 @@ std::vector<std::string> compare(Device& device, const Trial& trial, bool& suppo
   const std::vector<Tensor>& inputs = trial.question.inputs;
   const auto results = op.infer({op, types_of(inputs), attributes});
 
+  const bool aligned = trial.placing == Placing::aligned;
   std::vector<Placed> in, out;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    in.push_back(place(inputs[i].type(), placing_of(op.strided_inputs, i, trial.placing)));
+    in.push_back(place(inputs[i].type(), placing_of(op.strided_inputs, i, trial.placing), aligned));
     if (inputs[i].present()) in.back().tensor.copy_from(inputs[i]);
   }
   std::vector<bool> written(in.size(), false);
@@ -292,7 +295,7 @@ std::vector<std::string> compare(Device& device, const Trial& trial, bool& suppo
       written[aliased] = true;
       continue;
     }
-    out.push_back(place(results[o], placing_of(op.strided_outputs, o, trial.placing)));
+    out.push_back(place(results[o], placing_of(op.strided_outputs, o, trial.placing), aligned));
     if (!results[o].present()) continue;
     if ((trial.accumulate >> o) & 1) {
       const Tensor there = drawn(T({}), results[o], 2000 + o);
