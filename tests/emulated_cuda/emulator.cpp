@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <cuda_runtime.h>
+#include <emulated_mma.h>
 
 struct EmulatedGraph {
   std::vector<std::function<void()>> launches;
@@ -33,6 +34,7 @@ struct Thread {
   State state = State::ready;
   unsigned mask = 0;  // of the warp barrier that it waits at
   unsigned turn = 0;  // exchanges so far
+  AsyncCopies copies;
   context::fiber fiber, scheduler;
 };
 
@@ -166,6 +168,8 @@ std::byte* exchange_slot(unsigned lane, unsigned turn) {
   return block.warps[block.current / kLanes].slots[turn % 2][lane];
 }
 std::byte* dynamic_shared() { return block.shared.data(); }
+AsyncCopies& async_copies() { return block.threads[block.current].copies; }
+bool copies_arrive_at_once() { return launches % 2 != 0; }
 
 void run(dim3 grid, dim3 threads, size_t shared, const std::function<void()>& body) {
   gridDim = grid;
