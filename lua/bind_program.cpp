@@ -111,6 +111,9 @@ int state_names(lua_State* L) {
 Tensor state_read(StateHandle& state, std::string name) { return state->read(name); }
 void state_write(StateHandle& state, std::string name, Tensor& tensor) { state->write(name, tensor); }
 bool state_has(StateHandle& state, std::string name) { return state->has(name); }
+void state_offer(StateHandle& state, std::string name, StoredTensor& tensor) { state->offer(name, tensor); }
+void state_drop_offers(StateHandle& state) { state->drop_offers(); }
+double state_bytes_taken(StateHandle& state) { return static_cast<double>(state->bytes_taken()); }
 void state_drop(StateHandle& state, std::string name) { state->drop(name); }
 
 Schedule schedule_named(const std::string& name) {
@@ -298,7 +301,8 @@ void add_program(lua_State* L) {
                            &device_index);
   make_class<StateHandle>(
       L, {bind<&state_names>("names"), bind<&state_read>("read"), bind<&state_write>("write"),
-          bind<&state_has>("has"), bind<&state_drop>("drop")});
+          bind<&state_has>("has"), bind<&state_drop>("drop"), bind<&state_offer>("offer"),
+          bind<&state_drop_offers>("drop_offers"), bind<&state_bytes_taken>("bytes_taken")});
   make_class<ProgramHandle>(L, {bind<&program_memory>("memory"), bind<&program_verify>("verify"),
                                 bind<&program_share>("share"), bind<&program_to_string>("__tostring")});
   make_class<ExecutorHandle>(

@@ -10,6 +10,7 @@
 #include "core/data/sampler.h"
 #include "core/graph/graph.h"
 #include "core/io/json.h"
+#include "core/io/stored.h"
 #include "core/plan/plan.h"
 #include "core/program/eager.h"
 #include "core/program/executor.h"
@@ -100,6 +101,7 @@ Communicator& world_of(const ClusterHandle& cluster);
 HET_LUA_CLASS(het::lua::GraphHandle, "graph");
 HET_LUA_CLASS(het::lua::ValueHandle, "value");
 HET_LUA_CLASS(het::Tensor, "tensor");
+HET_LUA_CLASS(het::StoredTensor, "stored tensor");
 HET_LUA_CLASS(het::lua::DeviceHandle, "device");
 HET_LUA_CLASS(het::lua::StateHandle, "state");
 HET_LUA_CLASS(het::lua::ProgramHandle, "program");

@@ -162,14 +162,14 @@ local function check_places(self)
   end
 end
 
--- Weights to begin with, and where an earlier run stopped.
+-- Weights to begin with, and where an earlier run stopped. Tensors are read when programs ask for them.
 local function restore(self)
   local a = self.arguments
   local about
   if a.resume then
-    about = files.read_training(a.save, self.state)
+    about = files.offer_training(a.save, self.state)
     if about then
-      local metadata = files.read_weights(a.save, a.model, self.state)
+      local metadata = files.offer_weights(a.save, a.model, self.state)
       if tonumber(metadata.step) ~= about.step then
         errors.usage("%s: the model is of step %s, its training state of step %d; they were not saved together",
           a.save, tostring(metadata.step), about.step)
@@ -186,7 +186,7 @@ local function restore(self)
     end
   end
   local folder = a.from or rawget(a.model, "folder")
-  if folder then files.read_weights(folder, a.model, self.state) end
+  if folder then files.offer_weights(folder, a.model, self.state) end
   return nil
 end
 
@@ -237,6 +237,7 @@ function Run:prepare()
     settings.split, settings.start = "holdout", 0
     self.holdout = a.data:sampler(settings)
   end
+  self.state:drop_offers()   -- layers of other ranks
 end
 
 -- Give an executor a batch.
@@ -367,7 +368,8 @@ local function tell_ranks(self, reporter)
   if not self.cluster or used.runs == 0 then return nil end
   local own = { rank = self.rank, computed_s = (used.seconds - used.waited) / used.runs,
     waited_s = used.waited / used.runs, sent_bytes = used.sent_bytes / used.runs,
-    memory_bytes = self.train_executor:memory().total, behind_s = self.own_device:pace_lost() }
+    memory_bytes = self.train_executor:memory().total, restored_bytes = self.state:bytes_taken(),
+    behind_s = self.own_device:pace_lost() }
   local told = self.cluster:tell(native.json_encode(own))
   if self.rank > 0 then return nil end
   local ranks, slowest = {}, 1

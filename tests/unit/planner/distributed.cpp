@@ -1,6 +1,7 @@
 // Plans do not change results: programs of all ranks of random plans, run by threads, against one device.
 #include <array>
 #include <catch2/catch.hpp>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <random>
@@ -10,8 +11,10 @@
 #include "core/base/random.h"
 #include "core/comm/loopback.h"
 #include "core/graph/fuse.h"
+#include "core/io/safetensors.h"
 #include "core/ops/op.h"
 #include "tests/unit/core/testing.h"
+#include "tests/unit/io/scratch.h"
 #include "tests/unit/planner/random_plan.h"
 
 using namespace het;
@@ -372,4 +375,56 @@ TEST_CASE("ranks look for what is not finite together, and can go on afterwards"
       CHECK_THAT(found[rank], Catch::StartsWith("another rank's part in "));
   }
   for (const double loss : losses) CHECK(loss == Approx(alone(model, 3).losses[0]).epsilon(1e-12));
+}
+
+TEST_CASE("a rank reads of a saved model what it holds, and nothing else", "[distributed]") {
+  const Graph graph = small_model(false, DType::f32);
+  std::map<std::string, Tensor> saved;
+  int64_t all = 0;
+  for (const Value& value : graph.values) {
+    if (value.role != Role::parameter && value.role != Role::buffer) continue;
+    Tensor tensor = initial_tensor(value.name, value.type, {Initial::Kind::normal, 1}, 11);
+    all += value.type.bytes();
+    saved.emplace(value.name, std::move(tensor));
+  }
+  const Scratch scratch;
+  const std::string path = scratch.path("model.safetensors");
+  write_safetensors(path, saved);
+
+  const auto stage = [](std::vector<std::string> devices, int first, int layers) {
+    Stage stage;
+    stage.devices = std::move(devices);
+    stage.first_layer = first;
+    stage.layers = layers;
+    return stage;
+  };
+  Plan deep, wide, sharded;
+  for (Plan* plan : {&deep, &wide, &sharded}) plan->microbatch = kSamples;
+  deep.pipelines = {{2, {stage({"a"}, 0, 2), stage({"b"}, 2, 1), stage({"c"}, 3, 2), stage({"d"}, 5, 1)}}};
+  wide.tensor = 4;
+  wide.pipelines = {{2, {stage({"a", "b", "c", "d"}, 0, kLayers)}}};
+  sharded.sharded_optimizer = true;
+  sharded.tensor = 2;
+  sharded.pipelines = {{1, {stage({"a", "b"}, 0, kLayers)}}, {1, {stage({"c", "d"}, 0, kLayers)}}};
+  for (const Plan* plan : {&deep, &wide, &sharded}) {
+    for (int rank = 0; rank < 4; ++rank) {
+      const StoredSafetensors file = open_safetensors(path);
+      const auto state = reference_state(3);
+      for (const auto& [name, tensor] : file.tensors) state->offer(name, tensor);
+      int64_t held = 0;
+      for (const BufferSpec& buffer : lower(graph, *plan, rank, true).buffers) {
+        if (buffer.home != Home::state) continue;
+        state->require(buffer);
+        const Tensor& whole = saved.at(buffer.name);
+        const Tensor own = state->read(buffer.name),
+                     wanted = buffer.shard ? take(whole, *buffer.shard) : whole;
+        REQUIRE(own.type() == wanted.type());
+        CHECK(std::memcmp(own.bytes(), wanted.bytes(), static_cast<size_t>(own.type().bytes())) == 0);
+        held += own.type().bytes();
+      }
+      CHECK(file.bytes_read() == held);
+      CHECK(state->bytes_taken() == held);
+      CHECK(held < all / 2);
+    }
+  }
 }
