@@ -431,11 +431,6 @@ void GroupList::require_alive() const {
   if (aborted_) throw Error(ErrorKind::peer, why_);
 }
 
-bool GroupList::aborted() const {
-  std::lock_guard lock(mutex_);
-  return aborted_;
-}
-
 void GroupList::add(const std::shared_ptr<Communicator>& group) {
   std::unique_lock lock(mutex_);
   std::erase_if(groups_, [](const auto& g) { return g.expired(); });
