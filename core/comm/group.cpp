@@ -361,7 +361,9 @@ void Group::fail_for(const Operation& operation, const LostPeer& peer) {
   const std::string text = failure_of(operation);
   if (const std::optional<std::string> why = links_->why(peer.peer))
     return fail(fmt::format("{}: {} gave up, because {}", text, call(peer.peer), *why), *why);
-  const std::string gone = fmt::format("{} is gone ({})", call(peer.peer), peer.what);
+  const std::string gone =
+      fmt::format("{} is gone ({}{})", call(peer.peer), peer.what,
+                  links_->silent() ? "; the store, where it would have said why, is silent" : "");
   fail(fmt::format("{}: {}", text, gone), gone);
 }
 
@@ -429,11 +431,6 @@ std::string did_not_join(const std::string& who, const std::string& group, const
 void GroupList::require_alive() const {
   std::lock_guard lock(mutex_);
   if (aborted_) throw Error(ErrorKind::peer, why_);
-}
-
-bool GroupList::aborted() const {
-  std::lock_guard lock(mutex_);
-  return aborted_;
 }
 
 void GroupList::add(const std::shared_ptr<Communicator>& group) {

@@ -1,10 +1,9 @@
 // The communicators of one generation of a run, made on first use and kept by their ranks, so that several
-// programs (training, evaluation) share them. Used from one thread, but for abort().
+// programs (training, evaluation) share them. Used from one thread; to abort them all, abort their fabric.
 #pragma once
 
 #include <map>
 #include <memory>
-#include <string_view>
 #include <vector>
 
 #include "core/comm/communicator.h"
@@ -19,7 +18,6 @@ class Groups {
   int size() const { return fabric_->size(); }
   // As Fabric::group: members ask for the groups that they share in the same order.
   Communicator& group(const std::vector<int>& ranks);
-  void abort(std::string_view why) { fabric_->abort(why); }
 
  private:
   std::shared_ptr<Fabric> fabric_;

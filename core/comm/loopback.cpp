@@ -136,6 +136,7 @@ class LoopbackLinks final : public Links {
     std::lock_guard lock(meeting_->mutex);
     meeting_->members[rank_].why = sentence;
   }
+  bool silent() const override { return false; }
   std::optional<std::string> why(int peer) override {
     std::lock_guard lock(meeting_->mutex);
     return meeting_->members[peer].why;

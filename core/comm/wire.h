@@ -53,6 +53,7 @@ class Links {
   // one that died.
   virtual void say_why(std::string_view sentence) = 0;
   virtual std::optional<std::string> why(int peer) = 0;
+  virtual bool silent() const = 0;  // the board cannot be reached: nobody learns what peers said
   // Operation number `sequence` of the group's collectives is being waited for here, for long.
   virtual void say_waiting(int64_t sequence) = 0;
   virtual std::optional<int64_t> waiting(int peer) = 0;
