@@ -3,30 +3,27 @@
 // How fast it can be: an H200 reads or writes 4.8 TB/s, that is 21 bytes for each cycle of each of its 132
 // multiprocessors. A warp that takes 8 bf16 elements a thread moves 512 bytes for each operand and result, so
 // a chain of two operands and one result has 73 cycles of a multiprocessor for its 256 elements, and GELU, of
-// one operand, has 49. A multiprocessor issues 4 instructions a cycle for a warp each: 8 elements of GELU are
-// 8 * 18 instructions, 36 cycles, and 16 calls of its function units, 32 cycles beside them. So what is
-// compiled into one kernel runs at the speed of memory.
+// one operand, has 49. A multiprocessor starts 4 instructions a cycle, each for a warp: 8 elements of GELU
+// compile to 94 instructions, 24 cycles, and beside them 16 calls of its function units, 32 cycles. So what
+// is compiled into one kernel runs at the speed of memory.
 //
 // - The chains that our models train with (residuals, activations and their gradients, SwiGLU and its
 //   gradient, casts of parameters; see `known`) are compiled as they stand, values in registers.
-// - All others are interpreted. A step costs its instructions, some 12 more to fetch and choose it, and 8
-// cycles
-//   for each operand that comes from shared memory (1 KiB at 128 bytes a cycle); each operand comes there
-//   once (8 cycles). The result of a step stays in registers for the next one, and goes to shared memory only
-//   if a later step asks for it. A cheap step is thus about (8 + 12) / 4 + 8 = 13 cycles: chains of five or
-//   so still run at the speed of memory, a chain of thirty-two at a fifth of it. Compiling at run time
-//   (NVRTC) would save that, but chains that long are rare, the interpreter would be needed beside it where
-//   the library is missing, and what no machine without a GPU can test would be what all run. A chain that
-//   matters is a line in `known`.
-#include <algorithm>
-#include <array>
-#include <limits>
-#include <vector>
-
+// - All others are interpreted. A step is its own instructions, some 50 to fetch and choose it and to bring
+// its
+//   operands, together about 16 cycles, and beside them 8 for each operand that comes from shared memory (1
+//   KiB at 128 bytes a cycle). The result of a step stays in registers for the next one, and goes to shared
+//   memory only if a later step asks for it. Reading and writing take some 10 cycles for each operand and
+//   result. So chains of three cheap steps still run at the speed of memory, a chain of thirty-two at a
+//   seventh of it. Compiling at run time (NVRTC) would save that; but long chains are rare, the interpreter
+//   would still be needed where the library is missing, and what all GPUs run would be what no machine
+//   without one can test. A chain that matters is a line in `known`.
 #include "core/ops/elementwise.h"
 #include "kernels/cuda/dtype.h"
+#include "kernels/cuda/fast.h"
 #include "kernels/cuda/kernel.h"
 #include "kernels/cuda/loops.h"
+#include "kernels/cuda/raw.h"
 #include "kernels/cuda/vector.h"
 
 namespace het::HET_CUDA {
@@ -37,8 +34,9 @@ constexpr int kInterpretedPack = 8;
 
 // ---- one step on one element ----
 
-// The quotient's last bit may be off; 0 where the denominator is beyond 2^126, as the exact one nearly is.
-__device__ inline float sigmoid(float x) { return __fdividef(1.0f, 1.0f + expf(-x)); }
+// Two calls of the function units and two additions or products: rounding the exponent costs |x| units in the
+// last place where the result is small, which is nothing beside the results that are not.
+__device__ inline float sigmoid(float x) { return fast_reciprocal(1.0f + fast_exp2(x * -1.44269504f)); }
 
 constexpr float kRootTwoOverPi = 0.797884561f, kCubic = 0.044715f;
 
@@ -213,56 +211,50 @@ __global__ void __launch_bounds__(kThreads)
     run_chain(const __grid_constant__ Plan plan, Pointers pointers, Immediates immediates, bool packed) {
   constexpr int N = kChainPack<In, Out>, I = C::kInputs;
   const int64_t block = static_cast<int64_t>(blockIdx.x) * kThreads * kInFlight;
+  const int64_t whole = plan.elements / N;  // packs
   Out* const y = static_cast<Out*>(pointers.out[0]);
   const auto in = [&](int i) { return static_cast<const In*>(pointers.in[i]); };
-  // One element of each at a time; neighbours in neighbouring threads.
-  const auto plain = [&](int64_t begin, int64_t end, int64_t step) {
-    for (int64_t e = begin; e < end; e += step) {
-      float v[C::kSources][1];
+  if (packed && whole > 0) {
+    Raw<In, N> raw[kInFlight][I];
+#pragma unroll
+    for (int j = 0; j < kInFlight; ++j) {
+      // Past the end the last one once more: no branch stands between the loads.
       int64_t offset[I];
-      plan.each.template at<I>(e, offset);
+      plan.packed.template at<I>(min(block + j * kThreads + threadIdx.x, whole - 1), offset);
 #pragma unroll
-      for (int i = 0; i < I; ++i) v[i][0] = to_float(in(i)[offset[i]]);
-      C::run(v, immediates);
-      y[e] = from_float<Out>(v[C::kSources - 1][0]);
+      for (int i = 0; i < I; ++i)
+        if (plan.repeats[i])
+          raw[j][i].load_one(in(i) + offset[i]);
+        else
+          raw[j][i].load(in(i) + offset[i]);
     }
-  };
-  if (!packed) {
-    plain(block * N + threadIdx.x, min(plan.elements, (block + kThreads * kInFlight) * N), kThreads);
-    return;
-  }
-  Pack<In, N> raw[kInFlight][I];
 #pragma unroll
-  for (int j = 0; j < kInFlight; ++j) {
-    const int64_t unit = block + j * kThreads + threadIdx.x;
-    if ((unit + 1) * N > plan.elements) continue;
-    int64_t offset[I];
-    plan.packed.template at<I>(unit, offset);
+    for (int j = 0; j < kInFlight; ++j) {
+      const int64_t unit = block + j * kThreads + threadIdx.x;
+      if (unit >= whole) break;
+      float v[C::kSources][N];
 #pragma unroll
-    for (int i = 0; i < I; ++i) {
-      if (!plan.repeats[i]) {
-        raw[j][i] = *reinterpret_cast<const Pack<In, N>*>(in(i) + offset[i]);
-      } else {
-        const In one = in(i)[offset[i]];
+      for (int i = 0; i < I; ++i) {
+        raw[j][i].repeat(plan.repeats[i]);
 #pragma unroll
-        for (int k = 0; k < N; ++k) raw[j][i].v[k] = one;
+        for (int k = 0; k < N; ++k) v[i][k] = raw[j][i][k];
       }
+      C::run(v, immediates);
+      store(y + unit * N, v[C::kSources - 1]);
     }
   }
+  // One element at a time: all, neighbours in neighbouring threads, or those past the last whole pack.
+  const int64_t begin = packed ? whole * N : block * N;
+  const int64_t end = min(plan.elements, (block + kThreads * kInFlight) * N);
+#pragma unroll 1
+  for (int64_t e = begin + threadIdx.x; e < end; e += kThreads) {
+    float v[C::kSources][1];
+    int64_t offset[I];
+    plan.each.template at<I>(e, offset);
 #pragma unroll
-  for (int j = 0; j < kInFlight; ++j) {
-    const int64_t unit = block + j * kThreads + threadIdx.x;
-    if ((unit + 1) * N > plan.elements) {  // the last, which is no whole pack
-      plain(unit * N, plan.elements, 1);
-      continue;
-    }
-    float v[C::kSources][N];
-#pragma unroll
-    for (int i = 0; i < I; ++i)
-#pragma unroll
-      for (int k = 0; k < N; ++k) v[i][k] = to_float(raw[j][i].v[k]);
+    for (int i = 0; i < I; ++i) v[i][0] = to_float(in(i)[offset[i]]);
     C::run(v, immediates);
-    store(y + unit * N, v[C::kSources - 1]);
+    y[e] = from_float<Out>(v[C::kSources - 1][0]);
   }
 }
 
@@ -440,37 +432,40 @@ __device__ inline Values run_steps(const Script& script, Slots& slots) {
   return last;
 }
 
-// 8 elements as they lie in memory, of 2 or of 4 bytes.
-struct Raw {
-  uint4 low, high;
-};
+// The same 8 words hold a pack of 4-byte elements, or in the first 4 one of 2-byte elements.
+using RawPack = Raw<float, kInterpretedPack>;
 
-__device__ inline Raw read_raw(DType dtype, const void* from, int64_t i, bool repeats) {
-  Raw raw{};
-  if (repeats) {
-    raw.low.x = __float_as_uint(read_narrow(dtype, from, i));
-  } else if (dtype == DType::f32) {
-    const auto* p = reinterpret_cast<const uint4*>(static_cast<const float*>(from) + i);
-    raw.low = p[0];
-    raw.high = p[1];
+__device__ inline RawPack read_raw(DType dtype, const void* from, int64_t i, bool repeats) {
+  RawPack raw;
+  if (dtype == DType::f32) {
+    const float* p = static_cast<const float*>(from) + i;
+    repeats ? raw.load_one(p) : raw.load(p);
   } else {
-    raw.low = *reinterpret_cast<const uint4*>(static_cast<const bf16*>(from) + i);
+    Raw<bf16, kInterpretedPack> half;
+    const bf16* p = static_cast<const bf16*>(from) + i;
+    repeats ? half.load_one(p) : half.load(p);
+#pragma unroll
+    for (int k = 0; k < half.kWords; ++k) raw.words[k] = half.words[k];
   }
   return raw;
 }
-__device__ inline Values widen(DType dtype, const Raw& raw, bool repeats) {
-  const unsigned words[8] = {raw.low.x,  raw.low.y,  raw.low.z,  raw.low.w,
-                             raw.high.x, raw.high.y, raw.high.z, raw.high.w};
+template <typename T>
+__device__ inline Values widen(const RawPack& raw, bool repeats) {
+  Raw<T, kInterpretedPack> pack;
+#pragma unroll
+  for (int k = 0; k < pack.kWords; ++k) pack.words[k] = raw.words[k];
+  pack.repeat(repeats);
   Values values;
 #pragma unroll
-  for (int k = 0; k < kInterpretedPack; ++k) {
-    const auto half = static_cast<unsigned short>(words[k / 2] >> 16 * (k % 2));
-    values.v[k] = repeats                ? __uint_as_float(words[0])
-                  : dtype == DType::f32  ? __uint_as_float(words[k])
-                  : dtype == DType::bf16 ? to_float(__ushort_as_bfloat16(half))
-                                         : to_float(__ushort_as_half(half));
-  }
+  for (int k = 0; k < kInterpretedPack; ++k) values.v[k] = pack[k];
   return values;
+}
+__device__ inline Values widen(DType dtype, const RawPack& raw, bool repeats) {
+  switch (dtype) {
+    case DType::bf16: return widen<bf16>(raw, repeats);
+    case DType::f16: return widen<f16>(raw, repeats);
+    default: return widen<float>(raw, repeats);
+  }
 }
 __device__ inline void write_pack(DType dtype, void* to, int64_t i, const Values& values) {
   switch (dtype) {
@@ -486,8 +481,8 @@ __device__ inline void write_pack(DType dtype, void* to, int64_t i, const Values
 }
 
 __global__ void __launch_bounds__(kThreads)
-    interpret(const __grid_constant__ Plan plan, const __grid_constant__ Script script, Pointers pointers,
-              bool packed) {
+    interpret(const __grid_constant__ Plan plan, const __grid_constant__ Script script,
+              const __grid_constant__ Pointers pointers, bool packed) {
   constexpr int N = kInterpretedPack, kGroup = 4;  // operands read before the first of them is used
   Slots slots;
   const int64_t unit = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -502,7 +497,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int first = 0; first < kMaxPointwiseInputs; first += kGroup) {
       if (first >= script.inputs) break;
-      Raw raw[kGroup];
+      RawPack raw[kGroup];
 #pragma unroll
       for (int i = 0; i < kGroup; ++i)
         if (first + i < script.inputs)
@@ -637,7 +632,7 @@ struct WideScript {
 
 __global__ void __launch_bounds__(kThreads)
     interpret_wide(const __grid_constant__ Plan plan, const __grid_constant__ WideScript script,
-                   Pointers pointers) {
+                   const __grid_constant__ Pointers pointers) {
   const int64_t e = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (e >= plan.elements) return;
   double source[kMaxPointwiseInputs + kMaxPointwiseSteps];

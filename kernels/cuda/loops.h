@@ -2,24 +2,28 @@
 // operand. Prepared on the host from kernels::Loops; plain data that kernels take by value.
 #pragma once
 
+#include "core/base/error.h"
 #include "kernels/cuda/runtime.h"
 #include "kernels/request.h"
 
 namespace het::HET_CUDA {
 
-// Division by a size that is fixed when a kernel is prepared: one multiplication by 2^64 / size, rounded up,
-// which is exact for n < limit when limit * size <= 2^64 (Granlund and Montgomery, "Division by invariant
-// integers using multiplication", 1994). Beyond that it divides.
+// Division by a size that is fixed when a kernel is prepared, of numbers below `limit`: one multiplication by
+// 2^64 / size, rounded up, which is exact when limit * size <= 2^64 (Granlund and Montgomery, "Division by
+// invariant integers using multiplication", 1994).
 struct Divisor {
-  uint64_t size = 1, magic = 0;
+  uint64_t size = 1, magic = 0;  // 0: size is 1
 
   Divisor() = default;
-  Divisor(int64_t divisor, int64_t limit) : size(divisor > 0 ? static_cast<uint64_t>(divisor) : 1) {
-    if (size > 1 && static_cast<uint64_t>(limit) <= ~uint64_t{0} / size) magic = ~uint64_t{0} / size + 1;
+  // Throws Error(usage) beyond that: a loop of 2^30 rounds or more, many times.
+  Divisor(int64_t divisor, int64_t limit) {
+    if (divisor <= 1) return;
+    size = static_cast<uint64_t>(divisor);
+    magic = ~uint64_t{0} / size + 1;
+    if (limit > 0 && static_cast<uint64_t>(limit) > ~uint64_t{0} / size)
+      fail_usage("the GPU's kernels do not repeat {} elements up to {}: split the tensor", divisor, limit);
   }
-  __device__ uint64_t quotient(uint64_t n) const {
-    return size == 1 ? n : magic != 0 ? __umul64hi(n, magic) : n / size;
-  }
+  __device__ uint64_t quotient(uint64_t n) const { return magic == 0 ? n : __umul64hi(n, magic); }
 };
 
 // The loops of up to K operands, the outermost first.
@@ -36,6 +40,7 @@ struct Walk {
   __device__ void at(uint64_t n, int64_t (&offset)[kUsed]) const {
 #pragma unroll
     for (int i = 0; i < kUsed; ++i) offset[i] = 0;
+#pragma unroll 1
     for (int d = rank - 1; d > 0; --d) {
       const uint64_t outside = size[d].quotient(n);
       const auto here = static_cast<int64_t>(n - outside * size[d].size);

@@ -7,6 +7,7 @@
 #include "kernels/cuda/dtype.h"
 #include "kernels/cuda/kernel.h"
 #include "kernels/cuda/loops.h"
+#include "kernels/cuda/raw.h"
 #include "kernels/cuda/vector.h"
 
 namespace het::HET_CUDA {
@@ -55,20 +56,20 @@ __global__ void __launch_bounds__(kThreads)
     r.kept.at(result, start);
     x += start[0];
     for (int64_t unit = begin + lane; unit < end; unit += group * kInFlight) {
-      Pack<T, N> raw[kInFlight];
+      Raw<T, N> raw[kInFlight];
 #pragma unroll
       for (int j = 0; j < kInFlight; ++j) {
         if (unit + j * group >= end) break;
         int64_t offset[1];
         r.summed.at(unit + j * group, offset);
-        raw[j] = *reinterpret_cast<const Pack<T, N>*>(x + offset[0]);
+        raw[j].load(x + offset[0]);
       }
 #pragma unroll
       for (int j = 0; j < kInFlight; ++j) {
         if (unit + j * group >= end) break;
         float sum = 0;
 #pragma unroll
-        for (int k = 0; k < N; ++k) sum += to_float(raw[j].v[k]);
+        for (int k = 0; k < N; ++k) sum += raw[j][k];
         sums[j] += sum;
       }
     }
@@ -84,7 +85,7 @@ __global__ void __launch_bounds__(kThreads)
 template <typename T, int N>
 __global__ void __launch_bounds__(kThreads)
     sum_columns(const T* x, const __grid_constant__ Reduction r, Target target) {
-  constexpr int kPiece = 64;  // rows, each of kInFlight
+  constexpr int kPiece = 8;  // rows, each of kInFlight
   __shared__ float scratch[kThreads * N];
   const int64_t pack = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   const int64_t begin = blockIdx.y * r.part_units, end = min(r.units, begin + r.part_units);
@@ -98,19 +99,19 @@ __global__ void __launch_bounds__(kThreads)
     while (row < end) {
       float sums[N] = {};
       for (int piece = 0; piece < kPiece && row < end; ++piece, row += step * kInFlight) {
-        Pack<T, N> raw[kInFlight];
+        Raw<T, N> raw[kInFlight];
 #pragma unroll
         for (int j = 0; j < kInFlight; ++j) {
           if (row + j * step >= end) break;
           int64_t offset[1];
           r.summed.at(row + j * step, offset);
-          raw[j] = *reinterpret_cast<const Pack<T, N>*>(x + offset[0]);
+          raw[j].load(x + offset[0]);
         }
 #pragma unroll
         for (int j = 0; j < kInFlight; ++j) {
           if (row + j * step >= end) break;
 #pragma unroll
-          for (int k = 0; k < N; ++k) sums[k] += to_float(raw[j].v[k]);
+          for (int k = 0; k < N; ++k) sums[k] += raw[j][k];
         }
       }
 #pragma unroll

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/kernel.h"
+#include "kernels/cuda/raw.h"
 #include "kernels/cuda/vector.h"
 
 namespace het::HET_CUDA {
@@ -45,11 +46,11 @@ struct Row {
   template <int kValues, typename T>
   __device__ void read(const T* x, int64_t n, bool packed, float missing, float (&v)[kValues]) const {
     constexpr int N = kPack<T>;
-    Pack<T, N> raw[kValues / N];
+    Raw<T, N> raw[kValues / N];
 #pragma unroll
     for (int p = 0; p < kValues / N; ++p) {
       const int64_t column = (static_cast<int64_t>(p) * kGroup + lane) * N;
-      if (packed && column < n) raw[p] = *reinterpret_cast<const Pack<T, N>*>(x + column);
+      if (packed && column < n) raw[p].load(x + column);
     }
 #pragma unroll
     for (int p = 0; p < kValues / N; ++p)
@@ -57,7 +58,7 @@ struct Row {
       for (int k = 0; k < N; ++k) {
         const int i = p * N + k;
         if (packed)
-          v[i] = (static_cast<int64_t>(p) * kGroup + lane) * N < n ? to_float(raw[p].v[k]) : missing;
+          v[i] = (static_cast<int64_t>(p) * kGroup + lane) * N < n ? raw[p][k] : missing;
         else
           v[i] = i * kGroup + lane < n ? to_float(x[i * kGroup + lane]) : missing;
       }
