@@ -44,6 +44,7 @@ struct Trial {
   const Question& question;
   Placing placing = Placing::packed;
   uint32_t accumulate = 0;
+  int64_t shift = 3;  // elements that operands start after an aligned address
 };
 std::vector<std::string> compare(Device& device, const Trial& trial, bool& supported);
 
