@@ -143,8 +143,10 @@ std::string to_text(const Replanned& moved, const PlanReport& report) {
     text = "no state moves: every device holds what it needs\n";
   } else {
     constexpr size_t kListed = 8;
-    text = fmt::format("{} of state move, {} over the links:", show_bytes(move.bytes),
-                       show_seconds(move.seconds));
+    text = fmt::format("{} of state move{}:", show_bytes(move.bytes),
+                       move.bytes > move.lost_bytes
+                           ? fmt::format(", {} over the links", show_seconds(move.seconds))
+                           : "");
     for (size_t i = 0; i < std::min(move.devices.size(), kListed); ++i)
       text += fmt::format("{} {} to {}", i == 0 ? "" : ",", show_bytes(move.devices[i].bytes()),
                           move.devices[i].device);
