@@ -22,9 +22,8 @@ std::vector<Loss> likely_losses(const Cluster& cluster, const Plan& plan) {
         if (of == cluster.nodes.end()) continue;
         const auto known =
             std::find_if(hosts.begin(), hosts.end(), [&](const Loss& loss) { return loss.name == host; });
-        Loss& loss = known != hosts.end()
-                         ? *known
-                         : hosts.emplace_back(Loss{host, of->preemptions_per_hour, {}});
+        Loss& loss =
+            known != hosts.end() ? *known : hosts.emplace_back(Loss{host, of->preemptions_per_hour, {}});
         if (std::find(loss.devices.begin(), loss.devices.end(), device) != loss.devices.end()) continue;
         loss.devices.push_back(device);
         if (of->devices > 1) devices.push_back({device, 0, {device}});
