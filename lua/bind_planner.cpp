@@ -101,8 +101,8 @@ planner::Additions additions_at(lua_State* L, int index) {
   return additions;
 }
 
-// {cluster, batch, tokens, name, objective, profile, additions, old, near} of the graph of a micro-batch of one
-// sample.
+// {cluster, batch, tokens, name, objective, profile, additions, old, near} of the graph of a micro-batch of
+// one sample.
 Request request_at(lua_State* L, const Graph& graph, int index) {
   Request request;
   lua_getfield(L, index, "cluster");

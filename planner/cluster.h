@@ -39,7 +39,7 @@ struct Node {
   Link inside;                      // between its devices; all zero: as its device type says
   double price_per_hour = 0;        // of one host
   double preemptions_per_hour = 0;  // of one host
-  std::vector<int> gone = {};       // numbers of devices that its hosts no longer have, ascending: names skip them
+  std::vector<int> gone = {};  // numbers of devices that its hosts no longer have, ascending: names skip them
   bool operator==(const Node&) const = default;
 };
 

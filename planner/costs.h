@@ -29,8 +29,8 @@ struct CostTable {
   std::vector<Link> between;                   // [node * nodes + node]
   std::vector<double> parameters;              // [layers + 1] elements on one device, in the layers before
   std::vector<double> activation, checkpoint;  // the same, bytes of one micro-batch on one device
-  std::vector<double> workspace;  // [layers] bytes of one micro-batch on one device
-  std::vector<double> boundary;                     // [layers] bytes of one micro-batch's output, whole
+  std::vector<double> workspace;               // [layers] bytes of one micro-batch on one device
+  std::vector<double> boundary;                // [layers] bytes of one micro-batch's output, whole
   double weight_bytes = 0, gradient_bytes = 0, optimizer_bytes = 0;
 
   const Link& link(int a, int b) const {
@@ -40,9 +40,9 @@ struct CostTable {
   double forward_seconds(int node, int first, int last) const;
   double backward_seconds(int node, int first, int last, bool recompute) const;
   double input_seconds(int node, int first, int last) const;  // of the backward, gradients of inputs alone
-  // Bytes on one device: `optimizer_share` is the part of its layers' optimizer state that it holds. A stage that
-  // recomputes keeps its input of each micro-batch in flight and, of those whose backward pass it is in, all
-  // activations: lowering runs the whole stage again. These are one, or with a split backward several.
+  // Bytes on one device: `optimizer_share` is the part of its layers' optimizer state that it holds. A stage
+  // that recomputes keeps its input of each micro-batch in flight and, of those whose backward pass it is in,
+  // all activations: lowering runs the whole stage again. These are one, or with a split backward several.
   double stage_bytes(int first, int last, int in_flight, bool recompute, double optimizer_share,
                      int in_backward = 1) const;
   // Of these: what each micro-batch in flight keeps, and what is there only while the stage runs (its widest

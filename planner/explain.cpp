@@ -105,14 +105,19 @@ PlanReport explain(const Request& request, const Planned& planned) {
     if (known != report.sources.end()) continue;
     const bool own_link = place.inside.latency_seconds != 0 || place.inside.bytes_per_second != 0;
     const DeviceType* known_type = find_device_type(place.type);
-    SourceReport source{place.type, of.measured, of.interpolated, of.estimated,
-                        !own_link && measured_inside(request.profile, place.type).has_value(), ""};
+    SourceReport source{place.type,
+                        of.measured,
+                        of.interpolated,
+                        of.estimated,
+                        !own_link && measured_inside(request.profile, place.type).has_value(),
+                        ""};
     if (source.link_measured)
       source.link = "measured";
     else if (place.devices > 1)
-      source.link = !own_link && known_type != nullptr && known_type->inside == inside_link(request.cluster, node)
-                        ? "from the data sheet"
-                        : "as the cluster states it";
+      source.link =
+          !own_link && known_type != nullptr && known_type->inside == inside_link(request.cluster, node)
+              ? "from the data sheet"
+              : "as the cluster states it";
     report.sources.push_back(std::move(source));
     report.layers_measured += of.measured;
     report.layers_interpolated += of.interpolated;
@@ -143,13 +148,13 @@ std::string to_text(const Replanned& moved, const PlanReport& report) {
     text = "no state moves: every device holds what it needs\n";
   } else {
     constexpr size_t kListed = 8;
-    text = fmt::format("{} of state move, {} over the links:", show_bytes(move.bytes),
-                       show_seconds(move.seconds));
+    text = fmt::format(
+        "{} of state move{}:", show_bytes(move.bytes),
+        move.bytes > move.lost_bytes ? fmt::format(", {} over the links", show_seconds(move.seconds)) : "");
     for (size_t i = 0; i < std::min(move.devices.size(), kListed); ++i)
       text += fmt::format("{} {} to {}", i == 0 ? "" : ",", show_bytes(move.devices[i].bytes()),
                           move.devices[i].device);
-    if (move.devices.size() > kListed)
-      text += fmt::format(", and to {} more", move.devices.size() - kListed);
+    if (move.devices.size() > kListed) text += fmt::format(", and to {} more", move.devices.size() - kListed);
     text += '\n';
     if (move.lost_bytes > 0)
       text += fmt::format("of it {} are held by no device that is left: a snapshot must have them\n",

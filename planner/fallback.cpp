@@ -22,9 +22,8 @@ std::vector<Loss> likely_losses(const Cluster& cluster, const Plan& plan) {
         if (of == cluster.nodes.end()) continue;
         const auto known =
             std::find_if(hosts.begin(), hosts.end(), [&](const Loss& loss) { return loss.name == host; });
-        Loss& loss = known != hosts.end()
-                         ? *known
-                         : hosts.emplace_back(Loss{host, of->preemptions_per_hour, {}});
+        Loss& loss =
+            known != hosts.end() ? *known : hosts.emplace_back(Loss{host, of->preemptions_per_hour, {}});
         if (std::find(loss.devices.begin(), loss.devices.end(), device) != loss.devices.end()) continue;
         loss.devices.push_back(device);
         if (of->devices > 1) devices.push_back({device, 0, {device}});
@@ -73,7 +72,7 @@ std::string to_text(const std::vector<Fallback>& fallbacks) {
     const Move& move = fallback.planned.moved->move;
     text += fmt::format("step {}, {} to move", show_seconds(fallback.planned.best.simulation.seconds),
                         show_bytes(move.bytes));
-    if (move.bytes > 0) text += fmt::format(" in {}", show_seconds(move.seconds));
+    if (move.bytes > move.lost_bytes) text += fmt::format(" in {}", show_seconds(move.seconds));
     if (move.lost_bytes > 0) text += fmt::format(", of it {} from a snapshot", show_bytes(move.lost_bytes));
     text += '\n';
   }

@@ -10,7 +10,7 @@
 namespace het::planner {
 
 struct Loss {
-  std::string name;              // a host, "a", or a device, "a:1"
+  std::string name;  // a host, "a", or a device, "a:1"
   double preemptions_per_hour = 0;
   std::vector<std::string> devices = {};  // that the plan uses and that go with it
   bool operator==(const Loss&) const = default;

@@ -12,9 +12,9 @@ namespace het::planner {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr size_t kMatched = 96;    // hosts of one node: up to here they are matched exactly
-constexpr size_t kSolved = 3000;   // demands x sources: up to here sources are chosen by a linear program
-constexpr size_t kSources = 8;     // hosts that one demand may take from
+constexpr size_t kMatched = 96;   // hosts of one node: up to here they are matched exactly
+constexpr size_t kSolved = 3000;  // demands x sources: up to here sources are chosen by a linear program
+constexpr size_t kSources = 8;    // hosts that one demand may take from
 
 struct Range {
   double from = 0, to = 0;
@@ -171,8 +171,7 @@ std::pair<double, double> Relocation::missing(const Held& need, const Held& have
     for (int l = 0; l < kLines; ++l) {
       const auto line = static_cast<Line>(l);
       const Range wanted = range_of(part, line);
-      const double part_missing =
-          wanted.length() - (there ? overlap(wanted, range_of(have[at], line)) : 0);
+      const double part_missing = wanted.length() - (there ? overlap(wanted, range_of(have[at], line)) : 0);
       if (part_missing <= 1e-12) continue;
       (line == divided_weights || line == whole_weights ? bytes.first : bytes.second) +=
           part_missing * bytes_of(kind, line, weight_bytes_, model_.optimizer_bytes);
@@ -202,8 +201,7 @@ const Relocation::Match& Relocation::match(const std::vector<int>& need, const s
     for (const int h : have) cost.back().push_back(lacks(n, h));
   }
   match.device_of = assign(cost);
-  for (size_t s = 0; s < need.size(); ++s)
-    match.bytes += cost[s][static_cast<size_t>(match.device_of[s])];
+  for (size_t s = 0; s < need.size(); ++s) match.bytes += cost[s][static_cast<size_t>(match.device_of[s])];
   return match;
 }
 
@@ -255,8 +253,7 @@ double Relocation::arrange(const Layout& layout, std::vector<std::vector<std::ve
           if (taken[h] >= 0) used[static_cast<size_t>(taken[h])] = true;
         }
     }
-    for (size_t h = 0; h < count; ++h)
-      bytes += match(need[h], have_[n][static_cast<size_t>(taken[h])]).bytes;
+    for (size_t h = 0; h < count; ++h) bytes += match(need[h], have_[n][static_cast<size_t>(taken[h])]).bytes;
     hosts.push_back(std::move(taken));
   }
   return bytes;
@@ -422,8 +419,7 @@ double Relocation::seconds_of(const Plan& plan, double& lost_bytes) const {
     double longest = 0;
     for (const Flow& flow : flows)
       for (const int limit : limits(flow))
-        longest =
-            std::max(longest, seconds[limit] += flow.seconds / ways[static_cast<size_t>(flow.demand)]);
+        longest = std::max(longest, seconds[limit] += flow.seconds / ways[static_cast<size_t>(flow.demand)]);
     return longest + latency;
   }
   double unit = 0;

@@ -40,8 +40,8 @@ class Relocation {
   // a node has very many hosts, the nearest that naming them one after the other finds.
   Plan place(const Layout& layout);
   double bytes(const Layout& layout);  // that place(layout) moves
-  // Its pipelines in the order of the old plan's that were at the same places: the order decides who keeps which
-  // part of a sharded optimizer, and nothing else.
+  // Its pipelines in the order of the old plan's that were at the same places: the order decides who keeps
+  // which part of a sharded optimizer, and nothing else.
   Layout ordered(Layout layout) const;
   Move move(const Plan& plan) const;
 
@@ -79,7 +79,8 @@ class Relocation {
   std::vector<Held> known_;          // by number; 0: nothing
   std::map<Held, int> numbers_;
   std::vector<std::vector<std::vector<int>>> have_;  // [node][host][device] number of what it holds
-  std::vector<std::vector<double>> pipeline_at_;     // [node][host] mean number of the old plan's pipelines there
+  std::vector<std::vector<double>>
+      pipeline_at_;  // [node][host] mean number of the old plan's pipelines there
   std::map<std::pair<int, int>, double> lacks_;
   std::map<std::pair<std::vector<int>, std::vector<int>>, Match> matches_;
 };

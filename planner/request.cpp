@@ -132,10 +132,10 @@ void Judge::remember(const Candidate& candidate) {
   for (const Near& known : near_)
     if (beats(known, entry)) return;
   std::erase_if(near_, [&](const Near& known) { return beats(entry, known); });
-  near_.insert(std::upper_bound(
-                   near_.begin(), near_.end(), entry,
-                   [](const Near& a, const Near& b) { return a.candidate.score < b.candidate.score; }),
-               std::move(entry));
+  near_.insert(
+      std::upper_bound(near_.begin(), near_.end(), entry,
+                       [](const Near& a, const Near& b) { return a.candidate.score < b.candidate.score; }),
+      std::move(entry));
   while (far(near_.back().candidate.score)) near_.pop_back();
 }
 

@@ -42,8 +42,8 @@ struct Request {
   Additions additions;
   std::vector<int> tensors;       // degrees to try; empty: powers of two that the model and the nodes allow
   std::vector<int> microbatches;  // sizes to try; empty: powers of two up to 16, and what was measured
-  // The plan that ran until now, maybe on devices that are gone: of the plans that are at most `near` worse than
-  // the best, the one that moves least of its state.
+  // The plan that ran until now, maybe on devices that are gone: of the plans that are at most `near` worse
+  // than the best, the one that moves least of its state.
   std::optional<Plan> old;
   double near = 0.02;
 };

@@ -635,10 +635,9 @@ Simulation Simulator::run(const Layout& layout, const SimulateOptions& options) 
         const int end = stages[s].first + stages[s].layers;
         const bool recompute = stages[s].recompute;
         const double own = costs.running_bytes(stages[s].first, end, recompute);
-        use.memory_bytes +=
-            costs.stage_bytes(stages[s].first, end, stage.peak, recompute, 0, in_backward) -
-            stage.peak * costs.held_bytes(stages[s].first, end, recompute) - own +
-            state.optimizer_bytes[state.at(p, s)];
+        use.memory_bytes += costs.stage_bytes(stages[s].first, end, stage.peak, recompute, 0, in_backward) -
+                            stage.peak * costs.held_bytes(stages[s].first, end, recompute) - own +
+                            state.optimizer_bytes[state.at(p, s)];
         running = std::max(running, own);
         use.update_seconds += state.update_seconds[state.at(p, s)];
         use.in_flight += stage.peak;

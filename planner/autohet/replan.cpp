@@ -12,10 +12,10 @@
 namespace het::planner {
 namespace {
 
-constexpr size_t kFree = 16;             // groups that are put to use one by one
-constexpr int64_t kBudget = 400'000;     // stage-micro-batch pairs that are simulated on the way
-constexpr size_t kStarts = 6;            // mended plans that are improved
-constexpr size_t kManyMoves = 40'000;    // above this many moves of a layer only neighbours exchange layers
+constexpr size_t kFree = 16;           // groups that are put to use one by one
+constexpr int64_t kBudget = 400'000;   // stage-micro-batch pairs that are simulated on the way
+constexpr size_t kStarts = 6;          // mended plans that are improved
+constexpr size_t kManyMoves = 40'000;  // above this many moves of a layer only neighbours exchange layers
 
 void number(PipelineLayout& pipeline) {
   int first = 0;
@@ -83,8 +83,7 @@ class Mender {
         bool alive = true;
         for (size_t t = 0; t < stage.devices.size(); ++t) {
           const auto place = places.find(stage.devices[t]);
-          alive = alive && place != places.end() &&
-                  (t == 0 || place->second == std::pair(to.node, to.host));
+          alive = alive && place != places.end() && (t == 0 || place->second == std::pair(to.node, to.host));
           if (alive) std::tie(to.node, to.host) = place->second;
         }
         own.layout.stages.push_back(to);
@@ -162,14 +161,13 @@ class Mender {
     add(std::move(layout));
   }
 
-  // Broken pipelines go on with the stages that are left: neighbours take the lost one's layers, the one before
-  // it all or half of them; or all layers are cut anew.
+  // Broken pipelines go on with the stages that are left: neighbours take the lost one's layers, the one
+  // before it all or half of them; or all layers are cut anew.
   void shorten(const std::vector<size_t>& broken, bool split) {
     if (broken.empty()) return;
     Layout taken = empty(), cut = empty();
     StageRules rules;
-    rules.optimizer_share =
-        old_.sharded_optimizer ? 1.0 / static_cast<double>(pipelines_.size()) : 1;
+    rules.optimizer_share = old_.sharded_optimizer ? 1.0 / static_cast<double>(pipelines_.size()) : 1;
     StageSolver solver(judge_.costs(old_.tensor, microbatch_), rules);
     for (size_t p = 0; p < pipelines_.size(); ++p) {
       const OldPipeline& from = pipelines_[p];
@@ -272,7 +270,8 @@ class Mender {
     PipelineLayout all{std::max(1, request_.batch / microbatch_ / 2), {}};
     for (const auto& [place, groups] : free)
       for (int g = 0; g < groups; ++g) all.stages.push_back({place.first, place.second, 0, 0, false, 1});
-    for (size_t stages = 1; stages <= all.stages.size(); ++stages) {  // as many pipelines as can be of so many
+    for (size_t stages = 1; stages <= all.stages.size();
+         ++stages) {  // as many pipelines as can be of so many
       Layout layout = from;
       for (size_t first = 0; first + stages <= all.stages.size(); first += stages) {
         PipelineLayout own{all.microbatches, {}};
@@ -416,10 +415,9 @@ class Descent {
     layout.sharded_optimizer = old_.sharded_optimizer && from.pipelines.size() > 1;
     for (size_t p = 0; p < layout.pipelines.size(); ++p)
       for (size_t s = 0; s < layout.pipelines[p].stages.size(); ++s)
-        layout.pipelines[p].stages[s].share =
-            p < old_.pipelines.size() && s < old_.pipelines[p].stages.size()
-                ? old_.pipelines[p].stages[s].optimizer_share
-                : 1;
+        layout.pipelines[p].stages[s].share = p < old_.pipelines.size() && s < old_.pipelines[p].stages.size()
+                                                  ? old_.pipelines[p].stages[s].optimizer_share
+                                                  : 1;
     std::vector<bool> kept(static_cast<size_t>(judge_.request().model.count()), false);
     for (const PipelineLayout& pipeline : layout.pipelines)
       for (const StageLayout& stage : pipeline.stages)

@@ -40,8 +40,8 @@ const StageSolver::Reach& StageSolver::reach(int node, int held) {
         const double kept =
             recompute ? all + (held - 1) * (costs_.checkpoint[f + 1] - costs_.checkpoint[f]) : held * all;
         const double sent = end + 1 < costs_.layers ? costs_.boundary[l] : 0;
-        const double bytes = (costs_.parameters[l + 1] - costs_.parameters[f]) * state + kept +
-                             std::max(running, sent);
+        const double bytes =
+            (costs_.parameters[l + 1] - costs_.parameters[f]) * state + kept + std::max(running, sent);
         if (bytes > limit) break;
         ++end;
       }

@@ -1,13 +1,16 @@
 // What the planner says that a stage takes, beside what its lowered program takes.
 #include <algorithm>
 #include <catch2/catch.hpp>
+#include <map>
 #include <random>
 
 #include "core/graph/fuse.h"
 #include "core/graph/gradient.h"
 #include "core/ops/op.h"
+#include "core/tensor/tensor.h"
 #include "planner/graph_model.h"
 #include "planner/lower.h"
+#include "planner/relocate.h"
 #include "planner/simulate.h"
 #include "planner/work.h"
 #include "tests/unit/planner/random_plan.h"
@@ -54,9 +57,8 @@ Graph model_of(int64_t samples) {
     x = b.call("add", {x, linear(name + ".down", h, 4 * kWidth, kWidth)});
   }
   b.begin_layer("head");
-  const ValueId loss =
-      b.call("linear_cross_entropy",
-             {norm("norm", x), weight("head", {kVocabulary, kWidth}), kAbsent, labels, scale});
+  const ValueId loss = b.call("linear_cross_entropy", {norm("norm", x), weight("head", {kVocabulary, kWidth}),
+                                                       kAbsent, labels, scale});
   b.output("loss", loss);
   const auto gradients = differentiate(graph, loss);
   b.set_phase(Phase::update);
@@ -69,9 +71,10 @@ Graph model_of(int64_t samples) {
   for (const auto& [parameter, gradient] : gradients) {
     const std::string name = graph.values[parameter].name;
     const TensorType type = graph.type(parameter);
-    b.call_all(op_named("adamw"), {parameter, b.buffer(name + ".m", type), b.buffer(name + ".v", type),
-                                   gradient, lr, step, clipped[1]},
-               {{"beta1", 0.9}, {"beta2", 0.99}, {"eps", 1e-8}, {"weight_decay", 0.1}});
+    b.call_all(
+        op_named("adamw"),
+        {parameter, b.buffer(name + ".m", type), b.buffer(name + ".v", type), gradient, lr, step, clipped[1]},
+        {{"beta1", 0.9}, {"beta2", 0.99}, {"eps", 1e-8}, {"weight_decay", 0.1}});
   }
   return graph;
 }
@@ -123,14 +126,68 @@ TEST_CASE("a stage takes the memory that the planner says", "[planner][stage mem
                    << use.memory_bytes << ", real " << real << "\n"
                    << to_lua(plan));
       CHECK(use.memory_bytes >= 0.95 * real - messages);
-      // Not all is kept for weight gradients that a split backward puts off, and interleaved gradients come when
-      // activations go: these take less than is said.
+      // Not all is kept for weight gradients that a split backward puts off, and interleaved gradients come
+      // when activations go: these take less than is said.
       if (!stage.recompute || plan.schedule == Schedule::split_backward || plan.chunks > 1) continue;
       CHECK(use.memory_bytes <= 1.05 * real);
       ++recomputing;
     }
   }
   CHECK(recomputing > 15);
+}
+
+namespace {
+
+// Of each device of a plan, the state that its lowered program holds, element by element: names and positions
+// in the whole tensor.
+std::map<std::string, std::map<std::string, std::vector<bool>>> state_of(const Graph& graph,
+                                                                         const Plan& plan) {
+  std::map<std::string, std::map<std::string, std::vector<bool>>> state;
+  const std::vector<std::string> devices = devices_of(plan);
+  for (size_t rank = 0; rank < devices.size(); ++rank)
+    for (const BufferSpec& buffer : lower(graph, plan, static_cast<int>(rank), true).buffers) {
+      if (buffer.home != Home::state) continue;
+      const Shape whole = buffer.shard ? buffer.shard->whole : buffer.type.shape;
+      Tensor all({DType::f32, whole}), part({DType::f32, buffer.type.shape});
+      for (int64_t i = 0; i < all.elements(); ++i) all.set(i, 0);
+      for (int64_t i = 0; i < part.elements(); ++i) part.set(i, 1);
+      if (buffer.shard)
+        put(all, part, *buffer.shard);
+      else
+        all = part;
+      std::vector<bool>& held = state[devices[rank]][buffer.name];
+      held.resize(static_cast<size_t>(all.elements()));
+      for (int64_t i = 0; i < all.elements(); ++i) held[static_cast<size_t>(i)] = all.at(i) != 0;
+    }
+  return state;
+}
+
+}  // namespace
+
+TEST_CASE("the bytes that a change of plan moves are those that programs lack", "[planner][stage memory]") {
+  const Graph graph = model_of(1);
+  const planner::Model model = planner::model_of_graph(graph, "toy", 1, kContext);
+  int changes = 0;
+  for (unsigned seed = 1; changes < 12; ++seed) {
+    std::mt19937 random(seed);
+    Plan plans[] = {random_plan(random, kLayers, 1), random_plan(random, kLayers, 1)};
+    for (Plan& plan : plans) plan.sharded_optimizer = false;  // runs place whole parameters
+    const planner::Cluster cluster = cluster_for(std::max(devices_in(plans[0]), devices_in(plans[1])));
+    const planner::Relocation relocation(plans[0], cluster, model);
+    const planner::Move move = relocation.move(plans[1]);
+    const auto before = state_of(graph, plans[0]), after = state_of(graph, plans[1]);
+    double lacking = 0;
+    for (const auto& [device, state] : after)
+      for (const auto& [name, held] : state) {
+        const std::vector<bool>* had = nullptr;
+        if (const auto known = before.find(device); known != before.end())
+          if (const auto same = known->second.find(name); same != known->second.end()) had = &same->second;
+        for (size_t i = 0; i < held.size(); ++i) lacking += held[i] && !(had != nullptr && (*had)[i]) ? 4 : 0;
+      }
+    INFO("seed " << seed << "\n" << to_lua(plans[0]) << "\n" << to_lua(plans[1]));
+    CHECK(move.bytes == Approx(lacking).epsilon(1e-9));
+    ++changes;
+  }
 }
 
 }  // namespace het::testing
