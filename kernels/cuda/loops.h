@@ -33,7 +33,12 @@ struct Walk {
   Divisor size[kernels::kMaxRank];
   int64_t stride[K][kernels::kMaxRank] = {};
 
-  void add(int64_t count, int64_t limit) { size[rank++] = Divisor(count, limit); }
+  // The next loop inside those before, of so many rounds, and `limit` rounds of the innermost in all. What is
+  // left for the outermost is not divided.
+  void add(int64_t count, int64_t limit) {
+    size[rank] = rank == 0 ? Divisor() : Divisor(count, limit);
+    ++rank;
+  }
 
   // Where element n is in the first kUsed operands.
   template <int kUsed = K>
