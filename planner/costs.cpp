@@ -26,22 +26,24 @@ double CostTable::input_seconds(int node, int first, int last) const {
 }
 
 double CostTable::held_bytes(int first, int last, bool recompute) const {
-  return recompute ? range(checkpoint, first, first + 1) : range(activation, first, last);
+  return range(recompute ? checkpoint : activation, first, last);
 }
 
 double CostTable::running_bytes(int first, int last, bool recompute) const {
   double most = last < layers ? boundary[static_cast<size_t>(last) - 1] : 0;
-  for (int layer = first; layer < last; ++layer) most = std::max(most, workspace[static_cast<size_t>(layer)]);
-  return most + (recompute ? held_bytes(first, last, false) - held_bytes(first, last, true) : 0);
+  for (int layer = first; layer < last; ++layer) {
+    const double again = held_bytes(layer, layer + 1, false) - held_bytes(layer, layer + 1, true);
+    most = std::max(most, workspace[static_cast<size_t>(layer)] + (recompute ? again : 0));
+  }
+  return most;
 }
 
 double CostTable::stage_bytes(int first, int last, int in_flight, bool recompute, double optimizer_share,
-                              int in_backward) const {
+                              int waiting) const {
   const double own = held_bytes(first, last, recompute), all = held_bytes(first, last, false);
-  const double held = in_flight * own + std::max(0, std::min(in_backward, in_flight) - 1) * (all - own);
   return range(parameters, first, last) *
              (weight_bytes + gradient_bytes + optimizer_bytes * optimizer_share) +
-         held + running_bytes(first, last, recompute);
+         in_flight * own + std::min(waiting, in_flight) * (all - own) + running_bytes(first, last, recompute);
 }
 
 CostTable make_costs(const Cluster& cluster, const Model& model, const Profile& profile, int tensor,

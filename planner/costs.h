@@ -41,12 +41,13 @@ struct CostTable {
   double backward_seconds(int node, int first, int last, bool recompute) const;
   double input_seconds(int node, int first, int last) const;  // of the backward, gradients of inputs alone
   // Bytes on one device: `optimizer_share` is the part of its layers' optimizer state that it holds. A stage
-  // that recomputes keeps its input of each micro-batch in flight and, of those whose backward pass it is in,
-  // all activations: lowering runs the whole stage again. These are one, or with a split backward several.
+  // that recomputes keeps of each micro-batch in flight what its layers begin with, and of those whose weight
+  // gradients are `waiting` all.
   double stage_bytes(int first, int last, int in_flight, bool recompute, double optimizer_share,
-                     int in_backward = 1) const;
-  // Of these: what each micro-batch in flight keeps, and what is there only while the stage runs (its widest
-  // layer's workspace, or the output that is sent on): several stages of one device take turns.
+                     int waiting = 0) const;
+  // Of these: what each micro-batch in flight keeps, and what is there only while the stage runs (a layer's
+  // workspace, what it computed again, or the output that is sent on): several stages of one device take
+  // turns.
   double held_bytes(int first, int last, bool recompute) const;
   double running_bytes(int first, int last, bool recompute) const;
 };

@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <tuple>
 #include <unordered_map>
 
 #include "core/base/error.h"
@@ -390,7 +391,6 @@ class Lowering {
     posted_.erase(u);
     // The gradients of this micro-batch can only have come from its activations: they arrived.
     if (unit.kind == WorkUnit::Kind::backward) settle(sent_forward_[{unit.stage, m}]);
-    if (unit.kind == WorkUnit::Kind::backward && work_.recompute[unit.stage]) recompute(unit.stage, m);
 
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       const Node& node = graph_.nodes[n];
@@ -399,6 +399,7 @@ class Lowering {
         continue;
       if (node.phase != (unit.kind == WorkUnit::Kind::forward ? Phase::forward : Phase::backward)) continue;
       if (work_.later[n] != (unit.kind == WorkUnit::Kind::weight_gradient)) continue;
+      if (node.phase == Phase::backward && work_.recompute[unit.stage]) recompute_for(node, m);
       emit(node, m);
     }
     await_collectives();
@@ -462,13 +463,27 @@ class Lowering {
     for (auto& [key, instructions] : sent_backward_) settle(instructions);
   }
 
-  void recompute(int stage, int microbatch) {
+  // Before a node of the backward pass: the layers whose values it uses and which are computed again are,
+  // once for each micro-batch.
+  void recompute_for(const Node& node, int microbatch) {
+    for (const ValueId id : node.inputs) {
+      const NodeId producer = id == kAbsent ? -1 : graph_.values[id].producer;
+      if (producer < 0 || !facts_.recomputed(producer)) continue;
+      const int stage = work_.stage[producer];
+      const int32_t layer = graph_.nodes[producer].layer;
+      if (again_.insert({stage, layer, microbatch}).second) recompute(stage, layer, microbatch);
+    }
+  }
+
+  void recompute(int stage, int32_t layer, int microbatch) {
+    std::vector<size_t> nodes;
     for (size_t n = 0; n < graph_.nodes.size(); ++n)
-      if (facts_.recomputed(n) && work_.stage[n] == stage)
-        for (const ValueId id : graph_.nodes[n].outputs)
-          if (id != kAbsent) operand(id, microbatch) = {};
-    for (size_t n = 0; n < graph_.nodes.size(); ++n)
-      if (facts_.recomputed(n) && work_.stage[n] == stage) emit(graph_.nodes[n], microbatch);
+      if (facts_.recomputed(n) && work_.stage[n] == stage && graph_.nodes[n].layer == layer)
+        nodes.push_back(n);
+    for (const size_t n : nodes)
+      for (const ValueId id : graph_.nodes[n].outputs)
+        if (id != kAbsent) operand(id, microbatch) = {};
+    for (const size_t n : nodes) emit(graph_.nodes[n], microbatch);
   }
 
   // The gradient that a value of the update is, perhaps gathered or summed over a tensor-parallel group
@@ -517,9 +532,10 @@ class Lowering {
   int microbatches_;
   Facts facts_;
   ProgramWriter out_;
-  std::vector<Operand> operands_;                                  // [value][micro-batch + 1]
-  std::unordered_map<ValueId, Operand> sums_;                      // by root_of
-  std::set<ValueId> begun_;                                        // sums that hold something
+  std::vector<Operand> operands_;                  // [value][micro-batch + 1]
+  std::unordered_map<ValueId, Operand> sums_;      // by root_of
+  std::set<ValueId> begun_;                        // sums that hold something
+  std::set<std::tuple<int, int32_t, int>> again_;  // computed again: stage, layer, micro-batch
   std::map<size_t, std::vector<std::pair<ValueId, int>>> posted_;  // by unit: value, its Start
   std::map<std::pair<int, int>, std::vector<int>> sent_forward_;   // by stage and micro-batch
   std::map<int, std::vector<int>> sent_backward_;                  // by stage

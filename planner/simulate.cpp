@@ -629,13 +629,13 @@ Simulation Simulator::run(const Layout& layout, const SimulateOptions& options) 
       use.idle_end = result.pipeline_seconds - pipeline.executors[e].end;
       double running = 0;
       // With a split backward, those whose weight gradients wait, and the one that runs.
-      const int in_backward = layout.schedule == Schedule::split_backward ? static_cast<int>(e) + 1 : 1;
+      const int waiting = layout.schedule == Schedule::split_backward ? static_cast<int>(e) + 1 : 0;
       for (size_t s = e; s < stages.size(); s += groups) {
         const StageState& stage = pipeline.stages[s];
         const int end = stages[s].first + stages[s].layers;
         const bool recompute = stages[s].recompute;
         const double own = costs.running_bytes(stages[s].first, end, recompute);
-        use.memory_bytes += costs.stage_bytes(stages[s].first, end, stage.peak, recompute, 0, in_backward) -
+        use.memory_bytes += costs.stage_bytes(stages[s].first, end, stage.peak, recompute, 0, waiting) -
                             stage.peak * costs.held_bytes(stages[s].first, end, recompute) - own +
                             state.optimizer_bytes[state.at(p, s)];
         running = std::max(running, own);

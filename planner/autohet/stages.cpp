@@ -35,10 +35,10 @@ const StageSolver::Reach& StageSolver::reach(int node, int held) {
       int end = first;
       while (end < costs_.layers) {
         const auto l = static_cast<size_t>(end);
-        running = std::max(running, costs_.workspace[l]);
-        const double all = costs_.activation[l + 1] - costs_.activation[f];
-        const double kept =
-            recompute ? all + (held - 1) * (costs_.checkpoint[f + 1] - costs_.checkpoint[f]) : held * all;
+        const double all = costs_.held_bytes(end, end + 1, false),
+                     begin = costs_.held_bytes(end, end + 1, true);
+        running = std::max(running, costs_.workspace[l] + (recompute ? all - begin : 0));
+        const double kept = held * costs_.held_bytes(first, end + 1, recompute);
         const double sent = end + 1 < costs_.layers ? costs_.boundary[l] : 0;
         const double bytes =
             (costs_.parameters[l + 1] - costs_.parameters[f]) * state + kept + std::max(running, sent);

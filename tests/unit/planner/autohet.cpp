@@ -261,8 +261,9 @@ TEST_CASE("stage orders: all when few, whole nodes when many, the largest memory
 }
 
 TEST_CASE("where memory is tight, cuts, micro-batches and optimizer state are as good as decided together") {
-  // Deciding part by part is 16 %, 5 % and 2 % slower than brute force on these.
-  for (const uint64_t seed : {9294u, 40013u, 30153u}) {
+  // Deciding part by part is 33 %, 17 % and 5 % slower than brute force on these, and finds nothing on the
+  // last.
+  for (const uint64_t seed : {9035u, 7052u, 20070u, 20039u}) {
     const Request request = random_request(seed);
     INFO("seed " << seed);
     Judge truth(request), found(request);
@@ -293,7 +294,7 @@ TEST_CASE("among many stages no simulation is spent on what cannot make the step
 }
 
 TEST_CASE("without a plan to beat, deciding together still finds one, within its budget") {
-  const Request request = random_request(9294);
+  const Request request = random_request(20039);
   Judge truth(request), found(request), hurried(request);
   plan_exhaustive(truth);
   search_jointly(found, request.additions, "joint", 40'000);
@@ -306,7 +307,7 @@ TEST_CASE("without a plan to beat, deciding together still finds one, within its
 
 TEST_CASE("deciding together uses no addition that is switched off") {
   // Here brute force wants all three: uneven micro-batches, placed state, recompute in one stage alone.
-  Request request = random_request(9294);
+  Request request = random_request(9035);
   Judge all(request);
   search_jointly(all, request.additions, "joint", 40'000);
   REQUIRE(all.best().feasible());

@@ -101,13 +101,11 @@ planner::Cluster cluster_for(int devices) {
 TEST_CASE("a stage takes the memory that the planner says", "[planner][stage memory]") {
   const planner::Model model = planner::model_of_graph(model_of(1), "toy", 1, kContext);
   int recomputing = 0;
-  for (unsigned seed = 1; seed <= 60; ++seed) {
+  for (unsigned seed = 1; seed <= 240; ++seed) {
     std::mt19937 random(seed);
     const int samples = 1 + static_cast<int>(random() % 3);
     Plan plan = random_plan(random, kLayers, samples);
     if (plan.sequence || plan.sharded_optimizer) continue;  // not planned for; placed by whole parameters
-    for (Pipeline& pipeline : plan.pipelines)  // of a single one gradients take the place of activations
-      pipeline.microbatches = std::max(pipeline.microbatches, 2);
     const Graph graph = model_of(samples);
     planner::SimulateOptions details;
     details.details = true;
@@ -129,6 +127,8 @@ TEST_CASE("a stage takes the memory that the planner says", "[planner][stage mem
       // Not all is kept for weight gradients that a split backward puts off, and interleaved gradients come
       // when activations go: these take less than is said.
       if (!stage.recompute || plan.schedule == Schedule::split_backward || plan.chunks > 1) continue;
+      // Where no micro-batch follows those in flight, gradients come to be as activations go.
+      if (use.in_flight >= plan.pipelines[static_cast<size_t>(use.pipeline)].microbatches) continue;
       CHECK(use.memory_bytes <= 1.05 * real);
       ++recomputing;
     }
