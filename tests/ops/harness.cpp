@@ -36,7 +36,7 @@ TensorType widened(TensorType type) {
 
 // --- operands in memory
 
-// A tensor between guard bytes, `shift` elements off the alignment of its buffer.
+// A tensor between guard bytes, three elements off the alignment of its buffer unless aligned.
 struct Placed {
   Tensor tensor;
   std::vector<std::byte> before;  // the buffer's bytes when the kernel was started
@@ -53,7 +53,9 @@ Strides strides_of(const Shape& shape, Placing placing) {
   switch (placing) {
     case Placing::packed: return contiguous_strides(shape);
     case Placing::padded:
-      for (int64_t d = rank; d-- > 0; step = step * shape[d] + 3) strides[d] = step;
+    case Placing::aligned:
+      for (int64_t d = rank; d-- > 0; step = step * shape[d] + (placing == Placing::aligned ? 8 : 3))
+        strides[d] = step;
       if (rank > 0) strides[rank - 1] = 1;
       return strides;
     case Placing::permuted:
@@ -75,10 +77,10 @@ Strides strides_of(const Shape& shape, Placing placing) {
   return strides;
 }
 
-Placed place(const TensorType& type, Placing placing, int64_t shift) {
+Placed place(const TensorType& type, Placing placing, bool aligned = false) {
   if (!type.present()) return {};
   const int64_t size = bytes_of(type.dtype);
-  Layout layout{type, strides_of(type.shape, placing), kGuard / size + shift};
+  Layout layout{type, strides_of(type.shape, placing), kGuard / size + (aligned ? 0 : 3)};
   int64_t extent = 1;
   for (size_t d = 0; d < type.shape.size(); ++d) extent += (type.shape[d] - 1) * layout.strides[d];
   auto buffer = std::make_shared<Buffer>((layout.offset + extent) * size + kGuard);
@@ -190,7 +192,7 @@ Tolerance tolerance_on(const Device& device, const Case& test, size_t result, DT
 }  // namespace
 
 std::string_view name_of(Placing placing) {
-  static constexpr std::string_view kNames[] = {"packed", "padded", "permuted", "reversed"};
+  static constexpr std::string_view kNames[] = {"packed", "padded", "permuted", "reversed", "aligned"};
   return kNames[static_cast<size_t>(placing)];
 }
 
@@ -219,12 +221,12 @@ std::vector<Tensor> oracle(const OpDef& op, const std::vector<Tensor>& inputs, c
   const auto results = op.infer({op, types_of(inputs), attributes});
   std::vector<Placed> in, out;
   for (const Tensor& tensor : inputs) {
-    in.push_back(place(widened(tensor.type()), Placing::packed, 0));
+    in.push_back(place(widened(tensor.type()), Placing::packed));
     if (tensor.present()) in.back().tensor.copy_from(tensor);
   }
   for (size_t o = 0; o < results.size(); ++o) {
     const int aliased = aliased_input(op, o);
-    out.push_back(aliased >= 0 ? in[aliased] : place(widened(results[o]), Placing::packed, 0));
+    out.push_back(aliased >= 0 ? in[aliased] : place(widened(results[o]), Placing::packed));
   }
   const Launch launch(in, out);
   const auto kernel =
@@ -286,9 +288,10 @@ std::vector<std::string> compare(Device& device, const Trial& trial, bool& suppo
   const std::vector<Tensor>& inputs = trial.question.inputs;
   const auto results = op.infer({op, types_of(inputs), attributes});
 
+  const bool aligned = trial.placing == Placing::aligned;
   std::vector<Placed> in, out;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    in.push_back(place(inputs[i].type(), placing_of(op.strided_inputs, i, trial.placing), trial.shift));
+    in.push_back(place(inputs[i].type(), placing_of(op.strided_inputs, i, trial.placing), aligned));
     if (inputs[i].present()) in.back().tensor.copy_from(inputs[i]);
   }
   std::vector<bool> written(in.size(), false);
@@ -300,7 +303,7 @@ std::vector<std::string> compare(Device& device, const Trial& trial, bool& suppo
       written[aliased] = true;
       continue;
     }
-    out.push_back(place(results[o], placing_of(op.strided_outputs, o, trial.placing), trial.shift));
+    out.push_back(place(results[o], placing_of(op.strided_outputs, o, trial.placing), aligned));
     if (!results[o].present()) continue;
     if ((trial.accumulate >> o) & 1) {
       const Tensor there = drawn(T({}), results[o], 2000 + o);
@@ -337,8 +340,8 @@ std::vector<std::string> compare(Device& device, const Trial& trial, bool& suppo
   for (size_t o = 0; o < out.size(); ++o) {
     if (!out[o].tensor.present()) continue;
     if (const auto stray = stray_write(out[o], true)) problem(fmt::format("result {}: {}", o, *stray));
-    if (const auto wrong =
-            difference(out[o].tensor, wanted[o], tolerance_on(device, test, o, trial.question.dtype)))
+    const Tolerance tolerance = tolerance_on(device, test, o, trial.question.dtype);
+    if (const auto wrong = difference(out[o].tensor, wanted[o], tolerance))
       problem(fmt::format("result {}: {}", o, *wrong));
   }
 

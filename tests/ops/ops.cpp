@@ -24,10 +24,13 @@ std::vector<const Case*> cases_of(std::string_view op) {
 // devices have nothing to do for them.
 bool has_kernel(const OpDef& op) { return !op.view && op.name != "concat" && !op.communicates; }
 
-std::vector<Placing> placings_of(const OpDef& op) {
-  if (op.strided_inputs == 0 && op.strided_outputs == 0) return {Placing::packed};
-  if (op.name == "copy") return {Placing::packed, Placing::padded, Placing::permuted, Placing::reversed};
-  return {Placing::packed, Placing::padded, Placing::permuted};
+std::vector<Placing> placings_of(const OpDef& op, const Subject& subject) {
+  std::vector<Placing> placings{Placing::packed};
+  if (op.strided_inputs != 0 || op.strided_outputs != 0)
+    placings.insert(placings.end(), {Placing::padded, Placing::permuted});
+  if (op.name == "copy") placings.push_back(Placing::reversed);
+  if (subject.is_gpu()) placings.push_back(Placing::aligned);  // its fast paths want accesses of 16 bytes
+  return placings;
 }
 
 std::vector<uint32_t> accumulations_of(const OpDef& op) {
@@ -36,12 +39,6 @@ std::vector<uint32_t> accumulations_of(const OpDef& op) {
   for (uint32_t bit = 1; bit <= op.accumulates; bit <<= 1)
     if ((op.accumulates & bit) != 0 && op.accumulates != bit) masks.push_back(bit);
   return masks;
-}
-
-// GPUs have other paths for aligned operands.
-std::vector<int64_t> shifts_on(const Device& device) {
-  if (device.name() == "cuda") return {3, 0};
-  return {3};
 }
 
 // Devices may leave f16 out; f32 and bf16 they all have.
@@ -62,17 +59,15 @@ void compare_all(const Subject& subject, const OpDef& op) {
     if (subject.is_reference() && flops_of(*test) > 100'000) continue;
     for (const DType dtype : test->dtypes) {
       const Question question = question_of(*test, dtype);
-      for (const Placing placing : placings_of(op))
-        for (const uint32_t accumulate : accumulations_of(op))
-          for (const int64_t shift : shifts_on(*subject.device)) {
-            INFO(to_string(*test) << ", " << name_of(dtype) << ", " << name_of(placing) << " from element "
-                                  << shift << ", accumulating into " << accumulate << ", seed "
-                                  << random_seed());
-            bool supported = false;
-            const auto problems = compare(*subject.device, {question, placing, accumulate, shift}, supported);
-            if (!supported && !may_lack(dtype)) FAIL_CHECK("the device has no kernel for it");
-            CHECK(problems == kNone);
-          }
+      for (const Placing placing : placings_of(op, subject))
+        for (const uint32_t accumulate : accumulations_of(op)) {
+          INFO(to_string(*test) << ", " << name_of(dtype) << ", " << name_of(placing)
+                                << ", accumulating into " << accumulate << ", seed " << random_seed());
+          bool supported = false;
+          const auto problems = compare(*subject.device, {question, placing, accumulate}, supported);
+          if (!supported && !may_lack(dtype)) FAIL_CHECK("the device has no kernel for it");
+          CHECK(problems == kNone);
+        }
     }
   }
 }
