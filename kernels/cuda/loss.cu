@@ -261,9 +261,13 @@ __global__ void __launch_bounds__(kMostThreads) classify(Tile tile, Labels label
       const int64_t i = begin + static_cast<int64_t>(threadIdx.x) * kEach;
       float v[2][kEach / 2];
       if (counts && i < n) {
-        const float* from = keeps ? kept : logits;
-        load(v[0], from + i);
-        load(v[1], from + i + kEach / 2);
+        if (keeps) {
+          load(v[0], kept + i);
+          load(v[1], kept + i + kEach / 2);
+        } else {
+          load(v[0], logits + i);
+          load(v[1], logits + i + kEach / 2);
+        }
       }
       // All threads have read as far as anyone writes; the first time also the label's logit.
       __syncthreads();

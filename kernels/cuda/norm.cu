@@ -54,14 +54,18 @@ constexpr int kGradientBlocks = kColumns == 8 && N > 1 ? (sizeof(T) == 2 ? 3 : 2
 
 // This thread's place in the grid.
 struct Place {
-  int per_row, rows, mine,
-      thread;  // threads of a row, rows of a block; of this thread: its row, its number in it
+  int per_row, rows;  // threads of a row, rows of a block
+  int mine, thread;   // which of them is this thread's, and its number in it
+  int first_warp;     // of its row in the block
+  float share;        // 1 / columns
 
-  __device__ explicit Place(int warps)
+  __device__ Place(int warps, int n)
       : per_row(warps * kWarp),
         rows(blockDim.x / per_row),
         mine(threadIdx.x / per_row),
-        thread(threadIdx.x % per_row) {}
+        thread(threadIdx.x % per_row),
+        first_warp(mine * warps),
+        share(1.0f / static_cast<float>(n)) {}
   template <int N>
   __device__ int column(int pack) const {
     return (pack * per_row + thread) * N;
@@ -99,19 +103,19 @@ __device__ inline void hold_vector(float (&to)[kPacks * N], const float* from, f
 // Sums over the threads of a row, in every one of them; all threads of the block come. Successive calls take
 // `turn` 0 and 1 by turns: so that one barrier is enough, each leaves the other's scratch alone.
 template <int K>
-__device__ inline void row_sums(float (&x)[K], int warps, int turn) {
+__device__ inline void row_sums(float (&x)[K], const Place& place, int turn) {
   __shared__ float scratch[2][kMostThreads / kWarp][2];
 #pragma unroll
   for (int k = 0; k < K; ++k) x[k] = warp_sum(x[k]);
+  const int warps = place.per_row / kWarp;
   if (warps == 1) return;
-  const int warp = threadIdx.x / kWarp, first = warp / warps * warps;
   if (threadIdx.x % kWarp == 0)
 #pragma unroll
-    for (int k = 0; k < K; ++k) scratch[turn][warp][k] = x[k];
+    for (int k = 0; k < K; ++k) scratch[turn][threadIdx.x / kWarp][k] = x[k];
   __syncthreads();
 #pragma unroll
   for (int k = 0; k < K; ++k) x[k] = 0;
-  for (int other = first; other < first + warps; ++other)
+  for (int other = place.first_warp; other < place.first_warp + warps; ++other)
 #pragma unroll
     for (int k = 0; k < K; ++k) x[k] += scratch[turn][other][k];
 }
@@ -122,7 +126,7 @@ __global__ void __launch_bounds__(kColumns == 8 ? kThreads : kMostThreads, kBloc
               int64_t rows, int n, float eps, int warps) {
   constexpr int kPacks = kColumns / N;
   constexpr int kAhead = N > 1 && sizeof(T) * kColumns <= 32 ? 2 : 1;  // rows on their way
-  const Place place(warps);
+  const Place place(warps, n);
   float w[kColumns], b[kColumns];
   hold_vector<N, kPacks>(w, weight, 1, n, place);
   hold_vector<N, kPacks>(b, bias, 0, n, place);
@@ -144,8 +148,8 @@ __global__ void __launch_bounds__(kColumns == 8 ? kThreads : kMostThreads, kBloc
       for (int p = 0; p < kPacks; ++p)
 #pragma unroll
         for (int k = 0; k < N; ++k) mean[0] += held.packs[p][k];
-      row_sums(mean, warps, 0);
-      mean[0] /= n;
+      row_sums(mean, place, 0);
+      mean[0] *= place.share;
     }
 #pragma unroll
     for (int p = 0; p < kPacks; ++p)
@@ -154,8 +158,8 @@ __global__ void __launch_bounds__(kColumns == 8 ? kThreads : kMostThreads, kBloc
         const float centred = held.packs[p][k] - mean[0];
         if (place.column<N>(p) < n) square[0] += centred * centred;
       }
-    row_sums(square, warps, kCentred ? 1 : turn);
-    const float rstd = 1.0f / sqrtf(square[0] / n + eps);
+    row_sums(square, place, kCentred ? 1 : turn);
+    const float rstd = rsqrtf(square[0] * place.share + eps);
     if (row >= rows) continue;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -181,7 +185,7 @@ __global__ void __launch_bounds__(kColumns == 8 ? kThreads : kMostThreads, kGrad
                        T* dx, float* sums, int64_t rows, int n, int warps) {
   constexpr int kPacks = kColumns / N;
   constexpr bool kAhead = N > 1 && sizeof(T) * kColumns <= 32;  // the next row is on its way
-  const Place place(warps);
+  const Place place(warps, n);
   float w[kColumns], dweight[kColumns] = {}, dbias[kColumns] = {};
   hold_vector<N, kPacks>(w, weight, 1, n, place);
   const int64_t step = static_cast<int64_t>(gridDim.x) * place.rows;
@@ -214,8 +218,8 @@ __global__ void __launch_bounds__(kColumns == 8 ? kThreads : kMostThreads, kGrad
         dweight[p * N + k] += d * h;
         dbias[p * N + k] += d;
       }
-    row_sums(both, warps, turn);
-    const float mean_g = kCentred ? both[0] / n : 0.0f, mean_gh = both[1] / n;
+    row_sums(both, place, turn);
+    const float mean_g = kCentred ? both[0] * place.share : 0.0f, mean_gh = both[1] * place.share;
     if (row >= rows) continue;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {

@@ -340,8 +340,8 @@ std::vector<std::string> compare(Device& device, const Trial& trial, bool& suppo
   for (size_t o = 0; o < out.size(); ++o) {
     if (!out[o].tensor.present()) continue;
     if (const auto stray = stray_write(out[o], true)) problem(fmt::format("result {}: {}", o, *stray));
-    if (const auto wrong =
-            difference(out[o].tensor, wanted[o], tolerance_on(device, test, o, trial.question.dtype)))
+    const Tolerance tolerance = tolerance_on(device, test, o, trial.question.dtype);
+    if (const auto wrong = difference(out[o].tensor, wanted[o], tolerance))
       problem(fmt::format("result {}: {}", o, *wrong));
   }
 
