@@ -20,7 +20,9 @@ void copy_async(uint32_t to, const void* from, bool there);
 void commit_copies();
 void wait_for_copies(int pending);
 
-// Reads of eight rows by load_matrices that met in a bank of shared memory, in all launches so far.
+// In all launches so far: products of a warp by multiply_add, and reads of eight rows by load_matrices that
+// met in a bank of shared memory.
+int64_t products();
 int64_t bank_conflicts();
 
 // Of one thread: groups of copies that were committed, and the one that was not.

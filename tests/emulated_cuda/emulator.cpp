@@ -3,10 +3,12 @@
 #include <boost/context/fiber.hpp>
 #include <boost/context/pooled_fixedsize_stack.hpp>
 #include <cstdlib>
+#include <exception>
 #include <map>
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <cuda_runtime.h>
@@ -49,6 +51,7 @@ struct Block {
   unsigned current = 0;
   int votes[2] = {};  // of barriers that count, by their parity
   unsigned barriers = 0;
+  std::exception_ptr error;  // of the thread that ran last
 };
 
 Block block;
@@ -65,7 +68,13 @@ void wait(State state) {
 void start(Thread& thread, const std::function<void()>& body) {
   thread.fiber = context::fiber(std::allocator_arg, stacks, [&thread, &body](context::fiber&& scheduler) {
     thread.scheduler = std::move(scheduler);
-    body();
+    try {
+      body();
+    } catch (const context::detail::forced_unwind&) {  // a thread of a block that was given up
+      throw;
+    } catch (...) {
+      block.error = std::current_exception();
+    }
     thread.state = State::ended;
     return std::move(thread.scheduler);
   });
@@ -76,6 +85,7 @@ void resume(unsigned i) {
   block.current = i;
   threadIdx = thread.index;
   thread.fiber = std::move(thread.fiber).resume();
+  if (block.error) std::rethrow_exception(std::exchange(block.error, nullptr));
 }
 
 // Lets go those of a warp whose whole mask has come. True: some.

@@ -6,7 +6,7 @@
 namespace emulated {
 namespace {
 
-int64_t conflicts = 0;
+int64_t multiplied = 0, conflicts = 0;
 
 // What a lane leaves for the others.
 struct Row {
@@ -77,6 +77,7 @@ void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b
   widen_pair(own.b[1], b1);
   const unsigned turn = leave(own);
   const int lane = lane_id(), group = lane / 4, pair = 2 * (lane % 4);
+  multiplied += lane == 0;
   double sums[4] = {d[0], d[1], d[2], d[3]};
   for (int t = 0; t < 4; ++t) {  // terms 2t, 2t + 1, 2t + 8 and 2t + 9
     const auto rows = left_by<Fragments>(4 * group + t, turn);
@@ -116,6 +117,7 @@ void wait_for_copies(int pending) {
   groups.erase(groups.begin(), groups.begin() + static_cast<std::ptrdiff_t>(done));
 }
 
+int64_t products() { return multiplied; }
 int64_t bank_conflicts() { return conflicts; }
 
 }  // namespace emulated
