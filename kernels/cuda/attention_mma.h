@@ -65,9 +65,9 @@ __device__ inline void copy_tile(Shared tile, int count, int head, const Row& ro
 
 // Begin to copy rows [token, token + kRows) of `from` [count, head], rows `step` elements apart, those from
 // `count` on as 0. The loops' form: few registers, no conditions for whole tiles.
-template <int kRows, int kHead, typename T>
+template <int kRows, int kHead, int kThreads = kMmaThreads, typename T>
 __device__ inline void copy_rows(Shared tile, const T* from, int64_t step, int token, int count, int head) {
-  constexpr int kChunks = kHead / 8, kStep = kMmaThreads / kChunks;
+  constexpr int kChunks = kHead / 8, kStep = kThreads / kChunks;
   const int first = threadIdx.x / kChunks, chunk = threadIdx.x % kChunks;
   const Shared to = tile + offset_in_tile<kRows>(first, chunk);
   const T* row = from + (token + first) * step + chunk * 8;
@@ -174,8 +174,103 @@ __device__ inline void write_rows(std::byte* tile, int first, const float (&sums
 
 // ---- forward ----
 
-// Online softmax: m is the largest score of a row so far, l the sum of exp2(c (score - m)) over the lane's
-// columns, where c = scale log2(e).
+// Scores of rows from `first` on and keys from `from` on that their rows do not see, or from `end` on, become
+// -infinity.
+template <int M, int N>
+__device__ inline void hide(const Attention& p, float (&s)[M][N][4], int first, int from, int end,
+                            int position) {
+  const int lane = threadIdx.x % kWarp;
+#pragma unroll
+  for (int m = 0; m < M; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int limit =
+          min(end, p.visible(first + m * 16 + half * 8 + lane / 4, position)) - from - lane % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < N; ++n)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          if (n * 8 + e >= limit) s[m][n][2 * half + e] = -INFINITY;
+    }
+}
+
+// Online softmax: scores become exp2(c (score - most)), c = scale log2(e), `most` being the largest score of
+// a row so far, `total` the sum over the lane's columns. What was summed before has to be multiplied by
+// `shrink`. True: some row of the warp has a new maximum.
+template <int M, int N>
+__device__ inline bool soften(float (&s)[M][N][4], float (&most)[M][2], float (&total)[M][2],
+                              float (&shrink)[M][2], float c) {
+  bool grown = false;
+#pragma unroll
+  for (int m = 0; m < M; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float now = most[m][half];
+#pragma unroll
+      for (int n = 0; n < N; ++n) now = fmaxf(now, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
+      now = fmaxf(now, __shfl_xor_sync(~0u, now, 1));
+      now = fmaxf(now, __shfl_xor_sync(~0u, now, 2));
+      const float base = now == -INFINITY ? 0.0f : now * c;  // the row has seen no key yet
+      grown |= now > most[m][half];
+      shrink[m][half] = exp2_fast(most[m][half] * c - base);
+      most[m][half] = now;
+      float sum = 0;
+#pragma unroll
+      for (int n = 0; n < N; ++n)
+#pragma unroll
+        for (int e = 2 * half; e < 2 * half + 2; ++e)
+          sum += s[m][n][e] = exp2_fast(fmaf(s[m][n][e], c, -base));
+      total[m][half] = total[m][half] * shrink[m][half] + sum;
+    }
+  return __any_sync(~0u, grown);  // rarely, after the first tiles
+}
+
+template <int M, int D>
+__device__ inline void rescale(float (&sums)[M][D][4], const float (&shrink)[M][2]) {
+#pragma unroll
+  for (int m = 0; m < M; ++m)
+#pragma unroll
+    for (int n = 0; n < D; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sums[m][n][e] *= shrink[m][e / 2];
+}
+
+// The results of a warp's rows, through its rows of the tile of queries.
+template <int kRows, typename T, int M, int D>
+__device__ inline void finish(const Attention& p, const RowBlock& block, int warp_row, std::byte* query_tile,
+                              const float (&sums)[M][D][4], const float (&most)[M][2],
+                              const float (&total)[M][2], const Results<T>& results) {
+  const int lane = threadIdx.x % kWarp, b = block.b, h = block.h;
+  float factors[M][2];
+  const int64_t split = block.split * static_cast<int64_t>(p.batch) * p.query_heads * p.queries;
+#pragma unroll
+  for (int m = 0; m < M; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float sum = total[m][half];
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      factors[m][half] = sum == 0 ? 0.0f : 1.0f / sum;
+      const int row = block.first + warp_row + m * 16 + half * 8 + lane / 4;
+      if (row >= p.rows()) continue;
+      const int64_t index = p.index(b, p.query_of(row), p.head_of(h, row));
+      if (results.lse != nullptr && lane % 4 == 0)
+        results.lse[split + index] = sum == 0 ? -INFINITY : most[m][half] * p.scale + logf(sum);
+      if (p.splits == 1) continue;
+      float* to = results.parts + (split + index) * p.head;
+#pragma unroll
+      for (int n = 0; n < D; ++n)
+        if (n * 8 < p.head)
+          *reinterpret_cast<float2*>(to + n * 8 + lane % 4 * 2) = make_float2(
+              sums[m][n][2 * half] * factors[m][half], sums[m][n][2 * half + 1] * factors[m][half]);
+    }
+  if (p.splits > 1) return;
+  write_rows<T, D * 8, kRows>(query_tile, warp_row, sums, factors, p.head, [&](int i) {
+    const int row = block.first + warp_row + i;
+    return row >= p.rows() ? nullptr : results.out + p.out.at(b, p.query_of(row), p.head_of(h, row));
+  });
+}
+
 template <typename T, int kHead>
 __global__ void __launch_bounds__(kMmaThreads, kHead == 64 ? 3 : 2)
     forward_mma(const Attention p, const T* q, const T* k, const T* v, const Results<T> results,
@@ -187,7 +282,7 @@ __global__ void __launch_bounds__(kMmaThreads, kHead == 64 ? 3 : 2)
   if (start < 0) return;
   const RowBlock block(p, kRows, start);
   const int b = block.b, h = block.h, key_head = h * p.packed / p.group();
-  const int lane = threadIdx.x % kWarp, warp_row = threadIdx.x / kWarp * (16 * M);
+  const int warp_row = threadIdx.x / kWarp * (16 * M);
   const Shared query_tile = shared_address(dynamic_shared());
   const Shared key_tiles = query_tile + kRows * kHead * 2, value_tiles = key_tiles + 2 * kTileBytes;
 
@@ -228,80 +323,13 @@ __global__ void __launch_bounds__(kMmaThreads, kHead == 64 ? 3 : 2)
 
     float s[M][N][4];
     multiply<T, kHead, kRows, kKeys>(s, query_tile, warp_row, key_tiles + stage * kTileBytes);
-    if (from + kKeys > fewest)
-#pragma unroll
-      for (int m = 0; m < M; ++m)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int row = block.first + warp_row + m * 16 + half * 8 + lane / 4;
-          const int limit = min(block.end, p.visible(row, start)) - from - lane % 4 * 2;
-#pragma unroll
-          for (int n = 0; n < N; ++n)
-#pragma unroll
-            for (int e = 0; e < 2; ++e)
-              if (n * 8 + e >= limit) s[m][n][2 * half + e] = -INFINITY;
-        }
+    if (from + kKeys > fewest) hide(p, s, block.first + warp_row, from, block.end, start);
     float shrink[M][2];
-    bool grown = false;
-#pragma unroll
-    for (int m = 0; m < M; ++m)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float now = most[m][half];
-#pragma unroll
-        for (int n = 0; n < N; ++n) now = fmaxf(now, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
-        now = fmaxf(now, __shfl_xor_sync(~0u, now, 1));
-        now = fmaxf(now, __shfl_xor_sync(~0u, now, 2));
-        const float base = now == -INFINITY ? 0.0f : now * c;  // the row has seen no key yet
-        grown |= now > most[m][half];
-        shrink[m][half] = exp2_fast(most[m][half] * c - base);
-        most[m][half] = now;
-        float sum = 0;
-#pragma unroll
-        for (int n = 0; n < N; ++n)
-#pragma unroll
-          for (int e = 2 * half; e < 2 * half + 2; ++e)
-            sum += s[m][n][e] = exp2_fast(fmaf(s[m][n][e], c, -base));
-        total[m][half] = total[m][half] * shrink[m][half] + sum;
-      }
-    if (__any_sync(~0u, grown))  // rarely, after the first tiles
-#pragma unroll
-      for (int m = 0; m < M; ++m)
-#pragma unroll
-        for (int n = 0; n < kHead / 8; ++n)
-#pragma unroll
-          for (int e = 0; e < 4; ++e) sums[m][n][e] *= shrink[m][e / 2];
+    if (soften(s, most, total, shrink, c)) rescale(sums, shrink);
     accumulate<T, kHead>(sums, s, value_tiles + stage * kTileBytes);
   }
 
-  float factors[M][2];
-  const int64_t split = block.split * static_cast<int64_t>(p.batch) * p.query_heads * p.queries;
-#pragma unroll
-  for (int m = 0; m < M; ++m)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float sum = total[m][half];
-      sum += __shfl_xor_sync(~0u, sum, 1);
-      sum += __shfl_xor_sync(~0u, sum, 2);
-      factors[m][half] = sum == 0 ? 0.0f : 1.0f / sum;
-      const int row = block.first + warp_row + m * 16 + half * 8 + lane / 4;
-      if (row >= p.rows()) continue;
-      const int64_t index = p.index(b, p.query_of(row), p.head_of(h, row));
-      if (results.lse != nullptr && lane % 4 == 0)
-        results.lse[split + index] = sum == 0 ? -INFINITY : most[m][half] * p.scale + logf(sum);
-      if (p.splits == 1) continue;
-      float* to = results.parts + (split + index) * p.head;
-#pragma unroll
-      for (int n = 0; n < kHead / 8; ++n)
-        if (n * 8 < p.head)
-          *reinterpret_cast<float2*>(to + n * 8 + lane % 4 * 2) = make_float2(
-              sums[m][n][2 * half] * factors[m][half], sums[m][n][2 * half + 1] * factors[m][half]);
-    }
-  if (p.splits > 1) return;
-  write_rows<T, kHead, kRows>(dynamic_shared(), warp_row, sums, factors, p.head, [&](int i) {
-    const int row = block.first + warp_row + i;
-    return row >= p.rows() ? nullptr : results.out + p.out.at(b, p.query_of(row), p.head_of(h, row));
-  });
+  finish<kRows>(p, block, warp_row, dynamic_shared(), sums, most, total, results);
 }
 
 // ---- backward ----

@@ -36,7 +36,7 @@ struct Thread {
   State state = State::ready;
   unsigned mask = 0;  // of the warp barrier that it waits at
   unsigned turn = 0;  // exchanges so far
-  AsyncCopies copies;
+  Groups copies, products;
   context::fiber fiber, scheduler;
 };
 
@@ -178,8 +178,9 @@ std::byte* exchange_slot(unsigned lane, unsigned turn) {
   return block.warps[block.current / kLanes].slots[turn % 2][lane];
 }
 std::byte* dynamic_shared() { return block.shared.data(); }
-AsyncCopies& async_copies() { return block.threads[block.current].copies; }
-bool copies_arrive_at_once() { return launches % 2 != 0; }
+Groups& copies() { return block.threads[block.current].copies; }
+Groups& asynchronous_products() { return block.threads[block.current].products; }
+bool work_is_done_at_once() { return launches % 2 != 0; }
 
 void run(dim3 grid, dim3 threads, size_t shared, const std::function<void()>& body) {
   gridDim = grid;
@@ -251,6 +252,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   *value = attribute == cudaDevAttrMultiProcessorCount            ? 4
            : attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? 227 << 10
+           : attribute == cudaDevAttrComputeCapabilityMajor       ? emulated::generation
                                                                   : 0;
   return cudaSuccess;
 }

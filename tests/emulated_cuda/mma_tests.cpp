@@ -7,6 +7,7 @@
 #include "core/ops/op.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/mma.h"
+#include "kernels/cuda/wgmma.h"
 
 namespace het::HET_CUDA {
 namespace {
@@ -141,7 +142,7 @@ TEST_CASE("copies arrive no later than they are waited for, and fill with 0 what
       wait_for_copies<1>();
       CHECK(arrived(0, source + lane * 16));
       CHECK(arrived(2, nothing));
-      CHECK(arrived(1, source + (kWarp + lane) * 16) == emulated::copies_arrive_at_once());
+      CHECK(arrived(1, source + (kWarp + lane) * 16) == emulated::work_is_done_at_once());
       wait_for_copies<0>();
       CHECK(arrived(1, source + (kWarp + lane) * 16));
     });
@@ -155,6 +156,63 @@ TEST_CASE("a bank conflict is counted, an odd address refused") {
   on_a_warp(4096, [&] { load_matrices(to, threadIdx.x * 128); });
   CHECK(emulated::bank_conflicts() == before + 4);
   CHECK_THROWS(on_a_warp(4096, [&] { load_matrices(to, 8); }));
+}
+
+// wgmma: tiles of one panel or two, whose 16-byte chunk c of row r lies at c ^ r % 8.
+TEST_CASE("a warpgroup multiplies tiles of shared memory, and rows in registers with columns there") {
+  constexpr int kA = 0, kB = 64 * 128, kV = kB + 128 * 128, kPanel = 16 * 128;
+  const auto a = [](int i, int k) { return small_number<bf16>(3 * i + 5 * k); };
+  const auto b = [](int j, int k) { return small_number<bf16>(4 * k + j + 2); };
+  const auto v = [](int j, int n) { return small_number<bf16>(2 * j + 3 * n); };
+  const auto at = [](int tile, int row, int column) {
+    return reinterpret_cast<bf16*>(dynamic_shared() + tile + row * 128 + ((column / 8 ^ row % 8) << 4)) +
+           column % 8;
+  };
+  std::vector<float> scores(64 * 128), sums(64 * 128);
+  for (int launch = 0; launch < 2; ++launch) {
+    std::fill(scores.begin(), scores.end(), 0);
+    emulated::run(dim3(1), dim3(128), kV + 2 * kPanel, [&] {
+      if (threadIdx.x == 0) {
+        for (int k = 0; k < 64; ++k) {
+          for (int i = 0; i < 64; ++i) *at(kA, i, k) = a(i, k);
+          for (int j = 0; j < 128; ++j) *at(kB, j, k) = b(j, k);
+        }
+        for (int j = 0; j < 16; ++j)
+          for (int n = 0; n < 128; ++n) *at(kV + n / 64 * kPanel, j, n % 64) = v(j, n);
+      }
+      __syncthreads();
+      const Shared shared = shared_address(dynamic_shared());
+      float d[16][4], e[16][4];
+      for (auto& four : e)
+        for (float& value : four) value = 1;
+      begin_products();
+      for (int k = 0; k < 4; ++k)  // the second 16 elements are 32 bytes on
+        multiply_tiles<bf16>(d, matrix_by_rows(shared + kA + k * 32), matrix_by_rows(shared + kB + k * 32),
+                             k > 0);
+      commit_products();
+      const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4, column = lane % 4 * 2;
+      const auto pair = [&](int i, int k) { return pair_of<bf16>(to_float(a(i, k)), to_float(a(i, k + 1))); };
+      const uint32_t rows[4] = {pair(row, column), pair(row + 8, column), pair(row, column + 8),
+                                pair(row + 8, column + 8)};
+      multiply_rows<bf16>(e, rows, matrix_by_columns(shared + kV, kPanel));
+      commit_products();
+      wait_for_products<0>();
+      for (int n = 0; n < 16; ++n)
+        for (int f = 0; f < 4; ++f) {
+          const int to = (row + f / 2 * 8) * 128 + n * 8 + column + f % 2;
+          scores[to] = d[n][f];
+          sums[to] = e[n][f];
+        }
+    });
+    for (int i = 0; i < 64; ++i)
+      for (int j = 0; j < 128; ++j) {
+        float score = 0, sum = 1;
+        for (int k = 0; k < 64; ++k) score += to_float(a(i, k)) * to_float(b(j, k));
+        for (int k = 0; k < 16; ++k) sum += to_float(a(i, k)) * to_float(v(k, j));
+        REQUIRE(scores[i * 128 + j] == score);
+        REQUIRE(sums[i * 128 + j] == sum);
+      }
+  }
 }
 
 TEST_CASE("exp2_fast is 2^x, also of minus infinity") {
