@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/attention_mma.h"
 #include "kernels/cuda/attention_plain.h"
+#include "kernels/cuda/attention_wgmma.h"
 #include "kernels/cuda/kernel.h"
 
 namespace het::HET_CUDA {
@@ -83,6 +84,12 @@ unsigned blocks_of(int64_t tokens, int tile, int64_t heads) {
 
 // ---- forward ----
 
+// Whether wgmma does the forward pass. It is Hopper's alone.
+bool suits_wgmma(const Context& context, const Attention& p) {
+  return context.generation == 9 && p.packed == 1 && p.splits == 1 &&
+         WarpgroupTile::bytes(p.head <= 64 ? 64 : 128) <= static_cast<size_t>(context.shared_bytes);
+}
+
 template <typename T>
 void prepare_forward(const KernelRequest& request, const Context& context, const Attention& p, bool mma) {
   for_plain_head(
@@ -100,8 +107,12 @@ void run_forward(const Context& context, const Attention& p, bool mma, const T* 
   if constexpr (sizeof(T) == 2)
     if (mma && aligned(q, k, v, results.out))
       return for_mma_head(p, [&](auto head) {
-        launch(context, forward_mma<T, head()>, blocks_of(p.rows(), ForwardTile::kRows, heads), kMmaThreads,
-               ForwardTile::bytes(head()), p, q, k, v, results, position);
+        if (position == nullptr && suits_wgmma(context, p))
+          launch(context, forward_wgmma<T, head()>, blocks_of(p.rows(), WarpgroupTile::kRows, heads),
+                 WarpgroupTile::kThreads, WarpgroupTile::bytes(head()), p, q, k, v, results);
+        else
+          launch(context, forward_mma<T, head()>, blocks_of(p.rows(), ForwardTile::kRows, heads), kMmaThreads,
+                 ForwardTile::bytes(head()), p, q, k, v, results, position);
       });
   for_plain_head(p, [&](auto head) {
     using Tile = PlainTile<head()>;

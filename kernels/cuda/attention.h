@@ -28,9 +28,13 @@ struct Attention {
   __host__ __device__ int group() const { return query_heads / key_heads; }
   __host__ __device__ int rows() const { return queries * packed; }
   __host__ __device__ int row_heads() const { return query_heads / packed; }
+  __device__ int query_of(int row) const { return packed == 1 ? row : row / packed; }
+  __device__ int head_of(int row_head, int row) const {
+    return packed == 1 ? row_head : row_head * packed + row % packed;
+  }
   // Keys that a row sees, when query 0 sees keys 0 to `position`.
   __device__ int visible(int row, int position) const {
-    return causal ? min(keys, row / packed + position + 1) : keys;
+    return causal ? min(keys, query_of(row) + position + 1) : keys;
   }
   // A query in the order of lse [batch, query_heads, queries].
   __device__ int64_t index(int b, int query, int h) const {

@@ -52,17 +52,35 @@ __device__ inline uint32_t offset_in_tile(int row, int chunk) {
 // address of row i < count.
 template <int kRows, int kHead, typename Row>
 __device__ inline void copy_tile(Shared tile, int count, int head, const Row& row) {
-  constexpr int kChunks = kHead / 8;
+  constexpr int kChunks = kHead / 8, kStep = kMmaThreads / kChunks;
+  const int first = threadIdx.x / kChunks, chunk = threadIdx.x % kChunks;
+  const Shared to =
+      tile + offset_in_tile<kRows>(first, chunk);  // kStep is a multiple of 8: the swizzle repeats
 #pragma unroll
-  for (int i = 0; i < kRows * kChunks / kMmaThreads; ++i) {
-    const int r = i * (kMmaThreads / kChunks) + threadIdx.x / kChunks, chunk = threadIdx.x % kChunks;
-    const bool there = r < count && chunk * 8 < head;
-    copy_async(tile + offset_in_tile<kRows>(r, chunk), row(there ? r : 0) + (there ? chunk * 8 : 0), there);
+  for (int i = 0; i < kRows; i += kStep) {
+    const bool there = first + i < count && chunk * 8 < head;
+    copy_async(to + i * kRowBytes, row(there ? first + i : 0) + (there ? chunk * 8 : 0), there);
   }
 }
-template <int kRows, int kHead, typename T>
-__device__ inline void copy_tile(Shared tile, int count, int head, const T* from, int64_t stride) {
-  copy_tile<kRows, kHead>(tile, count, head, [=](int i) { return from + i * stride; });
+
+// Begin to copy rows [token, token + kRows) of `from` [count, head], rows `step` elements apart, those from
+// `count` on as 0. The loops' form: few registers, no conditions for whole tiles.
+template <int kRows, int kHead, int kThreads = kMmaThreads, typename T>
+__device__ inline void copy_rows(Shared tile, const T* from, int64_t step, int token, int count, int head) {
+  constexpr int kChunks = kHead / 8, kStep = kThreads / kChunks;
+  const int first = threadIdx.x / kChunks, chunk = threadIdx.x % kChunks;
+  const Shared to = tile + offset_in_tile<kRows>(first, chunk);
+  const T* row = from + (token + first) * step + chunk * 8;
+  if (token + kRows <= count && chunk * 8 < head) {
+#pragma unroll
+    for (int i = 0; i < kRows; i += kStep, row += kStep * step) copy_async(to + i * kRowBytes, row, true);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kRows; i += kStep, row += kStep * step) {
+      const bool there = token + first + i < count && chunk * 8 < head;
+      copy_async(to + i * kRowBytes, there ? row : from, there);
+    }
+  }
 }
 
 // s = a b^T over the elements of a head: M times 16 rows of the tile `a` from row `a_row` on, N times 8 rows
@@ -156,8 +174,103 @@ __device__ inline void write_rows(std::byte* tile, int first, const float (&sums
 
 // ---- forward ----
 
-// Online softmax: m is the largest score of a row so far, l the sum of exp2(c (score - m)) over the lane's
-// columns, where c = scale log2(e).
+// Scores of rows from `first` on and keys from `from` on that their rows do not see, or from `end` on, become
+// -infinity.
+template <int M, int N>
+__device__ inline void hide(const Attention& p, float (&s)[M][N][4], int first, int from, int end,
+                            int position) {
+  const int lane = threadIdx.x % kWarp;
+#pragma unroll
+  for (int m = 0; m < M; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int limit =
+          min(end, p.visible(first + m * 16 + half * 8 + lane / 4, position)) - from - lane % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < N; ++n)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          if (n * 8 + e >= limit) s[m][n][2 * half + e] = -INFINITY;
+    }
+}
+
+// Online softmax: scores become exp2(c (score - most)), c = scale log2(e), `most` being the largest score of
+// a row so far, `total` the sum over the lane's columns. What was summed before has to be multiplied by
+// `shrink`. True: some row of the warp has a new maximum.
+template <int M, int N>
+__device__ inline bool soften(float (&s)[M][N][4], float (&most)[M][2], float (&total)[M][2],
+                              float (&shrink)[M][2], float c) {
+  bool grown = false;
+#pragma unroll
+  for (int m = 0; m < M; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float now = most[m][half];
+#pragma unroll
+      for (int n = 0; n < N; ++n) now = fmaxf(now, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
+      now = fmaxf(now, __shfl_xor_sync(~0u, now, 1));
+      now = fmaxf(now, __shfl_xor_sync(~0u, now, 2));
+      const float base = now == -INFINITY ? 0.0f : now * c;  // the row has seen no key yet
+      grown |= now > most[m][half];
+      shrink[m][half] = exp2_fast(most[m][half] * c - base);
+      most[m][half] = now;
+      float sum = 0;
+#pragma unroll
+      for (int n = 0; n < N; ++n)
+#pragma unroll
+        for (int e = 2 * half; e < 2 * half + 2; ++e)
+          sum += s[m][n][e] = exp2_fast(fmaf(s[m][n][e], c, -base));
+      total[m][half] = total[m][half] * shrink[m][half] + sum;
+    }
+  return __any_sync(~0u, grown);  // rarely, after the first tiles
+}
+
+template <int M, int D>
+__device__ inline void rescale(float (&sums)[M][D][4], const float (&shrink)[M][2]) {
+#pragma unroll
+  for (int m = 0; m < M; ++m)
+#pragma unroll
+    for (int n = 0; n < D; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sums[m][n][e] *= shrink[m][e / 2];
+}
+
+// The results of a warp's rows, through its rows of the tile of queries.
+template <int kRows, typename T, int M, int D>
+__device__ inline void finish(const Attention& p, const RowBlock& block, int warp_row, std::byte* query_tile,
+                              const float (&sums)[M][D][4], const float (&most)[M][2],
+                              const float (&total)[M][2], const Results<T>& results) {
+  const int lane = threadIdx.x % kWarp, b = block.b, h = block.h;
+  float factors[M][2];
+  const int64_t split = block.split * static_cast<int64_t>(p.batch) * p.query_heads * p.queries;
+#pragma unroll
+  for (int m = 0; m < M; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float sum = total[m][half];
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      factors[m][half] = sum == 0 ? 0.0f : 1.0f / sum;
+      const int row = block.first + warp_row + m * 16 + half * 8 + lane / 4;
+      if (row >= p.rows()) continue;
+      const int64_t index = p.index(b, p.query_of(row), p.head_of(h, row));
+      if (results.lse != nullptr && lane % 4 == 0)
+        results.lse[split + index] = sum == 0 ? -INFINITY : most[m][half] * p.scale + logf(sum);
+      if (p.splits == 1) continue;
+      float* to = results.parts + (split + index) * p.head;
+#pragma unroll
+      for (int n = 0; n < D; ++n)
+        if (n * 8 < p.head)
+          *reinterpret_cast<float2*>(to + n * 8 + lane % 4 * 2) = make_float2(
+              sums[m][n][2 * half] * factors[m][half], sums[m][n][2 * half + 1] * factors[m][half]);
+    }
+  if (p.splits > 1) return;
+  write_rows<T, D * 8, kRows>(query_tile, warp_row, sums, factors, p.head, [&](int i) {
+    const int row = block.first + warp_row + i;
+    return row >= p.rows() ? nullptr : results.out + p.out.at(b, p.query_of(row), p.head_of(h, row));
+  });
+}
+
 template <typename T, int kHead>
 __global__ void __launch_bounds__(kMmaThreads, kHead == 64 ? 3 : 2)
     forward_mma(const Attention p, const T* q, const T* k, const T* v, const Results<T> results,
@@ -169,39 +282,32 @@ __global__ void __launch_bounds__(kMmaThreads, kHead == 64 ? 3 : 2)
   if (start < 0) return;
   const RowBlock block(p, kRows, start);
   const int b = block.b, h = block.h, key_head = h * p.packed / p.group();
-  const int lane = threadIdx.x % kWarp, warp_row = threadIdx.x / kWarp * (16 * M);
+  const int warp_row = threadIdx.x / kWarp * (16 * M);
   const Shared query_tile = shared_address(dynamic_shared());
   const Shared key_tiles = query_tile + kRows * kHead * 2, value_tiles = key_tiles + 2 * kTileBytes;
 
-  const T* keys = k + p.k.at(b, 0, key_head);
-  const T* values = v + p.v.at(b, 0, key_head);
+  const T *keys = k + p.k.at(b, 0, key_head), *values = v + p.v.at(b, 0, key_head);
   const auto copy_keys = [&](int from, int stage) {
-    copy_tile<kKeys, kHead>(key_tiles + stage * kTileBytes, p.keys - from, p.head, keys + from * p.k.token,
-                            p.k.token);
-    copy_tile<kKeys, kHead>(value_tiles + stage * kTileBytes, p.keys - from, p.head,
-                            values + from * p.v.token, p.v.token);
+    copy_rows<kKeys, kHead>(key_tiles + stage * kTileBytes, keys, p.k.token, from, p.keys, p.head);
+    copy_rows<kKeys, kHead>(value_tiles + stage * kTileBytes, values, p.v.token, from, p.keys, p.head);
     commit_copies();
   };
   if (block.begin < block.end) {
     copy_tile<kRows, kHead>(query_tile, p.rows() - block.first, p.head, [&](int i) {
       const int row = block.first + i;
-      return q +
-             (p.packed == 1 ? p.q.at(b, row, h) : p.q.at(b, row / p.packed, h * p.packed + row % p.packed));
+      return q + p.q.at(b, p.query_of(row), p.head_of(h, row));
     });
     copy_keys(block.begin, 0);
   }
 
   const float c = p.scale * kLog2e;
   float sums[M][kHead / 8][4] = {}, most[M][2], total[M][2];
-  int limit[M][2];  // keys that the row sees
 #pragma unroll
   for (int m = 0; m < M; ++m)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       most[m][half] = -INFINITY;
       total[m][half] = 0;
-      limit[m][half] =
-          min(block.end, p.visible(block.first + warp_row + m * 16 + half * 8 + lane / 4, start));
     }
   const int fewest = min(block.end, p.visible(block.first + warp_row, start));
   const int warp_end = block.first + warp_row >= p.rows()
@@ -217,71 +323,13 @@ __global__ void __launch_bounds__(kMmaThreads, kHead == 64 ? 3 : 2)
 
     float s[M][N][4];
     multiply<T, kHead, kRows, kKeys>(s, query_tile, warp_row, key_tiles + stage * kTileBytes);
-    if (from + kKeys > fewest)
-#pragma unroll
-      for (int m = 0; m < M; ++m)
-#pragma unroll
-        for (int n = 0; n < N; ++n)
-#pragma unroll
-          for (int e = 0; e < 4; ++e)
-            if (from + n * 8 + lane % 4 * 2 + e % 2 >= limit[m][e / 2]) s[m][n][e] = -INFINITY;
-#pragma unroll
-    for (int m = 0; m < M; ++m)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float now = most[m][half];
-#pragma unroll
-        for (int n = 0; n < N; ++n) now = fmaxf(now, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
-        now = fmaxf(now, __shfl_xor_sync(~0u, now, 1));
-        now = fmaxf(now, __shfl_xor_sync(~0u, now, 2));
-        const float base = now == -INFINITY ? 0.0f : now * c;  // the row has seen no key yet
-        const float shrink = exp2_fast(most[m][half] * c - base);
-        most[m][half] = now;
-        float sum = 0;
-#pragma unroll
-        for (int n = 0; n < N; ++n)
-#pragma unroll
-          for (int e = 2 * half; e < 2 * half + 2; ++e)
-            sum += s[m][n][e] = exp2_fast(fmaf(s[m][n][e], c, -base));
-        total[m][half] = total[m][half] * shrink + sum;
-#pragma unroll
-        for (int n = 0; n < kHead / 8; ++n) {
-          sums[m][n][2 * half] *= shrink;
-          sums[m][n][2 * half + 1] *= shrink;
-        }
-      }
+    if (from + kKeys > fewest) hide(p, s, block.first + warp_row, from, block.end, start);
+    float shrink[M][2];
+    if (soften(s, most, total, shrink, c)) rescale(sums, shrink);
     accumulate<T, kHead>(sums, s, value_tiles + stage * kTileBytes);
   }
 
-  float factors[M][2];
-  const int64_t split = block.split * static_cast<int64_t>(p.batch) * p.query_heads * p.queries;
-#pragma unroll
-  for (int m = 0; m < M; ++m)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float sum = total[m][half];
-      sum += __shfl_xor_sync(~0u, sum, 1);
-      sum += __shfl_xor_sync(~0u, sum, 2);
-      factors[m][half] = sum == 0 ? 0.0f : 1.0f / sum;
-      const int row = block.first + warp_row + m * 16 + half * 8 + lane / 4;
-      if (row >= p.rows()) continue;
-      const int64_t index = p.index(b, row / p.packed, h * p.packed + row % p.packed);
-      if (results.lse != nullptr && lane % 4 == 0)
-        results.lse[split + index] = sum == 0 ? -INFINITY : most[m][half] * p.scale + logf(sum);
-      if (p.splits == 1) continue;
-      float* to = results.parts + (split + index) * p.head;
-#pragma unroll
-      for (int n = 0; n < kHead / 8; ++n)
-        if (n * 8 < p.head)
-          *reinterpret_cast<float2*>(to + n * 8 + lane % 4 * 2) = make_float2(
-              sums[m][n][2 * half] * factors[m][half], sums[m][n][2 * half + 1] * factors[m][half]);
-    }
-  if (p.splits > 1) return;
-  write_rows<T, kHead, kRows>(dynamic_shared(), warp_row, sums, factors, p.head, [&](int i) {
-    const int row = block.first + warp_row + i;
-    return row >= p.rows() ? nullptr
-                           : results.out + p.out.at(b, row / p.packed, h * p.packed + row % p.packed);
-  });
+  finish<kRows>(p, block, warp_row, dynamic_shared(), sums, most, total, results);
 }
 
 // ---- backward ----
@@ -304,32 +352,25 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
   const Shared query_tile = shared_address(dynamic_shared()), dout_tile = query_tile + kOwnBytes;
   const Shared key_tiles = dout_tile + kOwnBytes, value_tiles = key_tiles + 2 * kTileBytes;
 
-  const T* keys = k + p.k.at(b, 0, key_head);
-  const T* values = v + p.v.at(b, 0, key_head);
+  const T *keys = k + p.k.at(b, 0, key_head), *values = v + p.v.at(b, 0, key_head);
   const auto copy_keys = [&](int from, int stage) {
-    copy_tile<kKeys, kHead>(key_tiles + stage * kTileBytes, p.keys - from, p.head, keys + from * p.k.token,
-                            p.k.token);
-    copy_tile<kKeys, kHead>(value_tiles + stage * kTileBytes, p.keys - from, p.head,
-                            values + from * p.v.token, p.v.token);
+    copy_rows<kKeys, kHead>(key_tiles + stage * kTileBytes, keys, p.k.token, from, p.keys, p.head);
+    copy_rows<kKeys, kHead>(value_tiles + stage * kTileBytes, values, p.v.token, from, p.keys, p.head);
     commit_copies();
   };
-  copy_tile<kRows, kHead>(query_tile, p.queries - block.first, p.head, q + p.q.at(b, block.first, h),
-                          p.q.token);
-  copy_tile<kRows, kHead>(dout_tile, p.queries - block.first, p.head, dout + p.dout.at(b, block.first, h),
-                          p.dout.token);
+  copy_rows<kRows, kHead>(query_tile, q + p.q.at(b, 0, h), p.q.token, block.first, p.queries, p.head);
+  copy_rows<kRows, kHead>(dout_tile, dout + p.dout.at(b, 0, h), p.dout.token, block.first, p.queries, p.head);
   copy_keys(0, 0);
 
   const float c = p.scale * kLog2e;
   float sums[M][kHead / 8][4] = {};
   float2 pair[M][2];
-  int limit[M][2];
 #pragma unroll
   for (int m = 0; m < M; ++m)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = block.first + warp_row + m * 16 + half * 8 + lane / 4;
       pair[m][half] = pairs[(static_cast<int64_t>(b) * p.query_heads + h) * pairs_of_head + row];
-      limit[m][half] = p.visible(row, 0);
     }
   const int fewest = p.visible(block.first + warp_row, 0);
   const int warp_end =
@@ -356,10 +397,15 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
 #pragma unroll
       for (int m = 0; m < M; ++m)
 #pragma unroll
-        for (int n = 0; n < N; ++n)
+        for (int half = 0; half < 2; ++half) {
+          const int row = block.first + warp_row + m * 16 + half * 8 + lane / 4;
+          const int limit = p.visible(row, 0) - from - lane % 4 * 2;
 #pragma unroll
-          for (int e = 0; e < 4; ++e)
-            if (from + n * 8 + lane % 4 * 2 + e % 2 >= limit[m][e / 2]) s[m][n][e] = 0;
+          for (int n = 0; n < N; ++n)
+#pragma unroll
+            for (int e = 0; e < 2; ++e)
+              if (n * 8 + e >= limit) s[m][n][2 * half + e] = 0;
+        }
     accumulate<T, kHead>(sums, s, key_tiles + stage * kTileBytes);
   }
 
@@ -394,10 +440,10 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
   const int begin = p.causal ? first / kRows * kRows : 0;
   const auto copy_queries = [&](int g, int from, int stage) {
     const int h = key_head * p.group() + g;
-    copy_tile<kRows, kHead>(query_tiles + stage * kTileBytes, p.queries - from, p.head,
-                            q + p.q.at(b, from, h), p.q.token);
-    copy_tile<kRows, kHead>(dout_tiles + stage * kTileBytes, p.queries - from, p.head,
-                            dout + p.dout.at(b, from, h), p.dout.token);
+    copy_rows<kRows, kHead>(query_tiles + stage * kTileBytes, q + p.q.at(b, 0, h), p.q.token, from, p.queries,
+                            p.head);
+    copy_rows<kRows, kHead>(dout_tiles + stage * kTileBytes, dout + p.dout.at(b, 0, h), p.dout.token, from,
+                            p.queries, p.head);
     const int chunk = threadIdx.x;
     if (chunk < static_cast<int>(kPairBytes / 16))
       copy_async(pair_tiles + stage * kPairBytes + chunk * 16,
@@ -405,8 +451,8 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
                  true);
     commit_copies();
   };
-  copy_tile<kKeys, kHead>(key_tile, p.keys - first, p.head, k + p.k.at(b, first, key_head), p.k.token);
-  copy_tile<kKeys, kHead>(value_tile, p.keys - first, p.head, v + p.v.at(b, first, key_head), p.v.token);
+  copy_rows<kKeys, kHead>(key_tile, k + p.k.at(b, 0, key_head), p.k.token, first, p.keys, p.head);
+  copy_rows<kKeys, kHead>(value_tile, v + p.v.at(b, 0, key_head), p.v.token, first, p.keys, p.head);
   copy_queries(0, begin, 0);
 
   const float c = p.scale * kLog2e;

@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kPlainThreads)
         *scores = values + R * Tile::kStride;
   load_tile<kHead>(queries, p.rows() - block.first, p.head, [&](int i) {
     const int row = block.first + i;
-    return q + p.q.at(b, row / p.packed, h * p.packed + row % p.packed);
+    return q + p.q.at(b, p.query_of(row), p.head_of(h, row));
   });
 
   float sums[P][Tile::kSums][4] = {}, most[P], total[P] = {};
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(kPlainThreads)
     const float sum = row_combine(total[i], [](float x, float y) { return x + y; });
     const int row = block.first + ty + kSide * i;
     if (row >= p.rows()) continue;
-    const int query = row / p.packed, head = h * p.packed + row % p.packed;
+    const int query = p.query_of(row), head = p.head_of(h, row);
     const int64_t index = p.index(b, query, head);
     const float factor = sum == 0 ? 0.0f : 1.0f / sum;
     if (results.lse != nullptr && tx == 0)

@@ -113,6 +113,7 @@ class CudaDevice final : public Device {
       return value;
     };
     context_.multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
+    context_.generation = attribute(cudaDevAttrComputeCapabilityMajor);
     context_.shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     check(cudaStreamCreateWithFlags(&context_.stream, cudaStreamNonBlocking), "make a stream");
     check(cudaHostAlloc(reinterpret_cast<void**>(&failure_), sizeof *failure_, cudaHostAllocMapped),

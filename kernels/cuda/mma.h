@@ -13,6 +13,16 @@
 
 namespace het::HET_CUDA {
 
+#ifndef __CUDACC__
+template <typename T>
+float widen(unsigned short bits) {
+  if constexpr (std::is_same_v<T, bf16>)
+    return to_float(__ushort_as_bfloat16(bits));
+  else
+    return to_float(__ushort_as_half(bits));
+}
+#endif
+
 // An address within the block's shared memory: a number, so that it can be computed in 32 bits.
 using Shared = uint32_t;
 
@@ -66,12 +76,7 @@ __device__ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint3
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #else
-  emulated::multiply_add(d, a, b0, b1, [](unsigned short bits) {
-    if constexpr (std::is_same_v<T, bf16>)
-      return to_float(__ushort_as_bfloat16(bits));
-    else
-      return to_float(__ushort_as_half(bits));
-  });
+  emulated::multiply_add(d, a, b0, b1, widen<T>);
 #endif
 }
 

@@ -36,6 +36,7 @@ struct Context {
   int ordinal = 0;
   int multiprocessors = 1;
   int shared_bytes = 48 << 10;    // that a block may ask for
+  int generation = 8;             // the first number of the compute capability: 8 Ampere and Ada, 9 Hopper
   cudaStream_t stream = nullptr;  // compute: kernels run on it in the order in which they are launched
   Failure* failure = nullptr;     // as the device sees it
   mutable std::shared_ptr<void> products;  // what gemm.cpp keeps for all products; made with the first

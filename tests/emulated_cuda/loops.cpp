@@ -1,5 +1,4 @@
 // The index arithmetic of the kernels, at sizes that no test's tensors reach.
-#define CATCH_CONFIG_MAIN
 #include "kernels/cuda/loops.h"
 
 #include <catch2/catch.hpp>

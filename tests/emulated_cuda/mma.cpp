@@ -1,3 +1,4 @@
+#include <array>
 #include <cstring>
 
 #include <cuda_runtime.h>
@@ -6,7 +7,7 @@
 namespace emulated {
 namespace {
 
-int64_t conflicts = 0;
+int64_t multiplied = 0, conflicts = 0;
 
 // What a lane leaves for the others.
 struct Row {
@@ -31,14 +32,6 @@ unsigned leave(const T& value) {
   std::memcpy(exchange_slot(lane_id(), turn), &value, sizeof value);
   warp_barrier(~0u);
   return turn;
-}
-
-void arrive(const AsyncCopies::Copy& copy) {
-  std::byte* to = dynamic_shared() + copy.to;
-  if (copy.there)
-    std::memcpy(to, copy.from, 16);
-  else
-    std::memset(to, 0, 16);
 }
 
 }  // namespace
@@ -77,6 +70,7 @@ void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b
   widen_pair(own.b[1], b1);
   const unsigned turn = leave(own);
   const int lane = lane_id(), group = lane / 4, pair = 2 * (lane % 4);
+  multiplied += lane == 0;
   double sums[4] = {d[0], d[1], d[2], d[3]};
   for (int t = 0; t < 4; ++t) {  // terms 2t, 2t + 1, 2t + 8 and 2t + 9
     const auto rows = left_by<Fragments>(4 * group + t, turn);
@@ -92,30 +86,114 @@ void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b
   for (int i = 0; i < 4; ++i) d[i] = static_cast<float>(sums[i]);
 }
 
+namespace {
+
+// A matrix descriptor of wgmma, the bits that are used here.
+struct Matrix {
+  uint32_t start, lead, stride;  // bytes
+
+  explicit Matrix(uint64_t bits)
+      : start(static_cast<uint32_t>(bits & 0x3FFF) << 4),
+        lead(static_cast<uint32_t>(bits >> 16 & 0x3FFF) << 4),
+        stride(static_cast<uint32_t>(bits >> 32 & 0x3FFF) << 4) {
+    if (bits >> 62 != 1) broken("a matrix of wgmma without the 128-byte swizzle");
+  }
+  // The 128-byte swizzle: bits 4 to 6 of an address are changed by bits 7 to 9.
+  uint16_t element(uint32_t at) const {
+    at ^= (at >> 7 & 7) << 4;
+    uint16_t value;
+    std::memcpy(&value, dynamic_shared() + at, sizeof value);
+    return value;
+  }
+  uint16_t by_rows(int row, int k) const { return element(start + row / 8 * stride + row % 8 * 128 + k * 2); }
+  uint16_t by_columns(int k, int column) const {
+    return element(start + column / 64 * lead + k / 8 * stride + k % 8 * 128 + column % 64 * 2);
+  }
+};
+
+}  // namespace
+
+void multiply_tiles(float* d, uint64_t a, uint64_t b, bool accumulate, float (*widen)(unsigned short)) {
+  const Matrix rows(a), columns(b);
+  const int lane = lane_id(), first = static_cast<int>(threadIdx.x) / 32 % 4 * 16 + lane / 4;
+  multiplied += lane == 0;
+  asynchronous_products().add([=] {
+    for (int i = 0; i < 2; ++i) {
+      float row[16];
+      for (int k = 0; k < 16; ++k) row[k] = widen(rows.by_rows(first + 8 * i, k));
+      for (int n = 0; n < 16; ++n)
+        for (int e = 0; e < 2; ++e) {
+          float& to = d[n * 4 + 2 * i + e];
+          double sum = accumulate ? to : 0;
+          for (int k = 0; k < 16; ++k)
+            sum += static_cast<double>(row[k]) * widen(columns.by_rows(n * 8 + lane % 4 * 2 + e, k));
+          to = static_cast<float>(sum);
+        }
+    }
+  });
+}
+
+void multiply_rows(float* d, int tiles, const uint32_t (&a)[4], uint64_t b, float (*widen)(unsigned short)) {
+  struct Pairs {
+    uint32_t a[4];
+  };
+  const Matrix columns(b);
+  const unsigned turn = leave(Pairs{{a[0], a[1], a[2], a[3]}});
+  const int lane = lane_id();
+  multiplied += lane == 0;
+  std::array<std::array<float, 16>, 2> rows;
+  for (int i = 0; i < 2; ++i)
+    for (int k = 0; k < 16; ++k) {
+      const uint32_t pair = left_by<Pairs>(lane / 4 * 4 + k % 8 / 2, turn).a[k / 8 * 2 + i];
+      rows[i][k] = widen(static_cast<unsigned short>(pair >> k % 2 * 16));
+    }
+  asynchronous_products().add([=] {
+    for (int i = 0; i < 2; ++i)
+      for (int n = 0; n < tiles; ++n)
+        for (int e = 0; e < 2; ++e) {
+          double sum = d[n * 4 + 2 * i + e];
+          for (int k = 0; k < 16; ++k)
+            sum += static_cast<double>(rows[i][k]) * widen(columns.by_columns(k, n * 8 + lane % 4 * 2 + e));
+          d[n * 4 + 2 * i + e] = static_cast<float>(sum);
+        }
+  });
+}
+
+void commit_products() { asynchronous_products().commit(); }
+void wait_for_products(int pending) { asynchronous_products().wait(pending); }
+
+void Groups::add(Work work) {
+  if (work_is_done_at_once())
+    work();
+  else
+    open.push_back(std::move(work));
+}
+void Groups::commit() {
+  committed.push_back(std::move(open));
+  open.clear();
+}
+void Groups::wait(int pending) {
+  const auto late = static_cast<size_t>(pending);
+  const size_t done = committed.size() > late ? committed.size() - late : 0;
+  for (size_t i = 0; i < done; ++i)
+    for (const Work& work : committed[i]) work();
+  committed.erase(committed.begin(), committed.begin() + static_cast<std::ptrdiff_t>(done));
+}
+
 void copy_async(uint32_t to, const void* from, bool there) {
   if (to % 16 != 0 || (there && reinterpret_cast<uintptr_t>(from) % 16 != 0))
     broken("an asynchronous copy from or to an address that is no multiple of 16 bytes");
-  if (copies_arrive_at_once())
-    arrive({to, from, there});
-  else
-    async_copies().open.push_back({to, from, there});
+  copies().add([=] {
+    if (there)
+      std::memcpy(dynamic_shared() + to, from, 16);
+    else
+      std::memset(dynamic_shared() + to, 0, 16);
+  });
 }
+void commit_copies() { copies().commit(); }
+void wait_for_copies(int pending) { copies().wait(pending); }
 
-void commit_copies() {
-  AsyncCopies& copies = async_copies();
-  copies.committed.push_back(std::move(copies.open));
-  copies.open.clear();
-}
-
-void wait_for_copies(int pending) {
-  auto& groups = async_copies().committed;
-  const auto late = static_cast<size_t>(pending);
-  const size_t done = groups.size() > late ? groups.size() - late : 0;
-  for (size_t i = 0; i < done; ++i)
-    for (const AsyncCopies::Copy& copy : groups[i]) arrive(copy);
-  groups.erase(groups.begin(), groups.begin() + static_cast<std::ptrdiff_t>(done));
-}
-
+int64_t products() { return multiplied; }
 int64_t bank_conflicts() { return conflicts; }
 
 }  // namespace emulated
