@@ -53,8 +53,8 @@ Strides strides_of(const Shape& shape, Placing placing) {
   switch (placing) {
     case Placing::packed: return contiguous_strides(shape);
     case Placing::padded:
-    case Placing::aligned:
-      for (int64_t d = rank; d-- > 0; step = step * shape[d] + (placing == Placing::aligned ? 8 : 3))
+    case Placing::spaced:
+      for (int64_t d = rank; d-- > 0; step = step * shape[d] + (placing == Placing::spaced ? 8 : 3))
         strides[d] = step;
       if (rank > 0) strides[rank - 1] = 1;
       return strides;
@@ -192,7 +192,7 @@ Tolerance tolerance_on(const Device& device, const Case& test, size_t result, DT
 }  // namespace
 
 std::string_view name_of(Placing placing) {
-  static constexpr std::string_view kNames[] = {"packed", "padded", "permuted", "reversed", "aligned"};
+  static constexpr std::string_view kNames[] = {"packed", "padded", "permuted", "reversed", "spaced"};
   return kNames[static_cast<size_t>(placing)];
 }
 
@@ -288,10 +288,9 @@ std::vector<std::string> compare(Device& device, const Trial& trial, bool& suppo
   const std::vector<Tensor>& inputs = trial.question.inputs;
   const auto results = op.infer({op, types_of(inputs), attributes});
 
-  const bool aligned = trial.aligned || trial.placing == Placing::aligned;
   std::vector<Placed> in, out;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    in.push_back(place(inputs[i].type(), placing_of(op.strided_inputs, i, trial.placing), aligned));
+    in.push_back(place(inputs[i].type(), placing_of(op.strided_inputs, i, trial.placing), trial.aligned));
     if (inputs[i].present()) in.back().tensor.copy_from(inputs[i]);
   }
   std::vector<bool> written(in.size(), false);
@@ -303,7 +302,7 @@ std::vector<std::string> compare(Device& device, const Trial& trial, bool& suppo
       written[aliased] = true;
       continue;
     }
-    out.push_back(place(results[o], placing_of(op.strided_outputs, o, trial.placing), aligned));
+    out.push_back(place(results[o], placing_of(op.strided_outputs, o, trial.placing), trial.aligned));
     if (!results[o].present()) continue;
     if ((trial.accumulate >> o) & 1) {
       const Tensor there = drawn(T({}), results[o], 2000 + o);

@@ -14,13 +14,13 @@
 
 namespace het::ops_test {
 
-// How operands that may be strided are laid out; all others are packed, on odd addresses unless aligned.
+// How operands that may be strided are laid out; all others are packed.
 enum class Placing : uint8_t {
   packed,
   padded,    // gaps between rows, as in a slice of something wider
   permuted,  // outer dimensions in reverse order of memory, as after a transpose
   reversed,  // all dimensions in reverse order of memory: only for `copy`
-  aligned,   // on a multiple of 128 bytes, with gaps of 8 elements between rows: for accesses of 16 bytes
+  spaced,    // gaps of 8 elements between rows: for accesses of 16 bytes
 };
 std::string_view name_of(Placing placing);
 
