@@ -191,6 +191,10 @@ inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __saturatef(float x) { return x < 0 ? 0 : x > 1 ? 1 : x; }
 inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>((uint64_t{a} * b) >> 32); }
+inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+  __extension__ using Wide = unsigned __int128;
+  return static_cast<unsigned long long>((static_cast<Wide>(a) * b) >> 64);
+}
 inline int __popc(unsigned x) { return std::popcount(x); }
 inline int __ffs(int x) { return x == 0 ? 0 : std::countr_zero(static_cast<unsigned>(x)) + 1; }
 inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }

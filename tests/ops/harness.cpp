@@ -37,7 +37,7 @@ TensorType widened(TensorType type) {
 
 // --- operands in memory
 
-// A tensor between guard bytes, three elements off the alignment of its buffer.
+// A tensor between guard bytes, three elements off the alignment of its buffer unless aligned.
 struct Placed {
   Tensor tensor;
   std::vector<std::byte> before;  // the buffer's bytes when the kernel was started
@@ -76,10 +76,10 @@ Strides strides_of(const Shape& shape, Placing placing) {
   return strides;
 }
 
-Placed place(const TensorType& type, Placing placing) {
+Placed place(const TensorType& type, Placing placing, bool aligned = false) {
   if (!type.present()) return {};
   const int64_t size = bytes_of(type.dtype);
-  Layout layout{type, strides_of(type.shape, placing), kGuard / size + 3};
+  Layout layout{type, strides_of(type.shape, placing), kGuard / size + (aligned ? 0 : 3)};
   int64_t extent = 1;
   for (size_t d = 0; d < type.shape.size(); ++d) extent += (type.shape[d] - 1) * layout.strides[d];
   auto buffer = std::make_shared<Buffer>((layout.offset + extent) * size + kGuard);
@@ -314,7 +314,7 @@ std::vector<std::string> compare(Device& device, const Trial& trial, bool& suppo
 
   std::vector<Placed> in, out;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    in.push_back(place(inputs[i].type(), placing_of(op.strided_inputs, i, trial.placing)));
+    in.push_back(place(inputs[i].type(), placing_of(op.strided_inputs, i, trial.placing), trial.aligned));
     if (inputs[i].present()) in.back().tensor.copy_from(inputs[i]);
   }
   std::vector<bool> written(in.size(), false);
@@ -326,7 +326,7 @@ std::vector<std::string> compare(Device& device, const Trial& trial, bool& suppo
       written[aliased] = true;
       continue;
     }
-    out.push_back(place(results[o], placing_of(op.strided_outputs, o, trial.placing)));
+    out.push_back(place(results[o], placing_of(op.strided_outputs, o, trial.placing), trial.aligned));
     if (!results[o].present()) continue;
     if ((trial.accumulate >> o) & 1) {
       const Tensor there = drawn(T({}), results[o], 2000 + o);
