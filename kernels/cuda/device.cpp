@@ -167,9 +167,10 @@ class CudaDevice final : public Device {
     if (failure_->kind == Failure::none) return;
     const Failure failure = *failure_;
     *failure_ = {};
+    const char* op = failure.op != nullptr ? failure.op : "a kernel on the GPU";
     if (failure.kind == Failure::bad_index)
-      kernels::refuse_index("a kernel on the GPU", failure.position, failure.value, failure.limit);
-    kernels::refuse_position("a kernel on the GPU", failure.value, failure.position, failure.limit);
+      kernels::refuse_index(op, failure.position, failure.value, failure.limit);
+    kernels::refuse_position(op, failure.value, failure.position, failure.limit);
   }
 
   std::unique_ptr<Recording> record(const std::function<void()>& launches) override {

@@ -2,6 +2,7 @@
 // emulation of the tests provides the same headers (tests/emulated_cuda).
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -22,11 +23,12 @@ using f16 = __half;
 void check(cudaError_t result, const char* what);
 
 // Set by a kernel that meets a value which no launch can refuse beforehand, such as an index outside its
-// table; in host memory that the GPU writes to. The first one counts. Device::synchronize() throws it.
+// table; in host memory that the GPU writes to, by report() of vector.h. Device::synchronize() throws it.
 struct Failure {
   enum Kind : int { none, bad_index, bad_position };
   int kind;
   long long position, value, limit;
+  const char* op = nullptr;  // the operator's name: a literal of the host's, which the GPU only passes on
 };
 
 // What the kernels of one device share. Outlives them.
@@ -52,6 +54,15 @@ void launch(const Context& context, void (*kernel)(Parameters...), dim3 grid, di
   config.stream = context.stream;
   check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(std::forward<Arguments>(arguments))...),
         "launch a kernel");
+}
+
+// Blocks of a kernel that the GPU runs at a time: a grid that goes round its work need not be larger.
+template <typename... Parameters>
+int64_t resident_blocks(const Context& context, void (*kernel)(Parameters...), int threads, size_t shared) {
+  int blocks = 0;
+  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, shared),
+        "say how many blocks fit");
+  return static_cast<int64_t>(std::max(1, blocks)) * context.multiprocessors;
 }
 
 template <typename... Parameters>

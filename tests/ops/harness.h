@@ -44,7 +44,7 @@ struct Trial {
   const Question& question;
   Placing placing = Placing::packed;
   uint32_t accumulate = 0;
-  bool aligned = false;  // operands begin at multiples of 64 bytes, not three elements past one
+  int64_t shift = 3;  // elements that operands start after an aligned address
 };
 std::vector<std::string> compare(Device& device, const Trial& trial, bool& supported);
 

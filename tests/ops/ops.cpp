@@ -38,6 +38,12 @@ std::vector<uint32_t> accumulations_of(const OpDef& op) {
   return masks;
 }
 
+// GPUs have other paths for aligned operands.
+std::vector<int64_t> shifts_on(const Device& device) {
+  if (device.name() == "cuda") return {3, 0};
+  return {3};
+}
+
 // Devices may leave f16 out; f32 and bf16 they all have.
 bool may_lack(DType dtype) { return dtype == DType::f16; }
 
@@ -57,14 +63,16 @@ void compare_all(const Subject& subject, const OpDef& op) {
     for (const DType dtype : test->dtypes) {
       const Question question = question_of(*test, dtype);
       for (const Placing placing : placings_of(op))
-        for (const uint32_t accumulate : accumulations_of(op)) {
-          INFO(to_string(*test) << ", " << name_of(dtype) << ", " << name_of(placing)
-                                << ", accumulating into " << accumulate << ", seed " << random_seed());
-          bool supported = false;
-          const auto problems = compare(*subject.device, {question, placing, accumulate}, supported);
-          if (!supported && !may_lack(dtype)) FAIL_CHECK("the device has no kernel for it");
-          CHECK(problems == kNone);
-        }
+        for (const uint32_t accumulate : accumulations_of(op))
+          for (const int64_t shift : shifts_on(*subject.device)) {
+            INFO(to_string(*test) << ", " << name_of(dtype) << ", " << name_of(placing) << " from element "
+                                  << shift << ", accumulating into " << accumulate << ", seed "
+                                  << random_seed());
+            bool supported = false;
+            const auto problems = compare(*subject.device, {question, placing, accumulate, shift}, supported);
+            if (!supported && !may_lack(dtype)) FAIL_CHECK("the device has no kernel for it");
+            CHECK(problems == kNone);
+          }
     }
   }
 }
