@@ -4,13 +4,16 @@
 #include <boost/context/pooled_fixedsize_stack.hpp>
 #include <chrono>
 #include <cstdlib>
+#include <exception>
 #include <map>
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <cuda_runtime.h>
+#include <emulated_mma.h>
 
 struct EmulatedGraph {
   std::vector<std::function<void()>> launches;
@@ -34,6 +37,7 @@ struct Thread {
   State state = State::ready;
   unsigned mask = 0;  // of the warp barrier that it waits at
   unsigned turn = 0;  // exchanges so far
+  AsyncCopies copies;
   context::fiber fiber, scheduler;
 };
 
@@ -48,6 +52,7 @@ struct Block {
   unsigned current = 0;
   int votes[2] = {};  // of barriers that count, by their parity
   unsigned barriers = 0;
+  std::exception_ptr error;  // of the thread that ran last
 };
 
 Block block;
@@ -64,7 +69,13 @@ void wait(State state) {
 void start(Thread& thread, const std::function<void()>& body) {
   thread.fiber = context::fiber(std::allocator_arg, stacks, [&thread, &body](context::fiber&& scheduler) {
     thread.scheduler = std::move(scheduler);
-    body();
+    try {
+      body();
+    } catch (const context::detail::forced_unwind&) {  // a thread of a block that was given up
+      throw;
+    } catch (...) {
+      block.error = std::current_exception();
+    }
     thread.state = State::ended;
     return std::move(thread.scheduler);
   });
@@ -75,6 +86,7 @@ void resume(unsigned i) {
   block.current = i;
   threadIdx = thread.index;
   thread.fiber = std::move(thread.fiber).resume();
+  if (block.error) std::rethrow_exception(std::exchange(block.error, nullptr));
 }
 
 // Lets go those of a warp whose whole mask has come. True: some.
@@ -167,6 +179,8 @@ std::byte* exchange_slot(unsigned lane, unsigned turn) {
   return block.warps[block.current / kLanes].slots[turn % 2][lane];
 }
 std::byte* dynamic_shared() { return block.shared.data(); }
+AsyncCopies& async_copies() { return block.threads[block.current].copies; }
+bool copies_arrive_at_once() { return launches % 2 != 0; }
 
 void run(dim3 grid, dim3 threads, size_t shared, const std::function<void()>& body) {
   gridDim = grid;

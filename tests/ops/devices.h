@@ -15,6 +15,7 @@ struct Subject {
   std::shared_ptr<Device> device;
 
   bool is_reference() const { return name == "reference"; }
+  bool is_gpu() const { return name.starts_with("cuda"); }
 };
 
 const std::vector<Subject>& subjects();
