@@ -4,6 +4,7 @@
 // of rows that go on in the next chunk are left in the workspace and added by a second kernel. So a token
 // that half of the batch has is shared among many warps, and every sum has one order.
 #include "kernels/cuda/kernel.h"
+#include "kernels/cuda/raw.h"
 #include "kernels/cuda/vector.h"
 
 namespace het::HET_CUDA {
@@ -192,7 +193,7 @@ __global__ void __launch_bounds__(kThreads) sum_chunks(const T* dy, Sums s) {
       const uint64_t other = __shfl_sync(~0u, key, e + k);
       rows[k] = static_cast<unsigned>(other >> 32);
       if (rows[k] < s.own && column < s.columns)
-        values[k].read(dy + (other & 0xFFFFFFFFu) * s.columns + column);
+        values[k].load(dy + (other & 0xFFFFFFFFu) * s.columns + column);
     }
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) {

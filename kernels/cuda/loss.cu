@@ -6,6 +6,7 @@
 #include "kernels/cuda/columns.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/kernel.h"
+#include "kernels/cuda/raw.h"
 #include "kernels/cuda/vector.h"
 
 namespace het::HET_CUDA {
@@ -55,7 +56,7 @@ __device__ float row_log_sum_exp(const T* row, const float* bias, int64_t n, flo
     Raw<T, N> raw[kInFlight];
 #pragma unroll
     for (int p = 0; p < kInFlight; ++p)
-      if (begin + p * step < n) raw[p].read(row + begin + p * step);
+      if (begin + p * step < n) raw[p].load(row + begin + p * step);
 #pragma unroll
     for (int p = 0; p < kInFlight; ++p) {
       const int64_t i = begin + p * step;

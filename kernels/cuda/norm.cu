@@ -6,6 +6,7 @@
 // are read again for each pass over them.
 #include "kernels/cuda/columns.h"
 #include "kernels/cuda/kernel.h"
+#include "kernels/cuda/raw.h"
 #include "kernels/cuda/vector.h"
 
 namespace het::HET_CUDA {
@@ -75,7 +76,7 @@ __device__ inline void hold(Held<T, N, kPacks>& to, const T* x, int64_t row, int
   for (int p = 0; p < kPacks; ++p) {
     const int column = place.column<N>(p);
     to.packs[p] = {};
-    if (row < rows && column < n) to.packs[p].read(x + row * n + column);
+    if (row < rows && column < n) to.packs[p].load(x + row * n + column);
   }
 }
 

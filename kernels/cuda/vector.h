@@ -51,34 +51,6 @@ __device__ inline void store(T* to, const float (&from)[N]) {
   *reinterpret_cast<Pack<T, N>*>(to) = pack;
 }
 
-// N elements as they came from memory, zeros before that. Of a Pack that waits for its use the compiler makes
-// a register for every element; here two 16-bit elements share one until they are asked for.
-template <typename T, int N>
-struct Raw {
-  static constexpr int kWords = (N * sizeof(T) + 3) / 4;
-  unsigned words[kWords] = {};
-
-  __device__ void read(const T* from) {
-    if constexpr (N * sizeof(T) % 4 == 0) {
-      const auto pack = *reinterpret_cast<const Pack<unsigned, kWords>*>(from);
-#pragma unroll
-      for (int i = 0; i < kWords; ++i) words[i] = pack.v[i];
-    } else {
-      static_assert(N == 1);
-      words[0] = *reinterpret_cast<const unsigned short*>(from);
-    }
-  }
-  __device__ float operator[](int i) const {
-    if constexpr (sizeof(T) == 4)
-      return __uint_as_float(words[i]);
-    else if constexpr (std::is_same_v<T, bf16>)
-      return __uint_as_float(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xFFFF0000u);
-    else
-      return __half2float(
-          __ushort_as_half(static_cast<unsigned short>(i % 2 == 0 ? words[i / 2] : words[i / 2] >> 16)));
-  }
-};
-
 // The same in every lane, added in an order that is always the same.
 __device__ inline float warp_sum(float x) {
 #pragma unroll

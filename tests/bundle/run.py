@@ -19,10 +19,12 @@ def bare_root(folder):
     """A tree with the dynamic loader, glibc and what a kernel shows under /proc and /dev; nothing else."""
     loader = pathlib.Path('/lib64/ld-linux-x86-64.so.2')
     here = loader.resolve().parent
+    libraries = folder / here.relative_to('/')   # where this loader looks
     (folder / 'lib64').mkdir(parents=True)
+    libraries.mkdir(parents=True, exist_ok=True)
     shutil.copy(loader.resolve(), folder / 'lib64' / loader.name)
     for name in GLIBC:
-        shutil.copy((here / name).resolve(), folder / 'lib64' / name)
+        shutil.copy((here / name).resolve(), libraries / name)
     for name in ('proc', 'dev', 'tmp'):
         (folder / name).mkdir()
 
