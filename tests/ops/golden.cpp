@@ -167,7 +167,8 @@ std::vector<std::string> run(Golden golden, const std::shared_ptr<Device>& devic
 std::vector<Json> golden_files() {
   std::vector<std::string> paths;
   const char* elsewhere = std::getenv("HETRUN_GOLDEN");  // where the archive is unpacked
-  for (const auto& entry : std::filesystem::directory_iterator(elsewhere ? elsewhere : HET_OPS_FOLDER "/golden"))
+  for (const auto& entry :
+       std::filesystem::directory_iterator(elsewhere ? elsewhere : HET_OPS_FOLDER "/golden"))
     paths.push_back(entry.path());
   std::sort(paths.begin(), paths.end());
   std::vector<Json> files;
