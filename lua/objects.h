@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "core/program/state.h"
 #include "core/tensor/tensor.h"
 #include "lua/bind.h"
+#include "lua/gpus.h"
 
 namespace het::lua {
 
@@ -46,6 +48,8 @@ using TokenizerHandle = std::shared_ptr<const Tokenizer>;
 // What one Lua state shares between its bound functions. Lives as long as the state.
 struct Host {
   DeviceHandle cpu, reference;
+  Gpus gpus;
+  std::map<int, DeviceHandle> opened_gpus;
   std::unique_ptr<Eager> eager;
   int64_t collect_at = int64_t{256} << 20;  // live tensor bytes at which Lua is asked to collect
   uint64_t draws = 0;                       // seeds of random tensors that name none

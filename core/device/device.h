@@ -66,10 +66,21 @@ class Recording {
   virtual void replay() = 0;
 };
 
+// Notes moments between launches, when the device comes to them.
+class Stopwatch {
+ public:
+  virtual ~Stopwatch() = default;
+  virtual void mark(size_t moment) = 0;
+  // Between two moments; after Device::synchronize().
+  virtual double seconds(size_t from, size_t to) = 0;
+};
+
 class Device {
  public:
   virtual ~Device() = default;
-  virtual std::string name() const = 0;  // "cpu", "reference"
+  virtual std::string name() const = 0;  // "cpu", "reference", "cuda"
+  // What the maker calls it, where that tells more: "NVIDIA H200".
+  virtual std::string model() const { return name(); }
   virtual std::unique_ptr<Memory> allocate(int64_t bytes) = 0;
   // Memory of the host that copies to and from the device are quick with.
   virtual std::unique_ptr<Memory> allocate_staging(int64_t bytes);
@@ -87,6 +98,8 @@ class Device {
   // Call `launches`, which only runs kernels of this device, and keep what they queue instead of running it.
   // Null where that gains nothing: `launches` has not been called then.
   virtual std::unique_ptr<Recording> record(const std::function<void()>& launches) { return nullptr; }
+  // For so many moments. Null where kernels are done when their launch returns: the host's clock will do.
+  virtual std::unique_ptr<Stopwatch> stopwatch(size_t moments) { return nullptr; }
 };
 
 // One line of a device's kernel table: the operator's name and how to prepare it. Each family file under

@@ -268,11 +268,25 @@ std::vector<Executor::Span> Executor::run_timed() {
   const auto seconds = [](std::chrono::steady_clock::time_point time) {
     return std::chrono::duration<double>(time.time_since_epoch()).count();
   };
-  for (int i = first_instruction(); i < static_cast<int>(calls_.size()); ++i) {
-    spans[i].begin = seconds(std::chrono::steady_clock::now());
-    launch(calls_[i]);
-    state_->device().synchronize();
-    spans[i].end = seconds(std::chrono::steady_clock::now());
+  const size_t first = static_cast<size_t>(first_instruction()), end = calls_.size();
+  Device& device = state_->device();
+  if (const auto stopwatch = collectives_.empty() ? device.stopwatch(end + 1) : nullptr) {
+    const double start = seconds(std::chrono::steady_clock::now());
+    for (size_t i = first; i < end; ++i) {
+      stopwatch->mark(i);
+      launch(calls_[i]);
+    }
+    stopwatch->mark(end);
+    device.synchronize();
+    for (size_t i = first; i < end; ++i)
+      spans[i] = {start + stopwatch->seconds(first, i), start + stopwatch->seconds(first, i + 1)};
+  } else {
+    for (size_t i = first; i < end; ++i) {
+      spans[i].begin = seconds(std::chrono::steady_clock::now());
+      launch(calls_[i]);
+      device.synchronize();
+      spans[i].end = seconds(std::chrono::steady_clock::now());
+    }
   }
   for (size_t i = 0; i < calls_.size(); ++i)
     if (calls_[i].starts) spans[i].arrived = seconds(calls_[i].collective->times().finished);

@@ -20,12 +20,11 @@ Found find_gpus() {
   if (cudaDriverGetVersion(&found.driver) != cudaSuccess) found.driver = 0;
   int count = 0;
   const cudaError_t result = found.driver == 0 ? cudaErrorNoDevice : cudaGetDeviceCount(&count);
-  const auto version = [](int number) { return fmt::format("{}.{}", number / 1000, number % 1000 / 10); };
   if (found.driver == 0) {
     found.why_none = "no NVIDIA driver was found (libcuda.so.1)";
   } else if (result == cudaErrorInsufficientDriver) {
     found.why_none = fmt::format("the NVIDIA driver is made for CUDA {}; this build needs {} or newer",
-                                 version(found.driver), version(found.runtime));
+                                 version_text(found.driver), version_text(found.runtime));
   } else if (result == cudaErrorNoDevice || (result == cudaSuccess && count == 0)) {
     found.why_none = "the NVIDIA driver shows no GPU";
   } else if (result != cudaSuccess) {
@@ -102,9 +101,32 @@ class GraphRecording final : public Recording {
   cudaStream_t stream_;
 };
 
+// An event for each moment.
+class EventStopwatch final : public Stopwatch {
+ public:
+  EventStopwatch(size_t moments, cudaStream_t stream) : events_(moments), stream_(stream) {
+    for (cudaEvent_t& event : events_)
+      check(cudaEventCreateWithFlags(&event, cudaEventDefault), "make an event");
+  }
+  ~EventStopwatch() override {
+    for (const cudaEvent_t event : events_)
+      if (event != nullptr) cudaEventDestroy(event);
+  }
+  void mark(size_t moment) override { check(cudaEventRecord(events_[moment], stream_), "record an event"); }
+  double seconds(size_t from, size_t to) override {
+    float milliseconds = 0;
+    check(cudaEventElapsedTime(&milliseconds, events_[from], events_[to]), "tell the time");
+    return milliseconds * 1e-3;
+  }
+
+ private:
+  std::vector<cudaEvent_t> events_;
+  cudaStream_t stream_;
+};
+
 class CudaDevice final : public Device {
  public:
-  explicit CudaDevice(int ordinal) {
+  CudaDevice(int ordinal, std::string model) : model_(std::move(model)) {
     context_.ordinal = ordinal;
     check(cudaSetDevice(ordinal), "be used");
     const auto attribute = [&](cudaDeviceAttr which) {
@@ -130,6 +152,7 @@ class CudaDevice final : public Device {
   }
 
   std::string name() const override { return "cuda"; }
+  std::string model() const override { return model_; }
   std::unique_ptr<Memory> allocate(int64_t bytes) override { return std::make_unique<DeviceMemory>(bytes); }
   std::unique_ptr<Memory> allocate_staging(int64_t bytes) override {
     return std::make_unique<PinnedMemory>(bytes);
@@ -182,8 +205,12 @@ class CudaDevice final : public Device {
     check(cudaStreamEndCapture(context_.stream, &graph), "capture a step");
     return std::make_unique<GraphRecording>(graph, context_.stream);
   }
+  std::unique_ptr<Stopwatch> stopwatch(size_t moments) override {
+    return std::make_unique<EventStopwatch>(moments, context_.stream);
+  }
 
  private:
+  std::string model_;
   Context context_;
   Failure* failure_ = nullptr;  // as the host sees it
   std::unordered_map<std::string_view, std::unique_ptr<Kernel> (*)(const KernelRequest&, const Context&)>
@@ -198,10 +225,10 @@ std::shared_ptr<Device> make_device(int ordinal) {
   if (count == 0) fail_environment("device cuda: {}; `hetrun doctor` says more", found.why_none);
   if (ordinal < 0 || ordinal >= count)
     fail_environment("device cuda: there is no GPU {}; this machine has {}, numbered from 0", ordinal, count);
-  if (const Gpu& gpu = found.gpus[ordinal]; gpu.major < 8)
-    fail_environment("device cuda: {} has compute capability {}.{}; 8.0 (Ampere) or newer is needed",
-                     gpu.name, gpu.major, gpu.minor);
-  return std::make_shared<CudaDevice>(ordinal);
+  if (const Gpu& gpu = found.gpus[ordinal]; gpu.major < kLeastMajor)
+    fail_environment("device cuda: {} has compute capability {}.{}; {}.0 (Ampere) or newer is needed",
+                     gpu.name, gpu.major, gpu.minor, kLeastMajor);
+  return std::make_shared<CudaDevice>(ordinal, found.gpus[ordinal].name);
 }
 
 }  // namespace het::HET_CUDA

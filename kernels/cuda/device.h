@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/device/device.h"
@@ -37,12 +38,32 @@ struct Found {
 };
 Found find_gpus();
 
+inline constexpr int kLeastMajor = 8;  // compute capability that the kernels need: Ampere
+
+// "13.0" of 13000; empty of 0.
+inline std::string version_text(int version) {
+  if (version == 0) return {};
+  return std::to_string(version / 1000) + '.' + std::to_string(version % 1000 / 10);
+}
+
 // A library of CUDA's that is opened when the program runs.
 struct LibraryReport {
   std::string name, path, version;
   std::string problem;  // empty: it can be used
 };
 LibraryReport find_cublas();
+LibraryReport find_nccl();
+
+// Between two GPUs, by their places in Found::gpus.
+struct GpuLink {
+  int from = 0, to = 0;
+  bool peers = false;  // they reach each other's memory; else traffic goes through the host's
+  int nvlinks = 0;     // that are up; 0: PCIe
+};
+std::vector<GpuLink> find_links(const std::vector<Gpu>& gpus);
+
+// Of multiprocessors and memory, as they run now; 0: the driver does not say.
+std::pair<double, double> clocks_now(const Gpu& gpu);
 
 // The GPU `ordinal`. Throws Error(environment) saying what is missing.
 std::shared_ptr<Device> make_device(int ordinal = 0);

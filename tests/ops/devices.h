@@ -1,4 +1,5 @@
-// The devices under test: the reference, and the CPU with each instruction set that it has here.
+// The devices under test: the reference, the CPU with each instruction set that it has here, and the emulated
+// GPU (devices.cpp); or a GPU (gpu.cpp).
 #pragma once
 
 #include <memory>

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 
 #include "core/base/error.h"
 #include "core/graph/fuse.h"
@@ -137,24 +138,57 @@ struct Launch {
   std::vector<Layout> input_layouts, output_layouts;
   std::vector<std::byte*> inputs, outputs;
 
-  Launch(const std::vector<Placed>& in, const std::vector<Placed>& out) {
+  // `address` tells where the first element of a tensor is for the kernel.
+  template <typename Address>
+  Launch(const std::vector<Placed>& in, const std::vector<Placed>& out, const Address& address) {
     for (const Placed& placed : in) {
       input_layouts.push_back(bare(placed.tensor));
-      inputs.push_back(placed.tensor.present() ? placed.tensor.bytes() : nullptr);
+      inputs.push_back(placed.tensor.present() ? address(placed.tensor) : nullptr);
     }
     for (const Placed& placed : out) {
       output_layouts.push_back(bare(placed.tensor));
-      outputs.push_back(placed.tensor.present() ? placed.tensor.bytes() : nullptr);
+      outputs.push_back(placed.tensor.present() ? address(placed.tensor) : nullptr);
     }
   }
 };
 
+// Buffers of operands in a device's memory, as they are in the host's: a result that is written over an
+// operand shares its buffer.
+class Mirror {
+ public:
+  Mirror(Device& device, std::initializer_list<const std::vector<Placed>*> lists) : device_(device) {
+    for (const auto* list : lists)
+      for (const Placed& placed : *list)
+        if (placed.tensor.present() && copies_.count(placed.tensor.buffer().get()) == 0)
+          copies_.emplace(placed.tensor.buffer().get(), device.allocate(placed.tensor.buffer()->bytes()));
+  }
+  std::byte* address(const Tensor& tensor) const {
+    return copies_.at(tensor.buffer().get())->address() + (tensor.bytes() - tensor.buffer()->data());
+  }
+  void copy_in() {
+    for (const auto& [buffer, copy] : copies_)
+      device_.copy_in(copy->address(), buffer->data(), buffer->bytes());
+  }
+  void copy_out() {
+    for (const auto& [buffer, copy] : copies_)
+      device_.copy_out(buffer->data(), copy->address(), buffer->bytes());
+  }
+
+ private:
+  Device& device_;
+  std::map<Buffer*, std::unique_ptr<Memory>> copies_;
+};
+
 // Run with a workspace of exactly the size asked for, full of NaN, and look after its guards.
-std::optional<std::string> run_guarded(Kernel& kernel, const Launch& launch) {
+std::optional<std::string> run_guarded(Device& device, Kernel& kernel, const Launch& launch) {
   const int64_t bytes = kernel.workspace_bytes();
   Buffer workspace(bytes + 2 * kGuard);
   std::memset(workspace.data(), static_cast<int>(kPoisonByte), static_cast<size_t>(workspace.bytes()));
-  kernel.run({launch.inputs.data(), launch.outputs.data(), workspace.data() + kGuard, bytes});
+  const auto copy = device.allocate(workspace.bytes());
+  device.copy_in(copy->address(), workspace.data(), workspace.bytes());
+  kernel.run({launch.inputs.data(), launch.outputs.data(), copy->address() + kGuard, bytes});
+  device.synchronize();
+  device.copy_out(workspace.data(), copy->address(), workspace.bytes());
   for (int64_t b = 0; b < kGuard; ++b)
     if (workspace.data()[b] != kPoisonByte || workspace.data()[kGuard + bytes + b] != kPoisonByte)
       return fmt::format("it wrote past its workspace of {} bytes", bytes);
@@ -228,7 +262,7 @@ std::vector<Tensor> oracle(const OpDef& op, const std::vector<Tensor>& inputs, c
     const int aliased = aliased_input(op, o);
     out.push_back(aliased >= 0 ? in[aliased] : place(widened(results[o]), Placing::packed));
   }
-  const Launch launch(in, out);
+  const Launch launch(in, out, [](const Tensor& tensor) { return tensor.bytes(); });
   const auto kernel =
       make_reference_device()->prepare({op, attributes, launch.input_layouts, launch.output_layouts, 0});
   Buffer workspace(kernel->workspace_bytes() + 1);
@@ -319,7 +353,8 @@ std::vector<std::string> compare(Device& device, const Trial& trial, bool& suppo
   for (Placed& placed : out)
     if (placed.tensor.present()) placed.remember();
 
-  const Launch launch(in, out);
+  Mirror mirror(device, {&in, &out});
+  const Launch launch(in, out, [&](const Tensor& tensor) { return mirror.address(tensor); });
   std::unique_ptr<Kernel> kernel;
   try {
     kernel = device.prepare({op, attributes, launch.input_layouts, launch.output_layouts, trial.accumulate});
@@ -332,7 +367,9 @@ std::vector<std::string> compare(Device& device, const Trial& trial, bool& suppo
 
   std::vector<std::string> problems;
   const auto problem = [&](std::string text) { problems.push_back(std::move(text)); };
-  if (const auto stray = run_guarded(*kernel, launch)) problem(*stray);
+  mirror.copy_in();
+  if (const auto stray = run_guarded(device, *kernel, launch)) problem(*stray);
+  mirror.copy_out();
   for (size_t i = 0; i < in.size(); ++i)
     if (in[i].tensor.present())
       if (const auto stray = stray_write(in[i], written[i])) problem(fmt::format("input {}: {}", i, *stray));
@@ -355,7 +392,9 @@ std::vector<std::string> compare(Device& device, const Trial& trial, bool& suppo
     for (const Placed& placed : *operands)
       if (placed.tensor.present())
         std::memcpy(placed.tensor.buffer()->data(), placed.before.data(), placed.before.size());
-  run_guarded(*kernel, launch);
+  mirror.copy_in();
+  run_guarded(device, *kernel, launch);
+  mirror.copy_out();
   size_t next = 0;
   for (size_t o = 0; o < out.size(); ++o) {
     if (!out[o].tensor.present()) continue;

@@ -391,6 +391,17 @@ local function tell_ranks(self, reporter)
   return ranks
 end
 
+--- Bytes at most: what the programs of this rank take of a GPU; elsewhere what the process took of the machine.
+function Run:peak_memory()
+  if not peak.is_gpu(self.device) then return native.memory_peak() end
+  local total = self.train_executor:memory().total
+  if self.evaluate_executor then
+    local memory = self.evaluate_executor:memory()
+    total = total + memory.total - memory.state   -- the state is shared
+  end
+  return total
+end
+
 -- The numbers of a finished run.
 local function results_of(self, reporter, started)
   local done = self.step - self.first_step
@@ -400,7 +411,7 @@ local function results_of(self, reporter, started)
     steps = self.step, train_loss = self.loss, validation_loss = self.validation, best_validation_loss = self.best,
     seconds = native.clock() - started, tokens_per_s = tokens,
     samples_per_s = steps_per_s * self.arguments.batch, mfu = reporter:mfu(tokens),
-    peak_memory_bytes = native.memory_peak(), parameters = self.parameters, precision = self.arguments.precision,
+    peak_memory_bytes = self:peak_memory(), parameters = self.parameters, precision = self.arguments.precision,
   }
 end
 
@@ -454,7 +465,7 @@ function Run:start()
   local metrics = a.metrics or (settings.metrics ~= "" and settings.metrics) or nil
   local reporter = progress.new {
     steps = a.steps, first = self.step, tokens_per_step = self.tokens_per_step, unit = self.unit,
-    quiet = settings.quiet or self.rank > 0,
+    quiet = settings.quiet or self.rank > 0, memory = function() return self:peak_memory() end,
     flops_per_token = is_model(a.model) and a.model:training_flops(self.context) or 0,
     peak = is_model(a.model) and not self.cluster and peak.known(peak_device, a.precision) or nil,
     metrics = self.rank == 0 and metrics or nil, best = self.best, every = math.max(1, math.floor(a.steps / 20)),

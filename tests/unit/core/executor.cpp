@@ -305,6 +305,14 @@ TEST_CASE("a recorded step on the emulated GPU gives the bits of one that is lau
   CHECK(results[0] != results[1]);
   CHECK(results[2] == results[0]);  // replayed, as it was launched
   CHECK(results[3] == results[1]);
+
+  // The device's own clock times each instruction.
+  const auto spans = executor.run_timed();
+  CHECK(values_of(executor.read("y")) == results[1]);
+  REQUIRE(spans.size() == 2);
+  CHECK(spans[0].begin < spans[0].end);
+  CHECK(spans[0].end == Approx(spans[1].begin));
+  CHECK(spans[1].begin < spans[1].end);
 }
 
 TEST_CASE("a timed run counts as a run, a search for what is not finite does not", "[executor]") {
