@@ -6,6 +6,7 @@
 
 #include "core/base/error.h"
 #include "core/base/units.h"
+#include "planner/autohet/anneal.h"
 #include "planner/autohet/parts.h"
 #include "planner/autohet/search.h"
 #include "planner/baseline/baseline.h"
@@ -20,7 +21,10 @@ struct Policy {
 
 void plan_autohet(Judge& judge) { search_plans(judge, kPublished, "autohet"); }
 
-void plan_search(Judge& judge) { search_plans(judge, judge.request().additions, "search"); }
+void plan_search(Judge& judge) {
+  search_plans(judge, judge.request().additions, "search");
+  anneal_plans(judge, judge.request().additions, "search");
+}
 
 // The baselines' plans are candidates like any other, so that auto is never slower than them in the
 // simulator's eyes.
@@ -30,6 +34,7 @@ void plan_auto(Judge& judge) {
   if (total_devices(judge.request().cluster) <= 128) plan_autohet(judge);
   search_plans(judge, judge.request().additions, "auto");
   search_parts(judge);
+  anneal_plans(judge, judge.request().additions, "auto");
 }
 
 constexpr Policy kPolicies[] = {
