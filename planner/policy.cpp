@@ -6,6 +6,7 @@
 
 #include "core/base/error.h"
 #include "core/base/units.h"
+#include "planner/autohet/anneal.h"
 #include "planner/autohet/parts.h"
 #include "planner/autohet/replan.h"
 #include "planner/autohet/search.h"
@@ -23,6 +24,7 @@ void plan_autohet(Judge& judge) { search_plans(judge, kPublished, "autohet"); }
 
 void plan_search(Judge& judge) {
   search_plans(judge, judge.request().additions, "search");
+  anneal_plans(judge, judge.request().additions, "search");
   search_near(judge);
 }
 
@@ -34,6 +36,7 @@ void plan_auto(Judge& judge) {
   if (total_devices(judge.request().cluster) <= 128) plan_autohet(judge);
   search_plans(judge, judge.request().additions, "auto");
   search_parts(judge);
+  anneal_plans(judge, judge.request().additions, "auto");
   search_near(judge);
 }
 

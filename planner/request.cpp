@@ -1,6 +1,7 @@
 #include "planner/request.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <set>
 
@@ -107,16 +108,14 @@ Judge::Entry& Judge::entry(int tensor, int microbatch) {
 
 const CostTable& Judge::costs(int tensor, int microbatch) { return entry(tensor, microbatch).costs; }
 
-Candidate Judge::judge(Layout layout, std::string_view origin) {
+Candidate Judge::simulated(Layout layout, std::string_view origin, const SimulateOptions& options) {
   Candidate candidate;
-  candidate.simulation = entry(layout.tensor, layout.microbatch).simulator->run(layout);
+  candidate.simulation = entry(layout.tensor, layout.microbatch).simulator->run(layout, options);
   candidate.layout = std::move(layout);
   candidate.origin = origin;
-  ++judged_;
   candidate.score = candidate.simulation.fits
                         ? score_of(request_, candidate.layout, candidate.simulation.seconds)
                         : kInfinity;
-  if (relocation_ && candidate.feasible()) remember(candidate);
   return candidate;
 }
 
@@ -139,14 +138,39 @@ void Judge::remember(const Candidate& candidate) {
   while (far(near_.back().candidate.score)) near_.pop_back();
 }
 
+Candidate Judge::judge(Layout layout, std::string_view origin) {
+  ++judged_;
+  Candidate candidate = simulated(std::move(layout), origin, {});
+  if (relocation_ && candidate.feasible()) remember(candidate);
+  return candidate;
+}
+
+Candidate Judge::look(Layout layout, std::string_view origin) {
+  SimulateOptions options;
+  options.contention = false;
+  return simulated(std::move(layout), origin, options);
+}
+
 bool Judge::offer(Candidate candidate) {
   if (!candidate.simulation.fits) {
     if (candidate.simulation.over_bytes < nearest_.simulation.over_bytes) nearest_ = std::move(candidate);
     return false;
   }
+  const int pipelines = std::bit_width(candidate.layout.pipelines.size());
+  Candidate& alike =
+      bests_[{candidate.layout.tensor, candidate.layout.microbatch, pipelines, candidate.layout.chunks > 1}];
+  if (alike.layout.pipelines.empty() || candidate.score < alike.score) alike = candidate;
   if (candidate.score >= best_.score) return false;
   best_ = std::move(candidate);
   return true;
+}
+
+std::vector<Candidate> Judge::bests() const {
+  std::vector<Candidate> found;
+  for (const auto& [key, best] : bests_) found.push_back(best);
+  std::stable_sort(found.begin(), found.end(),
+                   [](const Candidate& a, const Candidate& b) { return a.score < b.score; });
+  return found;
 }
 
 double score_of(const Request& request, const Layout& layout, double seconds) {

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -68,9 +69,15 @@ class Judge {
 
   const CostTable& costs(int tensor, int microbatch);
   Candidate judge(Layout layout, std::string_view origin);
+  // The same without contention between transfers: many times sooner, as a rule no more than judge() says.
+  // Not to be offered.
+  Candidate look(Layout layout, std::string_view origin);
   // Takes the candidate when it is better than the best so far.
   bool offer(Candidate candidate);
   const Candidate& best() const { return best_; }
+  // The best that fits of each degree, micro-batch size and, by powers of two, number of pipelines, with
+  // interleaved stages and without; the best first.
+  std::vector<Candidate> bests() const;
   double best_score() const { return best_.score; }
   // Of the layouts that do not fit, the one that lacks least: what to say when none fits.
   const Candidate& nearest() const { return nearest_; }
@@ -92,12 +99,14 @@ class Judge {
     std::unique_ptr<Simulator> simulator;
   };
   Entry& entry(int tensor, int microbatch);
+  Candidate simulated(Layout layout, std::string_view origin, const SimulateOptions& options);
 
   const Request& request_;
   std::map<std::pair<int, int>, std::unique_ptr<Entry>> entries_;
   void remember(const Candidate& candidate);
 
   Candidate best_, nearest_;
+  std::map<std::tuple<int, int, int, bool>, Candidate> bests_;
   int64_t judged_ = 0;
   std::unique_ptr<Relocation> relocation_;
   std::vector<Near> near_;

@@ -23,15 +23,18 @@ std::vector<WorkUnit> one_f_one_b(int stage, int stages, int microbatches, int a
 }
 
 // Weight gradients wait until the stage would otherwise idle: stage s puts off s of them, as ZB-H1 does (Qi
-// et al., "Zero bubble pipeline parallelism", 2023), and does the rest after its last backward.
+// et al., "Zero bubble pipeline parallelism", 2023); once no forward is left, one follows each backward, and
+// the rest come after the last. The simulator's next_op keeps the same order.
 std::vector<WorkUnit> with_split_backward(const std::vector<WorkUnit>& units, int stage) {
   std::vector<WorkUnit> result;
-  int next = 0, done = 0;
+  int next = 0, done = 0, forwards = 0;
+  for (const WorkUnit& unit : units) forwards += unit.kind == Kind::forward;
   for (const WorkUnit& unit : units) {
     result.push_back(unit);
+    forwards -= unit.kind == Kind::forward;
     if (unit.kind != Kind::backward) continue;
     ++done;
-    while (done - next > stage) result.push_back({Kind::weight_gradient, stage, next++});
+    if (done - next > stage || forwards == 0) result.push_back({Kind::weight_gradient, stage, next++});
   }
   while (next < done) result.push_back({Kind::weight_gradient, stage, next++});
   return result;

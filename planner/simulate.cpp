@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <unordered_map>
 
 #include "core/base/error.h"
 
@@ -35,6 +36,15 @@ struct StageState {
   double held_bytes = 0;  // of one micro-batch in flight
   double last_start = 0;  // of the last operation that completes gradients
   double first_start = -1;
+  double hop = 0, hop_back = 0;  // seconds to the next stage and to the one before; without contention
+};
+
+struct HashOfKey {
+  size_t operator()(const std::vector<int>& key) const {
+    uint64_t hash = 14695981039346656037u;  // FNV-1a, a word at a time
+    for (const int word : key) hash = (hash ^ static_cast<uint32_t>(word)) * 1099511628211u;
+    return static_cast<size_t>(hash ^ hash >> 32);
+  }
 };
 
 // One device group; with interleaving it runs several stages.
@@ -109,6 +119,10 @@ struct Simulator::State {
   uint32_t sequence = 0;
   std::vector<double> out_free, in_free;  // by port
   std::vector<int> out_users;
+  // Without contention: [stage, forward or backward, micro-batch]; and pipelines that were run before, by
+  // schedule, micro-batches, stages. Searches come back to the same ones again and again.
+  std::vector<double> arrivals;
+  std::unordered_map<std::vector<int>, PipelineState, HashOfKey> known_apart;
   std::map<std::pair<size_t, int>, int>
       crossings;  // (2 * stage + end, port) -> pipelines; blocking transfers
   std::vector<SimEvent> events;
@@ -148,6 +162,10 @@ struct Simulator::State {
   void finish(size_t c, const Pending& pending);
   void send(size_t c, size_t from, size_t to, double now);
   void run_pipelines();
+  double hop_seconds(const PipelineState& pipeline, size_t from, size_t to) const;
+  bool run_ahead(PipelineState& pipeline, size_t executor);
+  const PipelineState& run_apart(const std::vector<int>& key, size_t source);
+  void check_done() const;
   double synchronise(double compute_end, Simulation& result);
   double gradient_ready(const PipelineState& pipeline, const StageLayout& stage, size_t s, int layer) const;
 };
@@ -198,6 +216,7 @@ void Simulator::State::classify() {
         if (port(pipeline.stages[s]) == port(pipeline.stages[s + 1])) continue;
         for (const size_t end : {s, s + 1}) ++crossings[{s + end, port(pipeline.stages[end])}];
       }
+  shared = shared && options.contention;
   const bool merge = !options.events && (!shared || tasks > options.merge_above);
   class_of.clear();
   size_t used = 0;
@@ -207,7 +226,8 @@ void Simulator::State::classify() {
   for (size_t p = 0; p < pipelines.size(); ++p) {
     int index = static_cast<int>(used);
     if (merge) {
-      key.assign({pipelines[p].microbatches});
+      key.assign(
+          {pipelines[p].microbatches, static_cast<int>(layout->schedule), layout->warmup, layout->chunks});
       const auto& stages = pipelines[p].stages;
       for (size_t s = 0; s < stages.size(); ++s)
         key.insert(key.end(), {stages[s].node, stages[s].first, stages[s].layers, stages[s].recompute,
@@ -216,7 +236,11 @@ void Simulator::State::classify() {
     }
     if (index == static_cast<int>(used)) {
       if (classes.size() <= used) classes.emplace_back();
-      fill(classes[used++], p);
+      if (options.contention)
+        fill(classes[used], p);
+      else
+        classes[used] = run_apart(key, p);
+      ++used;
     }
     class_of.push_back(index);
     if (merge && shared)
@@ -420,6 +444,90 @@ void Simulator::State::run_pipelines() {
     ++(pending.what == Pending::What::forward_arrives ? stage.forwards_arrived : stage.backwards_arrived);
     try_start(c, static_cast<size_t>(pending.stage) % classes[c].executors.size(), pending.time);
   }
+}
+
+// Of one boundary between neighbouring stages when nothing else is under way.
+double Simulator::State::hop_seconds(const PipelineState& pipeline, size_t from, size_t to) const {
+  const auto& stages = layout->pipelines[static_cast<size_t>(pipeline.source)].stages;
+  const StageLayout& before = stages[std::min(from, to)];
+  const double bytes = costs.boundary[static_cast<size_t>(before.first + before.layers - 1)];
+  return pipeline.hosts[from] == pipeline.hosts[to]
+             ? costs.nodes[static_cast<size_t>(before.node)].inside.seconds(bytes / costs.tensor)
+             : costs.link(stages[from].node, stages[to].node).seconds(bytes);
+}
+
+// All operations of a group whose input is known to arrive; whether there was one.
+bool Simulator::State::run_ahead(PipelineState& pipeline, size_t executor) {
+  Executor& e = pipeline.executors[executor];
+  const auto arrival = [&](size_t s, bool backward, int item) -> double& {
+    return arrivals[(2 * s + backward) * static_cast<size_t>(pipeline.microbatches) +
+                    static_cast<size_t>(item)];
+  };
+  bool moved = false;
+  for (Op op; next_op(pipeline, executor, op); moved = true) {
+    const auto s = static_cast<size_t>(op.stage);
+    StageState& stage = pipeline.stages[s];
+    const bool last = s + 1 == pipeline.stages.size();
+    double start = e.end, seconds = stage.weight;
+    if (op.kind == OpKind::forward) {
+      if (stage.forwards_arrived <= stage.forwards) break;
+      const int item = stage.forwards++;
+      seconds = stage.forward;
+      if (s > 0) start = std::max(start, arrival(s, false, item));
+      stage.peak = std::max(stage.peak, ++stage.held);
+      if (last) {
+        ++stage.backwards_arrived;
+        arrival(s, true, item) = start + seconds;
+      } else {
+        arrival(s + 1, false, pipeline.stages[s + 1].forwards_arrived++) = start + seconds + stage.hop;
+      }
+    } else if (op.kind == OpKind::backward) {
+      if (stage.backwards_arrived <= stage.backwards) break;
+      start = std::max(start, arrival(s, true, stage.backwards++));
+      seconds = stage.backward;
+      if (s > 0) {
+        StageState& to = pipeline.stages[s - 1];
+        arrival(s - 1, true, to.backwards_arrived++) = start + seconds + stage.hop_back;
+      }
+    } else {
+      ++stage.weights;
+    }
+    if (op.kind == (layout->schedule == Schedule::split_backward ? OpKind::weight : OpKind::backward))
+      --stage.held;
+    if (op.kind != OpKind::forward) stage.last_start = start;
+    if (stage.first_start < 0) stage.first_start = start;
+    e.last = op.kind;
+    e.busy_seconds += seconds;
+    e.end = start + seconds;
+    ++e.next;
+  }
+  return moved;
+}
+
+// One pipeline without contention: groups in turn, forth and back as micro-batches go.
+const PipelineState& Simulator::State::run_apart(const std::vector<int>& key, size_t source) {
+  constexpr size_t kMost = 4096;
+  if (known_apart.size() >= kMost) known_apart.clear();
+  const auto [entry, fresh] = known_apart.try_emplace(key);
+  PipelineState& pipeline = entry->second;
+  if (!fresh) return pipeline;
+  fill(pipeline, source);
+  const size_t stages = pipeline.stages.size(), executors = pipeline.executors.size();
+  arrivals.resize(std::max(arrivals.size(), 2 * stages * static_cast<size_t>(pipeline.microbatches)));
+  for (size_t s = 0; s < stages; ++s) {
+    if (s + 1 < stages) pipeline.stages[s].hop = hop_seconds(pipeline, s, s + 1);
+    if (s > 0) pipeline.stages[s].hop_back = hop_seconds(pipeline, s, s - 1);
+  }
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (size_t e = 0; e < executors; ++e) moved = run_ahead(pipeline, e) || moved;
+    for (size_t e = executors; e-- > 0;) moved = run_ahead(pipeline, e) || moved;
+  }
+  for (Executor& executor : pipeline.executors) executor.order = {};
+  return pipeline;
+}
+
+void Simulator::State::check_done() const {
   for (const PipelineState& pipeline : classes)
     for (const StageState& stage : pipeline.stages)
       HET_REQUIRE(stage.backwards == pipeline.microbatches, pipeline.source, stage.forwards, stage.backwards);
@@ -604,8 +712,10 @@ Simulator::~Simulator() = default;
 
 Simulation Simulator::run(const Layout& layout, const SimulateOptions& options) {
   State& state = *state_;
+  HET_REQUIRE(options.contention || (!options.events && !options.blocking_transfers));
   state.prepare(layout, options);
-  state.run_pipelines();
+  if (options.contention) state.run_pipelines();
+  state.check_done();
   Simulation result;
   for (const PipelineState& pipeline : state.classes)
     for (const Executor& executor : pipeline.executors)

@@ -24,6 +24,10 @@ struct SimulateOptions {
   // Gradients are exchanged after the last backward of all pipelines, each stage's in one piece, as
   // DeepSpeed's pipeline engine does; hetrun's own exchanges run layer by layer beside the backward pass.
   bool late_reductions = false;
+  // Transfers between stages wait for each other at the ports of their hosts. Without, pipelines do not meet
+  // before their gradients do, and all is known from the order of operations, many times sooner: a search's
+  // first look.
+  bool contention = true;
   // Pipelines that are alike are simulated once when they do not share a port, or when there are more
   // stage-micro-batch pairs than this; shared ports then divide their bandwidth evenly.
   int64_t merge_above = 20000;

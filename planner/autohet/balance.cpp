@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <queue>
+#include <tuple>
 
 #include "planner/autohet/stages.h"
 
@@ -36,16 +38,17 @@ std::vector<int> balance_microbatches(const std::vector<PipelineRate>& rates, in
       counts.push_back(count(rate, high));
       each.push_back(rate);
     }
-  // What is too much comes off where it ends latest.
+  // What is too much comes off where it ends latest; of equals, the first.
   int64_t excess = total(high) - microbatches;
   const auto end = [&](size_t p) { return each[p].sum + (counts[p] - 1) * each[p].longest; };
-  while (excess > 0) {
-    size_t latest = counts.size();
-    for (size_t p = 0; p < counts.size(); ++p)
-      if (counts[p] > 1 && (latest == counts.size() || end(p) > end(latest))) latest = p;
-    if (latest == counts.size()) return {};
-    --counts[latest];
-    --excess;
+  std::priority_queue<std::tuple<double, int64_t>> latest;
+  for (size_t p = 0; p < counts.size(); ++p)
+    if (counts[p] > 1) latest.emplace(end(p), -static_cast<int64_t>(p));
+  for (; excess > 0; --excess) {
+    if (latest.empty()) return {};
+    const auto p = static_cast<size_t>(-std::get<1>(latest.top()));
+    latest.pop();
+    if (--counts[p] > 1) latest.emplace(end(p), -static_cast<int64_t>(p));
   }
   return counts;
 }

@@ -185,7 +185,7 @@ class Search {
         request_(judge.request()),
         additions_(additions),
         policy_(policy),
-        small_(groups_in_all(1) <= kSmall && request_.model.count() <= kShallow) {}
+        small_(is_small(request_)) {}
 
   void run();
 
@@ -201,7 +201,7 @@ class Search {
   void consider_programs(Columns& columns, const Pool& pool, bool sharded, int fixed);
   Candidate refine(const Sketch& sketch);
   std::vector<PipelineDraft> draft(Columns& columns, const Sketch& sketch, size_t limit, size_t rank);
-  void try_schedules(const Candidate& from);
+  void try_schedules(const Candidate& from, bool interleave);
   Columns& columns_of(int tensor, int microbatch, const StageRules& rules);
   int groups_in_all(int tensor) const;
 
@@ -507,32 +507,33 @@ Candidate Search::refine(const Sketch& sketch) {
     layout.warmup = sketch.rules.warmup;
     layout.sharded_optimizer = sketch.sharded;
     if (sketch.sharded && additions_.placed_optimizer) place_optimizer(layout, costs);
-    Candidate candidate = judge_.judge(std::move(layout), policy_);
-    judge_.offer(candidate);
+    Candidate candidate =
+        small_ ? judge_.judge(std::move(layout), policy_) : judge_.look(std::move(layout), policy_);
+    if (small_) judge_.offer(candidate);
     if (is_better(candidate, best)) best = std::move(candidate);
   }
   return best;
 }
 
 // The same pipelines under other schedules; layers are not moved, since the work of each stage is the same.
-void Search::try_schedules(const Candidate& from) {
+void Search::try_schedules(const Candidate& from, bool interleave) {
   // A pipeline of one stage waits for nobody: any schedule runs it as 1F1B does.
   if (std::all_of(from.layout.pipelines.begin(), from.layout.pipelines.end(),
                   [](const PipelineLayout& pipeline) { return pipeline.stages.size() == 1; }))
     return;
   std::vector<Layout> layouts;
   Layout layout = from.layout;
-  layout.schedule = Schedule::split_backward;
-  layouts.push_back(layout);
-  layout.schedule = Schedule::one_f_one_b;
-  for (int warmup = 1; warmup <= 2; ++warmup) {
-    layout.warmup = warmup;
-    layouts.push_back(layout);
-  }
+  for (const Schedule schedule : {Schedule::one_f_one_b, Schedule::split_backward})
+    for (int warmup = 0; warmup <= 2; ++warmup) {
+      layout.schedule = schedule;
+      layout.warmup = warmup;
+      if (layout.schedule != from.layout.schedule || layout.warmup != from.layout.warmup)
+        layouts.push_back(layout);
+    }
   layout = from.layout;
   layout.schedule = Schedule::interleaved;
   layout.chunks = 2;
-  bool possible = true;
+  bool possible = interleave;
   const CostTable& costs = judge_.costs(layout.tensor, layout.microbatch);
   for (PipelineLayout& pipeline : layout.pipelines) {
     const size_t stages = pipeline.stages.size();
@@ -560,7 +561,11 @@ void Search::try_schedules(const Candidate& from) {
     pipeline.stages = std::move(twice);
   }
   if (possible) layouts.push_back(std::move(layout));
-  for (Layout& other : layouts) judge_.offer(judge_.judge(std::move(other), policy_ + ", schedule"));
+  for (Layout& other : layouts) {
+    constexpr double kNear = 1.01;  // what contention may change
+    if (!small_ && judge_.look(other, {}).score > kNear * judge_.best_score()) continue;
+    judge_.offer(judge_.judge(std::move(other), policy_ + ", schedule"));
+  }
 }
 
 void Search::run() {
@@ -602,13 +607,25 @@ void Search::run() {
   }
   candidates = std::move(first);
   std::move(later.begin(), later.end(), std::back_inserter(candidates));
+  if (!small_) {  // only looked at so far
+    constexpr size_t kJudged = 100;
+    if (candidates.size() > kJudged) candidates.resize(kJudged);
+    for (Candidate& candidate : candidates) {
+      candidate = judge_.judge(std::move(candidate.layout), policy_);
+      judge_.offer(candidate);
+    }
+    for (Candidate& misfit : misfits) judge_.offer(misfit);
+  }
   const size_t starts = small_ ? 40 : groups <= 128 ? 5 : 2;
   if (additions_.local_search) {
     const int64_t budget = small_ ? 400'000 : 700'000;
     for (size_t i = 0; i < std::min(starts, candidates.size()); ++i) {
       if (candidates[i].score > 1.2 * judge_.best_score()) continue;
-      candidates[i] = improve(judge_, std::move(candidates[i]), additions_, budget);
-      judge_.offer(candidates[i]);
+      Candidate better = improve(judge_, candidates[i], additions_, budget);
+      judge_.offer(better);
+      // What it came from may be the better one under another schedule.
+      if (!small_) candidates.push_back(candidates[i]);
+      candidates[i] = std::move(better);
     }
     // Moves may also make a plan fit; worth it while no other does, or where it costs little.
     for (size_t i = 0; i < std::min(starts, misfits.size()); ++i) {
@@ -625,7 +642,8 @@ void Search::run() {
   if (additions_.schedules) {
     std::stable_sort(candidates.begin(), candidates.end(),
                      [](const Candidate& a, const Candidate& b) { return a.score < b.score; });
-    for (size_t i = 0; i < std::min<size_t>(starts, candidates.size()); ++i) try_schedules(candidates[i]);
+    const size_t tried = small_ ? std::min(starts, candidates.size()) : candidates.size();
+    for (size_t i = 0; i < tried; ++i) try_schedules(candidates[i], i < starts);
   }
 }
 
@@ -641,6 +659,7 @@ class Mover {
     size_t stages = 0;
     for (const PipelineLayout& pipeline : best.layout.pipelines) stages += pipeline.stages.size();
     many_ = stages > kSmall;
+    looks_ = many_ || costs_.layers > kShallow;
   }
 
   void run() {
@@ -666,9 +685,11 @@ class Mover {
   bool attempt(Layout layout) {
     if (budget_ <= 0) return false;
     if (many_ && is_hopeless(layout)) return false;
+    if (looks_) budget_ -= costs_.layers * static_cast<int64_t>(layout.pipelines.size());
+    if (layout.sharded_optimizer && additions_.placed_optimizer) place_optimizer(layout, costs_);
+    if (looks_ && best_.simulation.fits && judge_.look(layout, {}).score >= best_.score) return false;
     for (const PipelineLayout& pipeline : layout.pipelines)
       budget_ -= pipeline.microbatches * static_cast<int64_t>(pipeline.stages.size()) + costs_.layers;
-    if (layout.sharded_optimizer && additions_.placed_optimizer) place_optimizer(layout, costs_);
     Candidate candidate = judge_.judge(std::move(layout), best_.origin);
     if (!is_better(candidate, best_)) return false;
     best_ = std::move(candidate);
@@ -901,12 +922,17 @@ class Mover {
   const Additions& additions_;
   Candidate& best_;
   int64_t budget_;
-  bool many_ = false;  // stages: moves are sieved by the bound before they are simulated
+  bool many_ = false;   // stages: moves are sieved by the bound before they are simulated
+  bool looks_ = false;  // without contention, before moves are judged
   const CostTable& costs_;
   std::unique_ptr<StageSolver> solver_;
 };
 
 }  // namespace
+
+bool is_small(const Request& request) {
+  return total_devices(request.cluster) <= kSmall && request.model.count() <= kShallow;
+}
 
 Pool pool_of(const Request& request, const CostTable& costs) {
   Pool pool;

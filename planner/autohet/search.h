@@ -15,6 +15,9 @@ namespace het::planner {
 // Offers what it finds to `judge`; `additions` are the request's, or kPublished.
 void search_plans(Judge& judge, const Additions& additions, std::string_view policy);
 
+// Few enough groups and layers that every grouping and every order of stages is looked at.
+bool is_small(const Request& request);
+
 // What exists to be grouped at one degree. power: whole models a second of one group.
 Pool pool_of(const Request& request, const CostTable& costs);
 

@@ -12,7 +12,8 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 int in_flight(const StageRules& rules, int stages, int stage, int microbatches) {
   if (rules.schedule == Schedule::gpipe) return microbatches;
-  if (rules.schedule == Schedule::split_backward) return std::min(microbatches, stages);
+  if (rules.schedule == Schedule::split_backward)
+    return std::min(microbatches, stages + (stages - 1 - stage) * rules.warmup);
   return std::min(microbatches, 1 + (stages - 1 - stage) * (1 + rules.warmup));
 }
 

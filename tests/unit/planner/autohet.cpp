@@ -4,7 +4,9 @@
 #include <limits>
 #include <numeric>
 
+#include "core/base/parallel.h"
 #include "core/base/random.h"
+#include "planner/autohet/anneal.h"
 #include "planner/autohet/balance.h"
 #include "planner/autohet/joint.h"
 #include "planner/autohet/search.h"
@@ -291,6 +293,60 @@ TEST_CASE("among many stages no simulation is spent on what cannot make the step
   const int64_t simulation = 4 * 8 * 3 + 4 * 12;
   const Candidate found = improve(judge, judge.judge(layout, "uneven"), kPublished, 28 * simulation);
   CHECK(found.simulation.seconds == Approx(even));
+}
+
+TEST_CASE("annealing leads from a poor plan to a good one that is possible, whatever the number of threads") {
+  Request request;
+  request.model = plain_model(18, 1e7, 4e7);
+  request.cluster.types = {plain_type("fast", 3, 4), plain_type("slow", 1, 4)};
+  request.cluster.nodes = {plain_node("a", "fast", 3, 2), plain_node("b", "slow", 5)};
+  request.cluster.between = {1e-5, 1e10};
+  request.batch = 24;
+  request.tensors = request.microbatches = {1};
+  // Two even pipelines over unlike devices; three devices are idle.
+  Layout poor;
+  poor.pipelines = {{12, {{0, 0, 0, 6}, {0, 0, 6, 6}, {1, 0, 12, 6}}}, {12, {{0, 1, 0, 4}, {1, 0, 4, 14}}}};
+  const auto annealed = [&](const Additions& additions) {
+    Judge judge(request);
+    judge.offer(judge.judge(poor, "poor"));
+    anneal_plans(judge, additions, "annealed");
+    return judge.best();
+  };
+  Judge judge(request);
+  const double before = judge.judge(poor, "poor").simulation.seconds,
+               bound = lower_bound_seconds(request, judge);
+  const int threads = thread_count();
+  set_thread_count(1);
+  const Candidate found = annealed({});
+  set_thread_count(2);
+  CHECK(annealed({}).layout == found.layout);
+  set_thread_count(threads);
+  CHECK(before > 2.5 * bound);
+  CHECK(found.simulation.seconds < 1.25 * bound);
+  const Plan plan = to_plan(found.layout, request.cluster);  // throws where a host has not so many devices
+  PlanSubject subject;
+  subject.layers = request.model.count();
+  subject.batch = request.batch;
+  CHECK(validate(plan, subject).empty());
+  int microbatches = 0;
+  for (const PipelineLayout& pipeline : found.layout.pipelines) microbatches += pipeline.microbatches;
+  CHECK(microbatches == request.batch);
+
+  Additions off;
+  off.local_search = false;
+  CHECK(annealed(off).layout == poor);
+  Additions plain = kPublished;
+  plain.local_search = true;
+  const Layout layout = annealed(plain).layout;
+  CHECK(layout.schedule == Schedule::one_f_one_b);
+  CHECK(layout.warmup == 0);
+  for (const PipelineLayout& pipeline : layout.pipelines) {
+    CHECK(pipeline.microbatches == layout.pipelines[0].microbatches);
+    for (const StageLayout& stage : pipeline.stages) {
+      CHECK(stage.share == 1);
+      CHECK(stage.recompute == layout.pipelines[0].stages[0].recompute);
+    }
+  }
 }
 
 TEST_CASE("without a plan to beat, deciding together still finds one, within its budget") {

@@ -3,6 +3,8 @@
 #include <catch2/catch.hpp>
 
 #include "core/base/error.h"
+#include "planner/autohet/stages.h"
+#include "planner/schedule.h"
 #include "tests/unit/planner/testing.h"
 
 using namespace het;
@@ -91,6 +93,94 @@ TEST_CASE("a split backward fills bubbles: faster than 1F1B, at most the first s
   CHECK(split.seconds == Approx((8 * 3 + 3) * kLayer).epsilon(0.08));
   for (const StageUse& use : split.stages) CHECK(use.in_flight <= 4);
   CHECK(split.stages[0].busy_seconds == Approx(8 * 3 * kLayer));
+}
+
+TEST_CASE(
+    "a split backward is lowered in the order in which it is simulated, holding what the planner counts on") {
+  const Bench bench({plain_node("a", "unit", 4)}, 4, {1e-4, 1e9});
+  for (const int microbatches : {1, 2, 3, 9})
+    for (const int warmup : {0, 1, 2}) {
+      Layout layout = pipeline_of(4, microbatches);
+      layout.schedule = Schedule::split_backward;
+      layout.warmup = warmup;
+      SimulateOptions options;
+      options.events = true;
+      const Simulation simulation = bench.run(layout, options);
+      const Plan plan = to_plan(layout, bench.cluster);
+      StageRules rules;
+      rules.schedule = layout.schedule;
+      rules.warmup = warmup;
+      for (int s = 0; s < 4; ++s) {
+        std::vector<WorkUnit> units;
+        for (const SimEvent& event : simulation.events) {
+          if (event.stage != s) continue;
+          if (event.kind == SimEvent::Kind::forward)
+            units.push_back({WorkUnit::Kind::forward, s, event.item});
+          else if (event.kind == SimEvent::Kind::backward)
+            units.push_back({WorkUnit::Kind::backward, s, event.item});
+          else if (event.kind == SimEvent::Kind::weight)
+            units.push_back({WorkUnit::Kind::weight_gradient, s, event.item});
+        }
+        INFO("stage " << s << ", " << microbatches << " micro-batches, warm-up " << warmup);
+        CHECK(units == units_of(plan, 0, s));
+        CHECK(simulation.stages[static_cast<size_t>(s)].in_flight <= in_flight(rules, 4, s, microbatches));
+      }
+    }
+}
+
+TEST_CASE(
+    "without contention pipelines that share no port take as long as with, and others as long as alone") {
+  const Bench bench({plain_node("a", "unit", 3, 2), plain_node("b", "half", 3, 2)}, 6, {1e-3, 1e12});
+  SimulateOptions apart;
+  apart.contention = false;
+  const CostTable costs = make_costs(bench.cluster, bench.model, {}, 1, 1);
+  Simulator again(costs, bench.cluster);  // it remembers pipelines
+  for (const Schedule schedule :
+       {Schedule::one_f_one_b, Schedule::gpipe, Schedule::split_backward, Schedule::interleaved})
+    for (const int warmup : {0, 2})
+      for (const int microbatches : {1, 2, 3, 8}) {
+        Layout layout;
+        layout.schedule = schedule;
+        layout.warmup =
+            schedule == Schedule::one_f_one_b || schedule == Schedule::split_backward ? warmup : 0;
+        layout.sharded_optimizer = warmup > 0;
+        layout.chunks = schedule == Schedule::interleaved ? 2 : 1;
+        layout.pipelines = {{microbatches, {{0, 0, 0, 2}, {0, 0, 2, 1}, {0, 0, 3, 3}}},
+                            {microbatches, {{1, 0, 0, 2}, {1, 0, 2, 1, true}, {1, 0, 3, 3}}},
+                            {2 * microbatches, {{0, 1, 0, 2}, {1, 1, 2, 2}, {1, 1, 4, 2}}}};
+        if (layout.chunks > 1)
+          for (PipelineLayout& pipeline : layout.pipelines) {
+            const StageLayout group = pipeline.stages[0];
+            pipeline.stages = {group, group, group, group};
+            pipeline.stages[1].node = pipeline.stages[3].node = pipeline.stages[2].node;
+            for (int s = 0; s < 4; ++s) {
+              pipeline.stages[static_cast<size_t>(s)].first = s < 2 ? s : 2 * s - 2;
+              pipeline.stages[static_cast<size_t>(s)].layers = s < 2 ? 1 : 2;
+            }
+            pipeline.microbatches *= 2;
+          }
+        INFO(static_cast<int>(schedule) << ", warm-up " << warmup << ", micro-batches " << microbatches);
+        const Simulation exact = bench.run(layout);
+        apart.details = true;
+        for (const Simulation& quick : {again.run(layout, apart), again.run(layout, apart)}) {
+          CHECK(quick.seconds == Approx(exact.seconds).epsilon(1e-6));
+          CHECK(quick.pipeline_seconds == Approx(exact.pipeline_seconds).epsilon(1e-6));
+          CHECK(quick.bubble == Approx(exact.bubble).epsilon(1e-6).margin(1e-9));
+          REQUIRE(quick.stages.size() == exact.stages.size());
+          for (size_t i = 0; i < exact.stages.size(); ++i) {
+            CHECK(quick.stages[i].memory_bytes == exact.stages[i].memory_bytes);
+            CHECK(quick.stages[i].in_flight == exact.stages[i].in_flight);
+            CHECK(quick.stages[i].idle_start == Approx(exact.stages[i].idle_start).epsilon(1e-6));
+          }
+        }
+      }
+  const Bench narrow({plain_node("a", "unit", 2), plain_node("b", "unit", 1, 2)}, 2, {0, 1e7});
+  Layout layout;
+  layout.pipelines = {{4, {{0, 0, 0, 1}, {1, 0, 1, 1}}}};
+  const double alone = narrow.run(layout, apart).pipeline_seconds;
+  layout.pipelines.push_back({4, {{0, 0, 0, 1}, {1, 1, 1, 1}}});
+  CHECK(narrow.run(layout, apart).pipeline_seconds == alone);
+  CHECK(narrow.run(layout).pipeline_seconds > 1.3 * alone);
 }
 
 TEST_CASE("interleaving divides the bubble by the chunks") {
