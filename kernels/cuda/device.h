@@ -37,6 +37,13 @@ struct Found {
 };
 Found find_gpus();
 
+// A library of CUDA's that is opened when the program runs.
+struct LibraryReport {
+  std::string name, path, version;
+  std::string problem;  // empty: it can be used
+};
+LibraryReport find_cublas();
+
 // The GPU `ordinal`. Throws Error(environment) saying what is missing.
 std::shared_ptr<Device> make_device(int ordinal = 0);
 

@@ -19,7 +19,7 @@ struct Product {
   int64_t step_a = 0, step_b = 0,
           step_c = 0;  // elements from one matrix of the batch to the next; 0: all share one
   float alpha = 1, beta = 0;
-  bool bias = false;  // add a vector [n] of f32 to each row
+  bool bias = false;  // add a vector [n] of f32 to each row; first rounded to c's type
   bool operator==(const Product&) const = default;
 };
 
@@ -33,5 +33,9 @@ class Gemm {
 
 // Throws Error(environment) when cuBLASLt is missing or has no algorithm for it.
 std::unique_ptr<Gemm> make_gemm(const Context& context, const Product& product);
+
+// For what implements Gemm (gemm_parts.cu): the bias in another type, and a product with k = 0.
+void convert_bias(const Context& context, const float* from, DType dtype, void* to, int64_t n);
+void run_without_terms(const Context& context, const Product& product, void* c, const float* bias);
 
 }  // namespace het::HET_CUDA

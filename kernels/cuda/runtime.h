@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <utility>
 
 #include <cuda_bf16.h>
@@ -35,6 +36,7 @@ struct Context {
   int shared_bytes = 48 << 10;    // that a block may ask for
   cudaStream_t stream = nullptr;  // compute: kernels run on it in the order in which they are launched
   Failure* failure = nullptr;     // as the device sees it
+  mutable std::shared_ptr<void> products;  // what gemm.cpp keeps for all products; made with the first
 };
 
 // Queue kernel<<<grid, block, shared>>>(arguments...) on the compute stream. Nothing when the grid is empty.

@@ -24,7 +24,7 @@ void set(void* p, DType dtype, int64_t i, float value) {
   }
 }
 
-void multiply(Product p, const void* a, const void* b, void* c, const float* bias) {
+void multiply(Product p, const void* a, const void* b, void* c, const void* bias) {
   for (int64_t batch = 0; batch < p.batch; ++batch)
     for (int64_t i = 0; i < p.m; ++i)
       for (int64_t j = 0; j < p.n; ++j) {
@@ -35,7 +35,7 @@ void multiply(Product p, const void* a, const void* b, void* c, const float* bia
         const int64_t to = batch * p.step_c + i * p.lead_c + j;
         double value = p.alpha * sum;
         if (p.beta != 0) value += p.beta * at(c, p.c, to);
-        if (p.bias) value += bias[j];
+        if (p.bias) value += at(bias, p.c, j);
         set(c, p.c, to, static_cast<float>(value));
       }
 }
@@ -43,11 +43,21 @@ void multiply(Product p, const void* a, const void* b, void* c, const float* bia
 class PlainGemm final : public Gemm {
  public:
   PlainGemm(const Context& context, const Product& product) : context_(context), product_(product) {}
-  void run(const void* a, const void* b, void* c, const float* bias, std::byte*) override {
-    launch(context_, multiply, 1, 1, 0, product_, a, b, c, bias);
+  int64_t workspace_bytes() const override { return rounds_bias() ? 16 + product_.n * 2 : 0; }
+  void run(const void* a, const void* b, void* c, const float* bias, std::byte* workspace) override {
+    if (product_.k == 0) return run_without_terms(context_, product_, c, bias);
+    const void* added = bias;
+    if (rounds_bias()) {
+      std::byte* space = workspace + (16 - reinterpret_cast<uintptr_t>(workspace) % 16) % 16;
+      convert_bias(context_, bias, product_.c, space, product_.n);
+      added = space;
+    }
+    launch(context_, multiply, 1, 1, 0, product_, a, b, c, added);
   }
 
  private:
+  bool rounds_bias() const { return product_.bias && product_.c != DType::f32; }
+
   const Context& context_;
   Product product_;
 };
