@@ -25,6 +25,7 @@ class StateStore {
   };
 
   Device& device() const { return *device_; }
+  const std::shared_ptr<Device>& shared_device() const { return device_; }
   // The entry that a buffer of a program is, made and initialised on first use. Of what exists whole and is
   // needed in part, the part is kept. Throws Error(usage) when it exists with another type.
   const Entry& require(const BufferSpec& buffer);

@@ -43,6 +43,7 @@ struct LibraryReport {
   std::string problem;  // empty: it can be used
 };
 LibraryReport find_cublas();
+LibraryReport find_nccl();
 
 // The GPU `ordinal`. Throws Error(environment) saying what is missing.
 std::shared_ptr<Device> make_device(int ordinal = 0);

@@ -11,6 +11,7 @@
 #include "core/comm/loopback.h"
 #include "core/graph/fuse.h"
 #include "core/ops/op.h"
+#include "tests/emulated_cuda/reference_on_gpu.h"
 #include "tests/unit/core/testing.h"
 #include "tests/unit/planner/random_plan.h"
 
@@ -188,10 +189,17 @@ int microbatches_of(const Plan& plan) {
   return count;
 }
 
+// What ranks compute on: the reference device each, or one that queues its kernels on a GPU, or by turns.
+using DeviceOf = std::function<std::shared_ptr<Device>(int rank)>;
+std::shared_ptr<Device> on_processor(int) { return make_reference_device(); }
+std::shared_ptr<Device> on_gpu(int rank) { return cuda_emulated::make_reference_on_gpu(rank); }
+std::shared_ptr<Device> on_either(int rank) { return rank % 3 == 2 ? on_processor(rank) : on_gpu(rank); }
+
 // Runs `work` on every rank of the plan, each in a thread of its own; the error that each ended with, or "".
 std::vector<std::string> on_ranks(const Graph& graph, const Plan& plan, int ranks,
                                   std::chrono::seconds timeout,
-                                  const std::function<void(int rank, Executor&)>& work) {
+                                  const std::function<void(int rank, Executor&)>& work,
+                                  const DeviceOf& device = on_processor) {
   std::vector<std::string> errors(ranks);
   LoopbackOptions options;
   options.patience.timeout = timeout;
@@ -203,7 +211,8 @@ std::vector<std::string> on_ranks(const Graph& graph, const Plan& plan, int rank
         Program program = lower(graph, plan, rank, true);
         const auto problems = verify(program);
         if (!problems.empty()) fail_usage("{}", fmt::join(problems, "\n"));
-        Executor executor(std::move(program), reference_state(3), std::make_shared<Groups>(fabrics[rank]));
+        Executor executor(std::move(program), std::make_shared<StateStore>(device(rank), 3),
+                          std::make_shared<Groups>(fabrics[rank]));
         work(rank, executor);
       } catch (const std::exception& error) {
         errors[rank] = error.what();
@@ -216,11 +225,12 @@ std::vector<std::string> on_ranks(const Graph& graph, const Plan& plan, int rank
 
 // What each rank has in the end, or the error that it ended with.
 std::vector<Outcome> together(const Graph& graph, const Plan& plan, int ranks,
-                              std::vector<std::string>& errors) {
+                              std::vector<std::string>& errors, const DeviceOf& device) {
   std::vector<Outcome> outcomes(ranks);
-  errors = on_ranks(graph, plan, ranks, std::chrono::seconds(60), [&](int rank, Executor& executor) {
+  const auto work = [&](int rank, Executor& executor) {
     outcomes[rank] = train(executor, microbatches_of(plan));
-  });
+  };
+  errors = on_ranks(graph, plan, ranks, std::chrono::seconds(60), work, device);
   return outcomes;
 }
 
@@ -257,13 +267,14 @@ struct Verdict {
   double apart = 0;
 };
 
-Verdict judge(const Graph& model, const Plan& plan, const Outcome& alone, double tolerance) {
+Verdict judge(const Graph& model, const Plan& plan, const Outcome& alone, double tolerance,
+              const DeviceOf& device = on_processor) {
   Verdict verdict;
   const auto blame = [&](std::string problem) {
     if (verdict.problem.empty()) verdict.problem = std::move(problem);
   };
   std::vector<std::string> errors;
-  const auto outcomes = together(model, plan, devices_in(plan), errors);
+  const auto outcomes = together(model, plan, devices_in(plan), errors, device);
   for (size_t rank = 0; rank < errors.size(); ++rank)
     if (!errors[rank].empty()) blame(fmt::format("rank {}: {}", rank, errors[rank]));
   if (!verdict.problem.empty()) return verdict;
@@ -320,6 +331,20 @@ TEST_CASE("random plans train the model that one device trains", "[distributed]"
                        << to_lua(simplest));
   }
   WARN("largest difference over " << trials << " plans in " << name_of(dtype) << ": " << worst);
+}
+
+TEST_CASE("random plans train the same model from GPU to GPU, and on GPUs and processors", "[distributed]") {
+  const bool mixed = GENERATE(false, true);
+  const Graph models[] = {small_model(false, DType::f64), small_model(true, DType::f64)};
+  for (unsigned seed = 101; seed < 107; ++seed) {
+    std::mt19937 random(seed);
+    const Plan plan = random_plan(random, kLayers, kSamples);
+    const Graph& model = models[seed % 2];
+    INFO("seed " << seed << (mixed ? ", mixed\n" : "\n") << to_lua(plan));
+    const Verdict verdict =
+        judge(model, plan, alone(model, microbatches_of(plan)), 1e-12, mixed ? on_either : on_gpu);
+    CHECK(verdict.problem == "");
+  }
 }
 
 TEST_CASE("ranks look for what is not finite together, and can go on afterwards", "[distributed]") {
