@@ -189,17 +189,18 @@ int microbatches_of(const Plan& plan) {
   return count;
 }
 
-// What ranks compute on: the reference device each, or one that queues its kernels on a GPU, or by turns.
-using DeviceOf = std::function<std::shared_ptr<Device>(int rank)>;
-std::shared_ptr<Device> on_processor(int) { return make_reference_device(); }
-std::shared_ptr<Device> on_gpu(int rank) { return cuda_emulated::make_reference_on_gpu(rank); }
-std::shared_ptr<Device> on_either(int rank) { return rank % 3 == 2 ? on_processor(rank) : on_gpu(rank); }
+// Where the reference kernels run; `either`: on every third rank a processor.
+enum class On : uint8_t { processors, gpus, either };
+std::shared_ptr<Device> device_of(On on, int rank) {
+  const bool gpu = on == On::gpus || (on == On::either && rank % 3 != 2);
+  return gpu ? cuda_emulated::make_reference_on_gpu(rank) : make_reference_device();
+}
 
 // Runs `work` on every rank of the plan, each in a thread of its own; the error that each ended with, or "".
 std::vector<std::string> on_ranks(const Graph& graph, const Plan& plan, int ranks,
                                   std::chrono::seconds timeout,
                                   const std::function<void(int rank, Executor&)>& work,
-                                  const DeviceOf& device = on_processor) {
+                                  On on = On::processors) {
   std::vector<std::string> errors(ranks);
   LoopbackOptions options;
   options.patience.timeout = timeout;
@@ -211,9 +212,12 @@ std::vector<std::string> on_ranks(const Graph& graph, const Plan& plan, int rank
         Program program = lower(graph, plan, rank, true);
         const auto problems = verify(program);
         if (!problems.empty()) fail_usage("{}", fmt::join(problems, "\n"));
-        Executor executor(std::move(program), std::make_shared<StateStore>(device(rank), 3),
-                          std::make_shared<Groups>(fabrics[rank]));
+        const auto groups = std::make_shared<Groups>(fabrics[rank]);
+        Executor executor(std::move(program), std::make_shared<StateStore>(device_of(on, rank), 3), groups);
         work(rank, executor);
+        if (on == On::gpus)
+          for (const std::string& way : groups->ways())
+            HET_REQUIRE(way.find("from device to device by NCCL") != std::string::npos, way);
       } catch (const std::exception& error) {
         errors[rank] = error.what();
         fabrics[rank]->abort(error.what());
@@ -225,12 +229,12 @@ std::vector<std::string> on_ranks(const Graph& graph, const Plan& plan, int rank
 
 // What each rank has in the end, or the error that it ended with.
 std::vector<Outcome> together(const Graph& graph, const Plan& plan, int ranks,
-                              std::vector<std::string>& errors, const DeviceOf& device) {
+                              std::vector<std::string>& errors, On on) {
   std::vector<Outcome> outcomes(ranks);
   const auto work = [&](int rank, Executor& executor) {
     outcomes[rank] = train(executor, microbatches_of(plan));
   };
-  errors = on_ranks(graph, plan, ranks, std::chrono::seconds(60), work, device);
+  errors = on_ranks(graph, plan, ranks, std::chrono::seconds(60), work, on);
   return outcomes;
 }
 
@@ -268,13 +272,13 @@ struct Verdict {
 };
 
 Verdict judge(const Graph& model, const Plan& plan, const Outcome& alone, double tolerance,
-              const DeviceOf& device = on_processor) {
+              On on = On::processors) {
   Verdict verdict;
   const auto blame = [&](std::string problem) {
     if (verdict.problem.empty()) verdict.problem = std::move(problem);
   };
   std::vector<std::string> errors;
-  const auto outcomes = together(model, plan, devices_in(plan), errors, device);
+  const auto outcomes = together(model, plan, devices_in(plan), errors, on);
   for (size_t rank = 0; rank < errors.size(); ++rank)
     if (!errors[rank].empty()) blame(fmt::format("rank {}: {}", rank, errors[rank]));
   if (!verdict.problem.empty()) return verdict;
@@ -342,8 +346,49 @@ TEST_CASE("random plans train the same model from GPU to GPU, and on GPUs and pr
     const Graph& model = models[seed % 2];
     INFO("seed " << seed << (mixed ? ", mixed\n" : "\n") << to_lua(plan));
     const Verdict verdict =
-        judge(model, plan, alone(model, microbatches_of(plan)), 1e-12, mixed ? on_either : on_gpu);
+        judge(model, plan, alone(model, microbatches_of(plan)), 1e-12, mixed ? On::either : On::gpus);
     CHECK(verdict.problem == "");
+  }
+}
+
+TEST_CASE("a step between GPUs that loses a rank leaves the state of the others as it was", "[distributed]") {
+  const Graph model = small_model(false, DType::f64);
+  Plan plan;
+  plan.microbatch = kSamples;
+  plan.sharded_optimizer = GENERATE(false, true);
+  Stage whole;
+  whole.layers = kLayers;
+  for (const char* device : {"d:0", "d:1"}) {
+    whole.devices = {device};
+    plan.pipelines.push_back({1, {whole}});
+  }
+  std::map<std::string, std::pair<Tensor, Tensor>> parameters;  // before and after
+  std::string ended;
+  const auto errors = on_ranks(
+      model, plan, 2, std::chrono::seconds(60),
+      [&](int rank, Executor& executor) {
+        write_inputs(executor, 1, 2);
+        executor.run();
+        if (rank == 1) fail(ErrorKind::environment, "the machine was taken away");
+        for (const auto& [name, entry] : executor.state().entries())
+          parameters[name].first = executor.state().read(name);
+        write_inputs(executor, 2, 2);
+        try {
+          executor.run();
+        } catch (const Error& error) {
+          HET_REQUIRE(error.kind() == ErrorKind::peer);
+          ended = error.what();
+        }
+        for (const auto& [name, entry] : executor.state().entries())
+          parameters[name].second = executor.state().read(name);
+      },
+      On::gpus);
+  CHECK(errors[0] == "");
+  CHECK_THAT(ended, Catch::Contains("in group 'ranks 0,1' failed after"));
+  CHECK(!parameters.empty());
+  for (const auto& [name, values] : parameters) {
+    INFO(name);
+    CHECK(values_of(values.first) == values_of(values.second));
   }
 }
 
