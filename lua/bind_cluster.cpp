@@ -219,6 +219,8 @@ int join_run(lua_State* L) {
 
 int cluster_rank(ClusterHandle& cluster) { return cluster->groups->rank(); }
 int cluster_size(ClusterHandle& cluster) { return cluster->groups->size(); }
+// How what GPUs tell each other travels: a sentence for each of this rank's groups that has one.
+std::vector<std::string> cluster_ways(ClusterHandle& cluster) { return cluster->groups->ways(); }
 
 // Whether any rank says so: asked by all of them at the same place.
 bool cluster_any(ClusterHandle& cluster, bool own) {
@@ -405,7 +407,7 @@ void add_cluster(lua_State* L) {
   make_class<ClusterHandle>(
       L, {bind<&cluster_rank>("rank"), bind<&cluster_size>("size"), bind<&cluster_any>("any"),
           bind<&cluster_gather>("gather"), bind<&cluster_tell>("tell"), bind<&cluster_leave>("leave"),
-          bind<&cluster_clock_offset>("clock_offset")});
+          bind<&cluster_ways>("ways"), bind<&cluster_clock_offset>("clock_offset")});
   set_functions(L, "native.", {bind<&join_run>("join")});
 }
 

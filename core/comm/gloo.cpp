@@ -389,6 +389,7 @@ class GlooLinks final : public Links {
   }
 
   std::string host(int peer) const override { return hosts_[peer]; }
+  bool gone(int peer) const override { return mesh_->gone(peer); }
   void say_why(std::string_view sentence) override { say("why", std::string(sentence)); }
   std::optional<std::string> why(int peer) override { return heard("why", peer); }
   bool silent() const override { return silent_; }

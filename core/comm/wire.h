@@ -48,6 +48,7 @@ class Links {
   virtual void watch(std::function<void(int peer)> gone) = 0;
   virtual void unwatch() = 0;
   virtual std::string host(int peer) const = 0;  // of any rank of the group
+  virtual bool gone(int peer) const = 0;         // its connection is known to have closed
 
   // A board that outlives ranks. What a rank says before it cuts its connections tells a peer that left from
   // one that died.

@@ -14,6 +14,8 @@
 
 namespace het {
 
+class Communicator;
+
 // Device memory; freed with the object.
 class Memory {
  public:
@@ -75,6 +77,13 @@ class Stopwatch {
   virtual double seconds(size_t from, size_t to) = 0;
 };
 
+// How a device reaches those of other ranks, past the host.
+struct DirectWay {
+  std::string library;  // "NCCL 2.28.9": all members of a group need the same; empty: there is no way
+  std::string device;   // the device's own name in the world; two ranks on one cannot go this way
+  std::string problem;  // why there is none
+};
+
 class Device {
  public:
   virtual ~Device() = default;
@@ -86,6 +95,11 @@ class Device {
   virtual std::unique_ptr<Memory> allocate_staging(int64_t bytes);
   // Its addresses mean nothing to the host: communication passes through allocate_staging().
   virtual bool has_own_memory() const { return false; }
+  virtual DirectWay direct_way() { return {}; }
+  // The group of `host` for operands in this device's memory, whose operations are ordered with the kernels:
+  // start() comes after those launched before it, and those launched after wait() see the result. Asked for
+  // only where all members of the group can (core/comm/groups.h). The device outlives it.
+  virtual std::shared_ptr<Communicator> connect(std::shared_ptr<Communicator> host) { return nullptr; }
   virtual int64_t available_bytes() const = 0;  // that the machine could give now
   // Of these what allocate() may still hand out: less what it has handed out and nobody has written to yet,
   // and this process's share alone where several share the machine.
@@ -94,7 +108,9 @@ class Device {
   virtual std::unique_ptr<Kernel> prepare(const KernelRequest& request) = 0;
   virtual void copy_in(std::byte* to, const std::byte* host, int64_t bytes) = 0;
   virtual void copy_out(std::byte* host, const std::byte* from, int64_t bytes) = 0;
-  virtual void synchronize() {}  // wait until everything launched is done
+  // Wait until everything launched is done. Throws Error(peer) when an operation of a communicator of the
+  // device was lost, of which what was launched may have needed the result.
+  virtual void synchronize() {}
   // Call `launches`, which only runs kernels of this device, and keep what they queue instead of running it.
   // Null where that gains nothing: `launches` has not been called then.
   virtual std::unique_ptr<Recording> record(const std::function<void()>& launches) { return nullptr; }

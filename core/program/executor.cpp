@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cmath>
 #include <unordered_map>
+#include <utility>
 
 #include "core/base/error.h"
 #include "core/base/units.h"
@@ -32,6 +33,8 @@ struct Executor::Call {
   Kernel* kernel = nullptr;
   Collective* collective = nullptr;
   bool starts = false;
+  bool in_order = false;  // it orders itself with the kernels
+  bool settled = false;   // what was awaited before it must have come, as far as the host knows
   int first_input = 0, first_output = 0;
 };
 
@@ -134,13 +137,20 @@ Executor::Executor(Program program, std::shared_ptr<StateStore> state, std::shar
 void Executor::prepare_communication() {
   if (program_.groups.empty()) return;
   HET_REQUIRE(groups_ != nullptr, program_.groups.size());
+  Device& device = state_->device();
   std::vector<Communicator*> communicators;
-  for (const Group& group : program_.groups) communicators.push_back(&groups_->group(group.ranks));
+  std::vector<bool> direct;  // from device to device
+  for (const Group& group : program_.groups) {
+    Communicator* way = groups_->direct(group.ranks, state_->shared_device());
+    direct.push_back(way != nullptr);
+    communicators.push_back(way != nullptr ? way : &groups_->group(group.ranks));
+  }
   for (size_t i = 0; i < program_.instructions.size(); ++i) {
     if (const auto* start = std::get_if<Start>(&program_.instructions[i])) {
       Communicator& group = *communicators[start->group];
       collectives_.push_back(group.prepare(start->request));
-      if (Device& device = state_->device(); device.has_own_memory())
+      calls_[i].in_order = direct[start->group];
+      if (!direct[start->group] && device.has_own_memory())
         collectives_.back() = make_staged(std::move(collectives_.back()), group, device);
       calls_[i].collective = collectives_.back().get();
       calls_[i].starts = true;
@@ -151,8 +161,18 @@ void Executor::prepare_communication() {
         changes_parameters_ = true;
     } else if (const auto* await = std::get_if<Await>(&program_.instructions[i])) {
       calls_[i].collective = calls_[await->start].collective;
+      calls_[i].in_order = calls_[await->start].in_order;
     }
   }
+  // State is changed only with what has come: of an operation that orders itself the host does not know yet,
+  // and what a lost rank leaves undone would be taken for its result.
+  bool unknown = false;
+  for (size_t i = 0; i < calls_.size(); ++i) {
+    unknown |= calls_[i].in_order && !calls_[i].starts;
+    if (static_cast<int>(i) < first_update_ || calls_[i].kernel == nullptr) continue;
+    calls_[i].settled = std::exchange(unknown, false);
+  }
+  for (Communicator* communicator : communicators) communicator->settle();
 }
 
 Executor::~Executor() = default;
@@ -201,8 +221,13 @@ void Executor::launch(const Call& call) {
       waited_ += seconds_since(begin);
       return;
     }
-    state_->device().synchronize();
+    if (!call.in_order) state_->device().synchronize();
     return call.collective->start(addresses_[call.first_input], addresses_[call.first_input + 1]);
+  }
+  if (call.settled) {
+    const auto begin = std::chrono::steady_clock::now();
+    state_->device().synchronize();
+    waited_ += seconds_since(begin);
   }
   call.kernel->run({addresses_.data() + call.first_input, addresses_.data() + call.first_output, workspace_,
                     memory_.workspace});

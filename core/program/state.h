@@ -26,6 +26,7 @@ class StateStore {
   };
 
   Device& device() const { return *device_; }
+  const std::shared_ptr<Device>& shared_device() const { return device_; }
   // The entry that a buffer of a program is, made on first use: read where the name was offered, else
   // initialised. Of what exists whole and is needed in part, the part is kept. Throws Error(usage) when it
   // exists with another type.

@@ -1,9 +1,12 @@
 #include "kernels/cuda/device.h"
 
+#include <cstdlib>
 #include <unordered_map>
 
 #include "core/base/error.h"
 #include "core/base/units.h"
+#include "core/cluster/environment.h"
+#include "kernels/cuda/nccl.h"
 #include "kernels/cuda/table.h"
 
 namespace het::HET_CUDA {
@@ -14,7 +17,26 @@ void check(cudaError_t result, const char* what) {
                    cudaGetErrorName(result));
 }
 
+namespace {
+
+// What CUDA and NCCL read when they start, for processes whose kernels wait for those of other ranks: a
+// kernel must neither be loaded while one waits, nor stand behind it in a queue that streams share. What the
+// user has set stays.
+void prepare_for_ranks() {
+  try {
+    if (read_placement(process_environment()).world_size.value_or(1) <= 1) return;
+  } catch (const Error&) {  // whoever joins the run says what is wrong
+    return;
+  }
+  ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+  ::setenv("NCCL_RUNTIME_CONNECT", "0", 0);  // connect when a group is made, not in the midst of a step
+}
+
+}  // namespace
+
 Found find_gpus() {
+  prepare_for_ranks();
   Found found;
   if (cudaRuntimeGetVersion(&found.runtime) != cudaSuccess) found.runtime = 0;
   if (cudaDriverGetVersion(&found.driver) != cudaSuccess) found.driver = 0;
@@ -126,7 +148,7 @@ class EventStopwatch final : public Stopwatch {
 
 class CudaDevice final : public Device {
  public:
-  CudaDevice(int ordinal, std::string model) : model_(std::move(model)) {
+  CudaDevice(int ordinal, std::string model) : model_(std::move(model)), interconnect_(context_) {
     context_.ordinal = ordinal;
     check(cudaSetDevice(ordinal), "be used");
     const auto attribute = [&](cudaDeviceAttr which) {
@@ -146,6 +168,7 @@ class CudaDevice final : public Device {
     for (const Entry& entry : all_kernels()) kernels_.emplace(entry.op, entry.prepare);
   }
   ~CudaDevice() override {
+    interconnect_.close();
     cudaStreamSynchronize(context_.stream);
     cudaFreeHost(failure_);
     cudaStreamDestroy(context_.stream);
@@ -181,8 +204,13 @@ class CudaDevice final : public Device {
     synchronize();
   }
 
+  DirectWay direct_way() override { return interconnect_.way(); }
+  std::shared_ptr<Communicator> connect(std::shared_ptr<Communicator> host) override {
+    return interconnect_.connect(std::move(host));
+  }
+
   void synchronize() override {
-    check(cudaStreamSynchronize(context_.stream), "finish its work");
+    interconnect_.synchronize();
     if (failure_->kind == Failure::none) return;
     const Failure failure = *failure_;
     *failure_ = {};
@@ -212,6 +240,7 @@ class CudaDevice final : public Device {
  private:
   std::string model_;
   Context context_;
+  Interconnect interconnect_;
   Failure* failure_ = nullptr;  // as the host sees it
   std::unordered_map<std::string_view, std::unique_ptr<Kernel> (*)(const KernelRequest&, const Context&)>
       kernels_;

@@ -14,7 +14,7 @@
 #define __device__
 #define __host__
 #define __constant__ static
-#define __shared__ static
+#define __shared__ static thread_local  // blocks of several devices run at once
 #define __forceinline__ inline
 #define __noinline__
 #define __launch_bounds__(...)
@@ -54,8 +54,8 @@ inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 // Of the thread that runs.
-inline uint3 threadIdx, blockIdx;
-inline dim3 blockDim, gridDim;
+inline thread_local constinit uint3 threadIdx, blockIdx;
+inline thread_local constinit dim3 blockDim, gridDim;
 inline constexpr int warpSize = 32;
 
 namespace emulated {
@@ -210,22 +210,34 @@ enum cudaError_t {
   cudaErrorMemoryAllocation = 2,
   cudaErrorInsufficientDriver = 35,
   cudaErrorNoDevice = 100,
+  cudaErrorNotReady = 600,
+  cudaErrorLaunchFailure = 719,
 };
 const char* cudaGetErrorString(cudaError_t error);
 const char* cudaGetErrorName(cudaError_t error);
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 
-struct EmulatedStream;
+// What is queued runs in order, each step again and again until it says that it is done.
+struct EmulatedStream {
+  virtual ~EmulatedStream() = default;
+  virtual void push(std::function<bool()> step) = 0;
+  virtual int device() const = 0;
+};
 using cudaStream_t = EmulatedStream*;
 struct EmulatedGraph;
 using cudaGraph_t = EmulatedGraph*;
 using cudaGraphExec_t = EmulatedGraph*;
-using cudaEvent_t = double*;
+struct EmulatedEvent;
+using cudaEvent_t = EmulatedEvent*;
 
+struct cudaUUID_t {
+  char bytes[16];
+};
 struct cudaDeviceProp {
   char name[256];
   int major, minor, multiProcessorCount, memoryBusWidth;
   size_t totalGlobalMem;
+  cudaUUID_t uuid;
 };
 enum cudaDeviceAttr {
   cudaDevAttrClockRate = 13,
@@ -265,9 +277,14 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* total);
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority);
+cudaError_t cudaDeviceGetStreamPriorityRange(int* lowest, int* highest);
+cudaError_t cudaStreamQuery(cudaStream_t stream);
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags);
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags);
 cudaError_t cudaEventDestroy(cudaEvent_t event);
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
+cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to);
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream);

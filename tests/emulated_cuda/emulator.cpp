@@ -1,14 +1,22 @@
 // Blocks run one after the other, each as a set of fibers: a thread runs until it waits or ends, and goes on
-// when all that it waits for have come.
+// when all that it waits for have come. What is queued on a stream runs at once, on the thread that queues
+// it; behind an event that has not happened yet it stays in the stream, and runs on a thread of its own, as
+// all of a GPU's work does. Several devices, each used by one thread, run beside each other.
+#include <atomic>
 #include <boost/context/fiber.hpp>
 #include <boost/context/pooled_fixedsize_stack.hpp>
 #include <chrono>
+#include <condition_variable>
 #include <cstdlib>
+#include <deque>
 #include <exception>
 #include <map>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -18,8 +26,9 @@
 struct EmulatedGraph {
   std::vector<std::function<void()>> launches;
 };
-struct EmulatedStream {
-  std::unique_ptr<EmulatedGraph> capturing;
+struct EmulatedEvent {
+  std::shared_ptr<std::atomic<bool>> happened;  // of the last record
+  std::shared_ptr<double> when = std::make_shared<double>(0);
 };
 
 namespace emulated {
@@ -55,9 +64,9 @@ struct Block {
   std::exception_ptr error;  // of the thread that ran last
 };
 
-Block block;
-unsigned launches = 0;
-context::pooled_fixedsize_stack stacks{kStackBytes};
+thread_local Block block;
+thread_local unsigned launches = 0;
+thread_local context::pooled_fixedsize_stack stacks{kStackBytes};
 
 // Back to the scheduler, until the state is `ready` again.
 void wait(State state) {
@@ -197,15 +206,162 @@ void run(dim3 grid, dim3 threads, size_t shared, const std::function<void()>& bo
   ++launches;
 }
 
-cudaError_t queue(const cudaLaunchConfig_t& config, std::function<void()> thread) {
-  auto launch = [config, thread = std::move(thread)] {
-    run(config.gridDim, config.blockDim, config.dynamicSmemBytes, thread);
-  };
-  if (config.stream->capturing != nullptr)
-    config.stream->capturing->launches.push_back(std::move(launch));
+// Streams that stand still, and the thread that goes on with them.
+class Backlog;
+
+class Stream final : public EmulatedStream {
+ public:
+  Stream(Backlog& backlog, int device) : backlog_(backlog), device_(device) {}
+  ~Stream() override;
+
+  void push(std::function<bool()> step) override;
+  int device() const override { return device_; }
+  cudaError_t state() {
+    std::lock_guard lock(mutex_);
+    return !steps_.empty() ? cudaErrorNotReady : broken_ ? cudaErrorLaunchFailure : cudaSuccess;
+  }
+  // Runs what can run; true: nothing is left.
+  bool go_on() {
+    std::lock_guard lock(mutex_);
+    while (!steps_.empty()) {
+      try {
+        if (!steps_.front()()) return false;
+      } catch (const std::exception&) {
+        broken_ = true;
+      }
+      steps_.pop_front();
+    }
+    return true;
+  }
+
+  std::unique_ptr<EmulatedGraph> capturing;
+
+ private:
+  Backlog& backlog_;
+  const int device_;
+  std::mutex mutex_;
+  std::deque<std::function<bool()>> steps_;
+  bool broken_ = false;
+};
+
+class Backlog {
+ public:
+  ~Backlog() {
+    {
+      std::lock_guard lock(mutex_);
+      ended_ = true;
+      changed_.notify_all();
+    }
+    if (thread_.joinable()) thread_.join();
+  }
+  void add(Stream* stream) {
+    std::lock_guard lock(mutex_);
+    streams_.insert(stream);
+    if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
+    changed_.notify_all();
+  }
+  void remove(Stream* stream) {
+    std::lock_guard round(round_);
+    std::lock_guard lock(mutex_);
+    streams_.erase(stream);
+  }
+
+ private:
+  void serve() {
+    std::unique_lock lock(mutex_);
+    while (!ended_) {
+      if (streams_.empty()) {
+        changed_.wait(lock);
+        continue;
+      }
+      lock.unlock();
+      {
+        std::lock_guard round(round_);
+        lock.lock();
+        const std::set<Stream*> streams = std::exchange(streams_, {});
+        lock.unlock();
+        for (Stream* stream : streams)
+          if (!stream->go_on()) add(stream);
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+      lock.lock();
+    }
+  }
+
+  std::mutex round_;  // held while streams are worked on
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::set<Stream*> streams_;
+  bool ended_ = false;
+  std::thread thread_;
+};
+
+Stream::~Stream() {
+  while (state() == cudaErrorNotReady) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  backlog_.remove(this);
+}
+
+void Stream::push(std::function<bool()> step) {
+  {
+    std::lock_guard lock(mutex_);
+    if (steps_.empty() && step()) return;
+    steps_.push_back(std::move(step));
+  }
+  backlog_.add(this);
+}
+
+Stream* of(cudaStream_t stream) { return static_cast<Stream*>(stream); }
+
+cudaError_t run_or_capture(cudaStream_t stream, std::function<void()> work) {
+  if (of(stream)->capturing != nullptr)
+    of(stream)->capturing->launches.push_back(std::move(work));
   else
-    launch();
+    stream->push([work = std::move(work)] {
+      work();
+      return true;
+    });
   return cudaSuccess;
+}
+
+cudaError_t queue(const cudaLaunchConfig_t& config, std::function<void()> thread) {
+  return run_or_capture(config.stream, [config, thread = std::move(thread)] {
+    run(config.gridDim, config.blockDim, config.dynamicSmemBytes, thread);
+  });
+}
+
+thread_local int device = 0;  // as set by cudaSetDevice
+constexpr int kDevices = 64;
+
+Backlog& backlog() {
+  static Backlog all;
+  return all;
+}
+
+class PinnedMemory {
+ public:
+  void add(const void* address, size_t bytes) {
+    std::lock_guard lock(mutex_);
+    ranges_[static_cast<const std::byte*>(address)] = bytes;
+  }
+  void remove(const void* address) {
+    std::lock_guard lock(mutex_);
+    ranges_.erase(static_cast<const std::byte*>(address));
+  }
+  bool has(const void* address) {
+    const auto* at = static_cast<const std::byte*>(address);
+    std::lock_guard lock(mutex_);
+    const auto next = ranges_.upper_bound(at);
+    return next != ranges_.begin() && at < std::prev(next)->first + std::prev(next)->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<const std::byte*, size_t> ranges_;
+};
+
+PinnedMemory& pinned() {
+  static PinnedMemory all;
+  return all;
 }
 
 }  // namespace emulated
@@ -225,7 +381,7 @@ unsigned __ballot_sync(unsigned mask, int predicate) {
 
 // All threads of the block come three times: the count is cleared, taken, and read.
 int __syncthreads_count(int predicate) {
-  static int count;
+  static thread_local int count;
   __syncthreads();
   count = 0;
   __syncthreads();
@@ -244,10 +400,10 @@ const char* cudaGetErrorName(cudaError_t error) {
 }
 cudaError_t cudaRuntimeGetVersion(int* version) { return *version = 13000, cudaSuccess; }
 cudaError_t cudaDriverGetVersion(int* version) { return *version = 13000, cudaSuccess; }
-cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
-cudaError_t cudaSetDevice(int) { return cudaSuccess; }
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
-  *properties = {"emulated GPU", 9, 0, 4, 64, size_t{4} << 30};
+cudaError_t cudaGetDeviceCount(int* count) { return *count = emulated::kDevices, cudaSuccess; }
+cudaError_t cudaSetDevice(int ordinal) { return emulated::device = ordinal, cudaSuccess; }
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int ordinal) {
+  *properties = {"emulated GPU", 9, 0, 4, 64, size_t{4} << 30, {{'g', 'p', 'u', static_cast<char>(ordinal)}}};
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
@@ -270,9 +426,14 @@ cudaError_t cudaMalloc(void** address, size_t bytes) {
 cudaError_t cudaFree(void* address) { return std::free(address), cudaSuccess; }
 cudaError_t cudaHostAlloc(void** address, size_t bytes, unsigned) {
   *address = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
-  return *address == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
+  if (*address == nullptr) return cudaErrorMemoryAllocation;
+  emulated::pinned().add(*address, bytes);
+  return cudaSuccess;
 }
-cudaError_t cudaFreeHost(void* address) { return cudaFree(address); }
+cudaError_t cudaFreeHost(void* address) {
+  emulated::pinned().remove(address);
+  return cudaFree(address);
+}
 cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
   return *device = host, cudaSuccess;
 }
@@ -280,52 +441,71 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   return *free = *total = size_t{4} << 30, cudaSuccess;
 }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-  return *stream = new EmulatedStream, cudaSuccess;
+  return *stream = new emulated::Stream(emulated::backlog(), emulated::device), cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) { return delete stream, cudaSuccess; }
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
-
-namespace {
-
-cudaError_t run_or_capture(cudaStream_t stream, std::function<void()> work) {
-  if (stream->capturing != nullptr)
-    stream->capturing->launches.push_back(std::move(work));
-  else
-    work();
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  cudaError_t state = cudaSuccess;
+  while ((state = cudaStreamQuery(stream)) == cudaErrorNotReady)
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  return state;
+}
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
+  return cudaStreamCreateWithFlags(stream, flags);
+}
+cudaError_t cudaDeviceGetStreamPriorityRange(int* lowest, int* highest) {
+  return *lowest = 0, *highest = -5, cudaSuccess;
+}
+cudaError_t cudaStreamQuery(cudaStream_t stream) { return emulated::of(stream)->state(); }
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  if (event->happened != nullptr) stream->push([happened = event->happened] { return happened->load(); });
   return cudaSuccess;
 }
-
-}  // namespace
-
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  return *event = new double(0), cudaSuccess;
+  return *event = new EmulatedEvent, cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete event, cudaSuccess; }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  return run_or_capture(stream, [event] {
-    *event = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  event->happened = std::make_shared<std::atomic<bool>>(false);
+  stream->push([happened = event->happened, when = event->when] {
+    *when = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+    happened->store(true);
+    return true;
   });
+  return cudaSuccess;
 }
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  return event->happened == nullptr || event->happened->load() ? cudaSuccess : cudaErrorNotReady;
+}
+
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
-  return *milliseconds = static_cast<float>((*to - *from) * 1e3), cudaSuccess;
+  return *milliseconds = static_cast<float>((*to->when - *from->when) * 1e3), cudaSuccess;
 }
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
-  return run_or_capture(stream, [=] { std::memmove(to, from, bytes); });
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream) {
+  // Of memory that is not pinned, CUDA takes a copy before it returns.
+  if (kind == cudaMemcpyHostToDevice && !emulated::pinned().has(from)) {
+    const auto* first = static_cast<const std::byte*>(from);
+    return emulated::run_or_capture(stream, [to, copy = std::vector<std::byte>(first, first + bytes)] {
+      std::memcpy(to, copy.data(), copy.size());
+    });
+  }
+  return emulated::run_or_capture(stream, [=] { std::memmove(to, from, bytes); });
 }
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
-  return run_or_capture(stream, [=] { std::memset(to, value, bytes); });
+  return emulated::run_or_capture(stream, [=] { std::memset(to, value, bytes); });
 }
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
-  return stream->capturing = std::make_unique<EmulatedGraph>(), cudaSuccess;
+  return emulated::of(stream)->capturing = std::make_unique<EmulatedGraph>(), cudaSuccess;
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
-  return *graph = stream->capturing.release(), cudaSuccess;
+  return *graph = emulated::of(stream)->capturing.release(), cudaSuccess;
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* ready, cudaGraph_t graph, unsigned long long) {
   return *ready = new EmulatedGraph(*graph), cudaSuccess;
 }
-cudaError_t cudaGraphLaunch(cudaGraphExec_t ready, cudaStream_t) {
-  for (const auto& launch : ready->launches) launch();
+cudaError_t cudaGraphLaunch(cudaGraphExec_t ready, cudaStream_t stream) {
+  for (const auto& launch : ready->launches) emulated::run_or_capture(stream, launch);
   return cudaSuccess;
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return delete graph, cudaSuccess; }

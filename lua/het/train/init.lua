@@ -369,7 +369,7 @@ local function tell_ranks(self, reporter)
   local own = { rank = self.rank, computed_s = (used.seconds - used.waited) / used.runs,
     waited_s = used.waited / used.runs, sent_bytes = used.sent_bytes / used.runs,
     memory_bytes = self.train_executor:memory().total, restored_bytes = self.state:bytes_taken(),
-    behind_s = self.own_device:pace_lost() }
+    behind_s = self.own_device:pace_lost(), ways = self.cluster:ways() }
   local told = self.cluster:tell(native.json_encode(own))
   if self.rank > 0 then return nil end
   local ranks, slowest = {}, 1
@@ -386,6 +386,13 @@ local function tell_ranks(self, reporter)
     if rank.behind_s > 0 then
       reporter:say(("rank %d fell %s behind the pace of its device: this machine is slower than that"):format(rank.rank,
         native.show_seconds(rank.behind_s)))
+    end
+  end
+  local said = {}
+  for _, rank in ipairs(ranks) do
+    for _, way in ipairs(rank.ways) do
+      if not said[way] then reporter:say(way) end
+      said[way] = true
     end
   end
   return ranks

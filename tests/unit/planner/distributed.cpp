@@ -13,6 +13,7 @@
 #include "core/graph/fuse.h"
 #include "core/io/safetensors.h"
 #include "core/ops/op.h"
+#include "tests/emulated_cuda/reference_on_gpu.h"
 #include "tests/unit/core/testing.h"
 #include "tests/unit/io/scratch.h"
 #include "tests/unit/planner/random_plan.h"
@@ -191,10 +192,18 @@ int microbatches_of(const Plan& plan) {
   return count;
 }
 
+// Where the reference kernels run; `either`: on every third rank a processor.
+enum class On : uint8_t { processors, gpus, either };
+std::shared_ptr<Device> device_of(On on, int rank) {
+  const bool gpu = on == On::gpus || (on == On::either && rank % 3 != 2);
+  return gpu ? cuda_emulated::make_reference_on_gpu(rank) : make_reference_device();
+}
+
 // Runs `work` on every rank of the plan, each in a thread of its own; the error that each ended with, or "".
 std::vector<std::string> on_ranks(const Graph& graph, const Plan& plan, int ranks,
                                   std::chrono::seconds timeout,
-                                  const std::function<void(int rank, Executor&)>& work) {
+                                  const std::function<void(int rank, Executor&)>& work,
+                                  On on = On::processors) {
   std::vector<std::string> errors(ranks);
   LoopbackOptions options;
   options.patience.timeout = timeout;
@@ -206,8 +215,12 @@ std::vector<std::string> on_ranks(const Graph& graph, const Plan& plan, int rank
         Program program = lower(graph, plan, rank, true);
         const auto problems = verify(program);
         if (!problems.empty()) fail_usage("{}", fmt::join(problems, "\n"));
-        Executor executor(std::move(program), reference_state(3), std::make_shared<Groups>(fabrics[rank]));
+        const auto groups = std::make_shared<Groups>(fabrics[rank]);
+        Executor executor(std::move(program), std::make_shared<StateStore>(device_of(on, rank), 3), groups);
         work(rank, executor);
+        if (on == On::gpus)
+          for (const std::string& way : groups->ways())
+            HET_REQUIRE(way.find("from device to device by NCCL") != std::string::npos, way);
       } catch (const std::exception& error) {
         errors[rank] = error.what();
         fabrics[rank]->abort(error.what());
@@ -219,11 +232,12 @@ std::vector<std::string> on_ranks(const Graph& graph, const Plan& plan, int rank
 
 // What each rank has in the end, or the error that it ended with.
 std::vector<Outcome> together(const Graph& graph, const Plan& plan, int ranks,
-                              std::vector<std::string>& errors) {
+                              std::vector<std::string>& errors, On on) {
   std::vector<Outcome> outcomes(ranks);
-  errors = on_ranks(graph, plan, ranks, std::chrono::seconds(60), [&](int rank, Executor& executor) {
+  const auto work = [&](int rank, Executor& executor) {
     outcomes[rank] = train(executor, microbatches_of(plan));
-  });
+  };
+  errors = on_ranks(graph, plan, ranks, std::chrono::seconds(60), work, on);
   return outcomes;
 }
 
@@ -260,13 +274,14 @@ struct Verdict {
   double apart = 0;
 };
 
-Verdict judge(const Graph& model, const Plan& plan, const Outcome& alone, double tolerance) {
+Verdict judge(const Graph& model, const Plan& plan, const Outcome& alone, double tolerance,
+              On on = On::processors) {
   Verdict verdict;
   const auto blame = [&](std::string problem) {
     if (verdict.problem.empty()) verdict.problem = std::move(problem);
   };
   std::vector<std::string> errors;
-  const auto outcomes = together(model, plan, devices_in(plan), errors);
+  const auto outcomes = together(model, plan, devices_in(plan), errors, on);
   for (size_t rank = 0; rank < errors.size(); ++rank)
     if (!errors[rank].empty()) blame(fmt::format("rank {}: {}", rank, errors[rank]));
   if (!verdict.problem.empty()) return verdict;
@@ -323,6 +338,61 @@ TEST_CASE("random plans train the model that one device trains", "[distributed]"
                        << to_lua(simplest));
   }
   WARN("largest difference over " << trials << " plans in " << name_of(dtype) << ": " << worst);
+}
+
+TEST_CASE("random plans train the same model from GPU to GPU, and on GPUs and processors", "[distributed]") {
+  const bool mixed = GENERATE(false, true);
+  const Graph models[] = {small_model(false, DType::f64), small_model(true, DType::f64)};
+  for (unsigned seed = 101; seed < 107; ++seed) {
+    std::mt19937 random(seed);
+    const Plan plan = random_plan(random, kLayers, kSamples);
+    const Graph& model = models[seed % 2];
+    INFO("seed " << seed << (mixed ? ", mixed\n" : "\n") << to_lua(plan));
+    const Verdict verdict =
+        judge(model, plan, alone(model, microbatches_of(plan)), 1e-12, mixed ? On::either : On::gpus);
+    CHECK(verdict.problem == "");
+  }
+}
+
+TEST_CASE("a step between GPUs that loses a rank leaves the state of the others as it was", "[distributed]") {
+  const Graph model = small_model(false, DType::f64);
+  Plan plan;
+  plan.microbatch = kSamples;
+  plan.sharded_optimizer = GENERATE(false, true);
+  Stage whole;
+  whole.layers = kLayers;
+  for (const char* device : {"d:0", "d:1"}) {
+    whole.devices = {device};
+    plan.pipelines.push_back({1, {whole}});
+  }
+  std::map<std::string, std::pair<Tensor, Tensor>> parameters;  // before and after
+  std::string ended;
+  const auto errors = on_ranks(
+      model, plan, 2, std::chrono::seconds(60),
+      [&](int rank, Executor& executor) {
+        write_inputs(executor, 1, 2);
+        executor.run();
+        if (rank == 1) fail(ErrorKind::environment, "the machine was taken away");
+        for (const auto& [name, entry] : executor.state().entries())
+          parameters[name].first = executor.state().read(name);
+        write_inputs(executor, 2, 2);
+        try {
+          executor.run();
+        } catch (const Error& error) {
+          HET_REQUIRE(error.kind() == ErrorKind::peer);
+          ended = error.what();
+        }
+        for (const auto& [name, entry] : executor.state().entries())
+          parameters[name].second = executor.state().read(name);
+      },
+      On::gpus);
+  CHECK(errors[0] == "");
+  CHECK_THAT(ended, Catch::Contains("in group 'ranks 0,1' failed after"));
+  CHECK(!parameters.empty());
+  for (const auto& [name, values] : parameters) {
+    INFO(name);
+    CHECK(values_of(values.first) == values_of(values.second));
+  }
 }
 
 TEST_CASE("ranks look for what is not finite together, and can go on afterwards", "[distributed]") {
