@@ -58,6 +58,17 @@ struct Executor {
   size_t next = 0;
 };
 
+// A micro-batch begins, or ends, to keep activations.
+void keep(Executor& executor, StageState& stage) {
+  stage.peak = std::max(stage.peak, ++stage.held);
+  executor.held_bytes += stage.held_bytes;
+  executor.peak_bytes = std::max(executor.peak_bytes, executor.held_bytes);
+}
+void let_go(Executor& executor, StageState& stage) {
+  --stage.held;
+  executor.held_bytes -= stage.held_bytes;
+}
+
 struct PipelineState {
   int source = 0;  // index of the layout's pipeline that stands for the class
   int microbatches = 0;
@@ -346,9 +357,7 @@ void Simulator::State::try_start(size_t c, size_t executor, double now) {
       if (stage.forwards_arrived <= stage.forwards) return;
       item = stage.forwards++;
       seconds = stage.forward;
-      stage.peak = std::max(stage.peak, ++stage.held);
-      e.held_bytes += stage.held_bytes;
-      e.peak_bytes = std::max(e.peak_bytes, e.held_bytes);
+      keep(e, stage);
       break;
     case OpKind::backward:
       if (stage.backwards_arrived <= stage.backwards) return;
@@ -422,8 +431,7 @@ void Simulator::State::finish(size_t c, const Pending& pending) {
     send(c, s, s - 1, pending.time);
   }
   if (e.running.kind == (split ? OpKind::weight : OpKind::backward)) {
-    --stage.held;
-    e.held_bytes -= stage.held_bytes;
+    let_go(e, stage);
   }
   try_start(c, executor, pending.time);
 }
@@ -474,7 +482,7 @@ bool Simulator::State::run_ahead(PipelineState& pipeline, size_t executor) {
       const int item = stage.forwards++;
       seconds = stage.forward;
       if (s > 0) start = std::max(start, arrival(s, false, item));
-      stage.peak = std::max(stage.peak, ++stage.held);
+      keep(e, stage);
       if (last) {
         ++stage.backwards_arrived;
         arrival(s, true, item) = start + seconds;
@@ -493,7 +501,7 @@ bool Simulator::State::run_ahead(PipelineState& pipeline, size_t executor) {
       ++stage.weights;
     }
     if (op.kind == (layout->schedule == Schedule::split_backward ? OpKind::weight : OpKind::backward))
-      --stage.held;
+      let_go(e, stage);
     if (op.kind != OpKind::forward) stage.last_start = start;
     if (stage.first_start < 0) stage.first_start = start;
     e.last = op.kind;

@@ -4,8 +4,8 @@
 
 #include "core/base/parallel.h"
 #include "core/device/device.h"
-#include "kernels/request.h"
 #include "kernels/cpu/simd.h"
+#include "kernels/request.h"
 
 namespace het::cpu {
 using namespace kernels;

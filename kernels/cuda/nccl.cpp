@@ -42,7 +42,7 @@ double seconds_since(CommClock::time_point then) {
 }
 
 // As it numbers itself: 22809 is 2.28.9.
-std::string version_text(int version) {
+std::string nccl_version_text(int version) {
   return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
 
@@ -84,7 +84,7 @@ Opened open_nccl() {
   f.GetVersion(&opened.version);
   if (opened.version < kLeastVersion)
     opened.library.problem = fmt::format("{} is version {}; {} or newer is needed", opened.library.path,
-                                         version_text(opened.version), version_text(kLeastVersion));
+                                         nccl_version_text(opened.version), nccl_version_text(kLeastVersion));
   return opened;
 }
 
@@ -1031,7 +1031,7 @@ DirectWay Interconnect::way() {
   }
   cudaDeviceProp properties{};
   check(cudaGetDeviceProperties(&properties, context_.ordinal), "say what it is");
-  way.library = "NCCL " + version_text(library().version);
+  way.library = "NCCL " + nccl_version_text(library().version);
   for (const char byte : properties.uuid.bytes)
     way.device += fmt::format("{:02x}", static_cast<unsigned char>(byte));
   return way;
@@ -1084,7 +1084,7 @@ void Interconnect::close() {
 
 LibraryReport find_nccl() {
   const Opened& opened = library();
-  return {"NCCL", opened.library.path, opened.version == 0 ? "" : version_text(opened.version),
+  return {"NCCL", opened.library.path, opened.version == 0 ? "" : nccl_version_text(opened.version),
           opened.library.problem};
 }
 

@@ -66,19 +66,6 @@ class Management {
 
 }  // namespace
 
-LibraryReport find_nccl() {
-  const OpenLibrary library = open_library("libnccl.so.2");
-  LibraryReport report{"NCCL", library.path, "", library.problem};
-  if (library.handle == nullptr) return report;
-  const auto get = reinterpret_cast<int (*)(int*)>(dlsym(library.handle, "ncclGetVersion"));
-  int version = 0;
-  if (get != nullptr && get(&version) == 0)  // 22703 is 2.27.3
-    report.version = fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
-  else
-    report.problem = fmt::format("{} does not tell its version", library.path);
-  return report;
-}
-
 std::vector<GpuLink> find_links(const std::vector<Gpu>& gpus) {
   std::vector<GpuLink> links;
   Management management;

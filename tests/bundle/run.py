@@ -45,7 +45,7 @@ def main():
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
         archive = folder / 'hetrun.tar.xz'
-        subprocess.run([sys.executable, ROOT / 'package' / 'bundle.py', build, 'test', archive], check=True)
+        subprocess.run([sys.executable, ROOT / 'lua' / 'archive' / 'bundle.py', build, 'test', archive], check=True)
         bare = folder / 'bare'
         bare_root(bare)
         with tarfile.open(archive) as packed:

@@ -144,7 +144,8 @@ TEST_CASE("a device computes the same from aligned operands of larger sizes") {
               INFO(to_string(test) << ", " << name_of(dtype) << ", " << name_of(placing)
                                    << ", accumulating into " << accumulate);
               bool supported = false;
-              const auto problems = compare(*subject.device, {question, placing, accumulate, true}, supported);
+              const auto problems =
+                  compare(*subject.device, {question, placing, accumulate, true}, supported);
               CHECK(supported);
               CHECK(problems == std::vector<std::string>());
               if (op.accumulates == 0) break;

@@ -12,7 +12,7 @@ import sys
 import tarfile
 import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAMS = ['lua/hetrun', 'tests/unit/unit_tests', 'tests/ops/ops_tests', 'tests/ops/ops_gpu_tests']
 SOURCES = ['README.md', 'CHANGELOG.md', 'LICENSE', 'recipes', 'lua/het', 'tests/bench', 'tests/errors', 'tests/gpu',
            'tests/launch', 'tests/planning', 'tests/prompt', 'tests/recipes', 'tests/reference', 'tests/ops/golden']
