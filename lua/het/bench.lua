@@ -47,6 +47,9 @@ local scripts = {
   distributed = {
     "tests/bench/distributed.py", "training over several ranks: exactness, pace, overlap, memory, failures",
   },
+  plans = {
+    "tests/bench/plans.py", "plans of four policies run for real on slowed devices, and what the simulator said",
+  },
   planner = {
     "tests/bench/planner.py", "auto against the baselines and brute force, by the simulator; planning time",
   },
