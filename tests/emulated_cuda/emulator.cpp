@@ -22,6 +22,9 @@
 
 #include <cuda_runtime.h>
 #include <emulated_mma.h>
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#endif
 
 struct EmulatedGraph {
   std::vector<std::function<void()>> launches;
@@ -41,12 +44,49 @@ constexpr size_t kStackBytes = 128 << 10;
 
 enum class State : uint8_t { ready, at_block_barrier, at_warp_barrier, ended };
 
+// The address sanitizer is told of every change of stacks: of the one left, and of the one entered.
+#if defined(__SANITIZE_ADDRESS__)
+struct Stack {
+  void* hidden = nullptr;  // what the sanitizer keeps for a stack that is left
+  const void* bottom = nullptr;
+  size_t bytes = 0;
+};
+void leave_for(Stack* own, const Stack& next) {
+  __sanitizer_start_switch_fiber(own == nullptr ? nullptr : &own->hidden, next.bottom, next.bytes);
+}
+void enter(Stack& own, Stack* from) {
+  __sanitizer_finish_switch_fiber(own.hidden, from == nullptr ? nullptr : &from->bottom,
+                                  from == nullptr ? nullptr : &from->bytes);
+}
+#else
+struct Stack {
+  const void* bottom = nullptr;
+  size_t bytes = 0;
+};
+void leave_for(Stack*, const Stack&) {}
+void enter(Stack&, Stack*) {}
+#endif
+
+// Hands out stacks, and tells which one it was.
+struct Stacks {
+  context::pooled_fixedsize_stack& pool;
+  Stack& given;
+  context::stack_context allocate() {
+    const context::stack_context made = pool.allocate();
+    given.bottom = static_cast<const std::byte*>(made.sp) - made.size;
+    given.bytes = made.size;
+    return made;
+  }
+  void deallocate(context::stack_context& stack) { pool.deallocate(stack); }
+};
+
 struct Thread {
   uint3 index;
   State state = State::ready;
   unsigned mask = 0;  // of the warp barrier that it waits at
   unsigned turn = 0;  // exchanges so far
   Groups copies, products;
+  Stack stack;
   context::fiber fiber, scheduler;
 };
 
@@ -67,16 +107,20 @@ struct Block {
 thread_local Block block;
 thread_local unsigned launches = 0;
 thread_local context::pooled_fixedsize_stack stacks{kStackBytes};
+thread_local Stack scheduler_stack;
 
 // Back to the scheduler, until the state is `ready` again.
 void wait(State state) {
   Thread& self = block.threads[block.current];
   self.state = state;
+  leave_for(&self.stack, scheduler_stack);
   self.scheduler = std::move(self.scheduler).resume();
+  enter(self.stack, nullptr);
 }
 
 void start(Thread& thread, const std::function<void()>& body) {
-  thread.fiber = context::fiber(std::allocator_arg, stacks, [&thread, &body](context::fiber&& scheduler) {
+  const auto run = [&thread, &body](context::fiber&& scheduler) {
+    enter(thread.stack, &scheduler_stack);
     thread.scheduler = std::move(scheduler);
     try {
       body();
@@ -86,15 +130,19 @@ void start(Thread& thread, const std::function<void()>& body) {
       block.error = std::current_exception();
     }
     thread.state = State::ended;
+    leave_for(nullptr, scheduler_stack);
     return std::move(thread.scheduler);
-  });
+  };
+  thread.fiber = context::fiber(std::allocator_arg, Stacks{stacks, thread.stack}, run);
 }
 
 void resume(unsigned i) {
   Thread& thread = block.threads[i];
   block.current = i;
   threadIdx = thread.index;
+  leave_for(&scheduler_stack, thread.stack);
   thread.fiber = std::move(thread.fiber).resume();
+  enter(scheduler_stack, nullptr);
   if (block.error) std::rethrow_exception(std::exchange(block.error, nullptr));
 }
 
