@@ -40,7 +40,7 @@ struct Plan {
   std::vector<Pipeline> pipelines;
   Schedule schedule = Schedule::one_f_one_b;
   int chunks = 1;  // interleaved: stages on each device; stage s and s + stages / chunks share it
-  int warmup = 0;  // 1F1B: extra forwards in flight for each later stage, to hide slow links
+  int warmup = 0;  // 1F1B, split backward: extra forwards in flight for each later stage, to hide slow links
   bool sharded_optimizer = false;  // state divided over the replicas of a layer by Stage::optimizer_share
   bool operator==(const Plan&) const = default;
 };

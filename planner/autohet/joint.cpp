@@ -19,6 +19,7 @@ constexpr size_t kEnumerated = 20'000;  // cuts of a composition that are held a
 constexpr size_t kSimulated = 400;      // of these, simulated alone: the best by the bound
 constexpr size_t kWhole = 6;    // cuts of a pipeline that are combined when each keeps its state to itself
 constexpr int kLeaves = 20000;  // combinations of one division of micro-batches
+constexpr int kJudged = 4;      // a simulation with contention takes as long as so many without
 constexpr int kAlike = 12;      // cuts as quick and as roomy as a third one make it superfluous
 
 // One pipeline with everything decided but its hosts and its share of optimizer state.
@@ -49,6 +50,7 @@ class Joint {
         alone_(costs_, request_.cluster),
         microbatches_(request_.batch / microbatch),
         budget_(budget) {
+    apart_.contention = false;
     // The least seconds of the layers from each on, whoever runs them.
     rest_.assign(static_cast<size_t>(costs_.layers) + 1, 0);
     for (int l = costs_.layers; l-- > 0;) {
@@ -170,6 +172,8 @@ class Joint {
     layout.sharded_optimizer = sharded_;
     if (sharded_ && additions_.placed_optimizer && !place_optimizer(layout, costs_)) return;
     --budget_;
+    if (judge_.best().feasible() && judge_.look(layout, {}).score >= judge_.best_score()) return;
+    budget_ -= kJudged;
     judge_.offer(judge_.judge(std::move(layout), policy_));
   }
 
@@ -191,7 +195,7 @@ class Joint {
     if (found.size() > kSimulated) found.resize(kSimulated);
     for (Cut& cut : found) {
       cut.draft.solution.feasible = true;
-      const Simulation alone = alone_.run(make_layout(request_, costs_, {cut.draft}, true));
+      const Simulation alone = alone_.run(make_layout(request_, costs_, {cut.draft}, true), apart_);
       --budget_;
       // In company a whole update stays as long as it is, a shared one does not.
       cut.seconds = sharded_ ? alone.pipeline_seconds : alone.seconds;
@@ -270,6 +274,7 @@ class Joint {
   std::string policy_;
   const CostTable& costs_;
   Simulator alone_;
+  SimulateOptions apart_;
   int microbatches_;
   int64_t& budget_;
   double limit_ = kInfinity;

@@ -20,10 +20,10 @@ namespace het::planner {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr int kSmall = 8;                 // groups: up to here every grouping is tried
-constexpr int kShallow = 16;              // layers: up to here every order
-constexpr size_t kKept = 6;               // orders of a composition that are judged in company
-constexpr int64_t kJointBudget = 40'000;  // simulations
+constexpr int kSmall = 8;                  // groups: up to here every grouping is tried
+constexpr int kShallow = 16;               // layers: up to here every order
+constexpr size_t kKept = 6;                // orders of a composition that are judged in company
+constexpr int64_t kJointBudget = 200'000;  // simulations without contention
 constexpr size_t kFewOrders = 24, kManyOrders = 900;
 
 size_t permutations_of(const Composition& composition, size_t limit) {

@@ -263,9 +263,9 @@ TEST_CASE("stage orders: all when few, whole nodes when many, the largest memory
 }
 
 TEST_CASE("where memory is tight, cuts, micro-batches and optimizer state are as good as decided together") {
-  // Deciding part by part is 33 %, 17 % and 5 % slower than brute force on these, and finds nothing on the
-  // last.
-  for (const uint64_t seed : {9035u, 7052u, 20070u, 20039u}) {
+  // Deciding part by part is 33 %, 17 % and 5 % slower than brute force on the first three of these, and
+  // finds nothing on the next; on the last, 40,000 simulations are too few (4.3 % slower).
+  for (const uint64_t seed : {9035u, 7052u, 20070u, 20039u, 61002u}) {
     const Request request = random_request(seed);
     INFO("seed " << seed);
     Judge truth(request), found(request);

@@ -82,7 +82,8 @@ Plan random_plan(std::mt19937& random, int layers, int samples) {
                                 Schedule::split_backward};
   plan.schedule = schedules[draw(0, 3)];
   plan.chunks = plan.schedule == Schedule::interleaved ? 2 : 1;
-  if (plan.schedule == Schedule::one_f_one_b) plan.warmup = draw(0, 2);
+  if (plan.schedule == Schedule::one_f_one_b || plan.schedule == Schedule::split_backward)
+    plan.warmup = draw(0, 2);
   plan.sharded_optimizer = draw(0, 1) == 1;
   int device = 0;
   const int most_groups = plan.tensor == 1 ? 9 : 8 / plan.tensor;  // of devices that share layers
