@@ -98,7 +98,7 @@ local make = define.constructor {
     { "schedule", "string", "in what order stages run forward and backward passes", default = "1f1b",
       choices = { "1f1b", "gpipe", "interleaved", "split_backward" } },
     { "chunks", "integer", "interleaved: stages on each device", default = 1, min = 1 },
-    { "warmup", "integer", "1f1b, split_backward: extra forward passes in flight for each later stage, to hide slow links",
+    { "warmup", "integer", "1f1b, split_backward: extra forward passes in flight for each later stage, for slow links",
       default = 0, min = 0 },
     { "sharded_optimizer", "boolean", "divide optimizer state over the replicas of a layer", default = false },
   },
