@@ -39,6 +39,7 @@ class MemberWatch {
         const auto changes = membership_.watch_members(std::chrono::hours(1));
         if (changes.empty()) return;  // closed
         for (const MemberChange& change : changes)
+          // Who is merely cut off from the store waits for the others as long as for any that is silent.
           if (change.kind == MemberChange::Kind::lost) fabric.abort(change.sentence);
       }
     } catch (const Error&) {  // the store is gone: it decides nothing while all members live
@@ -53,6 +54,7 @@ class MemberWatch {
 struct Cluster {
   std::unique_ptr<StoreServer> server;
   std::shared_ptr<Store> store;
+  std::shared_ptr<Store> brief;  // the same, giving up soon: who serves it may be the rank that is lost
   std::unique_ptr<Membership> membership;
   std::shared_ptr<Fabric> fabric;
   std::unique_ptr<MemberWatch> watch;
@@ -83,34 +85,24 @@ std::optional<std::chrono::milliseconds> duration_setting(lua_State* L, const En
   const auto text = setting(L, lookup, name, variable);
   if (!text) return std::nullopt;
   const double seconds = parse_seconds(*text);
-  constexpr double kLeast = 0.1;
+  constexpr double kLeast = 0.1, kMost = 1e6;
   if (seconds < kLeast)
     fail_usage("{} = {} is too short to wait for anybody; 0.1 s is the least", name, *text);
+  if (seconds > kMost)
+    fail_usage("{} = {} is longer than a run waits for anybody; 1000000 s is the most", name, *text);
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
 }
 
-// "etcd://host:2379,other:2379" as the endpoints that it names.
-std::vector<std::string> endpoints_of(std::string_view rendezvous) {
-  constexpr std::string_view kScheme = "etcd://";
-  if (!rendezvous.starts_with(kScheme) || rendezvous.size() == kScheme.size())
-    fail_usage(
-        "rendezvous = \"{}\" is no place to meet; \"etcd://host:2379\" is one, with further members after "
-        "commas",
-        rendezvous);
-  std::vector<std::string> endpoints;
-  std::string_view rest = rendezvous.substr(kScheme.size());
-  for (;;) {
-    const size_t comma = rest.find(',');
-    endpoints.push_back("http://" + std::string(rest.substr(0, comma)));
-    if (comma == std::string_view::npos) return endpoints;
-    rest.remove_prefix(comma + 1);
-  }
+// Numbers and the one name that mean nothing else.
+bool is_loopback(const std::string& host) {
+  return host.starts_with("127.") || host == "::1" || host == "localhost";
 }
 
 // Connect to the store in which the ranks find each other: etcd where a rendezvous is named, the launcher's,
-// or one that rank 0 serves. Returns the address of this machine to use for traffic.
+// or one that rank 0 serves. Returns the address of this machine to use for traffic. `options`: how long to
+// wait for others.
 std::string meet(lua_State* L, const EnvironmentLookup& lookup, const Placement& placement,
-                 const std::string& secret, Cluster& cluster) {
+                 const JoinOptions& options, Cluster& cluster) {
   const auto own_address =
       [interface = setting(L, lookup, "interface", "HETRUN_INTERFACE")](const std::string& towards) {
         return interface ? address_to_bind(*interface, list_addresses()) : address_towards(towards);
@@ -118,29 +110,41 @@ std::string meet(lua_State* L, const EnvironmentLookup& lookup, const Placement&
   const auto rendezvous = setting(L, lookup, "rendezvous", "HETRUN_RENDEZVOUS");
   const auto launched = lookup("HETRUN_STORE");  // by `hetrun --workers`
   if (rendezvous) {
+    EtcdPlaces places = parse_etcd_rendezvous(*rendezvous);
     EtcdOptions etcd;
-    etcd.endpoints = endpoints_of(*rendezvous);
-    const std::string first = etcd.endpoints[0].substr(std::string_view("http://").size());
-    cluster.store = connect_etcd(std::move(etcd));
-    return launched ? "127.0.0.1" : own_address(first.substr(0, first.rfind(':')));
+    etcd.endpoints = std::move(places.endpoints);
+    cluster.store = cluster.brief = connect_etcd(std::move(etcd));
+    return launched ? "127.0.0.1" : own_address(places.host);
   }
   if (!launched && (placement.master_host.empty() || placement.master_port == 0))
     fail_usage(
         "{} ranks are to meet, but nobody says where: set MASTER_ADDR and MASTER_PORT, or give `rendezvous`",
         *placement.world_size);
   StoreClientOptions client;
-  client.secret = secret;
+  client.secret = options.secret;
+  client.patience = options.timeout;
+  client.warn_after = options.warn_after;
+  client.warn = options.warn;
   client.endpoint = launched.value_or(fmt::format("{}:{}", placement.master_host, placement.master_port));
   std::string address = launched ? "127.0.0.1" : own_address(placement.master_host);
   if (!launched && placement.rank == 0) {
     StoreServerOptions server;
     server.address = address;
     server.port = placement.master_port;
-    server.secret = secret;
+    server.secret = options.secret;
     server.farewell = std::chrono::seconds(2);
     cluster.server = serve_store(std::move(server));
+    client.endpoint = cluster.server->endpoint();  // the name may lead elsewhere from here
+    if (is_loopback(address) && !is_loopback(placement.master_host))
+      options.warn(fmt::format(
+          "MASTER_ADDR = {} is {} here, which no other machine reaches; if ranks are to come from others, "
+          "name an address or interface of this one with --interface",
+          placement.master_host, address));
   }
-  cluster.store = connect_store(std::move(client));
+  cluster.store = connect_store(client);
+  constexpr std::chrono::milliseconds kBrief{1000};
+  client.timeout = kBrief;
+  cluster.brief = connect_store(std::move(client));
   return address;
 }
 
@@ -165,12 +169,19 @@ int join_run(lua_State* L) {
   // The launcher's secret is of this run alone.
   const bool launched = lookup("HETRUN_STORE").has_value();
   const auto secret_file = setting(L, lookup, "secret_file", "HETRUN_SECRET_FILE");
-  const std::string secret = load_secret(lookup, launched ? "" : secret_file.value_or(""));
+  JoinOptions options;
+  options.run = field<std::string>(L, 1, "run").value_or("hetrun");
+  options.world_size = *placement.world_size;
+  options.secret = load_secret(lookup, launched ? "" : secret_file.value_or(""));
   const auto timeout = duration_setting(L, lookup, "timeout", "HETRUN_TIMEOUT");
   const auto warn_after = duration_setting(L, lookup, "warn_after", "HETRUN_WARN_AFTER");
-  auto cluster = std::make_shared<Cluster>();
-  const std::string address = meet(L, lookup, placement, secret, *cluster);
   const auto say = [](const std::string& sentence) { std::cerr << sentence + "\n" << std::flush; };
+  options.warn = say;
+  if (timeout) options.timeout = *timeout;
+  if (warn_after) options.warn_after = *warn_after;
+  auto cluster = std::make_shared<Cluster>();
+  const std::string address = meet(L, lookup, placement, options, *cluster);
+  options.keeper = cluster->brief;
   Member member;
   member.rank = placement.rank;
   member.host = lookup("HOSTNAME").value_or("");
@@ -181,20 +192,16 @@ int join_run(lua_State* L) {
   member.version = HET_VERSION;
   member.recipe_digest = hex_of(hmac_sha256("recipe", field<std::string>(L, 1, "recipe").value_or("")));
   member.data_digest = hex_of(hmac_sha256("data", field<std::string>(L, 1, "data").value_or("")));
-  JoinOptions options;
-  options.run = field<std::string>(L, 1, "run").value_or("hetrun");
-  options.world_size = *placement.world_size;
-  options.secret = secret;
-  options.warn = say;
-  if (timeout) options.timeout = *timeout;
-  if (warn_after) options.warn_after = *warn_after;
   cluster->membership = join(cluster->store, member, options);
   GlooOptions gloo;
   gloo.rank = cluster->membership->rank();
   gloo.size = *placement.world_size;
   gloo.address = address;
-  gloo.store =
-      make_store_key_value(cluster->store, cluster->membership->prefix(), cluster->membership->lease());
+  const auto words = [&](const std::shared_ptr<Store>& store) {
+    return make_store_key_value(store, cluster->membership->prefix(), cluster->membership->lease());
+  };
+  gloo.store = words(cluster->store);
+  gloo.board = words(cluster->brief);
   gloo.prefix = "traffic";
   gloo.host = member.host;
   gloo.patience.warn = say;
@@ -212,6 +219,8 @@ int join_run(lua_State* L) {
 
 int cluster_rank(ClusterHandle& cluster) { return cluster->groups->rank(); }
 int cluster_size(ClusterHandle& cluster) { return cluster->groups->size(); }
+// How what GPUs tell each other travels: a sentence for each of this rank's groups that has one.
+std::vector<std::string> cluster_ways(ClusterHandle& cluster) { return cluster->groups->ways(); }
 
 // Whether any rank says so: asked by all of them at the same place.
 bool cluster_any(ClusterHandle& cluster, bool own) {
@@ -398,7 +407,7 @@ void add_cluster(lua_State* L) {
   make_class<ClusterHandle>(
       L, {bind<&cluster_rank>("rank"), bind<&cluster_size>("size"), bind<&cluster_any>("any"),
           bind<&cluster_gather>("gather"), bind<&cluster_tell>("tell"), bind<&cluster_leave>("leave"),
-          bind<&cluster_clock_offset>("clock_offset")});
+          bind<&cluster_ways>("ways"), bind<&cluster_clock_offset>("clock_offset")});
   set_functions(L, "native.", {bind<&join_run>("join")});
 }
 

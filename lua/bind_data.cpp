@@ -97,6 +97,11 @@ int json_decode(lua_State* L) {
 
 // --- safetensors
 
+int push_metadata(lua_State* L, const std::map<std::string, std::string>& metadata) {
+  lua_newtable(L);
+  for (const auto& [name, text] : metadata) set_field(L, name.c_str(), text);
+  return 2;
+}
 int safetensors_read(lua_State* L) {  // path -> {name = tensor}, {metadata}
   const Safetensors file = read_safetensors(Convert<std::string>::get(L, 1));
   lua_newtable(L);
@@ -104,9 +109,35 @@ int safetensors_read(lua_State* L) {  // path -> {name = tensor}, {metadata}
     push_tensor(L, tensor);
     lua_setfield(L, -2, name.c_str());
   }
+  return push_metadata(L, file.metadata);
+}
+int safetensors_open(lua_State* L) {  // path -> {name = stored tensor}, {metadata}
+  const StoredSafetensors file = open_safetensors(Convert<std::string>::get(L, 1));
   lua_newtable(L);
-  for (const auto& [name, text] : file.metadata) set_field(L, name.c_str(), text);
-  return 2;
+  for (const auto& [name, tensor] : file.tensors) {
+    Convert<StoredTensor>::push(L, tensor);
+    lua_setfield(L, -2, name.c_str());
+  }
+  return push_metadata(L, file.metadata);
+}
+int stored_joined(lua_State* L) {  // {stored tensors}: one below the other
+  std::vector<StoredTensor> parts;
+  for (int i = 1; i <= static_cast<int>(lua_objlen(L, 1)); ++i) {
+    lua_rawgeti(L, 1, i);
+    parts.push_back(check_object<StoredTensor>(L, lua_gettop(L)));
+    lua_pop(L, 1);
+  }
+  return Convert<StoredTensor>::push(L, StoredTensor::joined(parts));
+}
+StoredTensor stored_transposed(StoredTensor& stored) { return stored.transposed(); }
+Tensor stored_read(StoredTensor& stored) { return stored.read(); }
+int stored_index(lua_State* L) {
+  const auto& stored = check_object<StoredTensor>(L, 1);
+  if (lua_type(L, 2) != LUA_TSTRING) return 0;
+  const std::string_view name = lua_tostring(L, 2);
+  if (name == "dtype") return Convert<DType>::push(L, stored.type().dtype);
+  if (name == "shape") return Convert<std::vector<int64_t>>::push(L, stored.type().shape);
+  return 0;
 }
 int safetensors_write(lua_State* L) {  // path, {name = tensor}, {metadata}, whether it is staged
   const std::string path = Convert<std::string>::get(L, 1);
@@ -310,9 +341,12 @@ void add_data(lua_State* L) {
       L, {bind<&sampler_next>("next"), bind<&sampler_cursor>("cursor"), bind<&sampler_seek>("seek")});
   make_class<TokenizerHandle>(L, {bind<&tokenizer_encode>("encode"), bind<&tokenizer_decode>("decode")},
                               &tokenizer_index);
+  make_class<StoredTensor>(L, {bind<&stored_transposed>("transposed"), bind<&stored_read>("read")},
+                           &stored_index);
   set_functions(L, "native.",
                 {bind<&new_corpus>("corpus"), bind<&new_tokenizer>("tokenizer"), bind<&draw>("draw"),
                  bind<&shuffled_rows>("shuffled_rows"), bind<&safetensors_read>("safetensors_read"),
+                 bind<&safetensors_open>("safetensors_open"), bind<&stored_joined>("stored_joined"),
                  bind<&safetensors_write>("safetensors_write"), bind<&json_read>("json_read"),
                  bind<&json_write>("json_write"), bind<&json_encode>("json_encode"),
                  bind<&json_decode>("json_decode")});

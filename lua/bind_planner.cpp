@@ -1,10 +1,12 @@
 // The planner as Lua sees it: clusters and plans as tables, answers as tables.
 #include <algorithm>
+#include <future>
 #include <map>
 
 #include "core/base/units.h"
 #include "lua/objects.h"
 #include "planner/explain.h"
+#include "planner/fallback.h"
 #include "planner/graph_model.h"
 #include "planner/lower.h"
 #include "planner/measured/measured.h"
@@ -12,6 +14,12 @@
 #include "planner/work.h"
 
 namespace het::lua {
+
+// A plan that is being looked for in a thread of its own. Dropping it waits for the thread.
+struct Planning {
+  std::future<Json> answer;
+};
+
 namespace {
 
 using planner::Cluster;
@@ -93,7 +101,8 @@ planner::Additions additions_at(lua_State* L, int index) {
   return additions;
 }
 
-// {cluster, batch, tokens, name, objective, profile, without...} of the graph of a micro-batch of one sample.
+// {cluster, batch, tokens, name, objective, profile, additions, old, near} of the graph of a micro-batch of
+// one sample.
 Request request_at(lua_State* L, const Graph& graph, int index) {
   Request request;
   lua_getfield(L, index, "cluster");
@@ -110,6 +119,10 @@ Request request_at(lua_State* L, const Graph& graph, int index) {
     request.profile = planner::read_profile(*path, request.model);
     planner::apply_links(request.profile, request.cluster);
   }
+  lua_getfield(L, index, "old");
+  if (lua_istable(L, -1)) request.old = plan_at(L, lua_gettop(L), static_cast<int>(graph.layers.size()));
+  lua_pop(L, 1);
+  request.near = field<double>(L, index, "near").value_or(request.near);
   int most = 1;
   for (const planner::Node& node : request.cluster.nodes) most = std::max(most, node.devices);
   request.tensors = planner::tensor_degrees_of(graph, std::min(most, kMostTensor));
@@ -142,6 +155,21 @@ Json json_of(const Plan& plan) {
                       {"pipelines", std::move(pipelines)}};
 }
 
+Json json_of(const planner::Replanned& moved) {
+  Json::Array devices;
+  for (const planner::DeviceMove& device : moved.move.devices)
+    devices.push_back(Json::Object{{"device", device.device},
+                                   {"weight_bytes", device.weight_bytes},
+                                   {"optimizer_bytes", device.optimizer_bytes}});
+  return Json::Object{{"bytes", moved.move.bytes},
+                      {"lost_bytes", moved.move.lost_bytes},
+                      {"seconds", moved.move.seconds},
+                      {"devices", std::move(devices)},
+                      {"best_step_seconds", moved.best_seconds},
+                      {"best_bytes", moved.best_bytes},
+                      {"near", moved.near}};
+}
+
 Json json_of(const planner::PlanReport& report) {
   Json::Array devices;
   for (const planner::DeviceReport& device : report.devices)
@@ -162,8 +190,9 @@ Json json_of(const planner::PlanReport& report) {
                                    {"layers_measured", source.layers_measured},
                                    {"layers_interpolated", source.layers_interpolated},
                                    {"layers_estimated", source.layers_estimated},
-                                   {"link_measured", source.link_measured}});
-  return Json::Object{{"devices", std::move(devices)},
+                                   {"link_measured", source.link_measured},
+                                   {"link", source.link}});
+  Json::Object answer{{"devices", std::move(devices)},
                       {"sources", std::move(sources)},
                       {"idle", Json::Array(report.idle.begin(), report.idle.end())},
                       {"step_seconds", report.step_seconds},
@@ -177,7 +206,11 @@ Json json_of(const planner::PlanReport& report) {
                       {"price_per_billion_tokens", report.price_per_billion_tokens},
                       {"layers_measured", report.layers_measured},
                       {"layers_interpolated", report.layers_interpolated},
-                      {"layers_estimated", report.layers_estimated}};
+                      {"layers_estimated", report.layers_estimated},
+                      {"links_measured", report.links_measured},
+                      {"links_stated", report.links_stated}};
+  if (report.moved) answer.emplace_back("moved", json_of(*report.moved));
+  return answer;
 }
 
 Json json_of(const std::vector<planner::SimEvent>& events) {
@@ -238,12 +271,56 @@ Json answer_of(const Request& request, const Planned& planned, const Graph& grap
   return answer;
 }
 
-int plan_graph(lua_State* L) {  // graph, {policy, events, ... as request_at}
-  const Graph& graph = check_object<GraphHandle>(L, 1)->graph;
+// A loss that was planned for: what is lost, and the plan without it or why there is none.
+Json json_of(const planner::Fallback& fallback) {
+  Json::Object entry{
+      {"lost", fallback.loss.name},
+      {"preemptions_per_hour", fallback.loss.preemptions_per_hour},
+      {"devices", Json::Array(fallback.loss.devices.begin(), fallback.loss.devices.end())},
+      {"feasible", fallback.planned.feasible},
+      {"problems", Json::Array(fallback.planned.problems.begin(), fallback.planned.problems.end())}};
+  if (fallback.planned.feasible) {
+    entry.emplace_back("lua", to_lua(fallback.planned.plan));
+    entry.emplace_back("plan", json_of(fallback.planned.plan));
+    entry.emplace_back("report", json_of(planner::explain(fallback.request, fallback.planned)));
+  }
+  return entry;
+}
+
+Json plan_and_fallbacks(const Request& request, const std::string& policy, const Graph& graph, bool events,
+                        int fallbacks) {
+  const Planned planned = planner::plan_with(request, policy);
+  Json answer = answer_of(request, planned, graph, events);
+  if (!planned.feasible || fallbacks < 1) return answer;
+  const auto found = planner::plan_fallbacks(request, planned.plan, policy, fallbacks);
+  Json::Array list;
+  for (const planner::Fallback& fallback : found) list.push_back(json_of(fallback));
+  auto& object = std::get<Json::Object>(answer.value);
+  object.emplace_back("fallbacks", std::move(list));
+  object.emplace_back("fallbacks_text", planner::to_text(found));
+  return answer;
+}
+
+// graph, {policy, events, fallbacks, ... as request_at}: a planning, which runs in a thread of its own. Its
+// :wait() gives the answer, or raises what went wrong. Mistakes of the request are raised at once.
+int begin_planning(lua_State* L) {
+  const GraphHandle graph = check_object<GraphHandle>(L, 1);
   luaL_checktype(L, 2, LUA_TTABLE);
-  const Request request = request_at(L, graph, 2);
-  const Planned planned = planner::plan_with(request, field<std::string>(L, 2, "policy").value_or("auto"));
-  push_json(L, answer_of(request, planned, graph, field<bool>(L, 2, "events").value_or(false)));
+  auto request = std::make_shared<const Request>(request_at(L, graph->graph, 2));
+  const auto policy = field<std::string>(L, 2, "policy").value_or("auto");
+  const bool events = field<bool>(L, 2, "events").value_or(false);
+  const int fallbacks = field<int>(L, 2, "fallbacks").value_or(0);
+  auto planning = std::make_shared<Planning>();
+  planning->answer = std::async(std::launch::async, [graph, request, policy, events, fallbacks] {
+    return plan_and_fallbacks(*request, policy, graph->graph, events, fallbacks);
+  });
+  return Convert<PlanningHandle>::push(L, std::move(planning));
+}
+
+int wait_for_planning(lua_State* L) {
+  Planning& planning = *check_object<PlanningHandle>(L, 1);
+  if (!planning.answer.valid()) fail_usage("this planning was waited for before");
+  push_json(L, planning.answer.get());
   return 1;
 }
 
@@ -335,8 +412,9 @@ std::vector<std::string> policies() { return planner::policy_names(); }
 }  // namespace
 
 void add_planner(lua_State* L) {
+  make_class<PlanningHandle>(L, {bind<&wait_for_planning>("wait")});
   set_functions(L, "native.",
-                {bind<&plan_graph>("plan"), bind<&simulate_graph>("simulate"),
+                {bind<&begin_planning>("plan"), bind<&simulate_graph>("simulate"),
                  bind<&simulate_measured>("simulate_measured"), bind<&cluster_problems>("cluster_problems"),
                  bind<&known_types>("device_types"), bind<&pace_of>("pace"), bind<&policies>("policies"),
                  bind<&bandwidth_from>("parse_bandwidth"), bind<&seconds_from>("parse_seconds"),

@@ -1,6 +1,7 @@
 // Devices, state, programs and executors.
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <map>
 
 #include "core/base/parallel.h"
@@ -17,8 +18,22 @@ namespace {
 DeviceHandle device(lua_State* L, const std::string& name) {
   if (name == "cpu") return host_of(L).cpu;
   if (name == "reference") return host_of(L).reference;
-  fail_usage("'{}' is not a device of this machine; there are cpu and reference", name);
+  if (names_gpu(name)) {
+    Host& host = host_of(L);
+    const int ordinal = gpu_of(name, host.gpus);
+    DeviceHandle& gpu = host.opened_gpus[ordinal];
+    if (gpu == nullptr) gpu = host.gpus.open(ordinal);
+    return gpu;
+  }
+  fail_usage("'{}' is not a device; there are cpu, cuda (cuda:1 for the second GPU) and reference", name);
 }
+
+int gpu_count(lua_State* L) { return Convert<int>::push(L, host_of(L).gpus.count()); }
+int gpu_report(lua_State* L) {
+  push_json(L, host_of(L).gpus.report());
+  return 1;
+}
+
 // name or nil, and {flops, bandwidth, memory} for one that is slowed to these rates.
 int get_device(lua_State* L) {
   DeviceHandle found = device(L, Convert<std::optional<std::string>>::get(L, 1).value_or("cpu"));
@@ -34,8 +49,10 @@ int get_device(lua_State* L) {
 
 int device_index(lua_State* L) {
   auto& handle = check_object<DeviceHandle>(L, 1);
-  if (lua_type(L, 2) == LUA_TSTRING && std::string_view(lua_tostring(L, 2)) == "name")
-    return Convert<std::string>::push(L, handle->name());
+  if (lua_type(L, 2) != LUA_TSTRING) return 0;
+  const std::string_view field = lua_tostring(L, 2);
+  if (field == "name") return Convert<std::string>::push(L, handle->name());
+  if (field == "model") return Convert<std::string>::push(L, handle->model());
   return 0;
 }
 std::string device_to_string(DeviceHandle& handle) { return handle->name(); }
@@ -52,34 +69,41 @@ double best_seconds(Executor& executor, int runs) {
   return best;
 }
 
-// Peak of the device's matrix product in FLOP/s: the best of several products of [2048, 2048] by [2048,
-// 2048].
+bool is_gpu(const Device& device) { return device.name() == "cuda"; }
+
+// Peak of the device's matrix product in FLOP/s: the best of several products of [n, n] by [n, n]. A GPU gets
+// larger ones, and several in a step: waiting for the end of a step takes it longer than a small product.
 double device_peak(DeviceHandle& handle, DType dtype) {
   const OpDef& linear = op_named("linear");
-  constexpr int64_t kSize = 2048;
+  const int64_t size = is_gpu(*handle) ? 8192 : 2048;
+  const int products = is_gpu(*handle) ? 8 : 1;
   constexpr int kRuns = 7;
   Graph graph;
   GraphBuilder builder(graph);
-  const TensorType type{dtype, {kSize, kSize}};
+  const TensorType type{dtype, {size, size}};
+  const Initial initial{Initial::Kind::normal, 1 / std::sqrt(static_cast<float>(size))};
   const ValueId x = builder.input("x", type), w = builder.input("w", type);
-  builder.output("y", builder.call_all(linear, {x, w, kAbsent}).front());
+  ValueId y = x;
+  for (int i = 0; i < products; ++i) y = builder.call_all(linear, {y, w, kAbsent}).front();
+  builder.output("y", y);
   Executor executor(lower_single(graph), std::make_shared<StateStore>(handle, 0));
   executor.write("x", initial_tensor("x", type, {Initial::Kind::normal, 1}, 0));
-  executor.write("w", initial_tensor("w", type, {Initial::Kind::normal, 1}, 0));
-  return 2.0 * kSize * kSize * kSize / best_seconds(executor, kRuns);
+  executor.write("w", initial_tensor("w", type, initial, 0));
+  const auto n = static_cast<double>(size);
+  return 2.0 * products * n * n * n / best_seconds(executor, kRuns);
 }
 
 // Bytes a second that the device reads and writes together: the best of several copies.
 double device_bandwidth(DeviceHandle& handle) {
-  constexpr int64_t kElements = int64_t{1} << 25;
+  const int64_t elements = int64_t{1} << (is_gpu(*handle) ? 28 : 25);
   constexpr int kRuns = 5;
   Graph graph;
   GraphBuilder builder(graph);
   builder.output("y",
-                 builder.call("scale", {builder.input("x", {DType::f32, {kElements}})}, {{"factor", 2.0}}));
+                 builder.call("scale", {builder.input("x", {DType::f32, {elements}})}, {{"factor", 2.0}}));
   Executor executor(lower_single(graph), std::make_shared<StateStore>(handle, 0));
-  executor.write("x", Tensor::zeros({DType::f32, {kElements}}));
-  return 2.0 * 4 * kElements / best_seconds(executor, kRuns);
+  executor.write("x", Tensor::zeros({DType::f32, {elements}}));
+  return 2.0 * 4 * static_cast<double>(elements) / best_seconds(executor, kRuns);
 }
 
 int threads(lua_State* L) {  // native.threads([count])
@@ -111,6 +135,9 @@ int state_names(lua_State* L) {
 Tensor state_read(StateHandle& state, std::string name) { return state->read(name); }
 void state_write(StateHandle& state, std::string name, Tensor& tensor) { state->write(name, tensor); }
 bool state_has(StateHandle& state, std::string name) { return state->has(name); }
+void state_offer(StateHandle& state, std::string name, StoredTensor& tensor) { state->offer(name, tensor); }
+void state_drop_offers(StateHandle& state) { state->drop_offers(); }
+double state_bytes_taken(StateHandle& state) { return static_cast<double>(state->bytes_taken()); }
 void state_drop(StateHandle& state, std::string name) { state->drop(name); }
 
 Schedule schedule_named(const std::string& name) {
@@ -298,7 +325,8 @@ void add_program(lua_State* L) {
                            &device_index);
   make_class<StateHandle>(
       L, {bind<&state_names>("names"), bind<&state_read>("read"), bind<&state_write>("write"),
-          bind<&state_has>("has"), bind<&state_drop>("drop")});
+          bind<&state_has>("has"), bind<&state_drop>("drop"), bind<&state_offer>("offer"),
+          bind<&state_drop_offers>("drop_offers"), bind<&state_bytes_taken>("bytes_taken")});
   make_class<ProgramHandle>(L, {bind<&program_memory>("memory"), bind<&program_verify>("verify"),
                                 bind<&program_share>("share"), bind<&program_to_string>("__tostring")});
   make_class<ExecutorHandle>(
@@ -307,8 +335,9 @@ void add_program(lua_State* L) {
        bind<&executor_number>("number"), bind<&executor_find_non_finite>("find_non_finite"),
        bind<&executor_memory>("memory"), bind<&executor_usage>("usage"), bind<&executor_timings>("timings")});
   set_functions(L, "native.",
-                {bind<&get_device>("device"), bind<&threads>("threads"), bind<&new_state>("state"),
-                 bind<&make_program>("program"), bind<&new_executor>("executor")});
+                {bind<&get_device>("device"), bind<&gpu_count>("gpus"), bind<&gpu_report>("gpu_report"),
+                 bind<&threads>("threads"), bind<&new_state>("state"), bind<&make_program>("program"),
+                 bind<&new_executor>("executor")});
 }
 
 }  // namespace het::lua

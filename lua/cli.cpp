@@ -109,7 +109,8 @@ CommandLine parse_command_line(int argc, char** argv) {
                  "write a Chrome trace of one step over all ranks to this file");
   app.add_option("--threads", threads, "CPU threads (default: every core)");
   app.add_option("--workers", workers, "run so many ranks on this machine, each a process");
-  app.add_option("--device", line.settings.device, "where to run: cpu or reference (default: cpu)");
+  app.add_option("--device", line.settings.device,
+                 "where to run: cpu, cuda (cuda:1 for the second GPU) or reference (default: cpu)");
   app.add_option(
       "--rendezvous", line.settings.rendezvous,
       "where ranks on several machines meet: etcd://host:2379 (default: MASTER_ADDR, MASTER_PORT)");
@@ -133,9 +134,11 @@ CommandLine parse_command_line(int argc, char** argv) {
   }
   line.settings.threads = count_of("--threads", threads, kMostThreads);
   line.settings.workers = count_of("--workers", workers, kMostWorkers);
-  if (line.settings.device != "cpu" && line.settings.device != "reference")
-    fail_usage("--device={} is neither cpu nor reference{}", line.settings.device,
-               did_you_mean("'{}'", nearest_name(line.settings.device, {"cpu", "reference"})));
+  const std::string& device = line.settings.device;
+  if (device != "cpu" && device != "reference" && !names_gpu(device))
+    fail_usage(
+        "--device={} is neither cpu nor cuda nor reference{}", device,
+        did_you_mean("'{}'", device == "gpu" ? "cuda" : nearest_name(device, {"cpu", "cuda", "reference"})));
   for (const std::string& word : app.remaining()) {
     if (word.starts_with("--")) {
       if (line.command.empty() && words.empty()) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,12 +11,14 @@
 #include "core/data/sampler.h"
 #include "core/graph/graph.h"
 #include "core/io/json.h"
+#include "core/io/stored.h"
 #include "core/plan/plan.h"
 #include "core/program/eager.h"
 #include "core/program/executor.h"
 #include "core/program/state.h"
 #include "core/tensor/tensor.h"
 #include "lua/bind.h"
+#include "lua/gpus.h"
 
 namespace het::lua {
 
@@ -36,6 +39,8 @@ using ProgramHandle = std::shared_ptr<const Program>;
 using ExecutorHandle = std::shared_ptr<Executor>;
 using CorpusHandle = std::shared_ptr<const Corpus>;
 using SamplerHandle = std::shared_ptr<Sampler>;
+struct Planning;  // bind_planner.cpp
+using PlanningHandle = std::shared_ptr<Planning>;
 struct Cluster;  // bind_cluster.cpp
 using ClusterHandle = std::shared_ptr<Cluster>;
 using TokenizerHandle = std::shared_ptr<const Tokenizer>;
@@ -43,6 +48,8 @@ using TokenizerHandle = std::shared_ptr<const Tokenizer>;
 // What one Lua state shares between its bound functions. Lives as long as the state.
 struct Host {
   DeviceHandle cpu, reference;
+  Gpus gpus;
+  std::map<int, DeviceHandle> opened_gpus;
   std::unique_ptr<Eager> eager;
   int64_t collect_at = int64_t{256} << 20;  // live tensor bytes at which Lua is asked to collect
   uint64_t draws = 0;                       // seeds of random tensors that name none
@@ -98,6 +105,7 @@ Communicator& world_of(const ClusterHandle& cluster);
 HET_LUA_CLASS(het::lua::GraphHandle, "graph");
 HET_LUA_CLASS(het::lua::ValueHandle, "value");
 HET_LUA_CLASS(het::Tensor, "tensor");
+HET_LUA_CLASS(het::StoredTensor, "stored tensor");
 HET_LUA_CLASS(het::lua::DeviceHandle, "device");
 HET_LUA_CLASS(het::lua::StateHandle, "state");
 HET_LUA_CLASS(het::lua::ProgramHandle, "program");
@@ -106,6 +114,7 @@ HET_LUA_CLASS(het::lua::CorpusHandle, "corpus");
 HET_LUA_CLASS(het::lua::SamplerHandle, "sampler");
 HET_LUA_CLASS(het::lua::TokenizerHandle, "tokenizer");
 HET_LUA_CLASS(het::lua::ClusterHandle, "cluster");
+HET_LUA_CLASS(het::lua::PlanningHandle, "planning");
 
 namespace het::lua {
 template <>

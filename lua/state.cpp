@@ -101,7 +101,8 @@ void call(lua_State* L, int arguments, int results) {
   if (lua_pcall(L, arguments, results, 0) != 0) throw_lua_error(L);
 }
 
-State::State(const Settings& settings) {
+State::State(const Settings& settings, Gpus gpus) {
+  host_.gpus = std::move(gpus);
   if (settings.threads > 0) set_thread_count(settings.threads);
   host_.cpu = make_cpu_device({}, ranks_here());
   host_.reference = make_reference_device();

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "lua/gpus.h"
 #include "lua/objects.h"
 
 namespace het::lua {
@@ -33,7 +34,7 @@ struct Settings {
 // Owns the lua_State. Used from one thread.
 class State {
  public:
-  explicit State(const Settings& settings);
+  State(const Settings& settings, Gpus gpus);
   ~State();
   State(const State&) = delete;
   State& operator=(const State&) = delete;

@@ -139,7 +139,7 @@ Cluster merged(Cluster cluster) {
     const auto same = std::find_if(nodes.begin(), nodes.end(), [&](const Node& other) {
       return other.type == node.type && other.devices == node.devices && other.zone == node.zone &&
              other.inside == node.inside && other.price_per_hour == node.price_per_hour &&
-             other.preemptions_per_hour == node.preemptions_per_hour;
+             other.preemptions_per_hour == node.preemptions_per_hour && other.gone == node.gone;
     });
     if (same == nodes.end())
       nodes.push_back(std::move(node));
@@ -182,8 +182,45 @@ double price_per_hour(const Cluster& cluster) {
 }
 
 std::string device_name(const Cluster& cluster, int node, int host, int device) {
-  return fmt::format("{}:{}", cluster.nodes[static_cast<size_t>(node)].hosts[static_cast<size_t>(host)],
-                     device);
+  const Node& of = cluster.nodes[static_cast<size_t>(node)];
+  for (const int gone : of.gone)
+    if (gone <= device) ++device;
+  return fmt::format("{}:{}", of.hosts[static_cast<size_t>(host)], device);
+}
+
+Cluster without(const Cluster& cluster, const std::string& name) {
+  Cluster left = cluster;
+  bool found = false;
+  for (size_t n = 0; n < left.nodes.size() && !found; ++n)
+    for (size_t h = 0; h < left.nodes[n].hosts.size() && !found; ++h) {
+      const bool whole = left.nodes[n].hosts[h] == name;
+      int device = -1;
+      for (int d = 0; d < left.nodes[n].devices && !whole; ++d)
+        if (device_name(left, static_cast<int>(n), static_cast<int>(h), d) == name) device = d;
+      if (!whole && device < 0) continue;
+      found = true;
+      Node own = left.nodes[n];
+      own.hosts = {left.nodes[n].hosts[h]};
+      left.nodes[n].hosts.erase(left.nodes[n].hosts.begin() + static_cast<std::ptrdiff_t>(h));
+      if (!whole && own.devices > 1) {
+        --own.devices;
+        for (const int gone : own.gone)
+          if (gone <= device) ++device;
+        own.gone.insert(std::upper_bound(own.gone.begin(), own.gone.end(), device), device);
+        left.nodes.insert(left.nodes.begin() + static_cast<std::ptrdiff_t>(n) + 1, std::move(own));
+      }
+      if (left.nodes[n].hosts.empty()) left.nodes.erase(left.nodes.begin() + static_cast<std::ptrdiff_t>(n));
+      break;
+    }
+  if (!found) fail_usage("the cluster has no host and no device {}", name);
+  std::erase_if(left.zone_links, [&](const ZoneLink& link) {
+    const auto empty = [&](const std::string& zone) {
+      return std::none_of(left.nodes.begin(), left.nodes.end(),
+                          [&](const Node& node) { return node.zone == zone; });
+    };
+    return empty(link.a) || empty(link.b);
+  });
+  return left;
 }
 
 const DeviceType* find_device_type(std::string_view name) {

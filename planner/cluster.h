@@ -39,6 +39,7 @@ struct Node {
   Link inside;                      // between its devices; all zero: as its device type says
   double price_per_hour = 0;        // of one host
   double preemptions_per_hour = 0;  // of one host
+  std::vector<int> gone = {};  // numbers of devices that its hosts no longer have, ascending: names skip them
   bool operator==(const Node&) const = default;
 };
 
@@ -69,6 +70,9 @@ Link between_link(const Cluster& cluster, int a, int b);
 int total_devices(const Cluster& cluster);
 double price_per_hour(const Cluster& cluster);
 std::string device_name(const Cluster& cluster, int node, int host, int device);  // "a:0"
+// What is left when a host ("a") or a device ("a:1") is lost; perhaps no node at all. Throws Error(usage) for
+// one that it has not.
+Cluster without(const Cluster& cluster, const std::string& name);
 
 // The common types, from public data sheets (device_types.cpp). Names as "A100-80", "RTX-4090".
 const std::vector<DeviceType>& known_device_types();

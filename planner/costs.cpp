@@ -25,17 +25,25 @@ double CostTable::input_seconds(int node, int first, int last) const {
   return range(nodes[static_cast<size_t>(node)].input, first, last);
 }
 
-double CostTable::stage_bytes(int first, int last, int in_flight, bool recompute,
-                              double optimizer_share) const {
-  const double held = in_flight * range(recompute ? checkpoint : activation, first, last);
-  double running = 0;
+double CostTable::held_bytes(int first, int last, bool recompute) const {
+  return range(recompute ? checkpoint : activation, first, last);
+}
+
+double CostTable::running_bytes(int first, int last, bool recompute) const {
+  double most = last < layers ? boundary[static_cast<size_t>(last) - 1] : 0;
   for (int layer = first; layer < last; ++layer) {
-    const auto l = static_cast<size_t>(layer);
-    running = std::max(running, workspace[l] + (recompute ? layer_activation[l] : 0));
+    const double again = held_bytes(layer, layer + 1, false) - held_bytes(layer, layer + 1, true);
+    most = std::max(most, workspace[static_cast<size_t>(layer)] + (recompute ? again : 0));
   }
+  return most;
+}
+
+double CostTable::stage_bytes(int first, int last, int in_flight, bool recompute, double optimizer_share,
+                              int waiting) const {
+  const double own = held_bytes(first, last, recompute), all = held_bytes(first, last, false);
   return range(parameters, first, last) *
              (weight_bytes + gradient_bytes + optimizer_bytes * optimizer_share) +
-         held + running;
+         in_flight * own + std::min(waiting, in_flight) * (all - own) + running_bytes(first, last, recompute);
 }
 
 CostTable make_costs(const Cluster& cluster, const Model& model, const Profile& profile, int tensor,
@@ -56,7 +64,6 @@ CostTable make_costs(const Cluster& cluster, const Model& model, const Profile& 
     table.activation.push_back(table.activation.back() + kept);
     // The kept input is whole on every device of the group.
     table.checkpoint.push_back(table.checkpoint.back() + kind.checkpoint_bytes * microbatch);
-    table.layer_activation.push_back(kept);
     table.workspace.push_back(divided(kind.workspace_bytes, kind.whole_workspace_bytes) * microbatch);
     table.boundary.push_back(kind.boundary_bytes * microbatch);
   }

@@ -29,8 +29,8 @@ struct CostTable {
   std::vector<Link> between;                   // [node * nodes + node]
   std::vector<double> parameters;              // [layers + 1] elements on one device, in the layers before
   std::vector<double> activation, checkpoint;  // the same, bytes of one micro-batch on one device
-  std::vector<double> layer_activation, workspace;  // [layers] bytes of one micro-batch on one device
-  std::vector<double> boundary;                     // [layers] bytes of one micro-batch's output, whole
+  std::vector<double> workspace;               // [layers] bytes of one micro-batch on one device
+  std::vector<double> boundary;                // [layers] bytes of one micro-batch's output, whole
   double weight_bytes = 0, gradient_bytes = 0, optimizer_bytes = 0;
 
   const Link& link(int a, int b) const {
@@ -40,8 +40,16 @@ struct CostTable {
   double forward_seconds(int node, int first, int last) const;
   double backward_seconds(int node, int first, int last, bool recompute) const;
   double input_seconds(int node, int first, int last) const;  // of the backward, gradients of inputs alone
-  // Bytes on one device: `optimizer_share` is the part of its layers' optimizer state that it holds.
-  double stage_bytes(int first, int last, int in_flight, bool recompute, double optimizer_share) const;
+  // Bytes on one device: `optimizer_share` is the part of its layers' optimizer state that it holds. A stage
+  // that recomputes keeps of each micro-batch in flight what its layers begin with, and of those whose weight
+  // gradients are `waiting` all.
+  double stage_bytes(int first, int last, int in_flight, bool recompute, double optimizer_share,
+                     int waiting = 0) const;
+  // Of these: what each micro-batch in flight keeps, and what is there only while the stage runs (a layer's
+  // workspace, what it computed again, or the output that is sent on): several stages of one device take
+  // turns.
+  double held_bytes(int first, int last, bool recompute) const;
+  double running_bytes(int first, int last, bool recompute) const;
 };
 
 CostTable make_costs(const Cluster& cluster, const Model& model, const Profile& profile, int tensor,

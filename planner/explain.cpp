@@ -1,6 +1,7 @@
 #include "planner/explain.h"
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 #include <utility>
 
@@ -103,14 +104,74 @@ PlanReport explain(const Request& request, const Planned& planned) {
                                     [&](const SourceReport& source) { return source.type == place.type; });
     if (known != report.sources.end()) continue;
     const bool own_link = place.inside.latency_seconds != 0 || place.inside.bytes_per_second != 0;
-    report.sources.push_back({place.type, of.measured, of.interpolated, of.estimated,
-                              !own_link && measured_inside(request.profile, place.type).has_value()});
+    const DeviceType* known_type = find_device_type(place.type);
+    SourceReport source{place.type,
+                        of.measured,
+                        of.interpolated,
+                        of.estimated,
+                        !own_link && measured_inside(request.profile, place.type).has_value(),
+                        ""};
+    if (source.link_measured)
+      source.link = "measured";
+    else if (place.devices > 1)
+      source.link =
+          !own_link && known_type != nullptr && known_type->inside == inside_link(request.cluster, node)
+              ? "from the data sheet"
+              : "as the cluster states it";
+    report.sources.push_back(std::move(source));
     report.layers_measured += of.measured;
     report.layers_interpolated += of.interpolated;
     report.layers_estimated += of.estimated;
   }
+  std::set<std::pair<std::string, std::string>> zones;
+  for (const auto& [a, host_a] : hosts)
+    for (const auto& [b, host_b] : hosts) {
+      const std::string &from = request.cluster.nodes[static_cast<size_t>(a)].zone,
+                        &to = request.cluster.nodes[static_cast<size_t>(b)].zone;
+      if ((a != b || host_a != host_b) && from <= to) zones.emplace(from, to);
+    }
+  for (const auto& [from, to] : zones)
+    ++(measured_between(request.profile, request.cluster, from, to) ? report.links_measured
+                                                                    : report.links_stated);
+  report.moved = planned.moved;
+  report.objective = request.objective;
   return report;
 }
+
+namespace {
+
+// What changing to the plan moves, and what the fastest would have moved.
+std::string to_text(const Replanned& moved, const PlanReport& report) {
+  const Move& move = moved.move;
+  std::string text;
+  if (move.bytes <= 0) {
+    text = "no state moves: every device holds what it needs\n";
+  } else {
+    constexpr size_t kListed = 8;
+    text = fmt::format(
+        "{} of state move{}:", show_bytes(move.bytes),
+        move.bytes > move.lost_bytes ? fmt::format(", {} over the links", show_seconds(move.seconds)) : "");
+    for (size_t i = 0; i < std::min(move.devices.size(), kListed); ++i)
+      text += fmt::format("{} {} to {}", i == 0 ? "" : ",", show_bytes(move.devices[i].bytes()),
+                          move.devices[i].device);
+    if (move.devices.size() > kListed) text += fmt::format(", and to {} more", move.devices.size() - kListed);
+    text += '\n';
+    if (move.lost_bytes > 0)
+      text += fmt::format("of it {} are held by no device that is left: a snapshot must have them\n",
+                          show_bytes(move.lost_bytes));
+  }
+  const char* best = report.objective == Objective::time ? "fastest" : "best";
+  if (moved.best_bytes > move.bytes)
+    text += fmt::format("the {} plan takes {:.2f} % {} and would move {}\n", best,
+                        100 * std::abs(1 - moved.best_seconds / report.step_seconds),
+                        moved.best_seconds <= report.step_seconds ? "less" : "more",
+                        show_bytes(moved.best_bytes));
+  else
+    text += fmt::format("this is the {} plan; none within {:g} % of it moves less\n", best, 100 * moved.near);
+  return text;
+}
+
+}  // namespace
 
 std::string to_text(const PlanReport& report) {
   std::string text = fmt::format("{:<16} {:<10} {:>8} {:>10} {:>10} {:>5}  {}\n", "device", "type", "layers",
@@ -147,7 +208,11 @@ std::string to_text(const PlanReport& report) {
     text +=
         fmt::format("layer times on {}: {} measured, {} interpolated, {} estimated from the data sheet{}\n",
                     source.type, source.layers_measured, source.layers_interpolated, source.layers_estimated,
-                    source.link_measured ? "; link measured" : "");
+                    source.link.empty() ? "" : "; link " + source.link);
+  if (report.links_measured + report.links_stated > 0)
+    text += fmt::format("links between hosts: {} measured, {} as the cluster states them\n",
+                        report.links_measured, report.links_stated);
+  if (report.moved) text += to_text(*report.moved, report);
   return text;
 }
 

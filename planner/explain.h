@@ -19,11 +19,13 @@ struct DeviceReport {
   std::string why;        // what binds it
 };
 
-// Where the figures of a device type come from: its layers' times, and the link between two of its devices.
+// Where the figures of a device type come from: its layers' times, and the link between two of its devices
+// where there are two in a host.
 struct SourceReport {
   std::string type;
   int layers_measured = 0, layers_interpolated = 0, layers_estimated = 0;
   bool link_measured = false;
+  std::string link;  // "measured", "from the data sheet", "as the cluster states it"; empty: there is none
 };
 
 struct PlanReport {
@@ -36,6 +38,9 @@ struct PlanReport {
   double price_per_billion_tokens = 0;
   int layers_measured = 0, layers_interpolated = 0, layers_estimated = 0;  // over the types that are used
   std::vector<SourceReport> sources;                                       // one for each of these
+  int links_measured = 0, links_stated = 0;  // between zones, or hosts of one, that the plan uses
+  std::optional<Replanned> moved;
+  Objective objective = Objective::time;
 };
 
 // `planned` must be feasible and of this request.

@@ -84,19 +84,36 @@ ValueId Facts::root_of(ValueId id) const {
   return found == work_.part_of.end() ? id : found->second;
 }
 
-// Of each stage that recomputes: the forward nodes that its backward needs again. What is summed over
-// micro-batches or changes state is made once and kept.
+// Values of the forward pass that another layer of the same stage uses, in either pass.
+std::vector<bool> Facts::find_handed_on() const {
+  std::vector<bool> handed_on(graph_.values.size());
+  for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+    const Node& node = graph_.nodes[n];
+    if (!work_.mine[n] || node.phase == Phase::update) continue;
+    for (const ValueId id : node.inputs) {
+      if (id == kAbsent || graph_.values[id].producer < 0) continue;
+      const NodeId producer = graph_.values[id].producer;
+      if (work_.stage[producer] == work_.stage[n] && graph_.nodes[producer].layer != node.layer)
+        handed_on[id] = true;
+    }
+  }
+  return handed_on;
+}
+
+// Of each layer in a stage that recomputes: the forward nodes that its backward needs again. What other
+// layers use, what is summed over micro-batches and what changes state is made once and kept.
 void Facts::find_recomputed() {
   recomputed_.assign(graph_.nodes.size(), false);
+  const std::vector<bool> handed_on = find_handed_on();
   std::vector<NodeId> stack;
-  const auto need = [&](ValueId id, int stage) {
+  const auto need = [&](ValueId id, int stage, int32_t layer) {
     if (id == kAbsent || graph_.values[id].producer < 0) return;
     const NodeId n = graph_.values[id].producer;
     const Node& node = graph_.nodes[n];
     if (recomputed_[n] || !work_.mine[n] || work_.stage[n] != stage || node.phase != Phase::forward) return;
-    if (!node.op->in_place.empty()) return;
+    if (node.layer != layer || !node.op->in_place.empty()) return;
     for (const ValueId output : node.outputs)
-      if (output != kAbsent && crossing_[output]) return;
+      if (output != kAbsent && (crossing_[output] || handed_on[output])) return;
     recomputed_[n] = true;
     stack.push_back(n);
   };
@@ -105,12 +122,12 @@ void Facts::find_recomputed() {
     const int stage = work_.stage[n];
     if (!work_.mine[n] || node.phase != Phase::backward || stage == kAnywhere || !work_.recompute[stage])
       continue;
-    for (const ValueId id : node.inputs) need(id, stage);
+    for (const ValueId id : node.inputs) need(id, stage, node.layer);
   }
   while (!stack.empty()) {
     const NodeId n = stack.back();
     stack.pop_back();
-    for (const ValueId id : graph_.nodes[n].inputs) need(id, work_.stage[n]);
+    for (const ValueId id : graph_.nodes[n].inputs) need(id, work_.stage[n], graph_.nodes[n].layer);
   }
 }
 

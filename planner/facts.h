@@ -36,7 +36,8 @@ class Facts {
   const std::map<ValueId, int>& summands() const { return summands_; }
   // Where it is written; into == kAbsent: a buffer of its own.
   const Placement& placement(ValueId id) const { return placements_[id]; }
-  // Whether a stage that recomputes runs this node again before its backward pass.
+  // Whether a stage that recomputes runs this node again, before the backward pass of its layer. What one
+  // layer hands to another is kept.
   bool recomputed(size_t node) const { return recomputed_[node]; }
   bool is_state(ValueId id) const;
   // Whether the value and its user, its only one, are made in the same run of the same unit.
@@ -47,6 +48,7 @@ class Facts {
   void find_invariant();
   void find_crossing();
   void find_placements();
+  std::vector<bool> find_handed_on() const;
   void find_recomputed();
   void place(ValueId id, const Node& concat, Layout layout);
   bool all_can_add(const Node& sum) const;

@@ -276,6 +276,7 @@ Model model_of_graph(const Graph& whole, std::string name, int samples, int toke
   }
   HET_REQUIRE(parameters > 0);
   model.weight_bytes = 4 + copies / parameters;
+  model.made_bytes = copies / parameters;
   model.gradient_bytes = 4;
   model.optimizer_bytes = buffers / parameters;
 

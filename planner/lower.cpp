@@ -2,14 +2,18 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
+#include <tuple>
 #include <unordered_map>
 
 #include "core/base/error.h"
 #include "core/graph/fuse.h"
 #include "core/ops/op.h"
 #include "planner/facts.h"
+#include "planner/gradient_buckets.h"
 #include "planner/partition.h"
+#include "planner/program_writer.h"
 #include "planner/work.h"
 
 namespace het {
@@ -22,41 +26,27 @@ class Lowering {
         work_(work),
         microbatches_(work.microbatches),
         facts_(graph, work),
-        expected_(facts_.summands()) {
-    program_.microbatches = microbatches_;
-    program_.first_microbatch = work.first_microbatch;
-    program_.scopes = graph.scopes;
-    program_.layers = graph.layers;
-    program_.groups = work.groups;
-  }
+        out_(graph, work) {}
 
   Program run() {
     declare_outside();
     for (size_t n = 0; n < graph_.nodes.size(); ++n)
       if (work_.mine[n] && facts_.invariant_node(graph_.nodes[n])) emit(graph_.nodes[n], -1);
-    program_.prologue = static_cast<int>(program_.instructions.size());
-    clear_gradient_buckets();
+    out_.end_prologue();
+    buckets_->begin_step();
     for (size_t u = 0; u < work_.units.size(); ++u) emit_unit(u);
     settle_messages();
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       const Node& node = graph_.nodes[n];
       if (work_.mine[n] && node.phase == Phase::update && !facts_.invariant_node(node)) emit(node, -1);
     }
-    share_parameters();
+    buckets_->share_parameters([this](ValueId parameter) { return operand(parameter, -1); });
     emit_outputs();
-    place_buffers(program_);
-    return std::move(program_);
+    return out_.finish();
   }
 
  private:
   // --- buffers
-
-  BufferId add_buffer(BufferSpec spec) {
-    program_.buffers.push_back(std::move(spec));
-    return static_cast<BufferId>(program_.buffers.size()) - 1;
-  }
-
-  Operand whole(BufferId buffer) const { return {buffer, Layout::contiguous(program_.buffers[buffer].type)}; }
 
   void declare_outside() {
     const int slots = microbatches_ + 1;
@@ -75,19 +65,29 @@ class Lowering {
         spec.initial = value.initial;
         spec.shard = value.shard;
         spec.trained = value.role == Role::parameter;
-        set_everywhere(id, whole(add_buffer(std::move(spec))));
+        set_everywhere(id, out_.add_whole(std::move(spec)));
       } else if (value.role == Role::input && value.per_step) {
-        set_everywhere(id, whole(add_buffer({value.name, value.type, Home::input})));
+        set_everywhere(id, out_.add_whole({value.name, value.type, Home::input}));
       } else if (value.role == Role::input) {
         for (int m = 0; m < microbatches_; ++m)
-          operand(id, m) = whole(add_buffer({value.name, value.type, Home::input, m}));
+          operand(id, m) = out_.add_whole({value.name, value.type, Home::input, m});
       }
     }
     make_buckets();
     for (const Output& output : graph_.outputs)
-      if (facts_.crossing(output.value) && work_.first_tensor_rank && expected_.count(output.value) != 0 &&
-          sums_.count(output.value) == 0)
-        sums_[output.value] = whole(add_buffer({output.name, graph_.type(output.value), Home::output}));
+      if (facts_.crossing(output.value) && work_.first_tensor_rank &&
+          facts_.summands().count(output.value) != 0 && sums_.count(output.value) == 0)
+        sums_[output.value] = out_.add_whole({output.name, graph_.type(output.value), Home::output});
+  }
+
+  void make_buckets() {
+    buckets_.emplace(graph_, work_, facts_.summands(), out_);
+    for (const GradientBuckets::Place& place : buckets_->places()) {
+      sums_[place.gradient] = place.operand;
+      if (place.written) continue;
+      begun_.insert(place.gradient);
+      operand(place.gradient, -1) = place.operand;
+    }
   }
 
   Operand& operand(ValueId id, int microbatch) {
@@ -101,7 +101,7 @@ class Lowering {
   Operand sum_of(ValueId id) {
     const ValueId root = facts_.root_of(id);
     const auto [entry, fresh] = sums_.emplace(root, Operand{});
-    if (fresh) entry->second = whole(add_buffer({"sum of " + hint(root), graph_.type(root), Home::arena}));
+    if (fresh) entry->second = out_.add_whole({"sum of " + hint(root), graph_.type(root), Home::arena});
     return entry->second;
   }
   // Whether nothing was written to it yet: from now on something is.
@@ -150,41 +150,21 @@ class Lowering {
       if (can_add) return {sum_of(id), true};
     }
     BufferSpec spec{hint(id), graph_.type(id), facts_.invariant(id) ? Home::pinned : Home::arena};
-    return {whole(add_buffer(std::move(spec))), false, facts_.crossing(id)};
+    return {out_.add_whole(std::move(spec)), false, facts_.crossing(id)};
   }
 
   // --- instructions
 
-  void push(const Node& node, const OpDef& op, Attributes attributes, std::vector<Operand> inputs,
-            std::vector<Operand> outputs, uint32_t accumulate, int microbatch) {
-    Compute compute;
-    compute.op = &op;
-    compute.attributes = std::move(attributes);
-    compute.inputs = std::move(inputs);
-    compute.outputs = std::move(outputs);
-    compute.accumulate = accumulate;
-    compute.phase = node.phase;
-    compute.layer = node.layer;
-    compute.scope = node.scope;
-    if (&op == node.op) compute.step_scopes = node.step_scopes;
-    compute.microbatch = microbatch;
-    program_.instructions.emplace_back(std::in_place_type<Compute>, std::move(compute));
-  }
-
-  void copy(const Node& node, const Operand& from, const Operand& to, int microbatch) {
-    push(node, op_named("copy"), {}, {from}, {to}, 0, microbatch);
-  }
-
   Operand packed(const Node& node, const Operand& from, int microbatch) {
-    Operand result = whole(
-        add_buffer({"packed", from.layout.type, facts_.invariant_node(node) ? Home::pinned : Home::arena}));
-    copy(node, from, result, microbatch);
+    Operand result = out_.add_whole(
+        {"packed", from.layout.type, facts_.invariant_node(node) ? Home::pinned : Home::arena});
+    out_.copy(node, from, result, microbatch);
     return result;
   }
 
   void emit(const Node& node, int microbatch) {
     for (const ValueId id : node.inputs) prepare(id, node, microbatch);
-    if (node.op->name == "global_norm" && !program_.groups.empty()) return emit_global_norm(node);
+    if (node.op->name == "global_norm" && !work_.groups.empty()) return emit_global_norm(node);
     if (node.op->communicates) return emit_collective(node, microbatch);
     if (node.op->view) return emit_view(node, microbatch);
     if (node.op->name == "concat") return emit_concat(node, microbatch);
@@ -218,7 +198,7 @@ class Lowering {
       Target where;
       if (aliased >= 0) {
         Operand& source = inputs[aliased];
-        if (program_.buffers[source.buffer].home != Home::state) source = packed(node, source, microbatch);
+        if (out_.buffer(source).home != Home::state) source = packed(node, source, microbatch);
         where.operand = source;
       } else {
         where = target(node.outputs[o], microbatch, ((node.op->accumulates >> o) & 1) != 0);
@@ -227,7 +207,8 @@ class Lowering {
       outputs.push_back(where.operand);
       targets.push_back(std::move(where));
     }
-    push(node, *node.op, node.attributes, std::move(inputs), std::move(outputs), accumulate, microbatch);
+    out_.compute(node, *node.op, node.attributes, std::move(inputs), std::move(outputs), accumulate,
+                 microbatch);
     for (size_t o = 0; o < node.outputs.size(); ++o)
       if (node.outputs[o] != kAbsent) finish(node, node.outputs[o], targets[o], microbatch);
   }
@@ -238,7 +219,7 @@ class Lowering {
     if (!user.op->view) await_collectives(operand(id, microbatch).buffer);
     const NodeId producer = graph_.values[id].producer;
     if (user.phase == Phase::update)
-      await_bucket(gradient_behind(id));
+      buckets_->await(gradient_behind(id));
     else if (producer >= 0 && work_.stage[producer] == kAnywhere && operand(id, microbatch).buffer == kAbsent)
       emit(graph_.nodes[producer], microbatch);
   }
@@ -259,18 +240,18 @@ class Lowering {
     const Operand sum = sum_of(id);
     if (where.operand.buffer != sum.buffer) {
       if (begins(id)) {
-        copy(node, where.operand, sum, microbatch);
+        out_.copy(node, where.operand, sum, microbatch);
       } else {
         if (!is_float(graph_.type(id).dtype))
           fail_usage("'{}' is {}; only floating-point results can be summed over micro-batches", hint(id),
                      graph_.type(id).dtype);
         const Operand part =
             where.operand.layout.is_contiguous() ? where.operand : packed(node, where.operand, microbatch);
-        push(node, op_named("add"), {}, {sum, part}, {sum}, 0, microbatch);
+        out_.compute(node, op_named("add"), {}, {sum, part}, {sum}, 0, microbatch);
       }
     }
     operand(facts_.root_of(id), -1) = sum;
-    note_summand(facts_.root_of(id));
+    buckets_->note_summand(facts_.root_of(id));
   }
 
   void emit_view(const Node& node, int microbatch) {
@@ -299,7 +280,8 @@ class Lowering {
       const int64_t size = graph_.type(id).shape[dim];
       const Operand part{where.operand.buffer, sliced(where.operand.layout, dim, start, size)};
       const Operand source = operand(id, microbatch);
-      if (source.buffer != part.buffer || source.layout != part.layout) copy(node, source, part, microbatch);
+      if (source.buffer != part.buffer || source.layout != part.layout)
+        out_.copy(node, source, part, microbatch);
       start += size;
     }
     finish(node, result, where, microbatch);
@@ -310,24 +292,24 @@ class Lowering {
     Node node;
     node.phase = Phase::update;
     for (const Output& output : graph_.outputs) {
-      const bool shared = facts_.crossing(output.value) && !program_.groups.empty() &&
-                          work_.gradients.count(output.value) == 0;
+      const bool shared =
+          facts_.crossing(output.value) && !work_.groups.empty() && work_.gradients.count(output.value) == 0;
       Operand source = operand(output.value, -1);
       if (shared) {
         const auto sum = sums_.find(output.value);
-        const bool speaks = sum != sums_.end() && program_.buffers[sum->second.buffer].home == Home::output;
+        const bool speaks = sum != sums_.end() && out_.buffer(sum->second).home == Home::output;
         Operand result =
-            speaks ? sum->second : whole(add_buffer({output.name, graph_.type(output.value), Home::output}));
-        if (!speaks) fill(node, result, 0);
-        await(start(
-            {0, request(CollectiveKind::all_reduce, result, output.name), result, result, Phase::update}));
+            speaks ? sum->second : out_.add_whole({output.name, graph_.type(output.value), Home::output});
+        if (!speaks) out_.fill(node, result, 0);
+        out_.await(out_.start({0, request_for(CollectiveKind::all_reduce, result, output.name), result,
+                               result, Phase::update}));
         continue;
       }
-      if (source.buffer == kAbsent && !program_.groups.empty()) continue;  // a gradient that others hold
+      if (source.buffer == kAbsent && !work_.groups.empty()) continue;  // a gradient that others hold
       HET_REQUIRE(source.buffer != kAbsent, output.name);
-      const BufferSpec& spec = program_.buffers[source.buffer];
+      const BufferSpec& spec = out_.buffer(source);
       if (spec.home == Home::output && spec.name == output.name) continue;
-      copy(node, source, whole(add_buffer({output.name, graph_.type(output.value), Home::output})), -1);
+      out_.copy(node, source, out_.add_whole({output.name, graph_.type(output.value), Home::output}), -1);
     }
   }
 
@@ -349,20 +331,20 @@ class Lowering {
     else
       where = target(result, microbatch, false);
     Operand out = where.operand;
-    if (!out.layout.is_contiguous()) out = whole(add_buffer({hint(result), graph_.type(result)}));
-    CollectiveRequest wanted = request(reduces                         ? CollectiveKind::all_reduce
-                                       : node.op->name == "all_gather" ? CollectiveKind::all_gather
-                                                                       : CollectiveKind::reduce_scatter,
-                                       in, label_of(source));
+    if (!out.layout.is_contiguous()) out = out_.add_whole({hint(result), graph_.type(result)});
+    CollectiveRequest wanted = request_for(reduces                         ? CollectiveKind::all_reduce
+                                           : node.op->name == "all_gather" ? CollectiveKind::all_gather
+                                                                           : CollectiveKind::reduce_scatter,
+                                           in, label_of(source));
     if (!reduces) wanted.counts = node.attributes.get<std::vector<int64_t>>("counts");
     Start instruction{work_.tensor_group, std::move(wanted), in, out, node.phase};
     instruction.layer = node.layer;
     instruction.microbatch = microbatch;
-    const int started = start(std::move(instruction));
+    const int started = out_.start(std::move(instruction));
     const bool moved = out.buffer != where.operand.buffer || out.layout != where.operand.layout;
     if (moved || facts_.crossing(result) || facts_.invariant(result) || node.phase == Phase::update) {
-      await(started);
-      if (moved) copy(node, out, where.operand, microbatch);
+      out_.await(started);
+      if (moved) out_.copy(node, out, where.operand, microbatch);
     } else {
       running_.emplace(out.buffer, started);
     }
@@ -378,36 +360,12 @@ class Lowering {
 
   void await_collectives(BufferId buffer) {
     const auto [begin, end] = running_.equal_range(buffer);
-    for (auto it = begin; it != end; ++it) await(it->second);
+    for (auto it = begin; it != end; ++it) out_.await(it->second);
     running_.erase(begin, end);
   }
   void await_collectives() {
-    for (const auto& [buffer, started] : running_) await(started);
+    for (const auto& [buffer, started] : running_) out_.await(started);
     running_.clear();
-  }
-
-  int start(Start instruction) {
-    program_.instructions.emplace_back(std::in_place_type<Start>, std::move(instruction));
-    return static_cast<int>(program_.instructions.size()) - 1;
-  }
-  void await(int instruction) {
-    program_.instructions.emplace_back(std::in_place_type<Await>, Await{instruction});
-  }
-
-  static CollectiveRequest request(CollectiveKind kind, const Operand& operand, std::string label) {
-    CollectiveRequest request;
-    request.kind = kind;
-    request.dtype = operand.layout.type.dtype;
-    request.counts = {operand.layout.type.elements()};
-    request.label = std::move(label);
-    return request;
-  }
-
-  void fill(const Node& node, const Operand& to, double value) {
-    const TensorType& type = to.layout.type;
-    push(node, op_named("fill"),
-         {{"value", value}, {"shape", type.shape}, {"dtype", std::string(name_of(type.dtype))}}, {}, {to}, 0,
-         -1);
   }
 
   std::string label_of(ValueId id) const {
@@ -427,13 +385,12 @@ class Lowering {
     post_receives(u);
     post_receives(u + 1);
     for (const auto& [value, instruction] : posted_[u]) {
-      await(instruction);
-      operand(value, m) = std::get<Start>(program_.instructions[instruction]).out;
+      out_.await(instruction);
+      operand(value, m) = std::get<Start>(out_.program().instructions[instruction]).out;
     }
     posted_.erase(u);
     // The gradients of this micro-batch can only have come from its activations: they arrived.
     if (unit.kind == WorkUnit::Kind::backward) settle(sent_forward_[{unit.stage, m}]);
-    if (unit.kind == WorkUnit::Kind::backward && work_.recompute[unit.stage]) recompute(unit.stage, m);
 
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       const Node& node = graph_.nodes[n];
@@ -442,6 +399,7 @@ class Lowering {
         continue;
       if (node.phase != (unit.kind == WorkUnit::Kind::forward ? Phase::forward : Phase::backward)) continue;
       if (work_.later[n] != (unit.kind == WorkUnit::Kind::weight_gradient)) continue;
+      if (node.phase == Phase::backward && work_.recompute[unit.stage]) recompute_for(node, m);
       emit(node, m);
     }
     await_collectives();
@@ -457,12 +415,12 @@ class Lowering {
     if (unit.kind == WorkUnit::Kind::weight_gradient) return;
     for (const Work::Message& message : work_.receives) {
       if (message.stage != unit.stage || message.phase != phase) continue;
-      const Operand to = whole(add_buffer({"received " + hint(message.value), graph_.type(message.value)}));
-      Start receive{0, request(CollectiveKind::receive, to, label_of(message.value)), {}, to, phase};
+      const Operand to = out_.add_whole({"received " + hint(message.value), graph_.type(message.value)});
+      Start receive{0, request_for(CollectiveKind::receive, to, label_of(message.value)), {}, to, phase};
       receive.request.peer = message.peer;
       receive.request.tag = message.tag;
       receive.microbatch = unit.microbatch;
-      posted.emplace_back(message.value, start(std::move(receive)));
+      posted.emplace_back(message.value, out_.start(std::move(receive)));
     }
   }
 
@@ -476,12 +434,12 @@ class Lowering {
       HET_REQUIRE(from.buffer != kAbsent, hint(message.value), stage, microbatch);
       const Node& node = graph_.nodes[graph_.values[message.value].producer];
       if (!from.layout.is_contiguous()) from = packed(node, from, microbatch);
-      Start instruction{0, request(CollectiveKind::send, from, label_of(message.value)), from, {}, phase};
+      Start instruction{0, request_for(CollectiveKind::send, from, label_of(message.value)), from, {}, phase};
       instruction.request.peer = message.peer;
       instruction.request.tag = message.tag;
       instruction.microbatch = microbatch;
       instruction.layer = node.layer;
-      sent.push_back(start(std::move(instruction)));
+      sent.push_back(out_.start(std::move(instruction)));
     }
     if (phase == Phase::forward && has_backward()) {
       sent_forward_[{stage, microbatch}] = std::move(sent);
@@ -497,7 +455,7 @@ class Lowering {
   }
 
   void settle(std::vector<int>& instructions) {
-    for (const int instruction : instructions) await(instruction);
+    for (const int instruction : instructions) out_.await(instruction);
     instructions.clear();
   }
   void settle_messages() {
@@ -505,165 +463,27 @@ class Lowering {
     for (auto& [key, instructions] : sent_backward_) settle(instructions);
   }
 
-  void recompute(int stage, int microbatch) {
+  // Before a node of the backward pass: the layers whose values it uses and which are computed again are,
+  // once for each micro-batch.
+  void recompute_for(const Node& node, int microbatch) {
+    for (const ValueId id : node.inputs) {
+      const NodeId producer = id == kAbsent ? -1 : graph_.values[id].producer;
+      if (producer < 0 || !facts_.recomputed(producer)) continue;
+      const int stage = work_.stage[producer];
+      const int32_t layer = graph_.nodes[producer].layer;
+      if (again_.insert({stage, layer, microbatch}).second) recompute(stage, layer, microbatch);
+    }
+  }
+
+  void recompute(int stage, int32_t layer, int microbatch) {
+    std::vector<size_t> nodes;
     for (size_t n = 0; n < graph_.nodes.size(); ++n)
-      if (facts_.recomputed(n) && work_.stage[n] == stage)
-        for (const ValueId id : graph_.nodes[n].outputs)
-          if (id != kAbsent) operand(id, microbatch) = {};
-    for (size_t n = 0; n < graph_.nodes.size(); ++n)
-      if (facts_.recomputed(n) && work_.stage[n] == stage) emit(graph_.nodes[n], microbatch);
-  }
-
-  // Gradients that the same ranks sum, of one layer: side by side in one buffer, summed at once as soon as
-  // the last of them is complete.
-  struct Bucket {
-    int group;
-    Operand all;
-    std::vector<ValueId> gradients;
-    std::vector<int64_t> offsets = {};  // of each gradient, elements
-    std::vector<int64_t> blocks = {};   // elements that each member keeps; empty: every member keeps all
-    int start = -1;
-    bool awaited = false;
-  };
-
-  // In an order that all members of a group share: layers backwards, as they are completed. With a sharded
-  // optimizer a bucket holds one block for each member, of the gradients whose parameters it updates.
-  void make_buckets() {
-    std::map<std::tuple<int, int, DType>, std::vector<ValueId>> keyed;
-    for (const auto& [id, gradient] : work_.gradients)
-      if (gradient.group >= 0) keyed[{gradient.group, -gradient.layer, graph_.type(id).dtype}].push_back(id);
-    for (auto& [key, gradients] : keyed) {
-      const auto [group, layer, dtype] = key;
-      constexpr int64_t kAligned = 16;  // elements
-      const std::vector<int>& ranks = program_.groups[group].ranks;
-      std::stable_sort(gradients.begin(), gradients.end(), [&](ValueId a, ValueId b) {
-        return work_.gradients.at(a).owner < work_.gradients.at(b).owner;
-      });
-      int64_t elements = 0;
-      bool gaps = false;
-      std::vector<int64_t> offsets, blocks(ranks.size(), 0);
-      for (const ValueId id : gradients) {
-        offsets.push_back(elements);
-        const int64_t own = graph_.type(id).elements(), padded = (own + kAligned - 1) / kAligned * kAligned;
-        gaps = gaps || own != padded || expected_.count(id) == 0;
-        elements += padded;
-        const auto owner = std::find(ranks.begin(), ranks.end(), work_.gradients.at(id).owner);
-        if (owner != ranks.end()) blocks[owner - ranks.begin()] += padded;
-      }
-      const std::string name =
-          -layer >= 0 ? fmt::format("gradients of layer {}", graph_.layers[-layer].name) : "gradients";
-      Bucket bucket{group, whole(add_buffer({name, {dtype, {elements}}})), gradients};
-      bucket.offsets = offsets;
-      if (work_.gradients.at(gradients[0]).owner >= 0) bucket.blocks = blocks;
-      for (size_t i = 0; i < gradients.size(); ++i) {
-        const Operand own = part_of(bucket.all, offsets[i], graph_.type(gradients[i]));
-        sums_[gradients[i]] = own;
-        if (expected_.count(gradients[i]) == 0) {
-          begun_.insert(gradients[i]);
-          operand(gradients[i], -1) = own;
-        }
-      }
-      if (gaps) unclean_.push_back(bucket.all);
-      buckets_.push_back(std::move(bucket));
-    }
-  }
-
-  static Operand part_of(const Operand& all, int64_t offset, const TensorType& type) {
-    Operand part{all.buffer, Layout::contiguous(type)};
-    part.layout.offset = offset;
-    return part;
-  }
-
-  // This rank's block of a bucket.
-  Operand own_block(const Bucket& bucket, const Operand& all) const {
-    const std::vector<int>& ranks = program_.groups[bucket.group].ranks;
-    int64_t offset = 0;
-    for (size_t i = 0; ranks[i] != work_.rank; ++i) offset += bucket.blocks[i];
-    const size_t own = static_cast<size_t>(std::find(ranks.begin(), ranks.end(), work_.rank) - ranks.begin());
-    return part_of(all, offset, {all.layout.type.dtype, {bucket.blocks[own]}});
-  }
-
-  // With a sharded optimizer: every rank gives the parameters that it updated to the others that hold them.
-  void share_parameters() {
-    std::vector<std::pair<const Bucket*, Operand>> gathered;
-    std::vector<int> started;
-    Node node;
-    node.phase = Phase::update;
-    for (const Bucket& bucket : buckets_) {
-      if (bucket.blocks.empty()) continue;
-      std::string name = program_.buffers[bucket.all.buffer].name;
-      name.replace(0, std::string_view("gradients").size(), "parameters");
-      const Operand all = whole(add_buffer({name, bucket.all.layout.type}));
-      fill(node, all, 0);
-      for (size_t i = 0; i < bucket.gradients.size(); ++i) {
-        const Work::Gradient& gradient = work_.gradients.at(bucket.gradients[i]);
-        if (gradient.owner == work_.rank)
-          copy(node, operand(gradient.parameter, -1),
-               part_of(all, bucket.offsets[i], graph_.type(gradient.parameter)), -1);
-      }
-      CollectiveRequest gather = request(CollectiveKind::all_gather, all, name);
-      gather.counts = bucket.blocks;
-      started.push_back(start({bucket.group, std::move(gather), own_block(bucket, all), all, Phase::update}));
-      gathered.emplace_back(&bucket, all);
-    }
-    for (size_t b = 0; b < gathered.size(); ++b) {
-      const auto& [bucket, all] = gathered[b];
-      await(started[b]);
-      for (size_t i = 0; i < bucket->gradients.size(); ++i) {
-        const Work::Gradient& gradient = work_.gradients.at(bucket->gradients[i]);
-        if (gradient.owner != work_.rank)
-          copy(node, part_of(all, bucket->offsets[i], graph_.type(gradient.parameter)),
-               operand(gradient.parameter, -1), -1);
-      }
-    }
-  }
-
-  void clear_gradient_buckets() {
-    for (const Operand& bucket : unclean_) fill(Node{}, bucket, 0);
-    start_complete();
-  }
-
-  void note_summand(ValueId root) {
-    const auto found = expected_.find(root);
-    if (found == expected_.end() || --found->second > 0 || work_.gradients.count(root) == 0) return;
-    start_complete();
-  }
-
-  // Start what is complete; within a group never out of order.
-  void start_complete() {
-    std::set<int> held;
-    for (Bucket& bucket : buckets_) {
-      if (bucket.start >= 0 || held.count(bucket.group) != 0) continue;
-      const bool complete = std::all_of(bucket.gradients.begin(), bucket.gradients.end(), [&](ValueId id) {
-        const auto found = expected_.find(id);
-        return found == expected_.end() || found->second <= 0;
-      });
-      if (!complete) {
-        held.insert(bucket.group);
-        continue;
-      }
-      const std::string& name = program_.buffers[bucket.all.buffer].name;
-      if (bucket.blocks.empty()) {
-        bucket.start = start({bucket.group, request(CollectiveKind::all_reduce, bucket.all, name), bucket.all,
-                              bucket.all, Phase::backward});
-        continue;
-      }
-      CollectiveRequest scatter = request(CollectiveKind::reduce_scatter, bucket.all, name);
-      scatter.counts = bucket.blocks;
-      bucket.start = start(
-          {bucket.group, std::move(scatter), bucket.all, own_block(bucket, bucket.all), Phase::backward});
-    }
-  }
-
-  void await_bucket(ValueId id) {
-    for (Bucket& bucket : buckets_) {
-      if (bucket.awaited ||
-          std::find(bucket.gradients.begin(), bucket.gradients.end(), id) == bucket.gradients.end())
-        continue;
-      HET_REQUIRE(bucket.start >= 0, hint(id));
-      await(bucket.start);
-      bucket.awaited = true;
-    }
+      if (facts_.recomputed(n) && work_.stage[n] == stage && graph_.nodes[n].layer == layer)
+        nodes.push_back(n);
+    for (const size_t n : nodes)
+      for (const ValueId id : graph_.nodes[n].outputs)
+        if (id != kAbsent) operand(id, microbatch) = {};
+    for (const size_t n : nodes) emit(graph_.nodes[n], microbatch);
   }
 
   // The gradient that a value of the update is, perhaps gathered or summed over a tensor-parallel group
@@ -687,22 +507,22 @@ class Lowering {
       HET_REQUIRE(counted.back().buffer != kAbsent, hint(id));
     }
     const TensorType scalar = graph_.type(node.outputs[0]);
-    const int64_t ranks = static_cast<int64_t>(program_.groups[0].ranks.size());
-    const Operand own = whole(add_buffer({"norm of this rank's gradients", scalar}));
-    const Operand all = whole(add_buffer({"norms of all ranks' gradients", {scalar.dtype, {ranks}}}));
+    const int64_t ranks = static_cast<int64_t>(work_.groups[0].ranks.size());
+    const Operand own = out_.add_whole({"norm of this rank's gradients", scalar});
+    const Operand all = out_.add_whole({"norms of all ranks' gradients", {scalar.dtype, {ranks}}});
     if (counted.empty()) {
-      fill(node, own, 0);
+      out_.fill(node, own, 0);
     } else {
-      const Operand unused = whole(add_buffer({"unused", scalar}));
-      push(node, *node.op, {{"max_norm", 0.0}}, std::move(counted), {own, unused}, 0, -1);
+      const Operand unused = out_.add_whole({"unused", scalar});
+      out_.compute(node, *node.op, {{"max_norm", 0.0}}, std::move(counted), {own, unused}, 0, -1);
     }
-    CollectiveRequest gather = request(CollectiveKind::all_gather, own, "gradient norms");
+    CollectiveRequest gather = request_for(CollectiveKind::all_gather, own, "gradient norms");
     gather.counts.assign(ranks, 1);
-    await(start({0, std::move(gather), own, all, Phase::update}));
+    out_.await(out_.start({0, std::move(gather), own, all, Phase::update}));
     std::vector<Operand> outputs;
     for (const ValueId id : node.outputs)
-      outputs.push_back(id == kAbsent ? Operand{} : whole(add_buffer({hint(id), graph_.type(id)})));
-    push(node, *node.op, node.attributes, {all}, outputs, 0, -1);
+      outputs.push_back(id == kAbsent ? Operand{} : out_.add_whole({hint(id), graph_.type(id)}));
+    out_.compute(node, *node.op, node.attributes, {all}, outputs, 0, -1);
     for (size_t o = 0; o < outputs.size(); ++o)
       if (node.outputs[o] != kAbsent) operand(node.outputs[o], -1) = outputs[o];
   }
@@ -711,17 +531,16 @@ class Lowering {
   const Work& work_;
   int microbatches_;
   Facts facts_;
-  std::map<ValueId, int> expected_;  // summands still to come
-  Program program_;
-  std::vector<Operand> operands_;                                  // [value][micro-batch + 1]
-  std::unordered_map<ValueId, Operand> sums_;                      // by root_of
-  std::set<ValueId> begun_;                                        // sums that hold something
+  ProgramWriter out_;
+  std::vector<Operand> operands_;                  // [value][micro-batch + 1]
+  std::unordered_map<ValueId, Operand> sums_;      // by root_of
+  std::set<ValueId> begun_;                        // sums that hold something
+  std::set<std::tuple<int, int32_t, int>> again_;  // computed again: stage, layer, micro-batch
   std::map<size_t, std::vector<std::pair<ValueId, int>>> posted_;  // by unit: value, its Start
   std::map<std::pair<int, int>, std::vector<int>> sent_forward_;   // by stage and micro-batch
   std::map<int, std::vector<int>> sent_backward_;                  // by stage
-  std::multimap<BufferId, int> running_;  // collectives: where they write, their Start
-  std::vector<Bucket> buckets_;
-  std::vector<Operand> unclean_;  // buckets with places that nothing writes
+  std::multimap<BufferId, int> running_;    // collectives: where they write, their Start
+  std::optional<GradientBuckets> buckets_;  // once all that comes from outside has its buffers
 };
 
 }  // namespace

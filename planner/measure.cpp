@@ -101,24 +101,31 @@ class Reader {
     return own.op->name == "add" && own.inputs[0].buffer == own.outputs[0].buffer;
   }
 
-  // Of the forward pass, what the backward pass reads, and what makes that. Results of the step are kept.
+  // Of the forward pass, what the backward pass reads, and what makes that. What another layer reads, and
+  // results of the step, are kept.
   void find_recomputed() {
-    std::vector<bool> wanted(program_.buffers.size());
+    std::vector<int> maker(program_.buffers.size(), -1);  // the layer whose forward pass writes it
+    std::vector<bool> kept(program_.buffers.size()), wanted(program_.buffers.size());
+    for (size_t b = 0; b < kept.size(); ++b) kept[b] = program_.buffers[b].home == Home::output;
+    for (size_t i = 0; i < shares_.size(); ++i) {
+      const Share& share = shares_[i];
+      if (share.part == Part::update) continue;
+      each_buffer(compute(i).inputs, [&](BufferId buffer) {
+        const int made = maker[static_cast<size_t>(buffer)];
+        if (made >= 0 && (share.part == Part::apart || made != share.layer))
+          kept[static_cast<size_t>(buffer)] = true;
+      });
+      if (share.part == Part::forward)
+        each_buffer(compute(i).outputs,
+                    [&](BufferId buffer) { maker[static_cast<size_t>(buffer)] = share.layer; });
+    }
     for (size_t i = shares_.size(); i-- > 0;) {
       const Compute& own = compute(i);
       const Part part = shares_[i].part;
-      const auto want_inputs = [&] {
+      if (part == Part::forward)
+        shares_[i].again = any_buffer(own.outputs, wanted) && !any_buffer(own.outputs, kept);
+      if (part == Part::input || part == Part::weight || shares_[i].again)
         each_buffer(own.inputs, [&](BufferId buffer) { wanted[static_cast<size_t>(buffer)] = true; });
-      };
-      if (part == Part::input || part == Part::weight || part == Part::apart) want_inputs();
-      if (part != Part::forward) continue;
-      bool kept = false, cut = false;
-      each_buffer(own.outputs, [&](BufferId buffer) {
-        cut = cut || is_cut(spec(buffer));
-        kept = kept || (spec(buffer).home == Home::output && !is_cut(spec(buffer)));
-      });
-      shares_[i].again = !kept && (cut || any_buffer(own.outputs, wanted));
-      if (shares_[i].again) want_inputs();
     }
   }
 

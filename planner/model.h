@@ -34,8 +34,9 @@ struct Model {
   std::vector<int> layers;  // the kind of each layer, in order
   Precision precision = Precision::bf16;
   double weight_bytes = 2, gradient_bytes = 4, optimizer_bytes = 12;  // of one parameter
-  int tokens = 1;                                                     // in one sample
-  int heads = 1, kv_heads = 1;                                        // a tensor-parallel degree divides both
+  double made_bytes = 0;        // of weight_bytes: copies that are made from the weights wherever these are
+  int tokens = 1;               // in one sample
+  int heads = 1, kv_heads = 1;  // a tensor-parallel degree divides both
   bool operator==(const Model&) const = default;
   const LayerKind& layer(int index) const {
     return kinds[static_cast<size_t>(layers[static_cast<size_t>(index)])];

@@ -8,6 +8,7 @@
 #include "core/base/units.h"
 #include "planner/autohet/anneal.h"
 #include "planner/autohet/parts.h"
+#include "planner/autohet/replan.h"
 #include "planner/autohet/search.h"
 #include "planner/baseline/baseline.h"
 
@@ -24,6 +25,7 @@ void plan_autohet(Judge& judge) { search_plans(judge, kPublished, "autohet"); }
 void plan_search(Judge& judge) {
   search_plans(judge, judge.request().additions, "search");
   anneal_plans(judge, judge.request().additions, "search");
+  search_near(judge);
 }
 
 // The baselines' plans are candidates like any other, so that auto is never slower than them in the
@@ -35,6 +37,7 @@ void plan_auto(Judge& judge) {
   search_plans(judge, judge.request().additions, "auto");
   search_parts(judge);
   anneal_plans(judge, judge.request().additions, "auto");
+  search_near(judge);
 }
 
 constexpr Policy kPolicies[] = {
@@ -128,12 +131,19 @@ Planned plan_with(const Request& request, std::string_view policy) {
     return planned;
   }
   planned.best = judge.best();
+  if (judge.relocation() != nullptr) {
+    const Judge::Near &best = judge.near().front(), &least = judge.near().back();
+    planned.best = least.candidate;
+    planned.moved = Replanned{{}, best.candidate.simulation.seconds, best.bytes, request.near};
+  }
   Simulator simulator(judge.costs(planned.best.layout.tensor, planned.best.layout.microbatch),
                       request.cluster);
   SimulateOptions options;
   options.details = true;
   planned.best.simulation = simulator.run(planned.best.layout, options);
-  planned.plan = to_plan(planned.best.layout, request.cluster);
+  planned.plan = judge.relocation() != nullptr ? judge.relocation()->place(planned.best.layout)
+                                               : to_plan(planned.best.layout, request.cluster);
+  if (planned.moved) planned.moved->move = judge.relocation()->move(planned.plan);
   return planned;
 }
 

@@ -9,6 +9,14 @@
 
 namespace het::planner {
 
+// With an old plan: what moves, and what the plan moves that is best by the objective alone.
+struct Replanned {
+  Move move;
+  double best_seconds = 0;  // of its step
+  double best_bytes = 0;
+  double near = 0;  // the share that plans may be worse by
+};
+
 struct Planned {
   bool feasible = false;
   Plan plan;
@@ -16,6 +24,7 @@ struct Planned {
   double lower_bound_seconds = 0;     // proven: no plan takes less
   int64_t judged = 0;                 // plans that were simulated
   std::vector<std::string> problems;  // why there is no plan, and what would help
+  std::optional<Replanned> moved;
 };
 
 // "autohet", "megatron", "whale", "exhaustive", "auto"; and "search": auto's own part, with only the

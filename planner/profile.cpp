@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include <fmt/format.h>
 
@@ -226,9 +227,43 @@ std::optional<Link> measured_inside(const Profile& profile, std::string_view typ
   return slowest;
 }
 
+std::optional<Link> measured_between(const Profile& profile, const Cluster& cluster, std::string_view a,
+                                     std::string_view b) {
+  const auto zone_of = [&](const std::string& host) -> const std::string* {
+    for (const Node& node : cluster.nodes)
+      if (std::find(node.hosts.begin(), node.hosts.end(), host) != node.hosts.end()) return &node.zone;
+    return nullptr;
+  };
+  std::optional<Link> slowest;
+  for (const ProfiledLink& link : profile.links) {
+    if (link.from == link.to || link.messages.empty()) continue;
+    const std::string *from = zone_of(link.from), *to = zone_of(link.to);
+    if (from == nullptr || to == nullptr) continue;
+    if (!(*from == a && *to == b) && !(*from == b && *to == a)) continue;
+    const Link own = fit(link.messages);
+    if (!slowest || own.bytes_per_second < slowest->bytes_per_second) slowest = own;
+  }
+  return slowest;
+}
+
 void apply_links(const Profile& profile, Cluster& cluster) {
   for (DeviceType& type : cluster.types)
     if (const auto link = measured_inside(profile, type.name)) type.inside = *link;
+  std::set<std::string> zones;
+  for (const Node& node : cluster.nodes) zones.insert(node.zone);
+  for (auto a = zones.begin(); a != zones.end(); ++a)
+    for (auto b = a; b != zones.end(); ++b) {
+      const auto link = measured_between(profile, cluster, *a, *b);
+      if (!link) continue;
+      const auto known =
+          std::find_if(cluster.zone_links.begin(), cluster.zone_links.end(), [&](const ZoneLink& entry) {
+            return (entry.a == *a && entry.b == *b) || (entry.a == *b && entry.b == *a);
+          });
+      if (known != cluster.zone_links.end())
+        known->link = *link;
+      else
+        cluster.zone_links.push_back({*a, *b, *link});
+    }
 }
 
 std::vector<std::string> validate(const Profile& profile, const Model& model) {

@@ -62,7 +62,12 @@ std::string digest_of(const Model& model);
 Link fit(const std::vector<Message>& messages);
 // Of the links inside a host between devices of a type the slowest; nothing when none was measured.
 std::optional<Link> measured_inside(const Profile& profile, std::string_view type);
-// The device types of a cluster take their measured links.
+// Between hosts of two zones (or of one) of a cluster, the slowest of the links that were measured between
+// hosts of these names; nothing when none was.
+std::optional<Link> measured_between(const Profile& profile, const Cluster& cluster, std::string_view a,
+                                     std::string_view b);
+// The device types of a cluster and its zones take their measured links. A node that states the link between
+// its devices keeps it.
 void apply_links(const Profile& profile, Cluster& cluster);
 
 enum class Source { measured, interpolated, estimated };

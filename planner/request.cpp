@@ -64,6 +64,16 @@ std::vector<std::string> validate(const Request& request) {
       problems.push_back(fmt::format("a micro-batch of {} does not divide the batch of {}; these do: {}", b,
                                      request.batch, fmt::join(divisors, ", ")));
     }
+  if (!(request.near >= 0 && request.near <= 1))
+    problems.push_back(
+        fmt::format("near = {}; it is a share of the step time between 0 and 1", request.near));
+  if (request.old) {
+    int samples = 0;
+    for (const Pipeline& pipeline : request.old->pipelines)
+      samples += pipeline.microbatches * request.old->microbatch;
+    for (const std::string& problem : validate(*request.old, {request.model.count(), samples}))
+      problems.push_back("the old plan: " + problem);
+  }
   int most = 0;
   for (const Node& node : request.cluster.nodes) most = std::max(most, node.devices);
   for (const int k : request.tensors) {
@@ -83,6 +93,7 @@ Judge::Judge(const Request& request) : request_(request) {
   best_.score = kInfinity;
   nearest_.score = kInfinity;
   nearest_.simulation.over_bytes = kInfinity;
+  if (request.old) relocation_ = std::make_unique<Relocation>(*request.old, request.cluster, request.model);
 }
 
 Judge::Entry& Judge::entry(int tensor, int microbatch) {
@@ -108,9 +119,30 @@ Candidate Judge::simulated(Layout layout, std::string_view origin, const Simulat
   return candidate;
 }
 
+void Judge::remember(const Candidate& candidate) {
+  const auto far = [&](double score) { return score > near_.front().candidate.score * (1 + request_.near); };
+  if (!near_.empty() && far(candidate.score)) return;
+  Near entry{candidate, 0};
+  entry.candidate.layout = relocation_->ordered(candidate.layout);
+  entry.bytes = relocation_->bytes(entry.candidate.layout);
+  const auto beats = [](const Near& a, const Near& b) {
+    return a.candidate.score <= b.candidate.score && a.bytes <= b.bytes;
+  };
+  for (const Near& known : near_)
+    if (beats(known, entry)) return;
+  std::erase_if(near_, [&](const Near& known) { return beats(entry, known); });
+  near_.insert(
+      std::upper_bound(near_.begin(), near_.end(), entry,
+                       [](const Near& a, const Near& b) { return a.candidate.score < b.candidate.score; }),
+      std::move(entry));
+  while (far(near_.back().candidate.score)) near_.pop_back();
+}
+
 Candidate Judge::judge(Layout layout, std::string_view origin) {
   ++judged_;
-  return simulated(std::move(layout), origin, {});
+  Candidate candidate = simulated(std::move(layout), origin, {});
+  if (relocation_ && candidate.feasible()) remember(candidate);
+  return candidate;
 }
 
 Candidate Judge::look(Layout layout, std::string_view origin) {

@@ -4,12 +4,14 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "planner/relocate.h"
 #include "planner/simulate.h"
 
 namespace het::planner {
@@ -41,6 +43,10 @@ struct Request {
   Additions additions;
   std::vector<int> tensors;       // degrees to try; empty: powers of two that the model and the nodes allow
   std::vector<int> microbatches;  // sizes to try; empty: powers of two up to 16, and what was measured
+  // The plan that ran until now, maybe on devices that are gone: of the plans that are at most `near` worse
+  // than the best, the one that moves least of its state.
+  std::optional<Plan> old;
+  double near = 0.02;
 };
 
 // Everything that makes planning impossible before a plan is thought of, each with what would work.
@@ -76,6 +82,15 @@ class Judge {
   // Of the layouts that do not fit, the one that lacks least: what to say when none fits.
   const Candidate& nearest() const { return nearest_; }
   int64_t judged() const { return judged_; }
+
+  // With an old plan: of all that was judged, what no other is both as good as and moves as little as, the
+  // best first and the least moved last; only what is near the best.
+  struct Near {
+    Candidate candidate;
+    double bytes = 0;
+  };
+  const std::vector<Near>& near() const { return near_; }
+  Relocation* relocation() { return relocation_.get(); }
   const Request& request() const { return request_; }
 
  private:
@@ -88,9 +103,13 @@ class Judge {
 
   const Request& request_;
   std::map<std::pair<int, int>, std::unique_ptr<Entry>> entries_;
+  void remember(const Candidate& candidate);
+
   Candidate best_, nearest_;
   std::map<std::tuple<int, int, int, bool>, Candidate> bests_;
   int64_t judged_ = 0;
+  std::unique_ptr<Relocation> relocation_;
+  std::vector<Near> near_;
 };
 
 double score_of(const Request& request, const Layout& layout, double seconds);

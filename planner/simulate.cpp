@@ -33,6 +33,7 @@ struct StageState {
   int forwards = 0, backwards = 0, weights = 0;  // done or begun
   int forwards_arrived = 0, backwards_arrived = 0;
   int held = 0, peak = 0;
+  double held_bytes = 0;  // of one micro-batch in flight
   double last_start = 0;  // of the last operation that completes gradients
   double first_start = -1;
   double hop = 0, hop_back = 0;  // seconds to the next stage and to the one before; without contention
@@ -51,10 +52,22 @@ struct Executor {
   bool busy = false;
   Op running;
   double busy_seconds = 0, end = 0;
+  double held_bytes = 0, peak_bytes = 0;  // of micro-batches in flight, all its stages' together
   OpKind last = OpKind::forward;
   std::vector<Op> order;  // interleaved only
   size_t next = 0;
 };
+
+// A micro-batch begins, or ends, to keep activations.
+void keep(Executor& executor, StageState& stage) {
+  stage.peak = std::max(stage.peak, ++stage.held);
+  executor.held_bytes += stage.held_bytes;
+  executor.peak_bytes = std::max(executor.peak_bytes, executor.held_bytes);
+}
+void let_go(Executor& executor, StageState& stage) {
+  --stage.held;
+  executor.held_bytes -= stage.held_bytes;
+}
 
 struct PipelineState {
   int source = 0;  // index of the layout's pipeline that stands for the class
@@ -285,6 +298,7 @@ void Simulator::State::fill(PipelineState& state, size_t source) {
     to.weight = node.weight[last] - node.weight[first];
     to.backward = to.input + (stage.recompute ? node.recompute[last] - node.recompute[first] : 0) +
                   (layout->schedule == Schedule::split_backward ? 0 : to.weight);
+    to.held_bytes = costs.held_bytes(stage.first, stage.first + stage.layers, stage.recompute);
     state.hosts.push_back(port(stage));
   }
   if (options.blocking_transfers)
@@ -343,7 +357,7 @@ void Simulator::State::try_start(size_t c, size_t executor, double now) {
       if (stage.forwards_arrived <= stage.forwards) return;
       item = stage.forwards++;
       seconds = stage.forward;
-      stage.peak = std::max(stage.peak, ++stage.held);
+      keep(e, stage);
       break;
     case OpKind::backward:
       if (stage.backwards_arrived <= stage.backwards) return;
@@ -416,7 +430,9 @@ void Simulator::State::finish(size_t c, const Pending& pending) {
   } else if (e.running.kind == OpKind::backward && s > 0) {
     send(c, s, s - 1, pending.time);
   }
-  if (e.running.kind == (split ? OpKind::weight : OpKind::backward)) --stage.held;
+  if (e.running.kind == (split ? OpKind::weight : OpKind::backward)) {
+    let_go(e, stage);
+  }
   try_start(c, executor, pending.time);
 }
 
@@ -466,7 +482,7 @@ bool Simulator::State::run_ahead(PipelineState& pipeline, size_t executor) {
       const int item = stage.forwards++;
       seconds = stage.forward;
       if (s > 0) start = std::max(start, arrival(s, false, item));
-      stage.peak = std::max(stage.peak, ++stage.held);
+      keep(e, stage);
       if (last) {
         ++stage.backwards_arrived;
         arrival(s, true, item) = start + seconds;
@@ -485,7 +501,7 @@ bool Simulator::State::run_ahead(PipelineState& pipeline, size_t executor) {
       ++stage.weights;
     }
     if (op.kind == (layout->schedule == Schedule::split_backward ? OpKind::weight : OpKind::backward))
-      --stage.held;
+      let_go(e, stage);
     if (op.kind != OpKind::forward) stage.last_start = start;
     if (stage.first_start < 0) stage.first_start = start;
     e.last = op.kind;
@@ -729,14 +745,22 @@ Simulation Simulator::run(const Layout& layout, const SimulateOptions& options) 
       use.limit_bytes = costs.nodes[static_cast<size_t>(stages[e].node)].memory_bytes;
       use.idle_start = pipeline.stages[e].first_start;
       use.idle_end = result.pipeline_seconds - pipeline.executors[e].end;
+      double running = 0;
+      // With a split backward, those whose weight gradients wait, and the one that runs.
+      const int waiting = layout.schedule == Schedule::split_backward ? static_cast<int>(e) + 1 : 0;
       for (size_t s = e; s < stages.size(); s += groups) {
         const StageState& stage = pipeline.stages[s];
-        use.memory_bytes += costs.stage_bytes(stages[s].first, stages[s].first + stages[s].layers, stage.peak,
-                                              stages[s].recompute, 0) +
+        const int end = stages[s].first + stages[s].layers;
+        const bool recompute = stages[s].recompute;
+        const double own = costs.running_bytes(stages[s].first, end, recompute);
+        use.memory_bytes += costs.stage_bytes(stages[s].first, end, stage.peak, recompute, 0, waiting) -
+                            stage.peak * costs.held_bytes(stages[s].first, end, recompute) - own +
                             state.optimizer_bytes[state.at(p, s)];
+        running = std::max(running, own);
         use.update_seconds += state.update_seconds[state.at(p, s)];
         use.in_flight += stage.peak;
       }
+      use.memory_bytes += running + pipeline.executors[e].peak_bytes;
       busy += use.busy_seconds;
       ++executors;
       result.over_bytes = std::max(result.over_bytes, use.memory_bytes - use.limit_bytes);

@@ -36,7 +36,7 @@ std::pair<double, std::string> split_number(std::string_view text, std::string_v
   double value = 0;
   while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
   const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (problem != std::errc() || value < 0) fail_usage("'{}' is not {}", text, what);
+  if (problem != std::errc() || !std::isfinite(value) || value < 0) fail_usage("'{}' is not {}", text, what);
   std::string unit(end, text.data() + text.size());
   std::erase(unit, ' ');
   return {value, unit};
@@ -76,7 +76,12 @@ int64_t parse_bytes(std::string_view text) {
                                                                                {"GB", 1e9},
                                                                                {"TB", 1e12}}};
   for (const auto& [name, factor] : kUnits)
-    if (name == unit) return static_cast<int64_t>(value * factor);
+    if (name == unit) {
+      constexpr double kMost = 0x1p60;
+      if (value * factor > kMost)
+        fail_usage("'{}' is more memory than there is; 1048576 TiB is the most", text);
+      return static_cast<int64_t>(value * factor);
+    }
   fail_usage("'{}' has the unknown unit '{}'; known are KiB, MiB, GiB, TiB, kB, MB, GB, TB", text, unit);
 }
 

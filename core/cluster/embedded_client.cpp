@@ -167,14 +167,24 @@ class EmbeddedStore final : public Store {
  public:
   explicit EmbeddedStore(StoreClientOptions options)
       : options_(std::make_shared<const StoreClientOptions>(std::move(options))) {
-    const Deadline deadline = Clock::now() + options_->timeout;
+    const auto start = Clock::now();
+    const Deadline deadline = start + std::max(options_->timeout, options_->patience);
+    auto warn_at = start + options_->warn_after;
     while (!line_) {
       try {
-        line_ = std::make_unique<Line>(*options_, deadline);
+        line_ = std::make_unique<Line>(*options_, std::min(deadline, Clock::now() + options_->timeout));
       } catch (const Error& error) {
-        constexpr milliseconds kPause{20};  // the server may not be there yet
-        if (error.kind() != ErrorKind::peer || Clock::now() + kPause >= deadline) throw;
-        std::this_thread::sleep_for(kPause);
+        constexpr Clock::duration kShortest = milliseconds(20), kLongest = milliseconds(500);
+        const auto now = Clock::now();
+        const auto pause = std::clamp((now - start) / 20, kShortest, kLongest);
+        if (error.kind() != ErrorKind::peer || now + pause >= deadline) throw;
+        if (now >= warn_at && options_->warn) {
+          options_->warn(fmt::format("waited {:.1f} s for who serves the store at {}: {}",
+                                     std::chrono::duration<double>(now - start).count(), options_->endpoint,
+                                     error.sentence()));
+          warn_at = now + options_->warn_after;
+        }
+        std::this_thread::sleep_for(pause);
       }
     }
     instance_ = line_->instance();

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -37,9 +38,12 @@ struct StoreClientOptions {
   std::string source;    // numeric address of this machine to connect from; empty: the route decides
   std::string secret;
   std::chrono::milliseconds timeout{10'000};  // of one call
+  // Until the server is there, for it may start after its clients; at least one timeout.
+  std::chrono::milliseconds patience{0};
+  std::chrono::milliseconds warn_after{10'000};           // of that: then, and as often, `warn` says so
+  std::function<void(const std::string& sentence)> warn;  // on the calling thread; absent: nobody is told
 };
-// Tries until the timeout, for the server may start after its clients. Throws Error(peer) when nobody
-// answers, Error(usage) when the secrets differ.
+// Throws Error(peer) when nobody answers in time, Error(usage) when the secrets differ.
 std::shared_ptr<Store> connect_store(StoreClientOptions options);
 
 }  // namespace het

@@ -7,6 +7,7 @@
 
 #include "core/base/error.h"
 #include "core/cluster/base64.h"
+#include "core/cluster/socket.h"
 #include "core/io/json.h"
 
 namespace het {
@@ -442,6 +443,26 @@ class EtcdStore final : public Store {
 };
 
 }  // namespace
+
+EtcdPlaces parse_etcd_rendezvous(std::string_view text) {
+  constexpr std::string_view kScheme = "etcd://";
+  if (!text.starts_with(kScheme))
+    fail_usage(
+        "rendezvous = \"{}\" is no place to meet; \"etcd://host:2379\" is one, with further members after "
+        "commas",
+        text);
+  EtcdPlaces places;
+  std::string_view rest = text.substr(kScheme.size());
+  while (true) {
+    const size_t comma = rest.find(',');
+    const Endpoint endpoint = with_context([&] { return fmt::format("rendezvous = \"{}\"", text); },
+                                           [&] { return parse_endpoint(rest.substr(0, comma)); });
+    if (places.endpoints.empty()) places.host = endpoint.host;
+    places.endpoints.push_back("http://" + to_string(endpoint));
+    if (comma == rest.npos) return places;
+    rest.remove_prefix(comma + 1);
+  }
+}
 
 std::shared_ptr<Store> connect_etcd(EtcdOptions options) {
   return std::make_shared<EtcdStore>(std::move(options));

@@ -6,12 +6,21 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/cluster/http.h"
 #include "core/cluster/store.h"
 
 namespace het {
+
+// Where a rendezvous such as "etcd://10.0.0.7:2379,10.0.0.8:2379" is.
+struct EtcdPlaces {
+  std::vector<std::string> endpoints;  // "http://10.0.0.7:2379"
+  std::string host;                    // of the first, without brackets
+};
+// Throws Error(usage) for anything else.
+EtcdPlaces parse_etcd_rendezvous(std::string_view text);
 
 struct EtcdOptions {
   std::vector<std::string> endpoints;  // "http://10.0.0.7:2379"; the next one is asked when one fails

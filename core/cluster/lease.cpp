@@ -8,8 +8,12 @@ namespace het {
 
 using Clock = std::chrono::steady_clock;
 
-HeldLease::HeldLease(std::shared_ptr<Store> store, std::chrono::milliseconds ttl)
-    : store_(std::move(store)), lease_(store_->grant(ttl)), thread_([this] { keep(); }) {}
+HeldLease::HeldLease(std::shared_ptr<Store> store, std::chrono::milliseconds ttl,
+                     std::shared_ptr<Store> keeper)
+    : store_(std::move(store)),
+      keeper_(keeper != nullptr ? std::move(keeper) : store_),
+      lease_(store_->grant(ttl)),
+      thread_([this] { keep(); }) {}
 
 HeldLease::~HeldLease() { revoke(); }
 
@@ -20,7 +24,7 @@ void HeldLease::revoke() {
   }
   ended_changed_.notify_all();
   if (thread_.joinable()) thread_.join();
-  if (std::exchange(revoked_, true)) return;
+  if (std::exchange(revoked_, true) || silent_) return;
   try {
     store_->revoke(lease_.id);
   } catch (const Error&) {  // a store that is gone keeps no lease; one that is cut off lets it lapse
@@ -38,14 +42,13 @@ void HeldLease::keep() {
     lock.unlock();
     const auto asked = Clock::now();
     try {
-      store_->keep_alive(lease_.id);
+      keeper_->keep_alive(lease_.id);
       kept = asked;
       pause = interval;
+      silent_ = lost_ = false;
     } catch (const Error&) {
-      if (Clock::now() - kept > lease_.ttl) {
-        lost_ = true;
-        return;
-      }
+      silent_ = true;
+      if (Clock::now() - kept > lease_.ttl) lost_ = true;
       pause = again;
     }
     lock.lock();

@@ -14,10 +14,13 @@
 namespace het {
 
 // Kept alive by a thread of its own until it is destroyed, which revokes it. A store that cannot be reached
-// for a while is tried again; the lease is lost when it could not be kept alive for as long as it lives.
+// for a while is tried again; while the lease could not be kept alive for as long as it lives it counts as
+// lost.
 class HeldLease {
  public:
-  HeldLease(std::shared_ptr<Store> store, std::chrono::milliseconds ttl);
+  // `keeper`: the same store with a shorter timeout, to keep the lease alive by; absent: the store.
+  HeldLease(std::shared_ptr<Store> store, std::chrono::milliseconds ttl,
+            std::shared_ptr<Store> keeper = nullptr);
   ~HeldLease();
   HeldLease(const HeldLease&) = delete;
   HeldLease& operator=(const HeldLease&) = delete;
@@ -25,17 +28,18 @@ class HeldLease {
   int64_t id() const { return lease_.id; }
   std::chrono::milliseconds ttl() const { return lease_.ttl; }  // as granted
   bool lost() const { return lost_; }
-  void revoke();  // now; no error of the store comes out
+  void revoke();  // now, unless the store is silent; no error of the store comes out
 
  private:
   void keep();
 
-  std::shared_ptr<Store> store_;
+  std::shared_ptr<Store> store_, keeper_;
   StoreLease lease_;
   std::atomic<bool> lost_ = false;
   std::mutex mutex_;
   std::condition_variable ended_changed_;
   bool ended_ = false, revoked_ = false;
+  bool silent_ = false;  // the store, when it was last asked; of the thread, and of revoke() after it
   std::thread thread_;
 };
 

@@ -301,7 +301,7 @@ class Place final : public Membership {
         record_(std::move(record)) {
     view_.prefix = run_prefix(options_.run, generation_);
     view_.secret = options_.secret;
-    lease_ = std::make_unique<HeldLease>(store_, options_.lease_ttl);
+    lease_ = std::make_unique<HeldLease>(store_, options_.lease_ttl, options_.keeper);
     write();
   }
 
@@ -334,10 +334,12 @@ class Place final : public Membership {
       const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
       const auto events = watch_->next(std::clamp(left, milliseconds(0), kLook));
       for (const StoreEvent& event : events) change(event, changes);
-      if (changes.empty() && lease_->lost() && gone_.insert(rank_).second)
-        changes.push_back({MemberChange::Kind::lost, rank_, generation_,
-                           fmt::format("rank {} could not keep its lease alive for {} ms, and counts as dead",
-                                       rank_, lease_->ttl().count())});
+      if (changes.empty() && lease_->lost() && !std::exchange(cut_off_, true))
+        changes.push_back(
+            {MemberChange::Kind::cut_off, rank_, generation_,
+             fmt::format(
+                 "rank {} could not keep its lease alive for {} ms, and may count as dead: {} is silent",
+                 rank_, lease_->ttl().count(), store_->describe())});
       if (Clock::now() >= deadline) break;
     }
     return changes;
@@ -500,6 +502,7 @@ class Place final : public Membership {
   int rank_ = -1;
   std::vector<Member> members_;
   std::set<int> gone_;
+  bool cut_off_ = false;  // was told
   std::atomic<bool> closed_ = false;
   std::vector<MemberChange> pending_;
 };

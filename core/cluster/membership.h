@@ -36,8 +36,9 @@ struct JoinOptions {
   int world_size = 1;
   int64_t generation = 0;  // 0: the one that is open, or the next when all of its members have gone
   std::string secret;
-  std::chrono::milliseconds timeout{300'000};    // of joining
-  std::chrono::milliseconds lease_ttl{10'000};   // a member that dies is noticed within it
+  std::chrono::milliseconds timeout{300'000};   // of joining
+  std::chrono::milliseconds lease_ttl{10'000};  // a member that dies is noticed within it
+  std::shared_ptr<Store> keeper;  // the store with a shorter timeout, to keep the lease by; absent: the store
   std::chrono::milliseconds warn_after{10'000};  // of waiting: then, and as often, `warn` says who is missing
   std::function<void(const std::string& sentence)> warn;  // on the joining thread; absent: nobody is told
 };
@@ -45,10 +46,11 @@ struct JoinOptions {
 struct MemberChange {
   enum class Kind : uint8_t {
     left,        // in good order
-    lost,        // its lease lapsed; or, for this process' own rank, it was taken for dead
+    lost,        // its lease lapsed
+    cut_off,     // this process could not reach the store for so long that others may take it for dead
     generation,  // another generation was opened
   } kind = Kind::lost;
-  int rank = -1;           // of left and lost
+  int rank = -1;           // of left, lost and cut_off
   int64_t generation = 0;  // the one this membership is of; for `generation`: the new one
   std::string sentence;
 };

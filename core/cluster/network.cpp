@@ -70,15 +70,12 @@ std::vector<NetworkAddress> list_addresses() {
   return addresses;
 }
 
-std::string address_to_bind(const std::string& wanted, const std::vector<NetworkAddress>& addresses,
-                            bool every) {
+std::string address_to_bind(const std::string& wanted, const std::vector<NetworkAddress>& addresses) {
   if (wanted.empty()) fail_usage("no interface or address is named; this machine has {}", show(addresses));
   std::string address = canonical(wanted);
-  if (address == "0.0.0.0" || address == "::" || wanted == "*") {
-    if (every) return wanted == "*" ? "0.0.0.0" : address;
+  if (address == "0.0.0.0" || address == "::" || wanted == "*")
     fail_usage("'{}' means every address of this machine, for everyone who reaches it; name one of {}",
                wanted, show(addresses));
-  }
   if (!address.empty()) {
     // All of 127/8 is this machine's, though one of it is listed.
     const bool local = address.starts_with("127.") ||
@@ -119,12 +116,6 @@ std::string address_towards(const std::string& host) {
     problem = errno;
   }
   fail_environment("there is no way from this machine to '{}': {}", host, std::strerror(problem));
-}
-
-std::string interface_of(const std::string& address, const std::vector<NetworkAddress>& addresses) {
-  for (const NetworkAddress& candidate : addresses)
-    if (candidate.address == address) return candidate.interface;
-  return {};
 }
 
 }  // namespace het

@@ -1,5 +1,5 @@
 // Which address of this machine a run's traffic is bound to: one that was named, or that of the interface on
-// the way to the master. Never all of them unless that was asked for.
+// the way to the master. Never all of them.
 #pragma once
 
 #include <string>
@@ -20,14 +20,11 @@ struct NetworkAddress {
 std::vector<NetworkAddress> list_addresses();
 
 // The numeric address for what a person named: an address of this machine, or an interface. Of several, IPv4
-// first, then an IPv6 address that is not link-local. "0.0.0.0" and "::" only where `every` is true. Throws
-// Error(usage), listing what there is.
-std::string address_to_bind(const std::string& wanted, const std::vector<NetworkAddress>& addresses,
-                            bool every = false);
+// first, then an IPv6 address that is not link-local. Throws Error(usage), listing what there is, also for
+// every address at once ("0.0.0.0", "::").
+std::string address_to_bind(const std::string& wanted, const std::vector<NetworkAddress>& addresses);
 // The address from which packets go to `host` (a name or a number); "127.0.0.1" where it is empty: all is
 // local. Nothing is sent. Throws Error(usage) for an unknown host, Error(environment) where there is no way.
 std::string address_towards(const std::string& host);
-// "eth0"; empty when no interface has it.
-std::string interface_of(const std::string& address, const std::vector<NetworkAddress>& addresses);
 
 }  // namespace het

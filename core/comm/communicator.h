@@ -3,9 +3,9 @@
 // when a peer is lost: then it is dead, says so in one sentence, and the next generation makes a new one.
 //
 // Order: every rank of a group starts the same collectives in the same order. They run in that order on a
-// thread of the communicator, while the caller computes. Each channel (peer, direction, tag) of send and
-// receive has a thread of its own, so that no message waits for an unrelated one. A Communicator and its
-// Collectives are used from one thread at a time; abort() comes from any thread.
+// thread of the communicator (or a stream of its device), while the caller computes. Each channel (peer,
+// direction, tag) of send and receive has a thread of its own, so that no message waits for an unrelated one.
+// A Communicator and its Collectives are used from one thread at a time; abort() comes from any thread.
 #pragma once
 
 #include <chrono>
@@ -77,6 +77,9 @@ class Collective {
   virtual CollectiveTimes times() const = 0;  // of the last run that was waited for
 };
 
+struct Patience;
+class Witness;
+
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -86,10 +89,15 @@ class Communicator {
   virtual const std::vector<int>& ranks() const = 0;  // of the fabric, by rank of the group
   // Throws Error(bug) with problems_of(request). May allocate and make a thread; nothing travels.
   virtual std::unique_ptr<Collective> prepare(const CollectiveRequest& request) = 0;
+  // Called by every member at the same place, when all that belongs together has been prepared and before any
+  // of it starts: connects what is not connected yet. Throws Error(peer) naming who is missing.
+  virtual void settle() {}
   // Fail every pending and later wait with Error(peer), and have the peers notice. From any thread. Returns
   // when nothing touches the memory of pending operations from outside any more.
   virtual void abort(std::string_view why) = 0;
   virtual int64_t bytes_sent() const = 0;  // since it was made
+  // What it knows of its members; null: nothing.
+  virtual Witness* witness() { return nullptr; }
 };
 
 // Holds a finished operation back, as if its bytes had taken a slower way: core/comm/shaped.h.
@@ -106,7 +114,26 @@ class Pacer {
 struct Patience {
   std::chrono::milliseconds warn_after{10'000};  // of one wait(): then `warn` is called, once
   std::chrono::milliseconds timeout{60'000};     // of one wait(), and of making a group: then it fails
-  std::function<void(const std::string& sentence)> warn;  // on the waiting thread; absent: nobody is told
+  std::function<void(const std::string& sentence)> warn;  // from any thread; absent: nobody is told
+};
+
+// What the host's communicator of a group knows of the members, for one that carries the same group's
+// operands another way (between GPUs) and would not notice by itself who is lost. Ranks are the group's.
+// Thread-safe.
+class Witness {
+ public:
+  virtual ~Witness() = default;
+  virtual const Patience& patience() const = 0;
+  virtual std::string call(int peer) const = 0;  // "rank 3 (host)", of any rank of the group
+  // "rank 1 (host) is gone (its connection closed)", or why it gave up; empty: it is there, for all we know.
+  virtual std::string lost(int peer) = 0;
+  // A board: operation number `sequence` is being waited for here, for long; and whether a peer says so.
+  virtual void say_waiting(int64_t sequence) = 0;
+  virtual bool is_waiting(int peer, int64_t sequence) = 0;
+  // Call `dead(cause)` once, from any thread, when the communicator has failed or was aborted; at once if it
+  // already has. No call comes after unwatch(), which waits for one that is under way on another thread.
+  virtual void watch(const void* key, std::function<void(const std::string& cause)> dead) = 0;
+  virtual void unwatch(const void* key) = 0;
 };
 
 // All ranks of one generation of a run, as seen by one of them. Makes communicators. Thread-safe.

@@ -338,11 +338,11 @@ class WireHandle final : public Wire {
 
 class GlooLinks final : public Links {
  public:
-  GlooLinks(std::shared_ptr<Mesh> mesh, std::vector<std::string> hosts, std::shared_ptr<KeyValue> store,
+  GlooLinks(std::shared_ptr<Mesh> mesh, std::vector<std::string> hosts, std::shared_ptr<KeyValue> board,
             std::string prefix)
       : mesh_(std::move(mesh)),
         hosts_(std::move(hosts)),
-        store_(std::move(store)),
+        board_(std::move(board)),
         prefix_(std::move(prefix)) {}
   ~GlooLinks() override {
     unwatch();
@@ -389,8 +389,10 @@ class GlooLinks final : public Links {
   }
 
   std::string host(int peer) const override { return hosts_[peer]; }
+  bool gone(int peer) const override { return mesh_->gone(peer); }
   void say_why(std::string_view sentence) override { say("why", std::string(sentence)); }
   std::optional<std::string> why(int peer) override { return heard("why", peer); }
+  bool silent() const override { return silent_; }
   void say_waiting(int64_t sequence) override { say("waits", fmt::format("{}", sequence)); }
   std::optional<int64_t> waiting(int peer) override {
     const auto text = heard("waits", peer);
@@ -398,24 +400,30 @@ class GlooLinks final : public Links {
   }
 
  private:
-  // The board is a help, not a need: without it messages say less.
+  // The board is a help, not a need: without it messages say less. It may have been kept by the very rank
+  // that is lost; once it was silent nobody waits for it again.
   void say(const char* what, const std::string& text) {
+    if (silent_) return;
     try {
-      store_->set(fmt::format("{}/{}/{}", prefix_, what, mesh_->rank), text);
+      board_->set(fmt::format("{}/{}/{}", prefix_, what, mesh_->rank), text);
     } catch (const Error&) {
+      silent_ = true;
     }
   }
   std::optional<std::string> heard(const char* what, int peer) {
+    if (silent_) return std::nullopt;
     try {
-      return store_->get(fmt::format("{}/{}/{}", prefix_, what, peer));
+      return board_->get(fmt::format("{}/{}/{}", prefix_, what, peer));
     } catch (const Error&) {
+      silent_ = true;
       return std::nullopt;
     }
   }
 
   std::shared_ptr<Mesh> mesh_;
   std::vector<std::string> hosts_;
-  std::shared_ptr<KeyValue> store_;
+  std::shared_ptr<KeyValue> board_;
+  std::atomic<bool> silent_ = false;  // the board was, once
   std::string prefix_;
   std::mutex mutex_;
   std::vector<std::weak_ptr<GlooWire>> wires_;
@@ -489,6 +497,7 @@ class GlooFabric final : public Fabric {
   explicit GlooFabric(GlooOptions options) : options_(std::move(options)), device_(make_device(options_)) {
     HET_REQUIRE(options_.store != nullptr);
     if (options_.host.empty()) options_.host = own_name();
+    if (options_.board == nullptr) options_.board = options_.store;
   }
 
   int rank() const override { return options_.rank; }
@@ -507,7 +516,7 @@ class GlooFabric final : public Fabric {
     cards[place] = own;
     std::vector<std::string> hosts;
     for (const Card& card : cards) hosts.push_back(card.host);
-    auto links = std::make_unique<GlooLinks>(mesh, std::move(hosts), options_.store, prefix);
+    auto links = std::make_unique<GlooLinks>(mesh, std::move(hosts), options_.board, prefix);
     {
       const Connecting connecting(*this, *links);
       connect_all(*mesh, *links, name, ranks, cards);

@@ -17,8 +17,9 @@ struct GlooOptions {
   std::string interface;  // "eth0"
   std::string address;    // "10.0.0.7", "127.0.0.1", "fd00::7"
   std::shared_ptr<KeyValue> store;
-  std::string prefix;  // of its keys: the run and the generation. A second fabric needs another.
-  std::string host;    // this machine, for messages; empty: its own name
+  std::shared_ptr<KeyValue> board;  // the same, but giving up soon: asked when a peer is lost; absent: store
+  std::string prefix;               // of its keys: the run and the generation. A second fabric needs another.
+  std::string host;                 // this machine, for messages; empty: its own name
   Patience patience;
   std::shared_ptr<Pacer> pacer;
 };

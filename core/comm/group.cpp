@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 #include <thread>
+#include <utility>
 
 #include "core/base/error.h"
 #include "core/comm/exchange.h"
@@ -60,7 +61,7 @@ struct Queue {
   std::thread thread;
 };
 
-class Group final : public Communicator, public std::enable_shared_from_this<Group> {
+class Group final : public Communicator, public Witness, public std::enable_shared_from_this<Group> {
  public:
   Group(GroupOptions options, std::unique_ptr<Links> links)
       : options_(std::move(options)),
@@ -92,15 +93,23 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
     fail(text, text);
   }
 
+  Witness* witness() override { return this; }
+  const Patience& patience() const override { return options_.patience; }
+  std::string call(int peer) const override {
+    return fmt::format("rank {} ({})", fabric_rank(peer), links_->host(peer));
+  }
+  std::string lost(int peer) override;
+  void say_waiting(int64_t sequence) override { links_->say_waiting(sequence); }
+  bool is_waiting(int peer, int64_t sequence) override { return links_->waiting(peer) == sequence; }
+  void watch(const void* key, std::function<void(const std::string&)> dead) override;
+  void unwatch(const void* key) override;
+
   void start(Queue& queue, Operation& operation, const std::byte* in, std::byte* out);
   void wait(Queue& queue, Operation& operation);
   void drop(Operation& operation);
 
  private:
   int fabric_rank(int peer) const { return options_.ranks[peer]; }
-  std::string call(int peer) const {
-    return fmt::format("rank {} ({})", fabric_rank(peer), links_->host(peer));
-  }
   Queue& queue_for(const CollectiveRequest& request);
   void serve(Queue& queue);
   void run(Queue& queue, Operation& operation);
@@ -121,9 +130,16 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
   std::mutex mutex_;                 // of all below, and of what queues and operations say
   std::condition_variable changed_;  // an operation finished, a question was answered, the life changed
   std::atomic<Life> life_{Life::alive};
-  std::string reason_;  // why it is not alive; written once
+  std::string reason_, cause_;  // why it is not alive, as said here and to peers; written once
   bool closing_ = false;
   std::list<Queue> queues_;
+
+  struct Watcher {
+    const void* key;
+    std::function<void(const std::string&)> dead;
+  };
+  std::recursive_mutex telling_;  // of watchers_; held while they are told
+  std::vector<Watcher> watchers_;
 };
 
 class Handle final : public Collective {
@@ -361,7 +377,9 @@ void Group::fail_for(const Operation& operation, const LostPeer& peer) {
   const std::string text = failure_of(operation);
   if (const std::optional<std::string> why = links_->why(peer.peer))
     return fail(fmt::format("{}: {} gave up, because {}", text, call(peer.peer), *why), *why);
-  const std::string gone = fmt::format("{} is gone ({})", call(peer.peer), peer.what);
+  const std::string gone =
+      fmt::format("{} is gone ({}{})", call(peer.peer), peer.what,
+                  links_->silent() ? "; the store, where it would have said why, is silent" : "");
   fail(fmt::format("{}: {}", text, gone), gone);
 }
 
@@ -397,13 +415,42 @@ void Group::fail(const std::string& reason, const std::string& cause) {
     }
     life_ = Life::failing;
     reason_ = reason;
+    cause_ = cause;
     for (Queue& queue : queues_) queue.work.notify_all();
   }
   links_->say_why(cause);  // before the peers see the connections close
   links_->cut();
-  std::lock_guard lock(mutex_);
-  life_ = Life::dead;
-  changed_.notify_all();
+  {
+    std::lock_guard lock(mutex_);
+    life_ = Life::dead;
+    changed_.notify_all();
+  }
+  std::lock_guard lock(telling_);
+  for (const Watcher& watcher : std::exchange(watchers_, {})) watcher.dead(cause);
+}
+
+std::string Group::lost(int peer) {
+  if (peer == rank() || !links_->gone(peer)) return {};
+  if (const std::optional<std::string> why = links_->why(peer))
+    return fmt::format("{} gave up, because {}", call(peer), *why);
+  return fmt::format("{} is gone (its connection closed)", call(peer));
+}
+
+void Group::watch(const void* key, std::function<void(const std::string&)> dead) {
+  std::lock_guard telling(telling_);
+  {
+    std::lock_guard lock(mutex_);
+    if (life_ != Life::dead) {
+      watchers_.push_back({key, std::move(dead)});
+      return;
+    }
+  }
+  dead(cause_);
+}
+
+void Group::unwatch(const void* key) {
+  std::lock_guard lock(telling_);
+  std::erase_if(watchers_, [&](const Watcher& watcher) { return watcher.key == key; });
 }
 
 }  // namespace
@@ -429,11 +476,6 @@ std::string did_not_join(const std::string& who, const std::string& group, const
 void GroupList::require_alive() const {
   std::lock_guard lock(mutex_);
   if (aborted_) throw Error(ErrorKind::peer, why_);
-}
-
-bool GroupList::aborted() const {
-  std::lock_guard lock(mutex_);
-  return aborted_;
 }
 
 void GroupList::add(const std::shared_ptr<Communicator>& group) {

@@ -30,8 +30,7 @@ std::string did_not_join(const std::string& who, const std::string& group, const
 // The communicators a fabric has made, to abort them together. Thread-safe.
 class GroupList {
  public:
-  void require_alive() const;  // throws Error(peer) once aborted
-  bool aborted() const;
+  void require_alive() const;                            // throws Error(peer) once aborted
   void add(const std::shared_ptr<Communicator>& group);  // aborted at once if the list already is
   void abort(std::string_view why);
 

@@ -1,14 +1,86 @@
 #include "core/comm/groups.h"
 
+#include <algorithm>
+#include <cstring>
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 namespace het {
+namespace {
+
+// What each member says of its device. Texts end with a zero.
+struct Card {
+  char library[32] = {};
+  char device[64] = {};
+  char problem[416] = {};
+  int64_t has_own_memory = 0;
+};
+
+template <size_t n>
+void write(char (&to)[n], const std::string& text) {
+  std::memcpy(to, text.data(), std::min(text.size(), n - 1));
+}
+
+std::vector<Card> tell_all(Communicator& group, const Card& own) {
+  CollectiveRequest request;
+  request.kind = CollectiveKind::all_gather;
+  request.dtype = DType::u8;
+  request.counts.assign(static_cast<size_t>(group.size()), sizeof(Card));
+  request.label = "how devices can be reached";
+  std::vector<Card> cards(static_cast<size_t>(group.size()));
+  const std::unique_ptr<Collective> gather = group.prepare(request);
+  gather->start(reinterpret_cast<const std::byte*>(&own), reinterpret_cast<std::byte*>(cards.data()));
+  gather->wait();
+  return cards;
+}
+
+// Why these devices do not reach each other directly; empty: they do.
+std::string obstacle(const std::vector<Card>& cards, const std::vector<int>& ranks) {
+  for (size_t i = 0; i < cards.size(); ++i) {
+    const Card& card = cards[i];
+    if (card.has_own_memory == 0) return fmt::format("rank {} computes in the memory of its host", ranks[i]);
+    if (card.library[0] == 0)
+      return fmt::format("rank {}: {}", ranks[i],
+                         card.problem[0] == 0 ? "its device has no way to others" : card.problem);
+    if (std::strcmp(card.library, cards[0].library) != 0)
+      return fmt::format("rank {} has {}, rank {} has {}", ranks[0], cards[0].library, ranks[i],
+                         card.library);
+    for (size_t other = 0; other < i; ++other)
+      if (std::strcmp(card.device, cards[other].device) == 0)
+        return fmt::format("ranks {} and {} share one device", ranks[other], ranks[i]);
+  }
+  return {};
+}
+
+}  // namespace
 
 Communicator& Groups::group(const std::vector<int>& ranks) {
   std::shared_ptr<Communicator>& made = made_[ranks];
   if (made == nullptr) made = fabric_->group(fmt::format("ranks {}", fmt::join(ranks, ",")), ranks);
   return *made;
+}
+
+Communicator* Groups::direct(const std::vector<int>& ranks, const std::shared_ptr<Device>& device) {
+  if (const auto found = direct_.find({ranks, device.get()}); found != direct_.end())
+    return found->second.communicator.get();
+  Communicator& host = group(ranks);
+  const DirectWay way = device->direct_way();
+  Card own;
+  write(own.library, way.library);
+  write(own.device, way.device);
+  write(own.problem, way.problem);
+  own.has_own_memory = device->has_own_memory() ? 1 : 0;
+  const std::vector<Card> cards = tell_all(host, own);
+  const std::string problem = obstacle(cards, ranks);
+  Direct& direct = direct_[{ranks, device.get()}];
+  direct.device = device;
+  if (problem.empty()) direct.communicator = device->connect(made_[ranks]);
+  if (std::any_of(cards.begin(), cards.end(), [](const Card& card) { return card.has_own_memory != 0; }))
+    ways_.push_back(problem.empty()
+                        ? fmt::format("{}: from device to device by {}", host.name(), way.library)
+                        : fmt::format("{}: through the memory of hosts ({})", host.name(), problem));
+  return direct.communicator.get();
 }
 
 }  // namespace het

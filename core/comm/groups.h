@@ -1,13 +1,15 @@
 // The communicators of one generation of a run, made on first use and kept by their ranks, so that several
-// programs (training, evaluation) share them. Used from one thread, but for abort().
+// programs (training, evaluation) share them. Used from one thread; to abort them all, abort their fabric.
 #pragma once
 
 #include <map>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include "core/comm/communicator.h"
+#include "core/device/device.h"
 
 namespace het {
 
@@ -19,11 +21,23 @@ class Groups {
   int size() const { return fabric_->size(); }
   // As Fabric::group: members ask for the groups that they share in the same order.
   Communicator& group(const std::vector<int>& ranks);
-  void abort(std::string_view why) { fabric_->abort(why); }
+  // The same group from device to device, when every member's device has a library for it of the same version
+  // and is a device of its own; else null, for all of them. Every member asks, whatever its device; once for
+  // each group and device they tell each other what they have.
+  Communicator* direct(const std::vector<int>& ranks, const std::shared_ptr<Device>& device);
+
+  // How operands of devices with memory of their own travel: a sentence for each group that has such members.
+  const std::vector<std::string>& ways() const { return ways_; }
 
  private:
   std::shared_ptr<Fabric> fabric_;
   std::map<std::vector<int>, std::shared_ptr<Communicator>> made_;
+  struct Direct {
+    std::shared_ptr<Device> device;
+    std::shared_ptr<Communicator> communicator;
+  };
+  std::map<std::pair<std::vector<int>, const Device*>, Direct> direct_;  // goes before the hosts' groups
+  std::vector<std::string> ways_;
 };
 
 }  // namespace het

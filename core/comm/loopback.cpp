@@ -132,10 +132,15 @@ class LoopbackLinks final : public Links {
   void watch(std::function<void(int)>) override {}  // waits look at all members themselves
   void unwatch() override {}
   std::string host(int) const override { return "this process"; }
+  bool gone(int peer) const override {
+    std::lock_guard lock(meeting_->mutex);
+    return meeting_->members[peer].gone;
+  }
   void say_why(std::string_view sentence) override {
     std::lock_guard lock(meeting_->mutex);
     meeting_->members[rank_].why = sentence;
   }
+  bool silent() const override { return false; }
   std::optional<std::string> why(int peer) override {
     std::lock_guard lock(meeting_->mutex);
     return meeting_->members[peer].why;

@@ -2,7 +2,21 @@
 
 #include <fmt/ranges.h>
 
+#include "core/tensor/tensor.h"
+
 namespace het {
+
+std::unique_ptr<Memory> Device::allocate_staging(int64_t bytes) {
+  class HostMemory final : public Memory {
+   public:
+    explicit HostMemory(int64_t bytes) : buffer_(bytes) {}
+    std::byte* address() const override { return buffer_.data(); }
+
+   private:
+    Buffer buffer_;
+  };
+  return std::make_unique<HostMemory>(bytes);
+}
 
 std::string key_of(const KernelRequest& request) {
   std::string key =

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -12,6 +13,8 @@
 #include "core/ops/op.h"
 
 namespace het {
+
+class Communicator;
 
 // Device memory; freed with the object.
 class Memory {
@@ -58,11 +61,45 @@ class Kernel {
   virtual void run(const KernelArguments& arguments) = 0;
 };
 
+// Launches that were recorded once and are queued again as one.
+class Recording {
+ public:
+  virtual ~Recording() = default;
+  virtual void replay() = 0;
+};
+
+// Notes moments between launches, when the device comes to them.
+class Stopwatch {
+ public:
+  virtual ~Stopwatch() = default;
+  virtual void mark(size_t moment) = 0;
+  // Between two moments; after Device::synchronize().
+  virtual double seconds(size_t from, size_t to) = 0;
+};
+
+// How a device reaches those of other ranks, past the host.
+struct DirectWay {
+  std::string library;  // "NCCL 2.28.9": all members of a group need the same; empty: there is no way
+  std::string device;   // the device's own name in the world; two ranks on one cannot go this way
+  std::string problem;  // why there is none
+};
+
 class Device {
  public:
   virtual ~Device() = default;
-  virtual std::string name() const = 0;  // "cpu", "reference"
+  virtual std::string name() const = 0;  // "cpu", "reference", "cuda"
+  // What the maker calls it, where that tells more: "NVIDIA H200".
+  virtual std::string model() const { return name(); }
   virtual std::unique_ptr<Memory> allocate(int64_t bytes) = 0;
+  // Memory of the host that copies to and from the device are quick with.
+  virtual std::unique_ptr<Memory> allocate_staging(int64_t bytes);
+  // Its addresses mean nothing to the host: communication passes through allocate_staging().
+  virtual bool has_own_memory() const { return false; }
+  virtual DirectWay direct_way() { return {}; }
+  // The group of `host` for operands in this device's memory, whose operations are ordered with the kernels:
+  // start() comes after those launched before it, and those launched after wait() see the result. Asked for
+  // only where all members of the group can (core/comm/groups.h). The device outlives it.
+  virtual std::shared_ptr<Communicator> connect(std::shared_ptr<Communicator> host) { return nullptr; }
   virtual int64_t available_bytes() const = 0;  // that the machine could give now
   // Of these what allocate() may still hand out: less what it has handed out and nobody has written to yet,
   // and this process's share alone where several share the machine.
@@ -71,7 +108,14 @@ class Device {
   virtual std::unique_ptr<Kernel> prepare(const KernelRequest& request) = 0;
   virtual void copy_in(std::byte* to, const std::byte* host, int64_t bytes) = 0;
   virtual void copy_out(std::byte* host, const std::byte* from, int64_t bytes) = 0;
-  virtual void synchronize() {}  // wait until everything launched is done
+  // Wait until everything launched is done. Throws Error(peer) when an operation of a communicator of the
+  // device was lost, of which what was launched may have needed the result.
+  virtual void synchronize() {}
+  // Call `launches`, which only runs kernels of this device, and keep what they queue instead of running it.
+  // Null where that gains nothing: `launches` has not been called then.
+  virtual std::unique_ptr<Recording> record(const std::function<void()>& launches) { return nullptr; }
+  // For so many moments. Null where kernels are done when their launch returns: the host's clock will do.
+  virtual std::unique_ptr<Stopwatch> stopwatch(size_t moments) { return nullptr; }
 };
 
 // One line of a device's kernel table: the operator's name and how to prepare it. Each family file under

@@ -62,6 +62,10 @@ class PacedDevice final : public Device {
     *used_ += bytes;
     return std::make_unique<Counted>(device_->allocate(bytes), used_, bytes);
   }
+  std::unique_ptr<Memory> allocate_staging(int64_t bytes) override {
+    return device_->allocate_staging(bytes);
+  }
+  bool has_own_memory() const override { return device_->has_own_memory(); }
   int64_t available_bytes() const override { return limited(device_->available_bytes()); }
   int64_t allowance_bytes() const override { return limited(device_->allowance_bytes()); }
   std::unique_ptr<Kernel> prepare(const KernelRequest& request) override {

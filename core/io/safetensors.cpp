@@ -125,35 +125,19 @@ void require_exact_cover(const std::vector<SafetensorsEntry>& entries, int64_t d
     fail_usage("'{}': {} bytes at the end belong to no tensor", path, data_bytes - next);
 }
 
-Tensor tensor_of(const std::shared_ptr<MappedFile>& file, const SafetensorsHeader& header,
-                 const SafetensorsEntry& entry) {
-  const std::byte* data = file->data() + header.data_start + entry.begin;
-  const int64_t bytes = entry.end - entry.begin;
-  if (entry.type.dtype == DType::boolean &&
-      std::any_of(data, data + bytes, [](std::byte b) { return b > std::byte{1}; }))
-    fail_usage("'{}': tensor '{}' is BOOL but holds bytes other than 0 and 1", file->path(), entry.name);
-  if (bytes == 0 ||
-      reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(bytes_of(entry.type.dtype)) != 0) {
-    Tensor copy(entry.type);
-    if (bytes > 0) std::memcpy(copy.bytes(), data, static_cast<size_t>(bytes));
-    return copy;
-  }
-  // The mapping is private and writable, so the constness of `data` is only MappedFile's.
-  return Tensor(std::make_shared<Buffer>(const_cast<std::byte*>(data), bytes, file),
-                Layout::contiguous(entry.type));
-}
-
-Safetensors read_one(const std::string& path) {
-  const auto file = std::make_shared<MappedFile>(path);
-  const SafetensorsHeader header = parse_safetensors_header(file->text(), file->bytes(), path);
-  Safetensors result;
+StoredSafetensors open_one(const std::string& path) {
+  const auto file = std::make_shared<StoredFile>(path);
+  const SafetensorsHeader header = parse_safetensors_header(file->mapped.text(), file->mapped.bytes(), path);
+  StoredSafetensors result;
   result.metadata = header.metadata;
+  result.files.push_back(file);
   for (const SafetensorsEntry& entry : header.entries)
-    result.tensors.emplace(entry.name, tensor_of(file, header, entry));
+    result.tensors.emplace(entry.name,
+                           StoredTensor(file, entry.name, header.data_start + entry.begin, entry.type));
   return result;
 }
 
-Safetensors read_shards(const std::string& index) {
+StoredSafetensors open_shards(const std::string& index) {
   const Json json = read_json(index);
   const Json* map = json.find("weight_map");
   if (map == nullptr || map->object() == nullptr)
@@ -168,10 +152,11 @@ Safetensors read_shards(const std::string& index) {
                  to_string(shard));
     shards.insert(*shard.string());
   }
-  Safetensors result;
+  StoredSafetensors result;
   for (const std::string& shard : shards) {
-    Safetensors part = read_one(folder + shard);
+    StoredSafetensors part = open_one(folder + shard);
     result.metadata.merge(part.metadata);
+    result.files.push_back(part.files.front());
     for (auto& [name, tensor] : part.tensors)
       if (!result.tensors.emplace(name, std::move(tensor)).second)
         fail_usage("'{}': tensor '{}' stands in more than one file, '{}' among them", index, name, shard);
@@ -238,18 +223,32 @@ SafetensorsHeader parse_safetensors_header(std::string_view file, int64_t file_b
   return header;
 }
 
-Safetensors read_safetensors(const std::string& path) {
+int64_t StoredSafetensors::bytes_read() const {
+  int64_t total = 0;
+  for (const auto& file : files) total += file->bytes_read;
+  return total;
+}
+
+StoredSafetensors open_safetensors(const std::string& path) {
   const std::string index_end = ".index.json";
   if (is_folder(path)) {
     const std::string whole = path + "/model.safetensors";
-    if (exists(whole)) return read_one(whole);
-    if (exists(whole + index_end)) return read_shards(whole + index_end);
+    if (exists(whole)) return open_one(whole);
+    if (exists(whole + index_end)) return open_shards(whole + index_end);
     fail_usage("the folder '{}' holds neither model.safetensors nor model.safetensors.index.json", path);
   }
   if (path.size() > index_end.size() &&
       path.compare(path.size() - index_end.size(), index_end.size(), index_end) == 0)
-    return read_shards(path);
-  return read_one(path);
+    return open_shards(path);
+  return open_one(path);
+}
+
+Safetensors read_safetensors(const std::string& path) {
+  StoredSafetensors stored = open_safetensors(path);
+  Safetensors result;
+  result.metadata = std::move(stored.metadata);
+  for (const auto& [name, tensor] : stored.tensors) result.tensors.emplace(name, tensor.read());
+  return result;
 }
 
 void write_safetensors(const std::string& path, const std::map<std::string, Tensor>& tensors,

@@ -1,6 +1,6 @@
 // Hugging Face's safetensors: eight bytes of header length, a JSON header, then the tensors. Files come from
-// strangers: every number of the header is checked before it is believed. Reading maps the file; the tensors
-// share the mapping, and writing to them changes only this process's copy.
+// strangers: every number of the header is checked before it is believed. Files are mapped; tensors that were
+// read share the mapping, and writing to them changes only this process's copy.
 #pragma once
 
 #include <map>
@@ -8,18 +8,30 @@
 #include <string_view>
 #include <vector>
 
+#include "core/io/stored.h"
 #include "core/tensor/tensor.h"
 
 namespace het {
+
+struct StoredSafetensors {
+  std::map<std::string, StoredTensor> tensors;
+  std::map<std::string, std::string> metadata;
+  std::vector<std::shared_ptr<const StoredFile>> files;
+
+  int64_t bytes_read() const;  // of tensors
+};
+
+// `path`: a .safetensors file, a .safetensors.index.json that lists the shards beside it, or a folder that
+// holds model.safetensors or model.safetensors.index.json. Reads the headers; each tensor when it is asked
+// for. Throws Error(usage) naming the file, the tensor and what is wrong.
+StoredSafetensors open_safetensors(const std::string& path);
 
 struct Safetensors {
   std::map<std::string, Tensor> tensors;
   std::map<std::string, std::string> metadata;
 };
 
-// `path`: a .safetensors file, a .safetensors.index.json that lists the shards beside it, or a folder that
-// holds model.safetensors or model.safetensors.index.json. Tensors at odd addresses are copied, all others
-// are views of the mapped file. Throws Error(usage) naming the file, the tensor and what is wrong.
+// The same with all tensors: those at odd addresses are copied, all others are views of the mapped file.
 Safetensors read_safetensors(const std::string& path);
 
 // Any dtypes but none; strided tensors are packed on the way. Data starts at a multiple of 64 bytes. The

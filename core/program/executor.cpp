@@ -3,9 +3,11 @@
 #include <chrono>
 #include <cmath>
 #include <unordered_map>
+#include <utility>
 
 #include "core/base/error.h"
 #include "core/base/units.h"
+#include "core/comm/staged.h"
 #include "core/ops/elementwise.h"
 
 namespace het {
@@ -31,6 +33,8 @@ struct Executor::Call {
   Kernel* kernel = nullptr;
   Collective* collective = nullptr;
   bool starts = false;
+  bool in_order = false;  // it orders itself with the kernels
+  bool settled = false;   // what was awaited before it must have come, as far as the host knows
   int first_input = 0, first_output = 0;
 };
 
@@ -133,11 +137,21 @@ Executor::Executor(Program program, std::shared_ptr<StateStore> state, std::shar
 void Executor::prepare_communication() {
   if (program_.groups.empty()) return;
   HET_REQUIRE(groups_ != nullptr, program_.groups.size());
+  Device& device = state_->device();
   std::vector<Communicator*> communicators;
-  for (const Group& group : program_.groups) communicators.push_back(&groups_->group(group.ranks));
+  std::vector<bool> direct;  // from device to device
+  for (const Group& group : program_.groups) {
+    Communicator* way = groups_->direct(group.ranks, state_->shared_device());
+    direct.push_back(way != nullptr);
+    communicators.push_back(way != nullptr ? way : &groups_->group(group.ranks));
+  }
   for (size_t i = 0; i < program_.instructions.size(); ++i) {
     if (const auto* start = std::get_if<Start>(&program_.instructions[i])) {
-      collectives_.push_back(communicators[start->group]->prepare(start->request));
+      Communicator& group = *communicators[start->group];
+      collectives_.push_back(group.prepare(start->request));
+      calls_[i].in_order = direct[start->group];
+      if (!direct[start->group] && device.has_own_memory())
+        collectives_.back() = make_staged(std::move(collectives_.back()), group, device);
       calls_[i].collective = collectives_.back().get();
       calls_[i].starts = true;
       calls_[i].first_input = static_cast<int>(addresses_.size());
@@ -147,8 +161,18 @@ void Executor::prepare_communication() {
         changes_parameters_ = true;
     } else if (const auto* await = std::get_if<Await>(&program_.instructions[i])) {
       calls_[i].collective = calls_[await->start].collective;
+      calls_[i].in_order = calls_[await->start].in_order;
     }
   }
+  // State is changed only with what has come: of an operation that orders itself the host does not know yet,
+  // and what a lost rank leaves undone would be taken for its result.
+  bool unknown = false;
+  for (size_t i = 0; i < calls_.size(); ++i) {
+    unknown |= calls_[i].in_order && !calls_[i].starts;
+    if (static_cast<int>(i) < first_update_ || calls_[i].kernel == nullptr) continue;
+    calls_[i].settled = std::exchange(unknown, false);
+  }
+  for (Communicator* communicator : communicators) communicator->settle();
 }
 
 Executor::~Executor() = default;
@@ -197,8 +221,13 @@ void Executor::launch(const Call& call) {
       waited_ += seconds_since(begin);
       return;
     }
-    state_->device().synchronize();
+    if (!call.in_order) state_->device().synchronize();
     return call.collective->start(addresses_[call.first_input], addresses_[call.first_input + 1]);
+  }
+  if (call.settled) {
+    const auto begin = std::chrono::steady_clock::now();
+    state_->device().synchronize();
+    waited_ += seconds_since(begin);
   }
   call.kernel->run({addresses_.data() + call.first_input, addresses_.data() + call.first_output, workspace_,
                     memory_.workspace});
@@ -208,17 +237,37 @@ int Executor::first_instruction() const {
   return prologue_version_ == state_->version() ? program_.prologue : 0;
 }
 
+// The instructions from `begin` on, one after the other; false when stopped.
+bool Executor::launch_from(int begin) {
+  for (int i = begin; i < static_cast<int>(calls_.size()); ++i) {
+    if (i < first_update_ && collectives_.empty() && stop_.load(std::memory_order_relaxed)) return false;
+    launch(calls_[i]);
+  }
+  return true;
+}
+
+// The same as one, where that is possible; false: nothing has been done. In a first run kernels may still
+// load their code, which cannot be recorded.
+bool Executor::replay_from(int begin) {
+  if (!collectives_.empty()) return false;
+  Repeated& repeated = begin == 0 ? whole_ : rest_;
+  if (repeated.runs++ == 1)
+    repeated.recording = state_->device().record([&] {
+      for (size_t i = begin; i < calls_.size(); ++i) launch(calls_[i]);
+    });
+  if (repeated.recording == nullptr || stop_.load(std::memory_order_relaxed)) return false;
+  repeated.recording->replay();
+  return true;
+}
+
 bool Executor::run() {
   require_inputs();
   const auto began = std::chrono::steady_clock::now();
   waited_ = 0;
-  const int begin = first_instruction(), end = static_cast<int>(calls_.size());
-  for (int i = begin; i < end; ++i) {
-    if (i < first_update_ && collectives_.empty() && stop_.load(std::memory_order_relaxed)) {
-      stop_.store(false);
-      return false;
-    }
-    launch(calls_[i]);
+  const int begin = first_instruction();
+  if (!replay_from(begin) && !launch_from(begin)) {
+    stop_.store(false);
+    return false;
   }
   state_->device().synchronize();
   finish_run(seconds_since(began));
@@ -244,11 +293,25 @@ std::vector<Executor::Span> Executor::run_timed() {
   const auto seconds = [](std::chrono::steady_clock::time_point time) {
     return std::chrono::duration<double>(time.time_since_epoch()).count();
   };
-  for (int i = first_instruction(); i < static_cast<int>(calls_.size()); ++i) {
-    spans[i].begin = seconds(std::chrono::steady_clock::now());
-    launch(calls_[i]);
-    state_->device().synchronize();
-    spans[i].end = seconds(std::chrono::steady_clock::now());
+  const size_t first = static_cast<size_t>(first_instruction()), end = calls_.size();
+  Device& device = state_->device();
+  if (const auto stopwatch = collectives_.empty() ? device.stopwatch(end + 1) : nullptr) {
+    const double start = seconds(std::chrono::steady_clock::now());
+    for (size_t i = first; i < end; ++i) {
+      stopwatch->mark(i);
+      launch(calls_[i]);
+    }
+    stopwatch->mark(end);
+    device.synchronize();
+    for (size_t i = first; i < end; ++i)
+      spans[i] = {start + stopwatch->seconds(first, i), start + stopwatch->seconds(first, i + 1)};
+  } else {
+    for (size_t i = first; i < end; ++i) {
+      spans[i].begin = seconds(std::chrono::steady_clock::now());
+      launch(calls_[i]);
+      device.synchronize();
+      spans[i].end = seconds(std::chrono::steady_clock::now());
+    }
   }
   for (size_t i = 0; i < calls_.size(); ++i)
     if (calls_[i].starts) spans[i].arrived = seconds(calls_[i].collective->times().finished);

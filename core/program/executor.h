@@ -1,5 +1,7 @@
 // Runs a Program on one device: kernels are prepared and all memory is laid out when it is made; a step is a
-// walk over a list of ready calls, without allocation. Used from one thread, except request_stop().
+// walk over a list of ready calls, without allocation. Where the device can record launches, a step that only
+// computes is recorded in its second run and replayed as one from then on: its addresses never change. Used
+// from one thread, except request_stop().
 #pragma once
 
 #include <atomic>
@@ -35,7 +37,8 @@ class Executor {
   std::string find_non_finite();
 
   // Ask the running step, or the coming one, to stop at the next instruction. From any thread or a signal
-  // handler. A step that other ranks take part in, or that has come to its update, goes on to its end.
+  // handler. A step that other ranks take part in, that is replayed or that has come to its update goes on to
+  // its end.
   void request_stop() { stop_.store(true, std::memory_order_relaxed); }
 
   // Of all runs so far, timed ones too: how long they took, how much of that was waiting for other ranks, and
@@ -62,6 +65,8 @@ class Executor {
  private:
   struct Call;
   void launch(const Call& call);
+  bool launch_from(int begin);
+  bool replay_from(int begin);
   void prepare_communication();
   std::byte* address(const Operand& operand) const;
   void require_inputs() const;
@@ -88,6 +93,12 @@ class Executor {
   std::vector<std::byte*> addresses_;  // operands of all calls, one after the other
   std::vector<std::byte*> buffer_addresses_;
   std::byte* workspace_ = nullptr;
+  // The launches of a run that begins with the prologue, and of one that begins behind it.
+  struct Repeated {
+    int runs = 0;
+    std::unique_ptr<Recording> recording;  // null: not yet, or the device records nothing
+  };
+  Repeated whole_, rest_;
   std::vector<bool> written_;  // of buffers: inputs that have been written
   int first_update_ = -1;      // instruction from which a step can no longer be stopped
   bool changes_parameters_ = false;

@@ -66,17 +66,30 @@ const StateStore::Entry& StateStore::require(const BufferSpec& buffer) {
     entry.trained = entry.trained || buffer.trained;
     return entry;
   }
+  const Tensor values = first_value(buffer);
   Entry entry{buffer.type, device_->allocate(buffer.type.bytes()), buffer.trained, buffer.shard};
-  Tensor values;
-  if (buffer.shard)
-    values =
-        take(initial_tensor(buffer.name, {buffer.type.dtype, buffer.shard->whole}, buffer.initial, seed_),
-             *buffer.shard);
-  else
-    values = initial_tensor(buffer.name, buffer.type, buffer.initial, seed_);
   device_->copy_in(entry.memory->address(), values.bytes(), buffer.type.bytes());
   touch();
   return entries_.emplace(buffer.name, std::move(entry)).first->second;
+}
+
+Tensor StateStore::first_value(const BufferSpec& buffer) {
+  const TensorType whole{buffer.type.dtype, buffer.shard ? buffer.shard->whole : buffer.type.shape};
+  const auto offered = offers_.find(buffer.name);
+  if (offered == offers_.end()) {
+    const Tensor values = initial_tensor(buffer.name, whole, buffer.initial, seed_);
+    return buffer.shard ? take(values, *buffer.shard) : values;
+  }
+  const TensorType& type = offered->second.type();
+  const bool fits = type.shape == whole.shape &&
+                    (type.dtype == whole.dtype || (is_float(type.dtype) && is_float(whole.dtype)));
+  if (!fits)
+    fail_usage("'{}' is {} where it was saved, the model needs {}", buffer.name, to_string(type),
+               to_string(whole));
+  const Tensor part = offered->second.read(buffer.shard);
+  taken_ += part.type().bytes();
+  offers_.erase(offered);
+  return part.to(whole.dtype);
 }
 
 Tensor StateStore::read(const std::string& name) const {

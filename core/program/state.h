@@ -8,6 +8,7 @@
 #include <string>
 
 #include "core/device/device.h"
+#include "core/io/stored.h"
 #include "core/program/program.h"
 #include "core/tensor/tensor.h"
 
@@ -25,9 +26,19 @@ class StateStore {
   };
 
   Device& device() const { return *device_; }
-  // The entry that a buffer of a program is, made and initialised on first use. Of what exists whole and is
-  // needed in part, the part is kept. Throws Error(usage) when it exists with another type.
+  const std::shared_ptr<Device>& shared_device() const { return device_; }
+  // The entry that a buffer of a program is, made on first use: read where the name was offered, else
+  // initialised. Of what exists whole and is needed in part, the part is kept. Throws Error(usage) when it
+  // exists with another type.
   const Entry& require(const BufferSpec& buffer);
+
+  // What `name` begins with if a program needs it: then its part is read, converted from one floating-point
+  // type to another, and the offer is over.
+  void offer(const std::string& name, StoredTensor tensor) {
+    offers_.insert_or_assign(name, std::move(tensor));
+  }
+  void drop_offers() { offers_.clear(); }         // nothing else will be needed; lets go of the files
+  int64_t bytes_taken() const { return taken_; }  // from offers, as they are stored
   bool has(const std::string& name) const { return entries_.count(name) != 0; }
   const std::map<std::string, Entry>& entries() const { return entries_; }
 
@@ -42,9 +53,13 @@ class StateStore {
   void touch() { ++version_; }
 
  private:
+  Tensor first_value(const BufferSpec& buffer);
+
   std::shared_ptr<Device> device_;
   uint64_t seed_;
   std::map<std::string, Entry> entries_;
+  std::map<std::string, StoredTensor> offers_;
+  int64_t taken_ = 0;
   uint64_t version_ = 1;
 };
 

@@ -6,28 +6,6 @@
 #include "core/tensor/tensor.h"
 
 namespace het {
-namespace {
-
-// visit(byte offset in the whole, byte offset in the part, bytes) for every run of bytes that both have
-// together.
-template <typename Visit>
-void each_run(const Shard& shard, DType dtype, const Visit& visit) {
-  const size_t dim = static_cast<size_t>(shard.dim);
-  int64_t outer = 1, inner = bytes_of(dtype);
-  for (size_t d = 0; d < dim; ++d) outer *= shard.whole[d];
-  for (size_t d = dim + 1; d < shard.whole.size(); ++d) inner *= shard.whole[d];
-  const auto ranges = ranges_of(shard.segments, shard.parts, shard.part);
-  int64_t at = 0;
-  for (int64_t o = 0; o < outer; ++o)
-    for (const Range& range : ranges) {
-      const int64_t bytes = (range.end - range.begin) * inner;
-      visit((o * shard.whole[dim] + range.begin) * inner, at, bytes);
-      at += bytes;
-    }
-}
-
-}  // namespace
-
 std::vector<Range> ranges_of(const std::vector<int64_t>& segments, int parts, int part) {
   std::vector<Range> ranges;
   int64_t start = 0;
@@ -49,6 +27,21 @@ Shape shape_of(const Shard& shard) {
   Shape shape = shard.whole;
   shape[static_cast<size_t>(shard.dim)] = share_of(shard.segments, shard.parts, shard.part);
   return shape;
+}
+
+void each_run(const Shard& shard, DType dtype, const std::function<void(int64_t, int64_t, int64_t)>& visit) {
+  const size_t dim = static_cast<size_t>(shard.dim);
+  int64_t outer = 1, inner = bytes_of(dtype);
+  for (size_t d = 0; d < dim; ++d) outer *= shard.whole[d];
+  for (size_t d = dim + 1; d < shard.whole.size(); ++d) inner *= shard.whole[d];
+  const auto ranges = ranges_of(shard.segments, shard.parts, shard.part);
+  int64_t at = 0;
+  for (int64_t o = 0; o < outer; ++o)
+    for (const Range& range : ranges) {
+      const int64_t bytes = (range.end - range.begin) * inner;
+      visit((o * shard.whole[dim] + range.begin) * inner, at, bytes);
+      at += bytes;
+    }
 }
 
 Tensor take(const Tensor& whole, const Shard& shard) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "core/base/parallel.h"
@@ -27,6 +28,11 @@ std::vector<Range> ranges_of(const std::vector<int64_t>& segments, int parts, in
 int64_t share_of(const std::vector<int64_t>& segments, int parts, int part);
 
 Shape shape_of(const Shard& shard);  // of the part
+
+// visit(byte offset in the whole, byte offset in the part, bytes) for every run of bytes that both have
+// together.
+void each_run(const Shard& shard, DType dtype,
+              const std::function<void(int64_t whole, int64_t part, int64_t bytes)>& visit);
 
 Tensor take(const Tensor& whole, const Shard& shard);             // the part, copied
 void put(Tensor& whole, const Tensor& part, const Shard& shard);  // copied to its place

@@ -4,8 +4,12 @@
 
 #include "core/base/parallel.h"
 #include "core/device/device.h"
-#include "kernels/cpu/request.h"
 #include "kernels/cpu/simd.h"
+#include "kernels/request.h"
+
+namespace het::cpu {
+using namespace kernels;
+}
 
 namespace het::cpu::HET_ISA {
 

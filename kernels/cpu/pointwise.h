@@ -5,9 +5,11 @@
 #pragma once
 
 #include "core/ops/elementwise.h"
-#include "kernels/cpu/request.h"
+#include "kernels/request.h"
 
 namespace het::cpu {
+
+using namespace kernels;
 
 struct PointwisePlan {
   static constexpr int64_t kTile = 1024;  // elements; a tile of f32 is 4 KiB

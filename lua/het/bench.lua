@@ -21,6 +21,19 @@ local models = {
     sentence = "nanoGPT's CPU setting: 4 layers of width 128", context = 64, batch = 12,
     make = function(context) return nn.gpt { vocab = 65, context = context, width = 128, layers = 4, heads = 4 } end,
   },
+  ["gpt2-1558m"] = {
+    sentence = "GPT-2 of 1,558 M parameters", context = 1024, batch = 4,
+    make = function(context)
+      return nn.gpt { vocab = 50257, context = context, width = 1600, layers = 48, heads = 25 }
+    end,
+  },
+  ["llama-1b"] = {
+    sentence = "a LLaMA with the sizes of Llama 3.2 1B", context = 1024, batch = 4,
+    make = function(context)
+      return nn.llama { vocab = 128256, context = context, width = 2048, layers = 16, heads = 32, kv_heads = 8,
+        hidden = 8192, rotary = 500000, tied = true }
+    end,
+  },
   ["llama-60m"] = {
     sentence = "a LLaMA of 60 M parameters", context = 512, batch = 4,
     make = function(context)
@@ -33,6 +46,9 @@ local models = {
 local scripts = {
   distributed = {
     "tests/bench/distributed.py", "training over several ranks: exactness, pace, overlap, memory, failures",
+  },
+  plans = {
+    "tests/bench/plans.py", "plans of four policies run for real on slowed devices, and what the simulator said",
   },
   planner = {
     "tests/bench/planner.py", "auto against the baselines and brute force, by the simulator; planning time",
@@ -153,12 +169,12 @@ local function time_steps(executor, settings)
   return seconds
 end
 
--- The program stands in build/lua of the source tree.
+-- The program stands in build/lua of the source tree, or in bin of the unpacked archive.
 local function run_script(name, script)
   local program = native.executable()
-  local path = (program:match "^(.*)/[^/]*/[^/]*/[^/]*$" or ".") .. "/" .. script[1]
+  local path = (program:match "^(.*)/bin/[^/]*$" or program:match "^(.*)/[^/]*/[^/]*/[^/]*$" or ".") .. "/" .. script[1]
   if native.path_kind(path) ~= "file" then
-    errors.usage("hetrun bench %s runs %s of the source tree; it is not at %s", name, script[1], path)
+    errors.usage("hetrun bench %s runs %s of the source tree or the archive; it is not at %s", name, script[1], path)
   end
   local words = { "python3", path, program }
   for _, word in ipairs(native.arguments or {}) do
@@ -206,13 +222,14 @@ function bench.run(name, ...)
   write_inputs(executor, training, settings)
   local seconds = time_steps(executor, settings)
   if not seconds then return errors.exit_codes.interrupted end
-  local memory = native.memory_peak()   -- before the peak's own matrices
+  local gpu = require("het.peak").is_gpu(device_name)
+  local memory = gpu and executor:memory().total or native.memory_peak()   -- before the peak's own matrices
   local peak = device:peak_flops(settings.precision)
   local step_seconds = median(seconds)
   local rate = settings.batch * settings.context / step_seconds
   local result = {
     benchmark = name, precision = settings.precision, batch = settings.batch, microbatch = settings.microbatch,
-    context = settings.context, threads = native.threads(), processor = native.processor(),
+    context = settings.context, threads = native.threads(), processor = gpu and device.model or native.processor(),
     parameters = model:count(), tokens_per_s = rate, step_seconds = step_seconds, peak_gflops = peak / 1e9,
     mfu = rate * model:training_flops(settings.context) / peak, peak_memory_bytes = memory,
   }

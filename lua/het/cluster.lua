@@ -156,22 +156,46 @@ local make = define.constructor {
   end,
 }
 
---- This machine, as its processor was measured: `count` devices that share it evenly. Their type is "cpu", of several
--- "cpu/2" and so on: what was measured on the whole machine is not what a share of it does.
-function cluster.here(count)
-  count = count or 1
+-- One node "here" whose devices are of one type with these figures.
+local function here_with(count, figures)
+  local self = setmetatable({ bandwidth = 4e9, latency = 50e-6, links = {}, nodes = {}, types = {} }, Cluster)
+  self.types[1] = setmetatable(figures, DeviceType)
+  self.nodes[1] = setmetatable({ name = "here", type = figures.name, devices = count, count = 1, zone = "", price = 0,
+    preemptions = 0 }, Node)
+  return self
+end
+
+-- Each of `count` devices as one was measured. Their type is "cuda", as profiles call it.
+local function gpus_here(count, name)
   local peak = require "het.peak"
+  local device = native.device(name)
+  local nvlinks, peers = math.huge, true
+  for _, link in ipairs(native.gpu_report().links or {}) do
+    if link.from < count and link.to < count then
+      nvlinks, peers = math.min(nvlinks, link.nvlinks), peers and link.peers
+    end
+  end
+  -- Data sheets' figures until a profile has measured them: 25 GB/s a link, PCIe 4, or twice through the host.
+  local bandwidth = nvlinks > 0 and nvlinks < math.huge and 25e9 * nvlinks or peers and 25e9 or 12e9
+  return here_with(count, { name = "cuda", f32 = peak.measure(name, "f32"), bf16 = peak.measure(name, "bf16"), f16 = 0,
+    memory = device:available_bytes(), memory_bandwidth = device:bandwidth(), bandwidth = bandwidth, latency = 10e-6,
+    efficiency = 0.7 })
+end
+
+--- This machine as it was measured, on the device that --device names. `count` processes share the processor evenly:
+-- their type is "cpu", of several "cpu/2" and so on, since what was measured on the whole machine is not what a share
+-- of it does. Of GPUs each has its own.
+function cluster.here(count)
+  local device_name = native.settings and native.settings.device or "cpu"
+  local peak = require "het.peak"
+  if peak.is_gpu(device_name) then return gpus_here(count or math.max(1, native.gpus()), device_name) end
+  count = count or 1
   local device = native.device "cpu"
   local f32 = peak.measure("cpu", "f32") / count
   local ok, bf16 = pcall(peak.measure, "cpu", "bf16")
-  local self = setmetatable({ bandwidth = 4e9, latency = 50e-6, links = {}, nodes = {}, types = {} }, Cluster)
-  local name = count == 1 and "cpu" or "cpu/" .. count
-  self.types[1] = setmetatable({ name = name, f32 = f32, bf16 = ok and bf16 / count or 0, f16 = 0,
-    memory = device:available_bytes() / count, memory_bandwidth = device:bandwidth() / count, bandwidth = 4e9,
-    latency = 50e-6, efficiency = 0.8 }, DeviceType)
-  self.nodes[1] = setmetatable({ name = "here", type = name, devices = count, count = 1, zone = "", price = 0,
-    preemptions = 0 }, Node)
-  return self
+  return here_with(count, { name = count == 1 and "cpu" or "cpu/" .. count, f32 = f32, bf16 = ok and bf16 / count or 0,
+    f16 = 0, memory = device:available_bytes() / count, memory_bandwidth = device:bandwidth() / count,
+    bandwidth = 4e9, latency = 50e-6, efficiency = 0.8 })
 end
 
 cluster.new = setmetatable({ here = cluster.here }, { __call = function(_, ...) return make(...) end })

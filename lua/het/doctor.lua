@@ -1,11 +1,53 @@
 --- `hetrun doctor`: what this machine offers, and what is missing, a line each.
 local native = require "het.native"
+local errors = require "het.errors"
 local peak = require "het.peak"
 local text = require "het.text"
 
 local doctor = {}
 
 local function say(name, words) native.write("stdout", ("%-12s %s\n"):format(name, words)) end
+
+local function clock(gpu, name)
+  local most, now = gpu[name], gpu[name .. "_now"]
+  if most == 0 then return now > 0 and ("%.0f MHz"):format(now / 1e6) or "not told" end
+  return ("%.0f MHz%s"):format(most / 1e6, now > 0 and (", now %.0f"):format(now / 1e6) or "")
+end
+
+local function say_gpu(index, gpu)
+  say("cuda:" .. index, ("%s, %s, %d multiprocessors, compute capability %s, at %s%s"):format(gpu.name,
+    text.bytes(gpu.memory), gpu.multiprocessors, gpu.capability, gpu.bus_id,
+    gpu.usable and "" or "; too old for the kernels here, which need 8.0"))
+  say("", ("clock %s; memory's %s"):format(clock(gpu, "clock"), clock(gpu, "memory_clock")))
+end
+
+local function say_cuda()
+  local found = native.gpu_report()
+  local gpus, cublas = found.gpus or {}, false
+  if found.driver and found.driver ~= "" then
+    say("CUDA", ("driver for CUDA %s, runtime %s"):format(found.driver, found.runtime))
+  end
+  for i, gpu in ipairs(gpus) do say_gpu(i - 1, gpu) end
+  if #gpus == 0 then say("CUDA", ("%s; --device cuda cannot be used"):format(found.why_none)) end
+  for _, library in ipairs(found.libraries or {}) do
+    if library.problem == "" then
+      say(library.name, ("%s, %s"):format(library.version, library.path))
+      cublas = cublas or library.name == "cuBLASLt"
+    elseif #gpus > 0 or found.driver ~= "" then
+      say(library.name, library.problem)
+    end
+  end
+  for _, link in ipairs(found.links or {}) do
+    say(("cuda:%d-%d"):format(link.from, link.to), link.nvlinks > 0 and link.nvlinks .. " NVLinks"
+      or link.peers and "PCIe, memory reached directly" or "through the host's memory")
+  end
+  if #gpus == 0 or not cublas then return end
+  for _, dtype in ipairs { "f32", "bf16" } do
+    local ok, flops = pcall(peak.measure, "cuda", dtype)
+    say("cuda " .. dtype, ok and ("%.1f TFLOP/s in a large matrix product"):format(flops / 1e12)
+      or (errors.describe(flops)))
+  end
+end
 
 --- Print the report; returns the exit code.
 function doctor.run()
@@ -16,7 +58,7 @@ function doctor.run()
     local ok, flops = pcall(peak.measure, "cpu", dtype)
     say("cpu " .. dtype, ok and ("%.0f GFLOP/s in a large matrix product"):format(flops / 1e9) or tostring(flops))
   end
-  say("CUDA", "this build runs on the CPU; GPUs are not used")
+  say_cuda()
   return 0
 end
 

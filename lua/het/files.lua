@@ -61,26 +61,8 @@ local function find(tensors, name, alternatives)
   end
 end
 
--- Join rows of matrices, or vectors, one below the other.
-local function joined(parts)
-  if #parts == 1 then return parts[1] end
-  local list, total = {}, 0
-  for i, part in ipairs(parts) do
-    list[i] = part
-    total = total + part.shape[1]
-  end
-  local shape = { total, parts[1].shape[2] }
-  local result = native.full(shape, 0, parts[1].dtype)
-  local first = 0
-  for _, part in ipairs(list) do
-    files.copy_rows(result, part, first)
-    first = first + part.shape[1]
-  end
-  return result
-end
-
---- Their tensors under our names: calls write(name, tensor) for each parameter of the model.
-local function from_theirs(family, model, tensors, folder, write)
+-- Their tensors under our names: calls offer(name, stored tensor) for each parameter of the model.
+local function from_theirs(family, model, tensors, folder, offer)
   local shapes = shapes_of(model)
   for _, row in ipairs(family.rows(model.arguments)) do
     if not row.zeros then
@@ -90,14 +72,13 @@ local function from_theirs(family, model, tensors, folder, write)
         if not parts[i] then
           errors.usage("%s holds no tensor '%s', which its config.json calls for", folder, name)
         end
-        if parts[i].dtype ~= "f32" then parts[i] = parts[i]:to("f32") end
       end
-      local tensor = row.transpose and transposed(parts[1]) or joined(parts)
+      local tensor = row.transpose and parts[1]:transposed() or native.stored_joined(parts)
       if not same_shape(tensor.shape, shapes[row[2]]) then
         errors.usage("%s: '%s' gives %s for '%s', the model of config.json needs %s", folder, names[1],
           text.shape(tensor.shape), row[2], text.shape(shapes[row[2]]))
       end
-      write(row[2], tensor)
+      offer(row[2], tensor)
     end
   end
 end
@@ -134,7 +115,7 @@ end
 local function read_tensors(folder)
   local index = folder .. "/model.safetensors.index.json"
   if native.path_kind(folder .. "/model.safetensors") == "file" or native.path_kind(index) ~= "file" then
-    return native.safetensors_read(place_of(folder, "model.safetensors"))
+    return native.safetensors_open(place_of(folder, "model.safetensors"))
   end
   access.check(index)
   local map, tensors, seen = native.json_read(index).weight_map, {}, {}
@@ -143,7 +124,7 @@ local function read_tensors(folder)
     if not seen[part] then
       seen[part] = true
       access.check(folder .. "/" .. part)
-      for name, tensor in pairs((native.safetensors_read(folder .. "/" .. part))) do tensors[name] = tensor end
+      for name, tensor in pairs((native.safetensors_open(folder .. "/" .. part))) do tensors[name] = tensor end
     end
   end
   return tensors, {}
@@ -217,17 +198,17 @@ function files.save(folder, model, state, about, vocabulary)
   end
 end
 
---- Read the weights of a saved model into a state.
+--- Offer the weights of a saved model to a state, which reads of them what its programs need.
 -- @string folder
 -- @param model the description they are for
--- @param state
+-- @param state what has `offer(name, stored tensor)`
 -- @treturn table the metadata of the file
-function files.read_weights(folder, model, state)
+function files.offer_weights(folder, model, state)
   require_folder(folder)
   local tensors, metadata = read_tensors(folder)
   local family = huggingface.family_of(model)
   if family then
-    from_theirs(family, model, tensors, folder, function(name, tensor) state:write(name, tensor) end)
+    from_theirs(family, model, tensors, folder, function(name, tensor) state:offer(name, tensor) end)
     return metadata
   end
   for name, shape in pairs(shapes_of(model)) do
@@ -237,29 +218,21 @@ function files.read_weights(folder, model, state)
       errors.usage("%s: '%s' is %s, the recipe's model needs %s", folder, name, text.shape(tensor.shape),
         text.shape(shape))
     end
-    state:write(name, tensor.dtype == "f32" and tensor or tensor:to("f32"))
+    state:offer(name, tensor)
   end
   return metadata
 end
 
---- Read what a run needs to go on into a state; returns the numbers saved with it, or nil when there is none.
-function files.read_training(folder, state)
+--- Offer a state what a run needs to go on; returns the numbers saved with it, or nil when there is none.
+function files.offer_training(folder, state)
   local path = folder .. "/training.safetensors"
   if native.path_kind(path) ~= "file" then return nil end
   access.check(path)
-  local tensors, metadata = native.safetensors_read(path)
-  for name, tensor in pairs(tensors) do state:write(name, tensor) end
+  local tensors, metadata = native.safetensors_open(path)
+  for name, tensor in pairs(tensors) do state:offer(name, tensor) end
   local about = {}
   for key, value in pairs(metadata) do about[key] = tonumber(value) or value end
   return about
-end
-
---- Copy a tensor into rows of another from `first` (from 0) on.
-function files.copy_rows(to, from, first)
-  local ffi = require "ffi"
-  local width = from.shape[2] or 1
-  local target, origin = ffi.cast("float *", to:address()), ffi.cast("const float *", from:contiguous():address())
-  ffi.copy(target + first * width, origin, ffi.sizeof("float") * from.shape[1] * width)
 end
 
 --- The description of a saved GPT-2, LLaMA or BERT; a run that gets it begins with its weights.

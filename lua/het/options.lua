@@ -17,7 +17,7 @@ local general = {
   { "quiet", "print results and errors only" },
   { "metrics", "write one JSON object per report to this file" },
   { "threads", "CPU threads (default: every core)" },
-  { "device", "where to run: cpu or reference (slow; the oracle of the tests)" },
+  { "device", "where to run: cpu, cuda (cuda:1 for the second GPU) or reference (slow; the oracle of the tests)" },
   { "trust", "let the recipe use all of Lua" },
 }
 

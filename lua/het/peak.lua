@@ -1,12 +1,15 @@
 --- The machine's peak: FLOP/s of a large matrix product, which model FLOPs utilisation is measured against. Kept in the
--- user's cache folder for each processor, number of threads and dtype. A measurement on a busy machine is too low, so
--- that the greatest of several counts: three that lie at least ten minutes apart, and one more whenever a run does
--- better than the peak.
+-- user's cache folder for each dtype and GPU, or processor and number of threads. A measurement on a busy machine is
+-- too low, so that the greatest of several counts: three that lie at least ten minutes apart, and one more whenever a
+-- run does better than the peak.
 local native = require "het.native"
 
 local peak = {}
 
 local measurements, minutes_apart = 3, 10
+
+--- Is this the name of a GPU: cuda, cuda:1, ...?
+function peak.is_gpu(device) return device:match "^cuda" ~= nil end
 
 local function cache_path()
   local base = os.getenv("XDG_CACHE_HOME")
@@ -26,6 +29,7 @@ local function read()
 end
 
 local function key(device, dtype)
+  if peak.is_gpu(device) then return ("%s, %s"):format(native.device(device).model, dtype) end
   return ("%s, %d threads, %s, %s"):format(native.processor(), native.threads(), device, dtype)
 end
 

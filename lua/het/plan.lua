@@ -178,7 +178,18 @@ plan.auto = define.constructor {
     { "objective", "string", "what is best", default = "time", choices = { "time", "cost", "progress" } },
     { "cluster", "cluster", "what it may use, device by device a rank (default: this machine, shared by the ranks)" },
     { "profile", "string", "file of measured layer times and links, as `hetrun profile` writes it", path = "read" },
+    { "old", "plan", "the plan that ran until now: of plans that are nearly as good the one that moves least of its "
+      .. "state is taken" },
+    { "near", "number", "with old or fallbacks: the share of the step time that one may take longer if it moves less",
+      default = 0.02, min = 0, max = 1 },
+    { "fallbacks", "integer", "plans made ahead for as many of the likeliest losses; the run's `fallbacks` is then a "
+      .. "list of { lost = \"a\", plan = het.plan { ... } }, or problems instead of a plan", default = 0, min = 0 },
   },
+  check = function(a, report)
+    if a.old and a.old.automatic then
+      report("old", "plan.auto.old is what het.plan.auto would find; give the het.plan { ... } that it found")
+    end
+  end,
   build = function(a) return setmetatable({ automatic = a }, Plan) end,
 }
 

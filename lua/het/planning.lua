@@ -16,6 +16,11 @@ local options = {
   { "objective", "NAME", "time, cost (money of a step) or progress (with preemptions) (default: time)", plan = true },
   { "without", "LIST", "switch additions off: " .. table.concat(additions, ","), plan = true },
   { "profile", "FILE", "measured layer times and links, as `hetrun profile` writes them" },
+  { "old", "FILE", "the plan that ran until now, as --lua prints it, or a recipe with a plan: of plans that are nearly "
+    .. "as good the one that moves least of its state is taken", plan = true },
+  { "near", "SHARE", "with --old or --fallbacks: of the step time, how much longer a plan may take that moves less "
+    .. "(default: 2%)", plan = true },
+  { "fallbacks", "N", "plan ahead for the N likeliest losses of a machine or a device", plan = true },
   { "lua", nil, "print only the plan, as a recipe writes it", plan = true },
   { "html", "FILE", "draw the step, the memory and the cluster as one page" },
   { "trace", "FILE", "write the step as a Chrome trace" },
@@ -82,6 +87,40 @@ local function check_choice(name, value, choices)
     near and ("; did you mean '%s'?"):format(near) or "")
 end
 
+-- "2%" or 0.02 as a share.
+local function share_of(name, value)
+  if not value then return nil end
+  local percent = value:match "^%s*([%d%.]+)%s*%%%s*$"
+  local share = percent and tonumber(percent) and tonumber(percent) / 100 or tonumber(value)
+  if not share or not (share >= 0 and share <= 1) then
+    errors.usage("--%s=%s is no share between 0 and 1, such as 2%% or 0.02", name, value)
+  end
+  return share
+end
+
+local function count_of(name, value)
+  if not value then return nil end
+  local count = tonumber(value)
+  if not count or count < 1 or count ~= math.floor(count) then
+    errors.usage("--%s=%s is not a whole number above 0", name, value)
+  end
+  return count
+end
+
+-- The plan in the file of --old.
+local function old_plan(program, path)
+  if not path then return nil end
+  local value = program.expression(path)
+  local kind = type(value) == "table" and (getmetatable(value) or {}).kind
+  if kind == "run" then value = value.arguments.plan end
+  if type(value) == "table" and not getmetatable(value) then value = value.plan end   -- with fallbacks
+  if type(value) ~= "table" or (getmetatable(value) or {}).kind ~= "plan" or value.automatic then
+    errors.usage("%s holds no plan: a file of --old holds what `hetrun plan --lua` prints, or a recipe whose `plan` is "
+      .. "a het.plan { ... }", path)
+  end
+  return value
+end
+
 --- The model in a few words: the first line of how it prints, without its number of parameters.
 function planning.name_of(run)
   return (tostring(run.arguments.model):match("^[^\n]*"):gsub("%s%s+.*$", ""))
@@ -95,6 +134,7 @@ local function request_of(run, cluster, given)
     name = planning.name_of(run), policy = given.policy or "auto",
     objective = given.objective or "time", additions = additions_of(given.without),
     events = given.html ~= nil or given.trace ~= nil,
+    old = given.old, near = given.near, fallbacks = given.fallbacks,
   }
 end
 
@@ -105,19 +145,47 @@ local function check_profile(run, given)
   native.profile(given.profile, graph, { name = planning.name_of(run), tokens = tokens })
 end
 
---- The best plan of a run on a cluster.
--- @tparam table given `policy`, `objective`, `without`, `profile`; and `html` or `trace` when events are wanted
--- @treturn table what native.plan gives: feasible, problems, text, lua, plan, report, events
-function planning.find(run, cluster, given)
+--- Begin to look for the best plan of a run on a cluster, in a thread beside this one.
+-- @tparam table given `policy`, `objective`, `without`, `profile`, `old` (a plan), `near`, `fallbacks`; and `html` or
+-- `trace` when events are wanted
+-- @treturn function that waits for it and returns what native.plan gives: feasible, problems, text, lua, plan, report,
+-- events; fallbacks (of each lost, devices, feasible, problems, lua, plan, report) and fallbacks_text
+function planning.begin(run, cluster, given)
   local graph, request = request_of(run, cluster, given)
-  return native.plan(graph, request)
+  local planned = native.plan(graph, request)
+  return function() return planned:wait() end
 end
 
---- The het.plan that an answer holds.
-function planning.plan_of(answer)
+-- Lines of Lua, each that is not the first indented.
+local function indented(lines, by) return (lines:gsub("\n", "\n" .. by)) end
+
+--- A plan and its fallbacks as a Lua expression: the plan alone, or with fallbacks { plan =, fallbacks = {{ lost =,
+-- plan = or problems = }} }.
+function planning.to_lua(answer)
+  if not answer.fallbacks then return answer.lua end
+  local lines = { "{ plan = " .. indented(answer.lua, "  ") .. ",", "  fallbacks = {" }
+  for _, fallback in ipairs(answer.fallbacks) do
+    local what
+    if fallback.feasible then
+      what = "plan = " .. indented(fallback.lua, "      ")
+    else
+      local problems = {}
+      for i, problem in ipairs(fallback.problems) do problems[i] = ("%q"):format(problem) end
+      what = "problems = { " .. table.concat(problems, ", ") .. " }"
+    end
+    lines[#lines + 1] = ("    { lost = %q, %s },"):format(fallback.lost, what)
+  end
+  lines[#lines + 1] = "  } }"
+  return table.concat(lines, "\n")
+end
+
+--- The het.plan that planning.to_lua wrote, and its fallbacks: a list of { lost =, plan = or problems = }.
+function planning.from_lua(written)
   local het = require "het"
-  local chunk = assert(loadstring("local het = ...\nreturn " .. answer.lua, "=plan"))
-  return chunk(het)
+  local chunk = assert(loadstring("local het = ...\nreturn " .. written, "=plan"))
+  local value = chunk(het)
+  if getmetatable(value) then return value, {} end
+  return value.plan, value.fallbacks
 end
 
 local function write_trace(path, answer)
@@ -142,6 +210,13 @@ local function tell_unmeasured(report)
   end
 end
 
+--- An answer for people, without the plan as Lua.
+function planning.text_of(answer)
+  if not answer.fallbacks then return answer.text end
+  return answer.text .. "fallbacks:\n"
+    .. (answer.fallbacks_text ~= "" and answer.fallbacks_text or "none: nothing is left after any loss\n")
+end
+
 local function tell(answer, given, title)
   if given.profile and not native.settings.quiet then tell_unmeasured(answer.report) end
   if given.html then
@@ -153,13 +228,13 @@ local function tell(answer, given, title)
     if not native.settings.quiet then native.write("stderr", ("trace: %s\n"):format(given.trace)) end
   end
   if given.lua then
-    native.write("stdout", answer.lua .. "\n")
+    native.write("stdout", planning.to_lua(answer) .. "\n")
   elseif not native.settings.quiet or not native.settings.json then
-    native.write(native.settings.json and "stderr" or "stdout", answer.text)
+    native.write(native.settings.json and "stderr" or "stdout", planning.text_of(answer))
     if not native.settings.json then native.write("stdout", "\n" .. answer.lua .. "\n") end
   end
   if native.settings.json then
-    answer.events, answer.text = nil, nil
+    answer.events, answer.text, answer.fallbacks_text = nil, nil, nil
     native.write("stdout", native.json_encode(answer) .. "\n")
   end
 end
@@ -177,8 +252,10 @@ function planning.plan(program, ...)
   if given.objective then check_choice("objective", given.objective, { "time", "cost", "progress" }) end
   local run, code = recipe_of(program, "plan", "finds the best plan for a cluster and explains it", { ... })
   if not run then return code end
+  given.near, given.fallbacks = share_of("near", given.near), count_of("fallbacks", given.fallbacks)
+  given.old = old_plan(program, given.old)
   check_profile(run, given)
-  local answer = planning.find(run, cluster_of(program, given), given)
+  local answer = planning.begin(run, cluster_of(program, given), given)()
   if not answer.feasible then
     errors.usage("no plan fits:\n  %s", table.concat(answer.problems, "\n  "))
   end

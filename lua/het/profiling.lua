@@ -19,7 +19,7 @@ local about = {
     { "microbatches", "LIST", "samples of a micro-batch (default: powers of two that divide the batch, and the "
       .. "recipe's own)" },
     { "tensor", "LIST", "tensor-parallel degrees (default: all that the model admits, up to 8)" },
-    { "type", "NAME", "what clusters call the device (default: cpu; of N ranks on one machine cpu/N)" },
+    { "type", "NAME", "what clusters call the device (default: cpu; of N ranks on one machine cpu/N; of a GPU cuda)" },
     { "runs", "N", "of which the median counts (default: 5 to 50, for half a second)" },
     { "again", nil, "measure what the file holds again" },
   },
@@ -98,11 +98,13 @@ local function join(run, given)
   local hosts = cluster and cluster:tell(host) or { host }
   local here = 0
   for _, each in ipairs(hosts) do here = here + (each == host and 1 or 0) end
-  local type = given.type or (here > 1 and ("%s/%d"):format(device, here) or device)
+  local gpu = require("het.peak").is_gpu(device)
+  local type = given.type or gpu and "cuda" or (here > 1 and ("%s/%d"):format(device, here) or device)
   return {
     cluster = cluster, rank = cluster and cluster:rank() or 0, hosts = hosts, device = native.device(device),
     type = type, types = cluster and cluster:tell(type) or { type },
-    name = ("%s, %d threads"):format(device == "cpu" and native.processor() or device, native.threads()),
+    name = gpu and native.device(device).model
+      or ("%s, %d threads"):format(device == "cpu" and native.processor() or device, native.threads()),
   }
 end
 

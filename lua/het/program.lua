@@ -41,6 +41,18 @@ function program.value(path)
   return require("het").load_value(path, text, chunk)
 end
 
+--- What the Lua file at `path` returns; a file may also hold nothing but an expression, such as `hetrun plan --lua`
+-- prints.
+function program.expression(path)
+  local file_text = native.read_text(path)
+  if not loadstring("return " .. file_text) then return program.value(path) end
+  if not native.settings.trust then access.bound(folder_of(path)) end
+  local environment = sandbox.environment(native.settings.trust, folder_of(path))
+  local chunk, problem = sandbox.load('local het = require "het"; return ' .. file_text, "@" .. path, environment)
+  if not chunk then native.fail("usage", problem) end
+  return require("het").load_value(path, file_text, chunk)
+end
+
 -- The prompt's own environment, made by program.prompt.
 local environment
 

@@ -61,6 +61,7 @@ void search_parts(Judge& judge) {
     Request smaller = request;
     std::vector<int> node_of;
     smaller.cluster.nodes.clear();
+    smaller.old.reset();
     for (size_t n = 0; n < part.size(); ++n) {
       if (part[n] == 0) continue;
       node_of.push_back(static_cast<int>(n));

@@ -30,16 +30,19 @@ const StageSolver::Reach& StageSolver::reach(int node, int held) {
       costs_.weight_bytes + costs_.gradient_bytes + costs_.optimizer_bytes * rules_.optimizer_share;
   for (const bool recompute : {false, true}) {
     std::vector<int>& ends = recompute ? reach.recomputed : reach.kept;
-    const std::vector<double>& kept = recompute ? costs_.checkpoint : costs_.activation;
     for (int first = 0; first < costs_.layers; ++first) {
       const auto f = static_cast<size_t>(first);
       double running = 0;
       int end = first;
       while (end < costs_.layers) {
         const auto l = static_cast<size_t>(end);
-        running = std::max(running, costs_.workspace[l] + (recompute ? costs_.layer_activation[l] : 0));
-        const double bytes = (costs_.parameters[l + 1] - costs_.parameters[f]) * state +
-                             held * (kept[l + 1] - kept[f]) + running;
+        const double all = costs_.held_bytes(end, end + 1, false),
+                     begin = costs_.held_bytes(end, end + 1, true);
+        running = std::max(running, costs_.workspace[l] + (recompute ? all - begin : 0));
+        const double kept = held * costs_.held_bytes(first, end + 1, recompute);
+        const double sent = end + 1 < costs_.layers ? costs_.boundary[l] : 0;
+        const double bytes =
+            (costs_.parameters[l + 1] - costs_.parameters[f]) * state + kept + std::max(running, sent);
         if (bytes > limit) break;
         ++end;
       }

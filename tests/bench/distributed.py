@@ -81,10 +81,15 @@ def main():
     collectives = last_json([BUILD / 'tests/bench/collectives', 4, 64], ROOT)
     results['allreduce_fraction'] = collectives.get('allreduce_fraction', collectives.get('all_reduce'))
     kills = max(1, TRIALS // 3)
-    code, out, err = run([sys.executable, ROOT / 'tests/launch/run.py', HETRUN, 'Deaths'], ROOT, HETRUN_KILL_TRIALS=str(kills))
+    code, out, err = run([sys.executable, ROOT / 'tests/launch/run.py', HETRUN, 'Deaths'], ROOT, HETRUN_KILL_TRIALS=str(kills),
+                         HETRUN_STOP_TRIALS=str(max(1, kills // 5)))
     slowest = re.search(r'at most: ([0-9.]+) s', out)
     results['kill_trials'] = kills
     results['kill_max_seconds'] = float(slowest.group(1)) if slowest else None
+    for name, words in (('kills_by_phase', 'kills by phase'), ('stops_by_phase', 'stops by phase'),
+                        ('survivors_by_phase', 'kills while a rank was in a phase')):
+        phases = re.search(f'{words}: (.*)', out)
+        results[name] = json.loads(phases.group(1)) if phases else None
     results['leftovers'] = 0 if code == 0 else None
     if code != 0:
         say(err)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """`hetrun bench gpt2-124m` against GPT-2 124M of transformers in PyTorch: random weights, sequence 1024, AdamW.
 
-usage: gpt2_124m_vs_torch.py HETRUN [--batch 4] [--steps N] [--torch f32,bf16,...]
+usage: gpt2_124m_vs_torch.py HETRUN [--batch 4] [--steps N] [--torch f32,bf16,...] [--device cpu|cuda]
 
 Each runs in a process of its own, one after the other; a step is forward, backward and update. `+compiled` compiles
-the model. Prints step seconds (median), tokens/s and peak resident memory of each, and the ratio.
+the model. Prints step seconds (median), tokens/s and peak memory of each (resident; on a GPU allocated), and the ratio.
 """
 import argparse
 import json
@@ -16,30 +16,36 @@ import sys
 import time
 
 
-def torch_steps(variant, batch, steps):
+def torch_steps(variant, batch, steps, device):
     import torch
     import transformers
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     config = transformers.GPT2Config(resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, attn_implementation='sdpa', use_cache=False)
-    model = transformers.GPT2LMHeadModel(config)
+    model = transformers.GPT2LMHeadModel(config).to(device)
+    warmup = 1 if device == 'cpu' else 5
     run = torch.compile(model) if 'compiled' in variant else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     seconds = []
-    for _ in range(steps + 1):
-        ids = torch.randint(50257, (batch, 1025))
+    for _ in range(steps + warmup):
+        ids = torch.randint(50257, (batch, 1025), device=device)
+        if device != 'cpu':
+            torch.cuda.synchronize()
         started = time.perf_counter()
-        with torch.autocast('cpu', dtype=torch.bfloat16, enabled='bf16' in variant):
+        with torch.autocast(device, dtype=torch.bfloat16, enabled='bf16' in variant):
             logits = run(input_ids=ids[:, :-1]).logits
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        if device != 'cpu':
+            torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
-    median = statistics.median(seconds[1:])
+    median = statistics.median(seconds[warmup:])
     return {'step_seconds': median, 'tokens_per_s': batch * 1024 / median, 'version': torch.__version__,
-            'peak_memory_bytes': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+            'peak_memory_bytes': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 if device == 'cpu'
+            else torch.cuda.max_memory_allocated()}
 
 
 def main():
@@ -48,10 +54,11 @@ def main():
     parser.add_argument('--batch', type=int, default=4)
     parser.add_argument('--steps', type=int, default=3)
     parser.add_argument('--torch', default='f32,bf16,f32+compiled,bf16+compiled')
+    parser.add_argument('--device', default='cpu', choices=['cpu', 'cuda'])
     parser.add_argument('--child', help=argparse.SUPPRESS)
     a = parser.parse_args()
     if a.child:
-        print(json.dumps(torch_steps(a.child, a.batch, a.steps)))
+        print(json.dumps(torch_steps(a.child, a.batch, a.steps, a.device)))
         return
 
     def result_of(*command):
@@ -59,11 +66,12 @@ def main():
         return json.loads(out.strip().splitlines()[-1])
 
     peers = {variant: result_of(sys.executable, __file__, a.hetrun, '--child', variant, '--batch', str(a.batch), '--steps',
-                                str(a.steps)) for variant in a.torch.split(',')}
+                                str(a.steps), '--device', a.device) for variant in a.torch.split(',')}
     best = max(peers, key=lambda variant: peers[variant]['tokens_per_s'])
     for precision in ('f32', 'bf16'):
         ours = result_of(a.hetrun, 'bench', 'gpt2-124m', '--precision', precision, '--batch', str(a.batch), '--steps',
-                         str(a.steps), '--json', '--quiet')
+                         str(a.steps), '--device', a.device, '--warmup', '1' if a.device == 'cpu' else '5', '--json',
+                         '--quiet')
         print(json.dumps({'precision': precision, 'hetrun': ours, 'torch_best': best, 'torch': peers[best],
                           'tokens_per_s_ratio': ours['tokens_per_s'] / peers[best]['tokens_per_s']}))
     print(json.dumps(peers))

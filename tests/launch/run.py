@@ -32,6 +32,13 @@ def free_port():
         return str(probe.getsockname()[1])
 
 
+def own_name_is_loopback():
+    try:
+        return socket.gethostbyname(socket.gethostname()) == '127.0.0.1'
+    except OSError:
+        return False
+
+
 class Case(unittest.TestCase):
     def setUp(self):
         self.temporary = tempfile.TemporaryDirectory()
@@ -44,10 +51,10 @@ class Case(unittest.TestCase):
         return subprocess.Popen([HETRUN, *map(str, words)], cwd=self.folder, stdout=subprocess.PIPE,
                                 stderr=subprocess.PIPE, text=True, env={**os.environ, **environment})
 
-    def by_hand(self, world, *words, **environment):
+    def by_hand(self, world, *words, recipe='lopsided.lua', **environment):
         """Ranks as on machines of their own: no launcher watches them."""
         common = {'WORLD_SIZE': str(world), 'OMP_NUM_THREADS': '1', **environment}
-        ranks = [self.start('lopsided.lua', *words, RANK=str(rank), LOCAL_RANK=str(rank), **common)
+        ranks = [self.start(recipe, *words, RANK=str(rank), LOCAL_RANK=str(rank), **common)
                  for rank in range(world)]
         self.addCleanup(lambda: [rank.kill() for rank in ranks])
         return ranks
@@ -66,6 +73,22 @@ class Case(unittest.TestCase):
         metrics = self.folder / 'metrics.jsonl'
         self.hetrun(*words, '--quiet', f'--metrics={metrics}')
         return self.read_losses(metrics)
+
+    def start_etcd(self):
+        """The rendezvous of an etcd that ends with the test."""
+        client, peer = (f'http://127.0.0.1:{free_port()}' for _ in range(2))
+        etcd = subprocess.Popen(['etcd', '--name', 'one', '--data-dir', self.folder / 'etcd', '--unsafe-no-fsync',
+                                 '--listen-client-urls', client, '--advertise-client-urls', client,
+                                 '--listen-peer-urls', peer, '--initial-advertise-peer-urls', peer,
+                                 '--initial-cluster', f'one={peer}'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.addCleanup(etcd.wait)
+        self.addCleanup(etcd.kill)
+        return client.replace('http', 'etcd')
+
+    def assert_close(self, one, several, tolerance):
+        self.assertEqual(len(one), len(several))
+        for a, b in zip(one, several):
+            self.assertAlmostEqual(a, b, delta=tolerance * abs(a))
 
     def read_losses(self, metrics):
         lines = [json.loads(line) for line in metrics.read_text().splitlines()]
@@ -108,24 +131,18 @@ class Training(Case):
         self.assertGreater(len(alone), 4)
         for schedule in ('1f1b', 'gpipe', 'split_backward'):
             spread = self.losses('--workers', RANKS, 'lopsided.lua', '--spread', f'--schedule={schedule}')
-            self.assertEqual(len(alone), len(spread))
-            for one, several in zip(alone, spread):
-                self.assertAlmostEqual(one, several, delta=1e-5 * abs(one))
+            self.assert_close(alone, spread, 1e-5)
 
     def test_ranks_that_share_each_layer_give_the_losses_of_one_device(self):
         alone = self.losses('lopsided.lua')
         for words in ([], ['--sharded', '--schedule=gpipe']):
             spread = self.losses('--workers', 6, 'lopsided.lua', '--tensor', *words)
-            self.assertEqual(len(alone), len(spread))
-            for one, several in zip(alone, spread):
-                self.assertAlmostEqual(one, several, delta=1e-5 * abs(one))
+            self.assert_close(alone, spread, 1e-5)
 
     def test_ranks_without_a_plan_share_the_batch(self):
         alone, spread = self.losses('lopsided.lua'), self.losses('--workers', 4, 'lopsided.lua')
         self.assertGreater(len(alone), 4)
-        self.assertEqual(len(alone), len(spread))
-        for one, several in zip(alone, spread):
-            self.assertAlmostEqual(one, several, delta=1e-5 * abs(one))
+        self.assert_close(alone, spread, 1e-5)
 
     def weights(self, folder):
         """Tensors of a saved model: name -> floats."""
@@ -166,28 +183,76 @@ class Training(Case):
             out, err = rank.communicate(timeout=120)
             self.assertEqual(rank.returncode, 0, out + err)
 
+    def test_each_rank_reads_of_a_saved_run_what_it_holds(self):
+        self.hetrun('lopsided.lua', '--save=first', '--stop=7', code=2)
+        saved = {}
+        for part in ('model', 'training'):
+            header = (self.folder / 'first' / f'{part}.safetensors').read_bytes()
+            about = json.loads(header[8:8 + int.from_bytes(header[:8], 'little')])
+            saved.update({name: tensor['data_offsets'][1] - tensor['data_offsets'][0]
+                          for name, tensor in about.items() if name != '__metadata__'})
+        # The first and the last stage of a pipeline both have the table of tokens, and what belongs to it.
+        table = sum(size for name, size in saved.items() if 'tokens.weight' in name or 'wte.weight' in name)
+        self.assertGreater(table, 0)
+        out, _ = self.hetrun('--workers', RANKS, 'lopsided.lua', '--spread', '--save=first', '--json', '--quiet')
+        read = [rank['restored_bytes'] for rank in json.loads(out.splitlines()[-1])['ranks']]
+        for pipeline in (read[:3], read[3:]):
+            self.assertEqual(sum(pipeline), sum(saved.values()) + table)
+        self.assertLess(max(read[:3]), 0.6 * sum(saved.values()))
+
+    def test_the_first_rank_finds_its_own_store_where_the_name_leads_elsewhere(self):
+        where = self.at_rank_0()
+        ranks = [self.start('lopsided.lua', '--steps=2', '--interface=127.0.0.2', WORLD_SIZE='2', RANK=str(rank),
+                            LOCAL_RANK=str(rank), **{**where, 'MASTER_ADDR': address})
+                 for rank, address in enumerate(('127.0.0.1', '127.0.0.2'))]
+        self.addCleanup(lambda: [rank.kill() for rank in ranks])
+        for rank in ranks:
+            out, err = rank.communicate(timeout=120)
+            self.assertEqual(rank.returncode, 0, out + err)
+
+    @unittest.skipUnless(own_name_is_loopback(), 'the name of this machine is no alias of localhost')
+    def test_a_name_that_no_other_machine_reaches_is_said(self):
+        name = socket.gethostname()
+        ranks = self.by_hand(2, '--steps=2', **{**self.at_rank_0(), 'MASTER_ADDR': name})
+        errors = [rank.communicate(timeout=120)[1] for rank in ranks]
+        self.assertIn(f'MASTER_ADDR = {name} is 127.0.0.1 here, which no other machine reaches', errors[0])
+        self.assertNotIn('MASTER_ADDR', errors[1])
+
+    @unittest.skipUnless(shutil.which('etcd'), 'no etcd here (Debian: etcd-server)')
+    def test_a_recipe_trains_the_same_model_by_uneven_stages_whose_layers_two_ranks_share(self):
+        recipe = (ROOT / 'recipes' / 'gpt_text.lua').read_text()
+        (self.folder / 'alone.lua').write_text(recipe)
+        plan = """  plan = het.plan { tensor = 2, microbatch = 2,
+    het.pipeline { microbatches = 4, het.stage { "a:0-1", layers = 4 }, het.stage { "a:2-3", recompute = true } },
+    het.pipeline { microbatches = 2, het.stage { "b:0-1" } } },
+"""
+        head = 'return het.train {\n'
+        self.assertEqual(recipe.count(head), 1)
+        (self.folder / 'spread.lua').write_text(recipe.replace(head, head + plan))
+        (self.folder / 'text.txt').write_text((ROOT / 'LICENSE').read_text())
+        words = ['--text=text.txt', '--steps=20', '--every=10', '--write=20', '--threads=1']
+        metrics = self.folder / 'spread.jsonl'
+        ranks = self.by_hand(6, *words, '--quiet', f'--rendezvous={self.start_etcd()}', '--interface=127.0.0.1',
+                             f'--metrics={metrics}', recipe='spread.lua', HETRUN_SECRET=SECRET)
+        for rank in ranks:
+            out, err = rank.communicate(timeout=300)
+            self.assertEqual(rank.returncode, 0, out + err)
+        alone = self.losses('alone.lua', *words)
+        self.assertEqual(len(alone), 22)
+        self.assert_close(alone, self.read_losses(metrics), 1e-4)
+
     @unittest.skipUnless(shutil.which('etcd'), 'no etcd here (Debian: etcd-server)')
     def test_ranks_meet_in_etcd(self):
-        client, peer = (f'http://127.0.0.1:{free_port()}' for _ in range(2))
-        etcd = subprocess.Popen(['etcd', '--name', 'one', '--data-dir', self.folder / 'etcd', '--unsafe-no-fsync',
-                                 '--listen-client-urls', client, '--advertise-client-urls', client,
-                                 '--listen-peer-urls', peer, '--initial-advertise-peer-urls', peer,
-                                 '--initial-cluster', f'one={peer}'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        self.addCleanup(etcd.wait)
-        self.addCleanup(etcd.kill)
         secret = self.folder / 'secret'
         secret.write_text(SECRET)
         secret.chmod(0o600)
         metrics = self.folder / 'spread.jsonl'
-        ranks = self.by_hand(RANKS, '--spread', '--quiet', f'--rendezvous={client.replace("http", "etcd")}',
+        ranks = self.by_hand(RANKS, '--spread', '--quiet', f'--rendezvous={self.start_etcd()}',
                              '--interface=127.0.0.1', f'--secret-file={secret}', f'--metrics={metrics}')
         for rank in ranks:
             out, err = rank.communicate(timeout=120)
             self.assertEqual(rank.returncode, 0, out + err)
-        alone, spread = self.losses('lopsided.lua'), self.read_losses(metrics)
-        self.assertEqual(len(alone), len(spread))
-        for one, several in zip(alone, spread):
-            self.assertAlmostEqual(one, several, delta=1e-5 * abs(one))
+        self.assert_close(self.losses('lopsided.lua'), self.read_losses(metrics), 1e-5)
 
 
 class Mistakes(Case):
@@ -204,6 +269,16 @@ class Mistakes(Case):
     def test_no_recipe(self):
         _, err = self.hetrun('--workers', 2, code=2)
         self.assertIn('--workers 2 needs a recipe to run', err)
+
+    def test_times_and_places_that_cannot_be(self):
+        for word, sentence in (('--timeout=nans', "'nans' is not a time"), ('--timeout=1e300s', 'timeout = 1e300s is longer than a run waits for anybody'),
+                               ('--warn-after=1us', 'warn_after = 1us is too short to wait for anybody'),
+                               ('--rendezvous=here', 'rendezvous = "here" is no place to meet'),
+                               ('--rendezvous=etcd://head', "'head' is no endpoint")):
+            process = self.start('lopsided.lua', word, WORLD_SIZE='2', RANK='0', LOCAL_RANK='0', **self.at_rank_0())
+            _, err = process.communicate(timeout=60)
+            self.assertEqual(process.returncode, 2, err)
+            self.assertIn(sentence, err)
 
     def test_ranks_that_run_different_recipes(self):
         where = self.at_rank_0()
@@ -298,54 +373,81 @@ class Deaths(Case):
             self.assertLess(time.monotonic(), until, 'no step was reported')
             time.sleep(0.005)
 
-    # Of a run: what is given to it, how long after which event a rank dies.
-    PHASES = {'joining and warming up': ([], False, 0.6), 'training': ([], True, 0.5),
-              'evaluating': (['--every=1', '--batches=100'], True, 0.5)}
+    # Of a run: what is given to it, whether it trains when a rank dies, within how long after that.
+    RUNS = [([], False, 0.4), ([], True, 0.5), (['--sharded', '--schedule=gpipe'], True, 0.5),
+            (['--every=1', '--batches=100'], True, 0.5), ([], False, 1.0)]
+    # What the others did with the rank when it died, by the words for what they waited for.
+    WAITS = [('warm-up', 'form group'), ('forward', "of 'forward "), ('backward', "of 'backward "),
+             ('sync', "of 'gradients of "), ('update', "of 'gradient norms'|of 'parameters of "),
+             ('loss', "of 'loss'|of 'whether to stop'")]
 
-    def test_a_killed_rank_ends_all_with_one_sentence(self):
+    def phase_of(self, err, metrics, every):
+        """In which part of the run a rank died, by what the others say and what was reported before."""
+        steps = [json.loads(line) for line in (metrics.read_text() if metrics.exists() else '').splitlines()]
+        waited = next((phase for phase, words in self.WAITS if re.search(words, err)), None)
+        if not steps:
+            return 'warm-up' if waited else 'rendezvous'
+        if 'loss' in steps[-1] and steps[-1]['step'] % every == 0:
+            return 'evaluation'
+        return waited or 'between two waits'
+
+    def trials(self, count, words, die):
+        """Runs of which a rank dies at some moment; how many died in which phase."""
         seed = int(os.environ.get('HETRUN_KILL_SEED', '1'))
         chance = random.Random(seed)
-        slowest = 0
-        for trial in range(int(os.environ.get('HETRUN_KILL_TRIALS', '6'))):
-            phase, (words, trains, spread) = list(self.PHASES.items())[trial % len(self.PHASES)]
+        phases = {}
+        for trial in range(count):
+            own, trains, spread = self.RUNS[trial % len(self.RUNS)]
             metrics = self.folder / f'{trial}.jsonl'
-            process = self.start('--workers', RANKS, 'lopsided.lua', '--spread', '--steps=100000', f'--metrics={metrics}',
-                                 *words)
+            process = self.start('--workers', RANKS, *words, 'lopsided.lua', '--spread', '--steps=100000',
+                                 f'--metrics={metrics}', *own)
             children = self.wait_for_ranks(process, RANKS)
             if trains:
                 self.until_it_trains(metrics)
             time.sleep(chance.random() * spread)
             victim = chance.randrange(RANKS)
-            killed = time.monotonic()
-            os.kill(children[victim], signal.SIGKILL)
-            _, err = process.communicate(timeout=120)
-            slowest = max(slowest, time.monotonic() - killed)
+            err = die(process, children[victim], victim)
+            every = 1 if '--every=1' in own else 6
+            phase = self.phase_of(err, metrics, every)
+            phases[phase] = phases.get(phase, 0) + 1
             where = f'seed {seed}, trial {trial} ({phase}): rank {victim}\n{err}'
             self.assertEqual(process.returncode, 75, where)
-            self.assertIn(f'rank {victim} was killed by signal 9', err, where)
+            self.assertRegex(err, rf'rank {victim}\b', where)
             self.assert_gone(children.values())
+        return phases
+
+    def test_a_killed_rank_ends_all_with_one_sentence(self):
+        slowest = 0
+
+        def die(process, pid, victim):
+            nonlocal slowest
+            killed = time.monotonic()
+            os.kill(pid, signal.SIGKILL)
+            _, err = process.communicate(timeout=120)
+            slowest = max(slowest, time.monotonic() - killed)
+            self.assertIn(f'rank {victim} was killed by signal 9', err)
+            return err
+
+        phases = self.trials(int(os.environ.get('HETRUN_KILL_TRIALS', '6')), [], die)
+        print(f'kills by phase: {json.dumps(phases, sort_keys=True)}')
         print(f'from the kill to the end of all, at most: {slowest:.3f} s')
 
     def test_a_stopped_rank_ends_all_within_the_timeout(self):
-        chance = random.Random(int(os.environ.get('HETRUN_KILL_SEED', '1')))
-        for trial in range(int(os.environ.get('HETRUN_STOP_TRIALS', '2'))):
-            metrics = self.folder / f'{trial}.jsonl'
-            process = self.start('--workers', RANKS, '--timeout=2s', '--warn-after=1s', 'lopsided.lua', '--spread',
-                                 '--steps=100000', f'--metrics={metrics}')
-            children = self.wait_for_ranks(process, RANKS)
-            self.until_it_trains(metrics)
-            time.sleep(chance.random() * 0.5)
-            victim = chance.randrange(RANKS)
-            os.kill(children[victim], signal.SIGSTOP)
-            _, err = process.communicate(timeout=120)
-            where = f'trial {trial}: rank {victim}\n{err}'
-            self.assertEqual(process.returncode, 75, where)
-            self.assertRegex(err, f'rank {victim} ', where)
-            self.assert_gone(children.values())
+        def die(process, pid, _):
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                return process.communicate(timeout=120)[1]
+            except subprocess.TimeoutExpired:
+                states = subprocess.run(['ps', '-eo', 'pid,ppid,stat,etimes,wchan:24,args'], capture_output=True, text=True).stdout
+                process.kill()
+                self.fail(f'the others do not end; rank {pid} was stopped.\n{states}\n{process.communicate()[1]}')
+
+        phases = self.trials(int(os.environ.get('HETRUN_STOP_TRIALS', '4')), ['--timeout=5s', '--warn-after=1s'], die)
+        print(f'stops by phase: {json.dumps(phases, sort_keys=True)}')
 
     def test_ranks_without_a_launcher_notice_a_killed_one(self):
         chance = random.Random(int(os.environ.get('HETRUN_KILL_SEED', '1')))
-        slowest = 0
+        slowest, phases = 0, {}
         for trial in range(int(os.environ.get('HETRUN_KILL_TRIALS', '4'))):
             metrics = self.folder / f'{trial}.jsonl'
             ranks = self.by_hand(RANKS, '--spread', '--steps=100000', f'--metrics={metrics}', **self.at_rank_0())
@@ -354,6 +456,7 @@ class Deaths(Case):
             victim = 1 + chance.randrange(RANKS - 1)
             killed = time.monotonic()
             ranks[victim].kill()
+            seen = set()
             for number, rank in enumerate(ranks):
                 _, err = rank.communicate(timeout=120)
                 if number == victim:
@@ -362,8 +465,27 @@ class Deaths(Case):
                 self.assertEqual(rank.returncode, 75, where)
                 # What it says last is why: the dead rank by name, or who ended the group because of it.
                 self.assertRegex(err.splitlines()[-1], r'^hetrun: .*rank \d', where)
+                seen.add(self.phase_of(err, metrics, 6))
+            for phase in seen:
+                phases[phase] = phases.get(phase, 0) + 1
             slowest = max(slowest, time.monotonic() - killed)
+        print(f'without a launcher, kills while a rank was in a phase: {json.dumps(phases, sort_keys=True)}')
         print(f'without a launcher, from the kill to the end of all, at most: {slowest:.3f} s')
+
+    def test_ranks_notice_a_stopped_one_that_serves_their_store(self):
+        metrics = self.folder / 'metrics.jsonl'
+        ranks = self.by_hand(3, '--steps=100000', '--timeout=2s', '--warn-after=1s', f'--metrics={metrics}',
+                             **self.at_rank_0())
+        self.until_it_trains(metrics)
+        os.kill(ranks[0].pid, signal.SIGSTOP)
+        for rank in ranks[1:]:
+            _, err = rank.communicate(timeout=120)
+            self.assertEqual(rank.returncode, 75, err)
+            self.assertRegex(err, r'rank \d \(.* has waited .*: rank 0 \(.*(has not arrived|fell silent)', err)
+            # One that gave up first cannot tell the others why: the store was the stopped rank's.
+            self.assertRegex(err.splitlines()[-1], r'^hetrun: .*(rank 0 \(.*(has not arrived|fell silent)|the store, .* is silent)', err)
+        ranks[0].kill()
+        ranks[0].communicate()
 
     def test_nothing_outlives_the_launcher(self):
         process = self.start('--workers', RANKS, 'lopsided.lua', '--spread', '--steps=100000')

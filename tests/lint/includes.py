@@ -27,6 +27,7 @@ MAY_SEE = {
     "lua.hpp": {"lua/bind.h"},
     "omp.h": {"core/base/parallel.cpp"},
     "glpk.h": {"planner/milp.cpp"},
+    "cublasLt.h": {"kernels/cuda/gemm.cpp"},
 }
 
 

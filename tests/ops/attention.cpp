@@ -5,6 +5,8 @@ namespace {
 
 // Probabilities and scores pass through 16 bits on their way to the second product.
 constexpr Tolerance kProducts{1e-5, 1.0 / 80, 1.0 / 600};
+// Terms of gradients too, which cancel each other more.
+constexpr Tolerance kTwoProducts{1e-5, 1.0 / 60, 1.0 / 500};
 
 struct Sizes {
   int64_t batch, queries, keys, query_heads, key_heads, size;
@@ -14,9 +16,11 @@ struct Sizes {
 
 std::vector<Case> attention_cases() {
   std::vector<Case> cases;
-  const std::vector<Sizes> sizes = {{1, 1, 1, 1, 1, 1},    {1, 3, 3, 2, 2, 4},      {2, 5, 5, 4, 2, 8},
-                                    {2, 5, 9, 4, 1, 8},    {1, 17, 4, 3, 3, 6},     {1, 33, 33, 2, 1, 16},
-                                    {1, 70, 70, 2, 2, 32}, {1, 130, 130, 1, 1, 64}, {3, 64, 64, 2, 2, 32}};
+  const std::vector<Sizes> sizes = {{1, 1, 1, 1, 1, 1},     {1, 3, 3, 2, 2, 4},      {2, 5, 5, 4, 2, 8},
+                                    {2, 5, 9, 4, 1, 8},     {1, 17, 4, 3, 3, 6},     {1, 33, 33, 2, 1, 16},
+                                    {1, 70, 70, 2, 2, 32},  {1, 130, 130, 1, 1, 64}, {3, 64, 64, 2, 2, 32},
+                                    {1, 40, 70, 2, 1, 128}, {1, 150, 150, 1, 1, 72}, {1, 140, 140, 4, 2, 64},
+                                    {2, 20, 20, 1, 1, 136}, {1, 9, 33, 2, 2, 512}};
   for (const Sizes& s : sizes)
     for (const bool causal : {false, true}) {
       if (causal && s.queries != s.keys) continue;
@@ -29,7 +33,7 @@ std::vector<Case> attention_cases() {
       cases.push_back({"attention_gradient",
                        {T(q), T(q), T(k), T(k), T(q), A({s.batch, s.query_heads, s.queries}).in(2, 4)},
                        attributes,
-                       kProducts});
+                       kTwoProducts});
     }
   // Scores far apart: the running maximum has to be kept.
   Case steep{"attention",
@@ -53,6 +57,23 @@ std::vector<Case> attention_cases() {
                     T({1, 200, 3, 20}), OperandCase{Kind::i32, {1}}.of({199})},
                    {{"scale", 0.3}},
                    kProducts});
+  // Keys enough to be read in parts, of which the last lie beyond the position; and queries enough for
+  // several tiles.
+  for (const int64_t position : {0, 300, 700})
+    cases.push_back({"attention_cached",
+                     {T({1, 2, 6, 16}).in(-3, 3), T({1, 2, 2, 16}).in(-3, 3), T({1, 2, 2, 16}),
+                      T({1, 720, 2, 16}).in(-3, 3), T({1, 720, 2, 16}),
+                      OperandCase{Kind::i32, {1}}.of({static_cast<double>(position)})},
+                     {},
+                     kProducts});
+  cases.push_back({"attention_cached",
+                   {T({2, 70, 2, 64}), T({2, 70, 1, 64}), T({2, 70, 1, 64}), T({2, 100, 1, 64}),
+                    T({2, 100, 1, 64}), OperandCase{Kind::i32, {1}}.of({20})},
+                   {},
+                   kProducts});
+  // Scores in reverse.
+  cases.push_back(
+      {"attention", {T({1, 9, 2, 8}), T({1, 9, 2, 8}), T({1, 9, 2, 8})}, {{"scale", -0.5}}, kProducts});
   return cases;
 }
 

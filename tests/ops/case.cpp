@@ -29,6 +29,12 @@ OperandCase OperandCase::constant() const {
   return result;
 }
 
+Case Case::rounding(uint32_t results) const {
+  Case result = *this;
+  result.rounded = results;
+  return result;
+}
+
 OperandCase T(Shape shape) { return {Kind::activation, std::move(shape)}; }
 OperandCase A(Shape shape) { return {Kind::accumulator, std::move(shape)}; }
 OperandCase I32(Shape shape, int64_t low, int64_t high) {

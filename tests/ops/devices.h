@@ -1,4 +1,5 @@
-// The devices under test: the reference, and the CPU with each instruction set that it has here.
+// The devices under test: the reference, the CPU with each instruction set that it has here, and the emulated
+// GPU (devices.cpp); or a GPU (gpu.cpp).
 #pragma once
 
 #include <memory>
@@ -14,6 +15,7 @@ struct Subject {
   std::shared_ptr<Device> device;
 
   bool is_reference() const { return name == "reference"; }
+  bool is_gpu() const { return name.starts_with("cuda"); }
 };
 
 const std::vector<Subject>& subjects();

@@ -24,6 +24,14 @@ std::vector<Case> embedding_cases() {
                    {T({50, 6}), OperandCase{Kind::i32, {50}}.of({2})},
                    {{"rows", int64_t{4}}},
                    {1e-5}});
+  // Rows of several accesses for each lane.
+  cases.push_back({"embedding", {I32({3}, 0, 5), T({5, 1400})}});
+  // More indices than are sorted at a time, and than sorted runs are merged at a time.
+  for (const int64_t count : {1100, 17000}) {
+    cases.push_back(
+        {"embedding_gradient", {T({count, 2}), I32({count}, 0, 40)}, {{"rows", int64_t{40}}}, {1e-5}});
+    cases.back().dtypes = {DType::f32};
+  }
   return cases;
 }
 

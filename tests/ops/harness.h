@@ -20,6 +20,7 @@ enum class Placing : uint8_t {
   padded,    // gaps between rows, as in a slice of something wider
   permuted,  // outer dimensions in reverse order of memory, as after a transpose
   reversed,  // all dimensions in reverse order of memory: only for `copy`
+  spaced,    // gaps of 8 elements between rows: for accesses of 16 bytes
 };
 std::string_view name_of(Placing placing);
 
@@ -44,6 +45,7 @@ struct Trial {
   const Question& question;
   Placing placing = Placing::packed;
   uint32_t accumulate = 0;
+  bool aligned = false;  // operands begin at multiples of 64 bytes, not three elements past one
 };
 std::vector<std::string> compare(Device& device, const Trial& trial, bool& supported);
 

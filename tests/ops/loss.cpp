@@ -32,7 +32,7 @@ std::vector<Case> loss_cases() {
         const std::vector<OperandCase> inputs = {T(hidden), T({classes, width}),
                                                  bias ? A({classes}) : absent(), labels, scale};
         cases.push_back({"linear_cross_entropy", inputs, {}, kProducts});
-        cases.push_back({"linear_cross_entropy_training", inputs, {}, kProducts});
+        cases.push_back(Case{"linear_cross_entropy_training", inputs, {}, kProducts}.rounding(0b1100));
         // All classes, and those in the middle of three times as many.
         for (const int64_t times : {1, 3}) {
           const OperandCase among = I32(rows, 0, times * classes);
@@ -40,7 +40,7 @@ std::vector<Case> loss_cases() {
           std::vector<OperandCase> operands{inputs[0], inputs[1], inputs[2], among};
           cases.push_back({"linear_log_sum_exp", operands, part, kProducts});
           operands.insert(operands.end(), {scale, lse});
-          cases.push_back({"linear_cross_entropy_gradient", operands, part, kProducts});
+          cases.push_back(Case{"linear_cross_entropy_gradient", operands, part, kProducts}.rounding(0b110));
         }
       }
     }
@@ -56,16 +56,44 @@ std::vector<Case> loss_cases() {
         {"cross_entropy_gradient", {A({}), T({5, 6}), operand, scale, A({5}).in(1, 3)}, attributes, kRows});
     cases.push_back(
         {"linear_cross_entropy", {T({5, 8}), T({6, 8}), A({6}), operand, scale}, attributes, kProducts});
-    cases.push_back({"linear_cross_entropy_training",
-                     {T({5, 8}), T({6, 8}), absent(), operand, scale},
-                     attributes,
-                     kProducts});
+    cases.push_back(Case{"linear_cross_entropy_training",
+                         {T({5, 8}), T({6, 8}), absent(), operand, scale},
+                         attributes,
+                         kProducts}
+                        .rounding(0b1100));
     cases.push_back({"linear_log_sum_exp", {T({5, 8}), T({6, 8}), A({6}), operand}, attributes, kProducts});
     cases.push_back({"cross_entropy_of_parts", {A({2, 2, 5}), operand, scale}, attributes, kRows});
-    cases.push_back({"linear_cross_entropy_gradient",
-                     {T({5, 8}), T({6, 8}), A({6}), operand, scale, A({5}).in(1, 3)},
-                     attributes,
-                     kProducts});
+    cases.push_back(Case{"linear_cross_entropy_gradient",
+                         {T({5, 8}), T({6, 8}), A({6}), operand, scale, A({5}).in(1, 3)},
+                         attributes,
+                         kProducts}
+                        .rounding(0b110));
+  }
+  // More rows than a device may take at a time.
+  const OperandCase many = I32({300}, 0, 40);
+  for (const bool bias : {false, true}) {
+    const std::vector<OperandCase> inputs = {T({300, 8}), T({40, 8}), bias ? A({40}) : absent(), many, scale};
+    cases.push_back({"linear_cross_entropy", inputs, {}, kProducts});
+    cases.push_back(Case{"linear_cross_entropy_training", inputs, {}, kProducts}.rounding(0b1100));
+  }
+  // Probabilities that are nothing in f16 once the scale of a mean has been multiplied in.
+  const OperandCase zeros = OperandCase{Kind::i32, {70}}.of({0}), tiny = A({1}).of({1.0 / 8192}).constant();
+  cases.push_back(
+      Case{"linear_cross_entropy_training", {T({70, 8}), T({2000, 8}), absent(), zeros, tiny}, {}, kProducts}
+          .rounding(0b1100));
+  cases.back().dtypes = {DType::f16};
+  // Rows of several packs for each thread, the last one ragged, and too long for a GPU's shared memory.
+  for (const int64_t classes : {9000, 9003, 60003}) {
+    const std::vector<OperandCase> inputs = {T({2, classes}).in(-8, 8), I32({2}, 0, classes), scale};
+    Case row{"cross_entropy", inputs, {}, kRows};
+    row.dtypes = {DType::bf16};
+    cases.push_back(row);
+    cases.push_back(Case{"linear_cross_entropy_training",
+                         {T({2, 2}), T({classes, 2}), absent(), inputs[1], scale},
+                         {},
+                         kProducts}
+                        .rounding(0b1100));
+    cases.back().dtypes = {DType::bf16};
   }
   // Logits so large that exp of them is infinite.
   Case large{"cross_entropy",

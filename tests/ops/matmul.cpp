@@ -43,6 +43,9 @@ std::vector<Case> matmul_cases() {
     cases.push_back({"linear_weight_gradient", {T(made), T(shape)}, {{"bias", true}}, kProducts});
     cases.push_back({"linear_weight_gradient", {T(made), T(shape)}, {{"bias", false}}, kProducts});
   }
+  // Rows and columns enough that the sums of dy are shared out, in packs and not.
+  for (const int64_t out : {264, 257})
+    cases.push_back({"linear_weight_gradient", {T({300, out}), T({300, 2})}, {{"bias", true}}, kProducts});
   return cases;
 }
 

@@ -36,6 +36,14 @@ std::vector<Case> norm_cases() {
     cases.push_back({"rms_norm_gradient", {T(shape), T(shape), A({n}), rstd(rows)}, {}, kRows});
     cases.push_back({"rms_norm_gradient", {T(shape), T(shape), absent(), rstd(rows)}, {}, kRows});
   }
+  // Rows that are shared among several warps, or too long to be held in registers; more rows than blocks.
+  for (const Shape& shape : {Shape{35, 320}, {11, 1032}, {9, 2112}, {9, 8208}, {70, 8}}) {
+    const int64_t n = shape.back(), rows = shape[0];
+    cases.push_back({"layer_norm", {T(shape), A({n}), A({n})}, {}, kRows});
+    cases.push_back({"rms_norm", {T(shape), A({n})}, {}, kRows});
+    cases.push_back({"layer_norm_gradient", {T(shape), T(shape), A({n}), A({rows}), rstd(rows)}, {}, kRows});
+    cases.push_back({"rms_norm_gradient", {T(shape), T(shape), A({n}), rstd(rows)}, {}, kRows});
+  }
   // A mean far from 0: the variance must not come from the difference of two large numbers.
   Case far{"layer_norm", {T({3, 64}).in(1000, 1001), A({64}), A({64})}, {}, {2e-4}};
   far.dtypes = {DType::f32};

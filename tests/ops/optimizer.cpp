@@ -16,6 +16,11 @@ std::vector<Case> optimizer_cases() {
     cases.push_back({"global_norm", {A({7})}, attributes, {1e-5}});
     cases.push_back({"global_norm", {A({3, 5}), A({1}), A({}), A({65, 127})}, attributes, {1e-5}});
   }
+  // Many operands, and a large one.
+  std::vector<OperandCase> many(300, A({3}));
+  cases.push_back({"add_n", many, {}, {1e-5}});
+  many[150] = A({40000});
+  cases.push_back({"global_norm", many, {{"max_norm", 1.0}}, {1e-5}});
   for (const double bad : {static_cast<double>(NAN), static_cast<double>(INFINITY)})
     cases.push_back({"global_norm", {A({3}), A({4}).of({1, bad, 0})}, {{"max_norm", 1.0}}});
   cases.push_back({"global_norm", {A({9}).of({0})}, {{"max_norm", 1.0}}});

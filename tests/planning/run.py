@@ -108,6 +108,126 @@ class Plans(Case):
             self.assertAlmostEqual(one, planned, delta=1e-5 * abs(one))
 
 
+class Replans(Case):
+    """Planning anew, after a loss or with more machines, and ahead of a loss."""
+
+    def cluster(self, *nodes, **more):
+        more = ''.join(f', {name} = {value}' for name, value in more.items())
+        nodes = ',\n'.join(f'  het.node {{ {node} }}' for node in nodes)
+        (self.folder / 'cluster.lua').write_text(
+            f'local het = require "het"\nreturn het.cluster {{ bandwidth = "10 Gbit/s", latency = "50 us"{more},\n{nodes} }}\n')
+
+    def spot(self, *names, devices=2):
+        self.cluster(*(f'name = "{name}", type = "T4", devices = {devices}' for name in names))
+
+    def plan(self, *words):
+        return self.json_of('plan', 'small.lua', '--cluster=cluster.lua', '--policy=search', *words)
+
+    def save(self, name='old.lua', *words):
+        out, _ = self.hetrun('plan', 'small.lua', '--cluster=cluster.lua', '--policy=search', '--lua', *words)
+        (self.folder / name).write_text(out)
+        return out
+
+    def test_the_same_plan_moves_nothing(self):
+        self.spot('a', 'b')
+        self.save()
+        out, _ = self.hetrun('plan', 'small.lua', '--cluster=cluster.lua', '--old=old.lua', '--near=50%')
+        self.assertIn('no state moves', out)
+        self.assertNotIn('moved', self.plan()['report'])
+
+    def test_after_a_loss_the_rest_keeps_what_it_holds(self):
+        self.recipe('het.plan { microbatch = 2, '
+                    'het.pipeline { microbatches = 2, het.stage { "a:0", layers = 4 }, het.stage { "a:1" } }, '
+                    'het.pipeline { microbatches = 2, het.stage { "b:0", layers = 4 }, het.stage { "b:1" } } }')
+        self.spot('a')
+        moved = self.plan('--old=small.lua', '--near=100%')['report']['moved']   # a recipe's own plan
+        self.assertEqual((moved['bytes'], moved['lost_bytes'], moved['near']), (0, 0, 1))
+        # Without b and a:1 nobody holds the last layers.
+        self.spot('a', devices=1)
+        answer = self.plan('--old=small.lua')
+        moved = answer['report']['moved']
+        self.assertEqual([d['device'] for d in moved['devices']], ['a:0'])
+        self.assertEqual(moved['bytes'], moved['devices'][0]['weight_bytes'] + moved['devices'][0]['optimizer_bytes'])
+        self.assertEqual(moved['lost_bytes'], moved['bytes'])
+        kinds = {kind['name']: kind['parameters'] for kind in answer['model']['kinds']}
+        lost = sum(kinds[layer['kind']] for layer in answer['model']['layers'][4:])
+        self.assertEqual(moved['bytes'], 12 * lost)   # f32 weights and AdamW's two moments
+        out, _ = self.hetrun('plan', 'small.lua', '--cluster=cluster.lua', '--old=small.lua')
+        self.assertIn('a snapshot must have them', out)
+
+    def test_a_new_machine_takes_what_it_needs(self):
+        self.spot('a')
+        self.save()
+        self.spot('a', 'z')
+        answer = self.plan('--old=old.lua', '--near=0')
+        moved = answer['report']['moved']
+        self.assertEqual(moved['best_step_seconds'], answer['report']['step_seconds'])
+        self.assertLessEqual(moved['bytes'], moved['best_bytes'])
+        if moved['bytes'] > 0:
+            self.assertGreater(moved['seconds'], 0)
+
+    def test_fallbacks_are_made_for_the_likeliest_losses(self):
+        self.cluster('name = "rare", type = "T4", devices = 2, preemptions = 0.01',
+                     'name = "often", type = "T4", devices = 2, preemptions = 0.5')
+        answer = self.plan('--policy=megatron', '--fallbacks=9')
+        self.assertEqual([f['lost'] for f in answer['fallbacks'][:2]], ['often', 'rare'])
+        self.assertEqual({f['lost'] for f in answer['fallbacks'][2:]}, {'rare:0', 'rare:1', 'often:0', 'often:1'})
+        self.assertEqual([f['preemptions_per_hour'] for f in answer['fallbacks'][:3]], [0.5, 0.01, 0])
+        for fallback in answer['fallbacks']:
+            self.assertTrue(fallback['feasible'])
+            used = {d['device'] for d in fallback['report']['devices']}
+            self.assertFalse(used & set(fallback['devices']))
+            self.assertIn('bytes', fallback['report']['moved'])
+        self.assertEqual(len(self.plan('--fallbacks=1')['fallbacks']), 1)
+        out, _ = self.hetrun('plan', 'small.lua', '--cluster=cluster.lua', '--fallbacks=2')
+        self.assertRegex(out, r'without often \(0.5 preemptions an hour\): step .* to move')
+
+    def test_a_loss_that_leaves_no_plan_is_said(self):
+        (self.folder / 'cluster.lua').write_text(
+            'local het = require "het"\nreturn het.cluster {\n'
+            '  het.device_type { name = "big", f32 = "1 TFLOP/s", memory = "1 GB", memory_bandwidth = "10 GB/s" },\n'
+            '  het.device_type { name = "small", f32 = "1 TFLOP/s", memory = "600 kB", memory_bandwidth = "10 GB/s" },\n'
+            '  het.node { name = "a", type = "big" }, het.node { name = "b", type = "small" } }\n')
+        answer = self.plan('--fallbacks=1')
+        [fallback] = answer['fallbacks']
+        self.assertEqual((fallback['lost'], fallback['feasible']), ('a', False))
+        self.assertIn('lacks', ' '.join(fallback['problems']))
+        out, _ = self.hetrun('plan', 'small.lua', '--cluster=cluster.lua', '--fallbacks=1')
+        self.assertRegex(out, 'without a: no plan: .*lacks')
+
+    def test_a_plan_with_fallbacks_is_read_back(self):
+        self.spot('a', 'b')
+        whole = self.save('old.lua', '--fallbacks=2')
+        self.assertIn('lost = "a"', whole)
+        self.assertEqual(self.plan('--old=old.lua', '--near=0.5')['report']['moved']['bytes'], 0)
+
+    def test_a_run_has_its_fallbacks_and_starts_from_an_old_plan(self):
+        recipe = (self.folder / 'small.lua').read_text().replace(
+            'plan = opt.auto', 'after = function(run) for _, f in ipairs(run.fallbacks) do print(f.lost, f.plan or f.problems[1]) '
+            'end end,\n  plan = opt.auto').replace(
+            'policy = opt.policy', 'policy = "megatron", fallbacks = 2, old = het.plan { microbatch = 8, '
+            'het.pipeline { het.stage { "here:0" } } }')
+        (self.folder / 'small.lua').write_text(recipe)
+        out, said = self.hetrun('--workers', 2, 'small.lua', '--auto')
+        self.assertIn('here:0\thet.plan', out)
+        self.assertIn('het.stage { "here:1"', out)
+        self.assertIn('without here:1: step', said)
+        self.assertRegex(said, 'of state move|no state moves')
+
+    def test_what_cannot_be(self):
+        self.spot('a')
+        told = self.refused('plan', 'small.lua', '--cluster=cluster.lua', '--old=cluster.lua')
+        self.assertIn('cluster.lua holds no plan', told)
+        self.assertIn('--near=much is no share', self.refused('plan', 'small.lua', '--near=much'))
+        self.assertIn('--fallbacks=none', self.refused('plan', 'small.lua', '--fallbacks=none'))
+        (self.folder / 'old.lua').write_text('het.plan { het.pipeline { het.stage { "a:0", layers = 3 } } }')
+        self.assertIn('the old plan: pipeline 1: its stages hold 3 layers, the model has 8',
+                      self.refused('plan', 'small.lua', '--cluster=cluster.lua', '--old=old.lua'))
+        recipe = (self.folder / 'small.lua').read_text()
+        (self.folder / 'small.lua').write_text(recipe.replace('policy = opt.policy', 'old = het.plan.auto {}'))
+        self.assertIn('give the het.plan { ... } that it found', self.refused('small.lua', '--auto'))
+
+
 class Simulations(Case):
     def test_the_recipe_s_plan(self):
         self.recipe('het.plan { microbatch = 2, het.pipeline { microbatches = 4, het.stage { "a:0", layers = 5 }, '
@@ -418,7 +538,7 @@ class Profiles(Case):
         self.assertAlmostEqual(report['update_seconds'], update, delta=1e-6 * update)
         self.assertAlmostEqual(report['step_seconds'], 2 * passes + update, delta=1e-6 * passes)
         self.assertEqual(report['sources'], [{'type': 'cpu', 'layers_measured': 8, 'layers_interpolated': 0,
-                                              'layers_estimated': 0, 'link_measured': True}])
+                                              'layers_estimated': 0, 'link_measured': True, 'link': 'measured'}])
 
     def test_plans_say_what_they_were_made_of(self):
         self.profile('--microbatches=4', '--tensor=1')
@@ -427,6 +547,38 @@ class Profiles(Case):
         self.assertNotIn('holds nothing', said)
         _, said = self.hetrun('plan', 'small.lua', '--cluster=cluster.lua', '--profile=small.profile.json')
         self.assertIn('the profile holds nothing of A100-80', said)
+
+    def test_measured_links_are_what_plans_are_made_of(self):
+        self.profile('--microbatches=4', '--tensor=1')
+        saved = self.saved()
+        device = [{'type': 'T4', 'name': 'a card'}]
+        points = [{**point, 'type': 'T4'} for point in saved['points']]
+        (self.folder / 'cluster.lua').write_text('''local het = require "het"
+return het.cluster { het.node { name = "x", type = "T4", devices = 2 }, het.node { name = "y", type = "T4", zone = "far" } }
+''')
+        self.recipe('het.plan { microbatch = 4, het.pipeline { microbatches = 2, het.stage { "x:0" }, het.stage { "x:1" }, '
+                    'het.stage { "y:0" } } }')
+
+        def report(**seconds):
+            links = [{'type': 'T4', 'from': ends[0], 'to': ends[1],
+                      'messages': [{'bytes': size, 'seconds': each * (1 + size)} for size in (0, 1000, 100000)]}
+                     for ends, each in seconds.items()]
+            (self.folder / 'cards.json').write_text(
+                json.dumps({**saved, 'devices': device, 'points': points, 'links': links}))
+            words = ('simulate', 'small.lua', '--cluster=cluster.lua', '--profile=cards.json')
+            return self.json_of(*words)['report'], self.hetrun(*words)[0]
+
+        told, out = report()
+        self.assertIn('layer times on T4: 8 measured, 0 interpolated, 0 estimated from the data sheet; '
+                      'link from the data sheet', out)
+        self.assertIn('links between hosts: 0 measured, 1 as the cluster states them', out)
+        inside, out = report(xx=1e-7)
+        self.assertGreater(inside['step_seconds'], told['step_seconds'])
+        self.assertIn('; link measured', out)
+        between, out = report(xx=1e-7, yx=1e-6)
+        self.assertGreater(between['step_seconds'], inside['step_seconds'])
+        self.assertIn('links between hosts: 1 measured, 0 as the cluster states them', out)
+        self.assertEqual((between['links_measured'], between['sources'][0]['link']), (1, 'measured'))
 
     def test_a_run_plans_with_it(self):
         self.profile('--microbatches=4', '--tensor=1')

@@ -4,6 +4,7 @@
 usage: run.py HETRUN [unittest arguments]
 """
 import json
+import os
 import pathlib
 import resource
 import subprocess
@@ -145,9 +146,18 @@ class CommandLine(Case):
         self.refused('--threads=100000 mlp.lua', '--threads=100000 is above 4096, the most that works')
         self.refused('--workers=1000 mlp.lua', '--workers=1000 is above 512, the most that works')
 
+    def test_a_gpu_that_is_not_there_is_told_in_a_sentence(self):
+        for device in ('cuda', 'cuda:3'):
+            out, err = self.hetrun(f'--device={device}', 'mlp.lua', '--steps=1', code=71,
+                                   env={**os.environ, 'CUDA_VISIBLE_DEVICES': ''})
+            self.assertRegex(err, '^hetrun: device cuda: [^\\n]+\\n$')
+            self.assertEqual(out, '')
+        self.refused('--device=cuda:x mlp.lua',
+                     "--device=cuda:x is neither cpu nor cuda nor reference; did you mean 'cuda'?")
+
     def test_options_without_value_and_unknown_ones(self):
         self.refused('mlp.lua --metrics', '--metrics needs one value, such as --metrics=metrics.jsonl')
-        self.refused('--device=gpu mlp.lua', "--device=gpu is neither cpu nor reference; did you mean 'cpu'?")
+        self.refused('--device=gpu mlp.lua', "--device=gpu is neither cpu nor cuda nor reference; did you mean 'cuda'?")
         self.refused('--worker 2 mlp.lua',
                      'there is no option --worker; did you mean --workers? (hetrun --help lists the options)')
         self.refused('plan mlp.lua --clutser=cluster.lua',

@@ -133,8 +133,8 @@ Layer.__call = function(self, ...)
   if not rawget(self, "store") then
     local store = {}
     if rawget(self, "folder") then
-      require("het.files").read_weights(self.folder, self, {
-        write = function(_, name, tensor) store[name] = tensor:to("f32") end,
+      require("het.files").offer_weights(self.folder, self, {
+        offer = function(_, name, tensor) store[name] = tensor:read():to("f32") end,
       })
     end
     rawset(self, "store", store)

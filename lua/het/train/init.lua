@@ -30,44 +30,30 @@ local function count_layers(self)
   return #graph:layers()
 end
 
--- The plan that the planner finds: rank 0 does, the others are told.
-local function find_plan(self, wanted, ranks)
-  local planning = require "het.planning"
+-- Has the planner begin, in a thread of its own, to look for the plan that a het.plan.auto asks for. Returns a function
+-- that waits for what it answers.
+local function begin_plan(self, wanted, ranks)
   if wanted.profile then access.check(wanted.profile) end
-  local answer
-  local function find()
-    local cluster = wanted.cluster or require("het.cluster").here(ranks)
-    answer = planning.find(self, cluster, wanted)
+  local wait = require("het.planning").begin(self, wanted.cluster or require("het.cluster").here(ranks), wanted)
+  return function()
+    local answer = wait()
     if not answer.feasible then errors.usage("no plan fits:\n  %s", table.concat(answer.problems, "\n  ")) end
-    if not native.settings.quiet then native.write("stderr", answer.text) end
-    return answer.lua
+    return answer
   end
-  if not self.cluster then return planning.plan_of { lua = find() } end
-  local told = self.cluster:tell(self.cluster:rank() == 0 and find() or "")
-  return planning.plan_of { lua = told[1] }
 end
 
--- The other ranks of the run, when there are any, and the plan that all of them follow. A plan for several devices
--- needs as many ranks; ranks without a plan are replicas that share the batch evenly.
-local function join(self)
-  local a, settings = self.arguments, native.settings or {}
-  local automatic = a.plan and a.plan.automatic
-  -- With a cluster that is written down every rank finds the same plan; of this machine the first one's counts.
-  if automatic and automatic.cluster then
-    self.plan = plan.resolve(find_plan(self, automatic), a.batch)
-  elseif not automatic then
-    self.plan = plan.resolve(a.plan, a.batch)
+-- The plan of an answer, logged by the first rank.
+local function take_plan(self, written, answer)
+  local found, fallbacks = require("het.planning").from_lua(written)
+  self.plan, self.fallbacks = plan.resolve(found, self.arguments.batch), fallbacks
+  if answer and not native.settings.quiet and (not self.cluster or self.cluster:rank() == 0) then
+    native.write("stderr", require("het.planning").text_of(answer))
   end
-  self.pace = a.pace and native.pace(a.pace, self.plan or errors.usage("train.pace needs a plan"), count_layers(self))
-  self.cluster = native.join {
-    rendezvous = settings.rendezvous or a.rendezvous, interface = settings.interface, run = a.name,
-    secret_file = settings.secret_file, timeout = settings.timeout, warn_after = settings.warn_after,
-    links = self.pace and self.pace.links,
-    recipe = digest.of_recipe(a), data = digest.of_data(a.data),
-    device = self.device, memory = native.device(self.device):available_bytes(),
-  }
-  local ranks = self.cluster and self.cluster:size() or 1
-  if automatic and not self.plan then self.plan = plan.resolve(find_plan(self, automatic, ranks), a.batch) end
+end
+
+-- A plan for several devices needs as many ranks; ranks without a plan are replicas that share the batch evenly.
+local function settle_plan(self)
+  local a, ranks = self.arguments, self.cluster and self.cluster:size() or 1
   if self.plan then
     local devices = plan.devices(self.plan)
     if devices ~= ranks then
@@ -77,7 +63,48 @@ local function join(self)
   elseif ranks > 1 then
     self.plan = plan.replicas(ranks, a.batch, a.microbatch)
   end
+end
+
+-- The other ranks of the run, when there are any. Returns a function that gives the run the plan that all of them
+-- follow: until it is called, one that the planner looks for is looked for beside what else the start takes.
+local function join(self)
+  local a, settings = self.arguments, native.settings or {}
+  local automatic = a.plan and a.plan.automatic
+  local answer, begun
+  -- With a cluster that is written down every rank finds the same plan; of this machine the first one's counts.
+  if automatic and automatic.cluster then
+    begun = begin_plan(self, automatic)
+  elseif not automatic then
+    self.plan = plan.resolve(a.plan, a.batch)
+  end
+  if a.pace and begun then   -- whose links the ranks join by
+    answer = begun()
+    self.plan = plan.resolve(require("het.planning").from_lua(answer.lua), a.batch)
+  end
+  self.pace = a.pace and native.pace(a.pace, self.plan or errors.usage("train.pace needs a plan"), count_layers(self))
+  self.cluster = native.join {
+    rendezvous = settings.rendezvous or a.rendezvous, interface = settings.interface, run = a.name,
+    secret_file = settings.secret_file, timeout = settings.timeout, warn_after = settings.warn_after,
+    links = self.pace and self.pace.links,
+    recipe = digest.of_recipe(a), data = digest.of_data(a.data),
+    device = self.device, memory = native.device(self.device):available_bytes(),
+  }
   self.rank = self.cluster and self.cluster:rank() or 0
+  if not automatic then
+    settle_plan(self)
+    return function() end
+  end
+  local told = not automatic.cluster and self.cluster   -- by the first rank
+  if not begun and self.rank == 0 then
+    begun = begin_plan(self, automatic, self.cluster and self.cluster:size() or 1)
+  end
+  return function()
+    if begun then answer = answer or begun() end
+    local written = answer and require("het.planning").to_lua(answer) or ""
+    if told then written = self.cluster:tell(written)[1] end
+    take_plan(self, written, answer)
+    settle_plan(self)
+  end
 end
 
 -- Where this rank computes.
@@ -135,14 +162,14 @@ local function check_places(self)
   end
 end
 
--- Weights to begin with, and where an earlier run stopped.
+-- Weights to begin with, and where an earlier run stopped. Tensors are read when programs ask for them.
 local function restore(self)
   local a = self.arguments
   local about
   if a.resume then
-    about = files.read_training(a.save, self.state)
+    about = files.offer_training(a.save, self.state)
     if about then
-      local metadata = files.read_weights(a.save, a.model, self.state)
+      local metadata = files.offer_weights(a.save, a.model, self.state)
       if tonumber(metadata.step) ~= about.step then
         errors.usage("%s: the model is of step %s, its training state of step %d; they were not saved together",
           a.save, tostring(metadata.step), about.step)
@@ -159,7 +186,7 @@ local function restore(self)
     end
   end
   local folder = a.from or rawget(a.model, "folder")
-  if folder then files.read_weights(folder, a.model, self.state) end
+  if folder then files.offer_weights(folder, a.model, self.state) end
   return nil
 end
 
@@ -186,17 +213,18 @@ function Run:prepare()
   if self.train_executor then return end
   local a = self.arguments
   self.device = native.settings and native.settings.device or "cpu"
-  join(self)
+  local finish_planning = join(self)
   check_places(self)
+  self.own_device = device_of(self)
+  self.state = native.state(self.own_device, a.seed)
+  local about = restore(self) or {}
+  finish_planning()
   self.microbatch = self.plan and self.plan.microbatch or a.microbatch or a.batch
   self.microbatches = a.batch / self.microbatch
   self.context = a.context or (is_model(a.model) and a.model.arguments.context) or 1
   local training = graphs.training(spec_of(self))
   self.has_counter = training.counter
   self.parameters = count_parameters(training.graph)
-  self.own_device = device_of(self)
-  self.state = native.state(self.own_device, a.seed)
-  local about = restore(self) or {}
   self.step, self.best, self.validation = about.step or 0, about.best, about.validation
   self.train_executor = executor_of(self, training)
   local settings = { context = self.context, batch = a.batch, microbatch = self.microbatch, seed = a.seed,
@@ -209,6 +237,7 @@ function Run:prepare()
     settings.split, settings.start = "holdout", 0
     self.holdout = a.data:sampler(settings)
   end
+  self.state:drop_offers()   -- layers of other ranks
 end
 
 -- Give an executor a batch.
@@ -339,7 +368,8 @@ local function tell_ranks(self, reporter)
   if not self.cluster or used.runs == 0 then return nil end
   local own = { rank = self.rank, computed_s = (used.seconds - used.waited) / used.runs,
     waited_s = used.waited / used.runs, sent_bytes = used.sent_bytes / used.runs,
-    memory_bytes = self.train_executor:memory().total, behind_s = self.own_device:pace_lost() }
+    memory_bytes = self.train_executor:memory().total, restored_bytes = self.state:bytes_taken(),
+    behind_s = self.own_device:pace_lost(), ways = self.cluster:ways() }
   local told = self.cluster:tell(native.json_encode(own))
   if self.rank > 0 then return nil end
   local ranks, slowest = {}, 1
@@ -358,7 +388,25 @@ local function tell_ranks(self, reporter)
         native.show_seconds(rank.behind_s)))
     end
   end
+  local said = {}
+  for _, rank in ipairs(ranks) do
+    for _, way in ipairs(rank.ways) do
+      if not said[way] then reporter:say(way) end
+      said[way] = true
+    end
+  end
   return ranks
+end
+
+--- Bytes at most: what the programs of this rank take of a GPU; elsewhere what the process took of the machine.
+function Run:peak_memory()
+  if not peak.is_gpu(self.device) then return native.memory_peak() end
+  local total = self.train_executor:memory().total
+  if self.evaluate_executor then
+    local memory = self.evaluate_executor:memory()
+    total = total + memory.total - memory.state   -- the state is shared
+  end
+  return total
 end
 
 -- The numbers of a finished run.
@@ -370,7 +418,7 @@ local function results_of(self, reporter, started)
     steps = self.step, train_loss = self.loss, validation_loss = self.validation, best_validation_loss = self.best,
     seconds = native.clock() - started, tokens_per_s = tokens,
     samples_per_s = steps_per_s * self.arguments.batch, mfu = reporter:mfu(tokens),
-    peak_memory_bytes = native.memory_peak(), parameters = self.parameters, precision = self.arguments.precision,
+    peak_memory_bytes = self:peak_memory(), parameters = self.parameters, precision = self.arguments.precision,
   }
 end
 
@@ -424,7 +472,7 @@ function Run:start()
   local metrics = a.metrics or (settings.metrics ~= "" and settings.metrics) or nil
   local reporter = progress.new {
     steps = a.steps, first = self.step, tokens_per_step = self.tokens_per_step, unit = self.unit,
-    quiet = settings.quiet or self.rank > 0,
+    quiet = settings.quiet or self.rank > 0, memory = function() return self:peak_memory() end,
     flops_per_token = is_model(a.model) and a.model:training_flops(self.context) or 0,
     peak = is_model(a.model) and not self.cluster and peak.known(peak_device, a.precision) or nil,
     metrics = self.rank == 0 and metrics or nil, best = self.best, every = math.max(1, math.floor(a.steps / 20)),

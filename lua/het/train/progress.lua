@@ -10,7 +10,8 @@ Progress.__index = Progress
 
 --- A reporter.
 -- @tparam table settings `steps`, `tokens_per_step`, `unit` (what these are: "tokens" or "samples"), `flops_per_token`,
--- `peak` (FLOP/s or nil), `metrics` (path), `quiet`, `first` (steps done before), `every` (steps between plain lines)
+-- `peak` (FLOP/s or nil), `metrics` (path), `quiet`, `first` (steps done before), `every` (steps between plain lines),
+-- `memory` (function: bytes used; default: the process's)
 function progress.new(settings)
   local self = setmetatable(settings, Progress)
   self.terminal = native.is_terminal("stderr")
@@ -54,7 +55,7 @@ function Progress:describe(step)
   }
   if self.peak then parts[#parts + 1] = ("MFU %.0f %%"):format(100 * self:mfu(self.rate)) end
   if self.validation then parts[#parts + 1] = ("validation %.4f"):format(self.validation) end
-  parts[#parts + 1] = text.bytes(native.memory_peak())
+  parts[#parts + 1] = text.bytes(self.memory and self.memory() or native.memory_peak())
   local left = (self.steps - step.step) * self.tokens_per_step / self.rate
   parts[#parts + 1] = ("%s left"):format(text.duration(left))
   return table.concat(parts, "  ")

@@ -125,6 +125,30 @@ TEST_CASE("nobody at the endpoint is said within the timeout", "[cluster]") {
         }) == fmt::format("peer: the store at {} did not answer within 100 ms", to_string(at)));
 }
 
+TEST_CASE("a client waits with patience for the server to start, and says so", "[cluster]") {
+  Endpoint at{"127.0.0.1", 0};
+  { const Descriptor listener = listen_at(at); }
+  std::unique_ptr<StoreServer> server;
+  std::vector<std::string> warnings;
+  StoreClientOptions options{to_string(at), "", kClusterSecret, milliseconds(50)};
+  options.patience = kStoreHung;
+  options.warn_after = milliseconds(60);
+  options.warn = [&](const std::string& sentence) {
+    warnings.push_back(sentence);
+    if (warnings.size() != 2) return;
+    StoreServerOptions late;
+    late.address = at.host;
+    late.port = at.port;
+    late.secret = kClusterSecret;
+    server = serve_store(std::move(late));
+  };
+  const auto store = connect_store(options);
+  REQUIRE(warnings.size() >= 2);
+  CHECK_THAT(warnings[0], Catch::Matchers::StartsWith("waited 0."));
+  CHECK_THAT(warnings[0], Contains(fmt::format("s for who serves the store at {}: cannot connect to {}",
+                                               to_string(at), to_string(at))));
+}
+
 TEST_CASE("messages of the embedded store are read back as written", "[cluster]") {
   Question question;
   question.kind = Question::Kind::replace;

@@ -44,6 +44,19 @@ HttpReply post(const std::string& endpoint, const std::string& path, const std::
 
 }  // namespace
 
+TEST_CASE("a rendezvous names the members of etcd", "[cluster]") {
+  const EtcdPlaces one = parse_etcd_rendezvous("etcd://head:2379");
+  CHECK(one.endpoints == std::vector<std::string>{"http://head:2379"});
+  CHECK(one.host == "head");
+  const EtcdPlaces two = parse_etcd_rendezvous("etcd://[fd00::7]:2379,10.0.0.8:80");
+  CHECK(two.endpoints == std::vector<std::string>{"http://[fd00::7]:2379", "http://10.0.0.8:80"});
+  CHECK(two.host == "fd00::7");
+  for (const char* text : {"etcd://", "etcd://head", "etcd://head:2379,", "etcd://head:0"})
+    CHECK_THAT(sentence_of([&] { parse_etcd_rendezvous(text); }), Contains("is no endpoint"));
+  for (const char* text : {"", "head:2379", "http://head:2379"})
+    CHECK_THAT(sentence_of([&] { parse_etcd_rendezvous(text); }), Contains("is no place to meet"));
+}
+
 TEST_CASE("base64 is that of RFC 4648", "[cluster]") {
   const std::vector<std::pair<std::string, std::string>> cases = {{"", ""},
                                                                   {"f", "Zg=="},

@@ -1,3 +1,4 @@
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <cstdlib>
 #include <mutex>
@@ -370,6 +371,84 @@ TEST_CASE("a lease that can no longer be kept is lost", "[cluster]") {
   while (!lease.lost() && std::chrono::steady_clock::now() < until)
     std::this_thread::sleep_for(milliseconds(10));
   CHECK(lease.lost());
+}
+
+namespace {
+
+// A store that can fall silent, of which leases alone are used.
+class FaintStore final : public Store {
+ public:
+  std::atomic<bool> silent = false;
+  std::atomic<int> revoked = 0;
+  std::shared_ptr<Store> behind;  // which hears what is said to it
+
+  std::string describe() const override { return "a faint store"; }
+  StoreLease grant(milliseconds ttl) override { return {1, ttl, ttl / 4}; }
+  void keep_alive(int64_t lease) override {
+    if (behind) behind->keep_alive(lease);
+    if (silent) fail(ErrorKind::peer, "no answer");
+  }
+  void revoke(int64_t) override { ++revoked; }
+  std::optional<StoreEntry> get(const std::string&) override { return std::nullopt; }
+  StoreListing list(const std::string&) override { return {}; }
+  int64_t put(const std::string&, const std::string&, int64_t) override { return 0; }
+  std::optional<int64_t> create(const std::string&, const std::string&, int64_t) override { return {}; }
+  std::optional<int64_t> replace(const std::string&, const std::string&, int64_t, int64_t) override {
+    return {};
+  }
+  bool remove(const std::string&) override { return false; }
+  std::unique_ptr<StoreWatch> watch(const std::string&, int64_t) override { return nullptr; }
+};
+
+bool comes_to_be(const HeldLease& lease, bool lost) {
+  const auto until = std::chrono::steady_clock::now() + kStoreHung;
+  while (lease.lost() != lost && std::chrono::steady_clock::now() < until)
+    std::this_thread::sleep_for(milliseconds(1));
+  return lease.lost() == lost;
+}
+
+}  // namespace
+
+TEST_CASE("a lease is kept again when its store answers again", "[cluster]") {
+  const auto store = std::make_shared<FaintStore>();
+  HeldLease lease(store, milliseconds(40));
+  for (int round = 0; round < 2; ++round) {
+    store->silent = true;
+    REQUIRE(comes_to_be(lease, true));
+    store->silent = false;
+    REQUIRE(comes_to_be(lease, false));
+  }
+  lease.revoke();
+  CHECK(store->revoked == 1);
+}
+
+TEST_CASE("a silent store is not waited for once more when a lease is given back", "[cluster]") {
+  const auto store = std::make_shared<FaintStore>(), keeper = std::make_shared<FaintStore>();
+  {
+    HeldLease lease(store, milliseconds(40), keeper);
+    keeper->silent = true;
+    REQUIRE(comes_to_be(lease, true));
+  }
+  CHECK(store->revoked == 0);
+}
+
+TEST_CASE("a member that hears nothing of its store is told that it is cut off, once", "[cluster]") {
+  const auto stores = embedded();
+  const auto keeper = std::make_shared<FaintStore>();
+  keeper->behind = stores->connect();  // the lease lives; only the answers are lost
+  JoinOptions options = options_of(1);
+  options.lease_ttl = milliseconds(2000);
+  options.keeper = keeper;
+  const auto membership = join(stores->connect(), member_on("alpha", 0), options);
+  keeper->silent = true;
+  const auto changes = take_changes(*membership, 1);
+  REQUIRE(changes.size() == 1);
+  CHECK(changes[0].kind == MemberChange::Kind::cut_off);
+  CHECK(changes[0].rank == 0);
+  CHECK_THAT(changes[0].sentence,
+             StartsWith("rank 0 could not keep its lease alive for 2000 ms, and may count as dead: the "
+                        "embedded store at 127.0.0.1:"));
+  CHECK(membership->watch_members(milliseconds(0)).empty());
 }
 
 TEST_CASE("joins a run and waits", "[.child]") {

@@ -1,8 +1,11 @@
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <condition_variable>
 #include <mutex>
 #include <random>
 
+#include "core/base/error.h"
+#include "core/comm/gloo.h"
 #include "tests/unit/core/comm_testing.h"
 
 using namespace het;
@@ -278,4 +281,65 @@ TEST_CASE("starting an operation twice is an error of the program", "[comm]") {
     sum->start(bytes, bytes);
   });
   CHECK(has(errors[0], "internal requirement failed: !operation.started"));
+}
+
+namespace {
+
+// Fails whoever asks it, and counts them.
+class SilentBoard final : public KeyValue {
+ public:
+  std::atomic<int> asked = 0;
+  void set(const std::string&, const std::string&) override { refuse(); }
+  std::optional<std::string> get(const std::string&) override { refuse(); }
+  std::optional<std::string> wait(const std::string&, std::chrono::milliseconds) override { refuse(); }
+
+ private:
+  [[noreturn]] void refuse() {
+    ++asked;
+    fail(ErrorKind::peer, "no answer");
+  }
+};
+
+}  // namespace
+
+TEST_CASE("over Gloo, a board that is silent is asked once, and the missing rank is named", "[comm]") {
+  const auto store = make_memory_key_value();
+  const std::shared_ptr<SilentBoard> boards[2] = {std::make_shared<SilentBoard>(),
+                                                  std::make_shared<SilentBoard>()};
+  const FabricMaker maker = [&](int size, const Patience& patience) {
+    std::vector<std::function<std::shared_ptr<Fabric>()>> makers;
+    for (int rank = 0; rank < size; ++rank)
+      makers.emplace_back([=] {
+        GlooOptions options;
+        options.rank = rank;
+        options.size = size;
+        options.address = "127.0.0.1";
+        options.store = store;
+        options.board = boards[rank];
+        options.prefix = "test";
+        options.patience = patience;
+        return make_gloo(std::move(options));
+      });
+    return makers;
+  };
+  Gate end(2);
+  Patience patience;
+  patience.warn_after = std::chrono::milliseconds(50);
+  patience.timeout = std::chrono::milliseconds(200);
+  const auto errors = on_ranks(maker, 2, patience, [&](Fabric& fabric) {
+    const auto group = fabric.group("dp0", all_ranks(2));
+    std::vector<float> data(10, 1.0F);
+    try {
+      if (fabric.rank() == 0) sum_of(*group, data)->wait();
+    } catch (const std::exception&) {
+      end.pass();
+      throw;
+    }
+    end.pass();
+  });
+  INFO(errors[0]);
+  CHECK(has(errors[0], "all_reduce of 'wte.gradient' in group 'dp0'"));
+  CHECK(has(errors[0], "rank 1 ("));
+  CHECK(has(errors[0], "has not arrived"));
+  CHECK(boards[0]->asked == 1);
 }

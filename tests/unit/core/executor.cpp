@@ -11,6 +11,7 @@
 #include "core/ops/op.h"
 #include "core/program/eager.h"
 #include "kernels/cpu/device.h"
+#include "tests/emulated_cuda/device.h"
 #include "tests/unit/core/testing.h"
 
 using namespace het;
@@ -29,9 +30,12 @@ void* counted(std::size_t bytes, std::size_t alignment) {
   throw std::bad_alloc();
 }
 
-// The reference device, with a say in what memory it allows and a call before each kernel that runs.
+// The reference device, with a say in what memory it allows, a call before each kernel that runs, and
+// recordings where they are asked for.
 class Watched final : public Device {
  public:
+  bool records = false;
+  int recordings = 0, replays = 0, launches = 0;  // launches: those that were not part of a replay
   std::function<void(std::string_view op)> before_kernel = [](std::string_view) {};
   int64_t available = int64_t{1} << 40, allowance = int64_t{1} << 40;
 
@@ -43,10 +47,36 @@ class Watched final : public Device {
     std::shared_ptr<Kernel> kernel = device_->prepare(request);
     return make_kernel(
         [this, kernel, op = request.op.name](const KernelArguments& arguments) {
-          before_kernel(op);
-          kernel->run(arguments);
+          const auto work = [this, kernel, op, arguments] {
+            before_kernel(op);
+            kernel->run(arguments);
+          };
+          if (kept_ != nullptr) return kept_->push_back(work);
+          ++launches;
+          work();
         },
         kernel->workspace_bytes());
+  }
+  std::unique_ptr<Recording> record(const std::function<void()>& body) override {
+    class Replayed final : public Recording {
+     public:
+      explicit Replayed(Watched& device) : device_(device) {}
+      void replay() override {
+        ++device_.replays;
+        for (const auto& work : works) work();
+      }
+      std::vector<std::function<void()>> works;
+
+     private:
+      Watched& device_;
+    };
+    if (!records) return nullptr;
+    ++recordings;
+    auto recording = std::make_unique<Replayed>(*this);
+    kept_ = &recording->works;
+    body();
+    kept_ = nullptr;
+    return recording;
   }
   void copy_in(std::byte* to, const std::byte* host, int64_t bytes) override {
     device_->copy_in(to, host, bytes);
@@ -57,6 +87,7 @@ class Watched final : public Device {
 
  private:
   std::shared_ptr<Device> device_ = make_reference_device();
+  std::vector<std::function<void()>>* kept_ = nullptr;  // where a recording keeps what is launched
 };
 
 // loss = Σ (x wᵀ)², one step of SGD with an lr that is an input.
@@ -175,6 +206,113 @@ TEST_CASE("a stop that comes when the update has begun does not stop the next st
   CHECK(executor.run());
   CHECK(values_of(executor.state().read("w")) != before);
   CHECK(executor.run());
+}
+
+TEST_CASE("a step is recorded in its second run and replayed from then on, with the same results",
+          "[executor]") {
+  const auto recording = std::make_shared<Watched>(), plain = std::make_shared<Watched>();
+  recording->records = true;
+  const Program program = lower_single(fuse(trained_matrix(DType::bf16)), 2);
+  REQUIRE(program.prologue > 0);
+  const int all = static_cast<int>(program.instructions.size());
+  Executor replayed(program, std::make_shared<StateStore>(recording, 1)),
+      launched(program, std::make_shared<StateStore>(plain, 1));
+  for (int step = 0; step < 5; ++step) {
+    for (Executor* executor : {&replayed, &launched}) {
+      write_inputs(*executor);
+      executor->write("x", wave({DType::f32, {4, 6}}, 0.1 * step), 1);
+      REQUIRE(executor->run());
+    }
+    CHECK(replayed.read("loss").at(0) == launched.read("loss").at(0));
+    CHECK(values_of(replayed.state().read("w")) == values_of(launched.state().read("w")));
+  }
+  // Every step changes the weights, so that all begin with the prologue.
+  CHECK(recording->recordings == 1);
+  CHECK(recording->replays == 4);
+  CHECK(recording->launches == all);
+  CHECK(plain->launches == 5 * all);
+
+  // What looks at each instruction by itself launches each by itself.
+  replayed.run_timed();
+  CHECK(recording->launches == 2 * all);
+  CHECK(replayed.find_non_finite().empty());
+  CHECK(recording->launches > 2 * all);
+  CHECK(recording->replays == 4);
+}
+
+TEST_CASE("with and without the prologue a step has a recording of its own", "[executor]") {
+  const auto device = std::make_shared<Watched>();
+  device->records = true;
+  Graph graph;
+  GraphBuilder b(graph);
+  const ValueId w = b.parameter("w", {DType::f32, {6, 6}}, {});
+  b.output("y",
+           b.call("linear", {b.input("x", {DType::bf16, {4, 6}}), b.call("cast", {w}, {{"dtype", "bf16"}})}));
+  Executor evaluation(lower_single(graph), std::make_shared<StateStore>(device, 1));
+  evaluation.write("x", wave({DType::f32, {4, 6}}, 0.5));
+  const auto result = [&] {
+    REQUIRE(evaluation.run());
+    return values_of(evaluation.read("y"));
+  };
+  const auto first = result();
+  CHECK(device->launches == 2);  // the cast and the product
+  CHECK(result() == first);
+  CHECK(device->launches == 3);
+  CHECK(result() == first);  // recorded behind the prologue
+  CHECK(device->launches == 3);
+  CHECK(device->recordings == 1);
+  evaluation.state().write("w", wave({DType::f32, {6, 6}}, 0.2));
+  const auto changed = result();
+  CHECK(changed != first);
+  CHECK(device->recordings == 2);
+  CHECK(result() == changed);
+  CHECK(device->launches == 3);
+  CHECK(device->replays == 3);
+}
+
+TEST_CASE("a stop that was asked for before a replay is honoured", "[executor]") {
+  const auto device = std::make_shared<Watched>();
+  device->records = true;
+  Executor executor(lower_single(trained_matrix()), std::make_shared<StateStore>(device, 1));
+  write_inputs(executor);
+  for (int step = 0; step < 3; ++step) REQUIRE(executor.run());
+  const auto before = values_of(executor.state().read("w"));
+  executor.request_stop();
+  CHECK_FALSE(executor.run());
+  CHECK(values_of(executor.state().read("w")) == before);
+  CHECK(device->replays == 2);
+  CHECK(executor.run());
+  CHECK(values_of(executor.state().read("w")) != before);
+  CHECK(device->replays == 3);
+}
+
+TEST_CASE("a recorded step on the emulated GPU gives the bits of one that is launched", "[executor][cuda]") {
+  Graph graph;
+  GraphBuilder b(graph);
+  const ValueId x = b.input("x", {DType::f32, {6, 16}});
+  const ValueId w = b.parameter("w", {DType::f32, {8, 16}}, {Initial::Kind::normal, 0.5});
+  const ValueId scale = b.parameter("scale", {DType::f32, {16}}, {Initial::Kind::normal, 0.5});
+  const auto normal = b.call_all(op_named("rms_norm"), {x, scale}, {{"eps", 1e-5}});
+  b.output("y", b.call("linear", {normal[0], w}));
+  const auto device = cuda_emulated::make_device();
+  Executor executor(lower_single(graph), std::make_shared<StateStore>(device, 1));
+  std::vector<std::vector<double>> results;
+  for (int step = 0; step < 4; ++step) {
+    executor.write("x", wave({DType::f32, {6, 16}}, step % 2 == 0 ? 0.1 : 0.7));
+    REQUIRE(executor.run());
+    results.push_back(values_of(executor.read("y")));
+  }
+  CHECK(results[0] != results[1]);
+  CHECK(results[2] == results[0]);  // replayed, as it was launched
+  CHECK(results[3] == results[1]);
+
+  // The device's own clock times each instruction.
+  const auto spans = executor.run_timed();
+  CHECK(values_of(executor.read("y")) == results[1]);
+  REQUIRE(spans.size() == 2);
+  CHECK(spans[0].begin < spans[0].end);
+  CHECK(spans[0].end == Approx(spans[1].begin));
+  CHECK(spans[1].begin < spans[1].end);
 }
 
 TEST_CASE("a timed run counts as a run, a search for what is not finite does not", "[executor]") {

@@ -25,6 +25,9 @@ TEST_CASE("what recipes write is read back") {
   CHECK_THROWS_AS(parse_bytes("2 GiBs"), Error);
   CHECK_THROWS_AS(parse_bytes("lots"), Error);
   CHECK_THROWS_AS(parse_rate("40 G"), Error);
+  CHECK(parse_seconds("2 ms") == 2e-3);
+  for (const char* text : {"nans", "infs", "-1s", "1e999s"}) CHECK_THROWS_AS(parse_seconds(text), Error);
+  for (const char* text : {"nan", "inf", "1e30 TB", "1e19"}) CHECK_THROWS_AS(parse_bytes(text), Error);
 }
 
 TEST_CASE("a misspelt name finds its neighbour, an unrelated one finds none") {

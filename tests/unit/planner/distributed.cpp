@@ -1,6 +1,7 @@
 // Plans do not change results: programs of all ranks of random plans, run by threads, against one device.
 #include <array>
 #include <catch2/catch.hpp>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <random>
@@ -10,8 +11,11 @@
 #include "core/base/random.h"
 #include "core/comm/loopback.h"
 #include "core/graph/fuse.h"
+#include "core/io/safetensors.h"
 #include "core/ops/op.h"
+#include "tests/emulated_cuda/reference_on_gpu.h"
 #include "tests/unit/core/testing.h"
+#include "tests/unit/io/scratch.h"
 #include "tests/unit/planner/random_plan.h"
 
 using namespace het;
@@ -188,10 +192,18 @@ int microbatches_of(const Plan& plan) {
   return count;
 }
 
+// Where the reference kernels run; `either`: on every third rank a processor.
+enum class On : uint8_t { processors, gpus, either };
+std::shared_ptr<Device> device_of(On on, int rank) {
+  const bool gpu = on == On::gpus || (on == On::either && rank % 3 != 2);
+  return gpu ? cuda_emulated::make_reference_on_gpu(rank) : make_reference_device();
+}
+
 // Runs `work` on every rank of the plan, each in a thread of its own; the error that each ended with, or "".
 std::vector<std::string> on_ranks(const Graph& graph, const Plan& plan, int ranks,
                                   std::chrono::seconds timeout,
-                                  const std::function<void(int rank, Executor&)>& work) {
+                                  const std::function<void(int rank, Executor&)>& work,
+                                  On on = On::processors) {
   std::vector<std::string> errors(ranks);
   LoopbackOptions options;
   options.patience.timeout = timeout;
@@ -203,8 +215,12 @@ std::vector<std::string> on_ranks(const Graph& graph, const Plan& plan, int rank
         Program program = lower(graph, plan, rank, true);
         const auto problems = verify(program);
         if (!problems.empty()) fail_usage("{}", fmt::join(problems, "\n"));
-        Executor executor(std::move(program), reference_state(3), std::make_shared<Groups>(fabrics[rank]));
+        const auto groups = std::make_shared<Groups>(fabrics[rank]);
+        Executor executor(std::move(program), std::make_shared<StateStore>(device_of(on, rank), 3), groups);
         work(rank, executor);
+        if (on == On::gpus)
+          for (const std::string& way : groups->ways())
+            HET_REQUIRE(way.find("from device to device by NCCL") != std::string::npos, way);
       } catch (const std::exception& error) {
         errors[rank] = error.what();
         fabrics[rank]->abort(error.what());
@@ -216,11 +232,12 @@ std::vector<std::string> on_ranks(const Graph& graph, const Plan& plan, int rank
 
 // What each rank has in the end, or the error that it ended with.
 std::vector<Outcome> together(const Graph& graph, const Plan& plan, int ranks,
-                              std::vector<std::string>& errors) {
+                              std::vector<std::string>& errors, On on) {
   std::vector<Outcome> outcomes(ranks);
-  errors = on_ranks(graph, plan, ranks, std::chrono::seconds(60), [&](int rank, Executor& executor) {
+  const auto work = [&](int rank, Executor& executor) {
     outcomes[rank] = train(executor, microbatches_of(plan));
-  });
+  };
+  errors = on_ranks(graph, plan, ranks, std::chrono::seconds(60), work, on);
   return outcomes;
 }
 
@@ -257,13 +274,14 @@ struct Verdict {
   double apart = 0;
 };
 
-Verdict judge(const Graph& model, const Plan& plan, const Outcome& alone, double tolerance) {
+Verdict judge(const Graph& model, const Plan& plan, const Outcome& alone, double tolerance,
+              On on = On::processors) {
   Verdict verdict;
   const auto blame = [&](std::string problem) {
     if (verdict.problem.empty()) verdict.problem = std::move(problem);
   };
   std::vector<std::string> errors;
-  const auto outcomes = together(model, plan, devices_in(plan), errors);
+  const auto outcomes = together(model, plan, devices_in(plan), errors, on);
   for (size_t rank = 0; rank < errors.size(); ++rank)
     if (!errors[rank].empty()) blame(fmt::format("rank {}: {}", rank, errors[rank]));
   if (!verdict.problem.empty()) return verdict;
@@ -322,6 +340,61 @@ TEST_CASE("random plans train the model that one device trains", "[distributed]"
   WARN("largest difference over " << trials << " plans in " << name_of(dtype) << ": " << worst);
 }
 
+TEST_CASE("random plans train the same model from GPU to GPU, and on GPUs and processors", "[distributed]") {
+  const bool mixed = GENERATE(false, true);
+  const Graph models[] = {small_model(false, DType::f64), small_model(true, DType::f64)};
+  for (unsigned seed = 101; seed < 107; ++seed) {
+    std::mt19937 random(seed);
+    const Plan plan = random_plan(random, kLayers, kSamples);
+    const Graph& model = models[seed % 2];
+    INFO("seed " << seed << (mixed ? ", mixed\n" : "\n") << to_lua(plan));
+    const Verdict verdict =
+        judge(model, plan, alone(model, microbatches_of(plan)), 1e-12, mixed ? On::either : On::gpus);
+    CHECK(verdict.problem == "");
+  }
+}
+
+TEST_CASE("a step between GPUs that loses a rank leaves the state of the others as it was", "[distributed]") {
+  const Graph model = small_model(false, DType::f64);
+  Plan plan;
+  plan.microbatch = kSamples;
+  plan.sharded_optimizer = GENERATE(false, true);
+  Stage whole;
+  whole.layers = kLayers;
+  for (const char* device : {"d:0", "d:1"}) {
+    whole.devices = {device};
+    plan.pipelines.push_back({1, {whole}});
+  }
+  std::map<std::string, std::pair<Tensor, Tensor>> parameters;  // before and after
+  std::string ended;
+  const auto errors = on_ranks(
+      model, plan, 2, std::chrono::seconds(60),
+      [&](int rank, Executor& executor) {
+        write_inputs(executor, 1, 2);
+        executor.run();
+        if (rank == 1) fail(ErrorKind::environment, "the machine was taken away");
+        for (const auto& [name, entry] : executor.state().entries())
+          parameters[name].first = executor.state().read(name);
+        write_inputs(executor, 2, 2);
+        try {
+          executor.run();
+        } catch (const Error& error) {
+          HET_REQUIRE(error.kind() == ErrorKind::peer);
+          ended = error.what();
+        }
+        for (const auto& [name, entry] : executor.state().entries())
+          parameters[name].second = executor.state().read(name);
+      },
+      On::gpus);
+  CHECK(errors[0] == "");
+  CHECK_THAT(ended, Catch::Contains("in group 'ranks 0,1' failed after"));
+  CHECK(!parameters.empty());
+  for (const auto& [name, values] : parameters) {
+    INFO(name);
+    CHECK(values_of(values.first) == values_of(values.second));
+  }
+}
+
 TEST_CASE("ranks look for what is not finite together, and can go on afterwards", "[distributed]") {
   const Graph model = small_model(false, DType::f64);
   Plan plan;
@@ -372,4 +445,56 @@ TEST_CASE("ranks look for what is not finite together, and can go on afterwards"
       CHECK_THAT(found[rank], Catch::StartsWith("another rank's part in "));
   }
   for (const double loss : losses) CHECK(loss == Approx(alone(model, 3).losses[0]).epsilon(1e-12));
+}
+
+TEST_CASE("a rank reads of a saved model what it holds, and nothing else", "[distributed]") {
+  const Graph graph = small_model(false, DType::f32);
+  std::map<std::string, Tensor> saved;
+  int64_t all = 0;
+  for (const Value& value : graph.values) {
+    if (value.role != Role::parameter && value.role != Role::buffer) continue;
+    Tensor tensor = initial_tensor(value.name, value.type, {Initial::Kind::normal, 1}, 11);
+    all += value.type.bytes();
+    saved.emplace(value.name, std::move(tensor));
+  }
+  const Scratch scratch;
+  const std::string path = scratch.path("model.safetensors");
+  write_safetensors(path, saved);
+
+  const auto stage = [](std::vector<std::string> devices, int first, int layers) {
+    Stage stage;
+    stage.devices = std::move(devices);
+    stage.first_layer = first;
+    stage.layers = layers;
+    return stage;
+  };
+  Plan deep, wide, sharded;
+  for (Plan* plan : {&deep, &wide, &sharded}) plan->microbatch = kSamples;
+  deep.pipelines = {{2, {stage({"a"}, 0, 2), stage({"b"}, 2, 1), stage({"c"}, 3, 2), stage({"d"}, 5, 1)}}};
+  wide.tensor = 4;
+  wide.pipelines = {{2, {stage({"a", "b", "c", "d"}, 0, kLayers)}}};
+  sharded.sharded_optimizer = true;
+  sharded.tensor = 2;
+  sharded.pipelines = {{1, {stage({"a", "b"}, 0, kLayers)}}, {1, {stage({"c", "d"}, 0, kLayers)}}};
+  for (const Plan* plan : {&deep, &wide, &sharded}) {
+    for (int rank = 0; rank < 4; ++rank) {
+      const StoredSafetensors file = open_safetensors(path);
+      const auto state = reference_state(3);
+      for (const auto& [name, tensor] : file.tensors) state->offer(name, tensor);
+      int64_t held = 0;
+      for (const BufferSpec& buffer : lower(graph, *plan, rank, true).buffers) {
+        if (buffer.home != Home::state) continue;
+        state->require(buffer);
+        const Tensor& whole = saved.at(buffer.name);
+        const Tensor own = state->read(buffer.name),
+                     wanted = buffer.shard ? take(whole, *buffer.shard) : whole;
+        REQUIRE(own.type() == wanted.type());
+        CHECK(std::memcmp(own.bytes(), wanted.bytes(), static_cast<size_t>(own.type().bytes())) == 0);
+        held += own.type().bytes();
+      }
+      CHECK(file.bytes_read() == held);
+      CHECK(state->bytes_taken() == held);
+      CHECK(held < all / 2);
+    }
+  }
 }

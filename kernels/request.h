@@ -1,5 +1,5 @@
-// Helpers that read a KernelRequest for the kernels. Compiled once (request.cpp), for any processor, so that
-// the files compiled for several instruction sets share no templates of the standard library.
+// Helpers that read a KernelRequest, for the kernels of every device. Compiled once (request.cpp), for any
+// processor, so that files compiled for several instruction sets share no templates of the standard library.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 #include "core/device/device.h"
 
-namespace het::cpu {
+namespace het::kernels {
 
 inline constexpr int kMaxRank = 8;  // of loops after merging
 inline constexpr int kMaxOperands = 16;
@@ -65,4 +65,4 @@ inline bool present(std::span<const Layout> operands, size_t i) {
   return i < operands.size() && operands[i].type.dtype != DType::none;
 }
 
-}  // namespace het::cpu
+}  // namespace het::kernels

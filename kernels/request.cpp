@@ -1,4 +1,4 @@
-#include "kernels/cpu/request.h"
+#include "kernels/request.h"
 
 #include <algorithm>
 #include <numeric>
@@ -6,7 +6,7 @@
 
 #include "core/base/error.h"
 
-namespace het::cpu {
+namespace het::kernels {
 
 Loops merge_loops(const KernelRequest& request, const Shape& shape, std::span<const Layout* const> operands) {
   HET_REQUIRE(operands.size() <= kMaxOperands, operands.size());
@@ -77,17 +77,17 @@ Split3 split_at(const Shape& shape, int64_t dim) {
 }
 
 void refuse_dtype(const KernelRequest& request, DType dtype) {
-  fail_usage("{} on the CPU takes no {}; f32, bf16 and f16 work there (the reference device also has f64)",
+  fail_usage("the kernel of {} takes no {}; f32, bf16 and f16 work (on the reference device f64 too)",
              request.op.name, dtype);
 }
 
 void refuse(const KernelRequest& request, const char* why) {
-  fail_usage("{} on the CPU does not take {}", request.op.name, why);
+  fail_usage("the kernel of {} does not take {}", request.op.name, why);
 }
 
 void require_packed(const KernelRequest& request, const Layout& layout) {
   if (!layout.is_contiguous())
-    fail(ErrorKind::bug, "{} on the CPU was prepared for a strided operand {}", request.op.name,
+    fail(ErrorKind::bug, "the kernel of {} was prepared for a strided operand {}", request.op.name,
          to_string(layout.type));
 }
 
@@ -114,4 +114,4 @@ bool flag(const KernelRequest& request, std::string_view attribute, bool fallbac
   return request.attributes.get<bool>(attribute, fallback);
 }
 
-}  // namespace het::cpu
+}  // namespace het::kernels

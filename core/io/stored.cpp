@@ -1,0 +1,108 @@
+#include "core/io/stored.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/base/error.h"
+
+namespace het {
+namespace {
+
+TensorType flipped(TensorType type) {
+  std::swap(type.shape[0], type.shape[1]);
+  return type;
+}
+
+}  // namespace
+
+StoredTensor::StoredTensor(std::shared_ptr<StoredFile> file, std::string name, int64_t offset,
+                           TensorType type)
+    : type_(std::move(type)) {
+  const int64_t bytes = type_.bytes();
+  HET_REQUIRE(offset >= 0 && bytes <= file->mapped.bytes() - offset, name, offset, bytes,
+              file->mapped.path());
+  pieces_.push_back({std::move(file), std::move(name), offset, bytes});
+}
+
+StoredTensor StoredTensor::transposed() const {
+  if (type_.shape.size() != 2)
+    fail_usage("'{}': tensor '{}' is {}; a matrix is needed", pieces_[0].file->mapped.path(), pieces_[0].name,
+               to_string(type_));
+  StoredTensor result = *this;
+  result.type_ = flipped(type_);
+  result.transposed_ = !transposed_;
+  return result;
+}
+
+StoredTensor StoredTensor::joined(const std::vector<StoredTensor>& parts) {
+  HET_REQUIRE(!parts.empty());
+  StoredTensor result = parts[0];
+  for (size_t i = 1; i < parts.size(); ++i) {
+    const StoredTensor& part = parts[i];
+    TensorType wanted = result.type_;
+    if (!wanted.shape.empty() && !part.type_.shape.empty()) wanted.shape[0] = part.type_.shape[0];
+    if (wanted.shape.empty() || part.type_ != wanted || result.transposed_ || part.transposed_)
+      fail_usage("'{}': tensor '{}' is {}, which cannot be joined to '{}', {}",
+                 part.pieces_[0].file->mapped.path(), part.pieces_[0].name, to_string(part.type_),
+                 parts[0].pieces_[0].name, to_string(parts[0].type_));
+    result.type_.shape[0] += part.type_.shape[0];
+    result.pieces_.insert(result.pieces_.end(), part.pieces_.begin(), part.pieces_.end());
+  }
+  return result;
+}
+
+Tensor StoredTensor::read(const std::optional<Shard>& shard) const {
+  if (!transposed_) return read_stored(shard);
+  std::optional<Shard> stored = shard;
+  if (stored) {
+    std::swap(stored->whole[0], stored->whole[1]);
+    stored->dim = 1 - stored->dim;
+  }
+  const Tensor part = read_stored(stored);
+  return part.view(permuted(part.layout(), {1, 0})).contiguous();
+}
+
+Tensor StoredTensor::read_stored(const std::optional<Shard>& shard) const {
+  const TensorType whole = transposed_ ? flipped(type_) : type_;
+  HET_REQUIRE(!shard || shard->whole == whole.shape, to_string(whole));
+  // Mappings are private and writable, so the constness of their data is only MappedFile's.
+  const auto data_of = [](const Piece& piece) {
+    return const_cast<std::byte*>(piece.file->mapped.data()) + piece.offset;
+  };
+  const auto take_note = [&](const Piece& piece, const std::byte* data, int64_t bytes) {
+    if (whole.dtype == DType::boolean &&
+        std::any_of(data, data + bytes, [](std::byte b) { return b > std::byte{1}; }))
+      fail_usage("'{}': tensor '{}' is BOOL but holds bytes other than 0 and 1", piece.file->mapped.path(),
+                 piece.name);
+    piece.file->bytes_read += bytes;
+  };
+  const Piece& first = pieces_[0];
+  const bool aligned =
+      reinterpret_cast<uintptr_t>(data_of(first)) % static_cast<uintptr_t>(bytes_of(whole.dtype)) == 0;
+  if (!shard && pieces_.size() == 1 && aligned && first.bytes > 0) {
+    take_note(first, data_of(first), first.bytes);
+    return Tensor(std::make_shared<Buffer>(data_of(first), first.bytes, first.file),
+                  Layout::contiguous(whole));
+  }
+
+  Tensor result(TensorType{whole.dtype, shard ? shape_of(*shard) : whole.shape});
+  // Bytes [from, from + bytes) of the pieces, as if they were one.
+  const auto copy = [&](int64_t from, int64_t to, int64_t bytes) {
+    for (const Piece& piece : pieces_) {
+      const int64_t begin = std::max<int64_t>(from, 0), end = std::min(from + bytes, piece.bytes);
+      if (begin < end) {
+        const std::byte* data = data_of(piece) + begin;
+        take_note(piece, data, end - begin);
+        std::memcpy(result.bytes() + to + begin - from, data, static_cast<size_t>(end - begin));
+      }
+      from -= piece.bytes;
+    }
+  };
+  if (shard)
+    each_run(*shard, whole.dtype, copy);
+  else
+    copy(0, 0, whole.bytes());
+  return result;
+}
+
+}  // namespace het

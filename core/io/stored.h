@@ -1,0 +1,56 @@
+// A tensor that stands in mapped files: nothing of it is read before somebody asks, and then only the part
+// that was asked for. A value; it keeps its files mapped.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/io/file.h"
+#include "core/tensor/shard.h"
+#include "core/tensor/tensor.h"
+
+namespace het {
+
+// A mapped file that counts how much of it was handed out.
+struct StoredFile {
+  explicit StoredFile(const std::string& path) : mapped(path) {}
+
+  MappedFile mapped;
+  std::atomic<int64_t> bytes_read = 0;
+};
+
+class StoredTensor {
+ public:
+  // Packed elements from byte `offset` of the file on, which the caller has checked to be there. `name`: in
+  // errors.
+  StoredTensor(std::shared_ptr<StoredFile> file, std::string name, int64_t offset, TensorType type);
+
+  const TensorType& type() const { return type_; }
+
+  // The matrix [columns, rows] of one that is stored as [rows, columns]. Throws Error(usage) when it is none.
+  StoredTensor transposed() const;
+  // Tensors one below the other, along their first dimension. Throws Error(usage) when the others' types do
+  // not fit the first's.
+  static StoredTensor joined(const std::vector<StoredTensor>& parts);
+
+  // The whole, or the part that `shard` names, packed. A whole that stands in one piece is a view of the
+  // mapping. Throws Error(usage) for booleans other than 0 and 1.
+  Tensor read(const std::optional<Shard>& shard = std::nullopt) const;
+
+ private:
+  struct Piece {
+    std::shared_ptr<StoredFile> file;
+    std::string name;
+    int64_t offset, bytes;
+  };
+  Tensor read_stored(const std::optional<Shard>& shard) const;
+
+  TensorType type_;            // as it is read
+  std::vector<Piece> pieces_;  // that follow each other
+  bool transposed_ = false;    // between how it is stored and how it is read
+};
+
+}  // namespace het

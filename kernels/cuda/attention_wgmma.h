@@ -1,0 +1,125 @@
+// Attention's forward pass for Hopper (sm_90a), with the tiles of attention_mma.h: mma.sync reaches about 0.6
+// of the rate of wgmma there. Two warpgroups have 64 queries each and read the same tiles of 128 keys. The
+// scores of the next tile are computed while the softmax of this one runs (the pipelining within a warpgroup
+// of Shah et al., "FlashAttention-3", arXiv 2407.08608, 2024).
+#pragma once
+
+#include "kernels/cuda/attention_mma.h"
+#include "kernels/cuda/wgmma.h"
+
+namespace het::HET_CUDA {
+
+struct WarpgroupTile {
+  static constexpr int kRows = 128, kKeys = 128, kThreads = 256;
+  static constexpr size_t bytes(int head) { return (kRows + 4 * kKeys) * head * 2 + 1024; }  // Q; two of K, V
+};
+
+template <typename T, int kHead>
+__global__ void __launch_bounds__(WarpgroupTile::kThreads, 1)
+    forward_wgmma(const Attention p, const T* q, const T* k, const T* v, const Results<T> results) {
+#ifdef HET_HAS_WGMMA
+  constexpr int kRows = WarpgroupTile::kRows, kKeys = WarpgroupTile::kKeys,
+                kThreads = WarpgroupTile::kThreads;
+  constexpr int N = kKeys / 8, D = kHead / 8;
+  constexpr uint32_t kTileBytes = kKeys * kHead * 2, kPanelBytes = kKeys * kRowBytes;
+  const RowBlock block(p, kRows, 0);
+  const int b = block.b, h = block.h, key_head = h / p.group();
+  const int warp_row = threadIdx.x / kWarp * 16;
+  const Shared start = shared_address(dynamic_shared());
+  const Shared query_tile = (start + 1023) / 1024 * 1024;  // what the swizzle asks for
+  const Shared key_tiles = query_tile + kRows * kHead * 2, value_tiles = key_tiles + 2 * kTileBytes;
+  const Shared group_queries = query_tile + threadIdx.x / 128 * (64 * kRowBytes);
+
+  const T *keys = k + p.k.at(b, 0, key_head), *values = v + p.v.at(b, 0, key_head);
+  const auto copy_keys = [&](int tile) {
+    copy_rows<kKeys, kHead, kThreads>(key_tiles + tile % 2 * kTileBytes, keys, p.k.token, tile * kKeys,
+                                      p.keys, p.head);
+  };
+  const auto copy_values = [&](int tile) {
+    copy_rows<kKeys, kHead, kThreads>(value_tiles + tile % 2 * kTileBytes, values, p.v.token, tile * kKeys,
+                                      p.keys, p.head);
+  };
+  const auto multiply_keys = [&](float(&s)[1][N][4], int tile) {
+#pragma unroll
+    for (int c = 0; c < kHead / 16; ++c) {
+      const uint32_t at = c / 4 * kPanelBytes + c % 4 * 32;  // kRows is kKeys: panels are alike
+      multiply_tiles<T>(s[0], matrix_by_rows(group_queries + at),
+                        matrix_by_rows(key_tiles + tile % 2 * kTileBytes + at), c > 0);
+    }
+    commit_products();
+  };
+  const auto multiply_values = [&](float(&sums)[1][D][4], const uint32_t(&rows)[N / 2][4], int tile) {
+#pragma unroll
+    for (int n = 0; n < N / 2; ++n)
+      multiply_rows<T>(
+          sums[0], rows[n],
+          matrix_by_columns(value_tiles + tile % 2 * kTileBytes + n * 16 * kRowBytes, kPanelBytes));
+    commit_products();
+  };
+
+  const int tiles = (block.end + kKeys - 1) / kKeys;
+  copy_rows<kRows, kHead, kThreads>(query_tile, q + p.q.at(b, 0, h), p.q.token, block.first, p.queries,
+                                    p.head);
+  copy_keys(0);
+  commit_copies();
+
+  const float c = p.scale * kLog2e;
+  float sums[1][D][4] = {}, most[1][2] = {{-INFINITY, -INFINITY}}, total[1][2] = {};
+  const int fewest = min(block.end, p.visible(block.first + warp_row, 0));
+
+  // Scores to probabilities, as operands of the next product.
+  uint32_t rows[N / 2][4];
+  const auto soften_tile = [&](float(&s)[1][N][4], float(&shrink)[1][2], int tile) {
+    if (tile * kKeys + kKeys > fewest) hide(p, s, block.first + warp_row, tile * kKeys, block.end, 0);
+    return soften(s, most, total, shrink, c);
+  };
+  const auto keep_rows = [&](const float(&s)[1][N][4]) {
+#pragma unroll
+    for (int n = 0; n < N; n += 2) {
+      rows[n / 2][0] = pair_of<T>(s[0][n][0], s[0][n][1]);
+      rows[n / 2][1] = pair_of<T>(s[0][n][2], s[0][n][3]);
+      rows[n / 2][2] = pair_of<T>(s[0][n + 1][0], s[0][n + 1][1]);
+      rows[n / 2][3] = pair_of<T>(s[0][n + 1][2], s[0][n + 1][3]);
+    }
+  };
+  const auto next_tile = [&](int tile) {
+    wait_for_copies<0>();
+    show_to_products();
+    __syncthreads();  // keys of this tile and values of the last have come, and all are done with those
+                      // before
+    if (tile + 1 < tiles) copy_keys(tile + 1);
+    if (tile < tiles) copy_values(tile);
+    commit_copies();
+    begin_products();
+  };
+  {
+    float s[1][N][4], shrink[1][2];
+    next_tile(0);
+    multiply_keys(s, 0);
+    wait_for_products<0>();
+    hold_registers(s[0]);
+    soften_tile(s, shrink, 0);
+    keep_rows(s);
+  }
+  for (int tile = 1; tile < tiles; ++tile) {
+    float s[1][N][4], shrink[1][2];
+    next_tile(tile);
+    multiply_keys(s, tile);
+    multiply_values(sums, rows, tile - 1);
+    wait_for_products<1>();
+    hold_registers(s[0]);
+    const bool grown = soften_tile(s, shrink, tile);
+    wait_for_products<0>();
+    hold_registers(sums[0]);
+    if (grown) rescale(sums, shrink);
+    keep_rows(s);
+  }
+  next_tile(tiles);
+  multiply_values(sums, rows, tiles - 1);
+  wait_for_products<0>();
+  hold_registers(sums[0]);
+  finish<kRows>(p, block, warp_row, dynamic_shared() + (query_tile - start), sums, most, total, results);
+#endif
+}
+
+}  // namespace het::HET_CUDA

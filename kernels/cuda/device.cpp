@@ -1,0 +1,263 @@
+#include "kernels/cuda/device.h"
+
+#include <cstdlib>
+#include <unordered_map>
+
+#include "core/base/error.h"
+#include "core/base/units.h"
+#include "core/cluster/environment.h"
+#include "kernels/cuda/nccl.h"
+#include "kernels/cuda/table.h"
+
+namespace het::HET_CUDA {
+
+void check(cudaError_t result, const char* what) {
+  if (result == cudaSuccess) return;
+  fail_environment("the GPU could not {}: {} ({})", what, cudaGetErrorString(result),
+                   cudaGetErrorName(result));
+}
+
+namespace {
+
+// What CUDA and NCCL read when they start, for processes whose kernels wait for those of other ranks: a
+// kernel must neither be loaded while one waits, nor stand behind it in a queue that streams share. What the
+// user has set stays.
+void prepare_for_ranks() {
+  try {
+    if (read_placement(process_environment()).world_size.value_or(1) <= 1) return;
+  } catch (const Error&) {  // whoever joins the run says what is wrong
+    return;
+  }
+  ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+  ::setenv("NCCL_RUNTIME_CONNECT", "0", 0);  // connect when a group is made, not in the midst of a step
+}
+
+}  // namespace
+
+Found find_gpus() {
+  prepare_for_ranks();
+  Found found;
+  if (cudaRuntimeGetVersion(&found.runtime) != cudaSuccess) found.runtime = 0;
+  if (cudaDriverGetVersion(&found.driver) != cudaSuccess) found.driver = 0;
+  int count = 0;
+  const cudaError_t result = found.driver == 0 ? cudaErrorNoDevice : cudaGetDeviceCount(&count);
+  if (found.driver == 0) {
+    found.why_none = "no NVIDIA driver was found (libcuda.so.1)";
+  } else if (result == cudaErrorInsufficientDriver) {
+    found.why_none = fmt::format("the NVIDIA driver is made for CUDA {}; this build needs {} or newer",
+                                 version_text(found.driver), version_text(found.runtime));
+  } else if (result == cudaErrorNoDevice || (result == cudaSuccess && count == 0)) {
+    found.why_none = "the NVIDIA driver shows no GPU";
+  } else if (result != cudaSuccess) {
+    found.why_none = fmt::format("the NVIDIA driver says: {}", cudaGetErrorString(result));
+  }
+  for (int i = 0; i < count; ++i) {
+    cudaDeviceProp properties{};
+    if (cudaGetDeviceProperties(&properties, i) != cudaSuccess) continue;
+    Gpu gpu;
+    gpu.name = properties.name;
+    gpu.major = properties.major;
+    gpu.minor = properties.minor;
+    gpu.multiprocessors = properties.multiProcessorCount;
+    gpu.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
+    gpu.bus_bits = properties.memoryBusWidth;
+    int kilohertz = 0;
+    if (cudaDeviceGetAttribute(&kilohertz, cudaDevAttrClockRate, i) == cudaSuccess)
+      gpu.clock_hz = kilohertz * 1e3;
+    if (cudaDeviceGetAttribute(&kilohertz, cudaDevAttrMemoryClockRate, i) == cudaSuccess)
+      gpu.memory_clock_hz = kilohertz * 1e3;
+    char bus_id[32] = {};
+    if (cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, i) == cudaSuccess) gpu.bus_id = bus_id;
+    found.gpus.push_back(std::move(gpu));
+  }
+  return found;
+}
+
+namespace {
+
+class DeviceMemory final : public Memory {
+ public:
+  explicit DeviceMemory(int64_t bytes) {
+    if (bytes > 0) check(cudaMalloc(&address_, static_cast<size_t>(bytes)), "allocate memory");
+  }
+  ~DeviceMemory() override { cudaFree(address_); }
+  std::byte* address() const override { return static_cast<std::byte*>(address_); }
+
+ private:
+  void* address_ = nullptr;
+};
+
+class PinnedMemory final : public Memory {
+ public:
+  explicit PinnedMemory(int64_t bytes) {
+    if (bytes > 0)
+      check(cudaHostAlloc(&address_, static_cast<size_t>(bytes), cudaHostAllocDefault),
+            "allocate pinned memory");
+  }
+  ~PinnedMemory() override { cudaFreeHost(address_); }
+  std::byte* address() const override { return static_cast<std::byte*>(address_); }
+
+ private:
+  void* address_ = nullptr;
+};
+
+// A captured list of launches. Kept by whoever recorded it, no longer than the device.
+class GraphRecording final : public Recording {
+ public:
+  GraphRecording(cudaGraph_t graph, cudaStream_t stream) : graph_(graph), stream_(stream) {
+    if (const cudaError_t result = cudaGraphInstantiate(&ready_, graph, 0); result != cudaSuccess) {
+      cudaGraphDestroy(graph);
+      check(result, "prepare a captured step");
+    }
+  }
+  ~GraphRecording() override {
+    cudaGraphExecDestroy(ready_);
+    cudaGraphDestroy(graph_);
+  }
+  void replay() override { check(cudaGraphLaunch(ready_, stream_), "launch a captured step"); }
+
+ private:
+  cudaGraph_t graph_;
+  cudaGraphExec_t ready_ = nullptr;
+  cudaStream_t stream_;
+};
+
+// An event for each moment.
+class EventStopwatch final : public Stopwatch {
+ public:
+  EventStopwatch(size_t moments, cudaStream_t stream) : events_(moments), stream_(stream) {
+    for (cudaEvent_t& event : events_)
+      check(cudaEventCreateWithFlags(&event, cudaEventDefault), "make an event");
+  }
+  ~EventStopwatch() override {
+    for (const cudaEvent_t event : events_)
+      if (event != nullptr) cudaEventDestroy(event);
+  }
+  void mark(size_t moment) override { check(cudaEventRecord(events_[moment], stream_), "record an event"); }
+  double seconds(size_t from, size_t to) override {
+    float milliseconds = 0;
+    check(cudaEventElapsedTime(&milliseconds, events_[from], events_[to]), "tell the time");
+    return milliseconds * 1e-3;
+  }
+
+ private:
+  std::vector<cudaEvent_t> events_;
+  cudaStream_t stream_;
+};
+
+class CudaDevice final : public Device {
+ public:
+  CudaDevice(int ordinal, std::string model) : model_(std::move(model)), interconnect_(context_) {
+    context_.ordinal = ordinal;
+    check(cudaSetDevice(ordinal), "be used");
+    const auto attribute = [&](cudaDeviceAttr which) {
+      int value = 0;
+      check(cudaDeviceGetAttribute(&value, which, ordinal), "say what it can do");
+      return value;
+    };
+    context_.multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
+    context_.generation = attribute(cudaDevAttrComputeCapabilityMajor);
+    context_.shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    check(cudaStreamCreateWithFlags(&context_.stream, cudaStreamNonBlocking), "make a stream");
+    check(cudaHostAlloc(reinterpret_cast<void**>(&failure_), sizeof *failure_, cudaHostAllocMapped),
+          "allocate pinned memory");
+    *failure_ = {};
+    check(cudaHostGetDevicePointer(reinterpret_cast<void**>(&context_.failure), failure_, 0),
+          "see pinned memory");
+    for (const Entry& entry : all_kernels()) kernels_.emplace(entry.op, entry.prepare);
+  }
+  ~CudaDevice() override {
+    interconnect_.close();
+    cudaStreamSynchronize(context_.stream);
+    cudaFreeHost(failure_);
+    cudaStreamDestroy(context_.stream);
+  }
+
+  std::string name() const override { return "cuda"; }
+  std::string model() const override { return model_; }
+  std::unique_ptr<Memory> allocate(int64_t bytes) override { return std::make_unique<DeviceMemory>(bytes); }
+  std::unique_ptr<Memory> allocate_staging(int64_t bytes) override {
+    return std::make_unique<PinnedMemory>(bytes);
+  }
+  bool has_own_memory() const override { return true; }
+  int64_t available_bytes() const override {
+    size_t free = 0, total = 0;
+    check(cudaMemGetInfo(&free, &total), "say how much memory it has");
+    return static_cast<int64_t>(free);
+  }
+
+  std::unique_ptr<Kernel> prepare(const KernelRequest& request) override {
+    const auto found = kernels_.find(request.op.name);
+    if (found == kernels_.end()) fail_usage("device cuda has no kernel for operator '{}'", request.op.name);
+    return found->second(request, context_);
+  }
+
+  // From memory that is not pinned the call returns when the bytes are on their way from a copy of its own.
+  void copy_in(std::byte* to, const std::byte* host, int64_t bytes) override {
+    check(cudaMemcpyAsync(to, host, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, context_.stream),
+          "copy");
+  }
+  void copy_out(std::byte* host, const std::byte* from, int64_t bytes) override {
+    check(cudaMemcpyAsync(host, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost, context_.stream),
+          "copy");
+    synchronize();
+  }
+
+  DirectWay direct_way() override { return interconnect_.way(); }
+  std::shared_ptr<Communicator> connect(std::shared_ptr<Communicator> host) override {
+    return interconnect_.connect(std::move(host));
+  }
+
+  void synchronize() override {
+    interconnect_.synchronize();
+    if (failure_->kind == Failure::none) return;
+    const Failure failure = *failure_;
+    *failure_ = {};
+    const char* op = failure.op != nullptr ? failure.op : "a kernel on the GPU";
+    if (failure.kind == Failure::bad_index)
+      kernels::refuse_index(op, failure.position, failure.value, failure.limit);
+    kernels::refuse_position(op, failure.value, failure.position, failure.limit);
+  }
+
+  std::unique_ptr<Recording> record(const std::function<void()>& launches) override {
+    check(cudaStreamBeginCapture(context_.stream, cudaStreamCaptureModeThreadLocal), "capture a step");
+    cudaGraph_t graph = nullptr;
+    try {
+      launches();
+    } catch (...) {
+      cudaStreamEndCapture(context_.stream, &graph);
+      if (graph != nullptr) cudaGraphDestroy(graph);
+      throw;
+    }
+    check(cudaStreamEndCapture(context_.stream, &graph), "capture a step");
+    return std::make_unique<GraphRecording>(graph, context_.stream);
+  }
+  std::unique_ptr<Stopwatch> stopwatch(size_t moments) override {
+    return std::make_unique<EventStopwatch>(moments, context_.stream);
+  }
+
+ private:
+  std::string model_;
+  Context context_;
+  Interconnect interconnect_;
+  Failure* failure_ = nullptr;  // as the host sees it
+  std::unordered_map<std::string_view, std::unique_ptr<Kernel> (*)(const KernelRequest&, const Context&)>
+      kernels_;
+};
+
+}  // namespace
+
+std::shared_ptr<Device> make_device(int ordinal) {
+  const Found found = find_gpus();
+  const int count = static_cast<int>(found.gpus.size());
+  if (count == 0) fail_environment("device cuda: {}; `hetrun doctor` says more", found.why_none);
+  if (ordinal < 0 || ordinal >= count)
+    fail_environment("device cuda: there is no GPU {}; this machine has {}, numbered from 0", ordinal, count);
+  if (const Gpu& gpu = found.gpus[ordinal]; gpu.major < kLeastMajor)
+    fail_environment("device cuda: {} has compute capability {}.{}; {}.0 (Ampere) or newer is needed",
+                     gpu.name, gpu.major, gpu.minor, kLeastMajor);
+  return std::make_shared<CudaDevice>(ordinal, found.gpus[ordinal].name);
+}
+
+}  // namespace het::HET_CUDA

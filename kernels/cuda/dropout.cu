@@ -1,0 +1,79 @@
+// Dropout: the mask of core/ops/dropout.h. A thread takes 8 elements, which are two draws of Philox: 2 * 10
+// rounds of two wide multiplications and two exclusive ors, some 50 cycles of a multiprocessor for a warp's
+// 256 elements, as many as their bytes take in bf16.
+#include <cmath>
+
+#include "core/ops/dropout.h"
+#include "kernels/cuda/kernel.h"
+#include "kernels/cuda/loops.h"
+#include "kernels/cuda/vector.h"
+
+namespace het::HET_CUDA {
+namespace {
+
+constexpr int kThreads = 256, kElements = 8;
+
+struct Dropping {
+  PhiloxKey key;
+  uint32_t threshold;  // kept when the word's upper 24 bits are at least this
+  float scale;
+  int64_t samples, each, offset;  // elements of a sample here, and before them
+  Divisor units;                  // of a sample, the last one perhaps partly filled
+};
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    drop(const T* x, const int64_t* counter, T* y, const __grid_constant__ Dropping d, bool packed) {
+  const int64_t unit = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const auto sample = static_cast<int64_t>(d.units.quotient(unit));
+  if (sample >= d.samples) return;
+  const int64_t element = (unit - sample * static_cast<int64_t>(d.units.size)) * kElements;
+  const int64_t at = sample * d.each + element, count = min(d.each - element, int64_t{kElements});
+  float v[kElements];
+  if (packed)
+    load(v, x + at);
+  else
+    for (int k = 0; k < kElements; ++k) v[k] = k < count ? to_float(x[at + k]) : 0.0f;
+#pragma unroll
+  for (int half = 0; half < kElements / 4; ++half) {
+    const auto words = dropout_words(d.key, counter[0], counter[1] + sample, (d.offset + element) / 4 + half);
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      v[4 * half + k] = words[k] >> 8 >= d.threshold ? v[4 * half + k] * d.scale : 0.0f;
+  }
+  if (packed)
+    store(y + at, v);
+  else
+    for (int k = 0; k < count; ++k) y[at + k] = from_float<T>(v[k]);
+}
+
+std::unique_ptr<Kernel> prepare_dropout(const KernelRequest& request, const Context& context) {
+  const TensorType& type = request.inputs[0].type;
+  require_packed(request, request.inputs[0]);
+  require_packed(request, request.outputs[0]);
+  const double p = number(request, "p", 0.0);
+  Dropping d;
+  d.key = philox_key(static_cast<uint64_t>(integer(request, "seed", 0)),
+                     static_cast<uint64_t>(integer(request, "stream", 0)));
+  // uniform_of(word) = (word >> 8) / 2^24 >= p, without a conversion for each element.
+  d.threshold = static_cast<uint32_t>(std::ceil(static_cast<double>(static_cast<float>(p)) * 0x1p24));
+  d.scale = static_cast<float>(1.0 / (1.0 - p));
+  d.samples = type.elements() > 0 ? type.shape[0] : 0;
+  d.each = d.samples > 0 ? type.elements() / d.samples : 0;
+  d.offset = integer(request, "offset", 0);
+  const int64_t units = ceil_div(d.each, kElements), grid = ceil_div(units * d.samples, kThreads);
+  d.units = Divisor(units, grid * kThreads);
+  return for_float(request, type.dtype, [&]<typename T>(T) {
+    return make_kernel([=, &context](const KernelArguments& a) {
+      const bool packed = packs(a.in<T>(0), d.each, kElements) && packs(a.out<T>(0), d.each, kElements);
+      launch(context, drop<T>, static_cast<unsigned>(grid), kThreads, 0, a.in<T>(0), a.in<int64_t>(1),
+             a.out<T>(0), d, packed);
+    });
+  });
+}
+
+}  // namespace
+
+std::vector<Entry> dropout_kernels() { return {{"dropout", prepare_dropout}}; }
+
+}  // namespace het::HET_CUDA

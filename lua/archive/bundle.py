@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+"""Make one relocatable archive of a build.
+
+usage: bundle.py BUILD VERSION OUT.tar.xz
+"""
+import lzma
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PROGRAMS = ['lua/hetrun', 'tests/unit/unit_tests', 'tests/ops/ops_tests', 'tests/ops/ops_gpu_tests']
+SOURCES = ['README.md', 'CHANGELOG.md', 'LICENSE', 'recipes', 'lua/het', 'tests/bench', 'tests/errors', 'tests/gpu',
+           'tests/launch', 'tests/planning', 'tests/prompt', 'tests/recipes', 'tests/reference', 'tests/ops/golden']
+# What glibc itself consists of: its parts have to be of one version, and that is the machine's.
+GLIBC = re.compile(r'^(ld-linux.*|lib(c|m|dl|rt|pthread|resolv|util|anl|nsl|BrokenLocale|thread_db|nss_\w+))\.so')
+LIMIT = 60 << 20   # bytes of the archive
+
+
+def run(*words):
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+
+
+def libraries_of(program):
+    """{name: file} of all that the program loads, beyond glibc."""
+    found = {}
+    for line in run('ldd', str(program)).splitlines():
+        parts = re.match(r'\s*(\S+) => (\S+)', line)
+        if not parts:
+            continue
+        name, path = parts.groups()
+        if path == 'not':
+            sys.exit(f'bundle: {program} needs {name}, which is not on this machine')
+        if not GLIBC.match(name):
+            found[name] = pathlib.Path(path).resolve()
+    return found
+
+
+def copyright_of(library):
+    """The package of a library and its copyright file; None where no package has it."""
+    for path in (str(library), str(library).removeprefix('/usr')):
+        asked = subprocess.run(['dpkg', '-S', path], capture_output=True, text=True, check=False)
+        if asked.returncode == 0:
+            package = asked.stdout.split(':')[0]
+            text = pathlib.Path('/usr/share/doc', package, 'copyright')
+            return (package, text) if text.is_file() else None
+    return None
+
+
+def fill(folder, build):
+    """Lay out the archive's content."""
+    libraries = {}
+    for program in PROGRAMS:
+        to = folder / 'bin' / pathlib.Path(program).name
+        to.parent.mkdir(parents=True, exist_ok=True)
+        run('strip', '-o', str(to), str(build / program))
+        libraries |= libraries_of(build / program)
+    (folder / 'lib').mkdir()
+    for name, path in sorted(libraries.items()):
+        run('strip', '--strip-unneeded', '-o', str(folder / 'lib' / name), str(path))
+        found = copyright_of(path)
+        if found:
+            text = folder / 'licenses' / found[0]
+            text.parent.mkdir(exist_ok=True)
+            shutil.copyfile(found[1], text)
+    ignored = shutil.ignore_patterns('__pycache__', 'meson.build', '*.cpp')
+    for source in SOURCES:
+        if (ROOT / source).is_dir():
+            shutil.copytree(ROOT / source, folder / source, ignore=ignored)
+        else:
+            (folder / source).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / source, folder / source)
+
+
+def main():
+    """Make the archive, and say how large it is."""
+    if len(sys.argv) != 4:
+        sys.exit(__doc__)
+    build, version, out = pathlib.Path(sys.argv[1]), sys.argv[2], pathlib.Path(sys.argv[3])
+    name = f'hetrun-{version}-x86_64'
+
+    def plain(entry):
+        entry.uid = entry.gid = entry.mtime = 0
+        entry.uname = entry.gname = 'root'
+        return entry
+
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = pathlib.Path(temporary) / name
+        fill(folder, build)
+        partial = out.with_name(out.name + '.part')
+        with lzma.open(partial, 'wb', preset=6) as packed, tarfile.open(fileobj=packed, mode='w') as archive:
+            archive.add(folder, name, filter=plain)
+    size = partial.stat().st_size
+    if size > LIMIT:
+        partial.unlink()
+        sys.exit(f'bundle: the archive has {size >> 20} MiB, above the limit of {LIMIT >> 20}')
+    partial.rename(out)
+    print(f'{out}: {size / (1 << 20):.1f} MiB')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,37 @@
+#include "lua/gpus.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "core/base/error.h"
+
+namespace het::lua {
+
+bool names_gpu(const std::string& device) {
+  if (device == "cuda") return true;
+  const size_t digits = device.size() - std::min(device.size(), size_t{5});
+  return device.starts_with("cuda:") && digits >= 1 && digits <= 4 &&
+         device.find_first_not_of("0123456789", 5) == std::string::npos;
+}
+
+int gpu_of(const std::string& device, const Gpus& gpus) {
+  if (device != "cuda") return std::atoi(device.c_str() + 5);
+  int rank = 0;  // among those of this machine, as torchrun, our own launcher, Open MPI and Slurm say
+  for (const char* name : {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"})
+    if (const char* text = std::getenv(name)) {
+      rank = std::max(0, std::atoi(text));
+      break;
+    }
+  const int count = gpus.count();
+  // A launcher that shows each rank one GPU has chosen already.
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (count <= 1 && (rank == 0 || visible != nullptr)) return 0;
+  if (rank >= count && count > 0)
+    fail_usage(
+        "rank {} of this machine has no GPU: there {} {}; start at most {} here, or name one for all: "
+        "--device=cuda:0",
+        rank, count == 1 ? "is" : "are", count, count);
+  return count == 0 ? 0 : rank;
+}
+
+}  // namespace het::lua

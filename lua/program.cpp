@@ -1,0 +1,102 @@
+#include "lua/program.h"
+
+#include <csignal>
+#include <cstdio>
+#include <iostream>
+#include <new>
+
+#include "core/base/units.h"
+#include "core/io/file.h"
+#include "lua/cli.h"
+#include "lua/interrupt.h"
+#include "lua/launch.h"
+#include "lua/prompt.h"
+#include "lua/state.h"
+
+namespace het::lua {
+namespace {
+
+bool is_file(const std::string& path) {
+  if (FILE* file = std::fopen(path.c_str(), "r")) {
+    std::fclose(file);
+    return true;
+  }
+  return false;
+}
+
+// The words of the command line that each worker is started with.
+std::vector<std::string> without_workers(int argc, char** argv) {
+  std::vector<std::string> words;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    if (word == "--workers")
+      ++i;
+    else if (!word.starts_with("--workers="))
+      words.push_back(word);
+  }
+  return words;
+}
+
+// `--worker 2 recipe.lua`: the 2 would be taken for the recipe.
+void refuse_misspelt_option(const CommandLine& line) {
+  for (const std::string& word : line.settings.arguments)
+    if (word.find('=') == std::string::npos && resembles_option(word)) fail_unknown_option(word);
+}
+
+int run(int argc, char** argv, const Gpus& gpus) {
+  const CommandLine line = parse_command_line(argc, argv);
+  if (line.exit_code) return *line.exit_code;
+  if (line.settings.workers > 0) {
+    if (line.command.empty()) fail_usage("--workers {} needs a recipe to run", line.settings.workers);
+    const bool profiles = line.command == "profile" && !line.arguments.empty();
+    for (const Subcommand& sub : subcommands())
+      if (line.command == sub.name && !profiles)
+        fail_usage("--workers {} runs a recipe in several processes; '{}' is a command, not a recipe",
+                   line.settings.workers, line.command);
+    refuse_misspelt_option(line);
+    const std::string& recipe = profiles ? line.arguments[0] : line.command;
+    if (!is_file(recipe)) read_file(recipe);  // says why, and the nearest name
+    return launch(line.settings.workers, without_workers(argc, argv));
+  }
+  install_interrupt_handler();
+  State state(line.settings, gpus);
+  if (line.command.empty()) return run_prompt(state, line.settings);
+  std::vector<std::string> names;
+  for (const Subcommand& sub : subcommands()) {
+    if (line.command == sub.name) return state.call_program(sub.name, line.arguments);
+    names.emplace_back(sub.name);
+  }
+  if (!is_file(line.command)) refuse_misspelt_option(line);
+  if (!line.command.ends_with(".lua") && !is_file(line.command)) {
+    const std::string nearest = nearest_name(line.command, names);
+    fail_usage("'{}' is neither a recipe nor a command; {} (hetrun --help)", line.command,
+               nearest.empty() ? fmt::format("commands are {}", fmt::join(names, ", "))
+                               : fmt::format("did you mean '{}'?", nearest));
+  }
+  if (!line.arguments.empty())
+    fail_usage("'{}' follows the recipe; options of a recipe are written --name=value", line.arguments[0]);
+  return state.run_recipe(line.command);
+}
+
+}  // namespace
+
+int run_program(int argc, char** argv, const Gpus& gpus) {
+  // A file that meets the limit on file sizes shall give an error, the previous file kept, and not end the
+  // program.
+  std::signal(SIGXFSZ, SIG_IGN);
+  try {
+    return run(argc, argv, gpus);
+  } catch (const Error& error) {
+    std::cout.flush();
+    std::cerr << "hetrun: " << error.what() << '\n';
+    return static_cast<int>(error.kind());
+  } catch (const std::bad_alloc&) {
+    std::cerr << "hetrun: " << out_of_memory().what() << '\n';
+    return static_cast<int>(ErrorKind::environment);
+  } catch (const std::exception& error) {
+    std::cerr << "hetrun: unexpected failure: " << error.what() << '\n';
+    return static_cast<int>(ErrorKind::bug);
+  }
+}
+
+}  // namespace het::lua

@@ -1,0 +1,481 @@
+#include "planner/autohet/replan.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <set>
+
+#include "core/base/error.h"
+#include "planner/autohet/balance.h"
+#include "planner/autohet/search.h"
+
+namespace het::planner {
+namespace {
+
+constexpr size_t kFree = 16;           // groups that are put to use one by one
+constexpr int64_t kBudget = 400'000;   // stage-micro-batch pairs that are simulated on the way
+constexpr size_t kStarts = 6;          // mended plans that are improved
+constexpr size_t kManyMoves = 40'000;  // above this many moves of a layer only neighbours exchange layers
+
+void number(PipelineLayout& pipeline) {
+  int first = 0;
+  for (StageLayout& stage : pipeline.stages) {
+    stage.first = first;
+    first += stage.layers;
+  }
+}
+
+// What there is beside pipelines of several stages.
+void settle_schedule(Layout& layout) {
+  size_t longest = 0;
+  for (const PipelineLayout& pipeline : layout.pipelines)
+    longest = std::max(longest, pipeline.stages.size() / static_cast<size_t>(layout.chunks));
+  if (longest > 1) return;
+  layout.schedule = Schedule::one_f_one_b;
+  layout.warmup = 0;
+}
+
+class Mender {
+ public:
+  Mender(Judge& judge, int microbatch)
+      : judge_(judge), request_(judge.request()), old_(*request_.old), microbatch_(microbatch) {}
+
+  std::vector<Layout> run() {
+    const std::vector<int> degrees = tensor_degrees(request_);
+    if (std::find(degrees.begin(), degrees.end(), old_.tensor) == degrees.end() || old_.chunks != 1)
+      return {};
+    read_old();
+    std::vector<size_t> broken;
+    for (size_t p = 0; p < pipelines_.size(); ++p)
+      if (lost(p) > 0) broken.push_back(p);
+    std::stable_sort(broken.begin(), broken.end(), [&](size_t a, size_t b) { return lost(a) < lost(b); });
+    drop(broken);
+    for (const bool split : {false, true}) shorten(broken, split);
+    for (size_t mended = 1; mended <= broken.size(); ++mended) mend(broken, mended);
+    const size_t plain = layouts_.size();
+    for (size_t i = 0; i < plain; ++i) use_free(Layout(layouts_[i]));
+    return std::move(layouts_);
+  }
+
+ private:
+  struct OldPipeline {
+    PipelineLayout layout;
+    std::vector<bool> alive;  // of each stage
+  };
+  using Free = std::map<std::pair<int, int>, int>;  // (node, host) -> groups
+
+  int lost(size_t p) const {
+    return static_cast<int>(std::count(pipelines_[p].alive.begin(), pipelines_[p].alive.end(), false));
+  }
+
+  void read_old() {
+    std::map<std::string, std::pair<int, int>> places;
+    for (int n = 0; n < static_cast<int>(request_.cluster.nodes.size()); ++n) {
+      const Node& node = request_.cluster.nodes[static_cast<size_t>(n)];
+      for (int h = 0; h < static_cast<int>(node.hosts.size()); ++h)
+        for (int d = 0; d < node.devices; ++d) places[device_name(request_.cluster, n, h, d)] = {n, h};
+    }
+    for (const Pipeline& pipeline : old_.pipelines) {
+      OldPipeline& own = pipelines_.emplace_back();
+      own.layout.microbatches = pipeline.microbatches;
+      for (const Stage& stage : pipeline.stages) {
+        StageLayout to{0, 0, stage.first_layer, stage.layers, stage.recompute, stage.optimizer_share};
+        bool alive = true;
+        for (size_t t = 0; t < stage.devices.size(); ++t) {
+          const auto place = places.find(stage.devices[t]);
+          alive = alive && place != places.end() && (t == 0 || place->second == std::pair(to.node, to.host));
+          if (alive) std::tie(to.node, to.host) = place->second;
+        }
+        own.layout.stages.push_back(to);
+        own.alive.push_back(alive);
+      }
+    }
+  }
+
+  Free free_beside(const Layout& layout) const {
+    Free free;
+    for (int n = 0; n < static_cast<int>(request_.cluster.nodes.size()); ++n)
+      for (int h = 0; h < static_cast<int>(request_.cluster.nodes[static_cast<size_t>(n)].hosts.size()); ++h)
+        free[{n, h}] = request_.cluster.nodes[static_cast<size_t>(n)].devices / old_.tensor;
+    for (const PipelineLayout& pipeline : layout.pipelines)
+      for (const StageLayout& stage : pipeline.stages) --free[{stage.node, stage.host}];
+    std::erase_if(free, [](const auto& entry) { return entry.second <= 0; });
+    return free;
+  }
+
+  Layout empty() const {
+    Layout layout;
+    layout.tensor = old_.tensor;
+    layout.microbatch = microbatch_;
+    layout.schedule = old_.schedule == Schedule::interleaved ? Schedule::one_f_one_b : old_.schedule;
+    layout.warmup = old_.warmup;
+    layout.sharded_optimizer = old_.sharded_optimizer;
+    return layout;
+  }
+
+  // As it is and with micro-batches divided anew.
+  void add(Layout layout) {
+    const int total = request_.batch / microbatch_;
+    if (layout.pipelines.empty() || static_cast<int>(layout.pipelines.size()) > total) return;
+    if (layout.pipelines.size() == 1) layout.sharded_optimizer = false;
+    settle_schedule(layout);
+    int given = 0;
+    for (const PipelineLayout& pipeline : layout.pipelines) given += pipeline.microbatches;
+    if (given == total) layouts_.push_back(layout);
+    if (balance(judge_, layout)) layouts_.push_back(std::move(layout));
+  }
+
+ public:
+  // Micro-batches for the pipelines as they are; false when it cannot be.
+  static bool balance(Judge& judge, Layout& layout) {
+    const CostTable& costs = judge.costs(layout.tensor, layout.microbatch);
+    const int total = judge.request().batch / layout.microbatch;
+    const int count = static_cast<int>(layout.pipelines.size());
+    std::vector<int> counts;
+    if (judge.request().additions.uneven_microbatches) {
+      std::vector<PipelineRate> rates;
+      for (const PipelineLayout& pipeline : layout.pipelines) {
+        PipelineRate& rate = rates.emplace_back();
+        for (const StageLayout& stage : pipeline.stages) {
+          const int end = stage.first + stage.layers;
+          const double tau = costs.forward_seconds(stage.node, stage.first, end) +
+                             costs.backward_seconds(stage.node, stage.first, end, stage.recompute);
+          rate.sum += tau;
+          rate.longest = std::max(rate.longest, tau);
+        }
+      }
+      counts = balance_microbatches(rates, total);
+    } else if (total % count == 0) {
+      counts.assign(static_cast<size_t>(count), total / count);
+    }
+    for (size_t p = 0; p < counts.size(); ++p) layout.pipelines[p].microbatches = counts[p];
+    return !counts.empty();
+  }
+
+ private:
+  void drop(const std::vector<size_t>& broken) {
+    Layout layout = empty();
+    for (size_t p = 0; p < pipelines_.size(); ++p)
+      if (std::find(broken.begin(), broken.end(), p) == broken.end())
+        layout.pipelines.push_back(pipelines_[p].layout);
+    add(std::move(layout));
+  }
+
+  // Broken pipelines go on with the stages that are left: neighbours take the lost one's layers, the one
+  // before it all or half of them; or all layers are cut anew.
+  void shorten(const std::vector<size_t>& broken, bool split) {
+    if (broken.empty()) return;
+    Layout taken = empty(), cut = empty();
+    StageRules rules;
+    rules.optimizer_share = old_.sharded_optimizer ? 1.0 / static_cast<double>(pipelines_.size()) : 1;
+    StageSolver solver(judge_.costs(old_.tensor, microbatch_), rules);
+    for (size_t p = 0; p < pipelines_.size(); ++p) {
+      const OldPipeline& from = pipelines_[p];
+      PipelineLayout pipeline{from.layout.microbatches, {}};
+      int owed = 0;  // layers before the next stage that is left
+      for (size_t s = 0; s < from.alive.size(); ++s) {
+        StageLayout stage = from.layout.stages[s];
+        if (from.alive[s]) {
+          stage.layers += owed;
+          owed = 0;
+          pipeline.stages.push_back(stage);
+        } else if (pipeline.stages.empty()) {
+          owed += stage.layers;
+        } else {
+          const bool last = std::none_of(from.alive.begin() + static_cast<std::ptrdiff_t>(s),
+                                         from.alive.end(), [](bool alive) { return alive; });
+          const int before = split && !last ? stage.layers / 2 : stage.layers;
+          pipeline.stages.back().layers += before;
+          owed += stage.layers - before;
+        }
+      }
+      if (pipeline.stages.empty()) continue;
+      number(pipeline);
+      taken.pipelines.push_back(pipeline);
+      if (lost(p) > 0) {
+        std::vector<int> nodes;
+        for (const StageLayout& stage : pipeline.stages) nodes.push_back(stage.node);
+        const StageSolution solution = solver.solve(nodes, pipeline.microbatches);
+        if (!solution.feasible) continue;
+        for (size_t s = 0; s < nodes.size(); ++s) {
+          pipeline.stages[s].layers = solution.layers[s];
+          pipeline.stages[s].recompute = solution.recompute[s] != 0;
+        }
+        number(pipeline);
+      }
+      cut.pipelines.push_back(std::move(pipeline));
+    }
+    add(std::move(taken));
+    if (!split) add(std::move(cut));
+  }
+
+  // The first `mended` of the broken pipelines get free groups for their lost stages, of the lost one's
+  // neighbours' node where there is one; the others are dropped, and their groups are free.
+  void mend(const std::vector<size_t>& broken, size_t mended) {
+    Layout layout = empty();
+    std::vector<std::vector<size_t>> missing;  // of each pipeline of the layout, stages
+    for (size_t p = 0; p < pipelines_.size(); ++p) {
+      const auto at = std::find(broken.begin(), broken.end(), p);
+      if (at != broken.end() && static_cast<size_t>(at - broken.begin()) >= mended) continue;
+      layout.pipelines.push_back(pipelines_[p].layout);
+      missing.emplace_back();
+      for (size_t s = 0; s < pipelines_[p].alive.size(); ++s)
+        if (!pipelines_[p].alive[s]) missing.back().push_back(s);
+    }
+    Layout placed = layout;
+    for (size_t p = 0; p < missing.size(); ++p)
+      for (size_t i = missing[p].size(); i-- > 0;)
+        placed.pipelines[p].stages.erase(placed.pipelines[p].stages.begin() +
+                                         static_cast<std::ptrdiff_t>(missing[p][i]));
+    Free free = free_beside(placed);
+    for (size_t p = 0; p < missing.size(); ++p)
+      for (const size_t s : missing[p]) {
+        if (free.empty()) return;
+        auto& stages = layout.pipelines[p].stages;
+        auto chosen = free.begin();
+        for (auto entry = free.begin(); entry != free.end(); ++entry)
+          for (const size_t beside : {s == 0 ? s + 1 : s - 1, s + 1})
+            if (beside < stages.size() && stages[beside].node == entry->first.first) chosen = entry;
+        std::tie(stages[s].node, stages[s].host) = chosen->first;
+        if (--chosen->second == 0) free.erase(chosen);
+      }
+    add(std::move(layout));
+  }
+
+  // Free groups as a pipeline of their own, or one after the other into the pipelines that are there.
+  void use_free(const Layout& from) {
+    const Free free = free_beside(from);
+    size_t count = 0;
+    for (const auto& [place, groups] : free) count += static_cast<size_t>(groups);
+    if (count == 0 || count > kFree) return;
+    const CostTable& costs = judge_.costs(from.tensor, from.microbatch);
+    StageRules rules;
+    if (from.sharded_optimizer) rules.optimizer_share = 1.0 / static_cast<double>(from.pipelines.size() + 1);
+    rules.schedule = from.schedule;
+    rules.warmup = from.warmup;
+    StageSolver solver(costs, rules);
+    const auto solved = [&](PipelineLayout& pipeline) {
+      if (static_cast<int>(pipeline.stages.size()) > costs.layers) return false;
+      std::vector<int> nodes;
+      for (const StageLayout& stage : pipeline.stages) nodes.push_back(stage.node);
+      const StageSolution solution = solver.solve(nodes, pipeline.microbatches);
+      if (!solution.feasible) return false;
+      for (size_t s = 0; s < nodes.size(); ++s) {
+        pipeline.stages[s].layers = solution.layers[s];
+        pipeline.stages[s].recompute = solution.recompute[s] != 0;
+      }
+      number(pipeline);
+      return true;
+    };
+    PipelineLayout all{std::max(1, request_.batch / microbatch_ / 2), {}};
+    for (const auto& [place, groups] : free)
+      for (int g = 0; g < groups; ++g) all.stages.push_back({place.first, place.second, 0, 0, false, 1});
+    for (size_t stages = 1; stages <= all.stages.size();
+         ++stages) {  // as many pipelines as can be of so many
+      Layout layout = from;
+      for (size_t first = 0; first + stages <= all.stages.size(); first += stages) {
+        PipelineLayout own{all.microbatches, {}};
+        own.stages.assign(all.stages.begin() + static_cast<std::ptrdiff_t>(first),
+                          all.stages.begin() + static_cast<std::ptrdiff_t>(first + stages));
+        if (solved(own)) layout.pipelines.push_back(std::move(own));
+      }
+      if (layout.pipelines.size() > from.pipelines.size()) add(std::move(layout));
+    }
+    for (const StageLayout& group : {all.stages.front(), all.stages.back()})
+      for (size_t p = 0; p < from.pipelines.size(); ++p)
+        for (size_t s = 0; s <= from.pipelines[p].stages.size(); ++s) {
+          Layout layout = from;
+          auto& stages = layout.pipelines[p].stages;
+          stages.insert(stages.begin() + static_cast<std::ptrdiff_t>(s), group);
+          if (solved(layout.pipelines[p])) add(std::move(layout));
+        }
+  }
+
+  Judge& judge_;
+  const Request& request_;
+  const Plan& old_;
+  int microbatch_;
+  std::vector<OldPipeline> pipelines_;
+  std::vector<Layout> layouts_;
+};
+
+// From plans that are near the best towards those that move less.
+class Descent {
+ public:
+  explicit Descent(Judge& judge) : judge_(judge), old_(*judge.request().old) {}
+
+  void run() {
+    std::vector<Layout> seen;
+    while (budget_ > 0) {
+      // The least moved that was not looked at yet.
+      const Judge::Near* next = nullptr;
+      for (const Judge::Near& near : judge_.near())
+        if (std::find(seen.begin(), seen.end(), near.candidate.layout) == seen.end()) next = &near;
+      if (next == nullptr) return;
+      seen.push_back(next->candidate.layout);
+      expand(Layout(next->candidate.layout));
+    }
+  }
+
+ private:
+  void attempt(Layout layout) {
+    if (budget_ <= 0) return;
+    settle_schedule(layout);
+    judge(layout);
+    Layout balanced = std::move(layout);
+    if (balanced.pipelines.size() > 1 && judge_.request().additions.uneven_microbatches &&
+        Mender::balance(judge_, balanced))
+      judge(balanced);
+  }
+
+  void judge(const Layout& layout) {
+    for (const PipelineLayout& pipeline : layout.pipelines)
+      budget_ -= pipeline.microbatches * static_cast<int64_t>(pipeline.stages.size()) +
+                 static_cast<int64_t>(judge_.request().model.count());
+    judge_.judge(layout, "near the old plan");
+  }
+
+  void expand(const Layout& from) {
+    if (from.chunks != 1) return;
+    cut_as_before(from);
+    swap_stages(from);
+    move_layers(from);
+    move_microbatches(from);
+    keep_shares(from);
+  }
+
+  // A pipeline's layers as one of the old plan has them.
+  void cut_as_before(const Layout& from) {
+    for (size_t p = 0; p < from.pipelines.size(); ++p)
+      for (const Pipeline& pipeline : old_.pipelines) {
+        if (pipeline.stages.size() != from.pipelines[p].stages.size()) continue;
+        Layout layout = from;
+        for (size_t s = 0; s < pipeline.stages.size(); ++s)
+          layout.pipelines[p].stages[s].layers = pipeline.stages[s].layers;
+        number(layout.pipelines[p]);
+        if (layout != from) attempt(std::move(layout));
+      }
+  }
+
+  void swap_stages(const Layout& from) {
+    struct At {
+      size_t pipeline, stage;
+    };
+    std::vector<At> all;
+    for (size_t p = 0; p < from.pipelines.size(); ++p)
+      for (size_t s = 0; s < from.pipelines[p].stages.size(); ++s) all.push_back({p, s});
+    if (all.size() > 64) return;
+    for (size_t i = 0; i < all.size(); ++i)
+      for (size_t j = i + 1; j < all.size(); ++j) {
+        Layout layout = from;
+        StageLayout& a = layout.pipelines[all[i].pipeline].stages[all[i].stage];
+        StageLayout& b = layout.pipelines[all[j].pipeline].stages[all[j].stage];
+        if (a.node == b.node && a.host == b.host) continue;
+        std::swap(a.node, b.node);
+        std::swap(a.host, b.host);
+        attempt(std::move(layout));
+      }
+  }
+
+  void move_layers(const Layout& from) {
+    size_t moves = 0;
+    for (const PipelineLayout& pipeline : from.pipelines)
+      moves += pipeline.stages.size() * pipeline.stages.size();
+    for (size_t p = 0; p < from.pipelines.size(); ++p) {
+      const size_t stages = from.pipelines[p].stages.size();
+      for (size_t a = 0; a < stages; ++a)
+        for (size_t b = 0; b < stages; ++b) {
+          if (a == b || from.pipelines[p].stages[a].layers < 2) continue;
+          if (moves > kManyMoves && a != b + 1 && b != a + 1) continue;
+          Layout layout = from;
+          --layout.pipelines[p].stages[a].layers;
+          ++layout.pipelines[p].stages[b].layers;
+          number(layout.pipelines[p]);
+          attempt(std::move(layout));
+        }
+    }
+  }
+
+  void move_microbatches(const Layout& from) {
+    const size_t pipelines = from.pipelines.size();
+    if (!judge_.request().additions.uneven_microbatches || pipelines > 32) return;
+    for (size_t a = 0; a < pipelines; ++a)
+      for (size_t b = 0; b < pipelines; ++b) {
+        if (a == b || from.pipelines[a].microbatches < 2) continue;
+        Layout layout = from;
+        --layout.pipelines[a].microbatches;
+        ++layout.pipelines[b].microbatches;
+        judge(layout);
+      }
+  }
+
+  // Optimizer state whole where it was, or sharded as it was.
+  void keep_shares(const Layout& from) {
+    Layout layout = from;
+    layout.sharded_optimizer = old_.sharded_optimizer && from.pipelines.size() > 1;
+    for (size_t p = 0; p < layout.pipelines.size(); ++p)
+      for (size_t s = 0; s < layout.pipelines[p].stages.size(); ++s)
+        layout.pipelines[p].stages[s].share = p < old_.pipelines.size() && s < old_.pipelines[p].stages.size()
+                                                  ? old_.pipelines[p].stages[s].optimizer_share
+                                                  : 1;
+    std::vector<bool> kept(static_cast<size_t>(judge_.request().model.count()), false);
+    for (const PipelineLayout& pipeline : layout.pipelines)
+      for (const StageLayout& stage : pipeline.stages)
+        for (int l = stage.first; l < stage.first + stage.layers && stage.share > 0; ++l)
+          kept[static_cast<size_t>(l)] = true;
+    if (layout == from || std::find(kept.begin(), kept.end(), false) != kept.end()) return;
+    attempt(std::move(layout));
+  }
+
+  Judge& judge_;
+  const Plan& old_;
+  int64_t budget_ = kBudget;
+};
+
+}  // namespace
+
+std::vector<Layout> mended_layouts(Judge& judge) {
+  const Request& request = judge.request();
+  std::vector<Layout> layouts;
+  std::vector<int> sizes;
+  for (const int size : {request.old->microbatch, judge.best().layout.microbatch})
+    if (request.batch % size == 0 && std::find(sizes.begin(), sizes.end(), size) == sizes.end())
+      sizes.push_back(size);
+  for (const int size : sizes)
+    for (Layout& layout : Mender(judge, size).run())
+      if (std::find(layouts.begin(), layouts.end(), layout) == layouts.end())
+        layouts.push_back(std::move(layout));
+  return layouts;
+}
+
+void search_near(Judge& judge) {
+  const Request& request = judge.request();
+  if (!request.old) return;
+  std::vector<Candidate> mended;
+  for (Layout& layout : mended_layouts(judge)) {
+    if (layout.sharded_optimizer) {
+      Layout even = layout;
+      if (request.additions.placed_optimizer)
+        place_optimizer(even, judge.costs(layout.tensor, layout.microbatch));
+      Candidate candidate = judge.judge(std::move(even), "the old plan, mended");
+      judge.offer(candidate);
+      mended.push_back(std::move(candidate));
+    }
+    Candidate candidate = judge.judge(std::move(layout), "the old plan, mended");
+    judge.offer(candidate);
+    mended.push_back(std::move(candidate));
+  }
+  std::stable_sort(mended.begin(), mended.end(), [](const Candidate& a, const Candidate& b) {
+    if (a.simulation.fits != b.simulation.fits) return a.simulation.fits;
+    return a.simulation.fits ? a.score < b.score : a.simulation.over_bytes < b.simulation.over_bytes;
+  });
+  if (request.additions.local_search)
+    for (size_t i = 0; i < std::min(kStarts, mended.size()); ++i)
+      judge.offer(improve(judge, std::move(mended[i]), request.additions, kBudget / 4));
+  if (judge.near().empty()) return;
+  Descent(judge).run();
+  // What was found on the way may be the best as well.
+  judge.offer(judge.near().front().candidate);
+}
+
+}  // namespace het::planner

@@ -1,0 +1,21 @@
+// The search near an old plan: what is left of it, mended in the ways that move little, and from the plans
+// that are near the best on towards those that move less. Everything is judged, so that the judge remembers
+// it.
+#pragma once
+
+#include <vector>
+
+#include "planner/request.h"
+
+namespace het::planner {
+
+// The old plan on the devices that are left: pipelines that lost a stage dropped, run by their other stages,
+// or mended with devices that are free; and what is free beside them put to use. Layers and micro-batches as
+// before where they can be; not all of them fit in memory. Empty where nothing of it is left, or its degree
+// or micro-batch cannot be. One thread.
+std::vector<Layout> mended_layouts(Judge& judge);
+
+// Does nothing without an old plan, or when nothing fits.
+void search_near(Judge& judge);
+
+}  // namespace het::planner

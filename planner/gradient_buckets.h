@@ -1,0 +1,64 @@
+// How the ranks that hold a layer sum its gradients: those that the same ranks sum, of one layer, stand side
+// by side in one buffer, a bucket, which is summed at once as soon as the last of them is complete, while the
+// backward pass goes on. With a sharded optimizer a bucket holds one block for each rank, of the gradients
+// whose parameters it updates, and the parameters go the way back.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <vector>
+
+#include "planner/program_writer.h"
+#include "planner/work.h"
+
+namespace het {
+
+class GradientBuckets {
+ public:
+  // Adds the buckets' buffers to the program. `summands`: of each gradient, how many a step of this rank
+  // makes. `graph`, `work` and `out` must outlive it.
+  GradientBuckets(const Graph& graph, const Work& work, std::map<ValueId, int> summands, ProgramWriter& out);
+
+  struct Place {
+    ValueId gradient;
+    Operand operand;  // its part of the bucket
+    bool written;     // by this rank; otherwise it stays zero here
+  };
+  const std::vector<Place>& places() const { return places_; }
+
+  // Where a step begins: clears what nothing writes, and starts what is complete without.
+  void begin_step();
+  // One more summand of a gradient was written.
+  void note_summand(ValueId gradient);
+  // Before a gradient is used: the sum over all its ranks. Other values need nothing.
+  void await(ValueId gradient);
+  // At the end of a step, with a sharded optimizer: every rank gives the parameters that it updated to the
+  // others that hold them. `parameter`: where one lies.
+  void share_parameters(const std::function<Operand(ValueId)>& parameter);
+
+ private:
+  struct Bucket {
+    int group;
+    Operand all;
+    std::vector<ValueId> gradients;
+    std::vector<int64_t> offsets = {};  // of each gradient, elements
+    std::vector<int64_t> blocks = {};   // elements that each member keeps; empty: every member keeps all
+    int start = -1;
+    bool awaited = false;
+  };
+
+  void make(int group, int layer, DType dtype, std::vector<ValueId> gradients);
+  Operand own_block(const Bucket& bucket, const Operand& all) const;
+  void start_complete();
+  bool is_complete(const Bucket& bucket) const;
+
+  const Graph& graph_;
+  const Work& work_;
+  ProgramWriter& out_;
+  std::map<ValueId, int> expected_;  // summands still to come
+  std::vector<Bucket> buckets_;      // in the order in which those of a group start
+  std::vector<Operand> unclean_;     // buckets with places that nothing writes
+  std::vector<Place> places_;
+};
+
+}  // namespace het

@@ -1,0 +1,77 @@
+#include "planner/program_writer.h"
+
+#include "core/ops/op.h"
+
+namespace het {
+
+ProgramWriter::ProgramWriter(const Graph& graph, const Work& work) {
+  program_.microbatches = work.microbatches;
+  program_.first_microbatch = work.first_microbatch;
+  program_.scopes = graph.scopes;
+  program_.layers = graph.layers;
+  program_.groups = work.groups;
+}
+
+BufferId ProgramWriter::add_buffer(BufferSpec spec) {
+  program_.buffers.push_back(std::move(spec));
+  return static_cast<BufferId>(program_.buffers.size()) - 1;
+}
+
+Operand ProgramWriter::whole(BufferId buffer) const {
+  return {buffer, Layout::contiguous(program_.buffers[buffer].type)};
+}
+
+void ProgramWriter::compute(const Node& node, const OpDef& op, Attributes attributes,
+                            std::vector<Operand> inputs, std::vector<Operand> outputs, uint32_t accumulate,
+                            int microbatch) {
+  Compute compute;
+  compute.op = &op;
+  compute.attributes = std::move(attributes);
+  compute.inputs = std::move(inputs);
+  compute.outputs = std::move(outputs);
+  compute.accumulate = accumulate;
+  compute.phase = node.phase;
+  compute.layer = node.layer;
+  compute.scope = node.scope;
+  if (&op == node.op) compute.step_scopes = node.step_scopes;
+  compute.microbatch = microbatch;
+  program_.instructions.emplace_back(std::in_place_type<Compute>, std::move(compute));
+}
+
+void ProgramWriter::copy(const Node& node, const Operand& from, const Operand& to, int microbatch) {
+  compute(node, op_named("copy"), {}, {from}, {to}, 0, microbatch);
+}
+
+void ProgramWriter::fill(const Node& node, const Operand& to, double value) {
+  const TensorType& type = to.layout.type;
+  compute(node, op_named("fill"),
+          {{"value", value}, {"shape", type.shape}, {"dtype", std::string(name_of(type.dtype))}}, {}, {to}, 0,
+          -1);
+}
+
+int ProgramWriter::start(Start instruction) {
+  program_.instructions.emplace_back(std::in_place_type<Start>, std::move(instruction));
+  return static_cast<int>(program_.instructions.size()) - 1;
+}
+
+void ProgramWriter::await(int start) {
+  program_.instructions.emplace_back(std::in_place_type<Await>, Await{start});
+}
+
+void ProgramWriter::end_prologue() { program_.prologue = static_cast<int>(program_.instructions.size()); }
+
+Program ProgramWriter::finish() {
+  place_buffers(program_);
+  return std::move(program_);
+}
+
+CollectiveRequest request_for(CollectiveKind kind, const Operand& operand, std::string label) {
+  CollectiveRequest request;
+  request.kind = kind;
+  request.dtype = operand.layout.type.dtype;
+  request.counts = {operand.layout.type.elements()};
+  request.label = std::move(label);
+  return request;
+}
+
+}  // namespace het

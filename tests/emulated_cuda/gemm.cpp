@@ -1,0 +1,71 @@
+// What cuBLASLt does on a GPU, in plain loops, queued on the stream as a kernel of one thread.
+#include "kernels/cuda/gemm.h"
+
+#include "kernels/cuda/vector.h"
+
+namespace het::HET_CUDA {
+namespace {
+
+double at(const void* p, DType dtype, int64_t i) {
+  switch (dtype) {
+    case DType::f32: return static_cast<const float*>(p)[i];
+    case DType::bf16: return to_float(static_cast<const bf16*>(p)[i]);
+    case DType::f16: return to_float(static_cast<const f16*>(p)[i]);
+    default: emulated::broken("a product of something else than f32, bf16 and f16");
+  }
+}
+
+void set(void* p, DType dtype, int64_t i, float value) {
+  switch (dtype) {
+    case DType::f32: static_cast<float*>(p)[i] = value; break;
+    case DType::bf16: static_cast<bf16*>(p)[i] = from_float<bf16>(value); break;
+    case DType::f16: static_cast<f16*>(p)[i] = from_float<f16>(value); break;
+    default: emulated::broken("a product into something else than f32, bf16 and f16");
+  }
+}
+
+void multiply(Product p, const void* a, const void* b, void* c, const void* bias) {
+  for (int64_t batch = 0; batch < p.batch; ++batch)
+    for (int64_t i = 0; i < p.m; ++i)
+      for (int64_t j = 0; j < p.n; ++j) {
+        double sum = 0;
+        for (int64_t l = 0; l < p.k; ++l)
+          sum += at(a, p.a, batch * p.step_a + (p.transposed_a ? l * p.lead_a + i : i * p.lead_a + l)) *
+                 at(b, p.b, batch * p.step_b + (p.transposed_b ? j * p.lead_b + l : l * p.lead_b + j));
+        const int64_t to = batch * p.step_c + i * p.lead_c + j;
+        double value = p.alpha * sum;
+        if (p.beta != 0) value += p.beta * at(c, p.c, to);
+        if (p.bias) value += at(bias, p.c, j);
+        set(c, p.c, to, static_cast<float>(value));
+      }
+}
+
+class PlainGemm final : public Gemm {
+ public:
+  PlainGemm(const Context& context, const Product& product) : context_(context), product_(product) {}
+  int64_t workspace_bytes() const override { return rounds_bias() ? 16 + product_.n * 2 : 0; }
+  void run(const void* a, const void* b, void* c, const float* bias, std::byte* workspace) override {
+    if (product_.k == 0) return run_without_terms(context_, product_, c, bias);
+    const void* added = bias;
+    if (rounds_bias()) {
+      std::byte* space = workspace + (16 - reinterpret_cast<uintptr_t>(workspace) % 16) % 16;
+      convert_bias(context_, bias, product_.c, space, product_.n);
+      added = space;
+    }
+    launch(context_, multiply, 1, 1, 0, product_, a, b, c, added);
+  }
+
+ private:
+  bool rounds_bias() const { return product_.bias && product_.c != DType::f32; }
+
+  const Context& context_;
+  Product product_;
+};
+
+}  // namespace
+
+std::unique_ptr<Gemm> make_gemm(const Context& context, const Product& product) {
+  return std::make_unique<PlainGemm>(context, product);
+}
+
+}  // namespace het::HET_CUDA

@@ -1,0 +1,69 @@
+#include "tests/emulated_cuda/reference_on_gpu.h"
+
+#include <vector>
+
+#include "kernels/cuda/nccl.h"
+#include "kernels/reference/device.h"
+
+namespace het::cuda_emulated {
+namespace {
+
+class ReferenceOnGpu final : public Device {
+ public:
+  explicit ReferenceOnGpu(int ordinal) : interconnect_(context_) {
+    context_.ordinal = ordinal;
+    check(cudaSetDevice(ordinal), "be used");
+    check(cudaStreamCreateWithFlags(&context_.stream, cudaStreamNonBlocking), "make a stream");
+  }
+  ~ReferenceOnGpu() override {
+    interconnect_.close();
+    cudaStreamDestroy(context_.stream);
+  }
+
+  std::string name() const override { return "reference on a GPU"; }
+  std::unique_ptr<Memory> allocate(int64_t bytes) override { return gpu_->allocate(bytes); }
+  std::unique_ptr<Memory> allocate_staging(int64_t bytes) override { return gpu_->allocate_staging(bytes); }
+  bool has_own_memory() const override { return true; }
+  int64_t available_bytes() const override { return gpu_->available_bytes(); }
+  DirectWay direct_way() override { return interconnect_.way(); }
+  std::shared_ptr<Communicator> connect(std::shared_ptr<Communicator> host) override {
+    return interconnect_.connect(std::move(host));
+  }
+  std::unique_ptr<Kernel> prepare(const KernelRequest& request) override {
+    std::shared_ptr<Kernel> kernel = reference_->prepare(request);
+    const size_t inputs = request.inputs.size(), outputs = request.outputs.size();
+    const int64_t bytes = kernel->workspace_bytes();
+    return make_kernel(
+        [this, kernel = std::move(kernel), inputs, outputs](const KernelArguments& a) {
+          const std::vector<std::byte*> in(a.inputs, a.inputs + inputs), out(a.outputs, a.outputs + outputs);
+          context_.stream->push([=, workspace = a.workspace, bytes = a.workspace_bytes] {
+            kernel->run({in.data(), out.data(), workspace, bytes});
+            return true;
+          });
+        },
+        bytes);
+  }
+  void copy_in(std::byte* to, const std::byte* host, int64_t bytes) override {
+    check(cudaMemcpyAsync(to, host, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, context_.stream),
+          "copy");
+  }
+  void copy_out(std::byte* host, const std::byte* from, int64_t bytes) override {
+    check(cudaMemcpyAsync(host, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost, context_.stream),
+          "copy");
+    synchronize();
+  }
+  void synchronize() override { interconnect_.synchronize(); }
+
+ private:
+  Context context_;
+  Interconnect interconnect_;
+  std::shared_ptr<Device> gpu_ = make_device(), reference_ = make_reference_device();
+};
+
+}  // namespace
+
+std::shared_ptr<Device> make_reference_on_gpu(int ordinal) {
+  return std::make_shared<ReferenceOnGpu>(ordinal);
+}
+
+}  // namespace het::cuda_emulated

@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""Training on a GPU against training on the processor: run.py HETRUN [unittest arguments]."""
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+HETRUN = str(pathlib.Path(sys.argv.pop(1)).resolve())
+EMULATED = 'emulated' in pathlib.Path(HETRUN).name
+SKIPPED = 77   # to Meson
+TEXT = 'the quick brown fox jumps over the lazy dog.\n' * 60
+STEPS = 6 if EMULATED else 20
+# Odd numbers of heads, features and tokens: nothing divides by the width of a vector.
+MODELS = {
+    'gpt': 'nn.gpt { vocab = corpus.vocab, context = 12, width = 24, layers = 2, heads = 3, dropout = 0.1 }',
+    'llama': 'nn.llama { vocab = corpus.vocab, context = 13, width = 32, layers = 2, heads = 4, kv_heads = 2 }',
+}
+RECIPE = """
+local het = require "het"
+local nn, optim, data = het.nn, het.optim, het.data
+local corpus = data.text {{ path = "text.txt", tokenizer = "char", holdout = 0.1 }}
+return het.train {{
+  model = {model}, data = corpus, batch = 4, microbatch = 2, steps = {steps}, precision = "{precision}",
+  optimizer = optim.adamw {{ lr = 3e-3, weight_decay = 0.1, clip = 1.0 }},
+  evaluate = {{ every = {steps}, batches = 2 }}, save = "{save}", sample = {{ prompt = "the ", tokens = 8 }},
+}}
+"""
+
+
+class Training(unittest.TestCase):
+    def setUp(self):
+        self.temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(self.temporary.cleanup)
+        self.folder = pathlib.Path(self.temporary.name)
+        (self.folder / 'text.txt').write_text(TEXT)
+        # The peak that is measured after a run is no matter of emulation.
+        cache = self.folder / 'cache' / 'hetrun'
+        cache.mkdir(parents=True)
+        entry = {'flops': 1e30, 'measured': 3, 'at': 0}
+        (cache / 'peak.json').write_text(json.dumps({f'emulated GPU, {dtype}': entry for dtype in ('f32', 'bf16')}))
+        self.environment = {**os.environ, 'XDG_CACHE_HOME': str(cache.parent)}
+
+    def hetrun(self, *words, code=0):
+        done = subprocess.run([HETRUN, *words], cwd=self.folder, env=self.environment, capture_output=True, text=True,
+                              timeout=500, check=False)
+        self.assertEqual(done.returncode, code, f'{words}\n{done.stdout}\n{done.stderr}')
+        return done
+
+    def train(self, name, precision, device, save='model'):
+        """Losses of all steps, and the run's result."""
+        (self.folder / 'recipe.lua').write_text(
+            RECIPE.format(model=MODELS[name], precision=precision, steps=STEPS, save=f'{save}-{device}'))
+        metrics = self.folder / 'metrics.jsonl'
+        done = self.hetrun('recipe.lua', f'--device={device}', '--json', '--quiet', f'--metrics={metrics}')
+        lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+        return [line['loss'] for line in lines if 'loss' in line], json.loads(done.stdout.splitlines()[-1])
+
+    def compare(self, name, precision, most):
+        cpu, gpu = (self.train(name, precision, device) for device in ('cpu', 'cuda'))
+        self.assertEqual(len(gpu[0]), STEPS)
+        self.assertLess(cpu[0][-1], cpu[0][0])
+        for there, here in zip(gpu[0], cpu[0]):
+            self.assertLessEqual(abs(there - here), most * here, f'{gpu[0]}\n{cpu[0]}')
+        self.assertLessEqual(abs(gpu[1]['validation_loss'] - cpu[1]['validation_loss']),
+                             most * cpu[1]['validation_loss'])
+        self.assertEqual(len(gpu[1]['sample']), len('the ') + 8)
+
+    def test_gpt_in_f32(self):
+        self.compare('gpt', 'f32', 1e-4)
+
+    def test_llama_in_f32(self):
+        self.compare('llama', 'f32', 1e-4)
+
+    def test_gpt_in_bf16(self):
+        self.compare('gpt', 'bf16', 1e-2)
+
+    def test_llama_in_bf16(self):
+        self.compare('llama', 'bf16', 1e-2)
+
+    def test_two_runs_give_the_same_weights(self):
+        first, second = (self.train('gpt', 'bf16', 'cuda', save)[0] for save in ('one', 'two'))
+        self.assertEqual(first, second)
+        weights = [(self.folder / f'{save}-cuda' / 'model.safetensors').read_bytes() for save in ('one', 'two')]
+        self.assertEqual(*weights)
+
+    @unittest.skipUnless(EMULATED, 'this machine may have several GPUs')
+    def test_more_ranks_than_gpus_are_refused(self):
+        (self.folder / 'recipe.lua').write_text(
+            RECIPE.format(model=MODELS['gpt'], precision='f32', steps=1, save='model'))
+        self.assertIn('rank 1 of this machine has no GPU: there is 1; start at most 1 here',
+                      self.hetrun('--workers=2', 'recipe.lua', '--device=cuda', code=2).stderr)
+
+    def test_a_gpu_that_is_not_there_is_named(self):
+        (self.folder / 'recipe.lua').write_text(
+            RECIPE.format(model=MODELS['gpt'], precision='f32', steps=1, save='model'))
+        self.assertIn('GPU 99', self.hetrun('recipe.lua', '--device=cuda:99', code=71).stderr)
+
+
+def main():
+    if not EMULATED:
+        report = subprocess.run([HETRUN, 'doctor'], capture_output=True, text=True, timeout=300, check=True).stdout
+        if not re.search(r'^cuda:0 ', report, re.MULTILINE):
+            print('skipped: no GPU')
+            return SKIPPED
+    unittest.main()
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,70 @@
+// Indices and labels are data: a wrong one is found when the operator runs, and never followed.
+#include <catch2/catch.hpp>
+
+#include "core/base/error.h"
+#include "core/ops/op.h"
+#include "core/program/executor.h"
+#include "planner/lower.h"
+#include "tests/ops/devices.h"
+#include "tests/ops/harness.h"
+
+namespace het::ops_test {
+namespace {
+
+struct Wrong {
+  Case test;
+  size_t operand;  // that has the index
+  std::string says;
+};
+
+std::vector<Wrong> wrong_indices() {
+  const OperandCase ids = OperandCase{Kind::i32, {4}}.of({1, 6, 9, 0}),
+                    below = OperandCase{Kind::i32, {4}}.of({1, 6, 0, -3}), scale = A({1}).of({1}),
+                    table = T({7, 3}), logits = T({4, 7}), hidden = T({4, 3});
+  const std::string above = ": index 9 at position 2 is outside the table's 7 rows",
+                    negative = ": index -3 at position 3 is outside the table's 7 rows";
+  return {
+      {{"embedding", {ids, table}}, 0, above},
+      {{"embedding", {below, table}}, 0, negative},
+      {{"embedding_gradient", {hidden, ids}, {{"rows", int64_t{7}}}}, 1, above},
+      {{"cross_entropy", {logits, below, scale}}, 1, negative},
+      {{"cross_entropy_gradient", {A({}), logits, ids, scale, A({4})}}, 2, above},
+      {{"linear_cross_entropy", {hidden, table, absent(), ids, scale}}, 3, above},
+      {{"linear_cross_entropy_training", {hidden, table, A({7}), below, scale}}, 3, negative},
+      {{"linear_log_sum_exp", {hidden, table, absent(), ids}}, 3, above},
+      {{"linear_cross_entropy_gradient", {hidden, table, absent(), ids, scale, A({4})}}, 3, above},
+  };
+}
+
+}  // namespace
+
+TEST_CASE("an index outside its table is refused with the operator's name, and the device goes on") {
+  for (const Subject& subject : subjects()) {
+    if (subject.is_reference()) continue;  // it has words of its own
+    for (const Wrong& wrong : wrong_indices()) {
+      INFO(subject.name << ": " << to_string(wrong.test));
+      Graph graph;
+      GraphBuilder builder(graph);
+      std::vector<ValueId> operands;
+      for (size_t i = 0; i < wrong.test.inputs.size(); ++i) {
+        const TensorType type = type_of(wrong.test.inputs[i], DType::f32);
+        operands.push_back(type.present() ? builder.input("x" + std::to_string(i), type) : kAbsent);
+      }
+      const auto results = builder.call_all(op_named(wrong.test.op), operands, wrong.test.attributes);
+      graph.outputs.push_back({"y", results[0]});
+      Executor executor(lower_single(graph), std::make_shared<StateStore>(subject.device, 1));
+      const std::vector<Tensor> inputs = drawn_inputs(wrong.test, DType::f32);
+      for (size_t i = 0; i < inputs.size(); ++i)
+        if (inputs[i].present()) executor.write("x" + std::to_string(i), inputs[i]);
+      const auto run = [&] {
+        executor.run();
+        executor.read("y");
+      };
+      CHECK_THROWS_WITH(run(), Catch::Contains(wrong.test.op + wrong.says));
+      executor.write("x" + std::to_string(wrong.operand), Tensor::zeros(inputs[wrong.operand].type()));
+      CHECK_NOTHROW(run());
+    }
+  }
+}
+
+}  // namespace het::ops_test
