@@ -91,6 +91,17 @@ void require_packed(const KernelRequest& request, const Layout& layout) {
          to_string(layout.type));
 }
 
+bool is_narrow(DType dtype) { return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16; }
+
+void require_packed_floats(const KernelRequest& request) {
+  for (const auto& operands : {request.inputs, request.outputs})
+    for (const Layout& layout : operands) {
+      if (!layout.type.present()) continue;
+      if (!is_narrow(layout.type.dtype)) refuse_dtype(request, layout.type.dtype);
+      require_packed(request, layout);
+    }
+}
+
 void refuse_index(const char* op, int64_t position, int64_t value, int64_t limit) {
   fail_usage("{}: index {} at position {} is outside the table's {} rows", op, value, position, limit);
 }
@@ -102,6 +113,12 @@ void refuse_position(const char* op, int64_t tokens, int64_t position, int64_t c
 int64_t rows_of(const Layout& layout) {
   const int64_t columns = layout.type.shape.back();
   return columns == 0 ? 0 : layout.type.elements() / columns;
+}
+
+Rows packed_rows(const KernelRequest& request, const Layout& layout) {
+  require_packed(request, layout);
+  const Split3 split = split_at(layout.type.shape, -1);
+  return {split.outer, split.size};
 }
 
 double number(const KernelRequest& request, std::string_view attribute, double fallback) {

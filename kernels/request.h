@@ -49,6 +49,10 @@ Split3 split_at(const Shape& shape, int64_t dim);
 [[noreturn]] void refuse(const KernelRequest& request, const char* why);
 // Throws unless the operand is packed.
 void require_packed(const KernelRequest& request, const Layout& layout);
+// f32, bf16 or f16: what kernels compute in f32.
+bool is_narrow(DType dtype);
+// Throws Error(usage) unless all operands are packed and narrow.
+void require_packed_floats(const KernelRequest& request);
 // Throws Error(usage) naming the first value outside [0, limit).
 [[noreturn]] void refuse_index(const char* op, int64_t position, int64_t value, int64_t limit);
 // Throws Error(usage): so many tokens from `position` on do not fit.
@@ -56,6 +60,12 @@ void require_packed(const KernelRequest& request, const Layout& layout);
 
 // Rows of the last dimension; none where it is empty.
 int64_t rows_of(const Layout& layout);
+
+// A packed operand as rows of its last dimension.
+struct Rows {
+  int64_t count, columns;
+};
+Rows packed_rows(const KernelRequest& request, const Layout& layout);
 
 double number(const KernelRequest& request, std::string_view attribute, double fallback);
 int64_t integer(const KernelRequest& request, std::string_view attribute, int64_t fallback);

@@ -388,3 +388,13 @@ std::vector<OpDef> elementwise_ops() {
 }
 
 }  // namespace het::ops
+
+namespace het {
+
+std::vector<std::string_view> elementwise_names() {
+  std::vector<std::string_view> names;
+  for (const OpDef& op : ops::elementwise_ops()) names.push_back(op.name);
+  return names;
+}
+
+}  // namespace het

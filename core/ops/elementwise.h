@@ -75,6 +75,9 @@ struct PointwiseProgram {
 
 inline constexpr int kMaxPointwiseInputs = 8, kMaxPointwiseResults = 4, kMaxPointwiseSteps = 32;
 
+// The operators that are such programs: one kernel of a device serves them all.
+std::vector<std::string_view> elementwise_names();
+
 // The program of any elementwise node: one step for a single operator, the decoded attributes for `fused`.
 // Kernels take the dtypes of operands and results from their layouts.
 PointwiseProgram pointwise_program(const OpDef& op, const Attributes& attributes, size_t inputs);

@@ -1,9 +1,8 @@
 // The one elementwise kernel: walks a PointwisePlan tile by tile. Every step is a loop over a tile that is in
 // the first-level cache, so memory is read and written once however long the program is.
-#include <limits>
-
 #include "kernels/cpu/kernel.h"
 #include "kernels/cpu/pointwise.h"
+#include "kernels/wide.h"
 
 namespace het::cpu::HET_ISA {
 namespace {
@@ -214,17 +213,6 @@ double read_wide(DType dtype, const std::byte* from, int64_t i) {
   }
 }
 
-// Towards zero; beyond the range of T its nearest end, NaN gives 0.
-template <typename T>
-T to_integer(double value) {
-  constexpr double least = static_cast<double>(std::numeric_limits<T>::min());
-  constexpr T half = std::numeric_limits<T>::max() / 2 + 1;
-  constexpr double beyond = static_cast<double>(half) * 2.0;
-  if (value != value) return 0;
-  if (value < least) return std::numeric_limits<T>::min();
-  return value >= beyond ? std::numeric_limits<T>::max() : static_cast<T>(value);
-}
-
 void write_wide(DType dtype, std::byte* to, int64_t i, double value) {
   switch (dtype) {
     case DType::f64: reinterpret_cast<double*>(to)[i] = value; return;
@@ -239,49 +227,6 @@ void write_wide(DType dtype, std::byte* to, int64_t i, double value) {
   }
 }
 
-double sigmoid_wide(double x) { return 1.0 / (1.0 + __builtin_exp(-x)); }
-
-double step_wide(Pointwise code, double a, double b, double immediate) {
-  constexpr double kRoot = 0.79788456080286535588, kThird = 0.044715, kRootHalf = 0.70710678118654752440;
-  switch (code) {
-    case Pointwise::add: return a + b;
-    case Pointwise::sub: return a - b;
-    case Pointwise::mul: return a * b;
-    case Pointwise::div: return a / b;
-    case Pointwise::maximum: return a != a || a > b ? a : b;
-    case Pointwise::scale: return a * immediate;
-    case Pointwise::shift: return a + immediate;
-    case Pointwise::neg: return -a;
-    case Pointwise::square: return a * a;
-    case Pointwise::sqrt: return __builtin_sqrt(a);
-    case Pointwise::exp: return __builtin_exp(a);
-    case Pointwise::log: return __builtin_log(a);
-    case Pointwise::tanh: return __builtin_tanh(a);
-    case Pointwise::sigmoid: return sigmoid_wide(a);
-    case Pointwise::relu: return a <= 0 ? 0 : a;
-    case Pointwise::silu: return a * sigmoid_wide(a);
-    case Pointwise::gelu_tanh: return a * sigmoid_wide(2 * kRoot * (a + kThird * a * a * a));
-    case Pointwise::gelu_erf: return a * 0.5 * __builtin_erfc(-a * kRootHalf);
-    case Pointwise::gelu_tanh_gradient: {
-      const double s = sigmoid_wide(2 * kRoot * (a + kThird * a * a * a));
-      return (s + a * s * (1 - s) * 2 * kRoot * (1 + 3 * kThird * a * a)) * b;
-    }
-    case Pointwise::gelu_erf_gradient:
-      return (0.5 * __builtin_erfc(-a * kRootHalf) +
-              a * __builtin_exp(-0.5 * a * a) * 0.39894228040143267794) *
-             b;
-    case Pointwise::silu_gradient: {
-      const double s = sigmoid_wide(a);
-      return s * (1 + a * (1 - s)) * b;
-    }
-    case Pointwise::relu_gradient: return a > 0 ? b : 0;
-    case Pointwise::tanh_gradient: return (1 - a * a) * b;
-    case Pointwise::sigmoid_gradient: return a * (1 - a) * b;
-    case Pointwise::cast: return a;
-  }
-  return 0;
-}
-
 void run_wide(const PointwisePlan& plan, const KernelArguments& a, int64_t begin, int64_t end) {
   Walk walk[kMaxPointwiseInputs];
   for (int i = 0; i < plan.inputs; ++i) walk[i] = walk_to(plan.loops, i, begin);
@@ -293,7 +238,7 @@ void run_wide(const PointwisePlan& plan, const KernelArguments& a, int64_t begin
     }
     for (int s = 0; s < plan.steps; ++s) {
       const auto& step = plan.step[s];
-      source[step.to] = step_wide(step.code, source[step.a], step.b < 0 ? 0 : source[step.b], step.immediate);
+      source[step.to] = wide_step(step.code, source[step.a], step.b < 0 ? 0 : source[step.b], step.immediate);
     }
     for (int r = 0; r < plan.results; ++r)
       write_wide(plan.result[r].dtype, a.outputs[r], index, source[plan.result[r].place]);
@@ -354,19 +299,7 @@ std::unique_ptr<Kernel> prepare_elementwise(const KernelRequest& request) {
 
 std::vector<KernelEntry> elementwise_kernels() {
   std::vector<KernelEntry> entries;
-  for (const char* name : {"add",           "sub",
-                           "mul",           "div",
-                           "maximum",       "scale",
-                           "shift",         "neg",
-                           "square",        "sqrt",
-                           "exp",           "log",
-                           "tanh",          "sigmoid",
-                           "relu",          "silu",
-                           "gelu",          "gelu_gradient",
-                           "silu_gradient", "relu_gradient",
-                           "tanh_gradient", "sigmoid_gradient",
-                           "cast",          "fused"})
-    entries.push_back({name, prepare_elementwise});
+  for (const std::string_view name : elementwise_names()) entries.push_back({name, prepare_elementwise});
   return entries;
 }
 

@@ -6,20 +6,9 @@
 namespace het::cpu::HET_ISA {
 namespace {
 
-void require_types(const KernelRequest& request) {
-  for (const auto& operands : {request.inputs, request.outputs})
-    for (const Layout& layout : operands) {
-      if (!layout.type.present()) continue;
-      if (layout.type.dtype != DType::f32 && layout.type.dtype != DType::bf16 &&
-          layout.type.dtype != DType::f16)
-        refuse_dtype(request, layout.type.dtype);
-      require_packed(request, layout);
-    }
-}
-
 // y[..., out] = x[..., in] weight[out, in]^T + bias
 std::unique_ptr<Kernel> prepare_linear(const KernelRequest& request) {
-  require_types(request);
+  require_packed_floats(request);
   const Layout &x = request.inputs[0], &weight = request.inputs[1], &y = request.outputs[0];
   GemmShape shape;
   shape.m = rows_of(x);
@@ -43,7 +32,7 @@ std::unique_ptr<Kernel> prepare_linear(const KernelRequest& request) {
 
 // dx[..., in] = dy[..., out] weight[out, in]
 std::unique_ptr<Kernel> prepare_input_gradient(const KernelRequest& request) {
-  require_types(request);
+  require_packed_floats(request);
   const Layout &dy = request.inputs[0], &weight = request.inputs[1], &dx = request.outputs[0];
   GemmShape shape;
   shape.m = rows_of(dy);
@@ -137,7 +126,7 @@ struct WeightGradient {
 };
 
 std::unique_ptr<Kernel> prepare_weight_gradient(const KernelRequest& request) {
-  require_types(request);
+  require_packed_floats(request);
   constexpr int64_t kSmall = int64_t{1} << 18, kTokensEach = 128;
   const Layout &dy = request.inputs[0], &x = request.inputs[1];
   WeightGradient kernel;
@@ -172,7 +161,7 @@ std::unique_ptr<Kernel> prepare_weight_gradient(const KernelRequest& request) {
 
 // [..., m, k] by [..., k, n], or by one [k, n] for all. Threads share out the batch when it is large enough.
 std::unique_ptr<Kernel> prepare_matmul(const KernelRequest& request) {
-  require_types(request);
+  require_packed_floats(request);
   const Layout &a = request.inputs[0], &b = request.inputs[1], &c = request.outputs[0];
   const bool ta = flag(request, "transpose_a", false), tb = flag(request, "transpose_b", false);
   GemmShape shape;

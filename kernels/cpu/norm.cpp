@@ -8,16 +8,6 @@
 namespace het::cpu::HET_ISA {
 namespace {
 
-struct Rows {
-  int64_t count, columns;
-};
-
-Rows rows_of(const KernelRequest& request, const Layout& layout) {
-  require_packed(request, layout);
-  const Split3 split = split_at(layout.type.shape, -1);
-  return {split.outer, split.size};
-}
-
 // Sum of row(i, lanes) over the columns, in four independent chains.
 template <typename Row>
 HET_INLINE float sum_row(int64_t n, const Row& row) {
@@ -67,7 +57,7 @@ void normalise_row(const T* x, const float* weight, const float* bias, T* y, flo
 
 template <bool kCentred>
 std::unique_ptr<Kernel> prepare_norm(const KernelRequest& request) {
-  const Rows rows = rows_of(request, request.inputs[0]);
+  const Rows rows = packed_rows(request, request.inputs[0]);
   require_packed(request, request.outputs[0]);
   const float eps = static_cast<float>(number(request, "eps", 1e-5));
   return for_float(request, request.inputs[0].type.dtype, [&]<typename T>(T) {
@@ -130,7 +120,7 @@ void add_parts(const float* from, int64_t parts, int64_t step, float* to, int64_
 
 template <bool kCentred>
 std::unique_ptr<Kernel> prepare_norm_gradient(const KernelRequest& request) {
-  const Rows rows = rows_of(request, request.inputs[1]);
+  const Rows rows = packed_rows(request, request.inputs[1]);
   require_packed(request, request.inputs[0]);
   require_packed(request, request.outputs[0]);
   const bool has_weight = present(request.inputs, 2);

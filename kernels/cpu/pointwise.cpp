@@ -8,8 +8,6 @@
 namespace het::cpu {
 namespace {
 
-bool is_narrow(DType dtype) { return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16; }
-
 bool is_function(Pointwise code) {
   switch (code) {
     case Pointwise::exp:

@@ -16,6 +16,7 @@
 #pragma once
 
 #include "kernels/cuda/attention.h"
+#include "kernels/cuda/fast.h"
 #include "kernels/cuda/mma.h"
 
 namespace het::HET_CUDA {
@@ -212,14 +213,14 @@ __device__ inline bool soften(float (&s)[M][N][4], float (&most)[M][2], float (&
       now = fmaxf(now, __shfl_xor_sync(~0u, now, 2));
       const float base = now == -INFINITY ? 0.0f : now * c;  // the row has seen no key yet
       grown |= now > most[m][half];
-      shrink[m][half] = exp2_fast(most[m][half] * c - base);
+      shrink[m][half] = fast_exp2(most[m][half] * c - base);
       most[m][half] = now;
       float sum = 0;
 #pragma unroll
       for (int n = 0; n < N; ++n)
 #pragma unroll
         for (int e = 2 * half; e < 2 * half + 2; ++e)
-          sum += s[m][n][e] = exp2_fast(fmaf(s[m][n][e], c, -base));
+          sum += s[m][n][e] = fast_exp2(fmaf(s[m][n][e], c, -base));
       total[m][half] = total[m][half] * shrink[m][half] + sum;
     }
   return __any_sync(~0u, grown);  // rarely, after the first tiles
@@ -392,7 +393,7 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
       for (int n = 0; n < N; ++n)
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-          s[m][n][e] = exp2_fast(fmaf(s[m][n][e], c, -pair[m][e / 2].x)) * (d[m][n][e] - pair[m][e / 2].y);
+          s[m][n][e] = fast_exp2(fmaf(s[m][n][e], c, -pair[m][e / 2].x)) * (d[m][n][e] - pair[m][e / 2].y);
     if (from + kKeys > fewest)
 #pragma unroll
       for (int m = 0; m < M; ++m)
@@ -477,7 +478,7 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
     for (int n = 0; n < N; ++n) {
       const float4 two = pair[n * 4];
 #pragma unroll
-      for (int e = 0; e < 4; ++e) s[0][n][e] = exp2_fast(fmaf(s[0][n][e], c, -(e % 2 == 0 ? two.x : two.z)));
+      for (int e = 0; e < 4; ++e) s[0][n][e] = fast_exp2(fmaf(s[0][n][e], c, -(e % 2 == 0 ? two.x : two.z)));
     }
     if (p.causal && here < first + warp_key + 16)
 #pragma unroll

@@ -24,8 +24,4 @@ __device__ inline void write_narrow(DType dtype, void* to, int64_t i, float valu
   }
 }
 
-constexpr bool is_narrow(DType dtype) {
-  return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16;
-}
-
 }  // namespace het::HET_CUDA

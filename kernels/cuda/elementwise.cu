@@ -25,6 +25,7 @@
 #include "kernels/cuda/loops.h"
 #include "kernels/cuda/raw.h"
 #include "kernels/cuda/vector.h"
+#include "kernels/wide.h"
 
 namespace het::HET_CUDA {
 namespace {
@@ -561,16 +562,6 @@ __device__ double read_wide(DType dtype, const void* from, int64_t i) {
   }
 }
 
-// Towards zero; beyond the range of T its nearest end, NaN gives 0.
-template <typename T>
-__device__ T to_integer(double value) {
-  constexpr T least = std::numeric_limits<T>::min(), most = std::numeric_limits<T>::max();
-  constexpr double beyond = static_cast<double>(most / 2 + 1) * 2.0;
-  if (value != value) return 0;
-  if (value < static_cast<double>(least)) return least;
-  return value >= beyond ? most : static_cast<T>(value);
-}
-
 __device__ void write_wide(DType dtype, void* to, int64_t i, double value) {
   switch (dtype) {
     case DType::f64: static_cast<double*>(to)[i] = value; return;
@@ -580,47 +571,6 @@ __device__ void write_wide(DType dtype, void* to, int64_t i, double value) {
     case DType::boolean: static_cast<uint8_t*>(to)[i] = value != 0; return;
     default: write_narrow(dtype, to, i, static_cast<float>(value));
   }
-}
-
-__device__ double sigmoid_wide(double x) { return 1.0 / (1.0 + exp(-x)); }
-
-__device__ double apply_wide(Pointwise code, double a, double b, double immediate) {
-  constexpr double kRoot = 0.79788456080286535588, kThird = 0.044715, kRootHalf = 0.70710678118654752440;
-  switch (code) {
-    case Pointwise::add: return a + b;
-    case Pointwise::sub: return a - b;
-    case Pointwise::mul: return a * b;
-    case Pointwise::div: return a / b;
-    case Pointwise::maximum: return a != a || a > b ? a : b;
-    case Pointwise::scale: return a * immediate;
-    case Pointwise::shift: return a + immediate;
-    case Pointwise::neg: return -a;
-    case Pointwise::square: return a * a;
-    case Pointwise::sqrt: return sqrt(a);
-    case Pointwise::exp: return exp(a);
-    case Pointwise::log: return log(a);
-    case Pointwise::tanh: return tanh(a);
-    case Pointwise::sigmoid: return sigmoid_wide(a);
-    case Pointwise::relu: return a <= 0 ? 0 : a;
-    case Pointwise::silu: return a * sigmoid_wide(a);
-    case Pointwise::gelu_tanh: return a * sigmoid_wide(2 * kRoot * (a + kThird * a * a * a));
-    case Pointwise::gelu_erf: return a * 0.5 * erfc(-a * kRootHalf);
-    case Pointwise::gelu_tanh_gradient: {
-      const double s = sigmoid_wide(2 * kRoot * (a + kThird * a * a * a));
-      return (s + a * s * (1 - s) * 2 * kRoot * (1 + 3 * kThird * a * a)) * b;
-    }
-    case Pointwise::gelu_erf_gradient:
-      return (0.5 * erfc(-a * kRootHalf) + a * exp(-0.5 * a * a) * 0.39894228040143267794) * b;
-    case Pointwise::silu_gradient: {
-      const double s = sigmoid_wide(a);
-      return s * (1 + a * (1 - s)) * b;
-    }
-    case Pointwise::relu_gradient: return a > 0 ? b : 0;
-    case Pointwise::tanh_gradient: return (1 - a * a) * b;
-    case Pointwise::sigmoid_gradient: return a * (1 - a) * b;
-    case Pointwise::cast: return a;
-  }
-  return 0;
 }
 
 struct WideScript {
@@ -642,7 +592,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int s = 0; s < script.steps; ++s) {
     const PointwiseStep& step = script.step[s];
     source[script.inputs + s] =
-        apply_wide(step.code, source[step.a], step.b < 0 ? 0 : source[step.b], step.immediate);
+        wide_step(step.code, source[step.a], step.b < 0 ? 0 : source[step.b], step.immediate);
   }
   for (int r = 0; r < script.results; ++r)
     write_wide(script.out[r], pointers.out[r], e, source[script.result[r]]);
@@ -731,19 +681,7 @@ std::unique_ptr<Kernel> prepare_elementwise(const KernelRequest& request, const 
 
 std::vector<Entry> elementwise_kernels() {
   std::vector<Entry> entries;
-  for (const char* name : {"add",           "sub",
-                           "mul",           "div",
-                           "maximum",       "scale",
-                           "shift",         "neg",
-                           "square",        "sqrt",
-                           "exp",           "log",
-                           "tanh",          "sigmoid",
-                           "relu",          "silu",
-                           "gelu",          "gelu_gradient",
-                           "silu_gradient", "relu_gradient",
-                           "tanh_gradient", "sigmoid_gradient",
-                           "cast",          "fused"})
-    entries.push_back({name, prepare_elementwise});
+  for (const std::string_view name : elementwise_names()) entries.push_back({name, prepare_elementwise});
   return entries;
 }
 

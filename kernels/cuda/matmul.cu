@@ -13,17 +13,6 @@ namespace {
 // Sizes of zero leave leading dimensions of zero, which no matrix has.
 int64_t lead(int64_t columns) { return std::max<int64_t>(1, columns); }
 
-void require_types(const KernelRequest& request) {
-  for (const auto& operands : {request.inputs, request.outputs})
-    for (const Layout& layout : operands) {
-      if (!layout.type.present()) continue;
-      if (layout.type.dtype != DType::f32 && layout.type.dtype != DType::bf16 &&
-          layout.type.dtype != DType::f16)
-        refuse_dtype(request, layout.type.dtype);
-      require_packed(request, layout);
-    }
-}
-
 std::unique_ptr<Kernel> kernel_of(const Context& context, const Product& product) {
   std::shared_ptr<Gemm> gemm = make_gemm(context, product);
   const bool bias = product.bias;
@@ -37,7 +26,7 @@ std::unique_ptr<Kernel> kernel_of(const Context& context, const Product& product
 
 // y[..., out] = x[..., in] weight[out, in]^T + bias
 std::unique_ptr<Kernel> prepare_linear(const KernelRequest& request, const Context& context) {
-  require_types(request);
+  require_packed_floats(request);
   const Layout &x = request.inputs[0], &weight = request.inputs[1], &y = request.outputs[0];
   Product p;
   p.n = weight.type.shape[0];
@@ -55,7 +44,7 @@ std::unique_ptr<Kernel> prepare_linear(const KernelRequest& request, const Conte
 
 // dx[..., in] = dy[..., out] weight[out, in]
 std::unique_ptr<Kernel> prepare_input_gradient(const KernelRequest& request, const Context& context) {
-  require_types(request);
+  require_packed_floats(request);
   const Layout &dy = request.inputs[0], &weight = request.inputs[1], &dx = request.outputs[0];
   Product p;
   p.k = weight.type.shape[0];
@@ -144,7 +133,7 @@ struct ColumnSums {
 
 // dweight[out, in] (+)= dy[..., out]^T x[..., in]; dbias[out] (+)= the column sums of dy.
 std::unique_ptr<Kernel> prepare_weight_gradient(const KernelRequest& request, const Context& context) {
-  require_types(request);
+  require_packed_floats(request);
   const Layout &dy = request.inputs[0], &x = request.inputs[1];
   Product p;
   p.m = dy.type.shape.back();
@@ -173,7 +162,7 @@ std::unique_ptr<Kernel> prepare_weight_gradient(const KernelRequest& request, co
 
 // [..., m, k] by [..., k, n], or by one [k, n] for all.
 std::unique_ptr<Kernel> prepare_matmul(const KernelRequest& request, const Context& context) {
-  require_types(request);
+  require_packed_floats(request);
   const Layout &a = request.inputs[0], &b = request.inputs[1], &c = request.outputs[0];
   const size_t rank = a.type.shape.size();
   Product p;

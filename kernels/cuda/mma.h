@@ -122,15 +122,4 @@ __device__ inline void wait_for_copies() {
 #endif
 }
 
-// 2^x to two units in the last place; 0 for results below the smallest normal number.
-__device__ inline float exp2_fast(float x) {
-#ifdef __CUDACC__
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-#else
-  return std::exp2(x);
-#endif
-}
-
 }  // namespace het::HET_CUDA

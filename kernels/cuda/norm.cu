@@ -16,16 +16,6 @@ constexpr int kThreads = 256;
 constexpr int kMostThreads = 512;
 constexpr int64_t kMostColumns = 8192;
 
-struct Rows {
-  int64_t count, columns;
-};
-
-Rows rows_of(const KernelRequest& request, const Layout& layout) {
-  require_packed(request, layout);
-  const Split3 split = split_at(layout.type.shape, -1);
-  return {split.outer, split.size};
-}
-
 // ---- rows in registers ----
 
 // Who has what: `warps` warps take a row, kColumns columns a thread, and a block takes `side_by_side` rows.
@@ -384,7 +374,7 @@ Launched<void(Parameters...)> fitted(const Context& context, void (*kernel)(Para
 
 template <bool kCentred>
 std::unique_ptr<Kernel> prepare_norm(const KernelRequest& request, const Context& context) {
-  const Rows rows = rows_of(request, request.inputs[0]);
+  const Rows rows = packed_rows(request, request.inputs[0]);
   require_packed(request, request.outputs[0]);
   const float eps = static_cast<float>(number(request, "eps", 1e-5));
   const bool has_weight = present(request.inputs, 1), has_bias = kCentred && present(request.inputs, 2);
@@ -427,7 +417,7 @@ std::unique_ptr<Kernel> prepare_norm(const KernelRequest& request, const Context
 
 template <bool kCentred>
 std::unique_ptr<Kernel> prepare_norm_gradient(const KernelRequest& request, const Context& context) {
-  const Rows rows = rows_of(request, request.inputs[1]);
+  const Rows rows = packed_rows(request, request.inputs[1]);
   require_packed(request, request.inputs[0]);
   require_packed(request, request.outputs[0]);
   const bool has_weight = present(request.inputs, 2);

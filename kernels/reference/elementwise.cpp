@@ -80,19 +80,7 @@ std::unique_ptr<Kernel> pointwise(const KernelRequest& request) {
 
 std::vector<KernelEntry> elementwise_kernels() {
   std::vector<KernelEntry> entries;
-  for (const char* op : {"add",           "sub",
-                         "mul",           "div",
-                         "maximum",       "scale",
-                         "shift",         "neg",
-                         "square",        "sqrt",
-                         "exp",           "log",
-                         "tanh",          "sigmoid",
-                         "relu",          "silu",
-                         "gelu",          "gelu_gradient",
-                         "silu_gradient", "relu_gradient",
-                         "tanh_gradient", "sigmoid_gradient",
-                         "cast",          "fused"})
-    entries.push_back({op, pointwise});
+  for (const std::string_view op : elementwise_names()) entries.push_back({op, pointwise});
   return entries;
 }
 
