@@ -29,6 +29,10 @@ SHAPES = {
     '3 middle + 2 old, no device holds the model': ([('middle', 3), ('old', 2)], '4 GB/s', '24 MiB'),
     '2 fast + 3 middle over 40 MB/s': ([('fast', 2), ('middle', 3)], '40 MB/s', '1 GiB'),
     '4 middle + 3 slow over 20 MB/s': ([('middle', 4), ('slow', 3)], '20 MB/s', '1 GiB'),
+    # The lopsided ones: counts that no degree divides, devices far apart.
+    '4 fast + 3 slow over 20 MB/s': ([('fast', 4), ('slow', 3)], '20 MB/s', '1 GiB'),
+    '4 fast + 3 slow, no device holds the model': ([('fast', 4), ('slow', 3)], '4 GB/s', '24 MiB'),
+    '3 fast + 4 old, no device holds the model': ([('fast', 3), ('old', 4)], '4 GB/s', '24 MiB'),
 }
 
 RECIPE = '''
@@ -91,9 +95,10 @@ def main():
             if abs(one['measured'] / other['measured'] - 1) >= 0.02:
                 pairs += 1
                 right += (one['measured'] < other['measured']) == (one['predicted'] < other['predicted'])
-    print(json.dumps({'shapes': len(found), 'best_ratio': max(ratios.values()), 'worst_ratio': min(ratios.values()),
-                      'simulator_median_error': statistics.median(errors), 'simulator_worst_error': max(errors),
-                      'pair_order': right / pairs if pairs else None, 'pairs': pairs, 'ratios': ratios, 'of_each': found}))
+    print(json.dumps({'shapes': len(found), 'best_ratio': max(ratios.values()), 'mean_ratio': statistics.mean(ratios.values()),
+                      'worst_ratio': min(ratios.values()), 'simulator_median_error': statistics.median(errors),
+                      'simulator_worst_error': max(errors), 'pair_order': right / pairs if pairs else None, 'pairs': pairs,
+                      'ratios': ratios, 'of_each': found}))
 
 
 if __name__ == '__main__':
