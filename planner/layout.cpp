@@ -10,6 +10,14 @@
 
 namespace het::planner {
 
+void number_layers(std::vector<StageLayout>& stages) {
+  int first = 0;
+  for (StageLayout& stage : stages) {
+    stage.first = first;
+    first += stage.layers;
+  }
+}
+
 Plan to_plan(const Layout& layout, const Cluster& cluster) {
   Plan plan;
   plan.tensor = layout.tensor;

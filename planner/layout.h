@@ -34,6 +34,9 @@ struct Layout {
 
 // Names devices host by host, in the order of the stages. A host without enough devices is a bug of the
 // caller.
+// Each stage's first layer, from how many the stages before it have.
+void number_layers(std::vector<StageLayout>& stages);
+
 Plan to_plan(const Layout& layout, const Cluster& cluster);
 // Throws Error(usage) naming every device that the cluster has not and every tensor-parallel group over
 // several hosts.

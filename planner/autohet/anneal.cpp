@@ -118,7 +118,7 @@ class Annealer {
     if (a == b || stages[a].layers < 2) return false;
     --stages[a].layers;
     ++stages[b].layers;
-    number(stages);
+    number_layers(stages);
     return true;
   }
 
@@ -251,14 +251,6 @@ class Annealer {
     stages.insert(stages.begin() + static_cast<std::ptrdiff_t>(below(stages.size() + 1)), stage);
   }
 
-  static void number(Stages& stages) {
-    int first = 0;
-    for (StageLayout& stage : stages) {
-      stage.first = first;
-      first += stage.layers;
-    }
-  }
-
   // Layers of one pipeline anew.
   bool solve(const Layout& layout, PipelineLayout& pipeline) {
     StageRules rules;
@@ -284,11 +276,7 @@ class Annealer {
     StageSolution& solution = answer->second;
     if (fresh) solution = known->second->solver.solve(answer->first.first, pipeline.microbatches, false);
     if (!solution.feasible) return false;
-    for (size_t s = 0; s < pipeline.stages.size(); ++s) {
-      pipeline.stages[s].layers = solution.layers[s];
-      pipeline.stages[s].recompute = solution.recompute[s] != 0;
-    }
-    number(pipeline.stages);
+    adopt(solution, pipeline.stages);
     return true;
   }
 
@@ -299,28 +287,7 @@ class Annealer {
   }
 
   bool rebalance(Layout& layout) {
-    const int microbatches = request_.batch / layout.microbatch,
-              pipelines = static_cast<int>(layout.pipelines.size());
-    if (!additions_.uneven_microbatches) {
-      if (microbatches % pipelines != 0) return false;
-      for (PipelineLayout& pipeline : layout.pipelines) pipeline.microbatches = microbatches / pipelines;
-      return true;
-    }
-    std::vector<PipelineRate> rates;
-    for (const PipelineLayout& pipeline : layout.pipelines) {
-      PipelineRate rate;
-      for (const StageLayout& stage : pipeline.stages) {
-        const int end = stage.first + stage.layers;
-        const double tau = costs_.forward_seconds(stage.node, stage.first, end) +
-                           costs_.backward_seconds(stage.node, stage.first, end, stage.recompute);
-        rate.sum += tau;
-        rate.longest = std::max(rate.longest, tau);
-      }
-      rates.push_back(rate);
-    }
-    const std::vector<int> counts = balance_microbatches(rates, microbatches);
-    for (size_t p = 0; p < counts.size(); ++p) layout.pipelines[p].microbatches = counts[p];
-    return !counts.empty();
+    return balance(layout, costs_, request_.batch / layout.microbatch, additions_.uneven_microbatches);
   }
 
   struct Known {

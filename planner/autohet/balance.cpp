@@ -53,6 +53,32 @@ std::vector<int> balance_microbatches(const std::vector<PipelineRate>& rates, in
   return counts;
 }
 
+PipelineRate rate_of(const PipelineLayout& pipeline, const CostTable& costs) {
+  PipelineRate rate;
+  for (const StageLayout& stage : pipeline.stages) {
+    const int end = stage.first + stage.layers;
+    const double tau = costs.forward_seconds(stage.node, stage.first, end) +
+                       costs.backward_seconds(stage.node, stage.first, end, stage.recompute);
+    rate.sum += tau;
+    rate.longest = std::max(rate.longest, tau);
+  }
+  return rate;
+}
+
+bool balance(Layout& layout, const CostTable& costs, int microbatches, bool uneven) {
+  const int pipelines = static_cast<int>(layout.pipelines.size());
+  std::vector<int> counts;
+  if (uneven) {
+    std::vector<PipelineRate> rates;
+    for (const PipelineLayout& pipeline : layout.pipelines) rates.push_back(rate_of(pipeline, costs));
+    counts = balance_microbatches(rates, microbatches);
+  } else if (microbatches % pipelines == 0) {
+    counts.assign(layout.pipelines.size(), microbatches / pipelines);
+  }
+  for (size_t p = 0; p < counts.size(); ++p) layout.pipelines[p].microbatches = counts[p];
+  return !counts.empty();
+}
+
 namespace {
 
 // Bytes on one device of each stage without optimizer state.

@@ -20,6 +20,12 @@ struct PipelineRate {
 // pipelines.
 std::vector<int> balance_microbatches(const std::vector<PipelineRate>& rates, int microbatches);
 
+PipelineRate rate_of(const PipelineLayout& pipeline, const CostTable& costs);
+
+// Gives the pipelines their micro-batches: `uneven` ones as above, else as many to each. False when there are
+// fewer than pipelines, or they cannot be divided.
+bool balance(Layout& layout, const CostTable& costs, int microbatches, bool uneven);
+
 // Shares of optimizer state for a layout whose state is sharded: even where that fits in memory, else more
 // for the stages with free memory. False when not even that fits.
 bool place_optimizer(Layout& layout, const CostTable& costs);

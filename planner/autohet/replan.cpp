@@ -17,14 +17,6 @@ constexpr int64_t kBudget = 400'000;   // stage-micro-batch pairs that are simul
 constexpr size_t kStarts = 6;          // mended plans that are improved
 constexpr size_t kManyMoves = 40'000;  // above this many moves of a layer only neighbours exchange layers
 
-void number(PipelineLayout& pipeline) {
-  int first = 0;
-  for (StageLayout& stage : pipeline.stages) {
-    stage.first = first;
-    first += stage.layers;
-  }
-}
-
 // What there is beside pipelines of several stages.
 void settle_schedule(Layout& layout) {
   size_t longest = 0;
@@ -128,28 +120,9 @@ class Mender {
  public:
   // Micro-batches for the pipelines as they are; false when it cannot be.
   static bool balance(Judge& judge, Layout& layout) {
-    const CostTable& costs = judge.costs(layout.tensor, layout.microbatch);
-    const int total = judge.request().batch / layout.microbatch;
-    const int count = static_cast<int>(layout.pipelines.size());
-    std::vector<int> counts;
-    if (judge.request().additions.uneven_microbatches) {
-      std::vector<PipelineRate> rates;
-      for (const PipelineLayout& pipeline : layout.pipelines) {
-        PipelineRate& rate = rates.emplace_back();
-        for (const StageLayout& stage : pipeline.stages) {
-          const int end = stage.first + stage.layers;
-          const double tau = costs.forward_seconds(stage.node, stage.first, end) +
-                             costs.backward_seconds(stage.node, stage.first, end, stage.recompute);
-          rate.sum += tau;
-          rate.longest = std::max(rate.longest, tau);
-        }
-      }
-      counts = balance_microbatches(rates, total);
-    } else if (total % count == 0) {
-      counts.assign(static_cast<size_t>(count), total / count);
-    }
-    for (size_t p = 0; p < counts.size(); ++p) layout.pipelines[p].microbatches = counts[p];
-    return !counts.empty();
+    return planner::balance(layout, judge.costs(layout.tensor, layout.microbatch),
+                            judge.request().batch / layout.microbatch,
+                            judge.request().additions.uneven_microbatches);
   }
 
  private:
@@ -190,19 +163,9 @@ class Mender {
         }
       }
       if (pipeline.stages.empty()) continue;
-      number(pipeline);
+      number_layers(pipeline.stages);
       taken.pipelines.push_back(pipeline);
-      if (lost(p) > 0) {
-        std::vector<int> nodes;
-        for (const StageLayout& stage : pipeline.stages) nodes.push_back(stage.node);
-        const StageSolution solution = solver.solve(nodes, pipeline.microbatches);
-        if (!solution.feasible) continue;
-        for (size_t s = 0; s < nodes.size(); ++s) {
-          pipeline.stages[s].layers = solution.layers[s];
-          pipeline.stages[s].recompute = solution.recompute[s] != 0;
-        }
-        number(pipeline);
-      }
+      if (lost(p) > 0 && !solver.cut(pipeline.stages, pipeline.microbatches)) continue;
       cut.pipelines.push_back(std::move(pipeline));
     }
     add(std::move(taken));
@@ -256,16 +219,7 @@ class Mender {
     StageSolver solver(costs, rules);
     const auto solved = [&](PipelineLayout& pipeline) {
       if (static_cast<int>(pipeline.stages.size()) > costs.layers) return false;
-      std::vector<int> nodes;
-      for (const StageLayout& stage : pipeline.stages) nodes.push_back(stage.node);
-      const StageSolution solution = solver.solve(nodes, pipeline.microbatches);
-      if (!solution.feasible) return false;
-      for (size_t s = 0; s < nodes.size(); ++s) {
-        pipeline.stages[s].layers = solution.layers[s];
-        pipeline.stages[s].recompute = solution.recompute[s] != 0;
-      }
-      number(pipeline);
-      return true;
+      return solver.cut(pipeline.stages, pipeline.microbatches);
     };
     PipelineLayout all{std::max(1, request_.batch / microbatch_ / 2), {}};
     for (const auto& [place, groups] : free)
@@ -352,7 +306,7 @@ class Descent {
         Layout layout = from;
         for (size_t s = 0; s < pipeline.stages.size(); ++s)
           layout.pipelines[p].stages[s].layers = pipeline.stages[s].layers;
-        number(layout.pipelines[p]);
+        number_layers(layout.pipelines[p].stages);
         if (layout != from) attempt(std::move(layout));
       }
   }
@@ -390,7 +344,7 @@ class Descent {
           Layout layout = from;
           --layout.pipelines[p].stages[a].layers;
           ++layout.pipelines[p].stages[b].layers;
-          number(layout.pipelines[p]);
+          number_layers(layout.pipelines[p].stages);
           attempt(std::move(layout));
         }
     }

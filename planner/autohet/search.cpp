@@ -545,19 +545,8 @@ void Search::try_schedules(const Candidate& from, bool interleave) {
     StageSolver solver(costs, rules);
     std::vector<StageLayout> twice = pipeline.stages;
     twice.insert(twice.end(), pipeline.stages.begin(), pipeline.stages.end());
-    std::vector<int> nodes;
-    nodes.reserve(twice.size());
-    for (const StageLayout& stage : twice) nodes.push_back(stage.node);
-    const StageSolution solution = solver.solve(nodes, pipeline.microbatches);
-    possible = solution.feasible;
+    possible = solver.cut(twice, pipeline.microbatches);
     if (!possible) break;
-    int first = 0;
-    for (size_t s = 0; s < twice.size(); ++s) {
-      twice[s].first = first;
-      twice[s].layers = solution.layers[s];
-      twice[s].recompute = solution.recompute[s] != 0;
-      first += twice[s].layers;
-    }
     pipeline.stages = std::move(twice);
   }
   if (possible) layouts.push_back(std::move(layout));
@@ -717,20 +706,8 @@ class Mover {
   }
 
   double bound(const PipelineLayout& pipeline) const {
-    const PipelineRate rate = rate_of(pipeline);
+    const PipelineRate rate = rate_of(pipeline, costs_);
     return rate.sum + (pipeline.microbatches - 1) * rate.longest;
-  }
-
-  PipelineRate rate_of(const PipelineLayout& pipeline) const {
-    PipelineRate rate;
-    for (const StageLayout& stage : pipeline.stages) {
-      const int end = stage.first + stage.layers;
-      const double tau = costs_.forward_seconds(stage.node, stage.first, end) +
-                         costs_.backward_seconds(stage.node, stage.first, end, stage.recompute);
-      rate.sum += tau;
-      rate.longest = std::max(rate.longest, tau);
-    }
-    return rate;
   }
 
   // One layer from stage a to stage b of a pipeline; those between shift.
@@ -745,7 +722,7 @@ class Mover {
           auto& changed = layout.pipelines[p].stages;
           --changed[a].layers;
           ++changed[b].layers;
-          number(changed);
+          number_layers(changed);
           Layout again = layout;
           if (attempt(std::move(layout))) {
             better = true;
@@ -817,7 +794,7 @@ class Mover {
           const StageLayout moved = changed[a];
           changed.erase(changed.begin() + static_cast<std::ptrdiff_t>(a));
           changed.insert(changed.begin() + static_cast<std::ptrdiff_t>(b), moved);
-          number(changed);
+          number_layers(changed);
           better = attempt(std::move(layout)) || better;
         }
     }
@@ -865,14 +842,6 @@ class Mover {
     return better;
   }
 
-  static void number(std::vector<StageLayout>& stages) {
-    int first = 0;
-    for (StageLayout& stage : stages) {
-      stage.first = first;
-      first += stage.layers;
-    }
-  }
-
   StageSolver& solver() {
     if (!solver_) {
       StageRules rules;
@@ -893,29 +862,12 @@ class Mover {
 
   bool solve_again(Layout& layout, size_t p) {
     PipelineLayout& pipeline = layout.pipelines[p];
-    std::vector<int> nodes;
-    for (const StageLayout& stage : pipeline.stages) nodes.push_back(stage.node);
-    const StageSolution solution = solver().solve(nodes, pipeline.microbatches);
-    if (!solution.feasible) return false;
-    for (size_t s = 0; s < pipeline.stages.size(); ++s) {
-      pipeline.stages[s].layers = solution.layers[s];
-      pipeline.stages[s].recompute = solution.recompute[s] != 0;
-    }
-    number(pipeline.stages);
-    return true;
+    return solver().cut(pipeline.stages, pipeline.microbatches);
   }
 
   bool rebalance(Layout& layout) {
-    if (!additions_.uneven_microbatches) return true;
-    std::vector<PipelineRate> rates;
-    int total = 0;
-    for (const PipelineLayout& pipeline : layout.pipelines) {
-      rates.push_back(rate_of(pipeline));
-      total += pipeline.microbatches;
-    }
-    const std::vector<int> counts = balance_microbatches(rates, total);
-    for (size_t p = 0; p < counts.size(); ++p) layout.pipelines[p].microbatches = counts[p];
-    return !counts.empty();
+    return balance(layout, costs_, judge_.request().batch / layout.microbatch,
+                   additions_.uneven_microbatches);
   }
 
   Judge& judge_;
@@ -1008,18 +960,14 @@ Layout make_layout(const Request& request, const CostTable& costs, const std::ve
     PipelineLayout pipeline;
     pipeline.microbatches = drafts[p].microbatches;
     std::vector<size_t> next(nodes, 0);
-    int first = 0;
-    for (size_t s = 0; s < drafts[p].nodes.size(); ++s) {
+    for (const int node : drafts[p].nodes) {
       StageLayout stage;
-      stage.node = drafts[p].nodes[s];
-      const auto n = static_cast<size_t>(stage.node);
+      stage.node = node;
+      const auto n = static_cast<size_t>(node);
       stage.host = places[p][n][next[n]++];
-      stage.first = first;
-      stage.layers = drafts[p].solution.layers[s];
-      stage.recompute = drafts[p].solution.recompute[s] != 0;
-      first += stage.layers;
       pipeline.stages.push_back(stage);
     }
+    adopt(drafts[p].solution, pipeline.stages);
     layout.pipelines.push_back(std::move(pipeline));
   }
   return layout;

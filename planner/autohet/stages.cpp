@@ -178,4 +178,21 @@ StageSolution StageSolver::solve(const std::vector<int>& nodes, int microbatches
   return best;
 }
 
+void adopt(const StageSolution& solution, std::vector<StageLayout>& stages) {
+  for (size_t s = 0; s < stages.size(); ++s) {
+    stages[s].layers = solution.layers[s];
+    stages[s].recompute = solution.recompute[s] != 0;
+  }
+  number_layers(stages);
+}
+
+bool StageSolver::cut(std::vector<StageLayout>& stages, int microbatches) {
+  std::vector<int> nodes;
+  nodes.reserve(stages.size());
+  for (const StageLayout& stage : stages) nodes.push_back(stage.node);
+  const StageSolution solution = solve(nodes, microbatches);
+  if (solution.feasible) adopt(solution, stages);
+  return solution.feasible;
+}
+
 }  // namespace het::planner

@@ -30,6 +30,9 @@ struct StageSolution {
   double seconds(int microbatches) const { return sum + (microbatches - 1) * longest; }
 };
 
+// Gives stages the layers of a feasible solution.
+void adopt(const StageSolution& solution, std::vector<StageLayout>& stages);
+
 // Most micro-batches that stage `stage` of `stages` holds.
 int in_flight(const StageRules& rules, int stages, int stage, int microbatches);
 
@@ -45,6 +48,9 @@ class StageSolver {
   std::vector<StageSolution> compromises(const std::vector<int>& nodes, int microbatches);
   // Recompute and seconds of layers that are given; infeasible when they do not fit.
   StageSolution with_layers(const std::vector<int>& nodes, const std::vector<int>& layers, int microbatches);
+  // Cuts the layers anew over stages whose nodes are given; false, and nothing changes, where they do not
+  // fit.
+  bool cut(std::vector<StageLayout>& stages, int microbatches);
   const CostTable& costs() const { return costs_; }
   const StageRules& rules() const { return rules_; }
 
