@@ -251,7 +251,7 @@ bool Executor::launch_from(int begin) {
 bool Executor::replay_from(int begin) {
   if (!collectives_.empty()) return false;
   Repeated& repeated = begin == 0 ? whole_ : rest_;
-  if (repeated.runs++ == 1)
+  if (repeated.runs == 1 && repeated.recording == nullptr)
     repeated.recording = state_->device().record([&] {
       for (size_t i = begin; i < calls_.size(); ++i) launch(calls_[i]);
     });
@@ -270,6 +270,7 @@ bool Executor::run() {
     return false;
   }
   state_->device().synchronize();
+  ++(begin == 0 ? whole_ : rest_).runs;
   finish_run(seconds_since(began));
   stop_.store(false);  // asked for too late
   return true;

@@ -95,7 +95,7 @@ class Executor {
   std::byte* workspace_ = nullptr;
   // The launches of a run that begins with the prologue, and of one that begins behind it.
   struct Repeated {
-    int runs = 0;
+    int64_t runs = 0;                      // that went to their end
     std::unique_ptr<Recording> recording;  // null: not yet, or the device records nothing
   };
   Repeated whole_, rest_;

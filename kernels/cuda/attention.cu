@@ -40,7 +40,8 @@ Attention attention_of(const KernelRequest& request, const Layout& q, const Layo
 // that the online softmax relies on.
 template <typename T>
 bool suits_mma(const Attention& p, std::initializer_list<Heads> operands) {
-  bool suits = sizeof(T) == 2 && p.head <= 128 && p.head % kPack<T> == 0 && p.scale > 0;
+  bool suits =
+      sizeof(T) == 2 && p.head <= 128 && p.head % kPack<T> == 0 && p.scale > 0 && p.queries > 0 && p.keys > 0;
   for (const Heads& heads : operands)
     for (const int64_t stride : {heads.batch, heads.token, heads.head})
       suits = suits && stride % kPack<T> == 0;
@@ -96,8 +97,11 @@ void prepare_forward(const KernelRequest& request, const Context& context, const
       p, [&](auto head) { allow(request, context, forward_plain<T, head()>, PlainTile<head()>::bytes(3)); });
   if constexpr (sizeof(T) == 2)
     if (mma)
-      for_mma_head(
-          p, [&](auto head) { allow(request, context, forward_mma<T, head()>, ForwardTile::bytes(head())); });
+      for_mma_head(p, [&](auto head) {
+        allow(request, context, forward_mma<T, head()>, ForwardTile::bytes(head()));
+        if (suits_wgmma(context, p))
+          allow(request, context, forward_wgmma<T, head()>, WarpgroupTile::bytes(head()));
+      });
 }
 
 template <typename T>

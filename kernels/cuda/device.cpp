@@ -102,13 +102,20 @@ class PinnedMemory final : public Memory {
   void* address_ = nullptr;
 };
 
+constexpr const char* kCapture = "capture a step (HETRUN_CUDA_GRAPHS=0 launches its kernels one by one)";
+
+bool wants_graphs() {
+  const char* wanted = std::getenv("HETRUN_CUDA_GRAPHS");
+  return wanted == nullptr || std::string_view(wanted) != "0";
+}
+
 // A captured list of launches. Kept by whoever recorded it, no longer than the device.
 class GraphRecording final : public Recording {
  public:
   GraphRecording(cudaGraph_t graph, cudaStream_t stream) : graph_(graph), stream_(stream) {
     if (const cudaError_t result = cudaGraphInstantiate(&ready_, graph, 0); result != cudaSuccess) {
       cudaGraphDestroy(graph);
-      check(result, "prepare a captured step");
+      check(result, kCapture);
     }
   }
   ~GraphRecording() override {
@@ -158,7 +165,7 @@ class CudaDevice final : public Device {
     };
     context_.multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
     context_.generation = attribute(cudaDevAttrComputeCapabilityMajor);
-    context_.shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    context_.shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - kOwnShared;
     check(cudaStreamCreateWithFlags(&context_.stream, cudaStreamNonBlocking), "make a stream");
     check(cudaHostAlloc(reinterpret_cast<void**>(&failure_), sizeof *failure_, cudaHostAllocMapped),
           "allocate pinned memory");
@@ -176,12 +183,17 @@ class CudaDevice final : public Device {
 
   std::string name() const override { return "cuda"; }
   std::string model() const override { return model_; }
-  std::unique_ptr<Memory> allocate(int64_t bytes) override { return std::make_unique<DeviceMemory>(bytes); }
+  std::unique_ptr<Memory> allocate(int64_t bytes) override {
+    use();
+    return std::make_unique<DeviceMemory>(bytes);
+  }
   std::unique_ptr<Memory> allocate_staging(int64_t bytes) override {
+    use();
     return std::make_unique<PinnedMemory>(bytes);
   }
   bool has_own_memory() const override { return true; }
   int64_t available_bytes() const override {
+    use();
     size_t free = 0, total = 0;
     check(cudaMemGetInfo(&free, &total), "say how much memory it has");
     return static_cast<int64_t>(free);
@@ -190,15 +202,18 @@ class CudaDevice final : public Device {
   std::unique_ptr<Kernel> prepare(const KernelRequest& request) override {
     const auto found = kernels_.find(request.op.name);
     if (found == kernels_.end()) fail_usage("device cuda has no kernel for operator '{}'", request.op.name);
+    use();
     return found->second(request, context_);
   }
 
   // From memory that is not pinned the call returns when the bytes are on their way from a copy of its own.
   void copy_in(std::byte* to, const std::byte* host, int64_t bytes) override {
+    use();
     check(cudaMemcpyAsync(to, host, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, context_.stream),
           "copy");
   }
   void copy_out(std::byte* host, const std::byte* from, int64_t bytes) override {
+    use();
     check(cudaMemcpyAsync(host, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost, context_.stream),
           "copy");
     synchronize();
@@ -206,10 +221,12 @@ class CudaDevice final : public Device {
 
   DirectWay direct_way() override { return interconnect_.way(); }
   std::shared_ptr<Communicator> connect(std::shared_ptr<Communicator> host) override {
+    use();
     return interconnect_.connect(std::move(host));
   }
 
   void synchronize() override {
+    use();
     interconnect_.synchronize();
     if (failure_->kind == Failure::none) return;
     const Failure failure = *failure_;
@@ -221,7 +238,9 @@ class CudaDevice final : public Device {
   }
 
   std::unique_ptr<Recording> record(const std::function<void()>& launches) override {
-    check(cudaStreamBeginCapture(context_.stream, cudaStreamCaptureModeThreadLocal), "capture a step");
+    if (!wants_graphs()) return nullptr;
+    use();
+    check(cudaStreamBeginCapture(context_.stream, cudaStreamCaptureModeThreadLocal), kCapture);
     cudaGraph_t graph = nullptr;
     try {
       launches();
@@ -230,14 +249,18 @@ class CudaDevice final : public Device {
       if (graph != nullptr) cudaGraphDestroy(graph);
       throw;
     }
-    check(cudaStreamEndCapture(context_.stream, &graph), "capture a step");
+    check(cudaStreamEndCapture(context_.stream, &graph), kCapture);
     return std::make_unique<GraphRecording>(graph, context_.stream);
   }
   std::unique_ptr<Stopwatch> stopwatch(size_t moments) override {
+    use();
     return std::make_unique<EventStopwatch>(moments, context_.stream);
   }
 
  private:
+  // Before every call: of a thread's devices, the one that was used last is current.
+  void use() const { check(cudaSetDevice(context_.ordinal), "be used"); }
+
   std::string model_;
   Context context_;
   Interconnect interconnect_;

@@ -41,10 +41,14 @@ __global__ void __launch_bounds__(kThreads)
     for (int k = 0; k < 4; ++k)
       v[4 * half + k] = words[k] >> 8 >= d.threshold ? v[4 * half + k] * d.scale : 0.0f;
   }
-  if (packed)
-    store(y + at, v);
-  else
+  if (packed) {
+    Pack<T, kElements> pack;
+#pragma unroll
+    for (int k = 0; k < kElements; ++k) pack.v[k] = from_float<T>(v[k]);
+    store_whole(y + at, pack);
+  } else {
     for (int k = 0; k < count; ++k) y[at + k] = from_float<T>(v[k]);
+  }
 }
 
 std::unique_ptr<Kernel> prepare_dropout(const KernelRequest& request, const Context& context) {

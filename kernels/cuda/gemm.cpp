@@ -320,6 +320,9 @@ class LtGemm final : public Gemm {
     if (p_.bias) {
       set(CUBLASLT_MATMUL_DESC_EPILOGUE, static_cast<uint32_t>(CUBLASLT_EPILOGUE_BIAS));
       set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, static_cast<int32_t>(type_of(p_.c)));
+      // Heuristics read the alignment to expect from the address: no more than run() promises.
+      const void* const aligned_so = reinterpret_cast<const void*>(uintptr_t{kAlign});
+      set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, aligned_so);
     }
     describe(first_, p_.b, p_.transposed_b ? p_.k : p_.n, p_.transposed_b ? p_.n : p_.k, p_.lead_b,
              p_.step_b);
@@ -371,7 +374,8 @@ class LtGemm final : public Gemm {
     }
     const auto candidates = candidates_for(align, align == kAlign ? kCandidates : 1);
     if (candidates.empty()) return {};
-    if (candidates.size() == 1) return candidates.front();
+    // What cannot be remembered is not measured: two runs would not have the same bits.
+    if (candidates.size() == 1 || cache_path().empty()) return candidates.front();
     const Choice* best = fastest(candidates);
     if (best == nullptr) return candidates.front();
     products_->remember(key, best->algorithm);

@@ -8,7 +8,7 @@
 namespace het::HET_CUDA {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 256, kMostRows = 65'535;  // blocks that a grid may have in its second dimension
 
 template <typename T>
 __global__ void convert(const float* from, T* to, int64_t n) {
@@ -16,12 +16,12 @@ __global__ void convert(const float* from, T* to, int64_t n) {
   if (i < n) to[i] = from_float<T>(from[i]);
 }
 
-// A block takes rows blockIdx.x, blockIdx.x + gridDim.x, ... of one matrix.
+// A block takes rows blockIdx.y, blockIdx.y + gridDim.y, ... of one matrix.
 template <typename T>
 __global__ void add_nothing(T* c, int64_t m, int64_t n, int64_t lead, int64_t step, float beta,
                             const float* bias) {
-  T* matrix = c + blockIdx.y * step;
-  for (int64_t i = blockIdx.x; i < m; i += gridDim.x)
+  T* matrix = c + blockIdx.x * step;
+  for (int64_t i = blockIdx.y; i < m; i += gridDim.y)
     for (int64_t j = threadIdx.x; j < n; j += blockDim.x) {
       T& value = matrix[i * lead + j];
       const float before = beta == 0 ? 0.0f : beta * to_float(value);
@@ -50,7 +50,7 @@ void convert_bias(const Context& context, const float* from, DType dtype, void* 
 void run_without_terms(const Context& context, const Product& p, void* c, const float* bias) {
   with_type(p.c, [&]<typename T>(T) {
     launch(context, add_nothing<T>,
-           dim3(static_cast<unsigned>(std::min<int64_t>(p.m, 1 << 16)), static_cast<unsigned>(p.batch)),
+           dim3(static_cast<unsigned>(p.batch), static_cast<unsigned>(std::min<int64_t>(p.m, kMostRows))),
            kThreads, 0, static_cast<T*>(c), p.m, p.n, p.lead_c, p.step_c, p.beta, p.bias ? bias : nullptr);
   });
 }

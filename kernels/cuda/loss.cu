@@ -455,9 +455,7 @@ std::unique_ptr<Kernel> prepare_classifier(const KernelRequest& request, const C
     c.tiles.push_back(std::move(p));
   }
   c.logits_bytes = 4 * c.lead * share;
-  constexpr size_t kOtherShared = 2048;  // of the kernel's own
-  if (const size_t row = 4 * c.lead;
-      job == Job::training && row + kOtherShared <= static_cast<size_t>(context.shared_bytes))
+  if (const size_t row = 4 * c.lead; job == Job::training && row <= static_cast<size_t>(context.shared_bytes))
     c.shared = row;
   if (differentiates(job) && c.bias) c.parts_bytes = 4 * kSlices * c.classes;
   return for_float(request, dtype, [&]<typename T>(T) {

@@ -31,11 +31,16 @@ struct Failure {
   const char* op = nullptr;  // the operator's name: a literal of the host's, which the GPU only passes on
 };
 
+// Of shared memory, what a launch may ask for without allow_shared, and what is left to variables that a
+// kernel declares itself.
+inline constexpr size_t kFreeShared = 32u << 10;
+inline constexpr int kOwnShared = 2 << 10;
+
 // What the kernels of one device share. Outlives them.
 struct Context {
   int ordinal = 0;
   int multiprocessors = 1;
-  int shared_bytes = 48 << 10;    // that a block may ask for
+  int shared_bytes = 46 << 10;    // that a launch may ask for
   int generation = 8;             // the first number of the compute capability: 8 Ampere and Ada, 9 Hopper
   cudaStream_t stream = nullptr;  // compute: kernels run on it in the order in which they are launched
   Failure* failure = nullptr;     // as the device sees it
@@ -43,7 +48,7 @@ struct Context {
 };
 
 // Queue kernel<<<grid, block, shared>>>(arguments...) on the compute stream. Nothing when the grid is empty.
-// Ask for more than 48 KiB of shared memory with allow_shared when the kernel is prepared.
+// Ask for more than kFreeShared bytes with allow_shared when the kernel is prepared.
 template <typename... Parameters, typename... Arguments>
 void launch(const Context& context, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared,
             Arguments&&... arguments) {
@@ -66,11 +71,16 @@ int64_t resident_blocks(const Context& context, void (*kernel)(Parameters...), i
   return static_cast<int64_t>(std::max(1, blocks)) * context.multiprocessors;
 }
 
+// Lets launches of a kernel ask for so many bytes of shared memory; never fewer than they could before.
 template <typename... Parameters>
 void allow_shared(void (*kernel)(Parameters...), size_t bytes) {
-  if (bytes > (48u << 10))
-    check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                               cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
+  if (bytes <= kFreeShared) return;
+  const auto* address = reinterpret_cast<const void*>(kernel);
+  cudaFuncAttributes now{};
+  check(cudaFuncGetAttributes(&now, address), "say what a kernel may use");
+  if (static_cast<size_t>(now.maxDynamicSharedSizeBytes) < bytes || bytes > (48u << 10) - now.sharedSizeBytes)
+    check(cudaFuncSetAttribute(address, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               std::max(now.maxDynamicSharedSizeBytes, static_cast<int>(bytes))),
           "give a kernel its shared memory");
 }
 

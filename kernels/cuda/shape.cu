@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(kThreads) fill(Word* y, int64_t elements, int6
     Pack<Word, N> pack;
 #pragma unroll
     for (int k = 0; k < N; ++k) pack.v[k] = value;
-    *reinterpret_cast<Pack<Word, N>*>(y + begin) = pack;
+    store_whole(y + begin, pack);
   } else {
     for (int64_t k = begin; k < elements; ++k) y[k] = value;
   }

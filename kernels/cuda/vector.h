@@ -2,6 +2,8 @@
 // blocks in a fixed order, and a block's dynamic shared memory.
 #pragma once
 
+#include <cstring>
+
 #include "kernels/cuda/runtime.h"
 
 namespace het::HET_CUDA {
@@ -49,6 +51,24 @@ __device__ inline void store(T* to, const float (&from)[N]) {
 #pragma unroll
   for (int i = 0; i < N; ++i) pack.v[i] = from_float<T>(from[i]);
   *reinterpret_cast<Pack<T, N>*>(to) = pack;
+}
+
+// A pack in stores of 16 bytes, also where the compiler, which has computed each element, would split them.
+template <typename T, int N>
+__device__ inline void store_whole(T* to, const Pack<T, N>& pack) {
+  static_assert(sizeof pack % 16 == 0);
+  uint32_t words[sizeof pack / 4];
+  std::memcpy(words, &pack, sizeof pack);
+#ifdef __CUDACC__
+#pragma unroll
+  for (size_t i = 0; i < sizeof pack / 4; i += 4)
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(
+                     __cvta_generic_to_global(reinterpret_cast<std::byte*>(to) + 4 * i)),
+                 "r"(words[i]), "r"(words[i + 1]), "r"(words[i + 2]), "r"(words[i + 3])
+                 : "memory");
+#else
+  std::memcpy(to, words, sizeof pack);
+#endif
 }
 
 // The same in every lane, added in an order that is always the same.

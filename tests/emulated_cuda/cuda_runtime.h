@@ -258,6 +258,10 @@ enum cudaStreamCaptureMode {
   cudaStreamCaptureModeRelaxed
 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+struct cudaFuncAttributes {
+  size_t sharedSizeBytes;  // of the kernel's own variables: not known here
+  int maxDynamicSharedSizeBytes;
+};
 inline constexpr unsigned cudaStreamNonBlocking = 1, cudaHostAllocMapped = 2, cudaHostAllocDefault = 0,
                           cudaEventDefault = 0, cudaEventDisableTiming = 2;
 
@@ -296,6 +300,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t ready, cudaStream_t stream);
 cudaError_t cudaGraphDestroy(cudaGraph_t graph);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t ready);
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value);
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel);
 template <typename Kernel>
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel, int, size_t) {
   return *blocks = 2, cudaSuccess;
@@ -307,11 +312,14 @@ struct cudaLaunchConfig_t {
   cudaStream_t stream;
 };
 namespace emulated {
+// Whether a GPU would take the launch.
+bool fits(const cudaLaunchConfig_t& config, const void* kernel);
 cudaError_t queue(const cudaLaunchConfig_t& config, std::function<void()> thread);
-}
+}  // namespace emulated
 template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                Arguments&&... arguments) {
+  if (!emulated::fits(*config, reinterpret_cast<const void*>(kernel))) return cudaErrorInvalidValue;
   return emulated::queue(*config,
                          [kernel, ... values = static_cast<Parameters>(arguments)] { kernel(values...); });
 }

@@ -371,6 +371,39 @@ cudaError_t run_or_capture(cudaStream_t stream, std::function<void()> work) {
   return cudaSuccess;
 }
 
+constexpr int kMostShared = 227 << 10, kMostThreads = 1024, kMostBlocksAcross = 65'535;
+// What a kernel may have without asking, when its own variables take 1 KiB.
+constexpr int kSharedUnasked = 47 << 10;
+
+// Bytes of shared memory that launches of a kernel may ask for.
+class AllowedShared {
+ public:
+  void set(const void* kernel, int bytes) {
+    std::lock_guard lock(mutex_);
+    bytes_[kernel] = bytes;
+  }
+  int of(const void* kernel) {
+    std::lock_guard lock(mutex_);
+    const auto found = bytes_.find(kernel);
+    return found == bytes_.end() ? kSharedUnasked : found->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<const void*, int> bytes_;
+};
+AllowedShared& allowed_shared() {
+  static AllowedShared all;
+  return all;
+}
+
+bool fits(const cudaLaunchConfig_t& config, const void* kernel) {
+  const dim3 &grid = config.gridDim, &block = config.blockDim;
+  return grid.x < (1u << 31) && grid.y <= kMostBlocksAcross && grid.z <= kMostBlocksAcross &&
+         uint64_t{block.x} * block.y * block.z <= kMostThreads &&
+         config.dynamicSmemBytes <= static_cast<size_t>(allowed_shared().of(kernel));
+}
+
 cudaError_t queue(const cudaLaunchConfig_t& config, std::function<void()> thread) {
   return run_or_capture(config.stream, [config, thread = std::move(thread)] {
     run(config.gridDim, config.blockDim, config.dynamicSmemBytes, thread);
@@ -558,6 +591,10 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t ready, cudaStream_t stream) {
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return delete graph, cudaSuccess; }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t ready) { return delete ready, cudaSuccess; }
-cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int value) {
-  return value > (227 << 10) ? cudaErrorInvalidValue : cudaSuccess;
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute, int value) {
+  if (value > emulated::kMostShared) return cudaErrorInvalidValue;
+  return emulated::allowed_shared().set(kernel, value), cudaSuccess;
+}
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {
+  return *attributes = {0, emulated::allowed_shared().of(kernel)}, cudaSuccess;
 }
