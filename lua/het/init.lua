@@ -90,6 +90,7 @@ table.sort(lazy)
 function het.load_all()
   for _, name in ipairs(lazy) do local _ = het[name] end
   require "het.generate"
+  require "het.pointer"
 end
 
 --- A recipe begins: its name and source serve the messages.

@@ -71,8 +71,39 @@ class Prompt(Case):
         self.says('x:sum()', "a tensor has no 'sum'; het.op.sum(x) computes it")
         self.says('x:matmul(x)', "a tensor has no 'matmul'; het.op.matmul(x) computes it")
         self.says('x:tolst()', "a tensor has no 'tolst'; did you mean 'tolist'?")
-        self.says('x.elements_per_row', "a tensor has no 'elements_per_row'; it has address, at, clone, contiguous, "
+        self.says('x.elements_per_row', "a tensor has no 'elements_per_row'; it has at, clone, contiguous, data, "
                   'dtype, item, numel, shape, to, tolist')
+
+    def test_a_tensors_memory_is_reached_with_trust(self):
+        lines = """x = het.zeros(2, 3)
+p = x:data()
+p[0], p[4] = 5, 7
+x[1][1]
+x[2][2]
+do local y = het.full({ 1000 }, 3, "i64"); q = y:data() end
+for i = 1, 20 do collectgarbage(); local other = het.full({ 1000 }, i, "i64") end
+print(q[0] == 3 and q[999] == 3, x[2]:data()[1])
+for _, dtype in ipairs { "f32", "f64", "bf16", "f16", "i32", "i64", "u8", "bool" } do
+  local first = het.ones(2, dtype):data()
+  print(dtype, (tostring(require "ffi".typeof(first)):gsub("ctype", "")), tonumber(first[1]))
+end
+"""
+        self.assertEqual(self.hetrun('--trust', lines=lines)[0], """5
+7
+true\t7
+f32\t<float *>\t1
+f64\t<double *>\t1
+bf16\t<unsigned short *>\t16256
+f16\t<unsigned short *>\t15360
+i32\t<int *>\t1
+i64\t<int64_t *>\t1
+u8\t<unsigned char *>\t1
+bool\t<unsigned char *>\t1
+""")
+        _, err = self.hetrun('--trust', lines='het.op.transpose(het.ones(2, 3), { order = { 1, 0 } }):data()\n', code=2)
+        self.assertEqual(err, 'stdin:1: data: this is a strided view of f32[3, 2]; take :contiguous() first\n')
+        self.says('x:data()', "tensor:data() is a pointer of LuaJIT's ffi, and ffi needs --trust")
+        self.assertTrue(self.hetrun(lines='?tensor:data\n')[0].startswith('tensor:data()\n'))
 
     def test_zeros_and_ones_take_a_dtype(self):
         out, _ = self.hetrun(lines='het.zeros({ 1 }, "f64")\nhet.zeros(1, 2, "f64")\nhet.ones(1, "bf16")\n'
