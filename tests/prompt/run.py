@@ -165,8 +165,37 @@ run = het.train { model = het.nn.gpt { vocab = corpus.vocab, context = 8, width 
   data = corpus, batch = 2, steps = 3, optimizer = het.optim.adamw { lr = 1e-3 } }
 run:start().steps
 #run:generate { prompt = "the ", tokens = 10 }
+run:save "run"
+run:generate { prompt = "fox\\njumps", tokens = 10 } == het.load "run":generate { prompt = "fox\\njumps", tokens = 10 }
+run:generate { prompt = "the\\nfox", tokens = 1, temperature = 0 }
+{ "the\\nfox" }
 '''
-        self.assertEqual(self.hetrun('--quiet', lines=lines)[0], '3\n10\n')
+        out, _ = self.hetrun('--quiet', lines=lines)
+        self.assertRegex(out, '^3\n14\ntrue\nthe\nfox[^"]\n\\{"the\\\\nfox"\\}\n$')
+
+    def test_what_is_asked_of_a_run_is_checked(self):
+        makes = """corpus = het.data.text { path = "text.txt" }
+run = het.train { model = het.nn.gpt { vocab = corpus.vocab, context = 8, width = 8, layers = 1, heads = 1 },
+  data = corpus, batch = 2, steps = 3, optimizer = het.optim.sgd { lr = 1e-3 } }
+"""
+        asked = (
+            ('run:generate { tokns = 100 }', "generate has no field 'tokns'; did you mean 'tokens'?"),
+            ('run:generate "ROMEO:"', 'generate takes a table of named fields, as in generate { prompt = ... }; it was '
+             'given "ROMEO:"'),
+            ('run:generate { temperature = -1 }', 'generate.temperature = -1 is below 0, the least that works'),
+            ('run:generate { top_p = 7 }', 'generate.top_p = 7 is above 1, the most that works'),
+            ('run:generate { top_k = 0 }', 'generate.top_k = 0 is below 1, the least that works'),
+            ('run:generate { tokens = 2.5 }', 'generate.tokens = 2.5 is not whole; a whole number is needed'),
+            ('run:generate { tokens = "many" }', 'generate.tokens = "many" is a text; a whole number is needed'),
+            ('run.generate { tokens = 1 }', 'generate belongs to a run; call it with a colon: run:generate { ... }'),
+            ('run.start()', 'start belongs to a run; call it with a colon: run:start()'),
+            ('run.save "run"', 'save belongs to a run; call it with a colon: run:save "folder"'),
+            ('run:save()', 'run:save: give a folder, as in run:save "runs/mine" (or het.train { save = "runs/mine" })'),
+            ('run:save(3)', 'run:save: give a folder, as in run:save "runs/mine"; it was given 3'),
+        )
+        out, err = self.hetrun('--quiet', lines=makes + '\n'.join(line for line, _ in asked) + '\n', code=2)
+        self.assertEqual(out, '')
+        self.assertEqual(err.splitlines(), [f'stdin:{4 + i}: {sentence}' for i, (_, sentence) in enumerate(asked)])
 
 
 class CommandLine(Case):
