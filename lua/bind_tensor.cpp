@@ -164,6 +164,11 @@ int data(lua_State* L) {  // tensor:data(), see het.pointer
   return 1;
 }
 
+int length(lua_State* L) {
+  fail_usage("a tensor has no one length: x.shape[1] tells the rows of {}, x:numel() its elements",
+             to_string(check_object<Tensor>(L, 1).type()));
+}
+
 Tensor run_one(lua_State* L, std::string_view op, const std::vector<Tensor>& inputs,
                const Attributes& attributes) {
   return host_of(L).eager->call(op_named(op), inputs, attributes).front();
@@ -302,8 +307,8 @@ void add_tensor(lua_State* L) {
       L,
       {bind<&item>("item"), bind<&at>("at"), bind<&tolist>("tolist"), bind<&to_dtype>("to"),
        bind<&contiguous>("contiguous"), bind<&clone>("clone"), bind<&numel>("numel"), bind<&data>("data"),
-       bind<&show>("__tostring"), bind<&add>("__add"), bind<&sub>("__sub"), bind<&mul>("__mul"),
-       bind<&div>("__div"), bind<&unm>("__unm"), bind<&tensor_newindex>("__newindex")},
+       bind<&length>("__len"), bind<&show>("__tostring"), bind<&add>("__add"), bind<&sub>("__sub"),
+       bind<&mul>("__mul"), bind<&div>("__div"), bind<&unm>("__unm"), bind<&tensor_newindex>("__newindex")},
       &tensor_index);
   // Values of a graph compute the same way.
   luaL_getmetatable(L, ClassName<ValueHandle>::value);

@@ -74,6 +74,17 @@ class Prompt(Case):
         self.says('x.elements_per_row', "a tensor has no 'elements_per_row'; it has at, clone, contiguous, data, "
                   'dtype, item, numel, shape, to, tolist')
 
+    def test_what_looks_like_another_library_is_explained(self):
+        self.says('#x', 'a tensor has no one length: x.shape[1] tells the rows of f32[2, 3], x:numel() its elements')
+        self.says('x:shape()', "attempt to call method 'shape' (a table value); a tensor's shape is a field: x.shape, "
+                  'without parentheses')
+        self.says('x.dtype()', "attempt to call field 'dtype' (a string value); a tensor's dtype is a field: x.dtype, "
+                  'without parentheses')
+        for name in ('randn', 'zeros', 'ones'):
+            self.says(f'het.{name}("a")', f'het.{name}: a shape comes first, as in het.{name}(2, 3) or '
+                      f'het.{name}({{ 2, 3 }}, "f32"); it was given "a"')
+        self.says('het.randn(2, "a")', "'a' is not a dtype; there are f32, f64, bf16, f16, i32, i64, u8, bool")
+
     def test_a_tensors_memory_is_reached_with_trust(self):
         lines = """x = het.zeros(2, 3)
 p = x:data()
@@ -104,6 +115,18 @@ bool\t<unsigned char *>\t1
         self.assertEqual(err, 'stdin:1: data: this is a strided view of f32[3, 2]; take :contiguous() first\n')
         self.says('x:data()', "tensor:data() is a pointer of LuaJIT's ffi, and ffi needs --trust")
         self.assertTrue(self.hetrun(lines='?tensor:data\n')[0].startswith('tensor:data()\n'))
+
+    def test_a_name_that_is_not_declared(self):
+        self.says('bananas', "'bananas' is not declared")
+        self.says('nq.linear(3, 4)', "'nq' is not declared; did you mean 'nn'?")
+        self.says('train {}', "'train' is not declared; did you mean het.train?")
+        out, _ = self.hetrun(lines='nn == het.nn\noptim == het.optim\nop == het.op\ndata == het.data\n')
+        self.assertEqual(out, 4 * 'true\n')
+        for line, sentence in (('nn.linear(3, 4)', "'nn' is not declared; did you mean het.nn?"),
+                               ('ab()', "'ab' is not declared"),
+                               ('het.nn.linear(3, 4)', """'het' is not declared; write `local het = require "het"`""")):
+            (self.folder / 'bare.lua').write_text(line + '\n')
+            self.refused('bare.lua', f'bare.lua:1: {sentence}')
 
     def test_zeros_and_ones_take_a_dtype(self):
         out, _ = self.hetrun(lines='het.zeros({ 1 }, "f64")\nhet.zeros(1, 2, "f64")\nhet.ones(1, "bf16")\n'
@@ -174,9 +197,9 @@ run:generate { prompt = "the\\nfox", tokens = 1, temperature = 0 }
         self.assertRegex(out, '^3\n14\ntrue\nthe\nfox[^"]\n\\{"the\\\\nfox"\\}\n$')
 
     def test_what_is_asked_of_a_run_is_checked(self):
-        makes = """corpus = het.data.text { path = "text.txt" }
-run = het.train { model = het.nn.gpt { vocab = corpus.vocab, context = 8, width = 8, layers = 1, heads = 1 },
-  data = corpus, batch = 2, steps = 3, optimizer = het.optim.sgd { lr = 1e-3 } }
+        makes = """corpus = data.text { path = "text.txt" }
+run = het.train { model = nn.gpt { vocab = corpus.vocab, context = 8, width = 8, layers = 1, heads = 1 },
+  data = corpus, batch = 2, steps = 3, optimizer = optim.sgd { lr = 1e-3 } }
 """
         asked = (
             ('run:generate { tokns = 100 }', "generate has no field 'tokns'; did you mean 'tokens'?"),
