@@ -224,8 +224,11 @@ run = het.train { model = nn.gpt { vocab = corpus.vocab, context = 8, width = 8,
 class CommandLine(Case):
     def test_counts_are_whole_and_bounded(self):
         for words in ('--threads=0', '--threads=abc', '--threads=1.5', '--threads=-1', '--workers=0', '--workers=two'):
-            self.refused(f'{words} mlp.lua', f'{words} is not a whole number above 0')
-        self.refused('--workers -3 mlp.lua', '--workers=-3 is not a whole number above 0')
+            works = {'--threads': '--threads=4', '--workers': '--workers=2'}[words.split('=')[0]]
+            self.refused(f'{words} mlp.lua', f'{words} is not a whole number above 0, such as {works}')
+        self.refused('--workers -3 mlp.lua', '--workers=-3 is not a whole number above 0, such as --workers=2')
+        self.refused('bench gpt-nano --steps=abc', '--steps=abc is not a whole number above 0, such as --steps=2')
+        self.refused('plan mlp.lua --devices=x', '--devices=x is not a whole number above 0, such as --devices=2')
         self.refused('--threads=100000 mlp.lua', '--threads=100000 is above 4096, the most that works')
         self.refused('--workers=1000 mlp.lua', '--workers=1000 is above 512, the most that works')
 
