@@ -220,6 +220,16 @@ run = het.train { model = nn.gpt { vocab = corpus.vocab, context = 8, width = 8,
         self.assertEqual(out, '')
         self.assertEqual(err.splitlines(), [f'stdin:{4 + i}: {sentence}' for i, (_, sentence) in enumerate(asked)])
 
+    def test_the_lines_of_the_readme_do_what_it_says(self):
+        lines = [line[4:] for line in (ROOT / 'README.md').read_text().splitlines() if line.startswith('    >')]
+        script = '\n'.join(line.lstrip('>').strip() for line in lines) + '\n'
+        self.assertIn('steps = 200,', script)
+        (self.folder / 'shakespeare.txt').write_text(TEXT + 'ROMEO:\nBut soft!\n' * 20)
+        out, err = self.hetrun('--threads=1', lines=script.replace('steps = 200,', 'steps = 2, evaluate = { every = 0 },'))
+        self.assertIn('\nROMEO:', out)
+        self.assertIn('optim.adamw', out)
+        self.assertNotIn('stdin:', err)
+
 
 class CommandLine(Case):
     def test_counts_are_whole_and_bounded(self):
