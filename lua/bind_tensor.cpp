@@ -4,6 +4,7 @@
 #include "core/base/random.h"
 #include "core/ops/op.h"
 #include "lua/objects.h"
+#include "lua/state.h"
 
 namespace het::lua {
 namespace {
@@ -140,14 +141,32 @@ Tensor clone(Tensor& tensor) {
 int64_t numel(Tensor& tensor) { return tensor.elements(); }
 std::string show(Tensor& tensor) { return to_string(tensor); }
 
-// The address of the first element, for LuaJIT's ffi.cast; the tensor must be packed and must outlive its
+// native.address(tensor) → address of the first element, bytes; for the ffi. The tensor must outlive their
 // use.
 int address(lua_State* L) {
   auto& tensor = check_object<Tensor>(L, 1);
   if (!tensor.layout().is_contiguous())
     fail_usage("data: this is a strided view of {}; take :contiguous() first", to_string(tensor.type()));
   lua_pushlightuserdata(L, tensor.bytes());
+  lua_pushnumber(L, static_cast<double>(tensor.type().bytes()));
+  return 2;
+}
+
+int data(lua_State* L) {  // tensor:data(), see het.pointer
+  check_object<Tensor>(L, 1);
+  lua_settop(L, 1);
+  lua_getglobal(L, "require");
+  lua_pushstring(L, "het.pointer");
+  call(L, 1, 1);
+  lua_getfield(L, -1, "data");
+  lua_pushvalue(L, 1);
+  call(L, 1, 1);
   return 1;
+}
+
+int length(lua_State* L) {
+  fail_usage("a tensor has no one length: x.shape[1] tells the rows of {}, x:numel() its elements",
+             to_string(check_object<Tensor>(L, 1).type()));
 }
 
 Tensor run_one(lua_State* L, std::string_view op, const std::vector<Tensor>& inputs,
@@ -287,8 +306,8 @@ void add_tensor(lua_State* L) {
   make_class<Tensor>(
       L,
       {bind<&item>("item"), bind<&at>("at"), bind<&tolist>("tolist"), bind<&to_dtype>("to"),
-       bind<&contiguous>("contiguous"), bind<&clone>("clone"), bind<&numel>("numel"),
-       bind<&address>("address"), bind<&show>("__tostring"), bind<&add>("__add"), bind<&sub>("__sub"),
+       bind<&contiguous>("contiguous"), bind<&clone>("clone"), bind<&numel>("numel"), bind<&data>("data"),
+       bind<&length>("__len"), bind<&show>("__tostring"), bind<&add>("__add"), bind<&sub>("__sub"),
        bind<&mul>("__mul"), bind<&div>("__div"), bind<&unm>("__unm"), bind<&tensor_newindex>("__newindex")},
       &tensor_index);
   // Values of a graph compute the same way.
@@ -297,6 +316,7 @@ void add_tensor(lua_State* L) {
                 {bind<&add>("__add"), bind<&sub>("__sub"), bind<&mul>("__mul"), bind<&div>("__div"),
                  bind<&unm>("__unm")});
   lua_pop(L, 1);
+  set_functions(L, "native.", {bind<&address>("address")});
   set_functions(L, "het.",
                 {bind<&new_tensor>("tensor"), bind<&full>("full"), bind<&arange>("arange"),
                  bind<&randn>("randn"), bind<&uniform>("uniform")});

@@ -62,7 +62,9 @@ int count_of(const std::string& option, const std::string& text, int most) {
   if (text.empty()) return 0;
   const bool digits = text.find_first_not_of("0123456789") == std::string::npos;
   const double value = digits ? std::strtod(text.c_str(), nullptr) : 0;
-  if (value < 1) fail_usage("{}={} is not a whole number above 0", option, text);
+  if (value < 1)
+    fail_usage("{}={} is not a whole number above 0, such as {}={}", option, text, option,
+               example_of(option));
   if (value > most) fail_usage("{}={} is above {}, the most that works", option, text, most);
   return static_cast<int>(value);
 }

@@ -179,7 +179,7 @@ int run_prompt(State& state, const Settings& settings) {
   const bool terminal = isatty(STDIN_FILENO) != 0;
   if (terminal && !settings.quiet)
     std::cout << "hetrun " << HET_VERSION
-              << ": Lua with het. ?name explains, Tab completes, Ctrl-D leaves.\n";
+              << ": Lua with het, nn, optim, data and op. ?name explains, Tab completes, Ctrl-D leaves.\n";
   lua_sethook(L, &interrupt_hook, LUA_MASKCOUNT, 1000);
   Reader reader(L, terminal);
   std::string chunk, line;

@@ -121,7 +121,8 @@ double parse_seconds(std::string_view text) {
 
 std::string nearest_name(std::string_view word, const std::vector<std::string>& names) {
   std::string best;
-  size_t best_distance = std::max<size_t>(2, word.size() / 3) + 1;
+  // Of a short word at most half may be wrong, or any name would do.
+  size_t best_distance = std::min(std::max<size_t>(2, word.size() / 3), word.size() / 2) + 1;
   for (const std::string& name : names) {
     // Edit distance of Damerau and Levenshtein (adjacent swaps count once), three rows at a time.
     std::vector<size_t> before, last(name.size() + 1), row(name.size() + 1);

@@ -122,9 +122,9 @@ SamplerOptions completed(const Corpus& corpus, SamplerOptions o) {
   if (have < need)
     fail_usage(
         "'{}' is too short: its {} split has {} tokens, a context of {} needs at least {}; use a longer "
-        "text, a shorter context{}",
+        "text{}",
         corpus.name(), name_of(o.split), have, o.context, need,
-        o.split == Split::holdout ? " or a larger holdout" : "");
+        o.split == Split::holdout ? ", a shorter context or a larger holdout" : " or a shorter context");
   return o;
 }
 

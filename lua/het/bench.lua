@@ -99,7 +99,7 @@ local function parse(words)
     else
       local number = tonumber(value)
       if not number or number ~= math.floor(number) or number < (name == "warmup" and 0 or 1) then
-        errors.usage("--%s=%s is not a whole number above 0", name, value)
+        errors.usage("--%s=%s is not a whole number above 0, such as --%s=2", name, value, name)
       end
       given[name] = number
     end

@@ -25,6 +25,7 @@ function builder.new(settings)
     cache = settings.cache,
     values = {},          -- parameters by name, in the compute precision
     scopes = {},
+    place = nil,          -- where in the recipe the layer being built was described, for messages
     projecting = false,   -- the layer being built writes into the residual stream
     residuals = 1,        -- additions to the residual stream in the whole model
     deviation = nil,      -- standard deviation of matrices; nil: 1 / sqrt(inputs)
@@ -111,15 +112,15 @@ function Builder:call(layer, name, projecting, ...)
     if name then self:leave() end
     return result
   end
-  local before = self.projecting
-  self.projecting = projecting or false
+  local before, place = self.projecting, self.place
+  self.projecting, self.place = projecting or false, rawget(layer, "place") or place
   if name then self:enter(name) end
   local result = layer.class.forward(layer:bind(self), ...)
   if result == nil then
     errors.usage("forward of %s in layer %s returned nothing; it has to return a value", layer.class.name, self:path())
   end
   if name then self:leave() end
-  self.projecting = before
+  self.projecting, self.place = before, place
   return result
 end
 

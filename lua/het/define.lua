@@ -210,6 +210,18 @@ local function check_list(definition, given, arguments)
   return sound
 end
 
+-- What is said of argument i of `count`, for which a constructor has no place.
+local function without_place(definition, count, i, value)
+  local places, first = definition.positional or 0, definition.fields[1]
+  if places == 0 and count == 1 then
+    return ("%s takes a table of named fields%s; it was given %s"):format(definition.name,
+      first and (", as in %s { %s = ... }"):format(definition.name, first[1]) or "", text.value(value))
+  end
+  return ("%s takes %s; argument %d was given too"):format(definition.name, places == 0
+    and "one table of named fields"
+    or ("%d argument%s and a table of named fields"):format(places, places == 1 and "" or "s"), i)
+end
+
 -- The arguments of a call as one table: `f{...}`, `f(a, b)`, `f(a, b, {...})`.
 local function gather(definition, ...)
   local count, first = select("#", ...), ...
@@ -223,9 +235,7 @@ local function gather(definition, ...)
     elseif i <= places then
       given[definition.fields[i][1]] = value
     else
-      mistakes.record(definition.name, nil, ("%s takes %s; argument %d was given too"):format(
-        definition.name, places == 0 and "one table of named fields"
-        or ("%d argument%s and a table of named fields"):format(places, places == 1 and "" or "s"), i))
+      mistakes.record(definition.name, nil, without_place(definition, count, i, value))
     end
   end
   return given

@@ -6,6 +6,12 @@ local text = require "het.text"
 
 local doctor = {}
 
+-- A measurement takes seconds; told apart from the report, which may be kept.
+local function measure(device, dtype)
+  if not native.settings.quiet then native.write("stderr", ("measuring %s in %s ...\n"):format(device, dtype)) end
+  return pcall(peak.measure, device, dtype)
+end
+
 local function say(name, words) native.write("stdout", ("%-12s %s\n"):format(name, words)) end
 
 local function clock(gpu, name)
@@ -43,7 +49,7 @@ local function say_cuda()
   end
   if #gpus == 0 or not cublas then return end
   for _, dtype in ipairs { "f32", "bf16" } do
-    local ok, flops = pcall(peak.measure, "cuda", dtype)
+    local ok, flops = measure("cuda", dtype)
     say("cuda " .. dtype, ok and ("%.1f TFLOP/s in a large matrix product"):format(flops / 1e12)
       or (errors.describe(flops)))
   end
@@ -55,7 +61,7 @@ function doctor.run()
   say("processor", ("%s, %d threads"):format(native.processor(), native.threads()))
   say("memory", text.bytes(native.memory_available()) .. " available")
   for _, dtype in ipairs { "f32", "bf16" } do
-    local ok, flops = pcall(peak.measure, "cpu", dtype)
+    local ok, flops = measure("cpu", dtype)
     say("cpu " .. dtype, ok and ("%.0f GFLOP/s in a large matrix product"):format(flops / 1e9) or tostring(flops))
   end
   say_cuda()

@@ -23,6 +23,16 @@ end
 --- Raise an error that the person can mend.
 function errors.usage(format, ...) errors.raise("usage", format, ...) end
 
+-- Of a tensor; methods in other libraries.
+local fields = { shape = true, dtype = true }
+
+--- Text of an error of Lua, with what may have been meant.
+function errors.hinted(message)
+  local name = message:match "attempt to call %a+ '(%a+)' %(a %a+ value%)"
+  if not fields[name] then return message end
+  return ("%s; a tensor's %s is a field: x.%s, without parentheses"):format(message, name, name)
+end
+
 --- What went wrong, as text and as a kind, whatever was raised.
 -- @param problem an error table, or the text of an error of Lua
 -- @treturn string the message

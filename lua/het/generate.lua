@@ -201,11 +201,19 @@ end
 local arguments_of = define.constructor {
   name = "generate",
   signature = "model:generate { ... }",
-  sentence = "Text from a model that het.load returned.",
+  sentence = "Text from a model that het.load returned: the prompt and what follows. A run writes likewise with the "
+    .. "weights that it has, run:generate { ... }.",
   example = 'print(het.load("runs/shakespeare"):generate { prompt = "ROMEO:" })',
   fields = generate.fields,
   build = function(a) return a end,
 }
+
+--- All of `generate.fields` with defaults, of what somebody gave; their mistakes are raised.
+function generate.arguments(options)
+  local a = arguments_of(options == nil and {} or options)
+  require("het.mistakes").raise()
+  return a
+end
 
 --- Text from a loaded model (het.load), with the vocabulary that was saved beside it.
 -- @param model the description that het.load returned
@@ -215,8 +223,7 @@ function generate.from_model(model, options)
   if define.kind_of(model) ~= "layer" then
     errors.usage("generate belongs to a model; call it with a colon: model:generate { ... }")
   end
-  local a = arguments_of(options or {})
-  require("het.mistakes").raise()
+  local a = generate.arguments(options)
   if not rawget(model, "folder") then
     errors.usage("this model has no weights yet; train it, or load one: het.load(folder)")
   end

@@ -131,6 +131,8 @@ huggingface.families = {
       end
       refuse_unless(config, "scale_attn_by_inverse_layer_idx", false, folder)
       refuse_unless(config, "add_cross_attention", false, folder)
+      refuse_unless(config, "scale_attn_weights", true, folder)
+      -- reorder_and_upcast_attn computes the same in another order, and may be either.
       return models.gpt {
         vocab = need(config, "vocab_size", folder), context = need(config, "n_positions", folder),
         width = need(config, "n_embd", folder), layers = need(config, "n_layer", folder),
@@ -190,6 +192,10 @@ huggingface.families = {
     make = function(config, folder)
       refuse_unless(config, "hidden_act", "gelu", folder)
       refuse_unless(config, "type_vocab_size", 2, folder)
+      refuse_unless(config, "position_embedding_type", "absolute", folder)
+      refuse_unless(config, "tie_word_embeddings", true, folder)
+      refuse_unless(config, "is_decoder", false, folder)
+      refuse_unless(config, "add_cross_attention", false, folder)
       return models.bert {
         vocab = need(config, "vocab_size", folder), context = need(config, "max_position_embeddings", folder),
         width = need(config, "hidden_size", folder), hidden = need(config, "intermediate_size", folder),

@@ -36,9 +36,13 @@ end
 document("tensor", "het.tensor(values [, dtype])", "A tensor from a number or nested lists of numbers.",
   "het.tensor { { 1, 2 }, { 3, 4 } }", native.tensor)
 -- A shape as f({ 2, 3 }, "f64") or f(2, 3, "f64") gives it; returns it as a list, and what follows it.
-local function shape_of(...)
+local function shape_of(name, ...)
   if type((...)) == "table" then return ... end
   local sizes = { ... }
+  if #sizes > 0 and type(sizes[1]) ~= "number" then
+    errors.usage('het.%s: a shape comes first, as in het.%s(2, 3) or het.%s({ 2, 3 }, "f32"); it was given %s', name,
+      name, name, text.value(sizes[1]))
+  end
   for i = 1, #sizes do
     if type(sizes[i]) ~= "number" then return { unpack(sizes, 1, i - 1) }, select(i, ...) end
   end
@@ -46,23 +50,24 @@ local function shape_of(...)
 end
 
 -- A maker of tensors with one value everywhere.
-local function filled(value)
+local function filled(name, value)
   return function(...)
-    local shape, dtype = shape_of(...)
+    local shape, dtype = shape_of(name, ...)
     return native.full(shape, value, dtype)
   end
 end
 
 document("randn", "het.randn(rows, columns, ... [, dtype [, seed]]) or het.randn({rows, ...} [, dtype [, seed]])",
-  "A tensor of normal random numbers.", "het.randn(3, 4)", function(...) return native.randn(shape_of(...)) end)
+  "A tensor of normal random numbers.", "het.randn(3, 4)",
+  function(...) return native.randn(shape_of("randn", ...)) end)
 document("uniform", "het.uniform({rows, ...} [, dtype [, seed]])", "A tensor of random numbers between -1 and 1.",
   "het.uniform({ 3, 4 })", native.uniform)
 document("full", "het.full({rows, ...}, value [, dtype])", "A tensor with one value everywhere.",
   "het.full({ 2, 3 }, 0.5)", native.full)
 document("zeros", "het.zeros(rows, columns, ... [, dtype]) or het.zeros({rows, ...} [, dtype])",
-  "A tensor of zeros.", "het.zeros(2, 3)", filled(0))
+  "A tensor of zeros.", "het.zeros(2, 3)", filled("zeros", 0))
 document("ones", "het.ones(rows, columns, ... [, dtype]) or het.ones({rows, ...} [, dtype])",
-  "A tensor of ones.", 'het.ones(2, 3, "bf16")', filled(1))
+  "A tensor of ones.", 'het.ones(2, 3, "bf16")', filled("ones", 1))
 document("arange", "het.arange(count [, dtype [, start [, step]]])", "The numbers 0, 1, 2, ... as a vector.",
   "het.arange(5)", native.arange)
 
@@ -90,6 +95,7 @@ table.sort(lazy)
 function het.load_all()
   for _, name in ipairs(lazy) do local _ = het[name] end
   require "het.generate"
+  require "het.pointer"
 end
 
 --- A recipe begins: its name and source serve the messages.
@@ -119,6 +125,7 @@ end
 
 -- Handler of what a recipe raises, where it is raised: errors of the library begin with the recipe's line.
 local function locate(problem)
+  if type(problem) == "string" then return errors.hinted(problem) end
   local line = type(problem) == "table" and problem.kind ~= "help" and source.current_line()
   if line then problem.place = line end
   return problem
@@ -190,6 +197,9 @@ end
 return setmetatable(het, {
   __names = lazy,
   __hidden = internal,
+  __has = function(name)
+    return not internal[name] and (modules[name] or members[name] or rawget(het, name) ~= nil) and true or false
+  end,
   __index = function(_, name)
     local value
     if modules[name] then value = require(modules[name]) elseif members[name] then value = members[name]() end

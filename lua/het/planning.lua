@@ -58,7 +58,7 @@ local function cluster_of(program, given)
   end
   local count = tonumber(given.devices or 1)
   if not count or count < 1 or count ~= math.floor(count) then
-    errors.usage("--devices=%s is not a whole number above 0", given.devices)
+    errors.usage("--devices=%s is not a whole number above 0, such as --devices=2", given.devices)
   end
   return cluster.here(count)
 end
@@ -102,7 +102,7 @@ local function count_of(name, value)
   if not value then return nil end
   local count = tonumber(value)
   if not count or count < 1 or count ~= math.floor(count) then
-    errors.usage("--%s=%s is not a whole number above 0", name, value)
+    errors.usage("--%s=%s is not a whole number above 0, such as --%s=2", name, value, name)
   end
   return count
 end

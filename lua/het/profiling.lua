@@ -32,7 +32,7 @@ local function numbers_of(name, list)
   for word in (list .. ","):gmatch "([^,]*)," do
     local number = tonumber(word)
     if not number or number < 1 or number ~= math.floor(number) then
-      errors.usage("--%s=%s: '%s' is not a whole number above 0", name, list, word)
+      errors.usage("--%s=%s: '%s' is not a whole number above 0; --%s=1,2,4 would work", name, list, word, name)
     end
     if not seen[number] then numbers[#numbers + 1] = number end
     seen[number] = true

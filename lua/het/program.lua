@@ -1,6 +1,7 @@
 --- What the `hetrun` program does with its words: the policy half of main.cpp and prompt.cpp.
 local native = require "het.native"
 local access = require "het.access"
+local errors = require "het.errors"
 local sandbox = require "het.sandbox"
 
 local program = {}
@@ -63,7 +64,7 @@ function program.prompt(trust)
 end
 
 local function show(value)
-  if type(value) == "string" then return ("%q"):format(value) end
+  if type(value) == "string" then return (("%q"):format(value):gsub("\\\n", "\\n")) end
   if type(value) ~= "table" or getmetatable(value) then return tostring(value) end
   local parts, count = {}, #value
   for i = 1, math.min(count, 20) do parts[i] = show(value[i]) end
@@ -92,7 +93,7 @@ function program.evaluate(chunk)
   end
   local ok, problem = xpcall(function() collect(chunk()) end, function(value)
     if type(value) ~= "string" then return value end
-    value = value:gsub("^[%w_/%.]*het[%./]program[%w_%.]*:%d+: ", "")   -- where this calls the chunk
+    value = errors.hinted((value:gsub("^[%w_/%.]*het[%./]program[%w_%.]*:%d+: ", "")))   -- where this calls the chunk
     -- The lines of the library are of no use at the prompt: keep those of the user's own chunk.
     local trace = {}
     for line in debug.traceback("", 2):gmatch "[^\n]+" do
@@ -102,7 +103,11 @@ function program.evaluate(chunk)
   end)
   if not ok then error(problem, 0) end
   local shown = {}
-  for i = 1, results.n do shown[i] = show(results[i]) end
+  for i = 1, results.n do
+    local value = results[i]
+    -- Text of several lines is there to be read.
+    shown[i] = type(value) == "string" and value:find("\n", 1, true) and value or show(value)
+  end
   if results.n > 0 then native.write("stdout", table.concat(shown, "\t") .. "\n") end
 end
 

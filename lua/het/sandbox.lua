@@ -54,6 +54,15 @@ local function keys_of(...)
   return names
 end
 
+-- What somebody may mean who reads a global that there is not, as the end of the sentence.
+local function instead_of(name, names)
+  if name == "het" then return '; write `local het = require "het"`' end
+  local het = require "het"
+  if debug.getmetatable(het).__has(name) then return ("; did you mean het.%s?"):format(name) end
+  local near = native.nearest(name, names)
+  return near and ("; did you mean '%s'?"):format(near) or ""
+end
+
 --- Make reading or assigning an undeclared global an error that names the nearest declared one.
 local function strict(environment, fallback)
   return setmetatable(environment, {
@@ -61,9 +70,8 @@ local function strict(environment, fallback)
     __index = function(_, name)
       local value = fallback and fallback[name]
       if value ~= nil then return value end
-      local nearest = native.nearest(tostring(name), keys_of(environment, fallback or {}))
-      error(("'%s' is not declared%s"):format(tostring(name),
-        nearest and ("; did you mean '%s'?"):format(nearest) or ""), 2)
+      name = tostring(name)
+      error(("'%s' is not declared%s"):format(name, instead_of(name, keys_of(environment, fallback or {}))), 2)
     end,
     __newindex = function(_, name)
       error(("'%s' is assigned without being declared; write `local %s = ...`"):format(tostring(name),
@@ -148,7 +156,10 @@ local habits = {
   help = "?name explains, as in ?nn.attention; ?het lists all names",
 }
 
---- The environment of the prompt: like a recipe's, but new globals may be assigned.
+-- Parts of the library that stand at the prompt under their own names, as recipes and help texts write them.
+local parts = { "nn", "optim", "data", "op" }
+
+--- The environment of the prompt: like a recipe's, but new globals may be assigned, and `het` and its parts are there.
 function sandbox.prompt_environment(trust)
   local environment = sandbox.environment(trust, ".")
   local strictness = debug.getmetatable(environment)
@@ -159,6 +170,7 @@ function sandbox.prompt_environment(trust)
     return undeclared(session, name)
   end
   environment.het = require "het"
+  for _, name in ipairs(parts) do environment[name] = environment.het[name] end
   return environment
 end
 

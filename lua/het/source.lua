@@ -33,6 +33,12 @@ function source.current_line()
   end
 end
 
+--- "recipe.lua:7" of that line, or nil.
+function source.place()
+  local line = source.current_line()
+  return line and ("%s:%d"):format(recipe.path, line)
+end
+
 -- The next token at or after `at`: its kind ("name", "string", "comment", "space", "other"), text and end.
 local function token(text, at)
   local long = text:match("^%-%-%[(=*)%[", at)

@@ -24,6 +24,19 @@ ARGUMENTS = {
 }
 
 GPT_CONFIG = {'model_type': 'gpt2', 'vocab_size': 64, 'n_positions': 8, 'n_embd': 8, 'n_layer': 1, 'n_head': 1}
+BERT_CONFIG = {'model_type': 'bert', 'vocab_size': 64, 'max_position_embeddings': 8, 'hidden_size': 8,
+               'intermediate_size': 16, 'num_hidden_layers': 1, 'num_attention_heads': 1}
+
+# Models that say how they compute, by folder: otherwise than ours, and as ours.
+OTHER_MODELS = {
+    'bert_untied': {**BERT_CONFIG, 'tie_word_embeddings': False},
+    'bert_relative': {**BERT_CONFIG, 'position_embedding_type': 'relative_key'},
+    'bert_decoder': {**BERT_CONFIG, 'is_decoder': True},
+    'bert_plain': {**BERT_CONFIG, 'tie_word_embeddings': True, 'position_embedding_type': 'absolute', 'is_decoder': False},
+    'gpt2_unscaled': {**GPT_CONFIG, 'scale_attn_weights': False},
+    'gpt2_by_layer': {**GPT_CONFIG, 'scale_attn_by_inverse_layer_idx': True},
+    'gpt2_plain': {**GPT_CONFIG, 'scale_attn_weights': True, 'reorder_and_upcast_attn': True},
+}
 
 
 def model_folder(folder, content):
@@ -48,6 +61,9 @@ def fixtures(folder):
     header = json.dumps({'transformer.wte.weight': {'dtype': 'F32', 'shape': [64, 8], 'data_offsets': [0, 2048]}}).encode()
     model_folder(folder / 'truncated', struct.pack('<Q', len(header)) + header + bytes(100))
     lie = json.dumps({'transformer.wte.weight': {'dtype': 'F32', 'shape': [64, 8], 'data_offsets': [1024, 3072]}}).encode()
+    for name, config in OTHER_MODELS.items():
+        (folder / name).mkdir()
+        (folder / name / 'config.json').write_text(json.dumps(config))
     model_folder(folder / 'lying', struct.pack('<Q', len(lie)) + lie + bytes(2048))
 
 

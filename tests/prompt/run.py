@@ -71,8 +71,62 @@ class Prompt(Case):
         self.says('x:sum()', "a tensor has no 'sum'; het.op.sum(x) computes it")
         self.says('x:matmul(x)', "a tensor has no 'matmul'; het.op.matmul(x) computes it")
         self.says('x:tolst()', "a tensor has no 'tolst'; did you mean 'tolist'?")
-        self.says('x.elements_per_row', "a tensor has no 'elements_per_row'; it has address, at, clone, contiguous, "
+        self.says('x.elements_per_row', "a tensor has no 'elements_per_row'; it has at, clone, contiguous, data, "
                   'dtype, item, numel, shape, to, tolist')
+
+    def test_what_looks_like_another_library_is_explained(self):
+        self.says('#x', 'a tensor has no one length: x.shape[1] tells the rows of f32[2, 3], x:numel() its elements')
+        self.says('x:shape()', "attempt to call method 'shape' (a table value); a tensor's shape is a field: x.shape, "
+                  'without parentheses')
+        self.says('x.dtype()', "attempt to call field 'dtype' (a string value); a tensor's dtype is a field: x.dtype, "
+                  'without parentheses')
+        for name in ('randn', 'zeros', 'ones'):
+            self.says(f'het.{name}("a")', f'het.{name}: a shape comes first, as in het.{name}(2, 3) or '
+                      f'het.{name}({{ 2, 3 }}, "f32"); it was given "a"')
+        self.says('het.randn(2, "a")', "'a' is not a dtype; there are f32, f64, bf16, f16, i32, i64, u8, bool")
+
+    def test_a_tensors_memory_is_reached_with_trust(self):
+        lines = """x = het.zeros(2, 3)
+p = x:data()
+p[0], p[4] = 5, 7
+x[1][1]
+x[2][2]
+do local y = het.full({ 1000 }, 3, "i64"); q = y:data() end
+for i = 1, 20 do collectgarbage(); local other = het.full({ 1000 }, i, "i64") end
+print(q[0] == 3 and q[999] == 3, x[2]:data()[1])
+for _, dtype in ipairs { "f32", "f64", "bf16", "f16", "i32", "i64", "u8", "bool" } do
+  local first = het.ones(2, dtype):data()
+  print(dtype, (tostring(require "ffi".typeof(first)):gsub("ctype", "")), tonumber(first[1]))
+end
+"""
+        self.assertEqual(self.hetrun('--trust', lines=lines)[0], """5
+7
+true\t7
+f32\t<float *>\t1
+f64\t<double *>\t1
+bf16\t<unsigned short *>\t16256
+f16\t<unsigned short *>\t15360
+i32\t<int *>\t1
+i64\t<int64_t *>\t1
+u8\t<unsigned char *>\t1
+bool\t<unsigned char *>\t1
+""")
+        _, err = self.hetrun('--trust', lines='het.op.transpose(het.ones(2, 3), { order = { 1, 0 } }):data()\n', code=2)
+        self.assertEqual(err, 'stdin:1: data: this is a strided view of f32[3, 2]; take :contiguous() first\n')
+        self.says('x:data()', "tensor:data() is a pointer of LuaJIT's ffi, and ffi needs --trust")
+        self.assertTrue(self.hetrun(lines='?tensor:data\n')[0].startswith('tensor:data()\n'))
+
+    def test_a_name_that_is_not_declared(self):
+        self.says('bananas', "'bananas' is not declared")
+        self.says('nq.linear(3, 4)', "'nq' is not declared; did you mean 'nn'?")
+        self.says('train {}', "'train' is not declared; did you mean het.train?")
+        out, _ = self.hetrun(lines='nn == het.nn\noptim == het.optim\nop == het.op\ndata == het.data\n')
+        self.assertEqual(out, 4 * 'true\n')
+        for line, sentence in (('nn.linear(3, 4)', "'nn' is not declared; did you mean het.nn?"),
+                               ('ab()', "'ab' is not declared"),
+                               ('het.nn.linear(3, 4)', """'het' is not declared; write `local het = require "het"`""")):
+            (self.folder / 'bare.lua').write_text(line + '\n')
+            self.refused('bare.lua', f'bare.lua:1: {sentence}')
 
     def test_zeros_and_ones_take_a_dtype(self):
         out, _ = self.hetrun(lines='het.zeros({ 1 }, "f64")\nhet.zeros(1, 2, "f64")\nhet.ones(1, "bf16")\n'
@@ -134,15 +188,57 @@ run = het.train { model = het.nn.gpt { vocab = corpus.vocab, context = 8, width 
   data = corpus, batch = 2, steps = 3, optimizer = het.optim.adamw { lr = 1e-3 } }
 run:start().steps
 #run:generate { prompt = "the ", tokens = 10 }
+run:save "run"
+run:generate { prompt = "fox\\njumps", tokens = 10 } == het.load "run":generate { prompt = "fox\\njumps", tokens = 10 }
+run:generate { prompt = "the\\nfox", tokens = 1, temperature = 0 }
+{ "the\\nfox" }
 '''
-        self.assertEqual(self.hetrun('--quiet', lines=lines)[0], '3\n10\n')
+        out, _ = self.hetrun('--quiet', lines=lines)
+        self.assertRegex(out, '^3\n14\ntrue\nthe\nfox[^"]\n\\{"the\\\\nfox"\\}\n$')
+
+    def test_what_is_asked_of_a_run_is_checked(self):
+        makes = """corpus = data.text { path = "text.txt" }
+run = het.train { model = nn.gpt { vocab = corpus.vocab, context = 8, width = 8, layers = 1, heads = 1 },
+  data = corpus, batch = 2, steps = 3, optimizer = optim.sgd { lr = 1e-3 } }
+"""
+        asked = (
+            ('run:generate { tokns = 100 }', "generate has no field 'tokns'; did you mean 'tokens'?"),
+            ('run:generate "ROMEO:"', 'generate takes a table of named fields, as in generate { prompt = ... }; it was '
+             'given "ROMEO:"'),
+            ('run:generate { temperature = -1 }', 'generate.temperature = -1 is below 0, the least that works'),
+            ('run:generate { top_p = 7 }', 'generate.top_p = 7 is above 1, the most that works'),
+            ('run:generate { top_k = 0 }', 'generate.top_k = 0 is below 1, the least that works'),
+            ('run:generate { tokens = 2.5 }', 'generate.tokens = 2.5 is not whole; a whole number is needed'),
+            ('run:generate { tokens = "many" }', 'generate.tokens = "many" is a text; a whole number is needed'),
+            ('run.generate { tokens = 1 }', 'generate belongs to a run; call it with a colon: run:generate { ... }'),
+            ('run.start()', 'start belongs to a run; call it with a colon: run:start()'),
+            ('run.save "run"', 'save belongs to a run; call it with a colon: run:save "folder"'),
+            ('run:save()', 'run:save: give a folder, as in run:save "runs/mine" (or het.train { save = "runs/mine" })'),
+            ('run:save(3)', 'run:save: give a folder, as in run:save "runs/mine"; it was given 3'),
+        )
+        out, err = self.hetrun('--quiet', lines=makes + '\n'.join(line for line, _ in asked) + '\n', code=2)
+        self.assertEqual(out, '')
+        self.assertEqual(err.splitlines(), [f'stdin:{4 + i}: {sentence}' for i, (_, sentence) in enumerate(asked)])
+
+    def test_the_lines_of_the_readme_do_what_it_says(self):
+        lines = [line[4:] for line in (ROOT / 'README.md').read_text().splitlines() if line.startswith('    >')]
+        script = '\n'.join(line.lstrip('>').strip() for line in lines) + '\n'
+        self.assertIn('steps = 200,', script)
+        (self.folder / 'shakespeare.txt').write_text(TEXT + 'ROMEO:\nBut soft!\n' * 20)
+        out, err = self.hetrun('--threads=1', lines=script.replace('steps = 200,', 'steps = 2, evaluate = { every = 0 },'))
+        self.assertIn('\nROMEO:', out)
+        self.assertIn('optim.adamw', out)
+        self.assertNotIn('stdin:', err)
 
 
 class CommandLine(Case):
     def test_counts_are_whole_and_bounded(self):
         for words in ('--threads=0', '--threads=abc', '--threads=1.5', '--threads=-1', '--workers=0', '--workers=two'):
-            self.refused(f'{words} mlp.lua', f'{words} is not a whole number above 0')
-        self.refused('--workers -3 mlp.lua', '--workers=-3 is not a whole number above 0')
+            works = {'--threads': '--threads=4', '--workers': '--workers=2'}[words.split('=')[0]]
+            self.refused(f'{words} mlp.lua', f'{words} is not a whole number above 0, such as {works}')
+        self.refused('--workers -3 mlp.lua', '--workers=-3 is not a whole number above 0, such as --workers=2')
+        self.refused('bench gpt-nano --steps=abc', '--steps=abc is not a whole number above 0, such as --steps=2')
+        self.refused('plan mlp.lua --devices=x', '--devices=x is not a whole number above 0, such as --devices=2')
         self.refused('--threads=100000 mlp.lua', '--threads=100000 is above 4096, the most that works')
         self.refused('--workers=1000 mlp.lua', '--workers=1000 is above 512, the most that works')
 

@@ -15,8 +15,8 @@ return het.train {
     local how = { prompt = ("fox "):rep(math.ceil(opt.prompt / 4)):sub(1, opt.prompt), tokens = opt.tokens,
       top_k = 20, top_p = 0.95, context = opt.looks_back > 0 and opt.looks_back or nil }
     local written = run:generate(how)
-    assert(#written == opt.tokens)
-    if opt.prompt < 100 then assert(het.load(opt.save):generate(how) == how.prompt .. written) end
-    print(written)
+    assert(#written == #how.prompt + opt.tokens)
+    if opt.prompt < 100 then assert(het.load(opt.save):generate(how) == written) end
+    print(written:sub(#how.prompt + 1))
   end,
 }

@@ -12,6 +12,7 @@
 --   show        function(a): what stands beside the name in the tree
 local builder = require "het.builder"
 local define = require "het.define"
+local source = require "het.source"
 local text = require "het.text"
 
 local layer = {}
@@ -175,7 +176,9 @@ Layer.__tostring = function(self)
 end
 
 --- A description of a class with these arguments.
-function layer.make(class, arguments) return setmetatable({ class = class, arguments = arguments }, Layer) end
+function layer.make(class, arguments)
+  return setmetatable({ class = class, arguments = arguments, place = source.place() }, Layer)
+end
 
 --- Define a class of layers; returns its constructor.
 function layer.define(class)

@@ -11,8 +11,6 @@ local digest = {}
 -- is agreed on beside them: all ranks take part in saving.
 local own_affairs = { data = true, metrics = true, save = true, rendezvous = true, name = true }
 
-local element_bytes = { f32 = 4, bf16 = 2, f16 = 2, i32 = 4, i64 = 8, u8 = 1, u16 = 2 }
-
 -- Of a corpus: where its files are on this machine.
 local places = { path = true, model = true, vocabulary = true }
 
@@ -20,8 +18,8 @@ local places = { path = true, model = true, vocabulary = true }
 local function hash_of(tensor)
   local ffi = require "ffi"
   tensor = tensor:contiguous()
-  local bytes = tensor:numel() * element_bytes[tensor.dtype]
-  local address, at, hashes = ffi.cast("const char *", tensor:address()), 0, {}
+  local first, bytes = native.address(tensor)
+  local address, at, hashes = ffi.cast("const char *", first), 0, {}
   while at < bytes do
     local count = math.min(2 ^ 20, bytes - at)
     hashes[#hashes + 1] = ("%.0f"):format(native.hash(ffi.string(address + at, count)))

@@ -21,10 +21,7 @@ local function squared_error(output, labels, scale)
   return op.reshape(op.scale(op.mul(total, scale), { factor = 1 / features }), { shape = {} })
 end
 
---- The loss of one micro-batch, with its inputs "inputs", "labels" and "scale".
--- @param b the builder
--- @tparam table spec `model`, `loss` (or nil), `inputs` and `labels` ({ dtype, shape } of a micro-batch)
-function graphs.loss(b, spec)
+local function loss_of(b, spec)
   local graph, model = b.graph, spec.model
   local inputs = in_precision(graph:input("inputs", spec.inputs[1], spec.inputs[2]), b.precision)
   local labels = graph:input("labels", spec.labels[1], spec.labels[2])
@@ -37,6 +34,19 @@ function graphs.loss(b, spec)
   local output = b:call(model, nil, false, inputs)
   if labels.dtype == "i32" then return (op.cross_entropy(output, labels, scale)) end
   return squared_error(output, labels, scale)
+end
+
+--- The loss of one micro-batch, with its inputs "inputs", "labels" and "scale". What does not fit is told with the line
+-- of the recipe that describes the layer.
+-- @param b the builder
+-- @tparam table spec `model`, `loss` (or nil), `inputs` and `labels` ({ dtype, shape } of a micro-batch)
+function graphs.loss(b, spec)
+  local ok, result = pcall(loss_of, b, spec)
+  if ok then return result end
+  if b.place and type(result) == "table" and result.kind == "usage" then
+    result.message, result.sentence = b.place .. ": " .. result.message, b.place .. ": " .. result.sentence
+  end
+  error(result, 0)
 end
 
 --- The graph of a training step. Outputs: "loss", "gradient_norm".

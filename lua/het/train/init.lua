@@ -305,22 +305,30 @@ function Run:gather()
   return self.cluster:gather(self.train_executor, self.state)
 end
 
+-- `run.save "folder"` would take the folder for the run.
+local function check_self(self, name, how)
+  if define.kind_of(self) ~= "run" then errors.usage("%s belongs to a run; call it with a colon: run:%s", name, how) end
+end
+
 --- Save the model, its vocabulary and what is needed to go on exactly. Of several ranks the first writes; all call it.
 -- @string[opt] folder default: the recipe's `save`
 function Run:save(folder)
+  check_self(self, "save", 'save "folder"')
   local a = self.arguments
   folder = folder or a.save
+  if type(folder) ~= "string" then
+    errors.usage('run:save: give a folder, as in run:save "runs/mine"%s', folder and "; it was given "
+      .. text.value(folder) or ' (or het.train { save = "runs/mine" })')
+  end
+  self:prepare()
   local state = self:gather()
   if not state then return end
   files.save(folder, a.model, state, { step = self.step, cursor = self.cursor, seed = a.seed, precision = a.precision,
     best = self.best, validation = self.validation }, a.data:vocabulary())
 end
 
---- Write text with the model as it is now. Of several ranks the first writes; all call it.
--- @tparam table options `prompt`, `tokens`, `context`, `temperature`, `top_k`, `top_p`, `seed`
--- @tparam[opt] function emit called with pieces of text as they come
--- @treturn ?string what follows the prompt; nil on other ranks than the first
-function Run:generate(options, emit)
+-- Write what follows a prompt, with checked options: emit(piece) gets it as it comes. Returns it on the first rank.
+local function write_text(self, options, emit)
   local a = self.arguments
   if define.kind_of(a.data) ~= "corpus" then errors.usage("only runs on text can generate text") end
   self:prepare()
@@ -329,13 +337,18 @@ function Run:generate(options, emit)
   if not self.generator or self.cluster then
     self.generator = generate.new { model = a.model, state = state, precision = a.precision }
   end
-  local complete = {}
-  options = options or {}
-  for _, field in ipairs(generate.fields) do
-    complete[field[1]] = options[field[1]]
-    if complete[field[1]] == nil then complete[field[1]] = field.default end
-  end
-  return self.generator:text(a.data, complete, emit)
+  return self.generator:text(a.data, options, emit)
+end
+
+--- Write text with the model as it is now. Of several ranks the first writes; all call it.
+-- @tparam table options `prompt`, `tokens`, `context`, `temperature`, `top_k`, `top_p`, `seed`
+-- @tparam[opt] function emit called with pieces of what follows the prompt as they come
+-- @treturn ?string prompt and what follows; nil on other ranks than the first
+function Run:generate(options, emit)
+  check_self(self, "generate", "generate { ... }")
+  local a = generate.arguments(options)
+  local followed = write_text(self, a, emit)
+  return followed and (a.prompt or generate.default_prompt(self.arguments.data)) .. followed
 end
 
 -- What a recipe's `sample` asks for, written as it comes: it is a result, printed also when quiet. Where the last line
@@ -344,7 +357,7 @@ local function print_sample(self)
   local sample = self.arguments.sample
   if not sample then return nil end
   if self.rank > 0 then
-    self:generate(sample)
+    write_text(self, sample)
     return nil
   end
   local settings, pieces = native.settings, {}
@@ -356,7 +369,7 @@ local function print_sample(self)
     if out then native.write(out, piece) end
   end
   emit(options.prompt)
-  local ok, problem = pcall(self.generate, self, options, emit)
+  local ok, problem = pcall(write_text, self, options, emit)
   if out then native.write(out, "\n") end
   if not ok and select(2, errors.describe(problem)) ~= "interrupted" then error(problem, 0) end
   return table.concat(pieces)
@@ -461,6 +474,7 @@ end
 --- Train. Returns the run's numbers: steps, train_loss, validation_loss, best_validation_loss, seconds, tokens_per_s,
 -- samples_per_s, mfu, peak_memory_bytes, sample (the text), interrupted. A row of data.pairs counts as one token.
 function Run:start()
+  check_self(self, "start", "start()")
   local started = native.clock()
   local a, settings = self.arguments, native.settings
   self:prepare()
