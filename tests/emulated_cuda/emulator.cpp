@@ -2,6 +2,7 @@
 // when all that it waits for have come. What is queued on a stream runs at once, on the thread that queues
 // it; behind an event that has not happened yet it stays in the stream, and runs on a thread of its own, as
 // all of a GPU's work does. Several devices, each used by one thread, run beside each other.
+#include <algorithm>
 #include <atomic>
 #include <boost/context/fiber.hpp>
 #include <boost/context/pooled_fixedsize_stack.hpp>
@@ -187,7 +188,7 @@ void run_block(const std::function<void()>& body) {
   block.barriers = 0;
   block.votes[0] = block.votes[1] = 0;
   for (Warp& warp : block.warps) std::memset(warp.slots, 0xFF, sizeof warp.slots);
-  std::memset(block.shared.data(), 0xFF, block.shared.size());
+  std::fill(block.shared.begin(), block.shared.end(), std::byte{0xFF});
   for (unsigned i = 0; i < count; ++i) {
     Thread& thread = block.threads[i];
     thread.index = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};
