@@ -327,10 +327,13 @@ int wait_for_planning(lua_State* L) {
 int simulate_graph(lua_State* L) {  // graph, {plan, events, ... as request_at}
   const Graph& graph = check_object<GraphHandle>(L, 1)->graph;
   luaL_checktype(L, 2, LUA_TTABLE);
-  const Request request = request_at(L, graph, 2);
+  Request request = request_at(L, graph, 2);
   lua_getfield(L, 2, "plan");
   const Plan plan = plan_at(L, lua_gettop(L), static_cast<int>(graph.layers.size()));
   lua_pop(L, 1);
+  // The bound is of this plan, too.
+  if (std::find(request.tensors.begin(), request.tensors.end(), plan.tensor) == request.tensors.end())
+    request.tensors.push_back(plan.tensor);
   const auto problems = validate(plan, subject_of(graph, request.batch));
   if (!problems.empty()) fail_usage("the plan cannot be run:\n  {}", fmt::join(problems, "\n  "));
   planner::Judge judge(request);

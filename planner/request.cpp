@@ -15,6 +15,19 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // After a preemption: notice it, plan anew, fetch state, repeat the step.
 constexpr double kRecoverySeconds = 120;
+// A linear program's minimum may be too high by the solver's tolerance; a bound must not be.
+constexpr double kSolved = 1 - 1e-7;
+
+std::vector<int> divisors_of(int number) {
+  std::vector<int> low, high;
+  for (int d = 1; d <= number / d; ++d) {
+    if (number % d != 0) continue;
+    low.push_back(d);
+    if (d != number / d) high.push_back(number / d);
+  }
+  low.insert(low.end(), high.rbegin(), high.rend());
+  return low;
+}
 
 }  // namespace
 
@@ -39,13 +52,16 @@ std::vector<int> tensor_degrees(const Request& request) {
 
 std::vector<int> microbatch_sizes(const Request& request) {
   if (!request.microbatches.empty()) return request.microbatches;
-  std::vector<int> sizes;
-  for (int b = 1; b <= 16; b *= 2)
-    if (request.batch % b == 0) sizes.push_back(b);
-  for (const ProfilePoint& point : request.profile.points)
-    if (point.microbatch > 0 && request.batch % point.microbatch == 0) sizes.push_back(point.microbatch);
-  std::sort(sizes.begin(), sizes.end());
-  sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
+  constexpr unsigned kSmall = 16, kPower = 64;
+  const auto& points = request.profile.points;
+  std::vector<int> sizes = divisors_of(request.batch);
+  std::erase_if(sizes, [&](int size) {
+    const auto samples = static_cast<unsigned>(size);
+    const bool measured = std::any_of(points.begin(), points.end(),
+                                      [&](const ProfilePoint& point) { return point.microbatch == size; });
+    return samples > kSmall && !(std::has_single_bit(samples) && samples <= kPower) &&
+           request.batch / size > total_devices(request.cluster) && !measured;
+  });
   return sizes;
 }
 
@@ -58,9 +74,8 @@ std::vector<std::string> validate(const Request& request) {
   if (request.batch < 1) problems.push_back(fmt::format("batch = {}; it is at least 1", request.batch));
   for (const int b : request.microbatches)
     if (b < 1 || (request.batch > 0 && request.batch % b != 0)) {
-      std::vector<int> divisors;
-      for (int d = 1; d <= std::min(request.batch, 64); ++d)
-        if (request.batch % d == 0) divisors.push_back(d);
+      std::vector<int> divisors = divisors_of(request.batch);
+      std::erase_if(divisors, [](int divisor) { return divisor > 64; });
       problems.push_back(fmt::format("a micro-batch of {} does not divide the batch of {}; these do: {}", b,
                                      request.batch, fmt::join(divisors, ", ")));
     }
@@ -189,35 +204,39 @@ double score_of(const Request& request, const Layout& layout, double seconds) {
   return useful > 0.01 ? seconds / useful : seconds * 100;
 }
 
-double lower_bound_seconds(const Request& request, Judge& judge) {
+namespace {
+
+using Sizes = std::vector<std::pair<int, int>>;  // degrees, each with a micro-batch size
+
+double bound_of(const Request& request, Judge& judge, const Sizes& sizes) {
   const size_t kinds = request.model.kinds.size(), nodes = request.cluster.nodes.size();
   std::vector<double> count(kinds, 0);
   for (const int kind : request.model.layers) count[static_cast<size_t>(kind)] += 1;
   // Device-seconds of one sample in one layer of a kind.
   std::vector<double> least(kinds * nodes, kInfinity);
   double latency = kInfinity;
-  for (const int k : tensor_degrees(request))
-    for (const int b : microbatch_sizes(request)) {
-      const CostTable& costs = judge.costs(k, b);
-      double through = 0;
-      std::vector<double> fastest(kinds, kInfinity);
-      for (size_t node = 0; node < nodes; ++node) {
-        if (costs.nodes[node].groups == 0) continue;
-        for (int layer = 0; layer < costs.layers; ++layer) {
-          const auto kind = static_cast<size_t>(request.model.layers[static_cast<size_t>(layer)]);
-          const int n = static_cast<int>(node);
-          const double seconds =
-              costs.forward_seconds(n, layer, layer + 1) + costs.backward_seconds(n, layer, layer + 1, false);
-          least[kind * nodes + node] = std::min(least[kind * nodes + node], seconds * k / b);
-          // Gradients of weights are nobody's input: several devices compute those of one micro-batch
-          // together.
-          fastest[kind] = std::min(fastest[kind], costs.forward_seconds(n, layer, layer + 1) +
-                                                      costs.input_seconds(n, layer, layer + 1));
-        }
+  for (const auto& [k, b] : sizes) {
+    const CostTable& costs = judge.costs(k, b);
+    double through = 0;
+    std::vector<double> fastest(kinds, kInfinity);
+    for (size_t node = 0; node < nodes; ++node) {
+      if (costs.nodes[node].groups == 0) continue;
+      for (int layer = 0; layer < costs.layers; ++layer) {
+        const auto kind = static_cast<size_t>(request.model.layers[static_cast<size_t>(layer)]);
+        const int n = static_cast<int>(node);
+        const double seconds =
+            costs.forward_seconds(n, layer, layer + 1) + costs.backward_seconds(n, layer, layer + 1, false);
+        least[kind * nodes + node] = std::min(least[kind * nodes + node], seconds * k / b);
+        // Gradients of weights are nobody's input: several devices compute those of one micro-batch
+        // together.
+        fastest[kind] = std::min(fastest[kind], costs.forward_seconds(n, layer, layer + 1) +
+                                                    costs.input_seconds(n, layer, layer + 1));
       }
-      for (size_t kind = 0; kind < kinds; ++kind) through += count[kind] * fastest[kind];
-      latency = std::min(latency, through);
     }
+    for (size_t kind = 0; kind < kinds; ++kind)
+      if (count[kind] > 0) through += count[kind] * fastest[kind];
+    latency = std::min(latency, through);
+  }
   // In units of the longest entry: the solver's tolerances are absolute, and small models take microseconds.
   double unit = 0;
   for (size_t kind = 0; kind < kinds; ++kind)
@@ -247,7 +266,30 @@ double lower_bound_seconds(const Request& request, Judge& judge) {
     program.add(std::move(busy[node]));
   }
   const LinearSolution solution = solve(program);
-  return std::max(solution.feasible ? solution.objective * unit : 0, latency == kInfinity ? 0 : latency);
+  return kSolved *
+         std::max(solution.feasible ? solution.objective * unit : 0, latency == kInfinity ? 0 : latency);
+}
+
+}  // namespace
+
+double lower_bound_seconds(const Request& request, Judge& judge) {
+  Sizes sizes;
+  for (const int tensor : tensor_degrees(request))
+    for (const int microbatch :
+         request.microbatches.empty() ? divisors_of(request.batch) : request.microbatches)
+      sizes.emplace_back(tensor, microbatch);
+  return bound_of(request, judge, sizes);
+}
+
+double Judge::least_seconds(int tensor, int microbatch) {
+  std::optional<double>& known = entry(tensor, microbatch).least_seconds;
+  if (!known) known = bound_of(request_, *this, {{tensor, microbatch}});
+  return *known;
+}
+
+bool Judge::is_hopeless(int tensor, int microbatch) {
+  if (request_.objective == Objective::cost || !best_.feasible()) return false;
+  return least_seconds(tensor, microbatch) >= best_.score * (request_.old ? 1 + request_.near : 1);
 }
 
 }  // namespace het::planner

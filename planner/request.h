@@ -42,7 +42,7 @@ struct Request {
   Objective objective = Objective::time;
   Additions additions;
   std::vector<int> tensors;       // degrees to try; empty: powers of two that the model and the nodes allow
-  std::vector<int> microbatches;  // sizes to try; empty: powers of two up to 16, and what was measured
+  std::vector<int> microbatches;  // sizes to try; empty: those of microbatch_sizes
   // The plan that ran until now, maybe on devices that are gone: of the plans that are at most `near` worse
   // than the best, the one that moves least of its state.
   std::optional<Plan> old;
@@ -52,6 +52,8 @@ struct Request {
 // Everything that makes planning impossible before a plan is thought of, each with what would work.
 std::vector<std::string> validate(const Request& request);
 std::vector<int> tensor_degrees(const Request& request);
+// The sizes to try, ascending: of what divides the batch all up to 16 and powers of two up to 64, equal parts
+// of it for up to as many pipelines as there are devices, and what was measured.
 std::vector<int> microbatch_sizes(const Request& request);
 
 struct Candidate {
@@ -82,6 +84,10 @@ class Judge {
   // Of the layouts that do not fit, the one that lacks least: what to say when none fits.
   const Candidate& nearest() const { return nearest_; }
   int64_t judged() const { return judged_; }
+  // No plan of this degree and micro-batch size takes less (as lower_bound_seconds says of all).
+  double least_seconds(int tensor, int microbatch);
+  // By that bound they can neither beat the best nor, with an old plan, come near it.
+  bool is_hopeless(int tensor, int microbatch);
 
   // With an old plan: of all that was judged, what no other is both as good as and moves as little as, the
   // best first and the least moved last; only what is near the best.
@@ -97,6 +103,7 @@ class Judge {
   struct Entry {
     CostTable costs;
     std::unique_ptr<Simulator> simulator;
+    std::optional<double> least_seconds;
   };
   Entry& entry(int tensor, int microbatch);
   Candidate simulated(Layout layout, std::string_view origin, const SimulateOptions& options);
@@ -114,9 +121,10 @@ class Judge {
 
 double score_of(const Request& request, const Layout& layout, double seconds);
 
-// No plan of this request takes less time: each layer's work on each node at that node's best degree and
-// micro-batch size, divided freely over all devices (a linear program); and one micro-batch through the whole
-// model, forward and backward to its input.
+// No plan of this request takes less time, whatever its micro-batch size (of those that the request names; if
+// it names none, of all that divide the batch): each layer's work on each node at that node's best degree and
+// size, divided freely over all devices (a linear program); and one micro-batch through the whole model,
+// forward and backward to its input.
 double lower_bound_seconds(const Request& request, Judge& judge);
 
 }  // namespace het::planner

@@ -296,19 +296,21 @@ class Joint {
 
 void search_jointly(Judge& judge, const Additions& additions, std::string_view policy, int64_t budget) {
   if (judge.request().objective != Objective::time) return;
-  const std::vector<int> tensors = tensor_degrees(judge.request()), sizes = microbatch_sizes(judge.request());
+  std::vector<std::pair<int, int>> sizes;  // degrees, each with a micro-batch size
+  for (const int tensor : tensor_degrees(judge.request()))
+    for (const int microbatch : microbatch_sizes(judge.request()))
+      if (!judge.is_hopeless(tensor, microbatch)) sizes.emplace_back(tensor, microbatch);
   // Without a plan to beat, cuts would be without number: the limit grows until there is one.
   double limit = judge.best().feasible() ? kInfinity : 1.5 * lower_bound_seconds(judge.request(), judge);
   for (int round = 0; round < 4 && budget > 0; ++round, limit *= 4) {
-    auto others = static_cast<int64_t>(tensors.size() * sizes.size());
-    for (const int tensor : tensors)
-      for (const int microbatch : sizes) {
-        // None takes what the others need.
-        int64_t part = budget / others--;
-        budget -= part;
-        Joint(judge, additions, policy, tensor, microbatch, part).run(limit);
-        budget += part;
-      }
+    auto others = static_cast<int64_t>(sizes.size());
+    for (const auto& [tensor, microbatch] : sizes) {
+      // None takes what the others need.
+      int64_t part = budget / others--;
+      budget -= part;
+      Joint(judge, additions, policy, tensor, microbatch, part).run(limit);
+      budget += part;
+    }
     if (judge.best().feasible()) return;
   }
 }

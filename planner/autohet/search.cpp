@@ -559,7 +559,8 @@ void Search::try_schedules(const Candidate& from, bool interleave) {
 
 void Search::run() {
   for (const int tensor : tensor_degrees(request_))
-    for (const int microbatch : microbatch_sizes(request_)) explore(tensor, microbatch);
+    for (const int microbatch : microbatch_sizes(request_))
+      if (!judge_.is_hopeless(tensor, microbatch)) explore(tensor, microbatch);
   std::stable_sort(sketches_.begin(), sketches_.end(),
                    [](const Sketch& a, const Sketch& b) { return a.estimate < b.estimate; });
   // A few of each degree and size, so that what the bound does not see still gets a chance before the judge.

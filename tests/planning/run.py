@@ -237,6 +237,15 @@ class Simulations(Case):
         best = self.json_of('plan', 'small.lua', '--cluster=cluster.lua')
         self.assertLessEqual(best['report']['step_seconds'], answer['report']['step_seconds'])
 
+    def test_no_plan_lies_below_the_bound(self):
+        for size in (1, 3, 12):
+            self.recipe(f'het.plan {{ microbatch = {size}, het.pipeline {{ microbatches = {12 // size}, '
+                        'het.stage { "a:0" } } }')
+            report = self.json_of('simulate', 'small.lua', '--cluster=cluster.lua', '--batch=12')['report']
+            self.assertGreaterEqual(report['gap'], 0, size)
+            best = self.json_of('plan', 'small.lua', '--cluster=cluster.lua', '--batch=12')['report']
+            self.assertLessEqual(best['step_seconds'], report['step_seconds'], size)
+
     def test_a_trace_opens(self):
         self.recipe('het.plan { microbatch = 2, het.pipeline { microbatches = 4, het.stage { "a:0" }, '
                     'het.stage { "t:0" } } }')
