@@ -18,6 +18,8 @@ import tempfile
 import time
 import unittest
 
+import leftovers
+
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 HETRUN = str(pathlib.Path(sys.argv.pop(1)).resolve())
@@ -41,6 +43,7 @@ def own_name_is_loopback():
 
 class Case(unittest.TestCase):
     def setUp(self):
+        self.addCleanup(lambda watch: self.assertEqual(watch.found(), []), leftovers.Watch())
         self.temporary = tempfile.TemporaryDirectory()
         self.addCleanup(self.temporary.cleanup)
         self.folder = pathlib.Path(self.temporary.name)
@@ -446,6 +449,27 @@ class Mistakes(Case):
         for code, err in self.two_ranks(['lopsided.lua'], ['other.lua']):
             self.assertEqual(code, 2, err)
             self.assertIn('has the data', err)
+
+
+class Leftovers(unittest.TestCase):
+    def test_what_is_left_is_found(self):
+        watch = leftovers.Watch()
+        listens = 'import socket, time; kept = socket.create_server(("127.0.0.1", 0)); print(flush=True); time.sleep(600)'
+        process = subprocess.Popen([sys.executable, '-c', listens], stdout=subprocess.PIPE)
+        number, file = tempfile.mkstemp(dir='/dev/shm')
+        try:
+            process.stdout.readline()
+            self.assertEqual([words.split()[0] for words in watch.found(patience=0)], ['process', 'somebody'])
+            os.close(number)   # nobody has the file any more
+            found = watch.found(patience=0)
+            self.assertEqual(found[0], f'{file} is left')
+            self.assertIn(f'process {process.pid}: ', found[1])
+            self.assertIn('somebody listens at 0100007F:', found[2])
+        finally:
+            os.unlink(file)
+            process.kill()
+            process.communicate()
+        self.assertEqual(watch.found(), [])
 
 
 class Interrupts(Case):
