@@ -186,6 +186,11 @@ class Training(Case):
             out, err = rank.communicate(timeout=120)
             self.assertEqual(rank.returncode, 0, out + err)
 
+    def test_workers_are_started_within_a_task_of_slurm(self):
+        process = self.start('--workers', 2, 'lopsided.lua', '--steps=2', SLURM_STEP_ID='0', SLURM_PROCID='0', SLURM_NTASKS='2')
+        out, err = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, 0, out + err)
+
     def test_each_rank_reads_of_a_saved_run_what_it_holds(self):
         self.hetrun('lopsided.lua', '--save=first', '--stop=7', code=2)
         saved = {}
