@@ -9,6 +9,7 @@ import os
 import pathlib
 import random
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -454,6 +455,47 @@ class Mistakes(Case):
         for code, err in self.two_ranks(['lopsided.lua'], ['other.lua']):
             self.assertEqual(code, 2, err)
             self.assertIn('has the data', err)
+
+
+class Launcher(Case):
+    def test_the_last_words_of_a_rank_need_no_line_end(self):
+        (self.folder / 'dies.lua').write_text(
+            'if os.getenv "RANK" == "1" then io.stderr:write("these were my last"); os.exit(3) end\n'
+            + (self.folder / 'lopsided.lua').read_text())
+        _, err = self.hetrun('--workers', 2, 'dies.lua', '--trust', code=3)
+        self.assertIn('[rank 1] these were my last\n', err)
+
+    def test_a_rank_that_cannot_be_started_is_told(self):
+        # A process may have so many bytes of arguments and variables: here just so many that the launcher can be
+        # started, by a short name, and a rank, which has a few variables more, cannot.
+        (self.folder / 'h').symlink_to(HETRUN)
+
+        def begin(recipe, ballast):
+            many = {f'BALLAST_{i}': 'x' * min(1000, ballast - i) for i in range(0, ballast, 1000)}
+            return subprocess.run(['./h', '--workers', '2', recipe], cwd=self.folder, capture_output=True, text=True,
+                                  env={'PATH': os.environ['PATH'], **many}, check=False, timeout=120,
+                                  preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, 1 << 20)))
+
+        least, most = 0, 1 << 20
+        while most - least > 20:
+            middle = (least + most) // 2
+            try:
+                begin('nowhere1.lua', middle)
+                least = middle
+            except OSError:
+                most = middle
+        done = begin('lopsided.lua', least)
+        self.assertEqual(done.returncode, 71, done.stderr)
+        self.assertIn('cannot start rank 0: Argument list too long', done.stderr)
+
+    def test_ranks_have_no_descriptors_that_they_do_not_use(self):
+        process = self.start('--workers', 2, 'lopsided.lua', '--steps=100000')
+        children = self.wait_for_ranks(process, 2)
+        extra = [number for number in os.listdir(f'/proc/{children[1]}/fd')
+                 if int(number) > 2 and os.readlink(f'/proc/{children[1]}/fd/{number}') == '/dev/null']
+        process.kill()
+        process.communicate()
+        self.assertEqual(extra, [])
 
 
 class Leftovers(unittest.TestCase):
