@@ -155,6 +155,7 @@ std::string meet(lua_State* L, const EnvironmentLookup& lookup, const Placement&
           "name an address or interface of this one with --interface",
           placement.master_host, address));
   }
+  if (!launched && placement.rank > 0) client.server = "rank 0";
   cluster.store = connect_store(client);
   constexpr std::chrono::milliseconds kBrief{1000};
   client.timeout = kBrief;
@@ -196,9 +197,11 @@ int join_run(lua_State* L) {
   auto cluster = std::make_shared<Cluster>();
   const std::string address = meet(L, lookup, placement, options, *cluster);
   options.keeper = cluster->brief;
+  if (cluster->server != nullptr)
+    options.turned_away = [server = cluster->server.get()] { return server->turned_away(); };
   Member member;
   member.rank = placement.rank;
-  member.host = lookup("HOSTNAME").value_or("");
+  member.host = host_name();
   if (member.host.empty()) member.host = address;
   member.device = field<std::string>(L, 1, "device").value_or("cpu");
   member.device_memory = static_cast<int64_t>(field<double>(L, 1, "memory").value_or(0));
