@@ -1,5 +1,6 @@
 // The ranks of a run: how this process finds the others, and what they do together outside a program.
 #include <algorithm>
+#include <cstdlib>
 #include <iostream>
 #include <map>
 #include <thread>
@@ -98,6 +99,15 @@ bool is_loopback(const std::string& host) {
   return host.starts_with("127.") || host == "::1" || host == "localhost";
 }
 
+// NCCL finds its interfaces by itself: it is told the one that was named for the traffic, unless it was told
+// one.
+void tell_nccl(const std::string& address, const std::vector<NetworkAddress>& addresses) {
+  const std::string interface = interface_of(address, addresses);
+  if (interface.empty() || std::getenv("NCCL_SOCKET_IFNAME") != nullptr) return;
+  ::setenv("NCCL_SOCKET_IFNAME", ("=" + interface).c_str(), 0);  // this one, not all that begin so
+  ::setenv("NCCL_SOCKET_FAMILY", address.find(':') == std::string::npos ? "AF_INET" : "AF_INET6", 0);
+}
+
 // Connect to the store in which the ranks find each other: etcd where a rendezvous is named, the launcher's,
 // or one that rank 0 serves. Returns the address of this machine to use for traffic. `options`: how long to
 // wait for others.
@@ -105,7 +115,11 @@ std::string meet(lua_State* L, const EnvironmentLookup& lookup, const Placement&
                  const JoinOptions& options, Cluster& cluster) {
   const auto own_address =
       [interface = setting(L, lookup, "interface", "HETRUN_INTERFACE")](const std::string& towards) {
-        return interface ? address_to_bind(*interface, list_addresses()) : address_towards(towards);
+        if (!interface) return address_towards(towards);
+        const auto addresses = list_addresses();
+        std::string address = address_to_bind(*interface, addresses);
+        tell_nccl(address, addresses);
+        return address;
       };
   const auto rendezvous = setting(L, lookup, "rendezvous", "HETRUN_RENDEZVOUS");
   const auto launched = lookup("HETRUN_STORE");  // by `hetrun --workers`
@@ -141,6 +155,7 @@ std::string meet(lua_State* L, const EnvironmentLookup& lookup, const Placement&
           "name an address or interface of this one with --interface",
           placement.master_host, address));
   }
+  if (!launched && placement.rank > 0) client.server = "rank 0";
   cluster.store = connect_store(client);
   constexpr std::chrono::milliseconds kBrief{1000};
   client.timeout = kBrief;
@@ -182,9 +197,11 @@ int join_run(lua_State* L) {
   auto cluster = std::make_shared<Cluster>();
   const std::string address = meet(L, lookup, placement, options, *cluster);
   options.keeper = cluster->brief;
+  if (cluster->server != nullptr)
+    options.turned_away = [server = cluster->server.get()] { return server->turned_away(); };
   Member member;
   member.rank = placement.rank;
-  member.host = lookup("HOSTNAME").value_or("");
+  member.host = host_name();
   if (member.host.empty()) member.host = address;
   member.device = field<std::string>(L, 1, "device").value_or("cpu");
   member.device_memory = static_cast<int64_t>(field<double>(L, 1, "memory").value_or(0));

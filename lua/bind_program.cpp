@@ -273,12 +273,14 @@ int executor_usage(lua_State* L) {
   set_field(L, "runs", static_cast<double>(usage.runs));
   set_field(L, "seconds", usage.seconds);
   set_field(L, "waited", usage.waited);
+  set_field(L, "bubble", usage.bubble);
   set_field(L, "sent_bytes", static_cast<double>(usage.sent_bytes));
   return 1;
 }
 
 // A run with a clock around each instruction: list of {op, begin, seconds} and, of computations, {scope,
-// phase, layer, microbatch}, of starts {label, bytes, arrived}. An await names what it waits for: `label`.
+// phase, layer, microbatch}, of starts {label, bytes, arrived}. An await names what it waits for: `label`,
+// and the operation, `awaited`.
 int executor_timings(lua_State* L) {
   auto& executor = check_object<ExecutorHandle>(L, 1);
   const auto spans = executor->run_timed();
@@ -292,7 +294,9 @@ int executor_timings(lua_State* L) {
     set_field(L, "begin", spans[i].begin);
     set_field(L, "seconds", spans[i].end - spans[i].begin);
     if (const auto* await = std::get_if<Await>(&program.instructions[i])) {
-      set_field(L, "label", std::get<Start>(program.instructions[await->start]).request.label);
+      const CollectiveRequest& request = std::get<Start>(program.instructions[await->start]).request;
+      set_field(L, "label", request.label);
+      set_field(L, "awaited", std::string(name_of(request.kind)));
     } else if (const auto* start = std::get_if<Start>(&program.instructions[i])) {
       const Operand& operand = start->in.buffer != kAbsent ? start->in : start->out;
       set_field(L, "label", start->request.label);

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <iostream>
 #include <set>
+#include <utility>
 
 #include <fcntl.h>
 #include <poll.h>
@@ -62,6 +63,8 @@ class Launcher {
       end_the_rest();
     }
     read_errors();
+    for (Child& child : children_)  // whose pipe is open still, held by a program that it started
+      if (!child.pending.empty()) take_line(child, std::exchange(child.pending, {}));
     report();
     return code_ == 0 && interrupted_ ? kInterrupted : code_;
   }
@@ -102,22 +105,32 @@ class Launcher {
       return list;
     };
     const auto arguments = pointers(words), variables = pointers(values);
-    int ends[2];
-    if (pipe2(ends, O_CLOEXEC) != 0) fail_environment("cannot make a pipe: {}", std::strerror(errno));
+    int ends[2], problem[2];  // of its standard error, and for why it could not begin
+    if (pipe2(ends, O_CLOEXEC) != 0 || pipe2(problem, O_CLOEXEC) != 0)
+      fail_environment("cannot make a pipe: {}", std::strerror(errno));
     const pid_t parent = getpid(), pid = fork();
     if (pid < 0) fail_environment("cannot start rank {}: {}", rank, std::strerror(errno));
     if (pid == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);  // nothing outlives the launcher
       if (getppid() != parent) _exit(1);
       if (rank > 0) {
-        const int nothing = open("/dev/null", O_WRONLY);
+        const int nothing = open("/dev/null", O_WRONLY | O_CLOEXEC);
         dup2(nothing, STDOUT_FILENO);
         dup2(ends[1], STDERR_FILENO);
       }
       execve("/proc/self/exe", arguments.data(), variables.data());
+      const int error = errno;
+      [[maybe_unused]] const ssize_t told = write(problem[1], &error, sizeof error);
       _exit(127);
     }
     close(ends[1]);
+    close(problem[1]);
+    int error = 0;
+    ssize_t told = 0;  // 0: it was closed, and the program runs
+    while ((told = read(problem[0], &error, sizeof error)) < 0 && errno == EINTR) {
+    }
+    close(problem[0]);
+    if (told == sizeof error) fail_environment("cannot start rank {}: {}", rank, std::strerror(error));
     fcntl(ends[0], F_SETFL, O_NONBLOCK);
     children_[rank].pid = pid;
     children_[rank].error_pipe = ends[0];
@@ -145,13 +158,19 @@ class Launcher {
       for (size_t end; (end = child.pending.find('\n')) != std::string::npos;) {
         std::string line = child.pending.substr(0, end);
         child.pending.erase(0, end + 1);
-        // What ends a rank is told when all have ended, once; warnings at once.
-        if (line.starts_with("hetrun: ") || !child.lines.empty())
-          child.lines.push_back(std::move(line));
-        else if (said_.insert(line).second)
-          std::cerr << fmt::format("[rank {}] {}\n", rank, line) << std::flush;
+        take_line(child, std::move(line));
       }
+      // It ended within a line.
+      if (child.error_pipe < 0 && !child.pending.empty()) take_line(child, std::exchange(child.pending, {}));
     }
+  }
+
+  // What ends a rank is told when all have ended, once; warnings at once.
+  void take_line(Child& child, std::string line) {
+    if (line.starts_with("hetrun: ") || !child.lines.empty())
+      child.lines.push_back(std::move(line));
+    else if (said_.insert(line).second)
+      std::cerr << fmt::format("[rank {}] {}\n", &child - children_.data(), line) << std::flush;
   }
 
   void reap() {

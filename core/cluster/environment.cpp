@@ -182,8 +182,15 @@ EnvironmentLookup process_environment() {
 Placement read_placement(const EnvironmentLookup& lookup) {
   const Variables variables(lookup);
   std::string note;
-  const auto torchrun = from_torchrun(variables), mpi = from_open_mpi(variables),
-             slurm = from_slurm(variables, note), job = from_indexed_job(variables);
+  const auto torchrun = from_torchrun(variables);
+  if (torchrun && variables.text("HETRUN_STORE")) {
+    // `hetrun --workers` set them, maybe inside of a task of another launcher, whose place is not this one's.
+    Placement placement = *torchrun;
+    add_master(variables, placement);
+    return placement;
+  }
+  const auto mpi = from_open_mpi(variables), slurm = from_slurm(variables, note),
+             job = from_indexed_job(variables);
   Placement placement;
   for (const auto* candidate : {&torchrun, &mpi, &slurm, &job}) {
     if (!*candidate) continue;

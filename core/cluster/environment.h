@@ -28,8 +28,8 @@ struct Placement {
 };
 
 // In this order: RANK and WORLD_SIZE (torchrun, and by hand), OMPI_COMM_WORLD_*, SLURM_* of a step that srun
-// started, JOB_COMPLETION_INDEX. Throws Error(usage) for variables that contradict each other, are half set,
-// or are no numbers.
+// started, JOB_COMPLETION_INDEX. Those that `hetrun --workers` set (with HETRUN_STORE) count alone. Throws
+// Error(usage) for variables that contradict each other, are half set, or are no numbers.
 Placement read_placement(const EnvironmentLookup& lookup);
 
 // The hosts of a list as Slurm writes it: "gpu[01-03,7],login" is gpu01, gpu02, gpu03, gpu7, login. Throws

@@ -17,6 +17,11 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
+// From one rank to one other, as stages pass micro-batches on.
+bool is_message(CollectiveKind kind) {
+  return kind == CollectiveKind::send || kind == CollectiveKind::receive;
+}
+
 // The index of the first NaN or infinity among the elements, or -1.
 int64_t first_non_finite(const Tensor& tensor) {
   if (!is_float(tensor.dtype())) return -1;
@@ -218,7 +223,9 @@ void Executor::launch(const Call& call) {
     if (!call.starts) {
       const auto begin = std::chrono::steady_clock::now();
       call.collective->wait();
-      waited_ += seconds_since(begin);
+      const double seconds = seconds_since(begin);
+      waited_ += seconds;
+      if (is_message(call.collective->request().kind)) bubble_ += seconds;
       return;
     }
     if (!call.in_order) state_->device().synchronize();
@@ -263,7 +270,7 @@ bool Executor::replay_from(int begin) {
 bool Executor::run() {
   require_inputs();
   const auto began = std::chrono::steady_clock::now();
-  waited_ = 0;
+  waited_ = bubble_ = 0;
   const int begin = first_instruction();
   if (!replay_from(begin) && !launch_from(begin)) {
     stop_.store(false);
@@ -281,6 +288,7 @@ void Executor::finish_run(double seconds) {
   ++usage_.runs;
   usage_.seconds += seconds;
   usage_.waited += waited_;
+  usage_.bubble += bubble_;
   usage_.sent_bytes += sent_bytes_;
   prologue_version_ = state_->version();
   if (changes_parameters_) state_->touch();
@@ -290,7 +298,7 @@ std::vector<Executor::Span> Executor::run_timed() {
   require_inputs();
   std::vector<Span> spans(calls_.size());
   const auto began = std::chrono::steady_clock::now();
-  waited_ = 0;
+  waited_ = bubble_ = 0;
   const auto seconds = [](std::chrono::steady_clock::time_point time) {
     return std::chrono::duration<double>(time.time_since_epoch()).count();
   };

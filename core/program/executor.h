@@ -41,11 +41,12 @@ class Executor {
   // its end.
   void request_stop() { stop_.store(true, std::memory_order_relaxed); }
 
-  // Of all runs so far, timed ones too: how long they took, how much of that was waiting for other ranks, and
-  // the bytes handed to them (of a collective its operand's).
+  // Of all runs so far, timed ones too: how long they took, how much of that was waiting for other ranks, how
+  // much of the waiting was for messages (a pipeline's bubbles), and the bytes handed to them (of a
+  // collective its operand's).
   struct Usage {
     int64_t runs = 0, sent_bytes = 0;
-    double seconds = 0, waited = 0;
+    double seconds = 0, waited = 0, bubble = 0;
   };
   const Usage& usage() const { return usage_; }
 
@@ -84,6 +85,7 @@ class Executor {
   Usage usage_;
   int64_t sent_bytes_ = 0;  // in one run
   double waited_ = 0;       // seconds, since the last run began
+  double bubble_ = 0;       // of that, for messages
   std::vector<std::unique_ptr<Kernel>> kernels_;
   std::unique_ptr<Memory>
       arena_;  // arena, then pinned, inputs, outputs, then workspace; outlives collectives

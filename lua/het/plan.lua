@@ -111,18 +111,18 @@ local make = define.constructor {
   end,
 }
 
---- How many devices a plan names.
+--- The devices that a plan names, by rank (from 1).
 function plan.devices(given)
-  local seen, count = {}, 0
+  local seen, names = {}, {}
   for _, pipeline in ipairs(given.pipelines) do
     for _, stage in ipairs(pipeline.stages) do
       for _, device in ipairs(stage.devices) do
-        if not seen[device] then count = count + 1 end
+        if not seen[device] then names[#names + 1] = device end
         seen[device] = true
       end
     end
   end
-  return count
+  return names
 end
 
 --- `count` replicas of the whole model. They share the batch in micro-batches, as evenly as these allow.

@@ -11,6 +11,8 @@ import subprocess
 import sys
 import tempfile
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent / 'launch'))
+import leftovers
 from runs import last_json, run, say, step_seconds
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -79,20 +81,27 @@ def main():
         results['hidden_fraction'] = hidden(folder)
         results['memory_max_error'] = memory
     collectives = last_json([BUILD / 'tests/bench/collectives', 4, 64], ROOT)
-    results['allreduce_fraction'] = collectives.get('allreduce_fraction', collectives.get('all_reduce'))
+    results['allreduce_fraction'] = collectives['allreduce_fraction']
+    results['uneven_gather_fraction'] = collectives['padded_allgather_s'] / collectives['uneven_allgather_s']
+    watch = leftovers.Watch()
     kills = max(1, TRIALS // 3)
     code, out, err = run([sys.executable, ROOT / 'tests/launch/run.py', HETRUN, 'Deaths'], ROOT, HETRUN_KILL_TRIALS=str(kills),
                          HETRUN_STOP_TRIALS=str(max(1, kills // 5)))
-    slowest = re.search(r'at most: ([0-9.]+) s', out)
     results['kill_trials'] = kills
-    results['kill_max_seconds'] = float(slowest.group(1)) if slowest else None
+    # A launcher ends who is left after a while; without one the ranks have to notice by themselves.
+    for name, words in (('kill_max_seconds', 'without a launcher, '), ('kill_max_seconds_launched', '')):
+        slowest = re.search(f'^{words}from the kill to the end of all, at most: ([0-9.]+) s', out, re.MULTILINE)
+        results[name] = float(slowest.group(1)) if slowest else None
     for name, words in (('kills_by_phase', 'kills by phase'), ('stops_by_phase', 'stops by phase'),
                         ('survivors_by_phase', 'kills while a rank was in a phase')):
         phases = re.search(f'{words}: (.*)', out)
         results[name] = json.loads(phases.group(1)) if phases else None
-    results['leftovers'] = 0 if code == 0 else None
+    left = watch.found()
+    results['leftovers'] = len(left)
     if code != 0:
         say(err)
+    for sentence in left:
+        say(sentence)
     print(json.dumps(results))
 
 

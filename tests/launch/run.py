@@ -9,6 +9,7 @@ import os
 import pathlib
 import random
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -17,6 +18,8 @@ import sys
 import tempfile
 import time
 import unittest
+
+import leftovers
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -41,14 +44,15 @@ def own_name_is_loopback():
 
 class Case(unittest.TestCase):
     def setUp(self):
+        self.addCleanup(lambda watch: self.assertEqual(watch.found(), []), leftovers.Watch())
         self.temporary = tempfile.TemporaryDirectory()
         self.addCleanup(self.temporary.cleanup)
         self.folder = pathlib.Path(self.temporary.name)
         (self.folder / 'text.txt').write_text(TEXT)
         (self.folder / 'lopsided.lua').write_text((HERE / 'lopsided.lua').read_text())
 
-    def start(self, *words, **environment):
-        return subprocess.Popen([HETRUN, *map(str, words)], cwd=self.folder, stdout=subprocess.PIPE,
+    def start(self, *words, under=(), **environment):
+        return subprocess.Popen([*under, HETRUN, *map(str, words)], cwd=self.folder, stdout=subprocess.PIPE,
                                 stderr=subprocess.PIPE, text=True, env={**os.environ, **environment})
 
     def by_hand(self, world, *words, recipe='lopsided.lua', **environment):
@@ -183,6 +187,23 @@ class Training(Case):
             out, err = rank.communicate(timeout=120)
             self.assertEqual(rank.returncode, 0, out + err)
 
+    def test_workers_are_started_within_a_task_of_slurm(self):
+        process = self.start('--workers', 2, 'lopsided.lua', '--steps=2', SLURM_STEP_ID='0', SLURM_PROCID='0', SLURM_NTASKS='2')
+        out, err = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, 0, out + err)
+
+    def test_nccl_is_told_the_interface_that_was_named(self):
+        recipe, head = (self.folder / 'lopsided.lua').read_text(), 'on_step = function(_, step)\n'
+        self.assertEqual(recipe.count(head), 1)
+        (self.folder / 'nccl.lua').write_text(recipe.replace(head, head + """
+    print("NCCL takes", os.getenv "NCCL_SOCKET_IFNAME", os.getenv "NCCL_SOCKET_FAMILY")"""))
+        for words, variables, told in ((['--interface=lo'], {}, '=lo\tAF_INET'), ([], {}, 'nil\tnil'),
+                                       (['--interface=lo'], {'NCCL_SOCKET_IFNAME': 'eth7'}, 'eth7\tnil')):
+            for rank in self.by_hand(2, '--steps=1', '--trust', *words, recipe='nccl.lua', **variables, **self.at_rank_0()):
+                out, err = rank.communicate(timeout=120)
+                self.assertEqual(rank.returncode, 0, out + err)
+                self.assertIn(f'NCCL takes\t{told}\n', out)
+
     def test_each_rank_reads_of_a_saved_run_what_it_holds(self):
         self.hetrun('lopsided.lua', '--save=first', '--stop=7', code=2)
         saved = {}
@@ -255,6 +276,123 @@ class Training(Case):
         self.assert_close(self.losses('lopsided.lua'), self.read_losses(metrics), 1e-5)
 
 
+def clock_ahead(seconds):
+    """The command that starts another with a clock of its own, as hosts have."""
+    return ['unshare', '--user', '--map-root-user', '--time', '--monotonic', str(seconds), '--fork', '--kill-child']
+
+
+def clocks_can_be_set():
+    return shutil.which('unshare') and subprocess.run([*clock_ahead(1), 'true'], capture_output=True, check=False).returncode == 0
+
+
+class Traces(Case):
+    PLAN = """plan = het.plan { microbatch = 2,
+  het.pipeline { microbatches = 4, het.stage { "a:0", layers = 2 }, het.stage { "a:1" } },
+  het.pipeline { microbatches = 2, het.stage { "b:0" } } }
+if opt.spread then"""
+    LINE = re.compile(r'  rank (\d)  computed ([0-9.]+) ms \(([0-9.]+) ms before the update\), bubbles ([0-9.]+) ms '
+                      r'\((\d+) % of the step\), waited for collectives ([0-9.]+) ms \((\d+) %\), handed (\S+ \S+) to others')
+
+    def run_traced(self, under):
+        """A traced run of three ranks, rank r started by the command under(r): events, report, results."""
+        recipe = (self.folder / 'lopsided.lua').read_text()
+        self.assertEqual(recipe.count('if opt.spread then'), 1)
+        (self.folder / 'three.lua').write_text(recipe.replace('if opt.spread then', self.PLAN))
+        where = self.at_rank_0()
+        ranks = [self.start('three.lua', '--steps=5', '--trace=step.json', '--json', under=under(rank), RANK=str(rank),
+                            LOCAL_RANK=str(rank), WORLD_SIZE='3', OMP_NUM_THREADS='1', **where) for rank in range(3)]
+        self.addCleanup(lambda: [rank.kill() for rank in ranks])
+        outputs = [rank.communicate(timeout=120) for rank in ranks]
+        for rank, (out, err) in zip(ranks, outputs):
+            self.assertEqual(rank.returncode, 0, out + err)
+        out, err = outputs[0]
+        return (json.loads((self.folder / 'step.json').read_text())['traceEvents'], err,
+                json.loads(out.splitlines()[-1]))
+
+    def spans_of(self, events, rank):
+        return sorted((e for e in events if e['ph'] == 'X' and e['pid'] == rank), key=lambda e: e['ts'])
+
+    def sums_of(self, spans):
+        """Milliseconds of a rank: computed, of that before the update, bubbles, waits for collectives."""
+        totals = {'compute': 0, 'bubble': 0, 'wait': 0}
+        before, trains = None, False
+        for span in spans:
+            if trains and span['cat'] == 'update' and before is None:
+                before = totals['compute']
+            trains = trains or span['cat'] == 'forward'
+            totals[span['cat'] if span['cat'] in totals else 'compute'] += span['dur'] / 1e3
+        return totals['compute'], before, totals['bubble'], totals['wait']
+
+    def test_a_trace_shows_what_all_ranks_computed_and_waited_for(self):
+        events, err, results = self.run_traced(lambda rank: ())
+        names = {e['pid']: e['args']['name'] for e in events if e['name'] == 'process_name'}
+        self.assertEqual(names, {0: 'rank 0, a:0', 1: 'rank 1, a:1', 2: 'rank 2, b:0'})
+        step = float(re.search(r'one step, ([0-9.]+) ms:', err)[1])
+        self.assertEqual(min(e['ts'] for e in events if 'ts' in e), 0)
+        told = {int(line[0]): line for line in self.LINE.findall(err)}
+        self.assertEqual(sorted(told), [0, 1, 2], err)
+        for rank in range(3):
+            spans = self.spans_of(events, rank)
+            self.assertLess(spans[-1]['ts'] + spans[-1]['dur'], 1e3 * step + 10)
+            for one, next_one in zip(spans, spans[1:]):
+                self.assertLessEqual(one['ts'] + one['dur'], next_one['ts'] + 0.01, f'{one} {next_one}')
+            self.assertLessEqual({'forward', 'backward', 'update', 'wait'}, {span['cat'] for span in spans})
+            computed, before, bubbles, waited = self.sums_of(spans)
+            for total, words in ((computed, told[rank][1]), (before, told[rank][2]), (bubbles, told[rank][3]),
+                                 (waited, told[rank][5])):
+                self.assertAlmostEqual(total, float(words), delta=0.0051)
+            self.assertLess(0, before)
+            self.assertLess(before, computed)
+            for part, words in ((bubbles, told[rank][4]), (waited, told[rank][6])):
+                self.assertAlmostEqual(100 * part / step, float(words), delta=0.51)
+            for span in spans:
+                self.assertEqual(span['cat'] == 'bubble', span['name'].startswith('bubble: '), span)
+                self.assertEqual(span['cat'] == 'wait', span['name'].startswith('wait for '), span)
+            self.assertEqual(bubbles > 0, rank < 2)   # rank 2 is a pipeline by itself
+            sent = sum(e['args']['bytes'] for e in events
+                       if e['ph'] == 'b' and e['pid'] == rank and not e['name'].startswith('receive'))
+            self.assertEqual(sent, results['ranks'][rank]['sent_bytes'])
+        slowest = re.search(r'  (rank (\d)) \((\S+)\) computed longest', err)
+        self.assertEqual(f'{slowest[1]}, {slowest[3]}', names[int(slowest[2])])
+        self.assertEqual(float(told[int(slowest[2])][1]), max(float(line[1]) for line in told.values()))
+        begun = [(e['cat'], e['id']) for e in events if e['ph'] == 'b']
+        self.assertEqual(len(begun), len(set(begun)))
+
+    def test_a_run_tells_the_bubbles_of_each_rank(self):
+        _, err, results = self.run_traced(lambda rank: ())
+        self.assertEqual([rank['device'] for rank in results['ranks']], ['a:0', 'a:1', 'b:0'])
+        for rank in results['ranks']:
+            self.assertEqual(rank['bubble_s'] > 0, rank['rank'] < 2)
+            self.assertLessEqual(rank['bubble_s'], rank['waited_s'])
+            share = rank['bubble_s'] / (rank['computed_s'] + rank['waited_s'])
+            self.assertAlmostEqual(rank['bubble_share'], share, delta=1e-6)
+            line = re.search(rf'rank {rank["rank"]}: a step computes .* and waits .* \((\d+) %; bubbles (\d+) %\), hands', err)
+            self.assertTrue(line, err)
+            self.assertAlmostEqual(int(line[2]), 100 * share, delta=0.51)
+        longest = max(results['ranks'], key=lambda rank: rank['computed_s'])
+        self.assertIn(f'; it computes longest ({longest["device"]})', err)
+
+    @unittest.skipUnless(clocks_can_be_set(), 'no time namespaces for users here')
+    def test_a_trace_has_one_clock_where_hosts_have_their_own(self):
+        events, _, _ = self.run_traced(lambda rank: clock_ahead(1000 * rank) if rank else ())
+        begun = {(e['pid'], e['id']): e for e in events if e['ph'] == 'b'}
+        ended = {(e['pid'], e['id']): e for e in events if e['ph'] == 'e'}
+        slack = 50e3   # microseconds: half of what asking for the time may have taken
+        messages = {}
+        for key, event in begun.items():
+            kind, what = event['name'].split(': ', 1)
+            messages.setdefault((what, event['args'].get('micro-batch')), {}).setdefault(kind, []).append(
+                (event['ts'], ended[key]['ts']))
+        checked = 0
+        for parts in messages.values():
+            # Nothing has come before it was sent, and no sum is there before all have given theirs.
+            for kinds in (('send', 'receive'), ('all-reduce', 'all-reduce')):
+                if all(kind in parts for kind in kinds):
+                    checked += 1
+                    self.assertLess(max(t for t, _ in parts[kinds[0]]), min(t for _, t in parts[kinds[1]]) + slack)
+        self.assertGreater(checked, 4)
+
+
 class Mistakes(Case):
     def test_a_plan_for_more_devices(self):
         _, err = self.hetrun('lopsided.lua', '--spread', code=2)
@@ -288,6 +426,26 @@ class Mistakes(Case):
             _, err = rank.communicate(timeout=120)
             self.assertEqual(rank.returncode, 2, err)
             self.assertIn('recipe', err)
+            self.assertRegex(err, rf'rank [01] on {re.escape(socket.gethostname())} has the recipe')
+
+    def test_a_rank_0_that_is_not_there(self):
+        where = self.at_rank_0()
+        rank = self.start('lopsided.lua', '--timeout=1s', WORLD_SIZE='2', RANK='1', LOCAL_RANK='1', **where)
+        _, err = rank.communicate(timeout=120)
+        self.assertEqual(rank.returncode, 75, err)
+        self.assertIn(f'cannot connect to 127.0.0.1:{where["MASTER_PORT"]}: Connection refused; rank 0 should serve the store '
+                      'there', err)
+
+    def test_a_rank_with_another_secret_is_told_by_both_sides(self):
+        where = self.at_rank_0()
+        first, second = (self.start('lopsided.lua', '--warn-after=1s', WORLD_SIZE='2', RANK=str(rank), LOCAL_RANK=str(rank),
+                                    **{**where, 'HETRUN_SECRET': secret}) for rank, secret in enumerate((SECRET, SECRET + '?')))
+        self.addCleanup(lambda: (first.kill(), first.communicate()))
+        _, err = second.communicate(timeout=120)
+        self.assertEqual(second.returncode, 2, err)
+        self.assertIn('its shared secret is another one', err)
+        said = next((line for line in first.stderr if 'missing: rank 1; the store turned away' in line), '')
+        self.assertIn('who came from 127.0.0.1 with another secret', said)
 
     def two_ranks(self, *words):
         """Exit codes and messages of two ranks, each started with its own words."""
@@ -329,6 +487,68 @@ class Mistakes(Case):
         for code, err in self.two_ranks(['lopsided.lua'], ['other.lua']):
             self.assertEqual(code, 2, err)
             self.assertIn('has the data', err)
+
+
+class Launcher(Case):
+    def test_the_last_words_of_a_rank_need_no_line_end(self):
+        (self.folder / 'dies.lua').write_text(
+            'if os.getenv "RANK" == "1" then io.stderr:write("these were my last"); os.exit(3) end\n'
+            + (self.folder / 'lopsided.lua').read_text())
+        _, err = self.hetrun('--workers', 2, 'dies.lua', '--trust', code=3)
+        self.assertIn('[rank 1] these were my last\n', err)
+
+    def test_a_rank_that_cannot_be_started_is_told(self):
+        # A process may have so many bytes of arguments and variables: here just so many that the launcher can be
+        # started, by a short name, and a rank, which has a few variables more, cannot.
+        (self.folder / 'h').symlink_to(HETRUN)
+
+        def begin(recipe, ballast):
+            many = {f'BALLAST_{i}': 'x' * min(1000, ballast - i) for i in range(0, ballast, 1000)}
+            return subprocess.run(['./h', '--workers', '2', recipe], cwd=self.folder, capture_output=True, text=True,
+                                  env={'PATH': os.environ['PATH'], **many}, check=False, timeout=120,
+                                  preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, 1 << 20)))
+
+        least, most = 0, 1 << 20
+        while most - least > 20:
+            middle = (least + most) // 2
+            try:
+                begin('nowhere1.lua', middle)
+                least = middle
+            except OSError:
+                most = middle
+        done = begin('lopsided.lua', least)
+        self.assertEqual(done.returncode, 71, done.stderr)
+        self.assertIn('cannot start rank 0: Argument list too long', done.stderr)
+
+    def test_ranks_have_no_descriptors_that_they_do_not_use(self):
+        process = self.start('--workers', 2, 'lopsided.lua', '--steps=100000')
+        children = self.wait_for_ranks(process, 2)
+        extra = [number for number in os.listdir(f'/proc/{children[1]}/fd')
+                 if int(number) > 2 and os.readlink(f'/proc/{children[1]}/fd/{number}') == '/dev/null']
+        process.kill()
+        process.communicate()
+        self.assertEqual(extra, [])
+
+
+class Leftovers(unittest.TestCase):
+    def test_what_is_left_is_found(self):
+        watch = leftovers.Watch()
+        listens = 'import socket, time; kept = socket.create_server(("127.0.0.1", 0)); print(flush=True); time.sleep(600)'
+        process = subprocess.Popen([sys.executable, '-c', listens], stdout=subprocess.PIPE)
+        number, file = tempfile.mkstemp(dir='/dev/shm')
+        try:
+            process.stdout.readline()
+            self.assertEqual([words.split()[0] for words in watch.found(patience=0)], ['process', 'somebody'])
+            os.close(number)   # nobody has the file any more
+            found = watch.found(patience=0)
+            self.assertEqual(found[0], f'{file} is left')
+            self.assertIn(f'process {process.pid}: ', found[1])
+            self.assertIn('somebody listens at 0100007F:', found[2])
+        finally:
+            os.unlink(file)
+            process.kill()
+            process.communicate()
+        self.assertEqual(watch.found(), [])
 
 
 class Interrupts(Case):

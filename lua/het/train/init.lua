@@ -55,7 +55,7 @@ end
 local function settle_plan(self)
   local a, ranks = self.arguments, self.cluster and self.cluster:size() or 1
   if self.plan then
-    local devices = plan.devices(self.plan)
+    local devices = #plan.devices(self.plan)
     if devices ~= ranks then
       errors.usage("the plan is for %d devices, %s; start the recipe with --workers %d", devices,
         ranks == 1 and "this process is alone" or ("%d ranks are here"):format(ranks), devices)
@@ -379,8 +379,10 @@ end
 local function tell_ranks(self, reporter)
   local used = self.train_executor:usage()
   if not self.cluster or used.runs == 0 then return nil end
-  local own = { rank = self.rank, computed_s = (used.seconds - used.waited) / used.runs,
-    waited_s = used.waited / used.runs, sent_bytes = used.sent_bytes / used.runs,
+  local own = { rank = self.rank, device = plan.devices(self.plan)[self.rank + 1],
+    computed_s = (used.seconds - used.waited) / used.runs,
+    waited_s = used.waited / used.runs, bubble_s = used.bubble / used.runs,
+    bubble_share = used.seconds > 0 and used.bubble / used.seconds or 0, sent_bytes = used.sent_bytes / used.runs,
     memory_bytes = self.train_executor:memory().total, restored_bytes = self.state:bytes_taken(),
     behind_s = self.own_device:pace_lost(), ways = self.cluster:ways() }
   local told = self.cluster:tell(native.json_encode(own))
@@ -391,11 +393,12 @@ local function tell_ranks(self, reporter)
     if ranks[i].computed_s > ranks[slowest].computed_s then slowest = i end
   end
   for i, rank in ipairs(ranks) do
-    local sentence = "rank %d: a step computes %s and waits %s (%.0f %%), hands %s to others, takes %s of memory%s"
+    local sentence = "rank %d: a step computes %s and waits %s (%.0f %%; bubbles %.0f %%), hands %s to others, "
+      .. "takes %s of memory%s"
     reporter:say(sentence:format(
       rank.rank, native.show_seconds(rank.computed_s), native.show_seconds(rank.waited_s),
-      100 * rank.waited_s / (rank.computed_s + rank.waited_s), text.bytes(rank.sent_bytes),
-      text.bytes(rank.memory_bytes), i == slowest and "; it computes longest" or ""))
+      100 * rank.waited_s / (rank.computed_s + rank.waited_s), 100 * rank.bubble_share, text.bytes(rank.sent_bytes),
+      text.bytes(rank.memory_bytes), i == slowest and ("; it computes longest (%s)"):format(rank.device) or ""))
     if rank.behind_s > 0 then
       reporter:say(("rank %d fell %s behind the pace of its device: this machine is slower than that"):format(rank.rank,
         native.show_seconds(rank.behind_s)))

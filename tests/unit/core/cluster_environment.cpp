@@ -102,6 +102,17 @@ TEST_CASE("a process finds its place in what its launcher says", "[cluster]") {
       {with(kStep, {{"RANK", "9"}, {"WORLD_SIZE", "16"}}), {kTorchrun, 9, 16, {}, "", 0, ""}},
       {with(kStep, {{"RANK", "2"}, {"WORLD_SIZE", "8"}, {"TORCHELASTIC_RUN_ID", "x"}}),
        {kTorchrun, 2, 8, {}, "", 0, ""}},
+      // `hetrun --workers 2` inside of a task, of Slurm's or of Open MPI's.
+      {{{"SLURM_STEP_ID", "0"},
+        {"SLURM_PROCID", "0"},
+        {"SLURM_NTASKS", "2"},
+        {"OMPI_COMM_WORLD_RANK", "0"},
+        {"OMPI_COMM_WORLD_SIZE", "2"},
+        {"RANK", "1"},
+        {"WORLD_SIZE", "2"},
+        {"LOCAL_RANK", "1"},
+        {"HETRUN_STORE", "127.0.0.1:4711"}},
+       {kTorchrun, 1, 2, 1, "", 0, ""}},
   };
   for (const Case& c : cases) {
     std::string settings;
