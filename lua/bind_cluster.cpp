@@ -1,5 +1,6 @@
 // The ranks of a run: how this process finds the others, and what they do together outside a program.
 #include <algorithm>
+#include <cstdlib>
 #include <iostream>
 #include <map>
 #include <thread>
@@ -93,6 +94,15 @@ std::optional<std::chrono::milliseconds> duration_setting(lua_State* L, const En
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
 }
 
+// NCCL finds its interfaces by itself: it is told the one that was named for the traffic, unless it was told
+// one.
+void tell_nccl(const std::string& address, const std::vector<NetworkAddress>& addresses) {
+  const std::string interface = interface_of(address, addresses);
+  if (interface.empty() || std::getenv("NCCL_SOCKET_IFNAME") != nullptr) return;
+  ::setenv("NCCL_SOCKET_IFNAME", ("=" + interface).c_str(), 0);  // this one, not all that begin so
+  ::setenv("NCCL_SOCKET_FAMILY", address.find(':') == std::string::npos ? "AF_INET" : "AF_INET6", 0);
+}
+
 // Numbers and the one name that mean nothing else.
 bool is_loopback(const std::string& host) {
   return host.starts_with("127.") || host == "::1" || host == "localhost";
@@ -105,7 +115,11 @@ std::string meet(lua_State* L, const EnvironmentLookup& lookup, const Placement&
                  const JoinOptions& options, Cluster& cluster) {
   const auto own_address =
       [interface = setting(L, lookup, "interface", "HETRUN_INTERFACE")](const std::string& towards) {
-        return interface ? address_to_bind(*interface, list_addresses()) : address_towards(towards);
+        if (!interface) return address_towards(towards);
+        const auto addresses = list_addresses();
+        std::string address = address_to_bind(*interface, addresses);
+        tell_nccl(address, addresses);
+        return address;
       };
   const auto rendezvous = setting(L, lookup, "rendezvous", "HETRUN_RENDEZVOUS");
   const auto launched = lookup("HETRUN_STORE");  // by `hetrun --workers`

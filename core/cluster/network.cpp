@@ -94,6 +94,13 @@ std::string address_to_bind(const std::string& wanted, const std::vector<Network
   return best->address;
 }
 
+std::string interface_of(const std::string& address, const std::vector<NetworkAddress>& addresses) {
+  const bool local = address.starts_with("127.");
+  for (const NetworkAddress& a : addresses)
+    if (a.address == address || (local && a.loopback && !a.v6)) return a.interface;
+  return {};
+}
+
 std::string address_towards(const std::string& host) {
   if (host.empty()) return "127.0.0.1";
   addrinfo hints{};

@@ -23,6 +23,9 @@ std::vector<NetworkAddress> list_addresses();
 // first, then an IPv6 address that is not link-local. Throws Error(usage), listing what there is, also for
 // every address at once ("0.0.0.0", "::").
 std::string address_to_bind(const std::string& wanted, const std::vector<NetworkAddress>& addresses);
+// The interface that has an address of this machine, as address_to_bind gives it; empty: none of those
+// listed.
+std::string interface_of(const std::string& address, const std::vector<NetworkAddress>& addresses);
 // The address from which packets go to `host` (a name or a number); "127.0.0.1" where it is empty: all is
 // local. Nothing is sent. Throws Error(usage) for an unknown host, Error(environment) where there is no way.
 std::string address_towards(const std::string& host);

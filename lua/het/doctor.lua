@@ -33,6 +33,11 @@ local function say_cuda()
     if library.problem == "" then
       say(library.name, ("%s, %s"):format(library.version, library.path))
       cublas = cublas or library.name == "cuBLASLt"
+      if library.name == "NCCL" then
+        local told = os.getenv "NCCL_SOCKET_IFNAME"
+        say("", told and ("between machines by NCCL_SOCKET_IFNAME = %s, which --interface does not change"):format(told)
+          or "between machines by the interface that --interface names; without it, by one that NCCL chooses")
+      end
     elseif #gpus > 0 or found.driver ~= "" then
       say(library.name, library.problem)
     end

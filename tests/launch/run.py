@@ -192,6 +192,18 @@ class Training(Case):
         out, err = process.communicate(timeout=120)
         self.assertEqual(process.returncode, 0, out + err)
 
+    def test_nccl_is_told_the_interface_that_was_named(self):
+        recipe, head = (self.folder / 'lopsided.lua').read_text(), 'on_step = function(_, step)\n'
+        self.assertEqual(recipe.count(head), 1)
+        (self.folder / 'nccl.lua').write_text(recipe.replace(head, head + """
+    print("NCCL takes", os.getenv "NCCL_SOCKET_IFNAME", os.getenv "NCCL_SOCKET_FAMILY")"""))
+        for words, variables, told in ((['--interface=lo'], {}, '=lo\tAF_INET'), ([], {}, 'nil\tnil'),
+                                       (['--interface=lo'], {'NCCL_SOCKET_IFNAME': 'eth7'}, 'eth7\tnil')):
+            for rank in self.by_hand(2, '--steps=1', '--trust', *words, recipe='nccl.lua', **variables, **self.at_rank_0()):
+                out, err = rank.communicate(timeout=120)
+                self.assertEqual(rank.returncode, 0, out + err)
+                self.assertIn(f'NCCL takes\t{told}\n', out)
+
     def test_each_rank_reads_of_a_saved_run_what_it_holds(self):
         self.hetrun('lopsided.lua', '--save=first', '--stop=7', code=2)
         saved = {}

@@ -34,6 +34,13 @@ TEST_CASE("traffic is bound to what was named", "[cluster]") {
   for (const auto& [wanted, address] : named) CHECK(address_to_bind(wanted, kAddresses) == address);
 }
 
+TEST_CASE("an address is told by its interface", "[cluster]") {
+  const std::vector<std::pair<std::string, std::string>> found = {
+      {"10.0.0.7", "eth0"}, {"fd00::7", "eth0"}, {"fd01::7", "ib0"}, {"::1", "lo"},
+      {"127.0.0.1", "lo"},  {"127.0.0.2", "lo"}, {"10.0.0.8", ""}};
+  for (const auto& [address, interface] : found) CHECK(interface_of(address, kAddresses) == interface);
+}
+
 TEST_CASE("traffic is never bound to every address", "[cluster]") {
   for (const char* wanted : {"0.0.0.0", "::", "0::0", "*"})
     CHECK(sentence_of([&] { address_to_bind(wanted, kAddresses); }) ==
