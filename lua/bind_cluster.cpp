@@ -155,6 +155,7 @@ std::string meet(lua_State* L, const EnvironmentLookup& lookup, const Placement&
           "name an address or interface of this one with --interface",
           placement.master_host, address));
   }
+  if (!launched && placement.rank > 0) client.server = "rank 0";
   cluster.store = connect_store(client);
   constexpr std::chrono::milliseconds kBrief{1000};
   client.timeout = kBrief;
@@ -198,7 +199,7 @@ int join_run(lua_State* L) {
   options.keeper = cluster->brief;
   Member member;
   member.rank = placement.rank;
-  member.host = lookup("HOSTNAME").value_or("");
+  member.host = host_name();
   if (member.host.empty()) member.host = address;
   member.device = field<std::string>(L, 1, "device").value_or("cpu");
   member.device_memory = static_cast<int64_t>(field<double>(L, 1, "memory").value_or(0));
@@ -206,6 +207,8 @@ int join_run(lua_State* L) {
   member.version = HET_VERSION;
   member.recipe_digest = hex_of(hmac_sha256("recipe", field<std::string>(L, 1, "recipe").value_or("")));
   member.data_digest = hex_of(hmac_sha256("data", field<std::string>(L, 1, "data").value_or("")));
+  if (cluster->server != nullptr)
+    options.turned_away = [server = cluster->server.get()] { return server->turned_away(); };
   cluster->membership = join(cluster->store, member, options);
   GlooOptions gloo;
   gloo.rank = cluster->membership->rank();

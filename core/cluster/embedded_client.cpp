@@ -177,11 +177,16 @@ class EmbeddedStore final : public Store {
         constexpr Clock::duration kShortest = milliseconds(20), kLongest = milliseconds(500);
         const auto now = Clock::now();
         const auto pause = std::clamp((now - start) / 20, kShortest, kLongest);
-        if (error.kind() != ErrorKind::peer || now + pause >= deadline) throw;
+        if (error.kind() != ErrorKind::peer) throw;
+        if (now + pause >= deadline) {
+          if (options_->server.empty()) throw;
+          fail(ErrorKind::peer, "{}; {} should serve the store there", error.sentence(), options_->server);
+        }
         if (now >= warn_at && options_->warn) {
-          options_->warn(fmt::format("waited {:.1f} s for who serves the store at {}: {}",
-                                     std::chrono::duration<double>(now - start).count(), options_->endpoint,
-                                     error.sentence()));
+          options_->warn(fmt::format(
+              "waited {:.1f} s for {} at {}: {}", std::chrono::duration<double>(now - start).count(),
+              options_->server.empty() ? "who serves the store" : options_->server + " to serve the store",
+              options_->endpoint, error.sentence()));
           warn_at = now + options_->warn_after;
         }
         std::this_thread::sleep_for(pause);

@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <cstring>
 #include <list>
+#include <mutex>
 #include <set>
 #include <thread>
 #include <utility>
@@ -126,6 +127,10 @@ class Server final : public StoreServer {
   }
 
   std::string endpoint() const override { return to_string(at_); }
+  std::vector<std::string> turned_away() const override {
+    std::lock_guard lock(mutex_);
+    return {turned_away_.begin(), turned_away_.end()};
+  }
 
  private:
   void serve() {
@@ -262,6 +267,9 @@ class Server final : public StoreServer {
     } else {
       welcome.refusal = fmt::format("the store at {} refuses {}: its shared secret is another one",
                                     to_string(at_), client.who);
+      constexpr size_t kNamed = 8;
+      std::lock_guard lock(mutex_);
+      if (turned_away_.size() < kNamed) turned_away_.insert(client.who.substr(0, client.who.rfind(':')));
       leave(client, now);
     }
     client.out += write_frame(write_welcome(welcome));
@@ -339,6 +347,8 @@ class Server final : public StoreServer {
   Descriptor listener_, wake_;
   std::string instance_;
   std::atomic<bool> ending_ = false;
+  mutable std::mutex mutex_;  // of what follows
+  std::set<std::string> turned_away_;
   std::thread thread_;
   // Of the thread.
   Ledger ledger_;

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/cluster/ledger.h"
 #include "core/cluster/store.h"
@@ -30,6 +31,8 @@ class StoreServer {
  public:
   virtual ~StoreServer() = default;
   virtual std::string endpoint() const = 0;  // "127.0.0.1:4711": for StoreClientOptions
+  // From where clients came whose secret was another one, a few of them. From any thread.
+  virtual std::vector<std::string> turned_away() const = 0;
 };
 std::unique_ptr<StoreServer> serve_store(StoreServerOptions options);
 
@@ -42,6 +45,7 @@ struct StoreClientOptions {
   std::chrono::milliseconds patience{0};
   std::chrono::milliseconds warn_after{10'000};           // of that: then, and as often, `warn` says so
   std::function<void(const std::string& sentence)> warn;  // on the calling thread; absent: nobody is told
+  std::string server;  // who is to serve it, for messages: "rank 0"; empty: not known
 };
 // Throws Error(peer) when nobody answers in time, Error(usage) when the secrets differ.
 std::shared_ptr<Store> connect_store(StoreClientOptions options);

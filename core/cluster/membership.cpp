@@ -271,6 +271,10 @@ std::string who_is_missing(const View& view, const JoinOptions& options, millise
                   options.world_size, options.run, waited.count(), named(came), named(missing));
   if (!view.strangers.empty())
     sentence += fmt::format("; {} came without the run's secret", view.strangers.size());
+  if (const auto away = options.turned_away ? options.turned_away() : std::vector<std::string>();
+      !away.empty())
+    sentence +=
+        fmt::format("; the store turned away who came from {} with another secret", fmt::join(away, ", "));
   return sentence;
 }
 

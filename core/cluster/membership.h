@@ -41,6 +41,7 @@ struct JoinOptions {
   std::shared_ptr<Store> keeper;  // the store with a shorter timeout, to keep the lease by; absent: the store
   std::chrono::milliseconds warn_after{10'000};  // of waiting: then, and as often, `warn` says who is missing
   std::function<void(const std::string& sentence)> warn;  // on the joining thread; absent: nobody is told
+  std::function<std::vector<std::string>()> turned_away;  // by the store, for their secret; absent: not known
 };
 
 struct MemberChange {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <climits>
 #include <cstring>
 #include <memory>
 
@@ -12,6 +13,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include "core/base/error.h"
 #include "core/cluster/socket.h"
@@ -99,6 +101,11 @@ std::string interface_of(const std::string& address, const std::vector<NetworkAd
   for (const NetworkAddress& a : addresses)
     if (a.address == address || (local && a.loopback && !a.v6)) return a.interface;
   return {};
+}
+
+std::string host_name() {
+  std::array<char, HOST_NAME_MAX + 1> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
 }
 
 std::string address_towards(const std::string& host) {

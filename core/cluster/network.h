@@ -30,4 +30,7 @@ std::string interface_of(const std::string& address, const std::vector<NetworkAd
 // local. Nothing is sent. Throws Error(usage) for an unknown host, Error(environment) where there is no way.
 std::string address_towards(const std::string& host);
 
+// What this machine calls itself; empty: nothing.
+std::string host_name();
+
 }  // namespace het

@@ -151,8 +151,12 @@ AtomicFile::AtomicFile(const std::string& path) : path_(resolved(path)) {
   if (descriptor_ >= 0) return;
   const int error = errno;
   if (error == ENOSPC || error == EDQUOT || error == EIO || error == EROFS) fail_write(error);
-  if (error == ENOENT)
-    fail_usage("cannot write '{}': the folder '{}' does not exist", path_, folder_of(path_));
+  if (error == ENOENT) {
+    const std::string folder = folder_of(path_);
+    if (stat(folder.c_str(), &state) != 0)
+      fail_usage("cannot write '{}': the folder '{}' does not exist", path_, folder);
+    fail_usage("cannot write '{}': no file can be made in the folder '{}'", path_, folder);
+  }
   fail_usage("cannot write '{}': {}", path_, std::strerror(error));
 }
 

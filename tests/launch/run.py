@@ -426,6 +426,26 @@ class Mistakes(Case):
             _, err = rank.communicate(timeout=120)
             self.assertEqual(rank.returncode, 2, err)
             self.assertIn('recipe', err)
+            self.assertRegex(err, rf'rank [01] on {re.escape(socket.gethostname())} has the recipe')
+
+    def test_a_rank_0_that_is_not_there(self):
+        where = self.at_rank_0()
+        rank = self.start('lopsided.lua', '--timeout=1s', WORLD_SIZE='2', RANK='1', LOCAL_RANK='1', **where)
+        _, err = rank.communicate(timeout=120)
+        self.assertEqual(rank.returncode, 75, err)
+        self.assertIn(f'cannot connect to 127.0.0.1:{where["MASTER_PORT"]}: Connection refused; rank 0 should serve the store '
+                      'there', err)
+
+    def test_a_rank_with_another_secret_is_told_by_both_sides(self):
+        where = self.at_rank_0()
+        first, second = (self.start('lopsided.lua', '--warn-after=1s', WORLD_SIZE='2', RANK=str(rank), LOCAL_RANK=str(rank),
+                                    **{**where, 'HETRUN_SECRET': secret}) for rank, secret in enumerate((SECRET, SECRET + '?')))
+        self.addCleanup(lambda: (first.kill(), first.communicate()))
+        _, err = second.communicate(timeout=120)
+        self.assertEqual(second.returncode, 2, err)
+        self.assertIn('its shared secret is another one', err)
+        said = next((line for line in first.stderr if 'missing: rank 1; the store turned away' in line), '')
+        self.assertIn('who came from 127.0.0.1 with another secret', said)
 
     def two_ranks(self, *words):
         """Exit codes and messages of two ranks, each started with its own words."""

@@ -270,6 +270,7 @@ class Runs(Case):
                       self.hetrun(*words, '--trace=nowhere/step.json', code=2).stderr)
         self.assertIn('cannot save in text.txt: it is a file', self.hetrun(*words, '--save=text.txt', code=2).stderr)
         self.assertFalse((self.folder / 'metrics.jsonl').exists() and (self.folder / 'metrics.jsonl').read_text())
+        self.assertIn("no file can be made in the folder '/proc'", self.hetrun(*words, '--trace=/proc/step.json', code=2).stderr)
 
     def test_a_full_disk_keeps_the_last_save(self):
         self.losses('resume.lua', '--steps=3')

@@ -65,6 +65,7 @@ TEST_CASE("a client with another secret is refused in a sentence", "[cluster]") 
   CHECK_THAT(sentence_of([&] { connect_store(options); }),
              Contains("usage: the store at " + server->endpoint() + " refuses 127.0.0.1:") &&
                  Contains(": its shared secret is another one"));
+  CHECK(server->turned_away() == std::vector<std::string>{"127.0.0.1"});
   connect_store(client_of(*server))->put("still", "served");
 }
 
@@ -119,6 +120,11 @@ TEST_CASE("nobody at the endpoint is said within the timeout", "[cluster]") {
   CHECK(sentence_of([&] {
           connect_store({to_string(at), "", kClusterSecret, milliseconds(100)});
         }) == fmt::format("peer: cannot connect to {}: Connection refused", to_string(at)));
+  StoreClientOptions options{to_string(at), "", kClusterSecret, milliseconds(100)};
+  options.server = "rank 0";
+  CHECK(sentence_of([&] { connect_store(options); }) ==
+        fmt::format("peer: cannot connect to {}: Connection refused; rank 0 should serve the store there",
+                    to_string(at)));
   const Descriptor silent = listen_at(at);
   CHECK(sentence_of([&] {
           connect_store({to_string(at), "", kClusterSecret, milliseconds(100)});

@@ -196,6 +196,9 @@ TEST_CASE("who did not come is said, once in a while and at the end", "[cluster]
                               Contains(" ms: rank 1 on alpha; missing: rank 0, rank 2"));
   CHECK(try_to_join(*stores, member_on("alpha", -1), options).error ==
         "peer: 1 of 3 members of run 'test' came within 300 ms: a member on alpha; missing: 2 more");
+  options.turned_away = [] { return std::vector<std::string>{"10.0.0.8", "10.0.0.9"}; };
+  CHECK_THAT(try_to_join(*stores, member_on("alpha", 1), options).error,
+             Contains("; the store turned away who came from 10.0.0.8, 10.0.0.9 with another secret"));
 }
 
 TEST_CASE("what cannot be joined is refused at once", "[cluster]") {

@@ -99,6 +99,8 @@ TEST_CASE("folders, devices and missing folders are not written to") {
              StartsWith("usage: ") && Contains("not a regular file"));
   CHECK_THAT(error_of([&] { write_file(scratch.path("no/model"), "x"); }),
              StartsWith("usage: ") && Contains("the folder '" + scratch.path("no") + "' does not exist"));
+  CHECK(error_of([&] { write_file("/proc/model", "x"); }) ==
+        "usage: cannot write '/proc/model': no file can be made in the folder '/proc'");
 }
 
 TEST_CASE("a file that may not grow any more is an error of the machine, and the previous file stays") {
