@@ -94,6 +94,15 @@ std::optional<std::chrono::milliseconds> duration_setting(lua_State* L, const En
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
 }
 
+// NCCL finds its interfaces by itself: it is told the one that was named for the traffic, unless it was told
+// one.
+void tell_nccl(const std::string& address, const std::vector<NetworkAddress>& addresses) {
+  const std::string interface = interface_of(address, addresses);
+  if (interface.empty() || std::getenv("NCCL_SOCKET_IFNAME") != nullptr) return;
+  ::setenv("NCCL_SOCKET_IFNAME", ("=" + interface).c_str(), 0);  // this one, not all that begin so
+  ::setenv("NCCL_SOCKET_FAMILY", address.find(':') == std::string::npos ? "AF_INET" : "AF_INET6", 0);
+}
+
 // Numbers and the one name that mean nothing else.
 bool is_loopback(const std::string& host) {
   return host.starts_with("127.") || host == "::1" || host == "localhost";
@@ -209,6 +218,8 @@ int join_run(lua_State* L) {
   member.version = HET_VERSION;
   member.recipe_digest = hex_of(hmac_sha256("recipe", field<std::string>(L, 1, "recipe").value_or("")));
   member.data_digest = hex_of(hmac_sha256("data", field<std::string>(L, 1, "data").value_or("")));
+  if (cluster->server != nullptr)
+    options.turned_away = [server = cluster->server.get()] { return server->turned_away(); };
   cluster->membership = join(cluster->store, member, options);
   GlooOptions gloo;
   gloo.rank = cluster->membership->rank();
