@@ -188,11 +188,17 @@ function planning.from_lua(written)
   return value.plan, value.fallbacks
 end
 
+--- The device group that an event of a step is on, from 1: interleaved stages take turns on theirs.
+function planning.group_of(plan, event)
+  return (event.stage - 1) % (#plan.pipelines[event.pipeline].stages / plan.chunks) + 1
+end
+
 local function write_trace(path, answer)
   local events = {}
   for _, event in ipairs(answer.events) do
     events[#events + 1] = { name = ("%s %d"):format(event.kind, event.item), ph = "X", pid = event.pipeline,
-      tid = event.stage * 2 + ((event.kind == "send" or event.kind == "reduce" or event.kind == "gather") and 1 or 0),
+      tid = planning.group_of(answer.plan, event) * 2
+        + ((event.kind == "send" or event.kind == "reduce" or event.kind == "gather") and 1 or 0),
       ts = event.start * 1e6, dur = (event["end"] - event.start) * 1e6, cat = event.kind }
   end
   native.json_write(path, { traceEvents = events, displayTimeUnit = "ms" })
