@@ -75,7 +75,7 @@ local on_wire = { send = true, reduce = true, gather = true }
 
 -- Above so many rows pipelines that are alike share theirs, and charts are drawn without a word for every block.
 local most_rows = 64
--- Even so no more are drawn than anybody reads.
+-- Even so no more are drawn than anybody reads; --json has all.
 local most_drawn = 128
 
 -- Colours of neighbours in number are far apart: the golden angle.
@@ -252,7 +252,9 @@ local function about_rows(rows)
   local shared, words = false, {}
   for _, row in ipairs(rows) do shared = shared or #row.pipelines > 1 end
   if shared then words[1] = " Pipelines that are alike share their rows, which show the first of them." end
-  if #rows > most_drawn then words[#words + 1] = (" %d more rows are not drawn."):format(#rows - most_drawn) end
+  if #rows > most_drawn then
+    words[#words + 1] = (" %d more rows are not drawn; --json has all."):format(#rows - most_drawn)
+  end
   return table.concat(words)
 end
 
@@ -402,6 +404,7 @@ local function devices(answer, rows)
         d.free_bytes < 0 and "; background: var(--over)" or "", 100 * d.busy_share, escape(recomputes), escape(d.why))
   end
   parts[#parts + 1] = "</tbody></table>"
+  if #rows > most_drawn then parts[#parts + 1] = ("<p>and %d more rows</p>"):format(#rows - most_drawn) end
   local idle = answer.report.idle
   if #idle > 0 then
     parts[#parts + 1] = ("<p>Not used: %s</p>"):format(#idle > most_rows and #idle .. " devices, grey in the cluster"
@@ -425,7 +428,8 @@ local function moves(answer)
     local device = moved.devices[i]
     local bytes = device.weight_bytes + device.optimizer_bytes
     parts[i] = ('<tr><td>%s</td><td class="number">%s</td><td style="width: 72%%"><div class="bar">'
-      .. '<div style="width: %.1f%%"></div></div></td></tr>'):format(escape(device.device), escape(text.bytes(bytes)), 100 * bytes / most)
+      .. '<div style="width: %.1f%%"></div></div></td></tr>')
+      :format(escape(device.device), escape(text.bytes(bytes)), 100 * bytes / most)
   end
   if #moved.devices > most_rows then
     parts[#parts + 1] = ('<tr><td colspan="3">and %d more</td></tr>'):format(#moved.devices - most_rows)
