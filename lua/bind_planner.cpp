@@ -64,7 +64,8 @@ Cluster cluster_at(lua_State* L, int index) {
   });
   each_in(L, index, "links", [&](int, int at) {
     cluster.zone_links.push_back({field<std::string>(L, at, "from").value_or(""),
-                                  field<std::string>(L, at, "to").value_or(""), link_at(L, at)});
+                                  field<std::string>(L, at, "to").value_or(""), link_at(L, at),
+                                  field<bool>(L, at, "assumed").value_or(false)});
   });
   planner::add_known_types(cluster);
   return cluster;
@@ -88,16 +89,23 @@ planner::Objective objective_named(const std::string& name) {
   fail_usage("'{}' is no objective; there are time, cost and progress", name);
 }
 
+struct Addition {
+  const char* name;
+  bool planner::Additions::*on;
+};
+constexpr Addition kAdditions[] = {
+    {"uneven_microbatches", &planner::Additions::uneven_microbatches},
+    {"placed_optimizer", &planner::Additions::placed_optimizer},
+    {"recompute_per_stage", &planner::Additions::recompute_per_stage},
+    {"schedules", &planner::Additions::schedules},
+    {"local_search", &planner::Additions::local_search},
+};
+
+// {name = false} switches one off.
 planner::Additions additions_at(lua_State* L, int index) {
   planner::Additions additions;
-  const auto read = [&](const char* name, bool& value) {
-    value = field<bool>(L, index, name).value_or(value);
-  };
-  read("uneven_microbatches", additions.uneven_microbatches);
-  read("placed_optimizer", additions.placed_optimizer);
-  read("recompute_per_stage", additions.recompute_per_stage);
-  read("schedules", additions.schedules);
-  read("local_search", additions.local_search);
+  for (const Addition& addition : kAdditions)
+    additions.*addition.on = field<bool>(L, index, addition.name).value_or(additions.*addition.on);
   return additions;
 }
 
@@ -171,19 +179,32 @@ Json json_of(const planner::Replanned& moved) {
 }
 
 Json json_of(const planner::PlanReport& report) {
-  Json::Array devices;
-  for (const planner::DeviceReport& device : report.devices)
+  Json::Array devices, links;
+  for (const planner::LinkReport& link : report.links)
+    links.push_back(Json::Object{{"from", link.a},
+                                 {"to", link.b},
+                                 {"bandwidth", link.link.bytes_per_second},
+                                 {"latency", link.link.latency_seconds},
+                                 {"source", std::string(link.source)}});
+  for (const planner::DeviceReport& device : report.devices) {
+    Json::Array chunks;
+    int layers = 0;
+    for (const planner::StageLayout& chunk : device.chunks) {
+      chunks.push_back(Json::Object{
+          {"first_layer", chunk.first}, {"layers", chunk.layers}, {"recompute", chunk.recompute}});
+      layers += chunk.layers;
+    }
     devices.push_back(Json::Object{{"device", device.device},
                                    {"type", device.type},
                                    {"pipeline", device.pipeline + 1},
                                    {"stage", device.stage + 1},
-                                   {"first_layer", device.first_layer},
-                                   {"layers", device.layers},
-                                   {"recompute", device.recompute},
+                                   {"layers", layers},
+                                   {"chunks", std::move(chunks)},
                                    {"memory_bytes", device.memory_bytes},
                                    {"free_bytes", device.free_bytes},
                                    {"busy_share", device.busy_share},
                                    {"why", device.why}});
+  }
   Json::Array sources;
   for (const planner::SourceReport& source : report.sources)
     sources.push_back(Json::Object{{"type", source.type},
@@ -208,7 +229,9 @@ Json json_of(const planner::PlanReport& report) {
                       {"layers_interpolated", report.layers_interpolated},
                       {"layers_estimated", report.layers_estimated},
                       {"links_measured", report.links_measured},
-                      {"links_stated", report.links_stated}};
+                      {"links_stated", report.links_stated},
+                      {"links_assumed", report.links_assumed},
+                      {"links", std::move(links)}};
   if (report.moved) answer.emplace_back("moved", json_of(*report.moved));
   return answer;
 }
@@ -248,6 +271,27 @@ Json json_of(const planner::Model& model, const Graph& graph) {
                       {"kinds", std::move(kinds)}};
 }
 
+// What was planned for: its nodes, and the link of all zones without one of their own.
+Json json_of(const Cluster& cluster) {
+  const auto link = [](const Link& of) {
+    return Json::Object{{"bandwidth", of.bytes_per_second}, {"latency", of.latency_seconds}};
+  };
+  Json::Array nodes;
+  for (size_t n = 0; n < cluster.nodes.size(); ++n) {
+    const planner::Node& node = cluster.nodes[n];
+    nodes.push_back(
+        Json::Object{{"hosts", Json::Array(node.hosts.begin(), node.hosts.end())},
+                     {"type", node.type},
+                     {"devices", node.devices},
+                     {"zone", node.zone},
+                     {"memory_bytes", planner::type_of(cluster, static_cast<int>(n)).memory_bytes},
+                     {"inside", link(planner::inside_link(cluster, static_cast<int>(n)))},
+                     {"price_per_hour", node.price_per_hour},
+                     {"preemptions_per_hour", node.preemptions_per_hour}});
+  }
+  return Json::Object{{"nodes", std::move(nodes)}, {"between", link(cluster.between)}};
+}
+
 // What of a plan is told: its report as text and data, the plan as data and as Lua, the events of a step.
 Json answer_of(const Request& request, const Planned& planned, const Graph& graph, bool events) {
   Json::Object answer{{"feasible", planned.feasible},
@@ -261,6 +305,7 @@ Json answer_of(const Request& request, const Planned& planned, const Graph& grap
   answer.emplace_back("judged", planned.judged);
   answer.emplace_back("plan", json_of(planned.plan));
   answer.emplace_back("report", json_of(report));
+  answer.emplace_back("cluster", json_of(request.cluster));
   if (events) {
     planner::SimulateOptions options;
     options.events = true;
@@ -411,6 +456,13 @@ double bandwidth_from(std::string text) { return parse_bandwidth(text); }
 double seconds_from(std::string text) { return parse_seconds(text); }
 double rate_from(std::string text) { return parse_rate(text); }
 std::vector<std::string> policies() { return planner::policy_names(); }
+std::vector<std::string> additions() {
+  std::vector<std::string> names;
+  for (const Addition& addition : kAdditions) names.emplace_back(addition.name);
+  return names;
+}
+std::string bandwidth_text(double bytes_per_second) { return planner::show_bandwidth(bytes_per_second); }
+bool takes_additions(std::string policy) { return planner::takes_additions(policy); }
 
 }  // namespace
 
@@ -420,8 +472,9 @@ void add_planner(lua_State* L) {
                 {bind<&begin_planning>("plan"), bind<&simulate_graph>("simulate"),
                  bind<&simulate_measured>("simulate_measured"), bind<&cluster_problems>("cluster_problems"),
                  bind<&known_types>("device_types"), bind<&pace_of>("pace"), bind<&policies>("policies"),
-                 bind<&bandwidth_from>("parse_bandwidth"), bind<&seconds_from>("parse_seconds"),
-                 bind<&rate_from>("parse_rate")});
+                 bind<&additions>("additions"), bind<&bandwidth_text>("show_bandwidth"),
+                 bind<&takes_additions>("takes_additions"), bind<&bandwidth_from>("parse_bandwidth"),
+                 bind<&seconds_from>("parse_seconds"), bind<&rate_from>("parse_rate")});
 }
 
 }  // namespace het::lua

@@ -102,8 +102,10 @@ class Checker {
     for (auto a = zones.begin(); a != zones.end(); ++a)
       for (auto b = a; b != zones.end(); ++b)
         if ((a != b || a->second > 1) && find_link(cluster_, a->first, b->first) == nullptr)
-          add(fmt::format("no link between zones \"{}\" and \"{}\"; add one, or a link between all hosts",
-                          a->first, b->first));
+          add(fmt::format(
+              "no link between zones \"{0}\" and \"{1}\"{2}; add het.link {{ from = \"{0}\", to = "
+              "\"{1}\", ... }}, or bandwidth = to het.cluster for all zones without one",
+              a->first, b->first, a->first.empty() ? " (\"\": nodes without a zone)" : ""));
   }
 
   const Cluster& cluster_;

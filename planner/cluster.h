@@ -44,8 +44,9 @@ struct Node {
 };
 
 struct ZoneLink {
-  std::string a, b;  // zones; the same twice for the links inside one
-  Link link;         // of one host's network interface, shared by its devices
+  std::string a, b;      // zones; the same twice for the links inside one
+  Link link;             // of one host's network interface, shared by its devices
+  bool assumed = false;  // nobody stated it
   bool operator==(const ZoneLink&) const = default;
 };
 

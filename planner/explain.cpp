@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -15,12 +16,21 @@ namespace {
 
 // Why a stage has what it has, the strongest reason first.
 std::string reason(const CostTable& costs, const Layout& layout, const StageUse& use,
-                   const StageLayout& stage, double busiest, double pipeline_seconds) {
+                   const std::vector<StageLayout>& chunks, double busiest, double pipeline_seconds) {
   const PipelineLayout& pipeline = layout.pipelines[static_cast<size_t>(use.pipeline)];
   const double free = use.limit_bytes - use.memory_bytes;
-  const int end = stage.first + stage.layers;
-  const bool more = stage.layers < costs.layers;
-  const double layer = costs.stage_bytes(stage.first, end, use.in_flight, stage.recompute, 0) / stage.layers;
+  const auto count = static_cast<int>(chunks.size());
+  int layers = 0;
+  double bytes = 0;
+  bool recompute = true;
+  for (const StageLayout& chunk : chunks) {
+    layers += chunk.layers;
+    bytes += costs.stage_bytes(chunk.first, chunk.first + chunk.layers, (use.in_flight + count - 1) / count,
+                               chunk.recompute, 0);
+    recompute = recompute && chunk.recompute;
+  }
+  const bool more = layers < costs.layers;
+  const double layer = bytes / layers;
   if (use.busy_seconds >= 0.97 * busiest) {
     if (use.busy_seconds >= 0.93 * pipeline_seconds)
       return "compute: busy almost all the time; it sets the pace";
@@ -30,9 +40,9 @@ std::string reason(const CostTable& costs, const Layout& layout, const StageUse&
   }
   if (more && free < layer)
     return fmt::format("memory: another layer takes {}, {} are free{}", show_bytes(layer), show_bytes(free),
-                       stage.recompute ? " though it recomputes" : "");
+                       recompute ? " though it recomputes" : "");
   if (more) {
-    const double with = use.busy_seconds * (stage.layers + 1) / stage.layers;
+    const double with = use.busy_seconds * (layers + 1) / layers;
     if (with > busiest) return "whole layers: with one more it would be the slowest of its pipeline";
   }
   if (use.idle_start > 0.1 * pipeline_seconds || use.idle_end > 0.1 * pipeline_seconds)
@@ -40,7 +50,42 @@ std::string reason(const CostTable& costs, const Layout& layout, const StageUse&
   return "slack: its pipeline's pace is set elsewhere";
 }
 
+// The link that two zones have of their own; nullptr: Cluster::between.
+const ZoneLink* own_link(const Cluster& cluster, const std::string& a, const std::string& b) {
+  for (const ZoneLink& link : cluster.zone_links)
+    if ((link.a == a && link.b == b) || (link.a == b && link.b == a)) return &link;
+  return nullptr;
+}
+
+std::string_view source_of(const Request& request, const ZoneLink* link, const std::string& a,
+                           const std::string& b) {
+  if (measured_between(request.profile, request.cluster, a, b)) return "measured";
+  return link != nullptr && link->assumed ? "assumed" : "stated";
+}
+
+// Where the links between hosts come from; `used`: the hosts of the plan.
+void tell_links(const Request& request, const std::set<std::pair<int, int>>& used, PlanReport& report) {
+  const Cluster& cluster = request.cluster;
+  for (const ZoneLink& link : cluster.zone_links)
+    report.links.push_back({link.a, link.b, link.link, source_of(request, &link, link.a, link.b)});
+  std::map<std::string, int> zones;  // how many of the used hosts are in each
+  for (const auto& [node, host] : used) ++zones[cluster.nodes[static_cast<size_t>(node)].zone];
+  for (auto a = zones.begin(); a != zones.end(); ++a)
+    for (auto b = a; b != zones.end(); ++b) {
+      if (a == b && a->second < 2) continue;
+      const std::string_view source =
+          source_of(request, own_link(cluster, a->first, b->first), a->first, b->first);
+      ++(source == "measured"  ? report.links_measured
+         : source == "assumed" ? report.links_assumed
+                               : report.links_stated);
+    }
+}
+
 }  // namespace
+
+std::string show_bandwidth(double bytes_per_second) {
+  return show_count(bytes_per_second * 8) + (bytes_per_second * 8 < 1000 ? " bit/s" : "bit/s");
+}
 
 PlanReport explain(const Request& request, const Planned& planned) {
   HET_REQUIRE(planned.feasible);
@@ -66,19 +111,18 @@ PlanReport explain(const Request& request, const Planned& planned) {
   std::set<int> nodes;
   for (const StageUse& use : simulation.stages) {
     const auto p = static_cast<size_t>(use.pipeline), s = static_cast<size_t>(use.stage);
-    const StageLayout& stage = layout.pipelines[p].stages[s];
+    const std::vector<StageLayout> chunks = chunks_of(layout, use.pipeline, use.stage);
+    const StageLayout& stage = chunks[0];
     hosts.emplace(stage.node, stage.host);
     nodes.insert(stage.node);
-    const std::string why = reason(costs, layout, use, stage, busiest[p], simulation.pipeline_seconds);
+    const std::string why = reason(costs, layout, use, chunks, busiest[p], simulation.pipeline_seconds);
     for (const std::string& device : planned.plan.pipelines[p].stages[s].devices) {
       DeviceReport entry;
       entry.device = device;
       entry.type = request.cluster.nodes[static_cast<size_t>(stage.node)].type;
       entry.pipeline = use.pipeline;
       entry.stage = use.stage;
-      entry.first_layer = stage.first;
-      entry.layers = stage.layers;
-      entry.recompute = stage.recompute;
+      entry.chunks = chunks;
       entry.memory_bytes = use.memory_bytes;
       entry.free_bytes = use.limit_bytes - use.memory_bytes;
       entry.busy_share = (use.busy_seconds + use.update_seconds) / simulation.seconds;
@@ -123,16 +167,7 @@ PlanReport explain(const Request& request, const Planned& planned) {
     report.layers_interpolated += of.interpolated;
     report.layers_estimated += of.estimated;
   }
-  std::set<std::pair<std::string, std::string>> zones;
-  for (const auto& [a, host_a] : hosts)
-    for (const auto& [b, host_b] : hosts) {
-      const std::string &from = request.cluster.nodes[static_cast<size_t>(a)].zone,
-                        &to = request.cluster.nodes[static_cast<size_t>(b)].zone;
-      if ((a != b || host_a != host_b) && from <= to) zones.emplace(from, to);
-    }
-  for (const auto& [from, to] : zones)
-    ++(measured_between(request.profile, request.cluster, from, to) ? report.links_measured
-                                                                    : report.links_stated);
+  tell_links(request, hosts, report);
   report.moved = planned.moved;
   report.objective = request.objective;
   return report;
@@ -171,11 +206,31 @@ std::string to_text(const Replanned& moved, const PlanReport& report) {
   return text;
 }
 
+// "recomputes; " of a device that computes all its layers again, "recomputes 4-6; " of one that does some.
+std::string recomputed(const std::vector<StageLayout>& chunks) {
+  std::vector<StageLayout> again;
+  for (const StageLayout& chunk : chunks)
+    if (chunk.recompute) again.push_back(chunk);
+  if (again.empty()) return "";
+  return again.size() == chunks.size() ? "recomputes; " : fmt::format("recomputes {}; ", show_layers(again));
+}
+
+// ", 1 assumed: 10 Gbit/s, 50 us". What nobody stated is alike everywhere.
+std::string assumed(const PlanReport& report) {
+  if (report.links_assumed == 0) return "";
+  const auto first = std::find_if(report.links.begin(), report.links.end(),
+                                  [](const LinkReport& link) { return link.source == "assumed"; });
+  return fmt::format(", {} assumed: {}, {}", report.links_assumed,
+                     show_bandwidth(first->link.bytes_per_second), show_seconds(first->link.latency_seconds));
+}
+
 }  // namespace
 
 std::string to_text(const PlanReport& report) {
-  std::string text = fmt::format("{:<16} {:<10} {:>8} {:>10} {:>10} {:>5}  {}\n", "device", "type", "layers",
-                                 "memory", "free", "busy", "why");
+  size_t wide = 8;  // of the column of layers
+  for (const DeviceReport& device : report.devices) wide = std::max(wide, show_layers(device.chunks).size());
+  std::string text = fmt::format("{:<16} {:<10} {:>{}} {:>10} {:>10} {:>5}  {}\n", "device", "type", "layers",
+                                 wide, "memory", "free", "busy", "why");
   for (size_t i = 0; i < report.devices.size();) {
     const DeviceReport& device = report.devices[i];
     size_t last = i;
@@ -188,10 +243,10 @@ std::string to_text(const PlanReport& report) {
             : fmt::format("{}-{}", device.device,
                           report.devices[last].device.substr(report.devices[last].device.rfind(':') + 1));
     if (device.stage == 0) text += fmt::format("pipeline {}\n", device.pipeline + 1);
-    text += fmt::format("{:<16} {:<10} {:>8} {:>10} {:>10} {:>4.0f}%  {}{}\n", name, device.type,
-                        fmt::format("{}-{}", device.first_layer, device.first_layer + device.layers - 1),
-                        show_bytes(device.memory_bytes), show_bytes(device.free_bytes),
-                        100 * device.busy_share, device.recompute ? "recomputes; " : "", device.why);
+    text += fmt::format("{:<16} {:<10} {:>{}} {:>10} {:>10} {:>4.0f}%  {}{}\n", name, device.type,
+                        show_layers(device.chunks), wide, show_bytes(device.memory_bytes),
+                        show_bytes(device.free_bytes), 100 * device.busy_share, recomputed(device.chunks),
+                        device.why);
     i = last + 1;
   }
   if (!report.idle.empty()) text += fmt::format("not used: {}\n", fmt::join(report.idle, ", "));
@@ -209,9 +264,9 @@ std::string to_text(const PlanReport& report) {
         fmt::format("layer times on {}: {} measured, {} interpolated, {} estimated from the data sheet{}\n",
                     source.type, source.layers_measured, source.layers_interpolated, source.layers_estimated,
                     source.link.empty() ? "" : "; link " + source.link);
-  if (report.links_measured + report.links_stated > 0)
-    text += fmt::format("links between hosts: {} measured, {} as the cluster states them\n",
-                        report.links_measured, report.links_stated);
+  if (report.links_measured + report.links_stated + report.links_assumed > 0)
+    text += fmt::format("links between hosts: {} measured, {} as the cluster states them{}\n",
+                        report.links_measured, report.links_stated, assumed(report));
   if (report.moved) text += to_text(*report.moved, report);
   return text;
 }

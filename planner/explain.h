@@ -10,10 +10,9 @@
 namespace het::planner {
 
 struct DeviceReport {
-  std::string device, type;  // "a:0", "A100-80"
-  int pipeline = 0, stage = 0;
-  int first_layer = 0, layers = 0;
-  bool recompute = false;
+  std::string device, type;         // "a:0", "A100-80"
+  int pipeline = 0, stage = 0;      // of its device group, as StageUse counts
+  std::vector<StageLayout> chunks;  // its layers: one stage, of an interleaved plan several that take turns
   double memory_bytes = 0, free_bytes = 0;
   double busy_share = 0;  // of the step
   std::string why;        // what binds it
@@ -28,6 +27,13 @@ struct SourceReport {
   std::string link;  // "measured", "from the data sheet", "as the cluster states it"; empty: there is none
 };
 
+// Between hosts of two zones, or of one.
+struct LinkReport {
+  std::string a, b;
+  Link link;
+  std::string_view source;  // "measured", "stated", or "assumed": nobody said anything
+};
+
 struct PlanReport {
   std::vector<DeviceReport> devices;  // in the order of pipelines and stages
   std::vector<std::string> idle;      // devices that the plan does not use
@@ -38,10 +44,15 @@ struct PlanReport {
   double price_per_billion_tokens = 0;
   int layers_measured = 0, layers_interpolated = 0, layers_estimated = 0;  // over the types that are used
   std::vector<SourceReport> sources;                                       // one for each of these
-  int links_measured = 0, links_stated = 0;  // between zones, or hosts of one, that the plan uses
+  // Between zones, or hosts of one, that the plan uses.
+  int links_measured = 0, links_stated = 0, links_assumed = 0;
+  std::vector<LinkReport> links;  // of pairs of zones that have their own; the others have Cluster::between
   std::optional<Replanned> moved;
   Objective objective = Objective::time;
 };
+
+// In bits, as networks are named: "25 Gbit/s".
+std::string show_bandwidth(double bytes_per_second);
 
 // `planned` must be feasible and of this request.
 PlanReport explain(const Request& request, const Planned& planned);

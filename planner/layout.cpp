@@ -18,6 +18,21 @@ void number_layers(std::vector<StageLayout>& stages) {
   }
 }
 
+std::vector<StageLayout> chunks_of(const Layout& layout, int pipeline, int group) {
+  const std::vector<StageLayout>& stages = layout.pipelines[static_cast<size_t>(pipeline)].stages;
+  const size_t groups = stages.size() / static_cast<size_t>(layout.chunks);
+  std::vector<StageLayout> chunks;
+  for (auto s = static_cast<size_t>(group); s < stages.size(); s += groups) chunks.push_back(stages[s]);
+  return chunks;
+}
+
+std::string show_layers(const std::vector<StageLayout>& chunks) {
+  std::string text;
+  for (const StageLayout& chunk : chunks)
+    text += fmt::format("{}{}-{}", text.empty() ? "" : ", ", chunk.first, chunk.first + chunk.layers - 1);
+  return text;
+}
+
 Plan to_plan(const Layout& layout, const Cluster& cluster) {
   Plan plan;
   plan.tensor = layout.tensor;

@@ -34,6 +34,12 @@ struct Layout {
 
 // Names devices host by host, in the order of the stages. A host without enough devices is a bug of the
 // caller.
+// The stages that device group `group` of a pipeline takes turns with, in order: one, or with interleaving
+// Layout::chunks. Groups count as StageUse::stage does.
+std::vector<StageLayout> chunks_of(const Layout& layout, int pipeline, int group);
+// Their layers: "0-3", "0-1, 4-6".
+std::string show_layers(const std::vector<StageLayout>& chunks);
+
 // Each stage's first layer, from how many the stages before it have.
 void number_layers(std::vector<StageLayout>& stages);
 

@@ -1,6 +1,8 @@
 #include "planner/policy.h"
 
+#include <algorithm>
 #include <functional>
+#include <iterator>
 
 #include <fmt/format.h>
 
@@ -18,6 +20,7 @@ namespace {
 struct Policy {
   const char* name;
   void (*run)(Judge& judge);
+  bool additions = false;  // it reads Request::additions
 };
 
 void plan_autohet(Judge& judge) { search_plans(judge, kPublished, "autohet"); }
@@ -41,8 +44,8 @@ void plan_auto(Judge& judge) {
 }
 
 constexpr Policy kPolicies[] = {
-    {"autohet", plan_autohet},       {"megatron", plan_megatron}, {"whale", plan_whale},
-    {"exhaustive", plan_exhaustive}, {"search", plan_search},     {"auto", plan_auto},
+    {"autohet", plan_autohet},       {"megatron", plan_megatron},   {"whale", plan_whale},
+    {"exhaustive", plan_exhaustive}, {"search", plan_search, true}, {"auto", plan_auto, true},
 };
 
 // By how much the nearest plan fails, where, and what would help.
@@ -71,18 +74,19 @@ std::vector<std::string> why_infeasible(const Request& request, Judge& judge) {
       if (worst == nullptr || use.memory_bytes - use.limit_bytes > worst->memory_bytes - worst->limit_bytes)
         worst = &use;
     if (worst != nullptr) {
-      const StageLayout& stage = nearest.layout.pipelines[static_cast<size_t>(worst->pipeline)]
-                                     .stages[static_cast<size_t>(worst->stage)];
+      const std::vector<StageLayout> chunks = chunks_of(nearest.layout, worst->pipeline, worst->stage);
+      const StageLayout& stage = chunks[0];
       problems.push_back(fmt::format(
-          "the nearest plan (tensor = {}, micro-batch {}) lacks {} on {} ({}): layers {} to {} need {}, it "
-          "has {}",
+          "the nearest plan (tensor = {}, micro-batch {}) lacks {} on {} ({}): layers {} need {}, it has "
+          "{}",
           nearest.layout.tensor, nearest.layout.microbatch,
           show_bytes(worst->memory_bytes - worst->limit_bytes),
           request.cluster.nodes[static_cast<size_t>(stage.node)].hosts[static_cast<size_t>(stage.host)],
-          request.cluster.nodes[static_cast<size_t>(stage.node)].type, stage.first,
-          stage.first + stage.layers - 1, show_bytes(worst->memory_bytes), show_bytes(worst->limit_bytes)));
+          request.cluster.nodes[static_cast<size_t>(stage.node)].type, show_layers(chunks),
+          show_bytes(worst->memory_bytes), show_bytes(worst->limit_bytes)));
       std::string help;
-      if (!stage.recompute) help += " recompute;";
+      if (std::any_of(chunks.begin(), chunks.end(), [](const StageLayout& c) { return !c.recompute; }))
+        help += " recompute;";
       if (nearest.layout.microbatch > 1) help += " a micro-batch of 1;";
       if (nearest.layout.tensor < tensor_degrees(request).back()) help += " a larger tensor-parallel degree;";
       help += " more stages on more devices; fewer bytes of optimizer state for each parameter";
@@ -106,6 +110,11 @@ const std::vector<std::string>& policy_names() {
     return all;
   }();
   return names;
+}
+
+bool takes_additions(std::string_view policy) {
+  return std::any_of(std::begin(kPolicies), std::end(kPolicies),
+                     [&](const Policy& known) { return known.name == policy && known.additions; });
 }
 
 Planned plan_with(const Request& request, std::string_view policy) {

@@ -2,8 +2,6 @@
 -- cluster to `hetrun plan --cluster=FILE`; nothing here talks to a machine.
 local native = require "het.native"
 local define = require "het.define"
-local errors = require "het.errors"
-local mistakes = require "het.mistakes"
 local suggest = require "het.suggest"
 
 local cluster = {}
@@ -30,25 +28,21 @@ Cluster.__tostring = function(self)
   return "cluster of " .. table.concat(parts, ", ")
 end
 
--- Fields that are written for people ("100 Gbit/s") become numbers; `report` tells those that cannot.
-local parsers = { bandwidth = native.parse_bandwidth, memory_bandwidth = native.parse_bandwidth,
-  latency = native.parse_seconds, memory = native.parse_bytes, f32 = native.parse_rate, bf16 = native.parse_rate,
-  f16 = native.parse_rate }
-
-local function check_units(a, report)
-  for name, parse in pairs(parsers) do
-    if type(a[name]) == "string" then
-      local ok, problem = pcall(parse, a[name])
-      if not ok then report(name, ("%s: %s"):format(name, (errors.describe(problem)))) end
-    end
-  end
-end
+-- Fields that are written for people ("100 Gbit/s"): how they become numbers.
+local units = {
+  bandwidth = { parse = native.parse_bandwidth, such_as = '"25 GB/s" or "100 Gbit/s"' },
+  latency = { parse = native.parse_seconds, such_as = '"5 us"', zero = true },
+  memory = { parse = native.parse_bytes, such_as = '"24 GiB"' },
+  f32 = { parse = native.parse_rate, such_as = '"20 TFLOP/s"' },
+  bf16 = { parse = native.parse_rate, such_as = '"80 TFLOP/s"', zero = true },
+}
+units.memory_bandwidth, units.f16 = units.bandwidth, units.bf16
 
 local function in_units(a)
   local result = {}
   for name, value in pairs(a) do
-    local parse = parsers[name]
-    result[name] = parse and type(value) == "string" and parse(value) or value
+    local unit = units[name]
+    result[name] = unit and type(value) == "string" and unit.parse(value) or value
   end
   return result
 end
@@ -60,17 +54,16 @@ cluster.device_type = define.constructor {
     .. '                  memory_bandwidth = "600 GB/s", bandwidth = "16 GB/s" }',
   fields = {
     { "name", "string", "by which nodes name it", required = true },
-    { "f32", "string", "dense matrix products in f32", required = true },
-    { "bf16", "string", "the same in bf16 (default: not supported)" },
-    { "f16", "string", "the same in f16 (default: not supported)" },
-    { "memory", "string", "of one device", required = true },
-    { "memory_bandwidth", "string", "of its memory", required = true },
-    { "bandwidth", "string", "between two of them in one node", default = "16 GB/s" },
-    { "latency", "string", "of a message between them", default = "5 us" },
+    { "f32", "string", "dense matrix products in f32", required = true, unit = units.f32 },
+    { "bf16", "string", "the same in bf16 (default: not supported)", unit = units.bf16 },
+    { "f16", "string", "the same in f16 (default: not supported)", unit = units.bf16 },
+    { "memory", "string", "of one device", required = true, unit = units.memory },
+    { "memory_bandwidth", "string", "of its memory", required = true, unit = units.bandwidth },
+    { "bandwidth", "string", "between two of them in one node", default = "16 GB/s", unit = units.bandwidth },
+    { "latency", "string", "of a message between them", default = "5 us", unit = units.latency },
     { "efficiency", "number", "share of the peak that layers reach where nothing was measured", default = 0.5,
       above = 0, max = 1 },
   },
-  check = check_units,
   build = function(a) return setmetatable(in_units(a), DeviceType) end,
 }
 
@@ -84,13 +77,12 @@ cluster.node = define.constructor {
     { "devices", "integer", "in each machine", default = 1, min = 1 },
     { "count", "integer", "machines that are alike", default = 1, min = 1 },
     { "zone", "string", "for the links that het.link gives", default = "" },
-    { "bandwidth", "string", "between its devices (default: as their type says)" },
-    { "latency", "string", "of a message between its devices (default: as their type says)" },
+    { "bandwidth", "string", "between its devices (default: as their type says)", unit = units.bandwidth },
+    { "latency", "string", "of a message between its devices (default: as their type says)", unit = units.latency },
     { "price", "number", "of one machine for an hour", default = 0, min = 0 },
     { "preemptions", "number", "of one machine in an hour, expected", default = 0, min = 0, max = 60 },
   },
   check = function(a, report)
-    check_units(a, report)
     if (a.bandwidth == nil) ~= (a.latency == nil) then
       report(nil, "node: a link needs both bandwidth and latency; leave both out for the type's own")
     end
@@ -105,12 +97,95 @@ cluster.link = define.constructor {
   fields = {
     { "from", "string", "zone", required = true },
     { "to", "string", "zone; the same for links inside one", required = true },
-    { "bandwidth", "string", "of one machine's interface", required = true },
-    { "latency", "string", "of a message", required = true },
+    { "bandwidth", "string", "of one machine's interface", required = true, unit = units.bandwidth },
+    { "latency", "string", "of a message", required = true, unit = units.latency },
   },
-  check = check_units,
   build = function(a) return setmetatable(in_units(a), Link) end,
 }
+
+-- Between machines of one zone where nothing is stated; plans say that it was assumed.
+local assumed = { bandwidth = native.parse_bandwidth "10 Gbit/s", latency = native.parse_seconds "50 us" }
+
+-- Figures with which nobody finds fault, for fields that are mistaken: what is right beside them is still checked.
+local stand_ins = {
+  node = { devices = 1, count = 1, price = 0, preemptions = 0 },
+  link = { bandwidth = assumed.bandwidth, latency = assumed.latency },
+  device_type = { f32 = 1e12, memory = 2 ^ 34, memory_bandwidth = 1e11, bandwidth = 1e10, latency = 1e-5,
+    efficiency = 0.5 },
+}
+
+-- The zones of which hosts reach each other, and over what, nobody said.
+local function unstated_zones(self)
+  local hosts, order, linked = {}, {}, {}
+  for _, link in ipairs(self.links) do
+    if link.from == link.to then linked[link.from] = true end
+  end
+  for _, node in ipairs(self.nodes) do
+    if not hosts[node.zone] then order[#order + 1] = node.zone end
+    hosts[node.zone] = (hosts[node.zone] or 0) + node.count
+  end
+  local zones = {}
+  for _, zone in ipairs(order) do
+    if hosts[zone] > 1 and not linked[zone] then zones[#zones + 1] = zone end
+  end
+  return zones
+end
+
+-- What is known of a cluster, as the planner takes it: fields that are mistaken have stand-ins. What cannot be judged
+-- without those is told beside it: `zones` (whether the zones of all nodes and links are known) and `types` (the names
+-- of the types).
+local function known_cluster(a, given)
+  local self = setmetatable({ nodes = {}, links = {}, types = {} }, Cluster)
+  local lists = { node = self.nodes, link = self.links, device_type = self.types }
+  local known = { zones = true, types = true }
+  for i = 1, #a do
+    local kind, item = define.kind_of(a[i]), a[i]
+    if define.is_unknown(item) then
+      kind, item = define.remains(item)
+      if lists[kind] then
+        item = in_units(item)
+        for name, value in pairs(stand_ins[kind]) do
+          if item[name] == nil then item[name] = value end
+        end
+        if kind == "link" and not (item.from and item.to) then kind, known.zones = nil, false end
+        if kind == "device_type" and not item.name then kind, known.types = nil, false end
+        if kind == "node" and not item.zone then item.zone, known.zones = "", false end
+        if kind == "node" and not item.name then item.name = ("node %d"):format(i) end
+      else
+        known.zones, known.types = false, false   -- it may be anything
+      end
+    end
+    if lists[kind] then table.insert(lists[kind], item) end
+  end
+  local fields = in_units(a)
+  if given.bandwidth ~= nil then
+    self.bandwidth = fields.bandwidth or assumed.bandwidth
+    self.latency = fields.latency or assumed.latency
+  else
+    for _, zone in ipairs(unstated_zones(self)) do
+      self.links[#self.links + 1] = setmetatable({ from = zone, to = zone, bandwidth = assumed.bandwidth,
+        latency = fields.latency or assumed.latency, assumed = true }, Link)
+    end
+  end
+  return self, known
+end
+
+-- Mistakes of the types that nodes name; these get one that is there, so that it is told once.
+local function check_types(self, report)
+  local names = native.device_types()
+  for _, type in ipairs(self.types) do names[#names + 1] = type.name end
+  local known = {}
+  for _, name in ipairs(names) do known[name] = true end
+  for i, node in ipairs(self.nodes) do
+    if not known[node.type] then
+      if node.type then
+        report(nil, ("node %s: no device type is called '%s'%s"):format(node.name, node.type,
+          suggest.sentence(node.type, names)))
+      end
+      self.nodes[i] = setmetatable({ type = names[1] }, { __index = node })
+    end
+  end
+end
 
 local make = define.constructor {
   name = "cluster",
@@ -120,40 +195,22 @@ local make = define.constructor {
     .. '              het.node { name = "b", type = "RTX-3090", devices = 4, count = 3 } }',
   list = { "node|link|device_type", "machines, links and types" },
   fields = {
-    { "bandwidth", "string", "between machines where no het.link says otherwise", default = "10 Gbit/s" },
-    { "latency", "string", "of a message between machines", default = "50 us" },
+    { "bandwidth", "string", "between machines where no het.link says otherwise (default: none between zones; inside a "
+      .. "zone 10 Gbit/s, and plans say that it was assumed)", unit = units.bandwidth },
+    { "latency", "string", "of a message between machines (default: 50 us)", unit = units.latency },
   },
-  check = function(a, report)
-    check_units(a, report)
-    for i = 1, #a do
-      if define.is_unknown(a[i]) or define.kind_of(a[i]) == "node" then return end
+  check_known = function(a, report, given)
+    local self, known = known_cluster(a, given)
+    if #self.nodes == 0 and known.zones then
+      report(nil, "cluster needs at least one het.node { ... }: the machines that a plan may use")
+      return
     end
-    report(nil, "cluster needs at least one het.node { ... }: the machines that a plan may use")
+    if known.types then check_types(self, report) end
+    if not known.zones then self.links, self.bandwidth, self.latency = {}, assumed.bandwidth, assumed.latency end
+    if #self.nodes == 0 or not known.types then return end
+    for _, problem in ipairs(native.cluster_problems(self)) do report(nil, problem) end
   end,
-  build = function(a)
-    local units = in_units(a)
-    local self = setmetatable({ bandwidth = units.bandwidth, latency = units.latency, nodes = {}, links = {},
-      types = {} }, Cluster)
-    local lists = { node = self.nodes, link = self.links, device_type = self.types }
-    for i = 1, #a do
-      local list = lists[define.kind_of(a[i])]
-      list[#list + 1] = a[i]
-    end
-    local known = native.device_types()
-    for _, type in ipairs(self.types) do known[#known + 1] = type.name end
-    local problems = {}
-    for _, node in ipairs(self.nodes) do
-      local found = false
-      for _, name in ipairs(known) do found = found or name == node.type end
-      if not found then
-        problems[#problems + 1] = ("node %s: no device type is called '%s'%s"):format(node.name, node.type,
-          suggest.sentence(node.type, known))
-      end
-    end
-    if #problems == 0 then problems = native.cluster_problems(self) end
-    for _, problem in ipairs(problems) do mistakes.record("cluster", nil, problem) end
-    return #problems == 0 and self or define.unknown
-  end,
+  build = function(a) return (known_cluster(a, a)) end,
 }
 
 -- One node "here" whose devices are of one type with these figures.

@@ -6,10 +6,14 @@
 --   name      as recipes write it: "nn.attention"
 --   sentence  what it is, in a sentence
 --   fields    list of { name, type, doc, default =, required =, min =, max =, above =, below =, choices =,
---             fields = (of a record), path = "read" or "write" (it names a file or folder that is) }
+--             fields = (of a record), path = "read" or "write" (it names a file or folder that is),
+--             unit = { parse =, such_as =, zero = } (a text that stands for a quantity: how it is read, examples, and
+--             whether it may be 0) }
 --   positional  how many of the fields may be given in order: nn.linear(768, 3072)
 --   list      { type, doc, least = }: what the list part of the argument holds
 --   check     function(arguments, report): rules between fields; report(field, sentence), report() when told already
+--   check_known  function(arguments, report, given): rules about whatever is right of the arguments, also where others
+--             are not; `given` has all of them as they were given
 --   build     function(arguments): what the constructor returns
 --   kind      what it returns, for the types of other constructors' fields: "layer", "schedule", "corpus", ...
 --   example   a line of a recipe
@@ -36,8 +40,24 @@ end
 --- What a mistaken constructor returns: it passes every check, so that one mistake is told once.
 define.unknown = setmetatable({}, Unknown)
 
+-- Of unknown values: the name of the constructor that returned them, and its arguments that are right.
+local remains = setmetatable({}, { __mode = "k" })
+
+local function mistaken(definition, arguments)
+  local value = setmetatable({}, Unknown)
+  remains[value] = { name = definition.name, arguments = arguments }
+  return value
+end
+
 --- Is a value the result of a mistake?
-function define.is_unknown(value) return rawequal(value, define.unknown) end
+function define.is_unknown(value) return type(value) == "table" and getmetatable(value) == Unknown end
+
+--- What a mistaken call of a constructor leaves to check: the constructor's name and the arguments that are right, or
+-- nothing.
+function define.remains(value)
+  local of = type(value) == "table" and remains[value]
+  if of then return of.name, of.arguments end
+end
 
 --- The kind of an object of the library ("layer", "schedule", ...), or the type of any other value.
 function define.kind_of(value)
@@ -100,14 +120,25 @@ local meant = setmetatable({}, { __mode = "k" })
 --- Say what somebody who gives a method without calling it may mean: `hint` ends the sentence of the mistake.
 function define.hint(method, hint) meant[method] = hint end
 
+-- Why a text is not the quantity that a field takes.
+local function misread(unit, words)
+  local ok, quantity = pcall(unit.parse, words)
+  if ok then
+    return not unit.zero and quantity == 0 and (" has to be above 0, such as %s"):format(unit.such_as) or nil
+  end
+  local sentence, quoted = errors.describe(quantity), "'" .. words .. "'"
+  return sentence:sub(1, #quoted) == quoted and sentence:sub(#quoted + 1) or ": " .. sentence
+end
+
 -- Why a value does not fit a field, as the end of a sentence that begins with the value; nil when it fits.
 local function misfit(field, value)
   if define.is_unknown(value) then return nil end
   if not accepts(field[2], value) then
     local hint = meant[value]
-    return (" is %s; %s is needed%s"):format(described(value, field[2]), define.type_name(field[2]),
-      hint and "; " .. hint or "")
+    return (" is %s; %s is needed%s%s"):format(described(value, field[2]), define.type_name(field[2]),
+      field.unit and ", such as " .. field.unit.such_as or "", hint and "; " .. hint or "")
   end
+  if field.unit then return misread(field.unit, value) end
   if field.choices then
     for _, choice in ipairs(field.choices) do
       if choice == value then return nil end
@@ -258,14 +289,16 @@ function define.constructor(definition)
     local arguments, sound, values_sound =
       check_fields(definition.name, definition.name, "", definition.fields, given, definition.list)
     if definition.list then sound = check_list(definition, given, arguments) and sound end
+    local function report(field, sentence)
+      sound = false
+      if sentence then mistakes.record(definition.name, field, sentence) end
+    end
     -- Rules between fields are checked beside a misspelt field, not where a value is missing or of the wrong type.
     if values_sound and definition.check and not involves_unknown(arguments) then
-      definition.check(arguments, function(field, sentence)
-        sound = false
-        if sentence then mistakes.record(definition.name, field, sentence) end
-      end)
+      definition.check(arguments, report)
     end
-    if not sound or involves_unknown(arguments) then return define.unknown end
+    if definition.check_known then definition.check_known(arguments, report, given) end
+    if not sound or involves_unknown(arguments) then return mistaken(definition, arguments) end
     return definition.build(arguments)
   end
   define.document(definition, construct)

@@ -28,6 +28,7 @@ local function terms(field)
     for i, choice in ipairs(field.choices) do names[i] = tostring(choice) end
     words[1] = "one of " .. table.concat(names, ", ")
   end
+  if field.unit then words[#words + 1] = "such as " .. field.unit.such_as end
   if field.min then words[#words + 1] = ("at least %s"):format(text.value(field.min)) end
   if field.above then words[#words + 1] = ("above %s"):format(text.value(field.above)) end
   if field.max then words[#words + 1] = ("at most %s"):format(text.value(field.max)) end

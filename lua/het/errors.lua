@@ -46,4 +46,25 @@ function errors.describe(problem)
   return tostring(problem), "usage"
 end
 
+--- Steps that are all tried, whatever is wrong with those before, so that what the person has to mend is told at once.
+-- @treturn function try(step, ...): what the step returns; nothing when it raises a mistake, which is kept
+-- @treturn function raise(): raises what was kept, if anything was
+function errors.collector()
+  local kept = {}
+  local function result(ok, first, ...)
+    if ok then return first, ... end
+    local _, kind = errors.describe(first)
+    if kind ~= "usage" then error(first, 0) end
+    kept[#kept + 1] = first
+  end
+  local function try(step, ...) return result(pcall(step, ...)) end
+  local function raise()
+    if #kept == 1 then error(kept[1], 0) end
+    local lines = {}
+    for i, problem in ipairs(kept) do lines[i] = errors.describe(problem) end
+    if #kept > 1 then errors.usage("%s", table.concat(lines, "\n")) end
+  end
+  return try, raise
+end
+
 return errors

@@ -1,5 +1,6 @@
 --- `het.plan`: who computes what, as plain data that prints as it is written. Each device of a plan is a rank:
 -- a process that runs its part (`hetrun --workers N recipe.lua`).
+local native = require "het.native"
 local define = require "het.define"
 local errors = require "het.errors"
 
@@ -29,7 +30,10 @@ end
 
 Plan.__tostring = function(self)
   if self.automatic then
-    return ("het.plan.auto { policy = %q, objective = %q }"):format(self.automatic.policy, self.automatic.objective)
+    local without = {}
+    for i, name in ipairs(self.automatic.without or {}) do without[i] = ("%q"):format(name) end
+    return ("het.plan.auto { policy = %q, objective = %q%s }"):format(self.automatic.policy, self.automatic.objective,
+      without[1] and ", without = { " .. table.concat(without, ", ") .. " }" or "")
   end
   local parts = { ("tensor = %d, microbatch = %d"):format(self.tensor, self.microbatch or 0) }
   if self.schedule ~= "1f1b" then parts[#parts + 1] = (" schedule = %q"):format(self.schedule) end
@@ -177,6 +181,8 @@ plan.auto = define.constructor {
       choices = { "auto", "autohet", "megatron", "whale", "exhaustive", "search" } },
     { "objective", "string", "what is best", default = "time", choices = { "time", "cost", "progress" } },
     { "cluster", "cluster", "what it may use, device by device a rank (default: this machine, shared by the ranks)" },
+    { "without", "list", "additions to switch off, of " .. table.concat(native.additions(), ", ")
+      .. "; policies auto and search" },
     { "profile", "string", "file of measured layer times and links, as `hetrun profile` writes it", path = "read" },
     { "old", "plan", "the plan that ran until now: of plans that are nearly as good the one that moves least of its "
       .. "state is taken" },
@@ -186,6 +192,9 @@ plan.auto = define.constructor {
       .. "list of { lost = \"a\", plan = het.plan { ... } }, or problems instead of a plan", default = 0, min = 0 },
   },
   check = function(a, report)
+    for _, problem in ipairs(a.without and require("het.planning").without_problems(a.without, a.policy) or {}) do
+      report("without", "plan.auto.without: " .. problem)
+    end
     if a.old and a.old.automatic then
       report("old", "plan.auto.old is what het.plan.auto would find; give the het.plan { ... } that it found")
     end

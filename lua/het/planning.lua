@@ -7,14 +7,12 @@ local text = require "het.text"
 
 local planning = {}
 
-local additions = { "uneven_microbatches", "placed_optimizer", "recompute_per_stage", "schedules", "local_search" }
-
 local options = {
   { "cluster", "FILE", "a Lua file that returns het.cluster { ... } (default: this machine)" },
   { "devices", "N", "of this machine, which share it evenly (default: 1)" },
   { "policy", "NAME", "autohet, megatron, whale, exhaustive, search or auto (default: auto)", plan = true },
   { "objective", "NAME", "time, cost (money of a step) or progress (with preemptions) (default: time)", plan = true },
-  { "without", "LIST", "switch additions off: " .. table.concat(additions, ","), plan = true },
+  { "without", "LIST", "switch additions off: " .. table.concat(native.additions(), ","), plan = true },
   { "profile", "FILE", "measured layer times and links, as `hetrun profile` writes them" },
   { "old", "FILE", "the plan that ran until now, as --lua prints it, or a recipe with a plan: of plans that are nearly "
     .. "as good the one that moves least of its state is taken", plan = true },
@@ -35,52 +33,66 @@ local function options_of(command)
   return own
 end
 
-local function take_options(command)
-  local given = subcommand.take(options_of(command))
-  if native.settings.trace and native.settings.trace ~= "" then given.trace = native.settings.trace end
-  return given
+-- The cluster that a file describes.
+local function cluster_in(program, path)
+  local value = program.value(path)
+  if type(value) == "table" and (getmetatable(value) or {}).kind == "run" then
+    errors.usage("%s is a recipe (it returns het.train); a cluster file ends with `return het.cluster { ... }`", path)
+  end
+  if type(value) ~= "table" or (getmetatable(value) or {}).kind ~= "cluster" then
+    errors.usage("%s returns %s; a cluster file ends with `return het.cluster { ... }`", path, text.value(value))
+  end
+  return value
 end
 
-local function cluster_of(program, given)
-  local cluster = require "het.cluster"
-  if given.cluster then
-    if given.devices then errors.usage("--devices is for this machine; the file of --cluster says what it has") end
-    local value = program.value(given.cluster)
-    if type(value) == "table" and (getmetatable(value) or {}).kind == "run" then
-      errors.usage("%s is a recipe (it returns het.train); a cluster file ends with `return het.cluster { ... }`",
-        given.cluster)
+--- What is wrong with switching additions off, each a sentence.
+-- @tparam list names of additions
+-- @string policy
+function planning.without_problems(names, policy)
+  local known, problems = native.additions(), {}
+  for i, name in ipairs(names) do
+    local found = false
+    for _, addition in ipairs(known) do found = found or addition == name end
+    if type(name) ~= "string" then
+      problems[#problems + 1] = ("item %d is %s; the name of an addition is needed"):format(i, text.value(name))
+    elseif not found then
+      problems[#problems + 1] = ("there is no addition '%s'%s"):format(name, suggest.sentence(name, known))
     end
-    if type(value) ~= "table" or (getmetatable(value) or {}).kind ~= "cluster" then
-      errors.usage("%s returns %s; a cluster file ends with `return het.cluster { ... }`", given.cluster,
-        text.value(value))
+  end
+  if not native.takes_additions(policy) then
+    local policies = {}
+    for _, each in ipairs(native.policies()) do
+      if native.takes_additions(each) then policies[#policies + 1] = each end
     end
-    return value
+    problems[#problems + 1] = ("the policy %s has no additions to switch off; these have: %s"):format(policy,
+      table.concat(policies, ", "))
   end
-  local count = tonumber(given.devices or 1)
-  if not count or count < 1 or count ~= math.floor(count) then
-    errors.usage("--devices=%s is not a whole number above 0, such as --devices=2", given.devices)
-  end
-  return cluster.here(count)
+  return problems
 end
 
--- Which additions are on; nil: all.
-local function additions_of(list)
+-- The names of --without, or nil.
+local function without_of(list, policy)
   if not list then return nil end
+  local names = {}
+  for name in list:gmatch "[^,]+" do names[#names + 1] = name end
+  local problems = planning.without_problems(names, policy)
+  for i, problem in ipairs(problems) do problems[i] = ("--without=%s: %s"):format(list, problem) end
+  if problems[1] then errors.usage("%s", table.concat(problems, "\n")) end
+  return names
+end
+
+-- Which additions are off; nil: none.
+local function additions_of(without)
+  if not without then return nil end
   local chosen = {}
-  for name in list:gmatch("[^,]+") do
-    local known = false
-    for _, addition in ipairs(additions) do known = known or addition == name end
-    if not known then
-      errors.usage("--without=%s: there is no addition '%s'%s", list, name, suggest.sentence(name, additions))
-    end
-    chosen[name] = false
-  end
+  for _, name in ipairs(without) do chosen[name] = false end
   return chosen
 end
 
+-- true, or it raises.
 local function check_choice(name, value, choices)
   for _, choice in ipairs(choices) do
-    if choice == value then return end
+    if choice == value then return true end
   end
   local near = suggest.name(value, choices)
   errors.usage("--%s=%s is not one of %s%s", name, value, table.concat(choices, ", "),
@@ -146,10 +158,10 @@ local function check_profile(run, given)
 end
 
 --- Begin to look for the best plan of a run on a cluster, in a thread beside this one.
--- @tparam table given `policy`, `objective`, `without`, `profile`, `old` (a plan), `near`, `fallbacks`; and `html` or
--- `trace` when events are wanted
+-- @tparam table given `policy`, `objective`, `without` (names), `profile`, `old` (a plan), `near`, `fallbacks`; and
+-- `html` or `trace` when events are wanted
 -- @treturn function that waits for it and returns what native.plan gives: feasible, problems, text, lua, plan, report,
--- events; fallbacks (of each lost, devices, feasible, problems, lua, plan, report) and fallbacks_text
+-- cluster, events; fallbacks (of each lost, devices, feasible, problems, lua, plan, report) and fallbacks_text
 function planning.begin(run, cluster, given)
   local graph, request = request_of(run, cluster, given)
   local planned = native.plan(graph, request)
@@ -188,11 +200,17 @@ function planning.from_lua(written)
   return value.plan, value.fallbacks
 end
 
+--- The device group that an event of a step is on, from 1: interleaved stages take turns on theirs.
+function planning.group_of(plan, event)
+  return (event.stage - 1) % (#plan.pipelines[event.pipeline].stages / plan.chunks) + 1
+end
+
 local function write_trace(path, answer)
   local events = {}
   for _, event in ipairs(answer.events) do
     events[#events + 1] = { name = ("%s %d"):format(event.kind, event.item), ph = "X", pid = event.pipeline,
-      tid = event.stage * 2 + ((event.kind == "send" or event.kind == "reduce" or event.kind == "gather") and 1 or 0),
+      tid = planning.group_of(answer.plan, event) * 2
+        + ((event.kind == "send" or event.kind == "reduce" or event.kind == "gather") and 1 or 0),
       ts = event.start * 1e6, dur = (event["end"] - event.start) * 1e6, cat = event.kind }
   end
   native.json_write(path, { traceEvents = events, displayTimeUnit = "ms" })
@@ -239,23 +257,64 @@ local function tell(answer, given, title)
   end
 end
 
+-- The options of a command, each checked by itself with `try`.
+local function take_options(command, try)
+  local given, problems = subcommand.take(options_of(command))
+  if native.settings.trace and native.settings.trace ~= "" then given.trace = native.settings.trace end
+  for _, problem in ipairs(problems) do try(errors.usage, "%s", problem) end
+  if given.cluster and given.devices then
+    try(errors.usage, "--devices is for this machine; the file of --cluster says what it has")
+  end
+  given.devices = try(count_of, "devices", given.devices)
+  if command ~= "plan" then return given end
+  local known = not given.policy or try(check_choice, "policy", given.policy, native.policies())
+  if given.objective then try(check_choice, "objective", given.objective, { "time", "cost", "progress" }) end
+  given.near, given.fallbacks = try(share_of, "near", given.near), try(count_of, "fallbacks", given.fallbacks)
+  given.without = try(without_of, given.without, known and given.policy or "auto")
+  return given
+end
+
 local function recipe_of(program, command, sentence, words)
   return subcommand.recipe(program, { command = command, sentence = sentence, options = options_of(command),
     example = "recipes/gpt_text.lua --cluster=FILE",
     more = command == "simulate" and require("het.measured").help() or nil }, words)
 end
 
+-- The plan of a recipe, for `simulate`.
+local function own_plan(run, path)
+  local plan = run.arguments.plan
+  if not plan or plan.automatic then
+    errors.usage("%s has no `plan` to simulate%s; `hetrun plan` finds one", path,
+      plan and " but the planner's, het.plan.auto" or "")
+  end
+  return require("het.plan").resolve(plan, run.arguments.batch)
+end
+
+-- What a command is given: options, recipe, cluster, profile; all that is wrong with them is raised at once.
+-- @treturn ?table the run; nil when only help was wanted
+-- @treturn table the cluster, or the exit code
+-- @treturn table the options
+local function take(program, command, sentence, words)
+  local try, raise = errors.collector()
+  local given = take_options(command, try)
+  local run, code = try(recipe_of, program, command, sentence, words)
+  if native.settings.help then
+    raise()
+    return nil, code
+  end
+  given.old = try(old_plan, program, given.old)
+  local cluster = given.cluster and try(cluster_in, program, given.cluster)
+  if run then try(check_profile, run, given) end
+  if run and command == "simulate" then given.plan = try(own_plan, run, words[1]) end
+  raise()
+  return run, cluster or require("het.cluster").here(given.devices or 1), given
+end
+
 --- `hetrun plan RECIPE`; returns the exit code.
 function planning.plan(program, ...)
-  local given = take_options "plan"
-  if given.policy then check_choice("policy", given.policy, native.policies()) end
-  if given.objective then check_choice("objective", given.objective, { "time", "cost", "progress" }) end
-  local run, code = recipe_of(program, "plan", "finds the best plan for a cluster and explains it", { ... })
-  if not run then return code end
-  given.near, given.fallbacks = share_of("near", given.near), count_of("fallbacks", given.fallbacks)
-  given.old = old_plan(program, given.old)
-  check_profile(run, given)
-  local answer = planning.begin(run, cluster_of(program, given), given)()
+  local run, cluster, given = take(program, "plan", "finds the best plan for a cluster and explains it", { ... })
+  if not run then return cluster end
+  local answer = planning.begin(run, cluster, given)()
   if not answer.feasible then
     errors.usage("no plan fits:\n  %s", table.concat(answer.problems, "\n  "))
   end
@@ -267,14 +326,10 @@ end
 function planning.simulate(program, ...)
   local measured = require "het.measured"
   if measured.asked(native.arguments or {}) then return measured.simulate { ... } end
-  local given = take_options "simulate"
-  local run, code = recipe_of(program, "simulate", "simulates a step of the recipe's own plan", { ... })
-  if not run then return code end
-  local plan = require("het.plan").resolve(run.arguments.plan, run.arguments.batch)
-  if not plan then errors.usage("%s has no `plan` to simulate; `hetrun plan` finds one", ((...))) end
-  check_profile(run, given)
-  local graph, request = request_of(run, cluster_of(program, given), given)
-  request.plan = plan
+  local run, cluster, given = take(program, "simulate", "simulates a step of the recipe's own plan", { ... })
+  if not run then return cluster end
+  local graph, request = request_of(run, cluster, given)
+  request.plan = given.plan
   local answer = native.simulate(graph, request)
   if answer.over_bytes then
     native.write("stderr", ("it does not fit: a device lacks %s\n"):format(text.bytes(answer.over_bytes)))

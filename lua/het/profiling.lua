@@ -292,7 +292,8 @@ end
 --- `hetrun profile RECIPE`; returns the exit code.
 function profiling.run(program, ...)
   local words = { ... }
-  local given = subcommand.take(about.options)
+  local given, problems = subcommand.take(about.options)
+  if problems[1] then errors.usage("%s", table.concat(problems, "\n")) end
   local run, code = subcommand.recipe(program, about, words)
   if not run then return code end
   local graph, tokens = run:graph_of_sample()

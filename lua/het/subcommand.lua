@@ -7,8 +7,9 @@ local subcommand = {}
 --- Take a command's options out of the words of the command line; the recipe's stay in native.arguments.
 -- @tparam table options list of { name, VALUE or nil, sentence }
 -- @treturn table what was given, by name: the value, or true
+-- @treturn {string,...} a sentence for each mistake
 function subcommand.take(options)
-  local given, rest = {}, {}
+  local given, rest, problems = {}, {}, {}
   for _, word in ipairs(native.arguments or {}) do
     local name, value = word:match("^%-%-([^=]+)=(.*)$")
     if not name then name = word:match("^%-%-(.+)$") end
@@ -19,7 +20,7 @@ function subcommand.take(options)
     if not known then
       rest[#rest + 1] = word
     elseif known[2] and not value then
-      errors.usage("%s needs a value, such as --%s=%s", word, name, known[2])
+      problems[#problems + 1] = ("%s needs a value, such as --%s=%s"):format(word, name, known[2])
     else
       given[name] = value or true
     end
@@ -27,7 +28,7 @@ function subcommand.take(options)
   native.arguments = rest
   native.command_options = {}   -- for what the recipe says of options that it does not know
   for i, option in ipairs(options) do native.command_options[i] = "--" .. option[1] end
-  return given
+  return given, problems
 end
 
 local function help(about)

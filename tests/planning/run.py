@@ -30,6 +30,8 @@ BROWSER = next((path for name in ('chromium', 'chromium-browser', 'google-chrome
 
 
 class Case(unittest.TestCase):
+    maxDiff = None
+
     def setUp(self):
         self.temporary = tempfile.TemporaryDirectory()
         self.addCleanup(self.temporary.cleanup)
@@ -563,7 +565,8 @@ class Profiles(Case):
         device = [{'type': 'T4', 'name': 'a card'}]
         points = [{**point, 'type': 'T4'} for point in saved['points']]
         (self.folder / 'cluster.lua').write_text('''local het = require "het"
-return het.cluster { het.node { name = "x", type = "T4", devices = 2 }, het.node { name = "y", type = "T4", zone = "far" } }
+return het.cluster { bandwidth = "10 Gbit/s", het.node { name = "x", type = "T4", devices = 2 },
+  het.node { name = "y", type = "T4", zone = "far" } }
 ''')
         self.recipe('het.plan { microbatch = 4, het.pipeline { microbatches = 2, het.stage { "x:0" }, het.stage { "x:1" }, '
                     'het.stage { "y:0" } } }')
@@ -668,7 +671,87 @@ return het.cluster { het.node { name = "x", type = "T4", devices = 2 }, het.node
         self.assertIn('--microbatches=LIST', self.hetrun('profile', '--help')[0])
 
 
+INTERLEAVED = ('het.plan { microbatch = 2, schedule = "interleaved", chunks = 2, het.pipeline { microbatches = 4, '
+               'het.stage { "a:0", layers = 2 }, het.stage { "a:1", layers = 2 }, '
+               'het.stage { "a:0", layers = 3, recompute = true }, het.stage { "a:1" } } }')
+# Two zones with a machine in each and two in one of them, and a plan that leaves one device alone.
+ZONES = '''local het = require "het"
+return het.cluster { bandwidth = "5 Gbit/s", latency = "90 us",
+  het.node { name = "a", type = "A100-80", devices = 2, zone = "fast", price = 8.5 },
+  het.node { name = "b", type = "T4", devices = 2, count = 2, zone = "desks", preemptions = 0.25 },
+  het.link { from = "fast", to = "fast", bandwidth = "200 Gbit/s", latency = "8 us" },
+  het.link { from = "fast", to = "desks", bandwidth = "25 Gbit/s", latency = "40 us" } }
+'''
+
+
 class Pages(Case):
+    def simulated(self, plan):
+        self.recipe(plan)
+        self.hetrun('simulate', 'small.lua', '--cluster=cluster.lua', '--html=plan.html')
+        return (self.folder / 'plan.html').read_text()
+
+    def test_interleaved_stages_are_told_and_drawn_on_their_device(self):
+        page = self.simulated(INTERLEAVED)
+        self.assertEqual(page.count('class="row"'), 2)
+        self.assertEqual(page.count('<rect class="forward"'), 4 * 4)
+        self.assertIn('recomputes blocks.3 to blocks.5; ', page)
+        out, _ = self.hetrun('simulate', 'small.lua', '--cluster=cluster.lua', '--trace=trace.json')
+        self.assertRegex(out, r'a:0 .* 0-1, 4-6 .*recomputes 4-6; ')
+        self.assertRegex(out, r'a:1 .* 2-3, 7-7 ')
+        events = json.loads((self.folder / 'trace.json').read_text())['traceEvents']
+        self.assertEqual(len({event['tid'] for event in events if event['cat'] == 'forward'}), 2)
+        report = self.json_of('simulate', 'small.lua', '--cluster=cluster.lua')['report']
+        held = [chunk for device in report['devices'] for chunk in device['chunks']]
+        self.assertEqual(sorted(layer for chunk in held for layer in
+                                range(chunk['first_layer'], chunk['first_layer'] + chunk['layers'])), list(range(8)))
+
+    def test_the_page_shows_the_cluster(self):
+        (self.folder / 'cluster.lua').write_text(ZONES)
+        page = self.simulated('het.plan { microbatch = 2, het.pipeline { microbatches = 3, het.stage { "a:0" }, '
+                              'het.stage { "b1:1" } }, het.pipeline { microbatches = 1, het.stage { "a:1" } } }')
+        for words in ('<h3>fast</h3>', '<h3>desks</h3>', '8.50 an hour', '0.25 preemptions an hour', '200 Gbit/s',
+                      '25 Gbit/s', '5 Gbit/s', '90 us, as the cluster states it', 'b2:1, not used'):
+            self.assertIn(words, page)
+        self.assertEqual(page.count('<i class="idle" title='), 3)
+        self.assertEqual(page.count('stage 1">2</i>'), 1)
+
+    def test_the_page_shows_what_moves_and_what_is_done_after_a_loss(self):
+        (self.folder / 'old.lua').write_text('het.plan { microbatch = 2, het.pipeline { microbatches = 4, '
+                                             'het.stage { "a:0", layers = 1 }, het.stage { "gone:0" } } }')
+        self.hetrun('plan', 'small.lua', '--cluster=cluster.lua', '--policy=search', '--old=old.lua', '--fallbacks=2',
+                    '--html=plan.html')
+        page = (self.folder / 'plan.html').read_text()
+        self.assertIn('a snapshot must have them', page)
+        self.assertRegex(page, r'<h2>After a loss</h2>[^\n]*\n<p>[^\n]*\n<table>.*<td>a</td>')
+
+    def test_alike_pipelines_share_rows_of_a_large_page(self):
+        (self.folder / 'cluster.lua').write_text(
+            'local het = require "het"\nreturn het.cluster { bandwidth = "100 Gbit/s", '
+            'het.node { name = "n", type = "T4", devices = 4, count = 25 } }\n')
+        pipelines = ', '.join(
+            f'het.pipeline {{ microbatches = 4, het.stage {{ "n{host}:{first}", layers = 4 }}, '
+            f'het.stage {{ "n{host}:{first + 1}" }} }}' for host in range(1, 26) for first in (0, 2))
+        recipe = (HERE / 'small.lua').read_text().replace('batch  = { 8', 'batch  = { 200')
+        (self.folder / 'small.lua').write_text(recipe.replace('nil --[[PLAN]]', f'het.plan {{ microbatch = 1, {pipelines} }}'))
+        self.hetrun('simulate', 'small.lua', '--cluster=cluster.lua', '--html=plan.html')
+        page = (self.folder / 'plan.html').read_text()
+        self.assertEqual((page.count('class="row"'), page.count('class="bar"'), page.count('class="host"')), (2, 2, 25))
+        self.assertIn('pipelines 1-50', page)
+        self.assertIn('alike share their rows', page)
+        self.assertLess(len(page), 60000)
+
+    def test_no_more_rows_are_drawn_than_are_read(self):
+        (self.folder / 'cluster.lua').write_text(
+            'local het = require "het"\nreturn het.cluster { het.node { name = "n", type = "T4", devices = 130 } }\n')
+        counts = range(1, 131)
+        pipelines = ', '.join(f'het.pipeline {{ microbatches = {n}, het.stage {{ "n:{n - 1}" }} }}' for n in counts)
+        recipe = (HERE / 'small.lua').read_text().replace('batch  = { 8', f'batch  = {{ {sum(counts)}')
+        (self.folder / 'small.lua').write_text(recipe.replace('nil --[[PLAN]]', f'het.plan {{ microbatch = 1, {pipelines} }}'))
+        self.hetrun('simulate', 'small.lua', '--cluster=cluster.lua', '--html=plan.html')
+        page = (self.folder / 'plan.html').read_text()
+        self.assertEqual((page.count('class="row"'), page.count('class="bar"'), page.count(', stage 1">')), (128, 128, 130))
+        self.assertIn('2 more rows are not drawn; --json has all', page)
+
     def test_the_page_is_whole(self):
         self.hetrun('plan', 'small.lua', '--cluster=cluster.lua', '--html=plan.html')
         page = (self.folder / 'plan.html').read_text()
@@ -678,12 +761,16 @@ class Pages(Case):
 
     @unittest.skipUnless(BROWSER, 'skipped: no browser (chromium)')
     def test_a_browser_draws_it(self):
-        self.hetrun('plan', 'small.lua', '--cluster=cluster.lua', '--html=plan.html')
+        (self.folder / 'cluster.lua').write_text(ZONES)
+        self.simulated('het.plan { microbatch = 2, het.pipeline { microbatches = 3, het.stage { "a:0" }, '
+                       'het.stage { "b1:1" } }, het.pipeline { microbatches = 1, het.stage { "a:1" } } }')
         done = subprocess.run([BROWSER, '--headless', '--no-sandbox', '--disable-gpu', '--enable-logging=stderr', '--v=0',
                                f'--user-data-dir={self.folder}/browser', '--dump-dom', str(self.folder / 'plan.html')],
                               capture_output=True, text=True, timeout=120, check=False)
         self.assertIn('<h2>Devices</h2>', done.stdout)
-        self.assertIn('<rect class="forward"', done.stdout)
+        for drawn, count in (('class="zone"', 2), ('class="host"', 3), ('<hr ', 3), ('class="row"', 3), ('class="bar"', 3),
+                             ('<rect class="forward"', 3 * 2 + 1)):
+            self.assertEqual(done.stdout.count(drawn), count, drawn)
         self.assertNotIn('CONSOLE', done.stderr)
 
 
@@ -710,6 +797,104 @@ class Mistakes(Case):
                             'het.node { name = "b", type = "T4", bandwidth = "10 furlongs" } }')
         for words in ("latency", "devices", "10 furlongs"):
             self.assertIn(words, told)
+
+    def told(self, cluster, *lines):
+        """What a cluster on line 2 of its file is told, word for word."""
+        self.assertEqual(self.cluster(cluster).removeprefix('hetrun: ').splitlines(), [f'cluster.lua:2: {line}' for line in lines])
+
+    def test_quantities_are_told_with_their_place_and_what_would_work(self):
+        self.told('het.cluster { bandwidth = -1, latency = "fast", het.node { name = "a", type = "T4", bandwidth = "10 furlongs" } }',
+                  'node.bandwidth = "10 furlongs" is not a bandwidth such as "25 GB/s" or "100 Gbit/s"',
+                  'cluster.bandwidth = -1 is a number; a text is needed, such as "25 GB/s" or "100 Gbit/s"',
+                  'cluster.latency = "fast" is not a time such as "5 us", "2 ms" or "1.5 s"')
+        self.told('het.cluster { bandwidth = "0 Gbit/s", het.node { name = "a", type = "T4" }, '
+                  'het.node { name = "b", type = "T4", zone = "x" } }',
+                  'cluster.bandwidth = "0 Gbit/s" has to be above 0, such as "25 GB/s" or "100 Gbit/s"')
+        self.told('het.cluster { het.device_type { name = "d", memory = "0 GB", f32 = "-1 TFLOP/s", memory_bandwidth = "9 GB/s" }, '
+                  'het.node { name = "a", type = "d" } }',
+                  'device_type.f32 = "-1 TFLOP/s" is not a rate; write for example 40 GF/s',
+                  'device_type.memory = "0 GB" has to be above 0, such as "24 GiB"')
+
+    def test_a_mistaken_field_holds_no_other_mistake_back(self):
+        self.told('het.cluster { het.node { name = "a", type = "T5", devices = 0 }, het.node { name = "a", type = 4 }, '
+                  'het.node { name = "b", type = "T4", zone = "x" }, het.link { from = "x", to = "y", bandwidth = "1" } }',
+                  'node.devices = 0 is below 1, the least that works',
+                  'node.type = 4 is a number; a text is needed',
+                  'link.bandwidth = "1" is not a bandwidth such as "25 GB/s" or "100 Gbit/s"',
+                  "link needs 'latency': of a message",
+                  "node a: no device type is called 'T5'; did you mean 'T4'?",
+                  'host a is named twice',
+                  'link x - y: no node is in zone "y"',
+                  'no link between zones "" and "x" ("": nodes without a zone); add het.link { from = "", to = "x", ... }, '
+                  'or bandwidth = to het.cluster for all zones without one')
+
+    def test_a_link_that_is_missing(self):
+        self.told('het.cluster { het.node { name = "a", type = "T4", count = 2, zone = "x" }, '
+                  'het.node { name = "b", type = "T4", zone = "y" }, '
+                  'het.link { from = "x", to = "x", bandwidth = "1 GB/s", latency = "5 us" } }',
+                  'no link between zones "x" and "y"; add het.link { from = "x", to = "y", ... }, or bandwidth = to '
+                  'het.cluster for all zones without one')
+        self.told('het.cluster { het.node { name = "a", type = "T4" }, het.node { name = "b", type = "T4", zone = "y" } }',
+                  'no link between zones "" and "y" ("": nodes without a zone); add het.link { from = "", to = "y", ... }, '
+                  'or bandwidth = to het.cluster for all zones without one')
+
+    def test_a_link_that_is_assumed_is_said(self):
+        (self.folder / 'cluster.lua').write_text('local het = require "het"\nreturn het.cluster { '
+                                                 'het.node { name = "a", type = "T4", count = 2 } }\n')
+        self.recipe('het.plan { microbatch = 2, het.pipeline { microbatches = 4, het.stage { "a1:0" }, het.stage { "a2:0" } } }')
+        out, _ = self.hetrun('simulate', 'small.lua', '--cluster=cluster.lua', '--html=plan.html')
+        self.assertIn('links between hosts: 0 measured, 0 as the cluster states them, 1 assumed: 10 Gbit/s, 50 us', out)
+        self.assertIn('50 us, assumed: nobody stated it', (self.folder / 'plan.html').read_text())
+
+    def test_mistakes_of_options_cluster_and_profile_come_at_once(self):
+        (self.folder / 'cluster.lua').write_text('local het = require "het"\nreturn het.cluster {}\n')
+        told = self.refused('plan', 'small.lua', '--policy=fst', '--objective=x', '--near=5', '--fallbacks=0',
+                            '--without=schedule', '--old=nowhere.lua', '--cluster=cluster.lua', '--profile=nowhere.json')
+        no_node = 'cluster.lua:2: cluster needs at least one het.node { ... }: the machines that a plan may use'
+        self.assertEqual(told.splitlines(), [
+            'hetrun: --policy=fst is not one of autohet, megatron, whale, exhaustive, search, auto',
+            '--objective=x is not one of time, cost, progress',
+            '--near=5 is no share between 0 and 1, such as 2% or 0.02',
+            '--fallbacks=0 is not a whole number above 0, such as --fallbacks=2',
+            "--without=schedule: there is no addition 'schedule'; did you mean 'schedules'?",
+            "there is no file 'nowhere.lua'", no_node, "there is no file 'nowhere.json'"])
+        told = self.refused('simulate', 'small.lua', '--cluster=cluster.lua', '--profile=nowhere.json')
+        self.assertEqual(told.splitlines(), [
+            f'hetrun: {no_node}', "there is no file 'nowhere.json'",
+            'small.lua has no `plan` to simulate; `hetrun plan` finds one'])
+        told = self.refused('plan', 'small.lua', '--layer=3', '--cluster=cluster.lua', '--policy')
+        self.assertEqual(told.splitlines(), [
+            'hetrun: --policy needs a value, such as --policy=NAME',
+            'small.lua:5: this recipe has no option --layer; did you mean --layers?', no_node])
+
+    def test_additions_that_are_switched_off(self):
+        self.assertIn('--without=schedules: the policy megatron has no additions to switch off; these have: search, auto',
+                      self.refused('plan', 'small.lua', '--policy=megatron', '--without=schedules'))
+        recipe = (self.folder / 'small.lua').read_text()
+        (self.folder / 'small.lua').write_text(recipe.replace('policy = opt.policy', 'without = { "schedule", 3 }'))
+        self.assertEqual(self.refused('small.lua', '--auto').splitlines(), [
+            "hetrun: small.lua:19: plan.auto.without: there is no addition 'schedule'; did you mean 'schedules'?",
+            'small.lua:19: plan.auto.without: item 2 is 3; the name of an addition is needed'])
+        (self.folder / 'small.lua').write_text(recipe.replace('policy = opt.policy', 'policy = "whale", without = { "schedules" }'))
+        self.assertEqual(self.refused('small.lua', '--auto').splitlines(), [
+            'hetrun: small.lua:19: plan.auto.without: the policy whale has no additions to switch off; these have: search, auto'])
+
+    def test_a_run_plans_without_an_addition_as_the_command_does(self):
+        cluster = '''het.cluster { bandwidth = "10 GB/s", latency = "1 us",
+  het.device_type { name = "fast", f32 = "3 GFLOP/s", memory = "1 GB", memory_bandwidth = "10 GB/s" },
+  het.device_type { name = "slow", f32 = "1 GFLOP/s", memory = "1 GB", memory_bandwidth = "10 GB/s" },
+  het.node { name = "a", type = "fast" }, het.node { name = "b", type = "slow" } }'''
+        (self.folder / 'cluster.lua').write_text(f'local het = require "het"\nreturn {cluster}\n')
+        words = ('plan', 'small.lua', '--cluster=cluster.lua', '--policy=search')
+        whole, off = (self.hetrun(*words, *more)[0] for more in ((), ('--without=uneven_microbatches,schedules',)))
+        self.assertNotEqual(whole, off)
+        recipe = (self.folder / 'small.lua').read_text()
+        for without, wanted in (('', whole), ('without = { "uneven_microbatches", "schedules" }, ', off)):
+            (self.folder / 'small.lua').write_text(
+                recipe.replace('policy = opt.policy', f'policy = "search", {without}cluster = {cluster}'))
+            # The plan is told before ranks are found to be missing.
+            told = self.refused('small.lua', '--auto')
+            self.assertIn(wanted[:wanted.index('\n\nhet.plan')], told)
 
     def test_an_unknown_type(self):
         self.assertIn("no device type is called 'A100-81'; did you mean 'A100-80'?",

@@ -96,3 +96,80 @@ TEST_CASE("what a device that is full or slow is bound by is named") {
   CHECK(compute);
   CHECK(memory);
 }
+
+namespace {
+
+// A layout of a request's cluster with its simulation, as simulate gives it.
+Planned planned_of(const Request& request, const Layout& layout) {
+  Judge judge(request);
+  Planned planned;
+  planned.best = judge.judge(layout, "given");
+  planned.plan = to_plan(layout, request.cluster);
+  SimulateOptions details;
+  details.details = true;
+  planned.best.simulation = simulate(planned.plan, request.cluster, request.model, request.profile, details);
+  planned.feasible = true;
+  return planned;
+}
+
+}  // namespace
+
+TEST_CASE("a device of an interleaved plan is explained by all the layers that it holds") {
+  Request request;
+  request.cluster.types = {plain_type("unit", 1, 64), plain_type("full", 1, 0.3)};
+  request.cluster.nodes = {plain_node("a", "full", 1), plain_node("b", "unit", 1)};
+  request.cluster.between = {1e-5, 1e10};
+  request.model = plain_model(8, 3e6);
+  request.batch = 4;
+  Layout layout;
+  layout.schedule = Schedule::interleaved;
+  layout.chunks = 2;
+  layout.pipelines = {{4, {{0, 0, 0, 2, true}, {1, 0, 2, 1}, {0, 0, 3, 3}, {1, 0, 6, 2}}}};
+  const Planned planned = planned_of(request, layout);
+  const PlanReport report = explain(request, planned);
+  REQUIRE(report.devices.size() == 2);
+  int layers = 0;
+  for (const DeviceReport& device : report.devices)
+    for (const StageLayout& chunk : device.chunks) layers += chunk.layers;
+  CHECK(layers == request.model.count());
+  CHECK(report.devices[0].device == "a:0");
+  CHECK(show_layers(report.devices[0].chunks) == "0-1, 3-5");
+  CHECK(show_layers(report.devices[1].chunks) == "2-2, 6-7");
+  // a sets the pace; four layers on b would still take less than its five.
+  CHECK(report.devices[0].why.find("compute") == 0);
+  CHECK(report.devices[1].why.find("whole layers") == std::string::npos);
+  const std::string text = to_text(report);
+  INFO(text);
+  CHECK(text.find("0-1, 3-5") != std::string::npos);
+  CHECK(text.find("recomputes 0-1; compute") != std::string::npos);
+}
+
+TEST_CASE("bandwidths are shown in bits") {
+  CHECK(show_bandwidth(1.25e9) == "10 Gbit/s");
+  CHECK(show_bandwidth(300e9) == "2.4 Tbit/s");
+  CHECK(show_bandwidth(40) == "320 bit/s");
+}
+
+TEST_CASE("a plan says which links nobody stated") {
+  Request request;
+  request.cluster.types = {plain_type("unit", 1, 64)};
+  request.cluster.nodes = {plain_node("a", "unit", 1, 2), plain_node("b", "unit", 1)};
+  request.cluster.nodes[0].zone = "x";
+  request.cluster.nodes[1].zone = "y";
+  request.cluster.zone_links = {{"x", "x", {50e-6, 1.25e9}, true}, {"y", "x", {20e-6, 25e9}}};
+  request.model = plain_model(3);
+  request.batch = 4;
+  Layout layout;
+  layout.pipelines = {{4, {{0, 0, 0, 1}, {0, 1, 1, 1}, {1, 0, 2, 1}}}};
+  const PlanReport report = explain(request, planned_of(request, layout));
+  CHECK(report.links_assumed == 1);
+  CHECK(report.links_stated == 1);
+  REQUIRE(report.links.size() == 2);
+  CHECK(report.links[0].source == "assumed");
+  CHECK(report.links[1].source == "stated");
+  const std::string text = to_text(report);
+  INFO(text);
+  CHECK(text.find(
+            "links between hosts: 0 measured, 1 as the cluster states them, 1 assumed: 10 Gbit/s, 50 us") !=
+        std::string::npos);
+}
