@@ -90,7 +90,7 @@ function program.evaluate(chunk)
     results.n = select("#", ...)
     for i = 1, results.n do results[i] = (select(i, ...)) end
   end
-  local ok, problem = xpcall(function() collect(chunk()) end, function(value)
+  local ok, problem = xpcall(function() collect(chunk()) end, native.undisturbed(function(value)
     if type(value) ~= "string" then return value end
     value = value:gsub("^[%w_/%.]*het[%./]program[%w_%.]*:%d+: ", "")   -- where this calls the chunk
     -- The lines of the library are of no use at the prompt: keep those of the user's own chunk.
@@ -99,31 +99,29 @@ function program.evaluate(chunk)
       if line:match "^%s+prompt:" and not line:match "in function <prompt:0>" then trace[#trace + 1] = line end
     end
     return #trace > 1 and value .. "\n" .. table.concat(trace, "\n") or value
-  end)
+  end))
   if not ok then error(problem, 0) end
   local shown = {}
   for i = 1, results.n do shown[i] = show(results[i]) end
   if results.n > 0 then native.write("stdout", table.concat(shown, "\t") .. "\n") end
 end
 
---- `?name`: print its documentation.
-function program.explain(name)
-  local het = require "het"
-  native.write("stdout", het.help((name:gsub("^%s+", ""):gsub("%s+$", ""))) .. "\n")
-end
-
+-- The value of a path of names, such as run.plan or x:to; nil when there is none.
 local function resolve(path)
   local value = environment
   for name in path:gmatch "[%w_]+" do
-    if type(value) == "table" then
-      local ok, field = pcall(function() return value[name] end)
-      value = ok and field or nil
-    else
-      return nil
-    end
+    if type(value) ~= "table" and type(value) ~= "userdata" then return nil end
+    local ok, field = pcall(function() return value[name] end)
+    value = ok and field or nil
     if value == nil then return nil end
   end
   return value
+end
+
+--- `?name`: print its documentation. The session's own values go before names of the library.
+function program.explain(name)
+  local het = require "het"
+  native.write("stdout", het.help(name:match "^%s*(.-)%s*$", resolve) .. "\n")
 end
 
 --- Names that could complete the end of `text`: globals, fields after a dot, methods after a colon.
