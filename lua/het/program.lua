@@ -136,6 +136,8 @@ function program.completions(text)
   end
   if path then
     local value = resolve(path)
+    local object = require("het.define").object_of(value)
+    for _, member in ipairs(object and object.members or {}) do offer(member.name:match "[^.]+$") end
     if type(value) == "table" then
       local metatable = debug.getmetatable(value)
       local hidden = metatable and metatable.__hidden or {}

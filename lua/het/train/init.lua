@@ -511,6 +511,33 @@ function Run:start()
   return results
 end
 
+define.object {
+  name = "run",
+  sentence = "What het.train returns: a model that can be trained, saved and asked for text.",
+  members = {
+    { "start", "run:start()", "Train. Returns the run's numbers as a table: steps, train_loss, validation_loss, "
+      .. "best_validation_loss, seconds, tokens_per_s, samples_per_s, mfu, peak_memory_bytes, sample, interrupted.",
+      example = "print(run:start().validation_loss)" },
+    { "generate", "run:generate { ... }", "Text from a prompt on, with the weights as they are now. A second "
+      .. "argument is a function that gets pieces of it as they come.",
+      fields = generate.fields, example = 'run:generate { prompt = "ROMEO:", tokens = 100 }' },
+    { "save", "run:save([folder])", "Save the model, its vocabulary and what is needed to go on exactly (default: the "
+      .. "recipe's `save`). Of several ranks the first writes; all call it.", example = 'run:save "runs/shakespeare"' },
+    { "evaluate", "run:evaluate()", "The mean loss over the first batches of the holdout, of a run that has begun." },
+    { "prepare", "run:prepare()", "Build everything that training needs, and compute nothing yet. start and generate "
+      .. "call it." },
+    { "train_step", "run:train_step()", "One step, of a run that was prepared: { step, loss, lr, gradient_norm, "
+      .. "seconds }, or nil when interrupted." },
+    { "gather", "run:gather()", "The weights and optimizer state on rank 0, wherever their parts are; nil on other "
+      .. "ranks. All ranks call it." },
+    { "graph_of_sample", "run:graph_of_sample([samples])", "The training graph of a micro-batch (default: of one "
+      .. "sample), as planners count it; print it to read it." },
+    { "peak_memory", "run:peak_memory()", "Bytes taken at most, of the GPU or by this process." },
+    { "asked_to_stop", "run:asked_to_stop()", "Whether Ctrl-C or SIGTERM was seen, by this rank or any other. All "
+      .. "ranks call it." },
+  },
+}
+
 -- Of a step: sizes that are computed from it have to stay countable.
 local most_tokens = 2 ^ 40
 
@@ -553,7 +580,7 @@ local function check(a, report)
 end
 
 return define.constructor {
-  name = "train",
+  name = "train", kind = "run",
   sentence = "A run: what to train, on what, how. `hetrun` starts what a recipe returns; run:start() does so at the "
     .. "prompt.",
   example = "return het.train { model = model, data = corpus, batch = 12, steps = 2000,\n"
