@@ -35,9 +35,10 @@ std::string history_path() {
   return problem ? std::string() : (base / "hetrun" / "history").string();
 }
 
-// A compiled loop would never look at a hook: interpreted code of the prompt does.
+// A compiled loop would never look at a hook: interpreted code of the prompt does. A run that trains looks
+// for interrupts itself, between its steps.
 void interrupt_hook(lua_State* L, lua_Debug*) {
-  if (take_interrupt()) luaL_error(L, "interrupted");
+  if (!run_is_training() && take_interrupt()) luaL_error(L, "interrupted");
 }
 
 // While one lives Ctrl-C ends the Lua code that runs. It does not live while a line is read: an error would

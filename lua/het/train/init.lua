@@ -458,6 +458,15 @@ local function train(self, reporter)
   return false
 end
 
+-- Measure the peak that the reporter's utilisation is a share of. Returns the seconds it took, which are no part of the
+-- run. Where it cannot be measured, as beside a model that fills the memory, none is reported.
+local function measure_peak(reporter, device, dtype)
+  local before = native.clock()
+  local ok, flops = pcall(peak.measure, device, dtype)
+  if ok then reporter.peak = math.max(reporter.peak or 0, flops) end
+  return native.clock() - before
+end
+
 --- Train. Returns the run's numbers: steps, train_loss, validation_loss, best_validation_loss, seconds, tokens_per_s,
 -- samples_per_s, mfu, peak_memory_bytes, sample (the text), interrupted. A row of data.pairs counts as one token.
 function Run:start()
@@ -468,21 +477,26 @@ function Run:start()
   self.unit = define.kind_of(a.data) == "pairs" and "samples" or "tokens"
   self.tokens_per_step = self.unit == "samples" and a.batch or a.batch * self.context
   local peak_device = peak.device_of(self.device)
+  local with_peak = is_model(a.model) and not self.cluster   -- ranks on one machine share its peak
   if a.metrics and self.rank == 0 then access.check(a.metrics, true) end
   local metrics = a.metrics or (settings.metrics ~= "" and settings.metrics) or nil
   local reporter = progress.new {
     steps = a.steps, first = self.step, tokens_per_step = self.tokens_per_step, unit = self.unit,
     quiet = settings.quiet or self.rank > 0, memory = function() return self:peak_memory() end,
     flops_per_token = is_model(a.model) and a.model:training_flops(self.context) or 0,
-    peak = is_model(a.model) and not self.cluster and peak.known(peak_device, a.precision) or nil,
+    peak = with_peak and peak.known(peak_device, a.precision) or nil,
     metrics = self.rank == 0 and metrics or nil, best = self.best, every = math.max(1, math.floor(a.steps / 20)),
   }
   introduce(self, reporter)
+  native.run_trains(true)
+  if with_peak and not reporter.peak then
+    reporter:say("measuring this machine's peak, once")
+    started = started + measure_peak(reporter, peak_device, a.precision)
+  end
   if settings.trace ~= "" then
     self.trace_step = math.min(self.first_step + 3, a.steps)   -- the first ones are not typical
     self.say = function(sentence) reporter:say(sentence) end
   end
-  native.run_trains(true)
   local interrupted = train(self, reporter)
   reporter:finish()
   if interrupted then native.interrupted() end
@@ -492,11 +506,8 @@ function Run:start()
   elseif interrupted then
     reporter:say(("stopped after step %d; give save = \"folder\" to keep what was learned"):format(self.step))
   end
-  if is_model(a.model) and not interrupted and not self.cluster
-    and peak.due(peak_device, a.precision, (reporter.rate or 0) * reporter.flops_per_token) then
-    local before = native.clock()
-    reporter.peak = peak.measure(peak_device, a.precision)
-    started = started + native.clock() - before   -- measuring the machine is no part of the run
+  if with_peak and not interrupted and peak.due(peak_device, a.precision, reporter.peak or 0) then
+    started = started + measure_peak(reporter, peak_device, a.precision)
   end
   local results = results_of(self, reporter, started)
   results.interrupted = interrupted
