@@ -88,6 +88,25 @@ std::string processor() {
 
 std::string version() { return HET_VERSION; }
 bool interrupted() { return take_interrupt(); }
+
+// native.undisturbed(f): f, but no hook runs meanwhile. An interrupt inside the handler of an error would be
+// an error in error handling, and hide both.
+int call_undisturbed(lua_State* L) {
+  const lua_Hook hook = lua_gethook(L);
+  const int mask = lua_gethookmask(L), count = lua_gethookcount(L);
+  lua_sethook(L, nullptr, 0, 0);
+  lua_pushvalue(L, lua_upvalueindex(1));
+  lua_insert(L, 1);
+  const int status = lua_pcall(L, lua_gettop(L) - 1, LUA_MULTRET, 0);
+  lua_sethook(L, hook, mask, count);
+  return status == 0 ? lua_gettop(L) : lua_error(L);
+}
+int undisturbed(lua_State* L) {
+  if (!lua_isfunction(L, 1)) wrong_argument(L, 1, "a function");
+  lua_settop(L, 1);
+  lua_pushcclosure(L, &call_undisturbed, 1);
+  return 1;
+}
 void trains(bool on) { run_trains(on); }
 
 // A 53-bit hash of a name: the stream of a layer's random numbers.
@@ -140,6 +159,7 @@ void add_system(lua_State* L) {
                  bind<&processor>("processor"),
                  bind<&version>("version"),
                  bind<&interrupted>("interrupted"),
+                 bind<&undisturbed>("undisturbed"),
                  bind<&trains>("run_trains"),
                  bind<&hash>("hash"),
                  bind<&random_uniform>("random"),

@@ -48,6 +48,7 @@ void run_trains(bool trains) {
   handle(SIGTERM, trains ? &on_interrupt : SIG_DFL);
 }
 
+bool run_is_training() { return training.load(); }
 bool interrupt_pending() { return pending.load(); }
 bool take_interrupt() { return pending.exchange(false); }
 

@@ -11,6 +11,7 @@ namespace het::lua {
 void install_interrupt_handler();
 // A run begins to train or has ended. While it trains SIGTERM is an interrupt; else it ends the process.
 void run_trains(bool trains);
+bool run_is_training();
 bool take_interrupt();     // true once after an interrupt
 bool interrupt_pending();  // there is one that nobody took
 

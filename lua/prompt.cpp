@@ -1,13 +1,17 @@
 #include "lua/prompt.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <clocale>
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
+#include <optional>
 
 #include <histedit.h>
 #include <unistd.h>
 
+#include "core/io/utf8.h"
 #include "lua/interrupt.h"
 
 namespace het::lua {
@@ -31,53 +35,31 @@ std::string history_path() {
   return problem ? std::string() : (base / "hetrun" / "history").string();
 }
 
-// A compiled loop would never look at a hook: interpreted code of the prompt does.
+// A compiled loop would never look at a hook: interpreted code of the prompt does. A run that trains looks
+// for interrupts itself, between its steps.
 void interrupt_hook(lua_State* L, lua_Debug*) {
-  if (take_interrupt()) luaL_error(L, "interrupted");
+  if (!run_is_training() && take_interrupt()) luaL_error(L, "interrupted");
 }
 
-const char* prompt_text(EditLine* line) {
-  void* continued = nullptr;
-  el_get(line, EL_CLIENTDATA, &continued);
-  return *static_cast<bool*>(static_cast<void**>(continued)[1]) ? kContinued : kPrompt;
-}
+// While one lives Ctrl-C ends the Lua code that runs. It does not live while a line is read: an error would
+// unwind libedit.
+class Interruptible {
+ public:
+  explicit Interruptible(lua_State* L) : L_(L) { lua_sethook(L, &interrupt_hook, LUA_MASKCOUNT, 1000); }
+  ~Interruptible() { lua_sethook(L_, nullptr, 0, 0); }
+  Interruptible(const Interruptible&) = delete;
+  Interruptible& operator=(const Interruptible&) = delete;
 
-lua_State* completion_state(EditLine* line) {
-  void* data = nullptr;
-  el_get(line, EL_CLIENTDATA, &data);
-  return static_cast<lua_State*>(static_cast<void**>(data)[0]);
-}
-
-unsigned char complete(EditLine* line, int) {
-  const LineInfo* info = el_line(line);
-  const std::string before(info->buffer, info->cursor);
-  const auto found = completions(completion_state(line), before);
-  if (found.empty()) return CC_REFRESH_BEEP;
-  size_t start = before.size();
-  while (start > 0 &&
-         (std::isalnum(static_cast<unsigned char>(before[start - 1])) || before[start - 1] == '_'))
-    --start;
-  const std::string word = before.substr(start);
-  std::string common = found[0];
-  for (const std::string& name : found) {
-    const auto differs = std::mismatch(common.begin(), common.end(), name.begin(), name.end());
-    common.erase(differs.first, common.end());
-  }
-  if (common.size() > word.size()) {
-    el_insertstr(line, common.substr(word.size()).c_str());
-    return CC_REFRESH;
-  }
-  std::cout << '\n';
-  for (const std::string& name : found) std::cout << name << "  ";
-  std::cout << '\n' << std::flush;
-  return CC_REDISPLAY;
-}
+ private:
+  lua_State* L_;
+};
 
 // Reads lines: through libedit on a terminal, plainly otherwise.
 class Reader {
  public:
-  Reader(lua_State* L, bool terminal) : data_{L, &continued_}, terminal_(terminal) {
+  Reader(lua_State* L, bool terminal) : L_(L), terminal_(terminal) {
     if (!terminal) return;
+    setlocale(LC_CTYPE, "C.UTF-8");  // libedit drops what the locale does not know
     path_ = history_path();
     history_ = history_init();
     HistEvent event;
@@ -85,8 +67,9 @@ class Reader {
     history(history_, &event, H_SETUNIQUE, 1);
     if (!path_.empty()) history(history_, &event, H_LOAD, path_.c_str());
     edit_ = el_init("hetrun", stdin, stdout, stderr);
-    el_set(edit_, EL_CLIENTDATA, static_cast<void*>(data_));
+    el_set(edit_, EL_CLIENTDATA, static_cast<void*>(this));
     el_set(edit_, EL_PROMPT, &prompt_text);
+    el_set(edit_, EL_GETCFN, &next_character);
     el_set(edit_, EL_SIGNAL, 0);
     el_set(edit_, EL_EDITOR, "emacs");
     el_set(edit_, EL_HIST, history, history_);
@@ -129,9 +112,85 @@ class Reader {
   }
 
  private:
+  static Reader& of(EditLine* line) {
+    void* reader = nullptr;
+    el_get(line, EL_CLIENTDATA, &reader);
+    return *static_cast<Reader*>(reader);
+  }
+  static const char* prompt_text(EditLine* line) { return of(line).continued_ ? kContinued : kPrompt; }
+
+  // A character for libedit; 0 at the end, -1 on Ctrl-C. libedit's own reader looks for that only while it
+  // waits: one that came between two characters would end the line after. The terminal drops what was typed
+  // before Ctrl-C, so a character that is read when it came belongs to the next line.
+  static int next_character(EditLine* line, wchar_t* character) {
+    std::optional<wchar_t>& next = of(line).next_;
+    if (!next) {
+      const int status = read_character(next.emplace());
+      if (status != 1) {
+        next.reset();
+        return status;
+      }
+    }
+    if (interrupt_pending()) return -1;
+    *character = *next;
+    next.reset();
+    return 1;
+  }
+
+  // From the terminal, as UTF-8; bytes that are none are dropped.
+  static int read_character(wchar_t& character) {
+    std::string bytes;
+    while (true) {
+      char byte = 0;
+      const ssize_t count = interrupt_pending() ? -1 : ::read(STDIN_FILENO, &byte, 1);
+      if (count == 0) return 0;
+      if (count < 0) {
+        if (!interrupt_pending() && errno == EINTR) continue;
+        return -1;
+      }
+      const bool follows = (static_cast<unsigned char>(byte) & 0xC0) == 0x80;
+      if (!follows || bytes.size() > 3) bytes.clear();
+      bytes += byte;
+      const Decoded decoded = decode_utf8(bytes, 0);
+      if (decoded.bytes == 0) continue;
+      character = static_cast<wchar_t>(decoded.code_point);
+      return 1;
+    }
+  }
+
+  static unsigned char complete(EditLine* line, int) {
+    const LineInfo* info = el_line(line);
+    const std::string before(info->buffer, info->cursor);
+    std::vector<std::string> found;
+    try {
+      found = completions(of(line).L_, before);
+    } catch (const Error&) {  // of a value's own metatable: nothing can be offered
+    }
+    if (found.empty()) return CC_REFRESH_BEEP;
+    size_t start = before.size();
+    while (start > 0 &&
+           (std::isalnum(static_cast<unsigned char>(before[start - 1])) || before[start - 1] == '_'))
+      --start;
+    const std::string word = before.substr(start);
+    std::string common = found[0];
+    for (const std::string& name : found) {
+      const auto differs = std::mismatch(common.begin(), common.end(), name.begin(), name.end());
+      common.erase(differs.first, common.end());
+    }
+    if (common.size() > word.size()) {
+      el_insertstr(line, common.substr(word.size()).c_str());
+      return CC_REFRESH;
+    }
+    std::cout << '\n';
+    for (const std::string& name : found) std::cout << name << "  ";
+    std::cout << '\n' << std::flush;
+    return CC_REDISPLAY;
+  }
+
+  lua_State* L_;
   bool continued_ = false, interrupted_ = false;
-  void* data_[2];
   bool terminal_;
+  std::optional<wchar_t> next_;  // read, not yet handed to libedit
   std::string path_;
   History* history_ = nullptr;
   EditLine* edit_ = nullptr;
@@ -180,7 +239,6 @@ int run_prompt(State& state, const Settings& settings) {
   if (terminal && !settings.quiet)
     std::cout << "hetrun " << HET_VERSION
               << ": Lua with het, nn, optim, data and op. ?name explains, Tab completes, Ctrl-D leaves.\n";
-  lua_sethook(L, &interrupt_hook, LUA_MASKCOUNT, 1000);
   Reader reader(L, terminal);
   std::string chunk, line;
   int lines = 0, first = 1;  // of a script that is piped in: lines read, and where the chunk began
@@ -202,6 +260,7 @@ int run_prompt(State& state, const Settings& settings) {
     if (!question && is_incomplete(L, chunk)) continue;
     reader.remember(chunk);
     try {
+      const Interruptible scope(L);
       if (question) {
         state.call_program("explain", {chunk.substr(1)});
       } else {

@@ -44,6 +44,24 @@ define.hint(Corpus.vocabulary, "did you mean corpus.vocab, the number of its tok
 --- Does it hold out a part for validation?
 function Corpus:has_holdout() return (self.arguments.holdout or 0) > 0 end
 
+define.object {
+  name = "corpus",
+  sentence = "Text or tokens to train on, as data.text, data.masked and data.tokens return them.",
+  members = {
+    { "vocab", "corpus.vocab", "Number of different tokens: the model's `vocab`." },
+    { "known", "corpus.known", "Of these token ids, from 0 on, text can be made." },
+    { "tokens", "corpus.tokens", "Number of tokens in all." },
+    { "encode", "corpus:encode(text)", "Token ids of a text, as a list.", example = 'corpus:encode "to be"' },
+    { "decode", "corpus:decode(ids)", "Text of a list of token ids.", example = "corpus:decode { 0, 1 }" },
+    { "vocabulary", "corpus:vocabulary()", "The vocabulary as it is saved beside a model; nil for token files that "
+      .. "were given none." },
+    { "has_holdout", "corpus:has_holdout()", "Whether a part is held out for validation." },
+    { "sampler", "corpus:sampler { context =, batch =, split = }", "Batches of \"train\" or \"holdout\": its "
+      .. "`next()` gives { inputs, labels, count }, lists of tensors.",
+      example = 'corpus:sampler { context = 8, batch = 2, split = "train" }:next()' },
+  },
+}
+
 -- Open a corpus; what is wrong with it is a mistake of the recipe like any other.
 local function open(constructor, settings, arguments, objective)
   local ok, result = pcall(native.corpus, settings)

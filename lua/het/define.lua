@@ -27,6 +27,7 @@ local define = {}
 
 local definitions = {}                               -- by name
 local order = {}                                     -- names as they were defined
+local objects = {}                                   -- what define.object was given, by kind
 local of_function = setmetatable({}, { __mode = "k" })
 
 -- Arithmetic on what is not known is not known.
@@ -315,10 +316,46 @@ function define.document(definition, fn)
   return fn
 end
 
---- The definition of a name ("nn.attention", also "het.nn.attention") or of a constructor itself; or nil.
+--- Document the objects of a kind and what is called on them: `?run`, `?run.start`.
+-- @tparam table definition `name` (what such an object is called in signatures), `kind` (default: the name),
+-- `sentence`, and `members`: a list of { name, signature, sentence, fields =, example = }, or { name, definition } of
+-- one that has its own. `signature` and `example` of a constructor of that name.
+-- @tparam[opt] function constructor
+function define.object(definition, constructor)
+  definition.is_object = true
+  objects[definition.kind or definition.name] = definition
+  define.document(definition, constructor)
+  for i, member in ipairs(definition.members) do
+    local full = definition.name .. "." .. member[1]
+    if type(member[2]) == "table" then
+      definitions[full] = member[2]
+    else
+      define.document { name = full, of = definition, signature = member[2], sentence = member[3],
+        fields = member.fields, example = member.example }
+    end
+    definition.members[i] = definitions[full]
+  end
+  return constructor
+end
+
+--- The kind of a value, with tensors and what else is no table; the names of define.object.
+local function kind_of_any(value)
+  local meta = type(value) == "userdata" and getmetatable(value)
+  return type(meta) == "string" and meta or define.kind_of(value)
+end
+
+--- The definition of the objects that a value is one of; nil when there is none.
+function define.object_of(value) return objects[kind_of_any(value)] end
+
+--- The definition of the objects of a kind, or nil.
+function define.object_named(kind) return objects[kind] end
+
+--- The definition of a name ("nn.attention", also "het.nn.attention"; "run.start", also "run:start") or of a
+-- constructor itself; or nil.
 function define.lookup(what)
-  if type(what) == "string" then return definitions[what] or definitions[(what:gsub("^het%.", ""))] end
-  return of_function[what]
+  if type(what) ~= "string" then return of_function[what] end
+  local dotted = what:gsub(":", ".")
+  return definitions[what] or definitions[dotted] or definitions[(dotted:gsub("^het%.", ""))]
 end
 
 --- All documented names, in the order of their definitions.

@@ -10,6 +10,7 @@ local docs = {}
 -- How a name is called.
 local function signature(definition)
   if definition.signature then return definition.signature end
+  if definition.is_object then return definition.name end
   local names = {}
   for i, field in ipairs(definition.fields or {}) do
     if i <= (definition.positional or 0) then names[i] = field[1] end
@@ -58,37 +59,101 @@ local function names_in(module)
   return names
 end
 
---- The text of `?name`.
--- @param name "nn.attention", also "het.nn.attention"; "nn" lists what is in it; or a constructor itself
-function docs.help(name)
-  require("het").load_all()
-  local definition = define.lookup(name)
-  if definition then
-    local lines = { signature(definition), text.wrap(definition.sentence, 100) }
-    if #(definition.fields or {}) > 0 then
-      lines[#lines + 1] = ""
-      field_lines(definition.fields, "  ", lines)
-    end
-    if definition.example then
-      lines[#lines + 1] = ""
-      lines[#lines + 1] = "  " .. definition.example
-    end
-    return table.concat(lines, "\n")
+local function summary(name, definition)
+  return ("%-22s %s"):format(name, definition.sentence)
+end
+
+-- The text of a definition.
+local function text_of(definition)
+  local lines = { signature(definition), text.wrap(definition.sentence, 100) }
+  if #(definition.fields or {}) > 0 then
+    lines[#lines + 1] = ""
+    field_lines(definition.fields, "  ", lines)
   end
-  local wanted = tostring(name or ""):gsub("^het%.?", "")
-  local names = wanted == "" and define.names() or names_in(wanted)
-  if #names == 0 then return ("nothing is known of '%s'%s"):format(wanted, suggest.sentence(wanted, define.names())) end
-  local lines = {}
-  for _, each in ipairs(names) do
-    if wanted ~= "" or not each:match("^op%.") then
-      lines[#lines + 1] = ("%-22s %s"):format(each, define.lookup(each).sentence)
-    end
+  if definition.example then
+    lines[#lines + 1] = ""
+    lines[#lines + 1] = "  " .. definition.example
   end
-  if wanted == "" then lines[#lines + 1] = ("%-22s %s"):format("op", "every operator; ?op lists them") end
+  if definition.is_object then
+    lines[#lines + 1] = ""
+    for _, member in ipairs(definition.members) do lines[#lines + 1] = summary(signature(member), member) end
+  end
   return table.concat(lines, "\n")
 end
 
-local function module_of(name) return name:match("^([%w_]+)%.") or "het" end
+-- "; did you mean 'nn.linear'?": a name that is nearly what was asked for, with or without its module.
+-- Two letters are near to everything.
+local function nearly(wanted)
+  local candidates, of_short = {}, {}
+  for _, name in ipairs(define.names()) do
+    local short = name:match("[^.]+$")
+    candidates[#candidates + 1], candidates[#candidates + 2] = name, short
+    if not of_short[short] or of_short[short]:match "^op%." then of_short[short] = name end
+  end
+  local near = #wanted > 2 and suggest.name(wanted, candidates)
+  return near and ("; did you mean '%s'?"):format(of_short[near] or near) or "; ?het lists all names"
+end
+
+-- The text of what a module has; of all that there is but operators and methods when it is "".
+local function list(module)
+  local names = module == "" and define.names() or names_in(module)
+  if #names == 0 then return nil end
+  local lines = {}
+  for _, each in ipairs(names) do
+    local definition = define.lookup(each)
+    local listed = not each:match("^op%.") and not definition.of
+    if module ~= "" or listed then lines[#lines + 1] = summary(each, definition) end
+  end
+  if module == "" then lines[#lines + 1] = summary("op", { sentence = "every operator; ?op lists them" }) end
+  return table.concat(lines, "\n")
+end
+
+-- Of a value: what such values are, or a member of them. Nil when nothing is known of it.
+local function of_value(value, member)
+  local object = define.object_of(value)
+  if object and member then
+    local definition = define.lookup(object.name .. "." .. member)
+    return definition and text_of(definition)
+  end
+  local definition = object or type(value) == "function" and define.lookup(value)
+  return definition and text_of(definition)
+end
+
+--- The text of `?name`.
+-- @param name "nn.attention", also "het.nn.attention"; "nn" lists what is in it; "run" and "run.start" tell of an
+-- object and its method; or a constructor or an object itself
+-- @tparam[opt] function find function(path): the value of a session's name, or nil
+function docs.help(name, find)
+  require("het").load_all()
+  if name ~= nil and type(name) ~= "string" then
+    return of_value(name) or ("nothing is known of this %s"):format(define.kind_of(name))
+  end
+  local wanted = (name or ""):gsub("^het[%.:]?", "")
+  if find and wanted ~= "" then
+    local owner, member = wanted:match("^(.*)[%.:]([%w_]+)$")
+    local value = find(wanted)
+    local found = owner and find(owner) ~= nil and of_value(find(owner), member) or value ~= nil and of_value(value)
+    if found then return found end
+    if value ~= nil and not define.lookup(wanted) and not list(wanted) then
+      return ("%s is a %s"):format(wanted, define.kind_of(value))
+    end
+  end
+  local definition = define.lookup(wanted)
+  if definition then return text_of(definition) end
+  return list(wanted) or ("nothing is known of '%s'%s"):format(wanted, nearly(wanted))
+end
+
+-- The page that a definition stands on: that of its module or its object.
+local function module_of(name)
+  local definition = define.lookup(name)
+  return name:match("^([%w_]+)%.") or definition and definition.is_object and name or "het"
+end
+
+local function title_of(module)
+  if module == "het" then return "het" end
+  local definition = define.lookup(module)
+  return definition and definition.is_object and module or "het." .. module
+end
 
 local function escape(words) return (words:gsub("|", "\\|"):gsub("\n", " ")) end
 
@@ -100,6 +165,10 @@ local function table_rows(fields, prefix, lines)
 end
 
 local function section(definition, lines)
+  if definition.is_object and not definition.signature then   -- the page's title names it; its members follow
+    lines[#lines + 1] = definition.sentence .. "\n"
+    return
+  end
   lines[#lines + 1] = ("## %s\n\n`%s`\n\n%s\n"):format(definition.name, signature(definition), definition.sentence)
   if #(definition.fields or {}) > 0 then
     lines[#lines + 1] = "| field | what it takes | what it is |\n|---|---|---|"
@@ -121,8 +190,28 @@ local function stub_type(type_of_field)
   return table.concat(names, "|")
 end
 
+-- What editors see of a member: a method, or a field.
+local function member_stub(definition, lines)
+  local object, short = definition.of.name, definition.name:match("[^.]+$")
+  lines[#lines + 1] = ("--- %s\n--- %s"):format(definition.sentence, definition.signature)
+  if definition.signature:find(":", 1, true) then
+    lines[#lines + 1] = ("function %s:%s(...) end\n"):format(object, short)
+  else
+    lines[#lines + 1] = ("%s.%s = nil\n"):format(object, short)
+  end
+end
+
 local function stub(definition, lines)
-  if (definition.signature or ""):find(":", 1, true) then return end   -- a method; its object has no stub
+  if definition.is_object then
+    local name = definition.name
+    lines[#lines + 1] = ("--- %s\n---@class %s\nlocal %s = {}\n"):format(definition.sentence, name, name)
+    if definition.signature then   -- its constructor
+      lines[#lines + 1] = ("--- %s\n---@return %s\nfunction het.%s(...) end\n"):format(definition.signature, name, name)
+    end
+    return
+  end
+  if definition.of then return member_stub(definition, lines) end
+  if (definition.signature or ""):find(":", 1, true) then return end   -- a method that stands with its object
   local module, short = module_of(definition.name), definition.name:match("[^.]+$")
   local path = module == "het" and "het." .. short or ("het.%s.%s"):format(module, short)
   lines[#lines + 1] = "--- " .. definition.sentence
@@ -136,7 +225,8 @@ local function stub(definition, lines)
     fields[#fields + 1] = ("%s%s: %s"):format(field[1], field.required and "" or "?", stub_type(field[2]))
   end
   lines[#lines + 1] = ("---@param fields { %s }"):format(table.concat(fields, ", "))
-  lines[#lines + 1] = ("---@return table\nfunction %s(fields, ...) end\n"):format(path)
+  local object = define.object_named(definition.kind)
+  lines[#lines + 1] = ("---@return %s\nfunction %s(fields, ...) end\n"):format(object and object.name or "table", path)
 end
 
 --- `hetrun docs FOLDER`: a page for each module, and het.lua with stubs for editors. Returns the exit code.
@@ -150,9 +240,9 @@ function docs.write(folder)
   for _, name in ipairs(define.names()) do
     local module = module_of(name)
     if not pages[module] then
-      pages[module] = { ("# %s\n"):format(module == "het" and "het" or "het." .. module) }
+      pages[module] = { ("# %s\n"):format(title_of(module)) }
       order[#order + 1] = module
-      if module ~= "het" then stubs[#stubs + 1] = ("het.%s = {}\n"):format(module) end
+      if title_of(module) ~= module then stubs[#stubs + 1] = ("het.%s = {}\n"):format(module) end
     end
     section(define.lookup(name), pages[module])
     stub(define.lookup(name), stubs)
@@ -160,7 +250,7 @@ function docs.write(folder)
   local index = { "# The Lua library\n" }
   for _, module in ipairs(order) do
     native.write_text(("%s/%s.md"):format(folder, module), table.concat(pages[module], "\n"))
-    index[#index + 1] = ("- [%s](%s.md)"):format(module == "het" and "het" or "het." .. module, module)
+    index[#index + 1] = ("- [%s](%s.md)"):format(title_of(module), module)
   end
   native.write_text(folder .. "/README.md", table.concat(index, "\n") .. "\n")
   stubs[#stubs + 1] = "return het"

@@ -33,8 +33,27 @@ local function document(name, signature, sentence, example, fn)
   het[name] = define.document({ name = name, signature = signature, sentence = sentence, example = example }, fn)
 end
 
-document("tensor", "het.tensor(values [, dtype])", "A tensor from a number or nested lists of numbers.",
-  "het.tensor { { 1, 2 }, { 3, 4 } }", native.tensor)
+het.tensor = define.object({
+  name = "tensor", signature = "het.tensor(values [, dtype])",
+  example = "het.tensor { { 1, 2 }, { 3, 4 } }",
+  sentence = "A tensor from a number or nested lists of numbers. Those of het.randn, of operators and of others are "
+    .. "alike: numbers of one dtype; + - * / work element by element, also with a number, and het.op has the rest.",
+  members = {
+    { "dtype", "tensor.dtype", 'What its numbers are: "f32", "bf16", "i64", ...' },
+    { "shape", "tensor.shape", "Sizes of its dimensions, as a list." },
+    { "item", "tensor:item()", "The number, of a tensor that holds one." },
+    { "at", "tensor:at(row, column, ...)", "The number at a place, counted from 1; -1 is the last. tensor[row] is a "
+      .. "row.", example = "x:at(1, -1)" },
+    { "tolist", "tensor:tolist()", "Its numbers as nested lists." },
+    { "to", "tensor:to(dtype)", "A copy in another dtype.", example = 'x:to "bf16"' },
+    { "contiguous", "tensor:contiguous()", "Itself where its numbers lie packed row by row, else a copy that does." },
+    { "clone", "tensor:clone()", "A copy." },
+    { "numel", "tensor:numel()", "How many numbers it holds." },
+    { "address", "tensor:address()", "Where its first number lies, of a packed one, for LuaJIT's ffi.cast. The tensor "
+      .. "must outlive its use." },
+  },
+}, native.tensor)
+
 -- A shape as f({ 2, 3 }, "f64") or f(2, 3, "f64") gives it; returns it as a list, and what follows it.
 local function shape_of(name, ...)
   if type((...)) == "table" then return ... end

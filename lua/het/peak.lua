@@ -1,7 +1,7 @@
 --- The machine's peak: FLOP/s of a large matrix product, which model FLOPs utilisation is measured against. Kept in the
--- user's cache folder for each dtype and GPU, or processor and number of threads. A measurement on a busy machine is
--- too low, so that the greatest of several counts: three that lie at least ten minutes apart, and one more whenever a
--- run does better than the peak.
+-- user's cache folder for each dtype and GPU, or processor and number of threads. The first run measures it before its
+-- first step. A measurement on a busy machine is too low, so that the greatest of several counts: three that lie at
+-- least ten minutes apart, and one more after a run that did better than the peak.
 local native = require "het.native"
 
 local peak = {}

@@ -91,7 +91,7 @@ function program.evaluate(chunk)
     results.n = select("#", ...)
     for i = 1, results.n do results[i] = (select(i, ...)) end
   end
-  local ok, problem = xpcall(function() collect(chunk()) end, function(value)
+  local ok, problem = xpcall(function() collect(chunk()) end, native.undisturbed(function(value)
     if type(value) ~= "string" then return value end
     value = errors.hinted((value:gsub("^[%w_/%.]*het[%./]program[%w_%.]*:%d+: ", "")))   -- where this calls the chunk
     -- The lines of the library are of no use at the prompt: keep those of the user's own chunk.
@@ -100,7 +100,7 @@ function program.evaluate(chunk)
       if line:match "^%s+prompt:" and not line:match "in function <prompt:0>" then trace[#trace + 1] = line end
     end
     return #trace > 1 and value .. "\n" .. table.concat(trace, "\n") or value
-  end)
+  end))
   if not ok then error(problem, 0) end
   local shown = {}
   for i = 1, results.n do
@@ -111,24 +111,22 @@ function program.evaluate(chunk)
   if results.n > 0 then native.write("stdout", table.concat(shown, "\t") .. "\n") end
 end
 
---- `?name`: print its documentation.
-function program.explain(name)
-  local het = require "het"
-  native.write("stdout", het.help((name:gsub("^%s+", ""):gsub("%s+$", ""))) .. "\n")
-end
-
+-- The value of a path of names, such as run.plan or x:to; nil when there is none.
 local function resolve(path)
   local value = environment
   for name in path:gmatch "[%w_]+" do
-    if type(value) == "table" then
-      local ok, field = pcall(function() return value[name] end)
-      value = ok and field or nil
-    else
-      return nil
-    end
+    if type(value) ~= "table" and type(value) ~= "userdata" then return nil end
+    local ok, field = pcall(function() return value[name] end)
+    value = ok and field or nil
     if value == nil then return nil end
   end
   return value
+end
+
+--- `?name`: print its documentation. The session's own values go before names of the library.
+function program.explain(name)
+  local het = require "het"
+  native.write("stdout", het.help(name:match "^%s*(.-)%s*$", resolve) .. "\n")
 end
 
 --- Names that could complete the end of `text`: globals, fields after a dot, methods after a colon.
@@ -143,6 +141,8 @@ function program.completions(text)
   end
   if path then
     local value = resolve(path)
+    local object = require("het.define").object_of(value)
+    for _, member in ipairs(object and object.members or {}) do offer(member.name:match "[^.]+$") end
     if type(value) == "table" then
       local metatable = debug.getmetatable(value)
       local hidden = metatable and metatable.__hidden or {}

@@ -387,6 +387,24 @@ class Peak(Case):
         entry = self.run_once()[1]
         self.assertEqual((entry['flops'], entry['measured']), (1e18, 3))
 
+    def test_it_is_measured_before_the_first_step(self):
+        words = (ROOT / 'recipes' / 'mlp.lua', '--steps=2')
+        told = 'measuring this machine\'s peak, once\n'
+        done = self.hetrun(*words, env=self.environment)
+        self.assertRegex(done.stderr.split(told)[1], r'^step 1/2 .* MFU \d+ %')
+        done = self.hetrun(*words, env=self.environment)
+        self.assertRegex(done.stderr, r'(?m)^step 1/2 .* MFU \d+ %')
+        self.assertNotIn(told, done.stderr)
+
+    def test_no_step_does_more_than_the_peak(self):
+        self.run_once()
+        self.change(flops=1, measured=3)
+        metrics = self.folder / 'metrics.jsonl'
+        self.hetrun(ROOT / 'recipes' / 'mlp.lua', '--steps=5', '--quiet', f'--metrics={metrics}', env=self.environment)
+        shares = [step['mfu'] for step in map(json.loads, metrics.read_text().splitlines()) if 'mfu' in step]
+        self.assertEqual(len(shares), 5)
+        self.assertLessEqual(max(shares), 1)
+
     def test_a_damaged_file_is_replaced(self):
         self.file.parent.mkdir()
         for content in ('{', '[]', '{"a": 1}'):

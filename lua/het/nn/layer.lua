@@ -12,6 +12,7 @@
 --   show        function(a): what stands beside the name in the tree
 local builder = require "het.builder"
 local define = require "het.define"
+local generate = require "het.generate"
 local source = require "het.source"
 local text = require "het.text"
 
@@ -95,7 +96,7 @@ end
 
 --- Text from a model that het.load returned: { prompt =, tokens =, context =, temperature =, top_k =, top_p =,
 -- seed = }.
-function methods:generate(options) return require("het.generate").from_model(self, options) end
+function methods:generate(options) return generate.from_model(self, options) end
 
 --- Can it go on from a key-value cache? Only when every part works on each position alone or knows the cache.
 function methods:is_incremental()
@@ -179,6 +180,24 @@ end
 function layer.make(class, arguments)
   return setmetatable({ class = class, arguments = arguments, place = source.place() }, Layer)
 end
+
+define.object {
+  name = "model", kind = "layer",
+  sentence = "A model or a layer of one, as the constructors of het.nn and het.load return them: a description, whose "
+    .. "weights a run makes. It prints as a tree, and can be called on a tensor.",
+  members = {
+    { "generate", define.lookup "generate" },
+    { "count", "model:count()", "Number of parameters; tied ones count once." },
+    { "training_flops", "model:training_flops(context)", "Floating-point operations of training on one token of a "
+      .. "sequence of `context`." },
+    { "children", "model:children()", "The layers in it: a list of { name, layer }." },
+    { "own_parameters", "model:own_parameters()", "Its parameters without those of its children: a list of { name, "
+      .. "shape }." },
+    { "walk", "model:walk(visit)", "Calls visit(layer, path, parent) for it and all layers in it." },
+    { "is_incremental", "model:is_incremental()", "Whether text is generated with a cache of keys and values." },
+    { "bind", "model:bind(builder)", "What `forward` gets as self: arguments, parameters and children by name." },
+  },
+}
 
 --- Define a class of layers; returns its constructor.
 function layer.define(class)

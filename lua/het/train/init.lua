@@ -474,6 +474,15 @@ local function train(self, reporter)
   return false
 end
 
+-- Measure the peak that the reporter's utilisation is a share of. Returns the seconds it took, which are no part of the
+-- run. Where it cannot be measured, as beside a model that fills the memory, none is reported.
+local function measure_peak(reporter, device, dtype)
+  local before = native.clock()
+  local ok, flops = pcall(peak.measure, device, dtype)
+  if ok then reporter.peak = math.max(reporter.peak or 0, flops) end
+  return native.clock() - before
+end
+
 --- Train. Returns the run's numbers: steps, train_loss, validation_loss, best_validation_loss, seconds, tokens_per_s,
 -- samples_per_s, mfu, peak_memory_bytes, sample (the text), interrupted. A row of data.pairs counts as one token.
 function Run:start()
@@ -485,21 +494,26 @@ function Run:start()
   self.unit = define.kind_of(a.data) == "pairs" and "samples" or "tokens"
   self.tokens_per_step = self.unit == "samples" and a.batch or a.batch * self.context
   local peak_device = peak.device_of(self.device)
+  local with_peak = is_model(a.model) and not self.cluster   -- ranks on one machine share its peak
   if a.metrics and self.rank == 0 then access.check(a.metrics, true) end
   local metrics = a.metrics or (settings.metrics ~= "" and settings.metrics) or nil
   local reporter = progress.new {
     steps = a.steps, first = self.step, tokens_per_step = self.tokens_per_step, unit = self.unit,
     quiet = settings.quiet or self.rank > 0, memory = function() return self:peak_memory() end,
     flops_per_token = is_model(a.model) and a.model:training_flops(self.context) or 0,
-    peak = is_model(a.model) and not self.cluster and peak.known(peak_device, a.precision) or nil,
+    peak = with_peak and peak.known(peak_device, a.precision) or nil,
     metrics = self.rank == 0 and metrics or nil, best = self.best, every = math.max(1, math.floor(a.steps / 20)),
   }
   introduce(self, reporter)
+  native.run_trains(true)
+  if with_peak and not reporter.peak then
+    reporter:say("measuring this machine's peak, once")
+    started = started + measure_peak(reporter, peak_device, a.precision)
+  end
   if settings.trace ~= "" then
     self.trace_step = math.min(self.first_step + 3, a.steps)   -- the first ones are not typical
     self.say = function(sentence) reporter:say(sentence) end
   end
-  native.run_trains(true)
   local interrupted = train(self, reporter)
   reporter:finish()
   if interrupted then native.interrupted() end
@@ -509,11 +523,8 @@ function Run:start()
   elseif interrupted then
     reporter:say(("stopped after step %d; give save = \"folder\" to keep what was learned"):format(self.step))
   end
-  if is_model(a.model) and not interrupted and not self.cluster
-    and peak.due(peak_device, a.precision, (reporter.rate or 0) * reporter.flops_per_token) then
-    local before = native.clock()
-    reporter.peak = peak.measure(peak_device, a.precision)
-    started = started + native.clock() - before   -- measuring the machine is no part of the run
+  if with_peak and not interrupted and peak.due(peak_device, a.precision, reporter.peak or 0) then
+    started = started + measure_peak(reporter, peak_device, a.precision)
   end
   local results = results_of(self, reporter, started)
   results.interrupted = interrupted
@@ -527,6 +538,33 @@ function Run:start()
   native.run_trains(false)
   return results
 end
+
+define.object {
+  name = "run",
+  sentence = "What het.train returns: a model that can be trained, saved and asked for text.",
+  members = {
+    { "start", "run:start()", "Train. Returns the run's numbers as a table: steps, train_loss, validation_loss, "
+      .. "best_validation_loss, seconds, tokens_per_s, samples_per_s, mfu, peak_memory_bytes, sample, interrupted.",
+      example = "print(run:start().validation_loss)" },
+    { "generate", "run:generate { ... }", "Text from a prompt on, with the weights as they are now. A second "
+      .. "argument is a function that gets pieces of it as they come.",
+      fields = generate.fields, example = 'run:generate { prompt = "ROMEO:", tokens = 100 }' },
+    { "save", "run:save([folder])", "Save the model, its vocabulary and what is needed to go on exactly (default: the "
+      .. "recipe's `save`). Of several ranks the first writes; all call it.", example = 'run:save "runs/shakespeare"' },
+    { "evaluate", "run:evaluate()", "The mean loss over the first batches of the holdout, of a run that has begun." },
+    { "prepare", "run:prepare()", "Build everything that training needs, and compute nothing yet. start and generate "
+      .. "call it." },
+    { "train_step", "run:train_step()", "One step, of a run that was prepared: { step, loss, lr, gradient_norm, "
+      .. "seconds }, or nil when interrupted." },
+    { "gather", "run:gather()", "The weights and optimizer state on rank 0, wherever their parts are; nil on other "
+      .. "ranks. All ranks call it." },
+    { "graph_of_sample", "run:graph_of_sample([samples])", "The training graph of a micro-batch (default: of one "
+      .. "sample), as planners count it; print it to read it." },
+    { "peak_memory", "run:peak_memory()", "Bytes taken at most, of the GPU or by this process." },
+    { "asked_to_stop", "run:asked_to_stop()", "Whether Ctrl-C or SIGTERM was seen, by this rank or any other. All "
+      .. "ranks call it." },
+  },
+}
 
 -- Of a step: sizes that are computed from it have to stay countable.
 local most_tokens = 2 ^ 40
@@ -570,7 +608,7 @@ local function check(a, report)
 end
 
 return define.constructor {
-  name = "train",
+  name = "train", kind = "run",
   sentence = "A run: what to train, on what, how. `hetrun` starts what a recipe returns; run:start() does so at the "
     .. "prompt.",
   example = "return het.train { model = model, data = corpus, batch = 12, steps = 2000,\n"

@@ -72,6 +72,8 @@ function Progress:step(step)
   local weight = math.min(1, math.max(0.02, step.seconds / 3))
   self.rate = self.rate and self.rate + weight * (rate - self.rate) or rate
   self.loss = step.loss
+  -- No device does more than its peak: one that is lower was measured while others used the machine.
+  if self.peak then self.peak = math.max(self.peak, rate * self.flops_per_token) end
   self:record { step = step.step, loss = step.loss, lr = step.lr, gradient_norm = step.gradient_norm,
     seconds = self.train_seconds, tokens_per_s = rate, mfu = self:mfu(rate) }
   if self.quiet then return end
