@@ -189,6 +189,7 @@ Json json_of(const planner::PlanReport& report) {
     sources.push_back(Json::Object{{"type", source.type},
                                    {"layers_measured", source.layers_measured},
                                    {"layers_interpolated", source.layers_interpolated},
+                                   {"layers_extrapolated", source.layers_extrapolated},
                                    {"layers_estimated", source.layers_estimated},
                                    {"link_measured", source.link_measured},
                                    {"link", source.link}});
@@ -206,6 +207,7 @@ Json json_of(const planner::PlanReport& report) {
                       {"price_per_billion_tokens", report.price_per_billion_tokens},
                       {"layers_measured", report.layers_measured},
                       {"layers_interpolated", report.layers_interpolated},
+                      {"layers_extrapolated", report.layers_extrapolated},
                       {"layers_estimated", report.layers_estimated},
                       {"links_measured", report.links_measured},
                       {"links_stated", report.links_stated}};
