@@ -257,7 +257,11 @@ Json answer_of(const Request& request, const Planned& planned, const Graph& grap
                       {"model", json_of(request.model, graph)}};
   if (!planned.feasible) return answer;
   const planner::PlanReport report = planner::explain(request, planned);
-  answer.emplace_back("text", planner::to_text(report));
+  const std::vector<std::string> notes = planner::notes_of(request);
+  std::string text = planner::to_text(report);
+  for (const std::string& note : notes) text += "note: " + note + "\n";
+  answer.emplace_back("text", std::move(text));
+  answer.emplace_back("notes", Json::Array(notes.begin(), notes.end()));
   answer.emplace_back("lua", to_lua(planned.plan));
   answer.emplace_back("origin", planned.best.origin);
   answer.emplace_back("judged", planned.judged);
