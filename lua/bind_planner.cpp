@@ -210,6 +210,7 @@ Json json_of(const planner::PlanReport& report) {
     sources.push_back(Json::Object{{"type", source.type},
                                    {"layers_measured", source.layers_measured},
                                    {"layers_interpolated", source.layers_interpolated},
+                                   {"layers_extrapolated", source.layers_extrapolated},
                                    {"layers_estimated", source.layers_estimated},
                                    {"link_measured", source.link_measured},
                                    {"link", source.link}});
@@ -227,6 +228,7 @@ Json json_of(const planner::PlanReport& report) {
                       {"price_per_billion_tokens", report.price_per_billion_tokens},
                       {"layers_measured", report.layers_measured},
                       {"layers_interpolated", report.layers_interpolated},
+                      {"layers_extrapolated", report.layers_extrapolated},
                       {"layers_estimated", report.layers_estimated},
                       {"links_measured", report.links_measured},
                       {"links_stated", report.links_stated},
@@ -299,7 +301,11 @@ Json answer_of(const Request& request, const Planned& planned, const Graph& grap
                       {"model", json_of(request.model, graph)}};
   if (!planned.feasible) return answer;
   const planner::PlanReport report = planner::explain(request, planned);
-  answer.emplace_back("text", planner::to_text(report));
+  const std::vector<std::string> notes = planner::notes_of(request);
+  std::string text = planner::to_text(report);
+  for (const std::string& note : notes) text += "note: " + note + "\n";
+  answer.emplace_back("text", std::move(text));
+  answer.emplace_back("notes", Json::Array(notes.begin(), notes.end()));
   answer.emplace_back("lua", to_lua(planned.plan));
   answer.emplace_back("origin", planned.best.origin);
   answer.emplace_back("judged", planned.judged);

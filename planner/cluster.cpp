@@ -14,6 +14,9 @@ namespace het::planner {
 namespace {
 
 bool absent(const Link& link) { return link == Link{}; }
+constexpr int kMostDevices = 1024;      // of a host
+constexpr size_t kMostHosts = 100'000;  // of a cluster
+
 bool positive(double value) { return std::isfinite(value) && value > 0; }
 bool not_negative(double value) { return std::isfinite(value) && value >= 0; }
 
@@ -31,8 +34,14 @@ class Checker {
     if (cluster_.nodes.empty()) add("the cluster has no node; at least one is needed");
     for (const DeviceType& type : cluster_.types) check(type);
     for (const Node& node : cluster_.nodes) check(node);
+    if (hosts_.size() > kMostHosts)
+      add(fmt::format("the cluster has {} hosts; {} is the most that can be planned for", hosts_.size(),
+                      kMostHosts));
     if (!absent(cluster_.between)) check("link between hosts", cluster_.between);
+    std::set<std::pair<std::string, std::string>> linked;
     for (const ZoneLink& entry : cluster_.zone_links) {
+      if (!linked.insert(std::minmax(entry.a, entry.b)).second)
+        add(fmt::format("two links between zones \"{}\" and \"{}\"; leave one out", entry.a, entry.b));
       check(fmt::format("link {} - {}", entry.a, entry.b), entry.link);
       for (const std::string& zone : {entry.a, entry.b})
         if (std::none_of(cluster_.nodes.begin(), cluster_.nodes.end(),
@@ -73,9 +82,15 @@ class Checker {
   void check(const Node& node) {
     const std::string where = node.hosts.empty() ? "a node" : fmt::format("node {}", node.hosts[0]);
     if (node.hosts.empty()) add("a node of type " + node.type + " has no host; its count is at least 1");
-    for (const std::string& host : node.hosts)
+    bool named = true;  // of several hosts that are named alike, the first mistake is enough
+    for (const std::string& host : node.hosts) {
       if (!hosts_.insert(host).second) add(fmt::format("host {} is named twice", host));
+      if (named) named = check_name(host);
+    }
     if (node.devices < 1) add(fmt::format("{}: devices = {}; a node has at least 1", where, node.devices));
+    if (node.devices > kMostDevices)
+      add(fmt::format("{}: devices = {}; a machine has at most {}, `count` says how many machines", where,
+                      node.devices, kMostDevices));
     const auto type = std::find_if(cluster_.types.begin(), cluster_.types.end(),
                                    [&](const DeviceType& t) { return t.name == node.type; });
     if (type == cluster_.types.end()) {
@@ -94,6 +109,23 @@ class Checker {
       add(fmt::format("{}: price = {} per hour; it is 0 or more", where, node.price_per_hour));
     if (!not_negative(node.preemptions_per_hour))
       add(fmt::format("{}: preemptions = {} per hour; they are 0 or more", where, node.preemptions_per_hour));
+  }
+
+  // Names of hosts stand in plans between quotes, with a colon before the device's number.
+  bool check_name(const std::string& host) {
+    std::string shown;
+    bool good = !host.empty();
+    for (const char c : host) {
+      const bool control = static_cast<unsigned char>(c) < ' ' || c == 127;
+      good = good && !control && std::string_view("\"'\\:").find(c) == std::string_view::npos;
+      shown += control ? '?' : c;
+    }
+    if (!good)
+      add(
+          fmt::format("the node name \"{}\" cannot stand in a plan; letters, digits, dots, dashes and "
+                      "underscores do",
+                      shown));
+    return good;
   }
 
   void check_missing_links() {

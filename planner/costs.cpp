@@ -86,6 +86,7 @@ CostTable make_costs(const Cluster& cluster, const Model& model, const Profile& 
       costs.recompute.push_back(costs.recompute.back() + seconds.recompute);
       (seconds.source == Source::measured       ? costs.measured
        : seconds.source == Source::interpolated ? costs.interpolated
+       : seconds.source == Source::extrapolated ? costs.extrapolated
                                                 : costs.estimated)++;
     }
     table.nodes.push_back(std::move(costs));

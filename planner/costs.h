@@ -19,8 +19,8 @@ struct NodeCosts {
   std::vector<double> recompute;  // the same, of forward again
   double memory_bytes = 0;        // usable, of one device
   Link inside;
-  int groups = 0;                                     // tensor-parallel groups in one host
-  int measured = 0, interpolated = 0, estimated = 0;  // layers by where their figures come from
+  int groups = 0;                                                       // tensor-parallel groups in one host
+  int measured = 0, interpolated = 0, extrapolated = 0, estimated = 0;  // layers by their figures' Source
 };
 
 struct CostTable {

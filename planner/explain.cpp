@@ -152,6 +152,7 @@ PlanReport explain(const Request& request, const Planned& planned) {
     SourceReport source{place.type,
                         of.measured,
                         of.interpolated,
+                        of.extrapolated,
                         of.estimated,
                         !own_link && measured_inside(request.profile, place.type).has_value(),
                         ""};
@@ -165,6 +166,7 @@ PlanReport explain(const Request& request, const Planned& planned) {
     report.sources.push_back(std::move(source));
     report.layers_measured += of.measured;
     report.layers_interpolated += of.interpolated;
+    report.layers_extrapolated += of.extrapolated;
     report.layers_estimated += of.estimated;
   }
   tell_links(request, hosts, report);
@@ -260,10 +262,13 @@ std::string to_text(const PlanReport& report) {
     text += fmt::format("{:.2f} an hour, {:.2f} for a billion tokens\n", report.price_per_hour,
                         report.price_per_billion_tokens);
   for (const SourceReport& source : report.sources)
-    text +=
-        fmt::format("layer times on {}: {} measured, {} interpolated, {} estimated from the data sheet{}\n",
-                    source.type, source.layers_measured, source.layers_interpolated, source.layers_estimated,
-                    source.link.empty() ? "" : "; link " + source.link);
+    text += fmt::format(
+        "layer times on {}: {} measured, {} interpolated, {}{} estimated from the data sheet{}\n",
+        source.type, source.layers_measured, source.layers_interpolated,
+        source.layers_extrapolated > 0
+            ? fmt::format("{} extrapolated beyond the sizes measured, ", source.layers_extrapolated)
+            : "",
+        source.layers_estimated, source.link.empty() ? "" : "; link " + source.link);
   if (report.links_measured + report.links_stated + report.links_assumed > 0)
     text += fmt::format("links between hosts: {} measured, {} as the cluster states them{}\n",
                         report.links_measured, report.links_stated, assumed(report));

@@ -22,7 +22,7 @@ struct DeviceReport {
 // where there are two in a host.
 struct SourceReport {
   std::string type;
-  int layers_measured = 0, layers_interpolated = 0, layers_estimated = 0;
+  int layers_measured = 0, layers_interpolated = 0, layers_extrapolated = 0, layers_estimated = 0;
   bool link_measured = false;
   std::string link;  // "measured", "from the data sheet", "as the cluster states it"; empty: there is none
 };
@@ -42,8 +42,9 @@ struct PlanReport {
   double lower_bound_seconds = 0, gap = 0;  // gap: how much longer than the bound, as a share of it
   double price_per_hour = 0;                // of the hosts that are used
   double price_per_billion_tokens = 0;
-  int layers_measured = 0, layers_interpolated = 0, layers_estimated = 0;  // over the types that are used
-  std::vector<SourceReport> sources;                                       // one for each of these
+  // Over the types that are used.
+  int layers_measured = 0, layers_interpolated = 0, layers_extrapolated = 0, layers_estimated = 0;
+  std::vector<SourceReport> sources;  // one for each of these
   // Between zones, or hosts of one, that the plan uses.
   int links_measured = 0, links_stated = 0, links_assumed = 0;
   std::vector<LinkReport> links;  // of pairs of zones that have their own; the others have Cluster::between

@@ -29,7 +29,7 @@ LayerSeconds between(const ProfilePoint& a, const ProfilePoint& b, int microbatc
 
 LayerSeconds scaled(const ProfilePoint& p, double factor) {
   return {p.forward * factor, p.input * factor,     p.weight * factor,
-          p.update,           Source::interpolated, again(p) * factor};
+          p.update,           Source::extrapolated, again(p) * factor};
 }
 
 LayerSeconds as_measured(const ProfilePoint& p) {
@@ -50,6 +50,7 @@ bool from_points(std::vector<const ProfilePoint*>& points, int microbatch, Layer
   } else if (next == points.begin()) {
     // A smaller micro-batch is never faster than in proportion, never slower than the smallest measured.
     out = between(*points[0], *points[1], microbatch);
+    out.source = Source::extrapolated;
     const double share = static_cast<double>(microbatch) / points[0]->microbatch;
     const auto clamp = [&](double value, double most) { return std::clamp(value, most * share, most); };
     out.forward = clamp(out.forward, points[0]->forward);
@@ -58,6 +59,7 @@ bool from_points(std::vector<const ProfilePoint*>& points, int microbatch, Layer
     out.recompute = clamp(out.recompute, again(*points[0]));
   } else if (next == points.end()) {
     out = between(*points[points.size() - 2], *points.back(), microbatch);
+    out.source = Source::extrapolated;
     out.forward = std::max(out.forward, points.back()->forward);
     out.input = std::max(out.input, points.back()->input);
     out.weight = std::max(out.weight, points.back()->weight);
@@ -74,6 +76,7 @@ std::string_view name_of(Source source) {
   switch (source) {
     case Source::measured: return "measured";
     case Source::interpolated: return "interpolated";
+    case Source::extrapolated: return "extrapolated";
     case Source::estimated: return "estimated";
   }
   return "unknown";
@@ -162,7 +165,7 @@ LayerSeconds layer_seconds(const Profile& profile, const Cluster& cluster, int n
     seconds.input *= here.input / there.input;
     seconds.weight *= here.weight / there.weight;
     if (seconds.update >= 0) seconds.update *= static_cast<double>(nearest) / tensor;
-    seconds.source = Source::interpolated;
+    if (seconds.source == Source::measured) seconds.source = Source::interpolated;
   }
   if (seconds.update < 0) seconds.update = estimate.update;
   if (alone) add_reduce(seconds, reduce_seconds(cluster, node, kind, tensor, microbatch));

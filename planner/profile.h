@@ -1,7 +1,7 @@
 // Measured seconds and bytes of layer kinds and seconds of messages, and what to say where nothing was
-// measured: between two measured micro-batch sizes a line; at another tensor-parallel degree the measured
-// time scaled by the roofline's ratio; else the roofline itself. Each answer carries which of these it is.
-// Plain data, read and written as JSON.
+// measured: between two measured micro-batch sizes a line, beyond them the line of the nearest two or, of
+// one, in proportion; at another tensor-parallel degree the measured time scaled by the roofline's ratio;
+// else the roofline itself. Each answer carries which of these it is. Plain data, read and written as JSON.
 #pragma once
 
 #include <optional>
@@ -70,7 +70,9 @@ std::optional<Link> measured_between(const Profile& profile, const Cluster& clus
 // its devices keeps it.
 void apply_links(const Profile& profile, Cluster& cluster);
 
-enum class Source { measured, interpolated, estimated };
+// interpolated: between measured sizes, or at another degree than was measured; extrapolated: smaller or
+// larger than any size that was measured.
+enum class Source { measured, interpolated, extrapolated, estimated };
 std::string_view name_of(Source source);
 
 struct LayerSeconds {

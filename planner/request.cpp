@@ -79,6 +79,18 @@ std::vector<std::string> validate(const Request& request) {
       problems.push_back(fmt::format("a micro-batch of {} does not divide the batch of {}; these do: {}", b,
                                      request.batch, fmt::join(divisors, ", ")));
     }
+  if (request.objective == Objective::cost) {
+    std::vector<std::string> unpriced;
+    for (const Node& node : request.cluster.nodes)
+      if (!(node.price_per_hour > 0) && !node.hosts.empty()) unpriced.push_back(node.hosts[0]);
+    if (!unpriced.empty())
+      problems.push_back(fmt::format(
+          "the objective is cost, and {}; give `price =` (of one machine for an hour) to every node, a small "
+          "one where it costs nothing",
+          unpriced.size() == request.cluster.nodes.size()
+              ? "no node has a price"
+              : fmt::format("beside nodes with a price these have none: {}", fmt::join(unpriced, ", "))));
+  }
   if (!(request.near >= 0 && request.near <= 1))
     problems.push_back(
         fmt::format("near = {}; it is a share of the step time between 0 and 1", request.near));
@@ -102,6 +114,18 @@ std::vector<std::string> validate(const Request& request) {
                       k, request.model.heads, request.model.kv_heads, fmt::join(good, ", ")));
   }
   return problems;
+}
+
+std::vector<std::string> notes_of(const Request& request) {
+  std::vector<std::string> notes;
+  const auto& nodes = request.cluster.nodes;
+  if (request.objective == Objective::progress &&
+      std::none_of(nodes.begin(), nodes.end(),
+                   [](const Node& node) { return node.preemptions_per_hour > 0; }))
+    notes.emplace_back(
+        "the objective is progress, and no node has a rate of preemptions: so it is the same as time; give "
+        "`preemptions =` (of one machine in an hour) to the nodes");
+  return notes;
 }
 
 Judge::Judge(const Request& request) : request_(request) {
@@ -166,6 +190,27 @@ Candidate Judge::look(Layout layout, std::string_view origin) {
   return simulated(std::move(layout), origin, options);
 }
 
+// Layers of its stages' device types whose times were measured at its degree and size, as a share of all.
+double Judge::measured_share(const Layout& layout) {
+  const CostTable& table = costs(layout.tensor, layout.microbatch);
+  double measured = 0, stages = 0;
+  for (const PipelineLayout& pipeline : layout.pipelines)
+    for (const StageLayout& stage : pipeline.stages) {
+      measured += table.nodes[static_cast<size_t>(stage.node)].measured;
+      ++stages;
+    }
+  return measured / stages;
+}
+
+bool Judge::wins(const Candidate& a, const Candidate& b) {
+  constexpr double kAlike = 1e-9;  // rounding
+  const auto order = [](double x, double y) { return x < y * (1 - kAlike) ? -1 : x > y * (1 + kAlike); };
+  if (const int score = order(a.score, b.score)) return score < 0;
+  if (const int seconds = order(a.simulation.seconds, b.simulation.seconds)) return seconds < 0;
+  if (const int share = order(measured_share(b.layout), measured_share(a.layout))) return share < 0;
+  return a.score < b.score;
+}
+
 bool Judge::offer(Candidate candidate) {
   if (!candidate.simulation.fits) {
     if (candidate.simulation.over_bytes < nearest_.simulation.over_bytes) nearest_ = std::move(candidate);
@@ -174,8 +219,8 @@ bool Judge::offer(Candidate candidate) {
   const int pipelines = std::bit_width(candidate.layout.pipelines.size());
   Candidate& alike =
       bests_[{candidate.layout.tensor, candidate.layout.microbatch, pipelines, candidate.layout.chunks > 1}];
-  if (alike.layout.pipelines.empty() || candidate.score < alike.score) alike = candidate;
-  if (candidate.score >= best_.score) return false;
+  if (alike.layout.pipelines.empty() || wins(candidate, alike)) alike = candidate;
+  if (best_.feasible() && !wins(candidate, best_)) return false;
   best_ = std::move(candidate);
   return true;
 }

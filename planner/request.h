@@ -51,6 +51,8 @@ struct Request {
 
 // Everything that makes planning impossible before a plan is thought of, each with what would work.
 std::vector<std::string> validate(const Request& request);
+// What does not keep anyone from planning, but is hardly meant.
+std::vector<std::string> notes_of(const Request& request);
 std::vector<int> tensor_degrees(const Request& request);
 // The sizes to try, ascending: of what divides the batch all up to 16 and powers of two up to 64, equal parts
 // of it for up to as many pipelines as there are devices, and what was measured.
@@ -74,7 +76,8 @@ class Judge {
   // The same without contention between transfers: many times sooner, as a rule no more than judge() says.
   // Not to be offered.
   Candidate look(Layout layout, std::string_view origin);
-  // Takes the candidate when it is better than the best so far.
+  // Takes the candidate when it is better than the best so far: by its score; of equal scores the one that
+  // takes less time, then the one of which more was measured.
   bool offer(Candidate candidate);
   const Candidate& best() const { return best_; }
   // The best that fits of each degree, micro-batch size and, by powers of two, number of pipelines, with
@@ -111,6 +114,8 @@ class Judge {
   const Request& request_;
   std::map<std::pair<int, int>, std::unique_ptr<Entry>> entries_;
   void remember(const Candidate& candidate);
+  double measured_share(const Layout& layout);
+  bool wins(const Candidate& a, const Candidate& b);  // both fit
 
   Candidate best_, nearest_;
   std::map<std::tuple<int, int, int, bool>, Candidate> bests_;

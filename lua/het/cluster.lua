@@ -74,8 +74,8 @@ cluster.node = define.constructor {
   fields = {
     { "name", "string", "its devices are name:0, name:1, ...; of several, name1:0 and so on", required = true },
     { "type", "string", "of its devices, such as A100-80", required = true },
-    { "devices", "integer", "in each machine", default = 1, min = 1 },
-    { "count", "integer", "machines that are alike", default = 1, min = 1 },
+    { "devices", "integer", "in each machine", default = 1, min = 1, max = 1024 },
+    { "count", "integer", "machines that are alike", default = 1, min = 1, max = 100000 },
     { "zone", "string", "for the links that het.link gives", default = "" },
     { "bandwidth", "string", "between its devices (default: as their type says)", unit = units.bandwidth },
     { "latency", "string", "of a message between its devices (default: as their type says)", unit = units.latency },

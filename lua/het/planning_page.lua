@@ -474,10 +474,10 @@ function page.html(title, answer)
     '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
     '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
     ("<title>%s</title>\n<style>\n%s</style>\n</head>\n<body>\n<main>\n"):format(escape(title), style),
-    ("<h1>%s</h1>\n<p>%s: %s parameters in %d layers, %s. Layer times: %d measured, %d interpolated, %d estimated from "
-      .. "data sheets.</p>\n"):format(escape(title), escape(model.name), escape(text.count(model.parameters)),
-      #model.layers, escape(model.precision), report.layers_measured, report.layers_interpolated,
-      report.layers_estimated),
+    ("<h1>%s</h1>\n<p>%s: %s parameters in %d layers, %s. Layer times: %d measured, %d interpolated, "
+      .. "%d extrapolated, %d estimated from data sheets.</p>\n"):format(escape(title), escape(model.name),
+      escape(text.count(model.parameters)), #model.layers, escape(model.precision), report.layers_measured,
+      report.layers_interpolated, report.layers_extrapolated, report.layers_estimated),
     figures(report),
     "\n<h2>Cluster</h2>\n", cluster(answer),
     "\n<h2>One step</h2>\n<p>Compute above, communication below it, on each device.", about_rows(rows), "</p>\n",

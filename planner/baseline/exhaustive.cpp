@@ -51,8 +51,30 @@ class Exhaustive {
     std::vector<Composition> pipelines;
     for (const auto& [composition, copies] : grouping.parts)
       pipelines.insert(pipelines.end(), static_cast<size_t>(copies), composition);
+    Composition all(costs_.nodes.size(), 0);
+    for (const Composition& pipeline : pipelines)
+      for (size_t n = 0; n < all.size(); ++n) all[n] += pipeline[n];
+    price_ = price_of(all);
     counts_.assign(pipelines.size(), 0);
     divide(pipelines, 0, microbatches_);
+  }
+
+  // Of the hosts that so many groups fill in order, for an hour.
+  double price_of(const Composition& groups) const {
+    double price = 0;
+    for (size_t n = 0; n < groups.size(); ++n)
+      if (groups[n] > 0)
+        price += (groups[n] + costs_.nodes[n].groups - 1) / costs_.nodes[n].groups *
+                 request_.cluster.nodes[n].price_per_hour;
+    return price;
+  }
+
+  // No plan on hosts of this price that takes as many seconds is better than the best: scores are at least
+  // seconds, but where they are money.
+  double seconds_to_beat(double price) const {
+    const double best = judge_.best_score();
+    if (request_.objective != Objective::cost) return best;
+    return price > 0 ? best * 3600 / price : std::numeric_limits<double>::infinity();
   }
 
   // Every way to give the pipelines from `p` on `left` micro-batches; alike pipelines in falling order.
@@ -66,7 +88,7 @@ class Exhaustive {
     if (p > 0 && pipelines[p] == pipelines[p - 1]) most = std::min(most, counts_[p - 1]);
     for (int m = most; m >= 1; --m) {
       if (others == 0 && m != left) continue;
-      if (bound(pipelines[p], m) >= judge_.best_score()) continue;
+      if (bound(pipelines[p], m) >= seconds_to_beat(price_)) continue;
       counts_[p] = m;
       divide(pipelines, p + 1, left - m);
     }
@@ -87,7 +109,7 @@ class Exhaustive {
     std::vector<const std::vector<Choice>*> options;
     for (size_t p = 0; p < pipelines.size(); ++p) {
       options.push_back(&choices(pipelines[p], counts_[p]));
-      if (options.back()->empty() || options.back()->front().seconds >= judge_.best_score()) return;
+      if (options.back()->empty() || options.back()->front().seconds >= seconds_to_beat(price_)) return;
     }
     std::vector<size_t> picked(pipelines.size(), 0);
     pick(pipelines, options, picked, 0);
@@ -101,7 +123,7 @@ class Exhaustive {
     }
     const bool twin = p > 0 && pipelines[p] == pipelines[p - 1] && counts_[p] == counts_[p - 1];
     for (size_t i = twin ? picked[p - 1] : 0; i < options[p]->size() && left_ >= 0; ++i) {
-      if ((*options[p])[i].seconds >= judge_.best_score()) break;  // sorted
+      if ((*options[p])[i].seconds >= seconds_to_beat(price_)) break;  // sorted
       picked[p] = i;
       pick(pipelines, options, picked, p + 1);
     }
@@ -140,6 +162,7 @@ class Exhaustive {
       order.insert(order.end(), static_cast<size_t>(composition[n]), static_cast<int>(n));
     if (static_cast<int>(order.size()) > costs_.layers) return found;
     std::sort(order.begin(), order.end());
+    alone_price_ = price_of(composition);  // in company it is no less
     do {
       std::vector<StageLayout> stages(order.size());
       for (size_t s = 0; s < order.size(); ++s) stages[s].node = order[s];
@@ -172,7 +195,7 @@ class Exhaustive {
         stage.recompute = recompute;
         const double tau = costs_.forward_seconds(stage.node, first, end) +
                            costs_.backward_seconds(stage.node, first, end, recompute);
-        if (before + m * tau >= judge_.best_score()) continue;
+        if (before + m * tau >= seconds_to_beat(alone_price_)) continue;
         if (left > 0) {
           split(stages, s + 1, end, before + tau, m, found);
         } else if (--left_ >= 0) {
@@ -184,7 +207,7 @@ class Exhaustive {
           const Simulation alone = alone_.run(layout);
           // In company the whole update stays as it is, unless its state is shared.
           const double seconds = sharded_ ? alone.pipeline_seconds : alone.seconds;
-          if (seconds < judge_.best_score()) found.push_back({stages, seconds});
+          if (seconds < seconds_to_beat(alone_price_)) found.push_back({stages, seconds});
         }
       }
     }
@@ -197,6 +220,7 @@ class Exhaustive {
   int microbatches_;
   int64_t& left_;  // simulations; below 0: given up
   bool sharded_ = false;
+  double price_ = 0, alone_price_ = 0;  // of the grouping, of the pipeline at work
   std::vector<int> counts_;
   std::map<std::pair<Composition, int>, std::vector<Choice>> choices_;
   // A micro-batch is at least this part of what any node takes for the whole model: the sum over layers of

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The planner, measured by its own simulator: auto against the baselines over the combinations, against brute force on random
-small clusters, and how long it plans. The last line is one JSON object; its seconds_* are of the processor that planning
-keeps busy, beside other work the wall clock shows more.
+small clusters, and how long it plans. The last line is one JSON object; its seconds_* are by the wall clock, which
+counts beside other work; its processor_seconds_* are of the processors that planning keeps busy.
 
 usage: planner.py HETRUN [--trials N]   (from the root; builds the benchmarks)
 """
@@ -42,7 +42,8 @@ def exhaustive():
     parts = [finish(process) for process in running]
     solved = sum(part['solved'] for part in parts)
     total = {name: sum(part[name] for part in parts)
-             for name in ('exhaustive_trials', 'left_out', 'solved', 'infeasible_for_both', 'missed')}
+             for name in ('exhaustive_trials', 'left_out', 'solved', 'infeasible_for_both', 'missed',
+                          'feasible_only_for_auto')}
     total['exhaustive_mean_gap'] = sum(part['exhaustive_mean_gap'] * part['solved'] for part in parts) / max(solved, 1)
     total['exhaustive_worst_gap'] = max(part['exhaustive_worst_gap'] for part in parts)
     return total

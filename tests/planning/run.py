@@ -68,6 +68,11 @@ class Plans(Case):
                       'no plan takes less than', 'for a billion tokens', 'estimated from the data sheet', 'het.plan {'):
             self.assertIn(words, out)
 
+    def test_what_is_hardly_meant_is_noted(self):
+        out, _ = self.hetrun('plan', 'small.lua', '--cluster=cluster.lua', '--objective=progress')
+        self.assertIn('note: the objective is progress, and no node has a rate of preemptions', out)
+        self.assertNotIn('note:', self.hetrun('plan', 'small.lua', '--cluster=cluster.lua')[0])
+
     def test_options_of_the_recipe_change_what_is_planned(self):
         few, many = (self.json_of('plan', 'small.lua', '--cluster=cluster.lua', f'--layers={n}') for n in (4, 12))
         self.assertEqual(len(few['model']['layers']), 6)
@@ -548,7 +553,7 @@ class Profiles(Case):
         report = answer['report']
         self.assertAlmostEqual(report['update_seconds'], update, delta=1e-6 * update)
         self.assertAlmostEqual(report['step_seconds'], 2 * passes + update, delta=1e-6 * passes)
-        self.assertEqual(report['sources'], [{'type': 'cpu', 'layers_measured': 8, 'layers_interpolated': 0,
+        self.assertEqual(report['sources'], [{'type': 'cpu', 'layers_measured': 8, 'layers_interpolated': 0, 'layers_extrapolated': 0,
                                               'layers_estimated': 0, 'link_measured': True, 'link': 'measured'}])
 
     def test_plans_say_what_they_were_made_of(self):
@@ -788,6 +793,19 @@ class Mistakes(Case):
         self.assertIn("there is no addition 'schedule'; did you mean 'schedules'?",
                       self.refused('plan', 'small.lua', '--without=schedule'))
         self.assertIn('hetrun plan needs a recipe', self.refused('plan'))
+
+    def test_money_needs_prices(self):
+        free = CLUSTER.replace(', price = 8', '')
+        for text, told in ((free, 'beside nodes with a price these have none: a; give `price =`'),
+                           (free.replace(', price = 1', ''), 'no node has a price; give `price =`')):
+            (self.folder / 'cluster.lua').write_text(text)
+            self.assertIn(told, self.refused('plan', 'small.lua', '--cluster=cluster.lua', '--objective=cost'))
+
+    def test_nodes_that_no_plan_can_name_or_count(self):
+        for line, told in (('name = "a", devices = 2000000000', 'devices = 2000000000 is above 1024'),
+                           ('name = "a", count = 2000000000', 'count = 2000000000 is above 100000'),
+                           ('name = "a:0"', 'the node name "a:0" cannot stand in a plan')):
+            self.assertIn(told, self.cluster(f'het.cluster {{ het.node {{ type = "T4", {line} }} }}'))
 
     def test_a_file_that_is_no_cluster(self):
         self.assertIn('a cluster file ends with `return het.cluster', self.cluster('{}'))

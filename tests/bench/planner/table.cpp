@@ -1,6 +1,6 @@
 // Policies over the combinations of combinations.json: usage table FILE [additions | seconds]
 // Without a second word: all policies. `additions`: autohet with each addition alone. `seconds`: planning
-// time by size, of the one processor that it keeps busy, and by the wall clock.
+// time by size, by the wall clock and of the processors that it keeps busy.
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -134,8 +134,8 @@ int run_seconds() {
         "{} devices: {:.2f} s, {:.2f} of the processor; {} plans simulated, step {:.3f} s, bound {:.3f} s\n",
         total_devices(request.cluster), wall, processor, planned.judged, seconds_of(planned),
         planned.lower_bound_seconds);
-    figures += fmt::format("{}\"seconds_{}\": {:.3f}, \"wall_seconds_{}\": {:.3f}", i > 0 ? ", " : "",
-                           sizes[i].first, processor, sizes[i].first, wall);
+    figures += fmt::format("{}\"seconds_{}\": {:.3f}, \"processor_seconds_{}\": {:.3f}", i > 0 ? ", " : "",
+                           sizes[i].first, wall, sizes[i].first, processor);
     std::fflush(stdout);
   }
   fmt::print("{{{}}}\n", figures);

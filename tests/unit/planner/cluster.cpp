@@ -48,6 +48,35 @@ TEST_CASE("a good cluster has no problem, a bad one is told all of them") {
   CHECK(problems.size() == 8);
 }
 
+TEST_CASE("names that no plan can write are refused, and so are machines without end") {
+  for (const char* name : {"a\"b", "a'b", "a\\b", "a:0", "a\nb", "a\x7f", ""}) {
+    Cluster cluster = cluster_of({{"T4", 1}});
+    cluster.nodes[0].hosts = {name};
+    INFO(name);
+    CHECK(mentions(validate(cluster), "cannot stand in a plan"));
+  }
+  Cluster good = cluster_of({{"T4", 1}});
+  good.nodes[0].hosts = {"gpu-01.example.org", "a b",
+                         "k\xc3\xbc"
+                         "che"};
+  CHECK(validate(good).empty());
+  Cluster many = cluster_of({{"T4", 1024, 2}});
+  CHECK(validate(many).empty());
+  many.nodes[0].devices = 1025;
+  CHECK(mentions(validate(many), "devices = 1025; a machine has at most 1024"));
+  CHECK(mentions(validate(cluster_of({{"T4", 1, 100'000}, {"L4", 1}})), "the cluster has 100001 hosts"));
+}
+
+TEST_CASE("two links between the same zones are a mistake, in either order") {
+  Cluster cluster = cluster_of({{"T4", 1}, {"L4", 1}});
+  cluster.nodes[0].zone = "x";
+  cluster.nodes[1].zone = "y";
+  cluster.zone_links = {{"x", "y", {1e-3, 1e9}}, {"x", "x", {1e-3, 1e9}}};
+  CHECK(validate(cluster).empty());
+  cluster.zone_links.push_back({"y", "x", {1e-3, 1e8}});
+  CHECK(mentions(validate(cluster), "two links between zones \"y\" and \"x\""));
+}
+
 TEST_CASE("alike nodes merge into counts, others do not") {
   Cluster cluster;
   for (const char* name : {"a", "b", "c"}) cluster.nodes.push_back(known_node(name, "T4", 4));

@@ -26,15 +26,23 @@ struct Fixture {
 }  // namespace
 
 TEST_CASE("measured points are returned as they are; between them a line; outside it a bounded one") {
-  const Fixture f;
+  Fixture f;
   CHECK(f.seconds(0, 1, 4).source == Source::measured);
   CHECK(f.seconds(0, 1, 4).forward == 0.018);
   CHECK(f.seconds(0, 1, 6).source == Source::interpolated);
   CHECK(f.seconds(0, 1, 6).forward == Approx(0.026));
   CHECK(f.seconds(0, 1, 6).update == 0.001);
   CHECK(f.seconds(0, 1, 16).forward == Approx(0.066));
+  CHECK(f.seconds(0, 1, 16).source == Source::extrapolated);
   CHECK(f.seconds(0, 1, 1).forward == Approx(0.006));
   CHECK(f.seconds(0, 1, 1).weight >= 0.009 / 2);
+  CHECK(f.seconds(0, 1, 1).source == Source::extrapolated);
+  CHECK(f.seconds(0, 2, 16).source == Source::extrapolated);
+  f.profile.points.resize(1);
+  CHECK(f.seconds(0, 1, 6).source == Source::extrapolated);
+  CHECK(f.seconds(0, 1, 6).forward == Approx(0.030));
+  CHECK(f.seconds(0, 1, 2).source == Source::measured);
+  CHECK(name_of(Source::extrapolated) == "extrapolated");
 }
 
 TEST_CASE("another degree scales by the roofline, another device type is estimated") {

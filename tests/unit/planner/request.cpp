@@ -1,9 +1,15 @@
 #include "planner/request.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
+#include <functional>
+#include <limits>
 #include <random>
 
+#include "planner/autohet/balance.h"
+#include "planner/baseline/baseline.h"
 #include "planner/explain.h"
+#include "tests/unit/planner/random_case.h"
 #include "tests/unit/planner/random_plan.h"
 #include "tests/unit/planner/testing.h"
 
@@ -123,4 +129,123 @@ TEST_CASE("sizes that cannot beat the best are not looked at, unless they may co
   request.old.reset();
   request.objective = Objective::cost;  // money has another unit
   CHECK_FALSE(judge.is_hopeless(1, 8));
+}
+
+TEST_CASE("money needs prices, and without rates of preemptions progress is noted to be time") {
+  Request request;
+  request.cluster = cluster_of({{"A100-80", 1}, {"T4", 1}});
+  request.model = plain_model(4);
+  request.batch = 4;
+  CHECK(validate(request).empty());
+  CHECK(notes_of(request).empty());
+  request.objective = Objective::cost;
+  CHECK(mentions(validate(request), "no node has a price; give `price =`"));
+  request.cluster.nodes[0].price_per_hour = 2;
+  CHECK(mentions(validate(request), "beside nodes with a price these have none: b; give `price =`"));
+  request.cluster.nodes[1].price_per_hour = 1;
+  CHECK(validate(request).empty());
+  request.objective = Objective::progress;
+  CHECK(validate(request).empty());
+  CHECK(mentions(notes_of(request), "no node has a rate of preemptions"));
+  request.cluster.nodes[1].preemptions_per_hour = 0.1;
+  CHECK(notes_of(request).empty());
+}
+
+TEST_CASE("of plans that are worth the same the quicker is taken, then the one of which more was measured") {
+  Request request;
+  request.cluster.types = {plain_type("unit", 1, 64), plain_type("other", 1, 64)};
+  request.cluster.nodes = {plain_node("a", "unit", 1), plain_node("b", "other", 1)};
+  request.cluster.between = {1e-5, 1e10};
+  request.model = plain_model(4);
+  request.batch = 8;
+  request.profile.model = request.model.name;
+  request.profile.points = {{"layer", "unit", 1, 4, 0.01, 0.01, 0.01, 0.001}};
+  const auto candidate = [](int node, int microbatch, double score, double seconds) {
+    Candidate made;
+    made.layout.microbatch = microbatch;
+    made.layout.pipelines = {{8 / microbatch, {{node, 0, 0, 4}}}};
+    made.score = score;
+    made.simulation.seconds = seconds;
+    return made;
+  };
+  const Candidate slow = candidate(0, 4, 1, 2), quick = candidate(0, 2, 1, 1),
+                  measured = candidate(0, 4, 1 + 1e-15, 1), best = candidate(1, 1, 0.9, 3);
+  const std::vector<Candidate> rising = {slow, quick, measured, best};
+  for (size_t first = 0; first < rising.size(); ++first)
+    for (size_t second = 0; second < rising.size(); ++second) {
+      Judge judge(request);
+      judge.offer(rising[first]);
+      CHECK(judge.offer(rising[second]) == (second > first));
+      CHECK(judge.best().layout == rising[std::max(first, second)].layout);
+    }
+  // One point in proportion makes all sizes alike on one device.
+  request.cluster.nodes.resize(1);
+  CHECK(plan_with(request, "auto").plan.microbatch == 4);
+}
+
+TEST_CASE("by money brute force finds what looking at everything finds") {
+  int solved = 0;
+  for (uint64_t seed = 1; solved < 20; ++seed) {
+    Request request = random_request(seed);
+    if (total_devices(request.cluster) != 3 || request.model.count() > 6) continue;
+    request.batch = 4;
+    request.objective = Objective::cost;
+    request.additions = kPublished;  // a poor first guess, which brute force has to better
+    for (size_t n = 0; n < request.cluster.nodes.size(); ++n)
+      request.cluster.nodes[n].price_per_hour = 1 + 3.0 * static_cast<double>((seed + 2 * n) % 5);
+    Judge all(request), truth(request);
+    std::vector<int> order;  // of the groups
+    for (size_t n = 0; n < request.cluster.nodes.size(); ++n)
+      order.insert(order.end(), static_cast<size_t>(request.cluster.nodes[n].devices), static_cast<int>(n));
+    Layout layout;
+    std::vector<int> left;
+    const std::function<void(int, int)> fill = [&](int first, int microbatches) {
+      if (first == 0) {  // a pipeline begins, or all have
+        if (microbatches == 0) {
+          for (const bool sharded : {false, true}) {
+            if (sharded && layout.pipelines.size() < 2) continue;
+            Layout whole = layout;
+            whole.sharded_optimizer = sharded;
+            if (sharded && !place_optimizer(whole, all.costs(1, layout.microbatch))) continue;
+            all.offer(all.judge(std::move(whole), "all"));
+          }
+          return;
+        }
+        for (int count = 1; count <= microbatches; ++count) {
+          layout.pipelines.push_back({count, {}});
+          fill(-1, microbatches - count);
+          layout.pipelines.pop_back();
+        }
+        return;
+      }
+      const int begin = std::max(first, 0);
+      if (begin == request.model.count()) return fill(0, microbatches);
+      std::vector<int> tried;
+      for (size_t i = 0; i < left.size(); ++i) {
+        const int node = left[i];
+        if (std::find(tried.begin(), tried.end(), node) != tried.end()) continue;
+        tried.push_back(node);
+        left.erase(left.begin() + static_cast<std::ptrdiff_t>(i));
+        for (int layers = 1; begin + layers <= request.model.count(); ++layers)
+          for (const bool recompute : {false, true}) {
+            layout.pipelines.back().stages.push_back({node, 0, begin, layers, recompute});
+            fill(begin + layers, microbatches);
+            layout.pipelines.back().stages.pop_back();
+          }
+        left.insert(left.begin() + static_cast<std::ptrdiff_t>(i), node);
+      }
+    };
+    for (const int microbatch : request.microbatches) {
+      layout = {};
+      layout.microbatch = microbatch;
+      left = order;
+      fill(0, request.batch / microbatch);
+    }
+    INFO("seed " << seed);
+    plan_exhaustive(truth);
+    REQUIRE(truth.best().feasible() == all.best().feasible());
+    if (!all.best().feasible()) continue;
+    CHECK(truth.best_score() == Approx(all.best_score()).epsilon(1e-9));
+    ++solved;
+  }
 }
