@@ -108,15 +108,6 @@ bool is_loopback(const std::string& host) {
   return host.starts_with("127.") || host == "::1" || host == "localhost";
 }
 
-// NCCL finds its interfaces by itself: it is told the one that was named for the traffic, unless it was told
-// one.
-void tell_nccl(const std::string& address, const std::vector<NetworkAddress>& addresses) {
-  const std::string interface = interface_of(address, addresses);
-  if (interface.empty() || std::getenv("NCCL_SOCKET_IFNAME") != nullptr) return;
-  ::setenv("NCCL_SOCKET_IFNAME", ("=" + interface).c_str(), 0);  // this one, not all that begin so
-  ::setenv("NCCL_SOCKET_FAMILY", address.find(':') == std::string::npos ? "AF_INET" : "AF_INET6", 0);
-}
-
 // Connect to the store in which the ranks find each other: etcd where a rendezvous is named, the launcher's,
 // or one that rank 0 serves. Returns the address of this machine to use for traffic. `options`: how long to
 // wait for others.
@@ -206,8 +197,6 @@ int join_run(lua_State* L) {
   auto cluster = std::make_shared<Cluster>();
   const std::string address = meet(L, lookup, placement, options, *cluster);
   options.keeper = cluster->brief;
-  if (cluster->server != nullptr)
-    options.turned_away = [server = cluster->server.get()] { return server->turned_away(); };
   Member member;
   member.rank = placement.rank;
   member.host = host_name();
