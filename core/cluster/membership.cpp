@@ -348,13 +348,17 @@ class Place final : public Membership {
   }
 
   void give_up(const std::string& why) override {
-    record_.gave_up = why.empty() ? "it ended" : why;
+    record_.gave_up = why;
+    // By the keeper: the store may have gone with the rank that served it.
+    Store& store = options_.keeper ? *options_.keeper : *store_;
     try {
-      // By the keeper: the store may have gone with the rank that served it.
-      if (!lease_->lost()) write(options_.keeper ? *options_.keeper : *store_);
-    } catch (const Error&) {  // then they hear only that it went
+      if (!lease_->lost()) {
+        write(store);
+        store.remove(view_.key_of(id_));
+      }
+    } catch (const Error&) {  // then they hear only that it went, when its lease lapses
     }
-    lease_->revoke();
+    lease_->let_lapse();
   }
 
   std::vector<MemberChange> watch_members(milliseconds timeout) override {

@@ -69,7 +69,8 @@ class Membership {
   virtual std::vector<MemberChange> watch_members(std::chrono::milliseconds timeout) = 0;
   virtual void close_watch() = 0;  // end a watch_members() that waits, and all later ones
   virtual void leave() = 0;        // others see it as left
-  // Give the lease back because of `why`: others see it as lost, and hear why.
+  // Go because of `why`: others see it as lost, and hear why. Its other keys, which may say more, stay until
+  // its lease lapses.
   virtual void give_up(const std::string& why) = 0;
   // For keys that shall vanish with this member, and their prefix: of this run and generation.
   virtual int64_t lease() const = 0;
