@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <condition_variable>
 #include <csignal>
 #include <cstring>
@@ -23,10 +24,22 @@
 #include <gloo/transport/unbound_buffer.h>
 #include <ifaddrs.h>
 #include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "core/base/error.h"
 #include "core/comm/group.h"
+
+// In place of libc's, for the whole process. When a connection breaks just as it is made, Gloo asks, on a
+// thread of its own, for the name of its peer to say so, and ends the process when there is none. Here it is
+// empty.
+extern "C" int getpeername(int socket, sockaddr* __restrict name, socklen_t* __restrict size) noexcept {
+  if (::syscall(SYS_getpeername, socket, name, size) == 0) return 0;
+  if (errno != ENOTCONN) return -1;
+  std::memset(name, 0, *size);
+  return 0;
+}
 
 namespace het {
 namespace {
@@ -619,10 +632,13 @@ class GlooFabric final : public Fabric {
     const auto awaited = [&](int peer) { return Awaited{ranks[peer], cards[peer].host}; };
     const auto lost = [&](int peer) {
       groups_.require_alive();
+      if (const std::optional<std::string> why = board_->why(name, ranks[peer]))
+        give_up(name,
+                fmt::format("{} could not form group '{}': {} gave up, because {}", self(), name,
+                            call(awaited(peer)), *why),
+                *why);
       std::string reason =
           fmt::format("{} could not connect to {} to form group '{}'", self(), call(awaited(peer)), name);
-      if (const std::optional<std::string> why = board_->why(name, ranks[peer]))
-        give_up(name, fmt::format("{}, because {}", reason, *why), *why);
       // Gloo tells one that is gone from one that is silent by the time alone.
       const milliseconds patience = options_.patience.timeout;
       if (CommClock::now() - since < patience * 9 / 10) give_up(name, reason + board_->silence());
