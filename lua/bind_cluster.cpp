@@ -1,8 +1,11 @@
 // The ranks of a run: how this process finds the others, and what they do together outside a program.
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
+#include <future>
 #include <iostream>
 #include <map>
+#include <set>
 #include <thread>
 
 #include "core/base/units.h"
@@ -20,34 +23,89 @@
 
 namespace het::lua {
 
-// Ends the traffic of this rank when a member is lost: one that dies while groups form breaks no connection
-// yet that the others would notice.
+// Ends the traffic of this rank when a member is lost, though nobody here waits for that member: it may be
+// the one for whom another waits, with whom a group is being formed.
 class MemberWatch {
  public:
-  MemberWatch(Membership& membership, Fabric& fabric)
-      : membership_(membership), thread_([this, &fabric] { watch(fabric); }) {}
+  // `keeper`: "rank 0 (host-a)", when another rank serves the store; empty: none does.
+  MemberWatch(Membership& membership, std::shared_ptr<Store> store, Fabric& fabric, std::string keeper)
+      : membership_(membership),
+        store_(std::move(store)),
+        fabric_(fabric),
+        keeper_(std::move(keeper)),
+        thread_([this] { watch(); }) {}
   ~MemberWatch() {
+    ending_ = true;
     membership_.close_watch();
     thread_.join();
   }
   MemberWatch(const MemberWatch&) = delete;
   MemberWatch& operator=(const MemberWatch&) = delete;
 
+  // All ranks are connected. From here on who dies closes a connection, and who is merely stopped, so that
+  // its lease lapses, is waited for as long as any that is silent.
+  void connected(Communicator& world) { world_ = &world; }
+
  private:
-  void watch(Fabric& fabric) {
+  void watch() {
+    constexpr std::chrono::milliseconds kLook{200};
     try {
-      for (;;) {
-        const auto changes = membership_.watch_members(std::chrono::hours(1));
-        if (changes.empty()) return;  // closed
-        for (const MemberChange& change : changes)
-          // Who is merely cut off from the store waits for the others as long as for any that is silent.
-          if (change.kind == MemberChange::Kind::lost) fabric.abort(change.sentence);
+      while (!ending_) {
+        for (const MemberChange& change : membership_.watch_members(kLook)) hear(change);
+        look();
       }
-    } catch (const Error&) {  // the store is gone: it decides nothing while all members live
+    } catch (const Error&) {
+      if (!keeper_.empty() && !left_.contains(0) && !store_answers())
+        abort(fmt::format("{}, who served the store, is gone", keeper_));
+      // Another store that is gone decides nothing while all members live.
+    }
+  }
+
+  void hear(const MemberChange& change) {
+    if (change.kind == MemberChange::Kind::left) left_.insert(change.rank);
+    if (change.kind != MemberChange::Kind::lost) return;
+    if (!change.lapsed || world_ == nullptr || !closed(change.rank).empty()) abort(change.sentence);
+  }
+
+  // A connection that closes before its rank was seen to leave is a death.
+  void look() {
+    constexpr std::chrono::milliseconds kHear{1000};  // for the word that it left
+    if (world_ == nullptr) return;
+    const auto now = CommClock::now();
+    for (int rank = 0; rank < fabric_.size(); ++rank) {
+      if (left_.contains(rank)) continue;
+      const std::string why = closed(rank);
+      if (why.empty()) continue;
+      const auto since = closed_.emplace(rank, now).first->second;
+      if (now - since >= kHear) abort(why);
+    }
+  }
+
+  void abort(const std::string& why) {
+    fabric_.abort(why);
+    ending_ = true;
+  }
+
+  // What became of a rank whose connection has closed; empty: it is open.
+  std::string closed(int rank) { return world_.load()->witness()->lost(rank); }
+
+  bool store_answers() {
+    try {
+      store_->get("hetrun");
+      return true;
+    } catch (const Error&) {
+      return false;
     }
   }
 
   Membership& membership_;
+  std::shared_ptr<Store> store_;
+  Fabric& fabric_;
+  const std::string keeper_;
+  std::atomic<Communicator*> world_ = nullptr;
+  std::atomic<bool> ending_ = false;
+  std::set<int> left_;                           // of the thread
+  std::map<int, CommClock::time_point> closed_;  // of the thread
   std::thread thread_;
 };
 
@@ -60,16 +118,47 @@ struct Cluster {
   std::shared_ptr<Fabric> fabric;
   std::unique_ptr<MemberWatch> watch;
   std::shared_ptr<Groups> groups;
+  std::future<void> connecting;  // all ranks, from the moment they know each other; of the groups until then
   std::unique_ptr<Collective> agree;
 
+  ~Cluster() {
+    if (watch == nullptr || left) return;
+    std::string why = fabric->cause();
+    if (why.empty()) why = fmt::format("rank {} ended before the run did", membership->rank());
+    fabric->abort(why);
+    if (connecting.valid()) connecting.wait();
+    watch.reset();
+    membership->give_up(why);
+  }
+
+  bool left = false;  // in good order
+
+  // Groups are made on first use, but that of all ranks at once: who dies from then on closes a connection.
+  // Not on this thread, for a mistake that all ranks find in their recipe is told by each of them.
+  void connect() {
+    connecting = std::async(std::launch::async, [this] { watch->connected(make_world()); });
+  }
+  Groups& connected_groups() {
+    if (connecting.valid()) connecting.get();
+    return *groups;
+  }
   Communicator& world() {
+    connected_groups();
+    return make_world();
+  }
+
+ private:
+  Communicator& make_world() {
     std::vector<int> ranks(groups->size());
     for (size_t r = 0; r < ranks.size(); ++r) ranks[r] = static_cast<int>(r);
     return groups->group(ranks);
   }
 };
 
-std::shared_ptr<Groups> groups_of(const ClusterHandle& cluster) { return cluster->groups; }
+std::shared_ptr<Groups> groups_of(const ClusterHandle& cluster) {
+  cluster->connected_groups();
+  return cluster->groups;
+}
 Communicator& world_of(const ClusterHandle& cluster) { return cluster->world(); }
 
 namespace {
@@ -108,11 +197,22 @@ bool is_loopback(const std::string& host) {
   return host.starts_with("127.") || host == "::1" || host == "localhost";
 }
 
+// How long calls to the store may take: no longer than one waits for anybody, and of `brief`, which is asked
+// in the moment of failure, a fraction of it.
+struct StoreTimes {
+  std::chrono::milliseconds call{10'000}, brief{1000};
+};
+StoreTimes store_times(std::optional<std::chrono::milliseconds> timeout) {
+  StoreTimes times;
+  if (timeout) times = {std::min(times.call, *timeout), std::min(times.brief, *timeout / 10)};
+  return times;
+}
+
 // Connect to the store in which the ranks find each other: etcd where a rendezvous is named, the launcher's,
 // or one that rank 0 serves. Returns the address of this machine to use for traffic. `options`: how long to
 // wait for others.
 std::string meet(lua_State* L, const EnvironmentLookup& lookup, const Placement& placement,
-                 const JoinOptions& options, Cluster& cluster) {
+                 const JoinOptions& options, const StoreTimes& times, Cluster& cluster) {
   const auto own_address =
       [interface = setting(L, lookup, "interface", "HETRUN_INTERFACE")](const std::string& towards) {
         if (!interface) return address_towards(towards);
@@ -127,7 +227,10 @@ std::string meet(lua_State* L, const EnvironmentLookup& lookup, const Placement&
     EtcdPlaces places = parse_etcd_rendezvous(*rendezvous);
     EtcdOptions etcd;
     etcd.endpoints = std::move(places.endpoints);
-    cluster.store = cluster.brief = connect_etcd(std::move(etcd));
+    etcd.timeout = times.call;
+    cluster.store = connect_etcd(etcd);
+    etcd.timeout = times.brief;
+    cluster.brief = connect_etcd(std::move(etcd));
     return launched ? "127.0.0.1" : own_address(places.host);
   }
   if (!launched && (placement.master_host.empty() || placement.master_port == 0))
@@ -136,6 +239,7 @@ std::string meet(lua_State* L, const EnvironmentLookup& lookup, const Placement&
         *placement.world_size);
   StoreClientOptions client;
   client.secret = options.secret;
+  client.timeout = times.call;
   client.patience = options.timeout;
   client.warn_after = options.warn_after;
   client.warn = options.warn;
@@ -157,8 +261,7 @@ std::string meet(lua_State* L, const EnvironmentLookup& lookup, const Placement&
   }
   if (!launched && placement.rank > 0) client.server = "rank 0";
   cluster.store = connect_store(client);
-  constexpr std::chrono::milliseconds kBrief{1000};
-  client.timeout = kBrief;
+  client.timeout = times.brief;
   cluster.brief = connect_store(std::move(client));
   return address;
 }
@@ -183,6 +286,7 @@ int join_run(lua_State* L) {
   if (placement.world_size.value_or(1) <= 1) return 0;
   // The launcher's secret is of this run alone.
   const bool launched = lookup("HETRUN_STORE").has_value();
+  auto cluster = std::make_shared<Cluster>();  // goes after the options, which keep a client of its server
   const auto secret_file = setting(L, lookup, "secret_file", "HETRUN_SECRET_FILE");
   JoinOptions options;
   options.run = field<std::string>(L, 1, "run").value_or("hetrun");
@@ -194,9 +298,15 @@ int join_run(lua_State* L) {
   options.warn = say;
   if (timeout) options.timeout = *timeout;
   if (warn_after) options.warn_after = *warn_after;
-  auto cluster = std::make_shared<Cluster>();
-  const std::string address = meet(L, lookup, placement, options, *cluster);
+  const std::string address = meet(L, lookup, placement, options, store_times(timeout), *cluster);
   options.keeper = cluster->brief;
+  if (cluster->server != nullptr)
+    options.turned_away = [server = cluster->server.get()] { return server->turned_away(); };
+  // To etcd a member that dies while the ranks meet is lost when its lease lapses; the embedded store sees
+  // its connection close.
+  const bool by_etcd = setting(L, lookup, "rendezvous", "HETRUN_RENDEZVOUS").has_value();
+  constexpr std::chrono::milliseconds kEtcdLease{3000};
+  if (by_etcd) options.lease_ttl = kEtcdLease;
   Member member;
   member.rank = placement.rank;
   member.host = host_name();
@@ -207,8 +317,6 @@ int join_run(lua_State* L) {
   member.version = HET_VERSION;
   member.recipe_digest = hex_of(hmac_sha256("recipe", field<std::string>(L, 1, "recipe").value_or("")));
   member.data_digest = hex_of(hmac_sha256("data", field<std::string>(L, 1, "data").value_or("")));
-  if (cluster->server != nullptr)
-    options.turned_away = [server = cluster->server.get()] { return server->turned_away(); };
   cluster->membership = join(cluster->store, member, options);
   GlooOptions gloo;
   gloo.rank = cluster->membership->rank();
@@ -221,6 +329,8 @@ int join_run(lua_State* L) {
   gloo.board = words(cluster->brief);
   gloo.prefix = "traffic";
   gloo.host = member.host;
+  if (!launched && !by_etcd) gloo.keeper = fmt::format("rank 0 ({})", cluster->membership->members()[0].host);
+  const std::string keeper = gloo.rank == 0 ? "" : gloo.keeper;
   gloo.patience.warn = say;
   if (timeout) gloo.patience.timeout = *timeout;
   if (warn_after) gloo.patience.warn_after = *warn_after;
@@ -229,8 +339,10 @@ int join_run(lua_State* L) {
       return links[static_cast<size_t>(from) * static_cast<size_t>(size) + static_cast<size_t>(to)];
     });
   cluster->fabric = make_gloo(std::move(gloo));
-  cluster->watch = std::make_unique<MemberWatch>(*cluster->membership, *cluster->fabric);
+  cluster->watch =
+      std::make_unique<MemberWatch>(*cluster->membership, cluster->brief, *cluster->fabric, keeper);
   cluster->groups = std::make_shared<Groups>(cluster->fabric);
+  cluster->connect();
   return Convert<ClusterHandle>::push(L, std::move(cluster));
 }
 
@@ -414,7 +526,9 @@ double cluster_clock_offset(ClusterHandle& cluster) {
 }
 
 void cluster_leave(ClusterHandle& cluster) {
+  cluster->connected_groups();
   cluster->watch.reset();
+  cluster->left = true;
   cluster->membership->leave();
 }
 

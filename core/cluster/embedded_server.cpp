@@ -36,6 +36,7 @@ struct Client {
   std::string in, out;       // bytes that came and are not used yet; bytes to send
   size_t sent = 0;           // of `out`
   std::set<int64_t> leases;  // that it was granted, or kept alive
+  Clock::time_point asked;   // last
   std::string prefix;        // watching: what,
   int64_t next = 0;          // and the first revision it has not seen
   bool gone = false;
@@ -135,7 +136,7 @@ class Server final : public StoreServer {
  private:
   void serve() {
     Deadline end;  // of the farewell
-    for (bool ending = false; !ending || (!clients_.empty() && Clock::now() < end);) {
+    for (bool ending = false; !ending || (somebody_listens(Clock::now()) && Clock::now() < end);) {
       const auto before = Clock::now();
       const milliseconds wait = patience(before);
       std::vector<pollfd> polled = interests();
@@ -169,6 +170,14 @@ class Server final : public StoreServer {
           for (const int64_t lease : client.leases) ledger_.hasten(lease, now + kReturn);
       clients_.remove_if([](const Client& client) { return client.gone; });
     }
+  }
+
+  // At the end: whether anybody is there to hear what has happened. A member that lives asks to keep its
+  // lease alive; who has asked nothing for so long is stopped, or has heard all that it wants.
+  bool somebody_listens(Clock::time_point now) const {
+    return std::any_of(clients_.begin(), clients_.end(), [&](const Client& client) {
+      return !client.out.empty() || now - client.asked < kReturn;
+    });
   }
 
   // Until the next lapse or deadline.
@@ -220,6 +229,7 @@ class Server final : public StoreServer {
       }
       client.greeting = {instance_, random_bytes(kNonceBytes)};
       client.deadline = now + options_.introduction;
+      client.asked = now;
       client.out = write_frame(write_greeting(client.greeting));
       clients_.push_back(std::move(client));
     }
@@ -283,6 +293,7 @@ class Server final : public StoreServer {
 
   void answer(Client& client, const Question& question, Clock::time_point now) {
     if (client.stage != Client::Stage::questions) fail(ErrorKind::peer, "a watch asks no further questions");
+    client.asked = now;
     Answer answer;
     try {
       check_store_prefix(question.key);

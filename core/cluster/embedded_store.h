@@ -21,8 +21,8 @@ struct StoreServerOptions {
   LedgerLimits limits;
   int clients = 8192;                              // connections at a time; watches have one each
   std::chrono::milliseconds introduction{10'000};  // a client that has not shown its proof by then is dropped
-  std::chrono::milliseconds farewell{
-      0};  // at its end it goes on for so long, while clients are there to hear it
+  // At its end it goes on for so long, while clients are there to hear it: those that asked something lately.
+  std::chrono::milliseconds farewell{0};
 };
 
 // Serves until it is destroyed, on a thread of its own. Time during which the whole process was stopped does

@@ -17,13 +17,22 @@ HeldLease::HeldLease(std::shared_ptr<Store> store, std::chrono::milliseconds ttl
 
 HeldLease::~HeldLease() { revoke(); }
 
-void HeldLease::revoke() {
+void HeldLease::end() {
   {
     std::lock_guard lock(mutex_);
     ended_ = true;
   }
   ended_changed_.notify_all();
   if (thread_.joinable()) thread_.join();
+}
+
+void HeldLease::let_lapse() {
+  end();
+  revoked_ = true;
+}
+
+void HeldLease::revoke() {
+  end();
   if (std::exchange(revoked_, true) || silent_) return;
   try {
     store_->revoke(lease_.id);

@@ -28,10 +28,12 @@ class HeldLease {
   int64_t id() const { return lease_.id; }
   std::chrono::milliseconds ttl() const { return lease_.ttl; }  // as granted
   bool lost() const { return lost_; }
-  void revoke();  // now, unless the store is silent; no error of the store comes out
+  void revoke();     // now, unless the store is silent; no error of the store comes out
+  void let_lapse();  // keep it no longer, so that its keys go in a while
 
  private:
   void keep();
+  void end();
 
   std::shared_ptr<Store> store_, keeper_;
   StoreLease lease_;

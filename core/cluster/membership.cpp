@@ -24,6 +24,7 @@ struct Record {
   Member member;
   int world_size = 0;
   bool leaving = false;
+  std::string gave_up;  // why it goes without leaving
 };
 
 Json to_json(const Record& record) {
@@ -37,7 +38,8 @@ Json to_json(const Record& record) {
                       {"recipe", m.recipe_digest},
                       {"data", m.data_digest},
                       {"world_size", record.world_size},
-                      {"leaving", record.leaving}};
+                      {"leaving", record.leaving},
+                      {"gave_up", record.gave_up}};
 }
 
 std::optional<Record> record_of(const Json& json) {
@@ -62,6 +64,7 @@ std::optional<Record> record_of(const Json& json) {
   record.member = {static_cast<int>(*rank), *host, *device, *memory, *address, *version, *recipe, *data};
   record.world_size = static_cast<int>(*world);
   record.leaving = *leaving->boolean();
+  if (const std::string* gave_up = text("gave_up")) record.gave_up = *gave_up;
   return record;
 }
 
@@ -111,7 +114,9 @@ struct View {
   std::vector<std::pair<std::string, Member>> roster;  // ids and members, by rank; empty: none yet
   bool closed = false;                                 // there is a roster, be it one that is not ours
   std::map<std::string, int64_t> strangers;            // keys without our seal, and when they came
+  std::vector<Member> departed;                        // those that came and went while others joined
   std::string refusal;                                 // why members that were there were refused,
+  ErrorKind refused_as = ErrorKind::usage;             // of what kind that is,
   int64_t refused = 0;                                 // and the revision at which they were
 
   std::string key_of(const std::string& id) const { return prefix + "member/" + id; }
@@ -124,14 +129,20 @@ struct View {
       return read_roster(event.entry.value);
     if (key == refusal_key() && event.kind == StoreEvent::Kind::put) {
       const auto json = unseal(secret, key, event.entry.value);
-      if (json && json->string()) refusal = *json->string();
+      const Json* missing = json ? json->find("missing") : nullptr;
+      if (const Json* sentence = missing ? missing : json ? &*json : nullptr; sentence && sentence->string())
+        refusal = *sentence->string();
+      refused_as = missing ? ErrorKind::peer : ErrorKind::usage;
       refused = event.entry.revision;
       return;
     }
     if (!key.starts_with(members_at)) return;
     const std::string id = key.substr(members_at.size());
     if (event.kind == StoreEvent::Kind::removed) {
-      members.erase(id);
+      if (const auto gone = members.find(id); gone != members.end()) {
+        departed.push_back(gone->second.record.member);
+        members.erase(gone);
+      }
       strangers.erase(key);
       return;
     }
@@ -251,11 +262,17 @@ std::string who_is_missing(const View& view, const JoinOptions& options, millise
       here[rank] = true;
   }
   const int left = options.world_size - static_cast<int>(came.size());
+  const auto has_been_here = [&](int rank) {
+    return std::any_of(view.departed.begin(), view.departed.end(),
+                       [&](const Member& member) { return member.rank == rank; });
+  };
   if (unranked) {
     missing.push_back(fmt::format("{} more", left));
   } else {
     for (int rank = 0; rank < options.world_size; ++rank)
-      if (!here[rank]) missing.push_back(fmt::format("rank {}", rank));
+      if (!here[rank])
+        missing.push_back(
+            fmt::format("rank {}{}", rank, has_been_here(rank) ? ", which came and was lost" : ""));
   }
   constexpr size_t kNamed = 8;
   const auto named = [](std::vector<std::string> names) {
@@ -306,7 +323,7 @@ class Place final : public Membership {
     view_.prefix = run_prefix(options_.run, generation_);
     view_.secret = options_.secret;
     lease_ = std::make_unique<HeldLease>(store_, options_.lease_ttl, options_.keeper);
-    write();
+    write(*store_);
   }
 
   int rank() const override { return rank_; }
@@ -322,10 +339,26 @@ class Place final : public Membership {
   void leave() override {
     record_.leaving = true;
     try {
-      write();
+      // It may have lapsed while this process was stopped.
+      if (lease_->lost()) lease_ = std::make_unique<HeldLease>(store_, options_.lease_ttl, options_.keeper);
+      write(*store_);
     } catch (const Error&) {  // whom the store does not hear is seen as lost
     }
     lease_->revoke();
+  }
+
+  void give_up(const std::string& why) override {
+    record_.gave_up = why;
+    // By the keeper: the store may have gone with the rank that served it.
+    Store& store = options_.keeper ? *options_.keeper : *store_;
+    try {
+      if (!lease_->lost()) {
+        write(store);
+        store.remove(view_.key_of(id_));
+      }
+    } catch (const Error&) {  // then they hear only that it went, when its lease lapses
+    }
+    lease_->let_lapse();
   }
 
   std::vector<MemberChange> watch_members(milliseconds timeout) override {
@@ -340,7 +373,7 @@ class Place final : public Membership {
       for (const StoreEvent& event : events) change(event, changes);
       if (changes.empty() && lease_->lost() && !std::exchange(cut_off_, true))
         changes.push_back(
-            {MemberChange::Kind::cut_off, rank_, generation_,
+            {MemberChange::Kind::cut_off, rank_, false, generation_,
              fmt::format(
                  "rank {} could not keep its lease alive for {} ms, and may count as dead: {} is silent",
                  rank_, lease_->ttl().count(), store_->describe())});
@@ -359,7 +392,7 @@ class Place final : public Membership {
     while (view_.roster.empty()) {
       if (complete()) write_roster();
       const auto now = Clock::now();
-      if (now >= deadline) fail(ErrorKind::peer, "{}", who_is_missing(view_, options_, options_.timeout));
+      if (now >= deadline) refuse(ErrorKind::peer, who_is_missing(view_, options_, options_.timeout));
       if (now >= warn_at && options_.warn) {
         options_.warn(who_is_missing(view_, options_, std::chrono::round<milliseconds>(now - start)));
         warn_at = now + options_.warn_after;
@@ -384,9 +417,9 @@ class Place final : public Membership {
   }
 
  private:
-  void write() {
+  void write(Store& store) {
     const std::string key = view_.key_of(id_);
-    store_->put(key, seal(options_.secret, key, to_string(to_json(record_))), lease_->id());
+    store.put(key, seal(options_.secret, key, to_string(to_json(record_))), lease_->id());
   }
 
   // Refuse, once it is sure, what cannot go together; be the one who makes it sure.
@@ -395,24 +428,25 @@ class Place final : public Membership {
     if (self != view_.members.end() && view_.began_by_strangers()) refuse_secret(options_.run);
     // Not one from before this member came: it may be what was mended since.
     if (!view_.refusal.empty() && self != view_.members.end() && self->second.created < view_.refused)
-      fail_usage("{}", view_.refusal);
+      fail(view_.refused_as, "{}", view_.refusal);
     if (!view_.roster.empty()) return;
     if (view_.closed) refuse_secret(options_.run);
     const auto problem = problem_of(view_);
     if (!problem) return;
-    if (problem->confirmed()) refuse(problem->sentence);
-    if (problem->older->id == id_ && confirmed_.insert(problem->newer->id).second) write();
+    if (problem->confirmed()) refuse(ErrorKind::usage, problem->sentence);
+    if (problem->older->id == id_ && confirmed_.insert(problem->newer->id).second) write(*store_);
   }
 
-  // Leave word for members that look only after this one has gone.
-  [[noreturn]] void refuse(const std::string& sentence) {
+  // Leave word for members that look only after this one has gone: all shall say the same.
+  [[noreturn]] void refuse(ErrorKind kind, const std::string& sentence) {
     constexpr milliseconds kHeard{5000};
     const std::string key = view_.refusal_key();
+    const Json word = kind == ErrorKind::peer ? Json(Json::Object{{"missing", sentence}}) : Json(sentence);
     try {
-      store_->put(key, seal(options_.secret, key, to_string(Json(sentence))), store_->grant(kHeard).id);
+      store_->put(key, seal(options_.secret, key, to_string(word)), store_->grant(kHeard).id);
     } catch (const Error&) {  // the others find out themselves, or wait in vain
     }
-    fail_usage("{}", sentence);
+    fail(kind, "{}", sentence);
   }
 
   void stay(const StoreEvent& event) const {
@@ -458,7 +492,7 @@ class Place final : public Membership {
            generation_, options_.run, members_.size(), show(record_.member));
     rank_ = self->second;
     for (const auto& [id, rank] : ranks_)
-      if (!view_.members.contains(id)) went(rank, false, pending_);
+      if (!view_.members.contains(id)) went(rank, nullptr, pending_);
     for (const StoreEvent& event : later_) change(event, pending_);
   }
 
@@ -467,7 +501,7 @@ class Place final : public Membership {
     if (event.entry.key == generation_key(options_.run) && event.kind == StoreEvent::Kind::put) {
       const int64_t opened = number_of(event.entry.value);
       if (opened > generation_)
-        changes.push_back({MemberChange::Kind::generation, -1, opened,
+        changes.push_back({MemberChange::Kind::generation, -1, false, opened,
                            fmt::format("generation {} of run '{}' was opened", opened, options_.run)});
       return;
     }
@@ -476,19 +510,29 @@ class Place final : public Membership {
     const auto ranked = ranks_.find(id);
     if (ranked == ranks_.end()) return;
     const auto before = view_.members.find(id);
-    const bool leaving = before != view_.members.end() && before->second.record.leaving;
+    std::optional<Record> last;
+    if (before != view_.members.end()) last = before->second.record;
     view_.apply(event);
-    if (event.kind == StoreEvent::Kind::removed) went(ranked->second, leaving, changes);
+    if (event.kind == StoreEvent::Kind::removed) went(ranked->second, last ? &*last : nullptr, changes);
   }
 
-  void went(int rank, bool leaving, std::vector<MemberChange>& changes) {
-    if (!gone_.insert(rank).second) return;
+  // `last`: what it wrote before it went.
+  void went(int rank, const Record* last, std::vector<MemberChange>& changes) {
+    // One that counted as lost, because it was stopped for long, may still leave.
+    const bool leaves = last != nullptr && last->leaving;
+    if (!gone_.insert(rank).second && !leaves) return;
     const std::string who = show(members_[rank]);
-    if (leaving)
-      changes.push_back({MemberChange::Kind::left, rank, generation_, who + " has left"});
-    else
-      changes.push_back(
-          {MemberChange::Kind::lost, rank, generation_, who + " was lost: its lease has lapsed"});
+    MemberChange change{MemberChange::Kind::lost, rank, false, generation_, {}};
+    if (leaves) {
+      change.kind = MemberChange::Kind::left;
+      change.sentence = who + " has left";
+    } else if (last != nullptr && !last->gave_up.empty()) {
+      change.sentence = fmt::format("{} gave up, because {}", who, last->gave_up);
+    } else {
+      change.lapsed = true;
+      change.sentence = who + " was lost: its lease has lapsed";
+    }
+    changes.push_back(std::move(change));
   }
 
   std::shared_ptr<Store> store_;
@@ -561,7 +605,7 @@ std::unique_ptr<Membership> join(const std::shared_ptr<Store>& store, Member mem
   const int64_t generation =
       options.generation > 0 ? options.generation : generation_to_join(*store, options, deadline);
   auto place = std::make_unique<Place>(store, options, generation, hex_of(random_bytes(8)),
-                                       Record{std::move(member), options.world_size, false});
+                                       Record{std::move(member), options.world_size, false, {}});
   place->wait_for_all();
   return place;
 }

@@ -47,11 +47,12 @@ struct JoinOptions {
 struct MemberChange {
   enum class Kind : uint8_t {
     left,        // in good order
-    lost,        // its lease lapsed
+    lost,        // its lease lapsed, or it gave up and said why
     cut_off,     // this process could not reach the store for so long that others may take it for dead
     generation,  // another generation was opened
   } kind = Kind::lost;
   int rank = -1;           // of left, lost and cut_off
+  bool lapsed = false;     // of lost: without a word
   int64_t generation = 0;  // the one this membership is of; for `generation`: the new one
   std::string sentence;
 };
@@ -68,6 +69,9 @@ class Membership {
   virtual std::vector<MemberChange> watch_members(std::chrono::milliseconds timeout) = 0;
   virtual void close_watch() = 0;  // end a watch_members() that waits, and all later ones
   virtual void leave() = 0;        // others see it as left
+  // Go because of `why`: others see it as lost, and hear why. Its other keys, which may say more, stay until
+  // its lease lapses.
+  virtual void give_up(const std::string& why) = 0;
   // For keys that shall vanish with this member, and their prefix: of this run and generation.
   virtual int64_t lease() const = 0;
   virtual std::string prefix() const = 0;
@@ -75,7 +79,8 @@ class Membership {
 
 // Wait until all members are there. Throws Error(usage), with the same sentence on every member, when
 // members differ in version, recipe, data or world size, or claim one rank; Error(peer) when some are missing
-// at the timeout, naming them, or when the generation is closed already.
+// at the timeout, naming them, in the words of the first to give up; or when the generation is closed
+// already.
 std::unique_ptr<Membership> join(const std::shared_ptr<Store>& store, Member member,
                                  const JoinOptions& options);
 

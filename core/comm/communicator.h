@@ -148,6 +148,8 @@ class Fabric {
   virtual std::shared_ptr<Communicator> group(const std::string& name, std::vector<int> ranks) = 0;
   // Abort every communicator made, and every group being made.
   virtual void abort(std::string_view why) = 0;
+  // Why the first of them failed here, as the others are told; empty: none has.
+  virtual std::string cause() const = 0;
 };
 
 }  // namespace het

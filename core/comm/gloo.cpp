@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cerrno>
+#include <condition_variable>
 #include <csignal>
 #include <cstring>
 #include <limits>
@@ -11,6 +13,7 @@
 #include <set>
 #include <shared_mutex>
 #include <thread>
+#include <type_traits>
 
 #include <arpa/inet.h>
 #include <gloo/context.h>
@@ -21,10 +24,22 @@
 #include <gloo/transport/unbound_buffer.h>
 #include <ifaddrs.h>
 #include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "core/base/error.h"
 #include "core/comm/group.h"
+
+// In place of libc's, for the whole process. When a connection breaks just as it is made, Gloo asks, on a
+// thread of its own, for the name of its peer to say so, and ends the process when there is none. Here it is
+// empty.
+extern "C" int getpeername(int socket, sockaddr* __restrict name, socklen_t* __restrict size) noexcept {
+  if (::syscall(SYS_getpeername, socket, name, size) == 0) return 0;
+  if (errno != ENOTCONN) return -1;
+  std::memset(name, 0, *size);
+  return 0;
+}
 
 namespace het {
 namespace {
@@ -338,12 +353,8 @@ class WireHandle final : public Wire {
 
 class GlooLinks final : public Links {
  public:
-  GlooLinks(std::shared_ptr<Mesh> mesh, std::vector<std::string> hosts, std::shared_ptr<KeyValue> board,
-            std::string prefix)
-      : mesh_(std::move(mesh)),
-        hosts_(std::move(hosts)),
-        board_(std::move(board)),
-        prefix_(std::move(prefix)) {}
+  GlooLinks(std::shared_ptr<Mesh> mesh, std::vector<std::string> hosts)
+      : mesh_(std::move(mesh)), hosts_(std::move(hosts)) {}
   ~GlooLinks() override {
     unwatch();
     cut();
@@ -390,45 +401,66 @@ class GlooLinks final : public Links {
 
   std::string host(int peer) const override { return hosts_[peer]; }
   bool gone(int peer) const override { return mesh_->gone(peer); }
-  void say_why(std::string_view sentence) override { say("why", std::string(sentence)); }
-  std::optional<std::string> why(int peer) override { return heard("why", peer); }
-  bool silent() const override { return silent_; }
-  void say_waiting(int64_t sequence) override { say("waits", fmt::format("{}", sequence)); }
-  std::optional<int64_t> waiting(int peer) override {
-    const auto text = heard("waits", peer);
-    return text ? std::optional(std::atoll(text->c_str())) : std::nullopt;
-  }
 
  private:
-  // The board is a help, not a need: without it messages say less. It may have been kept by the very rank
-  // that is lost; once it was silent nobody waits for it again.
-  void say(const char* what, const std::string& text) {
-    if (silent_) return;
-    try {
-      board_->set(fmt::format("{}/{}/{}", prefix_, what, mesh_->rank), text);
-    } catch (const Error&) {
-      silent_ = true;
-    }
-  }
-  std::optional<std::string> heard(const char* what, int peer) {
-    if (silent_) return std::nullopt;
-    try {
-      return board_->get(fmt::format("{}/{}/{}", prefix_, what, peer));
-    } catch (const Error&) {
-      silent_ = true;
-      return std::nullopt;
-    }
-  }
-
   std::shared_ptr<Mesh> mesh_;
   std::vector<std::string> hosts_;
-  std::shared_ptr<KeyValue> board_;
-  std::atomic<bool> silent_ = false;  // the board was, once
-  std::string prefix_;
   std::mutex mutex_;
   std::vector<std::weak_ptr<GlooWire>> wires_;
   bool is_cut_ = false;
   std::optional<Watch> watch_;
+};
+
+// While a group is formed: for whom this rank waits, said on the board when it takes long. Taken back when
+// all have come; a rank that gives up leaves it, for those who still wait.
+class Waiting {
+ public:
+  Waiting(Board& board, milliseconds long_enough)
+      : board_(board), thread_([this, long_enough] { watch(CommClock::now() + long_enough); }) {}
+  ~Waiting() {
+    {
+      std::lock_guard lock(mutex_);
+      over_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
+
+  void wait_for(Awaited rank) {
+    std::lock_guard lock(mutex_);
+    rank_ = std::move(rank);
+    changed_.notify_all();
+  }
+  void all_came() { wait_for({}); }
+
+ private:
+  void watch(CommClock::time_point from) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_until(lock, from, [&] { return over_; });
+    Awaited said;
+    while (!over_) {
+      if (rank_ != said) {
+        said = rank_;
+        lock.unlock();
+        say(said);
+        lock.lock();
+      }
+      changed_.wait(lock, [&] { return over_ || rank_ != said; });
+    }
+    if (said != rank_ && rank_ == Awaited{}) say(rank_);
+  }
+  void say(const Awaited& rank) {
+    board_.say_waiting(rank == Awaited{} ? std::vector<Awaited>{} : std::vector{rank});
+  }
+
+  Board& board_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  Awaited rank_;
+  bool over_ = false;
+  std::thread thread_;
 };
 
 std::string text_of(const sockaddr* address) {
@@ -497,7 +529,8 @@ class GlooFabric final : public Fabric {
   explicit GlooFabric(GlooOptions options) : options_(std::move(options)), device_(make_device(options_)) {
     HET_REQUIRE(options_.store != nullptr);
     if (options_.host.empty()) options_.host = own_name();
-    if (options_.board == nullptr) options_.board = options_.store;
+    board_ = std::make_shared<Board>(options_.board != nullptr ? options_.board : options_.store,
+                                     options_.prefix, options_.rank, options_.keeper);
   }
 
   int rank() const override { return options_.rank; }
@@ -511,27 +544,31 @@ class GlooFabric final : public Fabric {
     auto mesh =
         std::make_shared<Mesh>(device_, place, static_cast<int>(ranks.size()), options_.patience.timeout);
     const Card own{options_.host, random_token(), mesh->listen()};
-    options_.store->set(fmt::format("{}/{}", prefix, place), write_card(own));
-    std::vector<Card> cards = find_all(name, prefix, ranks, place, until);
+    in_store(name, [&] { options_.store->set(fmt::format("{}/{}", prefix, place), write_card(own)); });
+    Waiting waiting(*board_, say_waiting_after(options_.patience.warn_after, options_.patience.timeout));
+    std::vector<Card> cards = find_all(name, prefix, ranks, place, until, waiting);
     cards[place] = own;
     std::vector<std::string> hosts;
     for (const Card& card : cards) hosts.push_back(card.host);
-    auto links = std::make_unique<GlooLinks>(mesh, std::move(hosts), options_.board, prefix);
+    auto links = std::make_unique<GlooLinks>(mesh, std::move(hosts));
     {
       const Connecting connecting(*this, *links);
-      connect_all(*mesh, *links, name, ranks, cards);
+      connect_all(*mesh, *links, name, ranks, cards, waiting);
     }
-    auto group =
-        make_group({name, std::move(ranks), place, options_.patience, options_.pacer}, std::move(links));
+    waiting.all_came();
+    auto group = make_group({name, std::move(ranks), place, options_.patience, board_, options_.pacer},
+                            std::move(links));
     groups_.add(group);
     return group;
   }
 
   void abort(std::string_view why) override {
+    board_->note_cause(why);
     groups_.abort(why);
     std::lock_guard lock(mutex_);
     for (GlooLinks* links : connecting_) links->cut();
   }
+  std::string cause() const override { return board_->cause(); }
 
  private:
   // While connections are made, abort() cuts them.
@@ -554,21 +591,26 @@ class GlooFabric final : public Fabric {
   std::string self() const { return fmt::format("rank {} ({})", rank(), options_.host); }
 
   std::vector<Card> find_all(const std::string& name, const std::string& prefix,
-                             const std::vector<int>& ranks, int place, CommClock::time_point until) {
+                             const std::vector<int>& ranks, int place, CommClock::time_point until,
+                             Waiting& waiting) {
     constexpr milliseconds kLookForAbort{50};
     std::vector<Card> cards(ranks.size());
-    std::vector<int> missing;
+    std::vector<Awaited> missing;
     for (size_t peer = 0; peer < ranks.size(); ++peer) {
       if (static_cast<int>(peer) == place) continue;
+      waiting.wait_for({ranks[peer]});
       const std::string key = fmt::format("{}/{}", prefix, peer);
       std::optional<std::string> text;
       // Past the deadline the rest is only looked up, so that all who are missing are named.
-      while (
-          !(text = options_.store->wait(key, CommClock::now() < until ? kLookForAbort : milliseconds(0))) &&
-          CommClock::now() < until)
-        groups_.require_alive();
+      const auto look = [&] {
+        const bool late = CommClock::now() >= until;
+        const milliseconds patience = late ? milliseconds(0) : kLookForAbort;
+        text = in_store(name, [&] { return options_.store->wait(key, patience); });
+        return text.has_value() || late;
+      };
+      while (!look()) groups_.require_alive();
       if (!text) {
-        missing.push_back(ranks[peer]);
+        missing.push_back({ranks[peer]});
         continue;
       }
       const std::optional<Card> card = read_card(*text, static_cast<int>(ranks.size()));
@@ -579,46 +621,85 @@ class GlooFabric final : public Fabric {
     }
     groups_.require_alive();
     if (!missing.empty())
-      throw Error(ErrorKind::peer, did_not_join(self(), name, missing, options_.patience.timeout));
+      give_up(name, did_not_join(self(), name, board_->to_blame(missing), options_.patience.timeout));
     return cards;
   }
 
   void connect_all(Mesh& mesh, GlooLinks& links, const std::string& name, const std::vector<int>& ranks,
-                   const std::vector<Card>& cards) {
+                   const std::vector<Card>& cards, Waiting& waiting) {
     groups_.require_alive();  // an abort from here on cuts the links
-    const auto call = [&](int peer) { return fmt::format("rank {} ({})", ranks[peer], cards[peer].host); };
-    const auto give_up = [&](const std::string& reason, const std::string& cause) {
-      links.say_why(cause);
-      throw Error(ErrorKind::peer, reason);
-    };
+    const CommClock::time_point since = CommClock::now();
+    const auto awaited = [&](int peer) { return Awaited{ranks[peer], cards[peer].host}; };
     const auto lost = [&](int peer) {
       groups_.require_alive();
-      const std::optional<std::string> why = links.why(peer);
-      const std::string reason =
-          fmt::format("{} could not connect to {} to form group '{}'", self(), call(peer), name);
-      give_up(why ? fmt::format("{}, because {}", reason, *why) : reason, why ? *why : reason);
+      if (const std::optional<std::string> why = board_->why(name, ranks[peer]))
+        give_up(name,
+                fmt::format("{} could not form group '{}': {} gave up, because {}", self(), name,
+                            call(awaited(peer)), *why),
+                *why);
+      std::string reason =
+          fmt::format("{} could not connect to {} to form group '{}'", self(), call(awaited(peer)), name);
+      // Gloo tells one that is gone from one that is silent by the time alone.
+      const milliseconds patience = options_.patience.timeout;
+      if (CommClock::now() - since < patience * 9 / 10) give_up(name, reason + board_->silence());
+      reason = fmt::format("{} waited {:.1f} s to form group '{}'", self(), seconds(patience), name);
+      const char* separator = ": ";
+      for (const Awaited& one : board_->to_blame({awaited(peer)})) {
+        reason += separator + tell(one, "has not arrived");
+        separator = ", ";
+      }
+      give_up(name, reason);
     };
     int connecting_to = 0;
     try {
-      for (; connecting_to < mesh.size; ++connecting_to)
-        if (connecting_to != mesh.rank)
-          mesh.connect(connecting_to, cards[connecting_to].addresses[mesh.rank]);
+      for (; connecting_to < mesh.size; ++connecting_to) {
+        if (connecting_to == mesh.rank) continue;
+        waiting.wait_for(awaited(connecting_to));
+        mesh.connect(connecting_to, cards[connecting_to].addresses[mesh.rank]);
+      }
     } catch (const std::exception&) {
       lost(connecting_to);
     }
     try {
-      show_tokens(mesh, links, cards, [&](int stranger) {
-        const std::string reason = fmt::format(
-            "who connected to {} as {} in group '{}' did not know its token", self(), call(stranger), name);
-        give_up(reason, reason);
-      });
+      show_tokens(
+          mesh, links, cards, [&](int peer) { waiting.wait_for(awaited(peer)); },
+          [&](int stranger) {
+            give_up(name, fmt::format("who connected to {} as {} in group '{}' did not know its token",
+                                      self(), call(awaited(stranger)), name));
+          });
     } catch (const LostPeer& gone) {
       lost(gone.peer);
     }
   }
 
-  template <typename Refuse>
-  void show_tokens(Mesh& mesh, GlooLinks& links, const std::vector<Card>& cards, const Refuse& refuse) {
+  // `cause`: what the others are told.
+  [[noreturn]] void give_up(const std::string& group, const std::string& reason, const std::string& cause) {
+    board_->say_why(group, cause);
+    throw Error(ErrorKind::peer, reason);
+  }
+  [[noreturn]] void give_up(const std::string& group, const std::string& reason) {
+    give_up(group, reason, reason);
+  }
+
+  // Who serves the store may be the rank that is lost.
+  template <typename Body>
+  std::invoke_result_t<Body> in_store(const std::string& group, const Body& body) {
+    try {
+      return body();
+    } catch (const Error& error) {
+      groups_.require_alive();
+      if (options_.keeper.empty()) throw;
+      give_up(group,
+              fmt::format("{} could not form group '{}': {}, who serves the store, does not answer ({})",
+                          self(), group, options_.keeper, error.sentence()));
+    }
+  }
+
+  static double seconds(milliseconds time) { return std::chrono::duration<double>(time).count(); }
+
+  template <typename Await, typename Refuse>
+  void show_tokens(Mesh& mesh, GlooLinks& links, const std::vector<Card>& cards, const Await& awaiting,
+                   const Refuse& refuse) {
     const std::string& token = cards[mesh.rank].token;
     std::vector<std::string> shown(mesh.size, std::string(kTokenBytes, '\0'));
     const std::unique_ptr<Wire> wire = links.wire_on(kHelloSlot, options_.patience.timeout);
@@ -629,6 +710,7 @@ class GlooFabric final : public Fabric {
     }
     for (int peer = 0; peer < mesh.size; ++peer) {
       if (peer == mesh.rank) continue;
+      awaiting(peer);
       while (!wire->received(peer)) groups_.require_alive();
       while (!wire->sent(peer)) groups_.require_alive();
       if (shown[peer] != token) refuse(peer);
@@ -637,6 +719,7 @@ class GlooFabric final : public Fabric {
 
   GlooOptions options_;
   std::shared_ptr<gloo::transport::Device> device_;
+  std::shared_ptr<Board> board_;
   GroupList groups_;
   std::mutex mutex_;
   std::set<GlooLinks*> connecting_;

@@ -99,8 +99,10 @@ class Group final : public Communicator, public Witness, public std::enable_shar
     return fmt::format("rank {} ({})", fabric_rank(peer), links_->host(peer));
   }
   std::string lost(int peer) override;
-  void say_waiting(int64_t sequence) override { links_->say_waiting(sequence); }
-  bool is_waiting(int peer, int64_t sequence) override { return links_->waiting(peer) == sequence; }
+  void say_waiting(int64_t sequence) override { options_.board->say_at(name(), sequence); }
+  bool is_waiting(int peer, int64_t sequence) override {
+    return options_.board->at(name(), fabric_rank(peer)) == sequence;
+  }
   void watch(const void* key, std::function<void(const std::string&)> dead) override;
   void unwatch(const void* key) override;
 
@@ -115,7 +117,14 @@ class Group final : public Communicator, public Witness, public std::enable_shar
   void run(Queue& queue, Operation& operation);
   void interrupted(Queue& queue);
   void hold(Queue& queue, const Operation& operation, CommClock::time_point arrived);
+  struct Missing {
+    Awaited rank;
+    bool has_come;
+  };
+  std::vector<Missing> who_is_missing(Queue& queue, const Operation& operation);
+  bool say_waiting_for(const std::vector<Missing>& missing);
   std::string sentence(Queue& queue, const Operation& operation, CommClock::time_point since);
+  std::optional<std::string> why(int peer) { return options_.board->why(name(), fabric_rank(peer)); }
   void peer_gone(int peer);
   std::string failure_of(const Operation& operation) const;
   void fail_for(const Operation& operation, const LostPeer& peer);
@@ -220,22 +229,31 @@ void Group::wait(Queue& queue, Operation& operation) {
   HET_REQUIRE(operation.started, operation.request.label);
   const auto finished = [&] { return operation.finished.load(std::memory_order_relaxed); };
   const Patience& patience = options_.patience;
-  if (!changed_.wait_until(lock, since + std::min(patience.warn_after, patience.timeout), finished)) {
-    if (patience.warn_after < patience.timeout) {
-      lock.unlock();
-      const std::string text = sentence(queue, operation, since);
-      if (!text.empty() && patience.warn) patience.warn(text);
-      lock.lock();
-    }
-    if (!changed_.wait_until(lock, since + patience.timeout, finished)) {
-      lock.unlock();
-      if (const std::string text = sentence(queue, operation, since); !text.empty()) fail(text, text);
-      lock.lock();
-      changed_.wait(lock, finished);
-    }
+  const auto in_time = [&](milliseconds limit) {
+    return changed_.wait_until(lock, since + std::min(limit, patience.timeout), finished);
+  };
+  const bool takes_long = !in_time(say_waiting_after(patience.warn_after, patience.timeout));
+  if (takes_long) {
+    lock.unlock();
+    say_waiting_for(who_is_missing(queue, operation));
+    lock.lock();
+  }
+  if (!in_time(patience.warn_after) && patience.warn_after < patience.timeout) {
+    lock.unlock();
+    const std::string text = sentence(queue, operation, since);
+    if (!text.empty() && patience.warn) patience.warn(text);
+    lock.lock();
+  }
+  if (!in_time(patience.timeout)) {
+    lock.unlock();
+    if (const std::string text = sentence(queue, operation, since); !text.empty()) fail(text, text);
+    lock.lock();
+    changed_.wait(lock, finished);
   }
   operation.started = false;
   if (operation.failed) throw_reason();
+  lock.unlock();
+  if (takes_long) options_.board->say_waiting({});
 }
 
 // A handle goes away: nothing may touch its memory afterwards.
@@ -321,13 +339,12 @@ void Group::interrupted(Queue& queue) {
   changed_.notify_all();
 }
 
-// Who keeps `operation` waiting: one sentence. Empty when it has finished or failed meanwhile.
-std::string Group::sentence(Queue& queue, const Operation& operation, CommClock::time_point since) {
+// Who keeps `operation` waiting; nobody when it has finished or failed meanwhile, or it cannot be found out.
+std::vector<Group::Missing> Group::who_is_missing(Queue& queue, const Operation& operation) {
   constexpr milliseconds kAskEvery{2}, kAskFor{1000};
   const auto over = [&] { return operation.finished.load() || life_ != Life::alive; };
   std::unique_lock lock(mutex_);
   if (over()) return {};
-  const int64_t sequence = queue.sequence;
   Operation* const running = queue.first;
   queue.asked = true;
   queue.missing.clear();
@@ -339,47 +356,58 @@ std::string Group::sentence(Queue& queue, const Operation& operation, CommClock:
     changed_.wait_for(lock, kAskEvery, [&] { return over() || !queue.missing.empty(); });
   }
   queue.asked = false;
-  if (over()) return {};
-  std::vector<int> missing = queue.missing;
-  std::vector<bool> has_come = queue.has_come;
-  const CollectiveRequest& request = queue.first->request;
-  std::string text =
-      fmt::format("{} has waited {:.1f} s for {} of '{}' in group '{}'", call(rank()), seconds_since(since),
-                  name_of(operation.request.kind), operation.request.label, name());
-  if (queue.first != &operation)
-    text += fmt::format(", behind {} of '{}'", name_of(request.kind), request.label);
-  lock.unlock();
-
-  // A rank that waits in the same operation is itself held up by another.
-  if (queue.channel == 0) {
-    links_->say_waiting(sequence);
-    std::vector<int> to_blame;
-    std::vector<bool> blamed_came;
-    for (size_t i = 0; i < missing.size(); ++i)
-      if (links_->waiting(missing[i]) != sequence) {
-        to_blame.push_back(missing[i]);
-        blamed_came.push_back(has_come[i]);
-      }
-    if (!to_blame.empty()) {
-      missing = std::move(to_blame);
-      has_come = std::move(blamed_came);
-    }
+  std::vector<Missing> missing;
+  if (over()) return missing;
+  for (size_t i = 0; i < queue.missing.size(); ++i) {
+    const int peer = queue.missing[i];
+    missing.push_back({{fabric_rank(peer), links_->host(peer)}, queue.has_come[i]});
   }
-  if (missing.empty()) return text + "; it is not known who is missing";
-  for (size_t i = 0; i < missing.size(); ++i)
-    text += fmt::format("{} {} {}", i == 0 ? ":" : ",", call(missing[i]),
-                        has_come[i] ? "began it and fell silent" : "has not arrived");
+  return missing;
+}
+
+// Others who wait for this rank shall not take it for the one to blame. Whether there was anything to say.
+bool Group::say_waiting_for(const std::vector<Missing>& missing) {
+  std::vector<Awaited> ranks;
+  for (const Missing& one : missing) ranks.push_back(one.rank);
+  if (!ranks.empty()) options_.board->say_waiting(ranks);
+  return !ranks.empty();
+}
+
+// Who keeps `operation` waiting: one sentence. Empty when it has finished or failed meanwhile.
+std::string Group::sentence(Queue& queue, const Operation& operation, CommClock::time_point since) {
+  const std::vector<Missing> missing = who_is_missing(queue, operation);
+  std::string text;
+  {
+    std::lock_guard lock(mutex_);
+    if (operation.finished.load() || life_ != Life::alive) return {};
+    text =
+        fmt::format("{} has waited {:.1f} s for {} of '{}' in group '{}'", call(rank()), seconds_since(since),
+                    name_of(operation.request.kind), operation.request.label, name());
+    if (queue.first != &operation)
+      text +=
+          fmt::format(", behind {} of '{}'", name_of(queue.first->request.kind), queue.first->request.label);
+  }
+  if (!say_waiting_for(missing)) return text + "; it is not known who is missing";
+  std::vector<Awaited> ranks;
+  for (const Missing& one : missing) ranks.push_back(one.rank);
+  const char* separator = ": ";
+  for (const Awaited& one : options_.board->to_blame(ranks)) {
+    const auto known = std::find_if(missing.begin(), missing.end(),
+                                    [&](const Missing& other) { return other.rank.rank == one.rank; });
+    const bool has_come = known != missing.end() && known->has_come;
+    text += separator + tell(one, has_come ? "began it and fell silent" : "has not arrived");
+    separator = ", ";
+  }
   return text;
 }
 
 // A connection broke: that peer left, and said why, or died. What it said is passed on as it is.
 void Group::fail_for(const Operation& operation, const LostPeer& peer) {
   const std::string text = failure_of(operation);
-  if (const std::optional<std::string> why = links_->why(peer.peer))
-    return fail(fmt::format("{}: {} gave up, because {}", text, call(peer.peer), *why), *why);
+  if (const std::optional<std::string> said = why(peer.peer))
+    return fail(fmt::format("{}: {} gave up, because {}", text, call(peer.peer), *said), *said);
   const std::string gone =
-      fmt::format("{} is gone ({}{})", call(peer.peer), peer.what,
-                  links_->silent() ? "; the store, where it would have said why, is silent" : "");
+      fmt::format("{} is gone ({}{})", call(peer.peer), peer.what, options_.board->silence());
   fail(fmt::format("{}: {}", text, gone), gone);
 }
 
@@ -401,8 +429,8 @@ void Group::peer_gone(int peer) {
     text = busy == queues_.end() ? fmt::format("{}: group '{}' failed", call(rank()), name())
                                  : failure_of(*busy->first);
   }
-  if (const std::optional<std::string> why = links_->why(peer))
-    fail(fmt::format("{}: {} gave up, because {}", text, call(peer), *why), *why);
+  if (const std::optional<std::string> said = why(peer))
+    fail(fmt::format("{}: {} gave up, because {}", text, call(peer), *said), *said);
 }
 
 // `reason`: what waits throw here. `cause`: what the peers are told.
@@ -418,7 +446,7 @@ void Group::fail(const std::string& reason, const std::string& cause) {
     cause_ = cause;
     for (Queue& queue : queues_) queue.work.notify_all();
   }
-  links_->say_why(cause);  // before the peers see the connections close
+  options_.board->say_why(name(), cause);  // before the peers see the connections close
   links_->cut();
   {
     std::lock_guard lock(mutex_);
@@ -431,8 +459,8 @@ void Group::fail(const std::string& reason, const std::string& cause) {
 
 std::string Group::lost(int peer) {
   if (peer == rank() || !links_->gone(peer)) return {};
-  if (const std::optional<std::string> why = links_->why(peer))
-    return fmt::format("{} gave up, because {}", call(peer), *why);
+  if (const std::optional<std::string> said = why(peer))
+    return fmt::format("{} gave up, because {}", call(peer), *said);
   return fmt::format("{} is gone (its connection closed)", call(peer));
 }
 
@@ -466,11 +494,21 @@ int place_in_group(const std::vector<int>& ranks, int rank, int size) {
   return place;
 }
 
-std::string did_not_join(const std::string& who, const std::string& group, const std::vector<int>& missing,
-                         milliseconds waited) {
-  return fmt::format("{} waited {:.1f} s to form group '{}': {} {} did not join", who,
-                     static_cast<double>(waited.count()) / 1e3, group, missing.size() == 1 ? "rank" : "ranks",
-                     fmt::join(missing, ", "));
+std::string did_not_join(const std::string& who, const std::string& group,
+                         const std::vector<Awaited>& missing, milliseconds waited) {
+  std::vector<std::string> parts;
+  std::vector<int> absent;
+  for (const Awaited& one : missing) {
+    if (one.by < 0)
+      absent.push_back(one.rank);
+    else
+      parts.push_back(tell(one, "has not arrived"));
+  }
+  if (!absent.empty())
+    parts.insert(parts.begin(), fmt::format("{} {} did not join", absent.size() == 1 ? "rank" : "ranks",
+                                            fmt::join(absent, ", ")));
+  return fmt::format("{} waited {:.1f} s to form group '{}': {}", who,
+                     static_cast<double>(waited.count()) / 1e3, group, fmt::join(parts, ", "));
 }
 
 void GroupList::require_alive() const {

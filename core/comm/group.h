@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/comm/board.h"
 #include "core/comm/communicator.h"
 #include "core/comm/wire.h"
 
@@ -17,6 +18,8 @@ struct GroupOptions {
   std::vector<int> ranks;  // of the fabric, by rank of the group
   int rank = 0;            // this one's, in the group
   Patience patience;
+  // What a rank says there before it cuts its connections tells a peer that left from one that died.
+  std::shared_ptr<Board> board;
   std::shared_ptr<Pacer> pacer;  // absent: operations are done when they are done
 };
 
@@ -24,8 +27,8 @@ std::shared_ptr<Communicator> make_group(GroupOptions options, std::unique_ptr<L
 
 // This rank's place in a new group; Error(bug) unless the ranks are distinct, in [0, size) and include it.
 int place_in_group(const std::vector<int>& ranks, int rank, int size);
-std::string did_not_join(const std::string& who, const std::string& group, const std::vector<int>& missing,
-                         std::chrono::milliseconds waited);
+std::string did_not_join(const std::string& who, const std::string& group,
+                         const std::vector<Awaited>& missing, std::chrono::milliseconds waited);
 
 // The communicators a fabric has made, to abort them together. Thread-safe.
 class GroupList {

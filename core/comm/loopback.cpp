@@ -26,8 +26,6 @@ struct Box {
 
 struct Member {
   bool here = false, gone = false;
-  std::optional<std::string> why;
-  std::optional<int64_t> waiting;
 };
 
 // What the members of a group share; all under one mutex.
@@ -136,23 +134,6 @@ class LoopbackLinks final : public Links {
     std::lock_guard lock(meeting_->mutex);
     return meeting_->members[peer].gone;
   }
-  void say_why(std::string_view sentence) override {
-    std::lock_guard lock(meeting_->mutex);
-    meeting_->members[rank_].why = sentence;
-  }
-  bool silent() const override { return false; }
-  std::optional<std::string> why(int peer) override {
-    std::lock_guard lock(meeting_->mutex);
-    return meeting_->members[peer].why;
-  }
-  void say_waiting(int64_t sequence) override {
-    std::lock_guard lock(meeting_->mutex);
-    meeting_->members[rank_].waiting = sequence;
-  }
-  std::optional<int64_t> waiting(int peer) override {
-    std::lock_guard lock(meeting_->mutex);
-    return meeting_->members[peer].waiting;
-  }
 
  private:
   std::shared_ptr<Meeting> meeting_;
@@ -163,12 +144,17 @@ class LoopbackLinks final : public Links {
 struct Lobby {
   std::mutex mutex;
   std::map<std::string, std::shared_ptr<Meeting>> meetings;
+  std::shared_ptr<KeyValue> words = make_memory_key_value();  // of their boards
 };
 
 class LoopbackFabric final : public Fabric {
  public:
   LoopbackFabric(std::shared_ptr<Lobby> lobby, int rank, int size, LoopbackOptions options)
-      : lobby_(std::move(lobby)), rank_(rank), size_(size), options_(std::move(options)) {
+      : lobby_(std::move(lobby)),
+        rank_(rank),
+        size_(size),
+        options_(std::move(options)),
+        board_(std::make_shared<Board>(lobby_->words, "loopback", rank)) {
     if (options_.pacer) pacer_ = options_.pacer();
   }
 
@@ -180,13 +166,17 @@ class LoopbackFabric final : public Fabric {
     const int place = place_in_group(ranks, rank_, size_);
     const std::shared_ptr<Meeting> meeting = meeting_of(name, ranks.size());
     join(*meeting, place, name, ranks);
-    auto group = make_group({name, std::move(ranks), place, options_.patience, pacer_},
+    auto group = make_group({name, std::move(ranks), place, options_.patience, board_, pacer_},
                             std::make_unique<LoopbackLinks>(meeting, place));
     groups_.add(group);
     return group;
   }
 
-  void abort(std::string_view why) override { groups_.abort(why); }
+  void abort(std::string_view why) override {
+    board_->note_cause(why);
+    groups_.abort(why);
+  }
+  std::string cause() const override { return board_->cause(); }
 
  private:
   std::shared_ptr<Meeting> meeting_of(const std::string& name, size_t size) {
@@ -205,9 +195,9 @@ class LoopbackFabric final : public Fabric {
     meeting.members[place].here = true;
     meeting.changed.notify_all();
     while (true) {
-      std::vector<int> missing;
+      std::vector<Awaited> missing;
       for (size_t i = 0; i < ranks.size(); ++i)
-        if (!meeting.members[i].here) missing.push_back(ranks[i]);
+        if (!meeting.members[i].here) missing.push_back({ranks[i]});
       if (missing.empty()) return;
       groups_.require_alive();
       if (CommClock::now() >= until)
@@ -220,6 +210,7 @@ class LoopbackFabric final : public Fabric {
   std::shared_ptr<Lobby> lobby_;
   int rank_, size_;
   LoopbackOptions options_;
+  std::shared_ptr<Board> board_;
   std::shared_ptr<Pacer> pacer_;
   GroupList groups_;
 };

@@ -6,9 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
-#include <string_view>
 
 namespace het {
 
@@ -49,15 +47,6 @@ class Links {
   virtual void unwatch() = 0;
   virtual std::string host(int peer) const = 0;  // of any rank of the group
   virtual bool gone(int peer) const = 0;         // its connection is known to have closed
-
-  // A board that outlives ranks. What a rank says before it cuts its connections tells a peer that left from
-  // one that died.
-  virtual void say_why(std::string_view sentence) = 0;
-  virtual std::optional<std::string> why(int peer) = 0;
-  virtual bool silent() const = 0;  // the board cannot be reached: nobody learns what peers said
-  // Operation number `sequence` of the group's collectives is being waited for here, for long.
-  virtual void say_waiting(int64_t sequence) = 0;
-  virtual std::optional<int64_t> waiting(int peer) = 0;
 };
 
 }  // namespace het

@@ -4,6 +4,7 @@
 usage: run.py HETRUN [unittest arguments]
 """
 import array
+import base64
 import json
 import os
 import pathlib
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 import unittest
+import urllib.request
 
 import leftovers
 
@@ -33,6 +35,27 @@ def free_port():
     with socket.socket() as probe:
         probe.bind(('127.0.0.1', 0))
         return str(probe.getsockname()[1])
+
+
+def clients_of(port):
+    """How many connections to a port of 127.0.0.1 stand."""
+    there = f'0100007F:{int(port):04X}'
+    lines = [line.split() for line in pathlib.Path('/proc/net/tcp').read_text().splitlines()[1:]]
+    return sum(line[2] == there and line[3] == '01' for line in lines)
+
+
+def last_words(err):
+    """Why a run ended, in the last sentence that says so."""
+    return ([line for line in err.splitlines() if 'hetrun: ' in line] or [''])[-1]
+
+
+def to_blame(sentence):
+    """The ranks that a sentence says are dead, silent or missing."""
+    which = r'rank (\d+)(?: on [^ ]+)?(?: \([^)]*\))?,? '
+    said = (r'(?:has not arrived|began it and fell silent|is gone|was lost|did not join|was killed|who served the store, is gone'
+            r'|who serves the store)')
+    return {int(rank) for words in (which + said, r'missing: rank (\d+)', r'could not connect to rank (\d+)')
+            for rank in re.findall(words, sentence)}
 
 
 def own_name_is_loopback():
@@ -78,16 +101,36 @@ class Case(unittest.TestCase):
         self.hetrun(*words, '--quiet', f'--metrics={metrics}')
         return self.read_losses(metrics)
 
-    def start_etcd(self):
+    def start_etcd(self, folder='etcd'):
         """The rendezvous of an etcd that ends with the test."""
         client, peer = (f'http://127.0.0.1:{free_port()}' for _ in range(2))
-        etcd = subprocess.Popen(['etcd', '--name', 'one', '--data-dir', self.folder / 'etcd', '--unsafe-no-fsync',
+        etcd = subprocess.Popen(['etcd', '--name', 'one', '--data-dir', self.folder / folder, '--unsafe-no-fsync',
                                  '--listen-client-urls', client, '--advertise-client-urls', client,
                                  '--listen-peer-urls', peer, '--initial-advertise-peer-urls', peer,
                                  '--initial-cluster', f'one={peer}'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.addCleanup(etcd.wait)
         self.addCleanup(etcd.kill)
         return client.replace('http', 'etcd')
+
+    def until(self, condition, sentence):
+        until = time.monotonic() + 60
+        while not condition():
+            self.assertLess(time.monotonic(), until, sentence)
+            time.sleep(0.005)
+
+    def until_they_met(self, rendezvous):
+        """Wait for the roster of the ranks in etcd."""
+        def has_roster():
+            code = lambda text: base64.b64encode(text.encode()).decode()
+            question = {'key': code('hetrun/'), 'range_end': code('hetrun0'), 'keys_only': True}
+            try:
+                with urllib.request.urlopen(rendezvous.replace('etcd', 'http') + '/v3/kv/range',
+                                            json.dumps(question).encode(), timeout=10) as reply:
+                    keys = [base64.b64decode(kv['key']) for kv in json.load(reply).get('kvs', [])]
+            except OSError:
+                return False
+            return any(key.endswith(b'/roster') for key in keys)
+        self.until(has_roster, 'the ranks do not meet')
 
     def assert_close(self, one, several, tolerance):
         self.assertEqual(len(one), len(several))
@@ -455,6 +498,31 @@ class Mistakes(Case):
         outputs = [rank.communicate(timeout=120) for rank in ranks]
         return [(rank.returncode, err) for rank, (_, err) in zip(ranks, outputs)]
 
+    def test_ranks_that_wait_in_vain_for_another_say_the_same(self):
+        common = {'WORLD_SIZE': '3', **self.at_rank_0()}
+        ranks = [self.start('lopsided.lua', '--timeout=5s', RANK=str(rank), LOCAL_RANK=str(rank), **common)
+                 for rank in (0, 1)]
+        words = []
+        for rank in ranks:
+            _, err = rank.communicate(timeout=120)
+            self.assertEqual(rank.returncode, 75, err)
+            words.append(last_words(err))
+        self.assertIn('2 of 3 members of run ', words[0])
+        self.assertIn('missing: rank 2', words[0])
+        self.assertEqual(words[0], words[1])
+
+    def test_a_store_that_does_not_answer_is_waited_for_as_long_as_ranks_are(self):
+        where = self.at_rank_0()
+        first = self.start('lopsided.lua', WORLD_SIZE='2', RANK='0', LOCAL_RANK='0', **where)
+        self.addCleanup(first.communicate)
+        self.addCleanup(first.kill)
+        self.until(lambda: clients_of(where['MASTER_PORT']) >= 3, 'the first rank serves no store')
+        first.send_signal(signal.SIGSTOP)
+        second = self.start('lopsided.lua', '--timeout=3s', WORLD_SIZE='2', RANK='1', LOCAL_RANK='1', **where)
+        _, err = second.communicate(timeout=120)
+        self.assertEqual(second.returncode, 75, err)
+        self.assertIn('did not answer within 3000 ms', err)
+
     def test_ranks_whose_recipes_differ_in_anything_that_counts(self):
         text = (self.folder / 'lopsided.lua').read_text()
         changes = [('dropout = 0.1', 'dropout = 0.2'), ('data = corpus,', 'data = corpus, seed = 5,'),
@@ -552,12 +620,6 @@ class Leftovers(unittest.TestCase):
 
 
 class Interrupts(Case):
-    def until(self, condition, sentence):
-        until = time.monotonic() + 60
-        while not condition():
-            self.assertLess(time.monotonic(), until, sentence)
-            time.sleep(0.005)
-
     def test_sigterm_has_all_ranks_save_and_leave_whoever_is_told(self):
         metrics = self.folder / 'metrics.jsonl'
         for told in ('the launcher', 'a rank', 'all'):
@@ -632,7 +694,7 @@ class Deaths(Case):
             phases[phase] = phases.get(phase, 0) + 1
             where = f'seed {seed}, trial {trial} ({phase}): rank {victim}\n{err}'
             self.assertEqual(process.returncode, 75, where)
-            self.assertRegex(err, rf'rank {victim}\b', where)
+            self.assertEqual(to_blame(last_words(err)), {victim}, where)
             self.assert_gone(children.values())
         return phases
 
@@ -662,8 +724,10 @@ class Deaths(Case):
                 process.kill()
                 self.fail(f'the others do not end; rank {pid} was stopped.\n{states}\n{process.communicate()[1]}')
 
-        phases = self.trials(int(os.environ.get('HETRUN_STOP_TRIALS', '4')), ['--timeout=5s', '--warn-after=1s'], die)
-        print(f'stops by phase: {json.dumps(phases, sort_keys=True)}')
+        trials = int(os.environ.get('HETRUN_STOP_TRIALS', '4'))
+        for words in (['--timeout=5s', '--warn-after=1s'], ['--timeout=5s']):
+            phases = self.trials(trials // 2, words, die)
+            print(f'stops by phase: {json.dumps(phases, sort_keys=True)}')
 
     def test_ranks_without_a_launcher_notice_a_killed_one(self):
         chance = random.Random(int(os.environ.get('HETRUN_KILL_SEED', '1')))
@@ -683,14 +747,67 @@ class Deaths(Case):
                     continue
                 where = f'trial {trial}: rank {victim} killed, rank {number} says\n{err}'
                 self.assertEqual(rank.returncode, 75, where)
-                # What it says last is why: the dead rank by name, or who ended the group because of it.
-                self.assertRegex(err.splitlines()[-1], r'^hetrun: .*rank \d', where)
+                self.assertEqual(to_blame(last_words(err)), {victim}, where)
                 seen.add(self.phase_of(err, metrics, 6))
             for phase in seen:
                 phases[phase] = phases.get(phase, 0) + 1
             slowest = max(slowest, time.monotonic() - killed)
         print(f'without a launcher, kills while a rank was in a phase: {json.dumps(phases, sort_keys=True)}')
         print(f'without a launcher, from the kill to the end of all, at most: {slowest:.3f} s')
+
+    def assert_survivors_blame(self, victim, ranks):
+        """All others end, long before they would lose patience with the dead one, and name it."""
+        for number, rank in enumerate(ranks):
+            if number == victim:
+                rank.communicate()
+                continue
+            try:
+                _, err = rank.communicate(timeout=60)
+            except subprocess.TimeoutExpired:
+                self.fail(f'rank {number} does not notice that rank {victim} died')
+            where = f'rank {victim} killed, rank {number} says\n{err}'
+            self.assertEqual(rank.returncode, 75, where)
+            self.assertEqual(to_blame(last_words(err)), {victim}, where)
+
+    def test_ranks_notice_that_the_one_that_serves_their_store_died_while_groups_form(self):
+        chance = random.Random(int(os.environ.get('HETRUN_KILL_SEED', '1')))
+        for _ in range(int(os.environ.get('HETRUN_KILL_TRIALS', '4'))):
+            where = self.at_rank_0()
+            ranks = self.by_hand(RANKS, '--spread', '--steps=100000', '--timeout=200s', **where)
+            self.until(lambda: clients_of(where['MASTER_PORT']) >= 3 * RANKS, 'the ranks do not meet')
+            time.sleep(chance.random() * 0.2)
+            ranks[0].kill()
+            self.assert_survivors_blame(0, ranks)
+
+    @unittest.skipUnless(shutil.which('etcd'), 'no etcd here (Debian: etcd-server)')
+    def test_ranks_that_met_in_etcd_notice_a_killed_one(self):
+        chance = random.Random(int(os.environ.get('HETRUN_KILL_SEED', '1')))
+        for trial in range(int(os.environ.get('HETRUN_KILL_TRIALS', '4'))):
+            with self.subTest(trial=trial):
+                rendezvous = self.start_etcd(f'etcd{trial}')
+                ranks = self.by_hand(RANKS, '--spread', '--steps=100000', '--timeout=200s', f'--rendezvous={rendezvous}',
+                                     '--interface=127.0.0.1', HETRUN_SECRET=SECRET)
+                self.until_they_met(rendezvous)
+                time.sleep(chance.random() * (0 if trial % 2 else 0.4))
+                victim = chance.randrange(RANKS)
+                ranks[victim].kill()
+                self.assert_survivors_blame(victim, ranks)
+
+    @unittest.skipUnless(shutil.which('etcd'), 'no etcd here (Debian: etcd-server)')
+    def test_a_rank_that_pauses_for_less_than_the_timeout_ends_nothing(self):
+        metrics = self.folder / 'metrics.jsonl'
+        ranks = self.by_hand(2, '--steps=100000', '--timeout=60s', f'--metrics={metrics}', f'--rendezvous={self.start_etcd()}',
+                             '--interface=127.0.0.1', HETRUN_SECRET=SECRET)
+        self.until_it_trains(metrics)
+        ranks[1].send_signal(signal.SIGSTOP)
+        time.sleep(12)   # its lease lapses
+        steps = len(metrics.read_text().splitlines())
+        ranks[1].send_signal(signal.SIGCONT)
+        self.until(lambda: len(metrics.read_text().splitlines()) > steps + 5, 'they do not go on')
+        ranks[0].send_signal(signal.SIGTERM)
+        for rank in ranks:
+            _, err = rank.communicate(timeout=60)
+            self.assertEqual(rank.returncode, 130, err)
 
     def test_ranks_notice_a_stopped_one_that_serves_their_store(self):
         metrics = self.folder / 'metrics.jsonl'

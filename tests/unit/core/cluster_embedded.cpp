@@ -339,6 +339,20 @@ TEST_CASE("a server that ends lets clients hear what has happened, while they ar
   CHECK(heard->value == "words");
 }
 
+TEST_CASE("a server that ends does not wait for clients that ask nothing any more", "[cluster]") {
+  StoreServerOptions options;
+  options.address = "127.0.0.1";
+  options.secret = kClusterSecret;
+  options.farewell = 2 * kStoreHung;
+  auto server = serve_store(options);
+  const auto stopped = connect_store(client_of(*server));
+  stopped->grant(std::chrono::milliseconds(100'000));
+  const auto watch = stopped->watch("run/");
+  const auto start = std::chrono::steady_clock::now();
+  server.reset();
+  CHECK(std::chrono::steady_clock::now() - start < kStoreHung);
+}
+
 TEST_CASE("a full embedded store refuses, and takes again when there is room", "[cluster]") {
   LedgerLimits limits;
   limits.content_bytes = 100;

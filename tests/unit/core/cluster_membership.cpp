@@ -201,6 +201,29 @@ TEST_CASE("who did not come is said, once in a while and at the end", "[cluster]
              Contains("; the store turned away who came from 10.0.0.8, 10.0.0.9 with another secret"));
 }
 
+TEST_CASE("members that wait in vain all say the same, and who was there before", "[cluster]") {
+  const auto stores = embedded();
+  const auto watch = stores->connect()->watch("test/1/member/");
+  ChildTest child("joins a run and waits",
+                  {"HET_TEST_STORE=" + stores->where(), "HET_TEST_RANK=2", "HET_TEST_WORLD=4"});
+  take_events(*watch, 1);
+  // The second would wait much longer, and see the first one go.
+  std::vector<JoinOptions> options(2, options_of(4));
+  options[0].timeout = milliseconds(3000);
+  std::vector<Outcome> outcomes(2);
+  std::vector<std::thread> threads;
+  for (int i : {0, 1})
+    threads.emplace_back(
+        [&, i] { outcomes[i] = try_to_join(*stores, member_on(i == 0 ? "alpha" : "beta", i), options[i]); });
+  for (int came = 0; came < 2;)  // they may come anew, to show that they live
+    for (const StoreEvent& event : take_events(*watch, 1)) came += event.kind == StoreEvent::Kind::put;
+  child.kill();
+  for (std::thread& thread : threads) thread.join();
+  CHECK_THAT(outcomes[0].error, StartsWith("peer: 2 of 4 members of run 'test' came within 3000 ms: ") &&
+                                    Contains("missing: rank 2, which came and was lost, rank 3"));
+  CHECK(outcomes[1].error == outcomes[0].error);
+}
+
 TEST_CASE("what cannot be joined is refused at once", "[cluster]") {
   const auto stores = embedded();
   CHECK(try_to_join(*stores, member_on("a", 3), options_of(3)).error ==
@@ -280,6 +303,40 @@ TEST_CASE("a member that leaves, and one that dies, are told apart", "[cluster]"
       CHECK(lost[0].sentence == "rank 2 on child was lost: its lease has lapsed");
       CHECK(outcomes[0].membership->watch_members(milliseconds(0)).empty());
     }
+}
+
+TEST_CASE("why a member gave up is heard by the others", "[cluster]") {
+  for (const StoreKind& kind : store_kinds()) DYNAMIC_SECTION("in the " << kind.name << " store") {
+      const auto stores = kind.start();
+      auto outcomes = join_all(*stores, {member_on("alpha", 0), member_on("beta", 1)}, options_of(2));
+      REQUIRE(outcomes[0].membership);
+      REQUIRE(outcomes[1].membership);
+      const std::string word = outcomes[1].membership->prefix() + "word";
+      stores->connect()->put(word, "more", outcomes[1].membership->lease());
+      outcomes[1].membership->give_up("rank 4 (gamma) is gone");
+      outcomes[1].membership.reset();
+      const auto lost = take_changes(*outcomes[0].membership, 1);
+      REQUIRE(lost.size() == 1);
+      CHECK(lost[0].kind == MemberChange::Kind::lost);
+      CHECK(lost[0].rank == 1);
+      CHECK_FALSE(lost[0].lapsed);
+      CHECK(lost[0].sentence == "rank 1 on beta gave up, because rank 4 (gamma) is gone");
+      CHECK(stores->connect()->get(word));  // what else it said outlives it for a while
+    }
+}
+
+TEST_CASE("a member whose lease lapsed in a pause may still leave", "[cluster]") {
+  const auto stores = embedded();
+  JoinOptions options = options_of(2);
+  options.lease_ttl = milliseconds(2000);
+  auto outcomes = join_all(*stores, {member_on("alpha", 0), member_on("beta", 1)}, options);
+  REQUIRE(outcomes[0].membership);
+  REQUIRE(outcomes[1].membership);
+  stores->connect()->revoke(outcomes[1].membership->lease());
+  CHECK(take_changes(*outcomes[0].membership, 1).at(0).lapsed);
+  CHECK(take_changes(*outcomes[1].membership, 2).at(1).kind == MemberChange::Kind::cut_off);
+  outcomes[1].membership->leave();
+  CHECK(take_changes(*outcomes[0].membership, 1).at(0).kind == MemberChange::Kind::left);
 }
 
 TEST_CASE("survivors open the next generation once, and meet in it", "[cluster]") {

@@ -236,7 +236,75 @@ void try_abort_at_any_time(const FabricMaker& maker) {
   for (const std::string& text : errors) CHECK(text == "");
 }
 
+void try_held_up(const FabricMaker& maker) {
+  // Rank 0 waits for a message of rank 1, which waits for one of rank 2, in another group.
+  Gate begun(2), end(3);
+  const Patience patience{milliseconds(10'000), milliseconds(2000), {}};
+  const auto errors = on_ranks(maker, 3, patience, [&](Fabric& fabric) {
+    const int rank = fabric.rank();
+    std::shared_ptr<Communicator> first, second;
+    if (rank < 2) first = fabric.group("first", {0, 1});
+    if (rank > 0) second = fabric.group("second", {1, 2});
+    std::vector<float> data(10);
+    try {
+      if (rank < 2) {
+        Communicator& group = rank == 0 ? *first : *second;
+        const auto message = group.prepare({Kind::receive, DType::f32, {10}, 1, 0, Reduction::sum, "add"});
+        message->start(nullptr, reinterpret_cast<std::byte*>(data.data()));
+        if (rank == 1) begun.pass();  // rank 0 waits first, and so gives up first
+        std::thread other;
+        if (rank == 0) other = std::thread([&] { begun.pass(); });
+        try {
+          message->wait();
+        } catch (...) {
+          if (other.joinable()) other.join();
+          throw;
+        }
+      }
+    } catch (const std::exception&) {
+      end.pass();
+      throw;
+    }
+    end.pass();
+  });
+  INFO(errors[0] << "\n" << errors[1]);
+  CHECK(has(errors[0], "s for receive of 'add' in group 'first': rank 2 ("));
+  CHECK(has(errors[0], ") has not arrived, for which rank 1 waits"));
+  CHECK(!has(errors[0], "rank 1 ("));
+  CHECK(has(errors[1], "rank 2 ("));
+  CHECK(errors[2] == "");
+}
+
 }  // namespace
+
+TEST_CASE("a rank that waits itself is not blamed, but for whom it waits", "[comm]") {
+  try_held_up(loopback_maker());
+}
+TEST_CASE("over Gloo, a rank that waits itself is not blamed, but for whom it waits", "[comm]") {
+  try_held_up(gloo_maker());
+}
+
+TEST_CASE("over Gloo, a member that forms another group is not blamed, but for whom it waits", "[comm]") {
+  Gate end(3);
+  const Patience patience{milliseconds(10'000), milliseconds(2000), {}};
+  const auto errors = on_ranks(gloo_maker(), 3, patience, [&](Fabric& fabric) {
+    try {
+      if (fabric.rank() == 0) {
+        fabric.group("second", {0, 1});
+      } else if (fabric.rank() == 1) {
+        std::this_thread::sleep_for(milliseconds(100));  // rank 0 gives up first
+        fabric.group("first", {1, 2});
+      }
+    } catch (const std::exception&) {
+      end.pass();
+      throw;
+    }
+    end.pass();
+  });
+  INFO(errors[0] << "\n" << errors[1]);
+  CHECK(has(errors[0], "to form group 'second': rank 2 has not arrived, for which rank 1 waits"));
+  CHECK(has(errors[1], "to form group 'first': rank 2 did not join"));
+}
 
 TEST_CASE("a rank that does not come is named, first in a warning, then in the error", "[comm]") {
   try_absent(loopback_maker());
@@ -302,7 +370,8 @@ class SilentBoard final : public KeyValue {
 
 }  // namespace
 
-TEST_CASE("over Gloo, a board that is silent is asked once, and the missing rank is named", "[comm]") {
+TEST_CASE("over Gloo, a board that is silent is asked once by all groups, and the missing rank is named",
+          "[comm]") {
   const auto store = make_memory_key_value();
   const std::shared_ptr<SilentBoard> boards[2] = {std::make_shared<SilentBoard>(),
                                                   std::make_shared<SilentBoard>()};
@@ -327,8 +396,12 @@ TEST_CASE("over Gloo, a board that is silent is asked once, and the missing rank
   patience.warn_after = std::chrono::milliseconds(50);
   patience.timeout = std::chrono::milliseconds(200);
   const auto errors = on_ranks(maker, 2, patience, [&](Fabric& fabric) {
-    const auto group = fabric.group("dp0", all_ranks(2));
+    const auto group = fabric.group("dp0", all_ranks(2)), other = fabric.group("dp1", all_ranks(2));
     std::vector<float> data(10, 1.0F);
+    if (fabric.rank() == 0) try {
+        sum_of(*other, data)->wait();
+      } catch (const Error&) {
+      }
     try {
       if (fabric.rank() == 0) sum_of(*group, data)->wait();
     } catch (const std::exception&) {

@@ -2,10 +2,13 @@
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <csignal>
+#include <cstring>
 #include <fstream>
 #include <sstream>
 #include <thread>
 
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -239,6 +242,36 @@ TEST_CASE("forming a group can be aborted at any stage", "[comm]") {
       CHECK(texts[0] == "a node was lost");
       CHECK(texts[1] == "a node was lost");
     }
+}
+
+TEST_CASE("connections that break while a group forms do not end the process", "[comm]") {
+  constexpr int kRanks = 17;
+  const auto store = make_memory_key_value();
+  const auto fabric = make_gloo(local(0, kRanks, store));
+  std::string text;
+  std::thread forming([&] { text = error_of([&] { fabric->group("all", all_ranks(kRanks)); }); });
+  std::optional<std::string> card;
+  while (!(card = store->get("g/group/all/0"))) std::this_thread::sleep_for(milliseconds(1));
+  // Parts of it, each after its size: host, token, and an address for each rank, as Gloo writes them.
+  int part = 0, connected = 0;
+  for (size_t at = 0; at < card->size(); ++part) {
+    uint32_t bytes = 0;
+    std::memcpy(&bytes, card->data() + at, sizeof bytes);
+    at += sizeof bytes + bytes;
+    if (part < 2 || bytes == 0) continue;
+    sockaddr_in address{};
+    std::memcpy(&address, card->data() + at - bytes, sizeof address);
+    const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    connected += ::connect(socket, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+    const linger reset{1, 0};
+    ::setsockopt(socket, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+    ::close(socket);
+  }
+  CHECK(connected == kRanks - 1);
+  std::this_thread::sleep_for(milliseconds(50));
+  fabric->abort("that is enough");
+  forming.join();
+  CHECK(text == "that is enough");
 }
 
 TEST_CASE("communication refuses every address, and names what the machine has", "[comm]") {

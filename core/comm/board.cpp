@@ -1,0 +1,116 @@
+#include "core/comm/board.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <set>
+#include <utility>
+
+#include "core/base/error.h"
+
+namespace het {
+
+std::string call(const Awaited& awaited) {
+  return awaited.host.empty() ? fmt::format("rank {}", awaited.rank)
+                              : fmt::format("rank {} ({})", awaited.rank, awaited.host);
+}
+
+std::string tell(const Awaited& awaited, std::string_view what) {
+  std::string text = fmt::format("{} {}", call(awaited), what);
+  if (awaited.by >= 0) text += fmt::format(", for which rank {} waits", awaited.by);
+  return text;
+}
+
+Board::Board(std::shared_ptr<KeyValue> words, std::string prefix, int rank, std::string keeper)
+    : words_(std::move(words)), prefix_(std::move(prefix)), rank_(rank), keeper_(std::move(keeper)) {}
+
+void Board::say_why(const std::string& group, std::string_view sentence) {
+  note_cause(sentence);
+  say(fmt::format("group/{}/why/{}", group, rank_), std::string(sentence));
+}
+
+void Board::note_cause(std::string_view sentence) {
+  std::lock_guard lock(mutex_);
+  if (cause_.empty()) cause_ = sentence;
+}
+
+std::optional<std::string> Board::why(const std::string& group, int rank) {
+  return heard(fmt::format("group/{}/why/{}", group, rank));
+}
+
+std::string Board::cause() const {
+  std::lock_guard lock(mutex_);
+  return cause_;
+}
+
+std::string Board::silence() const {
+  if (!is_silent()) return {};
+  if (keeper_.empty()) return "; the store, where it would have said why, is silent";
+  return fmt::format("; {}, who serves the store where it would have said why, is silent", keeper_);
+}
+
+// A line for each: its rank and host.
+void Board::say_waiting(const std::vector<Awaited>& awaited) {
+  std::string text;
+  for (const Awaited& one : awaited) text += fmt::format("{} {}\n", one.rank, one.host);
+  say(fmt::format("waits/{}", rank_), text);
+}
+
+std::vector<Awaited> Board::to_blame(const std::vector<Awaited>& missing) {
+  std::vector<Awaited> blamed, asked = missing;
+  std::set<int> seen{rank_};
+  for (const Awaited& one : missing) seen.insert(one.rank);
+  for (size_t i = 0; i < asked.size(); ++i) {
+    const Awaited one = asked[i];
+    const std::string lines = heard(fmt::format("waits/{}", one.rank)).value_or("");
+    if (lines.empty()) blamed.push_back(one);
+    for (size_t begin = 0, end; (end = lines.find('\n', begin)) != lines.npos; begin = end + 1) {
+      const std::string line = lines.substr(begin, end - begin);
+      const int rank = std::atoi(line.c_str());
+      if (seen.insert(rank).second) asked.push_back({rank, line.substr(line.find(' ') + 1), one.rank});
+    }
+  }
+  return blamed.empty() ? missing : blamed;
+}
+
+void Board::say_at(const std::string& group, int64_t sequence) {
+  say(fmt::format("group/{}/at/{}", group, rank_), std::to_string(sequence));
+}
+
+std::optional<int64_t> Board::at(const std::string& group, int rank) {
+  const auto text = heard(fmt::format("group/{}/at/{}", group, rank));
+  return text ? std::optional<int64_t>(std::atoll(text->c_str())) : std::nullopt;
+}
+
+void Board::say(const std::string& key, const std::string& text) {
+  if (is_silent()) return;
+  try {
+    words_->set(fmt::format("{}/{}", prefix_, key), text);
+  } catch (const Error&) {
+    std::lock_guard lock(mutex_);
+    silent_since_ = std::chrono::steady_clock::now();
+  }
+}
+
+std::optional<std::string> Board::heard(const std::string& key) {
+  if (is_silent()) return std::nullopt;
+  try {
+    return words_->get(fmt::format("{}/{}", prefix_, key));
+  } catch (const Error&) {
+    std::lock_guard lock(mutex_);
+    silent_since_ = std::chrono::steady_clock::now();
+    return std::nullopt;
+  }
+}
+
+bool Board::is_silent() const {
+  constexpr std::chrono::seconds kAskAgain{3};
+  std::lock_guard lock(mutex_);
+  return silent_since_ && std::chrono::steady_clock::now() - *silent_since_ < kAskAgain;
+}
+
+std::chrono::milliseconds say_waiting_after(std::chrono::milliseconds warn_after,
+                                            std::chrono::milliseconds timeout) {
+  return std::min(warn_after, timeout) / 4;
+}
+
+}  // namespace het

@@ -1,0 +1,73 @@
+// What the ranks of a fabric leave word of apart from their connections: why one gave up, and for whom it
+// waits. A help, not a need: without it messages say less. It may be kept by the very rank that is lost, so
+// one that was silent is not asked again for a while, by any group. Internal to core/comm.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/comm/key_value.h"
+
+namespace het {
+
+// A rank of the fabric that somebody waits for.
+struct Awaited {
+  int rank = -1;
+  std::string host;  // empty: not known
+  int by = -1;       // who waits for it; -1: this rank itself
+
+  bool operator==(const Awaited&) const = default;
+};
+// "rank 2 (host-b)", "rank 2".
+std::string call(const Awaited& awaited);
+// "rank 0 (host-a) has not arrived, for which rank 1 waits"; `what`: "has not arrived".
+std::string tell(const Awaited& awaited, std::string_view what);
+
+// Thread-safe.
+class Board {
+ public:
+  // `rank`: this one. `keeper`: "rank 0 (host-a)", when a rank serves the words; empty: none does.
+  Board(std::shared_ptr<KeyValue> words, std::string prefix, int rank, std::string keeper = {});
+
+  // Why this rank gave up a group; ranks are those of the fabric.
+  void say_why(const std::string& group, std::string_view sentence);
+  std::optional<std::string> why(const std::string& group, int rank);
+  void note_cause(std::string_view sentence);  // for cause() alone
+  std::string cause() const;                   // the first that was said or noted here; empty: none was
+  // "; the store, where it would have said why, is silent", or nothing.
+  std::string silence() const;
+
+  // This rank waits for these, for long; none: it does not any more.
+  void say_waiting(const std::vector<Awaited>& awaited);
+  // Who holds this rank up: of those that it waits for, those that do not wait themselves, and likewise of
+  // those for whom they wait. When all of them wait: `missing`.
+  std::vector<Awaited> to_blame(const std::vector<Awaited>& missing);
+
+  // Operation number `sequence` of the group is being waited for here, for long; and who says so.
+  void say_at(const std::string& group, int64_t sequence);
+  std::optional<int64_t> at(const std::string& group, int rank);
+
+ private:
+  void say(const std::string& key, const std::string& text);
+  std::optional<std::string> heard(const std::string& key);
+  bool is_silent() const;
+
+  const std::shared_ptr<KeyValue> words_;
+  const std::string prefix_;
+  const int rank_;
+  const std::string keeper_;
+  mutable std::mutex mutex_;
+  std::optional<std::chrono::steady_clock::time_point> silent_since_;
+  std::string cause_;
+};
+
+// After how long this rank says for whom it waits: well before anybody asks.
+std::chrono::milliseconds say_waiting_after(std::chrono::milliseconds warn_after,
+                                            std::chrono::milliseconds timeout);
+
+}  // namespace het
