@@ -38,6 +38,7 @@ th { color: var(--soft); font-weight: 500; font-size: 13px; } td.number { white-
 .bar { background: var(--panel); border: 1px solid var(--line); border-radius: 4px; height: 14px; width: 150px;
   overflow: hidden; }
 .bar div { height: 100%; background: var(--used); }
+.note { margin: 14px 0 0; color: var(--ink); }
 .soft { color: var(--soft); font-size: 13px; }
 .zone { border: 1px solid var(--line); border-radius: 10px; padding: 10px 12px 12px; margin: 0 0 12px; }
 .zone h3 { font-size: 13px; font-weight: 500; color: var(--soft); margin: 0 0 8px; }
@@ -277,6 +278,13 @@ local function figures(report)
   return '<div class="figures">' .. table.concat(parts) .. "</div>"
 end
 
+-- What is hardly meant as it was asked.
+local function notes(answer)
+  local parts = {}
+  for i, note in ipairs(answer.notes) do parts[i] = ('<p class="note">Note: %s.</p>'):format(escape(note)) end
+  return table.concat(parts)
+end
+
 local function rate(bytes_per_second) return text.count(bytes_per_second) .. "B/s" end
 
 -- A machine with its devices: `at` says for each device's name where it is in the plan.
@@ -478,7 +486,7 @@ function page.html(title, answer)
       .. "%d extrapolated, %d estimated from data sheets.</p>\n"):format(escape(title), escape(model.name),
       escape(text.count(model.parameters)), #model.layers, escape(model.precision), report.layers_measured,
       report.layers_interpolated, report.layers_extrapolated, report.layers_estimated),
-    figures(report),
+    figures(report), notes(answer),
     "\n<h2>Cluster</h2>\n", cluster(answer),
     "\n<h2>One step</h2>\n<p>Compute above, communication below it, on each device.", about_rows(rows), "</p>\n",
     gantt(answer, rows),

@@ -720,6 +720,10 @@ class Pages(Case):
         self.assertEqual(page.count('<i class="idle" title='), 3)
         self.assertEqual(page.count('stage 1">2</i>'), 1)
 
+    def test_the_page_shows_notes(self):
+        self.hetrun('plan', 'small.lua', '--cluster=cluster.lua', '--objective=progress', '--html=plan.html')
+        self.assertIn('Note: the objective is progress, and no node', (self.folder / 'plan.html').read_text())
+
     def test_the_page_shows_what_moves_and_what_is_done_after_a_loss(self):
         (self.folder / 'old.lua').write_text('het.plan { microbatch = 2, het.pipeline { microbatches = 4, '
                                              'het.stage { "a:0", layers = 1 }, het.stage { "gone:0" } } }')
