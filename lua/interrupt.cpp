@@ -32,9 +32,10 @@ void on_interrupt(int) {
   if (Executor* executor = running.load()) executor->request_stop();
 }
 
-void handle(int signal, void (*handler)(int)) {
+void handle(int signal, void (*handler)(int), int flags = SA_RESTART) {
   struct sigaction action {};
   action.sa_handler = handler;
+  action.sa_flags = flags;
   sigaction(signal, &action, nullptr);
 }
 
@@ -51,6 +52,9 @@ void run_trains(bool trains) {
 bool run_is_training() { return training.load(); }
 bool interrupt_pending() { return pending.load(); }
 bool take_interrupt() { return pending.exchange(false); }
+
+InterruptibleRead::InterruptibleRead() { handle(SIGINT, &on_interrupt, 0); }
+InterruptibleRead::~InterruptibleRead() { handle(SIGINT, &on_interrupt); }
 
 InterruptScope::InterruptScope(Executor& executor) {
   running = &executor;

@@ -15,6 +15,16 @@ bool run_is_training();
 bool take_interrupt();     // true once after an interrupt
 bool interrupt_pending();  // there is one that nobody took
 
+// While one lives, an interrupt ends a read that waits (EINTR). Else what is read and written goes on: a line
+// of progress, or a file, would be cut off.
+class InterruptibleRead {
+ public:
+  InterruptibleRead();
+  ~InterruptibleRead();
+  InterruptibleRead(const InterruptibleRead&) = delete;
+  InterruptibleRead& operator=(const InterruptibleRead&) = delete;
+};
+
 // While one lives, an interrupt also stops this executor's step.
 class InterruptScope {
  public:

@@ -88,7 +88,10 @@ class Reader {
   // False at the end of input. An interrupted line comes back empty.
   bool read(std::string& line, bool continued) {
     continued_ = continued;
-    if (!terminal_) return static_cast<bool>(std::getline(std::cin, line));
+    if (!terminal_) {
+      const InterruptibleRead scope;
+      return static_cast<bool>(std::getline(std::cin, line));
+    }
     int count = 0;
     const char* text = el_gets(edit_, &count);
     if (text == nullptr || count <= 0) {
@@ -139,6 +142,7 @@ class Reader {
 
   // From the terminal, as UTF-8; bytes that are none are dropped.
   static int read_character(wchar_t& character) {
+    const InterruptibleRead scope;
     std::string bytes;
     while (true) {
       char byte = 0;

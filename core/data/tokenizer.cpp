@@ -139,14 +139,16 @@ std::u32string code_points_of(std::string_view text, std::string_view what) {
 
 std::unique_ptr<Tokenizer> make_char_tokenizer(std::string_view text) {
   std::vector<bool> seen(0x110000);
+  char32_t greatest = 0;
   for (size_t i = 0; i < text.size();) {
     const Decoded decoded = decode_utf8(text, i);
     if (decoded.bytes == 0) fail_not_utf8("the text", text, i);
     seen[decoded.code_point] = true;
+    greatest = std::max(greatest, decoded.code_point);
     i += static_cast<size_t>(decoded.bytes);
   }
   std::u32string characters;
-  for (char32_t c = 0; c < seen.size(); ++c)
+  for (char32_t c = 0; c <= greatest; ++c)
     if (seen[c]) characters += c;
   if (characters.empty()) fail_usage("a char-level vocabulary cannot be made from an empty text");
   return std::make_unique<CharTokenizer>(std::move(characters));

@@ -49,8 +49,10 @@ het.tensor = define.object({
     { "contiguous", "tensor:contiguous()", "Itself where its numbers lie packed row by row, else a copy that does." },
     { "clone", "tensor:clone()", "A copy." },
     { "numel", "tensor:numel()", "How many numbers it holds." },
-    { "address", "tensor:address()", "Where its first number lies, of a packed one, for LuaJIT's ffi.cast. The tensor "
-      .. "must outlive its use." },
+    { "data", "tensor:data()", "Its own memory, not copied, as a pointer of LuaJIT's FFI: to float for f32, double, "
+      .. "int32_t, int64_t, uint8_t for u8 and bool, uint16_t (the bits) for bf16 and f16. The memory stays as long as "
+      .. "this pointer does; one computed from it (p + 1) does not keep it. Only with --trust.",
+      example = "local p = x:data(); p[0] = 5" },
   },
 }, native.tensor)
 
@@ -114,7 +116,6 @@ table.sort(lazy)
 function het.load_all()
   for _, name in ipairs(lazy) do local _ = het[name] end
   require "het.generate"
-  require "het.pointer"
 end
 
 --- A recipe begins: its name and source serve the messages.

@@ -37,7 +37,7 @@ class Training(unittest.TestCase):
         self.addCleanup(self.temporary.cleanup)
         self.folder = pathlib.Path(self.temporary.name)
         (self.folder / 'text.txt').write_text(TEXT)
-        # The peak that is measured after a run is no matter of emulation.
+        # The peak that a first run measures is no matter of emulation.
         cache = self.folder / 'cache' / 'hetrun'
         cache.mkdir(parents=True)
         entry = {'flops': 1e30, 'measured': 3, 'at': 0}

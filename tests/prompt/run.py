@@ -3,13 +3,17 @@
 
 usage: run.py HETRUN [unittest arguments]
 """
+import fcntl
 import json
 import os
 import pathlib
 import resource
+import signal
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import unittest
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -174,6 +178,23 @@ bool\t<unsigned char *>\t1
         self.assertIn('\nhet.help(name)\n', out)
         self.assertTrue(lines[-1].startswith('op '))
         self.says('het.zzz', "het has no 'zzz'; the nearest are nn, op, data, full, help")
+
+    def test_ctrl_c_cuts_nothing_off_that_is_being_written(self):
+        with subprocess.Popen([HETRUN], cwd=self.folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE) as process:
+            full = fcntl.fcntl(process.stdout, fcntl.F_GETPIPE_SZ)
+            process.stdin.write(f'do io.write(("x"):rep({full})) end\n("y"):rep(9999)\n'.encode())
+            process.stdin.close()
+            status, waiting = pathlib.Path(f'/proc/{process.pid}/status'), 0
+            while waiting < full or '\nState:\tS' not in status.read_text():   # it sleeps until there is room to write
+                self.assertIsNone(process.poll())
+                (waiting,) = struct.unpack('i', fcntl.ioctl(process.stdout, termios.FIONREAD, b'    '))
+            process.send_signal(signal.SIGINT)
+            while '\nShdPnd:\t0000000000000000' not in status.read_text():   # it has yet to wake up
+                pass
+            written, problem = process.stdout.read(), process.stderr.read()
+        self.assertEqual(problem, b'')
+        self.assertEqual(written, b'x' * full + b'"' + b'y' * 9999 + b'"\n')
 
     def test_a_far_name_is_not_suggested(self):
         out, _ = self.hetrun(lines='?lineer\n?nn.attenton\n?corpsu\n?zebra_crossing\n')

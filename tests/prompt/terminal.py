@@ -137,7 +137,7 @@ class Terminal(unittest.TestCase):
         session.run('run = het.train { model = het.nn.gpt { vocab = corpus.vocab, context = 8, width = 8, layers = 1, '
                     'heads = 1 }, data = corpus, batch = 2, steps = 100000000, optimizer = het.optim.adamw { lr = 1e-3 } }',
                     '')
-        for _ in range(10):   # it stops between steps, and says so, wherever it was interrupted
+        for _ in range(20):   # it stops between steps, and says so, wherever it was interrupted
             session.type('run:start()\r')
             session.read_until(r'step \d+/100000000 ')
             session.type(INTERRUPT)

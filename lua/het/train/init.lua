@@ -546,8 +546,8 @@ define.object {
     { "start", "run:start()", "Train. Returns the run's numbers as a table: steps, train_loss, validation_loss, "
       .. "best_validation_loss, seconds, tokens_per_s, samples_per_s, mfu, peak_memory_bytes, sample, interrupted.",
       example = "print(run:start().validation_loss)" },
-    { "generate", "run:generate { ... }", "Text from a prompt on, with the weights as they are now. A second "
-      .. "argument is a function that gets pieces of it as they come.",
+    { "generate", "run:generate { ... }", "A prompt and the text that follows it, by the weights as they are now. A "
+      .. "second argument is a function that gets pieces of what follows as they come.",
       fields = generate.fields, example = 'run:generate { prompt = "ROMEO:", tokens = 100 }' },
     { "save", "run:save([folder])", "Save the model, its vocabulary and what is needed to go on exactly (default: the "
       .. "recipe's `save`). Of several ranks the first writes; all call it.", example = 'run:save "runs/shakespeare"' },

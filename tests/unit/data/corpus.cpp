@@ -5,6 +5,8 @@
 
 #include <unistd.h>
 
+#include "tests/fuzz/mutated.h"
+#include "tests/fuzz/tokens.h"
 #include "tests/unit/io/scratch.h"
 
 using namespace het;
@@ -220,4 +222,20 @@ TEST_CASE("token files of odd size, empty ones and wrong widths are refused") {
                Corpus::from_tokens({.path = scratch.put("ff.bin", "\xff\xff\xff\xff"), .width = 32});
              }),
              Contains("holds the token 4294967295, which is none"));
+}
+
+TEST_CASE("mutated token files are refused, or their tokens are in the vocabulary") {
+  const Scratch scratch;
+  const std::string gpt2 = with_header(20240520, 1, 3, bytes_of_tokens<uint16_t>({5, 6, 65535}));
+  const std::string llama3 = with_header(20240801, 7, 2, bytes_of_tokens<uint32_t>({5, 128000}));
+  const std::string raw = bytes_of_tokens<uint32_t>({5, 128000, 6});
+  std::mt19937 random(20240524);
+  for (const std::string& whole : {'\0' + gpt2, '\1' + gpt2, '\1' + llama3, '\0' + raw, '\1' + raw}) {
+    REQUIRE(fuzz::tokens(whole, scratch));
+    int accepted = 0;
+    for (int i = 0; i < 500; ++i)
+      accepted += fuzz::tokens(fuzz::mutated(whole, random, std::string_view("\0\1\2\x7F\xFF", 5)), scratch);
+    CHECK(accepted > 0);
+    CHECK(accepted < 500);
+  }
 }

@@ -5,6 +5,8 @@
 #include <sentencepiece_trainer.h>
 
 #include "core/io/file.h"
+#include "tests/fuzz/mutated.h"
+#include "tests/fuzz/vocabulary.h"
 #include "tests/unit/data/bpe_golden.h"
 #include "tests/unit/io/scratch.h"
 
@@ -170,4 +172,26 @@ TEST_CASE("BPE files that do not fit together are refused") {
   CHECK_THAT(error("z q\n"), Contains("lacks the token 'zq'"));
   scratch.put("vocab.json", R"({"a":0,"b":2})");
   CHECK_THAT(error(""), Contains("token 'b' has the id 2; ids are 0 to 1, each once"));
+}
+
+TEST_CASE("mutated vocabularies are refused, or encode and decode") {
+  const Scratch scratch;
+  const std::string saved = to_string(fuzz::small_bpe().to_json());
+  std::string files = "{";
+  const Json vocabulary = fuzz::small_bpe().to_json();
+  const Json* tokens = vocabulary.find("tokens");
+  for (size_t id = 0; id < tokens->array()->size(); ++id)
+    files += fmt::format("{}{}:{}", id == 0 ? "" : ",", to_string((*tokens->array())[id]), id);
+  files += "}";
+  files += '\0';
+  files += "#version: 0.2\nt h\nth e\n";
+  const std::string characters = R"({"kind":"char","characters":"\n abcé大"})";
+  std::mt19937 random(20240523);
+  for (const std::string& whole : {saved, files, characters}) {
+    REQUIRE(fuzz::vocabulary(whole, scratch));
+    int accepted = 0;
+    for (int i = 0; i < 200; ++i)
+      accepted += fuzz::vocabulary(fuzz::mutated(whole, random, "0123456789{}[],:\" abcz"), scratch);
+    CHECK(accepted < 200);
+  }
 }

@@ -5,6 +5,8 @@
 #include <limits>
 
 #include "core/io/file.h"
+#include "tests/fuzz/json.h"
+#include "tests/fuzz/mutated.h"
 #include "tests/unit/io/scratch.h"
 
 using namespace het;
@@ -66,4 +68,16 @@ TEST_CASE("a JSON file is written and read") {
   CHECK(read_file(scratch.path("config.json")) == "{\n  \"model_type\": \"gpt2\",\n  \"n_layer\": 12\n}\n");
   CHECK_THAT(error_of([&] { read_json(scratch.put("bad.json", "{")); }),
              Contains("bad.json' is not sound JSON"));
+}
+
+TEST_CASE("mutated JSON is refused, or the same after it was written and read") {
+  const std::string whole =
+      R"({"type":"gpt2","eps":1e-05,"n":[0,-0.0,9007199254740993,true,null],"t":"\u00e9\n\\"})";
+  REQUIRE(fuzz::json(whole));
+  std::mt19937 random(20240521);
+  int accepted = 0;
+  for (int i = 0; i < 20000; ++i)
+    accepted += fuzz::json(fuzz::mutated(whole, random, "0123456789{}[],:\"\\-.eu"));
+  CHECK(accepted > 1000);
+  CHECK(accepted < 15000);
 }

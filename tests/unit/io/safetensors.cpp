@@ -8,6 +8,7 @@
 #include <sys/resource.h>
 
 #include "core/io/file.h"
+#include "tests/fuzz/mutated.h"
 #include "tests/fuzz/safetensors.h"
 #include "tests/unit/io/scratch.h"
 
@@ -195,16 +196,7 @@ TEST_CASE("mutated headers are refused or sound, never believed") {
   std::mt19937 random(20240520);
   int accepted = 0;
   for (int i = 0; i < 20000; ++i) {
-    std::string file = whole;
-    for (uint32_t change = random() % 4; change != UINT32_MAX; --change) {
-      const size_t at = random() % file.size();
-      switch (random() % 4) {
-        case 0: file[at] = static_cast<char>(random()); break;
-        case 1: file[at] = "0123456789{}[],:\"-"[random() % 18]; break;
-        case 2: file.erase(at, random() % 8); break;
-        default: file.insert(at, file.substr(random() % file.size(), random() % 16));
-      }
-    }
+    const std::string file = fuzz::mutated(whole, random, "0123456789{}[],:\"-");
     accepted += fuzz::safetensors_header(file) ? 1 : 0;
   }
   CHECK(accepted > 0);  // changes of names and data are harmless

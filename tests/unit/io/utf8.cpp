@@ -2,6 +2,9 @@
 
 #include <catch2/catch.hpp>
 
+#include "tests/fuzz/mutated.h"
+#include "tests/fuzz/text.h"
+
 using namespace het;
 
 TEST_CASE("every code point goes through UTF-8 and back") {
@@ -27,4 +30,15 @@ TEST_CASE("what is not UTF-8 is found where it stands") {
 TEST_CASE("code points are shown with their number, and as themselves where they print") {
   CHECK(show_code_point(U'é') == "'é' (U+00E9)");
   CHECK(show_code_point(U'\n') == "U+000A");
+}
+
+TEST_CASE("mutated text is read where it is UTF-8, and encoded and decoded to the same bytes") {
+  const std::string whole = "The quick  fox's 12\r\n größer 大きい 😀 \u00a0\u2003 x²Ⅷ\u0301 aaaaa\n";
+  REQUIRE(fuzz::text(whole));
+  std::mt19937 random(20240522);
+  int sound = 0;
+  for (int i = 0; i < 300; ++i)
+    sound += fuzz::text(fuzz::mutated(whole, random, "\x80\xBF\xC2\xE0\xF0\xFF 'a\n"));
+  CHECK(sound > 10);
+  CHECK(sound < 290);
 }
