@@ -42,10 +42,14 @@ std::string Board::cause() const {
   return cause_;
 }
 
-std::string Board::silence() const {
-  if (!is_silent()) return {};
-  if (keeper_.empty()) return "; the store, where it would have said why, is silent";
-  return fmt::format("; {}, who serves the store where it would have said why, is silent", keeper_);
+std::string Board::gone(const std::string& who, std::string_view how) const {
+  if (!is_silent()) return fmt::format("{} is gone ({})", who, how);
+  if (keeper_.empty())
+    return fmt::format("{} is gone ({}; the store, where it would have said why, is silent)", who, how);
+  if (keeper_ == who) return fmt::format("{} is gone ({}), and the store with it", who, how);
+  // It may have given up over the other.
+  return fmt::format("{} has left ({}); {}, who serves the store where it would have said why, is silent",
+                     who, how, keeper_);
 }
 
 // A line for each: its rank and host.

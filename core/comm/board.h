@@ -39,8 +39,9 @@ class Board {
   std::optional<std::string> why(const std::string& group, int rank);
   void note_cause(std::string_view sentence);  // for cause() alone
   std::string cause() const;                   // the first that was said or noted here; empty: none was
-  // "; the store, where it would have said why, is silent", or nothing.
-  std::string silence() const;
+  // "rank 2 (host-c) is gone (its connection closed)", of a rank without a word; who serves the board and is
+  // silent, too, is named.
+  std::string gone(const std::string& who, std::string_view how) const;
 
   // This rank waits for these, for long; none: it does not any more.
   void say_waiting(const std::vector<Awaited>& awaited);

@@ -637,12 +637,13 @@ class GlooFabric final : public Fabric {
                 fmt::format("{} could not form group '{}': {} gave up, because {}", self(), name,
                             call(awaited(peer)), *why),
                 *why);
-      std::string reason =
-          fmt::format("{} could not connect to {} to form group '{}'", self(), call(awaited(peer)), name);
       // Gloo tells one that is gone from one that is silent by the time alone.
       const milliseconds patience = options_.patience.timeout;
-      if (CommClock::now() - since < patience * 9 / 10) give_up(name, reason + board_->silence());
-      reason = fmt::format("{} waited {:.1f} s to form group '{}'", self(), seconds(patience), name);
+      if (CommClock::now() - since < patience * 9 / 10)
+        give_up(name, fmt::format("{} could not form group '{}': {}", self(), name,
+                                  board_->gone(call(awaited(peer)), "its connection closed")));
+      std::string reason =
+          fmt::format("{} waited {:.1f} s to form group '{}'", self(), seconds(patience), name);
       const char* separator = ": ";
       for (const Awaited& one : board_->to_blame({awaited(peer)})) {
         reason += separator + tell(one, "has not arrived");

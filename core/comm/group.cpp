@@ -406,8 +406,7 @@ void Group::fail_for(const Operation& operation, const LostPeer& peer) {
   const std::string text = failure_of(operation);
   if (const std::optional<std::string> said = why(peer.peer))
     return fail(fmt::format("{}: {} gave up, because {}", text, call(peer.peer), *said), *said);
-  const std::string gone =
-      fmt::format("{} is gone ({}{})", call(peer.peer), peer.what, options_.board->silence());
+  const std::string gone = options_.board->gone(call(peer.peer), peer.what);
   fail(fmt::format("{}: {}", text, gone), gone);
 }
 
@@ -461,7 +460,7 @@ std::string Group::lost(int peer) {
   if (peer == rank() || !links_->gone(peer)) return {};
   if (const std::optional<std::string> said = why(peer))
     return fmt::format("{} gave up, because {}", call(peer), *said);
-  return fmt::format("{} is gone (its connection closed)", call(peer));
+  return options_.board->gone(call(peer), "its connection closed");
 }
 
 void Group::watch(const void* key, std::function<void(const std::string&)> dead) {
