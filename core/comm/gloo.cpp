@@ -150,12 +150,25 @@ class Mesh final : public gloo::Context {
   bool gone(int peer) const { return gone_[peer].load(); }
   void set_gone(int peer) { gone_[peer].store(true); }
 
+  // A wait for what a peer sent before it was gone. Should it fail, Gloo closes all connections: waits for
+  // others that end by that are the fault of this peer.
+  void begin_grace(int peer) {
+    int nobody = -1;
+    grace_.compare_exchange_strong(nobody, peer);
+  }
+  void end_grace(int peer) { grace_.compare_exchange_strong(peer, -1); }
+  int to_blame(int peer) const {
+    const int other = grace_.load();
+    return other >= 0 ? other : peer;
+  }
+
   void connect(int peer, const std::string& address) {
     transportContext_->getPair(peer)->connect(std::vector<char>(address.begin(), address.end()));
   }
 
  private:
   std::vector<std::atomic<bool>> gone_;
+  std::atomic<int> grace_ = -1;
   std::shared_mutex closing_;
   bool closed_ = false;
 };
@@ -180,11 +193,11 @@ class GlooWire final : public Wire {
   }
   bool sent(int peer) override {
     return wait(peer, *ends_[peer].send, true,
-                [&](UnboundBuffer& buffer) { return buffer.waitSend(limit_of(peer)); });
+                [](UnboundBuffer& buffer, milliseconds limit) { return buffer.waitSend(limit); });
   }
   bool received(int peer) override {
     return wait(peer, *ends_[peer].receive, false,
-                [&](UnboundBuffer& buffer) { return buffer.waitRecv(limit_of(peer)); });
+                [](UnboundBuffer& buffer, milliseconds limit) { return buffer.waitRecv(limit); });
   }
   void interrupt() override {
     std::lock_guard lock(mutex_);
@@ -212,11 +225,9 @@ class GlooWire final : public Wire {
     try {
       return body();
     } catch (const std::exception&) {  // names an address and a line of Gloo: of no use to anybody
-      throw LostPeer{peer, "its connection closed"};
+      throw LostPeer{mesh_->to_blame(peer), "its connection closed"};
     }
   }
-
-  milliseconds limit_of(int peer) const { return mesh_->gone(peer) ? kGrace : limit_; }
 
   template <typename Body>
   void post(int peer, const Body& body) {
@@ -241,7 +252,11 @@ class GlooWire final : public Wire {
         wire.waits_for_ = nullptr;
       }
     } const reset{*this};
-    return guarded(peer, [&] { return body(buffer); });
+    if (!mesh_->gone(peer)) return guarded(peer, [&] { return body(buffer, limit_); });
+    mesh_->begin_grace(peer);
+    const bool done = guarded(peer, [&] { return body(buffer, kGrace); });
+    mesh_->end_grace(peer);
+    return done;
   }
 
   std::shared_ptr<Mesh> mesh_;
