@@ -262,7 +262,11 @@ void Group::drop(Operation& operation) {
   if (!operation.started) return;
   if (!operation.finished) {
     lock.unlock();
-    abort(fmt::format("{} of '{}' was given up", name_of(operation.request.kind), operation.request.label));
+    // As a rule because another group has failed.
+    std::string why = options_.board->cause();
+    if (why.empty())
+      why = fmt::format("{} of '{}' was given up", name_of(operation.request.kind), operation.request.label);
+    abort(why);
     lock.lock();
     changed_.wait(lock, [&] { return operation.finished.load(); });
   }

@@ -277,6 +277,30 @@ void try_held_up(const FabricMaker& maker) {
 
 }  // namespace
 
+TEST_CASE("an operation dropped because another group failed ends its group with that reason", "[comm]") {
+  const auto errors = on_ranks(loopback_maker(), 3, {}, [&](Fabric& fabric) {
+    const int rank = fabric.rank();
+    std::shared_ptr<Communicator> first, second;
+    if (rank < 2) first = fabric.group("first", {0, 1});
+    if (rank != 1) second = fabric.group("second", {0, 2});
+    if (rank == 1) return first->abort("the node is on fire");
+    std::vector<float> data(10), more(10);
+    const auto receive = [&](Communicator& group, std::vector<float>& into) {
+      auto message =
+          group.prepare({Kind::receive, DType::f32, {10}, 1 - group.rank(), 0, Reduction::sum, "x"});
+      message->start(nullptr, reinterpret_cast<std::byte*>(into.data()));
+      return message;
+    };
+    const auto message = receive(*second, data);
+    if (rank == 0)
+      receive(*first, more)->wait();  // throws, and drops the other
+    else
+      message->wait();
+  });
+  INFO(errors[2]);
+  CHECK(has(errors[2], "the node is on fire"));
+}
+
 TEST_CASE("a rank that waits itself is not blamed, but for whom it waits", "[comm]") {
   try_held_up(loopback_maker());
 }
