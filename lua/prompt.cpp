@@ -92,6 +92,7 @@ class Reader {
       const InterruptibleRead scope;
       return static_cast<bool>(std::getline(std::cin, line));
     }
+    el_set(edit_, EL_PREP_TERM, 1);  // before the prompt is seen: a Ctrl-D that came between would be lost
     int count = 0;
     const char* text = el_gets(edit_, &count);
     if (text == nullptr || count <= 0) {

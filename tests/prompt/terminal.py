@@ -177,6 +177,10 @@ class Terminal(unittest.TestCase):
             session.ready()
         self.assertEqual(session.leave(), 0)
 
+    def test_ctrl_d_leaves_as_soon_as_there_is_a_prompt(self):
+        for _ in range(20):
+            self.assertEqual(self.start().leave(), 0)
+
     def test_letters_of_all_languages_can_be_typed(self):
         session = self.start()
         session.run('"größer 大", #"é"', r'\n"größer 大"\t2\n')
