@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """The planner, measured by its own simulator: auto against the baselines over the combinations, against brute force on random
-small clusters, and how long it plans. The last line is one JSON object; its seconds_* are by the wall clock, which
-counts beside other work; its processor_seconds_* are of the processors that planning keeps busy.
+small clusters (wide_*: with tensor parallelism and two hosts of a type), and how long it plans. The last line is one JSON
+object; its seconds_* are by the wall clock, which counts beside other work, its processor_seconds_* of the processors that
+planning keeps busy.
 
 usage: planner.py HETRUN [--trials N]   (from the root; builds the benchmarks)
 """
@@ -34,11 +35,12 @@ def finish(process):
     return json.loads(lines[-1])
 
 
-def exhaustive():
+def exhaustive(*words):
     """Shared out over the processors; the seeds of each a thousand apart."""
     workers = min(os.cpu_count() or 1, TRIALS)
     shares = [TRIALS // workers + (i < TRIALS % workers) for i in range(workers)]
-    running = [start(BUILD / 'tests/bench/planner_exhaustive', share, FIRST_SEED + 1000 * i) for i, share in enumerate(shares)]
+    running = [start(BUILD / 'tests/bench/planner_exhaustive', share, FIRST_SEED + 1000 * i, *words)
+               for i, share in enumerate(shares)]
     parts = [finish(process) for process in running]
     solved = sum(part['solved'] for part in parts)
     total = {name: sum(part[name] for part in parts)
@@ -56,6 +58,7 @@ def main():
     results = finish(start(table, combinations, 'seconds'))
     results |= finish(start(table, combinations))
     results |= exhaustive()
+    results |= {f'wide_{name}': value for name, value in exhaustive('wide').items()}
     print(json.dumps(results))
 
 

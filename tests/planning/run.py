@@ -555,7 +555,8 @@ class Profiles(Case):
         report = answer['report']
         self.assertAlmostEqual(report['update_seconds'], update, delta=1e-6 * update)
         self.assertAlmostEqual(report['step_seconds'], 2 * passes + update, delta=1e-6 * passes)
-        self.assertEqual(report['sources'], [{'type': 'cpu', 'layers_measured': 8, 'layers_interpolated': 0, 'layers_extrapolated': 0,
+        self.assertEqual(report['sources'], [{'type': 'cpu', 'layers_measured': 8, 'layers_interpolated': 0,
+                                              'layers_extrapolated': 0,
                                               'layers_estimated': 0, 'link_measured': True, 'link': 'measured'}])
 
     def test_plans_say_what_they_were_made_of(self):

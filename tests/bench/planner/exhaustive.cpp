@@ -1,7 +1,9 @@
-// auto against brute force on random small clusters: usage exhaustive [trials] [first seed]
+// auto against brute force on random small clusters: usage exhaustive [trials] [first seed] [wide]
+// `wide`: with tensor-parallel degrees 1 and 2, and two hosts for a type of 4, 6 or 8 devices.
 // Seeds whose brute force needs more than kMost simulations are left out and counted.
 #include <chrono>
 #include <cstdlib>
+#include <string_view>
 
 #include <fmt/core.h>
 
@@ -17,12 +19,15 @@ constexpr int64_t kMost = 300'000;
 int main(int argc, char** argv) {
   const int trials = argc > 1 ? std::atoi(argv[1]) : 300;
   const int first = argc > 2 ? std::atoi(argv[2]) : 1;
+  const bool wide = argc > 3 && std::string_view(argv[3]) == "wide";
   double sum = 0, worst = 0, seconds_auto = 0, seconds_exhaustive = 0;
   int solved = 0, neither = 0, missed = 0, better = 0, given_up = 0;
   const auto now = [] { return std::chrono::steady_clock::now(); };
   const auto since = [&](auto start) { return std::chrono::duration<double>(now() - start).count(); };
   for (int seed = first, done = 0; done < trials; ++seed) {
-    const Request request = het::testing::random_request(static_cast<uint64_t>(seed));
+    const auto number = static_cast<uint64_t>(seed);
+    const Request request =
+        wide ? het::testing::wide_random_request(number) : het::testing::random_request(number);
     auto start = now();
     Judge truth(request);
     const bool finished = plan_exhaustive(truth, kMost);

@@ -1,5 +1,9 @@
-// Small random planning problems: 2 to 8 devices of 1 to 3 types with uneven memory, 4 to 12 uneven layers.
+// Small random planning problems: 2 to 8 devices of 1 to 3 types with uneven memory, 4 to 12 uneven layers;
+// each type in one host and without tensor parallelism. Wide ones: a type of 4, 6 or 8 devices in two hosts,
+// and degrees 1 and 2.
 #pragma once
+
+#include <algorithm>
 
 #include "core/base/random.h"
 #include "planner/request.h"
@@ -47,6 +51,20 @@ inline Request random_request(uint64_t seed) {
   request.tensors = {1};
   request.microbatches = {1, 2};
   request.additions.schedules = false;  // exhaustive looks at 1F1B alone
+  return request;
+}
+
+inline Request wide_random_request(uint64_t seed) {
+  Request request = random_request(seed);
+  for (Node& node : request.cluster.nodes)
+    if (node.devices > 2 && node.devices % 2 == 0) {
+      const std::string name = node.hosts[0];
+      node.devices /= 2;
+      node.hosts = {name + "1", name + "2"};
+    }
+  if (std::any_of(request.cluster.nodes.begin(), request.cluster.nodes.end(),
+                  [](const Node& node) { return node.devices > 1; }))
+    request.tensors = {1, 2};
   return request;
 }
 
