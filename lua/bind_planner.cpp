@@ -33,10 +33,12 @@ Link link_at(lua_State* L, int index) {
   return {field<double>(L, index, "latency").value_or(0), field<double>(L, index, "bandwidth").value_or(0)};
 }
 
-// {latency, bandwidth, types = {...}, nodes = {...}, links = {...}}, as lua/het/cluster.lua makes it.
+// {latency, bandwidth, all_reduce, types = {...}, nodes = {...}, links = {...}}, as lua/het/cluster.lua makes
+// it.
 Cluster cluster_at(lua_State* L, int index) {
   Cluster cluster;
   cluster.between = link_at(L, index);
+  cluster.rings = field<std::string>(L, index, "all_reduce").value_or("") == "ring";
   each_in(L, index, "types", [&](int, int at) {
     planner::DeviceType type;
     type.name = field<std::string>(L, at, "name").value_or("");

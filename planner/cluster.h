@@ -55,6 +55,8 @@ struct Cluster {
   std::vector<Node> nodes;
   Link between;  // between hosts where no zone link says otherwise; all zero: none
   std::vector<ZoneLink> zone_links;
+  // All-reduce by one ring over all members, as Gloo does; else inside hosts first, as NCCL does.
+  bool rings = false;
   bool operator==(const Cluster&) const = default;
 };
 

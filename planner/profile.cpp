@@ -82,12 +82,17 @@ std::string_view name_of(Source source) {
   return "unknown";
 }
 
-double all_reduce_seconds(const Link& link, int members, double bytes) {
+double ring_seconds(const Link& link, int members, double bytes) {
   if (members < 2) return 0;
   const double n = members;
-  const double ring = 2 * (n - 1) * link.latency_seconds + 2 * (n - 1) / n * bytes / link.bytes_per_second;
-  const double tree = 2 * std::ceil(std::log2(n)) * link.latency_seconds + 2 * bytes / link.bytes_per_second;
-  return std::min(ring, tree);
+  return 2 * (n - 1) * link.latency_seconds + 2 * (n - 1) / n * bytes / link.bytes_per_second;
+}
+
+double all_reduce_seconds(const Link& link, int members, double bytes) {
+  if (members < 2) return 0;
+  const double rounds = std::ceil(std::log2(members));
+  const double tree = 2 * rounds * link.latency_seconds + 2 * bytes / link.bytes_per_second;
+  return std::min(ring_seconds(link, members, bytes), tree);
 }
 
 namespace {

@@ -95,6 +95,8 @@ LayerSeconds layer_seconds(const Profile& profile, const Cluster& cluster, int n
 // samples, else as the model counts them.
 double kept_bytes(const Profile& profile, const LayerKind& kind, int tensor, int microbatch);
 
+// All-reduce of `bytes` by a ring of n members with this link between neighbours.
+double ring_seconds(const Link& link, int members, double bytes);
 // All-reduce of `bytes` over n members of one link: the better of a ring and a tree.
 double all_reduce_seconds(const Link& link, int members, double bytes);
 

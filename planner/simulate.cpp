@@ -614,14 +614,27 @@ double Simulator::State::synchronise(double compute_end, Simulation& result) {
       }
     return group;
   };
+  const auto slowest_of_ring = [](const Group& group) {
+    if (group.hosts < 2 || group.most_in_host < 2) return group.hosts < 2 ? group.inside : group.slowest;
+    return Link{std::max(group.slowest.latency_seconds, group.inside.latency_seconds),
+                std::min(group.slowest.bytes_per_second, group.inside.bytes_per_second)};
+  };
   // One exchange of a layer among its holders from `earliest`; `part` of an all-reduce (half: a
   // reduce-scatter).
   const auto exchange = [&](size_t l, const Group& group, double bytes, double part, double earliest,
                             SimEvent::Kind kind) {
-    const double local =
-        group.most_in_host > 1 ? part * all_reduce_seconds(group.inside, group.most_in_host, bytes) : 0;
-    const double remote =
-        group.hosts > 1 ? part * all_reduce_seconds(group.slowest, group.hosts, bytes * costs.tensor) : 0;
+    double local = 0, remote = 0, late = 0;  // late: on its way when the next may follow
+    if (costs.rings) {
+      // Every device of a tensor-parallel group is in a ring of its own, and has its own way out.
+      const Link link = slowest_of_ring(group);
+      const int members = static_cast<int>(replicas);
+      late = part * ring_seconds(link, members, 0);
+      (group.hosts > 1 ? remote : local) = part * ring_seconds(link, members, bytes) - late;
+    } else {
+      if (group.most_in_host > 1) local = part * all_reduce_seconds(group.inside, group.most_in_host, bytes);
+      if (group.hosts > 1)
+        remote = part * all_reduce_seconds(group.slowest, group.hosts, bytes * costs.tensor);
+    }
     double start = earliest;
     for (size_t p = 0; p < replicas; ++p) {
       const auto s = static_cast<size_t>(holder[l * replicas + p]);
@@ -634,10 +647,10 @@ double Simulator::State::synchronise(double compute_end, Simulation& result) {
       stream_free[at(p, s)] = start + local + remote;
       if (group.hosts > 1)
         out_free[static_cast<size_t>(port(pipelines[p].stages[s]))] = start + local / 2 + remote;
-      synced[at(p, s)] = std::max(synced[at(p, s)], start + local + remote);
+      synced[at(p, s)] = std::max(synced[at(p, s)], start + local + remote + late);
       if (options.events)
         events.push_back({kind, static_cast<int>(p), static_cast<int>(s), static_cast<int>(l), start,
-                          start + local + remote});
+                          start + local + remote + late});
     }
   };
 

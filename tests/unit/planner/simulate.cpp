@@ -344,3 +344,24 @@ TEST_CASE("late reductions wait for all backwards and go stage by stage in one p
   // Layer by layer, the first stage's last two layers have gone before its backward ends.
   CHECK(beside.exposed_seconds < late.exposed_seconds);
 }
+
+TEST_CASE("sums travel inside hosts first, or by one ring over all where the cluster says so") {
+  Bench bench({plain_node("a", "unit", 3), plain_node("b", "unit", 2)}, 4, {1e-3, 1e8});
+  for (LayerKind& kind : bench.model.kinds) kind.parameters = 1e6;
+  bench.model.optimizer_bytes = 0;
+  Layout layout;
+  for (int r = 0; r < 5; ++r) layout.pipelines.push_back({2, {{r < 3 ? 0 : 1, 0, 0, 4}}});
+  SimulateOptions options;
+  options.late_reductions = true;
+  const double gradients = 4 * 1e6 * bench.model.gradient_bytes;
+  CHECK(bench.run(layout, options).exposed_seconds ==
+        Approx(all_reduce_seconds(bench.cluster.between, 2, gradients)).epsilon(1e-6));
+  bench.cluster.rings = true;
+  CHECK(bench.run(layout, options).exposed_seconds ==
+        Approx(2 * 4 * 1e-3 + 2 * 4.0 / 5 * gradients / 1e8).epsilon(1e-6));
+  // Layer by layer the next sum begins when the one before has left, not when it has arrived.
+  options.late_reductions = false;
+  const double each = 2 * 4.0 / 5 * gradients / 4 / 1e8;  // longer than a layer's backward
+  CHECK(bench.run(layout, options).exposed_seconds ==
+        Approx(4 * each + 2 * 4 * 1e-3 - 3 * 2 * kLayer).epsilon(0.01));
+}
