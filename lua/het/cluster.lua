@@ -199,8 +199,8 @@ local make = define.constructor {
     { "bandwidth", "string", "between machines where no het.link says otherwise (default: none between zones; inside a "
       .. "zone 10 Gbit/s, and plans say that it was assumed)", unit = units.bandwidth },
     { "latency", "string", "of a message between machines (default: 50 us)", unit = units.latency },
-    { "all_reduce", "string", "how sums travel: \"hierarchical\" (inside machines first, as NCCL can) or \"ring\" (one ring "
-      .. "over all, as processors and slowed-down devices do)", default = "hierarchical",
+    { "all_reduce", "string", "how sums travel: \"hierarchical\" (inside machines first, as NCCL can) or \"ring\" "
+      .. "(one ring over all, as processors and slowed-down devices do)", default = "hierarchical",
       choices = { "hierarchical", "ring" } },
   },
   check_known = function(a, report, given)
