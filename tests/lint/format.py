@@ -42,7 +42,7 @@ def main(root):
     else:
         missing.append(f'clang-format {CLANG_FORMAT}' if files else 'a git checkout')
     if shutil.which('luacheck'):
-        done = subprocess.run(['luacheck', '--quiet', 'lua/het', 'recipes', 'tests'], cwd=root, check=False)
+        done = subprocess.run(['luacheck', '--no-color', '--quiet', 'lua/het', 'recipes', 'tests'], cwd=root, check=False)
         wrong = wrong or done.returncode != 0
     else:
         missing.append('luacheck')
