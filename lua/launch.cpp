@@ -188,9 +188,13 @@ class Launcher {
         interrupted_ = true;
         continue;
       }
-      if (code_ == 0) {
-        code_ = child.signal != 0 ? static_cast<int>(ErrorKind::peer) : child.code;
-        failed_ = Clock::now();
+      // A rank that only lost another may be seen before the one that had a mistake of its own.
+      constexpr int kPeer = static_cast<int>(ErrorKind::peer);
+      const bool cause = code_ == 0 || (lost_another_ && child.signal == 0 && child.code != kPeer);
+      if (code_ == 0) failed_ = Clock::now();
+      if (cause) {
+        code_ = child.signal != 0 ? kPeer : child.code;
+        lost_another_ = child.signal == 0 && child.code == kPeer;
       }
       if (child.signal != 0)
         std::cerr << fmt::format("hetrun: rank {} was killed by signal {} ({})\n", rank, child.signal,
@@ -243,6 +247,7 @@ class Launcher {
   std::set<std::string> said_;
   std::vector<int> order_;  // ranks, as they ended
   int code_ = 0;
+  bool lost_another_ = false;  // code_ is of a rank that ended because it lost another
   Clock::time_point failed_;
   int passed_on_ = 0;  // the last signal that was
   bool interrupted_ = false, killed_ = false;
