@@ -20,6 +20,12 @@ std::string tell(const Awaited& awaited, std::string_view what) {
   return text;
 }
 
+std::string tell(const std::vector<Awaited>& all, std::string_view what) {
+  std::vector<std::string> each;
+  for (const Awaited& one : all) each.push_back(tell(one, what));
+  return fmt::format("{}", fmt::join(each, ", "));
+}
+
 Board::Board(std::shared_ptr<KeyValue> words, std::string prefix, int rank, std::string keeper)
     : words_(std::move(words)), prefix_(std::move(prefix)), rank_(rank), keeper_(std::move(keeper)) {}
 
@@ -110,6 +116,10 @@ bool Board::is_silent() const {
   constexpr std::chrono::seconds kAskAgain{3};
   std::lock_guard lock(mutex_);
   return silent_since_ && std::chrono::steady_clock::now() - *silent_since_ < kAskAgain;
+}
+
+bool is_late(std::chrono::steady_clock::time_point since, std::chrono::milliseconds timeout) {
+  return std::chrono::steady_clock::now() - since >= timeout * 9 / 10;
 }
 
 std::chrono::milliseconds say_waiting_after(std::chrono::milliseconds warn_after,

@@ -27,6 +27,8 @@ struct Awaited {
 std::string call(const Awaited& awaited);
 // "rank 0 (host-a) has not arrived, for which rank 1 waits"; `what`: "has not arrived".
 std::string tell(const Awaited& awaited, std::string_view what);
+// The same of all, with commas.
+std::string tell(const std::vector<Awaited>& all, std::string_view what);
 
 // Thread-safe.
 class Board {
@@ -67,6 +69,9 @@ class Board {
   std::string cause_;
 };
 
+// Whether nearly all of a wait's time is over: a peer that goes then was most likely only the first to end a
+// wait for somebody else.
+bool is_late(std::chrono::steady_clock::time_point since, std::chrono::milliseconds timeout);
 // After how long this rank says for whom it waits: well before anybody asks.
 std::chrono::milliseconds say_waiting_after(std::chrono::milliseconds warn_after,
                                             std::chrono::milliseconds timeout);

@@ -654,17 +654,11 @@ class GlooFabric final : public Fabric {
                 *why);
       // Gloo tells one that is gone from one that is silent by the time alone.
       const milliseconds patience = options_.patience.timeout;
-      if (CommClock::now() - since < patience * 9 / 10)
+      if (!is_late(since, patience))
         give_up(name, fmt::format("{} could not form group '{}': {}", self(), name,
                                   board_->gone(call(awaited(peer)), "its connection closed")));
-      std::string reason =
-          fmt::format("{} waited {:.1f} s to form group '{}'", self(), seconds(patience), name);
-      const char* separator = ": ";
-      for (const Awaited& one : board_->to_blame({awaited(peer)})) {
-        reason += separator + tell(one, "has not arrived");
-        separator = ", ";
-      }
-      give_up(name, reason);
+      give_up(name, fmt::format("{} waited {:.1f} s to form group '{}': {}", self(), seconds(patience), name,
+                                tell(board_->to_blame({awaited(peer)}), "has not arrived")));
     };
     int connecting_to = 0;
     try {

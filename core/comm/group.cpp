@@ -411,15 +411,10 @@ void Group::fail_for(const Operation& operation, const LostPeer& peer) {
   if (const std::optional<std::string> said = why(peer.peer))
     return fail(fmt::format("{}: {} gave up, because {}", text, call(peer.peer), *said), *said);
   std::string cause = options_.board->gone(call(peer.peer), peer.what);
-  // At the end of its patience a rank without a word was most likely only the first to lose it.
-  const double patience = std::chrono::duration<double>(options_.patience.timeout).count();
-  if (seconds_since(operation.times.begun) >= 0.9 * patience) {
+  if (is_late(operation.times.begun, options_.patience.timeout)) {
     const Awaited lost{fabric_rank(peer.peer), links_->host(peer.peer)};
     const std::vector<Awaited> blamed = options_.board->to_blame({lost});
-    if (blamed != std::vector{lost}) {
-      cause.clear();
-      for (const Awaited& one : blamed) cause += (cause.empty() ? "" : ", ") + tell(one, "has not arrived");
-    }
+    if (blamed != std::vector{lost}) cause = tell(blamed, "has not arrived");
   }
   fail(fmt::format("{}: {}", text, cause), cause);
 }

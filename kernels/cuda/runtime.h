@@ -78,10 +78,9 @@ void allow_shared(void (*kernel)(Parameters...), size_t bytes) {
   const auto* address = reinterpret_cast<const void*>(kernel);
   cudaFuncAttributes now{};
   check(cudaFuncGetAttributes(&now, address), "say what a kernel may use");
-  if (static_cast<size_t>(now.maxDynamicSharedSizeBytes) < bytes || bytes > (48u << 10) - now.sharedSizeBytes)
-    check(cudaFuncSetAttribute(address, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               std::max(now.maxDynamicSharedSizeBytes, static_cast<int>(bytes))),
-          "give a kernel its shared memory");
+  check(cudaFuncSetAttribute(address, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             std::max(now.maxDynamicSharedSizeBytes, static_cast<int>(bytes))),
+        "give a kernel its shared memory");
 }
 
 }  // namespace het::HET_CUDA

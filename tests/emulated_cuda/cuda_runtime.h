@@ -259,7 +259,6 @@ enum cudaStreamCaptureMode {
 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 struct cudaFuncAttributes {
-  size_t sharedSizeBytes;  // of the kernel's own variables: not known here
   int maxDynamicSharedSizeBytes;
 };
 inline constexpr unsigned cudaStreamNonBlocking = 1, cudaHostAllocMapped = 2, cudaHostAllocDefault = 0,

@@ -597,5 +597,5 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute, int valu
   return emulated::allowed_shared().set(kernel, value), cudaSuccess;
 }
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {
-  return *attributes = {0, emulated::allowed_shared().of(kernel)}, cudaSuccess;
+  return *attributes = {emulated::allowed_shared().of(kernel)}, cudaSuccess;
 }

@@ -22,4 +22,13 @@ inline std::string mutated(std::string input, std::mt19937& random, std::string_
   return input;
 }
 
+// How many of `trials` changed inputs `accepts` takes.
+template <typename Accepts>
+int accepted(int trials, const std::string& whole, std::mt19937& random, std::string_view typical,
+             const Accepts& accepts) {
+  int count = 0;
+  for (int i = 0; i < trials; ++i) count += accepts(mutated(whole, random, typical)) ? 1 : 0;
+  return count;
+}
+
 }  // namespace het::fuzz

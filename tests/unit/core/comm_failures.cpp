@@ -43,6 +43,12 @@ class Gate {
   int count_;
 };
 
+// However a scope is left.
+struct PassAtEnd {
+  Gate& gate;
+  ~PassAtEnd() { gate.pass(); }
+};
+
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 void try_absent(const FabricMaker& maker) {
@@ -56,13 +62,8 @@ void try_absent(const FabricMaker& maker) {
   const auto errors = on_ranks(maker, 3, patience, [&](Fabric& fabric) {
     const auto group = fabric.group("dp0", all_ranks(3));
     std::vector<float> data(1'000'000, 1.0F);
-    try {
-      if (fabric.rank() != 2) sum_of(*group, data)->wait();
-    } catch (...) {
-      end.pass();
-      throw;
-    }
-    end.pass();
+    const PassAtEnd at_end{end};
+    if (fabric.rank() != 2) sum_of(*group, data)->wait();
   });
   REQUIRE(warnings.size() == 2);
   for (const std::string& text : warnings) {
@@ -163,13 +164,8 @@ void try_missing_member(const FabricMaker& maker) {
   Gate end(3);
   Patience patience{milliseconds(100), milliseconds(500), {}};
   const auto errors = on_ranks(maker, 3, patience, [&](Fabric& fabric) {
-    try {
-      if (fabric.rank() != 1) fabric.group("dp0", all_ranks(3));
-    } catch (...) {
-      end.pass();
-      throw;
-    }
-    end.pass();
+    const PassAtEnd at_end{end};
+    if (fabric.rank() != 1) fabric.group("dp0", all_ranks(3));
   });
   for (const int rank : {0, 2}) {
     INFO(errors[rank]);
@@ -246,26 +242,21 @@ void try_held_up(const FabricMaker& maker) {
     if (rank < 2) first = fabric.group("first", {0, 1});
     if (rank > 0) second = fabric.group("second", {1, 2});
     std::vector<float> data(10);
-    try {
-      if (rank < 2) {
-        Communicator& group = rank == 0 ? *first : *second;
-        const auto message = group.prepare({Kind::receive, DType::f32, {10}, 1, 0, Reduction::sum, "add"});
-        message->start(nullptr, reinterpret_cast<std::byte*>(data.data()));
-        if (rank == 1) begun.pass();  // rank 0 waits first, and so gives up first
-        std::thread other;
-        if (rank == 0) other = std::thread([&] { begun.pass(); });
-        try {
-          message->wait();
-        } catch (...) {
-          if (other.joinable()) other.join();
-          throw;
-        }
+    const PassAtEnd at_end{end};
+    if (rank < 2) {
+      Communicator& group = rank == 0 ? *first : *second;
+      const auto message = group.prepare({Kind::receive, DType::f32, {10}, 1, 0, Reduction::sum, "add"});
+      message->start(nullptr, reinterpret_cast<std::byte*>(data.data()));
+      if (rank == 1) begun.pass();  // rank 0 waits first, and so gives up first
+      std::thread other;
+      if (rank == 0) other = std::thread([&] { begun.pass(); });
+      try {
+        message->wait();
+      } catch (...) {
+        if (other.joinable()) other.join();
+        throw;
       }
-    } catch (const std::exception&) {
-      end.pass();
-      throw;
     }
-    end.pass();
   });
   INFO(errors[0] << "\n" << errors[1]);
   CHECK(has(errors[0], "s for receive of 'add' in group 'first': rank 2 ("));
@@ -312,18 +303,13 @@ TEST_CASE("over Gloo, a member that forms another group is not blamed, but for w
   Gate end(3);
   const Patience patience{milliseconds(10'000), milliseconds(2000), {}};
   const auto errors = on_ranks(gloo_maker(), 3, patience, [&](Fabric& fabric) {
-    try {
-      if (fabric.rank() == 0) {
-        fabric.group("second", {0, 1});
-      } else if (fabric.rank() == 1) {
-        std::this_thread::sleep_for(milliseconds(100));  // rank 0 gives up first
-        fabric.group("first", {1, 2});
-      }
-    } catch (const std::exception&) {
-      end.pass();
-      throw;
+    const PassAtEnd at_end{end};
+    if (fabric.rank() == 0) {
+      fabric.group("second", {0, 1});
+    } else if (fabric.rank() == 1) {
+      std::this_thread::sleep_for(milliseconds(100));  // rank 0 gives up first
+      fabric.group("first", {1, 2});
     }
-    end.pass();
   });
   INFO(errors[0] << "\n" << errors[1]);
   CHECK(has(errors[0], "to form group 'second': rank 2 has not arrived, for which rank 1 waits"));
@@ -426,13 +412,8 @@ TEST_CASE("over Gloo, a board that is silent is asked once by all groups, and th
         sum_of(*other, data)->wait();
       } catch (const Error&) {
       }
-    try {
-      if (fabric.rank() == 0) sum_of(*group, data)->wait();
-    } catch (const std::exception&) {
-      end.pass();
-      throw;
-    }
-    end.pass();
+    const PassAtEnd at_end{end};
+    if (fabric.rank() == 0) sum_of(*group, data)->wait();
   });
   INFO(errors[0]);
   CHECK(has(errors[0], "all_reduce of 'wte.gradient' in group 'dp0'"));
