@@ -32,8 +32,6 @@ struct Layout {
   bool operator==(const Layout&) const = default;
 };
 
-// Names devices host by host, in the order of the stages. A host without enough devices is a bug of the
-// caller.
 // The stages that device group `group` of a pipeline takes turns with, in order: one, or with interleaving
 // Layout::chunks. Groups count as StageUse::stage does.
 std::vector<StageLayout> chunks_of(const Layout& layout, int pipeline, int group);
@@ -43,6 +41,8 @@ std::string show_layers(const std::vector<StageLayout>& chunks);
 // Each stage's first layer, from how many the stages before it have.
 void number_layers(std::vector<StageLayout>& stages);
 
+// Names devices host by host, in the order of the stages. A host without enough devices is a bug of the
+// caller.
 Plan to_plan(const Layout& layout, const Cluster& cluster);
 // Throws Error(usage) naming every device that the cluster has not and every tensor-parallel group over
 // several hosts.

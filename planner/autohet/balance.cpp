@@ -133,6 +133,7 @@ bool place_optimizer(Layout& layout, const CostTable& costs) {
   // In proportion to the free bytes of each of a stage's parameters, on a scale of a hundred.
   double most = 0;
   std::vector<std::vector<double>> room(layout.pipelines.size());
+  std::vector<double> roomiest(static_cast<size_t>(costs.layers), 0);  // of the stages that hold a layer
   for (size_t p = 0; p < layout.pipelines.size(); ++p)
     for (size_t s = 0; s < layout.pipelines[p].stages.size(); ++s) {
       const StageLayout& stage = layout.pipelines[p].stages[s];
@@ -142,13 +143,22 @@ bool place_optimizer(Layout& layout, const CostTable& costs) {
       const double free = costs.nodes[static_cast<size_t>(stage.node)].memory_bytes - bytes[p][s];
       if (free < 0) return false;
       // More than all of its layers' state is no use.
-      room[p].push_back(parameters > 0 ? std::min(free / parameters, costs.optimizer_bytes) : 0);
+      room[p].push_back(parameters > 0 ? std::min(free / parameters, costs.optimizer_bytes)
+                                       : costs.optimizer_bytes);
       most = std::max(most, room[p].back());
+      for (int layer = stage.first; layer < end; ++layer)
+        roomiest[static_cast<size_t>(layer)] = std::max(roomiest[static_cast<size_t>(layer)], room[p].back());
     }
+  // A layer's state lives somewhere.
+  if (*std::min_element(roomiest.begin(), roomiest.end()) <= 0) return false;
   for (size_t p = 0; p < layout.pipelines.size(); ++p)
-    for (size_t s = 0; s < layout.pipelines[p].stages.size(); ++s)
-      layout.pipelines[p].stages[s].share =
-          most > 0 ? static_cast<int>(std::floor(room[p][s] / most * 100)) : 1;
+    for (size_t s = 0; s < layout.pipelines[p].stages.size(); ++s) {
+      StageLayout& stage = layout.pipelines[p].stages[s];
+      const auto holds = roomiest.begin() + stage.first;
+      const bool is_roomiest =
+          std::any_of(holds, holds + stage.layers, [&](double least) { return room[p][s] >= least; });
+      stage.share = std::max(is_roomiest ? 1 : 0, static_cast<int>(std::floor(room[p][s] / most * 100)));
+    }
   return slack(layout, costs, bytes) >= 0;
 }
 

@@ -565,6 +565,7 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEven
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
+  if (bytes == 0) return cudaSuccess;
   // Of memory that is not pinned, CUDA takes a copy before it returns.
   if (kind == cudaMemcpyHostToDevice && !emulated::pinned().has(from)) {
     const auto* first = static_cast<const std::byte*>(from);
@@ -575,6 +576,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   return emulated::run_or_capture(stream, [=] { std::memmove(to, from, bytes); });
 }
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
+  if (bytes == 0) return cudaSuccess;
   return emulated::run_or_capture(stream, [=] { std::memset(to, value, bytes); });
 }
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {

@@ -87,7 +87,7 @@ int run_table(const Json& file) {
   return worst >= 1 ? 0 : 1;
 }
 
-// Speed-up over the published decomposition with one addition on.
+// Speed-up over the published decomposition with one addition on, where both have a plan.
 int run_additions(const Json& file) {
   const std::pair<const char*, bool Additions::*> each[] = {
       {"uneven_microbatches", &Additions::uneven_microbatches},
@@ -96,24 +96,30 @@ int run_additions(const Json& file) {
       {"schedules", &Additions::schedules},
       {"local_search", &Additions::local_search}};
   double sum[6] = {}, best[6] = {};
-  int count = 0;
+  int count[6] = {}, only[6] = {}, lost[6] = {}, feasible = 0, all = 0;
   for (const Json& combination : *file.find("combinations")->array())
     for (const Json& model : *file.find("models")->array()) {
       Request request = request_of(combination, *(*model.array())[0].string(),
                                    static_cast<int>(*(*model.array())[1].integer()));
       const double published = seconds_of(plan_with(request, "autohet"));
-      if (!std::isfinite(published)) continue;
+      feasible += std::isfinite(published);
+      ++all;
       for (int i = 0; i < 6; ++i) {
         request.additions = i < 5 ? kPublished : Additions{};
         if (i < 5) request.additions.*each[i].second = true;
-        const double gain = published / seconds_of(plan_with(request, "search"));
-        sum[i] += gain;
-        best[i] = std::max(best[i], gain);
+        const double seconds = seconds_of(plan_with(request, "search"));
+        only[i] += std::isfinite(seconds) && !std::isfinite(published);
+        lost[i] += !std::isfinite(seconds) && std::isfinite(published);
+        if (!std::isfinite(seconds) || !std::isfinite(published)) continue;
+        sum[i] += published / seconds;
+        best[i] = std::max(best[i], published / seconds);
+        ++count[i];
       }
-      ++count;
     }
+  fmt::print("autohet has a plan for {} of {}\n", feasible, all);
   for (int i = 0; i < 6; ++i)
-    fmt::print("{} | mean {:.4f} | best {:.4f}\n", i < 5 ? each[i].first : "all", sum[i] / count, best[i]);
+    fmt::print("{} | mean {:.4f} | best {:.4f} | a plan for {} more, {} fewer\n",
+               i < 5 ? each[i].first : "all", sum[i] / std::max(count[i], 1), best[i], only[i], lost[i]);
   return 0;
 }
 

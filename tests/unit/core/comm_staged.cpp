@@ -1,4 +1,5 @@
 // Collectives of devices whose memory the host cannot touch.
+#include <algorithm>
 #include <catch2/catch.hpp>
 
 #include "core/comm/staged.h"
@@ -19,10 +20,10 @@ class FarDevice final : public Device {
   int64_t available_bytes() const override { return int64_t{1} << 30; }
   std::unique_ptr<Kernel> prepare(const KernelRequest&) override { return nullptr; }
   void copy_in(std::byte* to, const std::byte* host, int64_t bytes) override {
-    std::memcpy(near(to), host, static_cast<size_t>(bytes));
+    std::copy_n(host, bytes, near(to));
   }
   void copy_out(std::byte* host, const std::byte* from, int64_t bytes) override {
-    std::memcpy(host, near(const_cast<std::byte*>(from)), static_cast<size_t>(bytes));
+    std::copy_n(near(const_cast<std::byte*>(from)), bytes, host);
   }
 
  private:

@@ -33,7 +33,7 @@ TEST_CASE("auto is never infeasible where brute force is not, and close to it, o
     INFO("seed " << seed);
     REQUIRE((found.feasible || !truth.feasible));
     if (!truth.feasible) continue;
-    CHECK(validate(found.plan, {request.model.count(), request.batch}).empty());
+    CHECK(validate(found.plan, {request.model.count(), request.batch}) == std::vector<std::string>{});
     CHECK(truth.lower_bound_seconds <= truth.best.simulation.seconds * (1 + 1e-9));
     const double gap = found.best.simulation.seconds / truth.best.simulation.seconds - 1;
     sum += gap;
@@ -190,6 +190,17 @@ TEST_CASE("each addition can be switched off, and the published part uses none")
   const double everything = plan_with(request, "auto").best.simulation.seconds;
   request.additions = kPublished;
   CHECK(plan_with(request, "auto").best.simulation.seconds >= everything);
+}
+
+TEST_CASE("a layer's optimizer state lives somewhere, however little memory is left") {
+  Request request = request_of({{"A100-40", 4}, {"T4", 4}, {"T4", 4}}, "gpt3-13b", 64);
+  for (const bool recompute : {false, true}) {
+    request.additions = kPublished;
+    request.additions.placed_optimizer = true;
+    request.additions.recompute_per_stage = recompute;
+    const Planned planned = plan_with(request, "auto");
+    CHECK(validate(planned.plan, {request.model.count(), request.batch}) == std::vector<std::string>{});
+  }
 }
 
 TEST_CASE("money chooses other devices than time") {
