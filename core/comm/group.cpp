@@ -126,10 +126,12 @@ class Group final : public Communicator, public Witness, public std::enable_shar
   std::string sentence(Queue& queue, const Operation& operation, CommClock::time_point since);
   std::optional<std::string> why(int peer) { return options_.board->why(name(), fabric_rank(peer)); }
   void peer_gone(int peer);
+  std::string doing(const Operation& operation) const;
   std::string failure_of(const Operation& operation) const;
   void fail_for(const Operation& operation, const LostPeer& peer);
   void fail(const std::string& reason, const std::string& cause);
   [[noreturn]] void throw_reason() const { throw Error(ErrorKind::peer, reason_); }
+  [[noreturn]] void throw_reason(const Operation& operation) const;
 
   const GroupOptions options_;
   const int size_;
@@ -140,6 +142,7 @@ class Group final : public Communicator, public Witness, public std::enable_shar
   std::condition_variable changed_;  // an operation finished, a question was answered, the life changed
   std::atomic<Life> life_{Life::alive};
   std::string reason_, cause_;  // why it is not alive, as said here and to peers; written once
+  std::string meanwhile_;       // why, when no operation was running: told with the next one
   bool closing_ = false;
   std::list<Queue> queues_;
 
@@ -209,7 +212,7 @@ Queue& Group::queue_for(const CollectiveRequest& request) {
 void Group::start(Queue& queue, Operation& operation, const std::byte* in, std::byte* out) {
   std::lock_guard lock(mutex_);
   HET_REQUIRE(!operation.started, operation.request.label);
-  if (life_ != Life::alive) throw_reason();
+  if (life_ != Life::alive) throw_reason(operation);
   operation.in = in;
   operation.out = out;
   operation.next = nullptr;
@@ -251,7 +254,7 @@ void Group::wait(Queue& queue, Operation& operation) {
     changed_.wait(lock, finished);
   }
   operation.started = false;
-  if (operation.failed) throw_reason();
+  if (operation.failed) throw_reason(operation);
   lock.unlock();
   if (takes_long) options_.board->say_waiting({});
 }
@@ -419,26 +422,39 @@ void Group::fail_for(const Operation& operation, const LostPeer& peer) {
   fail(fmt::format("{}: {}", text, cause), cause);
 }
 
+// "rank 0 (host): all_reduce of 'x' in group 'g'".
+std::string Group::doing(const Operation& operation) const {
+  return fmt::format("{}: {} of '{}' in group '{}'", call(rank()), name_of(operation.request.kind),
+                     operation.request.label, name());
+}
+
 std::string Group::failure_of(const Operation& operation) const {
-  return fmt::format("{}: {} of '{}' in group '{}' failed after {:.1f} s", call(rank()),
-                     name_of(operation.request.kind), operation.request.label, name(),
-                     seconds_since(operation.times.begun));
+  return fmt::format("{} failed after {:.1f} s", doing(operation), seconds_since(operation.times.begun));
+}
+
+void Group::throw_reason(const Operation& operation) const {
+  if (meanwhile_.empty()) throw_reason();
+  throw Error(ErrorKind::peer, fmt::format("{} could not begin: {}", doing(operation), meanwhile_));
 }
 
 // A connection closed while perhaps nobody here waits for that peer. If it failed, so do we; a peer that is
 // done, or died, is the matter of those that wait for it.
 void Group::peer_gone(int peer) {
+  if (life_ != Life::alive) return;
+  const std::optional<std::string> said = why(peer);
+  if (!said) return;
+  const std::string because = fmt::format("{} gave up, because {}", call(peer), *said);
   std::string text;
   {
     std::lock_guard lock(mutex_);
     if (life_ != Life::alive) return;
     const auto busy =
         std::find_if(queues_.begin(), queues_.end(), [](const Queue& q) { return q.first != nullptr; });
+    if (busy == queues_.end()) meanwhile_ = because;
     text = busy == queues_.end() ? fmt::format("{}: group '{}' failed", call(rank()), name())
                                  : failure_of(*busy->first);
   }
-  if (const std::optional<std::string> said = why(peer))
-    fail(fmt::format("{}: {} gave up, because {}", text, call(peer), *said), *said);
+  fail(fmt::format("{}: {}", text, because), *said);
 }
 
 // `reason`: what waits throw here. `cause`: what the peers are told.

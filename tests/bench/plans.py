@@ -2,7 +2,7 @@
 """Plans of four policies, run for real on ranks that are slowed to the devices of mixed clusters: which is faster, and does
 the simulator say so beforehand? The last line is one JSON object.
 
-usage: plans.py HETRUN [--trials N]   (N: of the shapes below, the first so many)
+usage: plans.py HETRUN [--trials N] [--slower S]   (N: of the shapes below, the first so many; S: 3)
 """
 import itertools
 import json
@@ -15,24 +15,28 @@ from runs import last_json, output, say, step_seconds
 
 HETRUN = pathlib.Path(sys.argv[1]).resolve()
 TRIALS = int(sys.argv[sys.argv.index('--trials') + 1]) if '--trials' in sys.argv else None
+# All rates below are divided by that, and latencies multiplied: the same plans, run slower, so that ranks, of which there are
+# more than processors, seldom wait for one, which no model of a cluster has.
+SLOWER = float(sys.argv[sys.argv.index('--slower') + 1]) if '--slower' in sys.argv else 3.0
 POLICIES = ('megatron', 'whale', 'autohet', 'auto')
 
 # Written down before they were run. Rates sum to well under half of what two cores compute, and links are slower than what
 # eight processes on them exchange through the loopback: devices and links can only be slowed down.
-TYPES = {'fast': '24 GFLOP/s', 'middle': '12 GFLOP/s', 'slow': '6 GFLOP/s', 'old': '3 GFLOP/s'}
+TYPES = {'fast': 24, 'middle': 12, 'slow': 6, 'old': 3}   # GFLOP/s
+# Devices, MB/s between them, and memory.
 SHAPES = {
-    '3 fast + 1 slow': ([('fast', 3), ('slow', 1)], '250 MB/s', '1 GiB'),
-    '1 fast + 5 slow': ([('fast', 1), ('slow', 5)], '250 MB/s', '1 GiB'),
-    '2 fast + 2 middle + 3 slow': ([('fast', 2), ('middle', 2), ('slow', 3)], '250 MB/s', '1 GiB'),
-    '1 fast + 7 old': ([('fast', 1), ('old', 7)], '250 MB/s', '1 GiB'),
-    '2 fast + 6 old, no device holds the model': ([('fast', 2), ('old', 6)], '250 MB/s', '24 MiB'),
-    '3 middle + 2 old, no device holds the model': ([('middle', 3), ('old', 2)], '250 MB/s', '24 MiB'),
-    '2 fast + 3 middle over 40 MB/s': ([('fast', 2), ('middle', 3)], '40 MB/s', '1 GiB'),
-    '4 middle + 3 slow over 20 MB/s': ([('middle', 4), ('slow', 3)], '20 MB/s', '1 GiB'),
+    '3 fast + 1 slow': ([('fast', 3), ('slow', 1)], 250, '1 GiB'),
+    '1 fast + 5 slow': ([('fast', 1), ('slow', 5)], 250, '1 GiB'),
+    '2 fast + 2 middle + 3 slow': ([('fast', 2), ('middle', 2), ('slow', 3)], 250, '1 GiB'),
+    '1 fast + 7 old': ([('fast', 1), ('old', 7)], 250, '1 GiB'),
+    '2 fast + 6 old, no device holds the model': ([('fast', 2), ('old', 6)], 250, '24 MiB'),
+    '3 middle + 2 old, no device holds the model': ([('middle', 3), ('old', 2)], 250, '24 MiB'),
+    '2 fast + 3 middle over 40 MB/s': ([('fast', 2), ('middle', 3)], 40, '1 GiB'),
+    '4 middle + 3 slow over 20 MB/s': ([('middle', 4), ('slow', 3)], 20, '1 GiB'),
     # The lopsided ones: counts that no degree divides, devices far apart.
-    '4 fast + 3 slow over 20 MB/s': ([('fast', 4), ('slow', 3)], '20 MB/s', '1 GiB'),
-    '4 fast + 3 slow, no device holds the model': ([('fast', 4), ('slow', 3)], '250 MB/s', '24 MiB'),
-    '3 fast + 4 old, no device holds the model': ([('fast', 3), ('old', 4)], '250 MB/s', '24 MiB'),
+    '4 fast + 3 slow over 20 MB/s': ([('fast', 4), ('slow', 3)], 20, '1 GiB'),
+    '4 fast + 3 slow, no device holds the model': ([('fast', 4), ('slow', 3)], 250, '24 MiB'),
+    '3 fast + 4 old, no device holds the model': ([('fast', 3), ('old', 4)], 250, '24 MiB'),
 }
 
 RECIPE = '''
@@ -49,12 +53,14 @@ return het.train {
 
 
 def cluster_text(nodes, link, memory):
+    latency = f'{300 * SLOWER} us'
     types = '\n'.join(
-        f'  het.device_type {{ name = "{name}", f32 = "{TYPES[name]}", memory = "{memory}", memory_bandwidth = "1 TB/s", '
-        f'efficiency = 1, bandwidth = "250 MB/s", latency = "300 us" }},' for name, _ in nodes)
+        f'  het.device_type {{ name = "{name}", f32 = "{TYPES[name] / SLOWER} GFLOP/s", memory = "{memory}", '
+        f'memory_bandwidth = "1 TB/s", efficiency = 1, bandwidth = "{250 / SLOWER} MB/s", latency = "{latency}" }},'
+        for name, _ in nodes)
     places = '\n'.join(f'  het.node {{ name = "{name}", type = "{name}", devices = {count} }},' for name, count in nodes)
-    return (f'local het = require "het"\nlocal cluster = het.cluster {{ bandwidth = "{link}", latency = "300 us", '
-            f'all_reduce = "ring",\n{types}\n{places}\n}}\n')
+    return (f'local het = require "het"\nlocal cluster = het.cluster {{ bandwidth = "{link / SLOWER} MB/s", '
+            f'latency = "{latency}", all_reduce = "ring",\n{types}\n{places}\n}}\n')
 
 
 def compare(folder, name, nodes, link, memory):

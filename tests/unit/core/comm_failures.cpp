@@ -99,6 +99,27 @@ void try_gone(const FabricMaker& maker) {
   }
 }
 
+// One that has nothing to do hears of a failure too, and tells it with what it would have done next.
+void try_gone_meanwhile(const FabricMaker& maker) {
+  const auto errors = on_ranks(maker, 3, {}, [&](Fabric& fabric) {
+    const auto group = fabric.group("dp0", all_ranks(3));
+    std::vector<float> data(1000, 1.0F);
+    sum_of(*group, data)->wait();
+    if (fabric.rank() == 1) return;
+    if (fabric.rank() == 0) {
+      Gate dead(2);
+      group->witness()->watch(&dead, [&](const std::string&) { dead.pass(); });
+      dead.pass();
+      group->witness()->unwatch(&dead);
+    }
+    sum_of(*group, data)->wait();
+  });
+  INFO(errors[0]);
+  CHECK(has(errors[0], "rank 0 ("));
+  CHECK(has(errors[0], "): all_reduce of 'wte.gradient' in group 'dp0' could not begin: rank 2 ("));
+  CHECK(has(errors[0], ") gave up, because rank 1 ("));
+}
+
 void try_abort(const FabricMaker& maker) {
   Gate waiting(2);
   const auto errors = on_ranks(maker, 2, {}, [&](Fabric& fabric) {
@@ -338,6 +359,9 @@ TEST_CASE("over Gloo, a rank that does not come is named, first in a warning, th
   try_absent(gloo_maker());
 }
 TEST_CASE("over Gloo, a rank that leaves is named by every other", "[comm]") { try_gone(gloo_maker()); }
+TEST_CASE("over Gloo, a rank that leaves is named by one that was waiting for nobody, too", "[comm]") {
+  try_gone_meanwhile(gloo_maker());
+}
 TEST_CASE("over Gloo, an abort fails pending and later operations everywhere, with its reason", "[comm]") {
   try_abort(gloo_maker());
 }
