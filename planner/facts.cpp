@@ -22,9 +22,7 @@ void Facts::count_uses() {
   for (const Output& output : graph_.outputs) ++uses_[output.value];
 }
 
-bool Facts::is_state(ValueId id) const {
-  return graph_.values[id].role == Role::parameter || graph_.values[id].role == Role::buffer;
-}
+bool Facts::is_state(ValueId id) const { return het::is_state(graph_.values[id]); }
 
 void Facts::find_invariant() {
   std::vector<bool> changed(graph_.values.size());
@@ -34,20 +32,31 @@ void Facts::find_invariant() {
         if (input < static_cast<int>(node.inputs.size()) && node.inputs[input] != kAbsent)
           changed[node.inputs[input]] = true;
   invariant_.assign(graph_.values.size(), false);
-  for (size_t i = 0; i < graph_.values.size(); ++i)
-    if (is_state(static_cast<ValueId>(i))) invariant_[i] = !changed[i];
+  from_state_ = invariant_;
+  for (size_t i = 0; i < graph_.values.size(); ++i) {
+    invariant_[i] = is_of_step(graph_.values[i]) && !changed[i];
+    from_state_[i] = invariant_[i] && is_state(static_cast<ValueId>(i));
+  }
   for (const Node& node : graph_.nodes) {
     if (node.phase == Phase::update || !node.op->in_place.empty()) continue;
-    const bool all = std::all_of(node.inputs.begin(), node.inputs.end(),
-                                 [&](ValueId id) { return id == kAbsent || invariant_[id]; });
-    for (const ValueId id : node.outputs)
-      if (id != kAbsent) invariant_[id] = all;
+    for (std::vector<bool>* known : {&invariant_, &from_state_}) {
+      const bool all = std::all_of(node.inputs.begin(), node.inputs.end(),
+                                   [&](ValueId id) { return id == kAbsent || (*known)[id]; });
+      for (const ValueId id : node.outputs)
+        if (id != kAbsent) (*known)[id] = all;
+    }
   }
 }
 
 bool Facts::invariant_node(const Node& node) const {
   for (const ValueId id : node.outputs)
     if (id != kAbsent) return invariant_[id];
+  return false;
+}
+
+bool Facts::from_state(const Node& node) const {
+  for (const ValueId id : node.outputs)
+    if (id != kAbsent) return from_state_[id];
   return false;
 }
 

@@ -23,9 +23,13 @@ class Facts {
   // Of the rank that `work` is of. Both must outlive it.
   Facts(const Graph& graph, const Work& work);
 
-  // Depends on state alone, and not on state that a micro-batch changes: computed once.
+  // Depends on state and numbers of the step alone, and not on state that a micro-batch changes: computed
+  // once.
   bool invariant(ValueId id) const { return invariant_[id]; }
   bool invariant_node(const Node& node) const;
+  // On state alone: not even once a step while that has not changed.
+  bool from_state(ValueId id) const { return from_state_[id]; }
+  bool from_state(const Node& node) const;
   // Made in a micro-batch and used once a step: summed over the micro-batches.
   bool crossing(ValueId id) const { return crossing_[id]; }
   // Used within micro-batches (too).
@@ -57,7 +61,7 @@ class Facts {
   const Graph& graph_;
   const Work& work_;
   std::vector<int> uses_;
-  std::vector<bool> invariant_, crossing_, used_inside_, recomputed_;
+  std::vector<bool> invariant_, from_state_, crossing_, used_inside_, recomputed_;
   std::vector<Placement> placements_;
   std::map<ValueId, int> summands_;
 };

@@ -36,18 +36,16 @@ class Counter {
   }
 
  private:
-  bool is_state(ValueId id) const {
-    return graph_.values[id].role == Role::parameter || graph_.values[id].role == Role::buffer;
-  }
+  bool is_state(ValueId id) const { return het::is_state(graph_.values[id]); }
   bool in_layer(const het::Node& node) const {
     return node.layer >= 0 && node.phase != Phase::update && !invariant_[&node - graph_.nodes.data()];
   }
   double bytes(ValueId id) const { return static_cast<double>(graph_.type(id).bytes()); }
 
-  // What depends on state alone is computed once a step.
+  // What depends on state and numbers of the step alone is computed once a step.
   void find_invariant() {
     std::vector<bool> constant(graph_.values.size());
-    for (size_t i = 0; i < graph_.values.size(); ++i) constant[i] = is_state(static_cast<ValueId>(i));
+    for (size_t i = 0; i < graph_.values.size(); ++i) constant[i] = is_of_step(graph_.values[i]);
     invariant_.resize(graph_.nodes.size());
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       const het::Node& node = graph_.nodes[n];
@@ -266,7 +264,7 @@ Model model_of_graph(const Graph& whole, std::string name, int samples, int toke
       model.precision = Precision::bf16;
     if (node.op->name == "linear" && graph.type(node.outputs[0]).dtype == DType::f16)
       model.precision = Precision::f16;
-    if (node.op->name == "cast" && graph.values[node.inputs[0]].role == Role::parameter &&
+    if (is_cast(node) && graph.values[node.inputs[0]].role == Role::parameter &&
         copied.insert(node.inputs[0]).second)
       copies += static_cast<double>(graph.type(node.outputs[0]).bytes());
     if (node.op->name == "attention") {

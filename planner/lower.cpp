@@ -30,9 +30,9 @@ class Lowering {
 
   Program run() {
     declare_outside();
-    for (size_t n = 0; n < graph_.nodes.size(); ++n)
-      if (work_.mine[n] && facts_.invariant_node(graph_.nodes[n])) emit(graph_.nodes[n], -1);
+    emit_invariant(true);
     out_.end_prologue();
+    emit_invariant(false);
     buckets_->begin_step();
     for (size_t u = 0; u < work_.units.size(); ++u) emit_unit(u);
     settle_messages();
@@ -46,6 +46,15 @@ class Lowering {
   }
 
  private:
+  // What is computed before the first micro-batch: from state alone, or with numbers of the step.
+  void emit_invariant(bool from_state) {
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+      const Node& node = graph_.nodes[n];
+      if (work_.mine[n] && facts_.invariant_node(node) && facts_.from_state(node) == from_state)
+        emit(node, -1);
+    }
+  }
+
   // --- buffers
 
   void declare_outside() {
@@ -149,15 +158,15 @@ class Lowering {
       }
       if (can_add) return {sum_of(id), true};
     }
-    BufferSpec spec{hint(id), graph_.type(id), facts_.invariant(id) ? Home::pinned : Home::arena};
+    BufferSpec spec{hint(id), graph_.type(id), facts_.from_state(id) ? Home::pinned : Home::arena};
     return {out_.add_whole(std::move(spec)), false, facts_.crossing(id)};
   }
 
   // --- instructions
 
   Operand packed(const Node& node, const Operand& from, int microbatch) {
-    Operand result = out_.add_whole(
-        {"packed", from.layout.type, facts_.invariant_node(node) ? Home::pinned : Home::arena});
+    Operand result =
+        out_.add_whole({"packed", from.layout.type, facts_.from_state(node) ? Home::pinned : Home::arena});
     out_.copy(node, from, result, microbatch);
     return result;
   }

@@ -19,6 +19,12 @@ using Clock = std::chrono::steady_clock;
 
 bool is_cut(const BufferSpec& buffer) { return buffer.name.starts_with(kCut); }
 
+// What comes before the first micro-batch: copies of parameters in a lower precision.
+bool made_once(const Program& program, size_t i) {
+  const auto& own = std::get<Compute>(program.instructions[i]);
+  return static_cast<int>(i) < program.prologue || (own.phase != Phase::update && own.microbatch < 0);
+}
+
 template <typename Visit>
 void each_buffer(const std::vector<Operand>& operands, const Visit& visit) {
   for (const Operand& operand : operands)
@@ -57,7 +63,7 @@ class Reader {
       if (own.layer >= 0) layer = own.layer;
       shares_[i].layer = layer;
       if (own.op->name == "copy" && is_cut(spec(own.outputs[0].buffer))) continue;
-      if (static_cast<int>(i) < program_.prologue || own.phase == Phase::update)
+      if (made_once(program_, i) || own.phase == Phase::update)
         shares_[i].part = Part::update;
       else
         shares_[i].part = own.phase == Phase::forward ? Part::forward : Part::weight;
@@ -138,11 +144,11 @@ std::vector<std::set<int>> readers_of(const Program& program, const std::vector<
   std::vector<std::set<int>> readers(program.buffers.size());
   for (size_t i = shares.size(); i-- > 0;) {
     const auto& own = std::get<Compute>(program.instructions[i]);
-    const bool prologue = static_cast<int>(i) < program.prologue;
-    if (!prologue && (shares[i].part == Part::update || shares[i].part == Part::apart)) continue;
+    const bool once = made_once(program, i);
+    if (!once && (shares[i].part == Part::update || shares[i].part == Part::apart)) continue;
     std::set<int> layers;
-    if (!prologue) layers.insert(shares[i].layer);
-    if (prologue)
+    if (!once) layers.insert(shares[i].layer);
+    if (once)
       each_buffer(own.outputs, [&](BufferId buffer) {
         const auto& of = readers[static_cast<size_t>(buffer)];
         layers.insert(of.begin(), of.end());
@@ -208,7 +214,7 @@ class Account {
   void add_update(size_t i, double seconds, std::map<int, LayerSeconds>& layers) const {
     const auto& own = std::get<Compute>(program_.instructions[i]);
     BufferId parameter = updated_by(program_, own);
-    if (static_cast<int>(i) < program_.prologue)
+    if (made_once(program_, i))
       each_buffer(own.inputs, [&](BufferId buffer) {
         if (program_.buffers[static_cast<size_t>(buffer)].trained) parameter = buffer;
       });
@@ -283,9 +289,9 @@ std::vector<LayerMemory> memory_by_layer(const Program& program) {
   std::vector<int> maker(program.buffers.size(), -1);  // the layer whose forward pass touches it first
   std::vector<bool> touched(program.buffers.size()), weights(program.buffers.size());
   for (size_t b = 0; b < program.buffers.size(); ++b) weights[b] = program.buffers[b].trained;
-  for (int i = 0; i < program.prologue; ++i) {  // copies of parameters in a lower precision
-    const auto& own = std::get<Compute>(program.instructions[static_cast<size_t>(i)]);
-    if (any_buffer(own.inputs, weights))
+  for (size_t i = 0; i < shares.size(); ++i) {
+    const auto& own = std::get<Compute>(program.instructions[i]);
+    if (made_once(program, i) && any_buffer(own.inputs, weights))
       each_buffer(own.outputs, [&](BufferId buffer) { weights[static_cast<size_t>(buffer)] = true; });
   }
   std::vector<std::set<int>> used(program.buffers.size());  // in the backward pass

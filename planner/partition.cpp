@@ -16,7 +16,7 @@ namespace {
 ValueId parameter_behind(const Graph& graph, ValueId id) {
   while (id != kAbsent && graph.values[id].producer >= 0) {
     const Node& node = graph.nodes[graph.values[id].producer];
-    if (node.op->name != "cast" && node.op->name != "copy") return kAbsent;
+    if (!is_cast(node) && node.op->name != "copy") return kAbsent;
     id = node.inputs[0];
   }
   return id != kAbsent && graph.values[id].role == Role::parameter ? id : kAbsent;

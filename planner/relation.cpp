@@ -78,7 +78,8 @@ class Rules {
 
   bool is_pointwise() const {
     const std::string_view name = node_.op->name;
-    return node_.op->elementwise || name == "add_n" || name == "adamw" || name == "sgd" || name == "copy";
+    return node_.op->elementwise || name == "add_n" || name == "adamw" || name == "sgd" || name == "copy" ||
+           name == "stochastic_cast";
   }
 
   // Sums that are still to be made over the ranks, as if they were divided by tokens; false: there are none,
@@ -533,6 +534,13 @@ Attributes attributes_of(const Graph& graph, const Node& node, const Way& way, i
   } else if (name == "embedding_gradient" && way.outputs[0].is_shard() && way.outputs[0].dim == 0) {
     rows(way.outputs[0], node.attributes.get<int64_t>("rows"));
     attributes.set("rows", share_of(way.outputs[0].segments, parts, part));
+  } else if (name == "stochastic_cast" && way.inputs[0].is_shard()) {
+    std::vector<int64_t> ranges;
+    for (const Range& range : ranges_of(way.inputs[0].segments, parts, part))
+      if (range.end > range.begin) ranges.insert(ranges.end(), {range.begin, range.end});
+    attributes.set("dim", way.inputs[0].dim);
+    attributes.set("of", graph.type(node.inputs[0]).shape[static_cast<size_t>(way.inputs[0].dim)]);
+    attributes.set("ranges", ranges);
   } else if (name == "dropout" && way.inputs[0].is_shard()) {
     const Shape& shape = graph.type(node.inputs[0]).shape;
     attributes.set("offset",

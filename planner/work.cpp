@@ -67,16 +67,14 @@ class Division {
     return static_cast<int>(std::find(devices_.begin(), devices_.end(), device) - devices_.begin());
   }
 
-  bool is_state(ValueId id) const {
-    return graph_.values[id].role == Role::parameter || graph_.values[id].role == Role::buffer;
-  }
+  bool is_state(ValueId id) const { return het::is_state(graph_.values[id]); }
   bool in_step(NodeId n) const { return graph_.nodes[n].phase != Phase::update && !invariant_[n]; }
 
-  // Nodes that depend on state and per-step inputs alone belong to no stage: whoever needs them computes
+  // Nodes that depend on state and numbers of the step alone belong to no stage: whoever needs them computes
   // them.
   void find_invariant() {
     std::vector<bool> constant(graph_.values.size());
-    for (size_t i = 0; i < graph_.values.size(); ++i) constant[i] = is_state(static_cast<ValueId>(i));
+    for (size_t i = 0; i < graph_.values.size(); ++i) constant[i] = is_of_step(graph_.values[i]);
     invariant_.resize(graph_.nodes.size());
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       const Node& node = graph_.nodes[n];

@@ -191,7 +191,7 @@ bool is_weight(const Graph& graph, ValueId id) {
   if (value.role == Role::parameter) return true;
   if (value.role != Role::intermediate) return false;
   const Node& node = graph.nodes[value.producer];
-  return node.op->name == "cast" && graph.values[node.inputs[0]].role == Role::parameter;
+  return is_cast(node) && graph.values[node.inputs[0]].role == Role::parameter;
 }
 
 void GradientCall::replace(ValueId old, ValueId now) { replacements.emplace_back(old, now); }

@@ -24,6 +24,14 @@ std::string_view name_of(Phase phase) {
   return "unknown";
 }
 
+bool is_state(const Value& value) { return value.role == Role::parameter || value.role == Role::buffer; }
+
+bool is_of_step(const Value& value) {
+  return is_state(value) || (value.role == Role::input && value.per_step && value.type.shape.empty());
+}
+
+bool is_cast(const Node& node) { return node.op->name == "cast" || node.op->name == "stochastic_cast"; }
+
 std::optional<ValueId> Graph::find(std::string_view name) const {
   for (size_t i = 0; i < values.size(); ++i)
     if (values[i].role != Role::intermediate && values[i].name == name) return static_cast<ValueId>(i);

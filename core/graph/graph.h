@@ -5,7 +5,7 @@
 // One Graph describes one micro-batch and one step. Nodes of the forward and backward phases run once for
 // each micro-batch; nodes of the update phase run once a step. A value made in a micro-batch and used in the
 // update phase, or named as an output, means its *sum over the micro-batches* of the step. Nodes that depend
-// on nothing but state run once a step whatever their phase.
+// on nothing but state, and perhaps on numbers of the step, run once a step whatever their phase.
 #pragma once
 
 #include <optional>
@@ -55,6 +55,11 @@ struct Value {
   std::optional<Shard> shard;  // of state, in the graph of one rank of a tensor-parallel group
 };
 
+// State, or a single number that is given once a step: what depends on nothing else is the same in all
+// micro-batches.
+bool is_state(const Value& value);
+bool is_of_step(const Value& value);
+
 struct Node {
   const OpDef* op = nullptr;
   Attributes attributes;
@@ -66,6 +71,9 @@ struct Node {
   // Of a `fused` node made by fuse(): the scope that each step of its program came from; empty otherwise.
   std::vector<int32_t> step_scopes;
 };
+
+// Whether it makes a copy of its first operand in another precision: cast or stochastic_cast.
+bool is_cast(const Node& node);
 
 // A unit that a plan may place: the embedding, one block, the head.
 struct Layer {

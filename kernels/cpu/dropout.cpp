@@ -1,63 +1,13 @@
 // Dropout: the mask of core/ops/dropout.h, drawn for a vector of counters at a time.
 #include "core/ops/dropout.h"
 
-#include <utility>
-
 #include "kernels/cpu/kernel.h"
+#include "kernels/cpu/philox.h"
 
 namespace het::cpu::HET_ISA {
 namespace {
 
-// One counter in each 64-bit lane; a counter gives four words for four elements.
-constexpr int kCounters = kVectorBytes / 8;
-constexpr int64_t kBlock = 4 * kCounters;
-using LongVector = uint64_t __attribute__((vector_size(kVectorBytes)));
-
-// The product of the low halves of each lane.
-HET_INLINE LongVector multiply_low(LongVector a, uint32_t b) {
-#if defined(__AVX512F__)
-  return reinterpret_cast<LongVector>(_mm512_mul_epu32(reinterpret_cast<__m512i>(a), _mm512_set1_epi64(b)));
-#elif defined(__AVX2__)
-  return reinterpret_cast<LongVector>(_mm256_mul_epu32(reinterpret_cast<__m256i>(a), _mm256_set1_epi64x(b)));
-#elif defined(__SSE2__)
-  return reinterpret_cast<LongVector>(_mm_mul_epu32(reinterpret_cast<__m128i>(a), _mm_set1_epi64x(b)));
-#else
-  return (a & 0xffffffffu) * static_cast<uint64_t>(b);
-#endif
-}
-
-template <int kHalf, size_t... I>
-HET_INLINE LongVector interleave(LongVector a, LongVector b, std::index_sequence<I...>) {
-  return __builtin_shufflevector(a, b, (I / 2 + kHalf * (kCounters / 2) + I % 2 * kCounters)...);
-}
-
-// The words of elements 4 * quad .. 4 * quad + kBlock - 1 in order, as two vectors.
-struct Words {
-  WordVector first, second;
-};
-HET_INLINE Words draw(PhiloxKey key, uint32_t step, uint32_t sample, int64_t quad) {
-  LongVector lane;
-  for (int i = 0; i < kCounters; ++i) lane[i] = i;
-  // The upper halves of c0 and c2 hold what is left of products: multiply_low ignores them.
-  const LongVector index = lane + static_cast<uint64_t>(quad);
-  LongVector c0 = index & 0xffffffffu, c1 = index >> 32;
-  LongVector c2 = LongVector{} + sample, c3 = LongVector{} + step;
-  uint32_t low = key.low, high = key.high;
-#pragma GCC unroll 10
-  for (int round = 0; round < 10; ++round) {
-    const LongVector a = multiply_low(c0, 0xD2511F53u), b = multiply_low(c2, 0xCD9E8D57u);
-    c0 = (b >> 32) ^ c1 ^ static_cast<uint64_t>(low);
-    c1 = b & 0xffffffffu;
-    c2 = (a >> 32) ^ c3 ^ static_cast<uint64_t>(high);
-    c3 = a & 0xffffffffu;
-    low += 0x9E3779B9u;
-    high += 0xBB67AE85u;
-  }
-  const LongVector even = (c0 & 0xffffffffu) | c1 << 32, odd = (c2 & 0xffffffffu) | c3 << 32;
-  constexpr auto all = std::make_index_sequence<kCounters>();
-  return {reinterpret_cast<WordVector>(interleave<0>(even, odd, all)),
-          reinterpret_cast<WordVector>(interleave<1>(even, odd, all))};
-}
+constexpr int64_t kBlock = kWords;  // elements of a draw
 
 // As uniform_of(word) >= p.
 HET_INLINE IntVector kept(WordVector words, float p) {
@@ -106,8 +56,8 @@ std::unique_ptr<Kernel> prepare_dropout(const KernelRequest& request) {
       parallel_for(samples * blocks, row_grain(kHeavyGrain, kBlock), [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
           const int64_t sample = i / blocks, element = i % blocks * kBlock, at = sample * each + element;
-          const Words words = draw(key, static_cast<uint32_t>(counter[0]),
-                                   static_cast<uint32_t>(counter[1] + sample), (offset + element) / 4);
+          const Words words = draw(key, (offset + element) / 4, static_cast<uint32_t>(counter[1] + sample),
+                                   static_cast<uint32_t>(counter[0]));
           drop_block(x + at, y + at, words, p, scale, each - element < kBlock ? each - element : kBlock);
         }
       });

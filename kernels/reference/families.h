@@ -18,13 +18,15 @@ std::vector<KernelEntry> attention_kernels();
 std::vector<KernelEntry> embedding_kernels();
 std::vector<KernelEntry> loss_kernels();
 std::vector<KernelEntry> dropout_kernels();
+std::vector<KernelEntry> rounding_kernels();
 std::vector<KernelEntry> optimizer_kernels();
 
 inline std::vector<KernelEntry> all_kernels() {
   std::vector<KernelEntry> all;
-  for (const auto family : {elementwise_kernels, shape_kernels, reduce_kernels, softmax_kernels,
-                            matmul_kernels, norm_kernels, rotary_kernels, attention_kernels,
-                            embedding_kernels, loss_kernels, dropout_kernels, optimizer_kernels})
+  for (const auto family :
+       {elementwise_kernels, shape_kernels, reduce_kernels, softmax_kernels, matmul_kernels, norm_kernels,
+        rotary_kernels, attention_kernels, embedding_kernels, loss_kernels, dropout_kernels, rounding_kernels,
+        optimizer_kernels})
     for (const KernelEntry& entry : family()) all.push_back(entry);
   return all;
 }

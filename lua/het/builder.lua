@@ -3,7 +3,8 @@
 -- in the sequence the tokens stand, and how weights are drawn.
 --
 -- Parameters are f32 (the master weights). With precision bf16 a layer gets a bf16 copy of each matrix, made once a
--- step; vectors (biases, weights of norms) stay f32.
+-- step; vectors (biases, weights of norms) stay f32. Training may round this copy stochastically: then the mean of
+-- the copies over many steps is the master weight. What is evaluated or writes is one model: the nearest one.
 local native = require "het.native"
 local op = require "het.op"
 local errors = require "het.errors"
@@ -15,13 +16,15 @@ local builder = {}
 
 --- A builder of a graph.
 -- @tparam table settings `graph` (made when absent), `precision` ("f32", "bf16"), `mode` ("train", "evaluate",
--- "generate"), `seed`, `cache` ({ length = } while generating: tokens that keys and values are kept of)
+-- "generate"), `seed`, `rounding` of the weights' copy ("nearest", "stochastic"), and
+-- `cache` ({ length = } while generating: tokens that keys and values are kept of)
 function builder.new(settings)
   return setmetatable({
     graph = settings.graph or native.graph(),
     precision = settings.precision or "f32",
     mode = settings.mode or "train",
     seed = settings.seed or 0,
+    rounding = settings.rounding or "nearest",
     cache = settings.cache,
     values = {},          -- parameters by name, in the compute precision
     scopes = {},
@@ -45,8 +48,18 @@ end
 --- Where in the sequence each of `count` tokens stands: i32[count].
 function Builder:positions(count) return self:input("positions", "i32", { count }, true) end
 
+--- The number of the step, from 1: i64[].
+function Builder:step() return self:input("step", "i64", {}, true) end
+
 --- Dropout's counter {step, first sample}: i64[2], written for each micro-batch.
 function Builder:counter() return self:input("counter", "i64", { 2 }) end
+
+-- The copy of a parameter that layers compute with.
+local function copy_of(self, value, name)
+  if self.rounding == "nearest" then return op.cast(value, { dtype = self.precision }) end
+  local stream = native.hash("rounding of " .. name) % 2 ^ 31
+  return op.stochastic_cast(value, self:step(), { seed = self.seed, stream = stream })
+end
 
 -- How a parameter starts: given, or drawn as GPT-2 does (Radford et al. 2019): normal, with the projections into the
 -- residual stream scaled by 1 / sqrt(number of residual additions).
@@ -69,7 +82,7 @@ function Builder:parameter(parameter, path)
   if not self.values[name] then
     local value = self.graph:parameter(name, "f32", parameter[2], initial(self, parameter))
     if self.precision ~= "f32" and #parameter[2] >= 2 and not parameter.full then
-      value = op.cast(value, { dtype = self.precision })
+      value = copy_of(self, value, name)
     end
     self.values[name] = value
   end

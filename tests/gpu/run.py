@@ -25,7 +25,7 @@ local nn, optim, data = het.nn, het.optim, het.data
 local corpus = data.text {{ path = "text.txt", tokenizer = "char", holdout = 0.1 }}
 return het.train {{
   model = {model}, data = corpus, batch = 4, microbatch = 2, steps = {steps}, precision = "{precision}",
-  optimizer = optim.adamw {{ lr = 3e-3, weight_decay = 0.1, clip = 1.0 }},
+  optimizer = optim.adamw {{ lr = 3e-3, weight_decay = 0.1, clip = 1.0, rounding = "{rounding}" }},
   evaluate = {{ every = {steps}, batches = 2 }}, save = "{save}", sample = {{ prompt = "the ", tokens = 8 }},
 }}
 """
@@ -50,17 +50,18 @@ class Training(unittest.TestCase):
         self.assertEqual(done.returncode, code, f'{words}\n{done.stdout}\n{done.stderr}')
         return done
 
-    def train(self, name, precision, device, save='model'):
+    def train(self, name, precision, device, save='model', rounding='nearest'):
         """Losses of all steps, and the run's result."""
         (self.folder / 'recipe.lua').write_text(
-            RECIPE.format(model=MODELS[name], precision=precision, steps=STEPS, save=f'{save}-{device}'))
+            RECIPE.format(model=MODELS[name], precision=precision, steps=STEPS, save=f'{save}-{device}',
+                          rounding=rounding))
         metrics = self.folder / 'metrics.jsonl'
         done = self.hetrun('recipe.lua', f'--device={device}', '--json', '--quiet', f'--metrics={metrics}')
         lines = [json.loads(line) for line in metrics.read_text().splitlines()]
         return [line['loss'] for line in lines if 'loss' in line], json.loads(done.stdout.splitlines()[-1])
 
-    def compare(self, name, precision, most):
-        cpu, gpu = (self.train(name, precision, device) for device in ('cpu', 'cuda'))
+    def compare(self, name, precision, most, rounding='nearest'):
+        cpu, gpu = (self.train(name, precision, device, rounding=rounding) for device in ('cpu', 'cuda'))
         self.assertEqual(len(gpu[0]), STEPS)
         self.assertLess(cpu[0][-1], cpu[0][0])
         for there, here in zip(gpu[0], cpu[0]):
@@ -81,6 +82,9 @@ class Training(unittest.TestCase):
     def test_llama_in_bf16(self):
         self.compare('llama', 'bf16', 1e-2)
 
+    def test_gpt_in_bf16_with_weights_rounded_stochastically(self):
+        self.compare('gpt', 'bf16', 1e-2, rounding='stochastic')
+
     def test_two_runs_give_the_same_weights(self):
         first, second = (self.train('gpt', 'bf16', 'cuda', save)[0] for save in ('one', 'two'))
         self.assertEqual(first, second)
@@ -90,13 +94,13 @@ class Training(unittest.TestCase):
     @unittest.skipUnless(EMULATED, 'this machine may have several GPUs')
     def test_more_ranks_than_gpus_are_refused(self):
         (self.folder / 'recipe.lua').write_text(
-            RECIPE.format(model=MODELS['gpt'], precision='f32', steps=1, save='model'))
+            RECIPE.format(model=MODELS['gpt'], precision='f32', steps=1, save='model', rounding='nearest'))
         self.assertIn('rank 1 of this machine has no GPU: there is 1; start at most 1 here',
                       self.hetrun('--workers=2', 'recipe.lua', '--device=cuda', code=2).stderr)
 
     def test_a_gpu_that_is_not_there_is_named(self):
         (self.folder / 'recipe.lua').write_text(
-            RECIPE.format(model=MODELS['gpt'], precision='f32', steps=1, save='model'))
+            RECIPE.format(model=MODELS['gpt'], precision='f32', steps=1, save='model', rounding='nearest'))
         self.assertIn('GPU 99', self.hetrun('recipe.lua', '--device=cuda:99', code=71).stderr)
 
 

@@ -10,6 +10,8 @@ local opt = het.options {
   schedule = { "1f1b", "of the plan", choices = { "1f1b", "gpipe", "split_backward" } },
   save     = { "", "folder to save the model in" },
   stop     = { 0, "steps after which it stops, as if interrupted; 0: never", min = 0 },
+  precision = { "f32", "of the computation", choices = { "f32", "bf16" } },
+  rounding = { "nearest", "of the weights' copy", choices = { "nearest", "stochastic" } },
   sharded  = { false, "divide optimizer state over replicas" },
   every    = { 6, "steps between evaluations", min = 1 },
   batches  = { 2, "of an evaluation", min = 1 },
@@ -31,8 +33,9 @@ end
 
 return het.train {
   model = nn.gpt { vocab = corpus.vocab, context = 16, width = 32, layers = 4, heads = 4, dropout = 0.1 },
-  data = corpus, batch = 12, microbatch = 2, steps = opt.steps,
-  optimizer = optim.adamw { lr = optim.cosine { peak = 3e-3, warmup = 4 }, weight_decay = 0.1, clip = 0.5 },
+  data = corpus, batch = 12, microbatch = 2, steps = opt.steps, precision = opt.precision,
+  optimizer = optim.adamw { lr = optim.cosine { peak = 3e-3, warmup = 4 }, weight_decay = 0.1, clip = 0.5,
+    rounding = opt.rounding },
   evaluate = { every = opt.every, batches = opt.batches },
   sample = { prompt = "the ", tokens = 20 },
   save = opt.save ~= "" and opt.save or nil, save_every = 3, resume = opt.save ~= "",

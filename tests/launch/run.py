@@ -185,6 +185,12 @@ class Training(Case):
             spread = self.losses('--workers', 6, 'lopsided.lua', '--tensor', *words)
             self.assert_close(alone, spread, 1e-5)
 
+    def test_weights_rounded_stochastically_are_the_same_on_all_ranks(self):
+        words = ['--precision=bf16', '--rounding=stochastic', '--steps=6']
+        alone = self.losses('lopsided.lua', *words)
+        for ranks, plan in ((RANKS, ['--spread', '--sharded']), (6, ['--tensor']), (3, [])):
+            self.assert_close(alone, self.losses('--workers', ranks, 'lopsided.lua', *plan, *words), 1e-3)
+
     def test_ranks_without_a_plan_share_the_batch(self):
         alone, spread = self.losses('lopsided.lua'), self.losses('--workers', 4, 'lopsided.lua')
         self.assertGreater(len(alone), 4)

@@ -83,6 +83,7 @@ std::vector<Case> attention_cases();
 std::vector<Case> embedding_cases();
 std::vector<Case> loss_cases();
 std::vector<Case> dropout_cases();
+std::vector<Case> rounding_cases();
 std::vector<Case> optimizer_cases();
 
 // All of them, and those that random.cpp draws from the seed.

@@ -17,12 +17,13 @@ int count(const Graph& graph, std::string_view op) {
 const Attributes kToBf16{{"dtype", std::string("bf16")}};
 
 // A tied model in bf16 with f32 master weights: embedding, linear with bias, norm, classifier and loss.
+// `copy` makes the weights that it computes with.
 struct Model {
   Graph graph;
   ValueId table, weight, bias, gain, loss;
   std::map<ValueId, ValueId> gradients;
 
-  explicit Model(bool seed) {
+  explicit Model(bool seed, const char* copy = "cast") {
     GraphBuilder builder(graph);
     const ValueId ids = builder.input("ids", {DType::i32, {6}}),
                   labels = builder.input("labels", {DType::i32, {6}});
@@ -31,8 +32,13 @@ struct Model {
     weight = builder.parameter("weight", {DType::f32, {4, 4}}, {});
     bias = builder.parameter("bias", {DType::f32, {4}}, {});
     gain = builder.parameter("gain", {DType::f32, {4}}, {});
-    const ValueId small_table = builder.call("cast", {table}, kToBf16),
-                  small_weight = builder.call("cast", {weight}, kToBf16);
+    const auto small = [&](ValueId id) {
+      if (copy == std::string("cast")) return builder.call("cast", {id}, kToBf16);
+      const auto step = graph.find("step");
+      return builder.call(copy, {id, step ? *step : builder.input("step", {DType::i64, {}}, true)},
+                          {{"seed", int64_t{1}}, {"stream", int64_t{id}}});
+    };
+    const ValueId small_table = small(table), small_weight = small(weight);
     const ValueId x = builder.call("embedding", {ids, small_table});
     const ValueId y = builder.call("linear", {x, small_weight, bias});
     const ValueId z = builder.call("rms_norm", {builder.call("gelu", {y}), gain});
@@ -49,12 +55,15 @@ struct Model {
 }  // namespace
 
 TEST_CASE("gradients of weights reach the master weights in f32 without a cast") {
-  const Model model(true);
-  REQUIRE(verify(model.graph).empty());
-  for (const ValueId id : {model.table, model.weight, model.bias, model.gain})
-    CHECK(model.graph.type(model.gradients.at(id)) == model.graph.type(id));
-  // The two casts are those of the forward pass.
-  CHECK(count(model.graph, "cast") == 2);
+  for (const char* copy : {"cast", "stochastic_cast"}) {
+    const Model model(true, copy);
+    REQUIRE(verify(model.graph).empty());
+    for (const ValueId id : {model.table, model.weight, model.bias, model.gain})
+      CHECK(model.graph.type(model.gradients.at(id)) == model.graph.type(id));
+    // The two casts are those of the forward pass.
+    CHECK(count(model.graph, copy) == 2);
+    CHECK(count(model.graph, "cast") + count(model.graph, "stochastic_cast") == 2);
+  }
 }
 
 TEST_CASE("a weight used twice gets its gradients by addition into one buffer") {

@@ -141,7 +141,7 @@ TEST_CASE("an operator runs through lowering") {
 
 TEST_CASE("a gradient agrees with central differences") {
   for (const OpDef& op : op_table()) {
-    if (!op.gradient) continue;
+    if (!op.gradient || op.name == "stochastic_cast") continue;  // a step function; gradients.cpp has its own
     DYNAMIC_SECTION(op.name) {
       bool checked = false;
       for (const Case* test : cases_of(op.name)) {

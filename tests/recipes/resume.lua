@@ -3,7 +3,8 @@ local het = require "het"
 local opt = het.options {
   steps = { 6, "steps" }, save = { "run", "folder" }, resume = { false, "go on" }, seed = { 1, "seed" },
   batch = { 4, "samples" }, microbatch = { 4, "samples at once" }, dropout = { 0.1, "share", min = 0 },
-  precision = { "f32", "precision" }, block = { false, "blocks of the recipe's own" },
+  precision = { "f32", "precision" }, rounding = { "nearest", "of weights" }, sgd = { false, "by SGD" },
+  block = { false, "blocks of the recipe's own" },
   text = { "text.txt", "text" }, lr = { 1e-2, "rate" },
 }
 local nn = het.nn
@@ -19,6 +20,7 @@ return het.train {
     block = opt.block and block or nil },
   data = corpus, batch = opt.batch, microbatch = opt.microbatch, steps = opt.steps, seed = opt.seed,
   precision = opt.precision, save = opt.save ~= "" and opt.save or nil, resume = opt.resume,
-  optimizer = het.optim.adamw { lr = opt.lr, weight_decay = 0.1, clip = 1 },
+  optimizer = opt.sgd and het.optim.sgd { lr = opt.lr, clip = 1, rounding = opt.rounding }
+    or het.optim.adamw { lr = opt.lr, weight_decay = 0.1, clip = 1, rounding = opt.rounding },
   evaluate = { every = 3, batches = 2 },
 }

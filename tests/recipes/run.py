@@ -163,6 +163,40 @@ class Runs(Case):
         for a, b in zip(full, half):
             self.assertAlmostEqual(a, b, delta=1e-2 * abs(a))
 
+    STOCHASTIC = ['resume.lua', '--precision=bf16', '--rounding=stochastic']
+
+    def test_stochastic_rounding_stays_near_rounding_to_nearest(self):
+        for optimizer in ([], ['--sgd']):
+            nearest = self.losses('resume.lua', '--precision=bf16', *optimizer)
+            chance = self.losses(*self.STOCHASTIC, *optimizer)
+            self.assertEqual((len(nearest), len(chance)), (6, 6))
+            for a, b in zip(nearest, chance):
+                self.assertNotEqual(a, b)
+                self.assertAlmostEqual(a, b, delta=2e-2 * abs(a))
+
+    def test_stochastic_rounding_is_the_same_twice_and_in_all_micro_batches(self):
+        whole, again = self.losses(*self.STOCHASTIC), self.losses(*self.STOCHASTIC)
+        self.assertEqual(whole, again)
+        self.assertNotEqual(whole, self.losses(*self.STOCHASTIC, '--seed=2'))
+        parts = self.losses(*self.STOCHASTIC, '--microbatch=1')
+        for a, b in zip(whole, parts):
+            self.assertAlmostEqual(a, b, delta=1e-3 * abs(a))
+
+    def test_stochastic_rounding_goes_on_as_if_it_had_not_stopped(self):
+        through = self.losses(*self.STOCHASTIC, '--save=whole')
+        self.losses(*self.STOCHASTIC, '--steps=3')
+        self.assertEqual(through[3:], self.losses(*self.STOCHASTIC, '--resume')[-3:])
+
+    def test_without_training_the_rounded_weights_draw_anew_in_each_step_and_evaluation_has_the_nearest(self):
+        # At so small a rate the weights stay as they are, and each batch is all of the same letter.
+        (self.folder / 'same.txt').write_text('a' * 2000 + 'b' * 10)
+        still = ['--text=same.txt', '--lr=1e-30', '--dropout=0', '--save=', '--steps=5']
+        chance = self.losses(*self.STOCHASTIC, *still)
+        nearest = self.losses('resume.lua', '--precision=bf16', *still)
+        self.assertEqual((len(set(nearest)), len(set(chance))), (1, 5))
+        self.assertEqual(*(self.result(*words, *still)['validation_loss']
+                           for words in (self.STOCHASTIC, ['resume.lua', '--precision=bf16'])))
+
     def test_a_saved_model_writes_and_is_trained_further(self):
         self.result('resume.lua', '--steps=30')
         once = self.hetrun('write.lua', '--quiet').stdout

@@ -53,7 +53,8 @@ end
 -- @tparam table spec as of graphs.loss, and `precision`, `seed`, `optimizer`
 -- @treturn table { graph, positions, counter }: whether it has those inputs
 function graphs.training(spec)
-  local b = builder.new { precision = spec.precision, mode = "train", seed = spec.seed }
+  local b = builder.new { precision = spec.precision, mode = "train", seed = spec.seed,
+    rounding = spec.optimizer.arguments.rounding }
   local graph = b.graph
   local loss = graphs.loss(b, spec)
   graph:output("loss", loss)
@@ -69,7 +70,7 @@ function graphs.training(spec)
   end
   local norm, coefficient = native.op("global_norm", list, { max_norm = spec.optimizer.arguments.clip })
   local inputs = {
-    lr = graph:input("lr", "f32", {}, true), step = graph:input("step", "i64", {}, true), coefficient = coefficient,
+    lr = graph:input("lr", "f32", {}, true), step = b:step(), coefficient = coefficient,
   }
   for i, parameter in ipairs(trained) do spec.optimizer:update(graph, parameter, list[i], inputs) end
   graph:output("gradient_norm", norm)

@@ -604,6 +604,10 @@ local function check(a, report)
     local ok, problem = pcall(a.data.encode, a.data, a.sample.prompt)
     if not ok then report("sample.prompt", (errors.describe(problem))) end
   end
+  if a.optimizer.arguments.rounding == "stochastic" and a.precision == "f32" then
+    report("optimizer", ("optim.%s.rounding = \"stochastic\" is of the bf16 copy of the weights, and with precision = "
+      .. "f32 there is none; precision = \"bf16\" or rounding = \"nearest\" works"):format(a.optimizer.name))
+  end
   if a.resume and not a.save then report("resume", "train.resume needs 'save', the folder to go on from") end
 end
 
@@ -624,7 +628,7 @@ return define.constructor {
     { "context", "integer", "tokens of a sample (default: the model's context)", min = 1 },
     { "precision", "string", "of matrices and activations; master weights and sums are f32", default = "f32",
       choices = { "f32", "bf16" } },
-    { "seed", "integer", "of weights, sample order and dropout", default = 1337, min = 0 },
+    { "seed", "integer", "of weights, sample order, dropout and stochastic rounding", default = 1337, min = 0 },
     { "loss", "function", "function(output, labels, scale): the summed loss times scale (default: cross-entropy, or "
       .. "squared error for labels with fractions)" },
     { "evaluate", "record", "on the held-out part", default = {}, fields = {

@@ -198,6 +198,37 @@ TEST_CASE("what depends on state alone is computed once, and again when the stat
   CHECK(casts == 2);
 }
 
+TEST_CASE(
+    "what depends on state and a number of the step is computed once a step, whatever the micro-batches",
+    "[executor]") {
+  Graph graph;
+  GraphBuilder b(graph);
+  const ValueId x = b.input("x", {DType::bf16, {4, 6}});
+  const ValueId step = b.input("step", {DType::i64, {}}, true);
+  const ValueId w = b.parameter("w", {DType::f32, {6, 6}}, {Initial::Kind::normal, 0.5});
+  const ValueId copy = b.call("stochastic_cast", {w, step}, {{"seed", int64_t{1}}, {"stream", int64_t{2}}});
+  b.output("y", b.call("sum", {b.call("linear", {x, copy})}, {{"dtype", "f32"}}));
+  const Program program = lower_single(graph, 3);
+  CHECK(verify(program).empty());
+  CHECK(program.prologue == 0);  // whose state may stay the same from step to step
+  const auto device = std::make_shared<Watched>();
+  int casts = 0;
+  device->before_kernel = [&](std::string_view op) { casts += op == "stochastic_cast"; };
+  Executor executor(program, std::make_shared<StateStore>(device, 1));
+  for (int m = 0; m < 3; ++m) executor.write("x", wave({DType::f32, {4, 6}}, 0.5 + m), m);
+  const auto at = [&](double number) {
+    Tensor counter({DType::i64, {}});
+    counter.set(0, number);
+    executor.write("step", counter);
+    REQUIRE(executor.run());
+    return executor.read("y").at(0);
+  };
+  const double first = at(1), second = at(2);
+  CHECK(casts == 2);
+  CHECK(first != second);
+  CHECK(at(1) == first);
+}
+
 TEST_CASE("a stop that comes when the update has begun does not stop the next step", "[executor]") {
   const auto device = std::make_shared<Watched>();
   Executor executor(lower_single(trained_matrix()), std::make_shared<StateStore>(device, 1));
