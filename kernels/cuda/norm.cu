@@ -374,15 +374,18 @@ __global__ void __launch_bounds__(kThreads)
     const float mean_g = kCentred ? block_sum(sum_g, scratch) / n : 0.0f,
                 mean_gh = block_sum(sum_gh, scratch) / n;
     each_column<T>(packed, n, [&](int64_t i, auto size) {
-      float d[size()], v[size()], w[size()] = {}, s[size()];
+      float d[size()], v[size()], w[size()] = {};
       load(d, dy + at + i);
       load(v, x + at + i);
       if (weight != nullptr) load(w, weight + i);
-      if constexpr (kSkip) load(s, skip + at + i);
       for (int k = 0; k < size(); ++k) {
         const float h = (v[k] - mean) * rstd, g = weight == nullptr ? d[k] : d[k] * w[k];
         d[k] = (g - mean_g - h * mean_gh) * rstd;
-        if constexpr (kSkip) d[k] = rounded_sum<T>(d[k], s[k]);
+      }
+      if constexpr (kSkip) {
+        float s[size()];
+        load(s, skip + at + i);
+        for (int k = 0; k < size(); ++k) d[k] = rounded_sum<T>(d[k], s[k]);
       }
       store(dx + at + i, d);
     });
