@@ -319,22 +319,37 @@ class Rules {
     return Relation::shard(0, std::move(segments));
   }
 
-  // Rows are divided, evenly, so that the statistics' parts are the rows'.
+  // Rows are divided, evenly, so that the statistics' parts are the rows'. Those of an operand that is added
+  // are too.
   void norm() {
-    each_shard(0, [&](int64_t dim, const std::vector<int64_t>& s) {
-      if (dim == rank(0) - 1 || !even(s)) return;
-      const Relation rows = Relation::shard(dim, s), each = statistics(0, dim, s);
-      add({{0, rows}}, {{0, rows}, {1, each}, {2, each}});
-    });
+    const auto residual = static_cast<size_t>(node_.op->adds_before);  // and, as result, the sum
+    for (const size_t input : {size_t{0}, residual})
+      each_shard(input, [&](int64_t dim, const std::vector<int64_t>& s) {
+        if (dim == rank(0) - 1 || !even(s)) return;
+        const Relation rows = Relation::shard(dim, s);
+        Way way = all_whole();
+        for (const size_t i : {size_t{0}, residual})
+          if (has(i)) way.inputs[i] = rows;
+        for (size_t o = 0; o < node_.outputs.size(); ++o)
+          if (node_.outputs[o] != kAbsent)
+            way.outputs[o] = o == 0 || o == residual ? rows : statistics(0, dim, s);
+        add(std::move(way));
+      });
   }
 
   void norm_gradient() {
-    for (const size_t input : {size_t{0}, size_t{1}})
+    const auto skip = static_cast<size_t>(node_.op->adds_after);
+    for (const size_t input : {size_t{0}, size_t{1}, skip})
       each_shard(input, [&](int64_t dim, const std::vector<int64_t>& s) {
         if (dim == rank(0) - 1 || !even(s)) return;
-        const Relation rows = Relation::shard(dim, s), each = statistics(0, dim, s);
-        add({{0, rows}, {1, rows}, {3, each}, {4, each}},
-            {{0, rows}, {1, Relation::partial()}, {2, Relation::partial()}});
+        const Relation rows = Relation::shard(dim, s);
+        Way way = all_whole();
+        way.inputs[0] = way.inputs[1] = way.outputs[0] = rows;
+        for (size_t i = 3; i < node_.inputs.size(); ++i)
+          if (has(i)) way.inputs[i] = i == skip ? rows : statistics(0, dim, s);
+        for (size_t o = 1; o < node_.outputs.size(); ++o)
+          if (node_.outputs[o] != kAbsent) way.outputs[o] = Relation::partial();
+        add(std::move(way));
       });
   }
 

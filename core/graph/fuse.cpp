@@ -10,14 +10,10 @@
 namespace het {
 namespace {
 
-bool is_state(const Graph& graph, ValueId id) {
-  return graph.values[id].role == Role::parameter || graph.values[id].role == Role::buffer;
-}
-
 bool changes_state(const Graph& graph, const Node& node) {
   return std::any_of(node.op->in_place.begin(), node.op->in_place.end(), [&](const auto& pair) {
     return pair.second < static_cast<int>(node.inputs.size()) && node.inputs[pair.second] != kAbsent &&
-           is_state(graph, node.inputs[pair.second]);
+           is_state(graph.values[node.inputs[pair.second]]);
   });
 }
 
@@ -104,10 +100,12 @@ Graph prune(const Graph& graph) {
   return with_nodes(graph, keep);
 }
 
-Graph fuse(const Graph& graph) {
-  Graph result = prune(graph);
-  std::vector<int> uses(result.values.size(), 0);
-  for (const Node& node : result.nodes) {
+namespace {
+
+// How many nodes read each value, and outputs name it.
+std::vector<int> uses_of(const Graph& graph) {
+  std::vector<int> uses(graph.values.size(), 0);
+  for (const Node& node : graph.nodes) {
     // A node that reads one value twice counts once: the whole node takes it.
     std::vector<ValueId> distinct = node.inputs;
     std::sort(distinct.begin(), distinct.end());
@@ -115,8 +113,15 @@ Graph fuse(const Graph& graph) {
     for (const ValueId id : distinct)
       if (id != kAbsent) ++uses[id];
   }
-  for (const Output& output : result.outputs) ++uses[output.value];
+  for (const Output& output : graph.outputs) ++uses[output.value];
+  return uses;
+}
 
+}  // namespace
+
+Graph join_chains(const Graph& graph) {
+  Graph result = graph;
+  const std::vector<int> uses = uses_of(result);
   std::vector<std::optional<Chain>> chains(result.nodes.size());
   std::vector<bool> keep(result.nodes.size(), true);
   for (size_t n = 0; n < result.nodes.size(); ++n) {
@@ -142,11 +147,12 @@ Graph fuse(const Graph& graph) {
       const Node& producer = result.nodes[value.producer];
       const auto& chain = chains[value.producer];
       // Not across phases or layers (stages are cut there), not where the value is repeated by broadcasting
-      // (it would be computed many times), not what is computed from state alone (that is done once a step).
+      // (it would be computed many times), not what is the same in all micro-batches (that is done once a
+      // step).
       if (!chain || producer.phase != node.phase || producer.layer != node.layer ||
           value.type.shape != result.type(node.outputs[0]).shape ||
           std::all_of(producer.inputs.begin(), producer.inputs.end(),
-                      [&](ValueId i) { return is_state(result, i); }))
+                      [&](ValueId i) { return is_of_step(result.values[i]); }))
         continue;
       if (auto merged = merge(*chain, id, *chains[n])) {
         chains[n] = std::move(merged);
@@ -164,5 +170,94 @@ Graph fuse(const Graph& graph) {
   }
   return with_nodes(result, keep);
 }
+
+namespace {
+
+// Additions of whole values of one shape that stand alone, given to the operators beside them.
+class Additions {
+ public:
+  explicit Additions(Graph graph)
+      : graph_(std::move(graph)), uses_(uses_of(graph_)), keep_(graph_.nodes.size(), true) {}
+
+  Graph join() {
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+      if (graph_.nodes[n].op->adds_before >= 0) take_sum(static_cast<NodeId>(n));
+      if (graph_.nodes[n].op->name == "add") give_result(static_cast<NodeId>(n));
+    }
+    return with_nodes(graph_, keep_);
+  }
+
+ private:
+  bool is_intermediate(ValueId id) const { return graph_.values[id].role == Role::intermediate; }
+
+  // Whether node n can make the addition: stages are cut between layers, and what is the same in all
+  // micro-batches is made once a step.
+  bool can_make(NodeId n, size_t operand, const Node& add) const {
+    const Node& node = graph_.nodes[n];
+    const bool free = node.inputs.size() <= operand || node.inputs[operand] == kAbsent;
+    const TensorType& type = graph_.type(add.outputs[0]);
+    return free && node.phase == add.phase && node.layer == add.layer &&
+           std::all_of(add.inputs.begin(), add.inputs.end(),
+                       [&](ValueId id) { return graph_.type(id) == type; }) &&
+           !std::all_of(add.inputs.begin(), add.inputs.end(),
+                        [&](ValueId id) { return is_of_step(graph_.values[id]); });
+  }
+
+  // Give node n an operand, and the value of an addition as its result.
+  void make(NodeId n, size_t operand, ValueId added, size_t output, ValueId sum) {
+    Node& node = graph_.nodes[n];
+    node.inputs.resize(std::max(node.inputs.size(), operand + 1), kAbsent);
+    node.inputs[operand] = added;
+    node.outputs.resize(std::max(node.outputs.size(), output + 1), kAbsent);
+    node.outputs[output] = sum;
+    keep_[graph_.values[sum].producer] = false;
+    graph_.values[sum].producer = n;
+    graph_.values[sum].output = static_cast<int>(output);
+  }
+
+  // norm(a + b), where nothing reads the sum before the norm does.
+  void take_sum(NodeId n) {
+    Node& node = graph_.nodes[n];
+    const ValueId sum = node.inputs[0];
+    const NodeId producer = graph_.values[sum].producer;
+    if (producer < 0 || !is_intermediate(sum)) return;
+    const Node& add = graph_.nodes[producer];
+    const auto operand = static_cast<size_t>(node.op->adds_before);
+    if (add.op->name != "add" || !can_make(n, operand, add)) return;
+    for (NodeId reader = producer + 1; reader <= n; ++reader) {
+      const std::vector<ValueId>& read = graph_.nodes[reader].inputs;
+      if (std::count(read.begin(), read.end(), sum) > (reader == n ? 1 : 0)) return;
+    }
+    node.step_scopes = {add.scope};
+    node.inputs[0] = add.inputs[0];
+    make(n, operand, add.inputs[1], operand, sum);
+  }
+
+  // norm_gradient(..) + skip, where only the addition reads the first and the second is there before it.
+  void give_result(NodeId n) {
+    const Node& add = graph_.nodes[n];
+    for (const size_t i : {size_t{1}, size_t{0}}) {
+      const ValueId result = add.inputs[i], skip = add.inputs[1 - i];
+      const NodeId producer = graph_.values[result].producer;
+      if (producer < 0 || !is_intermediate(result) || result == skip || uses_[result] != 1 ||
+          graph_.values[result].output != 0 || graph_.values[skip].producer >= producer)
+        continue;
+      const int operand = graph_.nodes[producer].op->adds_after;
+      if (operand < 0 || !can_make(producer, static_cast<size_t>(operand), add)) continue;
+      make(producer, static_cast<size_t>(operand), skip, 0, add.outputs[0]);
+      return;
+    }
+  }
+
+  Graph graph_;
+  std::vector<int> uses_;
+  std::vector<bool> keep_;
+};
+
+}  // namespace
+
+Graph join_additions(const Graph& graph) { return Additions(graph).join(); }
+
+Graph fuse(const Graph& graph) { return join_additions(join_chains(prune(graph))); }
 
 }  // namespace het

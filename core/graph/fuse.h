@@ -1,15 +1,24 @@
-// Joins chains of elementwise nodes into single `fused` nodes, so that a chain reads and writes memory once.
+// Joins nodes that pass a value on, so that it is read and written once: chains of elementwise nodes into
+// single `fused` nodes, additions into the norms beside them.
 #pragma once
 
 #include "core/graph/graph.h"
 
 namespace het {
 
-// The same graph with every maximal chain of elementwise nodes (same phase, same layer, intermediate results
-// used nowhere else) replaced by one `fused` node, and nodes whose results nobody uses removed.
+// What nobody needs dropped, then chains joined, then additions.
 Graph fuse(const Graph& graph);
 
-// Only the second half: drop nodes that reach no output, no state and no update.
+// Drop nodes that reach no output, no state and no update.
 Graph prune(const Graph& graph);
+
+// The same graph with every maximal chain of elementwise nodes (same phase, same layer, intermediate results
+// used nowhere else) replaced by one `fused` node.
+Graph join_chains(const Graph& graph);
+
+// The same graph with `add` nodes left to the operator that takes their sum, or whose result they add to,
+// where it can make them (OpDef::adds_before, adds_after; same phase, same layer, operands of one shape). No
+// result changes by a bit.
+Graph join_additions(const Graph& graph);
 
 }  // namespace het

@@ -68,7 +68,8 @@ struct Node {
   Phase phase = Phase::forward;
   int32_t layer = -1;  // index into Graph::layers; -1: no layer
   int32_t scope = 0;   // index into Graph::scopes: "blocks.3.attention"
-  // Of a `fused` node made by fuse(): the scope that each step of its program came from; empty otherwise.
+  // Of a node made by fuse(): the scope that each step of a `fused` node's program came from, or that of the
+  // addition before another operator; empty otherwise.
   std::vector<int32_t> step_scopes;
 };
 

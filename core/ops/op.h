@@ -56,6 +56,10 @@ struct OpDef {
   // Pairs (output, input): the output is written over that input's memory; the input must be state or die
   // here.
   std::vector<std::pair<int, int>> in_place;
+  // Additions that the operator makes when the operand is given, so that fuse() can join one with it: of
+  // operand adds_before to operand 0, whose place the sum takes, which is also result adds_before; of operand
+  // adds_after to result 0. Both round as an `add` beside it would. -1: none.
+  int adds_before = -1, adds_after = -1;
   // Elementwise operators can be fused into chains; others are left alone.
   bool elementwise = false;
   // Lowered to a collective of the tensor-parallel group: devices have no kernel for it.

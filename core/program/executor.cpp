@@ -395,12 +395,20 @@ std::string Executor::non_finite_result(const Compute& compute) const {
     found.value = result.at(found.at);
     std::string_view name = compute.op->name;
     int32_t at_scope = compute.scope;
-    if (!compute.step_scopes.empty()) {
+    if (compute.op->name == "fused" && !compute.step_scopes.empty()) {
       const NonFinite inside = first_non_finite_step(compute);
       if (inside.step >= 0) {
         found = inside;
         name = name_of(decode(compute.attributes, compute.inputs.size()).steps[found.step].code);
         at_scope = compute.step_scopes[found.step];
+      }
+    } else if (!compute.step_scopes.empty()) {
+      const Operand& sum = compute.outputs[static_cast<size_t>(compute.op->adds_before)];
+      const Tensor added = copy_of(sum.buffer).view(sum.layout);
+      if (const int64_t at = first_non_finite(added); at >= 0) {
+        found = {-1, at, added.at(at)};
+        name = "add";
+        at_scope = compute.step_scopes[0];
       }
     }
     const std::string& scope = program_.scopes[at_scope];

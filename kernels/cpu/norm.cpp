@@ -55,24 +55,42 @@ void normalise_row(const T* x, const float* weight, const float* bias, T* y, flo
     write(No{}, No{});
 }
 
+// to = a + b, rounded to T. A loop of its own, so that what follows or comes before is not contracted with
+// it: the bits are those of a separate addition.
+template <typename T>
+void add_row(const T* a, const T* b, T* to, int64_t n) {
+  for_lanes(n, [&](int64_t i, auto lanes) { store(to + i, load(a + i, lanes) + load(b + i, lanes), lanes); });
+}
+
 template <bool kCentred>
 std::unique_ptr<Kernel> prepare_norm(const KernelRequest& request) {
+  constexpr size_t kResidual = kCentred ? 3 : 2;  // operand; as result, the sum
   const Rows rows = packed_rows(request, request.inputs[0]);
   require_packed(request, request.outputs[0]);
+  const bool has_residual = present(request.inputs, kResidual);
+  if (has_residual) {
+    require_packed(request, request.inputs[kResidual]);
+    require_packed(request, request.outputs[kResidual]);
+  }
   const float eps = static_cast<float>(number(request, "eps", 1e-5));
   return for_float(request, request.inputs[0].type.dtype, [&]<typename T>(T) {
     const bool has_weight = present(request.inputs, 1), has_bias = kCentred && present(request.inputs, 2);
-    return make_kernel([rows, eps, has_weight, has_bias](const KernelArguments& a) {
+    return make_kernel([rows, eps, has_weight, has_bias, has_residual](const KernelArguments& a) {
       const float* weight = has_weight ? a.in<float>(1) : nullptr;
       const float* bias = has_bias ? a.in<float>(2) : nullptr;
       const T* x = a.in<T>(0);
+      const T* residual = has_residual ? a.in<T>(kResidual) : nullptr;
+      T* sum = has_residual ? a.out<T>(kResidual) : nullptr;
       T* y = a.out<T>(0);
       float* mean = kCentred ? a.out<float>(1) : nullptr;
       float* rstd = a.out<float>(kCentred ? 2 : 1);
       parallel_for(rows.count, row_grain(kLightGrain, rows.columns), [&](int64_t begin, int64_t end) {
-        for (int64_t r = begin; r < end; ++r)
-          normalise_row<T, kCentred>(x + r * rows.columns, weight, bias, y + r * rows.columns,
+        for (int64_t r = begin; r < end; ++r) {
+          const int64_t at = r * rows.columns;
+          if (has_residual) add_row(x + at, residual + at, sum + at, rows.columns);
+          normalise_row<T, kCentred>((has_residual ? sum : x) + at, weight, bias, y + at,
                                      kCentred ? mean + r : nullptr, rstd + r, rows.columns, eps);
+        }
       });
     });
   });
@@ -120,10 +138,12 @@ void add_parts(const float* from, int64_t parts, int64_t step, float* to, int64_
 
 template <bool kCentred>
 std::unique_ptr<Kernel> prepare_norm_gradient(const KernelRequest& request) {
+  constexpr size_t kSkip = kCentred ? 5 : 4;
   const Rows rows = packed_rows(request, request.inputs[1]);
   require_packed(request, request.inputs[0]);
   require_packed(request, request.outputs[0]);
-  const bool has_weight = present(request.inputs, 2);
+  const bool has_weight = present(request.inputs, 2), has_skip = present(request.inputs, kSkip);
+  if (has_skip) require_packed(request, request.inputs[kSkip]);
   const bool wants_weight = present(request.outputs, 1), wants_bias = kCentred && present(request.outputs, 2);
   const bool has_sums = wants_weight || wants_bias;
   const uint32_t accumulate = request.accumulate;
@@ -137,6 +157,7 @@ std::unique_ptr<Kernel> prepare_norm_gradient(const KernelRequest& request) {
           const float* weight = has_weight ? a.in<float>(2) : nullptr;
           const float* mean = kCentred ? a.in<float>(3) : nullptr;
           const float* rstd = a.in<float>(kCentred ? 4 : 3);
+          const T* skip = has_skip ? a.in<T>(kSkip) : nullptr;
           T* dx = a.out<T>(0);
           float* sums = reinterpret_cast<float*>(a.workspace);
           parallel_parts(parts, [&](int64_t part) {
@@ -151,6 +172,7 @@ std::unique_ptr<Kernel> prepare_norm_gradient(const KernelRequest& request) {
                                           : (has_sums ? gradient_row<T, kCentred, false, true>
                                                       : gradient_row<T, kCentred, false, false>);
               row(dy + at, x + at, weight, m, rstd[r], dx + at, dweight, dbias, rows.columns);
+              if (has_skip) add_row(dx + at, skip + at, dx + at, rows.columns);
             }
           });
           if (wants_weight)

@@ -3,7 +3,8 @@
 // meanwhile. A block walks over rows, several side by side when they are short, and keeps its columns'
 // weights in registers. Gradients of weight and bias are column sums over all rows: each thread sums its
 // columns of its block's rows in registers, and the blocks' sums are added in order (columns.h). Longer rows
-// are read again for each pass over them.
+// are read again for each pass over them. A residual is added to x before, a skip to dx after; each sum is
+// rounded to T, as a separate addition would have left it.
 #include "kernels/cuda/columns.h"
 #include "kernels/cuda/kernel.h"
 #include "kernels/cuda/raw.h"
@@ -110,28 +111,48 @@ __device__ inline void row_sums(float (&x)[K], const Place& place, int turn) {
     for (int k = 0; k < K; ++k) x[k] += scratch[turn][other][k];
 }
 
-template <typename T, int N, int kColumns, bool kCentred>
+template <typename T, int N, int kColumns, bool kCentred, bool kResidual>
 __global__ void __launch_bounds__(kColumns == 8 ? kThreads : kMostThreads, kBlocks<T, N, kColumns>)
-    norm_held(const T* x, const float* weight, const float* bias, T* y, float* means, float* rstds,
-              int64_t rows, int n, float eps, int warps) {
+    norm_held(const T* x, const T* residual, const float* weight, const float* bias, T* y, T* sum,
+              float* means, float* rstds, int64_t rows, int n, float eps, int warps) {
   constexpr int kPacks = kColumns / N;
-  constexpr int kAhead = N > 1 && sizeof(T) * kColumns <= 32 ? 2 : 1;  // rows on their way
+  constexpr int kAhead =  // rows on their way
+      N > 1 && sizeof(T) * kColumns * (kResidual ? 2 : 1) <= 32 ? 2 : 1;
   const Place place(warps, n);
   float w[kColumns], b[kColumns];
   hold_vector<N, kPacks>(w, weight, 1, n, place);
   hold_vector<N, kPacks>(b, bias, 0, n, place);
   const int64_t step = static_cast<int64_t>(gridDim.x) * place.rows;
   int64_t row = static_cast<int64_t>(blockIdx.x) * place.rows + place.mine;
-  Held<T, N, kPacks> next[kAhead];
+  Held<T, N, kPacks> next[kAhead], next_residual[kResidual ? kAhead : 1];
+  const auto read = [&](int a, int64_t from) {
+    hold(next[a], x, from, rows, n, place);
+    if constexpr (kResidual) hold(next_residual[a], residual, from, rows, n, place);
+  };
 #pragma unroll
-  for (int a = 0; a < kAhead; ++a) hold(next[a], x, row + a * step, rows, n, place);
+  for (int a = 0; a < kAhead; ++a) read(a, row + a * step);
   int turn = 0;
   // Every thread of the block goes round equally often.
   for (; row - place.mine < rows; row += step, turn ^= 1) {
-    const Held<T, N, kPacks> held = next[0];
+    Held<T, N, kPacks> held = next[0];
+    const Held<T, N, kPacks> held_residual = next_residual[0];
 #pragma unroll
-    for (int a = 0; a + 1 < kAhead; ++a) next[a] = next[a + 1];
-    hold(next[kAhead - 1], x, row + kAhead * step, rows, n, place);
+    for (int a = 0; a + 1 < kAhead; ++a) {
+      next[a] = next[a + 1];
+      if constexpr (kResidual) next_residual[a] = next_residual[a + 1];
+    }
+    read(kAhead - 1, row + kAhead * step);
+    if constexpr (kResidual) {
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        float v[N];
+#pragma unroll
+        for (int k = 0; k < N; ++k) v[k] = held.packs[p][k] + held_residual.packs[p][k];
+        held.packs[p].set(v);
+        const int column = place.column<N>(p);
+        if (row < rows && column < n) held.packs[p].store(sum + row * n + column);
+      }
+    }
     float mean[1] = {}, square[1] = {};
     if constexpr (kCentred) {
 #pragma unroll
@@ -166,13 +187,19 @@ __global__ void __launch_bounds__(kColumns == 8 ? kThreads : kMostThreads, kBloc
   }
 }
 
+// a + b as if `a` had been stored as T: rounded, and not contracted with the product that it comes from.
+template <typename T>
+__device__ inline float rounded_sum(float a, float b) {
+  return __fadd_rn(to_float(from_float<T>(a)), b);
+}
+
 // With g = dy * weight and h = (x - mean) * rstd:
 // dx = rstd * (g - mean(g) - h * mean(g * h)), the middle term only when centred; dweight = sum dy * h; dbias
 // = sum dy. Block b leaves its rows' sums in sums[b]: [2, n].
-template <typename T, int N, int kColumns, bool kCentred>
+template <typename T, int N, int kColumns, bool kCentred, bool kSkip>
 __global__ void __launch_bounds__(kColumns == 8 ? kThreads : kMostThreads, kGradientBlocks<T, N, kColumns>)
     norm_gradient_held(const T* dy, const T* x, const float* weight, const float* means, const float* rstds,
-                       T* dx, float* sums, int64_t rows, int n, int warps) {
+                       const T* skip, T* dx, float* sums, int64_t rows, int n, int warps) {
   constexpr int kPacks = kColumns / N;
   constexpr bool kAhead = N > 1 && sizeof(T) * kColumns <= 32;  // the next row is on its way
   const Place place(warps, n);
@@ -194,6 +221,8 @@ __global__ void __launch_bounds__(kColumns == 8 ? kThreads : kMostThreads, kGrad
   int turn = 0;
   for (; row - place.mine < rows; row += step, turn ^= 1) {
     if constexpr (!kAhead) read(row);
+    Held<T, N, kPacks> held_skip;  // on its way while the row is summed
+    if constexpr (kSkip) hold(held_skip, skip, row, rows, n, place);
     const Held<T, N, kPacks> held_dy = next_dy, held_x = next_x;
     const float mean = next_mean, rstd = next_rstd;
     if constexpr (kAhead) read(row + step);
@@ -219,6 +248,7 @@ __global__ void __launch_bounds__(kColumns == 8 ? kThreads : kMostThreads, kGrad
       for (int k = 0; k < N; ++k) {
         const float g = held_dy.packs[p][k] * w[p * N + k], h = (held_x.packs[p][k] - mean) * rstd;
         v[k] = (g - mean_g - h * mean_gh) * rstd;
+        if constexpr (kSkip) v[k] = rounded_sum<T>(v[k], held_skip.packs[p][k]);
       }
       store(dx + row * n + place.column<N>(p), v);
     }
@@ -257,23 +287,33 @@ __device__ void each_column(bool packed, int64_t n, const Each& each) {
     for (int64_t i = threadIdx.x; i < n; i += blockDim.x) each(i, std::integral_constant<int, 1>{});
 }
 
-template <typename T, bool kCentred>
+template <typename T, bool kCentred, bool kResidual>
 __global__ void __launch_bounds__(kThreads)
-    norm_long(const T* x, const float* weight, const float* bias, T* y, float* means, float* rstds,
-              int64_t rows, int64_t n, float eps, bool packed) {
+    norm_long(const T* x, const T* residual, const float* weight, const float* bias, T* y, T* sum,
+              float* means, float* rstds, int64_t rows, int64_t n, float eps, bool packed) {
   __shared__ float scratch[kThreads / kWarp];
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
     const T* in = x + row * n;
     T* out = y + row * n;
+    if constexpr (kResidual) {
+      each_column<T>(packed, n, [&](int64_t i, auto size) {
+        float v[size()], r[size()];
+        load(v, in + i);
+        load(r, residual + row * n + i);
+        for (int k = 0; k < size(); ++k) v[k] += r[k];
+        store(sum + row * n + i, v);
+      });
+      in = sum + row * n;  // each thread reads what it wrote itself
+    }
     float mean = 0;
     if constexpr (kCentred) {
-      float sum = 0;
+      float total = 0;
       each_column<T>(packed, n, [&](int64_t i, auto size) {
         float v[size()];
         load(v, in + i);
-        for (int k = 0; k < size(); ++k) sum += v[k];
+        for (int k = 0; k < size(); ++k) total += v[k];
       });
-      mean = block_sum(sum, scratch) / n;
+      mean = block_sum(total, scratch) / n;
     }
     float square = 0;
     each_column<T>(packed, n, [&](int64_t i, auto size) {
@@ -301,10 +341,10 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <typename T, bool kCentred>
+template <typename T, bool kCentred, bool kSkip>
 __global__ void __launch_bounds__(kThreads)
     norm_gradient_long(const T* dy, const T* x, const float* weight, const float* means, const float* rstds,
-                       T* dx, float* sums, int64_t rows, int64_t n, bool packed) {
+                       const T* skip, T* dx, float* sums, int64_t rows, int64_t n, bool packed) {
   __shared__ float scratch[kThreads / kWarp];
   float* dweight = sums == nullptr ? nullptr : sums + blockIdx.x * 2 * n;
   float* dbias = dweight + n;
@@ -342,6 +382,11 @@ __global__ void __launch_bounds__(kThreads)
         const float h = (v[k] - mean) * rstd, g = weight == nullptr ? d[k] : d[k] * w[k];
         d[k] = (g - mean_g - h * mean_gh) * rstd;
       }
+      if constexpr (kSkip) {
+        float s[size()];
+        load(s, skip + at + i);
+        for (int k = 0; k < size(); ++k) d[k] = rounded_sum<T>(d[k], s[k]);
+      }
       store(dx + at + i, d);
     });
   }
@@ -372,108 +417,139 @@ Launched<void(Parameters...)> fitted(const Context& context, void (*kernel)(Para
   return {kernel, static_cast<unsigned>(std::min(ceil_div(rows, shares.side_by_side), most))};
 }
 
-template <bool kCentred>
-std::unique_ptr<Kernel> prepare_norm(const KernelRequest& request, const Context& context) {
+// choose(whether an operand that is added is there), known when the kernel is compiled.
+template <typename Choose>
+std::unique_ptr<Kernel> for_added(bool there, const Choose& choose) {
+  return there ? choose(std::true_type{}) : choose(std::false_type{});
+}
+
+template <typename T, bool kCentred, bool kResidual>
+std::unique_ptr<Kernel> prepare_norm_of(const KernelRequest& request, const Context& context) {
+  constexpr int N = kPack<T>;
+  constexpr size_t kAdded = kCentred ? 3 : 2;  // the residual's operand; as result, the sum
   const Rows rows = packed_rows(request, request.inputs[0]);
   require_packed(request, request.outputs[0]);
+  if constexpr (kResidual) {
+    require_packed(request, request.inputs[kAdded]);
+    require_packed(request, request.outputs[kAdded]);
+  }
   const float eps = static_cast<float>(number(request, "eps", 1e-5));
   const bool has_weight = present(request.inputs, 1), has_bias = kCentred && present(request.inputs, 2);
   const int64_t n = rows.columns;
-  return for_float(request, request.inputs[0].type.dtype, [&]<typename T>(T) {
-    constexpr int N = kPack<T>;
-    const auto make = [&](const auto& run) {  // run(x, weight, bias, y, mean, rstd, packed)
-      return make_kernel([=](const KernelArguments& a) {
-        const T* x = a.in<T>(0);
-        const float *weight = has_weight ? a.in<float>(1) : nullptr,
-                    *bias = has_bias ? a.in<float>(2) : nullptr;
-        T* y = a.out<T>(0);
-        run(x, weight, bias, y, kCentred ? a.out<float>(1) : nullptr, a.out<float>(kCentred ? 2 : 1),
-            packs(x, n, N) && packs(y, n, N) && packs(weight, n, N) && packs(bias, n, N));
-      });
-    };
-    if (!held(n)) {
-      const auto grid = static_cast<unsigned>(std::min<int64_t>(rows.count, 1 << 20));
-      return make([=, &context](const T* x, const float* weight, const float* bias, T* y, float* mean,
-                                float* rstd, bool packed) {
-        launch(context, norm_long<T, kCentred>, grid, kThreads, 0, x, weight, bias, y, mean, rstd, rows.count,
-               n, eps, packed);
-      });
-    }
-    std::unique_ptr<Kernel> made;
-    for_columns(n, [&]<int kColumns>(std::integral_constant<int, kColumns>) {
-      const Shares shares = shares_of<kColumns>(n);
-      const auto by_packs = fitted(context, norm_held<T, N, kColumns, kCentred>, shares, 0, rows.count);
-      const auto one_by_one = fitted(context, norm_held<T, 1, kColumns, kCentred>, shares, 0, rows.count);
-      made = make([=, &context](const T* x, const float* weight, const float* bias, T* y, float* mean,
-                                float* rstd, bool packed) {
-        const auto& chosen = packed ? by_packs : one_by_one;
-        launch(context, chosen.kernel, chosen.grid, shares.threads(), 0, x, weight, bias, y, mean, rstd,
-               rows.count, n, eps, shares.warps);
-      });
+  const auto make = [&](const auto& run) {  // run(x, residual, weight, bias, y, sum, mean, rstd, packed)
+    return make_kernel([=](const KernelArguments& a) {
+      const T *x = a.in<T>(0), *residual = kResidual ? a.in<T>(kAdded) : nullptr;
+      const float *weight = has_weight ? a.in<float>(1) : nullptr,
+                  *bias = has_bias ? a.in<float>(2) : nullptr;
+      T *y = a.out<T>(0), *sum = kResidual ? a.out<T>(kAdded) : nullptr;
+      const bool packed = packs(x, n, N) && packs(residual, n, N) && packs(y, n, N) && packs(sum, n, N) &&
+                          packs(weight, n, N) && packs(bias, n, N);
+      run(x, residual, weight, bias, y, sum, kCentred ? a.out<float>(1) : nullptr,
+          a.out<float>(kCentred ? 2 : 1), packed);
     });
-    return made;
+  };
+  if (!held(n)) {
+    const auto grid = static_cast<unsigned>(std::min<int64_t>(rows.count, 1 << 20));
+    return make([=, &context](const T* x, const T* residual, const float* weight, const float* bias, T* y,
+                              T* sum, float* mean, float* rstd, bool packed) {
+      launch(context, norm_long<T, kCentred, kResidual>, grid, kThreads, 0, x, residual, weight, bias, y, sum,
+             mean, rstd, rows.count, n, eps, packed);
+    });
+  }
+  std::unique_ptr<Kernel> made;
+  for_columns(n, [&]<int kColumns>(std::integral_constant<int, kColumns>) {
+    const Shares shares = shares_of<kColumns>(n);
+    const auto by_packs =
+        fitted(context, norm_held<T, N, kColumns, kCentred, kResidual>, shares, 0, rows.count);
+    const auto one_by_one =
+        fitted(context, norm_held<T, 1, kColumns, kCentred, kResidual>, shares, 0, rows.count);
+    made = make([=, &context](const T* x, const T* residual, const float* weight, const float* bias, T* y,
+                              T* sum, float* mean, float* rstd, bool packed) {
+      const auto& chosen = packed ? by_packs : one_by_one;
+      launch(context, chosen.kernel, chosen.grid, shares.threads(), 0, x, residual, weight, bias, y, sum,
+             mean, rstd, rows.count, n, eps, shares.warps);
+    });
   });
+  return made;
 }
 
 template <bool kCentred>
-std::unique_ptr<Kernel> prepare_norm_gradient(const KernelRequest& request, const Context& context) {
+std::unique_ptr<Kernel> prepare_norm(const KernelRequest& request, const Context& context) {
+  return for_float(request, request.inputs[0].type.dtype, [&]<typename T>(T) {
+    return for_added(present(request.inputs, kCentred ? 3 : 2), [&]<bool kThere>(std::bool_constant<kThere>) {
+      return prepare_norm_of<T, kCentred, kThere>(request, context);
+    });
+  });
+}
+
+template <typename T, bool kCentred, bool kSkip>
+std::unique_ptr<Kernel> prepare_norm_gradient_of(const KernelRequest& request, const Context& context) {
+  constexpr int N = kPack<T>;
+  constexpr size_t kAdded = kCentred ? 5 : 4;
   const Rows rows = packed_rows(request, request.inputs[1]);
   require_packed(request, request.inputs[0]);
   require_packed(request, request.outputs[0]);
+  if constexpr (kSkip) require_packed(request, request.inputs[kAdded]);
   const bool has_weight = present(request.inputs, 2);
   const bool wants_weight = present(request.outputs, 1), wants_bias = kCentred && present(request.outputs, 2);
   const bool wants_sums = wants_weight || wants_bias;
   const uint32_t accumulate = request.accumulate;
   const int64_t n = rows.columns;
-  return for_float(request, request.inputs[1].type.dtype, [&]<typename T>(T) {
-    constexpr int N = kPack<T>;
-    // run(dy, x, weight, mean, rstd, dx, sums, packed) gives the number of parts that it left in sums.
-    const auto make = [&](int64_t parts, const auto& run) {
-      return make_kernel(
-          [=, &context](const KernelArguments& a) {
-            const T *dy = a.in<T>(0), *x = a.in<T>(1);
-            const float* weight = has_weight ? a.in<float>(2) : nullptr;
-            T* dx = a.out<T>(0);
-            float* sums = wants_sums ? reinterpret_cast<float*>(a.workspace) : nullptr;
-            const bool packed = packs(dy, n, N) && packs(x, n, N) && packs(dx, n, N) && packs(weight, n, N) &&
-                                packs(sums, n, N);
-            const int64_t left = run(dy, x, weight, kCentred ? a.in<float>(3) : nullptr,
-                                     a.in<float>(kCentred ? 4 : 3), dx, sums, packed);
-            if (wants_weight)
-              launch_add_parts(context, sums, left, 2 * n, a.out<float>(1), n, accumulate >> 1 & 1);
-            if (wants_bias)
-              launch_add_parts(context, sums + n, left, 2 * n, a.out<float>(2), n, accumulate >> 2 & 1);
-          },
-          wants_sums ? parts * 2 * n * 4 : 0);
-    };
-    if (!held(n)) {
-      const int64_t parts = std::min<int64_t>(rows.count, 2 * context.multiprocessors);
-      return make(parts, [=, &context](const T* dy, const T* x, const float* weight, const float* mean,
-                                       const float* rstd, T* dx, float* sums, bool packed) {
-        launch(context, norm_gradient_long<T, kCentred>, static_cast<unsigned>(parts), kThreads, 0, dy, x,
-               weight, mean, rstd, dx, sums, rows.count, n, packed);
-        return parts;
-      });
-    }
-    std::unique_ptr<Kernel> made;
-    for_columns(n, [&]<int kColumns>(std::integral_constant<int, kColumns>) {
-      const Shares shares = shares_of<kColumns>(n);
-      const size_t shared =
-          wants_sums && shares.side_by_side > 1 ? static_cast<size_t>(shares.side_by_side * 2 * n * 4) : 0;
-      const auto by_packs =
-          fitted(context, norm_gradient_held<T, N, kColumns, kCentred>, shares, shared, rows.count);
-      const auto one_by_one =
-          fitted(context, norm_gradient_held<T, 1, kColumns, kCentred>, shares, shared, rows.count);
-      made = make(std::max(by_packs.grid, one_by_one.grid),
-                  [=, &context](const T* dy, const T* x, const float* weight, const float* mean,
-                                const float* rstd, T* dx, float* sums, bool packed) {
-                    const auto& chosen = packed ? by_packs : one_by_one;
-                    launch(context, chosen.kernel, chosen.grid, shares.threads(), shared, dy, x, weight, mean,
-                           rstd, dx, sums, rows.count, n, shares.warps);
-                    return static_cast<int64_t>(chosen.grid);
-                  });
+  // run(dy, x, weight, mean, rstd, skip, dx, sums, packed) gives the number of parts that it left in sums.
+  const auto make = [&](int64_t parts, const auto& run) {
+    return make_kernel(
+        [=, &context](const KernelArguments& a) {
+          const T *dy = a.in<T>(0), *x = a.in<T>(1), *skip = kSkip ? a.in<T>(kAdded) : nullptr;
+          const float* weight = has_weight ? a.in<float>(2) : nullptr;
+          T* dx = a.out<T>(0);
+          float* sums = wants_sums ? reinterpret_cast<float*>(a.workspace) : nullptr;
+          const bool packed = packs(dy, n, N) && packs(x, n, N) && packs(skip, n, N) && packs(dx, n, N) &&
+                              packs(weight, n, N) && packs(sums, n, N);
+          const int64_t left = run(dy, x, weight, kCentred ? a.in<float>(3) : nullptr,
+                                   a.in<float>(kCentred ? 4 : 3), skip, dx, sums, packed);
+          if (wants_weight)
+            launch_add_parts(context, sums, left, 2 * n, a.out<float>(1), n, accumulate >> 1 & 1);
+          if (wants_bias)
+            launch_add_parts(context, sums + n, left, 2 * n, a.out<float>(2), n, accumulate >> 2 & 1);
+        },
+        wants_sums ? parts * 2 * n * 4 : 0);
+  };
+  if (!held(n)) {
+    const int64_t parts = std::min<int64_t>(rows.count, 2 * context.multiprocessors);
+    return make(parts, [=, &context](const T* dy, const T* x, const float* weight, const float* mean,
+                                     const float* rstd, const T* skip, T* dx, float* sums, bool packed) {
+      launch(context, norm_gradient_long<T, kCentred, kSkip>, static_cast<unsigned>(parts), kThreads, 0, dy,
+             x, weight, mean, rstd, skip, dx, sums, rows.count, n, packed);
+      return parts;
     });
-    return made;
+  }
+  std::unique_ptr<Kernel> made;
+  for_columns(n, [&]<int kColumns>(std::integral_constant<int, kColumns>) {
+    const Shares shares = shares_of<kColumns>(n);
+    const size_t shared =
+        wants_sums && shares.side_by_side > 1 ? static_cast<size_t>(shares.side_by_side * 2 * n * 4) : 0;
+    const auto by_packs =
+        fitted(context, norm_gradient_held<T, N, kColumns, kCentred, kSkip>, shares, shared, rows.count);
+    const auto one_by_one =
+        fitted(context, norm_gradient_held<T, 1, kColumns, kCentred, kSkip>, shares, shared, rows.count);
+    made = make(std::max(by_packs.grid, one_by_one.grid),
+                [=, &context](const T* dy, const T* x, const float* weight, const float* mean,
+                              const float* rstd, const T* skip, T* dx, float* sums, bool packed) {
+                  const auto& chosen = packed ? by_packs : one_by_one;
+                  launch(context, chosen.kernel, chosen.grid, shares.threads(), shared, dy, x, weight, mean,
+                         rstd, skip, dx, sums, rows.count, n, shares.warps);
+                  return static_cast<int64_t>(chosen.grid);
+                });
+  });
+  return made;
+}
+
+template <bool kCentred>
+std::unique_ptr<Kernel> prepare_norm_gradient(const KernelRequest& request, const Context& context) {
+  return for_float(request, request.inputs[1].type.dtype, [&]<typename T>(T) {
+    return for_added(present(request.inputs, kCentred ? 5 : 4), [&]<bool kThere>(std::bool_constant<kThere>) {
+      return prepare_norm_gradient_of<T, kCentred, kThere>(request, context);
+    });
   });
 }
 

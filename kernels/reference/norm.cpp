@@ -6,11 +6,23 @@
 namespace het::reference {
 namespace {
 
+// The rows to normalise: x, or x + residual, which is left in sum.
+View summed(const View& x, const View& residual, const View& sum) {
+  if (!residual.present()) return x;
+  for (int64_t i = 0; i < x.elements(); ++i) sum.set(i, x[i] + residual[i]);
+  return sum;
+}
+
+void add_skip(const View& dx, const View& skip) {
+  if (!skip.present()) return;
+  for (int64_t i = 0; i < dx.elements(); ++i) dx.set(i, dx[i] + skip[i]);
+}
+
 // y = (x - mean) rstd weight + bias, with rstd = 1 / sqrt(variance + eps) over the last dimension.
 std::unique_ptr<Kernel> layer_norm(const KernelRequest& request) {
   return kernel_of(request, [eps = request.attributes.get<double>("eps", 1e-5)](const Operands& o) {
-    const View x = o.in(0), weight = o.in(1), bias = o.in(2), y = o.out(0), means = o.out(1),
-               rstds = o.out(2);
+    const View x = summed(o.in(0), o.in(3), o.out(3)), weight = o.in(1), bias = o.in(2);
+    const View y = o.out(0), means = o.out(1), rstds = o.out(2);
     const int64_t n = x.size(-1), rows = leading(x.layout(), 1);
     for (int64_t r = 0; r < rows; ++r) {
       double mean = 0, variance = 0;
@@ -44,6 +56,7 @@ std::unique_ptr<Kernel> layer_norm_gradient(const KernelRequest& request) {
       }
       for (int64_t i = 0; i < n; ++i) dx.set(r * n + i, rstds[r] * (g(r, i) - mean_g - z(r, i) * mean_gz));
     }
+    add_skip(dx, o.in(5));
     for (int64_t i = 0; i < n; ++i) {
       double weight_total = 0, bias_total = 0;
       for (int64_t r = 0; r < rows; ++r) {
@@ -59,7 +72,7 @@ std::unique_ptr<Kernel> layer_norm_gradient(const KernelRequest& request) {
 // y = x rstd weight, with rstd = 1 / sqrt(mean(x^2) + eps).
 std::unique_ptr<Kernel> rms_norm(const KernelRequest& request) {
   return kernel_of(request, [eps = request.attributes.get<double>("eps", 1e-5)](const Operands& o) {
-    const View x = o.in(0), weight = o.in(1), y = o.out(0), rstds = o.out(1);
+    const View x = summed(o.in(0), o.in(2), o.out(2)), weight = o.in(1), y = o.out(0), rstds = o.out(1);
     const int64_t n = x.size(-1), rows = leading(x.layout(), 1);
     for (int64_t r = 0; r < rows; ++r) {
       double square = 0;
@@ -85,6 +98,7 @@ std::unique_ptr<Kernel> rms_norm_gradient(const KernelRequest& request) {
       for (int64_t i = 0; i < n; ++i) mean_gz += g(r, i) * z(r, i) / static_cast<double>(n);
       for (int64_t i = 0; i < n; ++i) dx.set(r * n + i, rstds[r] * (g(r, i) - z(r, i) * mean_gz));
     }
+    add_skip(dx, o.in(4));
     for (int64_t i = 0; i < n; ++i) {
       double total = 0;
       for (int64_t r = 0; r < rows; ++r) total += dy[r * n + i] * z(r, i);

@@ -69,6 +69,12 @@ std::vector<Case> random_cases(uint64_t seed) {
                      {},
                      kProducts});
     cases.push_back({"rms_norm_gradient", {T(rows), T(rows), A({n}), A({count}).in(0.5, 2)}, {}, kProducts});
+    cases.push_back({"layer_norm_gradient",
+                     {T(rows), T(rows), A({n}), A({count}), A({count}).in(0.5, 2), T(rows)},
+                     {},
+                     kProducts});
+    cases.push_back(
+        {"rms_norm_gradient", {T(rows), T(rows), A({n}), A({count}).in(0.5, 2), T(rows)}, {}, kProducts});
 
     const int64_t m = dice.size(70), k = dice.size(70), out = dice.size(70);
     const bool ta = dice.coin(), tb = dice.coin();

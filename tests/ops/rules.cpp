@@ -94,6 +94,14 @@ std::vector<Refusal> refusals() {
       {"linear_weight_gradient", {f32({4, 6}), f32({5, 6})}, {}, {"[4]", "[5]"}},
       {"layer_norm", {f32({4, 6}), f32({4})}, {}, {"weight has to be f32[6]", "f32[4]"}},
       {"layer_norm", {f32({4, 6})}, {{"eps", -1.0}}, {"eps = -1"}},
+      {"rms_norm",
+       {bf16({4, 6}), f32({6}), bf16({6})},
+       {},
+       {"residual has to be bf16[4, 6]", "residual is bf16[6]"}},
+      {"rms_norm_gradient",
+       {bf16({4, 6}), bf16({4, 6}), f32({6}), f32({4}), f32({4, 6})},
+       {},
+       {"skip has to be bf16[4, 6]", "skip is f32[4, 6]"}},
       {"rotary", {f32({1, 2, 3, 5}), i32({2})}, {}, {"5 elements", "4 or 6"}},
       {"rotary", {f32({1, 2, 3, 4}), i32({3})}, {}, {"positions has to be i32[2]"}},
       {"attention",
@@ -251,6 +259,8 @@ TEST_CASE("shape rules give what they promise") {
   CHECK(infer("linear_weight_gradient", {bf16({6, 7}), bf16({6, 5})}, {{"bias", true}}) ==
         std::vector{f32({7, 5}), f32({7})});
   CHECK(infer("layer_norm", {bf16({2, 3, 5}), f32({5})}) == std::vector{bf16({2, 3, 5}), f32({6}), f32({6})});
+  CHECK(infer("layer_norm", {bf16({2, 3, 5}), f32({5}), f32({5}), bf16({2, 3, 5})}) ==
+        std::vector{bf16({2, 3, 5}), f32({6}), f32({6}), bf16({2, 3, 5})});
   CHECK(infer("attention", {bf16({2, 3, 4, 8}), bf16({2, 5, 2, 8}), bf16({2, 5, 2, 8})}) ==
         std::vector{bf16({2, 3, 4, 8}), f32({2, 4, 3})});
   CHECK(infer("sum", {f32({2, 3, 4})}, {{"dims", List{-1, 0}}, {"keep", true}}) ==

@@ -1,5 +1,6 @@
 #include "core/graph/graph.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 
 #include "core/base/error.h"
@@ -78,6 +79,152 @@ TEST_CASE("fusing joins a chain into one node and leaves a value that is used tw
   CHECK(verify(fused).empty());
   CHECK(graph.nodes.size() == 5);
   CHECK(fused.nodes.size() == 2);  // scale-square-exp, and relu-add
+}
+
+namespace {
+
+// Names of the operators in order, with the number of operands that are there: "add/2 layer_norm/1".
+std::string outline(const Graph& graph) {
+  std::string text;
+  for (const Node& node : graph.nodes)
+    text += fmt::format("{}{}/{}", text.empty() ? "" : " ", node.op->name,
+                        node.inputs.size() - std::count(node.inputs.begin(), node.inputs.end(), kAbsent));
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("fusing leaves the addition before a norm to it, and its sum to whoever else reads it") {
+  Graph graph;
+  GraphBuilder b(graph);
+  const ValueId x = b.input("x", kMatrix), y = b.input("y", kMatrix);
+  const ValueId weight = b.parameter("weight", {DType::f32, {8}}, {});
+  const bool rms = GENERATE(false, true);
+  const auto norm = [&](ValueId of) { return b.call(rms ? "rms_norm" : "layer_norm", {of, weight}); };
+  SECTION("a residual") {
+    const ValueId sum = b.call("add", {x, y});
+    b.output("z", b.call("add", {sum, norm(sum)}));
+    const Graph fused = fuse(graph);
+    CHECK(verify(fused).empty());
+    CHECK(outline(fused) == (rms ? "rms_norm/3 add/2" : "layer_norm/3 add/2"));
+    CHECK(fused.nodes[0].outputs.back() == sum);
+    CHECK(fused.values[sum].producer == 0);
+    CHECK(fused.values[sum].output == (rms ? 2 : 3));
+    CHECK(fused.nodes[1].inputs[0] == sum);
+  }
+  SECTION("only the first of two norms makes the sum") {
+    const ValueId sum = b.call("add", {x, y});
+    b.output("first", norm(sum));
+    b.output("second", norm(sum));
+    const Graph fused = fuse(graph);
+    CHECK(verify(fused).empty());
+    CHECK(outline(fused) == (rms ? "rms_norm/3 rms_norm/2" : "layer_norm/3 layer_norm/2"));
+  }
+  SECTION("a sum that is an output, of one value twice") {
+    const ValueId sum = b.call("add", {x, x});
+    b.output("sum", sum);
+    b.output("z", norm(sum));
+    const Graph fused = fuse(graph);
+    CHECK(verify(fused).empty());
+    CHECK(outline(fused) == (rms ? "rms_norm/3" : "layer_norm/3"));
+  }
+  const auto stays = [&] {
+    const Graph fused = fuse(graph);
+    CHECK(verify(fused).empty());
+    CHECK(outline(fused) == outline(graph));
+  };
+  SECTION("not in another layer") {
+    const ValueId sum = b.call("add", {x, y});
+    b.begin_layer("next");
+    b.output("z", norm(sum));
+    stays();
+  }
+  SECTION("not in another phase") {
+    const ValueId sum = b.call("add", {x, y});
+    b.set_phase(Phase::backward);
+    b.output("z", norm(sum));
+    stays();
+  }
+  SECTION("not what is repeated") {
+    b.output("z", norm(b.call("add", {x, b.input("row", {DType::f32, {1, 8}})})));
+    stays();
+  }
+  SECTION("not a sum that is read before") {
+    const ValueId sum = b.call("add", {x, y});
+    b.output("s", b.call("softmax", {sum}));
+    b.output("z", norm(sum));
+    stays();
+  }
+  SECTION("not a sum of state, which is made once a step") {
+    const ValueId p = b.parameter("p", kMatrix, {}), q = b.parameter("q", kMatrix, {});
+    b.output("z", b.call("softmax", {norm(b.call("add", {p, q}))}));
+    stays();
+  }
+  SECTION("not what a chain took") {
+    const ValueId sum = b.call("add", {b.call("scale", {x}, {{"factor", 2.0}}), y});
+    b.output("z", norm(sum));
+    CHECK(outline(fuse(graph)) == (rms ? "fused/2 rms_norm/2" : "fused/2 layer_norm/2"));
+  }
+}
+
+TEST_CASE("fusing leaves the addition to a norm's gradient to it") {
+  Graph graph;
+  GraphBuilder b(graph);
+  const ValueId x = b.input("x", kMatrix), dy = b.input("dy", kMatrix), skip = b.input("skip", kMatrix);
+  const ValueId weight = b.parameter("weight", {DType::f32, {8}}, {});
+  const ValueId rstd = b.input("rstd", {DType::f32, {4}});
+  const auto gradient = [&] {
+    const auto made = b.call_all(op_named("rms_norm_gradient"), {dy, x, weight, rstd});
+    b.output("dweight", made[1]);
+    return made[0];
+  };
+  const auto stays = [&] {
+    const Graph fused = fuse(graph);
+    CHECK(verify(fused).empty());
+    CHECK(outline(fused) == outline(graph));
+  };
+  SECTION("in either order of operands") {
+    const ValueId dx = gradient();
+    const ValueId sum = GENERATE(false, true) ? b.call("add", {skip, dx}) : b.call("add", {dx, skip});
+    b.output("dx", sum);
+    const Graph fused = fuse(graph);
+    CHECK(verify(fused).empty());
+    CHECK(outline(fused) == "rms_norm_gradient/5");
+    CHECK(fused.nodes[0].outputs[0] == sum);
+    CHECK(fused.nodes[0].inputs[4] == skip);
+  }
+  SECTION("one addition, not two") {
+    b.output("dx", b.call("softmax", {b.call("add", {b.call("add", {gradient(), skip}), dy})}));
+    CHECK(outline(fuse(graph)) == "rms_norm_gradient/4 fused/3 softmax/1");  // the chain took both
+  }
+  SECTION("not a gradient that something else reads") {
+    const ValueId dx = gradient();
+    b.output("both", b.call("add", {dx, skip}));
+    b.output("dx", dx);
+    stays();
+  }
+  SECTION("not twice the gradient") {
+    const ValueId dx = gradient();
+    b.output("dx", b.call("add", {dx, dx}));
+    stays();
+  }
+  SECTION("not what is made later") {
+    const ValueId dx = gradient();
+    b.output("dx", b.call("add", {dx, b.call("softmax", {skip})}));
+    stays();
+  }
+  SECTION("not the gradient of the weight") {
+    const ValueId dx = gradient();
+    b.output("dx", dx);
+    b.output("sum", b.call("add", {graph.outputs[0].value, b.input("other", {DType::f32, {8}})}));
+    stays();
+  }
+  SECTION("not in another layer") {
+    const ValueId dx = gradient();
+    b.begin_layer("before");
+    b.output("dx", b.call("add", {dx, skip}));
+    stays();
+  }
 }
 
 TEST_CASE("pruning drops what reaches no output and no state") {

@@ -302,6 +302,26 @@ TEST_CASE("a value that is not finite inside a fused chain is traced to the step
         "'log' in layer second (forward pass, micro-batch 1) gave -inf at element 1 of bf16[3]");
 }
 
+TEST_CASE("a sum that is not finite is traced to the addition that a norm made") {
+  Graph graph;
+  GraphBuilder builder(graph);
+  const ValueId x = builder.input("x", {DType::f16, {2, 4}});
+  builder.push_scope("block");
+  const ValueId sum = builder.call("add", {x, x});
+  builder.push_scope("norm");
+  builder.output("y", builder.call("rms_norm", {sum}));
+  const Graph fused = fuse(graph);
+  REQUIRE(fused.nodes.size() == 1);
+  Executor executor(lower_single(fused), reference_state());
+  executor.write("x", Tensor::of<float>({1, 2, 3, 4, 5, 6, 7, 8}, {2, 4}));
+  executor.run();
+  CHECK(executor.find_non_finite().empty());
+  executor.write("x", Tensor::of<float>({1, 2, 3, 4, 5, 6, 60000, 8}, {2, 4}));
+  executor.run();
+  CHECK(executor.find_non_finite() ==
+        "'add' in layer block (forward pass, micro-batch 1) gave inf at element 6 of f16[2, 4]");
+}
+
 TEST_CASE("inputs are checked by name, shape and presence") {
   Model model(4, false);
   Executor executor(lower_single(model.graph), reference_state());

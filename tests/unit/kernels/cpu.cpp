@@ -193,11 +193,15 @@ std::vector<Case> row_cases() {
       cases.push_back({"layer_norm", {x, absent(), absent()}, {}});
       cases.push_back({"rms_norm", {x, w}, {{"eps", 1e-6}}});
       cases.push_back({"rms_norm", {x, absent()}, {}});
+      cases.push_back({"layer_norm", {x, w, w, x}, {}});
+      cases.push_back({"rms_norm", {x, absent(), x}, {}});
       for (const uint32_t accumulate : {0u, 2u, 6u})
         cases.push_back({"layer_norm_gradient", {x, x, w, s, s}, {}, {x, w, w}, accumulate});
       cases.push_back({"layer_norm_gradient", {x, x, absent(), s, s}, {}, {x, absent(), absent()}});
       for (const uint32_t accumulate : {0u, 2u})
         cases.push_back({"rms_norm_gradient", {x, x, w, s}, {}, {x, w}, accumulate});
+      cases.push_back({"layer_norm_gradient", {x, x, w, s, s, x}, {}});
+      cases.push_back({"rms_norm_gradient", {x, x, w, s, x}, {}});
     }
   cases.push_back({"layer_norm_gradient",
                    {f32({900, 128}), f32({900, 128}), f32({128}), f32({900}), f32({900})},

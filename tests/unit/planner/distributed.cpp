@@ -13,6 +13,7 @@
 #include "core/graph/fuse.h"
 #include "core/io/safetensors.h"
 #include "core/ops/op.h"
+#include "kernels/cpu/device.h"
 #include "tests/emulated_cuda/reference_on_gpu.h"
 #include "tests/unit/core/testing.h"
 #include "tests/unit/io/scratch.h"
@@ -397,6 +398,24 @@ TEST_CASE("every plan, stage and micro-batch computes with the same stochastical
     INFO("seed " << seed << "\n" << to_lua(plan));
     CHECK(judge(model, plan, alone(model, microbatches_of(plan)), 1e-12).problem == "");
   }
+}
+
+TEST_CASE("norms that make the additions beside them train the same model to the bit", "[distributed]") {
+  const bool llama = GENERATE(false, true);
+  const Graph model = small_model(llama, DType::f32);
+  const Graph apart = join_chains(prune(model)), joined = fuse(model);
+  CHECK(verify(joined).empty());
+  // In each block the addition before its second norm, and of the backward pass both.
+  CHECK(joined.nodes.size() + 3 * kBlocks == apart.nodes.size());
+  const auto trained = [&](const Graph& graph) {
+    Executor executor(lower_single(graph, 3), std::make_shared<StateStore>(make_cpu_device(), 3));
+    return train(executor, 3);
+  };
+  const Outcome separate = trained(apart), together = trained(joined);
+  CHECK(separate.losses == together.losses);
+  CHECK(separate.norms == together.norms);
+  for (const auto& [name, tensor] : separate.parameters)
+    CHECK(values_of(tensor) == values_of(together.parameters.at(name)));
 }
 
 TEST_CASE("random plans train the same model from GPU to GPU, and on GPUs and processors", "[distributed]") {

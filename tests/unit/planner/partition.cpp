@@ -4,6 +4,7 @@
 #include <catch2/catch.hpp>
 
 #include "core/base/error.h"
+#include "core/graph/fuse.h"
 #include "core/graph/gradient.h"
 #include "core/ops/op.h"
 #include "core/tensor/shard.h"
@@ -152,6 +153,27 @@ TEST_CASE("divided by tokens, all-reduces become reduce-scatters and all-gathers
   const auto norm = std::find_if(own.nodes.begin(), own.nodes.end(),
                                  [](const Node& node) { return node.op->name == "layer_norm"; });
   CHECK(own.type(norm->inputs[0]).shape == Shape{2, 2, 8});  // half of the tokens
+}
+
+TEST_CASE("norms that make additions are divided by tokens with what they add", "[partition]") {
+  const Graph joined = join_additions(model({}));
+  const Graph own = partition(joined, 2, 1, true);
+  CHECK(verify(own).empty());
+  const int block = 1;
+  CHECK(count(own, "reduce_scatter", Phase::forward, block) == 2);
+  CHECK(count(own, "all_gather", Phase::forward, block) == 2);
+  const auto norms = [&](std::string_view op, size_t operands) {
+    int found = 0;
+    for (const Node& node : own.nodes) {
+      if (node.op->name != op || node.inputs.size() != operands) continue;
+      ++found;
+      CHECK(own.type(node.inputs[0]).shape == Shape{2, 2, 8});
+      CHECK(own.type(node.inputs.back()).shape == Shape{2, 2, 8});
+    }
+    return found;
+  };
+  CHECK(norms("layer_norm", 4) == 1);           // norm2
+  CHECK(norms("layer_norm_gradient", 6) == 2);  // norm1 and norm2
 }
 
 TEST_CASE("heads and features that do not divide are refused with what would", "[partition]") {
