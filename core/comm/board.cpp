@@ -79,6 +79,10 @@ std::vector<Awaited> Board::to_blame(const std::vector<Awaited>& missing) {
       if (seen.insert(rank).second) asked.push_back({rank, line.substr(line.find(' ') + 1), one.rank});
     }
   }
+  // Of the others nobody can say any more for whom they wait.
+  if (is_silent())
+    for (const Awaited& one : missing)
+      if (call(one) == keeper_) return {one};
   return blamed.empty() ? missing : blamed;
 }
 

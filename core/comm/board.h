@@ -48,7 +48,8 @@ class Board {
   // This rank waits for these, for long; none: it does not any more.
   void say_waiting(const std::vector<Awaited>& awaited);
   // Who holds this rank up: of those that it waits for, those that do not wait themselves, and likewise of
-  // those for whom they wait. When all of them wait: `missing`.
+  // those for whom they wait. When all of them wait: `missing`. The keeper alone when it is missing and the
+  // board is silent.
   std::vector<Awaited> to_blame(const std::vector<Awaited>& missing);
 
   // Operation number `sequence` of the group is being waited for here, for long; and who says so.

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "core/base/error.h"
+#include "core/comm/board.h"
 #include "core/comm/gloo.h"
 #include "tests/unit/core/comm_testing.h"
 
@@ -403,6 +404,13 @@ class SilentBoard final : public KeyValue {
 };
 
 }  // namespace
+
+TEST_CASE("a rank that keeps the board and is silent with it is blamed alone", "[comm]") {
+  Board board(std::make_shared<SilentBoard>(), "test", 2, "rank 0 (host0)");
+  const Awaited keeper{0, "host0"}, other{1, "host1"}, third{3, "host3"};
+  CHECK(board.to_blame({keeper, other}) == std::vector{keeper});
+  CHECK(board.to_blame({other, third}) == std::vector{other, third});
+}
 
 TEST_CASE("over Gloo, a board that is silent is asked once by all groups, and the missing rank is named",
           "[comm]") {
