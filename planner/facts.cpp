@@ -22,8 +22,6 @@ void Facts::count_uses() {
   for (const Output& output : graph_.outputs) ++uses_[output.value];
 }
 
-bool Facts::is_state(ValueId id) const { return het::is_state(graph_.values[id]); }
-
 void Facts::find_invariant() {
   std::vector<bool> changed(graph_.values.size());
   for (const Node& node : graph_.nodes)
@@ -35,7 +33,7 @@ void Facts::find_invariant() {
   from_state_ = invariant_;
   for (size_t i = 0; i < graph_.values.size(); ++i) {
     invariant_[i] = is_of_step(graph_.values[i]) && !changed[i];
-    from_state_[i] = invariant_[i] && is_state(static_cast<ValueId>(i));
+    from_state_[i] = invariant_[i] && is_state(graph_.values[i]);
   }
   for (const Node& node : graph_.nodes) {
     if (node.phase == Phase::update || !node.op->in_place.empty()) continue;

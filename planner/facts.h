@@ -43,7 +43,6 @@ class Facts {
   // Whether a stage that recomputes runs this node again, before the backward pass of its layer. What one
   // layer hands to another is kept.
   bool recomputed(size_t node) const { return recomputed_[node]; }
-  bool is_state(ValueId id) const;
   // Whether the value and its user, its only one, are made in the same run of the same unit.
   bool same_run(ValueId id, const Node& user) const;
 

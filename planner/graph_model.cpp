@@ -36,7 +36,6 @@ class Counter {
   }
 
  private:
-  bool is_state(ValueId id) const { return het::is_state(graph_.values[id]); }
   bool in_layer(const het::Node& node) const {
     return node.layer >= 0 && node.phase != Phase::update && !invariant_[&node - graph_.nodes.data()];
   }
@@ -130,7 +129,8 @@ class Counter {
         layer.forward_flops += cost.flops;
         double weights = 0;
         for (const ValueId id : node.inputs)
-          if (id != kAbsent && (is_state(id) || !is_activation(root_[id]))) weights += bytes(id);
+          if (id != kAbsent && (is_state(graph_.values[id]) || !is_activation(root_[id])))
+            weights += bytes(id);
         if (!node.op->view) layer.forward_bytes += std::max(0.0, cost.bytes - weights);
       } else {
         (needed_[n] ? layer.input_flops : layer.weight_flops) += cost.flops;

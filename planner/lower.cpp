@@ -68,7 +68,7 @@ class Lowering {
     for (size_t i = 0; i < graph_.values.size(); ++i) {
       const Value& value = graph_.values[i];
       const ValueId id = static_cast<ValueId>(i);
-      if (facts_.is_state(id)) {
+      if (is_state(graph_.values[id])) {
         if (!used[i]) continue;
         BufferSpec spec{value.name, value.type, Home::state};
         spec.initial = value.initial;

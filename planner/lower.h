@@ -11,7 +11,7 @@ namespace het {
 PlanSubject subject_of(const Graph& graph, int batch);
 
 // The Program of rank `rank` under `plan`. The graph is the single device's and describes one micro-batch of
-// plan.microbatch samples; with `fused`, chains of its elementwise nodes are joined (core/graph/fuse.h),
+// plan.microbatch samples; with `fused`, its nodes are joined where they can be (core/graph/fuse.h),
 // after it was divided among tensor-parallel ranks. Throws Error(usage) with all the rules that the plan
 // breaks.
 Program lower(const Graph& graph, const Plan& plan, int rank = 0, bool fused = false);

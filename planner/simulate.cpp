@@ -623,13 +623,12 @@ double Simulator::State::synchronise(double compute_end, Simulation& result) {
   // reduce-scatter).
   const auto exchange = [&](size_t l, const Group& group, double bytes, double part, double earliest,
                             SimEvent::Kind kind) {
-    double local = 0, remote = 0, late = 0;  // late: on its way when the next may follow
+    double local = 0, remote = 0;
     if (costs.rings) {
       // Every device of a tensor-parallel group is in a ring of its own, and has its own way out.
       const Link link = slowest_of_ring(group);
       const int members = static_cast<int>(replicas);
-      late = part * ring_seconds(link, members, 0);
-      (group.hosts > 1 ? remote : local) = part * ring_seconds(link, members, bytes) - late;
+      (group.hosts > 1 ? remote : local) = part * ring_seconds(link, members, bytes);
     } else {
       if (group.most_in_host > 1) local = part * all_reduce_seconds(group.inside, group.most_in_host, bytes);
       if (group.hosts > 1)
@@ -647,10 +646,10 @@ double Simulator::State::synchronise(double compute_end, Simulation& result) {
       stream_free[at(p, s)] = start + local + remote;
       if (group.hosts > 1)
         out_free[static_cast<size_t>(port(pipelines[p].stages[s]))] = start + local / 2 + remote;
-      synced[at(p, s)] = std::max(synced[at(p, s)], start + local + remote + late);
+      synced[at(p, s)] = std::max(synced[at(p, s)], start + local + remote);
       if (options.events)
         events.push_back({kind, static_cast<int>(p), static_cast<int>(s), static_cast<int>(l), start,
-                          start + local + remote + late});
+                          start + local + remote});
     }
   };
 

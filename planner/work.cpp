@@ -67,7 +67,6 @@ class Division {
     return static_cast<int>(std::find(devices_.begin(), devices_.end(), device) - devices_.begin());
   }
 
-  bool is_state(ValueId id) const { return het::is_state(graph_.values[id]); }
   bool in_step(NodeId n) const { return graph_.nodes[n].phase != Phase::update && !invariant_[n]; }
 
   // Nodes that depend on state and numbers of the step alone belong to no stage: whoever needs them computes
@@ -281,7 +280,7 @@ class Division {
         const std::vector<int> ranks(held->second.begin(), held->second.end());
         std::set<ValueId> sums;
         for (const ValueId id : node.inputs)
-          if (id != kAbsent && !is_state(id)) sums_behind(id, sums);
+          if (id != kAbsent && !is_state(graph_.values[id])) sums_behind(id, sums);
         for (const ValueId id : sums) {
           Work::Gradient gradient;
           gradient.layer = graph_.nodes[graph_.values[id].producer].layer;
@@ -329,7 +328,7 @@ class Division {
           if (held == holders_[t].end()) continue;
           std::set<ValueId> sums;
           for (const ValueId id : node.inputs)
-            if (id != kAbsent && !is_state(id)) sums_behind(id, sums);
+            if (id != kAbsent && !is_state(graph_.values[id])) sums_behind(id, sums);
           const Value& value = graph_.values[parameter];
           for (const ValueId id : sums) {
             by_holders[held->second].push_back(id);

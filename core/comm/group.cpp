@@ -129,8 +129,7 @@ class Group final : public Communicator, public Witness, public std::enable_shar
   std::string doing(const Operation& operation) const;
   std::string failure_of(const Operation& operation) const;
   void fail_for(const Operation& operation, const LostPeer& peer);
-  void fail(const std::string& reason, const std::string& cause);
-  [[noreturn]] void throw_reason() const { throw Error(ErrorKind::peer, reason_); }
+  void fail(const std::string& reason, const std::string& cause, const std::string& meanwhile = {});
   [[noreturn]] void throw_reason(const Operation& operation) const;
 
   const GroupOptions options_;
@@ -433,7 +432,7 @@ std::string Group::failure_of(const Operation& operation) const {
 }
 
 void Group::throw_reason(const Operation& operation) const {
-  if (meanwhile_.empty()) throw_reason();
+  if (meanwhile_.empty()) throw Error(ErrorKind::peer, reason_);
   throw Error(ErrorKind::peer, fmt::format("{} could not begin: {}", doing(operation), meanwhile_));
 }
 
@@ -444,21 +443,22 @@ void Group::peer_gone(int peer) {
   const std::optional<std::string> said = why(peer);
   if (!said) return;
   const std::string because = fmt::format("{} gave up, because {}", call(peer), *said);
-  std::string text;
+  std::string text, meanwhile;
   {
     std::lock_guard lock(mutex_);
     if (life_ != Life::alive) return;
     const auto busy =
         std::find_if(queues_.begin(), queues_.end(), [](const Queue& q) { return q.first != nullptr; });
-    if (busy == queues_.end()) meanwhile_ = because;
+    if (busy == queues_.end()) meanwhile = because;
     text = busy == queues_.end() ? fmt::format("{}: group '{}' failed", call(rank()), name())
                                  : failure_of(*busy->first);
   }
-  fail(fmt::format("{}: {}", text, because), *said);
+  fail(fmt::format("{}: {}", text, because), *said, meanwhile);
 }
 
-// `reason`: what waits throw here. `cause`: what the peers are told.
-void Group::fail(const std::string& reason, const std::string& cause) {
+// `reason`: what waits throw here. `cause`: what the peers are told. `meanwhile`: why, if nothing was
+// running.
+void Group::fail(const std::string& reason, const std::string& cause, const std::string& meanwhile) {
   {
     std::unique_lock lock(mutex_);
     if (life_ != Life::alive) {
@@ -468,6 +468,7 @@ void Group::fail(const std::string& reason, const std::string& cause) {
     life_ = Life::failing;
     reason_ = reason;
     cause_ = cause;
+    meanwhile_ = meanwhile;
     for (Queue& queue : queues_) queue.work.notify_all();
   }
   options_.board->say_why(name(), cause);  // before the peers see the connections close

@@ -177,7 +177,16 @@ namespace {
 class Additions {
  public:
   explicit Additions(Graph graph)
-      : graph_(std::move(graph)), uses_(uses_of(graph_)), keep_(graph_.nodes.size(), true) {}
+      : graph_(std::move(graph)),
+        uses_(uses_of(graph_)),
+        leaves_(graph_.values.size()),
+        keep_(graph_.nodes.size(), true) {
+    for (const Node& node : graph_.nodes)
+      for (const ValueId id : node.inputs)
+        if (id != kAbsent && graph_.values[id].producer >= 0 && node.phase != Phase::update &&
+            graph_.nodes[graph_.values[id].producer].layer != node.layer)
+          leaves_[id] = true;
+  }
 
   Graph join() {
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
@@ -188,8 +197,6 @@ class Additions {
   }
 
  private:
-  bool is_intermediate(ValueId id) const { return graph_.values[id].role == Role::intermediate; }
-
   // Whether node n can make the addition: stages are cut between layers, and what is the same in all
   // micro-batches is made once a step.
   bool can_make(NodeId n, size_t operand, const Node& add) const {
@@ -220,10 +227,12 @@ class Additions {
     Node& node = graph_.nodes[n];
     const ValueId sum = node.inputs[0];
     const NodeId producer = graph_.values[sum].producer;
-    if (producer < 0 || !is_intermediate(sum)) return;
+    if (producer < 0) return;
     const Node& add = graph_.nodes[producer];
     const auto operand = static_cast<size_t>(node.op->adds_before);
     if (add.op->name != "add" || !can_make(n, operand, add)) return;
+    // Recomputing a layer keeps all results of a node of which another layer reads one.
+    if (leaves_[sum] != leaves_[node.outputs[0]]) return;
     for (NodeId reader = producer + 1; reader <= n; ++reader) {
       const std::vector<ValueId>& read = graph_.nodes[reader].inputs;
       if (std::count(read.begin(), read.end(), sum) > (reader == n ? 1 : 0)) return;
@@ -239,8 +248,8 @@ class Additions {
     for (const size_t i : {size_t{1}, size_t{0}}) {
       const ValueId result = add.inputs[i], skip = add.inputs[1 - i];
       const NodeId producer = graph_.values[result].producer;
-      if (producer < 0 || !is_intermediate(result) || result == skip || uses_[result] != 1 ||
-          graph_.values[result].output != 0 || graph_.values[skip].producer >= producer)
+      if (producer < 0 || uses_[result] != 1 || graph_.values[result].output != 0 ||
+          graph_.values[skip].producer >= producer)
         continue;
       const int operand = graph_.nodes[producer].op->adds_after;
       if (operand < 0 || !can_make(producer, static_cast<size_t>(operand), add)) continue;
@@ -251,6 +260,7 @@ class Additions {
 
   Graph graph_;
   std::vector<int> uses_;
+  std::vector<bool> leaves_;  // whether another layer reads the value
   std::vector<bool> keep_;
 };
 

@@ -46,7 +46,7 @@ local plan
 %s
 return het.train {
   model = het.nn.gpt { vocab = corpus.vocab, context = 64, width = 128, layers = 10, heads = 4 },
-  data = corpus, batch = 48, steps = 10, evaluate = { every = 0 }, optimizer = het.optim.adamw { lr = 1e-3 },
+  data = corpus, batch = 48, steps = 8, evaluate = { every = 0 }, optimizer = het.optim.adamw { lr = 1e-3 },
   plan = plan, pace = plan and cluster or nil,
 }
 '''

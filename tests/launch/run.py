@@ -188,6 +188,7 @@ class Training(Case):
     def test_weights_rounded_stochastically_are_the_same_on_all_ranks(self):
         words = ['--precision=bf16', '--rounding=stochastic', '--steps=6']
         alone = self.losses('lopsided.lua', *words)
+        self.assertNotEqual(alone, self.losses('lopsided.lua', '--precision=bf16', '--steps=6'))
         for ranks, plan in ((RANKS, ['--spread', '--sharded']), (6, ['--tensor']), (3, [])):
             self.assert_close(alone, self.losses('--workers', ranks, 'lopsided.lua', *plan, *words), 1e-3)
 
