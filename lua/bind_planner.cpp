@@ -264,6 +264,7 @@ Json json_of(const planner::Model& model, const Graph& graph) {
                                  {"checkpoint_bytes", kind.checkpoint_bytes},
                                  {"workspace_bytes", kind.workspace_bytes},
                                  {"forward_flops", kind.forward_flops},
+                                 {"recompute_flops", kind.flops_again()},
                                  {"input_flops", kind.input_flops},
                                  {"weight_flops", kind.weight_flops},
                                  {"boundary_bytes", kind.boundary_bytes},

@@ -19,6 +19,7 @@ class Counter {
     find_invariant();
     find_roots();
     find_needed_for_inputs();
+    find_needed_again();
   }
 
   std::vector<LayerKind> run() {
@@ -28,9 +29,9 @@ class Counter {
     count_boundaries();
     count_workspace();
     for (LayerKind& layer : layers_)
-      for (double* figure :
-           {&layer.activation_bytes, &layer.checkpoint_bytes, &layer.workspace_bytes, &layer.forward_flops,
-            &layer.input_flops, &layer.weight_flops, &layer.forward_bytes, &layer.boundary_bytes})
+      for (double* figure : {&layer.activation_bytes, &layer.checkpoint_bytes, &layer.workspace_bytes,
+                             &layer.forward_flops, &layer.recompute_flops, &layer.input_flops,
+                             &layer.weight_flops, &layer.forward_bytes, &layer.boundary_bytes})
         *figure /= samples_;
     return std::move(layers_);
   }
@@ -97,6 +98,38 @@ class Counter {
     }
   }
 
+  // Forward nodes that a layer's own backward pass reads, or others of these; what other layers read is kept.
+  void find_needed_again() {
+    std::vector<bool> handed_on(graph_.values.size());
+    for (const het::Node& node : graph_.nodes)
+      for (const ValueId id : node.inputs)
+        if (id != kAbsent && graph_.values[id].producer >= 0 && node.phase != Phase::update)
+          handed_on[id] = handed_on[id] || graph_.nodes[graph_.values[id].producer].layer != node.layer;
+    again_.resize(graph_.nodes.size());
+    std::vector<NodeId> stack;
+    const auto need = [&](const het::Node& reader) {
+      for (const ValueId id : reader.inputs) {
+        if (id == kAbsent || graph_.values[id].producer < 0) continue;
+        const NodeId n = graph_.values[id].producer;
+        const het::Node& node = graph_.nodes[n];
+        if (again_[n] || !in_layer(node) || node.phase != Phase::forward || node.layer != reader.layer)
+          continue;
+        if (std::any_of(node.outputs.begin(), node.outputs.end(),
+                        [&](ValueId output) { return output != kAbsent && handed_on[output]; }))
+          continue;
+        again_[n] = true;
+        stack.push_back(n);
+      }
+    };
+    for (const het::Node& node : graph_.nodes)
+      if (in_layer(node) && node.phase == Phase::backward) need(node);
+    while (!stack.empty()) {
+      const NodeId n = stack.back();
+      stack.pop_back();
+      need(graph_.nodes[n]);
+    }
+  }
+
   // The sum of the gradients of a parameter that several layers use.
   bool is_sum(const het::Node& node) const { return node.op->name == "add_n"; }
 
@@ -120,6 +153,7 @@ class Counter {
   }
 
   void count_work() {
+    for (LayerKind& layer : layers_) layer.recompute_flops = layer.recompute_reductions = 0;
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       const het::Node& node = graph_.nodes[n];
       if (!in_layer(node)) continue;
@@ -127,6 +161,11 @@ class Counter {
       const Cost cost = cost_of(graph_, node);
       if (node.phase == Phase::forward) {
         layer.forward_flops += cost.flops;
+        layer.tensor_reductions += node.op->communicates ? 1 : 0;
+        if (again_[n]) {
+          layer.recompute_flops += cost.flops;
+          layer.recompute_reductions += node.op->communicates ? 1 : 0;
+        }
         double weights = 0;
         for (const ValueId id : node.inputs)
           if (id != kAbsent && (is_state(graph_.values[id]) || !is_activation(root_[id])))
@@ -200,8 +239,8 @@ class Counter {
   const Graph& graph_;
   int samples_;
   std::vector<LayerKind> layers_;
-  std::vector<bool> invariant_, needed_;  // of nodes
-  std::vector<ValueId> root_;             // of values: the buffer's
+  std::vector<bool> invariant_, needed_, again_;  // of nodes
+  std::vector<ValueId> root_;                     // of values: the buffer's
 };
 
 // What two ranks that share each layer have of it tells what they divide: half of that is missing.
@@ -214,10 +253,9 @@ void count_division(const Graph& graph, int samples, std::vector<LayerKind>& lay
     layers[i].whole_parameters = whole(layers[i].parameters, own[i].parameters);
     layers[i].whole_activation_bytes = whole(layers[i].activation_bytes, own[i].activation_bytes);
     layers[i].whole_workspace_bytes = whole(layers[i].workspace_bytes, own[i].workspace_bytes);
+    layers[i].tensor_reductions = own[i].tensor_reductions;
+    layers[i].recompute_reductions = own[i].recompute_reductions;
   }
-  for (const het::Node& node : half.nodes)
-    if (node.op->communicates && node.phase == Phase::forward && node.layer >= 0)
-      ++layers[node.layer].tensor_reductions;
 }
 
 // "blocks" of "blocks.3".

@@ -25,6 +25,12 @@ struct LayerKind {
   // Of the above, what tensor parallelism does not divide: norms, residuals.
   double whole_parameters = 0, whole_activation_bytes = 0, whole_workspace_bytes = 0;
   int tensor_reductions = 0;  // all-reduces of its output in one forward under tensor parallelism
+  // What a layer that is recomputed runs again: its last product, for one, no gradient asks for. -1: all.
+  double recompute_flops = -1;
+  int recompute_reductions = -1;
+
+  double flops_again() const { return recompute_flops < 0 ? forward_flops : recompute_flops; }
+  int reductions_again() const { return recompute_reductions < 0 ? tensor_reductions : recompute_reductions; }
   bool operator==(const LayerKind&) const = default;
 };
 

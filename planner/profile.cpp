@@ -97,13 +97,7 @@ double all_reduce_seconds(const Link& link, int members, double bytes) {
 
 namespace {
 
-// The tensor-parallel group's all-reduces of one pass.
-double reduce_seconds(const Cluster& cluster, int node, const LayerKind& kind, int tensor, int microbatch) {
-  return kind.tensor_reductions *
-         all_reduce_seconds(inside_link(cluster, node), tensor, kind.boundary_bytes * microbatch);
-}
-
-// The roofline without them.
+// The roofline without all-reduces of the tensor-parallel group.
 LayerSeconds compute_seconds(const Cluster& cluster, int node, const Model& model, const LayerKind& kind,
                              int tensor, int microbatch) {
   const DeviceType& type = type_of(cluster, node);
@@ -116,7 +110,8 @@ LayerSeconds compute_seconds(const Cluster& cluster, int node, const Model& mode
            kLaunchSeconds;
   };
   LayerSeconds seconds;
-  seconds.forward = seconds.recompute = pass(kind.forward_flops, kind.forward_bytes);
+  seconds.forward = pass(kind.forward_flops, kind.forward_bytes);
+  seconds.recompute = pass(kind.flops_again(), kind.forward_bytes);
   seconds.input = pass(kind.input_flops, kind.forward_bytes);
   seconds.weight = pass(kind.weight_flops, kind.forward_bytes);
   // Weights, gradients and state are read once; weights and state written once.
@@ -126,10 +121,14 @@ LayerSeconds compute_seconds(const Cluster& cluster, int node, const Model& mode
   return seconds;
 }
 
-void add_reduce(LayerSeconds& seconds, double reduce) {
-  seconds.forward += reduce;
-  seconds.recompute += reduce;
-  seconds.input += reduce;
+// The all-reduces of the tensor-parallel group.
+void add_reductions(LayerSeconds& seconds, const Cluster& cluster, int node, const LayerKind& kind,
+                    int tensor, int microbatch) {
+  const double each =
+      all_reduce_seconds(inside_link(cluster, node), tensor, kind.boundary_bytes * microbatch);
+  seconds.forward += kind.tensor_reductions * each;
+  seconds.recompute += kind.reductions_again() * each;
+  seconds.input += kind.tensor_reductions * each;
 }
 
 }  // namespace
@@ -137,7 +136,7 @@ void add_reduce(LayerSeconds& seconds, double reduce) {
 LayerSeconds roofline(const Cluster& cluster, int node, const Model& model, const LayerKind& kind, int tensor,
                       int microbatch) {
   LayerSeconds seconds = compute_seconds(cluster, node, model, kind, tensor, microbatch);
-  add_reduce(seconds, reduce_seconds(cluster, node, kind, tensor, microbatch));
+  add_reductions(seconds, cluster, node, kind, tensor, microbatch);
   return seconds;
 }
 
@@ -173,7 +172,7 @@ LayerSeconds layer_seconds(const Profile& profile, const Cluster& cluster, int n
     if (seconds.source == Source::measured) seconds.source = Source::interpolated;
   }
   if (seconds.update < 0) seconds.update = estimate.update;
-  if (alone) add_reduce(seconds, reduce_seconds(cluster, node, kind, tensor, microbatch));
+  if (alone) add_reductions(seconds, cluster, node, kind, tensor, microbatch);
   return seconds;
 }
 

@@ -78,6 +78,10 @@ TEST_CASE("work and sizes of a layer are those of its nodes", "[planner]") {
   CHECK(found.kinds[2].boundary_bytes == 0);
   // Up by columns, down by rows: one sum of the block's output.
   CHECK(block.tensor_reductions == 1);
+  // No gradient asks for the block's output, so recomputing it runs neither its last product nor that sum.
+  CHECK(block.recompute_flops < block.forward_flops - projection);
+  CHECK(block.recompute_flops > projection);
+  CHECK(block.recompute_reductions == 0);
   CHECK(found.weight_bytes == 4);
   CHECK(found.optimizer_bytes == 4);
 }

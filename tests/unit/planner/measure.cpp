@@ -59,21 +59,22 @@ Graph model(int blocks, int64_t samples = 1) {
 }
 
 // FLOPs of a program's instructions by layer and part.
+double flops_of(const Compute& compute) {
+  const auto types = [](const std::vector<Operand>& operands) {
+    std::vector<TensorType> list;
+    for (const Operand& operand : operands)
+      list.push_back(operand.buffer == kAbsent ? TensorType{} : operand.layout.type);
+    return list;
+  };
+  const auto inputs = types(compute.inputs), outputs = types(compute.outputs);
+  return cost_of(OpCall{*compute.op, inputs, compute.attributes}, outputs).flops;
+}
+
 std::map<std::pair<int, Part>, double> work_of(const Program& program) {
   std::map<std::pair<int, Part>, double> work;
   const std::vector<Share> shares = shares_of(program);
-  for (size_t i = 0; i < shares.size(); ++i) {
-    const auto& compute = std::get<Compute>(program.instructions[i]);
-    const auto types = [](const std::vector<Operand>& operands) {
-      std::vector<TensorType> list;
-      for (const Operand& operand : operands)
-        list.push_back(operand.buffer == kAbsent ? TensorType{} : operand.layout.type);
-      return list;
-    };
-    const auto inputs = types(compute.inputs), outputs = types(compute.outputs);
-    work[{shares[i].layer, shares[i].part}] +=
-        cost_of(OpCall{*compute.op, inputs, compute.attributes}, outputs).flops;
-  }
+  for (size_t i = 0; i < shares.size(); ++i)
+    work[{shares[i].layer, shares[i].part}] += flops_of(std::get<Compute>(program.instructions[i]));
   return work;
 }
 
@@ -142,11 +143,19 @@ TEST_CASE("a stage that recomputes runs again what its backward pass needs", "[p
       again[compute.layer] += 1;
   const Program once = lower_single(prune(whole));
   const std::vector<Share> shares = shares_of(once);
+  std::map<int, double> flops;
   for (size_t i = 0; i < shares.size(); ++i) {
     const auto& compute = std::get<Compute>(once.instructions[i]);
     if (compute.phase == Phase::forward) counted[compute.layer] += 1 + (shares[i].again ? 1 : 0);
+    if (shares[i].again) flops[compute.layer] += flops_of(compute);
   }
   CHECK(counted == again);
+  const Model found = model_of_graph(whole, "toy", 1, kTokens);
+  for (int layer = 0; layer < 4; ++layer) {
+    INFO("layer " << layer);
+    CHECK(found.layer(layer).recompute_flops == flops[layer]);
+  }
+  CHECK(found.layer(1).recompute_flops < found.layer(1).forward_flops);
 }
 
 TEST_CASE("bytes of a layer are those of its buffers", "[planner][measure]") {
