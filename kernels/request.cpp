@@ -131,4 +131,9 @@ bool flag(const KernelRequest& request, std::string_view attribute, bool fallbac
   return request.attributes.get<bool>(attribute, fallback);
 }
 
+PhiloxKey draw_key(const KernelRequest& request) {
+  return philox_key(static_cast<uint64_t>(integer(request, "seed", 0)),
+                    static_cast<uint64_t>(integer(request, "stream", 0)));
+}
+
 }  // namespace het::kernels

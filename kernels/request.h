@@ -6,6 +6,7 @@
 #include <span>
 #include <string_view>
 
+#include "core/base/random.h"
 #include "core/device/device.h"
 
 namespace het::kernels {
@@ -70,6 +71,8 @@ Rows packed_rows(const KernelRequest& request, const Layout& layout);
 double number(const KernelRequest& request, std::string_view attribute, double fallback);
 int64_t integer(const KernelRequest& request, std::string_view attribute, int64_t fallback);
 bool flag(const KernelRequest& request, std::string_view attribute, bool fallback);
+// Of the attributes `seed` and `stream`: what an operator draws with.
+PhiloxKey draw_key(const KernelRequest& request);
 
 inline bool present(std::span<const Layout> operands, size_t i) {
   return i < operands.size() && operands[i].type.dtype != DType::none;

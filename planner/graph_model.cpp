@@ -100,11 +100,7 @@ class Counter {
 
   // Forward nodes that a layer's own backward pass reads, or others of these; what other layers read is kept.
   void find_needed_again() {
-    std::vector<bool> handed_on(graph_.values.size());
-    for (const het::Node& node : graph_.nodes)
-      for (const ValueId id : node.inputs)
-        if (id != kAbsent && graph_.values[id].producer >= 0 && node.phase != Phase::update)
-          handed_on[id] = handed_on[id] || graph_.nodes[graph_.values[id].producer].layer != node.layer;
+    const std::vector<bool> handed_on = read_by_other_layers(graph_);
     again_.resize(graph_.nodes.size());
     std::vector<NodeId> stack;
     const auto need = [&](const het::Node& reader) {

@@ -179,14 +179,8 @@ class Additions {
   explicit Additions(Graph graph)
       : graph_(std::move(graph)),
         uses_(uses_of(graph_)),
-        leaves_(graph_.values.size()),
-        keep_(graph_.nodes.size(), true) {
-    for (const Node& node : graph_.nodes)
-      for (const ValueId id : node.inputs)
-        if (id != kAbsent && graph_.values[id].producer >= 0 && node.phase != Phase::update &&
-            graph_.nodes[graph_.values[id].producer].layer != node.layer)
-          leaves_[id] = true;
-  }
+        leaves_(read_by_other_layers(graph_)),
+        keep_(graph_.nodes.size(), true) {}
 
   Graph join() {
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {

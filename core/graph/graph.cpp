@@ -32,6 +32,18 @@ bool is_of_step(const Value& value) {
 
 bool is_cast(const Node& node) { return node.op->name == "cast" || node.op->name == "stochastic_cast"; }
 
+std::vector<bool> read_by_other_layers(const Graph& graph) {
+  std::vector<bool> read(graph.values.size());
+  for (const Node& node : graph.nodes) {
+    if (node.phase == Phase::update) continue;
+    for (const ValueId id : node.inputs)
+      if (id != kAbsent && graph.values[id].producer >= 0 &&
+          graph.nodes[graph.values[id].producer].layer != node.layer)
+        read[id] = true;
+  }
+  return read;
+}
+
 std::optional<ValueId> Graph::find(std::string_view name) const {
   for (size_t i = 0; i < values.size(); ++i)
     if (values[i].role != Role::intermediate && values[i].name == name) return static_cast<ValueId>(i);

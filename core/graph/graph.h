@@ -98,6 +98,9 @@ struct Graph {
   std::optional<ValueId> find(std::string_view name) const;  // an input or state by name
 };
 
+// Of each value, whether a node of another layer reads it; the update phase aside.
+std::vector<bool> read_by_other_layers(const Graph& graph);
+
 // Appends to a Graph. Every check of shapes happens here, with both shapes and the scope in the message.
 class GraphBuilder {
  public:

@@ -44,8 +44,7 @@ std::unique_ptr<Kernel> prepare_dropout(const KernelRequest& request) {
   require_packed(request, request.outputs[0]);
   const float p = static_cast<float>(number(request, "p", 0.0));
   const float scale = static_cast<float>(1.0 / (1.0 - number(request, "p", 0.0)));
-  const PhiloxKey key = philox_key(static_cast<uint64_t>(integer(request, "seed", 0)),
-                                   static_cast<uint64_t>(integer(request, "stream", 0)));
+  const PhiloxKey key = draw_key(request);
   const int64_t samples = type.shape[0], each = samples > 0 ? type.elements() / samples : 0;
   const int64_t blocks = (each + kBlock - 1) / kBlock, offset = integer(request, "offset", 0);
   return for_float(request, type.dtype, [&]<typename T>(T) {

@@ -48,8 +48,7 @@ std::unique_ptr<Kernel> prepare_stochastic_cast(const KernelRequest& request) {
   require_packed(request, request.inputs[0]);
   require_packed(request, request.outputs[0]);
   if (request.inputs[0].type.dtype != DType::f32) refuse_dtype(request, request.inputs[0].type.dtype);
-  const PhiloxKey key = philox_key(static_cast<uint64_t>(integer(request, "seed", 0)),
-                                   static_cast<uint64_t>(integer(request, "stream", 0)));
+  const PhiloxKey key = draw_key(request);
   const RoundingPlace place = rounding_place(request.inputs[0].type.shape, request.attributes);
   const int64_t elements = request.inputs[0].type.elements();
   return make_kernel([=](const KernelArguments& a) {

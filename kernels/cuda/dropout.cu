@@ -57,8 +57,7 @@ std::unique_ptr<Kernel> prepare_dropout(const KernelRequest& request, const Cont
   require_packed(request, request.outputs[0]);
   const double p = number(request, "p", 0.0);
   Dropping d;
-  d.key = philox_key(static_cast<uint64_t>(integer(request, "seed", 0)),
-                     static_cast<uint64_t>(integer(request, "stream", 0)));
+  d.key = draw_key(request);
   // uniform_of(word) = (word >> 8) / 2^24 >= p, without a conversion for each element.
   d.threshold = static_cast<uint32_t>(std::ceil(static_cast<double>(static_cast<float>(p)) * 0x1p24));
   d.scale = static_cast<float>(1.0 / (1.0 - p));

@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kColumns == 8 ? kThreads : kMostThreads, kBloc
         for (int k = 0; k < N; ++k) v[k] = held.packs[p][k] + held_residual.packs[p][k];
         held.packs[p].set(v);
         const int column = place.column<N>(p);
-        if (row < rows && column < n) held.packs[p].store(sum + row * n + column);
+        if (row < rows && column < n) store(sum + row * n + column, v);
       }
     }
     float mean[1] = {}, square[1] = {};

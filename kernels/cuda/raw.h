@@ -23,17 +23,12 @@ struct Raw {
       for (int i = 0; i < kWords; ++i) words[i] = pack.v[i];
     }
   }
-  // N elements, rounded to T; and as loaded, back to memory.
+  // N elements, rounded to T.
   __device__ void set(const float (&from)[N]) {
     Pack<T, N> pack;
 #pragma unroll
     for (int i = 0; i < N; ++i) pack.v[i] = from_float<T>(from[i]);
     std::memcpy(words, &pack, sizeof pack);
-  }
-  __device__ void store(T* to) const {
-    Pack<T, N> pack;
-    std::memcpy(&pack, words, sizeof pack);
-    *reinterpret_cast<Pack<T, N>*>(to) = pack;
   }
   // One element, for repeat().
   __device__ void load_one(const T* from) {

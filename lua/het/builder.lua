@@ -54,11 +54,13 @@ function Builder:step() return self:input("step", "i64", {}, true) end
 --- Dropout's counter {step, first sample}: i64[2], written for each micro-batch.
 function Builder:counter() return self:input("counter", "i64", { 2 }) end
 
+-- What keeps the draws of one place apart from those of others.
+local function stream_of(place) return native.hash(place) % 2 ^ 31 end
+
 -- The copy of a parameter that layers compute with.
 local function copy_of(self, value, name)
   if self.rounding == "nearest" then return op.cast(value, { dtype = self.precision }) end
-  local stream = native.hash("rounding of " .. name) % 2 ^ 31
-  return op.stochastic_cast(value, self:step(), { seed = self.seed, stream = stream })
+  return op.stochastic_cast(value, self:step(), { seed = self.seed, stream = stream_of("rounding of " .. name) })
 end
 
 -- How a parameter starts: given, or drawn as GPT-2 does (Radford et al. 2019): normal, with the projections into the
@@ -105,7 +107,7 @@ end
 function Builder:dropout(x, probability)
   if self.mode ~= "train" or probability == 0 then return x end
   self.drops = (self.drops or 0) + 1
-  local stream = native.hash(("%s#%d"):format(self:path(), self.drops)) % 2 ^ 31
+  local stream = stream_of(("%s#%d"):format(self:path(), self.drops))
   return op.dropout(x, self:counter(), { p = probability, seed = self.seed, stream = stream })
 end
 
@@ -155,7 +157,7 @@ Eager.__index = Eager
 function Eager:parameter(name, dtype, shape, init)
   if not self.store[name] then
     if init.kind == "normal" then
-      local seed = native.hash(name) % 2 ^ 31 + self.seed
+      local seed = stream_of(name) + self.seed
       self.store[name] = op.scale(native.randn(shape, dtype, seed), { factor = init.scale })
     else
       self.store[name] = native.full(shape, init.kind == "ones" and 1 or 0, dtype)
