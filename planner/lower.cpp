@@ -34,7 +34,11 @@ class Lowering {
     out_.end_prologue();
     emit_invariant(false);
     buckets_->begin_step();
-    for (size_t u = 0; u < work_.units.size(); ++u) emit_unit(u);
+    for (size_t u = 0; u < work_.units.size(); ++u) {
+      if (u + 1 == work_.units.size() && work_.units[u].kind != WorkUnit::Kind::forward)
+        begin_output_sums(Phase::forward);
+      emit_unit(u);
+    }
     settle_messages();
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       const Node& node = graph_.nodes[n];
@@ -296,24 +300,38 @@ class Lowering {
     finish(node, result, where, microbatch);
   }
 
-  // Outputs that are not sums already are copied to where they can be read; sums are added up over all ranks.
+  // Outputs that are sums over all ranks: those that `phase` makes are begun, unless they are. Before the
+  // last unit, which is no forward pass, a rank has its part of what the forward passes make, and needs
+  // nothing of ranks that wait for it there; so the loss's sum travels while gradients are computed and
+  // exchanged.
+  void begin_output_sums(Phase phase) {
+    if (work_.groups.empty()) return;
+    Node node;
+    node.phase = phase;
+    for (const Output& output : graph_.outputs) {
+      if (!facts_.crossing(output.value) || work_.gradients.count(output.value) != 0 ||
+          graph_.nodes[graph_.values[output.value].producer].phase != phase ||
+          summed_.count(output.value) != 0)
+        continue;
+      const auto sum = sums_.find(output.value);
+      const bool speaks = sum != sums_.end() && out_.buffer(sum->second).home == Home::output;
+      const Operand result =
+          speaks ? sum->second : out_.add_whole({output.name, graph_.type(output.value), Home::output});
+      if (!speaks) out_.fill(node, result, 0);
+      summed_[output.value] = out_.start(
+          {0, request_for(CollectiveKind::all_reduce, result, output.name), result, result, phase});
+      operand(output.value, -1) = result;
+    }
+  }
+
+  // Outputs that are not sums already are copied to where they can be read.
   void emit_outputs() {
+    for (const Phase phase : {Phase::forward, Phase::backward, Phase::update}) begin_output_sums(phase);
+    for (const auto& [value, instruction] : summed_) out_.await(instruction);
     Node node;
     node.phase = Phase::update;
     for (const Output& output : graph_.outputs) {
-      const bool shared =
-          facts_.crossing(output.value) && !work_.groups.empty() && work_.gradients.count(output.value) == 0;
-      Operand source = operand(output.value, -1);
-      if (shared) {
-        const auto sum = sums_.find(output.value);
-        const bool speaks = sum != sums_.end() && out_.buffer(sum->second).home == Home::output;
-        Operand result =
-            speaks ? sum->second : out_.add_whole({output.name, graph_.type(output.value), Home::output});
-        if (!speaks) out_.fill(node, result, 0);
-        out_.await(out_.start({0, request_for(CollectiveKind::all_reduce, result, output.name), result,
-                               result, Phase::update}));
-        continue;
-      }
+      const Operand source = operand(output.value, -1);
       if (source.buffer == kAbsent && !work_.groups.empty()) continue;  // a gradient that others hold
       HET_REQUIRE(source.buffer != kAbsent, output.name);
       const BufferSpec& spec = out_.buffer(source);
@@ -549,6 +567,7 @@ class Lowering {
   std::map<std::pair<int, int>, std::vector<int>> sent_forward_;   // by stage and micro-batch
   std::map<int, std::vector<int>> sent_backward_;                  // by stage
   std::multimap<BufferId, int> running_;    // collectives: where they write, their Start
+  std::map<ValueId, int> summed_;           // outputs that are sums over all ranks: their Start
   std::optional<GradientBuckets> buckets_;  // once all that comes from outside has its buffers
 };
 

@@ -577,16 +577,17 @@ double Simulator::State::synchronise(double compute_end, Simulation& result) {
     return ready[static_cast<size_t>(a)] < ready[static_cast<size_t>(b)];
   });
 
-  struct Group {  // who exchanges a layer
+  struct Group {  // who exchanges a layer, or a number of each
     int hosts = 0, most_in_host = 0;
     Link slowest, inside;
   };
-  const auto group_of = [&](size_t l) {
+  std::vector<const StageLayout*> members;
+  const auto group_of_members = [&] {
     Group group;
     ++stamp;
     uint64_t nodes = 0, twice = 0;  // nodes that take part, with two hosts or more
-    for (size_t p = 0; p < replicas; ++p) {
-      const StageLayout& stage = pipelines[p].stages[static_cast<size_t>(holder[l * replicas + p])];
+    for (const StageLayout* member : members) {
+      const StageLayout& stage = *member;
       const auto at_port = static_cast<size_t>(port(stage));
       if (port_stamp[at_port] != stamp) {
         port_stamp[at_port] = stamp;
@@ -613,6 +614,12 @@ double Simulator::State::synchronise(double compute_end, Simulation& result) {
         group.slowest.latency_seconds = std::max(group.slowest.latency_seconds, link.latency_seconds);
       }
     return group;
+  };
+  const auto group_of = [&](size_t l) {
+    members.clear();
+    for (size_t p = 0; p < replicas; ++p)
+      members.push_back(&pipelines[p].stages[static_cast<size_t>(holder[l * replicas + p])]);
+    return group_of_members();
   };
   const auto slowest_of_ring = [](const Group& group) {
     if (group.hosts < 2 || group.most_in_host < 2) return group.hosts < 2 ? group.inside : group.slowest;
@@ -691,17 +698,36 @@ double Simulator::State::synchronise(double compute_end, Simulation& result) {
                SimEvent::Kind::reduce);
     }
   }
-  double end = compute_end, reduced = compute_end;
+  // When each device group has its sums. Where sums go by rings, latencies are worth counting: nobody updates
+  // before the norms of all ranks' gradients have gone round.
+  std::vector<double> summed;
+  double end = compute_end, reduced = compute_end, known = 0;
   for (size_t p = 0; p < replicas; ++p) {
     const PipelineState& state = class_at(p);
     const size_t executors = state.executors.size();
     for (size_t e = 0; e < executors; ++e) {
-      double start = state.executors[e].end, seconds = 0;
-      for (size_t s = e; s < state.stages.size(); s += executors) {
-        start = std::max(start, synced[at(p, s)]);
-        seconds += update_seconds[at(p, s)];
-      }
-      reduced = std::max(reduced, start);
+      summed.push_back(state.executors[e].end);
+      for (size_t s = e; s < state.stages.size(); s += executors)
+        summed.back() = std::max(summed.back(), synced[at(p, s)]);
+      reduced = std::max(reduced, summed.back());
+    }
+  }
+  if (costs.rings) {
+    members.clear();
+    for (const PipelineLayout& pipeline : pipelines)
+      for (size_t e = 0; e < pipeline.stages.size() / static_cast<size_t>(layout->chunks); ++e)
+        members.insert(members.end(), static_cast<size_t>(costs.tensor), &pipeline.stages[e]);
+    known = reduced +
+            static_cast<double>(members.size() - 1) * slowest_of_ring(group_of_members()).latency_seconds;
+  }
+  auto begins = summed.begin();
+  for (size_t p = 0; p < replicas; ++p) {
+    const PipelineState& state = class_at(p);
+    const size_t executors = state.executors.size();
+    for (size_t e = 0; e < executors; ++e) {
+      const double start = std::max(*begins++, known);
+      double seconds = 0;
+      for (size_t s = e; s < state.stages.size(); s += executors) seconds += update_seconds[at(p, s)];
       for (size_t s = e; s < state.stages.size(); s += executors) {
         synced[at(p, s)] = start + seconds;
         stream_free[at(p, s)] = start + seconds;
@@ -722,7 +748,7 @@ double Simulator::State::synchronise(double compute_end, Simulation& result) {
     }
     for (const double time : synced) end = std::max(end, time);
   }
-  result.exposed_seconds = reduced - compute_end + end - updated;
+  result.exposed_seconds = std::max(reduced, known) - compute_end + end - updated;
   return end;
 }
 
