@@ -91,6 +91,12 @@ planner::Objective objective_named(const std::string& name) {
   fail_usage("'{}' is no objective; there are time, cost and progress", name);
 }
 
+// cluster, objective: what the objective lacks of the cluster, a sentence; nil: nothing.
+int price_problem(lua_State* L) {
+  return Convert<std::optional<std::string>>::push(
+      L, planner::price_problem(cluster_at(L, 1), objective_named(Convert<std::string>::get(L, 2))));
+}
+
 struct Addition {
   const char* name;
   bool planner::Additions::*on;
@@ -477,13 +483,14 @@ bool takes_additions(std::string policy) { return planner::takes_additions(polic
 
 void add_planner(lua_State* L) {
   make_class<PlanningHandle>(L, {bind<&wait_for_planning>("wait")});
-  set_functions(L, "native.",
-                {bind<&begin_planning>("plan"), bind<&simulate_graph>("simulate"),
-                 bind<&simulate_measured>("simulate_measured"), bind<&cluster_problems>("cluster_problems"),
-                 bind<&known_types>("device_types"), bind<&pace_of>("pace"), bind<&policies>("policies"),
-                 bind<&additions>("additions"), bind<&bandwidth_text>("show_bandwidth"),
-                 bind<&takes_additions>("takes_additions"), bind<&bandwidth_from>("parse_bandwidth"),
-                 bind<&seconds_from>("parse_seconds"), bind<&rate_from>("parse_rate")});
+  set_functions(
+      L, "native.",
+      {bind<&begin_planning>("plan"), bind<&simulate_graph>("simulate"),
+       bind<&simulate_measured>("simulate_measured"), bind<&cluster_problems>("cluster_problems"),
+       bind<&price_problem>("price_problem"), bind<&known_types>("device_types"), bind<&pace_of>("pace"),
+       bind<&policies>("policies"), bind<&additions>("additions"), bind<&bandwidth_text>("show_bandwidth"),
+       bind<&takes_additions>("takes_additions"), bind<&bandwidth_from>("parse_bandwidth"),
+       bind<&seconds_from>("parse_seconds"), bind<&rate_from>("parse_rate")});
 }
 
 }  // namespace het::lua

@@ -68,10 +68,14 @@ int measure_graph(lua_State* L) {
   return 1;
 }
 
-// path, graph of one sample, {name, tokens}: the profile of that file. Raises when it is none, or not of this
-// model.
+// path [, graph of one sample, {name, tokens}]: the profile of that file. Raises when it is none, or not of
+// this model.
 int read_profile(lua_State* L) {
   const auto path = Convert<std::string>::get(L, 1);
+  if (lua_isnoneornil(L, 2)) {
+    push_json(L, planner::to_json(planner::read_profile(path)));
+    return 1;
+  }
   const planner::Model model = model_at(L, check_object<GraphHandle>(L, 2)->graph, 3);
   push_json(L, planner::to_json(planner::read_profile(path, model)));
   return 1;

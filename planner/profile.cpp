@@ -453,8 +453,10 @@ Profile profile_from_json(const Json& json, std::string_view what) {
   return profile;
 }
 
+Profile read_profile(const std::string& path) { return profile_from_json(read_json(path), path); }
+
 Profile read_profile(const std::string& path, const Model& model) {
-  Profile profile = profile_from_json(read_json(path), path);
+  Profile profile = read_profile(path);
   const auto problems = validate(profile, model);
   if (!problems.empty()) fail_usage("{} cannot be used:\n  {}", path, fmt::join(problems, "\n  "));
   return profile;

@@ -103,7 +103,9 @@ double all_reduce_seconds(const Link& link, int members, double bytes);
 // All that keeps a profile from being used for a model, each a sentence.
 std::vector<std::string> validate(const Profile& profile, const Model& model);
 Json to_json(const Profile& profile);
-// The profile in a file. Throws Error(usage) when it is none, or cannot be used for this model.
+// The profile in a file. Throws Error(usage) when it is none; the second also when it cannot be used for the
+// model.
+Profile read_profile(const std::string& path);
 Profile read_profile(const std::string& path, const Model& model);
 Profile profile_from_json(const Json& json,
                           std::string_view what);  // throws Error(usage) naming every mistake

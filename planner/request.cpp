@@ -65,6 +65,20 @@ std::vector<int> microbatch_sizes(const Request& request) {
   return sizes;
 }
 
+std::optional<std::string> price_problem(const Cluster& cluster, Objective objective) {
+  if (objective != Objective::cost) return std::nullopt;
+  std::vector<std::string> unpriced;
+  for (const Node& node : cluster.nodes)
+    if (!(node.price_per_hour > 0) && !node.hosts.empty()) unpriced.push_back(node.hosts[0]);
+  if (unpriced.empty()) return std::nullopt;
+  return fmt::format(
+      "the objective is cost, and {}; give `price =` (of one machine for an hour) to every node, a small "
+      "one where it costs nothing",
+      unpriced.size() == cluster.nodes.size()
+          ? "no node has a price"
+          : fmt::format("beside nodes with a price these have none: {}", fmt::join(unpriced, ", ")));
+}
+
 std::vector<std::string> validate(const Request& request) {
   std::vector<std::string> problems = validate(request.cluster);
   for (std::string& problem : validate(request.model)) problems.push_back(std::move(problem));
@@ -79,18 +93,8 @@ std::vector<std::string> validate(const Request& request) {
       problems.push_back(fmt::format("a micro-batch of {} does not divide the batch of {}; these do: {}", b,
                                      request.batch, fmt::join(divisors, ", ")));
     }
-  if (request.objective == Objective::cost) {
-    std::vector<std::string> unpriced;
-    for (const Node& node : request.cluster.nodes)
-      if (!(node.price_per_hour > 0) && !node.hosts.empty()) unpriced.push_back(node.hosts[0]);
-    if (!unpriced.empty())
-      problems.push_back(fmt::format(
-          "the objective is cost, and {}; give `price =` (of one machine for an hour) to every node, a small "
-          "one where it costs nothing",
-          unpriced.size() == request.cluster.nodes.size()
-              ? "no node has a price"
-              : fmt::format("beside nodes with a price these have none: {}", fmt::join(unpriced, ", "))));
-  }
+  if (auto problem = price_problem(request.cluster, request.objective))
+    problems.push_back(std::move(*problem));
   if (!(request.near >= 0 && request.near <= 1))
     problems.push_back(
         fmt::format("near = {}; it is a share of the step time between 0 and 1", request.near));

@@ -51,6 +51,8 @@ struct Request {
 
 // Everything that makes planning impossible before a plan is thought of, each with what would work.
 std::vector<std::string> validate(const Request& request);
+// Of these, what an objective lacks of a cluster.
+std::optional<std::string> price_problem(const Cluster& cluster, Objective objective);
 // What does not keep anyone from planning, but is hardly meant.
 std::vector<std::string> notes_of(const Request& request);
 std::vector<int> tensor_degrees(const Request& request);

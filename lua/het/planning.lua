@@ -150,11 +150,27 @@ local function request_of(run, cluster, given)
   }
 end
 
--- A profile that cannot be used is told of before this machine's speed is measured.
+-- A profile that cannot be used is told of before this machine's speed is measured; one of another model only where
+-- the recipe tells its own.
 local function check_profile(run, given)
   if not given.profile then return end
+  if not run then
+    native.profile(given.profile)
+    return
+  end
   local graph, tokens = run:graph_of_sample()
   native.profile(given.profile, graph, { name = planning.name_of(run), tokens = tokens })
+end
+
+-- What the objective lacks of a cluster that could be read, or of this machine.
+local function check_prices(cluster, given)
+  if given.objective ~= "cost" then return end
+  if not given.cluster then
+    errors.usage("the objective is cost, and nobody knows the price of this machine; describe it in a file of "
+      .. "--cluster, with `price =`")
+  end
+  local problem = cluster and native.price_problem(cluster, given.objective)
+  if problem then errors.usage("%s", problem) end
 end
 
 --- Begin to look for the best plan of a run on a cluster, in a thread beside this one.
@@ -304,7 +320,8 @@ local function take(program, command, sentence, words)
   end
   given.old = try(old_plan, program, given.old)
   local cluster = given.cluster and try(cluster_in, program, given.cluster)
-  if run then try(check_profile, run, given) end
+  try(check_profile, run, given)
+  try(check_prices, cluster, given)
   if run and command == "simulate" then given.plan = try(own_plan, run, words[1]) end
   raise()
   return run, cluster or require("het.cluster").here(given.devices or 1), given

@@ -807,6 +807,7 @@ class Mistakes(Case):
                            (free.replace(', price = 1', ''), 'no node has a price; give `price =`')):
             (self.folder / 'cluster.lua').write_text(text)
             self.assertIn(told, self.refused('plan', 'small.lua', '--cluster=cluster.lua', '--objective=cost'))
+        self.assertIn('nobody knows the price of this machine', self.refused('plan', 'small.lua', '--objective=cost'))
 
     def test_nodes_that_no_plan_can_name_or_count(self):
         for line, told in (('name = "a", devices = 2000000000', 'devices = 2000000000 is above 1024'),
@@ -887,6 +888,15 @@ class Mistakes(Case):
         self.assertEqual(told.splitlines(), [
             f'hetrun: {no_node}', "there is no file 'nowhere.json'",
             'small.lua has no `plan` to simulate; `hetrun plan` finds one'])
+        (self.folder / 'cluster.lua').write_text(CLUSTER.replace(', price = 8', ''))
+        (self.folder / 'broken.json').write_text('{"profile": 1}')
+        told = self.refused('plan', 'small.lua', '--layer=3', '--cluster=cluster.lua', '--objective=cost', '--profile=broken.json')
+        self.assertEqual(told.splitlines(), [
+            'hetrun: small.lua:5: this recipe has no option --layer; did you mean --layers?',
+            'broken.json is not a profile of format 2; measure again with `hetrun profile`',
+            'the objective is cost, and beside nodes with a price these have none: a; give `price =` (of one machine for an hour) '
+            'to every node, a small one where it costs nothing'])
+        (self.folder / 'cluster.lua').write_text('local het = require "het"\nreturn het.cluster {}\n')
         told = self.refused('plan', 'small.lua', '--layer=3', '--cluster=cluster.lua', '--policy')
         self.assertEqual(told.splitlines(), [
             'hetrun: --policy needs a value, such as --policy=NAME',
