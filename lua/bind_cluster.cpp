@@ -470,7 +470,10 @@ int cluster_gather(lua_State* L) {  // cluster, executor, state
   const bool complete = std::all_of(all.begin(), all.end(), [](const auto& entry) {
     return entry.second.pieces.size() == 1 && entry.second.pieces[0].rank == 0;
   });
-  if (complete) return world.rank() == 0 ? Convert<StateHandle>::push(L, state) : 0;
+  if (complete) {
+    if (world.rank() == 0) lua_pushvalue(L, 3);
+    return world.rank() == 0 ? 1 : 0;
+  }
 
   const bool receives = world.rank() == 0;
   StateHandle gathered = receives ? std::make_shared<StateStore>(host_of(L).cpu, 0) : nullptr;

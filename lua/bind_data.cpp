@@ -85,8 +85,9 @@ int json_read(lua_State* L) {
   push_json(L, read_json(Convert<std::string>::get(L, 1)));
   return 1;
 }
-int json_write(lua_State* L) {  // path, value, whether it is staged
-  write_file(Convert<std::string>::get(L, 1), to_string(json_at(L, 2), 2) + "\n", lua_toboolean(L, 3) != 0);
+std::string json_file_at(lua_State* L, int index) { return to_string(json_at(L, index), 2) + "\n"; }
+int json_write(lua_State* L) {  // path, value
+  write_file(Convert<std::string>::get(L, 1), json_file_at(L, 2));
   return 0;
 }
 int json_encode(lua_State* L) { return Convert<std::string>::push(L, to_string(json_at(L, 1))); }
@@ -139,28 +140,49 @@ int stored_index(lua_State* L) {
   if (name == "shape") return Convert<std::vector<int64_t>>::push(L, stored.type().shape);
   return 0;
 }
-int safetensors_write(lua_State* L) {  // path, {name = tensor}, {metadata}, whether it is staged
-  const std::string path = Convert<std::string>::get(L, 1);
-  if (!lua_istable(L, 2)) wrong_argument(L, 2, "a table of tensors by name");
+// {name = tensor} at `index`.
+std::map<std::string, Tensor> tensors_at(lua_State* L, int index) {
+  if (!lua_istable(L, index)) wrong_argument(L, index, "a table of tensors by name");
   std::map<std::string, Tensor> tensors;
-  std::map<std::string, std::string> metadata;
-  lua_pushnil(L);
-  while (lua_next(L, 2) != 0) {
-    if (lua_type(L, -2) != LUA_TSTRING) fail_usage("safetensors_write: tensors have names");
+  for (lua_pushnil(L); lua_next(L, index) != 0; lua_pop(L, 1)) {
+    if (lua_type(L, -2) != LUA_TSTRING) fail_usage("tensors that are written have names");
     tensors.emplace(lua_tostring(L, -2), check_object<Tensor>(L, lua_gettop(L)));
-    lua_pop(L, 1);
   }
-  if (lua_istable(L, 3)) {
-    lua_pushnil(L);
-    while (lua_next(L, 3) != 0) {
-      metadata.emplace(Convert<std::string>::get(L, lua_gettop(L) - 1),
-                       Convert<std::string>::get(L, lua_gettop(L)));
-      lua_pop(L, 1);
-    }
-  }
-  write_safetensors(path, tensors, metadata, lua_toboolean(L, 4) != 0);
-  return 0;
+  return tensors;
 }
+// {name = text} at `index`, or nothing.
+std::map<std::string, std::string> metadata_at(lua_State* L, int index) {
+  std::map<std::string, std::string> metadata;
+  if (!lua_istable(L, index)) return metadata;
+  for (lua_pushnil(L); lua_next(L, index) != 0; lua_pop(L, 1))
+    metadata.emplace(Convert<std::string>::get(L, lua_gettop(L) - 1),
+                     Convert<std::string>::get(L, lua_gettop(L)));
+  return metadata;
+}
+
+// {{path =, tensors =, metadata =} or {path =, json =}}: they are written together beside what follows
+// (Saving).
+int save_files(lua_State* L) {
+  std::vector<SavedFile> files;
+  for (int i = 1; i <= static_cast<int>(lua_objlen(L, 1)); ++i) {
+    lua_rawgeti(L, 1, i);
+    const int file = lua_gettop(L);
+    const std::string path = field<std::string>(L, file, "path").value();
+    lua_getfield(L, file, "metadata");
+    lua_getfield(L, file, "tensors");
+    lua_getfield(L, file, "json");
+    if (lua_istable(L, file + 2))
+      files.push_back({path, [path, tensors = tensors_at(L, file + 2), metadata = metadata_at(L, file + 1)] {
+                         write_safetensors(path, tensors, metadata, true);
+                       }});
+    else
+      files.push_back({path, [path, text = json_file_at(L, file + 3)] { write_file(path, text, true); }});
+    lua_settop(L, file - 1);
+  }
+  return Convert<SavingHandle>::push(L, std::make_shared<Saving>(std::move(files)));
+}
+bool saving_done(SavingHandle& saving) { return saving->done(); }
+void saving_wait(SavingHandle& saving) { saving->wait(); }
 
 // --- corpora and samplers
 
@@ -341,15 +363,16 @@ void add_data(lua_State* L) {
       L, {bind<&sampler_next>("next"), bind<&sampler_cursor>("cursor"), bind<&sampler_seek>("seek")});
   make_class<TokenizerHandle>(L, {bind<&tokenizer_encode>("encode"), bind<&tokenizer_decode>("decode")},
                               &tokenizer_index);
+  make_class<SavingHandle>(L, {bind<&saving_done>("done"), bind<&saving_wait>("wait")});
   make_class<StoredTensor>(L, {bind<&stored_transposed>("transposed"), bind<&stored_read>("read")},
                            &stored_index);
-  set_functions(L, "native.",
-                {bind<&new_corpus>("corpus"), bind<&new_tokenizer>("tokenizer"), bind<&draw>("draw"),
-                 bind<&shuffled_rows>("shuffled_rows"), bind<&safetensors_read>("safetensors_read"),
-                 bind<&safetensors_open>("safetensors_open"), bind<&stored_joined>("stored_joined"),
-                 bind<&safetensors_write>("safetensors_write"), bind<&json_read>("json_read"),
-                 bind<&json_write>("json_write"), bind<&json_encode>("json_encode"),
-                 bind<&json_decode>("json_decode")});
+  set_functions(
+      L, "native.",
+      {bind<&new_corpus>("corpus"), bind<&new_tokenizer>("tokenizer"), bind<&draw>("draw"),
+       bind<&shuffled_rows>("shuffled_rows"), bind<&safetensors_read>("safetensors_read"),
+       bind<&safetensors_open>("safetensors_open"), bind<&stored_joined>("stored_joined"),
+       bind<&save_files>("save_files"), bind<&json_read>("json_read"), bind<&json_write>("json_write"),
+       bind<&json_encode>("json_encode"), bind<&json_decode>("json_decode")});
   lua_pushlightuserdata(L, nullptr);
   lua_setfield(L, -2, "null");
 }

@@ -122,8 +122,9 @@ StateHandle new_state(DeviceHandle& handle, std::optional<double> seed) {
   return std::make_shared<StateStore>(handle, static_cast<uint64_t>(seed.value_or(0)));
 }
 
+template <typename Handle>
 int state_names(lua_State* L) {
-  auto& state = check_object<StateHandle>(L, 1);
+  auto& state = check_object<Handle>(L, 1);
   lua_newtable(L);
   int count = 0;
   for (const auto& [name, entry] : state->entries()) {
@@ -137,6 +138,10 @@ int state_names(lua_State* L) {
   return 1;
 }
 Tensor state_read(StateHandle& state, std::string name) { return state->read(name); }
+double state_bytes(StateHandle& state) { return static_cast<double>(state->bytes()); }
+StateCopyHandle state_copy(StateHandle& state) { return state->copy(); }
+bool copy_done(StateCopyHandle& copy) { return copy->done(); }
+Tensor copy_read(StateCopyHandle& copy, std::string name) { return copy->read(name); }
 void state_write(StateHandle& state, std::string name, Tensor& tensor) { state->write(name, tensor); }
 bool state_has(StateHandle& state, std::string name) { return state->has(name); }
 void state_offer(StateHandle& state, std::string name, StoredTensor& tensor) { state->offer(name, tensor); }
@@ -332,9 +337,12 @@ void add_program(lua_State* L) {
                             bind<&device_to_string>("__tostring")},
                            &device_index);
   make_class<StateHandle>(
-      L, {bind<&state_names>("names"), bind<&state_read>("read"), bind<&state_write>("write"),
-          bind<&state_has>("has"), bind<&state_drop>("drop"), bind<&state_offer>("offer"),
-          bind<&state_drop_offers>("drop_offers"), bind<&state_bytes_taken>("bytes_taken")});
+      L, {bind<&state_names<StateHandle>>("names"), bind<&state_read>("read"), bind<&state_write>("write"),
+          bind<&state_bytes>("bytes"), bind<&state_copy>("copy"), bind<&state_has>("has"),
+          bind<&state_drop>("drop"), bind<&state_offer>("offer"), bind<&state_drop_offers>("drop_offers"),
+          bind<&state_bytes_taken>("bytes_taken")});
+  make_class<StateCopyHandle>(
+      L, {bind<&state_names<StateCopyHandle>>("names"), bind<&copy_read>("read"), bind<&copy_done>("done")});
   make_class<ProgramHandle>(L, {bind<&program_memory>("memory"), bind<&program_verify>("verify"),
                                 bind<&program_share>("share"), bind<&program_to_string>("__tostring")});
   make_class<ExecutorHandle>(

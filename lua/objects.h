@@ -11,6 +11,7 @@
 #include "core/data/sampler.h"
 #include "core/graph/graph.h"
 #include "core/io/json.h"
+#include "core/io/saving.h"
 #include "core/io/stored.h"
 #include "core/plan/plan.h"
 #include "core/program/eager.h"
@@ -35,6 +36,8 @@ struct ValueHandle {
 
 using DeviceHandle = std::shared_ptr<Device>;
 using StateHandle = std::shared_ptr<StateStore>;
+using StateCopyHandle = std::shared_ptr<StateCopy>;
+using SavingHandle = std::shared_ptr<Saving>;
 using ProgramHandle = std::shared_ptr<const Program>;
 using ExecutorHandle = std::shared_ptr<Executor>;
 using CorpusHandle = std::shared_ptr<const Corpus>;
@@ -108,6 +111,8 @@ HET_LUA_CLASS(het::Tensor, "tensor");
 HET_LUA_CLASS(het::StoredTensor, "stored tensor");
 HET_LUA_CLASS(het::lua::DeviceHandle, "device");
 HET_LUA_CLASS(het::lua::StateHandle, "state");
+HET_LUA_CLASS(het::lua::StateCopyHandle, "copy of a state");
+HET_LUA_CLASS(het::lua::SavingHandle, "saving");
 HET_LUA_CLASS(het::lua::ProgramHandle, "program");
 HET_LUA_CLASS(het::lua::ExecutorHandle, "executor");
 HET_LUA_CLASS(het::lua::CorpusHandle, "corpus");

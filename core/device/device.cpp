@@ -18,6 +18,11 @@ std::unique_ptr<Memory> Device::allocate_staging(int64_t bytes) {
   return std::make_unique<HostMemory>(bytes);
 }
 
+std::unique_ptr<Transfer> Device::begin_transfer(std::span<const CopyOut> copies) {
+  for (const CopyOut& copy : copies) copy_out(copy.host, copy.from, copy.bytes);
+  return nullptr;
+}
+
 std::string key_of(const KernelRequest& request) {
   std::string key =
       fmt::format("{}{}+{}", request.op.name, to_string(request.attributes), request.accumulate);

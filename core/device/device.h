@@ -68,6 +68,21 @@ class Recording {
   virtual void replay() = 0;
 };
 
+// Copies from the device to the host that go on beside what is computed.
+class Transfer {
+ public:
+  virtual ~Transfer() = default;  // waits
+  virtual bool done() const = 0;
+  virtual void wait() = 0;
+};
+
+// `host` lies in memory of allocate_staging().
+struct CopyOut {
+  std::byte* host;
+  const std::byte* from;
+  int64_t bytes;
+};
+
 // Notes moments between launches, when the device comes to them.
 class Stopwatch {
  public:
@@ -108,11 +123,17 @@ class Device {
   virtual std::unique_ptr<Kernel> prepare(const KernelRequest& request) = 0;
   virtual void copy_in(std::byte* to, const std::byte* host, int64_t bytes) = 0;
   virtual void copy_out(std::byte* host, const std::byte* from, int64_t bytes) = 0;
+  // Copy what lies there when all that was launched is done, beside what is launched from now on. Null where
+  // the copies are made when the call returns. What changes `from` is launched after wait_for_transfers().
+  virtual std::unique_ptr<Transfer> begin_transfer(std::span<const CopyOut> copies);
+  // What is launched from here on comes after the transfers that were begun; the host does not wait.
+  virtual void wait_for_transfers() {}
+  virtual bool is_transferring() const { return false; }
   // Wait until everything launched is done. Throws Error(peer) when an operation of a communicator of the
   // device was lost, of which what was launched may have needed the result.
   virtual void synchronize() {}
-  // Call `launches`, which only runs kernels of this device, and keep what they queue instead of running it.
-  // Null where that gains nothing: `launches` has not been called then.
+  // Call `launches`, which only runs kernels of this device while it transfers nothing, and keep what they
+  // queue instead of running it. Null where that gains nothing: `launches` has not been called then.
   virtual std::unique_ptr<Recording> record(const std::function<void()>& launches) { return nullptr; }
   // For so many moments. Null where kernels are done when their launch returns: the host's clock will do.
   virtual std::unique_ptr<Stopwatch> stopwatch(size_t moments) { return nullptr; }

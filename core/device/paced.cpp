@@ -81,6 +81,11 @@ class PacedDevice final : public Device {
   void copy_out(std::byte* host, const std::byte* from, int64_t bytes) override {
     device_->copy_out(host, from, bytes);
   }
+  std::unique_ptr<Transfer> begin_transfer(std::span<const CopyOut> copies) override {
+    return device_->begin_transfer(copies);
+  }
+  void wait_for_transfers() override { device_->wait_for_transfers(); }
+  bool is_transferring() const override { return device_->is_transferring(); }
   // Others shall not see results before the device is done with them.
   void synchronize() override {
     device_->synchronize();

@@ -248,15 +248,16 @@ int Executor::first_instruction() const {
 bool Executor::launch_from(int begin) {
   for (int i = begin; i < static_cast<int>(calls_.size()); ++i) {
     if (i < first_update_ && collectives_.empty() && stop_.load(std::memory_order_relaxed)) return false;
+    if (i == first_update_) state_->device().wait_for_transfers();
     launch(calls_[i]);
   }
   return true;
 }
 
 // The same as one, where that is possible; false: nothing has been done. In a first run kernels may still
-// load their code, which cannot be recorded.
+// load their code, which cannot be recorded. While state is copied beside the run, its update has to wait.
 bool Executor::replay_from(int begin) {
-  if (!collectives_.empty()) return false;
+  if (!collectives_.empty() || state_->device().is_transferring()) return false;
   Repeated& repeated = begin == 0 ? whole_ : rest_;
   if (repeated.runs == 1 && repeated.recording == nullptr)
     repeated.recording = state_->device().record([&] {
@@ -304,6 +305,7 @@ std::vector<Executor::Span> Executor::run_timed() {
   };
   const size_t first = static_cast<size_t>(first_instruction()), end = calls_.size();
   Device& device = state_->device();
+  device.wait_for_transfers();
   if (const auto stopwatch = collectives_.empty() ? device.stopwatch(end + 1) : nullptr) {
     const double start = seconds(std::chrono::steady_clock::now());
     for (size_t i = first; i < end; ++i) {

@@ -100,6 +100,46 @@ Tensor StateStore::read(const std::string& name) const {
   return result;
 }
 
+int64_t StateStore::bytes() const {
+  int64_t total = 0;
+  for (const auto& [name, entry] : entries_) total += entry.type.bytes();
+  return total;
+}
+
+std::shared_ptr<StateCopy> StateStore::copy() {
+  constexpr int64_t kAlignment = 64;
+  std::shared_ptr<StateCopy> result(new StateCopy);
+  int64_t total = 0;
+  for (const auto& [name, entry] : entries_) {
+    result->entries_[name] = {entry.type, entry.trained};
+    result->offsets_[name] = total;
+    result->sources_.push_back(entry.memory);
+    total += (entry.type.bytes() + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  if (copied_.use_count() != 1 || copied_bytes_ < total) {
+    copied_ = nullptr;
+    copied_ = device_->allocate_staging(total);
+    copied_bytes_ = total;
+  }
+  result->device_ = device_;
+  result->memory_ = copied_;
+  std::vector<CopyOut> copies;
+  for (const auto& [name, entry] : entries_)
+    copies.push_back(
+        {copied_->address() + result->offsets_.at(name), entry.memory->address(), entry.type.bytes()});
+  result->transfer_ = device_->begin_transfer(copies);
+  return result;
+}
+
+Tensor StateCopy::read(const std::string& name) {
+  const auto found = entries_.find(name);
+  if (found == entries_.end()) fail_usage("there is no state named '{}'", name);
+  if (transfer_ != nullptr) transfer_->wait();
+  const TensorType& type = found->second.type;
+  return Tensor(std::make_shared<Buffer>(memory_->address() + offsets_.at(name), type.bytes(), memory_),
+                Layout::contiguous(type));
+}
+
 void StateStore::write(const std::string& name, const Tensor& tensor) {
   auto found = entries_.find(name);
   if (found == entries_.end())
@@ -112,6 +152,7 @@ void StateStore::write(const std::string& name, const Tensor& tensor) {
     fail_usage("'{}' has shape {}, the tensor to write has shape {}", name, to_string(entry.type.shape),
                to_string(tensor.shape()));
   const Tensor values = tensor.to(entry.type.dtype);
+  device_->wait_for_transfers();
   device_->copy_in(entry.memory->address(), values.bytes(), entry.type.bytes());
   touch();
 }

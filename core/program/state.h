@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "core/device/device.h"
 #include "core/io/stored.h"
@@ -14,13 +15,38 @@
 
 namespace het {
 
+// The tensors of a state as they were at one moment, in the host's memory. On a device with memory of its own
+// the copies may still be under way. Used from one thread; what read() gave may be used from any.
+class StateCopy {
+ public:
+  struct Entry {
+    TensorType type;
+    bool trained = false;
+  };
+  const std::map<std::string, Entry>& entries() const { return entries_; }
+  bool done() const { return transfer_ == nullptr || transfer_->done(); }
+  // Waits until all is copied. A view of the copy, whose memory lives as long.
+  Tensor read(const std::string& name);
+
+ private:
+  friend class StateStore;
+  StateCopy() = default;
+
+  std::shared_ptr<Device> device_;
+  std::vector<std::shared_ptr<Memory>> sources_;
+  std::shared_ptr<Memory> memory_;
+  std::map<std::string, Entry> entries_;
+  std::map<std::string, int64_t> offsets_;
+  std::unique_ptr<Transfer> transfer_;  // goes before what it copies
+};
+
 class StateStore {
  public:
   StateStore(std::shared_ptr<Device> device, uint64_t seed) : device_(std::move(device)), seed_(seed) {}
 
   struct Entry {
     TensorType type;
-    std::unique_ptr<Memory> memory;
+    std::shared_ptr<Memory> memory;
     bool trained = false;
     std::optional<Shard> shard;  // what part of a tensor it is
   };
@@ -43,6 +69,10 @@ class StateStore {
   const std::map<std::string, Entry>& entries() const { return entries_; }
 
   Tensor read(const std::string& name) const;  // a copy on the host
+  int64_t bytes() const;
+  // All of it as it is now, copied beside what the device does next; steps that executors run meanwhile come
+  // to their update when it is done. The memory is used again once nothing holds the copy any more.
+  std::shared_ptr<StateCopy> copy();
   // Converted to the entry's dtype; creates it if new. An entry that is a part takes its part of a whole
   // tensor.
   void write(const std::string& name, const Tensor& tensor);
@@ -61,6 +91,8 @@ class StateStore {
   std::map<std::string, StoredTensor> offers_;
   int64_t taken_ = 0;
   uint64_t version_ = 1;
+  std::shared_ptr<Memory> copied_;  // of the last copy
+  int64_t copied_bytes_ = 0;
 };
 
 // Initial values of a tensor: element i of the stream (seed, name). Independent of plan and device.

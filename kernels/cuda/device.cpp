@@ -153,6 +153,30 @@ class EventStopwatch final : public Stopwatch {
   cudaStream_t stream_;
 };
 
+// Done when its event has happened; nobody waits for it on the host before it is asked to.
+class EventTransfer final : public Transfer {
+ public:
+  EventTransfer(int ordinal, cudaStream_t stream) : ordinal_(ordinal) {
+    check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "make an event");
+    check(cudaEventRecord(event_, stream), "record an event");
+  }
+  ~EventTransfer() override {
+    cudaSetDevice(ordinal_);
+    cudaEventSynchronize(event_);
+    cudaEventDestroy(event_);
+  }
+  bool done() const override {
+    const cudaError_t state = cudaEventQuery(event_);
+    if (state != cudaErrorNotReady) check(state, "copy to the host");
+    return state == cudaSuccess;
+  }
+  void wait() override { check(cudaEventSynchronize(event_), "copy to the host"); }
+
+ private:
+  int ordinal_;
+  cudaEvent_t event_ = nullptr;
+};
+
 class CudaDevice final : public Device {
  public:
   CudaDevice(int ordinal, std::string model) : model_(std::move(model)), interconnect_(context_) {
@@ -166,7 +190,10 @@ class CudaDevice final : public Device {
     context_.multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
     context_.generation = attribute(cudaDevAttrComputeCapabilityMajor);
     context_.shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - kOwnShared;
-    check(cudaStreamCreateWithFlags(&context_.stream, cudaStreamNonBlocking), "make a stream");
+    for (cudaStream_t* stream : {&context_.stream, &copies_})
+      check(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking), "make a stream");
+    for (cudaEvent_t* event : {&launched_, &copied_})
+      check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "make an event");
     check(cudaHostAlloc(reinterpret_cast<void**>(&failure_), sizeof *failure_, cudaHostAllocMapped),
           "allocate pinned memory");
     *failure_ = {};
@@ -176,9 +203,10 @@ class CudaDevice final : public Device {
   }
   ~CudaDevice() override {
     interconnect_.close();
-    cudaStreamSynchronize(context_.stream);
+    for (const cudaStream_t stream : {copies_, context_.stream}) cudaStreamSynchronize(stream);
     cudaFreeHost(failure_);
-    cudaStreamDestroy(context_.stream);
+    for (const cudaEvent_t event : {launched_, copied_}) cudaEventDestroy(event);
+    for (const cudaStream_t stream : {copies_, context_.stream}) cudaStreamDestroy(stream);
   }
 
   std::string name() const override { return "cuda"; }
@@ -217,6 +245,28 @@ class CudaDevice final : public Device {
     check(cudaMemcpyAsync(host, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost, context_.stream),
           "copy");
     synchronize();
+  }
+
+  std::unique_ptr<Transfer> begin_transfer(std::span<const CopyOut> copies) override {
+    use();
+    check(cudaEventRecord(launched_, context_.stream), "record an event");
+    check(cudaStreamWaitEvent(copies_, launched_, 0), "wait for an event");
+    for (const CopyOut& copy : copies)
+      check(cudaMemcpyAsync(copy.host, copy.from, static_cast<size_t>(copy.bytes), cudaMemcpyDeviceToHost,
+                            copies_),
+            "copy");
+    check(cudaEventRecord(copied_, copies_), "record an event");
+    return std::make_unique<EventTransfer>(context_.ordinal, copies_);
+  }
+  void wait_for_transfers() override {
+    use();
+    check(cudaStreamWaitEvent(context_.stream, copied_, 0), "wait for an event");
+  }
+  bool is_transferring() const override {
+    use();
+    const cudaError_t state = cudaEventQuery(copied_);  // one that was never recorded has happened
+    if (state != cudaErrorNotReady) check(state, "copy to the host");
+    return state == cudaErrorNotReady;
   }
 
   DirectWay direct_way() override { return interconnect_.way(); }
@@ -264,7 +314,9 @@ class CudaDevice final : public Device {
   std::string model_;
   Context context_;
   Interconnect interconnect_;
-  Failure* failure_ = nullptr;  // as the host sees it
+  cudaStream_t copies_ = nullptr;                      // what goes to the host beside what is computed
+  cudaEvent_t launched_ = nullptr, copied_ = nullptr;  // before the last transfer, and all of it
+  Failure* failure_ = nullptr;                         // as the host sees it
   std::unordered_map<std::string_view, std::unique_ptr<Kernel> (*)(const KernelRequest&, const Context&)>
       kernels_;
 };

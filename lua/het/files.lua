@@ -168,34 +168,34 @@ local function training_of(state, about)
   return tensors, metadata
 end
 
---- Save a run, so that it can go on, and its model, so that `het.load` and transformers read it. The last save stays
--- until all files of the new one are whole and on the disk: whenever it is cut off, one of the two is there.
+--- Begin to save a run, so that it can go on, and its model, so that `het.load` and transformers read it. The last save
+-- stays until all files of the new one are whole and on the disk: whenever it is cut off, one of the two is there.
 -- @string folder made when it is not there
 -- @param model the description
--- @param state the state with its weights
+-- @param state the state with its weights, or a copy of it
 -- @tparam table about numbers and texts to go on with, `step` among them
 -- @param[opt] vocabulary JSON
-function files.save(folder, model, state, about, vocabulary)
+-- @return what has done(), and wait(), which raises what kept it from being saved
+function files.begin_save(folder, model, state, about, vocabulary)
   for _, part in ipairs(parts) do access.check(folder .. "/" .. part, true) end
   native.make_folder(folder)
   settle(folder)
-  local function stage()
-    local tensors, config = model_of(model, state)
-    local training, metadata = training_of(state, about)
-    native.safetensors_write(folder .. "/training.safetensors", training, metadata, true)
-    native.safetensors_write(folder .. "/model.safetensors", tensors, { format = "pt", step = tostring(about.step) },
-      true)
-    if vocabulary then native.json_write(folder .. "/vocabulary.json", vocabulary, true) end
-    native.json_write(folder .. "/config.json", config, true)
-  end
-  local ok, problem = pcall(stage)
-  if not ok then
-    settle(folder)
-    error(problem, 0)
-  end
+  local tensors, config = model_of(model, state)
+  local training, metadata = training_of(state, about)
+  local contents = {
+    ["training.safetensors"] = { tensors = training, metadata = metadata },
+    ["model.safetensors"] = { tensors = tensors, metadata = { format = "pt", step = tostring(about.step) } },
+    ["vocabulary.json"] = vocabulary and { json = vocabulary },
+    ["config.json"] = { json = config },
+  }
+  local set = {}
   for _, part in ipairs(parts) do
-    if is_staged(folder, part) then native.commit_staged(folder .. "/" .. part) end
+    if contents[part] then
+      contents[part].path = folder .. "/" .. part
+      set[#set + 1] = contents[part]
+    end
   end
+  return native.save_files(set)
 end
 
 --- Offer the weights of a saved model to a state, which reads of them what its programs need.

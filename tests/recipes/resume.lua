@@ -5,6 +5,7 @@ local opt = het.options {
   batch = { 4, "samples" }, microbatch = { 4, "samples at once" }, dropout = { 0.1, "share", min = 0 },
   precision = { "f32", "precision" }, rounding = { "nearest", "of weights" }, sgd = { false, "by SGD" },
   block = { false, "blocks of the recipe's own" },
+  every = { 0, "steps between saves" }, fail = { 0, "after this step" },
   text = { "text.txt", "text" }, lr = { 1e-2, "rate" },
 }
 local nn = het.nn
@@ -20,6 +21,7 @@ return het.train {
     block = opt.block and block or nil },
   data = corpus, batch = opt.batch, microbatch = opt.microbatch, steps = opt.steps, seed = opt.seed,
   precision = opt.precision, save = opt.save ~= "" and opt.save or nil, resume = opt.resume,
+  save_every = opt.every, on_step = function(_, step) if step.step == opt.fail then error "as asked" end end,
   optimizer = opt.sgd and het.optim.sgd { lr = opt.lr, clip = 1, rounding = opt.rounding }
     or het.optim.adamw { lr = opt.lr, weight_decay = 0.1, clip = 1, rounding = opt.rounding },
   evaluate = { every = 3, batches = 2 },

@@ -141,6 +141,17 @@ class Runs(Case):
         self.assertEqual(through[:3], first)
         self.assertEqual(through, first + rest[-3:])
 
+    def test_a_run_that_fails_goes_on_from_its_last_save(self):
+        """The saves were written beside the steps that followed."""
+        through = self.losses('resume.lua', '--save=whole', '--every=1')
+        self.assertEqual(through, self.losses('resume.lua', '--save='))
+        for fail in (4, 5):
+            self.hetrun('resume.lua', '--quiet', '--every=2', f'--fail={fail}', code=2)
+            done = self.hetrun('resume.lua', '--resume', '--every=2', f'--fail={fail + 1}', code=2)
+            self.assertIn(f'going on after step {(fail - 1) // 2 * 2}', done.stderr)
+        self.assertEqual(through[4:], self.losses('resume.lua', '--resume', '--every=2')[-2:])
+        self.assertEqual(self.files_of_run('whole'), self.files_of_run())
+
     def test_another_batch_goes_on_with_the_next_sample(self):
         # At so small a rate the weights stay as they are: a loss tells which samples it is of.
         still = ['resume.lua', '--lr=1e-30', '--dropout=0', '--microbatch=2']
@@ -273,8 +284,9 @@ class Runs(Case):
     def test_a_second_sigterm_ends_a_run_at_once(self):
         # Nothing after the first one is looked at: the run is in a function of the recipe that does not return.
         text = (self.folder / 'resume.lua').read_text()
-        endless = 'on_step = function() while true do end end,'
-        (self.folder / 'endless.lua').write_text(text.replace('  data =', f'  {endless} data =', 1))
+        endless = text.replace('if step.step == opt.fail then error "as asked" end', 'while true do end')
+        self.assertNotEqual(text, endless)
+        (self.folder / 'endless.lua').write_text(endless)
         process = self.start_training('endless.lua')
         process.send_signal(signal.SIGTERM)
         time.sleep(0.7)   # signals of the same half second are one
@@ -284,8 +296,8 @@ class Runs(Case):
         self.assertEqual(process.returncode, 130)
         self.assertFalse((self.folder / 'run').exists())
 
-    def files_of_run(self):
-        return {path.name: path.read_bytes() for path in (self.folder / 'run').iterdir() if path.is_file()}
+    def files_of_run(self, folder='run'):
+        return {path.name: path.read_bytes() for path in (self.folder / folder).iterdir() if path.is_file()}
 
     def test_a_model_is_not_replaced_in_silence(self):
         words = [ROOT / 'recipes' / 'gpt_text.lua', '--text=text.txt', *SMALL, '--steps=2', '--save=model']

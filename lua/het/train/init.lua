@@ -310,6 +310,30 @@ local function check_self(self, name, how)
   if define.kind_of(self) ~= "run" then errors.usage("%s belongs to a run; call it with a colon: run:%s", name, how) end
 end
 
+-- What is saved beside the state of this step.
+local function about_of(self)
+  local a = self.arguments
+  return { step = self.step, cursor = self.cursor, seed = a.seed, precision = a.precision, best = self.best,
+    validation = self.validation }
+end
+
+local function begin_writing(self, folder, state, about)
+  return files.begin_save(folder, self.arguments.model, state, about, self.arguments.data:vocabulary())
+end
+
+-- Go on with the save that runs beside the steps: what has been copied is written. `wait`: until it is on the disk.
+local function go_on_saving(self, wait)
+  local saving = self.saving
+  if not saving then return end
+  if saving.copy and (wait or saving.copy:done()) then
+    saving.written, saving.copy = begin_writing(self, self.arguments.save, saving.copy, saving.about), nil
+  end
+  if saving.written and (wait or saving.written:done()) then
+    self.saving = nil
+    saving.written:wait()
+  end
+end
+
 --- Save the model, its vocabulary and what is needed to go on exactly. Of several ranks the first writes; all call it.
 -- @string[opt] folder default: the recipe's `save`
 function Run:save(folder)
@@ -321,10 +345,27 @@ function Run:save(folder)
       .. text.value(folder) or ' (or het.train { save = "runs/mine" })')
   end
   self:prepare()
+  go_on_saving(self, true)
+  local state = self:gather()
+  if state then begin_writing(self, folder, state, about_of(self)):wait() end
+end
+
+-- Save beside the steps that follow; at once where the host has no room for a copy. All ranks call it.
+local function save_beside(self)
+  go_on_saving(self, true)
   local state = self:gather()
   if not state then return end
-  files.save(folder, a.model, state, { step = self.step, cursor = self.cursor, seed = a.seed, precision = a.precision,
-    best = self.best, validation = self.validation }, a.data:vocabulary())
+  if state ~= self.state then   -- gathered: nobody changes it
+    self.saving = { written = begin_writing(self, self.arguments.save, state, about_of(self)) }
+    return
+  end
+  if not self.copied and state:bytes() > native.device("cpu"):available_bytes() then
+    begin_writing(self, self.arguments.save, state, about_of(self)):wait()
+    return
+  end
+  collectgarbage()   -- lets go of the last copy, whose memory is used again
+  self.saving, self.copied = { copy = state:copy(), about = about_of(self) }, true
+  go_on_saving(self)
 end
 
 -- Write what follows a prompt, with checked options: emit(piece) gets it as it comes. Returns it on the first rank.
@@ -469,7 +510,9 @@ local function train(self, reporter)
       reporter:evaluated(step.step, loss)
       self.validation, self.best = loss, math.min(self.best or math.huge, loss)
     end
-    if a.save and a.save_every > 0 and step.step % a.save_every == 0 then self:save() end
+    go_on_saving(self)
+    local due = a.save and a.save_every > 0 and step.step % a.save_every == 0
+    if due and step.step < a.steps then save_beside(self) end   -- the last step is saved when all is done
   end
   return false
 end
@@ -514,7 +557,11 @@ function Run:start()
     self.trace_step = math.min(self.first_step + 3, a.steps)   -- the first ones are not typical
     self.say = function(sentence) reporter:say(sentence) end
   end
-  local interrupted = train(self, reporter)
+  local ok, interrupted = pcall(train, self, reporter)
+  if not ok then
+    pcall(go_on_saving, self, true)   -- what was to be saved before is
+    error(interrupted, 0)
+  end
   reporter:finish()
   if interrupted then native.interrupted() end
   if a.save and self.step > self.first_step then
@@ -637,7 +684,8 @@ return define.constructor {
     } },
     { "sample", "record", "text to write at the end", fields = generate.fields },
     { "save", "string", "folder for the model, its vocabulary and the training state", path = "write" },
-    { "save_every", "integer", "steps between saves; 0: at the end and when interrupted", default = 0, min = 0 },
+    { "save_every", "integer", "steps between saves, which are written beside the steps that follow, from a copy in "
+      .. "the host's memory; 0: only at the end and when interrupted", default = 0, min = 0 },
     { "resume", "boolean", "go on exactly where `save` stopped, if it is there", default = false },
     { "from", "string", "folder of a saved model whose weights it begins with", path = "read" },
     { "metrics", "string", "file for one JSON object per report", path = "write" },

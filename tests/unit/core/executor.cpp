@@ -349,6 +349,36 @@ TEST_CASE("a recorded step on the emulated GPU gives the bits of one that is lau
   CHECK(spans[1].begin < spans[1].end);
 }
 
+TEST_CASE("state is copied beside the next step, whose update waits for it", "[executor][cuda]") {
+  const auto device = cuda_emulated::make_device();
+  Executor executor(lower_single(trained_matrix()), std::make_shared<StateStore>(device, 1));
+  write_inputs(executor);
+  StateStore& state = executor.state();
+  for (int step = 0; step < 3; ++step) REQUIRE(executor.run());  // recorded and replayed
+  const auto before = values_of(state.read("w"));
+  emulated::late_copies = 300;
+  const auto copy = state.copy();
+  emulated::late_copies = 0;
+  CHECK(device->is_transferring());
+  CHECK_FALSE(copy->done());
+  REQUIRE(executor.run());  // launched one by one
+  CHECK(copy->done());
+  CHECK_FALSE(device->is_transferring());
+  const auto after = values_of(state.read("w"));
+  CHECK(after != before);
+  CHECK(values_of(copy->read("w")) == before);
+  REQUIRE(executor.run());
+  CHECK(values_of(copy->read("w")) == before);
+  CHECK(values_of(state.copy()->read("w")) != after);
+
+  // A copy that is read, or let go, before it has arrived is waited for.
+  emulated::late_copies = 100;
+  const auto now = values_of(state.read("w"));
+  CHECK(values_of(state.copy()->read("w")) == now);
+  state.copy();
+  emulated::late_copies = 0;
+}
+
 TEST_CASE("a timed run counts as a run, a search for what is not finite does not", "[executor]") {
   Executor executor(lower_single(trained_matrix()), reference_state());
   write_inputs(executor);

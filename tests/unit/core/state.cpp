@@ -26,3 +26,28 @@ TEST_CASE("what was saved with another shape or of another kind is refused") {
   CHECK(error("half") == "none");
   CHECK(values_of(state->read("half")) == std::vector<double>{1, 2, 3, 4});
 }
+
+TEST_CASE("a copy of a state stays as it was, and its memory is used again when nobody has it") {
+  const auto state = reference_state(3);
+  state->write("a", Tensor::of<float>({1, 2, 3}, {3}));
+  state->write("b", Tensor::of<int64_t>({7}, {1}));
+  auto copy = state->copy();
+  CHECK(copy->done());
+  state->write("a", Tensor::of<float>({4, 5, 6}, {3}));
+  Tensor a = copy->read("a");
+  CHECK(values_of(a) == std::vector<double>{1, 2, 3});
+  CHECK(values_of(copy->read("b")) == std::vector<double>{7});
+  CHECK(copy->entries().at("b").type == TensorType{DType::i64, {1}});
+  CHECK(state->bytes() == 3 * 4 + 8);
+  CHECK_THAT(error_of([&] { copy->read("c"); }), Catch::Contains("there is no state named 'c'"));
+
+  const std::byte* first = a.bytes();
+  copy = nullptr;  // `a` still holds its memory
+  CHECK(state->copy()->read("a").bytes() != first);
+  CHECK(values_of(a) == std::vector<double>{1, 2, 3});
+  const std::byte* second = state->copy()->read("a").bytes();
+  CHECK(state->copy()->read("a").bytes() == second);
+  state->write("longer", Tensor::zeros({DType::f32, {100}}));
+  CHECK(values_of(state->copy()->read("longer")) == std::vector<double>(100, 0));
+  CHECK(values_of(state->copy()->read("a")) == std::vector<double>{4, 5, 6});
+}
