@@ -81,7 +81,7 @@ void refuse_dtype(const KernelRequest& request, DType dtype) {
              request.op.name, dtype);
 }
 
-void refuse(const KernelRequest& request, const char* why) {
+void refuse(const KernelRequest& request, std::string_view why) {
   fail_usage("the kernel of {} does not take {}", request.op.name, why);
 }
 

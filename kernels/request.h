@@ -47,7 +47,7 @@ Split3 split_at(const Shape& shape, int64_t dim);
 
 // Throws Error(usage): this kernel takes no operands of this type.
 [[noreturn]] void refuse_dtype(const KernelRequest& request, DType dtype);
-[[noreturn]] void refuse(const KernelRequest& request, const char* why);
+[[noreturn]] void refuse(const KernelRequest& request, std::string_view why);
 // Throws unless the operand is packed.
 void require_packed(const KernelRequest& request, const Layout& layout);
 // f32, bf16 or f16: what kernels compute in f32.

@@ -214,7 +214,7 @@ int op(lua_State* L) {
   return made;
 }
 
-// native.operators() -> list of {name, signature, doc, elementwise}
+// native.operators() -> list of {name, signature, doc, elementwise, attributes}
 int operators(lua_State* L) {
   lua_newtable(L);
   int count = 0;
@@ -224,6 +224,8 @@ int operators(lua_State* L) {
     set_field(L, "signature", std::string(definition.signature));
     set_field(L, "doc", std::string(definition.doc));
     set_field(L, "elementwise", definition.elementwise);
+    set_list(L, "attributes",
+             std::vector<std::string>(definition.attributes.begin(), definition.attributes.end()));
     lua_rawseti(L, -2, ++count);
   }
   return 1;

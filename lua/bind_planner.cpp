@@ -10,6 +10,7 @@
 #include "planner/graph_model.h"
 #include "planner/lower.h"
 #include "planner/measured/measured.h"
+#include "planner/partition.h"
 #include "planner/policy.h"
 #include "planner/work.h"
 
@@ -396,6 +397,7 @@ int simulate_graph(lua_State* L) {  // graph, {plan, events, ... as request_at}
     request.tensors.push_back(plan.tensor);
   const auto problems = validate(plan, subject_of(graph, request.batch));
   if (!problems.empty()) fail_usage("the plan cannot be run:\n  {}", fmt::join(problems, "\n  "));
+  if (plan.tensor > 1) partition(graph, plan.tensor, 0, plan.sequence);  // refuses what no rank could run
   planner::Judge judge(request);
   Planned planned;
   planned.plan = plan;

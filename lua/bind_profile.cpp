@@ -1,4 +1,5 @@
 // Measuring as Lua sees it: models as counts, profiles as tables, messages between ranks.
+#include <algorithm>
 #include <climits>
 #include <map>
 
@@ -98,11 +99,16 @@ int messages_here(lua_State* L) {
   return push_messages(L, time_messages_here(sizes_at(L, 1), Convert<int>::get(L, 2)));
 }
 
-// cluster, from, to (ranks from 0), sizes, rounds: the same between two ranks; both of them call it.
+// cluster, from, to (ranks from 0), sizes, rounds, device: the same between two ranks, from device to device
+// where there is a way past the host; both of them call it.
 int messages_between(lua_State* L) {
-  Communicator& world = world_of(check_object<ClusterHandle>(L, 1));
-  return push_messages(L, time_messages(world, Convert<int>::get(L, 2), Convert<int>::get(L, 3),
-                                        sizes_at(L, 4), Convert<int>::get(L, 5)));
+  const auto& cluster = check_object<ClusterHandle>(L, 1);
+  const int from = Convert<int>::get(L, 2), to = Convert<int>::get(L, 3);
+  const auto& device = check_object<DeviceHandle>(L, 6);
+  const DirectPair direct{groups_of(cluster)->direct({std::min(from, to), std::max(from, to)}, device),
+                          device.get()};
+  return push_messages(
+      L, time_messages(world_of(cluster), from, to, sizes_at(L, 4), Convert<int>::get(L, 5), direct));
 }
 
 // {{bytes, seconds}}: latency and bandwidth.

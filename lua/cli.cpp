@@ -111,8 +111,10 @@ CommandLine parse_command_line(int argc, char** argv) {
                  "write a Chrome trace of one step over all ranks to this file");
   app.add_option("--threads", threads, "CPU threads (default: every core)");
   app.add_option("--workers", workers, "run so many ranks on this machine, each a process");
-  app.add_option("--device", line.settings.device,
-                 "where to run: cpu, cuda (cuda:1 for the second GPU) or reference (default: cpu)");
+  app.add_option(
+      "--device", line.settings.device,
+      "where to run: cpu, cuda (cuda:1 for the second GPU) or reference (default: cpu); of several ranks "
+      "of a machine in turn: cuda,cpu,cpu");
   app.add_option(
       "--rendezvous", line.settings.rendezvous,
       "where ranks on several machines meet: etcd://host:2379 (default: MASTER_ADDR, MASTER_PORT)");
@@ -136,7 +138,8 @@ CommandLine parse_command_line(int argc, char** argv) {
   }
   line.settings.threads = count_of("--threads", threads, kMostThreads);
   line.settings.workers = count_of("--workers", workers, kMostWorkers);
-  const std::string& device = line.settings.device;
+  std::string& device = line.settings.device;
+  device = device_of_rank(device, local_rank());
   if (device != "cpu" && device != "reference" && !names_gpu(device))
     fail_usage(
         "--device={} is neither cpu nor cuda nor reference{}", device,

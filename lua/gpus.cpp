@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <vector>
 
 #include "core/base/error.h"
 
@@ -14,14 +15,29 @@ bool names_gpu(const std::string& device) {
          device.find_first_not_of("0123456789", 5) == std::string::npos;
 }
 
+int local_rank() {
+  for (const char* name : {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"})
+    if (const char* text = std::getenv(name)) return std::max(0, std::atoi(text));
+  return 0;
+}
+
+std::string device_of_rank(const std::string& list, int local_rank) {
+  std::vector<std::string> devices;
+  for (size_t begin = 0; begin <= list.size();) {
+    const size_t end = std::min(list.find(',', begin), list.size());
+    devices.push_back(list.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  if (devices.size() == 1) return list;
+  int next = 0;  // of the GPUs that are not named by number
+  for (std::string& device : devices)
+    if (device == "cuda") device = "cuda:" + std::to_string(next++);
+  return devices[std::min(devices.size() - 1, static_cast<size_t>(local_rank))];
+}
+
 int gpu_of(const std::string& device, const Gpus& gpus) {
   if (device != "cuda") return std::atoi(device.c_str() + 5);
-  int rank = 0;  // among those of this machine, as torchrun, our own launcher, Open MPI and Slurm say
-  for (const char* name : {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"})
-    if (const char* text = std::getenv(name)) {
-      rank = std::max(0, std::atoi(text));
-      break;
-    }
+  const int rank = local_rank();
   const int count = gpus.count();
   // A launcher that shows each rank one GPU has chosen already.
   const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");

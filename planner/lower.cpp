@@ -34,11 +34,7 @@ class Lowering {
     out_.end_prologue();
     emit_invariant(false);
     buckets_->begin_step();
-    for (size_t u = 0; u < work_.units.size(); ++u) {
-      if (u + 1 == work_.units.size() && work_.units[u].kind != WorkUnit::Kind::forward)
-        begin_output_sums(Phase::forward);
-      emit_unit(u);
-    }
+    for (size_t u = 0; u < work_.units.size(); ++u) emit_unit(u);
     settle_messages();
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       const Node& node = graph_.nodes[n];
@@ -300,38 +296,35 @@ class Lowering {
     finish(node, result, where, microbatch);
   }
 
-  // Outputs that are sums over all ranks: those that `phase` makes are begun, unless they are. Before the
-  // last unit, which is no forward pass, a rank has its part of what the forward passes make, and needs
-  // nothing of ranks that wait for it there; so the loss's sum travels while gradients are computed and
-  // exchanged.
-  void begin_output_sums(Phase phase) {
-    if (work_.groups.empty()) return;
-    Node node;
-    node.phase = phase;
-    for (const Output& output : graph_.outputs) {
-      if (!facts_.crossing(output.value) || work_.gradients.count(output.value) != 0 ||
-          graph_.nodes[graph_.values[output.value].producer].phase != phase ||
-          summed_.count(output.value) != 0)
-        continue;
-      const auto sum = sums_.find(output.value);
-      const bool speaks = sum != sums_.end() && out_.buffer(sum->second).home == Home::output;
-      const Operand result =
-          speaks ? sum->second : out_.add_whole({output.name, graph_.type(output.value), Home::output});
-      if (!speaks) out_.fill(node, result, 0);
-      summed_[output.value] = out_.start(
-          {0, request_for(CollectiveKind::all_reduce, result, output.name), result, result, phase});
-      operand(output.value, -1) = result;
-    }
+  // A sum over the micro-batches of all ranks, no gradient: it is added up over the ranks at the step's end.
+  bool is_shared(const Output& output) const {
+    return facts_.crossing(output.value) && !work_.groups.empty() && work_.gradients.count(output.value) == 0;
   }
 
-  // Outputs that are not sums already are copied to where they can be read.
+  // What this rank adds to a shared output; absent: nothing, or another rank of its tensor group does.
+  Operand own_part(const Output& output) const {
+    const auto sum = sums_.find(output.value);
+    const bool speaks = sum != sums_.end() && out_.buffer(sum->second).home == Home::output;
+    return speaks ? sum->second : Operand{};
+  }
+
+  // Outputs that are not sums already are copied to where they can be read; sums are added up over all ranks,
+  // but those that came with the norms.
   void emit_outputs() {
-    for (const Phase phase : {Phase::forward, Phase::backward, Phase::update}) begin_output_sums(phase);
-    for (const auto& [value, instruction] : summed_) out_.await(instruction);
     Node node;
     node.phase = Phase::update;
     for (const Output& output : graph_.outputs) {
-      const Operand source = operand(output.value, -1);
+      Operand source = operand(output.value, -1);
+      if (is_shared(output) && summed_.count(output.value) == 0) {
+        Operand result = own_part(output);
+        if (result.buffer == kAbsent) {
+          result = out_.add_whole({output.name, graph_.type(output.value), Home::output});
+          out_.fill(node, result, 0);
+        }
+        out_.await(out_.start({0, request_for(CollectiveKind::all_reduce, result, output.name), result,
+                               result, Phase::update}));
+        continue;
+      }
       if (source.buffer == kAbsent && !work_.groups.empty()) continue;  // a gradient that others hold
       HET_REQUIRE(source.buffer != kAbsent, output.name);
       const BufferSpec& spec = out_.buffer(source);
@@ -524,7 +517,8 @@ class Lowering {
     return id;
   }
 
-  // Each rank takes the norm of the gradients that it counts; the norm of these norms is everybody's.
+  // Each rank takes the norm of the gradients that it counts; the norm of these norms is everybody's. Numbers
+  // that are summed over all ranks, as the loss is, go round with them and are added up in the ranks' order.
   void emit_global_norm(const Node& node) {
     std::vector<Operand> counted;
     for (const ValueId id : node.inputs) {
@@ -534,24 +528,55 @@ class Lowering {
       HET_REQUIRE(counted.back().buffer != kAbsent, hint(id));
     }
     const TensorType scalar = graph_.type(node.outputs[0]);
+    std::vector<const Output*> passengers;
+    for (const Output& output : graph_.outputs)
+      if (is_shared(output) && graph_.type(output.value) == scalar &&
+          graph_.nodes[graph_.values[output.value].producer].phase != Phase::update)
+        passengers.push_back(&output);
     const int64_t ranks = static_cast<int64_t>(work_.groups[0].ranks.size());
-    const Operand own = out_.add_whole({"norm of this rank's gradients", scalar});
-    const Operand all = out_.add_whole({"norms of all ranks' gradients", {scalar.dtype, {ranks}}});
+    const int64_t numbers = 1 + static_cast<int64_t>(passengers.size());
+    const Operand own = out_.add_whole({"this rank's numbers", {scalar.dtype, {numbers}}});
+    const auto own_number = [&](int64_t i) {
+      Operand number{own.buffer, Layout::contiguous(scalar)};
+      number.layout.offset = i;
+      return number;
+    };
     if (counted.empty()) {
-      out_.fill(node, own, 0);
+      out_.fill(node, own_number(0), 0);
     } else {
       const Operand unused = out_.add_whole({"unused", scalar});
-      out_.compute(node, *node.op, {{"max_norm", 0.0}}, std::move(counted), {own, unused}, 0, -1);
+      out_.compute(node, *node.op, {{"max_norm", 0.0}}, std::move(counted), {own_number(0), unused}, 0, -1);
     }
+    for (int64_t i = 1; i < numbers; ++i) {
+      const Operand part = own_part(*passengers[i - 1]);
+      part.buffer == kAbsent ? out_.fill(node, own_number(i), 0) : out_.copy(node, part, own_number(i), -1);
+    }
+
+    const Operand all = out_.add_whole({"all ranks' numbers", {scalar.dtype, {ranks, numbers}}});
     CollectiveRequest gather = request_for(CollectiveKind::all_gather, own, "gradient norms");
-    gather.counts.assign(ranks, 1);
+    gather.counts.assign(ranks, numbers);
     out_.await(out_.start({0, std::move(gather), own, all, Phase::update}));
+    const auto each_rank = [&](int64_t i) {
+      if (numbers == 1) return Operand{all.buffer, Layout::contiguous({scalar.dtype, {ranks}})};
+      const Operand packed = out_.add_whole({"a number of each rank", {scalar.dtype, {ranks}}});
+      out_.copy(node, {all.buffer, Layout{{scalar.dtype, {ranks}}, {numbers}, i}}, packed, -1);
+      return packed;
+    };
     std::vector<Operand> outputs;
     for (const ValueId id : node.outputs)
       outputs.push_back(id == kAbsent ? Operand{} : out_.add_whole({hint(id), graph_.type(id)}));
-    out_.compute(node, *node.op, node.attributes, {all}, outputs, 0, -1);
+    out_.compute(node, *node.op, node.attributes, {each_rank(0)}, outputs, 0, -1);
     for (size_t o = 0; o < outputs.size(); ++o)
       if (node.outputs[o] != kAbsent) operand(node.outputs[o], -1) = outputs[o];
+    for (int64_t i = 1; i < numbers; ++i) {
+      const Output& output = *passengers[i - 1];
+      Operand result = own_part(output);
+      if (result.buffer == kAbsent) result = out_.add_whole({output.name, scalar, Home::output});
+      out_.compute(node, op_named("sum"), {{"dims", std::vector<int64_t>{0}}}, {each_rank(i)}, {result}, 0,
+                   -1);
+      operand(output.value, -1) = result;
+      summed_.insert(output.value);
+    }
   }
 
   const Graph& graph_;
@@ -567,7 +592,7 @@ class Lowering {
   std::map<std::pair<int, int>, std::vector<int>> sent_forward_;   // by stage and micro-batch
   std::map<int, std::vector<int>> sent_backward_;                  // by stage
   std::multimap<BufferId, int> running_;    // collectives: where they write, their Start
-  std::map<ValueId, int> summed_;           // outputs that are sums over all ranks: their Start
+  std::set<ValueId> summed_;                // shared outputs that went round with the norms
   std::optional<GradientBuckets> buckets_;  // once all that comes from outside has its buffers
 };
 

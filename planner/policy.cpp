@@ -32,10 +32,10 @@ void plan_search(Judge& judge) {
 }
 
 // The baselines' plans are candidates like any other, so that auto is never slower than them in the
-// simulator's eyes.
+// simulator's eyes; but for Whale's, whose micro-batches are uneven, where those are switched off.
 void plan_auto(Judge& judge) {
   plan_megatron(judge);
-  plan_whale(judge);
+  if (judge.request().additions.uneven_microbatches) plan_whale(judge);
   if (total_devices(judge.request().cluster) <= 128) plan_autohet(judge);
   search_plans(judge, judge.request().additions, "auto");
   search_parts(judge);

@@ -273,21 +273,18 @@ void apply_links(const Profile& profile, Cluster& cluster) {
     }
 }
 
-std::vector<std::string> validate(const Profile& profile, const Model& model) {
+namespace {
+std::string describe(const ProfilePoint& point, size_t index) {
+  return fmt::format("profile point {} ({} on {})", index + 1, point.kind, point.type);
+}
+}  // namespace
+
+std::vector<std::string> validate(const Profile& profile) {
   std::vector<std::string> problems;
-  if (profile.digest.empty() ? profile.model != model.name : profile.digest != digest_of(model))
-    problems.push_back(
-        fmt::format("it was measured for \"{}\", this model is \"{}\"{}; measure again with `hetrun profile`",
-                    profile.model, model.name,
-                    profile.model == model.name ? " with another precision, context or optimizer" : ""));
   if (!profile.version.empty() && profile.version != HET_VERSION)
     problems.push_back(
         fmt::format("it was measured by hetrun {}, this is hetrun {}; measure again with `hetrun profile`",
                     profile.version, HET_VERSION));
-  // Of another model's profile every point would be wrong.
-  const bool same = profile.digest.empty() || problems.empty();
-  std::vector<std::string> kinds;
-  for (const LayerKind& kind : model.kinds) kinds.push_back(kind.name);
   for (const ProfiledLink& link : profile.links)
     for (const Message& message : link.messages)
       if (!std::isfinite(message.seconds) || message.seconds <= 0 || !(message.bytes >= 0))
@@ -295,10 +292,7 @@ std::vector<std::string> validate(const Profile& profile, const Model& model) {
                                        link.from, link.to, message.bytes, message.seconds));
   for (size_t i = 0; i < profile.points.size(); ++i) {
     const ProfilePoint& point = profile.points[i];
-    const std::string where = fmt::format("profile point {} ({} on {})", i + 1, point.kind, point.type);
-    if (same && std::find(kinds.begin(), kinds.end(), point.kind) == kinds.end())
-      problems.push_back(
-          fmt::format("{}: the model has no such layer kind; it has {}", where, fmt::join(kinds, ", ")));
+    const std::string where = describe(point, i);
     if (point.tensor < 1)
       problems.push_back(fmt::format("{}: tensor = {}; it is at least 1", where, point.tensor));
     if (point.microbatch < 1)
@@ -307,6 +301,26 @@ std::vector<std::string> validate(const Profile& profile, const Model& model) {
       if (!std::isfinite(seconds) || seconds < 0)
         problems.push_back(fmt::format("{}: {} seconds; times are 0 or more", where, seconds));
   }
+  return problems;
+}
+
+std::vector<std::string> validate(const Profile& profile, const Model& model) {
+  std::vector<std::string> problems;
+  if (profile.digest.empty() ? profile.model != model.name : profile.digest != digest_of(model))
+    problems.push_back(
+        fmt::format("it was measured for \"{}\", this model is \"{}\"{}; measure again with `hetrun profile`",
+                    profile.model, model.name,
+                    profile.model == model.name ? " with another precision, context or optimizer" : ""));
+  // Of another model's profile every point would be wrong.
+  const bool same = problems.empty();
+  for (std::string& problem : validate(profile)) problems.push_back(std::move(problem));
+  if (!same && !profile.digest.empty()) return problems;
+  std::vector<std::string> kinds;
+  for (const LayerKind& kind : model.kinds) kinds.push_back(kind.name);
+  for (size_t i = 0; i < profile.points.size(); ++i)
+    if (std::find(kinds.begin(), kinds.end(), profile.points[i].kind) == kinds.end())
+      problems.push_back(fmt::format("{}: the model has no such layer kind; it has {}",
+                                     describe(profile.points[i], i), fmt::join(kinds, ", ")));
   return problems;
 }
 
@@ -453,12 +467,21 @@ Profile profile_from_json(const Json& json, std::string_view what) {
   return profile;
 }
 
-Profile read_profile(const std::string& path) { return profile_from_json(read_json(path), path); }
+namespace {
+void require_none(const std::vector<std::string>& problems, const std::string& path) {
+  if (!problems.empty()) fail_usage("{} cannot be used:\n  {}", path, fmt::join(problems, "\n  "));
+}
+}  // namespace
+
+Profile read_profile(const std::string& path) {
+  Profile profile = profile_from_json(read_json(path), path);
+  require_none(validate(profile), path);
+  return profile;
+}
 
 Profile read_profile(const std::string& path, const Model& model) {
-  Profile profile = read_profile(path);
-  const auto problems = validate(profile, model);
-  if (!problems.empty()) fail_usage("{} cannot be used:\n  {}", path, fmt::join(problems, "\n  "));
+  Profile profile = profile_from_json(read_json(path), path);
+  require_none(validate(profile, model), path);
   return profile;
 }
 

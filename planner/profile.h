@@ -100,11 +100,11 @@ double ring_seconds(const Link& link, int members, double bytes);
 // All-reduce of `bytes` over n members of one link: the better of a ring and a tree.
 double all_reduce_seconds(const Link& link, int members, double bytes);
 
-// All that keeps a profile from being used for a model, each a sentence.
+// All that keeps a profile from being used for any model, or for this one, each a sentence.
+std::vector<std::string> validate(const Profile& profile);
 std::vector<std::string> validate(const Profile& profile, const Model& model);
 Json to_json(const Profile& profile);
-// The profile in a file. Throws Error(usage) when it is none; the second also when it cannot be used for the
-// model.
+// The profile in a file. Throws Error(usage) when it is none, or cannot be used (for this model).
 Profile read_profile(const std::string& path);
 Profile read_profile(const std::string& path, const Model& model);
 Profile profile_from_json(const Json& json,

@@ -12,12 +12,20 @@ namespace {
 
 constexpr int kTag = 2000;  // apart from what programs and savers send
 
-// One end of the round trips with `peer`; the one that begins takes the time.
-std::vector<double> seconds_of(Communicator& group, int peer, bool begins, const std::vector<int64_t>& sizes,
-                               int rounds) {
+// One end of the round trips with `peer`, of messages in the memory of `device` (null: the host's); the one
+// that begins takes the time.
+std::vector<double> seconds_of(Communicator& group, Device* device, int peer, bool begins,
+                               const std::vector<int64_t>& sizes, int rounds) {
   std::vector<double> halves;
   for (const int64_t size : sizes) {
-    std::vector<std::byte> out(static_cast<size_t>(size)), in(static_cast<size_t>(size));
+    std::vector<std::byte> host_out(device == nullptr ? static_cast<size_t>(size) : 0), host_in(host_out);
+    std::unique_ptr<Memory> device_out, device_in;
+    if (device != nullptr) {
+      device_out = device->allocate(size);
+      device_in = device->allocate(size);
+    }
+    std::byte* out = device == nullptr ? host_out.data() : device_out->address();
+    std::byte* in = device == nullptr ? host_in.data() : device_in->address();
     CollectiveRequest request;
     request.dtype = DType::u8;
     request.counts = {size};
@@ -28,13 +36,16 @@ std::vector<double> seconds_of(Communicator& group, int peer, bool begins, const
     const auto send = group.prepare(request);
     request.kind = CollectiveKind::receive;
     const auto receive = group.prepare(request);
+    group.settle();
     const auto give = [&] {
-      send->start(out.data(), nullptr);
+      send->start(out, nullptr);
       send->wait();
+      if (device != nullptr) device->synchronize();
     };
     const auto take = [&] {
-      receive->start(nullptr, in.data());
+      receive->start(nullptr, in);
       receive->wait();
+      if (device != nullptr) device->synchronize();
     };
     std::vector<double> trips;
     for (int round = -1; round < rounds; ++round) {  // the first makes connections and touches memory
@@ -52,11 +63,15 @@ std::vector<double> seconds_of(Communicator& group, int peer, bool begins, const
 }  // namespace
 
 std::vector<MessageTime> time_messages(Communicator& group, int from, int to,
-                                       const std::vector<int64_t>& sizes, int rounds) {
+                                       const std::vector<int64_t>& sizes, int rounds,
+                                       const DirectPair& direct) {
   HET_REQUIRE(from != to && rounds > 0, from, to, rounds);
   const bool begins = group.rank() == from;
   if (!begins && group.rank() != to) return {};
-  std::vector<double> seconds = seconds_of(group, begins ? to : from, begins, sizes, rounds);
+  std::vector<double> seconds =
+      direct.pair == nullptr
+          ? seconds_of(group, nullptr, begins ? to : from, begins, sizes, rounds)
+          : seconds_of(*direct.pair, direct.device, 1 - direct.pair->rank(), begins, sizes, rounds);
   // Both know what the beginner measured.
   CollectiveRequest request;
   request.kind = begins ? CollectiveKind::send : CollectiveKind::receive;

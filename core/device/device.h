@@ -128,11 +128,13 @@ class Device {
   virtual std::unique_ptr<Transfer> begin_transfer(std::span<const CopyOut> copies);
   // What is launched from here on comes after the transfers that were begun; the host does not wait.
   virtual void wait_for_transfers() {}
-  virtual bool is_transferring() const { return false; }
+  // Kernels, collectives and recordings that this thread runs from here on are this device's; asked before
+  // the first of them, and again when the thread may have used another.
+  virtual void enter() {}
   // Wait until everything launched is done. Throws Error(peer) when an operation of a communicator of the
   // device was lost, of which what was launched may have needed the result.
   virtual void synchronize() {}
-  // Call `launches`, which only runs kernels of this device while it transfers nothing, and keep what they
+  // Call `launches`, which only runs kernels of this device, and keep what they
   // queue instead of running it. Null where that gains nothing: `launches` has not been called then.
   virtual std::unique_ptr<Recording> record(const std::function<void()>& launches) { return nullptr; }
   // For so many moments. Null where kernels are done when their launch returns: the host's clock will do.

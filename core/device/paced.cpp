@@ -84,8 +84,8 @@ class PacedDevice final : public Device {
   std::unique_ptr<Transfer> begin_transfer(std::span<const CopyOut> copies) override {
     return device_->begin_transfer(copies);
   }
+  void enter() override { device_->enter(); }
   void wait_for_transfers() override { device_->wait_for_transfers(); }
-  bool is_transferring() const override { return device_->is_transferring(); }
   // Others shall not see results before the device is done with them.
   void synchronize() override {
     device_->synchronize();

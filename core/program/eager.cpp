@@ -1,5 +1,7 @@
 #include "core/program/eager.h"
 
+#include <map>
+
 #include "core/base/error.h"
 
 namespace het {
@@ -73,13 +75,40 @@ std::vector<Tensor> Eager::call(const OpDef& op, const std::vector<Tensor>& inpu
 
   Kernel& kernel = kernel_for({op, attributes, input_layouts, output_layouts, 0});
 
-  std::vector<std::byte*> in, out;
-  for (const Tensor& tensor : packed) in.push_back(tensor.present() ? tensor.bytes() : nullptr);
-  for (const Tensor& tensor : results) out.push_back(tensor.present() ? tensor.bytes() : nullptr);
-  const Buffer workspace(kernel.workspace_bytes());
-  kernel.run({in.data(), out.data(), workspace.data(), workspace.bytes()});
-  device_->synchronize();
+  device_->enter();
+  if (device_->has_own_memory()) {
+    run_on_copies(kernel, packed, results);
+  } else {
+    std::vector<std::byte*> in, out;
+    for (const Tensor& tensor : packed) in.push_back(tensor.present() ? tensor.bytes() : nullptr);
+    for (const Tensor& tensor : results) out.push_back(tensor.present() ? tensor.bytes() : nullptr);
+    const Buffer workspace(kernel.workspace_bytes());
+    kernel.run({in.data(), out.data(), workspace.data(), workspace.bytes()});
+    device_->synchronize();
+  }
   return results;
+}
+
+// Operands that the operator updates in place are those of `results`.
+void Eager::run_on_copies(Kernel& kernel, const std::vector<Tensor>& inputs, std::vector<Tensor>& results) {
+  std::map<const Buffer*, std::unique_ptr<Memory>> copies;
+  const auto address = [&](const Tensor& tensor) -> std::byte* {
+    if (!tensor.present()) return nullptr;
+    std::unique_ptr<Memory>& copy = copies[tensor.buffer().get()];
+    if (copy == nullptr) {
+      copy = device_->allocate(tensor.buffer()->bytes());
+      device_->copy_in(copy->address(), tensor.buffer()->data(), tensor.buffer()->bytes());
+    }
+    return copy->address() + (tensor.bytes() - tensor.buffer()->data());
+  };
+  std::vector<std::byte*> in, out;
+  for (const Tensor& tensor : inputs) in.push_back(address(tensor));
+  for (const Tensor& tensor : results) out.push_back(address(tensor));
+  const auto workspace = device_->allocate(kernel.workspace_bytes());
+  kernel.run({in.data(), out.data(), workspace->address(), kernel.workspace_bytes()});
+  device_->synchronize();
+  for (size_t o = 0; o < results.size(); ++o)
+    if (results[o].present()) device_->copy_out(results[o].bytes(), out[o], results[o].type().bytes());
 }
 
 }  // namespace het

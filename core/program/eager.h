@@ -13,7 +13,7 @@
 
 namespace het {
 
-// Used from one thread. The device must work on host memory (the CPU, the reference).
+// Used from one thread. On a device with memory of its own each call copies its operands there and back.
 class Eager {
  public:
   // Keeps at most so many `kernels` (one or more): attributes are part of a request, so that a loop over
@@ -27,6 +27,7 @@ class Eager {
  private:
   using Kept = std::list<std::pair<std::string, std::unique_ptr<Kernel>>>;
   Kernel& kernel_for(const KernelRequest& request);
+  void run_on_copies(Kernel& kernel, const std::vector<Tensor>& inputs, std::vector<Tensor>& results);
 
   std::shared_ptr<Device> device_;
   size_t most_;

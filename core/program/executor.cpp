@@ -43,6 +43,13 @@ struct Executor::Call {
   int first_input = 0, first_output = 0;
 };
 
+// Calls [begin, end) between which the host does nothing: kernels, or one that starts or awaits a collective.
+struct Executor::Stretch {
+  int begin, end;
+  bool has_run = false;                  // to its end
+  std::unique_ptr<Recording> recording;  // null: not yet, or the device records nothing
+};
+
 Executor::Executor(Program program, std::shared_ptr<StateStore> state, std::shared_ptr<Groups> groups)
     : program_(std::move(program)),
       state_(std::move(state)),
@@ -136,6 +143,7 @@ Executor::Executor(Program program, std::shared_ptr<StateStore> state, std::shar
   }
   if (first_update_ < 0) first_update_ = static_cast<int>(calls_.size());
   prepare_communication();
+  find_stretches();
 }
 
 // Operations are prepared in the order of the program, groups in the order of its list.
@@ -178,6 +186,19 @@ void Executor::prepare_communication() {
     calls_[i].settled = std::exchange(unknown, false);
   }
   for (Communicator* communicator : communicators) communicator->settle();
+}
+
+// The prologue and the update begin stretches: one is left out at times, before the other there is much to
+// see to.
+void Executor::find_stretches() {
+  for (int i = 0; i < static_cast<int>(calls_.size()); ++i) {
+    const bool follows = i > 0 && calls_[i].kernel != nullptr && calls_[i - 1].kernel != nullptr &&
+                         !calls_[i].settled && i != program_.prologue && i != first_update_;
+    if (follows)
+      stretches_.back().end = i + 1;
+    else
+      stretches_.push_back({i, i + 1});
+  }
 }
 
 Executor::~Executor() = default;
@@ -231,11 +252,18 @@ void Executor::launch(const Call& call) {
     if (!call.in_order) state_->device().synchronize();
     return call.collective->start(addresses_[call.first_input], addresses_[call.first_input + 1]);
   }
-  if (call.settled) {
-    const auto begin = std::chrono::steady_clock::now();
-    state_->device().synchronize();
-    waited_ += seconds_since(begin);
-  }
+  await_settled(call);
+  run_kernel(call);
+}
+
+void Executor::await_settled(const Call& call) {
+  if (!call.settled) return;
+  const auto begin = std::chrono::steady_clock::now();
+  state_->device().synchronize();
+  waited_ += seconds_since(begin);
+}
+
+void Executor::run_kernel(const Call& call) {
   call.kernel->run({addresses_.data() + call.first_input, addresses_.data() + call.first_output, workspace_,
                     memory_.workspace});
 }
@@ -244,42 +272,61 @@ int Executor::first_instruction() const {
   return prologue_version_ == state_->version() ? program_.prologue : 0;
 }
 
-// The instructions from `begin` on, one after the other; false when stopped.
-bool Executor::launch_from(int begin) {
-  for (int i = begin; i < static_cast<int>(calls_.size()); ++i) {
-    if (i < first_update_ && collectives_.empty() && stop_.load(std::memory_order_relaxed)) return false;
-    if (i == first_update_) state_->device().wait_for_transfers();
-    launch(calls_[i]);
+// Whether the step ends before `instruction`: it is nobody else's, and nothing has been updated.
+bool Executor::asked_to_stop(int instruction) const {
+  return instruction < first_update_ && collectives_.empty() && stop_.load(std::memory_order_relaxed);
+}
+
+// False when stopped.
+bool Executor::launch(Stretch& stretch) {
+  if (asked_to_stop(stretch.begin)) return false;
+  if (stretch.begin == first_update_) state_->device().wait_for_transfers();
+  const Call& first = calls_[stretch.begin];
+  if (first.kernel == nullptr) {
+    launch(first);
+    return true;
   }
+  await_settled(first);
+  if (stretch.recording != nullptr) {
+    stretch.recording->replay();
+  } else {
+    for (int i = stretch.begin; i < stretch.end; ++i) {
+      if (asked_to_stop(i)) return false;
+      run_kernel(calls_[i]);
+    }
+  }
+  stretch.has_run = true;
   return true;
 }
 
-// The same as one, where that is possible; false: nothing has been done. In a first run kernels may still
-// load their code, which cannot be recorded. While state is copied beside the run, its update has to wait.
-bool Executor::replay_from(int begin) {
-  if (!collectives_.empty() || state_->device().is_transferring()) return false;
-  Repeated& repeated = begin == 0 ? whole_ : rest_;
-  if (repeated.runs == 1 && repeated.recording == nullptr)
-    repeated.recording = state_->device().record([&] {
-      for (size_t i = begin; i < calls_.size(); ++i) launch(calls_[i]);
+// After a step, when nothing is under way that other ranks could wait for. Kernels that have not run yet may
+// have to load their code, which cannot be recorded.
+void Executor::record() {
+  bool whole = true;
+  for (Stretch& stretch : stretches_) {
+    whole &= stretch.has_run || calls_[stretch.begin].kernel == nullptr;
+    if (!stretch.has_run || stretch.recording != nullptr || stretch.end - stretch.begin < 2) continue;
+    stretch.recording = state_->device().record([&] {
+      for (int i = stretch.begin; i < stretch.end; ++i) run_kernel(calls_[i]);
     });
-  if (repeated.recording == nullptr || stop_.load(std::memory_order_relaxed)) return false;
-  repeated.recording->replay();
-  return true;
+  }
+  recorded_ = whole;
 }
 
 bool Executor::run() {
   require_inputs();
+  state_->device().enter();
   const auto began = std::chrono::steady_clock::now();
   waited_ = bubble_ = 0;
   const int begin = first_instruction();
-  if (!replay_from(begin) && !launch_from(begin)) {
+  for (Stretch& stretch : stretches_) {
+    if (stretch.begin < begin || launch(stretch)) continue;
     stop_.store(false);
     return false;
   }
   state_->device().synchronize();
-  ++(begin == 0 ? whole_ : rest_).runs;
   finish_run(seconds_since(began));
+  if (!recorded_) record();
   stop_.store(false);  // asked for too late
   return true;
 }
@@ -305,6 +352,7 @@ std::vector<Executor::Span> Executor::run_timed() {
   };
   const size_t first = static_cast<size_t>(first_instruction()), end = calls_.size();
   Device& device = state_->device();
+  device.enter();
   device.wait_for_transfers();
   if (const auto stopwatch = collectives_.empty() ? device.stopwatch(end + 1) : nullptr) {
     const double start = seconds(std::chrono::steady_clock::now());
@@ -435,6 +483,7 @@ std::string Executor::non_finite_arrival(const Start& start) const {
 
 std::string Executor::find_non_finite() {
   require_inputs();
+  state_->device().enter();
   std::string found;
   for (size_t b = 0; b < program_.buffers.size() && found.empty(); ++b) {
     const BufferSpec& buffer = program_.buffers[b];

@@ -1,7 +1,7 @@
 // Runs a Program on one device: kernels are prepared and all memory is laid out when it is made; a step is a
-// walk over a list of ready calls, without allocation. Where the device can record launches, a step that only
-// computes is recorded in its second run and replayed as one from then on: its addresses never change. Used
-// from one thread, except request_stop().
+// walk over a list of ready calls, without allocation. Where the device can record launches, those between
+// two operations that reach other ranks are recorded after their first run and replayed as one from then on:
+// their addresses never change. Used from one thread, except request_stop().
 #pragma once
 
 #include <atomic>
@@ -36,9 +36,9 @@ class Executor {
   // so from another rank; empty: neither. All ranks of a step call it together.
   std::string find_non_finite();
 
-  // Ask the running step, or the coming one, to stop at the next instruction. From any thread or a signal
-  // handler. A step that other ranks take part in, that is replayed or that has come to its update goes on to
-  // its end.
+  // Ask the running step, or the coming one, to stop at the next instruction, or behind those that are
+  // replayed as one. From any thread or a signal handler. A step that other ranks take part in or that has
+  // come to its update goes on to its end.
   void request_stop() { stop_.store(true, std::memory_order_relaxed); }
 
   // Of all runs so far, timed ones too: how long they took, how much of that was waiting for other ranks, how
@@ -65,10 +65,15 @@ class Executor {
 
  private:
   struct Call;
+  struct Stretch;
   void launch(const Call& call);
-  bool launch_from(int begin);
-  bool replay_from(int begin);
+  bool launch(Stretch& stretch);
+  void await_settled(const Call& call);
+  void run_kernel(const Call& call);
   void prepare_communication();
+  void find_stretches();
+  void record();
+  bool asked_to_stop(int instruction) const;
   std::byte* address(const Operand& operand) const;
   void require_inputs() const;
   int first_instruction() const;  // skips the prologue while the state has not changed
@@ -95,14 +100,10 @@ class Executor {
   std::vector<std::byte*> addresses_;  // operands of all calls, one after the other
   std::vector<std::byte*> buffer_addresses_;
   std::byte* workspace_ = nullptr;
-  // The launches of a run that begins with the prologue, and of one that begins behind it.
-  struct Repeated {
-    int64_t runs = 0;                      // that went to their end
-    std::unique_ptr<Recording> recording;  // null: not yet, or the device records nothing
-  };
-  Repeated whole_, rest_;
-  std::vector<bool> written_;  // of buffers: inputs that have been written
-  int first_update_ = -1;      // instruction from which a step can no longer be stopped
+  std::vector<Stretch> stretches_;  // all calls, in their order
+  bool recorded_ = false;           // those of them that are longer than a call, where the device can
+  std::vector<bool> written_;       // of buffers: inputs that have been written
+  int first_update_ = -1;           // instruction from which a step can no longer be stopped
   bool changes_parameters_ = false;
   uint64_t prologue_version_ = 0;
   std::atomic<bool> stop_{false};

@@ -38,7 +38,9 @@ struct Sizes {
 Sizes sizes_of(const KernelRequest& request, const Layout& q, const Layout& k) {
   const Shape &a = q.type.shape, &b = k.type.shape;
   const double scale = number(request, "scale", 1 / std::sqrt(static_cast<double>(a[3])));
-  if (a[3] > kMostHead) refuse(request, "heads of more than 512 features");
+  if (a[3] > kMostHead)
+    refuse(request, fmt::format("heads of {} features; at most {}: more heads of the same width are narrower",
+                                a[3], kMostHead));
   return {a[0], a[1], b[1], a[2], b[2], a[3], static_cast<float>(scale), flag(request, "causal", false)};
 }
 

@@ -19,7 +19,9 @@ Heads heads_of(const Layout& layout) { return {layout.strides[0], layout.strides
 
 Attention attention_of(const KernelRequest& request, const Layout& q, const Layout& k) {
   const Shape &a = q.type.shape, &b = k.type.shape;
-  if (a[3] > kMostHead) refuse(request, "heads of more than 512 features");
+  if (a[3] > kMostHead)
+    refuse(request, fmt::format("heads of {} features; at most {}: more heads of the same width are narrower",
+                                a[3], kMostHead));
   for (const int64_t size : {a[0], a[1], a[2], b[1]})
     if (size > INT32_MAX / 2) refuse(request, "sizes of more than 2^30");
   Attention p;

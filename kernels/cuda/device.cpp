@@ -117,6 +117,7 @@ class GraphRecording final : public Recording {
       cudaGraphDestroy(graph);
       check(result, kCapture);
     }
+    cudaGraphUpload(ready_, stream);  // now, rather than when it is first launched
   }
   ~GraphRecording() override {
     cudaGraphExecDestroy(ready_);
@@ -156,12 +157,11 @@ class EventStopwatch final : public Stopwatch {
 // Done when its event has happened; nobody waits for it on the host before it is asked to.
 class EventTransfer final : public Transfer {
  public:
-  EventTransfer(int ordinal, cudaStream_t stream) : ordinal_(ordinal) {
+  explicit EventTransfer(cudaStream_t stream) {
     check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "make an event");
     check(cudaEventRecord(event_, stream), "record an event");
   }
-  ~EventTransfer() override {
-    cudaSetDevice(ordinal_);
+  ~EventTransfer() override {  // whichever device is current
     cudaEventSynchronize(event_);
     cudaEventDestroy(event_);
   }
@@ -173,7 +173,6 @@ class EventTransfer final : public Transfer {
   void wait() override { check(cudaEventSynchronize(event_), "copy to the host"); }
 
  private:
-  int ordinal_;
   cudaEvent_t event_ = nullptr;
 };
 
@@ -256,19 +255,14 @@ class CudaDevice final : public Device {
                             copies_),
             "copy");
     check(cudaEventRecord(copied_, copies_), "record an event");
-    return std::make_unique<EventTransfer>(context_.ordinal, copies_);
+    return std::make_unique<EventTransfer>(copies_);
   }
   void wait_for_transfers() override {
     use();
     check(cudaStreamWaitEvent(context_.stream, copied_, 0), "wait for an event");
   }
-  bool is_transferring() const override {
-    use();
-    const cudaError_t state = cudaEventQuery(copied_);  // one that was never recorded has happened
-    if (state != cudaErrorNotReady) check(state, "copy to the host");
-    return state == cudaErrorNotReady;
-  }
 
+  void enter() override { use(); }
   DirectWay direct_way() override { return interconnect_.way(); }
   std::shared_ptr<Communicator> connect(std::shared_ptr<Communicator> host) override {
     use();

@@ -8,11 +8,15 @@
 #include <cstdlib>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <cublasLt.h>
 #include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include "core/base/error.h"
 #include "core/io/json.h"
@@ -131,6 +135,23 @@ std::string key_of(const Product& p, uint32_t align) {
                      p.beta != 0 ? " +=" : "", p.bias ? " bias" : "", align);
 }
 
+// Held by one process at a time.
+class FileLock {
+ public:
+  explicit FileLock(const std::string& path)
+      : file_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)) {
+    if (file_ >= 0) ::flock(file_, LOCK_EX);
+  }
+  ~FileLock() {
+    if (file_ >= 0) ::close(file_);
+  }
+  FileLock(const FileLock&) = delete;
+  FileLock& operator=(const FileLock&) = delete;
+
+ private:
+  int file_;
+};
+
 // The library for one device: its handle, and the algorithms known for this GPU.
 class Products {
  public:
@@ -158,15 +179,16 @@ class Products {
     const auto found = algorithms_.find(key);
     return found == algorithms_.end() ? nullptr : &found->second;
   }
-  // Other processes remember too: what they wrote meanwhile is kept. Failing to write is no failure.
-  void remember(const std::string& key, const Algorithm& algorithm) {
-    algorithms_[key] = algorithm;
+  // What is known from here on: of ranks that measure at once the first decides, so that all of them, and
+  // those that come later, compute the same bits. Failing to write is no failure.
+  Algorithm remember(const std::string& key, const Algorithm& algorithm) {
     const std::string path = cache_path();
-    if (path.empty()) return;
     try {
-      read();
-      algorithms_[key] = algorithm;
       std::filesystem::create_directories(std::filesystem::path(path).parent_path());
+      const FileLock lock(path + ".lock");
+      read();
+      const auto [known, fresh] = algorithms_.emplace(key, algorithm);
+      if (!fresh) return known->second;
       Json::Object others = all();
       std::erase_if(others, [this](const auto& entry) { return entry.first == gpu_; });
       Json::Object own;
@@ -175,6 +197,7 @@ class Products {
       write_json(path, others);
     } catch (const std::exception&) {
     }
+    return algorithms_.emplace(key, algorithm).first->second;
   }
 
  private:
@@ -365,21 +388,23 @@ class LtGemm final : public Gemm {
   Choice choose(uint32_t align) {
     const Functions& f = products_->functions();
     const std::string key = key_of(p_, align);
-    if (const Algorithm* known = products_->known(key)) {
+    const auto usable = [&](const Algorithm& known) -> std::optional<Choice> {
       cublasLtMatmulHeuristicResult_t result{};
       if (f.cublasLtMatmulAlgoCheck(products_->handle(), &operation_, &first_, &second_, &result_, &result_,
-                                    known, &result) == CUBLAS_STATUS_SUCCESS &&
+                                    &known, &result) == CUBLAS_STATUS_SUCCESS &&
           result.workspaceSize <= kMostWorkspace)
-        return {*known, result.workspaceSize, true};
-    }
+        return Choice{known, result.workspaceSize, true};
+      return std::nullopt;
+    };
+    if (const Algorithm* known = products_->known(key))
+      if (const auto choice = usable(*known)) return *choice;
     const auto candidates = candidates_for(align, align == kAlign ? kCandidates : 1);
     if (candidates.empty()) return {};
     // What cannot be remembered is not measured: two runs would not have the same bits.
     if (candidates.size() == 1 || cache_path().empty()) return candidates.front();
     const Choice* best = fastest(candidates);
-    if (best == nullptr) return candidates.front();
-    products_->remember(key, best->algorithm);
-    return *best;
+    const Choice own = best == nullptr ? candidates.front() : *best;
+    return usable(products_->remember(key, own.algorithm)).value_or(own);
   }
 
   // What the library expects to be fast, the best first.

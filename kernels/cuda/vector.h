@@ -84,13 +84,16 @@ __device__ inline float warp_max(float x) {
 }
 
 // Over a block of whole warps, the result in every thread. `scratch` has one float for each warp; it may be
-// used again at once.
+// used again at once. What threads wrote to shared memory before it, others see after it.
 template <typename Combine>
 __device__ inline float block_combine(float x, float* scratch, float neutral, Combine combine) {
 #pragma unroll
   for (int lane = kWarp / 2; lane > 0; lane /= 2) x = combine(x, __shfl_xor_sync(~0u, x, lane));
   const int warps = blockDim.x / kWarp, lane = threadIdx.x % kWarp;
-  if (warps == 1) return x;
+  if (warps == 1) {
+    __syncwarp();  // shuffles do not order memory
+    return x;
+  }
   if (lane == 0) scratch[threadIdx.x / kWarp] = x;
   __syncthreads();
   x = lane < warps ? scratch[lane] : neutral;

@@ -189,7 +189,7 @@ end
 
 --- Run a benchmark; returns the exit code.
 function bench.run(name, ...)
-  if not name then
+  if not name or native.settings.help then
     list()
     return 0
   end

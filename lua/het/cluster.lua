@@ -260,5 +260,10 @@ function cluster.here(count)
     bandwidth = 4e9, latency = 50e-6, efficiency = 0.8 })
 end
 
+define.document({
+  name = "cluster.here", signature = "het.cluster.here([count])",
+  sentence = "This machine as a cluster, measured: one device of the kind that --device names, or `count` that share "
+    .. "it evenly; of GPUs each has its own.", example = "plan = het.plan.auto { cluster = het.cluster.here(4) }",
+}, cluster.here)
 cluster.new = setmetatable({ here = cluster.here }, { __call = function(_, ...) return make(...) end })
 return cluster

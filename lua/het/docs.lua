@@ -232,6 +232,11 @@ end
 --- `hetrun docs FOLDER`: a page for each module, and het.lua with stubs for editors. Returns the exit code.
 function docs.write(folder)
   require("het").load_all()
+  if native.settings.help then
+    native.write("stdout", "hetrun docs FOLDER writes the documentation of the Lua library: a page for each module, an "
+      .. "index,\nand het.lua, stubs for editors that know LuaLS. It has no options.\n")
+    return 0
+  end
   if not folder then
     native.fail("usage", "hetrun docs needs the folder to write to: hetrun docs FOLDER")
   end

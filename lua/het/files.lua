@@ -10,7 +10,7 @@ local text = require "het.text"
 
 local files = {}
 
-local function transposed(tensor) return op.transpose(tensor, { order = { 1, 0 } }):contiguous() end
+local function transposed(tensor) return (op.transpose(tensor, { order = { 1, 0 } })) end
 
 local function same_shape(a, b)
   if #a ~= #b then return false end
@@ -43,7 +43,7 @@ local function to_theirs(family, model, state)
       local tensor = state:read(row[2])
       if type(row[1]) == "table" then
         local parts = { op.split(tensor, { dim = 0, sizes = family.sizes(a) }) }
-        for i, name in ipairs(row[1]) do tensors[name] = parts[i]:contiguous() end
+        for i, name in ipairs(row[1]) do tensors[name] = parts[i] end
       else
         tensors[row[1]] = row.transpose and transposed(tensor) or tensor
       end

@@ -210,7 +210,13 @@ function het.run_recipe(path, chunk)
   local run = het.load_recipe(path, chunk)
   if not run then return 0 end
   local results = run:start()
-  if native.settings.json then native.write("stdout", native.json_encode(results) .. "\n") end
+  if native.settings.json then
+    -- What a run had no reason to measure is null: who reads the line finds every key.
+    for _, name in ipairs { "validation_loss", "best_validation_loss", "train_loss", "mfu" } do
+      if results[name] == nil then results[name] = native.null end
+    end
+    native.write("stdout", native.json_encode(results) .. "\n")
+  end
   return results.interrupted and errors.exit_codes.interrupted or 0
 end
 

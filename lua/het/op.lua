@@ -21,6 +21,19 @@ local function count_operands(signature)
   return count
 end
 
+-- How an operator is called: "op.softmax(x, { dim = })".
+local function call_of(operator)
+  local words = {}
+  for operand in (operator.signature:match("^(.-)→") or ""):gsub("%b[]", ""):gmatch("[^,]+") do
+    local name = operand:match("^%s*([%w_…]+%??)")
+    if name then words[#words + 1] = name end
+  end
+  local attributes = {}
+  for i, name in ipairs(operator.attributes) do attributes[i] = name .. " =" end
+  if attributes[1] then words[#words + 1] = "{ " .. table.concat(attributes, ", ") .. " }" end
+  return ("op.%s(%s)"):format(operator.name, table.concat(words, ", "))
+end
+
 local function is_attributes(value) return type(value) == "table" and not getmetatable(value) end
 
 local function wrap(operator)
@@ -44,7 +57,7 @@ end
 local names = {}
 for _, operator in ipairs(native.operators()) do
   op[operator.name] = define.document({
-    name = "op." .. operator.name, sentence = operator.doc, signature = operator.signature,
+    name = "op." .. operator.name, sentence = operator.doc, signature = operator.signature, example = call_of(operator),
   }, wrap(operator))
   names[#names + 1] = operator.name
 end

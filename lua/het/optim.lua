@@ -20,10 +20,10 @@ end
 
 local function floor_of(a) return a.floor or a.peak / 10 end
 
--- How far a step is between the end of the warm-up and the end of the schedule, 0 to 1.
-local function progress(a, step, steps)
-  local last = a.steps or steps
-  return math.min(1, math.max(0, (step - 1 - a.warmup) / math.max(1, last - a.warmup)))
+-- How far a step is on the way from the first step after `from` to the one behind the schedule's last, 0 to 1: no step
+-- of a run is wasted on the floor.
+local function progress(a, from, step, steps)
+  return math.min(1, math.max(0, (step - 1 - from) / math.max(1, (a.steps or steps) - from)))
 end
 
 local function schedule(name, sentence, fields, at)
@@ -49,32 +49,31 @@ local function schedule(name, sentence, fields, at)
   }
 end
 
-local floor_field = { "floor", "number", "rate at the end (default: peak / 10)", min = 0 }
-local steps_field = { "steps", "integer", "step at which the floor is reached (default: the run's last)", min = 1 }
+local floor_field = { "floor", "number", "rate after the end (default: peak / 10)", min = 0 }
+local steps_field = { "steps", "integer", "step after which the floor is reached (default: the run's last)", min = 1 }
 
 schedule("constant", "The same rate throughout, after the warm-up.", {}, function(a) return a.peak end)
 
 schedule("cosine", "From the peak to the floor along half a cosine.", { floor_field, steps_field },
   function(a, step, steps)
     local low = floor_of(a)
-    return low + (a.peak - low) * 0.5 * (1 + math.cos(math.pi * progress(a, step, steps)))
+    return low + (a.peak - low) * 0.5 * (1 + math.cos(math.pi * progress(a, a.warmup, step, steps)))
   end)
 
 schedule("linear", "From the peak to the floor along a straight line.", { floor_field, steps_field },
   function(a, step, steps)
     local low = floor_of(a)
-    return low + (a.peak - low) * (1 - progress(a, step, steps))
+    return low + (a.peak - low) * (1 - progress(a, a.warmup, step, steps))
   end)
 
 schedule("wsd", "Warm-up, stable, decay (Hu et al. 2024): the peak, then a straight line to the floor at the end.", {
-  { "floor", "number", "rate at the end", default = 0, min = 0 },
+  { "floor", "number", "rate after the end", default = 0, min = 0 },
   { "decay", "number", "share of the steps that decay", default = 0.2, above = 0, max = 1 },
   steps_field,
 }, function(a, step, steps)
   local last = a.steps or steps
   local first = last - math.floor(a.decay * last)
-  if step <= first then return a.peak end
-  return a.floor + (a.peak - a.floor) * math.max(0, (last - step) / math.max(1, last - first))
+  return a.floor + (a.peak - a.floor) * (1 - progress(a, first, step, steps))
 end)
 
 -- Optimizers: { name, arguments, rate(step, steps), update(graph, parameter, gradient, inputs) }.
@@ -155,5 +154,22 @@ optimizer("sgd", "Stochastic gradient descent, with momentum if asked for.", {
     momentum = a.momentum, nesterov = a.nesterov, weight_decay = self:decay_of(parameter),
   })
 end)
+
+define.object {
+  name = "schedule", kind = "schedule", sentence = "How the learning rate goes over a run, as het.optim makes it.",
+  members = {
+    { "at", "schedule:at(step, steps)", "The rate of a step (from 1) of a run of `steps`.",
+      example = "for step = 1, 10 do print(optim.cosine(1e-3):at(step, 10)) end" },
+  },
+}
+
+define.object {
+  name = "optimizer", kind = "optimizer", sentence = "How the weights change, as het.optim makes it.",
+  members = {
+    { "rate", "optimizer:rate(step, steps)", "The learning rate of a step (from 1) of a run of `steps`." },
+    { "decay_of", "optimizer:decay_of(parameter)", "The weight decay of a parameter, { name =, shape = }: of the first "
+      .. "pattern in `decay` that its name has, else weight_decay for matrices and 0 for vectors." },
+  },
+}
 
 return suggest.module("het.optim", optim)

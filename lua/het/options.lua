@@ -17,8 +17,16 @@ local general = {
   { "quiet", "print results and errors only" },
   { "metrics", "write one JSON object per report to this file" },
   { "threads", "CPU threads (default: every core)" },
-  { "device", "where to run: cpu, cuda (cuda:1 for the second GPU) or reference (slow; the oracle of the tests)" },
+  { "device", "where to run: cpu, cuda (cuda:1 for the second GPU) or reference (slow; the oracle of the tests); of "
+    .. "several ranks in turn: cuda,cpu,cpu" },
+  { "trace", "write a Chrome trace of one step over all ranks to this file" },
   { "trust", "let the recipe use all of Lua" },
+  { "workers", "run so many ranks on this machine, each a process" },
+  { "rendezvous", "where ranks on several machines meet: etcd://host:2379" },
+  { "interface", "interface or address for the traffic between ranks" },
+  { "secret-file", "file with the run's shared secret" },
+  { "timeout", "how long others are waited for, such as 90s" },
+  { "warn-after", "when to say who is waited for, such as 10s" },
 }
 
 local declared      -- of the recipe that runs: the list of its options
@@ -178,15 +186,26 @@ function options.help_text(path, recipe_text)
   local lines = { ("hetrun %s [--name=value ...]"):format(path or "recipe.lua"), "" }
   local head = head_comment(recipe_text)
   if head ~= "" then lines[#lines + 1] = head .. "\n" end
-  local function row(name, doc, default)
-    lines[#lines + 1] = ("  --%-20s %s%s"):format(name, doc, default and (" (default: %s)"):format(default) or "")
+  local function row(name, doc, ...)
+    local terms = { ... }
+    local said = terms[1] and " (" .. table.concat(terms, ", ") .. ")" or ""
+    lines[#lines + 1] = ("  --%-20s %s%s"):format(name, doc, said)
+  end
+  local function range_of(field)
+    local terms = {}
+    local words = { "min", "at least", "above", "above", "max", "at most", "below", "below" }
+    for i = 1, #words, 2 do
+      local value = field[words[i]]
+      if value then terms[#terms + 1] = words[i + 1] .. " " .. text.value(value) end
+    end
+    return unpack(terms)
   end
   if declared and #declared > 0 then
     lines[#lines + 1] = "Options of this recipe:"
     for _, field in ipairs(declared) do
       local doc = field[3]
       if field.choices then doc = doc .. ": " .. table.concat(field.choices, ", ") end
-      row(field[1] .. "=" .. field[2]:upper(), doc, text.value(field.default))
+      row(field[1] .. "=" .. field[2]:upper(), doc, "default: " .. text.value(field.default), range_of(field))
     end
     lines[#lines + 1] = ""
   end

@@ -162,11 +162,13 @@ function plan.resolve(given, batch)
   for key, value in pairs(given) do resolved[key] = value end
   resolved.microbatch = given.microbatch or batch / total
   if resolved.microbatch ~= math.floor(resolved.microbatch) then
-    errors.usage("batch = %d is not a multiple of the plan's %d micro-batches", batch, total)
+    errors.usage("batch = %d is not a multiple of the plan's %d micro-batches; the nearest that are: %s%d", batch,
+      total, batch > total and ("%d, "):format(batch - batch % total) or "", batch - batch % total + total)
   end
   if resolved.microbatch * total ~= batch then
-    errors.usage("the plan's %d micro-batches of %d samples are %d samples, batch = %d", total, resolved.microbatch,
-      resolved.microbatch * total, batch)
+    errors.usage("the plan's %d micro-batches of %d samples are %d samples, batch = %d%s", total, resolved.microbatch,
+      resolved.microbatch * total, batch, batch % total == 0 and ("; with microbatch = %d they are as many"):format(
+        batch / total) or "")
   end
   return setmetatable(resolved, Plan)
 end

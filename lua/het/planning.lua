@@ -20,6 +20,8 @@ local options = {
     .. "(default: 2%)", plan = true },
   { "fallbacks", "N", "plan ahead for the N likeliest losses of a machine or a device", plan = true },
   { "lua", nil, "print only the plan, as a recipe writes it", plan = true },
+  { "plan", "FILE", "the plan to simulate, as `hetrun plan --lua` prints it (default: the recipe's own)",
+    simulate = true },
   { "html", "FILE", "draw the step, the memory and the cluster as one page" },
   { "trace", "FILE", "write the step as a Chrome trace" },
 }
@@ -28,7 +30,7 @@ local options = {
 local function options_of(command)
   local own = {}
   for _, option in ipairs(options) do
-    if command == "plan" or not option.plan then own[#own + 1] = option end
+    if not option.plan and not option.simulate or option[command] then own[#own + 1] = option end
   end
   return own
 end
@@ -119,16 +121,16 @@ local function count_of(name, value)
   return count
 end
 
--- The plan in the file of --old.
-local function old_plan(program, path)
+-- The plan in a file, as --old and --plan name it.
+local function plan_in(program, path, option)
   if not path then return nil end
   local value = program.expression(path)
   local kind = type(value) == "table" and (getmetatable(value) or {}).kind
   if kind == "run" then value = value.arguments.plan end
   if type(value) == "table" and not getmetatable(value) then value = value.plan end   -- with fallbacks
   if type(value) ~= "table" or (getmetatable(value) or {}).kind ~= "plan" or value.automatic then
-    errors.usage("%s holds no plan: a file of --old holds what `hetrun plan --lua` prints, or a recipe whose `plan` is "
-      .. "a het.plan { ... }", path)
+    errors.usage("%s holds no plan: a file of --%s holds what `hetrun plan --lua` prints, or a recipe whose `plan` is "
+      .. "a het.plan { ... }", path, option)
   end
   return value
 end
@@ -296,11 +298,11 @@ local function recipe_of(program, command, sentence, words)
     more = command == "simulate" and require("het.measured").help() or nil }, words)
 end
 
--- The plan of a recipe, for `simulate`.
-local function own_plan(run, path)
-  local plan = run.arguments.plan
+-- The plan to simulate: of a file, or the recipe's own.
+local function plan_of(program, run, path, file)
+  local plan = file and plan_in(program, file, "plan") or run.arguments.plan
   if not plan or plan.automatic then
-    errors.usage("%s has no `plan` to simulate%s; `hetrun plan` finds one", path,
+    errors.usage("%s has no `plan` to simulate%s; `hetrun plan` finds one, and --plan=FILE takes one", path,
       plan and " but the planner's, het.plan.auto" or "")
   end
   return require("het.plan").resolve(plan, run.arguments.batch)
@@ -318,11 +320,11 @@ local function take(program, command, sentence, words)
     raise()
     return nil, code
   end
-  given.old = try(old_plan, program, given.old)
+  given.old = try(plan_in, program, given.old, "old")
   local cluster = given.cluster and try(cluster_in, program, given.cluster)
   try(check_profile, run, given)
   try(check_prices, cluster, given)
-  if run and command == "simulate" then given.plan = try(own_plan, run, words[1]) end
+  if run and command == "simulate" then given.plan = try(plan_of, program, run, words[1], given.plan) end
   raise()
   return run, cluster or require("het.cluster").here(given.devices or 1), given
 end
@@ -350,6 +352,10 @@ function planning.simulate(program, ...)
   local answer = native.simulate(graph, request)
   if answer.over_bytes then
     native.write("stderr", ("it does not fit: a device lacks %s\n"):format(text.bytes(answer.over_bytes)))
+  end
+  if given.plan.sequence then
+    native.write("stderr", "sequence = true is simulated as without: it sends as many bytes and needs less memory than "
+      .. "is said\n")
   end
   given.lua = nil
   tell(answer, given, "simulation of " .. ((...)))

@@ -101,7 +101,7 @@ local function join(run, given)
   local gpu = require("het.peak").is_gpu(device)
   local type = given.type or gpu and "cuda" or (here > 1 and ("%s/%d"):format(device, here) or device)
   return {
-    cluster = cluster, rank = cluster and cluster:rank() or 0, hosts = hosts, device = native.device(device),
+    cluster = cluster, gpu = gpu, rank = cluster and cluster:rank() or 0, hosts = hosts, device = native.device(device),
     type = type, types = cluster and cluster:tell(type) or { type },
     name = gpu and native.device(device).model
       or ("%s, %d threads"):format(device == "cpu" and native.processor() or device, native.threads()),
@@ -137,9 +137,11 @@ local function has_links(profile, place)
   return true
 end
 
--- Messages inside each host and between each two, by the first ranks there.
+-- Messages inside each host and between each two, by the first ranks there. What two threads of one process exchange
+-- says nothing of GPUs.
 local function measure_links(place)
   local links, done = {}, {}
+  if not place.cluster and place.gpu then return {} end
   if not place.cluster then
     return { { type = place.type, from = place.hosts[1], to = place.hosts[1],
                messages = native.messages_here(message_bytes, rounds) } }
@@ -151,7 +153,7 @@ local function measure_links(place)
       if not done[key] then
         done[key], done[b .. "\n" .. a] = true, true
         if place.rank == from or place.rank == to then
-          local messages = native.messages_between(place.cluster, from, to, message_bytes, rounds)
+          local messages = native.messages_between(place.cluster, from, to, message_bytes, rounds, place.device)
           if place.rank == from then
             links[#links + 1] = { type = place.types[from + 1], from = a, to = b, messages = messages }
           end
@@ -192,11 +194,40 @@ local function kept_of(path, graph, request, place, again)
   return kept
 end
 
-local function has_point(profile, place, tensor, microbatch)
+local function has_point(profile, type, tensor, microbatch)
   for _, point in ipairs(profile.points) do
-    if point.type == place.type and point.tensor == tensor and point.microbatch == microbatch then return true end
+    if point.type == type and point.tensor == tensor and point.microbatch == microbatch then return true end
   end
   return false
+end
+
+-- What rank 0's profile lacks, of any type of device that takes part: all ranks measure together.
+local function lacks_point(profile, place, tensor, microbatch)
+  for _, type in ipairs(place.types) do
+    if not has_point(profile, type, tensor, microbatch) then return true end
+  end
+  return false
+end
+
+-- To rank 0's profile, what the first rank of each other type has measured.
+local function take_other_types(profile, place)
+  if not place.cluster then return end
+  local own = { type = place.type, name = place.name, points = profile.points }
+  local seen = { [place.types[1]] = true }
+  for _, words in ipairs(place.cluster:tell(native.json_encode(own))) do
+    local other = native.json_decode(words)
+    if not seen[other.type] then
+      seen[other.type] = true
+      local known = false
+      for _, device in ipairs(profile.devices) do known = known or device.type == other.type end
+      if not known then profile.devices[#profile.devices + 1] = { type = other.type, name = other.name } end
+      local new = {}
+      for _, point in ipairs(other.points) do
+        if not has_point(profile, other.type, point.tensor, point.microbatch) then new[#new + 1] = point end
+      end
+      for _, point in ipairs(new) do profile.points[#profile.points + 1] = point end
+    end
+  end
 end
 
 -- Newly measured links take the place of older ones between the same hosts.
@@ -237,7 +268,9 @@ local function measure_points(run, place, profile, wanted, request, save)
           message or "another rank has no memory for it"))
       end
     elseif #result.points > 0 then
-      for _, point in ipairs(result.points) do profile.points[#profile.points + 1] = point end
+      if not has_point(profile, place.type, entry.tensor, size) then   -- it may be wanted of another type
+        for _, point in ipairs(result.points) do profile.points[#profile.points + 1] = point end
+      end
       save()
       if place.rank == 0 and not native.settings.quiet then
         native.write("stderr", ("measured: tensor %d, micro-batch %d (%d runs)\n"):format(entry.tensor, size,
@@ -253,20 +286,31 @@ local function milliseconds(seconds) return ("%.3f"):format(1e3 * seconds) end
 
 local row = "%-16s %6s %7s %11s %9s %9s %9s %9s %9s %10s %10s %10s %11s\n"
 
--- The figures of a device type, for people.
-local function table_of(profile, place, model)
-  local lines = { ("%s on %s (%s); times in ms\n"):format(profile.model, place.type, place.name),
-    row:format("layer kind", "layers", "tensor", "micro-batch", "forward", "input", "weight", "again", "update",
-      "weights", "gradients", "optimizer", "activations") }
+local function rows_of(profile, type, model, lines)
   for _, kind in ipairs(model.kinds) do
     for _, point in ipairs(profile.points) do
-      if point.type == place.type and point.kind == kind.name then
+      if point.type == type and point.kind == kind.name then
         lines[#lines + 1] = row:format(kind.name, kind.layers, point.tensor, point.microbatch,
           milliseconds(point.forward), milliseconds(point.input), milliseconds(point.weight),
           milliseconds(point.recompute or point.forward), point.update and milliseconds(point.update) or "-",
           text.bytes(point.weight_bytes or 0), text.bytes(point.gradient_bytes or 0),
           text.bytes(point.optimizer_bytes or 0), text.bytes(point.activation_bytes or 0))
       end
+    end
+  end
+end
+
+-- The figures of the types of devices that took part, for people.
+local function table_of(profile, place, model)
+  local lines = {}
+  for _, device in ipairs(profile.devices) do
+    local here = false
+    for _, type in ipairs(place.types) do here = here or type == device.type end
+    if here then
+      lines[#lines + 1] = ("%s on %s (%s); times in ms\n"):format(profile.model, device.type, device.name)
+      lines[#lines + 1] = row:format("layer kind", "layers", "tensor", "micro-batch", "forward", "input", "weight",
+        "again", "update", "weights", "gradients", "optimizer", "activations")
+      rows_of(profile, device.type, model, lines)
     end
   end
   for _, link in ipairs(profile.links) do
@@ -313,7 +357,7 @@ function profiling.run(program, ...)
     profile = kept_of(path, graph, request, place, given.again)
     for _, size in ipairs(sizes) do
       for _, tensor in ipairs(tensors) do
-        if not has_point(profile, place, tensor, size) then
+        if lacks_point(profile, place, tensor, size) then
           wanted[#wanted + 1] = { tensor = tensor, microbatch = size }
         end
       end
@@ -333,6 +377,7 @@ function profiling.run(program, ...)
   local reused = #sizes * #tensors - #wanted
   local skipped = measure_points(run, place, profile, wanted, request, save)
   if not skipped then return errors.exit_codes.interrupted end
+  take_other_types(profile, place)
   profile.links = merge_links(profile.links, asked.links and measure_links(place) or {})
   if place.rank == 0 and #profile.points == 0 then
     errors.raise("environment", "nothing could be measured: no size fits in memory; --microbatches=1 and fewer tokens "

@@ -68,14 +68,18 @@ end
 --- Divisors of `whole` on either side of `value`, as text: "8, 12".
 function suggest.divisors(whole, value)
   local below, above
-  for d = 1, whole do
+  local function look_at(d)
+    if d < value then below = math.max(below or d, d) end
+    if d > value then above = math.min(above or d, d) end
+  end
+  for d = 1, math.min(math.sqrt(whole), 1e7) do   -- of greater numbers the divisors that are found soon
     if whole % d == 0 then
-      if d < value then below = d end
-      if d > value and not above then above = d end
+      look_at(d)
+      look_at(whole / d)
     end
   end
-  if below and above then return ("%d, %d"):format(below, above) end
-  return tostring(below or above)
+  if below and above then return ("%.17g, %.17g"):format(below, above) end
+  return ("%.17g"):format(below or above)
 end
 
 return suggest

@@ -366,7 +366,11 @@ void Stream::push(std::function<bool()> step) {
 
 Stream* of(cudaStream_t stream) { return static_cast<Stream*>(stream); }
 
+thread_local int device = 0;  // as set by cudaSetDevice
+
+// A stream takes work while its device is the current one.
 cudaError_t run_or_capture(cudaStream_t stream, std::function<void()> work) {
+  if (stream->device() != device) return cudaErrorInvalidResourceHandle;
   if (of(stream)->capturing != nullptr)
     of(stream)->capturing->launches.push_back(std::move(work));
   else
@@ -416,7 +420,6 @@ cudaError_t queue(const cudaLaunchConfig_t& config, std::function<void()> thread
   });
 }
 
-thread_local int device = 0;  // as set by cudaSetDevice
 constexpr int kDevices = 64;
 
 Backlog& backlog() {
@@ -606,8 +609,11 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* ready, cudaGraph_t graph, unsigned long long) {
   return *ready = new EmulatedGraph(*graph), cudaSuccess;
 }
+cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t ready, cudaStream_t stream) {
-  for (const auto& launch : ready->launches) emulated::run_or_capture(stream, launch);
+  for (const auto& launch : ready->launches)
+    if (const cudaError_t result = emulated::run_or_capture(stream, launch); result != cudaSuccess)
+      return result;
   return cudaSuccess;
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return delete graph, cudaSuccess; }

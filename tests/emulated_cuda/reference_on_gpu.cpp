@@ -1,5 +1,6 @@
 #include "tests/emulated_cuda/reference_on_gpu.h"
 
+#include <functional>
 #include <vector>
 
 #include "kernels/cuda/nccl.h"
@@ -10,7 +11,7 @@ namespace {
 
 class ReferenceOnGpu final : public Device {
  public:
-  explicit ReferenceOnGpu(int ordinal) : interconnect_(context_) {
+  explicit ReferenceOnGpu(int ordinal) : interconnect_(context_), gpu_(make_device(ordinal)) {
     context_.ordinal = ordinal;
     check(cudaSetDevice(ordinal), "be used");
     check(cudaStreamCreateWithFlags(&context_.stream, cudaStreamNonBlocking), "make a stream");
@@ -24,6 +25,7 @@ class ReferenceOnGpu final : public Device {
   std::unique_ptr<Memory> allocate(int64_t bytes) override { return gpu_->allocate(bytes); }
   std::unique_ptr<Memory> allocate_staging(int64_t bytes) override { return gpu_->allocate_staging(bytes); }
   bool has_own_memory() const override { return true; }
+  void enter() override { gpu_->enter(); }
   int64_t available_bytes() const override { return gpu_->available_bytes(); }
   DirectWay direct_way() override { return interconnect_.way(); }
   std::shared_ptr<Communicator> connect(std::shared_ptr<Communicator> host) override {
@@ -36,12 +38,32 @@ class ReferenceOnGpu final : public Device {
     return make_kernel(
         [this, kernel = std::move(kernel), inputs, outputs](const KernelArguments& a) {
           const std::vector<std::byte*> in(a.inputs, a.inputs + inputs), out(a.outputs, a.outputs + outputs);
-          context_.stream->push([=, workspace = a.workspace, bytes = a.workspace_bytes] {
+          const auto step = [=, workspace = a.workspace, bytes = a.workspace_bytes] {
             kernel->run({in.data(), out.data(), workspace, bytes});
             return true;
-          });
+          };
+          if (kept_ != nullptr) return kept_->push_back(step);
+          context_.stream->push(step);
         },
         bytes);
+  }
+  std::unique_ptr<Recording> record(const std::function<void()>& launches) override {
+    class Replayed final : public Recording {
+     public:
+      explicit Replayed(cudaStream_t stream) : stream_(stream) {}
+      void replay() override {
+        for (const auto& step : steps) stream_->push(step);
+      }
+      std::vector<std::function<bool()>> steps;
+
+     private:
+      cudaStream_t stream_;
+    };
+    auto recording = std::make_unique<Replayed>(context_.stream);
+    kept_ = &recording->steps;
+    launches();
+    kept_ = nullptr;
+    return recording;
   }
   void copy_in(std::byte* to, const std::byte* host, int64_t bytes) override {
     check(cudaMemcpyAsync(to, host, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, context_.stream),
@@ -57,7 +79,8 @@ class ReferenceOnGpu final : public Device {
  private:
   Context context_;
   Interconnect interconnect_;
-  std::shared_ptr<Device> gpu_ = make_device(), reference_ = make_reference_device();
+  std::vector<std::function<bool()>>* kept_ = nullptr;  // where a recording keeps what is launched
+  std::shared_ptr<Device> gpu_, reference_ = make_reference_device();
 };
 
 }  // namespace

@@ -26,7 +26,8 @@ local corpus = data.text {{ path = "text.txt", tokenizer = "char", holdout = 0.1
 return het.train {{
   model = {model}, data = corpus, batch = 4, microbatch = 2, steps = {steps}, precision = "{precision}",
   optimizer = optim.adamw {{ lr = 3e-3, weight_decay = 0.1, clip = 1.0, rounding = "{rounding}" }},
-  evaluate = {{ every = {steps}, batches = 2 }}, save = "{save}", sample = {{ prompt = "the ", tokens = 8 }},
+  evaluate = {{ every = {steps}, batches = 2 }}, save = "{save}", save_every = {every}, resume = {resume},
+  sample = {{ prompt = "the ", tokens = 8 }},
 }}
 """
 
@@ -50,11 +51,11 @@ class Training(unittest.TestCase):
         self.assertEqual(done.returncode, code, f'{words}\n{done.stdout}\n{done.stderr}')
         return done
 
-    def train(self, name, precision, device, save='model', rounding='nearest'):
+    def train(self, name, precision, device, save='model', rounding='nearest', every=0, steps=STEPS, resume=False):
         """Losses of all steps, and the run's result."""
         (self.folder / 'recipe.lua').write_text(
-            RECIPE.format(model=MODELS[name], precision=precision, steps=STEPS, save=f'{save}-{device}',
-                          rounding=rounding))
+            RECIPE.format(model=MODELS[name], precision=precision, steps=steps, save=f'{save}-{device}',
+                          rounding=rounding, every=every, resume=str(resume).lower()))
         metrics = self.folder / 'metrics.jsonl'
         done = self.hetrun('recipe.lua', f'--device={device}', '--json', '--quiet', f'--metrics={metrics}')
         lines = [json.loads(line) for line in metrics.read_text().splitlines()]
@@ -69,6 +70,16 @@ class Training(unittest.TestCase):
         self.assertLessEqual(abs(gpu[1]['validation_loss'] - cpu[1]['validation_loss']),
                              most * cpu[1]['validation_loss'])
         self.assertEqual(len(gpu[1]['sample']), len('the ') + 8)
+
+    def test_saves_beside_the_steps_change_nothing_and_are_gone_on_with(self):
+        """A save is copied to the host while the next step computes."""
+        plain, saved = (self.train('gpt', 'bf16', 'cuda', save, every=every)[0] for save, every in (('plain', 0), ('beside', 1)))
+        self.assertEqual(plain, saved)
+        one, other = ((self.folder / f'{save}-cuda' / 'training.safetensors').read_bytes() for save in ('plain', 'beside'))
+        self.assertEqual(one, other)
+        longer, _ = self.train('gpt', 'bf16', 'cuda', 'beside', every=1, steps=STEPS + 2, resume=True)
+        through, _ = self.train('gpt', 'bf16', 'cuda', 'through', steps=STEPS + 2)
+        self.assertEqual(longer[-2:], through[-2:])
 
     def test_gpt_in_f32(self):
         self.compare('gpt', 'f32', 1e-4)
@@ -92,15 +103,30 @@ class Training(unittest.TestCase):
         self.assertEqual(*weights)
 
     @unittest.skipUnless(EMULATED, 'this machine may have several GPUs')
+    def test_one_gpu_and_two_processors_train_as_one_device(self):
+        alone = self.train('gpt', 'f32', 'cpu')[0]
+        recipe = (self.folder / 'recipe.lua').read_text()
+        plan = """plan = het.plan { microbatch = 1,
+    het.pipeline { microbatches = 3, het.stage { "here:0", layers = 3 }, het.stage { "here:1" } },
+    het.pipeline { microbatches = 1, het.stage { "here:2" } } },"""
+        (self.folder / 'recipe.lua').write_text(recipe.replace('microbatch = 2,', plan))
+        metrics = self.folder / 'mixed.jsonl'
+        done = self.hetrun('--workers=3', 'recipe.lua', '--device=cuda,cpu,cpu', '--json', f'--metrics={metrics}')
+        self.assertIn('through the memory of hosts', done.stderr)
+        mixed = [entry['loss'] for entry in map(json.loads, metrics.read_text().splitlines()) if 'loss' in entry]
+        self.assertEqual(len(mixed), STEPS)
+        for there, here in zip(mixed, alone):
+            self.assertLessEqual(abs(there - here), 1e-4 * here, f'{mixed}\n{alone}')
+
     def test_more_ranks_than_gpus_are_refused(self):
         (self.folder / 'recipe.lua').write_text(
-            RECIPE.format(model=MODELS['gpt'], precision='f32', steps=1, save='model', rounding='nearest'))
+            RECIPE.format(model=MODELS['gpt'], precision='f32', steps=1, save='model', rounding='nearest', every=0, resume='false'))
         self.assertIn('rank 1 of this machine has no GPU: there is 1; start at most 1 here',
                       self.hetrun('--workers=2', 'recipe.lua', '--device=cuda', code=2).stderr)
 
     def test_a_gpu_that_is_not_there_is_named(self):
         (self.folder / 'recipe.lua').write_text(
-            RECIPE.format(model=MODELS['gpt'], precision='f32', steps=1, save='model', rounding='nearest'))
+            RECIPE.format(model=MODELS['gpt'], precision='f32', steps=1, save='model', rounding='nearest', every=0, resume='false'))
         self.assertIn('GPU 99', self.hetrun('recipe.lua', '--device=cuda:99', code=71).stderr)
 
 

@@ -9,6 +9,7 @@ import os
 import pathlib
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -619,6 +620,26 @@ return het.cluster { bandwidth = "10 Gbit/s", het.node { name = "x", type = "T4"
         self.assertEqual(report['layers_estimated'], 0)
         self.assertTrue(report['sources'][0]['link_measured'])
 
+    def test_ranks_of_several_types_measure_for_one_profile(self):
+        with socket.create_server(('127.0.0.1', 0)) as free:
+            port = str(free.getsockname()[1])
+        ranks = []
+        for rank, kind in enumerate(('fast', 'slow')):
+            environment = {**os.environ, 'RANK': str(rank), 'WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': port,
+                           'HETRUN_SECRET': 'x' * 32}
+            ranks.append(subprocess.Popen(
+                [HETRUN, 'profile', 'small.lua', '--runs=3', '--microbatches=2', '--tensor=1', f'--type={kind}'], cwd=self.folder,
+                env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        said = [rank.communicate(timeout=120) for rank in ranks]
+        self.assertEqual([rank.returncode for rank in ranks], [0, 0], said)
+        for kind in ('fast', 'slow'):
+            self.assertIn(f' on {kind} (', said[0][0])
+        profile = self.saved()
+        kinds = {kind: sorted(p['kind'] for p in profile['points'] if p['type'] == kind) for kind in ('fast', 'slow')}
+        self.assertGreater(len(kinds['fast']), 1)
+        self.assertEqual(kinds['fast'], kinds['slow'])
+        self.assertEqual({device['type'] for device in profile['devices']}, {'fast', 'slow'})
+
     def test_a_deeper_model_has_the_same_layers(self):
         self.profile('--microbatches=8', '--tensor=1')
         report = self.json_of('plan', 'small.lua', '--layers=12', '--profile=small.profile.json')['report']
@@ -887,7 +908,7 @@ class Mistakes(Case):
         told = self.refused('simulate', 'small.lua', '--cluster=cluster.lua', '--profile=nowhere.json')
         self.assertEqual(told.splitlines(), [
             f'hetrun: {no_node}', "there is no file 'nowhere.json'",
-            'small.lua has no `plan` to simulate; `hetrun plan` finds one'])
+            'small.lua has no `plan` to simulate; `hetrun plan` finds one, and --plan=FILE takes one'])
         (self.folder / 'cluster.lua').write_text(CLUSTER.replace(', price = 8', ''))
         (self.folder / 'broken.json').write_text('{"profile": 1}')
         told = self.refused('plan', 'small.lua', '--layer=3', '--cluster=cluster.lua', '--objective=cost', '--profile=broken.json')
@@ -901,6 +922,19 @@ class Mistakes(Case):
         self.assertEqual(told.splitlines(), [
             'hetrun: --policy needs a value, such as --policy=NAME',
             'small.lua:5: this recipe has no option --layer; did you mean --layers?', no_node])
+
+    def test_a_plan_of_a_file_is_simulated(self):
+        words = ('--cluster=cluster.lua', '--json', '--quiet')
+        (self.folder / 'plan.lua').write_text(self.hetrun('plan', 'small.lua', '--cluster=cluster.lua', '--lua')[0])
+        planned = json.loads(self.hetrun('plan', 'small.lua', *words)[0].splitlines()[-1])
+        simulated = json.loads(self.hetrun('simulate', 'small.lua', '--plan=plan.lua', *words)[0].splitlines()[-1])
+        self.assertEqual(simulated['report']['step_seconds'], planned['report']['step_seconds'])
+        self.assertIn('cluster.lua holds no plan: a file of --plan holds',
+                      self.refused('simulate', 'small.lua', '--plan=cluster.lua', '--cluster=cluster.lua'))
+        (self.folder / 'plan.lua').write_text('het.plan { tensor = 3, het.pipeline { microbatches = 8, het.stage { "a:0-2" } } }')
+        (self.folder / 'cluster.lua').write_text(CLUSTER.replace('devices = 2', 'devices = 3'))
+        told = self.refused('simulate', 'small.lua', '--plan=plan.lua', '--cluster=cluster.lua')
+        self.assertRegex(told, 'cannot be divided|does not divide|tensor = 3')
 
     def test_additions_that_are_switched_off(self):
         self.assertIn('--without=schedules: the policy megatron has no additions to switch off; these have: search, auto',

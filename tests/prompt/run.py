@@ -5,6 +5,7 @@ usage: run.py HETRUN [unittest arguments]
 """
 import fcntl
 import json
+import math
 import os
 import pathlib
 import resource
@@ -249,12 +250,95 @@ end
                 self.assertIn(f'`{said}`', (self.folder / 'pages' / f'{owner}.md').read_text())
                 self.assertIn(f'function {name}(...) end', stubs)
 
+    def test_every_public_function_is_explained(self):
+        lines = '''define = require "het.define"
+het.load_all()
+function look(path, module)
+  local names = {}
+  for name in pairs(module) do names[name] = true end
+  for _, name in ipairs((getmetatable(module) or {}).__names or {}) do names[name] = true end
+  for name in pairs(names) do
+    local value, hidden = module[name], (getmetatable(module) or {}).__hidden or {}
+    if type(name) == "string" and not hidden[name] and (type(value) == "function" or type(value) == "table" and getmetatable(value)) then
+      local full = path == "" and name or path .. "." .. name
+      print(full, define.lookup(full) and "explained" or "unexplained")
+    end
+  end
+end
+look("", het)
+for _, module in ipairs { "nn", "optim", "data", "op", "plan", "cluster" } do look(module, het[module]) end
+'''
+        told = [line.split() for line in self.hetrun('--trust', lines=lines)[0].splitlines()]
+        modules = {'nn', 'optim', 'data', 'op'}   # which are lists of what is explained
+        self.assertLessEqual({'train', 'nn.gpt', 'optim.wsd', 'data.text', 'op.softmax', 'plan.auto', 'cluster.here'},
+                             {name for name, _ in told})
+        self.assertEqual([name for name, how in told if how == 'unexplained' and name not in modules], [])
+
+    def test_an_operator_says_how_it_is_called(self):
+        told = self.hetrun(lines='?op.softmax\n?op.linear\n')[0]
+        self.assertIn('op.softmax(x, { dim = })', told)
+        self.assertIn('op.linear(x, weight, bias?)', told)
+
+    def test_schedules_take_the_rates_they_say(self):
+        """By their formulas, written again."""
+        peak, floor, warmup, steps = 3.0, 0.5, 4, 20
+        lines = ''.join(f'for step = 1, {steps} do print(het.optim.{call}:at(step, {steps})) end\n' for call in (
+            f'constant {{ peak = {peak}, warmup = {warmup} }}', f'cosine {{ peak = {peak}, floor = {floor}, warmup = {warmup} }}',
+            f'linear {{ peak = {peak}, warmup = {warmup}, steps = 12 }}', f'wsd {{ peak = {peak}, floor = {floor}, decay = 0.25 }}'))
+        rates = [float(word) for word in self.hetrun(lines='local het = require "het"\n' + lines)[0].split()]
+
+        def through(first, last, step):   # from the step after `first` to the one after `last`
+            return min(max((step - 1 - first) / (last - first), 0), 1)
+
+        def warm(step, rate):
+            return peak * step / (warmup + 1) if step <= warmup else rate
+        wanted = [warm(step, peak) for step in range(1, steps + 1)]
+        wanted += [warm(step, floor + (peak - floor) * (1 + math.cos(math.pi * through(warmup, steps, step))) / 2)
+                   for step in range(1, steps + 1)]
+        wanted += [warm(step, peak / 10 + (peak - peak / 10) * (1 - through(warmup, 12, step))) for step in range(1, steps + 1)]
+        wanted += [floor + (peak - floor) * (1 - through(15, steps, step)) for step in range(1, steps + 1)]
+        self.assertEqual(len(rates), len(wanted))
+        for rate, want in zip(rates, wanted):
+            self.assertAlmostEqual(rate, want, delta=1e-9)
+
+    def test_groups_decay_by_their_names(self):
+        lines = '''a = het.optim.adamw { lr = 1, weight_decay = 0.1, decay = { { "tokens", 0 }, { "norm", 0.2 } } }
+for _, p in ipairs { { "tokens.weight", 2 }, { "norm.scale", 1 }, { "mlp.weight", 2 }, { "mlp.bias", 1 } } do
+  print(a:decay_of { name = p[1], shape = p[2] == 2 and { 3, 3 } or { 3 } })
+end
+'''
+        self.assertEqual(self.hetrun(lines=lines)[0].split(), ['0', '0.2', '0.1', '0'])
+
+    def test_layers_and_operators_compute_on_tensors(self):
+        lines = '''x = het.tensor { { 1, -2 }, { 3, 0.5 } }
+function tell(y) for _, row in ipairs(y:tolist()) do print(unpack(row)) end end
+tell(het.op.softmax(x, { dim = 1 }))
+tell(het.nn.relu()(x))
+tell(het.nn.layer_norm(2)(x))
+tell(x * 2 + 1)
+'''
+        rows = [[float(word) for word in line.split()] for line in self.hetrun('--trust', lines=lines)[0].splitlines()]
+        x = [[1, -2], [3, 0.5]]
+        wanted = [[1 / (1 + math.exp(b - a)), 1 / (1 + math.exp(a - b))] for a, b in x]
+        wanted += [[max(value, 0) for value in row] for row in x] + [[1, -1], [1, -1]]
+        wanted += [[value * 2 + 1 for value in row] for row in x]
+        self.assertEqual(len(rows), len(wanted))
+        for row, want in zip(rows, wanted):
+            for a, b in zip(row, want):
+                self.assertAlmostEqual(a, b, delta=1e-4)
+
     def test_completion_offers_what_recipes_call(self):
         lines = 'local _ = het.load\nprint(table.concat(require("het.program").completions("het."), " "))\n'
         names = self.hetrun('--trust', lines=lines)[0].split()
         self.assertEqual(names, sorted(set(names)))
         self.assertLessEqual({'train', 'load', 'tensor', 'options', 'help'}, set(names))
         self.assertFalse({'begin_recipe', 'load_recipe', 'load_value', 'run_recipe', 'load_all', 'recipe_text'} & set(names))
+
+    def test_a_prompt_that_the_model_cannot_read(self):
+        said = "the character 'ï' (U+00EF) at character 3 (line 1) is not in the vocabulary"
+        for call in ('mine:generate { prompt = "naïve", tokens = 2 }', 'mine:save "mine"; het.load("mine"):generate { prompt = '
+                     '"naïve", tokens = 2 }'):
+            self.assertIn(said, self.hetrun(lines=f'{self.SESSION}{call}\n', code=2)[1])
 
     def test_a_model_is_trained_and_writes(self):
         lines = '''corpus = het.data.text { path = "text.txt" }
@@ -306,6 +390,14 @@ run = het.train { model = nn.gpt { vocab = corpus.vocab, context = 8, width = 8,
 
 
 class CommandLine(Case):
+    def test_commands_tell_what_they_do_and_do_nothing(self):
+        for words, told in (('bench', '--precision'), ('bench gpt2-124m', '--precision'), ('bench plans', '--trials'),
+                            ('doctor', 'hetrun doctor tells'), ('docs', 'hetrun docs FOLDER writes'),
+                            ('docs pages', 'hetrun docs FOLDER writes'), ('profile', 'layer'), ('plan', '--cluster'),
+                            ('simulate', '--plan')):
+            self.assertIn(told, self.hetrun(*words.split(), '--help')[0])
+        self.assertFalse((self.folder / 'pages').exists())
+
     def test_counts_are_whole_and_bounded(self):
         for words in ('--threads=0', '--threads=abc', '--threads=1.5', '--threads=-1', '--workers=0', '--workers=two'):
             works = {'--threads': '--threads=4', '--workers': '--workers=2'}[words.split('=')[0]]

@@ -103,8 +103,34 @@ class Recipes(Case):
         self.check('bert_tiny', '--text=text.txt', '--steps=250', *SMALL)
 
     def test_gpt2_124m(self):
-        options = self.hetrun(ROOT / 'recipes' / 'gpt2_124m.lua', '--help').stdout
-        self.assertIn('--microbatch', options)
+        """From the weights of a small model in its layout, saved, and gone on with."""
+        (self.folder / 'small.lua').write_text('''local het = require "het"
+return het.train {
+  model = het.nn.gpt { vocab = 300, context = 32, width = 16, layers = 2, heads = 2 }, save = "small",
+  data = het.data.text { path = "text.txt", tokenizer = "byte" }, batch = 2, steps = 1, optimizer = het.optim.sgd { lr = 0.1 },
+}''')
+        self.hetrun('small.lua', '--quiet')
+        words = ('gpt2_124m', '--text=text.txt', '--context=16', '--batch=4', '--microbatch=2', '--lr=1e-3', '--warmup=2')
+        self.assertEqual(self.check(*words, '--model=small', '--steps=50', '--save=more')['steps'], 50)
+        self.assertEqual(self.check(*words, '--model=small', '--steps=100', '--save=more', '--resume')['steps'], 100)
+
+    def test_help_tells_every_option_with_its_range(self):
+        told = self.hetrun(ROOT / 'recipes' / 'gpt2_124m.lua', '--help').stdout
+        self.assertRegex(told, r'--context=INTEGER +tokens of a sample \(default: 1024, at least 2, at most 1024\)')
+        for general in ('--json', '--trace', '--workers', '--rendezvous', '--timeout', '--secret-file'):
+            self.assertIn(general, told)
+        self.assertIn('did you mean --trace?', self.hetrun(ROOT / 'recipes' / 'mlp.lua', '--trce=x', code=2).stderr)
+
+    def test_what_was_not_measured_is_null(self):
+        result = self.result(ROOT / 'recipes' / 'gpt_text.lua', '--text=text.txt', '--steps=2', '--every=0', *SMALL)
+        self.assertLessEqual(RESULT_KEYS, result.keys())
+        self.assertIsNone(result['validation_loss'])
+        self.assertIsNone(result['best_validation_loss'])
+
+    def test_absurd_sizes_are_refused_at_once(self):
+        gpt = ROOT / 'recipes' / 'gpt_text.lua'
+        self.assertIn('heads = 7 does not divide width = 1000000000000', self.hetrun(
+            gpt, '--text=text.txt', '--width=1000000000000', '--heads=7', code=2).stderr)
 
     def test_a_text_is_written_at_the_end(self):
         words = [ROOT / 'recipes' / 'gpt_text.lua', '--text=text.txt', '--steps=2', '--every=0', '--write=50',
@@ -327,9 +353,11 @@ class Runs(Case):
             def limit(most=most):
                 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
                 resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-            done = self.hetrun('resume.lua', '--resume', '--quiet', code=71, preexec_fn=limit, restore_signals=False)
-            self.assertIn('safetensors', done.stderr)
-            self.assertEqual(before, self.files_of_run())
+            for every in (0, 1):   # at the end, and beside the steps
+                done = self.hetrun('resume.lua', '--resume', '--quiet', f'--every={every}', code=71, preexec_fn=limit,
+                                   restore_signals=False)
+                self.assertIn('safetensors', done.stderr)
+                self.assertEqual(before, self.files_of_run())
         self.assertEqual(self.result('resume.lua', '--resume')['steps'], 6)
 
     def test_a_save_that_fails_at_its_second_file_keeps_the_last_one(self):

@@ -350,22 +350,29 @@ function Run:save(folder)
   if state then begin_writing(self, folder, state, about_of(self)):wait() end
 end
 
+-- A copy of the state, or nil where the host has no room for it.
+local function copy_of(self)
+  if not self.copied and self.state:bytes() > native.device("cpu"):available_bytes() then return nil end
+  collectgarbage()   -- lets go of the last copy, whose memory is used again
+  local ok, copy = pcall(self.state.copy, self.state)
+  if not ok and select(2, errors.describe(copy)) ~= "environment" then error(copy, 0) end
+  self.copied = ok
+  return ok and copy or nil
+end
+
 -- Save beside the steps that follow; at once where the host has no room for a copy. All ranks call it.
 local function save_beside(self)
   go_on_saving(self, true)
   local state = self:gather()
   if not state then return end
-  if state ~= self.state then   -- gathered: nobody changes it
-    self.saving = { written = begin_writing(self, self.arguments.save, state, about_of(self)) }
-    return
+  local copy = state == self.state and copy_of(self)
+  if copy then
+    self.saving = { copy = copy, about = about_of(self) }
+    go_on_saving(self)
+  else
+    local written = begin_writing(self, self.arguments.save, state, about_of(self))
+    if state == self.state then written:wait() else self.saving = { written = written } end
   end
-  if not self.copied and state:bytes() > native.device("cpu"):available_bytes() then
-    begin_writing(self, self.arguments.save, state, about_of(self)):wait()
-    return
-  end
-  collectgarbage()   -- lets go of the last copy, whose memory is used again
-  self.saving, self.copied = { copy = state:copy(), about = about_of(self) }, true
-  go_on_saving(self)
 end
 
 -- Write what follows a prompt, with checked options: emit(piece) gets it as it comes. Returns it on the first rank.
@@ -598,6 +605,8 @@ define.object {
       fields = generate.fields, example = 'run:generate { prompt = "ROMEO:", tokens = 100 }' },
     { "save", "run:save([folder])", "Save the model, its vocabulary and what is needed to go on exactly (default: the "
       .. "recipe's `save`). Of several ranks the first writes; all call it.", example = 'run:save "runs/shakespeare"' },
+    { "fallbacks", "run.fallbacks", "Of a run with plan = het.plan.auto { fallbacks = n }: a list of { lost =, plan = "
+      .. "} or { lost =, problems = }, planned ahead." },
     { "evaluate", "run:evaluate()", "The mean loss over the first batches of the holdout, of a run that has begun." },
     { "prepare", "run:prepare()", "Build everything that training needs, and compute nothing yet. start and generate "
       .. "call it." },
@@ -669,8 +678,8 @@ return define.constructor {
     { "data", "corpus|pairs", "what it is trained on", required = true },
     { "optimizer", "optimizer", "how the weights change", required = true },
     { "batch", "integer", "samples of a step", required = true, min = 1 },
-    { "microbatch", "integer", "samples computed at once; gradients are summed over the batch (default: batch)",
-      min = 1 },
+    { "microbatch", "integer", "samples computed at once; gradients are summed over the batch (default: batch; a plan "
+      .. "has its own)", min = 1 },
     { "steps", "integer", "steps in all", required = true, min = 1 },
     { "context", "integer", "tokens of a sample (default: the model's context)", min = 1 },
     { "precision", "string", "of matrices and activations; master weights and sums are f32", default = "f32",

@@ -383,6 +383,28 @@ TEST_CASE("random plans train the model that one device trains", "[distributed]"
   WARN("largest difference over " << trials << " plans in " << name_of(dtype) << ": " << worst);
 }
 
+TEST_CASE("the loss goes round the ranks with the norms of the gradients, and nothing else after them") {
+  const Graph model = small_model(true, DType::f32);  // whose weights are not tied
+  Plan plan;
+  plan.microbatch = static_cast<int>(kSamples);
+  for (int p = 0; p < 2; ++p) {
+    Stage first{{fmt::format("x:{}", 2 * p)}, 0, 1}, second{{fmt::format("x:{}", 2 * p + 1)}, 1, kLayers - 1};
+    plan.pipelines.push_back({p + 1, {first, second}});
+  }
+  for (int rank = 0; rank < 4; ++rank) {
+    const Program program = lower(model, plan, rank, true);
+    std::vector<std::string> whole;  // operations of all ranks
+    for (const Instruction& instruction : program.instructions)
+      if (const auto* start = std::get_if<Start>(&instruction);
+          start != nullptr && program.groups[start->group].ranks.size() == 4 && start->request.peer < 0) {
+        whole.push_back(start->request.label);
+        CHECK(start->request.kind == CollectiveKind::all_gather);
+        CHECK(start->request.counts == std::vector<int64_t>{2, 2, 2, 2});
+      }
+    CHECK(whole == std::vector<std::string>{"gradient norms"});
+  }
+}
+
 TEST_CASE("every plan, stage and micro-batch computes with the same stochastically rounded weights",
           "[distributed]") {
   const Graph plain[] = {small_model(false, DType::f64), small_model(true, DType::f64)};
@@ -435,7 +457,7 @@ TEST_CASE("random plans train the same model from GPU to GPU, and on GPUs and pr
 TEST_CASE("a step between GPUs that loses a rank leaves the state of the others as it was", "[distributed]") {
   const Graph model = small_model(false, DType::f64);
   Plan plan;
-  plan.microbatch = kSamples;
+  plan.microbatch = static_cast<int>(kSamples);
   plan.sharded_optimizer = GENERATE(false, true);
   Stage whole;
   whole.layers = kLayers;
@@ -476,7 +498,7 @@ TEST_CASE("a step between GPUs that loses a rank leaves the state of the others 
 TEST_CASE("ranks look for what is not finite together, and can go on afterwards", "[distributed]") {
   const Graph model = small_model(false, DType::f64);
   Plan plan;
-  plan.microbatch = kSamples;
+  plan.microbatch = static_cast<int>(kSamples);
   plan.sharded_optimizer = GENERATE(false, true);
   const auto stage = [](const char* device, int first, int layers) {
     Stage stage;

@@ -192,6 +192,29 @@ TEST_CASE("each addition can be switched off, and the published part uses none")
   CHECK(plan_with(request, "auto").best.simulation.seconds >= everything);
 }
 
+TEST_CASE("without an addition no plan of auto uses it") {
+  Request request = request_of({{"H800", 1}, {"A100-80", 1}}, "bert-large", 60);
+  request.cluster.between = {1e-7, 1e13};  // replicas cost nothing
+  const auto plan_without = [&](bool Additions::*addition) {
+    request.additions = {};
+    if (addition != nullptr) request.additions.*addition = false;
+    return plan_with(request, "auto").plan;
+  };
+  const auto even = [](const Plan& plan) {
+    return std::all_of(plan.pipelines.begin(), plan.pipelines.end(), [&](const Pipeline& pipeline) {
+      return pipeline.microbatches == plan.pipelines[0].microbatches;
+    });
+  };
+  CHECK_FALSE(even(plan_without(nullptr)));
+  CHECK(even(plan_without(&Additions::uneven_microbatches)));
+  const Plan plain = plan_without(&Additions::schedules);
+  CHECK(plain.schedule == Schedule::one_f_one_b);
+  CHECK(plain.warmup == 0);
+  const Plan placed = plan_without(&Additions::placed_optimizer);
+  for (const Pipeline& pipeline : placed.pipelines)
+    for (const Stage& stage : pipeline.stages) CHECK(stage.optimizer_share == 1);
+}
+
 TEST_CASE("a layer's optimizer state lives somewhere, however little memory is left") {
   Request request = request_of({{"A100-40", 4}, {"T4", 4}, {"T4", 4}}, "gpt3-13b", 64);
   for (const bool recompute : {false, true}) {
@@ -201,6 +224,23 @@ TEST_CASE("a layer's optimizer state lives somewhere, however little memory is l
     const Planned planned = plan_with(request, "auto");
     CHECK(validate(planned.plan, {request.model.count(), request.batch}) == std::vector<std::string>{});
   }
+}
+
+TEST_CASE("progress leaves devices alone that are taken away too often") {
+  Request request = request_of({{"H800", 4}, {"A100-80", 4}}, "bert-large", 32);
+  request.cluster.nodes[0].preemptions_per_hour = 29;
+  const Planned fast = plan_with(request, "auto");
+  request.objective = Objective::progress;
+  const Planned steady = plan_with(request, "auto");
+  const auto uses_first = [](const Planned& planned) {
+    for (const PipelineLayout& pipeline : planned.best.layout.pipelines)
+      for (const StageLayout& stage : pipeline.stages)
+        if (stage.node == 0) return true;
+    return false;
+  };
+  CHECK(uses_first(fast));
+  CHECK_FALSE(uses_first(steady));
+  CHECK(steady.best.score < score_of(request, fast.best.layout, fast.best.simulation.seconds));
 }
 
 TEST_CASE("money chooses other devices than time") {
