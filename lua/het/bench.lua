@@ -66,6 +66,7 @@ local options = {
 
 local function names_of_benchmarks()
   local names = text.keys(models)
+  names[#names + 1] = "kernels"
   for name in pairs(scripts) do names[#names + 1] = name end
   return names
 end
@@ -116,6 +117,8 @@ local function list()
     local model = models[name]
     lines[#lines + 1] = ("  %-12s %s (context %d, batch %d)"):format(name, model.sentence, model.context, model.batch)
   end
+  lines[#lines + 1] = ("  %-12s single kernels: attention beside a matrix product, others beside a copy (--precision)")
+    :format "kernels"
   for _, name in ipairs(text.keys(scripts)) do
     lines[#lines + 1] = ("  %-12s %s (from the source tree; --trials=N)"):format(name, scripts[name][2])
   end
@@ -194,6 +197,7 @@ function bench.run(name, ...)
     return 0
   end
   if scripts[name] then return run_script(name, scripts[name]) end
+  if name == "kernels" then return require("het.bench_kernels").run(parse { ... }) end
   local known = models[name]
   if not known then
     errors.usage("there is no benchmark '%s'%s", name, suggest.sentence(name, names_of_benchmarks()))

@@ -390,6 +390,16 @@ run = het.train { model = nn.gpt { vocab = corpus.vocab, context = 8, width = 8,
 
 
 class CommandLine(Case):
+    def test_kernels_are_measured(self):
+        told = json.loads(self.hetrun('bench', 'kernels', '--json')[0])
+        names = [kernel['name'] for kernel in told['kernels']]
+        self.assertEqual(len(names), 10)
+        self.assertIn('attention, head 128, 512 tokens, backward', names)
+        for kernel in told['kernels']:
+            self.assertGreater(kernel['share'], 0, kernel)
+            self.assertIn('tflops' if 'attention' in kernel['name'] else 'gb_per_s', kernel)
+        self.assertGreater(told['copy_gb_per_s'], 0)
+
     def test_commands_tell_what_they_do_and_do_nothing(self):
         for words, told in (('bench', '--precision'), ('bench gpt2-124m', '--precision'), ('bench plans', '--trials'),
                             ('doctor', 'hetrun doctor tells'), ('docs', 'hetrun docs FOLDER writes'),
