@@ -2,7 +2,8 @@
 """Plans of four policies, run for real on ranks that are slowed to the devices of mixed clusters: which is faster, and does
 the simulator say so beforehand? The last line is one JSON object.
 
-usage: plans.py HETRUN [--trials N] [--slower S]   (N: of the shapes below, the first so many; S: 3)
+usage: plans.py HETRUN [--trials N] [--slower S] [--only TEXT]   (N: of the shapes below, the first so many; S: 3; TEXT: those
+whose name has it, or one of several apart by |)
 """
 import itertools
 import json
@@ -18,6 +19,7 @@ TRIALS = int(sys.argv[sys.argv.index('--trials') + 1]) if '--trials' in sys.argv
 # All rates below are divided by that, and latencies multiplied: the same plans, run slower, so that ranks, of which there are
 # more than processors, seldom wait for one, which no model of a cluster has.
 SLOWER = float(sys.argv[sys.argv.index('--slower') + 1]) if '--slower' in sys.argv else 3.0
+ONLY = sys.argv[sys.argv.index('--only') + 1].split('|') if '--only' in sys.argv else ['']
 POLICIES = ('megatron', 'whale', 'autohet', 'auto')
 
 # Written down before they were run. Rates sum to well under half of what two cores compute, and links are slower than what
@@ -83,7 +85,8 @@ def compare(folder, name, nodes, link, memory):
 
 
 def main():
-    shapes = dict(itertools.islice(SHAPES.items(), TRIALS))
+    wanted = {shape: about for shape, about in SHAPES.items() if any(text in shape for text in ONLY)}
+    shapes = dict(itertools.islice(wanted.items(), TRIALS))
     found = {}
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
