@@ -29,9 +29,15 @@ std::string device_of_rank(const std::string& list, int local_rank) {
     begin = end + 1;
   }
   if (devices.size() == 1) return list;
-  int next = 0;  // of the GPUs that are not named by number
-  for (std::string& device : devices)
-    if (device == "cuda") device = "cuda:" + std::to_string(next++);
+  int next = 0;
+  const auto is_named = [&](const std::string& gpu) {
+    return std::find(devices.begin(), devices.end(), gpu) != devices.end();
+  };
+  for (std::string& device : devices) {
+    if (device != "cuda") continue;
+    while (is_named("cuda:" + std::to_string(next))) ++next;
+    device = "cuda:" + std::to_string(next);
+  }
   return devices[std::min(devices.size() - 1, static_cast<size_t>(local_rank))];
 }
 

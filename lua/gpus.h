@@ -26,7 +26,7 @@ Gpus cuda_gpus();
 bool names_gpu(const std::string& device);
 
 // Of a list as --device gives it, "cuda,cpu,cpu", the device of the process with this local rank: the last
-// one goes for all that follow. A "cuda" in a list of several is the first GPU that none before it means.
+// one goes for all that follow. A "cuda" in a list of several is the first GPU that no other of them means.
 std::string device_of_rank(const std::string& list, int local_rank);
 
 // Of this process among those of its machine, as torchrun, our own launcher, Open MPI and Slurm say; else 0.

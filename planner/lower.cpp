@@ -530,7 +530,7 @@ class Lowering {
     const TensorType scalar = graph_.type(node.outputs[0]);
     std::vector<const Output*> passengers;
     for (const Output& output : graph_.outputs)
-      if (is_shared(output) && graph_.type(output.value) == scalar &&
+      if (is_shared(output) && summed_.count(output.value) == 0 && graph_.type(output.value) == scalar &&
           graph_.nodes[graph_.values[output.value].producer].phase != Phase::update)
         passengers.push_back(&output);
     const int64_t ranks = static_cast<int64_t>(work_.groups[0].ranks.size());

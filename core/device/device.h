@@ -134,8 +134,8 @@ class Device {
   // Wait until everything launched is done. Throws Error(peer) when an operation of a communicator of the
   // device was lost, of which what was launched may have needed the result.
   virtual void synchronize() {}
-  // Call `launches`, which only runs kernels of this device, and keep what they
-  // queue instead of running it. Null where that gains nothing: `launches` has not been called then.
+  // Call `launches`, which only runs kernels of this device, and keep what they queue instead of running it.
+  // Null where that gains nothing: `launches` has not been called then.
   virtual std::unique_ptr<Recording> record(const std::function<void()>& launches) { return nullptr; }
   // For so many moments. Null where kernels are done when their launch returns: the host's clock will do.
   virtual std::unique_ptr<Stopwatch> stopwatch(size_t moments) { return nullptr; }

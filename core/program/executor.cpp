@@ -188,8 +188,8 @@ void Executor::prepare_communication() {
   for (Communicator* communicator : communicators) communicator->settle();
 }
 
-// The prologue and the update begin stretches: one is left out at times, before the other there is much to
-// see to.
+// What follows the prologue, and the update, begin stretches: the prologue is left out at times, and
+// transfers are waited for before the update.
 void Executor::find_stretches() {
   for (int i = 0; i < static_cast<int>(calls_.size()); ++i) {
     const bool follows = i > 0 && calls_[i].kernel != nullptr && calls_[i - 1].kernel != nullptr &&

@@ -101,7 +101,7 @@ class Executor {
   std::vector<std::byte*> buffer_addresses_;
   std::byte* workspace_ = nullptr;
   std::vector<Stretch> stretches_;  // all calls, in their order
-  bool recorded_ = false;           // those of them that are longer than a call, where the device can
+  bool recorded_ = false;           // every stretch of two calls or more, if the device records
   std::vector<bool> written_;       // of buffers: inputs that have been written
   int first_update_ = -1;           // instruction from which a step can no longer be stopped
   bool changes_parameters_ = false;

@@ -99,12 +99,21 @@ local function join(run, given)
   local here = 0
   for _, each in ipairs(hosts) do here = here + (each == host and 1 or 0) end
   local gpu = require("het.peak").is_gpu(device)
+  local name = gpu and native.device(device).model
+    or ("%s, %d threads"):format(device == "cpu" and native.processor() or device, native.threads())
   local type = given.type or gpu and "cuda" or (here > 1 and ("%s/%d"):format(device, here) or device)
+  local types, names = cluster and cluster:tell(type) or { type }, cluster and cluster:tell(name) or { name }
+  for i = 2, #types do
+    for j = 1, i - 1 do
+      if types[i] == types[j] and names[i] ~= names[j] then
+        errors.usage("ranks %d and %d have different devices, %s and %s, under one name, %s; give each machine its own "
+          .. "with --type=NAME", j - 1, i - 1, names[j], names[i], types[i])
+      end
+    end
+  end
   return {
     cluster = cluster, gpu = gpu, rank = cluster and cluster:rank() or 0, hosts = hosts, device = native.device(device),
-    type = type, types = cluster and cluster:tell(type) or { type },
-    name = gpu and native.device(device).model
-      or ("%s, %d threads"):format(device == "cpu" and native.processor() or device, native.threads()),
+    type = type, types = types, name = name, names = names,
   }
 end
 
@@ -137,8 +146,8 @@ local function has_links(profile, place)
   return true
 end
 
--- Messages inside each host and between each two, by the first ranks there. What two threads of one process exchange
--- says nothing of GPUs.
+-- Messages inside each host and between each two, by the first ranks there. A lone GPU has no link to measure: messages
+-- between two threads tell nothing of GPUs.
 local function measure_links(place)
   local links, done = {}, {}
   if not place.cluster and place.gpu then return {} end
@@ -169,7 +178,8 @@ local function measure_links(place)
   return all
 end
 
--- What a file holds that is kept: all of other types, and of this one unless its device is another.
+-- What a file holds that is kept: all, but for types that take part when asked to measure again, or whose device is
+-- another now.
 local function kept_of(path, graph, request, place, again)
   local kept = { points = {}, devices = {}, links = {} }
   if native.path_kind(path) == "none" then return kept end
@@ -178,16 +188,19 @@ local function kept_of(path, graph, request, place, again)
     local message, kind = errors.describe(before)
     errors.raise(kind, "%s\n%s is there already; --out=FILE names another, or remove it", message, path)
   end
-  local same = not again
-  for _, device in ipairs(before.devices) do
-    if device.type == place.type and device.name ~= place.name then
-      same = false
-      native.write("stderr", ("%s was %s, now it is %s: measured again\n"):format(place.type, device.name, place.name))
+  local dropped = {}   -- types
+  for i, type in ipairs(place.types) do
+    if again then dropped[type] = true end
+    for _, device in ipairs(before.devices) do
+      if device.type == type and device.name ~= place.names[i] and not dropped[type] then
+        dropped[type] = true
+        native.write("stderr", ("%s was %s, now it is %s: measured again\n"):format(type, device.name, place.names[i]))
+      end
     end
   end
   for _, name in ipairs { "points", "devices" } do
     for _, entry in ipairs(before[name]) do
-      if entry.type ~= place.type or same then kept[name][#kept[name] + 1] = entry end
+      if not dropped[entry.type] then kept[name][#kept[name] + 1] = entry end
     end
   end
   kept.links = before.links
@@ -376,8 +389,11 @@ function profiling.run(program, ...)
   end
   local reused = #sizes * #tensors - #wanted
   local skipped = measure_points(run, place, profile, wanted, request, save)
-  if not skipped then return errors.exit_codes.interrupted end
   take_other_types(profile, place)
+  if not skipped then
+    save()
+    return errors.exit_codes.interrupted
+  end
   profile.links = merge_links(profile.links, asked.links and measure_links(place) or {})
   if place.rank == 0 and #profile.points == 0 then
     errors.raise("environment", "nothing could be measured: no size fits in memory; --microbatches=1 and fewer tokens "

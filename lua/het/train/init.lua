@@ -326,7 +326,9 @@ local function go_on_saving(self, wait)
   local saving = self.saving
   if not saving then return end
   if saving.copy and (wait or saving.copy:done()) then
-    saving.written, saving.copy = begin_writing(self, self.arguments.save, saving.copy, saving.about), nil
+    self.saving = nil   -- until it is being written
+    saving = { written = begin_writing(self, self.arguments.save, saving.copy, saving.about) }
+    self.saving = saving
   end
   if saving.written and (wait or saving.written:done()) then
     self.saving = nil
@@ -353,7 +355,6 @@ end
 -- A copy of the state, or nil where the host has no room for it.
 local function copy_of(self)
   if not self.copied and self.state:bytes() > native.device("cpu"):available_bytes() then return nil end
-  collectgarbage()   -- lets go of the last copy, whose memory is used again
   local ok, copy = pcall(self.state.copy, self.state)
   if not ok and select(2, errors.describe(copy)) ~= "environment" then error(copy, 0) end
   self.copied = ok
@@ -363,6 +364,7 @@ end
 -- Save beside the steps that follow; at once where the host has no room for a copy. All ranks call it.
 local function save_beside(self)
   go_on_saving(self, true)
+  collectgarbage()   -- lets go of what was saved last: memory of a copy is used again
   local state = self:gather()
   if not state then return end
   local copy = state == self.state and copy_of(self)
@@ -566,7 +568,8 @@ function Run:start()
   end
   local ok, interrupted = pcall(train, self, reporter)
   if not ok then
-    pcall(go_on_saving, self, true)   -- what was to be saved before is
+    local saved, why = pcall(go_on_saving, self, true)   -- what was begun before
+    if not saved then reporter:say("the last save was not written: " .. errors.describe(why)) end
     error(interrupted, 0)
   end
   reporter:finish()
@@ -694,7 +697,8 @@ return define.constructor {
     { "sample", "record", "text to write at the end", fields = generate.fields },
     { "save", "string", "folder for the model, its vocabulary and the training state", path = "write" },
     { "save_every", "integer", "steps between saves, which are written beside the steps that follow, from a copy in "
-      .. "the host's memory; 0: only at the end and when interrupted", default = 0, min = 0 },
+      .. "the host's memory (the steps wait where there is no room for one); 0: only at the end and when interrupted",
+      default = 0, min = 0 },
     { "resume", "boolean", "go on exactly where `save` stopped, if it is there", default = false },
     { "from", "string", "folder of a saved model whose weights it begins with", path = "read" },
     { "metrics", "string", "file for one JSON object per report", path = "write" },
