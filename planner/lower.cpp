@@ -558,7 +558,7 @@ class Lowering {
     out_.await(out_.start({0, std::move(gather), own, all, Phase::update}));
     const auto each_rank = [&](int64_t i) {
       if (numbers == 1) return Operand{all.buffer, Layout::contiguous({scalar.dtype, {ranks}})};
-      const Operand packed = out_.add_whole({"a number of each rank", {scalar.dtype, {ranks}}});
+      Operand packed = out_.add_whole({"a number of each rank", {scalar.dtype, {ranks}}});
       out_.copy(node, {all.buffer, Layout{{scalar.dtype, {ranks}}, {numbers}, i}}, packed, -1);
       return packed;
     };

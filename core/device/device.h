@@ -114,6 +114,7 @@ class Device {
   // The group of `host` for operands in this device's memory, whose operations are ordered with the kernels:
   // start() comes after those launched before it, and those launched after wait() see the result. Asked for
   // only where all members of the group can (core/comm/groups.h). The device outlives it.
+  // NOLINTNEXTLINE(performance-unnecessary-value-param): those that connect keep it
   virtual std::shared_ptr<Communicator> connect(std::shared_ptr<Communicator> /*host*/) { return nullptr; }
   virtual int64_t available_bytes() const = 0;  // that the machine could give now
   // Of these what allocate() may still hand out: less what it has handed out and nobody has written to yet,
