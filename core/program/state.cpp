@@ -107,14 +107,13 @@ int64_t StateStore::bytes() const {
 }
 
 std::shared_ptr<StateCopy> StateStore::copy() {
-  constexpr int64_t kAlignment = 64;
   std::shared_ptr<StateCopy> result(new StateCopy);
   int64_t total = 0;
   for (const auto& [name, entry] : entries_) {
     result->entries_[name] = {entry.type, entry.trained};
     result->offsets_[name] = total;
     result->sources_.push_back(entry.memory);
-    total += (entry.type.bytes() + kAlignment - 1) / kAlignment * kAlignment;
+    total += aligned(entry.type.bytes());
   }
   if (copied_.use_count() != 1 || copied_bytes_ < total) {
     copied_ = nullptr;

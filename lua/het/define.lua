@@ -91,6 +91,19 @@ local types = {
   any = { function() return true end, "anything" },
 }
 
+--- The range of a field's numbers, each limit in words: { "at least 1", "below 2" }.
+function define.limits(field)
+  local limits = {}
+  local function add(words, value)
+    if value then limits[#limits + 1] = words .. " " .. text.value(value) end
+  end
+  add("at least", field.min)
+  add("above", field.above)
+  add("at most", field.max)
+  add("below", field.below)
+  return limits
+end
+
 --- What a type is called in messages and pages; `number|schedule` is either.
 function define.type_name(type_of_field)
   local names = {}

@@ -30,10 +30,7 @@ local function terms(field)
     words[1] = "one of " .. table.concat(names, ", ")
   end
   if field.unit then words[#words + 1] = "such as " .. field.unit.such_as end
-  if field.min then words[#words + 1] = ("at least %s"):format(text.value(field.min)) end
-  if field.above then words[#words + 1] = ("above %s"):format(text.value(field.above)) end
-  if field.max then words[#words + 1] = ("at most %s"):format(text.value(field.max)) end
-  if field.below then words[#words + 1] = ("below %s"):format(text.value(field.below)) end
+  for _, limit in ipairs(define.limits(field)) do words[#words + 1] = limit end
   if field.required then words[#words + 1] = "required" end
   if field.default ~= nil and type(field.default) ~= "table" then
     words[#words + 1] = "default " .. text.value(field.default)

@@ -191,21 +191,13 @@ function options.help_text(path, recipe_text)
     local said = terms[1] and " (" .. table.concat(terms, ", ") .. ")" or ""
     lines[#lines + 1] = ("  --%-20s %s%s"):format(name, doc, said)
   end
-  local function range_of(field)
-    local terms = {}
-    local words = { "min", "at least", "above", "above", "max", "at most", "below", "below" }
-    for i = 1, #words, 2 do
-      local value = field[words[i]]
-      if value then terms[#terms + 1] = words[i + 1] .. " " .. text.value(value) end
-    end
-    return unpack(terms)
-  end
   if declared and #declared > 0 then
     lines[#lines + 1] = "Options of this recipe:"
     for _, field in ipairs(declared) do
       local doc = field[3]
       if field.choices then doc = doc .. ": " .. table.concat(field.choices, ", ") end
-      row(field[1] .. "=" .. field[2]:upper(), doc, "default: " .. text.value(field.default), range_of(field))
+      row(field[1] .. "=" .. field[2]:upper(), doc, "default: " .. text.value(field.default),
+        unpack(define.limits(field)))
     end
     lines[#lines + 1] = ""
   end

@@ -222,6 +222,14 @@ local function lacks_point(profile, place, tensor, microbatch)
   return false
 end
 
+-- Keep a device in the profile's list, unless its type is there.
+local function add_device(profile, type, name)
+  for _, device in ipairs(profile.devices) do
+    if device.type == type then return end
+  end
+  profile.devices[#profile.devices + 1] = { type = type, name = name }
+end
+
 -- To rank 0's profile, what the first rank of each other type has measured.
 local function take_other_types(profile, place)
   if not place.cluster then return end
@@ -231,9 +239,7 @@ local function take_other_types(profile, place)
     local other = native.json_decode(words)
     if not seen[other.type] then
       seen[other.type] = true
-      local known = false
-      for _, device in ipairs(profile.devices) do known = known or device.type == other.type end
-      if not known then profile.devices[#profile.devices + 1] = { type = other.type, name = other.name } end
+      add_device(profile, other.type, other.name)
       local new = {}
       for _, point in ipairs(other.points) do
         if not has_point(profile, other.type, point.tensor, point.microbatch) then new[#new + 1] = point end
@@ -381,9 +387,7 @@ function profiling.run(program, ...)
   wanted = asked.list
   profile = profile or { points = {}, links = {}, devices = {} }
   profile.profile, profile.hetrun, profile.model, profile.digest = format, native.version(), model.name, model.digest
-  local known = false
-  for _, device in ipairs(profile.devices) do known = known or device.type == place.type end
-  if not known then profile.devices[#profile.devices + 1] = { type = place.type, name = place.name } end
+  add_device(profile, place.type, place.name)
   local function save()
     if place.rank == 0 then native.json_write(path, profile) end
   end
@@ -391,7 +395,7 @@ function profiling.run(program, ...)
   local skipped = measure_points(run, place, profile, wanted, request, save)
   take_other_types(profile, place)
   if not skipped then
-    save()
+    if #profile.points > 0 then save() end
     return errors.exit_codes.interrupted
   end
   profile.links = merge_links(profile.links, asked.links and measure_links(place) or {})
