@@ -1,4 +1,5 @@
 // The machine as Lua sees it: clocks, memory, terminal, files.
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
@@ -14,6 +15,7 @@
 #include "core/base/random.h"
 #include "core/base/units.h"
 #include "core/io/file.h"
+#include "kernels/cpu/device.h"
 #include "lua/interrupt.h"
 #include "lua/objects.h"
 
@@ -84,6 +86,14 @@ std::string processor() {
       if (colon != std::string::npos) return line.substr(line.find_first_not_of(" \t", colon + 1));
     }
   return "unknown processor";
+}
+
+// Of the processor's kernels: the instruction set in use, then the others that it can run, best first.
+std::vector<std::string> instruction_sets() {
+  std::vector<std::string> sets = cpu_instruction_sets();
+  const auto used = std::ranges::find(sets, cpu_instruction_set());
+  if (used != sets.end()) std::rotate(sets.begin(), used, used + 1);
+  return sets;
 }
 
 std::string version() { return HET_VERSION; }
@@ -157,6 +167,7 @@ void add_system(lua_State* L) {
                  bind<&make_folder>("make_folder"),
                  bind<&path_kind>("path_kind"),
                  bind<&processor>("processor"),
+                 bind<&instruction_sets>("instruction_sets"),
                  bind<&version>("version"),
                  bind<&interrupted>("interrupted"),
                  bind<&undisturbed>("undisturbed"),

@@ -1,22 +1,17 @@
 // Scaled dot-product attention in tiles, with the online softmax of Dao et al. ("FlashAttention: fast and
 // memory-efficient exact attention with IO-awareness", 2022): scores are never stored beyond one tile, so
-// that memory is linear in the length of the sequence. Keys and values of one head are packed once, as panels
-// of the matrix product's register tile, or read where they lie; all arithmetic is f32.
+// that memory is linear in the length of the sequence. Keys and values of one head are packed once, as the
+// product (attention_products.h) reads them, or read where they lie; scores, softmax and sums are f32.
 #include <cmath>
 #include <limits>
-#include <type_traits>
 
-#include "kernels/cpu/gemm_tile.h"
+#include "kernels/cpu/attention_products.h"
 #include "kernels/cpu/kernel.h"
 
 namespace het::cpu::HET_ISA {
 namespace {
 
-constexpr int kQueries = 8 * kRows;       // of one tile
-constexpr int kKeys = 4 * kPanel;         // of one tile
-constexpr int kScoreStride = kKeys + 16;  // floats between rows of a tile of scores
-constexpr int64_t kMostHead = 512;        // elements of a head
-constexpr int kQueryStride = kMostHead + 16;
+constexpr int64_t kMostHead = 512;  // elements of a head
 
 // One operand [batch, tokens, heads, size of a head], strides in elements.
 struct Heads {
@@ -44,134 +39,83 @@ Sizes sizes_of(const KernelRequest& request, const Layout& q, const Layout& k) {
   return {a[0], a[1], b[1], a[2], b[2], a[3], static_cast<float>(scale), flag(request, "causal", false)};
 }
 
-int64_t padded(int64_t count) { return rounded(count, kPanel); }
-
-// Operands of a product as the register tiles read them. Left: row i at data + i * stride. Right: row p of
-// panel j at data + j * panel + p * stride.
-struct Left {
-  const float* data;
-  int64_t stride;
-};
-struct Right {
-  const float* data;
-  int64_t panel, stride;
-  Right from_panel(int64_t j) const { return {data + j * panel, panel, stride}; }
-  Right from_row(int64_t p) const { return {data + p * stride, panel, stride}; }
-};
-
-// The transpose of [tokens, head] as right operand, for products over the head's elements: packed into
-// `space`.
-template <typename T>
-Right transposed(const T* from, int64_t stride, int64_t tokens, int64_t head, float* space) {
-  for (int64_t j = 0; j < tokens; j += kPanel)
-    pack_panel(from + j * stride, 1, stride, head, smaller(tokens - j, kPanel), space + j * head);
-  return {space, kPanel * head, kPanel};
-}
-// [tokens, head] as right operand, for products over tokens: f32 in whole panels where it lies, else in
-// `space`.
-template <typename T>
-Right straight(const T* from, int64_t stride, int64_t tokens, int64_t head, float* space) {
-  if constexpr (std::is_same_v<T, float>)
-    if (head % kPanel == 0) return {from, kPanel, stride};
-  for (int64_t c = 0; c < head; c += kPanel)
-    pack_panel(from + c, stride, 1, tokens, smaller(head - c, kPanel), space + c * tokens);
-  return {space, kPanel * tokens, kPanel};
-}
-// [tokens, head] as left operand: f32 where it lies, else in `space`.
-template <typename T>
-Left rows_of(const T* from, int64_t stride, int64_t tokens, int64_t head, float* space) {
-  if constexpr (std::is_same_v<T, float>) return {from, stride};
-  for (int64_t i = 0; i < tokens; ++i) copy_row(from + i * stride, head, space + i * kQueryStride);
-  return {space, kQueryStride};
-}
-
-// scores[i][j] = a_i . b_j for `rows` rows and keys [0, limit(i) rounded up to a panel).
-template <typename Limit>
-void multiply_rows(const Left& a, const Right& b, int64_t rows, int64_t head, float* scores,
-                   const Limit& limit) {
-  for (int64_t i = 0; i < rows; i += kRows) {
-    const int64_t count = smaller(rows - i, kRows), columns = limit(i + count - 1);
-    for (int64_t j = 0; j < columns; j += kPanel)
-      tile_of<Order::row, float>(count)(a.data + i * a.stride, a.stride, b.data + j / kPanel * b.panel,
-                                        b.stride, head, scores + i * kScoreStride + j, kScoreStride, kPanel,
-                                        Start::zero, nullptr);
-  }
-}
-
-// out[i][:] += sum over j < limit(i) of p[i][j] b_j
-template <typename Limit>
-void accumulate_rows(const float* p, const Right& b, int64_t rows, int64_t head, float* out,
-                     int64_t out_stride, const Limit& limit) {
-  for (int64_t i = 0; i < rows; i += kRows) {
-    const int64_t count = smaller(rows - i, kRows), terms = limit(i + count - 1);
-    for (int64_t c = 0; c < head; c += kPanel)
-      tile_of<Order::row, float>(count)(p + i * kScoreStride, kScoreStride, b.data + c / kPanel * b.panel,
-                                        b.stride, terms, out + i * out_stride + c, out_stride, kPanel,
-                                        Start::sum, nullptr);
-  }
-}
-
-// out[j][:] += sum over rows i >= first(j) of p[i][j] b_i
-template <typename First>
-void accumulate_columns(const float* p, const Right& b, int64_t rows, int64_t columns, int64_t head,
-                        float* out, int64_t out_stride, const First& first) {
-  for (int64_t j = 0; j < columns; j += kRows) {
-    const int64_t count = smaller(columns - j, kRows), skip = first(j);
-    if (skip >= rows) break;
-    for (int64_t c = 0; c < head; c += kPanel)
-      tile_of<Order::column, float>(count)(
-          p + skip * kScoreStride + j, kScoreStride, b.data + c / kPanel * b.panel + skip * b.stride,
-          b.stride, rows - skip, out + j * out_stride + c, out_stride, kPanel, Start::sum, nullptr);
-  }
-}
-
 // Threads take whole key heads; where there are fewer of those than threads, ranges of queries of one head
 // too.
 struct Work {
   int64_t heads, ranges, parts;
 };
 
+// Cuts one thread's workspace into parts of whole cache lines; without memory it only counts.
+struct Cutter {
+  float* base = nullptr;
+  int64_t floats = 0;
+  float* take(int64_t count) {
+    const int64_t at = floats;
+    floats += rounded(count, 16);
+    return base == nullptr ? nullptr : base + at;
+  }
+};
+
 // ---- forward ----
 
 template <typename T>
 struct Forward {
+  using Use = Products<T>;
+  using Left = typename Use::Left;
+  using Right = typename Use::Right;
+  static constexpr int64_t kQueries = Use::kQueries;
+
   Sizes s;
   Heads q, k, v, out;
   Work work;
 
-  int64_t floats() const {  // workspace of one thread
-    return s.head * padded(s.keys) + padded(s.head) * s.keys + kQueries * (kQueryStride + kScoreStride) +
-           kQueries * padded(s.head) + 2 * kQueries;
+  struct Space {
+    float *keys, *values, *rows, *scores, *sums, *most, *total, *scratch;
+  };
+  Space cut(Cutter& cutter) const {
+    return {.keys = cutter.take(Use::right_floats(s.head, s.keys)),
+            .values = cutter.take(Use::right_floats(s.keys, s.head)),
+            .rows = cutter.take(Use::left_floats(kQueries, s.head)),
+            .scores = cutter.take(kQueries * kScoreStride),
+            .sums = cutter.take(kQueries * padded(s.head)),
+            .most = cutter.take(kQueries),
+            .total = cutter.take(kQueries),
+            .scratch = cutter.take(Use::kScratchFloats)};
+  }
+  int64_t floats() const {
+    Cutter cutter;
+    cut(cutter);
+    return cutter.floats;
   }
 
   void run(const KernelArguments& a) const {
+    const int64_t each = floats();
     parallel_parts(work.parts, [&](int64_t part) {
-      float* keys = reinterpret_cast<float*>(a.workspace) + part * floats();
-      float* values = keys + s.head * padded(s.keys);
-      float* rest = values + padded(s.head) * s.keys;
+      Cutter cutter{reinterpret_cast<float*>(a.workspace) + part * each};
+      const Space space = cut(cutter);
+      [[maybe_unused]] const typename Use::State state{};
       Right key{}, value{};
       const Range share = share_of(work.heads * work.ranges, work.parts, part);
       for (int64_t item = share.begin; item < share.end; ++item) {
         const int64_t b = item / work.ranges / s.key_heads, h = item / work.ranges % s.key_heads;
         const Range queries = share_of(s.queries, work.ranges, item % work.ranges);
         if (item == share.begin || item % work.ranges == 0) {
-          key = transposed(a.in<T>(1) + k.at(b, 0, h), k.token, s.keys, s.head, keys);
-          value = straight(a.in<T>(2) + v.at(b, 0, h), v.token, s.keys, s.head, values);
+          key = Use::transposed(a.in<T>(1) + k.at(b, 0, h), k.token, s.keys, s.head, space.keys);
+          value = Use::straight(a.in<T>(2) + v.at(b, 0, h), v.token, s.keys, s.head, space.values);
         }
         for (int64_t g = h * s.group(); g < (h + 1) * s.group(); ++g)
           for (int64_t first = queries.begin; first < queries.end; first += kQueries)
-            attend(a, b, g, first, smaller(queries.end - first, kQueries), key, value, rest);
+            attend(a, b, g, first, smaller(queries.end - first, kQueries), key, value, space);
       }
     });
   }
 
   // Queries [first, first + count) of one head against all the keys that they see.
   void attend(const KernelArguments& a, int64_t b, int64_t h, int64_t first, int64_t count, const Right& keys,
-              const Right& values, float* rest) const {
+              const Right& values, const Space& space) const {
     const int64_t width = padded(s.head);
-    float *rows = rest, *scores = rows + kQueries * kQueryStride, *sums = scores + kQueries * kScoreStride;
-    float *most = sums + kQueries * width, *total = most + kQueries;
-    const Left query = rows_of(a.in<T>(0) + q.at(b, first, h), q.token, count, s.head, rows);
+    float *scores = space.scores, *sums = space.sums, *most = space.most, *total = space.total;
+    const Left query = Use::rows_of(a.in<T>(0) + q.at(b, first, h), q.token, count, s.head, space.rows);
     for (int64_t i = 0; i < count; ++i) {
       most[i] = -std::numeric_limits<float>::infinity();
       total[i] = 0;
@@ -185,12 +129,14 @@ struct Forward {
         const int64_t seen = s.visible(first + i) - from;
         return seen < 0 ? 0 : smaller(seen, tokens);
       };
-      multiply_rows(query, keys.from_panel(from / kPanel), count, s.head, scores, limit);
+      Use::multiply_rows(query, keys.from_panel(from / kPanel), count, s.head, scores, limit);
       for (int64_t i = 0; i < count; ++i) {
-        const int64_t last = smaller(i - i % kRows + kRows, count) - 1;  // of this row's register tile
-        soften(scores + i * kScoreStride, limit(i), limit(last), most[i], total[i], sums + i * width, width);
+        const int64_t last =
+            smaller(i - i % Use::kBlock + Use::kBlock, count) - 1;  // row multiplied with this one
+        soften(scores + i * kScoreStride, limit(i), Use::covered(limit(last)), most[i], total[i],
+               sums + i * width, width);
       }
-      accumulate_rows(scores, values.from_row(from), count, s.head, sums, width, limit);
+      Use::accumulate_rows(scores, values.from_row(from), count, s.head, sums, width, limit, space.scratch);
     }
     float* lse = a.out<float>(1) + (b * s.query_heads + h) * s.queries + first;
     for_lanes(count, [&](int64_t i, auto lanes) {
@@ -205,8 +151,8 @@ struct Forward {
   }
 
   // Scores of one row become exp(scale * score - most); what was summed before is scaled to the new maximum.
-  // Columns from `seen` to `tile_end` become 0: the register tile takes them too.
-  void soften(float* row, int64_t seen, int64_t tile_end, float& most, float& total, float* sums,
+  // Columns from `seen` to `end` become 0: the product takes them too.
+  void soften(float* row, int64_t seen, int64_t end, float& most, float& total, float* sums,
               int64_t width) const {
     Vector larger = splat(-std::numeric_limits<float>::infinity());
     for_lanes(seen, [&](int64_t j, auto lanes) {
@@ -228,7 +174,7 @@ struct Forward {
         for (int64_t c = 0; c < width; c += kLanes) store(sums + c, load(sums + c) * shrink);
       most = now;
     }
-    for (int64_t j = seen; j < tile_end; ++j) row[j] = 0;
+    for (int64_t j = seen; j < end; ++j) row[j] = 0;
   }
 };
 
@@ -236,7 +182,7 @@ std::unique_ptr<Kernel> prepare_attention(const KernelRequest& request) {
   const Sizes sizes = sizes_of(request, request.inputs[0], request.inputs[1]);
   return for_float(request, request.inputs[0].type.dtype, [&]<typename T>(T) {
     const int64_t heads = sizes.batch * sizes.key_heads;
-    const int64_t most = (sizes.queries + kQueries - 1) / kQueries;
+    const int64_t most = (sizes.queries + Forward<T>::kQueries - 1) / Forward<T>::kQueries;
     const int64_t wanted = heads == 0 ? 1 : (thread_count() + heads - 1) / heads;
     const int64_t ranges = wanted < most ? wanted : most > 0 ? most : 1;
     const Forward<T> forward{
@@ -257,73 +203,94 @@ std::unique_ptr<Kernel> prepare_attention(const KernelRequest& request) {
 // dq = ds k, dk = ds^T q, dv = p^T dout.
 template <typename T>
 struct Backward {
+  using Use = Products<T>;
+  using Left = typename Use::Left;
+  using Right = typename Use::Right;
+  static constexpr int64_t kQueries = Use::kQueries;
+
   Sizes s;
   Heads dout, q, k, v, out, dq, dk, dv;
   int64_t parts;
 
-  int64_t floats() const {
+  struct Space {
+    float *keys, *values, *key_rows;           // operands of one key head
+    float *key_sums, *value_sums;              // dk, dv [keys, width]
+    float *rows, *drows, *columns, *dcolumns;  // of a tile's queries and dout
+    float *p, *ds, *sums, *e, *lse, *scratch;
+  };
+  Space cut(Cutter& cutter) const {
     const int64_t width = padded(s.head);
-    return 2 * s.head * padded(s.keys) + width * s.keys + 2 * padded(s.keys) * width +  // packed k, v; dk, dv
-           2 * kQueries * kQueryStride + 2 * kQueries * kScoreStride +  // rows of q, dout; p, ds
-           2 * kQueries * width + kQueries * width + 2 * kQueries;      // panels of q, dout; dq; e, lse
+    return {.keys = cutter.take(Use::right_floats(s.head, s.keys)),
+            .values = cutter.take(Use::right_floats(s.head, s.keys)),
+            .key_rows = cutter.take(Use::right_floats(s.keys, s.head)),
+            .key_sums = cutter.take(padded(s.keys) * width),
+            .value_sums = cutter.take(padded(s.keys) * width),
+            .rows = cutter.take(Use::left_floats(kQueries, s.head)),
+            .drows = cutter.take(Use::left_floats(kQueries, s.head)),
+            .columns = cutter.take(Use::right_floats(kQueries, s.head)),
+            .dcolumns = cutter.take(Use::right_floats(kQueries, s.head)),
+            .p = cutter.take(kQueries * kScoreStride),
+            .ds = cutter.take(kQueries * kScoreStride),
+            .sums = cutter.take(kQueries * width),
+            .e = cutter.take(kQueries),
+            .lse = cutter.take(kQueries),
+            .scratch = cutter.take(Use::kScratchFloats)};
+  }
+  int64_t floats() const {
+    Cutter cutter;
+    cut(cutter);
+    return cutter.floats;
   }
 
   void run(const KernelArguments& a) const {
+    const int64_t each = floats();
     parallel_parts(parts, [&](int64_t part) {
-      float* workspace = reinterpret_cast<float*>(a.workspace) + part * floats();
+      Cutter cutter{reinterpret_cast<float*>(a.workspace) + part * each};
+      const Space space = cut(cutter);
+      [[maybe_unused]] const typename Use::State state{};
       const Range share = share_of(s.batch * s.key_heads, parts, part);
       for (int64_t item = share.begin; item < share.end; ++item)
-        differentiate(a, item / s.key_heads, item % s.key_heads, workspace);
+        differentiate(a, item / s.key_heads, item % s.key_heads, space);
     });
   }
 
   // All queries of the group that share one key head.
-  void differentiate(const KernelArguments& a, int64_t b, int64_t h, float* workspace) const {
+  void differentiate(const KernelArguments& a, int64_t b, int64_t h, const Space& space) const {
     const int64_t width = padded(s.head);
-    float* keys = workspace;                                // k by key
-    float* values = keys + s.head * padded(s.keys);         // v by key
-    float* key_rows = values + s.head * padded(s.keys);     // k by element
-    float* key_sums = key_rows + width * s.keys;            // dk [keys, width]
-    float* value_sums = key_sums + padded(s.keys) * width;  // dv
-    float* rest = value_sums + padded(s.keys) * width;
     const T *from_k = a.in<T>(2) + k.at(b, 0, h), *from_v = a.in<T>(3) + v.at(b, 0, h);
-    const Right key = transposed(from_k, k.token, s.keys, s.head, keys);
-    const Right value = transposed(from_v, v.token, s.keys, s.head, values);
-    const Right key_row = straight(from_k, k.token, s.keys, s.head, key_rows);
-    for (int64_t i = 0; i < 2 * padded(s.keys) * width; ++i) key_sums[i] = 0;
+    const Right key = Use::transposed(from_k, k.token, s.keys, s.head, space.keys);
+    const Right value = Use::transposed(from_v, v.token, s.keys, s.head, space.values);
+    const Right key_row = Use::straight(from_k, k.token, s.keys, s.head, space.key_rows);
+    for (int64_t i = 0; i < padded(s.keys) * width; ++i) space.key_sums[i] = space.value_sums[i] = 0;
     for (int64_t g = h * s.group(); g < (h + 1) * s.group(); ++g)
       for (int64_t first = 0; first < s.queries; first += kQueries)
         differentiate_queries(a, b, g, first, smaller(s.queries - first, kQueries), key, value, key_row,
-                              key_sums, value_sums, rest);
+                              space);
     for (int64_t j = 0; j < s.keys; ++j) {
       T *to_k = reinterpret_cast<T*>(a.outputs[1]) + dk.at(b, j, h),
         *to_v = reinterpret_cast<T*>(a.outputs[2]) + dv.at(b, j, h);
       for_lanes(s.head, [&](int64_t c, auto lanes) {
-        store(to_k + c, load(key_sums + j * width + c, lanes), lanes);
-        store(to_v + c, load(value_sums + j * width + c, lanes), lanes);
+        store(to_k + c, load(space.key_sums + j * width + c, lanes), lanes);
+        store(to_v + c, load(space.value_sums + j * width + c, lanes), lanes);
       });
     }
   }
 
   void differentiate_queries(const KernelArguments& a, int64_t b, int64_t h, int64_t first, int64_t count,
-                             const Right& keys, const Right& values, const Right& key_rows, float* key_sums,
-                             float* value_sums, float* rest) const {
+                             const Right& keys, const Right& values, const Right& key_rows,
+                             const Space& space) const {
     const int64_t width = padded(s.head);
-    float *rows = rest, *drows = rows + kQueries * kQueryStride;
-    float *p = drows + kQueries * kQueryStride, *ds = p + kQueries * kScoreStride;
-    float *panels = ds + kQueries * kScoreStride, *dpanels = panels + kQueries * width;
-    float *sums = dpanels + kQueries * width, *e = sums + kQueries * width, *lse = e + kQueries;
+    float *p = space.p, *ds = space.ds, *sums = space.sums, *e = space.e, *lse = space.lse;
     const T *from_q = a.in<T>(1) + q.at(b, first, h), *from_dout = a.in<T>(0) + dout.at(b, first, h);
-    const Left query = rows_of(from_q, q.token, count, s.head, rows);
-    const Left dquery = rows_of(from_dout, dout.token, count, s.head, drows);
-    const Right query_row = straight(from_q, q.token, count, s.head, panels);
-    const Right dquery_row = straight(from_dout, dout.token, count, s.head, dpanels);
+    const Left query = Use::rows_of(from_q, q.token, count, s.head, space.rows);
+    const Left dquery = Use::rows_of(from_dout, dout.token, count, s.head, space.drows);
+    const Right query_row = Use::straight(from_q, q.token, count, s.head, space.columns);
+    const Right dquery_row = Use::straight(from_dout, dout.token, count, s.head, space.dcolumns);
     for (int64_t i = 0; i < count; ++i) {
-      const T* made = a.in<T>(4) + out.at(b, first + i, h);
+      const T *made = a.in<T>(4) + out.at(b, first + i, h), *dmade = from_dout + i * dout.token;
       Vector sum{};
-      for_lanes(s.head, [&](int64_t c, auto lanes) {
-        sum += load(dquery.data + i * dquery.stride + c, lanes) * load(made + c, lanes);
-      });
+      for_lanes(s.head,
+                [&](int64_t c, auto lanes) { sum += load(dmade + c, lanes) * load(made + c, lanes); });
       e[i] = sum_of(sum);
       lse[i] = a.in<float>(5)[(b * s.query_heads + h) * s.queries + first + i];
     }
@@ -336,8 +303,8 @@ struct Backward {
         const int64_t seen = s.visible(first + i) - from;
         return seen < 0 ? 0 : smaller(seen, tokens);
       };
-      multiply_rows(query, keys.from_panel(from / kPanel), count, s.head, p, limit);
-      multiply_rows(dquery, values.from_panel(from / kPanel), count, s.head, ds, limit);
+      Use::multiply_rows(query, keys.from_panel(from / kPanel), count, s.head, p, limit);
+      Use::multiply_rows(dquery, values.from_panel(from / kPanel), count, s.head, ds, limit);
       const int64_t columns = limit(count - 1);
       for (int64_t i = 0; i < count; ++i) {
         float *p_row = p + i * kScoreStride, *ds_row = ds + i * kScoreStride;
@@ -347,7 +314,7 @@ struct Backward {
           store(p_row + j, weight, lanes);
           store(ds_row + j, weight * (load(ds_row + j, lanes) - e[i]) * s.scale, lanes);
         });
-        for (int64_t j = seen; j < columns; ++j) p_row[j] = ds_row[j] = 0;
+        for (int64_t j = seen; j < Use::covered(columns); ++j) p_row[j] = ds_row[j] = 0;
       }
       // The first row of this tile that sees key `from + j`.
       const auto first_row = [&](int64_t j) {
@@ -355,9 +322,11 @@ struct Backward {
         const int64_t row = from + j - (s.keys - s.queries) - first;
         return row < 0 ? int64_t{0} : row;
       };
-      accumulate_rows(ds, key_rows.from_row(from), count, s.head, sums, width, limit);
-      accumulate_columns(ds, query_row, count, columns, s.head, key_sums + from * width, width, first_row);
-      accumulate_columns(p, dquery_row, count, columns, s.head, value_sums + from * width, width, first_row);
+      Use::accumulate_rows(ds, key_rows.from_row(from), count, s.head, sums, width, limit, space.scratch);
+      Use::accumulate_columns(ds, query_row, count, columns, s.head, space.key_sums + from * width, width,
+                              first_row, space.scratch);
+      Use::accumulate_columns(p, dquery_row, count, columns, s.head, space.value_sums + from * width, width,
+                              first_row, space.scratch);
     }
     for (int64_t i = 0; i < count; ++i) {
       T* to = reinterpret_cast<T*>(a.outputs[0]) + dq.at(b, first + i, h);

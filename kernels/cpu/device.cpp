@@ -1,11 +1,15 @@
 #include "kernels/cpu/device.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <map>
 #include <mutex>
 #include <unordered_map>
+
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "core/base/error.h"
 #include "core/base/units.h"
@@ -15,6 +19,15 @@
 
 namespace het {
 namespace {
+
+#if defined(__x86_64__)
+// Tiles are state that Linux keeps for a process once it has asked (Documentation/arch/x86/xstate.rst).
+bool grants_tiles() {
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;
+  static const bool granted = ::syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return granted;
+}
+#endif
 
 bool supported(std::string_view set) {
   if (set == "generic") return true;
@@ -29,8 +42,11 @@ bool supported(std::string_view set) {
                   __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
                   __builtin_cpu_supports("avx512vl");
   if (set == "v4") return v4;
-  if (set == "v4_bf16")
-    return v4 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512fp16");
+  const bool v4_bf16 = v4 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512fp16");
+  if (set == "v4_bf16") return v4_bf16;
+  if (set == "v4_amx")
+    return v4_bf16 && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
+           grants_tiles();
 #endif
   return false;
 }
@@ -116,16 +132,22 @@ std::vector<std::string> cpu_instruction_sets() {
   return names;
 }
 
+std::string cpu_instruction_set() {
+  const char* wanted = std::getenv("HETRUN_INSTRUCTION_SET");
+  return wanted == nullptr || *wanted == '\0' ? cpu_instruction_sets().front() : wanted;
+}
+
 std::shared_ptr<Device> make_cpu_device(std::string_view wanted, int sharing) {
   HET_REQUIRE(sharing >= 1, sharing);
+  const std::string name = wanted.empty() ? cpu_instruction_set() : std::string(wanted);
   for (const auto& set : cpu::instruction_sets()) {
-    if (wanted.empty() ? !supported(set.name) : set.name != wanted) continue;
-    if (!supported(set.name))
-      fail_environment("this processor cannot run instruction set '{}'; it can run: {}", wanted,
+    if (set.name != name) continue;
+    if (!supported(name))
+      fail_environment("this processor cannot run instruction set '{}'; it can run: {}", name,
                        fmt::join(cpu_instruction_sets(), ", "));
     return std::make_shared<CpuDevice>(set, sharing);
   }
-  fail_usage("there is no instruction set '{}'; this processor can run: {}", wanted,
+  fail_usage("there is no instruction set '{}'; this processor can run: {}", name,
              fmt::join(cpu_instruction_sets(), ", "));
 }
 

@@ -11,12 +11,15 @@
 
 namespace het {
 
-// Kernels for the named instruction set ("generic", "v3", "v4", "v4_bf16"), or for the best one this
-// processor has when the name is empty. `sharing` processes share the machine's memory evenly. Throws
-// Error(usage) for an unknown name, Error(environment) for a set that it lacks.
-std::shared_ptr<Device> make_cpu_device(std::string_view instruction_set = {}, int sharing = 1);
-
 // The sets that were compiled in and that this processor can run, best first.
 std::vector<std::string> cpu_instruction_sets();
+
+// The set for devices that ask for none: what HETRUN_INSTRUCTION_SET says, else the best.
+std::string cpu_instruction_set();
+
+// Kernels for the named instruction set ("generic", "v3", "v4", "v4_bf16", "v4_amx"), or for
+// cpu_instruction_set() when the name is empty. `sharing` processes share the machine's memory evenly. Throws
+// Error(usage) for an unknown name, Error(environment) for a set that the processor lacks.
+std::shared_ptr<Device> make_cpu_device(std::string_view instruction_set = {}, int sharing = 1);
 
 }  // namespace het

@@ -89,6 +89,13 @@ Gemm::Gemm(const GemmShape& shape) : shape_(shape) {
   const GemmShape& s = shape_;
   few_rows_ = s.m <= kFewRows && s.b_row == 1 && s.a_col == 1;
   if (few_rows_) return;
+#if defined(__AMX_BF16__)
+  if (TileProduct::takes(s)) {
+    tiles_.emplace(s);
+    workspace_bytes_ = tiles_->workspace_bytes();
+    return;
+  }
+#endif
   parts_ = s.serial ? 1 : s.parts > 0 ? s.parts : thread_count();
   split_rows_ = s.m >= parts_ * int64_t{kRows} || s.n < parts_ * int64_t{kPanel};
   a_in_place_ = s.a_type == DType::f32 && s.n <= kInPlace &&
@@ -117,6 +124,9 @@ void Gemm::run(const void* a, const void* b, void* c, const float* bias, std::by
   const GemmShape& s = shape_;
   if (s.m == 0 || s.n == 0) return;
   if (few_rows_) return run_few_rows(a, b, c, bias);
+#if defined(__AMX_BF16__)
+  if (tiles_) return tiles_->run(a, b, c, bias, workspace);
+#endif
   auto* packed = reinterpret_cast<float*>(workspace);
   std::byte* own = workspace + packed_bytes_;
   for (int64_t first = 0; first < s.n; first += columns_) {

@@ -1,13 +1,16 @@
-// Matrix products C (+)= A B for the processor: operands in f32, bf16 or f16, sums in f32. Narrow operands
-// are widened to f32 while they are packed, because processors without matrix units do f32 multiply-adds at
-// least as fast as their bf16 dot products (half the rate on the machine of tests/bench/README.md). Operands
-// in f32 are read where they lie when packing would cost more than it saves.
+// Matrix products C (+)= A B for the processor: operands in f32, bf16 or f16, sums in f32.
+//
+// Without matrix units narrow operands are widened to f32 while they are packed, because such processors do
+// f32 multiply-adds at least as fast as their bf16 dot products (half the rate on a machine of
+// tests/bench/README.md). Operands in f32 are read where they lie when packing would cost more than it saves.
+// With matrix units (amx.h) bf16 is multiplied as it is, f32 in three pieces, and f32 by bf16 as bf16.
 //
 // A Gemm is prepared once for its sizes and strides; run() allocates nothing.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "core/base/parallel.h"
 #include "core/tensor/dtype.h"
@@ -27,6 +30,36 @@ struct GemmShape {
   int parts = 0;        // threads to use; 0: all there are when it is prepared
 };
 
+#if defined(__AMX_BF16__)
+// The product on matrix units.
+class TileProduct {
+ public:
+  static bool takes(const GemmShape& shape);  // false: too small, or of a type that the units lack
+  explicit TileProduct(const GemmShape& shape);
+
+  int64_t workspace_bytes() const { return b_bytes_ + threads_ * part_bytes_; }
+  void run(const void* a, const void* b, void* c, const float* bias, std::byte* workspace) const;
+
+ private:
+  template <int P, typename T>
+  void pack_panels(const T* b, Range columns, Range panels, bf16* packed) const;
+  template <int P, typename A, typename C>
+  void multiply(const A* a, const bf16* packed, C* c, const float* bias, Range rows, Range columns,
+                Range panels, std::byte* own) const;
+
+  GemmShape shape_;
+  int pieces_ = 1;  // bf16 that a value is multiplied in
+  int threads_ = 1;
+  bool split_rows_ = true;                // threads share out rows of C, else columns
+  bool a_in_place_ = false;               // tiles are read from A itself
+  bool partial_ = false;                  // sums over some of k are kept in f32 beside a narrower C
+  int64_t depth_ = 0, depth_blocks_ = 0;  // terms of k at a time
+  int64_t columns_ = 0;                   // of C at a time: as many as packed B has room for
+  int64_t b_bytes_ = 0, a_bytes_ = 0;     // workspace: packed B; of each thread, packed A
+  int64_t part_bytes_ = 0;                // and all of a thread's
+};
+#endif
+
 class Gemm {
  public:
   explicit Gemm(const GemmShape& shape);
@@ -41,6 +74,9 @@ class Gemm {
   void multiply(const void* a, const void* b, void* c, const float* bias, int64_t first, int64_t columns,
                 const float* packed, std::byte* own, int64_t part) const;
 
+#if defined(__AMX_BF16__)
+  std::optional<TileProduct> tiles_;
+#endif
   GemmShape shape_;
   int parts_ = 1;           // threads
   bool split_rows_ = true;  // threads share out rows of C, else columns

@@ -69,6 +69,10 @@ function doctor.run()
   end
   say("hetrun", native.version())
   say("processor", ("%s, %d threads"):format(native.processor(), native.threads()))
+  local sets = native.instruction_sets()
+  local used = table.remove(sets, 1)
+  say("", ("kernels for %s%s"):format(used, #sets == 0 and "" or
+    ("; HETRUN_INSTRUCTION_SET can be %s"):format(table.concat(sets, ", "))))
   say("memory", text.bytes(native.memory_available()) .. " available")
   for _, dtype in ipairs { "f32", "bf16" } do
     local ok, flops = measure("cpu", dtype)

@@ -30,7 +30,8 @@ end
 
 local function key(device, dtype)
   if peak.is_gpu(device) then return ("%s, %s"):format(native.device(device).model, dtype) end
-  return ("%s, %d threads, %s, %s"):format(native.processor(), native.threads(), device, dtype)
+  return ("%s, %s, %d threads, %s, %s"):format(native.processor(), native.instruction_sets()[1], native.threads(), device,
+    dtype)
 end
 
 -- { flops, measured (how often), at (when last, seconds since 1970) }, or nil. What is no such entry is not there.

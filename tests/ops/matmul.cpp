@@ -1,3 +1,5 @@
+#include <array>
+
 #include "tests/ops/case.h"
 
 namespace het::ops_test {
@@ -42,6 +44,19 @@ std::vector<Case> matmul_cases() {
     cases.push_back({"linear_weight_gradient", {T(made), T(shape)}, {}, kProducts});
     cases.push_back({"linear_weight_gradient", {T(made), T(shape)}, {{"bias", true}}, kProducts});
     cases.push_back({"linear_weight_gradient", {T(made), T(shape)}, {{"bias", false}}, kProducts});
+  }
+  // More terms than are multiplied at a time, ragged or not; more columns than are kept in f32, or packed, at
+  // a time.
+  for (const auto& [rows, in, out] :
+       {std::array<int64_t, 3>{70, 1090, 37}, {64, 1088, 96}, {20, 1056, 1060}, {16, 512, 5600}}) {
+    std::vector<Case> large{
+        {"linear", {T({rows, in}), T({out, in}), A({out})}, {}, kProducts},
+        {"linear_input_gradient", {T({rows, in}), T({in, out})}, {}, kProducts},
+        {"linear_weight_gradient", {T({in, rows}), T({in, out})}, {{"bias", true}}, kProducts}};
+    for (Case& c : large) {
+      c.gradient = false;
+      cases.push_back(std::move(c));
+    }
   }
   // Rows and columns enough that the sums of dy are shared out, in packs and not.
   for (const int64_t out : {264, 257})

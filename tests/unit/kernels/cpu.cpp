@@ -393,6 +393,74 @@ TEST_CASE("a device says what it lacks", "[cpu]") {
                     Catch::Contains("takes no i32"));
 }
 
+// c[m, n] = a[m, k] b[k, n] on one instruction set.
+std::vector<float> product(const std::string& set, const std::vector<float>& a, const std::vector<float>& b,
+                           int64_t m, int64_t k, int64_t n) {
+  const Tensor left = Tensor::of<float>(a, {m, k}), right = Tensor::of<float>(b, {k, n});
+  const Tensor c =
+      Eager(make_cpu_device(set)).call(op_named("matmul"), std::vector<Tensor>{left, right}, {})[0];
+  return {c.data<float>(), c.data<float>() + m * n};
+}
+
+TEST_CASE("products in f32 are as exact as multiply-adds, over the whole range of f32", "[cpu]") {
+  constexpr int64_t m = 64, k = 256, n = 64;
+  for (const int exponent : {-60, 0, 60}) {
+    std::vector<float> a(m * k), b(k * n);
+    std::mt19937 generator(7);
+    std::normal_distribution<float> normal;
+    for (float& x : a) x = std::ldexp(normal(generator), exponent);
+    for (float& x : b) x = std::ldexp(normal(generator), -exponent / 2);
+    for (const std::string& set : cpu_instruction_sets()) {
+      INFO(set << ", 2^" << exponent);
+      const std::vector<float> c = product(set, a, b, m, k, n);
+      double worst = 0;
+      for (int64_t i = 0; i < m; ++i)
+        for (int64_t j = 0; j < n; ++j) {
+          double sum = 0, size = 0;
+          for (int64_t p = 0; p < k; ++p) {
+            const double term = static_cast<double>(a[i * k + p]) * b[p * n + j];
+            sum += term;
+            size += std::abs(term);
+          }
+          worst = std::max(worst, std::abs(c[i * n + j] - sum) / size);
+        }
+      CHECK(worst < 4 * 0x1p-24);  // of rounding once for each term; 16 bits of a factor would give 2^-17
+    }
+  }
+}
+
+TEST_CASE("products keep what is not finite", "[cpu]") {
+  constexpr int64_t m = 48, k = 64, n = 48;
+  const float inf = INFINITY;
+  for (const std::string& set : cpu_instruction_sets())
+    for (const float odd :
+         {inf, -inf, std::nanf(""), std::bit_cast<float>(0x7fffffff), std::bit_cast<float>(0xffffffff)}) {
+      INFO(set << ": " << odd);
+      std::vector<float> a(m * k, 1.5F), b(k * n, 0.25F);
+      a[5 * k + 9] = odd;
+      b[11 * n + 7] = odd;
+      const std::vector<float> c = product(set, a, b, m, k, n);
+      for (int64_t i = 0; i < m; ++i)
+        for (int64_t j = 0; j < n; ++j) REQUIRE(std::isfinite(c[i * n + j]) == (i != 5 && j != 7));
+    }
+}
+
+TEST_CASE("HETRUN_INSTRUCTION_SET chooses the kernels", "[cpu]") {
+  const auto set = [](const char* name) { ::setenv("HETRUN_INSTRUCTION_SET", name, 1); };
+  const char* const before = std::getenv("HETRUN_INSTRUCTION_SET");
+  const std::string kept = before == nullptr ? "" : before;
+  set("");
+  CHECK(cpu_instruction_set() == cpu_instruction_sets().front());
+  set("generic");
+  CHECK(cpu_instruction_set() == "generic");
+  CHECK_NOTHROW(make_cpu_device());
+  set("v5");
+  CHECK_THROWS_WITH(make_cpu_device(),
+                    Catch::Contains("there is no instruction set 'v5'; this processor can run: ") &&
+                        Catch::Contains("generic"));
+  set(kept.c_str());
+}
+
 TEST_CASE("an index outside the table is refused, not followed", "[cpu]") {
   const auto device = make_cpu_device();
   const Tensor ids = Tensor::of<int32_t>({1, 9}, {2}), table = Tensor::zeros({DType::f32, {7, 3}}),

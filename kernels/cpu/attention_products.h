@@ -1,0 +1,226 @@
+// The products of matrices within attention, on vectors in f32 and on matrix units. Both have the same form,
+// a template argument of attention.cpp:
+//
+//   Left, Right        operands as the units read them, made from rows of [tokens, head] by rows_of() (left),
+//   transposed()
+//                      (right, for products over the head's elements) and straight() (right, for products
+//                      over tokens)
+//   multiply_rows      scores[i][j] = a_i . b_j
+//   accumulate_rows    out[i][:] += sum over j of p[i][j] b_j
+//   accumulate_columns out[j][:] += sum over i of p[i][j] b_i
+//
+// Scores and what is made of them lie in rows of kScoreStride floats. A row i takes part up to limit(i), or
+// from first(j) on; what is between there and the block's edge must be 0, up to covered(limit of the block's
+// last row).
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/cpu/amx.h"
+#include "kernels/cpu/gemm_tile.h"
+
+namespace het::cpu::HET_ISA {
+
+inline constexpr int kKeys = 4 * kPanel;         // of one tile of scores
+inline constexpr int kScoreStride = kKeys + 16;  // floats between its rows
+
+HET_INLINE int64_t padded(int64_t count) { return rounded(count, kPanel); }
+
+template <typename T>
+struct VectorProducts {
+  static constexpr int kQueries = 8 * kRows;  // rows of one tile of scores
+  static constexpr int kBlock = kRows;        // of them multiplied at a time
+  struct State {};                            // of a thread that multiplies
+
+  // Row i at data + i * stride.
+  struct Left {
+    const float* data;
+    int64_t stride;
+  };
+  // Row p of panel j at data + j * panel + p * stride.
+  struct Right {
+    const float* data;
+    int64_t panel, stride;
+    Right from_panel(int64_t j) const { return {data + j * panel, panel, stride}; }
+    Right from_row(int64_t p) const { return {data + p * stride, panel, stride}; }
+  };
+
+  // Floats of workspace for operands, and for one accumulation.
+  static int64_t left_floats(int64_t rows, int64_t head) { return rows * row_stride(head); }
+  static int64_t right_floats(int64_t terms, int64_t columns) { return terms * padded(columns); }
+  static constexpr int64_t kScratchFloats = 0;
+  static int64_t covered(int64_t columns) { return columns; }
+
+  static Right transposed(const T* from, int64_t stride, int64_t tokens, int64_t head, float* space) {
+    for (int64_t j = 0; j < tokens; j += kPanel)
+      pack_panel(from + j * stride, 1, stride, head, smaller(tokens - j, kPanel), space + j * head);
+    return {space, kPanel * head, kPanel};
+  }
+  // f32 in whole panels where it lies, else in `space`.
+  static Right straight(const T* from, int64_t stride, int64_t tokens, int64_t head, float* space) {
+    if constexpr (std::is_same_v<T, float>)
+      if (head % kPanel == 0) return {from, kPanel, stride};
+    for (int64_t c = 0; c < head; c += kPanel)
+      pack_panel(from + c, stride, 1, tokens, smaller(head - c, kPanel), space + c * tokens);
+    return {space, kPanel * tokens, kPanel};
+  }
+  static Left rows_of(const T* from, int64_t stride, int64_t tokens, int64_t head, float* space) {
+    if constexpr (std::is_same_v<T, float>) return {from, stride};
+    for (int64_t i = 0; i < tokens; ++i) copy_row(from + i * stride, head, space + i * row_stride(head));
+    return {space, row_stride(head)};
+  }
+
+  template <typename Limit>
+  static void multiply_rows(const Left& a, const Right& b, int64_t rows, int64_t head, float* scores,
+                            const Limit& limit) {
+    for (int64_t i = 0; i < rows; i += kRows) {
+      const int64_t count = smaller(rows - i, kRows), columns = limit(i + count - 1);
+      for (int64_t j = 0; j < columns; j += kPanel)
+        tile_of<Order::row, float>(count)(a.data + i * a.stride, a.stride, b.data + j / kPanel * b.panel,
+                                          b.stride, head, scores + i * kScoreStride + j, kScoreStride, kPanel,
+                                          Start::zero, nullptr);
+    }
+  }
+  template <typename Limit>
+  static void accumulate_rows(const float* p, const Right& b, int64_t rows, int64_t head, float* out,
+                              int64_t out_stride, const Limit& limit, float* /*scratch*/) {
+    for (int64_t i = 0; i < rows; i += kRows) {
+      const int64_t count = smaller(rows - i, kRows), terms = limit(i + count - 1);
+      for (int64_t c = 0; c < head; c += kPanel)
+        tile_of<Order::row, float>(count)(p + i * kScoreStride, kScoreStride, b.data + c / kPanel * b.panel,
+                                          b.stride, terms, out + i * out_stride + c, out_stride, kPanel,
+                                          Start::sum, nullptr);
+    }
+  }
+  template <typename First>
+  static void accumulate_columns(const float* p, const Right& b, int64_t rows, int64_t columns, int64_t head,
+                                 float* out, int64_t out_stride, const First& first, float* /*scratch*/) {
+    for (int64_t j = 0; j < columns; j += kRows) {
+      const int64_t count = smaller(columns - j, kRows), skip = first(j);
+      if (skip >= rows) break;
+      for (int64_t c = 0; c < head; c += kPanel)
+        tile_of<Order::column, float>(count)(
+            p + skip * kScoreStride + j, kScoreStride, b.data + c / kPanel * b.panel + skip * b.stride,
+            b.stride, rows - skip, out + j * out_stride + c, out_stride, kPanel, Start::sum, nullptr);
+    }
+  }
+
+ private:
+  // Off the powers of two that heads have: they crowd few of the cache's sets.
+  static int64_t row_stride(int64_t head) { return rounded(head, 16) + 16; }
+};
+
+#if defined(__AMX_BF16__)
+
+template <typename T>
+struct TileProducts {
+  static constexpr int P = kPieces<T>;
+  static constexpr int64_t kStep = 2 * P * kTileValues;  // bf16 in 32 terms of 32 rows or columns
+  static constexpr int kQueries = 3 * kTileBlock;
+  static constexpr int kBlock = kTileBlock;
+  using State = TileState;
+  static_assert(kTileBlock == kPanel && kTileTerms == kPanel);
+
+  // `steps` of 32 terms for each 32 rows or columns.
+  struct Left {
+    const bf16* data;
+    int64_t steps;
+  };
+  struct Right {
+    const bf16* data;
+    int64_t steps;
+    Right from_panel(int64_t j) const { return {data + j * steps * kStep, steps}; }
+    Right from_row(int64_t p) const { return {data + p / kTileTerms * kStep, steps}; }
+    const bf16* panel(int64_t column, int64_t term) const {
+      return data + (column / kTileBlock * steps + term / kTileTerms) * kStep;
+    }
+  };
+
+  static int64_t steps_of(int64_t terms) { return (terms + kTileTerms - 1) / kTileTerms; }
+  static int64_t floats(int64_t lines, int64_t terms) {
+    return padded(lines) / kTileBlock * steps_of(terms) * kStep / 2;
+  }
+  static int64_t left_floats(int64_t rows, int64_t head) { return floats(rows, head); }
+  static int64_t right_floats(int64_t terms, int64_t columns) { return floats(columns, terms); }
+  static constexpr int64_t kScratchFloats = kKeys / kTileTerms * kStep / 2;
+  static int64_t covered(int64_t columns) { return padded(columns); }
+
+  static Right transposed(const T* from, int64_t stride, int64_t tokens, int64_t head, float* space) {
+    return pack(from, {stride, 1}, tokens, head, space);
+  }
+  static Right straight(const T* from, int64_t stride, int64_t tokens, int64_t head, float* space) {
+    return pack(from, {1, stride}, head, tokens, space);
+  }
+  static Left rows_of(const T* from, int64_t stride, int64_t tokens, int64_t head, float* space) {
+    auto* to = reinterpret_cast<bf16*>(space);
+    const int64_t steps = steps_of(head);
+    for (int64_t i = 0; i < tokens; i += kTileBlock)
+      pack_rows(from + i * stride, {stride, 1}, smaller(tokens - i, kTileBlock), head,
+                to + i / kTileBlock * steps * kStep);
+    return {to, steps};
+  }
+
+  template <typename Limit>
+  static void multiply_rows(const Left& a, const Right& b, int64_t rows, int64_t /*head*/, float* scores,
+                            const Limit& limit) {
+    for (int64_t i = 0; i < rows; i += kTileBlock) {
+      const int64_t columns = limit(smaller(rows, i + kTileBlock) - 1);
+      for (int64_t j = 0; j < columns; j += kTileBlock)
+        multiply_tiles<P>({.data = a.data + i / kTileBlock * a.steps * kStep, .step = kStep}, b.panel(j, 0),
+                          a.steps, scores + i * kScoreStride + j, kScoreStride);
+    }
+  }
+  template <typename Limit>
+  static void accumulate_rows(const float* p, const Right& b, int64_t rows, int64_t head, float* out,
+                              int64_t out_stride, const Limit& limit, float* scratch) {
+    auto* left = reinterpret_cast<bf16*>(scratch);
+    for (int64_t i = 0; i < rows; i += kTileBlock) {
+      const int64_t count = smaller(rows - i, kTileBlock), terms = padded(limit(i + count - 1));
+      if (terms == 0) continue;
+      pack_rows(p + i * kScoreStride, {kScoreStride, 1}, count, terms, left);
+      for (int64_t c = 0; c < head; c += kTileBlock)
+        multiply_tiles<P, true>({.data = left, .step = kStep}, b.panel(c, 0), terms / kTileTerms,
+                                out + i * out_stride + c, out_stride);
+    }
+  }
+  template <typename First>
+  static void accumulate_columns(const float* p, const Right& b, int64_t rows, int64_t columns, int64_t head,
+                                 float* out, int64_t out_stride, const First& first, float* scratch) {
+    auto* left = reinterpret_cast<bf16*>(scratch);
+    for (int64_t j = 0; j < columns; j += kTileBlock) {
+      const int64_t skip = first(j) / kTileTerms * kTileTerms;
+      if (skip >= rows) break;
+      pack_rows(p + skip * kScoreStride + j, {1, kScoreStride}, smaller(columns - j, kTileBlock), rows - skip,
+                left);
+      for (int64_t c = 0; c < head; c += kTileBlock)
+        multiply_tiles<P, true>({.data = left, .step = kStep}, b.panel(c, skip), steps_of(rows - skip),
+                                out + j * out_stride + c, out_stride);
+    }
+  }
+
+ private:
+  template <typename From>
+  static void pack_rows(const From* from, Strides s, int64_t rows, int64_t terms, bf16* to) {
+    for (int64_t t = 0; t < terms; t += kTileTerms)
+      pack_left<P>(from + t * s.along, s, rows, terms - t, to + t / kTileTerms * kStep);
+  }
+  static Right pack(const T* from, Strides s, int64_t columns, int64_t terms, float* space) {
+    auto* to = reinterpret_cast<bf16*>(space);
+    const int64_t steps = steps_of(terms);
+    for (int64_t j = 0; j < columns; j += kTileBlock)
+      for (int64_t t = 0; t < terms; t += kTileTerms)
+        pack_right<P>(from + j * s.across + t * s.along, s, smaller(columns - j, kTileBlock), terms - t,
+                      to + (j / kTileBlock * steps + t / kTileTerms) * kStep);
+    return {to, steps};
+  }
+};
+
+// f16 would lose range as bf16 does not lose it, and has no units here.
+template <typename T>
+using Products = std::conditional_t<std::is_same_v<T, f16>, VectorProducts<T>, TileProducts<T>>;
+#else
+template <typename T>
+using Products = VectorProducts<T>;
+#endif
+
+}  // namespace het::cpu::HET_ISA
