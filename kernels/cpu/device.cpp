@@ -85,6 +85,7 @@ class CpuDevice final : public Device {
   }
 
   std::string name() const override { return "cpu"; }
+  std::string model() const override { return fmt::format("cpu {}", set_); }
   std::unique_ptr<Memory> allocate(int64_t bytes) override {
     return std::make_unique<HostMemory>(bytes, blocks_);
   }

@@ -1,6 +1,7 @@
 // Cross-entropy, alone and fused with the classifier. The fused form makes logits for some hundreds of rows
 // at a time, in f32, transposed: [classes, rows]. Reading the large weight as the left operand needs no
-// repacked copy of it, and the softmax runs over many rows at once.
+// repacked copy of it, and the softmax runs over many rows at once. Gradients of logits are f32; matrix units
+// round them to bf16 for the products with weights and hidden states that are bf16.
 #include <cmath>
 #include <limits>
 

@@ -29,9 +29,9 @@ local function read()
 end
 
 local function key(device, dtype)
-  if peak.is_gpu(device) then return ("%s, %s"):format(native.device(device).model, dtype) end
-  return ("%s, %s, %d threads, %s, %s"):format(native.processor(), native.instruction_sets()[1], native.threads(), device,
-    dtype)
+  local model = native.device(device).model   -- of a processor the set of kernels: cpu v4
+  if peak.is_gpu(device) then return ("%s, %s"):format(model, dtype) end
+  return ("%s, %d threads, %s, %s"):format(native.processor(), native.threads(), model, dtype)
 end
 
 -- { flops, measured (how often), at (when last, seconds since 1970) }, or nil. What is no such entry is not there.
