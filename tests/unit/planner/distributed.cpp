@@ -441,6 +441,17 @@ TEST_CASE("norms and products that make what stands beside them train the same m
     CHECK(values_of(tensor) == values_of(together.parameters.at(name)));
 }
 
+TEST_CASE("random plans train a model whose products make gelu", "[distributed]") {
+  const Graph model = small_model(false, DType::f64), joined = join_activations(prune(model));
+  REQUIRE(joined.nodes.size() < prune(model).nodes.size());
+  for (unsigned seed = 301; seed < 311; ++seed) {
+    std::mt19937 random(seed);
+    const Plan plan = random_plan(random, kLayers, kSamples);
+    INFO("seed " << seed << "\n" << to_lua(plan));
+    CHECK(judge(joined, plan, alone(model, microbatches_of(plan)), 1e-12).problem == "");
+  }
+}
+
 TEST_CASE("random plans train the same model from GPU to GPU, and on GPUs and processors", "[distributed]") {
   const bool mixed = GENERATE(false, true);
   const Graph models[] = {small_model(false, DType::f64), small_model(true, DType::f64)};
