@@ -131,6 +131,11 @@ bool flag(const KernelRequest& request, std::string_view attribute, bool fallbac
   return request.attributes.get<bool>(attribute, fallback);
 }
 
+double weight_decay_of(const KernelRequest& request, size_t parameter) {
+  if (!request.attributes.has("weight_decays")) return number(request, "weight_decay", 0.0);
+  return request.attributes.get<std::vector<double>>("weight_decays")[parameter];
+}
+
 PhiloxKey draw_key(const KernelRequest& request) {
   return philox_key(static_cast<uint64_t>(integer(request, "seed", 0)),
                     static_cast<uint64_t>(integer(request, "stream", 0)));

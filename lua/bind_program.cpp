@@ -8,6 +8,7 @@
 #include "core/device/paced.h"
 #include "core/graph/fuse.h"
 #include "core/ops/op.h"
+#include "core/program/busy.h"
 #include "lua/interrupt.h"
 #include "lua/objects.h"
 #include "planner/lower.h"
@@ -287,6 +288,20 @@ int executor_usage(lua_State* L) {
   return 1;
 }
 
+// {seconds, launches} of a step in which a kernel of it runs (core/program/busy.h); nil where that is not
+// known.
+int executor_busy(lua_State* L) {
+  const auto busy = measure_busy(*check_object<ExecutorHandle>(L, 1));
+  if (!busy) {
+    lua_pushnil(L);
+    return 1;
+  }
+  lua_newtable(L);
+  set_field(L, "seconds", busy->seconds);
+  set_field(L, "launches", static_cast<double>(busy->launches));
+  return 1;
+}
+
 // A run with a clock around each instruction: list of {op, begin, seconds} and, of computations, {scope,
 // phase, layer, microbatch}, of starts {label, bytes, arrived}. An await names what it waits for: `label`,
 // and the operation, `awaited`.
@@ -346,10 +361,10 @@ void add_program(lua_State* L) {
   make_class<ProgramHandle>(L, {bind<&program_memory>("memory"), bind<&program_verify>("verify"),
                                 bind<&program_share>("share"), bind<&program_to_string>("__tostring")});
   make_class<ExecutorHandle>(
-      L,
-      {bind<&executor_write>("write"), bind<&executor_run>("run"), bind<&executor_read>("read"),
-       bind<&executor_number>("number"), bind<&executor_find_non_finite>("find_non_finite"),
-       bind<&executor_memory>("memory"), bind<&executor_usage>("usage"), bind<&executor_timings>("timings")});
+      L, {bind<&executor_write>("write"), bind<&executor_run>("run"), bind<&executor_read>("read"),
+          bind<&executor_number>("number"), bind<&executor_find_non_finite>("find_non_finite"),
+          bind<&executor_memory>("memory"), bind<&executor_usage>("usage"),
+          bind<&executor_timings>("timings"), bind<&executor_busy>("busy")});
   set_functions(L, "native.",
                 {bind<&get_device>("device"), bind<&gpu_count>("gpus"), bind<&gpu_report>("gpu_report"),
                  bind<&threads>("threads"), bind<&new_state>("state"), bind<&make_program>("program"),

@@ -6,6 +6,7 @@
 #include <set>
 #include <tuple>
 #include <unordered_map>
+#include <utility>
 
 #include "core/base/error.h"
 #include "core/graph/fuse.h"
@@ -38,14 +39,70 @@ class Lowering {
     settle_messages();
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       const Node& node = graph_.nodes[n];
-      if (work_.mine[n] && node.phase == Phase::update && !facts_.invariant_node(node)) emit(node, -1);
+      if (work_.mine[n] && node.phase == Phase::update && !facts_.invariant_node(node)) emit_update(node);
     }
+    emit_updates();
     buckets_->share_parameters([this](ValueId parameter) { return operand(parameter, -1); });
     emit_outputs();
     return out_.finish();
   }
 
  private:
+  // Updates that follow each other with the same numbers of the step and the same settings, but for the
+  // weight decay, are made in one pass.
+  void emit_update(const Node& node) {
+    const bool joins = node.op->name == "adamw" && can_join(node);
+    if (!updates_.empty() && (!joins || !are_alike(*updates_[0], node))) emit_updates();
+    if (joins)
+      updates_.push_back(&node);
+    else
+      emit(node, -1);
+  }
+
+  // Of state that is written where it lies.
+  bool can_join(const Node& node) const {
+    return std::all_of(node.inputs.begin(), node.inputs.begin() + 3,
+                       [&](ValueId id) { return is_state(graph_.values[id]); });
+  }
+
+  bool are_alike(const Node& a, const Node& b) const {
+    const auto settings = [](const Node& node) {
+      return Attributes(node.attributes).set("weight_decay", 0.0);
+    };
+    return std::equal(a.inputs.begin() + 4, a.inputs.end(), b.inputs.begin() + 4) &&
+           settings(a) == settings(b) && graph_.type(a.inputs[0]).dtype == graph_.type(b.inputs[0]).dtype;
+  }
+
+  void emit_updates() {
+    const std::vector<const Node*> nodes = std::exchange(updates_, {});
+    if (nodes.size() == 1) emit(*nodes[0], -1);
+    if (nodes.size() < 2) return;
+    std::vector<Operand> inputs, outputs;
+    std::vector<double> decays;
+    const auto take = [&](ValueId id) {
+      const Operand value = operand(id, -1);
+      HET_REQUIRE(value.buffer != kAbsent, hint(id));
+      return value.layout.is_contiguous() ? value : packed(*nodes[0], value, -1);
+    };
+    for (const Node* node : nodes) {
+      for (const ValueId id : node->inputs) prepare(id, *node, -1);
+      for (size_t i = 0; i < 4; ++i) inputs.push_back(take(node->inputs[i]));
+      for (size_t o = 0; o < 3; ++o) {
+        outputs.push_back(operand(node->inputs[o], -1));
+        if (node->outputs[o] != kAbsent) operand(node->outputs[o], -1) = outputs.back();
+      }
+      decays.push_back(node->attributes.get<double>("weight_decay", 0.0));
+    }
+    for (size_t i = 4; i < 7; ++i) inputs.push_back(take(nodes[0]->inputs[i]));
+    Attributes attributes{{"weight_decays", decays}};
+    for (const auto& [name, value] : nodes[0]->attributes.entries())
+      if (name != "weight_decay") attributes.set(name, value);
+    Node all;
+    all.phase = Phase::update;
+    out_.compute(all, op_named("adamw_n"), std::move(attributes), std::move(inputs), std::move(outputs), 0,
+                 -1);
+  }
+
   // What is computed before the first micro-batch: from state alone, or with numbers of the step.
   void emit_invariant(bool from_state) {
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
@@ -234,9 +291,8 @@ class Lowering {
   }
 
   static int alias_of(const Node& node, int output) {
-    for (const auto& [out, in] : node.op->in_place)
-      if (out == output && in < static_cast<int>(node.inputs.size()) && node.inputs[in] != kAbsent) return in;
-    return -1;
+    const int in = written_over(*node.op, output);
+    return in >= 0 && in < static_cast<int>(node.inputs.size()) && node.inputs[in] != kAbsent ? in : -1;
   }
 
   // Remember where a result lies; a crossing one that lies elsewhere than its sum is added to it.
@@ -592,6 +648,7 @@ class Lowering {
   std::map<std::pair<int, int>, std::vector<int>> sent_forward_;   // by stage and micro-batch
   std::map<int, std::vector<int>> sent_backward_;                  // by stage
   std::multimap<BufferId, int> running_;    // collectives: where they write, their Start
+  std::vector<const Node*> updates_;        // to be made in one pass
   std::set<ValueId> summed_;                // shared outputs that went round with the norms
   std::optional<GradientBuckets> buckets_;  // once all that comes from outside has its buffers
 };

@@ -160,12 +160,28 @@ std::vector<std::set<int>> readers_of(const Program& program, const std::vector<
   return readers;
 }
 
-// The parameter that an instruction of the update changes; kAbsent: none.
-BufferId updated_by(const Program& program, const Compute& compute) {
-  for (const Operand& operand : compute.outputs)
-    if (operand.buffer != kAbsent && program.buffers[static_cast<size_t>(operand.buffer)].trained)
-      return operand.buffer;
-  return kAbsent;
+// A parameter that an instruction of the update changes, and the operands that this takes.
+struct Update {
+  BufferId parameter;
+  std::vector<Operand> operands;
+};
+std::vector<Update> updates_of(const Program& program, const Compute& compute) {
+  std::vector<Update> updates;
+  const auto is_parameter = [&](const Operand& operand) {
+    return operand.buffer != kAbsent && program.buffers[static_cast<size_t>(operand.buffer)].trained;
+  };
+  if (const auto [outputs, inputs] = compute.op->in_place_group; outputs > 0) {
+    for (size_t o = 0, i = 0; o < compute.outputs.size();
+         o += static_cast<size_t>(outputs), i += static_cast<size_t>(inputs))
+      if (is_parameter(compute.outputs[o])) {
+        const auto first = compute.inputs.begin() + static_cast<std::ptrdiff_t>(i);
+        updates.push_back({compute.outputs[o].buffer, {first, first + inputs}});
+      }
+    return updates;
+  }
+  const auto found = std::find_if(compute.outputs.begin(), compute.outputs.end(), is_parameter);
+  if (found != compute.outputs.end()) updates.push_back({found->buffer, compute.inputs});
+  return updates;
 }
 
 // How many layers of the whole model use each parameter, by its name.
@@ -179,7 +195,8 @@ std::map<std::string, double> users_of(const Program& whole, const std::vector<S
 }
 
 // Seconds of each instruction given to layers and parts. An update is divided over the layers of the whole
-// model that use the parameter; what the update does for all parameters together, by their elements.
+// model that use the parameter, one of several parameters by their elements first; what the update does for
+// all parameters together, by their elements.
 class Account {
  public:
   Account(const Program& program, const std::vector<Share>& shares, std::map<std::string, double> users)
@@ -213,14 +230,21 @@ class Account {
 
   void add_update(size_t i, double seconds, std::map<int, LayerSeconds>& layers) const {
     const auto& own = std::get<Compute>(program_.instructions[i]);
-    BufferId parameter = updated_by(program_, own);
+    std::vector<size_t> parameters;
+    for (const Update& update : updates_of(program_, own))
+      parameters.push_back(static_cast<size_t>(update.parameter));
     if (made_once(program_, i))
       each_buffer(own.inputs, [&](BufferId buffer) {
-        if (program_.buffers[static_cast<size_t>(buffer)].trained) parameter = buffer;
+        const auto b = static_cast<size_t>(buffer);
+        if (program_.buffers[b].trained) parameters = {b};
       });
-    if (parameter != kAbsent) {
-      const auto b = static_cast<size_t>(parameter);
-      for (const int layer : readers_[b]) layers[layer].update += seconds / users_of_buffer(b);
+    const auto elements = [&](size_t b) { return static_cast<double>(program_.buffers[b].type.elements()); };
+    double all = 0;
+    for (const size_t b : parameters) all += elements(b);
+    if (all > 0) {
+      for (const size_t b : parameters)
+        for (const int layer : readers_[b])
+          layers[layer].update += seconds * elements(b) / all / users_of_buffer(b);
     } else if (all_elements_ > 0) {
       for (const auto& [layer, count] : elements_) layers[layer].update += seconds * count / all_elements_;
     }
@@ -255,17 +279,20 @@ void write_inputs(Executor& executor, const std::map<std::string, Tensor>& input
   }
 }
 
-// Median seconds of each instruction; nothing when stopped.
+// Median seconds of each instruction; nothing when stopped. A GPU's kernels are repeated for a while each:
+// what lies between two that are launched one by one would be most of a short one's time.
 std::vector<double> time_instructions(Executor& executor, const MeasureOptions& options, int& runs) {
+  constexpr double kSpell = 0.25e-3;  // seconds
   std::vector<std::vector<double>> samples(executor.program().instructions.size());
   executor.run();  // the first touch of all memory
+  const std::vector<int> repeats = executor.repeats_for(kSpell);
   const auto begin = Clock::now();
   for (runs = 0; runs < options.most_runs; ++runs) {
     if (runs >= options.least_runs &&
         std::chrono::duration<double>(Clock::now() - begin).count() > options.seconds)
       break;
     if (options.stop && options.stop()) return {};
-    const auto spans = executor.run_timed();
+    const auto spans = executor.run_timed(repeats);
     for (size_t i = 0; i < spans.size(); ++i) samples[i].push_back(spans[i].end - spans[i].begin);
   }
   std::vector<double> seconds;
@@ -308,15 +335,15 @@ std::vector<LayerMemory> memory_by_layer(const Program& program) {
     if (share.part == Part::input || share.part == Part::weight)
       each_buffer(own.inputs,
                   [&](BufferId buffer) { used[static_cast<size_t>(buffer)].insert(share.layer); });
-    const BufferId parameter = share.part == Part::update ? updated_by(program, own) : kAbsent;
-    if (parameter == kAbsent) continue;
-    for (const int layer : readers[static_cast<size_t>(parameter)])
-      each_buffer(own.inputs, [&](BufferId buffer) {
-        const BufferSpec& spec = program.buffers[static_cast<size_t>(buffer)];
-        if (spec.home == Home::state && !spec.trained) at(layer).optimizer += bytes(buffer);
-        if (spec.home != Home::state && spec.type.shape == program.buffers[parameter].type.shape)
-          at(layer).gradients += bytes(buffer);
-      });
+    if (share.part != Part::update) continue;
+    for (const Update& update : updates_of(program, own))
+      for (const int layer : readers[static_cast<size_t>(update.parameter)])
+        each_buffer(update.operands, [&](BufferId buffer) {
+          const BufferSpec& spec = program.buffers[static_cast<size_t>(buffer)];
+          if (spec.home == Home::state && !spec.trained) at(layer).optimizer += bytes(buffer);
+          if (spec.home != Home::state && spec.type.shape == program.buffers[update.parameter].type.shape)
+            at(layer).gradients += bytes(buffer);
+        });
   }
   for (size_t b = 0; b < program.buffers.size(); ++b) {
     const BufferSpec& spec = program.buffers[b];

@@ -169,7 +169,7 @@ class Decision {
 
   bool pass(Attempt& attempt, const Node& node, ValueId id) {
     const Relation own = attempt.values.at(id);
-    if (node.op->name == "linear" && node.inputs[0] == id &&
+    if (node.op->name == "linear" && node.inputs[0] == id && !is_activated(node) &&
         own.dim + 1 == static_cast<int64_t>(graph_.type(id).shape.size()))
       return divide_parameter(attempt, node.inputs[1], Relation::shard(1, own.segments));
     if (node.op->name == "split" && id == attempt.first && own.segments.size() == 1 &&
@@ -286,8 +286,9 @@ class Partition {
     Graph result = graph;
     result.nodes.clear();
     for (const Node& node : graph.nodes) {
-      const auto found = node.op->name == "linear" ? divisions.find(parameter_behind(graph, node.inputs[1]))
-                                                   : divisions.end();
+      const auto found = node.op->name == "linear" && !is_activated(node)
+                             ? divisions.find(parameter_behind(graph, node.inputs[1]))
+                             : divisions.end();
       if (found == divisions.end() || found->second.dim != 1 || node.inputs.size() < 3 ||
           node.inputs[2] == kAbsent) {
         result.nodes.push_back(node);

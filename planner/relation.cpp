@@ -166,44 +166,54 @@ class Rules {
     add(std::move(way));
   }
 
-  // y = x weightᵀ + bias: columns of y from rows of weight, or summands of y from columns of it.
+  // y = x weightᵀ + bias: columns of y from rows of weight, or summands of y from columns of it. An
+  // activation of y, and what it is of, lies as y does; there is none of a summand.
   void linear() {
     const int64_t last = rank(0) - 1;
+    const auto summands = [&](const std::vector<int64_t>& s) {
+      if (is_activated(node_)) return;
+      add({{0, Relation::shard(last, s)}, {1, Relation::shard(1, s)}}, {{0, Relation::partial()}});
+    };
     each_shard(1, [&](int64_t dim, const std::vector<int64_t>& s) {
       if (!even(s)) return;
+      const Relation y = Relation::shard(last, s);
       if (dim == 0)
-        add({{1, Relation::shard(0, s)}, {2, Relation::shard(0, s)}}, {{0, Relation::shard(last, s)}});
+        add({{1, Relation::shard(0, s)}, {2, Relation::shard(0, s)}}, {{0, y}, {1, y}});
       else
-        add({{0, Relation::shard(last, s)}, {1, Relation::shard(1, s)}}, {{0, Relation::partial()}});
+        summands(s);
     });
     each_shard(0, [&](int64_t dim, const std::vector<int64_t>& s) {
       if (!even(s)) return;
+      const Relation rows = Relation::shard(dim, s);
       if (dim == last)
-        add({{0, Relation::shard(last, s)}, {1, Relation::shard(1, s)}}, {{0, Relation::partial()}});
+        summands(s);
       else
-        add({{0, Relation::shard(dim, s)}}, {{0, Relation::shard(dim, s)}});
+        add({{0, rows}}, {{0, rows}, {1, rows}});
     });
   }
 
-  // dx = dy weight.
+  // dx = dy weight, perhaps times an activation's derivative at an operand that lies as dx does.
   void linear_input_gradient() {
     const int64_t last = rank(0) - 1;
     const auto contracted = [&](const std::vector<int64_t>& s) {
+      if (is_activated(node_)) return;
       add({{0, Relation::shard(last, s)}, {1, Relation::shard(0, s)}}, {{0, Relation::partial()}});
     };
     each_shard(1, [&](int64_t dim, const std::vector<int64_t>& s) {
       if (!even(s)) return;
+      const Relation dx = Relation::shard(last, s);
       if (dim == 0)
         contracted(s);
       else
-        add({{1, Relation::shard(1, s)}}, {{0, Relation::shard(last, s)}});
+        add({{1, Relation::shard(1, s)}, {2, dx}}, {{0, dx}});
     });
     each_shard(0, [&](int64_t dim, const std::vector<int64_t>& s) {
       if (!even(s)) return;
+      const Relation rows = Relation::shard(dim, s);
       if (dim == last)
         contracted(s);
       else
-        add({{0, Relation::shard(dim, s)}}, {{0, Relation::shard(dim, s)}});
+        add({{0, rows}, {2, rows}}, {{0, rows}});
     });
   }
 

@@ -66,6 +66,7 @@ class Recording {
  public:
   virtual ~Recording() = default;
   virtual void replay() = 0;
+  virtual int launches() const { return 0; }  // that it queues; 0: not known
 };
 
 // Copies from the device to the host that go on beside what is computed.
@@ -140,6 +141,9 @@ class Device {
   virtual std::unique_ptr<Recording> record(const std::function<void()>& launches) { return nullptr; }
   // For so many moments. Null where kernels are done when their launch returns: the host's clock will do.
   virtual std::unique_ptr<Stopwatch> stopwatch(size_t moments) { return nullptr; }
+  // Seconds from the end of one launch of a recording to the beginning of the next, in which nothing runs:
+  // measured when it is asked for. 0 where nothing is recorded.
+  virtual double launch_gap() { return 0; }
 };
 
 // One line of a device's kernel table: the operator's name and how to prepare it. Each family file under

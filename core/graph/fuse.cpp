@@ -119,6 +119,107 @@ std::vector<int> uses_of(const Graph& graph) {
 
 }  // namespace
 
+namespace {
+
+// Activations given to the products that they are of.
+class Activations {
+ public:
+  explicit Activations(Graph graph)
+      : graph_(std::move(graph)),
+        readers_(graph_.values.size()),
+        leaves_(read_by_other_layers(graph_)),
+        keep_(graph_.nodes.size(), true) {
+    for (size_t n = 0; n < graph_.nodes.size(); ++n)
+      for (const ValueId id : graph_.nodes[n].inputs)
+        if (id != kAbsent) readers_[id].push_back(static_cast<NodeId>(n));
+    for (const Output& output : graph_.outputs) readers_[output.value].push_back(-1);
+  }
+
+  Graph join() {
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+      const Node& node = graph_.nodes[n];
+      if (node.attributes.get<std::string>("approximate", "tanh") != "tanh") continue;
+      if (node.op->name == "gelu") take(static_cast<NodeId>(n));
+      if (node.op->name == "gelu_gradient") take_gradient(static_cast<NodeId>(n));
+    }
+    return with_nodes(graph_, keep_);
+  }
+
+ private:
+  // The node `op` that makes a value and could make an activation of it as well, for node n; -1: there is
+  // none. What is the same in all micro-batches is made once a step.
+  NodeId product(std::string_view op, ValueId of, NodeId n) const {
+    const NodeId producer = graph_.values[of].producer;
+    if (producer < 0) return -1;
+    const Node &made = graph_.nodes[producer], &node = graph_.nodes[n];
+    const bool beside = made.op->name == op && !is_activated(made) && made.phase == node.phase &&
+                        made.layer == node.layer && !goes_into_a_chain(node.outputs[0]) &&
+                        !std::all_of(made.inputs.begin(), made.inputs.end(), [&](ValueId id) {
+                          return id == kAbsent || is_of_step(graph_.values[id]);
+                        });
+    return beside ? producer : -1;
+  }
+
+  bool goes_into_a_chain(ValueId id) const {
+    const std::vector<NodeId>& readers = readers_[id];
+    return readers.size() == 1 && readers[0] >= 0 && graph_.nodes[readers[0]].op->elementwise;
+  }
+
+  bool is_gradient_at(NodeId reader, ValueId before) const {
+    if (reader < 0) return false;
+    const Node& node = graph_.nodes[reader];
+    return node.op->name == "gelu_gradient" && node.inputs[0] == before && node.inputs[1] != before &&
+           node.attributes.get<std::string>("approximate", "tanh") == "tanh";
+  }
+
+  // gelu(x weightᵀ + bias)
+  void take(NodeId n) {
+    const ValueId before = graph_.nodes[n].inputs[0], y = graph_.nodes[n].outputs[0];
+    const NodeId producer = product("linear", before, n);
+    // Recomputing a layer keeps all results of a node of which another layer reads one.
+    if (producer < 0 || leaves_[y] != leaves_[before]) return;
+    bool kept = false;
+    for (const NodeId reader : readers_[before]) {
+      if (reader == n) continue;
+      if (!is_gradient_at(reader, before)) return;
+      kept = true;
+    }
+    Node& linear = graph_.nodes[producer];
+    linear.attributes.set("activation", std::string("gelu"));
+    linear.outputs = {y, kept ? before : kAbsent};
+    graph_.values[y].producer = graph_.values[before].producer = producer;
+    graph_.values[y].output = 0;
+    graph_.values[before].output = 1;
+    keep_[n] = false;
+  }
+
+  // (dy weight) gelu'(before)
+  void take_gradient(NodeId n) {
+    const Node& node = graph_.nodes[n];
+    const ValueId before = node.inputs[0], made = node.inputs[1], dx = node.outputs[0];
+    const NodeId producer = product("linear_input_gradient", made, n);
+    if (producer < 0 || readers_[made].size() != 1 || graph_.type(before) != graph_.type(made) ||
+        graph_.values[before].producer >= producer)
+      return;
+    Node& gradient = graph_.nodes[producer];
+    gradient.attributes.set("activation", std::string("gelu"));
+    gradient.inputs.resize(2);
+    gradient.inputs.push_back(before);
+    gradient.outputs = {dx};
+    graph_.values[dx].producer = producer;
+    keep_[n] = false;
+  }
+
+  Graph graph_;
+  std::vector<std::vector<NodeId>> readers_;  // of values; -1: an output
+  std::vector<bool> leaves_;                  // whether another layer reads the value
+  std::vector<bool> keep_;
+};
+
+}  // namespace
+
+Graph join_activations(const Graph& graph) { return Activations(graph).join(); }
+
 Graph join_chains(const Graph& graph) {
   Graph result = graph;
   const std::vector<int> uses = uses_of(result);
@@ -262,6 +363,6 @@ class Additions {
 
 Graph join_additions(const Graph& graph) { return Additions(graph).join(); }
 
-Graph fuse(const Graph& graph) { return join_additions(join_chains(prune(graph))); }
+Graph fuse(const Graph& graph) { return join_additions(join_chains(join_activations(prune(graph)))); }
 
 }  // namespace het

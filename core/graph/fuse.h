@@ -1,16 +1,22 @@
-// Joins nodes that pass a value on, so that it is read and written once: chains of elementwise nodes into
-// single `fused` nodes, additions into the norms beside them.
+// Joins nodes that pass a value on, so that it is read and written once: activations into the products before
+// them, chains of elementwise nodes into single `fused` nodes, additions into the norms beside them.
 #pragma once
 
 #include "core/graph/graph.h"
 
 namespace het {
 
-// What nobody needs dropped, then chains joined, then additions.
+// What nobody needs dropped, then activations joined, then chains, then additions.
 Graph fuse(const Graph& graph);
 
 // Drop nodes that reach no output, no state and no update.
 Graph prune(const Graph& graph);
+
+// The same graph with `gelu` (by tanh) left to the `linear` whose result it takes, where else only its
+// gradient reads that result; and the multiplication with its derivative to the `linear_input_gradient`
+// before it (same phase, same layer). What a chain of elementwise nodes would take is left to it. Devices may
+// compute gelu from the product before it is rounded.
+Graph join_activations(const Graph& graph);
 
 // The same graph with every maximal chain of elementwise nodes (same phase, same layer, intermediate results
 // used nowhere else) replaced by one `fused` node.

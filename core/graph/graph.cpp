@@ -31,6 +31,10 @@ bool is_of_step(const Value& value) {
 }
 
 bool is_cast(const Node& node) { return node.op->name == "cast" || node.op->name == "stochastic_cast"; }
+bool is_activated(const Node& node) {
+  return node.op->name.starts_with("linear") &&
+         node.attributes.get<std::string>("activation", "none") != "none";
+}
 
 std::vector<bool> read_by_other_layers(const Graph& graph) {
   std::vector<bool> read(graph.values.size());

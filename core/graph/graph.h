@@ -76,6 +76,9 @@ struct Node {
 // Whether it makes a copy of its first operand in another precision: cast or stochastic_cast.
 bool is_cast(const Node& node);
 
+// Whether it makes an activation of its product: linear and linear_input_gradient.
+bool is_activated(const Node& node);
+
 // A unit that a plan may place: the embedding, one block, the head.
 struct Layer {
   std::string name;

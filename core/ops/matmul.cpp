@@ -88,7 +88,15 @@ std::vector<ValueId> gradient_matmul(GradientCall& call) {
   return {da, db};
 }
 
-// --- linear: y = x weightᵀ + bias
+// --- linear: y = x weightᵀ + bias, or an activation of that
+
+// Whether gelu, by tanh, is made with the product.
+bool activates(const OpCall& call) {
+  const std::string activation = setting<std::string>(call, "activation", "none");
+  if (activation != "none" && activation != "gelu")
+    refuse(call, fmt::format("'activation' is '{}'; it can be 'none' or 'gelu'", activation));
+  return activation == "gelu";
+}
 
 Types infer_linear(const OpCall& call) {
   require_inputs(call, 2, 3);
@@ -104,11 +112,12 @@ Types infer_linear(const OpCall& call) {
                      to_string(call[0].shape), last(call[0].shape), to_string(call[1].shape), in, out,
                      last(call[0].shape)));
   require_type(call, 2, {accumulator_of(call[0].dtype), {out}});
-  return {{call[0].dtype, with_last(call[0].shape, out)}};
+  const TensorType y{call[0].dtype, with_last(call[0].shape, out)};
+  return activates(call) ? Types{y, y} : Types{y};
 }
 
 Types infer_linear_input_gradient(const OpCall& call) {
-  require_inputs(call, 2, 2);
+  require_inputs(call, 2, 3);
   require_float(call, 0);
   require_rank_from(call, 0, 1);
   require_dtype(call, 1, call[0].dtype);
@@ -116,7 +125,12 @@ Types infer_linear_input_gradient(const OpCall& call) {
   if (last(call[0].shape) != call[1].shape[0])
     refuse(call, fmt::format("dy has {} features in its last dimension, weight makes {}", last(call[0].shape),
                              call[1].shape[0]));
-  return {{call[0].dtype, with_last(call[0].shape, call[1].shape[1])}};
+  const TensorType dx{call[0].dtype, with_last(call[0].shape, call[1].shape[1])};
+  require_type(call, 2, dx);
+  if (activates(call) != call.has(2))
+    refuse(call,
+           call.has(2) ? "an operand before needs an activation" : "an activation needs the operand before");
+  return {dx};
 }
 
 Types infer_linear_weight_gradient(const OpCall& call) {
@@ -135,8 +149,18 @@ Types infer_linear_weight_gradient(const OpCall& call) {
   return types;
 }
 
-std::vector<ValueId> gradient_linear(GradientCall& call) {
+// Of what comes before the activation, if there is one.
+ValueId gradient_before(GradientCall& call) {
   const ValueId dy = call.output_gradients[0];
+  if (call.node.attributes.get<std::string>("activation", "none") == "none") return dy;
+  const ValueId direct = call.output_gradients[1];
+  if (dy == kAbsent) return direct;
+  const ValueId through = call.graph.call("gelu_gradient", {call.output(1), dy});
+  return direct == kAbsent ? through : call.graph.call("add", {through, direct});
+}
+
+std::vector<ValueId> gradient_linear(GradientCall& call) {
+  const ValueId dy = gradient_before(call);
   std::vector<ValueId> gradients(call.node.inputs.size(), kAbsent);
   const bool bias = gradients.size() > 2 && call.input(2) != kAbsent && call.wanted[2];
   if (call.wanted[0])
@@ -154,6 +178,12 @@ std::vector<ValueId> gradient_linear(GradientCall& call) {
 
 double rows(const TensorType& type) { return static_cast<double>(rows_of(type.shape)); }
 
+// Of x or dy with a weight, and of the activation.
+double linear_flops(const OpCall& call, Outputs outputs) {
+  return 2.0 * rows(call[0]) * static_cast<double>(call[1].elements()) +
+         (activates(call) ? static_cast<double>(outputs[0].elements()) : 0.0);
+}
+
 }  // namespace
 
 std::vector<OpDef> matmul_ops() {
@@ -170,18 +200,20 @@ std::vector<OpDef> matmul_ops() {
              return 2.0 * static_cast<double>(outputs[0].elements()) * static_cast<double>(sizes_of(call).k);
            }},
       {.name = "linear",
-       .signature = "x[..., in]:T, weight[out, in]:T, bias?[out]:A → [..., out]:T",
-       .doc = "x weightᵀ + bias.",
+       .signature = "x[..., in]:T, weight[out, in]:T, bias?[out]:A → y[..., out]:T, before?[..., out]:T",
+       .doc =
+           "x weightᵀ + bias. With `activation = \"gelu\"`, y is gelu (by tanh) of that, which is the result "
+           "before.",
+       .attributes = {"activation"},
        .infer = infer_linear,
        .gradient = gradient_linear,
-       .flops = [](const OpCall& call,
-                   Outputs) { return 2.0 * rows(call[0]) * static_cast<double>(call[1].elements()); }},
+       .flops = linear_flops},
       {.name = "linear_input_gradient",
-       .signature = "dy[..., out]:T, weight[out, in]:T → dx[..., in]:T",
-       .doc = "dy weight.",
+       .signature = "dy[..., out]:T, weight[out, in]:T, before?[..., in]:T → dx[..., in]:T",
+       .doc = "dy weight. With `activation = \"gelu\"`, times gelu's derivative at before.",
+       .attributes = {"activation"},
        .infer = infer_linear_input_gradient,
-       .flops = [](const OpCall& call,
-                   Outputs) { return 2.0 * rows(call[0]) * static_cast<double>(call[1].elements()); }},
+       .flops = linear_flops},
       {.name = "linear_weight_gradient",
        .signature = "dy[..., out]:T, x[..., in]:T → dweight[out, in]:A +=, dbias[out]:A +=",
        .doc = "dyᵀ x, and with `bias` the sum of the rows of dy.",

@@ -57,6 +57,14 @@ const OpDef& op_named(std::string_view name) {
   fail_usage("there is no operator '{}'; the operators are {}", name, fmt::join(names, ", "));
 }
 
+int written_over(const OpDef& op, int output) {
+  const auto [outputs, inputs] = op.in_place_group;
+  const int group = outputs > 0 ? output / outputs : 0;
+  for (const auto& [out, in] : op.in_place)
+    if (out + group * outputs == output) return in + group * inputs;
+  return -1;
+}
+
 Cost cost_of(const OpCall& call, std::span<const TensorType> outputs) {
   Cost cost;
   if (call.op.view) return cost;

@@ -56,6 +56,9 @@ struct OpDef {
   // Pairs (output, input): the output is written over that input's memory; the input must be state or die
   // here.
   std::vector<std::pair<int, int>> in_place;
+  // Of an operator of any number of like groups of operands: how many outputs and inputs a group has. The
+  // pairs are those of the first group and hold in each.
+  std::pair<int, int> in_place_group{0, 0};
   // Additions that the operator makes when the operand is given, so that fuse() can join one with it: of
   // operand adds_before to operand 0, whose place the sum takes, which is also result adds_before; of operand
   // adds_after to result 0. Both round as an `add` beside it would. -1: none.
@@ -70,6 +73,9 @@ struct OpDef {
 const std::vector<OpDef>& op_table();
 // By name; throws Error(usage) naming the nearest one.
 const OpDef& op_named(std::string_view name);
+
+// The input over which this output is written; -1: none.
+int written_over(const OpDef& op, int output);
 
 Cost cost_of(const OpCall& call, std::span<const TensorType> outputs);
 Cost cost_of(const Graph& graph, const Node& node);

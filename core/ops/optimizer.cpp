@@ -31,18 +31,48 @@ Types infer_global_norm(const OpCall& call) {
   return {{call[0].dtype, {}}, {call[0].dtype, {}}};
 }
 
-Types infer_adamw(const OpCall& call) {
-  require_inputs(call, 7, 7);
-  require_accumulator(call, 0);
-  for (const size_t i : {1, 2, 3}) require_type(call, i, call[0]);
-  require_type(call, 4, {call[0].dtype, {}});
-  require_type(call, 5, {DType::i64, {}});
-  require_type(call, 6, {call[0].dtype, {}});
+// Of `count` parameters, the settings that they share.
+Types infer_updates(const OpCall& call, size_t count) {
+  Types types;
+  for (size_t first = 0; first < 4 * count; first += 4) {
+    require_accumulator(call, first);
+    require_dtype(call, first, call[0].dtype);
+    for (size_t i = first + 1; i < first + 4; ++i) require_type(call, i, call[first]);
+    types.insert(types.end(), 3, call[first]);
+  }
+  require_type(call, 4 * count, {call[0].dtype, {}});
+  require_type(call, 4 * count + 1, {DType::i64, {}});
+  require_type(call, 4 * count + 2, {call[0].dtype, {}});
   within(call, "beta1", 0.9, 0, 1);
   within(call, "beta2", 0.999, 0, 1);
   within(call, "eps", 1e-8, 0, kNoLimit);
+  return types;
+}
+
+Types infer_adamw(const OpCall& call) {
+  require_inputs(call, 7, 7);
   within(call, "weight_decay", 0, 0, kNoLimit);
-  return {call[0], call[0], call[0]};
+  return infer_updates(call, 1);
+}
+
+Types infer_adamw_n(const OpCall& call) {
+  require_inputs(call, 7, static_cast<size_t>(-1));
+  const size_t count = (call.inputs.size() - 3) / 4;
+  if (call.inputs.size() != 4 * count + 3)
+    refuse(call, "it takes four operands for each parameter, and three for all");
+  const auto decays = setting<std::vector<double>>(call, "weight_decays");
+  if (decays.size() != count)
+    refuse(call, fmt::format("'weight_decays' are {}, parameters {}", decays.size(), count));
+  for (const double decay : decays)
+    if (!(decay >= 0 && decay < kNoLimit))
+      refuse(call, fmt::format("a weight decay of {} has to be at least 0 and below {}", decay, kNoLimit));
+  return infer_updates(call, count);
+}
+
+double adamw_flops(const OpCall&, Outputs outputs) {
+  double elements = 0;
+  for (size_t o = 0; o < outputs.size(); o += 3) elements += static_cast<double>(outputs[o].elements());
+  return 15.0 * elements;
 }
 
 Types infer_sgd(const OpCall& call) {
@@ -93,8 +123,18 @@ std::vector<OpDef> optimizer_ops() {
               "when the coefficient, by which the gradient is multiplied, is not finite.",
        .attributes = {"beta1", "beta2", "eps", "weight_decay"},
        .infer = infer_adamw,
-       .flops = [](const OpCall& call, Outputs) { return 15.0 * static_cast<double>(call[0].elements()); },
+       .flops = adamw_flops,
        .in_place = {{0, 0}, {1, 1}, {2, 2}}},
+      {.name = "adamw_n",
+       .signature = "param1:A, m1:A, v1:A, gradient1:A, param2:A, …, lr[]:A, step[]:i64, coefficient[]:A → "
+                    "param1:A, m1:A, v1:A, param2:A, …",
+       .doc =
+           "adamw of several parameters in one pass, each with its own of `weight_decays`; made by lowering.",
+       .attributes = {"beta1", "beta2", "eps", "weight_decays"},
+       .infer = infer_adamw_n,
+       .flops = adamw_flops,
+       .in_place = {{0, 0}, {1, 1}, {2, 2}},
+       .in_place_group = {3, 4}},
       {.name = "sgd",
        .signature = "param:A, momentum?:A, gradient:A, lr[]:A, coefficient[]:A → param:A, momentum?:A",
        .doc = "Stochastic gradient descent with `momentum`, `weight_decay` and `nesterov`, in place; nothing "

@@ -63,11 +63,11 @@ std::vector<Tensor> Eager::call(const OpDef& op, const std::vector<Tensor>& inpu
   }
   for (size_t o = 0; o < result_types.size(); ++o) {
     Tensor result = result_types[o].present() ? Tensor(result_types[o]) : Tensor();
-    for (const auto& [out, in] : op.in_place)
-      if (out == static_cast<int>(o) && in < static_cast<int>(packed.size()) && packed[in].present()) {
-        result.copy_from(packed[in]);  // the caller's tensor stays as it is
-        packed[in] = result;
-      }
+    const int in = written_over(op, static_cast<int>(o));
+    if (in >= 0 && in < static_cast<int>(packed.size()) && packed[in].present()) {
+      result.copy_from(packed[in]);  // the caller's tensor stays as it is
+      packed[in] = result;
+    }
     results.push_back(std::move(result));
   }
   for (const Tensor& tensor : packed) input_layouts.push_back(bare(tensor));

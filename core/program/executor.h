@@ -57,11 +57,22 @@ class Executor {
   // When each instruction of one run began and ended, in seconds of the machine's steady clock, for profiles
   // and traces. What a collective took beside the computation runs from its start's beginning to `arrived`.
   // Slower than run().
+  //
+  // On a device with a stopwatch of its own `repeats` says, for each instruction, how many times its kernel
+  // is launched between two moments, after a first run() of the program: as one recording where the device
+  // records, so that neither the host nor the moments stand between short kernels. The span is one's share.
+  // For measurements alone: what adds to its result does so each time.
   struct Span {
     double begin = 0, end = 0;
     double arrived = 0;  // of a start: when its operation was done
+    int launches = 0;    // that its kernel queues, where that was recorded
   };
-  std::vector<Span> run_timed();
+  std::vector<Span> run_timed(const std::vector<int>& repeats = {});
+
+  // What run_timed() takes for each instruction to last `seconds`, or for kMostRepeats; it is run once for
+  // that. Empty where a clock of the host's tells as much, or ranks would wait for each other.
+  std::vector<int> repeats_for(double seconds);
+  static constexpr int kMostRepeats = 200;
 
  private:
   struct Call;
@@ -73,6 +84,8 @@ class Executor {
   void prepare_communication();
   void find_stretches();
   void record();
+  void record_repeats(const std::vector<int>& repeats);
+  void launch_repeatedly(size_t instruction);
   bool asked_to_stop(int instruction) const;
   std::byte* address(const Operand& operand) const;
   void require_inputs() const;
@@ -102,8 +115,10 @@ class Executor {
   std::byte* workspace_ = nullptr;
   std::vector<Stretch> stretches_;  // all calls, in their order
   bool recorded_ = false;           // every stretch of two calls or more, if the device records
-  std::vector<bool> written_;       // of buffers: inputs that have been written
-  int first_update_ = -1;           // instruction from which a step can no longer be stopped
+  std::vector<int> repeats_;        // of each call, in run_timed(); empty: one
+  std::vector<std::unique_ptr<Recording>> repeated_;  // of so many; null: the device records nothing
+  std::vector<bool> written_;                         // of buffers: inputs that have been written
+  int first_update_ = -1;  // instruction from which a step can no longer be stopped
   bool changes_parameters_ = false;
   uint64_t prologue_version_ = 0;
   std::atomic<bool> stop_{false};

@@ -1,5 +1,7 @@
 // The one elementwise kernel: walks a PointwisePlan tile by tile. Every step is a loop over a tile that is in
 // the first-level cache, so memory is read and written once however long the program is.
+#include "kernels/cpu/elementwise.h"
+
 #include "kernels/cpu/kernel.h"
 #include "kernels/cpu/pointwise.h"
 #include "kernels/wide.h"
@@ -271,6 +273,8 @@ std::unique_ptr<Kernel> prepare_whole_cast(const PointwisePlan& plan) {
   });
 }
 
+}  // namespace
+
 std::unique_ptr<Kernel> prepare_elementwise(const KernelRequest& request) {
   const PointwisePlan plan = plan_pointwise(request);
   if (plan.wide) {
@@ -294,8 +298,6 @@ std::unique_ptr<Kernel> prepare_elementwise(const KernelRequest& request) {
       },
       parts * scratch * 4);
 }
-
-}  // namespace
 
 std::vector<KernelEntry> elementwise_kernels() {
   std::vector<KernelEntry> entries;

@@ -1,10 +1,19 @@
 // Matrix products: batched matmul, and linear layers with both their gradients.
 #include "core/base/parallel.h"
+#include "kernels/activation.h"
+#include "kernels/cpu/elementwise.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/kernel.h"
 
 namespace het::cpu::HET_ISA {
 namespace {
+
+// The product with the request's activation, if it asks for one.
+std::unique_ptr<Kernel> activated(const KernelRequest& request, std::unique_ptr<Kernel> product) {
+  if (!is_activated(request)) return product;
+  const ActivationCall call(request);
+  return with_activation(request, std::move(product), prepare_elementwise(call.request()));
+}
 
 // y[..., out] = x[..., in] weight[out, in]^T + bias
 std::unique_ptr<Kernel> prepare_linear(const KernelRequest& request) {
@@ -23,11 +32,12 @@ std::unique_ptr<Kernel> prepare_linear(const KernelRequest& request) {
   shape.c_row = shape.n;
   const Gemm gemm(shape);
   const bool bias = present(request.inputs, 2);
-  return make_kernel(
-      [gemm, bias](const KernelArguments& a) {
-        gemm.run(a.inputs[0], a.inputs[1], a.outputs[0], bias ? a.in<float>(2) : nullptr, a.workspace);
-      },
-      gemm.workspace_bytes());
+  return activated(request, make_kernel(
+                                [gemm, bias](const KernelArguments& a) {
+                                  gemm.run(a.inputs[0], a.inputs[1], a.outputs[0],
+                                           bias ? a.in<float>(2) : nullptr, a.workspace);
+                                },
+                                gemm.workspace_bytes()));
 }
 
 // dx[..., in] = dy[..., out] weight[out, in]
@@ -45,11 +55,11 @@ std::unique_ptr<Kernel> prepare_input_gradient(const KernelRequest& request) {
   shape.b_row = shape.n;
   shape.c_row = shape.n;
   const Gemm gemm(shape);
-  return make_kernel(
-      [gemm](const KernelArguments& a) {
-        gemm.run(a.inputs[0], a.inputs[1], a.outputs[0], nullptr, a.workspace);
-      },
-      gemm.workspace_bytes());
+  return activated(request, make_kernel(
+                                [gemm](const KernelArguments& a) {
+                                  gemm.run(a.inputs[0], a.inputs[1], a.outputs[0], nullptr, a.workspace);
+                                },
+                                gemm.workspace_bytes()));
 }
 
 // sums[j] (+)= the sum of column j of matrix[rows, width] with lines of `stride` elements.

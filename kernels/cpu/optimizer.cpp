@@ -63,34 +63,52 @@ std::unique_ptr<Kernel> prepare_global_norm(const KernelRequest& request) {
 }
 
 // m = beta1 m + (1 - beta1) g, v = beta2 v + (1 - beta2) g^2,
-// param = param (1 - lr decay) - lr (m / (1 - beta1^step)) / (sqrt(v / (1 - beta2^step)) + eps).
+// param = param (1 - lr decay) - lr (m / (1 - beta1^step)) / (sqrt(v / (1 - beta2^step)) + eps), of one
+// parameter or of several. Threads share out blocks of all of them.
 std::unique_ptr<Kernel> prepare_adamw(const KernelRequest& request) {
-  for (int i = 0; i < 4; ++i) require_f32(request, request.inputs[i]);
-  const int64_t n = request.inputs[0].type.elements();
+  constexpr int64_t kGrain = kLightGrain / 2;  // elements
+  struct Item {
+    int64_t parameter, begin, end;
+    double decay;
+  };
+  std::vector<Item> items;
+  const int64_t parameters = static_cast<int64_t>(request.outputs.size()) / 3;
+  for (int64_t p = 0; p < parameters; ++p) {
+    for (int64_t i = 4 * p; i < 4 * p + 4; ++i) require_f32(request, request.inputs[i]);
+    const int64_t n = request.inputs[4 * p].type.elements();
+    const double decay = weight_decay_of(request, static_cast<size_t>(p));
+    for (int64_t begin = 0; begin < n; begin += kGrain)
+      items.push_back({p, begin, n - begin < kGrain ? n : begin + kGrain, decay});
+  }
+  const int64_t count = static_cast<int64_t>(items.size()), scalars = 4 * parameters;
   const double beta1 = number(request, "beta1", 0.9), beta2 = number(request, "beta2", 0.999);
-  const double eps = number(request, "eps", 1e-8), decay = number(request, "weight_decay", 0.0);
-  return make_kernel([=](const KernelArguments& a) {
-    const float coefficient = *a.in<float>(6);
+  const double eps = number(request, "eps", 1e-8);
+  return make_kernel([=, items = std::move(items)](const KernelArguments& a) {
+    const float coefficient = *a.in<float>(scalars + 2);
     if (!is_finite(coefficient)) return;
-    const double lr = *a.in<float>(4), step = static_cast<double>(*a.in<int64_t>(5));
-    const float keep = static_cast<float>(1.0 - lr * decay);
+    const double lr = *a.in<float>(scalars), step = static_cast<double>(*a.in<int64_t>(scalars + 1));
     const float rate = static_cast<float>(lr / (1.0 - __builtin_pow(beta1, step)));
     const float root = static_cast<float>(1.0 / __builtin_sqrt(1.0 - __builtin_pow(beta2, step)));
     const float b1 = static_cast<float>(beta1), a1 = static_cast<float>(1.0 - beta1);
     const float b2 = static_cast<float>(beta2), a2 = static_cast<float>(1.0 - beta2),
                 e = static_cast<float>(eps);
-    float *param = a.out<float>(0), *first = a.out<float>(1), *second = a.out<float>(2);
-    const float* gradient = a.in<float>(3);
-    parallel_for(n, kLightGrain / 2, [&](int64_t begin, int64_t end) {
-      for_lanes(end - begin, [&](int64_t i, auto lanes) {
-        i += begin;
-        const Vector g = load(gradient + i, lanes) * coefficient;
-        const Vector m = b1 * load(first + i, lanes) + a1 * g;
-        const Vector v = b2 * load(second + i, lanes) + a2 * (g * g);
-        store(first + i, m, lanes);
-        store(second + i, v, lanes);
-        store(param + i, load(param + i, lanes) * keep - rate * m / (sqrt(v) * root + e), lanes);
-      });
+    parallel_for(count, 1, [&](int64_t first_item, int64_t last_item) {
+      for (int64_t at = first_item; at < last_item; ++at) {
+        const Item& item = items[at];
+        const float keep = static_cast<float>(1.0 - lr * item.decay);
+        float* param = a.out<float>(3 * item.parameter) + item.begin;
+        float* first = a.out<float>(3 * item.parameter + 1) + item.begin;
+        float* second = a.out<float>(3 * item.parameter + 2) + item.begin;
+        const float* gradient = a.in<float>(4 * item.parameter + 3) + item.begin;
+        for_lanes(item.end - item.begin, [&](int64_t i, auto lanes) {
+          const Vector g = load(gradient + i, lanes) * coefficient;
+          const Vector m = b1 * load(first + i, lanes) + a1 * g;
+          const Vector v = b2 * load(second + i, lanes) + a2 * (g * g);
+          store(first + i, m, lanes);
+          store(second + i, v, lanes);
+          store(param + i, load(param + i, lanes) * keep - rate * m / (sqrt(v) * root + e), lanes);
+        });
+      }
     });
   });
 }
@@ -158,6 +176,7 @@ std::unique_ptr<Kernel> prepare_add_n(const KernelRequest& request) {
 std::vector<KernelEntry> optimizer_kernels() {
   return {{"global_norm", prepare_global_norm},
           {"adamw", prepare_adamw},
+          {"adamw_n", prepare_adamw},
           {"sgd", prepare_sgd},
           {"add_n", prepare_add_n}};
 }

@@ -7,6 +7,7 @@
 #include "core/base/units.h"
 #include "core/cluster/environment.h"
 #include "kernels/cuda/nccl.h"
+#include "kernels/cuda/spin.h"
 #include "kernels/cuda/table.h"
 
 namespace het::HET_CUDA {
@@ -118,16 +119,19 @@ class GraphRecording final : public Recording {
       check(result, kCapture);
     }
     cudaGraphUpload(ready_, stream);  // now, rather than when it is first launched
+    check(cudaGraphGetNodes(graph, nullptr, &launches_), kCapture);
   }
   ~GraphRecording() override {
     cudaGraphExecDestroy(ready_);
     cudaGraphDestroy(graph_);
   }
   void replay() override { check(cudaGraphLaunch(ready_, stream_), "launch a captured step"); }
+  int launches() const override { return static_cast<int>(launches_); }
 
  private:
   cudaGraph_t graph_;
   cudaGraphExec_t ready_ = nullptr;
+  size_t launches_ = 0;
   cudaStream_t stream_;
 };
 
@@ -300,8 +304,46 @@ class CudaDevice final : public Device {
     use();
     return std::make_unique<EventStopwatch>(moments, context_.stream);
   }
+  double launch_gap() override {
+    if (!wants_graphs()) return 0;
+    use();
+    const Spins few = spin_after_spin(kShortSpin), many = spin_after_spin(kLongSpin);
+    // Cycles of unknown length, and the gap, from both: seconds = cycles * length + gap.
+    const double length = (many.seconds - few.seconds) / (many.cycles - few.cycles);
+    return std::max(0.0, few.seconds - few.cycles * length);
+  }
 
  private:
+  static constexpr int64_t kShortSpin = 10'000, kLongSpin = 40'000;  // cycles
+
+  // From the beginning of a kernel that runs for so many cycles, measured by itself, to that of the next.
+  struct Spins {
+    double seconds = 0, cycles = 0;
+  };
+  Spins spin_after_spin(int64_t cycles) {
+    constexpr int kLaunches = 100, kRounds = 5;
+    const DeviceMemory total(sizeof(int64_t));
+    auto* const address = reinterpret_cast<int64_t*>(total.address());
+    const int64_t none = 0;
+    spin(context_, 0, address);  // what has not run yet cannot be captured
+    const auto recording = record([&] {
+      for (int i = 0; i < kLaunches; ++i) spin(context_, cycles, address);
+    });
+    EventStopwatch watch(2, context_.stream);
+    Spins best;
+    for (int round = 0; round < kRounds; ++round) {
+      copy_in(total.address(), reinterpret_cast<const std::byte*>(&none), sizeof none);
+      watch.mark(0);
+      recording->replay();
+      watch.mark(1);
+      int64_t counted = 0;
+      copy_out(reinterpret_cast<std::byte*>(&counted), total.address(), sizeof counted);
+      const double seconds = watch.seconds(0, 1) / kLaunches;
+      if (round == 0 || seconds < best.seconds) best = {seconds, static_cast<double>(counted) / kLaunches};
+    }
+    return best;
+  }
+
   // Before every call: of a thread's devices, the one that was used last is current.
   void use() const { check(cudaSetDevice(context_.ordinal), "be used"); }
 

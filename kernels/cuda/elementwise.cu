@@ -651,6 +651,8 @@ std::unique_ptr<Kernel> prepare_whole_cast(const KernelRequest& request, const C
 
 bool is_whole(DType dtype) { return dtype == DType::i32 || dtype == DType::i64 || dtype == DType::u8; }
 
+}  // namespace
+
 std::unique_ptr<Kernel> prepare_elementwise(const KernelRequest& request, const Context& context) {
   const PointwiseProgram program = pointwise_program(request.op, request.attributes, request.inputs.size());
   const DType in = request.inputs[0].type.dtype, out = request.outputs[0].type.dtype;
@@ -676,8 +678,6 @@ std::unique_ptr<Kernel> prepare_elementwise(const KernelRequest& request, const 
     kernel = known<bf16>(request, program, context);
   return kernel != nullptr ? std::move(kernel) : prepare_interpreted(request, program, context);
 }
-
-}  // namespace
 
 std::vector<Entry> elementwise_kernels() {
   std::vector<Entry> entries;

@@ -129,10 +129,12 @@ std::string key_of(const Product& p, uint32_t align) {
   const auto matrix = [](DType dtype, bool transposed, int64_t lead, int64_t step) {
     return fmt::format("{}{}/{}/{}", dtype, transposed ? "'" : "", lead, step);
   };
-  return fmt::format("{} x {} x {} x {}: {} {} {}{}{}, aligned to {}", p.batch, p.m, p.n, p.k,
+  constexpr const char* kEpilogues[] = {"", " gelu", " gelu kept", " gelu'"};
+  return fmt::format("{} x {} x {} x {}: {} {} {}{}{}{}, aligned to {}", p.batch, p.m, p.n, p.k,
                      matrix(p.a, p.transposed_a, p.lead_a, p.step_a),
                      matrix(p.b, p.transposed_b, p.lead_b, p.step_b), matrix(p.c, false, p.lead_c, p.step_c),
-                     p.beta != 0 ? " +=" : "", p.bias ? " bias" : "", align);
+                     p.beta != 0 ? " +=" : "", p.bias ? " bias" : "",
+                     kEpilogues[static_cast<size_t>(p.epilogue)], align);
 }
 
 // Held by one process at a time.
@@ -295,30 +297,34 @@ class LtGemm final : public Gemm {
     describe();
     aligned_ = choose(kAlign);
     // For operands that begin anywhere else; rare, so that the library's own guess will do.
-    any_ = choose(static_cast<uint32_t>(std::min({bytes_of(p_.a), bytes_of(p_.b), bytes_of(p_.c)})));
+    if (p_.epilogue == Epilogue::none)
+      any_ = choose(static_cast<uint32_t>(std::min({bytes_of(p_.a), bytes_of(p_.b), bytes_of(p_.c)})));
     bias_bytes_ = p_.bias ? (p_.n * bytes_of(p_.c) + 255) / 256 * 256 : 0;
   }
+
+  // Whether there is an algorithm for operands at multiples of kAlign; always without an epilogue.
+  bool found() const { return aligned_.found; }
 
   // The library wants its part at a multiple of 256 bytes.
   int64_t workspace_bytes() const override {
     return bias_bytes_ + static_cast<int64_t>(std::max(aligned_.workspace, any_.workspace)) + 255;
   }
 
-  void run(const void* a, const void* b, void* c, const float* bias, std::byte* workspace) override {
+  void run(const ProductOperands& o, std::byte* workspace) override {
     std::byte* space =
         workspace + (256 - reinterpret_cast<uintptr_t>(workspace) % 256) % 256;  // bias, then the library's
-    const void* added = bias;
-    if (p_.bias && (p_.c != DType::f32 || reinterpret_cast<uintptr_t>(bias) % kAlign != 0)) {
-      convert_bias(context_, bias, p_.c, space, p_.n);
+    const void* added = o.bias;
+    if (p_.bias && (p_.c != DType::f32 || reinterpret_cast<uintptr_t>(o.bias) % kAlign != 0)) {
+      convert_bias(context_, o.bias, p_.c, space, p_.n);
       added = space;
     }
-    const uintptr_t bits =
-        reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b) | reinterpret_cast<uintptr_t>(c);
+    const uintptr_t bits = reinterpret_cast<uintptr_t>(o.a) | reinterpret_cast<uintptr_t>(o.b) |
+                           reinterpret_cast<uintptr_t>(o.c) | reinterpret_cast<uintptr_t>(o.beside);
     const Choice& choice = bits % kAlign == 0 ? aligned_ : any_;
     if (!choice.found)
       fail_environment("cuBLASLt has no algorithm for the product {} of operands at odd addresses",
                        key_of(p_, kAlign));
-    products_->check(multiply(choice, a, b, c, added, space + bias_bytes_), "multiply");
+    products_->check(multiply(choice, o.a, o.b, o.c, added, o.beside, space + bias_bytes_), "multiply");
   }
 
  private:
@@ -340,18 +346,36 @@ class LtGemm final : public Gemm {
     const auto transposed = [](bool yes) { return static_cast<int32_t>(yes ? CUBLAS_OP_T : CUBLAS_OP_N); };
     set(CUBLASLT_MATMUL_DESC_TRANSA, transposed(p_.transposed_b));
     set(CUBLASLT_MATMUL_DESC_TRANSB, transposed(p_.transposed_a));
+    if (const uint32_t epilogue = epilogue_of(p_); epilogue != CUBLASLT_EPILOGUE_DEFAULT)
+      set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
+    // Heuristics read the alignment to expect from the addresses: no more than run() promises.
+    const void* const aligned_so = reinterpret_cast<const void*>(uintptr_t{kAlign});
     if (p_.bias) {
-      set(CUBLASLT_MATMUL_DESC_EPILOGUE, static_cast<uint32_t>(CUBLASLT_EPILOGUE_BIAS));
       set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, static_cast<int32_t>(type_of(p_.c)));
-      // Heuristics read the alignment to expect from the address: no more than run() promises.
-      const void* const aligned_so = reinterpret_cast<const void*>(uintptr_t{kAlign});
       set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, aligned_so);
+    }
+    if (has_beside()) {
+      set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, int64_t{p_.lead_c});
+      set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aligned_so);
     }
     describe(first_, p_.b, p_.transposed_b ? p_.k : p_.n, p_.transposed_b ? p_.n : p_.k, p_.lead_b,
              p_.step_b);
     describe(second_, p_.a, p_.transposed_a ? p_.m : p_.k, p_.transposed_a ? p_.k : p_.m, p_.lead_a,
              p_.step_a);
     describe(result_, p_.c, p_.n, p_.m, p_.lead_c, p_.step_c);
+  }
+
+  static uint32_t epilogue_of(const Product& p) {
+    switch (p.epilogue) {
+      case Epilogue::gelu: return p.bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
+      case Epilogue::gelu_kept: return p.bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
+      case Epilogue::gelu_gradient: return CUBLASLT_EPILOGUE_DGELU;
+      case Epilogue::none: break;
+    }
+    return p.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+  }
+  bool has_beside() const {
+    return p_.epilogue == Epilogue::gelu_kept || p_.epilogue == Epilogue::gelu_gradient;
   }
 
   void describe(cublasLtMatrixLayoutOpaque_t& layout, DType dtype, int64_t rows, int64_t columns,
@@ -372,13 +396,16 @@ class LtGemm final : public Gemm {
   }
 
   cublasStatus_t multiply(const Choice& choice, const void* a, const void* b, void* c, const void* bias,
-                          std::byte* workspace) {
+                          const void* beside, std::byte* workspace) {
     const Functions& f = products_->functions();
-    if (p_.bias) {
-      const cublasStatus_t status = f.cublasLtMatmulDescSetAttribute(
-          &operation_, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
-      if (status != CUBLAS_STATUS_SUCCESS) return status;
-    }
+    const auto point = [&](cublasLtMatmulDescAttributes_t what, const void* address) {
+      return f.cublasLtMatmulDescSetAttribute(&operation_, what, &address, sizeof address);
+    };
+    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+    if (p_.bias) status = point(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    if (has_beside() && status == CUBLAS_STATUS_SUCCESS)
+      status = point(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, beside);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
     return f.cublasLtMatmul(products_->handle(), &operation_, &p_.alpha, b, &first_, a, &second_, &p_.beta, c,
                             &result_, c, &result_, &choice.algorithm, workspace, choice.workspace,
                             context_.stream);
@@ -403,6 +430,7 @@ class LtGemm final : public Gemm {
     // What cannot be remembered is not measured: two runs would not have the same bits.
     if (candidates.size() == 1 || cache_path().empty()) return candidates.front();
     const Choice* best = fastest(candidates);
+    if (best == nullptr && p_.epilogue != Epilogue::none) return {};  // there is another way
     const Choice own = best == nullptr ? candidates.front() : *best;
     return usable(products_->remember(key, own.algorithm)).value_or(own);
   }
@@ -434,7 +462,7 @@ class LtGemm final : public Gemm {
     for (int i = 0; i < found; ++i)
       if (results[i].state == CUBLAS_STATUS_SUCCESS)
         choices.push_back({results[i].algo, results[i].workspaceSize, true});
-    if (choices.empty() && align == kAlign)
+    if (choices.empty() && align == kAlign && p_.epilogue == Epilogue::none)
       fail_environment("cuBLASLt has no algorithm for the product {} ({})", key_of(p_, align),
                        f.cublasLtGetStatusString(status));
     return choices;
@@ -451,11 +479,12 @@ class LtGemm final : public Gemm {
     const size_t a_bytes = bytes(p_.a, p_.transposed_a, p_.m, p_.k, p_.lead_a, p_.step_a),
                  b_bytes = bytes(p_.b, p_.transposed_b, p_.k, p_.n, p_.lead_b, p_.step_b),
                  c_bytes = bytes(p_.c, false, p_.m, p_.n, p_.lead_c, p_.step_c),
-                 bias_bytes = static_cast<size_t>(p_.n) * 4 + 256, operands = a_bytes + b_bytes + c_bytes;
+                 beside_bytes = has_beside() ? c_bytes : 0, bias_bytes = static_cast<size_t>(p_.n) * 4 + 256,
+                 operands = a_bytes + b_bytes + c_bytes + beside_bytes;
     const Scratch scratch(operands + bias_bytes + 256 + kMostWorkspace);
     if (scratch.address() == nullptr) return nullptr;
-    std::byte *a = scratch.address(), *b = a + a_bytes, *c = b + b_bytes, *bias = c + c_bytes,
-              *workspace = bias + (bias_bytes + 255) / 256 * 256;
+    std::byte *a = scratch.address(), *b = a + a_bytes, *c = b + b_bytes, *beside = c + c_bytes,
+              *bias = beside + beside_bytes, *workspace = bias + (bias_bytes + 255) / 256 * 256;
     // 0x3c3c is a small positive number in every type: zeros would take less power, and so less time.
     check(cudaMemsetAsync(a, 0x3c, operands + bias_bytes, context_.stream), "set memory");
     Events events;
@@ -464,7 +493,7 @@ class LtGemm final : public Gemm {
     constexpr double kSlice = 1e-3;  // seconds, of a round
     constexpr int kRounds = 3, kMostRuns = 20;
     for (const Choice& candidate : candidates) {
-      const auto once = [&] { return multiply(candidate, a, b, c, bias, workspace); };
+      const auto once = [&] { return multiply(candidate, a, b, c, bias, beside, workspace); };
       if (once() != CUBLAS_STATUS_SUCCESS) continue;  // loads its code
       double seconds = events.seconds(context_.stream, once);
       const int runs = std::clamp(static_cast<int>(kSlice / std::max(seconds, 1e-9)), 1, kMostRuns);
@@ -492,9 +521,7 @@ class LtGemm final : public Gemm {
 class NoTerms final : public Gemm {
  public:
   NoTerms(const Context& context, const Product& product) : context_(context), p_(product) {}
-  void run(const void*, const void*, void* c, const float* bias, std::byte*) override {
-    run_without_terms(context_, p_, c, bias);
-  }
+  void run(const ProductOperands& o, std::byte*) override { run_without_terms(context_, p_, o.c, o.bias); }
 
  private:
   const Context& context_;
@@ -504,6 +531,11 @@ class NoTerms final : public Gemm {
 }  // namespace
 
 std::unique_ptr<Gemm> make_gemm(const Context& context, const Product& product) {
+  if (product.epilogue != Epilogue::none) {
+    if (!may_have_epilogue(product)) return nullptr;
+    auto gemm = std::make_unique<LtGemm>(context, product);
+    return gemm->found() ? std::move(gemm) : nullptr;
+  }
   if (product.m == 0 || product.n == 0 || product.k == 0 || product.batch == 0)
     return std::make_unique<NoTerms>(context, product);
   return std::make_unique<LtGemm>(context, product);

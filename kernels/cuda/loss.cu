@@ -362,13 +362,13 @@ void run(const Classifier& c, const Context& context, const KernelArguments& a) 
   }
   for (const Products& products : c.tiles) {
     const int64_t at = products.begin * c.width;
-    products.logits->run(hidden + at, weight, logits, nullptr, space);
+    products.logits->run({hidden + at, weight, logits}, space);
     tile.begin = products.begin;
     launch(context, classify<T, job>, static_cast<unsigned>(products.count), threads_for(c.classes), c.shared,
            tile, labels, c.shared != 0);
     if constexpr (differentiates(job)) {
-      products.dweight->run(logits, hidden + at, a.out<float>(kResult + 1), nullptr, space);
-      products.dhidden->run(logits, weight, a.out<T>(kResult) + at, nullptr, space);
+      products.dweight->run({logits, hidden + at, a.out<float>(kResult + 1)}, space);
+      products.dhidden->run({logits, weight, a.out<T>(kResult) + at}, space);
       if (!c.bias) continue;
       const auto slices = static_cast<unsigned>(std::min(kSlices, products.count));
       launch(context, sum_columns<T>, dim3(static_cast<unsigned>(ceil_div(c.classes, kWarp * kEach)), slices),

@@ -1,8 +1,11 @@
 // Matrix products: batched matmul, and linear layers with both their gradients. The products are cuBLASLt's
-// (gemm.h); the gradient of a bias is the sum of dy's columns, by own kernels: dy is read once more for it,
-// which is 2 * rows * out bytes beside the product's 2 * rows * out * in operations.
+// (gemm.h), with gelu and its gradient where it makes them; the gradient of a bias is the sum of dy's
+// columns, by own kernels: dy is read once more for it, which is 2 * rows * out bytes beside the product's 2
+// * rows * out * in operations.
 #include <algorithm>
 
+#include "kernels/activation.h"
+#include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/kernel.h"
 #include "kernels/cuda/vector.h"
@@ -19,9 +22,51 @@ std::unique_ptr<Kernel> kernel_of(const Context& context, const Product& product
   const int64_t workspace = gemm->workspace_bytes();
   return make_kernel(
       [gemm, bias](const KernelArguments& a) {
-        gemm->run(a.inputs[0], a.inputs[1], a.outputs[0], bias ? a.in<float>(2) : nullptr, a.workspace);
+        gemm->run({a.inputs[0], a.inputs[1], a.outputs[0], bias ? a.in<float>(2) : nullptr}, a.workspace);
       },
       workspace);
+}
+
+// A product with an activation: by cuBLASLt where it makes it, and operands lie as it asks for; else the
+// product and the elementwise kernel.
+class Activated final : public Kernel {
+ public:
+  Activated(std::unique_ptr<Gemm> joined, std::unique_ptr<Kernel> apart, const Product& product)
+      : joined_(std::move(joined)),
+        apart_(std::move(apart)),
+        epilogue_(product.epilogue),
+        bias_(product.bias) {}
+  int64_t workspace_bytes() const override {
+    return std::max(joined_->workspace_bytes(), apart_->workspace_bytes());
+  }
+  void run(const KernelArguments& a) override {
+    std::byte* const beside = epilogue_ == Epilogue::gelu_gradient ? a.inputs[2]
+                              : epilogue_ == Epilogue::gelu_kept   ? a.outputs[1]
+                                                                   : nullptr;
+    for (const std::byte* address : {a.inputs[0], a.inputs[1], a.outputs[0], beside})
+      if (reinterpret_cast<uintptr_t>(address) % kEpilogueAlign != 0) return apart_->run(a);
+    joined_->run({a.inputs[0], a.inputs[1], a.outputs[0], bias_ ? a.in<float>(2) : nullptr, beside},
+                 a.workspace);
+  }
+
+ private:
+  std::unique_ptr<Gemm> joined_;
+  std::unique_ptr<Kernel> apart_;
+  Epilogue epilogue_;
+  bool bias_;
+};
+
+// The product, with the request's activation if it asks for one.
+std::unique_ptr<Kernel> activated(const KernelRequest& request, const Context& context, Product product) {
+  auto kernel = kernel_of(context, product);
+  if (!is_activated(request)) return kernel;
+  const ActivationCall call(request);
+  auto apart = with_activation(request, std::move(kernel), prepare_elementwise(call.request(), context));
+  const bool gradient = request.op.name == "linear_input_gradient", keeps = present(request.outputs, 1);
+  product.epilogue = gradient ? Epilogue::gelu_gradient : keeps ? Epilogue::gelu_kept : Epilogue::gelu;
+  auto joined = make_gemm(context, product);
+  if (joined == nullptr) return apart;
+  return std::make_unique<Activated>(std::move(joined), std::move(apart), product);
 }
 
 // y[..., out] = x[..., in] weight[out, in]^T + bias
@@ -39,7 +84,7 @@ std::unique_ptr<Kernel> prepare_linear(const KernelRequest& request, const Conte
   p.lead_a = p.lead_b = lead(p.k);
   p.lead_c = lead(p.n);
   p.bias = present(request.inputs, 2);
-  return kernel_of(context, p);
+  return activated(request, context, p);
 }
 
 // dx[..., in] = dy[..., out] weight[out, in]
@@ -55,7 +100,7 @@ std::unique_ptr<Kernel> prepare_input_gradient(const KernelRequest& request, con
   p.c = dx.type.dtype;
   p.lead_a = lead(p.k);
   p.lead_b = p.lead_c = lead(p.n);
-  return kernel_of(context, p);
+  return activated(request, context, p);
 }
 
 constexpr int kWarps = 8, kRowsAtOnce = 4;
@@ -153,7 +198,7 @@ std::unique_ptr<Kernel> prepare_weight_gradient(const KernelRequest& request, co
   return for_float(request, dy.type.dtype, [&]<typename T>(T) {
     return make_kernel(
         [=, &context](const KernelArguments& a) {
-          gemm->run(a.inputs[0], a.inputs[1], a.outputs[0], nullptr, a.workspace);
+          gemm->run({a.inputs[0], a.inputs[1], a.outputs[0]}, a.workspace);
           columns.run(context, a.in<T>(0), a.out<float>(1), reinterpret_cast<float*>(a.workspace));
         },
         workspace);

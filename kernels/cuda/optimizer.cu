@@ -1,5 +1,6 @@
-// The update phase: each state is read and written once, four floats at a time where addresses allow. Sums of
-// squares are taken over blocks of fixed size, and those sums added in order by one block.
+// The update phase: each state is read and written once, four floats at a time where addresses allow; AdamW's
+// of all parameters by one launch. Sums of squares are taken over blocks of fixed size, and those sums added
+// in order by one block.
 #include "kernels/cuda/kernel.h"
 #include "kernels/cuda/vector.h"
 
@@ -121,26 +122,55 @@ std::unique_ptr<Kernel> prepare_global_norm(const KernelRequest& request, const 
 struct Adam {
   float beta1, beta2, rest1, rest2;  // rest: 1 - beta
   float log1, log2;                  // log(beta)
-  float eps, decay;
+  float eps;
 };
+
+// Parameters of one launch; blocks first .. first of the next - 1 take one of them.
+struct Update {
+  float *param, *m, *v;
+  const float* gradient;
+  int64_t count;
+  float decay;
+  int first;
+};
+// A launch may be given so many: they are arguments of the kernel, of which there may be 32,764 bytes, and so
+// become part of a captured step.
+constexpr int kMostUpdates = 600;
+struct Updates {
+  Update of[kMostUpdates];
+  int count;
+};
+static_assert(sizeof(Updates) + 256 <= 32'764);
+constexpr int kUpdated = 8192;  // elements that a block updates
 
 // m = beta1 m + (1 - beta1) g, v = beta2 v + (1 - beta2) g^2,
 // param = param (1 - lr decay) - lr (m / (1 - beta1^step)) / (sqrt(v / (1 - beta2^step)) + eps).
 __global__ void __launch_bounds__(kThreads)
-    adamw(float* param, float* first, float* second, const float* gradient, const float* lr_at,
-          const int64_t* step_at, const float* coefficient_at, int64_t n, Adam s, bool packed) {
-  each_element<4>(n, packed, [&](int64_t i, auto size) {
+    adamw(const __grid_constant__ Updates updates, const float* lr_at, const int64_t* step_at,
+          const float* coefficient_at, const Adam s) {
+  const int block = blockIdx.x;
+  int low = 0, high = updates.count;  // the last parameter whose first block is not after this one
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    (updates.of[middle].first <= block ? low : high) = middle;
+  }
+  const Update& own = updates.of[low];
+  const int64_t begin = static_cast<int64_t>(block - own.first) * kUpdated;
+  const int n = static_cast<int>(min(own.count - begin, static_cast<int64_t>(kUpdated)));
+  float *const param = own.param + begin, *const first = own.m + begin, *const second = own.v + begin;
+  const float* const gradient = own.gradient + begin;
+  const float lr = *lr_at, step = static_cast<float>(*step_at), coefficient = *coefficient_at;
+  if (!is_finite(coefficient)) return;
+  // 1 - beta^step, exact also where the power is near 1.
+  const float rate = lr / -expm1f(step * s.log1), root = rsqrtf(-expm1f(step * s.log2));
+  const float keep = 1.0f - lr * own.decay;
+  const auto update = [&](int i, auto size) {
     // All reads are on their way before the first is waited for.
     float p[size()], m[size()], v[size()], g[size()];
     load(p, param + i);
     load(m, first + i);
     load(v, second + i);
     load(g, gradient + i);
-    const float lr = *lr_at, step = static_cast<float>(*step_at), coefficient = *coefficient_at;
-    if (!is_finite(coefficient)) return;
-    // 1 - beta^step, exact also where the power is near 1.
-    const float rate = lr / -expm1f(step * s.log1), root = rsqrtf(-expm1f(step * s.log2));
-    const float keep = 1.0f - lr * s.decay;
 #pragma unroll
     for (int k = 0; k < size(); ++k) {
       const float scaled = g[k] * coefficient;
@@ -151,12 +181,28 @@ __global__ void __launch_bounds__(kThreads)
     store(param + i, p);
     store(first + i, m);
     store(second + i, v);
-  });
+  };
+  int done = 0;
+  if (packs(param, 4, 4) && packs(first, 4, 4) && packs(second, 4, 4) && packs(gradient, 4, 4)) {
+    done = n / 4 * 4;
+#pragma unroll 2
+    for (int i = threadIdx.x * 4; i < done; i += kThreads * 4) update(i, std::integral_constant<int, 4>{});
+  }
+  for (int i = done + threadIdx.x; i < n; i += kThreads) update(i, std::integral_constant<int, 1>{});
 }
 
+// Of one parameter or of several.
 std::unique_ptr<Kernel> prepare_adamw(const KernelRequest& request, const Context& context) {
-  for (int i = 0; i < 4; ++i) require_f32(request, request.inputs[i]);
-  const int64_t n = request.inputs[0].type.elements();
+  struct Parameter {
+    int64_t count;
+    float decay;
+  };
+  std::vector<Parameter> parameters;
+  for (size_t p = 0; p < request.outputs.size() / 3; ++p) {
+    for (size_t i = 4 * p; i < 4 * p + 4; ++i) require_f32(request, request.inputs[i]);
+    parameters.push_back(
+        {request.inputs[4 * p].type.elements(), static_cast<float>(weight_decay_of(request, p))});
+  }
   const double beta1 = number(request, "beta1", 0.9), beta2 = number(request, "beta2", 0.999);
   Adam s{};
   s.beta1 = static_cast<float>(beta1);
@@ -166,14 +212,24 @@ std::unique_ptr<Kernel> prepare_adamw(const KernelRequest& request, const Contex
   s.log1 = static_cast<float>(std::log(beta1));
   s.log2 = static_cast<float>(std::log(beta2));
   s.eps = static_cast<float>(number(request, "eps", 1e-8));
-  s.decay = static_cast<float>(number(request, "weight_decay", 0.0));
   return make_kernel([=, &context](const KernelArguments& a) {
-    float *param = a.out<float>(0), *first = a.out<float>(1), *second = a.out<float>(2);
-    const float* gradient = a.in<float>(3);
-    const bool packed =
-        packs(param, 4, 4) && packs(first, 4, 4) && packs(second, 4, 4) && packs(gradient, 4, 4);
-    launch(context, adamw, grid_of(n, packed, 4), kThreads, 0, param, first, second, gradient, a.in<float>(4),
-           a.in<int64_t>(5), a.in<float>(6), n, s, packed);
+    const size_t scalars = 4 * parameters.size();
+    for (size_t p = 0; p < parameters.size();) {
+      Updates updates{};
+      int blocks = 0;
+      for (; updates.count < kMostUpdates && p < parameters.size(); ++p) {
+        updates.of[updates.count++] = {a.out<float>(3 * p),
+                                       a.out<float>(3 * p + 1),
+                                       a.out<float>(3 * p + 2),
+                                       a.in<float>(4 * p + 3),
+                                       parameters[p].count,
+                                       parameters[p].decay,
+                                       blocks};
+        blocks += static_cast<int>(ceil_div(parameters[p].count, kUpdated));
+      }
+      launch(context, adamw, static_cast<unsigned>(blocks), kThreads, 0, updates, a.in<float>(scalars),
+             a.in<int64_t>(scalars + 1), a.in<float>(scalars + 2), s);
+    }
   });
 }
 
@@ -275,6 +331,7 @@ std::unique_ptr<Kernel> prepare_add_n(const KernelRequest& request, const Contex
 std::vector<Entry> optimizer_kernels() {
   return {{"global_norm", prepare_global_norm},
           {"adamw", prepare_adamw},
+          {"adamw_n", prepare_adamw},
           {"sgd", prepare_sgd},
           {"add_n", prepare_add_n}};
 }

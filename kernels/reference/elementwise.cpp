@@ -6,6 +6,7 @@
 
 #include "core/base/error.h"
 #include "kernels/reference/families.h"
+#include "kernels/reference/gelu.h"
 #include "kernels/reference/operands.h"
 
 namespace het::reference {
@@ -15,12 +16,6 @@ constexpr double kPi = 3.14159265358979323846;
 
 double sigmoid(double a) { return 1 / (1 + std::exp(-a)); }
 double phi(double a) { return std::erfc(-a / std::sqrt(2.0)) / 2; }  // of the normal distribution
-
-// d/da of a/2 (1 + tanh(u)), u = sqrt(2/pi) (a + 0.044715 a^3)
-double gelu_tanh_slope(double a) {
-  const double root = std::sqrt(2 / kPi), th = std::tanh(root * (a + 0.044715 * a * a * a));
-  return 0.5 * (1 + th) + 0.5 * a * (1 - th * th) * root * (1 + 3 * 0.044715 * a * a);
-}
 
 double apply(const PointwiseStep& step, double a, double b) {
   switch (step.code) {
@@ -41,10 +36,9 @@ double apply(const PointwiseStep& step, double a, double b) {
     case Pointwise::sigmoid: return sigmoid(a);
     case Pointwise::relu: return a > 0 || std::isnan(a) ? a : 0;
     case Pointwise::silu: return a * sigmoid(a);
-    case Pointwise::gelu_tanh:
-      return a / 2 * (1 + std::tanh(std::sqrt(2 / kPi) * (a + 0.044715 * a * a * a)));
+    case Pointwise::gelu_tanh: return gelu(a);
     case Pointwise::gelu_erf: return a * phi(a);
-    case Pointwise::gelu_tanh_gradient: return gelu_tanh_slope(a) * b;
+    case Pointwise::gelu_tanh_gradient: return gelu_slope(a) * b;
     case Pointwise::gelu_erf_gradient: return (phi(a) + a * std::exp(-a * a / 2) / std::sqrt(2 * kPi)) * b;
     case Pointwise::silu_gradient: return sigmoid(a) * (1 + a * (1 - sigmoid(a))) * b;
     case Pointwise::relu_gradient: return a > 0 ? b : 0;

@@ -1,8 +1,12 @@
+#include "kernels/activation.h"
 #include "kernels/reference/families.h"
+#include "kernels/reference/gelu.h"
 #include "kernels/reference/operands.h"
 
 namespace het::reference {
 namespace {
+
+using kernels::is_activated;
 
 // c[l, m, n] = sum_k a[l, m, k] b[l, k, n]; b of rank 2 serves every l.
 std::unique_ptr<Kernel> matmul(const KernelRequest& request) {
@@ -27,30 +31,33 @@ std::unique_ptr<Kernel> matmul(const KernelRequest& request) {
   });
 }
 
-// y[rows, out] = x[rows, in] weight[out, in]^T + bias[out]
+// y[rows, out] = x[rows, in] weight[out, in]^T + bias[out], or gelu of that, rounded, which `before` is then.
 std::unique_ptr<Kernel> linear(const KernelRequest& request) {
-  return kernel_of(request, [](const Operands& o) {
+  return kernel_of(request, [activated = is_activated(request)](const Operands& o) {
     const View x = o.in(0), weight = o.in(1), bias = o.in(2), y = o.out(0);
+    const View before = o.has_out(1) ? o.out(1) : y;
     const int64_t in = weight.size(1), out = weight.size(0), rows = leading(y.layout(), 1);
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t j = 0; j < out; ++j) {
         double total = bias.present() ? bias[j] : 0;
         for (int64_t p = 0; p < in; ++p) total += x[r * in + p] * weight[j * in + p];
-        y.set(r * out + j, total);
+        before.set(r * out + j, total);
+        if (activated) y.set(r * out + j, gelu(before[r * out + j]));
       }
   });
 }
 
-// dx[rows, in] = dy[rows, out] weight[out, in]
+// dx[rows, in] = dy[rows, out] weight[out, in], or that, rounded, times gelu'(before[rows, in])
 std::unique_ptr<Kernel> linear_input_gradient(const KernelRequest& request) {
-  return kernel_of(request, [](const Operands& o) {
-    const View dy = o.in(0), weight = o.in(1), dx = o.out(0);
+  return kernel_of(request, [activated = is_activated(request)](const Operands& o) {
+    const View dy = o.in(0), weight = o.in(1), before = o.in(2), dx = o.out(0);
     const int64_t in = weight.size(1), out = weight.size(0), rows = leading(dx.layout(), 1);
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t p = 0; p < in; ++p) {
         double total = 0;
         for (int64_t j = 0; j < out; ++j) total += dy[r * out + j] * weight[j * in + p];
         dx.set(r * in + p, total);
+        if (activated) dx.set(r * in + p, gelu_slope(before[r * in + p]) * dx[r * in + p]);
       }
   });
 }

@@ -4,6 +4,7 @@
 
 #include "kernels/reference/families.h"
 #include "kernels/reference/operands.h"
+#include "kernels/request.h"
 
 namespace het::reference {
 namespace {
@@ -31,22 +32,29 @@ std::unique_ptr<Kernel> global_norm(const KernelRequest& request) {
 // from 1.
 std::unique_ptr<Kernel> adamw(const KernelRequest& request) {
   const Attributes& a = request.attributes;
-  return kernel_of(request, [beta1 = a.get<double>("beta1", 0.9), beta2 = a.get<double>("beta2", 0.999),
-                             eps = a.get<double>("eps", 1e-8),
-                             decay = a.get<double>("weight_decay", 0.0)](const Operands& o) {
-    const View gradient = o.in(3), param = o.out(0), first = o.out(1), second = o.out(2);
-    const double lr = o.in(4)[0], step = o.in(5)[0], coefficient = o.in(6)[0];
-    if (!std::isfinite(coefficient)) return;
-    for (int64_t i = 0; i < param.elements(); ++i) {
-      const double g = coefficient * gradient[i];
-      const double m = beta1 * first[i] + (1 - beta1) * g, v = beta2 * second[i] + (1 - beta2) * g * g;
-      const double change =
-          m / (1 - std::pow(beta1, step)) / (std::sqrt(v / (1 - std::pow(beta2, step))) + eps);
-      param.set(i, param[i] * (1 - lr * decay) - lr * change);
-      first.set(i, m);
-      second.set(i, v);
-    }
-  });
+  std::vector<double> decays;
+  for (size_t p = 0; p < request.outputs.size() / 3; ++p)
+    decays.push_back(kernels::weight_decay_of(request, p));
+  return kernel_of(
+      request, [decays, beta1 = a.get<double>("beta1", 0.9), beta2 = a.get<double>("beta2", 0.999),
+                eps = a.get<double>("eps", 1e-8)](const Operands& o) {
+        const size_t scalars = 4 * decays.size();
+        const double lr = o.in(scalars)[0], step = o.in(scalars + 1)[0], coefficient = o.in(scalars + 2)[0];
+        if (!std::isfinite(coefficient)) return;
+        for (size_t p = 0; p < decays.size(); ++p) {
+          const View gradient = o.in(4 * p + 3);
+          const View param = o.out(3 * p), first = o.out(3 * p + 1), second = o.out(3 * p + 2);
+          for (int64_t i = 0; i < param.elements(); ++i) {
+            const double g = coefficient * gradient[i];
+            const double m = beta1 * first[i] + (1 - beta1) * g, v = beta2 * second[i] + (1 - beta2) * g * g;
+            const double change =
+                m / (1 - std::pow(beta1, step)) / (std::sqrt(v / (1 - std::pow(beta2, step))) + eps);
+            param.set(i, param[i] * (1 - lr * decays[p]) - lr * change);
+            first.set(i, m);
+            second.set(i, v);
+          }
+        }
+      });
 }
 
 // With g = coefficient * gradient + decay * param: momentum = mu momentum + g, and param falls by lr times
@@ -84,7 +92,7 @@ std::unique_ptr<Kernel> add_n(const KernelRequest& request) {
 }  // namespace
 
 std::vector<KernelEntry> optimizer_kernels() {
-  return {{"global_norm", global_norm}, {"adamw", adamw}, {"sgd", sgd}, {"add_n", add_n}};
+  return {{"global_norm", global_norm}, {"adamw", adamw}, {"adamw_n", adamw}, {"sgd", sgd}, {"add_n", add_n}};
 }
 
 }  // namespace het::reference

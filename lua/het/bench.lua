@@ -172,6 +172,13 @@ local function time_steps(executor, settings)
   return seconds
 end
 
+-- The share of a step, as the host's clock tells it, in which a GPU runs no kernel of it; nil on other devices. Nothing
+-- below a kernel's launch is seen: core/program/busy.h says what is measured, and what it cannot tell.
+local function launch_gap(executor, step_seconds)
+  local busy = executor:busy()
+  return busy and math.max(0, 1 - busy.seconds / step_seconds)
+end
+
 -- The program stands in build/lua of the source tree, or in bin of the unpacked archive.
 local function run_script(name, script)
   local program = native.executable()
@@ -228,6 +235,7 @@ function bench.run(name, ...)
   if not seconds then return errors.exit_codes.interrupted end
   local gpu = require("het.peak").is_gpu(device_name)
   local memory = gpu and executor:memory().total or native.memory_peak()   -- before the peak's own matrices
+  local gap = launch_gap(executor, median(seconds))
   local peak = device:peak_flops(settings.precision)
   local step_seconds = median(seconds)
   local rate = settings.batch * settings.context / step_seconds
@@ -236,13 +244,15 @@ function bench.run(name, ...)
     context = settings.context, threads = native.threads(), processor = gpu and device.model or native.processor(),
     parameters = model:count(), tokens_per_s = rate, step_seconds = step_seconds, peak_gflops = peak / 1e9,
     mfu = rate * model:training_flops(settings.context) / peak, peak_memory_bytes = memory,
+    launch_gap = gap or native.null,
   }
   if native.settings.json then
     native.write("stdout", native.json_encode(result) .. "\n")
   else
     native.write("stdout", ("%s, %s, batch %d of %d tokens: %s tokens/s, %.3f s a step, MFU %.1f %% of %.0f GFLOP/s, "
-      .. "%s\n"):format(name, settings.precision, settings.batch, settings.context, text.count(rate), step_seconds,
-        100 * result.mfu, result.peak_gflops, text.bytes(memory)))
+      .. "%s%s\n"):format(name, settings.precision, settings.batch, settings.context, text.count(rate), step_seconds,
+        100 * result.mfu, result.peak_gflops, text.bytes(memory),
+        gap and (", no kernel running for %.1f %% of a step"):format(100 * gap) or ""))
   end
   return 0
 end

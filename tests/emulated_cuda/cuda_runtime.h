@@ -163,6 +163,8 @@ T atomicCAS(T* address, std::type_identity_t<T> expected, std::type_identity_t<T
   return old;
 }
 
+long long clock64();  // in nanoseconds
+
 using std::max;
 using std::min;
 template <typename T>
@@ -299,6 +301,8 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph);
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* ready, cudaGraph_t graph, unsigned long long flags);
 cudaError_t cudaGraphUpload(cudaGraphExec_t ready, cudaStream_t stream);
 cudaError_t cudaGraphLaunch(cudaGraphExec_t ready, cudaStream_t stream);
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, void* nodes,
+                              size_t* count);  // nodes: null, only their count
 cudaError_t cudaGraphDestroy(cudaGraph_t graph);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t ready);
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value);

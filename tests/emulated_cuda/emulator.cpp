@@ -600,6 +600,11 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stre
   if (bytes == 0) return cudaSuccess;
   return emulated::run_or_capture(stream, [=] { std::memset(to, value, bytes); });
 }
+long long clock64() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
   return emulated::of(stream)->capturing = std::make_unique<EmulatedGraph>(), cudaSuccess;
 }
@@ -608,6 +613,10 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* ready, cudaGraph_t graph, unsigned long long) {
   return *ready = new EmulatedGraph(*graph), cudaSuccess;
+}
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, void* nodes, size_t* count) {
+  if (nodes != nullptr) return cudaErrorInvalidValue;
+  return *count = graph->launches.size(), cudaSuccess;
 }
 cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t ready, cudaStream_t stream) {

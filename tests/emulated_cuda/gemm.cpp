@@ -1,6 +1,8 @@
 // What cuBLASLt does on a GPU, in plain loops, queued on the stream as a kernel of one thread.
 #include "kernels/cuda/gemm.h"
 
+#include <cmath>
+
 #include "kernels/cuda/vector.h"
 
 namespace het::HET_CUDA {
@@ -24,7 +26,15 @@ void set(void* p, DType dtype, int64_t i, float value) {
   }
 }
 
-void multiply(Product p, const void* a, const void* b, void* c, const void* bias) {
+constexpr double kRootTwoOverPi = 0.797884560802865356, kCubic = 0.044715;
+
+double gelu(double v) { return v / 2 * (1 + std::tanh(kRootTwoOverPi * (v + kCubic * v * v * v))); }
+double gelu_slope(double v) {
+  const double tanh = std::tanh(kRootTwoOverPi * (v + kCubic * v * v * v));
+  return 0.5 * (1 + tanh) + 0.5 * v * (1 - tanh * tanh) * kRootTwoOverPi * (1 + 3 * kCubic * v * v);
+}
+
+void multiply(Product p, const void* a, const void* b, void* c, const void* bias, void* beside) {
   for (int64_t batch = 0; batch < p.batch; ++batch)
     for (int64_t i = 0; i < p.m; ++i)
       for (int64_t j = 0; j < p.n; ++j) {
@@ -36,6 +46,11 @@ void multiply(Product p, const void* a, const void* b, void* c, const void* bias
         double value = p.alpha * sum;
         if (p.beta != 0) value += p.beta * at(c, p.c, to);
         if (p.bias) value += at(bias, p.c, j);
+        if (p.epilogue == Epilogue::gelu_kept) set(beside, p.c, to, static_cast<float>(value));
+        if (p.epilogue == Epilogue::gelu_gradient)
+          value *= gelu_slope(at(beside, p.c, to));
+        else if (p.epilogue != Epilogue::none)
+          value = gelu(value);
         set(c, p.c, to, static_cast<float>(value));
       }
 }
@@ -44,15 +59,20 @@ class PlainGemm final : public Gemm {
  public:
   PlainGemm(const Context& context, const Product& product) : context_(context), product_(product) {}
   int64_t workspace_bytes() const override { return rounds_bias() ? 16 + product_.n * 2 : 0; }
-  void run(const void* a, const void* b, void* c, const float* bias, std::byte* workspace) override {
-    if (product_.k == 0) return run_without_terms(context_, product_, c, bias);
-    const void* added = bias;
+  void run(const ProductOperands& o, std::byte* workspace) override {
+    if (product_.k == 0) return run_without_terms(context_, product_, o.c, o.bias);
+    if (product_.epilogue != Epilogue::none)
+      for (const void* address :
+           {o.a, o.b, static_cast<const void*>(o.c), static_cast<const void*>(o.beside)})
+        if (reinterpret_cast<uintptr_t>(address) % kEpilogueAlign != 0)
+          emulated::broken("a product with an epilogue at an odd address");
+    const void* added = o.bias;
     if (rounds_bias()) {
       std::byte* space = workspace + (16 - reinterpret_cast<uintptr_t>(workspace) % 16) % 16;
-      convert_bias(context_, bias, product_.c, space, product_.n);
+      convert_bias(context_, o.bias, product_.c, space, product_.n);
       added = space;
     }
-    launch(context_, multiply, 1, 1, 0, product_, a, b, c, added);
+    launch(context_, multiply, 1, 1, 0, product_, o.a, o.b, o.c, added, o.beside);
   }
 
  private:
@@ -65,6 +85,7 @@ class PlainGemm final : public Gemm {
 }  // namespace
 
 std::unique_ptr<Gemm> make_gemm(const Context& context, const Product& product) {
+  if (product.epilogue != Epilogue::none && !may_have_epilogue(product)) return nullptr;
   return std::make_unique<PlainGemm>(context, product);
 }
 

@@ -118,6 +118,22 @@ class Training(unittest.TestCase):
         for there, here in zip(mixed, alone):
             self.assertLessEqual(abs(there - here), 1e-4 * here, f'{mixed}\n{alone}')
 
+    def test_a_profile_has_every_kind_of_layer(self):
+        (self.folder / 'recipe.lua').write_text(
+            RECIPE.format(model=MODELS['gpt'], precision='bf16', steps=1, save='model', rounding='nearest', every=0, resume='false'))
+        self.hetrun('profile', 'recipe.lua', '--device=cuda', '--microbatches=1', '--tensor=1', '--runs=2', '--out=gpu.json')
+        points = json.loads((self.folder / 'gpu.json').read_text())['points']
+        self.assertEqual({point['kind'] for point in points}, {'embedding', 'blocks', 'head'})
+        for point in points:
+            self.assertGreater(point['forward'], 0, point)
+            self.assertGreater(point['update'], 0, point)
+
+    @unittest.skipIf(EMULATED, 'the peak of a product is no matter of emulation')
+    def test_bench_tells_how_long_no_kernel_runs(self):
+        result = json.loads(self.hetrun('bench', 'gpt-nano', '--steps=20', '--device=cuda', '--json', '--quiet').stdout)
+        self.assertGreater(result['launch_gap'], 0)
+        self.assertLess(result['launch_gap'], 1)
+
     def test_more_ranks_than_gpus_are_refused(self):
         (self.folder / 'recipe.lua').write_text(
             RECIPE.format(model=MODELS['gpt'], precision='f32', steps=1, save='model', rounding='nearest', every=0, resume='false'))

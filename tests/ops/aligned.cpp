@@ -66,6 +66,19 @@ void elementwise(std::vector<Case>& cases) {
   chain(8, steps, {39, 30}, std::vector<OperandCase>(8, T({2, 1040})));
 }
 
+// In whole packs, for which GPUs' library makes activations, and not.
+void products(std::vector<Case>& cases) {
+  constexpr Tolerance kProducts{1e-5, 1.0 / 200, 1.0 / 1500};
+  const Attributes gelu{{"activation", std::string("gelu")}};
+  for (const auto& [in, out] :
+       std::vector<std::pair<int64_t, int64_t>>{{64, 72}, {16, 8}, {24, 33}, {33, 24}}) {
+    cases.push_back({"linear", {T({37, in}), T({out, in}), A({out})}, gelu, kProducts});
+    cases.push_back({"linear", {T({37, in}), T({out, in})}, gelu, kProducts});
+    cases.push_back(
+        {"linear_input_gradient", {T({37, out}), T({out, in}), T({37, in}).in(-4, 4)}, gelu, kProducts});
+  }
+}
+
 void others(std::vector<Case>& cases) {
   for (const Shape& shape : {Shape{4099}, {2, 3, 8, 16}, {70, 90}, {3, 130, 64}, {2, 5, 66, 40}})
     cases.push_back({"copy", {T(shape)}});
@@ -129,6 +142,7 @@ void others(std::vector<Case>& cases) {
 TEST_CASE("a device computes the same from aligned operands of larger sizes") {
   std::vector<Case> cases;
   elementwise(cases);
+  products(cases);
   others(cases);
   for (const Subject& subject : subjects()) {
     if (subject.is_reference()) continue;

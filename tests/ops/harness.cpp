@@ -195,11 +195,7 @@ std::optional<std::string> run_guarded(Device& device, Kernel& kernel, const Lau
   return std::nullopt;
 }
 
-int aliased_input(const OpDef& op, size_t output) {
-  for (const auto& [out, in] : op.in_place)
-    if (out == static_cast<int>(output)) return in;
-  return -1;
-}
+int aliased_input(const OpDef& op, size_t output) { return written_over(op, static_cast<int>(output)); }
 
 Placing placing_of(uint32_t strided, size_t i, Placing placing) {
   return (strided >> i) & 1 ? placing : Placing::packed;

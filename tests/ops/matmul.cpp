@@ -41,6 +41,16 @@ std::vector<Case> matmul_cases() {
     cases.push_back({"linear", {T(shape), T({out, in}), absent()}, {}, kProducts});
     cases.push_back({"linear", {T(shape).constant(), T({out, in}).constant(), A({out})}, {}, kProducts});
     cases.push_back({"linear_input_gradient", {T(made), T({out, in})}, {}, kProducts});
+    // Both results of an activation, and either alone, as far as gradients go.
+    const Attributes gelu{{"activation", "gelu"}};
+    Case kept{"linear", {T(shape), T({out, in}), A({out})}, gelu, kProducts};
+    cases.push_back(kept);
+    for (const uint32_t through : {2u, 3u}) {
+      kept.through = through;
+      cases.push_back(kept);
+    }
+    cases.push_back({"linear", {T(shape), T({out, in})}, gelu, kProducts});
+    cases.push_back({"linear_input_gradient", {T(made), T({out, in}), T(shape).in(-4, 4)}, gelu, kProducts});
     cases.push_back({"linear_weight_gradient", {T(made), T(shape)}, {}, kProducts});
     cases.push_back({"linear_weight_gradient", {T(made), T(shape)}, {{"bias", true}}, kProducts});
     cases.push_back({"linear_weight_gradient", {T(made), T(shape)}, {{"bias", false}}, kProducts});

@@ -35,6 +35,24 @@ std::vector<Case> optimizer_cases() {
                        settings,
                        {1e-5}});
     }
+  // Several parameters: shorter and longer than what a block takes, an empty one, more than a launch takes;
+  // and nothing written.
+  const auto several = [&](const std::vector<Shape>& shapes, double coefficient) {
+    Case test{"adamw_n", {}, {{"beta2", 0.95}}, {1e-5}};
+    std::vector<double> decays;
+    for (const Shape& shape : shapes) {
+      test.inputs.insert(test.inputs.end(),
+                         {A(shape), A(shape).in(-0.1, 0.1), A(shape).in(0.001, 0.01), A(shape)});
+      decays.push_back(decays.size() % 3 == 0 ? 0.1 : 0.0);
+    }
+    test.inputs.insert(test.inputs.end(), {number(0.01), I64({3}, {}), number(coefficient)});
+    test.attributes.set("weight_decays", decays);
+    cases.push_back(test);
+  };
+  several({{33}}, 1);
+  several({{65, 127}, {}, {8192}, {0, 3}, {3, 5}, {17000}, {1}}, 0.5);
+  several(std::vector<Shape>(650, {3}), 1);
+  several({{33}, {9000}}, static_cast<double>(NAN));
   // Values of a fresh start, and settings left to their defaults.
   cases.push_back(
       {"adamw",

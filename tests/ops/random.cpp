@@ -88,6 +88,9 @@ std::vector<Case> random_cases(uint64_t seed) {
     dy.push_back(out);
     cases.push_back({"linear", {T(x), T({out, k}), dice.coin() ? A({out}) : absent()}, {}, kProducts});
     cases.push_back({"linear_input_gradient", {T(dy), T({out, k})}, {}, kProducts});
+    const Attributes gelu{{"activation", "gelu"}};
+    cases.push_back({"linear", {T(x), T({out, k}), dice.coin() ? A({out}) : absent()}, gelu, kProducts});
+    cases.push_back({"linear_input_gradient", {T(dy), T({out, k}), T(x).in(-4, 4)}, gelu, kProducts});
     cases.push_back({"linear_weight_gradient", {T(dy), T(x)}, {{"bias", dice.coin()}}, kProducts});
     for (const char* op : {"linear_cross_entropy", "linear_cross_entropy_training"})
       cases.push_back(Case{op,

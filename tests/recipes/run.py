@@ -492,6 +492,7 @@ class Commands(Case):
         result = self.result('bench', 'gpt-nano', '--steps', '2', '--precision', 'bf16')
         for key in ('tokens_per_s', 'step_seconds', 'peak_gflops', 'mfu', 'peak_memory_bytes'):
             self.assertGreater(result[key], 0, key)
+        self.assertIsNone(result['launch_gap'])   # the processor launches nothing
         self.hetrun('bench')
         self.assertIn("did you mean 'gpt-nano'", self.hetrun('bench', 'gpt-nanno', code=2).stderr)
 

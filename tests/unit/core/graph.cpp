@@ -5,6 +5,7 @@
 
 #include "core/base/error.h"
 #include "core/graph/fuse.h"
+#include "core/graph/gradient.h"
 #include "core/ops/op.h"
 
 using namespace het;
@@ -231,6 +232,102 @@ TEST_CASE("fusing leaves the addition to a norm's gradient to it") {
     const ValueId dx = gradient();
     b.begin_layer("before");
     b.output("dx", b.call("add", {dx, skip}));
+    stays();
+  }
+}
+
+TEST_CASE("fusing leaves gelu to the product before it") {
+  Graph graph;
+  GraphBuilder b(graph);
+  const ValueId x = b.input("x", kMatrix), bias = b.parameter("bias", {DType::f32, {16}}, {});
+  const ValueId up = b.parameter("up", {DType::f32, {16, 8}}, {});
+  const ValueId down = b.parameter("down", {DType::f32, {8, 16}}, {});
+  const auto stays = [&] {
+    const Graph fused = fuse(graph);
+    CHECK(verify(fused).empty());
+    CHECK(outline(fused) == outline(prune(graph)));
+  };
+  SECTION("between the two projections of a GPT's block, with what the backward pass needs of it") {
+    const ValueId before = b.call("linear", {x, up, bias});
+    const ValueId y = b.call("linear", {b.call("gelu", {before}), down});
+    SECTION("in training") {
+      const ValueId loss = b.call("sum", {b.call("softmax", {y})}, {{"dtype", "f32"}});
+      const auto gradients = differentiate(graph, loss, {up, down, bias, x});
+      for (const auto& [of, gradient] : gradients) b.output("d" + graph.values[of].name, gradient);
+      const Graph fused = fuse(graph);
+      CHECK(verify(fused).empty());
+      CHECK(fused.nodes.size() + 2 == prune(graph).nodes.size());
+      CHECK(fused.nodes[0].attributes.get<std::string>("activation") == "gelu");
+      REQUIRE(fused.nodes[0].outputs.size() == 2);
+      CHECK(fused.nodes[0].outputs[1] == before);
+      CHECK(fused.values[before].output == 1);
+      int gradients_with_gelu = 0;
+      for (const Node& node : fused.nodes) {
+        CHECK_FALSE(node.op->name.starts_with("gelu"));
+        if (node.op->name != "linear_input_gradient" || !is_activated(node)) continue;
+        ++gradients_with_gelu;
+        CHECK(node.inputs[2] == before);
+      }
+      CHECK(gradients_with_gelu == 1);
+    }
+    SECTION("alone") {
+      b.output("y", y);
+      const Graph fused = fuse(graph);
+      CHECK(verify(fused).empty());
+      CHECK(outline(fused) == "linear/3 linear/2");
+      CHECK(fused.nodes[0].outputs == std::vector<ValueId>{graph.nodes[1].outputs[0], kAbsent});
+    }
+  }
+  SECTION("not where something else reads the product") {
+    const ValueId before = b.call("linear", {x, up, bias});
+    b.output("y", b.call("linear", {b.call("gelu", {before}), down}));
+    SECTION("an output") { b.output("before", before); }
+    SECTION("another operator") { b.output("s", b.call("softmax", {before})); }
+    SECTION("another gelu") { b.output("s", b.call("softmax", {b.call("gelu", {before})})); }
+    SECTION("gelu's gradient, as what is multiplied") {
+      b.output("s", b.call("softmax", {b.call("gelu_gradient", {before, before})}));
+    }
+    stays();
+  }
+  SECTION("not exact gelu") {
+    const ValueId h = b.call("gelu", {b.call("linear", {x, up})}, {{"approximate", "none"}});
+    b.output("y", b.call("linear", {h, down}));
+    stays();
+  }
+  SECTION("not in another layer") {
+    const ValueId before = b.call("linear", {x, up});
+    b.begin_layer("next");
+    b.output("y", b.call("linear", {b.call("gelu", {before}), down}));
+    stays();
+  }
+  SECTION("not where another layer reads it, which a layer that recomputes keeps, but not the product") {
+    const ValueId y = b.call("gelu", {b.call("linear", {x, up})});
+    b.begin_layer("next");
+    b.output("y", b.call("linear", {y, down}));
+    stays();
+  }
+  SECTION("not what a chain takes") {
+    const ValueId y = b.call("gelu", {b.call("linear", {x, up})});
+    b.output("y", b.call("mul", {y, b.call("linear", {x, up})}));
+    CHECK(outline(fuse(graph)) == "linear/2 linear/2 fused/2");
+  }
+  SECTION("not of what is the same in all micro-batches") {
+    b.output(
+        "y",
+        b.call("softmax",
+               {b.call("gelu", {b.call("linear", {up, b.parameter("square", {DType::f32, {8, 8}}, {})})})}));
+    stays();
+  }
+  SECTION("not of a gradient that something else reads") {
+    const ValueId dh = b.call("linear_input_gradient", {x, down});
+    b.output("dh", dh);
+    b.output("y", b.call("softmax", {b.call("gelu_gradient", {b.input("h", {DType::f32, {4, 16}}), dh})}));
+    stays();
+  }
+  SECTION("not of a gradient that is made before what it is at") {
+    const ValueId dh = b.call("linear_input_gradient", {x, down});
+    const ValueId h = b.call("softmax", {b.input("h", {DType::f32, {4, 16}})});
+    b.output("y", b.call("softmax", {b.call("gelu_gradient", {h, dh})}));
     stays();
   }
 }

@@ -73,8 +73,9 @@ std::vector<Tensor> run_case(Device& device, const Case& c) {
     for (const TensorType& type : op.infer(OpCall{op, types, c.attributes}))
       layouts.push_back(type.present() ? Layout::contiguous(type) : Layout{});
   for (size_t o = 0; o < layouts.size(); ++o) outputs.push_back(drawn(layouts[o], 100 + o, 1, 5));
-  for (const auto& [out, in] : op.in_place)
-    if (inputs[in].present()) outputs[out] = inputs[in];
+  for (size_t o = 0; o < outputs.size(); ++o)
+    if (const int in = written_over(op, static_cast<int>(o)); in >= 0 && inputs[in].present())
+      outputs[o] = inputs[in];
 
   std::vector<std::byte*> in, out;
   for (const Tensor& tensor : inputs) in.push_back(tensor.present() ? tensor.bytes() : nullptr);

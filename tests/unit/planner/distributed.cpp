@@ -422,13 +422,14 @@ TEST_CASE("every plan, stage and micro-batch computes with the same stochastical
   }
 }
 
-TEST_CASE("norms that make the additions beside them train the same model to the bit", "[distributed]") {
+TEST_CASE("norms and products that make what stands beside them train the same model to the bit",
+          "[distributed]") {
   const bool llama = GENERATE(false, true);
   const Graph model = small_model(llama, DType::f32);
   const Graph apart = join_chains(prune(model)), joined = fuse(model);
   CHECK(verify(joined).empty());
-  // In each block the addition before its second norm, and of the backward pass both.
-  CHECK(joined.nodes.size() + 3 * kBlocks == apart.nodes.size());
+  // In each block the addition before its second norm, and of the backward pass both; gelu and its gradient.
+  CHECK(joined.nodes.size() + (llama ? 3 : 5) * kBlocks == apart.nodes.size());
   const auto trained = [&](const Graph& graph) {
     Executor executor(lower_single(graph, 3), std::make_shared<StateStore>(make_cpu_device(), 3));
     return train(executor, 3);
@@ -438,6 +439,17 @@ TEST_CASE("norms that make the additions beside them train the same model to the
   CHECK(separate.norms == together.norms);
   for (const auto& [name, tensor] : separate.parameters)
     CHECK(values_of(tensor) == values_of(together.parameters.at(name)));
+}
+
+TEST_CASE("random plans train a model whose products make gelu", "[distributed]") {
+  const Graph model = small_model(false, DType::f64), joined = join_activations(prune(model));
+  REQUIRE(joined.nodes.size() < prune(model).nodes.size());
+  for (unsigned seed = 301; seed < 311; ++seed) {
+    std::mt19937 random(seed);
+    const Plan plan = random_plan(random, kLayers, kSamples);
+    INFO("seed " << seed << "\n" << to_lua(plan));
+    CHECK(judge(joined, plan, alone(model, microbatches_of(plan)), 1e-12).problem == "");
+  }
 }
 
 TEST_CASE("random plans train the same model from GPU to GPU, and on GPUs and processors", "[distributed]") {

@@ -10,6 +10,7 @@
 #include "planner/excerpt.h"
 #include "planner/graph_model.h"
 #include "planner/lower.h"
+#include "tests/emulated_cuda/device.h"
 
 using namespace het;
 using namespace het::planner;
@@ -19,8 +20,8 @@ namespace {
 constexpr int64_t kTokens = 6, kWidth = 8, kHidden = 16, kVocabulary = 10;
 
 // An embedding, blocks of two projections with a residual, and a head that shares the embedding's weights;
-// trained by SGD with momentum after clipping.
-Graph model(int blocks, int64_t samples = 1) {
+// trained by SGD with momentum, or AdamW, after clipping.
+Graph model(int blocks, int64_t samples = 1, bool adamw = false) {
   Graph graph;
   GraphBuilder b(graph);
   const auto weight = [&](const std::string& name, Shape shape) {
@@ -50,11 +51,16 @@ Graph model(int blocks, int64_t samples = 1) {
   for (const auto& [parameter, gradient] : gradients) all.push_back(gradient);
   const auto norm = b.call_all(op_named("global_norm"), all, {{"max_norm", 1.0}});
   b.output("gradient_norm", norm[0]);
-  for (const auto& [parameter, gradient] : gradients)
-    b.call_all(op_named("sgd"),
-               {parameter, b.buffer(graph.values[parameter].name + ".m", graph.type(parameter)), gradient, lr,
-                norm[1]},
-               {{"momentum", 0.9}});
+  const ValueId step = adamw ? b.input("step", {DType::i64, {}}, true) : kAbsent;
+  for (const auto& [parameter, gradient] : gradients) {
+    const auto moment = [&](const char* of) {
+      return b.buffer(graph.values[parameter].name + of, graph.type(parameter));
+    };
+    if (adamw)
+      b.call_all(op_named("adamw"), {parameter, moment(".m"), moment(".v"), gradient, lr, step, norm[1]});
+    else
+      b.call_all(op_named("sgd"), {parameter, moment(".m"), gradient, lr, norm[1]}, {{"momentum", 0.9}});
+  }
   return graph;
 }
 
@@ -159,7 +165,8 @@ TEST_CASE("a stage that recomputes runs again what its backward pass needs", "[p
 }
 
 TEST_CASE("bytes of a layer are those of its buffers", "[planner][measure]") {
-  const Graph whole = model(3);
+  const bool adamw = GENERATE(false, true);  // its moments are two, and all parameters are updated at once
+  const Graph whole = model(3, 1, adamw);
   const Model counted = model_of_graph(whole, "toy", 1, kTokens);
   const std::vector<LayerMemory> memory = memory_by_layer(lower_single(prune(whole)));
   REQUIRE(memory.size() == 5);
@@ -169,19 +176,20 @@ TEST_CASE("bytes of a layer are those of its buffers", "[planner][measure]") {
     const LayerMemory& of = memory[static_cast<size_t>(layer)];
     CHECK(of.weights == 4 * kind.parameters);
     CHECK(of.gradients == 4 * kind.parameters);
-    CHECK(of.optimizer == 4 * kind.parameters);
+    CHECK(of.optimizer == (adamw ? 8 : 4) * kind.parameters);
     CHECK(of.activations == kind.activation_bytes);
   }
 }
 
 TEST_CASE("each kind of layer is measured once, whatever the number of its layers", "[planner][measure]") {
-  const auto device = make_cpu_device();
+  const auto device = GENERATE(make_cpu_device(), cuda_emulated::make_device());
   MeasureOptions options;
   options.type = "mine";
   options.least_runs = options.most_runs = 3;
   options.microbatch = 2;
+  const bool adamw = GENERATE(false, true);
   const Model counted = model_of_graph(model(6), "toy", 1, kTokens);
-  const Measured measured = measure_layers(model(6, 2), counted, device, {}, options);
+  const Measured measured = measure_layers(model(6, 2, adamw), counted, device, {}, options);
   CHECK(measured.runs == 3);
   REQUIRE(measured.points.size() == counted.kinds.size());
   double sum = 0;

@@ -117,6 +117,22 @@ TEST_CASE("weights are divided as a transformer's should be", "[partition]") {
   }
 }
 
+TEST_CASE("a projection that makes its activation is divided by columns, never into summands",
+          "[partition]") {
+  const Graph joined = join_activations(prune(model({})));
+  REQUIRE(joined.nodes.size() + 2 == prune(model({})).nodes.size());
+  const Graph own = partition(joined, 2, 0);
+  CHECK(verify(own).empty());
+  CHECK(divided(own) == divided(partition(model({}), 2, 0)));
+  int activated = 0;
+  for (const Node& node : own.nodes) {
+    if (!is_activated(node)) continue;
+    ++activated;
+    CHECK(own.type(node.outputs[0]).shape.back() == 6);  // half of the features between the projections
+  }
+  CHECK(activated == 2);
+}
+
 TEST_CASE("separate projections are divided like one that makes all three", "[partition]") {
   const Graph own = partition(model({}, Projection::separate), 2, 0);
   const auto shards = shards_of(own);
