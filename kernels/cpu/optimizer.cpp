@@ -66,24 +66,23 @@ std::unique_ptr<Kernel> prepare_global_norm(const KernelRequest& request) {
 // param = param (1 - lr decay) - lr (m / (1 - beta1^step)) / (sqrt(v / (1 - beta2^step)) + eps), of one
 // parameter or of several. Threads share out blocks of all of them.
 std::unique_ptr<Kernel> prepare_adamw(const KernelRequest& request) {
-  constexpr int64_t kGrain = kLightGrain / 2;  // elements
-  struct Item {
-    int64_t parameter, begin, end;
+  constexpr int64_t kUpdated = kLightGrain / 2;  // elements of a block
+  struct Parameter {
+    int64_t first, count;  // of its blocks; elements
     double decay;
   };
-  std::vector<Item> items;
-  const int64_t parameters = static_cast<int64_t>(request.outputs.size()) / 3;
-  for (int64_t p = 0; p < parameters; ++p) {
+  std::vector<Parameter> parameters;
+  int64_t blocks = 0;
+  const int64_t number_of = static_cast<int64_t>(request.outputs.size()) / 3, scalars = 4 * number_of;
+  for (int64_t p = 0; p < number_of; ++p) {
     for (int64_t i = 4 * p; i < 4 * p + 4; ++i) require_f32(request, request.inputs[i]);
     const int64_t n = request.inputs[4 * p].type.elements();
-    const double decay = weight_decay_of(request, static_cast<size_t>(p));
-    for (int64_t begin = 0; begin < n; begin += kGrain)
-      items.push_back({p, begin, n - begin < kGrain ? n : begin + kGrain, decay});
+    parameters.push_back({blocks, n, weight_decay_of(request, static_cast<size_t>(p))});
+    blocks += (n + kUpdated - 1) / kUpdated;
   }
-  const int64_t count = static_cast<int64_t>(items.size()), scalars = 4 * parameters;
   const double beta1 = number(request, "beta1", 0.9), beta2 = number(request, "beta2", 0.999);
   const double eps = number(request, "eps", 1e-8);
-  return make_kernel([=, items = std::move(items)](const KernelArguments& a) {
+  return make_kernel([=, parameters = std::move(parameters)](const KernelArguments& a) {
     const float coefficient = *a.in<float>(scalars + 2);
     if (!is_finite(coefficient)) return;
     const double lr = *a.in<float>(scalars), step = static_cast<double>(*a.in<int64_t>(scalars + 1));
@@ -92,15 +91,19 @@ std::unique_ptr<Kernel> prepare_adamw(const KernelRequest& request) {
     const float b1 = static_cast<float>(beta1), a1 = static_cast<float>(1.0 - beta1);
     const float b2 = static_cast<float>(beta2), a2 = static_cast<float>(1.0 - beta2),
                 e = static_cast<float>(eps);
-    parallel_for(count, 1, [&](int64_t first_item, int64_t last_item) {
-      for (int64_t at = first_item; at < last_item; ++at) {
-        const Item& item = items[at];
-        const float keep = static_cast<float>(1.0 - lr * item.decay);
-        float* param = a.out<float>(3 * item.parameter) + item.begin;
-        float* first = a.out<float>(3 * item.parameter + 1) + item.begin;
-        float* second = a.out<float>(3 * item.parameter + 2) + item.begin;
-        const float* gradient = a.in<float>(4 * item.parameter + 3) + item.begin;
-        for_lanes(item.end - item.begin, [&](int64_t i, auto lanes) {
+    parallel_for(blocks, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t p = 0; p < number_of; ++p) {
+        // The part of the parameter that lies in these blocks.
+        const Parameter& own = parameters[p];
+        const int64_t from = begin <= own.first ? 0 : (begin - own.first) * kUpdated;
+        const int64_t until = end <= own.first ? 0 : (end - own.first) * kUpdated;
+        const int64_t to = until < own.count ? until : own.count;
+        if (from >= to) continue;
+        const float keep = static_cast<float>(1.0 - lr * own.decay);
+        float* param = a.out<float>(3 * p) + from;
+        float *first = a.out<float>(3 * p + 1) + from, *second = a.out<float>(3 * p + 2) + from;
+        const float* gradient = a.in<float>(4 * p + 3) + from;
+        for_lanes(to - from, [&](int64_t i, auto lanes) {
           const Vector g = load(gradient + i, lanes) * coefficient;
           const Vector m = b1 * load(first + i, lanes) + a1 * g;
           const Vector v = b2 * load(second + i, lanes) + a2 * (g * g);

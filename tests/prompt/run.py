@@ -277,7 +277,7 @@ for _, module in ipairs { "nn", "optim", "data", "op", "plan", "cluster" } do lo
     def test_an_operator_says_how_it_is_called(self):
         told = self.hetrun(lines='?op.softmax\n?op.linear\n')[0]
         self.assertIn('op.softmax(x, { dim = })', told)
-        self.assertIn('op.linear(x, weight, bias?)', told)
+        self.assertIn('op.linear(x, weight, bias?, { activation = })', told)
 
     def test_schedules_take_the_rates_they_say(self):
         """By their formulas, written again."""
