@@ -112,10 +112,8 @@ struct VectorProducts {
 
 #if defined(__AMX_BF16__)
 
-template <typename T>
 struct TileProducts {
-  static constexpr int P = kPieces<T>;
-  static constexpr int64_t kStep = 2 * P * kTileValues;  // bf16 in 32 terms of 32 rows or columns
+  static constexpr int64_t kStep = 2 * kTileValues;  // bf16 in 32 terms of 32 rows or columns
   static constexpr int kQueries = 3 * kTileBlock;
   static constexpr int kBlock = kTileBlock;
   using State = TileState;
@@ -145,13 +143,13 @@ struct TileProducts {
   static constexpr int64_t kScratchFloats = kKeys / kTileTerms * kStep / 2;
   static int64_t covered(int64_t columns) { return padded(columns); }
 
-  static Right transposed(const T* from, int64_t stride, int64_t tokens, int64_t head, float* space) {
+  static Right transposed(const bf16* from, int64_t stride, int64_t tokens, int64_t head, float* space) {
     return pack(from, {stride, 1}, tokens, head, space);
   }
-  static Right straight(const T* from, int64_t stride, int64_t tokens, int64_t head, float* space) {
+  static Right straight(const bf16* from, int64_t stride, int64_t tokens, int64_t head, float* space) {
     return pack(from, {1, stride}, head, tokens, space);
   }
-  static Left rows_of(const T* from, int64_t stride, int64_t tokens, int64_t head, float* space) {
+  static Left rows_of(const bf16* from, int64_t stride, int64_t tokens, int64_t head, float* space) {
     auto* to = reinterpret_cast<bf16*>(space);
     const int64_t steps = steps_of(head);
     for (int64_t i = 0; i < tokens; i += kTileBlock)
@@ -166,8 +164,8 @@ struct TileProducts {
     for (int64_t i = 0; i < rows; i += kTileBlock) {
       const int64_t columns = limit(smaller(rows, i + kTileBlock) - 1);
       for (int64_t j = 0; j < columns; j += kTileBlock)
-        multiply_tiles<P>({.data = a.data + i / kTileBlock * a.steps * kStep, .step = kStep}, b.panel(j, 0),
-                          a.steps, scores + i * kScoreStride + j, kScoreStride);
+        multiply_tiles<>(a.data + i / kTileBlock * a.steps * kStep, b.panel(j, 0), a.steps,
+                         scores + i * kScoreStride + j, kScoreStride);
     }
   }
   template <typename Limit>
@@ -179,8 +177,7 @@ struct TileProducts {
       if (terms == 0) continue;
       pack_rows(p + i * kScoreStride, {kScoreStride, 1}, count, terms, left);
       for (int64_t c = 0; c < head; c += kTileBlock)
-        multiply_tiles<P, true>({.data = left, .step = kStep}, b.panel(c, 0), terms / kTileTerms,
-                                out + i * out_stride + c, out_stride);
+        multiply_tiles<true>(left, b.panel(c, 0), terms / kTileTerms, out + i * out_stride + c, out_stride);
     }
   }
   template <typename First>
@@ -193,8 +190,8 @@ struct TileProducts {
       pack_rows(p + skip * kScoreStride + j, {1, kScoreStride}, smaller(columns - j, kTileBlock), rows - skip,
                 left);
       for (int64_t c = 0; c < head; c += kTileBlock)
-        multiply_tiles<P, true>({.data = left, .step = kStep}, b.panel(c, skip), steps_of(rows - skip),
-                                out + j * out_stride + c, out_stride);
+        multiply_tiles<true>(left, b.panel(c, skip), steps_of(rows - skip), out + j * out_stride + c,
+                             out_stride);
     }
   }
 
@@ -202,22 +199,21 @@ struct TileProducts {
   template <typename From>
   static void pack_rows(const From* from, Strides s, int64_t rows, int64_t terms, bf16* to) {
     for (int64_t t = 0; t < terms; t += kTileTerms)
-      pack_left<P>(from + t * s.along, s, rows, terms - t, to + t / kTileTerms * kStep);
+      pack_left(from + t * s.along, s, rows, terms - t, to + t / kTileTerms * kStep);
   }
-  static Right pack(const T* from, Strides s, int64_t columns, int64_t terms, float* space) {
+  static Right pack(const bf16* from, Strides s, int64_t columns, int64_t terms, float* space) {
     auto* to = reinterpret_cast<bf16*>(space);
     const int64_t steps = steps_of(terms);
     for (int64_t j = 0; j < columns; j += kTileBlock)
       for (int64_t t = 0; t < terms; t += kTileTerms)
-        pack_right<P>(from + j * s.across + t * s.along, s, smaller(columns - j, kTileBlock), terms - t,
-                      to + (j / kTileBlock * steps + t / kTileTerms) * kStep);
+        pack_right(from + j * s.across + t * s.along, s, smaller(columns - j, kTileBlock), terms - t,
+                   to + (j / kTileBlock * steps + t / kTileTerms) * kStep);
     return {to, steps};
   }
 };
 
-// f16 would lose range as bf16 does not lose it, and has no units here.
 template <typename T>
-using Products = std::conditional_t<std::is_same_v<T, f16>, VectorProducts<T>, TileProducts<T>>;
+using Products = std::conditional_t<std::is_same_v<T, bf16>, TileProducts, VectorProducts<T>>;
 #else
 template <typename T>
 using Products = VectorProducts<T>;

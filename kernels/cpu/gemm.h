@@ -3,7 +3,8 @@
 // Without matrix units narrow operands are widened to f32 while they are packed, because such processors do
 // f32 multiply-adds at least as fast as their bf16 dot products (half the rate on a machine of
 // tests/bench/README.md). Operands in f32 are read where they lie when packing would cost more than it saves.
-// With matrix units (amx.h) bf16 is multiplied as it is, f32 in three pieces, and f32 by bf16 as bf16.
+// With matrix units (amx.h) bf16 is multiplied there, as is f32 by bf16, which is rounded to bf16 first; f32
+// by f32 stays exact, on vectors.
 //
 // A Gemm is prepared once for its sizes and strides; run() allocates nothing.
 #pragma once
@@ -41,14 +42,13 @@ class TileProduct {
   void run(const void* a, const void* b, void* c, const float* bias, std::byte* workspace) const;
 
  private:
-  template <int P, typename T>
+  template <typename T>
   void pack_panels(const T* b, Range columns, Range panels, bf16* packed) const;
-  template <int P, typename A, typename C>
+  template <typename A, typename C>
   void multiply(const A* a, const bf16* packed, C* c, const float* bias, Range rows, Range columns,
                 Range panels, std::byte* own) const;
 
   GemmShape shape_;
-  int pieces_ = 1;  // bf16 that a value is multiplied in
   int threads_ = 1;
   bool split_rows_ = true;                // threads share out rows of C, else columns
   bool a_in_place_ = false;               // tiles are read from A itself

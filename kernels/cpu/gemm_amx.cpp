@@ -7,23 +7,20 @@
 namespace het::cpu::HET_ISA {
 namespace {
 
-constexpr int64_t kDepth[] = {0, 1024, 0, 384};      // terms of one block of k, by pieces
+constexpr int64_t kStep = 2 * kTileValues;           // bf16 of 32 terms of 32 rows or columns
+constexpr int64_t kDepth = 1024;                     // terms of one block of k
 constexpr int64_t kBlockRows = 256;                  // of A at a time
 constexpr int64_t kPackedBytes = int64_t{16} << 20;  // of B at most
 constexpr int64_t kPartialColumns = 1024;            // of C kept in f32 before it is narrowed
 constexpr int64_t kLeast = int64_t{1} << 16;         // multiply-adds that pay for padding and packing
 
-// body(type of A's elements, of B's) with float or bf16.
+// body(an element of an operand)
 template <typename Body>
-void with_types(const GemmShape& s, const Body& body) {
-  if (s.a_type == DType::f32 && s.b_type == DType::f32)
-    body(float{}, float{});
-  else if (s.a_type == DType::f32)
-    body(float{}, bf16{});
-  else if (s.b_type == DType::f32)
-    body(bf16{}, float{});
+void with_operand(DType dtype, const Body& body) {
+  if (dtype == DType::f32)
+    body(float{});
   else
-    body(bf16{}, bf16{});
+    body(bf16{});
 }
 
 template <typename Body>
@@ -61,80 +58,76 @@ void finish(const float* sums, int64_t rows, int64_t columns, const float* from,
 }  // namespace
 
 bool TileProduct::takes(const GemmShape& s) {
-  return s.a_type != DType::f16 && s.b_type != DType::f16 && s.m >= kTileRows && s.n >= kTileRows &&
-         s.k >= kTileTerms && s.m * s.n * s.k >= kLeast;
+  const auto fits = [](DType type) { return type == DType::bf16 || type == DType::f32; };
+  return fits(s.a_type) && fits(s.b_type) && (s.a_type == DType::bf16 || s.b_type == DType::bf16) &&
+         s.m >= kTileRows && s.n >= kTileRows && s.k >= kTileTerms && s.m * s.n * s.k >= kLeast;
 }
 
 TileProduct::TileProduct(const GemmShape& shape) : shape_(shape) {
   const GemmShape& s = shape_;
-  const bool exact = s.a_type == DType::f32 && s.b_type == DType::f32;
-  pieces_ = exact ? 3 : 1;
   threads_ = s.serial ? 1 : s.parts > 0 ? s.parts : thread_count();
   split_rows_ = s.m >= threads_ * kTileBlock || s.n < threads_ * kTileBlock;
-  depth_blocks_ = blocks_of(s.k, kDepth[pieces_]);
+  depth_blocks_ = blocks_of(s.k, kDepth);
   depth_ = rounded(blocks_of(s.k, depth_blocks_), kTileTerms);
   depth_blocks_ = blocks_of(s.k, depth_);
   partial_ = s.c_type != DType::f32 && depth_blocks_ > 1;
-  a_in_place_ = s.a_type == DType::bf16 && s.a_col == 1 && s.k % kTileTerms == 0 && s.a_row * 2 % 2048 != 0;
 
-  const int64_t panel = kTileBlock * rounded(s.k, kTileTerms) * 2 * pieces_;
+  const int64_t panel = kTileBlock * rounded(s.k, kTileTerms) * 2;
   const int64_t most = partial_ ? smaller(kPackedBytes, kPartialColumns / kTileBlock * panel) : kPackedBytes;
   columns_ = smaller(rounded(s.n, kTileBlock), kTileBlock * (1 + most / panel));
   b_bytes_ = columns_ / kTileBlock * panel;
-  a_bytes_ = kBlockRows * depth_ * 2 * pieces_;
+  a_bytes_ = kBlockRows * depth_ * 2;
   part_bytes_ = a_bytes_ + 4 * kTileBlockSums + (partial_ ? 4 * kBlockRows * columns_ : 0);
 }
 
 void TileProduct::run(const void* a, const void* b, void* c, const float* bias, std::byte* workspace) const {
   const GemmShape& s = shape_;
-  with_types(s, [&](auto a_type, auto b_type) {
-    using A = decltype(a_type);
-    using B = decltype(b_type);
-    constexpr int P = std::is_same_v<A, float> && std::is_same_v<B, float> ? 3 : 1;
-    for (int64_t first = 0; first < s.n; first += columns_) {
-      const Range columns{first, smaller(first + columns_, s.n)};
-      const int64_t panels = blocks_of(columns.end - first, kTileBlock);
-      auto* packed = reinterpret_cast<bf16*>(workspace);
-      const auto pack = [&](int64_t part) {
-        pack_panels<P>(static_cast<const B*>(b) + first * s.b_col, columns, share_of(panels, threads_, part),
-                       packed);
-      };
-      // Threads that share out the columns pack their own.
-      if (split_rows_) parallel_parts(threads_, pack);
-      parallel_parts(threads_, [&](int64_t part) {
-        if (!split_rows_) pack(part);
-        const TileState state;
-        const Range rows = split_rows_ ? share_of(s.m, threads_, part) : Range{0, s.m};
-        const Range mine = split_rows_ ? Range{0, panels} : share_of(panels, threads_, part);
-        std::byte* own = workspace + b_bytes_ + part * part_bytes_;
-        with_result(s.c_type, [&](auto type) {
-          multiply<P>(static_cast<const A*>(a), packed, static_cast<decltype(type)*>(c), bias, rows, columns,
-                      mine, own);
+  auto* packed = reinterpret_cast<bf16*>(workspace);
+  for (int64_t first = 0; first < s.n; first += columns_) {
+    const Range columns{first, smaller(first + columns_, s.n)};
+    const int64_t panels = blocks_of(columns.end - first, kTileBlock);
+    const auto pack = [&](int64_t part) {
+      with_operand(s.b_type, [&](auto type) {
+        pack_panels(static_cast<const decltype(type)*>(b), columns, share_of(panels, threads_, part), packed);
+      });
+    };
+    // Threads that share out the columns pack their own.
+    if (split_rows_) parallel_parts(threads_, pack);
+    parallel_parts(threads_, [&](int64_t part) {
+      if (!split_rows_) pack(part);
+      const TileState state;
+      const Range rows = split_rows_ ? share_of(s.m, threads_, part) : Range{0, s.m};
+      const Range mine = split_rows_ ? Range{0, panels} : share_of(panels, threads_, part);
+      std::byte* own = workspace + b_bytes_ + part * part_bytes_;
+      with_operand(s.a_type, [&](auto a_type) {
+        with_result(s.c_type, [&](auto c_type) {
+          multiply(static_cast<const decltype(a_type)*>(a), packed, static_cast<decltype(c_type)*>(c), bias,
+                   rows, columns, mine, own);
         });
       });
-    }
-  });
+    });
+  }
 }
 
 // Panels of columns, each all of k: step by step in one block of terms, and block by block.
-template <int P, typename T>
+template <typename T>
 void TileProduct::pack_panels(const T* b, Range columns, Range panels, bf16* packed) const {
   const GemmShape& s = shape_;
   const int64_t steps = blocks_of(s.k, kTileTerms);
   for (int64_t j = panels.begin; j < panels.end; ++j) {
     const int64_t at = j * kTileBlock, count = smaller(columns.end - columns.begin - at, kTileBlock);
-    bf16* to = packed + j * steps * 2 * P * kTileValues;
+    bf16* to = packed + j * steps * kStep;
     for (int64_t t = 0; t < steps; ++t)
-      pack_right<P>(b + at * s.b_col + t * kTileTerms * s.b_row, {s.b_col, s.b_row}, count,
-                    s.k - t * kTileTerms, to + t * 2 * P * kTileValues);
+      pack_right(b + (columns.begin + at) * s.b_col + t * kTileTerms * s.b_row, {s.b_col, s.b_row}, count,
+                 s.k - t * kTileTerms, to + t * kStep);
   }
 }
 
-template <int P, typename A, typename C>
+// One thread's part of C: some rows of some panels.
+template <typename A, typename C>
 void TileProduct::multiply(const A* a, const bf16* packed, C* c, const float* bias, Range rows, Range columns,
                            Range panels, std::byte* own) const {
   const GemmShape& s = shape_;
-  constexpr int64_t kStep = 2 * P * kTileValues;
   auto* left = reinterpret_cast<bf16*>(own);
   auto* sums = reinterpret_cast<float*>(own + a_bytes_);
   float* partial = sums + kTileBlockSums;
@@ -147,11 +140,10 @@ void TileProduct::multiply(const A* a, const bf16* packed, C* c, const float* bi
                     terms_steps = blocks_of(terms, kTileTerms);
       const bool opens = d == 0, closes = d + 1 == depth_blocks_;
       for (int64_t i = 0; i < count; i += kTileBlock) {
-        if (a_in_place_ && count - i >= kTileBlock) continue;
         bf16* to = left + i / kTileBlock * terms_steps * kStep;
         for (int64_t t = 0; t < terms_steps; ++t)
-          pack_left<P>(a + (top + i) * s.a_row + (from + t * kTileTerms) * s.a_col, {s.a_row, s.a_col},
-                       smaller(count - i, kTileBlock), terms - t * kTileTerms, to + t * kStep);
+          pack_left(a + (top + i) * s.a_row + (from + t * kTileTerms) * s.a_col, {s.a_row, s.a_col},
+                    smaller(count - i, kTileBlock), terms - t * kTileTerms, to + t * kStep);
       }
       for (int64_t j = panels.begin; j < panels.end; ++j) {
         const int64_t at = columns.begin + j * kTileBlock, width = smaller(columns.end - at, kTileBlock);
@@ -159,21 +151,18 @@ void TileProduct::multiply(const A* a, const bf16* packed, C* c, const float* bi
         const float* starts = opens && bias != nullptr ? bias + at : nullptr;
         for (int64_t i = 0; i < count; i += kTileBlock) {
           const int64_t height = smaller(count - i, kTileBlock);
-          LeftTiles tiles{.data = left + i / kTileBlock * terms_steps * kStep, .step = kStep};
-          if constexpr (std::is_same_v<A, bf16>)
-            if (a_in_place_ && height == kTileBlock)
-              tiles = {a + (top + i) * s.a_row + from, kTileRows * s.a_row, 2 * s.a_row, kTileTerms, 0};
+          const bf16* tiles = left + i / kTileBlock * terms_steps * kStep;
           C* to = c + (top + i) * s.c_row + at;
           if constexpr (std::is_same_v<C, float>) {
             const bool adds = s.add || !opens;
             if (!adds && starts == nullptr && height == kTileBlock && width == kTileBlock) {
-              multiply_tiles<P>(tiles, panel, terms_steps, to, s.c_row);
+              multiply_tiles(tiles, panel, terms_steps, to, s.c_row);
               continue;
             }
-            multiply_tiles<P>(tiles, panel, terms_steps, sums, kTileBlock);
+            multiply_tiles(tiles, panel, terms_steps, sums, kTileBlock);
             finish(sums, height, width, adds ? to : nullptr, s.c_row, starts, to, s.c_row);
           } else {
-            multiply_tiles<P>(tiles, panel, terms_steps, sums, kTileBlock);
+            multiply_tiles(tiles, panel, terms_steps, sums, kTileBlock);
             float* kept = partial + i * columns_ + j * kTileBlock;
             const float* before = opens ? nullptr : kept;
             if (closes)
