@@ -13,7 +13,8 @@ namespace het::cpu::HET_ISA {
 inline constexpr int kTileRows = 16;                        // of A, of C, and pairs of B
 inline constexpr int kTileTerms = 32;                       // of k, in one tile product
 inline constexpr int kTileValues = kTileRows * kTileTerms;  // bf16 in a tile of an operand
-inline constexpr int kTileBlock = 2 * kTileRows;  // rows and columns of C in one block of 2 x 2 tiles
+inline constexpr int kTileBlock = 2 * kTileRows;   // rows and columns of C in one block of 2 x 2 tiles
+inline constexpr int kTileStep = 2 * kTileValues;  // bf16 of an operand in 32 terms of a block
 inline constexpr int kTileBlockSums = kTileBlock * kTileBlock;
 
 #if defined(__AMX_BF16__)
@@ -126,8 +127,8 @@ void pack_right(const T* from, Strides s, int64_t columns, int64_t terms, bf16* 
 
 // ---- the block of 2 x 2 tiles ----
 
-// sums[32][32] (rows `stride` floats apart) = A B over `steps` times 32 terms, or += where it adds. b: as
-// pack_right left it, one step behind the other.
+// sums[32][32] (rows `stride` floats apart) = A B over `steps` times 32 terms, or += where it adds. a and
+// b: as pack_left and pack_right leave them, one step behind the other.
 template <bool adds = false>
 HET_INLINE void multiply_tiles(const bf16* a, const bf16* b, int64_t steps, float* sums, int64_t stride) {
   float* corner[] = {sums, sums + kTileRows, sums + kTileRows * stride,
@@ -144,7 +145,7 @@ HET_INLINE void multiply_tiles(const bf16* a, const bf16* b, int64_t steps, floa
     _tile_zero(3);
   }
   for (int64_t s = 0; s < steps; ++s) {
-    const bf16 *left = a + s * 2 * kTileValues, *right = b + s * 2 * kTileValues;
+    const bf16 *left = a + s * kTileStep, *right = b + s * kTileStep;
     _tile_loadd(4, left, 64);
     _tile_loadd(6, right, 64);
     _tile_loadd(7, right + kTileValues, 64);

@@ -113,7 +113,6 @@ struct VectorProducts {
 #if defined(__AMX_BF16__)
 
 struct TileProducts {
-  static constexpr int64_t kStep = 2 * kTileValues;  // bf16 in 32 terms of 32 rows or columns
   static constexpr int kQueries = 3 * kTileBlock;
   static constexpr int kBlock = kTileBlock;
   using State = TileState;
@@ -127,20 +126,20 @@ struct TileProducts {
   struct Right {
     const bf16* data;
     int64_t steps;
-    Right from_panel(int64_t j) const { return {data + j * steps * kStep, steps}; }
-    Right from_row(int64_t p) const { return {data + p / kTileTerms * kStep, steps}; }
+    Right from_panel(int64_t j) const { return {data + j * steps * kTileStep, steps}; }
+    Right from_row(int64_t p) const { return {data + p / kTileTerms * kTileStep, steps}; }
     const bf16* panel(int64_t column, int64_t term) const {
-      return data + (column / kTileBlock * steps + term / kTileTerms) * kStep;
+      return data + (column / kTileBlock * steps + term / kTileTerms) * kTileStep;
     }
   };
 
   static int64_t steps_of(int64_t terms) { return (terms + kTileTerms - 1) / kTileTerms; }
   static int64_t floats(int64_t lines, int64_t terms) {
-    return padded(lines) / kTileBlock * steps_of(terms) * kStep / 2;
+    return padded(lines) / kTileBlock * steps_of(terms) * kTileStep / 2;
   }
   static int64_t left_floats(int64_t rows, int64_t head) { return floats(rows, head); }
   static int64_t right_floats(int64_t terms, int64_t columns) { return floats(columns, terms); }
-  static constexpr int64_t kScratchFloats = kKeys / kTileTerms * kStep / 2;
+  static constexpr int64_t kScratchFloats = kKeys / kTileTerms * kTileStep / 2;
   static int64_t covered(int64_t columns) { return padded(columns); }
 
   static Right transposed(const bf16* from, int64_t stride, int64_t tokens, int64_t head, float* space) {
@@ -154,7 +153,7 @@ struct TileProducts {
     const int64_t steps = steps_of(head);
     for (int64_t i = 0; i < tokens; i += kTileBlock)
       pack_rows(from + i * stride, {stride, 1}, smaller(tokens - i, kTileBlock), head,
-                to + i / kTileBlock * steps * kStep);
+                to + i / kTileBlock * steps * kTileStep);
     return {to, steps};
   }
 
@@ -164,7 +163,7 @@ struct TileProducts {
     for (int64_t i = 0; i < rows; i += kTileBlock) {
       const int64_t columns = limit(smaller(rows, i + kTileBlock) - 1);
       for (int64_t j = 0; j < columns; j += kTileBlock)
-        multiply_tiles<>(a.data + i / kTileBlock * a.steps * kStep, b.panel(j, 0), a.steps,
+        multiply_tiles<>(a.data + i / kTileBlock * a.steps * kTileStep, b.panel(j, 0), a.steps,
                          scores + i * kScoreStride + j, kScoreStride);
     }
   }
@@ -199,7 +198,7 @@ struct TileProducts {
   template <typename From>
   static void pack_rows(const From* from, Strides s, int64_t rows, int64_t terms, bf16* to) {
     for (int64_t t = 0; t < terms; t += kTileTerms)
-      pack_left(from + t * s.along, s, rows, terms - t, to + t / kTileTerms * kStep);
+      pack_left(from + t * s.along, s, rows, terms - t, to + t / kTileTerms * kTileStep);
   }
   static Right pack(const bf16* from, Strides s, int64_t columns, int64_t terms, float* space) {
     auto* to = reinterpret_cast<bf16*>(space);
@@ -207,7 +206,7 @@ struct TileProducts {
     for (int64_t j = 0; j < columns; j += kTileBlock)
       for (int64_t t = 0; t < terms; t += kTileTerms)
         pack_right(from + j * s.across + t * s.along, s, smaller(columns - j, kTileBlock), terms - t,
-                   to + (j / kTileBlock * steps + t / kTileTerms) * kStep);
+                   to + (j / kTileBlock * steps + t / kTileTerms) * kTileStep);
     return {to, steps};
   }
 };

@@ -7,7 +7,6 @@
 namespace het::cpu::HET_ISA {
 namespace {
 
-constexpr int64_t kStep = 2 * kTileValues;           // bf16 of 32 terms of 32 rows or columns
 constexpr int64_t kDepth = 1024;                     // terms of one block of k
 constexpr int64_t kBlockRows = 256;                  // of A at a time
 constexpr int64_t kPackedBytes = int64_t{16} << 20;  // of B at most
@@ -116,10 +115,10 @@ void TileProduct::pack_panels(const T* b, Range columns, Range panels, bf16* pac
   const int64_t steps = blocks_of(s.k, kTileTerms);
   for (int64_t j = panels.begin; j < panels.end; ++j) {
     const int64_t at = j * kTileBlock, count = smaller(columns.end - columns.begin - at, kTileBlock);
-    bf16* to = packed + j * steps * kStep;
+    bf16* to = packed + j * steps * kTileStep;
     for (int64_t t = 0; t < steps; ++t)
       pack_right(b + (columns.begin + at) * s.b_col + t * kTileTerms * s.b_row, {s.b_col, s.b_row}, count,
-                 s.k - t * kTileTerms, to + t * kStep);
+                 s.k - t * kTileTerms, to + t * kTileStep);
   }
 }
 
@@ -140,18 +139,18 @@ void TileProduct::multiply(const A* a, const bf16* packed, C* c, const float* bi
                     terms_steps = blocks_of(terms, kTileTerms);
       const bool opens = d == 0, closes = d + 1 == depth_blocks_;
       for (int64_t i = 0; i < count; i += kTileBlock) {
-        bf16* to = left + i / kTileBlock * terms_steps * kStep;
+        bf16* to = left + i / kTileBlock * terms_steps * kTileStep;
         for (int64_t t = 0; t < terms_steps; ++t)
           pack_left(a + (top + i) * s.a_row + (from + t * kTileTerms) * s.a_col, {s.a_row, s.a_col},
-                    smaller(count - i, kTileBlock), terms - t * kTileTerms, to + t * kStep);
+                    smaller(count - i, kTileBlock), terms - t * kTileTerms, to + t * kTileStep);
       }
       for (int64_t j = panels.begin; j < panels.end; ++j) {
         const int64_t at = columns.begin + j * kTileBlock, width = smaller(columns.end - at, kTileBlock);
-        const bf16* panel = packed + (j * steps + from / kTileTerms) * kStep;
+        const bf16* panel = packed + (j * steps + from / kTileTerms) * kTileStep;
         const float* starts = opens && bias != nullptr ? bias + at : nullptr;
         for (int64_t i = 0; i < count; i += kTileBlock) {
           const int64_t height = smaller(count - i, kTileBlock);
-          const bf16* tiles = left + i / kTileBlock * terms_steps * kStep;
+          const bf16* tiles = left + i / kTileBlock * terms_steps * kTileStep;
           C* to = c + (top + i) * s.c_row + at;
           if constexpr (std::is_same_v<C, float>) {
             const bool adds = s.add || !opens;

@@ -48,12 +48,16 @@ struct Tail {
 
 HET_INLINE Vector widen_bf16(HalfVector h) { return from_bits(__builtin_convertvector(h, WordVector) << 16); }
 
-// Round to nearest even; NaN stays NaN.
+// Round to nearest even; NaN stays NaN. The instruction makes denormals zero.
 HET_INLINE HalfVector narrow_bf16(Vector v) {
+#if defined(__AVX512BF16__)
+  return reinterpret_cast<HalfVector>(_mm512_cvtneps_pbh(reinterpret_cast<__m512>(v)));
+#else
   const WordVector u = reinterpret_cast<WordVector>(v);
   const WordVector rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
   const WordVector quiet = (u >> 16) | 0x40u;
   return __builtin_convertvector(v == v ? rounded : quiet, HalfVector);
+#endif
 }
 
 HET_INLINE Vector widen_f16(HalfVector h) {

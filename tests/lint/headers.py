@@ -11,7 +11,9 @@ root, build = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2]).res
 commands = {}
 for entry in json.loads((build / "compile_commands.json").read_text()):
     source = (pathlib.Path(entry["directory"]) / entry["file"]).resolve()
-    commands.setdefault(source.parent, entry["command"])
+    # Device code is read with the emulation's headers, by the C++ compiler.
+    if source.parent not in commands or "-DHET_CUDA=" in entry["command"]:
+        commands[source.parent] = entry["command"]
 
 
 def check(header):
