@@ -214,11 +214,13 @@ int op(lua_State* L) {
   return made;
 }
 
-// native.operators() -> list of {name, signature, doc, elementwise, attributes}
+// native.operators() -> list of {name, signature, doc, elementwise, attributes}; without those of several
+// calls at once, which lowering alone makes.
 int operators(lua_State* L) {
   lua_newtable(L);
   int count = 0;
   for (const OpDef& definition : op_table()) {
+    if (definition.in_place_group.first > 0) continue;
     lua_newtable(L);
     set_field(L, "name", std::string(definition.name));
     set_field(L, "signature", std::string(definition.signature));

@@ -117,10 +117,6 @@ std::vector<int> uses_of(const Graph& graph) {
   return uses;
 }
 
-}  // namespace
-
-namespace {
-
 // Activations given to the products that they are of.
 class Activations {
  public:

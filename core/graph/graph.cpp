@@ -32,7 +32,7 @@ bool is_of_step(const Value& value) {
 
 bool is_cast(const Node& node) { return node.op->name == "cast" || node.op->name == "stochastic_cast"; }
 bool is_activated(const Node& node) {
-  return node.op->name.starts_with("linear") &&
+  return (node.op->name == "linear" || node.op->name == "linear_input_gradient") &&
          node.attributes.get<std::string>("activation", "none") != "none";
 }
 

@@ -20,6 +20,7 @@ std::optional<Busy> measure_busy(Executor& executor) {
       busy.launches += spans[i].launches;
     }
   }
+  executor.run_timed();  // which lets go of the recordings
   if (busy.launches == 0) return std::nullopt;
   for (std::vector<double>& of : seconds) {
     std::nth_element(of.begin(), of.begin() + kRuns / 2, of.end());

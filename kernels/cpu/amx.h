@@ -29,7 +29,7 @@ class TileState {
       uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
       uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
     } const whole;
-    _tile_loadconfig(&whole);
+    __asm__ volatile("ldtilecfg %0" : : "m"(whole));  // the intrinsic of GCC 12 tells of 8 bytes alone
   }
   ~TileState() { _tile_release(); }
   TileState(const TileState&) = delete;
@@ -39,7 +39,7 @@ class TileState {
 // ---- packing ----
 
 // One tile of an operand: 16 lines of 16 words, a word being two bf16 of adjacent terms.
-struct Words {
+struct TileLines {
   Vector line[kTileRows];
 };
 
@@ -50,28 +50,28 @@ HET_INLINE __mmask16 first_lanes(int64_t count) {
 // Lines along k: line i holds terms [0, 32) of row i, which lies at from + i * stride; what lies beyond
 // `rows` and `terms` is zero.
 template <typename T>
-HET_INLINE Words lines_of(const T* from, int64_t stride, int64_t rows, int64_t terms) {
-  Words words;
+HET_INLINE TileLines lines_of(const T* from, int64_t stride, int64_t rows, int64_t terms) {
+  TileLines tile;
   for (int i = 0; i < kTileRows; ++i) {
     const T* line = from + i * stride;
     const int64_t seen = i < rows ? terms : 0;
     if constexpr (std::is_same_v<T, float>) {
       const __m512 low = _mm512_maskz_loadu_ps(first_lanes(seen), line);
       const __m512 high = _mm512_maskz_loadu_ps(first_lanes(seen - 16), line + 16);
-      words.line[i] = reinterpret_cast<Vector>(_mm512_cvtne2ps_pbh(high, low));
+      tile.line[i] = reinterpret_cast<Vector>(_mm512_cvtne2ps_pbh(high, low));
     } else {
       const auto mask = static_cast<__mmask32>(seen >= 32 ? 0xffffffffU : seen <= 0 ? 0U : (1U << seen) - 1);
-      words.line[i] = reinterpret_cast<Vector>(_mm512_maskz_loadu_epi16(mask, line));
+      tile.line[i] = reinterpret_cast<Vector>(_mm512_maskz_loadu_epi16(mask, line));
     }
   }
-  return words;
+  return tile;
 }
 
 // Lines across k: line p holds terms 2 p and 2 p + 1 of 16 columns; term t of column j lies at from[t *
 // stride + j].
 template <typename T>
-HET_INLINE Words pairs_of(const T* from, int64_t stride, int64_t columns, int64_t terms) {
-  Words words;
+HET_INLINE TileLines pairs_of(const T* from, int64_t stride, int64_t columns, int64_t terms) {
+  TileLines tile;
   const auto term = [&](int64_t t) __attribute__((always_inline)) {
     const __mmask16 mask = t < terms ? first_lanes(columns) : 0;
     if constexpr (std::is_same_v<T, float>)
@@ -81,13 +81,13 @@ HET_INLINE Words pairs_of(const T* from, int64_t stride, int64_t columns, int64_
       return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from + t * stride));
   };
   for (int i = 0; i < kTileRows; ++i)
-    words.line[i] =
+    tile.line[i] =
         reinterpret_cast<Vector>(_mm512_or_si512(term(2 * i), _mm512_slli_epi32(term(2 * i + 1), 16)));
-  return words;
+  return tile;
 }
 
-HET_INLINE void store_tile(const Words& words, bf16* to) {
-  std::memcpy(static_cast<void*>(to), words.line, sizeof words.line);
+HET_INLINE void store_tile(const TileLines& tile, bf16* to) {
+  std::memcpy(static_cast<void*>(to), tile.line, sizeof tile.line);
 }
 
 // How an operand lies in memory: the line of row (or column) i at data + i * across, its terms `along` apart.
@@ -100,28 +100,28 @@ struct Strides {
 template <typename T>
 void pack_left(const T* from, Strides s, int64_t rows, int64_t terms, bf16* to) {
   for (int64_t row = 0; row < kTileBlock; row += kTileRows) {
-    Words words;
+    TileLines tile;
     if (s.along == 1) {
-      words = lines_of(from + row * s.across, s.across, rows - row, terms);
+      tile = lines_of(from + row * s.across, s.across, rows - row, terms);
     } else {
-      words = pairs_of(from + row, s.along, rows - row, terms);
-      turn(words.line);
+      tile = pairs_of(from + row, s.along, rows - row, terms);
+      turn(tile.line);
     }
-    store_tile(words, to + row * kTileTerms);
+    store_tile(tile, to + row * kTileTerms);
   }
 }
 // The same of columns [0, columns) of a right operand.
 template <typename T>
 void pack_right(const T* from, Strides s, int64_t columns, int64_t terms, bf16* to) {
   for (int64_t column = 0; column < kTileBlock; column += kTileRows) {
-    Words words;
+    TileLines tile;
     if (s.along == 1) {
-      words = lines_of(from + column * s.across, s.across, columns - column, terms);
-      turn(words.line);
+      tile = lines_of(from + column * s.across, s.across, columns - column, terms);
+      turn(tile.line);
     } else {
-      words = pairs_of(from + column, s.along, columns - column, terms);
+      tile = pairs_of(from + column, s.along, columns - column, terms);
     }
-    store_tile(words, to + column * kTileTerms);
+    store_tile(tile, to + column * kTileTerms);
   }
 }
 
@@ -131,6 +131,8 @@ void pack_right(const T* from, Strides s, int64_t columns, int64_t terms, bf16* 
 // b: as pack_left and pack_right leave them, one step behind the other.
 template <bool adds = false>
 HET_INLINE void multiply_tiles(const bf16* a, const bf16* b, int64_t steps, float* sums, int64_t stride) {
+  // GCC 12's loads of tiles do not tell that they read memory: what was written before must have been.
+  __asm__ volatile("" : : : "memory");
   float* corner[] = {sums, sums + kTileRows, sums + kTileRows * stride,
                      sums + kTileRows * stride + kTileRows};
   if constexpr (adds) {

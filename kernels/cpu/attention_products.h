@@ -1,13 +1,12 @@
-// The products of matrices within attention, on vectors in f32 and on matrix units. Both have the same form,
-// a template argument of attention.cpp:
+// The products of matrices within attention, on vectors in f32 and on matrix units in bf16, to which these
+// round probabilities and gradients of scores. Both have the same form, a template argument of attention.cpp:
+// operands Left and Right as the units read them, made from rows of [tokens, head] by rows_of() (left), by
+// transposed() (right, for products over the head's elements) and by straight() (right, for products over
+// tokens); and three products:
 //
-//   Left, Right        operands as the units read them, made from rows of [tokens, head] by rows_of() (left),
-//   transposed()
-//                      (right, for products over the head's elements) and straight() (right, for products
-//                      over tokens)
-//   multiply_rows      scores[i][j] = a_i . b_j
-//   accumulate_rows    out[i][:] += sum over j of p[i][j] b_j
-//   accumulate_columns out[j][:] += sum over i of p[i][j] b_i
+//   multiply_rows       scores[i][j] = a_i . b_j
+//   accumulate_rows     out[i][:] += sum over j of p[i][j] b_j
+//   accumulate_columns  out[j][:] += sum over i of p[i][j] b_i
 //
 // Scores and what is made of them lie in rows of kScoreStride floats. A row i takes part up to limit(i), or
 // from first(j) on; what is between there and the block's edge must be 0, up to covered(limit of the block's

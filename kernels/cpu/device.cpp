@@ -141,14 +141,16 @@ std::string cpu_instruction_set() {
 std::shared_ptr<Device> make_cpu_device(std::string_view wanted, int sharing) {
   HET_REQUIRE(sharing >= 1, sharing);
   const std::string name = wanted.empty() ? cpu_instruction_set() : std::string(wanted);
+  const bool told = wanted.empty() && name != cpu_instruction_sets().front();
+  const char* const source = told ? "HETRUN_INSTRUCTION_SET: " : "";
   for (const auto& set : cpu::instruction_sets()) {
     if (set.name != name) continue;
     if (!supported(name))
-      fail_environment("this processor cannot run instruction set '{}'; it can run: {}", name,
+      fail_environment("{}this processor cannot run instruction set '{}'; it can run: {}", source, name,
                        fmt::join(cpu_instruction_sets(), ", "));
     return std::make_shared<CpuDevice>(set, sharing);
   }
-  fail_usage("there is no instruction set '{}'; this processor can run: {}", name,
+  fail_usage("{}there is no instruction set '{}'; this processor can run: {}", source, name,
              fmt::join(cpu_instruction_sets(), ", "));
 }
 

@@ -93,7 +93,12 @@ struct WeightGradient {
   bool bias, add_bias;
 
   int64_t parts() const { return static_cast<int64_t>(products.size()); }
-  int64_t gemm_floats() const { return (products[0].workspace_bytes() + 63) / 64 * 16; }
+  int64_t gemm_floats() const {  // of the part that needs most: another may be multiplied another way
+    int64_t most = 0;
+    for (const Gemm& product : products)
+      if (product.workspace_bytes() > most) most = product.workspace_bytes();
+    return (most + 63) / 64 * 16;
+  }
   int64_t part_floats() const { return gemm_floats() + (out * in + out + 15) / 16 * 16; }  // and its sums
   int64_t workspace_bytes() const { return 4 * (parts() == 1 ? gemm_floats() : parts() * part_floats()); }
 

@@ -10,14 +10,15 @@ namespace {
 constexpr int64_t kGroup = 8;           // elements of a counter
 constexpr int64_t kBlock = 2 * kWords;  // of a draw: half a word each
 
-HET_INLINE Vector round_by_chance(Vector x, HalfVector random) {
+// To the bf16 below or above by chance; what would round to infinity, and what is not finite, to nearest.
+HET_INLINE HalfVector round_by_chance(Vector x, HalfVector random) {
   const WordVector bits = reinterpret_cast<WordVector>(x);
-  const WordVector rounded = (bits + __builtin_convertvector(random, WordVector)) & 0xffff0000u;
-  return (bits & 0x7fffffffu) > 0x7f7f0000u ? x : from_bits(rounded);
+  const WordVector rounded = (bits + __builtin_convertvector(random, WordVector)) >> 16;
+  const WordVector nearest = __builtin_convertvector(narrow_bf16(x), WordVector);
+  return __builtin_convertvector((bits & 0x7fffffffu) > 0x7f7f0000u ? nearest : rounded, HalfVector);
 }
 
-// `count` elements from place `inside` of the draw's on; together at most kBlock. What was rounded is a bf16
-// already, and stored as it is; the rest is rounded to nearest.
+// `count` elements from place `inside` of the draw's on; together at most kBlock.
 HET_INLINE void round_block(const float* x, bf16* y, const Words& words, int64_t inside, int64_t count) {
   uint16_t random[kBlock + kLanes];  // as rounding_bits: the low half of a word comes first in memory
   std::memcpy(random, &words.first, sizeof words.first);
@@ -25,7 +26,7 @@ HET_INLINE void round_block(const float* x, bf16* y, const Words& words, int64_t
   for_lanes(count, [&](int64_t i, auto lanes) {
     HalfVector own;
     std::memcpy(&own, random + inside + i, sizeof own);
-    store(y + i, round_by_chance(load(x + i, lanes), own), lanes);
+    store_bits(y + i, round_by_chance(load(x + i, lanes), own), lanes);
   });
 }
 

@@ -114,10 +114,10 @@ HET_INLINE Vector load(const f16* p, Full = {}) {
   return widen_f16(h);
 }
 HET_INLINE void store(float* p, Vector v, Full = {}) { std::memcpy(p, &v, sizeof v); }
-HET_INLINE void store(bf16* p, Vector v, Full = {}) {
-  const HalfVector h = narrow_bf16(v);
+HET_INLINE void store_bits(bf16* p, HalfVector h, Full = {}) {
   std::memcpy(static_cast<void*>(p), &h, sizeof h);
 }
+HET_INLINE void store(bf16* p, Vector v, Full = {}) { store_bits(p, narrow_bf16(v)); }
 HET_INLINE void store(f16* p, Vector v, Full = {}) {
   const HalfVector h = narrow_f16(v);
   std::memcpy(static_cast<void*>(p), &h, sizeof h);
@@ -160,6 +160,7 @@ HET_INLINE void store_halves(void* p, HalfVector h, Tail tail) {
 }
 HET_INLINE Vector load(const bf16* p, Tail tail) { return widen_bf16(load_halves(p, tail)); }
 HET_INLINE Vector load(const f16* p, Tail tail) { return widen_f16(load_halves(p, tail)); }
+HET_INLINE void store_bits(bf16* p, HalfVector h, Tail tail) { store_halves(p, h, tail); }
 HET_INLINE void store(bf16* p, Vector v, Tail tail) { store_halves(p, narrow_bf16(v), tail); }
 HET_INLINE void store(f16* p, Vector v, Tail tail) { store_halves(p, narrow_f16(v), tail); }
 

@@ -100,7 +100,7 @@ local function join(run, given)
   for _, each in ipairs(hosts) do here = here + (each == host and 1 or 0) end
   local gpu = require("het.peak").is_gpu(device)
   local name = gpu and native.device(device).model
-    or ("%s, %d threads"):format(device == "cpu" and native.processor() or device, native.threads())
+    or ("%s, %s, %d threads"):format(native.processor(), native.device(device).model, native.threads())
   local type = given.type or gpu and "cuda" or (here > 1 and ("%s/%d"):format(device, here) or device)
   local types, names = cluster and cluster:tell(type) or { type }, cluster and cluster:tell(name) or { name }
   for i = 2, #types do

@@ -55,10 +55,10 @@ std::vector<Case> matmul_cases() {
     cases.push_back({"linear_weight_gradient", {T(made), T(shape)}, {{"bias", true}}, kProducts});
     cases.push_back({"linear_weight_gradient", {T(made), T(shape)}, {{"bias", false}}, kProducts});
   }
-  // More terms than are multiplied at a time, ragged or not; more columns than are kept in f32, or packed, at
-  // a time.
+  // More terms than are multiplied at a time, ragged or not; more columns than are kept in f32 at a
+  // time.
   for (const auto& [rows, in, out] :
-       {std::array<int64_t, 3>{70, 1090, 37}, {64, 1088, 96}, {20, 1056, 1060}, {16, 512, 5600}}) {
+       {std::array<int64_t, 3>{70, 1090, 37}, {64, 1088, 96}, {20, 1056, 1060}}) {
     std::vector<Case> large{
         {"linear", {T({rows, in}), T({out, in}), A({out})}, {}, kProducts},
         {"linear_input_gradient", {T({rows, in}), T({in, out})}, {}, kProducts},
@@ -68,6 +68,10 @@ std::vector<Case> matmul_cases() {
       cases.push_back(std::move(c));
     }
   }
+  // Parts of the tokens of which one is large enough for matrix units, and the other is not; and more of them
+  // than are multiplied at a time.
+  cases.push_back({"linear_weight_gradient", {T({511, 16}), T({511, 16})}, {{"bias", true}}, kProducts});
+  cases.push_back({"linear_weight_gradient", {T({2100, 24}), T({2100, 40})}, {{"bias", true}}, kProducts});
   // Rows and columns enough that the sums of dy are shared out, in packs and not.
   for (const int64_t out : {264, 257})
     cases.push_back({"linear_weight_gradient", {T({300, out}), T({300, 2})}, {{"bias", true}}, kProducts});

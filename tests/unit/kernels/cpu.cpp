@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 #include <numeric>
+#include <random>
 
 #include <malloc.h>
 
@@ -394,13 +395,19 @@ TEST_CASE("a device says what it lacks", "[cpu]") {
                     Catch::Contains("takes no i32"));
 }
 
-// c[m, n] = a[m, k] b[k, n] on one instruction set.
-std::vector<float> product(const std::string& set, const std::vector<float>& a, const std::vector<float>& b,
-                           int64_t m, int64_t k, int64_t n) {
-  const Tensor left = Tensor::of<float>(a, {m, k}), right = Tensor::of<float>(b, {k, n});
-  const Tensor c =
-      Eager(make_cpu_device(set)).call(op_named("matmul"), std::vector<Tensor>{left, right}, {})[0];
-  return {c.data<float>(), c.data<float>() + m * n};
+// c[m, n] = a[m, k] b[k, n] on one instruction set, from and to `type`.
+std::vector<float> product(const std::string& set, DType type, const std::vector<float>& a,
+                           const std::vector<float>& b, int64_t m, int64_t k, int64_t n) {
+  const auto filled = [&](const std::vector<float>& values, const Shape& shape) {
+    Tensor tensor({type, shape});
+    for (size_t i = 0; i < values.size(); ++i) tensor.set(static_cast<int64_t>(i), values[i]);
+    return tensor;
+  };
+  const std::vector<Tensor> operands{filled(a, {m, k}), filled(b, {k, n})};
+  const Tensor c = Eager(make_cpu_device(set)).call(op_named("matmul"), operands, {})[0];
+  std::vector<float> values;
+  for (int64_t i = 0; i < m * n; ++i) values.push_back(static_cast<float>(c.at(i)));
+  return values;
 }
 
 TEST_CASE("products in f32 are as exact as multiply-adds, over the whole range of f32", "[cpu]") {
@@ -413,7 +420,7 @@ TEST_CASE("products in f32 are as exact as multiply-adds, over the whole range o
     for (float& x : b) x = std::ldexp(normal(generator), -exponent / 2);
     for (const std::string& set : cpu_instruction_sets()) {
       INFO(set << ", 2^" << exponent);
-      const std::vector<float> c = product(set, a, b, m, k, n);
+      const std::vector<float> c = product(set, DType::f32, a, b, m, k, n);
       double worst = 0;
       for (int64_t i = 0; i < m; ++i)
         for (int64_t j = 0; j < n; ++j) {
@@ -425,41 +432,45 @@ TEST_CASE("products in f32 are as exact as multiply-adds, over the whole range o
           }
           worst = std::max(worst, std::abs(c[i * n + j] - sum) / size);
         }
-      CHECK(worst < 4 * 0x1p-24);  // of rounding once for each term; 16 bits of a factor would give 2^-17
+      CHECK(worst < 4 * 0x1p-24);  // of rounding once for each term
     }
   }
 }
 
 TEST_CASE("products keep what is not finite", "[cpu]") {
   constexpr int64_t m = 48, k = 64, n = 48;
-  const float inf = INFINITY;
   for (const std::string& set : cpu_instruction_sets())
-    for (const float odd :
-         {inf, -inf, std::nanf(""), std::bit_cast<float>(0x7fffffff), std::bit_cast<float>(0xffffffff)}) {
-      INFO(set << ": " << odd);
-      std::vector<float> a(m * k, 1.5F), b(k * n, 0.25F);
-      a[5 * k + 9] = odd;
-      b[11 * n + 7] = odd;
-      const std::vector<float> c = product(set, a, b, m, k, n);
-      for (int64_t i = 0; i < m; ++i)
-        for (int64_t j = 0; j < n; ++j) REQUIRE(std::isfinite(c[i * n + j]) == (i != 5 && j != 7));
-    }
+    for (const DType type : {DType::f32, DType::bf16})
+      for (const float odd : {INFINITY, -INFINITY, std::nanf("")}) {
+        INFO(set << ", " << name_of(type) << ": " << odd);
+        std::vector<float> a(m * k, 1.5F), b(k * n, 0.25F);
+        a[5 * k + 9] = odd;
+        b[11 * n + 7] = odd;
+        const std::vector<float> c = product(set, type, a, b, m, k, n);
+        for (int64_t i = 0; i < m; ++i)
+          for (int64_t j = 0; j < n; ++j) REQUIRE(std::isfinite(c[i * n + j]) == (i != 5 && j != 7));
+      }
 }
 
 TEST_CASE("HETRUN_INSTRUCTION_SET chooses the kernels", "[cpu]") {
-  const auto set = [](const char* name) { ::setenv("HETRUN_INSTRUCTION_SET", name, 1); };
-  const char* const before = std::getenv("HETRUN_INSTRUCTION_SET");
+  constexpr const char* kName = "HETRUN_INSTRUCTION_SET";
+  const char* const before = std::getenv(kName);
   const std::string kept = before == nullptr ? "" : before;
-  set("");
+  ::setenv(kName, "", 1);
   CHECK(cpu_instruction_set() == cpu_instruction_sets().front());
-  set("generic");
+  ::setenv(kName, "generic", 1);
   CHECK(cpu_instruction_set() == "generic");
-  CHECK_NOTHROW(make_cpu_device());
-  set("v5");
-  CHECK_THROWS_WITH(make_cpu_device(),
-                    Catch::Contains("there is no instruction set 'v5'; this processor can run: ") &&
-                        Catch::Contains("generic"));
-  set(kept.c_str());
+  CHECK(make_cpu_device()->model() == "cpu generic");
+  ::setenv(kName, "v5", 1);
+  CHECK_THROWS_WITH(
+      make_cpu_device(),
+      Catch::StartsWith(
+          "HETRUN_INSTRUCTION_SET: there is no instruction set 'v5'; this processor can run: ") &&
+          Catch::Contains("generic"));
+  if (before != nullptr)
+    ::setenv(kName, kept.c_str(), 1);
+  else
+    ::unsetenv(kName);
 }
 
 TEST_CASE("an index outside the table is refused, not followed", "[cpu]") {
