@@ -104,7 +104,7 @@ class Device {
  public:
   virtual ~Device() = default;
   virtual std::string name() const = 0;  // "cpu", "reference", "cuda"
-  // What the maker calls it, where that tells more: "NVIDIA H200".
+  // What tells more: the maker's name, "NVIDIA H200"; of a processor the set of its kernels, "cpu v4".
   virtual std::string model() const { return name(); }
   virtual std::unique_ptr<Memory> allocate(int64_t bytes) = 0;
   // Memory of the host that copies to and from the device are quick with.

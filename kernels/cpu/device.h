@@ -1,5 +1,5 @@
 // The processor as a Device: host memory and the vector kernels of this folder, in the variant for the best
-// instruction set that the processor has.
+// instruction set that the processor has, or for the one asked for.
 #pragma once
 
 #include <memory>

@@ -3,8 +3,8 @@
 // Without matrix units narrow operands are widened to f32 while they are packed, because such processors do
 // f32 multiply-adds at least as fast as their bf16 dot products (half the rate on a machine of
 // tests/bench/README.md). Operands in f32 are read where they lie when packing would cost more than it saves.
-// With matrix units (amx.h) bf16 is multiplied there, as is f32 by bf16, which is rounded to bf16 first; f32
-// by f32 stays exact, on vectors.
+// With matrix units (amx.h) bf16 is multiplied there; so is f32 by bf16, the f32 rounded to bf16 first. f32
+// by f32, and what is too small for a block of tiles, stay on vectors.
 //
 // A Gemm is prepared once for its sizes and strides; run() allocates nothing.
 #pragma once

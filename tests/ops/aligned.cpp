@@ -36,8 +36,8 @@ void elementwise(std::vector<Case>& cases) {
     cases.push_back({"cast", {T({4099}).in(-100, 100)}, {{"dtype", std::string(to)}}});
 
   using P = Pointwise;
-  const auto chain = [&](int inputs, std::vector<PointwiseStep> steps, std::vector<int> results,
-                         std::vector<OperandCase> operands) {
+  const auto chain = [&](int inputs, const std::vector<PointwiseStep>& steps, const std::vector<int>& results,
+                         const std::vector<OperandCase>& operands) {
     // In the dtype of the operands, and mixed.
     for (const DType dtype : {DType::f32, DType::bf16}) {
       PointwiseProgram program{inputs, steps, results, std::vector<DType>(results.size(), dtype)};
@@ -92,7 +92,7 @@ void others(std::vector<Case>& cases) {
     test.dtypes = {DType::f32};
     cases.push_back(test);
   }
-  const auto sum = [&](Shape shape, List dims) {
+  const auto sum = [&](const Shape& shape, const List& dims) {
     for (const char* op : {"sum", "mean"})
       cases.push_back({op, {T(shape).in(-1, 2)}, {{"dims", dims}, {"dtype", std::string("f32")}}, {1e-5}});
   };
