@@ -120,7 +120,7 @@ void require_close(const Tensor& actual, const Tensor& wanted) {
 }
 
 // A view of `layout`'s elements with dimensions exchanged.
-Layout transposed(Layout layout, std::vector<int64_t> order) { return permuted(layout, order); }
+Layout transposed(const Layout& layout, const std::vector<int64_t>& order) { return permuted(layout, order); }
 // Every `step`th element of the second last dimension's rows: rows lie further apart than they are long.
 Layout spaced(DType dtype, Shape shape, int64_t gap) {
   Layout layout = packed(dtype, shape);
@@ -334,7 +334,7 @@ TEST_CASE("elementwise functions keep NaN and infinities", "[cpu]") {
   const float inf = INFINITY, nan = NAN;
   for (const std::string& set : cpu_instruction_sets()) {
     const auto device = make_cpu_device(set);
-    const auto apply = [&](const char* op, std::vector<float> values) {
+    const auto apply = [&](const char* op, const std::vector<float>& values) {
       const OpDef& def = op_named(op);
       const Tensor x = Tensor::of<float>(values, {static_cast<int64_t>(values.size())}), y(x.type());
       const std::vector<Layout> layouts{x.layout()};

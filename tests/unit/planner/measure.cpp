@@ -53,8 +53,8 @@ Graph model(int blocks, int64_t samples = 1, bool adamw = false) {
   b.output("gradient_norm", norm[0]);
   const ValueId step = adamw ? b.input("step", {DType::i64, {}}, true) : kAbsent;
   for (const auto& [parameter, gradient] : gradients) {
-    const auto moment = [&](const char* of) {
-      return b.buffer(graph.values[parameter].name + of, graph.type(parameter));
+    const auto moment = [&, of_parameter = parameter](const char* of) {
+      return b.buffer(graph.values[of_parameter].name + of, graph.type(of_parameter));
     };
     if (adamw)
       b.call_all(op_named("adamw"), {parameter, moment(".m"), moment(".v"), gradient, lr, step, norm[1]});
