@@ -50,7 +50,7 @@ class Relocation {
   struct Part {
     int layer = 0, tensor = 1, rank = 0;
     double first = 0, last = 1;
-    auto operator<=>(const Part&) const = default;
+    auto operator<=>(const Part&) const = default;  // NOLINT(modernize-use-nullptr): there is none
   };
   using Held = std::vector<Part>;  // by layer
   struct Slot {                    // one device of a layout

@@ -63,9 +63,10 @@ class Exhaustive {
   double price_of(const Composition& groups) const {
     double price = 0;
     for (size_t n = 0; n < groups.size(); ++n)
-      if (groups[n] > 0)
-        price += (groups[n] + costs_.nodes[n].groups - 1) / costs_.nodes[n].groups *
-                 request_.cluster.nodes[n].price_per_hour;
+      if (groups[n] > 0) {
+        const int hosts = (groups[n] + costs_.nodes[n].groups - 1) / costs_.nodes[n].groups;
+        price += hosts * request_.cluster.nodes[n].price_per_hour;
+      }
     return price;
   }
 
