@@ -8,42 +8,28 @@
 namespace het::kernels {
 namespace {
 
-// y = gelu(before), where before is the product; where nobody wants that, y is, before it is its own gelu.
-class ActivatedLinear final : public Kernel {
+// The product, and then result 0 from it. It is kept as result 1 where somebody wants it, else it lies where
+// result 0 will. A gradient is at operand 2.
+class Activated final : public Kernel {
  public:
-  ActivatedLinear(std::unique_ptr<Kernel> product, std::unique_ptr<Kernel> gelu, bool keeps)
-      : product_(std::move(product)), gelu_(std::move(gelu)), keeps_(keeps) {}
+  Activated(std::unique_ptr<Kernel> product, std::unique_ptr<Kernel> activation, bool is_gradient, bool keeps)
+      : product_(std::move(product)),
+        activation_(std::move(activation)),
+        is_gradient_(is_gradient),
+        keeps_(keeps) {}
   int64_t workspace_bytes() const override {
-    return std::max(product_->workspace_bytes(), gelu_->workspace_bytes());
+    return std::max(product_->workspace_bytes(), activation_->workspace_bytes());
   }
   void run(const KernelArguments& a) override {
-    std::byte* const y = a.outputs[0];
-    std::byte* const before = keeps_ ? a.outputs[1] : y;
-    product_->run({a.inputs, &before, a.workspace, a.workspace_bytes});
-    gelu_->run({&before, &y, a.workspace, a.workspace_bytes});
+    std::byte *made = a.outputs[keeps_ ? 1 : 0], *result = a.outputs[0];
+    product_->run({a.inputs, &made, a.workspace, a.workspace_bytes});
+    std::byte* const gradient[] = {is_gradient_ ? a.inputs[2] : nullptr, made};
+    activation_->run({is_gradient_ ? gradient : &made, &result, a.workspace, a.workspace_bytes});
   }
 
  private:
-  std::unique_ptr<Kernel> product_, gelu_;
-  bool keeps_;
-};
-
-// dx = gelu'(before) dx, where dx is the product at first.
-class ActivatedGradient final : public Kernel {
- public:
-  ActivatedGradient(std::unique_ptr<Kernel> product, std::unique_ptr<Kernel> gradient)
-      : product_(std::move(product)), gradient_(std::move(gradient)) {}
-  int64_t workspace_bytes() const override {
-    return std::max(product_->workspace_bytes(), gradient_->workspace_bytes());
-  }
-  void run(const KernelArguments& a) override {
-    product_->run(a);
-    std::byte* const operands[] = {a.inputs[2], a.outputs[0]};
-    gradient_->run({operands, a.outputs, a.workspace, a.workspace_bytes});
-  }
-
- private:
-  std::unique_ptr<Kernel> product_, gradient_;
+  std::unique_ptr<Kernel> product_, activation_;
+  bool is_gradient_, keeps_;
 };
 
 }  // namespace
@@ -65,10 +51,8 @@ KernelRequest ActivationCall::request() const {
 
 std::unique_ptr<Kernel> with_activation(const KernelRequest& request, std::unique_ptr<Kernel> product,
                                         std::unique_ptr<Kernel> activation) {
-  if (request.op.name == "linear_input_gradient")
-    return std::make_unique<ActivatedGradient>(std::move(product), std::move(activation));
-  return std::make_unique<ActivatedLinear>(std::move(product), std::move(activation),
-                                           present(request.outputs, 1));
+  return std::make_unique<Activated>(std::move(product), std::move(activation),
+                                     request.op.name == "linear_input_gradient", present(request.outputs, 1));
 }
 
 }  // namespace het::kernels

@@ -285,7 +285,7 @@ std::vector<double> time_instructions(Executor& executor, const MeasureOptions& 
   constexpr double kSpell = 0.25e-3;  // seconds
   std::vector<std::vector<double>> samples(executor.program().instructions.size());
   executor.run();  // the first touch of all memory
-  const std::vector<int> repeats = executor.repeats_for(kSpell);
+  const Executor::Repeats repeats = executor.repeats_for(kSpell);
   const auto begin = Clock::now();
   for (runs = 0; runs < options.most_runs; ++runs) {
     if (runs >= options.least_runs &&

@@ -117,6 +117,16 @@ std::vector<int> uses_of(const Graph& graph) {
   return uses;
 }
 
+// Whether it computes the same in all micro-batches: that is done once a step.
+bool is_same_in_all(const Graph& graph, const Node& node) {
+  return std::all_of(node.inputs.begin(), node.inputs.end(),
+                     [&](ValueId id) { return id == kAbsent || is_of_step(graph.values[id]); });
+}
+
+bool is_by_tanh(const Node& gelu) {
+  return gelu.attributes.get<std::string>("approximate", "tanh") == "tanh";
+}
+
 // Activations given to the products that they are of.
 class Activations {
  public:
@@ -134,25 +144,22 @@ class Activations {
   Graph join() {
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       const Node& node = graph_.nodes[n];
-      if (node.attributes.get<std::string>("approximate", "tanh") != "tanh") continue;
-      if (node.op->name == "gelu") take(static_cast<NodeId>(n));
-      if (node.op->name == "gelu_gradient") take_gradient(static_cast<NodeId>(n));
+      if (node.op->name == "gelu" && is_by_tanh(node)) take(static_cast<NodeId>(n));
+      if (node.op->name == "gelu_gradient" && is_by_tanh(node)) take_gradient(static_cast<NodeId>(n));
     }
     return with_nodes(graph_, keep_);
   }
 
  private:
   // The node `op` that makes a value and could make an activation of it as well, for node n; -1: there is
-  // none. What is the same in all micro-batches is made once a step.
+  // none.
   NodeId product(std::string_view op, ValueId of, NodeId n) const {
     const NodeId producer = graph_.values[of].producer;
     if (producer < 0) return -1;
     const Node &made = graph_.nodes[producer], &node = graph_.nodes[n];
     const bool beside = made.op->name == op && !is_activated(made) && made.phase == node.phase &&
                         made.layer == node.layer && !goes_into_a_chain(node.outputs[0]) &&
-                        !std::all_of(made.inputs.begin(), made.inputs.end(), [&](ValueId id) {
-                          return id == kAbsent || is_of_step(graph_.values[id]);
-                        });
+                        !is_same_in_all(graph_, made);
     return beside ? producer : -1;
   }
 
@@ -165,7 +172,7 @@ class Activations {
     if (reader < 0) return false;
     const Node& node = graph_.nodes[reader];
     return node.op->name == "gelu_gradient" && node.inputs[0] == before && node.inputs[1] != before &&
-           node.attributes.get<std::string>("approximate", "tanh") == "tanh";
+           is_by_tanh(node);
   }
 
   // gelu(x weightᵀ + bias)
@@ -244,12 +251,9 @@ Graph join_chains(const Graph& graph) {
       const Node& producer = result.nodes[value.producer];
       const auto& chain = chains[value.producer];
       // Not across phases or layers (stages are cut there), not where the value is repeated by broadcasting
-      // (it would be computed many times), not what is the same in all micro-batches (that is done once a
-      // step).
+      // (it would be computed many times), not what is the same in all micro-batches.
       if (!chain || producer.phase != node.phase || producer.layer != node.layer ||
-          value.type.shape != result.type(node.outputs[0]).shape ||
-          std::all_of(producer.inputs.begin(), producer.inputs.end(),
-                      [&](ValueId i) { return is_of_step(result.values[i]); }))
+          value.type.shape != result.type(node.outputs[0]).shape || is_same_in_all(result, producer))
         continue;
       if (auto merged = merge(*chain, id, *chains[n])) {
         chains[n] = std::move(merged);
@@ -288,8 +292,7 @@ class Additions {
   }
 
  private:
-  // Whether node n can make the addition: stages are cut between layers, and what is the same in all
-  // micro-batches is made once a step.
+  // Whether node n can make the addition: stages are cut between layers.
   bool can_make(NodeId n, size_t operand, const Node& add) const {
     const Node& node = graph_.nodes[n];
     const bool free = node.inputs.size() <= operand || node.inputs[operand] == kAbsent;
@@ -297,8 +300,7 @@ class Additions {
     return free && node.phase == add.phase && node.layer == add.layer &&
            std::all_of(add.inputs.begin(), add.inputs.end(),
                        [&](ValueId id) { return graph_.type(id) == type; }) &&
-           !std::all_of(add.inputs.begin(), add.inputs.end(),
-                        [&](ValueId id) { return is_of_step(graph_.values[id]); });
+           !is_same_in_all(graph_, add);
   }
 
   // Give node n an operand, and the value of an addition as its result.

@@ -152,7 +152,7 @@ Types infer_linear_weight_gradient(const OpCall& call) {
 // Of what comes before the activation, if there is one.
 ValueId gradient_before(GradientCall& call) {
   const ValueId dy = call.output_gradients[0];
-  if (call.node.attributes.get<std::string>("activation", "none") == "none") return dy;
+  if (!is_activated(call.node)) return dy;
   const ValueId direct = call.output_gradients[1];
   if (dy == kAbsent) return direct;
   const ValueId through = call.graph.call("gelu_gradient", {call.output(1), dy});

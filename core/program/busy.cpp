@@ -8,9 +8,9 @@ namespace het {
 std::optional<Busy> measure_busy(Executor& executor) {
   constexpr double kSpell = 2e-3;  // seconds between two moments
   constexpr int kRuns = 3;
-  const std::vector<int> repeats = executor.repeats_for(kSpell);
-  if (repeats.empty()) return std::nullopt;
-  std::vector<std::vector<double>> seconds(repeats.size());
+  const Executor::Repeats repeats = executor.repeats_for(kSpell);
+  if (repeats.times.empty()) return std::nullopt;
+  std::vector<std::vector<double>> seconds(repeats.times.size());
   Busy busy;
   for (int run = 0; run < kRuns; ++run) {
     const auto spans = executor.run_timed(repeats);
@@ -20,7 +20,6 @@ std::optional<Busy> measure_busy(Executor& executor) {
       busy.launches += spans[i].launches;
     }
   }
-  executor.run_timed();  // which lets go of the recordings
   if (busy.launches == 0) return std::nullopt;
   for (std::vector<double>& of : seconds) {
     std::nth_element(of.begin(), of.begin() + kRuns / 2, of.end());

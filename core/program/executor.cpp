@@ -342,36 +342,28 @@ void Executor::finish_run(double seconds) {
   if (changes_parameters_) state_->touch();
 }
 
-// Before the moments are marked: recording takes the host long.
-void Executor::record_repeats(const std::vector<int>& repeats) {
-  if (repeats == repeats_) return;
-  HET_REQUIRE(repeats.empty() || (repeats.size() == calls_.size() && usage_.runs > 0), repeats.size(),
-              calls_.size(), usage_.runs);
-  repeats_ = repeats;
-  repeated_.clear();
-  for (size_t i = 0; i < repeats_.size(); ++i)
-    repeated_.push_back(calls_[i].kernel == nullptr ? nullptr : state_->device().record([&] {
-      for (int r = 0; r < repeats_[i]; ++r) run_kernel(calls_[i]);
+Executor::Repeats Executor::repeat(std::vector<int> times) {
+  HET_REQUIRE(times.size() == calls_.size() && usage_.runs > 0, times.size(), calls_.size(), usage_.runs);
+  Repeats repeats{std::move(times), {}};
+  state_->device().enter();
+  for (size_t i = 0; i < calls_.size(); ++i)
+    repeats.recorded.push_back(calls_[i].kernel == nullptr ? nullptr : state_->device().record([&] {
+      for (int r = 0; r < repeats.times[i]; ++r) run_kernel(calls_[i]);
     }));
-}
-
-void Executor::launch_repeatedly(size_t instruction) {
-  if (!repeated_.empty() && repeated_[instruction] != nullptr) return repeated_[instruction]->replay();
-  const int times = repeats_.empty() ? 1 : repeats_[instruction];
-  for (int r = 0; r < times; ++r) launch(calls_[instruction]);
-}
-
-std::vector<int> Executor::repeats_for(double seconds) {
-  if (!collectives_.empty() || state_->device().stopwatch(0) == nullptr) return {};
-  std::vector<int> repeats;
-  for (const Span& span : run_timed()) {
-    const double once = std::max(span.end - span.begin, seconds / kMostRepeats);
-    repeats.push_back(std::max(1, static_cast<int>(std::ceil(seconds / once))));
-  }
   return repeats;
 }
 
-std::vector<Executor::Span> Executor::run_timed(const std::vector<int>& repeats) {
+Executor::Repeats Executor::repeats_for(double seconds) {
+  if (!collectives_.empty() || state_->device().stopwatch(0) == nullptr) return {};
+  std::vector<int> times;
+  for (const Span& span : run_timed()) {
+    const double once = std::max(span.end - span.begin, seconds / kMostRepeats);
+    times.push_back(std::max(1, static_cast<int>(std::ceil(seconds / once))));
+  }
+  return repeat(std::move(times));
+}
+
+std::vector<Executor::Span> Executor::run_timed(const Repeats& repeats) {
   require_inputs();
   std::vector<Span> spans(calls_.size());
   const auto began = std::chrono::steady_clock::now();
@@ -384,19 +376,24 @@ std::vector<Executor::Span> Executor::run_timed(const std::vector<int>& repeats)
   device.enter();
   device.wait_for_transfers();
   if (const auto stopwatch = collectives_.empty() ? device.stopwatch(end + 1) : nullptr) {
-    record_repeats(repeats);
+    const auto recording = [&](size_t i) {
+      return repeats.times.empty() ? nullptr : repeats.recorded[i].get();
+    };
+    const auto times = [&](size_t i) { return repeats.times.empty() ? 1 : repeats.times[i]; };
     const double start = seconds(std::chrono::steady_clock::now());
     for (size_t i = first; i < end; ++i) {
       stopwatch->mark(i);
-      launch_repeatedly(i);
+      if (Recording* const recorded = recording(i))
+        recorded->replay();
+      else
+        for (int r = 0; r < times(i); ++r) launch(calls_[i]);
     }
     stopwatch->mark(end);
     device.synchronize();
     for (size_t i = first; i < end; ++i) {
-      const int times = repeats_.empty() ? 1 : repeats_[i];
       const double from = start + stopwatch->seconds(first, i);
-      spans[i] = {from, from + stopwatch->seconds(i, i + 1) / times};
-      if (!repeated_.empty() && repeated_[i] != nullptr) spans[i].launches = repeated_[i]->launches() / times;
+      spans[i] = {from, from + stopwatch->seconds(i, i + 1) / times(i)};
+      if (const Recording* const recorded = recording(i)) spans[i].launches = recorded->launches() / times(i);
     }
   } else {
     for (size_t i = first; i < end; ++i) {

@@ -58,20 +58,25 @@ class Executor {
   // and traces. What a collective took beside the computation runs from its start's beginning to `arrived`.
   // Slower than run().
   //
-  // On a device with a stopwatch of its own `repeats` says, for each instruction, how many times its kernel
-  // is launched between two moments, after a first run() of the program: as one recording where the device
-  // records, so that neither the host nor the moments stand between short kernels. The span is one's share.
-  // For measurements alone: what adds to its result does so each time.
+  // On a device with a stopwatch of its own each instruction's kernel is launched so many times as `repeats`
+  // say between two moments, so that neither the host nor the moments stand between short kernels; the span
+  // is one's share. For measurements alone: what adds to its result does so each time.
   struct Span {
     double begin = 0, end = 0;
     double arrived = 0;  // of a start: when its operation was done
     int launches = 0;    // that its kernel queues, where that was recorded
   };
-  std::vector<Span> run_timed(const std::vector<int>& repeats = {});
+  struct Repeats {
+    std::vector<int> times;                            // of each instruction; empty: one
+    std::vector<std::unique_ptr<Recording>> recorded;  // so many launches; null: the device records nothing
+  };
+  std::vector<Span> run_timed(const Repeats& repeats = {});
 
-  // What run_timed() takes for each instruction to last `seconds`, or for kMostRepeats; it is run once for
-  // that. Empty where a clock of the host's tells as much, or ranks would wait for each other.
-  std::vector<int> repeats_for(double seconds);
+  // So many launches of each instruction, after a first run() of the program, whose memory they use.
+  Repeats repeat(std::vector<int> times);
+  // As many as last `seconds`, or kMostRepeats; the program is run once for that. Empty where a clock of the
+  // host's tells as much, or ranks would wait for each other.
+  Repeats repeats_for(double seconds);
   static constexpr int kMostRepeats = 200;
 
  private:
@@ -84,8 +89,6 @@ class Executor {
   void prepare_communication();
   void find_stretches();
   void record();
-  void record_repeats(const std::vector<int>& repeats);
-  void launch_repeatedly(size_t instruction);
   bool asked_to_stop(int instruction) const;
   std::byte* address(const Operand& operand) const;
   void require_inputs() const;
@@ -115,10 +118,8 @@ class Executor {
   std::byte* workspace_ = nullptr;
   std::vector<Stretch> stretches_;  // all calls, in their order
   bool recorded_ = false;           // every stretch of two calls or more, if the device records
-  std::vector<int> repeats_;        // of each call, in run_timed(); empty: one
-  std::vector<std::unique_ptr<Recording>> repeated_;  // of so many; null: the device records nothing
-  std::vector<bool> written_;                         // of buffers: inputs that have been written
-  int first_update_ = -1;  // instruction from which a step can no longer be stopped
+  std::vector<bool> written_;       // of buffers: inputs that have been written
+  int first_update_ = -1;           // instruction from which a step can no longer be stopped
   bool changes_parameters_ = false;
   uint64_t prologue_version_ = 0;
   std::atomic<bool> stop_{false};

@@ -43,8 +43,9 @@ struct TileLines {
   Vector line[kTileRows];
 };
 
-HET_INLINE __mmask16 first_lanes(int64_t count) {
-  return static_cast<__mmask16>(count >= 16 ? 0xffffU : count <= 0 ? 0U : (1U << count) - 1);
+// The first `count` of 32 lanes; of 16 in its lower half.
+HET_INLINE __mmask32 first_lanes(int64_t count) {
+  return count >= 32 ? 0xffffffffU : count <= 0 ? 0U : (1U << count) - 1;
 }
 
 // Lines along k: line i holds terms [0, 32) of row i, which lies at from + i * stride; what lies beyond
@@ -56,12 +57,12 @@ HET_INLINE TileLines lines_of(const T* from, int64_t stride, int64_t rows, int64
     const T* line = from + i * stride;
     const int64_t seen = i < rows ? terms : 0;
     if constexpr (std::is_same_v<T, float>) {
-      const __m512 low = _mm512_maskz_loadu_ps(first_lanes(seen), line);
-      const __m512 high = _mm512_maskz_loadu_ps(first_lanes(seen - 16), line + 16);
+      const __mmask32 lanes = first_lanes(seen);
+      const __m512 low = _mm512_maskz_loadu_ps(static_cast<__mmask16>(lanes), line);
+      const __m512 high = _mm512_maskz_loadu_ps(static_cast<__mmask16>(lanes >> 16), line + 16);
       tile.line[i] = reinterpret_cast<Vector>(_mm512_cvtne2ps_pbh(high, low));
     } else {
-      const auto mask = static_cast<__mmask32>(seen >= 32 ? 0xffffffffU : seen <= 0 ? 0U : (1U << seen) - 1);
-      tile.line[i] = reinterpret_cast<Vector>(_mm512_maskz_loadu_epi16(mask, line));
+      tile.line[i] = reinterpret_cast<Vector>(_mm512_maskz_loadu_epi16(first_lanes(seen), line));
     }
   }
   return tile;
@@ -73,7 +74,7 @@ template <typename T>
 HET_INLINE TileLines pairs_of(const T* from, int64_t stride, int64_t columns, int64_t terms) {
   TileLines tile;
   const auto term = [&](int64_t t) __attribute__((always_inline)) {
-    const __mmask16 mask = t < terms ? first_lanes(columns) : 0;
+    const auto mask = static_cast<__mmask16>(t < terms ? first_lanes(columns) : 0);
     if constexpr (std::is_same_v<T, float>)
       return _mm512_cvtepu16_epi32(
           reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(mask, from + t * stride))));
@@ -86,49 +87,33 @@ HET_INLINE TileLines pairs_of(const T* from, int64_t stride, int64_t columns, in
   return tile;
 }
 
-HET_INLINE void store_tile(const TileLines& tile, bf16* to) {
-  std::memcpy(static_cast<void*>(to), tile.line, sizeof tile.line);
-}
-
 // How an operand lies in memory: the line of row (or column) i at data + i * across, its terms `along` apart.
 // One of both is 1.
 struct Strides {
   int64_t across, along;
 };
 
-// Two tiles, one behind the other, of rows [0, rows) of a left operand and terms [0, terms).
-template <typename T>
-void pack_left(const T* from, Strides s, int64_t rows, int64_t terms, bf16* to) {
-  for (int64_t row = 0; row < kTileBlock; row += kTileRows) {
-    TileLines tile;
-    if (s.along == 1) {
-      tile = lines_of(from + row * s.across, s.across, rows - row, terms);
-    } else {
-      tile = pairs_of(from + row, s.along, rows - row, terms);
-      turn(tile.line);
+enum class Side : uint8_t { left, right };
+
+// Up to 32 rows of a left operand, or columns of a right one, over all `terms`: two tiles for every 32 terms,
+// one behind the other. A left operand's tiles have lines along k, a right one's across it.
+template <Side side, typename T>
+void pack_tiles(const T* from, Strides s, int64_t count, int64_t terms, bf16* to) {
+  const bool along = s.along == 1;
+  for (int64_t t = 0; t < terms; t += kTileTerms)
+    for (int64_t i = 0; i < kTileBlock; i += kTileRows, to += kTileValues) {
+      const T* corner = from + i * s.across + t * s.along;
+      TileLines tile = along ? lines_of(corner, s.across, count - i, terms - t)
+                             : pairs_of(corner, s.along, count - i, terms - t);
+      if (along != (side == Side::left)) turn(tile.line);
+      std::memcpy(static_cast<void*>(to), tile.line, sizeof tile.line);
     }
-    store_tile(tile, to + row * kTileTerms);
-  }
-}
-// The same of columns [0, columns) of a right operand.
-template <typename T>
-void pack_right(const T* from, Strides s, int64_t columns, int64_t terms, bf16* to) {
-  for (int64_t column = 0; column < kTileBlock; column += kTileRows) {
-    TileLines tile;
-    if (s.along == 1) {
-      tile = lines_of(from + column * s.across, s.across, columns - column, terms);
-      turn(tile.line);
-    } else {
-      tile = pairs_of(from + column, s.along, columns - column, terms);
-    }
-    store_tile(tile, to + column * kTileTerms);
-  }
 }
 
 // ---- the block of 2 x 2 tiles ----
 
 // sums[32][32] (rows `stride` floats apart) = A B over `steps` times 32 terms, or += where it adds. a and
-// b: as pack_left and pack_right leave them, one step behind the other.
+// b: as pack_tiles leaves them.
 template <bool adds = false>
 HET_INLINE void multiply_tiles(const bf16* a, const bf16* b, int64_t steps, float* sums, int64_t stride) {
   // GCC 12's loads of tiles do not tell that they read memory: what was written before must have been.

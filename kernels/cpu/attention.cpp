@@ -56,6 +56,19 @@ struct Cutter {
   }
 };
 
+// Of a kernel that cuts workspace: what one thread needs, and the part of one.
+template <typename Cutting>
+int64_t floats_of(const Cutting& kernel) {
+  Cutter cutter;
+  kernel.cut(cutter);
+  return cutter.floats;
+}
+template <typename Cutting>
+auto space_of(const Cutting& kernel, const KernelArguments& a, int64_t part) {
+  Cutter cutter{reinterpret_cast<float*>(a.workspace) + part * floats_of(kernel)};
+  return kernel.cut(cutter);
+}
+
 // ---- forward ----
 
 template <typename T>
@@ -82,17 +95,10 @@ struct Forward {
             .total = cutter.take(kQueries),
             .scratch = cutter.take(Use::kScratchFloats)};
   }
-  int64_t floats() const {
-    Cutter cutter;
-    cut(cutter);
-    return cutter.floats;
-  }
 
   void run(const KernelArguments& a) const {
-    const int64_t each = floats();
     parallel_parts(work.parts, [&](int64_t part) {
-      Cutter cutter{reinterpret_cast<float*>(a.workspace) + part * each};
-      const Space space = cut(cutter);
+      const Space space = space_of(*this, a, part);
       [[maybe_unused]] const typename Use::State state{};
       Right key{}, value{};
       const Range share = share_of(work.heads * work.ranges, work.parts, part);
@@ -193,7 +199,7 @@ std::unique_ptr<Kernel> prepare_attention(const KernelRequest& request) {
         Heads(request.outputs[0]),
         {heads, ranges, heads * ranges < thread_count() ? heads * ranges : thread_count()}};
     return make_kernel([forward](const KernelArguments& a) { forward.run(a); },
-                       4 * forward.work.parts * forward.floats());
+                       4 * forward.work.parts * floats_of(forward));
   });
 }
 
@@ -236,17 +242,10 @@ struct Backward {
             .lse = cutter.take(kQueries),
             .scratch = cutter.take(Use::kScratchFloats)};
   }
-  int64_t floats() const {
-    Cutter cutter;
-    cut(cutter);
-    return cutter.floats;
-  }
 
   void run(const KernelArguments& a) const {
-    const int64_t each = floats();
     parallel_parts(parts, [&](int64_t part) {
-      Cutter cutter{reinterpret_cast<float*>(a.workspace) + part * each};
-      const Space space = cut(cutter);
+      const Space space = space_of(*this, a, part);
       [[maybe_unused]] const typename Use::State state{};
       const Range share = share_of(s.batch * s.key_heads, parts, part);
       for (int64_t item = share.begin; item < share.end; ++item)
@@ -351,7 +350,7 @@ std::unique_ptr<Kernel> prepare_gradient(const KernelRequest& request) {
                                Heads(request.outputs[2]),
                                heads < thread_count() ? heads : thread_count()};
     return make_kernel([backward](const KernelArguments& a) { backward.run(a); },
-                       4 * backward.parts * backward.floats());
+                       4 * backward.parts * floats_of(backward));
   });
 }
 

@@ -116,6 +116,7 @@ struct TileProducts {
   static constexpr int kBlock = kTileBlock;
   using State = TileState;
   static_assert(kTileBlock == kPanel && kTileTerms == kPanel);
+  static_assert(kQueries <= kKeys);  // of both, as many terms as there is scratch for
 
   // `steps` of 32 terms for each 32 rows or columns.
   struct Left {
@@ -132,9 +133,9 @@ struct TileProducts {
     }
   };
 
-  static int64_t steps_of(int64_t terms) { return (terms + kTileTerms - 1) / kTileTerms; }
+  static int64_t steps_of(int64_t terms) { return blocks_of(terms, kTileTerms); }
   static int64_t floats(int64_t lines, int64_t terms) {
-    return padded(lines) / kTileBlock * steps_of(terms) * kTileStep / 2;
+    return blocks_of(lines, kTileBlock) * steps_of(terms) * kTileStep / 2;
   }
   static int64_t left_floats(int64_t rows, int64_t head) { return floats(rows, head); }
   static int64_t right_floats(int64_t terms, int64_t columns) { return floats(columns, terms); }
@@ -151,8 +152,8 @@ struct TileProducts {
     auto* to = reinterpret_cast<bf16*>(space);
     const int64_t steps = steps_of(head);
     for (int64_t i = 0; i < tokens; i += kTileBlock)
-      pack_rows(from + i * stride, {stride, 1}, smaller(tokens - i, kTileBlock), head,
-                to + i / kTileBlock * steps * kTileStep);
+      pack_tiles<Side::left>(from + i * stride, {stride, 1}, smaller(tokens - i, kTileBlock), head,
+                             to + i / kTileBlock * steps * kTileStep);
     return {to, steps};
   }
 
@@ -162,8 +163,8 @@ struct TileProducts {
     for (int64_t i = 0; i < rows; i += kTileBlock) {
       const int64_t columns = limit(smaller(rows, i + kTileBlock) - 1);
       for (int64_t j = 0; j < columns; j += kTileBlock)
-        multiply_tiles<>(a.data + i / kTileBlock * a.steps * kTileStep, b.panel(j, 0), a.steps,
-                         scores + i * kScoreStride + j, kScoreStride);
+        multiply_tiles(a.data + i / kTileBlock * a.steps * kTileStep, b.panel(j, 0), a.steps,
+                       scores + i * kScoreStride + j, kScoreStride);
     }
   }
   template <typename Limit>
@@ -173,7 +174,7 @@ struct TileProducts {
     for (int64_t i = 0; i < rows; i += kTileBlock) {
       const int64_t count = smaller(rows - i, kTileBlock), terms = padded(limit(i + count - 1));
       if (terms == 0) continue;
-      pack_rows(p + i * kScoreStride, {kScoreStride, 1}, count, terms, left);
+      pack_tiles<Side::left>(p + i * kScoreStride, {kScoreStride, 1}, count, terms, left);
       for (int64_t c = 0; c < head; c += kTileBlock)
         multiply_tiles<true>(left, b.panel(c, 0), terms / kTileTerms, out + i * out_stride + c, out_stride);
     }
@@ -185,8 +186,8 @@ struct TileProducts {
     for (int64_t j = 0; j < columns; j += kTileBlock) {
       const int64_t skip = first(j) / kTileTerms * kTileTerms;
       if (skip >= rows) break;
-      pack_rows(p + skip * kScoreStride + j, {1, kScoreStride}, smaller(columns - j, kTileBlock), rows - skip,
-                left);
+      pack_tiles<Side::left>(p + skip * kScoreStride + j, {1, kScoreStride}, smaller(columns - j, kTileBlock),
+                             rows - skip, left);
       for (int64_t c = 0; c < head; c += kTileBlock)
         multiply_tiles<true>(left, b.panel(c, skip), steps_of(rows - skip), out + j * out_stride + c,
                              out_stride);
@@ -194,18 +195,12 @@ struct TileProducts {
   }
 
  private:
-  template <typename From>
-  static void pack_rows(const From* from, Strides s, int64_t rows, int64_t terms, bf16* to) {
-    for (int64_t t = 0; t < terms; t += kTileTerms)
-      pack_left(from + t * s.along, s, rows, terms - t, to + t / kTileTerms * kTileStep);
-  }
   static Right pack(const bf16* from, Strides s, int64_t columns, int64_t terms, float* space) {
     auto* to = reinterpret_cast<bf16*>(space);
     const int64_t steps = steps_of(terms);
     for (int64_t j = 0; j < columns; j += kTileBlock)
-      for (int64_t t = 0; t < terms; t += kTileTerms)
-        pack_right(from + j * s.across + t * s.along, s, smaller(columns - j, kTileBlock), terms - t,
-                   to + (j / kTileBlock * steps + t / kTileTerms) * kTileStep);
+      pack_tiles<Side::right>(from + j * s.across, s, smaller(columns - j, kTileBlock), terms,
+                              to + j / kTileBlock * steps * kTileStep);
     return {to, steps};
   }
 };

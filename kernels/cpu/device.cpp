@@ -141,8 +141,7 @@ std::string cpu_instruction_set() {
 std::shared_ptr<Device> make_cpu_device(std::string_view wanted, int sharing) {
   HET_REQUIRE(sharing >= 1, sharing);
   const std::string name = wanted.empty() ? cpu_instruction_set() : std::string(wanted);
-  const bool told = wanted.empty() && name != cpu_instruction_sets().front();
-  const char* const source = told ? "HETRUN_INSTRUCTION_SET: " : "";
+  const char* const source = wanted.empty() ? "HETRUN_INSTRUCTION_SET: " : "";  // the best one never fails
   for (const auto& set : cpu::instruction_sets()) {
     if (set.name != name) continue;
     if (!supported(name))

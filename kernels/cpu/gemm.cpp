@@ -50,7 +50,7 @@ struct Right {
 template <typename T>
 void block(const Left& a, const Right& b, int64_t rows, int64_t columns, int64_t depth, T* c, int64_t c_row,
            Start start, const float* bias) {
-  const int64_t tiles = (rows + kRows - 1) / kRows;
+  const int64_t tiles = blocks_of(rows, kRows);
   for (int64_t j = 0; j < columns; j += kPanel) {
     const float* panel = b.data + j / kPanel * b.panel;
     const int width = static_cast<int>(smaller(columns - j, kPanel));
@@ -63,16 +63,6 @@ void block(const Left& a, const Right& b, int64_t rows, int64_t columns, int64_t
           c + share.begin * c_row + j, c_row, width, start, bias == nullptr ? nullptr : bias + j);
     }
   }
-}
-
-template <typename Body>
-void with_type(DType dtype, const Body& body) {
-  if (dtype == DType::bf16)
-    body(bf16{});
-  else if (dtype == DType::f16)
-    body(f16{});
-  else
-    body(float{});
 }
 
 const std::byte* element(const void* data, DType dtype, int64_t index) {
@@ -96,7 +86,7 @@ Gemm::Gemm(const GemmShape& shape) : shape_(shape) {
     return;
   }
 #endif
-  parts_ = s.serial ? 1 : s.parts > 0 ? s.parts : thread_count();
+  parts_ = s.threads();
   split_rows_ = s.m >= parts_ * int64_t{kRows} || s.n < parts_ * int64_t{kPanel};
   a_in_place_ = s.a_type == DType::f32 && s.n <= kInPlace &&
                 (s.a_col == 1 ? !crowds_cache(s.a_row, 4096)
@@ -133,7 +123,7 @@ void Gemm::run(const void* a, const void* b, void* c, const float* bias, std::by
     const int64_t columns = smaller(s.n - first, columns_);
     if (shared_b_)
       parallel_parts(parts_, [&](int64_t part) {
-        pack_b(b, first, share_of((columns + kPanel - 1) / kPanel, parts_, part), columns, packed);
+        pack_b(b, first, share_of(blocks_of(columns, kPanel), parts_, part), columns, packed);
       });
     parallel_parts(parts_, [&](int64_t part) { multiply(a, b, c, bias, first, columns, packed, own, part); });
   }
@@ -158,7 +148,7 @@ void Gemm::multiply(const void* a, const void* b, void* c, const float* bias, in
   float* scratch = packed_a + (a_in_place_ ? 0 : kBlockFloats);
   const int64_t scratch_row = rounded(columns_, kPanel);
   const bool narrow = s.c_type != DType::f32 && s.k > kDepth;
-  const int64_t panels = (columns + kPanel - 1) / kPanel;
+  const int64_t panels = blocks_of(columns, kPanel);
   const Range rows = split_rows_ ? share_of(s.m, parts_, part) : Range{0, s.m};
   const Range mine = split_rows_ ? Range{0, panels} : share_of(panels, parts_, part);
   const int64_t left = mine.begin * kPanel, width = smaller(columns, mine.end * kPanel) - left;
@@ -175,8 +165,8 @@ void Gemm::multiply(const void* a, const void* b, void* c, const float* bias, in
     pack_panel(static_cast<const float*>(b) + first + left + whole, s.b_row, 1, s.k, width - whole, last);
 
   // Blocks of equal size: a short last one would run at the edge's speed.
-  const int64_t row_blocks = (rows.end - rows.begin + kBlockRows - 1) / kBlockRows;
-  const int64_t depth_blocks = s.k == 0 ? 1 : (s.k + kDepth - 1) / kDepth;
+  const int64_t row_blocks = blocks_of(rows.end - rows.begin, kBlockRows);
+  const int64_t depth_blocks = s.k == 0 ? 1 : blocks_of(s.k, kDepth);
   for (int64_t at = 0; at < row_blocks; ++at) {
     const Range share = share_of(rows.end - rows.begin, row_blocks, at);
     const int64_t i = rows.begin + share.begin, count = share.end - share.begin;

@@ -29,6 +29,8 @@ struct GemmShape {
   bool add = false;     // C += A B; C is f32 then
   bool serial = false;  // on the calling thread alone: inside a parallel loop
   int parts = 0;        // threads to use; 0: all there are when it is prepared
+
+  int threads() const { return serial ? 1 : parts > 0 ? parts : thread_count(); }
 };
 
 #if defined(__AMX_BF16__)

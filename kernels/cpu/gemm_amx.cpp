@@ -13,7 +13,7 @@ constexpr int64_t kPackedBytes = int64_t{16} << 20;  // of B at most
 constexpr int64_t kPartialColumns = 1024;            // of C kept in f32 before it is narrowed
 constexpr int64_t kLeast = int64_t{1} << 16;         // multiply-adds that pay for padding and packing
 
-// body(an element of an operand)
+// body(an element of an operand, of those that TileProduct::takes)
 template <typename Body>
 void with_operand(DType dtype, const Body& body) {
   if (dtype == DType::f32)
@@ -22,36 +22,18 @@ void with_operand(DType dtype, const Body& body) {
     body(bf16{});
 }
 
-template <typename Body>
-void with_result(DType dtype, const Body& body) {
-  if (dtype == DType::bf16)
-    body(bf16{});
-  else if (dtype == DType::f16)
-    body(f16{});
-  else
-    body(float{});
-}
-
-int64_t blocks_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
-
 // to[rows, columns] = sums + from + bias, where from and bias may be null.
 template <typename T>
 void finish(const float* sums, int64_t rows, int64_t columns, const float* from, int64_t from_row,
             const float* bias, T* to, int64_t to_row) {
-  for (int64_t v = 0; v < columns; v += kLanes) {
-    const auto lines = [&](auto lanes) __attribute__((always_inline)) {
-      const Vector start = bias == nullptr ? Vector{} : load(bias + v, lanes);
-      for (int64_t r = 0; r < rows; ++r) {
-        Vector x = load(sums + r * kTileBlock + v) + start;
-        if (from != nullptr) x += load(from + r * from_row + v, lanes);
-        store(to + r * to_row + v, x, lanes);
-      }
-    };
-    if (columns - v >= kLanes)
-      lines(Full{});
-    else
-      lines(Tail{static_cast<int>(columns - v)});
-  }
+  for_lanes(columns, [&](int64_t v, auto lanes) {
+    const Vector start = bias == nullptr ? Vector{} : load(bias + v, lanes);
+    for (int64_t r = 0; r < rows; ++r) {
+      Vector x = load(sums + r * kTileBlock + v) + start;
+      if (from != nullptr) x += load(from + r * from_row + v, lanes);
+      store(to + r * to_row + v, x, lanes);
+    }
+  });
 }
 
 }  // namespace
@@ -64,7 +46,7 @@ bool TileProduct::takes(const GemmShape& s) {
 
 TileProduct::TileProduct(const GemmShape& shape) : shape_(shape) {
   const GemmShape& s = shape_;
-  threads_ = s.serial ? 1 : s.parts > 0 ? s.parts : thread_count();
+  threads_ = s.threads();
   split_rows_ = s.m >= threads_ * kTileBlock || s.n < threads_ * kTileBlock;
   depth_blocks_ = blocks_of(s.k, kDepth);
   depth_ = rounded(blocks_of(s.k, depth_blocks_), kTileTerms);
@@ -95,11 +77,13 @@ void TileProduct::run(const void* a, const void* b, void* c, const float* bias, 
     parallel_parts(threads_, [&](int64_t part) {
       if (!split_rows_) pack(part);
       const TileState state;
-      const Range rows = split_rows_ ? share_of(s.m, threads_, part) : Range{0, s.m};
+      const Range blocks = share_of(blocks_of(s.m, kTileBlock), threads_, part);
+      const Range rows = split_rows_ ? Range{blocks.begin * kTileBlock, smaller(blocks.end * kTileBlock, s.m)}
+                                     : Range{0, s.m};
       const Range mine = split_rows_ ? Range{0, panels} : share_of(panels, threads_, part);
       std::byte* own = workspace + b_bytes_ + part * part_bytes_;
       with_operand(s.a_type, [&](auto a_type) {
-        with_result(s.c_type, [&](auto c_type) {
+        with_type(s.c_type, [&](auto c_type) {
           multiply(static_cast<const decltype(a_type)*>(a), packed, static_cast<decltype(c_type)*>(c), bias,
                    rows, columns, mine, own);
         });
@@ -115,10 +99,8 @@ void TileProduct::pack_panels(const T* b, Range columns, Range panels, bf16* pac
   const int64_t steps = blocks_of(s.k, kTileTerms);
   for (int64_t j = panels.begin; j < panels.end; ++j) {
     const int64_t at = j * kTileBlock, count = smaller(columns.end - columns.begin - at, kTileBlock);
-    bf16* to = packed + j * steps * kTileStep;
-    for (int64_t t = 0; t < steps; ++t)
-      pack_right(b + (columns.begin + at) * s.b_col + t * kTileTerms * s.b_row, {s.b_col, s.b_row}, count,
-                 s.k - t * kTileTerms, to + t * kTileStep);
+    pack_tiles<Side::right>(b + (columns.begin + at) * s.b_col, {s.b_col, s.b_row}, count, s.k,
+                            packed + j * steps * kTileStep);
   }
 }
 
@@ -138,12 +120,10 @@ void TileProduct::multiply(const A* a, const bf16* packed, C* c, const float* bi
       const int64_t from = d * depth_, terms = smaller(s.k - from, depth_),
                     terms_steps = blocks_of(terms, kTileTerms);
       const bool opens = d == 0, closes = d + 1 == depth_blocks_;
-      for (int64_t i = 0; i < count; i += kTileBlock) {
-        bf16* to = left + i / kTileBlock * terms_steps * kTileStep;
-        for (int64_t t = 0; t < terms_steps; ++t)
-          pack_left(a + (top + i) * s.a_row + (from + t * kTileTerms) * s.a_col, {s.a_row, s.a_col},
-                    smaller(count - i, kTileBlock), terms - t * kTileTerms, to + t * kTileStep);
-      }
+      for (int64_t i = 0; i < count; i += kTileBlock)
+        pack_tiles<Side::left>(a + (top + i) * s.a_row + from * s.a_col, {s.a_row, s.a_col},
+                               smaller(count - i, kTileBlock), terms,
+                               left + i / kTileBlock * terms_steps * kTileStep);
       for (int64_t j = panels.begin; j < panels.end; ++j) {
         const int64_t at = columns.begin + j * kTileBlock, width = smaller(columns.end - at, kTileBlock);
         const bf16* panel = packed + (j * steps + from / kTileTerms) * kTileStep;

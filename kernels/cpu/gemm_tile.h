@@ -12,8 +12,20 @@ namespace het::cpu::HET_ISA {
 inline constexpr int kRows = kLanes == 16 ? 12 : 6;  // of a register tile: 2 vectors wide, so 24 or 12 sums
 inline constexpr int kPanel = 2 * kLanes;            // columns of a register tile
 
-HET_INLINE int64_t rounded(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
+HET_INLINE int64_t blocks_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
+HET_INLINE int64_t rounded(int64_t value, int64_t to) { return blocks_of(value, to) * to; }
 HET_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// body(an element of an operand or a result)
+template <typename Body>
+HET_INLINE void with_type(DType dtype, const Body& body) {
+  if (dtype == DType::bf16)
+    body(bf16{});
+  else if (dtype == DType::f16)
+    body(f16{});
+  else
+    body(float{});
+}
 
 // ---- packing ----
 

@@ -235,9 +235,9 @@ function bench.run(name, ...)
   if not seconds then return errors.exit_codes.interrupted end
   local gpu = require("het.peak").is_gpu(device_name)
   local memory = gpu and executor:memory().total or native.memory_peak()   -- before the peak's own matrices
-  local gap = launch_gap(executor, median(seconds))
-  local peak = device:peak_flops(settings.precision)
   local step_seconds = median(seconds)
+  local gap = launch_gap(executor, step_seconds)
+  local peak = device:peak_flops(settings.precision)
   local rate = settings.batch * settings.context / step_seconds
   local result = {
     benchmark = name, precision = settings.precision, batch = settings.batch, microbatch = settings.microbatch,

@@ -28,11 +28,14 @@ local function read()
   return ok and type(known) == "table" and known or {}
 end
 
-local function key(device, dtype)
-  local model = native.device(device).model   -- of a processor the set of kernels: cpu v4
-  if peak.is_gpu(device) then return ("%s, %s"):format(model, dtype) end
-  return ("%s, %d threads, %s, %s"):format(native.processor(), native.threads(), model, dtype)
+--- What tells devices of unlike speed apart: a GPU's model; the processor's, its set of kernels and the threads.
+function peak.name_of(device)
+  local model = native.device(device).model
+  if peak.is_gpu(device) then return model end
+  return ("%s, %s, %d threads"):format(native.processor(), model, native.threads())
 end
+
+local function key(device, dtype) return ("%s, %s"):format(peak.name_of(device), dtype) end
 
 -- { flops, measured (how often), at (when last, seconds since 1970) }, or nil. What is no such entry is not there.
 local function entry_of(known, device, dtype)

@@ -98,9 +98,8 @@ local function join(run, given)
   local hosts = cluster and cluster:tell(host) or { host }
   local here = 0
   for _, each in ipairs(hosts) do here = here + (each == host and 1 or 0) end
-  local gpu = require("het.peak").is_gpu(device)
-  local name = gpu and native.device(device).model
-    or ("%s, %s, %d threads"):format(native.processor(), native.device(device).model, native.threads())
+  local peak = require "het.peak"
+  local gpu, name = peak.is_gpu(device), peak.name_of(device)
   local type = given.type or gpu and "cuda" or (here > 1 and ("%s/%d"):format(device, here) or device)
   local types, names = cluster and cluster:tell(type) or { type }, cluster and cluster:tell(name) or { name }
   for i = 2, #types do

@@ -1,9 +1,8 @@
 // What cuBLASLt does on a GPU, in plain loops, queued on the stream as a kernel of one thread.
 #include "kernels/cuda/gemm.h"
 
-#include <cmath>
-
 #include "kernels/cuda/vector.h"
+#include "kernels/reference/gelu.h"
 
 namespace het::HET_CUDA {
 namespace {
@@ -26,14 +25,6 @@ void set(void* p, DType dtype, int64_t i, float value) {
   }
 }
 
-constexpr double kRootTwoOverPi = 0.797884560802865356, kCubic = 0.044715;
-
-double gelu(double v) { return v / 2 * (1 + std::tanh(kRootTwoOverPi * (v + kCubic * v * v * v))); }
-double gelu_slope(double v) {
-  const double tanh = std::tanh(kRootTwoOverPi * (v + kCubic * v * v * v));
-  return 0.5 * (1 + tanh) + 0.5 * v * (1 - tanh * tanh) * kRootTwoOverPi * (1 + 3 * kCubic * v * v);
-}
-
 void multiply(Product p, const void* a, const void* b, void* c, const void* bias, void* beside) {
   for (int64_t batch = 0; batch < p.batch; ++batch)
     for (int64_t i = 0; i < p.m; ++i)
@@ -48,9 +39,9 @@ void multiply(Product p, const void* a, const void* b, void* c, const void* bias
         if (p.bias) value += at(bias, p.c, j);
         if (p.epilogue == Epilogue::gelu_kept) set(beside, p.c, to, static_cast<float>(value));
         if (p.epilogue == Epilogue::gelu_gradient)
-          value *= gelu_slope(at(beside, p.c, to));
+          value *= reference::gelu_slope(at(beside, p.c, to));
         else if (p.epilogue != Epilogue::none)
-          value = gelu(value);
+          value = reference::gelu(value);
         set(c, p.c, to, static_cast<float>(value));
       }
 }

@@ -505,13 +505,13 @@ TEST_CASE("a GPU's kernels are timed by recordings of many launches", "[executor
                     std::make_shared<StateStore>(cuda_emulated::make_device(), 1));
   write_inputs(executor);
   REQUIRE(executor.run());
-  const auto repeats = executor.repeats_for(5e-3);
+  const std::vector<int> repeats = executor.repeats_for(5e-3).times;
   REQUIRE(repeats.size() == executor.program().instructions.size());
   CHECK(std::all_of(repeats.begin(), repeats.end(),
                     [](int r) { return r >= 1 && r <= Executor::kMostRepeats; }));
   CHECK(std::any_of(repeats.begin(), repeats.end(), [](int r) { return r > 1; }));
   const auto before = values_of(executor.state().read("w"));
-  const auto spans = executor.run_timed(std::vector<int>(repeats.size(), 3));
+  const auto spans = executor.run_timed(executor.repeat(std::vector<int>(repeats.size(), 3)));
   CHECK(values_of(executor.state().read("w")) != before);
   for (size_t i = 0; i < spans.size(); ++i) {
     INFO(title_of(executor.program().instructions[i]));
@@ -538,7 +538,7 @@ TEST_CASE("a GPU's kernels are timed by recordings of many launches", "[executor
   Executor on_host(lower_single(trained_matrix()), reference_state());
   write_inputs(on_host);
   REQUIRE(on_host.run());
-  CHECK(on_host.repeats_for(1e-3).empty());
+  CHECK(on_host.repeats_for(1e-3).times.empty());
   CHECK_FALSE(measure_busy(on_host));
 }
 
