@@ -24,7 +24,10 @@ namespace het::lua {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr std::chrono::milliseconds kTick{50}, kGrace{700};
+constexpr std::chrono::milliseconds kTick{50};
+// What the others get to end by themselves, from the last that did: to notice a lost rank, and to come upon a
+// mistake that another has found, each on its share of a busy machine.
+constexpr std::chrono::milliseconds kNotice{700}, kMeet{5'000};
 constexpr int kInterrupted = 130;
 
 volatile std::sig_atomic_t asked_to_end = 0;
@@ -182,6 +185,7 @@ class Launcher {
       child.code = WIFEXITED(status) ? WEXITSTATUS(status) : 0;
       child.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
       order_.push_back(static_cast<int>(rank));
+      ended_ = Clock::now();
       if ((child.code == 0 && child.signal == 0) || (child.signal != 0 && killed_)) continue;
       // Asked to end, ranks that train save and leave; others are ended by the signal itself.
       if (child.code == kInterrupted || (child.signal != 0 && child.signal == passed_on_)) {
@@ -191,7 +195,6 @@ class Launcher {
       // A rank that only lost another may be seen before the one that had a mistake of its own.
       constexpr int kPeer = static_cast<int>(ErrorKind::peer);
       const bool cause = code_ == 0 || (lost_another_ && child.signal == 0 && child.code != kPeer);
-      if (code_ == 0) failed_ = Clock::now();
       if (cause) {
         code_ = child.signal != 0 ? kPeer : child.code;
         lost_another_ = child.signal == 0 && child.code == kPeer;
@@ -212,14 +215,13 @@ class Launcher {
     if (signal != SIGINT || getpgrp() != tcgetpgrp(STDIN_FILENO)) send(signal);
   }
 
-  // The others notice a lost rank themselves; who does not in time is ended.
+  // Who does not end in time is ended.
   void end_the_rest() {
-    if (code_ == 0) return;
-    const auto since = Clock::now() - failed_;
-    if (!killed_ && since > kGrace) {
-      killed_ = true;
-      send(SIGKILL);  // SIGTERM would have them finish a step that nobody finishes with them
-    }
+    if (code_ == 0 || killed_) return;
+    const auto grace = code_ == static_cast<int>(ErrorKind::usage) ? kMeet : kNotice;
+    if (Clock::now() - ended_ <= grace) return;
+    killed_ = true;
+    send(SIGKILL);  // SIGTERM would have them finish a step that nobody finishes with them
   }
 
   void send(int signal) {
@@ -227,15 +229,18 @@ class Launcher {
       if (child.running) kill(child.pid, signal);
   }
 
-  // The last words of the rank that failed first, unless it is rank 0, which has told its own. All say the
-  // same of a mistake in the recipe; of a lost peer the first knows most. A killed rank says nothing: then
-  // the next one's.
+  // The last words of the rank that failed first, unless rank 0 has told its own. All say the same of a
+  // mistake in the recipe, and then it is nobody's in particular; of a lost peer the first knows most. A
+  // killed rank says nothing: then the next one's.
   void report() {
     if (code_ == 0 || children_[0].code != 0) return;
     for (const int rank : order_) {
-      if (children_[rank].lines.empty()) continue;
-      for (const std::string& line : children_[rank].lines)
-        std::cerr << fmt::format("[rank {}] {}\n", rank, line);
+      const std::vector<std::string>& lines = children_[rank].lines;
+      if (lines.empty()) continue;
+      const bool alone = std::count_if(children_.begin(), children_.end(),
+                                       [&](const Child& child) { return child.lines == lines; }) == 1;
+      const std::string name = alone ? fmt::format("[rank {}] ", rank) : "";
+      for (const std::string& line : lines) std::cerr << name << line << "\n";
       return;
     }
   }
@@ -248,8 +253,8 @@ class Launcher {
   std::vector<int> order_;  // ranks, as they ended
   int code_ = 0;
   bool lost_another_ = false;  // code_ is of a rank that ended because it lost another
-  Clock::time_point failed_;
-  int passed_on_ = 0;  // the last signal that was
+  Clock::time_point ended_;    // when the last of order_ did
+  int passed_on_ = 0;          // the last signal that was
   bool interrupted_ = false, killed_ = false;
 };
 

@@ -571,6 +571,16 @@ class Launcher(Case):
         _, err = self.hetrun('--workers', 2, 'dies.lua', '--trust', code=3)
         self.assertIn('[rank 1] these were my last\n', err)
 
+    def test_a_mistake_that_all_come_upon_is_told_once(self):
+        # Rank 0 comes upon it last, as on a busy machine, or not at all.
+        for seconds in ('1.5', 'math.huge'):
+            (self.folder / 'wrong.lua').write_text(
+                f'if os.getenv "RANK" == "0" then local start = os.clock() while os.clock() - start < {seconds} do end end\n'
+                'require "het".nn.linear(2)\n')
+            _, err = self.hetrun('--workers', 3, 'wrong.lua', '--trust', code=2)
+            self.assertTrue(err.startswith('hetrun: wrong.lua:2: '), err)
+            self.assertEqual(err.count('nn.linear'), 1, err)
+
     def test_a_rank_that_cannot_be_started_is_told(self):
         # A process may have so many bytes of arguments and variables: here just so many that the launcher can be
         # started, by a short name, and a rank, which has a few variables more, cannot.
