@@ -91,10 +91,21 @@ Answer checked(Answer answer) {
   return answer;
 }
 
+// What passes between client and server; that it does not is the fault of who serves the store.
+template <typename Body>
+auto talk(const StoreClientOptions& options, const Body& body) {
+  try {
+    return body();
+  } catch (const Error& error) {
+    if (options.server.empty() || error.kind() != ErrorKind::peer) throw;
+    fail(ErrorKind::peer, "{}, who serves the store, does not answer: {}", options.server, error.sentence());
+  }
+}
+
 // Connect again to the server that one knew.
 std::unique_ptr<Line> same_server(const StoreClientOptions& options, const std::string& instance,
                                   Deadline deadline) {
-  auto line = std::make_unique<Line>(options, deadline);
+  auto line = talk(options, [&] { return std::make_unique<Line>(options, deadline); });
   if (line->instance() != instance)
     fail(ErrorKind::peer, "the store at {} was started anew and has forgotten this run", options.endpoint);
   return line;
@@ -148,8 +159,11 @@ class Watch final : public StoreWatch {
     question.kind = Question::Kind::watch;
     question.key = prefix_;
     question.revision = next_;
-    line->send(write_question(question), deadline);
-    const Answer answer = checked(read_answer(line->receive(kAnswerFrameBytes, deadline)));
+    const std::string content = talk(*options_, [&] {
+      line->send(write_question(question), deadline);
+      return line->receive(kAnswerFrameBytes, deadline);
+    });
+    const Answer answer = checked(read_answer(content));
     if (next_ <= 0) next_ = answer.revision + 1;
     line_ = std::move(line);
   }
@@ -272,8 +286,10 @@ class EmbeddedStore final : public Store {
       try {
         if (!line_) line_ = same_server(*options_, instance_, deadline);
         sent = true;
-        line_->send(content, deadline);
-        return checked_line(line_->receive(kAnswerFrameBytes, deadline));
+        return checked_line(talk(*options_, [&] {
+          line_->send(content, deadline);
+          return line_->receive(kAnswerFrameBytes, deadline);
+        }));
       } catch (const Refused& refused) {
         throw Error(refused.kind, refused.sentence);
       } catch (const Error&) {

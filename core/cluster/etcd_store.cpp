@@ -90,10 +90,12 @@ class Cluster {
   // Ask until one endpoint answers. `repeatable`: asking twice does what asking once does; otherwise only
   // what surely was not received is asked again.
   Json ask(const std::string& path, const Json& question, bool repeatable) {
+    constexpr milliseconds kPause{50};  // for an election to end
     const Deadline deadline = Clock::now() + options_.timeout;
     std::string problem = fmt::format("no answer within {} ms", options_.timeout.count());
     for (size_t attempt = 0, renewed = 0;; ++attempt) {
       const size_t index = current_;
+      const auto asked = Clock::now();
       const HttpReply reply = http_.post(request(index, path, question, deadline, repeatable, attempt));
       if (reply.status == 200) return reply_of(reply.body);
       const Json error = reply.status ? error_of(reply) : Json();
@@ -103,12 +105,14 @@ class Cluster {
         continue;
       }
       if (reply.status && code != kUnavailable) refuse(error);
-      problem =
-          fmt::format("{}: {}", options_.endpoints[index], reply.status ? sentence_of(error) : reply.problem);
+      // Of an attempt that had hardly any time, silence says less than what went wrong before.
+      const bool hurried = attempt > 0 && !reply.status && deadline - asked < kPause;
+      if (!hurried)
+        problem = fmt::format("{}: {}", options_.endpoints[index],
+                              reply.status ? sentence_of(error) : reply.problem);
       size_t failed = index;
       current_.compare_exchange_strong(failed, next(index));
       const bool whole_round = (attempt + 1) % options_.endpoints.size() == 0;
-      constexpr milliseconds kPause{50};  // for an election to end
       if ((reply.sent && !repeatable) || Clock::now() + kPause >= deadline)
         fail(ErrorKind::peer, "{} did not answer; {}", describe(), problem);
       if (whole_round) std::this_thread::sleep_for(kPause);

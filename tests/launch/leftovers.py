@@ -33,8 +33,8 @@ def processes():
 def listening(numbers):
     """Addresses at which these processes listen, as the kernel writes them: '0100007F:1234'."""
     addresses = {}
-    for table in ('tcp', 'tcp6'):
-        for line in pathlib.Path('/proc/net', table).read_text().splitlines()[1:]:
+    for table in pathlib.Path('/proc/net').glob('tcp*'):   # without IPv6 there is no tcp6
+        for line in table.read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == '0A':   # TCP_LISTEN
                 addresses[f'socket:[{fields[9]}]'] = fields[1]

@@ -5,6 +5,7 @@ usage: run.py HETRUN [unittest arguments]
 """
 import array
 import base64
+import contextlib
 import json
 import os
 import pathlib
@@ -376,13 +377,13 @@ if opt.spread then"""
         events, err, results = self.run_traced(lambda rank: ())
         names = {e['pid']: e['args']['name'] for e in events if e['name'] == 'process_name'}
         self.assertEqual(names, {0: 'rank 0, a:0', 1: 'rank 1, a:1', 2: 'rank 2, b:0'})
-        step = float(re.search(r'one step, ([0-9.]+) ms:', err)[1])
+        step = max(e['ts'] + e['dur'] for e in events if e['ph'] == 'X') / 1e3
+        self.assertAlmostEqual(step, float(re.search(r'one step, ([0-9.]+) ms:', err)[1]), delta=0.0051)
         self.assertEqual(min(e['ts'] for e in events if 'ts' in e), 0)
         told = {int(line[0]): line for line in self.LINE.findall(err)}
         self.assertEqual(sorted(told), [0, 1, 2], err)
         for rank in range(3):
             spans = self.spans_of(events, rank)
-            self.assertLess(spans[-1]['ts'] + spans[-1]['dur'], 1e3 * step + 10)
             for one, next_one in zip(spans, spans[1:]):
                 self.assertLessEqual(one['ts'] + one['dur'], next_one['ts'] + 0.01, f'{one} {next_one}')
             self.assertLessEqual({'forward', 'backward', 'update', 'wait'}, {span['cat'] for span in spans})
@@ -393,7 +394,7 @@ if opt.spread then"""
             self.assertLess(0, before)
             self.assertLess(before, computed)
             for part, words in ((bubbles, told[rank][4]), (waited, told[rank][6])):
-                self.assertAlmostEqual(100 * part / step, float(words), delta=0.51)
+                self.assertAlmostEqual(100 * part / step, float(words), delta=0.501)
             for span in spans:
                 self.assertEqual(span['cat'] == 'bubble', span['name'].startswith('bubble: '), span)
                 self.assertEqual(span['cat'] == 'wait', span['name'].startswith('wait for '), span)
@@ -607,19 +608,23 @@ class Launcher(Case):
     def test_ranks_have_no_descriptors_that_they_do_not_use(self):
         process = self.start('--workers', 2, 'lopsided.lua', '--steps=100000')
         children = self.wait_for_ranks(process, 2)
-        extra = [number for number in os.listdir(f'/proc/{children[1]}/fd')
-                 if int(number) > 2 and os.readlink(f'/proc/{children[1]}/fd/{number}') == '/dev/null']
+        extra = []
+        for descriptor in pathlib.Path(f'/proc/{children[1]}/fd').iterdir():
+            with contextlib.suppress(FileNotFoundError):   # closed since: it still opens its libraries
+                if int(descriptor.name) > 2 and os.readlink(descriptor) == '/dev/null':
+                    extra.append(descriptor.name)
         process.kill()
         process.communicate()
         self.assertEqual(extra, [])
 
 
 class Leftovers(unittest.TestCase):
+    @unittest.skipUnless(leftovers.SHARED_MEMORY.is_dir(), 'no /dev/shm here')
     def test_what_is_left_is_found(self):
         watch = leftovers.Watch()
         listens = 'import socket, time; kept = socket.create_server(("127.0.0.1", 0)); print(flush=True); time.sleep(600)'
         process = subprocess.Popen([sys.executable, '-c', listens], stdout=subprocess.PIPE)
-        number, file = tempfile.mkstemp(dir='/dev/shm')
+        number, file = tempfile.mkstemp(dir=leftovers.SHARED_MEMORY)
         try:
             process.stdout.readline()
             self.assertEqual([words.split()[0] for words in watch.found(patience=0)], ['process', 'somebody'])
@@ -830,7 +835,7 @@ class Deaths(Case):
 
     def test_ranks_notice_a_stopped_one_that_serves_their_store(self):
         metrics = self.folder / 'metrics.jsonl'
-        ranks = self.by_hand(3, '--steps=100000', '--timeout=2s', '--warn-after=1s', f'--metrics={metrics}',
+        ranks = self.by_hand(3, '--steps=100000', '--timeout=6s', '--warn-after=1s', f'--metrics={metrics}',
                              **self.at_rank_0())
         self.until_it_trains(metrics)
         os.kill(ranks[0].pid, signal.SIGSTOP)

@@ -315,6 +315,9 @@ class Runs(Case):
         (self.folder / 'endless.lua').write_text(endless)
         process = self.start_training('endless.lua')
         process.send_signal(signal.SIGTERM)
+        status = pathlib.Path(f'/proc/{process.pid}/status')
+        while '\nShdPnd:\t0000000000000000' not in status.read_text():   # it has yet to hear of it
+            time.sleep(0.01)
         time.sleep(0.7)   # signals of the same half second are one
         self.assertIsNone(process.poll())
         process.send_signal(signal.SIGTERM)

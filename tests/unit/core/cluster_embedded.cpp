@@ -150,8 +150,8 @@ TEST_CASE("a client waits with patience for the server to start, and says so", "
   };
   const auto store = connect_store(options);
   REQUIRE(warnings.size() >= 2);
-  CHECK_THAT(warnings[0], Catch::Matchers::StartsWith("waited 0."));
-  CHECK_THAT(warnings[0], Contains(fmt::format("s for who serves the store at {}: cannot connect to {}",
+  CHECK_THAT(warnings[0], Catch::Matchers::StartsWith("waited "));
+  CHECK_THAT(warnings[0], Contains(fmt::format(" s for who serves the store at {}: cannot connect to {}",
                                                to_string(at), to_string(at))));
 }
 
@@ -326,17 +326,31 @@ TEST_CASE("a server that ends lets clients hear what has happened, while they ar
   options.address = "127.0.0.1";
   options.secret = kClusterSecret;
   options.farewell = kStoreHung;
-  auto server = serve_store(options);
-  auto own = connect_store(client_of(*server)), other = connect_store(client_of(*server));
-  own->put("run/last", "words");
-  own.reset();
-  std::thread ending([&] { server.reset(); });
-  std::this_thread::sleep_for(milliseconds(50));
-  const auto heard = other->get("run/last");
-  other.reset();
-  ending.join();  // long before the farewell is over
-  REQUIRE(heard.has_value());
-  CHECK(heard->value == "words");
+  // False: this thread was held up for so long that the server took its clients for gone.
+  const auto is_heard = [&] {
+    auto server = serve_store(options);
+    auto own = connect_store(client_of(*server)), other = connect_store(client_of(*server));
+    own->put("run/last", "words");
+    own.reset();
+    const auto began = std::chrono::steady_clock::now();
+    std::thread ending([&] { server.reset(); });
+    std::this_thread::sleep_for(milliseconds(50));
+    std::optional<StoreEntry> heard;
+    try {
+      heard = other->get("run/last");
+    } catch (const Error&) {
+    }
+    const bool in_time = std::chrono::steady_clock::now() - began < milliseconds(500);
+    other.reset();
+    ending.join();  // long before the farewell is over
+    if (!heard && !in_time) return false;
+    REQUIRE(heard.has_value());
+    CHECK(heard->value == "words");
+    return true;
+  };
+  bool heard = false;
+  for (int trial = 0; trial < 5 && !heard; ++trial) heard = is_heard();
+  CHECK(heard);
 }
 
 TEST_CASE("a server that ends does not wait for clients that ask nothing any more", "[cluster]") {

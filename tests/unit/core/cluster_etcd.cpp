@@ -110,13 +110,14 @@ TEST_CASE("etcd goes on when a member is killed, and misses no event", "[cluster
   for (int i = kBefore; i < kAfter; ++i) store->put(fmt::format("n/{}", i), "");
   store->keep_alive(lease.id);
   CHECK(store->get("member")->value == "alive");
-  const auto events = take_events(*watch, kAfter);
-  REQUIRE(events.size() == kAfter);
   // A put whose answer was lost with the member may have been made twice; none is missing, and in order.
-  int expected = 0;
-  for (const StoreEvent& event : events) {
-    if (expected > 0 && event.entry.key == fmt::format("n/{}", expected - 1)) continue;
-    CHECK(event.entry.key == fmt::format("n/{}", expected++));
+  for (int expected = 0; expected < kAfter;) {
+    const auto events = take_events(*watch, 1);
+    REQUIRE(!events.empty());
+    for (const StoreEvent& event : events) {
+      if (expected > 0 && event.entry.key == fmt::format("n/{}", expected - 1)) continue;
+      REQUIRE(event.entry.key == fmt::format("n/{}", expected++));
+    }
   }
   CHECK(store->create("once", ""));
   CHECK_FALSE(store->create("once", ""));
@@ -136,7 +137,7 @@ TEST_CASE("etcd is asked elsewhere when a member is silent", "[cluster]") {
 TEST_CASE("etcd without a majority is said, by calls and by watches", "[cluster]") {
   if (!etcd_is_here("etcd without a majority")) return;
   EtcdMembers members(3);
-  connect_etcd(options_of(members.endpoints()))->put("k", "v");
+  connect_etcd(options_of({members.endpoints()[2]}))->put("k", "v");  // that one has begun too
   const auto store = connect_etcd(options_of({members.endpoints()[2]}, milliseconds(5'000)));
   const auto watch = store->watch("k");
   members.kill(0);

@@ -185,15 +185,16 @@ TEST_CASE("a member that was started again is not taken for a second one", "[clu
 TEST_CASE("who did not come is said, once in a while and at the end", "[cluster]") {
   const auto stores = embedded();
   JoinOptions options = options_of(3);
-  options.timeout = milliseconds(300);
+  options.timeout = milliseconds(2000);
   options.warn_after = milliseconds(100);
   std::vector<std::string> warnings;
   options.warn = [&](const std::string& sentence) { warnings.push_back(sentence); };
   CHECK(try_to_join(*stores, member_on("alpha", 1), options).error ==
-        "peer: 1 of 3 members of run 'test' came within 300 ms: rank 1 on alpha; missing: rank 0, rank 2");
+        "peer: 1 of 3 members of run 'test' came within 2000 ms: rank 1 on alpha; missing: rank 0, rank 2");
   REQUIRE(!warnings.empty());
   CHECK_THAT(warnings[0], StartsWith("1 of 3 members of run 'test' came within ") &&
                               Contains(" ms: rank 1 on alpha; missing: rank 0, rank 2"));
+  options.timeout = milliseconds(300);
   CHECK(try_to_join(*stores, member_on("alpha", -1), options).error ==
         "peer: 1 of 3 members of run 'test' came within 300 ms: a member on alpha; missing: 2 more");
   options.turned_away = [] { return std::vector<std::string>{"10.0.0.8", "10.0.0.9"}; };
@@ -517,7 +518,7 @@ TEST_CASE("joins a run and waits", "[.child]") {
   REQUIRE(rank);
   const char* world = std::getenv("HET_TEST_WORLD");
   JoinOptions options = options_of(world ? std::atoi(world) : 2);
-  options.lease_ttl = milliseconds(1000);
+  options.lease_ttl = milliseconds(4000);
   const auto membership = join(connect_where(where), member_on("child", std::atoi(rank)), options);
   while (true) membership->watch_members(kStoreHung);
 }

@@ -1,6 +1,5 @@
 #include <atomic>
 #include <catch2/catch.hpp>
-#include <condition_variable>
 #include <mutex>
 #include <random>
 
@@ -28,40 +27,21 @@ std::unique_ptr<Collective> sum_of(Communicator& group, std::vector<float>& data
   return collective;
 }
 
-// Threads wait for each other by count, without communication.
-class Gate {
- public:
-  explicit Gate(int count) : count_(count) {}
-  void pass() {
-    std::unique_lock lock(mutex_);
-    if (--count_ == 0) changed_.notify_all();
-    changed_.wait(lock, [&] { return count_ <= 0; });
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  int count_;
-};
-
-// However a scope is left.
-struct PassAtEnd {
-  Gate& gate;
-  ~PassAtEnd() { gate.pass(); }
-};
-
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 void try_absent(const FabricMaker& maker) {
-  Gate end(3);
+  Gate begin(3), end(3);
   std::mutex mutex;
   std::vector<std::string> warnings;
-  Patience patience{milliseconds(200), milliseconds(1000), [&](const std::string& text) {
+  Patience patience{milliseconds(400), milliseconds(2000), [&](const std::string& text) {
                       std::lock_guard lock(mutex);
                       warnings.push_back(text);
                     }};
   const auto errors = on_ranks(maker, 3, patience, [&](Fabric& fabric) {
-    const auto group = fabric.group("dp0", all_ranks(3));
+    const auto group = [&] {
+      const PassAtEnd formed{begin};
+      return fabric.group("dp0", all_ranks(3));
+    }();
     std::vector<float> data(1'000'000, 1.0F);
     const PassAtEnd at_end{end};
     if (fabric.rank() != 2) sum_of(*group, data)->wait();
@@ -435,12 +415,15 @@ TEST_CASE("over Gloo, a board that is silent is asked once by all groups, and th
       });
     return makers;
   };
-  Gate end(2);
+  Gate begin(2), end(2);
   Patience patience;
-  patience.warn_after = std::chrono::milliseconds(50);
-  patience.timeout = std::chrono::milliseconds(200);
+  patience.warn_after = std::chrono::milliseconds(100);
+  patience.timeout = std::chrono::milliseconds(1000);  // two of them, while the board counts as silent
   const auto errors = on_ranks(maker, 2, patience, [&](Fabric& fabric) {
-    const auto group = fabric.group("dp0", all_ranks(2)), other = fabric.group("dp1", all_ranks(2));
+    const auto [group, other] = [&] {
+      const PassAtEnd formed{begin};
+      return std::pair(fabric.group("dp0", all_ranks(2)), fabric.group("dp1", all_ranks(2)));
+    }();
     std::vector<float> data(10, 1.0F);
     if (fabric.rank() == 0) try {
         sum_of(*other, data)->wait();

@@ -24,11 +24,13 @@ namespace {
 
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-// Child processes that each run `body` with a fabric over 127.0.0.1 and a folder to meet in. Whatever
-// happens, none outlives the object.
+// Child processes that each run `body` with a fabric over 127.0.0.1 and a folder to meet in; by calling its
+// second argument it says that it has begun. Whatever happens, none outlives the object.
 class Processes {
  public:
-  Processes(int size, const Patience& patience, const std::function<void(Fabric&)>& body) {
+  using Body = std::function<void(Fabric&, const std::function<void()>& say_begun)>;
+
+  Processes(int size, const Patience& patience, const Body& body) {
     std::string name = (std::filesystem::temp_directory_path() / "hetrun-ranks-XXXXXX").string();
     if (::mkdtemp(name.data()) == nullptr) fail_environment("cannot make a folder like {}", name);
     folder_ = name;
@@ -72,7 +74,7 @@ class Processes {
   }
 
  private:
-  int run(int rank, int size, const Patience& patience, const std::function<void(Fabric&)>& body) {
+  int run(int rank, int size, const Patience& patience, const Body& body) {
     try {
       GlooOptions options;
       options.rank = rank;
@@ -83,8 +85,7 @@ class Processes {
       options.host = fmt::format("host{}", rank);
       options.patience = patience;
       const auto fabric = make_gloo(std::move(options));
-      std::ofstream(folder_ / fmt::format("begun{}", rank)).put('y');
-      body(*fabric);
+      body(*fabric, [&] { std::ofstream(folder_ / fmt::format("begun{}", rank)).put('y'); });
       return 0;
     } catch (const std::exception& error) {
       std::ofstream(folder_ / fmt::format("error{}", rank)) << error.what();
@@ -96,7 +97,7 @@ class Processes {
   std::vector<pid_t> children_;
 };
 
-void sum_forever(Fabric& fabric, int rounds, int64_t count) {
+void sum_forever(Fabric& fabric, int rounds, int64_t count, const std::function<void()>& say_begun) {
   const auto group = fabric.group("dp0", all_ranks(fabric.size()));
   std::vector<float> data(count);
   auto* const bytes = reinterpret_cast<std::byte*>(data.data());
@@ -110,6 +111,7 @@ void sum_forever(Fabric& fabric, int rounds, int64_t count) {
     const auto expected = static_cast<float>(total);
     if (data.front() != expected || data.back() != expected)
       fail(ErrorKind::bug, "round {}: a wrong sum", round);
+    if (round == 0) say_begun();
   }
 }
 
@@ -120,7 +122,8 @@ constexpr int kForever = 1'000'000'000;
 TEST_CASE("ranks in processes of their own agree, and their last messages arrive though they leave at once",
           "[comm]") {
   for (int i = 0; i < 5; ++i) {
-    Processes processes(4, {}, [](Fabric& fabric) { sum_forever(fabric, 3, 300'000); });
+    Processes processes(4, {},
+                        [](Fabric& fabric, const auto& begun) { sum_forever(fabric, 3, 300'000, begun); });
     for (int rank = 0; rank < 4; ++rank) {
       CHECK(processes.wait(rank) == 0);
       CHECK(processes.error(rank) == "");
@@ -134,7 +137,8 @@ TEST_CASE("every other rank ends and names the one that was killed", "[comm]") {
     const int size = 2 + trial % 4, victim = static_cast<int>(random() % size);
     const int count = trial % 2 == 0 ? 1'000'000 : 500;
     INFO("trial " << trial << ": rank " << victim << " of " << size);
-    Processes processes(size, {}, [&](Fabric& fabric) { sum_forever(fabric, kForever, count); });
+    Processes processes(
+        size, {}, [&](Fabric& fabric, const auto& begun) { sum_forever(fabric, kForever, count, begun); });
     for (int rank = 0; rank < size; ++rank)
       while (!processes.has_begun(rank)) std::this_thread::sleep_for(milliseconds(1));
     std::this_thread::sleep_for(milliseconds(100 + random() % 100));
@@ -156,7 +160,9 @@ TEST_CASE("every other rank ends and names the one that was killed", "[comm]") {
 
 TEST_CASE("a stopped rank is named when patience ends", "[comm]") {
   Patience patience{milliseconds(300), milliseconds(1000), {}};
-  Processes processes(3, patience, [&](Fabric& fabric) { sum_forever(fabric, kForever, 1'000'000); });
+  Processes processes(3, patience, [&](Fabric& fabric, const auto& begun) {
+    sum_forever(fabric, kForever, 1'000'000, begun);
+  });
   for (int rank = 0; rank < 3; ++rank)
     while (!processes.has_begun(rank)) std::this_thread::sleep_for(milliseconds(1));
   std::this_thread::sleep_for(milliseconds(200));

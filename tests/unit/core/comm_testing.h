@@ -2,9 +2,11 @@
 // and results by plain loops.
 #pragma once
 
+#include <condition_variable>
 #include <exception>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <string>
 #include <thread>
@@ -39,6 +41,28 @@ inline std::vector<std::string> on_ranks(const FabricMaker& maker, int size, con
   for (std::thread& thread : threads) thread.join();
   return errors;
 }
+
+// Threads wait for each other by count, without communication.
+class Gate {
+ public:
+  explicit Gate(int count) : count_(count) {}
+  void pass() {
+    std::unique_lock lock(mutex_);
+    if (--count_ == 0) changed_.notify_all();
+    changed_.wait(lock, [&] { return count_ <= 0; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int count_;
+};
+
+// However a scope is left.
+struct PassAtEnd {
+  Gate& gate;
+  ~PassAtEnd() { gate.pass(); }
+};
 
 inline std::vector<int> all_ranks(int size) {
   std::vector<int> ranks(size);

@@ -3,7 +3,6 @@
 #include <array>
 #include <atomic>
 #include <catch2/catch.hpp>
-#include <condition_variable>
 #include <mutex>
 
 #include "core/comm/groups.h"
@@ -119,21 +118,6 @@ std::string peer_error(const std::function<void()>& body) {
   }
   return {};
 }
-
-class Gate {
- public:
-  explicit Gate(int count) : count_(count) {}
-  void pass() {
-    std::unique_lock lock(mutex_);
-    if (--count_ == 0) changed_.notify_all();
-    changed_.wait(lock, [&] { return count_ <= 0; });
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  int count_;
-};
 
 void require_none(const std::vector<std::string>& errors) {
   for (size_t rank = 0; rank < errors.size(); ++rank) {
@@ -285,10 +269,10 @@ TEST_CASE("more operations between GPUs than fit in a queue wait for the first",
 
 TEST_CASE("between GPUs, a rank that does not come is named, first in a warning, then in the error",
           "[nccl]") {
-  Gate end(3);
+  Gate begin(3), end(3);
   std::mutex mutex;
   std::vector<std::string> warnings;
-  const Patience patience{milliseconds(200), milliseconds(1000), [&](const std::string& text) {
+  const Patience patience{milliseconds(400), milliseconds(2000), [&](const std::string& text) {
                             std::lock_guard lock(mutex);
                             warnings.push_back(text);
                           }};
@@ -296,7 +280,10 @@ TEST_CASE("between GPUs, a rank that does not come is named, first in a warning,
     Rank self(fabric);
     const auto group = self.group("dp0", all_ranks(3));
     const auto sum = group->prepare(sum_of(10));
-    group->settle();
+    {
+      const PassAtEnd settled{begin};
+      group->settle();
+    }
     const auto data = self.values(std::vector<float>(10, 1.0F));
     const std::string error = peer_error([&] {
       if (fabric.rank() == 2) return;
