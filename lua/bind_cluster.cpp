@@ -174,7 +174,12 @@ std::optional<std::chrono::milliseconds> duration_setting(lua_State* L, const En
                                                           const char* name, const char* variable) {
   const auto text = setting(L, lookup, name, variable);
   if (!text) return std::nullopt;
-  const double seconds = parse_seconds(*text);
+  double seconds = 0;
+  try {
+    seconds = parse_seconds(*text);
+  } catch (const Error& error) {
+    fail_usage("{} = {}", name, error.sentence());
+  }
   constexpr double kLeast = 0.1, kMost = 1e6;
   if (seconds < kLeast)
     fail_usage("{} = {} is too short to wait for anybody; 0.1 s is the least", name, *text);

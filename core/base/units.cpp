@@ -110,7 +110,7 @@ double parse_bandwidth(std::string_view text) {
 }
 
 double parse_seconds(std::string_view text) {
-  constexpr const char* kWanted = "a time such as \"5 us\", \"2 ms\" or \"1.5 s\"";
+  constexpr const char* kWanted = "a time such as \"5 us\", \"1.5 s\" or \"10 min\"";
   const auto [value, unit] = split_number(text, kWanted);
   static const std::pair<const char*, double> units[] = {{"ns", 1e-9}, {"us", 1e-6}, {"ms", 1e-3},
                                                          {"s", 1},     {"min", 60},  {"h", 3600}};

@@ -459,7 +459,8 @@ class Mistakes(Case):
         self.assertIn('--workers 2 needs a recipe to run', err)
 
     def test_times_and_places_that_cannot_be(self):
-        for word, sentence in (('--timeout=nans', "'nans' is not a time"), ('--timeout=1e300s', 'timeout = 1e300s is longer than a run waits for anybody'),
+        for word, sentence in (('--timeout=nans', "timeout = 'nans' is not a time such as"),
+                               ('--timeout=1e300s', 'timeout = 1e300s is longer than a run waits for anybody'),
                                ('--warn-after=1us', 'warn_after = 1us is too short to wait for anybody'),
                                ('--rendezvous=here', 'rendezvous = "here" is no place to meet'),
                                ('--rendezvous=etcd://head', "'head' is no endpoint")):

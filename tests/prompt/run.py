@@ -458,7 +458,7 @@ class CommandLine(Case):
         self.refused('--workers 2 doctor', "--workers 2 runs a recipe in several processes; 'doctor' is a command, not a "
                      'recipe')
         self.refused('--workers 2', '--workers 2 needs a recipe to run')
-        self.refused('--workers 60 mlp.lua --steps=1 --warn-after=10m',
+        self.refused('--workers 60 mlp.lua --steps=1 --warn-after=10min',
                      '60 ranks share a batch of 50 samples; at least one sample for each is needed')
 
     def test_numbers_that_nothing_can_hold(self):
