@@ -2,7 +2,7 @@
 --
 --   hetrun recipes/gpt_text.lua --text=shakespeare.txt
 --   hetrun recipes/gpt_text.lua --text=shakespeare.txt --steps=5000 --save=runs/shakespeare
---   hetrun recipes/gpt_text.lua --precision=bf16              (for GPUs; on CPUs less memory, but no faster)
+--   hetrun recipes/gpt_text.lua --precision=bf16              (for GPUs and CPUs with AMX; on others no faster)
 --
 -- The defaults are nanoGPT's setting for CPUs (train_shakespeare_char on a MacBook). Watch the validation loss: it is
 -- measured on the last tenth of the text, which the model never trains on. A loss of ln(65) = 4.2 is guessing among

@@ -13,12 +13,14 @@ import tarfile
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PROGRAMS = ['lua/hetrun', 'tests/unit/unit_tests', 'tests/ops/ops_tests', 'tests/ops/ops_gpu_tests']
+PROGRAMS = ['lua/hetrun', 'tests/unit/unit_tests', 'tests/ops/ops_tests', 'tests/ops/ops_gpu_tests',
+            'tests/bench/planner_exhaustive', 'tests/bench/planner_table', 'tests/bench/collectives']
 SOURCES = ['README.md', 'CHANGELOG.md', 'LICENSE', 'recipes', 'lua/het', 'tests/bench', 'tests/errors', 'tests/gpu',
            'tests/launch', 'tests/planning', 'tests/prompt', 'tests/recipes', 'tests/reference', 'tests/ops/golden']
 # What glibc itself consists of: its parts have to be of one version, and that is the machine's.
 GLIBC = re.compile(r'^(ld-linux.*|lib(c|m|dl|rt|pthread|resolv|util|anl|nsl|BrokenLocale|thread_db|nss_\w+))\.so')
-LIMIT = 60 << 20   # bytes of the archive
+LIMIT = 60_000_000   # bytes of the archive
+OLDEST_GLIBC = (2, 36)   # of the machines that it is to run on
 
 
 def run(*words):
@@ -38,6 +40,12 @@ def libraries_of(program):
         if not GLIBC.match(name):
             found[name] = pathlib.Path(path).resolve()
     return found
+
+
+def newest_glibc(file):
+    """The glibc that a program or library asks for, as (2, 34)."""
+    asked = re.findall(r' GLIBC_(\d+)\.(\d+)', run('objdump', '-p', str(file)))
+    return max(((int(major), int(minor)) for major, minor in asked), default=(0, 0))
 
 
 def copyright_of(library):
@@ -70,6 +78,9 @@ def fill(folder, build):
     (folder / 'lib' / 'emulated').mkdir()   # what unit_tests take for NCCL
     run('strip', '--strip-unneeded', '-o', str(folder / 'lib' / 'emulated' / 'libnccl.so.2'),
         str(build / 'tests' / 'emulated_cuda' / 'libnccl.so.2'))
+    for file in [*(folder / 'bin').iterdir(), *(folder / 'lib').rglob('*.so*')]:
+        if newest_glibc(file) > OLDEST_GLIBC:
+            sys.exit('bundle: {} needs glibc {}.{}, newer than {}.{}'.format(file.name, *newest_glibc(file), *OLDEST_GLIBC))
     ignored = shutil.ignore_patterns('__pycache__', 'meson.build', '*.cpp')
     for source in SOURCES:
         if (ROOT / source).is_dir():
@@ -100,9 +111,9 @@ def main():
     size = partial.stat().st_size
     if size > LIMIT:
         partial.unlink()
-        sys.exit(f'bundle: the archive has {size >> 20} MiB, above the limit of {LIMIT >> 20}')
+        sys.exit(f'bundle: the archive has {size / 1e6:.1f} MB, above the limit of {LIMIT / 1e6:.0f}')
     partial.rename(out)
-    print(f'{out}: {size / (1 << 20):.1f} MiB')
+    print(f'{out}: {size / 1e6:.1f} MB')
 
 
 if __name__ == '__main__':

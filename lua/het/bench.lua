@@ -120,7 +120,7 @@ local function list()
   lines[#lines + 1] = ("  %-12s single kernels: attention beside a matrix product, others beside a copy (--precision)")
     :format "kernels"
   for _, name in ipairs(text.keys(scripts)) do
-    lines[#lines + 1] = ("  %-12s %s (from the source tree; --trials=N)"):format(name, scripts[name][2])
+    lines[#lines + 1] = ("  %-12s %s (--trials=N)"):format(name, scripts[name][2])
   end
   lines[#lines + 1] = "Options:"
   for _, option in ipairs(options) do

@@ -2,23 +2,21 @@
 """Training over several ranks, measured: against one device, against what a schedule allows, against raw Gloo, and what
 happens when a rank is killed. The last line is one JSON object.
 
-usage: distributed.py HETRUN [--trials N]   (from the root; builds the tests' programs if they are missing)
+usage: distributed.py HETRUN [--trials N]
 """
 import json
 import pathlib
 import re
-import subprocess
 import sys
 import tempfile
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent / 'launch'))
 import leftovers
-from runs import last_json, run, say, step_seconds
+from runs import last_json, program_of, run, say, step_seconds
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 HETRUN = pathlib.Path(sys.argv[1]).resolve()
-BUILD = HETRUN.parent.parent
 TRIALS = int(sys.argv[sys.argv.index('--trials') + 1]) if '--trials' in sys.argv else 300
 TEXT = 'the quick brown fox jumps over the lazy dog.\n' * 60
 RANKS = {'dp2': 2, 'pp4': 4, 'asymmetric': 5, 'tp2': 2, 'exchange': 2}
@@ -62,11 +60,8 @@ def hidden(folder):
 
 
 def main():
-    if not (BUILD / 'tests/unit/unit_tests').exists() or not (BUILD / 'tests/bench/collectives').exists():
-        subprocess.run(['ninja', '-C', BUILD, 'tests/unit/unit_tests', 'tests/bench/collectives'], check=True,
-                       stdout=subprocess.DEVNULL)
     results = {}
-    code, out, _ = run([BUILD / 'tests/unit/unit_tests', 'random plans train the model that one device trains'], ROOT,
+    code, out, _ = run([program_of(HETRUN, 'tests/unit/unit_tests'), 'random plans train the model that one device trains'], ROOT,
                        HETRUN_PLAN_TRIALS=str(TRIALS), OMP_NUM_THREADS='1')
     results['plan_trials'] = TRIALS
     results['plan_max_error'] = max(float(x) for x in re.findall(r'in f32: ([0-9.e+-]+)', out)) if code == 0 else None
@@ -80,7 +75,7 @@ def main():
         results['ideal_fractions'] = ideal
         results['hidden_fraction'] = hidden(folder)
         results['memory_max_error'] = memory
-    collectives = last_json([BUILD / 'tests/bench/collectives', 4, 64], ROOT)
+    collectives = last_json([program_of(HETRUN, 'tests/bench/collectives'), 4, 64], ROOT)
     results['allreduce_fraction'] = collectives['allreduce_fraction']
     results['uneven_gather_fraction'] = collectives['padded_allgather_s'] / collectives['uneven_allgather_s']
     watch = leftovers.Watch()

@@ -4,7 +4,7 @@ small clusters (wide_*: with tensor parallelism and two hosts of a type), and ho
 object; its seconds_* are by the wall clock, which counts beside other work, its processor_seconds_* of the processors that
 planning keeps busy.
 
-usage: planner.py HETRUN [--trials N]   (from the root; builds the benchmarks)
+usage: planner.py HETRUN [--trials N]
 """
 import json
 import os
@@ -12,14 +12,12 @@ import pathlib
 import subprocess
 import sys
 
+from runs import program_of, say
+
 HERE = pathlib.Path(__file__).resolve().parent
-BUILD = pathlib.Path(sys.argv[1]).resolve().parent.parent
+HETRUN = pathlib.Path(sys.argv[1]).resolve()
 TRIALS = int(sys.argv[sys.argv.index('--trials') + 1]) if '--trials' in sys.argv else 300
 FIRST_SEED = 50001
-
-
-def say(words):
-    print(words, file=sys.stderr, flush=True)
 
 
 def start(*words):
@@ -39,8 +37,8 @@ def exhaustive(*words):
     """Shared out over the processors; the seeds of each a thousand apart."""
     workers = min(os.cpu_count() or 1, TRIALS)
     shares = [TRIALS // workers + (i < TRIALS % workers) for i in range(workers)]
-    running = [start(BUILD / 'tests/bench/planner_exhaustive', share, FIRST_SEED + 1000 * i, *words)
-               for i, share in enumerate(shares)]
+    program = program_of(HETRUN, 'tests/bench/planner_exhaustive')
+    running = [start(program, share, FIRST_SEED + 1000 * i, *words) for i, share in enumerate(shares)]
     parts = [finish(process) for process in running]
     solved = sum(part['solved'] for part in parts)
     total = {name: sum(part[name] for part in parts)
@@ -52,9 +50,7 @@ def exhaustive(*words):
 
 
 def main():
-    subprocess.run(['ninja', '-C', BUILD, 'tests/bench/planner_table', 'tests/bench/planner_exhaustive'], check=True,
-                   stdout=subprocess.DEVNULL)
-    table, combinations = BUILD / 'tests/bench/planner_table', HERE / 'planner/combinations.json'
+    table, combinations = program_of(HETRUN, 'tests/bench/planner_table'), HERE / 'planner/combinations.json'
     results = finish(start(table, combinations, 'seconds'))
     results |= finish(start(table, combinations))
     results |= exhaustive()

@@ -1,6 +1,7 @@
 """What the benchmarks of whole runs share: starting hetrun, and the median step of a run."""
 import json
 import os
+import pathlib
 import statistics
 import subprocess
 import sys
@@ -25,6 +26,15 @@ def output(words, folder):
 
 def last_json(words, folder):
     return json.loads(output(words, folder).splitlines()[-1])
+
+
+def program_of(hetrun, path):
+    """A program that was built with this hetrun: in the archive both lie in bin, else `path` is its place in the build."""
+    name = pathlib.PurePath(path).name
+    for program in (hetrun.parent / name, hetrun.parent.parent / path):
+        if program.is_file():
+            return program
+    sys.exit(f'there is no {name} beside {hetrun}: ./dev build makes it')
 
 
 def step_seconds(hetrun, ranks, recipe, folder, *words):

@@ -70,6 +70,12 @@ def main():
             if done.returncode not in (0, SKIPPED) or done.returncode == 0 and 'All tests passed' not in done.stdout:
                 print(program, done.stdout, done.stderr)
                 return 1
+        # What `hetrun bench` runs beside itself.
+        for words in ('collectives 2 1', 'planner_exhaustive 0 1'):
+            done = inside(bare, f'{home}/bin/{words}')
+            if done.returncode != 0 or not done.stdout.startswith('{'):
+                print(words, done.stdout, done.stderr)
+                return 1
     print('the archive trains beside nothing but glibc')
     return 0
 

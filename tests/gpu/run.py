@@ -9,9 +9,11 @@ import sys
 import tempfile
 import unittest
 
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 HETRUN = str(pathlib.Path(sys.argv.pop(1)).resolve())
 EMULATED = 'emulated' in pathlib.Path(HETRUN).name
 SKIPPED = 77   # to Meson
+GPUS = 1       # of this machine; the emulation has one
 TEXT = 'the quick brown fox jumps over the lazy dog.\n' * 60
 STEPS = 6 if EMULATED else 20
 # Odd numbers of heads, features and tokens: nothing divides by the width of a vector.
@@ -81,6 +83,19 @@ class Training(unittest.TestCase):
         through, _ = self.train('gpt', 'bf16', 'cuda', 'through', steps=STEPS + 2)
         self.assertEqual(longer[-2:], through[-2:])
 
+    def test_the_recipe_that_everybody_begins_with(self):
+        losses = []
+        for device in ('cpu', 'cuda', 'cuda'):
+            metrics = self.folder / 'metrics.jsonl'
+            self.hetrun(ROOT / 'recipes' / 'gpt_text.lua', '--text=text.txt', f'--steps={STEPS}', f'--device={device}', '--quiet',
+                        '--batch=2', '--context=16', '--layers=2', '--width=32', '--every=0', '--write=1', f'--metrics={metrics}')
+            losses.append([entry['loss'] for entry in map(json.loads, metrics.read_text().splitlines()) if 'loss' in entry])
+        cpu, gpu, again = losses
+        self.assertEqual(len(gpu), STEPS)
+        self.assertEqual(gpu, again)
+        for there, here in zip(gpu, cpu):
+            self.assertLessEqual(abs(there - here), 1e-4 * here, f'{gpu}\n{cpu}')
+
     def test_gpt_in_f32(self):
         self.compare('gpt', 'f32', 1e-4)
 
@@ -102,7 +117,6 @@ class Training(unittest.TestCase):
         weights = [(self.folder / f'{save}-cuda' / 'model.safetensors').read_bytes() for save in ('one', 'two')]
         self.assertEqual(*weights)
 
-    @unittest.skipUnless(EMULATED, 'this machine may have several GPUs')
     def test_one_gpu_and_two_processors_train_as_one_device(self):
         alone = self.train('gpt', 'f32', 'cpu')[0]
         recipe = (self.folder / 'recipe.lua').read_text()
@@ -137,8 +151,9 @@ class Training(unittest.TestCase):
     def test_more_ranks_than_gpus_are_refused(self):
         (self.folder / 'recipe.lua').write_text(
             RECIPE.format(model=MODELS['gpt'], precision='f32', steps=1, save='model', rounding='nearest', every=0, resume='false'))
-        self.assertIn('rank 1 of this machine has no GPU: there is 1; start at most 1 here',
-                      self.hetrun('--workers=2', 'recipe.lua', '--device=cuda', code=2).stderr)
+        words = f'there are {GPUS}' if GPUS > 1 else 'there is 1'
+        self.assertIn(f'rank {GPUS} of this machine has no GPU: {words}; start at most {GPUS} here',
+                      self.hetrun(f'--workers={GPUS + 1}', 'recipe.lua', '--device=cuda', code=2).stderr)
 
     def test_a_gpu_that_is_not_there_is_named(self):
         (self.folder / 'recipe.lua').write_text(
@@ -147,10 +162,13 @@ class Training(unittest.TestCase):
 
 
 def main():
+    global GPUS
     if not EMULATED:
         report = subprocess.run([HETRUN, 'doctor'], capture_output=True, text=True, timeout=300, check=True).stdout
-        if not re.search(r'^cuda:0 ', report, re.MULTILINE):
-            print('skipped: no GPU')
+        GPUS = len(re.findall(r'^cuda:\d+ ', report, re.MULTILINE))
+        if GPUS == 0:
+            for name in unittest.TestLoader().getTestCaseNames(Training):
+                print(f'{name}: skipped, no GPU')
             return SKIPPED
     unittest.main()
     return 0

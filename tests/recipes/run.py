@@ -32,7 +32,7 @@ class Case(unittest.TestCase):
         self.addCleanup(self.temporary.cleanup)
         self.folder = pathlib.Path(self.temporary.name)
         (self.folder / 'text.txt').write_text(TEXT)
-        for name in ('resume.lua', 'write.lua', 'long.lua', 'pairs.lua', 'tokens.lua'):
+        for name in ('resume.lua', 'write.lua', 'long.lua', 'cached.lua', 'pairs.lua', 'tokens.lua'):
             (self.folder / name).write_text((HERE / name).read_text())
 
     def hetrun(self, *words, code=0, **options):
@@ -246,6 +246,10 @@ class Runs(Case):
     def test_a_cache_is_as_long_as_the_text_and_not_as_the_context(self):
         # A cache of the whole context would take 64 GB.
         self.assertEqual(len(self.hetrun('long.lua').stdout), 10 + 1)
+
+    def test_caches_of_keys_and_values_change_no_text(self):
+        for words in ((), ('--llama',)):
+            self.assertRegex(self.hetrun('cached.lua', '--quiet', *words).stdout, '^the quick ')
 
     def test_a_prompt_of_nine_thousand_tokens(self):
         # More than Lua can unpack.
@@ -468,9 +472,10 @@ class Peak(Case):
         words = (ROOT / 'recipes' / 'mlp.lua', '--steps=2')
         told = 'measuring this machine\'s peak, once\n'
         done = self.hetrun(*words, env=self.environment)
-        self.assertRegex(done.stderr.split(told)[1], r'^step 1/2 .* MFU \d+ %')
+        line = r'(?m)^step 1/2  loss [\d.]+  [\d.]+ \S*\s?samples/s  MFU \d+ %  [\d.]+ [MG]iB  \d+ s left$'
+        self.assertRegex(done.stderr.split(told)[1], line)
         done = self.hetrun(*words, env=self.environment)
-        self.assertRegex(done.stderr, r'(?m)^step 1/2 .* MFU \d+ %')
+        self.assertRegex(done.stderr, line)
         self.assertNotIn(told, done.stderr)
 
     def test_no_step_does_more_than_the_peak(self):

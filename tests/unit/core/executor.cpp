@@ -15,6 +15,7 @@
 #include "kernels/cpu/device.h"
 #include "tests/emulated_cuda/device.h"
 #include "tests/unit/core/testing.h"
+#include "tests/unit/core/trained_gpt.h"
 
 using namespace het;
 using namespace het::testing;
@@ -158,6 +159,26 @@ TEST_CASE("a step allocates nothing", "[executor]") {
     counting = false;
     CHECK(allocations == 1);
   }
+}
+
+TEST_CASE("a step of a GPT allocates nothing", "[executor]") {
+  Tensor tokens(TensorType{DType::i32, {2, 16}});
+  for (int64_t i = 0; i < tokens.elements(); ++i) tokens.set(i, static_cast<double>(i * 7 % 11));
+  Executor executor(lower_single(fuse(testing::trained_gpt({2, 16, 24, 3, 11, 2})), 2),
+                    std::make_shared<StateStore>(make_cpu_device(), 1));
+  for (int m = 0; m < 2; ++m) {
+    executor.write("tokens", tokens, m);
+    executor.write("labels", tokens, m);
+  }
+  executor.write("scale", Tensor::of<float>({1.0F / 64}, {1}));
+  executor.write("lr", Tensor::of<float>({1e-3F}, {}));
+  executor.write("step", Tensor::of<int64_t>({1}, {}));
+  executor.run();
+  allocations = 0;
+  counting = true;
+  for (int step = 0; step < 3; ++step) executor.run();
+  counting = false;
+  CHECK(allocations == 0);
 }
 
 TEST_CASE("what depends on state alone is computed once, and again when the state changes", "[executor]") {
@@ -325,6 +346,27 @@ TEST_CASE("a stop that was asked for before a replay is honoured", "[executor]")
   CHECK(executor.run());
   CHECK(values_of(executor.state().read("w")) != before);
   CHECK(device->replays == 3 * 3);
+}
+
+TEST_CASE("another program on the same state is recorded anew", "[executor]") {
+  std::vector<double> weights[2];
+  for (const bool records : {false, true}) {
+    const auto device = std::make_shared<Watched>();
+    device->records = records;
+    const auto state = std::make_shared<StateStore>(device, 1);
+    int recorded[2];
+    for (const int microbatches : {1, 2}) {  // as a new plan would have it
+      const int before = device->recordings;
+      Executor executor(lower_single(trained_matrix(), microbatches), state);
+      write_inputs(executor);
+      for (int step = 0; step < 3; ++step) REQUIRE(executor.run());
+      recorded[microbatches - 1] = device->recordings - before;
+    }
+    CHECK(recorded[0] == (records ? 3 : 0));  // from state alone, up to the update, the update
+    CHECK(recorded[1] == recorded[0]);
+    weights[records] = values_of(state->read("w"));
+  }
+  CHECK(weights[0] == weights[1]);
 }
 
 TEST_CASE("a recorded step on the emulated GPU gives the bits of one that is launched", "[executor][cuda]") {

@@ -330,6 +330,41 @@ TEST_CASE("optimizers equal the reference on every instruction set", "[cpu]") {
   require_reference(update_cases());
 }
 
+TEST_CASE("attention takes memory by the length of its sequence, a classifier none for all its logits",
+          "[cpu]") {
+  for (const std::string& set : cpu_instruction_sets()) {
+    INFO(set);
+    const auto device = make_cpu_device(set);
+    const auto workspace = [&](const char* op, const std::vector<Layout>& inputs,
+                               const Attributes& attributes) {
+      std::vector<TensorType> types;
+      for (const Layout& input : inputs) types.push_back(input.type);
+      std::vector<Layout> outputs;
+      for (const TensorType& type : op_named(op).infer(OpCall{op_named(op), types, attributes}))
+        outputs.push_back(Layout::contiguous(type));
+      return device->prepare({op_named(op), attributes, inputs, outputs, 0})->workspace_bytes();
+    };
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      const Attributes causal{{"causal", true}};
+      const auto forward = [&](int64_t length) {
+        const Layout x = packed(dtype, {1, length, 4, 64});
+        return workspace("attention", {x, x, x}, causal);
+      };
+      const auto backward = [&](int64_t length) {
+        const Layout x = packed(dtype, {1, length, 4, 64});
+        return workspace("attention_gradient", {x, x, x, x, x, f32({1, 4, length})}, causal);
+      };
+      CHECK(forward(8192) <= 2 * forward(4096));
+      CHECK(backward(8192) <= 2 * backward(4096));
+      constexpr int64_t kTokens = 8192, kClasses = 50257, kWidth = 64;
+      CHECK(workspace("linear_cross_entropy_training",
+                      {packed(dtype, {kTokens, kWidth}), packed(dtype, {kClasses, kWidth}), absent(),
+                       packed(DType::i32, {kTokens}), f32({1})},
+                      {}) < 4 * kTokens * kClasses / 4);
+    }
+  }
+}
+
 TEST_CASE("elementwise functions keep NaN and infinities", "[cpu]") {
   const float inf = INFINITY, nan = NAN;
   for (const std::string& set : cpu_instruction_sets()) {

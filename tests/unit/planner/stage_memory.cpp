@@ -5,7 +5,6 @@
 #include <random>
 
 #include "core/graph/fuse.h"
-#include "core/graph/gradient.h"
 #include "core/ops/op.h"
 #include "core/tensor/tensor.h"
 #include "planner/graph_model.h"
@@ -13,6 +12,7 @@
 #include "planner/relocate.h"
 #include "planner/simulate.h"
 #include "planner/work.h"
+#include "tests/unit/core/trained_gpt.h"
 #include "tests/unit/planner/random_plan.h"
 
 namespace het::testing {
@@ -21,62 +21,8 @@ namespace {
 constexpr int64_t kContext = 64, kWidth = 32, kHeads = 4, kVocabulary = 40;
 constexpr int kBlocks = 14, kLayers = kBlocks + 2;
 
-// A GPT trained by AdamW; embedding and head have tables of their own.
 Graph model_of(int64_t samples) {
-  Graph graph;
-  GraphBuilder b(graph);
-  const auto weight = [&](const std::string& name, Shape shape) {
-    return b.parameter(name, {DType::f32, std::move(shape)}, {Initial::Kind::normal, 0.1});
-  };
-  const auto linear = [&](const std::string& name, ValueId x, int64_t in, int64_t out) {
-    return b.call("linear", {x, weight(name + ".weight", {out, in}), weight(name + ".bias", {out})});
-  };
-  const auto norm = [&](const std::string& name, ValueId x) {
-    return b.call("layer_norm", {x, weight(name + ".weight", {kWidth}), weight(name + ".bias", {kWidth})},
-                  {{"eps", 1e-5}});
-  };
-  const ValueId tokens = b.input("tokens", {DType::i32, {samples, kContext}});
-  const ValueId labels = b.input("labels", {DType::i32, {samples, kContext}});
-  const ValueId scale = b.input("scale", {DType::f32, {1}}, true);
-  b.begin_layer("embedding");
-  ValueId x = b.call("embedding", {tokens, weight("embedding", {kVocabulary, kWidth})});
-  for (int block = 0; block < kBlocks; ++block) {
-    const std::string name = fmt::format("blocks.{}", block);
-    b.begin_layer(name);
-    const auto parts =
-        b.call_all(op_named("split"), {linear(name + ".qkv", norm(name + ".norm1", x), kWidth, 3 * kWidth)},
-                   {{"dim", int64_t{2}}, {"sizes", std::vector<int64_t>{kWidth, kWidth, kWidth}}});
-    const auto heads = [&](ValueId part) {
-      return b.call("reshape", {part},
-                    {{"shape", std::vector<int64_t>{samples, kContext, kHeads, kWidth / kHeads}}});
-    };
-    ValueId h = b.call("attention", {heads(parts[0]), heads(parts[1]), heads(parts[2])}, {{"causal", true}});
-    h = b.call("reshape", {h}, {{"shape", std::vector<int64_t>{samples, kContext, kWidth}}});
-    x = b.call("add", {x, linear(name + ".out", h, kWidth, kWidth)});
-    h = b.call("gelu", {linear(name + ".up", norm(name + ".norm2", x), kWidth, 4 * kWidth)});
-    x = b.call("add", {x, linear(name + ".down", h, 4 * kWidth, kWidth)});
-  }
-  b.begin_layer("head");
-  const ValueId loss = b.call("linear_cross_entropy", {norm("norm", x), weight("head", {kVocabulary, kWidth}),
-                                                       kAbsent, labels, scale});
-  b.output("loss", loss);
-  const auto gradients = differentiate(graph, loss);
-  b.set_phase(Phase::update);
-  b.set_layer(-1);
-  const ValueId lr = b.input("lr", {DType::f32, {}}, true), step = b.input("step", {DType::i64, {}}, true);
-  std::vector<ValueId> all;
-  for (const auto& [parameter, gradient] : gradients) all.push_back(gradient);
-  const auto clipped = b.call_all(op_named("global_norm"), all, {{"max_norm", 0.5}});
-  b.output("norm", clipped[0]);
-  for (const auto& [parameter, gradient] : gradients) {
-    const std::string name = graph.values[parameter].name;
-    const TensorType type = graph.type(parameter);
-    b.call_all(
-        op_named("adamw"),
-        {parameter, b.buffer(name + ".m", type), b.buffer(name + ".v", type), gradient, lr, step, clipped[1]},
-        {{"beta1", 0.9}, {"beta2", 0.99}, {"eps", 1e-8}, {"weight_decay", 0.1}});
-  }
-  return graph;
+  return trained_gpt({samples, kContext, kWidth, kHeads, kVocabulary, kBlocks});
 }
 
 planner::Cluster cluster_for(int devices) {

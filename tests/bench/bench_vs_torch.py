@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""`hetrun bench gpt2-124m` against GPT-2 124M of transformers in PyTorch: random weights, sequence 1024, AdamW.
+"""`hetrun bench MODEL` against the same model of transformers in PyTorch: random weights, sequence 1024, AdamW.
 
-usage: gpt2_124m_vs_torch.py HETRUN [--batch 4] [--steps N] [--torch f32,bf16,...] [--device cpu|cuda]
+usage: bench_vs_torch.py HETRUN [--model gpt2-124m|gpt2-1558m|llama-1b] [--batch 4] [--steps N] [--torch f32,bf16,...]
+                         [--precision f32,bf16] [--device cpu|cuda]
 
 Each runs in a process of its own, one after the other; a step is forward, backward and update. `+compiled` compiles
 the model. Prints step seconds (median), tokens/s and peak memory of each (resident; on a GPU allocated), and the ratio.
@@ -16,19 +17,32 @@ import sys
 import time
 
 
-def torch_steps(variant, batch, steps, device):
-    import torch
+CONTEXT = 1024
+
+
+def make_model(name):
+    """What lua/het/bench.lua calls by this name."""
     import transformers
     transformers.logging.set_verbosity_error()
+    common = {'attn_implementation': 'sdpa', 'use_cache': False}
+    if name == 'llama-1b':
+        return transformers.LlamaForCausalLM(transformers.LlamaConfig(
+            vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
+            num_key_value_heads=8, max_position_embeddings=CONTEXT, tie_word_embeddings=True, **common))
+    sizes = {'gpt2-124m': {}, 'gpt2-1558m': {'n_embd': 1600, 'n_layer': 48, 'n_head': 25}}[name]
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, **sizes, **common))
+
+
+def torch_steps(name, variant, batch, steps, device):
+    import torch
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    config = transformers.GPT2Config(resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, attn_implementation='sdpa', use_cache=False)
-    model = transformers.GPT2LMHeadModel(config).to(device)
+    model = make_model(name).to(device)
     warmup = 1 if device == 'cpu' else 5
     run = torch.compile(model) if 'compiled' in variant else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     seconds = []
     for _ in range(steps + warmup):
-        ids = torch.randint(50257, (batch, 1025), device=device)
+        ids = torch.randint(model.config.vocab_size, (batch, CONTEXT + 1), device=device)
         if device != 'cpu':
             torch.cuda.synchronize()
         started = time.perf_counter()
@@ -43,7 +57,7 @@ def torch_steps(variant, batch, steps, device):
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
     median = statistics.median(seconds[warmup:])
-    return {'step_seconds': median, 'tokens_per_s': batch * 1024 / median, 'version': torch.__version__,
+    return {'step_seconds': median, 'tokens_per_s': batch * CONTEXT / median, 'version': torch.__version__,
             'peak_memory_bytes': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 if device == 'cpu'
             else torch.cuda.max_memory_allocated()}
 
@@ -51,27 +65,29 @@ def torch_steps(variant, batch, steps, device):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument('hetrun')
+    parser.add_argument('--model', default='gpt2-124m', choices=['gpt2-124m', 'gpt2-1558m', 'llama-1b'])
     parser.add_argument('--batch', type=int, default=4)
     parser.add_argument('--steps', type=int, default=3)
     parser.add_argument('--torch', default='f32,bf16,f32+compiled,bf16+compiled')
+    parser.add_argument('--precision', default='f32,bf16')
     parser.add_argument('--device', default='cpu', choices=['cpu', 'cuda'])
     parser.add_argument('--child', help=argparse.SUPPRESS)
     a = parser.parse_args()
     if a.child:
-        print(json.dumps(torch_steps(a.child, a.batch, a.steps, a.device)))
+        print(json.dumps(torch_steps(a.model, a.child, a.batch, a.steps, a.device)))
         return
 
     def result_of(*command):
         out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         return json.loads(out.strip().splitlines()[-1])
 
-    peers = {variant: result_of(sys.executable, __file__, a.hetrun, '--child', variant, '--batch', str(a.batch), '--steps',
-                                str(a.steps), '--device', a.device) for variant in a.torch.split(',')}
+    common = ('--batch', str(a.batch), '--steps', str(a.steps), '--device', a.device)
+    peers = {variant: result_of(sys.executable, __file__, a.hetrun, '--model', a.model, '--child', variant, *common)
+             for variant in a.torch.split(',')}
     best = max(peers, key=lambda variant: peers[variant]['tokens_per_s'])
-    for precision in ('f32', 'bf16'):
-        ours = result_of(a.hetrun, 'bench', 'gpt2-124m', '--precision', precision, '--batch', str(a.batch), '--steps',
-                         str(a.steps), '--device', a.device, '--warmup', '1' if a.device == 'cpu' else '5', '--json',
-                         '--quiet')
+    for precision in a.precision.split(','):
+        ours = result_of(a.hetrun, 'bench', a.model, '--precision', precision, '--context', str(CONTEXT), *common, '--warmup',
+                         '1' if a.device == 'cpu' else '5', '--json', '--quiet')
         print(json.dumps({'precision': precision, 'hetrun': ours, 'torch_best': best, 'torch': peers[best],
                           'tokens_per_s_ratio': ours['tokens_per_s'] / peers[best]['tokens_per_s']}))
     print(json.dumps(peers))

@@ -1,0 +1,18 @@
+-- Text from caches of keys and values is that of the whole context computed anew for each token.
+local het = require "het"
+local opt = het.options { llama = { false, "LLaMA in place of GPT" } }
+local corpus = het.data.text { path = "text.txt" }
+local make = opt.llama and het.nn.llama or het.nn.gpt
+return het.train {
+  model = make { vocab = corpus.vocab, context = 48, width = 16, layers = 2, heads = 2 },
+  data = corpus, batch = 4, steps = 60, optimizer = het.optim.adamw { lr = 1e-2 },
+  after = function(run)
+    local how = { prompt = "the quick", tokens = 35, temperature = 0 }
+    local cached = run:generate(how)
+    assert(run.generator.incremental)
+    run.generator.incremental, run.generator.executors = false, {}
+    local anew = run:generate(how)
+    assert(anew == cached, ("%q by caches, %q without"):format(cached, anew))
+    print(cached)
+  end,
+}
