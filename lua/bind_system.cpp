@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -70,6 +71,20 @@ void make_folder(std::string path) {
   std::error_code problem;
   std::filesystem::create_directories(path, problem);
   if (problem) fail_usage("cannot make the folder {}: {}", path, problem.message());
+}
+// Whether files can be written into the folder `path`, which need not be there yet; nothing is left behind.
+void try_folder(std::string path) {
+  namespace fs = std::filesystem;
+  fs::path parent = fs::absolute(path).lexically_normal();
+  std::error_code problem;
+  while (!fs::exists(parent, problem) && parent.has_relative_path()) parent = parent.parent_path();
+  if (!fs::is_directory(parent, problem))
+    fail_usage("cannot make the folder {}: {} is no folder", path, parent.string());
+  std::string name = (parent / ".hetrun-XXXXXX").string();
+  const int file = mkstemp(name.data());
+  if (file < 0) fail_usage("cannot write into the folder {}: {}", parent.string(), std::strerror(errno));
+  close(file);
+  unlink(name.c_str());
 }
 std::string path_kind(std::string path) {  // "file", "folder" or "none"
   struct stat status {};
@@ -165,6 +180,7 @@ void add_system(lua_State* L) {
                  bind<&drop>("drop_staged"),
                  bind<&append>("append"),
                  bind<&make_folder>("make_folder"),
+                 bind<&try_folder>("try_folder"),
                  bind<&path_kind>("path_kind"),
                  bind<&processor>("processor"),
                  bind<&instruction_sets>("instruction_sets"),

@@ -1,5 +1,6 @@
 #include "planner/layout.h"
 
+#include <algorithm>
 #include <map>
 #include <unordered_map>
 #include <utility>
@@ -70,11 +71,15 @@ Plan to_plan(const Layout& layout, const Cluster& cluster) {
 }
 
 Layout to_layout(const Plan& plan, const Cluster& cluster) {
+  constexpr size_t kNamed = 8;  // in a message
   std::unordered_map<std::string, std::pair<int, int>> places;
+  std::vector<std::string> names;
   for (int node = 0; node < static_cast<int>(cluster.nodes.size()); ++node)
     for (int host = 0; host < static_cast<int>(cluster.nodes[static_cast<size_t>(node)].hosts.size()); ++host)
-      for (int device = 0; device < cluster.nodes[static_cast<size_t>(node)].devices; ++device)
-        places.emplace(device_name(cluster, node, host, device), std::pair(node, host));
+      for (int device = 0; device < cluster.nodes[static_cast<size_t>(node)].devices; ++device) {
+        names.push_back(device_name(cluster, node, host, device));
+        places.emplace(names.back(), std::pair(node, host));
+      }
   Layout layout;
   layout.tensor = plan.tensor;
   layout.microbatch = plan.microbatch;
@@ -113,7 +118,11 @@ Layout to_layout(const Plan& plan, const Cluster& cluster) {
     }
     layout.pipelines.push_back(std::move(out));
   }
-  if (!problems.empty()) fail_usage("the plan does not fit the cluster:{}", problems);
+  if (!problems.empty())
+    fail_usage("the plan does not fit the cluster, which has {}{}:{}",
+               fmt::join(names.begin(),
+                         names.begin() + static_cast<std::ptrdiff_t>(std::min(names.size(), kNamed)), ", "),
+               names.size() > kNamed ? fmt::format(" and {} more", names.size() - kNamed) : "", problems);
   return layout;
 }
 

@@ -228,6 +228,15 @@ struct TokenFile {
   int width;
 };
 
+// Ids have bytes that no text has: the upper ones of small ids are 0.
+bool looks_like_text(const MappedFile& file) {
+  constexpr int64_t kLeast = 64, kMost = 4096;
+  const auto* bytes = reinterpret_cast<const unsigned char*>(file.data());
+  return file.bytes() >= kLeast &&
+         std::all_of(bytes, bytes + std::min(file.bytes(), kMost),
+                     [](unsigned char c) { return c >= ' ' || c == '\t' || c == '\n' || c == '\r'; });
+}
+
 TokenFile tokens_of(const MappedFile& file, int raw_width) {
   if (file.bytes() == 0) fail_usage("'{}' is empty: there is nothing to train on", file.path());
   const auto starts_with = [&](int32_t magic, int32_t version) {
@@ -235,6 +244,8 @@ TokenFile tokens_of(const MappedFile& file, int raw_width) {
   };
   const bool gpt2 = starts_with(kMagicGpt2, kVersionGpt2);
   if (!gpt2 && !starts_with(kMagicLlama3, kVersionLlama3)) {
+    if (looks_like_text(file))
+      fail_usage("'{}' holds text, not token ids; data.text reads text", file.path());
     if (file.bytes() % (raw_width / 8) != 0)
       fail_usage(
           "'{}' has {} bytes, which is no whole number of {}-bit tokens; it is truncated, or of another "

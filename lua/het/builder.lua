@@ -156,9 +156,9 @@ local Eager = {}
 Eager.__index = Eager
 function Eager:parameter(name, dtype, shape, init)
   if not self.store[name] then
-    if init.kind == "normal" then
-      local seed = stream_of(name) + self.seed
-      self.store[name] = op.scale(native.randn(shape, dtype, seed), { factor = init.scale })
+    local draw = ({ normal = native.randn, uniform = native.uniform })[init.kind]
+    if draw then
+      self.store[name] = op.scale(draw(shape, dtype, stream_of(name) + self.seed), { factor = init.scale })
     else
       self.store[name] = native.full(shape, init.kind == "ones" and 1 or 0, dtype)
     end

@@ -17,11 +17,24 @@ Corpus.__tostring = function(self)
     text.grouped(self.tokens), text.grouped(self.vocab))
 end
 
+-- `corpus.encode "text"` would take the text for the corpus.
+local function check_self(self, name, how)
+  if define.kind_of(self) ~= "corpus" then
+    errors.usage("%s belongs to a corpus; call it with a colon: corpus:%s", name, how)
+  end
+end
+
 --- Token ids of a text.
-function Corpus:encode(words) return self.native:encode(words) end
+function Corpus:encode(words)
+  check_self(self, "encode", "encode(text)")
+  return self.native:encode(words)
+end
 
 --- Text of token ids.
-function Corpus:decode(ids) return self.native:decode(ids) end
+function Corpus:decode(ids)
+  check_self(self, "decode", "decode(ids)")
+  return self.native:decode(ids)
+end
 
 --- The vocabulary, as it is saved beside a model; nil for token files that were given none.
 function Corpus:vocabulary() return self.native:vocabulary() end
@@ -220,8 +233,9 @@ function Pairs:sampler(settings)
   local shuffled = settings.split ~= "holdout"
   local size = shuffled and train or held
   if size < settings.batch then
-    errors.usage("data.pairs has %d samples %s, fewer than a batch of %d", size,
-      shuffled and "to train on" or "held out", settings.batch)
+    errors.usage("data.pairs has %d samples %s, fewer than a batch of %d; %s", size,
+      shuffled and "to train on" or "held out", settings.batch, shuffled and "a smaller batch works"
+      or "a smaller batch works, a greater holdout, or holdout = 0 for no evaluation")
   end
   if not shuffled then size = size - size % settings.batch end
   return setmetatable({ inputs = a.inputs:contiguous(), labels = a.labels:contiguous(), batch = settings.batch,

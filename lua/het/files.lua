@@ -61,28 +61,6 @@ local function find(tensors, name, alternatives)
   end
 end
 
--- Their tensors under our names: calls offer(name, stored tensor) for each parameter of the model.
-local function from_theirs(family, model, tensors, folder, offer)
-  local shapes = shapes_of(model)
-  for _, row in ipairs(family.rows(model.arguments)) do
-    if not row.zeros then
-      local names, parts = type(row[1]) == "table" and row[1] or { row[1] }, {}
-      for i, name in ipairs(names) do
-        parts[i] = find(tensors, name, family.alternatives)
-        if not parts[i] then
-          errors.usage("%s holds no tensor '%s', which its config.json calls for", folder, name)
-        end
-      end
-      local tensor = row.transpose and parts[1]:transposed() or native.stored_joined(parts)
-      if not same_shape(tensor.shape, shapes[row[2]]) then
-        errors.usage("%s: '%s' gives %s for '%s', the model of config.json needs %s", folder, names[1],
-          text.shape(tensor.shape), row[2], text.shape(shapes[row[2]]))
-      end
-      offer(row[2], tensor)
-    end
-  end
-end
-
 -- The files of a saved run, in the order in which they are written and then put in their places. While the first of
 -- them is staged the others may be unfinished, and those in place are a whole save; once it stands in its place all
 -- of them are whole, and what is still staged counts.
@@ -98,6 +76,54 @@ local function place_of(folder, part)
   if is_staged(folder, part) and not is_staged(folder, parts[1]) then path = native.staged_path(path) end
   access.check(path)
   return path
+end
+
+-- Of a configuration: what changes no weight and no result of a model.
+local passing = { n_positions = true, n_ctx = true, max_position_embeddings = true, hetrun_version = true,
+  attn_pdrop = true, embd_pdrop = true, resid_pdrop = true, hidden_dropout_prob = true }
+
+-- A recipe's model has to be the one that was saved: weights alone do not tell heads, or blocks that are too many. Only
+-- what sizes do not tell by themselves is left to the tensors.
+local function require_same_model(family, model, folder)
+  local saved = native.json_read(place_of(folder, "config.json"))
+  local own = family.config(model.arguments)
+  if saved.model_type ~= own.model_type then
+    errors.usage("%s holds a model of type '%s', the recipe's is of type '%s'", folder, tostring(saved.model_type),
+      own.model_type)
+  end
+  local theirs = family.config(family.make(saved, folder).arguments)
+  local unlike = {}
+  for _, name in ipairs(text.keys(own)) do
+    if not passing[name] and type(own[name]) ~= "table" and own[name] ~= theirs[name] then
+      unlike[#unlike + 1] = ("%s = %s (the recipe's %s)"):format(name, tostring(theirs[name]), tostring(own[name]))
+    end
+  end
+  if #unlike > 0 then
+    errors.usage("%s holds another model than the recipe's: %s", folder, table.concat(unlike, ", "))
+  end
+end
+
+-- Their tensors under our names: calls offer(name, stored tensor) for each parameter of the model.
+local function from_theirs(family, model, tensors, folder, offer)
+  if not rawget(model, "folder") then require_same_model(family, model, folder) end
+  local shapes = shapes_of(model)
+  for _, row in ipairs(family.rows(model.arguments)) do
+    if not row.zeros then
+      local names, found = type(row[1]) == "table" and row[1] or { row[1] }, {}
+      for i, name in ipairs(names) do
+        found[i] = find(tensors, name, family.alternatives)
+        if not found[i] then
+          errors.usage("%s holds no tensor '%s', which its config.json calls for", folder, name)
+        end
+      end
+      local tensor = row.transpose and found[1]:transposed() or native.stored_joined(found)
+      if not same_shape(tensor.shape, shapes[row[2]]) then
+        errors.usage("%s: '%s' gives %s for '%s', the model of %s needs %s", folder, names[1], text.shape(tensor.shape),
+          row[2], rawget(model, "folder") and "config.json" or "the recipe", text.shape(shapes[row[2]]))
+      end
+      offer(row[2], tensor)
+    end
+  end
 end
 
 -- End what a save that was cut off has begun: put its files in their places when all were whole, else remove them.
@@ -211,7 +237,13 @@ function files.offer_weights(folder, model, state)
     from_theirs(family, model, tensors, folder, function(name, tensor) state:offer(name, tensor) end)
     return metadata
   end
-  for name, shape in pairs(shapes_of(model)) do
+  local shapes = shapes_of(model)
+  for _, name in ipairs(text.keys(tensors)) do
+    if not shapes[name] then
+      errors.usage("%s holds a tensor '%s', which the recipe's model has no place for", folder, name)
+    end
+  end
+  for name, shape in pairs(shapes) do
     local tensor = tensors[name]
     if not tensor then errors.usage("%s holds no tensor '%s', which the recipe's model needs", folder, name) end
     if not same_shape(tensor.shape, shape) then
@@ -221,6 +253,12 @@ function files.offer_weights(folder, model, state)
     state:offer(name, tensor)
   end
   return metadata
+end
+
+--- The vocabulary saved in a folder, as JSON; nil when there is none.
+function files.vocabulary(folder)
+  local path = place_of(folder, "vocabulary.json")
+  return native.path_kind(path) == "file" and native.json_read(path) or nil
 end
 
 --- Offer a state what a run needs to go on; returns the numbers saved with it, or nil when there is none.

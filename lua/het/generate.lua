@@ -22,7 +22,8 @@ Generator.__index = Generator
 function generate.new(settings)
   local model = settings.model
   if define.kind_of(model) ~= "layer" or not model.class.last then
-    errors.usage("only models that predict the next token, such as nn.gpt and nn.llama, can generate text")
+    errors.usage("text is written by nn.gpt and nn.llama, and by what het.load makes of such a folder; this model is "
+      .. "none of them")
   end
   return setmetatable({
     model = model, state = settings.state, precision = settings.precision or "f32",

@@ -1,5 +1,4 @@
 -- Ways out of the sandbox, each with what is met on it.
-local het = require "het"
 local ways = {
   { "debug", function() return debug.getregistry() end },
   { "ffi", function() return require "ffi" end },

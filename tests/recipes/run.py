@@ -8,6 +8,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import resource
 import signal
 import subprocess
@@ -343,10 +344,50 @@ class Runs(Case):
         self.assertIn('model holds a model but nothing to go on from', self.hetrun(*words, '--resume', code=2).stderr)
         self.assertEqual(model.read_bytes(), before)
 
+    def test_a_run_goes_on_with_its_own_model_and_text_alone(self):
+        recipe, small = ROOT / 'recipes' / 'gpt_text.lua', [*SMALL, '--save=model', '--write=1', '--resume']
+        self.assertIn('nothing is saved in model yet: this run begins at step 1',
+                      self.hetrun(recipe, '--text=text.txt', *small, '--steps=2').stderr)
+        kept = self.files_of_run('model')
+        layers, heads = (json.loads(kept['config.json'])[name] for name in ('n_layer', 'n_head'))
+        for word, sentence in ((f'--layers={layers + 1}', f"n_layer = {layers} (the recipe's {layers + 1})"),
+                               (f'--heads={2 * heads}', f"n_head = {heads} (the recipe's {2 * heads})")):
+            done = self.hetrun(recipe, '--text=text.txt', *small, word, '--steps=3', code=2)
+            self.assertIn(f"model holds another model than the recipe's: {sentence}", done.stderr)
+        (self.folder / 'other.txt').write_text(TEXT.replace('q', 'Q'))   # as many characters
+        self.assertIn("model was begun with another vocabulary than this text's",
+                      self.hetrun(recipe, '--text=other.txt', *small, '--steps=3', code=2).stderr)
+        self.assertEqual(self.files_of_run('model'), kept)
+        done = self.hetrun(recipe, '--text=text.txt', *small, '--steps=2', '--json')
+        self.assertIn('2 steps were done before: none is left of 2', done.stderr)
+        self.assertIsNone(json.loads(done.stdout.splitlines()[-1])['tokens_per_s'])
+
+    def test_blocks_of_ones_own_are_not_lost(self):
+        self.losses('resume.lua', '--block', '--steps=2')
+        text = (self.folder / 'resume.lua').read_text()
+        kept = self.files_of_run()
+        self.assertIn('layers = 2', text)
+        (self.folder / 'less.lua').write_text(text.replace('layers = 2', 'layers = 1'))
+        done = self.hetrun('less.lua', '--block', '--steps=3', '--resume', code=2)
+        self.assertIn("which the recipe's model has no place for", done.stderr)
+        self.assertEqual(self.files_of_run(), kept)
+
+    def test_labels_for_a_column_may_be_a_row_of_numbers(self):
+        text = (ROOT / 'recipes' / 'mlp.lua').read_text()
+        flat = re.sub(r'y\[i\] = \{(.*)\} end', r'y[i] = \1 end', text)
+        self.assertNotEqual(flat, text)
+        losses = []
+        for recipe in (text, flat):
+            (self.folder / 'flat.lua').write_text(recipe)
+            losses.append(self.losses('flat.lua', '--steps=20'))
+        self.assertEqual(*losses)
+
     def test_places_are_looked_at_before_the_first_step(self):
         words = [ROOT / 'recipes' / 'gpt_text.lua', '--text=text.txt', *SMALL, '--steps=2', '--metrics=metrics.jsonl']
         self.assertIn('there is no folder nowhere for --trace=nowhere/step.json',
                       self.hetrun(*words, '--trace=nowhere/step.json', code=2).stderr)
+        done = self.hetrun(*words, '--save=text.txt/model', code=2)
+        self.assertRegex(done.stderr, 'cannot make the folder text.txt/model: .*text.txt is no folder')
         self.assertIn('cannot save in text.txt: it is a file', self.hetrun(*words, '--save=text.txt', code=2).stderr)
         self.assertFalse((self.folder / 'metrics.jsonl').exists() and (self.folder / 'metrics.jsonl').read_text())
         self.assertIn("no file can be made in the folder '/proc'", self.hetrun(*words, '--trace=/proc/step.json', code=2).stderr)

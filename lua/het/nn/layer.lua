@@ -12,6 +12,7 @@
 --   show        function(a): what stands beside the name in the tree
 local builder = require "het.builder"
 local define = require "het.define"
+local errors = require "het.errors"
 local generate = require "het.generate"
 local source = require "het.source"
 local text = require "het.text"
@@ -206,6 +207,31 @@ function layer.define(class)
   return define.constructor(class)
 end
 
+local kinds_of_init = { zeros = true, ones = true, normal = true, uniform = true }
+
+-- A parameter as somebody wrote it: a shape, and how it begins.
+local function check_parameter(layer_name, name, given)
+  local where = ("nn.layer '%s': parameters.%s"):format(layer_name, name)
+  local ok = type(given) == "table" and #given > 0
+  for _, size in ipairs(ok and given or {}) do
+    ok = ok and type(size) == "number" and size >= 1 and size == math.floor(size)
+  end
+  if not ok then
+    errors.usage("%s is %s; it needs a shape, such as { 64, 64 }", where,
+      type(given) == "userdata" and "a tensor" or text.value(given))
+  end
+  local init = given.init
+  local kind = type(init) == "table" and init.kind or init
+  local named = type(init) == "table" or init == "zeros" or init == "ones"
+  if init ~= nil and not (named and kinds_of_init[kind]) then
+    errors.usage('%s.init = %s is not one of "zeros", "ones", { kind = "normal", scale = 0.02 } and '
+      .. '{ kind = "uniform", scale = 0.1 }', where, text.value(type(init) == "table" and kind or init))
+  end
+  if type(init) == "table" and (kind == "normal" or kind == "uniform") and type(init.scale) ~= "number" then
+    errors.usage("%s.init: { kind = \"%s\" } needs its scale, a number", where, kind)
+  end
+end
+
 --- A layer of your own.
 layer.custom = define.constructor {
   name = "nn.layer",
@@ -215,7 +241,8 @@ layer.custom = define.constructor {
   kind = "layer",
   fields = {
     { "name", "string", "what it is called in trees and messages", default = "layer" },
-    { "parameters", "table", 'by name: a shape, and init = "zeros", "ones" or { kind = "normal", scale = 0.02 }',
+    { "parameters", "table", 'by name: a shape, and init = "zeros", "ones", { kind = "normal", scale = 0.02 } or '
+      .. '{ kind = "uniform", scale = 0.1 } (default: zeros for one dimension, else normal as GPT-2 begins)',
       default = {} },
     { "layers", "table", "layers inside it by name; in forward each is a function of self", default = {} },
     { "forward", "function", "function(self, x): from values to a value, with het.op and self's parameters",
@@ -227,6 +254,7 @@ layer.custom = define.constructor {
     local parameters, children = {}, {}
     for _, name in ipairs(text.keys(arguments.parameters)) do
       local given = arguments.parameters[name]
+      check_parameter(arguments.name, name, given)
       parameters[#parameters + 1] = { name, { unpack(given) }, init = given.init }
     end
     for _, name in ipairs(text.keys(arguments.layers)) do

@@ -2,7 +2,9 @@
 -- the loss is a sum times `scale`, so that micro-batches add up to the mean over the whole batch.
 local native = require "het.native"
 local builder = require "het.builder"
+local errors = require "het.errors"
 local op = require "het.op"
+local text = require "het.text"
 
 local graphs = {}
 
@@ -12,8 +14,26 @@ local function in_precision(value, precision)
   return value
 end
 
+-- Labels in the shape of what the model gives; [n] for [n, 1] is as good.
+local function fitted(labels, output)
+  local given, wanted = labels.shape, output.shape
+  if #wanted == #given + 1 and wanted[#wanted] == 1 then
+    labels = op.reshape(labels, { shape = { unpack(wanted) } })
+    given = { unpack(given) }
+    given[#given + 1] = 1
+  end
+  local same = #given == #wanted
+  for i = 1, #given do same = same and given[i] == wanted[i] end
+  if not same then
+    errors.usage("the model gives %s for a micro-batch, its labels are %s; one number for each is needed, or a `loss` "
+      .. "that compares them otherwise", text.shape(output.shape), text.shape(labels.shape))
+  end
+  return labels
+end
+
 -- The mean squared error's sum: over the features the mean, over the samples the sum times scale.
 local function squared_error(output, labels, scale)
+  labels = fitted(labels, output)
   local features = 1
   for i = 2, #labels.shape do features = features * labels.shape[i] end
   local difference = op.sub(op.cast(output, { dtype = "f32" }), labels)

@@ -148,8 +148,12 @@ end
 local function check_places(self)
   local a, settings = self.arguments, native.settings or {}
   if self.rank > 0 then return end
-  if a.save and native.path_kind(a.save) == "file" then
-    errors.usage("cannot save in %s: it is a file; save = names a folder", a.save)
+  if a.save then
+    if native.path_kind(a.save) == "file" then
+      errors.usage("cannot save in %s: it is a file; save = names a folder", a.save)
+    end
+    access.check(a.save, true)
+    native.try_folder(a.save)
   end
   if a.save and not a.resume and native.path_kind(a.save .. "/model.safetensors") == "file"
     and not settings.quiet then
@@ -173,6 +177,11 @@ local function restore(self)
       if tonumber(metadata.step) ~= about.step then
         errors.usage("%s: the model is of step %s, its training state of step %d; they were not saved together",
           a.save, tostring(metadata.step), about.step)
+      end
+      local known, now = files.vocabulary(a.save), a.data:vocabulary()
+      if known and now and native.json_encode(known) ~= native.json_encode(now) then
+        errors.usage("%s was begun with another vocabulary than this text's; go on with the same text, or give it "
+          .. "vocabulary = \"%s\"", a.save, a.save)
       end
       if about.seed ~= a.seed or about.precision ~= a.precision then
         errors.usage("%s was begun with seed = %s and precision = %s; go on with the same", a.save, about.seed,
@@ -478,12 +487,12 @@ end
 -- The numbers of a finished run.
 local function results_of(self, reporter, started)
   local done = self.step - self.first_step
-  local steps_per_s = reporter.train_seconds > 0 and done / reporter.train_seconds or 0
-  local tokens = steps_per_s * self.tokens_per_step
+  local steps_per_s = done > 0 and done / reporter.train_seconds or nil   -- what was not measured is not there
+  local tokens = steps_per_s and steps_per_s * self.tokens_per_step
   return {
     steps = self.step, train_loss = self.loss, validation_loss = self.validation, best_validation_loss = self.best,
     seconds = native.clock() - started, tokens_per_s = tokens,
-    samples_per_s = steps_per_s * self.arguments.batch, mfu = reporter:mfu(tokens),
+    samples_per_s = steps_per_s and steps_per_s * self.arguments.batch, mfu = tokens and reporter:mfu(tokens),
     peak_memory_bytes = self:peak_memory(), parameters = self.parameters, precision = self.arguments.precision,
   }
 end
@@ -495,7 +504,14 @@ local function introduce(self, reporter)
   reporter:say(("%s parameters, %s, %d steps of %s, %s memory"):format(text.count(self.parameters),
     a.precision, a.steps, batch, text.bytes(self.train_executor:memory().total)))
   if self.plan then reporter:say(tostring(self.plan)) end
-  if self.step > 0 then reporter:say(("going on after step %d"):format(self.step)) end
+  if self.step >= a.steps then
+    reporter:say(("%d steps were done before: none is left of %d; a greater `steps` goes on"):format(self.step,
+      a.steps))
+  elseif self.step > 0 then
+    reporter:say(("going on after step %d"):format(self.step))
+  elseif a.resume then
+    reporter:say(("nothing is saved in %s yet: this run begins at step 1"):format(a.save))
+  end
 end
 
 --- Whether this rank, or with several any of them, shall stop here.
@@ -659,7 +675,10 @@ local function check(a, report)
     end
     if not corpus then report("data", "a language model is trained on data.text, data.tokens or data.masked") end
   end
-  if corpus and a.sample and a.sample.prompt then
+  if a.sample and not (is_model(a.model) and a.model.class.last) then
+    report("sample", "train.sample: text is written by nn.gpt and nn.llama, and by what het.load makes of such a "
+      .. "folder; this model is none of them")
+  elseif corpus and a.sample and a.sample.prompt then
     local ok, problem = pcall(a.data.encode, a.data, a.sample.prompt)
     if not ok then report("sample.prompt", (errors.describe(problem))) end
   end
