@@ -142,8 +142,11 @@ function program.completions(text)
   if path then
     local value = resolve(path)
     local object = require("het.define").object_of(value)
-    for _, member in ipairs(object and object.members or {}) do offer(member.name:match "[^.]+$") end
-    if type(value) == "table" then
+    for _, member in ipairs(object and object.members or {}) do
+      local name = member.name:match "[^.]+$"
+      if separator == "." or type(value[name]) == "function" then offer(name) end
+    end
+    if type(value) == "table" and not object then   -- of an object the rest is its own affair
       local metatable = debug.getmetatable(value)
       local hidden = metatable and metatable.__hidden or {}
       for name in pairs(value) do

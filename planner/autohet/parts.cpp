@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
+#include "planner/autohet/anneal.h"
 #include "planner/autohet/search.h"
 
 namespace het::planner {
@@ -45,9 +47,18 @@ std::vector<Part> parts_of(const Request& request) {
   return parts;
 }
 
+// The best plan of a part, told in the nodes of the whole.
+void offer_best(Judge& judge, const PartPlans& part) {
+  Layout layout = part.judge.best().layout;
+  for (PipelineLayout& pipeline : layout.pipelines)
+    for (StageLayout& stage : pipeline.stages) stage.node = part.node_of[static_cast<size_t>(stage.node)];
+  judge.offer(judge.judge(std::move(layout), "auto, without some devices"));
+}
+
 }  // namespace
 
-void search_parts(Judge& judge) {
+std::vector<std::unique_ptr<PartPlans>> search_parts(Judge& judge) {
+  std::vector<std::unique_ptr<PartPlans>> found;
   const Request& request = judge.request();
   // A large cluster that is used well loses by every device that is left out; looking takes as long as the
   // whole did.
@@ -56,7 +67,7 @@ void search_parts(Judge& judge) {
   const bool few = total_devices(request.cluster) <= kFew;
   if (!few && judge.best().feasible() &&
       judge.best().simulation.seconds < kPoor * lower_bound_seconds(request, judge))
-    return;
+    return found;
   for (const Part& part : parts_of(request)) {
     Request smaller = request;
     std::vector<int> node_of;
@@ -69,18 +80,26 @@ void search_parts(Judge& judge) {
       smaller.cluster.nodes.back().hosts.resize(part[n]);
     }
     if (!validate(smaller).empty()) continue;
-    Judge own(smaller);
+    auto plans = std::make_unique<PartPlans>(std::move(smaller), std::move(node_of));
     // Nothing comes nearer to its bound than that.
     constexpr double kNearest = 1.03;
     if (request.objective == Objective::time && judge.best().feasible() &&
-        lower_bound_seconds(smaller, own) * kNearest >= judge.best().simulation.seconds)
+        lower_bound_seconds(plans->request, plans->judge) * kNearest >= judge.best().simulation.seconds)
       continue;
-    search_plans(own, request.additions, "auto");
-    if (!own.best().feasible()) continue;
-    Layout layout = own.best().layout;
-    for (PipelineLayout& pipeline : layout.pipelines)
-      for (StageLayout& stage : pipeline.stages) stage.node = node_of[static_cast<size_t>(stage.node)];
-    judge.offer(judge.judge(std::move(layout), "auto, without some devices"));
+    search_plans(plans->judge, request.additions, "auto");
+    if (!plans->judge.best().feasible()) continue;
+    offer_best(judge, *plans);
+    found.push_back(std::move(plans));
+  }
+  return found;
+}
+
+void anneal_parts(Judge& judge, std::vector<std::unique_ptr<PartPlans>>& parts) {
+  constexpr double kNear = 1.1;  // times the best: what is worse does not catch up
+  for (const auto& part : parts) {
+    if (part->judge.best_score() > kNear * judge.best_score()) continue;
+    anneal_plans(part->judge, judge.request().additions, "auto");
+    offer_best(judge, *part);
   }
 }
 

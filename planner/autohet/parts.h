@@ -1,12 +1,29 @@
 // Plans that leave devices out: a small model is done sooner by a few devices that are near each other.
 #pragma once
 
+#include <memory>
+#include <utility>
+#include <vector>
+
 #include "planner/request.h"
 
 namespace het::planner {
 
+// A part of the cluster, and the plans that were found for it.
+struct PartPlans {
+  PartPlans(Request part, std::vector<int> nodes)
+      : request(std::move(part)), node_of(std::move(nodes)), judge(request) {}
+  Request request;
+  std::vector<int> node_of;  // the part's nodes, in the whole
+  Judge judge;
+};
+
 // Searches parts of the cluster (the fastest types, each zone, each kind of node, one host of it) that could
 // still beat the best plan so far, and offers what it finds to `judge`. Comes after a search of the whole.
-void search_parts(Judge& judge);
+std::vector<std::unique_ptr<PartPlans>> search_parts(Judge& judge);
+
+// Improves the plans of parts that are nearly as good as the best by local search, as anneal_plans does those
+// of the whole, after which it comes.
+void anneal_parts(Judge& judge, std::vector<std::unique_ptr<PartPlans>>& parts);
 
 }  // namespace het::planner

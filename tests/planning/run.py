@@ -7,6 +7,7 @@ usage: run.py HETRUN [unittest arguments]
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import socket
@@ -63,6 +64,16 @@ class Case(unittest.TestCase):
 
 
 class Plans(Case):
+    def test_no_part_of_a_cluster_has_a_faster_plan(self):
+        mixed = (ROOT / 'recipes' / 'clusters' / 'mixed.lua').read_text()
+        seconds = []
+        for cluster in (mixed, re.sub(r'.*name = "old".*\n', '', mixed)):
+            (self.folder / 'cluster.lua').write_text(cluster)
+            seconds.append(self.json_of('plan', ROOT / 'recipes' / 'llama_tiny.lua', '--text=text.txt', '--cluster=cluster.lua',
+                                        '--precision=bf16', '--width=2048', '--layers=24', '--heads=16', '--kv_heads=8',
+                                        '--context=2048', '--batch=64')['report']['step_seconds'])
+        self.assertLessEqual(seconds[0], seconds[1] * (1 + 1e-9))
+
     def test_every_device_and_figure_is_told(self):
         out, _ = self.hetrun('plan', 'small.lua', '--cluster=cluster.lua')
         for words in ('device', 'layers', 'memory', 'free', 'busy', 'why', 'tokens/s', 'bubble', 'exposed communication',

@@ -334,6 +334,13 @@ tell(x * 2 + 1)
         self.assertLessEqual({'train', 'load', 'tensor', 'options', 'help'}, set(names))
         self.assertFalse({'begin_recipe', 'load_recipe', 'load_value', 'run_recipe', 'load_all', 'recipe_text'} & set(names))
 
+    def test_completion_offers_methods_after_a_colon(self):
+        lines = ('local _ = het.load\nc = het.data.text { path = "text.txt" }\ncompletions = require("het.program").completions\n'
+                 'print(table.concat(completions "c:", " "))\nprint(table.concat(completions "c.", " "))\n')
+        methods, fields = (line.split() for line in self.hetrun('--trust', lines=lines)[0].splitlines())
+        self.assertEqual(sorted(methods), ['decode', 'encode', 'has_holdout', 'sampler', 'vocabulary'])
+        self.assertEqual(set(fields) - set(methods), {'vocab', 'known', 'tokens'})
+
     def test_a_prompt_that_the_model_cannot_read(self):
         said = "the character 'ï' (U+00EF) at character 3 (line 1) is not in the vocabulary"
         for call in ('mine:generate { prompt = "naïve", tokens = 2 }', 'mine:save "mine"; het.load("mine"):generate { prompt = '
