@@ -148,6 +148,21 @@ class Training(unittest.TestCase):
         self.assertGreater(result['launch_gap'], 0)
         self.assertLess(result['launch_gap'], 1)
 
+    @unittest.skipUnless(EMULATED, 'the report of a machine that is known')
+    def test_doctor_tells_gpus_clocks_links_and_what_is_missing(self):
+        lines = [line.rstrip() for line in self.hetrun('doctor', '--quiet').stdout.splitlines()]
+        self.assertEqual(lines[lines.index('CUDA         driver for CUDA 13.0, runtime 13.0'):], [
+            'CUDA         driver for CUDA 13.0, runtime 13.0',
+            'cuda:0       emulated GPU, 140 GiB, 132 multiprocessors, compute capability 9.0, at 0000:01:00.0',
+            '             clock 1980 MHz, now 1200; memory\'s 3200 MHz',
+            'cuda:1       old GPU, 14.9 GiB, 40 multiprocessors, compute capability 7.5, at 0000:02:00.0; too old for the kernels '
+            'here, which need 8.0',
+            '             clock not told; memory\'s not told',
+            'cuBLASLt     libcublasLt.so.13 was not found',
+            'NCCL         2.28.3, /opt/libnccl.so.2',
+            '             between machines by the interface that --interface names; without it, by one that NCCL chooses',
+            'cuda:0-1     18 NVLinks'])
+
     def test_more_ranks_than_gpus_are_refused(self):
         (self.folder / 'recipe.lua').write_text(
             RECIPE.format(model=MODELS['gpt'], precision='f32', steps=1, save='model', rounding='nearest', every=0, resume='false'))
