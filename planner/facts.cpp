@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/base/bits.h"
 #include "core/ops/op.h"
 
 namespace het {
@@ -183,7 +184,7 @@ void Facts::place(ValueId id, const Node& concat, Layout layout) {
   }
   if (producer.op->view || producer.op->name == "concat" || !producer.op->in_place.empty()) return;
   const int output = graph_.values[id].output;
-  const bool strided = (producer.op->strided_outputs >> output) & 1;
+  const bool strided = has_bit(producer.op->strided_outputs, output);
   if (!layout.is_contiguous() && !(strided && inner_stride_is_one(layout))) return;
   placements_[id] = {concat.outputs[0], std::move(layout), false};
 }

@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "core/base/bits.h"
 #include "core/base/error.h"
 #include "core/graph/fuse.h"
 #include "core/ops/op.h"
@@ -246,7 +247,7 @@ class Lowering {
       }
       Operand value = operand(node.inputs[i], microbatch);
       HET_REQUIRE(value.buffer != kAbsent, node.op->name, node.inputs[i], microbatch);
-      const bool strided = i < 32 && ((node.op->strided_inputs >> i) & 1);
+      const bool strided = has_bit(node.op->strided_inputs, i);
       if (!value.layout.is_contiguous() && !(strided && inner_stride_is_one(value.layout)))
         value = packed(node, value, microbatch);
       inputs.push_back(std::move(value));
@@ -267,7 +268,7 @@ class Lowering {
         if (out_.buffer(source).home != Home::state) source = packed(node, source, microbatch);
         where.operand = source;
       } else {
-        where = target(node.outputs[o], microbatch, ((node.op->accumulates >> o) & 1) != 0);
+        where = target(node.outputs[o], microbatch, has_bit(node.op->accumulates, o));
       }
       if (where.add) accumulate |= uint32_t{1} << o;
       outputs.push_back(where.operand);

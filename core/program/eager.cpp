@@ -2,6 +2,7 @@
 
 #include <map>
 
+#include "core/base/bits.h"
 #include "core/base/error.h"
 
 namespace het {
@@ -57,8 +58,8 @@ std::vector<Tensor> Eager::call(const OpDef& op, const std::vector<Tensor>& inpu
     return layout;
   };
   for (size_t i = 0; i < inputs.size(); ++i) {
-    const bool strided = i < 32 && ((op.strided_inputs >> i) & 1) && inputs[i].present() &&
-                         !inputs[i].shape().empty() && inputs[i].layout().strides.back() == 1;
+    const bool strided = has_bit(op.strided_inputs, i) && inputs[i].present() && !inputs[i].shape().empty() &&
+                         inputs[i].layout().strides.back() == 1;
     packed.push_back(strided || !inputs[i].present() ? inputs[i] : inputs[i].contiguous());
   }
   for (size_t o = 0; o < result_types.size(); ++o) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/base/bits.h"
 #include "core/base/error.h"
 #include "core/base/units.h"
 #include "core/ops/op.h"
@@ -177,7 +178,7 @@ std::string to_string(const Program& program) {
     std::string outputs, inputs;
     for (size_t o = 0; o < compute.outputs.size(); ++o)
       outputs +=
-          fmt::format("{}{}{} {}", outputs.empty() ? "" : ", ", (compute.accumulate >> o) & 1 ? "+=" : "",
+          fmt::format("{}{}{} {}", outputs.empty() ? "" : ", ", has_bit(compute.accumulate, o) ? "+=" : "",
                       show(compute.outputs[o]), to_string(compute.outputs[o].layout.type));
     for (const Operand& operand : compute.inputs) inputs += (inputs.empty() ? "" : ", ") + show(operand);
     const std::string& scope = program.scopes[compute.scope];

@@ -8,6 +8,7 @@
 #include <variant>
 #include <vector>
 
+#include "core/base/bits.h"
 #include "core/comm/communicator.h"
 #include "core/graph/graph.h"
 
@@ -112,7 +113,7 @@ void visit_operands(const Program& program, const Instruction& instruction, cons
   if (const auto* compute = std::get_if<Compute>(&instruction)) {
     for (const Operand& operand : compute->inputs) each(operand, Use::reads);
     for (size_t o = 0; o < compute->outputs.size(); ++o)
-      each(compute->outputs[o], ((compute->accumulate >> o) & 1) != 0 ? Use::adds : Use::writes);
+      each(compute->outputs[o], has_bit(compute->accumulate, o) ? Use::adds : Use::writes);
   } else if (const auto* start = std::get_if<Start>(&instruction)) {
     each(start->in, Use::lends);
     each(start->out, Use::takes);

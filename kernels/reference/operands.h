@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/base/bits.h"
 #include "core/device/device.h"
 
 namespace het::reference {
@@ -83,7 +84,7 @@ struct Operands {
   bool has_out(size_t i) const { return i < layouts.outputs.size() && layouts.outputs[i].type.present(); }
   View in(size_t i) const { return has_in(i) ? View(arguments.inputs[i], layouts.inputs[i], false) : none(); }
   View out(size_t i) const {
-    return has_out(i) ? View(arguments.outputs[i], layouts.outputs[i], ((layouts.accumulate >> i) & 1) != 0)
+    return has_out(i) ? View(arguments.outputs[i], layouts.outputs[i], has_bit(layouts.accumulate, i))
                       : none();
   }
   double* scratch() const { return reinterpret_cast<double*>(arguments.workspace); }

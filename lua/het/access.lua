@@ -44,7 +44,8 @@ function access.problem(path, writes)
   local real = native.resolve(path)
   if under_any(real, folders) or access.is_granted(real) then return nil end
   if not writes and access.under(real, "/usr") then return nil end
-  if path:sub(1, 1) ~= "/" and native.path_kind(folders[1] .. "/" .. path) ~= "none" then
+  local beside = path:sub(1, 1) ~= "/" and native.resolve(folders[1] .. "/" .. path)
+  if beside and beside ~= real and access.under(beside, folders[1]) and native.path_kind(beside) ~= "none" then
     return ("'%s' is %s, since paths begin where hetrun was started; the one in the recipe's folder is meant with "
       .. "cd %s"):format(path, real, folders[1])
   end

@@ -372,6 +372,13 @@ class Runs(Case):
         self.assertIn("which the recipe's model has no place for", done.stderr)
         self.assertEqual(self.files_of_run(), kept)
 
+    def test_a_file_of_the_recipes_folder_is_meant_from_there(self):
+        (self.folder / 'my').mkdir()
+        (self.folder / 'my' / 'own.txt').write_text(TEXT)
+        (self.folder / 'my' / 'r.lua').write_text('local corpus = require("het").data.text { path = "own.txt" }\n')
+        told = self.hetrun('my/r.lua', code=2).stderr
+        self.assertIn(f"'own.txt' is {self.folder.resolve()}/own.txt, since paths begin where hetrun was started", told)
+
     def test_labels_for_a_column_may_be_a_row_of_numbers(self):
         text = (ROOT / 'recipes' / 'mlp.lua').read_text()
         flat = re.sub(r'y\[i\] = \{(.*)\} end', r'y[i] = \1 end', text)
