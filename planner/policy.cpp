@@ -38,7 +38,7 @@ void plan_auto(Judge& judge) {
   if (judge.request().additions.uneven_microbatches) plan_whale(judge);
   if (total_devices(judge.request().cluster) <= 128) plan_autohet(judge);
   search_plans(judge, judge.request().additions, "auto");
-  auto parts = search_parts(judge);
+  const auto parts = search_parts(judge);
   anneal_plans(judge, judge.request().additions, "auto");
   anneal_parts(judge, parts);
   search_near(judge);

@@ -228,7 +228,8 @@ struct TokenFile {
   int width;
 };
 
-// Ids have bytes that no text has: the upper ones of small ids are 0.
+// Stricter than is_text(), since it refuses: ids have bytes that no text has, the upper ones of small ids are
+// 0.
 bool looks_like_text(const MappedFile& file) {
   constexpr int64_t kLeast = 64, kMost = 4096;
   const auto* bytes = reinterpret_cast<const unsigned char*>(file.data());

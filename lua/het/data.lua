@@ -17,22 +17,15 @@ Corpus.__tostring = function(self)
     text.grouped(self.tokens), text.grouped(self.vocab))
 end
 
--- `corpus.encode "text"` would take the text for the corpus.
-local function check_self(self, name, how)
-  if define.kind_of(self) ~= "corpus" then
-    errors.usage("%s belongs to a corpus; call it with a colon: corpus:%s", name, how)
-  end
-end
-
 --- Token ids of a text.
 function Corpus:encode(words)
-  check_self(self, "encode", "encode(text)")
+  define.expect_self(self, "corpus", "encode", "encode(text)")
   return self.native:encode(words)
 end
 
 --- Text of token ids.
 function Corpus:decode(ids)
-  check_self(self, "decode", "decode(ids)")
+  define.expect_self(self, "corpus", "decode", "decode(ids)")
   return self.native:decode(ids)
 end
 

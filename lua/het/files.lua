@@ -78,12 +78,11 @@ local function place_of(folder, part)
   return path
 end
 
--- Of a configuration: what changes no weight and no result of a model.
-local passing = { n_positions = true, n_ctx = true, max_position_embeddings = true, hetrun_version = true,
+-- Of a configuration: dropout, which changes no weight, and the context, which tensors' sizes tell where it counts.
+local passing = { n_positions = true, n_ctx = true, max_position_embeddings = true,
   attn_pdrop = true, embd_pdrop = true, resid_pdrop = true, hidden_dropout_prob = true }
 
--- A recipe's model has to be the one that was saved: weights alone do not tell heads, or blocks that are too many. Only
--- what sizes do not tell by themselves is left to the tensors.
+-- A recipe's model has to be the one that was saved: weights alone do not tell heads, or blocks that are too many.
 local function require_same_model(family, model, folder)
   local saved = native.json_read(place_of(folder, "config.json"))
   local own = family.config(model.arguments)

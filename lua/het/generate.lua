@@ -17,14 +17,19 @@ local chunk_sizes = { 64, 16, 4, 1 }
 local Generator = {}
 Generator.__index = Generator
 
+--- Why a model cannot write text, as a sentence; nil when it can.
+function generate.problem(model)
+  if define.kind_of(model) == "layer" and model.class.last then return nil end
+  return "text is written by nn.gpt and nn.llama, and by what het.load makes of such a folder; this model is none of "
+    .. "them"
+end
+
 --- A generator over weights in a state.
 -- @tparam table settings `model`, `state`, `precision`
 function generate.new(settings)
   local model = settings.model
-  if define.kind_of(model) ~= "layer" or not model.class.last then
-    errors.usage("text is written by nn.gpt and nn.llama, and by what het.load makes of such a folder; this model is "
-      .. "none of them")
-  end
+  local problem = generate.problem(model)
+  if problem then errors.usage("%s", problem) end
   return setmetatable({
     model = model, state = settings.state, precision = settings.precision or "f32",
     executors = {}, incremental = model:is_incremental(),
@@ -221,9 +226,7 @@ end
 -- @tparam table options see `generate.fields`
 -- @treturn string prompt and what follows
 function generate.from_model(model, options)
-  if define.kind_of(model) ~= "layer" then
-    errors.usage("generate belongs to a model; call it with a colon: model:generate { ... }")
-  end
+  define.expect_self(model, "layer", "generate", "generate { ... }", "model")
   local a = generate.arguments(options)
   if not rawget(model, "folder") then
     errors.usage("this model has no weights yet; train it, or load one: het.load(folder)")

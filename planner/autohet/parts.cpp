@@ -94,7 +94,7 @@ std::vector<std::unique_ptr<PartPlans>> search_parts(Judge& judge) {
   return found;
 }
 
-void anneal_parts(Judge& judge, std::vector<std::unique_ptr<PartPlans>>& parts) {
+void anneal_parts(Judge& judge, const std::vector<std::unique_ptr<PartPlans>>& parts) {
   constexpr double kNear = 1.1;  // times the best: what is worse does not catch up
   for (const auto& part : parts) {
     if (part->judge.best_score() > kNear * judge.best_score()) continue;

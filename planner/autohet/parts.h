@@ -24,6 +24,6 @@ std::vector<std::unique_ptr<PartPlans>> search_parts(Judge& judge);
 
 // Improves the plans of parts that are nearly as good as the best by local search, as anneal_plans does those
 // of the whole, after which it comes.
-void anneal_parts(Judge& judge, std::vector<std::unique_ptr<PartPlans>>& parts);
+void anneal_parts(Judge& judge, const std::vector<std::unique_ptr<PartPlans>>& parts);
 
 }  // namespace het::planner

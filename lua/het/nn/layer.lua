@@ -221,13 +221,13 @@ local function check_parameter(layer_name, name, given)
       type(given) == "userdata" and "a tensor" or text.value(given))
   end
   local init = given.init
-  local kind = type(init) == "table" and init.kind or init
-  local named = type(init) == "table" or init == "zeros" or init == "ones"
-  if init ~= nil and not (named and kinds_of_init[kind]) then
+  local drawn = type(init) == "table"   -- else a word, or the default
+  local kind = drawn and init.kind or init
+  if init ~= nil and not (drawn and kinds_of_init[kind] or kind == "zeros" or kind == "ones") then
     errors.usage('%s.init = %s is not one of "zeros", "ones", { kind = "normal", scale = 0.02 } and '
-      .. '{ kind = "uniform", scale = 0.1 }', where, text.value(type(init) == "table" and kind or init))
+      .. '{ kind = "uniform", scale = 0.1 }', where, text.value(kind))
   end
-  if type(init) == "table" and (kind == "normal" or kind == "uniform") and type(init.scale) ~= "number" then
+  if (kind == "normal" or kind == "uniform") and type(init.scale) ~= "number" then
     errors.usage("%s.init: { kind = \"%s\" } needs its scale, a number", where, kind)
   end
 end

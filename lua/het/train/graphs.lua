@@ -16,19 +16,13 @@ end
 
 -- Labels in the shape of what the model gives; [n] for [n, 1] is as good.
 local function fitted(labels, output)
-  local given, wanted = labels.shape, output.shape
-  if #wanted == #given + 1 and wanted[#wanted] == 1 then
-    labels = op.reshape(labels, { shape = { unpack(wanted) } })
-    given = { unpack(given) }
-    given[#given + 1] = 1
-  end
-  local same = #given == #wanted
-  for i = 1, #given do same = same and given[i] == wanted[i] end
-  if not same then
-    errors.usage("the model gives %s for a micro-batch, its labels are %s; one number for each is needed, or a `loss` "
-      .. "that compares them otherwise", text.shape(output.shape), text.shape(labels.shape))
-  end
-  return labels
+  local given, wanted = text.shape(labels.shape), text.shape(output.shape)
+  if given == wanted then return labels end
+  local column = { unpack(labels.shape) }
+  column[#column + 1] = 1
+  if text.shape(column) == wanted then return op.reshape(labels, { shape = column }) end
+  errors.usage("the model gives %s for a micro-batch, its labels are %s; one number for each is needed, or a `loss` "
+    .. "that compares them otherwise", wanted, given)
 end
 
 -- The mean squared error's sum: over the features the mean, over the samples the sum times scale.

@@ -314,11 +314,6 @@ function Run:gather()
   return self.cluster:gather(self.train_executor, self.state)
 end
 
--- `run.save "folder"` would take the folder for the run.
-local function check_self(self, name, how)
-  if define.kind_of(self) ~= "run" then errors.usage("%s belongs to a run; call it with a colon: run:%s", name, how) end
-end
-
 -- What is saved beside the state of this step.
 local function about_of(self)
   local a = self.arguments
@@ -348,7 +343,7 @@ end
 --- Save the model, its vocabulary and what is needed to go on exactly. Of several ranks the first writes; all call it.
 -- @string[opt] folder default: the recipe's `save`
 function Run:save(folder)
-  check_self(self, "save", 'save "folder"')
+  define.expect_self(self, "run", "save", 'save "folder"')
   local a = self.arguments
   folder = folder or a.save
   if type(folder) ~= "string" then
@@ -404,7 +399,7 @@ end
 -- @tparam[opt] function emit called with pieces of what follows the prompt as they come
 -- @treturn ?string prompt and what follows; nil on other ranks than the first
 function Run:generate(options, emit)
-  check_self(self, "generate", "generate { ... }")
+  define.expect_self(self, "run", "generate", "generate { ... }")
   local a = generate.arguments(options)
   local followed = write_text(self, a, emit)
   return followed and (a.prompt or generate.default_prompt(self.arguments.data)) .. followed
@@ -554,7 +549,7 @@ end
 --- Train. Returns the run's numbers: steps, train_loss, validation_loss, best_validation_loss, seconds, tokens_per_s,
 -- samples_per_s, mfu, peak_memory_bytes, sample (the text), interrupted. A row of data.pairs counts as one token.
 function Run:start()
-  check_self(self, "start", "start()")
+  define.expect_self(self, "run", "start", "start()")
   local started = native.clock()
   local a, settings = self.arguments, native.settings
   self:prepare()
@@ -675,9 +670,9 @@ local function check(a, report)
     end
     if not corpus then report("data", "a language model is trained on data.text, data.tokens or data.masked") end
   end
-  if a.sample and not (is_model(a.model) and a.model.class.last) then
-    report("sample", "train.sample: text is written by nn.gpt and nn.llama, and by what het.load makes of such a "
-      .. "folder; this model is none of them")
+  local wordless = a.sample and generate.problem(a.model)
+  if wordless then
+    report("sample", "train.sample: " .. wordless)
   elseif corpus and a.sample and a.sample.prompt then
     local ok, problem = pcall(a.data.encode, a.data, a.sample.prompt)
     if not ok then report("sample.prompt", (errors.describe(problem))) end

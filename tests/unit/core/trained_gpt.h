@@ -12,6 +12,29 @@
 
 namespace het::testing {
 
+// The update of all parameters by AdamW, clipped, from the gradients of `loss`. Inputs "lr" and "step";
+// output "norm".
+inline void train_by_adamw(GraphBuilder& b, ValueId loss, double eps) {
+  Graph& graph = b.graph();
+  const DType real = graph.type(loss).dtype;
+  const auto gradients = differentiate(graph, loss);
+  b.set_phase(Phase::update);
+  b.set_layer(-1);
+  const ValueId lr = b.input("lr", {real, {}}, true), step = b.input("step", {DType::i64, {}}, true);
+  std::vector<ValueId> all;
+  for (const auto& [parameter, gradient] : gradients) all.push_back(gradient);
+  const auto clipped = b.call_all(op_named("global_norm"), all, {{"max_norm", 0.5}});
+  b.output("norm", clipped[0]);
+  for (const auto& [parameter, gradient] : gradients) {
+    const std::string name = graph.values[parameter].name;
+    const TensorType type = graph.type(parameter);
+    b.call_all(
+        op_named("adamw"),
+        {parameter, b.buffer(name + ".m", type), b.buffer(name + ".v", type), gradient, lr, step, clipped[1]},
+        {{"beta1", 0.9}, {"beta2", 0.99}, {"eps", eps}, {"weight_decay", 0.1}});
+  }
+}
+
 struct GptSizes {
   int64_t samples, context, width, heads, vocabulary;
   int blocks;
@@ -57,22 +80,7 @@ inline Graph trained_gpt(const GptSizes& s) {
       b.call("linear_cross_entropy",
              {norm("norm", x), weight("head", {s.vocabulary, s.width}), kAbsent, labels, scale});
   b.output("loss", loss);
-  const auto gradients = differentiate(graph, loss);
-  b.set_phase(Phase::update);
-  b.set_layer(-1);
-  const ValueId lr = b.input("lr", {DType::f32, {}}, true), step = b.input("step", {DType::i64, {}}, true);
-  std::vector<ValueId> all;
-  for (const auto& [parameter, gradient] : gradients) all.push_back(gradient);
-  const auto clipped = b.call_all(op_named("global_norm"), all, {{"max_norm", 0.5}});
-  b.output("norm", clipped[0]);
-  for (const auto& [parameter, gradient] : gradients) {
-    const std::string name = graph.values[parameter].name;
-    const TensorType type = graph.type(parameter);
-    b.call_all(
-        op_named("adamw"),
-        {parameter, b.buffer(name + ".m", type), b.buffer(name + ".v", type), gradient, lr, step, clipped[1]},
-        {{"beta1", 0.9}, {"beta2", 0.99}, {"eps", 1e-8}, {"weight_decay", 0.1}});
-  }
+  train_by_adamw(b, loss, 1e-8);
   return graph;
 }
 

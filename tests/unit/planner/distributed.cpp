@@ -16,6 +16,7 @@
 #include "kernels/cpu/device.h"
 #include "tests/emulated_cuda/reference_on_gpu.h"
 #include "tests/unit/core/testing.h"
+#include "tests/unit/core/trained_gpt.h"
 #include "tests/unit/io/scratch.h"
 #include "tests/unit/planner/random_plan.h"
 
@@ -103,22 +104,7 @@ Graph small_model(bool llama, DType dtype) {
   const ValueId bias = llama ? weight("head.bias", {kVocabulary}) : kAbsent;
   const ValueId loss = b.call("linear_cross_entropy", {norm("norm", x), classifier, bias, labels, scale});
   b.output("loss", loss);
-  const auto gradients = differentiate(graph, loss);
-  b.set_phase(Phase::update);
-  b.set_layer(-1);
-  const ValueId lr = b.input("lr", real({}), true), step = b.input("step", {DType::i64, {}}, true);
-  std::vector<ValueId> all;
-  for (const auto& [parameter, gradient] : gradients) all.push_back(gradient);
-  const auto clipped = b.call_all(op_named("global_norm"), all, {{"max_norm", 0.5}});
-  b.output("norm", clipped[0]);
-  for (const auto& [parameter, gradient] : gradients) {
-    const std::string name = graph.values[parameter].name;
-    const TensorType type = graph.type(parameter);
-    b.call_all(
-        op_named("adamw"),
-        {parameter, b.buffer(name + ".m", type), b.buffer(name + ".v", type), gradient, lr, step, clipped[1]},
-        {{"beta1", 0.9}, {"beta2", 0.99}, {"eps", kEps}, {"weight_decay", 0.1}});
-  }
+  train_by_adamw(b, loss, kEps);
   return graph;
 }
 
