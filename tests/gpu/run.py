@@ -53,22 +53,30 @@ class Training(unittest.TestCase):
         self.assertEqual(done.returncode, code, f'{words}\n{done.stdout}\n{done.stderr}')
         return done
 
+    def losses(self, *words):
+        """Losses of all steps of a run, and the run."""
+        metrics = self.folder / 'metrics.jsonl'
+        done = self.hetrun(*words, f'--metrics={metrics}')
+        return [entry['loss'] for entry in map(json.loads, metrics.read_text().splitlines()) if 'loss' in entry], done
+
+    def assert_follows(self, gpu, cpu, most):
+        """Each loss is the processor's to `most` relative."""
+        self.assertEqual(len(gpu), STEPS)
+        for there, here in zip(gpu, cpu):
+            self.assertLessEqual(abs(there - here), most * here, f'{gpu}\n{cpu}')
+
     def train(self, name, precision, device, save='model', rounding='nearest', every=0, steps=STEPS, resume=False):
         """Losses of all steps, and the run's result."""
         (self.folder / 'recipe.lua').write_text(
             RECIPE.format(model=MODELS[name], precision=precision, steps=steps, save=f'{save}-{device}',
                           rounding=rounding, every=every, resume=str(resume).lower()))
-        metrics = self.folder / 'metrics.jsonl'
-        done = self.hetrun('recipe.lua', f'--device={device}', '--json', '--quiet', f'--metrics={metrics}')
-        lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-        return [line['loss'] for line in lines if 'loss' in line], json.loads(done.stdout.splitlines()[-1])
+        losses, done = self.losses('recipe.lua', f'--device={device}', '--json', '--quiet')
+        return losses, json.loads(done.stdout.splitlines()[-1])
 
     def compare(self, name, precision, most, rounding='nearest'):
         cpu, gpu = (self.train(name, precision, device, rounding=rounding) for device in ('cpu', 'cuda'))
-        self.assertEqual(len(gpu[0]), STEPS)
         self.assertLess(cpu[0][-1], cpu[0][0])
-        for there, here in zip(gpu[0], cpu[0]):
-            self.assertLessEqual(abs(there - here), most * here, f'{gpu[0]}\n{cpu[0]}')
+        self.assert_follows(gpu[0], cpu[0], most)
         self.assertLessEqual(abs(gpu[1]['validation_loss'] - cpu[1]['validation_loss']),
                              most * cpu[1]['validation_loss'])
         self.assertEqual(len(gpu[1]['sample']), len('the ') + 8)
@@ -84,17 +92,11 @@ class Training(unittest.TestCase):
         self.assertEqual(longer[-2:], through[-2:])
 
     def test_the_recipe_that_everybody_begins_with(self):
-        losses = []
-        for device in ('cpu', 'cuda', 'cuda'):
-            metrics = self.folder / 'metrics.jsonl'
-            self.hetrun(ROOT / 'recipes' / 'gpt_text.lua', '--text=text.txt', f'--steps={STEPS}', f'--device={device}', '--quiet',
-                        '--batch=2', '--context=16', '--layers=2', '--width=32', '--every=0', '--write=1', f'--metrics={metrics}')
-            losses.append([entry['loss'] for entry in map(json.loads, metrics.read_text().splitlines()) if 'loss' in entry])
-        cpu, gpu, again = losses
-        self.assertEqual(len(gpu), STEPS)
+        words = (ROOT / 'recipes' / 'gpt_text.lua', '--text=text.txt', f'--steps={STEPS}', '--batch=2', '--context=16', '--layers=2',
+                 '--width=32', '--every=0', '--write=1', '--quiet')
+        cpu, gpu, again = (self.losses(*words, f'--device={device}')[0] for device in ('cpu', 'cuda', 'cuda'))
         self.assertEqual(gpu, again)
-        for there, here in zip(gpu, cpu):
-            self.assertLessEqual(abs(there - here), 1e-4 * here, f'{gpu}\n{cpu}')
+        self.assert_follows(gpu, cpu, 1e-4)
 
     def test_gpt_in_f32(self):
         self.compare('gpt', 'f32', 1e-4)
@@ -124,13 +126,9 @@ class Training(unittest.TestCase):
     het.pipeline { microbatches = 3, het.stage { "here:0", layers = 3 }, het.stage { "here:1" } },
     het.pipeline { microbatches = 1, het.stage { "here:2" } } },"""
         (self.folder / 'recipe.lua').write_text(recipe.replace('microbatch = 2,', plan))
-        metrics = self.folder / 'mixed.jsonl'
-        done = self.hetrun('--workers=3', 'recipe.lua', '--device=cuda,cpu,cpu', '--json', f'--metrics={metrics}')
+        mixed, done = self.losses('--workers=3', 'recipe.lua', '--device=cuda,cpu,cpu', '--json')
         self.assertIn('through the memory of hosts', done.stderr)
-        mixed = [entry['loss'] for entry in map(json.loads, metrics.read_text().splitlines()) if 'loss' in entry]
-        self.assertEqual(len(mixed), STEPS)
-        for there, here in zip(mixed, alone):
-            self.assertLessEqual(abs(there - here), 1e-4 * here, f'{mixed}\n{alone}')
+        self.assert_follows(mixed, alone, 1e-4)
 
     def test_a_profile_has_every_kind_of_layer(self):
         (self.folder / 'recipe.lua').write_text(
