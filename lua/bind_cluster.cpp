@@ -296,7 +296,9 @@ int join_run(lua_State* L) {
   JoinOptions options;
   options.run = field<std::string>(L, 1, "run").value_or("hetrun");
   options.world_size = *placement.world_size;
-  options.secret = load_secret(lookup, launched ? "" : secret_file.value_or(""));
+  Host& host = host_of(L);
+  if (host.secret_problem != nullptr) std::rethrow_exception(host.secret_problem);
+  options.secret = host.secret ? *host.secret : load_secret(lookup, launched ? "" : secret_file.value_or(""));
   const auto timeout = duration_setting(L, lookup, "timeout", "HETRUN_TIMEOUT");
   const auto warn_after = duration_setting(L, lookup, "warn_after", "HETRUN_WARN_AFTER");
   const auto say = [](const std::string& sentence) { std::cerr << sentence + "\n" << std::flush; };
@@ -350,6 +352,9 @@ int join_run(lua_State* L) {
   cluster->connect();
   return Convert<ClusterHandle>::push(L, std::move(cluster));
 }
+
+// How many ranks the launcher says there are; 1 without a launcher.
+int world_size() { return read_placement(process_environment()).world_size.value_or(1); }
 
 int cluster_rank(ClusterHandle& cluster) { return cluster->groups->rank(); }
 int cluster_size(ClusterHandle& cluster) { return cluster->groups->size(); }
@@ -547,7 +552,7 @@ void add_cluster(lua_State* L) {
       L, {bind<&cluster_rank>("rank"), bind<&cluster_size>("size"), bind<&cluster_any>("any"),
           bind<&cluster_gather>("gather"), bind<&cluster_tell>("tell"), bind<&cluster_leave>("leave"),
           bind<&cluster_ways>("ways"), bind<&cluster_clock_offset>("clock_offset")});
-  set_functions(L, "native.", {bind<&join_run>("join")});
+  set_functions(L, "native.", {bind<&join_run>("join"), bind<&world_size>("world_size")});
 }
 
 }  // namespace het::lua

@@ -82,12 +82,12 @@ Json json_at(lua_State* L, int index, int depth = 0) {
 }
 
 int json_read(lua_State* L) {
-  push_json(L, read_json(Convert<std::string>::get(L, 1)));
+  push_json(L, read_json(Convert<Path>::get(L, 1)));
   return 1;
 }
 std::string json_file_at(lua_State* L, int index) { return to_string(json_at(L, index), 2) + "\n"; }
 int json_write(lua_State* L) {  // path, value
-  write_file(Convert<std::string>::get(L, 1), json_file_at(L, 2));
+  write_file(Convert<Path>::get(L, 1), json_file_at(L, 2));
   return 0;
 }
 int json_encode(lua_State* L) { return Convert<std::string>::push(L, to_string(json_at(L, 1))); }
@@ -104,7 +104,7 @@ int push_metadata(lua_State* L, const std::map<std::string, std::string>& metada
   return 2;
 }
 int safetensors_read(lua_State* L) {  // path -> {name = tensor}, {metadata}
-  const Safetensors file = read_safetensors(Convert<std::string>::get(L, 1));
+  const Safetensors file = read_safetensors(Convert<Path>::get(L, 1));
   lua_newtable(L);
   for (const auto& [name, tensor] : file.tensors) {
     push_tensor(L, tensor);
@@ -113,7 +113,7 @@ int safetensors_read(lua_State* L) {  // path -> {name = tensor}, {metadata}
   return push_metadata(L, file.metadata);
 }
 int safetensors_open(lua_State* L) {  // path -> {name = stored tensor}, {metadata}
-  const StoredSafetensors file = open_safetensors(Convert<std::string>::get(L, 1));
+  const StoredSafetensors file = open_safetensors(Convert<Path>::get(L, 1));
   lua_newtable(L);
   for (const auto& [name, tensor] : file.tensors) {
     Convert<StoredTensor>::push(L, tensor);
@@ -167,7 +167,7 @@ int save_files(lua_State* L) {
   for (int i = 1; i <= static_cast<int>(lua_objlen(L, 1)); ++i) {
     lua_rawgeti(L, 1, i);
     const int file = lua_gettop(L);
-    const std::string path = field<std::string>(L, file, "path").value();
+    const Path path = field<Path>(L, file, "path").value();
     lua_getfield(L, file, "metadata");
     lua_getfield(L, file, "tensors");
     lua_getfield(L, file, "json");
@@ -190,13 +190,13 @@ int new_corpus(lua_State* L) {
   if (!lua_istable(L, 1)) wrong_argument(L, 1, "a table of settings");
   const std::string kind = field<std::string>(L, 1, "kind").value_or("text");
   const double holdout = field<double>(L, 1, "holdout").value_or(0.1);
-  const std::string path = field<std::string>(L, 1, "path").value_or("");
+  const Path path = field<Path>(L, 1, "path").value_or(Path{});
   if (kind == "text") {
     TextCorpusOptions options;
     options.path = path;
     options.holdout = holdout;
     options.tokenizer = field<std::string>(L, 1, "tokenizer").value_or("char");
-    options.model = field<std::string>(L, 1, "model").value_or("");
+    options.model = field<Path>(L, 1, "model").value_or(Path{});
     if (const auto most = field<double>(L, 1, "most_bytes")) options.most_bytes = static_cast<int64_t>(*most);
     lua_getfield(L, 1, "vocabulary");
     if (!lua_isnil(L, -1)) options.vocabulary = json_at(L, lua_gettop(L));
@@ -210,7 +210,7 @@ int new_corpus(lua_State* L) {
     options.width = field<int>(L, 1, "width").value_or(16);
     options.vocabulary = field<int64_t>(L, 1, "vocabulary").value_or(0);
     options.tokenizer_kind = field<std::string>(L, 1, "tokenizer").value_or("");
-    options.tokenizer_model = field<std::string>(L, 1, "model").value_or("");
+    options.tokenizer_model = field<Path>(L, 1, "model").value_or(Path{});
     lua_getfield(L, 1, "tokenizer_json");
     if (!lua_isnil(L, -1)) options.tokenizer = json_at(L, lua_gettop(L));
     lua_pop(L, 1);

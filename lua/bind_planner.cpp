@@ -132,7 +132,7 @@ Request request_at(lua_State* L, const Graph& graph, int index) {
   lua_getfield(L, index, "additions");
   if (lua_istable(L, -1)) request.additions = additions_at(L, lua_gettop(L));
   lua_pop(L, 1);
-  if (const auto path = field<std::string>(L, index, "profile")) {
+  if (const auto path = field<Path>(L, index, "profile")) {
     request.profile = planner::read_profile(*path, request.model);
     planner::apply_links(request.profile, request.cluster);
   }

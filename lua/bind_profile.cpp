@@ -72,7 +72,7 @@ int measure_graph(lua_State* L) {
 // path [, graph of one sample, {name, tokens}]: the profile of that file. Raises when it is none, or not of
 // this model.
 int read_profile(lua_State* L) {
-  const auto path = Convert<std::string>::get(L, 1);
+  const Path path = Convert<Path>::get(L, 1);
   if (lua_isnoneornil(L, 2)) {
     push_json(L, planner::to_json(planner::read_profile(path)));
     return 1;

@@ -10,12 +10,10 @@
 
 #include <sys/ioctl.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "core/base/random.h"
 #include "core/base/units.h"
-#include "core/io/file.h"
 #include "kernels/cpu/device.h"
 #include "lua/interrupt.h"
 #include "lua/objects.h"
@@ -55,43 +53,6 @@ int terminal_width() {
 }
 
 std::string executable() { return std::filesystem::read_symlink("/proc/self/exe").string(); }
-std::string read_text(std::string path) { return read_file(path); }
-void write_text(std::string path, std::string text) { write_file(path, text); }
-std::string staged(std::string path) { return staged_path(path); }
-void commit(std::string path) { commit_staged(path); }
-void drop(std::string path) { drop_staged(path); }
-void append(std::string path, std::string text) {
-  FILE* file = std::fopen(path.c_str(), "a");
-  if (file == nullptr) fail_usage("cannot open {} to write: {}", path, std::strerror(errno));
-  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  if (std::fclose(file) != 0 || !written)
-    fail_environment("cannot write to {}: {}", path, std::strerror(errno));
-}
-void make_folder(std::string path) {
-  std::error_code problem;
-  std::filesystem::create_directories(path, problem);
-  if (problem) fail_usage("cannot make the folder {}: {}", path, problem.message());
-}
-// Whether files can be written into the folder `path`, which need not be there yet; nothing is left behind.
-void try_folder(std::string path) {
-  namespace fs = std::filesystem;
-  fs::path parent = fs::absolute(path).lexically_normal();
-  std::error_code problem;
-  while (!fs::exists(parent, problem) && parent.has_relative_path()) parent = parent.parent_path();
-  if (!fs::is_directory(parent, problem))
-    fail_usage("cannot make the folder {}: {} is no folder", path, parent.string());
-  std::string name = (parent / ".hetrun-XXXXXX").string();
-  const int file = mkstemp(name.data());
-  if (file < 0) fail_usage("cannot write into the folder {}: {}", parent.string(), std::strerror(errno));
-  close(file);
-  unlink(name.c_str());
-}
-std::string path_kind(std::string path) {  // "file", "folder" or "none"
-  struct stat status {};
-  if (stat(path.c_str(), &status) != 0) return "none";
-  return S_ISDIR(status.st_mode) ? "folder" : "file";
-}
-
 // A model name of the processor, for reports.
 std::string processor() {
   std::ifstream info("/proc/cpuinfo");
@@ -173,15 +134,6 @@ void add_system(lua_State* L) {
                  bind<&is_terminal>("is_terminal"),
                  bind<&terminal_width>("terminal_width"),
                  bind<&executable>("executable"),
-                 bind<&read_text>("read_text"),
-                 bind<&write_text>("write_text"),
-                 bind<&staged>("staged_path"),
-                 bind<&commit>("commit_staged"),
-                 bind<&drop>("drop_staged"),
-                 bind<&append>("append"),
-                 bind<&make_folder>("make_folder"),
-                 bind<&try_folder>("try_folder"),
-                 bind<&path_kind>("path_kind"),
                  bind<&processor>("processor"),
                  bind<&instruction_sets>("instruction_sets"),
                  bind<&version>("version"),

@@ -29,10 +29,10 @@ std::string footer() {
 constexpr int kMostThreads = 4096, kMostWorkers = 512;
 
 const std::vector<std::string>& option_names() {
-  static const std::vector<std::string> names{"--help",        "--version", "--quiet",      "--json",
-                                              "--trust",       "--metrics", "--threads",    "--trace",
-                                              "--device",      "--workers", "--rendezvous", "--interface",
-                                              "--secret-file", "--timeout", "--warn-after"};
+  static const std::vector<std::string> names{
+      "--help",        "--version", "--quiet",      "--json",       "--trust",       "--metrics",
+      "--threads",     "--trace",   "--device",     "--workers",    "--rendezvous",  "--interface",
+      "--secret-file", "--timeout", "--warn-after", "--allow-read", "--allow-write", "--limit-memory"};
   return names;
 }
 
@@ -47,7 +47,10 @@ std::string example_of(const std::string& option) {
                                                            {"--interface", "eth1"},
                                                            {"--secret-file", "secret"},
                                                            {"--timeout", "90s"},
-                                                           {"--warn-after", "10s"}};
+                                                           {"--warn-after", "10s"},
+                                                           {"--allow-read", "corpus.txt"},
+                                                           {"--allow-write", "models/mine"},
+                                                           {"--limit-memory", "8GiB"}};
   const auto found = examples.find(option);
   return found == examples.end() ? "value" : found->second;
 }
@@ -106,6 +109,14 @@ CommandLine parse_command_line(int argc, char** argv) {
   app.add_flag("--json", line.settings.json, "make the last line one JSON object");
   app.add_flag("--trust", line.settings.trust,
                "let the recipe use all of Lua (files, programs, machine code)");
+  app.add_option("--allow-read", line.settings.allow_read, "a file or folder that the recipe may read")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  app.add_option("--allow-write", line.settings.allow_write, "a file or folder that the recipe may write")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  app.add_option("--limit-memory", line.settings.limit_memory,
+                 "memory of the process, such as 8GiB (default: what is available; with --trust none)");
   app.add_option("--metrics", line.settings.metrics, "write one JSON object per report to this file");
   app.add_option("--trace", line.settings.trace,
                  "write a Chrome trace of one step over all ranks to this file");
@@ -138,6 +149,9 @@ CommandLine parse_command_line(int argc, char** argv) {
   }
   line.settings.threads = count_of("--threads", threads, kMostThreads);
   line.settings.workers = count_of("--workers", workers, kMostWorkers);
+  if (!line.settings.limit_memory.empty())
+    with_context([] { return std::string("--limit-memory"); },
+                 [&] { parse_bytes(line.settings.limit_memory); });
   std::string& device = line.settings.device;
   device = device_of_rank(device, local_rank());
   if (device != "cpu" && device != "reference" && !names_gpu(device))

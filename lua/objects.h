@@ -2,14 +2,17 @@
 #pragma once
 
 #include <atomic>
+#include <exception>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/data/corpus.h"
 #include "core/data/sampler.h"
 #include "core/graph/graph.h"
+#include "core/io/files.h"
 #include "core/io/json.h"
 #include "core/io/saving.h"
 #include "core/io/stored.h"
@@ -20,6 +23,7 @@
 #include "core/tensor/tensor.h"
 #include "lua/bind.h"
 #include "lua/gpus.h"
+#include "lua/recipe_files.h"
 
 namespace het::lua {
 
@@ -56,6 +60,10 @@ struct Host {
   std::unique_ptr<Eager> eager;
   int64_t collect_at = int64_t{256} << 20;  // live tensor bytes at which Lua is asked to collect
   uint64_t draws = 0;                       // seeds of random tensors that name none
+  std::shared_ptr<Files> files;             // who opens paths; null: the process itself
+  std::shared_ptr<RecipeAccess> access;     // the same once a stranger's recipe runs
+  std::optional<std::string> secret;        // of the run, read while it could be; or why it could not
+  std::exception_ptr secret_problem;
 };
 Host& host_of(lua_State* L);
 void set_host(lua_State* L, Host* host);
@@ -90,6 +98,7 @@ Plan plan_at(lua_State* L, int index, int layers);
 int push_tensor(lua_State* L, Tensor tensor);
 
 // Each pushes nothing and adds its functions to the table on top of the stack (and makes its classes).
+void add_files(lua_State* L);
 void add_graph(lua_State* L);
 void add_tensor(lua_State* L);
 void add_program(lua_State* L);
@@ -126,5 +135,9 @@ template <>
 struct Convert<Tensor> {
   static Tensor& get(lua_State* L, int index) { return check_object<Tensor>(L, index); }
   static int push(lua_State* L, Tensor value) { return push_tensor(L, std::move(value)); }
+};
+template <>
+struct Convert<Path> {  // a text; opened by the host's files
+  static Path get(lua_State* L, int index) { return {Convert<std::string>::get(L, index), host_of(L).files}; }
 };
 }  // namespace het::lua

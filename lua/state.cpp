@@ -43,14 +43,6 @@ int load_module(lua_State* L) {
   return 1;
 }
 
-// native.resolve(path): the real path of a file or of the folder it would be made in; "" when there is none.
-std::string real_path(std::string path) {
-  std::error_code problem;
-  // Made absolute first: of a relative path that does not exist nothing would be resolved.
-  const auto result = std::filesystem::weakly_canonical(std::filesystem::absolute(path), problem);
-  return problem ? std::string() : result.string();
-}
-
 // Ranks of this run on this machine, as torchrun, our own launcher or Open MPI say; 1 when nobody does.
 int ranks_here() {
   for (const char* name : {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"})
@@ -114,6 +106,7 @@ State::State(const Settings& settings, Gpus gpus) {
   set_host(L_, &host_);
 
   lua_newtable(L_);  // native
+  add_files(L_);
   add_graph(L_);
   add_tensor(L_);
   add_program(L_);
@@ -122,7 +115,6 @@ State::State(const Settings& settings, Gpus gpus) {
   add_cluster(L_);
   add_planner(L_);
   add_profile(L_);
-  set_functions(L_, "native.", {bind<&real_path>("resolve")});
   lua_newtable(L_);
   set_field(L_, "quiet", settings.quiet);
   set_field(L_, "json", settings.json);
@@ -139,8 +131,12 @@ State::State(const Settings& settings, Gpus gpus) {
   set_if_said("secret_file", settings.secret_file);
   set_if_said("timeout", settings.timeout);
   set_if_said("warn_after", settings.warn_after);
+  set_field(L_, "limit_memory", settings.limit_memory);
+  set_list(L_, "allow_read", settings.allow_read);
+  set_list(L_, "allow_write", settings.allow_write);
   lua_setfield(L_, -2, "settings");
-  set_list(L_, "arguments", settings.arguments);
+  set_list(L_, "arguments", settings.arguments);  // the commands take theirs out
+  set_list(L_, "words", settings.arguments);
 
   lua_getglobal(L_, "package");
   lua_getfield(L_, -1, "loaded");

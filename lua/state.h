@@ -28,7 +28,9 @@ struct Settings {
   int workers = 0;  // processes to start on this machine; 0: this one alone
   // Of several ranks, as written; empty: as the environment says, or by default.
   std::string rendezvous, interface, secret_file, timeout, warn_after;
-  std::vector<std::string> arguments;  // --name=value words for the recipe
+  std::string limit_memory;                          // such as 8GiB; empty: by default
+  std::vector<std::string> allow_read, allow_write;  // paths that a recipe may reach
+  std::vector<std::string> arguments;                // --name=value words for the recipe
 };
 
 // Owns the lua_State. Used from one thread.

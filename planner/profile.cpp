@@ -473,15 +473,15 @@ void require_none(const std::vector<std::string>& problems, const std::string& p
 }
 }  // namespace
 
-Profile read_profile(const std::string& path) {
-  Profile profile = profile_from_json(read_json(path), path);
-  require_none(validate(profile), path);
+Profile read_profile(const Path& path) {
+  Profile profile = profile_from_json(read_json(path), path.text);
+  require_none(validate(profile), path.text);
   return profile;
 }
 
-Profile read_profile(const std::string& path, const Model& model) {
-  Profile profile = profile_from_json(read_json(path), path);
-  require_none(validate(profile, model), path);
+Profile read_profile(const Path& path, const Model& model) {
+  Profile profile = profile_from_json(read_json(path), path.text);
+  require_none(validate(profile, model), path.text);
   return profile;
 }
 

@@ -105,8 +105,8 @@ std::vector<std::string> validate(const Profile& profile);
 std::vector<std::string> validate(const Profile& profile, const Model& model);
 Json to_json(const Profile& profile);
 // The profile in a file. Throws Error(usage) when it is none, or cannot be used (for this model).
-Profile read_profile(const std::string& path);
-Profile read_profile(const std::string& path, const Model& model);
+Profile read_profile(const Path& path);
+Profile read_profile(const Path& path, const Model& model);
 Profile profile_from_json(const Json& json,
                           std::string_view what);  // throws Error(usage) naming every mistake
 

@@ -6,7 +6,7 @@ local het = require "het"
 local nn, optim, data = het.nn, het.optim, het.data
 
 local opt = het.options {
-  text      = { "/usr/include/c++", "text file, or folder of text files" },
+  text      = { "/usr/include/c++", "text file, or folder of text files", path = "read" },
   steps     = { 1000, "optimizer steps", min = 1 },
   mask      = { 0.15, "share of the characters to guess", above = 0, below = 1 },
   width     = { 128, "features of a token", min = 1 },
@@ -15,7 +15,7 @@ local opt = het.options {
   context   = { 128, "characters that the model sees at once", min = 2 },
   batch     = { 16, "samples of a step", min = 1 },
   precision = { "f32", "of matrices and activations", choices = { "f32", "bf16" } },
-  save      = { "", "folder to save the model in, in Hugging Face's layout" },
+  save      = { "", "folder to save the model in, in Hugging Face's layout", path = "write" },
 }
 
 -- Eight in ten hidden characters become the mask (one token more than the text has), one becomes another

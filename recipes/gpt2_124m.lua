@@ -11,9 +11,9 @@ local het = require "het"
 local nn, optim, data = het.nn, het.optim, het.data
 
 local opt = het.options {
-  tokens     = { "", "file of GPT-2 tokens (.bin of nanoGPT or llm.c); without it, --text is read as bytes" },
-  text       = { "/usr/include/c++", "text file or folder, when there are no tokens" },
-  model      = { "", "folder with the weights to begin with (config.json, model.safetensors)" },
+  tokens     = { "", "file of GPT-2 tokens (.bin of nanoGPT or llm.c); without it, --text is read as bytes", path = "read" },
+  text       = { "/usr/include/c++", "text file or folder, when there are no tokens", path = "read" },
+  model      = { "", "folder with the weights to begin with (config.json, model.safetensors)", path = "read" },
   steps      = { 100, "optimizer steps", min = 1 },
   batch      = { 8, "samples of a step", min = 1 },
   microbatch = { 4, "samples computed at once", min = 1 },
@@ -21,7 +21,7 @@ local opt = het.options {
   lr         = { 6e-4, "highest learning rate", above = 0 },
   warmup     = { 10, "steps in which the rate rises", min = 0 },
   precision  = { "bf16", "of matrices and activations", choices = { "f32", "bf16" } },
-  save       = { "", "folder to save the model in, in Hugging Face's layout" },
+  save       = { "", "folder to save the model in, in Hugging Face's layout", path = "write" },
   resume     = { false, "go on from the folder of --save" },
 }
 

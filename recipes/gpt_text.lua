@@ -11,7 +11,7 @@ local het = require "het"
 local nn, optim, data = het.nn, het.optim, het.data
 
 local opt = het.options {
-  text      = { "/usr/include/c++", "text file, or folder of text files" },
+  text      = { "/usr/include/c++", "text file, or folder of text files", path = "read" },
   tokenizer = { "char", "what a token is", choices = { "char", "byte" } },
   limit     = { "4 MB", "most text read from a folder" },
   steps     = { 2000, "optimizer steps", min = 1 },
@@ -28,7 +28,7 @@ local opt = het.options {
   prompt    = { "", "what the text written at the end begins with; empty: a line break, or the first character of "
                     .. "the vocabulary when the text has none" },
   write     = { 500, "characters to write at the end", min = 1 },
-  save      = { "", "folder to save the model in; --resume goes on from there" },
+  save      = { "", "folder to save the model in; --resume goes on from there", path = "write" },
   resume    = { false, "go on from the folder of --save" },
 }
 

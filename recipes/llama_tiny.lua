@@ -7,7 +7,7 @@ local het = require "het"
 local nn, optim, data = het.nn, het.optim, het.data
 
 local opt = het.options {
-  text      = { "/usr/include/c++", "text file, or folder of text files" },
+  text      = { "/usr/include/c++", "text file, or folder of text files", path = "read" },
   steps     = { 1000, "optimizer steps", min = 1 },
   width     = { 128, "features of a token", min = 1 },
   layers    = { 4, "blocks", min = 1 },
@@ -17,7 +17,7 @@ local opt = het.options {
   batch     = { 16, "samples of a step", min = 1 },
   microbatch = { 8, "samples computed at once: halves the memory, changes no result", min = 1 },
   precision = { "f32", "of matrices and activations", choices = { "f32", "bf16" } },
-  save      = { "", "folder to save the model in, in Hugging Face's layout" },
+  save      = { "", "folder to save the model in, in Hugging Face's layout", path = "write" },
 }
 
 local corpus = data.text { path = opt.text, tokenizer = "byte", limit = "4 MB" }

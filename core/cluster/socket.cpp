@@ -70,10 +70,6 @@ int connect_once(const addrinfo& address, const addrinfo* source, Deadline deadl
 
 }  // namespace
 
-Descriptor::~Descriptor() {
-  if (number_ >= 0) ::close(number_);
-}
-
 Endpoint parse_endpoint(std::string_view text) {
   const size_t colon = text.rfind(':');
   std::string_view host = text.substr(0, colon);

@@ -7,27 +7,11 @@
 #include <string_view>
 #include <utility>
 
+#include "core/base/descriptor.h"
+
 namespace het {
 
 using Deadline = std::chrono::steady_clock::time_point;
-
-// An open descriptor, owned.
-class Descriptor {
- public:
-  Descriptor() = default;
-  explicit Descriptor(int number) : number_(number) {}
-  Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(number_, other.number_);
-    return *this;
-  }
-  ~Descriptor();
-  int number() const { return number_; }
-  explicit operator bool() const { return number_ >= 0; }
-
- private:
-  int number_ = -1;
-};
 
 struct Endpoint {
   std::string host;  // "10.0.0.7", "fd00::7", "head-node"

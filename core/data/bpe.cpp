@@ -250,11 +250,11 @@ std::vector<std::string> texts_of(const Json& json, const char* name, std::strin
 
 }  // namespace
 
-std::unique_ptr<Tokenizer> make_bpe_tokenizer(const std::string& folder) {
-  const std::string vocabulary = folder + "/vocab.json";
-  return std::make_unique<BpeTokenizer>(tokens_by_id(read_json(vocabulary), fmt::format("'{}'", vocabulary)),
-                                        merge_lines(read_file(folder + "/merges.txt")),
-                                        fmt::format("'{}'", folder));
+std::unique_ptr<Tokenizer> make_bpe_tokenizer(const Path& folder) {
+  const Path vocabulary = folder.child("vocab.json");
+  return std::make_unique<BpeTokenizer>(
+      tokens_by_id(read_json(vocabulary), fmt::format("'{}'", vocabulary.text)),
+      merge_lines(read_file(folder.child("merges.txt"))), fmt::format("'{}'", folder.text));
 }
 
 std::unique_ptr<Tokenizer> bpe_from_json(const Json& json, std::string_view what) {

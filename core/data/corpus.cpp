@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <filesystem>
 
 #include "core/base/error.h"
 #include "core/base/random.h"
@@ -12,8 +11,6 @@
 
 namespace het {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr size_t kChunkBytes = 1 << 20;                         // of text encoded at once
 constexpr int64_t kHeaderBytes = 256 * 4;                       // of llm.c's token files
@@ -25,20 +22,33 @@ bool is_text(std::string_view content) {
   return content.find('\0') == std::string_view::npos && find_invalid_utf8(content) == std::string_view::npos;
 }
 
-// Regular files of a folder and the folders in it, sorted by path. Links to files count, links to folders are
-// not followed: they may lead in a circle.
-std::vector<std::string> files_of(const std::string& folder) {
-  std::vector<std::string> paths;
-  std::error_code error;
-  fs::recursive_directory_iterator entry(folder, fs::directory_options::skip_permission_denied, error), end;
-  while (!error && entry != end) {
-    std::error_code ignored;  // a file that vanished or cannot be looked at is no regular file
-    if (entry->is_regular_file(ignored)) paths.push_back(entry->path().string());
-    entry.increment(error);
+// Regular files of a folder and the folders in it, sorted by path. Where a folder's reader may follow links,
+// those to files count; links to folders are not followed: they may lead in a circle. What may not be read is
+// left out.
+void collect_files(const Path& folder, std::vector<Path>& files, int depth) {
+  constexpr int kMostDepth = 64;
+  std::vector<FolderEntry> entries;
+  try {
+    entries = list_folder(folder);
+  } catch (const Error&) {
+    if (depth == 0) throw;
+    return;
   }
-  if (error) fail_usage("cannot read the folder '{}': {}", folder, error.message());
-  std::sort(paths.begin(), paths.end());
-  return paths;
+  for (const FolderEntry& entry : entries) {
+    const Path path = folder.child(entry.name);
+    if (!path.opener().problem(path.text, false, path.purpose).empty()) continue;
+    FileKind kind = entry.kind;
+    if (kind == FileKind::link) kind = kind_of(path) == FileKind::file ? FileKind::file : FileKind::none;
+    if (kind == FileKind::file) files.push_back(path);
+    if (kind == FileKind::folder && depth < kMostDepth) collect_files(path, files, depth + 1);
+  }
+}
+
+std::vector<Path> files_of(const Path& folder) {
+  std::vector<Path> files;
+  collect_files(folder, files, 0);
+  std::sort(files.begin(), files.end(), [](const Path& a, const Path& b) { return a.text < b.text; });
+  return files;
 }
 
 struct FolderText {
@@ -46,12 +56,11 @@ struct FolderText {
   int files = 0, skipped = 0;
 };
 
-FolderText read_folder(const std::string& folder, int64_t most_bytes) {
+FolderText read_folder(const Path& folder, int64_t most_bytes) {
   FolderText result;
-  for (const std::string& path : files_of(folder)) {
-    std::error_code error;
-    const int64_t bytes = static_cast<int64_t>(fs::file_size(path, error));
-    if (error || bytes == 0) continue;
+  for (const Path& path : files_of(folder)) {
+    const int64_t bytes = file_bytes(path);
+    if (bytes <= 0) continue;
     if (static_cast<int64_t>(result.text.size()) + bytes > most_bytes) {
       ++result.skipped;
       continue;
@@ -65,7 +74,7 @@ FolderText read_folder(const std::string& folder, int64_t most_bytes) {
     ++result.files;
   }
   if (result.files == 0)
-    fail_usage("the folder '{}' holds no text files{}", folder,
+    fail_usage("the folder '{}' holds no text files{}", folder.text,
                result.skipped == 0
                    ? ""
                    : fmt::format(": its {} files are binary, not UTF-8, or larger than {} together",
@@ -183,12 +192,11 @@ TokenView Corpus::view(Split split) const {
 
 std::shared_ptr<const Corpus> Corpus::from_text(const TextCorpusOptions& options) {
   std::shared_ptr<Corpus> corpus(new Corpus);
-  corpus->name_ = options.path;
-  std::error_code error;
+  corpus->name_ = options.path.text;
   std::unique_ptr<MappedFile> file;
   FolderText folder;
   std::string_view text;
-  if (fs::is_directory(options.path, error)) {
+  if (kind_of(options.path) == FileKind::folder) {
     folder = read_folder(options.path, options.most_bytes);
     text = folder.text;
     corpus->files_ = folder.files;
@@ -197,9 +205,9 @@ std::shared_ptr<const Corpus> Corpus::from_text(const TextCorpusOptions& options
     file = std::make_unique<MappedFile>(options.path);
     text = file->text();
     corpus->files_ = 1;
-    if (text.empty()) fail_usage("'{}' is empty: there is nothing to train on", options.path);
+    if (text.empty()) fail_usage("'{}' is empty: there is nothing to train on", options.path.text);
   }
-  with_context([&] { return fmt::format("the text '{}'", options.path); },
+  with_context([&] { return fmt::format("the text '{}'", options.path.text); },
                [&] {
                  corpus->tokenizer_ = options.vocabulary.is_null()
                                           ? make_tokenizer(options.tokenizer, text, options.model)
@@ -264,12 +272,11 @@ TokenFile tokens_of(const MappedFile& file, int raw_width) {
 }
 
 // A file itself, or the .bin files of a folder in the order of their names.
-std::vector<std::string> token_files_of(const std::string& path) {
-  std::error_code error;
-  if (!fs::is_directory(path, error)) return {path};
-  std::vector<std::string> paths = files_of(path);
-  std::erase_if(paths, [](const std::string& each) { return !each.ends_with(".bin"); });
-  if (paths.empty()) fail_usage("the folder '{}' holds no token files: none ends in .bin", path);
+std::vector<Path> token_files_of(const Path& path) {
+  if (kind_of(path) != FileKind::folder) return {path};
+  std::vector<Path> paths = files_of(path);
+  std::erase_if(paths, [](const Path& each) { return !each.text.ends_with(".bin"); });
+  if (paths.empty()) fail_usage("the folder '{}' holds no token files: none ends in .bin", path.text);
   return paths;
 }
 
@@ -279,11 +286,12 @@ std::shared_ptr<const Corpus> Corpus::from_tokens(const TokenCorpusOptions& opti
   if (options.width != 16 && options.width != 32)
     fail_usage("tokens of {} bits are not read; a token file has 16 or 32", options.width);
   std::shared_ptr<Corpus> corpus(new Corpus);
-  corpus->name_ = options.path;
+  corpus->name_ = options.path.text;
   auto files = std::make_shared<std::vector<std::unique_ptr<MappedFile>>>();
   int64_t most = 0;
-  for (const std::string& path : token_files_of(options.path)) {
-    files->push_back(std::make_unique<MappedFile>(path));
+  for (const Path& where : token_files_of(options.path)) {
+    const std::string& path = where.text;
+    files->push_back(std::make_unique<MappedFile>(where));
     const TokenFile tokens = tokens_of(*files->back(), options.width);
     if (corpus->files_ > 0 && tokens.width != corpus->all_.width)
       fail_usage("'{}' has tokens of {} bits, '{}' of {}; the shards of a folder have one width", path,

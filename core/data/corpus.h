@@ -37,25 +37,26 @@ struct TokenView {
 };
 
 struct TextCorpusOptions {
-  std::string path;  // a file, or a folder: its text files, recursively, in sorted order
+  Path path;  // a file, or a folder: its text files, recursively, in sorted order
   std::string tokenizer = "char";
-  std::string model = {};  // of sentencepiece (file) and bpe (folder)
-  Json vocabulary = {};    // of an earlier run; given, it is used instead of tokenizer and model
-  double holdout = 0.1;    // share of the tokens, at the end, kept for validation
+  Path model = {};       // of sentencepiece (file) and bpe (folder)
+  Json vocabulary = {};  // of an earlier run; given, it is used instead of tokenizer and model
+  double holdout = 0.1;  // share of the tokens, at the end, kept for validation
   int64_t most_bytes = int64_t{1} << 30;  // of a folder's text: files beyond are left out
 };
 
 struct TokenCorpusOptions {
   // nanoGPT's raw .bin, or llm.c's with its header of 256 int32; or a folder: the .bin files in it, sorted by
   // name, of one width.
-  std::string path;
+  Path path;
   int width = 16;  // bits of a token in a raw file: 16 or 32
   double holdout = 0.1;
   // Tokens are checked against it; 0: the tokenizer's, or the greatest token found, plus one.
   int64_t vocabulary = 0;
   // What the tokens were made with, to read and write text: its JSON, or its kind and its file or folder.
   Json tokenizer = {};
-  std::string tokenizer_kind = {}, tokenizer_model = {};
+  std::string tokenizer_kind = {};
+  Path tokenizer_model = {};
 };
 
 class Corpus {

@@ -87,8 +87,8 @@ class SentencePieceTokenizer final : public Tokenizer {
 
 }  // namespace
 
-std::unique_ptr<Tokenizer> make_sentencepiece_tokenizer(const std::string& model_path) {
-  return std::make_unique<SentencePieceTokenizer>(read_file(model_path), fmt::format("'{}'", model_path));
+std::unique_ptr<Tokenizer> make_sentencepiece_tokenizer(const Path& model) {
+  return std::make_unique<SentencePieceTokenizer>(read_file(model), fmt::format("'{}'", model.text));
 }
 
 std::unique_ptr<Tokenizer> sentencepiece_from_base64(std::string_view model, std::string_view what) {

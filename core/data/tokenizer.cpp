@@ -156,8 +156,7 @@ std::unique_ptr<Tokenizer> make_char_tokenizer(std::string_view text) {
 
 std::unique_ptr<Tokenizer> make_byte_tokenizer() { return std::make_unique<ByteTokenizer>(); }
 
-std::unique_ptr<Tokenizer> make_tokenizer(std::string_view kind, std::string_view text,
-                                          const std::string& model) {
+std::unique_ptr<Tokenizer> make_tokenizer(std::string_view kind, std::string_view text, const Path& model) {
   if (kind == "char") return make_char_tokenizer(text);
   if (kind == "byte") return make_byte_tokenizer();
   if (std::find(kKinds.begin(), kKinds.end(), kind) == kKinds.end()) fail_kind(kind);

@@ -34,14 +34,13 @@ std::unique_ptr<Tokenizer> make_char_tokenizer(std::string_view text);
 // The 256 bytes: takes anything, loses nothing.
 std::unique_ptr<Tokenizer> make_byte_tokenizer();
 // A trained SentencePiece model file; its bytes are kept and saved in the JSON.
-std::unique_ptr<Tokenizer> make_sentencepiece_tokenizer(const std::string& model_path);
+std::unique_ptr<Tokenizer> make_sentencepiece_tokenizer(const Path& model);
 // GPT-2's byte-level BPE from a folder with vocab.json and merges.txt.
-std::unique_ptr<Tokenizer> make_bpe_tokenizer(const std::string& folder);
+std::unique_ptr<Tokenizer> make_bpe_tokenizer(const Path& folder);
 
 // By kind: "char" (from `text`), "byte", "sentencepiece" or "bpe" (from the file or folder `model`). Throws
 // Error(usage) naming the nearest kind.
-std::unique_ptr<Tokenizer> make_tokenizer(std::string_view kind, std::string_view text,
-                                          const std::string& model);
+std::unique_ptr<Tokenizer> make_tokenizer(std::string_view kind, std::string_view text, const Path& model);
 // What to_json() gave. `what` names the source in errors.
 std::unique_ptr<Tokenizer> tokenizer_from_json(const Json& json, std::string_view what);
 

@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <utility>
 #include <vector>
 
@@ -20,98 +19,90 @@
 namespace het {
 namespace {
 
-// A file descriptor that closes itself.
-class Descriptor {
- public:
-  explicit Descriptor(int value) : value_(value) {}
-  ~Descriptor() {
-    if (value_ >= 0) close(value_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return value_; }
-
- private:
-  int value_;
-};
-
 std::string folder_of(const std::string& path) {
   const size_t slash = path.rfind('/');
   return slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
 }
 
-// The path in the same folder whose name is nearest; empty when none is near.
-std::string neighbour(const std::string& path) {
-  constexpr int kMostEntries = 10'000;  // of a folder that is looked through
-  const size_t slash = path.rfind('/');
-  const std::string before = slash == std::string::npos ? "" : path.substr(0, slash + 1);
+// The path in the same folder whose name is nearest; empty when none is near, or the folder may not be read.
+std::string neighbour(const Path& path) {
+  constexpr size_t kMostEntries = 10'000;  // of a folder that is looked through
+  const size_t slash = path.text.rfind('/');
+  const std::string before = slash == std::string::npos ? "" : path.text.substr(0, slash + 1);
   std::vector<std::string> names;
-  std::error_code problem;
-  for (std::filesystem::directory_iterator entry(folder_of(path), problem), end;
-       !problem && entry != end && static_cast<int>(names.size()) < kMostEntries; entry.increment(problem))
-    names.push_back(entry->path().filename().string());
-  std::sort(names.begin(), names.end());
-  const std::string near = nearest_name(path.substr(before.size()), names);
+  try {
+    for (FolderEntry& entry : list_folder(path.with(folder_of(path.text)))) {
+      names.push_back(std::move(entry.name));
+      if (names.size() == kMostEntries) break;
+    }
+  } catch (const Error&) {  // the file is missing all the same
+  }
+  const std::string near = nearest_name(path.text.substr(before.size()), names);
   return near.empty() ? near : before + near;
 }
 
-[[noreturn]] void fail_open(const std::string& path, int error) {
+[[noreturn]] void fail_open(const Path& path, int error) {
   if (error == ENOENT) {
-    struct stat folder;
-    if (const std::string parent = folder_of(path); stat(parent.c_str(), &folder) != 0)
-      fail_usage("there is no file '{}': the folder '{}' does not exist", path, parent);
     if (path.empty()) fail_usage("an empty path names no file");
+    const std::string parent = folder_of(path.text);
+    if (kind_of(path.with(parent)) == FileKind::none)
+      fail_usage("there is no file '{}': the folder '{}' does not exist", path.text, parent);
     const std::string near = neighbour(path);
-    fail_usage("there is no file '{}'{}", path,
+    fail_usage("there is no file '{}'{}", path.text,
                near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
   }
   const bool machine = error == EMFILE || error == ENFILE || error == ENOMEM || error == EIO;
-  fail(machine ? ErrorKind::environment : ErrorKind::usage, "cannot open '{}': {}", path,
+  fail(machine ? ErrorKind::environment : ErrorKind::usage, "cannot open '{}': {}", path.text,
        std::strerror(error));
 }
 
 // An open file or an Error; its state in `state`.
-int open_to_read(const std::string& path, struct stat& state) {
-  const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (descriptor < 0) fail_open(path, errno);
-  if (fstat(descriptor, &state) != 0 || S_ISDIR(state.st_mode)) {
-    close(descriptor);
-    fail_usage("'{}' is a folder; a file is wanted", path);
-  }
-  return descriptor;
+Descriptor open_to_read(const Path& path, struct stat& state) {
+  Descriptor file(path.opener().open(path.text, OpenMode::read, path.purpose));
+  if (file.number() < 0) fail_open(path, -file.release());
+  if (fstat(file.number(), &state) != 0 || S_ISDIR(state.st_mode))
+    fail_usage("'{}' is a folder; a file is wanted", path.text);
+  return file;
 }
 
 constexpr const char* kStaged = ".next";
 
 // Make the names in the folder of a file last. False: the disk did not confirm it.
-bool flush_folder_of(const std::string& path) {
-  const Descriptor folder(open(folder_of(path).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  return folder.get() < 0 || fsync(folder.get()) == 0 || errno == EINVAL || errno == ENOTSUP;
+bool flush_folder_of(const Path& path) {
+  const Descriptor folder(path.opener().open(folder_of(path.text), OpenMode::folder, path.purpose));
+  return folder.number() < 0 || fsync(folder.number()) == 0 || errno == EINVAL || errno == ENOTSUP;
 }
 
-// Where writing goes: the file that a link leads to, so that the link stays.
-std::string resolved(const std::string& path) {
-  char* real = realpath(path.c_str(), nullptr);
-  if (real == nullptr) return path;
-  std::string result = real;
-  std::free(real);
-  return result;
+Path resolved(const Path& path) { return path.with(path.opener().target(path.text)); }
+
+// All of `text`, or the errno that kept it from being written.
+int write_all(int descriptor, const char* from, int64_t bytes, int64_t& written) {
+  while (bytes > 0) {
+    const ssize_t put =
+        ::write(descriptor, from, static_cast<size_t>(std::min<int64_t>(bytes, int64_t{1} << 30)));
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) return errno;
+    from += put;
+    bytes -= put;
+    written += put;
+  }
+  return 0;
 }
 
 }  // namespace
 
-std::string read_file(const std::string& path) {
+std::string read_file(const Path& path) {
   struct stat state {};
-  const Descriptor file(open_to_read(path, state));
+  const Descriptor file = open_to_read(path, state);
   std::string content;
   content.resize(static_cast<size_t>(std::max<off_t>(state.st_size, 0)) +
                  1);  // one more: to meet the end at once
   size_t have = 0;
   for (;;) {
-    const ssize_t got = read(file.get(), content.data() + have, content.size() - have);
+    const ssize_t got = read(file.number(), content.data() + have, content.size() - have);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0)
-      fail_environment("reading '{}' failed after {}: {}", path, show_bytes(static_cast<double>(have)),
+      fail_environment("reading '{}' failed after {}: {}", path.text, show_bytes(static_cast<double>(have)),
                        std::strerror(errno));
     if (got == 0) break;
     have += static_cast<size_t>(got);
@@ -121,18 +112,22 @@ std::string read_file(const std::string& path) {
   return content;
 }
 
-MappedFile::MappedFile(const std::string& path) : path_(path) {
+int64_t file_bytes(const Path& path) {
   struct stat state {};
-  const Descriptor file(open_to_read(path, state));
+  const Descriptor file(path.opener().open(path.text, OpenMode::read, path.purpose));
+  return file.number() >= 0 && fstat(file.number(), &state) == 0 ? state.st_size : -1;
+}
+
+MappedFile::MappedFile(const Path& path) : path_(path.text) {
+  struct stat state {};
+  const Descriptor file = open_to_read(path, state);
   if (!S_ISREG(state.st_mode))
-    fail_usage("'{}' is not a regular file, so it cannot be mapped into memory", path);
+    fail_usage("'{}' is not a regular file, so it cannot be mapped into memory", path_);
   bytes_ = state.st_size;
   if (bytes_ == 0) return;
-  // Writable but private: who writes to a tensor of this file changes a copy of the page.
-  void* address =
-      mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ | PROT_WRITE, MAP_PRIVATE, file.get(), 0);
+  void* address = mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ, MAP_PRIVATE, file.number(), 0);
   if (address == MAP_FAILED)
-    fail_environment("cannot map '{}' ({}) into memory: {}", path, show_bytes(static_cast<double>(bytes_)),
+    fail_environment("cannot map '{}' ({}) into memory: {}", path_, show_bytes(static_cast<double>(bytes_)),
                      std::strerror(errno));
   data_ = static_cast<const std::byte*>(address);
 }
@@ -141,87 +136,110 @@ MappedFile::~MappedFile() {
   if (data_ != nullptr) munmap(const_cast<std::byte*>(data_), static_cast<size_t>(bytes_));
 }
 
-AtomicFile::AtomicFile(const std::string& path) : path_(resolved(path)) {
-  struct stat state {};
-  if (stat(path_.c_str(), &state) == 0 && !S_ISREG(state.st_mode))
-    fail_usage("cannot write '{}': it is {}", path_,
-               S_ISDIR(state.st_mode) ? "a folder" : "not a regular file");
-  temporary_ = path_ + ".writing-" + std::to_string(getpid());
-  descriptor_ = open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666);
+void MappedFile::make_writable(int64_t begin, int64_t count) const {
+  if (count <= 0) return;
+  HET_REQUIRE(begin >= 0 && begin + count <= bytes_, begin, count, bytes_);
+  const auto page = static_cast<int64_t>(sysconf(_SC_PAGESIZE));
+  const int64_t first = begin / page * page;
+  // Private: who writes to a tensor of this file changes a copy of the page.
+  if (mprotect(const_cast<std::byte*>(data_) + first, static_cast<size_t>(begin + count - first),
+               PROT_READ | PROT_WRITE) != 0)
+    fail_environment("there is no memory for {} of '{}': {}", show_bytes(static_cast<double>(count)), path_,
+                     std::strerror(errno));
+}
+
+AtomicFile::AtomicFile(const Path& path)
+    : path_(resolved(path)), temporary_(path_.with(path_.text + ".writing-" + std::to_string(getpid()))) {
+  const FileKind kind = kind_of(path_);
+  if (kind != FileKind::none && kind != FileKind::file)
+    fail_usage("cannot write '{}': it is {}", path_.text,
+               kind == FileKind::folder ? "a folder" : "not a regular file");
+  descriptor_ = path_.opener().open(temporary_.text, OpenMode::replace, path_.purpose);
   if (descriptor_ >= 0) return;
-  const int error = errno;
+  const int error = -std::exchange(descriptor_, -1);
   if (error == ENOSPC || error == EDQUOT || error == EIO || error == EROFS) fail_write(error);
   if (error == ENOENT) {
-    const std::string folder = folder_of(path_);
-    if (stat(folder.c_str(), &state) != 0)
-      fail_usage("cannot write '{}': the folder '{}' does not exist", path_, folder);
-    fail_usage("cannot write '{}': no file can be made in the folder '{}'", path_, folder);
+    const std::string folder = folder_of(path_.text);
+    if (kind_of(path_.with(folder)) == FileKind::none)
+      fail_usage("cannot write '{}': the folder '{}' does not exist", path_.text, folder);
+    fail_usage("cannot write '{}': no file can be made in the folder '{}'", path_.text, folder);
   }
-  fail_usage("cannot write '{}': {}", path_, std::strerror(error));
+  fail_usage("cannot write '{}': {}", path_.text, std::strerror(error));
 }
 
 AtomicFile::~AtomicFile() {
   if (descriptor_ < 0) return;
   close(descriptor_);
-  unlink(temporary_.c_str());
+  path_.opener().remove(temporary_.text);
 }
 
 void AtomicFile::fail_write(int error) const {
-  struct stat state {};
-  const bool previous = stat(path_.c_str(), &state) == 0;
+  const bool previous = kind_of(path_) != FileKind::none;
   const char* reason = error == ENOSPC   ? "the disk is full"
                        : error == EDQUOT ? "the disk quota is used up"
                        : error == EFBIG  ? "the file grew past the size allowed here"
                                          : std::strerror(error);
-  fail_environment("writing '{}' failed after {}: {}; {}", path_, show_bytes(static_cast<double>(written_)),
-                   reason, previous ? "the previous file is kept" : "nothing was written");
+  fail_environment("writing '{}' failed after {}: {}; {}", path_.text,
+                   show_bytes(static_cast<double>(written_)), reason,
+                   previous ? "the previous file is kept" : "nothing was written");
 }
 
 void AtomicFile::write(const void* data, int64_t bytes) {
-  HET_REQUIRE(descriptor_ >= 0, path_);
-  const char* from = static_cast<const char*>(data);
-  while (bytes > 0) {
-    const ssize_t put =
-        ::write(descriptor_, from, static_cast<size_t>(std::min<int64_t>(bytes, int64_t{1} << 30)));
-    if (put < 0 && errno == EINTR) continue;
-    if (put < 0) fail_write(errno);
-    from += put;
-    bytes -= put;
-    written_ += put;
-  }
+  HET_REQUIRE(descriptor_ >= 0, path_.text);
+  if (const int error = write_all(descriptor_, static_cast<const char*>(data), bytes, written_))
+    fail_write(error);
 }
 
-void AtomicFile::finish(const std::string& name) {
-  HET_REQUIRE(descriptor_ >= 0, path_);
+void AtomicFile::finish(const Path& name) {
+  HET_REQUIRE(descriptor_ >= 0, path_.text);
   if (fsync(descriptor_) != 0) fail_write(errno);
-  if (rename(temporary_.c_str(), name.c_str()) != 0) fail_write(errno);
+  if (const int error = -path_.opener().rename(temporary_.text, name.text)) fail_write(error);
   // From here on the new file stands under its name; closing and the folder's flush only make it last.
   const int closed = close(std::exchange(descriptor_, -1));
   if (!flush_folder_of(name) || closed != 0)
-    fail_environment("'{}' is written, but the disk did not confirm it: {}", name, std::strerror(errno));
+    fail_environment("'{}' is written, but the disk did not confirm it: {}", name.text, std::strerror(errno));
 }
 
 void AtomicFile::commit() { finish(path_); }
-void AtomicFile::stage() { finish(path_ + kStaged); }
+void AtomicFile::stage() { finish(path_.with(path_.text + kStaged)); }
 
-void write_file(const std::string& path, std::string_view content, bool staged) {
+void write_file(const Path& path, std::string_view content, bool staged) {
   AtomicFile file(path);
   file.write(content);
   staged ? file.stage() : file.commit();
 }
 
-std::string staged_path(const std::string& path) { return resolved(path) + kStaged; }
-
-void commit_staged(const std::string& path) {
-  const std::string staged = staged_path(path), real = resolved(path);
-  if (rename(staged.c_str(), real.c_str()) != 0 || !flush_folder_of(real))
-    fail_environment("cannot put '{}' in the place of '{}': {}", staged, real, std::strerror(errno));
+Path staged_path(const Path& path) {
+  Path real = resolved(path);
+  return real.with(real.text + kStaged);
 }
 
-void drop_staged(const std::string& path) {
-  const std::string staged = staged_path(path);
-  if (unlink(staged.c_str()) != 0 && errno != ENOENT)
-    fail_environment("cannot remove '{}': {}", staged, std::strerror(errno));
+void commit_staged(const Path& path) {
+  const Path staged = staged_path(path), real = resolved(path);
+  const int error = -real.opener().rename(staged.text, real.text);
+  if (error != 0 || !flush_folder_of(real))
+    fail_environment("cannot put '{}' in the place of '{}': {}", staged.text, real.text,
+                     std::strerror(error != 0 ? error : errno));
+}
+
+void drop_staged(const Path& path) {
+  const Path staged = staged_path(path);
+  const int error = -staged.opener().remove(staged.text);
+  if (error != 0 && error != ENOENT)
+    fail_environment("cannot remove '{}': {}", staged.text, std::strerror(error));
+}
+
+void append_file(const Path& path, std::string_view text) {
+  const Descriptor file(path.opener().open(path.text, OpenMode::append, path.purpose));
+  if (file.number() < 0) fail_usage("cannot open {} to write: {}", path.text, std::strerror(-file.number()));
+  int64_t written = 0;
+  if (const int error = write_all(file.number(), text.data(), static_cast<int64_t>(text.size()), written))
+    fail_environment("cannot write to {}: {}", path.text, std::strerror(error));
+}
+
+void make_folder(const Path& path) {
+  if (const int error = -path.opener().make_folders(path.text))
+    fail_usage("cannot make the folder {}: {}", path.text, std::strerror(error));
 }
 
 }  // namespace het

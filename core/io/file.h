@@ -8,16 +8,20 @@
 #include <string>
 #include <string_view>
 
+#include "core/io/files.h"
+
 namespace het {
 
 // The content of a file. Throws Error(usage) when it is missing, not readable or a folder.
-std::string read_file(const std::string& path);
+std::string read_file(const Path& path);
+// How many bytes a file holds; -1 where it cannot be opened.
+int64_t file_bytes(const Path& path);
 
-// A file mapped for as long as the object lives; writes to the memory stay private. Reading a
+// A file mapped, to be read, for as long as the object lives. Reading a
 // part that another process has cut off meanwhile faults; our own files are replaced, never cut.
 class MappedFile {
  public:
-  explicit MappedFile(const std::string& path);  // throws Error(usage) like read_file
+  explicit MappedFile(const Path& path);  // throws Error(usage) like read_file
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
@@ -25,6 +29,9 @@ class MappedFile {
   const std::string& path() const { return path_; }
   const std::byte* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
+  // Let [begin, begin + count) be written to; the file itself stays as it is. Memory that may be written
+  // counts as the process's own, so only what is handed out is made so.
+  void make_writable(int64_t begin, int64_t count) const;
   std::string_view text() const {
     return {reinterpret_cast<const char*>(data_), static_cast<size_t>(bytes_)};
   }
@@ -40,8 +47,7 @@ class MappedFile {
 // previous file stays as it was. Used from one thread.
 class AtomicFile {
  public:
-  explicit AtomicFile(
-      const std::string& path);  // throws Error(usage) when the folder is missing or not writable
+  explicit AtomicFile(const Path& path);  // throws Error(usage) when the folder is missing or not writable
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
@@ -55,21 +61,26 @@ class AtomicFile {
 
  private:
   [[noreturn]] void fail_write(int error) const;
-  void finish(const std::string& name);
+  void finish(const Path& name);
 
-  std::string path_, temporary_;
+  Path path_, temporary_;
   int descriptor_ = -1;
   int64_t written_ = 0;
 };
 
 // The same in one call.
-void write_file(const std::string& path, std::string_view content, bool staged = false);
+void write_file(const Path& path, std::string_view content, bool staged = false);
 
 // Where stage() leaves what is to become `path`.
-std::string staged_path(const std::string& path);
+Path staged_path(const Path& path);
 // Put a staged file in its place, on the disk too; remove it, whether it is there or not. Throw
 // Error(environment).
-void commit_staged(const std::string& path);
-void drop_staged(const std::string& path);
+void commit_staged(const Path& path);
+void drop_staged(const Path& path);
+
+// Add `text` at the end of a file, which is created where it is missing. Throws Error.
+void append_file(const Path& path, std::string_view text);
+// Make a folder and those that it lies in. Throws Error(usage).
+void make_folder(const Path& path);
 
 }  // namespace het

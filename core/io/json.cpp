@@ -193,8 +193,8 @@ std::string to_string(const Json& json, int indent) {
   return text;
 }
 
-Json read_json(const std::string& path) { return parse_json(read_file(path), fmt::format("'{}'", path)); }
+Json read_json(const Path& path) { return parse_json(read_file(path), fmt::format("'{}'", path.text)); }
 
-void write_json(const std::string& path, const Json& json) { write_file(path, to_string(json, 2) + "\n"); }
+void write_json(const Path& path, const Json& json) { write_file(path, to_string(json, 2) + "\n"); }
 
 }  // namespace het

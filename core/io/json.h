@@ -9,6 +9,8 @@
 #include <variant>
 #include <vector>
 
+#include "core/io/files.h"
+
 namespace het {
 
 struct Json {
@@ -52,7 +54,7 @@ Json parse_json(std::string_view text, std::string_view what, int depth = kJsonD
 // indent < 0: on one line. Bytes that are not UTF-8 are written as U+FFFD.
 std::string to_string(const Json& json, int indent = -1);
 
-Json read_json(const std::string& path);
-void write_json(const std::string& path, const Json& json);  // indented, replaced atomically
+Json read_json(const Path& path);
+void write_json(const Path& path, const Json& json);  // indented, replaced atomically
 
 }  // namespace het

@@ -125,9 +125,10 @@ void require_exact_cover(const std::vector<SafetensorsEntry>& entries, int64_t d
     fail_usage("'{}': {} bytes at the end belong to no tensor", path, data_bytes - next);
 }
 
-StoredSafetensors open_one(const std::string& path) {
+StoredSafetensors open_one(const Path& path) {
   const auto file = std::make_shared<StoredFile>(path);
-  const SafetensorsHeader header = parse_safetensors_header(file->mapped.text(), file->mapped.bytes(), path);
+  const SafetensorsHeader header =
+      parse_safetensors_header(file->mapped.text(), file->mapped.bytes(), path.text);
   StoredSafetensors result;
   result.metadata = header.metadata;
   result.files.push_back(file);
@@ -137,8 +138,9 @@ StoredSafetensors open_one(const std::string& path) {
   return result;
 }
 
-StoredSafetensors open_shards(const std::string& index) {
-  const Json json = read_json(index);
+StoredSafetensors open_shards(const Path& at) {
+  const std::string& index = at.text;
+  const Json json = read_json(at);
   const Json* map = json.find("weight_map");
   if (map == nullptr || map->object() == nullptr)
     fail_usage("'{}' has no 'weight_map' from tensor names to files", index);
@@ -154,7 +156,7 @@ StoredSafetensors open_shards(const std::string& index) {
   }
   StoredSafetensors result;
   for (const std::string& shard : shards) {
-    StoredSafetensors part = open_one(folder + shard);
+    StoredSafetensors part = open_one(at.with(folder + shard));
     result.metadata.merge(part.metadata);
     result.files.push_back(part.files.front());
     for (auto& [name, tensor] : part.tensors)
@@ -165,16 +167,6 @@ StoredSafetensors open_shards(const std::string& index) {
     if (result.tensors.count(name) == 0)
       fail_usage("'{}': tensor '{}' is said to stand in '{}', but it does not", index, name, *shard.string());
   return result;
-}
-
-bool is_folder(const std::string& path) {
-  struct stat state {};
-  return stat(path.c_str(), &state) == 0 && S_ISDIR(state.st_mode);
-}
-
-bool exists(const std::string& path) {
-  struct stat state {};
-  return stat(path.c_str(), &state) == 0;
 }
 
 }  // namespace
@@ -229,21 +221,19 @@ int64_t StoredSafetensors::bytes_read() const {
   return total;
 }
 
-StoredSafetensors open_safetensors(const std::string& path) {
+StoredSafetensors open_safetensors(const Path& path) {
   const std::string index_end = ".index.json";
-  if (is_folder(path)) {
-    const std::string whole = path + "/model.safetensors";
-    if (exists(whole)) return open_one(whole);
-    if (exists(whole + index_end)) return open_shards(whole + index_end);
-    fail_usage("the folder '{}' holds neither model.safetensors nor model.safetensors.index.json", path);
+  if (kind_of(path) == FileKind::folder) {
+    const Path whole = path.child("model.safetensors"), index = whole.with(whole.text + index_end);
+    if (kind_of(whole) != FileKind::none) return open_one(whole);
+    if (kind_of(index) != FileKind::none) return open_shards(index);
+    fail_usage("the folder '{}' holds neither model.safetensors nor model.safetensors.index.json", path.text);
   }
-  if (path.size() > index_end.size() &&
-      path.compare(path.size() - index_end.size(), index_end.size(), index_end) == 0)
-    return open_shards(path);
-  return open_one(path);
+  return path.text.size() > index_end.size() && path.text.ends_with(index_end) ? open_shards(path)
+                                                                               : open_one(path);
 }
 
-Safetensors read_safetensors(const std::string& path) {
+Safetensors read_safetensors(const Path& path) {
   StoredSafetensors stored = open_safetensors(path);
   Safetensors result;
   result.metadata = std::move(stored.metadata);
@@ -251,8 +241,9 @@ Safetensors read_safetensors(const std::string& path) {
   return result;
 }
 
-void write_safetensors(const std::string& path, const std::map<std::string, Tensor>& tensors,
+void write_safetensors(const Path& where, const std::map<std::string, Tensor>& tensors,
                        const std::map<std::string, std::string>& metadata, bool staged) {
+  const std::string& path = where.text;
   // Wide elements first: as the header ends at a multiple of 64 bytes, every tensor is aligned to its
   // elements.
   std::vector<const std::pair<const std::string, Tensor>*> order;
@@ -288,7 +279,7 @@ void write_safetensors(const std::string& path, const std::map<std::string, Tens
       static_cast<size_t>((kAlignment - (8 + static_cast<int64_t>(text.size())) % kAlignment) % kAlignment),
       ' ');
 
-  AtomicFile file(path);
+  AtomicFile file(where);
   std::string length(8, '\0');
   for (size_t i = 0; i < 8; ++i) length[i] = static_cast<char>(text.size() >> (8 * i) & 0xFF);
   file.write(length);

@@ -24,7 +24,7 @@ struct StoredSafetensors {
 // `path`: a .safetensors file, a .safetensors.index.json that lists the shards beside it, or a folder that
 // holds model.safetensors or model.safetensors.index.json. Reads the headers; each tensor when it is asked
 // for. Throws Error(usage) naming the file, the tensor and what is wrong.
-StoredSafetensors open_safetensors(const std::string& path);
+StoredSafetensors open_safetensors(const Path& path);
 
 struct Safetensors {
   std::map<std::string, Tensor> tensors;
@@ -32,12 +32,12 @@ struct Safetensors {
 };
 
 // The same with all tensors: those at odd addresses are copied, all others are views of the mapped file.
-Safetensors read_safetensors(const std::string& path);
+Safetensors read_safetensors(const Path& path);
 
 // Any dtypes but none; strided tensors are packed on the way. Data starts at a multiple of 64 bytes. The
 // previous file stays until the new one is whole and on the disk; `staged` leaves it beside `path` (see
 // AtomicFile).
-void write_safetensors(const std::string& path, const std::map<std::string, Tensor>& tensors,
+void write_safetensors(const Path& path, const std::map<std::string, Tensor>& tensors,
                        const std::map<std::string, std::string>& metadata = {}, bool staged = false);
 
 // One tensor as the header describes it; begin and end count bytes from the end of the header.

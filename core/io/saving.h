@@ -8,10 +8,12 @@
 #include <thread>
 #include <vector>
 
+#include "core/io/files.h"
+
 namespace het {
 
 struct SavedFile {
-  std::string path;
+  Path path;
   std::function<void()> stage;  // leaves what is to become `path` beside it (AtomicFile::stage)
 };
 

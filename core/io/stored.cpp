@@ -65,7 +65,7 @@ Tensor StoredTensor::read(const std::optional<Shard>& shard) const {
 Tensor StoredTensor::read_stored(const std::optional<Shard>& shard) const {
   const TensorType whole = transposed_ ? flipped(type_) : type_;
   HET_REQUIRE(!shard || shard->whole == whole.shape, to_string(whole));
-  // Mappings are private and writable, so the constness of their data is only MappedFile's.
+  // Mappings are private; what leaves this function as a view is made writable first.
   const auto data_of = [](const Piece& piece) {
     return const_cast<std::byte*>(piece.file->mapped.data()) + piece.offset;
   };
@@ -81,6 +81,7 @@ Tensor StoredTensor::read_stored(const std::optional<Shard>& shard) const {
       reinterpret_cast<uintptr_t>(data_of(first)) % static_cast<uintptr_t>(bytes_of(whole.dtype)) == 0;
   if (!shard && pieces_.size() == 1 && aligned && first.bytes > 0) {
     take_note(first, data_of(first), first.bytes);
+    first.file->mapped.make_writable(first.offset, first.bytes);
     return Tensor(std::make_shared<Buffer>(data_of(first), first.bytes, first.file),
                   Layout::contiguous(whole));
   }

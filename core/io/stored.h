@@ -16,7 +16,7 @@ namespace het {
 
 // A mapped file that counts how much of it was handed out.
 struct StoredFile {
-  explicit StoredFile(const std::string& path) : mapped(path) {}
+  explicit StoredFile(const Path& path) : mapped(path) {}
 
   MappedFile mapped;
   std::atomic<int64_t> bytes_read = 0;

@@ -60,6 +60,22 @@ local function say_cuda()
   end
 end
 
+-- What the kernel offers to confine recipes with (lua/confine.h).
+local function say_walls()
+  local walls = native.kernel_walls()
+  local offered, missing = {}, {}
+  local function add(there, name, lacks)
+    table.insert(there and offered or missing, there and name or lacks)
+  end
+  add(walls.landlock > 0, ("Landlock %d"):format(walls.landlock), "no Landlock (kernel 5.13, and lsm=landlock at boot): "
+    .. "recipes are kept from files by the sandbox alone")
+  add(walls.landlock == 0 or walls.landlock >= 4, "", "Landlock below version 4 (kernel 6.7) does not limit TCP")
+  add(walls.seccomp, "seccomp", "no seccomp: recipes are kept from programs and sockets by the sandbox alone")
+  add(walls.openat2, "openat2", "no openat2 (kernel 5.6): paths are opened component by component")
+  say("walls", (table.concat(offered, ", "):gsub("^, ", ""):gsub(", , ", ", ")))
+  for _, words in ipairs(missing) do say("", words) end
+end
+
 --- Print the report; returns the exit code.
 function doctor.run()
   if native.settings.help then
@@ -78,6 +94,7 @@ function doctor.run()
     local ok, flops = measure("cpu", dtype)
     say("cpu " .. dtype, ok and ("%.0f GFLOP/s in a large matrix product"):format(flops / 1e9) or tostring(flops))
   end
+  say_walls()
   say_cuda()
   return 0
 end

@@ -1,7 +1,6 @@
 --- `het.options`: a recipe's own options, declared once with default and one line of doc; their types are those of
 -- the defaults. `hetrun recipe.lua --help` prints them, `--name=value` sets them.
 local native = require "het.native"
-local access = require "het.access"
 local define = require "het.define"
 local errors = require "het.errors"
 local mistakes = require "het.mistakes"
@@ -20,7 +19,10 @@ local general = {
   { "device", "where to run: cpu, cuda (cuda:1 for the second GPU) or reference (slow; the oracle of the tests); of "
     .. "several ranks in turn: cuda,cpu,cpu" },
   { "trace", "write a Chrome trace of one step over all ranks to this file" },
-  { "trust", "let the recipe use all of Lua" },
+  { "trust", "let the recipe use all of Lua, any file and other programs" },
+  { "allow-read", "a file or folder that the recipe may read" },
+  { "allow-write", "a file or folder that the recipe may write" },
+  { "limit-memory", "memory of the process, such as 8GiB (default: what is available; with --trust none)" },
   { "workers", "run so many ranks on this machine, each a process" },
   { "rendezvous", "where ranks on several machines meet: etcd://host:2379" },
   { "interface", "interface or address for the traffic between ranks" },
@@ -73,7 +75,7 @@ local function field_of(name, spec)
   local kind = type(default)
   if kind == "number" then kind = (default == math.floor(default) and not spec.fraction) and "integer" or "number" end
   return { name, kind, spec[2] or "", default = default, min = spec.min, max = spec.max, above = spec.above,
-           below = spec.below, choices = spec.choices }
+           below = spec.below, choices = spec.choices, path = spec.path }
 end
 
 local function parse(field, given)
@@ -101,6 +103,21 @@ local function parse(field, given)
   return value
 end
 
+-- Why `path =` of an option is wrong; nil when it is not.
+local function path_problem(name, spec)
+  if spec.path == nil then return nil end
+  if spec.path ~= "read" and spec.path ~= "write" then
+    return ("het.options.%s: path = %s is neither \"read\" nor \"write\""):format(name, text.value(spec.path))
+  end
+  return type(spec[1]) ~= "string" and ("het.options.%s: path = is for options that are texts"):format(name) or nil
+end
+
+-- The person named this path on the command line, so the recipe may read it, or write it.
+local function grant(name, path)
+  local ok, problem = pcall(native.grant_option, name, path == "write")
+  if not ok then mistake((errors.describe(problem))) end
+end
+
 -- What would work instead of an option that there is not.
 local function instead_of(option, by_name, names, all)
   local switch = option.name:match("^no_(.+)$")
@@ -112,8 +129,9 @@ local function instead_of(option, by_name, names, all)
 end
 
 --- Declare the options of a recipe; returns their values by name.
--- @tparam table specs `name = { default, "doc", min =, max =, above =, below =, choices =, fraction = }`; a number is
--- whole when its default is, unless `fraction` is true
+-- @tparam table specs `name = { default, "doc", min =, max =, above =, below =, choices =, fraction =, path = }`; a number
+-- is whole when its default is, unless `fraction` is true; path = "read" or "write" of a text that names a file or folder,
+-- which the recipe may then read, or write, where the command line names one
 -- @string[opt] recipe_text source of the recipe, for the order of the options
 function options.declare(specs, recipe_text)
   if type(specs) ~= "table" then
@@ -126,6 +144,8 @@ function options.declare(specs, recipe_text)
       mistakes.record("options", type(name) == "string" and name or nil,
         ("het.options.%s: an option is { default, \"what it is\" }, with a number, a text or a boolean as default")
         :format(tostring(name)))
+    elseif path_problem(name, spec) then
+      mistakes.record("options", name, path_problem(name, spec))
     else
       local field = field_of(name, spec)
       fields[#fields + 1], by_name[name], values[name] = field, field, spec[1]
@@ -145,7 +165,7 @@ function options.declare(specs, recipe_text)
     else
       local value, problem = parse(field, option)
       if value == nil then mistake(problem) else values[option.name] = value end
-      if type(value) == "string" then access.grant(value) end
+      if value and field.path then grant(option.name, field.path) end
     end
   end
   if native.settings and native.settings.help then options.exit_with_help(recipe_text) end
@@ -195,6 +215,7 @@ function options.help_text(path, recipe_text)
     lines[#lines + 1] = "Options of this recipe:"
     for _, field in ipairs(declared) do
       local doc = field[3]
+      if field.path then doc = doc .. (" (a path that the recipe %s)"):format(field.path == "read" and "reads" or "writes") end
       if field.choices then doc = doc .. ": " .. table.concat(field.choices, ", ") end
       row(field[1] .. "=" .. field[2]:upper(), doc, "default: " .. text.value(field.default),
         unpack(define.limits(field)))

@@ -13,7 +13,7 @@ local options = {
   { "policy", "NAME", "autohet, megatron, whale, exhaustive, search or auto (default: auto)", plan = true },
   { "objective", "NAME", "time, cost (money of a step) or progress (with preemptions) (default: time)", plan = true },
   { "without", "LIST", "switch additions off: " .. table.concat(native.additions(), ","), plan = true },
-  { "profile", "FILE", "measured layer times and links, as `hetrun profile` writes them" },
+  { "profile", "FILE", "measured layer times and links, as `hetrun profile` writes them", path = "read" },
   { "old", "FILE", "the plan that ran until now, as --lua prints it, or a recipe with a plan: of plans that are nearly "
     .. "as good the one that moves least of its state is taken", plan = true },
   { "near", "SHARE", "with --old or --fallbacks: of the step time, how much longer a plan may take that moves less "
@@ -22,8 +22,8 @@ local options = {
   { "lua", nil, "print only the plan, as a recipe writes it", plan = true },
   { "plan", "FILE", "the plan to simulate, as `hetrun plan --lua` prints it (default: the recipe's own)",
     simulate = true },
-  { "html", "FILE", "draw the step, the memory and the cluster as one page" },
-  { "trace", "FILE", "write the step as a Chrome trace" },
+  { "html", "FILE", "draw the step, the memory and the cluster as one page", path = "write" },
+  { "trace", "FILE", "write the step as a Chrome trace", path = "write" },
 }
 
 -- The options of `plan` or of `simulate`.

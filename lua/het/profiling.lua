@@ -356,6 +356,8 @@ function profiling.run(program, ...)
   local words = { ... }
   local given, problems = subcommand.take(about.options)
   if problems[1] then errors.usage("%s", table.concat(problems, "\n")) end
+  local path = given.out or words[1] and (words[1]:match "([^/]*)$"):gsub("%.lua$", "") .. ".profile.json"
+  if path then subcommand.name_path(path, "write") end
   local run, code = subcommand.recipe(program, about, words)
   if not run then return code end
   local graph, tokens = run:graph_of_sample()
@@ -367,7 +369,6 @@ function profiling.run(program, ...)
   local runs = numbers_of("runs", given.runs)
   if runs and #runs ~= 1 then errors.usage("--runs=%s is not one number", given.runs) end
   request.runs = runs and runs[1]
-  local path = given.out or (words[1]:match "([^/]*)$"):gsub("%.lua$", "") .. ".profile.json"
 
   local place = join(run, given)
   local profile, wanted = nil, {}

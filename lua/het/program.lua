@@ -1,6 +1,5 @@
 --- What the `hetrun` program does with its words: the policy half of main.cpp and prompt.cpp.
 local native = require "het.native"
-local access = require "het.access"
 local errors = require "het.errors"
 local sandbox = require "het.sandbox"
 
@@ -10,12 +9,53 @@ local function folder_of(path)
   return path:match "^(.*)/[^/]*$" or "."
 end
 
+-- A recipe talks to whom the command line names. What it names itself is shown and asked for, where somebody can answer;
+-- het.train refuses it otherwise.
+local function approve_rendezvous(path, text)
+  local settings = native.settings
+  if settings.rendezvous or os.getenv "HETRUN_RENDEZVOUS" or native.world_size() < 2 then return end
+  local address = text:match "%f[%w_]rendezvous%s*=%s*[\"']([^\"'\n]+)[\"']"
+  if not address or not native.is_terminal "stdin" or not native.is_terminal "stderr" then return end
+  native.write("stderr", ("%s asks to meet other machines at %s. Allow it? [y/N] "):format(path, address))
+  if (io.read "*l" or ""):lower():match "^y" then settings.approved_rendezvous = address end
+end
+
+-- Put up the walls around a recipe, with what the person named: general options, and those of commands
+-- (het.subcommand).
+local function confine(path)
+  local settings, named = native.settings, native.command_paths or { read = {}, write = {} }
+  local writes = { unpack(settings.allow_write) }
+  for _, each in ipairs(named.write) do writes[#writes + 1] = each end
+  for _, each in ipairs { settings.metrics, settings.trace } do
+    if each ~= "" then writes[#writes + 1] = each end
+  end
+  local reads = { unpack(settings.allow_read) }
+  for _, each in ipairs(named.read) do reads[#reads + 1] = each end
+  local gpu = settings.device:match "^cuda" ~= nil
+  local memory = settings.limit_memory ~= "" and native.parse_bytes(settings.limit_memory)
+    or not gpu and native.memory_available() or nil
+  native.confine(path, { words = native.words, reads = reads, writes = writes, gpu = gpu, memory = memory,
+    secret_file = settings.secret_file })
+end
+
+-- The text of a Lua file that is about to run. Strangers' recipes are confined: the first file is read before.
+local function read(path)
+  if native.settings.trust then return native.read_text(path) end
+  if native.confined() then
+    native.confine(path)
+    return native.read_text(path)
+  end
+  local text = native.read_text(path)
+  approve_rendezvous(path, text)
+  confine(path)
+  return text
+end
+
 -- The compiled source of a recipe or a cluster file, in its sandbox.
 local function compile(path)
-  local text = native.read_text(path)
-  if not native.settings.trust then access.bound(folder_of(path)) end
-  local environment = sandbox.environment(native.settings.trust, folder_of(path))
-  local chunk, problem = sandbox.load(text, "@" .. path, environment)
+  local trust, text = native.settings.trust, read(path)
+  local environment = sandbox.environment(trust, folder_of(path))
+  local chunk, problem = sandbox.load(text, "@" .. path, environment, trust)
   if not chunk then native.fail("usage", problem) end
   return chunk, text
 end
@@ -45,11 +85,11 @@ end
 --- What the Lua file at `path` returns; a file may also hold nothing but an expression, such as `hetrun plan --lua`
 -- prints.
 function program.expression(path)
-  local file_text = native.read_text(path)
-  if not loadstring("return " .. file_text) then return program.value(path) end
-  if not native.settings.trust then access.bound(folder_of(path)) end
-  local environment = sandbox.environment(native.settings.trust, folder_of(path))
-  local chunk, problem = sandbox.load('local het = require "het"; return ' .. file_text, "@" .. path, environment)
+  local trust, file_text = native.settings.trust, read(path)
+  local is_expression = loadstring("return " .. file_text) ~= nil
+  local environment = sandbox.environment(trust, folder_of(path))
+  local source = is_expression and 'local het = require "het"; return ' .. file_text or file_text
+  local chunk, problem = sandbox.load(source, "@" .. path, environment, trust)
   if not chunk then native.fail("usage", problem) end
   return require("het").load_value(path, file_text, chunk)
 end

@@ -1,8 +1,8 @@
---- What recipes may reach. Recipes are shared between strangers: by default one sees `het`, Lua's safe
--- libraries and the files of its own folder, nothing that starts programs, loads machine code or looks into
--- the library. `--trust` gives it everything.
+--- The first wall around recipes: the globals that they see. Recipes are shared between strangers: by default one sees
+-- `het` and Lua's safe libraries, nothing that starts programs, loads machine code or looks into the library. Files are
+-- opened by lua/recipe_files.h's rules; the second wall is the kernel's (lua/confine.h). `--trust` lifts both.
 local native = require "het.native"
-local access = require "het.access"
+local errors = require "het.errors"
 
 local sandbox = {}
 
@@ -16,21 +16,29 @@ local function copy(library, names)
   return result
 end
 
---- `io.open` and `io.lines` for files inside `folder` (links are followed before it is looked at), and for those that
--- the command line names.
-local function restricted_io(folder)
-  local function check(path, mode)
-    local real = native.resolve(tostring(path))
-    if not access.under(real, folder) and not access.is_granted(real) then
-      error(("'%s' lies outside the recipe's folder %s; hetrun --trust lets a recipe open any file"):format(
-        tostring(path), folder), 3)
-    end
-    return real, mode
-  end
+-- Text as `print` and io.write put it together.
+local function joined(separator, ...)
+  local parts = { ... }
+  for i = 1, select("#", ...) do parts[i] = tostring(parts[i]) end
+  return table.concat(parts, separator)
+end
+
+--- io.open, io.lines and io.write of a recipe.
+local function restricted_io()
   return {
-    open = function(path, mode) return io.open(check(path, mode)) end,
-    lines = function(path) return io.lines(check(path), nil) end,
-    write = function(...) return io.write(...) end,
+    open = function(path, mode)
+      if type(path) ~= "string" or mode ~= nil and type(mode) ~= "string" then
+        errors.usage('io.open takes a path and a mode, as in io.open("runs/mine/notes.txt", "w")')
+      end
+      return native.open_file(path, mode)
+    end,
+    lines = function(path)
+      if type(path) ~= "string" then errors.usage "io.lines takes a path" end
+      local file, problem = native.open_file(path)
+      if not file then errors.usage("io.lines: %s", problem) end
+      return file:lines(true)
+    end,
+    write = function(...) native.write("stdout", joined("", ...)) end,
   }
 end
 
@@ -82,7 +90,7 @@ end
 
 --- `require` of a recipe: "het", and Lua files beside the recipe, each run once in the same environment.
 -- @tparam[opt] function otherwise what is asked for a name of which there is no such file
-local function recipe_require(environment, folder, otherwise)
+local function recipe_require(environment, folder, trust, otherwise)
   local loaded = {}
   return function(name)
     if type(name) ~= "string" then error("require: a name is needed", 2) end
@@ -93,11 +101,11 @@ local function recipe_require(environment, folder, otherwise)
       error(("require: '%s' is not the name of a file beside the recipe"):format(name), 2)
     end
     local path = folder .. "/" .. name:gsub("%.", "/") .. ".lua"
-    if not access.under(native.resolve(path), folder) or native.path_kind(path) ~= "file" then
+    if native.path_kind(path) ~= "file" then
       if otherwise then return otherwise(name) end
       error(("require: there is no '%s' (recipes can require \"het\" and Lua files in %s)"):format(name, folder), 2)
     end
-    local chunk, problem = sandbox.load(native.read_text(path), "@" .. path, environment)
+    local chunk, problem = sandbox.load(native.read_module(path), "@" .. path, environment, trust)
     if not chunk then error(problem, 0) end
     local value = chunk(name)
     loaded[name] = value == nil and true or value
@@ -105,34 +113,48 @@ local function recipe_require(environment, folder, otherwise)
   end
 end
 
---- Load source text (never bytecode) to run in `environment`.
-function sandbox.load(text, name, environment)
+--- Load source text (never bytecode) to run in `environment`. A stranger's code is not compiled to machine code: so
+-- Ctrl-C reaches its loops, and the compiler is no way out.
+function sandbox.load(text, name, environment, trust)
   local chunk, problem = load(text, name, "t", environment)
+  if chunk and not trust then jit.off(chunk, true) end
   return chunk, problem
+end
+
+-- Of collectgarbage what does not switch it off.
+local function collect(what, argument)
+  what = what or "collect"
+  if what ~= "collect" and what ~= "count" and what ~= "step" then
+    error(("collectgarbage(%q) is not for recipes; \"collect\", \"count\" and \"step\" are"):format(tostring(what)), 2)
+  end
+  return collectgarbage(what, argument)
 end
 
 --- The globals of a recipe.
 -- @param trust   everything, bounded only by strictness
 -- @param folder  the recipe's folder (default: the current one)
 function sandbox.environment(trust, folder)
-  folder = native.resolve(folder or ".")
+  folder = folder or "."
+  trust = trust or native.walls() == "kernel"
   local environment
   if trust then
     environment = {}
     environment._G = environment
-    environment.require = recipe_require(environment, folder, require)
+    environment.require = recipe_require(environment, folder, true, require)
     return strict(environment, _G)
   end
   environment = copy(_G, [[assert error ipairs next pairs pcall xpcall select tonumber tostring type unpack
-    rawequal rawget rawset collectgarbage _VERSION print]])
+    rawequal rawget rawset _VERSION]])
   environment._G = environment
+  environment.collectgarbage = collect
+  environment.print = function(...) native.write("stdout", joined("\t", ...) .. "\n") end
   environment.math = copy(math, table.concat(keys_of(math), " "))
   environment.string = copy(string, table.concat(keys_of(string), " "))
   environment.table = copy(table, table.concat(keys_of(table), " "))
   environment.coroutine = copy(coroutine, "create resume running status wrap yield")
   environment.bit = copy(bit, table.concat(keys_of(bit), " "))
   environment.os = limited("os", copy(os, "clock date difftime time"))
-  environment.io = limited("io", restricted_io(folder))
+  environment.io = limited("io", restricted_io())
   environment.getmetatable = function(value)
     if type(value) ~= "table" then return type(value) end
     return getmetatable(value)
@@ -146,7 +168,7 @@ function sandbox.environment(trust, folder)
     return sandbox.load(text, name or "=(load)", environment)
   end
   environment.require = recipe_require(environment, folder)
-  environment.arg = native.arguments
+  environment.arg = { unpack(native.arguments or {}) }
   return strict(environment)
 end
 

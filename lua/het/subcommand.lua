@@ -5,7 +5,7 @@ local errors = require "het.errors"
 local subcommand = {}
 
 --- Take a command's options out of the words of the command line; the recipe's stay in native.arguments.
--- @tparam table options list of { name, VALUE or nil, sentence }
+-- @tparam table options list of { name, VALUE or nil, sentence, path = "read" or "write" of one that names a file }
 -- @treturn table what was given, by name: the value, or true
 -- @treturn {string,...} a sentence for each mistake
 function subcommand.take(options)
@@ -23,12 +23,21 @@ function subcommand.take(options)
       problems[#problems + 1] = ("%s needs a value, such as --%s=%s"):format(word, name, known[2])
     else
       given[name] = value or true
+      if known.path and value then subcommand.name_path(value, known.path) end
     end
   end
   native.arguments = rest
   native.command_options = {}   -- for what the recipe says of options that it does not know
   for i, option in ipairs(options) do native.command_options[i] = "--" .. option[1] end
   return given, problems
+end
+
+--- A command reads (or writes) this path, as the person said: the walls around the recipe leave it open.
+-- @string path
+-- @string how "read" or "write"
+function subcommand.name_path(path, how)
+  native.command_paths = native.command_paths or { read = {}, write = {} }
+  table.insert(native.command_paths[how], path)
 end
 
 local function help(about)

@@ -8,7 +8,7 @@ local opt = het.options {
   spread   = { false, "run the plan instead of one device" },
   tensor   = { false, "run a plan in which two ranks share each layer" },
   schedule = { "1f1b", "of the plan", choices = { "1f1b", "gpipe", "split_backward" } },
-  save     = { "", "folder to save the model in" },
+  save     = { "", "folder to save the model in", path = "write" },
   stop     = { 0, "steps after which it stops, as if interrupted; 0: never", min = 0 },
   precision = { "f32", "of the computation", choices = { "f32", "bf16" } },
   rounding = { "nearest", "of the weights' copy", choices = { "nearest", "stochastic" } },

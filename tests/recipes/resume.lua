@@ -1,12 +1,12 @@
 -- A run that stops and goes on: the rate does not depend on the number of steps.
 local het = require "het"
 local opt = het.options {
-  steps = { 6, "steps" }, save = { "run", "folder" }, resume = { false, "go on" }, seed = { 1, "seed" },
+  steps = { 6, "steps" }, save = { "run", "folder", path = "write" }, resume = { false, "go on" }, seed = { 1, "seed" },
   batch = { 4, "samples" }, microbatch = { 4, "samples at once" }, dropout = { 0.1, "share", min = 0 },
   precision = { "f32", "precision" }, rounding = { "nearest", "of weights" }, sgd = { false, "by SGD" },
   block = { false, "blocks of the recipe's own" },
   every = { 0, "steps between saves" }, fail = { 0, "after this step" },
-  text = { "text.txt", "text" }, lr = { 1e-2, "rate" },
+  text = { "text.txt", "text", path = "read" }, lr = { 1e-2, "rate" },
 }
 local nn = het.nn
 local corpus = het.data.text { path = opt.text }

@@ -4,13 +4,13 @@ local het = require "het"
 local native = require "het.native"
 
 local opt = het.options {
-  folder = { "", "a saved model; empty: no logits" },
-  tokens = { "", "a file of 16-bit token ids" },
-  text   = { "", "a text instead, for masked tokens" },
+  folder = { "", "a saved model; empty: no logits", path = "read" },
+  tokens = { "", "a file of 16-bit token ids", path = "read" },
+  text   = { "", "a text instead, for masked tokens", path = "read" },
   steps  = { 50, "batches" },
   batch  = { 4, "samples of a batch" },
   context = { 32, "tokens of a sample" },
-  out    = { "batches.json", "file to write" },
+  out    = { "batches.json", "file to write", path = "write" },
 }
 local corpus = opt.text ~= "" and het.data.masked { path = opt.text, tokenizer = "byte", holdout = 0 }
   or het.data.tokens { path = opt.tokens, holdout = 0 }

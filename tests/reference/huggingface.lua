@@ -1,7 +1,7 @@
 -- Prints the logits of a saved model on fixed tokens, a line for each token; then trains it further into `again`.
 local het = require "het"
 local opt = het.options {
-  folder = { "model", "saved model" }, vocab = { 50, "tokens" }, length = { 12, "of the sequence" },
+  folder = { "model", "saved model", path = "read" }, vocab = { 50, "tokens" }, length = { 12, "of the sequence" },
 }
 local tokens = {}
 for i = 1, opt.length do tokens[i] = (7 * i + i * i) % opt.vocab end

@@ -2,13 +2,13 @@
 local het = require "het"
 
 local opt = het.options {
-  folder    = { "", "a model in Hugging Face's layout, to begin with" },
-  tokens    = { "", "a file of 16-bit token ids" },
-  text      = { "", "a text instead, for masked tokens" },
+  folder    = { "", "a model in Hugging Face's layout, to begin with", path = "read" },
+  tokens    = { "", "a file of 16-bit token ids", path = "read" },
+  text      = { "", "a text instead, for masked tokens", path = "read" },
   steps     = { 50, "optimizer steps" },
   batch     = { 4, "samples of a step" },
   precision = { "f32", "of matrices and activations" },
-  save      = { "", "folder to save the trained model in" },
+  save      = { "", "folder to save the trained model in", path = "write" },
 }
 local model = het.load(opt.folder)
 local corpus = opt.text ~= "" and het.data.masked { path = opt.text, tokenizer = "byte", holdout = 0 }

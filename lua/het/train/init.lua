@@ -65,6 +65,16 @@ local function settle_plan(self)
   end
 end
 
+-- Where ranks meet, as the command line says. A recipe's own wish counts where the person agreed to it.
+local function rendezvous_of(a)
+  local settings, wish = native.settings or {}, a.rendezvous
+  if settings.rendezvous or not wish then return settings.rendezvous end
+  local agreed = settings.trust or not native.confined() or wish == settings.approved_rendezvous
+  if agreed or native.world_size() < 2 or os.getenv "HETRUN_RENDEZVOUS" then return agreed and wish or nil end
+  errors.usage("the recipe asks to meet other machines at %s; a recipe talks only to whom the command line names: "
+    .. "--rendezvous=%s", wish, wish)
+end
+
 -- The other ranks of the run, when there are any. Returns a function that gives the run the plan that all of them
 -- follow: until it is called, one that the planner looks for is looked for beside what else the start takes.
 local function join(self)
@@ -83,7 +93,7 @@ local function join(self)
   end
   self.pace = a.pace and native.pace(a.pace, self.plan or errors.usage("train.pace needs a plan"), count_layers(self))
   self.cluster = native.join {
-    rendezvous = settings.rendezvous or a.rendezvous, interface = settings.interface, run = a.name,
+    rendezvous = rendezvous_of(a), interface = settings.interface, run = a.name,
     secret_file = settings.secret_file, timeout = settings.timeout, warn_after = settings.warn_after,
     links = self.pace and self.pace.links,
     recipe = digest.of_recipe(a), data = digest.of_data(a.data),

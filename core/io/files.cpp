@@ -1,0 +1,143 @@
+#include "core/io/files.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <linux/openat2.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "core/base/error.h"
+
+namespace het {
+namespace {
+
+int flags_of(OpenMode mode) {
+  switch (mode) {
+    case OpenMode::read: return O_RDONLY;
+    case OpenMode::folder: return O_RDONLY | O_DIRECTORY;
+    case OpenMode::replace: return O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW;
+    case OpenMode::append: return O_WRONLY | O_CREAT | O_APPEND;
+  }
+  return O_RDONLY;
+}
+
+FileKind kind_of_mode(mode_t mode) {
+  if (S_ISREG(mode)) return FileKind::file;
+  if (S_ISDIR(mode)) return FileKind::folder;
+  return S_ISLNK(mode) ? FileKind::link : FileKind::other;
+}
+
+class HostFiles final : public Files {
+ public:
+  int open(const std::string& path, OpenMode mode, Purpose) override {
+    const int descriptor = ::open(path.c_str(), flags_of(mode) | O_CLOEXEC, 0666);
+    return descriptor < 0 ? -errno : descriptor;
+  }
+  FileKind kind(const std::string& path, Purpose) override {
+    struct stat status {};
+    return stat(path.c_str(), &status) != 0 ? FileKind::none : kind_of_mode(status.st_mode);
+  }
+  int make_folders(const std::string& path) override {
+    std::error_code problem;
+    std::filesystem::create_directories(path, problem);
+    return -problem.value();
+  }
+  int rename(const std::string& from, const std::string& to) override {
+    return ::rename(from.c_str(), to.c_str()) != 0 ? -errno : 0;
+  }
+  int remove(const std::string& path) override { return unlink(path.c_str()) != 0 ? -errno : 0; }
+  std::string target(const std::string& path) override {
+    char* real = realpath(path.c_str(), nullptr);
+    if (real == nullptr) return path;
+    std::string result = real;
+    std::free(real);
+    return result;
+  }
+  std::string problem(const std::string&, bool, Purpose) override { return {}; }
+};
+
+// The same without openat2: each component is opened by itself and must be no link.
+int open_by_components(int folder, const std::string& name, int flags, unsigned mode) {
+  Descriptor at(fcntl(folder, F_DUPFD_CLOEXEC, 0));
+  if (at.number() < 0) return -errno;
+  for (size_t begin = 0;;) {
+    const size_t end = std::min(name.find('/', begin), name.size());
+    const std::string part = name.substr(begin, end - begin);
+    if (part == "..") return -EXDEV;
+    const bool last = end == name.size();
+    const int next = openat(at.number(), part.empty() ? "." : part.c_str(),
+                            (last ? flags : O_PATH | O_DIRECTORY) | O_NOFOLLOW | O_CLOEXEC, mode);
+    if (next < 0) return -errno;
+    if (last) {
+      struct stat status {};
+      if ((flags & O_PATH) != 0 && fstat(next, &status) == 0 && S_ISLNK(status.st_mode)) {
+        close(next);
+        return -ELOOP;
+      }
+      return next;
+    }
+    at = Descriptor(next);
+    begin = end + 1;
+  }
+}
+
+}  // namespace
+
+Files& host_files() {
+  static HostFiles files;  // stateless
+  return files;
+}
+
+FileKind kind_of(const Path& path) { return path.opener().kind(path.text, path.purpose); }
+
+std::vector<FolderEntry> list_folder(const Path& folder) {
+  const int descriptor = folder.opener().open(folder.text, OpenMode::folder, folder.purpose);
+  if (descriptor < 0) fail_usage("cannot read the folder '{}': {}", folder.text, std::strerror(-descriptor));
+  DIR* stream = fdopendir(descriptor);
+  if (stream == nullptr) {
+    close(descriptor);
+    fail_environment("cannot read the folder '{}': {}", folder.text, std::strerror(errno));
+  }
+  std::vector<FolderEntry> entries;
+  while (const dirent* each = readdir(stream)) {
+    const std::string name = each->d_name;
+    struct stat status {};
+    // What vanished meanwhile is not listed.
+    if (name == "." || name == ".." || fstatat(descriptor, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0)
+      continue;
+    entries.push_back({name, kind_of_mode(status.st_mode), status.st_size});
+  }
+  closedir(stream);
+  std::sort(entries.begin(), entries.end(),
+            [](const FolderEntry& a, const FolderEntry& b) { return a.name < b.name; });
+  return entries;
+}
+
+bool has_openat2() {
+  open_how how{};
+  how.flags = O_PATH | O_CLOEXEC;
+  const Descriptor probe(static_cast<int>(syscall(SYS_openat2, AT_FDCWD, ".", &how, sizeof how)));
+  return probe.number() >= 0;
+}
+
+int open_beneath(int folder, const std::string& name, int flags, unsigned mode) {
+  open_how how{};
+  how.flags = static_cast<uint64_t>(flags | O_CLOEXEC);
+  how.mode = (flags & O_CREAT) != 0 ? mode : 0;
+  how.resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS;
+  const std::string relative = name.empty() ? "." : name;
+  const auto opened = static_cast<int>(syscall(SYS_openat2, folder, relative.c_str(), &how, sizeof how));
+  if (opened >= 0) return opened;
+  if (errno != ENOSYS && errno != EPERM) return -errno;  // EPERM: an older seccomp filter around us
+  return open_by_components(folder, relative, flags, mode);
+}
+
+}  // namespace het

@@ -1,0 +1,391 @@
+// Files as Lua sees them: whole files for the library, handles like those of Lua's io for recipe code, and
+// the walls around recipes. Every path goes through the Files of the host, which limit what a recipe reaches.
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "core/cluster/environment.h"
+#include "core/cluster/secret.h"
+#include "core/io/file.h"
+#include "kernels/cpu/device.h"
+#include "lua/broker.h"
+#include "lua/confine.h"
+#include "lua/objects.h"
+
+namespace het::lua {
+namespace {
+
+// --- whole files
+
+std::string read_text(Path path) { return read_file(path); }
+void write_text(Path path, std::string text) { write_file(path, text); }
+std::string staged(Path path) { return staged_path(path).text; }
+void commit(Path path) { commit_staged(path); }
+void drop(Path path) { drop_staged(path); }
+void append(Path path, std::string text) { append_file(path, text); }
+void make(Path path) { make_folder(path); }
+
+// The source of a module that a recipe requires.
+std::string read_module(Path path) {
+  path.purpose = Purpose::module;
+  return read_file(path);
+}
+
+// Whether files can be written into the folder `path`, which need not be there yet. With the rights of the
+// process nothing is left behind; a recipe's run folder is made.
+void try_folder(Path path) {
+  namespace fs = std::filesystem;
+  std::string folder = path.text;
+  if (path.files != nullptr) {
+    make_folder(path);
+  } else {
+    fs::path parent = fs::absolute(folder).lexically_normal();
+    std::error_code problem;
+    while (!fs::exists(parent, problem) && parent.has_relative_path()) parent = parent.parent_path();
+    if (!fs::is_directory(parent, problem))
+      fail_usage("cannot make the folder {}: {} is no folder", folder, parent.string());
+    folder = parent.string();
+  }
+  const Path trial = path.with(fmt::format("{}/try.writing-{}", folder, getpid()));
+  const Descriptor file(trial.opener().open(trial.text, OpenMode::replace, Purpose::data));
+  if (file.number() < 0)
+    fail_usage("cannot write into the folder {}: {}", folder, std::strerror(-file.number()));
+  trial.opener().remove(trial.text);
+}
+
+std::string path_kind(Path path) {  // "file", "folder" or "none"
+  switch (kind_of(path)) {
+    case FileKind::folder: return "folder";
+    case FileKind::none: return "none";
+    default: return "file";
+  }
+}
+
+// Why a recipe may not read (or write) a path, as a sentence; nil when it may.
+std::optional<std::string> path_problem(Path path, bool writes) {
+  std::string problem = path.opener().problem(path.text, writes, path.purpose);
+  return problem.empty() ? std::nullopt : std::optional(std::move(problem));
+}
+
+// --- files that recipe code opens
+
+// A stream that closes itself; empty once it is closed. Functions of Lua's io that fail return nil and a
+// sentence.
+struct Stream {
+  std::unique_ptr<FILE, int (*)(FILE*)> file{nullptr, &std::fclose};
+  std::string path;
+};
+using StreamHandle = std::shared_ptr<Stream>;
+
+}  // namespace
+}  // namespace het::lua
+
+HET_LUA_CLASS(het::lua::StreamHandle, "file");
+
+namespace het::lua {
+namespace {
+
+FILE* open_stream(lua_State* L) {
+  auto& handle = check_object<StreamHandle>(L, 1);
+  if (handle->file == nullptr) fail_usage("the file '{}' is closed", handle->path);
+  return handle->file.get();
+}
+
+int push_failure(lua_State* L, const std::string& path, int error) {
+  lua_pushnil(L);
+  Convert<std::string>::push(L, fmt::format("{}: {}", path, std::strerror(error)));
+  lua_pushinteger(L, error);
+  return 3;
+}
+
+// native.open_file(path [, mode]) -> file, or nil, why. Modes are "r", "w" and "a", with "b" or without.
+int open_file(lua_State* L) {
+  Path path = Convert<Path>::get(L, 1);
+  path.purpose = Purpose::own;
+  const std::string mode = Convert<std::optional<std::string>>::get(L, 2).value_or("r");
+  const std::string plain = mode.ends_with('b') ? mode.substr(0, mode.size() - 1) : mode;
+  if (plain != "r" && plain != "w" && plain != "a")
+    fail_usage("io.open: '{}' is not a mode; recipes open files with \"r\", \"w\" or \"a\"", mode);
+  const OpenMode how = plain == "r" ? OpenMode::read : plain == "w" ? OpenMode::replace : OpenMode::append;
+  Descriptor opened(path.opener().open(path.text, how, path.purpose));
+  if (opened.number() < 0) return push_failure(L, path.text, -opened.number());
+  auto stream = std::make_shared<Stream>();
+  stream->path = path.text;
+  stream->file.reset(fdopen(opened.number(), plain.c_str()));
+  if (stream->file == nullptr) return push_failure(L, path.text, errno);
+  opened.release();
+  return Convert<StreamHandle>::push(L, std::move(stream));
+}
+
+// A line into `line`; false at the end of the file.
+bool read_line(FILE* file, std::string& line, bool keep_end) {
+  char* text = nullptr;
+  size_t room = 0;
+  const ssize_t count = getline(&text, &room, file);
+  if (count > 0) line.assign(text, static_cast<size_t>(count));
+  std::free(text);
+  if (count <= 0) return false;
+  if (!keep_end && line.ends_with('\n')) line.pop_back();
+  return true;
+}
+
+// `count` bytes, or all that are left. False at the end of the file.
+bool read_bytes(FILE* file, std::string& text, size_t count) {
+  constexpr size_t kAtOnce = size_t{1} << 16;
+  while (text.size() < count) {
+    const size_t have = text.size(), wanted = std::min(kAtOnce, count - have);
+    text.resize(have + wanted);
+    const size_t got = std::fread(text.data() + have, 1, wanted, file);
+    text.resize(have + got);
+    if (got < wanted) break;
+  }
+  return !text.empty() || count == 0;
+}
+
+// Pushes what one format of file:read() asks for; false, with nil pushed, at the end of the file.
+bool read_format(lua_State* L, FILE* file, int index) {
+  std::string text;
+  bool found = false;
+  if (lua_type(L, index) == LUA_TNUMBER) {
+    const auto count = Convert<int64_t>::get(L, index);
+    if (count < 0) fail_usage("file:read: {} bytes cannot be read", count);
+    found = read_bytes(file, text, static_cast<size_t>(count));
+    if (count == 0) {  // whether there is more
+      const int next = std::fgetc(file);
+      if (next != EOF) std::ungetc(next, file);
+      found = next != EOF;
+    }
+  } else {
+    std::string format = Convert<std::string>::get(L, index);
+    if (format.starts_with('*')) format.erase(0, 1);
+    switch (format.empty() ? '\0' : format[0]) {
+      case 'l': found = read_line(file, text, false); break;
+      case 'L': found = read_line(file, text, true); break;
+      case 'a': read_bytes(file, text, SIZE_MAX), found = true; break;
+      case 'n': {
+        double number = 0;
+        if (std::fscanf(file, "%lf", &number) == 1) return lua_pushnumber(L, number), true;
+        break;
+      }
+      default:
+        fail_usage("file:read: '{}' is not a format; there are *l, *L, *a, *n and a number of bytes", format);
+    }
+  }
+  found ? static_cast<void>(Convert<std::string>::push(L, text)) : lua_pushnil(L);
+  return found;
+}
+
+int stream_read(lua_State* L) {
+  FILE* file = open_stream(L);
+  const int count = lua_gettop(L);
+  if (count == 1) {
+    lua_pushliteral(L, "*l");
+    return read_format(L, file, 2), 1;
+  }
+  luaL_checkstack(L, count, "formats of file:read");
+  int pushed = 0;
+  for (int i = 2; i <= count; ++i) {
+    ++pushed;
+    if (!read_format(L, file, i)) break;
+  }
+  return pushed;
+}
+
+int next_line(lua_State* L) {
+  auto& handle = *to_object<StreamHandle>(L, lua_upvalueindex(2));
+  std::string line;
+  if (handle->file == nullptr) fail_usage("the file '{}' is closed", handle->path);
+  if (read_line(handle->file.get(), line, false)) return Convert<std::string>::push(L, line);
+  if (lua_toboolean(L, lua_upvalueindex(3))) handle->file.reset();  // opened by io.lines
+  return 0;
+}
+// file:lines() -> a function that returns the next line, nil at the end.
+int stream_lines(lua_State* L) {
+  open_stream(L);
+  const bool closes = lua_toboolean(L, 2) != 0;
+  lua_pushliteral(L, "file:lines");
+  lua_pushvalue(L, 1);
+  lua_pushboolean(L, closes);
+  lua_pushcclosure(L, bind<&next_line>("lines").call, 3);
+  return 1;
+}
+
+int stream_write(lua_State* L) {
+  FILE* file = open_stream(L);
+  for (int i = 2; i <= lua_gettop(L); ++i) {
+    if (lua_type(L, i) != LUA_TNUMBER && lua_type(L, i) != LUA_TSTRING)
+      wrong_argument(L, i, "a text or a number");
+    size_t bytes = 0;
+    const char* text = lua_tolstring(L, i, &bytes);
+    if (std::fwrite(text, 1, bytes, file) != bytes)
+      return push_failure(L, check_object<StreamHandle>(L, 1)->path, errno);
+  }
+  lua_settop(L, 1);
+  return 1;
+}
+
+int stream_seek(lua_State* L) {  // file:seek([whence [, offset]]) -> where it stands now
+  FILE* file = open_stream(L);
+  const std::string whence = Convert<std::optional<std::string>>::get(L, 2).value_or("cur");
+  const int64_t offset = Convert<std::optional<int64_t>>::get(L, 3).value_or(0);
+  if (whence != "set" && whence != "cur" && whence != "end")
+    fail_usage("file:seek: '{}' is not a place; there are \"set\", \"cur\" and \"end\"", whence);
+  const int from = whence == "set" ? SEEK_SET : whence == "cur" ? SEEK_CUR : SEEK_END;
+  if (fseeko(file, offset, from) != 0) return push_failure(L, check_object<StreamHandle>(L, 1)->path, errno);
+  return Convert<int64_t>::push(L, ftello(file));
+}
+
+int stream_flush(lua_State* L) {
+  if (std::fflush(open_stream(L)) != 0) return push_failure(L, check_object<StreamHandle>(L, 1)->path, errno);
+  lua_settop(L, 1);
+  return 1;
+}
+
+int stream_close(lua_State* L) {
+  FILE* file = open_stream(L);
+  auto& handle = check_object<StreamHandle>(L, 1);
+  static_cast<void>(handle->file.release());
+  if (std::fclose(file) != 0) return push_failure(L, handle->path, errno);
+  lua_pushboolean(L, 1);
+  return 1;
+}
+
+std::string stream_to_string(StreamHandle& handle) {
+  return fmt::format("file ({}{})", handle->path, handle->file == nullptr ? ", closed" : "");
+}
+
+// --- walls around recipes
+
+std::vector<std::string> list_at(lua_State* L, int index, const char* name) {
+  return field<std::vector<std::string>>(L, index, name).value_or(std::vector<std::string>{});
+}
+
+// The user's cache folder for hetrun; empty: none. lua/het/peak.lua and kernels/cuda/gemm.cpp use it.
+std::string cache_folder() {
+  if (const char* base = std::getenv("XDG_CACHE_HOME"); base != nullptr && *base != '\0')
+    return std::string(base) + "/hetrun";
+  const char* home = std::getenv("HOME");
+  return home == nullptr || *home == '\0' ? "" : std::string(home) + "/.cache/hetrun";
+}
+
+int count_threads() {
+  int count = 0;
+  for ([[maybe_unused]] const auto& each : std::filesystem::directory_iterator("/proc/self/task")) ++count;
+  return count;
+}
+
+// HETRUN_WALLS, for tests that hold each wall against attacks alone: "sandbox" without the kernel's, "kernel"
+// without the sandbox. Else both.
+std::string walls() {
+  const char* value = std::getenv("HETRUN_WALLS");
+  return value == nullptr ? "" : value;
+}
+
+Confinement confinement_of(const Host& host, bool gpu, bool network) {
+  Confinement wanted;
+  wanted.network = network;
+  wanted.gpu = gpu;
+  if (const std::string cache = cache_folder(); !cache.empty()) {
+    std::error_code ignored;
+    std::filesystem::create_directories(cache, ignored);  // a rule needs a folder that is there
+    wanted.writes.push_back(cache);
+  }
+  std::error_code ignored;
+  const auto program = std::filesystem::read_symlink("/proc/self/exe", ignored);
+  wanted.reads.push_back((program.parent_path().parent_path() / "lib").string());  // of the archive
+  for (const char* name : {"HETRUN_LUA_PATH", "LD_LIBRARY_PATH", "HETRUN_CUDA_LIBRARIES", "VIRTUAL_ENV"}) {
+    const char* value = std::getenv(name);
+    for (std::string_view rest = value == nullptr ? "" : value; !rest.empty();) {
+      const size_t colon = std::min(rest.find(':'), rest.size());
+      if (colon > 0) wanted.reads.emplace_back(rest.substr(0, colon));
+      rest.remove_prefix(std::min(colon + 1, rest.size()));
+    }
+  }
+  return wanted;
+}
+
+// native.confine(file, {reads = {...}, writes = {...}, gpu = bool, memory = bytes}): a Lua file of a stranger
+// is about to run. The first call puts up the walls, with what the person named by options of hetrun; a later
+// one adds the folder of another file that the command line names.
+int confine_recipe(lua_State* L) {
+  Host& host = host_of(L);
+  const std::string file = Convert<std::string>::get(L, 1);
+  if (host.access != nullptr) {
+    host.access->add_named(file);
+    return 0;
+  }
+  if (!lua_istable(L, 2)) wrong_argument(L, 2, "a table");
+  auto files = std::make_unique<RecipeFiles>(list_at(L, 2, "words"));
+  files->add_recipe(file);
+  for (const std::string& path : list_at(L, 2, "reads")) files->grant(path, false);
+  for (const std::string& path : list_at(L, 2, "writes")) files->grant(path, true);
+  if (const std::string cache = cache_folder(); !cache.empty()) files->grant_library(cache, true);
+  const EnvironmentLookup lookup = process_environment();
+  const bool network = read_placement(lookup).world_size.value_or(1) > 1;
+  if (network && !lookup("HETRUN_STORE")) {
+    try {
+      const auto named = field<std::string>(L, 2, "secret_file");
+      host.secret = load_secret(lookup, named ? *named : lookup("HETRUN_SECRET_FILE").value_or(""));
+    } catch (const Error&) {
+      host.secret_problem = std::current_exception();  // told when the ranks meet
+    }
+  }
+  const bool kernel = walls() != "sandbox";
+  if (kernel && kernel_walls().landlock > 0) {
+    HET_REQUIRE(count_threads() == 1);
+    host.access = start_broker(std::move(files));
+  } else {
+    host.access = std::move(files);
+  }
+  if (kernel) confine(confinement_of(host, field<bool>(L, 2, "gpu").value_or(false), network));
+  if (const auto bytes = field<double>(L, 2, "memory"); bytes && *bytes > 0)
+    limit_memory(static_cast<int64_t>(*bytes));
+  host.files = host.access;
+  return 0;
+}
+
+bool confined(lua_State* L) { return host_of(L).access != nullptr; }
+int is_confined(lua_State* L) { return Convert<bool>::push(L, confined(L)); }
+
+// native.grant_option(name, writes): the value of this option of the command line is a path.
+int grant_option(lua_State* L) {
+  Host& host = host_of(L);
+  if (host.access != nullptr)
+    host.access->grant_option(Convert<std::string>::get(L, 1), lua_toboolean(L, 2) != 0);
+  return 0;
+}
+
+int push_walls(lua_State* L) {  // {landlock = version or 0, seccomp, openat2}
+  const KernelWalls offered = kernel_walls();
+  lua_newtable(L);
+  set_field(L, "landlock", static_cast<double>(offered.landlock));
+  set_field(L, "seccomp", offered.seccomp);
+  set_field(L, "openat2", offered.openat2);
+  return 1;
+}
+
+}  // namespace
+
+void add_files(lua_State* L) {
+  make_class<StreamHandle>(
+      L, {bind<&stream_read>("read"), bind<&stream_lines>("lines"), bind<&stream_write>("write"),
+          bind<&stream_seek>("seek"), bind<&stream_flush>("flush"), bind<&stream_close>("close"),
+          bind<&stream_to_string>("__tostring")});
+  set_functions(
+      L, "native.",
+      {bind<&read_text>("read_text"), bind<&write_text>("write_text"), bind<&staged>("staged_path"),
+       bind<&commit>("commit_staged"), bind<&drop>("drop_staged"), bind<&append>("append"),
+       bind<&make>("make_folder"), bind<&read_module>("read_module"), bind<&try_folder>("try_folder"),
+       bind<&path_kind>("path_kind"), bind<&path_problem>("path_problem"), bind<&open_file>("open_file"),
+       bind<&confine_recipe>("confine"), bind<&is_confined>("confined"), bind<&grant_option>("grant_option"),
+       bind<&push_walls>("kernel_walls"), bind<&walls>("walls")});
+}
+
+}  // namespace het::lua

@@ -1,0 +1,384 @@
+#include "lua/recipe_files.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <string_view>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "core/base/error.h"
+
+namespace het::lua {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kRuns = "runs";
+// Marks a folder of runs/ as one that hetrun made. Hidden, so that recipe code does not reach it.
+constexpr const char* kMark = ".hetrun";
+
+// Is `path` the folder, or something in it? What of it lies below, else.
+std::optional<std::string> below(const std::string& path, const std::string& folder) {
+  if (path == folder) return "";
+  const std::string start = folder == "/" ? folder : folder + "/";
+  if (!path.starts_with(start)) return std::nullopt;
+  return path.substr(start.size());
+}
+
+bool has_hidden_part(const std::string& name) {
+  for (size_t begin = 0; begin < name.size();) {
+    if (name[begin] == '.') return true;
+    const size_t slash = name.find('/', begin);
+    if (slash == std::string::npos) break;
+    begin = slash + 1;
+  }
+  return false;
+}
+
+// What an atomic write puts beside a file: "x", "x.writing-123", "x.next".
+std::string_view without_stage(std::string_view name) {
+  if (name.ends_with(".next")) return name.substr(0, name.size() - 5);
+  const size_t at = name.rfind(".writing-");
+  if (at != std::string_view::npos && name.find_first_not_of("0123456789", at + 9) == std::string_view::npos)
+    return name.substr(0, at);
+  return name;
+}
+
+// The files of a saved run: recipe code reads them through the library alone.
+bool is_of_a_run(const std::string& name) {
+  const std::string file = fs::path(name).filename().string();
+  const std::string_view bare = without_stage(file);
+  static constexpr std::array<std::string_view, 3> kNames{"config.json", "vocabulary.json",
+                                                          "model.safetensors.index.json"};
+  return bare.ends_with(".safetensors") || std::find(kNames.begin(), kNames.end(), bare) != kNames.end();
+}
+
+Descriptor open_folder(const std::string& path) {
+  return Descriptor(::open(path.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+}
+
+FileKind kind_at(int folder, const std::string& name) {
+  const Descriptor file(open_beneath(folder, name, O_PATH));
+  struct stat status {};
+  if (file.number() == -ELOOP || file.number() == -EXDEV) return FileKind::link;
+  if (file.number() < 0 || fstat(file.number(), &status) != 0) return FileKind::none;
+  if (S_ISREG(status.st_mode)) return FileKind::file;
+  return S_ISDIR(status.st_mode) ? FileKind::folder : FileKind::other;
+}
+
+// The folder that a name beneath `root` stands in, and its last part: what renaming and removing take.
+struct Parent {
+  Parent(int root, const std::string& path) {
+    const size_t slash = path.rfind('/');
+    name = slash == std::string::npos ? path : path.substr(slash + 1);
+    folder = Descriptor(
+        open_beneath(root, slash == std::string::npos ? "" : path.substr(0, slash), O_PATH | O_DIRECTORY));
+  }
+  Descriptor folder;
+  std::string name;
+};
+
+[[noreturn]] void fail_link(const std::string& path) {
+  fail_usage("'{}' is a link or lies behind one; recipes follow none: name the file that it leads to", path);
+}
+
+}  // namespace
+
+RecipeFiles::RecipeFiles(std::vector<std::string> words)
+    : words_(std::move(words)), start_(fs::current_path().string()) {
+  add_root(Reach::system, "/usr/include", false);
+  add_root(Reach::system, "/usr/share", false);
+  add_root(Reach::runs, start_ + "/" + std::string(kRuns), true);
+}
+
+// Only the text decides which folder a path is looked up in; what it leads to is the kernel's to say.
+std::string RecipeFiles::absolute(const std::string& path) const {
+  std::string normal = (fs::path(start_) / path).lexically_normal().string();
+  while (normal.size() > 1 && normal.back() == '/') normal.pop_back();
+  return normal;
+}
+
+void RecipeFiles::add_root(Reach reach, const std::string& path, bool writes) {
+  Root root{reach, writes, path, path, {}, open_folder(path)};
+  struct stat status {};
+  std::error_code problem;
+  if (root.folder.number() < 0 &&
+      stat(path.c_str(), &status) == 0) {  // a file, by a link perhaps: a person's are followed
+    const fs::path real = fs::canonical(path, problem);
+    root.leaf = real.filename().string();
+    root.base = real.parent_path().string();
+    root.folder = open_folder(root.base);
+  }
+  while (root.folder.number() < 0 && root.base.size() > 1) {
+    root.base = fs::path(root.base).parent_path().string();
+    root.folder = open_folder(root.base);
+  }
+  roots_.push_back(std::move(root));
+}
+
+void RecipeFiles::add_recipe(const std::string& file) {
+  const std::lock_guard lock(mutex_);
+  const std::string folder = fs::path(absolute(file)).parent_path().string();
+  if (recipe_folder_.empty()) recipe_folder_ = folder;
+  add_root(Reach::recipe, absolute(file), false);  // a link perhaps, which the person named
+  add_root(Reach::recipe, folder, false);
+}
+
+void RecipeFiles::grant(const std::string& path, bool writes) {
+  if (path.empty()) return;
+  const std::string named = absolute(path);
+  std::error_code ignored;
+  const std::string real = fs::weakly_canonical(named, ignored).string();
+  const char* home = std::getenv("HOME");
+  const std::string home_real = home == nullptr ? "" : fs::weakly_canonical(home, ignored).string();
+  if (below(start_, real) || (!home_real.empty() && below(home_real, real)))
+    fail_usage("'{}' is too much to give to a recipe: it holds {}; name a file or a folder of its own", path,
+               below(start_, real) ? "the current folder" : "the home folder");
+  const std::lock_guard lock(mutex_);
+  add_root(Reach::granted, named, writes);
+}
+
+void RecipeFiles::grant_library(const std::string& path, bool writes) {
+  const std::lock_guard lock(mutex_);
+  add_root(Reach::library, absolute(path), writes);
+}
+
+void RecipeFiles::grant_option(const std::string& name, bool writes) {
+  for (const std::string& word : words_) {
+    const size_t equals = word.find('=');
+    if (equals == std::string::npos || !word.starts_with("--")) continue;
+    std::string option = word.substr(2, equals - 2);
+    std::replace(option.begin(), option.end(), '-', '_');
+    if (option == name) grant(word.substr(equals + 1), writes);
+  }
+}
+
+void RecipeFiles::add_named(const std::string& file) {
+  for (const std::string& word : words_)
+    if (word == file || (word.starts_with("--") && word.ends_with("=" + file))) {
+      grant(file, false);
+      return add_recipe(file);
+    }
+  fail_usage("'{}' is not named on the command line", file);
+}
+
+RecipeFiles::Place RecipeFiles::find(const std::string& path, bool writes, Purpose purpose) {
+  if (path.empty() || path.find('\0') != std::string::npos)
+    return {nullptr, {}, "an empty path names no file"};
+  const std::string wanted = absolute(path);
+  const auto allowed = [&](const Root& root) {
+    if (writes && !root.writes) return false;
+    if (root.reach == Reach::granted) return true;
+    const bool module = root.reach == Reach::recipe && purpose == Purpose::module && wanted.ends_with(".lua");
+    return purpose == Purpose::data || module;
+  };
+  Place last;
+  for (const Root& root : roots_) {
+    auto rest = below(wanted, root.path);
+    if (!rest && writes && without_stage(wanted) == root.path)
+      rest = "";  // staged beside a file that is written
+    if (!rest) continue;
+    if (root.reach == Reach::runs) {
+      Place place = find_in_runs(root, wanted, writes, purpose);
+      if (place.root != nullptr) return place;
+      if (last.refusal.empty()) last = std::move(place);
+    } else if (!allowed(root)) {
+      continue;
+    } else if (!root.leaf.empty()) {
+      if (rest->empty()) return {&root, root.leaf + wanted.substr(root.path.size()), {}};
+    } else if (has_hidden_part(*rest)) {
+      last.refusal =
+          fmt::format("'{}' is hidden (a name that begins with a dot); recipes reach no hidden files", path);
+    } else if (root.reach == Reach::recipe && rest->empty()) {
+      last.refusal = fmt::format(
+          "'{}' is the whole folder of the recipe, which is not read; name a file or a folder in it", path);
+    } else {
+      return {&root, *below(wanted, root.base), {}};
+    }
+  }
+  if (last.refusal.empty()) last.refusal = refusal(path, wanted, writes, purpose);
+  return last;
+}
+
+RecipeFiles::Place RecipeFiles::find_in_runs(const Root& runs, const std::string& wanted, bool writes,
+                                             Purpose purpose) {
+  const std::string rest = below(wanted, runs.path).value_or("");
+  if (rest.empty() || purpose == Purpose::module || has_hidden_part(rest)) return {};
+  const std::string name = rest.substr(0, rest.find('/'));
+  Place place{nullptr, *below(wanted, runs.base), {}};
+  if (writes)
+    place.refusal = claim(runs, name);
+  else if (purpose == Purpose::own && own_run_ != name)
+    place.refusal = fmt::format(
+        "'runs/{}': recipe code opens files of its own run folder and those that options name", rest);
+  if (place.refusal.empty() && writes && purpose == Purpose::own && is_of_a_run(rest))
+    place.refusal = fmt::format("'runs/{}' belongs to the saved model; recipe code writes other files", rest);
+  if (place.refusal.empty()) place.root = &runs;
+  return place;
+}
+
+std::string RecipeFiles::claim(const Root& runs, const std::string& name) {
+  if (own_run_ == name) return {};
+  if (own_run_)
+    return fmt::format("this recipe writes in runs/{}, and a recipe has one run folder: not runs/{}",
+                       *own_run_, name);
+  const std::string at = runs.base == runs.path ? name : std::string(kRuns) + "/" + name;
+  const FileKind found = kind_at(runs.folder.number(), at);
+  if (found == FileKind::link)
+    return fmt::format("runs/{} is a link, and recipes follow none; another folder works", name);
+  if (found == FileKind::file || found == FileKind::other)
+    return fmt::format("runs/{} is a file; a folder is wanted", name);
+  if (found == FileKind::folder) {
+    const std::vector<FolderEntry> entries = list_folder(runs.path + "/" + name);
+    if (!entries.empty() && std::none_of(entries.begin(), entries.end(), [](const FolderEntry& entry) {
+          return entry.name == kMark || entry.name == "training.safetensors";
+        }))
+      return fmt::format(
+          "runs/{} holds files that no run of hetrun wrote; another folder works, or name this one on the "
+          "command line: --allow-write=runs/{}",
+          name, name);
+  }
+  own_run_ = name;
+  return {};
+}
+
+int RecipeFiles::make_own_run(const Root& runs) {
+  std::string at;
+  if (runs.base != runs.path) {
+    at = std::string(kRuns) + "/";
+    if (mkdirat(runs.folder.number(), std::string(kRuns).c_str(), 0777) != 0 && errno != EEXIST)
+      return -errno;
+  }
+  at += *own_run_;
+  if (mkdirat(runs.folder.number(), at.c_str(), 0777) != 0 && errno != EEXIST) return -errno;
+  const Descriptor mark(open_beneath(runs.folder.number(), at + "/" + kMark, O_WRONLY | O_CREAT));
+  return std::min(0, mark.number());
+}
+
+std::string RecipeFiles::refusal(const std::string& path, const std::string& wanted, bool writes,
+                                 Purpose purpose) const {
+  if (writes) {
+    const std::string name = fs::path(wanted).filename().string();
+    return fmt::format(
+        "'{}' may not be written: a recipe writes in one folder of runs/{}, or where the command line says, "
+        "by an "
+        "option of the recipe or --allow-write={}",
+        path, name.starts_with('.') ? "" : fmt::format(", such as 'runs/{}'", name), path);
+  }
+  if (purpose == Purpose::own)
+    return fmt::format(
+        "'{}' may not be read: recipe code opens files of its run folder and those that the command line "
+        "names, by an "
+        "option with path = \"read\" or --allow-read={}",
+        path, path);
+  const std::string beside = (fs::path(recipe_folder_) / path).lexically_normal().string();
+  std::error_code ignored;
+  if (!recipe_folder_.empty() && beside != wanted && path[0] != '/' && below(beside, recipe_folder_) &&
+      fs::exists(beside, ignored))
+    return fmt::format(
+        "'{}' is {}, since paths are relative to the current folder; for the one in the recipe's folder: cd "
+        "{}",
+        path, wanted, recipe_folder_);
+  return fmt::format(
+      "'{}' lies outside the recipe's folder {}; name it on the command line, by an option of the recipe or "
+      "--allow-read={}, or let the recipe open any file with --trust",
+      path, recipe_folder_, path);
+}
+
+RecipeFiles::Place RecipeFiles::find_or_throw(const std::string& path, bool writes, Purpose purpose) {
+  Place place = find(path, writes, purpose);
+  if (place.root == nullptr) throw Error(ErrorKind::usage, place.refusal);
+  return place;
+}
+
+std::string RecipeFiles::problem(const std::string& path, bool writes, Purpose purpose) {
+  const std::lock_guard lock(mutex_);
+  const Place place = find(path, writes, purpose);
+  return place.root != nullptr ? std::string() : place.refusal;
+}
+
+int RecipeFiles::open(const std::string& path, OpenMode mode, Purpose purpose) {
+  const std::lock_guard lock(mutex_);
+  const bool writes = mode == OpenMode::replace || mode == OpenMode::append;
+  const Place place = find_or_throw(path, writes, purpose);
+  const int folder = place.root->folder.number();
+  if (folder < 0) return -ENOENT;
+  if (writes && place.root->reach == Reach::runs)
+    if (const int error = make_own_run(*place.root)) return error;
+  // Looked at before it is opened: opening a FIFO waits, and opening a device does what the device does.
+  const FileKind kind = kind_at(folder, place.name);
+  if (kind == FileKind::link) fail_link(path);
+  if (kind == FileKind::other) fail_usage("'{}' is not a regular file; recipes open no others", path);
+  if (kind == FileKind::none && !writes) return -ENOENT;
+  int flags = O_NONBLOCK | O_NOCTTY | O_NOFOLLOW;
+  switch (mode) {
+    case OpenMode::read: flags |= O_RDONLY; break;
+    case OpenMode::folder: flags |= O_RDONLY | O_DIRECTORY; break;
+    case OpenMode::replace: flags |= O_WRONLY | O_CREAT | O_TRUNC; break;
+    case OpenMode::append: flags |= O_WRONLY | O_CREAT | O_APPEND; break;
+  }
+  const int opened = open_beneath(folder, place.name, flags);
+  if (opened == -ELOOP || opened == -EXDEV) fail_link(path);
+  return opened;
+}
+
+FileKind RecipeFiles::kind(const std::string& path, Purpose purpose) {
+  const std::lock_guard lock(mutex_);
+  Place place = find(path, false, purpose);
+  if (place.root == nullptr && !path.empty()) {  // a folder that is only written to
+    const std::string wanted = absolute(path);
+    for (const Root& root : roots_)
+      if (root.reach == Reach::runs && wanted == root.path)
+        return kind_at(root.folder.number(), *below(wanted, root.base));
+  }
+  if (place.root == nullptr || place.root->folder.number() < 0) return FileKind::none;
+  const FileKind found = kind_at(place.root->folder.number(), place.name);
+  return found == FileKind::link ? FileKind::none : found;
+}
+
+int RecipeFiles::make_folders(const std::string& path) {
+  const std::lock_guard lock(mutex_);
+  const Place place = find_or_throw(path, true, Purpose::data);
+  if (place.root->reach == Reach::runs)
+    if (const int error = make_own_run(*place.root)) return error;
+  for (size_t at = 0; at < place.name.size();) {
+    at = std::min(place.name.find('/', at + 1), place.name.size());
+    const size_t slash = place.name.rfind('/', at - 1);
+    const std::string parent = slash == std::string::npos ? "" : place.name.substr(0, slash);
+    const std::string name = place.name.substr(slash == std::string::npos ? 0 : slash + 1,
+                                               at - (slash == std::string::npos ? 0 : slash + 1));
+    const Descriptor folder(open_beneath(place.root->folder.number(), parent, O_PATH | O_DIRECTORY));
+    if (folder.number() == -ELOOP) fail_link(path);
+    if (folder.number() < 0) return folder.number();
+    if (mkdirat(folder.number(), name.c_str(), 0777) != 0 && errno != EEXIST) return -errno;
+  }
+  return kind_at(place.root->folder.number(), place.name) == FileKind::folder ? 0 : -ENOTDIR;
+}
+
+int RecipeFiles::rename(const std::string& from, const std::string& to) {
+  const std::lock_guard lock(mutex_);
+  const Place a = find_or_throw(from, true, Purpose::data), b = find_or_throw(to, true, Purpose::data);
+  const Parent from_at(a.root->folder.number(), a.name), to_at(b.root->folder.number(), b.name);
+  if (from_at.folder.number() < 0 || to_at.folder.number() < 0)
+    return std::min(from_at.folder.number(), to_at.folder.number());
+  return renameat(from_at.folder.number(), from_at.name.c_str(), to_at.folder.number(), to_at.name.c_str()) !=
+                 0
+             ? -errno
+             : 0;
+}
+
+int RecipeFiles::remove(const std::string& path) {
+  const std::lock_guard lock(mutex_);
+  const Place place = find_or_throw(path, true, Purpose::data);
+  const Parent at(place.root->folder.number(), place.name);
+  if (at.folder.number() < 0) return at.folder.number();
+  return unlinkat(at.folder.number(), at.name.c_str(), 0) != 0 ? -errno : 0;
+}
+
+}  // namespace het::lua

@@ -1,0 +1,99 @@
+// What files a recipe may reach. Recipes are shared between strangers, so this is the whole list, and the
+// page "What a recipe may do" of lua/README.md says the same in words:
+//
+//   reads   Lua modules beside it (`require`); as data: what lies beside it, runs/, and text of the system
+//           (/usr/include, /usr/share); what the person names on the command line, by an option that the
+//           recipe declares with path = "read" or by --allow-read
+//   writes  one folder of its own, runs/NAME; what the person names, by an option with path = "write" or
+//   --allow-write
+//
+// Files whose names begin with a dot and links are never reached: each path is opened beneath the folder that
+// was given, by descriptor, so that nothing between a check and its use can change where it leads.
+//
+// In a confined run these objects live in a process of their own (lua/broker.h).
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/io/files.h"
+
+namespace het::lua {
+
+// What recipe code may have changed of them, while it runs: both go by the words of the command line alone.
+class RecipeAccess : public Files {
+ public:
+  // The value of option `name` is a path, which the recipe reads or writes. Throws Error(usage) as grant()
+  // does.
+  virtual void grant_option(const std::string& name, bool writes) = 0;
+  // A word of the command line is another Lua file that runs.
+  virtual void add_named(const std::string& file) = 0;
+};
+
+class RecipeFiles final : public RecipeAccess {
+ public:
+  // `words`: of the command line, --name=value ones and others; only what they name can be granted later.
+  explicit RecipeFiles(std::vector<std::string> words);
+
+  // The folder of a Lua file that runs: a recipe, a cluster file.
+  void add_recipe(const std::string& file);
+  // A file or folder that the person named. Throws Error(usage) for a folder that is too much to give: /, the
+  // home folder, one that holds the current one.
+  void grant(const std::string& path, bool writes);
+  // The library's own: its caches. Recipe code does not reach it, library functions do.
+  void grant_library(const std::string& path, bool writes);
+
+  void grant_option(const std::string& name, bool writes) override;
+  void add_named(const std::string& file) override;
+
+  int open(const std::string& path, OpenMode mode, Purpose purpose) override;
+  FileKind kind(const std::string& path, Purpose purpose) override;
+  int make_folders(const std::string& path) override;
+  int rename(const std::string& from, const std::string& to) override;
+  int remove(const std::string& path) override;
+  std::string target(const std::string& path) override { return path; }
+  std::string problem(const std::string& path, bool writes, Purpose purpose) override;
+
+ private:
+  enum class Reach : uint8_t { granted, library, recipe, system, runs };
+  // A file or folder that may be reached. `folder` is what its paths are opened beneath: itself; of a file
+  // the folder that it really stands in, where it is called `leaf`; of what is not there yet, the nearest
+  // folder that is.
+  struct Root {
+    Reach reach;
+    bool writes = false;
+    std::string path;  // absolute, as it was named
+    std::string base;  // the path of `folder`
+    std::string leaf;
+    Descriptor folder;
+  };
+  // Where a path leads: a name beneath a folder, or why nowhere.
+  struct Place {
+    const Root* root = nullptr;
+    std::string name, refusal;
+  };
+
+  Place find(const std::string& path, bool writes, Purpose purpose);
+  Place find_in_runs(const Root& runs, const std::string& wanted, bool writes, Purpose purpose);
+  Place find_or_throw(const std::string& path, bool writes, Purpose purpose);
+  std::string refusal(const std::string& path, const std::string& wanted, bool writes, Purpose purpose) const;
+  // The one folder of runs/ that this recipe writes to: `name` from now on, or why it cannot be.
+  std::string claim(const Root& runs, const std::string& name);
+  int make_own_run(const Root& runs);  // the folder with its mark: 0, or a negative errno
+
+  std::string absolute(const std::string& path) const;
+  void add_root(Reach reach, const std::string& path, bool writes);
+
+  std::mutex mutex_;
+  std::vector<std::string> words_;
+  std::string start_;  // the current folder as hetrun was started
+  std::vector<Root> roots_;
+  std::string recipe_folder_;           // of the first recipe, for messages
+  std::optional<std::string> own_run_;  // NAME of runs/NAME
+};
+
+}  // namespace het::lua
