@@ -84,9 +84,11 @@ struct Parent {
   std::string name;
 };
 
-[[noreturn]] void fail_link(const std::string& path) {
-  fail_usage("'{}' is a link or lies behind one; recipes follow none: name the file that it leads to", path);
+std::string link_sentence(const std::string& path) {
+  return fmt::format("'{}' is a link or lies behind one; recipes follow none: name the file that it leads to",
+                     path);
 }
+[[noreturn]] void fail_link(const std::string& path) { throw Error(ErrorKind::usage, link_sentence(path)); }
 
 }  // namespace
 
@@ -175,8 +177,7 @@ RecipeFiles::Place RecipeFiles::find(const std::string& path, bool writes, Purpo
   const auto allowed = [&](const Root& root) {
     if (writes && !root.writes) return false;
     if (root.reach == Reach::granted) return true;
-    const bool module = root.reach == Reach::recipe && purpose == Purpose::module && wanted.ends_with(".lua");
-    return purpose == Purpose::data || module;
+    return purpose == Purpose::data || (purpose == Purpose::module && root.reach == Reach::recipe);
   };
   Place last;
   for (const Root& root : roots_) {
@@ -195,9 +196,6 @@ RecipeFiles::Place RecipeFiles::find(const std::string& path, bool writes, Purpo
     } else if (has_hidden_part(*rest)) {
       last.refusal =
           fmt::format("'{}' is hidden (a name that begins with a dot); recipes reach no hidden files", path);
-    } else if (root.reach == Reach::recipe && rest->empty()) {
-      last.refusal = fmt::format(
-          "'{}' is the whole folder of the recipe, which is not read; name a file or a folder in it", path);
     } else {
       return {&root, *below(wanted, root.base), {}};
     }
@@ -263,14 +261,12 @@ int RecipeFiles::make_own_run(const Root& runs) {
 
 std::string RecipeFiles::refusal(const std::string& path, const std::string& wanted, bool writes,
                                  Purpose purpose) const {
-  if (writes) {
-    const std::string name = fs::path(wanted).filename().string();
+  if (writes)
     return fmt::format(
-        "'{}' may not be written: a recipe writes in one folder of runs/{}, or where the command line says, "
+        "'{}' may not be written: a recipe writes in one folder, runs/NAME, or where the command line says, "
         "by an "
         "option of the recipe or --allow-write={}",
-        path, name.starts_with('.') ? "" : fmt::format(", such as 'runs/{}'", name), path);
-  }
+        path, path);
   if (purpose == Purpose::own)
     return fmt::format(
         "'{}' may not be read: recipe code opens files of its run folder and those that the command line "
@@ -300,7 +296,8 @@ RecipeFiles::Place RecipeFiles::find_or_throw(const std::string& path, bool writ
 std::string RecipeFiles::problem(const std::string& path, bool writes, Purpose purpose) {
   const std::lock_guard lock(mutex_);
   const Place place = find(path, writes, purpose);
-  return place.root != nullptr ? std::string() : place.refusal;
+  if (place.root == nullptr) return place.refusal;
+  return kind_at(place.root->folder.number(), place.name) == FileKind::link ? link_sentence(path) : "";
 }
 
 int RecipeFiles::open(const std::string& path, OpenMode mode, Purpose purpose) {
@@ -314,6 +311,13 @@ int RecipeFiles::open(const std::string& path, OpenMode mode, Purpose purpose) {
   // Looked at before it is opened: opening a FIFO waits, and opening a device does what the device does.
   const FileKind kind = kind_at(folder, place.name);
   if (kind == FileKind::link) fail_link(path);
+  if (place.root->reach == Reach::recipe && !writes) {
+    if (mode == OpenMode::read && purpose == Purpose::module && !path.ends_with(".lua"))
+      fail_usage("'{}' is not a Lua module", path);
+    // A recipe may lie among all that a person has. Only the library lists it, for the nearest name.
+    if (mode == OpenMode::folder && purpose == Purpose::data && absolute(path) == place.root->path)
+      fail_usage("'{}' is the recipe's whole folder, which is not read; name a file or a folder in it", path);
+  }
   if (kind == FileKind::other) fail_usage("'{}' is not a regular file; recipes open no others", path);
   if (kind == FileKind::none && !writes) return -ENOENT;
   int flags = O_NONBLOCK | O_NOCTTY | O_NOFOLLOW;

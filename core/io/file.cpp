@@ -31,7 +31,9 @@ std::string neighbour(const Path& path) {
   const std::string before = slash == std::string::npos ? "" : path.text.substr(0, slash + 1);
   std::vector<std::string> names;
   try {
-    for (FolderEntry& entry : list_folder(path.with(folder_of(path.text)))) {
+    Path folder = path.with(folder_of(path.text));
+    folder.purpose = Purpose::module;  // for its names alone
+    for (FolderEntry& entry : list_folder(folder)) {
       names.push_back(std::move(entry.name));
       if (names.size() == kMostEntries) break;
     }
