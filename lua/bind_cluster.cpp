@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "core/base/units.h"
+#include "core/base/visible.h"
 #include "core/cluster/embedded_store.h"
 #include "core/cluster/environment.h"
 #include "core/cluster/etcd_store.h"
@@ -299,7 +300,7 @@ int join_run(lua_State* L) {
   options.secret = load_secret(lookup, launched ? "" : secret_file.value_or(""));
   const auto timeout = duration_setting(L, lookup, "timeout", "HETRUN_TIMEOUT");
   const auto warn_after = duration_setting(L, lookup, "warn_after", "HETRUN_WARN_AFTER");
-  const auto say = [](const std::string& sentence) { std::cerr << sentence + "\n" << std::flush; };
+  const auto say = [](const std::string& sentence) { std::cerr << visible(sentence) + "\n" << std::flush; };
   options.warn = say;
   if (timeout) options.timeout = *timeout;
   if (warn_after) options.warn_after = *warn_after;

@@ -15,6 +15,7 @@
 
 #include "core/base/random.h"
 #include "core/base/units.h"
+#include "core/base/visible.h"
 #include "core/io/file.h"
 #include "kernels/cpu/device.h"
 #include "lua/interrupt.h"
@@ -39,11 +40,15 @@ FILE* stream_named(const std::string& name) {
   if (name == "stderr") return stderr;
   fail_usage("'{}' is not a stream; there are stdout and stderr", name);
 }
-void write(std::string stream, std::string text) {
+void write_bytes(const std::string& stream, const std::string& text) {
   FILE* file = stream_named(stream);
   if (std::fwrite(text.data(), 1, text.size(), file) != text.size() || std::fflush(file) != 0)
     fail_environment("cannot write to {}: {}", stream, std::strerror(errno));
 }
+// native.write(stream, text): whatever the text is made of, the terminal shows it and obeys nothing in it.
+void write(std::string stream, std::string text) { write_bytes(stream, visible(text)); }
+// native.write_control(stream, text): for the library's own control characters, which move the cursor.
+void write_control(std::string stream, std::string text) { write_bytes(stream, text); }
 bool is_terminal(std::optional<std::string> stream) {
   const std::string name = stream.value_or("stdout");
   return isatty(name == "stdin" ? STDIN_FILENO : fileno(stream_named(name))) != 0;
@@ -172,6 +177,7 @@ void add_system(lua_State* L) {
                  bind<&write>("write"),
                  bind<&is_terminal>("is_terminal"),
                  bind<&terminal_width>("terminal_width"),
+                 bind<&write_control>("write_control"),
                  bind<&executable>("executable"),
                  bind<&read_text>("read_text"),
                  bind<&write_text>("write_text"),

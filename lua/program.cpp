@@ -7,6 +7,7 @@
 
 #include "core/base/units.h"
 #include "core/io/file.h"
+#include "core/base/visible.h"
 #include "lua/cli.h"
 #include "lua/interrupt.h"
 #include "lua/launch.h"
@@ -88,13 +89,13 @@ int run_program(int argc, char** argv, const Gpus& gpus) {
     return run(argc, argv, gpus);
   } catch (const Error& error) {
     std::cout.flush();
-    std::cerr << "hetrun: " << error.what() << '\n';
+    std::cerr << "hetrun: " << visible(error.what()) << '\n';
     return static_cast<int>(error.kind());
   } catch (const std::bad_alloc&) {
     std::cerr << "hetrun: " << out_of_memory().what() << '\n';
     return static_cast<int>(ErrorKind::environment);
   } catch (const std::exception& error) {
-    std::cerr << "hetrun: unexpected failure: " << error.what() << '\n';
+    std::cerr << "hetrun: unexpected failure: " << visible(error.what()) << '\n';
     return static_cast<int>(ErrorKind::bug);
   }
 }

@@ -11,6 +11,7 @@
 #include <histedit.h>
 #include <unistd.h>
 
+#include "core/base/visible.h"
 #include "core/io/utf8.h"
 #include "lua/interrupt.h"
 
@@ -187,7 +188,7 @@ class Reader {
       return CC_REFRESH;
     }
     std::cout << '\n';
-    for (const std::string& name : found) std::cout << name << "  ";
+    for (const std::string& name : found) std::cout << visible(name) << "  ";
     std::cout << '\n' << std::flush;
     return CC_REDISPLAY;
   }
@@ -281,7 +282,7 @@ int run_prompt(State& state, const Settings& settings) {
       std::cout.flush();
       const std::string text = error.what();
       const bool placed = terminal || text.starts_with("stdin:");
-      std::cerr << (placed ? text : fmt::format("stdin:{}: {}", first, text)) << '\n';
+      std::cerr << visible(placed ? text : fmt::format("stdin:{}: {}", first, text)) << '\n';
       if (!terminal && code == 0) code = static_cast<int>(error.kind());
     }
     lua_settop(L, 0);
@@ -290,7 +291,7 @@ int run_prompt(State& state, const Settings& settings) {
     chunk.clear();
   }
   if (!chunk.empty()) {  // the input ended in the middle of a chunk: say what is missing
-    if (!compile(L, chunk, name, terminal ? 1 : first)) std::cerr << lua_tostring(L, -1) << '\n';
+    if (!compile(L, chunk, name, terminal ? 1 : first)) std::cerr << visible(lua_tostring(L, -1)) << '\n';
     lua_settop(L, 0);
     return static_cast<int>(ErrorKind::usage);
   }
