@@ -138,6 +138,8 @@ int undisturbed(lua_State* L) {
   return 1;
 }
 void trains(bool on) { run_trains(on); }
+void keeps_measurements(bool on) { set_keeps_measurements(on); }
+void names_recipe(std::string path) { name_recipe(path); }
 
 // A 53-bit hash of a name: the stream of a layer's random numbers.
 double hash(std::string text) { return static_cast<double>(hash_of(text) >> 11); }
@@ -175,9 +177,9 @@ void add_system(lua_State* L) {
                  bind<&peak_bytes>("memory_peak"),
                  bind<&memory_available>("memory_available"),
                  bind<&write>("write"),
+                 bind<&write_control>("write_control"),
                  bind<&is_terminal>("is_terminal"),
                  bind<&terminal_width>("terminal_width"),
-                 bind<&write_control>("write_control"),
                  bind<&executable>("executable"),
                  bind<&read_text>("read_text"),
                  bind<&write_text>("write_text"),
@@ -194,6 +196,8 @@ void add_system(lua_State* L) {
                  bind<&interrupted>("interrupted"),
                  bind<&undisturbed>("undisturbed"),
                  bind<&trains>("run_trains"),
+                 bind<&keeps_measurements>("keeps_measurements"),
+                 bind<&names_recipe>("name_recipe"),
                  bind<&hash>("hash"),
                  bind<&random_uniform>("random"),
                  bind<&bytes_text>("show_bytes"),

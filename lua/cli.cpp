@@ -29,10 +29,10 @@ std::string footer() {
 constexpr int kMostThreads = 4096, kMostWorkers = 512;
 
 const std::vector<std::string>& option_names() {
-  static const std::vector<std::string> names{"--help",        "--version", "--quiet",      "--json",
-                                              "--trust",       "--metrics", "--threads",    "--trace",
-                                              "--device",      "--workers", "--rendezvous", "--interface",
-                                              "--secret-file", "--timeout", "--warn-after"};
+  static const std::vector<std::string> names{
+      "--help",        "--version", "--quiet",      "--json",    "--trust",      "--metrics",
+      "--threads",     "--trace",   "--device",     "--workers", "--rendezvous", "--interface",
+      "--secret-file", "--timeout", "--warn-after", "--resume",  "--overwrite",  "--limit-time"};
   return names;
 }
 
@@ -47,9 +47,26 @@ std::string example_of(const std::string& option) {
                                                            {"--interface", "eth1"},
                                                            {"--secret-file", "secret"},
                                                            {"--timeout", "90s"},
-                                                           {"--warn-after", "10s"}};
+                                                           {"--warn-after", "10s"},
+                                                           {"--limit-time", "30min"}};
   const auto found = examples.find(option);
   return found == examples.end() ? "value" : found->second;
+}
+
+// The seconds that an option was given; 0 when it was not given.
+double duration_of(const std::string& option, const std::string& text) {
+  if (text.empty()) return 0;
+  constexpr double kLeast = 0.001, kMost = 1e9;
+  double seconds = 0;
+  try {
+    seconds = parse_seconds(text);
+  } catch (const Error& error) {
+    fail_usage("{}={}: {}", option, text, error.sentence());
+  }
+  if (!(seconds >= kLeast && seconds <= kMost))
+    fail_usage("{}={} is not a time from 1 ms to 1000000000 s, such as {}={}", option, text, option,
+               example_of(option));
+  return seconds;
 }
 
 // "; did you mean --threads?", or nothing.
@@ -126,6 +143,11 @@ CommandLine parse_command_line(int argc, char** argv) {
   app.add_option("--timeout", line.settings.timeout,
                  "how long others are waited for: 90s, 10min (default: 5min to come, 60s in a step)");
   app.add_option("--warn-after", line.settings.warn_after, "when to say who is waited for (default: 10s)");
+  app.add_flag("--resume", line.settings.resume, "go on with the run that is saved where the recipe saves");
+  app.add_flag("--overwrite", line.settings.overwrite,
+               "replace the model that is saved where the recipe saves");
+  app.add_option("--limit-time", line.settings.limit_time,
+                 "end as by Ctrl-C after this time: 90s, 10min (default: no limit)");
   app.footer(footer());
   try {
     app.parse(argc, argv);
@@ -138,6 +160,9 @@ CommandLine parse_command_line(int argc, char** argv) {
   }
   line.settings.threads = count_of("--threads", threads, kMostThreads);
   line.settings.workers = count_of("--workers", workers, kMostWorkers);
+  line.settings.limit_seconds = duration_of("--limit-time", line.settings.limit_time);
+  if (line.settings.resume && line.settings.overwrite)
+    fail_usage("--resume goes on with a saved model and --overwrite replaces it; give one of them");
   std::string& device = line.settings.device;
   device = device_of_rank(device, local_rank());
   if (device != "cpu" && device != "reference" && !names_gpu(device))
@@ -163,6 +188,8 @@ CommandLine parse_command_line(int argc, char** argv) {
       line.arguments.push_back(word);
     }
   }
+  if (line.settings.limit_seconds > 0 && line.command.empty() && !version && !line.settings.help)
+    fail_usage("--limit-time={} needs a recipe or a command to end", line.settings.limit_time);
   if (version) {
     std::cout << "hetrun " << HET_VERSION << '\n';
     line.exit_code = 0;

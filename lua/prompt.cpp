@@ -37,9 +37,13 @@ std::string history_path() {
 }
 
 // A compiled loop would never look at a hook: interpreted code of the prompt does. A run that trains looks
-// for interrupts itself, between its steps.
-void interrupt_hook(lua_State* L, lua_Debug*) {
-  if (!run_is_training() && take_interrupt()) luaL_error(L, "interrupted");
+// for interrupts itself, between its steps; its functions of the session, such as on_step, end here.
+void interrupt_hook(lua_State* L, lua_Debug* ar) {
+  if (run_is_training()) {
+    if (interrupt_pending() && is_recipe_code(L, ar)) raise_interrupted(L);
+  } else if (take_interrupt()) {
+    luaL_error(L, "interrupted");
+  }
 }
 
 // While one lives Ctrl-C ends the Lua code that runs. It does not live while a line is read: an error would

@@ -28,7 +28,10 @@ struct Settings {
   int workers = 0;  // processes to start on this machine; 0: this one alone
   // Of several ranks, as written; empty: as the environment says, or by default.
   std::string rendezvous, interface, secret_file, timeout, warn_after;
-  std::vector<std::string> arguments;  // --name=value words for the recipe
+  bool resume = false, overwrite = false;  // as het.train's fields
+  double limit_seconds = 0;                // 0: none
+  std::string limit_time;                  // as written
+  std::vector<std::string> arguments;      // --name=value words for the recipe
 };
 
 // Owns the lua_State. Used from one thread.
@@ -54,8 +57,14 @@ class State {
   lua_State* L_ = nullptr;
 };
 
+// The Lua code was interrupted: no mistake of anybody.
+class Interrupted : public Error {
+ public:
+  Interrupted() : Error(ErrorKind::usage, "interrupted") {}
+};
+
 // Throw the Lua value on top of the stack, and pop it, as an Error: error tables keep their kind, strings are
-// the user's mistakes.
+// the user's mistakes, and what an interrupt raised is Interrupted.
 [[noreturn]] void throw_lua_error(lua_State* L);
 
 // lua_pcall with errors as Errors.

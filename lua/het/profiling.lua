@@ -358,6 +358,7 @@ function profiling.run(program, ...)
   if problems[1] then errors.usage("%s", table.concat(problems, "\n")) end
   local run, code = subcommand.recipe(program, about, words)
   if not run then return code end
+  native.keeps_measurements(true)
   local graph, tokens = run:graph_of_sample()
   local request = { name = require("het.planning").name_of(run), tokens = tokens }
   local model = native.model(graph, request)

@@ -108,6 +108,7 @@ end
 --- Load source text (never bytecode) to run in `environment`.
 function sandbox.load(text, name, environment)
   local chunk, problem = load(text, name, "t", environment)
+  if chunk then jit.off(chunk, true) end   -- hooks, and with them Ctrl-C, never fire in compiled code
   return chunk, problem
 end
 
