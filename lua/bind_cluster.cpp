@@ -283,6 +283,8 @@ std::vector<Link> links_at(lua_State* L, int index, int ranks) {
   return links;
 }
 
+bool is_alone() { return read_placement(process_environment()).world_size.value_or(1) <= 1; }
+
 // {recipe, data, device, memory, rendezvous, interface, secret_file, timeout, warn_after, run, links}: nil
 // where no launcher says that there are several ranks.
 int join_run(lua_State* L) {
@@ -548,7 +550,7 @@ void add_cluster(lua_State* L) {
       L, {bind<&cluster_rank>("rank"), bind<&cluster_size>("size"), bind<&cluster_any>("any"),
           bind<&cluster_gather>("gather"), bind<&cluster_tell>("tell"), bind<&cluster_leave>("leave"),
           bind<&cluster_ways>("ways"), bind<&cluster_clock_offset>("clock_offset")});
-  set_functions(L, "native.", {bind<&join_run>("join")});
+  set_functions(L, "native.", {bind<&join_run>("join"), bind<&is_alone>("is_alone")});
 }
 
 }  // namespace het::lua
