@@ -49,6 +49,7 @@ void write_bytes(const std::string& stream, const std::string& text) {
 void write(std::string stream, std::string text) { write_bytes(stream, visible(text)); }
 // native.write_control(stream, text): for the library's own control characters, which move the cursor.
 void write_control(std::string stream, std::string text) { write_bytes(stream, text); }
+std::string visible_text(std::string text) { return visible(text); }
 bool is_terminal(std::optional<std::string> stream) {
   const std::string name = stream.value_or("stdout");
   return isatty(name == "stdin" ? STDIN_FILENO : fileno(stream_named(name))) != 0;
@@ -178,6 +179,7 @@ void add_system(lua_State* L) {
                  bind<&memory_available>("memory_available"),
                  bind<&write>("write"),
                  bind<&write_control>("write_control"),
+                 bind<&visible_text>("visible"),
                  bind<&is_terminal>("is_terminal"),
                  bind<&terminal_width>("terminal_width"),
                  bind<&executable>("executable"),

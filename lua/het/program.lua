@@ -134,7 +134,9 @@ function program.completions(text)
   local path, separator, word = text:match "([%w_][%w_%.]*)([%.:])([%w_]*)$"
   local names, seen = {}, {}
   local function offer(name)
-    if type(name) == "string" and name:sub(1, #word) == word and not seen[name] and not name:match "^__" then
+    -- What is no name cannot be typed after a dot; keys of tables may be anything.
+    if type(name) == "string" and name:match "^[%a_][%w_]*$" and name:sub(1, #word) == word and not seen[name]
+      and not name:match "^__" then
       seen[name] = true
       names[#names + 1] = name
     end

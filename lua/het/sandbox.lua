@@ -30,7 +30,7 @@ local function restricted_io(folder)
   return {
     open = function(path, mode) return io.open(check(path, mode)) end,
     lines = function(path) return io.lines(check(path), nil) end,
-    write = function(...) return io.write(...) end,
+    write = function(...) native.write("stdout", table.concat { ... }) end,
   }
 end
 
@@ -127,6 +127,11 @@ function sandbox.environment(trust, folder)
   environment = copy(_G, [[assert error ipairs next pairs pcall xpcall select tonumber tostring type unpack
     rawequal rawget rawset collectgarbage _VERSION print]])
   environment._G = environment
+  environment.print = function(...)
+    local words = {}
+    for i = 1, select("#", ...) do words[i] = tostring((select(i, ...))) end
+    native.write("stdout", table.concat(words, "\t") .. "\n")
+  end
   environment.math = copy(math, table.concat(keys_of(math), " "))
   environment.string = copy(string, table.concat(keys_of(string), " "))
   environment.table = copy(table, table.concat(keys_of(table), " "))
