@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "core/base/units.h"
+#include "core/base/visible.h"
 #include "core/cluster/embedded_store.h"
 #include "core/cluster/environment.h"
 #include "core/cluster/etcd_store.h"
@@ -282,6 +283,8 @@ std::vector<Link> links_at(lua_State* L, int index, int ranks) {
   return links;
 }
 
+bool is_alone() { return read_placement(process_environment()).world_size.value_or(1) <= 1; }
+
 // {recipe, data, device, memory, rendezvous, interface, secret_file, timeout, warn_after, run, links}: nil
 // where no launcher says that there are several ranks.
 int join_run(lua_State* L) {
@@ -301,7 +304,7 @@ int join_run(lua_State* L) {
   options.secret = host.secret ? *host.secret : load_secret(lookup, launched ? "" : secret_file.value_or(""));
   const auto timeout = duration_setting(L, lookup, "timeout", "HETRUN_TIMEOUT");
   const auto warn_after = duration_setting(L, lookup, "warn_after", "HETRUN_WARN_AFTER");
-  const auto say = [](const std::string& sentence) { std::cerr << sentence + "\n" << std::flush; };
+  const auto say = [](const std::string& sentence) { std::cerr << visible(sentence) + "\n" << std::flush; };
   options.warn = say;
   if (timeout) options.timeout = *timeout;
   if (warn_after) options.warn_after = *warn_after;
@@ -352,9 +355,6 @@ int join_run(lua_State* L) {
   cluster->connect();
   return Convert<ClusterHandle>::push(L, std::move(cluster));
 }
-
-// How many ranks the launcher says there are; 1 without a launcher.
-int world_size() { return read_placement(process_environment()).world_size.value_or(1); }
 
 int cluster_rank(ClusterHandle& cluster) { return cluster->groups->rank(); }
 int cluster_size(ClusterHandle& cluster) { return cluster->groups->size(); }
@@ -552,7 +552,7 @@ void add_cluster(lua_State* L) {
       L, {bind<&cluster_rank>("rank"), bind<&cluster_size>("size"), bind<&cluster_any>("any"),
           bind<&cluster_gather>("gather"), bind<&cluster_tell>("tell"), bind<&cluster_leave>("leave"),
           bind<&cluster_ways>("ways"), bind<&cluster_clock_offset>("clock_offset")});
-  set_functions(L, "native.", {bind<&join_run>("join"), bind<&world_size>("world_size")});
+  set_functions(L, "native.", {bind<&join_run>("join"), bind<&is_alone>("is_alone")});
 }
 
 }  // namespace het::lua

@@ -68,6 +68,13 @@ std::string path_kind(Path path) {  // "file", "folder" or "none"
   }
 }
 
+// The real path of a file, or of one that would be made: whether two paths name one thing. Opens nothing.
+std::string real_path(std::string path) {
+  std::error_code problem;
+  const auto result = std::filesystem::weakly_canonical(std::filesystem::absolute(path), problem);
+  return problem ? std::string() : result.string();
+}
+
 // Why a recipe may not read (or write) a path, as a sentence; nil when it may.
 std::optional<std::string> path_problem(Path path, bool writes) {
   std::string problem = path.opener().problem(path.text, writes, path.purpose);
@@ -383,9 +390,9 @@ void add_files(lua_State* L) {
       {bind<&read_text>("read_text"), bind<&write_text>("write_text"), bind<&staged>("staged_path"),
        bind<&commit>("commit_staged"), bind<&drop>("drop_staged"), bind<&append>("append"),
        bind<&make>("make_folder"), bind<&read_module>("read_module"), bind<&try_folder>("try_folder"),
-       bind<&path_kind>("path_kind"), bind<&path_problem>("path_problem"), bind<&open_file>("open_file"),
-       bind<&confine_recipe>("confine"), bind<&is_confined>("confined"), bind<&grant_option>("grant_option"),
-       bind<&push_walls>("kernel_walls"), bind<&walls>("walls")});
+       bind<&path_kind>("path_kind"), bind<&path_problem>("path_problem"), bind<&real_path>("resolve"),
+       bind<&open_file>("open_file"), bind<&confine_recipe>("confine"), bind<&is_confined>("confined"),
+       bind<&grant_option>("grant_option"), bind<&push_walls>("kernel_walls"), bind<&walls>("walls")});
 }
 
 }  // namespace het::lua

@@ -14,6 +14,7 @@
 
 #include "core/base/random.h"
 #include "core/base/units.h"
+#include "core/base/visible.h"
 #include "kernels/cpu/device.h"
 #include "lua/interrupt.h"
 #include "lua/objects.h"
@@ -37,11 +38,16 @@ FILE* stream_named(const std::string& name) {
   if (name == "stderr") return stderr;
   fail_usage("'{}' is not a stream; there are stdout and stderr", name);
 }
-void write(std::string stream, std::string text) {
+void write_bytes(const std::string& stream, const std::string& text) {
   FILE* file = stream_named(stream);
   if (std::fwrite(text.data(), 1, text.size(), file) != text.size() || std::fflush(file) != 0)
     fail_environment("cannot write to {}: {}", stream, std::strerror(errno));
 }
+// native.write(stream, text): whatever the text is made of, the terminal shows it and obeys nothing in it.
+void write(std::string stream, std::string text) { write_bytes(stream, visible(text)); }
+// native.write_control(stream, text): for the library's own control characters, which move the cursor.
+void write_control(std::string stream, std::string text) { write_bytes(stream, text); }
+std::string visible_text(std::string text) { return visible(text); }
 bool is_terminal(std::optional<std::string> stream) {
   const std::string name = stream.value_or("stdout");
   return isatty(name == "stdin" ? STDIN_FILENO : fileno(stream_named(name))) != 0;
@@ -94,6 +100,8 @@ int undisturbed(lua_State* L) {
   return 1;
 }
 void trains(bool on) { run_trains(on); }
+void keeps_measurements(bool on) { set_keeps_measurements(on); }
+void names_recipe(std::string path) { name_recipe(path); }
 
 // A 53-bit hash of a name: the stream of a layer's random numbers.
 double hash(std::string text) { return static_cast<double>(hash_of(text) >> 11); }
@@ -131,6 +139,8 @@ void add_system(lua_State* L) {
                  bind<&peak_bytes>("memory_peak"),
                  bind<&memory_available>("memory_available"),
                  bind<&write>("write"),
+                 bind<&write_control>("write_control"),
+                 bind<&visible_text>("visible"),
                  bind<&is_terminal>("is_terminal"),
                  bind<&terminal_width>("terminal_width"),
                  bind<&executable>("executable"),
@@ -140,6 +150,8 @@ void add_system(lua_State* L) {
                  bind<&interrupted>("interrupted"),
                  bind<&undisturbed>("undisturbed"),
                  bind<&trains>("run_trains"),
+                 bind<&keeps_measurements>("keeps_measurements"),
+                 bind<&names_recipe>("name_recipe"),
                  bind<&hash>("hash"),
                  bind<&random_uniform>("random"),
                  bind<&bytes_text>("show_bytes"),

@@ -30,9 +30,10 @@ constexpr int kMostThreads = 4096, kMostWorkers = 512;
 
 const std::vector<std::string>& option_names() {
   static const std::vector<std::string> names{
-      "--help",        "--version", "--quiet",      "--json",       "--trust",       "--metrics",
-      "--threads",     "--trace",   "--device",     "--workers",    "--rendezvous",  "--interface",
-      "--secret-file", "--timeout", "--warn-after", "--allow-read", "--allow-write", "--limit-memory"};
+      "--help",        "--version",     "--quiet",       "--json",    "--trust",      "--metrics",
+      "--threads",     "--trace",       "--device",      "--workers", "--rendezvous", "--interface",
+      "--secret-file", "--timeout",     "--warn-after",  "--resume",  "--overwrite",  "--limit-time",
+      "--allow-read",  "--allow-write", "--limit-memory"};
   return names;
 }
 
@@ -50,9 +51,27 @@ std::string example_of(const std::string& option) {
                                                            {"--warn-after", "10s"},
                                                            {"--allow-read", "corpus.txt"},
                                                            {"--allow-write", "models/mine"},
-                                                           {"--limit-memory", "8GiB"}};
+                                                           {"--limit-memory", "8GiB"},
+
+                                                           {"--limit-time", "30min"}};
   const auto found = examples.find(option);
   return found == examples.end() ? "value" : found->second;
+}
+
+// The seconds that an option was given; 0 when it was not given.
+double duration_of(const std::string& option, const std::string& text) {
+  if (text.empty()) return 0;
+  constexpr double kLeast = 0.001, kMost = 1e9;
+  double seconds = 0;
+  try {
+    seconds = parse_seconds(text);
+  } catch (const Error& error) {
+    fail_usage("{}={}: {}", option, text, error.sentence());
+  }
+  if (!(seconds >= kLeast && seconds <= kMost))
+    fail_usage("{}={} is not a time from 1 ms to 1000000000 s, such as {}={}", option, text, option,
+               example_of(option));
+  return seconds;
 }
 
 // "; did you mean --threads?", or nothing.
@@ -137,6 +156,11 @@ CommandLine parse_command_line(int argc, char** argv) {
   app.add_option("--timeout", line.settings.timeout,
                  "how long others are waited for: 90s, 10min (default: 5min to come, 60s in a step)");
   app.add_option("--warn-after", line.settings.warn_after, "when to say who is waited for (default: 10s)");
+  app.add_flag("--resume", line.settings.resume, "go on with the run that is saved where the recipe saves");
+  app.add_flag("--overwrite", line.settings.overwrite,
+               "replace the model that is saved where the recipe saves");
+  app.add_option("--limit-time", line.settings.limit_time,
+                 "end as by Ctrl-C after this time: 90s, 10min (default: no limit)");
   app.footer(footer());
   try {
     app.parse(argc, argv);
@@ -152,6 +176,9 @@ CommandLine parse_command_line(int argc, char** argv) {
   if (!line.settings.limit_memory.empty())
     with_context([] { return std::string("--limit-memory"); },
                  [&] { parse_bytes(line.settings.limit_memory); });
+  line.settings.limit_seconds = duration_of("--limit-time", line.settings.limit_time);
+  if (line.settings.resume && line.settings.overwrite)
+    fail_usage("--resume goes on with a saved model and --overwrite replaces it; give one of them");
   std::string& device = line.settings.device;
   device = device_of_rank(device, local_rank());
   if (device != "cpu" && device != "reference" && !names_gpu(device))
@@ -177,6 +204,8 @@ CommandLine parse_command_line(int argc, char** argv) {
       line.arguments.push_back(word);
     }
   }
+  if (line.settings.limit_seconds > 0 && line.command.empty() && !version && !line.settings.help)
+    fail_usage("--limit-time={} needs a recipe or a command to end", line.settings.limit_time);
   if (version) {
     std::cout << "hetrun " << HET_VERSION << '\n';
     line.exit_code = 0;

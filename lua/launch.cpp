@@ -17,6 +17,7 @@
 
 #include "core/base/error.h"
 #include "core/base/parallel.h"
+#include "core/base/visible.h"
 #include "core/cluster/embedded_store.h"
 #include "core/cluster/secret.h"
 
@@ -173,7 +174,7 @@ class Launcher {
     if (line.starts_with("hetrun: ") || !child.lines.empty())
       child.lines.push_back(std::move(line));
     else if (said_.insert(line).second)
-      std::cerr << fmt::format("[rank {}] {}\n", &child - children_.data(), line) << std::flush;
+      std::cerr << fmt::format("[rank {}] {}\n", &child - children_.data(), visible(line)) << std::flush;
   }
 
   void reap() {
@@ -240,7 +241,7 @@ class Launcher {
       const bool alone = std::count_if(children_.begin(), children_.end(),
                                        [&](const Child& child) { return child.lines == lines; }) == 1;
       const std::string name = alone ? fmt::format("[rank {}] ", rank) : "";
-      for (const std::string& line : lines) std::cerr << name << line << "\n";
+      for (const std::string& line : lines) std::cerr << name << visible(line) << "\n";
       return;
     }
   }

@@ -1,11 +1,13 @@
 #include "lua/program.h"
 
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <iostream>
 #include <new>
 
 #include "core/base/units.h"
+#include "core/base/visible.h"
 #include "core/io/file.h"
 #include "lua/cli.h"
 #include "lua/interrupt.h"
@@ -15,6 +17,8 @@
 
 namespace het::lua {
 namespace {
+
+constexpr int kInterruptedExitCode = 130;
 
 bool is_file(const std::string& path) {
   if (FILE* file = std::fopen(path.c_str(), "r")) {
@@ -61,6 +65,9 @@ int run(int argc, char** argv, const Gpus& gpus) {
   install_interrupt_handler();
   State state(line.settings, gpus);
   if (line.command.empty()) return run_prompt(state, line.settings);
+  interrupt_recipes_of(state.get());
+  if (line.settings.limit_seconds > 0)
+    limit_time(std::chrono::duration<double>(line.settings.limit_seconds), line.settings.limit_time);
   std::vector<std::string> names;
   for (const Subcommand& sub : subcommands()) {
     if (line.command == sub.name) return state.call_program(sub.name, line.arguments);
@@ -86,15 +93,19 @@ int run_program(int argc, char** argv, const Gpus& gpus) {
   std::signal(SIGXFSZ, SIG_IGN);
   try {
     return run(argc, argv, gpus);
+  } catch (const Interrupted&) {
+    return kInterruptedExitCode;
   } catch (const Error& error) {
     std::cout.flush();
-    std::cerr << "hetrun: " << error.what() << '\n';
+    // Ranks that end one after the other lose each other: no reason to say so.
+    if (error.kind() == ErrorKind::peer && interrupt_pending()) return kInterruptedExitCode;
+    std::cerr << "hetrun: " << visible(error.what()) << '\n';
     return static_cast<int>(error.kind());
   } catch (const std::bad_alloc&) {
     std::cerr << "hetrun: " << out_of_memory().what() << '\n';
     return static_cast<int>(ErrorKind::environment);
   } catch (const std::exception& error) {
-    std::cerr << "hetrun: unexpected failure: " << error.what() << '\n';
+    std::cerr << "hetrun: unexpected failure: " << visible(error.what()) << '\n';
     return static_cast<int>(ErrorKind::bug);
   }
 }

@@ -11,6 +11,7 @@
 #include <histedit.h>
 #include <unistd.h>
 
+#include "core/base/visible.h"
 #include "core/io/utf8.h"
 #include "lua/interrupt.h"
 
@@ -36,9 +37,13 @@ std::string history_path() {
 }
 
 // A compiled loop would never look at a hook: interpreted code of the prompt does. A run that trains looks
-// for interrupts itself, between its steps.
-void interrupt_hook(lua_State* L, lua_Debug*) {
-  if (!run_is_training() && take_interrupt()) luaL_error(L, "interrupted");
+// for interrupts itself, between its steps; its functions of the session, such as on_step, end here.
+void interrupt_hook(lua_State* L, lua_Debug* ar) {
+  if (run_is_training()) {
+    if (interrupt_pending() && is_recipe_code(L, ar)) raise_interrupted(L);
+  } else if (take_interrupt()) {
+    luaL_error(L, "interrupted");
+  }
 }
 
 // While one lives Ctrl-C ends the Lua code that runs. It does not live while a line is read: an error would
@@ -187,7 +192,7 @@ class Reader {
       return CC_REFRESH;
     }
     std::cout << '\n';
-    for (const std::string& name : found) std::cout << name << "  ";
+    for (const std::string& name : found) std::cout << visible(name) << "  ";
     std::cout << '\n' << std::flush;
     return CC_REDISPLAY;
   }
@@ -281,7 +286,7 @@ int run_prompt(State& state, const Settings& settings) {
       std::cout.flush();
       const std::string text = error.what();
       const bool placed = terminal || text.starts_with("stdin:");
-      std::cerr << (placed ? text : fmt::format("stdin:{}: {}", first, text)) << '\n';
+      std::cerr << visible(placed ? text : fmt::format("stdin:{}: {}", first, text)) << '\n';
       if (!terminal && code == 0) code = static_cast<int>(error.kind());
     }
     lua_settop(L, 0);
@@ -290,7 +295,7 @@ int run_prompt(State& state, const Settings& settings) {
     chunk.clear();
   }
   if (!chunk.empty()) {  // the input ended in the middle of a chunk: say what is missing
-    if (!compile(L, chunk, name, terminal ? 1 : first)) std::cerr << lua_tostring(L, -1) << '\n';
+    if (!compile(L, chunk, name, terminal ? 1 : first)) std::cerr << visible(lua_tostring(L, -1)) << '\n';
     lua_settop(L, 0);
     return static_cast<int>(ErrorKind::usage);
   }

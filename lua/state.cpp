@@ -76,6 +76,10 @@ void throw_lua_error(lua_State* L) {
     const auto sentence = field<std::string>(L, index, "sentence");
     message = sentence ? *sentence : field<std::string>(L, index, "message").value_or(message);
     const std::string named = field<std::string>(L, index, "kind").value_or("usage");
+    if (named == "interrupted") {
+      lua_pop(L, 1);
+      throw Interrupted();
+    }
     for (const ErrorKind known : {ErrorKind::bug, ErrorKind::environment, ErrorKind::peer})
       if (name_of(known) == named) kind = known;
     if (sentence) context = field<std::vector<std::string>>(L, index, "context").value_or(context);
@@ -120,6 +124,8 @@ State::State(const Settings& settings, Gpus gpus) {
   set_field(L_, "json", settings.json);
   set_field(L_, "trust", settings.trust);
   set_field(L_, "help", settings.help);
+  set_field(L_, "resume", settings.resume);
+  set_field(L_, "overwrite", settings.overwrite);
   set_field(L_, "metrics", settings.metrics);
   set_field(L_, "trace", settings.trace);
   set_field(L_, "device", settings.device);
@@ -157,6 +163,7 @@ State::State(const Settings& settings, Gpus gpus) {
 }
 
 State::~State() {
+  interrupt_recipes_of(nullptr);
   if (L_ != nullptr) lua_close(L_);
 }
 

@@ -30,6 +30,9 @@ struct Settings {
   std::string rendezvous, interface, secret_file, timeout, warn_after;
   std::string limit_memory;                          // such as 8GiB; empty: by default
   std::vector<std::string> allow_read, allow_write;  // paths that a recipe may reach
+  bool resume = false, overwrite = false;            // as het.train's fields
+  double limit_seconds = 0;                          // 0: none
+  std::string limit_time;                            // as written
   std::vector<std::string> arguments;                // --name=value words for the recipe
 };
 
@@ -56,8 +59,14 @@ class State {
   lua_State* L_ = nullptr;
 };
 
+// The Lua code was interrupted: no mistake of anybody.
+class Interrupted : public Error {
+ public:
+  Interrupted() : Error(ErrorKind::usage, "interrupted") {}
+};
+
 // Throw the Lua value on top of the stack, and pop it, as an Error: error tables keep their kind, strings are
-// the user's mistakes.
+// the user's mistakes, and what an interrupt raised is Interrupted.
 [[noreturn]] void throw_lua_error(lua_State* L);
 
 // lua_pcall with errors as Errors.

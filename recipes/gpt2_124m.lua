@@ -22,7 +22,6 @@ local opt = het.options {
   warmup     = { 10, "steps in which the rate rises", min = 0 },
   precision  = { "bf16", "of matrices and activations", choices = { "f32", "bf16" } },
   save       = { "", "folder to save the model in, in Hugging Face's layout", path = "write" },
-  resume     = { false, "go on from the folder of --save" },
 }
 
 local corpus
@@ -43,5 +42,4 @@ return het.train {
   },
   evaluate = { every = 50, batches = 5 },
   save     = opt.save ~= "" and opt.save or nil,
-  resume   = opt.resume,
 }

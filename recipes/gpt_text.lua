@@ -29,7 +29,6 @@ local opt = het.options {
                     .. "the vocabulary when the text has none" },
   write     = { 500, "characters to write at the end", min = 1 },
   save      = { "", "folder to save the model in; --resume goes on from there", path = "write" },
-  resume    = { false, "go on from the folder of --save" },
 }
 
 local corpus = data.text { path = opt.text, tokenizer = opt.tokenizer, holdout = 0.1, limit = opt.limit }
@@ -53,5 +52,4 @@ return het.train {
   evaluate = { every = opt.every, batches = 20 },
   sample   = { prompt = opt.prompt ~= "" and opt.prompt or nil, tokens = opt.write, temperature = 0.8, top_k = 200 },
   save     = opt.save ~= "" and opt.save or nil,
-  resume   = opt.resume,
 }

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "core/base/error.h"
+#include "core/base/visible.h"
 #include "core/io/file.h"
 #include "core/io/utf8.h"
 
@@ -100,7 +101,7 @@ void write_string(std::string& to, std::string_view text) {
       default:
         if (decoded.bytes == 0)
           append_utf8(to, 0xFFFD);
-        else if (decoded.code_point < 0x20)
+        else if (is_control(decoded.code_point))  // JSON is printed on terminals too
           to += fmt::format("\\u{:04x}", static_cast<uint32_t>(decoded.code_point));
         else
           to += bytes;

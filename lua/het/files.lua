@@ -82,6 +82,61 @@ end
 local passing = { n_positions = true, n_ctx = true, max_position_embeddings = true,
   attn_pdrop = true, embd_pdrop = true, resid_pdrop = true, hidden_dropout_prob = true }
 
+-- What is beside the parts: a model in several files.
+local index = "model.safetensors.index.json"
+
+-- The metadata of a file of tensors; empty when there is none that can be read.
+local function metadata_of(path)
+  if native.path_kind(path) ~= "file" then return {} end
+  local ok, _, metadata = pcall(native.safetensors_open, path)
+  return ok and metadata or {}
+end
+
+-- A whole number from 0 on that Lua holds exactly, from its digits; nil for all else.
+local function count_of(words)
+  local number = type(words) == "string" and words:match "^%d+$" and tonumber(words)
+  return number and number <= 2 ^ 53 and number or nil
+end
+
+--- What a save in a folder would replace; nil when there is nothing.
+-- @treturn ?table `file`; `model`: whether it is a model's; `steps` that it has had, when that is known; `training`:
+-- whether a run can go on from it
+function files.held(folder)
+  local found, training = nil, false
+  for _, part in ipairs { parts[1], parts[2], index, parts[3], parts[4] } do
+    local path = folder .. "/" .. part
+    if native.path_kind(path) == "file" then
+      access.check(path, true)
+      found = found or part
+      training = training or part == parts[1]
+    end
+  end
+  if not found then return nil end
+  local steps
+  for i = 1, 2 do steps = steps or count_of(metadata_of(place_of(folder, parts[i])).step) end
+  return { file = found, model = found:match "safetensors" ~= nil, steps = steps, training = training }
+end
+
+--- What `held` found, after "it holds": "a model of 300 steps".
+function files.describe_held(held)
+  if not held.model then return held.file end
+  return held.steps and ("a model of %d steps"):format(held.steps) or "a model"
+end
+
+--- The folder beside a model in which a run that ended early is saved: `interrupted`, or the first with a number where
+-- a save replaces nothing, or a model that has had no more steps.
+-- @string folder of the model
+-- @int steps of the run
+function files.folder_beside(folder, steps)
+  local place, number = folder .. "/interrupted", 1
+  while true do
+    local held = files.held(place)
+    if not held or held.steps and held.steps <= steps then return place end
+    number = number + 1
+    place = ("%s/interrupted-%d"):format(folder, number)
+  end
+end
+
 -- A recipe's model has to be the one that was saved: weights alone do not tell heads, or blocks that are too many.
 local function require_same_model(family, model, folder)
   local saved = native.json_read(place_of(folder, "config.json"))
@@ -138,13 +193,13 @@ end
 
 -- All tensors of a folder: one file, or the parts that an index names.
 local function read_tensors(folder)
-  local index = folder .. "/model.safetensors.index.json"
-  if native.path_kind(folder .. "/model.safetensors") == "file" or native.path_kind(index) ~= "file" then
+  local list = folder .. "/" .. index
+  if native.path_kind(folder .. "/model.safetensors") == "file" or native.path_kind(list) ~= "file" then
     return native.safetensors_open(place_of(folder, "model.safetensors"))
   end
-  access.check(index)
-  local map, tensors, seen = native.json_read(index).weight_map, {}, {}
-  if type(map) ~= "table" then errors.usage("%s has no 'weight_map'", index) end
+  access.check(list)
+  local map, tensors, seen = native.json_read(list).weight_map, {}, {}
+  if type(map) ~= "table" then errors.usage("%s has no 'weight_map'", list) end
   for _, part in pairs(map) do
     if not seen[part] then
       seen[part] = true
@@ -260,15 +315,39 @@ function files.vocabulary(folder)
   return native.path_kind(path) == "file" and native.json_read(path) or nil
 end
 
+local function finite(words)
+  local number = tonumber(words)
+  return number and number == number and math.abs(number) < math.huge and number or nil
+end
+
+-- What a run saves beside its tensors: how each is read, and what it has to be. The file may be anybody's.
+local numbers = {
+  { "step", count_of, "a whole number" }, { "cursor", count_of, "a whole number" },
+  { "seed", count_of, "a whole number" },
+  { "precision", function(words) return words end, "a precision" },
+  { "best", finite, "a number", optional = true }, { "validation", finite, "a number", optional = true },
+}
+
 --- Offer a state what a run needs to go on; returns the numbers saved with it, or nil when there is none.
 function files.offer_training(folder, state)
-  local path = folder .. "/training.safetensors"
+  local path = folder .. "/" .. parts[1]
   if native.path_kind(path) ~= "file" then return nil end
   access.check(path)
   local tensors, metadata = native.safetensors_open(path)
-  for name, tensor in pairs(tensors) do state:offer(name, tensor) end
   local about = {}
-  for key, value in pairs(metadata) do about[key] = tonumber(value) or value end
+  for _, row in ipairs(numbers) do
+    local name, words = row[1], metadata[row[1]]
+    if words ~= nil then
+      about[name] = row[2](words)
+      if about[name] == nil then
+        errors.usage("%s: its %s is '%s' and not %s; nothing can go on from this file", path, name, tostring(words),
+          row[3])
+      end
+    elseif not row.optional then
+      errors.usage("%s has no '%s'; nothing can go on from this file", path, name)
+    end
+  end
+  for name, tensor in pairs(tensors) do state:offer(name, tensor) end
   return about
 end
 

@@ -187,6 +187,9 @@ function Generator:text(corpus, options, emit)
     if emit then
       local whole = corpus:decode(ids)
       local ready = whole:match("^(.-)\239\191\189*$") or whole
+      local tail = ready:match "[\194-\244][\128-\191]*$"   -- of bytes: a character that has begun
+      local lead = tail and tail:byte() or 0
+      if tail and #tail < (lead >= 240 and 4 or lead >= 224 and 3 or 2) then ready = ready:sub(1, -#tail - 1) end
       if #ready > shown then
         emit(ready:sub(shown + 1))
         shown = #ready

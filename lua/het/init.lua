@@ -123,11 +123,13 @@ function het.begin_recipe(path, recipe_text)
   require("het.options").reset()
   het.recipe_text = recipe_text
   source.set(path, recipe_text)
+  native.name_recipe(path)
 end
 
 -- Line of the mistakes, or why the recipe stopped.
 local function explain(path, problem)
   local message, kind = errors.describe(problem)
+  if kind == "interrupted" then return problem end
   if kind == "environment" and type(problem) == "string" then return errors.new(kind, path .. ": " .. message) end
   local found = mistakes.take()
   local line = type(problem) == "table" and problem.place

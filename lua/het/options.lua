@@ -29,6 +29,9 @@ local general = {
   { "secret-file", "file with the run's shared secret" },
   { "timeout", "how long others are waited for, such as 90s" },
   { "warn-after", "when to say who is waited for, such as 10s" },
+  { "resume", "go on with the run that is saved where the recipe saves" },
+  { "overwrite", "replace the model that is saved where the recipe saves" },
+  { "limit-time", "end as by Ctrl-C after this time, such as 10min" },
 }
 
 local declared      -- of the recipe that runs: the list of its options

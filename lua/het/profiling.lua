@@ -360,6 +360,7 @@ function profiling.run(program, ...)
   if path then subcommand.name_path(path, "write") end
   local run, code = subcommand.recipe(program, about, words)
   if not run then return code end
+  native.keeps_measurements(true)
   local graph, tokens = run:graph_of_sample()
   local request = { name = require("het.planning").name_of(run), tokens = tokens }
   local model = native.model(graph, request)

@@ -13,7 +13,7 @@ end
 -- het.train refuses it otherwise.
 local function approve_rendezvous(path, text)
   local settings = native.settings
-  if settings.rendezvous or os.getenv "HETRUN_RENDEZVOUS" or native.world_size() < 2 then return end
+  if settings.rendezvous or os.getenv "HETRUN_RENDEZVOUS" or native.is_alone() then return end
   local address = text:match "%f[%w_]rendezvous%s*=%s*[\"']([^\"'\n]+)[\"']"
   if not address or not native.is_terminal "stdin" or not native.is_terminal "stderr" then return end
   native.write("stderr", ("%s asks to meet other machines at %s. Allow it? [y/N] "):format(path, address))
@@ -174,7 +174,9 @@ function program.completions(text)
   local path, separator, word = text:match "([%w_][%w_%.]*)([%.:])([%w_]*)$"
   local names, seen = {}, {}
   local function offer(name)
-    if type(name) == "string" and name:sub(1, #word) == word and not seen[name] and not name:match "^__" then
+    -- What is no name cannot be typed after a dot; keys of tables may be anything.
+    if type(name) == "string" and name:match "^[%a_][%w_]*$" and name:sub(1, #word) == word and not seen[name]
+      and not name:match "^__" then
       seen[name] = true
       names[#names + 1] = name
     end

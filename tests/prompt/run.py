@@ -442,7 +442,7 @@ class CommandLine(Case):
         self.refused('plan mlp.lua --clutser=cluster.lua',
                      'mlp.lua:6: this recipe has no option --clutser; did you mean --cluster?')
         self.refused('gpt_text.lua --no-resume',
-                     'gpt_text.lua:13: this recipe has no option --no-resume; did you mean --resume=false?')
+                     'gpt_text.lua:13: this recipe has no option --no-resume; did you mean --resume?')
         self.refused('mlp.lua --no-such', 'mlp.lua:6: this recipe has no option --no-such; it has --hidden, --steps')
         self.refused('mlp.lua --hidden', 'mlp.lua:6: --hidden needs a value, such as --hidden=64')
         self.refused('plan mlp.lua --objective=speed', '--objective=speed is not one of time, cost, progress')
@@ -454,7 +454,7 @@ class CommandLine(Case):
         self.refused('mpl.lua', "there is no file 'mpl.lua'; did you mean 'mlp.lua'?")
         self.refused('--workers 2 mpl.lua', "there is no file 'mpl.lua'; did you mean 'mlp.lua'?")
         self.refused('plan mlp.lua --cluster=clutser.lua', "there is no file 'clutser.lua'; did you mean 'cluster.lua'?")
-        self.refused('gpt_text.lua --text=', 'gpt_text.lua:35: an empty path names no file')
+        self.refused('gpt_text.lua --text=', 'gpt_text.lua:34: an empty path names no file')
         self.refused('gpt_text.lua --text=tetx.txt',
                      "gpt_text.lua:35: there is no file 'tetx.txt'; did you mean 'text.txt'?")
         self.refused('doctr', "'doctr' is neither a recipe nor a command; did you mean 'doctor'? (hetrun --help)")
@@ -478,12 +478,12 @@ class CommandLine(Case):
                      'gpt_text.lua:13: --lr=nan is not finite; a number is needed',
                      'gpt_text.lua:13: --width=inf is not finite; a whole number is needed')
         self.refused('gpt_text.lua --text=text.txt --layers=1e6',
-                     'gpt_text.lua:39: nn.gpt.layers = 1000000 is above 1000, the most that works')
+                     'gpt_text.lua:38: nn.gpt.layers = 1000000 is above 1000, the most that works')
         self.refused('gpt_text.lua --text=text.txt --batch=1e15',
-                     'gpt_text.lua:43: train.batch = 1e+15 samples of 64 tokens are more than 2^40 tokens in a '
+                     'gpt_text.lua:42: train.batch = 1e+15 samples of 64 tokens are more than 2^40 tokens in a '
                      'step')
         self.refused('gpt_text.lua --text=text.txt --context=1e15',
-                     'gpt_text.lua:43: train.batch = 12 samples of 1e+15 tokens are more than 2^40 tokens in a '
+                     'gpt_text.lua:42: train.batch = 12 samples of 1e+15 tokens are more than 2^40 tokens in a '
                      'step')
         _, err = self.hetrun(lines='het.zeros(1e9, 1e9)\nhet.zeros(1e10)\nhet.zeros(1e20)\n', code=2)
         self.assertEqual(err.splitlines()[0], 'stdin:1: a tensor of shape [1000000000, 1000000000] is too large: it has '

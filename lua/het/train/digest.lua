@@ -92,7 +92,8 @@ end
 -- @tparam table a arguments of het.train
 function digest.of_recipe(a)
   local settings = native.settings or {}
-  local compared = { saves = a.save ~= nil, writes = a.sample ~= nil and not settings.quiet,
+  local compared = { saves = a.save ~= nil, resumes = a.resume or settings.resume or false,
+    writes = a.sample ~= nil and not settings.quiet,
     traces = (settings.trace or "") ~= "", arguments = {}, options = {} }
   local own = {}
   for name, value in pairs(a) do

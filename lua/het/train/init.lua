@@ -70,9 +70,52 @@ local function rendezvous_of(a)
   local settings, wish = native.settings or {}, a.rendezvous
   if settings.rendezvous or not wish then return settings.rendezvous end
   local agreed = settings.trust or not native.confined() or wish == settings.approved_rendezvous
-  if agreed or native.world_size() < 2 or os.getenv "HETRUN_RENDEZVOUS" then return agreed and wish or nil end
+  if agreed or native.is_alone() or os.getenv "HETRUN_RENDEZVOUS" then return agreed and wish or nil end
   errors.usage("the recipe asks to meet other machines at %s; a recipe talks only to whom the command line names: "
     .. "--rendezvous=%s", wish, wish)
+end
+
+-- Has the first rank look at what it alone can see. What it raises, all ranks raise.
+local function by_first_rank(self, check, ...)
+  if not self.cluster then return check(self, ...) end
+  local ok, problem = true, nil
+  if self.rank == 0 then ok, problem = pcall(check, self, ...) end
+  local message, kind = "", ""
+  if not ok then message, kind = errors.describe(problem) end
+  local told = self.cluster:tell(kind .. ":" .. message)[1]
+  if not ok then error(problem, 0) end
+  kind, message = told:match "^(%a*):(.*)$"
+  if kind ~= "" then errors.raise(kind, "%s", message) end
+end
+
+-- The real path of a folder: however it is written, it is the same one.
+local function real(folder) return native.resolve(folder) end
+
+-- Whether a save would replace what is not this run's: what the folder holds, else nil.
+local function held_by_others(self, folder) return not self.wrote[real(folder)] and files.held(folder) or nil end
+
+-- What will be written, looked at before anything is computed: by the rank that writes it.
+local function check_places(self)
+  local a, settings = self.arguments, native.settings or {}
+  if a.save then
+    if native.path_kind(a.save) == "file" then
+      errors.usage("cannot save in %s: it is a file; save = names a folder", a.save)
+    end
+    access.check(a.save, true)
+    native.try_folder(a.save)
+    local held = not self.resume and not self.overwrite and held_by_others(self, a.save)
+    if held then
+      errors.usage("%s holds %s; %s, --overwrite (overwrite = true) replaces it, another folder for `save` keeps both",
+        a.save, files.describe_held(held), held.training and "--resume (resume = true) goes on with it"
+        or ("from = %q begins with its weights"):format(a.save))
+    end
+  elseif self.resume then
+    errors.usage("--resume needs the folder to go on from: this run has no `save`")
+  end
+  local folder = settings.trace and settings.trace:match("^(.*)/[^/]*$")
+  if folder and folder ~= "" and native.path_kind(folder) ~= "folder" then
+    errors.usage("there is no folder %s for --trace=%s", folder, settings.trace)
+  end
 end
 
 -- The other ranks of the run, when there are any. Returns a function that gives the run the plan that all of them
@@ -81,6 +124,7 @@ local function join(self)
   local a, settings = self.arguments, native.settings or {}
   local automatic = a.plan and a.plan.automatic
   local answer, begun
+  if native.is_alone() then check_places(self) end   -- before a planner begins
   -- With a cluster that is written down every rank finds the same plan; of this machine the first one's counts.
   if automatic and automatic.cluster then
     begun = begin_plan(self, automatic)
@@ -100,6 +144,7 @@ local function join(self)
     device = self.device, memory = native.device(self.device):available_bytes(),
   }
   self.rank = self.cluster and self.cluster:rank() or 0
+  if self.cluster then by_first_rank(self, check_places) end
   if not automatic then
     settle_plan(self)
     return function() end
@@ -154,33 +199,11 @@ local function executor_of(self, made)
   return executor
 end
 
--- What will be written, looked at before anything is computed: by the rank that writes it.
-local function check_places(self)
-  local a, settings = self.arguments, native.settings or {}
-  if self.rank > 0 then return end
-  if a.save then
-    if native.path_kind(a.save) == "file" then
-      errors.usage("cannot save in %s: it is a file; save = names a folder", a.save)
-    end
-    access.check(a.save, true)
-    native.try_folder(a.save)
-  end
-  if a.save and not a.resume and native.path_kind(a.save .. "/model.safetensors") == "file"
-    and not settings.quiet then
-    native.write("stderr", ("%s holds the model of an earlier run, which this one will replace; resume = true goes on "
-      .. "with it, another folder keeps it\n"):format(a.save))
-  end
-  local folder = settings.trace and settings.trace:match("^(.*)/[^/]*$")
-  if folder and folder ~= "" and native.path_kind(folder) ~= "folder" then
-    errors.usage("there is no folder %s for --trace=%s", folder, settings.trace)
-  end
-end
-
 -- Weights to begin with, and where an earlier run stopped. Tensors are read when programs ask for them.
 local function restore(self)
   local a = self.arguments
   local about
-  if a.resume then
+  if self.resume then
     about = files.offer_training(a.save, self.state)
     if about then
       local metadata = files.offer_weights(a.save, a.model, self.state)
@@ -232,11 +255,15 @@ function Run:prepare()
   if self.train_executor then return end
   local a = self.arguments
   self.device = native.settings and native.settings.device or "cpu"
+  local settings = native.settings or {}
+  self.resume, self.overwrite = a.resume or settings.resume, a.overwrite or settings.overwrite
+  self.wrote = {}   -- real paths of the folders that hold this run's own saves
   local finish_planning = join(self)
-  check_places(self)
   self.own_device = device_of(self)
   self.state = native.state(self.own_device, a.seed)
-  local about = restore(self) or {}
+  local about = restore(self)
+  if about then self.wrote[real(a.save)] = true end
+  about = about or {}
   finish_planning()
   self.microbatch = self.plan and self.plan.microbatch or a.microbatch or a.batch
   self.microbatches = a.batch / self.microbatch
@@ -246,15 +273,15 @@ function Run:prepare()
   self.parameters = count_parameters(training.graph)
   self.step, self.best, self.validation = about.step or 0, about.best, about.validation
   self.train_executor = executor_of(self, training)
-  local settings = { context = self.context, batch = a.batch, microbatch = self.microbatch, seed = a.seed,
+  local sampled = { context = self.context, batch = a.batch, microbatch = self.microbatch, seed = a.seed,
     first = self.first_microbatch * self.microbatch, count = self.own_microbatches * self.microbatch }
   self.cursor = about.cursor or self.step * a.batch   -- samples that the steps done have seen
-  settings.split, settings.start = "train", self.cursor
-  self.sampler = a.data:sampler(settings)
+  sampled.split, sampled.start = "train", self.cursor
+  self.sampler = a.data:sampler(sampled)
   if a.evaluate.every > 0 and a.data:has_holdout() then
     self.evaluate_executor = executor_of(self, graphs.evaluation(spec_of(self)))
-    settings.split, settings.start = "holdout", 0
-    self.holdout = a.data:sampler(settings)
+    sampled.split, sampled.start = "holdout", 0
+    self.holdout = a.data:sampler(sampled)
   end
   self.state:drop_offers()   -- layers of other ranks
 end
@@ -332,6 +359,7 @@ local function about_of(self)
 end
 
 local function begin_writing(self, folder, state, about)
+  self.wrote[real(folder)], self.saved_step = true, about.step
   return files.begin_save(folder, self.arguments.model, state, about, self.arguments.data:vocabulary())
 end
 
@@ -350,9 +378,63 @@ local function go_on_saving(self, wait)
   end
 end
 
+-- All ranks call it. In `folder` nothing is lost: that was looked at.
+local function save_in(self, folder)
+  go_on_saving(self, true)
+  local state = self:gather()
+  if state then begin_writing(self, folder, state, about_of(self)):wait() end
+end
+
+-- Where the state is saved when the run has ended: in `save`, unless the model there is not to be replaced. A run that
+-- `stopped` early replaces none that has had more steps; what came there since this run began is kept, too.
+-- @return the folder, and what `save` holds when that is another one
+local function place_of_end(self, stopped)
+  local folder = self.arguments.save
+  if self.rank > 0 then return folder end   -- which writes nothing
+  local held = held_by_others(self, folder)
+  local replaces = not held or self.overwrite and not (stopped and (held.steps or math.huge) > self.step)
+  if replaces then return folder end
+  return files.folder_beside(folder, self.step), held
+end
+
+-- Says where a run that ended was saved; `kept`: what `save` still holds.
+local function say_saved(self, reporter, how, folder, kept)
+  local sentence = ("%s after step %d in %s"):format(how, self.step, folder)
+  if not kept then return reporter:say(sentence) end
+  -- Also when quiet: it is not where the recipe says.
+  reporter:finish()
+  native.write("stderr", ("%s; %s keeps %s. To go on with this one: save = %q and --resume. To go on with the other: "
+    .. "--resume\n"):format(sentence, self.arguments.save, files.describe_held(kept):gsub("^a ", "its "), folder))
+end
+
+-- Keep what a run has learned that fails between its steps: beside the last save, which may be the better one. Ranks
+-- that fail alone cannot gather it.
+local function keep_failed(self, reporter, problem)
+  local a = self.arguments
+  local between = select(2, errors.describe(problem)) == "usage" and not self.cluster
+  if not between or not a.save or self.step == (self.saved_step or self.first_step) then return end
+  local kept = files.held(a.save)
+  local folder = kept and files.folder_beside(a.save, self.step) or a.save
+  local saved, why = pcall(save_in, self, folder)
+  if saved then say_saved(self, reporter, "failed and saved", folder, kept)
+  else reporter:say("what was learned could not be saved: " .. errors.describe(why)) end
+end
+
+local save_fields = { overwrite = true }
+
+local function check_save(self, folder, overwrite)
+  local held = not overwrite and not self.overwrite and held_by_others(self, folder)
+  if held then
+    errors.usage("run:save: %s holds %s that this run has not written; run:save(%q, { overwrite = true }) replaces it, "
+      .. "another folder keeps both", folder, files.describe_held(held), folder)
+  end
+end
+
 --- Save the model, its vocabulary and what is needed to go on exactly. Of several ranks the first writes; all call it.
+-- A model that this run has not written is not replaced.
 -- @string[opt] folder default: the recipe's `save`
-function Run:save(folder)
+-- @tparam[opt] table options `overwrite = true`: replace any model
+function Run:save(folder, options)
   define.expect_self(self, "run", "save", 'save "folder"')
   local a = self.arguments
   folder = folder or a.save
@@ -360,10 +442,14 @@ function Run:save(folder)
     errors.usage('run:save: give a folder, as in run:save "runs/mine"%s', folder and "; it was given "
       .. text.value(folder) or ' (or het.train { save = "runs/mine" })')
   end
+  for name in pairs(type(options) == "table" and options or { [options or "overwrite"] = true }) do
+    if not save_fields[name] then
+      errors.usage("run:save: %s is not an option; there is { overwrite = true }", text.value(name))
+    end
+  end
   self:prepare()
-  go_on_saving(self, true)
-  local state = self:gather()
-  if state then begin_writing(self, folder, state, about_of(self)):wait() end
+  by_first_rank(self, check_save, folder, options and options.overwrite)
+  save_in(self, folder)
 end
 
 -- A copy of the state, or nil where the host has no room for it.
@@ -514,8 +600,12 @@ local function introduce(self, reporter)
       a.steps))
   elseif self.step > 0 then
     reporter:say(("going on after step %d"):format(self.step))
-  elseif a.resume then
+  elseif self.resume then
     reporter:say(("nothing is saved in %s yet: this run begins at step 1"):format(a.save))
+  end
+  local held = self.overwrite and a.save and self.rank == 0 and held_by_others(self, a.save)
+  if held then
+    reporter:say(("%s holds %s, which is kept until this run is saved"):format(a.save, files.describe_held(held)))
   end
 end
 
@@ -526,14 +616,26 @@ function Run:asked_to_stop(stopped)
   return asked
 end
 
+-- Call a function of the recipe; whether an interrupt ended it.
+local function is_interrupted_in(callback, ...)
+  local ok, problem = pcall(callback, ...)
+  if not ok and select(2, errors.describe(problem)) ~= "interrupted" then error(problem, 0) end
+  return not ok
+end
+
 -- Steps and evaluations until the end, or until Ctrl-C or SIGTERM; returns whether it was interrupted.
 local function train(self, reporter)
   local a = self.arguments
+  if self:asked_to_stop() then return true end   -- it came before the first step
+  local stopped = false   -- this rank was interrupted in on_step
   while self.step < a.steps do
     local step = self:train_step()
-    if self:asked_to_stop(not step) then return true end
+    if self:asked_to_stop(stopped or not step) then return true end
     reporter:step(step)
-    if a.on_step then a.on_step(self, step) end
+    if a.on_step and is_interrupted_in(a.on_step, self, step) then
+      if not self.cluster then return true end
+      stopped = true   -- others may be in the next step, which they end with this rank alone
+    end
     if self.evaluate_executor and (step.step % a.evaluate.every == 0 or step.step == a.steps) then
       local loss = self:evaluate()
       if not loss then return true end
@@ -544,7 +646,7 @@ local function train(self, reporter)
     local due = a.save and a.save_every > 0 and step.step % a.save_every == 0
     if due and step.step < a.steps then save_beside(self) end   -- the last step is saved when all is done
   end
-  return false
+  return self.cluster and a.on_step and self:asked_to_stop(stopped) or false
 end
 
 -- Measure the peak that the reporter's utilisation is a share of. Returns the seconds it took, which are no part of the
@@ -578,26 +680,32 @@ function Run:start()
     metrics = self.rank == 0 and metrics or nil, best = self.best, every = math.max(1, math.floor(a.steps / 20)),
   }
   introduce(self, reporter)
-  native.run_trains(true)
   if with_peak and not reporter.peak then
     reporter:say("measuring this machine's peak, once")
     started = started + measure_peak(reporter, peak_device, a.precision)
   end
+  native.run_trains(true)
   if settings.trace ~= "" then
     self.trace_step = math.min(self.first_step + 3, a.steps)   -- the first ones are not typical
     self.say = function(sentence) reporter:say(sentence) end
   end
   local ok, interrupted = pcall(train, self, reporter)
+  if not ok and not self.cluster and select(2, errors.describe(interrupted)) == "interrupted" then
+    ok, interrupted = true, true
+  end
   if not ok then
     local saved, why = pcall(go_on_saving, self, true)   -- what was begun before
     if not saved then reporter:say("the last save was not written: " .. errors.describe(why)) end
+    keep_failed(self, reporter, interrupted)
     error(interrupted, 0)
   end
   reporter:finish()
   if interrupted then native.interrupted() end
   if a.save and self.step > self.first_step then
-    self:save()
-    reporter:say(("%s after step %d in %s"):format(interrupted and "stopped and saved" or "saved", self.step, a.save))
+    go_on_saving(self, true)
+    local folder, kept = place_of_end(self, interrupted)
+    save_in(self, folder)
+    say_saved(self, reporter, interrupted and "stopped and saved" or "saved", folder, kept)
   elseif interrupted then
     reporter:say(("stopped after step %d; give save = \"folder\" to keep what was learned"):format(self.step))
   end
@@ -610,7 +718,7 @@ function Run:start()
   self.results = results
   if not interrupted then
     results.sample = print_sample(self)
-    if a.after then a.after(self) end
+    if a.after and is_interrupted_in(a.after, self) then results.interrupted = true end
   end
   if self.cluster then self.cluster:leave() end
   native.run_trains(false)
@@ -627,8 +735,9 @@ define.object {
     { "generate", "run:generate { ... }", "A prompt and the text that follows it, by the weights as they are now. A "
       .. "second argument is a function that gets pieces of what follows as they come.",
       fields = generate.fields, example = 'run:generate { prompt = "ROMEO:", tokens = 100 }' },
-    { "save", "run:save([folder])", "Save the model, its vocabulary and what is needed to go on exactly (default: the "
-      .. "recipe's `save`). Of several ranks the first writes; all call it.", example = 'run:save "runs/shakespeare"' },
+    { "save", "run:save([folder[, { overwrite = true }]])", "Save the model, its vocabulary and what is needed to go "
+      .. "on exactly (default: the recipe's `save`). With overwrite it may replace a model that this run has not "
+      .. "written. Of several ranks the first writes; all call it.", example = 'run:save "runs/shakespeare"' },
     { "fallbacks", "run.fallbacks", "Of a run with plan = het.plan.auto { fallbacks = n }: a list of { lost =, plan = "
       .. "} or { lost =, problems = }, planned ahead." },
     { "evaluate", "run:evaluate()", "The mean loss over the first batches of the holdout, of a run that has begun." },
@@ -691,6 +800,11 @@ local function check(a, report)
     report("optimizer", ("optim.%s.rounding = \"stochastic\" is of the bf16 copy of the weights, and with precision = "
       .. "f32 there is none; precision = \"bf16\" or rounding = \"nearest\" works"):format(a.optimizer.name))
   end
+  local settings = native.settings or {}
+  if (a.resume or settings.resume) and (a.overwrite or settings.overwrite) then
+    report(a.overwrite and "overwrite" or "resume", ("%s goes on with a saved model, %s replaces it; take one"):format(
+      a.resume and "resume = true" or "--resume", a.overwrite and "overwrite = true" or "--overwrite"))
+  end
   if a.resume and not a.save then report("resume", "train.resume needs 'save', the folder to go on from") end
 end
 
@@ -723,7 +837,9 @@ return define.constructor {
     { "save_every", "integer", "steps between saves, which are written beside the steps that follow, from a copy in "
       .. "the host's memory (the steps wait where there is no room for one); 0: only at the end and when interrupted",
       default = 0, min = 0 },
-    { "resume", "boolean", "go on exactly where `save` stopped, if it is there", default = false },
+    { "resume", "boolean", "go on exactly where `save` stopped, if it is there (--resume)", default = false },
+    { "overwrite", "boolean", "replace the model that `save` holds, as soon as this run is saved; without it and "
+      .. "`resume` a folder with a model is refused (--overwrite)", default = false },
     { "from", "string", "folder of a saved model whose weights it begins with", path = "read" },
     { "metrics", "string", "file for one JSON object per report", path = "write" },
     { "after", "function", "function(run), called at the end" },

@@ -35,7 +35,7 @@ end
 
 local function clear(self)
   if self.line then
-    native.write("stderr", "\r" .. (" "):rep(self.line) .. "\r")
+    native.write_control("stderr", "\r" .. (" "):rep(self.line) .. "\r")
     self.line = nil
   end
 end
@@ -81,7 +81,8 @@ function Progress:step(step)
   if self.terminal then
     if now - self.shown < 0.1 and step.step < self.steps then return end
     local line = self:describe(step):sub(1, native.terminal_width() - 1)
-    native.write("stderr", "\r" .. line .. (" "):rep(math.max(0, (self.line or 0) - #line)))
+    native.write_control("stderr", "\r")
+    native.write("stderr", line .. (" "):rep(math.max(0, (self.line or 0) - #line)))
     self.line = #line
     self.shown = now
   elseif step.step % self.every == 0 or step.step == self.steps or step.step == self.done + 1 then
