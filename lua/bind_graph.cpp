@@ -148,11 +148,7 @@ int value_index(lua_State* L) {
   if (name == "dtype") return Convert<DType>::push(L, known.type.dtype);
   if (name == "shape") return Convert<Shape>::push(L, known.type.shape);
   if (name == "name") return Convert<std::string>::push(L, known.name);
-  if (name == "graph") {
-    push_object(L, GraphHandle(value.owner));
-    return 1;
-  }
-  return method_of(L, "a value of a graph", name, {"dtype", "shape", "name", "graph"});
+  return method_of(L, "a value of a graph", name, {"dtype", "shape", "name"});  // its graph is not for recipes
 }
 
 // native.op(name, inputs, attributes): on values, appended to their graph; on tensors, run at once. An

@@ -57,7 +57,7 @@ end
 -- What somebody may mean who reads a global that there is not, as the end of the sentence.
 local function instead_of(name, names)
   if name == "het" then return '; write `local het = require "het"`' end
-  local het = require "het"
+  local het = require "het.public"
   if debug.getmetatable(het).__has(name) then return ("; did you mean het.%s?"):format(name) end
   local near = native.nearest(name, names)
   return near and ("; did you mean '%s'?"):format(near) or ""
@@ -86,7 +86,7 @@ local function recipe_require(environment, folder, otherwise)
   local loaded = {}
   return function(name)
     if type(name) ~= "string" then error("require: a name is needed", 2) end
-    if name == "het" then return require "het" end
+    if name == "het" then return require "het.public" end
     if loaded[name] ~= nil then return loaded[name] end
     if not name:match "^[%w_][%w_%.%-]*$" or name:find("..", 1, true) then
       if otherwise then return otherwise(name) end
@@ -169,7 +169,7 @@ function sandbox.prompt_environment(trust)
     if habits[name] then error(habits[name], 2) end
     return undeclared(session, name)
   end
-  environment.het = require "het"
+  environment.het = require "het.public"
   for _, name in ipairs(parts) do environment[name] = environment.het[name] end
   return environment
 end
