@@ -3,6 +3,7 @@
 -- the library. `--trust` gives it everything.
 local native = require "het.native"
 local access = require "het.access"
+local handle = require "het.handle"
 
 local sandbox = {}
 
@@ -131,6 +132,11 @@ function sandbox.environment(trust, folder)
   environment.table = copy(table, table.concat(keys_of(table), " "))
   environment.coroutine = copy(coroutine, "create resume running status wrap yield")
   environment.bit = copy(bit, table.concat(keys_of(bit), " "))
+  -- These write tables, or read them, without asking their metatables.
+  environment.pairs, environment.rawset = handle.pairs, handle.guarded("rawset", rawset)
+  for _, name in ipairs { "insert", "remove", "sort", "move" } do
+    environment.table[name] = handle.guarded("table." .. name, table[name])
+  end
   environment.os = limited("os", copy(os, "clock date difftime time"))
   environment.io = limited("io", restricted_io(folder))
   environment.getmetatable = function(value)
