@@ -49,6 +49,7 @@ handle.class({ kind = "builder", fields = { "mode", "precision" }, methods = {
   step = { function(self) return self:step() end },
   counter = { function(self) return self:counter() end },
   dropout = { function(self, x, probability)
+    define.expect("builder:dropout", x, "value")
     define.expect("builder:dropout: probability", probability, "number")
     if probability < 0 or probability >= 1 then
       errors.usage("builder:dropout: a probability of %.14g; at least 0 and below 1 is needed", probability)

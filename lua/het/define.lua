@@ -91,6 +91,10 @@ local types = {
     "a layer (such as nn.linear) or a function",
   },
   tensor = { function(v) return type(v) == "userdata" and getmetatable(v) == "tensor" end, "a tensor" },
+  value = {
+    function(v) return type(v) == "userdata" and (getmetatable(v) == "tensor" or getmetatable(v) == "value") end,
+    "a tensor or a value of a graph",
+  },
   any = { function() return true end, "anything" },
 }
 

@@ -58,6 +58,32 @@ function handle.is_protected(value)
   return meta and (protected[meta] or opaque[meta]) and true or false
 end
 
+--- `pairs` for recipes: of a handle, a view or a module the names that it has, and what they give.
+function handle.pairs(value)
+  local meta = metatable_of_handle(value)
+  if not meta then return pairs(value) end
+  local at = 0
+  return function()
+    while at < #meta.__names do
+      at = at + 1
+      local field = value[meta.__names[at]]
+      if field ~= nil then return meta.__names[at], field end
+    end
+  end
+end
+
+--- A function of Lua that writes tables whatever their metatables say (rawset, table.insert, ...), as recipes get it:
+-- it refuses tables of the library.
+function handle.guarded(name, fn)
+  return function(...)
+    for i = 1, select("#", ...) do
+      local value = (select(i, ...))
+      if handle.is_protected(value) then errors.usage("%s: %s is read-only", name, getmetatable(value)) end
+    end
+    return fn(...)
+  end
+end
+
 --- The kind of an object of the library or of its handle, or nil.
 function handle.kind(value)
   local class = class_of(handle.inner(value))

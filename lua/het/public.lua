@@ -1,5 +1,6 @@
 --- `het` as recipes get it: `local het = require "het"`. Its functions take and return handles (het.handle), and its
 -- tables are read-only, so that no recipe changes what another one, or the library, sees.
+local errors = require "het.errors"
 local handle = require "het.handle"
 local het = require "het"
 local text = require "het.text"
@@ -36,6 +37,12 @@ local parts = {
   options = function()
     debug.getmetatable(require("het.options").help_wanted).__metatable = "help"
     return function(specs)
+      for name in pairs(type(specs) == "table" and specs or {}) do
+        if type(name) ~= "string" then
+          errors.usage("het.options: an option has the name %s; options are name = { default, \"what it is\" }",
+            text.value(name))
+        end
+      end
       local values = het.options(handle.import(specs))
       debug.getmetatable(values).__metatable = "options"
       return values
