@@ -111,6 +111,8 @@ void detail::push_error(lua_State* L, const Error& error) {
   if (luaL_newmetatable(L, kErrorClass) != 0) {
     lua_pushcfunction(L, &error_to_string);
     lua_setfield(L, -2, "__tostring");
+    lua_pushstring(L, "error");
+    lua_setfield(L, -2, "__metatable");  // recipes catch errors, and see the name
   }
   lua_setmetatable(L, -2);
 }

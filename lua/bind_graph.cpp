@@ -8,6 +8,16 @@
 namespace het::lua {
 namespace {
 
+}  // namespace
+
+GraphBuilder& GraphObject::open() {
+  if (finished)
+    fail_usage("a value of a graph is computed with only while its layer is described; this graph is finished");
+  return builder;
+}
+
+namespace {
+
 GraphHandle new_graph() { return std::make_shared<GraphObject>(); }
 
 Initial initial_at(lua_State* L, int index) {
@@ -38,21 +48,21 @@ TensorType type_at(lua_State* L, int dtype, int shape) {
 int graph_input(lua_State* L) {  // graph, name, dtype, shape, per_step
   auto& graph = check_object<GraphHandle>(L, 1);
   const ValueId id =
-      graph->builder.input(Convert<std::string>::get(L, 2), type_at(L, 3, 4), lua_toboolean(L, 5) != 0);
+      graph->open().input(Convert<std::string>::get(L, 2), type_at(L, 3, 4), lua_toboolean(L, 5) != 0);
   push_object(L, ValueHandle{graph, id});
   return 1;
 }
 int graph_parameter(lua_State* L) {
   auto& graph = check_object<GraphHandle>(L, 1);
   const ValueId id =
-      graph->builder.parameter(Convert<std::string>::get(L, 2), type_at(L, 3, 4), initial_at(L, 5));
+      graph->open().parameter(Convert<std::string>::get(L, 2), type_at(L, 3, 4), initial_at(L, 5));
   push_object(L, ValueHandle{graph, id});
   return 1;
 }
 int graph_buffer(lua_State* L) {
   auto& graph = check_object<GraphHandle>(L, 1);
   const ValueId id =
-      graph->builder.buffer(Convert<std::string>::get(L, 2), type_at(L, 3, 4), initial_at(L, 5));
+      graph->open().buffer(Convert<std::string>::get(L, 2), type_at(L, 3, 4), initial_at(L, 5));
   push_object(L, ValueHandle{graph, id});
   return 1;
 }
@@ -63,16 +73,16 @@ void require_own(const GraphHandle& graph, const ValueHandle& value) {
 
 void graph_output(GraphHandle& graph, std::string name, ValueHandle& value) {
   require_own(graph, value);
-  graph->builder.output(std::move(name), value.id);
+  graph->open().output(std::move(name), value.id);
 }
 int graph_begin_layer(GraphHandle& graph, std::string name) {
-  return graph->builder.begin_layer(std::move(name));
+  return graph->open().begin_layer(std::move(name));
 }
-void graph_push_scope(GraphHandle& graph, std::string name) { graph->builder.push_scope(name); }
-void graph_pop_scope(GraphHandle& graph) { graph->builder.pop_scope(); }
+void graph_push_scope(GraphHandle& graph, std::string name) { graph->open().push_scope(name); }
+void graph_pop_scope(GraphHandle& graph) { graph->open().pop_scope(); }
 void graph_set_phase(GraphHandle& graph, std::string name) {
   for (const Phase phase : {Phase::forward, Phase::backward, Phase::update})
-    if (name_of(phase) == name) return graph->builder.set_phase(phase);
+    if (name_of(phase) == name) return graph->open().set_phase(phase);
   fail_usage("'{}' is not a phase; there are forward, backward, update", name);
 }
 
@@ -80,6 +90,7 @@ int graph_differentiate(lua_State* L) {  // -> {[parameter name] = gradient}
   auto& graph = check_object<GraphHandle>(L, 1);
   auto& loss = check_object<ValueHandle>(L, 2);
   require_own(graph, loss);
+  graph->open();
   const auto gradients = differentiate(graph->graph, loss.id);
   lua_newtable(L);
   for (const auto& [parameter, gradient] : gradients) {
@@ -148,11 +159,7 @@ int value_index(lua_State* L) {
   if (name == "dtype") return Convert<DType>::push(L, known.type.dtype);
   if (name == "shape") return Convert<Shape>::push(L, known.type.shape);
   if (name == "name") return Convert<std::string>::push(L, known.name);
-  if (name == "graph") {
-    push_object(L, GraphHandle(value.owner));
-    return 1;
-  }
-  return method_of(L, "a value of a graph", name, {"dtype", "shape", "name", "graph"});
+  return method_of(L, "a value of a graph", name, {"dtype", "shape", "name"});  // its graph is not for recipes
 }
 
 // native.op(name, inputs, attributes): on values, appended to their graph; on tensors, run at once. An
@@ -194,7 +201,7 @@ int op(lua_State* L) {
         definition.name);
   luaL_checkstack(L, 8, "results of an operator");
   if (graph) {
-    const auto results = graph->builder.call_all(definition, std::move(values), attributes);
+    const auto results = graph->open().call_all(definition, std::move(values), attributes);
     for (const ValueId id : results) {
       if (id == kAbsent)
         lua_pushboolean(L, false);

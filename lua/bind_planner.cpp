@@ -366,6 +366,7 @@ Json plan_and_fallbacks(const Request& request, const std::string& policy, const
 // :wait() gives the answer, or raises what went wrong. Mistakes of the request are raised at once.
 int begin_planning(lua_State* L) {
   const GraphHandle graph = check_object<GraphHandle>(L, 1);
+  graph->finished = true;
   luaL_checktype(L, 2, LUA_TTABLE);
   auto request = std::make_shared<const Request>(request_at(L, graph->graph, 2));
   const auto policy = field<std::string>(L, 2, "policy").value_or("auto");

@@ -201,6 +201,7 @@ namespace {
 // graph, {microbatches, fuse} for one device; graph, {plan, rank, fuse} for a rank of a plan, from 0.
 int make_program(lua_State* L) {
   auto& graph = check_object<GraphHandle>(L, 1);
+  graph->finished = true;
   std::optional<int> microbatches;
   bool fused = true;
   std::optional<Plan> plan;

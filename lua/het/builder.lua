@@ -6,6 +6,8 @@
 -- step; vectors (biases, weights of norms) stay f32. Training may round this copy stochastically: then the mean of
 -- the copies over many steps is the master weight. What is evaluated or writes is one model: the nearest one.
 local native = require "het.native"
+local define = require "het.define"
+local handle = require "het.handle"
 local op = require "het.op"
 local errors = require "het.errors"
 
@@ -33,6 +35,37 @@ function builder.new(settings)
     residuals = 1,        -- additions to the residual stream in the whole model
     deviation = nil,      -- standard deviation of matrices; nil: 1 / sqrt(inputs)
   }, Builder)
+end
+
+-- What a recipe's own layers may ask of their surroundings, as self.builder.
+handle.class({ kind = "builder", fields = { "mode", "precision" }, methods = {
+  path = { function(self) return self:path() end },
+  positions = { function(self, count)
+    if define.expect("builder:positions", count, "integer") < 1 then
+      errors.usage("builder:positions: %.14g positions are asked for; 1 is the least", count)
+    end
+    return self:positions(count)
+  end, "positions(tokens)" },
+  step = { function(self) return self:step() end },
+  counter = { function(self) return self:counter() end },
+  dropout = { function(self, x, probability)
+    define.expect("builder:dropout", x, "value")
+    define.expect("builder:dropout: probability", probability, "number")
+    if probability < 0 or probability >= 1 then
+      errors.usage("builder:dropout: a probability of %.14g; at least 0 and below 1 is needed", probability)
+    end
+    return self:dropout(x, probability)
+  end, "dropout(x, probability)" },
+  begin_layer = { function(self, name) self:begin_layer(define.expect("builder:begin_layer", name, "string")) end,
+    "begin_layer(name)" },
+}, show = function(self) return ("builder of layer %s"):format(self:path()) end }, Builder)
+
+--- How many names the path has.
+function Builder:depth() return #self.scopes end
+
+--- Leave what is further inside than a path of `depth` names.
+function Builder:unwind(depth)
+  while #self.scopes > depth do self:leave() end
 end
 
 --- The path of the layer being built: "blocks.3.attention".
@@ -119,12 +152,13 @@ function Builder:begin_layer(name) self.graph:begin_layer(name) end
 -- @string|nil name its part of the path; nil adds none
 -- @bool projecting does what it returns go into the residual stream?
 function Builder:call(layer, name, projecting, ...)
+  local depth = #self.scopes
   if type(layer) == "function" then
     if name then self:enter(name) end
     local result = layer(...)
     if result == nil then errors.usage("the function in layer %s returned nothing; it has to return a value",
       self:path()) end
-    if name then self:leave() end
+    self:unwind(depth)
     return result
   end
   local before, place = self.projecting, self.place
@@ -134,7 +168,7 @@ function Builder:call(layer, name, projecting, ...)
   if result == nil then
     errors.usage("forward of %s in layer %s returned nothing; it has to return a value", layer.class.name, self:path())
   end
-  if name then self:leave() end
+  self:unwind(depth)
   self.projecting, self.place = before, place
   return result
 end

@@ -2,18 +2,29 @@
 -- cluster to `hetrun plan --cluster=FILE`; nothing here talks to a machine.
 local native = require "het.native"
 local define = require "het.define"
+local handle = require "het.handle"
 local suggest = require "het.suggest"
 
 local cluster = {}
 
-local Cluster = { kind = "cluster" }
+local Cluster = {}
 Cluster.__index = Cluster
-local Node = { kind = "node" }
+local Node = {}
 Node.__index = Node
-local Link = { kind = "link" }
+local Link = {}
 Link.__index = Link
-local DeviceType = { kind = "device_type" }
+local DeviceType = {}
 DeviceType.__index = DeviceType
+
+handle.class({ kind = "cluster",
+  fields = { "nodes", "links", "types", "bandwidth", "latency", "all_reduce" } }, Cluster)
+handle.class({ kind = "node", fields = { "name", "type", "devices", "count", "zone", "bandwidth", "latency", "price",
+  "preemptions" } }, Node)
+handle.class({ kind = "link", fields = { "from", "to", "bandwidth", "latency", "assumed" },
+  show = function(self) return ("link from %s to %s"):format(self.from, self.to) end }, Link)
+handle.class({ kind = "device_type", name = "type of device", fields = { "name", "f32", "bf16", "f16", "memory",
+  "memory_bandwidth", "bandwidth", "latency", "efficiency" },
+  show = function(self) return "type of device " .. self.name end }, DeviceType)
 
 Node.__tostring = function(self)
   return ("%s%d x %d %s"):format(self.count > 1 and "" or self.name .. ": ", self.count, self.devices, self.type)

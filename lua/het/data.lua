@@ -9,8 +9,11 @@ local text = require "het.text"
 
 local data = {}
 
+local PairSampler = {}   -- batches of data.pairs
+PairSampler.__index = PairSampler
+
 -- A corpus: { native, vocab, known (of these ids text can be made), tokens, objective, arguments }.
-local Corpus = { kind = "corpus" }
+local Corpus = {}
 Corpus.__index = Corpus
 Corpus.__tostring = function(self)
   return ("%s: %s tokens, vocabulary of %s"):format(self.arguments.path or self.name or "corpus",
@@ -18,16 +21,10 @@ Corpus.__tostring = function(self)
 end
 
 --- Token ids of a text.
-function Corpus:encode(words)
-  define.expect_self(self, "corpus", "encode", "encode(text)")
-  return self.native:encode(words)
-end
+function Corpus:encode(words) return self.native:encode(words) end
 
 --- Text of token ids.
-function Corpus:decode(ids)
-  define.expect_self(self, "corpus", "decode", "decode(ids)")
-  return self.native:decode(ids)
-end
+function Corpus:decode(ids) return self.native:decode(ids) end
 
 --- The vocabulary, as it is saved beside a model; nil for token files that were given none.
 function Corpus:vocabulary() return self.native:vocabulary() end
@@ -44,6 +41,73 @@ function Corpus:sampler(settings)
     mask_token = self.objective == "masked" and self.vocab - 1 or nil,
   }
 end
+
+-- Settings of a sampler that a recipe asks for.
+local sampler_settings = define.constructor {
+  name = "sampler", signature = 'corpus:sampler { context = 8, batch = 2 }',
+  sentence = "Batches of a corpus: `next()` gives { inputs, labels, count }, lists of tensors; `cursor()` how many "
+    .. "samples were handed out, `seek(cursor)` goes on from there.",
+  example = 'corpus:sampler { context = 8, batch = 2, split = "train" }:next()',
+  fields = {
+    { "context", "integer", "tokens of a sample", min = 1 },
+    { "batch", "integer", "samples of a batch", default = 1, min = 1 },
+    { "microbatch", "integer", "samples of a tensor; it divides the batch (default: batch)", min = 1 },
+    { "split", "string", "which part", default = "train", choices = { "train", "holdout" } },
+    { "seed", "integer", "of the order", default = 0, min = 0 },
+    { "start", "integer", "cursor to begin at", default = 0, min = 0 },
+    { "first", "integer", "first sample of each batch that is given, from 0", default = 0, min = 0 },
+    { "count", "integer", "samples of each batch that are given (default: all from the first)", min = 1 },
+  },
+  check = function(a, report)
+    local microbatch, first = a.microbatch or a.batch, a.first
+    local count = a.count or a.batch - first
+    if a.batch % microbatch ~= 0 then
+      report("microbatch", ("sampler.microbatch = %.14g does not divide batch = %.14g; nearest that do: %s"):format(
+        microbatch, a.batch, suggest.divisors(a.batch, microbatch)))
+    elseif first + count > a.batch or count < 1 then
+      report("first", ("sampler.first = %.14g and count = %.14g reach over the batch of %.14g"):format(first, count,
+        a.batch))
+    elseif first % microbatch ~= 0 or count % microbatch ~= 0 then
+      report("first", ("sampler.first = %.14g and count = %.14g are not whole micro-batches of %.14g"):format(first,
+        count, microbatch))
+    end
+  end,
+  build = function(a)
+    a.count = a.count or a.batch - a.first
+    return a
+  end,
+}
+
+-- A sampler as a recipe asks for it; its mistakes are raised.
+local function checked_sampler(self, settings)
+  local a = sampler_settings(settings == nil and {} or settings)
+  mistakes.raise()
+  if define.is_unknown(a) then return a end
+  if define.kind_of(self) == "corpus" and not a.context then
+    errors.usage("corpus:sampler needs 'context', the tokens of a sample")
+  end
+  return self:sampler(a)
+end
+
+define.object {
+  name = "batches", kind = "sampler", classes = { PairSampler, "sampler" },
+  sentence = "What hands out batches, as corpus:sampler { ... } returns it.",
+  members = {
+    { "next", "batches:next()", "The next batch: { inputs, labels, count }, lists of tensors, one for each "
+      .. "micro-batch." },
+    { "cursor", "batches:cursor()", "Samples handed out so far." },
+    { "seek", "batches:seek(cursor)", "Go on from a cursor." },
+  },
+  methods = {
+    next = function(self) return self:next() end,
+    cursor = function(self) return self:cursor() end,
+    seek = function(self, cursor)
+      define.expect("batches:seek", cursor, "integer")
+      if cursor < 0 then errors.usage("batches:seek: a cursor of %.14g is below 0", cursor) end
+      self:seek(cursor)
+    end,
+  },
+}
 
 define.hint(Corpus.vocabulary, "did you mean corpus.vocab, the number of its tokens?")
 
@@ -66,6 +130,7 @@ define.object {
       .. "`next()` gives { inputs, labels, count }, lists of tensors.",
       example = 'corpus:sampler { context = 8, batch = 2, split = "train" }:next()' },
   },
+  classes = { Corpus }, methods = { sampler = checked_sampler },
 }
 
 -- Open a corpus; what is wrong with it is a mistake of the recipe like any other.
@@ -188,12 +253,9 @@ data.tokens = define.constructor {
 }
 
 -- Pairs of tensors: rows are samples.
-local Pairs = { kind = "pairs" }
+local Pairs = {}
 Pairs.__index = Pairs
 Pairs.__tostring = function(self) return ("pairs: %d samples"):format(self.samples) end
-
-local PairSampler = {}
-PairSampler.__index = PairSampler
 
 --- The next batch. Training sees each row once in an epoch, in an order that seed and epoch decide; the rows held out
 -- come as they stand. Sample number i is the same whatever the batch, and whichever rank has it.
@@ -240,6 +302,17 @@ end
 function Pairs:has_holdout() return self.arguments.holdout > 0 end
 function Pairs.vocabulary() return nil end
 
+define.object {
+  name = "pairs", kind = "pairs", sentence = "Inputs and labels to train on, as data.pairs returns them.",
+  members = {
+    { "samples", "pairs.samples", "Number of rows." },
+    { "has_holdout", "pairs:has_holdout()", "Whether a part is held out for validation." },
+    { "sampler", "pairs:sampler { batch =, split = }", "Batches of \"train\" or \"holdout\": its `next()` gives "
+      .. "{ inputs, labels, count }, lists of tensors." },
+  },
+  classes = { Pairs }, methods = { sampler = checked_sampler },
+}
+
 data.pairs = define.constructor {
   name = "data.pairs",
   sentence = "Inputs and what should come out, as two tensors whose rows are the samples.",
@@ -252,6 +325,13 @@ data.pairs = define.constructor {
       below = 1 },
   },
   check = function(a, report)
+    for _, name in ipairs { "inputs", "labels" } do
+      if (a[name].shape[1] or 0) == 0 then
+        report(name, ("data.pairs.%s has the shape %s; a tensor with a row for each sample is needed"):format(name,
+          text.shape(a[name].shape)))
+        return
+      end
+    end
     if a.inputs.shape[1] ~= a.labels.shape[1] then
       report("labels", ("data.pairs: %d inputs but %d labels (shapes %s and %s)"):format(a.inputs.shape[1],
         a.labels.shape[1], text.shape(a.inputs.shape), text.shape(a.labels.shape)))

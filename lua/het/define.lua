@@ -19,6 +19,7 @@
 --   example   a line of a recipe
 local access = require "het.access"
 local errors = require "het.errors"
+local handle = require "het.handle"
 local mistakes = require "het.mistakes"
 local suggest = require "het.suggest"
 local text = require "het.text"
@@ -31,8 +32,9 @@ local objects = {}                                   -- what define.object was g
 local of_function = setmetatable({}, { __mode = "k" })
 
 -- Arithmetic on what is not known is not known.
-local Unknown = { __tostring = function() return "unknown" end, kind = "unknown" }
+local Unknown = handle.share({ __tostring = function() return "unknown" end }, "unknown")
 Unknown.__index = function() return define.unknown end
+Unknown.__newindex = function() end
 Unknown.__call = function() return define.unknown end
 for _, operation in ipairs { "add", "sub", "mul", "div", "mod", "pow", "unm", "concat" } do
   Unknown["__" .. operation] = function() return define.unknown end
@@ -51,7 +53,7 @@ local function mistaken(definition, arguments)
 end
 
 --- Is a value the result of a mistake?
-function define.is_unknown(value) return type(value) == "table" and getmetatable(value) == Unknown end
+function define.is_unknown(value) return type(value) == "table" and debug.getmetatable(value) == Unknown end
 
 --- What a mistaken call of a constructor leaves to check: the constructor's name and the arguments that are right, or
 -- nothing.
@@ -62,10 +64,11 @@ end
 
 --- The kind of an object of the library ("layer", "schedule", ...), or the type of any other value.
 function define.kind_of(value)
-  local meta = type(value) == "table" and getmetatable(value)
-  if type(meta) == "table" and rawget(meta, "kind") then return meta.kind end
-  return type(value)
+  return type(value) == "table" and handle.kind(value) or type(value)
 end
+
+-- A table as a recipe writes it, without a metatable, whatever that says of itself.
+local function is_plain(value) return type(value) == "table" and debug.getmetatable(value) == nil end
 
 local function finite(value) return type(value) == "number" and value - value == 0 end
 local function whole(value) return finite(value) and value == math.floor(value) end
@@ -81,13 +84,17 @@ local types = {
   string = { function(v) return type(v) == "string" end, "a text" },
   table = { function(v) return type(v) == "table" end, "a table" },
   list = { function(v) return type(v) == "table" end, "a list" },
-  record = { function(v) return type(v) == "table" and not getmetatable(v) end, "a table of fields" },
+  record = { is_plain, "a table of fields" },
   ["function"] = { function(v) return type(v) == "function" end, "a function" },
   layer = {
     function(v) return define.kind_of(v) == "layer" or type(v) == "function" end,
     "a layer (such as nn.linear) or a function",
   },
-  tensor = { function(v) return type(v) == "userdata" end, "a tensor" },
+  tensor = { function(v) return type(v) == "userdata" and getmetatable(v) == "tensor" end, "a tensor" },
+  value = {
+    function(v) return type(v) == "userdata" and (getmetatable(v) == "tensor" or getmetatable(v) == "value") end,
+    "a tensor or a value of a graph",
+  },
   any = { function() return true end, "anything" },
 }
 
@@ -148,7 +155,7 @@ end
 local function misfit(field, value)
   if define.is_unknown(value) then return nil end
   if not accepts(field[2], value) then
-    local hint = meant[value]
+    local hint = meant[handle.original(value)]
     return (" is %s; %s is needed%s%s"):format(described(value, field[2]), define.type_name(field[2]),
       field.unit and ", such as " .. field.unit.such_as or "", hint and "; " .. hint or "")
   end
@@ -225,7 +232,7 @@ local function check_fields(constructor, owner, prefix, fields, given, list)
       elseif refused then
         values_sound = false
         report(name, ("%s.%s: %s"):format(owner, name, refused))
-      elseif field.fields and type(value) == "table" and not getmetatable(value) then
+      elseif field.fields and is_plain(value) then
         local inner, good, inner_sound =
           check_fields(constructor, owner .. "." .. name, prefix .. name .. ".", field.fields, value)
         arguments[name], sound, values_sound = inner, sound and good, values_sound and inner_sound
@@ -271,11 +278,11 @@ end
 local function gather(definition, ...)
   local count, first = select("#", ...), ...
   if count == 0 then return {} end
-  if count == 1 and type(first) == "table" and not getmetatable(first) then return first end
+  if count == 1 and is_plain(first) then return first end
   local given, places = {}, definition.positional or 0
   for i = 1, count do
     local value = select(i, ...)
-    if i == count and i > 1 and type(value) == "table" and not getmetatable(value) then
+    if i == count and i > 1 and is_plain(value) then
       for key, inner in pairs(value) do given[key] = inner end
     elseif i <= places then
       given[definition.fields[i][1]] = value
@@ -329,10 +336,30 @@ function define.document(definition, fn)
   return fn
 end
 
+-- What recipes may do with documented objects.
+local function declare_class(definition)
+  local fields, methods = {}, {}
+  for _, member in ipairs(definition.members) do
+    local name, signature = member.name:match "[^.]+$", member.signature
+    local how = signature:match ":(.*)$"
+    if how then
+      local fn = definition.methods and definition.methods[name] or definition.classes[1][name]
+      methods[name] = { fn, member.how or how }
+    else
+      fields[#fields + 1] = name
+    end
+  end
+  handle.class({ kind = definition.kind or definition.name, name = definition.name, fields = fields, methods = methods,
+    call = definition.call, show = definition.show }, unpack(definition.classes))
+end
+
 --- Document the objects of a kind and what is called on them: `?run`, `?run.start`.
 -- @tparam table definition `name` (what such an object is called in signatures), `kind` (default: the name),
 -- `sentence`, and `members`: a list of { name, signature, sentence, fields =, example = }, or { name, definition } of
--- one that has its own. `signature` and `example` of a constructor of that name.
+-- one that has its own. `signature` and `example` of a constructor of that name. With `classes`, a list of metatables
+-- of such objects (or names of classes of the engine), the members are all that recipes may use of them: fields, and
+-- methods, whose signatures have a colon. `methods` has, by name, those that differ from the first metatable's; `call`
+-- and `show` are as of handle.class.
 -- @tparam[opt] function constructor
 function define.object(definition, constructor)
   definition.is_object = true
@@ -344,16 +371,17 @@ function define.object(definition, constructor)
       definitions[full] = member[2]
     else
       define.document { name = full, of = definition, signature = member[2], sentence = member[3],
-        fields = member.fields, example = member.example }
+        fields = member.fields, example = member.example, how = member.how }
     end
     definition.members[i] = definitions[full]
   end
+  if definition.classes then declare_class(definition) end
   return constructor
 end
 
 --- The kind of a value, with tensors and what else is no table; the names of define.object.
 local function kind_of_any(value)
-  local meta = type(value) == "userdata" and getmetatable(value)
+  local meta = type(value) == "userdata" and debug.getmetatable(value) and getmetatable(value)
   return type(meta) == "string" and meta or define.kind_of(value)
 end
 
@@ -366,7 +394,7 @@ function define.object_named(kind) return objects[kind] end
 --- The definition of a name ("nn.attention", also "het.nn.attention"; "run.start", also "run:start") or of a
 -- constructor itself; or nil.
 function define.lookup(what)
-  if type(what) ~= "string" then return of_function[what] end
+  if type(what) ~= "string" then return of_function[handle.original(what)] end
   local dotted = what:gsub(":", ".")
   return definitions[what] or definitions[dotted] or definitions[(dotted:gsub("^het%.", ""))]
 end

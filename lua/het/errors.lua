@@ -6,7 +6,8 @@ local errors = {}
 --- Exit codes by kind. 130 is that of a run stopped by Ctrl-C.
 errors.exit_codes = { usage = 2, environment = 71, peer = 75, bug = 70, interrupted = 130 }
 
-local Error = { __tostring = function(self) return self.message end }
+-- Recipes catch errors with pcall: their metatable stays the library's.
+local Error = { __tostring = function(self) return tostring(rawget(self, "message")) end, __metatable = "error" }
 
 --- An error of a kind, not yet raised.
 function errors.new(kind, message)
@@ -22,6 +23,16 @@ end
 
 --- Raise an error that the person can mend.
 function errors.usage(format, ...) errors.raise("usage", format, ...) end
+
+-- Kinds of errors. "help" is how a recipe stops whose options were asked for.
+local known = { help = true }
+for kind in pairs(errors.exit_codes) do known[kind] = true end
+
+--- Was it raised by the library or the engine? A recipe may raise any table.
+function errors.is_own(problem)
+  local meta = type(problem) == "table" and debug.getmetatable(problem)
+  return meta ~= nil and meta and (meta == Error or meta == debug.getregistry()["het.error"]) or false
+end
 
 -- Of a tensor; methods in other libraries.
 local fields = { shape = true, dtype = true }
@@ -39,7 +50,11 @@ end
 -- @treturn string the kind
 function errors.describe(problem)
   local kind = type(problem) == "table" and rawget(problem, "kind")
-  if kind then return tostring(problem.message), kind end
+  if kind then
+    -- A recipe may raise any table: what it holds is text, or it is not shown.
+    local message = rawget(problem, "message")
+    return type(message) == "string" and message or "an error without a message", known[kind] and kind or "usage"
+  end
   if problem == "not enough memory" then   -- as LuaJIT says it, without a place
     return "there is not enough memory for the tables and texts of the Lua code", "environment"
   end

@@ -125,6 +125,8 @@ function Generator:ids(prompt, options, emit, known)
     if self.incremental then logits = self:feed_all(ids, 0) else logits = self:feed_whole(ids) end
     position = #all - first + 1
   end
+  local turn = {}
+  self.turn = turn
   refill(self.incremental and math.max(1, math.min(#all, self.context - 1)) or self.context)
   for i = 1, options.tokens do
     if native.interrupted() then errors.raise("interrupted", "interrupted") end
@@ -132,6 +134,9 @@ function Generator:ids(prompt, options, emit, known)
       native.random(options.seed, 0x67656e, i), known)
     all[#all + 1], made[#made + 1] = id, id
     if emit then emit(id) end
+    if self.turn ~= turn then
+      errors.usage("another text was begun before this one ended; generate cannot be called from its own function")
+    end
     if i < options.tokens then
       if not self.incremental then
         refill(self.context)
@@ -221,6 +226,7 @@ local arguments_of = define.constructor {
 function generate.arguments(options)
   local a = arguments_of(options == nil and {} or options)
   require("het.mistakes").raise()
+  if define.is_unknown(a) then errors.usage("generate was given the result of a mistake") end
   return a
 end
 
@@ -229,7 +235,6 @@ end
 -- @tparam table options see `generate.fields`
 -- @treturn string prompt and what follows
 function generate.from_model(model, options)
-  define.expect_self(model, "layer", "generate", "generate { ... }", "model")
   local a = generate.arguments(options)
   if not rawget(model, "folder") then
     errors.usage("this model has no weights yet; train it, or load one: het.load(folder)")

@@ -2,6 +2,7 @@
 local native = require "het.native"
 local define = require "het.define"
 local errors = require "het.errors"
+local handle = require "het.handle"
 local mistakes = require "het.mistakes"
 local source = require "het.source"
 local suggest = require "het.suggest"
@@ -132,14 +133,14 @@ local function explain(path, problem)
   if kind == "interrupted" then return problem end
   if kind == "environment" and type(problem) == "string" then return errors.new(kind, path .. ": " .. message) end
   local found = mistakes.take()
-  local line = type(problem) == "table" and problem.place
+  local line = errors.is_own(problem) and problem.place
   if line then message = ("%s:%d: %s"):format(path, line, message) end
   if not found then
     if not line then return problem end
     return errors.new(kind, message)
   end
   -- Mistakes made before an error usually are its cause: they come first.
-  if type(problem) == "table" and problem.kind == "usage" or message:find(path, 1, true) then
+  if errors.is_own(problem) and kind == "usage" or message:find(path, 1, true) then
     return errors.new("usage", found .. "\n" .. message)
   end
   return errors.new("usage", found)
@@ -148,7 +149,7 @@ end
 -- Handler of what a recipe raises, where it is raised: errors of the library begin with the recipe's line.
 local function locate(problem)
   if type(problem) == "string" then return errors.hinted(problem) end
-  local line = type(problem) == "table" and problem.kind ~= "help" and source.current_line()
+  local line = errors.is_own(problem) and source.current_line()
   if line then problem.place = line end
   return problem
 end
@@ -184,10 +185,11 @@ function het.load_recipe(path, chunk)
   if define.kind_of(result) ~= "run" then
     errors.usage("%s returns %s; a recipe ends with `return het.train { ... }`", path, text.value(result))
   end
-  return result
+  return handle.inner(result)
 end
 
---- What a file beside the recipe returns, such as that of a cluster; its mistakes are told with its own lines.
+--- What a file beside the recipe returns, such as that of a cluster, with the objects of the library behind its
+-- handles; its mistakes are told with its own lines.
 -- @string path of the file
 -- @string file_text its source
 -- @tparam function chunk its compiled source
@@ -202,7 +204,7 @@ function het.load_value(path, file_text, chunk)
   end
   source.restore(before)
   if not ok then error(result, 0) end
-  return result
+  return (handle.import(result))
 end
 
 --- Run a recipe's chunk and what it returns. Returns the exit code.

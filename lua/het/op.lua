@@ -34,7 +34,7 @@ local function call_of(operator)
   return ("op.%s(%s)"):format(operator.name, table.concat(words, ", "))
 end
 
-local function is_attributes(value) return type(value) == "table" and not getmetatable(value) end
+local function is_attributes(value) return type(value) == "table" and debug.getmetatable(value) == nil end
 
 local function wrap(operator)
   local most = count_operands(operator.signature)

@@ -1,5 +1,6 @@
 --- `het.optim`: optimizers and schedules of their learning rate.
 local define = require "het.define"
+local errors = require "het.errors"
 local op = require "het.op"
 local suggest = require "het.suggest"
 local text = require "het.text"
@@ -7,7 +8,7 @@ local text = require "het.text"
 local optim = {}
 
 -- Schedules: { name, arguments, at(step, steps) }: the rate of step 1, 2, ... of a run of `steps`.
-local Schedule = { kind = "schedule" }
+local Schedule = {}
 Schedule.__index = Schedule
 Schedule.__tostring = function(self)
   return ("%s from %s"):format(self.name, text.value(self.arguments.peak or self.arguments.lr))
@@ -77,7 +78,7 @@ schedule("wsd", "Warm-up, stable, decay (Hu et al. 2024): the peak, then a strai
 end)
 
 -- Optimizers: { name, arguments, rate(step, steps), update(graph, parameter, gradient, inputs) }.
-local Optimizer = { kind = "optimizer" }
+local Optimizer = {}
 Optimizer.__index = Optimizer
 Optimizer.__tostring = function(self) return ("optim.%s, lr %s"):format(self.name, tostring(self.arguments.lr)) end
 
@@ -155,8 +156,21 @@ optimizer("sgd", "Stochastic gradient descent, with momentum if asked for.", {
   })
 end)
 
+-- A step and the steps of a run, as a recipe asks for the rate of one.
+local function check_step(name, step, steps)
+  define.expect(name .. ": step", step, "number")
+  define.expect(name .. ": steps", steps, "number")
+end
+
 define.object {
-  name = "schedule", kind = "schedule", sentence = "How the learning rate goes over a run, as het.optim makes it.",
+  name = "schedule", kind = "schedule", classes = { Schedule },
+  methods = {
+    at = function(self, step, steps)
+      check_step("schedule:at", step, steps)
+      return self:at(step, steps)
+    end,
+  },
+  sentence = "How the learning rate goes over a run, as het.optim makes it.",
   members = {
     { "at", "schedule:at(step, steps)", "The rate of a step (from 1) of a run of `steps`.",
       example = "for step = 1, 10 do print(optim.cosine(1e-3):at(step, 10)) end" },
@@ -164,7 +178,22 @@ define.object {
 }
 
 define.object {
-  name = "optimizer", kind = "optimizer", sentence = "How the weights change, as het.optim makes it.",
+  name = "optimizer", kind = "optimizer", classes = { Optimizer },
+  methods = {
+    rate = function(self, step, steps)
+      check_step("optimizer:rate", step, steps)
+      return self:rate(step, steps)
+    end,
+    decay_of = function(self, parameter)
+      local ok = type(parameter) == "table" and type(parameter.name) == "string" and type(parameter.shape) == "table"
+      if not ok then
+        errors.usage("optimizer:decay_of: %s was given; { name = \"blocks.0.mlp.up.weight\", shape = { 64, 64 } } is "
+          .. "needed", text.value(parameter))
+      end
+      return self:decay_of(parameter)
+    end,
+  },
+  sentence = "How the weights change, as het.optim makes it.",
   members = {
     { "rate", "optimizer:rate(step, steps)", "The learning rate of a step (from 1) of a run of `steps`." },
     { "decay_of", "optimizer:decay_of(parameter)", "The weight decay of a parameter, { name =, shape = }: of the first "

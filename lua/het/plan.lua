@@ -3,15 +3,21 @@
 local native = require "het.native"
 local define = require "het.define"
 local errors = require "het.errors"
+local handle = require "het.handle"
 
 local plan = {}
 
-local Plan = { kind = "plan" }
+local Plan = {}
 Plan.__index = Plan
-local Pipeline = { kind = "pipeline" }
+local Pipeline = {}
 Pipeline.__index = Pipeline
-local Stage = { kind = "stage" }
+local Stage = {}
 Stage.__index = Stage
+
+handle.class({ kind = "plan", fields = { "tensor", "sequence", "microbatch", "schedule", "chunks", "warmup",
+  "sharded_optimizer", "pipelines", "automatic" } }, Plan)
+handle.class({ kind = "pipeline", fields = { "microbatches", "stages" } }, Pipeline)
+handle.class({ kind = "stage", fields = { "devices", "layers", "recompute", "optimizer_share" } }, Stage)
 
 Stage.__tostring = function(self)
   local parts = {}

@@ -1,5 +1,6 @@
 --- `hetrun plan` and `hetrun simulate`: plans for a recipe on a cluster, found, explained and drawn.
 local native = require "het.native"
+local define = require "het.define"
 local errors = require "het.errors"
 local subcommand = require "het.subcommand"
 local suggest = require "het.suggest"
@@ -38,10 +39,11 @@ end
 -- The cluster that a file describes.
 local function cluster_in(program, path)
   local value = program.value(path)
-  if type(value) == "table" and (getmetatable(value) or {}).kind == "run" then
+  local kind = define.kind_of(value)
+  if kind == "run" then
     errors.usage("%s is a recipe (it returns het.train); a cluster file ends with `return het.cluster { ... }`", path)
   end
-  if type(value) ~= "table" or (getmetatable(value) or {}).kind ~= "cluster" then
+  if kind ~= "cluster" then
     errors.usage("%s returns %s; a cluster file ends with `return het.cluster { ... }`", path, text.value(value))
   end
   return value
@@ -125,10 +127,9 @@ end
 local function plan_in(program, path, option)
   if not path then return nil end
   local value = program.expression(path)
-  local kind = type(value) == "table" and (getmetatable(value) or {}).kind
-  if kind == "run" then value = value.arguments.plan end
-  if type(value) == "table" and not getmetatable(value) then value = value.plan end   -- with fallbacks
-  if type(value) ~= "table" or (getmetatable(value) or {}).kind ~= "plan" or value.automatic then
+  if define.kind_of(value) == "run" then value = value.arguments.plan end
+  if define.kind_of(value) == "table" then value = value.plan end   -- with fallbacks
+  if define.kind_of(value) ~= "plan" or value.automatic then
     errors.usage("%s holds no plan: a file of --%s holds what `hetrun plan --lua` prints, or a recipe whose `plan` is "
       .. "a het.plan { ... }", path, option)
   end
@@ -214,7 +215,7 @@ function planning.from_lua(written)
   local het = require "het"
   local chunk = assert(loadstring("local het = ...\nreturn " .. written, "=plan"))
   local value = chunk(het)
-  if getmetatable(value) then return value, {} end
+  if define.kind_of(value) == "plan" then return value, {} end
   return value.plan, value.fallbacks
 end
 

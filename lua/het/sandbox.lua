@@ -3,6 +3,7 @@
 -- opened by lua/recipe_files.h's rules; the second wall is the kernel's (lua/confine.h). `--trust` lifts both.
 local native = require "het.native"
 local errors = require "het.errors"
+local handle = require "het.handle"
 
 local sandbox = {}
 
@@ -65,7 +66,7 @@ end
 -- What somebody may mean who reads a global that there is not, as the end of the sentence.
 local function instead_of(name, names)
   if name == "het" then return '; write `local het = require "het"`' end
-  local het = require "het"
+  local het = require "het.public"
   if debug.getmetatable(het).__has(name) then return ("; did you mean het.%s?"):format(name) end
   local near = native.nearest(name, names)
   return near and ("; did you mean '%s'?"):format(near) or ""
@@ -94,7 +95,7 @@ local function recipe_require(environment, folder, trust, otherwise)
   local loaded = {}
   return function(name)
     if type(name) ~= "string" then error("require: a name is needed", 2) end
-    if name == "het" then return require "het" end
+    if name == "het" then return require "het.public" end
     if loaded[name] ~= nil then return loaded[name] end
     if not name:match "^[%w_][%w_%.%-]*$" or name:find("..", 1, true) then
       if otherwise then return otherwise(name) end
@@ -153,6 +154,11 @@ function sandbox.environment(trust, folder)
   environment.table = copy(table, table.concat(keys_of(table), " "))
   environment.coroutine = copy(coroutine, "create resume running status wrap yield")
   environment.bit = copy(bit, table.concat(keys_of(bit), " "))
+  -- These write tables, or read them, without asking their metatables.
+  environment.pairs, environment.rawset = handle.pairs, handle.guarded("rawset", rawset)
+  for _, name in ipairs { "insert", "remove", "sort", "move" } do
+    environment.table[name] = handle.guarded("table." .. name, table[name])
+  end
   environment.os = limited("os", copy(os, "clock date difftime time"))
   environment.io = limited("io", restricted_io())
   environment.getmetatable = function(value)
@@ -191,7 +197,7 @@ function sandbox.prompt_environment(trust)
     if habits[name] then error(habits[name], 2) end
     return undeclared(session, name)
   end
-  environment.het = require "het"
+  environment.het = require "het.public"
   for _, name in ipairs(parts) do environment[name] = environment.het[name] end
   return environment
 end

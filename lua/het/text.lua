@@ -42,7 +42,7 @@ function text.shape(shape) return "[" .. table.concat(shape, ", ") .. "]" end
 function text.value(value)
   if type(value) == "string" then return ('"%s"'):format((value:gsub("\n", "\\n"):gsub("\t", "\\t"))) end
   if type(value) == "number" then return ("%.14g"):format(value) end
-  if type(value) == "table" and not getmetatable(value) then return "{...}" end
+  if type(value) == "table" and not debug.getmetatable(value) then return "{...}" end
   return tostring(value)
 end
 

@@ -255,7 +255,7 @@ class Runs(Case):
 
     def test_caches_of_keys_and_values_change_no_text(self):
         for words in ((), ('--llama',)):
-            self.assertRegex(self.hetrun('cached.lua', '--quiet', *words).stdout, '^the quick ')
+            self.assertRegex(self.hetrun('cached.lua', '--trust', '--quiet', *words).stdout, '^the quick ')
 
     def test_a_prompt_of_nine_thousand_tokens(self):
         # More than Lua can unpack.

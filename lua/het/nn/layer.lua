@@ -13,13 +13,14 @@
 local builder = require "het.builder"
 local define = require "het.define"
 local errors = require "het.errors"
+local handle = require "het.handle"
 local generate = require "het.generate"
 local source = require "het.source"
 local text = require "het.text"
 
 local layer = {}
 
-local Layer = { kind = "layer" }
+local Layer = {}
 local methods = {}
 Layer.__index = function(self, name)
   local method = methods[name]
@@ -95,10 +96,6 @@ function methods:training_flops(context)
   return total
 end
 
---- Text from a model that het.load returned: { prompt =, tokens =, context =, temperature =, top_k =, top_p =,
--- seed = }.
-function methods:generate(options) return generate.from_model(self, options) end
-
 --- Can it go on from a key-value cache? Only when every part works on each position alone or knows the cache.
 function methods:is_incremental()
   local able = true
@@ -120,7 +117,14 @@ function methods:bind(context)
   for i, child in ipairs(self:children()) do
     local inner, name = child[2], child[1]
     local residual = child.residual == true or (child.residual == "inherit" and projecting)
-    local function call(...) return context:call(inner, name, residual, ...) end
+    local depth = context:depth()
+    local function call(...)
+      context:unwind(depth)   -- a recipe may have caught what was raised further inside
+      if context:path() ~= path then
+        errors.usage("the layer '%s' of %s is called outside of its forward", name, path == "" and "the model" or path)
+      end
+      return context:call(inner, name, residual, ...)
+    end
     bound.children[i] = call
     if rawget(bound, name) == nil then bound[name] = call end
   end
@@ -130,9 +134,7 @@ end
 --- At the prompt a layer is called on tensors: its weights are drawn at the first call and kept; a loaded model
 -- has its own.
 Layer.__call = function(self, ...)
-  if type((...)) ~= "userdata" then return define.expect(self.class.name, (...), "tensor") end
-  local shape_ok, dtype = pcall(function(x) return x.dtype end, (...))
-  assert(shape_ok and dtype)
+  define.expect(self.class.name, (...), "tensor")
   if not rawget(self, "store") then
     local store = {}
     if rawget(self, "folder") then
@@ -182,6 +184,20 @@ function layer.make(class, arguments)
   return setmetatable({ class = class, arguments = arguments, place = source.place() }, Layer)
 end
 
+-- What recipes call.
+local recipe_methods = {
+  generate = generate.from_model,
+  count = methods.count, children = methods.children, own_parameters = methods.own_parameters,
+  is_incremental = methods.is_incremental,
+  training_flops = function(self, context)
+    return self:training_flops(define.expect("model:training_flops", context, "number"))
+  end,
+  walk = function(self, visit)
+    define.expect("model:walk", visit, "function")
+    self:walk(function(...) visit(handle.export_all(...)) end)
+  end,
+}
+
 define.object {
   name = "model", kind = "layer",
   sentence = "A model or a layer of one, as the constructors of het.nn and het.load return them: a description, whose "
@@ -196,8 +212,10 @@ define.object {
       .. "shape }." },
     { "walk", "model:walk(visit)", "Calls visit(layer, path, parent) for it and all layers in it." },
     { "is_incremental", "model:is_incremental()", "Whether text is generated with a cache of keys and values." },
-    { "bind", "model:bind(builder)", "What `forward` gets as self: arguments, parameters and children by name." },
+    { "arguments", "model.arguments", "What its constructor was given, with defaults: model.arguments.width. Nothing "
+      .. "can be set." },
   },
+  classes = { Layer }, call = Layer.__call, methods = recipe_methods,
 }
 
 --- Define a class of layers; returns its constructor.
@@ -232,6 +250,27 @@ local function check_parameter(layer_name, name, given)
   end
 end
 
+-- What a recipe's own `forward` gets as self: the parameters as values, each layer as a function by its name, and
+-- `builder`.
+local function own_self(bound, names)
+  local own = { builder = handle.of(bound.builder), children = {} }
+  for _, name in ipairs(names) do own[name] = bound[name] end
+  for i, child in ipairs(bound.children) do own.children[i] = child end
+  return own
+end
+
+-- Names that a recipe gives to parameters or layers, sorted.
+local function own_names(layer_name, field, given)
+  local names = text.keys(given)
+  for _, name in ipairs(names) do
+    if type(name) ~= "string" or not name:match "^[%a_][%w_]*$" then
+      errors.usage("nn.layer '%s': %s has the name %s; names of letters, digits and _ are needed", layer_name, field,
+        text.value(name))
+    end
+  end
+  return names
+end
+
 --- A layer of your own.
 layer.custom = define.constructor {
   name = "nn.layer",
@@ -251,17 +290,24 @@ layer.custom = define.constructor {
       default = false },
   },
   build = function(arguments)
-    local parameters, children = {}, {}
-    for _, name in ipairs(text.keys(arguments.parameters)) do
+    local parameters, children, names = {}, {}, {}
+    for _, name in ipairs(own_names(arguments.name, "parameters", arguments.parameters)) do
       local given = arguments.parameters[name]
       check_parameter(arguments.name, name, given)
-      parameters[#parameters + 1] = { name, { unpack(given) }, init = given.init }
+      parameters[#parameters + 1], names[#names + 1] = { name, { unpack(given) }, init = given.init }, name
     end
-    for _, name in ipairs(text.keys(arguments.layers)) do
-      children[#children + 1] = { name, arguments.layers[name] }
+    for _, name in ipairs(own_names(arguments.name, "layers", arguments.layers)) do
+      local inner = arguments.layers[name]
+      if define.is_unknown(inner) then return inner end
+      if define.kind_of(inner) ~= "layer" and type(inner) ~= "function" then
+        errors.usage("nn.layer '%s': layers.%s is %s; a layer or a function is needed", arguments.name, name,
+          text.value(inner))
+      end
+      children[#children + 1], names[#names + 1] = { name, inner }, name
     end
     return layer.make({
-      name = "nn." .. arguments.name, pointwise = arguments.pointwise, forward = arguments.forward,
+      name = "nn." .. arguments.name, pointwise = arguments.pointwise, own_forward = arguments.forward,
+      forward = function(self, ...) return (arguments.forward(own_self(self, names), ...)) end,
       parameters = function() return parameters end, children = function() return children end,
     }, {})
   end,

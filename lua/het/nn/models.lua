@@ -4,6 +4,7 @@
 local attention = require "het.nn.attention"
 local basic = require "het.nn.basic"
 local define = require "het.define"
+local handle = require "het.handle"
 local layer = require "het.nn.layer"
 local mistakes = require "het.mistakes"
 local op = require "het.op"
@@ -113,7 +114,7 @@ local function blocks_of(a, make)
   local list = {}
   for i = 1, a.layers do
     local block
-    if a.block then block = a.block(a.width, a.heads, i) else block = make(a) end
+    if a.block then block = handle.inner(a.block(a.width, a.heads, i)) else block = make(a) end
     list[i] = { "blocks." .. (i - 1), block }
   end
   return list
@@ -124,7 +125,7 @@ local function check_blocks(a, report, name)
   if not a.block then return end
   local before = mistakes.count()
   for i = 1, a.layers do
-    local block = a.block(a.width, a.heads, i)
+    local block = handle.inner(a.block(a.width, a.heads, i))
     if define.is_unknown(block) then
       report(nil, mistakes.count() == before and name .. ".block does not return a layer" or nil)
       return

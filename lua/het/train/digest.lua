@@ -48,8 +48,8 @@ local write
 local function write_table(value, out, seen)
   out[#out + 1] = define.kind_of(value) .. " {"
   if define.kind_of(value) == "layer" then
-    write({ value.class.name, value.arguments, value:own_parameters(), value:children(), value.class.forward }, out,
-      seen)
+    write({ value.class.name, value.arguments, value:own_parameters(), value:children(),
+      value.class.own_forward or value.class.forward }, out, seen)
   else
     for _, key in ipairs(text.keys(value)) do
       out[#out + 1] = "[" .. tostring(key) .. "]"

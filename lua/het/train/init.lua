@@ -6,6 +6,7 @@ local digest = require "het.train.digest"
 local errors = require "het.errors"
 local files = require "het.files"
 local generate = require "het.generate"
+local handle = require "het.handle"
 local graphs = require "het.train.graphs"
 local peak = require "het.peak"
 local plan = require "het.plan"
@@ -14,7 +15,7 @@ local suggest = require "het.suggest"
 local text = require "het.text"
 local trace = require "het.train.trace"
 
-local Run = { kind = "run" }
+local Run = {}
 Run.__index = Run
 
 Run.__tostring = function(self)
@@ -250,9 +251,19 @@ function Run:graph_of_sample(samples)
   return graphs.training(spec_of { arguments = a, microbatch = samples or 1, context = context }).graph, context
 end
 
+local build
+
 --- Build everything a run needs: graphs, state, executors, samplers. Nothing has been computed yet.
 function Run:prepare()
-  if self.train_executor then return end
+  if self.prepared then return end
+  if self.preparing then errors.usage("the run is being prepared; this function of the recipe is part of that") end
+  self.preparing = true
+  local ok, problem = pcall(build, self)
+  self.preparing, self.prepared = false, ok
+  if not ok then error(problem, 0) end
+end
+
+function build(self)
   local a = self.arguments
   self.device = native.settings and native.settings.device or "cpu"
   local settings = native.settings or {}
@@ -297,6 +308,10 @@ end
 
 --- The mean loss over the holdout's first batches; nil when interrupted.
 function Run:evaluate()
+  self:prepare()
+  if not self.evaluate_executor then
+    errors.usage("this run has nothing to evaluate on: its data holds nothing out, or evaluate.every is 0")
+  end
   self.holdout:seek(0)
   local total, batches = 0, self.arguments.evaluate.batches
   for _ = 1, batches do
@@ -319,6 +334,7 @@ end
 
 --- One step of training; returns { step, loss, lr, gradient_norm, seconds }, or nil when interrupted.
 function Run:train_step()
+  self:prepare()
   local a, executor = self.arguments, self.train_executor
   local step = self.step + 1
   local started = native.clock()
@@ -347,6 +363,7 @@ end
 --- The whole state of the run on rank 0, wherever its parts are; nil on other ranks. All ranks call it at the same
 -- place.
 function Run:gather()
+  self:prepare()
   if not self.cluster then return self.state end
   return self.cluster:gather(self.train_executor, self.state)
 end
@@ -435,7 +452,6 @@ end
 -- @string[opt] folder default: the recipe's `save`
 -- @tparam[opt] table options `overwrite = true`: replace any model
 function Run:save(folder, options)
-  define.expect_self(self, "run", "save", 'save "folder"')
   local a = self.arguments
   folder = folder or a.save
   if type(folder) ~= "string" then
@@ -495,7 +511,6 @@ end
 -- @tparam[opt] function emit called with pieces of what follows the prompt as they come
 -- @treturn ?string prompt and what follows; nil on other ranks than the first
 function Run:generate(options, emit)
-  define.expect_self(self, "run", "generate", "generate { ... }")
   local a = generate.arguments(options)
   local followed = write_text(self, a, emit)
   return followed and (a.prompt or generate.default_prompt(self.arguments.data)) .. followed
@@ -632,7 +647,7 @@ local function train(self, reporter)
     local step = self:train_step()
     if self:asked_to_stop(stopped or not step) then return true end
     reporter:step(step)
-    if a.on_step and is_interrupted_in(a.on_step, self, step) then
+    if a.on_step and is_interrupted_in(a.on_step, handle.of(self), handle.export(step)) then
       if not self.cluster then return true end
       stopped = true   -- others may be in the next step, which they end with this rank alone
     end
@@ -661,7 +676,6 @@ end
 --- Train. Returns the run's numbers: steps, train_loss, validation_loss, best_validation_loss, seconds, tokens_per_s,
 -- samples_per_s, mfu, peak_memory_bytes, sample (the text), interrupted. A row of data.pairs counts as one token.
 function Run:start()
-  define.expect_self(self, "run", "start", "start()")
   local started = native.clock()
   local a, settings = self.arguments, native.settings
   self:prepare()
@@ -718,10 +732,43 @@ function Run:start()
   self.results = results
   if not interrupted then
     results.sample = print_sample(self)
-    if a.after and is_interrupted_in(a.after, self) then results.interrupted = true end
+    if a.after and is_interrupted_in(a.after, handle.of(self)) then results.interrupted = true end
   end
   if self.cluster then self.cluster:leave() end
   native.run_trains(false)
+  return results
+end
+
+-- Methods that check for recipes what the library does right.
+local recipe_methods = {
+  generate = function(self, options, emit)
+    if emit ~= nil then define.expect("run:generate: the second argument", emit, "function") end
+    return self:generate(options, emit)
+  end,
+  graph_of_sample = function(self, samples)
+    if samples ~= nil and define.expect("run:graph_of_sample", samples, "integer") < 1 then
+      errors.usage("run:graph_of_sample: %.14g samples are asked for; 1 is the least", samples)
+    end
+    return (self:graph_of_sample(samples))
+  end,
+  peak_memory = function(self)
+    self:prepare()
+    return self:peak_memory()
+  end,
+  asked_to_stop = function(self)
+    self:prepare()
+    return self:asked_to_stop()
+  end,
+}
+
+-- A run begins once at a time: a function of the recipe may call run:start(), also from another coroutine.
+local start = Run.start
+function Run:start()
+  if self.training then errors.usage("the run is training already; run:start() cannot be called from within") end
+  self.training = true
+  local ok, results = pcall(start, self)
+  self.training = false
+  if not ok then error(results, 0) end
   return results
 end
 
@@ -737,7 +784,17 @@ define.object {
       fields = generate.fields, example = 'run:generate { prompt = "ROMEO:", tokens = 100 }' },
     { "save", "run:save([folder[, { overwrite = true }]])", "Save the model, its vocabulary and what is needed to go "
       .. "on exactly (default: the recipe's `save`). With overwrite it may replace a model that this run has not "
-      .. "written. Of several ranks the first writes; all call it.", example = 'run:save "runs/shakespeare"' },
+      .. "written. Of several ranks the first writes; all call it.", example = 'run:save "runs/shakespeare"',
+      how = 'save "folder"' },
+    { "arguments", "run.arguments", "What het.train was given, with defaults: run.arguments.steps. Nothing can be "
+      .. "set." },
+    { "step", "run.step", "Steps done, of a run that was prepared." },
+    { "loss", "run.loss", "The loss of the last step." },
+    { "validation", "run.validation", "The loss of the last evaluation." },
+    { "best", "run.best", "The lowest loss of an evaluation." },
+    { "rank", "run.rank", "Which rank of the run this process is, from 0, of a run that was prepared." },
+    { "plan", "run.plan", "The het.plan that the ranks follow, of a run that was prepared; nil without one." },
+    { "results", "run.results", "What run:start() returned, of a run that has ended." },
     { "fallbacks", "run.fallbacks", "Of a run with plan = het.plan.auto { fallbacks = n }: a list of { lost =, plan = "
       .. "} or { lost =, problems = }, planned ahead." },
     { "evaluate", "run:evaluate()", "The mean loss over the first batches of the holdout, of a run that has begun." },
@@ -753,7 +810,24 @@ define.object {
     { "asked_to_stop", "run:asked_to_stop()", "Whether Ctrl-C or SIGTERM was seen, by this rank or any other. All "
       .. "ranks call it." },
   },
+  classes = { Run }, methods = recipe_methods,
 }
+
+define.object {
+  name = "weights", kind = "state", sentence = "Weights and optimizer state of a run, as run:gather() returns them.",
+  members = {
+    { "names", "weights:names()", "What there is: a list of { name, dtype, shape, trained }." },
+    { "read", "weights:read(name)", "A copy of one as a tensor.", example = 'run:gather():read "tokens.weight"' },
+  },
+  classes = { "state" }, show = function() return "weights and optimizer state" end,
+  methods = {
+    names = function(state) return state:names() end,
+    read = function(state, name) return state:read(define.expect("weights:read", name, "string")):clone() end,
+  },
+}
+
+-- A graph prints, and that is all: its builder could make a program of it that no check foresaw.
+handle.class({ kind = "graph" }, "graph")
 
 -- Of a step: sizes that are computed from it have to stay countable.
 local most_tokens = 2 ^ 40
