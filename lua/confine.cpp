@@ -171,7 +171,9 @@ constexpr std::array kRefused{
     SYS_mount, SYS_umount2, SYS_pivot_root, SYS_chroot, SYS_open_by_handle_at, SYS_name_to_handle_at,
     SYS_fsopen, SYS_fsmount, SYS_fsconfig, SYS_move_mount, SYS_open_tree, SYS_swapon, SYS_swapoff,
     SYS_quotactl, SYS_acct, SYS_fanotify_init, SYS_mknod, SYS_mknodat, SYS_symlink, SYS_symlinkat, SYS_link,
-    SYS_linkat,
+    SYS_linkat, SYS_chmod, SYS_fchmod, SYS_fchmodat, kFchmodat2, SYS_chown, SYS_fchown, SYS_lchown,
+    SYS_fchownat, SYS_setxattr, SYS_lsetxattr, SYS_fsetxattr, SYS_removexattr, SYS_lremovexattr,
+    SYS_fremovexattr, SYS_utime, SYS_utimes, SYS_utimensat, SYS_futimesat,
     // the kernel and who one is
     SYS_init_module, SYS_finit_module, SYS_delete_module, SYS_kexec_load, SYS_kexec_file_load, SYS_bpf,
     SYS_reboot, SYS_perf_event_open, SYS_userfaultfd, SYS_io_uring_setup, SYS_io_uring_enter,

@@ -11,7 +11,8 @@ local het = require "het"
 local nn, optim, data = het.nn, het.optim, het.data
 
 local opt = het.options {
-  tokens     = { "", "file of GPT-2 tokens (.bin of nanoGPT or llm.c); without it, --text is read as bytes", path = "read" },
+  tokens     = { "", "file of GPT-2 tokens (.bin of nanoGPT or llm.c); without it, --text is read as bytes",
+                 path = "read" },
   text       = { "/usr/include/c++", "text file or folder, when there are no tokens", path = "read" },
   model      = { "", "folder with the weights to begin with (config.json, model.safetensors)", path = "read" },
   steps      = { 100, "optimizer steps", min = 1 },

@@ -132,9 +132,9 @@ local function instead_of(option, by_name, names, all)
 end
 
 --- Declare the options of a recipe; returns their values by name.
--- @tparam table specs `name = { default, "doc", min =, max =, above =, below =, choices =, fraction =, path = }`; a number
--- is whole when its default is, unless `fraction` is true; path = "read" or "write" of a text that names a file or folder,
--- which the recipe may then read, or write, where the command line names one
+-- @tparam table specs `name = { default, "doc", min =, max =, above =, below =, choices =, fraction =, path = }`; a
+-- number is whole when its default is, unless `fraction` is true. path = "read" or "write": a text that names a file or
+-- folder, which the recipe may read, or write, when the command line names it
 -- @string[opt] recipe_text source of the recipe, for the order of the options
 function options.declare(specs, recipe_text)
   if type(specs) ~= "table" then
@@ -218,7 +218,7 @@ function options.help_text(path, recipe_text)
     lines[#lines + 1] = "Options of this recipe:"
     for _, field in ipairs(declared) do
       local doc = field[3]
-      if field.path then doc = doc .. (" (a path that the recipe %s)"):format(field.path == "read" and "reads" or "writes") end
+      if field.path then doc = ("%s (the recipe %ss it)"):format(doc, field.path) end
       if field.choices then doc = doc .. ": " .. table.concat(field.choices, ", ") end
       row(field[1] .. "=" .. field[2]:upper(), doc, "default: " .. text.value(field.default),
         unpack(define.limits(field)))

@@ -1,7 +1,8 @@
 -- A run on token files that writes text, with the vocabulary of the run that the tokens were made with.
 local het = require "het"
 local opt = het.options {
-  path = { "shards", "files", path = "read" }, vocabulary = { "run", "of an earlier run", path = "read" }, vocab = { 40, "ids" },
+  path = { "shards", "files", path = "read" },
+  vocabulary = { "run", "of an earlier run", path = "read" }, vocab = { 40, "ids" },
 }
 local corpus = het.data.tokens { path = opt.path, vocabulary = opt.vocabulary, vocab = opt.vocab }
 return het.train {
