@@ -15,7 +15,17 @@
 namespace het::lua {
 namespace {
 
-enum class Call : uint8_t { open, kind, make_folders, rename, remove, problem, grant_option, add_named };
+enum class Call : uint8_t {
+  open,
+  kind,
+  make_folders,
+  rename,
+  remove,
+  flush,
+  problem,
+  grant_option,
+  add_named
+};
 
 struct Request {
   Call call;
@@ -101,6 +111,7 @@ Answer answer(RecipeFiles& files, const Request& request, const std::string& fir
       case Call::make_folders: result.reply.value = files.make_folders(first); break;
       case Call::rename: result.reply.value = files.rename(first, second); break;
       case Call::remove: result.reply.value = files.remove(first); break;
+      case Call::flush: result.reply.value = files.flush_folder_of(first); break;
       case Call::problem: result.text = files.problem(first, request.mode != 0, request.purpose); break;
       case Call::grant_option: files.grant_option(first, request.mode != 0); break;
       case Call::add_named: files.add_named(first); break;
@@ -156,6 +167,7 @@ class RemoteFiles final : public RecipeAccess {
     return ask(Call::rename, 0, Purpose::data, from, to);
   }
   int remove(const std::string& path) override { return ask(Call::remove, 0, Purpose::data, path); }
+  int flush_folder_of(const std::string& path) override { return ask(Call::flush, 0, Purpose::data, path); }
   std::string target(const std::string& path) override { return path; }
   std::string problem(const std::string& path, bool writes, Purpose purpose) override {
     std::string text;

@@ -161,7 +161,7 @@ class Filter {
   std::vector<sock_filter> code_;
 };
 
-constexpr long kFchmodat2 = 452;  // newer than the headers
+constexpr int kFchmodat2 = 452;  // newer than the headers
 constexpr std::array kRefused{
     // other programs and other processes
     SYS_execve, SYS_execveat, SYS_ptrace, SYS_process_vm_readv, SYS_process_vm_writev, SYS_kcmp,

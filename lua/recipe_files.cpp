@@ -385,4 +385,12 @@ int RecipeFiles::remove(const std::string& path) {
   return unlinkat(at.folder.number(), at.name.c_str(), 0) != 0 ? -errno : 0;
 }
 
+int RecipeFiles::flush_folder_of(const std::string& path) {
+  const std::lock_guard lock(mutex_);
+  const Place place = find_or_throw(path, true, Purpose::data);
+  const Parent at(place.root->folder.number(), place.name);
+  if (!at.folder) return at.folder.number();
+  return flush_folder(Descriptor(open_beneath(at.folder.number(), "", O_RDONLY | O_DIRECTORY)));
+}
+
 }  // namespace het::lua

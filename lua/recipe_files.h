@@ -55,6 +55,7 @@ class RecipeFiles final : public RecipeAccess {
   int make_folders(const std::string& path) override;
   int rename(const std::string& from, const std::string& to) override;
   int remove(const std::string& path) override;
+  int flush_folder_of(const std::string& path) override;
   std::string target(const std::string& path) override { return path; }
   std::string problem(const std::string& path, bool writes, Purpose purpose) override;
 

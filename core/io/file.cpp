@@ -19,11 +19,6 @@
 namespace het {
 namespace {
 
-std::string folder_of(const std::string& path) {
-  const size_t slash = path.rfind('/');
-  return slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
-}
-
 // The path in the same folder whose name is nearest; empty when none is near, or the folder may not be read.
 std::string neighbour(const Path& path) {
   constexpr size_t kMostEntries = 10'000;  // of a folder that is looked through
@@ -69,10 +64,10 @@ Descriptor open_to_read(const Path& path, struct stat& state) {
 
 constexpr const char* kStaged = ".next";
 
-// Make the names in the folder of a file last. False: the disk did not confirm it.
 bool flush_folder_of(const Path& path) {
-  const Descriptor folder(path.opener().open(folder_of(path.text), OpenMode::folder, path.purpose));
-  return folder.number() < 0 || fsync(folder.number()) == 0 || errno == EINVAL || errno == ENOTSUP;
+  const int error = -path.opener().flush_folder_of(path.text);
+  if (error != 0) errno = error;
+  return error == 0;
 }
 
 Path resolved(const Path& path) { return path.with(path.opener().target(path.text)); }

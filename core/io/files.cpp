@@ -54,6 +54,9 @@ class HostFiles final : public Files {
     return ::rename(from.c_str(), to.c_str()) != 0 ? -errno : 0;
   }
   int remove(const std::string& path) override { return unlink(path.c_str()) != 0 ? -errno : 0; }
+  int flush_folder_of(const std::string& path) override {
+    return flush_folder(Descriptor(::open(folder_of(path).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)));
+  }
   std::string target(const std::string& path) override {
     char* real = realpath(path.c_str(), nullptr);
     if (real == nullptr) return path;
@@ -94,6 +97,16 @@ int open_by_components(int folder, const std::string& name, int flags, unsigned 
 Files& host_files() {
   static HostFiles files;  // stateless
   return files;
+}
+
+std::string folder_of(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
+}
+
+int flush_folder(const Descriptor& folder) {
+  // File systems that cannot flush a folder have nothing to lose.
+  return !folder || fsync(folder.number()) == 0 || errno == EINVAL || errno == ENOTSUP ? 0 : -errno;
 }
 
 FileKind kind_of(const Path& path) { return path.opener().kind(path.text, path.purpose); }

@@ -39,6 +39,8 @@ class Files {
   virtual int make_folders(const std::string& path) = 0;
   virtual int rename(const std::string& from, const std::string& to) = 0;
   virtual int remove(const std::string& path) = 0;
+  // Make the names in the folder of a file last: 0, or a negative errno where the disk did not confirm it.
+  virtual int flush_folder_of(const std::string& path) = 0;
   // Where writing to a path goes: the file that a link leads to, so that the link stays.
   virtual std::string target(const std::string& path) = 0;
   // Why a path would be refused, as a sentence; empty when it would not.
@@ -76,6 +78,11 @@ struct FolderEntry {
 };
 // What a folder holds, by name; links are told as links. Throws Error(usage) when it cannot be read.
 std::vector<FolderEntry> list_folder(const Path& folder);
+
+std::string folder_of(const std::string& path);  // "." of a name alone
+
+// 0, or a negative errno where the disk did not confirm it. Of a descriptor that is none: 0.
+int flush_folder(const Descriptor& folder);
 
 // Open `name` beneath an open folder, never leaving it and following no link: by openat2 where the kernel has
 // it, else one component after the other. `flags` as of open(2). A descriptor, or a negative errno (ELOOP,

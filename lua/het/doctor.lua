@@ -70,7 +70,8 @@ local function say_walls()
   end
   add(walls.landlock > 0, ("Landlock %d"):format(walls.landlock), "no Landlock (kernel 5.13, and lsm=landlock at boot): "
     .. "recipes are kept from files by the sandbox alone")
-  add(walls.landlock == 0 or walls.landlock >= 4, nil, "Landlock below version 4 (kernel 6.7) does not limit TCP")
+  add(walls.landlock == 0 or walls.landlock >= 4, nil,
+    "Landlock below version 4 (kernel 6.7) does not limit TCP")
   add(walls.seccomp, "seccomp", "no seccomp: recipes are kept from programs and sockets by the sandbox alone")
   add(walls.openat2, "openat2", "no openat2 (kernel 5.6): paths are opened component by component")
   say("walls", offered[1] and table.concat(offered, ", ") or "of the kernel: none")
