@@ -132,6 +132,15 @@ function sandbox.environment(trust, folder)
     for i = 1, select("#", ...) do words[i] = tostring((select(i, ...))) end
     native.write("stdout", table.concat(words, "\t") .. "\n")
   end
+  -- An interrupt is raised in a hook, and where a hook raises no other fires until it is caught: a handler that loops
+  -- would never end. It is not asked.
+  environment.xpcall = function(f, handler, ...)
+    if type(handler) ~= "function" then return xpcall(f, handler, ...) end
+    return xpcall(f, function(problem)
+      if type(problem) == "table" and rawget(problem, "kind") == "interrupted" then return problem end
+      return handler(problem)
+    end, ...)
+  end
   environment.math = copy(math, table.concat(keys_of(math), " "))
   environment.string = copy(string, table.concat(keys_of(string), " "))
   environment.table = copy(table, table.concat(keys_of(table), " "))
