@@ -68,8 +68,8 @@ local function say_walls()
     local list, words = there and offered or missing, there and name or lacks
     if words then list[#list + 1] = words end
   end
-  add(walls.landlock > 0, ("Landlock %d"):format(walls.landlock), "no Landlock (kernel 5.13, and lsm=landlock at boot): "
-    .. "recipes are kept from files by the sandbox alone")
+  add(walls.landlock > 0, ("Landlock %d"):format(walls.landlock),
+    "no Landlock (kernel 5.13, and lsm=landlock at boot): recipes are kept from files by the sandbox alone")
   add(walls.landlock == 0 or walls.landlock >= 4, nil,
     "Landlock below version 4 (kernel 6.7) does not limit TCP")
   add(walls.seccomp, "seccomp", "no seccomp: recipes are kept from programs and sockets by the sandbox alone")

@@ -64,8 +64,8 @@ pre { background: var(--panel); border: 1px solid var(--line); border-radius: 8p
 ]]
 
 local function escape(words)
-  local entities = { ["&"] = "&amp;", ["<"] = "&lt;", [">"] = "&gt;", ['"'] = "&quot;" }
-  return (native.visible(tostring(words)):gsub("[&<>\"]", entities))
+  words = native.visible(tostring(words))
+  return (words:gsub("[&<>\"]", { ["&"] = "&amp;", ["<"] = "&lt;", [">"] = "&gt;", ['"'] = "&quot;" }))
 end
 
 local kinds = { -- as the simulator names them, with what the legend says

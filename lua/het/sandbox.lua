@@ -104,7 +104,8 @@ local function recipe_require(environment, folder, trust, otherwise)
     local path = folder .. "/" .. name:gsub("%.", "/") .. ".lua"
     if native.path_kind(path) ~= "file" then
       if otherwise then return otherwise(name) end
-      error(("require: there is no '%s' (recipes can require \"het\" and Lua files in %s)"):format(name, folder), 2)
+      error(("require: there is no '%s' (recipes can require \"het\" and Lua files in %s)"):format(name,
+        native.resolve(folder)), 2)
     end
     local chunk, problem = sandbox.load(native.read_module(path), "@" .. path, environment, trust)
     if not chunk then error(problem, 0) end
@@ -149,6 +150,15 @@ function sandbox.environment(trust, folder)
   environment._G = environment
   environment.collectgarbage = collect
   environment.print = function(...) native.write("stdout", joined("\t", ...) .. "\n") end
+  -- An interrupt is raised in a hook, and where a hook raises no other fires until it is caught: a handler that loops
+  -- would never end. It is not asked.
+  environment.xpcall = function(f, handler, ...)
+    if type(handler) ~= "function" then return xpcall(f, handler, ...) end
+    return xpcall(f, function(problem)
+      if type(problem) == "table" and rawget(problem, "kind") == "interrupted" then return problem end
+      return handler(problem)
+    end, ...)
+  end
   environment.math = copy(math, table.concat(keys_of(math), " "))
   environment.string = copy(string, table.concat(keys_of(string), " "))
   environment.table = copy(table, table.concat(keys_of(table), " "))

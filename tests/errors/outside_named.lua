@@ -1,6 +1,9 @@
--- What the command line names is the person's own wish.
+-- What the command line names by options that are paths is the person's own wish.
 local het = require "het"
-local opt = het.options { text = { "", "text" }, folder = { "", "where models are" }, log = { "", "file" } }
+local opt = het.options {
+  text = { "", "text", path = "read" }, folder = { "", "where models are", path = "write" },
+  log = { "", "file", path = "write" },
+}
 local corpus = het.data.text { path = opt.text }
 assert(io.open(opt.text)):close()
 return het.train {

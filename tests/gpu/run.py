@@ -126,7 +126,7 @@ class Training(unittest.TestCase):
     het.pipeline { microbatches = 3, het.stage { "here:0", layers = 3 }, het.stage { "here:1" } },
     het.pipeline { microbatches = 1, het.stage { "here:2" } } },"""
         (self.folder / 'recipe.lua').write_text(recipe.replace('microbatch = 2,', plan))
-        mixed, done = self.losses('--workers=3', 'recipe.lua', '--device=cuda,cpu,cpu', '--json')
+        mixed, done = self.losses('--workers=3', 'recipe.lua', '--device=cuda,cpu,cpu', '--json', '--overwrite')
         self.assertIn('through the memory of hosts', done.stderr)
         self.assert_follows(mixed, alone, 1e-4)
 

@@ -453,7 +453,7 @@ class CommandLine(Case):
         self.refused('plan mlp.lua --cluster=clutser.lua', "there is no file 'clutser.lua'; did you mean 'cluster.lua'?")
         self.refused('gpt_text.lua --text=', 'gpt_text.lua:34: an empty path names no file')
         self.refused('gpt_text.lua --text=tetx.txt',
-                     "gpt_text.lua:35: there is no file 'tetx.txt'; did you mean 'text.txt'?")
+                     "gpt_text.lua:34: there is no file 'tetx.txt'; did you mean 'text.txt'?")
         self.refused('doctr', "'doctr' is neither a recipe nor a command; did you mean 'doctor'? (hetrun --help)")
         self.refused('zebra', "'zebra' is neither a recipe nor a command; commands are doctor, bench, plan, simulate, "
                      'profile, docs (hetrun --help)')

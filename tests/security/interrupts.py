@@ -25,6 +25,8 @@ LOOPS = {
     'wrapped coroutines': f'while true do pcall(coroutine.wrap(function() pcall(function() {ENDLESS} end) {ENDLESS} end)) end',
     'a loop that was loaded': f'load("{ENDLESS}")()',
     'xpcall': f'while true do xpcall(function() {ENDLESS} end, function(problem) return problem end) end',
+    'a handler of errors': f'xpcall(function() {ENDLESS} end, function() {ENDLESS} end) {ENDLESS}',
+    'a handler of another error': f'xpcall(error, function() {ENDLESS} end) {ENDLESS}',
     'a metamethod': f'local t = setmetatable({{}}, {{ __index = function() {ENDLESS} end }}) local x = t.x',
     'calls of C': 'while true do local t = {} for i = 1, 100 do t[i] = i end table.sort(t) end',
 }
@@ -50,7 +52,6 @@ class Interrupts(Case):
 
     def test_where_no_hook_fires_the_process_ends_while_a_recipe_is_loaded(self):
         for name, code in {'a search': CATASTROPHE,
-                           'a handler of errors': f'xpcall(function() {ENDLESS} end, function() {ENDLESS} end)',
                            'copies': 'while true do local s = ("x"):rep(1e8) end'}.items():
             with self.subTest(name):
                 self.write('loops.lua', HERE + code)
