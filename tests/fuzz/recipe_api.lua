@@ -67,15 +67,16 @@ local hostile = world.hostile()
 for _, value in ipairs(hostile) do own[type(value) == "table" and debug.getmetatable(value) or false] = true end
 
 local function any() return values[random(#values)] end
-local function chosen(list) return list[random(#list)] end
+local function chosen(list) return #list > 0 and list[random(#list)] or nil end
 
-local depth = 0
+local depth, threads = 0, {}
 local act
 local function inside(name, ...)
   for i = 1, select("#", ...) do keep(name, (select(i, ...))) end
   if depth < most_depth then
     for _ = 1, random(0, 2) do act() end
   end
+  if coroutine.running() and random() < 0.3 then coroutine.yield() end
 end
 
 local small = { 1, 1, 2, 2, 3, 4, 8 }
@@ -172,7 +173,18 @@ local function call(what, fn, ...)
   end
   local before, started = deadline, native.clock()
   depth, deadline = depth + 1, math.min(deadline, started + action_seconds)
-  local results = { pcall(fn, ...) }
+  local results
+  if random() < 0.1 then
+    -- In a coroutine: what yields in a function that the library calls goes on later, or never.
+    local thread = coroutine.create(fn)
+    results = { coroutine.resume(thread, ...) }
+    if coroutine.status(thread) == "suspended" then
+      results = { true }
+      threads[#threads % 8 + 1] = thread
+    end
+  else
+    results = { pcall(fn, ...) }
+  end
   depth, deadline = depth - 1, before
   local took = native.clock() - started
   if log and took > 1 then log:write(("took %.1f s: %s\n"):format(took, what)) end
@@ -323,6 +335,8 @@ end
 
 function act()
   local chance = random()
+  local thread = chance < 0.05 and chosen(threads)
+  if thread then return call("a coroutine", coroutine.resume, thread) end
   if chance < 0.35 then return use_member() end
   if chance < 0.55 then return construct() end
   if chance < 0.6 then return train_some() end

@@ -755,6 +755,9 @@ local function check(a, report)
     report("optimizer", ("optim.%s.rounding = \"stochastic\" is of the bf16 copy of the weights, and with precision = "
       .. "f32 there is none; precision = \"bf16\" or rounding = \"nearest\" works"):format(a.optimizer.name))
   end
+  for _, name in ipairs { "save", "from", "metrics" } do
+    if a[name] == "" then report(name, ("train.%s is empty; give a path, or leave it out"):format(name)) end
+  end
   if a.resume and not a.save then report("resume", "train.resume needs 'save', the folder to go on from") end
 end
 
