@@ -174,7 +174,7 @@ local function call(what, fn, ...)
   local before, started = deadline, native.clock()
   depth, deadline = depth + 1, math.min(deadline, started + action_seconds)
   local results
-  if random() < 0.1 then
+  if random() < 0.1 and type(fn) == "function" then
     -- In a coroutine: what yields in a function that the library calls goes on later, or never.
     local thread = coroutine.create(fn)
     results = { coroutine.resume(thread, ...) }
