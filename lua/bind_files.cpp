@@ -43,6 +43,7 @@ std::string read_module(Path path) {
 void try_folder(Path path) {
   namespace fs = std::filesystem;
   std::string folder = path.text;
+  if (folder.empty()) fail_usage("an empty path names no folder");
   if (path.files != nullptr) {
     make_folder(path);
   } else {
@@ -71,7 +72,8 @@ std::string path_kind(Path path) {  // "file", "folder" or "none"
 // The real path of a file, or of one that would be made: whether two paths name one thing. Opens nothing.
 std::string real_path(std::string path) {
   std::error_code problem;
-  const auto result = std::filesystem::weakly_canonical(std::filesystem::absolute(path), problem);
+  const auto whole = std::filesystem::absolute(path, problem);
+  const auto result = problem ? whole : std::filesystem::weakly_canonical(whole, problem);
   return problem ? std::string() : result.string();
 }
 

@@ -6,13 +6,12 @@
 #include "lua/objects.h"
 
 namespace het::lua {
-namespace {
-
-}  // namespace
+namespace {}  // namespace
 
 GraphBuilder& GraphObject::open() {
   if (finished)
-    fail_usage("a value of a graph is computed with only while its layer is described; this graph is finished");
+    fail_usage(
+        "a value of a graph is computed with only while its layer is described; this graph is finished");
   return builder;
 }
 
@@ -159,7 +158,8 @@ int value_index(lua_State* L) {
   if (name == "dtype") return Convert<DType>::push(L, known.type.dtype);
   if (name == "shape") return Convert<Shape>::push(L, known.type.shape);
   if (name == "name") return Convert<std::string>::push(L, known.name);
-  return method_of(L, "a value of a graph", name, {"dtype", "shape", "name"});  // its graph is not for recipes
+  return method_of(L, "a value of a graph", name,
+                   {"dtype", "shape", "name"});  // its graph is not for recipes
 }
 
 // native.op(name, inputs, attributes): on values, appended to their graph; on tensors, run at once. An

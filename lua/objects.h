@@ -30,8 +30,8 @@ namespace het::lua {
 struct GraphObject {
   Graph graph;
   GraphBuilder builder{graph};
-  // Recipes keep values beyond the description of their layers. What was planned or lowered stays as it is: another
-  // thread may read it.
+  // Recipes keep values beyond the description of their layers. What was planned or lowered stays as it is:
+  // another thread may read it.
   bool finished = false;
 
   GraphBuilder& open();  // to add to it; an error once it is finished

@@ -2,6 +2,7 @@
 -- cluster to `hetrun plan --cluster=FILE`; nothing here talks to a machine.
 local native = require "het.native"
 local define = require "het.define"
+local errors = require "het.errors"
 local handle = require "het.handle"
 local suggest = require "het.suggest"
 
@@ -255,10 +256,15 @@ local function gpus_here(count, name)
     efficiency = 0.7 })
 end
 
+local most_here = 4096
+
 --- This machine as it was measured, on the device that --device names. `count` processes share the processor evenly:
 -- their type is "cpu", of several "cpu/2" and so on, since what was measured on the whole machine is not what a share
 -- of it does. Of GPUs each has its own.
 function cluster.here(count)
+  if count ~= nil and (define.expect("het.cluster.here", count, "integer") < 1 or count > most_here) then
+    errors.usage("het.cluster.here: %.14g devices share this machine; 1 to %d work", count, most_here)
+  end
   local device_name = native.settings and native.settings.device or "cpu"
   local peak = require "het.peak"
   if peak.is_gpu(device_name) then return gpus_here(count or math.max(1, native.gpus()), device_name) end

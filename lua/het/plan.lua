@@ -51,6 +51,8 @@ Plan.__tostring = function(self)
   return ("het.plan { %s }"):format(table.concat(parts, ","))
 end
 
+local most_devices = 65536
+
 plan.stage = define.constructor {
   name = "stage",
   sentence = "A part of a pipeline: a range of layers on one device, or on several that share each layer.",
@@ -64,6 +66,14 @@ plan.stage = define.constructor {
     { "optimizer_share", "integer", "with sharded_optimizer: how much of a layer's optimizer state lives here, "
       .. "relative to the other stages that hold the layer", default = 1, min = 0 },
   },
+  check = function(a, report)
+    for i = 1, #a do
+      local first, last = tostring(a[i]):match("^.*:(%d+)%-(%d+)$")
+      if first and (tonumber(last) < tonumber(first) or tonumber(last) - tonumber(first) >= most_devices) then
+        report(nil, ("stage: '%s' names no devices, or more than %d"):format(a[i], most_devices))
+      end
+    end
+  end,
   build = function(a)
     local stage = setmetatable({ devices = {}, layers = a.layers, recompute = a.recompute,
       optimizer_share = a.optimizer_share }, Stage)

@@ -6,7 +6,8 @@ local sandbox = require "het.sandbox"
 
 local world = {}
 
-local here = debug.getinfo(1, "S").source:match "^@(.*)/[^/]*$" or "."
+local objects_path = (debug.getinfo(1, "S").source:match "^@(.*)/[^/]*$" or ".") .. "/objects.lua"
+local objects_text = native.read_text(objects_path)   -- while it may be read
 
 --- A folder with data to train on, which the library gives to recipes; nothing else but /usr is.
 function world.folder()
@@ -18,7 +19,7 @@ function world.folder()
   native.write_text(folder .. "/tokens.bin", (text:gsub(".", "%0\0")))
   native.settings.trust, native.settings.quiet, native.settings.json = false, true, true
   native.arguments = {}
-  require("het.access").bound(folder)
+  native.confine(folder .. "/world.lua", { words = {}, writes = { folder } })
   return folder
 end
 
@@ -31,8 +32,7 @@ end
 
 --- Run objects.lua in an environment.
 function world.objects(environment, folder, keep, inside)
-  local path = here .. "/objects.lua"
-  local chunk = assert(sandbox.load(native.read_text(path), "@" .. path, environment))
+  local chunk = assert(sandbox.load(objects_text, "@" .. objects_path, environment))
   local outcome = { pcall(chunk, function(name, value)
     keep(name, value)
     return value

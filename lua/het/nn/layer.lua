@@ -144,7 +144,8 @@ Layer.__call = function(self, ...)
     end
     rawset(self, "store", store)
   end
-  return builder.eager(self.store):call(self, nil, false, ...)
+  local result = builder.eager(self.store):call(self, nil, false, ...)
+  return define.expect("the result of " .. self.class.name, result, "tensor")
 end
 
 -- Lines of the tree.

@@ -1,6 +1,7 @@
 --- What the ranks of a run have to agree on, as texts that they compare when they join: a difference that nobody
 -- notices would give them different weights, or have them wait for each other for good.
 local native = require "het.native"
+local access = require "het.access"
 local define = require "het.define"
 local options = require "het.options"
 local text = require "het.text"
@@ -32,7 +33,8 @@ end
 local function lines_of(fn)
   local info = debug.getinfo(fn, "S")
   local path = info.source:match("^@(.*)$")
-  if not path or path:match("^het%.") or native.path_kind(path) ~= "file" then
+  -- A recipe that loads a text gives it any name: only files that it may read are read.
+  if not path or path:match("^het%.") or access.problem(path) or native.path_kind(path) ~= "file" then
     return info.source .. ":" .. info.linedefined
   end
   local lines, number = {}, 0

@@ -40,7 +40,15 @@ local function loss_of(b, spec)
   local inputs = in_precision(graph:input("inputs", spec.inputs[1], spec.inputs[2]), b.precision)
   local labels = graph:input("labels", spec.labels[1], spec.labels[2])
   local scale = graph:input("scale", "f32", { 1 }, true)
-  if spec.loss then return spec.loss(b:call(model, nil, false, inputs), labels, scale) end
+  if spec.loss then
+    local loss = spec.loss(b:call(model, nil, false, inputs), labels, scale)
+    -- Inputs and parameters have names; what is computed from them has none.
+    if type(loss) ~= "userdata" or getmetatable(loss) ~= "value" or loss.name ~= "" then
+      errors.usage("the function `loss` returned %s; a number of the graph that is computed from the model's output "
+        .. "is needed", loss == nil and "nothing" or type(loss) == "userdata" and tostring(loss) or text.value(loss))
+    end
+    return loss
+  end
   if type(model) ~= "function" and model.class.loss then
     return model.class.loss(model:bind(b), inputs, labels, scale)
   end

@@ -879,6 +879,9 @@ local function check(a, report)
     report(a.overwrite and "overwrite" or "resume", ("%s goes on with a saved model, %s replaces it; take one"):format(
       a.resume and "resume = true" or "--resume", a.overwrite and "overwrite = true" or "--overwrite"))
   end
+  for _, name in ipairs { "save", "from", "metrics" } do
+    if a[name] == "" then report(name, ("train.%s is empty; give a path, or leave it out"):format(name)) end
+  end
   if a.resume and not a.save then report("resume", "train.resume needs 'save', the folder to go on from") end
 end
 
