@@ -118,6 +118,7 @@ int push_failure(lua_State* L, const std::string& path, int error) {
 int open_file(lua_State* L) {
   Path path = Convert<Path>::get(L, 1);
   path.purpose = Purpose::own;
+  if (host_of(L).prompt_files != nullptr) path.files = host_of(L).prompt_files;
   const std::string mode = Convert<std::optional<std::string>>::get(L, 2).value_or("r");
   const std::string plain = mode.ends_with('b') ? mode.substr(0, mode.size() - 1) : mode;
   if (plain != "r" && plain != "w" && plain != "a")
@@ -360,6 +361,14 @@ int confine_recipe(lua_State* L) {
   return 0;
 }
 
+// native.limit_prompt(): io.open at the prompt opens files of the current folder.
+int limit_prompt(lua_State* L) {
+  auto files = std::make_shared<RecipeFiles>(std::vector<std::string>{});
+  files->grant_current_folder();
+  host_of(L).prompt_files = std::move(files);
+  return 0;
+}
+
 bool confined(lua_State* L) { return host_of(L).access != nullptr; }
 int is_confined(lua_State* L) { return Convert<bool>::push(L, confined(L)); }
 
@@ -394,7 +403,8 @@ void add_files(lua_State* L) {
        bind<&make>("make_folder"), bind<&read_module>("read_module"), bind<&try_folder>("try_folder"),
        bind<&path_kind>("path_kind"), bind<&path_problem>("path_problem"), bind<&real_path>("resolve"),
        bind<&open_file>("open_file"), bind<&confine_recipe>("confine"), bind<&is_confined>("confined"),
-       bind<&grant_option>("grant_option"), bind<&push_walls>("kernel_walls"), bind<&walls>("walls")});
+       bind<&limit_prompt>("limit_prompt"), bind<&grant_option>("grant_option"),
+       bind<&push_walls>("kernel_walls"), bind<&walls>("walls")});
 }
 
 }  // namespace het::lua

@@ -66,6 +66,7 @@ struct Host {
   int64_t collect_at = int64_t{256} << 20;  // live tensor bytes at which Lua is asked to collect
   uint64_t draws = 0;                       // seeds of random tensors that name none
   std::shared_ptr<Files> files;             // who opens paths; null: the process itself
+  std::shared_ptr<Files> prompt_files;      // who opens paths of io.open at the prompt; null: `files`
   std::shared_ptr<RecipeAccess> access;     // the same once a stranger's recipe runs
   std::optional<std::string> secret;        // of the run, read while it could be; or why it could not
   std::exception_ptr secret_problem;

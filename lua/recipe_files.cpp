@@ -146,6 +146,11 @@ void RecipeFiles::grant(const std::string& path, bool writes) {
   add_root(Reach::granted, named, writes);
 }
 
+void RecipeFiles::grant_current_folder() {
+  const std::lock_guard lock(mutex_);
+  add_root(Reach::granted, start_, true);
+}
+
 void RecipeFiles::grant_library(const std::string& path, bool writes) {
   const std::lock_guard lock(mutex_);
   add_root(Reach::library, absolute(path), writes);
@@ -235,7 +240,7 @@ std::string RecipeFiles::claim(const Root& runs, const std::string& name) {
   if (found == FileKind::folder) {
     const std::vector<FolderEntry> entries = list_folder(runs.path + "/" + name);
     if (!entries.empty() && std::none_of(entries.begin(), entries.end(), [](const FolderEntry& entry) {
-          return entry.name == kMark || entry.name == "training.safetensors";
+          return entry.name == kMark || is_of_a_run(entry.name);
         }))
       return fmt::format(
           "runs/{} holds files that no run of hetrun wrote; another folder works, or name this one on the "
@@ -261,6 +266,9 @@ int RecipeFiles::make_own_run(const Root& runs) {
 
 std::string RecipeFiles::refusal(const std::string& path, const std::string& wanted, bool writes,
                                  Purpose purpose) const {
+  if (recipe_folder_.empty())
+    return fmt::format("'{}' lies outside the current folder {}; hetrun --trust opens any file", path,
+                       start_);
   if (writes)
     return fmt::format(
         "'{}' may not be written: a recipe writes in one folder, runs/NAME, or where the command line says, "
@@ -335,11 +343,14 @@ int RecipeFiles::open(const std::string& path, OpenMode mode, Purpose purpose) {
 FileKind RecipeFiles::kind(const std::string& path, Purpose purpose) {
   const std::lock_guard lock(mutex_);
   Place place = find(path, false, purpose);
-  if (place.root == nullptr && !path.empty()) {  // a folder that is only written to
+  if (place.root == nullptr && !path.empty()) {  // the folder of what may be written
     const std::string wanted = absolute(path);
-    for (const Root& root : roots_)
-      if (root.reach == Reach::runs && wanted == root.path)
-        return kind_at(root.folder.number(), *below(wanted, root.base));
+    for (const Root& root : roots_) {
+      const bool is_runs = root.reach == Reach::runs && wanted == root.path;
+      if (is_runs || (root.reach == Reach::granted && fs::path(root.path).parent_path() == wanted))
+        return below(wanted, root.base) ? kind_at(root.folder.number(), *below(wanted, root.base))
+                                        : FileKind::folder;
+    }
   }
   if (place.root == nullptr || place.root->folder.number() < 0) return FileKind::none;
   const FileKind found = kind_at(place.root->folder.number(), place.name);

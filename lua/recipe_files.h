@@ -44,6 +44,8 @@ class RecipeFiles final : public RecipeAccess {
   // A file or folder that the person named. Throws Error(usage) for a folder that is too much to give: /, the
   // home folder, one that holds the current one.
   void grant(const std::string& path, bool writes);
+  // All of the current folder: of the prompt, where a person types.
+  void grant_current_folder();
   // The library's own: its caches. Recipe code does not reach it, library functions do.
   void grant_library(const std::string& path, bool writes);
 

@@ -235,8 +235,12 @@ void append_file(const Path& path, std::string_view text) {
 }
 
 void make_folder(const Path& path) {
-  if (const int error = -path.opener().make_folders(path.text))
-    fail_usage("cannot make the folder {}: {}", path.text, std::strerror(error));
+  const int error = -path.opener().make_folders(path.text);
+  if (error == ENOTDIR)
+    for (std::string part = path.text; part != folder_of(part); part = folder_of(part))
+      if (kind_of(path.with(part)) == FileKind::file)
+        fail_usage("cannot make the folder {}: {} is no folder", path.text, part);
+  if (error != 0) fail_usage("cannot make the folder {}: {}", path.text, std::strerror(error));
 }
 
 }  // namespace het

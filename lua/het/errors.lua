@@ -58,7 +58,8 @@ function errors.describe(problem)
   if problem == "not enough memory" then   -- as LuaJIT says it, without a place
     return "there is not enough memory for the tables and texts of the Lua code", "environment"
   end
-  return tostring(problem), "usage"
+  local ok, message = pcall(tostring, problem)   -- which may be a function of a recipe's
+  return ok and type(message) == "string" and message or "an error without a message", "usage"
 end
 
 --- Steps that are all tried, whatever is wrong with those before, so that what the person has to mend is told at once.

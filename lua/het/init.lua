@@ -136,7 +136,7 @@ local function explain(path, problem)
   local line = errors.is_own(problem) and problem.place
   if line then message = ("%s:%d: %s"):format(path, line, message) end
   if not found then
-    if not line then return problem end
+    if not line and (type(problem) ~= "table" or errors.is_own(problem)) then return problem end
     return errors.new(kind, message)
   end
   -- Mistakes made before an error usually are its cause: they come first.

@@ -152,7 +152,7 @@ local function measure_links(place)
   if not place.cluster and place.gpu then return {} end
   if not place.cluster then
     return { { type = place.type, from = place.hosts[1], to = place.hosts[1],
-               messages = native.messages_here(message_bytes, rounds) } }
+               messages = place.messages or native.messages_here(message_bytes, rounds) } }
   end
   for from = 0, #place.hosts - 2 do
     for to = from + 1, #place.hosts - 1 do
@@ -351,6 +351,19 @@ local function summary_of(profile, path, counts)
     skipped = counts.skipped }
 end
 
+-- Of a process that is alone: messages between two ranks of this machine, where the file lacks them. They take sockets,
+-- which a recipe's process does not have: they are measured before it is confined.
+local function messages_before(path, given)
+  local device = native.settings.device
+  if not path or native.settings.help or not native.is_alone() or require("het.peak").is_gpu(device) then return nil end
+  local known, host = nil, native.host_name()
+  if native.path_kind(path) == "file" and not given.again then
+    local ok, profile = pcall(native.profile, path)
+    known = ok and has_links(profile, { types = { given.type or device }, hosts = { host } })
+  end
+  return not known and native.messages_here(message_bytes, rounds) or nil
+end
+
 --- `hetrun profile RECIPE`; returns the exit code.
 function profiling.run(program, ...)
   local words = { ... }
@@ -358,6 +371,7 @@ function profiling.run(program, ...)
   if problems[1] then errors.usage("%s", table.concat(problems, "\n")) end
   local path = given.out or words[1] and (words[1]:match "([^/]*)$"):gsub("%.lua$", "") .. ".profile.json"
   if path then subcommand.name_path(path, "write") end
+  local messages = words[1] and native.path_kind(words[1]) == "file" and messages_before(path, given)
   local run, code = subcommand.recipe(program, about, words)
   if not run then return code end
   native.keeps_measurements(true)
@@ -372,6 +386,7 @@ function profiling.run(program, ...)
   request.runs = runs and runs[1]
 
   local place = join(run, given)
+  place.messages = messages
   local profile, wanted = nil, {}
   if place.rank == 0 then
     profile = kept_of(path, graph, request, place, given.again)

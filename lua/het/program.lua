@@ -100,6 +100,7 @@ local environment
 --- Start a prompt session.
 function program.prompt(trust)
   require("het.mistakes").set_immediate(true)
+  if trust ~= "trust" then native.limit_prompt() end
   environment = sandbox.prompt_environment(trust == "trust")
 end
 

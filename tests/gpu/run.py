@@ -68,7 +68,7 @@ class Training(unittest.TestCase):
     def train(self, name, precision, device, save='model', rounding='nearest', every=0, steps=STEPS, resume=False):
         """Losses of all steps, and the run's result."""
         (self.folder / 'recipe.lua').write_text(
-            RECIPE.format(model=MODELS[name], precision=precision, steps=steps, save=f'{save}-{device}',
+            RECIPE.format(model=MODELS[name], precision=precision, steps=steps, save=f'runs/{save}-{device}',
                           rounding=rounding, every=every, resume=str(resume).lower()))
         losses, done = self.losses('recipe.lua', f'--device={device}', '--json', '--quiet')
         return losses, json.loads(done.stdout.splitlines()[-1])
@@ -132,7 +132,7 @@ class Training(unittest.TestCase):
 
     def test_a_profile_has_every_kind_of_layer(self):
         (self.folder / 'recipe.lua').write_text(
-            RECIPE.format(model=MODELS['gpt'], precision='bf16', steps=1, save='model', rounding='nearest', every=0, resume='false'))
+            RECIPE.format(model=MODELS['gpt'], precision='bf16', steps=1, save='runs/model', rounding='nearest', every=0, resume='false'))
         self.hetrun('profile', 'recipe.lua', '--device=cuda', '--microbatches=1', '--tensor=1', '--runs=2', '--out=gpu.json')
         points = json.loads((self.folder / 'gpu.json').read_text())['points']
         self.assertEqual({point['kind'] for point in points}, {'embedding', 'blocks', 'head'})
@@ -163,14 +163,14 @@ class Training(unittest.TestCase):
 
     def test_more_ranks_than_gpus_are_refused(self):
         (self.folder / 'recipe.lua').write_text(
-            RECIPE.format(model=MODELS['gpt'], precision='f32', steps=1, save='model', rounding='nearest', every=0, resume='false'))
+            RECIPE.format(model=MODELS['gpt'], precision='f32', steps=1, save='runs/model', rounding='nearest', every=0, resume='false'))
         words = f'there are {GPUS}' if GPUS > 1 else 'there is 1'
         self.assertIn(f'rank {GPUS} of this machine has no GPU: {words}; start at most {GPUS} here',
                       self.hetrun(f'--workers={GPUS + 1}', 'recipe.lua', '--device=cuda', code=2).stderr)
 
     def test_a_gpu_that_is_not_there_is_named(self):
         (self.folder / 'recipe.lua').write_text(
-            RECIPE.format(model=MODELS['gpt'], precision='f32', steps=1, save='model', rounding='nearest', every=0, resume='false'))
+            RECIPE.format(model=MODELS['gpt'], precision='f32', steps=1, save='runs/model', rounding='nearest', every=0, resume='false'))
         self.assertIn('GPU 99', self.hetrun('recipe.lua', '--device=cuda:99', code=71).stderr)
 
 

@@ -151,8 +151,8 @@ bool\t<unsigned char *>\t1
         self.says('do local y = 1; error("boo") end', 'boo')
         self.says('require "nope"', f"require: there is no 'nope' (recipes can require \"het\" and Lua files in "
                   f'{self.folder.resolve()})')
-        self.says('io.open "/etc/passwd"', f"'/etc/passwd' lies outside the recipe's folder {self.folder.resolve()}; "
-                  'hetrun --trust lets a recipe open any file')
+        self.says('io.open "/etc/passwd"', f"'/etc/passwd' lies outside the current folder {self.folder.resolve()}; "
+                  'hetrun --trust opens any file')
         self.says('het.nn.gtp {}', "het.nn has no 'gtp'; did you mean 'gpt'?")
 
     def test_a_script_that_fails_says_which_line_and_exits_2(self):

@@ -3,7 +3,7 @@ local het = require "het"
 local opt = het.options {
   context = { 1000000000, "of the model" }, prompt = { 1, "characters" }, tokens = { 10, "to write" },
   looks_back = { 0, "context of the generation; 0: the model's" }, learned = { false, "GPT's learned positions" },
-  save = { "long", "folder", path = "write" },
+  save = { "runs/long", "folder", path = "write" },
 }
 local nn = het.nn
 local corpus = het.data.text { path = "text.txt" }

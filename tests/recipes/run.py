@@ -111,13 +111,13 @@ class Recipes(Case):
         """From the weights of a small model in its layout, saved, and gone on with."""
         (self.folder / 'small.lua').write_text('''local het = require "het"
 return het.train {
-  model = het.nn.gpt { vocab = 300, context = 32, width = 16, layers = 2, heads = 2 }, save = "small",
+  model = het.nn.gpt { vocab = 300, context = 32, width = 16, layers = 2, heads = 2 }, save = "runs/small",
   data = het.data.text { path = "text.txt", tokenizer = "byte" }, batch = 2, steps = 1, optimizer = het.optim.sgd { lr = 0.1 },
 }''')
         self.hetrun('small.lua', '--quiet')
         words = ('gpt2_124m', '--text=text.txt', '--context=16', '--batch=4', '--microbatch=2', '--lr=1e-3', '--warmup=2')
-        self.assertEqual(self.check(*words, '--model=small', '--steps=50', '--save=more')['steps'], 50)
-        self.assertEqual(self.check(*words, '--model=small', '--steps=100', '--save=more', '--resume')['steps'], 100)
+        self.assertEqual(self.check(*words, '--model=runs/small', '--steps=50', '--save=more')['steps'], 50)
+        self.assertEqual(self.check(*words, '--model=runs/small', '--steps=100', '--save=more', '--resume')['steps'], 100)
 
     def test_help_tells_every_option_with_its_range(self):
         told = self.hetrun(ROOT / 'recipes' / 'gpt2_124m.lua', '--help').stdout
@@ -280,7 +280,7 @@ class Runs(Case):
 
     def test_a_folder_of_shards_trains_and_writes_text_with_a_vocabulary(self):
         self.losses('resume.lua', '--steps=1')
-        characters = json.loads((self.folder / 'run' / 'vocabulary.json').read_text())['characters']
+        characters = json.loads((self.folder / 'runs' / 'mine' / 'vocabulary.json').read_text())['characters']
         ids = [characters.index(c) for c in TEXT]
         (self.folder / 'shards').mkdir()
         for i, first in enumerate(range(0, len(ids), 700)):
@@ -291,9 +291,9 @@ class Runs(Case):
         written = done.stdout[:-1]
         self.assertEqual(len(written), 104)
         self.assertLessEqual(set(written), set(characters))
-        self.assertEqual(json.loads((self.folder / 'again' / 'vocabulary.json').read_text())['characters'], characters)
+        self.assertEqual(json.loads((self.folder / 'runs' / 'again' / 'vocabulary.json').read_text())['characters'], characters)
         self.assertIn('vocab = 20 is less than the 29 tokens', self.hetrun('tokens.lua', '--vocab=20', code=2).stderr)
-        self.assertIn('none ends in .bin', self.hetrun('tokens.lua', '--path=run', code=2).stderr)
+        self.assertIn('none ends in .bin', self.hetrun('tokens.lua', '--path=runs/mine', code=2).stderr)
 
     def start_training(self, *words):
         """A run that has done a step."""
@@ -336,10 +336,11 @@ class Runs(Case):
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)
         self.assertEqual(process.returncode, 130)
-        self.assertFalse((self.folder / 'run').exists())
+        self.assertFalse((self.folder / 'runs' / 'mine' / 'model.safetensors').exists())
 
-    def files_of_run(self, folder='run'):
-        return {path.name: path.read_bytes() for path in (self.folder / folder).iterdir() if path.is_file()}
+    def files_of_run(self, folder='runs/mine'):
+        return {path.name: path.read_bytes() for path in (self.folder / folder).iterdir()
+                if path.is_file() and path.name != '.hetrun'}
 
     def test_a_model_without_its_training_state_is_not_gone_on_with(self):
         words = [ROOT / 'recipes' / 'gpt_text.lua', '--text=text.txt', *SMALL, '--steps=2', '--save=model']
@@ -383,7 +384,7 @@ class Runs(Case):
         (self.folder / 'my' / 'own.txt').write_text(TEXT)
         (self.folder / 'my' / 'r.lua').write_text('local corpus = require("het").data.text { path = "own.txt" }\n')
         told = self.hetrun('my/r.lua', code=2).stderr
-        self.assertIn(f"'own.txt' is {self.folder.resolve()}/own.txt, since paths begin where hetrun was started", told)
+        self.assertIn(f"'own.txt' is {self.folder.resolve()}/own.txt, since paths are relative to the current folder", told)
 
     def test_labels_for_a_column_may_be_a_row_of_numbers(self):
         text = (ROOT / 'recipes' / 'mlp.lua').read_text()
@@ -424,14 +425,14 @@ class Runs(Case):
     def test_a_save_that_fails_at_its_second_file_keeps_the_last_one(self):
         self.losses('resume.lua', '--steps=3')
         before = self.files_of_run()
-        (self.folder / 'run' / 'model.safetensors.next').mkdir()   # where it would be written
+        (self.folder / 'runs' / 'mine' / 'model.safetensors.next').mkdir()   # where it would be written
         self.hetrun('resume.lua', '--resume', '--quiet', code=71)
         self.assertEqual(before, self.files_of_run())
-        (self.folder / 'run' / 'model.safetensors.next').rmdir()
+        (self.folder / 'runs' / 'mine' / 'model.safetensors.next').rmdir()
         self.assertEqual(self.result('resume.lua', '--resume')['steps'], 6)
 
     def test_a_save_that_was_cut_off_leaves_the_old_one_or_the_new_one(self):
-        run = self.folder / 'run'
+        run = self.folder / 'runs' / 'mine'
         self.losses('resume.lua', '--steps=3')
         old = self.files_of_run()
         through = self.losses('resume.lua', '--resume', '--steps=4')[-1:]

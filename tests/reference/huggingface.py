@@ -80,9 +80,9 @@ def main():
             spread(model)
             model.save_pretrained(folder / 'model')
             there = (their_logits(model) - our_logits(hetrun, recipe, folder, 'model')).abs().max().item()
-            back, info = type(model).from_pretrained(folder / 'again', output_loading_info=True)
+            back, info = type(model).from_pretrained(folder / 'runs/again', output_loading_info=True)
             odd = {key: value for key, value in info.items() if value}
-            again = (their_logits(back) - our_logits(hetrun, recipe, folder, 'again')).abs().max().item()
+            again = (their_logits(back) - our_logits(hetrun, recipe, folder, 'runs/again')).abs().max().item()
             good = there < TOLERANCE and not odd
             print(f'{"ok  " if good else "FAIL"}  {name}: into hetrun {there:.1e}, and back {again:.1e} {odd or ""}')
             failed += not good or again >= TOLERANCE

@@ -16,7 +16,7 @@ TEXT = 'the quick brown fox jumps over the lazy dog.\n' * 60
 
 # `code` is run in each step, with `step`; `fields` are further ones of het.train.
 RECIPE = '''local het = require "het"
-local opt = het.options {{ steps = {{ 6, "steps" }}, save = {{ "runs/x", "folder" }}, every = {{ 0, "steps between saves" }} }}
+local opt = het.options {{ steps = {{ 6, "steps" }}, save = {{ "runs/x", "folder", path = "write" }}, every = {{ 0, "steps between saves" }} }}
 local corpus = het.data.text {{ path = "text.txt" }}
 {before}
 return het.train {{
@@ -34,6 +34,10 @@ def recipe(code='', fields='', before=''):
     return RECIPE.format(code=code, fields=fields, before=before)
 
 
+# Files beside the run folder by which a test and the functions of its recipe know of each other.
+SIGNS = ['--allow-write=here', '--allow-write=taken']
+
+
 class Case(unittest.TestCase):
     def setUp(self):
         self.temporary = tempfile.TemporaryDirectory()
@@ -47,7 +51,7 @@ class Case(unittest.TestCase):
         (self.folder / name).write_text(text)
 
     def start(self, *words, **environment):
-        process = subprocess.Popen([HETRUN, *map(str, words)], cwd=self.folder, stdin=subprocess.DEVNULL,
+        process = subprocess.Popen([HETRUN, *map(str, words), *SIGNS], cwd=self.folder, stdin=subprocess.DEVNULL,
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                    env={**self.environment, **environment})
         self.addCleanup(lambda: (process.kill(), process.wait(), process.stdout.close(), process.stderr.close()))
