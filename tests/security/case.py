@@ -35,7 +35,7 @@ def recipe(code='', fields='', before=''):
 
 
 # Files beside the run folder by which a test and the functions of its recipe know of each other.
-SIGNS = ['--allow-write=here', '--allow-write=taken']
+SIGNS = ['--allow-write=here', '--allow-write=taken', '--allow-write=signs', '--allow-read=go']
 
 
 class Case(unittest.TestCase):
@@ -45,6 +45,7 @@ class Case(unittest.TestCase):
         self.folder = pathlib.Path(self.temporary.name)
         self.environment = {**os.environ, 'XDG_CACHE_HOME': str(self.folder / 'cache')}
         (self.folder / 'text.txt').write_text(TEXT)
+        (self.folder / 'signs').mkdir()
         self.write('r.lua', recipe())
 
     def write(self, name, text):
