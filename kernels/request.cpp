@@ -110,10 +110,7 @@ void refuse_position(const char* op, int64_t tokens, int64_t position, int64_t c
   fail_usage("{}: {} new tokens at position {} do not fit in a cache of {}", op, tokens, position, cache);
 }
 
-int64_t rows_of(const Layout& layout) {
-  const int64_t columns = layout.type.shape.back();
-  return columns == 0 ? 0 : layout.type.elements() / columns;
-}
+int64_t rows_of(const Layout& layout) { return split_at(layout.type.shape, -1).outer; }
 
 Rows packed_rows(const KernelRequest& request, const Layout& layout) {
   require_packed(request, layout);

@@ -59,7 +59,7 @@ void require_packed_floats(const KernelRequest& request);
 // Throws Error(usage): so many tokens from `position` on do not fit.
 [[noreturn]] void refuse_position(const char* op, int64_t tokens, int64_t position, int64_t cache);
 
-// Rows of the last dimension; none where it is empty.
+// Rows of the last dimension, empty ones too.
 int64_t rows_of(const Layout& layout);
 
 // A packed operand as rows of its last dimension.

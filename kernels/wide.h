@@ -24,6 +24,11 @@ HET_EVERYWHERE static T to_integer(double value) {
   if (value < static_cast<double>(least)) return least;
   return value >= beyond ? most : static_cast<T>(value);
 }
+template <typename T>
+HET_EVERYWHERE static T to_integer(int64_t value) {
+  constexpr int64_t least = std::numeric_limits<T>::min(), most = std::numeric_limits<T>::max();
+  return static_cast<T>(value < least ? least : value > most ? most : value);
+}
 
 HET_EVERYWHERE static inline double wide_sigmoid(double x) { return 1.0 / (1.0 + ::exp(-x)); }
 

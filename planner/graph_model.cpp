@@ -130,11 +130,18 @@ class Counter {
   bool is_sum(const het::Node& node) const { return node.op->name == "add_n"; }
 
   void parameters_behind(ValueId id, std::set<ValueId>& found) const {
-    if (id == kAbsent) return;
-    if (graph_.values[id].role == Role::parameter) found.insert(id);
-    const NodeId producer = graph_.values[id].producer;
-    if (producer >= 0 && invariant_[producer])
-      for (const ValueId input : graph_.nodes[producer].inputs) parameters_behind(input, found);
+    std::vector<ValueId> stack{id};
+    std::set<ValueId> seen;
+    while (!stack.empty()) {
+      const ValueId each = stack.back();
+      stack.pop_back();
+      if (each == kAbsent || !seen.insert(each).second) continue;
+      const Value& value = graph_.values[each];
+      if (value.role == Role::parameter) found.insert(each);
+      if (value.producer < 0 || !invariant_[value.producer]) continue;
+      const std::vector<ValueId>& inputs = graph_.nodes[value.producer].inputs;
+      stack.insert(stack.end(), inputs.begin(), inputs.end());
+    }
   }
 
   // A parameter that several layers use is kept by each.
@@ -306,7 +313,8 @@ Model model_of_graph(const Graph& whole, std::string name, int samples, int toke
       model.kv_heads = static_cast<int>(graph.type(node.inputs[1]).shape[2]);
     }
   }
-  HET_REQUIRE(parameters > 0);
+  if (!(parameters > 0)) fail_usage("the graph has no parameters: there is nothing to plan");
+  if (tokens < 1) fail_usage("tokens = {} of a sample; it has 1 or more", tokens);
   model.weight_bytes = 4 + copies / parameters;
   model.made_bytes = copies / parameters;
   model.gradient_bytes = 4;

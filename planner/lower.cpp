@@ -1,6 +1,7 @@
 #include "planner/lower.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -10,6 +11,8 @@
 
 #include "core/base/bits.h"
 #include "core/base/error.h"
+#include "core/base/memory.h"
+#include "core/base/units.h"
 #include "core/graph/fuse.h"
 #include "core/ops/op.h"
 #include "planner/facts.h"
@@ -21,6 +24,25 @@
 namespace het {
 namespace {
 
+// Each micro-batch has instructions of its own: absurd numbers of them are refused before they are written.
+void require_size(const Graph& graph, int microbatches) {
+  constexpr double kMostBytes = 0x1p60;  // all sums of bytes stay far below 2^63
+  double bytes = 0;
+  for (const Value& value : graph.values) bytes += static_cast<double>(value.type.bytes());
+  const double slots = microbatches + 1.0;
+  if (bytes * slots > kMostBytes)
+    fail_usage("the tensors of {} micro-batches together have {}; no machine holds them", microbatches,
+               show_bytes(bytes * slots));
+  constexpr double kBytesEach = 256;  // of a program, for each value of each micro-batch: rather less
+  const double needed =
+      static_cast<double>(graph.values.size() + graph.nodes.size() + 8) * slots * kBytesEach;
+  constexpr double kSmall = 0x1p26;
+  if (needed < kSmall) return;
+  if (const auto available = static_cast<double>(available_memory()); needed > available)
+    fail_environment("the program of {} micro-batches takes {} or more; {} are available", microbatches,
+                     show_bytes(needed), show_bytes(available));
+}
+
 class Lowering {
  public:
   Lowering(const Graph& graph, const Work& work)
@@ -31,6 +53,7 @@ class Lowering {
         out_(graph, work) {}
 
   Program run() {
+    require_order();
     declare_outside();
     emit_invariant(true);
     out_.end_prologue();
@@ -110,6 +133,28 @@ class Lowering {
       const Node& node = graph_.nodes[n];
       if (work_.mine[n] && facts_.invariant_node(node) && facts_.from_state(node) == from_state)
         emit(node, -1);
+    }
+  }
+
+  // Recipes make graphs too: what no step can compute is refused in the words of the graph.
+  void require_order() const {
+    for (const Node& node : graph_.nodes)
+      for (const ValueId id : node.inputs) {
+        if (id == kAbsent || facts_.invariant(id)) continue;
+        const Value& value = graph_.values[id];
+        if (value.role == Role::input && !value.per_step && node.phase == Phase::update)
+          fail_usage("'{}' of the update reads the input '{}', which each micro-batch has its own of",
+                     node.op->name, value.name);
+        if (value.producer >= 0 && graph_.nodes[value.producer].phase > node.phase)
+          fail_usage("'{}' of the {} pass reads what '{}' of the {} pass makes, which comes later",
+                     node.op->name, name_of(node.phase), graph_.nodes[value.producer].op->name,
+                     name_of(graph_.nodes[value.producer].phase));
+      }
+    for (const Output& output : graph_.outputs) {
+      const Value& value = graph_.values[output.value];
+      if (value.role != Role::intermediate && !(value.role == Role::input && value.per_step))
+        fail_usage("the output '{}' is the {} '{}' itself; `copy` makes a result of it", output.name,
+                   name_of(value.role), value.name);
     }
   }
 
@@ -395,7 +440,9 @@ class Lowering {
   // A collective of the tensor-parallel group. It is awaited where its result is first used; what comes
   // between is computed meanwhile.
   void emit_collective(const Node& node, int microbatch) {
-    HET_REQUIRE(work_.tensor_group >= 0, node.op->name);
+    if (work_.tensor_group < 0)
+      fail_usage("'{}' needs the tensor-parallel group of a plan; recipes get it by `tensor =`",
+                 node.op->name);
     const ValueId source = node.inputs[0], result = node.outputs[0];
     Operand in = operand(source, microbatch);
     HET_REQUIRE(in.buffer != kAbsent, node.op->name, source, microbatch);
@@ -658,6 +705,7 @@ class Lowering {
 
 Program lower_single(const Graph& graph, int microbatches) {
   HET_REQUIRE(microbatches >= 1, microbatches);
+  require_size(graph, microbatches);
   Plan plan;
   Stage stage;
   stage.devices = {"here:0"};
@@ -674,10 +722,15 @@ PlanSubject subject_of(const Graph& graph, int batch) {
 }
 
 Program lower(const Graph& graph, const Plan& plan, int rank, bool fused) {
-  int samples = 0;
-  for (const Pipeline& pipeline : plan.pipelines) samples += pipeline.microbatches * plan.microbatch;
-  const auto problems = validate(plan, subject_of(graph, samples));
+  int64_t samples = 0;
+  for (const Pipeline& pipeline : plan.pipelines)
+    samples += static_cast<int64_t>(pipeline.microbatches) * plan.microbatch;
+  if (samples > std::numeric_limits<int>::max())
+    fail_usage("the plan runs {} samples in a step; {} are the most", samples,
+               std::numeric_limits<int>::max());
+  const auto problems = validate(plan, subject_of(graph, static_cast<int>(samples)));
   if (!problems.empty()) fail_usage("the plan cannot be run:\n  {}", fmt::join(problems, "\n  "));
+  for (const Pipeline& pipeline : plan.pipelines) require_size(graph, pipeline.microbatches);
   if (plan.tensor == 1 && !fused) return Lowering(graph, work_of(graph, plan, rank)).run();
   Graph own = partition(graph, plan.tensor, tensor_rank_of(plan, rank), plan.sequence);
   own = fused ? fuse(own) : prune(own);

@@ -359,7 +359,9 @@ std::vector<LayerMemory> memory_by_layer(const Program& program) {
 
 Measured measure_layers(const Graph& graph, const Model& model, const std::shared_ptr<Device>& device,
                         const std::map<std::string, Tensor>& inputs, const MeasureOptions& options) {
-  HET_REQUIRE(model.layers.size() == graph.layers.size(), model.layers.size(), graph.layers.size());
+  if (model.layers.size() != graph.layers.size())
+    fail_usage("the graph of a sample has {} layers, that of a micro-batch {}", model.layers.size(),
+               graph.layers.size());
   const Graph own = options.tensor == 1 ? graph : partition(graph, options.tensor, 0);
   // The whole model tells what its layers keep and which share parameters; nothing of it is allocated.
   const Program whole = lower_single(fuse(excerpt(own, std::vector<bool>(own.layers.size(), true))));

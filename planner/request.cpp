@@ -99,10 +99,11 @@ std::vector<std::string> validate(const Request& request) {
     problems.push_back(
         fmt::format("near = {}; it is a share of the step time between 0 and 1", request.near));
   if (request.old) {
-    int samples = 0;
+    int64_t samples = 0;
     for (const Pipeline& pipeline : request.old->pipelines)
-      samples += pipeline.microbatches * request.old->microbatch;
-    for (const std::string& problem : validate(*request.old, {request.model.count(), samples}))
+      samples += static_cast<int64_t>(pipeline.microbatches) * request.old->microbatch;
+    const auto batch = static_cast<int>(std::min<int64_t>(samples, std::numeric_limits<int>::max()));
+    for (const std::string& problem : validate(*request.old, {request.model.count(), batch}))
       problems.push_back("the old plan: " + problem);
   }
   int most = 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <optional>
 
 #include "core/base/error.h"
 #include "core/base/random.h"
@@ -246,12 +247,26 @@ bool looks_like_text(const MappedFile& file) {
                      [](unsigned char c) { return c >= ' ' || c == '\t' || c == '\n' || c == '\r'; });
 }
 
+// What a file says of itself that cannot be read, if it begins as one of llm.c's. That raw tokens begin so is
+// much less likely.
+std::optional<std::string> unknown_format(const MappedFile& file) {
+  if (file.bytes() < kHeaderBytes) return std::nullopt;
+  const int32_t magic = int_at(file, 0), version = int_at(file, 1);
+  for (const auto& [known, its_version] :
+       {std::pair{kMagicGpt2, kVersionGpt2}, std::pair{kMagicLlama3, kVersionLlama3}})
+    if (magic == known && version != its_version)
+      return fmt::format("has llm.c's magic number {} with version {}; version {} is read", magic, version,
+                         its_version);
+  return std::nullopt;
+}
+
 TokenFile tokens_of(const MappedFile& file, int raw_width) {
   if (file.bytes() == 0) fail_usage("'{}' is empty: there is nothing to train on", file.path());
   const auto starts_with = [&](int32_t magic, int32_t version) {
     return file.bytes() >= kHeaderBytes && int_at(file, 0) == magic && int_at(file, 1) == version;
   };
   const bool gpt2 = starts_with(kMagicGpt2, kVersionGpt2);
+  if (const auto unknown = unknown_format(file)) fail_usage("'{}' {}", file.path(), *unknown);
   if (!gpt2 && !starts_with(kMagicLlama3, kVersionLlama3)) {
     if (looks_like_text(file))
       fail_usage("'{}' holds text, not token ids; data.text reads text", file.path());
@@ -269,6 +284,11 @@ TokenFile tokens_of(const MappedFile& file, int raw_width) {
                said, width, bytes);
   if (said == 0) fail_usage("'{}' holds a header but no tokens", file.path());
   return {file.data() + kHeaderBytes, said, width};
+}
+
+void require_vocabulary(int64_t tokens) {
+  if (tokens < 1 || tokens >= kMostVocabulary)
+    fail_usage("a vocabulary of {} tokens is not possible", tokens);
 }
 
 // A file itself, or the .bin files of a folder in the order of their names.
@@ -315,7 +335,7 @@ std::shared_ptr<const Corpus> Corpus::from_tokens(const TokenCorpusOptions& opti
     corpus->tokenizer_ = make_tokenizer(options.tokenizer_kind, "", options.tokenizer_model);
   const int64_t known = corpus->tokenizer_ ? corpus->tokenizer_->vocabulary_size() : 0;
   corpus->vocabulary_ = options.vocabulary != 0 ? options.vocabulary : known != 0 ? known : most + 1;
-  if (corpus->vocabulary_ < 1) fail_usage("a vocabulary of {} tokens is not possible", corpus->vocabulary_);
+  require_vocabulary(corpus->vocabulary_);
   if (known > corpus->vocabulary_)
     fail_usage("vocab = {} is less than the {} tokens of the vocabulary given", corpus->vocabulary_, known);
   corpus->set_holdout(options.holdout);
@@ -325,6 +345,7 @@ std::shared_ptr<const Corpus> Corpus::from_tokens(const TokenCorpusOptions& opti
 std::shared_ptr<const Corpus> Corpus::from_ids(const std::vector<int32_t>& ids, int64_t vocabulary,
                                                double holdout) {
   std::shared_ptr<Corpus> corpus(new Corpus);
+  require_vocabulary(vocabulary);
   for (const int32_t id : ids)
     if (id < 0 || id >= vocabulary) fail_usage("token id {} is outside the vocabulary of {}", id, vocabulary);
   auto tokens = std::make_shared<std::vector<int32_t>>(ids);

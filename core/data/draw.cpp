@@ -10,7 +10,11 @@
 namespace het {
 
 int64_t draw_token(std::span<const float> logits, const DrawOptions& options, double uniform) {
-  HET_REQUIRE(!logits.empty());
+  if (logits.empty()) fail_usage("no token can be drawn: there are no logits");
+  if (!(options.temperature >= 0)) fail_usage("temperature = {}; it is 0 or more", options.temperature);
+  if (options.top_k && *options.top_k < 1) fail_usage("top_k = {}; it is 1 or more", *options.top_k);
+  if (!(options.top_p >= 0)) fail_usage("top_p = {}; it is 0 to 1", options.top_p);
+  if (!(uniform >= 0 && uniform < 1)) fail_usage("uniform = {}; it is from 0 to below 1", uniform);
   const bool numbers =
       std::none_of(logits.begin(), logits.end(), [](float logit) { return std::isnan(logit); });
   const auto likeliest = std::max_element(logits.begin(), logits.end());  // the first of equal ones

@@ -7,11 +7,14 @@
 #include <thread>
 
 #include "core/base/error.h"
+#include "core/base/memory.h"
 #include "core/base/random.h"
+#include "core/base/units.h"
 
 namespace het {
 namespace {
 
+constexpr int kMostAhead = 64;
 constexpr uint64_t kGoldenRatio = 0x9E3779B97F4A7C15ull;  // 2^64 / golden ratio
 
 uint64_t upper_half_of_product(uint64_t a, uint64_t b) {
@@ -113,6 +116,8 @@ SamplerOptions completed(const Corpus& corpus, SamplerOptions o) {
   if (o.microbatch < 1 || o.count % o.microbatch != 0)
     fail_usage("a micro-batch of {} does not divide the {} samples of the batch", o.microbatch, o.count);
   if (o.start < 0) fail_usage("the cursor {} is before the first sample", o.start);
+  if (o.ahead < 0 || o.ahead > kMostAhead)
+    fail_usage("{} batches cannot be made ahead; 0 to {} can", o.ahead, kMostAhead);
   if (o.objective == Objective::masked) {
     if (!(o.mask_share > 0 && o.mask_share <= 1))
       fail_usage("mask_share = {} is not a share: above 0, up to 1", o.mask_share);
@@ -125,6 +130,12 @@ SamplerOptions completed(const Corpus& corpus, SamplerOptions o) {
         "text{}",
         corpus.name(), name_of(o.split), have, o.context, need,
         o.split == Split::holdout ? ", a shorter context or a larger holdout" : " or a shorter context");
+  elements_of({o.batch, o.context});  // refuses a batch of more tokens than can be counted
+  const int64_t bytes = 2 * TensorType{DType::i32, {o.count, o.context}}.bytes() * (o.ahead + 1);
+  constexpr int64_t kSmall = int64_t{64} << 20;
+  if (const int64_t available = bytes < kSmall ? bytes : available_memory(); bytes > available)
+    fail_environment("batches of {} samples take {}; {} are available", o.count, show_bytes(bytes),
+                     show_bytes(available));
   return o;
 }
 

@@ -48,7 +48,7 @@ T Attributes::get(std::string_view name) const {
   if constexpr (std::is_same_v<T, int64_t>) {
     // A Lua number is a double; a whole one serves as an integer.
     if (const auto* number = std::get_if<double>(&attribute))
-      if (static_cast<double>(static_cast<int64_t>(*number)) == *number) return static_cast<int64_t>(*number);
+      if (const auto whole = whole_number(*number)) return *whole;
   }
   if constexpr (std::is_same_v<T, std::vector<double>>) {
     if (const auto* whole = std::get_if<std::vector<int64_t>>(&attribute))

@@ -2,14 +2,22 @@
 // shapes are inferred and when a kernel is prepared; never in a step.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
 #include <vector>
 
 namespace het {
+
+// `value` as an integer, if it is a whole number of at most 2^53: beyond, not every integer is a double.
+inline std::optional<int64_t> whole_number(double value) {
+  if (!(std::abs(value) <= 0x1p53) || value != std::floor(value)) return std::nullopt;
+  return static_cast<int64_t>(value);
+}
 
 using Attribute = std::variant<bool, int64_t, double, std::string, std::vector<int64_t>, std::vector<double>>;
 

@@ -55,6 +55,7 @@ std::optional<ValueId> Graph::find(std::string_view name) const {
 }
 
 ValueId GraphBuilder::input(std::string name, TensorType type, bool per_step) {
+  elements_of(type.shape);  // refuses a shape that no tensor has
   if (graph_.find(name)) fail_usage("the graph already has an input or state named '{}'", name);
   Value value;
   value.type = std::move(type);
@@ -66,6 +67,7 @@ ValueId GraphBuilder::input(std::string name, TensorType type, bool per_step) {
 }
 
 ValueId GraphBuilder::state(std::string name, TensorType type, Initial initial, Role role) {
+  elements_of(type.shape);
   if (const auto found = graph_.find(name)) {
     const Value& known = graph_.values[*found];
     if (known.role != role || known.type != type)
@@ -155,7 +157,7 @@ void GraphBuilder::push_scope(std::string_view name) {
 }
 
 void GraphBuilder::pop_scope() {
-  if (scope_stack_.size() == 1) fail(ErrorKind::bug, "pop_scope without a push_scope");
+  if (scope_stack_.size() == 1) fail_usage("pop_scope without a push_scope");
   scope_stack_.pop_back();
 }
 

@@ -16,7 +16,6 @@ namespace het {
 namespace {
 
 constexpr int kHeaderDepth = 3;  // file, tensor, shape
-constexpr size_t kMostDimensions = 32;
 constexpr int64_t kAlignment = 64;
 
 struct DTypeName {

@@ -1,8 +1,6 @@
 // Collectives inside a tensor-parallel group: every rank of it runs the same ones, each with its own
 // operands. They appear in the graph of one rank (planner/partition.h) and are lowered to communication:
 // devices have no kernels.
-#include <numeric>
-
 #include "core/ops/rules.h"
 
 namespace het::ops {
@@ -39,12 +37,12 @@ Types infer_all_reduce(const OpCall& call) {
 Types infer_all_gather(const OpCall& call) {
   const auto counts = counts_of(call);
   require_elements(call, counts[part_of(call, counts)]);
-  return {{call[0].dtype, {std::accumulate(counts.begin(), counts.end(), int64_t{0})}}};
+  return {{call[0].dtype, {sum_of(counts)}}};
 }
 
 Types infer_reduce_scatter(const OpCall& call) {
   const auto counts = counts_of(call);
-  require_elements(call, std::accumulate(counts.begin(), counts.end(), int64_t{0}));
+  require_elements(call, sum_of(counts));
   require_float(call, 0);
   return {{call[0].dtype, {counts[part_of(call, counts)]}}};
 }

@@ -371,7 +371,9 @@ std::vector<OpDef> elementwise_ops() {
   ops.push_back(derivative("tanh_gradient", "y:T, dy:T → T", "(1 - y²) · dy, with y = tanh(x)."));
   ops.push_back(derivative("sigmoid_gradient", "y:T, dy:T → T", "y (1 - y) · dy, with y = sigmoid(x)."));
 
-  OpDef cast = unary("cast", "The same numbers as another `dtype`; from float to integer towards zero.",
+  OpDef cast = unary("cast",
+                     "The same numbers as another `dtype`; to an integer towards zero, beyond its range the "
+                     "nearest that it has, and NaN gives 0.",
                      cast_gradient);
   cast.signature = "x → dtype";
   cast.attributes = {"dtype"};

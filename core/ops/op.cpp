@@ -1,6 +1,7 @@
 #include "core/ops/op.h"
 
 #include <algorithm>
+#include <limits>
 #include <unordered_map>
 
 #include "core/base/units.h"
@@ -29,7 +30,12 @@ std::vector<OpDef> make_table() {
     for (OpDef& op : family) {
       op.infer = [infer = std::move(op.infer)](const OpCall& call) {
         require_known_attributes(call);
-        return infer(call);
+        std::vector<TensorType> results = infer(call);
+        with_context([&] { return fmt::format("operator {}", call.op.name); },
+                     [&] {
+                       for (const TensorType& type : results) elements_of(type.shape);
+                     });
+        return results;
       };
       table.push_back(std::move(op));
     }
@@ -103,7 +109,7 @@ void require_inputs(const OpCall& call, size_t least, size_t most) {
     refuse(call, fmt::format("it takes {} operand{}, {} were given ({})", wanted, wanted == "1" ? "" : "s",
                              count, call.op.signature));
   }
-  for (size_t i = 0; i < least; ++i)
+  for (size_t i = 0; i < count; ++i)
     if (!call.inputs[i].present() && !ops::is_optional(call.op, i))
       refuse(call,
              fmt::format("operand {} is missing ({})", ops::operand_name(call.op, i), call.op.signature));
@@ -194,6 +200,13 @@ void require_part(const OpCall& call, int64_t count, std::string_view what) {
   const int64_t first = setting<int64_t>(call, "first", 0), of = setting<int64_t>(call, "of", count);
   if (first < 0 || count > of - first)
     refuse(call, fmt::format("{} {} from {} on are no part of {}", count, what, first, of));
+}
+
+int64_t sum_of(const std::vector<int64_t>& sizes) {
+  int64_t sum = 0;
+  for (const int64_t size : sizes)
+    if (__builtin_add_overflow(sum, size, &sum)) return std::numeric_limits<int64_t>::max();
+  return sum;
 }
 
 Shape leading(const Shape& shape) { return Shape(shape.begin(), shape.end() - 1); }

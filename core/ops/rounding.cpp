@@ -29,6 +29,9 @@ void check_place(const OpCall& call) {
   const auto dim = setting<int64_t>(call, "dim"), of = setting<int64_t>(call, "of");
   if (dim < 0 || dim >= static_cast<int64_t>(call[0].shape.size()))
     refuse(call, fmt::format("there is no dimension {} that could be divided", dim));
+  Shape whole = call[0].shape;
+  whole[static_cast<size_t>(dim)] = of;
+  elements_of(whole);  // refuses a size whose products would overflow
   constexpr size_t kMost = 2 * RoundingPlace::kMostRanges;
   int64_t last = 0, entries = 0;
   bool ordered = !ranges.empty() && ranges.size() % 2 == 0 && ranges.size() <= kMost;

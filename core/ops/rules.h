@@ -40,6 +40,9 @@ void require_type(const OpCall& call, size_t input, const TensorType& wanted);
 // on, of `of`.
 void require_part(const OpCall& call, int64_t count, std::string_view what);
 
+// The sum of sizes that are not negative; the largest number where it would overflow.
+int64_t sum_of(const std::vector<int64_t>& sizes);
+
 // The shape without its last dimension; the last dimension.
 Shape leading(const Shape& shape);
 inline int64_t last(const Shape& shape) { return shape.back(); }

@@ -18,8 +18,8 @@ std::optional<Shape> resolved(const Shape& shape, const Shape& wanted) {
       free = static_cast<int64_t>(i);
     } else if (wanted[i] < 0) {
       return std::nullopt;
-    } else {
-      known *= wanted[i];
+    } else if (__builtin_mul_overflow(known, wanted[i], &known)) {
+      return std::nullopt;
     }
   }
   const int64_t elements = elements_of(shape);
@@ -94,9 +94,9 @@ Types infer_slice(const OpCall& call) {
   const int64_t dim = normal_dim(call, setting<int64_t>(call, "dim"), call[0].shape.size());
   const int64_t start = setting<int64_t>(call, "start"), length = setting<int64_t>(call, "length");
   const int64_t size = call[0].shape[dim];
-  if (start < 0 || length < 1 || start + length > size)
-    refuse(call, fmt::format("elements {} to {} of dimension {} do not exist; there are 0 to {}", start,
-                             start + length - 1, dim, size - 1));
+  if (start < 0 || length < 1 || length > size - start)
+    refuse(call, fmt::format("{} elements from {} on of dimension {} do not exist; it has {}", length, start,
+                             dim, size));
   Shape shape = call[0].shape;
   shape[dim] = length;
   return {{call[0].dtype, shape}};
@@ -137,12 +137,12 @@ Types infer_split(const OpCall& call) {
   require_inputs(call, 1, 1);
   const int64_t dim = normal_dim(call, setting<int64_t>(call, "dim"), call[0].shape.size());
   const auto sizes = setting<std::vector<int64_t>>(call, "sizes");
-  const int64_t total = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
-  if (sizes.empty() || total != call[0].shape[dim] || *std::min_element(sizes.begin(), sizes.end()) < 1)
-    refuse(call,
-           fmt::format(
-               "the sizes {} have to be positive and sum to {}, the size of dimension {}; they sum to {}",
-               to_string(sizes), call[0].shape[dim], dim, total));
+  const bool positive = !sizes.empty() && *std::min_element(sizes.begin(), sizes.end()) >= 1;
+  const int64_t total = positive ? sum_of(sizes) : 0;
+  if (total != call[0].shape[dim] || !positive)
+    refuse(call, fmt::format("the sizes {} have to be positive and sum to {}, the size of dimension {}{}",
+                             to_string(sizes), call[0].shape[dim], dim,
+                             positive ? fmt::format("; they sum to {}", total) : ""));
   Types types;
   for (const int64_t size : sizes) {
     types.push_back(call[0]);
@@ -191,6 +191,7 @@ Types infer_concat(const OpCall& call) {
           fmt::format("{} cannot be joined to {} along dimension {}: dtype and all other sizes must be equal",
                       to_string(call[i]), to_string(call[0]), dim));
     result.shape[dim] += call[i].shape[dim];
+    elements_of(result.shape);  // before the sum of many could overflow
   }
   return {result};
 }

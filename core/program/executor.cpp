@@ -116,11 +116,15 @@ Executor::Executor(Program program, std::shared_ptr<StateStore> state, std::shar
       case Home::arena:
         buffer_addresses_.push_back(arena_->address() + std::max<int64_t>(buffer.offset, 0));
         break;
-      case Home::state: buffer_addresses_.push_back(state_->require(buffer).memory->address()); break;
+      case Home::state:
+        used_.push_back({buffer.name, state_->require(buffer).memory});
+        buffer_addresses_.push_back(used_.back().memory->address());
+        break;
       default: buffer_addresses_.push_back(arena_->address() + next); next += aligned(buffer.type.bytes());
     }
   }
   workspace_ = arena_->address() + next;
+  replaced_ = state_->replaced();
   written_.assign(program_.buffers.size(), false);
   for (const Instruction& instruction : program_.instructions)
     if (const auto* start = std::get_if<Start>(&instruction); start != nullptr && start->in.buffer != kAbsent)
@@ -149,7 +153,7 @@ Executor::Executor(Program program, std::shared_ptr<StateStore> state, std::shar
 // Operations are prepared in the order of the program, groups in the order of its list.
 void Executor::prepare_communication() {
   if (program_.groups.empty()) return;
-  HET_REQUIRE(groups_ != nullptr, program_.groups.size());
+  if (groups_ == nullptr) fail_usage("the program is one of several ranks'; it needs a cluster to run in");
   Device& device = state_->device();
   std::vector<Communicator*> communicators;
   std::vector<bool> direct;  // from device to device
@@ -230,7 +234,18 @@ void Executor::write(const std::string& name, const Tensor& tensor, int microbat
   }
 }
 
+// What was dropped since this executor was made, and perhaps made again, is not what it would update.
+void Executor::require_state() const {
+  if (state_->replaced() == replaced_) return;
+  for (const Used& used : used_) {
+    const auto entry = state_->entries().find(used.name);
+    if (entry == state_->entries().end() || entry->second.memory != used.memory)
+      fail_usage("'{}' was dropped from the state: what was made with it cannot run any more", used.name);
+  }
+}
+
 void Executor::require_inputs() const {
+  require_state();
   for (size_t b = 0; b < program_.buffers.size(); ++b)
     if (program_.buffers[b].home == Home::input && !written_[b])
       fail_usage("input '{}'{} was never written", program_.buffers[b].name,

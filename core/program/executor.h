@@ -92,6 +92,7 @@ class Executor {
   bool asked_to_stop(int instruction) const;
   std::byte* address(const Operand& operand) const;
   void require_inputs() const;
+  void require_state() const;
   int first_instruction() const;  // skips the prologue while the state has not changed
   void finish_run(double seconds);
   Tensor copy_of(BufferId buffer) const;
@@ -108,6 +109,12 @@ class Executor {
   double waited_ = 0;       // seconds, since the last run began
   double bubble_ = 0;       // of that, for messages
   std::vector<std::unique_ptr<Kernel>> kernels_;
+  struct Used {  // an entry of the state
+    std::string name;
+    std::shared_ptr<Memory> memory;
+  };
+  std::vector<Used> used_;
+  uint64_t replaced_ = 0;  // entries of the state, when these were looked up
   std::unique_ptr<Memory>
       arena_;  // arena, then pinned, inputs, outputs, then workspace; outlives collectives
   std::shared_ptr<Groups> groups_;

@@ -53,6 +53,7 @@ const StateStore::Entry& StateStore::require(const BufferSpec& buffer) {
     if (buffer.shard && !entry.shard && entry.type.shape == buffer.shard->whole) {
       const Tensor part = take(read(buffer.name), *buffer.shard);
       entry.type = part.type();
+      ++replaced_;
       entry.memory = device_->allocate(entry.type.bytes());
       entry.shard = buffer.shard;
       device_->copy_in(entry.memory->address(), part.bytes(), entry.type.bytes());

@@ -76,7 +76,10 @@ class StateStore {
   // Converted to the entry's dtype; creates it if new. An entry that is a part takes its part of a whole
   // tensor.
   void write(const std::string& name, const Tensor& tensor);
-  void drop(const std::string& name) { entries_.erase(name); }
+  // An executor that uses it keeps its memory, and refuses to run again.
+  void drop(const std::string& name) { replaced_ += entries_.erase(name); }
+  // Counts entries whose memory was given up, or replaced.
+  uint64_t replaced() const { return replaced_; }
 
   // Counts changes, so that what is computed from state alone is computed again only when it must.
   uint64_t version() const { return version_; }
@@ -91,6 +94,7 @@ class StateStore {
   std::map<std::string, StoredTensor> offers_;
   int64_t taken_ = 0;
   uint64_t version_ = 1;
+  uint64_t replaced_ = 0;
   std::shared_ptr<Memory> copied_;  // of the last copy
   int64_t copied_bytes_ = 0;
 };

@@ -102,6 +102,13 @@ class Printer {
 
 std::string to_string(const Tensor& tensor) {
   if (!tensor.present()) return "(no tensor)";
+  // Of many dimensions even the abridged ones are too many numbers to read, or to hold as text.
+  constexpr int64_t kMostShown = int64_t{1} << 16;
+  int64_t shown = 1;
+  for (const int64_t size : tensor.shape()) {
+    shown *= size <= kWhole ? size : 2 * kEdge;
+    if (shown > kMostShown) return to_string(tensor.type());
+  }
   return fmt::format("{}\n{}", Printer(tensor).text(), to_string(tensor.type()));
 }
 

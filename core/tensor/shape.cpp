@@ -46,11 +46,17 @@ int64_t bytes_of(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].bytes
 int64_t elements_of(const Shape& shape) {
   // No device holds so many; sums over many such tensors still fit 64 bits.
   constexpr int64_t kMost = int64_t{1} << 48;
-  int64_t count = 1;
-  for (const int64_t size : shape)
-    if (__builtin_mul_overflow(count, size, &count) || count > kMost)
+  if (shape.size() > kMostDimensions)
+    fail_usage("a tensor has at most {} dimensions, not {}", kMostDimensions, shape.size());
+  int64_t count = 1;  // without sizes of 0: strides are products of the other sizes
+  bool empty = false;
+  for (const int64_t size : shape) {
+    if (size < 0) fail_usage("a dimension of {} is negative", to_string(shape));
+    empty = empty || size == 0;
+    if (size != 0 && (__builtin_mul_overflow(count, size, &count) || count > kMost))
       fail_usage("a tensor of shape {} is too large: it has more than 2^48 elements", to_string(shape));
-  return count;
+  }
+  return empty ? 0 : count;
 }
 
 Strides contiguous_strides(const Shape& shape) {
@@ -58,12 +64,16 @@ Strides contiguous_strides(const Shape& shape) {
   int64_t step = 1;
   for (size_t i = shape.size(); i-- > 0;) {
     strides[i] = step;
-    step *= shape[i];
+    step *= std::max<int64_t>(shape[i], 1);
   }
   return strides;
 }
 
-std::string to_string(const Shape& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
+std::string to_string(const Shape& shape) {
+  if (shape.size() <= kMostDimensions) return fmt::format("[{}]", fmt::join(shape, ", "));
+  const Shape first(shape.begin(), shape.begin() + 3);
+  return fmt::format("[{}, ... {} in all]", fmt::join(first, ", "), shape.size());
+}
 
 std::string to_string(const TensorType& type) {
   return type.present() ? fmt::format("{}{}", name_of(type.dtype), to_string(type.shape)) : "absent";
@@ -75,6 +85,7 @@ Layout Layout::contiguous(TensorType type) {
 }
 
 bool Layout::is_contiguous() const {
+  if (std::find(type.shape.begin(), type.shape.end(), 0) != type.shape.end()) return true;
   int64_t step = 1;
   for (size_t i = type.shape.size(); i-- > 0;) {
     if (type.shape[i] != 1 && strides[i] != step) return false;

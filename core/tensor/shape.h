@@ -14,7 +14,10 @@ namespace het {
 using Shape = std::vector<int64_t>;
 using Strides = std::vector<int64_t>;
 
-int64_t elements_of(const Shape& shape);  // product; 1 for a scalar (empty shape)
+// The product; 1 for a scalar (empty shape). Throws Error(usage) for a shape that no tensor has: with a
+// negative size, more than kMostDimensions, or so many elements that strides would overflow.
+int64_t elements_of(const Shape& shape);
+inline constexpr size_t kMostDimensions = 32;
 Strides contiguous_strides(const Shape& shape);
 std::string to_string(const Shape& shape);  // "[12, 64, 128]", "[]" for a scalar
 

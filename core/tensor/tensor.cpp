@@ -9,7 +9,9 @@
 #include <sys/mman.h>
 
 #include "core/base/error.h"
+#include "core/base/memory.h"
 #include "core/base/units.h"
+#include "core/tensor/convert.h"
 
 namespace het {
 namespace {
@@ -19,33 +21,17 @@ constexpr int64_t kHugePage = int64_t{2} << 20;
 
 std::atomic<int64_t> live_bytes{0};
 
-double load(const std::byte* p, DType dtype) {
-  switch (dtype) {
-    case DType::f32: return *reinterpret_cast<const float*>(p);
-    case DType::f64: return *reinterpret_cast<const double*>(p);
-    case DType::bf16: return static_cast<float>(*reinterpret_cast<const bf16*>(p));
-    case DType::f16: return static_cast<float>(*reinterpret_cast<const f16*>(p));
-    case DType::i32: return *reinterpret_cast<const int32_t*>(p);
-    case DType::i64: return static_cast<double>(*reinterpret_cast<const int64_t*>(p));
-    case DType::u8: return *reinterpret_cast<const uint8_t*>(p);
-    case DType::boolean: return *reinterpret_cast<const bool*>(p) ? 1 : 0;
-    case DType::none: break;
-  }
-  return 0;
-}
-
-void store(std::byte* p, DType dtype, double value) {
-  switch (dtype) {
-    case DType::f32: *reinterpret_cast<float*>(p) = static_cast<float>(value); break;
-    case DType::f64: *reinterpret_cast<double*>(p) = value; break;
-    case DType::bf16: *reinterpret_cast<bf16*>(p) = bf16(static_cast<float>(value)); break;
-    case DType::f16: *reinterpret_cast<f16*>(p) = f16(static_cast<float>(value)); break;
-    case DType::i32: *reinterpret_cast<int32_t*>(p) = static_cast<int32_t>(value); break;
-    case DType::i64: *reinterpret_cast<int64_t*>(p) = static_cast<int64_t>(value); break;
-    case DType::u8: *reinterpret_cast<uint8_t*>(p) = static_cast<uint8_t>(value); break;
-    case DType::boolean: *reinterpret_cast<bool*>(p) = value != 0; break;
-    case DType::none: break;
-  }
+// Linux promises memory that it does not have, and ends the process that touches it. So ask it first: once
+// for every so many bytes, since the answer takes some 100 us.
+void require_available(int64_t bytes) {
+  constexpr int64_t kUnasked = int64_t{64} << 20;
+  static std::atomic<int64_t> unasked{0};
+  const int64_t wanted = unasked += bytes;
+  if (wanted < kUnasked) return;
+  unasked = 0;
+  if (const int64_t available = available_memory(); wanted > available)
+    fail_environment("cannot allocate {} of host memory: {} are available", show_bytes(bytes),
+                     show_bytes(available));
 }
 
 int64_t element_offset(const Layout& layout, int64_t flat) {
@@ -82,8 +68,38 @@ void for_each_offset(const Layout& layout, const Visit& visit) {
 
 }  // namespace
 
+double load_element(const std::byte* from, DType dtype) {
+  switch (dtype) {
+    case DType::f32: return *reinterpret_cast<const float*>(from);
+    case DType::f64: return *reinterpret_cast<const double*>(from);
+    case DType::bf16: return static_cast<float>(*reinterpret_cast<const bf16*>(from));
+    case DType::f16: return static_cast<float>(*reinterpret_cast<const f16*>(from));
+    case DType::i32: return *reinterpret_cast<const int32_t*>(from);
+    case DType::i64: return static_cast<double>(*reinterpret_cast<const int64_t*>(from));
+    case DType::u8: return *reinterpret_cast<const uint8_t*>(from);
+    case DType::boolean: return *reinterpret_cast<const uint8_t*>(from) != 0;
+    case DType::none: break;
+  }
+  return 0;
+}
+
+void store_element(std::byte* to, DType dtype, double value) {
+  switch (dtype) {
+    case DType::f32: *reinterpret_cast<float*>(to) = static_cast<float>(value); break;
+    case DType::f64: *reinterpret_cast<double*>(to) = value; break;
+    case DType::bf16: *reinterpret_cast<bf16*>(to) = bf16(static_cast<float>(value)); break;
+    case DType::f16: *reinterpret_cast<f16*>(to) = f16(static_cast<float>(value)); break;
+    case DType::i32: *reinterpret_cast<int32_t*>(to) = to_integer<int32_t>(value); break;
+    case DType::i64: *reinterpret_cast<int64_t*>(to) = to_integer<int64_t>(value); break;
+    case DType::u8: *reinterpret_cast<uint8_t*>(to) = to_integer<uint8_t>(value); break;
+    case DType::boolean: *reinterpret_cast<uint8_t*>(to) = value != 0; break;
+    case DType::none: break;
+  }
+}
+
 Buffer::Buffer(int64_t bytes) : bytes_(bytes) {
   HET_REQUIRE(bytes >= 0, bytes);
+  require_available(bytes);
   const int64_t alignment = bytes >= 2 * kHugePage ? kHugePage : kAlignment;
   const int64_t rounded = std::max<int64_t>(alignment, (bytes + alignment - 1) / alignment * alignment);
   data_ = static_cast<std::byte*>(std::aligned_alloc(alignment, rounded));
@@ -159,18 +175,18 @@ void Tensor::copy_from(const Tensor& source) {
     if (dtype() == source.dtype())
       std::memcpy(to + offset * to_bytes, element, to_bytes);
     else
-      store(to + offset * to_bytes, dtype(), load(element, source.dtype()));
+      store_element(to + offset * to_bytes, dtype(), load_element(element, source.dtype()));
   });
 }
 
 double Tensor::at(int64_t flat) const {
   HET_REQUIRE(flat >= 0 && flat < elements(), flat, elements());
-  return load(bytes() + element_offset(layout_, flat) * bytes_of(dtype()), dtype());
+  return load_element(bytes() + element_offset(layout_, flat) * bytes_of(dtype()), dtype());
 }
 
 void Tensor::set(int64_t flat, double value) {
   HET_REQUIRE(flat >= 0 && flat < elements(), flat, elements());
-  store(bytes() + element_offset(layout_, flat) * bytes_of(dtype()), dtype(), value);
+  store_element(bytes() + element_offset(layout_, flat) * bytes_of(dtype()), dtype(), value);
 }
 
 void detail::require_dtype(DType actual, DType wanted) {

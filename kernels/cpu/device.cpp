@@ -12,9 +12,9 @@
 #include <unistd.h>
 
 #include "core/base/error.h"
+#include "core/base/memory.h"
 #include "core/base/units.h"
 #include "core/tensor/tensor.h"
-#include "kernels/cpu/memory.h"
 #include "kernels/cpu/table.h"
 
 namespace het {
@@ -79,7 +79,7 @@ class CpuDevice final : public Device {
  public:
   CpuDevice(const cpu::InstructionSet& set, int sharing)
       : set_(set.name),
-        share_(sharing > 1 ? cpu::available_memory() / sharing : std::numeric_limits<int64_t>::max()) {
+        share_(sharing > 1 ? available_memory() / sharing : std::numeric_limits<int64_t>::max()) {
     for (const auto& family : set.families)
       for (const KernelEntry& entry : family()) kernels_.emplace(entry.op, entry.prepare);
   }
@@ -89,13 +89,13 @@ class CpuDevice final : public Device {
   std::unique_ptr<Memory> allocate(int64_t bytes) override {
     return std::make_unique<HostMemory>(bytes, blocks_);
   }
-  int64_t available_bytes() const override { return cpu::available_memory(); }
+  int64_t available_bytes() const override { return available_memory(); }
   int64_t allowance_bytes() const override {
     int64_t promised = 0, untouched = 0;
     const std::lock_guard lock(blocks_->mutex);
     for (const auto& [begin, bytes] : blocks_->bytes) {
       promised += bytes;
-      untouched += cpu::untouched_bytes(begin, bytes);
+      untouched += untouched_bytes(begin, bytes);
     }
     return std::max<int64_t>(0, std::min(available_bytes() - untouched, share_ - promised));
   }

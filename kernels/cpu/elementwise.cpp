@@ -264,11 +264,11 @@ std::unique_ptr<Kernel> prepare_whole_cast(const PointwisePlan& plan) {
     for (int64_t i = 0; i < elements; ++i) {
       const int64_t value = read_whole(from, a.inputs[0], i);
       if (to == DType::i32)
-        a.out<int32_t>(0)[i] = static_cast<int32_t>(value);
+        a.out<int32_t>(0)[i] = to_integer<int32_t>(value);
       else if (to == DType::i64)
         a.out<int64_t>(0)[i] = value;
       else
-        a.out<uint8_t>(0)[i] = static_cast<uint8_t>(value);
+        a.out<uint8_t>(0)[i] = to_integer<uint8_t>(value);
     }
   });
 }

@@ -201,6 +201,7 @@ struct Classifier {
           *largest = running + most_rows + 16;
     float* losses = largest + most_rows + 16;
     const float* biases = bias ? a.in<float>(2) : nullptr;
+    if (differentiates() && tiles == 0) clear_sums(a);
 
     for (int64_t tile = 0; tile < tiles; ++tile) {
       const Range share = share_of(rows, tiles, tile);
@@ -242,6 +243,15 @@ struct Classifier {
     return "linear_cross_entropy_gradient";
   }
 
+  // dweight and dbias of no rows: tiles, which there are none of, would write them.
+  void clear_sums(const KernelArguments& a) const {
+    const int results = job == Job::training ? 1 : 0;
+    const int64_t sizes[] = {classes * width, bias ? classes : 0};
+    for (int i = 0; i < 2; ++i)
+      if (((accumulate >> (results + 1 + i)) & 1) == 0)
+        for (int64_t j = 0; j < sizes[i]; ++j) a.out<float>(results + 1 + i)[j] = 0;
+  }
+
   // From the logits of the rows of `share`, which are overwritten: their part of dhidden, dweight and dbias.
   template <typename T>
   void gradients(const KernelArguments& a, Range share, float* logits, float* dhidden, const float* lse,
@@ -251,6 +261,8 @@ struct Classifier {
     const int64_t count = share.end - share.begin;
     const T* hidden = a.in<T>(0) + share.begin * width;
     const bool later = share.begin > 0;
+    if (classes == 0)  // no product writes it
+      for (int64_t i = 0; i < count * width; ++i) dhidden[i] = 0;
     for (int64_t from = 0; from < classes; from += kClassChunk) {
       const int64_t chunk = classes - from < kClassChunk ? classes - from : kClassChunk;
       float* part = logits + from * count;

@@ -67,6 +67,8 @@ HET_INLINE void for_summed(const Reduction& r, int skip, Range range, int64_t of
   int order[kMaxRank], count = 0;
   for (int d = 0; d < r.loops.rank; ++d)
     if (r.summed(d) && d != skip) order[count++] = d;
+  for (int k = 0; k < count; ++k)
+    if (r.loops.size[order[k]] == 0) return;
   if (count > 0 && order[0] == r.first_summed) {
     if (range.begin == range.end) return;
     offset += range.begin * r.loops.stride[0][order[0]];

@@ -630,9 +630,9 @@ __global__ void __launch_bounds__(kThreads)
   if (i >= elements) return;
   const int64_t value = read_whole(from, x, i);
   switch (to) {
-    case DType::i32: static_cast<int32_t*>(y)[i] = static_cast<int32_t>(value); return;
+    case DType::i32: static_cast<int32_t*>(y)[i] = to_integer<int32_t>(value); return;
     case DType::i64: static_cast<int64_t*>(y)[i] = value; return;
-    default: static_cast<uint8_t*>(y)[i] = static_cast<uint8_t>(value);
+    default: static_cast<uint8_t*>(y)[i] = to_integer<uint8_t>(value);
   }
 }
 

@@ -1,6 +1,8 @@
 // Sizes of zero, as the prompt can ask for: every operator gives a result or refuses in words.
 #include <algorithm>
 #include <catch2/catch.hpp>
+#include <cmath>
+#include <optional>
 #include <set>
 
 #include "core/base/error.h"
@@ -34,6 +36,28 @@ std::vector<Case> emptied(const Case& test) {
         if (trailing || d + 1 < operand.shape.size()) operand.shape[d] = 0;
   }
   return cases;
+}
+
+bool is_accepted(const Case& test) {
+  std::vector<TensorType> types;
+  for (const OperandCase& operand : test.inputs) types.push_back(type_of(operand, DType::f32));
+  const OpDef& op = op_named(test.op);
+  try {
+    op.infer(OpCall{op, types, test.attributes});
+  } catch (const Error&) {
+    return false;
+  }
+  return true;
+}
+
+bool refuses_or_makes_nothing(const Subject& subject, const Case& test, DType dtype) {
+  try {
+    const auto made =
+        Eager(subject.device).call(op_named(test.op), drawn_inputs(test, dtype), test.attributes);
+    return std::all_of(made.begin(), made.end(), [](const Tensor& tensor) { return tensor.elements() == 0; });
+  } catch (const Error& error) {
+    return error.kind() == ErrorKind::usage;
+  }
 }
 
 }  // namespace
@@ -75,6 +99,64 @@ TEST_CASE("operands with nothing in them give a result or an error, on every dev
     }
   CHECK(results > 0);
   CHECK(refusals > 0);
+}
+
+TEST_CASE("of operands with nothing in them every device makes what plain loops make, and all of it") {
+  std::set<std::string> seen;
+  for (const Case& test : all_cases()) {
+    const OpDef& op = op_named(test.op);
+    if (op.view || op.name == "concat" || op.communicates) continue;  // no kernels
+    const auto masks =
+        op.accumulates == 0 ? std::vector<uint32_t>{0} : std::vector<uint32_t>{0, op.accumulates};
+    for (const Case& empty : emptied(test)) {
+      if (!seen.insert(to_string(empty)).second || !is_accepted(empty)) continue;
+      for (const DType dtype : {DType::f32, DType::bf16}) {
+        if (std::find(empty.dtypes.begin(), empty.dtypes.end(), dtype) == empty.dtypes.end()) continue;
+        INFO(to_string(empty) << ", " << name_of(dtype));
+        std::optional<Question> question;
+        try {
+          question.emplace(question_of(empty, dtype));
+        } catch (const Error& error) {  // every label of no classes is wrong
+          CHECK(error.kind() == ErrorKind::usage);
+        }
+        for (const Subject& subject : subjects())
+          for (const uint32_t accumulate : masks) {
+            INFO(subject.name << ", accumulating into " << accumulate);
+            bool supported = false;
+            if (question)
+              CHECK(compare(*subject.device, {*question, Placing::packed, accumulate}, supported).empty());
+            else
+              CHECK(refuses_or_makes_nothing(subject, empty, dtype));
+          }
+      }
+    }
+  }
+}
+
+TEST_CASE("a sum of nothing is 0, a mean of nothing NaN, and a product of nothing zeros or the bias") {
+  for (const Subject& subject : subjects()) {
+    INFO(subject.name);
+    const auto first = [&](const char* name, const std::vector<Tensor>& inputs,
+                           const Attributes& attributes = {}) {
+      const Tensor result = Eager(subject.device).call(op_named(name), inputs, attributes).front();
+      std::vector<double> values;
+      for (int64_t i = 0; i < result.elements(); ++i) values.push_back(result.at(i));
+      return values;
+    };
+    const auto none = [](Shape shape) { return Tensor(TensorType{DType::f32, std::move(shape)}); };
+    const Tensor bias = Tensor::of<float>({1, 2, 3}, {3});
+    CHECK(first("linear", {none({2, 0}), none({3, 0})}) == std::vector<double>(6, 0));
+    CHECK(first("linear", {none({2, 0}), none({3, 0}), bias}) == std::vector<double>{1, 2, 3, 1, 2, 3});
+    CHECK(first("linear", {none({9, 0}), none({3, 0})}) == std::vector<double>(27, 0));
+    CHECK(first("matmul", {none({2, 0}), none({0, 3})}) == std::vector<double>(6, 0));
+    CHECK(first("matmul", {none({4, 2, 0}), none({4, 0, 3})}) == std::vector<double>(24, 0));
+    CHECK(first("linear_input_gradient", {none({2, 0}), none({0, 3})}) == std::vector<double>(6, 0));
+    CHECK(first("linear_weight_gradient", {none({0, 2}), none({0, 3})}) == std::vector<double>(6, 0));
+    CHECK(first("sum", {none({2, 0})}, {{"dims", std::vector<int64_t>{1}}}) == std::vector<double>(2, 0));
+    CHECK(first("sum", {none({2, 0})}) == std::vector<double>{0});
+    const auto means = first("mean", {none({2, 0})}, {{"dims", std::vector<int64_t>{1}}});
+    CHECK((means.size() == 2 && std::isnan(means[0]) && std::isnan(means[1])));
+  }
 }
 
 }  // namespace het::ops_test

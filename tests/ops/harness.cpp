@@ -82,8 +82,9 @@ Placed place(const TensorType& type, Placing placing, bool aligned = false) {
   if (!type.present()) return {};
   const int64_t size = bytes_of(type.dtype);
   Layout layout{type, strides_of(type.shape, placing), kGuard / size + (aligned ? 0 : 3)};
-  int64_t extent = 1;
-  for (size_t d = 0; d < type.shape.size(); ++d) extent += (type.shape[d] - 1) * layout.strides[d];
+  int64_t extent = type.elements() == 0 ? 0 : 1;
+  for (size_t d = 0; d < type.shape.size() && extent > 0; ++d)
+    extent += (type.shape[d] - 1) * layout.strides[d];
   auto buffer = std::make_shared<Buffer>((layout.offset + extent) * size + kGuard);
   std::memset(buffer->data(), static_cast<int>(kGuardByte), static_cast<size_t>(buffer->bytes()));
   return {Tensor(std::move(buffer), std::move(layout)), {}};

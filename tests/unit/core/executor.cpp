@@ -643,6 +643,33 @@ TEST_CASE("a timed run counts as a run, a search for what is not finite does not
   CHECK(executor.usage().seconds == twice);
 }
 
+TEST_CASE("an executor whose state was dropped refuses to run, and its memory stays", "[executor]") {
+  const auto state = reference_state();
+  Executor executor(lower_single(trained_matrix()), state);
+  write_inputs(executor);
+  REQUIRE(executor.run());
+  const TensorType type = state->entries().at("w").type;
+  state->drop("w");
+  for (const bool made_again : {false, true}) {
+    if (made_again) state->write("w", Tensor::zeros(type));
+    CHECK_THROWS_WITH(executor.run(), Catch::Contains("'w' was dropped from the state"));
+    CHECK_THROWS_WITH(executor.run_timed(), Catch::Contains("'w' was dropped from the state"));
+    CHECK_THROWS_WITH(executor.find_non_finite(), Catch::Contains("'w' was dropped from the state"));
+  }
+  write_inputs(executor);
+  Executor next(lower_single(trained_matrix()), state);
+  write_inputs(next);
+  CHECK(next.run());
+}
+
+TEST_CASE("a program of absurdly many micro-batches is refused before it is written", "[executor]") {
+  CHECK_THROWS_WITH(lower_single(trained_matrix(), 1 << 30), Catch::Contains("are available"));
+  Graph graph;
+  GraphBuilder builder(graph);
+  builder.output("y", builder.call("relu", {builder.input("x", {DType::f64, {int64_t{1} << 48}})}));
+  CHECK_THROWS_WITH(lower_single(graph, 1 << 15), Catch::Contains("no machine holds them"));
+}
+
 TEST_CASE("a model must fit in what the device allows, not in what the machine has", "[executor]") {
   const auto device = std::make_shared<Watched>();
   device->available = int64_t{64} << 20;

@@ -44,6 +44,36 @@ TEST_CASE("shapes that do not match are refused with both shapes and the layer")
   }
 }
 
+TEST_CASE("what a builder cannot do is the caller's mistake") {
+  Graph graph;
+  GraphBuilder builder(graph);
+  const auto kind = [](const auto& body) {
+    try {
+      body();
+    } catch (const Error& error) {
+      return error.kind();
+    }
+    return ErrorKind::bug;
+  };
+  CHECK(kind([&] { builder.pop_scope(); }) == ErrorKind::usage);
+  CHECK(kind([&] { builder.input("x", {DType::f32, {-1}}); }) == ErrorKind::usage);
+  CHECK(kind([&] {
+          builder.parameter("w", {DType::f32, {0, int64_t{1} << 62, int64_t{1} << 62}}, {});
+        }) == ErrorKind::usage);
+  const ValueId x = builder.input("x", kMatrix);
+  const std::vector<int64_t> many(3, int64_t{1} << 53);
+  CHECK(kind([&] { builder.call("add_n", {x, kAbsent}); }) == ErrorKind::usage);
+  CHECK(kind([&] { builder.call("reshape", {x}, {{"shape", many}}); }) == ErrorKind::usage);
+  CHECK(kind([&] { builder.call("fill", {}, {{"value", 0.0}, {"shape", many}}); }) == ErrorKind::usage);
+  CHECK(kind([&] {
+          builder.call("fill", {}, {{"value", 0.0}, {"shape", std::vector<int64_t>(33, 1)}});
+        }) == ErrorKind::usage);
+  CHECK(kind([&] {
+          builder.call("split", {x},
+                       {{"dim", int64_t{0}}, {"sizes", std::vector<int64_t>(5000, int64_t{1} << 53)}});
+        }) == ErrorKind::usage);
+}
+
 TEST_CASE("an unknown operator names the nearest one") {
   try {
     op_named("liner");

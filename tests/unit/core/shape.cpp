@@ -33,6 +33,19 @@ TEST_CASE("transposing twice gives the layout back") {
   CHECK(permuted(turned, {1, 2, 0}) == layout);
 }
 
+TEST_CASE("a shape that no tensor has is refused, also where a size of 0 hides it") {
+  const int64_t large = int64_t{1} << 40;
+  CHECK(elements_of({0, 7}) == 0);
+  CHECK(elements_of({}) == 1);
+  CHECK_THROWS_WITH(elements_of({2, -1}), "a dimension of [2, -1] is negative");
+  for (const Shape& shape : {Shape{large, large, large}, Shape{0, large, large}, Shape{large, 0, large}})
+    CHECK_THROWS_WITH(elements_of(shape), Catch::Contains("more than 2^48 elements"));
+  CHECK_THROWS_WITH(elements_of(Shape(33, 1)), "a tensor has at most 32 dimensions, not 33");
+  CHECK(to_string(Shape(1000, 1)) == "[1, 1, 1, ... 1000 in all]");
+  CHECK(contiguous_strides({2, 0, 3}) == Strides{3, 3, 1});
+  CHECK(Layout::contiguous({DType::f32, {2, 0, 3}}).is_contiguous());
+}
+
 TEST_CASE("shapes broadcast from the right") {
   CHECK(broadcast_of({2, 3}, {3}) == Shape{2, 3});
   CHECK(broadcast_of({2, 1, 4}, {3, 1}) == Shape{2, 3, 4});

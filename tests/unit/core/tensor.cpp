@@ -56,3 +56,19 @@ TEST_CASE("reading a tensor as another type is refused") {
   const Tensor tensor = Tensor::of<float>({1}, {1});
   CHECK_THROWS_AS(tensor.data<double>(), Error);
 }
+
+TEST_CASE("a tensor larger than the machine's memory is refused before anything is touched") {
+  for (const int shift : {42, 46}) {
+    try {
+      const Tensor tensor(TensorType{DType::f64, {int64_t{1} << shift}});
+      FAIL("nothing was thrown");
+    } catch (const Error& error) {
+      CHECK(error.kind() == ErrorKind::environment);
+      CHECK_THAT(error.what(), Catch::Contains("cannot allocate") && Catch::Contains("are available"));
+    }
+  }
+}
+
+TEST_CASE("a tensor of many dimensions prints as its type") {
+  CHECK(to_string(Tensor::zeros({DType::u8, Shape(20, 2)})).size() < 100);
+}

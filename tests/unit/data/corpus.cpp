@@ -152,6 +152,11 @@ TEST_CASE("llm.c's headers are recognised, and checked") {
              StartsWith("usage: ") && Contains("its header says 4 tokens of 2 bytes, but 6 bytes follow"));
   CHECK_THAT(error(with_header(20240520, 1, -1, data)), Contains("damaged"));
   CHECK_THAT(error(with_header(20240520, 1, 0, "")), Contains("no tokens"));
+  for (const auto& [magic, version] :
+       {std::pair{20240520, 2}, std::pair{20240801, 1}, std::pair{20240520, -1}})
+    CHECK_THAT(
+        error(with_header(magic, version, 3, data)),
+        StartsWith("usage: ") && Contains(fmt::format("magic number {} with version {};", magic, version)));
 }
 
 TEST_CASE("the token files of a folder are one corpus, in the order of their names") {
@@ -238,4 +243,10 @@ TEST_CASE("mutated token files are refused, or their tokens are in the vocabular
     CHECK(accepted > 0);
     CHECK(accepted < 500);
   }
+}
+
+TEST_CASE("a vocabulary of no tokens, or of more than ids can name, is refused") {
+  for (const int64_t vocabulary : {int64_t{0}, int64_t{-5}, int64_t{1} << 31, int64_t{1} << 53})
+    CHECK_THAT(error_of([&] { Corpus::from_ids({}, vocabulary, 0); }),
+               StartsWith("usage: ") && Contains("is not possible"));
 }

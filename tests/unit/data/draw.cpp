@@ -92,3 +92,20 @@ TEST_CASE("logits that are no numbers are refused", "[draw]") {
        {std::vector<float>{1, nan}, std::vector<float>{infinite, 1}, std::vector<float>{-infinite}})
     CHECK_THAT(error_of([&] { draw_token(logits, {}, 0.5); }), Contains("logits are not finite"));
 }
+
+TEST_CASE("settings that no draw can be made by are refused", "[draw]") {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const std::vector<float> logits{1, 2, 3};
+  const auto error = [&](const DrawOptions& options, double uniform) {
+    return error_of([&] { draw_token(logits, options, uniform); });
+  };
+  CHECK_THAT(error_of([] { draw_token({}, {}, 0.5); }),
+             Contains("usage: ") && Contains("there are no logits"));
+  for (const double temperature : {-1.0, nan})
+    CHECK_THAT(error({temperature}, 0.5), Contains("temperature = "));
+  for (const int64_t top_k : {0, -7}) CHECK_THAT(error({1, top_k}, 0.5), Contains("top_k = "));
+  for (const double top_p : {-0.5, nan}) CHECK_THAT(error({1, {}, top_p}, 0.5), Contains("top_p = "));
+  for (const double uniform : {-0.1, 1.0, nan}) CHECK_THAT(error({}, uniform), Contains("uniform = "));
+  CHECK(draw_token(logits, {1, {}, 0.0}, 0.5) == 2);
+  CHECK(draw_token(logits, {1, int64_t{1} << 50, 1.0}, 0.0) == 0);
+}

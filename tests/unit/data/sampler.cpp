@@ -196,6 +196,11 @@ TEST_CASE("sizes that do not fit are refused") {
   CHECK_THAT(error({.context = 8, .start = -1}), Contains("before the first sample"));
   CHECK_THAT(error({.context = 8, .objective = Objective::masked, .mask_share = 0}),
              Contains("mask_share = 0"));
+  CHECK_THAT(error({.context = 8, .ahead = -1}), Contains("-1 batches cannot be made ahead"));
+  CHECK_THAT(error({.context = 8, .ahead = 1 << 30}), Contains("cannot be made ahead"));
+  CHECK_THAT(error({.context = 8, .batch = int64_t{1} << 53}), Contains("more than 2^48 elements"));
+  CHECK_THAT(error({.context = 8, .batch = int64_t{1} << 44}),
+             Contains("environment: ") && Contains("are available"));
   Sampler sampler(counting(), {.context = 8});
   CHECK_THAT(error_of([&] { sampler.seek(-3); }), Contains("before the first sample"));
 }

@@ -10,6 +10,7 @@
 #include <malloc.h>
 
 #include "core/base/error.h"
+#include "core/base/memory.h"
 #include "core/base/parallel.h"
 #include "core/base/random.h"
 #include "core/ops/elementwise.h"
@@ -17,7 +18,6 @@
 #include "core/program/eager.h"
 #include "core/tensor/tensor.h"
 #include "kernels/cpu/device.h"
-#include "kernels/cpu/memory.h"
 #include "kernels/reference/device.h"
 #include "tests/unit/io/scratch.h"
 
@@ -533,6 +533,36 @@ TEST_CASE("available memory is known and within the machine", "[cpu]") {
   CHECK(bytes < int64_t{1} << 50);
 }
 
+TEST_CASE("a tensor converts as a cast does, on every device", "[cpu]") {
+  const double nan = std::numeric_limits<double>::quiet_NaN(),
+               infinite = std::numeric_limits<double>::infinity();
+  const std::vector<double> values{0,          -0.9,    1.9,    -1.9,    254.9,    255.9,
+                                   256,        -1,      nan,    1e30,    -1e30,    0x1p31,
+                                   0x1p31 - 1, -0x1p31, 0x1p63, -0x1p63, infinite, -infinite};
+  const std::vector<int64_t> whole{0,         -1,       255, 256, int64_t{1} << 40, -(int64_t{1} << 40),
+                                   INT64_MAX, INT64_MIN};
+  const std::vector<Tensor> sources{Tensor::of(values, {static_cast<int64_t>(values.size())}),
+                                    Tensor::of(values, {static_cast<int64_t>(values.size())}).to(DType::f32),
+                                    Tensor::of(whole, {static_cast<int64_t>(whole.size())})};
+  std::vector<std::shared_ptr<Device>> devices{make_reference_device()};
+  for (const std::string& set : cpu_instruction_sets()) devices.push_back(make_cpu_device(set));
+  for (const auto& device : devices)
+    for (const Tensor& source : sources)
+      for (const DType dtype : {DType::i32, DType::i64, DType::u8, DType::boolean}) {
+        if (source.dtype() == dtype) continue;
+        INFO(device->model() << ": " << name_of(source.dtype()) << " to " << name_of(dtype));
+        const Tensor converted = source.to(dtype);
+        const Tensor cast =
+            Eager(device).call(op_named("cast"), {source}, {{"dtype", std::string(name_of(dtype))}}).front();
+        for (int64_t i = 0; i < source.elements(); ++i) CHECK(converted.at(i) == cast.at(i));
+      }
+  const Tensor to_i32 = sources[0].to(DType::i32);
+  CHECK(to_i32.at(8) == 0);  // NaN
+  CHECK(to_i32.at(9) == 2147483647);
+  CHECK(to_i32.at(10) == -2147483648.0);
+  CHECK(sources[2].to(DType::u8).at(1) == 0);
+}
+
 TEST_CASE("memory handed out and not yet written to is not promised again", "[cpu]") {
   mallopt(M_PERTURB, 0);  // the test runner has fresh memory filled, and so touched
   const auto device = make_cpu_device();
@@ -543,9 +573,9 @@ TEST_CASE("memory handed out and not yet written to is not promised again", "[cp
   CHECK(device->available_bytes() > before - before / 4);
 
   const auto block = device->allocate(int64_t{64} << 20);
-  CHECK(cpu::untouched_bytes(block->address(), int64_t{64} << 20) > int64_t{48} << 20);
+  CHECK(untouched_bytes(block->address(), int64_t{64} << 20) > int64_t{48} << 20);
   std::memset(block->address(), 1, int64_t{64} << 20);
-  CHECK(cpu::untouched_bytes(block->address(), int64_t{64} << 20) == 0);
+  CHECK(untouched_bytes(block->address(), int64_t{64} << 20) == 0);
 }
 
 TEST_CASE("ranks of one machine share its memory", "[cpu]") {
@@ -559,9 +589,9 @@ TEST_CASE("ranks of one machine share its memory", "[cpu]") {
 
 TEST_CASE("a control group's file pages count as free, on every level", "[cpu]") {
   const testing::Scratch root;  // stands for /
-  CHECK(cpu::available_memory(root.folder()) == std::numeric_limits<int64_t>::max());
+  CHECK(available_memory(root.folder()) == std::numeric_limits<int64_t>::max());
   root.put("/proc/meminfo", "MemTotal: 4000 kB\nMemFree: 100 kB\nMemAvailable: 3000 kB\n");
-  CHECK(cpu::available_memory(root.folder()) == 3000 * 1024);
+  CHECK(available_memory(root.folder()) == 3000 * 1024);
   SECTION("version 2") {
     root.put("/proc/self/cgroup", "0::/outer/inner\n");
     const std::string outer = "/sys/fs/cgroup/outer", inner = outer + "/inner";
@@ -569,11 +599,11 @@ TEST_CASE("a control group's file pages count as free, on every level", "[cpu]")
     root.put(inner + "/memory.current", "70000\n");
     root.put(outer + "/memory.max", "100000\n");
     root.put(outer + "/memory.current", "90000\n");
-    CHECK(cpu::available_memory(root.folder()) == 10000);
+    CHECK(available_memory(root.folder()) == 10000);
     root.put(outer + "/memory.stat", "anon 20000\nfile 70000\nactive_file 30000\ninactive_file 40000\n");
-    CHECK(cpu::available_memory(root.folder()) == 50000);
+    CHECK(available_memory(root.folder()) == 50000);
     root.put(inner + "/memory.max", "80000\n");
-    CHECK(cpu::available_memory(root.folder()) == 10000);
+    CHECK(available_memory(root.folder()) == 10000);
   }
   SECTION("version 1") {
     root.put("/proc/self/cgroup", "5:cpu:/elsewhere\n4:memory:/job\n");
@@ -581,7 +611,7 @@ TEST_CASE("a control group's file pages count as free, on every level", "[cpu]")
     root.put(job + "/memory.limit_in_bytes", "100000\n");
     root.put(job + "/memory.usage_in_bytes", "90000\n");
     root.put(job + "/memory.stat", "inactive_file 1000\ntotal_inactive_file 40000\n");
-    CHECK(cpu::available_memory(root.folder()) == 50000);
+    CHECK(available_memory(root.folder()) == 50000);
   }
 }
 

@@ -1,4 +1,4 @@
-#include "kernels/cpu/memory.h"
+#include "core/base/memory.h"
 
 #include <algorithm>
 #include <fstream>
@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-namespace het::cpu {
+namespace het {
 namespace {
 
 constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
@@ -93,4 +93,4 @@ int64_t untouched_bytes(const std::byte* begin, int64_t bytes) {
   return untouched;
 }
 
-}  // namespace het::cpu
+}  // namespace het

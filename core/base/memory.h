@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-namespace het::cpu {
+namespace het {
 
 // Bytes that can be allocated now: what the system has, and what the control groups of this process still
 // grant it on every level; file pages that are given back when asked for count as free. The largest int64
@@ -15,4 +15,4 @@ int64_t available_memory(const std::string& root = {});
 // Of an allocation, the bytes in pages that were never touched: the system does not count them as used yet.
 int64_t untouched_bytes(const std::byte* begin, int64_t bytes);
 
-}  // namespace het::cpu
+}  // namespace het
