@@ -38,10 +38,10 @@ void push_json(lua_State* L, const Json& json) {
       json.value);
 }
 
-namespace {
+namespace {}  // namespace
 
 // --- JSON; null is the lightuserdata native.null
-Json json_at(lua_State* L, int index, int depth = 0) {
+Json json_at(lua_State* L, int index, int depth) {
   if (depth > kJsonDepth)
     fail_usage("a table nested deeper than {} (or one that holds itself) cannot be written as JSON",
                kJsonDepth);
@@ -80,6 +80,8 @@ Json json_at(lua_State* L, int index, int depth = 0) {
   std::sort(object.begin(), object.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   return object;
 }
+
+namespace {
 
 int json_read(lua_State* L) {
   push_json(L, read_json(Convert<Path>::get(L, 1)));

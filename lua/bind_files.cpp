@@ -2,19 +2,18 @@
 // the walls around recipes. Every path goes through the Files of the host, which limit what a recipe reaches.
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <thread>
 
-#include <dirent.h>
-#include <fcntl.h>
 #include <unistd.h>
 
 #include "core/cluster/environment.h"
 #include "core/cluster/secret.h"
 #include "core/io/file.h"
-#include "kernels/cpu/device.h"
 #include "lua/broker.h"
 #include "lua/confine.h"
 #include "lua/objects.h"
@@ -25,11 +24,16 @@ namespace {
 // --- whole files
 
 std::string read_text(Path path) { return read_file(path); }
-void write_text(Path path, std::string text) { write_file(path, text); }
+// Text that a run or a command writes; like recipe code, it leaves the files of a saved model alone.
+Path own(Path path) {
+  path.purpose = Purpose::own;
+  return path;
+}
+void write_text(Path path, std::string text) { write_file(own(std::move(path)), text); }
 std::string staged(Path path) { return staged_path(path).text; }
 void commit(Path path) { commit_staged(path); }
 void drop(Path path) { drop_staged(path); }
-void append(Path path, std::string text) { append_file(path, text); }
+void append(Path path, std::string text) { append_file(own(std::move(path)), text); }
 void make(Path path) { make_folder(path); }
 
 // The source of a module that a recipe requires.
@@ -205,6 +209,10 @@ int stream_read(lua_State* L) {
     ++pushed;
     if (!read_format(L, file, i)) break;
   }
+  if (std::ferror(file) != 0) {
+    std::clearerr(file);
+    return push_failure(L, check_object<StreamHandle>(L, 1)->path, errno);
+  }
   return pushed;
 }
 
@@ -277,7 +285,7 @@ std::vector<std::string> list_at(lua_State* L, int index, const char* name) {
   return field<std::vector<std::string>>(L, index, name).value_or(std::vector<std::string>{});
 }
 
-// The user's cache folder for hetrun; empty: none. lua/het/peak.lua and kernels/cuda/gemm.cpp use it.
+// The user's cache folder for hetrun; empty: none. kernels/cuda/gemm.cpp keeps its choices there too.
 std::string cache_folder() {
   if (const char* base = std::getenv("XDG_CACHE_HOME"); base != nullptr && *base != '\0')
     return std::string(base) + "/hetrun";
@@ -285,10 +293,34 @@ std::string cache_folder() {
   return home == nullptr || *home == '\0' ? "" : std::string(home) + "/.cache/hetrun";
 }
 
-int count_threads() {
-  int count = 0;
-  for ([[maybe_unused]] const auto& each : std::filesystem::directory_iterator("/proc/self/task")) ++count;
-  return count;
+// native.cache_read(name) -> a value, nil when there is none; native.cache_write(name, value). JSON that the
+// library keeps between runs, with the rights of the process: no path of a recipe's leads there.
+int cache_read(lua_State* L) {
+  const std::string path = cache_folder() + "/" + Convert<std::string>::get(L, 1);
+  if (host_files().kind(path, Purpose::data) != FileKind::file) return 0;
+  push_json(L, read_json(path));
+  return 1;
+}
+int cache_write(lua_State* L) {
+  if (const std::string folder = cache_folder(); !folder.empty()) {
+    make_folder(folder);
+    write_json(folder + "/" + Convert<std::string>::get(L, 1), json_at(L, 2));
+  }
+  return 0;
+}
+
+// The walls hold for threads that are started later. One that has been joined may stand in the list a moment
+// longer.
+void require_one_thread() {
+  constexpr int kTries = 200;
+  constexpr std::chrono::milliseconds kPause{5};
+  long count = 0;
+  for (int i = 0; i < kTries; ++i) {
+    count = std::distance(std::filesystem::directory_iterator("/proc/self/task"), {});
+    if (count == 1) return;
+    std::this_thread::sleep_for(kPause);
+  }
+  HET_REQUIRE(count == 1, count);
 }
 
 // HETRUN_WALLS, for tests that hold each wall against attacks alone: "sandbox" without the kernel's, "kernel"
@@ -298,7 +330,7 @@ std::string walls() {
   return value == nullptr ? "" : value;
 }
 
-Confinement confinement_of(const Host& host, bool gpu, bool network) {
+Confinement confinement_of(bool gpu, bool network) {
   Confinement wanted;
   wanted.network = network;
   wanted.gpu = gpu;
@@ -310,18 +342,27 @@ Confinement confinement_of(const Host& host, bool gpu, bool network) {
   std::error_code ignored;
   const auto program = std::filesystem::read_symlink("/proc/self/exe", ignored);
   wanted.reads.push_back((program.parent_path().parent_path() / "lib").string());  // of the archive
-  for (const char* name : {"HETRUN_LUA_PATH", "LD_LIBRARY_PATH", "HETRUN_CUDA_LIBRARIES", "VIRTUAL_ENV"}) {
+  const auto add_folders = [&](const char* name, const std::string& within = "") {
     const char* value = std::getenv(name);
     for (std::string_view rest = value == nullptr ? "" : value; !rest.empty();) {
       const size_t colon = std::min(rest.find(':'), rest.size());
-      if (colon > 0) wanted.reads.emplace_back(rest.substr(0, colon));
+      if (colon > 0) wanted.reads.push_back(std::string(rest.substr(0, colon)) + within);
       rest.remove_prefix(std::min(colon + 1, rest.size()));
     }
+  };
+  add_folders("HETRUN_LUA_PATH");
+  add_folders("LD_LIBRARY_PATH");
+  if (gpu) {  // where kernels/cuda/library.cpp looks for libraries, opened when they are first used
+    for (const char* name :
+         {"HETRUN_CUDA_LIBRARIES", "VIRTUAL_ENV", "CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX"})
+      add_folders(name);
+    add_folders("PATH", "/../lib");
+    add_folders("HOME", "/.local/lib");
   }
   return wanted;
 }
 
-// native.confine(file, {reads = {...}, writes = {...}, gpu = bool, memory = bytes}): a Lua file of a stranger
+// native.confine(file, {words, reads, writes, gpu, secret_file}): a Lua file of a stranger
 // is about to run. The first call puts up the walls, with what the person named by options of hetrun; a later
 // one adds the folder of another file that the command line names.
 int confine_recipe(lua_State* L) {
@@ -336,7 +377,6 @@ int confine_recipe(lua_State* L) {
   files->add_recipe(file);
   for (const std::string& path : list_at(L, 2, "reads")) files->grant(path, false);
   for (const std::string& path : list_at(L, 2, "writes")) files->grant(path, true);
-  if (const std::string cache = cache_folder(); !cache.empty()) files->grant_library(cache, true);
   const EnvironmentLookup lookup = process_environment();
   const bool network = read_placement(lookup).world_size.value_or(1) > 1;
   if (network && !lookup("HETRUN_STORE")) {
@@ -344,33 +384,36 @@ int confine_recipe(lua_State* L) {
       const auto named = field<std::string>(L, 2, "secret_file");
       host.secret = load_secret(lookup, named ? *named : lookup("HETRUN_SECRET_FILE").value_or(""));
     } catch (const Error&) {
-      host.secret_problem = std::current_exception();  // told when the ranks meet
+      host.secret_problem = std::current_exception();  // raised when the ranks meet
     }
   }
   const bool kernel = walls() != "sandbox";
+  std::shared_ptr<RecipeAccess> access;
   if (kernel && kernel_walls().landlock > 0) {
-    HET_REQUIRE(count_threads() == 1);
-    host.access = start_broker(std::move(files));
+    require_one_thread();
+    access = start_broker(std::move(files));
   } else {
-    host.access = std::move(files);
+    access = std::move(files);
   }
-  if (kernel) confine(confinement_of(host, field<bool>(L, 2, "gpu").value_or(false), network));
-  if (const auto bytes = field<double>(L, 2, "memory"); bytes && *bytes > 0)
-    limit_memory(static_cast<int64_t>(*bytes));
-  host.files = host.access;
+  if (kernel) confine(confinement_of(field<bool>(L, 2, "gpu").value_or(false), network));
+  host.files = host.access = std::move(access);
   return 0;
 }
 
-// native.limit_prompt(): io.open at the prompt opens files of the current folder.
+// native.limit_prompt({reads, writes}): io.open at the prompt opens files of the current folder, and these.
 int limit_prompt(lua_State* L) {
+  if (!lua_istable(L, 1)) wrong_argument(L, 1, "a table");
   auto files = std::make_shared<RecipeFiles>(std::vector<std::string>{});
   files->grant_current_folder();
+  for (const std::string& path : list_at(L, 1, "reads")) files->grant(path, false);
+  for (const std::string& path : list_at(L, 1, "writes")) files->grant(path, true);
   host_of(L).prompt_files = std::move(files);
   return 0;
 }
 
-bool confined(lua_State* L) { return host_of(L).access != nullptr; }
-int is_confined(lua_State* L) { return Convert<bool>::push(L, confined(L)); }
+int is_confined(lua_State* L) { return Convert<bool>::push(L, host_of(L).access != nullptr); }
+// native.limit_memory(bytes): of this process.
+void limit(double bytes) { limit_memory(static_cast<int64_t>(std::min(bytes, 0x1p62))); }
 
 // native.grant_option(name, writes): the value of this option of the command line is a path.
 int grant_option(lua_State* L) {
@@ -396,15 +439,17 @@ void add_files(lua_State* L) {
       L, {bind<&stream_read>("read"), bind<&stream_lines>("lines"), bind<&stream_write>("write"),
           bind<&stream_seek>("seek"), bind<&stream_flush>("flush"), bind<&stream_close>("close"),
           bind<&stream_to_string>("__tostring")});
-  set_functions(
-      L, "native.",
-      {bind<&read_text>("read_text"), bind<&write_text>("write_text"), bind<&staged>("staged_path"),
-       bind<&commit>("commit_staged"), bind<&drop>("drop_staged"), bind<&append>("append"),
-       bind<&make>("make_folder"), bind<&read_module>("read_module"), bind<&try_folder>("try_folder"),
-       bind<&path_kind>("path_kind"), bind<&path_problem>("path_problem"), bind<&real_path>("resolve"),
-       bind<&open_file>("open_file"), bind<&confine_recipe>("confine"), bind<&is_confined>("confined"),
-       bind<&limit_prompt>("limit_prompt"), bind<&grant_option>("grant_option"),
-       bind<&push_walls>("kernel_walls"), bind<&walls>("walls")});
+  set_functions(L, "native.", {bind<&read_text>("read_text"),       bind<&write_text>("write_text"),
+                               bind<&staged>("staged_path"),        bind<&commit>("commit_staged"),
+                               bind<&drop>("drop_staged"),          bind<&append>("append"),
+                               bind<&make>("make_folder"),          bind<&read_module>("read_module"),
+                               bind<&try_folder>("try_folder"),     bind<&path_kind>("path_kind"),
+                               bind<&path_problem>("path_problem"), bind<&real_path>("resolve"),
+                               bind<&open_file>("open_file"),       bind<&confine_recipe>("confine"),
+                               bind<&is_confined>("confined"),      bind<&limit>("limit_memory"),
+                               bind<&cache_read>("cache_read"),     bind<&cache_write>("cache_write"),
+                               bind<&limit_prompt>("limit_prompt"), bind<&grant_option>("grant_option"),
+                               bind<&push_walls>("kernel_walls"),   bind<&walls>("walls")});
 }
 
 }  // namespace het::lua

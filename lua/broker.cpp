@@ -6,6 +6,7 @@
 #include <cstring>
 #include <mutex>
 
+#include <fcntl.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -137,6 +138,9 @@ void serve(int socket, RecipeFiles& files) {
     if (got < sizeof request) return;
     std::memcpy(&request, bytes->data(), sizeof request);
     if (sizeof request + size_t{request.first} + size_t{request.second} != got) return;
+    if (request.call > Call::add_named || request.mode > static_cast<uint8_t>(OpenMode::append) ||
+        request.purpose > Purpose::own)
+      return;
     const std::string first(bytes->data() + sizeof request, request.first);
     const std::string second(bytes->data() + sizeof request + request.first, request.second);
     Answer done = answer(files, request, first, second);
@@ -155,7 +159,8 @@ class RemoteFiles final : public RecipeAccess {
   int open(const std::string& path, OpenMode mode, Purpose purpose) override {
     Descriptor descriptor;
     const int value = ask(Call::open, static_cast<uint8_t>(mode), purpose, path, {}, nullptr, &descriptor);
-    return value < 0 ? value : descriptor.release();
+    if (value < 0) return value;
+    return descriptor ? descriptor.release() : -EMFILE;  // it was sent, and there was no place for it
   }
   FileKind kind(const std::string& path, Purpose purpose) override {
     return static_cast<FileKind>(ask(Call::kind, 0, purpose, path));
@@ -217,17 +222,29 @@ std::shared_ptr<RecipeAccess> start_broker(std::unique_ptr<RecipeFiles> files) {
   const pid_t parent = getpid(), child = fork();
   if (child < 0)
     fail_environment("cannot start the process that opens files for the recipe: {}", std::strerror(errno));
-  if (child > 0) return std::make_shared<RemoteFiles>(std::move(own));
+  if (child > 0) {
+    // What else is open was left open by whoever started hetrun, and is not for recipes.
+    const auto keep = static_cast<unsigned>(own.number());
+    files.reset();
+    other = Descriptor();
+    if (keep > 3) close_range(3, keep - 1, 0);
+    close_range(keep + 1, ~0U, 0);
+    return std::make_shared<RemoteFiles>(std::move(own));
+  }
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   prctl(PR_SET_NAME, "hetrun-files");
   if (getppid() != parent) _exit(0);
   // The terminal's Ctrl-C is for the run, which still needs its files.
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) std::signal(signal, SIG_IGN);
   own = Descriptor();
-  close(STDIN_FILENO);  // pipes end when the run ends
-  close(STDOUT_FILENO);
-  close(STDERR_FILENO);
-  serve(other.number(), *files);
+  // Pipes end when the run ends.
+  const Descriptor nothing(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  for (const int standard : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) dup2(nothing.number(), standard);
+  try {
+    serve(other.number(), *files);
+  } catch (const std::exception&) {  // no memory: the run is told that its files are gone
+    _exit(1);
+  }
   _exit(0);
 }
 

@@ -135,7 +135,8 @@ CommandLine parse_command_line(int argc, char** argv) {
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   app.add_option("--limit-memory", line.settings.limit_memory,
-                 "memory of the process, such as 8GiB (default: what is available; with --trust none)");
+                 "memory of the process, such as 8GiB (default: what is available; with --trust, at the "
+                 "prompt and on a GPU none)");
   app.add_option("--metrics", line.settings.metrics, "write one JSON object per report to this file");
   app.add_option("--trace", line.settings.trace,
                  "write a Chrome trace of one step over all ranks to this file");
@@ -175,7 +176,10 @@ CommandLine parse_command_line(int argc, char** argv) {
   line.settings.workers = count_of("--workers", workers, kMostWorkers);
   if (!line.settings.limit_memory.empty())
     with_context([] { return std::string("--limit-memory"); },
-                 [&] { parse_bytes(line.settings.limit_memory); });
+                 [&] {
+                   if (parse_bytes(line.settings.limit_memory) <= 0)
+                     fail_usage("a limit of {} leaves nothing; 8GiB works", line.settings.limit_memory);
+                 });
   line.settings.limit_seconds = duration_of("--limit-time", line.settings.limit_time);
   if (line.settings.resume && line.settings.overwrite)
     fail_usage("--resume goes on with a saved model and --overwrite replaces it; give one of them");

@@ -1,5 +1,6 @@
 #include "lua/confine.h"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstddef>
@@ -88,7 +89,8 @@ void enforce_landlock(const Confinement& wanted) {
                              "/etc/services", "/etc/gai.conf", "/etc/ssl/certs", "/proc/sys/net"})
       allow(ruleset.number(), path, kRead & all);
   if (wanted.gpu) {
-    for (const char* path : {"/proc", "/etc", "/opt"}) allow(ruleset.number(), path, kRead & all);
+    for (const char* path : {"/proc", "/opt", "/etc/nccl.conf", "/etc/nvidia", "/etc/libibverbs.d"})
+      allow(ruleset.number(), path, kRead & all);
     for (const char* path : {"/dev", "/dev/shm", "/tmp"}) allow(ruleset.number(), path, everything);
   }
   for (const std::string& path : wanted.reads) allow(ruleset.number(), path, kRead & all);
@@ -113,6 +115,29 @@ class Filter {
   void refuse_call(long number, int error = EPERM) {
     add(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(number), 0, 1);
     refuse(error);
+  }
+  // Pairs of sockets that keep their connection: of datagram sockets each can send to any address.
+  void refuse_loose_pairs() {
+    add(BPF_JMP | BPF_JEQ | BPF_K, SYS_socketpair, 0, 5);
+    load(offsetof(seccomp_data, args[1]));
+    add(BPF_ALU | BPF_AND | BPF_K, ~static_cast<uint32_t>(SOCK_CLOEXEC | SOCK_NONBLOCK));
+    add(BPF_JMP | BPF_JEQ | BPF_K, SOCK_STREAM, 1, 0);
+    refuse(EPERM);
+    load(offsetof(seccomp_data, nr));
+  }
+  // What a later kernel adds is not known here.
+  void refuse_from(long number) {
+    add(BPF_JMP | BPF_JGE | BPF_K, static_cast<uint32_t>(number), 0, 1);
+    refuse(ENOSYS);
+  }
+  // A call whose first argument is neither 0 nor `first`.
+  void refuse_others(long call, uint32_t first) {
+    add(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(call), 0, 5);
+    load(offsetof(seccomp_data, args[0]));
+    add(BPF_JMP | BPF_JEQ | BPF_K, first, 2, 0);
+    add(BPF_JMP | BPF_JEQ | BPF_K, 0, 1, 0);
+    refuse(EPERM);
+    load(offsetof(seccomp_data, nr));
   }
   // Threads are started, processes are not.
   void refuse_processes() {
@@ -161,30 +186,40 @@ class Filter {
   std::vector<sock_filter> code_;
 };
 
-constexpr int kFchmodat2 = 452;  // newer than the headers
+constexpr int kFirstUnknown = 451;  // later calls than those of Linux 5.19 (fchmodat2, setxattrat, ...)
 constexpr std::array kRefused{
     // other programs and other processes
     SYS_execve, SYS_execveat, SYS_ptrace, SYS_process_vm_readv, SYS_process_vm_writev, SYS_kcmp,
-    SYS_pidfd_open, SYS_pidfd_getfd, SYS_pidfd_send_signal, SYS_process_madvise, SYS_kill, SYS_tkill,
-    SYS_rt_sigqueueinfo, SYS_shmget, SYS_shmat, SYS_msgget, SYS_semget, SYS_mq_open,
+    SYS_pidfd_send_signal, SYS_process_madvise, SYS_kill, SYS_tkill, SYS_rt_sigqueueinfo, SYS_shmget,
+    SYS_shmat, SYS_msgget, SYS_semget, SYS_mq_open,
     // what files and devices are called
     SYS_mount, SYS_umount2, SYS_pivot_root, SYS_chroot, SYS_open_by_handle_at, SYS_name_to_handle_at,
-    SYS_fsopen, SYS_fsmount, SYS_fsconfig, SYS_move_mount, SYS_open_tree, SYS_swapon, SYS_swapoff,
+    SYS_fsopen, SYS_fsmount, SYS_fsconfig, SYS_move_mount, SYS_open_tree, SYS_fspick, SYS_mount_setattr, SYS_quotactl_fd, SYS_swapon, SYS_swapoff,
     SYS_quotactl, SYS_acct, SYS_fanotify_init, SYS_mknod, SYS_mknodat, SYS_symlink, SYS_symlinkat, SYS_link,
-    SYS_linkat, SYS_chmod, SYS_fchmod, SYS_fchmodat, kFchmodat2, SYS_chown, SYS_fchown, SYS_lchown,
-    SYS_fchownat, SYS_setxattr, SYS_lsetxattr, SYS_fsetxattr, SYS_removexattr, SYS_lremovexattr,
-    SYS_fremovexattr, SYS_utime, SYS_utimes, SYS_utimensat, SYS_futimesat,
+    SYS_linkat, SYS_truncate, SYS_chmod, SYS_fchmodat, SYS_chown, SYS_fchown, SYS_lchown, SYS_fchownat,
+    SYS_getxattr, SYS_lgetxattr, SYS_fgetxattr, SYS_listxattr, SYS_llistxattr, SYS_flistxattr, SYS_setxattr, SYS_lsetxattr, SYS_fsetxattr, SYS_removexattr, SYS_lremovexattr, SYS_fremovexattr,
+    SYS_utime, SYS_utimes, SYS_utimensat, SYS_futimesat,
     // the kernel and who one is
     SYS_init_module, SYS_finit_module, SYS_delete_module, SYS_kexec_load, SYS_kexec_file_load, SYS_bpf,
     SYS_reboot, SYS_perf_event_open, SYS_userfaultfd, SYS_io_uring_setup, SYS_io_uring_enter,
     SYS_io_uring_register, SYS_add_key, SYS_request_key, SYS_keyctl, SYS_setns, SYS_unshare, SYS_setuid,
     SYS_setgid, SYS_setreuid, SYS_setregid, SYS_setresuid, SYS_setresgid, SYS_setgroups, SYS_capset,
-    SYS_personality, SYS_settimeofday, SYS_clock_settime, SYS_adjtimex, SYS_sethostname, SYS_setdomainname,
+    SYS_personality, SYS_settimeofday, SYS_clock_settime, SYS_adjtimex, SYS_clock_adjtime, SYS_sethostname, SYS_setdomainname,
     SYS_iopl, SYS_ioperm, SYS_syslog, SYS_vhangup};
+
+// GPU drivers share memory between processes by these.
+constexpr std::array kRefusedWithoutGpu{SYS_pidfd_open, SYS_pidfd_getfd, SYS_fchmod, SYS_sched_setaffinity};
 
 void enforce_seccomp(const Confinement& wanted) {
   Filter filter;
   for (const long call : kRefused) filter.refuse_call(call);
+  if (!wanted.gpu)
+    for (const long call : kRefusedWithoutGpu) filter.refuse_call(call);
+  filter.refuse_from(kFirstUnknown);
+  filter.refuse_loose_pairs();
+  // A thread signals threads of its own process, as abort() does, and bounds that process.
+  for (const long call : {SYS_tgkill, SYS_rt_tgsigqueueinfo, SYS_prlimit64})
+    filter.refuse_others(call, static_cast<uint32_t>(getpid()));
   filter.refuse_processes();
   filter.refuse_typing();
   std::vector<int> families;
@@ -210,7 +245,10 @@ void confine(const Confinement& wanted) {
   if (has_seccomp()) enforce_seccomp(wanted);
 }
 
-void limit_memory(int64_t bytes) {
+void limit_memory([[maybe_unused]] int64_t bytes) {
+#ifdef __SANITIZE_ADDRESS__
+  return;  // whose shadow memory is larger than any limit
+#endif
   rlimit limit{};
   getrlimit(RLIMIT_DATA, &limit);
   limit.rlim_cur = std::min(static_cast<rlim_t>(bytes), limit.rlim_max);

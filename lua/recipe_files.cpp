@@ -96,7 +96,7 @@ RecipeFiles::RecipeFiles(std::vector<std::string> words)
     : words_(std::move(words)), start_(fs::current_path().string()) {
   add_root(Reach::system, "/usr/include", false);
   add_root(Reach::system, "/usr/share", false);
-  add_root(Reach::runs, start_ + "/" + std::string(kRuns), true);
+  add_root(Reach::runs, absolute(std::string(kRuns)), true);
 }
 
 // Only the text decides which folder a path is looked up in; what it leads to is the kernel's to say.
@@ -121,7 +121,17 @@ void RecipeFiles::add_root(Reach reach, const std::string& path, bool writes) {
     root.base = fs::path(root.base).parent_path().string();
     root.folder = open_folder(root.base);
   }
-  roots_.push_back(std::move(root));
+  // What the person named goes before what recipes reach anyway: of it links count.
+  roots_.insert(reach == Reach::granted ? roots_.begin() : roots_.end(), std::move(root));
+}
+
+std::string RecipeFiles::excess(const std::string& folder) const {
+  std::error_code ignored;
+  const std::string real = fs::weakly_canonical(folder, ignored).string();
+  const char* home = std::getenv("HOME");
+  if (home != nullptr && *home != '\0' && below(fs::weakly_canonical(home, ignored).string(), real))
+    return "the home folder";
+  return real == "/" ? "all files" : "";
 }
 
 void RecipeFiles::add_recipe(const std::string& file) {
@@ -129,19 +139,19 @@ void RecipeFiles::add_recipe(const std::string& file) {
   const std::string folder = fs::path(absolute(file)).parent_path().string();
   if (recipe_folder_.empty()) recipe_folder_ = folder;
   add_root(Reach::recipe, absolute(file), false);  // a link perhaps, which the person named
-  add_root(Reach::recipe, folder, false);
+  add_root(excess(folder).empty() ? Reach::recipe : Reach::module, folder, false);
 }
 
 void RecipeFiles::grant(const std::string& path, bool writes) {
   if (path.empty()) return;
   const std::string named = absolute(path);
   std::error_code ignored;
-  const std::string real = fs::weakly_canonical(named, ignored).string();
-  const char* home = std::getenv("HOME");
-  const std::string home_real = home == nullptr ? "" : fs::weakly_canonical(home, ignored).string();
-  if (below(start_, real) || (!home_real.empty() && below(home_real, real)))
-    fail_usage("'{}' is too much to give to a recipe: it holds {}; name a file or a folder of its own", path,
-               below(start_, real) ? "the current folder" : "the home folder");
+  std::string too_much = excess(named);
+  if (too_much.empty() && below(start_, fs::weakly_canonical(named, ignored).string()))
+    too_much = "the current folder";
+  if (!too_much.empty())
+    fail_usage("'{}' is too much to give to a recipe: it holds {}; name a file, or another folder", path,
+               too_much);
   const std::lock_guard lock(mutex_);
   add_root(Reach::granted, named, writes);
 }
@@ -151,12 +161,9 @@ void RecipeFiles::grant_current_folder() {
   add_root(Reach::granted, start_, true);
 }
 
-void RecipeFiles::grant_library(const std::string& path, bool writes) {
-  const std::lock_guard lock(mutex_);
-  add_root(Reach::library, absolute(path), writes);
-}
-
 void RecipeFiles::grant_option(const std::string& name, bool writes) {
+  // The first time decides: what is read is not written later.
+  if (!granted_options_.insert(name).second) return;
   for (const std::string& word : words_) {
     const size_t equals = word.find('=');
     if (equals == std::string::npos || !word.starts_with("--")) continue;
@@ -168,41 +175,45 @@ void RecipeFiles::grant_option(const std::string& name, bool writes) {
 
 void RecipeFiles::add_named(const std::string& file) {
   for (const std::string& word : words_)
-    if (word == file || (word.starts_with("--") && word.ends_with("=" + file))) {
-      grant(file, false);
-      return add_recipe(file);
-    }
+    for (const char* option : {"--cluster=", "--old=", "--plan="})
+      if (word == option + file) {
+        grant(file, false);
+        return add_recipe(file);
+      }
   fail_usage("'{}' is not named on the command line", file);
 }
 
 RecipeFiles::Place RecipeFiles::find(const std::string& path, bool writes, Purpose purpose) {
-  if (path.empty() || path.find('\0') != std::string::npos)
-    return {nullptr, {}, "an empty path names no file"};
+  if (path.empty()) return {nullptr, {}, "an empty path names no file"};
+  if (path.find('\0') != std::string::npos) return {nullptr, {}, "a path with a NUL byte names no file"};
   const std::string wanted = absolute(path);
   const auto allowed = [&](const Root& root) {
     if (writes && !root.writes) return false;
     if (root.reach == Reach::granted) return true;
-    return purpose == Purpose::data || (purpose == Purpose::module && root.reach == Reach::recipe);
+    if (purpose == Purpose::module) return root.reach == Reach::recipe || root.reach == Reach::module;
+    return purpose == Purpose::data && root.reach != Reach::module;
   };
   Place last;
   for (const Root& root : roots_) {
-    auto rest = below(wanted, root.path);
-    if (!rest && writes && without_stage(wanted) == root.path)
-      rest = "";  // staged beside a file that is written
-    if (!rest) continue;
+    const auto rest = below(wanted, root.path);
+    // What is staged beside a file that is written. A folder that is there has none.
+    const bool staged = !rest && writes && without_stage(wanted) == root.path && (root.base != root.path);
+    if (!rest && !staged) continue;
     if (root.reach == Reach::runs) {
       Place place = find_in_runs(root, wanted, writes, purpose);
       if (place.root != nullptr) return place;
       if (last.refusal.empty()) last = std::move(place);
     } else if (!allowed(root)) {
       continue;
-    } else if (!root.leaf.empty()) {
-      if (rest->empty()) return {&root, root.leaf + wanted.substr(root.path.size()), {}};
-    } else if (has_hidden_part(*rest)) {
+    } else if (rest && has_hidden_part(*rest)) {
       last.refusal =
           fmt::format("'{}' is hidden (a name that begins with a dot); recipes reach no hidden files", path);
-    } else {
+    } else if (writes && purpose == Purpose::own && is_of_a_run(wanted)) {
+      last.refusal = fmt::format("'{}' belongs to a saved model; recipe code writes other files", path);
+    } else if (root.leaf.empty()) {
       return {&root, *below(wanted, root.base), {}};
+    } else if (staged || rest->empty()) {
+      return {&root, root.leaf + wanted.substr(root.path.size()), {}};
     }
   }
   if (last.refusal.empty()) last.refusal = refusal(path, wanted, writes, purpose);
@@ -212,14 +223,14 @@ RecipeFiles::Place RecipeFiles::find(const std::string& path, bool writes, Purpo
 RecipeFiles::Place RecipeFiles::find_in_runs(const Root& runs, const std::string& wanted, bool writes,
                                              Purpose purpose) {
   const std::string rest = below(wanted, runs.path).value_or("");
-  if (rest.empty() || purpose == Purpose::module || has_hidden_part(rest)) return {};
+  if (rest.empty() || purpose == Purpose::module || has_hidden_part(rest) || !runs.leaf.empty()) return {};
   const std::string name = rest.substr(0, rest.find('/'));
   Place place{nullptr, *below(wanted, runs.base), {}};
   if (writes)
     place.refusal = claim(runs, name);
   else if (purpose == Purpose::own && own_run_ != name)
-    place.refusal = fmt::format(
-        "'runs/{}': recipe code opens files of its own run folder and those that options name", rest);
+    place.refusal =
+        fmt::format("'runs/{}': recipe code opens files of its run folder and those that options name", rest);
   if (place.refusal.empty() && writes && purpose == Purpose::own && is_of_a_run(rest))
     place.refusal = fmt::format("'runs/{}' belongs to the saved model; recipe code writes other files", rest);
   if (place.refusal.empty()) place.root = &runs;
@@ -240,7 +251,7 @@ std::string RecipeFiles::claim(const Root& runs, const std::string& name) {
   if (found == FileKind::folder) {
     const std::vector<FolderEntry> entries = list_folder(runs.path + "/" + name);
     if (!entries.empty() && std::none_of(entries.begin(), entries.end(), [](const FolderEntry& entry) {
-          return entry.name == kMark || is_of_a_run(entry.name);
+          return entry.name == kMark || entry.name == "training.safetensors";
         }))
       return fmt::format(
           "runs/{} holds files that no run of hetrun wrote; another folder works, or name this one on the "
@@ -283,15 +294,20 @@ std::string RecipeFiles::refusal(const std::string& path, const std::string& wan
         path, path);
   const std::string beside = (fs::path(recipe_folder_) / path).lexically_normal().string();
   std::error_code ignored;
-  if (!recipe_folder_.empty() && beside != wanted && path[0] != '/' && below(beside, recipe_folder_) &&
-      fs::exists(beside, ignored))
+  if (const std::string held = excess(recipe_folder_); !held.empty() && below(wanted, recipe_folder_))
+    return fmt::format(
+        "'{}' may not be read: the recipe lies in {}, which holds {}; name the file on the command line, by "
+        "an option "
+        "of the recipe or --allow-read={}",
+        path, recipe_folder_, held, path);
+  if (beside != wanted && path[0] != '/' && below(beside, recipe_folder_) && fs::exists(beside, ignored))
     return fmt::format(
         "'{}' is {}, since paths are relative to the current folder; for the one in the recipe's folder: cd "
         "{}",
         path, wanted, recipe_folder_);
   return fmt::format(
-      "'{}' lies outside the recipe's folder {}; name it on the command line, by an option of the recipe or "
-      "--allow-read={}, or let the recipe open any file with --trust",
+      "'{}' lies outside the recipe's folder {}; name it on the command line, by an option that the recipe "
+      "declares with path = \"read\" or --allow-read={}, or let the recipe open any file with --trust",
       path, recipe_folder_, path);
 }
 

@@ -10,12 +10,12 @@
 // Files whose names begin with a dot and links are never reached: each path is opened beneath the folder that
 // was given, by descriptor, so that nothing between a check and its use can change where it leads.
 //
-// In a confined run these objects live in a process of their own (lua/broker.h).
+// Used from several threads. In a confined run these objects live in a process of their own (lua/broker.h).
 #pragma once
 
-#include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,15 +39,14 @@ class RecipeFiles final : public RecipeAccess {
   // `words`: of the command line, --name=value ones and others; only what they name can be granted later.
   explicit RecipeFiles(std::vector<std::string> words);
 
-  // The folder of a Lua file that runs: a recipe, a cluster file.
+  // The folder of a Lua file that runs: a recipe, a cluster file. Of one in /, or in the home folder, only
+  // modules.
   void add_recipe(const std::string& file);
   // A file or folder that the person named. Throws Error(usage) for a folder that is too much to give: /, the
   // home folder, one that holds the current one.
   void grant(const std::string& path, bool writes);
   // All of the current folder: of the prompt, where a person types.
   void grant_current_folder();
-  // The library's own: its caches. Recipe code does not reach it, library functions do.
-  void grant_library(const std::string& path, bool writes);
 
   void grant_option(const std::string& name, bool writes) override;
   void add_named(const std::string& file) override;
@@ -62,7 +61,7 @@ class RecipeFiles final : public RecipeAccess {
   std::string problem(const std::string& path, bool writes, Purpose purpose) override;
 
  private:
-  enum class Reach : uint8_t { granted, library, recipe, system, runs };
+  enum class Reach : uint8_t { granted, recipe, module, system, runs };
   // A file or folder that may be reached. `folder` is what its paths are opened beneath: itself; of a file
   // the folder that it really stands in, where it is called `leaf`; of what is not there yet, the nearest
   // folder that is.
@@ -84,17 +83,21 @@ class RecipeFiles final : public RecipeAccess {
   Place find_in_runs(const Root& runs, const std::string& wanted, bool writes, Purpose purpose);
   Place find_or_throw(const std::string& path, bool writes, Purpose purpose);
   std::string refusal(const std::string& path, const std::string& wanted, bool writes, Purpose purpose) const;
-  // The one folder of runs/ that this recipe writes to: `name` from now on, or why it cannot be.
+  // The one folder of runs/ that this recipe writes to: `name` from now on, or why it cannot be. Asking
+  // counts: who asks whether it may write is about to.
   std::string claim(const Root& runs, const std::string& name);
   int make_own_run(const Root& runs);  // the folder with its mark: 0, or a negative errno
 
   std::string absolute(const std::string& path) const;
+  // What a folder holds that is too much to give: "the home folder"; empty: nothing.
+  std::string excess(const std::string& folder) const;
   void add_root(Reach reach, const std::string& path, bool writes);
 
   std::mutex mutex_;
   std::vector<std::string> words_;
   std::string start_;  // the current folder as hetrun was started
   std::vector<Root> roots_;
+  std::set<std::string> granted_options_;
   std::string recipe_folder_;           // of the first recipe, for messages
   std::optional<std::string> own_run_;  // NAME of runs/NAME
 };

@@ -28,12 +28,13 @@ bool is_text(std::string_view content) {
 // left out.
 void collect_files(const Path& folder, std::vector<Path>& files, int depth) {
   constexpr int kMostDepth = 64;
+  if (depth > kMostDepth) fail_usage("the folder '{}' lies more than {} deep", folder.text, kMostDepth);
   std::vector<FolderEntry> entries;
   try {
     entries = list_folder(folder);
-  } catch (const Error&) {
-    if (depth == 0) throw;
-    return;
+  } catch (const Error& error) {
+    if (depth == 0 || error.kind() != ErrorKind::usage) throw;
+    return;  // it may not be read
   }
   for (const FolderEntry& entry : entries) {
     const Path path = folder.child(entry.name);
@@ -41,7 +42,7 @@ void collect_files(const Path& folder, std::vector<Path>& files, int depth) {
     FileKind kind = entry.kind;
     if (kind == FileKind::link) kind = kind_of(path) == FileKind::file ? FileKind::file : FileKind::none;
     if (kind == FileKind::file) files.push_back(path);
-    if (kind == FileKind::folder && depth < kMostDepth) collect_files(path, files, depth + 1);
+    if (kind == FileKind::folder) collect_files(path, files, depth + 1);
   }
 }
 

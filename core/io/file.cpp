@@ -112,7 +112,9 @@ std::string read_file(const Path& path) {
 int64_t file_bytes(const Path& path) {
   struct stat state {};
   const Descriptor file(path.opener().open(path.text, OpenMode::read, path.purpose));
-  return file.number() >= 0 && fstat(file.number(), &state) == 0 ? state.st_size : -1;
+  const int error = -file.number();
+  if (error == EMFILE || error == ENFILE || error == ENOMEM || error == EIO) fail_open(path, error);
+  return file && fstat(file.number(), &state) == 0 ? state.st_size : -1;
 }
 
 MappedFile::MappedFile(const Path& path) : path_(path.text) {
@@ -167,7 +169,10 @@ AtomicFile::AtomicFile(const Path& path)
 AtomicFile::~AtomicFile() {
   if (descriptor_ < 0) return;
   close(descriptor_);
-  path_.opener().remove(temporary_.text);
+  try {
+    path_.opener().remove(temporary_.text);
+  } catch (const Error&) {  // who opened it is gone; what kept the file from being written tells more
+  }
 }
 
 void AtomicFile::fail_write(int error) const {

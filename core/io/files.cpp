@@ -67,31 +67,6 @@ class HostFiles final : public Files {
   std::string problem(const std::string&, bool, Purpose) override { return {}; }
 };
 
-// The same without openat2: each component is opened by itself and must be no link.
-int open_by_components(int folder, const std::string& name, int flags, unsigned mode) {
-  Descriptor at(fcntl(folder, F_DUPFD_CLOEXEC, 0));
-  if (at.number() < 0) return -errno;
-  for (size_t begin = 0;;) {
-    const size_t end = std::min(name.find('/', begin), name.size());
-    const std::string part = name.substr(begin, end - begin);
-    if (part == "..") return -EXDEV;
-    const bool last = end == name.size();
-    const int next = openat(at.number(), part.empty() ? "." : part.c_str(),
-                            (last ? flags : O_PATH | O_DIRECTORY) | O_NOFOLLOW | O_CLOEXEC, mode);
-    if (next < 0) return -errno;
-    if (last) {
-      struct stat status {};
-      if ((flags & O_PATH) != 0 && fstat(next, &status) == 0 && S_ISLNK(status.st_mode)) {
-        close(next);
-        return -ELOOP;
-      }
-      return next;
-    }
-    at = Descriptor(next);
-    begin = end + 1;
-  }
-}
-
 }  // namespace
 
 Files& host_files() {
@@ -113,10 +88,17 @@ FileKind kind_of(const Path& path) { return path.opener().kind(path.text, path.p
 
 std::vector<FolderEntry> list_folder(const Path& folder) {
   const int descriptor = folder.opener().open(folder.text, OpenMode::folder, folder.purpose);
-  if (descriptor < 0) fail_usage("cannot read the folder '{}': {}", folder.text, std::strerror(-descriptor));
+  if (descriptor < 0) {
+    const bool machine =
+        descriptor == -EMFILE || descriptor == -ENFILE || descriptor == -ENOMEM || descriptor == -EIO;
+    fail(machine ? ErrorKind::environment : ErrorKind::usage, "cannot read the folder '{}': {}", folder.text,
+         std::strerror(-descriptor));
+  }
   DIR* stream = fdopendir(descriptor);
   if (stream == nullptr) {
+    const int error = errno;
     close(descriptor);
+    errno = error;
     fail_environment("cannot read the folder '{}': {}", folder.text, std::strerror(errno));
   }
   std::vector<FolderEntry> entries;
@@ -139,6 +121,34 @@ bool has_openat2() {
   how.flags = O_PATH | O_CLOEXEC;
   const Descriptor probe(static_cast<int>(syscall(SYS_openat2, AT_FDCWD, ".", &how, sizeof how)));
   return probe.number() >= 0;
+}
+
+int open_by_components(int folder, const std::string& name, int flags, unsigned mode) {
+  if (name.starts_with('/')) return -EXDEV;
+  Descriptor at(fcntl(folder, F_DUPFD_CLOEXEC, 0));
+  if (!at) return -errno;
+  for (size_t begin = 0;;) {
+    const size_t end = std::min(name.find('/', begin), name.size());
+    const std::string part = name.substr(begin, end - begin);
+    if (part == "..") return -EXDEV;
+    const bool last = end == name.size();
+    const int next = openat(at.number(), part.empty() ? "." : part.c_str(),
+                            (last ? flags : O_PATH | O_DIRECTORY) | O_NOFOLLOW | O_CLOEXEC, mode);
+    struct stat status {};
+    const int error = errno;
+    if (next < 0 && error == ENOTDIR && fstatat(at.number(), part.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0)
+      return S_ISLNK(status.st_mode) ? -ELOOP : -ENOTDIR;
+    if (next < 0) return -error;
+    if (last) {
+      if ((flags & O_PATH) != 0 && fstat(next, &status) == 0 && S_ISLNK(status.st_mode)) {
+        close(next);
+        return -ELOOP;
+      }
+      return next;
+    }
+    at = Descriptor(next);
+    begin = end + 1;
+  }
 }
 
 int open_beneath(int folder, const std::string& name, int flags, unsigned mode) {

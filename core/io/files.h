@@ -88,6 +88,8 @@ int flush_folder(const Descriptor& folder);
 // it, else one component after the other. `flags` as of open(2). A descriptor, or a negative errno (ELOOP,
 // EXDEV: a link).
 int open_beneath(int folder, const std::string& name, int flags, unsigned mode = 0666);
+// The same without openat2, for kernels before 5.6.
+int open_by_components(int folder, const std::string& name, int flags, unsigned mode = 0666);
 bool has_openat2();
 
 }  // namespace het

@@ -70,6 +70,8 @@ local function say_walls()
   end
   add(walls.landlock > 0, ("Landlock %d"):format(walls.landlock),
     "no Landlock (kernel 5.13, and lsm=landlock at boot): recipes are kept from files by the sandbox alone")
+  add(walls.landlock == 0 or walls.landlock >= 3, nil,
+    "Landlock below version 3 (kernel 6.2) does not keep files from being emptied")
   add(walls.landlock == 0 or walls.landlock >= 4, nil,
     "Landlock below version 4 (kernel 6.7) does not limit TCP")
   add(walls.seccomp, "seccomp", "no seccomp: recipes are kept from programs and sockets by the sandbox alone")

@@ -53,7 +53,9 @@ function errors.describe(problem)
   if kind then
     -- A recipe may raise any table: what it holds is text, or it is not shown.
     local message = rawget(problem, "message")
-    return type(message) == "string" and message or "an error without a message", known[kind] and kind or "usage"
+    -- So that it does not pass for another process, or for hetrun, only the library's own errors have a kind.
+    return type(message) == "string" and message or "an error without a message",
+      errors.is_own(problem) and known[kind] and kind or "usage"
   end
   if problem == "not enough memory" then   -- as LuaJIT says it, without a place
     return "there is not enough memory for the tables and texts of the Lua code", "environment"

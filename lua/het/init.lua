@@ -94,9 +94,11 @@ document("arange", "het.arange(count [, dtype [, start [, step]]])", "The number
   "het.arange(5)", native.arange)
 
 define.document {
-  name = "options", signature = 'het.options { name = { default, "what it is", min =, max =, choices = }, ... }',
+  name = "options",
+  signature = 'het.options { name = { default, "what it is", min =, max =, choices =, path = }, ... }',
   sentence = "The options of a recipe: `hetrun recipe.lua --name=value` sets them, --help lists them. A number is "
-    .. "whole when its default is, unless fraction = true.",
+    .. "whole when its default is, unless fraction = true. A text that names a file or folder has path = \"read\" or "
+    .. "\"write\": the recipe may read, or write, what the command line names there.",
   example = 'local opt = het.options { steps = { 2000, "optimizer steps", min = 1 } }',
 }
 define.document {

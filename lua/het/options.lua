@@ -22,7 +22,8 @@ local general = {
   { "trust", "let the recipe use all of Lua, any file and other programs" },
   { "allow-read", "a file or folder that the recipe may read" },
   { "allow-write", "a file or folder that the recipe may write" },
-  { "limit-memory", "memory of the process, such as 8GiB (default: what is available; with --trust none)" },
+  { "limit-memory", "memory of the process, such as 8GiB (default: what is available; with --trust and on a GPU "
+    .. "none)" },
   { "workers", "run so many ranks on this machine, each a process" },
   { "rendezvous", "where ranks on several machines meet: etcd://host:2379" },
   { "interface", "interface or address for the traffic between ranks" },

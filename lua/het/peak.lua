@@ -11,20 +11,8 @@ local measurements, minutes_apart = 3, 10
 --- Is this the name of a GPU: cuda, cuda:1, ...?
 function peak.is_gpu(device) return device:match "^cuda" ~= nil end
 
-local function cache_path()
-  local base = os.getenv("XDG_CACHE_HOME")
-  if not base or base == "" then
-    local home = os.getenv("HOME")
-    if not home or home == "" then return nil end
-    base = home .. "/.cache"
-  end
-  return base .. "/hetrun/peak.json"
-end
-
 local function read()
-  local path = cache_path()
-  if not path or native.path_kind(path) ~= "file" then return {} end
-  local ok, known = pcall(native.json_read, path)
+  local ok, known = pcall(native.cache_read, "peak.json")
   return ok and type(known) == "table" and known or {}
 end
 
@@ -68,14 +56,8 @@ function peak.measure(device, dtype)
   local known = read()
   local before = entry_of(known, device, dtype) or { flops = 0, measured = 0 }
   local entry = { flops = math.max(value, before.flops), measured = before.measured + 1, at = os.time() }
-  local path = cache_path()
-  if path then
-    known[key(device, dtype)] = entry
-    pcall(function()
-      native.make_folder((path:gsub("/[^/]*$", "")))
-      native.json_write(path, known)
-    end)
-  end
+  known[key(device, dtype)] = entry
+  pcall(native.cache_write, "peak.json", known)
   return entry.flops
 end
 

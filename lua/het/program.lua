@@ -31,22 +31,34 @@ local function confine(path)
   end
   local reads = { unpack(settings.allow_read) }
   for _, each in ipairs(named.read) do reads[#reads + 1] = each end
-  local gpu = settings.device:match "^cuda" ~= nil
-  local memory = settings.limit_memory ~= "" and native.parse_bytes(settings.limit_memory)
-    or not gpu and native.memory_available() or nil
-  native.confine(path, { words = native.words, reads = reads, writes = writes, gpu = gpu, memory = memory,
-    secret_file = settings.secret_file })
+  native.confine(path, { words = native.words, reads = reads, writes = writes,
+    gpu = settings.device:match "^cuda" ~= nil, secret_file = settings.secret_file })
+end
+
+-- Bound the memory of the process, as the person said, else by `most`.
+local function limit_memory(most)
+  local limit = native.settings.limit_memory
+  if limit ~= "" then
+    native.limit_memory(native.parse_bytes(limit))
+  elseif most then
+    native.limit_memory(most)
+  end
 end
 
 -- The text of a Lua file that is about to run. Strangers' recipes are confined: the first file is read before.
 local function read(path)
-  if native.settings.trust then return native.read_text(path) end
+  if native.settings.trust then
+    limit_memory()
+    return native.read_text(path)
+  end
   if native.confined() then
     native.confine(path)
     return native.read_text(path)
   end
   local text = native.read_text(path)
   approve_rendezvous(path, text)
+  -- GPU drivers reserve more than they use.
+  limit_memory(not native.settings.device:match "^cuda" and native.memory_available() or nil)
   confine(path)
   return text
 end
@@ -100,7 +112,10 @@ local environment
 --- Start a prompt session.
 function program.prompt(trust)
   require("het.mistakes").set_immediate(true)
-  if trust ~= "trust" then native.limit_prompt() end
+  limit_memory()
+  if trust ~= "trust" then
+    native.limit_prompt { reads = native.settings.allow_read, writes = native.settings.allow_write }
+  end
   environment = sandbox.prompt_environment(trust == "trust")
 end
 

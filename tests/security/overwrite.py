@@ -53,7 +53,7 @@ class Overwrite(Case):
     def test_it_is_refused_before_the_peak_is_measured(self):
         (self.folder / 'runs' / 'x').mkdir(parents=True)
         (self.folder / 'runs' / 'x' / 'model.safetensors').write_bytes(b'not even a model')
-        done = self.hetrun('r.lua', code=2)
+        done = self.hetrun('r.lua', '--allow-write=runs/x', code=2)
         self.assertEqual(done.stderr, 'hetrun: runs/x holds a model; from = "runs/x" begins with its weights, '
                          f'{WAYS_ON[WAYS_ON.index("--overwrite"):]}\n')
         self.assertFalse((self.folder / 'cache' / 'hetrun' / 'peak.json').exists())
@@ -61,7 +61,8 @@ class Overwrite(Case):
     def test_a_configuration_alone_is_not_replaced_either(self):
         (self.folder / 'runs' / 'x').mkdir(parents=True)
         (self.folder / 'runs' / 'x' / 'config.json').write_text('{}')
-        self.assertIn('runs/x holds config.json; ', self.hetrun('r.lua', code=2).stderr)
+        self.assertIn('runs/x holds config.json; ', self.hetrun('r.lua', '--allow-write=runs/x', code=2).stderr)
+        self.assertIn('files that no run of hetrun wrote', self.hetrun('r.lua', code=2).stderr)
 
     def test_of_several_workers_one_tells_it(self):
         old = self.train(3)
@@ -105,7 +106,9 @@ class Overwrite(Case):
         self.assertIn('runs/x holds a model of 5 steps, which is kept until this run is saved', done.stderr)
         self.assertEqual(self.steps(), 3)
         self.write('overwrites.lua', recipe(fields='overwrite = true,'))
-        self.hetrun('overwrites.lua', '--steps=2')
+        self.assertIn('the recipe asks to replace it, and --overwrite lets it', self.hetrun('overwrites.lua', code=2).stderr)
+        self.assertEqual(self.steps(), 3)
+        self.hetrun('--trust', 'overwrites.lua', '--steps=2')
         self.assertEqual(self.steps(), 2)
         self.hetrun('--workers', 2, 'r.lua', '--overwrite', '--steps=4')
         self.assertEqual(self.steps(), 4)
@@ -237,7 +240,7 @@ class Save(Case):
         self.assertIn('run:save: runs/y holds a model of 6 steps that this run has not written; run:save("runs/y", '
                       '{ overwrite = true }) replaces it, another folder keeps both', done.stderr)
         self.assertEqual((self.steps('runs/y'), self.steps('runs/x')), (6, 3))
-        for name, code, words in (('given', 'run:save("runs/y", { overwrite = true })', []),
+        for name, code, words in (('given', 'run:save("runs/y", { overwrite = true })', ['--overwrite']),
                                   ('asked', 'run:save "runs/y"', ['--overwrite'])):
             self.write('saves.lua', recipe(f'if step.step == 3 then {code} end'))
             self.hetrun('saves.lua', '--allow-write=runs/y', f'--save=runs/{name}', *words)

@@ -105,7 +105,10 @@ local function check_places(self)
     access.check(a.save, true)
     native.try_folder(a.save)
     local held = not self.resume and not self.overwrite and held_by_others(self, a.save)
-    if held then
+    if held and a.overwrite then
+      errors.usage("%s holds %s; the recipe asks to replace it, and --overwrite lets it; another folder for `save` keeps "
+        .. "both", a.save, files.describe_held(held))
+    elseif held then
       errors.usage("%s holds %s; %s, --overwrite (overwrite = true) replaces it, another folder for `save` keeps both",
         a.save, files.describe_held(held), held.training and "--resume (resume = true) goes on with it"
         or ("from = %q begins with its weights"):format(a.save))
@@ -267,7 +270,9 @@ function build(self)
   local a = self.arguments
   self.device = native.settings and native.settings.device or "cpu"
   local settings = native.settings or {}
-  self.resume, self.overwrite = a.resume or settings.resume, a.overwrite or settings.overwrite
+  self.resume = a.resume or settings.resume
+  -- A stranger's recipe replaces models that the person lets it replace.
+  self.overwrite = settings.overwrite or a.overwrite and not native.confined()
   self.wrote = {}   -- real paths of the folders that hold this run's own saves
   local finish_planning = join(self)
   self.own_device = device_of(self)
@@ -440,8 +445,11 @@ end
 local save_fields = { overwrite = true }
 
 local function check_save(self, folder, overwrite)
-  local held = not overwrite and not self.overwrite and held_by_others(self, folder)
-  if held then
+  local held = not (overwrite and not native.confined()) and not self.overwrite and held_by_others(self, folder)
+  if held and overwrite then
+    errors.usage("run:save: %s holds %s that this run has not written; the recipe asks to replace it, and --overwrite "
+      .. "lets it; another folder keeps both", folder, files.describe_held(held))
+  elseif held then
     errors.usage("run:save: %s holds %s that this run has not written; run:save(%q, { overwrite = true }) replaces it, "
       .. "another folder keeps both", folder, files.describe_held(held), folder)
   end
