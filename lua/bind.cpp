@@ -31,8 +31,10 @@ int index_object(lua_State* L) {
     lua_rawget(L, lua_upvalueindex(2));
     return 1;
   } catch (const Error& error) {
+    lua_settop(L, 0);
     detail::push_error(L, error);
   } catch (const std::exception& error) {
+    lua_settop(L, 0);
     detail::push_unexpected(L, error);
   }
   return lua_error(L);
@@ -47,6 +49,7 @@ void wrong_argument(lua_State* L, int index, std::string_view wanted) {
   std::string given = lua_typename(L, lua_type(L, index));
   if (index > lua_gettop(L)) given = "nothing";
   if (lua_type(L, index) == LUA_TNUMBER) given = fmt::format("{}", lua_tonumber(L, index));
+  if (index < 0) fail_usage("{}: {} is needed, not {}", function, wanted, given);
   if (method && index == 1) fail_usage("{}: call it on {} with a colon", function, wanted);
   fail_usage("{}: argument {} must be {}, it is {}", function, method ? index - 1 : index, wanted, given);
 }
@@ -67,23 +70,20 @@ Attributes Convert<Attributes>::get(lua_State* L, int index) {
   lua_pushnil(L);
   while (lua_next(L, index) != 0) {
     if (lua_type(L, -2) != LUA_TSTRING) fail_usage("{}: attributes have names", current_function(L));
-    const std::string name = lua_tostring(L, -2);
+    const std::string name = Convert<std::string>::get(L, lua_gettop(L) - 1);
     const auto number = [](double v) -> Attribute {
-      const auto whole = static_cast<int64_t>(v);
-      return static_cast<double>(whole) == v ? Attribute(whole) : Attribute(v);
+      const auto whole = whole_number(v);
+      return whole ? Attribute(*whole) : Attribute(v);
     };
     switch (lua_type(L, -1)) {
       case LUA_TBOOLEAN: attributes.set(name, lua_toboolean(L, -1) != 0); break;
-      case LUA_TNUMBER:
-        attributes.set(name, std::isfinite(lua_tonumber(L, -1)) ? number(lua_tonumber(L, -1))
-                                                                : Attribute(lua_tonumber(L, -1)));
-        break;
+      case LUA_TNUMBER: attributes.set(name, number(lua_tonumber(L, -1))); break;
       case LUA_TSTRING: attributes.set(name, Convert<std::string>::get(L, lua_gettop(L))); break;
       case LUA_TTABLE: {
         const auto values = Convert<std::vector<double>>::get(L, lua_gettop(L));
         std::vector<int64_t> whole;
         for (const double v : values)
-          if (static_cast<double>(static_cast<int64_t>(v)) == v) whole.push_back(static_cast<int64_t>(v));
+          if (const auto integer = whole_number(v)) whole.push_back(*integer);
         if (whole.size() == values.size())
           attributes.set(name, whole);
         else
@@ -159,6 +159,13 @@ void make_class(lua_State* L, const char* name, std::initializer_list<Function> 
   lua_setfield(L, -2, "__metatable");  // recipes see the name, never the table
   lua_pop(L, 1);
 }
+
+int list_size(lua_State* L, int index) {
+  if (lua_type(L, index) != LUA_TTABLE) wrong_argument(L, index, "a list");
+  return static_cast<int>(lua_objlen(L, index));
+}
+
+uint64_t seed_at(lua_State* L, int index) { return static_cast<uint64_t>(Convert<int64_t>::get(L, index)); }
 
 void set_field(lua_State* L, const char* name, const std::string& value) {
   lua_pushlstring(L, value.data(), value.size());

@@ -33,6 +33,7 @@ struct ClassName;
     static constexpr const char* value = text; \
   }
 
+// `index` < 0: of a value that is no argument but stands in one.
 [[noreturn]] void wrong_argument(lua_State* L, int index, std::string_view wanted);
 
 // --- objects
@@ -80,16 +81,28 @@ struct Convert<bool> {
     return 1;
   }
 };
+// A number of Lua as an integer of type T, if it is one.
+template <typename T>
+std::optional<T> integer_of(double value) {
+  const auto whole = whole_number(value);
+  if (!whole || !std::in_range<T>(*whole)) return std::nullopt;
+  return static_cast<T>(*whole);
+}
+template <typename T>
+constexpr std::string_view integer_wanted() {
+  return sizeof(T) < 8 ? "a whole number below 2^31" : "a whole number of at most 2^53";
+}
 template <typename T>
 struct Convert<T, std::enable_if_t<std::is_arithmetic_v<T> && !std::is_same_v<T, bool>>> {
   static T get(lua_State* L, int index) {
     if (lua_type(L, index) != LUA_TNUMBER) wrong_argument(L, index, "a number");
     const double value = lua_tonumber(L, index);
     if constexpr (std::is_integral_v<T>) {
-      if (value != std::floor(value)) wrong_argument(L, index, "a whole number");
-      if (!(std::abs(value) <= 0x1p53)) wrong_argument(L, index, "a whole number of at most 2^53");
+      if (const auto whole = integer_of<T>(value)) return *whole;
+      wrong_argument(L, index, integer_wanted<T>());
+    } else {
+      return static_cast<T>(value);
     }
-    return static_cast<T>(value);
   }
   static int push(lua_State* L, T value) {
     lua_pushnumber(L, static_cast<double>(value));
@@ -121,13 +134,20 @@ struct Convert<std::vector<T>> {
   static std::vector<T> get(lua_State* L, int index) {
     if (lua_type(L, index) != LUA_TTABLE) wrong_argument(L, index, "a list");
     std::vector<T> values;
-    const int count = static_cast<int>(lua_objlen(L, index));
+    const int list = index < 0 ? lua_gettop(L) + 1 + index : index;
+    const int count = static_cast<int>(lua_objlen(L, list));
     for (int i = 1; i <= count; ++i) {
-      lua_rawgeti(L, index, i);
-      if constexpr (std::is_integral_v<T>) {  // of the list, whose place in the call is known
-        const double value = lua_tonumber(L, -1);
-        if (lua_type(L, -1) != LUA_TNUMBER || value != std::floor(value) || !(std::abs(value) <= 0x1p53))
-          wrong_argument(L, index, "a list of whole numbers of at most 2^53");
+      lua_rawgeti(L, list, i);
+      // Named is the list, whose place in the call is known.
+      if constexpr (std::is_integral_v<T>) {
+        if (lua_type(L, -1) != LUA_TNUMBER || !integer_of<T>(lua_tonumber(L, -1)))
+          wrong_argument(L, index,
+                         sizeof(T) < 8 ? "a list of whole numbers below 2^31"
+                                       : "a list of whole numbers of at most 2^53");
+      } else if constexpr (std::is_arithmetic_v<T>) {
+        if (lua_type(L, -1) != LUA_TNUMBER) wrong_argument(L, index, "a list of numbers");
+      } else if constexpr (std::is_same_v<T, std::string>) {
+        if (lua_type(L, -1) != LUA_TSTRING) wrong_argument(L, index, "a list of strings");
       }
       values.push_back(Convert<T>::get(L, lua_gettop(L)));
       lua_pop(L, 1);
@@ -191,10 +211,13 @@ int trampoline(lua_State* L, R (*)(Args...)) {
   try {
     return invoke(L, function, std::index_sequence_for<Args...>());
   } catch (const Error& error) {
+    lua_settop(L, 0);  // room for the error, however deep the function was in tables
     push_error(L, error);
   } catch (const std::bad_alloc&) {
+    lua_settop(L, 0);
     push_error(L, out_of_memory());
   } catch (const std::exception& error) {
+    lua_settop(L, 0);
     push_unexpected(L, error);
   }
   return lua_error(L);
@@ -229,7 +252,12 @@ void make_class(lua_State* L, const char* name, std::initializer_list<Function> 
 template <typename T>
 void make_class(lua_State* L, std::initializer_list<Function> functions, IndexFunction index = nullptr) {
   make_class(L, ClassName<T>::value, functions, index, [](lua_State* state) {
-    static_cast<T*>(lua_touserdata(state, 1))->~T();
+    if (T* object = to_object<T>(state, 1)) {
+      object->~T();
+      // With --trust, debug.getmetatable gives recipes __gc: what was destroyed is of no class from here on.
+      lua_pushnil(state);
+      lua_setmetatable(state, 1);
+    }
     return 0;
   });
 }
@@ -237,12 +265,20 @@ void make_class(lua_State* L, std::initializer_list<Function> functions, IndexFu
 // A field of the table at `index`, or nothing.
 template <typename T>
 std::optional<T> field(lua_State* L, int index, const char* name) {
+  if (!lua_istable(L, index))
+    fail_usage("a table with '{}' is needed, not a {}", name, lua_typename(L, lua_type(L, index)));
   lua_getfield(L, index, name);
   auto value = with_context([&] { return std::string("field '") + name + "'"; },
-                            [&] { return Convert<std::optional<T>>::get(L, lua_gettop(L)); });
+                            [&] { return Convert<std::optional<T>>::get(L, -1); });
   lua_pop(L, 1);
   return value;
 }
+
+// Of a list at `index` of a call, how many entries it has.
+int list_size(lua_State* L, int index);
+
+// The number at `index`, a whole one, as the seed of a stream of random numbers.
+uint64_t seed_at(lua_State* L, int index);
 
 void set_field(lua_State* L, const char* name, const std::string& value);
 void set_field(lua_State* L, const char* name, double value);

@@ -20,6 +20,7 @@
 #include "core/comm/clock.h"
 #include "core/comm/gloo.h"
 #include "core/comm/shaped.h"
+#include "core/tensor/convert.h"
 #include "lua/objects.h"
 
 namespace het::lua {
@@ -279,7 +280,8 @@ std::vector<Link> links_at(lua_State* L, int index, int ranks) {
     links.push_back(
         {field<double>(L, at, "bandwidth").value_or(0), field<double>(L, at, "latency").value_or(0)});
   });
-  HET_REQUIRE(links.empty() || static_cast<int>(links.size()) == ranks * ranks, links.size(), ranks);
+  if (!links.empty() && static_cast<int>(links.size()) != ranks * ranks)
+    fail_usage("there are {} links between {} ranks; {} are needed", links.size(), ranks, ranks * ranks);
   return links;
 }
 
@@ -322,7 +324,7 @@ int join_run(lua_State* L) {
   member.host = host_name();
   if (member.host.empty()) member.host = address;
   member.device = field<std::string>(L, 1, "device").value_or("cpu");
-  member.device_memory = static_cast<int64_t>(field<double>(L, 1, "memory").value_or(0));
+  member.device_memory = to_integer<int64_t>(field<double>(L, 1, "memory").value_or(0));
   member.address = address;
   member.version = HET_VERSION;
   member.recipe_digest = hex_of(hmac_sha256("recipe", field<std::string>(L, 1, "recipe").value_or("")));
@@ -356,6 +358,11 @@ int join_run(lua_State* L) {
   return Convert<ClusterHandle>::push(L, std::move(cluster));
 }
 
+// What reaches other ranks cannot any more once this one has left.
+void require_member(const ClusterHandle& cluster) {
+  if (cluster->left) fail_usage("this rank has left the run");
+}
+
 int cluster_rank(ClusterHandle& cluster) { return cluster->groups->rank(); }
 int cluster_size(ClusterHandle& cluster) { return cluster->groups->size(); }
 // How what GPUs tell each other travels: a sentence for each of this rank's groups that has one.
@@ -363,6 +370,7 @@ std::vector<std::string> cluster_ways(ClusterHandle& cluster) { return cluster->
 
 // Whether any rank says so: asked by all of them at the same place.
 bool cluster_any(ClusterHandle& cluster, bool own) {
+  require_member(cluster);
   if (cluster->agree == nullptr) {
     CollectiveRequest request;
     request.kind = CollectiveKind::all_reduce;
@@ -420,47 +428,78 @@ struct Held {
   std::vector<Piece> pieces;  // each part once, from the first rank that has it
 };
 
-// Four lines for each tensor of the executor's program: name, dtype and whether it is trained, shape, shard.
+// The tensors of the executor's state, as JSON: names may hold any text.
 std::string describe_state(const Program& program) {
-  std::string text;
+  Json::Array tensors;
   for (const BufferSpec& buffer : program.buffers) {
     if (buffer.home != Home::state) continue;
     const Shape& whole = buffer.shard ? buffer.shard->whole : buffer.type.shape;
-    text += fmt::format("{}\n{} {}\n{}\n", buffer.name, name_of(buffer.type.dtype), buffer.trained ? 1 : 0,
-                        fmt::join(whole, ","));
-    if (buffer.shard)
-      text += fmt::format("{},{},{},{}", buffer.shard->dim, buffer.shard->parts, buffer.shard->part,
-                          fmt::join(buffer.shard->segments, ","));
-    text += '\n';
+    Json::Object tensor{{"name", buffer.name},
+                        {"dtype", std::string(name_of(buffer.type.dtype))},
+                        {"trained", buffer.trained},
+                        {"shape", Json::Array(whole.begin(), whole.end())}};
+    if (const auto& shard = buffer.shard)
+      tensor.emplace_back(
+          "shard", Json::Object{{"dim", shard->dim},
+                                {"parts", shard->parts},
+                                {"part", shard->part},
+                                {"segments", Json::Array(shard->segments.begin(), shard->segments.end())}});
+    tensors.emplace_back(std::move(tensor));
   }
-  return text;
+  return to_string(Json(std::move(tensors)));
 }
 
-std::vector<int64_t> numbers_in(const std::string& line) {
-  std::vector<int64_t> numbers;
-  for (size_t at = 0; at < line.size();) {
-    size_t used = 0;
-    numbers.push_back(std::stoll(line.substr(at), &used));
-    at += used + 1;
+// What another rank describes is checked as what a file holds is.
+class Description {
+ public:
+  Description(const Json& json, int rank) : json_(json), rank_(rank) {}
+
+  const Json& member(const char* name) const { return required(json_.find(name)); }
+  int64_t number(const char* name) const { return required(member(name).integer()); }
+  const std::string& text(const char* name) const { return required(member(name).string()); }
+  bool flag(const char* name) const { return required(member(name).boolean()); }
+  std::vector<int64_t> numbers(const char* name) const {
+    std::vector<int64_t> values;
+    for (const Json& value : required(member(name).array())) values.push_back(required(value.integer()));
+    return values;
   }
-  return numbers;
-}
+  TensorType type() const {
+    const auto dtype = dtype_named(text("dtype"));
+    TensorType type{required(dtype ? &*dtype : nullptr), numbers("shape")};
+    elements_of(type.shape);
+    return type;
+  }
+  std::optional<Shard> shard() const {
+    const Json* found = json_.find("shard");
+    if (found == nullptr) return std::nullopt;
+    const Description of(*found, rank_);
+    Shard shard{numbers("shape"), of.number("dim"), of.numbers("segments"),
+                static_cast<int>(of.number("parts")), static_cast<int>(of.number("part"))};
+    if (shard.dim < 0 || shard.dim >= static_cast<int64_t>(shard.whole.size()) || shard.part < 0 ||
+        shard.part >= shard.parts)
+      required<Json>(nullptr);
+    return shard;
+  }
+
+ private:
+  template <typename T>
+  const T& required(const T* value) const {
+    if (value == nullptr)
+      fail(ErrorKind::peer, "rank {} describes its state in a way that cannot be read", rank_);
+    return *value;
+  }
+
+  const Json& json_;
+  int rank_;
+};
 
 void add_described(std::map<std::string, Held>& all, int rank, const std::string& text) {
-  std::vector<std::string> lines;
-  for (size_t at = 0, end; (end = text.find('\n', at)) != std::string::npos; at = end + 1)
-    lines.push_back(text.substr(at, end - at));
-  for (size_t i = 0; i + 3 < lines.size(); i += 4) {
-    const size_t space = lines[i + 1].find(' ');
-    const TensorType type{dtype_named(lines[i + 1].substr(0, space)).value(), numbers_in(lines[i + 2])};
-    std::optional<Shard> shard;
-    if (const auto numbers = numbers_in(lines[i + 3]); numbers.size() >= 4)
-      shard = Shard{type.shape,
-                    numbers[0],
-                    {numbers.begin() + 3, numbers.end()},
-                    static_cast<int>(numbers[1]),
-                    static_cast<int>(numbers[2])};
-    Held& held = all.emplace(lines[i], Held{type, lines[i + 1].substr(space) == " 1", {}}).first->second;
+  const Json json = parse_json(text, fmt::format("the state of rank {}", rank));
+  for (const Json& tensor : json.array() != nullptr ? *json.array() : Json::Array{}) {
+    const Description about(tensor, rank);
+    const std::string& name = about.text("name");
+    const std::optional<Shard> shard = about.shard();
+    Held& held = all.emplace(name, Held{about.type(), about.flag("trained"), {}}).first->second;
     const bool known = std::any_of(held.pieces.begin(), held.pieces.end(),
                                    [&](const Held::Piece& piece) { return piece.shard == shard; });
     if (!known) held.pieces.push_back({rank, shard});
@@ -473,6 +512,7 @@ int cluster_gather(lua_State* L) {  // cluster, executor, state
   auto& cluster = check_object<ClusterHandle>(L, 1);
   auto& executor = check_object<ExecutorHandle>(L, 2);
   auto& state = check_object<StateHandle>(L, 3);
+  require_member(cluster);
   Communicator& world = cluster->world();
   std::map<std::string, Held> all;
   const auto texts = tell_all(world, describe_state(executor->program()), "the names of the state");
@@ -528,17 +568,20 @@ int cluster_gather(lua_State* L) {  // cluster, executor, state
 
 // The texts of all ranks, in their order. All ranks call it at the same place.
 std::vector<std::string> cluster_tell(ClusterHandle& cluster, std::string text) {
+  require_member(cluster);
   return tell_all(cluster->world(), text, "what the ranks tell each other");
 }
 
 // Seconds to add to this rank's times (executor:timings()) to have the first rank's.
 double cluster_clock_offset(ClusterHandle& cluster) {
+  require_member(cluster);
   return clock_offset(cluster->world(), [] {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   });
 }
 
 void cluster_leave(ClusterHandle& cluster) {
+  if (cluster->left) return;
   cluster->connected_groups();
   cluster->watch.reset();
   cluster->left = true;

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "core/base/units.h"
 #include "core/data/draw.h"
 #include "core/data/shuffle.h"
 #include "core/io/file.h"
@@ -38,10 +39,18 @@ void push_json(lua_State* L, const Json& json) {
       json.value);
 }
 
-namespace {}  // namespace
+namespace {
 
 // --- JSON; null is the lightuserdata native.null
-Json json_at(lua_State* L, int index, int depth) {
+// What a value may take as JSON: tables that stand in each other many times over would fill any memory.
+constexpr int64_t kMostJsonBytes = int64_t{1} << 28;
+void count_json(int64_t& left, int64_t bytes) {
+  left -= bytes;
+  if (left < 0) fail_usage("a table of more than {} cannot be written as JSON", show_bytes(kMostJsonBytes));
+}
+
+Json json_at(lua_State* L, int index, int64_t& left, int depth) {
+  count_json(left, sizeof(Json));
   if (depth > kJsonDepth)
     fail_usage("a table nested deeper than {} (or one that holds itself) cannot be written as JSON",
                kJsonDepth);
@@ -50,7 +59,9 @@ Json json_at(lua_State* L, int index, int depth) {
     case LUA_TNIL: return {};
     case LUA_TLIGHTUSERDATA: return {};
     case LUA_TBOOLEAN: return lua_toboolean(L, index) != 0;
-    case LUA_TSTRING: return Convert<std::string>::get(L, index);
+    case LUA_TSTRING:
+      count_json(left, static_cast<int64_t>(lua_objlen(L, index)));
+      return Convert<std::string>::get(L, index);
     case LUA_TNUMBER: {
       const double number = lua_tonumber(L, index);
       if (std::abs(number) < 0x1p53 && number == std::floor(number)) return static_cast<int64_t>(number);
@@ -64,7 +75,7 @@ Json json_at(lua_State* L, int index, int depth) {
     Json::Array array;
     for (int i = 1; i <= count; ++i) {
       lua_rawgeti(L, index, i);
-      array.push_back(json_at(L, lua_gettop(L), depth + 1));
+      array.push_back(json_at(L, lua_gettop(L), left, depth + 1));
       lua_pop(L, 1);
     }
     return array;
@@ -74,11 +85,19 @@ Json json_at(lua_State* L, int index, int depth) {
   while (lua_next(L, index) != 0) {
     if (lua_type(L, -2) != LUA_TSTRING)
       fail_usage("a table with keys other than 1.. and strings cannot be written as JSON");
-    object.emplace_back(lua_tostring(L, -2), json_at(L, lua_gettop(L), depth + 1));
+    std::string name = Convert<std::string>::get(L, lua_gettop(L) - 1);
+    count_json(left, static_cast<int64_t>(sizeof(name) + name.size()));
+    object.emplace_back(std::move(name), json_at(L, lua_gettop(L), left, depth + 1));
     lua_pop(L, 1);
   }
   std::sort(object.begin(), object.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   return object;
+}
+}  // namespace
+
+Json json_at(lua_State* L, int index) {
+  int64_t left = kMostJsonBytes;
+  return json_at(L, index, left, 0);
 }
 
 namespace {
@@ -102,15 +121,20 @@ int json_decode(lua_State* L) {
 
 int push_metadata(lua_State* L, const std::map<std::string, std::string>& metadata) {
   lua_newtable(L);
-  for (const auto& [name, text] : metadata) set_field(L, name.c_str(), text);
+  for (const auto& [name, text] : metadata) {
+    Convert<std::string>::push(L, name);
+    Convert<std::string>::push(L, text);
+    lua_rawset(L, -3);
+  }
   return 2;
 }
 int safetensors_read(lua_State* L) {  // path -> {name = tensor}, {metadata}
   const Safetensors file = read_safetensors(Convert<Path>::get(L, 1));
   lua_newtable(L);
   for (const auto& [name, tensor] : file.tensors) {
+    Convert<std::string>::push(L, name);
     push_tensor(L, tensor);
-    lua_setfield(L, -2, name.c_str());
+    lua_rawset(L, -3);
   }
   return push_metadata(L, file.metadata);
 }
@@ -118,14 +142,17 @@ int safetensors_open(lua_State* L) {  // path -> {name = stored tensor}, {metada
   const StoredSafetensors file = open_safetensors(Convert<Path>::get(L, 1));
   lua_newtable(L);
   for (const auto& [name, tensor] : file.tensors) {
+    Convert<std::string>::push(L, name);
     Convert<StoredTensor>::push(L, tensor);
-    lua_setfield(L, -2, name.c_str());
+    lua_rawset(L, -3);
   }
   return push_metadata(L, file.metadata);
 }
 int stored_joined(lua_State* L) {  // {stored tensors}: one below the other
   std::vector<StoredTensor> parts;
-  for (int i = 1; i <= static_cast<int>(lua_objlen(L, 1)); ++i) {
+  const int count = list_size(L, 1);
+  if (count == 0) fail_usage("stored_joined: there is nothing to join");
+  for (int i = 1; i <= count; ++i) {
     lua_rawgeti(L, 1, i);
     parts.push_back(check_object<StoredTensor>(L, lua_gettop(L)));
     lua_pop(L, 1);
@@ -148,7 +175,7 @@ std::map<std::string, Tensor> tensors_at(lua_State* L, int index) {
   std::map<std::string, Tensor> tensors;
   for (lua_pushnil(L); lua_next(L, index) != 0; lua_pop(L, 1)) {
     if (lua_type(L, -2) != LUA_TSTRING) fail_usage("tensors that are written have names");
-    tensors.emplace(lua_tostring(L, -2), check_object<Tensor>(L, lua_gettop(L)));
+    tensors.emplace(Convert<std::string>::get(L, lua_gettop(L) - 1), check_object<Tensor>(L, lua_gettop(L)));
   }
   return tensors;
 }
@@ -166,10 +193,12 @@ std::map<std::string, std::string> metadata_at(lua_State* L, int index) {
 // (Saving).
 int save_files(lua_State* L) {
   std::vector<SavedFile> files;
-  for (int i = 1; i <= static_cast<int>(lua_objlen(L, 1)); ++i) {
+  const int count = list_size(L, 1);
+  for (int i = 1; i <= count; ++i) {
     lua_rawgeti(L, 1, i);
     const int file = lua_gettop(L);
-    const Path path = field<Path>(L, file, "path").value();
+    const Path path = field<Path>(L, file, "path").value_or(Path{});
+    if (path.empty()) fail_usage("save_files: file {} has no path", i);
     lua_getfield(L, file, "metadata");
     lua_getfield(L, file, "tensors");
     lua_getfield(L, file, "json");
@@ -199,7 +228,7 @@ int new_corpus(lua_State* L) {
     options.holdout = holdout;
     options.tokenizer = field<std::string>(L, 1, "tokenizer").value_or("char");
     options.model = field<Path>(L, 1, "model").value_or(Path{});
-    if (const auto most = field<double>(L, 1, "most_bytes")) options.most_bytes = static_cast<int64_t>(*most);
+    options.most_bytes = field<int64_t>(L, 1, "most_bytes").value_or(options.most_bytes);
     lua_getfield(L, 1, "vocabulary");
     if (!lua_isnil(L, -1)) options.vocabulary = json_at(L, lua_gettop(L));
     lua_pop(L, 1);
@@ -254,13 +283,16 @@ int corpus_sampler(lua_State* L) {
   options.batch = field<int64_t>(L, 2, "batch").value_or(1);
   options.microbatch = field<int64_t>(L, 2, "microbatch").value_or(0);
   options.split = split_named(field<std::string>(L, 2, "split").value_or("train"));
-  options.seed = static_cast<uint64_t>(field<double>(L, 2, "seed").value_or(0));
+  options.seed = static_cast<uint64_t>(field<int64_t>(L, 2, "seed").value_or(0));
   options.start = field<int64_t>(L, 2, "start").value_or(0);
   options.first = field<int64_t>(L, 2, "first").value_or(0);
   options.count = field<int64_t>(L, 2, "count").value_or(0);
   options.ahead = field<int>(L, 2, "ahead").value_or(2);
-  if (field<std::string>(L, 2, "objective").value_or("next_token") == "masked")
+  const std::string objective = field<std::string>(L, 2, "objective").value_or("next_token");
+  if (objective == "masked")
     options.objective = Objective::masked;
+  else if (objective != "next_token")
+    fail_usage("'{}' is not an objective; there are next_token, masked", objective);
   options.mask_share = field<double>(L, 2, "mask_share").value_or(options.mask_share);
   options.mask_token = field<int32_t>(L, 2, "mask_token").value_or(options.mask_token);
   return Convert<SamplerHandle>::push(L, std::make_shared<Sampler>(corpus, options));
@@ -324,13 +356,19 @@ int tokenizer_index(lua_State* L) {
 
 // Rows of a packed tensor, [rows, ...]: those that samples [start, start + count) of an endless run over its
 // first `size` rows have.
-Tensor shuffled_rows(Tensor& tensor, int64_t size, double seed, int64_t start, int64_t count) {
-  HET_REQUIRE(tensor.layout().is_contiguous() && size > 0 && size <= tensor.shape()[0], size);
+Tensor shuffled_rows(Tensor& tensor, int64_t size, int64_t seed, int64_t start, int64_t count) {
+  if (tensor.shape().empty()) fail_usage("shuffled_rows: a scalar has no rows");
+  if (!tensor.layout().is_contiguous())
+    fail_usage("shuffled_rows: this is a strided view of {}; take :contiguous() first",
+               to_string(tensor.type()));
+  if (size < 1 || size > tensor.shape()[0])
+    fail_usage("shuffled_rows: {} rows of {}", size, to_string(tensor.type()));
+  if (start < 0 || count < 0) fail_usage("shuffled_rows: {} rows from row {} on", count, start);
   TensorType type = tensor.type();
   type.shape[0] = count;
   Tensor result(type);
   const int64_t bytes = count == 0 ? 0 : type.bytes() / count;
-  for (int64_t i = 0; i < count; ++i) {
+  for (int64_t i = 0; i < count && bytes > 0; ++i) {
     const int64_t sample = start + i;
     const int64_t row = permuted(static_cast<uint64_t>(seed), sample / size, size, sample % size);
     std::memcpy(result.bytes() + i * bytes, tensor.bytes() + row * bytes, static_cast<size_t>(bytes));
@@ -349,6 +387,7 @@ int64_t draw(Tensor& logits, double temperature, std::optional<int64_t> top_k, d
   options.top_k = top_k;
   options.top_p = top_p;
   const auto all = row.span<float>();
+  if (known && *known < 1) fail_usage("draw: of the first {} tokens none can be drawn", *known);
   const size_t count = std::min(all.size(), static_cast<size_t>(known.value_or(row.elements())));
   return draw_token(all.first(count), options, uniform);
 }

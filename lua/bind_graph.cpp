@@ -39,8 +39,7 @@ Initial initial_at(lua_State* L, int index) {
 
 TensorType type_at(lua_State* L, int dtype, int shape) {
   TensorType type{Convert<DType>::get(L, dtype), Convert<Shape>::get(L, shape)};
-  for (const int64_t size : type.shape)
-    if (size < 0) fail_usage("a dimension of {} is negative", to_string(type.shape));
+  elements_of(type.shape);
   return type;
 }
 
@@ -94,8 +93,9 @@ int graph_differentiate(lua_State* L) {  // -> {[parameter name] = gradient}
   lua_newtable(L);
   for (const auto& [parameter, gradient] : gradients) {
     if (gradient == kAbsent) continue;
+    Convert<std::string>::push(L, graph->graph.values[parameter].name);
     push_object(L, ValueHandle{graph, gradient});
-    lua_setfield(L, -2, graph->graph.values[parameter].name.c_str());
+    lua_rawset(L, -3);
   }
   return 1;
 }
@@ -162,6 +162,13 @@ int value_index(lua_State* L) {
                    {"dtype", "shape", "name"});  // its graph is not for recipes
 }
 
+// On the stack, for as many results: a split may have more than Lua can return.
+void make_room_for(lua_State* L, const OpDef& op, size_t results) {
+  constexpr size_t kMost = 4000;
+  if (results > kMost || !lua_checkstack(L, static_cast<int>(results) + 8))
+    fail_usage("{}: {} results are more than can be returned at once", op.name, results);
+}
+
 // native.op(name, inputs, attributes): on values, appended to their graph; on tensors, run at once. An
 // operator without inputs takes the graph in place of the inputs, or nothing to run at once.
 int op(lua_State* L) {
@@ -169,7 +176,10 @@ int op(lua_State* L) {
   const Attributes attributes = Convert<Attributes>::get(L, 3);
   GraphHandle graph;
   if (auto* given = to_object<GraphHandle>(L, 2)) graph = *given;
-  const int count = lua_istable(L, 2) ? static_cast<int>(lua_objlen(L, 2)) : 0;
+  const int count = lua_istable(L, 2) ? list_size(L, 2) : 0;
+  constexpr int kMostOperands = 65536;
+  if (count > kMostOperands)
+    fail_usage("{}: {} operands are more than {}", definition.name, count, kMostOperands);
   std::vector<ValueId> values;
   std::vector<Tensor> tensors;
   bool any_tensor = false;
@@ -199,9 +209,9 @@ int op(lua_State* L) {
     fail_usage(
         "{}: its operands are both tensors and values of a graph; make tensors inputs or parameters first",
         definition.name);
-  luaL_checkstack(L, 8, "results of an operator");
   if (graph) {
     const auto results = graph->open().call_all(definition, std::move(values), attributes);
+    make_room_for(L, definition, results.size());
     for (const ValueId id : results) {
       if (id == kAbsent)
         lua_pushboolean(L, false);
@@ -212,6 +222,7 @@ int op(lua_State* L) {
   }
   auto results = host_of(L).eager->call(definition, tensors, attributes);
   const int made = static_cast<int>(results.size());
+  make_room_for(L, definition, results.size());
   for (Tensor& result : results) {
     if (result.present())
       push_tensor(L, std::move(result));

@@ -29,6 +29,7 @@ using planner::Planned;
 using planner::Request;
 
 constexpr int kMostTensor = 8;  // devices that share a layer
+constexpr int kMostHosts = 1 << 16, kMostBatch = 1 << 20;
 
 Link link_at(lua_State* L, int index) {
   return {field<double>(L, index, "latency").value_or(0), field<double>(L, index, "bandwidth").value_or(0)};
@@ -52,10 +53,13 @@ Cluster cluster_at(lua_State* L, int index) {
     type.efficiency = field<double>(L, at, "efficiency").value_or(0.5);
     cluster.types.push_back(std::move(type));
   });
+  int64_t hosts = 0;
   each_in(L, index, "nodes", [&](int, int at) {
     planner::Node node;
     const std::string name = field<std::string>(L, at, "name").value_or("");
     const int count = field<int>(L, at, "count").value_or(1);
+    hosts += std::max(count, 0);
+    if (hosts > kMostHosts) fail_usage("a cluster of more than {} machines", kMostHosts);
     for (int i = 1; i <= count; ++i) node.hosts.push_back(count == 1 ? name : fmt::format("{}{}", name, i));
     node.type = field<std::string>(L, at, "type").value_or("");
     node.devices = field<int>(L, at, "devices").value_or(1);
@@ -126,6 +130,7 @@ Request request_at(lua_State* L, const Graph& graph, int index) {
   request.cluster = planner::merged(cluster_at(L, lua_gettop(L)));
   lua_pop(L, 1);
   request.batch = field<int>(L, index, "batch").value_or(1);
+  if (request.batch > kMostBatch) fail_usage("batch = {}; {} are the most", request.batch, kMostBatch);
   request.model = planner::model_of_graph(graph, field<std::string>(L, index, "name").value_or("model"), 1,
                                           field<int>(L, index, "tokens").value_or(1));
   request.objective = objective_named(field<std::string>(L, index, "objective").value_or("time"));
@@ -373,9 +378,11 @@ int begin_planning(lua_State* L) {
   const bool events = field<bool>(L, 2, "events").value_or(false);
   const int fallbacks = field<int>(L, 2, "fallbacks").value_or(0);
   auto planning = std::make_shared<Planning>();
-  planning->answer = std::async(std::launch::async, [graph, request, policy, events, fallbacks] {
-    return plan_and_fallbacks(*request, policy, graph->graph, events, fallbacks);
-  });
+  // A copy: Lua may go on building the graph.
+  planning->answer =
+      std::async(std::launch::async, [graph = graph->graph, request, policy, events, fallbacks] {
+        return plan_and_fallbacks(*request, policy, graph, events, fallbacks);
+      });
   return Convert<PlanningHandle>::push(L, std::move(planning));
 }
 
@@ -386,10 +393,15 @@ int wait_for_planning(lua_State* L) {
   return 1;
 }
 
+void require_sound(const std::vector<std::string>& problems) {
+  if (!problems.empty()) fail_usage("this cannot be simulated:\n  {}", fmt::join(problems, "\n  "));
+}
+
 int simulate_graph(lua_State* L) {  // graph, {plan, events, ... as request_at}
   const Graph& graph = check_object<GraphHandle>(L, 1)->graph;
   luaL_checktype(L, 2, LUA_TTABLE);
   Request request = request_at(L, graph, 2);
+  require_sound(validate(request));
   lua_getfield(L, 2, "plan");
   const Plan plan = plan_at(L, lua_gettop(L), static_cast<int>(graph.layers.size()));
   lua_pop(L, 1);
@@ -420,6 +432,7 @@ int simulate_graph(lua_State* L) {  // graph, {plan, events, ... as request_at}
 // bandwidth, memory}}, links = {{latency, bandwidth}}}, a device a rank, links by rank from and then rank to.
 int pace_of(lua_State* L) {  // cluster, plan, layers
   const Cluster cluster = cluster_at(L, 1);
+  require_sound(planner::validate(cluster));
   const Plan plan = plan_at(L, 2, Convert<int>::get(L, 3));
   struct Place {
     int node = -1, host = 0;

@@ -50,14 +50,22 @@ int measure_graph(lua_State* L) {
   options.type = field<std::string>(L, 4, "type").value_or(options.type);
   options.tensor = field<int>(L, 4, "tensor").value_or(1);
   options.microbatch = field<int>(L, 4, "microbatch").value_or(1);
-  if (const auto runs = field<int>(L, 4, "runs")) options.least_runs = options.most_runs = *runs;
+  if (options.tensor < 1 || options.microbatch < 1)
+    fail_usage("measure: tensor = {} and microbatch = {} are 1 or more", options.tensor, options.microbatch);
+  if (const auto runs = field<int>(L, 4, "runs")) {
+    constexpr int kMost = 1 << 20;
+    if (*runs < 1 || *runs > kMost) fail_usage("measure: runs = {}; 1 to {} are possible", *runs, kMost);
+    options.least_runs = options.most_runs = *runs;
+  }
   options.stop = &interrupt_pending;
   std::map<std::string, Tensor> inputs;
   lua_getfield(L, 4, "inputs");
   if (lua_istable(L, -1)) {
     const int table = lua_gettop(L);
-    for (lua_pushnil(L); lua_next(L, table) != 0; lua_pop(L, 1))
-      inputs.emplace(lua_tostring(L, -2), check_object<Tensor>(L, lua_gettop(L)));
+    for (lua_pushnil(L); lua_next(L, table) != 0; lua_pop(L, 1)) {
+      if (lua_type(L, -2) != LUA_TSTRING) fail_usage("measure: inputs are named");
+      inputs.emplace(Convert<std::string>::get(L, lua_gettop(L) - 1), check_object<Tensor>(L, lua_gettop(L)));
+    }
   }
   lua_pop(L, 1);
   const planner::Measured measured = planner::measure_layers(graph, model, device, inputs, options);
@@ -91,12 +99,23 @@ int push_messages(lua_State* L, const std::vector<MessageTime>& times) {
 }
 
 std::vector<int64_t> sizes_at(lua_State* L, int index) {
-  return Convert<std::vector<int64_t>>::get(L, index);
+  constexpr int64_t kMost = int64_t{1} << 32;
+  const auto sizes = Convert<std::vector<int64_t>>::get(L, index);
+  for (const int64_t size : sizes)
+    if (size < 1 || size > kMost) fail_usage("a message of {} bytes; 1 to {} are possible", size, kMost);
+  return sizes;
+}
+
+int rounds_at(lua_State* L, int index) {
+  constexpr int kMost = 1 << 20;
+  const int rounds = Convert<int>::get(L, index);
+  if (rounds < 1 || rounds > kMost) fail_usage("{} rounds of messages; 1 to {} are possible", rounds, kMost);
+  return rounds;
 }
 
 // sizes, rounds: {{bytes, seconds}} between two threads of this process.
 int messages_here(lua_State* L) {
-  return push_messages(L, time_messages_here(sizes_at(L, 1), Convert<int>::get(L, 2)));
+  return push_messages(L, time_messages_here(sizes_at(L, 1), rounds_at(L, 2)));
 }
 
 // cluster, from, to (ranks from 0), sizes, rounds, device: the same between two ranks, from device to device
@@ -104,18 +123,21 @@ int messages_here(lua_State* L) {
 int messages_between(lua_State* L) {
   const auto& cluster = check_object<ClusterHandle>(L, 1);
   const int from = Convert<int>::get(L, 2), to = Convert<int>::get(L, 3);
+  const int ranks = groups_of(cluster)->size();
+  if (from < 0 || to < 0 || from >= ranks || to >= ranks || from == to)
+    fail_usage("messages between ranks {} and {} of {}", from, to, ranks);
   const auto& device = check_object<DeviceHandle>(L, 6);
   const DirectPair direct{groups_of(cluster)->direct({std::min(from, to), std::max(from, to)}, device),
                           device.get()};
-  return push_messages(
-      L, time_messages(world_of(cluster), from, to, sizes_at(L, 4), Convert<int>::get(L, 5), direct));
+  return push_messages(L,
+                       time_messages(world_of(cluster), from, to, sizes_at(L, 4), rounds_at(L, 5), direct));
 }
 
 // {{bytes, seconds}}: latency and bandwidth.
 int fit_link(lua_State* L) {
   std::vector<planner::Message> messages;
-  luaL_checktype(L, 1, LUA_TTABLE);
-  for (int i = 1; i <= static_cast<int>(lua_objlen(L, 1)); ++i) {
+  const int count = list_size(L, 1);
+  for (int i = 1; i <= count; ++i) {
     lua_rawgeti(L, 1, i);
     const int at = lua_gettop(L);
     messages.push_back(

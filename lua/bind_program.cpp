@@ -39,10 +39,16 @@ int gpu_report(lua_State* L) {
 int get_device(lua_State* L) {
   DeviceHandle found = device(L, Convert<std::optional<std::string>>::get(L, 1).value_or("cpu"));
   if (lua_istable(L, 2)) {
+    const auto rate = [L](const char* name) {  // 0: not limited
+      constexpr double kLeast = 1e3;
+      const double value = field<double>(L, 2, name).value_or(0);
+      if (value != 0 && !(value >= kLeast)) fail_usage("{} = {}; {} is the least", name, value, kLeast);
+      return value;
+    };
     Pace pace;
-    pace.flops_per_second = field<double>(L, 2, "flops").value_or(0);
-    pace.bytes_per_second = field<double>(L, 2, "bandwidth").value_or(0);
-    pace.memory_bytes = static_cast<int64_t>(field<double>(L, 2, "memory").value_or(0));
+    pace.flops_per_second = rate("flops");
+    pace.bytes_per_second = rate("bandwidth");
+    pace.memory_bytes = static_cast<int64_t>(std::min(rate("memory"), 0x1p53));
     found = make_paced(found, pace);
   }
   return Convert<DeviceHandle>::push(L, found);
@@ -112,14 +118,15 @@ double device_bandwidth(DeviceHandle& handle) {
 }
 
 int threads(lua_State* L) {  // native.threads([count])
+  constexpr int kMost = 4096;
   if (const auto count = Convert<std::optional<int>>::get(L, 1)) {
-    if (*count < 1) fail_usage("threads = {}; at least 1 is needed", *count);
+    if (*count < 1 || *count > kMost) fail_usage("threads = {}; 1 to {} are possible", *count, kMost);
     set_thread_count(*count);
   }
   return Convert<int>::push(L, thread_count());
 }
 
-StateHandle new_state(DeviceHandle& handle, std::optional<double> seed) {
+StateHandle new_state(DeviceHandle& handle, std::optional<int64_t> seed) {
   return std::make_shared<StateStore>(handle, static_cast<uint64_t>(seed.value_or(0)));
 }
 
@@ -162,31 +169,42 @@ Schedule schedule_named(const std::string& name) {
 
 }  // namespace
 
+namespace {
+constexpr int kMostInPlan = 1 << 20;  // of anything that is counted: sums and products of two stay small
+}
+
 Plan plan_at(lua_State* L, int index, int layers) {
   Plan plan;
-  plan.tensor = field<int>(L, index, "tensor").value_or(1);
+  const auto count = [L](int at, const char* name, int otherwise) {
+    const int value = field<int>(L, at, name).value_or(otherwise);
+    if (value > kMostInPlan) fail_usage("{} = {} of a plan is more than {}", name, value, kMostInPlan);
+    return value;
+  };
+  plan.tensor = count(index, "tensor", 1);
   plan.sequence = field<bool>(L, index, "sequence").value_or(false);
-  plan.microbatch = field<int>(L, index, "microbatch").value_or(1);
+  plan.microbatch = count(index, "microbatch", 1);
   plan.schedule = schedule_named(field<std::string>(L, index, "schedule").value_or("1f1b"));
-  plan.chunks = field<int>(L, index, "chunks").value_or(1);
-  plan.warmup = field<int>(L, index, "warmup").value_or(0);
+  plan.chunks = count(index, "chunks", 1);
+  plan.warmup = count(index, "warmup", 0);
   plan.sharded_optimizer = field<bool>(L, index, "sharded_optimizer").value_or(false);
   each_in(L, index, "pipelines", [&](int, int at) {
     Pipeline& pipeline = plan.pipelines.emplace_back();
-    pipeline.microbatches = field<int>(L, at, "microbatches").value_or(1);
+    pipeline.microbatches = count(at, "microbatches", 1);
     each_in(L, at, "stages", [&](int, int stage_at) {
       Stage& stage = pipeline.stages.emplace_back();
-      stage.layers = field<int>(L, stage_at, "layers").value_or(-1);
+      stage.layers = count(stage_at, "layers", -1);
       stage.recompute = field<bool>(L, stage_at, "recompute").value_or(false);
-      stage.optimizer_share = field<int>(L, stage_at, "optimizer_share").value_or(1);
-      each_in(L, stage_at, "devices", [&](int, int) { stage.devices.emplace_back(lua_tostring(L, -1)); });
+      stage.optimizer_share = count(stage_at, "optimizer_share", 1);
+      stage.devices = field<std::vector<std::string>>(L, stage_at, "devices").value_or(stage.devices);
     });
-    int left = layers, open = 0;
+    int64_t left = layers;
+    int open = 0;
     for (const Stage& stage : pipeline.stages) stage.layers < 0 ? ++open : left -= stage.layers;
+    if (left < -kMostInPlan) fail_usage("the stages of a pipeline hold more than {} layers", kMostInPlan);
     int first = 0, share = 0;
     for (Stage& stage : pipeline.stages) {
       if (stage.layers < 0) {
-        const Range range = share_of(std::max(left, 0), open, share++);
+        const Range range = share_of(std::max<int64_t>(left, 0), open, share++);
         stage.layers = static_cast<int>(range.end - range.begin);
       }
       stage.first_layer = first;
@@ -248,14 +266,14 @@ int program_memory(lua_State* L) { return push_memory(L, memory_of(*check_object
 int new_executor(lua_State* L) {  // program, state, cluster or nil
   auto& program = check_object<ProgramHandle>(L, 1);
   auto& state = check_object<StateHandle>(L, 2);
-  const auto* cluster = to_object<ClusterHandle>(L, 3);
+  const auto* cluster = lua_isnoneornil(L, 3) ? nullptr : &check_object<ClusterHandle>(L, 3);
   return Convert<ExecutorHandle>::push(
       L, std::make_shared<Executor>(*program, state, cluster == nullptr ? nullptr : groups_of(*cluster)));
 }
 int executor_write(lua_State* L) {  // executor, name, tensor or number, micro-batch from 1
   auto& executor = check_object<ExecutorHandle>(L, 1);
   const std::string name = Convert<std::string>::get(L, 2);
-  const int microbatch = Convert<std::optional<int>>::get(L, 4).value_or(0) - 1;
+  const int microbatch = std::max(Convert<std::optional<int>>::get(L, 4).value_or(0), 0) - 1;
   if (microbatch >= executor->program().microbatches)
     fail_usage("micro-batch {} of '{}': the program has {}", microbatch + 1, name,
                executor->program().microbatches);

@@ -107,7 +107,7 @@ void names_recipe(std::string path) { name_recipe(path); }
 double hash(std::string text) { return static_cast<double>(hash_of(text) >> 11); }
 
 // Number i of a reproducible stream, uniform in [0, 1): for sampling tokens.
-double random_uniform(double seed, double stream, double index) {
+double random_uniform(int64_t seed, int64_t stream, int64_t index) {
   const auto words = philox(philox_key(static_cast<uint64_t>(seed), static_cast<uint64_t>(stream)),
                             static_cast<uint64_t>(index));
   return ((static_cast<uint64_t>(words[0]) << 21) ^ (words[1] >> 11)) * 0x1p-53;

@@ -1,33 +1,43 @@
 // Tensors at the prompt: made, looked at, sliced and computed with.
+#include <algorithm>
 #include <cmath>
 
 #include "core/base/random.h"
+#include "core/base/units.h"
 #include "core/ops/op.h"
+#include "core/tensor/convert.h"
 #include "lua/objects.h"
 #include "lua/state.h"
 
 namespace het::lua {
 namespace {
 
-int64_t element_count(const Shape& shape) {
-  for (const int64_t size : shape)
-    if (size < 0) fail_usage("a dimension of {} is negative", to_string(shape));
-  return elements_of(shape);
-}
-
 DType dtype_or(lua_State* L, int index, DType fallback) {
   return Convert<std::optional<DType>>::get(L, index).value_or(fallback);
+}
+
+// Lists of Lua may hold themselves, or each other many times over: what they make is bounded before it is
+// made.
+void require_memory(lua_State* L, const Shape& shape, int64_t bytes_each) {
+  const int64_t bytes = elements_of(shape) * bytes_each, available = host_of(L).cpu->available_bytes();
+  constexpr int64_t kSmall = int64_t{1} << 20;
+  if (bytes > kSmall && bytes > available)
+    fail_environment("a list of the shape {} takes {}; {} are available", to_string(shape), show_bytes(bytes),
+                     show_bytes(available));
 }
 
 // Numbers of nested tables in row-major order, and their shape.
 void flatten(lua_State* L, int index, size_t depth, Shape& shape, std::vector<double>& values) {
   if (lua_type(L, index) == LUA_TNUMBER) {
     if (depth != shape.size()) fail_usage("tensor: rows of different depth");
+    if (values.empty()) require_memory(L, shape, 2 * sizeof(double));
     values.push_back(lua_tonumber(L, index));
     return;
   }
   if (!lua_istable(L, index)) wrong_argument(L, index, "a number or a (nested) list of numbers");
   const auto count = static_cast<int64_t>(lua_objlen(L, index));
+  if (depth == kMostDimensions)
+    fail_usage("tensor: lists nested deeper than {} (or one that holds itself)", kMostDimensions);
   if (values.empty() && depth == shape.size()) shape.push_back(count);
   if (depth >= shape.size() || shape[depth] != count)
     fail_usage("tensor: a row has {} entries where the first has {}", count,
@@ -40,6 +50,14 @@ void flatten(lua_State* L, int index, size_t depth, Shape& shape, std::vector<do
   }
 }
 
+// Elements of a packed tensor, by their index.
+template <typename Value>
+void fill(const Tensor& tensor, const Value& value) {
+  const int64_t count = tensor.elements();
+  std::byte* const bytes = tensor.bytes();
+  for (int64_t i = 0; i < count; ++i) store_element(bytes, tensor.dtype(), value(i), i);
+}
+
 int new_tensor(lua_State* L) {  // native.tensor(values [, dtype [, shape]])
   Shape shape;
   std::vector<double> values;
@@ -47,21 +65,20 @@ int new_tensor(lua_State* L) {  // native.tensor(values [, dtype [, shape]])
   const DType dtype = dtype_or(L, 2, DType::f32);
   if (lua_istable(L, 3)) {
     const Shape wanted = Convert<Shape>::get(L, 3);
-    if (element_count(wanted) != static_cast<int64_t>(values.size()))
+    if (elements_of(wanted) != static_cast<int64_t>(values.size()))
       fail_usage("tensor: {} values do not fill the shape {}", values.size(), to_string(wanted));
     shape = wanted;
   }
   Tensor tensor(TensorType{dtype, shape});
-  for (size_t i = 0; i < values.size(); ++i) tensor.set(static_cast<int64_t>(i), values[i]);
+  fill(tensor, [&](int64_t i) { return values[static_cast<size_t>(i)]; });
   return push_tensor(L, std::move(tensor));
 }
 
 int full(lua_State* L) {  // native.full(shape, value [, dtype])
   const Shape shape = Convert<Shape>::get(L, 1);
-  element_count(shape);
   const auto value = Convert<double>::get(L, 2);
   Tensor tensor(TensorType{dtype_or(L, 3, DType::f32), shape});
-  for (int64_t i = 0; i < tensor.elements(); ++i) tensor.set(i, value);
+  fill(tensor, [&](int64_t) { return value; });
   return push_tensor(L, std::move(tensor));
 }
 
@@ -71,16 +88,14 @@ int arange(lua_State* L) {  // native.arange(count [, dtype [, start [, step]]])
   const double start = Convert<std::optional<double>>::get(L, 3).value_or(0);
   const double step = Convert<std::optional<double>>::get(L, 4).value_or(1);
   Tensor tensor(TensorType{dtype_or(L, 2, DType::f32), {count}});
-  for (int64_t i = 0; i < count; ++i) tensor.set(i, start + step * static_cast<double>(i));
+  fill(tensor, [&](int64_t i) { return start + step * static_cast<double>(i); });
   return push_tensor(L, std::move(tensor));
 }
 
 int drawn(lua_State* L, Initial::Kind kind) {  // shape [, dtype [, seed]]
   const Shape shape = Convert<Shape>::get(L, 1);
-  element_count(shape);
   const DType dtype = dtype_or(L, 2, DType::f32);
-  const auto given = Convert<std::optional<double>>::get(L, 3);
-  const uint64_t seed = given ? static_cast<uint64_t>(*given) : ++host_of(L).draws;
+  const uint64_t seed = lua_isnoneornil(L, 3) ? ++host_of(L).draws : seed_at(L, 3);
   return push_tensor(L, initial_tensor("prompt", {dtype, shape}, {kind, 1.0}, seed));
 }
 int randn(lua_State* L) { return drawn(L, Initial::Kind::normal); }
@@ -126,8 +141,13 @@ void push_nested(lua_State* L, const Tensor& tensor, size_t dim, int64_t& flat) 
   }
 }
 int tolist(lua_State* L) {
+  const auto& tensor = check_object<Tensor>(L, 1);
+  constexpr int64_t kSlotBytes = 16;  // of a table, at the least
+  Shape lists = tensor.shape();       // those of nothing take memory, too
+  for (int64_t& size : lists) size = std::max<int64_t>(size, 1);
+  require_memory(L, lists, kSlotBytes);
   int64_t flat = 0;
-  push_nested(L, check_object<Tensor>(L, 1), 0, flat);
+  push_nested(L, tensor, 0, flat);
   return 1;
 }
 

@@ -194,18 +194,19 @@ constexpr std::array kRefused{
     SYS_shmat, SYS_msgget, SYS_semget, SYS_mq_open,
     // what files and devices are called
     SYS_mount, SYS_umount2, SYS_pivot_root, SYS_chroot, SYS_open_by_handle_at, SYS_name_to_handle_at,
-    SYS_fsopen, SYS_fsmount, SYS_fsconfig, SYS_move_mount, SYS_open_tree, SYS_fspick, SYS_mount_setattr, SYS_quotactl_fd, SYS_swapon, SYS_swapoff,
-    SYS_quotactl, SYS_acct, SYS_fanotify_init, SYS_mknod, SYS_mknodat, SYS_symlink, SYS_symlinkat, SYS_link,
-    SYS_linkat, SYS_truncate, SYS_chmod, SYS_fchmodat, SYS_chown, SYS_fchown, SYS_lchown, SYS_fchownat,
-    SYS_getxattr, SYS_lgetxattr, SYS_fgetxattr, SYS_listxattr, SYS_llistxattr, SYS_flistxattr, SYS_setxattr, SYS_lsetxattr, SYS_fsetxattr, SYS_removexattr, SYS_lremovexattr, SYS_fremovexattr,
-    SYS_utime, SYS_utimes, SYS_utimensat, SYS_futimesat,
+    SYS_fsopen, SYS_fsmount, SYS_fsconfig, SYS_move_mount, SYS_open_tree, SYS_fspick, SYS_mount_setattr,
+    SYS_quotactl_fd, SYS_swapon, SYS_swapoff, SYS_quotactl, SYS_acct, SYS_fanotify_init, SYS_mknod,
+    SYS_mknodat, SYS_symlink, SYS_symlinkat, SYS_link, SYS_linkat, SYS_truncate, SYS_chmod, SYS_fchmodat,
+    SYS_chown, SYS_fchown, SYS_lchown, SYS_fchownat, SYS_getxattr, SYS_lgetxattr, SYS_fgetxattr,
+    SYS_listxattr, SYS_llistxattr, SYS_flistxattr, SYS_setxattr, SYS_lsetxattr, SYS_fsetxattr,
+    SYS_removexattr, SYS_lremovexattr, SYS_fremovexattr, SYS_utime, SYS_utimes, SYS_utimensat, SYS_futimesat,
     // the kernel and who one is
     SYS_init_module, SYS_finit_module, SYS_delete_module, SYS_kexec_load, SYS_kexec_file_load, SYS_bpf,
     SYS_reboot, SYS_perf_event_open, SYS_userfaultfd, SYS_io_uring_setup, SYS_io_uring_enter,
     SYS_io_uring_register, SYS_add_key, SYS_request_key, SYS_keyctl, SYS_setns, SYS_unshare, SYS_setuid,
     SYS_setgid, SYS_setreuid, SYS_setregid, SYS_setresuid, SYS_setresgid, SYS_setgroups, SYS_capset,
-    SYS_personality, SYS_settimeofday, SYS_clock_settime, SYS_adjtimex, SYS_clock_adjtime, SYS_sethostname, SYS_setdomainname,
-    SYS_iopl, SYS_ioperm, SYS_syslog, SYS_vhangup};
+    SYS_personality, SYS_settimeofday, SYS_clock_settime, SYS_adjtimex, SYS_clock_adjtime, SYS_sethostname,
+    SYS_setdomainname, SYS_iopl, SYS_ioperm, SYS_syslog, SYS_vhangup};
 
 // GPU drivers share memory between processes by these.
 constexpr std::array kRefusedWithoutGpu{SYS_pidfd_open, SYS_pidfd_getfd, SYS_fchmod, SYS_sched_setaffinity};

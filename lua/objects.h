@@ -79,7 +79,7 @@ void set_host(lua_State* L, Host* host);
 int method_of(lua_State* L, std::string_view what, std::string_view name, std::vector<std::string> fields);
 
 // The JSON value at `index`: the other way.
-Json json_at(lua_State* L, int index, int depth = 0);
+Json json_at(lua_State* L, int index);
 
 // Push a JSON value as Lua has it: objects and arrays as tables, null as native.null.
 void push_json(lua_State* L, const Json& json);

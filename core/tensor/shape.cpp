@@ -56,6 +56,11 @@ int64_t elements_of(const Shape& shape) {
     if (size != 0 && (__builtin_mul_overflow(count, size, &count) || count > kMost))
       fail_usage("a tensor of shape {} is too large: it has more than 2^48 elements", to_string(shape));
   }
+  // Rows of nothing are walked all the same, and as lists take memory.
+  constexpr int64_t kMostEmpty = int64_t{1} << 32;
+  if (empty && count > kMostEmpty)
+    fail_usage("a tensor of shape {} is too large: its other sizes multiply to more than 2^32",
+               to_string(shape));
   return empty ? 0 : count;
 }
 

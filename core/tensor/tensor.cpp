@@ -68,35 +68,6 @@ void for_each_offset(const Layout& layout, const Visit& visit) {
 
 }  // namespace
 
-double load_element(const std::byte* from, DType dtype) {
-  switch (dtype) {
-    case DType::f32: return *reinterpret_cast<const float*>(from);
-    case DType::f64: return *reinterpret_cast<const double*>(from);
-    case DType::bf16: return static_cast<float>(*reinterpret_cast<const bf16*>(from));
-    case DType::f16: return static_cast<float>(*reinterpret_cast<const f16*>(from));
-    case DType::i32: return *reinterpret_cast<const int32_t*>(from);
-    case DType::i64: return static_cast<double>(*reinterpret_cast<const int64_t*>(from));
-    case DType::u8: return *reinterpret_cast<const uint8_t*>(from);
-    case DType::boolean: return *reinterpret_cast<const uint8_t*>(from) != 0;
-    case DType::none: break;
-  }
-  return 0;
-}
-
-void store_element(std::byte* to, DType dtype, double value) {
-  switch (dtype) {
-    case DType::f32: *reinterpret_cast<float*>(to) = static_cast<float>(value); break;
-    case DType::f64: *reinterpret_cast<double*>(to) = value; break;
-    case DType::bf16: *reinterpret_cast<bf16*>(to) = bf16(static_cast<float>(value)); break;
-    case DType::f16: *reinterpret_cast<f16*>(to) = f16(static_cast<float>(value)); break;
-    case DType::i32: *reinterpret_cast<int32_t*>(to) = to_integer<int32_t>(value); break;
-    case DType::i64: *reinterpret_cast<int64_t*>(to) = to_integer<int64_t>(value); break;
-    case DType::u8: *reinterpret_cast<uint8_t*>(to) = to_integer<uint8_t>(value); break;
-    case DType::boolean: *reinterpret_cast<uint8_t*>(to) = value != 0; break;
-    case DType::none: break;
-  }
-}
-
 Buffer::Buffer(int64_t bytes) : bytes_(bytes) {
   HET_REQUIRE(bytes >= 0, bytes);
   require_available(bytes);

@@ -10,11 +10,11 @@ const Layout kNone;
 }  // namespace
 
 double load(const std::byte* base, DType dtype, int64_t element) {
-  return load_element(base + element * bytes_of(dtype), dtype);
+  return load_element(base, dtype, element);
 }
 
 void store(std::byte* base, DType dtype, int64_t element, double value) {
-  store_element(base + element * bytes_of(dtype), dtype, value);
+  store_element(base, dtype, value, element);
 }
 
 int64_t View::offset_of(int64_t flat) const {

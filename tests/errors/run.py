@@ -19,6 +19,7 @@ ARGUMENTS = {
     'option_without_value': ['--steps'],
     'no_options': ['--steps=5'],
     'outside_named': ['--text=../outside/text.txt', '--folder=../outside/models', '--log=../outside/metrics.jsonl'],
+    'native_arguments': ['--trust'],
     'trusted_module': ['--trust'],
     'trusted_outside': ['--trust'],
 }

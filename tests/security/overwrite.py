@@ -215,7 +215,7 @@ return het.train { model = het.nn.linear(2000, 2000), batch = 1, steps = 1, over
             for name in begun():
                 (self.folder / 'runs' / 'x' / name).unlink()
             self.write('large.lua', self.LARGE % ('true', 3))
-            process = self.start('large.lua', '--quiet')
+            process = self.start('large.lua', '--quiet', '--overwrite')
             while process.poll() is None and not begun():
                 pass
             time.sleep(0.01 * (tries % 4))

@@ -40,6 +40,7 @@ TEST_CASE("a shape that no tensor has is refused, also where a size of 0 hides i
   CHECK_THROWS_WITH(elements_of({2, -1}), "a dimension of [2, -1] is negative");
   for (const Shape& shape : {Shape{large, large, large}, Shape{0, large, large}, Shape{large, 0, large}})
     CHECK_THROWS_WITH(elements_of(shape), Catch::Contains("more than 2^48 elements"));
+  CHECK_THROWS_WITH(elements_of({large, 0}), Catch::Contains("multiply to more than 2^32"));
   CHECK_THROWS_WITH(elements_of(Shape(33, 1)), "a tensor has at most 32 dimensions, not 33");
   CHECK(to_string(Shape(1000, 1)) == "[1, 1, 1, ... 1000 in all]");
   CHECK(contiguous_strides({2, 0, 3}) == Strides{3, 3, 1});
