@@ -49,7 +49,7 @@ void count_json(int64_t& left, int64_t bytes) {
   if (left < 0) fail_usage("a table of more than {} cannot be written as JSON", show_bytes(kMostJsonBytes));
 }
 
-Json json_at(lua_State* L, int index, int64_t& left, int depth) {
+Json bounded_json_at(lua_State* L, int index, int64_t& left, int depth) {
   count_json(left, sizeof(Json));
   if (depth > kJsonDepth)
     fail_usage("a table nested deeper than {} (or one that holds itself) cannot be written as JSON",
@@ -75,7 +75,7 @@ Json json_at(lua_State* L, int index, int64_t& left, int depth) {
     Json::Array array;
     for (int i = 1; i <= count; ++i) {
       lua_rawgeti(L, index, i);
-      array.push_back(json_at(L, lua_gettop(L), left, depth + 1));
+      array.push_back(bounded_json_at(L, lua_gettop(L), left, depth + 1));
       lua_pop(L, 1);
     }
     return array;
@@ -87,7 +87,7 @@ Json json_at(lua_State* L, int index, int64_t& left, int depth) {
       fail_usage("a table with keys other than 1.. and strings cannot be written as JSON");
     std::string name = Convert<std::string>::get(L, lua_gettop(L) - 1);
     count_json(left, static_cast<int64_t>(sizeof(name) + name.size()));
-    object.emplace_back(std::move(name), json_at(L, lua_gettop(L), left, depth + 1));
+    object.emplace_back(std::move(name), bounded_json_at(L, lua_gettop(L), left, depth + 1));
     lua_pop(L, 1);
   }
   std::sort(object.begin(), object.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
@@ -97,7 +97,7 @@ Json json_at(lua_State* L, int index, int64_t& left, int depth) {
 
 Json json_at(lua_State* L, int index) {
   int64_t left = kMostJsonBytes;
-  return json_at(L, index, left, 0);
+  return bounded_json_at(L, index, left, 0);
 }
 
 namespace {

@@ -190,22 +190,24 @@ constexpr int kFirstUnknown = 451;  // later calls than those of Linux 5.19 (fch
 constexpr std::array kRefused{
     // other programs and other processes
     SYS_execve, SYS_execveat, SYS_ptrace, SYS_process_vm_readv, SYS_process_vm_writev, SYS_kcmp,
-    SYS_pidfd_send_signal, SYS_process_madvise, SYS_kill, SYS_tkill, SYS_rt_sigqueueinfo, SYS_shmget,
-    SYS_shmat, SYS_msgget, SYS_semget, SYS_mq_open,
-    // what files and devices are called
+    SYS_pidfd_send_signal, SYS_process_madvise, SYS_process_mrelease, SYS_kill, SYS_tkill,
+    SYS_rt_sigqueueinfo, SYS_setpriority, SYS_ioprio_set, SYS_sched_setscheduler, SYS_sched_setparam,
+    SYS_sched_setattr, SYS_shmget, SYS_shmat, SYS_shmctl, SYS_msgget, SYS_msgsnd, SYS_msgrcv, SYS_msgctl,
+    SYS_semget, SYS_semop, SYS_semtimedop, SYS_semctl, SYS_mq_open, SYS_mq_unlink,
+    // what files and devices are called, and what is kept of them
     SYS_mount, SYS_umount2, SYS_pivot_root, SYS_chroot, SYS_open_by_handle_at, SYS_name_to_handle_at,
-    SYS_fsopen, SYS_fsmount, SYS_fsconfig, SYS_move_mount, SYS_open_tree, SYS_fspick, SYS_mount_setattr,
-    SYS_quotactl_fd, SYS_swapon, SYS_swapoff, SYS_quotactl, SYS_acct, SYS_fanotify_init, SYS_mknod,
-    SYS_mknodat, SYS_symlink, SYS_symlinkat, SYS_link, SYS_linkat, SYS_truncate, SYS_chmod, SYS_fchmodat,
-    SYS_chown, SYS_fchown, SYS_lchown, SYS_fchownat, SYS_getxattr, SYS_lgetxattr, SYS_fgetxattr,
-    SYS_listxattr, SYS_llistxattr, SYS_flistxattr, SYS_setxattr, SYS_lsetxattr, SYS_fsetxattr,
+    SYS_fsopen, SYS_fsmount, SYS_fsconfig, SYS_fspick, SYS_move_mount, SYS_open_tree, SYS_mount_setattr,
+    SYS_swapon, SYS_swapoff, SYS_quotactl, SYS_quotactl_fd, SYS_acct, SYS_fanotify_init, SYS_inotify_init,
+    SYS_inotify_init1, SYS_mknod, SYS_mknodat, SYS_symlink, SYS_symlinkat, SYS_link, SYS_linkat, SYS_truncate,
+    SYS_chmod, SYS_fchmodat, SYS_chown, SYS_fchown, SYS_lchown, SYS_fchownat, SYS_getxattr, SYS_lgetxattr,
+    SYS_fgetxattr, SYS_listxattr, SYS_llistxattr, SYS_flistxattr, SYS_setxattr, SYS_lsetxattr, SYS_fsetxattr,
     SYS_removexattr, SYS_lremovexattr, SYS_fremovexattr, SYS_utime, SYS_utimes, SYS_utimensat, SYS_futimesat,
     // the kernel and who one is
     SYS_init_module, SYS_finit_module, SYS_delete_module, SYS_kexec_load, SYS_kexec_file_load, SYS_bpf,
     SYS_reboot, SYS_perf_event_open, SYS_userfaultfd, SYS_io_uring_setup, SYS_io_uring_enter,
     SYS_io_uring_register, SYS_add_key, SYS_request_key, SYS_keyctl, SYS_setns, SYS_unshare, SYS_setuid,
     SYS_setgid, SYS_setreuid, SYS_setregid, SYS_setresuid, SYS_setresgid, SYS_setgroups, SYS_capset,
-    SYS_personality, SYS_settimeofday, SYS_clock_settime, SYS_adjtimex, SYS_clock_adjtime, SYS_sethostname,
+    SYS_personality, SYS_settimeofday, SYS_clock_settime, SYS_clock_adjtime, SYS_adjtimex, SYS_sethostname,
     SYS_setdomainname, SYS_iopl, SYS_ioperm, SYS_syslog, SYS_vhangup};
 
 // GPU drivers share memory between processes by these.

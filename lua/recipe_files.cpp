@@ -41,13 +41,19 @@ bool has_hidden_part(const std::string& name) {
   return false;
 }
 
-// What an atomic write puts beside a file: "x", "x.writing-123", "x.next".
+// What an atomic write puts beside a file: "x" of "x", "x.next", "x.writing-123", and of one that is staged
+// again.
 std::string_view without_stage(std::string_view name) {
-  if (name.ends_with(".next")) return name.substr(0, name.size() - 5);
-  const size_t at = name.rfind(".writing-");
-  if (at != std::string_view::npos && name.find_first_not_of("0123456789", at + 9) == std::string_view::npos)
-    return name.substr(0, at);
-  return name;
+  for (;;) {
+    const size_t at = name.rfind(".writing-");
+    if (name.ends_with(".next"))
+      name.remove_suffix(5);
+    else if (at != std::string_view::npos &&
+             name.find_first_not_of("0123456789", at + 9) == std::string_view::npos)
+      name = name.substr(0, at);
+    else
+      return name;
+  }
 }
 
 // The files of a saved run: recipe code reads them through the library alone.

@@ -1,3 +1,5 @@
+-- luacheck: no max line length
+-- luacheck: ignore 431
 -- Random calls of the engine's functions, as a hostile recipe would make them: hetrun --trust natives.lua --seconds=N
 -- --seed=S. Whatever the arguments, a call returns or raises an error that is not a bug of hetrun's.
 local native = require "het.native"

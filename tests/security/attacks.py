@@ -22,7 +22,6 @@ import tempfile
 import threading
 
 SECRET = 'top-secret-7f3a'
-SKIPPED = 77
 
 # The attack's result is printed, so that a test that attacks nothing is seen.
 RECIPE = '''local het = require "het"
@@ -53,6 +52,8 @@ class Attack:
     environment: dict = dataclasses.field(default_factory=dict)
     codes: tuple = (2,)
     says: str = ''            # in what is printed, both walls up
+    done: bool = False        # it ends well, having got nothing
+    home: bool = False        # the recipe lies in the person's home folder
 
 
 def reads(path):
@@ -86,8 +87,23 @@ ATTACKS = [
     Attack('a file beside the recipe', reads('"secret.txt"')),
     Attack('a link in a data folder', 'local c = het.data.text { path = "data" }; '
            'print(c:decode(c:encode("a"))); for _, s in ipairs { "train" } do '
-           'print(c:decode(c:sampler { context = 64, batch = 1, split = s, start = 0 }:next().inputs[1]:tolist()[1])) end'),
+           'print(c:decode(c:sampler { context = 64, batch = 1, split = s, start = 0 }:next().inputs[1]:tolist()[1])) end', done=True),
     Attack('a link as data', 'local c = het.data.text { path = "link.txt" }; print(c:decode(c:encode "t"))'),
+    Attack('a file of the home folder as data', 'return het.data.text { path = "secret.txt" }', home=True, says='holds the home folder'),
+    Attack('a model through metrics', TRAIN % 'metrics = "runs/mine/model.safetensors"', whole=True, kernel=False,
+           says='belongs to'),
+    Attack('a model through what is staged, by metrics', TRAIN % 'metrics = "runs/mine/model.safetensors.next"', whole=True,
+           kernel=False, says='belongs to'),
+    Attack('an earlier model, replaced by the recipe', TRAIN % 'save = "runs/mine", overwrite = true', whole=True, kernel=False,
+           says='--overwrite lets it'),
+    Attack('the library\'s cache', TRAIN % 'save = "../cache/hetrun/x"', whole=True, kernel=False),
+    Attack('beside a folder that is named', writes('"given.next"'), ('--allow-write=given',)),
+    Attack('beside a folder that is named, again and again', 'for i = 1, 200 do pcall(io.open, "given/" .. ("A"):rep(i), "r"); '
+           'pcall(io.open, "given.next", i % 2 == 0 and "w" or "a") end; ' + writes('"given.next"'), ('--allow-write=given',)),
+    Attack('a read grant made a write grant', 'het.options { text = { "", "t", path = "read" } }; '
+           'het.options { text = { "", "t", path = "write" } }; ' + writes('"mine.txt"'), ('--text=mine.txt',)),
+    Attack('another\'s exit code', 'error({ kind = "peer", message = "run me again" }, 0)', whole=True, kernel=False),
+    Attack('a model that was downloaded', writes('"runs/hf/notes.txt"'), says='no run of hetrun wrote'),
     Attack('a hidden file as data', 'local c = het.data.text { path = ".ssh/id_rsa" }; return c.vocab'),
     Attack('rendezvous of the recipe\'s own', TRAIN % 'name = "stolen", rendezvous = "etcd://127.0.0.1:1"',
            whole=True, environment={'RANK': '0', 'WORLD_SIZE': '2', 'HETRUN_SECRET': 'x' * 32}, kernel=False,
@@ -120,7 +136,7 @@ ATTACKS = [
     Attack('/proc/self/environ', reads('"/proc/self/environ"'), environment={'HETRUN_SECRET': SECRET + SECRET}),
     Attack('/proc/self/mem', reads('"/proc/self/mem"')),
     Attack('/proc/self/cwd', reads('"/proc/self/cwd/.ssh/id_rsa"')),
-    Attack('/proc/self/fd', 'for i = 3, 64 do local f = io.open("/proc/self/fd/" .. i); if f then print(f:read "*a") end end'),
+    Attack('/proc/self/fd', 'for i = 3, 64 do local f = io.open("/proc/self/fd/" .. i); if f then print(f:read "*a") end end', done=True),
     Attack('another process', reads('"/proc/1/environ"')),
     Attack('a FIFO beside the recipe as data', 'return het.data.text { path = "fifo" }', kernel=False),
     Attack('a FIFO', reads('"fifo"')),
@@ -163,14 +179,14 @@ ATTACKS = [
     Attack('bytecode', r'return load("\27LJ\2\0\0")()', kernel=False),
     Attack('bytecode through a function', r'return load(function() return "\27LJ" end)', kernel=False),
     Attack('load with an environment', 'return load("return io.popen", "x", "t", {})()("id")', kernel=False),
-    Attack('the metatable of a file', 'return getmetatable(io.open("runs/a/x", "w")).__gc', kernel=False),
+    Attack('the metatable of a file', 'return getmetatable(io.open("runs/a/x", "w")).__gc', kernel=False, done=True),
     Attack('a file after it was closed', 'local f = io.open("runs/a/x", "w"); f:close(); f:write "x"', kernel=False),
     Attack('methods of a file on others', 'local f = io.open("runs/a/x", "w"); f.read(het.randn(2))', kernel=False),
     Attack('methods of a file on nothing', 'local f = io.open("runs/a/x", "w"); f.read(coroutine.create(print))', kernel=False),
     Attack('newproxy', 'return newproxy(true)', kernel=False),
     Attack('a coroutine keeps its environment', 'return coroutine.wrap(function() return os.execute "id" end)()'),
-    Attack('__gc of a table', 'setmetatable({}, { __gc = function() os.execute "touch owned" end }); collectgarbage()', kernel=False),
-    Attack('an error handler with more rights', 'return select(2, xpcall(function() error "x" end, function() return io.popen "id" end))'),
+    Attack('__gc of a table', 'setmetatable({}, { __gc = function() os.execute "touch owned" end }); collectgarbage()', kernel=False, done=True),
+    Attack('an error handler with more rights', 'return select(2, xpcall(function() error "x" end, function() return io.popen "id" end))', done=True),
     Attack('the environment\'s metatable', 'getmetatable(_G).__index = function() return print end', kernel=False),
     Attack('rawset into the library', 'rawset(het, "train", print); return het.train', kernel=False),
     Attack('rawset into operators', 'rawset(het.op, "linear", print); return het.op.linear', kernel=False),
@@ -188,13 +204,13 @@ ATTACKS = [
     # --- limits
     Attack('a table that grows', 'local t = {}; while true do t[#t + 1] = {} end', ('--limit-memory=300MiB',), kernel=False, codes=(2, 71)),
     Attack('a text that grows', 'local s = "x"; while true do s = s .. s end', ('--limit-memory=300MiB',), kernel=False, codes=(2, 71)),
-    Attack('a long text', 'return #(("x"):rep(2^31))', ('--limit-memory=300MiB',), kernel=False, codes=(2, 71)),
+    Attack('a long text', 'return #(("x"):rep(2^31))', ('--limit-memory=300MiB',), kernel=False, codes=(2, 71), done=True),
     Attack('tensors that grow', 'local t = {}; while true do t[#t + 1] = het.zeros(1024, 1024) end', ('--limit-memory=300MiB',),
            kernel=False, codes=(2, 71)),
     Attack('a huge tensor', 'return het.zeros(2^20, 2^20, 2^20)', kernel=False),
     Attack('recursion', 'local function f() return 1 + f() end; return f()', kernel=False),
     Attack('recursion through pcall', 'local function f() return pcall(f) end; return f()', ('--limit-memory=300MiB',), kernel=False,
-           codes=(2, 71)),
+           codes=(2, 71), done=True),
     Attack('recursion through metatables', 't = nil; local t = setmetatable({}, {}); getmetatable(t).__index = t; return t.x', kernel=False),
     Attack('many options', 'local o = {}; for i = 1, 1e5 do o["o" .. i] = { i, "x" } end; return het.options(o)', kernel=False),
     Attack('options that are no options', 'return het.options { x = { setmetatable({}, { __tostring = error }), "x" } }', kernel=False),
@@ -219,6 +235,20 @@ ATTACKS = [
            'assert(ffi.C.kill(ffi.C.getppid(), 0) == 0)', sandbox=False),
     Attack('ffi: typing into the terminal', 'local ffi = require "ffi"; ffi.cdef "int ioctl(int, unsigned long, ...);"; '
            'assert(ffi.C.ioctl(0, 0x5412, "x") == 0)', sandbox=False),
+    Attack('ffi: limits and signals of another process', 'local ffi = require "ffi"; ffi.cdef "long syscall(long, ...); int getppid(void);"; '
+           'local one = ffi.new("uint64_t[2]", { 1, 1 }); local p = ffi.cast("long", ffi.C.getppid()); local n = ffi.cast("long", 0); '
+           'local ok = ffi.C.syscall(302, p, n, one, nil) == 0 or ffi.C.syscall(234, p, p, n) == 0 or ffi.C.syscall(141, n, p, '
+           'ffi.cast("long", 19)) == 0; if ok then print(os.time(), "TAKEN") end', sandbox=False),
+    Attack('ffi: later system calls', 'local ffi = require "ffi"; ffi.cdef "long syscall(long, ...);"; local b = ffi.new "char[64]"; '
+           'for call = 451, 475 do if ffi.C.syscall(call, ffi.cast("long", -100), "secret.txt", ffi.cast("long", 0), b) >= 0 then '
+           'print(call, "TAKEN") end end', sandbox=False),
+    Attack('ffi: System V objects', 'local ffi = require "ffi"; ffi.cdef "long syscall(long, ...);"; local n = ffi.cast("long", 0); '
+           'for _, call in ipairs { 29, 31, 64, 66, 68, 71 } do if ffi.C.syscall(call, n, n, n, n) >= 0 then print(call, "TAKEN") end end',
+           sandbox=False),
+    Attack('ffi: datagrams to any socket', 'local ffi = require "ffi"; ffi.cdef "int socketpair(int, int, int, int*);"; '
+           'local s = ffi.new "int[2]"; if ffi.C.socketpair(1, 2, 0, s) == 0 then print "TAKEN" end', sandbox=False),
+    Attack('ffi: what the shell left open', 'local ffi = require "ffi"; ffi.cdef "long pread(int, void*, size_t, long);"; local b = ffi.new "char[256]"; '
+           'for fd = 3, 64 do local n = ffi.C.pread(fd, b, 256, 0); if n > 0 then print(ffi.string(b, n)) end end', sandbox=False),
     Attack('ffi: the debugger', 'local ffi = require "ffi"; ffi.cdef "long ptrace(int, int, void*, void*); int getppid(void);"; '
            'assert(ffi.C.ptrace(16, ffi.C.getppid(), nil, nil) == 0)', sandbox=False),
     Attack('ffi: raw system calls of another width', 'local ffi = require "ffi"; ffi.cdef "long syscall(long, ...);"; '
@@ -250,7 +280,7 @@ def furnish(base):
     """The home folder with what is worth stealing, and `outside`."""
     home, outside, other = base / 'home', base / 'outside', base / 'home2'
     for folder in (home, outside, other, home / '.ssh', home / '.git', home / 'data', home / 'runs' / 'other',
-                   home / 'runs' / 'linked', home / 'runs' / 'mine', home / 'hostile_index', home / 'hostile_json', home / 'hostile_header'):
+                   home / 'runs' / 'linked', home / 'runs' / 'mine', home / 'runs' / 'hf', home / 'given', home / 'hostile_index', home / 'hostile_json', home / 'hostile_header'):
         folder.mkdir(parents=True)
     text = 'the quick brown fox jumps over the lazy dog. ' * 40
     for path in (home / 'text.txt', home / 'mine.txt', home / 'data' / 'a.txt'):
@@ -259,6 +289,7 @@ def furnish(base):
                  outside / 'module.lua', home / 'secret.txt'):
         path.write_text(f'-- {SECRET}\n' * 20)
     (home / 'runs' / 'other' / 'events.out').write_text('of another program')
+    (home / 'runs' / 'hf' / 'config.json').write_text('{}')
     for name in ('model.safetensors', 'training.safetensors', 'config.json'):
         (home / 'runs' / 'mine' / name).write_text('a model')
     (home / 'dangling').symlink_to(outside / 'owned')
@@ -300,7 +331,7 @@ def state(base):
     return found
 
 
-OWN_RUNS = ('home/runs/a', 'home/runs/one', 'home/runs/linked/.hetrun')
+OWN_RUNS = ('home/runs/mine/.hetrun', 'home/runs/a', 'home/runs/one', 'home/runs/linked/.hetrun')
 
 
 def changes(before, after):
@@ -315,13 +346,15 @@ def run(hetrun, attack, walls):
         home = furnish(base)
         (home / 'attack.lua').write_text(attack.lua if attack.whole else RECIPE % attack.lua)
         before = state(base)
-        environment = {**os.environ, 'HOME': str(home), 'XDG_CACHE_HOME': str(base / 'cache'), **attack.environment}
+        environment = {**os.environ, 'HOME': str(home if attack.home else base / 'person'), 'XDG_CACHE_HOME': str(base / 'cache'), **attack.environment}
         environment.pop('HETRUN_WALLS', None)
         if walls != 'both':
             environment['HETRUN_WALLS'] = walls
         try:
-            done = subprocess.run([hetrun, '--quiet', '--threads=1', 'attack.lua', *attack.arguments], cwd=home, env=environment,
-                                  stdin=subprocess.DEVNULL, capture_output=True, timeout=120, check=False, start_new_session=True)
+            with open(home / 'secret.txt', encoding='utf-8') as left_open:
+                done = subprocess.run([hetrun, '--quiet', '--threads=1', 'attack.lua', *attack.arguments], cwd=home, env=environment,
+                                      stdin=subprocess.DEVNULL, capture_output=True, timeout=120, check=False, start_new_session=True,
+                                      pass_fds=[left_open.fileno()])
         except subprocess.TimeoutExpired:
             return ['it hung'], ''
         printed = (done.stdout + done.stderr).decode(errors='replace')
@@ -335,15 +368,17 @@ def run(hetrun, attack, walls):
             if os.path.exists(path):
                 problems.append(f'{path} is there')
                 os.remove(path)
-        if SECRET in printed or 'root:' in printed:
+        if SECRET in printed or 'root:' in printed or 'TAKEN' in printed:
             problems.append('a secret was printed')
         if done.returncode < 0 or done.returncode == 70:
             problems.append(f'exit code {done.returncode}')
         if walls != 'kernel':   # whose attacks run on in a trusted recipe
             if done.returncode not in attack.codes:
                 problems.append(f'exit code {done.returncode}')
-            if attack.says is not None and 'hetrun: ' not in printed:
+            if 'hetrun: ' not in printed:
                 problems.append('nothing was said')
+            if not attack.done and 'hetrun: DONE' in printed:
+                problems.append('it was not refused')
         if walls == 'both' and attack.says and attack.says not in printed:
             problems.append(f'{attack.says!r} was not said')
         return problems, printed

@@ -13,7 +13,7 @@ from case import Case, change_metadata, main, read_header, recipe
 
 # A run that waits in step 5, for the interrupt that is to come there.
 WAITS = recipe('if step.step == 5 then io.open("here", "w"):close(); while true do end end')
-WAYS_ON = ('--resume (resume = true) goes on with it, --overwrite (overwrite = true) replaces it, another folder for '
+WAYS_ON = ('--resume (resume = true) goes on with it, --overwrite replaces it, another folder for '
            '`save` keeps both')
 
 

@@ -106,10 +106,10 @@ local function check_places(self)
     native.try_folder(a.save)
     local held = not self.resume and not self.overwrite and held_by_others(self, a.save)
     if held and a.overwrite then
-      errors.usage("%s holds %s; the recipe asks to replace it, and --overwrite lets it; another folder for `save` keeps "
-        .. "both", a.save, files.describe_held(held))
+      errors.usage("%s holds %s; the recipe asks to replace it, and --overwrite lets it; another folder for `save` "
+        .. "keeps both", a.save, files.describe_held(held))
     elseif held then
-      errors.usage("%s holds %s; %s, --overwrite (overwrite = true) replaces it, another folder for `save` keeps both",
+      errors.usage("%s holds %s; %s, --overwrite replaces it, another folder for `save` keeps both",
         a.save, files.describe_held(held), held.training and "--resume (resume = true) goes on with it"
         or ("from = %q begins with its weights"):format(a.save))
     end

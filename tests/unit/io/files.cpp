@@ -49,8 +49,8 @@ TEST_CASE("what is opened beneath a folder lies in it, and no link is followed")
     CHECK(opened("file") >= 0);
     CHECK(opened("deep/file") >= 0);
     CHECK(opened("") >= 0);
-    CHECK(opened("deep/../file") < 0 ==
-          (open == Open{&open_by_components}));  // openat2 knows that it stays inside
+    const bool knows = open != Open{&open_by_components};  // that this stays inside
+    CHECK((opened("deep/../file") >= 0) == knows);
     CHECK(opened("nothing") == -ENOENT);
     for (const char* name :
          {"link", "out", "folder/file", "dangling", "../outside", "/etc/passwd", "deep/../../outside"}) {
