@@ -6,8 +6,6 @@
 #include "lua/objects.h"
 
 namespace het::lua {
-namespace {}  // namespace
-
 GraphBuilder& GraphObject::open() {
   if (finished)
     fail_usage(

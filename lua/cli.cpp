@@ -52,7 +52,6 @@ std::string example_of(const std::string& option) {
                                                            {"--allow-read", "corpus.txt"},
                                                            {"--allow-write", "models/mine"},
                                                            {"--limit-memory", "8GiB"},
-
                                                            {"--limit-time", "30min"}};
   const auto found = examples.find(option);
   return found == examples.end() ? "value" : found->second;

@@ -250,7 +250,7 @@ void confine(const Confinement& wanted) {
 
 void limit_memory([[maybe_unused]] int64_t bytes) {
 #ifdef __SANITIZE_ADDRESS__
-  return;  // whose shadow memory is larger than any limit
+  return;
 #endif
   rlimit limit{};
   getrlimit(RLIMIT_DATA, &limit);

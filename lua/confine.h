@@ -28,7 +28,8 @@ struct Confinement {
 // offers a wall and then refuses it.
 void confine(const Confinement& wanted);
 
-// The process gets no more private memory than this; what it is refused is told as "not enough memory".
+// The process gets no more private memory than this: an allocation beyond it fails as on a full machine. Not
+// with the address sanitizer, whose shadow memory is larger than any limit.
 void limit_memory(int64_t bytes);
 
 }  // namespace het::lua

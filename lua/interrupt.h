@@ -35,7 +35,7 @@ void limit_time(std::chrono::duration<double> limit, const std::string& words);
 void run_trains(bool trains);
 bool run_is_training();
 bool take_interrupt();     // true once after an interrupt
-bool interrupt_pending();  // there is one that nobody took
+bool interrupt_pending();  // there is one that no thread took
 
 // Does the function at `ar`, in which a hook fires, belong to a recipe or to the prompt, not to the het
 // library?

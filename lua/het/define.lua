@@ -402,19 +402,6 @@ end
 --- All documented names, in the order of their definitions.
 function define.names() return order end
 
---- Raise when a method was called with a dot, so that its first argument stands in place of the object.
--- @param self what it was called on
--- @string kind of the object
--- @string name the method's
--- @string how it is called, behind the colon
--- @string[opt] called what such an object is called (default: its kind)
-function define.expect_self(self, kind, name, how, called)
-  called = called or kind
-  if define.kind_of(self) ~= kind then
-    errors.usage("%s belongs to a %s; call it with a colon: %s:%s", name, called, called, how)
-  end
-end
-
 --- Raise when an argument of a function (not a constructor) is of another type.
 -- @string name the function, for the message
 -- @param value
