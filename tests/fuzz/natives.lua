@@ -386,6 +386,7 @@ local nearly_method = {
   differentiate = function() return pick(pool.value) end,
   sampler = function() return spoilt { context = 2, batch = 2, microbatch = 1, split = "train", seed = 1, ahead = 0 } end,
   seek = function() return pick { 0, 5, pick(numbers) } end,
+  offer = function() return pick { "w", "v", pick(words) }, pick(pool["stored tensor"] or pool.tensor) end,
   decode = function() return pick { { 0, 1, 2 }, list(0) } end,
   encode = function() return pick(words) end,
   __newindex = function() return random(-1, 6), pick(numbers) end,
@@ -483,9 +484,18 @@ local function hostile_arguments()
   return unpack(arguments, 1, count)
 end
 
+-- Tensors that stand in a file; it stays mapped when it is removed.
+local function stored()
+  local path = os.tmpname()
+  native.save_files { { path = path, tensors = { w = tensor("f32", 8, 8), v = tensor("f32", 6, 8), t = tensor("bf16", 3, 4) } } }:wait()
+  for _, each in pairs((native.safetensors_open(path))) do keep(each) end
+  os.remove(path)
+end
+
 for _ = 1, 3 do
   for _, make in ipairs(valid) do keep(make()) end
 end
+stored()
 
 local started, rounds = native.clock(), 0
 while native.clock() - started < seconds do
