@@ -55,6 +55,7 @@ std::string show_rate(double rate) {
 }
 
 std::string show_seconds(double seconds) {
+  if (!(seconds < 0x1p53)) return fmt::format("{:.3g} s", seconds);  // nor can it be rounded to an integer
   if (seconds < 1e-3) return three_digits(seconds * 1e6) + " us";
   if (seconds < 1) return three_digits(seconds * 1e3) + " ms";
   if (seconds < 60) return three_digits(seconds) + " s";

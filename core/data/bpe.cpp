@@ -38,6 +38,9 @@ std::string bytes_of_token(const std::string& token, const std::unordered_map<ch
   return result;
 }
 
+// A word in the making takes some 50 times its bytes.
+constexpr size_t kMostWord = size_t{64} << 20;
+
 enum class Kind : uint8_t { letter, number, space, other, end };
 
 Kind kind_at(std::string_view text, size_t at, int& bytes) {
@@ -124,6 +127,9 @@ class BpeTokenizer final : public Tokenizer {
     std::unordered_map<std::string_view, std::vector<int32_t>> known;
     for (size_t begin = 0; begin < text.size();) {
       const size_t end = word_end(text, begin);
+      if (end - begin > kMostWord)
+        fail_usage("the word that begins at byte {} of the text has {} bytes; {} are the most", begin,
+                   end - begin, kMostWord);
       const auto [entry, fresh] = known.try_emplace(text.substr(begin, end - begin));
       if (fresh) entry->second = encode_word(entry->first);
       ids.insert(ids.end(), entry->second.begin(), entry->second.end());

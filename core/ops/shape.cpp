@@ -95,8 +95,8 @@ Types infer_slice(const OpCall& call) {
   const int64_t start = setting<int64_t>(call, "start"), length = setting<int64_t>(call, "length");
   const int64_t size = call[0].shape[dim];
   if (start < 0 || length < 1 || length > size - start)
-    refuse(call, fmt::format("{} elements from {} on of dimension {} do not exist; it has {}", length, start,
-                             dim, size));
+    refuse(call, fmt::format("elements {} to {} of dimension {} do not exist; there are 0 to {}", start,
+                             start + length - 1, dim, size - 1));
   Shape shape = call[0].shape;
   shape[dim] = length;
   return {{call[0].dtype, shape}};

@@ -36,27 +36,30 @@ local function pick(list) return list[random(#list)] end
 local dtypes = { "f32", "f64", "bf16", "f16", "i32", "i64", "u8", "bool" }
 local numbers = {
   0, 1, 2, 3, 4, 7, 8, 16, 100, -1, -2, -0.0, 0.5, 1.5, 1e-300, 1000, 2 ^ 31, 2 ^ 31 - 1, -2 ^ 31, 2 ^ 32,
-  2 ^ 48, 2 ^ 52, 2 ^ 53, 2 ^ 53 + 2, 2 ^ 62, 2 ^ 63, -2 ^ 63, 2 ^ 64, 1e15, 1e18, 1e30, 1e300, -1e300, 1 / 0, -1 / 0, 0 / 0,
+  2 ^ 48, 2 ^ 52, 2 ^ 53, 2 ^ 53 + 2, 2 ^ 62, 2 ^ 63, -2 ^ 63, 2 ^ 64, 1e15, 1e18, 1e30, 1e300, -1e300, 1 / 0, -1 / 0,
+  0 / 0,
 }
 -- Of dimensions: none that fits the memory and takes long to fill.
 local sizes = { 0, 1, -1, 0.5, 2 ^ 40, 2 ^ 46, 2 ^ 48, 2 ^ 53, 2 ^ 63, 1e30, 1 / 0, 0 / 0 }
 local words = {
-  "", "x", "y", "w", "loss", "f32", "i32", "cpu", "reference", "cuda", "cuda:7", "normal", "zeros", "forward", "backward",
-  "update", "train", "holdout", "text", "tokens", "ids", "char", "byte", "bpe", "sentencepiece", "masked", "next_token", "1f1b",
-  "interleaved", "auto", "time", "cost", "a\0b", "\255\254", ("long"):rep(1000), "1 GiB", "1e400 GB", "nan", "-1", "5 us",
-  "/nonexistent/file", "/dev/null", "/proc/self/comm", "%s%n", "{}", "[[[[", '{"kind":"byte"}', "gelu",
+  "", "x", "y", "w", "loss", "f32", "i32", "cpu", "reference", "cuda", "cuda:7", "normal", "zeros", "forward",
+  "backward", "update", "train", "holdout", "text", "tokens", "ids", "char", "byte", "bpe", "sentencepiece", "masked",
+  "next_token", "1f1b", "interleaved", "auto", "time", "cost", "a\0b", "\255\254", ("long"):rep(1000), "1 GiB",
+  "1e400 GB", "nan", "-1", "5 us", "/nonexistent/file", "/dev/null", "/proc/self/comm", "%s%n", "{}", "[[[[",
+  '{"kind":"byte"}', "gelu",
 }
 local field_names = {
-  "kind", "scale", "dims", "dim", "order", "shape", "start", "length", "sizes", "value", "dtype", "factor", "amount", "eps",
-  "causal", "ignore", "rows", "first", "of", "p", "seed", "stream", "offset", "base", "bias", "keep", "ranges", "step",
-  "steps", "immediates", "results", "dtypes", "counts", "part", "max_norm", "momentum", "beta1", "weight_decays",
-  "activation", "approximate", "transpose_a", "transpose_b", "microbatches", "plan", "rank", "fuse", "pipelines", "stages",
-  "devices", "layers", "tensor", "sequence", "microbatch", "schedule", "chunks", "warmup", "sharded_optimizer",
-  "optimizer_share", "recompute", "context", "batch", "split", "count", "ahead", "objective", "mask_share", "mask_token",
-  "ids", "vocabulary", "holdout", "path", "tokenizer", "model", "width", "most_bytes", "tokenizer_json", "name", "tokens",
-  "type", "runs", "inputs", "cluster", "policy", "events", "fallbacks", "additions", "old", "near", "nodes", "types",
-  "links", "latency", "bandwidth", "zone", "price", "preemptions", "efficiency", "memory", "f32", "bf16", "f16", "from", "to",
-  "bytes", "seconds", "flops", "profile", "tensors", "metadata", "json", "merges", "characters", "warmup", "interface",
+  "kind", "scale", "dims", "dim", "order", "shape", "start", "length", "sizes", "value", "dtype", "factor", "amount",
+  "eps", "causal", "ignore", "rows", "first", "of", "p", "seed", "stream", "offset", "base", "bias", "keep", "ranges",
+  "step", "steps", "immediates", "results", "dtypes", "counts", "part", "max_norm", "momentum", "beta1",
+  "weight_decays", "activation", "approximate", "transpose_a", "transpose_b", "microbatches", "plan", "rank", "fuse",
+  "pipelines", "stages", "devices", "layers", "tensor", "sequence", "microbatch", "schedule", "chunks", "warmup",
+  "sharded_optimizer", "optimizer_share", "recompute", "context", "batch", "split", "count", "ahead", "objective",
+  "mask_share", "mask_token", "ids", "vocabulary", "holdout", "path", "tokenizer", "model", "width", "most_bytes",
+  "tokenizer_json", "name", "tokens", "type", "runs", "inputs", "cluster", "policy", "events", "fallbacks",
+  "additions", "old", "near", "nodes", "types", "links", "latency", "bandwidth", "zone", "price", "preemptions",
+  "efficiency", "memory", "f32", "bf16", "f16", "from", "to", "bytes", "seconds", "flops", "profile", "tensors",
+  "metadata", "json", "merges", "characters", "warmup", "interface",
 }
 
 local pool = {}      -- objects by class
@@ -190,7 +193,8 @@ local valid = {
     executor:write("labels", native.tensor({ 1, 2, 3, 0 }, "i32"), 1)
     return executor
   end,
-  function() return native.corpus { kind = "ids", ids = { 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5 }, vocabulary = 6, holdout = 0.3 } end,
+  function() return native.corpus { kind = "ids", ids = { 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5 }, vocabulary = 6,
+    holdout = 0.3 } end,
   function()
     return native.corpus { kind = "ids", ids = { 1, 2, 3, 4, 5, 0, 1 }, vocabulary = 6, holdout = 0 }
       :sampler { context = 2, batch = 2, ahead = random(0, 2) }
@@ -206,7 +210,8 @@ local valid = {
 
 local function cluster()
   return { latency = 1e-5, bandwidth = 1e9,
-    nodes = { { name = "a", type = "A100-80", devices = random(1, 3) }, { name = "b", type = "T4", devices = 1, count = random(1, 2) } } }
+    nodes = { { name = "a", type = "A100-80", devices = random(1, 3) }, { name = "b", type = "T4", devices = 1,
+      count = random(1, 2) } } }
 end
 
 local function plan()
@@ -259,7 +264,7 @@ end
 -- Operands with types that the operator asks for: shapes of few sizes, so that they often fit.
 local function fitting(operator)
   local inputs = operator.signature:match "^(.-)→" or ""
-  local sizes, operands_made = { random(0, 3), random(0, 3), random(0, 3) }, {}
+  local leading, operands_made = { random(0, 3), random(0, 3), random(0, 3) }, {}
   local dtype, rank = pick { "f32", "bf16", "f32" }, random(1, 3)
   local by_letter = {}
   for operand in (inputs .. ","):gmatch "%s*(.-)%s*," do
@@ -268,7 +273,7 @@ local function fitting(operator)
       local made = {}
       if dims then
         for dim in dims:gmatch "[^,%s]+" do
-          if dim == "..." then for i = 1, rank - 1 do made[#made + 1] = sizes[i] end
+          if dim == "..." then for i = 1, rank - 1 do made[#made + 1] = leading[i] end
           elseif tonumber(dim) then made[#made + 1] = tonumber(dim)
           else
             by_letter[dim] = by_letter[dim] or random(0, 4)
@@ -276,7 +281,7 @@ local function fitting(operator)
           end
         end
       else
-        for i = 1, rank do made[i] = sizes[i] end
+        for i = 1, rank do made[i] = leading[i] end
       end
       local is = operand:match ":(%w+)"
       is = (is == "T" or is == nil) and dtype or is == "A" and "f32" or is
@@ -302,13 +307,15 @@ local nearly = {
   end,
   tensor = function() return list(0), pick(dtypes), random() < 0.3 and shape() or nil end,
   full = function() return shape(), pick(numbers), pick(dtypes) end,
-  arange = function() return random() < 0.7 and random(0, 9) or pick(sizes), pick(dtypes), pick(numbers), pick(numbers) end,
+  arange = function() return random() < 0.7 and random(0, 9) or pick(sizes), pick(dtypes), pick(numbers),
+    pick(numbers) end,
   randn = function() return shape(), pick(dtypes), pick(numbers) end,
   uniform = function() return shape(), pick(dtypes), pick(numbers) end,
   device = function() return pick { "cpu", "reference", nil }, fields(2) end,
   state = function() return pick(pool.device), pick(numbers) end,
   program = function()
-    return pick(pool.graph), pick { nil, { microbatches = pick { 1, 2, 3, 0, -1, 0.5, 2 ^ 31 - 1, 2 ^ 31, 0 / 0 } }, spoilt { plan = plan(), rank = random(0, 1) } }
+    return pick(pool.graph), pick { nil, { microbatches = pick { 1, 2, 3, 0, -1, 0.5, 2 ^ 31 - 1, 2 ^ 31, 0 / 0 } },
+      spoilt { plan = plan(), rank = random(0, 1) } }
   end,
   executor = function() return pick(pool.program), pick(pool.state) end,
   corpus = function()
@@ -328,7 +335,8 @@ local nearly = {
   threads = function() return pick { 1, 2, 0, -1, 1e9, 0 / 0, "x" } end,
   save_files = function() return pick { {}, itself(), { {} }, { { path = 5 } }, { 1, 2 }, 7, nil } end,
   plan = function()
-    return pick(pool.graph), spoilt { cluster = cluster(), batch = 4, name = "m", tokens = 8, policy = pick { "auto", "megatron" } }
+    return pick(pool.graph), spoilt { cluster = cluster(), batch = 4, name = "m", tokens = 8, policy = pick { "auto",
+      "megatron" } }
   end,
   simulate = function()
     return pick(pool.graph), spoilt { cluster = cluster(), batch = 2, name = "m", tokens = 8, plan = plan() }
@@ -338,16 +346,21 @@ local nearly = {
   price_problem = function() return spoilt(cluster()), pick { "time", "cost", "progress", pick(words) } end,
   model = function() return pick(pool.graph), spoilt { name = "m", tokens = 8 } end,
   measure = function()
-    local settings = spoilt { name = "m", tokens = 8, type = "cpu", runs = 1, inputs = { x = tensor("f32", 4, 8), labels = native.full({ 4 }, 1, "i32") } }
+    local settings = spoilt { name = "m", tokens = 8, type = "cpu", runs = 1, inputs = { x = tensor("f32", 4, 8),
+      labels = native.full({ 4 }, 1, "i32") } }
     if type(settings.runs) == "number" and settings.runs > 3 then settings.runs = -settings.runs end   -- they take long
     return pick(pool.graph), pick(pool.graph), pick(pool.device), settings
   end,
-  messages_here = function() return pick { { 1, 100 }, { 0 }, { -1 }, { 2 ^ 40 }, {}, list(0) }, pick { 1, 2, 0, -1, 0 / 0 } end,
-  fit_link = function() return pick { { { bytes = 1, seconds = 2 }, { bytes = 5, seconds = 3 } }, {}, list(0), { { bytes = pick(numbers), seconds = pick(numbers) } } } end,
+  messages_here = function() return pick { { 1, 100 }, { 0 }, { -1 }, { 2 ^ 40 }, {}, list(0) }, pick { 1, 2, 0, -1,
+    0 / 0 } end,
+  fit_link = function() return pick { { { bytes = 1, seconds = 2 }, { bytes = 5, seconds = 3 } }, {}, list(0),
+    { { bytes = pick(numbers), seconds = pick(numbers) } } } end,
   json_encode = function() return anything() end,
-  json_decode = function() return pick { ("["):rep(random(1, 1000)), '{"a":1,"a":2}', "1e999", "[1,2", pick(words) } end,
+  json_decode = function() return pick { ("["):rep(random(1, 1000)), '{"a":1,"a":2}', "1e999", "[1,2",
+    pick(words) } end,
   tokenizer = function()
-    return spoilt(pick { { kind = "byte" }, { kind = "char", characters = "abc" }, { kind = "bpe", tokens = { "a", "b" }, merges = { "a b" } },
+    return spoilt(pick { { kind = "byte" }, { kind = "char", characters = "abc" }, { kind = "bpe", tokens = { "a",
+      "b" }, merges = { "a b" } },
       { kind = "sentencepiece", model = "AAAA" } })
   end,
   nearest = function() return pick(words), pick { { "abc", "abd" }, list(0), {} } end,
@@ -376,7 +389,8 @@ local nearly_method = {
   to = function() return pick(dtypes) end,
   write = function(class)
     if class == "state" then return pick { "w", "v", "x", pick(words) }, pick(pool.tensor) end
-    return pick { "x", "labels", pick(words) }, pick { pick(pool.tensor), pick(numbers), tensor("f32", 4, 8) }, pick { 1, nil, 2, pick(numbers) }
+    return pick { "x", "labels", pick(words) }, pick { pick(pool.tensor), pick(numbers), tensor("f32", 4, 8) },
+      pick { 1, nil, 2, pick(numbers) }
   end,
   read = function() return pick { "loss", "dw", "w", "v", pick(words) } end,
   number = function() return pick { "loss", "dw" } end,
@@ -386,8 +400,10 @@ local nearly_method = {
   buffer = function() return pick(words), pick(dtypes), shape(), fields(2) end,
   output = function() return pick(words), pick(pool.value) end,
   differentiate = function() return pick(pool.value) end,
-  sampler = function() return spoilt { context = 2, batch = 2, microbatch = 1, split = "train", seed = 1, ahead = 0 } end,
+  sampler = function() return spoilt { context = 2, batch = 2, microbatch = 1, split = "train", seed = 1,
+    ahead = 0 } end,
   seek = function() return pick { 0, 5, pick(numbers) } end,
+  offer = function() return pick { "w", "v", pick(words) }, pick(pool["stored tensor"] or pool.tensor) end,
   decode = function() return pick { { 0, 1, 2 }, list(0) } end,
   encode = function() return pick(words) end,
   __newindex = function() return random(-1, 6), pick(numbers) end,
@@ -423,6 +439,12 @@ local function show(value, depth)
   return tostring(value)
 end
 
+local function shown(...)
+  local parts = {}
+  for i = 1, select("#", ...) do parts[i] = show((select(i, ...))) end
+  return table.concat(parts, ", ")
+end
+
 local functions = {}
 for name, value in pairs(native) do
   if type(value) == "function" and (not skipped[name] or nearly[name]) then functions[#functions + 1] = name end
@@ -435,18 +457,15 @@ local last = trace and io.open(os.getenv "FUZZ_TRACE" or "/dev/null", "w")
 local function call(name, f, ...)
   counts.calls = counts.calls + 1
   if last then
-    local parts = {}
-    for i = 1, select("#", ...) do parts[i] = show((select(i, ...))) end
     last:seek("set", 0)
-    last:write(name, "(", table.concat(parts, ", "), ")", (" "):rep(200), "\n")
+    last:write(name, "(", shown(...), ")", (" "):rep(200), "\n")
     last:flush()
   end
   local began = native.clock()
   local results = { pcall(f, ...) }
   if trace and native.clock() - began > 0.5 then
-    local parts = {}
-    for i = 1, select("#", ...) do parts[i] = show((select(i, ...))) end
-    print(("SLOW %.1f s: %s(%s): %s"):format(native.clock() - began, name, table.concat(parts, ", "), tostring(results[2]):sub(1, 100)))
+    print(("SLOW %.1f s: %s(%s): %s"):format(native.clock() - began, name, shown(...), tostring(results[2]):sub(1,
+      100)))
   end
   if results[1] then
     counts.returned = counts.returned + 1
@@ -469,11 +488,9 @@ local function call(name, f, ...)
     local message = tostring(problem)
     local key = name .. ": " .. message:gsub("%d+", "N"):sub(1, 120)
     if not bugs[key] then
-      local parts = {}
-      for i = 1, select("#", ...) do parts[i] = show((select(i, ...))) end
       bugs[key] = true
       bugs[#bugs + 1] = key
-      print(("BUG %s\n    %s(%s)"):format(message, name, table.concat(parts, ", ")))
+      print(("BUG %s\n    %s(%s)"):format(message, name, shown(...)))
     end
   end
 end
@@ -485,9 +502,19 @@ local function hostile_arguments()
   return unpack(arguments, 1, count)
 end
 
+-- Tensors that stand in a file; it stays mapped when it is removed.
+local function stored()
+  local path = os.tmpname()
+  native.save_files { { path = path, tensors = { w = tensor("f32", 8, 8), v = tensor("f32", 6, 8), t = tensor("bf16",
+    3, 4) } } }:wait()
+  for _, each in pairs((native.safetensors_open(path))) do keep(each) end
+  os.remove(path)
+end
+
 for _ = 1, 3 do
   for _, make in ipairs(valid) do keep(make()) end
 end
+stored()
 
 local started, rounds = native.clock(), 0
 while native.clock() - started < seconds do

@@ -1,6 +1,7 @@
 #include "core/base/units.h"
 
 #include <catch2/catch.hpp>
+#include <limits>
 
 #include "core/base/error.h"
 
@@ -13,6 +14,8 @@ TEST_CASE("amounts read well") {
   CHECK(show_count(124e6) == "124 M");
   CHECK(show_seconds(0.0351) == "35.1 ms");
   CHECK(show_seconds(125) == "2 min 05 s");
+  CHECK(show_seconds(1e300) == "1e+300 s");
+  CHECK(show_seconds(std::numeric_limits<double>::quiet_NaN()) == "nan s");
   CHECK(show_rate(412e9) == "412 GFLOP/s");
 }
 

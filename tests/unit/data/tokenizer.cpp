@@ -174,6 +174,12 @@ TEST_CASE("BPE files that do not fit together are refused") {
   CHECK_THAT(error(""), Contains("token 'b' has the id 2; ids are 0 to 1, each once"));
 }
 
+TEST_CASE("a text that is one word longer than memory is worth is refused") {
+  const std::string text((size_t{64} << 20) + 1, 'a');
+  CHECK_THAT(error_of([&] { fuzz::small_bpe().encode(text); }),
+             Contains("usage: ") && Contains("the word that begins at byte 0"));
+}
+
 TEST_CASE("mutated vocabularies are refused, or encode and decode") {
   const Scratch scratch;
   const std::string saved = to_string(fuzz::small_bpe().to_json());
