@@ -26,6 +26,8 @@ local skipped = {
   try_folder = "makes files", save_files = "writes files; called with hostile lists alone",
   join = "waits for other processes", messages_between = "needs a cluster",
   address = "gives an address, which is used by no other function",
+  confine = "takes rights from the process", limit_memory = "takes memory from it", limit_prompt = "limits io.open",
+  open_file = "makes and empties files", cache_write = "writes files", write_control = "moves the cursor",
   resolve = "asks the file system", read_text = "may read endless files", executable = "takes no arguments",
 }
 
