@@ -85,7 +85,7 @@ class Training(unittest.TestCase):
         """A save is copied to the host while the next step computes."""
         plain, saved = (self.train('gpt', 'bf16', 'cuda', save, every=every)[0] for save, every in (('plain', 0), ('beside', 1)))
         self.assertEqual(plain, saved)
-        one, other = ((self.folder / f'{save}-cuda' / 'training.safetensors').read_bytes() for save in ('plain', 'beside'))
+        one, other = ((self.folder / 'runs' / f'{save}-cuda' / 'training.safetensors').read_bytes() for save in ('plain', 'beside'))
         self.assertEqual(one, other)
         longer, _ = self.train('gpt', 'bf16', 'cuda', 'beside', every=1, steps=STEPS + 2, resume=True)
         through, _ = self.train('gpt', 'bf16', 'cuda', 'through', steps=STEPS + 2)
@@ -116,7 +116,7 @@ class Training(unittest.TestCase):
     def test_two_runs_give_the_same_weights(self):
         first, second = (self.train('gpt', 'bf16', 'cuda', save)[0] for save in ('one', 'two'))
         self.assertEqual(first, second)
-        weights = [(self.folder / f'{save}-cuda' / 'model.safetensors').read_bytes() for save in ('one', 'two')]
+        weights = [(self.folder / 'runs' / f'{save}-cuda' / 'model.safetensors').read_bytes() for save in ('one', 'two')]
         self.assertEqual(*weights)
 
     def test_one_gpu_and_two_processors_train_as_one_device(self):
