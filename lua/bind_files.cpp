@@ -285,19 +285,11 @@ std::vector<std::string> list_at(lua_State* L, int index, const char* name) {
   return field<std::vector<std::string>>(L, index, name).value_or(std::vector<std::string>{});
 }
 
-// The user's cache folder for hetrun; empty: none. kernels/cuda/gemm.cpp keeps its choices there too.
-std::string cache_folder() {
-  if (const char* base = std::getenv("XDG_CACHE_HOME"); base != nullptr && *base != '\0')
-    return std::string(base) + "/hetrun";
-  const char* home = std::getenv("HOME");
-  return home == nullptr || *home == '\0' ? "" : std::string(home) + "/.cache/hetrun";
-}
-
 // native.cache_read(name) -> a value, nil when there is none; native.cache_write(name, value). JSON that the
 // library keeps between runs, with the rights of the process: no path of a recipe's leads there.
 int cache_read(lua_State* L) {
-  const std::string path = cache_folder() + "/" + Convert<std::string>::get(L, 1);
-  if (host_files().kind(path, Purpose::data) != FileKind::file) return 0;
+  const std::string folder = cache_folder(), path = folder + "/" + Convert<std::string>::get(L, 1);
+  if (folder.empty() || kind_of(path) != FileKind::file) return 0;
   push_json(L, read_json(path));
   return 1;
 }

@@ -242,7 +242,7 @@ std::shared_ptr<RecipeAccess> start_broker(std::unique_ptr<RecipeFiles> files) {
   for (const int standard : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) dup2(nothing.number(), standard);
   try {
     serve(other.number(), *files);
-  } catch (const std::exception&) {  // no memory: the run is told that its files are gone
+  } catch (const std::exception&) {  // no memory: the run finds the broker gone
     _exit(1);
   }
   _exit(0);

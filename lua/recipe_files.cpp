@@ -90,6 +90,17 @@ struct Parent {
   std::string name;
 };
 
+// Make the folder `name` beneath an open one, and those that it lies in: 0, or a negative errno.
+int make_beneath(int root, const std::string& name) {
+  for (size_t end = 0; end < name.size();) {
+    end = std::min(name.find('/', end + 1), name.size());
+    const Parent at(root, name.substr(0, end));
+    if (!at.folder) return at.folder.number();
+    if (mkdirat(at.folder.number(), at.name.c_str(), 0777) != 0 && errno != EEXIST) return -errno;
+  }
+  return kind_at(root, name) == FileKind::folder ? 0 : -ENOTDIR;
+}
+
 std::string link_sentence(const std::string& path) {
   return fmt::format("'{}' is a link or lies behind one; recipes follow none: name the file that it leads to",
                      path);
@@ -116,18 +127,18 @@ void RecipeFiles::add_root(Reach reach, const std::string& path, bool writes) {
   Root root{reach, writes, path, path, {}, open_folder(path)};
   struct stat status {};
   std::error_code problem;
-  if (root.folder.number() < 0 &&
+  if (!root.folder &&
       stat(path.c_str(), &status) == 0) {  // a file, by a link perhaps: a person's are followed
     const fs::path real = fs::canonical(path, problem);
     root.leaf = real.filename().string();
     root.base = real.parent_path().string();
     root.folder = open_folder(root.base);
   }
-  while (root.folder.number() < 0 && root.base.size() > 1) {
+  while (!root.folder && root.base.size() > 1) {
     root.base = fs::path(root.base).parent_path().string();
     root.folder = open_folder(root.base);
   }
-  // What the person named goes before what recipes reach anyway: of it links count.
+  // What the person named goes before what recipes reach anyway: there a link may be named.
   roots_.insert(reach == Reach::granted ? roots_.begin() : roots_.end(), std::move(root));
 }
 
@@ -248,8 +259,7 @@ std::string RecipeFiles::claim(const Root& runs, const std::string& name) {
   if (own_run_)
     return fmt::format("this recipe writes in runs/{}, and a recipe has one run folder: not runs/{}",
                        *own_run_, name);
-  const std::string at = runs.base == runs.path ? name : std::string(kRuns) + "/" + name;
-  const FileKind found = kind_at(runs.folder.number(), at);
+  const FileKind found = kind_at(runs.folder.number(), *below(runs.path + "/" + name, runs.base));
   if (found == FileKind::link)
     return fmt::format("runs/{} is a link, and recipes follow none; another folder works", name);
   if (found == FileKind::file || found == FileKind::other)
@@ -269,15 +279,9 @@ std::string RecipeFiles::claim(const Root& runs, const std::string& name) {
 }
 
 int RecipeFiles::make_own_run(const Root& runs) {
-  std::string at;
-  if (runs.base != runs.path) {
-    at = std::string(kRuns) + "/";
-    if (mkdirat(runs.folder.number(), std::string(kRuns).c_str(), 0777) != 0 && errno != EEXIST)
-      return -errno;
-  }
-  at += *own_run_;
-  if (mkdirat(runs.folder.number(), at.c_str(), 0777) != 0 && errno != EEXIST) return -errno;
-  const Descriptor mark(open_beneath(runs.folder.number(), at + "/" + kMark, O_WRONLY | O_CREAT));
+  const std::string name = *below(runs.path + "/" + *own_run_, runs.base);
+  if (const int error = make_beneath(runs.folder.number(), name)) return error;
+  const Descriptor mark(open_beneath(runs.folder.number(), name + "/" + kMark, O_WRONLY | O_CREAT));
   return std::min(0, mark.number());
 }
 
@@ -289,22 +293,19 @@ std::string RecipeFiles::refusal(const std::string& path, const std::string& wan
   if (writes)
     return fmt::format(
         "'{}' may not be written: a recipe writes in one folder, runs/NAME, or where the command line says, "
-        "by an "
-        "option of the recipe or --allow-write={}",
+        "by an option of the recipe or --allow-write={}",
         path, path);
   if (purpose == Purpose::own)
     return fmt::format(
         "'{}' may not be read: recipe code opens files of its run folder and those that the command line "
-        "names, by an "
-        "option with path = \"read\" or --allow-read={}",
+        "names, by an option with path = \"read\" or --allow-read={}",
         path, path);
   const std::string beside = (fs::path(recipe_folder_) / path).lexically_normal().string();
   std::error_code ignored;
   if (const std::string held = excess(recipe_folder_); !held.empty() && below(wanted, recipe_folder_))
     return fmt::format(
         "'{}' may not be read: the recipe lies in {}, which holds {}; name the file on the command line, by "
-        "an option "
-        "of the recipe or --allow-read={}",
+        "an option of the recipe or --allow-read={}",
         path, recipe_folder_, held, path);
   if (beside != wanted && path[0] != '/' && below(beside, recipe_folder_) && fs::exists(beside, ignored))
     return fmt::format(
@@ -383,31 +384,20 @@ int RecipeFiles::make_folders(const std::string& path) {
   const std::lock_guard lock(mutex_);
   const Place place = find_or_throw(path, true, Purpose::data);
   if (place.root->reach == Reach::runs)
-    if (const int error = make_own_run(*place.root)) return error;
-  for (size_t at = 0; at < place.name.size();) {
-    at = std::min(place.name.find('/', at + 1), place.name.size());
-    const size_t slash = place.name.rfind('/', at - 1);
-    const std::string parent = slash == std::string::npos ? "" : place.name.substr(0, slash);
-    const std::string name = place.name.substr(slash == std::string::npos ? 0 : slash + 1,
-                                               at - (slash == std::string::npos ? 0 : slash + 1));
-    const Descriptor folder(open_beneath(place.root->folder.number(), parent, O_PATH | O_DIRECTORY));
-    if (folder.number() == -ELOOP) fail_link(path);
-    if (folder.number() < 0) return folder.number();
-    if (mkdirat(folder.number(), name.c_str(), 0777) != 0 && errno != EEXIST) return -errno;
-  }
-  return kind_at(place.root->folder.number(), place.name) == FileKind::folder ? 0 : -ENOTDIR;
+    if (const int made = make_own_run(*place.root)) return made;
+  const int error = make_beneath(place.root->folder.number(), place.name);
+  if (error == -ELOOP) fail_link(path);
+  return error;
 }
 
 int RecipeFiles::rename(const std::string& from, const std::string& to) {
   const std::lock_guard lock(mutex_);
   const Place a = find_or_throw(from, true, Purpose::data), b = find_or_throw(to, true, Purpose::data);
-  const Parent from_at(a.root->folder.number(), a.name), to_at(b.root->folder.number(), b.name);
-  if (from_at.folder.number() < 0 || to_at.folder.number() < 0)
-    return std::min(from_at.folder.number(), to_at.folder.number());
-  return renameat(from_at.folder.number(), from_at.name.c_str(), to_at.folder.number(), to_at.name.c_str()) !=
-                 0
-             ? -errno
-             : 0;
+  const Parent source(a.root->folder.number(), a.name), target(b.root->folder.number(), b.name);
+  if (!source.folder || !target.folder) return std::min(source.folder.number(), target.folder.number());
+  const int failed =
+      renameat(source.folder.number(), source.name.c_str(), target.folder.number(), target.name.c_str());
+  return failed != 0 ? -errno : 0;
 }
 
 int RecipeFiles::remove(const std::string& path) {

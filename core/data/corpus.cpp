@@ -23,10 +23,15 @@ bool is_text(std::string_view content) {
   return content.find('\0') == std::string_view::npos && find_invalid_utf8(content) == std::string_view::npos;
 }
 
-// Regular files of a folder and the folders in it, sorted by path. Where a folder's reader may follow links,
-// those to files count; links to folders are not followed: they may lead in a circle. What may not be read is
-// left out.
-void collect_files(const Path& folder, std::vector<Path>& files, int depth) {
+struct DataFile {
+  Path path;
+  int64_t bytes = 0;  // -1: not known, since it cannot be opened; who reads it says why
+};
+
+// Regular files of a folder and the folders in it. Where a folder's reader may follow links, those to files
+// count; links to folders are not followed: they may lead in a circle. Folders that may not be read are left
+// out.
+void collect_files(const Path& folder, std::vector<DataFile>& files, int depth) {
   constexpr int kMostDepth = 64;
   if (depth > kMostDepth) fail_usage("the folder '{}' lies more than {} deep", folder.text, kMostDepth);
   std::vector<FolderEntry> entries;
@@ -34,22 +39,23 @@ void collect_files(const Path& folder, std::vector<Path>& files, int depth) {
     entries = list_folder(folder);
   } catch (const Error& error) {
     if (depth == 0 || error.kind() != ErrorKind::usage) throw;
-    return;  // it may not be read
+    return;
   }
   for (const FolderEntry& entry : entries) {
     const Path path = folder.child(entry.name);
     if (!path.opener().problem(path.text, false, path.purpose).empty()) continue;
-    FileKind kind = entry.kind;
-    if (kind == FileKind::link) kind = kind_of(path) == FileKind::file ? FileKind::file : FileKind::none;
-    if (kind == FileKind::file) files.push_back(path);
-    if (kind == FileKind::folder) collect_files(path, files, depth + 1);
+    if (entry.kind == FileKind::file) files.push_back({path, entry.bytes});
+    if (entry.kind == FileKind::link && kind_of(path) == FileKind::file)
+      files.push_back({path, file_bytes(path)});
+    if (entry.kind == FileKind::folder) collect_files(path, files, depth + 1);
   }
 }
 
-std::vector<Path> files_of(const Path& folder) {
-  std::vector<Path> files;
+std::vector<DataFile> files_of(const Path& folder) {  // sorted by path
+  std::vector<DataFile> files;
   collect_files(folder, files, 0);
-  std::sort(files.begin(), files.end(), [](const Path& a, const Path& b) { return a.text < b.text; });
+  std::sort(files.begin(), files.end(),
+            [](const DataFile& a, const DataFile& b) { return a.path.text < b.path.text; });
   return files;
 }
 
@@ -60,9 +66,8 @@ struct FolderText {
 
 FolderText read_folder(const Path& folder, int64_t most_bytes) {
   FolderText result;
-  for (const Path& path : files_of(folder)) {
-    const int64_t bytes = file_bytes(path);
-    if (bytes <= 0) continue;
+  for (const auto& [path, bytes] : files_of(folder)) {
+    if (bytes == 0) continue;
     if (static_cast<int64_t>(result.text.size()) + bytes > most_bytes) {
       ++result.skipped;
       continue;
@@ -295,8 +300,9 @@ void require_vocabulary(int64_t tokens) {
 // A file itself, or the .bin files of a folder in the order of their names.
 std::vector<Path> token_files_of(const Path& path) {
   if (kind_of(path) != FileKind::folder) return {path};
-  std::vector<Path> paths = files_of(path);
-  std::erase_if(paths, [](const Path& each) { return !each.text.ends_with(".bin"); });
+  std::vector<Path> paths;
+  for (const DataFile& file : files_of(path))
+    if (file.path.text.ends_with(".bin")) paths.push_back(file.path);
   if (paths.empty()) fail_usage("the folder '{}' holds no token files: none ends in .bin", path.text);
   return paths;
 }

@@ -48,9 +48,7 @@ std::string neighbour(const Path& path) {
     fail_usage("there is no file '{}'{}", path.text,
                near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
   }
-  const bool machine = error == EMFILE || error == ENFILE || error == ENOMEM || error == EIO;
-  fail(machine ? ErrorKind::environment : ErrorKind::usage, "cannot open '{}': {}", path.text,
-       std::strerror(error));
+  fail(kind_of_failure(error), "cannot open '{}': {}", path.text, std::strerror(error));
 }
 
 // An open file or an Error; its state in `state`.
@@ -112,9 +110,17 @@ std::string read_file(const Path& path) {
 int64_t file_bytes(const Path& path) {
   struct stat state {};
   const Descriptor file(path.opener().open(path.text, OpenMode::read, path.purpose));
-  const int error = -file.number();
-  if (error == EMFILE || error == ENFILE || error == ENOMEM || error == EIO) fail_open(path, error);
   return file && fstat(file.number(), &state) == 0 ? state.st_size : -1;
+}
+
+std::string cache_folder() {
+  const auto variable = [](const char* name) {
+    const char* text = std::getenv(name);
+    return std::string(text == nullptr ? "" : text);
+  };
+  const std::string base = variable("XDG_CACHE_HOME"), home = variable("HOME");
+  if (!base.empty()) return base + "/hetrun";
+  return home.empty() ? "" : home + "/.cache/hetrun";
 }
 
 MappedFile::MappedFile(const Path& path) : path_(path.text) {

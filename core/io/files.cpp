@@ -14,8 +14,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "core/base/error.h"
-
 namespace het {
 namespace {
 
@@ -86,14 +84,16 @@ int flush_folder(const Descriptor& folder) {
 
 FileKind kind_of(const Path& path) { return path.opener().kind(path.text, path.purpose); }
 
+ErrorKind kind_of_failure(int error) {
+  const bool machine = error == EMFILE || error == ENFILE || error == ENOMEM || error == EIO;
+  return machine ? ErrorKind::environment : ErrorKind::usage;
+}
+
 std::vector<FolderEntry> list_folder(const Path& folder) {
   const int descriptor = folder.opener().open(folder.text, OpenMode::folder, folder.purpose);
-  if (descriptor < 0) {
-    const bool machine =
-        descriptor == -EMFILE || descriptor == -ENFILE || descriptor == -ENOMEM || descriptor == -EIO;
-    fail(machine ? ErrorKind::environment : ErrorKind::usage, "cannot read the folder '{}': {}", folder.text,
+  if (descriptor < 0)
+    fail(kind_of_failure(-descriptor), "cannot read the folder '{}': {}", folder.text,
          std::strerror(-descriptor));
-  }
   DIR* stream = fdopendir(descriptor);
   if (stream == nullptr) {
     const int error = errno;
@@ -108,7 +108,8 @@ std::vector<FolderEntry> list_folder(const Path& folder) {
     // What vanished meanwhile is not listed.
     if (name == "." || name == ".." || fstatat(descriptor, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0)
       continue;
-    entries.push_back({name, kind_of_mode(status.st_mode), status.st_size});
+    const FileKind kind = kind_of_mode(status.st_mode);
+    entries.push_back({name, kind, kind == FileKind::link ? 0 : status.st_size});
   }
   closedir(stream);
   std::sort(entries.begin(), entries.end(),

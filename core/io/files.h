@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/base/descriptor.h"
+#include "core/base/error.h"
 
 namespace het {
 
@@ -71,12 +72,17 @@ struct Path {
 
 FileKind kind_of(const Path& path);
 
+// Who has to act on an errno with which opening ended: the machine (no descriptor, no memory, a bad disk),
+// else the person.
+ErrorKind kind_of_failure(int error);
+
 struct FolderEntry {
   std::string name;
   FileKind kind = FileKind::none;
   int64_t bytes = 0;
 };
-// What a folder holds, by name; links are told as links. Throws Error(usage) when it cannot be read.
+// What a folder holds, by name. A link is an entry of its own kind, with no bytes. Throws Error when it
+// cannot be read.
 std::vector<FolderEntry> list_folder(const Path& folder);
 
 std::string folder_of(const std::string& path);  // "." of a name alone

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <optional>
@@ -19,6 +18,7 @@
 #include <unistd.h>
 
 #include "core/base/error.h"
+#include "core/io/file.h"
 #include "core/io/json.h"
 #include "kernels/cuda/library.h"
 
@@ -115,13 +115,8 @@ bool from_hex(const std::string& text, Algorithm& algorithm) {
 
 // Empty where there is no home.
 std::string cache_path() {
-  const auto folder = [](const char* name) {
-    const char* text = std::getenv(name);
-    return std::string(text == nullptr ? "" : text);
-  };
-  std::string base = folder("XDG_CACHE_HOME");
-  if (base.empty() && !folder("HOME").empty()) base = folder("HOME") + "/.cache";
-  return base.empty() ? "" : base + "/hetrun/products.json";
+  const std::string folder = cache_folder();
+  return folder.empty() ? "" : folder + "/products.json";
 }
 
 // Everything of a product that the choice depends on.

@@ -1,5 +1,5 @@
 --- Which files the library opens for a recipe. What a recipe may reach stands in lua/recipe_files.h and is enforced
--- where files are opened; here it is asked ahead, so that a mistake is told with the others, before anything runs.
+-- where files are opened. This module asks ahead, so that all mistakes of a recipe are reported before anything runs.
 local native = require "het.native"
 local errors = require "het.errors"
 

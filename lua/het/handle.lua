@@ -52,7 +52,7 @@ function handle.inner(value)
   return value
 end
 
---- Is it a handle, a view or a module: a table that nobody may write?
+--- Is it a handle, a view or a module: a read-only table?
 function handle.is_protected(value)
   local meta = type(value) == "table" and metatable_of(value)
   return meta and (protected[meta] or opaque[meta]) and true or false

@@ -191,7 +191,7 @@ function het.load_recipe(path, chunk)
 end
 
 --- What a file beside the recipe returns, such as that of a cluster, with the objects of the library behind its
--- handles; its mistakes are told with its own lines.
+-- handles; its mistakes are reported with the lines of that file.
 -- @string path of the file
 -- @string file_text its source
 -- @tparam function chunk its compiled source

@@ -18,7 +18,7 @@ local random = math.random
 
 -- What is not called at random, and why.
 local skipped = {
-  fail = "raises the kind of error that it is told to",
+  fail = "raises the kind of error that its argument names",
   write = "prints", undisturbed = "only calls a function", run_trains = "changes what signals do",
   interrupted = "takes a signal", threads = "is called with small numbers alone: threads stay",
   write_text = "writes files", append = "writes files", json_write = "writes files", staged_path = "only names a file",

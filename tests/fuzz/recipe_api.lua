@@ -44,15 +44,9 @@ rawset(environment, "setmetatable", function(value, meta)
   return set(value, meta)
 end)
 
-local values, failures, failed = {}, 0, {}
+local values = {}
 
-local function fail(what, why)
-  local sentence = ("%s: %s"):format(what, why)
-  local short = sentence:gsub("%d+", "#")
-  if failed[short] then return end
-  failed[short], failures = true, failures + 1
-  native.write("stdout", "FAIL " .. sentence .. "\n")
-end
+local fail, failures = world.failures()
 
 local function keep(name, value)
   local kind = type(value)
@@ -359,7 +353,7 @@ world.objects(environment, folder, function(name, value)
 end, function() end)
 local began = native.clock()
 local rounds = 0
-while failures < 20 do
+while failures() < 20 do
   if opt.actions > 0 and calls >= opt.actions then break end
   if native.clock() - began > opt.seconds then break end
   act()
@@ -373,6 +367,6 @@ while failures < 20 do
 end
 debug.sethook()
 native.write("stdout", ("%d calls, %d runs trained, %d failures, %.0f MiB at most\n"):format(
-  calls, trained, failures, native.memory_peak() / 2 ^ 20))
+  calls, trained, failures(), native.memory_peak() / 2 ^ 20))
 os.execute("rm -rf '" .. folder .. "'")
-os.exit(failures == 0 and 0 or 1)
+os.exit(failures() == 0 and 0 or 1)

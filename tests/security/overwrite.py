@@ -276,7 +276,7 @@ class Save(Case):
 
 
 class Hostile(Case):
-    """A training state with numbers that nobody saved."""
+    """A training state with numbers that no run saves."""
 
     def test_each_is_one_sentence_that_names_file_and_field(self):
         self.hetrun('r.lua', '--quiet')

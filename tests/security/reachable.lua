@@ -12,16 +12,10 @@ local opt = require("het").options {
 
 local folder = world.folder()
 local environment = world.environment(folder)
-local failures, failed, seen, queue, own = 0, {}, {}, {}, {}
+local seen, queue, own = {}, {}, {}
 local functions, calls, unclear = {}, 0, {}
 
-local function fail(path, why)
-  local sentence = ("%s: %s"):format(path, why)
-  local short = sentence:gsub("%d+", "#")
-  if failed[short] then return end
-  failed[short], failures = true, failures + 1
-  native.write("stdout", "FAIL " .. sentence .. "\n")
-end
+local fail, failures = world.failures()
 
 local function visit(path, value)
   local kind = type(value)
@@ -120,6 +114,6 @@ for message, path in pairs(unclear) do
   if opt.show then native.write("stdout", ("unclear: %s: %s\n"):format(path, message)) end
 end
 native.write("stdout", ("%d calls; %d errors of Lua without a sentence of the library; %d failures\n"):format(calls,
-  count, failures))
+  count, failures()))
 os.execute("rm -rf '" .. folder .. "'")
-os.exit(failures == 0 and 0 or 1)
+os.exit(failures() == 0 and 0 or 1)

@@ -23,6 +23,21 @@ function world.folder()
   return folder
 end
 
+--- What is printed of failures: each once, whatever numbers it names.
+-- @treturn function fail(what, why)
+-- @treturn function count(): failures so far
+function world.failures()
+  local failed, count = {}, 0
+  local function fail(what, why)
+    local sentence = ("%s: %s"):format(what, why)
+    local short = sentence:gsub("%d+", "#")
+    if failed[short] then return end
+    failed[short], count = true, count + 1
+    native.write("stdout", "FAIL " .. sentence .. "\n")
+  end
+  return fail, function() return count end
+end
+
 --- The environment of a recipe in a folder.
 function world.environment(folder)
   local environment = sandbox.environment(false, folder)

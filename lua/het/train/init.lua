@@ -11,6 +11,7 @@ local graphs = require "het.train.graphs"
 local peak = require "het.peak"
 local plan = require "het.plan"
 local progress = require "het.train.progress"
+local saving = require "het.train.saving"
 local suggest = require "het.suggest"
 local text = require "het.text"
 local trace = require "het.train.trace"
@@ -83,17 +84,11 @@ local function by_first_rank(self, check, ...)
   if self.rank == 0 then ok, problem = pcall(check, self, ...) end
   local message, kind = "", ""
   if not ok then message, kind = errors.describe(problem) end
-  local told = self.cluster:tell(kind .. ":" .. message)[1]
+  local first = self.cluster:tell(kind .. ":" .. message)[1]
   if not ok then error(problem, 0) end
-  kind, message = told:match "^(%a*):(.*)$"
+  kind, message = first:match "^(%a*):(.*)$"
   if kind ~= "" then errors.raise(kind, "%s", message) end
 end
-
--- The real path of a folder: however it is written, it is the same one.
-local function real(folder) return native.resolve(folder) end
-
--- Whether a save would replace what is not this run's: what the folder holds, else nil.
-local function held_by_others(self, folder) return not self.wrote[real(folder)] and files.held(folder) or nil end
 
 -- What will be written, looked at before anything is computed: by the rank that writes it.
 local function check_places(self)
@@ -104,7 +99,7 @@ local function check_places(self)
     end
     access.check(a.save, true)
     native.try_folder(a.save)
-    local held = not self.resume and not self.overwrite and held_by_others(self, a.save)
+    local held = not self.resume and not self.overwrite and saving.held_by_others(self, a.save)
     if held and a.overwrite then
       errors.usage("%s holds %s; the recipe asks to replace it, and --overwrite lets it; another folder for `save` "
         .. "keeps both", a.save, files.describe_held(held))
@@ -273,12 +268,12 @@ function build(self)
   self.resume = a.resume or settings.resume
   -- A stranger's recipe replaces models that the person lets it replace.
   self.overwrite = settings.overwrite or a.overwrite and not native.confined()
-  self.wrote = {}   -- real paths of the folders that hold this run's own saves
+  self.wrote = {}   -- het.train.saving
   local finish_planning = join(self)
   self.own_device = device_of(self)
   self.state = native.state(self.own_device, a.seed)
   local about = restore(self)
-  if about then self.wrote[real(a.save)] = true end
+  if about then saving.mark_own(self, a.save) end
   about = about or {}
   finish_planning()
   self.microbatch = self.plan and self.plan.microbatch or a.microbatch or a.batch
@@ -373,87 +368,7 @@ function Run:gather()
   return self.cluster:gather(self.train_executor, self.state)
 end
 
--- What is saved beside the state of this step.
-local function about_of(self)
-  local a = self.arguments
-  return { step = self.step, cursor = self.cursor, seed = a.seed, precision = a.precision, best = self.best,
-    validation = self.validation }
-end
-
-local function begin_writing(self, folder, state, about)
-  self.wrote[real(folder)], self.saved_step = true, about.step
-  return files.begin_save(folder, self.arguments.model, state, about, self.arguments.data:vocabulary())
-end
-
--- Go on with the save that runs beside the steps: what has been copied is written. `wait`: until it is on the disk.
-local function go_on_saving(self, wait)
-  local saving = self.saving
-  if not saving then return end
-  if saving.copy and (wait or saving.copy:done()) then
-    self.saving = nil   -- until it is being written
-    saving = { written = begin_writing(self, self.arguments.save, saving.copy, saving.about) }
-    self.saving = saving
-  end
-  if saving.written and (wait or saving.written:done()) then
-    self.saving = nil
-    saving.written:wait()
-  end
-end
-
--- All ranks call it. In `folder` nothing is lost: that was looked at.
-local function save_in(self, folder)
-  go_on_saving(self, true)
-  local state = self:gather()
-  if state then begin_writing(self, folder, state, about_of(self)):wait() end
-end
-
--- Where the state is saved when the run has ended: in `save`, unless the model there is not to be replaced. A run that
--- `stopped` early replaces none that has had more steps; what came there since this run began is kept, too.
--- @return the folder, and what `save` holds when that is another one
-local function place_of_end(self, stopped)
-  local folder = self.arguments.save
-  if self.rank > 0 then return folder end   -- which writes nothing
-  local held = held_by_others(self, folder)
-  local replaces = not held or self.overwrite and not (stopped and (held.steps or math.huge) > self.step)
-  if replaces then return folder end
-  return files.folder_beside(folder, self.step), held
-end
-
--- Says where a run that ended was saved; `kept`: what `save` still holds.
-local function say_saved(self, reporter, how, folder, kept)
-  local sentence = ("%s after step %d in %s"):format(how, self.step, folder)
-  if not kept then return reporter:say(sentence) end
-  -- Also when quiet: it is not where the recipe says.
-  reporter:finish()
-  native.write("stderr", ("%s; %s keeps %s. To go on with this one: save = %q and --resume. To go on with the other: "
-    .. "--resume\n"):format(sentence, self.arguments.save, files.describe_held(kept):gsub("^a ", "its "), folder))
-end
-
--- Keep what a run has learned that fails between its steps: beside the last save, which may be the better one. Ranks
--- that fail alone cannot gather it.
-local function keep_failed(self, reporter, problem)
-  local a = self.arguments
-  local between = select(2, errors.describe(problem)) == "usage" and not self.cluster
-  if not between or not a.save or self.step == (self.saved_step or self.first_step) then return end
-  local kept = files.held(a.save)
-  local folder = kept and files.folder_beside(a.save, self.step) or a.save
-  local saved, why = pcall(save_in, self, folder)
-  if saved then say_saved(self, reporter, "failed and saved", folder, kept)
-  else reporter:say("what was learned could not be saved: " .. errors.describe(why)) end
-end
-
 local save_fields = { overwrite = true }
-
-local function check_save(self, folder, overwrite)
-  local held = not (overwrite and not native.confined()) and not self.overwrite and held_by_others(self, folder)
-  if held and overwrite then
-    errors.usage("run:save: %s holds %s that this run has not written; the recipe asks to replace it, and --overwrite "
-      .. "lets it; another folder keeps both", folder, files.describe_held(held))
-  elseif held then
-    errors.usage("run:save: %s holds %s that this run has not written; run:save(%q, { overwrite = true }) replaces it, "
-      .. "another folder keeps both", folder, files.describe_held(held), folder)
-  end
-end
 
 --- Save the model, its vocabulary and what is needed to go on exactly. Of several ranks the first writes; all call it.
 -- A model that this run has not written is not replaced.
@@ -472,33 +387,8 @@ function Run:save(folder, options)
     end
   end
   self:prepare()
-  by_first_rank(self, check_save, folder, options and options.overwrite)
-  save_in(self, folder)
-end
-
--- A copy of the state, or nil where the host has no room for it.
-local function copy_of(self)
-  if not self.copied and self.state:bytes() > native.device("cpu"):available_bytes() then return nil end
-  local ok, copy = pcall(self.state.copy, self.state)
-  if not ok and select(2, errors.describe(copy)) ~= "environment" then error(copy, 0) end
-  self.copied = ok
-  return ok and copy or nil
-end
-
--- Save beside the steps that follow; at once where the host has no room for a copy. All ranks call it.
-local function save_beside(self)
-  go_on_saving(self, true)
-  collectgarbage()   -- lets go of what was saved last: memory of a copy is used again
-  local state = self:gather()
-  if not state then return end
-  local copy = state == self.state and copy_of(self)
-  if copy then
-    self.saving = { copy = copy, about = about_of(self) }
-    go_on_saving(self)
-  else
-    local written = begin_writing(self, self.arguments.save, state, about_of(self))
-    if state == self.state then written:wait() else self.saving = { written = written } end
-  end
+  by_first_rank(self, saving.check, folder, options and options.overwrite)
+  saving.now(self, folder)
 end
 
 -- Write what follows a prompt, with checked options: emit(piece) gets it as it comes. Returns it on the first rank.
@@ -626,7 +516,7 @@ local function introduce(self, reporter)
   elseif self.resume then
     reporter:say(("nothing is saved in %s yet: this run begins at step 1"):format(a.save))
   end
-  local held = self.overwrite and a.save and self.rank == 0 and held_by_others(self, a.save)
+  local held = self.overwrite and a.save and self.rank == 0 and saving.held_by_others(self, a.save)
   if held then
     reporter:say(("%s holds %s, which is kept until this run is saved"):format(a.save, files.describe_held(held)))
   end
@@ -665,9 +555,10 @@ local function train(self, reporter)
       reporter:evaluated(step.step, loss)
       self.validation, self.best = loss, math.min(self.best or math.huge, loss)
     end
-    go_on_saving(self)
+    saving.go_on(self)
     local due = a.save and a.save_every > 0 and step.step % a.save_every == 0
-    if due and step.step < a.steps then save_beside(self) end   -- the last step is saved when all is done
+    -- The last step is saved when all is done.
+    if due and step.step < a.steps then saving.beside_steps(self) end
   end
   return self.cluster and a.on_step and self:asked_to_stop(stopped) or false
 end
@@ -681,9 +572,7 @@ local function measure_peak(reporter, device, dtype)
   return native.clock() - before
 end
 
---- Train. Returns the run's numbers: steps, train_loss, validation_loss, best_validation_loss, seconds, tokens_per_s,
--- samples_per_s, mfu, peak_memory_bytes, sample (the text), interrupted. A row of data.pairs counts as one token.
-function Run:start()
+local function start(self)
   local started = native.clock()
   local a, settings = self.arguments, native.settings
   self:prepare()
@@ -716,18 +605,18 @@ function Run:start()
     ok, interrupted = true, true
   end
   if not ok then
-    local saved, why = pcall(go_on_saving, self, true)   -- what was begun before
+    local saved, why = pcall(saving.go_on, self, true)   -- what was begun before
     if not saved then reporter:say("the last save was not written: " .. errors.describe(why)) end
-    keep_failed(self, reporter, interrupted)
+    saving.keep_failed(self, reporter, interrupted)
     error(interrupted, 0)
   end
   reporter:finish()
   if interrupted then native.interrupted() end
   if a.save and self.step > self.first_step then
-    go_on_saving(self, true)
-    local folder, kept = place_of_end(self, interrupted)
-    save_in(self, folder)
-    say_saved(self, reporter, interrupted and "stopped and saved" or "saved", folder, kept)
+    saving.go_on(self, true)
+    local folder, kept = saving.folder_of_end(self, interrupted)
+    saving.now(self, folder)
+    saving.say(self, reporter, interrupted and "stopped and saved" or "saved", folder, kept)
   elseif interrupted then
     reporter:say(("stopped after step %d; give save = \"folder\" to keep what was learned"):format(self.step))
   end
@@ -744,6 +633,18 @@ function Run:start()
   end
   if self.cluster then self.cluster:leave() end
   native.run_trains(false)
+  return results
+end
+
+--- Train. Returns the run's numbers: steps, train_loss, validation_loss, best_validation_loss, seconds, tokens_per_s,
+-- samples_per_s, mfu, peak_memory_bytes, sample (the text), interrupted. A row of data.pairs counts as one token.
+function Run:start()
+  -- A function of the recipe may call run:start(), also from another coroutine.
+  if self.training then errors.usage("the run is training already; run:start() cannot be called from within") end
+  self.training = true
+  local ok, results = pcall(start, self)
+  self.training = false
+  if not ok then error(results, 0) end
   return results
 end
 
@@ -768,17 +669,6 @@ local recipe_methods = {
     return self:asked_to_stop()
   end,
 }
-
--- A run begins once at a time: a function of the recipe may call run:start(), also from another coroutine.
-local start = Run.start
-function Run:start()
-  if self.training then errors.usage("the run is training already; run:start() cannot be called from within") end
-  self.training = true
-  local ok, results = pcall(start, self)
-  self.training = false
-  if not ok then error(results, 0) end
-  return results
-end
 
 define.object {
   name = "run",
