@@ -8,6 +8,7 @@ namespace het::lua {
 namespace {
 
 constexpr const char* kErrorClass = "het.error";
+constexpr const char* kErrorKinds = "het.error.kinds";  // kept by lua/het/errors.lua: error -> its kind
 
 // Upvalue 1 of every bound function is its full name.
 std::string current_function(lua_State* L) {
@@ -100,9 +101,10 @@ Attributes Convert<Attributes>::get(lua_State* L, int index) {
   return attributes;
 }
 
-void detail::push_error(lua_State* L, const Error& error) {
-  lua_createtable(L, 0, 3);
-  set_field(L, "kind", std::string(name_of(error.kind())));
+void detail::push_error(lua_State* L, const Error& error, std::string_view kind) {
+  if (kind.empty()) kind = name_of(error.kind());
+  lua_createtable(L, 0, 4);
+  set_field(L, "kind", std::string(kind));
   std::string message = error.sentence();
   for (const std::string& context : error.context()) message += " (in " + context + ")";
   set_field(L, "message", message);
@@ -115,6 +117,13 @@ void detail::push_error(lua_State* L, const Error& error) {
     lua_setfield(L, -2, "__metatable");  // recipes catch errors, and see the name
   }
   lua_setmetatable(L, -2);
+  lua_getfield(L, LUA_REGISTRYINDEX, kErrorKinds);
+  if (lua_istable(L, -1)) {  // not before het.errors is loaded
+    lua_pushvalue(L, -2);
+    lua_pushlstring(L, kind.data(), kind.size());
+    lua_rawset(L, -3);
+  }
+  lua_pop(L, 1);
 }
 
 void detail::push_unexpected(lua_State* L, const std::exception& problem) {

@@ -185,7 +185,7 @@ struct Convert<Attributes> {
 namespace detail {
 
 // Push {kind, message, context} with a __tostring for `error`.
-void push_error(lua_State* L, const Error& error);
+void push_error(lua_State* L, const Error& error, std::string_view kind = {});  // default: the error's
 void push_unexpected(lua_State* L, const std::exception& problem);
 
 template <typename R, typename... Args, size_t... I>

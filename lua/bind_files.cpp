@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <thread>
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include "core/cluster/environment.h"
@@ -378,6 +379,10 @@ int confine_recipe(lua_State* L) {
     } catch (const Error&) {
       host.secret_problem = std::current_exception();  // raised when the ranks meet
     }
+  }
+  if (const auto shared = lookup("HETRUN_RUN_FOLDER")) {  // a descriptor of `hetrun --workers`
+    const auto number = static_cast<int>(std::strtol(shared->c_str(), nullptr, 10));
+    files->share_run_folder(Descriptor(fcntl(number, F_DUPFD_CLOEXEC, 0)));
   }
   const bool kernel = walls() != "sandbox";
   std::shared_ptr<RecipeAccess> access;

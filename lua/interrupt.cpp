@@ -178,8 +178,7 @@ bool is_recipe_code(lua_State* L, lua_Debug* ar) {
 }
 
 void raise_interrupted(lua_State* L) {
-  detail::push_error(L, Error(ErrorKind::usage, "interrupted"));
-  set_field(L, "kind", std::string("interrupted"));
+  detail::push_error(L, Error(ErrorKind::usage, "interrupted"), "interrupted");
   lua_error(L);
   std::abort();  // lua_error does not return
 }

@@ -11,10 +11,12 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "core/base/descriptor.h"
 #include "core/base/error.h"
 #include "core/base/parallel.h"
 #include "core/base/visible.h"
@@ -85,6 +87,7 @@ class Launcher {
                                     "MASTER_ADDR=127.0.0.1",
                                     fmt::format("MASTER_PORT={}", endpoint.substr(endpoint.rfind(':') + 1)),
                                     "HETRUN_STORE=" + endpoint,
+                                    fmt::format("HETRUN_RUN_FOLDER={}", run_folder_.number()),
                                     "HETRUN_SECRET=" + secret_};
     if (std::getenv("OMP_NUM_THREADS") == nullptr)
       values.push_back(fmt::format("OMP_NUM_THREADS={}", std::max(1, thread_count() / workers)));
@@ -122,6 +125,7 @@ class Launcher {
         dup2(nothing, STDOUT_FILENO);
         dup2(ends[1], STDERR_FILENO);
       }
+      fcntl(run_folder_.number(), F_SETFD, 0);  // inherited
       execve("/proc/self/exe", arguments.data(), variables.data());
       const int error = errno;
       [[maybe_unused]] const ssize_t told = write(problem[1], &error, sizeof error);
@@ -230,14 +234,15 @@ class Launcher {
       if (child.running) kill(child.pid, signal);
   }
 
-  // The last words of the rank that failed first, unless rank 0 has told its own. All say the same of a
-  // mistake in the recipe, and then it is nobody's in particular; of a lost peer the first knows most. A
-  // killed rank says nothing: then the next one's.
+  // The error of the rank that failed first. Rank 0 has printed its own; where it only lost another, the
+  // error of that one follows. All ranks say the same of a mistake in the recipe: it is printed without a
+  // rank. A killed rank says nothing: then the next one's.
   void report() {
-    if (code_ == 0 || children_[0].code != 0) return;
+    const int first = children_[0].code;
+    if (code_ == 0 || first == code_) return;
     for (const int rank : order_) {
       const std::vector<std::string>& lines = children_[rank].lines;
-      if (lines.empty()) continue;
+      if (lines.empty() || (first != 0 && children_[rank].code != code_)) continue;
       const bool alone = std::count_if(children_.begin(), children_.end(),
                                        [&](const Child& child) { return child.lines == lines; }) == 1;
       const std::string name = alone ? fmt::format("[rank {}] ", rank) : "";
@@ -248,6 +253,8 @@ class Launcher {
 
   std::string secret_ = make_secret();
   std::vector<std::string> words_;
+  // What all ranks' recipes write in, once one of them has chosen (RecipeFiles::share_run_folder).
+  Descriptor run_folder_{memfd_create("hetrun-run-folder", MFD_CLOEXEC)};
   std::unique_ptr<StoreServer> server_;
   std::vector<Child> children_;
   std::set<std::string> said_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <climits>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -101,9 +102,21 @@ int make_beneath(int root, const std::string& name) {
   return kind_at(root, name) == FileKind::folder ? 0 : -ENOTDIR;
 }
 
+// What the link `name` beneath an open folder says; nothing when it is none.
+std::optional<std::string> read_link(int folder, const std::string& name) {
+  const Parent at(folder, name);
+  std::string text(PATH_MAX, '\0');
+  const ssize_t bytes = readlinkat(at.folder.number(), at.name.c_str(), text.data(), text.size());
+  if (bytes <= 0) return std::nullopt;
+  text.resize(static_cast<size_t>(bytes));
+  return text;
+}
+
 std::string link_sentence(const std::string& path) {
-  return fmt::format("'{}' is a link or lies behind one; recipes follow none: name the file that it leads to",
-                     path);
+  return fmt::format(
+      "'{}' is a link or lies behind one, which leads out of the folders that the recipe may read: name the "
+      "file itself",
+      path);
 }
 [[noreturn]] void fail_link(const std::string& path) { throw Error(ErrorKind::usage, link_sentence(path)); }
 
@@ -137,6 +150,14 @@ void RecipeFiles::add_root(Reach reach, const std::string& path, bool writes) {
   while (!root.folder && root.base.size() > 1) {
     root.base = fs::path(root.base).parent_path().string();
     root.folder = open_folder(root.base);
+  }
+  if (reach == Reach::granted && root.folder && root.base == path) {
+    root.real = fs::canonical(path, problem).string();
+    const fs::path snapshots = fs::path(root.real).parent_path();
+    if (snapshots.filename() == "snapshots") {
+      root.blobs_path = (snapshots.parent_path() / "blobs").string();
+      root.blobs = open_folder(root.blobs_path);
+    }
   }
   // What the person named goes before what recipes reach anyway: there a link may be named.
   roots_.insert(reach == Reach::granted ? roots_.begin() : roots_.end(), std::move(root));
@@ -274,8 +295,26 @@ std::string RecipeFiles::claim(const Root& runs, const std::string& name) {
           "command line: --allow-write=runs/{}",
           name, name);
   }
+  if (!agree_on_run(name))
+    return fmt::format(
+        "another rank of this run writes in another folder of runs/, and they share one: not runs/{}", name);
   own_run_ = name;
   return {};
+}
+
+bool RecipeFiles::agree_on_run(const std::string& name) {
+  if (!shared_run_) return true;
+  struct flock lock {};
+  lock.l_type = F_WRLCK;
+  const int file = shared_run_.number();
+  if (fcntl(file, F_SETLKW, &lock) != 0) return false;
+  std::string chosen(NAME_MAX + 1, '\0');
+  const ssize_t bytes = pread(file, chosen.data(), chosen.size(), 0);
+  bool agreed = bytes == 0 && pwrite(file, name.data(), name.size(), 0) == static_cast<ssize_t>(name.size());
+  if (bytes > 0) agreed = std::string_view(chosen).substr(0, static_cast<size_t>(bytes)) == name;
+  lock.l_type = F_UNLCK;
+  fcntl(file, F_SETLK, &lock);
+  return agreed;
 }
 
 int RecipeFiles::make_own_run(const Root& runs) {
@@ -283,6 +322,21 @@ int RecipeFiles::make_own_run(const Root& runs) {
   if (const int error = make_beneath(runs.folder.number(), name)) return error;
   const Descriptor mark(open_beneath(runs.folder.number(), name + "/" + kMark, O_WRONLY | O_CREAT));
   return std::min(0, mark.number());
+}
+
+RecipeFiles::Target RecipeFiles::follow(const Root& root, const std::string& name) {
+  const Target itself{root.folder.number(), name, kind_at(root.folder.number(), name)};
+  if (itself.kind != FileKind::link || root.real.empty()) return itself;
+  const auto text = read_link(root.folder.number(), name);
+  if (!text) return itself;
+  const std::string leads =
+      (fs::path(root.real) / fs::path(name).parent_path() / *text).lexically_normal().string();
+  for (const auto& [folder, path] :
+       {std::pair(root.folder.number(), &root.real), std::pair(root.blobs.number(), &root.blobs_path)}) {
+    const auto rest = folder < 0 ? std::nullopt : below(leads, *path);
+    if (rest && !has_hidden_part(*rest)) return {folder, *rest, kind_at(folder, *rest)};
+  }
+  return itself;
 }
 
 std::string RecipeFiles::refusal(const std::string& path, const std::string& wanted, bool writes,
@@ -328,19 +382,22 @@ std::string RecipeFiles::problem(const std::string& path, bool writes, Purpose p
   const std::lock_guard lock(mutex_);
   const Place place = find(path, writes, purpose);
   if (place.root == nullptr) return place.refusal;
-  return kind_at(place.root->folder.number(), place.name) == FileKind::link ? link_sentence(path) : "";
+  const FileKind kind =
+      writes ? kind_at(place.root->folder.number(), place.name) : follow(*place.root, place.name).kind;
+  return kind == FileKind::link ? link_sentence(path) : "";
 }
 
 int RecipeFiles::open(const std::string& path, OpenMode mode, Purpose purpose) {
   const std::lock_guard lock(mutex_);
   const bool writes = mode == OpenMode::replace || mode == OpenMode::append;
   const Place place = find_or_throw(path, writes, purpose);
-  const int folder = place.root->folder.number();
-  if (folder < 0) return -ENOENT;
+  if (!place.root->folder) return -ENOENT;
   if (writes && place.root->reach == Reach::runs)
     if (const int error = make_own_run(*place.root)) return error;
   // Looked at before it is opened: opening a FIFO waits, and opening a device does what the device does.
-  const FileKind kind = kind_at(folder, place.name);
+  const int own = place.root->folder.number();
+  const auto [folder, name, kind] =
+      writes ? Target{own, place.name, kind_at(own, place.name)} : follow(*place.root, place.name);
   if (kind == FileKind::link) fail_link(path);
   if (place.root->reach == Reach::recipe && !writes) {
     if (mode == OpenMode::read && purpose == Purpose::module && !path.ends_with(".lua"))
@@ -358,7 +415,7 @@ int RecipeFiles::open(const std::string& path, OpenMode mode, Purpose purpose) {
     case OpenMode::replace: flags |= O_WRONLY | O_CREAT | O_TRUNC; break;
     case OpenMode::append: flags |= O_WRONLY | O_CREAT | O_APPEND; break;
   }
-  const int opened = open_beneath(folder, place.name, flags);
+  const int opened = open_beneath(folder, name, flags);
   if (opened == -ELOOP || opened == -EXDEV) fail_link(path);
   return opened;
 }
@@ -376,7 +433,7 @@ FileKind RecipeFiles::kind(const std::string& path, Purpose purpose) {
     }
   }
   if (place.root == nullptr || place.root->folder.number() < 0) return FileKind::none;
-  const FileKind found = kind_at(place.root->folder.number(), place.name);
+  const FileKind found = follow(*place.root, place.name).kind;
   return found == FileKind::link ? FileKind::none : found;
 }
 

@@ -7,8 +7,10 @@
 //   writes  one folder of its own, runs/NAME; what the person names, by an option with path = "write" or
 //   --allow-write
 //
-// Files whose names begin with a dot and links are never reached: each path is opened beneath the folder that
-// was given, by descriptor, so that nothing between a check and its use can change where it leads.
+// Files whose names begin with a dot are never reached, nor links, but for these to read: a link of a folder
+// that the person named, to a file of the same folder or, in a snapshot of Hugging Face's cache, of its
+// blobs. Each path is opened beneath the folder that was given, by descriptor, so that nothing between a
+// check and its use can change where it leads.
 //
 // Used from several threads. In a confined run these objects live in a process of their own (lua/broker.h).
 #pragma once
@@ -47,6 +49,8 @@ class RecipeFiles final : public RecipeAccess {
   void grant(const std::string& path, bool writes);
   // All of the current folder: of the prompt, where a person types.
   void grant_current_folder();
+  // Ranks of one machine write in one run folder: `file` holds its name, once one of them has chosen it.
+  void share_run_folder(Descriptor file) { shared_run_ = std::move(file); }
 
   void grant_option(const std::string& name, bool writes) override;
   void add_named(const std::string& file) override;
@@ -72,6 +76,9 @@ class RecipeFiles final : public RecipeAccess {
     std::string base;  // the path of `folder`
     std::string leaf;
     Descriptor folder;
+    // Of a folder that the person named: where it really is; of a snapshot, the blobs that its links lead to.
+    std::string real, blobs_path;
+    Descriptor blobs;
   };
   // Where a path leads: a name beneath a folder, or why nowhere.
   struct Place {
@@ -86,7 +93,16 @@ class RecipeFiles final : public RecipeAccess {
   // The one folder of runs/ that this recipe writes to: `name` from now on, or why it cannot be. Asking
   // counts: who asks whether it may write is about to.
   std::string claim(const Root& runs, const std::string& name);
+  // What a name beneath a root that is read leads to: itself, or where a link that may be followed does.
+  struct Target {
+    int folder;
+    std::string name;
+    FileKind kind;
+  };
+  Target follow(const Root& root, const std::string& name);
   int make_own_run(const Root& runs);  // the folder with its mark: 0, or a negative errno
+  // Whether this rank's folder is that of all ranks of the machine, which it becomes when none is yet.
+  bool agree_on_run(const std::string& name);
 
   std::string absolute(const std::string& path) const;
   // What a folder holds that is too much to give: "the home folder"; empty: nothing.
@@ -100,6 +116,7 @@ class RecipeFiles final : public RecipeAccess {
   std::set<std::string> granted_options_;
   std::string recipe_folder_;           // of the first recipe, for messages
   std::optional<std::string> own_run_;  // NAME of runs/NAME
+  Descriptor shared_run_;               // holds that of all ranks of the machine
 };
 
 }  // namespace het::lua

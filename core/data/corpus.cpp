@@ -28,10 +28,15 @@ struct DataFile {
   int64_t bytes = 0;  // -1: not known, since it cannot be opened; who reads it says why
 };
 
+struct DataFolder {
+  std::vector<DataFile> files;  // sorted by path
+  int links = 0;                // that were not followed
+};
+
 // Regular files of a folder and the folders in it. Where a folder's reader may follow links, those to files
 // count; links to folders are not followed: they may lead in a circle. Folders that may not be read are left
 // out.
-void collect_files(const Path& folder, std::vector<DataFile>& files, int depth) {
+void collect_files(const Path& folder, DataFolder& found, int depth) {
   constexpr int kMostDepth = 64;
   if (depth > kMostDepth) fail_usage("the folder '{}' lies more than {} deep", folder.text, kMostDepth);
   std::vector<FolderEntry> entries;
@@ -43,20 +48,25 @@ void collect_files(const Path& folder, std::vector<DataFile>& files, int depth) 
   }
   for (const FolderEntry& entry : entries) {
     const Path path = folder.child(entry.name);
-    if (!path.opener().problem(path.text, false, path.purpose).empty()) continue;
-    if (entry.kind == FileKind::file) files.push_back({path, entry.bytes});
-    if (entry.kind == FileKind::link && kind_of(path) == FileKind::file)
-      files.push_back({path, file_bytes(path)});
-    if (entry.kind == FileKind::folder) collect_files(path, files, depth + 1);
+    const bool refused = !path.opener().problem(path.text, false, path.purpose).empty();
+    if (entry.kind == FileKind::link) {
+      if (!refused && kind_of(path) == FileKind::file)
+        found.files.push_back({path, file_bytes(path)});
+      else
+        ++found.links;
+    }
+    if (refused) continue;
+    if (entry.kind == FileKind::file) found.files.push_back({path, entry.bytes});
+    if (entry.kind == FileKind::folder) collect_files(path, found, depth + 1);
   }
 }
 
-std::vector<DataFile> files_of(const Path& folder) {  // sorted by path
-  std::vector<DataFile> files;
-  collect_files(folder, files, 0);
-  std::sort(files.begin(), files.end(),
+DataFolder files_of(const Path& folder) {
+  DataFolder found;
+  collect_files(folder, found, 0);
+  std::sort(found.files.begin(), found.files.end(),
             [](const DataFile& a, const DataFile& b) { return a.path.text < b.path.text; });
-  return files;
+  return found;
 }
 
 struct FolderText {
@@ -66,7 +76,8 @@ struct FolderText {
 
 FolderText read_folder(const Path& folder, int64_t most_bytes) {
   FolderText result;
-  for (const auto& [path, bytes] : files_of(folder)) {
+  const DataFolder found = files_of(folder);
+  for (const auto& [path, bytes] : found.files) {
     if (bytes == 0) continue;
     if (static_cast<int64_t>(result.text.size()) + bytes > most_bytes) {
       ++result.skipped;
@@ -81,11 +92,13 @@ FolderText read_folder(const Path& folder, int64_t most_bytes) {
     ++result.files;
   }
   if (result.files == 0)
-    fail_usage("the folder '{}' holds no text files{}", folder.text,
+    fail_usage("the folder '{}' holds no text files{}{}", folder.text,
                result.skipped == 0
                    ? ""
                    : fmt::format(": its {} files are binary, not UTF-8, or larger than {} together",
-                                 result.skipped, show_bytes(static_cast<double>(most_bytes))));
+                                 result.skipped, show_bytes(static_cast<double>(most_bytes))),
+               found.links == 0 ? "" : fmt::format("; {} links in it are not followed", found.links));
+  result.skipped += found.links;
   return result;
 }
 
@@ -301,7 +314,7 @@ void require_vocabulary(int64_t tokens) {
 std::vector<Path> token_files_of(const Path& path) {
   if (kind_of(path) != FileKind::folder) return {path};
   std::vector<Path> paths;
-  for (const DataFile& file : files_of(path))
+  for (const DataFile& file : files_of(path).files)
     if (file.path.text.ends_with(".bin")) paths.push_back(file.path);
   if (paths.empty()) fail_usage("the folder '{}' holds no token files: none ends in .bin", path.text);
   return paths;

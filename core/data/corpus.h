@@ -74,7 +74,7 @@ class Corpus {
   int64_t tokens() const { return all_.count; }
   TokenView view(Split split) const;
   int files() const { return files_; }                             // read
-  int skipped() const { return skipped_; }                         // binary or beyond the size limit
+  int skipped() const { return skipped_; }                         // binary, links, beyond the size limit
   const Tokenizer* tokenizer() const { return tokenizer_.get(); }  // null for token files without one
   // Of a sample of the tokens: corpora of the same size with different ones hardly have the same.
   uint64_t fingerprint() const;

@@ -6,12 +6,18 @@ local errors = {}
 --- Exit codes by kind. 130 is that of a run stopped by Ctrl-C.
 errors.exit_codes = { usage = 2, environment = 71, peer = 75, bug = 70, interrupted = 130 }
 
--- Recipes catch errors with pcall: their metatable stays the library's.
+-- Recipes catch errors with pcall: their metatable stays the library's, and so does their kind, which is kept here. The
+-- engine adds those that it raises.
 local Error = { __tostring = function(self) return tostring(rawget(self, "message")) end, __metatable = "error" }
+local registry = debug.getregistry()
+local kinds = registry["het.error.kinds"] or setmetatable({}, { __mode = "k" })
+registry["het.error.kinds"] = kinds
 
 --- An error of a kind, not yet raised.
 function errors.new(kind, message)
-  return setmetatable({ kind = kind, message = message, sentence = message, context = {} }, Error)
+  local raised = setmetatable({ kind = kind, message = message, sentence = message, context = {} }, Error)
+  kinds[raised] = kind
+  return raised
 end
 
 --- Raise an error of a kind.
@@ -24,15 +30,8 @@ end
 --- Raise an error that the person can mend.
 function errors.usage(format, ...) errors.raise("usage", format, ...) end
 
--- Kinds of errors. "help" is how a recipe stops whose options were asked for.
-local known = { help = true }
-for kind in pairs(errors.exit_codes) do known[kind] = true end
-
 --- Was it raised by the library or the engine? A recipe may raise any table.
-function errors.is_own(problem)
-  local meta = type(problem) == "table" and debug.getmetatable(problem)
-  return meta ~= nil and meta and (meta == Error or meta == debug.getregistry()["het.error"]) or false
-end
+function errors.is_own(problem) return type(problem) == "table" and kinds[problem] ~= nil end
 
 -- Of a tensor; methods in other libraries.
 local fields = { shape = true, dtype = true }
@@ -49,13 +48,10 @@ end
 -- @treturn string the message
 -- @treturn string the kind
 function errors.describe(problem)
-  local kind = type(problem) == "table" and rawget(problem, "kind")
-  if kind then
+  if type(problem) == "table" and (kinds[problem] or rawget(problem, "kind")) then
     -- A recipe may raise any table: what it holds is text, or it is not shown.
     local message = rawget(problem, "message")
-    -- So that it does not pass for another process, or for hetrun, only the library's own errors have a kind.
-    return type(message) == "string" and message or "an error without a message",
-      errors.is_own(problem) and known[kind] and kind or "usage"
+    return type(message) == "string" and message or "an error without a message", kinds[problem] or "usage"
   end
   if problem == "not enough memory" then   -- as LuaJIT says it, without a place
     return "there is not enough memory for the tables and texts of the Lua code", "environment"

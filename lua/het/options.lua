@@ -232,8 +232,7 @@ function options.help_text(path, recipe_text)
 end
 
 -- What stops a recipe after its help was asked for; het.run_recipe's caller takes it for success.
-options.help_wanted = setmetatable({ kind = "help", message = "help", sentence = "help", context = {} },
-  { __tostring = function() return "help" end })
+options.help_wanted = errors.new("help", "help")
 
 --- Stop the recipe here: its options are known, and only they were asked for.
 function options.exit_with_help() error(options.help_wanted, 0) end

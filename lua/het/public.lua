@@ -35,7 +35,6 @@ local parts = {
   plan = function() return callable("het.plan", het.plan) end,
   cluster = function() return callable("het.cluster", het.cluster) end,
   options = function()
-    debug.getmetatable(require("het.options").help_wanted).__metatable = "help"
     return function(specs)
       for name in pairs(type(specs) == "table" and specs or {}) do
         if type(name) ~= "string" then

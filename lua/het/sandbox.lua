@@ -155,7 +155,7 @@ function sandbox.environment(trust, folder)
   environment.xpcall = function(f, handler, ...)
     if type(handler) ~= "function" then return xpcall(f, handler, ...) end
     return xpcall(f, function(problem)
-      if type(problem) == "table" and rawget(problem, "kind") == "interrupted" then return problem end
+      if select(2, errors.describe(problem)) == "interrupted" then return problem end
       return handler(problem)
     end, ...)
   end

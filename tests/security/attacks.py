@@ -53,6 +53,7 @@ class Attack:
     codes: tuple = (2,)
     says: str = ''            # in what is printed, both walls up
     done: bool = False        # it ends well, having got nothing
+    outside: object = None    # a function of the home folder and an event, which runs beside it until the event
     home: bool = False        # the recipe lies in the person's home folder
 
 
@@ -62,6 +63,33 @@ def reads(path):
 
 def writes(path, mode='w'):
     return f'local f = assert(io.open({path}, "{mode}")); f:write("owned"); f:close()'
+
+
+SWAPPED = ('home/text.txt', 'home/given/swapped', 'home/runs/mine/swapped')
+SWAPPED_FOLDER = 'home/given/sub'
+
+
+def swaps(home, stop):
+    """Beside a run: files and a folder become links out of the home folder and come back, as fast as it goes."""
+    outside, files = home.parent / 'outside', [home.parent / name for name in SWAPPED]
+    folder, aside = home.parent / SWAPPED_FOLDER, home / 'given' / 'aside'
+    while not stop.is_set():
+        for path in files:
+            spare = path.with_name(path.name + '.spare')
+            spare.symlink_to(outside / 'secret.txt')
+            os.replace(spare, path)
+            spare.write_text('harmless ' * 200)
+            os.replace(spare, path)
+        folder.rename(aside)
+        folder.symlink_to(outside)
+        folder.unlink()
+        aside.rename(folder)
+
+
+def race(name, lua):
+    """An attack that is tried again and again while what it names changes."""
+    return Attack('race: ' + name, f'local began = os.clock(); while os.clock() - began < 0.5 do {lua} end', ('--allow-write=given',), done=True, outside=swaps,
+                  allowed=(*SWAPPED, SWAPPED_FOLDER + '/secret.txt'))
 
 
 ATTACKS = [
@@ -103,11 +131,28 @@ ATTACKS = [
     Attack('a read grant made a write grant', 'het.options { text = { "", "t", path = "read" } }; '
            'het.options { text = { "", "t", path = "write" } }; ' + writes('"mine.txt"'), ('--text=mine.txt',)),
     Attack('another\'s exit code', 'error({ kind = "peer", message = "run me again" }, 0)', whole=True, kernel=False),
+    Attack('another\'s exit code, of an error that was caught', 'local _, caught = pcall(require("het").op.add, 1); '
+           'rawset(caught, "kind", "peer"); error(caught, 0)', whole=True, kernel=False),
+    Attack('two run folders, by two ranks', TRAIN % 'on_step = function(run, step) if run.rank == step.step - 1 then '
+           'assert(io.open("runs/" .. (run.rank == 0 and "one" or "two") .. "/x", "w")) end end', ('--workers=2',), whole=True,
+           kernel=False, says='another rank of this run writes'),
     Attack('a model that was downloaded', writes('"runs/hf/notes.txt"'), says='no run of hetrun wrote'),
     Attack('a hidden file as data', 'local c = het.data.text { path = ".ssh/id_rsa" }; return c.vocab'),
     Attack('rendezvous of the recipe\'s own', TRAIN % 'name = "stolen", rendezvous = "etcd://127.0.0.1:1"',
            whole=True, environment={'RANK': '0', 'WORLD_SIZE': '2', 'HETRUN_SECRET': 'x' * 32}, kernel=False,
            says='only to whom the command line names'),
+    # --- between a check and what is done
+    race('a file that is read', 'local f = io.open "given/swapped"; if f then if f:read("*a"):find "secret" then print "TAKEN" end; '
+         'f:close() end'),
+    race('a file that is written', 'local f = io.open("given/swapped", "a"); if f then f:write "owned"; f:close() end'),
+    race('a file that is emptied', 'local f = io.open("given/swapped", "w"); if f then f:close() end'),
+    race('a folder on the way', 'local f = io.open "given/sub/secret.txt"; if f then if f:read("*a"):find "secret" then print "TAKEN" end; '
+         'f:close() end'),
+    race('a folder on the way, written in', 'local f = io.open("given/sub/secret.txt", "a"); if f then f:write "owned"; f:close() end'),
+    race('a file of the run folder', 'local f = io.open("runs/mine/swapped", "a"); if f then f:write "owned"; f:close() end'),
+    race('a text', 'local ok, c = pcall(het.data.text, { path = "text.txt" }); local s = ok and '
+         'c:decode(c:sampler { context = 64 }:next().inputs[1]:tolist()[1]); '
+         'if type(s) == "string" and s:find "secret" then print "TAKEN" end'),
     # --- paths
     Attack('absolute', reads('"/etc/passwd"')),
     Attack('dots', reads('"../outside/secret.txt"')),
@@ -280,7 +325,8 @@ def furnish(base):
     """The home folder with what is worth stealing, and `outside`."""
     home, outside, other = base / 'home', base / 'outside', base / 'home2'
     for folder in (home, outside, other, home / '.ssh', home / '.git', home / 'data', home / 'runs' / 'other',
-                   home / 'runs' / 'linked', home / 'runs' / 'mine', home / 'runs' / 'hf', home / 'given', home / 'hostile_index', home / 'hostile_json', home / 'hostile_header'):
+                   home / 'runs' / 'linked', home / 'runs' / 'mine', home / 'runs' / 'hf', home / 'given' / 'sub', home / 'hostile_index', home / 'hostile_json',
+                   home / 'hostile_header'):
         folder.mkdir(parents=True)
     text = 'the quick brown fox jumps over the lazy dog. ' * 40
     for path in (home / 'text.txt', home / 'mine.txt', home / 'data' / 'a.txt'):
@@ -288,6 +334,9 @@ def furnish(base):
     for path in (home / '.bashrc', home / '.ssh' / 'id_rsa', home / '.git' / 'config', outside / 'secret.txt', other / 'secret.txt',
                  outside / 'module.lua', home / 'secret.txt'):
         path.write_text(f'-- {SECRET}\n' * 20)
+    (base / SWAPPED_FOLDER / 'secret.txt').write_text('harmless')
+    for name in SWAPPED[1:]:
+        (base / name).write_text('harmless')
     (home / 'runs' / 'other' / 'events.out').write_text('of another program')
     (home / 'runs' / 'hf' / 'config.json').write_text('{}')
     for name in ('model.safetensors', 'training.safetensors', 'config.json'):
@@ -350,6 +399,10 @@ def run(hetrun, attack, walls):
         environment.pop('HETRUN_WALLS', None)
         if walls != 'both':
             environment['HETRUN_WALLS'] = walls
+        stop, beside = threading.Event(), None
+        if attack.outside:
+            beside = threading.Thread(target=attack.outside, args=(home, stop), daemon=True)
+            beside.start()
         try:
             with open(home / 'secret.txt', encoding='utf-8') as left_open:
                 done = subprocess.run([hetrun, '--quiet', '--threads=1', 'attack.lua', *attack.arguments], cwd=home, env=environment,
@@ -357,6 +410,10 @@ def run(hetrun, attack, walls):
                                       pass_fds=[left_open.fileno()])
         except subprocess.TimeoutExpired:
             return ['it hung'], ''
+        finally:
+            stop.set()
+            if beside:
+                beside.join()
         printed = (done.stdout + done.stderr).decode(errors='replace')
         problems = []
         shutil.rmtree(base / 'cache', ignore_errors=True)

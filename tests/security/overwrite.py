@@ -237,8 +237,8 @@ class Save(Case):
         self.hetrun('r.lua', '--save=runs/y', '--quiet')
         self.write('saves.lua', recipe('if step.step == 3 then run:save "runs/y" end'))
         done = self.hetrun('saves.lua', '--allow-write=runs/y', code=2)
-        self.assertIn('run:save: runs/y holds a model of 6 steps that this run has not written; run:save("runs/y", '
-                      '{ overwrite = true }) replaces it, another folder keeps both', done.stderr)
+        self.assertIn('run:save: runs/y holds a model of 6 steps that this run has not written; --overwrite replaces it, '
+                      'another folder keeps both', done.stderr)
         self.assertEqual((self.steps('runs/y'), self.steps('runs/x')), (6, 3))
         for name, code, words in (('given', 'run:save("runs/y", { overwrite = true })', ['--overwrite']),
                                   ('asked', 'run:save "runs/y"', ['--overwrite'])):

@@ -507,6 +507,11 @@ local function introduce(self, reporter)
     or ("%d x %d tokens"):format(a.batch, self.context)
   reporter:say(("%s parameters, %s, %d steps of %s, %s memory"):format(text.count(self.parameters),
     a.precision, a.steps, batch, text.bytes(self.train_executor:memory().total)))
+  local skipped = define.kind_of(a.data) == "corpus" and a.data.native.skipped or 0
+  if skipped > 0 then
+    reporter:say(("files of %s: %d read, %d skipped (binary, links, or beyond `limit`)"):format(
+      a.data.arguments.path, a.data.native.files, skipped))
+  end
   if self.plan then reporter:say(tostring(self.plan)) end
   if self.step >= a.steps then
     reporter:say(("%d steps were done before: none is left of %d; a greater `steps` goes on"):format(self.step,
