@@ -6,6 +6,8 @@
 #include <memory>
 #include <type_traits>
 
+#include "core/base/range.h"
+
 namespace het {
 
 // Threads that parallel_for uses; 1 inside a part. Initially every core this process may run on, or fewer
@@ -13,16 +15,6 @@ namespace het {
 int thread_count();
 // Set by --threads before any kernel is prepared. count >= 1.
 void set_thread_count(int count);
-
-// A contiguous share [begin, end) of `total` items for part `index` of `parts`; sizes differ by at most one.
-struct Range {
-  int64_t begin, end;
-};
-constexpr Range share_of(int64_t total, int64_t parts, int64_t index) {
-  const int64_t base = total / parts, extra = total % parts;
-  const int64_t begin = index * base + (index < extra ? index : extra);
-  return {begin, begin + base + (index < extra ? 1 : 0)};
-}
 
 namespace detail {
 using PartFunction = void (*)(const void* body, int64_t part);

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """What a hostile recipe tries, and that it stays shut in: each attack against both walls together, and against each alone.
 
-usage: attacks.py HETRUN [--walls=both|sandbox|kernel] [NAME ...]
+usage: attacks.py HETRUN [--walls=both|sandbox|kernel] [--unbounded] [NAME ...]
+
+--unbounded: without those on memory, for programs with an address sanitizer, whose memory cannot be bounded.
 
 Each attack is a piece of Lua. It runs as a recipe in a home folder that holds what is worth stealing, beside a folder
 `outside`. Afterwards nothing but runs/ may have changed, no secret may have been printed, and hetrun must have ended with
@@ -463,6 +465,8 @@ def main():
             continue
         for attack in attacks:
             if names and attack.name not in names or walls == 'kernel' and not attack.kernel or walls != 'kernel' and not attack.sandbox:
+                continue
+            if '--unbounded' in sys.argv and any(word.startswith('--limit-memory') for word in attack.arguments):
                 continue
             problems, printed = run(hetrun, attack, walls)
             if problems or names or "--verbose" in sys.argv:
