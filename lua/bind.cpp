@@ -17,7 +17,8 @@ std::string current_function(lua_State* L) {
 }
 
 int error_to_string(lua_State* L) {
-  lua_getfield(L, 1, "message");
+  lua_getfield(L, 1, "message");  // which a recipe may have changed
+  if (lua_type(L, -1) != LUA_TSTRING) lua_pushliteral(L, "an error without a message");
   return 1;
 }
 
@@ -129,6 +130,9 @@ void detail::push_error(lua_State* L, const Error& error, std::string_view kind)
 void detail::push_unexpected(lua_State* L, const std::exception& problem) {
   if (dynamic_cast<const std::bad_alloc*>(&problem) != nullptr)
     return push_error(L, Error(ErrorKind::environment, "not enough memory"));
+  if (const auto* system = dynamic_cast<const std::system_error*>(&problem))  // no thread, no memory
+    return push_error(L,
+                      Error(ErrorKind::environment, fmt::format("the system refuses: {}", system->what())));
   push_error(L, Error(ErrorKind::bug, fmt::format("unexpected failure: {}", problem.what())));
 }
 

@@ -423,7 +423,7 @@ struct Held {
   bool trained = false;
   struct Piece {
     int rank;
-    std::optional<Shard> shard;  // none: the whole
+    TensorSlice slice;
   };
   std::vector<Piece> pieces;  // each part once, from the first rank that has it
 };
@@ -433,17 +433,13 @@ std::string describe_state(const Program& program) {
   Json::Array tensors;
   for (const BufferSpec& buffer : program.buffers) {
     if (buffer.home != Home::state) continue;
-    const Shape& whole = buffer.shard ? buffer.shard->whole : buffer.type.shape;
+    const TensorSlice slice = buffer.slice.value_or(TensorSlice::whole(buffer.type.shape));
+    const Shape& whole = slice.whole_shape();
     Json::Object tensor{{"name", buffer.name},
                         {"dtype", std::string(name_of(buffer.type.dtype))},
                         {"trained", buffer.trained},
-                        {"shape", Json::Array(whole.begin(), whole.end())}};
-    if (const auto& shard = buffer.shard)
-      tensor.emplace_back(
-          "shard", Json::Object{{"dim", shard->dim},
-                                {"parts", shard->parts},
-                                {"part", shard->part},
-                                {"segments", Json::Array(shard->segments.begin(), shard->segments.end())}});
+                        {"shape", Json::Array(whole.begin(), whole.end())},
+                        {"slice", to_string(slice)}};
     tensors.emplace_back(std::move(tensor));
   }
   return to_string(Json(std::move(tensors)));
@@ -469,16 +465,13 @@ class Description {
     elements_of(type.shape);
     return type;
   }
-  std::optional<Shard> shard() const {
-    const Json* found = json_.find("shard");
-    if (found == nullptr) return std::nullopt;
-    const Description of(*found, rank_);
-    Shard shard{numbers("shape"), of.number("dim"), of.numbers("segments"),
-                static_cast<int>(of.number("parts")), static_cast<int>(of.number("part"))};
-    if (shard.dim < 0 || shard.dim >= static_cast<int64_t>(shard.whole.size()) || shard.part < 0 ||
-        shard.part >= shard.parts)
-      required<Json>(nullptr);
-    return shard;
+  TensorSlice slice() const {
+    try {
+      return parse_slice(type().shape, text("slice"));
+    } catch (const Error& error) {
+      fail(ErrorKind::peer, "rank {} describes its state in a way that cannot be read: {}", rank_,
+           error.sentence());
+    }
   }
 
  private:
@@ -498,11 +491,14 @@ void add_described(std::map<std::string, Held>& all, int rank, const std::string
   for (const Json& tensor : json.array() != nullptr ? *json.array() : Json::Array{}) {
     const Description about(tensor, rank);
     const std::string& name = about.text("name");
-    const std::optional<Shard> shard = about.shard();
+    const TensorSlice slice = about.slice();
     Held& held = all.emplace(name, Held{about.type(), about.flag("trained"), {}}).first->second;
+    if (held.type != about.type())
+      fail(ErrorKind::peer, "'{}' is {} on rank {} and {} on others", name, to_string(about.type()), rank,
+           to_string(held.type));
     const bool known = std::any_of(held.pieces.begin(), held.pieces.end(),
-                                   [&](const Held::Piece& piece) { return piece.shard == shard; });
-    if (!known) held.pieces.push_back({rank, shard});
+                                   [&](const Held::Piece& piece) { return piece.slice == slice; });
+    if (!known && !slice.is_empty()) held.pieces.push_back({rank, slice});
   }
 }
 
@@ -517,6 +513,12 @@ int cluster_gather(lua_State* L) {  // cluster, executor, state
   std::map<std::string, Held> all;
   const auto texts = tell_all(world, describe_state(executor->program()), "the names of the state");
   for (int rank = 0; rank < world.size(); ++rank) add_described(all, rank, texts[static_cast<size_t>(rank)]);
+  for (const auto& [name, held] : all) {
+    std::vector<TensorSlice> pieces;
+    for (const Held::Piece& piece : held.pieces) pieces.push_back(piece.slice);
+    const auto gaps = missing(TensorSlice::whole(held.type.shape), pieces);
+    if (!gaps.empty()) fail(ErrorKind::peer, "no rank has {} of '{}'", to_string(gaps[0]), name);
+  }
   const bool complete = std::all_of(all.begin(), all.end(), [](const auto& entry) {
     return entry.second.pieces.size() == 1 && entry.second.pieces[0].rank == 0;
   });
@@ -535,8 +537,7 @@ int cluster_gather(lua_State* L) {  // cluster, executor, state
       Tensor part;
       if (own) part = state->read(name);
       if (sends || !own) {
-        const Shape shape = piece.shard ? shape_of(*piece.shard) : held.type.shape;
-        if (!own) part = Tensor(TensorType{held.type.dtype, shape});
+        if (!own) part = Tensor(TensorType{held.type.dtype, piece.slice.shape()});
         CollectiveRequest request;
         request.kind = sends ? CollectiveKind::send : CollectiveKind::receive;
         request.dtype = held.type.dtype;
@@ -550,11 +551,11 @@ int cluster_gather(lua_State* L) {  // cluster, executor, state
         collective->wait();
       }
       if (!receives) continue;
-      if (!piece.shard) {
+      if (piece.slice.is_whole()) {
         whole = part;
       } else {
         if (!whole.present()) whole = Tensor(held.type);
-        put(whole, part, *piece.shard);
+        put(whole, part, piece.slice);
       }
     }
     if (!receives) continue;

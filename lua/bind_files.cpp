@@ -145,7 +145,9 @@ bool read_line(FILE* file, std::string& line, bool keep_end) {
   size_t room = 0;
   const ssize_t count = getline(&text, &room, file);
   if (count > 0) line.assign(text, static_cast<size_t>(count));
+  const int error = errno;
   std::free(text);
+  if (count <= 0 && std::feof(file) == 0) fail_environment("a line cannot be read: {}", std::strerror(error));
   if (count <= 0) return false;
   if (!keep_end && line.ends_with('\n')) line.pop_back();
   return true;
@@ -355,7 +357,7 @@ Confinement confinement_of(bool gpu, bool network) {
   return wanted;
 }
 
-// native.confine(file, {words, reads, writes, gpu, secret_file}): a Lua file of a stranger
+// native.confine(file, {words, reads, writes, replaces, gpu, secret_file}): a Lua file of a stranger
 // is about to run. The first call puts up the walls, with what the person named by options of hetrun; a later
 // one adds the folder of another file that the command line names.
 int confine_recipe(lua_State* L) {
@@ -380,9 +382,12 @@ int confine_recipe(lua_State* L) {
       host.secret_problem = std::current_exception();  // raised when the ranks meet
     }
   }
+  if (field<bool>(L, 2, "replaces").value_or(false)) files->let_replace();
   if (const auto shared = lookup("HETRUN_RUN_FOLDER")) {  // a descriptor of `hetrun --workers`
     const auto number = static_cast<int>(std::strtol(shared->c_str(), nullptr, 10));
-    files->share_run_folder(Descriptor(fcntl(number, F_DUPFD_CLOEXEC, 0)));
+    Descriptor file(fcntl(number, F_DUPFD_CLOEXEC, 0));
+    if (!file) fail_environment("HETRUN_RUN_FOLDER={} is no open file: {}", *shared, std::strerror(errno));
+    files->share_run_folder(std::move(file));
   }
   const bool kernel = walls() != "sandbox";
   std::shared_ptr<RecipeAccess> access;

@@ -83,11 +83,13 @@ size_t receive_message(int socket, Message& bytes, Descriptor& descriptor) {
   } while (got < 0 && errno == EINTR);
   if (got <= 0) return 0;
   for (cmsghdr* each = CMSG_FIRSTHDR(&message); each != nullptr; each = CMSG_NXTHDR(&message, each))
-    if (each->cmsg_level == SOL_SOCKET && each->cmsg_type == SCM_RIGHTS) {
-      int value = -1;
-      std::memcpy(&value, CMSG_DATA(each), sizeof value);
-      descriptor = Descriptor(value);
-    }
+    if (each->cmsg_level == SOL_SOCKET && each->cmsg_type == SCM_RIGHTS)
+      // There is room for two; all but the last are closed.
+      for (size_t at = CMSG_LEN(0); at + sizeof(int) <= each->cmsg_len; at += sizeof(int)) {
+        int value = -1;
+        std::memcpy(&value, reinterpret_cast<char*>(each) + at, sizeof value);
+        descriptor = Descriptor(value);
+      }
   return static_cast<size_t>(got);
 }
 

@@ -128,11 +128,9 @@ CommandLine parse_command_line(int argc, char** argv) {
   app.add_flag("--trust", line.settings.trust,
                "let the recipe use all of Lua (files, programs, machine code)");
   app.add_option("--allow-read", line.settings.allow_read, "a file or folder that the recipe may read")
-      ->expected(1)
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+      ->allow_extra_args(false);
   app.add_option("--allow-write", line.settings.allow_write, "a file or folder that the recipe may write")
-      ->expected(1)
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+      ->allow_extra_args(false);
   app.add_option("--limit-memory", line.settings.limit_memory,
                  "memory of the process, such as 8GiB (default: what is available; with --trust, at the "
                  "prompt and on a GPU none)");
@@ -176,8 +174,10 @@ CommandLine parse_command_line(int argc, char** argv) {
   if (!line.settings.limit_memory.empty())
     with_context([] { return std::string("--limit-memory"); },
                  [&] {
-                   if (parse_bytes(line.settings.limit_memory) <= 0)
-                     fail_usage("a limit of {} leaves nothing; 8GiB works", line.settings.limit_memory);
+                   constexpr int64_t kLeast = int64_t{256} << 20;  // of the program and its threads alone
+                   if (parse_bytes(line.settings.limit_memory) < kLeast)
+                     fail_usage("'{}' leaves no room for the program itself; 256MiB or more works",
+                                line.settings.limit_memory);
                  });
   line.settings.limit_seconds = duration_of("--limit-time", line.settings.limit_time);
   if (line.settings.resume && line.settings.overwrite)

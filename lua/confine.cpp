@@ -159,6 +159,16 @@ class Filter {
     refuse(EPERM);
     load(offsetof(seccomp_data, nr));
   }
+  // Files that send a signal of choice to a process of choice when data comes.
+  void refuse_owned_files() {
+    add(BPF_JMP | BPF_JEQ | BPF_K, SYS_fcntl, 0, 6);
+    load(offsetof(seccomp_data, args[1]));
+    add(BPF_JMP | BPF_JEQ | BPF_K, F_SETOWN, 2, 0);
+    add(BPF_JMP | BPF_JEQ | BPF_K, F_SETSIG, 1, 0);
+    add(BPF_JMP | BPF_JEQ | BPF_K, F_SETOWN_EX, 0, 1);
+    refuse(EPERM);
+    load(offsetof(seccomp_data, nr));
+  }
   // Sockets of these families alone.
   void refuse_sockets_but(const std::vector<int>& families) {
     const auto count = static_cast<uint8_t>(families.size());
@@ -225,6 +235,7 @@ void enforce_seccomp(const Confinement& wanted) {
     filter.refuse_others(call, static_cast<uint32_t>(getpid()));
   filter.refuse_processes();
   filter.refuse_typing();
+  filter.refuse_owned_files();
   std::vector<int> families;
   if (wanted.network) families = {AF_INET, AF_INET6, AF_NETLINK};
   if (wanted.gpu) families.push_back(AF_UNIX);

@@ -52,6 +52,8 @@ class Launcher {
     StoreServerOptions options;
     options.address = "127.0.0.1";
     options.secret = secret_;
+    if (!run_folder_)
+      fail_environment("cannot make what ranks agree on their run folder in: {}", std::strerror(errno));
     server_ = serve_store(std::move(options));
   }
 

@@ -104,6 +104,9 @@ int run_program(int argc, char** argv, const Gpus& gpus) {
   } catch (const std::bad_alloc&) {
     std::cerr << "hetrun: " << out_of_memory().what() << '\n';
     return static_cast<int>(ErrorKind::environment);
+  } catch (const std::system_error& error) {  // no thread, no memory
+    std::cerr << "hetrun: the system refuses: " << visible(error.what()) << '\n';
+    return static_cast<int>(ErrorKind::environment);
   } catch (const std::exception& error) {
     std::cerr << "hetrun: unexpected failure: " << visible(error.what()) << '\n';
     return static_cast<int>(ErrorKind::bug);

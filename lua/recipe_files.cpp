@@ -112,13 +112,17 @@ std::optional<std::string> read_link(int folder, const std::string& name) {
   return text;
 }
 
-std::string link_sentence(const std::string& path) {
+std::string link_sentence(const std::string& path, bool writes) {
+  if (writes) return fmt::format("'{}' is a link, or lies behind one; recipes write through none", path);
   return fmt::format(
-      "'{}' is a link or lies behind one, which leads out of the folders that the recipe may read: name the "
-      "file itself",
+      "'{}' is a link, or lies behind one; recipes follow links to files that they may read: name the file "
+      "that it "
+      "leads to, or its folder with --allow-read",
       path);
 }
-[[noreturn]] void fail_link(const std::string& path) { throw Error(ErrorKind::usage, link_sentence(path)); }
+[[noreturn]] void fail_link(const std::string& path, bool writes) {
+  throw Error(ErrorKind::usage, link_sentence(path, writes));
+}
 
 }  // namespace
 
@@ -140,6 +144,8 @@ void RecipeFiles::add_root(Reach reach, const std::string& path, bool writes) {
   Root root{reach, writes, path, path, {}, open_folder(path)};
   struct stat status {};
   std::error_code problem;
+  // Nobody named runs/: where it is a link, a stranger may have put it there.
+  root.is_link = reach == Reach::runs && fs::is_symlink(path, problem);
   if (!root.folder &&
       stat(path.c_str(), &status) == 0) {  // a file, by a link perhaps: a person's are followed
     const fs::path real = fs::canonical(path, problem);
@@ -151,12 +157,17 @@ void RecipeFiles::add_root(Reach reach, const std::string& path, bool writes) {
     root.base = fs::path(root.base).parent_path().string();
     root.folder = open_folder(root.base);
   }
-  if (reach == Reach::granted && root.folder && root.base == path) {
+  if (reach != Reach::runs && root.folder && root.base == path)
     root.real = fs::canonical(path, problem).string();
-    const fs::path snapshots = fs::path(root.real).parent_path();
-    if (snapshots.filename() == "snapshots") {
-      root.blobs_path = (snapshots.parent_path() / "blobs").string();
-      root.blobs = open_folder(root.blobs_path);
+  if (reach == Reach::granted && !root.real.empty()) {
+    // .../models--NAME/snapshots/REVISION, whose files are links to .../models--NAME/blobs.
+    const fs::path snapshots = fs::path(root.real).parent_path(), repository = snapshots.parent_path();
+    const std::string name = repository.filename().string();
+    if (snapshots.filename() == "snapshots" &&
+        (name.starts_with("models--") || name.starts_with("datasets--"))) {
+      const Descriptor above = open_folder(repository.string());
+      root.blobs_path = (repository / "blobs").string();
+      root.blobs = Descriptor(above ? open_beneath(above.number(), "blobs", O_PATH | O_DIRECTORY) : -1);
     }
   }
   // What the person named goes before what recipes reach anyway: there a link may be named.
@@ -190,6 +201,9 @@ void RecipeFiles::grant(const std::string& path, bool writes) {
   if (!too_much.empty())
     fail_usage("'{}' is too much to give to a recipe: it holds {}; name a file, or another folder", path,
                too_much);
+  const std::string real = fs::weakly_canonical(named, ignored).string();
+  if (!real.empty() && has_hidden_part(real.substr(1)) && !has_hidden_part(named.substr(1)))
+    fail_usage("'{}' is a link to {}, which is hidden; name that, if the recipe should have it", path, real);
   const std::lock_guard lock(mutex_);
   add_root(Reach::granted, named, writes);
 }
@@ -233,9 +247,11 @@ RecipeFiles::Place RecipeFiles::find(const std::string& path, bool writes, Purpo
   };
   Place last;
   for (const Root& root : roots_) {
-    const auto rest = below(wanted, root.path);
+    auto rest = below(wanted, root.path);
+    if (!rest && !root.real.empty() && !writes) rest = below(wanted, root.real);  // as links name it
     // What is staged beside a file that is written. A folder that is there has none.
-    const bool staged = !rest && writes && without_stage(wanted) == root.path && (root.base != root.path);
+    const bool staged = !rest && writes && purpose != Purpose::own && without_stage(wanted) == root.path &&
+                        (root.base != root.path);
     if (!rest && !staged) continue;
     if (root.reach == Reach::runs) {
       Place place = find_in_runs(root, wanted, writes, purpose);
@@ -249,7 +265,7 @@ RecipeFiles::Place RecipeFiles::find(const std::string& path, bool writes, Purpo
     } else if (writes && purpose == Purpose::own && is_of_a_run(wanted)) {
       last.refusal = fmt::format("'{}' belongs to a saved model; recipe code writes other files", path);
     } else if (root.leaf.empty()) {
-      return {&root, *below(wanted, root.base), {}};
+      return {&root, root.base == root.path ? *rest : *below(wanted, root.base), {}};
     } else if (staged || rest->empty()) {
       return {&root, root.leaf + wanted.substr(root.path.size()), {}};
     }
@@ -264,8 +280,14 @@ RecipeFiles::Place RecipeFiles::find_in_runs(const Root& runs, const std::string
   if (rest.empty() || purpose == Purpose::module || has_hidden_part(rest) || !runs.leaf.empty()) return {};
   const std::string name = rest.substr(0, rest.find('/'));
   Place place{nullptr, *below(wanted, runs.base), {}};
+  if (runs.is_link) {
+    place.refusal =
+        fmt::format("runs is a link, which recipes do not follow; --allow-{0}=runs/{1} names the folder",
+                    writes ? "write" : "read", name);
+    return place;
+  }
   if (writes)
-    place.refusal = claim(runs, name);
+    place.refusal = claim(runs, name, purpose);
   else if (purpose == Purpose::own && own_run_ != name)
     place.refusal =
         fmt::format("'runs/{}': recipe code opens files of its run folder and those that options name", rest);
@@ -275,7 +297,7 @@ RecipeFiles::Place RecipeFiles::find_in_runs(const Root& runs, const std::string
   return place;
 }
 
-std::string RecipeFiles::claim(const Root& runs, const std::string& name) {
+std::string RecipeFiles::claim(const Root& runs, const std::string& name, Purpose purpose) {
   if (own_run_ == name) return {};
   if (own_run_)
     return fmt::format("this recipe writes in runs/{}, and a recipe has one run folder: not runs/{}",
@@ -287,15 +309,23 @@ std::string RecipeFiles::claim(const Root& runs, const std::string& name) {
     return fmt::format("runs/{} is a file; a folder is wanted", name);
   if (found == FileKind::folder) {
     const std::vector<FolderEntry> entries = list_folder(runs.path + "/" + name);
-    if (!entries.empty() && std::none_of(entries.begin(), entries.end(), [](const FolderEntry& entry) {
-          return entry.name == kMark || entry.name == "training.safetensors";
-        }))
+    const auto holds = [&](const char* file) {
+      return std::any_of(entries.begin(), entries.end(),
+                         [&](const FolderEntry& entry) { return entry.name == file; });
+    };
+    if (purpose == Purpose::own && !replaces_ && holds("training.safetensors"))
+      return fmt::format(
+          "runs/{} holds the model of an earlier run; --resume goes on with it, --overwrite replaces it, "
+          "another "
+          "folder keeps both",
+          name);
+    if (!entries.empty() && !holds(kMark) && !holds("training.safetensors"))
       return fmt::format(
           "runs/{} holds files that no run of hetrun wrote; another folder works, or name this one on the "
           "command line: --allow-write=runs/{}",
           name, name);
   }
-  if (!agree_on_run(name))
+  if (!agree_on_run(name))  // or the agreement cannot be read
     return fmt::format(
         "another rank of this run writes in another folder of runs/, and they share one: not runs/{}", name);
   own_run_ = name;
@@ -324,19 +354,28 @@ int RecipeFiles::make_own_run(const Root& runs) {
   return std::min(0, mark.number());
 }
 
-RecipeFiles::Target RecipeFiles::follow(const Root& root, const std::string& name) {
+RecipeFiles::Target RecipeFiles::follow(const Root& root, const std::string& name, Purpose purpose) {
   const Target itself{root.folder.number(), name, kind_at(root.folder.number(), name)};
-  if (itself.kind != FileKind::link || root.real.empty()) return itself;
+  if (itself.kind != FileKind::link) return itself;
   const auto text = read_link(root.folder.number(), name);
-  if (!text) return itself;
-  const std::string leads =
-      (fs::path(root.real) / fs::path(name).parent_path() / *text).lexically_normal().string();
-  for (const auto& [folder, path] :
-       {std::pair(root.folder.number(), &root.real), std::pair(root.blobs.number(), &root.blobs_path)}) {
-    const auto rest = folder < 0 ? std::nullopt : below(leads, *path);
-    if (rest && !has_hidden_part(*rest)) return {folder, *rest, kind_at(folder, *rest)};
-  }
-  return itself;
+  if (!text || (purpose == Purpose::module && !text->ends_with(".lua"))) return itself;
+  const fs::path folder = fs::path(root.real.empty() ? root.base : root.real) / fs::path(name).parent_path();
+  const std::string leads = (folder / *text).lexically_normal().string();
+  const auto file_at = [&](int beneath, const std::string& at) {
+    const FileKind kind = beneath < 0 ? FileKind::none : kind_at(beneath, at);
+    return kind == FileKind::file ? Target{beneath, at, kind} : itself;
+  };
+  if (const auto blob = below(leads, root.blobs_path); blob && root.blobs)
+    return file_at(root.blobs.number(), *blob);
+  const Place place = find(leads, false, purpose);
+  return place.root == nullptr ? itself : file_at(place.root->folder.number(), place.name);
+}
+
+// What a person who wants the recipe to have a file can do. What is hidden, or too much, is not offered: who
+// asks for it may be a stranger.
+std::string RecipeFiles::advice(const std::string& path, const std::string& wanted, bool writes) const {
+  if (has_hidden_part(wanted.substr(1)) || !excess(wanted).empty() || below(start_, wanted)) return "";
+  return fmt::format(", as by --allow-{}={}", writes ? "write" : "read", path);
 }
 
 std::string RecipeFiles::refusal(const std::string& path, const std::string& wanted, bool writes,
@@ -346,30 +385,31 @@ std::string RecipeFiles::refusal(const std::string& path, const std::string& wan
                        start_);
   if (writes)
     return fmt::format(
-        "'{}' may not be written: a recipe writes in one folder, runs/NAME, or where the command line says, "
-        "by an option of the recipe or --allow-write={}",
-        path, path);
+        "the recipe asks to write '{}'; recipes write in one folder, runs/NAME, or where the command line "
+        "says{}",
+        path, advice(path, wanted, true));
   if (purpose == Purpose::own)
     return fmt::format(
-        "'{}' may not be read: recipe code opens files of its run folder and those that the command line "
-        "names, by an option with path = \"read\" or --allow-read={}",
-        path, path);
+        "the recipe asks to open '{}'; recipe code opens files of its run folder and those that the command "
+        "line "
+        "names{}",
+        path, advice(path, wanted, false));
   const std::string beside = (fs::path(recipe_folder_) / path).lexically_normal().string();
   std::error_code ignored;
   if (const std::string held = excess(recipe_folder_); !held.empty() && below(wanted, recipe_folder_))
     return fmt::format(
-        "'{}' may not be read: the recipe lies in {}, which holds {}; name the file on the command line, by "
-        "an option of the recipe or --allow-read={}",
-        path, recipe_folder_, held, path);
+        "the recipe asks to read '{}' and lies in {}, which holds {}: there, it reads what the command line "
+        "names{}",
+        path, recipe_folder_, held, advice(path, wanted, false));
   if (beside != wanted && path[0] != '/' && below(beside, recipe_folder_) && fs::exists(beside, ignored))
     return fmt::format(
-        "'{}' is {}, since paths are relative to the current folder; for the one in the recipe's folder: cd "
-        "{}",
+        "there is no '{}': paths are relative to the current folder, so it is {}; for the one in the "
+        "recipe's folder: "
+        "cd {}",
         path, wanted, recipe_folder_);
   return fmt::format(
-      "'{}' lies outside the recipe's folder {}; name it on the command line, by an option that the recipe "
-      "declares with path = \"read\" or --allow-read={}, or let the recipe open any file with --trust",
-      path, recipe_folder_, path);
+      "the recipe asks to read '{}', outside its folder {}; recipes read there what the command line names{}",
+      path, recipe_folder_, advice(path, wanted, false));
 }
 
 RecipeFiles::Place RecipeFiles::find_or_throw(const std::string& path, bool writes, Purpose purpose) {
@@ -382,9 +422,9 @@ std::string RecipeFiles::problem(const std::string& path, bool writes, Purpose p
   const std::lock_guard lock(mutex_);
   const Place place = find(path, writes, purpose);
   if (place.root == nullptr) return place.refusal;
-  const FileKind kind =
-      writes ? kind_at(place.root->folder.number(), place.name) : follow(*place.root, place.name).kind;
-  return kind == FileKind::link ? link_sentence(path) : "";
+  const FileKind kind = writes ? kind_at(place.root->folder.number(), place.name)
+                               : follow(*place.root, place.name, purpose).kind;
+  return kind == FileKind::link ? link_sentence(path, writes) : "";
 }
 
 int RecipeFiles::open(const std::string& path, OpenMode mode, Purpose purpose) {
@@ -397,8 +437,8 @@ int RecipeFiles::open(const std::string& path, OpenMode mode, Purpose purpose) {
   // Looked at before it is opened: opening a FIFO waits, and opening a device does what the device does.
   const int own = place.root->folder.number();
   const auto [folder, name, kind] =
-      writes ? Target{own, place.name, kind_at(own, place.name)} : follow(*place.root, place.name);
-  if (kind == FileKind::link) fail_link(path);
+      writes ? Target{own, place.name, kind_at(own, place.name)} : follow(*place.root, place.name, purpose);
+  if (kind == FileKind::link) fail_link(path, writes);
   if (place.root->reach == Reach::recipe && !writes) {
     if (mode == OpenMode::read && purpose == Purpose::module && !path.ends_with(".lua"))
       fail_usage("'{}' is not a Lua module", path);
@@ -415,8 +455,19 @@ int RecipeFiles::open(const std::string& path, OpenMode mode, Purpose purpose) {
     case OpenMode::replace: flags |= O_WRONLY | O_CREAT | O_TRUNC; break;
     case OpenMode::append: flags |= O_WRONLY | O_CREAT | O_APPEND; break;
   }
-  const int opened = open_beneath(folder, name, flags);
-  if (opened == -ELOOP || opened == -EXDEV) fail_link(path);
+  unsigned permissions = 0666;
+  if (mode == OpenMode::replace && purpose == Purpose::own && kind == FileKind::file) {
+    // Another file in its place: cut short, it would fault where the library has it mapped.
+    const Parent at(folder, name);
+    struct stat status {};
+    if (!at.folder) return at.folder.number();
+    if (fstatat(at.folder.number(), at.name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0)
+      permissions = status.st_mode & 0777;
+    if (unlinkat(at.folder.number(), at.name.c_str(), 0) != 0 && errno != ENOENT) return -errno;
+    flags = (flags & ~O_TRUNC) | O_EXCL;
+  }
+  const int opened = open_beneath(folder, name, flags, permissions);
+  if (opened == -ELOOP || opened == -EXDEV) fail_link(path, writes);
   return opened;
 }
 
@@ -433,7 +484,7 @@ FileKind RecipeFiles::kind(const std::string& path, Purpose purpose) {
     }
   }
   if (place.root == nullptr || place.root->folder.number() < 0) return FileKind::none;
-  const FileKind found = follow(*place.root, place.name).kind;
+  const FileKind found = follow(*place.root, place.name, purpose).kind;
   return found == FileKind::link ? FileKind::none : found;
 }
 
@@ -443,7 +494,7 @@ int RecipeFiles::make_folders(const std::string& path) {
   if (place.root->reach == Reach::runs)
     if (const int made = make_own_run(*place.root)) return made;
   const int error = make_beneath(place.root->folder.number(), place.name);
-  if (error == -ELOOP) fail_link(path);
+  if (error == -ELOOP) fail_link(path, true);
   return error;
 }
 

@@ -1,5 +1,5 @@
 // What files a recipe may reach. Recipes are shared between strangers, so this is the whole list, and the
-// page "What a recipe may do" of lua/README.md says the same in words:
+// page "What a recipe may do" of recipes/README.md says the same in words:
 //
 //   reads   Lua modules beside it (`require`); as data: what lies beside it, runs/, and text of the system
 //           (/usr/include, /usr/share); what the person names on the command line, by an option that the
@@ -7,10 +7,10 @@
 //   writes  one folder of its own, runs/NAME; what the person names, by an option with path = "write" or
 //   --allow-write
 //
-// Files whose names begin with a dot are never reached, nor links, but for these to read: a link of a folder
-// that the person named, to a file of the same folder or, in a snapshot of Hugging Face's cache, of its
-// blobs. Each path is opened beneath the folder that was given, by descriptor, so that nothing between a
-// check and its use can change where it leads.
+// Hidden files (names that begin with a dot) are reached only where the person named them. Links are followed
+// to read a file that may be read by its own name, or a blob that a snapshot of Hugging Face's cache leads
+// to; none to a folder, none to write. Each path is opened beneath the folder that was given, by descriptor,
+// so that nothing between a check and its use can change where it leads.
 //
 // Used from several threads. In a confined run these objects live in a process of their own (lua/broker.h).
 #pragma once
@@ -49,7 +49,10 @@ class RecipeFiles final : public RecipeAccess {
   void grant(const std::string& path, bool writes);
   // All of the current folder: of the prompt, where a person types.
   void grant_current_folder();
-  // Ranks of one machine write in one run folder: `file` holds its name, once one of them has chosen it.
+  // The person lets the run go on with what is saved, or replace it.
+  void let_replace() { replaces_ = true; }
+  // Ranks that `hetrun --workers` started write in one run folder: `file` holds its name, once one has chosen
+  // it.
   void share_run_folder(Descriptor file) { shared_run_ = std::move(file); }
 
   void grant_option(const std::string& name, bool writes) override;
@@ -78,6 +81,7 @@ class RecipeFiles final : public RecipeAccess {
     Descriptor folder;
     // Of a folder that the person named: where it really is; of a snapshot, the blobs that its links lead to.
     std::string real, blobs_path;
+    bool is_link = false;
     Descriptor blobs;
   };
   // Where a path leads: a name beneath a folder, or why nowhere.
@@ -89,17 +93,18 @@ class RecipeFiles final : public RecipeAccess {
   Place find(const std::string& path, bool writes, Purpose purpose);
   Place find_in_runs(const Root& runs, const std::string& wanted, bool writes, Purpose purpose);
   Place find_or_throw(const std::string& path, bool writes, Purpose purpose);
+  std::string advice(const std::string& path, const std::string& wanted, bool writes) const;
   std::string refusal(const std::string& path, const std::string& wanted, bool writes, Purpose purpose) const;
   // The one folder of runs/ that this recipe writes to: `name` from now on, or why it cannot be. Asking
   // counts: who asks whether it may write is about to.
-  std::string claim(const Root& runs, const std::string& name);
+  std::string claim(const Root& runs, const std::string& name, Purpose purpose);
   // What a name beneath a root that is read leads to: itself, or where a link that may be followed does.
   struct Target {
     int folder;
     std::string name;
     FileKind kind;
   };
-  Target follow(const Root& root, const std::string& name);
+  Target follow(const Root& root, const std::string& name, Purpose purpose);
   int make_own_run(const Root& runs);  // the folder with its mark: 0, or a negative errno
   // Whether this rank's folder is that of all ranks of the machine, which it becomes when none is yet.
   bool agree_on_run(const std::string& name);
@@ -116,7 +121,8 @@ class RecipeFiles final : public RecipeAccess {
   std::set<std::string> granted_options_;
   std::string recipe_folder_;           // of the first recipe, for messages
   std::optional<std::string> own_run_;  // NAME of runs/NAME
-  Descriptor shared_run_;               // holds that of all ranks of the machine
+  bool replaces_ = false;
+  Descriptor shared_run_;  // holds that of all ranks of the machine
 };
 
 }  // namespace het::lua

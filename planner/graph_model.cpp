@@ -278,7 +278,7 @@ std::vector<int> tensor_degrees_of(const Graph& graph, int most) {
     try {
       const Graph own = partition(graph, degree, 0);
       const bool divides = std::any_of(own.values.begin(), own.values.end(),
-                                       [](const Value& value) { return value.shard.has_value(); });
+                                       [](const Value& value) { return value.slice.has_value(); });
       if (!divides) break;
     } catch (const Error&) {
       break;  // its heads or features do not divide

@@ -175,7 +175,7 @@ class Lowering {
         if (!used[i]) continue;
         BufferSpec spec{value.name, value.type, Home::state};
         spec.initial = value.initial;
-        spec.shard = value.shard;
+        spec.slice = value.slice;
         spec.trained = value.role == Role::parameter;
         set_everywhere(id, out_.add_whole(std::move(spec)));
       } else if (value.role == Role::input && value.per_step) {

@@ -465,7 +465,7 @@ class Partition {
       else
         made = builder_.buffer(value.name, local_type(id, relation), value.initial);
       if (relation.is_shard())
-        result_.values[made].shard = Shard{value.type.shape, relation.dim, relation.segments, parts_, part_};
+        result_.values[made].slice = slice_of(value.type.shape, relation, parts_, part_);
       local_[{id, 0}] = made;
     }
   }

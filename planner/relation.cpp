@@ -7,6 +7,7 @@
 
 #include "core/base/error.h"
 #include "core/ops/op.h"
+#include "core/ops/part.h"
 
 namespace het {
 namespace {
@@ -530,6 +531,27 @@ std::vector<Way> ways_of(const Graph& graph, const Node& node, const std::vector
   return Rules(graph, node, given, wanted, division).run();
 }
 
+Ranges ranges_of(const std::vector<int64_t>& segments, int parts, int part) {
+  Ranges ranges;
+  int64_t start = 0;
+  for (const int64_t size : segments) {
+    const Range own = share_of(size, parts, part);
+    ranges.push_back({start + own.begin, start + own.end});
+    start += size;
+  }
+  return ranges;
+}
+
+int64_t share_of(const std::vector<int64_t>& segments, int parts, int part) {
+  return size_of(ranges_of(segments, parts, part));
+}
+
+TensorSlice slice_of(const Shape& whole, const Relation& relation, int parts, int part) {
+  const TensorSlice slice = TensorSlice::whole(whole);
+  return relation.is_shard() ? slice.narrowed(relation.dim, ranges_of(relation.segments, parts, part))
+                             : slice;
+}
+
 Shape local_shape(const Shape& whole, const Relation& relation, int parts, int part) {
   Shape shape = whole;
   if (relation.is_shard())
@@ -559,17 +581,8 @@ Attributes attributes_of(const Graph& graph, const Node& node, const Way& way, i
   } else if (name == "embedding_gradient" && way.outputs[0].is_shard() && way.outputs[0].dim == 0) {
     rows(way.outputs[0], node.attributes.get<int64_t>("rows"));
     attributes.set("rows", share_of(way.outputs[0].segments, parts, part));
-  } else if (name == "stochastic_cast" && way.inputs[0].is_shard()) {
-    std::vector<int64_t> ranges;
-    for (const Range& range : ranges_of(way.inputs[0].segments, parts, part))
-      if (range.end > range.begin) ranges.insert(ranges.end(), {range.begin, range.end});
-    attributes.set("dim", way.inputs[0].dim);
-    attributes.set("of", graph.type(node.inputs[0]).shape[static_cast<size_t>(way.inputs[0].dim)]);
-    attributes.set("ranges", ranges);
-  } else if (name == "dropout" && way.inputs[0].is_shard()) {
-    const Shape& shape = graph.type(node.inputs[0]).shape;
-    attributes.set("offset",
-                   ranges_of(way.inputs[0].segments, parts, part)[0].begin * product(shape, 2, shape.size()));
+  } else if ((name == "stochastic_cast" || name == "dropout") && way.inputs[0].is_shard()) {
+    set_part(attributes, slice_of(graph.type(node.inputs[0]).shape, way.inputs[0], parts, part));
   }
   return attributes;
 }

@@ -6,13 +6,14 @@
 #include <vector>
 
 #include "core/graph/graph.h"
+#include "core/tensor/slice.h"
 
 namespace het {
 
 struct Relation {
   enum class Kind : uint8_t {
     whole,    // every rank has all of it
-    shard,    // every rank has its part of one dimension, as in core/tensor/shard.h
+    shard,    // every rank has its part of one dimension: of each of its segments
     partial,  // every rank has a summand of it
   };
   Kind kind = Kind::whole;
@@ -55,6 +56,13 @@ std::vector<Way> ways_of(const Graph& graph, const Node& node, const std::vector
 // The attributes that a node has on rank `part` when it runs in this way.
 Attributes attributes_of(const Graph& graph, const Node& node, const Way& way, int parts, int part);
 
+// The entries that part `part` has of segments that follow one another, each divided over the parts; and how
+// many these are.
+Ranges ranges_of(const std::vector<int64_t>& segments, int parts, int part);
+int64_t share_of(const std::vector<int64_t>& segments, int parts, int part);
+
+// What rank `part` has of a tensor.
+TensorSlice slice_of(const Shape& whole, const Relation& relation, int parts, int part);
 // The shape of a tensor on rank `part`.
 Shape local_shape(const Shape& whole, const Relation& relation, int parts, int part);
 

@@ -285,7 +285,7 @@ class Division {
           Work::Gradient gradient;
           gradient.layer = graph_.nodes[graph_.values[id].producer].layer;
           // What a tensor-parallel group has whole, its first rank counts.
-          const bool own = tensor == 0 || graph_.values[parameter].shard.has_value();
+          const bool own = tensor == 0 || graph_.values[parameter].slice.has_value();
           gradient.counted = own && ranks[0] == work.rank;
           gradient.parameter = parameter;
           if (plan_.sharded_optimizer && ranks.size() > 1) {
@@ -332,8 +332,8 @@ class Division {
           const Value& value = graph_.values[parameter];
           for (const ValueId id : sums) {
             by_holders[held->second].push_back(id);
-            size[id] =
-                static_cast<double>(value.shard ? elements_of(value.shard->whole) : value.type.elements());
+            size[id] = static_cast<double>(value.slice ? elements_of(value.slice->whole_shape())
+                                                       : value.type.elements());
           }
         }
       }

@@ -8,7 +8,7 @@
 namespace het {
 
 std::vector<int64_t> cut_points(int64_t units, const Shares& shares) {
-  using Wide = __int128;  // units * share does not fit 64 bits
+  __extension__ typedef __int128 Wide;  // units * share does not fit 64 bits
   Wide total = 0;
   for (const int64_t share : shares) {
     if (share < 0) fail_usage("a share of {} is negative", share);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <set>
 #include <optional>
 
 #include "core/base/error.h"
@@ -25,18 +26,18 @@ bool is_text(std::string_view content) {
 
 struct DataFile {
   Path path;
-  int64_t bytes = 0;  // -1: not known, since it cannot be opened; who reads it says why
+  int64_t bytes = 0;
 };
 
 struct DataFolder {
   std::vector<DataFile> files;  // sorted by path
   int links = 0;                // that were not followed
+  std::set<std::pair<uint64_t, uint64_t>> seen;
 };
 
-// Regular files of a folder and the folders in it. Where a folder's reader may follow links, those to files
-// count; links to folders are not followed: they may lead in a circle. Folders that may not be read are left
-// out.
-void collect_files(const Path& folder, DataFolder& found, int depth) {
+// Regular files of a folder and of the folders in it, and the links. Folders that may not be read are left out.
+// Links to folders are not followed: they may lead in a circle.
+void collect_files(const Path& folder, DataFolder& found, std::vector<Path>& links, int depth) {
   constexpr int kMostDepth = 64;
   if (depth > kMostDepth) fail_usage("the folder '{}' lies more than {} deep", folder.text, kMostDepth);
   std::vector<FolderEntry> entries;
@@ -48,22 +49,25 @@ void collect_files(const Path& folder, DataFolder& found, int depth) {
   }
   for (const FolderEntry& entry : entries) {
     const Path path = folder.child(entry.name);
-    const bool refused = !path.opener().problem(path.text, false, path.purpose).empty();
-    if (entry.kind == FileKind::link) {
-      if (!refused && kind_of(path) == FileKind::file)
-        found.files.push_back({path, file_bytes(path)});
-      else
-        ++found.links;
-    }
-    if (refused) continue;
-    if (entry.kind == FileKind::file) found.files.push_back({path, entry.bytes});
-    if (entry.kind == FileKind::folder) collect_files(path, found, depth + 1);
+    if (entry.kind == FileKind::link) links.push_back(path);
+    if (!path.opener().problem(path.text, false, path.purpose).empty()) continue;
+    if (entry.kind == FileKind::file && found.seen.insert(entry.file).second)
+      found.files.push_back({path, entry.bytes});
+    if (entry.kind == FileKind::folder) collect_files(path, found, links, depth + 1);
   }
 }
 
 DataFolder files_of(const Path& folder) {
   DataFolder found;
-  collect_files(folder, found, 0);
+  std::vector<Path> links;
+  collect_files(folder, found, links, 0);
+  for (const Path& link : links) {  // after all files: what the folder has is read once, by its own name
+    const auto file = kind_of(link) == FileKind::file ? entry_of(link) : std::nullopt;
+    if (!file)
+      ++found.links;
+    else if (found.seen.insert(file->file).second)
+      found.files.push_back({link, file->bytes});
+  }
   std::sort(found.files.begin(), found.files.end(),
             [](const DataFile& a, const DataFile& b) { return a.path.text < b.path.text; });
   return found;

@@ -15,7 +15,7 @@
 
 #include "core/graph/attributes.h"
 #include "core/tensor/shape.h"
-#include "core/tensor/shard.h"
+#include "core/tensor/slice.h"
 
 namespace het {
 
@@ -49,10 +49,10 @@ struct Value {
   Role role = Role::intermediate;
   std::string name;  // of inputs and state: unique; of intermediates: may be empty
   NodeId producer = -1;
-  int output = 0;              // which output of the producer
-  Initial initial;             // of state
-  bool per_step = false;       // of inputs: the same for all micro-batches
-  std::optional<Shard> shard;  // of state, in the graph of one rank of a tensor-parallel group
+  int output = 0;                    // which output of the producer
+  Initial initial;                   // of state
+  bool per_step = false;             // of inputs: the same for all micro-batches
+  std::optional<TensorSlice> slice;  // of state: what of a tensor this rank has; none: all of it
 };
 
 // State, or a single number that is given once a step: what depends on nothing else is the same in all

@@ -34,7 +34,9 @@ std::string neighbour(const Path& path) {
     }
   } catch (const Error&) {  // the file is missing all the same
   }
-  const std::string near = nearest_name(path.text.substr(before.size()), names);
+  const std::string own = path.text.substr(before.size());
+  std::erase(names, own);  // a link that leads nowhere
+  const std::string near = nearest_name(own, names);
   return near.empty() ? near : before + near;
 }
 
@@ -107,12 +109,6 @@ std::string read_file(const Path& path) {
   return content;
 }
 
-int64_t file_bytes(const Path& path) {
-  struct stat state {};
-  const Descriptor file(path.opener().open(path.text, OpenMode::read, path.purpose));
-  return file && fstat(file.number(), &state) == 0 ? state.st_size : -1;
-}
-
 std::string cache_folder() {
   const auto variable = [](const char* name) {
     const char* text = std::getenv(name);
@@ -159,7 +155,10 @@ AtomicFile::AtomicFile(const Path& path)
   if (kind != FileKind::none && kind != FileKind::file)
     fail_usage("cannot write '{}': it is {}", path_.text,
                kind == FileKind::folder ? "a folder" : "not a regular file");
-  descriptor_ = path_.opener().open(temporary_.text, OpenMode::replace, path_.purpose);
+  if (const std::string refusal = path_.opener().problem(path_.text, true, path_.purpose); !refusal.empty())
+    fail_usage("{}", refusal);
+  temporary_.purpose = Purpose::data;  // the library's own: no code of a recipe's may open it
+  descriptor_ = path_.opener().open(temporary_.text, OpenMode::replace, temporary_.purpose);
   if (descriptor_ >= 0) return;
   const int error = -std::exchange(descriptor_, -1);
   if (error == ENOSPC || error == EDQUOT || error == EIO || error == EROFS) fail_write(error);

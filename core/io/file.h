@@ -14,8 +14,6 @@ namespace het {
 
 // The content of a file. Throws Error(usage) when it is missing, not readable or a folder.
 std::string read_file(const Path& path);
-// How many bytes a file holds; -1 where it cannot be opened.
-int64_t file_bytes(const Path& path);
 
 // A file mapped, to be read, for as long as the object lives. Reading a
 // part that another process has cut off meanwhile faults; our own files are replaced, never cut.

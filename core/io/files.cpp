@@ -109,12 +109,19 @@ std::vector<FolderEntry> list_folder(const Path& folder) {
     if (name == "." || name == ".." || fstatat(descriptor, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0)
       continue;
     const FileKind kind = kind_of_mode(status.st_mode);
-    entries.push_back({name, kind, kind == FileKind::link ? 0 : status.st_size});
+    entries.push_back({name, kind, kind == FileKind::link ? 0 : status.st_size, {status.st_dev, status.st_ino}});
   }
   closedir(stream);
   std::sort(entries.begin(), entries.end(),
             [](const FolderEntry& a, const FolderEntry& b) { return a.name < b.name; });
   return entries;
+}
+
+std::optional<FolderEntry> entry_of(const Path& path) {
+  struct stat status {};
+  const Descriptor file(path.opener().open(path.text, OpenMode::read, path.purpose));
+  if (!file || fstat(file.number(), &status) != 0) return std::nullopt;
+  return FolderEntry{path.text, kind_of_mode(status.st_mode), status.st_size, {status.st_dev, status.st_ino}};
 }
 
 bool has_openat2() {

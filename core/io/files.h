@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -80,10 +81,14 @@ struct FolderEntry {
   std::string name;
   FileKind kind = FileKind::none;
   int64_t bytes = 0;
+  std::pair<uint64_t, uint64_t> file;  // device and number: equal for two names of one file
 };
 // What a folder holds, by name. A link is an entry of its own kind, with no bytes. Throws Error when it
 // cannot be read.
 std::vector<FolderEntry> list_folder(const Path& folder);
+
+// The file or folder at a path, links followed; nothing where it cannot be opened to be read.
+std::optional<FolderEntry> entry_of(const Path& path);
 
 std::string folder_of(const std::string& path);  // "." of a name alone
 

@@ -51,20 +51,16 @@ StoredTensor StoredTensor::joined(const std::vector<StoredTensor>& parts) {
   return result;
 }
 
-Tensor StoredTensor::read(const std::optional<Shard>& shard) const {
-  if (!transposed_) return read_stored(shard);
-  std::optional<Shard> stored = shard;
-  if (stored) {
-    std::swap(stored->whole[0], stored->whole[1]);
-    stored->dim = 1 - stored->dim;
-  }
-  const Tensor part = read_stored(stored);
+Tensor StoredTensor::read(const TensorSlice& slice) const {
+  HET_REQUIRE(slice.whole_shape() == type_.shape, to_string(slice), to_string(type_));
+  if (!transposed_) return read_stored(slice);
+  const Tensor part = read_stored(
+      TensorSlice::whole(flipped(type_).shape).narrowed(0, slice.ranges(1)).narrowed(1, slice.ranges(0)));
   return part.view(permuted(part.layout(), {1, 0})).contiguous();
 }
 
-Tensor StoredTensor::read_stored(const std::optional<Shard>& shard) const {
+Tensor StoredTensor::read_stored(const TensorSlice& slice) const {
   const TensorType whole = transposed_ ? flipped(type_) : type_;
-  HET_REQUIRE(!shard || shard->whole == whole.shape, to_string(whole));
   // Mappings are private; what leaves this function as a view is made writable first.
   const auto data_of = [](const Piece& piece) {
     return const_cast<std::byte*>(piece.file->mapped.data()) + piece.offset;
@@ -79,14 +75,14 @@ Tensor StoredTensor::read_stored(const std::optional<Shard>& shard) const {
   const Piece& first = pieces_[0];
   const bool aligned =
       reinterpret_cast<uintptr_t>(data_of(first)) % static_cast<uintptr_t>(bytes_of(whole.dtype)) == 0;
-  if (!shard && pieces_.size() == 1 && aligned && first.bytes > 0) {
+  if (slice.is_whole() && pieces_.size() == 1 && aligned && first.bytes > 0) {
     take_note(first, data_of(first), first.bytes);
     first.file->mapped.make_writable(first.offset, first.bytes);
     return Tensor(std::make_shared<Buffer>(data_of(first), first.bytes, first.file),
                   Layout::contiguous(whole));
   }
 
-  Tensor result(TensorType{whole.dtype, shard ? shape_of(*shard) : whole.shape});
+  Tensor result(TensorType{whole.dtype, slice.shape()});
   // Bytes [from, from + bytes) of the pieces, as if they were one.
   const auto copy = [&](int64_t from, int64_t to, int64_t bytes) {
     for (const Piece& piece : pieces_) {
@@ -99,10 +95,7 @@ Tensor StoredTensor::read_stored(const std::optional<Shard>& shard) const {
       from -= piece.bytes;
     }
   };
-  if (shard)
-    each_run(*shard, whole.dtype, copy);
-  else
-    copy(0, 0, whole.bytes());
+  each_run(TensorSlice::whole(whole.shape), slice, bytes_of(whole.dtype), copy);
   return result;
 }
 

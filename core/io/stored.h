@@ -4,12 +4,11 @@
 
 #include <atomic>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/io/file.h"
-#include "core/tensor/shard.h"
+#include "core/tensor/slice.h"
 #include "core/tensor/tensor.h"
 
 namespace het {
@@ -36,9 +35,10 @@ class StoredTensor {
   // not fit the first's.
   static StoredTensor joined(const std::vector<StoredTensor>& parts);
 
-  // The whole, or the part that `shard` names, packed. A whole that stands in one piece is a view of the
-  // mapping. Throws Error(usage) for booleans other than 0 and 1.
-  Tensor read(const std::optional<Shard>& shard = std::nullopt) const;
+  // The elements of a slice, packed. A whole tensor that stands in one piece is a view of the mapping. Throws
+  // Error(usage) for booleans other than 0 and 1.
+  Tensor read(const TensorSlice& slice) const;
+  Tensor read() const { return read(TensorSlice::whole(type_.shape)); }
 
  private:
   struct Piece {
@@ -46,7 +46,7 @@ class StoredTensor {
     std::string name;
     int64_t offset, bytes;
   };
-  Tensor read_stored(const std::optional<Shard>& shard) const;
+  Tensor read_stored(const TensorSlice& slice) const;  // as it is stored
 
   TensorType type_;            // as it is read
   std::vector<Piece> pieces_;  // that follow each other

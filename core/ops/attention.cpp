@@ -94,6 +94,12 @@ double visible(const OpCall& call, size_t q, size_t k) {
   return static_cast<double>(queries[0] * queries[2] * queries[3]) * pairs;
 }
 
+bool sees_all(const OpCall& call) { return !call.attributes.get<bool>("causal", false); }
+
+// Query heads stay with their key head: both are cut together. Where `causal`, tokens are not cut either.
+const std::vector<NeverCut> kAttention{{"s", "a softmax needs all keys"},
+                                       {"d", "a score needs all elements of a head"}};
+
 }  // namespace
 
 std::vector<OpDef> attention_ops() {
@@ -108,29 +114,42 @@ std::vector<OpDef> attention_ops() {
        .infer = infer_attention,
        .gradient = gradient,
        .flops = [](const OpCall& call, Outputs) { return 4.0 * visible(call, 0, 1); },
-       .strided_inputs = 0b111},
+       .strided_inputs = 0b111,
+       .sharding = {{.cut = "b"}, {.cut = "hq hk"}, {.cut = "t", .when = sees_all}},
+       .never_cut = kAttention},
       {.name = "attention_gradient",
-       .signature = "dout[b, t, hq, d]:T, q[b, t, hq, d]:T strided, k[b, s, hk, d]:T strided, v[b, s, hk, "
-                    "d]:T strided, "
-                    "out[b, t, hq, d]:T, lse[b, hq, t]:A → dq:T strided, dk:T strided, dv:T strided",
+       .signature =
+           "dout[b, t, hq, d]:T, q[b, t, hq, d]:T strided, k[b, s, hk, d]:T strided, v[b, s, hk, "
+           "d]:T strided, "
+           "out[b, t, hq, d]:T, lse[b, hq, t]:A → dq[b, t, hq, d]:T strided, dk[b, s, hk, d]:T strided, "
+           "dv[b, s, hk, d]:T strided",
        .doc = "The gradients of attention with the same attributes. Its cost counts the four products of the "
               "gradient, not the scores that are computed again.",
        .attributes = {"causal", "scale"},
        .infer = infer_attention_gradient,
        .flops = [](const OpCall& call, Outputs) { return 8.0 * visible(call, 1, 2); },
        .strided_inputs = 0b001110,
-       .strided_outputs = 0b111},
+       .strided_outputs = 0b111,
+       .sharding = {{.cut = "b"},
+                    {.cut = "hq hk"},
+                    {.cut = "t", .sums = "dk dv", .when = sees_all},
+                    {.partial = "dout dq dk dv"}},
+       .never_cut = kAttention},
       {.name = "attention_cached",
        .signature = "q[b, t, hq, d]:T strided, k[b, t, hk, d]:T strided, v[b, t, hk, d]:T strided, "
                     "k_cache[b, s, hk, d]:T, v_cache[b, s, hk, d]:T, position[1]:i32 → out[b, t, hq, d]:T, "
-                    "k_cache, v_cache",
+                    "k_cache[b, s, hk, d], v_cache[b, s, hk, d]",
        .doc = "Keys and values are written into the caches from `position` on; query i sees all up to "
               "position + i.",
        .attributes = {"scale"},
        .infer = infer_attention_cached,
        .flops = [](const OpCall& call, Outputs) { return 4.0 * visible(call, 0, 3); },
        .strided_inputs = 0b000111,
-       .in_place = {{1, 3}, {2, 4}}},
+       .in_place = {{1, 3}, {2, 4}},
+       .sharding = {{.cut = "b"}, {.cut = "hq hk"}},
+       .never_cut = {{"t", "a token sees those before it"},
+                     {"s", "the place of a token in the cache counts from its beginning"},
+                     {"d", "a score needs all elements of a head"}}},
   };
 }
 

@@ -13,9 +13,7 @@ Types infer(const OpCall& call) {
     refuse(call, fmt::format("p = {} has to be at least 0 and below 1: the share set to 0", p));
   setting<int64_t>(call, "seed");
   setting<int64_t>(call, "stream");
-  const int64_t offset = setting<int64_t>(call, "offset", 0);
-  if (offset < 0 || offset % 4 != 0)
-    refuse(call, fmt::format("offset = {} has to be a multiple of 4, and not negative", offset));
+  require_slice(call);
   return {call[0]};
 }
 
@@ -24,14 +22,14 @@ Types infer(const OpCall& call) {
 std::vector<OpDef> dropout_ops() {
   return {
       {.name = "dropout",
-       .signature = "x[samples, ...]:T, counter[2]:i64 → T",
+       .signature = "x[samples, ...]:T, counter[2]:i64 → y[samples, ...]:T",
        .doc =
            "Elements set to 0 with probability `p`, the others divided by 1 - p. The draw depends on `seed`, "
            "`stream` (the layer), counter = {step, index of the first sample} and the place of the element "
-           "in its sample alone, of which x holds what begins at element `offset`. Its gradient is dropout "
+           "in its sample alone; x may be the `slice` of a tensor of shape `whole`. Its gradient is dropout "
            "with "
            "the same settings.",
-       .attributes = {"p", "seed", "stream", "offset"},
+       .attributes = {"p", "seed", "stream", "slice", "whole"},
        .infer = infer,
        .gradient =
            [](GradientCall& call) {
@@ -39,7 +37,9 @@ std::vector<OpDef> dropout_ops() {
                  call.graph.call("dropout", {call.output_gradients[0], call.input(1)}, call.node.attributes);
              return std::vector{dx, kAbsent};
            },
-       .flops = [](const OpCall& call, Outputs) { return static_cast<double>(call[0].elements()); }}};
+       .flops = [](const OpCall& call, Outputs) { return static_cast<double>(call[0].elements()); },
+       .sharding = {{.cut = "samples"}, {.cut = "..."}, {.partial = "x y"}},
+       .localize = part_of_operand}};
 }
 
 }  // namespace het::ops

@@ -2,7 +2,8 @@
 // plan drops the same elements, and the backward pass draws the mask again instead of keeping it.
 //
 // `stream` is the hash of the layer's name; `sample` counts samples within the step over all ranks and
-// micro-batches; `element` counts row-major within one sample. One Philox call serves four elements.
+// micro-batches; `element` counts row-major within one sample. One Philox call serves four elements. Also
+// where a rank has a slice of the tensor, samples and elements count in the whole (core/ops/part.h).
 #pragma once
 
 #include <cstdint>

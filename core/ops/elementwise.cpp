@@ -209,8 +209,30 @@ double pointwise_flops(const OpCall& call, Outputs outputs) {
 
 using Rule = std::function<std::vector<ValueId>(GradientCall&)>;
 
+// The operands of the signature by name; dimensions are aligned at their last, as broadcasting does.
+std::string notation_of_pointwise(const OpCall& call, Outputs outputs) {
+  std::string text;
+  const Shape& result = outputs[0].shape;
+  for (size_t i = 0; i < call.inputs.size(); ++i)
+    text += fmt::format("{}{}{}", i > 0 ? ", " : "",
+                        call.op.name == "fused" ? fmt::format("x{}", i) : operand_name(call.op, i),
+                        aligned_dims(call[i].shape, result));
+  text += " → ";
+  for (size_t o = 0; o < outputs.size(); ++o)
+    text += fmt::format("{}{}{}", o > 0 ? ", " : "", o > 0 ? fmt::format("y{}", o) : "y",
+                        aligned_dims(outputs[o].shape, result));
+  return text;
+}
+
+// Operators that are linear in these operands together, the others held: sums of their summands' results.
+void is_linear_in(OpDef& op, std::string_view operands_and_result) {
+  op.sharding.push_back({.partial = operands_and_result});
+}
+
 OpDef pointwise(std::string_view name, std::string_view signature, std::string_view doc, Rule gradient) {
   OpDef op;
+  op.notation = notation_of_pointwise;
+  op.sharding = {{.cut = "..."}};
   op.name = name;
   op.signature = signature;
   op.doc = doc;
@@ -231,7 +253,9 @@ OpDef binary(std::string_view name, std::string_view doc, Rule gradient) {
 
 // A gradient operator of an activation: not differentiable itself.
 OpDef derivative(std::string_view name, std::string_view signature, std::string_view doc) {
-  return pointwise(name, signature, doc, {});
+  OpDef op = pointwise(name, signature, doc, {});
+  is_linear_in(op, "dy y");
+  return op;
 }
 
 ValueId mul(GradientCall& call, ValueId a, ValueId b) { return call.graph.call("mul", {a, b}); }
@@ -311,7 +335,12 @@ std::vector<OpDef> elementwise_ops() {
     return both(
         call, [&] { return mul(call, dy, call.input(1)); }, [&] { return mul(call, dy, call.input(0)); });
   }));
+  is_linear_in(ops[0], "a b y");
+  is_linear_in(ops[1], "a b y");
+  is_linear_in(ops[2], "a y");
+  is_linear_in(ops[2], "b y");
   ops.push_back(binary("div", "a / b, broadcasting.", div_gradient));
+  is_linear_in(ops.back(), "a y");
   ops.push_back(
       binary("maximum", "The larger of a and b, broadcasting; NaN where either is.", maximum_gradient));
 
@@ -319,6 +348,7 @@ std::vector<OpDef> elementwise_ops() {
     return std::vector{scaled(call, call.output_gradients[0], call.node.attributes.get<double>("factor"))};
   });
   scale.attributes = {"factor"};
+  is_linear_in(scale, "x y");
   ops.push_back(std::move(scale));
   OpDef shift = unary("shift", "x plus the constant `amount`.",
                       [](GradientCall& call) { return std::vector{call.output_gradients[0]}; });
@@ -328,6 +358,7 @@ std::vector<OpDef> elementwise_ops() {
   ops.push_back(unary("neg", "-x.", [](GradientCall& call) {
     return std::vector{call.graph.call("neg", {call.output_gradients[0]})};
   }));
+  is_linear_in(ops.back(), "x y");
   ops.push_back(unary("square", "x².", [](GradientCall& call) {
     return std::vector{mul(call, scaled(call, call.input(0), 2.0), call.output_gradients[0])};
   }));
@@ -368,8 +399,8 @@ std::vector<OpDef> elementwise_ops() {
   ops.push_back(std::move(gelu_gradient));
   ops.push_back(derivative("silu_gradient", "x:T, dy:T → T", "silu'(x) · dy."));
   ops.push_back(derivative("relu_gradient", "x:T, dy:T → T", "dy where x is positive, else 0."));
-  ops.push_back(derivative("tanh_gradient", "y:T, dy:T → T", "(1 - y²) · dy, with y = tanh(x)."));
-  ops.push_back(derivative("sigmoid_gradient", "y:T, dy:T → T", "y (1 - y) · dy, with y = sigmoid(x)."));
+  ops.push_back(derivative("tanh_gradient", "t:T, dy:T → T", "(1 - t²) · dy, with t = tanh(x)."));
+  ops.push_back(derivative("sigmoid_gradient", "s:T, dy:T → T", "s (1 - s) · dy, with s = sigmoid(x)."));
 
   OpDef cast = unary("cast",
                      "The same numbers as another `dtype`; to an integer towards zero, beyond its range the "
@@ -381,8 +412,8 @@ std::vector<OpDef> elementwise_ops() {
   ops.push_back(std::move(cast));
 
   OpDef fused =
-      derivative("fused", "x0, x1, … → 1 to 4 results of the broadcast shape",
-                 "Several elementwise operators in one pass; made by the compiler, see elementwise.h.");
+      pointwise("fused", "x0, x1, … → 1 to 4 results of the broadcast shape",
+                "Several elementwise operators in one pass; made by the compiler, see elementwise.h.", {});
   fused.attributes = {"steps", "immediates", "results", "dtypes"};
   fused.infer = infer_fused;
   ops.push_back(std::move(fused));

@@ -30,7 +30,7 @@ Types infer_embedding_gradient(const OpCall& call) {
 std::vector<OpDef> embedding_ops() {
   return {
       {.name = "embedding",
-       .signature = "ids[...]:i32, table[v, c]:T → [..., c]:T",
+       .signature = "ids[...]:i32, table[v, c]:T → y[..., c]:T",
        .doc = "Row ids of the table. With `first` and `of` the table is rows `first`, `first` + 1, … of one "
               "of `of` "
               "rows; ids of others give zeros.",
@@ -45,10 +45,11 @@ std::vector<OpDef> embedding_ops() {
              return std::vector{kAbsent, as_gradient(call, 1, made)};
            },
        // The rows that are read, not the table.
-       .bytes =
-           [](const OpCall& call, Outputs outputs) {
-             return static_cast<double>(call[0].bytes() + 2 * outputs[0].bytes());
-           }},
+       .bytes = [](const OpCall& call,
+                   Outputs outputs) { return static_cast<double>(call[0].bytes() + 2 * outputs[0].bytes()); },
+       .sharding = {{.cut = "..."}, {.cut = "c"}, {.cut = "v", .sums = "y"}, {.partial = "table y"}},
+       .localize = [](const OpCall& call, std::span<const TensorSlice> inputs,
+                      std::span<const TensorSlice>) { return first_of(call, inputs[1]); }},
       {.name = "embedding_gradient",
        .signature = "dy[..., c]:T, ids[...]:i32 → dtable[v, c]:A +=",
        .doc =
@@ -56,7 +57,14 @@ std::vector<OpDef> embedding_ops() {
        .attributes = {"rows", "first", "of"},
        .infer = infer_embedding_gradient,
        .flops = [](const OpCall& call, Outputs) { return static_cast<double>(call[0].elements()); },
-       .accumulates = 1},
+       .accumulates = 1,
+       .sharding = {{.cut = "...", .sums = "dtable"}, {.cut = "c"}, {.cut = "v"}, {.partial = "dy dtable"}},
+       .localize =
+           [](const OpCall& call, std::span<const TensorSlice>, std::span<const TensorSlice> outputs) {
+             Attributes attributes = first_of(call, outputs[0]);
+             attributes.set("rows", outputs[0].shape()[0]);
+             return attributes;
+           }},
   };
 }
 

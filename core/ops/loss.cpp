@@ -157,25 +157,33 @@ double products(const OpCall& call, double count) {
          static_cast<double>(call[1].elements());
 }
 
+// Parts of the classes are made by linear_log_sum_exp and linear_cross_entropy_gradient instead.
+const std::vector<NeverCut> kClassifier{{"v", "a softmax needs all classes"},
+                                        {"c", "a logit needs all features of its row"}};
+
 }  // namespace
 
 std::vector<OpDef> loss_ops() {
   return {
       {.name = "cross_entropy",
-       .signature = "logits[..., v]:T, labels[...]:i32, scale[1]:A → loss[]:A +=, lse[rows]:A",
+       .signature = "logits[..., v]:T, labels[...]:i32, scale[1]:A → loss[]:A +=, lse[(...)]:A",
        .doc = "scale · Σ (log Σ exp(logits) - logits[label]) over rows whose label is not `ignore` (-100).",
        .attributes = {"ignore"},
        .infer = infer_cross_entropy,
        .gradient = gradient_cross_entropy,
        .flops = [](const OpCall& call, Outputs) { return 4.0 * static_cast<double>(call[0].elements()); },
-       .accumulates = 1},
+       .accumulates = 1,
+       .sharding = {{.cut = "...", .sums = "loss"}},
+       .never_cut = {{"v", "a softmax needs all classes"}}},
       {.name = "cross_entropy_gradient",
        .signature =
-           "dloss[]:A, logits[..., v]:T, labels[...]:i32, scale[1]:A, lse[rows]:A → dlogits[..., v]:T",
+           "dloss[]:A, logits[..., v]:T, labels[...]:i32, scale[1]:A, lse[(...)]:A → dlogits[..., v]:T",
        .doc = "dloss · scale · (softmax(logits) - one-hot(label)), 0 where the label is `ignore`.",
        .attributes = {"ignore"},
        .infer = infer_cross_entropy_gradient,
-       .flops = [](const OpCall& call, Outputs) { return 4.0 * static_cast<double>(call[1].elements()); }},
+       .flops = [](const OpCall& call, Outputs) { return 4.0 * static_cast<double>(call[1].elements()); },
+       .sharding = {{.cut = "..."}, {.partial = "dloss dlogits"}},
+       .never_cut = {{"v", "a label names one of all classes"}}},
       {.name = "linear_cross_entropy",
        .signature = "hidden[..., c]:T, weight[v, c]:T, bias?[v]:A, labels[...]:i32, scale[1]:A → loss[]:A +=",
        .doc = "The cross-entropy of hidden weightᵀ + bias, tile by tile: the logits are never all in memory.",
@@ -183,7 +191,9 @@ std::vector<OpDef> loss_ops() {
        .infer = infer_linear_cross_entropy,
        .gradient = gradient_linear_cross_entropy,
        .flops = [](const OpCall& call, Outputs) { return products(call, 1); },
-       .accumulates = 1},
+       .accumulates = 1,
+       .sharding = {{.cut = "...", .sums = "loss"}},
+       .never_cut = kClassifier},
       {.name = "linear_cross_entropy_training",
        .signature = "hidden[..., c]:T, weight[v, c]:T, bias?[v]:A, labels[...]:i32, scale[1]:A → "
                     "loss[]:A +=, dhidden[..., c]:T, dweight[v, c]:A +=, dbias?[v]:A +=",
@@ -191,25 +201,32 @@ std::vector<OpDef> loss_ops() {
        .attributes = {"ignore"},
        .infer = infer_linear_cross_entropy_training,
        .flops = [](const OpCall& call, Outputs) { return products(call, 3); },
-       .accumulates = 0b1101},
+       .accumulates = 0b1101,
+       .sharding = {{.cut = "...", .sums = "loss dweight dbias"}},
+       .never_cut = kClassifier},
       {.name = "linear_log_sum_exp",
-       .signature = "hidden[..., c]:T, weight[v, c]:T, bias?[v]:A, labels[...]:i32 → [2, rows]:A",
+       .signature = "hidden[..., c]:T, weight[v, c]:T, bias?[v]:A, labels[...]:i32 → y[2, (...)]:A",
        .doc = "Of classes `first`, `first` + 1, … of `of`: log Σ exp of the logits hidden weightᵀ + bias of "
               "each row, "
               "and the logit of its label, 0 where that is another class or `ignore`.",
        .attributes = {"ignore", "first", "of"},
        .infer = infer_linear_log_sum_exp,
-       .flops = [](const OpCall& call, Outputs) { return products(call, 1); }},
+       .flops = [](const OpCall& call, Outputs) { return products(call, 1); },
+       .sharding = {{.cut = "..."}},
+       .never_cut = {{"v", "its parts are joined by cross_entropy_of_parts"},
+                     {"c", "a logit needs all features of its row"}}},
       {.name = "cross_entropy_of_parts",
-       .signature = "parts[p, 2, rows]:A, labels[...]:i32, scale[1]:A → loss[]:A +=, lse[rows]:A",
+       .signature = "parts[p, 2, (...)]:A, labels[...]:i32, scale[1]:A → loss[]:A +=, lse[(...)]:A",
        .doc = "The cross-entropy from linear_log_sum_exp of each part of the classes.",
        .attributes = {"ignore"},
        .infer = infer_cross_entropy_of_parts,
        .flops = [](const OpCall& call, Outputs) { return 4.0 * static_cast<double>(call[0].elements()); },
-       .accumulates = 1},
+       .accumulates = 1,
+       .sharding = {{.cut = "...", .sums = "loss"}},
+       .never_cut = {{"p", "a softmax needs all classes"}}},
       {.name = "linear_cross_entropy_gradient",
        .signature =
-           "hidden[..., c]:T, weight[v, c]:T, bias?[v]:A, labels[...]:i32, scale[1]:A, lse[rows]:A → "
+           "hidden[..., c]:T, weight[v, c]:T, bias?[v]:A, labels[...]:i32, scale[1]:A, lse[(...)]:A → "
            "dhidden[..., c]:T, dweight[v, c]:A +=, dbias?[v]:A +=",
        .doc = "The gradients of linear_cross_entropy from all classes' lse, for a classifier of classes "
               "`first`, "
@@ -217,7 +234,11 @@ std::vector<OpDef> loss_ops() {
        .attributes = {"ignore", "first", "of"},
        .infer = infer_linear_cross_entropy_gradient,
        .flops = [](const OpCall& call, Outputs) { return products(call, 3); },
-       .accumulates = 0b110},
+       .accumulates = 0b110,
+       .sharding = {{.cut = "...", .sums = "dweight dbias"}, {.cut = "v", .sums = "dhidden"}},
+       .never_cut = {{"c", "a logit needs all features of its row"}},
+       .localize = [](const OpCall& call, std::span<const TensorSlice> inputs,
+                      std::span<const TensorSlice>) { return first_of(call, inputs[1]); }},
   };
 }
 

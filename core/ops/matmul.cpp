@@ -184,6 +184,16 @@ double linear_flops(const OpCall& call, Outputs outputs) {
          (activates(call) ? static_cast<double>(outputs[0].elements()) : 0.0);
 }
 
+// A sum that an activation follows has no summands.
+bool is_plain(const OpCall& call) { return !activates(call); }
+
+std::string notation_of_matmul(const OpCall& call, Outputs) {
+  const bool a = call.attributes.get<bool>("transpose_a", false),
+             b = call.attributes.get<bool>("transpose_b", false);
+  return fmt::format("a[..., {}], b[{}{}] → y[..., m, n]", a ? "k, m" : "m, k",
+                     call[1].shape.size() == 2 ? "" : "..., ", b ? "n, k" : "k, n");
+}
+
 }  // namespace
 
 std::vector<OpDef> matmul_ops() {
@@ -198,7 +208,14 @@ std::vector<OpDef> matmul_ops() {
        .flops =
            [](const OpCall& call, Outputs outputs) {
              return 2.0 * static_cast<double>(outputs[0].elements()) * static_cast<double>(sizes_of(call).k);
-           }},
+           },
+       .notation = notation_of_matmul,
+       .sharding = {{.cut = "..."},
+                    {.cut = "m"},
+                    {.cut = "n"},
+                    {.cut = "k", .sums = "y"},
+                    {.partial = "a y"},
+                    {.partial = "b y"}}},
       {.name = "linear",
        .signature = "x[..., in]:T, weight[out, in]:T, bias?[out]:A → y[..., out]:T, before?[..., out]:T",
        .doc =
@@ -207,13 +224,23 @@ std::vector<OpDef> matmul_ops() {
        .attributes = {"activation"},
        .infer = infer_linear,
        .gradient = gradient_linear,
-       .flops = linear_flops},
+       .flops = linear_flops,
+       .sharding = {{.cut = "..."},                                                // samples, tokens
+                    {.cut = "out"},                                                // column-parallel
+                    {.cut = "in", .sums = "y", .once = "bias", .when = is_plain},  // row-parallel
+                    {.partial = "x y", .once = "bias", .when = is_plain},
+                    {.partial = "weight y", .once = "bias", .when = is_plain}}},
       {.name = "linear_input_gradient",
        .signature = "dy[..., out]:T, weight[out, in]:T, before?[..., in]:T → dx[..., in]:T",
        .doc = "dy weight. With `activation = \"gelu\"`, times gelu's derivative at before.",
        .attributes = {"activation"},
        .infer = infer_linear_input_gradient,
-       .flops = linear_flops},
+       .flops = linear_flops,
+       .sharding = {{.cut = "..."},
+                    {.cut = "in"},
+                    {.cut = "out", .sums = "dx"},
+                    {.partial = "dy dx"},
+                    {.partial = "weight dx"}}},
       {.name = "linear_weight_gradient",
        .signature = "dy[..., out]:T, x[..., in]:T → dweight[out, in]:A +=, dbias[out]:A +=",
        .doc = "dyᵀ x, and with `bias` the sum of the rows of dy.",
@@ -223,7 +250,12 @@ std::vector<OpDef> matmul_ops() {
            [](const OpCall& call, Outputs outputs) {
              return 2.0 * rows(call[0]) * static_cast<double>(outputs[0].elements());
            },
-       .accumulates = 3},
+       .accumulates = 3,
+       .sharding = {{.cut = "...", .sums = "dweight dbias"},
+                    {.cut = "out"},
+                    {.cut = "in"},  // dbias is computed by all
+                    {.partial = "dy dweight dbias"},
+                    {.partial = "x dweight"}}},
   };
 }
 

@@ -103,22 +103,28 @@ std::function<double(const OpCall&, Outputs)> flops_per_element(double count, si
   };
 }
 
+const std::vector<NeverCut> kNorm{{"n", "a norm is of all elements of its row"}};
+
 }  // namespace
 
 std::vector<OpDef> norm_ops() {
   return {
       {.name = "layer_norm",
-       .signature = "x[..., n]:T, weight?[n]:A, bias?[n]:A, residual?[..., n]:T → y:T, mean[rows]:A, "
-                    "rstd[rows]:A, sum:T",
+       .signature =
+           "x[..., n]:T, weight?[n]:A, bias?[n]:A, residual?[..., n]:T → y[..., n]:T, mean[(...)]:A, "
+           "rstd[(...)]:A, sum[..., n]:T",
        .doc = "(x - mean) · rstd · weight + bias with rstd = 1 / √(variance + `eps`) (1e-5). Given residual, "
               "sum = x + residual is made and takes the place of x.",
        .attributes = {"eps"},
        .infer = infer_layer_norm,
        .gradient = [](GradientCall& call) { return gradient_norm(call, true); },
        .flops = flops_per_element(8, 3),
-       .adds_before = 3},
+       .adds_before = 3,
+       .sharding = {{.cut = "..."}},
+       .never_cut = kNorm},
       {.name = "layer_norm_gradient",
-       .signature = "dy[..., n]:T, x:T, weight?[n]:A, mean[rows]:A, rstd[rows]:A, skip?[..., n]:T → dx:T, "
+       .signature = "dy[..., n]:T, x[..., n]:T, weight?[n]:A, mean[(...)]:A, rstd[(...)]:A, skip?[..., n]:T "
+                    "→ dx[..., n]:T, "
                     "dweight[n]:A +=, dbias[n]:A +=",
        .doc = "dweight is made when weight is given, dbias when `bias` is true (default: when weight is "
               "given). skip is added to dx.",
@@ -126,23 +132,32 @@ std::vector<OpDef> norm_ops() {
        .infer = infer_layer_norm_gradient,
        .flops = flops_per_element(14, 5),
        .accumulates = 0b110,
-       .adds_after = 5},
+       .adds_after = 5,
+       .sharding = {{.cut = "...", .sums = "dweight dbias"},
+                    {.partial = "dy dx dweight dbias", .once = "skip"}},
+       .never_cut = kNorm},
       {.name = "rms_norm",
-       .signature = "x[..., n]:T, weight?[n]:A, residual?[..., n]:T → y:T, rstd[rows]:A, sum:T",
+       .signature =
+           "x[..., n]:T, weight?[n]:A, residual?[..., n]:T → y[..., n]:T, rstd[(...)]:A, sum[..., n]:T",
        .doc = "x · rstd · weight with rstd = 1 / √(mean of x² + `eps`) (1e-5). Given residual, sum = x + "
               "residual is made and takes the place of x.",
        .attributes = {"eps"},
        .infer = infer_rms_norm,
        .gradient = [](GradientCall& call) { return gradient_norm(call, false); },
        .flops = flops_per_element(4, 2),
-       .adds_before = 2},
+       .adds_before = 2,
+       .sharding = {{.cut = "..."}},
+       .never_cut = kNorm},
       {.name = "rms_norm_gradient",
-       .signature = "dy[..., n]:T, x:T, weight?[n]:A, rstd[rows]:A, skip?[..., n]:T → dx:T, dweight[n]:A +=",
+       .signature = "dy[..., n]:T, x[..., n]:T, weight?[n]:A, rstd[(...)]:A, skip?[..., n]:T → dx[..., n]:T, "
+                    "dweight[n]:A +=",
        .doc = "dweight is made when weight is given. skip is added to dx.",
        .infer = infer_rms_norm_gradient,
        .flops = flops_per_element(10, 4),
        .accumulates = 0b10,
-       .adds_after = 4},
+       .adds_after = 4,
+       .sharding = {{.cut = "...", .sums = "dweight"}, {.partial = "dy dx dweight", .once = "skip"}},
+       .never_cut = kNorm},
   };
 }
 

@@ -6,7 +6,9 @@
 
 #include "core/base/units.h"
 #include "core/ops/families.h"
+#include "core/ops/part.h"
 #include "core/ops/rules.h"
+#include "core/tensor/slice.h"
 
 namespace het {
 namespace {
@@ -200,6 +202,34 @@ void require_part(const OpCall& call, int64_t count, std::string_view what) {
   const int64_t first = setting<int64_t>(call, "first", 0), of = setting<int64_t>(call, "of", count);
   if (first < 0 || count > of - first)
     refuse(call, fmt::format("{} {} from {} on are no part of {}", count, what, first, of));
+}
+
+Attributes first_of(const OpCall& call, const TensorSlice& slice) {
+  Attributes attributes = call.attributes;
+  const Ranges rows = slice.ranges(0);
+  if (size_of(rows) == slice.whole_shape()[0]) return attributes;
+  HET_REQUIRE(rows.size() == 1, to_string(slice));
+  attributes.set("first", call.attributes.get<int64_t>("first", 0) + rows[0].begin);
+  attributes.set("of", call.attributes.get<int64_t>("of", slice.whole_shape()[0]));
+  return attributes;
+}
+
+void require_slice(const OpCall& call) {
+  with_context([&] { return fmt::format("operator {}", call.op.name); },
+               [&] {
+                 const TensorSlice slice = part_of(call.attributes, call[0].shape);
+                 if (slice.shape() != call[0].shape)
+                   refuse(call, fmt::format("slice = {} has the shape {}, and operand 0 {}", to_string(slice),
+                                            to_string(slice.shape()), to_string(call[0].shape)));
+                 SliceMap map(slice);  // refuses one that kernels cannot follow
+               });
+}
+
+Attributes part_of_operand(const OpCall& call, std::span<const TensorSlice> inputs,
+                           std::span<const TensorSlice>) {
+  Attributes attributes = call.attributes;
+  set_part(attributes, nested(part_of(attributes, call[0].shape), inputs[0]));
+  return attributes;
 }
 
 int64_t sum_of(const std::vector<int64_t>& sizes) {

@@ -10,6 +10,7 @@
 
 #include "core/graph/gradient.h"
 #include "core/graph/graph.h"
+#include "core/ops/sharding.h"
 
 namespace het {
 
@@ -63,6 +64,14 @@ struct OpDef {
   // operand adds_before to operand 0, whose place the sum takes, which is also result adds_before; of operand
   // adds_after to result 0. Both round as an `add` beside it would. -1: none.
   int adds_before = -1, adds_after = -1;
+  // How it runs on parts of its operands (core/ops/sharding.h): the letters of a call, where the signature
+  // does not give them; the rules; letters that none of them cuts, each with the reason; the attributes of a
+  // call on a part, where they differ from the whole's.
+  std::string (*notation)(const OpCall&, std::span<const TensorType> outputs) = nullptr;
+  std::vector<ShardingRule> sharding;
+  std::vector<NeverCut> never_cut;
+  Attributes (*localize)(const OpCall&, std::span<const TensorSlice> inputs,
+                         std::span<const TensorSlice> outputs) = nullptr;
   // Elementwise operators can be fused into chains; others are left alone.
   bool elementwise = false;
   // Lowered to a collective of the tensor-parallel group: devices have no kernel for it.

@@ -117,14 +117,17 @@ std::vector<OpDef> optimizer_ops() {
        .infer = infer_global_norm,
        .flops = [](const OpCall& call, Outputs) { return 2.0 * total_elements(call); }},
       {.name = "adamw",
-       .signature = "param:A, m:A, v:A, gradient:A, lr[]:A, step[]:i64, coefficient[]:A → param:A, m:A, v:A",
+       .signature =
+           "param[...]:A, m[...]:A, v[...]:A, gradient[...]:A, lr[]:A, step[]:i64, coefficient[]:A → "
+           "param[...]:A, m[...]:A, v[...]:A",
        .doc = "Loshchilov and Hutter's AdamW, with bias correction for `step` = 1, 2, …, in place; nothing "
               "is written "
               "when the coefficient, by which the gradient is multiplied, is not finite.",
        .attributes = {"beta1", "beta2", "eps", "weight_decay"},
        .infer = infer_adamw,
        .flops = adamw_flops,
-       .in_place = {{0, 0}, {1, 1}, {2, 2}}},
+       .in_place = {{0, 0}, {1, 1}, {2, 2}},
+       .sharding = {{.cut = "..."}}},
       {.name = "adamw_n",
        .signature = "param1:A, m1:A, v1:A, gradient1:A, param2:A, …, lr[]:A, step[]:i64, coefficient[]:A → "
                     "param1:A, m1:A, v1:A, param2:A, …",
@@ -136,14 +139,17 @@ std::vector<OpDef> optimizer_ops() {
        .in_place = {{0, 0}, {1, 1}, {2, 2}},
        .in_place_group = {3, 4}},
       {.name = "sgd",
-       .signature = "param:A, momentum?:A, gradient:A, lr[]:A, coefficient[]:A → param:A, momentum?:A",
+       .signature =
+           "param[...]:A, momentum?[...]:A, gradient[...]:A, lr[]:A, coefficient[]:A → param[...]:A, "
+           "momentum?[...]:A",
        .doc = "Stochastic gradient descent with `momentum`, `weight_decay` and `nesterov`, in place; nothing "
               "is written "
               "when the coefficient, by which the gradient is multiplied, is not finite.",
        .attributes = {"momentum", "weight_decay", "nesterov"},
        .infer = infer_sgd,
        .flops = [](const OpCall& call, Outputs) { return 6.0 * static_cast<double>(call[0].elements()); },
-       .in_place = {{0, 0}, {1, 1}}},
+       .in_place = {{0, 0}, {1, 1}},
+       .sharding = {{.cut = "..."}}},
       {.name = "add_n",
        .signature = "g1:A, g2:A, … → A",
        .doc = "The sum of all operands. Lowered to additions into one buffer where their producers can add.",
@@ -155,7 +161,16 @@ std::vector<OpDef> optimizer_ops() {
                gradients.push_back(call.output_gradients[0]);
              return gradients;
            },
-       .flops = [](const OpCall& call, Outputs) { return total_elements(call); }},
+       .flops = [](const OpCall& call, Outputs) { return total_elements(call); },
+       .notation =
+           [](const OpCall& call, Outputs outputs) {
+             const std::string dims = aligned_dims(outputs[0].shape, outputs[0].shape);
+             std::string text;
+             for (size_t i = 0; i < call.inputs.size(); ++i)
+               text += fmt::format("{}x{}{}", i > 0 ? ", " : "", i, dims);
+             return text + " → y" + dims;
+           },
+       .sharding = {{.cut = "..."}, {.partial = "x* y"}}},
   };
 }
 

@@ -65,6 +65,19 @@ std::vector<ValueId> gradient(GradientCall& call) {
   return {dy};
 }
 
+// Letters of dimensions that stay are "...0", of those that are reduced "r0".
+std::string notation(const OpCall& call, Outputs) {
+  const std::vector<bool> chosen = reduced(call.attributes, call[0].shape.size());
+  const bool keep = call.attributes.get<bool>("keep", false);
+  std::vector<std::string> operand, result;
+  for (size_t d = 0; d < chosen.size(); ++d) {
+    operand.push_back(fmt::format("{}{}", chosen[d] ? "r" : "...", d));
+    if (!chosen[d]) result.push_back(operand.back());
+    if (chosen[d] && keep) result.push_back("1");
+  }
+  return fmt::format("x[{}] → y[{}]", fmt::join(operand, ", "), fmt::join(result, ", "));
+}
+
 double flops(const OpCall& call, Outputs) { return static_cast<double>(call[0].elements()); }
 
 OpDef reduction(std::string_view name, std::string_view doc) {
@@ -75,14 +88,19 @@ OpDef reduction(std::string_view name, std::string_view doc) {
           .infer = infer,
           .gradient = gradient,
           .flops = flops,
-          .accumulates = 1};
+          .accumulates = 1,
+          .notation = notation,
+          .sharding = {{.cut = "..."}, {.partial = "x y"}}};
 }
 
 }  // namespace
 
 std::vector<OpDef> reduce_ops() {
-  return {reduction("sum", "The sum over `dims` (all when not given), kept as size 1 with `keep`."),
-          reduction("mean", "The mean over `dims` (all when not given), kept as size 1 with `keep`.")};
+  OpDef sum = reduction("sum", "The sum over `dims` (all when not given), kept as size 1 with `keep`.");
+  sum.sharding.push_back({.cut = "r?", .sums = "y"});
+  OpDef mean = reduction("mean", "The mean over `dims` (all when not given), kept as size 1 with `keep`.");
+  mean.never_cut = {{"r*", "a mean divides by the size of the whole"}};
+  return {sum, mean};
 }
 
 }  // namespace het::ops

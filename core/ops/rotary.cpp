@@ -38,7 +38,9 @@ std::vector<OpDef> rotary_ops() {
            .gradient = gradient,
            .flops = [](const OpCall& call, Outputs) { return 3.0 * static_cast<double>(call[0].elements()); },
            .strided_inputs = 1,
-           .strided_outputs = 1}};
+           .strided_outputs = 1,
+           .sharding = {{.cut = "b"}, {.cut = "t"}, {.cut = "heads"}, {.partial = "x y"}},
+           .never_cut = {{"d", "elements of a head are turned in pairs"}}}};
 }
 
 }  // namespace het::ops

@@ -3,15 +3,13 @@
 // function of (seed, stream, step, element), so that every device and every plan rounds alike.
 //
 // `stream` is the hash of the parameter's name; `element` counts row-major in the whole parameter, also where
-// a rank holds a part of it. One Philox call serves eight elements: each needs as many random bits as bf16
+// a rank has a slice of it. One Philox call serves eight elements: each needs as many random bits as bf16
 // drops.
 #pragma once
 
 #include <cstdint>
 
 #include "core/base/random.h"
-#include "core/graph/attributes.h"
-#include "core/tensor/shape.h"
 
 namespace het {
 
@@ -31,32 +29,5 @@ constexpr uint32_t rounding_bits(const std::array<uint32_t, 4>& words, int64_t k
 constexpr uint32_t rounded_by_chance(uint32_t bits, uint32_t random) {
   return (bits & 0x7fffffffu) > 0x7f7f0000u ? bits : (bits + random) & 0xffff0000u;
 }
-
-// Where the elements of a part of a tensor lie in the whole: one dimension is divided, and the part has some
-// ranges of it (core/tensor/shard.h). Of a tensor that is whole, everywhere the same place.
-struct RoundingPlace {
-  static constexpr int kMostRanges = 16;
-  int64_t row = 0, whole_row = 0;  // elements of a row, of all that the divided dimension holds; row 0: whole
-  int ranges = 0;                  // in a row of the part
-  int64_t begin[kMostRanges] = {};  // first element of each
-  int64_t moved[kMostRanges] = {};  // how much further in its row of the whole it begins
-
-  // A run: what follows element i in the part, `left` elements, follows it in the whole.
-  struct Run {
-    int64_t element, left;
-  };
-  // Inlined always: files compiled for several instruction sets share no copy of it.
-  [[gnu::always_inline]] constexpr Run at(int64_t i, int64_t elements) const {
-    if (row == 0) return {i, elements - i};
-    const int64_t outside = i / row, inside = i - outside * row;
-    int k = 0;
-    while (k + 1 < ranges && begin[k + 1] <= inside) ++k;
-    const int64_t end = k + 1 < ranges ? begin[k + 1] : row;
-    return {outside * whole_row + inside + moved[k], end - inside};
-  }
-};
-
-// Of a tensor of this shape under the attributes of stochastic_cast, which its shape rule has seen.
-RoundingPlace rounding_place(const Shape& shape, const Attributes& attributes);
 
 }  // namespace het

@@ -7,6 +7,7 @@
 
 #include "core/base/error.h"
 #include "core/ops/op.h"
+#include "core/tensor/slice.h"
 
 namespace het::ops {
 
@@ -39,6 +40,16 @@ void require_type(const OpCall& call, size_t input, const TensorType& wanted);
 // A table or classifier may be a part of a larger one: `count` of its `what` ("rows"), from attribute `first`
 // on, of `of`.
 void require_part(const OpCall& call, int64_t count, std::string_view what);
+
+// The attributes of a call on a part of its table or classifier, whose rows `slice` names: those of `first`
+// and `of`. The rows of a part follow one another.
+Attributes first_of(const OpCall& call, const TensorSlice& slice);
+
+// Operand 0 may be a part of a larger tensor, as the attributes `slice` and `whole` say (core/ops/part.h).
+void require_slice(const OpCall& call);
+// OpDef::localize of such operators: which part operand 0 is.
+Attributes part_of_operand(const OpCall& call, std::span<const TensorSlice> inputs,
+                           std::span<const TensorSlice>);
 
 // The sum of sizes that are not negative; the largest number where it would overflow.
 int64_t sum_of(const std::vector<int64_t>& sizes);

@@ -213,6 +213,114 @@ Types infer_fill(const OpCall& call) {
   return {{dtype_setting(call, "dtype", DType::f32), shape}};
 }
 
+// --- notation
+
+// A letter for each dimension, "...0", or a number in place of dimension `dim`, or what is given for it.
+std::string dims_of(const Shape& shape, std::optional<size_t> dim = std::nullopt,
+                    std::string_view in_its_place = "") {
+  std::string text;
+  for (size_t d = 0; d < shape.size(); ++d) {
+    text += d > 0 ? ", " : "";
+    if (dim != d)
+      text += fmt::format("...{}", d);
+    else if (in_its_place.empty())
+      text += fmt::format("{}", shape[d]);
+    else
+      text += in_its_place;
+  }
+  return "[" + text + "]";
+}
+
+// The coarsest factors of which the dimensions of both shapes are products, by their ends: where the elements
+// that lie further in are as many in both. Dimensions between two common ends that do not divide each other
+// have none.
+std::string notation_of_reshape(const OpCall& call, std::span<const TensorType> outputs) {
+  const Shape* shapes[2]{&call[0].shape, &outputs[0].shape};
+  if (call[0].elements() == 0) {
+    const auto numbers = [](const Shape& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); };
+    return fmt::format("x{} → y{}", numbers(*shapes[0]), numbers(*shapes[1]));
+  }
+  // Dimensions from the last on, as ends of what lies within them: [4, 6] has 1, 6, 24.
+  std::vector<std::string> texts[2];
+  size_t left[2]{shapes[0]->size(), shapes[1]->size()};
+  int letters = 0;
+  const auto next = [&](int side) { return (*shapes[side])[left[side] - 1]; };
+  while (left[0] > 0 || left[1] > 0) {
+    // A group: the fewest dimensions of both with equally many elements.
+    std::vector<int64_t> group[2];
+    int64_t product[2]{1, 1};
+    do {
+      const int side = left[0] == 0 || (left[1] > 0 && product[1] < product[0]) ? 1 : 0;
+      const int64_t size = next(side);
+      --left[side];
+      group[side].push_back(size);
+      product[side] *= size;
+    } while (product[0] != product[1]);
+    // Its factors: cut at every end of either side, each of which has to divide the next.
+    std::vector<int64_t> ends{1};
+    for (const auto& sizes : group) {
+      int64_t end = 1;
+      for (const int64_t size : sizes) ends.push_back(end *= size);
+    }
+    std::sort(ends.begin(), ends.end());
+    ends.erase(std::unique(ends.begin(), ends.end()), ends.end());
+    const bool divides = std::adjacent_find(ends.begin(), ends.end(),
+                                            [](int64_t a, int64_t b) { return b % a != 0; }) == ends.end();
+    for (int side = 0; side < 2; ++side) {
+      int64_t end = 1;
+      size_t factor = 0;
+      for (const int64_t size : group[side]) {
+        if (!divides || size == 1) {
+          texts[side].push_back(fmt::format("{}", size));
+          end *= size;
+          continue;
+        }
+        std::vector<std::string> merged;  // innermost first
+        for (end *= size; ends[factor] < end; ++factor)
+          merged.push_back(fmt::format("...{}", letters + static_cast<int>(factor)));
+        std::reverse(merged.begin(), merged.end());
+        texts[side].push_back(merged.size() == 1 ? merged[0] : fmt::format("({})", fmt::join(merged, " ")));
+      }
+    }
+    letters += static_cast<int>(ends.size());
+  }
+  for (auto& side : texts) std::reverse(side.begin(), side.end());
+  return fmt::format("x[{}] → y[{}]", fmt::join(texts[0], ", "), fmt::join(texts[1], ", "));
+}
+
+std::string notation_of_transpose(const OpCall& call, std::span<const TensorType>) {
+  std::string result;
+  for (const int64_t d : normal_order(call.attributes.get<std::vector<int64_t>>("order")))
+    result += fmt::format("{}...{}", result.empty() ? "" : ", ", d);
+  return fmt::format("x{} → y[{}]", dims_of(call[0].shape), result);
+}
+
+std::string notation_of_slice(const OpCall& call, std::span<const TensorType> outputs) {
+  const auto dim = static_cast<size_t>(dim_of(call.attributes, call[0].shape.size()));
+  return fmt::format("x{} → y{}", dims_of(call[0].shape, dim), dims_of(outputs[0].shape, dim));
+}
+
+// The parts of a dimension, each a letter "p0", "p1"; and the operands that have them.
+std::string parts_notation(const Shape& whole, size_t dim, size_t count, std::string_view name, bool joins) {
+  std::string sum, parts;
+  for (size_t i = 0; i < count; ++i) {
+    sum += fmt::format("{}p{}", i > 0 ? " + " : "", i);
+    parts += fmt::format("{}{}{}{}", i > 0 ? ", " : "", name, i, dims_of(whole, dim, fmt::format("p{}", i)));
+  }
+  const std::string joined = fmt::format("{}{}", joins ? "y" : "x", dims_of(whole, dim, sum));
+  return joins ? parts + " → " + joined : joined + " → " + parts;
+}
+
+std::string notation_of_split(const OpCall& call, std::span<const TensorType> outputs) {
+  const auto dim = static_cast<size_t>(dim_of(call.attributes, call[0].shape.size()));
+  return parts_notation(call[0].shape, dim, outputs.size(), "y", false);
+}
+
+std::string notation_of_concat(const OpCall& call, std::span<const TensorType>) {
+  const auto dim = static_cast<size_t>(dim_of(call.attributes, call[0].shape.size()));
+  return parts_notation(call[0].shape, dim, call.inputs.size(), "x", true);
+}
+
 }  // namespace
 
 std::vector<OpDef> shape_ops() {
@@ -223,7 +331,15 @@ std::vector<OpDef> shape_ops() {
        .attributes = {"shape"},
        .infer = infer_reshape,
        .gradient = gradient_reshape,
-       .view = view_reshape},
+       .view = view_reshape,
+       .notation = notation_of_reshape,
+       .sharding = {{.cut = "..."}, {.partial = "x y"}},
+       .localize =
+           [](const OpCall& call, std::span<const TensorSlice>, std::span<const TensorSlice> outputs) {
+             Attributes attributes = call.attributes;
+             attributes.set("shape", outputs[0].shape());
+             return attributes;
+           }},
       {.name = "transpose",
        .signature = "x → permuted",
        .doc = "Dimension i of the result is dimension `order[i]` of x.",
@@ -234,21 +350,36 @@ std::vector<OpDef> shape_ops() {
            [](const Layout& x, const Attributes& attributes) {
              return std::optional(
                  std::vector{permuted(x, normal_order(attributes.get<std::vector<int64_t>>("order")))});
-           }},
+           },
+       .notation = notation_of_transpose,
+       .sharding = {{.cut = "..."}, {.partial = "x y"}}},
       {.name = "slice",
        .signature = "x → part",
        .doc = "`length` entries of `dim` from `start` on.",
        .attributes = {"dim", "start", "length"},
        .infer = infer_slice,
        .gradient = gradient_slice,
-       .view = view_slice},
+       .view = view_slice,
+       .notation = notation_of_slice,
+       .sharding = {{.cut = "..."}, {.partial = "x y"}}},
       {.name = "split",
        .signature = "x → parts along dim",
        .doc = "x cut along `dim` into parts of the given `sizes`.",
        .attributes = {"dim", "sizes"},
        .infer = infer_split,
        .gradient = gradient_split,
-       .view = view_split},
+       .view = view_split,
+       .notation = notation_of_split,
+       .sharding = {{.cut = "..."}, {.cut = "p*"}, {.partial = "x y*"}},
+       .localize =
+           [](const OpCall& call, std::span<const TensorSlice>, std::span<const TensorSlice> outputs) {
+             const int64_t dim = dim_of(call.attributes, call[0].shape.size());
+             std::vector<int64_t> sizes;
+             for (const TensorSlice& part : outputs) sizes.push_back(part.shape()[dim]);
+             Attributes attributes = call.attributes;
+             attributes.set("sizes", sizes);
+             return attributes;
+           }},
       {.name = "concat",
        .signature = "a, b, … → joined along dim",
        .doc =
@@ -256,9 +387,11 @@ std::vector<OpDef> shape_ops() {
            "written in place: devices have no kernel for it.",
        .attributes = {"dim"},
        .infer = infer_concat,
-       .gradient = gradient_concat},
+       .gradient = gradient_concat,
+       .notation = notation_of_concat,
+       .sharding = {{.cut = "..."}, {.cut = "p*"}, {.partial = "x* y"}}},
       {.name = "copy",
-       .signature = "x strided → y strided",
+       .signature = "x[...]:T strided → y[...]:T strided",
        .doc = "The same elements at another place; any strides on both sides, also innermost ones.",
        .infer =
            [](const OpCall& call) {
@@ -267,12 +400,24 @@ std::vector<OpDef> shape_ops() {
            },
        .gradient = [](GradientCall& call) { return std::vector{call.output_gradients[0]}; },
        .strided_inputs = 1,
-       .strided_outputs = 1},
+       .strided_outputs = 1,
+       .sharding = {{.cut = "..."}, {.partial = "x y"}}},
       {.name = "fill",
        .signature = "→ constant",
        .doc = "`value` in every element.",
        .attributes = {"value", "shape", "dtype"},
-       .infer = infer_fill},
+       .infer = infer_fill,
+       .notation =
+           [](const OpCall&, std::span<const TensorType> outputs) {
+             return fmt::format(" → y{}", aligned_dims(outputs[0].shape, outputs[0].shape));
+           },
+       .sharding = {{.cut = "..."}},
+       .localize =
+           [](const OpCall& call, std::span<const TensorSlice>, std::span<const TensorSlice> outputs) {
+             Attributes attributes = call.attributes;
+             attributes.set("shape", outputs[0].shape());
+             return attributes;
+           }},
   };
 }
 

@@ -12,6 +12,16 @@ Types infer(const OpCall& call) {
   return {call[0]};
 }
 
+// The dimension that it runs along is "n".
+std::string notation(const OpCall& call, Outputs) {
+  const int64_t dim = from_start(call.attributes.get<int64_t>("dim", -1), call[0].shape.size());
+  std::string dims;
+  for (int64_t d = 0; d < static_cast<int64_t>(call[0].shape.size()); ++d)
+    dims += fmt::format("{}{}", d > 0 ? ", " : "", d == dim ? "n" : fmt::format("...{}", d));
+  return call.inputs.size() == 1 ? fmt::format("x[{0}] → y[{0}]", dims)
+                                 : fmt::format("y[{0}], dy[{0}] → dx[{0}]", dims);
+}
+
 }  // namespace
 
 std::vector<OpDef> softmax_ops() {
@@ -26,13 +36,19 @@ std::vector<OpDef> softmax_ops() {
              return std::vector{call.graph.call(
                  "softmax_gradient", {call.output(0), call.output_gradients[0]}, call.node.attributes)};
            },
-       .flops = [](const OpCall& call, Outputs) { return 5.0 * static_cast<double>(call[0].elements()); }},
+       .flops = [](const OpCall& call, Outputs) { return 5.0 * static_cast<double>(call[0].elements()); },
+       .notation = notation,
+       .sharding = {{.cut = "..."}},
+       .never_cut = {{"n", "a softmax needs all of its dimension"}}},
       {.name = "softmax_gradient",
        .signature = "y, dy → dx",
        .doc = "y (dy - Σ y·dy) along `dim`.",
        .attributes = {"dim"},
        .infer = infer,
-       .flops = [](const OpCall& call, Outputs) { return 4.0 * static_cast<double>(call[0].elements()); }},
+       .flops = [](const OpCall& call, Outputs) { return 4.0 * static_cast<double>(call[0].elements()); },
+       .notation = notation,
+       .sharding = {{.cut = "..."}, {.partial = "dy dx"}},
+       .never_cut = {{"n", "a softmax needs all of its dimension"}}},
   };
 }
 

@@ -35,11 +35,11 @@ struct BufferSpec {
   std::string name;  // of state, inputs and outputs; a hint otherwise
   TensorType type;   // as allocated, contiguous
   Home home = Home::arena;
-  int microbatch = -1;         // of inputs: which micro-batch; -1: the whole step
-  Initial initial;             // of state
-  bool trained = false;        // of state: a parameter
-  std::optional<Shard> shard;  // of state: the part of a tensor that this rank holds
-  int64_t offset = -1;         // of arena buffers: bytes from the start of the arena, set by place_buffers
+  int microbatch = -1;               // of inputs: which micro-batch; -1: the whole step
+  Initial initial;                   // of state
+  bool trained = false;              // of state: a parameter
+  std::optional<TensorSlice> slice;  // of state: what of a tensor this rank has; none: all of it
+  int64_t offset = -1;  // of arena buffers: bytes from the start of the arena, set by place_buffers
 };
 
 // A view of a buffer. buffer == kAbsent: an optional operand that is not there.

@@ -1,5 +1,7 @@
 #include "core/program/state.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "core/base/error.h"
@@ -8,78 +10,93 @@
 
 namespace het {
 
+namespace {
+
+// Elements 4 * block .. 4 * block + 3 of a stream: four draws for each counter; normals in pairs by the
+// transform of Box and Muller.
+std::array<float, 4> drawn(PhiloxKey key, const Initial& initial, int64_t block) {
+  const auto words = philox(key, static_cast<uint64_t>(block));
+  std::array<float, 4> draws{};
+  for (size_t i = 0; i < 4; i += 2) {
+    if (initial.kind == Initial::Kind::uniform) {
+      for (size_t j = i; j < i + 2; ++j)
+        draws[j] = static_cast<float>((2.0 * uniform_of(words[j]) - 1.0) * initial.scale);
+    } else {
+      const double radius = std::sqrt(-2.0 * std::log((words[i] + 0.5) * 0x1p-32)) * initial.scale;
+      const double angle = 6.283185307179586 * (words[i + 1] + 0.5) * 0x1p-32;
+      draws[i] = static_cast<float>(radius * std::cos(angle));
+      draws[i + 1] = static_cast<float>(radius * std::sin(angle));
+    }
+  }
+  return draws;
+}
+
+}  // namespace
+
+Tensor initial_part(const std::string& name, DType dtype, const TensorSlice& slice, const Initial& initial,
+                    uint64_t seed) {
+  Tensor values(TensorType{DType::f32, slice.shape()});
+  float* out = values.data<float>();
+  const bool draws = initial.kind == Initial::Kind::uniform || initial.kind == Initial::Kind::normal;
+  if (!draws) {
+    std::fill_n(out, values.elements(), initial.kind == Initial::Kind::ones ? 1.0F : 0.0F);
+    return values.to(dtype);
+  }
+  const PhiloxKey key = philox_key(seed, hash_of(name));
+  each_run(TensorSlice::whole(slice.whole_shape()), slice, 1, [&](int64_t from, int64_t to, int64_t count) {
+    const int64_t first = from / 4, blocks = (from + count + 3) / 4 - first;
+    parallel_for(blocks, 4096, [&](int64_t begin, int64_t end) {
+      for (int64_t block = first + begin; block < first + end; ++block) {
+        const std::array<float, 4> values_of_block = drawn(key, initial, block);
+        for (int64_t i = 0; i < 4; ++i) {
+          const int64_t at = block * 4 + i - from;
+          if (at >= 0 && at < count) out[to + at] = values_of_block[static_cast<size_t>(i)];
+        }
+      }
+    });
+  });
+  return values.to(dtype);
+}
+
 Tensor initial_tensor(const std::string& name, const TensorType& type, const Initial& initial,
                       uint64_t seed) {
-  Tensor values(TensorType{DType::f32, type.shape});
-  float* out = values.data<float>();
-  const int64_t count = values.elements();
-  const PhiloxKey key = philox_key(seed, hash_of(name));
-  const double scale = initial.scale;
-  switch (initial.kind) {
-    case Initial::Kind::zeros:
-    case Initial::Kind::ones:
-      for (int64_t i = 0; i < count; ++i) out[i] = initial.kind == Initial::Kind::ones ? 1.0F : 0.0F;
-      break;
-    case Initial::Kind::uniform:
-    case Initial::Kind::normal:
-      // Four draws for each counter; normals in pairs by the transform of Box and Muller.
-      parallel_for((count + 3) / 4, 4096, [&](int64_t begin, int64_t end) {
-        for (int64_t block = begin; block < end; ++block) {
-          const auto words = philox(key, static_cast<uint64_t>(block));
-          float draws[4];
-          for (int i = 0; i < 4; i += 2) {
-            if (initial.kind == Initial::Kind::uniform) {
-              for (int j = i; j < i + 2; ++j)
-                draws[j] = static_cast<float>((2.0 * uniform_of(words[j]) - 1.0) * scale);
-            } else {
-              const double radius = std::sqrt(-2.0 * std::log((words[i] + 0.5) * 0x1p-32)) * scale;
-              const double angle = 6.283185307179586 * (words[i + 1] + 0.5) * 0x1p-32;
-              draws[i] = static_cast<float>(radius * std::cos(angle));
-              draws[i + 1] = static_cast<float>(radius * std::sin(angle));
-            }
-          }
-          for (int64_t i = 0; i < 4 && block * 4 + i < count; ++i) out[block * 4 + i] = draws[i];
-        }
-      });
-      break;
-  }
-  return values.to(type.dtype);
+  return initial_part(name, type.dtype, TensorSlice::whole(type.shape), initial, seed);
 }
 
 const StateStore::Entry& StateStore::require(const BufferSpec& buffer) {
   const auto found = entries_.find(buffer.name);
   if (found != entries_.end()) {
     Entry& entry = found->second;
-    if (buffer.shard && !entry.shard && entry.type.shape == buffer.shard->whole) {
-      const Tensor part = take(read(buffer.name), *buffer.shard);
+    if (buffer.slice && !entry.slice && entry.type.shape == buffer.slice->whole_shape()) {
+      const Tensor part = take(read(buffer.name), *buffer.slice);
       entry.type = part.type();
       ++replaced_;
       entry.memory = device_->allocate(entry.type.bytes());
-      entry.shard = buffer.shard;
+      entry.slice = buffer.slice;
       device_->copy_in(entry.memory->address(), part.bytes(), entry.type.bytes());
       touch();
     }
     if (entry.type != buffer.type)
       fail_usage("'{}' is {} in this state, the model needs {}", buffer.name, to_string(entry.type),
                  to_string(buffer.type));
-    if (entry.shard != buffer.shard)
+    if (entry.slice != buffer.slice)
       fail_usage("'{}' is divided over the ranks in this state otherwise than the model needs", buffer.name);
     entry.trained = entry.trained || buffer.trained;
     return entry;
   }
   const Tensor values = first_value(buffer);
-  Entry entry{buffer.type, device_->allocate(buffer.type.bytes()), buffer.trained, buffer.shard};
+  Entry entry{buffer.type, device_->allocate(buffer.type.bytes()), buffer.trained, buffer.slice};
   device_->copy_in(entry.memory->address(), values.bytes(), buffer.type.bytes());
   touch();
   return entries_.emplace(buffer.name, std::move(entry)).first->second;
 }
 
 Tensor StateStore::first_value(const BufferSpec& buffer) {
-  const TensorType whole{buffer.type.dtype, buffer.shard ? buffer.shard->whole : buffer.type.shape};
+  const TensorType whole{buffer.type.dtype, buffer.slice ? buffer.slice->whole_shape() : buffer.type.shape};
+  const TensorSlice slice = buffer.slice.value_or(TensorSlice::whole(whole.shape));
   const auto offered = offers_.find(buffer.name);
   if (offered == offers_.end()) {
-    const Tensor values = initial_tensor(buffer.name, whole, buffer.initial, seed_);
-    return buffer.shard ? take(values, *buffer.shard) : values;
+    return initial_part(buffer.name, whole.dtype, slice, buffer.initial, seed_);
   }
   const TensorType& type = offered->second.type();
   const bool fits = type.shape == whole.shape &&
@@ -87,7 +104,7 @@ Tensor StateStore::first_value(const BufferSpec& buffer) {
   if (!fits)
     fail_usage("'{}' is {} where it was saved, the model needs {}", buffer.name, to_string(type),
                to_string(whole));
-  const Tensor part = offered->second.read(buffer.shard);
+  const Tensor part = offered->second.read(slice);
   taken_ += part.type().bytes();
   offers_.erase(offered);
   return part.to(whole.dtype);
@@ -146,8 +163,8 @@ void StateStore::write(const std::string& name, const Tensor& tensor) {
     found = entries_.emplace(name, Entry{tensor.type(), device_->allocate(tensor.type().bytes()), false, {}})
                 .first;
   Entry& entry = found->second;
-  if (entry.shard && tensor.shape() == entry.shard->whole)
-    return write(name, take(tensor.contiguous(), *entry.shard));
+  if (entry.slice && tensor.shape() == entry.slice->whole_shape())
+    return write(name, take(tensor.contiguous(), *entry.slice));
   if (entry.type.shape != tensor.shape())
     fail_usage("'{}' has shape {}, the tensor to write has shape {}", name, to_string(entry.type.shape),
                to_string(tensor.shape()));

@@ -48,7 +48,7 @@ class StateStore {
     TensorType type;
     std::shared_ptr<Memory> memory;
     bool trained = false;
-    std::optional<Shard> shard;  // what part of a tensor it is
+    std::optional<TensorSlice> slice;  // what of a tensor it is; none: all of it
   };
 
   Device& device() const { return *device_; }
@@ -101,5 +101,8 @@ class StateStore {
 
 // Initial values of a tensor: element i of the stream (seed, name). Independent of plan and device.
 Tensor initial_tensor(const std::string& name, const TensorType& type, const Initial& initial, uint64_t seed);
+// A slice of it; draws only what it needs.
+Tensor initial_part(const std::string& name, DType dtype, const TensorSlice& slice, const Initial& initial,
+                    uint64_t seed);
 
 }  // namespace het

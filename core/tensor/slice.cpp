@@ -63,8 +63,8 @@ struct Walk {
     for (size_t d = from_shape.size(); d-- > 0;) {
       std::vector<Shared> both =
           shared_of(from.ranges(static_cast<int64_t>(d)), to.ranges(static_cast<int64_t>(d)));
-      const bool folds = dims.empty() && both.size() == 1 && both[0].size == from_shape[d] &&
-                         both[0].size == to_shape[d];
+      const bool folds =
+          dims.empty() && both.size() == 1 && both[0].size == from_shape[d] && both[0].size == to_shape[d];
       if (folds) {
         block *= from_shape[d];
       } else {
@@ -183,7 +183,8 @@ std::vector<TensorSlice> difference(const TensorSlice& a, const TensorSlice& b) 
   require_same_whole(a, b);
   if (a.is_empty()) return {};
   if (b.is_empty()) return {a};
-  // Of dimension d what b has not, where the dimensions before are in both: the product of sets minus a product.
+  // Of dimension d what b has not, where the dimensions before are in both: the product of sets minus a
+  // product.
   std::vector<TensorSlice> result;
   TensorSlice both = a;
   for (size_t d = 0; d < a.whole_shape().size(); ++d) {
@@ -242,6 +243,23 @@ std::vector<TensorSlice> refine(std::span<const TensorSlice> slices) {
   return parts;
 }
 
+TensorSlice nested(const TensorSlice& held, const TensorSlice& part) {
+  HET_REQUIRE(part.whole_shape() == held.shape(), to_string(part.whole_shape()), to_string(held));
+  TensorSlice result = held;
+  for (size_t d = 0; d < held.whole_shape().size(); ++d) {
+    const auto dim = static_cast<int64_t>(d);
+    Ranges keep;
+    int64_t before = 0;  // packed indices of the ranges that were passed
+    for (const Range& range : held.ranges(dim)) {
+      for (const Range& packed : intersection({{before, before + range.size()}}, part.ranges(dim)))
+        keep.push_back({range.begin + packed.begin - before, range.begin + packed.end - before});
+      before += range.size();
+    }
+    result = result.narrowed(dim, keep);
+  }
+  return result;
+}
+
 void each_run(const TensorSlice& from, const TensorSlice& to, int64_t element_bytes,
               const std::function<void(int64_t, int64_t, int64_t)>& visit) {
   require_same_whole(from, to);
@@ -271,7 +289,7 @@ void put(Tensor& whole, const Tensor& part, const TensorSlice& slice) {
 }
 
 std::vector<Layout> views(const TensorSlice& part, const TensorSlice& held, DType dtype) {
-  require_same_whole(part, held);
+  HET_REQUIRE(part.is_empty() || intersection(part, held) == part, to_string(part), to_string(held));
   std::vector<Layout> boxes;
   if (part.is_empty()) return boxes;
   boxes.push_back(Layout::contiguous({dtype, held.shape()}));
@@ -319,7 +337,7 @@ class SliceReader {
     }
     take("]");
     skip_spaces();
-    if (at_ != text_.size()) refuse("ends before its last letter");
+    if (at_ != text_.size()) refuse("goes on after its ']'");
     return slice;
   }
 
@@ -331,8 +349,7 @@ class SliceReader {
       const int64_t begin = number();
       take(":");
       const int64_t end = number();
-      if (begin > end || end > size)
-        refuse(fmt::format("has {}:{} of a dimension of {}", begin, end, size));
+      if (begin > end || end > size) refuse(fmt::format("has {}:{} of a dimension of {}", begin, end, size));
       if (!result.empty() && begin < result.back().end) refuse("has ranges that do not ascend");
       result.push_back({begin, end});
     } while (next_is("+"));

@@ -1,7 +1,7 @@
 // A slice: which elements of a tensor somebody has or needs. It is a set of indices, the product of a set for
 // each dimension, and each of these may consist of several ranges: the rows of three heads, the rows of the
 // queries, keys and values of one rank, a tile of rows and columns. How a tensor was cut is not part of it:
-// two ways of cutting that give the same elements give equal slices.
+// two ways of cutting that give the same elements give equal slices (empty ones also compare their shapes).
 //
 // The elements of a slice are stored packed, row-major in ascending order of their indices, so where an
 // element lies is a function of the slice alone.
@@ -60,9 +60,13 @@ std::optional<TensorSlice> intersection(const TensorSlice& a, const TensorSlice&
 std::vector<TensorSlice> difference(const TensorSlice& a, const TensorSlice& b);
 // What is needed and none of `have` has, as disjoint slices; empty when they cover it.
 std::vector<TensorSlice> missing(const TensorSlice& need, std::span<const TensorSlice> have);
-// The coarsest parts of all that the slices have, such that each part lies in a slice or outside of it.
-// Disjoint; in an order that depends on the slices and their order alone.
+// All that the slices have, in few parts, such that each part lies in a slice or outside of it. Disjoint; in
+// an order that depends on the slices and their order alone.
 std::vector<TensorSlice> refine(std::span<const TensorSlice> slices);
+
+// Of what `held` has, the elements that are `part` of its packed ones: a slice of the whole tensor. The whole of
+// `part` is held.shape().
+TensorSlice nested(const TensorSlice& held, const TensorSlice& part);
 
 // visit(byte in the packed elements of `from`, byte in those of `to`, bytes) for each run of bytes of what
 // both have. Ascending in both.
@@ -73,8 +77,7 @@ void copy(Tensor& to, const TensorSlice& to_slice, const Tensor& from, const Ten
 Tensor take(const Tensor& whole, const TensorSlice& slice);             // the packed elements, copied
 void put(Tensor& whole, const Tensor& part, const TensorSlice& slice);  // copied to their place
 
-// Where the elements of `part` lie in the packed elements of `held`, which has them all: as strided boxes, in
-// ascending order.
+// Where the elements of `part` lie in the packed elements of `held`, which has them all: as strided boxes.
 std::vector<Layout> views(const TensorSlice& part, const TensorSlice& held, DType dtype);
 
 // "[0:48+64:88, :]": a colon is a whole dimension, "0:0" one without elements; "[]" is a scalar.

@@ -1,6 +1,7 @@
 // Dropout: the mask of core/ops/dropout.h, drawn for a vector of counters at a time.
 #include "core/ops/dropout.h"
 
+#include "core/ops/part.h"
 #include "kernels/cpu/kernel.h"
 #include "kernels/cpu/philox.h"
 
@@ -38,6 +39,27 @@ HET_INLINE void drop_block(const T* x, T* y, const Words& words, float p, float 
   }
 }
 
+// `count` elements of a sample from `element` on; at most kBlock.
+template <typename T>
+HET_INLINE void drop_run(const T* x, T* y, PhiloxKey key, int64_t element, uint32_t sample, uint32_t step,
+                         float p, float scale, int64_t count) {
+  while (count > 0) {
+    // A slice may begin within four elements that are drawn together.
+    const int64_t inside = element % 4, left = kBlock - inside, done = count < left ? count : left;
+    Words words = draw(key, element / 4, sample, step);
+    if (inside != 0) {
+      uint32_t lanes[2 * kBlock] = {};
+      std::memcpy(lanes, &words, sizeof words);
+      std::memcpy(&words, lanes + inside, sizeof words);
+    }
+    drop_block(x, y, words, p, scale, done);
+    x += done;
+    y += done;
+    element += done;
+    count -= done;
+  }
+}
+
 std::unique_ptr<Kernel> prepare_dropout(const KernelRequest& request) {
   const TensorType& type = request.inputs[0].type;
   require_packed(request, request.inputs[0]);
@@ -45,8 +67,10 @@ std::unique_ptr<Kernel> prepare_dropout(const KernelRequest& request) {
   const float p = static_cast<float>(number(request, "p", 0.0));
   const float scale = static_cast<float>(1.0 / (1.0 - number(request, "p", 0.0)));
   const PhiloxKey key = draw_key(request);
-  const int64_t samples = type.shape[0], each = samples > 0 ? type.elements() / samples : 0;
-  const int64_t blocks = (each + kBlock - 1) / kBlock, offset = integer(request, "offset", 0);
+  const SliceMap place = places_of(request.attributes, type.shape);
+  const int64_t elements = type.elements(), samples = elements > 0 ? type.shape[0] : 0;
+  const int64_t each = samples > 0 ? elements / samples : 0, blocks = (each + kBlock - 1) / kBlock;
+  const int64_t whole_each = whole_sample_elements(request.attributes, type.shape);
   return for_float(request, type.dtype, [&]<typename T>(T) {
     return make_kernel([=](const KernelArguments& a) {
       const T* x = a.in<T>(0);
@@ -54,10 +78,17 @@ std::unique_ptr<Kernel> prepare_dropout(const KernelRequest& request) {
       const int64_t* counter = a.in<int64_t>(1);  // step, index of the first sample
       parallel_for(samples * blocks, row_grain(kHeavyGrain, kBlock), [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
-          const int64_t sample = i / blocks, element = i % blocks * kBlock, at = sample * each + element;
-          const Words words = draw(key, (offset + element) / 4, static_cast<uint32_t>(counter[1] + sample),
-                                   static_cast<uint32_t>(counter[0]));
-          drop_block(x + at, y + at, words, p, scale, each - element < kBlock ? each - element : kBlock);
+          const int64_t sample = i / blocks, element = i % blocks * kBlock;
+          int64_t at = sample * each + element;
+          const int64_t last = at + (each - element < kBlock ? each - element : kBlock);
+          while (at < last) {
+            const auto run = place.at(at, elements);
+            const int64_t count = run.left < last - at ? run.left : last - at;
+            drop_run(x + at, y + at, key, run.element % whole_each,
+                     static_cast<uint32_t>(counter[1] + run.element / whole_each),
+                     static_cast<uint32_t>(counter[0]), p, scale, count);
+            at += count;
+          }
         }
       });
     });

@@ -1,6 +1,7 @@
 // Stochastic rounding of core/ops/rounding.h, drawn for a vector of counters at a time.
 #include "core/ops/rounding.h"
 
+#include "core/ops/part.h"
 #include "kernels/cpu/kernel.h"
 #include "kernels/cpu/philox.h"
 
@@ -50,7 +51,7 @@ std::unique_ptr<Kernel> prepare_stochastic_cast(const KernelRequest& request) {
   require_packed(request, request.outputs[0]);
   if (request.inputs[0].type.dtype != DType::f32) refuse_dtype(request, request.inputs[0].type.dtype);
   const PhiloxKey key = draw_key(request);
-  const RoundingPlace place = rounding_place(request.inputs[0].type.shape, request.attributes);
+  const SliceMap place = places_of(request.attributes, request.inputs[0].type.shape);
   const int64_t elements = request.inputs[0].type.elements();
   return make_kernel([=](const KernelArguments& a) {
     const float* x = a.in<float>(0);

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/ops/dropout.h"
+#include "core/ops/part.h"
 #include "kernels/cuda/kernel.h"
 #include "kernels/cuda/loops.h"
 #include "kernels/cuda/vector.h"
@@ -17,18 +18,30 @@ struct Dropping {
   PhiloxKey key;
   uint32_t threshold;  // kept when the word's upper 24 bits are at least this
   float scale;
-  int64_t samples, each, offset;  // elements of a sample here, and before them
-  Divisor units;                  // of a sample, the last one perhaps partly filled
+  int64_t samples, each, whole_each;  // elements of a sample, here and in the whole
+  Divisor units;                      // of a sample, the last one perhaps partly filled
 };
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    drop(const T* x, const int64_t* counter, T* y, const __grid_constant__ Dropping d, bool packed) {
+    drop(const T* x, const int64_t* counter, T* y, const __grid_constant__ Dropping d,
+         const __grid_constant__ SliceMap place, bool packed) {
   const int64_t unit = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const auto sample = static_cast<int64_t>(d.units.quotient(unit));
   if (sample >= d.samples) return;
   const int64_t element = (unit - sample * static_cast<int64_t>(d.units.size)) * kElements;
   const int64_t at = sample * d.each + element, count = min(d.each - element, int64_t{kElements});
+  const auto run = place.at(at, d.samples * d.each);
+  const int64_t whole_sample = run.element / d.whole_each, first = run.element - whole_sample * d.whole_each;
+  if (first % 4 != 0 || run.left < count) {  // of a slice that begins or ends within what is drawn together
+    for (int k = 0; k < count; ++k) {
+      const int64_t own = place.at(at + k, d.samples * d.each).element - whole_sample * d.whole_each;
+      const auto words = dropout_words(d.key, counter[0], counter[1] + whole_sample, own / 4);
+      const float value = to_float(x[at + k]);
+      y[at + k] = from_float<T>(words[own % 4] >> 8 >= d.threshold ? value * d.scale : 0.0f);
+    }
+    return;
+  }
   float v[kElements];
   if (packed)
     load(v, x + at);
@@ -36,7 +49,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int k = 0; k < kElements; ++k) v[k] = k < count ? to_float(x[at + k]) : 0.0f;
 #pragma unroll
   for (int half = 0; half < kElements / 4; ++half) {
-    const auto words = dropout_words(d.key, counter[0], counter[1] + sample, (d.offset + element) / 4 + half);
+    const auto words = dropout_words(d.key, counter[0], counter[1] + whole_sample, first / 4 + half);
 #pragma unroll
     for (int k = 0; k < 4; ++k)
       v[4 * half + k] = words[k] >> 8 >= d.threshold ? v[4 * half + k] * d.scale : 0.0f;
@@ -63,14 +76,15 @@ std::unique_ptr<Kernel> prepare_dropout(const KernelRequest& request, const Cont
   d.scale = static_cast<float>(1.0 / (1.0 - p));
   d.samples = type.elements() > 0 ? type.shape[0] : 0;
   d.each = d.samples > 0 ? type.elements() / d.samples : 0;
-  d.offset = integer(request, "offset", 0);
+  const SliceMap place = places_of(request.attributes, type.shape);
+  d.whole_each = whole_sample_elements(request.attributes, type.shape);
   const int64_t units = ceil_div(d.each, kElements), grid = ceil_div(units * d.samples, kThreads);
   d.units = Divisor(units, grid * kThreads);
   return for_float(request, type.dtype, [&]<typename T>(T) {
     return make_kernel([=, &context](const KernelArguments& a) {
       const bool packed = packs(a.in<T>(0), d.each, kElements) && packs(a.out<T>(0), d.each, kElements);
       launch(context, drop<T>, static_cast<unsigned>(grid), kThreads, 0, a.in<T>(0), a.in<int64_t>(1),
-             a.out<T>(0), d, packed);
+             a.out<T>(0), d, place, packed);
     });
   });
 }

@@ -1,5 +1,6 @@
 // Stochastic rounding of core/ops/rounding.h. A thread takes 8 elements, which are one draw of Philox where
 // they are a group of the whole.
+#include "core/ops/part.h"
 #include "core/ops/rounding.h"
 #include "kernels/cuda/kernel.h"
 #include "kernels/cuda/vector.h"
@@ -16,7 +17,7 @@ __device__ bf16 round_by_chance(float x, uint32_t random) {
 
 __global__ void __launch_bounds__(kThreads)
     round_all(const float* x, const int64_t* step, bf16* y, PhiloxKey key, int64_t elements,
-              const __grid_constant__ RoundingPlace place, bool packed) {
+              const __grid_constant__ SliceMap place, bool packed) {
   const int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kElements;
   if (i >= elements) return;
   const auto run = place.at(i, elements);
@@ -42,7 +43,7 @@ std::unique_ptr<Kernel> prepare_stochastic_cast(const KernelRequest& request, co
   require_packed(request, request.outputs[0]);
   if (request.inputs[0].type.dtype != DType::f32) refuse_dtype(request, request.inputs[0].type.dtype);
   const PhiloxKey key = draw_key(request);
-  const RoundingPlace place = rounding_place(request.inputs[0].type.shape, request.attributes);
+  const SliceMap place = places_of(request.attributes, request.inputs[0].type.shape);
   const int64_t elements = request.inputs[0].type.elements();
   const int64_t grid = ceil_div(elements, int64_t{kThreads} * kElements);
   return make_kernel([=, &context](const KernelArguments& a) {

@@ -2,6 +2,7 @@
 
 #include <bit>
 
+#include "core/ops/part.h"
 #include "kernels/reference/families.h"
 #include "kernels/reference/operands.h"
 
@@ -11,7 +12,7 @@ namespace {
 std::unique_ptr<Kernel> stochastic_cast(const KernelRequest& request) {
   const PhiloxKey key = philox_key(static_cast<uint64_t>(request.attributes.get<int64_t>("seed")),
                                    static_cast<uint64_t>(request.attributes.get<int64_t>("stream")));
-  const RoundingPlace place = rounding_place(request.inputs[0].type.shape, request.attributes);
+  const SliceMap place = places_of(request.attributes, request.inputs[0].type.shape);
   return kernel_of(request, [key, place](const Operands& o) {
     const View x = o.in(0), y = o.out(0);
     const int64_t step = *o.arguments.in<int64_t>(1);

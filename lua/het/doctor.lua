@@ -65,8 +65,7 @@ local function say_walls()
   local walls = native.kernel_walls()
   local offered, missing = {}, {}
   local function add(there, name, lacks)
-    local list, words = there and offered or missing, there and name or lacks
-    if words then list[#list + 1] = words end
+    if there then offered[#offered + 1] = name else missing[#missing + 1] = lacks end
   end
   add(walls.landlock > 0, ("Landlock %d"):format(walls.landlock),
     "no Landlock (kernel 5.13, and lsm=landlock at boot): recipes are kept from files by the sandbox alone")

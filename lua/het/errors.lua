@@ -8,7 +8,11 @@ errors.exit_codes = { usage = 2, environment = 71, peer = 75, bug = 70, interrup
 
 -- Recipes catch errors with pcall: their metatable stays the library's, and so does their kind, which is kept here. The
 -- engine adds those that it raises.
-local Error = { __tostring = function(self) return tostring(rawget(self, "message")) end, __metatable = "error" }
+local function message_of(problem)
+  local message = rawget(problem, "message")   -- which a recipe may have changed
+  return type(message) == "string" and message or "an error without a message"
+end
+local Error = { __tostring = message_of, __metatable = "error" }
 local registry = debug.getregistry()
 local kinds = registry["het.error.kinds"] or setmetatable({}, { __mode = "k" })
 registry["het.error.kinds"] = kinds
@@ -49,9 +53,7 @@ end
 -- @treturn string the kind
 function errors.describe(problem)
   if type(problem) == "table" and (kinds[problem] or rawget(problem, "kind")) then
-    -- A recipe may raise any table: what it holds is text, or it is not shown.
-    local message = rawget(problem, "message")
-    return type(message) == "string" and message or "an error without a message", kinds[problem] or "usage"
+    return message_of(problem), kinds[problem] or "usage"
   end
   if problem == "not enough memory" then   -- as LuaJIT says it, without a place
     return "there is not enough memory for the tables and texts of the Lua code", "environment"

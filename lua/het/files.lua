@@ -82,8 +82,9 @@ end
 local passing = { n_positions = true, n_ctx = true, max_position_embeddings = true,
   attn_pdrop = true, embd_pdrop = true, resid_pdrop = true, hidden_dropout_prob = true }
 
--- What is beside the parts: a model in several files.
+-- Models that others have saved: in several files, and PyTorch's. A save would leave these beside its own.
 local index = "model.safetensors.index.json"
+local foreign = { index, "pytorch_model.bin", "pytorch_model.bin.index.json" }
 
 -- The metadata of a file of tensors; empty when there is none that can be read.
 local function metadata_of(path)
@@ -100,21 +101,23 @@ end
 
 --- What a save in a folder would replace; nil when there is nothing.
 -- @treturn ?table `file`; `model`: whether it is a model's; `steps` that it has had, when that is known; `training`:
--- whether a run can go on from it
+-- whether a run can go on from it; `foreign`: a file that no save of a run writes
 function files.held(folder)
-  local found, training = nil, false
-  for _, part in ipairs { parts[1], parts[2], index, parts[3], parts[4] } do
-    local path = folder .. "/" .. part
-    if native.path_kind(path) == "file" then
-      access.check(path, true)
-      found = found or part
-      training = training or part == parts[1]
+  local function first_of(names)
+    for _, name in ipairs(names) do
+      if native.path_kind(folder .. "/" .. name) == "file" then return name end
     end
   end
+  for _, part in ipairs(parts) do
+    if native.path_kind(folder .. "/" .. part) == "file" then access.check(folder .. "/" .. part, true) end
+  end
+  local other = first_of(foreign)
+  local found = first_of { parts[1], parts[2] } or other or first_of { parts[3], parts[4] }
   if not found then return nil end
   local steps
   for i = 1, 2 do steps = steps or count_of(metadata_of(place_of(folder, parts[i])).step) end
-  return { file = found, model = found:match "safetensors" ~= nil, steps = steps, training = training }
+  return { file = found, model = found == other or found:match "safetensors" ~= nil, steps = steps,
+    training = found == parts[1], foreign = other }
 end
 
 --- What `held` found, after "it holds": "a model of 300 steps".

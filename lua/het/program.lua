@@ -32,7 +32,8 @@ local function confine(path)
   local reads = { unpack(settings.allow_read) }
   for _, each in ipairs(named.read) do reads[#reads + 1] = each end
   native.confine(path, { words = native.words, reads = reads, writes = writes,
-    gpu = settings.device:match "^cuda" ~= nil, secret_file = settings.secret_file })
+    replaces = settings.resume or settings.overwrite, gpu = settings.device:match "^cuda" ~= nil,
+    secret_file = settings.secret_file })
 end
 
 -- Bound the memory of the process, as the person said, else by `most`.

@@ -52,7 +52,7 @@ local words = {
 }
 local field_names = {
   "kind", "scale", "dims", "dim", "order", "shape", "start", "length", "sizes", "value", "dtype", "factor", "amount",
-  "eps", "causal", "ignore", "rows", "first", "of", "p", "seed", "stream", "offset", "base", "bias", "keep", "ranges",
+  "eps", "causal", "ignore", "rows", "first", "of", "p", "seed", "stream", "slice", "whole", "base", "bias", "keep",
   "step", "steps", "immediates", "results", "dtypes", "counts", "part", "max_norm", "momentum", "beta1",
   "weight_decays", "activation", "approximate", "transpose_a", "transpose_b", "microbatches", "plan", "rank", "fuse",
   "pipelines", "stages", "devices", "layers", "tensor", "sequence", "microbatch", "schedule", "chunks", "warmup",

@@ -57,6 +57,11 @@ std::vector<Case> attention_cases() {
                     T({1, 200, 3, 20}), OperandCase{Kind::i32, {1}}.of({199})},
                    {{"scale", 0.3}},
                    kProducts});
+  cases.push_back({"attention_cached",
+                   {T({5, 2, 4, 8}), T({5, 2, 4, 8}), T({5, 2, 4, 8}), T({5, 6, 4, 8}), T({5, 6, 4, 8}),
+                    OperandCase{Kind::i32, {1}}.of({1})},
+                   {},
+                   kProducts});
   // Keys enough to be read in parts, of which the last lie beyond the position; and queries enough for
   // several tiles.
   for (const int64_t position : {0, 300, 700})

@@ -6,7 +6,8 @@ namespace het::ops_test {
 
 std::vector<Case> rotary_cases() {
   std::vector<Case> cases;
-  for (const Shape& shape : {Shape{1, 1, 1, 2}, {2, 3, 2, 4}, {1, 5, 3, 16}, {2, 7, 1, 10}, {2, 9, 4, 64}})
+  for (const Shape& shape :
+       {Shape{1, 1, 1, 2}, {2, 3, 2, 4}, {1, 5, 3, 16}, {2, 7, 1, 10}, {2, 9, 4, 64}, {5, 2, 1, 4}})
     for (const bool interleaved : {false, true})
       for (const bool inverse : {false, true}) {
         std::vector<double> positions(static_cast<size_t>(shape[1]));

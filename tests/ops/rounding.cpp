@@ -4,15 +4,14 @@
 #include <limits>
 
 #include "core/ops/op.h"
+#include "core/ops/part.h"
 #include "core/program/eager.h"
-#include "core/tensor/shard.h"
+#include "core/tensor/slice.h"
 #include "tests/ops/case.h"
 #include "tests/ops/devices.h"
 
 namespace het::ops_test {
 namespace {
-
-using List = std::vector<int64_t>;
 
 Attributes keyed(Attributes attributes = {}) {
   attributes.set("seed", int64_t{42});
@@ -52,16 +51,17 @@ std::vector<Case> rounding_cases() {
                3.4028e38, kInfinity, -kInfinity, NAN, 1e-39, -3e-41, 1.4e-45, 1.17549e-38}),
       5, {});
   // Parts: rows, columns, several stretches of either, beginning and ending anywhere.
-  const auto part = [&](const Shape& shape, int64_t dim, int64_t of, const List& ranges) {
-    add(exact(DType::f32, shape), 2, {{"dim", dim}, {"of", of}, {"ranges", ranges}});
+  const auto part = [&](const Shape& whole, const std::string& slice) {
+    add(exact(DType::f32, parse_slice(whole, slice).shape()), 2, {{"slice", slice}, {"whole", whole}});
   };
-  part({6, 20}, 0, 12, {6, 12});
-  part({9, 7}, 0, 19, {10, 19});
-  part({6, 16}, 0, 24, {2, 4, 10, 12, 18, 20});
-  part({5, 48}, 1, 96, {48, 96});
-  part({5, 6}, 1, 13, {7, 13});
-  part({3, 10, 3}, 1, 40, {0, 3, 11, 16, 38, 40});
-  part({70, 130}, 1, 390, {65, 130, 260, 325});
+  part({12, 20}, "[6:12, :]");
+  part({19, 7}, "[10:19, :]");
+  part({24, 16}, "[2:4+10:12+18:20, :]");
+  part({5, 96}, "[:, 48:96]");
+  part({5, 13}, "[:, 7:13]");
+  part({3, 40, 3}, "[:, 0:3+11:16+38:40, :]");
+  part({70, 390}, "[:, 65:130+260:325]");
+  part({9, 5, 13}, "[2:3+5:8, :, 1:4+7:12]");  // a tile
   return cases;
 }
 
@@ -107,25 +107,20 @@ TEST_CASE("a part of a parameter is rounded as it is in the whole") {
   for (const Subject& subject : subjects()) {
     INFO(subject.name);
     const Tensor whole = rounded(subject.device, x, 9);
-    for (const auto& [dim, segments] : std::vector<std::pair<int64_t, List>>{
-             {0, {42}}, {0, {14, 14, 14}}, {0, {32, 5, 5}}, {1, {26}}, {1, {13, 13}}, {1, {16, 10}}})
-      for (const int parts : {2, 3, 4})
-        for (int own = 0; own < parts; ++own) {
-          const Shard shard{shape, dim, segments, parts, own};
-          List ranges;
-          for (const Range& range : ranges_of(segments, parts, own))
-            if (range.end > range.begin) ranges.insert(ranges.end(), {range.begin, range.end});
-          const Tensor y =
-              rounded(subject.device, take(x, shard), 9,
-                      keyed({{"dim", dim}, {"of", shape[static_cast<size_t>(dim)]}, {"ranges", ranges}}));
-          const Tensor wanted = take(whole, shard);
-          REQUIRE(y.type() == wanted.type());
-          int64_t differ = 0;
-          for (int64_t i = 0; i < y.elements(); ++i) differ += y.at(i) != wanted.at(i) ? 1 : 0;
-          INFO(het::to_string(Shape(segments))
-               << " of dimension " << dim << ", part " << own << " of " << parts);
-          CHECK(differ == 0);
-        }
+    for (const char* text :
+         {"[0:21, :]", "[21:42, :]", "[0:7+14:21+28:35, :]", "[3:4+9:10+40:42, :]", "[:, 0:13]", "[:, 9:10]",
+          "[:, 5:8+13:26]", "[5:9+30:42, 3:8+9:26]", "[41:42, 25:26]"}) {
+      const TensorSlice slice = parse_slice(shape, text);
+      Attributes attributes = keyed();
+      set_part(attributes, slice);
+      const Tensor y = rounded(subject.device, take(x, slice), 9, attributes);
+      const Tensor wanted = take(whole, slice);
+      REQUIRE(y.type() == wanted.type());
+      int64_t differ = 0;
+      for (int64_t i = 0; i < y.elements(); ++i) differ += y.at(i) != wanted.at(i) ? 1 : 0;
+      INFO(text);
+      CHECK(differ == 0);
+    }
   }
 }
 

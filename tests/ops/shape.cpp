@@ -32,6 +32,7 @@ std::vector<Case> shape_cases() {
   cases.push_back({"concat", {T({2, 3}), T({2, 5}), T({2, 1})}, {{"dim", int64_t{1}}}});
   cases.push_back({"concat", {T({2, 3}), T({4, 3})}, {{"dim", int64_t{-2}}}});
   cases.push_back({"concat", {T({2, 3})}, {{"dim", int64_t{0}}}});
+  cases.push_back({"concat", {T({2, 4}), T({2, 8})}, {{"dim", int64_t{1}}}});  // that are cut in 4 units
   Case numbers{"concat", {I32({4}, 0, 9), I32({2}, 0, 9)}, {{"dim", int64_t{0}}}};
   numbers.gradient = false;
   cases.push_back(numbers);

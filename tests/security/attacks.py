@@ -57,6 +57,7 @@ class Attack:
     done: bool = False        # it ends well, having got nothing
     outside: object = None    # a function of the home folder and an event, which runs beside it until the event
     home: bool = False        # the recipe lies in the person's home folder
+    furnish: object = None    # puts more into the home folder
 
 
 def reads(path):
@@ -88,9 +89,25 @@ def swaps(home, stop):
         aside.rename(folder)
 
 
+def replace(path, leads_to):
+    shutil.rmtree(path)
+    path.symlink_to(leads_to)
+
+
+def snapshot(home, name, blobs):
+    """What looks like a model of Hugging Face's cache; its blobs are a link, or hold what no model has."""
+    (home / name / 'snapshots' / 'x').mkdir(parents=True)
+    if blobs:
+        (home / name / 'blobs').symlink_to(blobs)
+    else:
+        (home / name / 'blobs').mkdir()
+        shutil.copy(home / '.ssh' / 'id_rsa', home / name / 'blobs')
+    (home / name / 'snapshots' / 'x' / 'key').symlink_to('../../blobs/id_rsa')
+
+
 def race(name, lua):
     """An attack that is tried again and again while what it names changes."""
-    return Attack('race: ' + name, f'local began = os.clock(); while os.clock() - began < 0.5 do {lua} end', ('--allow-write=given',), done=True, outside=swaps,
+    return Attack('race: ' + name, f'local began = os.clock(); while os.clock() - began < 0.5 do {lua} end', ('--allow-write=given', '--overwrite'), done=True, outside=swaps,
                   allowed=(*SWAPPED, SWAPPED_FOLDER + '/secret.txt'))
 
 
@@ -143,6 +160,29 @@ ATTACKS = [
     Attack('rendezvous of the recipe\'s own', TRAIN % 'name = "stolen", rendezvous = "etcd://127.0.0.1:1"',
            whole=True, environment={'RANK': '0', 'WORLD_SIZE': '2', 'HETRUN_SECRET': 'x' * 32}, kernel=False,
            says='only to whom the command line names'),
+    # --- links that come with a recipe
+    Attack('runs is a link', writes('"runs/mine/notes"'), furnish=lambda home: replace(home / 'runs', home.parent / 'outside'),
+           says='runs is a link'),
+    Attack('runs is a link, as data', 'return het.data.text { path = "runs/secret.txt" }',
+           furnish=lambda home: replace(home / 'runs', home.parent / 'outside'), says='is a link'),
+    Attack('runs is a link, to save in', TRAIN % 'save = "runs/mine"', whole=True,
+           furnish=lambda home: replace(home / 'runs', home.parent / 'outside'), says='runs is a link'),
+    Attack('blobs that are a link', reads('"models--a/snapshots/x/key"'), ('--allow-read=models--a/snapshots/x',),
+           furnish=lambda home: snapshot(home, 'models--a', '../.ssh'), kernel=False),
+    Attack('blobs of no cache', reads('"hub/snapshots/x/key"'), ('--allow-read=hub/snapshots/x',),
+           furnish=lambda home: snapshot(home, 'hub', None), kernel=False),
+    Attack('a link to a hidden folder as an option', 'het.options { model = { "", "m", path = "read" } }; ' + reads('"model/id_rsa"'),
+           ('--model=model',), furnish=lambda home: (home / 'model').symlink_to('.ssh'), says='which is hidden'),
+    Attack('a link to a hidden file beside the recipe', 'local c = het.data.text { path = "key" }; print(c:decode(c:encode "t"))',
+           furnish=lambda home: (home / 'key').symlink_to('.ssh/id_rsa')),
+    Attack('a link to a text as a module', 'return require "key"', furnish=lambda home: (home / 'key.lua').symlink_to('secret.txt')),
+    Attack('a link to the recipe\'s whole folder', 'return het.data.text { path = "all" }', furnish=lambda home: (home / 'all').symlink_to('.')),
+    Attack('what is staged beside a file that is named', writes('"notes.txt.next"'), ('--allow-write=notes.txt',),
+           furnish=lambda home: [(home / name).write_text('mine') for name in ('notes.txt', 'notes.txt.next')]),
+    Attack('a file cut short while it is mapped', 'local f = io.open("runs/a/d.bin", "w"); f:write(("\\1\\0"):rep(200000)); f:close(); '
+           'local c = het.data.tokens { path = "runs/a/d.bin", vocab = 10 }; io.open("runs/a/d.bin", "w"):close(); '
+           'local s = c:sampler { context = 8, batch = 4 }; for i = 1, 2000 do s:next() end; error "it held"', kernel=False, says='it held'),
+    Attack('an earlier run\'s log', writes('"runs/mine/log"'), says='holds the model of an earlier run'),
     # --- between a check and what is done
     race('a file that is read', 'local f = io.open "given/swapped"; if f then if f:read("*a"):find "secret" then print "TAKEN" end; '
          'f:close() end'),
@@ -296,6 +336,9 @@ ATTACKS = [
            'local s = ffi.new "int[2]"; if ffi.C.socketpair(1, 2, 0, s) == 0 then print "TAKEN" end', sandbox=False),
     Attack('ffi: what the shell left open', 'local ffi = require "ffi"; ffi.cdef "long pread(int, void*, size_t, long);"; local b = ffi.new "char[256]"; '
            'for fd = 3, 64 do local n = ffi.C.pread(fd, b, 256, 0); if n > 0 then print(ffi.string(b, n)) end end', sandbox=False),
+    Attack('ffi: files that send signals', 'local ffi = require "ffi"; ffi.cdef "int fcntl(int, int, ...); int getppid(void);"; '
+           'for _, command in ipairs { 8, 10, 15 } do if ffi.C.fcntl(0, command, ffi.cast("int", ffi.C.getppid())) == 0 then '
+           'print "TAKEN" end end', sandbox=False),
     Attack('ffi: the debugger', 'local ffi = require "ffi"; ffi.cdef "long ptrace(int, int, void*, void*); int getppid(void);"; '
            'assert(ffi.C.ptrace(16, ffi.C.getppid(), nil, nil) == 0)', sandbox=False),
     Attack('ffi: raw system calls of another width', 'local ffi = require "ffi"; ffi.cdef "long syscall(long, ...);"; '
@@ -395,6 +438,8 @@ def run(hetrun, attack, walls):
     with tempfile.TemporaryDirectory(prefix='hetrun-attack-') as temporary:
         base = pathlib.Path(temporary)
         home = furnish(base)
+        if attack.furnish:
+            attack.furnish(home)
         (home / 'attack.lua').write_text(attack.lua if attack.whole else RECIPE % attack.lua)
         before = state(base)
         environment = {**os.environ, 'HOME': str(home if attack.home else base / 'person'), 'XDG_CACHE_HOME': str(base / 'cache'), **attack.environment}

@@ -6,7 +6,7 @@ usage: links.py HETRUN
 """
 import shutil
 
-from case import Case, main
+from case import Case, TEXT, main
 
 OPENS = '''local het = require "het"
 local opt = het.options { folder = { "", "folder", path = "read" } }
@@ -54,12 +54,26 @@ class Links(Case):
         self.link('named/out', '../other/secret')
         self.link('named/far', '/etc/passwd')
         self.link('named/folder', '../other')
+        self.link('named/inner', 'sub')
         self.link('named/twice', 'out')
         self.link('named/itself', 'itself')
         self.write('named/.hidden', 'a secret')
         self.link('named/hidden', '.hidden')
-        for name, said in self.opened('out', 'far', 'folder/secret', 'twice', 'itself', 'hidden').items():
-            self.assertIn(f"'named/{name}' is a link or lies behind one", said)
+        for name, said in self.opened('out', 'far', 'folder/secret', 'inner', 'twice', 'itself', 'hidden').items():
+            self.assertIn(f"'named/{name}' is a link, or lies behind one", said)
+
+    def test_a_link_to_what_is_named_too_is_read_through(self):
+        self.link('named/out', '../other/secret')
+        self.write('opens.lua', OPENS % '"out"')
+        self.assertIn('a secret', self.hetrun('opens.lua', '--folder=named', '--allow-read=other', code=2).stdout)
+
+    def test_a_linked_file_of_the_folder_is_read_once(self):
+        shutil.copy(self.folder / 'text.txt', self.folder / 'named' / 'text.txt')
+        self.link('named/again.txt', 'text.txt')
+        for name in ('text.txt', 'named'):
+            self.write('counts.lua', f'print(require("het").data.text {{ path = "{name}" }}.tokens)\nerror("done", 0)\n')
+            counted = int(self.hetrun('counts.lua', code=2).stdout)
+            self.assertEqual(counted, len(TEXT) + (len('the file') if name == 'named' else 0))
 
     def test_nothing_is_written_through_one(self):
         self.link('named/beside', 'file')
@@ -83,11 +97,11 @@ class Links(Case):
         self.assertIn('gpt vocab', self.hetrun('loads.lua', f'--model={snapshot}', code=2).stdout)
         self.write('opens.lua', OPENS % '"ref"')
         said = self.hetrun('opens.lua', f'--folder={snapshot}', code=2).stdout
-        self.assertIn('is a link or lies behind one', said)   # out of the snapshot, and not among the blobs
+        self.assertIn('is a link, or lies behind one', said)   # out of the snapshot, and not among the blobs
 
     def test_links_in_a_data_folder_are_counted(self):
         shutil.copy(self.folder / 'text.txt', self.folder / 'named' / 'text.txt')
-        self.link('named/secret.txt', '../other/secret')
+        self.link('named/secret.txt', '/etc/passwd')
         self.write('data.lua', (self.folder / 'r.lua').read_text().replace('"text.txt"', '"named"'))
         self.assertIn('files of named: 2 read, 1 skipped (binary, links, or beyond `limit`)', self.hetrun('data.lua').stderr)
 

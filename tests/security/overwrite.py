@@ -81,12 +81,33 @@ class Overwrite(Case):
     def test_resume_and_overwrite_contradict_each_other(self):
         self.assertIn('--resume goes on with a saved model and --overwrite replaces it; give one of them',
                       self.hetrun('r.lua', '--resume', '--overwrite', code=2).stderr)
-        self.write('resumes.lua', recipe(fields='resume = true,'))
-        self.assertIn('resumes.lua:11: resume = true goes on with a saved model, --overwrite replaces it; take one',
-                      self.hetrun('resumes.lua', '--overwrite', code=2).stderr)
         self.write('both.lua', recipe(fields='resume = true, overwrite = true,'))
         self.assertIn('both.lua:11: resume = true goes on with a saved model, overwrite = true replaces it; take one',
                       self.hetrun('both.lua', code=2).stderr)
+
+    def test_what_the_command_line_says_counts(self):
+        self.train(3)
+        self.write('overwrites.lua', recipe(fields='overwrite = true,'))
+        self.assertIn('going on after step 3', self.hetrun('overwrites.lua', '--resume').stderr)
+        self.write('resumes.lua', recipe(fields='resume = true,'))
+        self.assertNotIn('going on', self.hetrun('resumes.lua', '--overwrite', '--steps=2').stderr)
+        self.assertEqual(self.steps(), 2)
+
+    def test_a_model_that_others_saved_is_not_mixed_with_ours(self):
+        (self.folder / 'runs' / 'x').mkdir(parents=True)
+        (self.folder / 'runs' / 'x' / 'pytorch_model.bin').write_text('a model')
+        for words, said in ((['--overwrite'], 'which a save would leave beside its own files'),
+                            (['--resume'], 'no training.safetensors to go on from'), ([], 'runs/x holds a model;')):
+            self.assertIn(said, self.hetrun('r.lua', '--save=runs/x', *words, code=2).stderr)
+
+    def test_a_folder_of_links_is_refused_before_the_first_step(self):
+        self.train(3)
+        (self.folder / 'runs' / 'links').mkdir()
+        for name in self.files():
+            (self.folder / 'runs' / 'links' / name).symlink_to(f'../x/{name}')
+        done = self.hetrun('r.lua', '--save=runs/links', '--overwrite', code=2)
+        self.assertIn('is a link, or lies behind one; recipes write through none', done.stderr)
+        self.assertNotIn('step 1', done.stderr)
 
     def test_resume_needs_a_folder(self):
         self.assertIn('--resume needs the folder to go on from: this run has no `save`',

@@ -99,6 +99,14 @@ local function check_places(self)
     end
     access.check(a.save, true)
     native.try_folder(a.save)
+    local there = files.held(a.save)
+    if there and there.foreign and self.overwrite then
+      errors.usage("%s holds %s, which a save would leave beside its own files; another folder for `save` works",
+        a.save, there.foreign)
+    elseif there and there.model and not there.training and self.resume then
+      errors.usage("%s holds a model, but no training.safetensors to go on from; from = %q begins with its weights",
+        a.save, a.save)
+    end
     local held = not self.resume and not self.overwrite and saving.held_by_others(self, a.save)
     if held and a.overwrite then
       errors.usage("%s holds %s; the recipe asks to replace it, and --overwrite lets it; another folder for `save` "
@@ -265,9 +273,9 @@ function build(self)
   local a = self.arguments
   self.device = native.settings and native.settings.device or "cpu"
   local settings = native.settings or {}
-  self.resume = a.resume or settings.resume
-  -- A stranger's recipe replaces models that the person lets it replace.
-  self.overwrite = settings.overwrite or a.overwrite and not native.confined()
+  -- What the command line says counts; a stranger's recipe replaces models that the person lets it replace.
+  self.resume = settings.resume or a.resume and not settings.overwrite
+  self.overwrite = settings.overwrite or a.overwrite and not settings.resume and not native.confined()
   self.wrote = {}   -- het.train.saving
   local finish_planning = join(self)
   self.own_device = device_of(self)
@@ -777,10 +785,8 @@ local function check(a, report)
     report("optimizer", ("optim.%s.rounding = \"stochastic\" is of the bf16 copy of the weights, and with precision = "
       .. "f32 there is none; precision = \"bf16\" or rounding = \"nearest\" works"):format(a.optimizer.name))
   end
-  local settings = native.settings or {}
-  if (a.resume or settings.resume) and (a.overwrite or settings.overwrite) then
-    report(a.overwrite and "overwrite" or "resume", ("%s goes on with a saved model, %s replaces it; take one"):format(
-      a.resume and "resume = true" or "--resume", a.overwrite and "overwrite = true" or "--overwrite"))
+  if a.resume and a.overwrite then
+    report("overwrite", "resume = true goes on with a saved model, overwrite = true replaces it; take one")
   end
   for _, name in ipairs { "save", "from", "metrics" } do
     if a[name] == "" then report(name, ("train.%s is empty; give a path, or leave it out"):format(name)) end

@@ -95,8 +95,8 @@ function saving.check(run, folder, overwrite)
     errors.usage("run:save: %s holds %s that this run has not written; the recipe asks to replace it, and --overwrite "
       .. "lets it; another folder keeps both", folder, files.describe_held(held))
   elseif held then
-    errors.usage("run:save: %s holds %s that this run has not written; %s replaces it, another folder keeps both", folder,
-      files.describe_held(held), native.confined() and "--overwrite"
+    errors.usage("run:save: %s holds %s that this run has not written; %s replaces it, another folder keeps both",
+      folder, files.describe_held(held), native.confined() and "--overwrite"
         or ("run:save(%q, { overwrite = true })"):format(folder))
   end
 end

@@ -2,13 +2,11 @@
 #include "core/tensor/slice.h"
 
 #include <algorithm>
+#include <catch2/catch.hpp>
 #include <map>
 #include <numeric>
 #include <random>
 #include <set>
-
-#include <catch2/catch.hpp>
-
 
 #include "core/base/error.h"
 #include "core/tensor/tensor.h"
@@ -105,8 +103,7 @@ Tensor numbered(const TensorSlice& slice) {
   const Strides strides = contiguous_strides(slice.whole_shape());
   int32_t* at = tensor.data<int32_t>();
   for (const Index& index : order_of(slice))
-    *at++ = static_cast<int32_t>(
-        std::inner_product(index.begin(), index.end(), strides.begin(), int64_t{0}));
+    *at++ = static_cast<int32_t>(std::inner_product(index.begin(), index.end(), strides.begin(), int64_t{0}));
   return tensor;
 }
 
@@ -170,6 +167,9 @@ TEST_CASE("elements of slices are copied to their place", "[slice]") {
     for (size_t i = 0; i < order.size(); ++i)
       REQUIRE(values(target)[i] == (in_from.contains(order[i]) ? wanted[i] : -1));
 
+    const TensorSlice inner = random.slice(from.shape());
+    REQUIRE(values(numbered(nested(from, inner))) == values(take(source, inner)));
+
     int64_t bytes = 0, last = -1;
     each_run(from, to, 4, [&](int64_t at, int64_t, int64_t count) {
       REQUIRE(at > last);
@@ -180,7 +180,8 @@ TEST_CASE("elements of slices are copied to their place", "[slice]") {
 
     Tensor together = Tensor::zeros({DType::i32, shape});
     put(together, source, from);
-    for (const TensorSlice& rest : difference(TensorSlice::whole(shape), from)) put(together, numbered(rest), rest);
+    for (const TensorSlice& rest : difference(TensorSlice::whole(shape), from))
+      put(together, numbered(rest), rest);
     REQUIRE(values(together) == values(whole));
   }
 }
@@ -213,10 +214,11 @@ TEST_CASE("runs of bytes are as long as they can be", "[slice]") {
     return count;
   };
   const TensorSlice whole = TensorSlice::whole({24, 8, 4});
-  const TensorSlice rows = whole.narrowed(0, {{0, 2}, {8, 10}, {16, 18}}), columns = whole.narrowed(1, {2, 4});
+  const TensorSlice rows = whole.narrowed(0, {{0, 2}, {8, 10}, {16, 18}}),
+                    columns = whole.narrowed(1, {2, 4});
   CHECK(runs(whole, whole) == 1);
   CHECK(runs(whole, rows) == 3);
-  CHECK(runs(rows, rows) == 1);   // packed alike, whatever ranges they are
+  CHECK(runs(rows, rows) == 1);  // packed alike, whatever ranges they are
   CHECK(runs(whole, columns) == 24);
   CHECK(runs(columns, columns) == 1);
   CHECK(runs(rows, columns) == 6);
@@ -233,9 +235,10 @@ TEST_CASE("refining slices that were cut along one dimension leaves few parts", 
     return whole.narrowed(0, keep);
   };
   CHECK(refine(std::vector{part(2, 0), part(2, 1)}).size() == 2);
-  CHECK(refine(std::vector{part(2, 0), part(2, 1), part(4, 0), part(4, 1), part(4, 2), part(4, 3)}).size() == 4);
-  CHECK(refine(std::vector{whole.narrowed(0, {0, 18}), whole.narrowed(0, {18, 24}), whole.narrowed(0, {0, 12}),
-                           whole.narrowed(0, {12, 24})})
+  CHECK(refine(std::vector{part(2, 0), part(2, 1), part(4, 0), part(4, 1), part(4, 2), part(4, 3)}).size() ==
+        4);
+  CHECK(refine(std::vector{whole.narrowed(0, {0, 18}), whole.narrowed(0, {18, 24}),
+                           whole.narrowed(0, {0, 12}), whole.narrowed(0, {12, 24})})
             .size() == 3);
   CHECK(refine(std::vector{whole, whole.narrowed(1, {0, 4}), whole.narrowed(0, {0, 6})}).size() == 4);
 }
@@ -250,8 +253,9 @@ TEST_CASE("slices as text", "[slice]") {
   CHECK(to_string(TensorSlice()) == "[]");
   CHECK(parse_slice({88, 8}, " [ 0:48 + 64:88,: ] ") == slice);
   CHECK(parse_slice({}, "[]") == TensorSlice());
-  for (const char* text : {"", "[", "[:]", "[:, :, :]", "[:, 0:9]", "[:, 3:2]", "[:, -1:2]", "[:, a]", "[:, 1]",
-                           "[4:8+0:2, :]", "[0:4+2:6, :]", "[:, :] x", "[0:99999999999999999999, :]"}) {
+  for (const char* text :
+       {"", "[", "[:]", "[:, :, :]", "[:, 0:9]", "[:, 3:2]", "[:, -1:2]", "[:, a]", "[:, 1]", "[4:8+0:2, :]",
+        "[0:4+2:6, :]", "[:, :] x", "[0:99999999999999999999, :]"}) {
     CAPTURE(text);
     CHECK_THROWS_WITH(parse_slice({88, 8}, text), Contains("is no slice of a tensor [88, 8]"));
   }

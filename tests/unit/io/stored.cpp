@@ -38,10 +38,11 @@ TEST_CASE("of a stored tensor each part is read, and nothing else") {
   CHECK(file.bytes_read() == 0);
   const auto& x = file.tensors.at("x");
   int64_t read = 0;
-  for (const Shard& shard : {Shard{{12, 10}, 0, {12}, 4, 2}, Shard{{12, 10}, 0, {6, 2, 4}, 2, 1},
-                             Shard{{12, 10}, 1, {10}, 3, 0}, Shard{{12, 10}, 1, {4, 6}, 2, 1}}) {
-    const Tensor part = x.read(shard);
-    check_equal(part, take(whole, shard));
+  for (const char* text :
+       {"[6:9, :]", "[3:6+7:8+10:12, :]", "[:, 0:4]", "[:, 2:4+7:10]", "[1:3+5:12, 4:5+6:9]"}) {
+    const TensorSlice slice = parse_slice({12, 10}, text);
+    const Tensor part = x.read(slice);
+    check_equal(part, take(whole, slice));
     read += part.type().bytes();
     CHECK(file.bytes_read() == read);
   }
@@ -60,14 +61,13 @@ TEST_CASE("stored tensors one below the other are read as one") {
   const StoredTensor joined =
       StoredTensor::joined({file.tensors.at("q"), file.tensors.at("k"), file.tensors.at("v")});
   check_equal(joined.read(), whole);
-  for (int part = 0; part < 2; ++part) {
-    // Each part of the heads' queries, keys and values; a run of rows over two files' tensors; columns.
-    for (const Shard& shard : {Shard{{8, 3}, 0, {4, 2, 2}, 2, part}, Shard{{8, 3}, 0, {8}, 3, part},
-                               Shard{{8, 3}, 1, {3}, 2, part}}) {
-      const int64_t before = file.bytes_read();
-      check_equal(joined.read(shard), take(whole, shard));
-      CHECK(file.bytes_read() - before == 4 * elements_of(shape_of(shard)));
-    }
+  // Of the heads' queries, keys and values; a run of rows over two files' tensors; columns.
+  for (const char* text :
+       {"[0:2+4:5+6:7, :]", "[2:4+5:6+7:8, :]", "[0:3, :]", "[3:6, :]", "[:, 0:2]", "[:, 2:3]"}) {
+    const TensorSlice slice = parse_slice({8, 3}, text);
+    const int64_t before = file.bytes_read();
+    check_equal(joined.read(slice), take(whole, slice));
+    CHECK(file.bytes_read() - before == 4 * slice.elements());
   }
 }
 
@@ -79,9 +79,10 @@ TEST_CASE("a matrix that is stored the other way round is read as it is needed")
   const StoredTensor x = file.tensors.at("x").transposed();
   CHECK(x.type().shape == Shape{4, 6});
   check_equal(x.read(), wanted);
-  for (const Shard& shard : {Shard{{4, 6}, 0, {4}, 2, 1}, Shard{{4, 6}, 1, {2, 4}, 2, 0}}) {
+  for (const char* text : {"[2:4, :]", "[:, 0:1+2:4]"}) {
+    const TensorSlice slice = parse_slice({4, 6}, text);
     const int64_t before = file.bytes_read();
-    check_equal(x.read(shard), take(wanted, shard));
+    check_equal(x.read(slice), take(wanted, slice));
     CHECK(file.bytes_read() - before == wanted.type().bytes() / 2);
   }
   check_equal(x.transposed().read(), matrix);
@@ -112,7 +113,7 @@ TEST_CASE("parts of tensors at odd addresses are read") {
   text += header + std::string(reinterpret_cast<const char*>(whole.bytes()), 32);
   REQUIRE((8 + header.size()) % 4 != 0);
   const StoredSafetensors file = open_safetensors(scratch.put("odd.safetensors", text));
-  const Shard shard{{4, 2}, 0, {4}, 2, 1};
-  check_equal(file.tensors.at("x").read(shard), take(whole, shard));
+  const TensorSlice slice = parse_slice({4, 2}, "[2:4, :]");
+  check_equal(file.tensors.at("x").read(slice), take(whole, slice));
   check_equal(file.tensors.at("x").read(), whole);
 }

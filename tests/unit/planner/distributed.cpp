@@ -153,8 +153,8 @@ Graph with_rounded_copies(Graph graph) {
 struct Outcome {
   std::vector<double> losses, norms;
   std::map<std::string, Tensor> parameters;
-  std::map<std::string, Shard> shards;  // of those that this rank has a part of
-  std::vector<std::string> moments;     // optimizer state that this rank keeps
+  std::map<std::string, TensorSlice> slices;  // of those that this rank has a part of
+  std::vector<std::string> moments;           // optimizer state that this rank keeps
 };
 
 // Micro-batch `m` of the step's, whichever rank runs it.
@@ -203,7 +203,7 @@ Outcome train(Executor& executor, int microbatches) {
   for (const auto& [name, entry] : executor.state().entries())
     if (entry.trained) {
       outcome.parameters.emplace(name, executor.state().read(name));
-      if (entry.shard) outcome.shards.emplace(name, *entry.shard);
+      if (entry.slice) outcome.slices.emplace(name, *entry.slice);
     } else {
       outcome.moments.push_back(name);
     }
@@ -291,8 +291,8 @@ double difference(const Outcome& one, const Outcome& several) {
   for (const auto& [name, tensor] : several.parameters) {
     if (one.parameters.count(name) == 0) return kApart;
     const Tensor& whole = one.parameters.at(name);
-    const auto shard = several.shards.find(name);
-    compare(values_of(shard == several.shards.end() ? whole : take(whole, shard->second)), values_of(tensor));
+    const auto slice = several.slices.find(name);
+    compare(values_of(slice == several.slices.end() ? whole : take(whole, slice->second)), values_of(tensor));
   }
   return worst;
 }
@@ -585,7 +585,7 @@ TEST_CASE("a rank reads of a saved model what it holds, and nothing else", "[dis
         state->require(buffer);
         const Tensor& whole = saved.at(buffer.name);
         const Tensor own = state->read(buffer.name),
-                     wanted = buffer.shard ? take(whole, *buffer.shard) : whole;
+                     wanted = buffer.slice ? take(whole, *buffer.slice) : whole;
         REQUIRE(own.type() == wanted.type());
         CHECK(std::memcmp(own.bytes(), wanted.bytes(), static_cast<size_t>(own.type().bytes())) == 0);
         held += own.type().bytes();

@@ -7,7 +7,7 @@
 #include "core/graph/fuse.h"
 #include "core/graph/gradient.h"
 #include "core/ops/op.h"
-#include "core/tensor/shard.h"
+#include "core/tensor/slice.h"
 #include "tests/unit/core/testing.h"
 
 using namespace het;
@@ -69,16 +69,16 @@ Graph model(const Sizes& z, Projection projection = Projection::joined) {
   return graph;
 }
 
-std::map<std::string, Shard> shards_of(const Graph& graph) {
-  std::map<std::string, Shard> found;
+std::map<std::string, TensorSlice> slices_of(const Graph& graph) {
+  std::map<std::string, TensorSlice> found;
   for (const Value& value : graph.values)
-    if (value.shard) found.emplace(value.name, *value.shard);
+    if (value.slice) found.emplace(value.name, *value.slice);
   return found;
 }
 
 std::vector<std::string> divided(const Graph& graph) {
   std::vector<std::string> names;
-  for (const auto& [name, shard] : shards_of(graph)) names.push_back(name);
+  for (const auto& [name, slice] : slices_of(graph)) names.push_back(name);
   return names;
 }
 
@@ -107,10 +107,10 @@ TEST_CASE("weights are divided as a transformer's should be", "[partition]") {
     CHECK(verify(own).empty());
     CHECK(divided(own) == std::vector<std::string>{"down.weight", "embedding", "out.weight", "qkv.bias",
                                                    "qkv.weight", "up.bias", "up.weight"});
-    const auto shards = shards_of(own);
-    CHECK(shards.at("qkv.weight") == Shard{{24, 8}, 0, {8, 8, 8}, 2, part});
-    CHECK(shards.at("out.weight") == Shard{{8, 8}, 1, {8}, 2, part});
-    CHECK(shards.at("down.weight") == Shard{{8, 12}, 1, {12}, 2, part});
+    const auto slices = slices_of(own);
+    CHECK(to_string(slices.at("qkv.weight")) == (part == 0 ? "[0:4+8:12+16:20, :]" : "[4:8+12:16+20:24, :]"));
+    CHECK(to_string(slices.at("out.weight")) == (part == 0 ? "[:, 0:4]" : "[:, 4:8]"));
+    CHECK(to_string(slices.at("down.weight")) == (part == 0 ? "[:, 0:6]" : "[:, 6:12]"));
     // A vocabulary need not divide evenly.
     CHECK(own.type(*own.find("embedding")).shape == Shape{part == 0 ? 10 : 9, 8});
     CHECK(own.type(*own.find("down.bias")).shape == Shape{8});
@@ -135,12 +135,12 @@ TEST_CASE("a projection that makes its activation is divided by columns, never i
 
 TEST_CASE("separate projections are divided like one that makes all three", "[partition]") {
   const Graph own = partition(model({}, Projection::separate), 2, 0);
-  const auto shards = shards_of(own);
+  const auto slices = slices_of(own);
   for (const char* name : {"q.weight", "k.weight", "v.weight"}) {
-    REQUIRE(shards.count(name) == 1);
-    CHECK(shards.at(name).dim == 0);
+    REQUIRE(slices.count(name) == 1);
+    CHECK(size_of(slices.at(name).ranges(0)) < slices.at(name).whole_shape()[0]);
   }
-  CHECK(shards.at("out.weight").dim == 1);
+  CHECK(size_of(slices.at("out.weight").ranges(1)) < slices.at("out.weight").whole_shape()[1]);
 }
 
 TEST_CASE("a block takes two all-reduces forward and two backward", "[partition]") {
@@ -210,38 +210,19 @@ TEST_CASE("what nothing can divide is computed whole", "[partition]") {
   CHECK(divided(partition(graph, 2, 0)).empty());
 }
 
-TEST_CASE("a shard is taken from the whole and put back", "[partition]") {
-  Tensor whole({DType::i32, {2, 7, 3}});
-  for (int64_t i = 0; i < whole.elements(); ++i) whole.set(i, static_cast<double>(i));
-  Tensor again = Tensor::zeros(whole.type());
-  int64_t elements = 0;
-  for (int part = 0; part < 3; ++part) {
-    const Shard shard{whole.shape(), 1, {4, 3}, 3, part};
-    const Tensor own = take(whole, shard);
-    CHECK(own.shape() == shape_of(shard));
-    elements += own.elements();
-    put(again, own, shard);
-  }
-  CHECK(elements == whole.elements());
-  CHECK(values_of(again) == values_of(whole));
-  // Part 0 has 2 of the first 4 entries and 1 of the other 3.
-  CHECK(values_of(take(whole, {whole.shape(), 1, {4, 3}, 3, 0})) ==
-        std::vector<double>{0, 1, 2, 3, 4, 5, 12, 13, 14, 21, 22, 23, 24, 25, 26, 33, 34, 35});
-}
-
 TEST_CASE("state that exists whole is cut to the part that a program needs", "[partition]") {
   const auto state = reference_state(3);
-  const Shard shard{{4, 2}, 0, {4}, 2, 1};
+  const TensorSlice slice = parse_slice({4, 2}, "[2:4, :]");
   const auto needed = [&](const std::string& name) {
     BufferSpec buffer{name, {DType::f32, {2, 2}}, Home::state};
     buffer.initial = {Initial::Kind::normal, 1};
-    buffer.shard = shard;
+    buffer.slice = slice;
     return buffer;
   };
   // Fresh: the part of what one device would begin with.
   state->require(needed("fresh"));
   const Tensor drawn = initial_tensor("fresh", {DType::f32, {4, 2}}, {Initial::Kind::normal, 1}, 3);
-  CHECK(values_of(state->read("fresh")) == values_of(take(drawn, shard)));
+  CHECK(values_of(state->read("fresh")) == values_of(take(drawn, slice)));
   // Loaded before the program was there, and written after it.
   state->write("loaded", Tensor::of<float>({0, 1, 2, 3, 4, 5, 6, 7}, {4, 2}));
   state->require(needed("loaded"));

@@ -93,12 +93,12 @@ std::map<std::string, std::map<std::string, std::vector<bool>>> state_of(const G
   for (size_t rank = 0; rank < devices.size(); ++rank)
     for (const BufferSpec& buffer : lower(graph, plan, static_cast<int>(rank), true).buffers) {
       if (buffer.home != Home::state) continue;
-      const Shape whole = buffer.shard ? buffer.shard->whole : buffer.type.shape;
+      const Shape whole = buffer.slice ? buffer.slice->whole_shape() : buffer.type.shape;
       Tensor all({DType::f32, whole}), part({DType::f32, buffer.type.shape});
       for (int64_t i = 0; i < all.elements(); ++i) all.set(i, 0);
       for (int64_t i = 0; i < part.elements(); ++i) part.set(i, 1);
-      if (buffer.shard)
-        put(all, part, *buffer.shard);
+      if (buffer.slice)
+        put(all, part, *buffer.slice);
       else
         all = part;
       std::vector<bool>& held = state[devices[rank]][buffer.name];

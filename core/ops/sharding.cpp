@@ -1,0 +1,86 @@
+#include "core/ops/sharding.h"
+
+#include <algorithm>
+
+#include "core/base/error.h"
+#include "core/ops/op.h"
+
+namespace het {
+namespace {
+
+bool names(std::string_view list, std::string_view name) {
+  for (size_t begin = 0; begin < list.size();) {
+    const size_t end = std::min(list.find(' ', begin), list.size());
+    const std::string_view word = list.substr(begin, end - begin);
+    if (word == name || (word.ends_with('*') && name.starts_with(word.substr(0, word.size() - 1))))
+      return true;
+    begin = end + 1;
+  }
+  return false;
+}
+
+bool runs_along(const OperandNotation& operand, const std::vector<std::string>& letters) {
+  for (const DimNotation& dim : operand.dims)
+    for (const MergedLetters& part : dim)
+      for (const std::string& letter : part.letters)
+        if (std::find(letters.begin(), letters.end(), letter) != letters.end()) return true;
+  return false;
+}
+
+// Integers and truth values have no summands.
+bool has_summands(const ShardingInstance& instance, const OpCall& call, std::span<const TensorType> outputs) {
+  for (size_t i = 0; i < instance.inputs.size(); ++i)
+    if (instance.inputs[i] == Lies::partial && !is_float(call.inputs[i].dtype)) return false;
+  for (size_t o = 0; o < instance.outputs.size(); ++o)
+    if (instance.outputs[o] == Lies::partial && !is_float(outputs[o].dtype)) return false;
+  return true;
+}
+
+// Whether each dimension that the letters run along can be cut; a share of all the units tells.
+bool can_be_cut(const std::vector<OperandNotation>& operands, std::span<const TensorType> types,
+                const Notation& notation, const ShardingInstance& instance) {
+  for (size_t i = 0; i < operands.size(); ++i)
+    if (operands[i].present &&
+        !cut(operands[i], types[i].shape, notation, instance.letters, instance.units, {0, instance.units}))
+      return false;
+  return true;
+}
+
+}  // namespace
+
+std::vector<ShardingInstance> sharding_of(const OpCall& call, std::span<const TensorType> outputs) {
+  std::vector<ShardingInstance> instances;
+  if (call.op.sharding.empty()) return instances;
+  const Notation notation = notation_of(call, outputs);
+  for (size_t r = 0; r < call.op.sharding.size(); ++r) {
+    const ShardingRule& rule = call.op.sharding[r];
+    if (rule.when != nullptr && !rule.when(call)) continue;
+    auto sets =
+        rule.cut.empty() ? std::vector<std::vector<std::string>>{{}} : letter_sets(notation, rule.cut);
+    for (std::vector<std::string>& letters : sets) {
+      ShardingInstance instance{r, std::move(letters), 1, {}, {}};
+      if (!rule.cut.empty()) instance.units = units_of(notation, instance.letters);
+      const auto lies = [&](const OperandNotation& operand, bool is_result) {
+        if (!operand.present) return Lies::replicated;
+        if (names(rule.once, operand.name)) return Lies::once;
+        if (names(is_result && !rule.cut.empty() ? rule.sums : rule.partial, operand.name))
+          return Lies::partial;
+        return runs_along(operand, instance.letters) ? Lies::sharded : Lies::replicated;
+      };
+      for (const OperandNotation& input : notation.inputs) instance.inputs.push_back(lies(input, false));
+      for (const OperandNotation& output : notation.outputs) instance.outputs.push_back(lies(output, true));
+      if (has_summands(instance, call, outputs) &&
+          can_be_cut(notation.inputs, call.inputs, notation, instance) &&
+          can_be_cut(notation.outputs, outputs, notation, instance))
+        instances.push_back(std::move(instance));
+    }
+  }
+  return instances;
+}
+
+Attributes localized(const OpCall& call, std::span<const TensorSlice> inputs,
+                     std::span<const TensorSlice> outputs) {
+  return call.op.localize != nullptr ? call.op.localize(call, inputs, outputs) : call.attributes;
+}
+
+}  // namespace het

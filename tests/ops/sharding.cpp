@@ -1,0 +1,258 @@
+// Every sharding rule of every operator, executed: the parts of an operator's results, computed from the
+// parts of its operands, are together what the whole operator computes. On all cases of the operators, cut
+// over 2 to 4 parts by random shares, of which some are 0.
+#include "core/ops/sharding.h"
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <iostream>
+#include <map>
+#include <random>
+#include <set>
+
+#include "core/ops/op.h"
+#include "core/ops/part.h"
+#include "core/program/eager.h"
+#include "kernels/reference/device.h"
+#include "tests/ops/harness.h"
+
+namespace het::ops_test {
+namespace {
+
+// A call in f64, as values.
+struct Whole {
+  Whole(const Case& test, const OpDef& op)
+      : inputs(drawn_inputs(test, DType::f64)), attributes(test.attributes), definition(op) {
+    for (const Tensor& input : inputs) input_types.push_back(input.type());
+    output_types = op.infer(call());
+  }
+  OpCall call() const { return {definition, input_types, attributes}; }
+
+  std::vector<Tensor> inputs;
+  Attributes attributes;
+  const OpDef& definition;
+  std::vector<TensorType> input_types, output_types;
+};
+
+std::vector<Tensor> run(const OpDef& op, const std::vector<Tensor>& inputs, const Attributes& attributes) {
+  if (!op.view && op.name != "concat") return oracle(op, inputs, attributes);
+  std::vector<Tensor> results = Eager(make_reference_device()).call(op, inputs, attributes);
+  for (Tensor& result : results) result = result.contiguous();
+  return results;
+}
+
+class Sharded {
+ public:
+  Sharded(const Whole& whole, const ShardingInstance& instance, const Notation& notation,
+          const std::vector<int64_t>& points, std::mt19937& random)
+      : whole_(whole), instance_(instance), notation_(notation), points_(points), random_(random) {}
+
+  // The results of all parts together.
+  std::vector<Tensor> run_parts() {
+    make_summands();
+    std::vector<Tensor> together(whole_.output_types.size());
+    bool first = true;
+    for (size_t part = 0; part + 1 < points_.size(); ++part) {
+      if (points_[part] == points_[part + 1]) continue;
+      const auto in = slices(notation_.inputs, whole_.input_types, instance_.inputs, part);
+      const auto out = slices(notation_.outputs, whole_.output_types, instance_.outputs, part);
+      std::vector<Tensor> own;
+      for (size_t i = 0; i < whole_.inputs.size(); ++i) own.push_back(operand(i, part, in[i], first));
+      const std::vector<Tensor> results = run(whole_.definition, own, localized(whole_.call(), in, out));
+      for (size_t o = 0; o < results.size(); ++o)
+        if (whole_.output_types[o].present())
+          join(together[o], results[o], instance_.outputs[o], out[o], first);
+      first = false;
+    }
+    return together;
+  }
+
+ private:
+  std::vector<TensorSlice> slices(const std::vector<OperandNotation>& operands,
+                                  const std::vector<TensorType>& types, const std::vector<Lies>& lies,
+                                  size_t part) const {
+    std::vector<TensorSlice> result;
+    for (size_t i = 0; i < types.size(); ++i)
+      result.push_back(lies[i] == Lies::sharded
+                           ? *cut(operands[i], types[i].shape, notation_, instance_.letters, instance_.units,
+                                  {points_[part], points_[part + 1]})
+                           : TensorSlice::whole(types[i].shape));
+    return result;
+  }
+
+  // Random summands of the operands that are partial.
+  void make_summands() {
+    summands_.resize(whole_.inputs.size());
+    std::normal_distribution<double> normal;
+    for (size_t i = 0; i < whole_.inputs.size(); ++i) {
+      if (instance_.inputs[i] != Lies::partial || !whole_.inputs[i].present()) continue;
+      Tensor left = Tensor::zeros(whole_.inputs[i].type());
+      left.copy_from(whole_.inputs[i]);
+      for (size_t part = 0; part + 2 < points_.size(); ++part) {
+        Tensor own(left.type());
+        for (int64_t e = 0; e < own.elements(); ++e) {
+          own.set(e, normal(random_));
+          left.set(e, left.at(e) - own.at(e));
+        }
+        summands_[i].push_back(own);
+      }
+      summands_[i].push_back(left);
+    }
+  }
+
+  Tensor operand(size_t i, size_t part, const TensorSlice& slice, bool first) const {
+    const Tensor& whole = whole_.inputs[i];
+    if (!whole.present()) return whole;
+    switch (instance_.inputs[i]) {
+      case Lies::replicated: return whole;
+      case Lies::sharded: return take(whole.contiguous(), slice);
+      case Lies::partial: return summands_[i][part];
+      case Lies::once: return first ? whole : Tensor();
+    }
+    return whole;
+  }
+
+  static void join(Tensor& together, const Tensor& own, Lies lies, const TensorSlice& slice, bool first) {
+    if (lies == Lies::sharded) {
+      if (first) together = Tensor::zeros({own.dtype(), slice.whole_shape()});
+      put(together, own.contiguous(), slice);
+    } else if (first) {
+      together = Tensor(own.type());
+      together.copy_from(own);
+    } else if (lies == Lies::partial) {
+      for (int64_t e = 0; e < own.elements(); ++e) together.set(e, together.at(e) + own.at(e));
+    } else {
+      for (int64_t e = 0; e < own.elements(); ++e)
+        REQUIRE(together.at(e) == own.at(e));  // equal on all parts
+    }
+  }
+
+  const Whole& whole_;
+  const ShardingInstance& instance_;
+  const Notation& notation_;
+  const std::vector<int64_t>& points_;
+  std::mt19937& random_;
+  std::vector<std::vector<Tensor>> summands_;
+};
+
+// The largest error, relative to the element and to the root mean square.
+double error_of(const Tensor& result, const Tensor& wanted) {
+  REQUIRE(result.shape() == wanted.shape());
+  double square = 0, worst = 0;
+  for (int64_t i = 0; i < wanted.elements(); ++i)
+    if (std::isfinite(wanted.at(i))) square += wanted.at(i) * wanted.at(i);
+  const double scale = std::sqrt(square / std::max<double>(1, static_cast<double>(wanted.elements())));
+  for (int64_t i = 0; i < wanted.elements(); ++i) {
+    const double r = result.at(i), w = wanted.at(i);
+    if (r == w || (std::isnan(r) && std::isnan(w))) continue;
+    const double error = std::abs(r - w) / (std::abs(w) + scale);
+    worst = std::isnan(error) ? INFINITY : std::max(worst, error);
+  }
+  return worst;
+}
+
+// Of units, in parts of which at least two have some.
+std::vector<int64_t> random_points(int64_t units, std::mt19937& random) {
+  const auto below = [&](int64_t bound) {
+    return std::uniform_int_distribution<int64_t>(0, bound - 1)(random);
+  };
+  for (;;) {
+    Shares shares(static_cast<size_t>(2 + below(3)));
+    for (int64_t& share : shares) share = below(4) == 0 ? 0 : 1 + below(5);
+    if (std::count(shares.begin(), shares.end(), 0) == static_cast<std::ptrdiff_t>(shares.size())) continue;
+    std::vector<int64_t> points = cut_points(units, shares);
+    int filled = 0;
+    for (size_t p = 0; p + 1 < points.size(); ++p) filled += points[p] < points[p + 1];
+    if (filled >= 2) return points;
+  }
+}
+
+bool is_named(std::string_view word, const std::string& letter) {
+  return word.ends_with('*') ? letter.starts_with(word.substr(0, word.size() - 1)) : letter == word;
+}
+
+// Letters of a call that neither a rule cuts nor the operator says never to be.
+std::vector<std::string> forgotten(const OpDef& op, const Notation& notation) {
+  std::vector<std::string> letters;
+  for (const std::string& letter : notation.letters) {
+    bool known = std::any_of(op.never_cut.begin(), op.never_cut.end(),
+                             [&](const NeverCut& never) { return is_named(never.letter, letter); });
+    for (const ShardingRule& rule : op.sharding)
+      for (const auto& set :
+           rule.cut.empty() ? std::vector<std::vector<std::string>>{} : letter_sets(notation, rule.cut))
+        known = known || std::find(set.begin(), set.end(), letter) != set.end();
+    if (!known) letters.push_back(letter);
+  }
+  return letters;
+}
+
+// Dimensions in which operand 0 of a case is cut already.
+int cut_dims(const Case& test) {
+  const TensorSlice slice =
+      test.inputs.empty() ? TensorSlice() : part_of(test.attributes, test.inputs[0].shape);
+  int count = 0;
+  for (size_t d = 0; d < slice.whole_shape().size(); ++d) count += slice.shape()[d] < slice.whole_shape()[d];
+  return count;
+}
+
+}  // namespace
+
+TEST_CASE("every sharding rule of every operator gives what the whole operator gives", "[sharding]") {
+  std::mt19937 random(static_cast<unsigned>(random_seed()));
+  std::map<std::string, std::set<size_t>> executed;  // rules by operator, cut unevenly
+  int trials = 0;
+  double worst = 0;
+  for (const Case& test : all_cases()) {
+    const OpDef& op = op_named(test.op);
+    if (op.sharding.empty()) continue;
+    if (cut_dims(test) >= SliceMap::kMostDims) continue;  // of a part that cannot be cut further
+    INFO(to_string(test));
+    const Whole whole(test, op);
+    int64_t elements = 0;
+    for (const TensorType& type : whole.input_types) elements += type.present() ? type.elements() : 0;
+    if (elements > 200'000) continue;
+    const Notation notation = notation_of(whole.call(), whole.output_types);
+    CHECK(forgotten(op, notation) == std::vector<std::string>{});
+    std::vector<Tensor> wanted;
+    for (const ShardingInstance& instance : sharding_of(whole.call(), whole.output_types)) {
+      const bool summands = instance.letters.empty();
+      if (!summands && instance.units < 2) continue;
+      if (summands && elements == 0) continue;
+      if (wanted.empty()) wanted = run(op, whole.inputs, whole.attributes);
+      const std::vector<int64_t> points =
+          summands ? std::vector<int64_t>{0, 1, 2, 3} : random_points(instance.units, random);
+      std::string letters;
+      for (const std::string& letter : instance.letters) letters += " " + letter;
+      INFO("rule " << instance.rule << " cuts" << letters << " of " << instance.units << " at "
+                   << het::to_string(Shape(points)));
+      const std::vector<Tensor> together = Sharded(whole, instance, notation, points, random).run_parts();
+      for (size_t o = 0; o < wanted.size(); ++o) {
+        if (!whole.output_types[o].present()) continue;
+        INFO("result " << o);
+        const double error = error_of(together[o], wanted[o]);
+        CHECK(error < 1e-11);
+        worst = std::max(worst, error);
+      }
+      ++trials;
+      if (instance.units >= 3 || summands) executed[test.op].insert(instance.rule);
+    }
+  }
+  size_t rules = 0, operators = 0;
+  std::string without;
+  for (const OpDef& op : op_table()) {
+    rules += op.sharding.size();
+    operators += op.sharding.empty() ? 0 : 1;
+    if (op.sharding.empty()) without += (without.empty() ? "" : ", ") + std::string(op.name);
+    for (size_t r = 0; r < op.sharding.size(); ++r) {
+      INFO(op.name << ", rule " << r << " (cut " << op.sharding[r].cut << ", partial "
+                   << op.sharding[r].partial << ")");
+      CHECK(executed[std::string(op.name)].contains(r));
+    }
+  }
+  std::cout << fmt::format(
+      "sharding: {} operators, {} rules, {} trials, worst error {:.1e}; without rules: {}\n", operators,
+      rules, trials, worst, without);
+}
+
+}  // namespace het::ops_test
