@@ -43,6 +43,11 @@ std::string read_module(Path path) {
   return read_file(path);
 }
 
+bool is_module(Path path) {
+  path.purpose = Purpose::module;
+  return kind_of(path) == FileKind::file;
+}
+
 // Whether files can be written into the folder `path`, which need not be there yet. With the rights of the
 // process nothing is left behind; a recipe's run folder is made.
 void try_folder(Path path) {
@@ -441,17 +446,30 @@ void add_files(lua_State* L) {
       L, {bind<&stream_read>("read"), bind<&stream_lines>("lines"), bind<&stream_write>("write"),
           bind<&stream_seek>("seek"), bind<&stream_flush>("flush"), bind<&stream_close>("close"),
           bind<&stream_to_string>("__tostring")});
-  set_functions(L, "native.", {bind<&read_text>("read_text"),       bind<&write_text>("write_text"),
-                               bind<&staged>("staged_path"),        bind<&commit>("commit_staged"),
-                               bind<&drop>("drop_staged"),          bind<&append>("append"),
-                               bind<&make>("make_folder"),          bind<&read_module>("read_module"),
-                               bind<&try_folder>("try_folder"),     bind<&path_kind>("path_kind"),
-                               bind<&path_problem>("path_problem"), bind<&real_path>("resolve"),
-                               bind<&open_file>("open_file"),       bind<&confine_recipe>("confine"),
-                               bind<&is_confined>("confined"),      bind<&limit>("limit_memory"),
-                               bind<&cache_read>("cache_read"),     bind<&cache_write>("cache_write"),
-                               bind<&limit_prompt>("limit_prompt"), bind<&grant_option>("grant_option"),
-                               bind<&push_walls>("kernel_walls"),   bind<&walls>("walls")});
+  set_functions(L, "native.",
+                {bind<&read_text>("read_text"),
+                 bind<&write_text>("write_text"),
+                 bind<&staged>("staged_path"),
+                 bind<&commit>("commit_staged"),
+                 bind<&drop>("drop_staged"),
+                 bind<&append>("append"),
+                 bind<&make>("make_folder"),
+                 bind<&read_module>("read_module"),
+                 bind<&is_module>("is_module"),
+                 bind<&try_folder>("try_folder"),
+                 bind<&path_kind>("path_kind"),
+                 bind<&path_problem>("path_problem"),
+                 bind<&real_path>("resolve"),
+                 bind<&open_file>("open_file"),
+                 bind<&confine_recipe>("confine"),
+                 bind<&is_confined>("confined"),
+                 bind<&limit>("limit_memory"),
+                 bind<&cache_read>("cache_read"),
+                 bind<&cache_write>("cache_write"),
+                 bind<&limit_prompt>("limit_prompt"),
+                 bind<&grant_option>("grant_option"),
+                 bind<&push_walls>("kernel_walls"),
+                 bind<&walls>("walls")});
 }
 
 }  // namespace het::lua

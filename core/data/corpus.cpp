@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <set>
 #include <optional>
+#include <set>
 
 #include "core/base/error.h"
 #include "core/base/random.h"
@@ -35,8 +35,8 @@ struct DataFolder {
   std::set<std::pair<uint64_t, uint64_t>> seen;
 };
 
-// Regular files of a folder and of the folders in it, and the links. Folders that may not be read are left out.
-// Links to folders are not followed: they may lead in a circle.
+// Regular files of a folder and of the folders in it, and the links. Folders that may not be read are left
+// out. Links to folders are not followed: they may lead in a circle.
 void collect_files(const Path& folder, DataFolder& found, std::vector<Path>& links, int depth) {
   constexpr int kMostDepth = 64;
   if (depth > kMostDepth) fail_usage("the folder '{}' lies more than {} deep", folder.text, kMostDepth);

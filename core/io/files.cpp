@@ -109,7 +109,8 @@ std::vector<FolderEntry> list_folder(const Path& folder) {
     if (name == "." || name == ".." || fstatat(descriptor, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0)
       continue;
     const FileKind kind = kind_of_mode(status.st_mode);
-    entries.push_back({name, kind, kind == FileKind::link ? 0 : status.st_size, {status.st_dev, status.st_ino}});
+    entries.push_back(
+        {name, kind, kind == FileKind::link ? 0 : status.st_size, {status.st_dev, status.st_ino}});
   }
   closedir(stream);
   std::sort(entries.begin(), entries.end(),

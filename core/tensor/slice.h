@@ -64,8 +64,8 @@ std::vector<TensorSlice> missing(const TensorSlice& need, std::span<const Tensor
 // an order that depends on the slices and their order alone.
 std::vector<TensorSlice> refine(std::span<const TensorSlice> slices);
 
-// Of what `held` has, the elements that are `part` of its packed ones: a slice of the whole tensor. The whole of
-// `part` is held.shape().
+// Of what `held` has, the elements that are `part` of its packed ones: a slice of the whole tensor. The whole
+// of `part` is held.shape().
 TensorSlice nested(const TensorSlice& held, const TensorSlice& part);
 
 // visit(byte in the packed elements of `from`, byte in those of `to`, bytes) for each run of bytes of what

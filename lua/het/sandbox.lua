@@ -102,7 +102,7 @@ local function recipe_require(environment, folder, trust, otherwise)
       error(("require: '%s' is not the name of a file beside the recipe"):format(name), 2)
     end
     local path = (folder == "." and "" or folder .. "/") .. name:gsub("%.", "/") .. ".lua"
-    if native.path_kind(path) ~= "file" then
+    if not native.is_module(path) then
       if otherwise then return otherwise(name) end
       error(("require: there is no '%s' (recipes can require \"het\" and Lua files in %s)"):format(name,
         native.resolve(folder)), 2)

@@ -384,7 +384,7 @@ class Runs(Case):
         (self.folder / 'my' / 'own.txt').write_text(TEXT)
         (self.folder / 'my' / 'r.lua').write_text('local corpus = require("het").data.text { path = "own.txt" }\n')
         told = self.hetrun('my/r.lua', code=2).stderr
-        self.assertIn(f"'own.txt' is {self.folder.resolve()}/own.txt, since paths are relative to the current folder", told)
+        self.assertIn(f"there is no 'own.txt': paths are relative to the current folder, so it is {self.folder.resolve()}/own.txt", told)
 
     def test_labels_for_a_column_may_be_a_row_of_numbers(self):
         text = (ROOT / 'recipes' / 'mlp.lua').read_text()

@@ -99,6 +99,12 @@ class Links(Case):
         said = self.hetrun('opens.lua', f'--folder={snapshot}', code=2).stdout
         self.assertIn('is a link, or lies behind one', said)   # out of the snapshot, and not among the blobs
 
+    def test_a_recipe_in_the_home_folder_requires_modules_beside_it(self):
+        self.environment['HOME'] = str(self.folder)
+        self.write('mod.lua', 'return "a module"')
+        self.write('requires.lua', 'print(require "mod")\nerror("done", 0)\n')
+        self.assertEqual(self.hetrun('requires.lua', code=2).stdout, 'a module\n')
+
     def test_links_in_a_data_folder_are_counted(self):
         shutil.copy(self.folder / 'text.txt', self.folder / 'named' / 'text.txt')
         self.link('named/secret.txt', '/etc/passwd')

@@ -97,7 +97,7 @@ class Overwrite(Case):
         (self.folder / 'runs' / 'x').mkdir(parents=True)
         (self.folder / 'runs' / 'x' / 'pytorch_model.bin').write_text('a model')
         for words, said in ((['--overwrite'], 'which a save would leave beside its own files'),
-                            (['--resume'], 'no training.safetensors to go on from'), ([], 'runs/x holds a model;')):
+                            (['--resume'], 'holds a model but nothing to go on from'), ([], 'runs/x holds a model;')):
             self.assertIn(said, self.hetrun('r.lua', '--save=runs/x', *words, code=2).stderr)
 
     def test_a_folder_of_links_is_refused_before_the_first_step(self):

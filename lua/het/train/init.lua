@@ -104,8 +104,8 @@ local function check_places(self)
       errors.usage("%s holds %s, which a save would leave beside its own files; another folder for `save` works",
         a.save, there.foreign)
     elseif there and there.model and not there.training and self.resume then
-      errors.usage("%s holds a model, but no training.safetensors to go on from; from = %q begins with its weights",
-        a.save, a.save)
+      errors.usage("%s holds a model but nothing to go on from (no training.safetensors); from = %q begins with its "
+        .. "weights", a.save, a.save)
     end
     local held = not self.resume and not self.overwrite and saving.held_by_others(self, a.save)
     if held and a.overwrite then
@@ -228,10 +228,6 @@ local function restore(self)
           about.precision)
       end
       return about
-    end
-    if native.path_kind(a.save .. "/model.safetensors") == "file" then
-      errors.usage("%s holds a model but nothing to go on from (no training.safetensors); from = \"%s\" begins with "
-        .. "its weights, with another folder to save in", a.save, a.save)
     end
   end
   local folder = a.from or rawget(a.model, "folder")
