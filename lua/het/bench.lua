@@ -50,6 +50,9 @@ local scripts = {
   plans = {
     "tests/bench/plans.py", "plans of four policies run for real on slowed devices, and what the simulator said",
   },
+  rules = {
+    "tests/bench/rules.py", "the sharding rules of all operators, executed over uneven parts",
+  },
   planner = {
     "tests/bench/planner.py", "auto against the baselines and brute force, by the simulator; planning time",
   },

@@ -221,6 +221,7 @@ int cut_dims(const Case& test) {
 
 TEST_CASE("every sharding rule of every operator gives what the whole operator gives", "[sharding]") {
   std::map<std::string, std::set<size_t>> executed;  // rules by operator, cut unevenly
+  std::string devices;
   for (const Subject& subject : two_subjects()) {
     const DType dtype = subject.is_reference() ? DType::f64 : DType::f32;
     std::mt19937 random(static_cast<unsigned>(random_seed()));
@@ -262,22 +263,29 @@ TEST_CASE("every sharding rule of every operator gives what the whole operator g
         if (instance.units >= 3 || summands) executed[test.op].insert(instance.rule);
       }
     }
-    std::cout << fmt::format("sharding on {}: {} trials, worst error {:.1e}\n", subject.name, trials, worst);
+    devices +=
+        fmt::format("{}{{\"name\": \"{}\", \"dtype\": \"{}\", \"trials\": {}, \"worst_error\": {:.2g}}}",
+                    devices.empty() ? "" : ", ", subject.name, name_of(dtype), trials, worst);
   }
-  size_t rules = 0, operators = 0;
+  size_t rules = 0, operators = 0, done = 0;
   std::string without;
   for (const OpDef& op : op_table()) {
     rules += op.sharding.size();
     operators += op.sharding.empty() ? 0 : 1;
-    if (op.sharding.empty()) without += (without.empty() ? "" : ", ") + std::string(op.name);
+    done += executed[std::string(op.name)].size();
+    if (op.sharding.empty()) without += fmt::format("{}\"{}\"", without.empty() ? "" : ", ", op.name);
     for (size_t r = 0; r < op.sharding.size(); ++r) {
       INFO(op.name << ", rule " << r << " (cut " << op.sharding[r].cut << ", partial "
                    << op.sharding[r].partial << ")");
       CHECK(executed[std::string(op.name)].contains(r));
     }
   }
-  std::cout << fmt::format("sharding: {} rules of {} operators; without rules: {}\n", rules, operators,
-                           without);
+  // What `hetrun bench rules` prints.
+  std::cout
+      << fmt::format(
+             R"({{"operators": {}, "rules": {}, "executed": {}, "devices": [{}], "without_rules": [{}]}})",
+             operators, rules, done, devices, without)
+      << "\n";
 }
 
 }  // namespace het::ops_test
