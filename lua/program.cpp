@@ -81,7 +81,8 @@ int run(int argc, char** argv, const Gpus& gpus) {
                                : fmt::format("did you mean '{}'?", nearest));
   }
   if (!line.arguments.empty())
-    fail_usage("'{}' follows the recipe; options of a recipe are written --name=value", line.arguments[0]);
+    fail_usage("'{}' after the recipe is no option; those of a recipe are written --name=value, with the =",
+               line.arguments[0]);
   return state.run_recipe(line.command);
 }
 

@@ -72,6 +72,8 @@ struct OpDef {
   std::vector<NeverCut> never_cut;
   Attributes (*localize)(const OpCall&, std::span<const TensorSlice> inputs,
                          std::span<const TensorSlice> outputs) = nullptr;
+  // It takes operands however they lie, and says itself what it makes of parts: global_norm.
+  bool any_placement = false;
   // Elementwise operators can be fused into chains; others are left alone.
   bool elementwise = false;
   // Lowered to a collective of the tensor-parallel group: devices have no kernel for it.

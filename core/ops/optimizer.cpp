@@ -115,7 +115,8 @@ std::vector<OpDef> optimizer_ops() {
               "coefficient is NaN when the norm is not finite.",
        .attributes = {"max_norm"},
        .infer = infer_global_norm,
-       .flops = [](const OpCall& call, Outputs) { return 2.0 * total_elements(call); }},
+       .flops = [](const OpCall& call, Outputs) { return 2.0 * total_elements(call); },
+       .any_placement = true},
       {.name = "adamw",
        .signature =
            "param[...]:A, m[...]:A, v[...]:A, gradient[...]:A, lr[]:A, step[]:i64, coefficient[]:A → "

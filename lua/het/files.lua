@@ -214,6 +214,7 @@ local function read_tensors(folder)
 end
 
 local function require_folder(folder)
+  if folder == "" then errors.usage("an empty path names no folder of a saved model") end
   access.check(folder)
   local kind = native.path_kind(folder)
   if kind ~= "folder" then

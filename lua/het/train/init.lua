@@ -220,12 +220,12 @@ local function restore(self)
       end
       local known, now = files.vocabulary(a.save), a.data:vocabulary()
       if known and now and native.json_encode(known) ~= native.json_encode(now) then
-        errors.usage("%s was begun with another vocabulary than this text's; go on with the same text, or give it "
-          .. "vocabulary = \"%s\"", a.save, a.save)
+        errors.usage("%s was begun with another vocabulary than this text's; go on with the same text, or give the "
+          .. "data that of the model: vocabulary = \"%s\"", a.save, a.save)
       end
       if about.seed ~= a.seed or about.precision ~= a.precision then
-        errors.usage("%s was begun with seed = %s and precision = %s; go on with the same", a.save, about.seed,
-          about.precision)
+        errors.usage("%s was begun with seed = %s and precision = %s, this run has seed = %s and precision = %s; go on "
+          .. "with the same", a.save, about.seed, about.precision, a.seed, a.precision)
       end
       return about
     end

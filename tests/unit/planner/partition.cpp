@@ -2,8 +2,10 @@
 #include "planner/partition.h"
 
 #include <catch2/catch.hpp>
+#include <set>
 
 #include "core/base/error.h"
+#include "core/graph/axes.h"
 #include "core/graph/fuse.h"
 #include "core/graph/gradient.h"
 #include "core/ops/op.h"
@@ -99,6 +101,52 @@ std::string problem_of(const Graph& graph, int parts) {
 }
 
 }  // namespace
+
+TEST_CASE("the axes that every node can cut are those that Megatron cuts", "[partition][axes]") {
+  for (const Projection projection : {Projection::joined, Projection::separate})
+    for (const int64_t kv_heads : {4, 2}) {
+      Sizes sizes;
+      sizes.kv_heads = kv_heads;
+      const Graph graph = model(sizes, projection);
+      for (const int part : {0, 1}) {
+        std::set<std::string> found, wanted;
+        for (const LogicalAxis& axis : logical_axes(graph)) {
+          if (!axis.has_parameters || axis.has_inputs || !axis.obstacle.empty()) continue;
+          for (const AxisPlace& place : axis.places) {
+            const Value& value = graph.values[static_cast<size_t>(place.value)];
+            if (is_state(value))
+              found.insert(value.name + to_string(slice_of(graph, axis, place, {1, 1}, part)));
+          }
+        }
+        for (const auto& [name, slice] : slices_of(partition(graph, 2, part)))
+          if (name != "embedding")  // a classifier's classes, which only its decomposition cuts
+            wanted.insert(name + to_string(slice));
+        CHECK(found == wanted);
+      }
+    }
+}
+
+TEST_CASE("axes say what keeps them from being cut", "[axes]") {
+  const Graph graph = model({});
+  const auto axis_of = [&](std::string_view name, int64_t dim) {
+    for (const LogicalAxis& axis : logical_axes(graph))
+      for (const AxisPlace& place : axis.places)
+        if (place.value == *graph.find(name) && place.dim == dim && place.segments.size() == 1) return axis;
+    return LogicalAxis{};
+  };
+  CHECK(axis_of("down.bias", 0).obstacle ==
+        "layer_norm of block never cuts n: a norm is of all elements of its row");
+  const LogicalAxis hidden = axis_of("up.weight", 0);
+  CHECK(hidden.units == 12);
+  CHECK(hidden.obstacle.empty());
+  std::set<std::string> uneven;
+  for (const AxisPlace& place : hidden.places) {
+    const Value& value = graph.values[static_cast<size_t>(place.value)];
+    if (is_state(value)) uneven.insert(value.name + to_string(slice_of(graph, hidden, place, {3, 1}, 1)));
+  }
+  CHECK(uneven == std::set<std::string>{"down.weight[:, 9:12]", "up.bias[9:12]", "up.weight[9:12, :]"});
+  CHECK(axis_of("inputs", 0).has_inputs);
+}
 
 TEST_CASE("weights are divided as a transformer's should be", "[partition]") {
   const Graph graph = model({});
