@@ -15,12 +15,15 @@ local opt = require("het").options {
   actions = { 0, "stop after so many calls; 0: by the time", min = 0 },
   seed    = { 1, "of the calls", min = 0 },
   log     = { "", "file for each call before it is made" },
+  memory  = { 6, "GiB of addresses; 0: no limit, for an address sanitizer, which reserves far more", min = 0 },
 }
 
 -- Tensors of absurd sizes are refused, not swapped in. The native code that runs for long is bounded by this too.
 ffi.cdef [[struct het_rlimit { unsigned long current, most; }; int setrlimit(int, const struct het_rlimit *);]]
-local bytes = 6 * 2 ^ 30
-ffi.C.setrlimit(9, ffi.new("struct het_rlimit", bytes, bytes))   -- RLIMIT_AS
+if opt.memory > 0 then
+  local bytes = opt.memory * 2 ^ 30
+  ffi.C.setrlimit(9, ffi.new("struct het_rlimit", bytes, bytes))   -- RLIMIT_AS
+end
 jit.off()   -- so that the hook sees every loop
 collectgarbage "setpause"
 

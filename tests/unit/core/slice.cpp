@@ -9,6 +9,7 @@
 #include <set>
 
 #include "core/base/error.h"
+#include "core/tensor/slice_map.h"
 #include "core/tensor/tensor.h"
 
 using namespace het;
@@ -205,6 +206,33 @@ TEST_CASE("views of a slice are where its elements lie in another", "[slice]") {
     std::sort(wanted.begin(), wanted.end());
     REQUIRE(seen == wanted);
   }
+}
+
+TEST_CASE("a map of a slice finds each element's place in the whole", "[slice]") {
+  Random random(4);
+  int mapped = 0;
+  for (int trial = 0; trial < 5'000; ++trial) {
+    const Shape shape = random.shape();
+    const TensorSlice slice = random.slice(shape);
+    int cut = 0;
+    for (size_t d = 0; d < shape.size(); ++d) cut += slice.shape()[d] < shape[d];
+    CAPTURE(to_string(shape), to_string(slice));
+    if (cut > SliceMap::kMostDims) {
+      CHECK_THROWS_WITH(SliceMap(slice), Contains("has more than 2 cut dimensions"));
+      continue;
+    }
+    const SliceMap map(slice);
+    const std::vector<int32_t> places = values(numbered(slice));
+    for (size_t i = 0; i < places.size(); ++i) {
+      const auto run = map.at(static_cast<int64_t>(i), slice.elements());
+      REQUIRE(run.element == places[i]);
+      REQUIRE(run.left >= 1);
+      for (size_t k = 1; k < static_cast<size_t>(run.left); ++k)
+        REQUIRE(places[i + k] == places[i] + static_cast<int32_t>(k));
+    }
+    mapped += places.empty() ? 0 : 1;
+  }
+  CHECK(mapped > 1'000);
 }
 
 TEST_CASE("runs of bytes are as long as they can be", "[slice]") {
