@@ -116,28 +116,19 @@ class Filter {
     add(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(number), 0, 1);
     refuse(error);
   }
-  // Pairs of sockets that keep their connection: of datagram sockets each can send to any address.
-  void refuse_loose_pairs() {
-    add(BPF_JMP | BPF_JEQ | BPF_K, SYS_socketpair, 0, 5);
-    load(offsetof(seccomp_data, args[1]));
-    add(BPF_ALU | BPF_AND | BPF_K, ~static_cast<uint32_t>(SOCK_CLOEXEC | SOCK_NONBLOCK));
-    add(BPF_JMP | BPF_JEQ | BPF_K, SOCK_STREAM, 1, 0);
-    refuse(EPERM);
-    load(offsetof(seccomp_data, nr));
-  }
   // What a later kernel adds is not known here.
   void refuse_from(long number) {
     add(BPF_JMP | BPF_JGE | BPF_K, static_cast<uint32_t>(number), 0, 1);
     refuse(ENOSYS);
   }
-  // A call whose first argument is neither 0 nor `first`.
-  void refuse_others(long call, uint32_t first) {
-    add(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(call), 0, 5);
-    load(offsetof(seccomp_data, args[0]));
-    add(BPF_JMP | BPF_JEQ | BPF_K, first, 2, 0);
-    add(BPF_JMP | BPF_JEQ | BPF_K, 0, 1, 0);
-    refuse(EPERM);
-    load(offsetof(seccomp_data, nr));
+  // A call whose argument, of the bits in `mask`, is not among `values`.
+  void refuse_but(long call, size_t argument, const std::vector<uint32_t>& values, int error = EPERM,
+                  uint32_t mask = ~0U) {
+    check(call, argument, values, error, mask, false);
+  }
+  // A call whose argument is among `values`.
+  void refuse_with(long call, size_t argument, const std::vector<uint32_t>& values) {
+    check(call, argument, values, EPERM, ~0U, true);
   }
   // Threads are started, processes are not.
   void refuse_processes() {
@@ -150,35 +141,6 @@ class Filter {
     refuse(EPERM);
     load(offsetof(seccomp_data, nr));
   }
-  // Requests to a terminal that type for its user, or choose what the user pastes.
-  void refuse_typing() {
-    add(BPF_JMP | BPF_JEQ | BPF_K, SYS_ioctl, 0, 5);
-    load(offsetof(seccomp_data, args[1]));
-    add(BPF_JMP | BPF_JEQ | BPF_K, TIOCSTI, 1, 0);
-    add(BPF_JMP | BPF_JEQ | BPF_K, TIOCLINUX, 0, 1);
-    refuse(EPERM);
-    load(offsetof(seccomp_data, nr));
-  }
-  // Files that send a signal of choice to a process of choice when data comes.
-  void refuse_owned_files() {
-    add(BPF_JMP | BPF_JEQ | BPF_K, SYS_fcntl, 0, 6);
-    load(offsetof(seccomp_data, args[1]));
-    add(BPF_JMP | BPF_JEQ | BPF_K, F_SETOWN, 2, 0);
-    add(BPF_JMP | BPF_JEQ | BPF_K, F_SETSIG, 1, 0);
-    add(BPF_JMP | BPF_JEQ | BPF_K, F_SETOWN_EX, 0, 1);
-    refuse(EPERM);
-    load(offsetof(seccomp_data, nr));
-  }
-  // Sockets of these families alone.
-  void refuse_sockets_but(const std::vector<int>& families) {
-    const auto count = static_cast<uint8_t>(families.size());
-    add(BPF_JMP | BPF_JEQ | BPF_K, SYS_socket, 0, static_cast<uint8_t>(count + 3));
-    load(offsetof(seccomp_data, args[0]));
-    for (uint8_t i = 0; i < count; ++i)
-      add(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(families[i]), static_cast<uint8_t>(count - i), 0);
-    refuse(EACCES);
-    load(offsetof(seccomp_data, nr));
-  }
   void install() {
     add(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
     sock_fprog program{static_cast<unsigned short>(code_.size()), code_.data()};
@@ -189,6 +151,23 @@ class Filter {
  private:
   void add(int code, uint32_t value, uint8_t if_true = 0, uint8_t if_false = 0) {
     code_.push_back({static_cast<uint16_t>(code), if_true, if_false, value});
+  }
+  void check(long call, size_t argument, const std::vector<uint32_t>& values, int error, uint32_t mask,
+             bool refused) {
+    const auto count = static_cast<uint8_t>(values.size());
+    const uint8_t masks = mask == ~0U ? 0 : 1;
+    // Past this check: loading the argument, its mask, the comparisons, the refusal, loading the number
+    // again.
+    add(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(call), 0,
+        static_cast<uint8_t>(count + masks + 3 + refused));
+    load(offsetof(seccomp_data, args) + argument * sizeof(seccomp_data::args[0]));
+    if (masks != 0) add(BPF_ALU | BPF_AND | BPF_K, mask);
+    // A value that is found leaves the comparisons: for the refusal, or past it.
+    for (uint8_t i = 0; i < count; ++i)
+      add(BPF_JMP | BPF_JEQ | BPF_K, values[i], static_cast<uint8_t>(count - i), 0);
+    if (refused) add(BPF_JMP | BPF_JA, 1);
+    refuse(error);
+    load(offsetof(seccomp_data, nr));
   }
   void load(size_t offset) { add(BPF_LD | BPF_W | BPF_ABS, static_cast<uint32_t>(offset)); }
   void refuse(int error) { add(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<uint32_t>(error)); }
@@ -229,17 +208,21 @@ void enforce_seccomp(const Confinement& wanted) {
   if (!wanted.gpu)
     for (const long call : kRefusedWithoutGpu) filter.refuse_call(call);
   filter.refuse_from(kFirstUnknown);
-  filter.refuse_loose_pairs();
+  // Pairs of sockets that keep their connection: of datagram sockets each can send to any address.
+  filter.refuse_but(SYS_socketpair, 1, {SOCK_STREAM}, EPERM,
+                    ~static_cast<uint32_t>(SOCK_CLOEXEC | SOCK_NONBLOCK));
   // A thread signals threads of its own process, as abort() does, and bounds that process.
   for (const long call : {SYS_tgkill, SYS_rt_tgsigqueueinfo, SYS_prlimit64})
-    filter.refuse_others(call, static_cast<uint32_t>(getpid()));
+    filter.refuse_but(call, 0, {0, static_cast<uint32_t>(getpid())});
   filter.refuse_processes();
-  filter.refuse_typing();
-  filter.refuse_owned_files();
-  std::vector<int> families;
+  // Requests to a terminal that type for its user, or choose what the user pastes.
+  filter.refuse_with(SYS_ioctl, 1, {TIOCSTI, TIOCLINUX});
+  // Files that send a signal of choice to a process of choice when data comes.
+  filter.refuse_with(SYS_fcntl, 1, {F_SETOWN, F_SETSIG, F_SETOWN_EX});
+  std::vector<uint32_t> families;
   if (wanted.network) families = {AF_INET, AF_INET6, AF_NETLINK};
   if (wanted.gpu) families.push_back(AF_UNIX);
-  filter.refuse_sockets_but(families);
+  filter.refuse_but(SYS_socket, 0, families, EACCES);
   filter.install();
 }
 

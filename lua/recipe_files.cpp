@@ -144,7 +144,7 @@ void RecipeFiles::add_root(Reach reach, const std::string& path, bool writes) {
   Root root{reach, writes, path, path, {}, open_folder(path)};
   struct stat status {};
   std::error_code problem;
-  // Nobody named runs/: where it is a link, a stranger may have put it there.
+  // runs/ is not named by the user: where it is a link, a stranger may have put it there.
   root.is_link = reach == Reach::runs && fs::is_symlink(path, problem);
   if (!root.folder &&
       stat(path.c_str(), &status) == 0) {  // a file, by a link perhaps: a person's are followed

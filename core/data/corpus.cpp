@@ -32,12 +32,14 @@ struct DataFile {
 struct DataFolder {
   std::vector<DataFile> files;  // sorted by path
   int links = 0;                // that were not followed
-  std::set<std::pair<uint64_t, uint64_t>> seen;
 };
+
+using SeenFiles = std::set<std::pair<uint64_t, uint64_t>>;
 
 // Regular files of a folder and of the folders in it, and the links. Folders that may not be read are left
 // out. Links to folders are not followed: they may lead in a circle.
-void collect_files(const Path& folder, DataFolder& found, std::vector<Path>& links, int depth) {
+void collect_files(const Path& folder, std::vector<DataFile>& files, SeenFiles& seen,
+                   std::vector<Path>& links, int depth) {
   constexpr int kMostDepth = 64;
   if (depth > kMostDepth) fail_usage("the folder '{}' lies more than {} deep", folder.text, kMostDepth);
   std::vector<FolderEntry> entries;
@@ -51,21 +53,21 @@ void collect_files(const Path& folder, DataFolder& found, std::vector<Path>& lin
     const Path path = folder.child(entry.name);
     if (entry.kind == FileKind::link) links.push_back(path);
     if (!path.opener().problem(path.text, false, path.purpose).empty()) continue;
-    if (entry.kind == FileKind::file && found.seen.insert(entry.file).second)
-      found.files.push_back({path, entry.bytes});
-    if (entry.kind == FileKind::folder) collect_files(path, found, links, depth + 1);
+    if (entry.kind == FileKind::file && seen.insert(entry.file).second) files.push_back({path, entry.bytes});
+    if (entry.kind == FileKind::folder) collect_files(path, files, seen, links, depth + 1);
   }
 }
 
 DataFolder files_of(const Path& folder) {
   DataFolder found;
+  SeenFiles seen;
   std::vector<Path> links;
-  collect_files(folder, found, links, 0);
+  collect_files(folder, found.files, seen, links, 0);
   for (const Path& link : links) {  // after all files: what the folder has is read once, by its own name
     const auto file = kind_of(link) == FileKind::file ? entry_of(link) : std::nullopt;
     if (!file)
       ++found.links;
-    else if (found.seen.insert(file->file).second)
+    else if (seen.insert(file->file).second)
       found.files.push_back({link, file->bytes});
   }
   std::sort(found.files.begin(), found.files.end(),

@@ -18,16 +18,11 @@ struct Letters {
   struct Place {
     ValueId value;
     int64_t dim;
-    // The dimension is `outer` times [the letter's entries] of `inner` elements each; of letters cut together
-    // one after the other, as `parts` says.
-    struct Part {
-      int64_t outer, size, inner;
-    };
-    std::vector<Part> parts;
+    std::vector<LetterRuns> parts;  // one after the other
 
     std::vector<int64_t> natural() const {
       std::vector<int64_t> segments;
-      for (const Part& part : parts)
+      for (const LetterRuns& part : parts)
         segments.insert(segments.end(), static_cast<size_t>(part.outer), part.size * part.inner);
       return segments;
     }
@@ -36,10 +31,6 @@ struct Letters {
   std::vector<Place> places;
   std::string obstacle;  // of letters that are never cut
 };
-
-bool is_among(const std::vector<std::string>& letters, const std::string& letter) {
-  return std::find(letters.begin(), letters.end(), letter) != letters.end();
-}
 
 class Axes {
  public:
@@ -60,9 +51,7 @@ class Axes {
   // --- the letters of each node
 
   void read(const Node& node) {
-    std::vector<TensorType> inputs, outputs;
-    for (const ValueId id : node.inputs) inputs.push_back(id == kAbsent ? TensorType{} : graph_.type(id));
-    for (const ValueId id : node.outputs) outputs.push_back(id == kAbsent ? TensorType{} : graph_.type(id));
+    const auto inputs = types_of(graph_, node.inputs), outputs = types_of(graph_, node.outputs);
     if (node.op->sharding.empty()) return read_without_rules(node);
     const OpCall call{*node.op, inputs, node.attributes};
     const Notation notation = notation_of(call, outputs);
@@ -84,8 +73,9 @@ class Axes {
     numbers(notation.inputs, node.inputs);
     numbers(notation.outputs, node.outputs);
     for (const std::string& letter : notation.letters) {
-      const bool known =
-          std::any_of(cut.begin(), cut.end(), [&](const auto& set) { return is_among(set, letter); });
+      const bool known = std::any_of(cut.begin(), cut.end(), [&](const auto& set) {
+        return std::find(set.begin(), set.end(), letter) != set.end();
+      });
       if (!known) add(node, notation, {letter}, reason(node, letter));
     }
   }
@@ -111,9 +101,7 @@ class Axes {
   std::string reason(const Node& node, const std::string& letter) const {
     std::string why = "no rule of it holds for this call";
     for (const NeverCut& never : node.op->never_cut)
-      if (never.letter == letter || (never.letter.ends_with('*') &&
-                                     letter.starts_with(never.letter.substr(0, never.letter.size() - 1))))
-        why = never.reason;
+      if (names(never.letter, letter)) why = never.reason;
     const std::string& scope = graph_.scopes[static_cast<size_t>(node.scope)];
     return fmt::format("{}{} never cuts {}: {}", node.op->name, scope.empty() ? "" : " of " + scope, letter,
                        why);
@@ -127,17 +115,9 @@ class Axes {
       for (size_t i = 0; i < operands.size(); ++i)
         for (size_t d = 0; d < operands[i].dims.size(); ++d) {
           Letters::Place place{ids[i], static_cast<int64_t>(d), {}};
-          for (const MergedLetters& part : operands[i].dims[d]) {
-            Letters::Place::Part entries{1, 0, 1};
-            for (const std::string& letter : part.letters) {
-              const int64_t size = notation.sizes.at(letter);
-              if (is_among(cut, letter))
-                entries.size = size;
-              else
-                (entries.size == 0 ? entries.outer : entries.inner) *= size;
-            }
-            if (entries.size > 0) place.parts.push_back(entries);
-          }
+          for (const MergedLetters& part : operands[i].dims[d])
+            if (const auto runs = runs_of(part, notation, cut); runs && runs->size > 0)
+              place.parts.push_back(*runs);
           if (!place.parts.empty()) letters.places.push_back(std::move(place));
         }
     };

@@ -36,6 +36,13 @@ bool is_activated(const Node& node) {
          node.attributes.get<std::string>("activation", "none") != "none";
 }
 
+std::vector<TensorType> types_of(const Graph& graph, const std::vector<ValueId>& ids) {
+  std::vector<TensorType> types;
+  types.reserve(ids.size());
+  for (const ValueId id : ids) types.push_back(id == kAbsent ? TensorType{} : graph.type(id));
+  return types;
+}
+
 std::vector<bool> read_by_other_layers(const Graph& graph) {
   std::vector<bool> read(graph.values.size());
   for (const Node& node : graph.nodes) {
@@ -100,12 +107,9 @@ void GraphBuilder::output(std::string name, ValueId value) {
 
 std::vector<ValueId> GraphBuilder::call_all(const OpDef& op, std::vector<ValueId> inputs,
                                             Attributes attributes) {
-  std::vector<TensorType> types;
-  types.reserve(inputs.size());
-  for (const ValueId id : inputs) {
+  for (const ValueId id : inputs)
     HET_REQUIRE(id == kAbsent || (id >= 0 && id < static_cast<ValueId>(graph_.values.size())), id);
-    types.push_back(id == kAbsent ? TensorType{} : graph_.type(id));
-  }
+  const std::vector<TensorType> types = types_of(graph_, inputs);
   const auto infer = [&] { return op.infer(OpCall{op, types, attributes}); };
   std::vector<TensorType> results =
       scope_path().empty() ? infer() : with_context([&] { return "layer " + scope_path(); }, infer);

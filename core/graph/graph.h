@@ -101,6 +101,9 @@ struct Graph {
   std::optional<ValueId> find(std::string_view name) const;  // an input or state by name
 };
 
+// Types of values, absent ones with dtype none.
+std::vector<TensorType> types_of(const Graph& graph, const std::vector<ValueId>& ids);
+
 // Of each value, whether a node of another layer reads it; the update phase aside.
 std::vector<bool> read_by_other_layers(const Graph& graph);
 

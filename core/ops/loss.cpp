@@ -158,8 +158,8 @@ double products(const OpCall& call, double count) {
 }
 
 // Parts of the classes are made by linear_log_sum_exp and linear_cross_entropy_gradient instead.
-const std::vector<NeverCut> kClassifier{{"v", "a softmax needs all classes"},
-                                        {"c", "a logit needs all features of its row"}};
+const NeverCut kFeatures{"c", "a logit needs all features of its row"};
+const std::vector<NeverCut> kClassifier{{"v", "a softmax needs all classes"}, kFeatures};
 
 }  // namespace
 
@@ -213,8 +213,7 @@ std::vector<OpDef> loss_ops() {
        .infer = infer_linear_log_sum_exp,
        .flops = [](const OpCall& call, Outputs) { return products(call, 1); },
        .sharding = {{.cut = "..."}},
-       .never_cut = {{"v", "its parts are joined by cross_entropy_of_parts"},
-                     {"c", "a logit needs all features of its row"}}},
+       .never_cut = {{"v", "its parts are joined by cross_entropy_of_parts"}, kFeatures}},
       {.name = "cross_entropy_of_parts",
        .signature = "parts[p, 2, (...)]:A, labels[...]:i32, scale[1]:A → loss[]:A +=, lse[(...)]:A",
        .doc = "The cross-entropy from linear_log_sum_exp of each part of the classes.",
@@ -236,7 +235,7 @@ std::vector<OpDef> loss_ops() {
        .flops = [](const OpCall& call, Outputs) { return products(call, 3); },
        .accumulates = 0b110,
        .sharding = {{.cut = "...", .sums = "dweight dbias"}, {.cut = "v", .sums = "dhidden"}},
-       .never_cut = {{"c", "a logit needs all features of its row"}},
+       .never_cut = {kFeatures},
        .localize = [](const OpCall& call, std::span<const TensorSlice> inputs,
                       std::span<const TensorSlice>) { return first_of(call, inputs[1]); }},
   };

@@ -180,10 +180,24 @@ size_t dims_without_leading(const WrittenOperand& operand) {
 
 bool spreads(const WrittenOperand& operand) { return dims_without_leading(operand) < operand.dims.size(); }
 
+bool is_among(const std::vector<std::string>& letters, const std::string& letter) {
+  return std::find(letters.begin(), letters.end(), letter) != letters.end();
+}
+
 bool runs_along(const MergedLetters& part, const std::vector<std::string>& letters) {
-  return std::any_of(part.letters.begin(), part.letters.end(), [&](const std::string& letter) {
-    return std::find(letters.begin(), letters.end(), letter) != letters.end();
-  });
+  return std::any_of(part.letters.begin(), part.letters.end(),
+                     [&](const std::string& letter) { return is_among(letters, letter); });
+}
+
+// visit(word) for each of the words of a list, until it returns true; whether one did.
+template <typename Visit>
+bool any_word(std::string_view words, const Visit& visit) {
+  for (size_t begin = 0; begin < words.size();) {
+    const size_t end = std::min(words.find(' ', begin), words.size());
+    if (visit(words.substr(begin, end - begin))) return true;
+    begin = end + 1;
+  }
+  return false;
 }
 
 }  // namespace
@@ -235,10 +249,15 @@ Notation notation_of(const OpCall& call, std::span<const TensorType> outputs) {
     HET_REQUIRE(sizes.apply(dim) == size, call.op.name, text, size);
     for (const MergedLetters& part : dim)
       for (const std::string& letter : part.letters)
-        if (std::find(notation.letters.begin(), notation.letters.end(), letter) == notation.letters.end())
-          notation.letters.push_back(letter);
+        if (!is_among(notation.letters, letter)) notation.letters.push_back(letter);
   });
   return notation;
+}
+
+bool names(std::string_view words, std::string_view name) {
+  return any_word(words, [&](std::string_view word) {
+    return word.ends_with('*') ? name.starts_with(word.substr(0, word.size() - 1)) : name == word;
+  });
 }
 
 std::vector<std::vector<std::string>> letter_sets(const Notation& notation, std::string_view word) {
@@ -250,14 +269,11 @@ std::vector<std::vector<std::string>> letter_sets(const Notation& notation, std:
     return sets;
   }
   std::vector<std::string> together;
-  for (size_t begin = 0; begin < word.size();) {
-    const size_t end = std::min(word.find(' ', begin), word.size());
-    const std::string_view each = word.substr(begin, end - begin);
+  any_word(word, [&](std::string_view each) {
     for (const std::string& letter : notation.letters)
-      if (each.ends_with('*') ? letter.starts_with(each.substr(0, each.size() - 1)) : letter == each)
-        together.push_back(letter);
-    begin = end + 1;
-  }
+      if (names(each, letter)) together.push_back(letter);
+    return false;
+  });
   if (!together.empty()) sets.push_back(std::move(together));
   return sets;
 }
@@ -266,6 +282,28 @@ int64_t units_of(const Notation& notation, const std::vector<std::string>& lette
   int64_t units = 0;
   for (const std::string& letter : letters) units = std::gcd(units, notation.sizes.at(letter));
   return units;
+}
+
+std::optional<LetterRuns> runs_of(const MergedLetters& part, const Notation& notation,
+                                  const std::vector<std::string>& letters) {
+  LetterRuns runs;
+  for (const std::string& letter : part.letters) {
+    const int64_t size = notation.sizes.at(letter);
+    if (!is_among(letters, letter))
+      (runs.size == 0 ? runs.outer : runs.inner) *= size;
+    else if (runs.size == 0)
+      runs.size = size;
+    else
+      return std::nullopt;
+  }
+  return runs;
+}
+
+bool runs_along(const OperandNotation& operand, const std::vector<std::string>& letters) {
+  for (const DimNotation& dim : operand.dims)
+    for (const MergedLetters& part : dim)
+      if (runs_along(part, letters)) return true;
+  return false;
 }
 
 std::optional<TensorSlice> cut(const OperandNotation& operand, const Shape& shape, const Notation& notation,
@@ -280,23 +318,14 @@ std::optional<TensorSlice> cut(const OperandNotation& operand, const Shape& shap
     Ranges keep;
     int64_t start = 0;
     for (const MergedLetters& part : dim) {
-      // [outer, letter, inner] in order, of which the letter has [first, last).
-      int64_t outer = 1, inner = 1, first = 0, last = 0, size = 0;
-      for (const std::string& letter : part.letters) {
-        const int64_t own = notation.sizes.at(letter);
-        if (std::find(letters.begin(), letters.end(), letter) != letters.end()) {
-          if (size != 0) return std::nullopt;  // two of them are merged
-          size = own;
-          first = own / units * range.begin;
-          last = own / units * range.end;
-        } else if (size == 0) {
-          outer *= own;
-        } else {
-          inner *= own;
-        }
+      const auto runs = runs_of(part, notation, letters);
+      if (!runs) return std::nullopt;
+      const int64_t granule = runs->size / units;
+      for (int64_t o = 0; o < runs->outer; ++o) {
+        const int64_t at = o * runs->size;
+        keep.push_back({start + (at + range.begin * granule) * runs->inner,
+                        start + (at + range.end * granule) * runs->inner});
       }
-      for (int64_t o = 0; o < outer; ++o)
-        keep.push_back({start + (o * size + first) * inner, start + (o * size + last) * inner});
       start += part.size;
     }
     slice = slice.narrowed(static_cast<int64_t>(d), keep);

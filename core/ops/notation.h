@@ -43,6 +43,10 @@ struct Notation {
 // with `...` written out as letters "...0", "...1". Throws Error(bug) where they do not describe the call.
 Notation notation_of(const OpCall& call, std::span<const TensorType> outputs);
 
+// Whether a word of a rule names this: "weight" itself, "p*" all that begin with p. A list of words,
+// separated by spaces, names what one of them names.
+bool names(std::string_view words, std::string_view name);
+
 // The letters that a word of a rule stands for, one set for each way to cut: "out" itself, "hq hk" both
 // together, "..." each leading dimension in turn, "r?" each that begins with r in turn, "p*" all that begin
 // with p, together. Letters that the call
@@ -52,6 +56,15 @@ std::vector<std::vector<std::string>> letter_sets(const Notation& notation, std:
 // Letters that are cut together are cut in as many units as their sizes have in common: 8 query heads and 2
 // key heads in 2 units, of 4 and 1 heads.
 int64_t units_of(const Notation& notation, const std::vector<std::string>& letters);
+
+// Where letters run along a part of a dimension: `outer` times [all entries of a letter], of `inner` elements
+// each. size 0: none of them does. nullopt: two of them are merged in it.
+struct LetterRuns {
+  int64_t outer = 1, size = 0, inner = 1;
+};
+std::optional<LetterRuns> runs_of(const MergedLetters& part, const Notation& notation,
+                                  const std::vector<std::string>& letters);
+bool runs_along(const OperandNotation& operand, const std::vector<std::string>& letters);
 
 // What of a tensor the units [range.begin, range.end) of the letters are; all of a tensor that none of them
 // runs along. nullopt: a dimension has parts with such a letter beside parts without one, which cannot be

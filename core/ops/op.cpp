@@ -88,9 +88,7 @@ Cost cost_of(const OpCall& call, std::span<const TensorType> outputs) {
 }
 
 Cost cost_of(const Graph& graph, const Node& node) {
-  std::vector<TensorType> inputs, outputs;
-  for (const ValueId id : node.inputs) inputs.push_back(id == kAbsent ? TensorType{} : graph.type(id));
-  for (const ValueId id : node.outputs) outputs.push_back(id == kAbsent ? TensorType{} : graph.type(id));
+  const auto inputs = types_of(graph, node.inputs), outputs = types_of(graph, node.outputs);
   return cost_of(OpCall{*node.op, inputs, node.attributes}, outputs);
 }
 

@@ -8,25 +8,6 @@
 namespace het {
 namespace {
 
-bool names(std::string_view list, std::string_view name) {
-  for (size_t begin = 0; begin < list.size();) {
-    const size_t end = std::min(list.find(' ', begin), list.size());
-    const std::string_view word = list.substr(begin, end - begin);
-    if (word == name || (word.ends_with('*') && name.starts_with(word.substr(0, word.size() - 1))))
-      return true;
-    begin = end + 1;
-  }
-  return false;
-}
-
-bool runs_along(const OperandNotation& operand, const std::vector<std::string>& letters) {
-  for (const DimNotation& dim : operand.dims)
-    for (const MergedLetters& part : dim)
-      for (const std::string& letter : part.letters)
-        if (std::find(letters.begin(), letters.end(), letter) != letters.end()) return true;
-  return false;
-}
-
 // Integers and truth values have no summands.
 bool has_summands(const ShardingInstance& instance, const OpCall& call, std::span<const TensorType> outputs) {
   for (size_t i = 0; i < instance.inputs.size(); ++i)

@@ -184,16 +184,12 @@ std::vector<int64_t> random_points(int64_t units, std::mt19937& random) {
   }
 }
 
-bool is_named(std::string_view word, const std::string& letter) {
-  return word.ends_with('*') ? letter.starts_with(word.substr(0, word.size() - 1)) : letter == word;
-}
-
 // Letters of a call that neither a rule cuts nor the operator says never to be.
 std::vector<std::string> forgotten(const OpDef& op, const Notation& notation) {
   std::vector<std::string> letters;
   for (const std::string& letter : notation.letters) {
     bool known = std::any_of(op.never_cut.begin(), op.never_cut.end(),
-                             [&](const NeverCut& never) { return is_named(never.letter, letter); });
+                             [&](const NeverCut& never) { return names(never.letter, letter); });
     for (const ShardingRule& rule : op.sharding)
       for (const auto& set :
            rule.cut.empty() ? std::vector<std::vector<std::string>>{} : letter_sets(notation, rule.cut))

@@ -16,7 +16,8 @@ local function real(folder) return native.resolve(folder) end
 function saving.mark_own(run, folder) run.wrote[real(folder)] = true end
 
 --- Whether a save would replace what is not this run's: what the folder holds, else nil.
-function saving.held_by_others(run, folder) return not run.wrote[real(folder)] and files.held(folder) or nil end
+function saving.held_by_others(run, folder) return saving.is_of_others(run, folder) and files.held(folder) or nil end
+function saving.is_of_others(run, folder) return not run.wrote[real(folder)] end
 
 -- What is saved beside the state of this step.
 local function about_of(run)
