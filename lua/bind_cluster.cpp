@@ -218,7 +218,7 @@ StoreTimes store_times(std::optional<std::chrono::milliseconds> timeout) {
 // Connect to the store in which the ranks find each other: etcd where a rendezvous is named, the launcher's,
 // or one that rank 0 serves. Returns the address of this machine to use for traffic. `options`: how long to
 // wait for others.
-std::string meet(lua_State* L, const EnvironmentLookup& lookup, const Placement& placement,
+std::string meet(lua_State* L, const EnvironmentLookup& lookup, const LaunchedRank& launched,
                  const JoinOptions& options, const StoreTimes& times, Cluster& cluster) {
   const auto own_address =
       [interface = setting(L, lookup, "interface", "HETRUN_INTERFACE")](const std::string& towards) {
@@ -229,7 +229,7 @@ std::string meet(lua_State* L, const EnvironmentLookup& lookup, const Placement&
         return address;
       };
   const auto rendezvous = setting(L, lookup, "rendezvous", "HETRUN_RENDEZVOUS");
-  const auto launched = lookup("HETRUN_STORE");  // by `hetrun --workers`
+  const auto store = lookup("HETRUN_STORE");  // by `hetrun --workers`
   if (rendezvous) {
     EtcdPlaces places = parse_etcd_rendezvous(*rendezvous);
     EtcdOptions etcd;
@@ -238,35 +238,36 @@ std::string meet(lua_State* L, const EnvironmentLookup& lookup, const Placement&
     cluster.store = connect_etcd(etcd);
     etcd.timeout = times.brief;
     cluster.brief = connect_etcd(std::move(etcd));
-    return launched ? "127.0.0.1" : own_address(places.host);
+    return store ? "127.0.0.1" : own_address(places.host);
   }
-  if (!launched && (placement.master_host.empty() || placement.master_port == 0))
+  if (!store && (launched.master_host.empty() || launched.master_port == 0))
     fail_usage(
-        "{} ranks are to meet, but nobody says where: set MASTER_ADDR and MASTER_PORT, or give `rendezvous`",
-        *placement.world_size);
+        "{} ranks are to meet, but it is not said where: set MASTER_ADDR and MASTER_PORT, or give "
+        "`rendezvous`",
+        *launched.world_size);
   StoreClientOptions client;
   client.secret = options.secret;
   client.timeout = times.call;
   client.patience = options.timeout;
   client.warn_after = options.warn_after;
   client.warn = options.warn;
-  client.endpoint = launched.value_or(fmt::format("{}:{}", placement.master_host, placement.master_port));
-  std::string address = launched ? "127.0.0.1" : own_address(placement.master_host);
-  if (!launched && placement.rank == 0) {
+  client.endpoint = store.value_or(fmt::format("{}:{}", launched.master_host, launched.master_port));
+  std::string address = store ? "127.0.0.1" : own_address(launched.master_host);
+  if (!store && launched.rank == 0) {
     StoreServerOptions server;
     server.address = address;
-    server.port = placement.master_port;
+    server.port = launched.master_port;
     server.secret = options.secret;
     server.farewell = std::chrono::seconds(2);
     cluster.server = serve_store(std::move(server));
     client.endpoint = cluster.server->endpoint();  // the name may lead elsewhere from here
-    if (is_loopback(address) && !is_loopback(placement.master_host))
+    if (is_loopback(address) && !is_loopback(launched.master_host))
       options.warn(fmt::format(
           "MASTER_ADDR = {} is {} here, which no other machine reaches; if ranks are to come from others, "
           "name an address or interface of this one with --interface",
-          placement.master_host, address));
+          launched.master_host, address));
   }
-  if (!launched && placement.rank > 0) client.server = "rank 0";
+  if (!store && launched.rank > 0) client.server = "rank 0";
   cluster.store = connect_store(client);
   client.timeout = times.brief;
   cluster.brief = connect_store(std::move(client));
@@ -285,32 +286,33 @@ std::vector<Link> links_at(lua_State* L, int index, int ranks) {
   return links;
 }
 
-bool is_alone() { return read_placement(process_environment()).world_size.value_or(1) <= 1; }
+bool is_alone() { return read_launched_rank(process_environment()).world_size.value_or(1) <= 1; }
 
 // {recipe, data, device, memory, rendezvous, interface, secret_file, timeout, warn_after, run, links}: nil
 // where no launcher says that there are several ranks.
 int join_run(lua_State* L) {
   luaL_checktype(L, 1, LUA_TTABLE);
   const EnvironmentLookup lookup = process_environment();
-  const Placement placement = read_placement(lookup);
-  if (placement.world_size.value_or(1) <= 1) return 0;
+  const LaunchedRank launched = read_launched_rank(lookup);
+  if (launched.world_size.value_or(1) <= 1) return 0;
   // The launcher's secret is of this run alone.
-  const bool launched = lookup("HETRUN_STORE").has_value();
+  const bool by_workers = lookup("HETRUN_STORE").has_value();
   auto cluster = std::make_shared<Cluster>();  // goes after the options, which keep a client of its server
   const auto secret_file = setting(L, lookup, "secret_file", "HETRUN_SECRET_FILE");
   JoinOptions options;
   options.run = field<std::string>(L, 1, "run").value_or("hetrun");
-  options.world_size = *placement.world_size;
+  options.world_size = *launched.world_size;
   Host& host = host_of(L);
   if (host.secret_problem != nullptr) std::rethrow_exception(host.secret_problem);
-  options.secret = host.secret ? *host.secret : load_secret(lookup, launched ? "" : secret_file.value_or(""));
+  options.secret =
+      host.secret ? *host.secret : load_secret(lookup, by_workers ? "" : secret_file.value_or(""));
   const auto timeout = duration_setting(L, lookup, "timeout", "HETRUN_TIMEOUT");
   const auto warn_after = duration_setting(L, lookup, "warn_after", "HETRUN_WARN_AFTER");
   const auto say = [](const std::string& sentence) { std::cerr << visible(sentence) + "\n" << std::flush; };
   options.warn = say;
   if (timeout) options.timeout = *timeout;
   if (warn_after) options.warn_after = *warn_after;
-  const std::string address = meet(L, lookup, placement, options, store_times(timeout), *cluster);
+  const std::string address = meet(L, lookup, launched, options, store_times(timeout), *cluster);
   options.keeper = cluster->brief;
   if (cluster->server != nullptr)
     options.turned_away = [server = cluster->server.get()] { return server->turned_away(); };
@@ -320,7 +322,7 @@ int join_run(lua_State* L) {
   constexpr std::chrono::milliseconds kEtcdLease{3000};
   if (by_etcd) options.lease_ttl = kEtcdLease;
   Member member;
-  member.rank = placement.rank;
+  member.rank = launched.rank;
   member.host = host_name();
   if (member.host.empty()) member.host = address;
   member.device = field<std::string>(L, 1, "device").value_or("cpu");
@@ -332,7 +334,7 @@ int join_run(lua_State* L) {
   cluster->membership = join(cluster->store, member, options);
   GlooOptions gloo;
   gloo.rank = cluster->membership->rank();
-  gloo.size = *placement.world_size;
+  gloo.size = *launched.world_size;
   gloo.address = address;
   const auto words = [&](const std::shared_ptr<Store>& store) {
     return make_store_key_value(store, cluster->membership->prefix(), cluster->membership->lease());
@@ -341,7 +343,7 @@ int join_run(lua_State* L) {
   gloo.board = words(cluster->brief);
   gloo.prefix = "traffic";
   gloo.host = member.host;
-  if (!launched && !by_etcd) gloo.keeper = fmt::format("rank 0 ({})", cluster->membership->members()[0].host);
+  if (!by_workers && !by_etcd) gloo.keeper = fmt::format("rank 0 ({})", cluster->membership->members()[0].host);
   const std::string keeper = gloo.rank == 0 ? "" : gloo.keeper;
   gloo.patience.warn = say;
   if (timeout) gloo.patience.timeout = *timeout;

@@ -10,7 +10,7 @@
 #include "planner/graph_model.h"
 #include "planner/lower.h"
 #include "planner/measured/measured.h"
-#include "planner/partition.h"
+#include "planner/megatron/sharding.h"
 #include "planner/policy.h"
 #include "planner/work.h"
 
@@ -168,7 +168,9 @@ Json json_of(const Plan& plan) {
     }
     pipelines.push_back(Json::Object{{"microbatches", pipeline.microbatches}, {"stages", std::move(stages)}});
   }
+  const Shares shares = tensor_shares(plan);
   return Json::Object{{"tensor", plan.tensor},
+                      {"shares", Json::Array(shares.begin(), shares.end())},
                       {"microbatch", plan.microbatch},
                       {"schedule", std::string(name_of(plan.schedule))},
                       {"chunks", plan.chunks},
@@ -410,7 +412,7 @@ int simulate_graph(lua_State* L) {  // graph, {plan, events, ... as request_at}
     request.tensors.push_back(plan.tensor);
   const auto problems = validate(plan, subject_of(graph, request.batch));
   if (!problems.empty()) fail_usage("the plan cannot be run:\n  {}", fmt::join(problems, "\n  "));
-  if (plan.tensor > 1) partition(graph, plan.tensor, 0, plan.sequence);  // refuses what no rank could run
+  tensor_parallel(graph, tensor_shares(plan), 0, plan.sequence);  // refuses what no rank could run
   planner::Judge judge(request);
   Planned planned;
   planned.plan = plan;

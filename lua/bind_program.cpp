@@ -180,7 +180,19 @@ Plan plan_at(lua_State* L, int index, int layers) {
     if (value > kMostInPlan) fail_usage("{} = {} of a plan is more than {}", name, value, kMostInPlan);
     return value;
   };
-  plan.tensor = count(index, "tensor", 1);
+  lua_getfield(L, index, "tensor");
+  const bool uneven = lua_istable(L, -1);
+  lua_pop(L, 1);
+  if (uneven) {
+    plan.shares = field<Shares>(L, index, "tensor").value_or(plan.shares);
+    if (plan.shares.size() > kMostInPlan) fail_usage("tensor of a plan has more than {} shares", kMostInPlan);
+    for (const int64_t share : plan.shares)
+      if (share > kMostInPlan)
+        fail_usage("the share {} of a plan's tensor is more than {}", share, kMostInPlan);
+    plan.tensor = static_cast<int>(plan.shares.size());
+  } else {
+    plan.tensor = count(index, "tensor", 1);
+  }
   plan.sequence = field<bool>(L, index, "sequence").value_or(false);
   plan.microbatch = count(index, "microbatch", 1);
   plan.schedule = schedule_named(field<std::string>(L, index, "schedule").value_or("1f1b"));

@@ -11,7 +11,7 @@ Facts::Facts(const Graph& graph, const Work& work) : graph_(graph), work_(work) 
   count_uses();
   find_invariant();
   find_crossing();
-  find_placements();
+  find_write_targets();
   find_recomputed();
 }
 
@@ -140,8 +140,8 @@ void Facts::find_recomputed() {
 }
 
 // Results that may be written straight into the concat or the sum that is their only use.
-void Facts::find_placements() {
-  placements_.resize(graph_.values.size());
+void Facts::find_write_targets() {
+  write_targets_.resize(graph_.values.size());
   for (const Node& node : graph_.nodes) {
     if (invariant_node(node) || !work_.mine[id_of(node)]) continue;
     if (node.op->name == "concat") {
@@ -157,7 +157,7 @@ void Facts::find_placements() {
       }
     } else if (node.op->name == "add_n" && all_can_add(node)) {
       for (const ValueId id : node.inputs) {
-        placements_[id] = {node.outputs[0], Layout::contiguous(graph_.type(id)), true};
+        write_targets_[id] = {node.outputs[0], Layout::contiguous(graph_.type(id)), true};
       }
     }
   }
@@ -177,8 +177,8 @@ void Facts::place(ValueId id, const Node& concat, Layout layout) {
   if (producer.op->name == "reshape") {
     if (const auto before = reshaped(layout, graph_.type(producer.inputs[0]).shape)) {
       place(producer.inputs[0], concat, *before);
-      if (placements_[producer.inputs[0]].into != kAbsent)
-        placements_[id] = {concat.outputs[0], std::move(layout), false};
+      if (write_targets_[producer.inputs[0]].into != kAbsent)
+        write_targets_[id] = {concat.outputs[0], std::move(layout), false};
     }
     return;
   }
@@ -186,7 +186,7 @@ void Facts::place(ValueId id, const Node& concat, Layout layout) {
   const int output = graph_.values[id].output;
   const bool strided = has_bit(producer.op->strided_outputs, output);
   if (!layout.is_contiguous() && !(strided && inner_stride_is_one(layout))) return;
-  placements_[id] = {concat.outputs[0], std::move(layout), false};
+  write_targets_[id] = {concat.outputs[0], std::move(layout), false};
 }
 
 bool Facts::all_can_add(const Node& sum) const {

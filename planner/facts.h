@@ -12,7 +12,7 @@
 namespace het {
 
 // Where a value shall be written instead of into a buffer of its own.
-struct Placement {
+struct WriteTarget {
   ValueId into = kAbsent;  // the result of a concat, or of an add_n
   Layout layout;           // of the value inside that result's buffer
   bool adds = false;       // into an add_n: the first producer writes, later ones add
@@ -39,7 +39,7 @@ class Facts {
   // Of each such sum: how many summands a step of this rank makes.
   const std::map<ValueId, int>& summands() const { return summands_; }
   // Where it is written; into == kAbsent: a buffer of its own.
-  const Placement& placement(ValueId id) const { return placements_[id]; }
+  const WriteTarget& write_target(ValueId id) const { return write_targets_[id]; }
   // Whether a stage that recomputes runs this node again, before the backward pass of its layer. What one
   // layer hands to another is kept.
   bool recomputed(size_t node) const { return recomputed_[node]; }
@@ -50,7 +50,7 @@ class Facts {
   void count_uses();
   void find_invariant();
   void find_crossing();
-  void find_placements();
+  void find_write_targets();
   std::vector<bool> find_handed_on() const;
   void find_recomputed();
   void place(ValueId id, const Node& concat, Layout layout);
@@ -61,7 +61,7 @@ class Facts {
   const Work& work_;
   std::vector<int> uses_;
   std::vector<bool> invariant_, from_state_, crossing_, used_inside_, recomputed_;
-  std::vector<Placement> placements_;
+  std::vector<WriteTarget> write_targets_;
   std::map<ValueId, int> summands_;
 };
 

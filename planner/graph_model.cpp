@@ -8,7 +8,7 @@
 #include "core/base/error.h"
 #include "core/graph/fuse.h"
 #include "core/ops/op.h"
-#include "planner/partition.h"
+#include "planner/megatron/sharding.h"
 
 namespace het::planner {
 namespace {
@@ -249,7 +249,7 @@ class Counter {
 // What two ranks that share each layer have of it tells what they divide: half of that is missing.
 void count_division(const Graph& graph, int samples, std::vector<LayerKind>& layers) {
   if (tensor_degrees_of(graph, 2).back() != 2) return;
-  const Graph half = prune(partition(graph, 2, 0));
+  const Graph half = prune(tensor_parallel(graph, {1, 1}, 0));
   const std::vector<LayerKind> own = Counter(half, samples).run();
   for (size_t i = 0; i < layers.size(); ++i) {
     const auto whole = [](double all, double part) { return std::clamp(2 * part - all, 0.0, all); };
@@ -276,7 +276,7 @@ std::vector<int> tensor_degrees_of(const Graph& graph, int most) {
   std::vector<int> degrees{1};
   for (int degree = 2; degree <= most; degree *= 2) {
     try {
-      const Graph own = partition(graph, degree, 0);
+      const Graph own = tensor_parallel(graph, Shares(static_cast<size_t>(degree), 1), 0);
       const bool divides = std::any_of(own.values.begin(), own.values.end(),
                                        [](const Value& value) { return value.slice.has_value(); });
       if (!divides) break;

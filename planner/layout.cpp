@@ -80,6 +80,9 @@ Layout to_layout(const Plan& plan, const Cluster& cluster) {
         names.push_back(device_name(cluster, node, host, device));
         places.emplace(names.back(), std::pair(node, host));
       }
+  if (std::any_of(plan.shares.begin(), plan.shares.end(), [&](int64_t s) { return s != plan.shares[0]; }))
+    fail_usage("tensor = {{ {} }}: plans with uneven shares are run, but not simulated yet; tensor = {} is",
+               fmt::join(plan.shares, ", "), plan.tensor);
   Layout layout;
   layout.tensor = plan.tensor;
   layout.microbatch = plan.microbatch;

@@ -17,7 +17,7 @@
 #include "core/ops/op.h"
 #include "planner/facts.h"
 #include "planner/gradient_buckets.h"
-#include "planner/partition.h"
+#include "planner/megatron/sharding.h"
 #include "planner/program_writer.h"
 #include "planner/work.h"
 
@@ -232,22 +232,22 @@ class Lowering {
   };
 
   Target target(ValueId id, int microbatch, bool can_add) {
-    const Placement& placement = facts_.placement(id);
-    if (placement.into != kAbsent && !placement.adds) {
-      Operand& joined = operand(placement.into, microbatch);
-      if (joined.buffer == kAbsent) joined = target(placement.into, microbatch, false).operand;
+    const WriteTarget& written = facts_.write_target(id);
+    if (written.into != kAbsent && !written.adds) {
+      Operand& joined = operand(written.into, microbatch);
+      if (joined.buffer == kAbsent) joined = target(written.into, microbatch, false).operand;
       if (joined.layout.is_contiguous()) {
-        Operand part{joined.buffer, placement.layout};
+        Operand part{joined.buffer, written.layout};
         part.layout.offset += joined.layout.offset;
         return {part};
       }
     }
-    if (placement.into != kAbsent && placement.adds) {
-      Operand& sum = operand(placement.into, microbatch);
+    if (written.into != kAbsent && written.adds) {
+      Operand& sum = operand(written.into, microbatch);
       const bool first = sum.buffer == kAbsent;
       bool add = !first;
       if (first) {
-        const Target whole_sum = target(placement.into, microbatch, true);
+        const Target whole_sum = target(written.into, microbatch, true);
         sum = whole_sum.operand;
         add = whole_sum.add;
       }
@@ -280,7 +280,7 @@ class Lowering {
     if (node.op->communicates) return emit_collective(node, microbatch);
     if (node.op->view) return emit_view(node, microbatch);
     if (node.op->name == "concat") return emit_concat(node, microbatch);
-    if (node.op->name == "add_n" && facts_.placement(node.inputs[0]).adds) {
+    if (node.op->name == "add_n" && facts_.write_target(node.inputs[0]).adds) {
       finish(node, node.outputs[0], {operand(node.outputs[0], microbatch)}, microbatch);
       return;
     }
@@ -350,6 +350,7 @@ class Lowering {
     if (!facts_.crossing(id)) return;
     const Operand sum = sum_of(id);
     if (where.operand.buffer != sum.buffer) {
+      await_collectives(where.operand.buffer);  // a view may be of what is still on its way
       if (begins(id)) {
         out_.copy(node, where.operand, sum, microbatch);
       } else {
@@ -370,6 +371,7 @@ class Lowering {
     HET_REQUIRE(source.buffer != kAbsent, node.op->name, node.inputs[0], microbatch);
     auto layouts = node.op->view(source.layout, node.attributes);
     if (!layouts) {
+      await_collectives(source.buffer);
       source = packed(node, source, microbatch);
       layouts = node.op->view(source.layout, node.attributes);
       HET_REQUIRE(layouts.has_value(), node.op->name);
@@ -449,7 +451,7 @@ class Lowering {
     if (!in.layout.is_contiguous()) in = packed(node, in, microbatch);
     const bool reduces = node.op->name == "all_reduce";
     Target where;
-    if (reduces && dies_in(source, node) && facts_.placement(result).into == kAbsent &&
+    if (reduces && dies_in(source, node) && facts_.write_target(result).into == kAbsent &&
         !facts_.crossing(result))
       where.operand = in;
     else
@@ -479,7 +481,7 @@ class Lowering {
   bool dies_in(ValueId id, const Node& user) const {
     const NodeId producer = graph_.values[id].producer;
     return facts_.same_run(id, user) && !graph_.nodes[producer].op->view &&
-           graph_.nodes[producer].op->in_place.empty() && facts_.placement(id).into == kAbsent;
+           graph_.nodes[producer].op->in_place.empty() && facts_.write_target(id).into == kAbsent;
   }
 
   void await_collectives(BufferId buffer) {
@@ -732,7 +734,7 @@ Program lower(const Graph& graph, const Plan& plan, int rank, bool fused) {
   if (!problems.empty()) fail_usage("the plan cannot be run:\n  {}", fmt::join(problems, "\n  "));
   for (const Pipeline& pipeline : plan.pipelines) require_size(graph, pipeline.microbatches);
   if (plan.tensor == 1 && !fused) return Lowering(graph, work_of(graph, plan, rank)).run();
-  Graph own = partition(graph, plan.tensor, tensor_rank_of(plan, rank), plan.sequence);
+  Graph own = tensor_parallel(graph, tensor_shares(plan), tensor_rank_of(plan, rank), plan.sequence);
   own = fused ? fuse(own) : prune(own);
   return Lowering(own, work_of(own, plan, rank)).run();
 }

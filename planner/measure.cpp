@@ -10,7 +10,7 @@
 #include "core/program/executor.h"
 #include "planner/excerpt.h"
 #include "planner/lower.h"
-#include "planner/partition.h"
+#include "planner/megatron/sharding.h"
 
 namespace het::planner {
 namespace {
@@ -362,7 +362,7 @@ Measured measure_layers(const Graph& graph, const Model& model, const std::share
   if (model.layers.size() != graph.layers.size())
     fail_usage("the graph of a sample has {} layers, that of a micro-batch {}", model.layers.size(),
                graph.layers.size());
-  const Graph own = options.tensor == 1 ? graph : partition(graph, options.tensor, 0);
+  const Graph own = tensor_parallel(graph, Shares(static_cast<size_t>(options.tensor), 1), 0);
   // The whole model tells what its layers keep and which share parameters; nothing of it is allocated.
   const Program whole = lower_single(fuse(excerpt(own, std::vector<bool>(own.layers.size(), true))));
   const std::vector<Share> whole_shares = shares_of(whole);

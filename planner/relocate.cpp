@@ -29,7 +29,7 @@ enum Line { divided_weights, whole_weights, divided_state, whole_state, kLines }
 template <typename Part>
 Range range_of(const Part& part, Line line) {
   const bool divided = line == divided_weights || line == divided_state;
-  const double width = divided ? 1.0 / part.tensor : 1, start = divided ? part.rank * width : 0;
+  const double start = divided ? part.begin : 0, width = divided ? part.end - part.begin : 1;
   if (line == divided_weights || line == whole_weights) return {start, start + width};
   return {start + part.first * width, start + part.last * width};
 }
@@ -94,19 +94,24 @@ std::map<std::string, Relocation::Held> Relocation::holdings(const Plan& plan, i
     for (const Stage& stage : pipeline.stages)
       for (int l = stage.first_layer; l < stage.first_layer + stage.layers; ++l)
         shares[static_cast<size_t>(l)] += stage.optimizer_share;
+  const Shares tensor = tensor_shares(plan);
+  const int64_t all = std::accumulate(tensor.begin(), tensor.end(), int64_t{0});
   std::map<std::string, Held> held;
   for (const Pipeline& pipeline : plan.pipelines)
     for (const Stage& stage : pipeline.stages)
       for (int layer = stage.first_layer; layer < stage.first_layer + stage.layers; ++layer) {
         const auto l = static_cast<size_t>(layer);
-        Part part{layer, plan.tensor, 0, 0, 1};
+        Part part{layer};
         if (plan.sharded_optimizer) {
           part.first = before[l] / std::max(shares[l], 1.0);
           before[l] += stage.optimizer_share;
           part.last = before[l] / std::max(shares[l], 1.0);
         }
+        int64_t given = 0;
         for (size_t t = 0; t < stage.devices.size(); ++t) {
-          part.rank = static_cast<int>(t);
+          part.begin = static_cast<double>(given) / static_cast<double>(all);
+          given += tensor[t];
+          part.end = static_cast<double>(given) / static_cast<double>(all);
           held[stage.devices[t]].push_back(part);
         }
       }

@@ -46,10 +46,10 @@ class Relocation {
   Move move(const Plan& plan) const;
 
  private:
-  // Of one layer: tensor-parallel part `rank` of `tensor`, and [first, last) of its optimizer state.
+  // Of one layer: [begin, end) of what tensor parallelism cuts, and [first, last) of its optimizer state.
   struct Part {
-    int layer = 0, tensor = 1, rank = 0;
-    double first = 0, last = 1;
+    int layer = 0;
+    double begin = 0, end = 1, first = 0, last = 1;
     auto operator<=>(const Part&) const = default;  // NOLINT(modernize-use-nullptr): there is none
   };
   using Held = std::vector<Part>;  // by layer

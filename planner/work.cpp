@@ -105,7 +105,7 @@ class Division {
     }
     for (const ValueId id : sums_) {
       const Node& node = graph_.nodes[graph_.values[id].producer];
-      if (node.op->name != "add_n") continue;
+      if (!node.op->adds_operands) continue;
       const bool alone = std::all_of(node.inputs.begin(), node.inputs.end(), [&](ValueId part) {
         const NodeId producer = graph_.values[part].producer;
         return uses[part] == 1 && producer >= 0 && in_step(producer);
@@ -152,20 +152,40 @@ class Division {
     }
   }
 
-  // holders_[tensor][parameter]: the ranks that read it, in order.
+  // holders_[tensor][parameter]: the ranks that read it or make a gradient of it, in order. (An operand that
+  // counts once is read by the first tensor-parallel rank alone; all of them keep and update it.)
   void find_holders() {
     holders_.resize(plan_.tensor);
     for (size_t p = 0; p < plan_.pipelines.size(); ++p) {
       const std::vector<int>& stages = stages_[p];
+      const auto hold = [&](ValueId parameter, int stage) {
+        for (int t = 0; t < plan_.tensor; ++t)
+          holders_[t][parameter].insert(rank_at(static_cast<int>(p), stage, t));
+      };
+      for (const Node& node : graph_.nodes) {
+        if (node.phase != Phase::update) continue;
+        for (const ValueId parameter : updated_by(graph_, node))
+          for (const ValueId sum : sums_behind(node))
+            for (const NodeId maker : makers_of(sum))
+              if (stages[maker] != kAnywhere) hold(parameter, stages[maker]);
+      }
       for (size_t n = 0; n < graph_.nodes.size(); ++n) {
         if (stages[n] == kAnywhere || !in_step(static_cast<NodeId>(n))) continue;
         std::set<ValueId> found;
         parameters_of(static_cast<NodeId>(n), stages, found);
-        for (const ValueId id : found)
-          for (int t = 0; t < plan_.tensor; ++t)
-            holders_[t][id].insert(rank_at(static_cast<int>(p), stages[n], t));
+        for (const ValueId id : found) hold(id, stages[n]);
       }
     }
+  }
+
+  // The nodes that make a sum over micro-batches, or the summands that are added where they are made.
+  std::vector<NodeId> makers_of(ValueId sum) const {
+    const NodeId producer = graph_.values[sum].producer;
+    const Node& node = graph_.nodes[producer];
+    if (!is_gathered(node)) return {producer};
+    std::vector<NodeId> makers;
+    for (const ValueId part : node.inputs) makers.push_back(graph_.values[part].producer);
+    return makers;
   }
 
   std::vector<int> tensor_group(int pipeline, int stage) const {
@@ -229,7 +249,7 @@ class Division {
   }
 
   bool is_gathered(const Node& node) const {
-    return node.op->name == "add_n" && !node.inputs.empty() && part_of_.count(node.inputs[0]) != 0;
+    return node.op->adds_operands && !node.inputs.empty() && part_of_.count(node.inputs[0]) != 0;
   }
 
   // Of a split backward: what no earlier stage waits for.
@@ -251,6 +271,12 @@ class Division {
   }
 
   // The sums that an update of a parameter is computed from; the global norm's own operands are no reason.
+  std::set<ValueId> sums_behind(const Node& update) const {
+    std::set<ValueId> sums;
+    for (const ValueId id : update.inputs)
+      if (id != kAbsent && !is_state(graph_.values[id])) sums_behind(id, sums);
+    return sums;
+  }
   void sums_behind(ValueId id, std::set<ValueId>& found) const {
     if (sums_.count(id) != 0) {
       found.insert(id);
@@ -278,10 +304,7 @@ class Division {
         const auto held = holders_[tensor].find(parameter);
         if (held == holders_[tensor].end() || held->second.count(work.rank) == 0) continue;
         const std::vector<int> ranks(held->second.begin(), held->second.end());
-        std::set<ValueId> sums;
-        for (const ValueId id : node.inputs)
-          if (id != kAbsent && !is_state(graph_.values[id])) sums_behind(id, sums);
-        for (const ValueId id : sums) {
+        for (const ValueId id : sums_behind(node)) {
           Work::Gradient gradient;
           gradient.layer = graph_.nodes[graph_.values[id].producer].layer;
           // What a tensor-parallel group has whole, its first rank counts.
@@ -326,11 +349,8 @@ class Division {
         for (const ValueId parameter : updated_by(graph_, node)) {
           const auto held = holders_[t].find(parameter);
           if (held == holders_[t].end()) continue;
-          std::set<ValueId> sums;
-          for (const ValueId id : node.inputs)
-            if (id != kAbsent && !is_state(graph_.values[id])) sums_behind(id, sums);
           const Value& value = graph_.values[parameter];
-          for (const ValueId id : sums) {
+          for (const ValueId id : sums_behind(node)) {
             by_holders[held->second].push_back(id);
             size[id] = static_cast<double>(value.slice ? elements_of(value.slice->whole_shape())
                                                        : value.type.elements());

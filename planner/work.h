@@ -61,7 +61,7 @@ std::vector<std::string> devices_of(const Plan& plan);
 // plan has not.
 int tensor_rank_of(const Plan& plan, int rank);
 
-// `graph`: of the rank itself (planner/partition.h). Throws Error(usage) for a rank that the plan has not.
+// `graph`: of the rank itself (core/plan/partition.h). Throws Error(usage) for a rank that the plan has not.
 Work work_of(const Graph& graph, const Plan& plan, int rank);
 
 }  // namespace het

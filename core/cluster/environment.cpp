@@ -39,46 +39,46 @@ class Variables {
   const EnvironmentLookup& lookup_;
 };
 
-void check(const Placement& placement, const std::string& rank, const std::string& size,
+void check(const LaunchedRank& launched, const std::string& rank, const std::string& size,
            const std::string& local) {
-  if (!placement.world_size) return;
-  if (*placement.world_size < 1) fail_usage("{} is 0; a world has at least one process", size);
-  if (placement.rank >= *placement.world_size)
-    fail_usage("{} is {}, but {} is {}: ranks go from 0 to {}", rank, placement.rank, size,
-               *placement.world_size, *placement.world_size - 1);
-  if (placement.local_rank && *placement.local_rank >= *placement.world_size)
+  if (!launched.world_size) return;
+  if (*launched.world_size < 1) fail_usage("{} is 0; a world has at least one process", size);
+  if (launched.rank >= *launched.world_size)
+    fail_usage("{} is {}, but {} is {}: ranks go from 0 to {}", rank, launched.rank, size,
+               *launched.world_size, *launched.world_size - 1);
+  if (launched.local_rank && *launched.local_rank >= *launched.world_size)
     fail_usage("{} is {}, but {} is {}: a host cannot have more ranks than there are", local,
-               *placement.local_rank, size, *placement.world_size);
+               *launched.local_rank, size, *launched.world_size);
 }
 
-std::optional<Placement> from_torchrun(const Variables& variables) {
+std::optional<LaunchedRank> from_torchrun(const Variables& variables) {
   const auto rank = variables.number("RANK"), size = variables.number("WORLD_SIZE");
   const bool index = variables.text("JOB_COMPLETION_INDEX").has_value();
   if (!rank && !size) return std::nullopt;
   if (!rank && index) return std::nullopt;  // an indexed job says the rest of it
-  Placement placement;
-  placement.source = "torchrun's variables (RANK, WORLD_SIZE)";
-  placement.rank = rank ? *rank : variables.needed("RANK", "WORLD_SIZE");
-  placement.world_size = variables.needed("WORLD_SIZE", "RANK");
-  placement.local_rank = variables.number("LOCAL_RANK");
-  check(placement, "RANK", "WORLD_SIZE", "LOCAL_RANK");
+  LaunchedRank launched;
+  launched.source = "torchrun's variables (RANK, WORLD_SIZE)";
+  launched.rank = rank ? *rank : variables.needed("RANK", "WORLD_SIZE");
+  launched.world_size = variables.needed("WORLD_SIZE", "RANK");
+  launched.local_rank = variables.number("LOCAL_RANK");
+  check(launched, "RANK", "WORLD_SIZE", "LOCAL_RANK");
   const auto local_size = variables.number("LOCAL_WORLD_SIZE");
-  if (local_size && placement.local_rank && *placement.local_rank >= *local_size)
-    fail_usage("LOCAL_RANK is {}, but LOCAL_WORLD_SIZE is {}", *placement.local_rank, *local_size);
-  return placement;
+  if (local_size && launched.local_rank && *launched.local_rank >= *local_size)
+    fail_usage("LOCAL_RANK is {}, but LOCAL_WORLD_SIZE is {}", *launched.local_rank, *local_size);
+  return launched;
 }
 
-std::optional<Placement> from_open_mpi(const Variables& variables) {
+std::optional<LaunchedRank> from_open_mpi(const Variables& variables) {
   const std::string prefix = "OMPI_COMM_WORLD_";
   const auto rank = variables.number(prefix + "RANK"), size = variables.number(prefix + "SIZE");
   if (!rank && !size) return std::nullopt;
-  Placement placement;
-  placement.source = "Open MPI's variables (OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE)";
-  placement.rank = variables.needed(prefix + "RANK", prefix + "SIZE");
-  placement.world_size = variables.needed(prefix + "SIZE", prefix + "RANK");
-  placement.local_rank = variables.number(prefix + "LOCAL_RANK");
-  check(placement, prefix + "RANK", prefix + "SIZE", prefix + "LOCAL_RANK");
-  return placement;
+  LaunchedRank launched;
+  launched.source = "Open MPI's variables (OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE)";
+  launched.rank = variables.needed(prefix + "RANK", prefix + "SIZE");
+  launched.world_size = variables.needed(prefix + "SIZE", prefix + "RANK");
+  launched.local_rank = variables.number(prefix + "LOCAL_RANK");
+  check(launched, prefix + "RANK", prefix + "SIZE", prefix + "LOCAL_RANK");
+  return launched;
 }
 
 // The processes of a step over several components of a heterogeneous job are numbered through. Where
@@ -103,7 +103,7 @@ std::string slurm_first_host(const Variables& variables, int components) {
   return {};
 }
 
-std::optional<Placement> from_slurm(const Variables& variables, std::string& note) {
+std::optional<LaunchedRank> from_slurm(const Variables& variables, std::string& note) {
   const auto rank = variables.number("SLURM_PROCID");
   const bool step = variables.text("SLURM_STEP_ID") || variables.text("SLURM_STEP_NODELIST");
   if (!rank || !step) {
@@ -115,55 +115,55 @@ std::optional<Placement> from_slurm(const Variables& variables, std::string& not
   constexpr int kMostComponents = 1024;
   if (components > kMostComponents)
     fail_usage("SLURM_HET_SIZE is {}, more than {}", components, kMostComponents);
-  Placement placement;
-  placement.source = components > 1 ? fmt::format(
-                                          "Slurm's variables (SLURM_PROCID, SLURM_NTASKS; a heterogeneous "
-                                          "job of {} components)",
-                                          components)
-                                    : "Slurm's variables (SLURM_PROCID, SLURM_NTASKS)";
-  placement.rank = *rank;
-  placement.world_size = slurm_world(variables, components);
-  placement.local_rank = variables.number("SLURM_LOCALID");
-  check(placement, "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID");
-  placement.master_host = slurm_first_host(variables, components);
+  LaunchedRank launched;
+  launched.source = components > 1 ? fmt::format(
+                                         "Slurm's variables (SLURM_PROCID, SLURM_NTASKS; a heterogeneous "
+                                         "job of {} components)",
+                                         components)
+                                   : "Slurm's variables (SLURM_PROCID, SLURM_NTASKS)";
+  launched.rank = *rank;
+  launched.world_size = slurm_world(variables, components);
+  launched.local_rank = variables.number("SLURM_LOCALID");
+  check(launched, "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID");
+  launched.master_host = slurm_first_host(variables, components);
   // One job, one port, the same for all of its tasks.
   constexpr int kFirstPort = 20'000, kPorts = 10'000;
   const auto job = components > 1 && variables.text("SLURM_HET_JOB_ID") ? variables.number("SLURM_HET_JOB_ID")
                                                                         : variables.number("SLURM_JOB_ID");
-  if (job) placement.master_port = kFirstPort + *job % kPorts;
-  return placement;
+  if (job) launched.master_port = kFirstPort + *job % kPorts;
+  return launched;
 }
 
-std::optional<Placement> from_indexed_job(const Variables& variables) {
+std::optional<LaunchedRank> from_indexed_job(const Variables& variables) {
   const auto index = variables.number("JOB_COMPLETION_INDEX");
   if (!index) return std::nullopt;
-  Placement placement;
-  placement.source = "the index of a Kubernetes job (JOB_COMPLETION_INDEX)";
-  placement.rank = *index;
-  placement.world_size = variables.number("WORLD_SIZE");
-  check(placement, "JOB_COMPLETION_INDEX", "WORLD_SIZE", "LOCAL_RANK");
-  return placement;
+  LaunchedRank launched;
+  launched.source = "the index of a Kubernetes job (JOB_COMPLETION_INDEX)";
+  launched.rank = *index;
+  launched.world_size = variables.number("WORLD_SIZE");
+  check(launched, "JOB_COMPLETION_INDEX", "WORLD_SIZE", "LOCAL_RANK");
+  return launched;
 }
 
-void add_master(const Variables& variables, Placement& placement) {
+void add_master(const Variables& variables, LaunchedRank& launched) {
   const auto host = variables.text("MASTER_ADDR");
   const auto port = variables.number("MASTER_PORT");
   constexpr int kLastPort = 65'535;
   if (port && (*port < 1 || *port > kLastPort))
     fail_usage("MASTER_PORT is {}; ports go from 1 to {}", *port, kLastPort);
-  if (host) placement.master_host = *host;
-  if (port) placement.master_port = *port;
-  if (!placement.master_host.empty() && placement.master_port == 0)
+  if (host) launched.master_host = *host;
+  if (port) launched.master_port = *port;
+  if (!launched.master_host.empty() && launched.master_port == 0)
     fail_usage("MASTER_ADDR is '{}', but MASTER_PORT is not set; the others are found at both",
-               placement.master_host);
-  if (placement.master_host.empty() && port)
+               launched.master_host);
+  if (launched.master_host.empty() && port)
     fail_usage("MASTER_PORT is {}, but MASTER_ADDR is not set; the others are found at both", *port);
 }
 
 // RANK of another launcher's processes is an old export as a rule. torchrun itself, which may number its
 // processes as it likes, says that it is there.
-void refuse_contradiction(const Variables& variables, const Placement& followed,
-                          const std::optional<Placement>& other) {
+void refuse_contradiction(const Variables& variables, const LaunchedRank& followed,
+                          const std::optional<LaunchedRank>& other) {
   if (!other || followed.source == other->source || variables.text("TORCHELASTIC_RUN_ID")) return;
   if (followed.world_size == other->world_size && followed.rank != other->rank)
     fail_usage("{} say rank {} of {}, but {} say rank {}; unset those that were left over", followed.source,
@@ -179,33 +179,33 @@ EnvironmentLookup process_environment() {
   };
 }
 
-Placement read_placement(const EnvironmentLookup& lookup) {
+LaunchedRank read_launched_rank(const EnvironmentLookup& lookup) {
   const Variables variables(lookup);
   std::string note;
   const auto torchrun = from_torchrun(variables);
   if (torchrun && variables.text("HETRUN_STORE")) {
     // `hetrun --workers` set them, maybe inside of a task of another launcher, whose place is not this one's.
-    Placement placement = *torchrun;
-    add_master(variables, placement);
-    return placement;
+    LaunchedRank launched = *torchrun;
+    add_master(variables, launched);
+    return launched;
   }
   const auto mpi = from_open_mpi(variables), slurm = from_slurm(variables, note),
              job = from_indexed_job(variables);
-  Placement placement;
+  LaunchedRank launched;
   for (const auto* candidate : {&torchrun, &mpi, &slurm, &job}) {
     if (!*candidate) continue;
-    placement = **candidate;
+    launched = **candidate;
     break;
   }
-  if (placement.source.empty()) {
-    placement.world_size = 1;
-    placement.note = note;
-    return placement;
+  if (launched.source.empty()) {
+    launched.world_size = 1;
+    launched.note = note;
+    return launched;
   }
   if (torchrun) refuse_contradiction(variables, *torchrun, mpi);
   if (torchrun) refuse_contradiction(variables, *torchrun, slurm);
-  add_master(variables, placement);
-  return placement;
+  add_master(variables, launched);
+  return launched;
 }
 
 std::vector<std::string> expand_nodelist(std::string_view list) {

@@ -15,7 +15,7 @@ using EnvironmentLookup = std::function<std::optional<std::string>(const std::st
 EnvironmentLookup process_environment();
 
 // What a launcher says of this process.
-struct Placement {
+struct LaunchedRank {
   std::string source;  // "torchrun's variables (RANK, WORLD_SIZE)"; empty: no launcher; this process is alone
   int rank = 0;
   std::optional<int> world_size;  // absent: the launcher does not say (JOB_COMPLETION_INDEX)
@@ -24,13 +24,13 @@ struct Placement {
   int master_port = 0;            // 0: not said
   std::string note;               // something found that was not followed, and why; empty: none
 
-  bool operator==(const Placement&) const = default;
+  bool operator==(const LaunchedRank&) const = default;
 };
 
 // In this order: RANK and WORLD_SIZE (torchrun, and by hand), OMPI_COMM_WORLD_*, SLURM_* of a step that srun
 // started, JOB_COMPLETION_INDEX. Those that `hetrun --workers` set (with HETRUN_STORE) count alone. Throws
 // Error(usage) for variables that contradict each other, are half set, or are no numbers.
-Placement read_placement(const EnvironmentLookup& lookup);
+LaunchedRank read_launched_rank(const EnvironmentLookup& lookup);
 
 // The hosts of a list as Slurm writes it: "gpu[01-03,7],login" is gpu01, gpu02, gpu03, gpu7, login. Throws
 // Error(usage) for what is none.

@@ -1,5 +1,5 @@
 // Collectives inside a tensor-parallel group: every rank of it runs the same ones, each with its own
-// operands. They appear in the graph of one rank (planner/partition.h) and are lowered to communication:
+// operands. They appear in the graph of one rank (core/plan/partition.h) and are lowered to communication:
 // devices have no kernels.
 #include "core/ops/rules.h"
 

@@ -409,6 +409,7 @@ std::vector<OpDef> elementwise_ops() {
   cast.signature = "x → dtype";
   cast.attributes = {"dtype"};
   cast.infer = infer_cast;
+  cast.copies_operand = true;
   ops.push_back(std::move(cast));
 
   OpDef fused =

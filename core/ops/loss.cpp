@@ -157,9 +157,22 @@ double products(const OpCall& call, double count) {
          static_cast<double>(call[1].elements());
 }
 
-// Parts of the classes are made by linear_log_sum_exp and linear_cross_entropy_gradient instead.
-const NeverCut kFeatures{"c", "a logit needs all features of its row"};
-const std::vector<NeverCut> kClassifier{{"v", "a softmax needs all classes"}, kFeatures};
+// Each part's classes give their share of every row's statistics; from all parts' follow the loss and, again
+// of each part's classes, the gradients.
+std::vector<ValueId> by_classes(const ShardedCall& call) {
+  const auto& in = call.inputs;
+  const Attributes attributes = first_of(call.whole, call.input_slices[1]);
+  const ValueId own = call.graph.call("linear_log_sum_exp", {in[0], in[1], in[2], in[3]}, attributes);
+  const ValueId parts = call.all_gather(own);
+  const auto loss =
+      call.graph.call_all(op_named("cross_entropy_of_parts"), {parts, in[3], in[4]}, call.whole.attributes);
+  if (call.output_slices.size() == 1) return {loss[0]};
+  const auto made = call.graph.call_all(op_named("linear_cross_entropy_gradient"),
+                                        {in[0], in[1], in[2], in[3], in[4], loss[1]}, attributes);
+  return {loss[0], made[0], made[1], made[2]};
+}
+
+const NeverCut kWholeRows{"c", "a logit needs all features of its row"};
 
 }  // namespace
 
@@ -192,8 +205,8 @@ std::vector<OpDef> loss_ops() {
        .gradient = gradient_linear_cross_entropy,
        .flops = [](const OpCall& call, Outputs) { return products(call, 1); },
        .accumulates = 1,
-       .sharding = {{.cut = "...", .sums = "loss"}},
-       .never_cut = kClassifier},
+       .sharding = {{.cut = "...", .sums = "loss"}, {.cut = "v", .decompose = by_classes}},
+       .never_cut = {kWholeRows}},
       {.name = "linear_cross_entropy_training",
        .signature = "hidden[..., c]:T, weight[v, c]:T, bias?[v]:A, labels[...]:i32, scale[1]:A → "
                     "loss[]:A +=, dhidden[..., c]:T, dweight[v, c]:A +=, dbias?[v]:A +=",
@@ -202,8 +215,9 @@ std::vector<OpDef> loss_ops() {
        .infer = infer_linear_cross_entropy_training,
        .flops = [](const OpCall& call, Outputs) { return products(call, 3); },
        .accumulates = 0b1101,
-       .sharding = {{.cut = "...", .sums = "loss dweight dbias"}},
-       .never_cut = kClassifier},
+       .sharding = {{.cut = "...", .sums = "loss dweight dbias"},
+                    {.cut = "v", .sums = "dhidden", .decompose = by_classes}},
+       .never_cut = {kWholeRows}},
       {.name = "linear_log_sum_exp",
        .signature = "hidden[..., c]:T, weight[v, c]:T, bias?[v]:A, labels[...]:i32 → y[2, (...)]:A",
        .doc = "Of classes `first`, `first` + 1, … of `of`: log Σ exp of the logits hidden weightᵀ + bias of "
@@ -213,7 +227,7 @@ std::vector<OpDef> loss_ops() {
        .infer = infer_linear_log_sum_exp,
        .flops = [](const OpCall& call, Outputs) { return products(call, 1); },
        .sharding = {{.cut = "..."}},
-       .never_cut = {{"v", "its parts are joined by cross_entropy_of_parts"}, kFeatures}},
+       .never_cut = {{"v", "its parts are joined by cross_entropy_of_parts"}, kWholeRows}},
       {.name = "cross_entropy_of_parts",
        .signature = "parts[p, 2, (...)]:A, labels[...]:i32, scale[1]:A → loss[]:A +=, lse[(...)]:A",
        .doc = "The cross-entropy from linear_log_sum_exp of each part of the classes.",
@@ -235,7 +249,7 @@ std::vector<OpDef> loss_ops() {
        .flops = [](const OpCall& call, Outputs) { return products(call, 3); },
        .accumulates = 0b110,
        .sharding = {{.cut = "...", .sums = "dweight dbias"}, {.cut = "v", .sums = "dhidden"}},
-       .never_cut = {kFeatures},
+       .never_cut = {kWholeRows},
        .localize = [](const OpCall& call, std::span<const TensorSlice> inputs,
                       std::span<const TensorSlice>) { return first_of(call, inputs[1]); }},
   };

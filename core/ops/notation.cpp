@@ -333,6 +333,17 @@ std::optional<TensorSlice> cut(const OperandNotation& operand, const Shape& shap
   return slice;
 }
 
+std::string_view meaning_of(std::string_view letter) {
+  constexpr std::pair<std::string_view, std::string_view> kMeanings[] = {
+      {"b", "samples"},    {"t", "tokens"},   {"s", "keys"},      {"hq", "query heads"},
+      {"hk", "key heads"}, {"h", "heads"},    {"v", "rows"},      {"c", kFeatures},
+      {"n", kFeatures},    {"in", kFeatures}, {"out", kFeatures},
+  };
+  for (const auto& [own, meaning] : kMeanings)
+    if (own == letter) return meaning;
+  return "entries";
+}
+
 std::string aligned_dims(const Shape& shape, const Shape& result) {
   std::string text;
   for (size_t d = 0; d < shape.size(); ++d) {

@@ -72,6 +72,10 @@ bool runs_along(const OperandNotation& operand, const std::vector<std::string>& 
 std::optional<TensorSlice> cut(const OperandNotation& operand, const Shape& shape, const Notation& notation,
                                const std::vector<std::string>& letters, int64_t units, Range range);
 
+// What entries of a letter are, for people: "key heads" of hk, "features" of c.
+inline constexpr std::string_view kFeatures = "features";
+std::string_view meaning_of(std::string_view letter);
+
 // For OpDef::notation: the dimensions of an operand that broadcasts to `result`, "[1, ...2]" of [1, 5] in
 // [4, 3, 5]. Dimensions of size 1 are numbers.
 std::string aligned_dims(const Shape& shape, const Shape& result);

@@ -72,6 +72,10 @@ struct OpDef {
   std::vector<NeverCut> never_cut;
   Attributes (*localize)(const OpCall&, std::span<const TensorSlice> inputs,
                          std::span<const TensorSlice> outputs) = nullptr;
+  // Its result is operand 0 again, perhaps in another precision: copy, cast.
+  bool copies_operand = false;
+  // Its result is the sum of its operands, however many: add_n.
+  bool adds_operands = false;
   // It takes operands however they lie, and says itself what it makes of parts: global_norm.
   bool any_placement = false;
   // Elementwise operators can be fused into chains; others are left alone.

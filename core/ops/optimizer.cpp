@@ -171,7 +171,8 @@ std::vector<OpDef> optimizer_ops() {
                text += fmt::format("{}x{}{}", i > 0 ? ", " : "", i, dims);
              return text + " → y" + dims;
            },
-       .sharding = {{.cut = "..."}, {.partial = "x* y"}}},
+       .sharding = {{.cut = "..."}, {.partial = "x* y"}},
+       .adds_operands = true},
   };
 }
 

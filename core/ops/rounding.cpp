@@ -35,7 +35,8 @@ std::vector<OpDef> rounding_ops() {
            },
        .flops = [](const OpCall& call, Outputs) { return static_cast<double>(call[0].elements()); },
        .sharding = {{.cut = "..."}},
-       .localize = part_of_operand}};
+       .localize = part_of_operand,
+       .copies_operand = true}};
 }
 
 }  // namespace het::ops

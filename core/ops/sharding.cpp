@@ -29,6 +29,18 @@ bool can_be_cut(const std::vector<OperandNotation>& operands, std::span<const Te
 
 }  // namespace
 
+ValueId ShardedCall::all_gather(ValueId x) const {
+  const TensorType type = graph.type(x);  // a copy: nodes that are added move it
+  const int64_t count = type.elements();
+  const ValueId flat = graph.call("reshape", {x}, {{"shape", std::vector<int64_t>{count}}});
+  const ValueId all = graph.call("all_gather", {flat},
+                                 {{"counts", std::vector<int64_t>(static_cast<size_t>(parts), count)},
+                                  {"part", static_cast<int64_t>(part)}});
+  Shape shape{parts};
+  shape.insert(shape.end(), type.shape.begin(), type.shape.end());
+  return graph.call("reshape", {all}, {{"shape", shape}});
+}
+
 std::vector<ShardingInstance> sharding_of(const OpCall& call, std::span<const TensorType> outputs) {
   std::vector<ShardingInstance> instances;
   if (call.op.sharding.empty()) return instances;

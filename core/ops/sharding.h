@@ -8,13 +8,26 @@
 #include <string_view>
 #include <vector>
 
-#include "core/graph/attributes.h"
+#include "core/graph/graph.h"
 #include "core/ops/notation.h"
 #include "core/tensor/slice.h"
 
 namespace het {
 
 struct OpCall;
+class GraphBuilder;
+
+// A call that a rule decomposes, on one part: what is there to emit nodes for it.
+struct ShardedCall {
+  GraphBuilder& graph;
+  const OpCall& whole;
+  const std::vector<ValueId>& inputs;                        // this part's, lying as the rule says
+  std::span<const TensorSlice> input_slices, output_slices;  // as for OpDef::localize
+  int parts, part;
+
+  // Every part's x, all of one shape, one after the other: [parts, ...].
+  ValueId all_gather(ValueId x) const;
+};
 
 // Operands and results along which a letter of `cut` runs are sharded, all others are replicated; results in
 // `sums` are partial: the sum over the ranks is the result. Names are those of the notation, separated by
@@ -25,6 +38,8 @@ struct ShardingRule {
   std::string_view sums = {};     // results that become partial where letters are cut
   std::string_view once = {};     // operands that count once: absent but on the first rank that has a part
   bool (*when)(const OpCall&) = nullptr;  // calls that it holds for; null: all
+  // Emits several nodes, collectives among them, in place of the operator: its results on this part.
+  std::vector<ValueId> (*decompose)(const ShardedCall&) = nullptr;
 };
 
 // A letter that no rule of its operator cuts, and why, as messages quote it: "a softmax needs all keys".

@@ -18,7 +18,17 @@ std::string_view name_of(Schedule schedule) {
   return "unknown";
 }
 
+Shares tensor_shares(const Plan& plan) {
+  return plan.shares.empty() ? Shares(static_cast<size_t>(plan.tensor), 1) : plan.shares;
+}
+
 namespace {
+
+// "2", or with shares "{ 3, 1 }".
+std::string show_tensor(const Plan& plan) {
+  return plan.shares.empty() ? fmt::format("{}", plan.tensor)
+                             : fmt::format("{{ {} }}", fmt::join(plan.shares, ", "));
+}
 
 // Each layer's optimizer state lives somewhere: of the stages that hold it, one has a share.
 void check_shares(const Plan& plan, int layers, std::vector<std::string>& problems) {
@@ -54,6 +64,13 @@ std::vector<std::string> validate(const Plan& plan, const PlanSubject& subject) 
   std::vector<std::string> problems;
   const auto add = [&](std::string text) { problems.push_back(std::move(text)); };
   if (plan.tensor < 1) add(fmt::format("tensor = {}; the tensor-parallel degree is at least 1", plan.tensor));
+  if (!plan.shares.empty() && static_cast<int>(plan.shares.size()) != plan.tensor)
+    add(fmt::format("{} shares for tensor = {}; each tensor-parallel rank has one", plan.shares.size(),
+                    plan.tensor));
+  for (size_t r = 0; r < plan.shares.size(); ++r)
+    if (plan.shares[r] < 1)
+      add(fmt::format("tensor = {}: share {} leaves rank {} of every stage idle; leave it out of the stages",
+                      show_tensor(plan), plan.shares[r], r + 1));
   if (plan.microbatch < 1)
     add(fmt::format("microbatch = {}; a micro-batch has at least 1 sample", plan.microbatch));
   if (plan.pipelines.empty()) add("the plan has no pipeline; at least one is needed");
@@ -137,7 +154,8 @@ std::string to_lua(const Stage& stage, bool sharded_optimizer) {
 }  // namespace
 
 std::string to_lua(const Plan& plan) {
-  std::string text = fmt::format("het.plan {{ tensor = {}, microbatch = {},", plan.tensor, plan.microbatch);
+  std::string text =
+      fmt::format("het.plan {{ tensor = {}, microbatch = {},", show_tensor(plan), plan.microbatch);
   if (plan.schedule != Schedule::one_f_one_b)
     text += fmt::format(" schedule = \"{}\",", name_of(plan.schedule));
   if (plan.chunks != 1) text += fmt::format(" chunks = {},", plan.chunks);

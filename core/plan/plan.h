@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "core/base/range.h"
+
 namespace het {
 
 // In what order a stage runs the forwards and backwards of its micro-batches.
@@ -35,6 +37,7 @@ struct Pipeline {
 
 struct Plan {
   int tensor = 1;         // tensor-parallel degree, the same everywhere
+  Shares shares;          // of a stage's tensor-parallel ranks, relative to one another; empty: equal
   bool sequence = false;  // norms, dropout and residuals divided by tokens over a tensor-parallel group
   int microbatch = 1;     // samples in one micro-batch
   std::vector<Pipeline> pipelines;
@@ -44,6 +47,9 @@ struct Plan {
   bool sharded_optimizer = false;  // state divided over the replicas of a layer by Stage::optimizer_share
   bool operator==(const Plan&) const = default;
 };
+
+// The shares of a stage's tensor-parallel ranks, one each.
+Shares tensor_shares(const Plan& plan);
 
 // What a plan is checked against.
 struct PlanSubject {

@@ -25,7 +25,7 @@ namespace {
 // user has set stays.
 void prepare_for_ranks() {
   try {
-    if (read_placement(process_environment()).world_size.value_or(1) <= 1) return;
+    if (read_launched_rank(process_environment()).world_size.value_or(1) <= 1) return;
   } catch (const Error&) {  // whoever joins the run says what is wrong
     return;
   }

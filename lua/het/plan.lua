@@ -4,6 +4,7 @@ local native = require "het.native"
 local define = require "het.define"
 local errors = require "het.errors"
 local handle = require "het.handle"
+local text = require "het.text"
 
 local plan = {}
 
@@ -41,7 +42,8 @@ Plan.__tostring = function(self)
     return ("het.plan.auto { policy = %q, objective = %q%s }"):format(self.automatic.policy, self.automatic.objective,
       without[1] and ", without = { " .. table.concat(without, ", ") .. " }" or "")
   end
-  local parts = { ("tensor = %d, microbatch = %d"):format(self.tensor, self.microbatch or 0) }
+  local tensor = type(self.tensor) == "table" and "{ " .. table.concat(self.tensor, ", ") .. " }" or self.tensor
+  local parts = { ("tensor = %s, microbatch = %d"):format(tensor, self.microbatch or 0) }
   if self.schedule ~= "1f1b" then parts[#parts + 1] = (" schedule = %q"):format(self.schedule) end
   if self.chunks ~= 1 then parts[#parts + 1] = (" chunks = %d"):format(self.chunks) end
   if self.sequence then parts[#parts + 1] = " sequence = true" end
@@ -109,8 +111,8 @@ local make = define.constructor {
     .. '           het.pipeline { microbatches = 3, het.stage { "here:0" }, het.stage { "here:1" } } }',
   list = { "pipeline", "pipelines", least = 1 },
   fields = {
-    { "tensor", "integer", "devices that share each layer; it divides the model's heads and hidden features",
-      default = 1, min = 1 },
+    { "tensor", "integer|list", "devices that share each layer; it divides the model's heads and hidden features. "
+      .. "{ 3, 1 }: two devices, of which the first takes three quarters", default = 1, min = 1 },
     { "sequence", "boolean", "divide norms, dropout and residuals by tokens over the devices that share a layer: less "
       .. "memory, the same traffic", default = false },
     { "microbatch", "integer", "samples of a micro-batch (default: what divides the batch evenly over the plan)",
@@ -122,6 +124,16 @@ local make = define.constructor {
       default = 0, min = 0 },
     { "sharded_optimizer", "boolean", "divide optimizer state over the replicas of a layer", default = false },
   },
+  check = function(a, report)
+    if type(a.tensor) ~= "table" then return end
+    if #a.tensor == 0 then report("tensor", "plan.tensor names no share; tensor = 1 is one device for each layer") end
+    for i, share in ipairs(a.tensor) do
+      if type(share) ~= "number" or share ~= math.floor(share) or share < 1 then
+        report("tensor", ("plan.tensor: share %d is %s; shares are whole numbers from 1 on: { 3, 1 }"):format(i,
+          text.value(share)))
+      end
+    end
+  end,
   build = function(a)
     local result = setmetatable({ tensor = a.tensor, sequence = a.sequence, microbatch = a.microbatch,
       schedule = a.schedule, chunks = a.chunks, warmup = a.warmup, sharded_optimizer = a.sharded_optimizer,

@@ -1,6 +1,6 @@
 // Every sharding rule of every operator, executed: the parts of an operator's results, computed from the
 // parts of its operands, are together what the whole operator computes. On all cases of the operators, cut
-// over 2 to 4 parts by random shares, of which some are 0.
+// over 2 to 4 parts by random shares, some of them 0.
 #include "core/ops/sharding.h"
 
 #include <algorithm>
@@ -62,25 +62,82 @@ class Sharded {
   // The results of all parts together.
   std::vector<Joined> run_parts() {
     make_summands();
-    std::vector<Joined> together(whole_.output_types.size());
-    bool first = true;
+    std::vector<Part> parts;
     for (size_t part = 0; part + 1 < points_.size(); ++part) {
       if (points_[part] == points_[part + 1]) continue;
-      const auto in = slices(notation_.inputs, whole_.input_types, instance_.inputs, part);
-      const auto out = slices(notation_.outputs, whole_.output_types, instance_.outputs, part);
-      std::vector<Tensor> own;
-      for (size_t i = 0; i < whole_.inputs.size(); ++i) own.push_back(operand(i, part, in[i], first));
-      const std::vector<Tensor> results =
-          run(eager_, whole_.definition, own, localized(whole_.call(), in, out));
-      for (size_t o = 0; o < results.size(); ++o)
-        if (whole_.output_types[o].present())
-          join(together[o], results[o], instance_.outputs[o], out[o], first);
-      first = false;
+      Part own{slices(notation_.inputs, whole_.input_types, instance_.inputs, part),
+               slices(notation_.outputs, whole_.output_types, instance_.outputs, part),
+               {}};
+      for (size_t i = 0; i < whole_.inputs.size(); ++i)
+        own.operands.push_back(operand(i, part, own.in[i], parts.empty()));
+      parts.push_back(std::move(own));
     }
+    std::vector<std::vector<Tensor>> results;
+    if (whole_.definition.sharding[instance_.rule].decompose != nullptr)
+      results = decomposed(parts);
+    else
+      for (const Part& part : parts)
+        results.push_back(
+            run(eager_, whole_.definition, part.operands, localized(whole_.call(), part.in, part.out)));
+    std::vector<Joined> together(whole_.output_types.size());
+    for (size_t p = 0; p < parts.size(); ++p)
+      for (size_t o = 0; o < together.size(); ++o)
+        if (whole_.output_types[o].present())
+          join(together[o], results[p][o], instance_.outputs[o], parts[p].out[o], p == 0);
     return together;
   }
 
  private:
+  struct Part {
+    std::vector<TensorSlice> in, out;
+    std::vector<Tensor> operands;
+  };
+
+  // The results on each part of what a rule makes of the call: the graphs of all parts, which have the same
+  // nodes but for sizes, run node by node.
+  std::vector<std::vector<Tensor>> decomposed(const std::vector<Part>& parts) {
+    std::vector<Graph> graphs(parts.size());
+    std::vector<std::vector<ValueId>> made;
+    std::vector<std::map<ValueId, Tensor>> values(parts.size());
+    for (size_t p = 0; p < parts.size(); ++p) {
+      GraphBuilder builder(graphs[p]);
+      std::vector<ValueId> inputs;
+      for (size_t i = 0; i < parts[p].operands.size(); ++i) {
+        const Tensor& operand = parts[p].operands[i];
+        inputs.push_back(operand.present() ? builder.input(fmt::format("x{}", i), operand.type()) : kAbsent);
+        values[p][inputs.back()] = operand;
+      }
+      made.push_back(whole_.definition.sharding[instance_.rule].decompose(
+          {builder, whole_.call(), inputs, parts[p].in, parts[p].out, static_cast<int>(parts.size()),
+           static_cast<int>(p)}));
+      REQUIRE(graphs[p].nodes.size() == graphs[0].nodes.size());
+    }
+    for (size_t n = 0; n < graphs[0].nodes.size(); ++n) {
+      const bool communicates = graphs[0].nodes[n].op->communicates;
+      Tensor gathered;
+      if (communicates) {
+        REQUIRE(graphs[0].nodes[n].op->name == "all_gather");
+        std::vector<Tensor> operands;
+        for (size_t p = 0; p < parts.size(); ++p)
+          operands.push_back(values[p].at(graphs[p].nodes[n].inputs[0]));
+        gathered = run(eager_, op_named("concat"), operands, {{"dim", int64_t{0}}})[0];
+      }
+      for (size_t p = 0; p < parts.size(); ++p) {
+        const Node& node = graphs[p].nodes[n];
+        std::vector<Tensor> operands;
+        for (const ValueId id : node.inputs) operands.push_back(id == kAbsent ? Tensor() : values[p].at(id));
+        const auto results =
+            communicates ? std::vector{gathered} : run(eager_, *node.op, operands, node.attributes);
+        for (size_t o = 0; o < node.outputs.size(); ++o)
+          if (node.outputs[o] != kAbsent) values[p][node.outputs[o]] = results[o];
+      }
+    }
+    std::vector<std::vector<Tensor>> results(parts.size());
+    for (size_t p = 0; p < parts.size(); ++p)
+      for (const ValueId id : made[p]) results[p].push_back(id == kAbsent ? Tensor() : values[p].at(id));
+    return results;
+  }
+
   std::vector<TensorSlice> slices(const std::vector<OperandNotation>& operands,
                                   const std::vector<TensorType>& types, const std::vector<Lies>& lies,
                                   size_t part) const {
@@ -168,7 +225,7 @@ double error_of(const Joined& joined, const Tensor& wanted) {
   return worst;
 }
 
-// Of units, in parts of which at least two have some.
+// Where units are cut at random: at least two parts have some.
 std::vector<int64_t> random_points(int64_t units, std::mt19937& random) {
   const auto below = [&](int64_t bound) {
     return std::uniform_int_distribution<int64_t>(0, bound - 1)(random);

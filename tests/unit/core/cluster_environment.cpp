@@ -54,7 +54,7 @@ const Settings kStep = {{"SLURM_JOB_ID", "12345"}, {"SLURM_STEP_ID", "0"},
 TEST_CASE("a process finds its place in what its launcher says", "[cluster]") {
   struct Case {
     Settings settings;
-    Placement expected;
+    LaunchedRank expected;
   };
   const std::vector<Case> cases = {
       {{}, {"", 0, 1, {}, "", 0, ""}},
@@ -118,7 +118,7 @@ TEST_CASE("a process finds its place in what its launcher says", "[cluster]") {
     std::string settings;
     for (const auto& [name, value] : c.settings) settings += fmt::format("{}={} ", name, value);
     INFO(settings);
-    const Placement found = read_placement(lookup_in(c.settings));
+    const LaunchedRank found = read_launched_rank(lookup_in(c.settings));
     CHECK(found.source == c.expected.source);
     CHECK(found == c.expected);
   }
@@ -165,7 +165,7 @@ TEST_CASE("a place that is half said, or contradicts itself, is refused", "[clus
        "usage: JOB_COMPLETION_INDEX is 3, but WORLD_SIZE is 3: ranks go from 0 to 2"},
   };
   for (const auto& [settings, expected] : cases)
-    CHECK(sentence_of([&, &settings = settings] { read_placement(lookup_in(settings)); }) == expected);
+    CHECK(sentence_of([&, &settings = settings] { read_launched_rank(lookup_in(settings)); }) == expected);
 }
 
 TEST_CASE("lists of hosts are expanded as Slurm means them", "[cluster]") {

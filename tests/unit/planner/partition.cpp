@@ -1,15 +1,13 @@
 // Which weights are divided among tensor-parallel ranks, and what it takes to communicate.
-#include "planner/partition.h"
-
 #include <catch2/catch.hpp>
 #include <set>
 
 #include "core/base/error.h"
-#include "core/graph/axes.h"
 #include "core/graph/fuse.h"
 #include "core/graph/gradient.h"
 #include "core/ops/op.h"
 #include "core/tensor/slice.h"
+#include "planner/megatron/sharding.h"
 #include "tests/unit/core/testing.h"
 
 using namespace het;
@@ -90,9 +88,9 @@ int count(const Graph& graph, std::string_view op, Phase phase, int32_t layer) {
   }));
 }
 
-std::string problem_of(const Graph& graph, int parts) {
+std::string problem_of(const Graph& graph, const Shares& shares) {
   try {
-    partition(graph, parts, 0);
+    tensor_parallel(graph, shares, 0);
   } catch (const Error& error) {
     CHECK(error.kind() == ErrorKind::usage);
     return error.what();
@@ -102,34 +100,11 @@ std::string problem_of(const Graph& graph, int parts) {
 
 }  // namespace
 
-TEST_CASE("the axes that every node can cut are those that Megatron cuts", "[partition][axes]") {
-  for (const Projection projection : {Projection::joined, Projection::separate})
-    for (const int64_t kv_heads : {4, 2}) {
-      Sizes sizes;
-      sizes.kv_heads = kv_heads;
-      const Graph graph = model(sizes, projection);
-      for (const int part : {0, 1}) {
-        std::set<std::string> found, wanted;
-        for (const LogicalAxis& axis : logical_axes(graph)) {
-          if (!axis.has_parameters || axis.has_inputs || !axis.obstacle.empty()) continue;
-          for (const AxisPlace& place : axis.places) {
-            const Value& value = graph.values[static_cast<size_t>(place.value)];
-            if (is_state(value))
-              found.insert(value.name + to_string(slice_of(graph, axis, place, {1, 1}, part)));
-          }
-        }
-        for (const auto& [name, slice] : slices_of(partition(graph, 2, part)))
-          if (name != "embedding")  // a classifier's classes, which only its decomposition cuts
-            wanted.insert(name + to_string(slice));
-        CHECK(found == wanted);
-      }
-    }
-}
-
-TEST_CASE("axes say what keeps them from being cut", "[axes]") {
+TEST_CASE("axes say what keeps them from being cut", "[placements]") {
   const Graph graph = model({});
+  const PlacementTable table(graph);
   const auto axis_of = [&](std::string_view name, int64_t dim) {
-    for (const LogicalAxis& axis : logical_axes(graph))
+    for (const LogicalAxis& axis : table.axes())
       for (const AxisPlace& place : axis.places)
         if (place.value == *graph.find(name) && place.dim == dim && place.segments.size() == 1) return axis;
     return LogicalAxis{};
@@ -142,7 +117,8 @@ TEST_CASE("axes say what keeps them from being cut", "[axes]") {
   std::set<std::string> uneven;
   for (const AxisPlace& place : hidden.places) {
     const Value& value = graph.values[static_cast<size_t>(place.value)];
-    if (is_state(value)) uneven.insert(value.name + to_string(slice_of(graph, hidden, place, {3, 1}, 1)));
+    const auto lies = table.find(place.value, place.dim, place.segments);
+    if (is_state(value)) uneven.insert(value.name + to_string(table.slice(place.value, *lies, {3, 1}, 1)));
   }
   CHECK(uneven == std::set<std::string>{"down.weight[:, 9:12]", "up.bias[9:12]", "up.weight[9:12, :]"});
   CHECK(axis_of("inputs", 0).has_inputs);
@@ -151,7 +127,7 @@ TEST_CASE("axes say what keeps them from being cut", "[axes]") {
 TEST_CASE("weights are divided as a transformer's should be", "[partition]") {
   const Graph graph = model({});
   for (const int part : {0, 1}) {
-    const Graph own = partition(graph, 2, part);
+    const Graph own = tensor_parallel(graph, {1, 1}, part);
     CHECK(verify(own).empty());
     CHECK(divided(own) == std::vector<std::string>{"down.weight", "embedding", "out.weight", "qkv.bias",
                                                    "qkv.weight", "up.bias", "up.weight"});
@@ -169,9 +145,9 @@ TEST_CASE("a projection that makes its activation is divided by columns, never i
           "[partition]") {
   const Graph joined = join_activations(prune(model({})));
   REQUIRE(joined.nodes.size() + 2 == prune(model({})).nodes.size());
-  const Graph own = partition(joined, 2, 0);
+  const Graph own = tensor_parallel(joined, {1, 1}, 0);
   CHECK(verify(own).empty());
-  CHECK(divided(own) == divided(partition(model({}), 2, 0)));
+  CHECK(divided(own) == divided(tensor_parallel(model({}), {1, 1}, 0)));
   int activated = 0;
   for (const Node& node : own.nodes) {
     if (!is_activated(node)) continue;
@@ -182,7 +158,7 @@ TEST_CASE("a projection that makes its activation is divided by columns, never i
 }
 
 TEST_CASE("separate projections are divided like one that makes all three", "[partition]") {
-  const Graph own = partition(model({}, Projection::separate), 2, 0);
+  const Graph own = tensor_parallel(model({}, Projection::separate), {1, 1}, 0);
   const auto slices = slices_of(own);
   for (const char* name : {"q.weight", "k.weight", "v.weight"}) {
     REQUIRE(slices.count(name) == 1);
@@ -193,7 +169,7 @@ TEST_CASE("separate projections are divided like one that makes all three", "[pa
 
 TEST_CASE("a block takes two all-reduces forward and two backward", "[partition]") {
   for (const Projection projection : {Projection::joined, Projection::separate}) {
-    const Graph own = partition(model({}, projection), 2, 1);
+    const Graph own = tensor_parallel(model({}, projection), {1, 1}, 1);
     const int block = 1;
     for (const Phase phase : {Phase::forward, Phase::backward})
       CHECK(count(own, "all_reduce", phase, block) == 2);
@@ -208,7 +184,7 @@ TEST_CASE("a block takes two all-reduces forward and two backward", "[partition]
 }
 
 TEST_CASE("divided by tokens, all-reduces become reduce-scatters and all-gathers", "[partition]") {
-  const Graph own = partition(model({}), 2, 1, true);
+  const Graph own = tensor_parallel(model({}), {1, 1}, 1, true);
   CHECK(verify(own).empty());
   const int block = 1;
   CHECK(count(own, "all_reduce", Phase::forward, block) == 0);
@@ -221,7 +197,7 @@ TEST_CASE("divided by tokens, all-reduces become reduce-scatters and all-gathers
 
 TEST_CASE("norms that make additions are divided by tokens with what they add", "[partition]") {
   const Graph joined = join_additions(model({}));
-  const Graph own = partition(joined, 2, 1, true);
+  const Graph own = tensor_parallel(joined, {1, 1}, 1, true);
   CHECK(verify(own).empty());
   const int block = 1;
   CHECK(count(own, "reduce_scatter", Phase::forward, block) == 2);
@@ -241,12 +217,74 @@ TEST_CASE("norms that make additions are divided by tokens with what they add", 
 }
 
 TEST_CASE("heads and features that do not divide are refused with what would", "[partition]") {
-  CHECK_THAT(problem_of(model({.width = 12, .heads = 6, .kv_heads = 6}), 4),
+  CHECK_THAT(problem_of(model({.width = 12, .heads = 6, .kv_heads = 6}), {1, 1, 1, 1}),
              Catch::Contains("block: 6 query heads among 4 devices; 3 or 6 would do"));
-  CHECK_THAT(problem_of(model({.kv_heads = 2}), 4),
+  CHECK_THAT(problem_of(model({.kv_heads = 2}), {1, 1, 1, 1}),
              Catch::Contains("block: 2 key heads among 4 devices; 2 would do"));
-  CHECK_THAT(problem_of(model({.hidden = 13}), 2),
+  CHECK_THAT(problem_of(model({.hidden = 13}), {1, 1}),
              Catch::Contains("block: 13 features among 2 devices; 1 or 13 would do"));
+}
+
+TEST_CASE("shares cut heads, features and vocabulary in whole units", "[partition]") {
+  const Graph graph = model({});
+  const auto slices = slices_of(tensor_parallel(graph, {3, 1}, 0));
+  CHECK(to_string(slices.at("qkv.weight")) == "[0:6+8:14+16:22, :]");  // 3 of 4 heads
+  CHECK(to_string(slices.at("down.weight")) == "[:, 0:9]");
+  CHECK(to_string(slices.at("embedding")) == "[0:14, :]");
+  CHECK(to_string(slices_of(tensor_parallel(graph, {3, 1}, 1)).at("qkv.bias")) == "[6:8+14:16+22:24]");
+  CHECK_THAT(problem_of(model({.kv_heads = 2}), {3, 1}),
+             Catch::Contains("block: 2 key heads among shares { 3, 1 } leave a device without any"));
+  CHECK(problem_of(model({.width = 12, .heads = 6, .kv_heads = 6}), {2, 1, 2, 1}) == "accepted");
+}
+
+TEST_CASE("nodes run on shards in every way that their rules allow, and whole", "[placements]") {
+  const Graph graph = model({});
+  const PlacementTable table(graph);
+  const auto node = std::find_if(graph.nodes.begin(), graph.nodes.end(),
+                                 [](const Node& each) { return each.op->name == "attention"; });
+  std::vector<std::string> ways;
+  for (const NodeSharding& way : table.shardings(static_cast<NodeId>(node - graph.nodes.begin()))) {
+    std::string text;
+    for (size_t i = 0; i < node->inputs.size(); ++i)
+      text += to_string(table.placements(node->inputs[i])[way.inputs[i]]) + "; ";
+    for (size_t o = 0; o < node->outputs.size(); ++o)
+      text += to_string(table.placements(node->outputs[o])[way.outputs[o]]) + "; ";
+    ways.push_back(text);
+  }
+  const std::string samples = "sharded by 0 in [2]; ", heads = "sharded by 2 in [4]; ",
+                    tokens = "sharded by 1 in [4]; ", whole = "replicated; ";
+  CHECK(ways == std::vector<std::string>{
+                    samples + samples + samples + samples + samples,
+                    heads + heads + heads + heads + "sharded by 1 in [4]; ",
+                    tokens + whole + whole + tokens + "sharded by 2 in [4]; ",
+                });
+  for (size_t n = 0; n < graph.nodes.size(); ++n)
+    CHECK(table.replicated(static_cast<NodeId>(n)).outputs.size() == graph.nodes[n].outputs.size());
+}
+
+TEST_CASE("a bias of summands counts once", "[partition]") {
+  for (const int part : {0, 1}) {
+    const Graph own = tensor_parallel(model({}), {1, 1}, part);
+    int present = 0, absent = 0;
+    for (const Node& node : own.nodes) {
+      if (node.op->name != "linear") continue;
+      (node.inputs[2] == kAbsent ? absent : present)++;
+    }
+    CHECK(present == (part == 0 ? 4 : 2));  // qkv and up; out and down, whose results are summed
+    CHECK(absent == (part == 0 ? 0 : 2));
+    CHECK(own.find("out.bias").has_value());
+  }
+}
+
+TEST_CASE("only what lies sharded or partial already is worked on in parts", "[placements]") {
+  const Graph graph = model({});
+  const PlacementTable table(graph);
+  ShardingHints hints;
+  for (size_t a = 0; a < table.axes().size(); ++a) hints.axes.insert(static_cast<int>(a));
+  const ShardingProgram program = propagate(table, {1, 1}, hints);  // all state is replicated
+  for (const NodeSharding& way : program.nodes) CHECK(way.rule == -1);
+  CHECK(program.conversions.empty());
+  CHECK(program == propagate(table, {1, 1}, hints));
 }
 
 TEST_CASE("what nothing can divide is computed whole", "[partition]") {
@@ -255,7 +293,7 @@ TEST_CASE("what nothing can divide is computed whole", "[partition]") {
   const ValueId x = b.input("x", {DType::f32, {3, 8}});
   const ValueId w = b.parameter("w", {DType::f32, {8, 8}}, {});
   b.output("y", b.call("softmax", {b.call("linear", {x, w, kAbsent})}));
-  CHECK(divided(partition(graph, 2, 0)).empty());
+  CHECK(divided(tensor_parallel(graph, {1, 1}, 0)).empty());
 }
 
 TEST_CASE("state that exists whole is cut to the part that a program needs", "[partition]") {

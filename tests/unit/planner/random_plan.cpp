@@ -24,6 +24,7 @@ std::vector<Plan> simpler(const Plan& plan) {
     add([&](Plan& changed) { changed.pipelines.erase(changed.pipelines.begin() + static_cast<long>(p)); });
   add([&](Plan& changed) {
     changed.tensor = 1;
+    changed.shares.clear();
     changed.sequence = false;
     each_stage(changed, [](Stage& stage) { stage.devices.resize(1); });
   });
@@ -36,6 +37,7 @@ std::vector<Plan> simpler(const Plan& plan) {
         stages.erase(stages.begin() + static_cast<long>(s));
       });
   add([](Plan& changed) { changed.sequence = false; });
+  add([](Plan& changed) { changed.shares.clear(); });
   add([](Plan& changed) { changed.sharded_optimizer = false; });
   add([](Plan& changed) { changed.warmup = 0; });
   if (plan.chunks == 1)
@@ -69,7 +71,7 @@ std::vector<Plan> simpler(const Plan& plan) {
 
 }  // namespace
 
-Plan random_plan(std::mt19937& random, int layers, int samples) {
+Plan random_plan(std::mt19937& random, int layers, int samples, bool uneven) {
   const auto draw = [&](int least, int most) {
     return least + static_cast<int>(random() % static_cast<unsigned>(most - least + 1));
   };
@@ -78,6 +80,17 @@ Plan random_plan(std::mt19937& random, int layers, int samples) {
   const int degrees[] = {1, 1, 2, 2, 4};
   plan.tensor = degrees[draw(0, 4)];
   plan.sequence = plan.tensor > 1 && draw(0, 1) == 1;
+  if (uneven && plan.tensor > 1 && draw(0, 1) == 1) {
+    constexpr int64_t kUnits = 4;  // key heads of the models that random plans train: each rank has one
+    const auto has_all = [&] {
+      const auto points = cut_points(kUnits, plan.shares);
+      return std::adjacent_find(points.begin(), points.end()) == points.end();
+    };
+    do {
+      plan.shares.clear();
+      for (int t = 0; t < plan.tensor; ++t) plan.shares.push_back(draw(1, 3));
+    } while (!has_all());
+  }
   const Schedule schedules[] = {Schedule::one_f_one_b, Schedule::gpipe, Schedule::interleaved,
                                 Schedule::split_backward};
   plan.schedule = schedules[draw(0, 3)];
@@ -148,7 +161,7 @@ TEST_CASE("a failing plan is made as simple as it fails", "[distributed]") {
   int found = 0;
   for (unsigned seed = 1; seed <= 200; ++seed) {
     std::mt19937 random(seed);
-    const Plan plan = random_plan(random, kLayers, 2);
+    const Plan plan = random_plan(random, kLayers, 2, true);
     REQUIRE(valid(plan));
     // A made-up mistake: two pipelines, in one of which a stage recomputes.
     const auto fails = [&](const Plan& tried) {

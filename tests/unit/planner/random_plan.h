@@ -9,8 +9,9 @@
 namespace het::testing {
 
 // For a model of `layers` layers: up to three pipelines of up to three groups of up to four devices, with all
-// that a plan can say. Micro-batches have `samples` samples.
-Plan random_plan(std::mt19937& random, int layers, int samples);
+// that a plan can say. Micro-batches have `samples` samples. With `uneven`, tensor-parallel ranks may have
+// shares.
+Plan random_plan(std::mt19937& random, int layers, int samples, bool uneven = false);
 
 int devices_in(const Plan& plan);
 

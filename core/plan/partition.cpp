@@ -1,0 +1,239 @@
+#include "core/plan/partition.h"
+
+#include <algorithm>
+#include <map>
+
+#include "core/base/error.h"
+#include "core/ops/op.h"
+
+namespace het {
+namespace {
+
+// Emits the nodes in order, every collective right after what it works on, so that it runs while later nodes
+// are computed.
+class Partition {
+ public:
+  Partition(const PlacementTable& table, const ShardingProgram& program, int part)
+      : table_(table), graph_(table.graph()), program_(program), part_(part), builder_(result_) {
+    HET_REQUIRE(program.values.size() == graph_.values.size(), program.values.size());
+    HET_REQUIRE(program.nodes.size() == graph_.nodes.size(), program.nodes.size());
+    HET_REQUIRE(part >= 0 && part < program.parts(), part, program.parts());
+    result_.layers = graph_.layers;
+    result_.scopes = graph_.scopes;
+    for (size_t c = 0; c < program.conversions.size(); ++c)
+      conversions_[program.conversions[c].value].push_back(c);
+  }
+
+  Graph run() {
+    declare();
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) emit(graph_.nodes[n], program_.nodes[n]);
+    for (const Output& output : graph_.outputs) {
+      const NodeId producer = graph_.values[output.value].producer;
+      Node place;
+      if (producer >= 0) place = graph_.nodes[producer];
+      place.phase = Phase::update;
+      place_at(place);
+      result_.outputs.push_back({output.name, local(output.value, kReplicated)});
+    }
+    return std::move(result_);
+  }
+
+ private:
+  PlacementId lies(ValueId id) const { return program_.values[static_cast<size_t>(id)]; }
+  const Placement& placement(ValueId id, PlacementId lies) const { return table_.placements(id)[lies]; }
+  TensorSlice slice(ValueId id, PlacementId lies, int part) const {
+    return table_.slice(id, lies, program_.shares, part);
+  }
+
+  // --- what comes from outside
+
+  void declare() {
+    for (size_t i = 0; i < graph_.values.size(); ++i) {
+      const Value& value = graph_.values[i];
+      const ValueId id = static_cast<ValueId>(i);
+      if (value.role == Role::intermediate) continue;
+      const TensorSlice own = slice(id, lies(id), part_);
+      const TensorType type{value.type.dtype, own.shape()};
+      ValueId made = kAbsent;
+      if (value.role == Role::input)
+        made = builder_.input(value.name, value.type, value.per_step);  // cut where it is used
+      else if (value.role == Role::parameter)
+        made = builder_.parameter(value.name, type, value.initial);
+      else
+        made = builder_.buffer(value.name, type, value.initial);
+      if (is_state(value) && placement(id, lies(id)).is_sharded()) result_.values[made].slice = own;
+      local_[id] = made;
+    }
+  }
+
+  void place_at(const Node& node) {
+    builder_.set_phase(node.phase);
+    builder_.set_layer(node.layer);
+    builder_.set_scope(node.scope);
+  }
+
+  // --- conversions
+
+  // The value on this rank, lying as `to`: converted now if it was not yet.
+  ValueId local(ValueId id, PlacementId to) {
+    if (lies(id) == to) return local_.at(id);
+    const bool kept = !placement(id, lies(id)).is_sharded();
+    const Phase phase = phase_of_conversion(table_, program_, id, builder_.phase());
+    const auto& own = conversions_.at(id);
+    const auto c = std::find_if(own.begin(), own.end(), [&](size_t each) {
+      const Conversion& conversion = program_.conversions[each];
+      return conversion.to == to && (kept || conversion.phase == phase);
+    });
+    HET_REQUIRE(c != own.end(), id, to_string(placement(id, to)));
+    if (const auto found = converted_.find(*c); found != converted_.end()) return found->second;
+    return converted_[*c] = convert(id, to);
+  }
+
+  ValueId convert(ValueId id, PlacementId to) {
+    const Placement& from = placement(id, lies(id));
+    const ValueId value = local_.at(id);
+    if (from.is_replicated()) return cut(value, id, to, part_);
+    if (from.is_partial() && to == kReplicated) return builder_.call("all_reduce", {value});
+    if (from.is_partial()) return scatter(value, id, to);
+    const auto [whole, fresh] = gathered_.emplace(std::pair{id, builder_.phase()}, kAbsent);
+    if (fresh) whole->second = gather(value, id);
+    return to == kReplicated ? whole->second : cut(whole->second, id, to, part_);
+  }
+
+  // What part `part` has of a whole value that lies so.
+  ValueId cut(ValueId whole, ValueId id, PlacementId to, int part) {
+    const int64_t dim = placement(id, to).dim;
+    std::vector<ValueId> pieces;
+    for (const Range& range : slice(id, to, part).ranges(dim))
+      pieces.push_back(
+          builder_.call("slice", {whole}, {{"dim", dim}, {"start", range.begin}, {"length", range.size()}}));
+    HET_REQUIRE(!pieces.empty(), to_string(graph_.type(id)), part);
+    return join(pieces, dim);
+  }
+
+  ValueId join(const std::vector<ValueId>& pieces, int64_t dim) {
+    return pieces.size() == 1 ? pieces[0] : builder_.call("concat", pieces, {{"dim", dim}});
+  }
+
+  ValueId flat(ValueId value) {
+    return builder_.call("reshape", {value},
+                         {{"shape", std::vector<int64_t>{builder_.type(value).elements()}}});
+  }
+
+  std::vector<int64_t> counts_of(ValueId id, PlacementId lies) const {
+    std::vector<int64_t> counts;
+    for (int part = 0; part < program_.parts(); ++part) counts.push_back(slice(id, lies, part).elements());
+    return counts;
+  }
+
+  // All parts one after the other, then every piece to its place.
+  ValueId gather(ValueId value, ValueId id) {
+    const int64_t dim = placement(id, lies(id)).dim;
+    const auto counts = counts_of(id, lies(id));
+    const ValueId all = builder_.call("all_gather", {flat(value)},
+                                      {{"counts", counts}, {"part", static_cast<int64_t>(part_)}});
+    struct Piece {
+      int64_t begin;
+      ValueId value;
+    };
+    std::vector<Piece> pieces;
+    int64_t start = 0;
+    for (int part = 0; part < program_.parts(); ++part) {
+      const TensorSlice of = slice(id, lies(id), part);
+      const int64_t count = counts[static_cast<size_t>(part)];
+      const ValueId own = builder_.call(
+          "reshape",
+          {builder_.call("slice", {all}, {{"dim", int64_t{0}}, {"start", start}, {"length", count}})},
+          {{"shape", of.shape()}});
+      start += count;
+      const Ranges ranges = of.ranges(dim);
+      int64_t at = 0;
+      for (const Range& range : ranges) {
+        const Attributes piece{{"dim", dim}, {"start", at}, {"length", range.size()}};
+        pieces.push_back({range.begin, ranges.size() == 1 ? own : builder_.call("slice", {own}, piece)});
+        at += range.size();
+      }
+    }
+    std::stable_sort(pieces.begin(), pieces.end(),
+                     [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
+    std::vector<ValueId> ordered;
+    for (const Piece& piece : pieces) ordered.push_back(piece.value);
+    return join(ordered, dim);
+  }
+
+  // Blocks in the order of the parts, summed and scattered.
+  ValueId scatter(ValueId value, ValueId id, PlacementId to) {
+    std::vector<ValueId> blocks;
+    for (int part = 0; part < program_.parts(); ++part) blocks.push_back(flat(cut(value, id, to, part)));
+    const ValueId own = builder_.call("reduce_scatter", {join(blocks, 0)},
+                                      {{"counts", counts_of(id, to)}, {"part", static_cast<int64_t>(part_)}});
+    return builder_.call("reshape", {own}, {{"shape", slice(id, to, part_).shape()}});
+  }
+
+  // What has to be converted for a later node of the same phase is so at once, in the layer that made it.
+  void start_early(ValueId id, const Node& producer) {
+    const auto found = id == kAbsent ? conversions_.end() : conversions_.find(id);
+    if (found == conversions_.end() || lies(id) == kReplicated) return;
+    for (const size_t c : found->second)
+      if (program_.conversions[c].phase == producer.phase) local(id, program_.conversions[c].to);
+  }
+
+  // --- nodes
+
+  void emit(const Node& node, const NodeSharding& way) {
+    place_at(node);
+    std::vector<ValueId> inputs;
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      const bool elsewhere = ((way.once >> i) & 1) != 0 && part_ != 0;
+      inputs.push_back(node.inputs[i] == kAbsent || elsewhere ? kAbsent
+                                                              : local(node.inputs[i], way.inputs[i]));
+    }
+    const std::vector<ValueId> outputs = call(node, way, inputs);
+    for (size_t o = 0; o < node.outputs.size(); ++o)
+      if (node.outputs[o] != kAbsent) local_[node.outputs[o]] = outputs[o];
+    for (const ValueId id : node.outputs) start_early(id, node);
+  }
+
+  std::vector<ValueId> call(const Node& node, const NodeSharding& way, std::vector<ValueId> inputs) {
+    const bool decomposed =
+        way.rule >= 0 && node.op->sharding[static_cast<size_t>(way.rule)].decompose != nullptr;
+    if (!decomposed && (way.rule < 0 || node.op->localize == nullptr)) {
+      auto outputs = builder_.call_all(*node.op, std::move(inputs), node.attributes);
+      if (!node.step_scopes.empty()) result_.nodes.back().step_scopes = node.step_scopes;
+      return outputs;
+    }
+    const auto types = types_of(graph_, node.inputs);
+    const OpCall whole{*node.op, types, node.attributes};
+    const auto in = slices_of(node.inputs, way.inputs), out = slices_of(node.outputs, way.outputs);
+    if (!decomposed) return builder_.call_all(*node.op, std::move(inputs), localized(whole, in, out));
+    ShardedCall call{builder_, whole, inputs, in, out, program_.parts(), part_};
+    return node.op->sharding[static_cast<size_t>(way.rule)].decompose(call);
+  }
+
+  std::vector<TensorSlice> slices_of(const std::vector<ValueId>& ids,
+                                     const std::vector<PlacementId>& placements) const {
+    std::vector<TensorSlice> slices;
+    for (size_t i = 0; i < ids.size(); ++i)
+      slices.push_back(ids[i] == kAbsent ? TensorSlice() : slice(ids[i], placements[i], part_));
+    return slices;
+  }
+
+  const PlacementTable& table_;
+  const Graph& graph_;
+  const ShardingProgram& program_;
+  int part_;
+  Graph result_;
+  GraphBuilder builder_;
+  std::map<ValueId, std::vector<size_t>> conversions_;     // of values, by index
+  std::map<ValueId, ValueId> local_;                       // values as they are made
+  std::map<size_t, ValueId> converted_;                    // by conversion
+  std::map<std::pair<ValueId, Phase>, ValueId> gathered_;  // shards that were gathered
+};
+
+}  // namespace
+
+Graph partition(const PlacementTable& table, const ShardingProgram& program, int part) {
+  return Partition(table, program, part).run();
+}
+
+}  // namespace het

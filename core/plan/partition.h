@@ -1,0 +1,14 @@
+// From a sharding program to what each rank computes.
+#pragma once
+
+#include "core/plan/sharding_program.h"
+
+namespace het {
+
+// The graph of rank `part` of the mesh axis, with collectives (core/ops/collective.cpp) where ranks need more
+// than they have. State says by Value::slice which part of it is here. Nodes are the same on all ranks but
+// for sizes, and for operands that count once. The graph of the table and the program's have to be the same;
+// each part of what is sharded has to have something.
+Graph partition(const PlacementTable& table, const ShardingProgram& program, int part);
+
+}  // namespace het

@@ -1,0 +1,211 @@
+#include "core/plan/sharding_program.h"
+
+#include <algorithm>
+
+#include "core/base/error.h"
+#include "core/ops/op.h"
+
+namespace het {
+namespace {
+
+// Whether a value is a parameter, or a copy of one in another precision.
+bool is_of_parameter(const Graph& graph, ValueId id) {
+  while (id != kAbsent && graph.values[id].producer >= 0) {
+    const Node& node = graph.nodes[graph.values[id].producer];
+    if (!node.op->copies_operand) return false;
+    id = node.inputs[0];
+  }
+  return id != kAbsent && graph.values[id].role == Role::parameter;
+}
+
+class Propagation {
+ public:
+  Propagation(const PlacementTable& table, const Shares& shares, const ShardingHints& hints)
+      : table_(table), graph_(table.graph()), axes_(hints.axes) {
+    program_.shares = shares;
+    program_.values.assign(graph_.values.size(), kReplicated);
+    for (const auto& [id, placement] : hints.state) program_.values[static_cast<size_t>(id)] = placement;
+  }
+
+  ShardingProgram run() {
+    find_wanted();
+    find_read();
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) choose(static_cast<NodeId>(n));
+    // A result of a micro-batch is whole there: what is summed over micro-batches, and over pipelines, is it.
+    for (const Output& output : graph_.outputs) {
+      const NodeId producer = graph_.values[static_cast<size_t>(output.value)].producer;
+      need(output.value, kReplicated,
+           producer < 0 ? Phase::update : graph_.nodes[static_cast<size_t>(producer)].phase);
+    }
+    return std::move(program_);
+  }
+
+ private:
+  PlacementId& lies(ValueId id) { return program_.values[static_cast<size_t>(id)]; }
+
+  static bool is_changed(const Node& node, size_t input) {
+    return std::any_of(node.op->in_place.begin(), node.op->in_place.end(),
+                       [&](const auto& pair) { return pair.second == static_cast<int>(input); });
+  }
+
+  // The placement of one value that is another's of the same shape.
+  PlacementId same_as(ValueId id, ValueId other, PlacementId placement) const {
+    const Placement& lies = table_.placements(other)[placement];
+    if (!lies.is_sharded()) return placement;
+    return table_.find(id, lies.dim, lies.segments).value_or(kReplicated);
+  }
+
+  // How a gradient shall lie in the end: as the parameter that it updates, through operators that keep its
+  // shape.
+  void find_wanted() {
+    wanted_.assign(graph_.values.size(), kReplicated);
+    for (size_t n = graph_.nodes.size(); n-- > 0;) {
+      const Node& node = graph_.nodes[n];
+      ValueId state = kAbsent;
+      for (size_t i = 0; node.phase == Phase::update && state == kAbsent && i < node.inputs.size(); ++i)
+        if (is_changed(node, i)) state = node.inputs[i];
+      const bool keeps = (node.op->elementwise || node.op->adds_operands) && node.outputs[0] != kAbsent;
+      for (const ValueId id : node.inputs) {
+        if (id == kAbsent || graph_.values[id].role != Role::intermediate) continue;
+        PlacementId& wanted = wanted_[static_cast<size_t>(id)];
+        const Shape& shape = graph_.type(id).shape;
+        if (state != kAbsent && graph_.type(state).shape == shape)
+          wanted = same_as(id, state, lies(state));
+        else if (keeps && graph_.type(node.outputs[0]).shape == shape && wanted == kReplicated)
+          wanted = same_as(id, node.outputs[0], wanted_[static_cast<size_t>(node.outputs[0])]);
+      }
+    }
+  }
+
+  void find_read() {
+    read_in_step_.assign(graph_.values.size(), false);
+    for (const Node& node : graph_.nodes)
+      for (const ValueId id : node.inputs)
+        if (id != kAbsent && node.phase != Phase::update) read_in_step_[static_cast<size_t>(id)] = true;
+    for (const Output& output : graph_.outputs) read_in_step_[static_cast<size_t>(output.value)] = true;
+  }
+
+  // Bytes that a rank moves to have a value as `to` when it has it as `from`; negative: it cannot.
+  double bytes_between(ValueId id, PlacementId from, PlacementId to) const {
+    const int parts = program_.parts();
+    const double share = static_cast<double>(graph_.type(id).bytes()) * (parts - 1) / parts;
+    if (from == to) return 0;
+    if (to == kPartial) return -1;
+    if (from == kPartial) return to == kReplicated ? 2 * share : share;
+    if (from == kReplicated) return 0;
+    // Gathered, then perhaps cut again. Weights stay where they are, as long as there is another way.
+    constexpr double kWeight = 1e6;
+    return is_of_parameter(graph_, id) ? kWeight * share : share;
+  }
+
+  // Bytes to run a node so, and then to add up what it leaves as summands; negative: it cannot.
+  double bytes_of(const Node& node, const NodeSharding& way) {
+    double bytes = 0;
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      if (node.inputs[i] == kAbsent) continue;
+      const PlacementId given = lies(node.inputs[i]);
+      const double each = bytes_between(node.inputs[i], given, way.inputs[i]);
+      if (each < 0 || (is_changed(node, i) && given != way.inputs[i])) return -1;
+      if (conversion_of(node.inputs[i], way.inputs[i], node.phase) == nullptr) bytes += each;
+    }
+    for (size_t o = 0; o < node.outputs.size(); ++o) {
+      const ValueId id = node.outputs[o];
+      if (id == kAbsent) continue;
+      const PlacementId wanted = wanted_[static_cast<size_t>(id)];
+      if (o == 0 && wanted != kReplicated)
+        bytes += std::max(0.0, bytes_between(id, way.outputs[o], wanted));
+      else if (way.outputs[o] == kPartial && read_in_step_[static_cast<size_t>(id)])
+        bytes += bytes_between(id, kPartial,
+                               kReplicated);  // sums that updates alone read are added up once a step
+    }
+    return bytes;
+  }
+
+  // Whether the work is shared out already: of an operand that has its part, or as a gradient shall lie.
+  bool goes_on(const Node& node, const NodeSharding& way) {
+    for (size_t i = 0; i < node.inputs.size(); ++i)
+      if (node.inputs[i] != kAbsent && lies(node.inputs[i]) != kReplicated && way.inputs[i] != kReplicated)
+        return true;
+    const ValueId result = node.outputs.empty() ? kAbsent : node.outputs[0];
+    return result != kAbsent && way.outputs[0] > kPartial &&
+           way.outputs[0] == wanted_[static_cast<size_t>(result)];
+  }
+
+  void choose(NodeId n) {
+    const Node& node = graph_.nodes[static_cast<size_t>(n)];
+    NodeSharding best = table_.replicated(n);
+    double least = -1;
+    for (const NodeSharding& way : table_.shardings(n)) {
+      if (way.axis >= 0 && axes_.count(way.axis) == 0) continue;
+      if (!goes_on(node, way)) continue;
+      const double bytes = bytes_of(node, way);
+      if (bytes < 0 || (least >= 0 && bytes >= least)) continue;
+      least = bytes;
+      best = way;
+    }
+    if (best.rule >= 0) {
+      const double bytes = bytes_of(node, table_.replicated(n));
+      // A sum is added up rather sooner than later, when that costs the same.
+      if (bytes >= 0 && (bytes < least || (bytes == least && best.axis < 0))) best = table_.replicated(n);
+    }
+    // The norm is of gradients that lie as their parameters do, so that each is counted once.
+    if (node.op->any_placement)
+      for (size_t i = 0; i < node.inputs.size(); ++i)
+        best.inputs[i] = wanted_[static_cast<size_t>(node.inputs[i])];
+    for (size_t i = 0; i < node.inputs.size(); ++i)
+      if (node.inputs[i] != kAbsent) need(node.inputs[i], best.inputs[i], node.phase);
+    for (size_t o = 0; o < node.outputs.size(); ++o)
+      if (node.outputs[o] != kAbsent) lies(node.outputs[o]) = best.outputs[o];
+    program_.nodes.push_back(std::move(best));
+  }
+
+  // The conversion that serves a node of phase `use`; null: there is none yet.
+  Conversion* conversion_of(ValueId id, PlacementId to, Phase use) {
+    const auto found = of_value_.find(id);
+    if (found == of_value_.end()) return nullptr;
+    const bool kept = !table_.placements(id)[lies(id)].is_sharded();
+    for (const size_t c : found->second) {
+      Conversion& known = program_.conversions[c];
+      if (known.to == to && (kept || known.phase == phase_of_conversion(table_, program_, id, use)))
+        return &known;
+    }
+    return nullptr;
+  }
+
+  void need(ValueId id, PlacementId to, Phase use) {
+    if (lies(id) == to) return;
+    const Phase phase = phase_of_conversion(table_, program_, id, use);
+    if (Conversion* known = conversion_of(id, to, use)) {
+      known->phase = std::min(known->phase, phase);
+      return;
+    }
+    of_value_[id].push_back(program_.conversions.size());
+    program_.conversions.push_back({id, to, phase});
+  }
+
+  const PlacementTable& table_;
+  const Graph& graph_;
+  const std::set<int>& axes_;
+  ShardingProgram program_;
+  std::vector<PlacementId> wanted_;  // of values
+  std::vector<bool> read_in_step_;   // values: by nodes of the forward and backward passes, or as an output
+  std::map<ValueId, std::vector<size_t>> of_value_;  // conversions, by index
+};
+
+}  // namespace
+
+Phase phase_of_conversion(const PlacementTable& table, const ShardingProgram& program, ValueId value,
+                          Phase use) {
+  const Graph& graph = table.graph();
+  const NodeId producer = graph.values[static_cast<size_t>(value)].producer;
+  const PlacementId lies = program.values[static_cast<size_t>(value)];
+  const bool sharded = table.placements(value)[lies].is_sharded();
+  return use == Phase::update && producer >= 0 && sharded ? graph.nodes[static_cast<size_t>(producer)].phase
+                                                          : use;
+}
+
+ShardingProgram propagate(const PlacementTable& table, const Shares& shares, const ShardingHints& hints) {
+  return Propagation(table, shares, hints).run();
+}
+
+}  // namespace het

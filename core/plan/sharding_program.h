@@ -1,0 +1,53 @@
+// A sharding program: how each value of a graph lies over the ranks of a mesh axis, how each node runs, and
+// where a value is brought to lie otherwise. Plain data, that a planner or a person writes and partition()
+// turns into the graph of each rank.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/graph/placements.h"
+
+namespace het {
+
+// A value that nodes of a phase need otherwise than it was made: by a slice where it is replicated, an
+// all-reduce or a reduce-scatter where it is partial, an all-gather where it is sharded. What is not sharded
+// is converted once, for all phases; what is gathered is so in each phase anew, since kept from forward to
+// backward it would take the memory that sharding it saves.
+struct Conversion {
+  ValueId value;
+  PlacementId to;
+  Phase phase;  // in which it is made
+  bool operator==(const Conversion&) const = default;
+};
+
+struct ShardingProgram {
+  Shares shares;                    // one weight for each rank of the axis
+  std::vector<PlacementId> values;  // as they are made, or declared
+  std::vector<NodeSharding> nodes;
+  std::vector<Conversion> conversions;  // in the order of the nodes that need them first
+  bool operator==(const ShardingProgram&) const = default;
+
+  int parts() const { return static_cast<int>(shares.size()); }
+};
+
+// The conversion of `value` that a node of phase `use` reads when it needs it to lie as `to`: its phase.
+// Gradients are gathered before they are summed over micro-batches: what is summed and exchanged between
+// replicas is then of their parameter's size.
+Phase phase_of_conversion(const PlacementTable& table, const ShardingProgram& program, ValueId value,
+                          Phase use);
+
+// What propagate() may use.
+struct ShardingHints {
+  std::map<ValueId, PlacementId> state;  // how state lies; other state is replicated
+  std::set<int> axes;                    // of PlacementTable::axes(), that may be cut
+};
+
+// The program that follows from how state lies, node by node: each runs in the way that moves the fewest
+// bytes, of equals in the first of its operator's rules. Only what lies sharded or partial already is kept
+// so; work on operands that are all replicated is not shared out.
+ShardingProgram propagate(const PlacementTable& table, const Shares& shares, const ShardingHints& hints);
+
+}  // namespace het

@@ -1,0 +1,181 @@
+#include "planner/megatron/sharding.h"
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+#include "core/base/error.h"
+#include "core/ops/op.h"
+
+namespace het {
+namespace {
+
+bool are_equal(const Shares& shares) {
+  return std::all_of(shares.begin(), shares.end(), [&](int64_t share) { return share == shares[0]; });
+}
+
+// "4 devices", "shares { 3, 1 }"
+std::string describe(const Shares& shares) {
+  return are_equal(shares) ? fmt::format("{} devices", shares.size())
+                           : fmt::format("shares {{ {} }}", fmt::join(shares, ", "));
+}
+
+// The divisors of n that are nearest to the degree, one below and, where there is one, one above: "2 or 8".
+std::string divisors(int64_t n, int64_t degree) {
+  int64_t below = 1, above = 0;
+  for (int64_t d = 1; d <= n; ++d) {
+    if (n % d != 0) continue;
+    if (d < degree) below = d;
+    if (d > degree && above == 0) above = d;
+  }
+  return above == 0 ? fmt::format("{}", below) : fmt::format("{} or {}", below, above);
+}
+
+// Which axes of a graph are cut.
+class Choice {
+ public:
+  Choice(const PlacementTable& table, const Shares& shares)
+      : table_(table), graph_(table.graph()), shares_(shares), nodes_(table.axes().size()) {
+    for (size_t n = 0; n < graph_.nodes.size(); ++n)
+      for (const NodeSharding& way : table.shardings(static_cast<NodeId>(n)))
+        if (way.axis >= 0) nodes_[static_cast<size_t>(way.axis)].push_back({static_cast<NodeId>(n), &way});
+  }
+
+  std::set<int> run() {
+    std::set<int> axes;
+    std::set<ValueId> taken;  // parameters
+    for (size_t a = 0; a < table_.axes().size(); ++a) {
+      const LogicalAxis& axis = table_.axes()[a];
+      if (!axis.has_parameters || axis.has_inputs || !axis.obstacle.empty()) continue;
+      std::set<ValueId> own;
+      for (const AxisPlace& place : axis.places)
+        if (graph_.values[static_cast<size_t>(place.value)].role == Role::parameter) own.insert(place.value);
+      const bool shared =
+          std::any_of(own.begin(), own.end(), [&](ValueId id) { return taken.count(id) != 0; });
+      if (shared || !is_worth_it(a)) continue;
+      taken.merge(own);
+      axes.insert(static_cast<int>(a));
+    }
+    if (!problems_.empty())
+      fail_usage("tensor = {} cannot share out the model evenly:\n  {}",
+                 are_equal(shares_) ? fmt::format("{}", shares_.size())
+                                    : fmt::format("{{ {} }}", fmt::join(shares_, ", ")),
+                 fmt::join(problems_, "\n  "));
+    return axes;
+  }
+
+ private:
+  struct Use {
+    NodeId node;
+    const NodeSharding* way;
+  };
+
+  const OpDef& op_of(const Use& use) const { return *graph_.nodes[static_cast<size_t>(use.node)].op; }
+
+  // Whether the axis is that of rows which are looked up, or of a classifier's classes.
+  bool is_of_rows(size_t axis) const {
+    return std::any_of(nodes_[axis].begin(), nodes_[axis].end(), [&](const Use& use) {
+      const auto sharded = [](PlacementId lies) { return lies > kPartial; };
+      const auto& way = *use.way;
+      if (op_of(use).sharding[static_cast<size_t>(way.rule)].decompose != nullptr) return true;
+      return graph_.nodes[static_cast<size_t>(use.node)].phase == Phase::forward &&
+             std::count_if(way.inputs.begin(), way.inputs.end(), sharded) == 1 &&
+             std::none_of(way.outputs.begin(), way.outputs.end(), sharded);
+    });
+  }
+
+  bool is_worth_it(size_t axis) {
+    const int64_t units = table_.axes()[axis].units;
+    const std::vector<int64_t> points = cut_points(units, shares_);
+    int64_t least = units;
+    for (size_t p = 0; p + 1 < points.size(); ++p) least = std::min(least, points[p + 1] - points[p]);
+    constexpr int64_t kLeastRows = 4;  // on each rank: of a smaller table all have all rows
+    if (is_of_rows(axis)) return least >= kLeastRows;
+    const auto parts = static_cast<int64_t>(shares_.size());
+    const bool even = !are_equal(shares_) || units % parts == 0;
+    if (even && least > 0) return true;
+    std::string problem = fmt::format("{} among {}", describe_units(axis), describe(shares_));
+    problem += are_equal(shares_) ? fmt::format("; {} would do", divisors(units, parts))
+                                  : " leave a device without any";
+    if (std::find(problems_.begin(), problems_.end(), problem) == problems_.end())
+      problems_.push_back(std::move(problem));
+    return false;
+  }
+
+  // "blocks.0.attention: 2 key heads": the letter that has no more entries than the axis has units. Heads are
+  // what people choose degrees by, so they come first.
+  std::string describe_units(size_t axis) const {
+    const int64_t units = table_.axes()[axis].units;
+    std::string other;
+    for (const Use& use : nodes_[axis]) {
+      const Node& node = graph_.nodes[static_cast<size_t>(use.node)];
+      const auto inputs = types_of(graph_, node.inputs), outputs = types_of(graph_, node.outputs);
+      const OpCall call{*node.op, inputs, node.attributes};
+      const Notation notation = notation_of(call, outputs);
+      const std::string_view cut = node.op->sharding[static_cast<size_t>(use.way->rule)].cut;
+      for (const std::string& letter : notation.letters) {
+        if (!names(cut, letter) || notation.sizes.at(letter) != units) continue;
+        const std::string text = fmt::format("{}: {} {}", graph_.scopes[static_cast<size_t>(node.scope)],
+                                             units, meaning_of(letter));
+        if (meaning_of(letter) != kFeatures) return text;
+        if (other.empty()) other = text;
+      }
+    }
+    return other.empty() ? fmt::format("{} units of {}", units, describe_place(axis)) : other;
+  }
+
+  std::string describe_place(size_t axis) const {
+    const AxisPlace& place = table_.axes()[axis].places[0];
+    return fmt::format("dimension {} of '{}'", place.dim,
+                       graph_.values[static_cast<size_t>(place.value)].name);
+  }
+
+  const PlacementTable& table_;
+  const Graph& graph_;
+  const Shares& shares_;
+  std::vector<std::vector<Use>> nodes_;  // by axis
+  std::vector<std::string> problems_;
+};
+
+// The axes of tokens: of dimension 1 of activations [samples, tokens, features] that are sums over the ranks.
+std::set<int> token_axes(const PlacementTable& table, const Shares& shares, const std::set<int>& cut) {
+  const Graph& graph = table.graph();
+  std::set<int> found;
+  for (size_t n = 0; n < graph.nodes.size(); ++n)
+    for (const NodeSharding& way : table.shardings(static_cast<NodeId>(n)))
+      for (size_t o = 0; cut.count(way.axis) != 0 && o < way.outputs.size(); ++o) {
+        const ValueId id = graph.nodes[n].outputs[o];
+        if (way.outputs[o] != kPartial || graph.type(id).shape.size() != 3) continue;
+        const auto lies = table.find(id, 1, {graph.type(id).shape[1]});
+        if (!lies || graph.nodes[n].phase != Phase::forward) continue;
+        const int axis = table.placements(id)[*lies].axis;
+        const std::vector<int64_t> points = cut_points(table.axes()[static_cast<size_t>(axis)].units, shares);
+        bool all = true;
+        for (size_t p = 0; p + 1 < points.size(); ++p) all = all && points[p] < points[p + 1];
+        if (all) found.insert(axis);
+      }
+  return found;
+}
+
+}  // namespace
+
+ShardingProgram megatron_sharding(const PlacementTable& table, const Shares& shares, bool sequence) {
+  const Graph& graph = table.graph();
+  ShardingHints hints;
+  hints.axes = Choice(table, shares).run();
+  for (const int axis : hints.axes)
+    for (const AxisPlace& place : table.axes()[static_cast<size_t>(axis)].places)
+      if (is_state(graph.values[static_cast<size_t>(place.value)]))
+        hints.state[place.value] = *table.find(place.value, place.dim, place.segments);
+  if (sequence) hints.axes.merge(token_axes(table, shares, hints.axes));
+  return propagate(table, shares, hints);
+}
+
+Graph tensor_parallel(const Graph& graph, const Shares& shares, int part, bool sequence) {
+  HET_REQUIRE(part >= 0 && part < static_cast<int>(shares.size()), part, shares.size());
+  if (shares.size() == 1) return graph;
+  const PlacementTable table(graph);
+  return partition(table, megatron_sharding(table, shares, sequence), part);
+}
+
+}  // namespace het

@@ -1,0 +1,24 @@
+// Megatron-LM's tensor parallelism (Shoeybi et al. 2019) as a sharding program: the projections into
+// attention heads and hidden features are cut by columns, those back by rows, so that one all-reduce forward
+// and one backward serve a layer; embeddings and the classifier are cut by vocabulary. Which weights these
+// are is found from the graph, not from their names: an axis is cut that runs along parameters, along no
+// input, and that every node which makes or reads its values can cut. What nothing can cut, every rank
+// computes whole.
+#pragma once
+
+#include "core/plan/partition.h"
+
+namespace het {
+
+// The program for ranks with these shares; equal shares have to come out even, but for the rows of tables and
+// classifiers. Graphs with the same forward pass lay their parameters alike. With `sequence`, what lies
+// between the projections (norms, dropout, residuals) is cut by tokens (Korthikanti et al. 2022): a
+// reduce-scatter and an all-gather take the place of each all-reduce, and activations shrink. Throws
+// Error(usage) when an axis has too few units for the ranks, or equal shares do not come out even, naming
+// what would do.
+ShardingProgram megatron_sharding(const PlacementTable& table, const Shares& shares, bool sequence = false);
+
+// The graph of rank `part` under that program; the graph itself where there is one rank.
+Graph tensor_parallel(const Graph& graph, const Shares& shares, int part, bool sequence = false);
+
+}  // namespace het
