@@ -343,7 +343,8 @@ int join_run(lua_State* L) {
   gloo.board = words(cluster->brief);
   gloo.prefix = "traffic";
   gloo.host = member.host;
-  if (!by_workers && !by_etcd) gloo.keeper = fmt::format("rank 0 ({})", cluster->membership->members()[0].host);
+  if (!by_workers && !by_etcd)
+    gloo.keeper = fmt::format("rank 0 ({})", cluster->membership->members()[0].host);
   const std::string keeper = gloo.rank == 0 ? "" : gloo.keeper;
   gloo.patience.warn = say;
   if (timeout) gloo.patience.timeout = *timeout;

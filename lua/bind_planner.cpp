@@ -160,7 +160,9 @@ Json json_of(const Plan& plan) {
     Json::Array stages;
     for (const Stage& stage : pipeline.stages) {
       Json::Array devices(stage.devices.begin(), stage.devices.end());
+      const Shares shares = tensor_shares(plan, stage);
       stages.push_back(Json::Object{{"devices", std::move(devices)},
+                                    {"shares", Json::Array(shares.begin(), shares.end())},
                                     {"first_layer", stage.first_layer},
                                     {"layers", stage.layers},
                                     {"recompute", stage.recompute},
@@ -168,9 +170,7 @@ Json json_of(const Plan& plan) {
     }
     pipelines.push_back(Json::Object{{"microbatches", pipeline.microbatches}, {"stages", std::move(stages)}});
   }
-  const Shares shares = tensor_shares(plan);
   return Json::Object{{"tensor", plan.tensor},
-                      {"shares", Json::Array(shares.begin(), shares.end())},
                       {"microbatch", plan.microbatch},
                       {"schedule", std::string(name_of(plan.schedule))},
                       {"chunks", plan.chunks},

@@ -171,7 +171,22 @@ Schedule schedule_named(const std::string& name) {
 
 namespace {
 constexpr int kMostInPlan = 1 << 20;  // of anything that is counted: sums and products of two stay small
+
+// The field `tensor` of a plan or a stage where it is a list of shares; empty: it is a number, or absent.
+Shares shares_at(lua_State* L, int index) {
+  lua_getfield(L, index, "tensor");
+  const bool is_list = lua_istable(L, -1);
+  lua_pop(L, 1);
+  if (!is_list) return {};
+  Shares shares = field<Shares>(L, index, "tensor").value_or(Shares{});
+  if (shares.empty() || shares.size() > kMostInPlan)
+    fail_usage("tensor of a plan has {} shares; 1 to {} work", shares.size(), kMostInPlan);
+  for (const int64_t share : shares)
+    if (share > kMostInPlan)
+      fail_usage("the share {} of a plan's tensor is more than {}", share, kMostInPlan);
+  return shares;
 }
+}  // namespace
 
 Plan plan_at(lua_State* L, int index, int layers) {
   Plan plan;
@@ -180,19 +195,8 @@ Plan plan_at(lua_State* L, int index, int layers) {
     if (value > kMostInPlan) fail_usage("{} = {} of a plan is more than {}", name, value, kMostInPlan);
     return value;
   };
-  lua_getfield(L, index, "tensor");
-  const bool uneven = lua_istable(L, -1);
-  lua_pop(L, 1);
-  if (uneven) {
-    plan.shares = field<Shares>(L, index, "tensor").value_or(plan.shares);
-    if (plan.shares.size() > kMostInPlan) fail_usage("tensor of a plan has more than {} shares", kMostInPlan);
-    for (const int64_t share : plan.shares)
-      if (share > kMostInPlan)
-        fail_usage("the share {} of a plan's tensor is more than {}", share, kMostInPlan);
-    plan.tensor = static_cast<int>(plan.shares.size());
-  } else {
-    plan.tensor = count(index, "tensor", 1);
-  }
+  plan.shares = shares_at(L, index);
+  plan.tensor = plan.shares.empty() ? count(index, "tensor", 1) : static_cast<int>(plan.shares.size());
   plan.sequence = field<bool>(L, index, "sequence").value_or(false);
   plan.microbatch = count(index, "microbatch", 1);
   plan.schedule = schedule_named(field<std::string>(L, index, "schedule").value_or("1f1b"));
@@ -205,6 +209,9 @@ Plan plan_at(lua_State* L, int index, int layers) {
     each_in(L, at, "stages", [&](int, int stage_at) {
       Stage& stage = pipeline.stages.emplace_back();
       stage.layers = count(stage_at, "layers", -1);
+      stage.shares = shares_at(L, stage_at);
+      if (const int degree = stage.shares.empty() ? count(stage_at, "tensor", 0) : 0; degree > 0)
+        stage.shares.assign(static_cast<size_t>(degree), 1);
       stage.recompute = field<bool>(L, stage_at, "recompute").value_or(false);
       stage.optimizer_share = count(stage_at, "optimizer_share", 1);
       stage.devices = field<std::vector<std::string>>(L, stage_at, "devices").value_or(stage.devices);

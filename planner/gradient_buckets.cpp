@@ -28,6 +28,65 @@ GradientBuckets::GradientBuckets(const Graph& graph, const Work& work, std::map<
     const auto [group, layer, dtype] = key;
     make(group, -layer, dtype, std::move(gradients));
   }
+  std::map<std::tuple<int, int, DType>, std::vector<Work::Piece>> packed;
+  for (const Work::Piece& piece : work_.pieces)
+    packed[{piece.group, -piece.layer, graph_.type(piece.gradient).dtype}].push_back(piece);
+  for (auto& [key, pieces] : packed) {
+    const auto [group, layer, dtype] = key;
+    make_packed(group, -layer, dtype, std::move(pieces));
+  }
+}
+
+std::string GradientBuckets::name_of(const Graph& graph, int layer) {
+  return layer >= 0 ? fmt::format("gradients of layer {}", graph.layers[layer].name) : "gradients";
+}
+
+void GradientBuckets::make_packed(int group, int layer, DType dtype, std::vector<Work::Piece> pieces) {
+  Bucket bucket{group, {}, {}};
+  int64_t elements = 0;
+  for (const Work::Piece& piece : pieces) {
+    bucket.gradients.push_back(piece.gradient);
+    bucket.offsets.push_back(elements);
+    elements += piece.elements;
+  }
+  bucket.all = out_.add_whole({name_of(graph_, layer), {dtype, {elements}}});
+  bucket.pieces = std::move(pieces);
+  buckets_.push_back(std::move(bucket));
+}
+
+// visit(where in the gradient, where in the bucket) for each box of a bucket's pieces.
+template <typename Visit>
+void GradientBuckets::each_box(const Bucket& bucket, const PlaceOf& place, const Visit& visit) {
+  for (size_t i = 0; i < bucket.pieces.size(); ++i) {
+    const Operand gradient = place(bucket.pieces[i].gradient);
+    HET_REQUIRE(gradient.layout.is_contiguous(), out_.buffer(bucket.all).name);
+    int64_t offset = bucket.offsets[i];
+    for (Layout box : bucket.pieces[i].places) {
+      const Operand packed = part_of(bucket.all, offset, box.type);
+      offset += box.type.elements();
+      box.offset += gradient.layout.offset;
+      visit(bucket.pieces[i], Operand{gradient.buffer, std::move(box)}, packed);
+    }
+  }
+}
+
+void GradientBuckets::pack(const Bucket& bucket, const PlaceOf& place) {
+  Node node;
+  node.phase = Phase::backward;
+  each_box(bucket, place, [&](const Work::Piece& piece, const Operand& own, const Operand& packed) {
+    if (piece.counts)
+      out_.copy(node, own, packed, -1);
+    else
+      out_.fill(node, packed, 0);
+  });
+}
+
+void GradientBuckets::unpack(const Bucket& bucket, const PlaceOf& place) {
+  Node node;
+  node.phase = Phase::update;
+  each_box(bucket, place, [&](const Work::Piece&, const Operand& own, const Operand& packed) {
+    out_.copy(node, packed, own, -1);
+  });
 }
 
 void GradientBuckets::make(int group, int layer, DType dtype, std::vector<ValueId> gradients) {
@@ -47,9 +106,7 @@ void GradientBuckets::make(int group, int layer, DType dtype, std::vector<ValueI
     const auto owner = std::find(ranks.begin(), ranks.end(), work_.gradients.at(id).owner);
     if (owner != ranks.end()) blocks[owner - ranks.begin()] += padded;
   }
-  const std::string name =
-      layer >= 0 ? fmt::format("gradients of layer {}", graph_.layers[layer].name) : "gradients";
-  Bucket bucket{group, out_.add_whole({name, {dtype, {elements}}}), gradients};
+  Bucket bucket{group, out_.add_whole({name_of(graph_, layer), {dtype, {elements}}}), gradients};
   bucket.offsets = offsets;
   if (work_.gradients.at(gradients[0]).owner >= 0) bucket.blocks = blocks;
   for (size_t i = 0; i < gradients.size(); ++i)
@@ -68,15 +125,15 @@ Operand GradientBuckets::own_block(const Bucket& bucket, const Operand& all) con
   return part_of(all, offset, {all.layout.type.dtype, {bucket.blocks[own]}});
 }
 
-void GradientBuckets::begin_step() {
+void GradientBuckets::begin_step(const PlaceOf& place) {
   for (const Operand& bucket : unclean_) out_.fill(Node{}, bucket, 0);
-  start_complete();
+  start_complete(place);
 }
 
-void GradientBuckets::note_summand(ValueId gradient) {
+void GradientBuckets::note_summand(ValueId gradient, const PlaceOf& place) {
   const auto found = expected_.find(gradient);
   if (found == expected_.end() || --found->second > 0 || work_.gradients.count(gradient) == 0) return;
-  start_complete();
+  start_complete(place);
 }
 
 bool GradientBuckets::is_complete(const Bucket& bucket) const {
@@ -87,7 +144,7 @@ bool GradientBuckets::is_complete(const Bucket& bucket) const {
 }
 
 // Start what is complete; within a group never out of order.
-void GradientBuckets::start_complete() {
+void GradientBuckets::start_complete(const PlaceOf& place) {
   std::set<int> held;
   for (Bucket& bucket : buckets_) {
     if (bucket.start >= 0 || held.count(bucket.group) != 0) continue;
@@ -95,7 +152,8 @@ void GradientBuckets::start_complete() {
       held.insert(bucket.group);
       continue;
     }
-    const std::string& name = out_.buffer(bucket.all).name;
+    pack(bucket, place);
+    const std::string name = out_.buffer(bucket.all).name;
     if (bucket.blocks.empty()) {
       bucket.start = out_.start({bucket.group, request_for(CollectiveKind::all_reduce, bucket.all, name),
                                  bucket.all, bucket.all, Phase::backward});
@@ -108,7 +166,7 @@ void GradientBuckets::start_complete() {
   }
 }
 
-void GradientBuckets::await(ValueId gradient) {
+void GradientBuckets::await(ValueId gradient, const PlaceOf& place) {
   for (Bucket& bucket : buckets_) {
     const auto& gradients = bucket.gradients;
     if (bucket.awaited || std::find(gradients.begin(), gradients.end(), gradient) == gradients.end())
@@ -116,6 +174,7 @@ void GradientBuckets::await(ValueId gradient) {
     HET_REQUIRE(bucket.start >= 0, out_.buffer(bucket.all).name);
     out_.await(bucket.start);
     bucket.awaited = true;
+    unpack(bucket, place);
   }
 }
 

@@ -1,7 +1,8 @@
 // How the ranks that hold a layer sum its gradients: those that the same ranks sum, of one layer, stand side
 // by side in one buffer, a bucket, which is summed at once as soon as the last of them is complete, while the
 // backward pass goes on. With a sharded optimizer a bucket holds one block for each rank, of the gradients
-// whose parameters it updates, and the parameters go the way back.
+// whose parameters it updates, and the parameters go the way back. Gradients of parameters that stages cut
+// differently are summed in parts, which are packed into buckets and unpacked again.
 #pragma once
 
 #include <functional>
@@ -19,6 +20,8 @@ class GradientBuckets {
   // makes. `graph`, `work` and `out` must outlive it.
   GradientBuckets(const Graph& graph, const Work& work, std::map<ValueId, int> summands, ProgramWriter& out);
 
+  using PlaceOf = std::function<Operand(ValueId)>;
+
   struct Place {
     ValueId gradient;
     Operand operand;  // its part of the bucket
@@ -27,11 +30,12 @@ class GradientBuckets {
   const std::vector<Place>& places() const { return places_; }
 
   // Where a step begins: clears what nothing writes, and starts what is complete without.
-  void begin_step();
+  void begin_step(const PlaceOf& place);
   // One more summand of a gradient was written.
-  void note_summand(ValueId gradient);
-  // Before a gradient is used: the sum over all its ranks. Other values need nothing.
-  void await(ValueId gradient);
+  void note_summand(ValueId gradient, const PlaceOf& place);
+  // Before a gradient is used: the sum over all its ranks. Other values need nothing. `place`: where a
+  // gradient lies that is not in a bucket.
+  void await(ValueId gradient, const PlaceOf& place);
   // At the end of a step, with a sharded optimizer: every rank gives the parameters that it updated to the
   // others that hold them. `parameter`: where one lies.
   void share_parameters(const std::function<Operand(ValueId)>& parameter);
@@ -43,13 +47,22 @@ class GradientBuckets {
     std::vector<ValueId> gradients;
     std::vector<int64_t> offsets = {};  // of each gradient, elements
     std::vector<int64_t> blocks = {};   // elements that each member keeps; empty: every member keeps all
+    // Of gradients that others cut otherwise: what is copied here when they are complete, and back when it is
+    // summed. By gradient, at the same index.
+    std::vector<Work::Piece> pieces = {};
     int start = -1;
     bool awaited = false;
   };
 
   void make(int group, int layer, DType dtype, std::vector<ValueId> gradients);
+  void make_packed(int group, int layer, DType dtype, std::vector<Work::Piece> pieces);
+  void pack(const Bucket& bucket, const PlaceOf& place);
+  void unpack(const Bucket& bucket, const PlaceOf& place);
+  template <typename Visit>
+  void each_box(const Bucket& bucket, const PlaceOf& place, const Visit& visit);
+  static std::string name_of(const Graph& graph, int layer);
   Operand own_block(const Bucket& bucket, const Operand& all) const;
-  void start_complete();
+  void start_complete(const PlaceOf& place);
   bool is_complete(const Bucket& bucket) const;
 
   const Graph& graph_;

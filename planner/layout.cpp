@@ -80,9 +80,16 @@ Layout to_layout(const Plan& plan, const Cluster& cluster) {
         names.push_back(device_name(cluster, node, host, device));
         places.emplace(names.back(), std::pair(node, host));
       }
-  if (std::any_of(plan.shares.begin(), plan.shares.end(), [&](int64_t s) { return s != plan.shares[0]; }))
-    fail_usage("tensor = {{ {} }}: plans with uneven shares are run, but not simulated yet; tensor = {} is",
-               fmt::join(plan.shares, ", "), plan.tensor);
+  const auto is_known = [&](const Stage& stage) {
+    return tensor_shares(plan, stage) == Shares(static_cast<size_t>(plan.tensor), 1);
+  };
+  for (const Pipeline& pipeline : plan.pipelines)
+    for (const Stage& stage : pipeline.stages)
+      if (!is_known(stage))
+        fail_usage(
+            "the plan's stages share their layers unevenly, or over different numbers of devices: such plans "
+            "are "
+            "run, but not simulated yet; one tensor = N for all stages is");
   Layout layout;
   layout.tensor = plan.tensor;
   layout.microbatch = plan.microbatch;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <tuple>
@@ -19,6 +20,7 @@
 #include "planner/gradient_buckets.h"
 #include "planner/megatron/sharding.h"
 #include "planner/program_writer.h"
+#include "planner/stage_graphs.h"
 #include "planner/work.h"
 
 namespace het {
@@ -58,7 +60,7 @@ class Lowering {
     emit_invariant(true);
     out_.end_prologue();
     emit_invariant(false);
-    buckets_->begin_step();
+    buckets_->begin_step(place_of_gradient());
     for (size_t u = 0; u < work_.units.size(); ++u) emit_unit(u);
     settle_messages();
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
@@ -168,6 +170,7 @@ class Lowering {
       if (work_.mine[n])
         for (const ValueId id : graph_.nodes[n].inputs)
           if (id != kAbsent) used[id] = true;
+    for (const auto& [id, gradient] : work_.gradients) used[gradient.parameter] = true;
     for (size_t i = 0; i < graph_.values.size(); ++i) {
       const Value& value = graph_.values[i];
       const ValueId id = static_cast<ValueId>(i);
@@ -207,6 +210,10 @@ class Lowering {
   }
   void set_everywhere(ValueId id, const Operand& value) {
     for (int m = -1; m < microbatches_; ++m) operand(id, m) = value;
+  }
+
+  GradientBuckets::PlaceOf place_of_gradient() {
+    return [this](ValueId gradient) { return operand(gradient, -1); };
   }
 
   // Where the sum that a crossing value belongs to is kept.
@@ -331,7 +338,7 @@ class Lowering {
     if (!user.op->view) await_collectives(operand(id, microbatch).buffer);
     const NodeId producer = graph_.values[id].producer;
     if (user.phase == Phase::update)
-      buckets_->await(gradient_behind(id));
+      buckets_->await(gradient_behind(id), place_of_gradient());
     else if (producer >= 0 && work_.stage[producer] == kAnywhere && operand(id, microbatch).buffer == kAbsent)
       emit(graph_.nodes[producer], microbatch);
   }
@@ -363,7 +370,7 @@ class Lowering {
       }
     }
     operand(facts_.root_of(id), -1) = sum;
-    buckets_->note_summand(facts_.root_of(id));
+    buckets_->note_summand(facts_.root_of(id), place_of_gradient());
   }
 
   void emit_view(const Node& node, int microbatch) {
@@ -450,6 +457,19 @@ class Lowering {
     HET_REQUIRE(in.buffer != kAbsent, node.op->name, source, microbatch);
     if (!in.layout.is_contiguous()) in = packed(node, in, microbatch);
     const bool reduces = node.op->name == "all_reduce";
+    if (node.phase == Phase::update && work_.summed.count(gradient_behind(source)) != 0) {
+      // The sum over all ranks is here already: of a reduce-scatter this rank's block is.
+      Operand sum = in;
+      sum.layout = Layout::contiguous(graph_.type(result));
+      sum.layout.offset = in.layout.offset;
+      if (!reduces) {
+        const auto counts = node.attributes.get<std::vector<int64_t>>("counts");
+        const auto part = node.attributes.get<int64_t>("part");
+        sum.layout.offset += std::accumulate(counts.begin(), counts.begin() + part, int64_t{0});
+      }
+      finish(node, result, {sum}, microbatch);
+      return;
+    }
     Target where;
     if (reduces && dies_in(source, node) && facts_.write_target(result).into == kAbsent &&
         !facts_.crossing(result))
@@ -510,9 +530,11 @@ class Lowering {
     const int m = unit.microbatch;
     post_receives(u);
     post_receives(u + 1);
-    for (const auto& [value, instruction] : posted_[u]) {
+    for (const auto& [value, instruction, place] : posted_[u]) {
       out_.await(instruction);
-      operand(value, m) = std::get<Start>(out_.program().instructions[instruction]).out;
+      const Operand got = std::get<Start>(out_.program().instructions[instruction]).out;
+      if (got.buffer != place.buffer) out_.copy(Node{}, got, place, m);
+      operand(value, m) = out_.whole(place.buffer);
     }
     posted_.erase(u);
     // The gradients of this micro-batch can only have come from its activations: they arrived.
@@ -541,12 +563,21 @@ class Lowering {
     if (unit.kind == WorkUnit::Kind::weight_gradient) return;
     for (const Work::Message& message : work_.receives) {
       if (message.stage != unit.stage || message.phase != phase) continue;
-      const Operand to = out_.add_whole({"received " + hint(message.value), graph_.type(message.value)});
+      // A value of several messages is put together from them.
+      const auto of_value = std::find_if(posted.begin(), posted.end(),
+                                         [&](const Posted& each) { return each.value == message.value; });
+      Operand place = of_value != posted.end()
+                          ? Operand{of_value->place.buffer, {}}
+                          : out_.add_whole({"received " + hint(message.value), graph_.type(message.value)});
+      place.layout = message.part;
+      const Operand to = place.layout.is_contiguous()
+                             ? place
+                             : out_.add_whole({"received part of " + hint(message.value), message.part.type});
       Start receive{0, request_for(CollectiveKind::receive, to, label_of(message.value)), {}, to, phase};
       receive.request.peer = message.peer;
       receive.request.tag = message.tag;
       receive.microbatch = unit.microbatch;
-      posted.emplace_back(message.value, out_.start(std::move(receive)));
+      posted.push_back({message.value, out_.start(std::move(receive)), place});
     }
   }
 
@@ -559,6 +590,10 @@ class Lowering {
       Operand from = operand(message.value, microbatch);
       HET_REQUIRE(from.buffer != kAbsent, hint(message.value), stage, microbatch);
       const Node& node = graph_.nodes[graph_.values[message.value].producer];
+      if (!from.layout.is_contiguous()) from = packed(node, from, microbatch);
+      const int64_t start = from.layout.offset;
+      from.layout = message.part;
+      from.layout.offset += start;
       if (!from.layout.is_contiguous()) from = packed(node, from, microbatch);
       Start instruction{0, request_for(CollectiveKind::send, from, label_of(message.value)), from, {}, phase};
       instruction.request.peer = message.peer;
@@ -694,9 +729,14 @@ class Lowering {
   std::unordered_map<ValueId, Operand> sums_;      // by root_of
   std::set<ValueId> begun_;                        // sums that hold something
   std::set<std::tuple<int, int32_t, int>> again_;  // computed again: stage, layer, micro-batch
-  std::map<size_t, std::vector<std::pair<ValueId, int>>> posted_;  // by unit: value, its Start
-  std::map<std::pair<int, int>, std::vector<int>> sent_forward_;   // by stage and micro-batch
-  std::map<int, std::vector<int>> sent_backward_;                  // by stage
+  struct Posted {                                  // a receive
+    ValueId value;
+    int start;
+    Operand place;  // of what comes, in the value's buffer
+  };
+  std::map<size_t, std::vector<Posted>> posted_;                  // by unit
+  std::map<std::pair<int, int>, std::vector<int>> sent_forward_;  // by stage and micro-batch
+  std::map<int, std::vector<int>> sent_backward_;                 // by stage
   std::multimap<BufferId, int> running_;    // collectives: where they write, their Start
   std::vector<const Node*> updates_;        // to be made in one pass
   std::set<ValueId> summed_;                // shared outputs that went round with the norms
@@ -733,8 +773,14 @@ Program lower(const Graph& graph, const Plan& plan, int rank, bool fused) {
   const auto problems = validate(plan, subject_of(graph, static_cast<int>(samples)));
   if (!problems.empty()) fail_usage("the plan cannot be run:\n  {}", fmt::join(problems, "\n  "));
   for (const Pipeline& pipeline : plan.pipelines) require_size(graph, pipeline.microbatches);
-  if (plan.tensor == 1 && !fused) return Lowering(graph, work_of(graph, plan, rank)).run();
-  Graph own = tensor_parallel(graph, tensor_shares(plan), tensor_rank_of(plan, rank), plan.sequence);
+  const Shares shares = shares_of(plan, rank);
+  if (!has_uniform_shares(plan)) {
+    StageGraphs graphs(graph, plan, fused);
+    const Graph& own = graphs.of(shares, tensor_rank_of(plan, rank)).graph;
+    return Lowering(own, work_of(own, plan, rank, &graphs)).run();
+  }
+  if (shares.size() == 1 && !fused) return Lowering(graph, work_of(graph, plan, rank)).run();
+  Graph own = tensor_parallel(graph, shares, tensor_rank_of(plan, rank), plan.sequence);
   own = fused ? fuse(own) : prune(own);
   return Lowering(own, work_of(own, plan, rank)).run();
 }

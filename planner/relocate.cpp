@@ -94,14 +94,14 @@ std::map<std::string, Relocation::Held> Relocation::holdings(const Plan& plan, i
     for (const Stage& stage : pipeline.stages)
       for (int l = stage.first_layer; l < stage.first_layer + stage.layers; ++l)
         shares[static_cast<size_t>(l)] += stage.optimizer_share;
-  const Shares tensor = tensor_shares(plan);
-  const int64_t all = std::accumulate(tensor.begin(), tensor.end(), int64_t{0});
   std::map<std::string, Held> held;
   for (const Pipeline& pipeline : plan.pipelines)
     for (const Stage& stage : pipeline.stages)
       for (int layer = stage.first_layer; layer < stage.first_layer + stage.layers; ++layer) {
         const auto l = static_cast<size_t>(layer);
         Part part{layer};
+        const Shares tensor = tensor_shares(plan, stage);
+        const int64_t all = std::accumulate(tensor.begin(), tensor.end(), int64_t{0});
         if (plan.sharded_optimizer) {
           part.first = before[l] / std::max(shares[l], 1.0);
           before[l] += stage.optimizer_share;

@@ -5,6 +5,7 @@
 
 #include "core/base/error.h"
 #include "core/ops/op.h"
+#include "planner/stage_graphs.h"
 
 namespace het {
 namespace {
@@ -12,7 +13,9 @@ namespace {
 // What holds for all ranks.
 class Division {
  public:
-  Division(const Graph& graph, const Plan& plan) : graph_(graph), plan_(plan), devices_(devices_of(plan)) {
+  // `graphs`: where stages share their layers differently; `graph` is then one of them, with these origins.
+  Division(const Graph& graph, const Plan& plan, StageGraphs* graphs, const std::vector<Origin>* origins)
+      : graph_(graph), plan_(plan), graphs_(graphs), origins_(origins), devices_(devices_of(plan)) {
     find_invariant();
     find_sums();
     for (size_t p = 0; p < plan.pipelines.size(); ++p) stages_.push_back(stages_in(plan.pipelines[p]));
@@ -38,12 +41,17 @@ class Division {
 
     std::set<int> own;  // stages of this rank
     for (size_t s = 0; s < line.stages.size(); ++s)
-      if (rank_at(pipeline, static_cast<int>(s), tensor) == rank) own.insert(static_cast<int>(s));
-    if (devices_.size() > 1) work.groups = groups_with(rank);
-    if (plan_.tensor > 1) work.tensor_group = index_of(work.groups, Group{tensor_group(pipeline, stage)});
+      if (tensor < degree_at(pipeline, static_cast<int>(s)) &&
+          rank_at(pipeline, static_cast<int>(s), tensor) == rank)
+        own.insert(static_cast<int>(s));
+    const std::vector<SharedPart> parts = graphs_ != nullptr ? parts_of(rank) : std::vector<SharedPart>{};
+    if (devices_.size() > 1) work.groups = groups_with(rank, parts);
+    if (shares_at(pipeline, stage).size() > 1)
+      work.tensor_group = index_of(work.groups, Group{tensor_group(pipeline, stage)});
     find_messages(work, pipeline, tensor, own);
     find_later(work);
-    find_gradients(work, tensor);
+    find_gradients(work, pipeline, tensor, own);
+    find_pieces(work, parts);
     find_mine(work, pipeline, tensor, own);
     return work;
   }
@@ -53,14 +61,28 @@ class Division {
     int pipeline, stage, tensor;
   };
 
+  // A part of a gradient that the ranks of a list have, and how it lies in this rank's.
+  struct SharedPart {
+    ValueId gradient;
+    std::vector<int> ranks;
+    std::vector<Layout> places;
+    int64_t elements;
+    bool counts, is_partial;
+  };
+
   Place place_of(int rank) const {
     for (size_t p = 0; p < plan_.pipelines.size(); ++p)
       for (size_t s = 0; s < plan_.pipelines[p].stages.size(); ++s)
-        for (int t = 0; t < plan_.tensor; ++t)
+        for (int t = 0; t < degree_at(static_cast<int>(p), static_cast<int>(s)); ++t)
           if (rank_at(static_cast<int>(p), static_cast<int>(s), t) == rank)
             return {static_cast<int>(p), static_cast<int>(s), t};
     fail_usage("the plan has {} devices; there is no rank {}", devices_.size(), rank);
   }
+
+  Shares shares_at(int pipeline, int stage) const {
+    return tensor_shares(plan_, plan_.pipelines[pipeline].stages[stage]);
+  }
+  int degree_at(int pipeline, int stage) const { return static_cast<int>(shares_at(pipeline, stage).size()); }
 
   int rank_at(int pipeline, int stage, int tensor) const {
     const std::string& device = plan_.pipelines[pipeline].stages[stage].devices[tensor];
@@ -152,23 +174,22 @@ class Division {
     }
   }
 
-  // holders_[tensor][parameter]: the ranks that read it or make a gradient of it, in order. (An operand that
-  // counts once is read by the first tensor-parallel rank alone; all of them keep and update it.)
+  // The stages that read a parameter or make a gradient of it. (An operand that counts once is read by the
+  // first tensor-parallel rank alone; all of them keep and update it.)
   void find_holders() {
-    holders_.resize(plan_.tensor);
+    for (const Node& node : graph_.nodes) {
+      if (node.phase != Phase::update) continue;
+      for (const ValueId parameter : updated_by(graph_, node))
+        for (const ValueId sum : sums_behind(node)) sums_of_[parameter].insert(sum);
+    }
     for (size_t p = 0; p < plan_.pipelines.size(); ++p) {
       const std::vector<int>& stages = stages_[p];
       const auto hold = [&](ValueId parameter, int stage) {
-        for (int t = 0; t < plan_.tensor; ++t)
-          holders_[t][parameter].insert(rank_at(static_cast<int>(p), stage, t));
+        if (stage != kAnywhere) holders_[parameter].insert({static_cast<int>(p), stage});
       };
-      for (const Node& node : graph_.nodes) {
-        if (node.phase != Phase::update) continue;
-        for (const ValueId parameter : updated_by(graph_, node))
-          for (const ValueId sum : sums_behind(node))
-            for (const NodeId maker : makers_of(sum))
-              if (stages[maker] != kAnywhere) hold(parameter, stages[maker]);
-      }
+      for (const auto& [parameter, sums] : sums_of_)
+        for (const ValueId sum : sums)
+          for (const NodeId maker : makers_of(sum)) hold(parameter, stages[maker]);
       for (size_t n = 0; n < graph_.nodes.size(); ++n) {
         if (stages[n] == kAnywhere || !in_step(static_cast<NodeId>(n))) continue;
         std::set<ValueId> found;
@@ -176,6 +197,26 @@ class Division {
         for (const ValueId id : found) hold(id, stages[n]);
       }
     }
+  }
+
+  // Whether all stages that hold a parameter cut it alike.
+  bool is_cut_alike(ValueId parameter) const {
+    const auto held = holders_.find(parameter);
+    if (graphs_ == nullptr || held == holders_.end()) return true;
+    const auto& [first, stage] = *held->second.begin();
+    return std::all_of(held->second.begin(), held->second.end(), [&](const auto& place) {
+      return shares_at(place.first, place.second) == shares_at(first, stage);
+    });
+  }
+
+  // The ranks that have what a tensor-parallel rank has of a parameter that is cut alike, in order.
+  std::set<int> holders_of(ValueId parameter, int tensor) const {
+    std::set<int> ranks;
+    const auto held = holders_.find(parameter);
+    if (held == holders_.end()) return ranks;
+    for (const auto& [pipeline, stage] : held->second)
+      if (tensor < degree_at(pipeline, stage)) ranks.insert(rank_at(pipeline, stage, tensor));
+    return ranks;
   }
 
   // The nodes that make a sum over micro-batches, or the summands that are added where they are made.
@@ -190,7 +231,7 @@ class Division {
 
   std::vector<int> tensor_group(int pipeline, int stage) const {
     std::vector<int> ranks;
-    for (int t = 0; t < plan_.tensor; ++t) ranks.push_back(rank_at(pipeline, stage, t));
+    for (int t = 0; t < degree_at(pipeline, stage); ++t) ranks.push_back(rank_at(pipeline, stage, t));
     return ranks;
   }
 
@@ -201,15 +242,17 @@ class Division {
   }
 
   // Every group that the rank is in, all ranks first, then in the order that all its members use.
-  std::vector<Group> groups_with(int rank) const {
+  std::vector<Group> groups_with(int rank, const std::vector<SharedPart>& parts) const {
     std::set<std::vector<int>> lists;
-    if (plan_.tensor > 1) {
-      const Place place = place_of(rank);
-      lists.insert(tensor_group(place.pipeline, place.stage));
+    const Place place = place_of(rank);
+    if (degree_at(place.pipeline, place.stage) > 1) lists.insert(tensor_group(place.pipeline, place.stage));
+    for (const auto& [id, stages] : holders_) {
+      if (!is_cut_alike(id)) continue;
+      const std::set<int> ranks = holders_of(id, place.tensor);
+      if (ranks.size() > 1 && ranks.count(rank) != 0) lists.insert({ranks.begin(), ranks.end()});
     }
-    for (const auto& of_parameter : holders_)
-      for (const auto& [id, ranks] : of_parameter)
-        if (ranks.size() > 1 && ranks.count(rank) != 0) lists.insert({ranks.begin(), ranks.end()});
+    for (const SharedPart& part : parts)
+      if (part.ranks.size() > 1) lists.insert(part.ranks);
     std::vector<int> all(devices_.size());
     for (size_t r = 0; r < all.size(); ++r) all[r] = static_cast<int>(r);
     std::vector<Group> groups{{all}};
@@ -218,12 +261,10 @@ class Division {
     return groups;
   }
 
-  void find_messages(Work& work, int pipeline, int tensor, const std::set<int>& own) const {
+  // Values that pass from one stage of a pipeline to another, each with the earliest phase of its use there.
+  std::map<std::pair<ValueId, int>, Phase> passed_in(int pipeline) const {
     const std::vector<int>& stages = stages_[pipeline];
-    const int chunks = plan_.schedule == Schedule::interleaved ? plan_.chunks : 1;
-    const int groups = static_cast<int>(plan_.pipelines[pipeline].stages.size()) / chunks;
-    // (value, receiving stage) -> the earliest phase of its use there
-    std::map<std::pair<ValueId, int>, Phase> passed;
+    std::map<std::pair<ValueId, int>, Phase> passed;  // by value and receiving stage
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       const Node& node = graph_.nodes[n];
       if (!in_step(static_cast<NodeId>(n)) || stages[n] == kAnywhere) continue;
@@ -236,16 +277,119 @@ class Division {
         if (!fresh) entry->second = std::min(entry->second, node.phase);
       }
     }
-    for (const auto& [key, phase] : passed) {
+    return passed;
+  }
+
+  int tag_of(int pipeline, int from, Phase phase) const {
+    const int chunks = plan_.schedule == Schedule::interleaved ? plan_.chunks : 1;
+    const int groups = static_cast<int>(plan_.pipelines[pipeline].stages.size()) / chunks;
+    return 2 * (from / groups) + (phase == Phase::backward ? 1 : 0);
+  }
+
+  void find_messages(Work& work, int pipeline, int tensor, const std::set<int>& own) const {
+    for (const auto& [key, phase] : passed_in(pipeline)) {
       const auto [id, to] = key;
       const NodeId producer = graph_.values[id].producer;
-      const int from = stages[producer];
+      const int from = stages_[pipeline][producer];
+      if (shares_at(pipeline, from) != shares_at(pipeline, to)) continue;  // below
+      if (tensor >= degree_at(pipeline, from)) continue;
       const int sender = rank_at(pipeline, from, tensor), receiver = rank_at(pipeline, to, tensor);
       if (sender == receiver) continue;
-      const int tag = 2 * (from / groups) + (graph_.nodes[producer].phase == Phase::backward ? 1 : 0);
-      if (own.count(from) != 0) work.sends.push_back({id, from, receiver, tag, graph_.nodes[producer].phase});
-      if (own.count(to) != 0) work.receives.push_back({id, to, sender, tag, phase});
+      const Phase made = graph_.nodes[producer].phase;
+      const int tag = tag_of(pipeline, from, made);
+      const Layout whole = Layout::contiguous(graph_.type(id));
+      if (own.count(from) != 0) {
+        work.sends.push_back({id, from, receiver, tag, made, whole});
+        work.passed_on.insert(id);
+      }
+      if (own.count(to) != 0) work.receives.push_back({id, to, sender, tag, phase, whole});
     }
+    if (graphs_ == nullptr) return;
+    const int stages = static_cast<int>(plan_.pipelines[pipeline].stages.size());
+    for (int from = 0; from < stages; ++from)
+      for (int to = 0; to < stages; ++to)
+        if ((own.count(from) != 0 || own.count(to) != 0) &&
+            shares_at(pipeline, from) != shares_at(pipeline, to))
+          find_messages_between(work, pipeline, from, to, own.count(from) != 0);
+  }
+
+  // Messages between stages that share their layers differently: who has what of the values that pass, in the
+  // order of the receiver's.
+  void find_messages_between(Work& work, int pipeline, int from, int to, bool sends) const {
+    const Shares senders = shares_at(pipeline, from), receivers = shares_at(pipeline, to);
+    const Division at_sender = other(senders), at_receiver = other(receivers);
+    for (const auto& [key, phase] : at_receiver.passed_in(pipeline)) {
+      const ValueId wanted = key.first;
+      const Graph& there = at_receiver.graph_;
+      if (key.second != to || at_receiver.stages_[pipeline][there.values[wanted].producer] != from) continue;
+      const Origin need = (*at_receiver.origins_)[wanted];
+      HET_REQUIRE(need.value != kAbsent && need.lies != kPartial, wanted, from, to);
+      const ValueId offered = at_sender.offer_of(need.value, pipeline, from);
+      const Origin offer = (*at_sender.origins_)[offered];
+      const Phase made = at_sender.graph_.nodes[at_sender.graph_.values[offered].producer].phase;
+      const int tag = tag_of(pipeline, from, made);
+      const DType dtype = there.type(wanted).dtype;
+      if (sends) work.passed_on.insert(offered);
+      for (int r = 0; r < static_cast<int>(receivers.size()); ++r) {
+        const TensorSlice needed = graphs_->slice(need, receivers, r);
+        for (int s = 0; s < static_cast<int>(senders.size()); ++s) {
+          // Of what every sender has, the nearest sends it.
+          const bool every = offer.lies == kReplicated;
+          if (every && s != r * static_cast<int>(senders.size()) / static_cast<int>(receivers.size()))
+            continue;
+          const TensorSlice had = graphs_->slice(offer, senders, s);
+          const int sender = rank_at(pipeline, from, s), receiver = rank_at(pipeline, to, r);
+          const auto both = intersection(needed, had);
+          if (!both || (sender != work.rank && receiver != work.rank)) continue;
+          for (const TensorSlice& box : boxes_of(*both)) {
+            if (sender == work.rank)
+              work.sends.push_back({offered, from, receiver, tag, made, views(box, had, dtype).at(0)});
+            if (receiver == work.rank)
+              work.receives.push_back({wanted, to, sender, tag, phase, views(box, needed, dtype).at(0)});
+          }
+        }
+      }
+    }
+  }
+
+  // The division of the graphs of ranks with other shares: the same values and nodes for all parts.
+  Division other(const Shares& shares) const {
+    const RankGraph& of = graphs_->of(shares, 0);
+    return Division(of.graph, plan_, graphs_, &of.origins);
+  }
+
+  // What a stage can send of a value of the single device's graph: all of it, else the parts.
+  ValueId offer_of(ValueId value, int pipeline, int stage) const {
+    ValueId best = kAbsent;
+    for (size_t id = 0; id < graph_.values.size(); ++id) {
+      const Origin& origin = (*origins_)[id];
+      const NodeId producer = graph_.values[id].producer;
+      if (origin.value != value || origin.lies == kPartial || producer < 0) continue;
+      if (static_cast<size_t>(producer) >= graph_.nodes.size() || !makes(producer, static_cast<ValueId>(id)))
+        continue;
+      if (stages_[pipeline][producer] != stage) continue;
+      if (best == kAbsent || origin.lies < (*origins_)[best].lies) best = static_cast<ValueId>(id);
+    }
+    HET_REQUIRE(best != kAbsent, value, pipeline, stage);
+    return best;
+  }
+  // Whether a node makes a value still: of what was joined or dropped, the producer is stale.
+  bool makes(NodeId producer, ValueId id) const {
+    const auto& outputs = graph_.nodes[producer].outputs;
+    return std::find(outputs.begin(), outputs.end(), id) != outputs.end();
+  }
+
+  // A slice as products of one range for each dimension.
+  static std::vector<TensorSlice> boxes_of(const TensorSlice& slice) {
+    std::vector<TensorSlice> boxes{slice};
+    for (size_t d = 0; d < slice.whole_shape().size(); ++d) {
+      const auto dim = static_cast<int64_t>(d);
+      std::vector<TensorSlice> next;
+      for (const TensorSlice& box : boxes)
+        for (const Range& range : slice.ranges(dim)) next.push_back(box.narrowed(dim, range));
+      boxes = std::move(next);
+    }
+    return boxes;
   }
 
   bool is_gathered(const Node& node) const {
@@ -259,7 +403,7 @@ class Division {
     for (size_t n = 0; n < graph_.nodes.size(); ++n)
       work.later[n] = graph_.nodes[n].phase == Phase::backward && in_step(static_cast<NodeId>(n));
     std::vector<NodeId> stack;
-    for (const Work::Message& message : work.sends) stack.push_back(graph_.values[message.value].producer);
+    for (const ValueId id : work.passed_on) stack.push_back(graph_.values[id].producer);
     while (!stack.empty()) {
       const NodeId n = stack.back();
       stack.pop_back();
@@ -297,19 +441,25 @@ class Division {
     return updated;
   }
 
-  void find_gradients(Work& work, int tensor) const {
+  void find_gradients(Work& work, int pipeline, int tensor, const std::set<int>& own_stages) const {
     for (const Node& node : graph_.nodes) {
       if (node.phase != Phase::update) continue;
       for (const ValueId parameter : updated_by(graph_, node)) {
-        const auto held = holders_[tensor].find(parameter);
-        if (held == holders_[tensor].end() || held->second.count(work.rank) == 0) continue;
-        const std::vector<int> ranks(held->second.begin(), held->second.end());
+        const std::set<int> held = holders_of(parameter, tensor);
+        if (held.count(work.rank) == 0) continue;
+        const bool alike = is_cut_alike(parameter);
+        const std::vector<int> ranks =
+            alike ? std::vector<int>{held.begin(), held.end()} : std::vector{work.rank};
         for (const ValueId id : sums_behind(node)) {
           Work::Gradient gradient;
           gradient.layer = graph_.nodes[graph_.values[id].producer].layer;
           // What a tensor-parallel group has whole, its first rank counts.
           const bool own = tensor == 0 || graph_.values[parameter].slice.has_value();
           gradient.counted = own && ranks[0] == work.rank;
+          // Cut differently: the first stage that has the parameter counts it.
+          const auto& first = *holders_.at(parameter).begin();
+          if (!alike)
+            gradient.counted = own && first.first == pipeline && own_stages.count(first.second) != 0;
           gradient.parameter = parameter;
           if (plan_.sharded_optimizer && ranks.size() > 1) {
             gradient.owner = owners_[tensor].at(id);
@@ -319,6 +469,74 @@ class Division {
           work.gradients[id] = gradient;
         }
       }
+    }
+  }
+
+  // --- gradients of parameters that stages cut differently
+
+  ValueId only_sum_of(ValueId parameter) const {
+    const auto& sums = sums_of_.at(parameter);
+    HET_REQUIRE(sums.size() == 1, graph_.values[parameter].name, sums.size());
+    return *sums.begin();
+  }
+
+  // The parts of this rank's gradients, by parameter: such that each is had whole or not at all by every
+  // rank.
+  std::vector<SharedPart> parts_of(int rank) const {
+    std::map<std::string, ValueId> parameters;  // in an order that does not depend on the rank
+    for (const auto& [id, sums] : sums_of_)
+      if (!is_cut_alike(id)) parameters.emplace(graph_.values[id].name, id);
+    std::map<Shares, Division> others;
+    std::vector<SharedPart> parts;
+    for (const auto& [name, id] : parameters) {
+      struct Member {
+        TensorSlice slice;
+        bool counts, is_partial;
+      };
+      std::map<int, Member> members;  // by rank
+      for (const auto& [pipeline, stage] : holders_.at(id)) {
+        const Shares shares = shares_at(pipeline, stage);
+        const auto entry = others.find(shares);
+        const Division& there =
+            entry != others.end() ? entry->second : others.emplace(shares, other(shares)).first->second;
+        const auto parameter = there.graph_.find(name);
+        HET_REQUIRE(parameter.has_value(), name);
+        const Origin origin = (*there.origins_)[there.only_sum_of(*parameter)];
+        HET_REQUIRE(origin.value != kAbsent, name);
+        for (int t = 0; t < static_cast<int>(shares.size()); ++t)
+          members[rank_at(pipeline, stage, t)] = {graphs_->slice(origin, shares, t),
+                                                  origin.lies != kReplicated || t == 0,
+                                                  origin.lies == kPartial};
+      }
+      const auto own = members.find(rank);
+      if (own == members.end()) continue;
+      std::vector<TensorSlice> slices;
+      for (const auto& [member, of] : members) slices.push_back(of.slice);
+      const ValueId gradient = only_sum_of(id);
+      for (const TensorSlice& part : refine(slices)) {
+        const auto has = [&](const TensorSlice& slice) { return intersection(part, slice).has_value(); };
+        if (!has(own->second.slice)) continue;
+        SharedPart shared{gradient,
+                          {},
+                          views(part, own->second.slice, graph_.type(gradient).dtype),
+                          part.elements(),
+                          own->second.counts,
+                          own->second.is_partial};
+        for (const auto& [member, of] : members)
+          if (has(of.slice)) shared.ranks.push_back(member);
+        parts.push_back(std::move(shared));
+      }
+    }
+    return parts;
+  }
+
+  void find_pieces(Work& work, const std::vector<SharedPart>& parts) const {
+    for (const SharedPart& part : parts) {
+      if (part.is_partial) work.summed.insert(part.gradient);
+      if (part.ranks.size() < 2) continue;
+      work.pieces.push_back({part.gradient, index_of(work.groups, Group{part.ranks}),
+                             graph_.nodes[graph_.values[part.gradient].producer].layer, part.places,
+                             part.elements, part.counts});
     }
   }
 
@@ -339,19 +557,23 @@ class Division {
   // that then has the least for its share. Sizes are those of whole parameters, so that all ranks of a
   // tensor-parallel group find the same.
   void find_owners() {
-    owners_.resize(plan_.tensor);
+    int most = 1;
+    for (size_t p = 0; p < plan_.pipelines.size(); ++p)
+      for (size_t s = 0; s < plan_.pipelines[p].stages.size(); ++s)
+        most = std::max(most, degree_at(static_cast<int>(p), static_cast<int>(s)));
+    owners_.resize(most);
     if (!plan_.sharded_optimizer) return;
     std::map<ValueId, double> size;  // of each gradient, elements
-    for (int t = 0; t < plan_.tensor; ++t) {
+    for (int t = 0; t < most; ++t) {
       std::map<std::set<int>, std::vector<ValueId>> by_holders;
       for (const Node& node : graph_.nodes) {
         if (node.phase != Phase::update) continue;
         for (const ValueId parameter : updated_by(graph_, node)) {
-          const auto held = holders_[t].find(parameter);
-          if (held == holders_[t].end()) continue;
+          const std::set<int> held = holders_of(parameter, t);
+          if (held.empty() || !is_cut_alike(parameter)) continue;
           const Value& value = graph_.values[parameter];
           for (const ValueId id : sums_behind(node)) {
-            by_holders[held->second].push_back(id);
+            by_holders[held].push_back(id);
             size[id] = static_cast<double>(value.slice ? elements_of(value.slice->whole_shape())
                                                        : value.type.elements());
           }
@@ -404,9 +626,7 @@ class Division {
       } else if (node.phase == Phase::update && !node.op->in_place.empty()) {
         const auto updated = updated_by(graph_, node);
         mine = updated.empty() || std::all_of(updated.begin(), updated.end(), [&](ValueId id) {
-                 const auto held = holders_[tensor].find(id);
-                 return held != holders_[tensor].end() && held->second.count(work.rank) != 0 &&
-                        !kept_elsewhere(work, id);
+                 return holders_of(id, tensor).count(work.rank) != 0 && !kept_elsewhere(work, id);
                });
       }
       if (!mine) continue;
@@ -424,13 +644,16 @@ class Division {
 
   const Graph& graph_;
   const Plan& plan_;
+  StageGraphs* graphs_;
+  const std::vector<Origin>* origins_;
   std::vector<std::string> devices_;
   std::vector<bool> invariant_;  // of nodes
   std::set<ValueId> sums_;
   std::map<ValueId, ValueId> part_of_;
-  std::vector<std::vector<int>> stages_;                   // [pipeline][node]
-  std::vector<std::map<ValueId, std::set<int>>> holders_;  // [tensor rank][parameter]
-  std::vector<std::map<ValueId, int>> owners_;             // [tensor rank][gradient]
+  std::vector<std::vector<int>> stages_;          // [pipeline][node]
+  std::map<ValueId, std::set<ValueId>> sums_of_;  // of parameters: what their updates are made from
+  std::map<ValueId, std::set<std::pair<int, int>>> holders_;  // of parameters: pipeline and stage
+  std::vector<std::map<ValueId, int>> owners_;                // [tensor rank][gradient]
 };
 
 }  // namespace
@@ -455,6 +678,21 @@ int tensor_rank_of(const Plan& plan, int rank) {
   return 0;
 }
 
-Work work_of(const Graph& graph, const Plan& plan, int rank) { return Division(graph, plan).work(rank); }
+Shares shares_of(const Plan& plan, int rank) {
+  const std::vector<std::string> devices = devices_of(plan);
+  for (const Pipeline& pipeline : plan.pipelines)
+    for (const Stage& stage : pipeline.stages)
+      for (const std::string& device : stage.devices)
+        if (rank >= 0 && rank < static_cast<int>(devices.size()) &&
+            device == devices[static_cast<size_t>(rank)])
+          return tensor_shares(plan, stage);
+  fail_usage("the plan has {} devices; there is no rank {}", devices.size(), rank);
+}
+
+Work work_of(const Graph& graph, const Plan& plan, int rank, StageGraphs* graphs) {
+  const std::vector<Origin>* origins =
+      graphs == nullptr ? nullptr : &graphs->of(shares_of(plan, rank), 0).origins;
+  return Division(graph, plan, graphs, origins).work(rank);
+}
 
 }  // namespace het

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,8 @@
 #include "planner/schedule.h"
 
 namespace het {
+
+class StageGraphs;
 
 inline constexpr int kAnywhere = -1;  // a stage: computed by every stage that needs it
 
@@ -37,8 +40,10 @@ struct Work {
     int peer;   // the other rank
     int tag;
     Phase phase;  // sends: in which it is made; receives: in which it is first used
+    Layout part;  // which elements of the value; all of it where both ranks have the same of it
   };
   std::vector<Message> sends, receives;
+  std::set<ValueId> passed_on;  // that this rank or another of its tensor-parallel group sends
 
   // The gradient of a parameter that this rank holds.
   struct Gradient {
@@ -49,6 +54,20 @@ struct Work {
     int owner = -1;  // the member of the group that keeps the parameter's optimizer state; -1: every one
   };
   std::map<ValueId, Gradient> gradients;
+
+  // A part of a gradient whose parameter other stages cut otherwise: all ranks that have this part sum it,
+  // packed.
+  struct Piece {
+    ValueId gradient = kAbsent;
+    int group = -1;
+    int32_t layer = -1;
+    std::vector<Layout> places;  // boxes of the gradient, whose elements follow one another in the piece
+    int64_t elements = 0;
+    bool counts = true;  // false: another rank gives the same, and this one gives zeros
+  };
+  std::vector<Piece> pieces;  // in an order that the members of a group share
+  // Gradients that are summands of the tensor-parallel group's, and whose pieces bring the whole sum.
+  std::set<ValueId> summed;
   std::map<ValueId, ValueId>
       part_of;                // a summand of a gradient, and the gradient: added to it where it is made
   std::vector<ValueId> sums;  // the values that are sums over micro-batches, all ranks' together
@@ -61,7 +80,11 @@ std::vector<std::string> devices_of(const Plan& plan);
 // plan has not.
 int tensor_rank_of(const Plan& plan, int rank);
 
-// `graph`: of the rank itself (core/plan/partition.h). Throws Error(usage) for a rank that the plan has not.
-Work work_of(const Graph& graph, const Plan& plan, int rank);
+// `graph`: of the rank itself (core/plan/partition.h). `graphs`: where the plan's stages share their layers
+// differently; `graph` is then one of them. Throws Error(usage) for a rank that the plan has not.
+Work work_of(const Graph& graph, const Plan& plan, int rank, StageGraphs* graphs = nullptr);
+
+// The shares of the stages that a rank runs.
+Shares shares_of(const Plan& plan, int rank);
 
 }  // namespace het

@@ -24,7 +24,7 @@ class Partition {
       conversions_[program.conversions[c].value].push_back(c);
   }
 
-  Graph run() {
+  RankGraph run() {
     declare();
     for (size_t n = 0; n < graph_.nodes.size(); ++n) emit(graph_.nodes[n], program_.nodes[n]);
     for (const Output& output : graph_.outputs) {
@@ -35,7 +35,12 @@ class Partition {
       place_at(place);
       result_.outputs.push_back({output.name, local(output.value, kReplicated)});
     }
-    return std::move(result_);
+    std::vector<Origin> origins(result_.values.size());
+    for (const auto& [id, local] : gathered_) origins[static_cast<size_t>(local)] = {id.first, kReplicated};
+    for (const auto& [c, local] : converted_)
+      origins[static_cast<size_t>(local)] = {program_.conversions[c].value, program_.conversions[c].to};
+    for (const auto& [id, local] : local_) origins[static_cast<size_t>(local)] = {id, lies(id)};
+    return {std::move(result_), std::move(origins)};
   }
 
  private:
@@ -232,7 +237,7 @@ class Partition {
 
 }  // namespace
 
-Graph partition(const PlacementTable& table, const ShardingProgram& program, int part) {
+RankGraph partition(const PlacementTable& table, const ShardingProgram& program, int part) {
   return Partition(table, program, part).run();
 }
 

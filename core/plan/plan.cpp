@@ -22,12 +22,26 @@ Shares tensor_shares(const Plan& plan) {
   return plan.shares.empty() ? Shares(static_cast<size_t>(plan.tensor), 1) : plan.shares;
 }
 
+Shares tensor_shares(const Plan& plan, const Stage& stage) {
+  return stage.shares.empty() ? tensor_shares(plan) : stage.shares;
+}
+
+bool has_uniform_shares(const Plan& plan) {
+  const Shares first = plan.pipelines.empty() || plan.pipelines[0].stages.empty()
+                           ? tensor_shares(plan)
+                           : tensor_shares(plan, plan.pipelines[0].stages[0]);
+  for (const Pipeline& pipeline : plan.pipelines)
+    for (const Stage& stage : pipeline.stages)
+      if (tensor_shares(plan, stage) != first) return false;
+  return true;
+}
+
 namespace {
 
-// "2", or with shares "{ 3, 1 }".
-std::string show_tensor(const Plan& plan) {
-  return plan.shares.empty() ? fmt::format("{}", plan.tensor)
-                             : fmt::format("{{ {} }}", fmt::join(plan.shares, ", "));
+// "2", or of shares that are not equal "{ 3, 1 }".
+std::string show(const Shares& shares) {
+  const bool equal = std::all_of(shares.begin(), shares.end(), [](int64_t share) { return share == 1; });
+  return equal ? fmt::format("{}", shares.size()) : fmt::format("{{ {} }}", fmt::join(shares, ", "));
 }
 
 // Each layer's optimizer state lives somewhere: of the stages that hold it, one has a share.
@@ -67,10 +81,9 @@ std::vector<std::string> validate(const Plan& plan, const PlanSubject& subject) 
   if (!plan.shares.empty() && static_cast<int>(plan.shares.size()) != plan.tensor)
     add(fmt::format("{} shares for tensor = {}; each tensor-parallel rank has one", plan.shares.size(),
                     plan.tensor));
-  for (size_t r = 0; r < plan.shares.size(); ++r)
-    if (plan.shares[r] < 1)
-      add(fmt::format("tensor = {}: share {} leaves rank {} of every stage idle; leave it out of the stages",
-                      show_tensor(plan), plan.shares[r], r + 1));
+  if (std::any_of(plan.shares.begin(), plan.shares.end(), [](int64_t share) { return share < 1; }))
+    add(fmt::format("tensor = {}: a share below 1 leaves a device idle; leave it out of the stages",
+                    show(plan.shares)));
   if (plan.microbatch < 1)
     add(fmt::format("microbatch = {}; a micro-batch has at least 1 sample", plan.microbatch));
   if (plan.pipelines.empty()) add("the plan has no pipeline; at least one is needed");
@@ -108,15 +121,22 @@ std::vector<std::string> validate(const Plan& plan, const PlanSubject& subject) 
         add(fmt::format("{}: begins at layer {}, the stage before it ends at layer {}", where,
                         stage.first_layer, next));
       next = stage.first_layer + stage.layers;
-      if (static_cast<int>(stage.devices.size()) != plan.tensor)
+      const Shares shares = plan.tensor < 1 ? stage.shares : tensor_shares(plan, stage);
+      if (!shares.empty() && stage.devices.size() != shares.size())
         add(fmt::format(
             "{}: {} devices for tensor = {}; each stage has one device for each tensor-parallel rank", where,
-            stage.devices.size(), plan.tensor));
+            stage.devices.size(), show(shares)));
+      for (size_t r = 0; r < stage.shares.size() && r < stage.devices.size(); ++r)
+        if (stage.shares[r] < 1)
+          add(fmt::format("{}: share {} leaves {} idle; leave it out of the stage", where, stage.shares[r],
+                          stage.devices[r]));
       if (stage.optimizer_share < 0)
         add(fmt::format("{}: optimizer_share = {}; it is 0 or more", where, stage.optimizer_share));
       if (s >= groups) {
         if (stage.devices != pipeline.stages[s - groups].devices)
           add(fmt::format("{}: interleaved, it runs on the devices of stage {}", where, s - groups + 1));
+        else if (shares != tensor_shares(plan, pipeline.stages[s - groups]))
+          add(fmt::format("{}: interleaved, it has the shares of stage {}", where, s - groups + 1));
         continue;
       }
       for (const std::string& device : stage.devices) {
@@ -145,6 +165,7 @@ constexpr size_t kLineWidth = 110;  // characters of a line of Lua
 std::string to_lua(const Stage& stage, bool sharded_optimizer) {
   std::string text = "het.stage { ";
   for (const std::string& device : stage.devices) text += fmt::format("\"{}\", ", device);
+  if (!stage.shares.empty()) text += fmt::format("tensor = {}, ", show(stage.shares));
   text += fmt::format("layers = {}{}", stage.layers, stage.recompute ? ", recompute = true" : "");
   if (sharded_optimizer && stage.optimizer_share != 1)
     text += fmt::format(", optimizer_share = {}", stage.optimizer_share);
@@ -155,7 +176,7 @@ std::string to_lua(const Stage& stage, bool sharded_optimizer) {
 
 std::string to_lua(const Plan& plan) {
   std::string text =
-      fmt::format("het.plan {{ tensor = {}, microbatch = {},", show_tensor(plan), plan.microbatch);
+      fmt::format("het.plan {{ tensor = {}, microbatch = {},", show(tensor_shares(plan)), plan.microbatch);
   if (plan.schedule != Schedule::one_f_one_b)
     text += fmt::format(" schedule = \"{}\",", name_of(plan.schedule));
   if (plan.chunks != 1) text += fmt::format(" chunks = {},", plan.chunks);

@@ -26,6 +26,7 @@ struct Stage {
   bool recompute = false;   // forward activations are computed again in the backward pass
   int optimizer_share = 1;  // with Plan::sharded_optimizer: how much optimizer state of a layer lives here,
                             // relative to the other stages that hold the layer; 0: none
+  Shares shares = {};       // of its tensor-parallel ranks; empty: the plan's
   bool operator==(const Stage&) const = default;
 };
 
@@ -36,8 +37,8 @@ struct Pipeline {
 };
 
 struct Plan {
-  int tensor = 1;         // tensor-parallel degree, the same everywhere
-  Shares shares;          // of a stage's tensor-parallel ranks, relative to one another; empty: equal
+  int tensor = 1;         // tensor-parallel degree of the stages that have no shares of their own
+  Shares shares;          // of their tensor-parallel ranks, relative to one another; empty: equal
   bool sequence = false;  // norms, dropout and residuals divided by tokens over a tensor-parallel group
   int microbatch = 1;     // samples in one micro-batch
   std::vector<Pipeline> pipelines;
@@ -48,8 +49,11 @@ struct Plan {
   bool operator==(const Plan&) const = default;
 };
 
-// The shares of a stage's tensor-parallel ranks, one each.
+// The shares of the tensor-parallel ranks of a stage, or of every stage that has none of its own: one each.
 Shares tensor_shares(const Plan& plan);
+Shares tensor_shares(const Plan& plan, const Stage& stage);
+// Whether all stages have the same.
+bool has_uniform_shares(const Plan& plan);
 
 // What a plan is checked against.
 struct PlanSubject {

@@ -18,11 +18,16 @@ Stage.__index = Stage
 handle.class({ kind = "plan", fields = { "tensor", "sequence", "microbatch", "schedule", "chunks", "warmup",
   "sharded_optimizer", "pipelines", "automatic" } }, Plan)
 handle.class({ kind = "pipeline", fields = { "microbatches", "stages" } }, Pipeline)
-handle.class({ kind = "stage", fields = { "devices", "layers", "recompute", "optimizer_share" } }, Stage)
+handle.class({ kind = "stage", fields = { "devices", "tensor", "layers", "recompute", "optimizer_share" } }, Stage)
+
+local function show_tensor(tensor)
+  return type(tensor) == "table" and "{ " .. table.concat(tensor, ", ") .. " }" or tostring(tensor)
+end
 
 Stage.__tostring = function(self)
   local parts = {}
   for _, device in ipairs(self.devices) do parts[#parts + 1] = ("%q"):format(device) end
+  if self.tensor then parts[#parts + 1] = "tensor = " .. show_tensor(self.tensor) end
   if self.layers then parts[#parts + 1] = ("layers = %d"):format(self.layers) end
   if self.recompute then parts[#parts + 1] = "recompute = true" end
   if self.optimizer_share ~= 1 then parts[#parts + 1] = ("optimizer_share = %d"):format(self.optimizer_share) end
@@ -42,8 +47,7 @@ Plan.__tostring = function(self)
     return ("het.plan.auto { policy = %q, objective = %q%s }"):format(self.automatic.policy, self.automatic.objective,
       without[1] and ", without = { " .. table.concat(without, ", ") .. " }" or "")
   end
-  local tensor = type(self.tensor) == "table" and "{ " .. table.concat(self.tensor, ", ") .. " }" or self.tensor
-  local parts = { ("tensor = %s, microbatch = %d"):format(tensor, self.microbatch or 0) }
+  local parts = { ("tensor = %s, microbatch = %d"):format(show_tensor(self.tensor), self.microbatch or 0) }
   if self.schedule ~= "1f1b" then parts[#parts + 1] = (" schedule = %q"):format(self.schedule) end
   if self.chunks ~= 1 then parts[#parts + 1] = (" chunks = %d"):format(self.chunks) end
   if self.sequence then parts[#parts + 1] = " sequence = true" end
@@ -55,6 +59,21 @@ end
 
 local most_devices = 65536
 
+-- `tensor` of a plan or a stage: a degree, or the shares of its devices.
+local function check_shares(constructor, tensor, report)
+  if type(tensor) ~= "table" then return end
+  if #tensor == 0 then
+    report("tensor", constructor .. ".tensor names no share; tensor = 1 is one device for each layer")
+  end
+  for i, share in ipairs(tensor) do
+    if type(share) ~= "number" or share ~= math.floor(share) or share < 1 then
+      report("tensor", ("%s.tensor: share %d is %s; shares are whole numbers from 1 on: { 3, 1 }"):format(constructor,
+        i, text.value(share)))
+    end
+  end
+end
+
+
 plan.stage = define.constructor {
   name = "stage",
   sentence = "A part of a pipeline: a range of layers on one device, or on several that share each layer.",
@@ -63,6 +82,8 @@ plan.stage = define.constructor {
   fields = {
     { "layers", "integer", "how many of the model's layers, of which the embedding and the head are two (default: an "
       .. "equal share of what the other stages leave)", min = 1 },
+    { "tensor", "integer|list", "devices that share each of its layers, or their shares (default: the plan's)",
+      min = 1 },
     { "recompute", "boolean", "compute activations again in the backward pass instead of keeping them",
       default = false },
     { "optimizer_share", "integer", "with sharded_optimizer: how much of a layer's optimizer state lives here, "
@@ -75,9 +96,10 @@ plan.stage = define.constructor {
         report(nil, ("stage: '%s' names no devices, or more than %d"):format(a[i], most_devices))
       end
     end
+    check_shares("stage", a.tensor, report)
   end,
   build = function(a)
-    local stage = setmetatable({ devices = {}, layers = a.layers, recompute = a.recompute,
+    local stage = setmetatable({ devices = {}, tensor = a.tensor, layers = a.layers, recompute = a.recompute,
       optimizer_share = a.optimizer_share }, Stage)
     for i = 1, #a do
       local name, first, last = a[i]:match("^(.*:)(%d+)%-(%d+)$")
@@ -111,7 +133,7 @@ local make = define.constructor {
     .. '           het.pipeline { microbatches = 3, het.stage { "here:0" }, het.stage { "here:1" } } }',
   list = { "pipeline", "pipelines", least = 1 },
   fields = {
-    { "tensor", "integer|list", "devices that share each layer; it divides the model's heads and hidden features. "
+    { "tensor", "integer|list", "devices that share each layer of a stage; its heads and hidden features are cut. "
       .. "{ 3, 1 }: two devices, of which the first takes three quarters", default = 1, min = 1 },
     { "sequence", "boolean", "divide norms, dropout and residuals by tokens over the devices that share a layer: less "
       .. "memory, the same traffic", default = false },
@@ -124,16 +146,7 @@ local make = define.constructor {
       default = 0, min = 0 },
     { "sharded_optimizer", "boolean", "divide optimizer state over the replicas of a layer", default = false },
   },
-  check = function(a, report)
-    if type(a.tensor) ~= "table" then return end
-    if #a.tensor == 0 then report("tensor", "plan.tensor names no share; tensor = 1 is one device for each layer") end
-    for i, share in ipairs(a.tensor) do
-      if type(share) ~= "number" or share ~= math.floor(share) or share < 1 then
-        report("tensor", ("plan.tensor: share %d is %s; shares are whole numbers from 1 on: { 3, 1 }"):format(i,
-          text.value(share)))
-      end
-    end
-  end,
+  check = function(a, report) check_shares("plan", a.tensor, report) end,
   build = function(a)
     local result = setmetatable({ tensor = a.tensor, sequence = a.sequence, microbatch = a.microbatch,
       schedule = a.schedule, chunks = a.chunks, warmup = a.warmup, sharded_optimizer = a.sharded_optimizer,

@@ -175,7 +175,7 @@ Graph tensor_parallel(const Graph& graph, const Shares& shares, int part, bool s
   HET_REQUIRE(part >= 0 && part < static_cast<int>(shares.size()), part, shares.size());
   if (shares.size() == 1) return graph;
   const PlacementTable table(graph);
-  return partition(table, megatron_sharding(table, shares, sequence), part);
+  return partition(table, megatron_sharding(table, shares, sequence), part).graph;
 }
 
 }  // namespace het

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <catch2/catch.hpp>
+#include <set>
 
 #include "core/base/error.h"
 
@@ -26,8 +27,26 @@ std::vector<Plan> simpler(const Plan& plan) {
     changed.tensor = 1;
     changed.shares.clear();
     changed.sequence = false;
-    each_stage(changed, [](Stage& stage) { stage.devices.resize(1); });
+    each_stage(changed, [](Stage& stage) {
+      stage.devices.resize(1);
+      stage.shares.clear();
+    });
   });
+  add([&](Plan& changed) {  // the shares of the first stage everywhere, as far as devices go
+    const Shares first = tensor_shares(changed, changed.pipelines[0].stages[0]);
+    each_stage(changed, [&](Stage& stage) {
+      if (stage.devices.size() < first.size()) return;
+      stage.devices.resize(first.size());
+      stage.shares = first;
+    });
+  });
+  for (size_t p = 0; p < plan.pipelines.size(); ++p)
+    for (size_t s = 0; plan.chunks == 1 && s < plan.pipelines[p].stages.size(); ++s)
+      add([&](Plan& changed) {
+        Stage& stage = changed.pipelines[p].stages[s];
+        stage.devices.resize(1);
+        stage.shares = {1};
+      });
   for (size_t p = 0; plan.chunks == 1 && p < plan.pipelines.size(); ++p)
     for (size_t s = 1; s < plan.pipelines[p].stages.size(); ++s)
       add([&](Plan& changed) {
@@ -80,17 +99,17 @@ Plan random_plan(std::mt19937& random, int layers, int samples, bool uneven) {
   const int degrees[] = {1, 1, 2, 2, 4};
   plan.tensor = degrees[draw(0, 4)];
   plan.sequence = plan.tensor > 1 && draw(0, 1) == 1;
-  if (uneven && plan.tensor > 1 && draw(0, 1) == 1) {
+  const auto draw_shares = [&](int degree) {
     constexpr int64_t kUnits = 4;  // key heads of the models that random plans train: each rank has one
-    const auto has_all = [&] {
-      const auto points = cut_points(kUnits, plan.shares);
-      return std::adjacent_find(points.begin(), points.end()) == points.end();
-    };
-    do {
-      plan.shares.clear();
-      for (int t = 0; t < plan.tensor; ++t) plan.shares.push_back(draw(1, 3));
-    } while (!has_all());
-  }
+    for (;;) {
+      Shares shares;
+      for (int t = 0; t < degree; ++t) shares.push_back(draw(1, 3));
+      const auto points = cut_points(kUnits, shares);
+      if (std::adjacent_find(points.begin(), points.end()) == points.end()) return shares;
+    }
+  };
+  if (uneven && plan.tensor > 1 && draw(0, 1) == 1) plan.shares = draw_shares(plan.tensor);
+  const bool mixed = uneven && draw(0, 2) == 0;  // each group of devices has a degree and shares of its own
   const Schedule schedules[] = {Schedule::one_f_one_b, Schedule::gpipe, Schedule::interleaved,
                                 Schedule::split_backward};
   plan.schedule = schedules[draw(0, 3)];
@@ -99,7 +118,8 @@ Plan random_plan(std::mt19937& random, int layers, int samples, bool uneven) {
     plan.warmup = draw(0, 2);
   plan.sharded_optimizer = draw(0, 1) == 1;
   int device = 0;
-  const int most_groups = plan.tensor == 1 ? 9 : 8 / plan.tensor;  // of devices that share layers
+  // Of devices that share layers.
+  const int most_groups = mixed ? 4 : plan.tensor == 1 ? 9 : 8 / plan.tensor;
   int left = most_groups;
   const int pipelines = draw(1, std::min(3, most_groups));
   for (int p = 0; p < pipelines; ++p) {
@@ -114,28 +134,30 @@ Plan random_plan(std::mt19937& random, int layers, int samples, bool uneven) {
     std::sort(cuts.begin(), cuts.end());
     Pipeline pipeline;
     pipeline.microbatches = plan.chunks > 1 ? groups * draw(1, 2) : draw(1, 4);
-    const int first_device = device;
+    std::vector<Stage> hosts(static_cast<size_t>(groups));  // devices and shares of each group
+    for (Stage& host : hosts) {
+      if (mixed) host.shares = draw_shares(degrees[draw(0, 4)]);
+      for (size_t t = 0; t < tensor_shares(plan, host).size(); ++t)
+        host.devices.push_back(fmt::format("d:{}", device++));
+    }
     for (int s = 0; s < stages; ++s) {
-      Stage stage;
-      for (int t = 0; t < plan.tensor; ++t)
-        stage.devices.push_back(fmt::format("d:{}", first_device + s % groups * plan.tensor + t));
+      Stage stage = hosts[static_cast<size_t>(s % groups)];
       stage.first_layer = s == 0 ? 0 : cuts[s - 1];
       stage.layers = (s == stages - 1 ? layers : cuts[s]) - stage.first_layer;
       stage.recompute = draw(0, 2) == 0;
       stage.optimizer_share = draw(1, 3);
       pipeline.stages.push_back(stage);
     }
-    device += groups * plan.tensor;
     plan.pipelines.push_back(pipeline);
   }
   return plan;
 }
 
 int devices_in(const Plan& plan) {
-  int count = 0;
+  std::set<std::string> names;
   for (const Pipeline& pipeline : plan.pipelines)
-    count += static_cast<int>(pipeline.stages.size()) / plan.chunks * plan.tensor;
-  return count;
+    for (const Stage& stage : pipeline.stages) names.insert(stage.devices.begin(), stage.devices.end());
+  return static_cast<int>(names.size());
 }
 
 Plan simplest_failing(Plan plan, const std::function<bool(const Plan&)>& fails) {
