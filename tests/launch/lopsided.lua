@@ -1,5 +1,5 @@
 -- A small GPT with dropout; with --spread over five ranks in two unequal pipelines, one stage of which recomputes; with
--- --tensor over six, each layer on two of them.
+-- --tensor over six, each layer on two of them; with --mixed over six whose stages share their layers differently.
 local het = require "het"
 local nn, optim, data = het.nn, het.optim, het.data
 
@@ -7,6 +7,7 @@ local opt = het.options {
   steps    = { 12, "optimizer steps", min = 1 },
   spread   = { false, "run the plan instead of one device" },
   tensor   = { false, "run a plan in which two ranks share each layer" },
+  mixed    = { false, "run a plan in which one, two or three ranks share each layer, unevenly" },
   schedule = { "1f1b", "of the plan", choices = { "1f1b", "gpipe", "split_backward" } },
   save     = { "", "folder to save the model in", path = "write" },
   stop     = { 0, "steps after which it stops, as if interrupted; 0: never", min = 0 },
@@ -29,6 +30,11 @@ elseif opt.tensor then
     het.pipeline { microbatches = 4, het.stage { "a:0", "a:1", layers = 2, recompute = true },
                    het.stage { "a:2", "a:3" } },
     het.pipeline { microbatches = 2, het.stage { "b:0", "b:1" } } }
+elseif opt.mixed then
+  plan = het.plan { microbatch = 2, schedule = opt.schedule, sharded_optimizer = opt.sharded, sequence = true,
+    het.pipeline { microbatches = 4, het.stage { "a:0-1", tensor = { 3, 1 }, layers = 2, recompute = true },
+                   het.stage { "a:2" } },
+    het.pipeline { microbatches = 2, het.stage { "b:0-2", tensor = { 2, 1, 1 } } } }
 end
 
 return het.train {

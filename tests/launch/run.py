@@ -186,6 +186,12 @@ class Training(Case):
             spread = self.losses('--workers', 6, 'lopsided.lua', '--tensor', *words)
             self.assert_close(alone, spread, 1e-5)
 
+    def test_stages_that_share_their_layers_differently_give_the_losses_of_one_device(self):
+        alone = self.losses('lopsided.lua')
+        for words in ([], ['--sharded', '--schedule=split_backward']):
+            spread = self.losses('--workers', 6, 'lopsided.lua', '--mixed', *words)
+            self.assert_close(alone, spread, 1e-5)
+
     def test_weights_rounded_stochastically_are_the_same_on_all_ranks(self):
         words = ['--precision=bf16', '--rounding=stochastic', '--steps=6']
         alone = self.losses('lopsided.lua', *words)
@@ -220,7 +226,8 @@ class Training(Case):
     def test_the_first_rank_saves_the_whole_model_and_all_go_on_from_it(self):
         self.hetrun('lopsided.lua', '--save=alone')
         for name, ranks, words in (('spread', RANKS, ['--spread']), ('sharded', RANKS, ['--spread', '--sharded']),
-                                   ('tensor', 6, ['--tensor', '--sharded'])):
+                                   ('tensor', 6, ['--tensor', '--sharded']),
+                                   ('mixed', 6, ['--mixed', '--sharded'])):
             common = ['--workers', ranks, 'lopsided.lua', f'--save={name}', *words]
             self.hetrun(*common, '--stop=7', code=2)
             self.hetrun(*common)
@@ -228,7 +235,7 @@ class Training(Case):
 
     def test_the_first_rank_writes_text_with_the_whole_model(self):
         alone, _ = self.hetrun('lopsided.lua')
-        for ranks, words in ((RANKS, '--spread'), (6, '--tensor')):
+        for ranks, words in ((RANKS, '--spread'), (6, '--tensor'), (6, '--mixed')):
             spread, _ = self.hetrun('--workers', ranks, 'lopsided.lua', words)
             self.assertEqual(alone.splitlines()[-1], spread.splitlines()[-1])
 

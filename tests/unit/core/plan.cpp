@@ -78,6 +78,36 @@ TEST_CASE(
         "  het.pipeline { microbatches = 1, het.stage { \"b:0\", layers = 4 } },\n}");
 }
 
+TEST_CASE("stages share their layers over devices of their own number, by shares") {
+  Plan plan;
+  plan.tensor = 2;
+  plan.pipelines = {{1, {{{"a:0", "a:1"}, 0, 2}, {{"a:2"}, 2, 2}}}, {1, {{{"b:0", "b:1"}, 0, 4}}}};
+  plan.pipelines[0].stages[1].shares = {1};
+  plan.pipelines[1].stages[0].shares = {3, 1};
+  CHECK(validate(plan, {4, 2}).empty());
+  CHECK_FALSE(has_uniform_shares(plan));
+  CHECK(to_lua(plan) ==
+        "het.plan { tensor = 2, microbatch = 1,\n"
+        "  het.pipeline { microbatches = 1, het.stage { \"a:0\", \"a:1\", layers = 2 },\n"
+        "    het.stage { \"a:2\", tensor = 1, layers = 2 } },\n"
+        "  het.pipeline { microbatches = 1, het.stage { \"b:0\", \"b:1\", tensor = { 3, 1 }, layers = 4 } "
+        "},\n}");
+  plan.pipelines[1].stages[0].shares = {3, 0};
+  REQUIRE(validate(plan, {4, 2}).size() == 1);
+  CHECK(validate(plan, {4, 2})[0] ==
+        "pipeline 2, stage 1: share 0 leaves b:1 idle; leave it out of the stage");
+  plan.pipelines[1].stages[0].shares = {3, 1, 1};
+  REQUIRE(validate(plan, {4, 2}).size() == 1);
+  CHECK(validate(plan, {4, 2})[0].find("2 devices for tensor = { 3, 1, 1 }") != std::string::npos);
+  plan.pipelines[1].stages[0].shares = {1, 1};
+  plan.pipelines[0].stages[1].shares = {};
+  plan.pipelines[0].stages[1].devices = {"a:2", "a:3"};
+  CHECK(has_uniform_shares(plan));
+  plan.shares = {2, 1};
+  CHECK_FALSE(has_uniform_shares(plan));  // one stage has shares of its own
+  CHECK(to_lua(plan).find("het.plan { tensor = { 2, 1 },") == 0);
+}
+
 TEST_CASE("interleaved stages share devices; other schedules may not") {
   Plan plan;
   plan.schedule = Schedule::interleaved;
