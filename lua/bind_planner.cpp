@@ -407,16 +407,18 @@ int simulate_graph(lua_State* L) {  // graph, {plan, events, ... as request_at}
   lua_getfield(L, 2, "plan");
   const Plan plan = plan_at(L, lua_gettop(L), static_cast<int>(graph.layers.size()));
   lua_pop(L, 1);
-  // The bound is of this plan, too.
-  if (std::find(request.tensors.begin(), request.tensors.end(), plan.tensor) == request.tensors.end())
-    request.tensors.push_back(plan.tensor);
   const auto problems = validate(plan, subject_of(graph, request.batch));
   if (!problems.empty()) fail_usage("the plan cannot be run:\n  {}", fmt::join(problems, "\n  "));
-  tensor_parallel(graph, tensor_shares(plan), 0, plan.sequence);  // refuses what no rank could run
+  const planner::Layout layout = planner::to_layout(plan, request.cluster);
+  tensor_parallel(graph, tensor_shares(plan, plan.pipelines[0].stages[0]), 0,
+                  plan.sequence);  // refuses what no rank could run
+  // The bound is of this plan, too.
+  if (std::find(request.tensors.begin(), request.tensors.end(), layout.tensor) == request.tensors.end())
+    request.tensors.push_back(layout.tensor);
   planner::Judge judge(request);
   Planned planned;
   planned.plan = plan;
-  planned.best = judge.judge(planner::to_layout(plan, request.cluster), "given");
+  planned.best = judge.judge(layout, "given");
   planner::SimulateOptions details;
   details.details = true;
   planned.best.simulation = planner::simulate(plan, request.cluster, request.model, request.profile, details);

@@ -80,18 +80,17 @@ Layout to_layout(const Plan& plan, const Cluster& cluster) {
         names.push_back(device_name(cluster, node, host, device));
         places.emplace(names.back(), std::pair(node, host));
       }
-  const auto is_known = [&](const Stage& stage) {
-    return tensor_shares(plan, stage) == Shares(static_cast<size_t>(plan.tensor), 1);
-  };
-  for (const Pipeline& pipeline : plan.pipelines)
-    for (const Stage& stage : pipeline.stages)
-      if (!is_known(stage))
-        fail_usage(
-            "the plan's stages share their layers unevenly, or over different numbers of devices: such plans "
-            "are "
-            "run, but not simulated yet; one tensor = N for all stages is");
+  Shares shares = tensor_shares(plan);
+  if (!plan.pipelines.empty() && !plan.pipelines[0].stages.empty())
+    shares = tensor_shares(plan, plan.pipelines[0].stages[0]);
+  const bool equal = std::all_of(shares.begin(), shares.end(), [](int64_t share) { return share == 1; });
+  if (!has_uniform_shares(plan) || !equal)
+    fail_usage(
+        "the plan's stages share their layers unevenly, or over different numbers of devices; hetrun runs "
+        "such plans "
+        "but does not simulate them yet. Give all stages the same tensor = N to simulate");
   Layout layout;
-  layout.tensor = plan.tensor;
+  layout.tensor = static_cast<int>(shares.size());
   layout.microbatch = plan.microbatch;
   layout.schedule = plan.schedule;
   layout.chunks = plan.chunks;

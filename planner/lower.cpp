@@ -776,6 +776,10 @@ Program lower(const Graph& graph, const Plan& plan, int rank, bool fused) {
   const Shares shares = shares_of(plan, rank);
   if (!has_uniform_shares(plan)) {
     StageGraphs graphs(graph, plan, fused);
+    for (size_t p = 0; p < plan.pipelines.size(); ++p)  // what no rank could run, all refuse
+      for (size_t s = 0; s < plan.pipelines[p].stages.size(); ++s)
+        with_context([&] { return fmt::format("pipeline {}, stage {}", p + 1, s + 1); },
+                     [&] { graphs.of(tensor_shares(plan, plan.pipelines[p].stages[s]), 0); });
     const Graph& own = graphs.of(shares, tensor_rank_of(plan, rank)).graph;
     return Lowering(own, work_of(own, plan, rank, &graphs)).run();
   }

@@ -20,7 +20,6 @@ class StageGraphs {
   const RankGraph& of(const Shares& shares, int part);
   // What rank `part` has of the value that is this.
   TensorSlice slice(const Origin& origin, const Shares& shares, int part) const;
-  bool is_partial(const Origin& origin) const { return origin.lies == kPartial; }
 
  private:
   const Graph& graph_;

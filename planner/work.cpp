@@ -323,8 +323,9 @@ class Division {
       const Graph& there = at_receiver.graph_;
       if (key.second != to || at_receiver.stages_[pipeline][there.values[wanted].producer] != from) continue;
       const Origin need = (*at_receiver.origins_)[wanted];
-      HET_REQUIRE(need.value != kAbsent && need.lies != kPartial, wanted, from, to);
+      if (need.value == kAbsent || need.lies == kPartial) refuse_crossing(pipeline, from, to, there, wanted);
       const ValueId offered = at_sender.offer_of(need.value, pipeline, from);
+      if (offered == kAbsent) refuse_crossing(pipeline, from, to, there, wanted);
       const Origin offer = (*at_sender.origins_)[offered];
       const Phase made = at_sender.graph_.nodes[at_sender.graph_.values[offered].producer].phase;
       const int tag = tag_of(pipeline, from, made);
@@ -370,8 +371,18 @@ class Division {
       if (stages_[pipeline][producer] != stage) continue;
       if (best == kAbsent || origin.lies < (*origins_)[best].lies) best = static_cast<ValueId>(id);
     }
-    HET_REQUIRE(best != kAbsent, value, pipeline, stage);
     return best;
+  }
+
+  [[noreturn]] void refuse_crossing(int pipeline, int from, int to, const Graph& graph, ValueId id) const {
+    const NodeId producer = graph.values[static_cast<size_t>(id)].producer;
+    fail_usage(
+        "pipeline {}: stages {} and {} share their layers differently, and '{}' passes between them in a "
+        "form that only "
+        "stages with the same shares exchange; the same `tensor` for both works",
+        pipeline + 1, from + 1, to + 1,
+        producer < 0 ? graph.values[static_cast<size_t>(id)].name
+                     : graph.nodes[static_cast<size_t>(producer)].op->name);
   }
   // Whether a node makes a value still: of what was joined or dropped, the producer is stale.
   bool makes(NodeId producer, ValueId id) const {
@@ -476,7 +487,12 @@ class Division {
 
   ValueId only_sum_of(ValueId parameter) const {
     const auto& sums = sums_of_.at(parameter);
-    HET_REQUIRE(sums.size() == 1, graph_.values[parameter].name, sums.size());
+    if (sums.size() != 1)
+      fail_usage(
+          "the update of '{}' is made from {} sums over micro-batches; stages that share their layers "
+          "differently "
+          "can sum one",
+          graph_.values[parameter].name, sums.size());
     return *sums.begin();
   }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <numeric>
 
 #include <fmt/format.h>
 
@@ -23,7 +24,11 @@ Shares tensor_shares(const Plan& plan) {
 }
 
 Shares tensor_shares(const Plan& plan, const Stage& stage) {
-  return stage.shares.empty() ? tensor_shares(plan) : stage.shares;
+  Shares shares = stage.shares.empty() ? tensor_shares(plan) : stage.shares;
+  int64_t common = 0;  // { 6, 2 } are { 3, 1 }
+  for (const int64_t share : shares) common = std::gcd(common, share);
+  for (int64_t& share : shares) share /= std::max<int64_t>(common, 1);
+  return shares;
 }
 
 bool has_uniform_shares(const Plan& plan) {
@@ -82,7 +87,7 @@ std::vector<std::string> validate(const Plan& plan, const PlanSubject& subject) 
     add(fmt::format("{} shares for tensor = {}; each tensor-parallel rank has one", plan.shares.size(),
                     plan.tensor));
   if (std::any_of(plan.shares.begin(), plan.shares.end(), [](int64_t share) { return share < 1; }))
-    add(fmt::format("tensor = {}: a share below 1 leaves a device idle; leave it out of the stages",
+    add(fmt::format("tensor = {}: a share below 1 leaves a device idle; remove that device",
                     show(plan.shares)));
   if (plan.microbatch < 1)
     add(fmt::format("microbatch = {}; a micro-batch has at least 1 sample", plan.microbatch));

@@ -98,6 +98,14 @@ class Propagation {
     return is_of_parameter(graph_, id) ? kWeight * share : share;
   }
 
+  // Whether a node reads a value of another layer. Between layers values are whole or sharded, so that a
+  // stage can begin at any layer. Sums of a gradient's parts are made where the parts are.
+  bool leaves_layer(ValueId id, const Node& reader) const {
+    const NodeId producer = graph_.values[static_cast<size_t>(id)].producer;
+    if (producer < 0 || reader.phase == Phase::update || reader.op->adds_operands) return false;
+    return graph_.nodes[static_cast<size_t>(producer)].layer != reader.layer;
+  }
+
   // Bytes to run a node so, and then to add up what it leaves as summands; negative: it cannot.
   double bytes_of(const Node& node, const NodeSharding& way) {
     double bytes = 0;
@@ -106,6 +114,7 @@ class Propagation {
       const PlacementId given = lies(node.inputs[i]);
       const double each = bytes_between(node.inputs[i], given, way.inputs[i]);
       if (each < 0 || (is_changed(node, i) && given != way.inputs[i])) return -1;
+      if (way.inputs[i] == kPartial && leaves_layer(node.inputs[i], node)) return -1;
       if (conversion_of(node.inputs[i], way.inputs[i], node.phase) == nullptr) bytes += each;
     }
     for (size_t o = 0; o < node.outputs.size(); ++o) {

@@ -14,8 +14,8 @@ namespace het {
 
 // A value that nodes of a phase need otherwise than it was made: by a slice where it is replicated, an
 // all-reduce or a reduce-scatter where it is partial, an all-gather where it is sharded. What is not sharded
-// is converted once, for all phases; what is gathered is so in each phase anew, since kept from forward to
-// backward it would take the memory that sharding it saves.
+// is converted once, for all phases; sharded values are gathered again in each phase, since kept from forward
+// to backward it would take the memory that sharding it saves.
 struct Conversion {
   ValueId value;
   PlacementId to;

@@ -73,7 +73,6 @@ local function check_shares(constructor, tensor, report)
   end
 end
 
-
 plan.stage = define.constructor {
   name = "stage",
   sentence = "A part of a pipeline: a range of layers on one device, or on several that share each layer.",
@@ -134,7 +133,7 @@ local make = define.constructor {
   list = { "pipeline", "pipelines", least = 1 },
   fields = {
     { "tensor", "integer|list", "devices that share each layer of a stage; its heads and hidden features are cut. "
-      .. "{ 3, 1 }: two devices, of which the first takes three quarters", default = 1, min = 1 },
+      .. "{ 3, 1 }: two devices; the first takes three quarters", default = 1, min = 1 },
     { "sequence", "boolean", "divide norms, dropout and residuals by tokens over the devices that share a layer: less "
       .. "memory, the same traffic", default = false },
     { "microbatch", "integer", "samples of a micro-batch (default: what divides the batch evenly over the plan)",
@@ -144,7 +143,8 @@ local make = define.constructor {
     { "chunks", "integer", "interleaved: stages on each device", default = 1, min = 1 },
     { "warmup", "integer", "1f1b, split_backward: extra forward passes in flight for each later stage, for slow links",
       default = 0, min = 0 },
-    { "sharded_optimizer", "boolean", "divide optimizer state over the replicas of a layer", default = false },
+    { "sharded_optimizer", "boolean", "divide optimizer state over the replicas of a layer; of a layer that stages "
+      .. "cut differently each keeps the state of its part", default = false },
   },
   check = function(a, report) check_shares("plan", a.tensor, report) end,
   build = function(a)

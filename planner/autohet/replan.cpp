@@ -36,6 +36,10 @@ class Mender {
     const std::vector<int> degrees = tensor_degrees(request_);
     if (std::find(degrees.begin(), degrees.end(), old_.tensor) == degrees.end() || old_.chunks != 1)
       return {};
+    // Layouts have one degree for all stages.
+    if (!has_uniform_shares(old_) ||
+        tensor_shares(old_, old_.pipelines.at(0).stages.at(0)) != Shares(static_cast<size_t>(old_.tensor), 1))
+      return {};
     read_old();
     std::vector<size_t> broken;
     for (size_t p = 0; p < pipelines_.size(); ++p)

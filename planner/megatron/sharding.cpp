@@ -57,7 +57,7 @@ class Choice {
       axes.insert(static_cast<int>(a));
     }
     if (!problems_.empty())
-      fail_usage("tensor = {} cannot share out the model evenly:\n  {}",
+      fail_usage("tensor = {} does not fit the model:\n  {}",
                  are_equal(shares_) ? fmt::format("{}", shares_.size())
                                     : fmt::format("{{ {} }}", fmt::join(shares_, ", ")),
                  fmt::join(problems_, "\n  "));

@@ -1,4 +1,4 @@
--- Shares of tensor-parallel ranks: whole numbers from 1 on, and each rank has a head.
+-- Shares of tensor-parallel ranks are whole numbers from 1 on.
 local het = require "het"
 local plans = {}
 plans[1] = het.plan { tensor = { 3, 0 }, microbatch = 2,
@@ -7,4 +7,6 @@ plans[2] = het.plan { tensor = {}, microbatch = 2,
   het.pipeline { het.stage { "here:0-1" } } }
 plans[3] = het.plan { tensor = "two", microbatch = 2,
   het.pipeline { het.stage { "here:0-1" } } }
+plans[4] = het.plan { microbatch = 2,
+  het.pipeline { het.stage { "here:0-1", tensor = { 1, 0.5 } } } }
 return plans

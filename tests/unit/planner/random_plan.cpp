@@ -98,7 +98,6 @@ Plan random_plan(std::mt19937& random, int layers, int samples, bool uneven) {
   plan.microbatch = samples;
   const int degrees[] = {1, 1, 2, 2, 4};
   plan.tensor = degrees[draw(0, 4)];
-  plan.sequence = plan.tensor > 1 && draw(0, 1) == 1;
   const auto draw_shares = [&](int degree) {
     constexpr int64_t kUnits = 4;  // key heads of the models that random plans train: each rank has one
     for (;;) {
@@ -110,6 +109,7 @@ Plan random_plan(std::mt19937& random, int layers, int samples, bool uneven) {
   };
   if (uneven && plan.tensor > 1 && draw(0, 1) == 1) plan.shares = draw_shares(plan.tensor);
   const bool mixed = uneven && draw(0, 2) == 0;  // each group of devices has a degree and shares of its own
+  plan.sequence = (plan.tensor > 1 || mixed) && draw(0, 1) == 1;
   const Schedule schedules[] = {Schedule::one_f_one_b, Schedule::gpipe, Schedule::interleaved,
                                 Schedule::split_backward};
   plan.schedule = schedules[draw(0, 3)];
