@@ -1,6 +1,7 @@
 #include "planner/work.h"
 
 #include <algorithm>
+#include <memory>
 #include <set>
 
 #include "core/base/error.h"
@@ -180,7 +181,10 @@ class Division {
     for (const Node& node : graph_.nodes) {
       if (node.phase != Phase::update) continue;
       for (const ValueId parameter : updated_by(graph_, node))
-        for (const ValueId sum : sums_behind(node)) sums_of_[parameter].insert(sum);
+        for (const ValueId sum : sums_behind(node)) {
+          sums_of_[parameter].insert(sum);
+          updated_[graph_.values[parameter].name] = parameter;
+        }
     }
     for (size_t p = 0; p < plan_.pipelines.size(); ++p) {
       const std::vector<int>& stages = stages_[p];
@@ -317,7 +321,7 @@ class Division {
   // order of the receiver's.
   void find_messages_between(Work& work, int pipeline, int from, int to, bool sends) const {
     const Shares senders = shares_at(pipeline, from), receivers = shares_at(pipeline, to);
-    const Division at_sender = other(senders), at_receiver = other(receivers);
+    const Division &at_sender = other(senders), &at_receiver = other(receivers);
     for (const auto& [key, phase] : at_receiver.passed_in(pipeline)) {
       const ValueId wanted = key.first;
       const Graph& there = at_receiver.graph_;
@@ -354,9 +358,13 @@ class Division {
   }
 
   // The division of the graphs of ranks with other shares: the same values and nodes for all parts.
-  Division other(const Shares& shares) const {
-    const RankGraph& of = graphs_->of(shares, 0);
-    return Division(of.graph, plan_, graphs_, &of.origins);
+  const Division& other(const Shares& shares) const {
+    std::shared_ptr<const Division>& known = others_[shares];
+    if (!known) {
+      const RankGraph& of = graphs_->of(shares, 0);
+      known = std::make_shared<const Division>(of.graph, plan_, graphs_, &of.origins);
+    }
+    return *known;
   }
 
   // What a stage can send of a value of the single device's graph: all of it, else the parts.
@@ -499,12 +507,9 @@ class Division {
   // The parts of this rank's gradients, by parameter: such that each is had whole or not at all by every
   // rank.
   std::vector<SharedPart> parts_of(int rank) const {
-    std::map<std::string, ValueId> parameters;  // in an order that does not depend on the rank
-    for (const auto& [id, sums] : sums_of_)
-      if (!is_cut_alike(id)) parameters.emplace(graph_.values[id].name, id);
-    std::map<Shares, Division> others;
     std::vector<SharedPart> parts;
-    for (const auto& [name, id] : parameters) {
+    for (const auto& [name, id] : updated_) {  // in an order that does not depend on the rank
+      if (is_cut_alike(id)) continue;
       struct Member {
         TensorSlice slice;
         bool counts, is_partial;
@@ -512,12 +517,10 @@ class Division {
       std::map<int, Member> members;  // by rank
       for (const auto& [pipeline, stage] : holders_.at(id)) {
         const Shares shares = shares_at(pipeline, stage);
-        const auto entry = others.find(shares);
-        const Division& there =
-            entry != others.end() ? entry->second : others.emplace(shares, other(shares)).first->second;
-        const auto parameter = there.graph_.find(name);
-        HET_REQUIRE(parameter.has_value(), name);
-        const Origin origin = (*there.origins_)[there.only_sum_of(*parameter)];
+        const Division& there = other(shares);
+        const auto parameter = there.updated_.find(name);
+        HET_REQUIRE(parameter != there.updated_.end(), name);
+        const Origin origin = (*there.origins_)[there.only_sum_of(parameter->second)];
         HET_REQUIRE(origin.value != kAbsent, name);
         for (int t = 0; t < static_cast<int>(shares.size()); ++t)
           members[rank_at(pipeline, stage, t)] = {graphs_->slice(origin, shares, t),
@@ -666,7 +669,9 @@ class Division {
   std::vector<bool> invariant_;  // of nodes
   std::set<ValueId> sums_;
   std::map<ValueId, ValueId> part_of_;
-  std::vector<std::vector<int>> stages_;          // [pipeline][node]
+  std::vector<std::vector<int>> stages_;    // [pipeline][node]
+  std::map<std::string, ValueId> updated_;  // parameters by name
+  mutable std::map<Shares, std::shared_ptr<const Division>> others_;
   std::map<ValueId, std::set<ValueId>> sums_of_;  // of parameters: what their updates are made from
   std::map<ValueId, std::set<std::pair<int, int>>> holders_;  // of parameters: pipeline and stage
   std::vector<std::map<ValueId, int>> owners_;                // [tensor rank][gradient]
