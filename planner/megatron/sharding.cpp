@@ -96,7 +96,7 @@ class Choice {
     if (even && least > 0) return true;
     std::string problem = fmt::format("{} among {}", describe_units(axis), describe(shares_));
     problem += are_equal(shares_) ? fmt::format("; {} would do", divisors(units, parts))
-                                  : " leave a device without any";
+                                  : "; each device needs at least one";
     if (std::find(problems_.begin(), problems_.end(), problem) == problems_.end())
       problems_.push_back(std::move(problem));
     return false;
