@@ -1,6 +1,8 @@
 #include "core/plan/sharding_program.h"
 
 #include <algorithm>
+#include <compare>
+#include <optional>
 
 #include "core/base/error.h"
 #include "core/ops/op.h"
@@ -85,17 +87,27 @@ class Propagation {
     for (const Output& output : graph_.outputs) read_in_step_[static_cast<size_t>(output.value)] = true;
   }
 
-  // Bytes that a rank moves to have a value as `to` when it has it as `from`; negative: it cannot.
-  double bytes_between(ValueId id, PlacementId from, PlacementId to) const {
-    const int parts = program_.parts();
-    const double share = static_cast<double>(graph_.type(id).bytes()) * (parts - 1) / parts;
-    if (from == to) return 0;
-    if (to == kPartial) return -1;
-    if (from == kPartial) return to == kReplicated ? 2 * share : share;
-    if (from == kReplicated) return 0;
-    // Gathered, then perhaps cut again. Weights stay where they are, as long as there is another way.
-    constexpr double kWeight = 1e6;
-    return is_of_parameter(graph_, id) ? kWeight * share : share;
+  // What a rank moves: bytes of parameters, then of other values, each times the number of ranks. Integers,
+  // so that all ranks decide alike. Parameters stay where they are as long as there is another way.
+  struct Moved {
+    int64_t parameters = 0, others = 0;
+    auto operator<=>(const Moved&) const = default;
+    Moved& operator+=(const Moved& more) {
+      parameters += more.parameters;
+      others += more.others;
+      return *this;
+    }
+  };
+
+  // To have a value as `to` when it lies as `from`; nullopt: it cannot.
+  std::optional<Moved> moved_between(ValueId id, PlacementId from, PlacementId to) const {
+    const int64_t share = graph_.type(id).bytes() * (program_.parts() - 1);
+    if (from == to) return Moved{};
+    if (to == kPartial) return std::nullopt;
+    if (from == kPartial) return Moved{0, to == kReplicated ? 2 * share : share};
+    if (from == kReplicated) return Moved{};
+    // Gathered, then perhaps cut again.
+    return is_of_parameter(graph_, id) ? Moved{share, 0} : Moved{0, share};
   }
 
   // Whether a node reads a value of another layer. Between layers values are whole or sharded, so that a
@@ -106,28 +118,28 @@ class Propagation {
     return graph_.nodes[static_cast<size_t>(producer)].layer != reader.layer;
   }
 
-  // Bytes to run a node so, and then to add up what it leaves as summands; negative: it cannot.
-  double bytes_of(const Node& node, const NodeSharding& way) {
-    double bytes = 0;
+  // To run a node so, and then to add up what it leaves as summands; nullopt: it cannot.
+  std::optional<Moved> moved_by(const Node& node, const NodeSharding& way) {
+    Moved moved;
     for (size_t i = 0; i < node.inputs.size(); ++i) {
       if (node.inputs[i] == kAbsent) continue;
       const PlacementId given = lies(node.inputs[i]);
-      const double each = bytes_between(node.inputs[i], given, way.inputs[i]);
-      if (each < 0 || (is_changed(node, i) && given != way.inputs[i])) return -1;
-      if (way.inputs[i] == kPartial && leaves_layer(node.inputs[i], node)) return -1;
-      if (conversion_of(node.inputs[i], way.inputs[i], node.phase) == nullptr) bytes += each;
+      const auto each = moved_between(node.inputs[i], given, way.inputs[i]);
+      if (!each || (is_changed(node, i) && given != way.inputs[i])) return std::nullopt;
+      if (way.inputs[i] == kPartial && leaves_layer(node.inputs[i], node)) return std::nullopt;
+      if (conversion_of(node.inputs[i], way.inputs[i], node.phase) == nullptr) moved += *each;
     }
     for (size_t o = 0; o < node.outputs.size(); ++o) {
       const ValueId id = node.outputs[o];
       if (id == kAbsent) continue;
       const PlacementId wanted = wanted_[static_cast<size_t>(id)];
       if (o == 0 && wanted != kReplicated)
-        bytes += std::max(0.0, bytes_between(id, way.outputs[o], wanted));
+        moved += moved_between(id, way.outputs[o], wanted).value_or(Moved{});
       else if (way.outputs[o] == kPartial && read_in_step_[static_cast<size_t>(id)])
-        bytes += bytes_between(id, kPartial,
-                               kReplicated);  // sums that updates alone read are added up once a step
+        moved +=
+            *moved_between(id, kPartial, kReplicated);  // what updates alone read is added up once a step
     }
-    return bytes;
+    return moved;
   }
 
   // Whether the work is shared out already: of an operand that has its part, or as a gradient shall lie.
@@ -143,19 +155,19 @@ class Propagation {
   void choose(NodeId n) {
     const Node& node = graph_.nodes[static_cast<size_t>(n)];
     NodeSharding best = table_.replicated(n);
-    double least = -1;
+    std::optional<Moved> least;
     for (const NodeSharding& way : table_.shardings(n)) {
       if (way.axis >= 0 && axes_.count(way.axis) == 0) continue;
       if (!goes_on(node, way)) continue;
-      const double bytes = bytes_of(node, way);
-      if (bytes < 0 || (least >= 0 && bytes >= least)) continue;
-      least = bytes;
+      const auto moved = moved_by(node, way);
+      if (!moved || (least && *moved >= *least)) continue;
+      least = moved;
       best = way;
     }
     if (best.rule >= 0) {
-      const double bytes = bytes_of(node, table_.replicated(n));
+      const auto moved = moved_by(node, table_.replicated(n));
       // A sum is added up rather sooner than later, when that costs the same.
-      if (bytes >= 0 && (bytes < least || (bytes == least && best.axis < 0))) best = table_.replicated(n);
+      if (moved && (*moved < *least || (*moved == *least && best.axis < 0))) best = table_.replicated(n);
     }
     // The norm is of gradients that lie as their parameters do, so that each is counted once.
     if (node.op->any_placement)
