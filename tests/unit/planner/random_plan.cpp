@@ -32,21 +32,22 @@ std::vector<Plan> simpler(const Plan& plan) {
       stage.shares.clear();
     });
   });
-  add([&](Plan& changed) {  // the shares of the first stage everywhere, as far as devices go
-    const Shares first = tensor_shares(changed, changed.pipelines[0].stages[0]);
-    each_stage(changed, [&](Stage& stage) {
-      if (stage.devices.size() < first.size()) return;
-      stage.devices.resize(first.size());
-      stage.shares = first;
+  if (!has_uniform_shares(plan))
+    add([&](Plan& changed) {  // the first stage's everywhere
+      const Shares first = tensor_shares(changed, changed.pipelines[0].stages[0]);
+      each_stage(changed, [&](Stage& stage) {
+        if (stage.devices.size() < first.size()) return;
+        stage.devices.resize(first.size());
+        stage.shares = first;
+      });
     });
-  });
   for (size_t p = 0; p < plan.pipelines.size(); ++p)
     for (size_t s = 0; plan.chunks == 1 && s < plan.pipelines[p].stages.size(); ++s)
-      add([&](Plan& changed) {
-        Stage& stage = changed.pipelines[p].stages[s];
-        stage.devices.resize(1);
-        stage.shares = {1};
-      });
+      if (plan.pipelines[p].stages[s].devices.size() > 1)
+        add([&](Plan& changed) {
+          changed.pipelines[p].stages[s].devices.resize(1);
+          changed.pipelines[p].stages[s].shares = {1};
+        });
   for (size_t p = 0; plan.chunks == 1 && p < plan.pipelines.size(); ++p)
     for (size_t s = 1; s < plan.pipelines[p].stages.size(); ++s)
       add([&](Plan& changed) {
