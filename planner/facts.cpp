@@ -155,7 +155,7 @@ void Facts::find_write_targets() {
         place(id, node, sliced(whole, dim, start, size));
         start += size;
       }
-    } else if (node.op->name == "add_n" && all_can_add(node)) {
+    } else if (node.op->adds_operands && all_can_add(node)) {
       for (const ValueId id : node.inputs) {
         write_targets_[id] = {node.outputs[0], Layout::contiguous(graph_.type(id)), true};
       }

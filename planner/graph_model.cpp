@@ -127,7 +127,7 @@ class Counter {
   }
 
   // The sum of the gradients of a parameter that several layers use.
-  bool is_sum(const het::Node& node) const { return node.op->name == "add_n"; }
+  bool is_sum(const het::Node& node) const { return node.op->adds_operands; }
 
   void parameters_behind(ValueId id, std::set<ValueId>& found) const {
     std::vector<ValueId> stack{id};
@@ -229,7 +229,7 @@ class Counter {
         for (const ValueId id : node.outputs) {
           if (id == kAbsent || root_[id] != id || graph_.nodes[last[id]].phase == Phase::update) continue;
           const bool kept = node.phase == Phase::forward && graph_.nodes[last[id]].phase == Phase::backward;
-          if (kept || last[id] <= n || node.op->name == "add_n") continue;
+          if (kept || last[id] <= n || node.op->adds_operands) continue;
           live[node.layer] += bytes(id);
           dying[last[id]].push_back(id);
         }

@@ -83,7 +83,7 @@ class Reader {
       const Compute& own = compute(i);
       const Share& share = shares_[i];
       if (share.part != Part::weight && share.part != Part::apart) continue;
-      const bool sums = own.op->name == "add_n" || adds_in_place(own);
+      const bool sums = own.op->adds_operands || adds_in_place(own);
       each_buffer(own.inputs, [&](BufferId buffer) {
         const int made = maker[static_cast<size_t>(buffer)];
         if (made >= 0 && (share.part == Part::apart || (made != share.layer && !sums)))
