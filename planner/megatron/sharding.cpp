@@ -167,7 +167,7 @@ ShardingProgram megatron_sharding(const PlacementTable& table, const Shares& sha
   for (const int axis : hints.axes)
     for (const AxisPlace& place : table.axes()[static_cast<size_t>(axis)].places)
       if (is_state(graph.values[static_cast<size_t>(place.value)]))
-        hints.state[place.value] = *table.find(place.value, place.dim, place.segments);
+        hints.given[place.value] = *table.find(place.value, place.dim, place.segments);
   if (sequence) hints.axes.merge(token_axes(table, shares, hints.axes));
   return propagate(table, shares, hints);
 }
