@@ -70,24 +70,26 @@ std::vector<std::string> Agreement::tell_all(const std::string& own) {
   return het::tell_all(world_, own, "what ranks are about to do");
 }
 
-void Agreement::on(const std::string& what) {
-  const std::vector<Word> words = exchange(what, 0);
+void Agreement::on(const std::string& what, const std::string& detail) {
+  const std::vector<Word> words = exchange(what + "\n" + detail, 0);
   const bool interrupted = std::any_of(words.begin(), words.end(),
                                        [](const Word& word) { return (word.flags & kInterrupted) != 0; });
   const bool same = std::all_of(words.begin(), words.end(), [&](const Word& word) {
     return word.digest == words[0].digest && (word.flags & kAtEnd) == 0;
   });
   if (same && !interrupted) return;
-  const std::vector<std::string> texts = tell_all(what);
+  std::vector<std::string> texts = tell_all(what);
   if (interrupted) fail_usage("interrupted");
-  const auto other = static_cast<size_t>(
-      std::find_if(texts.begin(), texts.end(), [&](const auto& text) { return text != texts[0]; }) -
-      texts.begin());
-  HET_REQUIRE(other < texts.size(), what);
+  const auto differs = [&](const std::string& text) { return text != texts[0]; };
+  if (std::none_of(texts.begin(), texts.end(), differs))
+    texts = tell_all(fmt::format("{} ({})", what, detail));
+  const auto other = std::find_if(texts.begin(), texts.end(), differs) - texts.begin();
+  HET_REQUIRE(other < std::ssize(texts), what);
   fail_usage(
       "ranks do different things: rank 0 is at {}, rank {} at {}; lines on distributed tensors have to do "
-      "the same on every rank",
-      texts[0], other, texts[other]);
+      "the "
+      "same on every rank",
+      texts[0], other, texts[static_cast<size_t>(other)]);
 }
 
 std::vector<std::string> Agreement::at_end(const std::string& place, const std::string& own) {
@@ -96,7 +98,7 @@ std::vector<std::string> Agreement::at_end(const std::string& place, const std::
     const bool all =
         std::all_of(words.begin(), words.end(), [](const Word& word) { return (word.flags & kAtEnd) != 0; });
     if (all) return tell_all(own);
-    tell_all(place);  // for those that are about to do something else
+    tell_all(place);  // to those that are about to do something else
   }
 }
 

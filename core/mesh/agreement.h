@@ -18,9 +18,9 @@ class Agreement {
   // `interrupted`: whether this rank was asked to stop; absent: never. `world` must outlive it.
   explicit Agreement(Communicator& world, std::function<bool()> interrupted = {});
 
-  // This rank is about to do `what`. Throws Error(usage) on all ranks when one is about to do something else,
-  // or was asked to stop.
-  void on(const std::string& what);
+  // This rank is about to do `what`; `detail` has to be the same, too, and is told where `what` is. Throws
+  // Error(usage) on all ranks when one is about to do something else, or was asked to stop.
+  void on(const std::string& what, const std::string& detail = "");
 
   // This rank has come to the end of a line; returns what each rank says there, by rank. Waits for all: a
   // rank that is about to do something else gets its error first, and then comes here, too.

@@ -102,8 +102,8 @@ std::vector<int> DeviceMesh::along(int place, int axis) const {
   return places;
 }
 
-void DeviceMesh::agree_on(const std::string& what) const {
-  if (agreement_ != nullptr) agreement_->on(what);
+void DeviceMesh::agree_on(const std::string& what, const std::string& detail) const {
+  if (agreement_ != nullptr) agreement_->on(what, detail);
 }
 
 std::string to_string(const DeviceMesh& mesh) {

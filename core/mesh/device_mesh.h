@@ -42,7 +42,7 @@ class DeviceMesh {
   Communicator* group(int axis) const { return groups_of_[static_cast<size_t>(axis + 1)]; }
 
   // See Agreement::on(); nothing where the run has one rank.
-  void agree_on(const std::string& what) const;
+  void agree_on(const std::string& what, const std::string& detail = "") const;
 
  private:
   std::shared_ptr<Groups> groups_;

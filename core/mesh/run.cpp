@@ -195,7 +195,7 @@ class MeshRun {
     for (size_t i = 0; i < node.inputs.size(); ++i)
       if (node.inputs[i] != kAbsent)
         travels = travels || needs_others(values_.at(node.inputs[i]), choice.inputs[i]);
-    if (travels) mesh_->agree_on(what_is_done(node, choice));
+    if (travels) agree_on(node, choice);
 
     std::vector<Tensor> operands;
     std::vector<TensorSlice> in, out;
@@ -273,14 +273,17 @@ class MeshRun {
     return elements;
   }
 
-  std::string what_is_done(const Node& node, const Choice& choice) const {
-    std::string text = fmt::format("{}(", node.op->name);
+  // "linear(f32[8, 16], f32[4, 16])", and how the operands shall lie.
+  void agree_on(const Node& node, const Choice& choice) const {
+    std::vector<std::string> operands, lying;
     for (size_t i = 0; i < node.inputs.size(); ++i) {
       if (node.inputs[i] == kAbsent) continue;
-      text += fmt::format("{}{}", text.ends_with('(') ? "" : ", ", to_string(graph_.type(node.inputs[i])));
-      for (const NodeSharding& way : choice.ways) text += fmt::format("/{}", way.inputs[i]);
+      operands.push_back(to_string(graph_.type(node.inputs[i])));
+      for (const AxisPlacement& each : choice.inputs[i].placements)
+        lying.push_back(fmt::format("{} by {}", to_string(each.lies), fmt::join(each.shares, ":")));
     }
-    return text + ")";
+    mesh_->agree_on(fmt::format("{}({})", node.op->name, fmt::join(operands, ", ")),
+                    fmt::format("its operands {}", fmt::join(lying, ", ")));
   }
 
   // What a rank without a part makes: nothing, or a summand of zeros.
