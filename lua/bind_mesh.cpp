@@ -20,7 +20,10 @@ const DeviceMesh& mesh_of(const Distributed& x) { return *x.tensor.mesh; }
 int new_mesh(lua_State* L) {  // native.mesh(cluster or nil, names, sizes [, ranks])
   const auto names = Convert<std::vector<std::string>>::get(L, 2);
   const auto sizes = Convert<std::vector<int>>::get(L, 3);
-  HET_REQUIRE(names.size() == sizes.size(), names.size(), sizes.size());
+  constexpr size_t kMostAxes = 2;
+  if (names.size() != sizes.size() || names.empty() || names.size() > kMostAxes)
+    fail_usage("mesh: {} names and {} sizes of axes; one or two of each are needed", names.size(),
+               sizes.size());
   std::vector<MeshAxis> axes;
   for (size_t a = 0; a < names.size(); ++a) axes.push_back({names[a], sizes[a]});
   const auto ranks = Convert<std::optional<std::vector<int>>>::get(L, 4).value_or(std::vector<int>{});
@@ -212,57 +215,76 @@ std::string explain(Distributed& x) {
   return text;
 }
 
-// native.run_on_mesh(graph, {inputs}, {values of the graph}, {wanted}) -> list of tensors: inputs in the
-// order of `values`. Results that have to lie as an input does come with their number in `like`.
+// The values of `graph` in the list at `index`.
+std::vector<ValueId> values_at(lua_State* L, int index, const GraphHandle& graph) {
+  std::vector<ValueId> ids;
+  for (int i = 1; i <= list_size(L, index); ++i) {
+    lua_rawgeti(L, index, i);
+    const auto& value = check_object<ValueHandle>(L, lua_gettop(L));
+    if (value.owner != graph) fail_usage("the value belongs to another graph");
+    ids.push_back(value.id);
+    lua_pop(L, 1);
+  }
+  return ids;
+}
+
+void require_given(const Graph& graph, const std::map<ValueId, DistributedTensor>& values) {
+  for (const Node& node : graph.nodes)
+    for (const ValueId id : node.inputs)
+      if (id != kAbsent && graph.values[static_cast<size_t>(id)].producer < 0 && !values.contains(id))
+        fail_usage("the graph reads {}, which was not given", graph.values[static_cast<size_t>(id)].name);
+}
+
+// native.run_on_mesh(graph, inputs, values, wanted, like) -> list of tensors. `values`: of the graph, which
+// the inputs are; `like`: by result, the number of the input that it shall lie as; 0: as it is made.
 int run_graph(lua_State* L) {
   auto& graph = check_object<GraphHandle>(L, 1);
-  std::vector<DistributedTensor> inputs;
-  std::vector<ValueId> ids, wanted;
+  const std::vector<ValueId> ids = values_at(L, 3, graph), wanted = values_at(L, 4, graph);
+  const auto like = Convert<std::vector<int>>::get(L, 5);
+  if (list_size(L, 2) != static_cast<int>(ids.size()) || like.size() != wanted.size())
+    fail_usage("run_on_mesh: {} inputs for {} values", list_size(L, 2), ids.size());
   MeshHandle mesh;
-  const auto values_at = [&](int index, std::vector<ValueId>& into) {
-    for (int i = 1; i <= list_size(L, index); ++i) {
-      lua_rawgeti(L, index, i);
-      into.push_back(check_object<ValueHandle>(L, lua_gettop(L)).id);
-      lua_pop(L, 1);
-    }
-  };
-  values_at(3, ids);
-  values_at(4, wanted);
-  for (int i = 1; i <= list_size(L, 2); ++i) {
-    lua_rawgeti(L, 2, i);
+  for (size_t i = 0; i < ids.size(); ++i) {
+    lua_rawgeti(L, 2, static_cast<int>(i) + 1);
     if (auto* x = to_object<Distributed>(L, lua_gettop(L))) mesh = x->tensor.mesh;
     lua_pop(L, 1);
   }
   const bool on_mesh = mesh != nullptr;
   if (!on_mesh) mesh = std::make_shared<const DeviceMesh>(nullptr, nullptr, std::vector<MeshAxis>{});
+  std::vector<DistributedTensor> inputs;
   std::map<ValueId, DistributedTensor> values;
-  for (int i = 1; i <= list_size(L, 2); ++i) {
-    lua_rawgeti(L, 2, i);
-    const int at = lua_gettop(L);
-    auto* x = to_object<Distributed>(L, at);
-    inputs.push_back(x != nullptr ? x->tensor : replicated(mesh, check_object<Tensor>(L, at)));
-    values.emplace(ids[static_cast<size_t>(i) - 1], inputs.back());
+  for (size_t i = 0; i < ids.size(); ++i) {
+    lua_rawgeti(L, 2, static_cast<int>(i) + 1);
+    inputs.push_back(distributed_at(L, lua_gettop(L), mesh).tensor);
+    if (inputs.back().type != graph->graph.type(ids[i]))
+      fail_usage("run_on_mesh: an input is {}, its value {}", to_string(inputs.back().type),
+                 to_string(graph->graph.type(ids[i])));
+    values.insert_or_assign(ids[i], inputs.back());
     lua_pop(L, 1);
   }
+  if (values.empty()) fail_usage("run_on_mesh: no inputs");
+  require_given(graph->graph, values);
   std::vector<MeshStep> steps;
   run_on_mesh(*host_of(L).eager, graph->graph, values, wanted, &steps);
   const auto told = std::make_shared<const std::vector<MeshStep>>(std::move(steps));
-  const auto like = Convert<std::vector<int>>::get(L, 5);
   lua_createtable(L, static_cast<int>(wanted.size()), 0);
   for (size_t w = 0; w < wanted.size(); ++w) {
-    DistributedTensor& made = values.at(wanted[w]);
-    const int as = like[w];
-    if (as > 0) {
-      mesh->agree_on("the gradients of het.gradient");
-      Placements placements = inputs[static_cast<size_t>(as) - 1].placements;
+    const auto made = values.find(wanted[w]);
+    if (made == values.end()) fail_usage("run_on_mesh: a value that is wanted was not made");
+    DistributedTensor result = made->second;
+    if (like[w] > 0 && like[w] <= static_cast<int>(inputs.size())) {
+      Placements placements = inputs[static_cast<size_t>(like[w]) - 1].placements;
       for (AxisPlacement& each : placements)
         if (each.lies.is_partial()) each = {};
-      made = redistribute(made, placements, "a gradient");
+      if (!slices_of(*mesh, result.type.shape, placements))
+        fail_usage("run_on_mesh: {} cannot lie as an input does", to_string(result.type));
+      mesh->agree_on("het.gradient");
+      result = redistribute(result, placements, "a gradient");
     }
     if (on_mesh)
-      push_object(L, Distributed{made, told});
+      push_object(L, Distributed{std::move(result), told});
     else
-      push_tensor(L, made.local);
+      push_tensor(L, std::move(result.local));
     lua_rawseti(L, -2, static_cast<int>(w) + 1);
   }
   return 1;
