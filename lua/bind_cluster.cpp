@@ -20,6 +20,7 @@
 #include "core/comm/clock.h"
 #include "core/comm/gloo.h"
 #include "core/comm/shaped.h"
+#include "core/plan/inventory.h"
 #include "core/tensor/convert.h"
 #include "lua/interrupt.h"
 #include "lua/objects.h"
@@ -426,17 +427,6 @@ bool cluster_any(ClusterHandle& cluster, bool own) {
   return value != 0;
 }
 
-// A tensor of the state, and the ranks that hold it, or the parts of it.
-struct Held {
-  TensorType type;  // of the whole
-  bool trained = false;
-  struct Piece {
-    int rank;
-    TensorSlice slice;
-  };
-  std::vector<Piece> pieces;  // each part once, from the first rank that has it
-};
-
 // The tensors of the executor's state, as JSON: names may hold any text.
 std::string describe_state(const Program& program) {
   Json::Array tensors;
@@ -495,20 +485,24 @@ class Description {
   int rank_;
 };
 
-void add_described(std::map<std::string, Held>& all, int rank, const std::string& text) {
+void add_described(Inventory& inventory, int rank, const std::string& text) {
   const Json json = parse_json(text, fmt::format("the state of rank {}", rank));
   for (const Json& tensor : json.array() != nullptr ? *json.array() : Json::Array{}) {
     const Description about(tensor, rank);
-    const std::string& name = about.text("name");
-    const TensorSlice slice = about.slice();
-    Held& held = all.emplace(name, Held{about.type(), about.flag("trained"), {}}).first->second;
-    if (held.type != about.type())
-      fail(ErrorKind::peer, "'{}' is {} on rank {} and {} on others", name, to_string(about.type()), rank,
-           to_string(held.type));
-    const bool known = std::any_of(held.pieces.begin(), held.pieces.end(),
-                                   [&](const Held::Piece& piece) { return piece.slice == slice; });
-    if (!known && !slice.is_empty()) held.pieces.push_back({rank, slice});
+    try {
+      inventory.add(about.text("name"), {about.type(), about.flag("trained")}, rank, about.slice());
+    } catch (const Error& error) {
+      fail(ErrorKind::peer, "rank {} has another state than others: {}", rank, error.sentence());
+    }
   }
+}
+
+// The packed elements of `piece`, which `held` has.
+Tensor piece_of(const Tensor& part, const TensorSlice& held, const TensorSlice& piece) {
+  if (piece == held) return part;
+  Tensor result(TensorType{part.dtype(), piece.shape()});
+  copy(result, piece, part, held);
+  return result;
 }
 
 // On rank 0 the whole state of the run: the rank's own where it has all of it, else a new one with every
@@ -519,57 +513,59 @@ int cluster_gather(lua_State* L) {  // cluster, executor, state
   auto& state = check_object<StateHandle>(L, 3);
   require_member(cluster);
   Communicator& world = cluster->world();
-  std::map<std::string, Held> all;
+  Inventory inventory;
   const auto texts = tell_all(world, describe_state(executor->program()), "the names of the state");
-  for (int rank = 0; rank < world.size(); ++rank) add_described(all, rank, texts[static_cast<size_t>(rank)]);
-  for (const auto& [name, held] : all) {
-    std::vector<TensorSlice> pieces;
-    for (const Held::Piece& piece : held.pieces) pieces.push_back(piece.slice);
-    const auto gaps = missing(TensorSlice::whole(held.type.shape), pieces);
-    if (!gaps.empty()) fail(ErrorKind::peer, "no rank has {} of '{}'", to_string(gaps[0]), name);
+  for (int rank = 0; rank < world.size(); ++rank)
+    add_described(inventory, rank, texts[static_cast<size_t>(rank)]);
+  std::map<std::string, std::vector<Inventory::Source>> sources;  // of each tensor, for rank 0
+  bool complete = true;
+  for (const auto& [name, tensor] : inventory.tensors()) {
+    const TensorSlice whole = TensorSlice::whole(tensor.type.shape);
+    auto found = inventory.sources(name, whole, 0);
+    if (!found)
+      for (const Inventory::Piece& piece : inventory.find(name, whole))
+        if (piece.holders.empty())
+          fail(ErrorKind::peer, "no rank has {} of '{}'", to_string(piece.slice), name);
+    complete = complete && found->size() == 1 && found->at(0).holder == 0;
+    sources[name] = *std::move(found);
   }
-  const bool complete = std::all_of(all.begin(), all.end(), [](const auto& entry) {
-    return entry.second.pieces.size() == 1 && entry.second.pieces[0].rank == 0;
-  });
   if (complete) {
     if (world.rank() == 0) lua_pushvalue(L, 3);
     return world.rank() == 0 ? 1 : 0;
   }
 
+  std::map<std::string, TensorSlice> held;  // by this rank
+  for (const BufferSpec& buffer : executor->program().buffers)
+    if (buffer.home == Home::state)
+      held[buffer.name] = buffer.slice.value_or(TensorSlice::whole(buffer.type.shape));
   const bool receives = world.rank() == 0;
   StateHandle gathered = receives ? std::make_shared<StateStore>(host_of(L).cpu, 0) : nullptr;
-  for (const auto& [name, held] : all) {
+  for (const auto& [name, tensor] : inventory.tensors()) {
     Tensor whole;
-    for (const Held::Piece& piece : held.pieces) {
-      const bool own = piece.rank == world.rank(), sends = own && !receives;
+    if (receives) whole = Tensor(tensor.type);
+    for (const Inventory::Source& source : sources.at(name)) {
+      const bool own = source.holder == world.rank();
       if (!own && !receives) continue;
-      Tensor part;
-      if (own) part = state->read(name);
-      if (sends || !own) {
-        if (!own) part = Tensor(TensorType{held.type.dtype, piece.slice.shape()});
+      Tensor piece(TensorType{tensor.type.dtype, source.slice.shape()});
+      if (own) piece = piece_of(state->read(name), held.at(name), source.slice);
+      if (!own || !receives) {
         CollectiveRequest request;
-        request.kind = sends ? CollectiveKind::send : CollectiveKind::receive;
-        request.dtype = held.type.dtype;
-        request.counts = {part.elements()};
-        request.peer = sends ? 0 : piece.rank;
+        request.kind = own ? CollectiveKind::send : CollectiveKind::receive;
+        request.dtype = tensor.type.dtype;
+        request.counts = {piece.elements()};
+        request.peer = own ? 0 : source.holder;
         constexpr int kGatherTag = 1000;
         request.tag = kGatherTag;
         request.label = name;
         const auto collective = world.prepare(request);
-        collective->start(sends ? part.bytes() : nullptr, sends ? nullptr : part.bytes());
+        collective->start(own ? piece.bytes() : nullptr, own ? nullptr : piece.bytes());
         collective->wait();
       }
-      if (!receives) continue;
-      if (piece.slice.is_whole()) {
-        whole = part;
-      } else {
-        if (!whole.present()) whole = Tensor(held.type);
-        put(whole, part, piece.slice);
-      }
+      if (receives) put(whole, piece, source.slice);
     }
     if (!receives) continue;
-    BufferSpec buffer{name, held.type, Home::state};
-    buffer.trained = held.trained;
+    BufferSpec buffer{name, tensor.type, Home::state};
+    buffer.trained = tensor.trained;
     gathered->require(buffer);
     gathered->write(name, whole);
   }
