@@ -283,11 +283,11 @@ class Lowering {
 
   void emit(const Node& node, int microbatch) {
     for (const ValueId id : node.inputs) prepare(id, node, microbatch);
-    if (node.op->name == "global_norm" && !work_.groups.empty()) return emit_global_norm(node);
+    if (node.op->any_placement && !work_.groups.empty()) return emit_global_norm(node);
     if (node.op->communicates) return emit_collective(node, microbatch);
     if (node.op->view) return emit_view(node, microbatch);
-    if (node.op->name == "concat") return emit_concat(node, microbatch);
-    if (node.op->name == "add_n" && facts_.write_target(node.inputs[0]).adds) {
+    if (node.op->concatenates) return emit_concat(node, microbatch);
+    if (node.op->adds_operands && facts_.write_target(node.inputs[0]).adds) {
       finish(node, node.outputs[0], {operand(node.outputs[0], microbatch)}, microbatch);
       return;
     }

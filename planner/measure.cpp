@@ -62,7 +62,7 @@ class Reader {
       const Compute& own = compute(i);
       if (own.layer >= 0) layer = own.layer;
       shares_[i].layer = layer;
-      if (own.op->name == "copy" && is_cut(spec(own.outputs[0].buffer))) continue;
+      if (own.op->copies_operand && !own.op->casts && is_cut(spec(own.outputs[0].buffer))) continue;
       if (made_once(program_, i) || own.phase == Phase::update)
         shares_[i].part = Part::update;
       else
@@ -83,7 +83,7 @@ class Reader {
       const Compute& own = compute(i);
       const Share& share = shares_[i];
       if (share.part != Part::weight && share.part != Part::apart) continue;
-      const bool sums = own.op->name == "add_n" || adds_in_place(own);
+      const bool sums = own.op->adds_operands || adds_in_place(own);
       each_buffer(own.inputs, [&](BufferId buffer) {
         const int made = maker[static_cast<size_t>(buffer)];
         if (made >= 0 && (share.part == Part::apart || (made != share.layer && !sums)))

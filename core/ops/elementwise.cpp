@@ -410,6 +410,7 @@ std::vector<OpDef> elementwise_ops() {
   cast.attributes = {"dtype"};
   cast.infer = infer_cast;
   cast.copies_operand = true;
+  cast.casts = true;
   ops.push_back(std::move(cast));
 
   OpDef fused =

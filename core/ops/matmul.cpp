@@ -229,7 +229,8 @@ std::vector<OpDef> matmul_ops() {
                     {.cut = "out"},                                                // column-parallel
                     {.cut = "in", .sums = "y", .once = "bias", .when = is_plain},  // row-parallel
                     {.partial = "x y", .once = "bias", .when = is_plain},
-                    {.partial = "weight y", .once = "bias", .when = is_plain}}},
+                    {.partial = "weight y", .once = "bias", .when = is_plain}},
+       .multiplies_weights = true},
       {.name = "linear_input_gradient",
        .signature = "dy[..., out]:T, weight[out, in]:T, before?[..., in]:T → dx[..., in]:T",
        .doc = "dy weight. With `activation = \"gelu\"`, times gelu's derivative at before.",

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -49,6 +50,9 @@ struct OpDef {
   // A view computes nothing: results are layouts of input 0's buffer. nullopt: not expressible with these
   // strides, so the input is packed first.
   std::function<std::optional<std::vector<Layout>>(const Layout&, const Attributes&)> view;
+  // Of a view that has all elements of its operand: the layout of the operand for which result 0 has the
+  // layout given, so that the operand can be written where the result has to be. nullopt: there is none.
+  std::optional<Layout> (*view_source)(const Layout& result, const TensorType& operand) = nullptr;
 
   // Bit i: kernels take operand i with any strides whose innermost is 1 (others get packed operands).
   uint32_t strided_inputs = 0, strided_outputs = 0;
@@ -74,10 +78,19 @@ struct OpDef {
                          std::span<const TensorSlice> outputs) = nullptr;
   // Its result is operand 0 again, perhaps in another precision: copy, cast.
   bool copies_operand = false;
+  // The copy is of another dtype: cast, stochastic_cast.
+  bool casts = false;
   // Its result is the sum of its operands, however many: add_n.
   bool adds_operands = false;
-  // It takes operands however they lie, and says itself what it makes of parts: global_norm.
+  // Its result is the operands one after the other along the attribute `dim`: concat.
+  bool concatenates = false;
+  // It takes any number of operands, however they are placed. A rank gives it those that it has; called on
+  // the ranks' first results, it makes the result of all: global_norm.
   bool any_placement = false;
+  // It multiplies operand 0 by a matrix of weights in the precision in which a model computes: linear.
+  bool multiplies_weights = false;
+  // The dimension of operands 0 (queries) and 1 (keys) that has the heads: attention. -1: none.
+  int heads_dim = -1;
   // Elementwise operators can be fused into chains; others are left alone.
   bool elementwise = false;
   // Lowered to a collective of the tensor-parallel group: devices have no kernel for it.
@@ -86,6 +99,8 @@ struct OpDef {
 
 // All operators, built once on first use; immutable.
 const std::vector<OpDef>& op_table();
+// By name; null: there is none.
+const OpDef* find_op(std::string_view name);
 // By name; throws Error(usage) naming the nearest one.
 const OpDef& op_named(std::string_view name);
 
