@@ -40,7 +40,7 @@ class Cutter {
 
   // Whether a node stays; the operands of a global norm that are not there are dropped.
   bool keeps(Node& node) const {
-    if (node.op->communicates) return false;
+    if (node.op->collective) return false;
     if (node.phase != Phase::update && node.layer >= 0) return keep_[static_cast<size_t>(node.layer)];
     if (node.op->any_placement)
       node.inputs.erase(

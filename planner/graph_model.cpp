@@ -164,10 +164,10 @@ class Counter {
       const Cost cost = cost_of(graph_, node);
       if (node.phase == Phase::forward) {
         layer.forward_flops += cost.flops;
-        layer.tensor_reductions += node.op->communicates ? 1 : 0;
+        layer.tensor_reductions += node.op->collective ? 1 : 0;
         if (again_[n]) {
           layer.recompute_flops += cost.flops;
-          layer.recompute_reductions += node.op->communicates ? 1 : 0;
+          layer.recompute_reductions += node.op->collective ? 1 : 0;
         }
         double weights = 0;
         for (const ValueId id : node.inputs)

@@ -284,7 +284,7 @@ class Lowering {
   void emit(const Node& node, int microbatch) {
     for (const ValueId id : node.inputs) prepare(id, node, microbatch);
     if (node.op->any_placement && !work_.groups.empty()) return emit_global_norm(node);
-    if (node.op->communicates) return emit_collective(node, microbatch);
+    if (node.op->collective) return emit_collective(node, microbatch);
     if (node.op->view) return emit_view(node, microbatch);
     if (node.op->concatenates) return emit_concat(node, microbatch);
     if (node.op->adds_operands && facts_.write_target(node.inputs[0]).adds) {
@@ -456,7 +456,8 @@ class Lowering {
     Operand in = operand(source, microbatch);
     HET_REQUIRE(in.buffer != kAbsent, node.op->name, source, microbatch);
     if (!in.layout.is_contiguous()) in = packed(node, in, microbatch);
-    const bool reduces = node.op->name == "all_reduce";
+    const CollectiveKind kind = *node.op->collective;
+    const bool reduces = kind == CollectiveKind::all_reduce;
     if (node.phase == Phase::update && work_.summed.count(gradient_behind(source)) != 0) {
       // The sum over all ranks is here already: of a reduce-scatter this rank's block is.
       Operand sum = in;
@@ -478,10 +479,7 @@ class Lowering {
       where = target(result, microbatch, false);
     Operand out = where.operand;
     if (!out.layout.is_contiguous()) out = out_.add_whole({hint(result), graph_.type(result)});
-    CollectiveRequest wanted = request_for(reduces                         ? CollectiveKind::all_reduce
-                                           : node.op->name == "all_gather" ? CollectiveKind::all_gather
-                                                                           : CollectiveKind::reduce_scatter,
-                                           in, label_of(source));
+    CollectiveRequest wanted = request_for(kind, in, label_of(source));
     if (!reduces) wanted.counts = node.attributes.get<std::vector<int64_t>>("counts");
     Start instruction{work_.tensor_group, std::move(wanted), in, out, node.phase};
     instruction.layer = node.layer;

@@ -15,6 +15,8 @@
 
 namespace het {
 
+enum class CollectiveKind : uint8_t;  // core/comm/communicator.h
+
 // What shape rules and costs see: types of the operands, absent ones with dtype none.
 struct OpCall {
   const OpDef& op;
@@ -93,8 +95,8 @@ struct OpDef {
   int heads_dim = -1;
   // Elementwise operators can be fused into chains; others are left alone.
   bool elementwise = false;
-  // Lowered to a collective of the tensor-parallel group: devices have no kernel for it.
-  bool communicates = false;
+  // The collective of the tensor-parallel group to which it is lowered: devices have no kernel for it.
+  std::optional<CollectiveKind> collective;
 };
 
 // All operators, built once on first use; immutable.

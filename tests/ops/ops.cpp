@@ -22,7 +22,7 @@ std::vector<const Case*> cases_of(std::string_view op) {
 
 // Views and concat are lowered to layouts and copies, collectives to communication (tests/unit/planner):
 // devices have nothing to do for them.
-bool has_kernel(const OpDef& op) { return !op.view && op.name != "concat" && !op.communicates; }
+bool has_kernel(const OpDef& op) { return !op.view && op.name != "concat" && !op.collective; }
 
 std::vector<Placing> placings_of(const OpDef& op, const Subject& subject) {
   std::vector<Placing> placings{Placing::packed};
@@ -95,7 +95,7 @@ TEST_CASE("every operator has a case, and every case an operator") {
   std::set<std::string_view> tested;
   for (const Case& test : all_cases()) tested.insert(op_named(test.op).name);
   for (const OpDef& op : op_table()) {
-    if (op.communicates) continue;
+    if (op.collective) continue;
     INFO("add cases of '" << op.name << "' to the file of its family in tests/ops");
     CHECK(tested.count(op.name) == 1);
   }
@@ -127,7 +127,7 @@ TEST_CASE("a device computes the same with one thread and with many") {
 TEST_CASE("an operator runs through lowering") {
   for (const Subject& subject : subjects())
     for (const OpDef& op : op_table()) {
-      if (op.communicates) continue;
+      if (op.collective) continue;
       DYNAMIC_SECTION(subject.name << ": " << op.name) {
         for (const Case* test : cases_of(op.name))
           for (const DType dtype : test->dtypes) {
