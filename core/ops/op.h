@@ -33,6 +33,14 @@ struct Cost {
   double bytes = 0;
 };
 
+// Calls of an operator that differ only in their first operands and in one attribute, made by one call of
+// another: its operands are a group for each call (in_place_group), then those that all calls share.
+struct JoinedCalls {
+  std::string_view op;         // empty: calls are not joined
+  std::string_view attribute;  // the number that differs; 0 where a call does not give it
+  std::string_view list;       // the attribute that has the numbers of all calls
+};
+
 struct OpDef {
   std::string_view name;
   // One line: operands with shapes, `?` for optional ones, results; and one sentence of documentation.
@@ -66,6 +74,8 @@ struct OpDef {
   // Of an operator of any number of like groups of operands: how many outputs and inputs a group has. The
   // pairs are those of the first group and hold in each.
   std::pair<int, int> in_place_group{0, 0};
+  // The operator that makes several calls of this one in one pass: adamw_n.
+  JoinedCalls joined_as;
   // Additions that the operator makes when the operand is given, so that fuse() can join one with it: of
   // operand adds_before to operand 0, whose place the sum takes, which is also result adds_before; of operand
   // adds_after to result 0. Both round as an `add` beside it would. -1: none.
