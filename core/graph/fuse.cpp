@@ -123,9 +123,8 @@ bool is_same_in_all(const Graph& graph, const Node& node) {
                      [&](ValueId id) { return id == kAbsent || is_of_step(graph.values[id]); });
 }
 
-bool is_by_tanh(const Node& gelu) {
-  return gelu.attributes.get<std::string>("approximate", "tanh") == "tanh";
-}
+// Whether it computes this one step and nothing else.
+bool is_step(const Node& node, Pointwise code) { return single_step(*node.op, node.attributes) == code; }
 
 // Activations given to the products that they are of.
 class Activations {
@@ -144,8 +143,8 @@ class Activations {
   Graph join() {
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       const Node& node = graph_.nodes[n];
-      if (node.op->name == "gelu" && is_by_tanh(node)) take(static_cast<NodeId>(n));
-      if (node.op->name == "gelu_gradient" && is_by_tanh(node)) take_gradient(static_cast<NodeId>(n));
+      if (is_step(node, Pointwise::gelu_tanh)) take(static_cast<NodeId>(n));
+      if (is_step(node, Pointwise::gelu_tanh_gradient)) take_gradient(static_cast<NodeId>(n));
     }
     return with_nodes(graph_, keep_);
   }
@@ -171,8 +170,8 @@ class Activations {
   bool is_gradient_at(NodeId reader, ValueId before) const {
     if (reader < 0) return false;
     const Node& node = graph_.nodes[reader];
-    return node.op->name == "gelu_gradient" && node.inputs[0] == before && node.inputs[1] != before &&
-           is_by_tanh(node);
+    return is_step(node, Pointwise::gelu_tanh_gradient) && node.inputs[0] == before &&
+           node.inputs[1] != before;
   }
 
   // gelu(x weightᵀ + bias)
@@ -286,7 +285,7 @@ class Additions {
   Graph join() {
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       if (graph_.nodes[n].op->adds_before >= 0) take_sum(static_cast<NodeId>(n));
-      if (graph_.nodes[n].op->name == "add") give_result(static_cast<NodeId>(n));
+      if (is_step(graph_.nodes[n], Pointwise::add)) give_result(static_cast<NodeId>(n));
     }
     return with_nodes(graph_, keep_);
   }
@@ -323,7 +322,7 @@ class Additions {
     if (producer < 0) return;
     const Node& add = graph_.nodes[producer];
     const auto operand = static_cast<size_t>(node.op->adds_before);
-    if (add.op->name != "add" || !can_make(n, operand, add)) return;
+    if (!is_step(add, Pointwise::add) || !can_make(n, operand, add)) return;
     // Recomputing a layer keeps all results of a node of which another layer reads one.
     if (leaves_[sum] != leaves_[node.outputs[0]]) return;
     for (NodeId reader = producer + 1; reader <= n; ++reader) {
