@@ -225,6 +225,7 @@ std::vector<OpDef> matmul_ops() {
        .infer = infer_linear,
        .gradient = gradient_linear,
        .flops = linear_flops,
+       .preactivation_result = 1,
        .sharding = {{.cut = "..."},                                                // samples, tokens
                     {.cut = "out"},                                                // column-parallel
                     {.cut = "in", .sums = "y", .once = "bias", .when = is_plain},  // row-parallel
@@ -237,6 +238,7 @@ std::vector<OpDef> matmul_ops() {
        .attributes = {"activation"},
        .infer = infer_linear_input_gradient,
        .flops = linear_flops,
+       .preactivation_operand = 2,
        .sharding = {{.cut = "..."},
                     {.cut = "in"},
                     {.cut = "out", .sums = "dx"},
