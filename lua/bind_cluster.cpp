@@ -21,6 +21,7 @@
 #include "core/comm/gloo.h"
 #include "core/comm/shaped.h"
 #include "core/tensor/convert.h"
+#include "lua/interrupt.h"
 #include "lua/objects.h"
 
 namespace het::lua {
@@ -122,6 +123,8 @@ struct Cluster {
   std::shared_ptr<Groups> groups;
   std::future<void> connecting;  // all ranks, from the moment they know each other; of the groups until then
   std::unique_ptr<Collective> agree;
+  std::shared_ptr<Agreement> agreement;
+  std::unique_ptr<StoreWatch> lines;
 
   ~Cluster() {
     if (watch == nullptr || left) return;
@@ -162,6 +165,39 @@ std::shared_ptr<Groups> groups_of(const ClusterHandle& cluster) {
   return cluster->groups;
 }
 Communicator& world_of(const ClusterHandle& cluster) { return cluster->world(); }
+std::shared_ptr<Agreement> agreement_of(const ClusterHandle& cluster) {
+  if (cluster->agreement == nullptr)
+    cluster->agreement = std::make_shared<Agreement>(cluster->world(), [] { return interrupt_pending(); });
+  return cluster->agreement;
+}
+
+namespace {
+
+std::string line_key(const ClusterHandle& cluster, int64_t number) {
+  return fmt::format("{}line/{}", cluster->membership->prefix(), number);
+}
+
+}  // namespace
+
+void give_line(const ClusterHandle& cluster, int64_t number, const std::string& text) {
+  if (text.size() > kStoreValueBytes)
+    fail_usage("a line of {} is too long for ranks to share; {} at most", show_bytes(text.size()),
+               show_bytes(kStoreValueBytes));
+  cluster->store->put(line_key(cluster, number), text);
+  if (number > 2) cluster->store->remove(line_key(cluster, number - 2));
+}
+
+std::optional<std::string> take_line(const ClusterHandle& cluster, int64_t number,
+                                     std::chrono::milliseconds timeout) {
+  if (cluster->lines == nullptr)
+    cluster->lines = cluster->store->watch(fmt::format("{}line/", cluster->membership->prefix()));
+  for (const bool waited : {false, true}) {
+    if (waited) cluster->lines->next(timeout);
+    if (auto entry = cluster->store->get(line_key(cluster, number))) return std::move(entry->value);
+  }
+  if (const std::string cause = cluster->fabric->cause(); !cause.empty()) throw Error(ErrorKind::peer, cause);
+  return std::nullopt;
+}
 
 namespace {
 
@@ -390,36 +426,6 @@ bool cluster_any(ClusterHandle& cluster, bool own) {
   return value != 0;
 }
 
-// What each rank has, told to all.
-std::vector<std::string> tell_all(Communicator& world, const std::string& own, const std::string& label) {
-  CollectiveRequest request;
-  request.kind = CollectiveKind::all_gather;
-  request.dtype = DType::i64;
-  request.counts.assign(static_cast<size_t>(world.size()), 1);
-  request.label = label;
-  std::vector<int64_t> sizes(static_cast<size_t>(world.size()));
-  const int64_t size = static_cast<int64_t>(own.size());
-  const auto run = [&](const void* in, void* out) {
-    const auto collective = world.prepare(request);
-    collective->start(static_cast<const std::byte*>(in), static_cast<std::byte*>(out));
-    collective->wait();
-  };
-  run(&size, sizes.data());
-  request.dtype = DType::u8;
-  request.counts = sizes;
-  int64_t total = 0;
-  for (const int64_t each : sizes) total += each;
-  std::string all(static_cast<size_t>(total), ' ');
-  run(own.data(), all.data());
-  std::vector<std::string> texts;
-  int64_t at = 0;
-  for (const int64_t each : sizes) {
-    texts.push_back(all.substr(static_cast<size_t>(at), static_cast<size_t>(each)));
-    at += each;
-  }
-  return texts;
-}
-
 // A tensor of the state, and the ranks that hold it, or the parts of it.
 struct Held {
   TensorType type;  // of the whole
@@ -584,6 +590,12 @@ double cluster_clock_offset(ClusterHandle& cluster) {
   });
 }
 
+// This rank runs no more lines: waits for the others to come as far, and tells those that do not.
+void cluster_finish(ClusterHandle& cluster, std::string place) {
+  require_member(cluster);
+  if (cluster->groups->size() > 1) agreement_of(cluster)->at_end(place, "");
+}
+
 void cluster_leave(ClusterHandle& cluster) {
   if (cluster->left) return;
   cluster->connected_groups();
@@ -598,7 +610,8 @@ void add_cluster(lua_State* L) {
   make_class<ClusterHandle>(
       L, {bind<&cluster_rank>("rank"), bind<&cluster_size>("size"), bind<&cluster_any>("any"),
           bind<&cluster_gather>("gather"), bind<&cluster_tell>("tell"), bind<&cluster_leave>("leave"),
-          bind<&cluster_ways>("ways"), bind<&cluster_clock_offset>("clock_offset")});
+          bind<&cluster_finish>("finish"), bind<&cluster_ways>("ways"),
+          bind<&cluster_clock_offset>("clock_offset")});
   set_functions(L, "native.", {bind<&join_run>("join"), bind<&is_alone>("is_alone")});
 }
 

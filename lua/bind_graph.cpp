@@ -3,6 +3,7 @@
 
 #include "core/base/units.h"
 #include "core/ops/op.h"
+#include "lua/distributed.h"
 #include "lua/objects.h"
 
 namespace het::lua {
@@ -98,6 +99,32 @@ int graph_differentiate(lua_State* L) {  // -> {[parameter name] = gradient}
   return 1;
 }
 
+int graph_gradients(lua_State* L) {  // graph, scalar, {values} -> {[i] = gradient}
+  auto& graph = check_object<GraphHandle>(L, 1);
+  auto& scalar = check_object<ValueHandle>(L, 2);
+  require_own(graph, scalar);
+  std::vector<ValueId> values, wanted;
+  for (int i = 1; i <= list_size(L, 3); ++i) {
+    lua_rawgeti(L, 3, i);
+    auto& value = check_object<ValueHandle>(L, lua_gettop(L));
+    require_own(graph, value);
+    values.push_back(value.id);
+    if (is_float(graph->graph.type(value.id).dtype)) wanted.push_back(value.id);
+    lua_pop(L, 1);
+  }
+  graph->open();
+  const auto gradients =
+      wanted.empty() ? std::map<ValueId, ValueId>{} : differentiate(graph->graph, scalar.id, wanted);
+  lua_newtable(L);
+  for (size_t i = 0; i < values.size(); ++i) {
+    const auto found = gradients.find(values[i]);
+    if (found == gradients.end() || found->second == kAbsent) continue;
+    push_object(L, ValueHandle{graph, found->second});
+    lua_rawseti(L, -2, static_cast<int>(i) + 1);
+  }
+  return 1;
+}
+
 int graph_parameters(lua_State* L) {  // in order of declaration
   auto& graph = check_object<GraphHandle>(L, 1);
   lua_newtable(L);
@@ -181,6 +208,8 @@ int op(lua_State* L) {
   std::vector<ValueId> values;
   std::vector<Tensor> tensors;
   bool any_tensor = false;
+  MeshHandle mesh;
+  std::vector<DistributedTensor> distributed(static_cast<size_t>(count));
   for (int i = 1; i <= count; ++i) {
     lua_rawgeti(L, 2, i);
     const int at = lua_gettop(L);
@@ -194,6 +223,11 @@ int op(lua_State* L) {
       any_tensor = true;
       tensors.push_back(*tensor);
       values.push_back(kAbsent);
+    } else if (auto* x = to_object<DistributedHandle>(L, at)) {
+      mesh = x->tensor.mesh;
+      distributed[static_cast<size_t>(i) - 1] = x->tensor;
+      values.push_back(kAbsent);
+      tensors.emplace_back();
     } else if (lua_type(L, at) == LUA_TBOOLEAN && !lua_toboolean(L, at)) {
       values.push_back(kAbsent);
       tensors.emplace_back();
@@ -203,7 +237,7 @@ int op(lua_State* L) {
     }
     lua_pop(L, 1);
   }
-  if (graph && any_tensor)
+  if (graph && (any_tensor || mesh != nullptr))
     fail_usage(
         "{}: its operands are both tensors and values of a graph; make tensors inputs or parameters first",
         definition.name);
@@ -215,6 +249,19 @@ int op(lua_State* L) {
         lua_pushboolean(L, false);
       else
         push_object(L, ValueHandle{graph, id});
+    }
+    return static_cast<int>(results.size());
+  }
+  if (mesh != nullptr) {
+    for (size_t i = 0; i < tensors.size(); ++i)
+      if (tensors[i].present()) distributed[i] = replicated(mesh, tensors[i]);
+    auto results = call_distributed(L, definition, std::move(distributed), attributes);
+    make_room_for(L, definition, results.size());
+    for (DistributedHandle& result : results) {
+      if (result.tensor.mesh != nullptr)
+        push_object(L, std::move(result));
+      else
+        lua_pushboolean(L, false);
     }
     return static_cast<int>(results.size());
   }
@@ -275,8 +322,9 @@ void add_graph(lua_State* L) {
           bind<&graph_output>("output"), bind<&graph_begin_layer>("begin_layer"),
           bind<&graph_push_scope>("push_scope"), bind<&graph_pop_scope>("pop_scope"),
           bind<&graph_set_phase>("set_phase"), bind<&graph_differentiate>("differentiate"),
-          bind<&graph_parameters>("parameters"), bind<&graph_layers>("layers"), bind<&graph_cost>("cost"),
-          bind<&graph_verify>("verify"), bind<&graph_to_string>("__tostring")});
+          bind<&graph_gradients>("gradients"), bind<&graph_parameters>("parameters"),
+          bind<&graph_layers>("layers"), bind<&graph_cost>("cost"), bind<&graph_verify>("verify"),
+          bind<&graph_to_string>("__tostring")});
   make_class<ValueHandle>(L, {bind<&value_to_string>("__tostring")}, &value_index);
   set_functions(L, "native.", {bind<&new_graph>("graph"), bind<&op>("op"), bind<&operators>("operators")});
 }

@@ -7,6 +7,7 @@
 #include "core/ops/elementwise.h"
 #include "core/ops/op.h"
 #include "core/tensor/convert.h"
+#include "lua/distributed.h"
 #include "lua/objects.h"
 #include "lua/state.h"
 
@@ -223,6 +224,8 @@ Operand with_number(Pointwise op, const Operand& x, double number, bool number_f
 
 // `op` is add, sub, mul or div; the operator is called as the step is.
 int arithmetic(lua_State* L, Pointwise op) {
+  if (to_object<DistributedHandle>(L, 1) != nullptr || to_object<DistributedHandle>(L, 2) != nullptr)
+    return distributed_arithmetic(L, op);
   const bool number_first = lua_type(L, 1) == LUA_TNUMBER, number_second = lua_type(L, 2) == LUA_TNUMBER;
   const int first = number_first ? 2 : 1;
   if (auto* value = to_object<ValueHandle>(L, first)) {
@@ -311,6 +314,35 @@ int tensor_newindex(lua_State* L) {  // vector[i] = number
 }
 
 }  // namespace
+
+int distributed_arithmetic(lua_State* L, Pointwise op) {
+  const bool number_first = lua_type(L, 1) == LUA_TNUMBER, number_second = lua_type(L, 2) == LUA_TNUMBER;
+  auto* first = to_object<DistributedHandle>(L, 1);
+  const MeshHandle mesh = (first != nullptr ? *first : check_object<DistributedHandle>(L, 2)).tensor.mesh;
+  struct Run {
+    lua_State* L;
+    MeshHandle mesh;
+    DistributedHandle operator()(std::string_view name, const DistributedHandle& x,
+                                 const Attributes& a) const {
+      return call_distributed(L, op_named(name), {x.tensor}, a).front();
+    }
+    DistributedHandle binary(std::string_view name, const DistributedHandle& x,
+                             const DistributedHandle& y) const {
+      return call_distributed(L, op_named(name), {x.tensor, y.tensor}, {}).front();
+    }
+    DistributedHandle constant(const DistributedHandle& like, double number) const {
+      const Attributes attributes = constant_attributes(like.tensor.type.dtype, number);
+      return {replicated(mesh, run_one(L, "fill", {}, attributes)), nullptr};
+    }
+  } run{L, mesh};
+  if (number_first || number_second) {
+    const DistributedHandle& x = check_object<DistributedHandle>(L, number_first ? 2 : 1);
+    push_object(L, with_number(op, x, lua_tonumber(L, number_first ? 1 : 2), number_first, run));
+  } else {
+    push_object(L, run.binary(name_of(op), distributed_at(L, 1, mesh), distributed_at(L, 2, mesh)));
+  }
+  return 1;
+}
 
 int push_tensor(lua_State* L, Tensor tensor) {
   Host& host = host_of(L);

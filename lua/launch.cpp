@@ -14,6 +14,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
+#include <termios.h>
 #include <unistd.h>
 
 #include "core/base/descriptor.h"
@@ -270,6 +271,13 @@ class Launcher {
 
 }  // namespace
 
-int launch(int workers, const std::vector<std::string>& words) { return Launcher(workers, words).run(); }
+int launch(int workers, const std::vector<std::string>& words) {
+  // A prompt that is ended from outside leaves the terminal as it reads lines.
+  termios settings{};
+  const bool terminal = tcgetattr(STDIN_FILENO, &settings) == 0;
+  const int code = Launcher(workers, words).run();
+  if (terminal) tcsetattr(STDIN_FILENO, TCSADRAIN, &settings);
+  return code;
+}
 
 }  // namespace het::lua

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <exception>
 #include <map>
 #include <memory>
@@ -16,6 +17,7 @@
 #include "core/io/json.h"
 #include "core/io/saving.h"
 #include "core/io/stored.h"
+#include "core/mesh/agreement.h"
 #include "core/plan/plan.h"
 #include "core/program/eager.h"
 #include "core/program/executor.h"
@@ -116,10 +118,18 @@ void add_system(lua_State* L);
 void add_cluster(lua_State* L);
 void add_planner(lua_State* L);
 void add_profile(lua_State* L);
+void add_mesh(lua_State* L);
 
 // The communicators of a run's ranks, and that of all of them.
 std::shared_ptr<Groups> groups_of(const ClusterHandle& cluster);
 Communicator& world_of(const ClusterHandle& cluster);
+// By which ranks that run the same lines check that they do, made on first use.
+std::shared_ptr<Agreement> agreement_of(const ClusterHandle& cluster);
+// Lines that rank 0 gives to the others, numbered from 1. A rank waits for one as long as `timeout`; nullopt:
+// it has not come yet. Throws Error(peer) when a rank is lost.
+void give_line(const ClusterHandle& cluster, int64_t number, const std::string& text);
+std::optional<std::string> take_line(const ClusterHandle& cluster, int64_t number,
+                                     std::chrono::milliseconds timeout);
 
 }  // namespace het::lua
 

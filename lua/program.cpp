@@ -51,7 +51,8 @@ int run(int argc, char** argv, const Gpus& gpus) {
   const CommandLine line = parse_command_line(argc, argv);
   if (line.exit_code) return *line.exit_code;
   if (line.settings.workers > 0) {
-    if (line.command.empty()) fail_usage("--workers {} needs a recipe to run", line.settings.workers);
+    if (line.command.empty())
+      return launch(line.settings.workers, without_workers(argc, argv));  // the prompt
     const bool profiles = line.command == "profile" && !line.arguments.empty();
     for (const Subcommand& sub : subcommands())
       if (line.command == sub.name && !profiles)

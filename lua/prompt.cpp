@@ -12,8 +12,10 @@
 #include <unistd.h>
 
 #include "core/base/visible.h"
+#include "core/cluster/environment.h"
 #include "core/io/utf8.h"
 #include "lua/interrupt.h"
+#include "lua/objects.h"
 
 namespace het::lua {
 namespace {
@@ -242,17 +244,145 @@ std::vector<std::string> completions(lua_State* L, const std::string& text) {
   return names;
 }
 
+namespace {
+
+// Runs complete chunks.
+class Session {
+ public:
+  Session(State& state, const char* name) : state_(state), L_(state.get()), name_(name) {}
+
+  // Run a chunk that begins at this line; what it printed is out. The error, if there was one.
+  std::optional<Error> run(const std::string& chunk, int line) {
+    std::optional<Error> problem;
+    try {
+      const Interruptible scope(L_);
+      if (chunk.starts_with("?")) {
+        state_.call_program("explain", {chunk.substr(1)});
+      } else {
+        lua_getglobal(L_, "require");
+        lua_pushstring(L_, "het.program");
+        call(L_, 1, 1);
+        lua_getfield(L_, -1, "evaluate");
+        lua_remove(L_, -2);
+        if (!compile(L_, chunk, name_, line)) throw_lua_error(L_);
+        call(L_, 1, 0);
+      }
+    } catch (const Error& error) {
+      problem = error;
+    }
+    std::cout.flush();
+    lua_settop(L_, 0);
+    run_trains(false);  // it may have ended with an error
+    return problem;
+  }
+
+ private:
+  State& state_;
+  lua_State* L_;
+  const char* name_;
+};
+
+// The ranks of a prompt over several: rank 0 reads lines, and all of them run each.
+class Ranks {
+ public:
+  explicit Ranks(lua_State* L) : L_(L) {
+    if (read_launched_rank(process_environment()).world_size.value_or(1) <= 1) return;
+    call_mesh("session", 1);
+    cluster_ = check_object<ClusterHandle>(L, lua_gettop(L));
+    lua_settop(L, 0);
+    groups_of(cluster_);  // all have come
+  }
+
+  int size() const { return cluster_ == nullptr ? 1 : groups_of(cluster_)->size(); }
+  bool is_first() const { return cluster_ == nullptr || groups_of(cluster_)->rank() == 0; }
+
+  // `line`: at which the chunk begins.
+  void tell(const std::string& chunk, int line) {
+    give_line(cluster_, ++number_, fmt::format("{}\n{}", line, chunk));
+  }
+
+  // Wait for the next chunk of rank 0; false: there are no more. Interrupts meanwhile are not for this rank.
+  bool hear(std::string& chunk, int& line) {
+    constexpr std::chrono::milliseconds kLook{200};
+    ++number_;
+    for (;;) {
+      const auto text = take_line(cluster_, number_, kLook);
+      take_interrupt();
+      if (!text) continue;
+      if (text->empty()) return false;
+      const size_t end = text->find('\n');
+      line = std::atoi(text->c_str());
+      chunk = text->substr(end + 1);
+      return true;
+    }
+  }
+
+  // What the ranks have to say of a chunk: once, without a rank, where they say the same. All call it.
+  std::vector<std::string> problems(const std::optional<Error>& own) {
+    const auto texts = agreement_of(cluster_)->at_end(fmt::format("the end of line {}", number_),
+                                                      own ? std::string(own->what()) : "");
+    std::vector<std::string> told;
+    if (std::all_of(texts.begin(), texts.end(), [&](const auto& text) { return text == texts[0]; })) {
+      if (!texts[0].empty()) told.push_back(texts[0]);
+      return told;
+    }
+    for (size_t rank = 0; rank < texts.size(); ++rank)
+      if (!texts[rank].empty()) told.push_back(fmt::format("[rank {}] {}", rank, texts[rank]));
+    return told;
+  }
+
+  // There are no more lines.
+  void end() {
+    if (cluster_ == nullptr) return;
+    if (is_first()) give_line(cluster_, ++number_, "");
+    call_mesh("leave", 0);
+  }
+
+ private:
+  void call_mesh(const char* function, int results) {
+    lua_getglobal(L_, "require");
+    lua_pushstring(L_, "het.mesh");
+    call(L_, 1, 1);
+    lua_getfield(L_, -1, function);
+    call(L_, 0, results);
+  }
+
+  lua_State* L_;
+  ClusterHandle cluster_;  // null: this process is alone
+  int64_t number_ = 0;     // of the last chunk
+};
+
+// A rank other than the first: reads nothing, and what it prints is not seen.
+int follow(Session& session, Ranks& ranks) {
+  std::string chunk;
+  int line = 1;
+  while (ranks.hear(chunk, line)) {
+    const auto problem = session.run(chunk, line);
+    if (problem && problem->kind() == ErrorKind::peer) throw Error(*problem);
+    ranks.problems(problem);
+    take_interrupt();
+  }
+  ranks.end();
+  return 0;
+}
+
+}  // namespace
+
 int run_prompt(State& state, const Settings& settings) {
   lua_State* L = state.get();
   state.call_program("prompt", {settings.trust ? "trust" : ""});
   const bool terminal = isatty(STDIN_FILENO) != 0;
+  const char* name = terminal ? "=prompt" : "=stdin";
+  Session session(state, name);
+  Ranks ranks(L);
+  if (!ranks.is_first()) return follow(session, ranks);
   if (terminal && !settings.quiet)
-    std::cout << "hetrun " << HET_VERSION
-              << ": Lua with het, nn, optim, data and op. ?name explains, Tab completes, Ctrl-D leaves.\n";
+    std::cout << fmt::format(
+        "hetrun {}: Lua with het, nn, optim, data and op{}. ?name explains, Tab completes, Ctrl-D leaves.\n",
+        HET_VERSION, ranks.size() > 1 ? fmt::format(", on {} ranks", ranks.size()) : "");
   Reader reader(L, terminal);
   std::string chunk, line;
   int lines = 0, first = 1;  // of a script that is piped in: lines read, and where the chunk began
-  const char* name = terminal ? "=prompt" : "=stdin";
   int code = 0;
   while (reader.read(line, !chunk.empty())) {
     ++lines;
@@ -269,37 +399,34 @@ int run_prompt(State& state, const Settings& settings) {
     const bool question = chunk.starts_with("?");
     if (!question && is_incomplete(L, chunk)) continue;
     reader.remember(chunk);
-    try {
-      const Interruptible scope(L);
-      if (question) {
-        state.call_program("explain", {chunk.substr(1)});
-      } else {
-        lua_getglobal(L, "require");
-        lua_pushstring(L, "het.program");
-        call(L, 1, 1);
-        lua_getfield(L, -1, "evaluate");
-        lua_remove(L, -2);
-        if (!compile(L, chunk, name, terminal ? 1 : first)) throw_lua_error(L);
-        call(L, 1, 0);
-      }
-    } catch (const Error& error) {
-      std::cout.flush();
-      const std::string text = error.what();
+    const bool shared = ranks.size() > 1 && !question;
+    const int begins = terminal ? 1 : first;
+    if (shared) ranks.tell(chunk, begins);
+    const auto problem = session.run(chunk, begins);
+    const bool lost = shared && problem && problem->kind() == ErrorKind::peer;  // another rank
+    std::vector<std::string> told;
+    if (shared && !lost)
+      told = ranks.problems(problem);
+    else if (problem)
+      told.emplace_back(problem->what());
+    for (const std::string& text : told) {
       const bool placed = terminal || text.starts_with("stdin:");
       std::cerr << visible(placed ? text : fmt::format("stdin:{}: {}", first, text)) << '\n';
-      if (!terminal && code == 0) code = static_cast<int>(error.kind());
     }
-    lua_settop(L, 0);
-    run_trains(false);  // it may have ended with an error
+    if (lost) return static_cast<int>(ErrorKind::peer);
+    if (!told.empty() && !terminal && code == 0)
+      code = static_cast<int>(problem ? problem->kind() : ErrorKind::usage);
     take_interrupt();
     chunk.clear();
   }
   if (!chunk.empty()) {  // the input ended in the middle of a chunk: say what is missing
     if (!compile(L, chunk, name, terminal ? 1 : first)) std::cerr << visible(lua_tostring(L, -1)) << '\n';
     lua_settop(L, 0);
-    return static_cast<int>(ErrorKind::usage);
+    code = static_cast<int>(ErrorKind::usage);
+  } else if (terminal) {
+    std::cout << '\n';
   }
-  if (terminal) std::cout << '\n';
+  ranks.end();
   return code;
 }
 

@@ -19,8 +19,8 @@ Operand part_of(const Operand& all, int64_t offset, const TensorType& type) {
 
 // In an order that all members of a group share: layers backwards, as they are completed.
 GradientBuckets::GradientBuckets(const Graph& graph, const Work& work, std::map<ValueId, int> summands,
-                                 ProgramWriter& out)
-    : graph_(graph), work_(work), out_(out), expected_(std::move(summands)) {
+                                 PlaceOf place, ProgramWriter& out)
+    : graph_(graph), work_(work), place_(std::move(place)), out_(out), expected_(std::move(summands)) {
   std::map<std::tuple<int, int, DType>, std::vector<ValueId>> keyed;
   for (const auto& [id, gradient] : work_.gradients)
     if (gradient.group >= 0) keyed[{gradient.group, -gradient.layer, graph_.type(id).dtype}].push_back(id);
@@ -56,9 +56,9 @@ void GradientBuckets::make_packed(int group, int layer, DType dtype, std::vector
 
 // visit(where in the gradient, where in the bucket) for each box of a bucket's pieces.
 template <typename Visit>
-void GradientBuckets::each_box(const Bucket& bucket, const PlaceOf& place, const Visit& visit) {
+void GradientBuckets::each_box(const Bucket& bucket, const Visit& visit) {
   for (size_t i = 0; i < bucket.pieces.size(); ++i) {
-    const Operand gradient = place(bucket.pieces[i].gradient);
+    const Operand gradient = place_(bucket.pieces[i].gradient);
     HET_REQUIRE(gradient.layout.is_contiguous(), out_.buffer(bucket.all).name);
     int64_t offset = bucket.offsets[i];
     for (Layout box : bucket.pieces[i].places) {
@@ -70,10 +70,10 @@ void GradientBuckets::each_box(const Bucket& bucket, const PlaceOf& place, const
   }
 }
 
-void GradientBuckets::pack(const Bucket& bucket, const PlaceOf& place) {
+void GradientBuckets::pack(const Bucket& bucket) {
   Node node;
   node.phase = Phase::backward;
-  each_box(bucket, place, [&](const Work::Piece& piece, const Operand& own, const Operand& packed) {
+  each_box(bucket, [&](const Work::Piece& piece, const Operand& own, const Operand& packed) {
     if (piece.counts)
       out_.copy(node, own, packed, -1);
     else
@@ -81,10 +81,10 @@ void GradientBuckets::pack(const Bucket& bucket, const PlaceOf& place) {
   });
 }
 
-void GradientBuckets::unpack(const Bucket& bucket, const PlaceOf& place) {
+void GradientBuckets::unpack(const Bucket& bucket) {
   Node node;
   node.phase = Phase::update;
-  each_box(bucket, place, [&](const Work::Piece&, const Operand& own, const Operand& packed) {
+  each_box(bucket, [&](const Work::Piece&, const Operand& own, const Operand& packed) {
     out_.copy(node, packed, own, -1);
   });
 }
@@ -125,15 +125,15 @@ Operand GradientBuckets::own_block(const Bucket& bucket, const Operand& all) con
   return part_of(all, offset, {all.layout.type.dtype, {bucket.blocks[own]}});
 }
 
-void GradientBuckets::begin_step(const PlaceOf& place) {
+void GradientBuckets::begin_step() {
   for (const Operand& bucket : unclean_) out_.fill(Node{}, bucket, 0);
-  start_complete(place);
+  start_complete();
 }
 
-void GradientBuckets::note_summand(ValueId gradient, const PlaceOf& place) {
+void GradientBuckets::note_summand(ValueId gradient) {
   const auto found = expected_.find(gradient);
   if (found == expected_.end() || --found->second > 0 || work_.gradients.count(gradient) == 0) return;
-  start_complete(place);
+  start_complete();
 }
 
 bool GradientBuckets::is_complete(const Bucket& bucket) const {
@@ -144,7 +144,7 @@ bool GradientBuckets::is_complete(const Bucket& bucket) const {
 }
 
 // Start what is complete; within a group never out of order.
-void GradientBuckets::start_complete(const PlaceOf& place) {
+void GradientBuckets::start_complete() {
   std::set<int> held;
   for (Bucket& bucket : buckets_) {
     if (bucket.start >= 0 || held.count(bucket.group) != 0) continue;
@@ -152,7 +152,7 @@ void GradientBuckets::start_complete(const PlaceOf& place) {
       held.insert(bucket.group);
       continue;
     }
-    pack(bucket, place);
+    pack(bucket);
     const std::string name = out_.buffer(bucket.all).name;
     if (bucket.blocks.empty()) {
       bucket.start = out_.start({bucket.group, request_for(CollectiveKind::all_reduce, bucket.all, name),
@@ -166,7 +166,7 @@ void GradientBuckets::start_complete(const PlaceOf& place) {
   }
 }
 
-void GradientBuckets::await(ValueId gradient, const PlaceOf& place) {
+void GradientBuckets::await(ValueId gradient) {
   for (Bucket& bucket : buckets_) {
     const auto& gradients = bucket.gradients;
     if (bucket.awaited || std::find(gradients.begin(), gradients.end(), gradient) == gradients.end())
@@ -174,11 +174,11 @@ void GradientBuckets::await(ValueId gradient, const PlaceOf& place) {
     HET_REQUIRE(bucket.start >= 0, out_.buffer(bucket.all).name);
     out_.await(bucket.start);
     bucket.awaited = true;
-    unpack(bucket, place);
+    unpack(bucket);
   }
 }
 
-void GradientBuckets::share_parameters(const std::function<Operand(ValueId)>& parameter) {
+void GradientBuckets::share_parameters() {
   Node node;
   node.phase = Phase::update;
   struct Gather {
@@ -196,7 +196,7 @@ void GradientBuckets::share_parameters(const std::function<Operand(ValueId)>& pa
     for (size_t i = 0; i < bucket.gradients.size(); ++i) {
       const Work::Gradient& gradient = work_.gradients.at(bucket.gradients[i]);
       if (gradient.owner == work_.rank)
-        out_.copy(node, parameter(gradient.parameter),
+        out_.copy(node, place_(gradient.parameter),
                   part_of(all, bucket.offsets[i], graph_.type(gradient.parameter)), -1);
     }
     CollectiveRequest gather = request_for(CollectiveKind::all_gather, all, name);
@@ -211,7 +211,7 @@ void GradientBuckets::share_parameters(const std::function<Operand(ValueId)>& pa
       const Work::Gradient& gradient = work_.gradients.at(bucket->gradients[i]);
       if (gradient.owner != work_.rank)
         out_.copy(node, part_of(all, bucket->offsets[i], graph_.type(gradient.parameter)),
-                  parameter(gradient.parameter), -1);
+                  place_(gradient.parameter), -1);
     }
   }
 }

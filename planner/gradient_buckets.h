@@ -16,11 +16,13 @@ namespace het {
 
 class GradientBuckets {
  public:
-  // Adds the buckets' buffers to the program. `summands`: of each gradient, how many a step of this rank
-  // makes. `graph`, `work` and `out` must outlive it.
-  GradientBuckets(const Graph& graph, const Work& work, std::map<ValueId, int> summands, ProgramWriter& out);
-
   using PlaceOf = std::function<Operand(ValueId)>;
+
+  // Adds the buckets' buffers to the program. `summands`: of each gradient, how many a step of this rank
+  // makes. `place`: where a parameter lies, or a gradient that is not in a bucket. `graph`, `work` and `out`
+  // must outlive it.
+  GradientBuckets(const Graph& graph, const Work& work, std::map<ValueId, int> summands, PlaceOf place,
+                  ProgramWriter& out);
 
   struct Place {
     ValueId gradient;
@@ -30,15 +32,14 @@ class GradientBuckets {
   const std::vector<Place>& places() const { return places_; }
 
   // Where a step begins: clears what nothing writes, and starts what is complete without.
-  void begin_step(const PlaceOf& place);
+  void begin_step();
   // One more summand of a gradient was written.
-  void note_summand(ValueId gradient, const PlaceOf& place);
-  // Before a gradient is used: the sum over all its ranks. Other values need nothing. `place`: where a
-  // gradient lies that is not in a bucket.
-  void await(ValueId gradient, const PlaceOf& place);
+  void note_summand(ValueId gradient);
+  // Before a gradient is used: the sum over all its ranks. Other values need nothing.
+  void await(ValueId gradient);
   // At the end of a step, with a sharded optimizer: every rank gives the parameters that it updated to the
-  // others that hold them. `parameter`: where one lies.
-  void share_parameters(const std::function<Operand(ValueId)>& parameter);
+  // others that hold them.
+  void share_parameters();
 
  private:
   struct Bucket {
@@ -56,17 +57,18 @@ class GradientBuckets {
 
   void make(int group, int layer, DType dtype, std::vector<ValueId> gradients);
   void make_packed(int group, int layer, DType dtype, std::vector<Work::Piece> pieces);
-  void pack(const Bucket& bucket, const PlaceOf& place);
-  void unpack(const Bucket& bucket, const PlaceOf& place);
+  void pack(const Bucket& bucket);
+  void unpack(const Bucket& bucket);
   template <typename Visit>
-  void each_box(const Bucket& bucket, const PlaceOf& place, const Visit& visit);
+  void each_box(const Bucket& bucket, const Visit& visit);
   static std::string name_of(const Graph& graph, int layer);
   Operand own_block(const Bucket& bucket, const Operand& all) const;
-  void start_complete(const PlaceOf& place);
+  void start_complete();
   bool is_complete(const Bucket& bucket) const;
 
   const Graph& graph_;
   const Work& work_;
+  PlaceOf place_;
   ProgramWriter& out_;
   std::map<ValueId, int> expected_;  // summands still to come
   std::vector<Bucket> buckets_;      // in the order in which those of a group start

@@ -87,8 +87,7 @@ Layout to_layout(const Plan& plan, const Cluster& cluster) {
   if (!has_uniform_shares(plan) || !equal)
     fail_usage(
         "the plan's stages share their layers unevenly, or over different numbers of devices; hetrun runs "
-        "such plans "
-        "but does not simulate them yet. Give all stages the same tensor = N to simulate");
+        "such plans but does not simulate them yet. Give all stages the same tensor = N to simulate");
   Layout layout;
   layout.tensor = static_cast<int>(shares.size());
   layout.microbatch = plan.microbatch;

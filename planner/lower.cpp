@@ -60,7 +60,7 @@ class Lowering {
     emit_invariant(true);
     out_.end_prologue();
     emit_invariant(false);
-    buckets_->begin_step(place_of_gradient());
+    buckets_->begin_step();
     for (size_t u = 0; u < work_.units.size(); ++u) emit_unit(u);
     settle_messages();
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
@@ -68,7 +68,7 @@ class Lowering {
       if (work_.mine[n] && node.phase == Phase::update && !facts_.invariant_node(node)) emit_update(node);
     }
     emit_updates();
-    buckets_->share_parameters([this](ValueId parameter) { return operand(parameter, -1); });
+    buckets_->share_parameters();
     emit_outputs();
     return out_.finish();
   }
@@ -203,7 +203,8 @@ class Lowering {
   }
 
   void make_buckets() {
-    buckets_.emplace(graph_, work_, facts_.summands(), out_);
+    buckets_.emplace(
+        graph_, work_, facts_.summands(), [this](ValueId id) { return operand(id, -1); }, out_);
     for (const GradientBuckets::Place& place : buckets_->places()) {
       sums_[place.gradient] = place.operand;
       if (place.written) continue;
@@ -217,10 +218,6 @@ class Lowering {
   }
   void set_everywhere(ValueId id, const Operand& value) {
     for (int m = -1; m < microbatches_; ++m) operand(id, m) = value;
-  }
-
-  GradientBuckets::PlaceOf place_of_gradient() {
-    return [this](ValueId gradient) { return operand(gradient, -1); };
   }
 
   // Where the sum that a crossing value belongs to is kept.
@@ -345,7 +342,7 @@ class Lowering {
     if (!user.op->view) await_collectives(operand(id, microbatch).buffer);
     const NodeId producer = graph_.values[id].producer;
     if (user.phase == Phase::update)
-      buckets_->await(gradient_behind(id), place_of_gradient());
+      buckets_->await(gradient_behind(id));
     else if (producer >= 0 && work_.stage[producer] == kAnywhere && operand(id, microbatch).buffer == kAbsent)
       emit(graph_.nodes[producer], microbatch);
   }
@@ -377,7 +374,7 @@ class Lowering {
       }
     }
     operand(facts_.root_of(id), -1) = sum;
-    buckets_->note_summand(facts_.root_of(id), place_of_gradient());
+    buckets_->note_summand(facts_.root_of(id));
   }
 
   void emit_view(const Node& node, int microbatch) {

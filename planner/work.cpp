@@ -498,8 +498,7 @@ class Division {
     if (sums.size() != 1)
       fail_usage(
           "the update of '{}' is made from {} sums over micro-batches; stages that share their layers "
-          "differently "
-          "can sum one",
+          "differently can sum one",
           graph_.values[parameter].name, sums.size());
     return *sums.begin();
   }
@@ -688,27 +687,26 @@ std::vector<std::string> devices_of(const Plan& plan) {
   return devices;
 }
 
-int tensor_rank_of(const Plan& plan, int rank) {
+namespace {
+
+// The first stage that a rank runs, and which of its devices the rank is.
+std::pair<const Stage*, size_t> stage_of(const Plan& plan, int rank) {
   const std::vector<std::string> devices = devices_of(plan);
   if (rank < 0 || rank >= static_cast<int>(devices.size()))
     fail_usage("the plan has {} devices; there is no rank {}", devices.size(), rank);
   for (const Pipeline& pipeline : plan.pipelines)
     for (const Stage& stage : pipeline.stages)
       for (size_t t = 0; t < stage.devices.size(); ++t)
-        if (stage.devices[t] == devices[static_cast<size_t>(rank)]) return static_cast<int>(t);
-  return 0;
+        if (stage.devices[t] == devices[static_cast<size_t>(rank)]) return {&stage, t};
+  HET_REQUIRE(false, rank);
+  return {};
 }
 
-Shares shares_of(const Plan& plan, int rank) {
-  const std::vector<std::string> devices = devices_of(plan);
-  for (const Pipeline& pipeline : plan.pipelines)
-    for (const Stage& stage : pipeline.stages)
-      for (const std::string& device : stage.devices)
-        if (rank >= 0 && rank < static_cast<int>(devices.size()) &&
-            device == devices[static_cast<size_t>(rank)])
-          return tensor_shares(plan, stage);
-  fail_usage("the plan has {} devices; there is no rank {}", devices.size(), rank);
-}
+}  // namespace
+
+int tensor_rank_of(const Plan& plan, int rank) { return static_cast<int>(stage_of(plan, rank).second); }
+
+Shares shares_of(const Plan& plan, int rank) { return tensor_shares(plan, *stage_of(plan, rank).first); }
 
 Work work_of(const Graph& graph, const Plan& plan, int rank, StageGraphs* graphs) {
   const std::vector<Origin>* origins =

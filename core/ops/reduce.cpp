@@ -78,6 +78,17 @@ std::string notation(const OpCall& call, Outputs) {
   return fmt::format("x[{}] → y[{}]", fmt::join(operand, ", "), fmt::join(result, ", "));
 }
 
+// The mean of a part has to divide by the size of the whole: the sum of the part does, by that.
+std::vector<ValueId> mean_of_part(const ShardedCall& call) {
+  const Shape& shape = call.whole[0].shape;
+  const auto chosen = reduced(call.whole.attributes, shape.size());
+  double size = 1;
+  for (size_t d = 0; d < chosen.size(); ++d)
+    if (chosen[d]) size *= static_cast<double>(shape[d]);
+  const ValueId sum = call.graph.call("sum", call.inputs, call.whole.attributes);
+  return {call.graph.call("scale", {sum}, {{"factor", 1 / size}})};
+}
+
 double flops(const OpCall& call, Outputs) { return static_cast<double>(call[0].elements()); }
 
 OpDef reduction(std::string_view name, std::string_view doc) {
@@ -99,7 +110,7 @@ std::vector<OpDef> reduce_ops() {
   OpDef sum = reduction("sum", "The sum over `dims` (all when not given), kept as size 1 with `keep`.");
   sum.sharding.push_back({.cut = "r?", .sums = "y"});
   OpDef mean = reduction("mean", "The mean over `dims` (all when not given), kept as size 1 with `keep`.");
-  mean.never_cut = {{"r*", "a mean divides by the size of the whole"}};
+  mean.sharding.push_back({.cut = "r?", .sums = "y", .decompose = mean_of_part});
   return {sum, mean};
 }
 

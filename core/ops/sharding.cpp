@@ -53,6 +53,7 @@ std::vector<ShardingInstance> sharding_of(const OpCall& call, std::span<const Te
     for (std::vector<std::string>& letters : sets) {
       ShardingInstance instance{r, std::move(letters), 1, {}, {}};
       if (!rule.cut.empty()) instance.units = units_of(notation, instance.letters);
+      if (instance.units < 1) continue;  // of a tensor without elements
       const auto lies = [&](const OperandNotation& operand, bool is_result) {
         if (!operand.present) return Lies::replicated;
         if (names(rule.once, operand.name)) return Lies::once;

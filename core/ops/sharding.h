@@ -17,7 +17,7 @@ namespace het {
 struct OpCall;
 class GraphBuilder;
 
-// A call that a rule decomposes, on one part: what is there to emit nodes for it.
+// What a rule needs to emit nodes for a call on one part.
 struct ShardedCall {
   GraphBuilder& graph;
   const OpCall& whole;

@@ -31,6 +31,11 @@ Shares tensor_shares(const Plan& plan, const Stage& stage) {
   return shares;
 }
 
+std::string show_shares(const Shares& shares) {
+  const bool equal = std::all_of(shares.begin(), shares.end(), [](int64_t share) { return share == 1; });
+  return equal ? fmt::format("{}", shares.size()) : fmt::format("{{ {} }}", fmt::join(shares, ", "));
+}
+
 bool has_uniform_shares(const Plan& plan) {
   const Shares first = plan.pipelines.empty() || plan.pipelines[0].stages.empty()
                            ? tensor_shares(plan)
@@ -42,12 +47,6 @@ bool has_uniform_shares(const Plan& plan) {
 }
 
 namespace {
-
-// "2", or of shares that are not equal "{ 3, 1 }".
-std::string show(const Shares& shares) {
-  const bool equal = std::all_of(shares.begin(), shares.end(), [](int64_t share) { return share == 1; });
-  return equal ? fmt::format("{}", shares.size()) : fmt::format("{{ {} }}", fmt::join(shares, ", "));
-}
 
 // Each layer's optimizer state lives somewhere: of the stages that hold it, one has a share.
 void check_shares(const Plan& plan, int layers, std::vector<std::string>& problems) {
@@ -88,7 +87,7 @@ std::vector<std::string> validate(const Plan& plan, const PlanSubject& subject) 
                     plan.tensor));
   if (std::any_of(plan.shares.begin(), plan.shares.end(), [](int64_t share) { return share < 1; }))
     add(fmt::format("tensor = {}: a share below 1 leaves a device idle; remove that device",
-                    show(plan.shares)));
+                    show_shares(plan.shares)));
   if (plan.microbatch < 1)
     add(fmt::format("microbatch = {}; a micro-batch has at least 1 sample", plan.microbatch));
   if (plan.pipelines.empty()) add("the plan has no pipeline; at least one is needed");
@@ -130,7 +129,7 @@ std::vector<std::string> validate(const Plan& plan, const PlanSubject& subject) 
       if (!shares.empty() && stage.devices.size() != shares.size())
         add(fmt::format(
             "{}: {} devices for tensor = {}; each stage has one device for each tensor-parallel rank", where,
-            stage.devices.size(), show(shares)));
+            stage.devices.size(), show_shares(shares)));
       for (size_t r = 0; r < stage.shares.size() && r < stage.devices.size(); ++r)
         if (stage.shares[r] < 1)
           add(fmt::format("{}: share {} leaves {} idle; leave it out of the stage", where, stage.shares[r],
@@ -170,7 +169,7 @@ constexpr size_t kLineWidth = 110;  // characters of a line of Lua
 std::string to_lua(const Stage& stage, bool sharded_optimizer) {
   std::string text = "het.stage { ";
   for (const std::string& device : stage.devices) text += fmt::format("\"{}\", ", device);
-  if (!stage.shares.empty()) text += fmt::format("tensor = {}, ", show(stage.shares));
+  if (!stage.shares.empty()) text += fmt::format("tensor = {}, ", show_shares(stage.shares));
   text += fmt::format("layers = {}{}", stage.layers, stage.recompute ? ", recompute = true" : "");
   if (sharded_optimizer && stage.optimizer_share != 1)
     text += fmt::format(", optimizer_share = {}", stage.optimizer_share);
@@ -180,8 +179,8 @@ std::string to_lua(const Stage& stage, bool sharded_optimizer) {
 }  // namespace
 
 std::string to_lua(const Plan& plan) {
-  std::string text =
-      fmt::format("het.plan {{ tensor = {}, microbatch = {},", show(tensor_shares(plan)), plan.microbatch);
+  std::string text = fmt::format("het.plan {{ tensor = {}, microbatch = {},",
+                                 show_shares(tensor_shares(plan)), plan.microbatch);
   if (plan.schedule != Schedule::one_f_one_b)
     text += fmt::format(" schedule = \"{}\",", name_of(plan.schedule));
   if (plan.chunks != 1) text += fmt::format(" chunks = {},", plan.chunks);

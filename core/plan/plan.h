@@ -52,6 +52,8 @@ struct Plan {
 // The shares of the tensor-parallel ranks of a stage, or of every stage that has none of its own: one each.
 Shares tensor_shares(const Plan& plan);
 Shares tensor_shares(const Plan& plan, const Stage& stage);
+// "4", or of shares that are not all 1 "{ 3, 1 }".
+std::string show_shares(const Shares& shares);
 // Whether all stages have the same.
 bool has_uniform_shares(const Plan& plan);
 

@@ -26,7 +26,7 @@ class Propagation {
       : table_(table), graph_(table.graph()), axes_(hints.axes) {
     program_.shares = shares;
     program_.values.assign(graph_.values.size(), kReplicated);
-    for (const auto& [id, placement] : hints.state) program_.values[static_cast<size_t>(id)] = placement;
+    for (const auto& [id, placement] : hints.given) program_.values[static_cast<size_t>(id)] = placement;
   }
 
   ShardingProgram run() {

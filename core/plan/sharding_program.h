@@ -41,7 +41,7 @@ Phase phase_of_conversion(const PlacementTable& table, const ShardingProgram& pr
 
 // What propagate() may use.
 struct ShardingHints {
-  std::map<ValueId, PlacementId> state;  // how state lies; other state is replicated
+  std::map<ValueId, PlacementId> given;  // how state and inputs lie; others are replicated
   std::set<int> axes;                    // of PlacementTable::axes(), that may be cut
 };
 

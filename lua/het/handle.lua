@@ -27,7 +27,7 @@ local exported = setmetatable({}, { __mode = "kv" })  -- functions for recipes b
 local originals = setmetatable({}, weak_keys)         -- and the other way
 
 -- Objects of the engine that recipes get as they are: every one of their methods is safe to call.
-local plain_natives = { tensor = true, value = true }
+local plain_natives = { tensor = true, value = true, mesh = true, ["distributed tensor"] = true }
 
 local import, export
 

@@ -27,6 +27,9 @@ local members = {
   pipeline = function() return require("het.plan").pipeline end,
   stage = function() return require("het.plan").stage end,
   load = function() return require("het.files").load end,
+  mesh = function() return require("het.mesh").new end,
+  gradient = function() return require("het.mesh").gradient end,
+  explain = function() return require("het.mesh").explain end,
   help = function() return require("het.docs").help end,
 }
 
@@ -50,6 +53,12 @@ het.tensor = define.object({
     { "contiguous", "tensor:contiguous()", "Itself where its numbers lie packed row by row, else a copy that does." },
     { "clone", "tensor:clone()", "A copy." },
     { "numel", "tensor:numel()", "How many numbers it holds." },
+    { "shard", "tensor:shard(mesh, { axis = dim, ... })", "The same tensor, which every rank has whole, lying over a "
+      .. "mesh: each rank keeps its part. Cut in proportion by { dim = 1, shares = { 3, 1 } }; along axes that are not "
+      .. "named every rank keeps all. Operators take it: they follow their sharding rules, and put collectives where "
+      .. "ranks need more than they have (het.explain). x:redistribute({ data = 1 }) has it lie otherwise, x:gather() "
+      .. "is all of it, x:local_part() what this rank has; x.placements and x.mesh say how it lies.",
+      example = "x:shard(mesh, { data = 0, model = { dim = 1, shares = { 3, 1 } } })" },
     { "data", "tensor:data()", "Its own memory, not copied, as a pointer of LuaJIT's FFI: to float for f32, double, "
       .. "int32_t, int64_t, uint8_t for u8 and bool, uint16_t (the bits) for bf16 and f16. The memory stays as long as "
       .. "this pointer does; one computed from it (p + 1) does not keep it. Only with --trust.",
@@ -182,6 +191,7 @@ function het.load_recipe(path, chunk)
     return nil
   end
   if result == nil then
+    if require("het.mesh").used() then return nil end   -- it has done its work
     errors.usage("%s returns nothing; a recipe ends with `return het.train { ... }`", path)
   end
   if define.kind_of(result) ~= "run" then
@@ -214,8 +224,9 @@ end
 -- @tparam function chunk its compiled source
 function het.run_recipe(path, chunk)
   local run = het.load_recipe(path, chunk)
+  local results = run and run:start()
+  require("het.mesh").leave()
   if not run then return 0 end
-  local results = run:start()
   if native.settings.json then
     -- What a run had no reason to measure is null: who reads the line finds every key.
     for _, name in ipairs { "validation_loss", "best_validation_loss", "train_loss", "mfu", "tokens_per_s",

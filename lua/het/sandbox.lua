@@ -60,6 +60,7 @@ local function keys_of(...)
       if type(name) == "string" then names[#names + 1] = name end
     end
   end
+  table.sort(names)
   return names
 end
 

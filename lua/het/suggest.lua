@@ -22,7 +22,8 @@ function suggest.distance(a, b)
   return last[#b]
 end
 
---- The candidate most like `name`, or nil when none is near enough to be meant.
+--- The candidate most like `name`, or nil when none is near enough to be meant. Of equals the first by the alphabet,
+-- so that all ranks of a run say the same.
 -- @string name what was given
 -- @tparam {string,...} candidates
 function suggest.name(name, candidates)
@@ -30,7 +31,7 @@ function suggest.name(name, candidates)
   for _, candidate in ipairs(candidates) do
     local edits = suggest.distance(name:lower(), candidate:lower())
     if candidate:sub(1, #name) == name and #name > 1 then edits = math.min(edits, 1) end
-    if not least or edits < least then best, least = candidate, edits end
+    if not least or edits < least or (edits == least and candidate < best) then best, least = candidate, edits end
   end
   if best and least <= math.max(1, math.floor(math.max(#name, #best) / 3)) then return best end
 end

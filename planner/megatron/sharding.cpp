@@ -1,11 +1,11 @@
 #include "planner/megatron/sharding.h"
 
 #include <algorithm>
-#include <numeric>
 #include <set>
 
 #include "core/base/error.h"
 #include "core/ops/op.h"
+#include "core/plan/plan.h"
 
 namespace het {
 namespace {
@@ -16,8 +16,16 @@ bool are_equal(const Shares& shares) {
 
 // "4 devices", "shares { 3, 1 }"
 std::string describe(const Shares& shares) {
-  return are_equal(shares) ? fmt::format("{} devices", shares.size())
-                           : fmt::format("shares {{ {} }}", fmt::join(shares, ", "));
+  const bool equal = are_equal(shares);
+  return fmt::format("{}{}{}", equal ? "" : "shares ", show_shares(shares), equal ? " devices" : "");
+}
+
+// The least that a part gets of so many units.
+int64_t smallest_part(int64_t units, const Shares& shares) {
+  const std::vector<int64_t> points = cut_points(units, shares);
+  int64_t least = units;
+  for (size_t p = 0; p + 1 < points.size(); ++p) least = std::min(least, points[p + 1] - points[p]);
+  return least;
 }
 
 // The divisors of n that are nearest to the degree, one below and, where there is one, one above: "2 or 8".
@@ -57,9 +65,7 @@ class Choice {
       axes.insert(static_cast<int>(a));
     }
     if (!problems_.empty())
-      fail_usage("tensor = {} does not fit the model:\n  {}",
-                 are_equal(shares_) ? fmt::format("{}", shares_.size())
-                                    : fmt::format("{{ {} }}", fmt::join(shares_, ", ")),
+      fail_usage("tensor = {} does not fit the model:\n  {}", show_shares(shares_),
                  fmt::join(problems_, "\n  "));
     return axes;
   }
@@ -86,9 +92,7 @@ class Choice {
 
   bool is_worth_it(size_t axis) {
     const int64_t units = table_.axes()[axis].units;
-    const std::vector<int64_t> points = cut_points(units, shares_);
-    int64_t least = units;
-    for (size_t p = 0; p + 1 < points.size(); ++p) least = std::min(least, points[p + 1] - points[p]);
+    const int64_t least = smallest_part(units, shares_);
     constexpr int64_t kLeastRows = 4;  // on each rank: of a smaller table all have all rows
     if (is_of_rows(axis)) return least >= kLeastRows;
     const auto parts = static_cast<int64_t>(shares_.size());
@@ -149,10 +153,7 @@ std::set<int> token_axes(const PlacementTable& table, const Shares& shares, cons
         const auto lies = table.find(id, 1, {graph.type(id).shape[1]});
         if (!lies || graph.nodes[n].phase != Phase::forward) continue;
         const int axis = table.placements(id)[*lies].axis;
-        const std::vector<int64_t> points = cut_points(table.axes()[static_cast<size_t>(axis)].units, shares);
-        bool all = true;
-        for (size_t p = 0; p + 1 < points.size(); ++p) all = all && points[p] < points[p + 1];
-        if (all) found.insert(axis);
+        if (smallest_part(table.axes()[static_cast<size_t>(axis)].units, shares) > 0) found.insert(axis);
       }
   return found;
 }
@@ -166,7 +167,7 @@ ShardingProgram megatron_sharding(const PlacementTable& table, const Shares& sha
   for (const int axis : hints.axes)
     for (const AxisPlace& place : table.axes()[static_cast<size_t>(axis)].places)
       if (is_state(graph.values[static_cast<size_t>(place.value)]))
-        hints.state[place.value] = *table.find(place.value, place.dim, place.segments);
+        hints.given[place.value] = *table.find(place.value, place.dim, place.segments);
   if (sequence) hints.axes.merge(token_axes(table, shares, hints.axes));
   return propagate(table, shares, hints);
 }

@@ -365,6 +365,10 @@ local nearly = {
       "b" }, merges = { "a b" } },
       { kind = "sentencepiece", model = "AAAA" } })
   end,
+  mesh = function() return nil, pick { { "a" }, { "a", "b" }, list(0) }, pick { { 1 }, { 1, 1 }, { 0, 2 }, list(0) },
+    pick { nil, { 0 }, { 1 }, list(0) } end,
+  run_on_mesh = function() return pick(pool.graph), { pick(pool.tensor) }, { pick(pool.value) }, { pick(pool.value) },
+    { pick { 0, 1, 7, pick(numbers) } } end,
   nearest = function() return pick(words), pick { { "abc", "abd" }, list(0), {} } end,
   stored_joined = function() return list(0) end,
 }
@@ -409,6 +413,16 @@ local nearly_method = {
   decode = function() return pick { { 0, 1, 2 }, list(0) } end,
   encode = function() return pick(words) end,
   __newindex = function() return random(-1, 6), pick(numbers) end,
+  shard = function() return pick(pool.mesh or pool.tensor), pick { { a = 0 }, { a = { dim = 1, shares = { 1 } } },
+    { a = pick(numbers) }, { b = 0 }, list(0) } end,
+  redistribute = function() return pick { { a = 0 }, { a = { dim = -1 } }, {}, list(0) } end,
+  all_gather = function() return pick(pool.tensor), pick { "a", "b", "x" }, pick { 0, 1, -1, pick(numbers) } end,
+  all_reduce = function() return pick(pool.tensor), pick { "a", "b" }, pick { nil, "max", "min" } end,
+  reduce_scatter = function() return pick(pool.tensor), "a", pick { 0, 1, pick(numbers) }, pick { nil, { 1 }, list(0) } end,
+  all_to_all = function() return pick(pool.tensor), "a", pick { 0, 1, pick(numbers) }, pick { 0, 1, pick(numbers) } end,
+  broadcast = function() return pick(pool.tensor), "a", pick { 0, 1, pick(numbers) } end,
+  transfer = function() return pick(pool.tensor), "a", pick { 0, 1, pick(numbers) }, pick { 0, 0, pick(numbers) } end,
+  gradients = function() return pick(pool.value), { pick(pool.value) } end,
 }
 local skipped_methods = {
   data = "a pointer of the ffi",

@@ -461,10 +461,6 @@ class Mistakes(Case):
         _, err = self.hetrun('--workers', 3, 'lopsided.lua', '--stepz=3', code=2)
         self.assertEqual(err.count('did you mean --steps?'), 1, err)
 
-    def test_no_recipe(self):
-        _, err = self.hetrun('--workers', 2, code=2)
-        self.assertIn('--workers 2 needs a recipe to run', err)
-
     def test_times_and_places_that_cannot_be(self):
         for word, sentence in (('--timeout=nans', "timeout = 'nans' is not a time such as"),
                                ('--timeout=1e300s', 'timeout = 1e300s is longer than a run waits for anybody'),

@@ -77,7 +77,7 @@ class Prompt(Case):
         self.says('x:matmul(x)', "a tensor has no 'matmul'; het.op.matmul(x) computes it")
         self.says('x:tolst()', "a tensor has no 'tolst'; did you mean 'tolist'?")
         self.says('x.elements_per_row', "a tensor has no 'elements_per_row'; it has at, clone, contiguous, data, "
-                  'dtype, item, numel, shape, to, tolist')
+                  'dtype, item, numel, shape, shard, to, tolist')
 
     def test_what_looks_like_another_library_is_explained(self):
         self.says('#x', 'a tensor has no one length: x.shape[1] tells the rows of f32[2, 3], x:numel() its elements')
@@ -461,7 +461,6 @@ class CommandLine(Case):
     def test_workers_need_a_recipe(self):
         self.refused('--workers 2 doctor', "--workers 2 runs a recipe in several processes; 'doctor' is a command, not a "
                      'recipe')
-        self.refused('--workers 2', '--workers 2 needs a recipe to run')
         self.refused('--workers 60 mlp.lua --steps=1 --warn-after=10min',
                      '60 ranks share a batch of 50 samples; at least one sample for each is needed')
 

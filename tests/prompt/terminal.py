@@ -3,81 +3,15 @@
 
 usage: terminal.py HETRUN [unittest arguments]
 """
-import fcntl
-import os
 import pathlib
-import pty
-import re
-import select
-import signal
-import struct
 import sys
 import tempfile
-import termios
-import time
 import unittest
+
+from session import EARLIER, INTERRUPT, KILL_LINE, TAB, Session
 
 HETRUN = str(pathlib.Path(sys.argv.pop(1)).resolve())
 TEXT = 'the quick brown fox jumps over the lazy dog.\n' * 60
-INTERRUPT, END, TAB, KILL_LINE, EARLIER = '\x03', '\x04', '\t', '\x15', '\x10'
-PATIENCE = 120   # seconds, of a machine that does other things too
-CONTROL = re.compile(r'\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\x1b\([A-Z0-9]|\r')
-
-
-class Session:
-    """A prompt on a terminal of its own."""
-
-    def __init__(self, folder):
-        self.seen = ''
-        self.code = None
-        self.process, self.terminal = pty.fork()
-        if self.process == 0:
-            os.chdir(folder)
-            os.environ.update(TERM='xterm', XDG_STATE_HOME=str(folder / 'state'), XDG_CACHE_HOME=str(folder / 'cache'))
-            os.execv(HETRUN, [HETRUN])
-        fcntl.ioctl(self.terminal, termios.TIOCSWINSZ, struct.pack('HHHH', 50, 200, 0, 0))
-
-    def type(self, text):
-        os.write(self.terminal, text.encode())
-
-    def read_until(self, pattern):
-        """Wait until what was not yet looked at has the pattern; returns the match, and what follows it is left."""
-        until = time.monotonic() + PATIENCE
-        while True:
-            found = re.search(pattern, self.seen)
-            if found:
-                self.seen = self.seen[found.end():]
-                return found
-            ready, _, _ = select.select([self.terminal], [], [], max(0, until - time.monotonic()))
-            try:
-                more = os.read(self.terminal, 4096).decode(errors='replace') if ready else ''
-            except OSError:   # nobody is at the other end
-                more = ''
-            if not more:
-                raise AssertionError(f'{pattern!r} did not come; what came is {self.seen!r}')
-            self.seen = CONTROL.sub('', self.seen + more)
-
-    def ready(self):
-        self.read_until(r'(^|\n)> $')
-
-    def run(self, line, pattern):
-        """Type a line at the prompt; what it prints has the pattern, and the prompt comes back."""
-        self.type(line + '\r')
-        found = self.read_until(pattern)
-        self.ready()
-        return found
-
-    def leave(self):
-        self.type(END)
-        _, status = os.waitpid(self.process, 0)
-        self.code = os.waitstatus_to_exitcode(status)
-        return self.code
-
-    def close(self):
-        if self.code is None:
-            os.kill(self.process, signal.SIGKILL)
-            os.waitpid(self.process, 0)
-        os.close(self.terminal)
 
 
 class Terminal(unittest.TestCase):
@@ -88,7 +22,7 @@ class Terminal(unittest.TestCase):
         (self.folder / 'text.txt').write_text(TEXT)
 
     def start(self):
-        session = Session(self.folder)
+        session = Session([HETRUN], self.folder)
         self.addCleanup(session.close)
         session.ready()
         return session

@@ -1,0 +1,513 @@
+// Device meshes and distributed tensors: het.mesh, tensor:shard, what `het.op` does with them, and
+// collectives on what each rank has.
+#include <algorithm>
+#include <numeric>
+
+#include "core/base/units.h"
+#include "core/ops/op.h"
+#include "lua/distributed.h"
+#include "lua/state.h"
+
+namespace het::lua {
+namespace {
+
+using Distributed = DistributedHandle;
+
+const DeviceMesh& mesh_of(const Distributed& x) { return *x.tensor.mesh; }
+
+// --- meshes
+
+int new_mesh(lua_State* L) {  // native.mesh(cluster or nil, names, sizes [, ranks])
+  const auto names = Convert<std::vector<std::string>>::get(L, 2);
+  const auto sizes = Convert<std::vector<int>>::get(L, 3);
+  constexpr size_t kMostAxes = 2;
+  if (names.size() != sizes.size() || names.empty() || names.size() > kMostAxes)
+    fail_usage("mesh: {} names and {} sizes of axes; one or two of each are needed", names.size(),
+               sizes.size());
+  std::vector<MeshAxis> axes;
+  for (size_t a = 0; a < names.size(); ++a) axes.push_back({names[a], sizes[a]});
+  const auto ranks = Convert<std::optional<std::vector<int>>>::get(L, 4).value_or(std::vector<int>{});
+  auto* cluster = to_object<ClusterHandle>(L, 1);
+  auto mesh = cluster == nullptr
+                  ? std::make_shared<const DeviceMesh>(nullptr, nullptr, std::move(axes), ranks)
+                  : std::make_shared<const DeviceMesh>(groups_of(*cluster), agreement_of(*cluster),
+                                                       std::move(axes), ranks);
+  push_object(L, MeshHandle(std::move(mesh)));
+  return 1;
+}
+
+std::string show_mesh(MeshHandle& mesh) { return to_string(*mesh); }
+
+int mesh_index(lua_State* L) {
+  auto& mesh = check_object<MeshHandle>(L, 1);
+  if (lua_type(L, 2) != LUA_TSTRING) return 0;
+  const std::string_view name = lua_tostring(L, 2);
+  if (name == "rank") return Convert<int>::push(L, mesh->ranks()[static_cast<size_t>(mesh->place())]);
+  if (name == "size") return Convert<int>::push(L, mesh->size());
+  if (name == "axes") {
+    lua_createtable(L, 0, static_cast<int>(mesh->axes().size()));
+    for (const MeshAxis& axis : mesh->axes()) set_field(L, axis.name.c_str(), static_cast<double>(axis.size));
+    return 1;
+  }
+  return method_of(L, "a mesh", name, {"rank", "size", "axes"});
+}
+
+int mesh_coordinate(MeshHandle& mesh, std::string axis) {
+  return mesh->coordinate(mesh->place(), mesh->axis_named(axis));
+}
+
+// --- placements
+
+// The shares at `index`, of an axis with `parts` ranks.
+Shares shares_at(lua_State* L, int index, const MeshAxis& axis) {
+  Shares shares =
+      Convert<std::optional<Shares>>::get(L, index).value_or(Shares(static_cast<size_t>(axis.size), 1));
+  if (static_cast<int>(shares.size()) != axis.size)
+    fail_usage("{} shares for the axis {}, which has {} ranks", shares.size(), axis.name, axis.size);
+  for (const int64_t share : shares)
+    if (share < 0) fail_usage("shares of the axis {}: {} is negative", axis.name, share);
+  if (std::all_of(shares.begin(), shares.end(), [](int64_t share) { return share == 0; }))
+    fail_usage("shares of the axis {}: one at least is above 0", axis.name);
+  return shares;
+}
+
+// How a tensor shall lie, from { data = 0, model = { dim = 1, shares = { 3, 1 } } } at `index`; axes that are
+// not named have it replicated.
+Placements placements_at(lua_State* L, int index, const DeviceMesh& mesh, const TensorType& type) {
+  Placements placements(mesh.axes().size());
+  if (lua_isnoneornil(L, index)) return placements;
+  if (!lua_istable(L, index)) wrong_argument(L, index, "a table such as { data = 0 }: axis = dimension");
+  lua_pushnil(L);
+  while (lua_next(L, index) != 0) {
+    if (lua_type(L, -2) != LUA_TSTRING)
+      fail_usage("shard: a placement names an axis of the mesh and a dimension, as in {{ {} = 0 }}",
+                 mesh.axes().empty() ? "model" : mesh.axes()[0].name);
+    const auto a = static_cast<size_t>(mesh.axis_named(lua_tostring(L, -2)));
+    const MeshAxis& axis = mesh.axes()[a];
+    const int value = lua_gettop(L);
+    int64_t dim = 0;
+    Shares shares(static_cast<size_t>(axis.size), 1);
+    if (lua_istable(L, value)) {
+      lua_pushnil(L);
+      while (lua_next(L, value) != 0) {
+        const std::string key = lua_type(L, -2) == LUA_TSTRING ? lua_tostring(L, -2) : "[number]";
+        if (key != "dim" && key != "shares")
+          fail_usage("shard: {} = {{ {} }}; a placement has dim and shares", axis.name, key);
+        lua_pop(L, 1);
+      }
+      const auto given = field<int64_t>(L, value, "dim");
+      if (!given) fail_usage("shard: {} = {{ dim = ... }} says which dimension is cut", axis.name);
+      dim = *given;
+      lua_getfield(L, value, "shares");
+      shares = shares_at(L, lua_gettop(L), axis);
+      lua_pop(L, 1);
+    } else if (lua_type(L, value) == LUA_TNUMBER) {
+      dim = Convert<int64_t>::get(L, value);
+    } else {
+      fail_usage("shard: {} = {}; a dimension, from 0, or {{ dim =, shares = }} is needed", axis.name,
+                 lua_typename(L, lua_type(L, value)));
+    }
+    const auto rank = static_cast<int64_t>(type.shape.size());
+    if (dim < -rank || dim >= rank)
+      fail_usage("shard: {} = {}; {} has the dimensions 0 to {}", axis.name, dim, to_string(type), rank - 1);
+    placements[a] = sharded_by(type.shape, dim < 0 ? dim + rank : dim, std::move(shares));
+    lua_pop(L, 1);
+  }
+  return placements;
+}
+
+// Of two axes that cut one dimension, the second cuts the parts of the first.
+DistributedTensor lying_as(const DistributedTensor& x, const Placements& placements, const char* label,
+                           std::vector<Travel>* travels) {
+  if (!slices_of(*x.mesh, x.type.shape, placements))
+    fail_usage("{} cannot be cut so: a part of one axis has no whole number of rows for another",
+               to_string(x.type));
+  return redistribute(x, placements, label, travels);
+}
+
+int push_distributed(lua_State* L, DistributedTensor tensor, std::vector<MeshStep> steps) {
+  push_object(
+      L, Distributed{std::move(tensor), std::make_shared<const std::vector<MeshStep>>(std::move(steps))});
+  return 1;
+}
+
+int shard(lua_State* L) {  // tensor:shard(mesh, placements)
+  auto& tensor = check_object<Tensor>(L, 1);
+  auto& mesh = check_object<MeshHandle>(L, 2);
+  const Placements placements = placements_at(L, 3, *mesh, tensor.type());
+  mesh->agree_on(fmt::format("shard of {}", to_string(tensor.type())));
+  return push_distributed(L, lying_as(replicated(mesh, tensor), placements, "shard", nullptr),
+                          {{"shard", "every rank keeps its part of what it has whole", {}}});
+}
+
+int redistribute_to(lua_State* L) {  // x:redistribute([mesh,] placements)
+  auto& x = check_object<Distributed>(L, 1);
+  auto* other = to_object<MeshHandle>(L, 2);
+  const MeshHandle mesh = other != nullptr ? *other : x.tensor.mesh;
+  const Placements placements = placements_at(L, other != nullptr ? 3 : 2, *mesh, x.tensor.type);
+  MeshStep step{"redistribute", "", {}};
+  std::vector<Travel> travels;
+  mesh->agree_on(fmt::format("redistribute of {}", to_string(x.tensor.type)));
+  DistributedTensor from = x.tensor;
+  if (mesh != x.tensor.mesh) from = replicated(mesh, gather(x.tensor));
+  DistributedTensor result = lying_as(from, placements, "redistribute", &travels);
+  step.way = describe_placements(x.tensor) + " -> " + describe_placements(result);
+  for (Travel& travel : travels) step.moves.push_back({"it", std::move(travel)});
+  return push_distributed(L, std::move(result), {std::move(step)});
+}
+
+Tensor gather_all(const Distributed& x) {
+  mesh_of(x).agree_on(fmt::format("gather of {}", to_string(x.tensor.type)));
+  return gather(x.tensor);
+}
+Tensor gather_it(Distributed& x) { return gather_all(x); }
+Tensor local_part(Distributed& x) { return x.tensor.local; }
+double item(Distributed& x) {
+  if (x.tensor.type.elements() != 1)
+    fail_usage("item: the tensor is {}; only a single element is a number", to_string(x.tensor.type));
+  return gather_all(x).at(0);
+}
+int64_t numel(Distributed& x) { return x.tensor.type.elements(); }
+
+std::string show(Distributed& x) {
+  const Tensor whole = gather_all(x);
+  const std::string drawn = picture(x.tensor);
+  if (drawn.empty()) return fmt::format("{}\non every rank of {}", to_string(whole), to_string(mesh_of(x)));
+  return fmt::format("{}\n{}{} over {}", to_string(whole), drawn, describe_placements(x.tensor),
+                     to_string(mesh_of(x)));
+}
+
+int distributed_index(lua_State* L) {
+  auto& x = check_object<Distributed>(L, 1);
+  if (lua_type(L, 2) == LUA_TNUMBER)
+    fail_usage(
+        "rows of a distributed tensor are not at hand; :gather() has it whole, :local_part() this rank's");
+  if (lua_type(L, 2) != LUA_TSTRING) return 0;
+  const std::string_view name = lua_tostring(L, 2);
+  if (name == "dtype") return Convert<DType>::push(L, x.tensor.type.dtype);
+  if (name == "shape") return Convert<Shape>::push(L, x.tensor.type.shape);
+  if (name == "placements") return Convert<std::string>::push(L, describe_placements(x.tensor));
+  if (name == "mesh") {
+    push_object(L, MeshHandle(x.tensor.mesh));
+    return 1;
+  }
+  if (name == "data" || name == "at" || name == "tolist")
+    fail_usage(
+        "a distributed tensor has no '{}': take :gather() for all of it, :local_part() for this rank's",
+        name);
+  return method_of(L, "a distributed tensor", name, {"dtype", "shape", "mesh", "placements"});
+}
+
+int add(lua_State* L) { return distributed_arithmetic(L, Pointwise::add); }
+int sub(lua_State* L) { return distributed_arithmetic(L, Pointwise::sub); }
+int mul(lua_State* L) { return distributed_arithmetic(L, Pointwise::mul); }
+int div(lua_State* L) { return distributed_arithmetic(L, Pointwise::div); }
+int unm(lua_State* L) {
+  auto results = call_distributed(L, op_named("neg"), {check_object<Distributed>(L, 1).tensor}, {});
+  push_object(L, std::move(results.front()));
+  return 1;
+}
+
+// native.explain(x): what its making took.
+std::string explain(Distributed& x) {
+  std::string text = to_string(*x.steps, mesh_of(x));
+  if (!text.empty()) text.pop_back();
+  return text;
+}
+
+// The values of `graph` in the list at `index`.
+std::vector<ValueId> values_at(lua_State* L, int index, const GraphHandle& graph) {
+  std::vector<ValueId> ids;
+  for (int i = 1; i <= list_size(L, index); ++i) {
+    lua_rawgeti(L, index, i);
+    const auto& value = check_object<ValueHandle>(L, lua_gettop(L));
+    if (value.owner != graph) fail_usage("the value belongs to another graph");
+    ids.push_back(value.id);
+    lua_pop(L, 1);
+  }
+  return ids;
+}
+
+void require_given(const Graph& graph, const std::map<ValueId, DistributedTensor>& values) {
+  for (const Node& node : graph.nodes)
+    for (const ValueId id : node.inputs)
+      if (id != kAbsent && graph.values[static_cast<size_t>(id)].producer < 0 && !values.contains(id))
+        fail_usage("the graph reads {}, which was not given", graph.values[static_cast<size_t>(id)].name);
+}
+
+// native.run_on_mesh(graph, inputs, values, wanted, like) -> list of tensors. `values`: of the graph, which
+// the inputs are; `like`: by result, the number of the input that it shall lie as; 0: as it is made.
+int run_graph(lua_State* L) {
+  auto& graph = check_object<GraphHandle>(L, 1);
+  const std::vector<ValueId> ids = values_at(L, 3, graph), wanted = values_at(L, 4, graph);
+  const auto like = Convert<std::vector<int>>::get(L, 5);
+  if (list_size(L, 2) != static_cast<int>(ids.size()) || like.size() != wanted.size())
+    fail_usage("run_on_mesh: {} inputs for {} values", list_size(L, 2), ids.size());
+  MeshHandle mesh;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    lua_rawgeti(L, 2, static_cast<int>(i) + 1);
+    if (auto* x = to_object<Distributed>(L, lua_gettop(L))) mesh = x->tensor.mesh;
+    lua_pop(L, 1);
+  }
+  const bool on_mesh = mesh != nullptr;
+  if (!on_mesh) mesh = std::make_shared<const DeviceMesh>(nullptr, nullptr, std::vector<MeshAxis>{});
+  std::vector<DistributedTensor> inputs;
+  std::map<ValueId, DistributedTensor> values;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    lua_rawgeti(L, 2, static_cast<int>(i) + 1);
+    inputs.push_back(distributed_at(L, lua_gettop(L), mesh).tensor);
+    if (inputs.back().type != graph->graph.type(ids[i]))
+      fail_usage("run_on_mesh: an input is {}, its value {}", to_string(inputs.back().type),
+                 to_string(graph->graph.type(ids[i])));
+    values.insert_or_assign(ids[i], inputs.back());
+    lua_pop(L, 1);
+  }
+  if (values.empty()) fail_usage("run_on_mesh: no inputs");
+  require_given(graph->graph, values);
+  std::vector<MeshStep> steps;
+  run_on_mesh(*host_of(L).eager, graph->graph, values, wanted, &steps);
+  const auto told = std::make_shared<const std::vector<MeshStep>>(std::move(steps));
+  lua_createtable(L, static_cast<int>(wanted.size()), 0);
+  for (size_t w = 0; w < wanted.size(); ++w) {
+    const auto made = values.find(wanted[w]);
+    if (made == values.end()) fail_usage("run_on_mesh: a value that is wanted was not made");
+    DistributedTensor result = made->second;
+    if (like[w] > 0 && like[w] <= static_cast<int>(inputs.size())) {
+      Placements placements = inputs[static_cast<size_t>(like[w]) - 1].placements;
+      for (AxisPlacement& each : placements)
+        if (each.lies.is_partial()) each = {};
+      if (!slices_of(*mesh, result.type.shape, placements))
+        fail_usage("run_on_mesh: {} cannot lie as an input does", to_string(result.type));
+      mesh->agree_on("het.gradient");
+      result = redistribute(result, placements, "a gradient");
+    }
+    if (on_mesh)
+      push_object(L, Distributed{std::move(result), told});
+    else
+      push_tensor(L, std::move(result.local));
+    lua_rawseti(L, -2, static_cast<int>(w) + 1);
+  }
+  return 1;
+}
+
+// --- collectives on what each rank has
+
+struct Along {
+  MeshHandle mesh;
+  Tensor own;
+  int axis;
+  int parts, coordinate;
+};
+
+// mesh:collective(tensor, axis, ...): all ranks are about to do the same.
+Along along(lua_State* L, const std::string& what, bool same_shape = true) {
+  auto& mesh = check_object<MeshHandle>(L, 1);
+  if (to_object<Distributed>(L, 2) != nullptr)
+    fail_usage(
+        "mesh:{}: it works on what each rank has; of a distributed tensor x that is x:local_part(), and "
+        "x:redistribute(...) moves it",
+        what);
+  auto& own = check_object<Tensor>(L, 2);
+  const int axis = mesh->axis_named(Convert<std::string>::get(L, 3));
+  const MeshAxis& of = mesh->axes()[static_cast<size_t>(axis)];
+  mesh->agree_on(
+      fmt::format("mesh:{} of {} along {}", what,
+                  same_shape ? to_string(own.type())
+                             : fmt::format("{} of {} dimensions", name_of(own.dtype()), own.shape().size()),
+                  of.name));
+  return {mesh, own.contiguous(), axis, of.size, mesh->coordinate(mesh->place(), axis)};
+}
+
+int64_t dim_at(lua_State* L, int index, const Tensor& tensor, const char* what) {
+  const auto dim = Convert<int64_t>::get(L, index);
+  const auto rank = static_cast<int64_t>(tensor.shape().size());
+  if (dim < -rank || dim >= rank)
+    fail_usage("mesh:{}: there is no dimension {} of {}", what, dim, to_string(tensor.type()));
+  return dim < 0 ? dim + rank : dim;
+}
+
+int coordinate_at(lua_State* L, int index, const Along& at, const char* what) {
+  const auto coordinate = Convert<int>::get(L, index);
+  if (coordinate < 0 || coordinate >= at.parts)
+    fail_usage("mesh:{}: {} is none of the coordinates 0 to {} of this axis", what, coordinate, at.parts - 1);
+  return coordinate;
+}
+
+int mesh_all_reduce(lua_State* L) {  // mesh:all_reduce(tensor, axis [, "sum" or "max"])
+  const auto how = Convert<std::optional<std::string>>::get(L, 4).value_or("sum");
+  if (how != "sum" && how != "max") fail_usage("mesh:all_reduce: '{}' is neither \"sum\" nor \"max\"", how);
+  const Along at = along(L, "all_reduce");
+  return push_tensor(L, all_reduce(*at.mesh, at.axis, at.own, how == "max" ? Reduction::max : Reduction::sum,
+                                   "mesh:all_reduce"));
+}
+
+// The sizes that each rank of an axis has in a dimension. All others have to be the same.
+std::vector<int64_t> sizes_along(const Along& at, int64_t dim, const char* what) {
+  const auto rank = static_cast<int64_t>(at.own.shape().size());
+  Tensor own = Tensor::of<int64_t>(at.own.shape(), {rank});
+  const Tensor all =
+      all_gather(*at.mesh, at.axis, own, std::vector<int64_t>(static_cast<size_t>(at.parts), rank), "shapes");
+  std::vector<int64_t> sizes;
+  for (int part = 0; part < at.parts; ++part)
+    for (int64_t d = 0; d < rank; ++d) {
+      const auto size = static_cast<int64_t>(all.at(part * rank + d));
+      if (d == dim)
+        sizes.push_back(size);
+      else if (size != static_cast<int64_t>(all.at(d)))
+        fail_usage(
+            "mesh:{}: the ranks' tensors differ in dimension {}, {} and {}; they may differ in dimension {}",
+            what, d, static_cast<int64_t>(all.at(d)), size, dim);
+    }
+  return sizes;
+}
+
+// Blocks that follow one another in dimension `dim`, from packed ones that follow one another.
+Tensor joined(const Tensor& blocks, Shape shape, int64_t dim, const std::vector<int64_t>& sizes) {
+  const auto d = static_cast<size_t>(dim);
+  shape[d] = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+  Tensor whole(TensorType{blocks.dtype(), shape});
+  int64_t at = 0, start = 0;
+  for (const int64_t size : sizes) {
+    Shape own = shape;
+    own[d] = size;
+    Layout layout = Layout::contiguous({blocks.dtype(), own});
+    layout.offset = at;
+    whole.view(sliced(whole.layout(), dim, start, size)).copy_from(blocks.view(layout));
+    at += layout.type.elements();
+    start += size;
+  }
+  return whole;
+}
+
+// The blocks of `tensor` along `dim`, cut in proportion to the shares, packed one after the other, and their
+// elements.
+std::pair<Tensor, std::vector<int64_t>> blocks_of(const Tensor& tensor, int64_t dim, const Shares& shares) {
+  const auto points = cut_points(tensor.shape()[static_cast<size_t>(dim)], shares);
+  Tensor blocks(TensorType{tensor.dtype(), {tensor.elements()}});
+  std::vector<int64_t> counts;
+  int64_t at = 0;
+  for (size_t p = 0; p + 1 < points.size(); ++p) {
+    const Tensor part = tensor.view(sliced(tensor.layout(), dim, points[p], points[p + 1] - points[p]));
+    Layout layout = Layout::contiguous(part.type());
+    layout.offset = at;
+    if (part.elements() > 0) blocks.view(layout).copy_from(part);
+    counts.push_back(part.elements());
+    at += part.elements();
+  }
+  return {blocks, counts};
+}
+
+int mesh_all_gather(lua_State* L) {  // mesh:all_gather(tensor, axis, dim)
+  const Along at = along(L, "all_gather", false);
+  const int64_t dim = dim_at(L, 4, at.own, "all_gather");
+  const auto sizes = sizes_along(at, dim, "all_gather");
+  std::vector<int64_t> counts;
+  for (const int64_t size : sizes) {
+    Shape own = at.own.shape();
+    own[static_cast<size_t>(dim)] = size;
+    counts.push_back(elements_of(own));
+  }
+  const Tensor all = all_gather(*at.mesh, at.axis, at.own, counts, "mesh:all_gather");
+  return push_tensor(L, joined(all, at.own.shape(), dim, sizes));
+}
+
+int mesh_reduce_scatter(lua_State* L) {  // mesh:reduce_scatter(tensor, axis, dim [, shares])
+  const Along at = along(L, "reduce_scatter");
+  const int64_t dim = dim_at(L, 4, at.own, "reduce_scatter");
+  const Shares shares = shares_at(L, 5, at.mesh->axes()[static_cast<size_t>(at.axis)]);
+  const auto [blocks, counts] = blocks_of(at.own, dim, shares);
+  const Tensor own = reduce_scatter(*at.mesh, at.axis, blocks, counts, "mesh:reduce_scatter");
+  const auto points = cut_points(at.own.shape()[static_cast<size_t>(dim)], shares);
+  Shape shape = at.own.shape();
+  const auto part = static_cast<size_t>(at.coordinate);
+  shape[static_cast<size_t>(dim)] = points[part + 1] - points[part];
+  return push_tensor(L, own.view(Layout::contiguous({own.dtype(), shape})));
+}
+
+int mesh_all_to_all(lua_State* L) {  // mesh:all_to_all(tensor, axis, split, join)
+  const Along at = along(L, "all_to_all", false);
+  const int64_t split = dim_at(L, 4, at.own, "all_to_all"), join = dim_at(L, 5, at.own, "all_to_all");
+  // The sizes that are joined may differ between ranks; those that are split are alike.
+  const auto sizes = sizes_along(at, join, "all_to_all");
+  const Shares equal(static_cast<size_t>(at.parts), 1);
+  if (split == join &&
+      std::any_of(sizes.begin(), sizes.end(), [&](int64_t size) { return size != sizes[0]; }))
+    fail_usage("mesh:all_to_all: the ranks' tensors differ in dimension {}, which is split and joined",
+               split);
+  const auto points = cut_points(at.own.shape()[static_cast<size_t>(split)], equal);
+  const auto [blocks, mine] = blocks_of(at.own, split, equal);
+  std::vector<int64_t> counts, received;
+  for (int from = 0; from < at.parts; ++from)
+    for (int to = 0; to < at.parts; ++to) {
+      Shape block = at.own.shape();
+      block[static_cast<size_t>(join)] = sizes[static_cast<size_t>(from)];
+      block[static_cast<size_t>(split)] =
+          points[static_cast<size_t>(to) + 1] - points[static_cast<size_t>(to)];
+      counts.push_back(elements_of(block));
+      if (to == at.coordinate) received.push_back(block[static_cast<size_t>(join)]);
+    }
+  const Tensor all = all_to_all(*at.mesh, at.axis, blocks, counts, "mesh:all_to_all");
+  Shape shape = at.own.shape();
+  const auto part = static_cast<size_t>(at.coordinate);
+  shape[static_cast<size_t>(split)] = points[part + 1] - points[part];
+  return push_tensor(L, joined(all, shape, join, received));
+}
+
+int mesh_broadcast(lua_State* L) {  // mesh:broadcast(tensor, axis, from)
+  const Along at = along(L, "broadcast");
+  const int from = coordinate_at(L, 4, at, "broadcast");
+  return push_tensor(L, broadcast(*at.mesh, at.axis, at.own, from, "mesh:broadcast"));
+}
+
+int mesh_transfer(lua_State* L) {  // mesh:transfer(tensor, axis, from, to) -> tensor on `to`, nil elsewhere
+  const Along at = along(L, "transfer");
+  const int from = coordinate_at(L, 4, at, "transfer"), to = coordinate_at(L, 5, at, "transfer");
+  Tensor result = transfer(*at.mesh, at.axis, at.own, from, to, "mesh:transfer");
+  if (!result.present()) return 0;
+  return push_tensor(L, std::move(result));
+}
+
+void mesh_barrier(MeshHandle& mesh) { mesh->agree_on("mesh:barrier"); }
+
+}  // namespace
+
+Distributed distributed_at(lua_State* L, int index, const MeshHandle& mesh) {
+  if (auto* x = to_object<Distributed>(L, index)) return *x;
+  return {replicated(mesh, check_object<Tensor>(L, index)), nullptr};
+}
+
+std::vector<Distributed> call_distributed(lua_State* L, const OpDef& op,
+                                          std::vector<DistributedTensor> inputs,
+                                          const Attributes& attributes) {
+  std::vector<MeshStep> steps;
+  auto results = call_on_mesh(*host_of(L).eager, op, inputs, attributes, &steps);
+  const auto told = std::make_shared<const std::vector<MeshStep>>(std::move(steps));
+  std::vector<Distributed> handles;
+  for (DistributedTensor& result : results) handles.push_back({std::move(result), told});
+  return handles;
+}
+
+void add_mesh(lua_State* L) {
+  make_class<MeshHandle>(
+      L,
+      {bind<&mesh_coordinate>("coordinate"), bind<&mesh_all_reduce>("all_reduce"),
+       bind<&mesh_all_gather>("all_gather"), bind<&mesh_reduce_scatter>("reduce_scatter"),
+       bind<&mesh_all_to_all>("all_to_all"), bind<&mesh_broadcast>("broadcast"),
+       bind<&mesh_transfer>("transfer"), bind<&mesh_barrier>("barrier"), bind<&show_mesh>("__tostring")},
+      &mesh_index);
+  make_class<Distributed>(
+      L,
+      {bind<&redistribute_to>("redistribute"), bind<&redistribute_to>("shard"), bind<&gather_it>("gather"),
+       bind<&local_part>("local_part"), bind<&item>("item"), bind<&numel>("numel"), bind<&show>("__tostring"),
+       bind<&add>("__add"), bind<&sub>("__sub"), bind<&mul>("__mul"), bind<&div>("__div"),
+       bind<&unm>("__unm")},
+      &distributed_index);
+  luaL_getmetatable(L, ClassName<Tensor>::value);
+  lua_getfield(L, -1, "methods");
+  set_functions(L, "tensor:", {bind<&shard>("shard")});
+  lua_pop(L, 2);
+  set_functions(L, "native.",
+                {bind<&new_mesh>("mesh"), bind<&explain>("explain"), bind<&run_graph>("run_on_mesh")});
+}
+
+}  // namespace het::lua

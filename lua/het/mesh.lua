@@ -1,0 +1,151 @@
+--- `het.mesh`: the ranks of a run in a grid with named axes, tensors that lie over it, and gradients of functions of
+-- such tensors. What runs there is core/mesh.
+local native = require "het.native"
+local define = require "het.define"
+local errors = require "het.errors"
+local text = require "het.text"
+
+local mesh = {}
+
+-- The other ranks of this process' run; false: there are none.
+local cluster
+
+--- The ranks that run the same lines as this one; nil where it is alone. All of them call it at the same place.
+function mesh.session()
+  if cluster == nil then
+    local settings = native.settings or {}
+    local device = settings.device ~= "" and settings.device or "cpu"
+    cluster = native.join {
+      run = "mesh", rendezvous = settings.rendezvous, interface = settings.interface,
+      secret_file = settings.secret_file, timeout = settings.timeout, warn_after = settings.warn_after,
+      recipe = "mesh " .. (rawget(require "het", "recipe_text") or "prompt"), device = device,
+      memory = native.device(device):available_bytes(),
+    } or false
+  end
+  return cluster or nil
+end
+
+--- Has this process made a mesh?
+function mesh.used() return cluster ~= nil end
+
+--- Leave the other ranks in good order; they may go on.
+function mesh.leave()
+  if cluster then
+    cluster:finish("the end of its lines")   -- who still waits for this rank is told
+    cluster:leave()
+  end
+  cluster = nil
+end
+
+-- Names and sizes of the axes, in order.
+local function axes_of(spec)
+  local names, sizes = {}, {}
+  local function add(name, size)
+    if type(name) ~= "string" then
+      errors.usage('het.mesh: an axis has a name and a number of ranks, as in het.mesh { data = 2 } or het.mesh { '
+        .. '{ "model", 2 }, { "data", 2 } }')
+    end
+    names[#names + 1] = name
+    sizes[#sizes + 1] = define.expect("het.mesh: " .. name, size, "integer")
+  end
+  for _, each in ipairs(spec) do
+    if type(each) ~= "table" then add(nil) end
+    add(each[1], each[2])
+  end
+  local listed = #names
+  for _, name in ipairs(text.keys(spec)) do
+    if type(name) == "string" and name ~= "ranks" then
+      if listed > 0 then errors.usage("het.mesh: axes are a list, or named; %s is beside a list", name) end
+      add(name, spec[name])
+    end
+  end
+  if #names > 2 then errors.usage("het.mesh: %d axes; a mesh has 1 or 2", #names) end
+  if #names == 0 then errors.usage("het.mesh: an axis at least is needed, as in het.mesh { model = 2 }") end
+  if names[1] == names[2] then errors.usage("het.mesh: two axes are called %s", names[1]) end
+  return names, sizes
+end
+
+mesh.new = define.object({
+  name = "mesh", signature = "het.mesh { axis = ranks, ... [, ranks = { 0, 2, ... }] }",
+  example = "local mesh = het.mesh { data = 2, model = 2 }",
+  sentence = "The ranks of this run as a grid; every rank makes it alike. Axes count in alphabetical order, the last "
+    .. 'one fastest; { "model", 2 }, { "data", 2 } is an order of your own. `ranks` says who is at each place. '
+    .. "Tensors lie over it by tensor:shard.",
+  members = {
+    { "rank", "mesh.rank", "This process' number in the run, from 0." },
+    { "size", "mesh.size", "How many ranks it has." },
+    { "axes", "mesh.axes", "The number of ranks along each axis, by name." },
+    { "coordinate", "mesh:coordinate(axis)", "Where this rank is along an axis, from 0.",
+      example = 'mesh:coordinate "model"' },
+    { "all_reduce", "mesh:all_reduce(tensor, axis [, \"max\"])", "The sum of the tensors of all ranks along the axis, "
+      .. "or their largest elements.", example = 'mesh:all_reduce(t, "model")' },
+    { "all_gather", "mesh:all_gather(tensor, axis, dim)", "The tensors of all ranks joined along a dimension, in which "
+      .. "their sizes may differ.", example = 'mesh:all_gather(t, "data", 0)' },
+    { "reduce_scatter", "mesh:reduce_scatter(tensor, axis, dim [, shares])", "This rank's part of the sum, cut along a "
+      .. "dimension.", example = 'mesh:reduce_scatter(t, "model", 0, { 3, 1 })' },
+    { "all_to_all", "mesh:all_to_all(tensor, axis, split, join)", "Each rank's tensor is cut along `split`, one part "
+      .. "for each rank; those for this rank are joined along `join`.", example = 'mesh:all_to_all(t, "data", 0, 1)' },
+    { "broadcast", "mesh:broadcast(tensor, axis, from)", "The tensor of the rank at coordinate `from`, on all.",
+      example = 'mesh:broadcast(t, "model", 0)' },
+    { "transfer", "mesh:transfer(tensor, axis, from, to)", "The tensor of the rank at `from`, on the rank at `to`; nil "
+      .. "elsewhere.", example = 'mesh:transfer(t, "model", 0, 1)' },
+    { "barrier", "mesh:barrier()", "Returns when all ranks have come to it." },
+  },
+}, function(spec)
+  if type(spec) ~= "table" then
+    errors.usage("het.mesh takes a table, as in het.mesh { data = 2, model = 2 }; it was given %s", text.value(spec))
+  end
+  local names, sizes = axes_of(spec)
+  return native.mesh(mesh.session(), names, sizes, spec.ranks)
+end)
+
+mesh.explain = define.document({
+  name = "explain", signature = "het.explain(x)", example = "print(het.explain(y))",
+  sentence = "How a distributed tensor was made: how each operator was cut along each axis, and what travelled for it, "
+    .. "with bytes.",
+}, native.explain)
+
+mesh.gradient = define.document({
+  name = "gradient", signature = "het.gradient(f, x, ...)",
+  example = "local dx, dw, y = het.gradient(function(x, w) return op.mean(op.linear(x, w)) end, x, w)",
+  sentence = "The gradients of f(x, ...), a single number, with respect to each argument, and then the number. f is "
+    .. "called once, on values of a graph: it may not look at their numbers. Gradients lie as the arguments do; one "
+    .. "that has none, such as of token ids, is nil.",
+}, function(f, ...)
+  if type(f) ~= "function" then errors.usage("het.gradient: a function comes first; it was given %s", text.value(f)) end
+  local count, given = select("#", ...), { ... }
+  if count == 0 then errors.usage("het.gradient: the tensors to differentiate by follow the function") end
+  local graph, values = native.graph(), {}
+  for i = 1, count do
+    local ok, dtype, shape = pcall(function() return given[i].dtype, given[i].shape end)
+    if not ok or type(dtype) ~= "string" then
+      errors.usage("het.gradient: argument %d of the function is %s; a tensor is needed", i, text.value(given[i]))
+    end
+    values[i] = graph:input("argument " .. i, dtype, shape)
+  end
+  local y = f(unpack(values, 1, count))
+  local elements = 1
+  local ok, sizes = pcall(function() return y.shape end)
+  if not ok or type(sizes) ~= "table" or type(y) ~= "userdata" then
+    errors.usage("het.gradient: the function returned %s; it returns a single number, made of its arguments",
+      text.value(y))
+  end
+  for _, size in ipairs(sizes) do elements = elements * size end
+  if elements ~= 1 then
+    errors.usage("het.gradient: the function returned %s; a gradient is of a single number, such as op.sum or op.mean "
+      .. "of it", tostring(y))
+  end
+  if #sizes > 0 then y = require("het.op").reshape(y, { shape = {} }) end
+  local found = graph:gradients(y, values)
+  local wanted, like = { y }, { 0 }
+  for i = 1, count do
+    if found[i] then wanted[#wanted + 1], like[#like + 1] = found[i], i end
+  end
+  local made = native.run_on_mesh(graph, given, values, wanted, like)
+  local results = {}
+  for w = 2, #made do results[like[w]] = made[w] end
+  results[count + 1] = made[1]
+  return unpack(results, 1, count + 1)
+end)
+
+return mesh

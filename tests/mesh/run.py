@@ -1,0 +1,157 @@
+#!/usr/bin/env python3
+"""Meshes in Lua: the guide's examples, collectives against their definitions, the prompt over several ranks.
+
+usage: run.py HETRUN [unittest arguments]
+"""
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+import unittest
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+sys.path.insert(0, str(HERE.parent / 'prompt'))
+from session import INTERRUPT, Session   # noqa: E402
+
+HETRUN = str(pathlib.Path(sys.argv.pop(1)).resolve())
+
+
+class Case(unittest.TestCase):
+    maxDiff = None
+
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)
+
+    def hetrun(self, *words, code=0, lines=''):
+        done = subprocess.run([HETRUN, *map(str, words)], cwd=self.folder, input=lines, capture_output=True, text=True,
+                              timeout=300, check=False)
+        self.assertEqual(done.returncode, code, f'{words}\n{done.stdout}\n{done.stderr}')
+        return done.stdout, done.stderr
+
+
+class Guide(Case):
+    def test_its_examples_print_what_it_says(self):
+        text = (ROOT / 'recipes' / 'meshes.md').read_text()
+        examples = re.findall(r'```lua\n(.*?)```\n```text\n(.*?)```', text, re.S)
+        self.assertGreater(len(examples), 5)
+        lines, said = '', ''
+        for i, (code, _) in enumerate(examples):
+            lines += f'{code}print("example {i}")\n'
+        done = subprocess.run([HETRUN, '--workers', '4'], cwd=self.folder, input=lines, text=True, timeout=300, check=False,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        for i, (_, wanted) in enumerate(examples):
+            said += f'{wanted}example {i}\n'
+        self.assertEqual(re.sub(r'stdin:\d+:', 'stdin:LINE:', done.stdout), said)
+
+
+class Recipes(Case):
+    def test_collectives_are_what_they_are_defined_to_be(self):
+        for first, second, checks in ((2, 2, 16), (1, 3, 12), (3, 2, 16)):
+            out, _ = self.hetrun('--workers', first * second, HERE / 'collectives.lua', f'--first={first}',
+                                 f'--second={second}')
+            self.assertRegex(out, r'^\d+ checks on rank 0\n$')
+            self.assertGreaterEqual(int(out.split()[0]), checks)
+
+    def test_a_mesh_needs_its_ranks(self):
+        (self.folder / 'mesh.lua').write_text('local het = require "het"\nlocal mesh = het.mesh { data = 2 }\n')
+        _, err = self.hetrun('mesh.lua', code=2)
+        self.assertEqual(err, 'hetrun: mesh.lua:2: mesh { data = 2 } needs 2 ranks; this run has 1 (hetrun --workers 2 starts '
+                         'so many here)\n')
+        self.hetrun('--workers', 2, 'mesh.lua')
+
+    def test_a_rank_that_does_something_else_is_an_error_of_all(self):
+        (self.folder / 'other.lua').write_text('''local het = require "het"
+local mesh = het.mesh { model = 2 }
+local x = het.ones(4, 4):shard(mesh, { model = 0 })
+if mesh.rank == 0 then print(het.op.sum(x)) end
+''')
+        _, err = self.hetrun('--workers', 2, 'other.lua', code=2)
+        self.assertEqual(err, 'hetrun: other.lua:4: ranks do different things: rank 0 is at gather of f32[], rank 1 at the end '
+                         'of its lines; lines on distributed tensors have to do the same on every rank\n')
+
+
+class Prompt(Case):
+    def test_lines_run_on_all_ranks_and_are_printed_once(self):
+        out, err = self.hetrun('--workers', 3, lines='m = het.mesh { model = 3 }\nm:all_reduce(het.tensor { m.rank }, "model")\n'
+                               'm.rank\n')
+        self.assertEqual(out, '[3.]\nf32[1]\n0\n')
+        self.assertEqual(err, '')
+
+    def test_errors_name_the_rank_unless_all_say_the_same(self):
+        _, err = self.hetrun('--workers', 3, code=2, lines='m = het.mesh { model = 3 }\nnope\nif m.rank > 1 then nope() end\n'
+                             'm.rank\n')
+        self.assertEqual(err, "stdin:2: 'nope' is not declared; did you mean 'op'?\n"
+                         "stdin:3: [rank 2] stdin:3: 'nope' is not declared; did you mean 'op'?\n")
+
+    def test_placements_that_cannot_be(self):
+        lines = ['m = het.mesh { data = 2 }', 'x = het.ones(4, 6)']
+        wrong = {
+            'x:shard(m, { dta = 0 })': "mesh { data = 2 } has no axis 'dta'; did you mean 'data'?",
+            'x:shard(m, { data = 2 })': 'shard: data = 2; f32[4, 6] has the dimensions 0 to 1',
+            'x:shard(m, { data = { 0 } })': 'shard: data = { [number] }; a placement has dim and shares',
+            'x:shard(m, { data = { dim = 0, shares = { 1 } } })': '1 shares for the axis data, which has 2 ranks',
+            'x:shard(m, { data = { dim = 0, shares = { 0, 0 } } })': 'shares of the axis data: one at least is above 0',
+            'x:shard(m, 0)': 'tensor:shard: argument 2 must be a table such as { data = 0 }: axis = dimension, it is 0',
+            'x:shard(m, { data = 0 })[1]': 'rows of a distributed tensor are not at hand; :gather() has it whole, '
+                                           ":local_part() this rank's",
+            'het.mesh { data = 3 }': 'mesh { data = 3 } needs 3 ranks; this run has 2',
+            'het.mesh { a = 2, b = 1, c = 1 }': 'het.mesh: 3 axes; a mesh has 1 or 2',
+            'het.mesh { data = 2, ranks = { 0, 0 } }': 'mesh: ranks = { 0, 0 }; each of the ranks 0 to 1 has one place',
+            'm:all_reduce(x:shard(m, { data = 0 }), "data")': 'mesh:all_reduce: it works on what each rank has; of a '
+            'distributed tensor x that is x:local_part(), and x:redistribute(...) moves it',
+        }
+        _, err = self.hetrun('--workers', 2, code=2, lines='\n'.join([*lines, *wrong]) + '\n')
+        for line, (words, sentence) in zip(err.splitlines(), wrong.items()):
+            self.assertEqual(re.sub(r'^stdin:\d+: ', '', line), sentence, words)
+        self.assertEqual(len(err.splitlines()), len(wrong))
+
+
+class Terminal(Case):
+    def start(self, workers):
+        session = Session([HETRUN, '--workers', str(workers)], self.folder)
+        self.addCleanup(session.close)
+        session.ready()
+        return session
+
+    def test_ctrl_c_stops_a_line_on_all_ranks(self):
+        session = self.start(3)
+        session.run('m = het.mesh { model = 3 }', '')
+        session.run('m.size', r'\n3\n')
+        session.type('while true do end\r')
+        time.sleep(0.5)
+        session.type(INTERRUPT)
+        session.read_until('interrupted')
+        session.ready()
+        session.run('m:all_reduce(het.ones(1), "model"):item()', r'\n3\n')
+        session.type('x = het.ones(4, 4):shard(m, { model = 0 }); while true do x:gather() end\r')
+        time.sleep(0.5)
+        session.type(INTERRUPT)
+        session.read_until('interrupted')
+        session.ready()
+        session.run('m:all_reduce(het.ones(1), "model"):item()', r'\n3\n')
+        self.assertEqual(session.leave(), 0)
+
+    def test_a_rank_that_dies_ends_the_session_and_the_terminal_is_as_before(self):
+        session = self.start(3)
+        session.run('m = het.mesh { model = 3 }', '')
+        session.run('m:all_reduce(het.ones(1), "model"):item()', r'\n3\n')
+        children = pathlib.Path(f'/proc/{session.process}/task/{session.process}/children').read_text().split()
+        self.assertEqual(len(children), 3)
+        os.kill(int(children[2]), signal.SIGKILL)
+        session.read_until('rank 2 was killed by signal 9')
+        _, status = os.waitpid(session.process, 0)
+        session.code = os.waitstatus_to_exitcode(status)
+        self.assertEqual(session.code, 75)
+        self.assertTrue(termios.tcgetattr(session.terminal)[3] & termios.ECHO)
+
+
+if __name__ == '__main__':
+    unittest.main()
