@@ -303,8 +303,7 @@ int method_of(lua_State* L, std::string_view what, std::string_view name, std::v
   lua_pushlstring(L, name.data(), name.size());
   lua_rawget(L, methods);
   if (!lua_isnil(L, -1)) return 1;
-  for (const OpDef& op : op_table())
-    if (op.name == name) fail_usage("{} has no '{}'; het.op.{}(x) computes it", what, name, name);
+  if (find_op(name)) fail_usage("{} has no '{}'; het.op.{}(x) computes it", what, name, name);
   lua_pushnil(L);
   while (lua_next(L, methods) != 0) {
     fields.emplace_back(lua_tostring(L, -2));

@@ -198,10 +198,10 @@ int distributed_index(lua_State* L) {
   return method_of(L, "a distributed tensor", name, {"dtype", "shape", "mesh", "placements"});
 }
 
-int add(lua_State* L) { return distributed_arithmetic(L, "add"); }
-int sub(lua_State* L) { return distributed_arithmetic(L, "sub"); }
-int mul(lua_State* L) { return distributed_arithmetic(L, "mul"); }
-int div(lua_State* L) { return distributed_arithmetic(L, "div"); }
+int add(lua_State* L) { return distributed_arithmetic(L, Pointwise::add); }
+int sub(lua_State* L) { return distributed_arithmetic(L, Pointwise::sub); }
+int mul(lua_State* L) { return distributed_arithmetic(L, Pointwise::mul); }
+int div(lua_State* L) { return distributed_arithmetic(L, Pointwise::div); }
 int unm(lua_State* L) {
   auto results = call_distributed(L, op_named("neg"), {check_object<Distributed>(L, 1).tensor}, {});
   push_object(L, std::move(results.front()));

@@ -4,6 +4,7 @@
 
 #include "core/base/random.h"
 #include "core/base/units.h"
+#include "core/ops/elementwise.h"
 #include "core/ops/op.h"
 #include "core/tensor/convert.h"
 #include "lua/distributed.h"
@@ -207,21 +208,22 @@ Attributes constant_attributes(DType dtype, double number) {
 }
 
 template <typename Operand, typename Run>
-Operand with_number(std::string_view op, const Operand& x, double number, bool number_first, const Run& run) {
+Operand with_number(Pointwise op, const Operand& x, double number, bool number_first, const Run& run) {
   const auto scaled = [&](const Operand& v, double factor) {
     return run("scale", v, Attributes{{"factor", factor}});
   };
   const auto shifted = [&](const Operand& v, double amount) {
     return run("shift", v, Attributes{{"amount", amount}});
   };
-  if (op == "add") return shifted(x, number);
-  if (op == "mul") return scaled(x, number);
-  if (op == "sub") return number_first ? shifted(run("neg", x, {}), number) : shifted(x, -number);
+  if (op == Pointwise::add) return shifted(x, number);
+  if (op == Pointwise::mul) return scaled(x, number);
+  if (op == Pointwise::sub) return number_first ? shifted(run("neg", x, {}), number) : shifted(x, -number);
   if (!number_first) return scaled(x, 1 / number);
-  return run.binary("div", run.constant(x, number), x);
+  return run.binary(name_of(Pointwise::div), run.constant(x, number), x);
 }
 
-int arithmetic(lua_State* L, std::string_view op) {
+// `op` is add, sub, mul or div; the operator is called as the step is.
+int arithmetic(lua_State* L, Pointwise op) {
   if (to_object<DistributedHandle>(L, 1) != nullptr || to_object<DistributedHandle>(L, 2) != nullptr)
     return distributed_arithmetic(L, op);
   const bool number_first = lua_type(L, 1) == LUA_TNUMBER, number_second = lua_type(L, 2) == LUA_TNUMBER;
@@ -245,8 +247,8 @@ int arithmetic(lua_State* L, std::string_view op) {
       result = with_number(op, value->id, lua_tonumber(L, number_first ? 1 : 2), number_first, run);
     } else {
       auto& other = check_object<ValueHandle>(L, 2);
-      if (other.owner != graph) fail_usage("{}: its operands belong to different graphs", op);
-      result = run.binary(op, value->id, other.id);
+      if (other.owner != graph) fail_usage("{}: its operands belong to different graphs", name_of(op));
+      result = run.binary(name_of(op), value->id, other.id);
     }
     push_object(L, ValueHandle{graph, result});
     return 1;
@@ -266,13 +268,13 @@ int arithmetic(lua_State* L, std::string_view op) {
   Tensor& x = check_object<Tensor>(L, first);
   if (number_first || number_second)
     return push_tensor(L, with_number(op, x, lua_tonumber(L, number_first ? 1 : 2), number_first, run));
-  return push_tensor(L, run.binary(op, x, check_object<Tensor>(L, 2)));
+  return push_tensor(L, run.binary(name_of(op), x, check_object<Tensor>(L, 2)));
 }
 
-int add(lua_State* L) { return arithmetic(L, "add"); }
-int sub(lua_State* L) { return arithmetic(L, "sub"); }
-int mul(lua_State* L) { return arithmetic(L, "mul"); }
-int div(lua_State* L) { return arithmetic(L, "div"); }
+int add(lua_State* L) { return arithmetic(L, Pointwise::add); }
+int sub(lua_State* L) { return arithmetic(L, Pointwise::sub); }
+int mul(lua_State* L) { return arithmetic(L, Pointwise::mul); }
+int div(lua_State* L) { return arithmetic(L, Pointwise::div); }
 int unm(lua_State* L) {
   if (auto* value = to_object<ValueHandle>(L, 1)) {
     const ValueId result = run_one(value->owner, "neg", {value->id}, {});
@@ -313,7 +315,7 @@ int tensor_newindex(lua_State* L) {  // vector[i] = number
 
 }  // namespace
 
-int distributed_arithmetic(lua_State* L, std::string_view op) {
+int distributed_arithmetic(lua_State* L, Pointwise op) {
   const bool number_first = lua_type(L, 1) == LUA_TNUMBER, number_second = lua_type(L, 2) == LUA_TNUMBER;
   auto* first = to_object<DistributedHandle>(L, 1);
   const MeshHandle mesh = (first != nullptr ? *first : check_object<DistributedHandle>(L, 2)).tensor.mesh;
@@ -337,7 +339,7 @@ int distributed_arithmetic(lua_State* L, std::string_view op) {
     const DistributedHandle& x = check_object<DistributedHandle>(L, number_first ? 2 : 1);
     push_object(L, with_number(op, x, lua_tonumber(L, number_first ? 1 : 2), number_first, run));
   } else {
-    push_object(L, run.binary(op, distributed_at(L, 1, mesh), distributed_at(L, 2, mesh)));
+    push_object(L, run.binary(name_of(op), distributed_at(L, 1, mesh), distributed_at(L, 2, mesh)));
   }
   return 1;
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/mesh/run.h"
+#include "core/ops/elementwise.h"
 #include "lua/objects.h"
 
 namespace het::lua {
@@ -24,7 +25,7 @@ std::vector<DistributedHandle> call_distributed(lua_State* L, const OpDef& op,
                                                 std::vector<DistributedTensor> inputs,
                                                 const Attributes& attributes);
 // + - * / with a distributed tensor on either side (bind_tensor.cpp).
-int distributed_arithmetic(lua_State* L, std::string_view op);
+int distributed_arithmetic(lua_State* L, Pointwise op);
 
 }  // namespace het::lua
 

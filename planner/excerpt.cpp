@@ -40,9 +40,9 @@ class Cutter {
 
   // Whether a node stays; the operands of a global norm that are not there are dropped.
   bool keeps(Node& node) const {
-    if (node.op->communicates) return false;
+    if (node.op->collective) return false;
     if (node.phase != Phase::update && node.layer >= 0) return keep_[static_cast<size_t>(node.layer)];
-    if (node.op->name == "global_norm")
+    if (node.op->any_placement)
       node.inputs.erase(
           std::remove_if(node.inputs.begin(), node.inputs.end(), [&](ValueId id) { return !is_there(id); }),
           node.inputs.end());

@@ -144,7 +144,7 @@ void Facts::find_write_targets() {
   write_targets_.resize(graph_.values.size());
   for (const Node& node : graph_.nodes) {
     if (invariant_node(node) || !work_.mine[id_of(node)]) continue;
-    if (node.op->name == "concat") {
+    if (node.op->concatenates) {
       const int64_t rank = static_cast<int64_t>(graph_.type(node.outputs[0]).shape.size());
       int64_t dim = node.attributes.get<int64_t>("dim");
       if (dim < 0) dim += rank;
@@ -174,15 +174,15 @@ bool Facts::same_run(ValueId id, const Node& user) const {
 void Facts::place(ValueId id, const Node& concat, Layout layout) {
   if (!same_run(id, concat)) return;
   const Node& producer = graph_.nodes[graph_.values[id].producer];
-  if (producer.op->name == "reshape") {
-    if (const auto before = reshaped(layout, graph_.type(producer.inputs[0]).shape)) {
+  if (producer.op->view_source) {
+    if (const auto before = producer.op->view_source(layout, graph_.type(producer.inputs[0]))) {
       place(producer.inputs[0], concat, *before);
       if (write_targets_[producer.inputs[0]].into != kAbsent)
         write_targets_[id] = {concat.outputs[0], std::move(layout), false};
     }
     return;
   }
-  if (producer.op->view || producer.op->name == "concat" || !producer.op->in_place.empty()) return;
+  if (producer.op->view || producer.op->concatenates || !producer.op->in_place.empty()) return;
   const int output = graph_.values[id].output;
   const bool strided = has_bit(producer.op->strided_outputs, output);
   if (!layout.is_contiguous() && !(strided && inner_stride_is_one(layout))) return;

@@ -164,10 +164,10 @@ class Counter {
       const Cost cost = cost_of(graph_, node);
       if (node.phase == Phase::forward) {
         layer.forward_flops += cost.flops;
-        layer.tensor_reductions += node.op->communicates ? 1 : 0;
+        layer.tensor_reductions += node.op->collective ? 1 : 0;
         if (again_[n]) {
           layer.recompute_flops += cost.flops;
-          layer.recompute_reductions += node.op->communicates ? 1 : 0;
+          layer.recompute_reductions += node.op->collective ? 1 : 0;
         }
         double weights = 0;
         for (const ValueId id : node.inputs)
@@ -229,7 +229,7 @@ class Counter {
         for (const ValueId id : node.outputs) {
           if (id == kAbsent || root_[id] != id || graph_.nodes[last[id]].phase == Phase::update) continue;
           const bool kept = node.phase == Phase::forward && graph_.nodes[last[id]].phase == Phase::backward;
-          if (kept || last[id] <= n || node.op->adds_operands) continue;
+          if (kept || last[id] <= n || is_sum(node)) continue;
           live[node.layer] += bytes(id);
           dying[last[id]].push_back(id);
         }
@@ -301,16 +301,18 @@ Model model_of_graph(const Graph& whole, std::string name, int samples, int toke
     if (value.role == Role::buffer) buffers += static_cast<double>(value.type.bytes());
   }
   for (const het::Node& node : graph.nodes) {
-    if (node.op->name == "linear" && graph.type(node.outputs[0]).dtype == DType::bf16)
-      model.precision = Precision::bf16;
-    if (node.op->name == "linear" && graph.type(node.outputs[0]).dtype == DType::f16)
-      model.precision = Precision::f16;
+    if (node.op->multiplies_weights) {
+      const DType dtype = graph.type(node.outputs[0]).dtype;
+      if (dtype == DType::bf16) model.precision = Precision::bf16;
+      if (dtype == DType::f16) model.precision = Precision::f16;
+    }
     if (is_cast(node) && graph.values[node.inputs[0]].role == Role::parameter &&
         copied.insert(node.inputs[0]).second)
       copies += static_cast<double>(graph.type(node.outputs[0]).bytes());
-    if (node.op->name == "attention") {
-      model.heads = static_cast<int>(graph.type(node.inputs[0]).shape[2]);
-      model.kv_heads = static_cast<int>(graph.type(node.inputs[1]).shape[2]);
+    if (node.op->heads_dim >= 0) {
+      const auto dim = static_cast<size_t>(node.op->heads_dim);
+      model.heads = static_cast<int>(graph.type(node.inputs[0]).shape[dim]);
+      model.kv_heads = static_cast<int>(graph.type(node.inputs[1]).shape[dim]);
     }
   }
   if (!(parameters > 0)) fail_usage("the graph has no parameters: there is nothing to plan");

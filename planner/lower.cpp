@@ -74,10 +74,9 @@ class Lowering {
   }
 
  private:
-  // Updates that follow each other with the same numbers of the step and the same settings, but for the
-  // weight decay, are made in one pass.
+  // Updates that follow each other and differ only in what JoinedCalls allows are made in one pass.
   void emit_update(const Node& node) {
-    const bool joins = node.op->name == "adamw" && can_join(node);
+    const bool joins = !node.op->joined_as.op.empty() && can_join(node);
     if (!updates_.empty() && (!joins || !are_alike(*updates_[0], node))) emit_updates();
     if (joins)
       updates_.push_back(&node);
@@ -87,15 +86,19 @@ class Lowering {
 
   // Of state that is written where it lies.
   bool can_join(const Node& node) const {
-    return std::all_of(node.inputs.begin(), node.inputs.begin() + 3,
-                       [&](ValueId id) { return is_state(graph_.values[id]); });
+    return std::all_of(node.op->in_place.begin(), node.op->in_place.end(), [&](const auto& pair) {
+      return is_state(graph_.values[node.inputs[static_cast<size_t>(pair.second)]]);
+    });
   }
 
   bool are_alike(const Node& a, const Node& b) const {
-    const auto settings = [](const Node& node) {
-      return Attributes(node.attributes).set("weight_decay", 0.0);
+    if (a.op != b.op) return false;
+    const JoinedCalls& joined = a.op->joined_as;
+    const auto settings = [&](const Node& node) {
+      return Attributes(node.attributes).set(std::string(joined.attribute), 0.0);
     };
-    return std::equal(a.inputs.begin() + 4, a.inputs.end(), b.inputs.begin() + 4) &&
+    const int own = op_named(joined.op).in_place_group.second;
+    return std::equal(a.inputs.begin() + own, a.inputs.end(), b.inputs.begin() + own) &&
            settings(a) == settings(b) && graph_.type(a.inputs[0]).dtype == graph_.type(b.inputs[0]).dtype;
   }
 
@@ -103,8 +106,11 @@ class Lowering {
     const std::vector<const Node*> nodes = std::exchange(updates_, {});
     if (nodes.size() == 1) emit(*nodes[0], -1);
     if (nodes.size() < 2) return;
+    const JoinedCalls& joined = nodes[0]->op->joined_as;
+    const OpDef& op = op_named(joined.op);
+    const auto [results, operands] = op.in_place_group;
     std::vector<Operand> inputs, outputs;
-    std::vector<double> decays;
+    std::vector<double> numbers;
     const auto take = [&](ValueId id) {
       const Operand value = operand(id, -1);
       HET_REQUIRE(value.buffer != kAbsent, hint(id));
@@ -112,21 +118,22 @@ class Lowering {
     };
     for (const Node* node : nodes) {
       for (const ValueId id : node->inputs) prepare(id, *node, -1);
-      for (size_t i = 0; i < 4; ++i) inputs.push_back(take(node->inputs[i]));
-      for (size_t o = 0; o < 3; ++o) {
-        outputs.push_back(operand(node->inputs[o], -1));
-        if (node->outputs[o] != kAbsent) operand(node->outputs[o], -1) = outputs.back();
+      for (int i = 0; i < operands; ++i) inputs.push_back(take(node->inputs[static_cast<size_t>(i)]));
+      for (int o = 0; o < results; ++o) {
+        outputs.push_back(operand(node->inputs[static_cast<size_t>(written_over(*node->op, o))], -1));
+        const ValueId result = node->outputs[static_cast<size_t>(o)];
+        if (result != kAbsent) operand(result, -1) = outputs.back();
       }
-      decays.push_back(node->attributes.get<double>("weight_decay", 0.0));
+      numbers.push_back(node->attributes.get<double>(joined.attribute, 0.0));
     }
-    for (size_t i = 4; i < 7; ++i) inputs.push_back(take(nodes[0]->inputs[i]));
-    Attributes attributes{{"weight_decays", decays}};
+    for (auto i = static_cast<size_t>(operands); i < nodes[0]->inputs.size(); ++i)
+      inputs.push_back(take(nodes[0]->inputs[i]));
+    Attributes attributes{{std::string(joined.list), numbers}};
     for (const auto& [name, value] : nodes[0]->attributes.entries())
-      if (name != "weight_decay") attributes.set(name, value);
+      if (name != joined.attribute) attributes.set(name, value);
     Node all;
     all.phase = Phase::update;
-    out_.compute(all, op_named("adamw_n"), std::move(attributes), std::move(inputs), std::move(outputs), 0,
-                 -1);
+    out_.compute(all, op, std::move(attributes), std::move(inputs), std::move(outputs), 0, -1);
   }
 
   // What is computed before the first micro-batch: from state alone, or with numbers of the step.
@@ -280,10 +287,10 @@ class Lowering {
 
   void emit(const Node& node, int microbatch) {
     for (const ValueId id : node.inputs) prepare(id, node, microbatch);
-    if (node.op->name == "global_norm" && !work_.groups.empty()) return emit_global_norm(node);
-    if (node.op->communicates) return emit_collective(node, microbatch);
+    if (node.op->any_placement && !work_.groups.empty()) return emit_global_norm(node);
+    if (node.op->collective) return emit_collective(node, microbatch);
     if (node.op->view) return emit_view(node, microbatch);
-    if (node.op->name == "concat") return emit_concat(node, microbatch);
+    if (node.op->concatenates) return emit_concat(node, microbatch);
     if (node.op->adds_operands && facts_.write_target(node.inputs[0]).adds) {
       finish(node, node.outputs[0], {operand(node.outputs[0], microbatch)}, microbatch);
       return;
@@ -453,7 +460,8 @@ class Lowering {
     Operand in = operand(source, microbatch);
     HET_REQUIRE(in.buffer != kAbsent, node.op->name, source, microbatch);
     if (!in.layout.is_contiguous()) in = packed(node, in, microbatch);
-    const bool reduces = node.op->name == "all_reduce";
+    const CollectiveKind kind = *node.op->collective;
+    const bool reduces = kind == CollectiveKind::all_reduce;
     if (node.phase == Phase::update && work_.summed.count(gradient_behind(source)) != 0) {
       // The sum over all ranks is here already: of a reduce-scatter this rank's block is.
       Operand sum = in;
@@ -475,10 +483,7 @@ class Lowering {
       where = target(result, microbatch, false);
     Operand out = where.operand;
     if (!out.layout.is_contiguous()) out = out_.add_whole({hint(result), graph_.type(result)});
-    CollectiveRequest wanted = request_for(reduces                         ? CollectiveKind::all_reduce
-                                           : node.op->name == "all_gather" ? CollectiveKind::all_gather
-                                                                           : CollectiveKind::reduce_scatter,
-                                           in, label_of(source));
+    CollectiveRequest wanted = request_for(kind, in, label_of(source));
     if (!reduces) wanted.counts = node.attributes.get<std::vector<int64_t>>("counts");
     Start instruction{work_.tensor_group, std::move(wanted), in, out, node.phase};
     instruction.layer = node.layer;

@@ -6,6 +6,7 @@
 
 #include "core/base/error.h"
 #include "core/graph/fuse.h"
+#include "core/ops/elementwise.h"
 #include "core/ops/op.h"
 #include "core/program/executor.h"
 #include "planner/excerpt.h"
@@ -62,7 +63,7 @@ class Reader {
       const Compute& own = compute(i);
       if (own.layer >= 0) layer = own.layer;
       shares_[i].layer = layer;
-      if (own.op->name == "copy" && is_cut(spec(own.outputs[0].buffer))) continue;
+      if (own.op->copies_operand && !own.op->casts && is_cut(spec(own.outputs[0].buffer))) continue;
       if (made_once(program_, i) || own.phase == Phase::update)
         shares_[i].part = Part::update;
       else
@@ -104,7 +105,8 @@ class Reader {
 
   // A sum over micro-batches that could not be written where it belongs.
   static bool adds_in_place(const Compute& own) {
-    return own.op->name == "add" && own.inputs[0].buffer == own.outputs[0].buffer;
+    return single_step(*own.op, own.attributes) == Pointwise::add &&
+           own.inputs[0].buffer == own.outputs[0].buffer;
   }
 
   // Of the forward pass, what the backward pass reads, and what makes that. What another layer reads, and

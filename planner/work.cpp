@@ -446,7 +446,7 @@ class Division {
       return;
     }
     const NodeId producer = graph_.values[id].producer;
-    if (producer < 0 || graph_.nodes[producer].op->name == "global_norm") return;
+    if (producer < 0 || graph_.nodes[producer].op->any_placement) return;
     for (const ValueId input : graph_.nodes[producer].inputs)
       if (input != kAbsent) sums_behind(input, found);
   }
@@ -655,7 +655,7 @@ class Division {
     while (!stack.empty()) {
       const NodeId n = stack.back();
       stack.pop_back();
-      if (graph_.nodes[n].op->name == "global_norm") continue;  // of the gradients that are here
+      if (graph_.nodes[n].op->any_placement) continue;  // of the gradients that are here
       for (const ValueId id : graph_.nodes[n].inputs) need(id);
     }
   }

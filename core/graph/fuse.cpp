@@ -123,9 +123,8 @@ bool is_same_in_all(const Graph& graph, const Node& node) {
                      [&](ValueId id) { return id == kAbsent || is_of_step(graph.values[id]); });
 }
 
-bool is_by_tanh(const Node& gelu) {
-  return gelu.attributes.get<std::string>("approximate", "tanh") == "tanh";
-}
+// Whether it computes this one step and nothing else.
+bool is_step(const Node& node, Pointwise code) { return single_step(*node.op, node.attributes) == code; }
 
 // Activations given to the products that they are of.
 class Activations {
@@ -144,20 +143,20 @@ class Activations {
   Graph join() {
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       const Node& node = graph_.nodes[n];
-      if (node.op->name == "gelu" && is_by_tanh(node)) take(static_cast<NodeId>(n));
-      if (node.op->name == "gelu_gradient" && is_by_tanh(node)) take_gradient(static_cast<NodeId>(n));
+      if (is_step(node, Pointwise::gelu_tanh)) take(static_cast<NodeId>(n));
+      if (is_step(node, Pointwise::gelu_tanh_gradient)) take_gradient(static_cast<NodeId>(n));
     }
     return with_nodes(graph_, keep_);
   }
 
  private:
-  // The node `op` that makes a value and could make an activation of it as well, for node n; -1: there is
-  // none.
-  NodeId product(std::string_view op, ValueId of, NodeId n) const {
+  // The node that makes a value and could make an activation of it as well, for node n, by the pre-activation
+  // that its operator has; -1: there is none.
+  NodeId product(int OpDef::*preactivation, ValueId of, NodeId n) const {
     const NodeId producer = graph_.values[of].producer;
     if (producer < 0) return -1;
     const Node &made = graph_.nodes[producer], &node = graph_.nodes[n];
-    const bool beside = made.op->name == op && !is_activated(made) && made.phase == node.phase &&
+    const bool beside = made.op->*preactivation >= 0 && !is_activated(made) && made.phase == node.phase &&
                         made.layer == node.layer && !goes_into_a_chain(node.outputs[0]) &&
                         !is_same_in_all(graph_, made);
     return beside ? producer : -1;
@@ -171,14 +170,14 @@ class Activations {
   bool is_gradient_at(NodeId reader, ValueId before) const {
     if (reader < 0) return false;
     const Node& node = graph_.nodes[reader];
-    return node.op->name == "gelu_gradient" && node.inputs[0] == before && node.inputs[1] != before &&
-           is_by_tanh(node);
+    return is_step(node, Pointwise::gelu_tanh_gradient) && node.inputs[0] == before &&
+           node.inputs[1] != before;
   }
 
   // gelu(x weightᵀ + bias)
   void take(NodeId n) {
     const ValueId before = graph_.nodes[n].inputs[0], y = graph_.nodes[n].outputs[0];
-    const NodeId producer = product("linear", before, n);
+    const NodeId producer = product(&OpDef::preactivation_result, before, n);
     // Recomputing a layer keeps all results of a node of which another layer reads one.
     if (producer < 0 || leaves_[y] != leaves_[before]) return;
     bool kept = false;
@@ -188,11 +187,14 @@ class Activations {
       kept = true;
     }
     Node& linear = graph_.nodes[producer];
+    const int result = linear.op->preactivation_result;
     linear.attributes.set("activation", std::string("gelu"));
-    linear.outputs = {y, kept ? before : kAbsent};
+    linear.outputs.resize(static_cast<size_t>(result) + 1, kAbsent);
+    linear.outputs[0] = y;
+    linear.outputs[static_cast<size_t>(result)] = kept ? before : kAbsent;
     graph_.values[y].producer = graph_.values[before].producer = producer;
     graph_.values[y].output = 0;
-    graph_.values[before].output = 1;
+    graph_.values[before].output = result;
     keep_[n] = false;
   }
 
@@ -200,14 +202,15 @@ class Activations {
   void take_gradient(NodeId n) {
     const Node& node = graph_.nodes[n];
     const ValueId before = node.inputs[0], made = node.inputs[1], dx = node.outputs[0];
-    const NodeId producer = product("linear_input_gradient", made, n);
+    const NodeId producer = product(&OpDef::preactivation_operand, made, n);
     if (producer < 0 || readers_[made].size() != 1 || graph_.type(before) != graph_.type(made) ||
         graph_.values[before].producer >= producer)
       return;
     Node& gradient = graph_.nodes[producer];
     gradient.attributes.set("activation", std::string("gelu"));
-    gradient.inputs.resize(2);
-    gradient.inputs.push_back(before);
+    const auto operand = static_cast<size_t>(gradient.op->preactivation_operand);
+    gradient.inputs.resize(operand + 1, kAbsent);
+    gradient.inputs[operand] = before;
     gradient.outputs = {dx};
     graph_.values[dx].producer = producer;
     keep_[n] = false;
@@ -286,7 +289,7 @@ class Additions {
   Graph join() {
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       if (graph_.nodes[n].op->adds_before >= 0) take_sum(static_cast<NodeId>(n));
-      if (graph_.nodes[n].op->name == "add") give_result(static_cast<NodeId>(n));
+      if (is_step(graph_.nodes[n], Pointwise::add)) give_result(static_cast<NodeId>(n));
     }
     return with_nodes(graph_, keep_);
   }
@@ -323,7 +326,7 @@ class Additions {
     if (producer < 0) return;
     const Node& add = graph_.nodes[producer];
     const auto operand = static_cast<size_t>(node.op->adds_before);
-    if (add.op->name != "add" || !can_make(n, operand, add)) return;
+    if (!is_step(add, Pointwise::add) || !can_make(n, operand, add)) return;
     // Recomputing a layer keeps all results of a node of which another layer reads one.
     if (leaves_[sum] != leaves_[node.outputs[0]]) return;
     for (NodeId reader = producer + 1; reader <= n; ++reader) {

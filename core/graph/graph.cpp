@@ -30,9 +30,9 @@ bool is_of_step(const Value& value) {
   return is_state(value) || (value.role == Role::input && value.per_step && value.type.shape.empty());
 }
 
-bool is_cast(const Node& node) { return node.op->name == "cast" || node.op->name == "stochastic_cast"; }
+bool is_cast(const Node& node) { return node.op->casts; }
 bool is_activated(const Node& node) {
-  return (node.op->name == "linear" || node.op->name == "linear_input_gradient") &&
+  return (node.op->preactivation_result >= 0 || node.op->preactivation_operand >= 0) &&
          node.attributes.get<std::string>("activation", "none") != "none";
 }
 

@@ -353,8 +353,8 @@ class MeshRun {
       std::vector<Tensor> arguments;
       for (const ValueId id : each.inputs) arguments.push_back(id == kAbsent ? Tensor() : values.at(id));
       std::vector<Tensor> results =
-          each.op->communicates ? std::vector{communicate(each, arguments[0], choice.decomposed, step)}
-                                : eager_.call(*each.op, arguments, each.attributes);
+          each.op->collective ? std::vector{communicate(each, arguments[0], choice.decomposed, step)}
+                              : eager_.call(*each.op, arguments, each.attributes);
       for (size_t o = 0; o < each.outputs.size(); ++o)
         if (each.outputs[o] != kAbsent) values[each.outputs[o]] = std::move(results[o]);
     }

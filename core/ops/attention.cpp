@@ -116,7 +116,8 @@ std::vector<OpDef> attention_ops() {
        .flops = [](const OpCall& call, Outputs) { return 4.0 * visible(call, 0, 1); },
        .strided_inputs = 0b111,
        .sharding = {{.cut = "b"}, {.cut = "hq hk"}, {.cut = "t", .when = sees_all}},
-       .never_cut = kAttention},
+       .never_cut = kAttention,
+       .heads_dim = 2},
       {.name = "attention_gradient",
        .signature =
            "dout[b, t, hq, d]:T, q[b, t, hq, d]:T strided, k[b, s, hk, d]:T strided, v[b, s, hk, "

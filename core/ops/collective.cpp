@@ -1,6 +1,7 @@
 // Collectives inside a tensor-parallel group: every rank of it runs the same ones, each with its own
 // operands. They appear in the graph of one rank (core/plan/partition.h) and are lowered to communication:
 // devices have no kernels.
+#include "core/comm/communicator.h"
 #include "core/ops/rules.h"
 
 namespace het::ops {
@@ -55,7 +56,7 @@ std::vector<OpDef> collective_ops() {
        .signature = "x[...]:T → sum[...]:T",
        .doc = "The sum of x over the ranks of the tensor-parallel group.",
        .infer = infer_all_reduce,
-       .communicates = true},
+       .collective = CollectiveKind::all_reduce},
       {.name = "all_gather",
        .signature = "x[counts[part]] → [sum of counts]",
        .doc = "The x of all ranks of the tensor-parallel group, one after the other; rank `part` gives "
@@ -63,7 +64,7 @@ std::vector<OpDef> collective_ops() {
               "elements.",
        .attributes = {"counts", "part"},
        .infer = infer_all_gather,
-       .communicates = true},
+       .collective = CollectiveKind::all_gather},
       {.name = "reduce_scatter",
        .signature = "x[sum of counts]:T → [counts[part]]:T",
        .doc = "Block `part` of the sum of x over the ranks of the tensor-parallel group, whose blocks have "
@@ -71,7 +72,7 @@ std::vector<OpDef> collective_ops() {
               "elements.",
        .attributes = {"counts", "part"},
        .infer = infer_reduce_scatter,
-       .communicates = true},
+       .collective = CollectiveKind::reduce_scatter},
   };
 }
 

@@ -94,6 +94,11 @@ PointwiseProgram pointwise_program(const OpDef& op, const Attributes& attributes
   return program;
 }
 
+std::optional<Pointwise> single_step(const OpDef& op, const Attributes& attributes) {
+  if (!op.elementwise || op.name == "fused") return std::nullopt;
+  return step_of(op, attributes).code;
+}
+
 Attributes encode(const PointwiseProgram& program) {
   const std::string problem = problem_of(program);
   HET_REQUIRE(problem.empty(), problem);
@@ -410,6 +415,7 @@ std::vector<OpDef> elementwise_ops() {
   cast.attributes = {"dtype"};
   cast.infer = infer_cast;
   cast.copies_operand = true;
+  cast.casts = true;
   ops.push_back(std::move(cast));
 
   OpDef fused =

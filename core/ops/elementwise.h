@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -81,6 +82,9 @@ std::vector<std::string_view> elementwise_names();
 // The program of any elementwise node: one step for a single operator, the decoded attributes for `fused`.
 // Kernels take the dtypes of operands and results from their layouts.
 PointwiseProgram pointwise_program(const OpDef& op, const Attributes& attributes, size_t inputs);
+
+// The one step that a call computes; nullopt for `fused` and for what is not elementwise.
+std::optional<Pointwise> single_step(const OpDef& op, const Attributes& attributes);
 
 // Attributes of a `fused` node, and back. decode throws Error(usage) when they are not a sound program.
 Attributes encode(const PointwiseProgram& program);

@@ -225,17 +225,20 @@ std::vector<OpDef> matmul_ops() {
        .infer = infer_linear,
        .gradient = gradient_linear,
        .flops = linear_flops,
+       .preactivation_result = 1,
        .sharding = {{.cut = "..."},                                                // samples, tokens
                     {.cut = "out"},                                                // column-parallel
                     {.cut = "in", .sums = "y", .once = "bias", .when = is_plain},  // row-parallel
                     {.partial = "x y", .once = "bias", .when = is_plain},
-                    {.partial = "weight y", .once = "bias", .when = is_plain}}},
+                    {.partial = "weight y", .once = "bias", .when = is_plain}},
+       .multiplies_weights = true},
       {.name = "linear_input_gradient",
        .signature = "dy[..., out]:T, weight[out, in]:T, before?[..., in]:T → dx[..., in]:T",
        .doc = "dy weight. With `activation = \"gelu\"`, times gelu's derivative at before.",
        .attributes = {"activation"},
        .infer = infer_linear_input_gradient,
        .flops = linear_flops,
+       .preactivation_operand = 2,
        .sharding = {{.cut = "..."},
                     {.cut = "in"},
                     {.cut = "out", .sums = "dx"},

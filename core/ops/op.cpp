@@ -51,13 +51,18 @@ const std::vector<OpDef>& op_table() {
   return table;
 }
 
-const OpDef& op_named(std::string_view name) {
+const OpDef* find_op(std::string_view name) {
   static const std::unordered_map<std::string_view, const OpDef*> index = [] {
     std::unordered_map<std::string_view, const OpDef*> map;
     for (const OpDef& op : op_table()) HET_REQUIRE(map.emplace(op.name, &op).second, op.name);
     return map;
   }();
-  if (const auto found = index.find(name); found != index.end()) return *found->second;
+  const auto found = index.find(name);
+  return found == index.end() ? nullptr : found->second;
+}
+
+const OpDef& op_named(std::string_view name) {
+  if (const OpDef* found = find_op(name)) return *found;
   std::vector<std::string> names;
   for (const OpDef& op : op_table()) names.emplace_back(op.name);
   const std::string nearest = nearest_name(name, names);

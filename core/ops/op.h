@@ -4,6 +4,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -13,6 +14,8 @@
 #include "core/ops/sharding.h"
 
 namespace het {
+
+enum class CollectiveKind : uint8_t;  // core/comm/communicator.h
 
 // What shape rules and costs see: types of the operands, absent ones with dtype none.
 struct OpCall {
@@ -28,6 +31,14 @@ struct OpCall {
 struct Cost {
   double flops = 0;
   double bytes = 0;
+};
+
+// Calls of an operator that differ only in their first operands and in one attribute, made by one call of
+// another: its operands are a group for each call (in_place_group), then those that all calls share.
+struct JoinedCalls {
+  std::string_view op;         // empty: calls are not joined
+  std::string_view attribute;  // the number that differs; 0 where a call does not give it
+  std::string_view list;       // the attribute that has the numbers of all calls
 };
 
 struct OpDef {
@@ -49,6 +60,9 @@ struct OpDef {
   // A view computes nothing: results are layouts of input 0's buffer. nullopt: not expressible with these
   // strides, so the input is packed first.
   std::function<std::optional<std::vector<Layout>>(const Layout&, const Attributes&)> view;
+  // Of a view that has all elements of its operand: the layout of the operand for which result 0 has the
+  // layout given, so that the operand can be written where the result has to be. nullopt: there is none.
+  std::optional<Layout> (*view_source)(const Layout& result, const TensorType& operand) = nullptr;
 
   // Bit i: kernels take operand i with any strides whose innermost is 1 (others get packed operands).
   uint32_t strided_inputs = 0, strided_outputs = 0;
@@ -60,10 +74,16 @@ struct OpDef {
   // Of an operator of any number of like groups of operands: how many outputs and inputs a group has. The
   // pairs are those of the first group and hold in each.
   std::pair<int, int> in_place_group{0, 0};
+  // The operator that makes several calls of this one in one pass: adamw_n.
+  JoinedCalls joined_as;
   // Additions that the operator makes when the operand is given, so that fuse() can join one with it: of
   // operand adds_before to operand 0, whose place the sum takes, which is also result adds_before; of operand
   // adds_after to result 0. Both round as an `add` beside it would. -1: none.
   int adds_before = -1, adds_after = -1;
+  // The pre-activation of an operator with the attribute `activation`, so that fuse() can join a gelu with
+  // it: the result of which result 0 is the activation (linear), or the operand at which the activation's
+  // derivative multiplies result 0 (linear_input_gradient). -1: none.
+  int preactivation_result = -1, preactivation_operand = -1;
   // How it runs on parts of its operands (core/ops/sharding.h): the letters of a call, where the signature
   // does not give them; the rules; letters that none of them cuts, each with the reason; the attributes of a
   // call on a part, where they differ from the whole's.
@@ -74,18 +94,29 @@ struct OpDef {
                          std::span<const TensorSlice> outputs) = nullptr;
   // Its result is operand 0 again, perhaps in another precision: copy, cast.
   bool copies_operand = false;
+  // The copy is of another dtype: cast, stochastic_cast.
+  bool casts = false;
   // Its result is the sum of its operands, however many: add_n.
   bool adds_operands = false;
-  // It takes operands however they lie, and says itself what it makes of parts: global_norm.
+  // Its result is the operands one after the other along the attribute `dim`: concat.
+  bool concatenates = false;
+  // It takes any number of operands, however they are placed. A rank gives it those that it has; called on
+  // the ranks' first results, it makes the result of all: global_norm.
   bool any_placement = false;
+  // It multiplies operand 0 by a matrix of weights in the precision in which a model computes: linear.
+  bool multiplies_weights = false;
+  // The dimension of operands 0 (queries) and 1 (keys) that has the heads: attention. -1: none.
+  int heads_dim = -1;
   // Elementwise operators can be fused into chains; others are left alone.
   bool elementwise = false;
-  // Lowered to a collective of the tensor-parallel group: devices have no kernel for it.
-  bool communicates = false;
+  // The collective of the tensor-parallel group to which it is lowered: devices have no kernel for it.
+  std::optional<CollectiveKind> collective;
 };
 
 // All operators, built once on first use; immutable.
 const std::vector<OpDef>& op_table();
+// By name; null: there is none.
+const OpDef* find_op(std::string_view name);
 // By name; throws Error(usage) naming the nearest one.
 const OpDef& op_named(std::string_view name);
 

@@ -128,6 +128,7 @@ std::vector<OpDef> optimizer_ops() {
        .infer = infer_adamw,
        .flops = adamw_flops,
        .in_place = {{0, 0}, {1, 1}, {2, 2}},
+       .joined_as = {.op = "adamw_n", .attribute = "weight_decay", .list = "weight_decays"},
        .sharding = {{.cut = "..."}}},
       {.name = "adamw_n",
        .signature = "param1:A, m1:A, v1:A, gradient1:A, param2:A, …, lr[]:A, step[]:i64, coefficient[]:A → "

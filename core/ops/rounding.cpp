@@ -36,7 +36,8 @@ std::vector<OpDef> rounding_ops() {
        .flops = [](const OpCall& call, Outputs) { return static_cast<double>(call[0].elements()); },
        .sharding = {{.cut = "..."}},
        .localize = part_of_operand,
-       .copies_operand = true}};
+       .copies_operand = true,
+       .casts = true}};
 }
 
 }  // namespace het::ops

@@ -332,6 +332,7 @@ std::vector<OpDef> shape_ops() {
        .infer = infer_reshape,
        .gradient = gradient_reshape,
        .view = view_reshape,
+       .view_source = [](const Layout& y, const TensorType& x) { return reshaped(y, x.shape); },
        .notation = notation_of_reshape,
        .sharding = {{.cut = "..."}, {.partial = "x y"}},
        .localize =
@@ -389,7 +390,8 @@ std::vector<OpDef> shape_ops() {
        .infer = infer_concat,
        .gradient = gradient_concat,
        .notation = notation_of_concat,
-       .sharding = {{.cut = "..."}, {.cut = "p*"}, {.partial = "x* y"}}},
+       .sharding = {{.cut = "..."}, {.cut = "p*"}, {.partial = "x* y"}},
+       .concatenates = true},
       {.name = "copy",
        .signature = "x[...]:T strided → y[...]:T strided",
        .doc = "The same elements at another place; any strides on both sides, also innermost ones.",

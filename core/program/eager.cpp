@@ -39,7 +39,7 @@ std::vector<Tensor> Eager::call(const OpDef& op, const std::vector<Tensor>& inpu
   }
 
   std::vector<Tensor> results;
-  if (op.name == "concat") {
+  if (op.concatenates) {
     results.emplace_back(result_types[0]);
     const int64_t dim = from_start(attributes.get<int64_t>("dim"), result_types[0].shape.size());
     int64_t start = 0;

@@ -491,7 +491,7 @@ std::string Executor::non_finite_result(const Compute& compute) const {
     found.value = result.at(found.at);
     std::string_view name = compute.op->name;
     int32_t at_scope = compute.scope;
-    if (compute.op->name == "fused" && !compute.step_scopes.empty()) {
+    if (compute.op->elementwise && !compute.step_scopes.empty()) {
       const NonFinite inside = first_non_finite_step(compute);
       if (inside.step >= 0) {
         found = inside;

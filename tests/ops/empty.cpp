@@ -83,7 +83,7 @@ TEST_CASE("operands with nothing in them give a result or an error, on every dev
       ++results;
       cost_of(call, wanted);
       for (const TensorType& type : wanted) CHECK((!type.present() || type.elements() >= 0));
-      if (op.communicates) continue;
+      if (op.collective) continue;
       for (const Subject& subject : subjects()) {
         INFO(subject.name);
         std::vector<Tensor> made;
@@ -105,7 +105,7 @@ TEST_CASE("of operands with nothing in them every device makes what plain loops 
   std::set<std::string> seen;
   for (const Case& test : all_cases()) {
     const OpDef& op = op_named(test.op);
-    if (op.view || op.name == "concat" || op.communicates) continue;  // no kernels
+    if (op.view || op.name == "concat" || op.collective) continue;  // no kernels
     const auto masks =
         op.accumulates == 0 ? std::vector<uint32_t>{0} : std::vector<uint32_t>{0, op.accumulates};
     for (const Case& empty : emptied(test)) {

@@ -22,7 +22,7 @@ std::vector<const Case*> cases_of(std::string_view op) {
 
 // Views and concat are lowered to layouts and copies, collectives to communication (tests/unit/planner):
 // devices have nothing to do for them.
-bool has_kernel(const OpDef& op) { return !op.view && op.name != "concat" && !op.communicates; }
+bool has_kernel(const OpDef& op) { return !op.view && op.name != "concat" && !op.collective; }
 
 std::vector<Placing> placings_of(const OpDef& op, const Subject& subject) {
   std::vector<Placing> placings{Placing::packed};
@@ -95,10 +95,39 @@ TEST_CASE("every operator has a case, and every case an operator") {
   std::set<std::string_view> tested;
   for (const Case& test : all_cases()) tested.insert(op_named(test.op).name);
   for (const OpDef& op : op_table()) {
-    if (op.communicates) continue;
+    if (op.collective) continue;
     INFO("add cases of '" << op.name << "' to the file of its family in tests/ops");
     CHECK(tested.count(op.name) == 1);
   }
+}
+
+TEST_CASE("what operators say of themselves is consistent") {
+  const auto has = [](const OpDef& op, std::string_view attribute) {
+    return std::count(op.attributes.begin(), op.attributes.end(), attribute) == 1;
+  };
+  for (const OpDef& op : op_table()) {
+    INFO(op.name);
+    CHECK((!op.view_source || op.view));
+    CHECK((!op.casts || op.copies_operand));
+    CHECK((!op.concatenates || has(op, "dim")));
+    CHECK(has(op, "activation") == (op.preactivation_result >= 0 || op.preactivation_operand >= 0));
+    if (op.joined_as.op.empty()) continue;
+    const OpDef& joined = op_named(op.joined_as.op);
+    CHECK(has(op, op.joined_as.attribute));
+    CHECK(has(joined, op.joined_as.list));
+    CHECK(joined.in_place_group.first == static_cast<int>(op.in_place.size()));
+    CHECK(joined.in_place == op.in_place);
+  }
+}
+
+TEST_CASE("a view's operand lies where its result has to be") {
+  const TensorType operand{DType::f32, {4, 6}};
+  const Layout wanted = sliced(Layout::contiguous({DType::f32, {4, 5, 2}}), 1, 1, 3);
+  const auto source = op_named("reshape").view_source(wanted, operand);
+  REQUIRE(source.has_value());
+  CHECK(op_named("reshape").view(*source, {{"shape", wanted.type.shape}}).value() == std::vector{wanted});
+  const Layout apart = sliced(Layout::contiguous({DType::f32, {4, 3, 3}}), 1, 0, 2);
+  CHECK_FALSE(op_named("reshape").view_source(apart, {DType::f32, {24}}).has_value());
 }
 
 TEST_CASE("a device computes what plain loops in f64 do") {
@@ -127,7 +156,7 @@ TEST_CASE("a device computes the same with one thread and with many") {
 TEST_CASE("an operator runs through lowering") {
   for (const Subject& subject : subjects())
     for (const OpDef& op : op_table()) {
-      if (op.communicates) continue;
+      if (op.collective) continue;
       DYNAMIC_SECTION(subject.name << ": " << op.name) {
         for (const Case* test : cases_of(op.name))
           for (const DType dtype : test->dtypes) {

@@ -333,10 +333,21 @@ TEST_CASE("a single elementwise operator is a program of one step") {
     const int operands = op.signature.find(',') == std::string_view::npos ? 1 : 2;
     const PointwiseProgram program = pointwise_program(op, attributes, static_cast<size_t>(operands));
     REQUIRE(program.steps.size() == 1);
+    CHECK(single_step(op, attributes) == program.steps[0].code);
     CHECK(operands_of(program.steps[0].code) == operands);
     CHECK(program.results == std::vector<int>{operands});
     CHECK(name_of(program.steps[0].code).substr(0, 4) == op.name.substr(0, 4));
   }
+}
+
+TEST_CASE("a fused chain, and what is not elementwise, is no single step") {
+  PointwiseProgram program;
+  program.inputs = 2;
+  program.steps = {{Pointwise::add, 0, 1}};
+  program.results = {2};
+  program.dtypes = {DType::f32};
+  CHECK_FALSE(single_step(op_named("fused"), encode(program)).has_value());
+  CHECK_FALSE(single_step(op_named("add_n"), {}).has_value());
 }
 
 }  // namespace het::ops_test

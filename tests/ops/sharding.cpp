@@ -113,7 +113,7 @@ class Sharded {
       REQUIRE(graphs[p].nodes.size() == graphs[0].nodes.size());
     }
     for (size_t n = 0; n < graphs[0].nodes.size(); ++n) {
-      const bool communicates = graphs[0].nodes[n].op->communicates;
+      const bool communicates = graphs[0].nodes[n].op->collective.has_value();
       Tensor gathered;
       if (communicates) {
         REQUIRE(graphs[0].nodes[n].op->name == "all_gather");
