@@ -26,8 +26,8 @@ Block block_of(const CollectiveRequest& request, int rank, int size) {
     return share(request.counts[0], size - 1, rank < request.peer ? rank : rank - 1);
   }
   int64_t first = 0;
-  for (int r = 0; r < rank; ++r) first += request.counts[static_cast<size_t>(r)];
-  return {first, request.counts[static_cast<size_t>(rank)]};
+  for (int r = 0; r < rank; ++r) first += request.counts[r];
+  return {first, request.counts[rank]};
 }
 
 bool in_one_step(const CollectiveRequest& request, int size) {
@@ -71,7 +71,7 @@ std::vector<CollectiveStep> mesh_steps(const CollectiveRequest& request, int ran
       }
       break;
     case CollectiveKind::all_to_all:
-      add_step([&](int from, int to) { return request.counts[static_cast<size_t>(from * size + to)]; });
+      add_step([&](int from, int to) { return request.counts[from * size + to]; });
       break;
     case CollectiveKind::send:
     case CollectiveKind::receive: {

@@ -20,10 +20,9 @@
 // a ring (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009)
 // or by a double binary tree (Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast,
 // reduction and scan", 2009), whichever it expects to be faster. Half of a tree stands for the logarithmic
-// reduce_scatter and all_gather of its newer versions.
+// reduce_scatter and all_gather of its newer versions (PAT).
 #pragma once
 
-#include <compare>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -45,7 +44,7 @@ struct Link {
 struct StepTransfer {
   int from = 0, to = 0;  // ranks of the group
   int64_t bytes = 0;     // in as many segments as the transport likes
-  auto operator<=>(const StepTransfer&) const = default;
+  bool operator==(const StepTransfer&) const = default;
 };
 // What begins together. A rank sends a segment of the next step when it has what the segment is made from.
 using CollectiveStep = std::vector<StepTransfer>;

@@ -1,10 +1,12 @@
 #include <algorithm>
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <condition_variable>
 #include <deque>
 #include <map>
 #include <mutex>
 #include <thread>
+#include <tuple>
 
 #include "core/comm/exchange.h"
 #include "core/comm/steps.h"
@@ -22,6 +24,15 @@ const std::vector<Kind> kKinds = {Kind::all_reduce, Kind::all_gather,        Kin
 
 std::vector<std::byte> buffer(int64_t elements) {  // of f32; never without memory
   return std::vector<std::byte>(static_cast<size_t>(4 * elements + 1));
+}
+
+// Messages of one step have no order.
+std::vector<CollectiveStep> sorted(std::vector<CollectiveStep> steps) {
+  for (CollectiveStep& step : steps)
+    std::sort(step.begin(), step.end(), [](const StepTransfer& a, const StepTransfer& b) {
+      return std::tie(a.from, a.to, a.bytes) < std::tie(b.from, b.to, b.bytes);
+    });
+  return steps;
 }
 
 // Messages between threads that know of what they came after: a rank sends in the step after the latest of
@@ -91,14 +102,11 @@ std::vector<CollectiveStep> recorded(const std::vector<CollectiveRequest>& reque
       run_collective(request, rank, size, lanes, in.data(), out.data(), scratch);
     });
   for (std::thread& thread : threads) thread.join();
-  for (CollectiveStep& step : recorder.steps) std::sort(step.begin(), step.end());
-  return recorder.steps;
+  return sorted(std::move(recorder.steps));
 }
 
 std::vector<CollectiveStep> stated(const CollectiveRequest& request, int rank, int size) {
-  std::vector<CollectiveStep> steps = mesh_steps(request, rank, size);
-  for (CollectiveStep& step : steps) std::sort(step.begin(), step.end());
-  return steps;
+  return sorted(mesh_steps(request, rank, size));
 }
 
 // `most`: elements of a block, or of the whole tensor. Even: all blocks are equal.
