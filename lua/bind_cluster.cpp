@@ -316,7 +316,7 @@ std::vector<Link> links_at(lua_State* L, int index, int ranks) {
   std::vector<Link> links;
   each_in(L, index, "links", [&](int, int at) {
     links.push_back(
-        {field<double>(L, at, "bandwidth").value_or(0), field<double>(L, at, "latency").value_or(0)});
+        {field<double>(L, at, "latency").value_or(0), field<double>(L, at, "bandwidth").value_or(0)});
   });
   if (!links.empty() && static_cast<int>(links.size()) != ranks * ranks)
     fail_usage("there are {} links between {} ranks; {} are needed", links.size(), ranks, ranks * ranks);

@@ -24,7 +24,6 @@ struct Planning {
 namespace {
 
 using planner::Cluster;
-using planner::Link;
 using planner::Planned;
 using planner::Request;
 
@@ -40,7 +39,7 @@ Link link_at(lua_State* L, int index) {
 Cluster cluster_at(lua_State* L, int index) {
   Cluster cluster;
   cluster.between = link_at(L, index);
-  cluster.rings = field<std::string>(L, index, "all_reduce").value_or("") == "ring";
+  cluster.mesh = field<std::string>(L, index, "all_reduce").value_or("") == "mesh";
   each_in(L, index, "types", [&](int, int at) {
     planner::DeviceType type;
     type.name = field<std::string>(L, at, "name").value_or("");

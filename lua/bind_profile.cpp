@@ -144,7 +144,7 @@ int fit_link(lua_State* L) {
         {field<double>(L, at, "bytes").value_or(0), field<double>(L, at, "seconds").value_or(0)});
     lua_pop(L, 1);
   }
-  const planner::Link link = planner::fit(messages);
+  const Link link = planner::fit(messages);
   lua_pushnumber(L, link.latency_seconds);
   lua_pushnumber(L, link.bytes_per_second);
   return 2;

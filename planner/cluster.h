@@ -7,18 +7,12 @@
 #include <string_view>
 #include <vector>
 
+#include "core/comm/steps.h"
+
 namespace het::planner {
 
 enum class Precision { f32, bf16, f16 };
 std::string_view name_of(Precision precision);
-
-// A transfer of n bytes takes latency_seconds + n / bytes_per_second.
-struct Link {
-  double latency_seconds = 0;
-  double bytes_per_second = 0;
-  double seconds(double bytes) const { return latency_seconds + bytes / bytes_per_second; }
-  bool operator==(const Link&) const = default;
-};
 
 struct DeviceType {
   std::string name;
@@ -55,8 +49,9 @@ struct Cluster {
   std::vector<Node> nodes;
   Link between;  // between hosts where no zone link says otherwise; all zero: none
   std::vector<ZoneLink> zone_links;
-  // All-reduce by one ring over all members, as Gloo does; else inside hosts first, as NCCL does.
-  bool rings = false;
+  // Collectives go as between processors, by the mesh of core/comm/steps.h; else by rings and trees, inside
+  // hosts first, as NCCL does.
+  bool mesh = false;
   bool operator==(const Cluster&) const = default;
 };
 

@@ -91,7 +91,7 @@ CostTable make_costs(const Cluster& cluster, const Model& model, const Profile& 
     }
     table.nodes.push_back(std::move(costs));
   }
-  table.rings = cluster.rings;
+  table.mesh = cluster.mesh;
   for (int a = 0; a < count; ++a)
     for (int b = 0; b < count; ++b) table.between.push_back(between_link(cluster, a, b));
   return table;

@@ -27,7 +27,7 @@ struct CostTable {
   int tensor = 1, microbatch = 1, layers = 0;
   std::vector<NodeCosts> nodes;                // as Cluster::nodes
   std::vector<Link> between;                   // [node * nodes + node]
-  bool rings = false;                          // Cluster::rings
+  bool mesh = false;                           // Cluster::mesh
   std::vector<double> parameters;              // [layers + 1] elements on one device, in the layers before
   std::vector<double> activation, checkpoint;  // the same, bytes of one micro-batch on one device
   std::vector<double> workspace;               // [layers] bytes of one micro-batch on one device

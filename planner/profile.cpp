@@ -82,17 +82,11 @@ std::string_view name_of(Source source) {
   return "unknown";
 }
 
-double ring_seconds(const Link& link, int members, double bytes) {
-  if (members < 2) return 0;
-  const double n = members;
-  return 2 * (n - 1) * link.latency_seconds + 2 * (n - 1) / n * bytes / link.bytes_per_second;
-}
-
-double all_reduce_seconds(const Link& link, int members, double bytes) {
-  if (members < 2) return 0;
-  const double rounds = std::ceil(std::log2(members));
-  const double tree = 2 * rounds * link.latency_seconds + 2 * bytes / link.bytes_per_second;
-  return std::min(ring_seconds(link, members, bytes), tree);
+double collective_seconds(CollectiveKind kind, bool mesh, const Link& link, int members, double bytes) {
+  const auto by = [&](Algorithm algorithm) {
+    return seconds_of(even_steps(kind, algorithm, members, bytes), link);
+  };
+  return mesh ? by(Algorithm::mesh) : std::min(by(Algorithm::ring), by(Algorithm::tree));
 }
 
 namespace {
@@ -124,8 +118,8 @@ LayerSeconds compute_seconds(const Cluster& cluster, int node, const Model& mode
 // The all-reduces of the tensor-parallel group.
 void add_reductions(LayerSeconds& seconds, const Cluster& cluster, int node, const LayerKind& kind,
                     int tensor, int microbatch) {
-  const double each =
-      all_reduce_seconds(inside_link(cluster, node), tensor, kind.boundary_bytes * microbatch);
+  const double each = collective_seconds(CollectiveKind::all_reduce, cluster.mesh, inside_link(cluster, node),
+                                         tensor, kind.boundary_bytes * microbatch);
   seconds.forward += kind.tensor_reductions * each;
   seconds.recompute += kind.reductions_again() * each;
   seconds.input += kind.tensor_reductions * each;

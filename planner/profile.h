@@ -95,10 +95,9 @@ LayerSeconds layer_seconds(const Profile& profile, const Cluster& cluster, int n
 // samples, else as the model counts them.
 double kept_bytes(const Profile& profile, const LayerKind& kind, int tensor, int microbatch);
 
-// All-reduce of `bytes` by a ring of n members with this link between neighbours.
-double ring_seconds(const Link& link, int members, double bytes);
-// All-reduce of `bytes` over n members of one link: the better of a ring and a tree.
-double all_reduce_seconds(const Link& link, int members, double bytes);
+// A collective of `bytes` in all over n members with this link between any two: by the mesh, else the better
+// of a ring and a tree, as NCCL chooses (core/comm/steps.h).
+double collective_seconds(CollectiveKind kind, bool mesh, const Link& link, int members, double bytes);
 
 // All that keeps a profile from being used for any model, or for this one, each a sentence.
 std::vector<std::string> validate(const Profile& profile);

@@ -580,8 +580,31 @@ double Simulator::State::synchronise(double compute_end, Simulation& result) {
   struct Group {  // who exchanges a layer, or a number of each
     int hosts = 0, most_in_host = 0;
     Link slowest, inside;
+    // Of a mesh: the longest latency, and the mean pace at which the slowest member reaches the others.
+    Link mesh;
   };
   std::vector<const StageLayout*> members;
+  std::vector<int> at_node;
+  const auto mesh_of_members = [&] {
+    at_node.assign(costs.nodes.size(), 0);
+    for (const StageLayout* member : members) ++at_node[static_cast<size_t>(member->node)];
+    double latency = 0, longest = 0;  // of a member: seconds for a byte to each other
+    for (const StageLayout* member : members) {
+      const auto node = static_cast<size_t>(member->node);
+      const int here = port_count[static_cast<size_t>(port(*member))];
+      double seconds = 0;
+      const auto add = [&](int others, const Link& link) {
+        if (others == 0) return;
+        seconds += others / link.bytes_per_second;
+        latency = std::max(latency, link.latency_seconds);
+      };
+      add(here - 1, costs.nodes[node].inside);
+      for (size_t other = 0; other < at_node.size(); ++other)
+        add(at_node[other] - (other == node ? here : 0), costs.link(member->node, static_cast<int>(other)));
+      longest = std::max(longest, seconds);
+    }
+    return Link{latency, longest > 0 ? static_cast<double>(members.size() - 1) / longest : 0};
+  };
   const auto group_of_members = [&] {
     Group group;
     ++stamp;
@@ -613,6 +636,7 @@ double Simulator::State::synchronise(double compute_end, Simulation& result) {
           group.slowest.bytes_per_second = link.bytes_per_second;
         group.slowest.latency_seconds = std::max(group.slowest.latency_seconds, link.latency_seconds);
       }
+    if (costs.mesh) group.mesh = mesh_of_members();
     return group;
   };
   const auto group_of = [&](size_t l) {
@@ -621,25 +645,19 @@ double Simulator::State::synchronise(double compute_end, Simulation& result) {
       members.push_back(&pipelines[p].stages[static_cast<size_t>(holder[l * replicas + p])]);
     return group_of_members();
   };
-  const auto slowest_of_ring = [](const Group& group) {
-    if (group.hosts < 2 || group.most_in_host < 2) return group.hosts < 2 ? group.inside : group.slowest;
-    return Link{std::max(group.slowest.latency_seconds, group.inside.latency_seconds),
-                std::min(group.slowest.bytes_per_second, group.inside.bytes_per_second)};
-  };
-  // One exchange of a layer among its holders from `earliest`; `part` of an all-reduce (half: a
-  // reduce-scatter).
-  const auto exchange = [&](size_t l, const Group& group, double bytes, double part, double earliest,
-                            SimEvent::Kind kind) {
+  // One exchange of a layer among its holders from `earliest`.
+  const auto exchange = [&](size_t l, const Group& group, CollectiveKind collective, double bytes,
+                            double earliest, SimEvent::Kind kind) {
     double local = 0, remote = 0;
-    if (costs.rings) {
-      // Every device of a tensor-parallel group is in a ring of its own, and has its own way out.
-      const Link link = slowest_of_ring(group);
-      const int members = static_cast<int>(replicas);
-      (group.hosts > 1 ? remote : local) = part * ring_seconds(link, members, bytes);
+    const auto seconds = [&](const Link& link, int members, double of) {
+      return collective_seconds(collective, costs.mesh, link, members, of);
+    };
+    if (costs.mesh) {
+      // Every device of a tensor-parallel group is in a mesh of its own, and has its own way out.
+      (group.hosts > 1 ? remote : local) = seconds(group.mesh, static_cast<int>(replicas), bytes);
     } else {
-      if (group.most_in_host > 1) local = part * all_reduce_seconds(group.inside, group.most_in_host, bytes);
-      if (group.hosts > 1)
-        remote = part * all_reduce_seconds(group.slowest, group.hosts, bytes * costs.tensor);
+      if (group.most_in_host > 1) local = seconds(group.inside, group.most_in_host, bytes);
+      if (group.hosts > 1) remote = seconds(group.slowest, group.hosts, bytes * costs.tensor);
     }
     double start = earliest;
     for (size_t p = 0; p < replicas; ++p) {
@@ -683,23 +701,25 @@ double Simulator::State::synchronise(double compute_end, Simulation& result) {
       update_seconds[at(p, s)] += part * (node.update[l + 1] - node.update[l]);
     }
   }
-  const double part = layout->sharded_optimizer ? 0.5 : 1;
+  const CollectiveKind sum =
+      layout->sharded_optimizer ? CollectiveKind::reduce_scatter : CollectiveKind::all_reduce;
   if (replicas > 1 && options.late_reductions) {
     const auto count = static_cast<size_t>(layers);
     for (size_t first = 0, end = 0; first < count; first = end) {
       for (end = first + 1; end < count && same_holders(first, end);) ++end;
-      exchange(first, groups[first], (costs.parameters[end] - costs.parameters[first]) * costs.gradient_bytes,
-               part, compute_end, SimEvent::Kind::reduce);
+      exchange(first, groups[first], sum,
+               (costs.parameters[end] - costs.parameters[first]) * costs.gradient_bytes, compute_end,
+               SimEvent::Kind::reduce);
     }
   } else if (replicas > 1) {
     for (const int layer : order) {
       const auto l = static_cast<size_t>(layer);
-      exchange(l, groups[l], layer_parameters(l) * costs.gradient_bytes, part, ready[l],
+      exchange(l, groups[l], sum, layer_parameters(l) * costs.gradient_bytes, ready[l],
                SimEvent::Kind::reduce);
     }
   }
-  // When each device group has its sums. Where sums go by rings, latencies are worth counting: nobody updates
-  // before the norms of all ranks' gradients have gone round.
+  // When each device group has its sums. In a mesh latencies are worth counting: nobody updates before
+  // everybody has the norms of all ranks' gradients.
   std::vector<double> summed;
   double end = compute_end, reduced = compute_end, known = 0;
   for (size_t p = 0; p < replicas; ++p) {
@@ -712,13 +732,13 @@ double Simulator::State::synchronise(double compute_end, Simulation& result) {
       reduced = std::max(reduced, summed.back());
     }
   }
-  if (costs.rings) {
+  if (costs.mesh) {
     members.clear();
     for (const PipelineLayout& pipeline : pipelines)
       for (size_t e = 0; e < pipeline.stages.size() / static_cast<size_t>(layout->chunks); ++e)
         members.insert(members.end(), static_cast<size_t>(costs.tensor), &pipeline.stages[e]);
-    known = reduced +
-            static_cast<double>(members.size() - 1) * slowest_of_ring(group_of_members()).latency_seconds;
+    known = reduced + collective_seconds(CollectiveKind::all_gather, true, group_of_members().mesh,
+                                         static_cast<int>(members.size()), 0);
   }
   auto begins = summed.begin();
   for (size_t p = 0; p < replicas; ++p) {
@@ -744,7 +764,8 @@ double Simulator::State::synchronise(double compute_end, Simulation& result) {
     std::fill(out_free.begin(), out_free.end(), 0);
     for (int layer = 0; layer < layers; ++layer) {
       const auto l = static_cast<size_t>(layer);
-      exchange(l, groups[l], layer_parameters(l) * costs.weight_bytes, 0.5, 0, SimEvent::Kind::gather);
+      exchange(l, groups[l], CollectiveKind::all_gather, layer_parameters(l) * costs.weight_bytes, 0,
+               SimEvent::Kind::gather);
     }
     for (const double time : synced) end = std::max(end, time);
   }

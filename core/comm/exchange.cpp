@@ -4,8 +4,8 @@
 #include <cstring>
 
 #include "core/base/error.h"
-#include "core/base/parallel.h"
 #include "core/comm/reduce.h"
+#include "core/comm/steps.h"
 
 namespace het {
 
@@ -70,8 +70,6 @@ constexpr int64_t kSegmentBytes = 512 * 1024;
 constexpr int64_t kLeastSegmentBytes = 32 * 1024;
 constexpr int64_t kScratchBytes = 8 * 1024 * 1024;
 constexpr int kInFlight = 2;
-// Up to this size an all-reduce is one step: everybody sends everything to everybody and adds it up.
-constexpr int64_t kSmallBytes = 4 * 1024;
 
 int64_t segment_elements(DType dtype, int size) {
   const int64_t bytes =
@@ -79,22 +77,9 @@ int64_t segment_elements(DType dtype, int size) {
   return bytes / bytes_of(dtype);
 }
 
-bool is_small(const CollectiveRequest& request) {
-  return request.counts[0] * bytes_of(request.dtype) <= kSmallBytes;
-}
-
-// The blocks of a reduction: block r is summed by rank r.
-struct Blocks {
-  int64_t first, count;
-};
-Blocks block_of(const CollectiveRequest& request, int rank, int size) {
-  if (request.kind == CollectiveKind::all_reduce) {
-    const Range range = share_of(request.counts[0], size, rank);
-    return {range.begin, range.end - range.begin};
-  }
-  int64_t first = 0;
-  for (int r = 0; r < rank; ++r) first += request.counts[r];
-  return {first, request.counts[rank]};
+// Segment k of a block; perhaps empty.
+Block segment_of(Block block, int64_t k, int64_t segment) {
+  return {block.begin + k * segment, std::clamp<int64_t>(block.count - k * segment, 0, segment)};
 }
 
 // What all the functions below share: who we are, and how elements lie in memory.
@@ -107,6 +92,7 @@ struct Call {
   Scratch& scratch;
   int64_t width = std::max<int64_t>(bytes_of(request.dtype), 1);
 
+  Block block(int of) const { return block_of(request, of, size); }
   void send(int peer, const std::byte* from, int64_t elements) const {
     if (elements > 0) lanes.send(peer, from, elements * width);
   }
@@ -140,22 +126,18 @@ void reduce_small(const Call& c) {
 // Reduce-scatter, and all-reduce when `share`: each reduced segment then goes to everybody at once.
 void reduce_in_segments(const Call& c, bool share) {
   const int64_t segment = segment_elements(c.request.dtype, c.size);
-  const Blocks own = block_of(c.request, c.rank, c.size);
   int64_t longest = 0;
-  for (int r = 0; r < c.size; ++r) longest = std::max(longest, block_of(c.request, r, c.size).count);
+  for (int r = 0; r < c.size; ++r) longest = std::max(longest, c.block(r).count);
   const int64_t rounds = (longest + segment - 1) / segment;
-  // Elements of segment k of a block.
-  const auto part = [&](const Blocks& block, int64_t k) {
-    return std::clamp<int64_t>(block.count - k * segment, 0, segment);
-  };
+  const auto part = [&](int owner, int64_t k) { return segment_of(c.block(owner), k, segment); };
   const auto slot = [&](int64_t k, int peer) {
     return c.scratch.blocks.get() + ((k % kInFlight) * c.size + peer) * segment * c.width;
   };
   const auto post = [&](int64_t k) {
     c.each_peer([&](int peer) {
-      const Blocks theirs = block_of(c.request, peer, c.size);
-      c.receive(peer, slot(k, peer), part(own, k));
-      c.send(peer, c.in + (theirs.first + k * segment) * c.width, part(theirs, k));
+      const Block theirs = part(peer, k);
+      c.receive(peer, slot(k, peer), part(c.rank, k).count);
+      c.send(peer, c.in + theirs.begin * c.width, theirs.count);
     });
   };
   // marks[k % kInFlight][peer]: what must have come before segment k can be summed.
@@ -168,21 +150,21 @@ void reduce_in_segments(const Call& c, bool share) {
     post(k);
     mark(k);
   }
-  std::byte* result = share ? c.out + own.first * c.width : c.out;
+  const int64_t out_begin = share ? 0 : c.block(c.rank).begin;  // where in the whole tensor `out` begins
   for (int64_t k = 0; k < rounds; ++k) {
     c.each_peer([&](int peer) { c.lanes.await_received(peer, marks[(k % kInFlight) * c.size + peer]); });
-    const int64_t mine = part(own, k);
-    if (mine > 0) {
+    const Block own = part(c.rank, k);
+    std::byte* const result = c.out + (own.begin - out_begin) * c.width;
+    if (own.count > 0) {
       for (int peer = 0; peer < c.size; ++peer) inputs[peer] = slot(k, peer);
-      inputs[c.rank] = c.in + (own.first + k * segment) * c.width;
-      reduce_blocks(c.request.dtype, c.request.reduction, result + k * segment * c.width, inputs.data(),
-                    c.size, mine);
+      inputs[c.rank] = c.in + own.begin * c.width;
+      reduce_blocks(c.request.dtype, c.request.reduction, result, inputs.data(), c.size, own.count);
     }
     if (share)
       c.each_peer([&](int peer) {
-        const Blocks theirs = block_of(c.request, peer, c.size);
-        c.receive(peer, c.out + (theirs.first + k * segment) * c.width, part(theirs, k));
-        c.send(peer, result + k * segment * c.width, mine);
+        const Block theirs = part(peer, k);
+        c.receive(peer, c.out + theirs.begin * c.width, theirs.count);
+        c.send(peer, result, own.count);
       });
     if (k + kInFlight < rounds) {
       post(k + kInFlight);
@@ -193,18 +175,13 @@ void reduce_in_segments(const Call& c, bool share) {
 }
 
 void gather(const Call& c) {
-  const std::vector<int64_t>& counts = c.request.counts;
-  int64_t offset = 0;
-  std::byte* own = nullptr;
-  for (int r = 0; r < c.size; ++r) {
-    if (r == c.rank)
-      own = c.out + offset * c.width;
-    else
-      c.receive(r, c.out + offset * c.width, counts[r]);
-    offset += counts[r];
-  }
-  c.each_peer([&](int peer) { c.send(peer, c.in, counts[c.rank]); });
-  c.copy(own, c.in, counts[c.rank]);
+  const Block own = c.block(c.rank);
+  c.each_peer([&](int peer) {
+    const Block theirs = c.block(peer);
+    c.receive(peer, c.out + theirs.begin * c.width, theirs.count);
+  });
+  c.each_peer([&](int peer) { c.send(peer, c.in, own.count); });
+  c.copy(c.out + own.begin * c.width, c.in, own.count);
   c.lanes.await_all();
 }
 
@@ -215,13 +192,8 @@ void broadcast(const Call& c) {
   const int64_t count = c.request.counts[0];
   const int root = c.request.peer, sharers = c.size - 1;
   const int64_t segment = std::max<int64_t>(kSegmentBytes / c.width, 1);
-  const bool whole = sharers < 2 || count * c.width <= kSmallBytes;
-  // Segment k of the share that `rank` passes on.
-  const auto part = [&](int rank, int64_t k) -> Range {
-    const Range share = share_of(count, sharers, rank < root ? rank : rank - 1);
-    const int64_t begin = std::min(share.begin + k * segment, share.end);
-    return {begin, std::min(begin + segment, share.end)};
-  };
+  const bool whole = in_one_step(c.request, c.size);
+  const auto part = [&](int rank, int64_t k) { return segment_of(c.block(rank), k, segment); };
   if (c.rank == root) {
     c.copy(c.out, c.in, count);
     if (whole) c.each_peer([&](int peer) { c.send(peer, c.out, count); });
@@ -232,24 +204,24 @@ void broadcast(const Call& c) {
   if (c.rank == root) {
     for (int64_t k = 0; k < rounds; ++k)
       c.each_peer([&](int peer) {
-        const Range range = part(peer, k);
-        c.send(peer, c.out + range.begin * c.width, range.end - range.begin);
+        const Block range = part(peer, k);
+        c.send(peer, c.out + range.begin * c.width, range.count);
       });
   } else {
     const int64_t before = c.lanes.received(root);
     for (int64_t k = 0; k < rounds; ++k)
       for (int from = 0; from < c.size; ++from) {
         if (from == root) continue;
-        const Range range = part(from, k);
-        c.receive(from == c.rank ? root : from, c.out + range.begin * c.width, range.end - range.begin);
+        const Block range = part(from, k);
+        c.receive(from == c.rank ? root : from, c.out + range.begin * c.width, range.count);
       }
     int64_t came = before;
     for (int64_t k = 0; k < rounds; ++k) {
-      const Range range = part(c.rank, k);
-      if (range.end == range.begin) break;
+      const Block range = part(c.rank, k);
+      if (range.count == 0) break;
       c.lanes.await_received(root, ++came);
       c.each_peer([&](int peer) {
-        if (peer != root) c.send(peer, c.out + range.begin * c.width, range.end - range.begin);
+        if (peer != root) c.send(peer, c.out + range.begin * c.width, range.count);
       });
     }
   }
@@ -300,7 +272,7 @@ void meet(const CollectiveRequest& request, int rank, int size, Lanes& lanes) {
 int64_t scratch_bytes_of(const CollectiveRequest& request, int rank, int size) {
   const int64_t width = bytes_of(request.dtype);
   if (size == 1) return 0;
-  if (request.kind == CollectiveKind::all_reduce && is_small(request))
+  if (request.kind == CollectiveKind::all_reduce && in_one_step(request, size))
     return request.counts[0] * width * size;
   if (request.kind != CollectiveKind::all_reduce && request.kind != CollectiveKind::reduce_scatter) return 0;
   const int64_t segment = segment_elements(request.dtype, size);
@@ -318,7 +290,7 @@ void run_collective(const CollectiveRequest& request, int rank, int size, Lanes&
   switch (request.kind) {
     case CollectiveKind::all_reduce:
       if (size == 1) return call.copy(out, in, request.counts[0]);
-      return is_small(request) ? reduce_small(call) : reduce_in_segments(call, true);
+      return in_one_step(request, size) ? reduce_small(call) : reduce_in_segments(call, true);
     case CollectiveKind::reduce_scatter:
       if (size == 1) return call.copy(out, in, request.counts[0]);
       return reduce_in_segments(call, false);

@@ -1,8 +1,8 @@
-// The collectives, written once over the channels of wire.h. Every rank talks to every other directly: a
-// block that is reduced goes to its owner, who adds the contributions in rank order and hands the result to
-// all. That is 2 (n-1)/n of the bytes per rank, as in a ring, in two steps instead of 2 (n-1), with one
-// rounding, the same bits whatever carries them, and no rank's arrival hidden behind another's. Internal to
-// core/comm.
+// The collectives, written once over the channels of wire.h: the mesh of steps.h, which says what is sent.
+// Every rank talks to every other directly: a block that is reduced goes to its owner, who adds the
+// contributions in rank order and hands the result to all. That is as many bytes per rank as in a ring, in
+// two steps instead of 2 (n-1), with one rounding, the same bits whatever carries them, and no rank's arrival
+// hidden behind another's. Internal to core/comm.
 #pragma once
 
 #include <atomic>

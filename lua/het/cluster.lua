@@ -211,9 +211,9 @@ local make = define.constructor {
     { "bandwidth", "string", "between machines where no het.link says otherwise (default: none between zones; inside a "
       .. "zone 10 Gbit/s, and plans say that it was assumed)", unit = units.bandwidth },
     { "latency", "string", "of a message between machines (default: 50 us)", unit = units.latency },
-    { "all_reduce", "string", "how sums travel: \"hierarchical\" (inside machines first, as NCCL can) or \"ring\" "
-      .. "(one ring over all, as processors and slowed-down devices do)", default = "hierarchical",
-      choices = { "hierarchical", "ring" } },
+    { "all_reduce", "string", "how sums travel: \"hierarchical\" (inside machines first, as NCCL can) or \"mesh\" "
+      .. "(each device to each other, as processors and slowed-down devices do)", default = "hierarchical",
+      choices = { "hierarchical", "mesh" } },
   },
   check_known = function(a, report, given)
     local self, known = known_cluster(a, given)
@@ -232,7 +232,7 @@ local make = define.constructor {
 -- One node "here" whose devices are of one type with these figures.
 local function here_with(count, figures)
   local self = setmetatable({ bandwidth = 4e9, latency = 50e-6, links = {}, nodes = {}, types = {} }, Cluster)
-  if figures.name ~= "cuda" then self.all_reduce = "ring" end
+  if figures.name ~= "cuda" then self.all_reduce = "mesh" end
   self.types[1] = setmetatable(figures, DeviceType)
   self.nodes[1] = setmetatable({ name = "here", type = figures.name, devices = count, count = 1, zone = "", price = 0,
     preemptions = 0 }, Node)

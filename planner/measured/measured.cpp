@@ -246,7 +246,8 @@ void Prediction::spread(Kind& kind) {
       const double bytes = size[l].output_bytes * microbatch;
       double seconds = 0;
       for (const PlanMachine& machine : machines)
-        seconds = std::max(seconds, all_reduce_seconds(between({{machines[0]}, 1}, {{machine}, 1}, 1, bytes),
+        seconds = std::max(seconds, collective_seconds(CollectiveKind::all_reduce, false,
+                                                       between({{machines[0]}, 1}, {{machine}, 1}, 1, bytes),
                                                        static_cast<int>(machines.size()), bytes));
       layers[l].forward += seconds * (l == 0 ? 1 : 2);
       layers[l].backward += seconds * (l == 0 ? 1 : 2);

@@ -42,7 +42,7 @@ local function device_type(name, rate)
   return het.device_type { name = name, f32 = rate, memory = "4 GiB", memory_bandwidth = "1 TB/s", efficiency = 1,
     bandwidth = opt.link, latency = "20 us" }
 end
-local cluster = het.cluster { bandwidth = opt.link, latency = "20 us",
+local cluster = het.cluster { bandwidth = opt.link, latency = "20 us", all_reduce = "mesh",
   device_type("slow", "12 GFLOP/s"), device_type("fast", "18 GFLOP/s"),
   het.node { name = "a", type = "slow", devices = 4 }, het.node { name = "b", type = "fast", devices = 2 },
 }

@@ -62,7 +62,7 @@ def cluster_text(nodes, link, memory):
         for name, _ in nodes)
     places = '\n'.join(f'  het.node {{ name = "{name}", type = "{name}", devices = {count} }},' for name, count in nodes)
     return (f'local het = require "het"\nlocal cluster = het.cluster {{ bandwidth = "{link / SLOWER} MB/s", '
-            f'latency = "{latency}", all_reduce = "ring",\n{types}\n{places}\n}}\n')
+            f'latency = "{latency}", all_reduce = "mesh",\n{types}\n{places}\n}}\n')
 
 
 def compare(folder, name, nodes, link, memory):

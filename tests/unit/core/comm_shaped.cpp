@@ -11,8 +11,8 @@ using Kind = CollectiveKind;
 
 namespace {
 
-// 1 MB/s between even neighbours, 100 kB/s from rank 2 to rank 3; 10 ms each.
-Link slow(int from, int to) { return {from == 2 && to == 3 ? 1e5 : 1e6, 0.01}; }
+// 1 MB/s, 100 kB/s from rank 2 to rank 3; 10 ms each.
+Link slow(int from, int to) { return {0.01, from == 2 && to == 3 ? 1e5 : 1e6}; }
 
 CollectiveRequest request_of(Kind kind, std::vector<int64_t> counts, int peer = -1) {
   return {kind, DType::f32, std::move(counts), peer, 0, Reduction::sum, "x"};
@@ -20,30 +20,32 @@ CollectiveRequest request_of(Kind kind, std::vector<int64_t> counts, int peer = 
 
 }  // namespace
 
-TEST_CASE("shaped links take the time that the stated model gives", "[comm]") {
-  const auto busy = [](const CollectiveRequest& request, const std::vector<int>& ranks, int rank) {
-    return wire_time(request, ranks, rank, slow).busy;
+TEST_CASE("shaped links take the time that the collectives' steps take on them", "[comm]") {
+  const auto seconds = [](const CollectiveRequest& request, const std::vector<int>& ranks, int rank) {
+    const auto links = make_shaped_links(slow);
+    const auto now = CommClock::now();
+    return std::chrono::duration<double>(links->release(request, ranks, rank, now) - now).count();
   };
-  const auto latency = [](const CollectiveRequest& request, const std::vector<int>& ranks, int rank) {
-    return wire_time(request, ranks, rank, slow).latency;
-  };
-  // 400 kB over 1 MB/s: two ways, half of it each.
-  CHECK(busy(request_of(Kind::all_reduce, {100'000}), {0, 1}, 0) == Approx(0.4));
-  CHECK(latency(request_of(Kind::all_reduce, {100'000}), {0, 1}, 0) == Approx(0.02));
-  CHECK(busy(request_of(Kind::all_reduce, {100'000}), {0, 1, 2, 3}, 1) == Approx(2 * 0.75 * 4.0));
-  CHECK(busy(request_of(Kind::all_reduce, {100'000}), {0, 3, 2, 1}, 1) ==
-        Approx(2 * 0.75 * 0.4));  // avoids 2 -> 3
-  // The link to rank 1 carries all but its block.
-  CHECK(busy(request_of(Kind::all_gather, {100'000, 25'000}), {0, 1}, 0) == Approx(0.4));
-  CHECK(busy(request_of(Kind::reduce_scatter, {0, 25'000, 50'000}), {0, 1, 4}, 0) == Approx(0.3));
-  CHECK(busy(request_of(Kind::broadcast, {100'000}, 0), {0, 1, 4}, 2) == Approx(0.4));
-  CHECK(busy(request_of(Kind::send, {100'000}, 1), {2, 3}, 0) == Approx(4.0));
-  CHECK(busy(request_of(Kind::receive, {100'000}, 0), {2, 3}, 1) == Approx(4.0));
-  CHECK(busy(request_of(Kind::send, {100'000}, 0), {2, 3}, 1) == Approx(0.4));
-  CHECK(busy(request_of(Kind::all_to_all, {9, 100, 200, 0}), {0, 1}, 0) == Approx(8e-4));
-  CHECK(busy(request_of(Kind::barrier, {}), {0, 1, 4}, 0) == 0);
-  CHECK(latency(request_of(Kind::barrier, {}), {0, 1, 4}, 0) == Approx(0.04));
-  CHECK(busy(request_of(Kind::all_reduce, {100'000}), {0}, 0) == 0);
+  // 400 kB over 1 MB/s: half of it to the other's sum, and half of it back; a latency each.
+  CHECK(seconds(request_of(Kind::all_reduce, {100'000}), {0, 1}, 0) == Approx(0.4 + 0.02));
+  // A quarter in each step to each of three; from rank 2 to rank 3 at a tenth of the pace.
+  CHECK(seconds(request_of(Kind::all_reduce, {100'000}), {0, 1, 2, 3}, 1) ==
+        Approx(2 * (0.1 + 0.1 + 1) + 0.02));
+  CHECK(seconds(request_of(Kind::all_reduce, {100'000}), {0, 3, 4, 1}, 1) == Approx(2 * 0.3 + 0.02));
+  // Up to 4 KiB: all to all, in one step.
+  CHECK(seconds(request_of(Kind::all_reduce, {1'000}), {0, 1, 4}, 2) == Approx(2 * 0.004 + 0.01));
+  // The longer block decides; with three ranks it goes out twice.
+  CHECK(seconds(request_of(Kind::all_gather, {100'000, 25'000}), {0, 1}, 0) == Approx(0.4 + 0.01));
+  CHECK(seconds(request_of(Kind::all_gather, {50'000, 0, 0}), {0, 1, 4}, 1) == Approx(2 * 0.2 + 0.01));
+  CHECK(seconds(request_of(Kind::reduce_scatter, {0, 25'000, 50'000}), {0, 1, 4}, 0) ==
+        Approx(2 * 0.2 + 0.01));
+  CHECK(seconds(request_of(Kind::broadcast, {100'000}, 0), {0, 1, 4}, 2) == Approx(0.4 + 0.02));
+  CHECK(seconds(request_of(Kind::send, {100'000}, 1), {2, 3}, 0) == Approx(4.0 + 0.01));
+  CHECK(seconds(request_of(Kind::receive, {100'000}, 0), {2, 3}, 1) == Approx(4.0 + 0.01));
+  CHECK(seconds(request_of(Kind::send, {100'000}, 0), {2, 3}, 1) == Approx(0.4 + 0.01));
+  CHECK(seconds(request_of(Kind::all_to_all, {9, 100, 200, 0}), {0, 1}, 0) == Approx(8e-4 + 0.01));
+  CHECK(seconds(request_of(Kind::barrier, {}), {0, 1, 4}, 0) == Approx(0.01));
+  CHECK(seconds(request_of(Kind::all_reduce, {100'000}), {0}, 0) == 0);
 }
 
 TEST_CASE("operations that share a way follow each other; the two directions do not wait", "[comm]") {

@@ -69,9 +69,12 @@ TEST_CASE("the roofline follows work, then memory, then the link of the tensor-p
   // T4 has no bf16: it computes in f32.
   CHECK(roofline(cluster, 1, model, block, 1, 1).forward - kLaunchSeconds ==
         Approx(block.forward_flops / (8.1e12 * 0.5)));
-  CHECK(all_reduce_seconds({1e-5, 1e9}, 1, 1e6) == 0);
-  CHECK(all_reduce_seconds({0, 1e9}, 4, 1e6) == Approx(2 * 0.75 * 1e-3));
-  CHECK(all_reduce_seconds({1e-3, 1e9}, 64, 8) == Approx(12e-3).epsilon(0.01));
+  const auto all_reduce = [](const Link& link, int members, double bytes) {
+    return collective_seconds(CollectiveKind::all_reduce, false, link, members, bytes);
+  };
+  CHECK(all_reduce({1e-5, 1e9}, 1, 1e6) == 0);
+  CHECK(all_reduce({0, 1e9}, 4, 1e6) == Approx(2 * 0.75 * 1e-3));
+  CHECK(all_reduce({1e-3, 1e9}, 64, 8) == Approx(12e-3).epsilon(0.01));
 }
 
 TEST_CASE("a profile survives JSON, and mistakes in one are named") {
@@ -132,7 +135,8 @@ TEST_CASE("what was measured without its group gets the group's collectives from
   Fixture f;
   const LayerKind& block = f.model.kinds[1];
   const double reduce =
-      block.tensor_reductions * all_reduce_seconds(inside_link(f.cluster, 0), 2, block.boundary_bytes * 4);
+      block.tensor_reductions * collective_seconds(CollectiveKind::all_reduce, false,
+                                                   inside_link(f.cluster, 0), 2, block.boundary_bytes * 4);
   ProfilePoint point{"block", "A100-80", 2, 4, 0.010, 0.011, 0.009};
   f.profile.points = {point};
   CHECK(f.seconds(0, 2, 4).forward == 0.010);

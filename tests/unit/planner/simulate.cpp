@@ -41,6 +41,10 @@ Layout pipeline_of(int stages, int microbatches, int layers_each = 1) {
   return layout;
 }
 
+double nccl_all_reduce(const Link& link, int members, double bytes) {
+  return collective_seconds(CollectiveKind::all_reduce, false, link, members, bytes);
+}
+
 }  // namespace
 
 TEST_CASE("equal stages without transfers take (m + S - 1) times a stage, in 1F1B as in GPipe") {
@@ -338,14 +342,13 @@ TEST_CASE("late reductions wait for all backwards and go stage by stage in one p
   CHECK(late.pipeline_seconds == beside.pipeline_seconds);
   // Two hosts exchange 3 layers in the first stage, 1 in the second, at the same time: the first decides.
   const double gradients = 3 * 1e6 * bench.model.gradient_bytes;
-  CHECK(late.exposed_seconds ==
-        Approx(all_reduce_seconds(bench.cluster.between, 2, gradients)).epsilon(1e-9));
+  CHECK(late.exposed_seconds == Approx(nccl_all_reduce(bench.cluster.between, 2, gradients)).epsilon(1e-9));
   CHECK(late.seconds == Approx(late.pipeline_seconds + late.exposed_seconds + late.update_seconds));
   // Layer by layer, the first stage's last two layers have gone before its backward ends.
   CHECK(beside.exposed_seconds < late.exposed_seconds);
 }
 
-TEST_CASE("sums travel inside hosts first, or by one ring over all where the cluster says so") {
+TEST_CASE("sums travel inside hosts first, or by a mesh of all where the cluster says so") {
   Bench bench({plain_node("a", "unit", 3), plain_node("b", "unit", 2)}, 4, {1e-3, 1e8});
   for (LayerKind& kind : bench.model.kinds) kind.parameters = 1e6;
   bench.model.optimizer_bytes = 0;
@@ -355,14 +358,19 @@ TEST_CASE("sums travel inside hosts first, or by one ring over all where the clu
   options.late_reductions = true;
   const double gradients = 4 * 1e6 * bench.model.gradient_bytes;
   CHECK(bench.run(layout, options).exposed_seconds ==
-        Approx(all_reduce_seconds(bench.cluster.between, 2, gradients)).epsilon(1e-6));
-  bench.cluster.rings = true;
-  const double norms = 4 * 1e-3;  // of all ranks' gradients, once round, before anybody updates
-  CHECK(bench.run(layout, options).exposed_seconds ==
-        Approx(2 * 4 * 1e-3 + 2 * 4.0 / 5 * gradients / 1e8 + norms).epsilon(1e-6));
+        Approx(nccl_all_reduce(bench.cluster.between, 2, gradients)).epsilon(1e-6));
+  bench.cluster.mesh = true;
+  const double norms = 1e-3;  // of all ranks' gradients, from each to each, before anybody updates
+  // Each sends a fifth in each of two steps to each other; a rank of b has one of those beside it.
+  const Link inside = inside_link(bench.cluster, 1);
+  REQUIRE(inside.bytes_per_second > 1e8);
+  const auto all = [&](double bytes) {
+    return 2 * 1e-3 + 2 * bytes / 5 * (3 / 1e8 + 1 / inside.bytes_per_second);
+  };
+  CHECK(bench.run(layout, options).exposed_seconds == Approx(all(gradients) + norms).epsilon(1e-6));
   // Layer by layer the next sum begins when the one before has arrived: a group has one at a time.
   options.late_reductions = false;
-  const double each = 2 * 4 * 1e-3 + 2 * 4.0 / 5 * gradients / 4 / 1e8;  // longer than a layer's backward
+  const double each = all(gradients / 4);  // longer than a layer's backward
   CHECK(bench.run(layout, options).exposed_seconds ==
         Approx(4 * each - 3 * 2 * kLayer + norms).epsilon(1e-6));
 }
