@@ -462,7 +462,8 @@ class Lowering {
     if (!in.layout.is_contiguous()) in = packed(node, in, microbatch);
     const CollectiveKind kind = *node.op->collective;
     const bool reduces = kind == CollectiveKind::all_reduce;
-    if (node.phase == Phase::update && work_.summed.count(gradient_behind(source)) != 0) {
+    const bool sums = reduces || kind == CollectiveKind::reduce_scatter;
+    if (sums && node.phase == Phase::update && work_.summed.count(gradient_behind(source)) != 0) {
       // The sum over all ranks is here already: of a reduce-scatter this rank's block is.
       Operand sum = in;
       sum.layout = Layout::contiguous(graph_.type(result));

@@ -48,6 +48,26 @@ Types infer_reduce_scatter(const OpCall& call) {
   return {{call[0].dtype, {counts[part_of(call, counts)]}}};
 }
 
+// The elements of the blocks that rank `part` sends, or receives, of counts[from * ranks + to].
+int64_t exchanged(const OpCall& call, bool sent) {
+  const auto counts = counts_of(call);
+  size_t ranks = 1;
+  while (ranks * ranks < counts.size()) ++ranks;
+  if (ranks * ranks != counts.size())
+    refuse(call, fmt::format("counts has {} entries; one for each pair of ranks is needed", counts.size()));
+  const auto part = static_cast<size_t>(setting<int64_t>(call, "part"));
+  if (part >= ranks) refuse(call, fmt::format("part = {} is none of 0 to {}", part, ranks - 1));
+  int64_t elements = 0;
+  for (size_t other = 0; other < ranks; ++other)
+    elements += sent ? counts[part * ranks + other] : counts[other * ranks + part];
+  return elements;
+}
+
+Types infer_all_to_all(const OpCall& call) {
+  require_elements(call, exchanged(call, true));
+  return {{call[0].dtype, {exchanged(call, false)}}};
+}
+
 }  // namespace
 
 std::vector<OpDef> collective_ops() {
@@ -73,6 +93,14 @@ std::vector<OpDef> collective_ops() {
        .attributes = {"counts", "part"},
        .infer = infer_reduce_scatter,
        .collective = CollectiveKind::reduce_scatter},
+      {.name = "all_to_all",
+       .signature = "x[sent] → [received]",
+       .doc =
+           "Blocks of x, one for each rank of the tensor-parallel group, exchanged for those that the others "
+           "have for this rank, `part`, in the order of ranks; `counts[from * ranks + to]` elements.",
+       .attributes = {"counts", "part"},
+       .infer = infer_all_to_all,
+       .collective = CollectiveKind::all_to_all},
   };
 }
 

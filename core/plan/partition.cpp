@@ -100,6 +100,8 @@ class Partition {
     if (from.is_replicated()) return cut(value, id, to, part_);
     if (from.is_partial() && to == kReplicated) return builder_.call("all_reduce", {value});
     if (from.is_partial()) return scatter(value, id, to);
+    const bool exchanges = to != kReplicated && placement(id, to).dim != from.dim;
+    if (exchanges && gathered_.count({id, builder_.phase()}) == 0) return exchange(value, id, to);
     const auto [whole, fresh] = gathered_.emplace(std::pair{id, builder_.phase()}, kAbsent);
     if (fresh) whole->second = gather(value, id);
     return to == kReplicated ? whole->second : cut(whole->second, id, to, part_);
@@ -133,19 +135,46 @@ class Partition {
 
   // All parts one after the other, then every piece to its place.
   ValueId gather(ValueId value, ValueId id) {
-    const int64_t dim = placement(id, lies(id)).dim;
     const auto counts = counts_of(id, lies(id));
     const ValueId all = builder_.call("all_gather", {flat(value)},
                                       {{"counts", counts}, {"part", static_cast<int64_t>(part_)}});
+    std::vector<TensorSlice> blocks;
+    for (int part = 0; part < program_.parts(); ++part) blocks.push_back(slice(id, lies(id), part));
+    return joined(all, blocks, placement(id, lies(id)).dim);
+  }
+
+  // Shards of one dimension become shards of another: every rank gives each other one the block that both
+  // have.
+  ValueId exchange(ValueId value, ValueId id, PlacementId to) {
+    const int64_t dim = placement(id, lies(id)).dim;
+    std::vector<ValueId> sent;
+    std::vector<TensorSlice> received;
+    std::vector<int64_t> counts;
+    for (int from = 0; from < program_.parts(); ++from) {
+      const Ranges own = slice(id, lies(id), from).ranges(dim);
+      for (int receiver = 0; receiver < program_.parts(); ++receiver) {
+        const TensorSlice block = slice(id, to, receiver).narrowed(dim, own);
+        counts.push_back(block.elements());
+        if (receiver == part_) received.push_back(block);
+      }
+    }
+    for (int receiver = 0; receiver < program_.parts(); ++receiver)
+      sent.push_back(flat(cut(value, id, to, receiver)));
+    const ValueId all = builder_.call("all_to_all", {join(sent, 0)},
+                                      {{"counts", counts}, {"part", static_cast<int64_t>(part_)}});
+    return joined(all, received, dim);
+  }
+
+  // Packed blocks that follow each other, every piece of them in its place along `dim`.
+  ValueId joined(ValueId all, const std::vector<TensorSlice>& blocks, int64_t dim) {
     struct Piece {
       int64_t begin;
       ValueId value;
     };
     std::vector<Piece> pieces;
     int64_t start = 0;
-    for (int part = 0; part < program_.parts(); ++part) {
-      const TensorSlice of = slice(id, lies(id), part);
-      const int64_t count = counts[static_cast<size_t>(part)];
+    for (const TensorSlice& of : blocks) {
+      const int64_t count = of.elements();
       const ValueId own = builder_.call(
           "reshape",
           {builder_.call("slice", {all}, {{"dim", int64_t{0}}, {"start", start}, {"length", count}})},

@@ -20,6 +20,17 @@ bool is_of_parameter(const Graph& graph, ValueId id) {
   return id != kAbsent && graph.values[id].role == Role::parameter;
 }
 
+// What a rank sends, times the number of ranks, to have a value as `to` when it lies as `from`. Not for `to`
+// partial.
+int64_t moved(const PlacementTable& table, int parts, ValueId id, PlacementId from, PlacementId to) {
+  const int64_t all = table.graph().type(id).bytes() * (parts - 1);
+  if (from == to || from == kReplicated) return 0;
+  if (from == kPartial) return to == kReplicated ? 2 * all : all;
+  // To another dimension each part is exchanged; in the same one it is gathered and cut again.
+  const auto& placements = table.placements(id);
+  return to != kReplicated && placements[from].dim != placements[to].dim ? all / parts : all;
+}
+
 class Propagation {
  public:
   Propagation(const PlacementTable& table, const Shares& shares, const ShardingHints& hints)
@@ -101,13 +112,10 @@ class Propagation {
 
   // To have a value as `to` when it lies as `from`; nullopt: it cannot.
   std::optional<Moved> moved_between(ValueId id, PlacementId from, PlacementId to) const {
-    const int64_t share = graph_.type(id).bytes() * (program_.parts() - 1);
-    if (from == to) return Moved{};
-    if (to == kPartial) return std::nullopt;
-    if (from == kPartial) return Moved{0, to == kReplicated ? 2 * share : share};
-    if (from == kReplicated) return Moved{};
-    // Gathered, then perhaps cut again.
-    return is_of_parameter(graph_, id) ? Moved{share, 0} : Moved{0, share};
+    if (to == kPartial) return from == kPartial ? std::optional(Moved{}) : std::nullopt;
+    const int64_t bytes = moved(table_, program_.parts(), id, from, to);
+    const bool sharded = from > kPartial;
+    return sharded && is_of_parameter(graph_, id) ? Moved{bytes, 0} : Moved{0, bytes};
   }
 
   // Whether a node reads a value of another layer. Between layers values are whole or sharded, so that a
@@ -126,6 +134,8 @@ class Propagation {
       const PlacementId given = lies(node.inputs[i]);
       const auto each = moved_between(node.inputs[i], given, way.inputs[i]);
       if (!each || (is_changed(node, i) && given != way.inputs[i])) return std::nullopt;
+      // What counts once is not brought together for one rank alone.
+      if (((way.once >> i) & 1) != 0 && given != kReplicated) return std::nullopt;
       if (way.inputs[i] == kPartial && leaves_layer(node.inputs[i], node)) return std::nullopt;
       if (conversion_of(node.inputs[i], way.inputs[i], node.phase) == nullptr) moved += *each;
     }

@@ -13,9 +13,10 @@
 namespace het {
 
 // A value that nodes of a phase need otherwise than it was made: by a slice where it is replicated, an
-// all-reduce or a reduce-scatter where it is partial, an all-gather where it is sharded. What is not sharded
-// is converted once, for all phases; sharded values are gathered again in each phase, since kept from forward
-// to backward it would take the memory that sharding it saves.
+// all-reduce or a reduce-scatter where it is partial, an all-gather where it is sharded, or an all-to-all
+// where it shall be sharded along another dimension. What is not sharded is converted once, for all phases;
+// sharded values are gathered again in each phase, since kept from forward to backward it would take the
+// memory that sharding it saves.
 struct Conversion {
   ValueId value;
   PlacementId to;

@@ -3,10 +3,13 @@
 #include <set>
 
 #include "core/base/error.h"
+#include "core/comm/communicator.h"
 #include "core/graph/fuse.h"
 #include "core/graph/gradient.h"
 #include "core/ops/op.h"
+#include "core/program/eager.h"
 #include "core/tensor/slice.h"
+#include "kernels/reference/device.h"
 #include "planner/megatron/sharding.h"
 #include "tests/unit/core/testing.h"
 
@@ -317,4 +320,85 @@ TEST_CASE("state that exists whole is cut to the part that a program needs", "[p
   CHECK(values_of(state->read("loaded")) == std::vector<double>{3, 2, 1, 0});
   CHECK_THROWS_WITH(state->write("loaded", Tensor::of<float>({1, 2, 3}, {3})),
                     Catch::Contains("'loaded' has shape"));
+}
+
+namespace {
+
+// What a collective gives each rank, from what each has: packed vectors.
+std::vector<Tensor> exchanged(const std::vector<const Node*>& nodes, const std::vector<Tensor>& given) {
+  const auto counts = nodes[0]->attributes.get<std::vector<int64_t>>("counts");
+  const size_t ranks = nodes.size();
+  std::vector<Tensor> results;
+  for (size_t to = 0; to < ranks; ++to) {
+    std::vector<double> values;
+    for (size_t from = 0; from < ranks; ++from) {
+      int64_t start = 0;
+      for (size_t other = 0; other < to; ++other) start += counts[from * ranks + other];
+      for (int64_t i = 0; i < counts[from * ranks + to]; ++i) values.push_back(given[from].at(start + i));
+    }
+    const auto size = static_cast<int64_t>(values.size());
+    results.push_back(Tensor::of<double>(values, {size}));
+  }
+  return results;
+}
+
+}  // namespace
+
+TEST_CASE("shards of one dimension become shards of another without a gather", "[partition]") {
+  // A softmax needs all of its dimension: state that is cut along it is exchanged for parts of the other one.
+  Graph graph;
+  GraphBuilder b(graph);
+  const ValueId w = b.parameter("w", {DType::f64, {8, 6}}, {});
+  const ValueId y = b.call("softmax", {w}, {{"dim", int64_t{0}}});
+  b.output("y", b.call("gelu", {y}));
+  const PlacementTable table(graph);
+  const Shares shares{2, 1, 1};
+  ShardingHints hints;
+  hints.given[w] = *table.find(w, 0, {8});
+  for (size_t a = 0; a < table.axes().size(); ++a) hints.axes.insert(static_cast<int>(a));
+  const ShardingProgram program = propagate(table, shares, hints);
+
+  Eager eager(make_reference_device());
+  const Tensor whole = wave({DType::f64, {8, 6}}, 0.3);
+  const Tensor wanted =
+      eager.call(op_named("gelu"), eager.call(op_named("softmax"), {whole}, {{"dim", int64_t{0}}}), {})[0];
+  std::vector<RankGraph> ranks;
+  std::vector<std::map<ValueId, Tensor>> values(shares.size());
+  for (size_t r = 0; r < shares.size(); ++r) {
+    ranks.push_back(partition(table, program, static_cast<int>(r)));
+    const Graph& own = ranks.back().graph;
+    CHECK(verify(own).empty());
+    CHECK(count(own, "all_to_all", Phase::forward, -1) == 1);
+    values[r][*own.find("w")] = take(whole, *own.values[static_cast<size_t>(*own.find("w"))].slice);
+  }
+  for (size_t n = 0; n < ranks[0].graph.nodes.size(); ++n) {
+    std::vector<const Node*> nodes;
+    std::vector<std::vector<Tensor>> operands;
+    for (size_t r = 0; r < ranks.size(); ++r) {
+      nodes.push_back(&ranks[r].graph.nodes[n]);
+      operands.emplace_back();
+      for (const ValueId id : nodes.back()->inputs) operands.back().push_back(values[r].at(id));
+    }
+    if (nodes[0]->op->collective == CollectiveKind::all_gather) continue;  // of the output, which is whole
+    std::vector<Tensor> given, received;
+    for (const auto& each : operands) given.push_back(each[0].contiguous());
+    const bool exchanges = nodes[0]->op->collective == CollectiveKind::all_to_all;
+    if (exchanges) received = exchanged(nodes, given);
+    for (size_t r = 0; r < ranks.size(); ++r) {
+      values[r][nodes[r]->outputs[0]] =
+          exchanges ? received[r] : eager.call(*nodes[r]->op, operands[r], nodes[r]->attributes)[0];
+      const Origin& origin = ranks[r].origins[static_cast<size_t>(nodes[r]->outputs[0])];
+      if (origin.value == kAbsent || graph.type(origin.value).shape.size() != 2) continue;
+      const TensorSlice slice = table.slice(origin.value, origin.lies, shares, static_cast<int>(r));
+      CHECK(values[r].at(nodes[r]->outputs[0]).shape() == slice.shape());
+    }
+    if (nodes[0]->op->name != "gelu") continue;
+    for (size_t r = 0; r < ranks.size(); ++r) {
+      const Origin& origin = ranks[r].origins[static_cast<size_t>(nodes[r]->outputs[0])];
+      const Tensor own = take(wanted, table.slice(origin.value, origin.lies, shares, static_cast<int>(r)));
+      const Tensor& made = values[r].at(nodes[r]->outputs[0]);
+      for (int64_t i = 0; i < own.elements(); ++i) CHECK(made.at(i) == Approx(own.at(i)).epsilon(1e-12));
+    }
+    break;
+  }
 }
