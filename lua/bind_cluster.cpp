@@ -181,9 +181,6 @@ std::string line_key(const ClusterHandle& cluster, int64_t number) {
 }  // namespace
 
 void give_line(const ClusterHandle& cluster, int64_t number, const std::string& text) {
-  if (text.size() > kStoreValueBytes)
-    fail_usage("a line of {} is too long for ranks to share; {} at most", show_bytes(text.size()),
-               show_bytes(kStoreValueBytes));
   cluster->store->put(line_key(cluster, number), text);
   if (number > 2) cluster->store->remove(line_key(cluster, number - 2));
 }
@@ -546,8 +543,8 @@ int cluster_gather(lua_State* L) {  // cluster, executor, state
     for (const Inventory::Source& source : sources.at(name)) {
       const bool own = source.holder == world.rank();
       if (!own && !receives) continue;
-      Tensor piece(TensorType{tensor.type.dtype, source.slice.shape()});
-      if (own) piece = piece_of(state->read(name), held.at(name), source.slice);
+      Tensor piece = own ? piece_of(state->read(name), held.at(name), source.slice)
+                         : Tensor(TensorType{tensor.type.dtype, source.slice.shape()});
       if (!own || !receives) {
         CollectiveRequest request;
         request.kind = own ? CollectiveKind::send : CollectiveKind::receive;

@@ -125,6 +125,22 @@ DistributedTensor lying_as(const DistributedTensor& x, const Placements& placeme
   return redistribute(x, placements, label, travels);
 }
 
+// What ranks have to ask alike, for DeviceMesh::agree_on.
+std::string text_of(const Placements& placements) {
+  std::string text;
+  for (const AxisPlacement& each : placements)
+    text += fmt::format("{}{} by {}", text.empty() ? "" : ", ", to_string(each.lies),
+                        fmt::join(each.shares, ":"));
+  return text;
+}
+
+// Lua may write into what it holds.
+Tensor copy_of(const Tensor& tensor) {
+  Tensor copy(tensor.type());
+  copy.copy_from(tensor);
+  return copy;
+}
+
 int push_distributed(lua_State* L, DistributedTensor tensor, std::vector<MeshStep> steps) {
   push_object(
       L, Distributed{std::move(tensor), std::make_shared<const std::vector<MeshStep>>(std::move(steps))});
@@ -135,8 +151,8 @@ int shard(lua_State* L) {  // tensor:shard(mesh, placements)
   auto& tensor = check_object<Tensor>(L, 1);
   auto& mesh = check_object<MeshHandle>(L, 2);
   const Placements placements = placements_at(L, 3, *mesh, tensor.type());
-  mesh->agree_on(fmt::format("shard of {}", to_string(tensor.type())));
-  return push_distributed(L, lying_as(replicated(mesh, tensor), placements, "shard", nullptr),
+  mesh->agree_on(fmt::format("shard of {}", to_string(tensor.type())), text_of(placements));
+  return push_distributed(L, lying_as(replicated(mesh, copy_of(tensor)), placements, "shard", nullptr),
                           {{"shard", "every rank keeps its part of what it has whole", {}}});
 }
 
@@ -147,7 +163,8 @@ int redistribute_to(lua_State* L) {  // x:redistribute([mesh,] placements)
   const Placements placements = placements_at(L, other != nullptr ? 3 : 2, *mesh, x.tensor.type);
   MeshStep step{"redistribute", "", {}};
   std::vector<Travel> travels;
-  mesh->agree_on(fmt::format("redistribute of {}", to_string(x.tensor.type)));
+  mesh->agree_on(fmt::format("redistribute of {}", to_string(x.tensor.type)),
+                 text_of(x.tensor.placements) + " to " + text_of(placements));
   DistributedTensor from = x.tensor;
   if (mesh != x.tensor.mesh) from = replicated(mesh, gather(x.tensor));
   DistributedTensor result = lying_as(from, placements, "redistribute", &travels);
@@ -157,11 +174,11 @@ int redistribute_to(lua_State* L) {  // x:redistribute([mesh,] placements)
 }
 
 Tensor gather_all(const Distributed& x) {
-  mesh_of(x).agree_on(fmt::format("gather of {}", to_string(x.tensor.type)));
-  return gather(x.tensor);
+  mesh_of(x).agree_on(fmt::format("gather of {}", to_string(x.tensor.type)), text_of(x.tensor.placements));
+  return copy_of(gather(x.tensor));
 }
 Tensor gather_it(Distributed& x) { return gather_all(x); }
-Tensor local_part(Distributed& x) { return x.tensor.local; }
+Tensor local_part(Distributed& x) { return copy_of(x.tensor.local); }
 double item(Distributed& x) {
   if (x.tensor.type.elements() != 1)
     fail_usage("item: the tensor is {}; only a single element is a number", to_string(x.tensor.type));
@@ -299,8 +316,8 @@ struct Along {
   int parts, coordinate;
 };
 
-// mesh:collective(tensor, axis, ...): all ranks are about to do the same.
-Along along(lua_State* L, const std::string& what, bool same_shape = true) {
+// The operands of mesh:collective(tensor, axis, ...).
+Along along(lua_State* L, const char* what) {
   auto& mesh = check_object<MeshHandle>(L, 1);
   if (to_object<Distributed>(L, 2) != nullptr)
     fail_usage(
@@ -309,13 +326,23 @@ Along along(lua_State* L, const std::string& what, bool same_shape = true) {
         what);
   auto& own = check_object<Tensor>(L, 2);
   const int axis = mesh->axis_named(Convert<std::string>::get(L, 3));
-  const MeshAxis& of = mesh->axes()[static_cast<size_t>(axis)];
-  mesh->agree_on(
+  return {mesh, own.contiguous(), axis, mesh->axes()[static_cast<size_t>(axis)].size,
+          mesh->coordinate(mesh->place(), axis)};
+}
+
+// All ranks are about to do the same: after all arguments were looked at, so that none fails alone.
+void agree(const Along& at, const char* what, const std::string& detail, bool same_shape = true) {
+  const TensorType& type = at.own.type();
+  at.mesh->agree_on(
       fmt::format("mesh:{} of {} along {}", what,
-                  same_shape ? to_string(own.type())
-                             : fmt::format("{} of {} dimensions", name_of(own.dtype()), own.shape().size()),
-                  of.name));
-  return {mesh, own.contiguous(), axis, of.size, mesh->coordinate(mesh->place(), axis)};
+                  same_shape ? to_string(type)
+                             : fmt::format("{} of {} dimensions", name_of(type.dtype), type.shape.size()),
+                  at.mesh->axes()[static_cast<size_t>(at.axis)].name),
+      detail);
+}
+
+void require_number(const Along& at, const char* what) {
+  if (at.own.dtype() == DType::boolean) fail_usage("mesh:{}: truth values have no sum", what);
 }
 
 int64_t dim_at(lua_State* L, int index, const Tensor& tensor, const char* what) {
@@ -337,6 +364,8 @@ int mesh_all_reduce(lua_State* L) {  // mesh:all_reduce(tensor, axis [, "sum" or
   const auto how = Convert<std::optional<std::string>>::get(L, 4).value_or("sum");
   if (how != "sum" && how != "max") fail_usage("mesh:all_reduce: '{}' is neither \"sum\" nor \"max\"", how);
   const Along at = along(L, "all_reduce");
+  require_number(at, "all_reduce");
+  agree(at, "all_reduce", how);
   return push_tensor(L, all_reduce(*at.mesh, at.axis, at.own, how == "max" ? Reduction::max : Reduction::sum,
                                    "mesh:all_reduce"));
 }
@@ -398,8 +427,9 @@ std::pair<Tensor, std::vector<int64_t>> blocks_of(const Tensor& tensor, int64_t 
 }
 
 int mesh_all_gather(lua_State* L) {  // mesh:all_gather(tensor, axis, dim)
-  const Along at = along(L, "all_gather", false);
+  const Along at = along(L, "all_gather");
   const int64_t dim = dim_at(L, 4, at.own, "all_gather");
+  agree(at, "all_gather", fmt::format("dim {}", dim), false);
   const auto sizes = sizes_along(at, dim, "all_gather");
   std::vector<int64_t> counts;
   for (const int64_t size : sizes) {
@@ -415,6 +445,8 @@ int mesh_reduce_scatter(lua_State* L) {  // mesh:reduce_scatter(tensor, axis, di
   const Along at = along(L, "reduce_scatter");
   const int64_t dim = dim_at(L, 4, at.own, "reduce_scatter");
   const Shares shares = shares_at(L, 5, at.mesh->axes()[static_cast<size_t>(at.axis)]);
+  require_number(at, "reduce_scatter");
+  agree(at, "reduce_scatter", fmt::format("dim {} by {}", dim, fmt::join(shares, ":")));
   const auto [blocks, counts] = blocks_of(at.own, dim, shares);
   const Tensor own = reduce_scatter(*at.mesh, at.axis, blocks, counts, "mesh:reduce_scatter");
   const auto points = cut_points(at.own.shape()[static_cast<size_t>(dim)], shares);
@@ -425,8 +457,9 @@ int mesh_reduce_scatter(lua_State* L) {  // mesh:reduce_scatter(tensor, axis, di
 }
 
 int mesh_all_to_all(lua_State* L) {  // mesh:all_to_all(tensor, axis, split, join)
-  const Along at = along(L, "all_to_all", false);
+  const Along at = along(L, "all_to_all");
   const int64_t split = dim_at(L, 4, at.own, "all_to_all"), join = dim_at(L, 5, at.own, "all_to_all");
+  agree(at, "all_to_all", fmt::format("split {}, join {}", split, join), false);
   // The sizes that are joined may differ between ranks; those that are split are alike.
   const auto sizes = sizes_along(at, join, "all_to_all");
   const Shares equal(static_cast<size_t>(at.parts), 1);
@@ -456,12 +489,14 @@ int mesh_all_to_all(lua_State* L) {  // mesh:all_to_all(tensor, axis, split, joi
 int mesh_broadcast(lua_State* L) {  // mesh:broadcast(tensor, axis, from)
   const Along at = along(L, "broadcast");
   const int from = coordinate_at(L, 4, at, "broadcast");
+  agree(at, "broadcast", fmt::format("from {}", from));
   return push_tensor(L, broadcast(*at.mesh, at.axis, at.own, from, "mesh:broadcast"));
 }
 
 int mesh_transfer(lua_State* L) {  // mesh:transfer(tensor, axis, from, to) -> tensor on `to`, nil elsewhere
   const Along at = along(L, "transfer");
   const int from = coordinate_at(L, 4, at, "transfer"), to = coordinate_at(L, 5, at, "transfer");
+  agree(at, "transfer", fmt::format("from {} to {}", from, to));
   Tensor result = transfer(*at.mesh, at.axis, at.own, from, to, "mesh:transfer");
   if (!result.present()) return 0;
   return push_tensor(L, std::move(result));

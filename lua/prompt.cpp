@@ -293,6 +293,8 @@ class Ranks {
     groups_of(cluster_);  // all have come
   }
 
+  static constexpr size_t kMostBytes = 1'000'000;  // of a chunk; a store keeps little more under one key
+
   int size() const { return cluster_ == nullptr ? 1 : groups_of(cluster_)->size(); }
   bool is_first() const { return cluster_ == nullptr || groups_of(cluster_)->rank() == 0; }
 
@@ -301,14 +303,17 @@ class Ranks {
     give_line(cluster_, ++number_, fmt::format("{}\n{}", line, chunk));
   }
 
-  // Wait for the next chunk of rank 0; false: there are no more. Interrupts meanwhile are not for this rank.
+  // Wait for the next chunk of rank 0; false: there are no more. Interrupts meanwhile are not for this rank;
+  // one that comes with the chunk is for the chunk.
   bool hear(std::string& chunk, int& line) {
     constexpr std::chrono::milliseconds kLook{200};
     ++number_;
     for (;;) {
       const auto text = take_line(cluster_, number_, kLook);
-      take_interrupt();
-      if (!text) continue;
+      if (!text) {
+        take_interrupt();
+        continue;
+      }
       if (text->empty()) return false;
       const size_t end = text->find('\n');
       line = std::atoi(text->c_str());
@@ -318,16 +323,18 @@ class Ranks {
   }
 
   // What the ranks have to say of a chunk: once, without a rank, where they say the same. All call it.
-  std::vector<std::string> problems(const std::optional<Error>& own) {
-    const auto texts = agreement_of(cluster_)->at_end(fmt::format("the end of line {}", number_),
+  struct Told {
+    std::string rank;  // "[rank 1] ", or nothing
+    std::string text;
+  };
+  std::vector<Told> problems(const std::optional<Error>& own, int line) {
+    const auto texts = agreement_of(cluster_)->at_end(fmt::format("the end of line {}", line),
                                                       own ? std::string(own->what()) : "");
-    std::vector<std::string> told;
-    if (std::all_of(texts.begin(), texts.end(), [&](const auto& text) { return text == texts[0]; })) {
-      if (!texts[0].empty()) told.push_back(texts[0]);
-      return told;
-    }
-    for (size_t rank = 0; rank < texts.size(); ++rank)
-      if (!texts[rank].empty()) told.push_back(fmt::format("[rank {}] {}", rank, texts[rank]));
+    const bool same =
+        std::all_of(texts.begin(), texts.end(), [&](const auto& text) { return text == texts[0]; });
+    std::vector<Told> told;
+    for (size_t rank = 0; rank < (same ? 1 : texts.size()); ++rank)
+      if (!texts[rank].empty()) told.push_back({same ? "" : fmt::format("[rank {}] ", rank), texts[rank]});
     return told;
   }
 
@@ -359,7 +366,7 @@ int follow(Session& session, Ranks& ranks) {
   while (ranks.hear(chunk, line)) {
     const auto problem = session.run(chunk, line);
     if (problem && problem->kind() == ErrorKind::peer) throw Error(*problem);
-    ranks.problems(problem);
+    ranks.problems(problem, line);
     take_interrupt();
   }
   ranks.end();
@@ -401,17 +408,25 @@ int run_prompt(State& state, const Settings& settings) {
     reader.remember(chunk);
     const bool shared = ranks.size() > 1 && !question;
     const int begins = terminal ? 1 : first;
+    if (shared && chunk.size() > Ranks::kMostBytes) {
+      std::cerr << fmt::format(
+          "stdin:{}: {} characters are too many for one line of several ranks; {} at most\n", first,
+          chunk.size(), Ranks::kMostBytes);
+      if (code == 0) code = static_cast<int>(ErrorKind::usage);
+      chunk.clear();
+      continue;
+    }
     if (shared) ranks.tell(chunk, begins);
     const auto problem = session.run(chunk, begins);
     const bool lost = shared && problem && problem->kind() == ErrorKind::peer;  // another rank
-    std::vector<std::string> told;
+    std::vector<Ranks::Told> told;
     if (shared && !lost)
-      told = ranks.problems(problem);
+      told = ranks.problems(problem, begins);
     else if (problem)
-      told.emplace_back(problem->what());
-    for (const std::string& text : told) {
+      told.push_back({"", problem->what()});
+    for (const auto& [rank, text] : told) {
       const bool placed = terminal || text.starts_with("stdin:");
-      std::cerr << visible(placed ? text : fmt::format("stdin:{}: {}", first, text)) << '\n';
+      std::cerr << rank << visible(placed ? text : fmt::format("stdin:{}: {}", first, text)) << '\n';
     }
     if (lost) return static_cast<int>(ErrorKind::peer);
     if (!told.empty() && !terminal && code == 0)

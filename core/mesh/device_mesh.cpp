@@ -167,11 +167,4 @@ Tensor transfer(const DeviceMesh& mesh, int axis, const Tensor& own, int from, i
   return here == to ? result : Tensor();
 }
 
-void barrier(const DeviceMesh& mesh, int axis) {
-  if (Communicator* group = mesh.group(axis); group != nullptr) {
-    const Tensor nothing(TensorType{DType::u8, {0}});
-    run(*group, request_of(CollectiveKind::barrier, nothing, {}, "barrier"), nothing, {0});
-  }
-}
-
 }  // namespace het

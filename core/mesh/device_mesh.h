@@ -56,7 +56,7 @@ class DeviceMesh {
 std::string to_string(const DeviceMesh& mesh);  // "mesh { data = 2, model = 4 }"
 
 // Collectives along an axis on what each rank has, at once: `own` is packed, and so is the result. `label`
-// names the tensor in messages. A group of one rank gives its operand back.
+// names the tensor in messages. A group of one rank copies its operand.
 Tensor all_reduce(const DeviceMesh& mesh, int axis, const Tensor& own, Reduction reduction,
                   const std::string& label);
 // [elements of all], from the elements of each; counts by rank of the group.
@@ -73,6 +73,5 @@ Tensor broadcast(const DeviceMesh& mesh, int axis, const Tensor& own, int from, 
 // The operand of the rank at coordinate `from` on the rank at `to`; the others take no part and get nothing.
 Tensor transfer(const DeviceMesh& mesh, int axis, const Tensor& own, int from, int to,
                 const std::string& label);
-void barrier(const DeviceMesh& mesh, int axis);
 
 }  // namespace het

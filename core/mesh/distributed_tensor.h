@@ -53,15 +53,16 @@ struct Travel {
 
 // A tensor that every rank has whole.
 DistributedTensor replicated(std::shared_ptr<const DeviceMesh> mesh, const Tensor& whole);
-// The same tensor lying otherwise: by slices of what is here where that suffices, otherwise by the collective
-// that moves least. Moves nothing when it lies so already. `label` names it in messages; `travels`, if given,
+// The same tensor lying otherwise: sums first, then by slices of what is here where that suffices, otherwise
+// between the ranks along one axis if they have all of it together, else between all. Moves nothing, and
+// copies nothing, when it lies so already. `label` names it in messages; `travels`, if given,
 // gets an entry for each collective.
 DistributedTensor redistribute(const DistributedTensor& x, const Placements& to,
                                const std::string& label = "", std::vector<Travel>* travels = nullptr);
 // All of it, on every rank.
 Tensor gather(const DistributedTensor& x);
 
-// "data: sharded by 0, model: replicated".
+// "data dim 0, model partial".
 std::string describe_placements(const DistributedTensor& x);
 // Which rank has which part, drawn as a grid of the first two dimensions that are cut.
 std::string picture(const DistributedTensor& x);

@@ -26,6 +26,7 @@ class MeshRun {
         fail_usage("operands lie on different meshes, {} and {}; redistribute one to the other's mesh",
                    to_string(*mesh_), to_string(*value.mesh));
     for (int axis = 0; axis < axes(); ++axis) programs_.push_back(program_of(axis));
+    agree();
   }
 
   void run(const std::vector<ValueId>& wanted) {
@@ -42,6 +43,20 @@ class MeshRun {
 
  private:
   int axes() const { return static_cast<int>(mesh_->axes().size()); }
+
+  // All ranks are about to run this graph, on operands that lie so: "linear(f32[8, 16], f32[4, 16])".
+  void agree() const {
+    std::vector<std::string> operands;
+    std::string lying;
+    for (const auto& [id, value] : values_) {
+      operands.push_back(to_string(value.type));
+      lying += fmt::format("; {}", describe_placements(value));
+    }
+    const bool single = graph_.nodes.size() == 1;
+    mesh_->agree_on(fmt::format("{}({})", single ? graph_.nodes[0].op->name : "a function's gradient",
+                                fmt::join(operands, ", ")),
+                    (single ? to_string(graph_.nodes[0].attributes) : to_string(graph_)) + lying);
+  }
 
   // The way of each node along one axis of the mesh, from how the inputs lie there.
   ShardingProgram program_of(int axis) {
@@ -143,15 +158,13 @@ class MeshRun {
     bool all_filled = true;
     for (int place = 0; place < mesh_->size(); ++place)
       all_filled = all_filled && !has_nothing(node, choice, place);
-    // Where a rank has no part, a result that lies whole would not be made there, and nothing be told to
-    // others.
     if (!all_filled && choice.decomposed >= 0) return std::nullopt;
-    for (size_t o = 0; o < node.outputs.size() && !all_filled; ++o) {
-      const auto made_of_parts = [](const AxisPlacement& each) { return !each.lies.is_replicated(); };
-      const Placements& lies = choice.outputs[o].placements;
-      if (node.outputs[o] != kAbsent && std::none_of(lies.begin(), lies.end(), made_of_parts))
-        return std::nullopt;
-    }
+    // A rank without a part makes nothing of a result that is cut, and zeros of a summand: a result that
+    // every rank along the axis shall have, it would not have.
+    for (size_t axis = 0; axis < ways.size() && !all_filled; ++axis)
+      for (size_t o = 0; o < node.outputs.size(); ++o)
+        if (ways[axis].axis >= 0 && node.outputs[o] != kAbsent && ways[axis].outputs[o] == kReplicated)
+          return std::nullopt;
     if (choice.decomposed >= 0 && cuts_same(choice)) return std::nullopt;
     return choice;
   }
@@ -191,12 +204,6 @@ class MeshRun {
     MeshStep step;
     if (steps_ != nullptr) step = describe(node, choice);
 
-    bool travels = choice.decomposed >= 0;
-    for (size_t i = 0; i < node.inputs.size(); ++i)
-      if (node.inputs[i] != kAbsent)
-        travels = travels || needs_others(values_.at(node.inputs[i]), choice.inputs[i]);
-    if (travels) agree_on(node, choice);
-
     std::vector<Tensor> operands;
     std::vector<TensorSlice> in, out;
     for (size_t i = 0; i < node.inputs.size(); ++i) {
@@ -210,8 +217,8 @@ class MeshRun {
       DistributedTensor moved =
           redistribute(value, choice.inputs[i].placements, std::string(node.op->name), &moves);
       for (Travel& travel : moves)
-        if (steps_ != nullptr) step.moves.push_back({operand_name(node, i), std::move(travel)});
-      const bool elsewhere = counts_elsewhere(choice, i);
+        if (steps_ != nullptr) step.moves.push_back({names_of(node, false)[i], std::move(travel)});
+      const bool elsewhere = counts_elsewhere(node, choice, i);
       operands.push_back(elsewhere ? Tensor() : moved.local);
       in.push_back(choice.inputs[i].slices[static_cast<size_t>(here)]);
       // What was gathered or added up is so for those who need it again; a part is cut anew.
@@ -240,18 +247,18 @@ class MeshRun {
     if (steps_ != nullptr) steps_->push_back(std::move(step));
   }
 
-  // An operand that counts once: on the first rank that has a part, along each axis whose way says so.
-  bool counts_elsewhere(const Choice& choice, size_t operand) const {
-    for (size_t a = 0; a < choice.ways.size(); ++a) {
-      const NodeSharding& way = choice.ways[a];
-      if (((way.once >> operand) & 1) == 0) continue;
-      int first = 0;
-      if (way.axis >= 0) {
-        const std::vector<int64_t> points =
-            cut_points(table_.axes()[static_cast<size_t>(way.axis)].units, programs_[a].shares);
-        while (points[static_cast<size_t>(first)] == points[static_cast<size_t>(first) + 1]) ++first;
-      }
-      if (mesh_->coordinate(mesh_->place(), static_cast<int>(a)) != first) return true;
+  // An operand that counts once: on the first rank that has a part, along the axes whose ways say so.
+  bool counts_elsewhere(const Node& node, const Choice& choice, size_t operand) const {
+    const auto once = [&](size_t axis) { return ((choice.ways[axis].once >> operand) & 1) != 0; };
+    bool any = false;
+    for (size_t axis = 0; axis < choice.ways.size(); ++axis) any = any || once(axis);
+    if (!any) return false;
+    for (int place = 0; place < mesh_->size(); ++place) {
+      bool counts = !has_nothing(node, choice, place);
+      for (size_t axis = 0; axis < choice.ways.size(); ++axis)
+        counts = counts && (once(axis) || mesh_->coordinate(place, static_cast<int>(axis)) ==
+                                              mesh_->coordinate(mesh_->place(), static_cast<int>(axis)));
+      if (counts) return place != mesh_->place();
     }
     return false;
   }
@@ -271,19 +278,6 @@ class MeshRun {
     int64_t elements = 0;
     for (const TensorSlice& slice : value.slices) elements += slice.elements();
     return elements;
-  }
-
-  // "linear(f32[8, 16], f32[4, 16])", and how the operands shall lie.
-  void agree_on(const Node& node, const Choice& choice) const {
-    std::vector<std::string> operands, lying;
-    for (size_t i = 0; i < node.inputs.size(); ++i) {
-      if (node.inputs[i] == kAbsent) continue;
-      operands.push_back(to_string(graph_.type(node.inputs[i])));
-      for (const AxisPlacement& each : choice.inputs[i].placements)
-        lying.push_back(fmt::format("{} by {}", to_string(each.lies), fmt::join(each.shares, ":")));
-    }
-    mesh_->agree_on(fmt::format("{}({})", node.op->name, fmt::join(operands, ", ")),
-                    fmt::format("its operands {}", fmt::join(lying, ", ")));
   }
 
   // What a rank without a part makes: nothing, or a summand of zeros.
@@ -375,23 +369,29 @@ class MeshRun {
 
   // --- for people
 
-  std::string operand_name(const Node& node, size_t operand) const {
-    const auto types = types_of(graph_, node.inputs), results = types_of(graph_, node.outputs);
-    return notation_of({*node.op, types, node.attributes}, results).inputs[operand].name;
+  // As the operator's signature calls them; of one without rules by number.
+  std::vector<std::string> names_of(const Node& node, bool results) const {
+    const std::vector<ValueId>& ids = results ? node.outputs : node.inputs;
+    std::vector<std::string> names;
+    for (size_t i = 0; i < ids.size(); ++i) names.push_back(fmt::format("operand {}", i + 1));
+    if (node.op->sharding.empty()) return names;
+    const auto types = types_of(graph_, node.inputs), made = types_of(graph_, node.outputs);
+    const Notation notation = notation_of({*node.op, types, node.attributes}, made);
+    for (size_t i = 0; i < ids.size(); ++i)
+      names[i] = results ? notation.outputs[i].name : notation.inputs[i].name;
+    return names;
   }
 
   MeshStep describe(const Node& node, const Choice& choice) const {
-    const auto types = types_of(graph_, node.inputs), results = types_of(graph_, node.outputs);
-    const Notation notation = notation_of({*node.op, types, node.attributes}, results);
     MeshStep step{std::string(node.op->name), "", {}};
     for (size_t a = 0; a < choice.ways.size(); ++a) {
-      const auto list = [&](const std::vector<ValueId>& ids, const std::vector<OperandNotation>& operands,
+      const auto list = [&](const std::vector<ValueId>& ids, const std::vector<std::string>& operands,
                             const std::vector<PlacementId>& lies) {
         std::string text;
         for (size_t i = 0; i < ids.size(); ++i) {
           if (ids[i] == kAbsent || lies[i] == kReplicated) continue;
           const Placement& placement = table_.placements(ids[i])[lies[i]];
-          text += fmt::format("{}{} {}", text.empty() ? "" : ", ", operands[i].name,
+          text += fmt::format("{}{} {}", text.empty() ? "" : ", ", operands[i],
                               placement.is_partial() ? "partial" : fmt::format("dim {}", placement.dim));
         }
         return text.empty() ? std::string("replicated") : text;
@@ -399,8 +399,8 @@ class MeshRun {
       const NodeSharding& way = choice.ways[a];
       step.way += fmt::format("{}{}: {}", step.way.empty() ? "" : "; ", mesh_->axes()[a].name,
                               way.rule < 0 ? "replicated"
-                                           : list(node.inputs, notation.inputs, way.inputs) + " -> " +
-                                                 list(node.outputs, notation.outputs, way.outputs));
+                                           : list(node.inputs, names_of(node, false), way.inputs) + " -> " +
+                                                 list(node.outputs, names_of(node, true), way.outputs));
     }
     return step;
   }

@@ -15,7 +15,7 @@ namespace het {
 // What was done for a node: how it was cut along each axis of the mesh, and what travelled before.
 struct MeshStep {
   std::string op;
-  std::string way;  // "data: cuts batch; model: partial"
+  std::string way;  // "data: x dim 0 -> y dim 0; model: x dim 1, weight dim 1 -> y partial"
   struct Move {
     std::string operand;  // "x", as the operator's signature calls it
     Travel travel;

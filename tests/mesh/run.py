@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import termios
-import time
 import unittest
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -74,7 +73,7 @@ local x = het.ones(4, 4):shard(mesh, { model = 0 })
 if mesh.rank == 0 then print(het.op.sum(x)) end
 ''')
         _, err = self.hetrun('--workers', 2, 'other.lua', code=2)
-        self.assertEqual(err, 'hetrun: other.lua:4: ranks do different things: rank 0 is at gather of f32[], rank 1 at the end '
+        self.assertEqual(err, 'hetrun: other.lua:4: ranks do different things: rank 0 is at sum(f32[4, 4]), rank 1 at the end '
                          'of its lines; lines on distributed tensors have to do the same on every rank\n')
 
 
@@ -89,7 +88,39 @@ class Prompt(Case):
         _, err = self.hetrun('--workers', 3, code=2, lines='m = het.mesh { model = 3 }\nnope\nif m.rank > 1 then nope() end\n'
                              'm.rank\n')
         self.assertEqual(err, "stdin:2: 'nope' is not declared; did you mean 'op'?\n"
-                         "stdin:3: [rank 2] stdin:3: 'nope' is not declared; did you mean 'op'?\n")
+                         "[rank 2] stdin:3: 'nope' is not declared; did you mean 'op'?\n")
+
+    def test_arguments_that_differ_are_an_error_of_all(self):
+        lines = """m = het.mesh { model = 2 }
+t = het.ones(4, 2)
+m:broadcast(t, "model", m.rank)
+m:all_reduce(t, "model", m.rank == 0 and "sum" or "max")
+t:shard(m, { model = m.rank })
+m:all_gather(t, "model", m.rank == 0 and 0 or 7)
+m:all_reduce(het.ones(2, "bool"), "model")
+x = t:shard(m, { model = 0 })
+p = x:local_part()
+p[1][1] = 5
+y = m.rank == 0 and x * 2 or x * 3
+op.global_norm(x):item() > 2.8
+x:gather()[1][1] + x:local_part()[1][1]
+"""
+        out, err = self.hetrun('--workers', 2, code=2, lines=lines)
+        said = [re.sub(r'; lines on distributed .*', '', line) for line in err.splitlines()]
+        self.assertEqual(said, [
+            'stdin:3: ranks do different things: rank 0 is at mesh:broadcast of f32[4, 2] along model (from 0), rank 1 at '
+            'mesh:broadcast of f32[4, 2] along model (from 1)',
+            'stdin:4: ranks do different things: rank 0 is at mesh:all_reduce of f32[4, 2] along model (sum), rank 1 at '
+            'mesh:all_reduce of f32[4, 2] along model (max)',
+            'stdin:5: ranks do different things: rank 0 is at shard of f32[4, 2] (sharded by 0 in [4] by 1:1), rank 1 at '
+            'shard of f32[4, 2] (sharded by 1 in [2] by 1:1)',
+            '[rank 0] stdin:6: ranks do different things: rank 0 is at mesh:all_gather of f32 of 2 dimensions along model, '
+            'rank 1 at the end of line 6',
+            '[rank 1] stdin:6: mesh:all_gather: there is no dimension 7 of f32[4, 2]',
+            'stdin:7: mesh:all_reduce: truth values have no sum',
+            'stdin:11: ranks do different things: rank 0 is at scale(f32[4, 2]) ({factor = 2}; model dim 0), rank 1 at '
+            'scale(f32[4, 2]) ({factor = 3}; model dim 0)'])
+        self.assertEqual(out, 'true\n2\n')
 
     def test_placements_that_cannot_be(self):
         lines = ['m = het.mesh { data = 2 }', 'x = het.ones(4, 6)']
@@ -125,14 +156,14 @@ class Terminal(Case):
         session = self.start(3)
         session.run('m = het.mesh { model = 3 }', '')
         session.run('m.size', r'\n3\n')
-        session.type('while true do end\r')
-        time.sleep(0.5)
+        session.type('print("be" .. "gun"); while true do end\r')
+        session.read_until('begun')
         session.type(INTERRUPT)
         session.read_until('interrupted')
         session.ready()
         session.run('m:all_reduce(het.ones(1), "model"):item()', r'\n3\n')
-        session.type('x = het.ones(4, 4):shard(m, { model = 0 }); while true do x:gather() end\r')
-        time.sleep(0.5)
+        session.type('x = het.ones(4, 4):shard(m, { model = 0 }); print("be" .. "gun"); while true do x:gather() end\r')
+        session.read_until('begun')
         session.type(INTERRUPT)
         session.read_until('interrupted')
         session.ready()

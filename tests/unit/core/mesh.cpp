@@ -330,4 +330,75 @@ TEST_CASE("expressions on a mesh give what one device gives", "[mesh]") {
   }
 }
 
+TEST_CASE("a rank without a part of one axis still has what it shall have of the other", "[mesh]") {
+  // Two features on axes of two and two ranks, 1 : 3 of one feature: some ranks have none. A bias counts
+  // once, and its gradient is whole on all ranks of an axis.
+  const auto errors = on_ranks(testing::loopback_maker(), 4, Patience{}, [](Fabric& fabric) {
+    const auto groups = std::make_shared<Groups>(std::shared_ptr<Fabric>(&fabric, [](Fabric*) {}));
+    const auto agreement = std::make_shared<Agreement>(groups->group(testing::all_ranks(4)));
+    const auto mesh = std::make_shared<const DeviceMesh>(groups, agreement,
+                                                         std::vector<MeshAxis>{{"data", 2}, {"model", 2}});
+    Eager eager(make_reference_device());
+    const auto cut = [&](const Tensor& whole, int64_t data, int64_t model) {
+      Placements placements(2);
+      if (data >= 0) placements[0] = sharded_by(whole.shape(), data, {1, 1});
+      if (model >= 0) placements[1] = sharded_by(whole.shape(), model, {1, 3});
+      return redistribute(replicated(mesh, whole), placements);
+    };
+    const Tensor x = wave({DType::f64, {4, 2}}, 1), w = wave({DType::f64, {3, 2}}, 2),
+                 b = wave({DType::f64, {3}}, 3);
+    const Tensor dy = wave({DType::f64, {4, 3}}, 4);
+    const auto compare = [&](const char* op, const std::vector<DistributedTensor>& operands,
+                             const std::vector<Tensor>& whole) {
+      const auto made = call_on_mesh(eager, op_named(op), operands, {});
+      const auto wanted = eager.call(op_named(op), whole, {});
+      for (size_t o = 0; o < wanted.size(); ++o)
+        if (wanted[o].present() && error_of(gather(made[o]), wanted[o], 1) > 1e-12)
+          fail_usage("result {} of {} is wrong on rank {}", o, op, fabric.rank());
+    };
+    compare("linear", {cut(x, 1, 1), cut(w, 1, 1), replicated(mesh, b)}, {x, w, b});
+    compare("linear", {cut(x, -1, 1), cut(w, -1, 1), replicated(mesh, b)}, {x, w, b});
+    compare("linear_weight_gradient", {cut(dy, 0, -1), cut(x, 0, 1)}, {dy, x});
+  });
+  for (const std::string& error : errors) CHECK(error == "");
+}
+
+TEST_CASE("ranks that are about to do different things are all told", "[mesh]") {
+  constexpr int kRanks = 3;
+  std::vector<std::string> told(kRanks), ends(kRanks);
+  const auto errors = on_ranks(testing::loopback_maker(), kRanks, Patience{}, [&](Fabric& fabric) {
+    const auto rank = static_cast<size_t>(fabric.rank());
+    const auto world = fabric.group("world", testing::all_ranks(kRanks));
+    bool interrupted = false;
+    Agreement agreement(*world, [&] { return interrupted; });
+    const auto attempt = [&](const std::string& what, const std::string& detail) {
+      try {
+        agreement.on(what, detail);
+        told[rank] += "agreed|";
+      } catch (const Error& error) {
+        told[rank] += error.sentence() + "|";
+      }
+    };
+    attempt("add", "by rows");
+    attempt(rank == 1 ? "mul" : "add", "");
+    attempt("add", rank == 2 ? "by columns" : "by rows");
+    interrupted = rank == 1;
+    attempt("add", "");
+    interrupted = false;
+    if (rank != 0) attempt("sum", "");  // rank 0 is at the end already, and waits for the others there
+    for (const std::string& each : agreement.at_end("the end", fmt::format("rank {}", rank)))
+      ends[rank] += each + "|";
+  });
+  for (size_t rank = 0; rank < kRanks; ++rank) {
+    CHECK(errors[rank] == "");
+    const std::string same = "; lines on distributed tensors have to do the same on every rank|";
+    std::string wanted = "agreed|ranks do different things: rank 0 is at add, rank 1 at mul" + same +
+                         "ranks do different things: rank 0 is at add (by rows), rank 2 at add (by columns)" +
+                         same + "interrupted|";
+    if (rank != 0) wanted += "ranks do different things: rank 0 is at the end, rank 1 at sum" + same;
+    CHECK(told[rank] == wanted);
+    CHECK(ends[rank] == "rank 0|rank 1|rank 2|");
+  }
+}
+
 }  // namespace het
