@@ -99,6 +99,9 @@ int graph_differentiate(lua_State* L) {  // -> {[parameter name] = gradient}
   return 1;
 }
 
+// Tensors beside its values become inputs, which native.run_on_mesh gives it.
+void graph_capture(GraphHandle& graph) { graph->captures = true; }
+
 int graph_gradients(lua_State* L) {  // graph, scalar, {values} -> {[i] = gradient}
   auto& graph = check_object<GraphHandle>(L, 1);
   auto& scalar = check_object<ValueHandle>(L, 2);
@@ -207,7 +210,6 @@ int op(lua_State* L) {
     fail_usage("{}: {} operands are more than {}", definition.name, count, kMostOperands);
   std::vector<ValueId> values;
   std::vector<Tensor> tensors;
-  bool any_tensor = false;
   MeshHandle mesh;
   std::vector<DistributedTensor> distributed(static_cast<size_t>(count));
   for (int i = 1; i <= count; ++i) {
@@ -220,7 +222,6 @@ int op(lua_State* L) {
       values.push_back(value->id);
       tensors.emplace_back();
     } else if (auto* tensor = to_object<Tensor>(L, at)) {
-      any_tensor = true;
       tensors.push_back(*tensor);
       values.push_back(kAbsent);
     } else if (auto* x = to_object<DistributedHandle>(L, at)) {
@@ -237,11 +238,12 @@ int op(lua_State* L) {
     }
     lua_pop(L, 1);
   }
-  if (graph && (any_tensor || mesh != nullptr))
-    fail_usage(
-        "{}: its operands are both tensors and values of a graph; make tensors inputs or parameters first",
-        definition.name);
   if (graph) {
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (tensors[i].present()) distributed[i].local = tensors[i];
+      if (distributed[i].local.present())
+        values[i] = capture(graph, std::move(distributed[i]), definition.name);
+    }
     const auto results = graph->open().call_all(definition, std::move(values), attributes);
     make_room_for(L, definition, results.size());
     for (const ValueId id : results) {
@@ -322,9 +324,9 @@ void add_graph(lua_State* L) {
           bind<&graph_output>("output"), bind<&graph_begin_layer>("begin_layer"),
           bind<&graph_push_scope>("push_scope"), bind<&graph_pop_scope>("pop_scope"),
           bind<&graph_set_phase>("set_phase"), bind<&graph_differentiate>("differentiate"),
-          bind<&graph_gradients>("gradients"), bind<&graph_parameters>("parameters"),
-          bind<&graph_layers>("layers"), bind<&graph_cost>("cost"), bind<&graph_verify>("verify"),
-          bind<&graph_to_string>("__tostring")});
+          bind<&graph_gradients>("gradients"), bind<&graph_capture>("capture"),
+          bind<&graph_parameters>("parameters"), bind<&graph_layers>("layers"), bind<&graph_cost>("cost"),
+          bind<&graph_verify>("verify"), bind<&graph_to_string>("__tostring")});
   make_class<ValueHandle>(L, {bind<&value_to_string>("__tostring")}, &value_index);
   set_functions(L, "native.", {bind<&new_graph>("graph"), bind<&op>("op"), bind<&operators>("operators")});
 }

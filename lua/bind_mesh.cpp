@@ -266,6 +266,8 @@ int run_graph(lua_State* L) {
     if (auto* x = to_object<Distributed>(L, lua_gettop(L))) mesh = x->tensor.mesh;
     lua_pop(L, 1);
   }
+  for (const auto& [id, tensor] : graph->captured)
+    if (tensor->mesh != nullptr) mesh = tensor->mesh;
   const bool on_mesh = mesh != nullptr;
   if (!on_mesh) mesh = std::make_shared<const DeviceMesh>(nullptr, nullptr, std::vector<MeshAxis>{});
   std::vector<DistributedTensor> inputs;
@@ -279,6 +281,8 @@ int run_graph(lua_State* L) {
     values.insert_or_assign(ids[i], inputs.back());
     lua_pop(L, 1);
   }
+  for (const auto& [id, tensor] : graph->captured)
+    values.insert_or_assign(id, tensor->mesh != nullptr ? *tensor : replicated(mesh, tensor->local));
   if (values.empty()) fail_usage("run_on_mesh: no inputs");
   require_given(graph->graph, values);
   std::vector<MeshStep> steps;
@@ -509,6 +513,17 @@ void mesh_barrier(MeshHandle& mesh) { mesh->agree_on("mesh:barrier"); }
 Distributed distributed_at(lua_State* L, int index, const MeshHandle& mesh) {
   if (auto* x = to_object<Distributed>(L, index)) return *x;
   return {replicated(mesh, check_object<Tensor>(L, index)), nullptr};
+}
+
+ValueId capture(const GraphHandle& graph, DistributedTensor tensor, std::string_view op) {
+  if (!graph->captures)
+    fail_usage(
+        "{}: its operands are both tensors and values of a graph; make tensors inputs or parameters first",
+        op);
+  const TensorType type = tensor.mesh != nullptr ? tensor.type : tensor.local.type();
+  const ValueId id = graph->open().input(fmt::format("constant {}", graph->captured.size() + 1), type);
+  graph->captured.emplace_back(id, std::make_shared<const DistributedTensor>(std::move(tensor)));
+  return id;
 }
 
 std::vector<Distributed> call_distributed(lua_State* L, const OpDef& op,

@@ -223,12 +223,24 @@ Operand with_number(Pointwise op, const Operand& x, double number, bool number_f
 }
 
 // `op` is add, sub, mul or div; the operator is called as the step is.
+// An operand of a graph: a value of it, or a tensor that it captures.
+ValueId value_at(lua_State* L, int index, const GraphHandle& graph, std::string_view op) {
+  if (auto* x = to_object<DistributedHandle>(L, index)) return capture(graph, x->tensor, op);
+  if (auto* tensor = to_object<Tensor>(L, index)) return capture(graph, {nullptr, {}, {}, {}, *tensor}, op);
+  auto& value = check_object<ValueHandle>(L, index);
+  if (value.owner != graph) fail_usage("{}: its operands belong to different graphs", op);
+  return value.id;
+}
+
 int arithmetic(lua_State* L, Pointwise op) {
-  if (to_object<DistributedHandle>(L, 1) != nullptr || to_object<DistributedHandle>(L, 2) != nullptr)
-    return distributed_arithmetic(L, op);
   const bool number_first = lua_type(L, 1) == LUA_TNUMBER, number_second = lua_type(L, 2) == LUA_TNUMBER;
   const int first = number_first ? 2 : 1;
-  if (auto* value = to_object<ValueHandle>(L, first)) {
+  auto* value = to_object<ValueHandle>(L, 1);
+  if (value == nullptr) value = to_object<ValueHandle>(L, 2);
+  const bool distributed =
+      to_object<DistributedHandle>(L, 1) != nullptr || to_object<DistributedHandle>(L, 2) != nullptr;
+  if (value == nullptr && distributed) return distributed_arithmetic(L, op);
+  if (value != nullptr) {
     const GraphHandle graph = value->owner;
     struct Run {
       GraphHandle graph;
@@ -246,9 +258,8 @@ int arithmetic(lua_State* L, Pointwise op) {
     if (number_first || number_second) {
       result = with_number(op, value->id, lua_tonumber(L, number_first ? 1 : 2), number_first, run);
     } else {
-      auto& other = check_object<ValueHandle>(L, 2);
-      if (other.owner != graph) fail_usage("{}: its operands belong to different graphs", name_of(op));
-      result = run.binary(name_of(op), value->id, other.id);
+      const ValueId x = value_at(L, 1, graph, name_of(op)), y = value_at(L, 2, graph, name_of(op));
+      result = run.binary(name_of(op), x, y);
     }
     push_object(L, ValueHandle{graph, result});
     return 1;

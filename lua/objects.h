@@ -27,6 +27,10 @@
 #include "lua/gpus.h"
 #include "lua/recipe_files.h"
 
+namespace het {
+struct DistributedTensor;
+}
+
 namespace het::lua {
 
 struct GraphObject {
@@ -35,6 +39,9 @@ struct GraphObject {
   // Recipes keep values beyond the description of their layers. What was planned or lowered stays as it is:
   // another thread may read it.
   bool finished = false;
+  // While het.gradient calls a function: tensors that it uses beside its arguments become inputs, kept here.
+  bool captures = false;
+  std::vector<std::pair<ValueId, std::shared_ptr<const DistributedTensor>>> captured;
 
   GraphBuilder& open();  // to add to it; an error once it is finished
 };

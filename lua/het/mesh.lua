@@ -99,6 +99,25 @@ mesh.new = define.object({
   return native.mesh(mesh.session(), names, sizes, spec.ranks)
 end)
 
+define.object {
+  name = "distributed", kind = "distributed tensor",
+  sentence = "A tensor that lies over a mesh, as tensor:shard and operators return it. + - * / and het.op work on it "
+    .. "as on any tensor, with plain ones beside it too; printing gathers it.",
+  members = {
+    { "shape", "distributed.shape", "Sizes of the whole tensor." },
+    { "dtype", "distributed.dtype", 'What its numbers are: "f32", "bf16", ...' },
+    { "mesh", "distributed.mesh", "The mesh." },
+    { "placements", "distributed.placements", "How it lies along each axis: a dimension that is cut, with its shares; "
+      .. "replicated; or partial, a summand on each rank." },
+    { "redistribute", "distributed:redistribute([mesh,] { axis = dim, ... })", "The same tensor lying otherwise.",
+      example = "y:redistribute { data = 1 }" },
+    { "gather", "distributed:gather()", "All of it on every rank, a plain tensor." },
+    { "local_part", "distributed:local_part()", "A copy of what this rank has." },
+    { "item", "distributed:item()", "The number, of a tensor that holds one." },
+    { "numel", "distributed:numel()", "How many numbers the whole tensor holds." },
+  },
+}
+
 mesh.explain = define.document({
   name = "explain", signature = "het.explain(x)", example = "print(het.explain(y))",
   sentence = "How a distributed tensor was made: how each operator was cut along each axis, and what travelled for it, "
@@ -109,13 +128,14 @@ mesh.gradient = define.document({
   name = "gradient", signature = "het.gradient(f, x, ...)",
   example = "local dx, dw, y = het.gradient(function(x, w) return op.mean(op.linear(x, w)) end, x, w)",
   sentence = "The gradients of f(x, ...), a single number, with respect to each argument, and then the number. f is "
-    .. "called once, on values of a graph: it may not look at their numbers. Gradients lie as the arguments do; one "
-    .. "that has none, such as of token ids, is nil.",
+    .. "called once, on values of a graph: it may not look at their numbers. Other tensors that it uses are constants. "
+    .. "Gradients lie as the arguments do; one that has none, such as of token ids, is nil.",
 }, function(f, ...)
   if type(f) ~= "function" then errors.usage("het.gradient: a function comes first; it was given %s", text.value(f)) end
   local count, given = select("#", ...), { ... }
   if count == 0 then errors.usage("het.gradient: the tensors to differentiate by follow the function") end
   local graph, values = native.graph(), {}
+  graph:capture()
   for i = 1, count do
     local ok, dtype, shape = pcall(function() return given[i].dtype, given[i].shape end)
     if not ok or type(dtype) ~= "string" then
@@ -124,12 +144,11 @@ mesh.gradient = define.document({
     values[i] = graph:input("argument " .. i, dtype, shape)
   end
   local y = f(unpack(values, 1, count))
-  local elements = 1
-  local ok, sizes = pcall(function() return y.shape end)
-  if not ok or type(sizes) ~= "table" or type(y) ~= "userdata" then
+  if type(y) ~= "userdata" or getmetatable(y) ~= "value" then
     errors.usage("het.gradient: the function returned %s; it returns a single number, made of its arguments",
-      text.value(y))
+      type(y) == "userdata" and "a tensor" or text.value(y))
   end
+  local elements, sizes = 1, y.shape
   for _, size in ipairs(sizes) do elements = elements * size end
   if elements ~= 1 then
     errors.usage("het.gradient: the function returned %s; a gradient is of a single number, such as op.sum or op.mean "

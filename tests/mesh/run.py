@@ -90,6 +90,31 @@ class Prompt(Case):
         self.assertEqual(err, "stdin:2: 'nope' is not declared; did you mean 'op'?\n"
                          "[rank 2] stdin:3: 'nope' is not declared; did you mean 'op'?\n")
 
+    def test_a_gradient_may_use_other_tensors_as_constants(self):
+        lines = """m = het.mesh { model = 2 }
+x = het.full({ 4, 6 }, 0.5):shard(m, { model = 1 })
+labels, scale = het.full({ 4 }, 2, "i32"), het.full({ 1 }, 0.25)
+w = het.ones(3, 6):shard(m, { model = 1 })
+dx, loss = het.gradient(function(a) return op.cross_entropy(op.linear(a * 2 + w[1] or a, w), labels, scale) end, x)
+dx, loss = het.gradient(function(a) return op.cross_entropy(op.linear(a * 2, w), labels, scale) end, x)
+math.abs(loss:item() - math.log(3)) < 1e-6
+d, y = het.gradient(function(a) return op.sum(het.full({ 4, 6 }, 3) * a) end, x)
+d:gather()[1][1]
+het.gradient(function(a) return op.sum(x) end, x)
+d, y = het.gradient(function(a) return op.mean(a * a) end, het.full({ 2, 2 }, 3))
+d
+"""
+        out, err = self.hetrun('--workers', 2, code=2, lines=lines)
+        self.assertEqual(out, 'true\n3\n[[1.5000, 1.5000]\n [1.5000, 1.5000]]\nf32[2, 2]\n')
+        self.assertEqual(err.splitlines()[1], 'stdin:10: het.gradient: the function returned a tensor; it returns a single '
+                         'number, made of its arguments')
+        self.assertIn('rows of a distributed tensor are not at hand', err.splitlines()[0])
+
+    def test_a_distributed_tensor_is_explained(self):
+        out, _ = self.hetrun('--workers', 2, lines='x = het.ones(4):shard(het.mesh { model = 2 }, { model = 0 })\n?x\n?x.gather\n')
+        self.assertIn('lies over a mesh', out)
+        self.assertIn('All of it on every rank', out)
+
     def test_arguments_that_differ_are_an_error_of_all(self):
         lines = """m = het.mesh { model = 2 }
 t = het.ones(4, 2)
