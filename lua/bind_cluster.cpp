@@ -511,7 +511,7 @@ int cluster_gather(lua_State* L) {  // cluster, executor, state
   require_member(cluster);
   Communicator& world = cluster->world();
   Inventory inventory;
-  const auto texts = tell_all(world, describe_state(executor->program()), "the names of the state");
+  const auto texts = all_gather_text(world, describe_state(executor->program()), "the names of the state");
   for (int rank = 0; rank < world.size(); ++rank)
     add_described(inventory, rank, texts[static_cast<size_t>(rank)]);
   std::map<std::string, std::vector<Inventory::Source>> sources;  // of each tensor, for rank 0
@@ -554,9 +554,7 @@ int cluster_gather(lua_State* L) {  // cluster, executor, state
         constexpr int kGatherTag = 1000;
         request.tag = kGatherTag;
         request.label = name;
-        const auto collective = world.prepare(request);
-        collective->start(own ? piece.bytes() : nullptr, own ? nullptr : piece.bytes());
-        collective->wait();
+        run_once(world, request, own ? piece.bytes() : nullptr, own ? nullptr : piece.bytes());
       }
       if (receives) put(whole, piece, source.slice);
     }
@@ -572,7 +570,7 @@ int cluster_gather(lua_State* L) {  // cluster, executor, state
 // The texts of all ranks, in their order. All ranks call it at the same place.
 std::vector<std::string> cluster_tell(ClusterHandle& cluster, std::string text) {
   require_member(cluster);
-  return tell_all(cluster->world(), text, "what the ranks tell each other");
+  return all_gather_text(cluster->world(), text, "what the ranks tell each other");
 }
 
 // Seconds to add to this rank's times (executor:timings()) to have the first rank's.

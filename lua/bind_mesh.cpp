@@ -1,7 +1,5 @@
-// Device meshes and distributed tensors: het.mesh, tensor:shard, what `het.op` does with them, and
-// collectives on what each rank has.
+// Device meshes and distributed tensors: het.mesh, tensor:shard, and what `het.op` does with them.
 #include <algorithm>
-#include <numeric>
 
 #include "core/base/units.h"
 #include "core/ops/op.h"
@@ -57,19 +55,6 @@ int mesh_coordinate(MeshHandle& mesh, std::string axis) {
 }
 
 // --- placements
-
-// The shares at `index`, of an axis with `parts` ranks.
-Shares shares_at(lua_State* L, int index, const MeshAxis& axis) {
-  Shares shares =
-      Convert<std::optional<Shares>>::get(L, index).value_or(Shares(static_cast<size_t>(axis.size), 1));
-  if (static_cast<int>(shares.size()) != axis.size)
-    fail_usage("{} shares for the axis {}, which has {} ranks", shares.size(), axis.name, axis.size);
-  for (const int64_t share : shares)
-    if (share < 0) fail_usage("shares of the axis {}: {} is negative", axis.name, share);
-  if (std::all_of(shares.begin(), shares.end(), [](int64_t share) { return share == 0; }))
-    fail_usage("shares of the axis {}: one at least is above 0", axis.name);
-  return shares;
-}
 
 // How a tensor shall lie, from { data = 0, model = { dim = 1, shares = { 3, 1 } } } at `index`; axes that are
 // not named have it replicated.
@@ -134,13 +119,6 @@ std::string text_of(const Placements& placements) {
   return text;
 }
 
-// Lua may write into what it holds.
-Tensor copy_of(const Tensor& tensor) {
-  Tensor copy(tensor.type());
-  copy.copy_from(tensor);
-  return copy;
-}
-
 int push_distributed(lua_State* L, DistributedTensor tensor, std::vector<MeshStep> steps) {
   push_object(
       L, Distributed{std::move(tensor), std::make_shared<const std::vector<MeshStep>>(std::move(steps))});
@@ -152,7 +130,7 @@ int shard(lua_State* L) {  // tensor:shard(mesh, placements)
   auto& mesh = check_object<MeshHandle>(L, 2);
   const Placements placements = placements_at(L, 3, *mesh, tensor.type());
   mesh->agree_on(fmt::format("shard of {}", to_string(tensor.type())), text_of(placements));
-  return push_distributed(L, lying_as(replicated(mesh, copy_of(tensor)), placements, "shard", nullptr),
+  return push_distributed(L, lying_as(replicated(mesh, tensor.clone()), placements, "shard", nullptr),
                           {{"shard", "every rank keeps its part of what it has whole", {}}});
 }
 
@@ -175,10 +153,10 @@ int redistribute_to(lua_State* L) {  // x:redistribute([mesh,] placements)
 
 Tensor gather_all(const Distributed& x) {
   mesh_of(x).agree_on(fmt::format("gather of {}", to_string(x.tensor.type)), text_of(x.tensor.placements));
-  return copy_of(gather(x.tensor));
+  return gather(x.tensor).clone();  // Lua may write into it
 }
 Tensor gather_it(Distributed& x) { return gather_all(x); }
-Tensor local_part(Distributed& x) { return copy_of(x.tensor.local); }
+Tensor local_part(Distributed& x) { return x.tensor.local.clone(); }
 double item(Distributed& x) {
   if (x.tensor.type.elements() != 1)
     fail_usage("item: the tensor is {}; only a single element is a number", to_string(x.tensor.type));
@@ -287,7 +265,7 @@ int run_graph(lua_State* L) {
   require_given(graph->graph, values);
   std::vector<MeshStep> steps;
   run_on_mesh(*host_of(L).eager, graph->graph, values, wanted, &steps);
-  const auto told = std::make_shared<const std::vector<MeshStep>>(std::move(steps));
+  const auto shared_steps = std::make_shared<const std::vector<MeshStep>>(std::move(steps));
   lua_createtable(L, static_cast<int>(wanted.size()), 0);
   for (size_t w = 0; w < wanted.size(); ++w) {
     const auto made = values.find(wanted[w]);
@@ -303,210 +281,13 @@ int run_graph(lua_State* L) {
       result = redistribute(result, placements, "a gradient");
     }
     if (on_mesh)
-      push_object(L, Distributed{std::move(result), told});
+      push_object(L, Distributed{std::move(result), shared_steps});
     else
       push_tensor(L, std::move(result.local));
     lua_rawseti(L, -2, static_cast<int>(w) + 1);
   }
   return 1;
 }
-
-// --- collectives on what each rank has
-
-struct Along {
-  MeshHandle mesh;
-  Tensor own;
-  int axis;
-  int parts, coordinate;
-};
-
-// The operands of mesh:collective(tensor, axis, ...).
-Along along(lua_State* L, const char* what) {
-  auto& mesh = check_object<MeshHandle>(L, 1);
-  if (to_object<Distributed>(L, 2) != nullptr)
-    fail_usage(
-        "mesh:{}: it works on what each rank has; of a distributed tensor x that is x:local_part(), and "
-        "x:redistribute(...) moves it",
-        what);
-  auto& own = check_object<Tensor>(L, 2);
-  const int axis = mesh->axis_named(Convert<std::string>::get(L, 3));
-  return {mesh, own.contiguous(), axis, mesh->axes()[static_cast<size_t>(axis)].size,
-          mesh->coordinate(mesh->place(), axis)};
-}
-
-// All ranks are about to do the same: after all arguments were looked at, so that none fails alone.
-void agree(const Along& at, const char* what, const std::string& detail, bool same_shape = true) {
-  const TensorType& type = at.own.type();
-  at.mesh->agree_on(
-      fmt::format("mesh:{} of {} along {}", what,
-                  same_shape ? to_string(type)
-                             : fmt::format("{} of {} dimensions", name_of(type.dtype), type.shape.size()),
-                  at.mesh->axes()[static_cast<size_t>(at.axis)].name),
-      detail);
-}
-
-void require_number(const Along& at, const char* what) {
-  if (at.own.dtype() == DType::boolean) fail_usage("mesh:{}: truth values have no sum", what);
-}
-
-int64_t dim_at(lua_State* L, int index, const Tensor& tensor, const char* what) {
-  const auto dim = Convert<int64_t>::get(L, index);
-  const auto rank = static_cast<int64_t>(tensor.shape().size());
-  if (dim < -rank || dim >= rank)
-    fail_usage("mesh:{}: there is no dimension {} of {}", what, dim, to_string(tensor.type()));
-  return dim < 0 ? dim + rank : dim;
-}
-
-int coordinate_at(lua_State* L, int index, const Along& at, const char* what) {
-  const auto coordinate = Convert<int>::get(L, index);
-  if (coordinate < 0 || coordinate >= at.parts)
-    fail_usage("mesh:{}: {} is none of the coordinates 0 to {} of this axis", what, coordinate, at.parts - 1);
-  return coordinate;
-}
-
-int mesh_all_reduce(lua_State* L) {  // mesh:all_reduce(tensor, axis [, "sum" or "max"])
-  const auto how = Convert<std::optional<std::string>>::get(L, 4).value_or("sum");
-  if (how != "sum" && how != "max") fail_usage("mesh:all_reduce: '{}' is neither \"sum\" nor \"max\"", how);
-  const Along at = along(L, "all_reduce");
-  require_number(at, "all_reduce");
-  agree(at, "all_reduce", how);
-  return push_tensor(L, all_reduce(*at.mesh, at.axis, at.own, how == "max" ? Reduction::max : Reduction::sum,
-                                   "mesh:all_reduce"));
-}
-
-// The sizes that each rank of an axis has in a dimension. All others have to be the same.
-std::vector<int64_t> sizes_along(const Along& at, int64_t dim, const char* what) {
-  const auto rank = static_cast<int64_t>(at.own.shape().size());
-  Tensor own = Tensor::of<int64_t>(at.own.shape(), {rank});
-  const Tensor all =
-      all_gather(*at.mesh, at.axis, own, std::vector<int64_t>(static_cast<size_t>(at.parts), rank), "shapes");
-  std::vector<int64_t> sizes;
-  for (int part = 0; part < at.parts; ++part)
-    for (int64_t d = 0; d < rank; ++d) {
-      const auto size = static_cast<int64_t>(all.at(part * rank + d));
-      if (d == dim)
-        sizes.push_back(size);
-      else if (size != static_cast<int64_t>(all.at(d)))
-        fail_usage(
-            "mesh:{}: the ranks' tensors differ in dimension {}, {} and {}; they may differ in dimension {}",
-            what, d, static_cast<int64_t>(all.at(d)), size, dim);
-    }
-  return sizes;
-}
-
-// Blocks that follow one another in dimension `dim`, from packed ones that follow one another.
-Tensor joined(const Tensor& blocks, Shape shape, int64_t dim, const std::vector<int64_t>& sizes) {
-  const auto d = static_cast<size_t>(dim);
-  shape[d] = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
-  Tensor whole(TensorType{blocks.dtype(), shape});
-  int64_t at = 0, start = 0;
-  for (const int64_t size : sizes) {
-    Shape own = shape;
-    own[d] = size;
-    Layout layout = Layout::contiguous({blocks.dtype(), own});
-    layout.offset = at;
-    whole.view(sliced(whole.layout(), dim, start, size)).copy_from(blocks.view(layout));
-    at += layout.type.elements();
-    start += size;
-  }
-  return whole;
-}
-
-// The blocks of `tensor` along `dim`, cut in proportion to the shares, packed one after the other, and their
-// elements.
-std::pair<Tensor, std::vector<int64_t>> blocks_of(const Tensor& tensor, int64_t dim, const Shares& shares) {
-  const auto points = cut_points(tensor.shape()[static_cast<size_t>(dim)], shares);
-  Tensor blocks(TensorType{tensor.dtype(), {tensor.elements()}});
-  std::vector<int64_t> counts;
-  int64_t at = 0;
-  for (size_t p = 0; p + 1 < points.size(); ++p) {
-    const Tensor part = tensor.view(sliced(tensor.layout(), dim, points[p], points[p + 1] - points[p]));
-    Layout layout = Layout::contiguous(part.type());
-    layout.offset = at;
-    if (part.elements() > 0) blocks.view(layout).copy_from(part);
-    counts.push_back(part.elements());
-    at += part.elements();
-  }
-  return {blocks, counts};
-}
-
-int mesh_all_gather(lua_State* L) {  // mesh:all_gather(tensor, axis, dim)
-  const Along at = along(L, "all_gather");
-  const int64_t dim = dim_at(L, 4, at.own, "all_gather");
-  agree(at, "all_gather", fmt::format("dim {}", dim), false);
-  const auto sizes = sizes_along(at, dim, "all_gather");
-  std::vector<int64_t> counts;
-  for (const int64_t size : sizes) {
-    Shape own = at.own.shape();
-    own[static_cast<size_t>(dim)] = size;
-    counts.push_back(elements_of(own));
-  }
-  const Tensor all = all_gather(*at.mesh, at.axis, at.own, counts, "mesh:all_gather");
-  return push_tensor(L, joined(all, at.own.shape(), dim, sizes));
-}
-
-int mesh_reduce_scatter(lua_State* L) {  // mesh:reduce_scatter(tensor, axis, dim [, shares])
-  const Along at = along(L, "reduce_scatter");
-  const int64_t dim = dim_at(L, 4, at.own, "reduce_scatter");
-  const Shares shares = shares_at(L, 5, at.mesh->axes()[static_cast<size_t>(at.axis)]);
-  require_number(at, "reduce_scatter");
-  agree(at, "reduce_scatter", fmt::format("dim {} by {}", dim, fmt::join(shares, ":")));
-  const auto [blocks, counts] = blocks_of(at.own, dim, shares);
-  const Tensor own = reduce_scatter(*at.mesh, at.axis, blocks, counts, "mesh:reduce_scatter");
-  const auto points = cut_points(at.own.shape()[static_cast<size_t>(dim)], shares);
-  Shape shape = at.own.shape();
-  const auto part = static_cast<size_t>(at.coordinate);
-  shape[static_cast<size_t>(dim)] = points[part + 1] - points[part];
-  return push_tensor(L, own.view(Layout::contiguous({own.dtype(), shape})));
-}
-
-int mesh_all_to_all(lua_State* L) {  // mesh:all_to_all(tensor, axis, split, join)
-  const Along at = along(L, "all_to_all");
-  const int64_t split = dim_at(L, 4, at.own, "all_to_all"), join = dim_at(L, 5, at.own, "all_to_all");
-  agree(at, "all_to_all", fmt::format("split {}, join {}", split, join), false);
-  // The sizes that are joined may differ between ranks; those that are split are alike.
-  const auto sizes = sizes_along(at, join, "all_to_all");
-  const Shares equal(static_cast<size_t>(at.parts), 1);
-  if (split == join &&
-      std::any_of(sizes.begin(), sizes.end(), [&](int64_t size) { return size != sizes[0]; }))
-    fail_usage("mesh:all_to_all: the ranks' tensors differ in dimension {}, which is split and joined",
-               split);
-  const auto points = cut_points(at.own.shape()[static_cast<size_t>(split)], equal);
-  const auto [blocks, mine] = blocks_of(at.own, split, equal);
-  std::vector<int64_t> counts, received;
-  for (int from = 0; from < at.parts; ++from)
-    for (int to = 0; to < at.parts; ++to) {
-      Shape block = at.own.shape();
-      block[static_cast<size_t>(join)] = sizes[static_cast<size_t>(from)];
-      block[static_cast<size_t>(split)] =
-          points[static_cast<size_t>(to) + 1] - points[static_cast<size_t>(to)];
-      counts.push_back(elements_of(block));
-      if (to == at.coordinate) received.push_back(block[static_cast<size_t>(join)]);
-    }
-  const Tensor all = all_to_all(*at.mesh, at.axis, blocks, counts, "mesh:all_to_all");
-  Shape shape = at.own.shape();
-  const auto part = static_cast<size_t>(at.coordinate);
-  shape[static_cast<size_t>(split)] = points[part + 1] - points[part];
-  return push_tensor(L, joined(all, shape, join, received));
-}
-
-int mesh_broadcast(lua_State* L) {  // mesh:broadcast(tensor, axis, from)
-  const Along at = along(L, "broadcast");
-  const int from = coordinate_at(L, 4, at, "broadcast");
-  agree(at, "broadcast", fmt::format("from {}", from));
-  return push_tensor(L, broadcast(*at.mesh, at.axis, at.own, from, "mesh:broadcast"));
-}
-
-int mesh_transfer(lua_State* L) {  // mesh:transfer(tensor, axis, from, to) -> tensor on `to`, nil elsewhere
-  const Along at = along(L, "transfer");
-  const int from = coordinate_at(L, 4, at, "transfer"), to = coordinate_at(L, 5, at, "transfer");
-  agree(at, "transfer", fmt::format("from {} to {}", from, to));
-  Tensor result = transfer(*at.mesh, at.axis, at.own, from, to, "mesh:transfer");
-  if (!result.present()) return 0;
-  return push_tensor(L, std::move(result));
-}
-
-void mesh_barrier(MeshHandle& mesh) { mesh->agree_on("mesh:barrier"); }
 
 }  // namespace
 
@@ -531,20 +312,16 @@ std::vector<Distributed> call_distributed(lua_State* L, const OpDef& op,
                                           const Attributes& attributes) {
   std::vector<MeshStep> steps;
   auto results = call_on_mesh(*host_of(L).eager, op, inputs, attributes, &steps);
-  const auto told = std::make_shared<const std::vector<MeshStep>>(std::move(steps));
+  const auto shared_steps = std::make_shared<const std::vector<MeshStep>>(std::move(steps));
   std::vector<Distributed> handles;
-  for (DistributedTensor& result : results) handles.push_back({std::move(result), told});
+  for (DistributedTensor& result : results) handles.push_back({std::move(result), shared_steps});
   return handles;
 }
 
 void add_mesh(lua_State* L) {
-  make_class<MeshHandle>(
-      L,
-      {bind<&mesh_coordinate>("coordinate"), bind<&mesh_all_reduce>("all_reduce"),
-       bind<&mesh_all_gather>("all_gather"), bind<&mesh_reduce_scatter>("reduce_scatter"),
-       bind<&mesh_all_to_all>("all_to_all"), bind<&mesh_broadcast>("broadcast"),
-       bind<&mesh_transfer>("transfer"), bind<&mesh_barrier>("barrier"), bind<&show_mesh>("__tostring")},
-      &mesh_index);
+  make_class<MeshHandle>(L, {bind<&mesh_coordinate>("coordinate"), bind<&show_mesh>("__tostring")},
+                         &mesh_index);
+  add_mesh_collectives(L);
   make_class<Distributed>(
       L,
       {bind<&redistribute_to>("redistribute"), bind<&redistribute_to>("shard"), bind<&gather_it>("gather"),

@@ -155,11 +155,7 @@ int tolist(lua_State* L) {
 
 Tensor to_dtype(Tensor& tensor, DType dtype) { return tensor.to(dtype); }
 Tensor contiguous(Tensor& tensor) { return tensor.contiguous(); }
-Tensor clone(Tensor& tensor) {
-  Tensor copy(tensor.type());
-  copy.copy_from(tensor);
-  return copy;
-}
+Tensor clone(Tensor& tensor) { return tensor.clone(); }
 int64_t numel(Tensor& tensor) { return tensor.elements(); }
 std::string show(Tensor& tensor) { return to_string(tensor); }
 

@@ -101,4 +101,33 @@ std::vector<std::string> problems_of(const CollectiveRequest& request, int rank,
   return problems;
 }
 
+void run_once(Communicator& group, const CollectiveRequest& request, const void* in, void* out) {
+  const std::unique_ptr<Collective> collective = group.prepare(request);
+  collective->start(static_cast<const std::byte*>(in), static_cast<std::byte*>(out));
+  collective->wait();
+}
+
+std::vector<std::string> all_gather_text(Communicator& group, const std::string& own,
+                                         const std::string& label) {
+  CollectiveRequest request;
+  request.kind = CollectiveKind::all_gather;
+  request.dtype = DType::i64;
+  request.counts.assign(static_cast<size_t>(group.size()), 1);
+  request.label = label;
+  std::vector<int64_t> sizes(static_cast<size_t>(group.size()));
+  const auto size = static_cast<int64_t>(own.size());
+  run_once(group, request, &size, sizes.data());
+  request.dtype = DType::u8;
+  request.counts = sizes;
+  std::string all(static_cast<size_t>(total(sizes)), ' ');
+  run_once(group, request, own.data(), all.data());
+  std::vector<std::string> texts;
+  size_t at = 0;
+  for (const int64_t each : sizes) {
+    texts.push_back(all.substr(at, static_cast<size_t>(each)));
+    at += static_cast<size_t>(each);
+  }
+  return texts;
+}
+
 }  // namespace het

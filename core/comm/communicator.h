@@ -100,6 +100,12 @@ class Communicator {
   virtual Witness* witness() { return nullptr; }
 };
 
+// Prepares a collective, runs it this once and waits for it.
+void run_once(Communicator& group, const CollectiveRequest& request, const void* in, void* out);
+// The text of each rank of a group, by rank, on every rank. `label` names it in messages.
+std::vector<std::string> all_gather_text(Communicator& group, const std::string& own,
+                                         const std::string& label);
+
 // Holds a finished operation back, as if its bytes had taken a slower way: core/comm/shaped.h.
 class Pacer {
  public:

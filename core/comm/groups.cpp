@@ -22,16 +22,14 @@ void write(char (&to)[n], const std::string& text) {
   std::memcpy(to, text.data(), std::min(text.size(), n - 1));
 }
 
-std::vector<Card> tell_all(Communicator& group, const Card& own) {
+std::vector<Card> all_gather_cards(Communicator& group, const Card& own) {
   CollectiveRequest request;
   request.kind = CollectiveKind::all_gather;
   request.dtype = DType::u8;
   request.counts.assign(static_cast<size_t>(group.size()), sizeof(Card));
   request.label = "how devices can be reached";
   std::vector<Card> cards(static_cast<size_t>(group.size()));
-  const std::unique_ptr<Collective> gather = group.prepare(request);
-  gather->start(reinterpret_cast<const std::byte*>(&own), reinterpret_cast<std::byte*>(cards.data()));
-  gather->wait();
+  run_once(group, request, &own, cards.data());
   return cards;
 }
 
@@ -71,7 +69,7 @@ Communicator* Groups::direct(const std::vector<int>& ranks, const std::shared_pt
   write(own.device, way.device);
   write(own.problem, way.problem);
   own.has_own_memory = device->has_own_memory() ? 1 : 0;
-  const std::vector<Card> cards = tell_all(host, own);
+  const std::vector<Card> cards = all_gather_cards(host, own);
   const std::string problem = obstacle(cards, ranks);
   Direct& direct = direct_[{ranks, device.get()}];
   direct.device = device;

@@ -80,10 +80,7 @@ std::vector<MessageTime> time_messages(Communicator& group, int from, int to,
   request.peer = begins ? to : from;
   request.tag = kTag;
   request.label = "how long messages took";
-  const auto tell = group.prepare(request);
-  auto* bytes = reinterpret_cast<std::byte*>(seconds.data());
-  begins ? tell->start(bytes, nullptr) : tell->start(nullptr, bytes);
-  tell->wait();
+  run_once(group, request, begins ? seconds.data() : nullptr, begins ? nullptr : seconds.data());
   std::vector<MessageTime> times;
   for (size_t i = 0; i < sizes.size(); ++i) times.push_back({sizes[i], seconds[i]});
   return times;

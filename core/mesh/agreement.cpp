@@ -1,7 +1,6 @@
 #include "core/mesh/agreement.h"
 
 #include <algorithm>
-#include <numeric>
 #include <string_view>
 
 #include "core/base/error.h"
@@ -19,33 +18,6 @@ int64_t digest_of(std::string_view text) {
 }
 
 }  // namespace
-
-std::vector<std::string> tell_all(Communicator& group, const std::string& own, const std::string& label) {
-  CollectiveRequest request;
-  request.kind = CollectiveKind::all_gather;
-  request.dtype = DType::i64;
-  request.counts.assign(static_cast<size_t>(group.size()), 1);
-  request.label = label;
-  const auto run = [&](const void* in, void* out) {
-    const auto collective = group.prepare(request);
-    collective->start(static_cast<const std::byte*>(in), static_cast<std::byte*>(out));
-    collective->wait();
-  };
-  std::vector<int64_t> sizes(static_cast<size_t>(group.size()));
-  const auto size = static_cast<int64_t>(own.size());
-  run(&size, sizes.data());
-  request.dtype = DType::u8;
-  request.counts = sizes;
-  std::string all(static_cast<size_t>(std::accumulate(sizes.begin(), sizes.end(), int64_t{0})), ' ');
-  run(own.data(), all.data());
-  std::vector<std::string> texts;
-  size_t at = 0;
-  for (const int64_t each : sizes) {
-    texts.push_back(all.substr(at, static_cast<size_t>(each)));
-    at += static_cast<size_t>(each);
-  }
-  return texts;
-}
 
 Agreement::Agreement(Communicator& world, std::function<bool()> interrupted)
     : world_(world), interrupted_(std::move(interrupted)) {
@@ -66,8 +38,8 @@ std::vector<Agreement::Word> Agreement::exchange(const std::string& what, int64_
   return words;
 }
 
-std::vector<std::string> Agreement::tell_all(const std::string& own) {
-  return het::tell_all(world_, own, "what ranks are about to do");
+std::vector<std::string> Agreement::gather_text(const std::string& own) {
+  return all_gather_text(world_, own, "what ranks are about to do");
 }
 
 void Agreement::on(const std::string& what, const std::string& detail) {
@@ -78,17 +50,16 @@ void Agreement::on(const std::string& what, const std::string& detail) {
     return word.digest == words[0].digest && (word.flags & kAtEnd) == 0;
   });
   if (same && !interrupted) return;
-  std::vector<std::string> texts = tell_all(what);
+  std::vector<std::string> texts = gather_text(what);
   if (interrupted) fail_usage("interrupted");
   const auto differs = [&](const std::string& text) { return text != texts[0]; };
   if (std::none_of(texts.begin(), texts.end(), differs))
-    texts = tell_all(fmt::format("{} ({})", what, detail));
+    texts = gather_text(fmt::format("{} ({})", what, detail));
   const auto other = std::find_if(texts.begin(), texts.end(), differs) - texts.begin();
   HET_REQUIRE(other < std::ssize(texts), what);
   fail_usage(
       "ranks do different things: rank 0 is at {}, rank {} at {}; lines on distributed tensors have to do "
-      "the "
-      "same on every rank",
+      "the same on every rank",
       texts[0], other, texts[static_cast<size_t>(other)]);
 }
 
@@ -97,8 +68,8 @@ std::vector<std::string> Agreement::at_end(const std::string& place, const std::
     const std::vector<Word> words = exchange(place, kAtEnd);
     const bool all =
         std::all_of(words.begin(), words.end(), [](const Word& word) { return (word.flags & kAtEnd) != 0; });
-    if (all) return tell_all(own);
-    tell_all(place);  // to those that are about to do something else
+    if (all) return gather_text(own);
+    gather_text(place);  // to those that are about to do something else
   }
 }
 

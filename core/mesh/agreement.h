@@ -1,6 +1,6 @@
-// Ranks that run the same lines of Lua on distributed tensors: before they communicate, and at the end of
-// each line of the prompt, they tell each other what they are about to do. Ranks that do different things get
-// an error, all of them, instead of waiting for each other.
+// Checks that ranks run the same lines of Lua on distributed tensors. Before they communicate, and at the end
+// of each line of the prompt, all ranks compare what they are about to do. If they differ, every rank gets an
+// error, and none waits for another.
 #pragma once
 
 #include <functional>
@@ -18,12 +18,13 @@ class Agreement {
   // `interrupted`: whether this rank was asked to stop; absent: never. `world` must outlive it.
   explicit Agreement(Communicator& world, std::function<bool()> interrupted = {});
 
-  // This rank is about to do `what`; `detail` has to be the same, too, and is told where `what` is. Throws
-  // Error(usage) on all ranks when one is about to do something else, or was asked to stop.
+  // This rank is about to do `what` with `detail`. Throws Error(usage) on all ranks if `what` or `detail`
+  // differ between them, or if a rank was asked to stop. The message shows `detail` only where `what` is the
+  // same.
   void on(const std::string& what, const std::string& detail = "");
 
-  // This rank has come to the end of a line; returns what each rank says there, by rank. Waits for all: a
-  // rank that is about to do something else gets its error first, and then comes here, too.
+  // This rank is at the end of a line. Returns the text of each rank, by rank. Waits for all: a rank that is
+  // about to do something else first gets its error, then reaches the end of its line, too.
   std::vector<std::string> at_end(const std::string& place, const std::string& own);
 
  private:
@@ -31,14 +32,11 @@ class Agreement {
     int64_t digest, flags;
   };
   std::vector<Word> exchange(const std::string& what, int64_t flags);
-  std::vector<std::string> tell_all(const std::string& own);
+  std::vector<std::string> gather_text(const std::string& own);
 
   Communicator& world_;
   std::function<bool()> interrupted_;
   std::unique_ptr<Collective> gather_;
 };
-
-// What each rank of a group has, told to all, by rank.
-std::vector<std::string> tell_all(Communicator& group, const std::string& own, const std::string& label);
 
 }  // namespace het

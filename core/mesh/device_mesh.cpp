@@ -9,12 +9,10 @@
 namespace het {
 namespace {
 
-Tensor run(Communicator& group, CollectiveRequest request, const Tensor& in, Shape out) {
+Tensor run(Communicator& group, const CollectiveRequest& request, const Tensor& in, Shape out) {
   const Tensor packed = in.contiguous();
   Tensor result(TensorType{request.dtype, std::move(out)});
-  const auto collective = group.prepare(request);
-  collective->start(packed.bytes(), result.bytes());
-  collective->wait();
+  run_once(group, request, packed.bytes(), result.bytes());
   return result;
 }
 
@@ -33,9 +31,7 @@ int64_t sum_of(const std::vector<int64_t>& counts) {
 }
 
 Tensor copy_of(const Tensor& own, Shape shape) {
-  Tensor result(own.type());
-  result.copy_from(own);
-  return result.view(Layout::contiguous({own.dtype(), std::move(shape)}));
+  return own.clone().view(Layout::contiguous({own.dtype(), std::move(shape)}));
 }
 
 }  // namespace
@@ -119,7 +115,7 @@ Tensor all_reduce(const DeviceMesh& mesh, int axis, const Tensor& own, Reduction
   if (group == nullptr) return copy_of(own, own.shape());
   CollectiveRequest request = request_of(CollectiveKind::all_reduce, own, {own.elements()}, label);
   request.reduction = reduction;
-  return run(*group, std::move(request), own, own.shape());
+  return run(*group, request, own, own.shape());
 }
 
 Tensor all_gather(const DeviceMesh& mesh, int axis, const Tensor& own, const std::vector<int64_t>& counts,
@@ -152,7 +148,7 @@ Tensor broadcast(const DeviceMesh& mesh, int axis, const Tensor& own, int from, 
   if (group == nullptr) return copy_of(own, own.shape());
   CollectiveRequest request = request_of(CollectiveKind::broadcast, own, {own.elements()}, label);
   request.peer = from;
-  return run(*group, std::move(request), own, own.shape());
+  return run(*group, request, own, own.shape());
 }
 
 Tensor transfer(const DeviceMesh& mesh, int axis, const Tensor& own, int from, int to,
@@ -163,7 +159,7 @@ Tensor transfer(const DeviceMesh& mesh, int axis, const Tensor& own, int from, i
   CollectiveRequest request =
       request_of(here == from ? CollectiveKind::send : CollectiveKind::receive, own, {own.elements()}, label);
   request.peer = here == from ? to : from;
-  Tensor result = run(*mesh.group(axis), std::move(request), own, own.shape());
+  Tensor result = run(*mesh.group(axis), request, own, own.shape());
   return here == to ? result : Tensor();
 }
 

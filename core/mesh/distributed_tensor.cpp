@@ -5,6 +5,7 @@
 #include <set>
 
 #include "core/base/error.h"
+#include "core/plan/inventory.h"
 
 namespace het {
 namespace {
@@ -129,22 +130,12 @@ class Redistribution {
     return true;
   }
 
-  // What a rank gets from each of the others, itself first and then the next ones.
-  std::map<int, std::vector<TensorSlice>> pieces_for(int receiver, const std::vector<int>& places) const {
+  // What a rank needs, by the place it comes from: the rank itself where it has it.
+  std::map<int, std::vector<TensorSlice>> pieces_for(int receiver, const Inventory& inventory) const {
+    const auto sources = inventory.sources(label_, wanted(receiver), receiver);
+    HET_REQUIRE(sources.has_value(), to_string(now_.type), receiver);
     std::map<int, std::vector<TensorSlice>> pieces;
-    std::vector<TensorSlice> left{wanted(receiver)};
-    const auto first = std::find(places.begin(), places.end(), receiver) - places.begin();
-    for (size_t i = 0; i < places.size() && !left.empty(); ++i) {
-      const int holder = places[(static_cast<size_t>(first) + i) % places.size()];
-      std::vector<TensorSlice> still;
-      for (const TensorSlice& need : left) {
-        if (need.is_empty()) continue;
-        if (auto piece = intersection(need, held(holder))) pieces[holder].push_back(*piece);
-        for (TensorSlice& rest : difference(need, held(holder))) still.push_back(std::move(rest));
-      }
-      left = std::move(still);
-    }
-    HET_REQUIRE(left.empty(), to_string(now_.type), receiver);
+    for (const Inventory::Source& source : *sources) pieces[source.holder].push_back(source.slice);
     return pieces;
   }
 
@@ -152,12 +143,14 @@ class Redistribution {
     const std::vector<int> places = mesh_.along(mesh_.place(), axis);
     const int own = mesh_.place();
     if (gather(axis, places)) return;
+    Inventory inventory;
+    for (const int place : places) inventory.add(label_, {now_.type}, place, held(place));
     std::vector<int64_t> counts(places.size() * places.size(), 0);
     std::vector<TensorSlice> sent, received;
     int64_t sends = 0, travelling = 0;
     std::map<int, std::vector<TensorSlice>> mine;
     for (size_t to = 0; to < places.size(); ++to) {
-      const auto pieces = pieces_for(places[to], places);
+      const auto pieces = pieces_for(places[to], inventory);
       if (places[to] == own) mine = pieces;
       for (size_t from = 0; from < places.size(); ++from) {
         const auto found = pieces.find(places[from]);

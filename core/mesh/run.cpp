@@ -201,8 +201,12 @@ class MeshRun {
     const Node& node = graph_.nodes[static_cast<size_t>(n)];
     const Choice choice = choose(n);
     const int here = mesh_->place();
-    MeshStep step;
-    if (steps_ != nullptr) step = describe(node, choice);
+    MeshStep step{std::string(node.op->name), "", {}};
+    Names names;
+    if (steps_ != nullptr) {
+      names = names_of(node);
+      step.way = way_of(node, names, choice);
+    }
 
     std::vector<Tensor> operands;
     std::vector<TensorSlice> in, out;
@@ -217,11 +221,11 @@ class MeshRun {
       DistributedTensor moved =
           redistribute(value, choice.inputs[i].placements, std::string(node.op->name), &moves);
       for (Travel& travel : moves)
-        if (steps_ != nullptr) step.moves.push_back({names_of(node, false)[i], std::move(travel)});
+        if (steps_ != nullptr) step.moves.push_back({names.inputs[i], std::move(travel)});
       const bool elsewhere = counts_elsewhere(node, choice, i);
       operands.push_back(elsewhere ? Tensor() : moved.local);
       in.push_back(choice.inputs[i].slices[static_cast<size_t>(here)]);
-      // What was gathered or added up is so for those who need it again; a part is cut anew.
+      // A gathered or summed value is kept for its next readers; a part is cut again from the whole.
       if (needs_others(value, choice.inputs[i]) && elements_on_all(moved) >= elements_on_all(value))
         value = std::move(moved);
     }
@@ -369,40 +373,46 @@ class MeshRun {
 
   // --- for people
 
-  // As the operator's signature calls them; of one without rules by number.
-  std::vector<std::string> names_of(const Node& node, bool results) const {
-    const std::vector<ValueId>& ids = results ? node.outputs : node.inputs;
-    std::vector<std::string> names;
-    for (size_t i = 0; i < ids.size(); ++i) names.push_back(fmt::format("operand {}", i + 1));
+  struct Names {
+    std::vector<std::string> inputs, outputs;
+  };
+  // The names of a node's operands and results in its operator's signature; numbers if it has no rules.
+  Names names_of(const Node& node) const {
+    Names names;
+    for (size_t i = 0; i < node.inputs.size(); ++i) names.inputs.push_back(fmt::format("operand {}", i + 1));
+    for (size_t o = 0; o < node.outputs.size(); ++o) names.outputs.push_back(fmt::format("result {}", o + 1));
     if (node.op->sharding.empty()) return names;
     const auto types = types_of(graph_, node.inputs), made = types_of(graph_, node.outputs);
     const Notation notation = notation_of({*node.op, types, node.attributes}, made);
-    for (size_t i = 0; i < ids.size(); ++i)
-      names[i] = results ? notation.outputs[i].name : notation.inputs[i].name;
+    for (size_t i = 0; i < node.inputs.size(); ++i) names.inputs[i] = notation.inputs[i].name;
+    for (size_t o = 0; o < node.outputs.size(); ++o) names.outputs[o] = notation.outputs[o].name;
     return names;
   }
 
-  MeshStep describe(const Node& node, const Choice& choice) const {
-    MeshStep step{std::string(node.op->name), "", {}};
-    for (size_t a = 0; a < choice.ways.size(); ++a) {
-      const auto list = [&](const std::vector<ValueId>& ids, const std::vector<std::string>& operands,
-                            const std::vector<PlacementId>& lies) {
-        std::string text;
-        for (size_t i = 0; i < ids.size(); ++i) {
-          if (ids[i] == kAbsent || lies[i] == kReplicated) continue;
-          const Placement& placement = table_.placements(ids[i])[lies[i]];
-          text += fmt::format("{}{} {}", text.empty() ? "" : ", ", operands[i],
-                              placement.is_partial() ? "partial" : fmt::format("dim {}", placement.dim));
-        }
-        return text.empty() ? std::string("replicated") : text;
-      };
-      const NodeSharding& way = choice.ways[a];
-      step.way += fmt::format("{}{}: {}", step.way.empty() ? "" : "; ", mesh_->axes()[a].name,
-                              way.rule < 0 ? "replicated"
-                                           : list(node.inputs, names_of(node, false), way.inputs) + " -> " +
-                                                 list(node.outputs, names_of(node, true), way.outputs));
+  // "x dim 0, weight partial"
+  std::string list(const std::vector<ValueId>& ids, const std::vector<std::string>& names,
+                   const std::vector<PlacementId>& lies) const {
+    std::string text;
+    for (size_t i = 0; i < ids.size(); ++i) {
+      if (ids[i] == kAbsent || lies[i] == kReplicated) continue;
+      const Placement& placement = table_.placements(ids[i])[lies[i]];
+      text += fmt::format("{}{} {}", text.empty() ? "" : ", ", names[i],
+                          placement.is_partial() ? "partial" : fmt::format("dim {}", placement.dim));
     }
-    return step;
+    return text.empty() ? "replicated" : text;
+  }
+
+  // "data: x dim 0 -> y dim 0; model: replicated"
+  std::string way_of(const Node& node, const Names& names, const Choice& choice) const {
+    std::string text;
+    for (size_t a = 0; a < choice.ways.size(); ++a) {
+      const NodeSharding& way = choice.ways[a];
+      text += fmt::format("{}{}: {}", text.empty() ? "" : "; ", mesh_->axes()[a].name,
+                          way.rule < 0 ? "replicated"
+                                       : list(node.inputs, names.inputs, way.inputs) + " -> " +
+                                             list(node.outputs, names.outputs, way.outputs));
+    }
+    return text;
   }
 
   Eager& eager_;

@@ -80,9 +80,10 @@ struct OpDef {
   // operand adds_before to operand 0, whose place the sum takes, which is also result adds_before; of operand
   // adds_after to result 0. Both round as an `add` beside it would. -1: none.
   int adds_before = -1, adds_after = -1;
-  // The pre-activation of an operator with the attribute `activation`, so that fuse() can join a gelu with
-  // it: the result of which result 0 is the activation (linear), or the operand at which the activation's
-  // derivative multiplies result 0 (linear_input_gradient). -1: none.
+  // For operators with the attribute `activation`, which fuse() joins with a gelu. preactivation_result: the
+  // result before the activation; result 0 is that result after it (linear). preactivation_operand: the
+  // operand before the activation; result 0 is multiplied by the derivative there (linear_input_gradient).
+  // -1: none.
   int preactivation_result = -1, preactivation_operand = -1;
   // How it runs on parts of its operands (core/ops/sharding.h): the letters of a call, where the signature
   // does not give them; the rules; letters that none of them cuts, each with the reason; the attributes of a

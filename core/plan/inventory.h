@@ -1,5 +1,5 @@
-// An inventory: who holds which slices of which tensors, of which version. What a plan needs is found in it:
-// from whom it can come, and what nobody has.
+// An inventory: for each tensor and version, which holder has which slices. It answers where a slice that a
+// plan needs can come from, and which slices are missing.
 #pragma once
 
 #include <compare>
@@ -14,7 +14,7 @@
 
 namespace het {
 
-// The state after a step. A step that is trained again, by another generation of the run, gives another one.
+// The state after a step. If another generation of the run trains a step again, that is another version.
 struct Version {
   int64_t step = 0;
   int64_t generation = 0;  // that decided the step
@@ -29,23 +29,23 @@ class Inventory {
     bool trained = false;  // a parameter, not state of the optimizer
   };
 
-  // Throws Error(usage) where others hold it with another type.
+  // Throws Error(usage) if another holder has it with another type.
   void add(const std::string& name, const Tensor& tensor, int holder, const TensorSlice& slice,
            Version version = {});
 
   const std::map<std::string, Tensor>& tensors() const { return tensors_; }
 
-  // A part of what is needed, and all that have the whole of it, ascending; none: nobody has it.
+  // A part of a slice, and every holder that has all of that part, ascending. No holders: it is missing.
   struct Piece {
     TensorSlice slice;
     std::vector<int> holders;
   };
-  // `need` in disjoint pieces, each held whole or not at all by each holder. In an order that depends on the
-  // inventory and `need` alone.
+  // `need` in disjoint pieces; each holder has all of a piece or none of it. The order depends only on the
+  // inventory and `need`.
   std::vector<Piece> find(const std::string& name, const TensorSlice& need, Version version = {}) const;
 
-  // One holder for each piece: `receiver` itself where it has it, otherwise the next holder in a ring, so
-  // that receivers ask different ones. Empty when something is held by nobody.
+  // One holder for each piece: `receiver` itself if it has the piece, otherwise the next holder above it
+  // (after the last, the first), so that receivers use different holders. nullopt: a piece is missing.
   struct Source {
     TensorSlice slice;
     int holder;
@@ -53,9 +53,9 @@ class Inventory {
   std::optional<std::vector<Source>> sources(const std::string& name, const TensorSlice& need, int receiver,
                                              Version version = {}) const;
 
-  // The versions in which somebody holds something, the newest first.
+  // The versions of which any slice is held, the newest first.
   std::vector<Version> versions() const;
-  // The newest version in which somebody has each of the needs.
+  // The newest version of which every need is held.
   struct Need {
     std::string name;
     TensorSlice slice;

@@ -112,8 +112,9 @@ std::byte* Tensor::bytes() const {
   return buffer_->data() + layout_.offset * bytes_of(layout_.type.dtype);
 }
 
-Tensor Tensor::contiguous() const {
-  if (layout_.is_contiguous()) return *this;
+Tensor Tensor::contiguous() const { return layout_.is_contiguous() ? *this : clone(); }
+
+Tensor Tensor::clone() const {
   Tensor result(type());
   result.copy_from(*this);
   return result;

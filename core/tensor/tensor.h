@@ -61,6 +61,7 @@ class Tensor {
 
   Tensor view(Layout layout) const { return Tensor(buffer_, std::move(layout)); }
   Tensor contiguous() const;             // itself, or a packed copy
+  Tensor clone() const;                  // a packed copy
   Tensor to(DType dtype) const;          // itself, or a converted packed copy
   void copy_from(const Tensor& source);  // same shape, any dtypes and strides
 

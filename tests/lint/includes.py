@@ -3,9 +3,10 @@
 usage: includes.py ROOT
 Prints each include that breaks a rule; exit code 1 when there is one.
 """
-import pathlib
 import re
 import sys
+
+from report import main
 
 MAY_INCLUDE = {
     "core": {"core"},
@@ -52,12 +53,5 @@ def problems_of(root):
                         yield f"{where}; only {', '.join(sorted(files))} may"
 
 
-def main():
-    found = list(problems_of(pathlib.Path(sys.argv[1])))
-    for problem in found:
-        print(problem)
-    return 1 if found else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(problems_of))

@@ -9,9 +9,10 @@ make an OpDef.
 usage: operator_names.py ROOT
 Prints each branch; exit code 1 when there is one.
 """
-import pathlib
 import re
 import sys
+
+from report import main
 
 FOLDERS = ("core", "planner", "snapshot", "lua")
 COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
@@ -115,13 +116,6 @@ def check_itself():
     assert not branches('if a.activation == "gelu" or span.op == "await" then', lua_patterns(names))
 
 
-def main():
-    check_itself()
-    found = list(problems_of(pathlib.Path(sys.argv[1])))
-    for problem in found:
-        print(problem)
-    return 1 if found else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    check_itself()
+    sys.exit(main(problems_of))

@@ -11,9 +11,6 @@ using Kind = CollectiveKind;
 
 namespace {
 
-const std::vector<Kind> kKinds = {Kind::all_reduce, Kind::all_gather,        Kind::reduce_scatter,
-                                  Kind::broadcast,  Kind::grouped_broadcast, Kind::all_to_all,
-                                  Kind::barrier};
 const std::vector<DType> kTypes = {DType::f32, DType::bf16, DType::f16, DType::i32, DType::i64, DType::u8};
 
 void require_none(const std::vector<std::string>& errors) {

@@ -18,10 +18,6 @@ using Kind = CollectiveKind;
 
 namespace {
 
-const std::vector<Kind> kKinds = {Kind::all_reduce, Kind::all_gather,        Kind::reduce_scatter,
-                                  Kind::broadcast,  Kind::grouped_broadcast, Kind::all_to_all,
-                                  Kind::barrier};
-
 std::vector<std::byte> buffer(int64_t elements) {  // of f32; never without memory
   return std::vector<std::byte>(static_cast<size_t>(4 * elements + 1));
 }

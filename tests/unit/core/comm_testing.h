@@ -17,6 +17,12 @@
 
 namespace het::testing {
 
+// The collectives that all ranks of a group take part in.
+inline const std::vector<CollectiveKind> kKinds = {
+    CollectiveKind::all_reduce, CollectiveKind::all_gather,        CollectiveKind::reduce_scatter,
+    CollectiveKind::broadcast,  CollectiveKind::grouped_broadcast, CollectiveKind::all_to_all,
+    CollectiveKind::barrier};
+
 // Makes the fabrics of ranks 0 to size - 1; the function for one rank runs on that rank's thread.
 using FabricMaker =
     std::function<std::vector<std::function<std::shared_ptr<Fabric>()>>(int size, Patience patience)>;

@@ -1,0 +1,234 @@
+// Collectives along an axis of a device mesh, on a plain tensor of each rank: mesh:all_reduce(t, "model").
+#include <algorithm>
+#include <numeric>
+
+#include "lua/distributed.h"
+#include "lua/state.h"
+
+namespace het::lua {
+namespace {
+
+struct Along {
+  MeshHandle mesh;
+  Tensor own;
+  int axis;
+  int parts, coordinate;
+};
+
+// The operands of mesh:collective(tensor, axis, ...).
+Along along(lua_State* L, const char* what) {
+  auto& mesh = check_object<MeshHandle>(L, 1);
+  if (to_object<Distributed>(L, 2) != nullptr)
+    fail_usage(
+        "mesh:{}: it works on what each rank has; of a distributed tensor x that is x:local_part(), and "
+        "x:redistribute(...) moves it",
+        what);
+  auto& own = check_object<Tensor>(L, 2);
+  const int axis = mesh->axis_named(Convert<std::string>::get(L, 3));
+  return {mesh, own.contiguous(), axis, mesh->axes()[static_cast<size_t>(axis)].size,
+          mesh->coordinate(mesh->place(), axis)};
+}
+
+// All ranks are about to do the same: after all arguments were looked at, so that none fails alone.
+void agree(const Along& at, const char* what, const std::string& detail, bool same_shape = true) {
+  const TensorType& type = at.own.type();
+  at.mesh->agree_on(
+      fmt::format("mesh:{} of {} along {}", what,
+                  same_shape ? to_string(type)
+                             : fmt::format("{} of {} dimensions", name_of(type.dtype), type.shape.size()),
+                  at.mesh->axes()[static_cast<size_t>(at.axis)].name),
+      detail);
+}
+
+void require_number(const Along& at, const char* what) {
+  if (at.own.dtype() == DType::boolean) fail_usage("mesh:{}: truth values have no sum", what);
+}
+
+int64_t dim_at(lua_State* L, int index, const Tensor& tensor, const char* what) {
+  const auto dim = Convert<int64_t>::get(L, index);
+  const auto rank = static_cast<int64_t>(tensor.shape().size());
+  if (dim < -rank || dim >= rank)
+    fail_usage("mesh:{}: there is no dimension {} of {}", what, dim, to_string(tensor.type()));
+  return dim < 0 ? dim + rank : dim;
+}
+
+int coordinate_at(lua_State* L, int index, const Along& at, const char* what) {
+  const auto coordinate = Convert<int>::get(L, index);
+  if (coordinate < 0 || coordinate >= at.parts)
+    fail_usage("mesh:{}: {} is none of the coordinates 0 to {} of this axis", what, coordinate, at.parts - 1);
+  return coordinate;
+}
+
+int mesh_all_reduce(lua_State* L) {  // mesh:all_reduce(tensor, axis [, "sum" or "max"])
+  const auto how = Convert<std::optional<std::string>>::get(L, 4).value_or("sum");
+  if (how != "sum" && how != "max") fail_usage("mesh:all_reduce: '{}' is neither \"sum\" nor \"max\"", how);
+  const Along at = along(L, "all_reduce");
+  require_number(at, "all_reduce");
+  agree(at, "all_reduce", how);
+  return push_tensor(L, all_reduce(*at.mesh, at.axis, at.own, how == "max" ? Reduction::max : Reduction::sum,
+                                   "mesh:all_reduce"));
+}
+
+// The sizes that each rank of an axis has in a dimension. All others have to be the same.
+std::vector<int64_t> sizes_along(const Along& at, int64_t dim, const char* what) {
+  const auto rank = static_cast<int64_t>(at.own.shape().size());
+  Tensor own = Tensor::of<int64_t>(at.own.shape(), {rank});
+  const Tensor all =
+      all_gather(*at.mesh, at.axis, own, std::vector<int64_t>(static_cast<size_t>(at.parts), rank), "shapes");
+  std::vector<int64_t> sizes;
+  for (int part = 0; part < at.parts; ++part)
+    for (int64_t d = 0; d < rank; ++d) {
+      const auto size = static_cast<int64_t>(all.at(part * rank + d));
+      if (d == dim)
+        sizes.push_back(size);
+      else if (size != static_cast<int64_t>(all.at(d)))
+        fail_usage(
+            "mesh:{}: the ranks' tensors differ in dimension {}, {} and {}; they may differ in dimension {}",
+            what, d, static_cast<int64_t>(all.at(d)), size, dim);
+    }
+  return sizes;
+}
+
+// Blocks that follow one another in dimension `dim`, from packed ones that follow one another.
+Tensor joined(const Tensor& blocks, Shape shape, int64_t dim, const std::vector<int64_t>& sizes) {
+  const auto d = static_cast<size_t>(dim);
+  shape[d] = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+  Tensor whole(TensorType{blocks.dtype(), shape});
+  int64_t at = 0, start = 0;
+  for (const int64_t size : sizes) {
+    Shape own = shape;
+    own[d] = size;
+    Layout layout = Layout::contiguous({blocks.dtype(), own});
+    layout.offset = at;
+    whole.view(sliced(whole.layout(), dim, start, size)).copy_from(blocks.view(layout));
+    at += layout.type.elements();
+    start += size;
+  }
+  return whole;
+}
+
+// The blocks of `tensor` along `dim`, cut in proportion to the shares, packed one after the other, and their
+// elements.
+std::pair<Tensor, std::vector<int64_t>> blocks_of(const Tensor& tensor, int64_t dim, const Shares& shares) {
+  const auto points = cut_points(tensor.shape()[static_cast<size_t>(dim)], shares);
+  Tensor blocks(TensorType{tensor.dtype(), {tensor.elements()}});
+  std::vector<int64_t> counts;
+  int64_t at = 0;
+  for (size_t p = 0; p + 1 < points.size(); ++p) {
+    const Tensor part = tensor.view(sliced(tensor.layout(), dim, points[p], points[p + 1] - points[p]));
+    Layout layout = Layout::contiguous(part.type());
+    layout.offset = at;
+    if (part.elements() > 0) blocks.view(layout).copy_from(part);
+    counts.push_back(part.elements());
+    at += part.elements();
+  }
+  return {blocks, counts};
+}
+
+int mesh_all_gather(lua_State* L) {  // mesh:all_gather(tensor, axis, dim)
+  const Along at = along(L, "all_gather");
+  const int64_t dim = dim_at(L, 4, at.own, "all_gather");
+  agree(at, "all_gather", fmt::format("dim {}", dim), false);
+  const auto sizes = sizes_along(at, dim, "all_gather");
+  std::vector<int64_t> counts;
+  for (const int64_t size : sizes) {
+    Shape own = at.own.shape();
+    own[static_cast<size_t>(dim)] = size;
+    counts.push_back(elements_of(own));
+  }
+  const Tensor all = all_gather(*at.mesh, at.axis, at.own, counts, "mesh:all_gather");
+  return push_tensor(L, joined(all, at.own.shape(), dim, sizes));
+}
+
+// `shape` with part `part` of dimension `dim`, cut at `points`.
+Shape shape_of_part(Shape shape, int64_t dim, const std::vector<int64_t>& points, int part) {
+  const auto p = static_cast<size_t>(part);
+  shape[static_cast<size_t>(dim)] = points[p + 1] - points[p];
+  return shape;
+}
+
+int mesh_reduce_scatter(lua_State* L) {  // mesh:reduce_scatter(tensor, axis, dim [, shares])
+  const Along at = along(L, "reduce_scatter");
+  const int64_t dim = dim_at(L, 4, at.own, "reduce_scatter");
+  const Shares shares = shares_at(L, 5, at.mesh->axes()[static_cast<size_t>(at.axis)]);
+  require_number(at, "reduce_scatter");
+  agree(at, "reduce_scatter", fmt::format("dim {} by {}", dim, fmt::join(shares, ":")));
+  const auto [blocks, counts] = blocks_of(at.own, dim, shares);
+  const Tensor own = reduce_scatter(*at.mesh, at.axis, blocks, counts, "mesh:reduce_scatter");
+  const auto points = cut_points(at.own.shape()[static_cast<size_t>(dim)], shares);
+  const Shape shape = shape_of_part(at.own.shape(), dim, points, at.coordinate);
+  return push_tensor(L, own.view(Layout::contiguous({own.dtype(), shape})));
+}
+
+int mesh_all_to_all(lua_State* L) {  // mesh:all_to_all(tensor, axis, split, join)
+  const Along at = along(L, "all_to_all");
+  const int64_t split = dim_at(L, 4, at.own, "all_to_all"), join = dim_at(L, 5, at.own, "all_to_all");
+  agree(at, "all_to_all", fmt::format("split {}, join {}", split, join), false);
+  // The sizes that are joined may differ between ranks; those that are split are alike.
+  const auto sizes = sizes_along(at, join, "all_to_all");
+  const Shares equal(static_cast<size_t>(at.parts), 1);
+  if (split == join &&
+      std::any_of(sizes.begin(), sizes.end(), [&](int64_t size) { return size != sizes[0]; }))
+    fail_usage("mesh:all_to_all: the ranks' tensors differ in dimension {}, which is split and joined",
+               split);
+  const auto points = cut_points(at.own.shape()[static_cast<size_t>(split)], equal);
+  const auto [blocks, mine] = blocks_of(at.own, split, equal);
+  std::vector<int64_t> counts, received;
+  for (int from = 0; from < at.parts; ++from)
+    for (int to = 0; to < at.parts; ++to) {
+      Shape block = at.own.shape();
+      block[static_cast<size_t>(join)] = sizes[static_cast<size_t>(from)];
+      block = shape_of_part(block, split, points, to);
+      counts.push_back(elements_of(block));
+      if (to == at.coordinate) received.push_back(block[static_cast<size_t>(join)]);
+    }
+  const Tensor all = all_to_all(*at.mesh, at.axis, blocks, counts, "mesh:all_to_all");
+  const Shape shape = shape_of_part(at.own.shape(), split, points, at.coordinate);
+  return push_tensor(L, joined(all, shape, join, received));
+}
+
+int mesh_broadcast(lua_State* L) {  // mesh:broadcast(tensor, axis, from)
+  const Along at = along(L, "broadcast");
+  const int from = coordinate_at(L, 4, at, "broadcast");
+  agree(at, "broadcast", fmt::format("from {}", from));
+  return push_tensor(L, broadcast(*at.mesh, at.axis, at.own, from, "mesh:broadcast"));
+}
+
+int mesh_transfer(lua_State* L) {  // mesh:transfer(tensor, axis, from, to) -> tensor on `to`, nil elsewhere
+  const Along at = along(L, "transfer");
+  const int from = coordinate_at(L, 4, at, "transfer"), to = coordinate_at(L, 5, at, "transfer");
+  agree(at, "transfer", fmt::format("from {} to {}", from, to));
+  Tensor result = transfer(*at.mesh, at.axis, at.own, from, to, "mesh:transfer");
+  if (!result.present()) return 0;
+  return push_tensor(L, std::move(result));
+}
+
+void mesh_barrier(MeshHandle& mesh) { mesh->agree_on("mesh:barrier"); }
+
+}  // namespace
+
+// The shares at `index`, of an axis with `parts` ranks.
+Shares shares_at(lua_State* L, int index, const MeshAxis& axis) {
+  Shares shares =
+      Convert<std::optional<Shares>>::get(L, index).value_or(Shares(static_cast<size_t>(axis.size), 1));
+  if (static_cast<int>(shares.size()) != axis.size)
+    fail_usage("{} shares for the axis {}, which has {} ranks", shares.size(), axis.name, axis.size);
+  for (const int64_t share : shares)
+    if (share < 0) fail_usage("shares of the axis {}: {} is negative", axis.name, share);
+  if (std::all_of(shares.begin(), shares.end(), [](int64_t share) { return share == 0; }))
+    fail_usage("shares of the axis {}: one at least is above 0", axis.name);
+  return shares;
+}
+
+void add_mesh_collectives(lua_State* L) {
+  luaL_getmetatable(L, ClassName<MeshHandle>::value);
+  lua_getfield(L, -1, "methods");
+  set_functions(
+      L, "mesh:",
+      {bind<&mesh_all_reduce>("all_reduce"), bind<&mesh_all_gather>("all_gather"),
+       bind<&mesh_reduce_scatter>("reduce_scatter"), bind<&mesh_all_to_all>("all_to_all"),
+       bind<&mesh_broadcast>("broadcast"), bind<&mesh_transfer>("transfer"), bind<&mesh_barrier>("barrier")});
+  lua_pop(L, 2);
+}
+
+}  // namespace het::lua
