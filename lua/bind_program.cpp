@@ -12,6 +12,7 @@
 #include "lua/interrupt.h"
 #include "lua/objects.h"
 #include "planner/lower.h"
+#include "planner/megatron/sharding.h"
 
 namespace het::lua {
 namespace {
@@ -381,6 +382,17 @@ int executor_timings(lua_State* L) {
   return 1;
 }
 
+// native.hint_bytes(graph, plan): what the hints of layers cost a micro-batch, nil where there are none.
+int hint_bytes(lua_State* L) {
+  const Graph& graph = check_object<GraphHandle>(L, 1)->graph;
+  const Plan plan = plan_at(L, 2, static_cast<int>(graph.layers.size()));
+  for (const Pipeline& pipeline : plan.pipelines)
+    for (const Stage& stage : pipeline.stages)
+      if (const auto bytes = bytes_of_hints(graph, tensor_shares(plan, stage), plan.sequence))
+        return Convert<double>::push(L, static_cast<double>(*bytes));
+  return 0;
+}
+
 }  // namespace
 
 void add_program(lua_State* L) {
@@ -406,7 +418,7 @@ void add_program(lua_State* L) {
   set_functions(L, "native.",
                 {bind<&get_device>("device"), bind<&gpu_count>("gpus"), bind<&gpu_report>("gpu_report"),
                  bind<&threads>("threads"), bind<&new_state>("state"), bind<&make_program>("program"),
-                 bind<&new_executor>("executor")});
+                 bind<&hint_bytes>("hint_bytes"), bind<&new_executor>("executor")});
 }
 
 }  // namespace het::lua

@@ -573,7 +573,8 @@ class Lowering {
                           ? Operand{of_value->place.buffer, {}}
                           : out_.add_whole({"received " + hint(message.value), graph_.type(message.value)});
       place.layout = message.part;
-      const Operand to = place.layout.is_contiguous()
+      // A buffer that one message fills is received in place.
+      const Operand to = message.part.type.elements() == graph_.type(message.value).elements()
                              ? place
                              : out_.add_whole({"received part of " + hint(message.value), message.part.type});
       Start receive{0, request_for(CollectiveKind::receive, to, label_of(message.value)), {}, to, phase};

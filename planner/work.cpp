@@ -265,10 +265,10 @@ class Division {
     return groups;
   }
 
-  // Values that pass from one stage of a pipeline to another, each with the earliest phase of its use there.
-  std::map<std::pair<ValueId, int>, Phase> passed_in(int pipeline) const {
+  // Values that pass from one stage of a pipeline to another, by value and receiving stage.
+  std::set<std::pair<ValueId, int>> passed_in(int pipeline) const {
     const std::vector<int>& stages = stages_[pipeline];
-    std::map<std::pair<ValueId, int>, Phase> passed;  // by value and receiving stage
+    std::set<std::pair<ValueId, int>> passed;
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       const Node& node = graph_.nodes[n];
       if (!in_step(static_cast<NodeId>(n)) || stages[n] == kAnywhere) continue;
@@ -277,22 +277,28 @@ class Division {
         if (id == kAbsent || graph_.values[id].producer < 0) continue;
         const int from = stages[graph_.values[id].producer];
         if (from == kAnywhere || from == stages[n]) continue;
-        const auto [entry, fresh] = passed.emplace(std::pair{id, stages[n]}, node.phase);
-        if (!fresh) entry->second = std::min(entry->second, node.phase);
+        passed.emplace(id, stages[n]);
       }
     }
     return passed;
   }
 
-  int tag_of(int pipeline, int from, Phase phase) const {
+  // The channel between two devices, in which messages keep their order: one for each pair of their stages,
+  // and of values made in forward and backward passes.
+  int tag_of(int pipeline, int from, int to, Phase made) const {
     const int chunks = plan_.schedule == Schedule::interleaved ? plan_.chunks : 1;
     const int groups = static_cast<int>(plan_.pipelines[pipeline].stages.size()) / chunks;
-    return 2 * (from / groups) + (phase == Phase::backward ? 1 : 0);
+    return 2 * (from / groups * chunks + to / groups) + (made == Phase::backward ? 1 : 0);
+  }
+
+  // The pass in which a stage receives a value: all that earlier stages make in a forward pass in its own
+  // forward pass, also what only its backward pass reads, so that a channel's order is that of its sender.
+  static Phase received_in(int from, int to, Phase made) {
+    return made == Phase::forward && from < to ? Phase::forward : Phase::backward;
   }
 
   void find_messages(Work& work, int pipeline, int tensor, const std::set<int>& own) const {
-    for (const auto& [key, phase] : passed_in(pipeline)) {
-      const auto [id, to] = key;
+    for (const auto& [id, to] : passed_in(pipeline)) {
       const NodeId producer = graph_.values[id].producer;
       const int from = stages_[pipeline][producer];
       if (shares_at(pipeline, from) != shares_at(pipeline, to)) continue;  // below
@@ -300,13 +306,14 @@ class Division {
       const int sender = rank_at(pipeline, from, tensor), receiver = rank_at(pipeline, to, tensor);
       if (sender == receiver) continue;
       const Phase made = graph_.nodes[producer].phase;
-      const int tag = tag_of(pipeline, from, made);
+      const int tag = tag_of(pipeline, from, to, made);
       const Layout whole = Layout::contiguous(graph_.type(id));
       if (own.count(from) != 0) {
         work.sends.push_back({id, from, receiver, tag, made, whole});
         work.passed_on.insert(id);
       }
-      if (own.count(to) != 0) work.receives.push_back({id, to, sender, tag, phase, whole});
+      if (own.count(to) != 0)
+        work.receives.push_back({id, to, sender, tag, received_in(from, to, made), whole});
     }
     if (graphs_ == nullptr) return;
     const int stages = static_cast<int>(plan_.pipelines[pipeline].stages.size());
@@ -322,17 +329,16 @@ class Division {
   void find_messages_between(Work& work, int pipeline, int from, int to, bool sends) const {
     const Shares senders = shares_at(pipeline, from), receivers = shares_at(pipeline, to);
     const Division &at_sender = other(senders), &at_receiver = other(receivers);
-    for (const auto& [key, phase] : at_receiver.passed_in(pipeline)) {
-      const ValueId wanted = key.first;
+    for (const auto& [wanted, stage] : at_receiver.passed_in(pipeline)) {
       const Graph& there = at_receiver.graph_;
-      if (key.second != to || at_receiver.stages_[pipeline][there.values[wanted].producer] != from) continue;
+      if (stage != to || at_receiver.stages_[pipeline][there.values[wanted].producer] != from) continue;
       const Origin need = (*at_receiver.origins_)[wanted];
       if (need.value == kAbsent || need.lies == kPartial) refuse_crossing(pipeline, from, to, there, wanted);
       const ValueId offered = at_sender.offer_of(need.value, pipeline, from);
       if (offered == kAbsent) refuse_crossing(pipeline, from, to, there, wanted);
       const Origin offer = (*at_sender.origins_)[offered];
       const Phase made = at_sender.graph_.nodes[at_sender.graph_.values[offered].producer].phase;
-      const int tag = tag_of(pipeline, from, made);
+      const int tag = tag_of(pipeline, from, to, made);
       const DType dtype = there.type(wanted).dtype;
       if (sends) work.passed_on.insert(offered);
       for (int r = 0; r < static_cast<int>(receivers.size()); ++r) {
@@ -350,7 +356,8 @@ class Division {
             if (sender == work.rank)
               work.sends.push_back({offered, from, receiver, tag, made, views(box, had, dtype).at(0)});
             if (receiver == work.rank)
-              work.receives.push_back({wanted, to, sender, tag, phase, views(box, needed, dtype).at(0)});
+              work.receives.push_back(
+                  {wanted, to, sender, tag, received_in(from, to, made), views(box, needed, dtype).at(0)});
           }
         }
       }
@@ -367,7 +374,8 @@ class Division {
     return *known;
   }
 
-  // What a stage can send of a value of the single device's graph: all of it, else the parts.
+  // What a stage can send of a value of the single device's graph: what it makes first, of the same pass all
+  // of it rather than parts.
   ValueId offer_of(ValueId value, int pipeline, int stage) const {
     ValueId best = kAbsent;
     for (size_t id = 0; id < graph_.values.size(); ++id) {
@@ -377,7 +385,10 @@ class Division {
       if (static_cast<size_t>(producer) >= graph_.nodes.size() || !makes(producer, static_cast<ValueId>(id)))
         continue;
       if (stages_[pipeline][producer] != stage) continue;
-      if (best == kAbsent || origin.lies < (*origins_)[best].lies) best = static_cast<ValueId>(id);
+      const auto order = [&](ValueId each) {
+        return std::pair(graph_.nodes[graph_.values[each].producer].phase, (*origins_)[each].lies);
+      };
+      if (best == kAbsent || order(static_cast<ValueId>(id)) < order(best)) best = static_cast<ValueId>(id);
     }
     return best;
   }

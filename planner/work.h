@@ -39,7 +39,7 @@ struct Work {
     int stage;  // of this rank: that sends, or that receives
     int peer;   // the other rank
     int tag;
-    Phase phase;  // sends: in which it is made; receives: in which it is first used
+    Phase phase;  // sends: in which it is made; receives: in which it arrives
     Layout part;  // which elements of the value; all of it where both ranks have the same of it
   };
   std::vector<Message> sends, receives;

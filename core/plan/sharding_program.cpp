@@ -126,9 +126,23 @@ class Propagation {
     return graph_.nodes[static_cast<size_t>(producer)].layer != reader.layer;
   }
 
+  // Whether a node adds up a gradient of a parameter that several layers use.
+  bool adds_layers(const Node& node) const {
+    return node.op->adds_operands && node.phase != Phase::update &&
+           std::any_of(node.inputs.begin(), node.inputs.end(), [&](ValueId id) {
+             const NodeId producer = graph_.values[static_cast<size_t>(id)].producer;
+             return producer >= 0 && graph_.nodes[static_cast<size_t>(producer)].layer != node.layer;
+           });
+  }
+
   // To run a node so, and then to add up what it leaves as summands; nullopt: it cannot.
   std::optional<Moved> moved_by(const Node& node, const NodeSharding& way) {
     Moved moved;
+    // Each stage adds to such a gradient over micro-batches, so it lies as it is updated, or partial: its
+    // summands are converted where they are made.
+    if (adds_layers(node) && way.outputs[0] != kPartial &&
+        way.outputs[0] != wanted_[static_cast<size_t>(node.outputs[0])])
+      return std::nullopt;
     for (size_t i = 0; i < node.inputs.size(); ++i) {
       if (node.inputs[i] == kAbsent) continue;
       const PlacementId given = lies(node.inputs[i]);
@@ -233,6 +247,14 @@ Phase phase_of_conversion(const PlacementTable& table, const ShardingProgram& pr
   const bool sharded = table.placements(value)[lies].is_sharded();
   return use == Phase::update && producer >= 0 && sharded ? graph.nodes[static_cast<size_t>(producer)].phase
                                                           : use;
+}
+
+int64_t moved_bytes(const PlacementTable& table, const ShardingProgram& program) {
+  int64_t bytes = 0;
+  for (const Conversion& conversion : program.conversions)
+    bytes += moved(table, program.parts(), conversion.value,
+                   program.values[static_cast<size_t>(conversion.value)], conversion.to);
+  return bytes;
 }
 
 ShardingProgram propagate(const PlacementTable& table, const Shares& shares, const ShardingHints& hints) {

@@ -46,6 +46,9 @@ struct ShardingHints {
   std::set<int> axes;                    // of PlacementTable::axes(), that may be cut
 };
 
+// The bytes that all ranks together send for the program's conversions, in one micro-batch and its update.
+int64_t moved_bytes(const PlacementTable& table, const ShardingProgram& program);
+
 // The program that follows from how state lies, node by node: each runs in the way that moves the fewest
 // bytes, of equals in the first of its operator's rules. Only what lies sharded or partial already is kept
 // so; work on operands that are all replicated is not shared out.

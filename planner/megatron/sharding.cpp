@@ -1,6 +1,7 @@
 #include "planner/megatron/sharding.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "core/base/error.h"
@@ -158,9 +159,82 @@ std::set<int> token_axes(const PlacementTable& table, const Shares& shares, cons
   return found;
 }
 
+// The mesh axis of a stage's tensor-parallel ranks.
+constexpr std::string_view kMeshAxis = "model";
+
+// How people want parameters to lie, and with them the state of the optimizer that is of their shape.
+class Hinted {
+ public:
+  Hinted(const PlacementTable& table, const Shares& shares)
+      : table_(table), graph_(table.graph()), shares_(shares) {
+    for (size_t i = 0; i < graph_.values.size(); ++i)
+      for (const ShardingHint& hint : graph_.values[i].hints)
+        if (hint.axis == kMeshAxis) take(static_cast<ValueId>(i), hint.dim);
+    if (!problems_.empty()) fail_usage("{}", fmt::join(problems_, "\n  "));
+  }
+
+  void write(ShardingHints& hints) const {
+    for (const auto& [id, lies] : lies_) {
+      hints.given[id] = lies;
+      const Placement& placement = table_.placements(id)[lies];
+      if (placement.is_sharded()) hints.axes.insert(placement.axis);
+    }
+  }
+
+ private:
+  void take(ValueId id, int64_t dim) {
+    const auto lies = dim < 0 ? std::optional(kReplicated) : placement_of(id, dim);
+    if (!lies) return;
+    lies_[id] = *lies;
+    const Placement& placement = table_.placements(id)[*lies];
+    for (const Node& node : graph_.nodes) {
+      const bool updates =
+          std::any_of(node.op->in_place.begin(), node.op->in_place.end(), [&](const auto& pair) {
+            return static_cast<size_t>(pair.second) < node.inputs.size() &&
+                   node.inputs[static_cast<size_t>(pair.second)] == id;
+          });
+      for (const auto& [output, input] : node.op->in_place) {
+        const ValueId state = static_cast<size_t>(input) < node.inputs.size()
+                                  ? node.inputs[static_cast<size_t>(input)]
+                                  : kAbsent;
+        if (!updates || state == kAbsent || graph_.type(state).shape != graph_.type(id).shape) continue;
+        lies_[state] =
+            dim < 0 ? kReplicated : table_.find(state, dim, placement.segments).value_or(kReplicated);
+      }
+    }
+  }
+
+  // Of several ways to cut a dimension the one that most readers can follow, and of which every rank gets
+  // some.
+  std::optional<PlacementId> placement_of(ValueId id, int64_t dim) {
+    std::optional<PlacementId> best;
+    std::string why = "no operator can run on parts of it";
+    const auto& placements = table_.placements(id);
+    for (size_t p = kPartial + 1; p < placements.size(); ++p) {
+      if (placements[p].dim != dim) continue;
+      const LogicalAxis& axis = table_.axes()[static_cast<size_t>(placements[p].axis)];
+      if (smallest_part(axis.units, shares_) < 1) {
+        why = fmt::format("it has {} units, too few for {}", axis.units, describe(shares_));
+        continue;
+      }
+      if (!best || axis.obstacle.empty()) best = static_cast<PlacementId>(p);
+    }
+    const std::string name = graph_.values[static_cast<size_t>(id)].name;
+    if (!best) problems_.push_back(fmt::format("{}: {} = {} cannot hold: {}", name, kMeshAxis, dim, why));
+    return best;
+  }
+
+  const PlacementTable& table_;
+  const Graph& graph_;
+  const Shares& shares_;
+  std::map<ValueId, PlacementId> lies_;
+  std::vector<std::string> problems_;
+};
+
 }  // namespace
 
-ShardingProgram megatron_sharding(const PlacementTable& table, const Shares& shares, bool sequence) {
+ShardingProgram megatron_sharding(const PlacementTable& table, const Shares& shares, bool sequence,
+                                  bool obeys_hints) {
   const Graph& graph = table.graph();
   ShardingHints hints;
   hints.axes = Choice(table, shares).run();
@@ -168,8 +242,18 @@ ShardingProgram megatron_sharding(const PlacementTable& table, const Shares& sha
     for (const AxisPlace& place : table.axes()[static_cast<size_t>(axis)].places)
       if (is_state(graph.values[static_cast<size_t>(place.value)]))
         hints.given[place.value] = *table.find(place.value, place.dim, place.segments);
+  if (obeys_hints) Hinted(table, shares).write(hints);
   if (sequence) hints.axes.merge(token_axes(table, shares, hints.axes));
   return propagate(table, shares, hints);
+}
+
+std::optional<int64_t> bytes_of_hints(const Graph& graph, const Shares& shares, bool sequence) {
+  const bool hinted = std::any_of(graph.values.begin(), graph.values.end(),
+                                  [](const Value& value) { return !value.hints.empty(); });
+  if (!hinted || shares.size() < 2) return std::nullopt;
+  const PlacementTable table(graph);
+  return moved_bytes(table, megatron_sharding(table, shares, sequence)) -
+         moved_bytes(table, megatron_sharding(table, shares, sequence, false));
 }
 
 Graph tensor_parallel(const Graph& graph, const Shares& shares, int part, bool sequence) {

@@ -6,6 +6,8 @@
 // computes whole.
 #pragma once
 
+#include <optional>
+
 #include "core/plan/partition.h"
 
 namespace het {
@@ -16,7 +18,14 @@ namespace het {
 // reduce-scatter and an all-gather take the place of each all-reduce, and activations shrink. Throws
 // Error(usage) when an axis has too few units for the ranks, or equal shares do not come out even, naming
 // what would do.
-ShardingProgram megatron_sharding(const PlacementTable& table, const Shares& shares, bool sequence = false);
+// Parameters with a hint for the axis `model` lie as it says, and with them their optimizer state;
+// Error(usage) names those that cannot. `obeys_hints` false: as if there were none.
+ShardingProgram megatron_sharding(const PlacementTable& table, const Shares& shares, bool sequence = false,
+                                  bool obeys_hints = true);
+
+// What the hints cost: the bytes that ranks send each other more in a micro-batch than without them. nullopt:
+// there are none, or one rank.
+std::optional<int64_t> bytes_of_hints(const Graph& graph, const Shares& shares, bool sequence = false);
 
 // The graph of rank `part` under that program; the graph itself where there is one rank.
 Graph tensor_parallel(const Graph& graph, const Shares& shares, int part, bool sequence = false);

@@ -290,6 +290,34 @@ TEST_CASE("only what lies sharded or partial already is worked on in parts", "[p
   CHECK(program == propagate(table, {1, 1}, hints));
 }
 
+TEST_CASE("a parameter lies as its hint says, and the others as they would", "[partition]") {
+  Graph graph = model({});
+  const auto hint = [&](std::string_view name, int64_t dim) {
+    graph.values[static_cast<size_t>(*graph.find(name))].hints = {{"model", dim}};
+  };
+  hint("down.weight", 0);
+  hint("up.weight", -1);
+  const Graph own = tensor_parallel(graph, {1, 1}, 1);
+  CHECK(verify(own).empty());
+  const auto slices = slices_of(own);
+  CHECK(to_string(slices.at("down.weight")) == "[4:8, :]");
+  CHECK(slices.count("up.weight") == 0);
+  CHECK(to_string(slices.at("qkv.weight")) == "[4:8+12:16+20:24, :]");
+  CHECK(bytes_of_hints(graph, {1, 1}).value() > 0);
+  CHECK_FALSE(bytes_of_hints(model({}), {1, 1}).has_value());
+  CHECK_FALSE(bytes_of_hints(graph, {1}).has_value());
+
+  hint("norm1.weight", 0);  // a norm needs its row, but the state may lie in parts
+  CHECK(to_string(slices_of(tensor_parallel(graph, {1, 1}, 1)).at("norm1.weight")) == "[4:8]");
+
+  Graph small;
+  GraphBuilder b(small);
+  const ValueId w = b.parameter("w", {DType::f32, {6, 2}}, {});
+  b.output("y", b.call("linear", {b.input("x", {DType::f32, {4, 2}}), w}));
+  small.values[static_cast<size_t>(w)].hints = {{"model", 1}};
+  CHECK(problem_of(small, {1, 1, 1}) == "w: model = 1 cannot hold: it has 2 units, too few for 3 devices");
+}
+
 TEST_CASE("what nothing can divide is computed whole", "[partition]") {
   Graph graph;
   GraphBuilder b(graph);
