@@ -47,7 +47,7 @@ class Division {
         own.insert(static_cast<int>(s));
     const std::vector<SharedPart> parts = graphs_ != nullptr ? parts_of(rank) : std::vector<SharedPart>{};
     if (devices_.size() > 1) work.groups = groups_with(rank, parts);
-    if (shares_at(pipeline, stage).size() > 1)
+    if (degree_at(pipeline, stage) > 1)
       work.tensor_group = index_of(work.groups, Group{tensor_group(pipeline, stage)});
     find_messages(work, pipeline, tensor, own);
     find_later(work);
@@ -80,10 +80,10 @@ class Division {
     fail_usage("the plan has {} devices; there is no rank {}", devices_.size(), rank);
   }
 
-  Shares shares_at(int pipeline, int stage) const {
-    return tensor_shares(plan_, plan_.pipelines[pipeline].stages[stage]);
+  StageCut cut_at(int pipeline, int stage) const {
+    return cut_of(plan_, plan_.pipelines[pipeline].stages[stage]);
   }
-  int degree_at(int pipeline, int stage) const { return static_cast<int>(shares_at(pipeline, stage).size()); }
+  int degree_at(int pipeline, int stage) const { return cut_at(pipeline, stage).parts(); }
 
   int rank_at(int pipeline, int stage, int tensor) const {
     const std::string& device = plan_.pipelines[pipeline].stages[stage].devices[tensor];
@@ -209,7 +209,7 @@ class Division {
     if (graphs_ == nullptr || held == holders_.end()) return true;
     const auto& [first, stage] = *held->second.begin();
     return std::all_of(held->second.begin(), held->second.end(), [&](const auto& place) {
-      return shares_at(place.first, place.second) == shares_at(first, stage);
+      return cut_at(place.first, place.second) == cut_at(first, stage);
     });
   }
 
@@ -301,7 +301,7 @@ class Division {
     for (const auto& [id, to] : passed_in(pipeline)) {
       const NodeId producer = graph_.values[id].producer;
       const int from = stages_[pipeline][producer];
-      if (shares_at(pipeline, from) != shares_at(pipeline, to)) continue;  // below
+      if (cut_at(pipeline, from) != cut_at(pipeline, to)) continue;  // below
       if (tensor >= degree_at(pipeline, from)) continue;
       const int sender = rank_at(pipeline, from, tensor), receiver = rank_at(pipeline, to, tensor);
       if (sender == receiver) continue;
@@ -319,15 +319,14 @@ class Division {
     const int stages = static_cast<int>(plan_.pipelines[pipeline].stages.size());
     for (int from = 0; from < stages; ++from)
       for (int to = 0; to < stages; ++to)
-        if ((own.count(from) != 0 || own.count(to) != 0) &&
-            shares_at(pipeline, from) != shares_at(pipeline, to))
+        if ((own.count(from) != 0 || own.count(to) != 0) && cut_at(pipeline, from) != cut_at(pipeline, to))
           find_messages_between(work, pipeline, from, to, own.count(from) != 0);
   }
 
   // Messages between stages that share their layers differently: who has what of the values that pass, in the
   // order of the receiver's.
   void find_messages_between(Work& work, int pipeline, int from, int to, bool sends) const {
-    const Shares senders = shares_at(pipeline, from), receivers = shares_at(pipeline, to);
+    const StageCut senders = cut_at(pipeline, from), receivers = cut_at(pipeline, to);
     const Division &at_sender = other(senders), &at_receiver = other(receivers);
     for (const auto& [wanted, stage] : at_receiver.passed_in(pipeline)) {
       const Graph& there = at_receiver.graph_;
@@ -341,13 +340,12 @@ class Division {
       const int tag = tag_of(pipeline, from, to, made);
       const DType dtype = there.type(wanted).dtype;
       if (sends) work.passed_on.insert(offered);
-      for (int r = 0; r < static_cast<int>(receivers.size()); ++r) {
+      for (int r = 0; r < receivers.parts(); ++r) {
         const TensorSlice needed = graphs_->slice(need, receivers, r);
-        for (int s = 0; s < static_cast<int>(senders.size()); ++s) {
+        for (int s = 0; s < senders.parts(); ++s) {
           // Of what every sender has, the nearest sends it.
           const bool every = offer.lies == kReplicated;
-          if (every && s != r * static_cast<int>(senders.size()) / static_cast<int>(receivers.size()))
-            continue;
+          if (every && s != r * senders.parts() / receivers.parts()) continue;
           const TensorSlice had = graphs_->slice(offer, senders, s);
           const int sender = rank_at(pipeline, from, s), receiver = rank_at(pipeline, to, r);
           const auto both = intersection(needed, had);
@@ -364,11 +362,12 @@ class Division {
     }
   }
 
-  // The division of the graphs of ranks with other shares: the same values and nodes for all parts.
-  const Division& other(const Shares& shares) const {
-    std::shared_ptr<const Division>& known = others_[shares];
+  // The division of the graphs of ranks of stages that are cut otherwise: the same values and nodes for all
+  // parts.
+  const Division& other(const StageCut& cut) const {
+    std::shared_ptr<const Division>& known = others_[cut];
     if (!known) {
-      const RankGraph& of = graphs_->of(shares, 0);
+      const RankGraph& of = graphs_->of(cut, 0);
       known = std::make_shared<const Division>(of.graph, plan_, graphs_, &of.origins);
     }
     return *known;
@@ -526,16 +525,15 @@ class Division {
       };
       std::map<int, Member> members;  // by rank
       for (const auto& [pipeline, stage] : holders_.at(id)) {
-        const Shares shares = shares_at(pipeline, stage);
-        const Division& there = other(shares);
+        const StageCut cut = cut_at(pipeline, stage);
+        const Division& there = other(cut);
         const auto parameter = there.updated_.find(name);
         HET_REQUIRE(parameter != there.updated_.end(), name);
         const Origin origin = (*there.origins_)[there.only_sum_of(parameter->second)];
         HET_REQUIRE(origin.value != kAbsent, name);
-        for (int t = 0; t < static_cast<int>(shares.size()); ++t)
-          members[rank_at(pipeline, stage, t)] = {graphs_->slice(origin, shares, t),
-                                                  origin.lies != kReplicated || t == 0,
-                                                  origin.lies == kPartial};
+        for (int t = 0; t < cut.parts(); ++t)
+          members[rank_at(pipeline, stage, t)] = {
+              graphs_->slice(origin, cut, t), origin.lies != kReplicated || t == 0, origin.lies == kPartial};
       }
       const auto own = members.find(rank);
       if (own == members.end()) continue;
@@ -681,7 +679,7 @@ class Division {
   std::map<ValueId, ValueId> part_of_;
   std::vector<std::vector<int>> stages_;    // [pipeline][node]
   std::map<std::string, ValueId> updated_;  // parameters by name
-  mutable std::map<Shares, std::shared_ptr<const Division>> others_;
+  mutable std::map<StageCut, std::shared_ptr<const Division>> others_;
   std::map<ValueId, std::set<ValueId>> sums_of_;  // of parameters: what their updates are made from
   std::map<ValueId, std::set<std::pair<int, int>>> holders_;  // of parameters: pipeline and stage
   std::vector<std::map<ValueId, int>> owners_;                // [tensor rank][gradient]
@@ -717,11 +715,11 @@ std::pair<const Stage*, size_t> stage_of(const Plan& plan, int rank) {
 
 int tensor_rank_of(const Plan& plan, int rank) { return static_cast<int>(stage_of(plan, rank).second); }
 
-Shares shares_of(const Plan& plan, int rank) { return tensor_shares(plan, *stage_of(plan, rank).first); }
+StageCut cut_of(const Plan& plan, int rank) { return cut_of(plan, *stage_of(plan, rank).first); }
 
 Work work_of(const Graph& graph, const Plan& plan, int rank, StageGraphs* graphs) {
   const std::vector<Origin>* origins =
-      graphs == nullptr ? nullptr : &graphs->of(shares_of(plan, rank), 0).origins;
+      graphs == nullptr ? nullptr : &graphs->of(cut_of(plan, rank), 0).origins;
   return Division(graph, plan, graphs, origins).work(rank);
 }
 

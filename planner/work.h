@@ -84,7 +84,7 @@ int tensor_rank_of(const Plan& plan, int rank);
 // differently; `graph` is then one of them. Throws Error(usage) for a rank that the plan has not.
 Work work_of(const Graph& graph, const Plan& plan, int rank, StageGraphs* graphs = nullptr);
 
-// The shares of the stages that a rank runs.
-Shares shares_of(const Plan& plan, int rank);
+// How the stages that a rank runs are cut.
+StageCut cut_of(const Plan& plan, int rank);
 
 }  // namespace het

@@ -7,6 +7,7 @@
 #include "core/base/error.h"
 #include "core/ops/op.h"
 #include "core/plan/plan.h"
+#include "core/plan/sharding_spec.h"
 
 namespace het {
 namespace {
@@ -173,8 +174,14 @@ class Hinted {
     if (!problems_.empty()) fail_usage("{}", fmt::join(problems_, "\n  "));
   }
 
-  void write(ShardingHints& hints) const {
+  // `named`: the program is a plan's, which cannot say otherwise.
+  void write(ShardingHints& hints, bool named = false) const {
     for (const auto& [id, lies] : lies_) {
+      const auto given = hints.given.find(id);
+      if (named && given != hints.given.end() && given->second != lies)
+        fail_usage("sharding: the plan has {} {}, its layer asks for {}",
+                   graph_.values[static_cast<size_t>(id)].name,
+                   to_string(table_.placements(id)[given->second]), to_string(table_.placements(id)[lies]));
       hints.given[id] = lies;
       const Placement& placement = table_.placements(id)[lies];
       if (placement.is_sharded()) hints.axes.insert(placement.axis);
@@ -183,45 +190,14 @@ class Hinted {
 
  private:
   void take(ValueId id, int64_t dim) {
-    const auto lies = dim < 0 ? std::optional(kReplicated) : placement_of(id, dim);
-    if (!lies) return;
-    lies_[id] = *lies;
-    const Placement& placement = table_.placements(id)[*lies];
-    for (const Node& node : graph_.nodes) {
-      const bool updates =
-          std::any_of(node.op->in_place.begin(), node.op->in_place.end(), [&](const auto& pair) {
-            return static_cast<size_t>(pair.second) < node.inputs.size() &&
-                   node.inputs[static_cast<size_t>(pair.second)] == id;
-          });
-      for (const auto& [output, input] : node.op->in_place) {
-        const ValueId state = static_cast<size_t>(input) < node.inputs.size()
-                                  ? node.inputs[static_cast<size_t>(input)]
-                                  : kAbsent;
-        if (!updates || state == kAbsent || graph_.type(state).shape != graph_.type(id).shape) continue;
-        lies_[state] =
-            dim < 0 ? kReplicated : table_.find(state, dim, placement.segments).value_or(kReplicated);
-      }
-    }
-  }
-
-  // Of several ways to cut a dimension the one that most readers can follow, and of which every rank gets
-  // some.
-  std::optional<PlacementId> placement_of(ValueId id, int64_t dim) {
-    std::optional<PlacementId> best;
-    std::string why = "no operator can run on parts of it";
-    const auto& placements = table_.placements(id);
-    for (size_t p = kPartial + 1; p < placements.size(); ++p) {
-      if (placements[p].dim != dim) continue;
-      const LogicalAxis& axis = table_.axes()[static_cast<size_t>(placements[p].axis)];
-      if (smallest_part(axis.units, shares_) < 1) {
-        why = fmt::format("it has {} units, too few for {}", axis.units, describe(shares_));
-        continue;
-      }
-      if (!best || axis.obstacle.empty()) best = static_cast<PlacementId>(p);
-    }
-    const std::string name = graph_.values[static_cast<size_t>(id)].name;
-    if (!best) problems_.push_back(fmt::format("{}: {} = {} cannot hold: {}", name, kMeshAxis, dim, why));
-    return best;
+    std::string problem;
+    const auto lies =
+        dim < 0 ? std::optional(kReplicated) : placement_of(table_, shares_, id, dim, {}, problem);
+    if (lies)
+      give(table_, id, *lies, lies_);
+    else
+      problems_.push_back(fmt::format("{}: {} = {} cannot hold: {}",
+                                      graph_.values[static_cast<size_t>(id)].name, kMeshAxis, dim, problem));
   }
 
   const PlacementTable& table_;
@@ -245,6 +221,18 @@ ShardingProgram megatron_sharding(const PlacementTable& table, const Shares& sha
   if (obeys_hints) Hinted(table, shares).write(hints);
   if (sequence) hints.axes.merge(token_axes(table, shares, hints.axes));
   return propagate(table, shares, hints);
+}
+
+ShardingProgram sharding_program_of(const PlacementTable& table, const StageCut& cut, bool sequence) {
+  if (!cut.sharding) return megatron_sharding(table, cut.shares, sequence);
+  const Graph& graph = table.graph();
+  const bool trains = std::any_of(graph.nodes.begin(), graph.nodes.end(),
+                                  [](const Node& node) { return node.phase == Phase::update; });
+  const auto problems = trains ? unmatched(graph, *cut.sharding) : std::vector<std::string>{};
+  if (!problems.empty()) fail_usage("sharding:\n  {}", fmt::join(problems, "\n  "));
+  ShardingHints hints = hints_of(table, cut.shares, *cut.sharding);
+  Hinted(table, cut.shares).write(hints, true);
+  return propagate(table, cut.shares, hints);
 }
 
 std::optional<int64_t> bytes_of_hints(const Graph& graph, const Shares& shares, bool sequence) {

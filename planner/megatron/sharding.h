@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "core/plan/partition.h"
+#include "core/plan/plan.h"
 
 namespace het {
 
@@ -22,6 +23,10 @@ namespace het {
 // Error(usage) names those that cannot. `obeys_hints` false: as if there were none.
 ShardingProgram megatron_sharding(const PlacementTable& table, const Shares& shares, bool sequence = false,
                                   bool obeys_hints = true);
+
+// The program of a stage: as its plan says, with the hints of layers; without `sharding`, Megatron's. Throws
+// Error(usage) where the graph cannot be cut so.
+ShardingProgram sharding_program_of(const PlacementTable& table, const StageCut& cut, bool sequence);
 
 // What the hints cost: the bytes that ranks send each other more in a micro-batch than without them. nullopt:
 // there are none, or one rank.

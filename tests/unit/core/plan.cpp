@@ -85,7 +85,7 @@ TEST_CASE("stages share their layers over devices of their own number, by shares
   plan.pipelines[0].stages[1].shares = {1};
   plan.pipelines[1].stages[0].shares = {3, 1};
   CHECK(validate(plan, {4, 2}).empty());
-  CHECK_FALSE(has_uniform_shares(plan));
+  CHECK_FALSE(has_uniform_cut(plan));
   CHECK(to_lua(plan) ==
         "het.plan { tensor = 2, microbatch = 1,\n"
         "  het.pipeline { microbatches = 1, het.stage { \"a:0\", \"a:1\", layers = 2 },\n"
@@ -102,9 +102,9 @@ TEST_CASE("stages share their layers over devices of their own number, by shares
   plan.pipelines[1].stages[0].shares = {1, 1};
   plan.pipelines[0].stages[1].shares = {};
   plan.pipelines[0].stages[1].devices = {"a:2", "a:3"};
-  CHECK(has_uniform_shares(plan));
+  CHECK(has_uniform_cut(plan));
   plan.shares = {2, 1};
-  CHECK_FALSE(has_uniform_shares(plan));  // one stage has shares of its own
+  CHECK_FALSE(has_uniform_cut(plan));  // one stage has shares of its own
   CHECK(to_lua(plan).find("het.plan { tensor = { 2, 1 },") == 0);
 }
 

@@ -13,6 +13,7 @@
 #include "core/graph/fuse.h"
 #include "core/io/safetensors.h"
 #include "core/ops/op.h"
+#include "core/plan/sharding_spec.h"
 #include "kernels/cpu/device.h"
 #include "planner/megatron/sharding.h"
 #include "tests/emulated_cuda/reference_on_gpu.h"
@@ -365,7 +366,7 @@ Verdict judge(const Graph& model, const Plan& plan, const Outcome& alone, double
   if (kept.size() != 2 * held.size())
     blame(fmt::format("{} moments are kept of {} parameters", kept.size(), held.size()));
   // Where stages cut a parameter differently, each keeps the optimizer state of what it has.
-  if (plan.sharded_optimizer && has_uniform_shares(plan))
+  if (plan.sharded_optimizer && has_uniform_cut(plan))
     for (const auto& [name, ranks] : kept)
       if (ranks != static_cast<int>(tensor_shares(plan, plan.pipelines[0].stages[0]).size()))
         blame(fmt::format("{} ranks keep {}", ranks, name));
@@ -444,6 +445,53 @@ TEST_CASE("random plans train the same model where layers say how they are cut",
     ++checked;
   }
   CHECK(hints > 2 * trials);
+}
+
+// State and inputs cut along dimensions at random, as far as the graph allows it among so many.
+StageSharding random_sharding(const Graph& graph, const Shares& shares, std::mt19937& random) {
+  const PlacementTable table(graph);
+  StageSharding sharding;
+  for (size_t i = 0; i < graph.values.size(); ++i) {
+    const Value& value = graph.values[i];
+    const bool input = value.role == Role::input && !value.per_step;
+    if ((value.role != Role::parameter && !input) || value.type.shape.empty() || random() % 2 == 0) continue;
+    const auto dim = static_cast<int64_t>(random() % value.type.shape.size());
+    std::string problem;
+    if (placement_of(table, shares, static_cast<ValueId>(i), dim, {}, problem))
+      (input ? sharding.inputs : sharding.state).push_back({value.name, dim, {}});
+  }
+  std::sort(sharding.state.begin(), sharding.state.end());
+  std::sort(sharding.inputs.begin(), sharding.inputs.end());
+  return sharding;
+}
+
+TEST_CASE("random plans train the same model where stages say how they are cut", "[distributed]") {
+  const Graph models[] = {small_model(false, DType::f64), small_model(true, DType::f64)};
+  const int trials = std::getenv("HETRUN_PLAN_TRIALS") ? std::atoi(std::getenv("HETRUN_PLAN_TRIALS")) : 25;
+  std::map<std::pair<int, int>, Outcome> known;  // by model, micro-batches
+  int shardings = 0, checked = 0;
+  for (unsigned seed = 1; checked < trials; ++seed) {
+    std::mt19937 random(seed);
+    Plan plan = random_plan(random, kLayers, kSamples, true);
+    if (plan.schedule == Schedule::interleaved) continue;
+    const int which = static_cast<int>(seed % 2);
+    const int before = shardings;
+    plan.sequence = false;
+    for (Pipeline& pipeline : plan.pipelines)
+      for (Stage& stage : pipeline.stages) {
+        const Shares shares = tensor_shares(plan, stage);
+        if (shares.size() == 1 || random() % 4 == 0) continue;
+        stage.sharding = random_sharding(models[which], shares, random);
+        ++shardings;
+      }
+    if (shardings == before) continue;
+    const auto [entry, fresh] = known.emplace(std::pair{which, microbatches_of(plan)}, Outcome{});
+    if (fresh) entry->second = alone(models[which], microbatches_of(plan));
+    INFO("seed " << seed << "\n" << to_lua(plan));
+    CHECK(judge(models[which], plan, entry->second, 1e-12).problem == "");
+    ++checked;
+  }
+  CHECK(shardings > trials);
 }
 
 TEST_CASE("random plans train a model without norms and residuals", "[distributed]") {
