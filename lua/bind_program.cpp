@@ -447,15 +447,14 @@ int executor_timings(lua_State* L) {
   return 1;
 }
 
-// native.hint_bytes(graph, plan): what the hints of layers cost a micro-batch, nil where there are none.
-int hint_bytes(lua_State* L) {
+// native.bytes_beyond_megatron(graph, plan): of the first stage that is cut otherwise; nil: none is.
+int beyond_megatron(lua_State* L) {
   const Graph& graph = check_object<GraphHandle>(L, 1)->graph;
   const Plan plan = plan_at(L, 2, static_cast<int>(graph.layers.size()));
   for (const Pipeline& pipeline : plan.pipelines)
     for (const Stage& stage : pipeline.stages)
-      if (const StageCut cut = cut_of(plan, stage); !cut.sharding)
-        if (const auto bytes = bytes_of_hints(graph, cut.shares, plan.sequence))
-          return Convert<double>::push(L, static_cast<double>(*bytes));
+      if (const auto bytes = bytes_beyond_megatron(graph, cut_of(plan, stage), plan.sequence))
+        return Convert<double>::push(L, static_cast<double>(*bytes));
   return 0;
 }
 
@@ -484,7 +483,7 @@ void add_program(lua_State* L) {
   set_functions(L, "native.",
                 {bind<&get_device>("device"), bind<&gpu_count>("gpus"), bind<&gpu_report>("gpu_report"),
                  bind<&threads>("threads"), bind<&new_state>("state"), bind<&make_program>("program"),
-                 bind<&hint_bytes>("hint_bytes"), bind<&new_executor>("executor")});
+                 bind<&beyond_megatron>("bytes_beyond_megatron"), bind<&new_executor>("executor")});
 }
 
 }  // namespace het::lua

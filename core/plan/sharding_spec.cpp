@@ -117,7 +117,8 @@ class Reader {
     for (size_t n = 0; n < graph_.nodes.size(); ++n)
       if (const auto* entry = entry_for(sharding_.nodes, names[n]))
         read_node(static_cast<NodeId>(n), names[n], entry->rule);
-    if (!problems_.empty()) fail_usage("sharding:\n  {}", fmt::join(problems_, "\n  "));
+    if (!problems_.empty())
+      fail_usage("the plan's sharding does not fit the model:\n  {}", fmt::join(problems_, "\n  "));
     return std::move(hints_);
   }
 
@@ -269,8 +270,14 @@ std::vector<std::string> unmatched(const Graph& graph, const StageSharding& shar
                       [&](const std::string& name) { return matches(entry.pattern, name); }))
         continue;
       const std::string nearest = nearest_name(entry.pattern, names);
-      problems.push_back(fmt::format("{}: '{}' matches nothing of the model{}", what, entry.pattern,
-                                     nearest.empty() ? "" : fmt::format("; did you mean '{}'?", nearest)));
+      constexpr size_t kMostShown = 4;
+      const std::vector<std::string> first(names.begin(),
+                                           names.begin() + std::min<size_t>(names.size(), kMostShown));
+      problems.push_back(fmt::format("{}: '{}' matches nothing of the model; {}", what, entry.pattern,
+                                     nearest.empty()
+                                         ? fmt::format("there are '{}'{}", fmt::join(first, "', '"),
+                                                       first.size() < names.size() ? ", ..." : "")
+                                         : fmt::format("did you mean '{}'?", nearest)));
     }
   };
   check(sharding.state, state, "state");

@@ -229,19 +229,23 @@ ShardingProgram sharding_program_of(const PlacementTable& table, const StageCut&
   const bool trains = std::any_of(graph.nodes.begin(), graph.nodes.end(),
                                   [](const Node& node) { return node.phase == Phase::update; });
   const auto problems = trains ? unmatched(graph, *cut.sharding) : std::vector<std::string>{};
-  if (!problems.empty()) fail_usage("sharding:\n  {}", fmt::join(problems, "\n  "));
+  if (!problems.empty()) fail_usage("the plan's sharding does not fit the model:\n  {}", fmt::join(problems, "\n  "));
   ShardingHints hints = hints_of(table, cut.shares, *cut.sharding);
   Hinted(table, cut.shares).write(hints, true);
   return propagate(table, cut.shares, hints);
 }
 
-std::optional<int64_t> bytes_of_hints(const Graph& graph, const Shares& shares, bool sequence) {
+std::optional<int64_t> bytes_beyond_megatron(const Graph& graph, const StageCut& cut, bool sequence) {
   const bool hinted = std::any_of(graph.values.begin(), graph.values.end(),
                                   [](const Value& value) { return !value.hints.empty(); });
-  if (!hinted || shares.size() < 2) return std::nullopt;
+  if ((!hinted && !cut.sharding) || cut.parts() < 2) return std::nullopt;
   const PlacementTable table(graph);
-  return moved_bytes(table, megatron_sharding(table, shares, sequence)) -
-         moved_bytes(table, megatron_sharding(table, shares, sequence, false));
+  const int64_t bytes = moved_bytes(table, sharding_program_of(table, cut, sequence));
+  try {
+    return bytes - moved_bytes(table, megatron_sharding(table, cut.shares, sequence, false));
+  } catch (const Error&) {  // the model cannot be cut so
+    return std::nullopt;
+  }
 }
 
 Graph tensor_parallel(const Graph& graph, const Shares& shares, int part, bool sequence) {

@@ -28,9 +28,10 @@ ShardingProgram megatron_sharding(const PlacementTable& table, const Shares& sha
 // Error(usage) where the graph cannot be cut so.
 ShardingProgram sharding_program_of(const PlacementTable& table, const StageCut& cut, bool sequence);
 
-// What the hints cost: the bytes that ranks send each other more in a micro-batch than without them. nullopt:
-// there are none, or one rank.
-std::optional<int64_t> bytes_of_hints(const Graph& graph, const Shares& shares, bool sequence = false);
+// The bytes that the ranks of a stage send each other in a micro-batch beyond what Megatron's way would take,
+// because its plan or layers say how they are cut; below 0: less. nullopt: they say nothing, the stage has
+// one rank, or Megatron's way does not fit the model.
+std::optional<int64_t> bytes_beyond_megatron(const Graph& graph, const StageCut& cut, bool sequence = false);
 
 // The graph of rank `part` under that program; the graph itself where there is one rank.
 Graph tensor_parallel(const Graph& graph, const Shares& shares, int part, bool sequence = false);

@@ -6,6 +6,34 @@
 
 using namespace het;
 
+TEST_CASE("a stage's sharding decides how it is cut, and prints as it is written") {
+  Plan plan;
+  plan.tensor = 2;
+  plan.pipelines = {{1, {{{"a:0", "a:1"}, 0, 2}, {{"b:0", "b:1"}, 2, 2}}}};
+  CHECK(has_uniform_cut(plan));
+  plan.sharding = StageSharding{{{"*.weight", 0, {}}}, {{"tokens", 0, {}}}, {}};
+  CHECK(has_uniform_cut(plan));
+  plan.pipelines[0].stages[1].sharding =
+      StageSharding{{{"qkv", 0, {16, 16, 16}}, {"norm", -1, {}}}, {}, {{"a linear", "replicated"}}};
+  CHECK_FALSE(has_uniform_cut(plan));
+  CHECK(validate(plan, {4, 1}).empty());
+  CHECK_THAT(
+      to_lua(plan),
+      Catch::Contains("sharding = { state = { [\"*.weight\"] = 0 }, inputs = { [\"tokens\"] = 0 } },"));
+  CHECK_THAT(to_lua(plan),
+             Catch::Contains(
+                 "sharding = { state = { [\"qkv\"] = { dim = 0, segments = { 16, 16, 16 } }, [\"norm\"] = "
+                 "\"replicated\" }, nodes = { [\"a linear\"] = \"replicated\" } }, layers = 2"));
+  plan.sequence = true;
+  plan.pipelines[0].stages[0] = {{"a:0"}, 0, 2, false, 1, {1}, StageSharding{}};
+  const std::vector<std::string> problems = validate(plan, {4, 1});
+  REQUIRE(problems.size() == 2);
+  CHECK(problems[0] ==
+        "pipeline 1, stage 1: sharding says how layers are cut, and it has one device; remove it");
+  CHECK_THAT(problems[1],
+             Catch::Contains("pipeline 1, stage 2: sequence = true divides Megatron's activations"));
+}
+
 TEST_CASE("a plan for one device is valid and prints as Lua") {
   const PlanSubject subject{6, 12};
   Plan plan;

@@ -304,9 +304,9 @@ TEST_CASE("a parameter lies as its hint says, and the others as they would", "[p
   CHECK(to_string(slices.at("down.weight")) == "[4:8, :]");
   CHECK(slices.count("up.weight") == 0);
   CHECK(to_string(slices.at("qkv.weight")) == "[4:8+12:16+20:24, :]");
-  CHECK(bytes_of_hints(graph, {1, 1}).value() > 0);
-  CHECK_FALSE(bytes_of_hints(model({}), {1, 1}).has_value());
-  CHECK_FALSE(bytes_of_hints(graph, {1}).has_value());
+  CHECK(bytes_beyond_megatron(graph, {{1, 1}, {}}).value() > 0);
+  CHECK_FALSE(bytes_beyond_megatron(model({}), {{1, 1}, {}}).has_value());
+  CHECK_FALSE(bytes_beyond_megatron(graph, {{1}, {}}).has_value());
 
   hint("norm1.weight", 0);  // a norm needs its row, but the state may lie in parts
   CHECK(to_string(slices_of(tensor_parallel(graph, {1, 1}, 1)).at("norm1.weight")) == "[4:8]");
@@ -316,7 +316,8 @@ TEST_CASE("a parameter lies as its hint says, and the others as they would", "[p
   const ValueId w = b.parameter("w", {DType::f32, {6, 2}}, {});
   b.output("y", b.call("linear", {b.input("x", {DType::f32, {4, 2}}), w}));
   small.values[static_cast<size_t>(w)].hints = {{"model", 1}};
-  CHECK(problem_of(small, {1, 1, 1}) == "w: model = 1 cannot hold: its dimension 1 has 2 units, too few for 3 devices");
+  CHECK(problem_of(small, {1, 1, 1}) ==
+        "w: model = 1 cannot hold: its dimension 1 has 2 units, too few for 3 devices");
 }
 
 TEST_CASE("a sharding program is written by names, and read back as it was", "[partition]") {
