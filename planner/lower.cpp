@@ -785,7 +785,7 @@ Program lower(const Graph& graph, const Plan& plan, int rank, bool fused) {
       with_context([&] { return fmt::format("pipeline {}, stage {}", p + 1, s + 1); },
                    [&] { graphs.of(cut_of(plan, plan.pipelines[p].stages[s]), 0); });
   const Graph& own = graphs.of(cut, tensor_rank_of(plan, rank)).graph;
-  return Lowering(own, work_of(own, plan, rank, uniform ? nullptr : &graphs)).run();
+  return Lowering(own, work_of(own, plan, rank, &graphs)).run();
 }
 
 }  // namespace het

@@ -14,9 +14,14 @@ namespace {
 // What holds for all ranks.
 class Division {
  public:
-  // `graphs`: where stages share their layers differently; `graph` is then one of them, with these origins.
+  // `graphs`: null where every stage has one device; `graph` is otherwise one of them, with these origins.
   Division(const Graph& graph, const Plan& plan, StageGraphs* graphs, const std::vector<Origin>* origins)
-      : graph_(graph), plan_(plan), graphs_(graphs), origins_(origins), devices_(devices_of(plan)) {
+      : graph_(graph),
+        plan_(plan),
+        graphs_(graphs),
+        origins_(origins),
+        uniform_(graphs == nullptr || has_uniform_cut(plan)),
+        devices_(devices_of(plan)) {
     find_invariant();
     find_sums();
     for (size_t p = 0; p < plan.pipelines.size(); ++p) stages_.push_back(stages_in(plan.pipelines[p]));
@@ -45,7 +50,7 @@ class Division {
       if (tensor < degree_at(pipeline, static_cast<int>(s)) &&
           rank_at(pipeline, static_cast<int>(s), tensor) == rank)
         own.insert(static_cast<int>(s));
-    const std::vector<SharedPart> parts = graphs_ != nullptr ? parts_of(rank) : std::vector<SharedPart>{};
+    const std::vector<SharedPart> parts = uniform_ ? std::vector<SharedPart>{} : parts_of(rank);
     if (devices_.size() > 1) work.groups = groups_with(rank, parts);
     if (degree_at(pipeline, stage) > 1)
       work.tensor_group = index_of(work.groups, Group{tensor_group(pipeline, stage)});
@@ -206,7 +211,7 @@ class Division {
   // Whether all stages that hold a parameter cut it alike.
   bool is_cut_alike(ValueId parameter) const {
     const auto held = holders_.find(parameter);
-    if (graphs_ == nullptr || held == holders_.end()) return true;
+    if (uniform_ || held == holders_.end()) return true;
     const auto& [first, stage] = *held->second.begin();
     return std::all_of(held->second.begin(), held->second.end(), [&](const auto& place) {
       return cut_at(place.first, place.second) == cut_at(first, stage);
@@ -220,6 +225,23 @@ class Division {
     if (held == holders_.end()) return ranks;
     for (const auto& [pipeline, stage] : held->second)
       if (tensor < degree_at(pipeline, stage)) ranks.insert(rank_at(pipeline, stage, tensor));
+    return ranks;
+  }
+
+  // Whether a gradient of a parameter that every device of a stage has whole is a summand on each of them, as
+  // where the batch or its tokens are cut.
+  bool is_partial(ValueId parameter, ValueId gradient) const {
+    return origins_ != nullptr && is_cut_alike(parameter) && !graph_.values[parameter].slice.has_value() &&
+           (*origins_)[gradient].value != kAbsent && (*origins_)[gradient].lies == kPartial;
+  }
+
+  // The ranks that add up a gradient: those that have what a tensor-parallel rank has of its parameter, or
+  // all that have a summand.
+  std::set<int> summers_of(ValueId parameter, ValueId gradient, int tensor) const {
+    if (!is_partial(parameter, gradient)) return holders_of(parameter, tensor);
+    std::set<int> ranks;
+    for (const auto& [pipeline, stage] : holders_.at(parameter))
+      for (int t = 0; t < degree_at(pipeline, stage); ++t) ranks.insert(rank_at(pipeline, stage, t));
     return ranks;
   }
 
@@ -250,10 +272,12 @@ class Division {
     std::set<std::vector<int>> lists;
     const Place place = place_of(rank);
     if (degree_at(place.pipeline, place.stage) > 1) lists.insert(tensor_group(place.pipeline, place.stage));
-    for (const auto& [id, stages] : holders_) {
+    for (const auto& [id, sums] : sums_of_) {
       if (!is_cut_alike(id)) continue;
-      const std::set<int> ranks = holders_of(id, place.tensor);
-      if (ranks.size() > 1 && ranks.count(rank) != 0) lists.insert({ranks.begin(), ranks.end()});
+      for (const ValueId sum : sums) {
+        const std::set<int> ranks = summers_of(id, sum, place.tensor);
+        if (ranks.size() > 1 && ranks.count(rank) != 0) lists.insert({ranks.begin(), ranks.end()});
+      }
     }
     for (const SharedPart& part : parts)
       if (part.ranks.size() > 1) lists.insert(part.ranks);
@@ -315,7 +339,7 @@ class Division {
       if (own.count(to) != 0)
         work.receives.push_back({id, to, sender, tag, received_in(from, to, made), whole});
     }
-    if (graphs_ == nullptr) return;
+    if (uniform_) return;
     const int stages = static_cast<int>(plan_.pipelines[pipeline].stages.size());
     for (int from = 0; from < stages; ++from)
       for (int to = 0; to < stages; ++to)
@@ -477,9 +501,12 @@ class Division {
         const std::set<int> held = holders_of(parameter, tensor);
         if (held.count(work.rank) == 0) continue;
         const bool alike = is_cut_alike(parameter);
-        const std::vector<int> ranks =
-            alike ? std::vector<int>{held.begin(), held.end()} : std::vector{work.rank};
         for (const ValueId id : sums_behind(node)) {
+          const std::set<int> summers = summers_of(parameter, id, tensor);
+          const std::vector<int> ranks =
+              alike ? std::vector<int>{summers.begin(), summers.end()} : std::vector{work.rank};
+          const bool partial = is_partial(parameter, id);
+          if (partial && ranks.size() > 1) work.summed.insert(id);
           Work::Gradient gradient;
           gradient.layer = graph_.nodes[graph_.values[id].producer].layer;
           // What a tensor-parallel group has whole, its first rank counts.
@@ -492,7 +519,7 @@ class Division {
           gradient.parameter = parameter;
           if (plan_.sharded_optimizer && ranks.size() > 1) {
             gradient.owner = owners_[tensor].at(id);
-            gradient.counted = own && gradient.owner == work.rank;
+            gradient.counted = (own || partial) && gradient.owner == work.rank;
           }
           if (ranks.size() > 1) gradient.group = index_of(work.groups, Group{ranks});
           work.gradients[id] = gradient;
@@ -590,44 +617,67 @@ class Division {
         most = std::max(most, degree_at(static_cast<int>(p), static_cast<int>(s)));
     owners_.resize(most);
     if (!plan_.sharded_optimizer) return;
-    std::map<ValueId, double> size;  // of each gradient, elements
+    std::map<int, double> shared;  // elements of each rank, of gradients that whole stages add up
+    place_owners(true, 0, shared);
+    const std::map<int, double> level = level_in_stages(shared);
     for (int t = 0; t < most; ++t) {
-      std::map<std::set<int>, std::vector<ValueId>> by_holders;
-      for (const Node& node : graph_.nodes) {
-        if (node.phase != Phase::update) continue;
-        for (const ValueId parameter : updated_by(graph_, node)) {
-          const std::set<int> held = holders_of(parameter, t);
-          if (held.empty() || !is_cut_alike(parameter)) continue;
-          const Value& value = graph_.values[parameter];
-          for (const ValueId id : sums_behind(node)) {
-            by_holders[held].push_back(id);
-            size[id] = static_cast<double>(value.slice ? elements_of(value.slice->whole_shape())
-                                                       : value.type.elements());
-          }
+      std::map<int, double> kept = level;
+      place_owners(false, t, kept);
+    }
+    for (int t = 1; t < most; ++t) owners_[t].insert(owners_[0].begin(), owners_[0].end());
+  }
+
+  // The same for all devices of a stage, so that these choose alike: their mean.
+  std::map<int, double> level_in_stages(std::map<int, double>& kept) const {
+    std::map<int, double> level;
+    for (size_t p = 0; p < plan_.pipelines.size(); ++p)
+      for (size_t s = 0; s < plan_.pipelines[p].stages.size(); ++s) {
+        const std::vector<int> ranks = tensor_group(static_cast<int>(p), static_cast<int>(s));
+        double all = 0;
+        for (const int rank : ranks) all += kept[rank];
+        for (const int rank : ranks) level[rank] = all / static_cast<double>(ranks.size());
+      }
+    return level;
+  }
+
+  // Of the gradients that whole stages add up, or of those of one tensor-parallel rank. `kept`: elements of
+  // each rank, over all groups.
+  void place_owners(bool partial, int tensor, std::map<int, double>& kept) {
+    std::map<ValueId, double> size;  // of each gradient, elements
+    std::map<std::set<int>, std::vector<ValueId>> by_ranks;
+    for (const Node& node : graph_.nodes) {
+      if (node.phase != Phase::update) continue;
+      for (const ValueId parameter : updated_by(graph_, node)) {
+        if (holders_of(parameter, tensor).empty() || !is_cut_alike(parameter)) continue;
+        const Value& value = graph_.values[parameter];
+        for (const ValueId id : sums_behind(node)) {
+          if (is_partial(parameter, id) != partial) continue;
+          by_ranks[summers_of(parameter, id, tensor)].push_back(id);
+          size[id] = static_cast<double>(value.slice ? elements_of(value.slice->whole_shape())
+                                                     : value.type.elements());
         }
       }
-      std::map<int, double> kept;  // elements of each rank, over all groups
-      for (auto& [ranks, gradients] : by_holders) {
-        std::stable_sort(gradients.begin(), gradients.end(),
-                         [&](ValueId a, ValueId b) { return size.at(a) > size.at(b); });
-        for (const ValueId id : gradients) {
-          int best = -1;
-          double least = 0;
-          for (const int rank : ranks) {
-            const int share = share_of_rank(rank);
-            if (share == 0) continue;
-            const double load = (kept[rank] + size.at(id)) / share;
-            if (best < 0 || load < least) {
-              best = rank;
-              least = load;
-            }
+    }
+    for (auto& [ranks, gradients] : by_ranks) {
+      std::stable_sort(gradients.begin(), gradients.end(),
+                       [&](ValueId a, ValueId b) { return size.at(a) > size.at(b); });
+      for (const ValueId id : gradients) {
+        int best = -1;
+        double least = 0;
+        for (const int rank : ranks) {
+          const int share = share_of_rank(rank);
+          if (share == 0) continue;
+          const double load = (kept[rank] + size.at(id)) / share;
+          if (best < 0 || load < least) {
+            best = rank;
+            least = load;
           }
-          if (best < 0)
-            fail_usage("every stage that holds '{}' has optimizer_share = 0; one of them needs at least 1",
-                       graph_.scopes[graph_.nodes[graph_.values[id].producer].scope]);
-          kept[best] += size.at(id);
-          owners_[t][id] = best;
         }
+        if (best < 0)
+          fail_usage("every stage that holds '{}' has optimizer_share = 0; one of them needs at least 1",
+                     graph_.scopes[graph_.nodes[graph_.values[id].producer].scope]);
+        kept[best] += size.at(id);
+        owners_[tensor][id] = best;
       }
     }
   }
@@ -673,6 +723,7 @@ class Division {
   const Plan& plan_;
   StageGraphs* graphs_;
   const std::vector<Origin>* origins_;
+  bool uniform_;  // all stages are cut alike
   std::vector<std::string> devices_;
   std::vector<bool> invariant_;  // of nodes
   std::set<ValueId> sums_;
