@@ -49,10 +49,20 @@ int graph_input(lua_State* L) {  // graph, name, dtype, shape, per_step
   push_object(L, ValueHandle{graph, id});
   return 1;
 }
-int graph_parameter(lua_State* L) {
+int graph_parameter(lua_State* L) {  // graph, name, dtype, shape, initial, hint
   auto& graph = check_object<GraphHandle>(L, 1);
   const ValueId id =
       graph->open().parameter(Convert<std::string>::get(L, 2), type_at(L, 3, 4), initial_at(L, 5));
+  if (lua_istable(L, 6)) {  // { [mesh axis] = dimension }
+    std::vector<ShardingHint>& hints = graph->graph.values[static_cast<size_t>(id)].hints;
+    hints.clear();
+    lua_pushnil(L);
+    while (lua_next(L, 6) != 0) {
+      if (lua_type(L, -2) != LUA_TSTRING) fail_usage("a hint names a mesh axis");
+      hints.push_back({lua_tostring(L, -2), Convert<int64_t>::get(L, lua_gettop(L))});
+      lua_pop(L, 1);
+    }
+  }
   push_object(L, ValueHandle{graph, id});
   return 1;
 }

@@ -12,6 +12,7 @@
 #include "lua/interrupt.h"
 #include "lua/objects.h"
 #include "planner/lower.h"
+#include "planner/megatron/sharding.h"
 
 namespace het::lua {
 namespace {
@@ -186,6 +187,69 @@ Shares shares_at(lua_State* L, int index) {
       fail_usage("the share {} of a plan's tensor is more than {}", share, kMostInPlan);
   return shares;
 }
+
+// Calls visit(pattern) for each entry of the table `name` of the one at `index`; its value is at the top.
+template <class Visit>
+void each_pattern(lua_State* L, int index, const char* name, Visit visit) {
+  lua_getfield(L, index, name);
+  const int entries = lua_gettop(L);
+  if (!lua_isnil(L, entries) && !lua_istable(L, entries))
+    fail_usage("sharding: `{}` is a {}; names with how they lie are needed", name, luaL_typename(L, entries));
+  if (lua_istable(L, entries)) {
+    lua_pushnil(L);
+    while (lua_next(L, entries) != 0) {
+      if (lua_type(L, -2) != LUA_TSTRING)
+        fail_usage("sharding: `{}` has an entry without a name; it is as in {{ [\"blocks.*.weight\"] = 0 }}",
+                   name);
+      visit(std::string(lua_tostring(L, -2)));
+      lua_pop(L, 1);
+    }
+  }
+  lua_pop(L, 1);
+}
+
+// How state or inputs lie: "a.weight" = 0, "replicated", or { dim = 0, segments = { 16, 16, 16 } }.
+std::vector<StageSharding::Cut> cuts_at(lua_State* L, int index, const char* name) {
+  std::vector<StageSharding::Cut> cuts;
+  each_pattern(L, index, name, [&](const std::string& pattern) {
+    StageSharding::Cut cut{pattern, -1, {}};
+    const int value = lua_gettop(L);
+    const bool replicated =
+        lua_type(L, value) == LUA_TSTRING && std::string_view(lua_tostring(L, value)) == "replicated";
+    std::optional<int64_t> dim;
+    if (lua_type(L, value) == LUA_TNUMBER) dim = Convert<int64_t>::get(L, value);
+    if (lua_istable(L, value)) {
+      dim = field<int64_t>(L, value, "dim");
+      cut.segments = field<std::vector<int64_t>>(L, value, "segments").value_or(cut.segments);
+    }
+    if (!replicated && (!dim || *dim < 0))
+      fail_usage(
+          "sharding: {} of `{}` lies by a dimension from 0 on, \"replicated\", or {{ dim =, segments = }}",
+          pattern, name);
+    if (dim) cut.dim = *dim;
+    cuts.push_back(std::move(cut));
+  });
+  std::sort(cuts.begin(), cuts.end());
+  return cuts;
+}
+
+// The field `sharding` of a plan or a stage.
+std::optional<StageSharding> sharding_at(lua_State* L, int index) {
+  lua_getfield(L, index, "sharding");
+  std::optional<StageSharding> sharding;
+  if (lua_istable(L, -1)) {
+    const int at = lua_gettop(L);
+    sharding = StageSharding{cuts_at(L, at, "state"), cuts_at(L, at, "inputs"), {}};
+    each_pattern(L, at, "nodes", [&](const std::string& pattern) {
+      if (lua_type(L, -1) != LUA_TSTRING)
+        fail_usage("sharding: {} of `nodes` runs by a rule, as het.explain and errors name them", pattern);
+      sharding->nodes.push_back({pattern, lua_tostring(L, -1)});
+    });
+    std::sort(sharding->nodes.begin(), sharding->nodes.end());
+  }
+  lua_pop(L, 1);
+  return sharding;
+}
 }  // namespace
 
 Plan plan_at(lua_State* L, int index, int layers) {
@@ -197,6 +261,7 @@ Plan plan_at(lua_State* L, int index, int layers) {
   };
   plan.shares = shares_at(L, index);
   plan.tensor = plan.shares.empty() ? count(index, "tensor", 1) : static_cast<int>(plan.shares.size());
+  plan.sharding = sharding_at(L, index);
   plan.sequence = field<bool>(L, index, "sequence").value_or(false);
   plan.microbatch = count(index, "microbatch", 1);
   plan.schedule = schedule_named(field<std::string>(L, index, "schedule").value_or("1f1b"));
@@ -212,6 +277,7 @@ Plan plan_at(lua_State* L, int index, int layers) {
       stage.shares = shares_at(L, stage_at);
       if (const int degree = stage.shares.empty() ? count(stage_at, "tensor", 0) : 0; degree > 0)
         stage.shares.assign(static_cast<size_t>(degree), 1);
+      stage.sharding = sharding_at(L, stage_at);
       stage.recompute = field<bool>(L, stage_at, "recompute").value_or(false);
       stage.optimizer_share = count(stage_at, "optimizer_share", 1);
       stage.devices = field<std::vector<std::string>>(L, stage_at, "devices").value_or(stage.devices);
@@ -381,6 +447,17 @@ int executor_timings(lua_State* L) {
   return 1;
 }
 
+// native.bytes_beyond_megatron(graph, plan): of the first stage that is cut otherwise; nil: none is.
+int beyond_megatron(lua_State* L) {
+  const Graph& graph = check_object<GraphHandle>(L, 1)->graph;
+  const Plan plan = plan_at(L, 2, static_cast<int>(graph.layers.size()));
+  for (const Pipeline& pipeline : plan.pipelines)
+    for (const Stage& stage : pipeline.stages)
+      if (const auto bytes = bytes_beyond_megatron(graph, cut_of(plan, stage), plan.sequence))
+        return Convert<double>::push(L, static_cast<double>(*bytes));
+  return 0;
+}
+
 }  // namespace
 
 void add_program(lua_State* L) {
@@ -406,7 +483,7 @@ void add_program(lua_State* L) {
   set_functions(L, "native.",
                 {bind<&get_device>("device"), bind<&gpu_count>("gpus"), bind<&gpu_report>("gpu_report"),
                  bind<&threads>("threads"), bind<&new_state>("state"), bind<&make_program>("program"),
-                 bind<&new_executor>("executor")});
+                 bind<&beyond_megatron>("bytes_beyond_megatron"), bind<&new_executor>("executor")});
 }
 
 }  // namespace het::lua

@@ -84,7 +84,13 @@ Layout to_layout(const Plan& plan, const Cluster& cluster) {
   if (!plan.pipelines.empty() && !plan.pipelines[0].stages.empty())
     shares = tensor_shares(plan, plan.pipelines[0].stages[0]);
   const bool equal = std::all_of(shares.begin(), shares.end(), [](int64_t share) { return share == 1; });
-  if (!has_uniform_shares(plan) || !equal)
+  const bool cut_by_names = !plan.pipelines.empty() && !plan.pipelines[0].stages.empty() &&
+                            cut_of(plan, plan.pipelines[0].stages[0]).sharding;
+  if (cut_by_names)
+    fail_usage(
+        "the plan says how layers are cut by `sharding`; hetrun runs such plans but does not simulate them "
+        "yet");
+  if (!has_uniform_cut(plan) || !equal)
     fail_usage(
         "the plan's stages share their layers unevenly, or over different numbers of devices; hetrun runs "
         "such plans but does not simulate them yet. Give all stages the same tensor = N to simulate");

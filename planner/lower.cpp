@@ -18,7 +18,6 @@
 #include "core/ops/op.h"
 #include "planner/facts.h"
 #include "planner/gradient_buckets.h"
-#include "planner/megatron/sharding.h"
 #include "planner/program_writer.h"
 #include "planner/stage_graphs.h"
 #include "planner/work.h"
@@ -573,7 +572,8 @@ class Lowering {
                           ? Operand{of_value->place.buffer, {}}
                           : out_.add_whole({"received " + hint(message.value), graph_.type(message.value)});
       place.layout = message.part;
-      const Operand to = place.layout.is_contiguous()
+      // A buffer that one message fills is received in place.
+      const Operand to = message.part.type.elements() == graph_.type(message.value).elements()
                              ? place
                              : out_.add_whole({"received part of " + hint(message.value), message.part.type});
       Start receive{0, request_for(CollectiveKind::receive, to, label_of(message.value)), {}, to, phase};
@@ -776,20 +776,16 @@ Program lower(const Graph& graph, const Plan& plan, int rank, bool fused) {
   const auto problems = validate(plan, subject_of(graph, static_cast<int>(samples)));
   if (!problems.empty()) fail_usage("the plan cannot be run:\n  {}", fmt::join(problems, "\n  "));
   for (const Pipeline& pipeline : plan.pipelines) require_size(graph, pipeline.microbatches);
-  const Shares shares = shares_of(plan, rank);
-  if (!has_uniform_shares(plan)) {
-    StageGraphs graphs(graph, plan, fused);
-    for (size_t p = 0; p < plan.pipelines.size(); ++p)  // what no rank could run, all refuse
-      for (size_t s = 0; s < plan.pipelines[p].stages.size(); ++s)
-        with_context([&] { return fmt::format("pipeline {}, stage {}", p + 1, s + 1); },
-                     [&] { graphs.of(tensor_shares(plan, plan.pipelines[p].stages[s]), 0); });
-    const Graph& own = graphs.of(shares, tensor_rank_of(plan, rank)).graph;
-    return Lowering(own, work_of(own, plan, rank, &graphs)).run();
-  }
-  if (shares.size() == 1 && !fused) return Lowering(graph, work_of(graph, plan, rank)).run();
-  Graph own = tensor_parallel(graph, shares, tensor_rank_of(plan, rank), plan.sequence);
-  own = fused ? fuse(own) : prune(own);
-  return Lowering(own, work_of(own, plan, rank)).run();
+  const bool uniform = has_uniform_cut(plan);
+  const StageCut cut = cut_of(plan, rank);
+  if (uniform && cut.parts() == 1 && !fused) return Lowering(graph, work_of(graph, plan, rank)).run();
+  StageGraphs graphs(graph, plan, fused);
+  for (size_t p = 0; p < plan.pipelines.size() && !uniform; ++p)  // what no rank could run, all refuse
+    for (size_t s = 0; s < plan.pipelines[p].stages.size(); ++s)
+      with_context([&] { return fmt::format("pipeline {}, stage {}", p + 1, s + 1); },
+                   [&] { graphs.of(cut_of(plan, plan.pipelines[p].stages[s]), 0); });
+  const Graph& own = graphs.of(cut, tensor_rank_of(plan, rank)).graph;
+  return Lowering(own, work_of(own, plan, rank, &graphs)).run();
 }
 
 }  // namespace het

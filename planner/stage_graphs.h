@@ -1,5 +1,6 @@
-// Graphs of the ranks of a plan whose stages share their layers differently: over other numbers of devices,
-// or by other shares. Ranks that exchange a value or a gradient find from them what the others have of it.
+// The graphs of a plan's ranks. Stages may share their layers differently: over other numbers of devices, by
+// other shares or another sharding program. Ranks that exchange a value or a gradient find from them what the
+// others have of it.
 #pragma once
 
 #include <map>
@@ -16,17 +17,19 @@ class StageGraphs {
   // joined.
   StageGraphs(const Graph& graph, const Plan& plan, bool fused);
 
-  // Of rank `part` of a stage with these shares. Graphs of one stage have the same values and nodes.
-  const RankGraph& of(const Shares& shares, int part);
+  // Of rank `part` of a stage that is cut so. Graphs of one stage have the same values and nodes.
+  const RankGraph& of(const StageCut& cut, int part);
   // What rank `part` has of the value that is this.
-  TensorSlice slice(const Origin& origin, const Shares& shares, int part) const;
+  TensorSlice slice(const Origin& origin, const StageCut& cut, int part);
 
  private:
   const Graph& graph_;
   bool sequence_, fused_;
-  PlacementTable table_;
-  std::map<Shares, ShardingProgram> programs_;
-  std::map<std::pair<Shares, int>, RankGraph> graphs_;
+  const PlacementTable& table();
+
+  std::optional<PlacementTable> table_;  // made when a stage has several devices
+  std::map<StageCut, ShardingProgram> programs_;
+  std::map<std::pair<StageCut, int>, RankGraph> graphs_;
 };
 
 }  // namespace het

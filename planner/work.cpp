@@ -14,9 +14,14 @@ namespace {
 // What holds for all ranks.
 class Division {
  public:
-  // `graphs`: where stages share their layers differently; `graph` is then one of them, with these origins.
+  // `graphs`: null where every stage has one device; `graph` is otherwise one of them, with these origins.
   Division(const Graph& graph, const Plan& plan, StageGraphs* graphs, const std::vector<Origin>* origins)
-      : graph_(graph), plan_(plan), graphs_(graphs), origins_(origins), devices_(devices_of(plan)) {
+      : graph_(graph),
+        plan_(plan),
+        graphs_(graphs),
+        origins_(origins),
+        uniform_(graphs == nullptr || has_uniform_cut(plan)),
+        devices_(devices_of(plan)) {
     find_invariant();
     find_sums();
     for (size_t p = 0; p < plan.pipelines.size(); ++p) stages_.push_back(stages_in(plan.pipelines[p]));
@@ -45,9 +50,9 @@ class Division {
       if (tensor < degree_at(pipeline, static_cast<int>(s)) &&
           rank_at(pipeline, static_cast<int>(s), tensor) == rank)
         own.insert(static_cast<int>(s));
-    const std::vector<SharedPart> parts = graphs_ != nullptr ? parts_of(rank) : std::vector<SharedPart>{};
+    const std::vector<SharedPart> parts = uniform_ ? std::vector<SharedPart>{} : parts_of(rank);
     if (devices_.size() > 1) work.groups = groups_with(rank, parts);
-    if (shares_at(pipeline, stage).size() > 1)
+    if (degree_at(pipeline, stage) > 1)
       work.tensor_group = index_of(work.groups, Group{tensor_group(pipeline, stage)});
     find_messages(work, pipeline, tensor, own);
     find_later(work);
@@ -80,10 +85,10 @@ class Division {
     fail_usage("the plan has {} devices; there is no rank {}", devices_.size(), rank);
   }
 
-  Shares shares_at(int pipeline, int stage) const {
-    return tensor_shares(plan_, plan_.pipelines[pipeline].stages[stage]);
+  StageCut cut_at(int pipeline, int stage) const {
+    return cut_of(plan_, plan_.pipelines[pipeline].stages[stage]);
   }
-  int degree_at(int pipeline, int stage) const { return static_cast<int>(shares_at(pipeline, stage).size()); }
+  int degree_at(int pipeline, int stage) const { return cut_at(pipeline, stage).parts(); }
 
   int rank_at(int pipeline, int stage, int tensor) const {
     const std::string& device = plan_.pipelines[pipeline].stages[stage].devices[tensor];
@@ -206,10 +211,10 @@ class Division {
   // Whether all stages that hold a parameter cut it alike.
   bool is_cut_alike(ValueId parameter) const {
     const auto held = holders_.find(parameter);
-    if (graphs_ == nullptr || held == holders_.end()) return true;
+    if (uniform_ || held == holders_.end()) return true;
     const auto& [first, stage] = *held->second.begin();
     return std::all_of(held->second.begin(), held->second.end(), [&](const auto& place) {
-      return shares_at(place.first, place.second) == shares_at(first, stage);
+      return cut_at(place.first, place.second) == cut_at(first, stage);
     });
   }
 
@@ -220,6 +225,23 @@ class Division {
     if (held == holders_.end()) return ranks;
     for (const auto& [pipeline, stage] : held->second)
       if (tensor < degree_at(pipeline, stage)) ranks.insert(rank_at(pipeline, stage, tensor));
+    return ranks;
+  }
+
+  // Whether a gradient of a parameter that every device of a stage has whole is a summand on each of them, as
+  // where the batch or its tokens are cut.
+  bool is_partial(ValueId parameter, ValueId gradient) const {
+    return origins_ != nullptr && is_cut_alike(parameter) && !graph_.values[parameter].slice.has_value() &&
+           (*origins_)[gradient].value != kAbsent && (*origins_)[gradient].lies == kPartial;
+  }
+
+  // The ranks that add up a gradient: those that have what a tensor-parallel rank has of its parameter, or
+  // all that have a summand.
+  std::set<int> summers_of(ValueId parameter, ValueId gradient, int tensor) const {
+    if (!is_partial(parameter, gradient)) return holders_of(parameter, tensor);
+    std::set<int> ranks;
+    for (const auto& [pipeline, stage] : holders_.at(parameter))
+      for (int t = 0; t < degree_at(pipeline, stage); ++t) ranks.insert(rank_at(pipeline, stage, t));
     return ranks;
   }
 
@@ -250,10 +272,12 @@ class Division {
     std::set<std::vector<int>> lists;
     const Place place = place_of(rank);
     if (degree_at(place.pipeline, place.stage) > 1) lists.insert(tensor_group(place.pipeline, place.stage));
-    for (const auto& [id, stages] : holders_) {
+    for (const auto& [id, sums] : sums_of_) {
       if (!is_cut_alike(id)) continue;
-      const std::set<int> ranks = holders_of(id, place.tensor);
-      if (ranks.size() > 1 && ranks.count(rank) != 0) lists.insert({ranks.begin(), ranks.end()});
+      for (const ValueId sum : sums) {
+        const std::set<int> ranks = summers_of(id, sum, place.tensor);
+        if (ranks.size() > 1 && ranks.count(rank) != 0) lists.insert({ranks.begin(), ranks.end()});
+      }
     }
     for (const SharedPart& part : parts)
       if (part.ranks.size() > 1) lists.insert(part.ranks);
@@ -265,10 +289,10 @@ class Division {
     return groups;
   }
 
-  // Values that pass from one stage of a pipeline to another, each with the earliest phase of its use there.
-  std::map<std::pair<ValueId, int>, Phase> passed_in(int pipeline) const {
+  // Values that pass from one stage of a pipeline to another, by value and receiving stage.
+  std::set<std::pair<ValueId, int>> passed_in(int pipeline) const {
     const std::vector<int>& stages = stages_[pipeline];
-    std::map<std::pair<ValueId, int>, Phase> passed;  // by value and receiving stage
+    std::set<std::pair<ValueId, int>> passed;
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       const Node& node = graph_.nodes[n];
       if (!in_step(static_cast<NodeId>(n)) || stages[n] == kAnywhere) continue;
@@ -277,71 +301,75 @@ class Division {
         if (id == kAbsent || graph_.values[id].producer < 0) continue;
         const int from = stages[graph_.values[id].producer];
         if (from == kAnywhere || from == stages[n]) continue;
-        const auto [entry, fresh] = passed.emplace(std::pair{id, stages[n]}, node.phase);
-        if (!fresh) entry->second = std::min(entry->second, node.phase);
+        passed.emplace(id, stages[n]);
       }
     }
     return passed;
   }
 
-  int tag_of(int pipeline, int from, Phase phase) const {
+  // The channel between two devices, in which messages keep their order: one for each pair of their stages,
+  // and of values made in forward and backward passes.
+  int tag_of(int pipeline, int from, int to, Phase made) const {
     const int chunks = plan_.schedule == Schedule::interleaved ? plan_.chunks : 1;
     const int groups = static_cast<int>(plan_.pipelines[pipeline].stages.size()) / chunks;
-    return 2 * (from / groups) + (phase == Phase::backward ? 1 : 0);
+    return 2 * (from / groups * chunks + to / groups) + (made == Phase::backward ? 1 : 0);
+  }
+
+  // The pass in which a stage receives a value: all that earlier stages make in a forward pass in its own
+  // forward pass, also what only its backward pass reads, so that a channel's order is that of its sender.
+  static Phase received_in(int from, int to, Phase made) {
+    return made == Phase::forward && from < to ? Phase::forward : Phase::backward;
   }
 
   void find_messages(Work& work, int pipeline, int tensor, const std::set<int>& own) const {
-    for (const auto& [key, phase] : passed_in(pipeline)) {
-      const auto [id, to] = key;
+    for (const auto& [id, to] : passed_in(pipeline)) {
       const NodeId producer = graph_.values[id].producer;
       const int from = stages_[pipeline][producer];
-      if (shares_at(pipeline, from) != shares_at(pipeline, to)) continue;  // below
+      if (cut_at(pipeline, from) != cut_at(pipeline, to)) continue;  // below
       if (tensor >= degree_at(pipeline, from)) continue;
       const int sender = rank_at(pipeline, from, tensor), receiver = rank_at(pipeline, to, tensor);
       if (sender == receiver) continue;
       const Phase made = graph_.nodes[producer].phase;
-      const int tag = tag_of(pipeline, from, made);
+      const int tag = tag_of(pipeline, from, to, made);
       const Layout whole = Layout::contiguous(graph_.type(id));
       if (own.count(from) != 0) {
         work.sends.push_back({id, from, receiver, tag, made, whole});
         work.passed_on.insert(id);
       }
-      if (own.count(to) != 0) work.receives.push_back({id, to, sender, tag, phase, whole});
+      if (own.count(to) != 0)
+        work.receives.push_back({id, to, sender, tag, received_in(from, to, made), whole});
     }
-    if (graphs_ == nullptr) return;
+    if (uniform_) return;
     const int stages = static_cast<int>(plan_.pipelines[pipeline].stages.size());
     for (int from = 0; from < stages; ++from)
       for (int to = 0; to < stages; ++to)
-        if ((own.count(from) != 0 || own.count(to) != 0) &&
-            shares_at(pipeline, from) != shares_at(pipeline, to))
+        if ((own.count(from) != 0 || own.count(to) != 0) && cut_at(pipeline, from) != cut_at(pipeline, to))
           find_messages_between(work, pipeline, from, to, own.count(from) != 0);
   }
 
   // Messages between stages that share their layers differently: who has what of the values that pass, in the
   // order of the receiver's.
   void find_messages_between(Work& work, int pipeline, int from, int to, bool sends) const {
-    const Shares senders = shares_at(pipeline, from), receivers = shares_at(pipeline, to);
+    const StageCut senders = cut_at(pipeline, from), receivers = cut_at(pipeline, to);
     const Division &at_sender = other(senders), &at_receiver = other(receivers);
-    for (const auto& [key, phase] : at_receiver.passed_in(pipeline)) {
-      const ValueId wanted = key.first;
+    for (const auto& [wanted, stage] : at_receiver.passed_in(pipeline)) {
       const Graph& there = at_receiver.graph_;
-      if (key.second != to || at_receiver.stages_[pipeline][there.values[wanted].producer] != from) continue;
+      if (stage != to || at_receiver.stages_[pipeline][there.values[wanted].producer] != from) continue;
       const Origin need = (*at_receiver.origins_)[wanted];
       if (need.value == kAbsent || need.lies == kPartial) refuse_crossing(pipeline, from, to, there, wanted);
       const ValueId offered = at_sender.offer_of(need.value, pipeline, from);
       if (offered == kAbsent) refuse_crossing(pipeline, from, to, there, wanted);
       const Origin offer = (*at_sender.origins_)[offered];
       const Phase made = at_sender.graph_.nodes[at_sender.graph_.values[offered].producer].phase;
-      const int tag = tag_of(pipeline, from, made);
+      const int tag = tag_of(pipeline, from, to, made);
       const DType dtype = there.type(wanted).dtype;
       if (sends) work.passed_on.insert(offered);
-      for (int r = 0; r < static_cast<int>(receivers.size()); ++r) {
+      for (int r = 0; r < receivers.parts(); ++r) {
         const TensorSlice needed = graphs_->slice(need, receivers, r);
-        for (int s = 0; s < static_cast<int>(senders.size()); ++s) {
+        for (int s = 0; s < senders.parts(); ++s) {
           // Of what every sender has, the nearest sends it.
           const bool every = offer.lies == kReplicated;
-          if (every && s != r * static_cast<int>(senders.size()) / static_cast<int>(receivers.size()))
-            continue;
+          if (every && s != r * senders.parts() / receivers.parts()) continue;
           const TensorSlice had = graphs_->slice(offer, senders, s);
           const int sender = rank_at(pipeline, from, s), receiver = rank_at(pipeline, to, r);
           const auto both = intersection(needed, had);
@@ -350,24 +378,27 @@ class Division {
             if (sender == work.rank)
               work.sends.push_back({offered, from, receiver, tag, made, views(box, had, dtype).at(0)});
             if (receiver == work.rank)
-              work.receives.push_back({wanted, to, sender, tag, phase, views(box, needed, dtype).at(0)});
+              work.receives.push_back(
+                  {wanted, to, sender, tag, received_in(from, to, made), views(box, needed, dtype).at(0)});
           }
         }
       }
     }
   }
 
-  // The division of the graphs of ranks with other shares: the same values and nodes for all parts.
-  const Division& other(const Shares& shares) const {
-    std::shared_ptr<const Division>& known = others_[shares];
+  // The division of the graphs of ranks of stages that are cut otherwise: the same values and nodes for all
+  // parts.
+  const Division& other(const StageCut& cut) const {
+    std::shared_ptr<const Division>& known = others_[cut];
     if (!known) {
-      const RankGraph& of = graphs_->of(shares, 0);
+      const RankGraph& of = graphs_->of(cut, 0);
       known = std::make_shared<const Division>(of.graph, plan_, graphs_, &of.origins);
     }
     return *known;
   }
 
-  // What a stage can send of a value of the single device's graph: all of it, else the parts.
+  // What a stage can send of a value of the single device's graph: what it makes first, of the same pass all
+  // of it rather than parts.
   ValueId offer_of(ValueId value, int pipeline, int stage) const {
     ValueId best = kAbsent;
     for (size_t id = 0; id < graph_.values.size(); ++id) {
@@ -377,7 +408,10 @@ class Division {
       if (static_cast<size_t>(producer) >= graph_.nodes.size() || !makes(producer, static_cast<ValueId>(id)))
         continue;
       if (stages_[pipeline][producer] != stage) continue;
-      if (best == kAbsent || origin.lies < (*origins_)[best].lies) best = static_cast<ValueId>(id);
+      const auto order = [&](ValueId each) {
+        return std::pair(graph_.nodes[graph_.values[each].producer].phase, (*origins_)[each].lies);
+      };
+      if (best == kAbsent || order(static_cast<ValueId>(id)) < order(best)) best = static_cast<ValueId>(id);
     }
     return best;
   }
@@ -467,9 +501,12 @@ class Division {
         const std::set<int> held = holders_of(parameter, tensor);
         if (held.count(work.rank) == 0) continue;
         const bool alike = is_cut_alike(parameter);
-        const std::vector<int> ranks =
-            alike ? std::vector<int>{held.begin(), held.end()} : std::vector{work.rank};
         for (const ValueId id : sums_behind(node)) {
+          const std::set<int> summers = summers_of(parameter, id, tensor);
+          const std::vector<int> ranks =
+              alike ? std::vector<int>{summers.begin(), summers.end()} : std::vector{work.rank};
+          const bool partial = is_partial(parameter, id);
+          if (partial && ranks.size() > 1) work.summed.insert(id);
           Work::Gradient gradient;
           gradient.layer = graph_.nodes[graph_.values[id].producer].layer;
           // What a tensor-parallel group has whole, its first rank counts.
@@ -482,7 +519,7 @@ class Division {
           gradient.parameter = parameter;
           if (plan_.sharded_optimizer && ranks.size() > 1) {
             gradient.owner = owners_[tensor].at(id);
-            gradient.counted = own && gradient.owner == work.rank;
+            gradient.counted = (own || partial) && gradient.owner == work.rank;
           }
           if (ranks.size() > 1) gradient.group = index_of(work.groups, Group{ranks});
           work.gradients[id] = gradient;
@@ -515,16 +552,15 @@ class Division {
       };
       std::map<int, Member> members;  // by rank
       for (const auto& [pipeline, stage] : holders_.at(id)) {
-        const Shares shares = shares_at(pipeline, stage);
-        const Division& there = other(shares);
+        const StageCut cut = cut_at(pipeline, stage);
+        const Division& there = other(cut);
         const auto parameter = there.updated_.find(name);
         HET_REQUIRE(parameter != there.updated_.end(), name);
         const Origin origin = (*there.origins_)[there.only_sum_of(parameter->second)];
         HET_REQUIRE(origin.value != kAbsent, name);
-        for (int t = 0; t < static_cast<int>(shares.size()); ++t)
-          members[rank_at(pipeline, stage, t)] = {graphs_->slice(origin, shares, t),
-                                                  origin.lies != kReplicated || t == 0,
-                                                  origin.lies == kPartial};
+        for (int t = 0; t < cut.parts(); ++t)
+          members[rank_at(pipeline, stage, t)] = {
+              graphs_->slice(origin, cut, t), origin.lies != kReplicated || t == 0, origin.lies == kPartial};
       }
       const auto own = members.find(rank);
       if (own == members.end()) continue;
@@ -581,44 +617,67 @@ class Division {
         most = std::max(most, degree_at(static_cast<int>(p), static_cast<int>(s)));
     owners_.resize(most);
     if (!plan_.sharded_optimizer) return;
-    std::map<ValueId, double> size;  // of each gradient, elements
+    std::map<int, double> shared;  // elements of each rank, of gradients that whole stages add up
+    place_owners(true, 0, shared);
+    const std::map<int, double> level = level_in_stages(shared);
     for (int t = 0; t < most; ++t) {
-      std::map<std::set<int>, std::vector<ValueId>> by_holders;
-      for (const Node& node : graph_.nodes) {
-        if (node.phase != Phase::update) continue;
-        for (const ValueId parameter : updated_by(graph_, node)) {
-          const std::set<int> held = holders_of(parameter, t);
-          if (held.empty() || !is_cut_alike(parameter)) continue;
-          const Value& value = graph_.values[parameter];
-          for (const ValueId id : sums_behind(node)) {
-            by_holders[held].push_back(id);
-            size[id] = static_cast<double>(value.slice ? elements_of(value.slice->whole_shape())
-                                                       : value.type.elements());
-          }
+      std::map<int, double> kept = level;
+      place_owners(false, t, kept);
+    }
+    for (int t = 1; t < most; ++t) owners_[t].insert(owners_[0].begin(), owners_[0].end());
+  }
+
+  // The same for all devices of a stage, so that these choose alike: their mean.
+  std::map<int, double> level_in_stages(std::map<int, double>& kept) const {
+    std::map<int, double> level;
+    for (size_t p = 0; p < plan_.pipelines.size(); ++p)
+      for (size_t s = 0; s < plan_.pipelines[p].stages.size(); ++s) {
+        const std::vector<int> ranks = tensor_group(static_cast<int>(p), static_cast<int>(s));
+        double all = 0;
+        for (const int rank : ranks) all += kept[rank];
+        for (const int rank : ranks) level[rank] = all / static_cast<double>(ranks.size());
+      }
+    return level;
+  }
+
+  // Of the gradients that whole stages add up, or of those of one tensor-parallel rank. `kept`: elements of
+  // each rank, over all groups.
+  void place_owners(bool partial, int tensor, std::map<int, double>& kept) {
+    std::map<ValueId, double> size;  // of each gradient, elements
+    std::map<std::set<int>, std::vector<ValueId>> by_ranks;
+    for (const Node& node : graph_.nodes) {
+      if (node.phase != Phase::update) continue;
+      for (const ValueId parameter : updated_by(graph_, node)) {
+        if (holders_of(parameter, tensor).empty() || !is_cut_alike(parameter)) continue;
+        const Value& value = graph_.values[parameter];
+        for (const ValueId id : sums_behind(node)) {
+          if (is_partial(parameter, id) != partial) continue;
+          by_ranks[summers_of(parameter, id, tensor)].push_back(id);
+          size[id] = static_cast<double>(value.slice ? elements_of(value.slice->whole_shape())
+                                                     : value.type.elements());
         }
       }
-      std::map<int, double> kept;  // elements of each rank, over all groups
-      for (auto& [ranks, gradients] : by_holders) {
-        std::stable_sort(gradients.begin(), gradients.end(),
-                         [&](ValueId a, ValueId b) { return size.at(a) > size.at(b); });
-        for (const ValueId id : gradients) {
-          int best = -1;
-          double least = 0;
-          for (const int rank : ranks) {
-            const int share = share_of_rank(rank);
-            if (share == 0) continue;
-            const double load = (kept[rank] + size.at(id)) / share;
-            if (best < 0 || load < least) {
-              best = rank;
-              least = load;
-            }
+    }
+    for (auto& [ranks, gradients] : by_ranks) {
+      std::stable_sort(gradients.begin(), gradients.end(),
+                       [&](ValueId a, ValueId b) { return size.at(a) > size.at(b); });
+      for (const ValueId id : gradients) {
+        int best = -1;
+        double least = 0;
+        for (const int rank : ranks) {
+          const int share = share_of_rank(rank);
+          if (share == 0) continue;
+          const double load = (kept[rank] + size.at(id)) / share;
+          if (best < 0 || load < least) {
+            best = rank;
+            least = load;
           }
-          if (best < 0)
-            fail_usage("every stage that holds '{}' has optimizer_share = 0; one of them needs at least 1",
-                       graph_.scopes[graph_.nodes[graph_.values[id].producer].scope]);
-          kept[best] += size.at(id);
-          owners_[t][id] = best;
         }
+        if (best < 0)
+          fail_usage("every stage that holds '{}' has optimizer_share = 0; one of them needs at least 1",
+                     graph_.scopes[graph_.nodes[graph_.values[id].producer].scope]);
+        kept[best] += size.at(id);
+        owners_[tensor][id] = best;
       }
     }
   }
@@ -664,13 +723,14 @@ class Division {
   const Plan& plan_;
   StageGraphs* graphs_;
   const std::vector<Origin>* origins_;
+  bool uniform_;  // all stages are cut alike
   std::vector<std::string> devices_;
   std::vector<bool> invariant_;  // of nodes
   std::set<ValueId> sums_;
   std::map<ValueId, ValueId> part_of_;
   std::vector<std::vector<int>> stages_;    // [pipeline][node]
   std::map<std::string, ValueId> updated_;  // parameters by name
-  mutable std::map<Shares, std::shared_ptr<const Division>> others_;
+  mutable std::map<StageCut, std::shared_ptr<const Division>> others_;
   std::map<ValueId, std::set<ValueId>> sums_of_;  // of parameters: what their updates are made from
   std::map<ValueId, std::set<std::pair<int, int>>> holders_;  // of parameters: pipeline and stage
   std::vector<std::map<ValueId, int>> owners_;                // [tensor rank][gradient]
@@ -706,11 +766,11 @@ std::pair<const Stage*, size_t> stage_of(const Plan& plan, int rank) {
 
 int tensor_rank_of(const Plan& plan, int rank) { return static_cast<int>(stage_of(plan, rank).second); }
 
-Shares shares_of(const Plan& plan, int rank) { return tensor_shares(plan, *stage_of(plan, rank).first); }
+StageCut cut_of(const Plan& plan, int rank) { return cut_of(plan, *stage_of(plan, rank).first); }
 
 Work work_of(const Graph& graph, const Plan& plan, int rank, StageGraphs* graphs) {
   const std::vector<Origin>* origins =
-      graphs == nullptr ? nullptr : &graphs->of(shares_of(plan, rank), 0).origins;
+      graphs == nullptr ? nullptr : &graphs->of(cut_of(plan, rank), 0).origins;
   return Division(graph, plan, graphs, origins).work(rank);
 }
 

@@ -39,7 +39,7 @@ struct Work {
     int stage;  // of this rank: that sends, or that receives
     int peer;   // the other rank
     int tag;
-    Phase phase;  // sends: in which it is made; receives: in which it is first used
+    Phase phase;  // sends: in which it is made; receives: in which it arrives
     Layout part;  // which elements of the value; all of it where both ranks have the same of it
   };
   std::vector<Message> sends, receives;
@@ -66,7 +66,7 @@ struct Work {
     bool counts = true;  // false: another rank gives the same, and this one gives zeros
   };
   std::vector<Piece> pieces;  // in an order that the members of a group share
-  // Gradients that are summands of the tensor-parallel group's, and whose pieces bring the whole sum.
+  // Gradients that are summands on the devices of a stage, and whose bucket or pieces bring the whole sum.
   std::set<ValueId> summed;
   std::map<ValueId, ValueId>
       part_of;                // a summand of a gradient, and the gradient: added to it where it is made
@@ -80,11 +80,11 @@ std::vector<std::string> devices_of(const Plan& plan);
 // plan has not.
 int tensor_rank_of(const Plan& plan, int rank);
 
-// `graph`: of the rank itself (core/plan/partition.h). `graphs`: where the plan's stages share their layers
-// differently; `graph` is then one of them. Throws Error(usage) for a rank that the plan has not.
+// `graph`: of the rank itself (core/plan/partition.h). `graphs`: where stages have several devices; `graph`
+// is then one of them. Throws Error(usage) for a rank that the plan has not.
 Work work_of(const Graph& graph, const Plan& plan, int rank, StageGraphs* graphs = nullptr);
 
-// The shares of the stages that a rank runs.
-Shares shares_of(const Plan& plan, int rank);
+// How the stages that a rank runs are cut.
+StageCut cut_of(const Plan& plan, int rank);
 
 }  // namespace het

@@ -44,6 +44,13 @@ struct Initial {
   bool operator==(const Initial&) const = default;
 };
 
+// How a person wants a parameter to lie over the ranks of a mesh axis.
+struct ShardingHint {
+  std::string axis;
+  int64_t dim = -1;  // which is cut; -1: none, every rank has all of it
+  bool operator==(const ShardingHint&) const = default;
+};
+
 struct Value {
   TensorType type;
   Role role = Role::intermediate;
@@ -53,6 +60,7 @@ struct Value {
   Initial initial;                   // of state
   bool per_step = false;             // of inputs: the same for all micro-batches
   std::optional<TensorSlice> slice;  // of state: what of a tensor this rank has; none: all of it
+  std::vector<ShardingHint> hints;   // of parameters, for whoever plans how the graph is cut
 };
 
 // State, or a single number that is given once a step: what depends on nothing else is the same in all

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 
 #include "core/base/error.h"
 #include "core/ops/op.h"
@@ -39,7 +40,11 @@ class Partition {
     for (const auto& [id, local] : gathered_) origins[static_cast<size_t>(local)] = {id.first, kReplicated};
     for (const auto& [c, local] : converted_)
       origins[static_cast<size_t>(local)] = {program_.conversions[c].value, program_.conversions[c].to};
-    for (const auto& [id, local] : local_) origins[static_cast<size_t>(local)] = {id, lies(id)};
+    for (const auto& [id, local] : parts_of_inputs_)
+      origins[static_cast<size_t>(local)] = {id.first, id.second};
+    for (const auto& [id, local] : local_)
+      origins[static_cast<size_t>(local)] = {
+          id, graph_.values[static_cast<size_t>(id)].role == Role::input ? kReplicated : lies(id)};
     return {std::move(result_), std::move(origins)};
   }
 
@@ -61,7 +66,7 @@ class Partition {
       const TensorType type{value.type.dtype, own.shape()};
       ValueId made = kAbsent;
       if (value.role == Role::input)
-        made = builder_.input(value.name, value.type, value.per_step);  // cut where it is used
+        made = builder_.input(value.name, value.type, value.per_step);  // every rank gets all of it
       else if (value.role == Role::parameter)
         made = builder_.parameter(value.name, type, value.initial);
       else
@@ -81,6 +86,7 @@ class Partition {
 
   // The value on this rank, lying as `to`: converted now if it was not yet.
   ValueId local(ValueId id, PlacementId to) {
+    if (graph_.values[static_cast<size_t>(id)].role == Role::input) return of_input(id, to);
     if (lies(id) == to) return local_.at(id);
     const bool kept = !placement(id, lies(id)).is_sharded();
     const Phase phase = phase_of_conversion(table_, program_, id, builder_.phase());
@@ -92,6 +98,21 @@ class Partition {
     HET_REQUIRE(c != own.end(), id, to_string(placement(id, to)));
     if (const auto found = converted_.find(*c); found != converted_.end()) return found->second;
     return converted_[*c] = convert(id, to);
+  }
+
+  // A part of an input is cut from it where no layer owns it, so that each stage that needs it cuts its own.
+  ValueId of_input(ValueId id, PlacementId to) {
+    if (to == kReplicated) return local_.at(id);
+    const auto [part, fresh] = parts_of_inputs_.emplace(std::pair{id, to}, kAbsent);
+    if (!fresh) return part->second;
+    const auto [phase, layer, scope] = std::tuple(builder_.phase(), builder_.layer(), builder_.scope());
+    builder_.set_phase(Phase::forward);
+    builder_.set_layer(-1);
+    part->second = cut(local_.at(id), id, to, part_);
+    builder_.set_phase(phase);
+    builder_.set_layer(layer);
+    builder_.set_scope(scope);
+    return part->second;
   }
 
   ValueId convert(ValueId id, PlacementId to) {
@@ -262,6 +283,7 @@ class Partition {
   std::map<ValueId, ValueId> local_;                       // values as they are made
   std::map<size_t, ValueId> converted_;                    // by conversion
   std::map<std::pair<ValueId, Phase>, ValueId> gathered_;  // shards that were gathered
+  std::map<std::pair<ValueId, PlacementId>, ValueId> parts_of_inputs_;
 };
 
 }  // namespace

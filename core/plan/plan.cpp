@@ -36,13 +36,20 @@ std::string show_shares(const Shares& shares) {
   return equal ? fmt::format("{}", shares.size()) : fmt::format("{{ {} }}", fmt::join(shares, ", "));
 }
 
-bool has_uniform_shares(const Plan& plan) {
-  const Shares first = plan.pipelines.empty() || plan.pipelines[0].stages.empty()
-                           ? tensor_shares(plan)
-                           : tensor_shares(plan, plan.pipelines[0].stages[0]);
+StageCut cut_of(const Plan& plan, const Stage& stage) {
+  StageCut cut{tensor_shares(plan, stage), stage.sharding ? stage.sharding : plan.sharding};
+  if (cut.parts() == 1) cut.sharding.reset();
+  return cut;
+}
+
+bool has_uniform_cut(const Plan& plan) {
+  std::optional<StageCut> first;
   for (const Pipeline& pipeline : plan.pipelines)
-    for (const Stage& stage : pipeline.stages)
-      if (tensor_shares(plan, stage) != first) return false;
+    for (const Stage& stage : pipeline.stages) {
+      const StageCut cut = cut_of(plan, stage);
+      if (first && cut != *first) return false;
+      first = cut;
+    }
   return true;
 }
 
@@ -134,6 +141,13 @@ std::vector<std::string> validate(const Plan& plan, const PlanSubject& subject) 
         if (stage.shares[r] < 1)
           add(fmt::format("{}: share {} leaves {} idle; leave it out of the stage", where, stage.shares[r],
                           stage.devices[r]));
+      if (stage.sharding && shares.size() == 1)
+        add(fmt::format("{}: sharding says how layers are cut, and it has one device; remove it", where));
+      if (plan.sequence && shares.size() > 1 && (stage.sharding || plan.sharding))
+        add(fmt::format(
+            "{}: sequence = true divides Megatron's activations; where `sharding` says how layers "
+            "are cut, remove it",
+            where));
       if (stage.optimizer_share < 0)
         add(fmt::format("{}: optimizer_share = {}; it is 0 or more", where, stage.optimizer_share));
       if (s >= groups) {
@@ -141,6 +155,8 @@ std::vector<std::string> validate(const Plan& plan, const PlanSubject& subject) 
           add(fmt::format("{}: interleaved, it runs on the devices of stage {}", where, s - groups + 1));
         else if (shares != tensor_shares(plan, pipeline.stages[s - groups]))
           add(fmt::format("{}: interleaved, it has the shares of stage {}", where, s - groups + 1));
+        else if (cut_of(plan, stage) != cut_of(plan, pipeline.stages[s - groups]))
+          add(fmt::format("{}: interleaved, it has the sharding of stage {}", where, s - groups + 1));
         continue;
       }
       for (const std::string& device : stage.devices) {
@@ -166,10 +182,33 @@ namespace {
 
 constexpr size_t kLineWidth = 110;  // characters of a line of Lua
 
+// Names of parameters and patterns have none of the characters that Lua would read otherwise.
+std::string to_lua(const StageSharding& sharding) {
+  std::string text;
+  const auto add = [&](const char* name, const auto& entries, const auto& show) {
+    if (entries.empty()) return;
+    text += fmt::format("{}{} = {{", text.empty() ? " " : ", ", name);
+    for (size_t i = 0; i < entries.size(); ++i)
+      text += fmt::format("{} [\"{}\"] = {}", i == 0 ? "" : ",", entries[i].pattern, show(entries[i]));
+    text += " }";
+  };
+  const auto show_cut = [](const StageSharding::Cut& cut) -> std::string {
+    if (cut.dim < 0) return "\"replicated\"";
+    if (cut.segments.empty()) return fmt::format("{}", cut.dim);
+    return fmt::format("{{ dim = {}, segments = {{ {} }} }}", cut.dim, fmt::join(cut.segments, ", "));
+  };
+  add("state", sharding.state, show_cut);
+  add("inputs", sharding.inputs, show_cut);
+  add("nodes", sharding.nodes,
+      [](const StageSharding::Rule& rule) { return fmt::format("\"{}\"", rule.rule); });
+  return "{" + text + " }";
+}
+
 std::string to_lua(const Stage& stage, bool sharded_optimizer) {
   std::string text = "het.stage { ";
   for (const std::string& device : stage.devices) text += fmt::format("\"{}\", ", device);
   if (!stage.shares.empty()) text += fmt::format("tensor = {}, ", show_shares(stage.shares));
+  if (stage.sharding) text += fmt::format("sharding = {}, ", to_lua(*stage.sharding));
   text += fmt::format("layers = {}{}", stage.layers, stage.recompute ? ", recompute = true" : "");
   if (sharded_optimizer && stage.optimizer_share != 1)
     text += fmt::format(", optimizer_share = {}", stage.optimizer_share);
@@ -187,6 +226,7 @@ std::string to_lua(const Plan& plan) {
   if (plan.sequence) text += " sequence = true,";
   if (plan.warmup != 0) text += fmt::format(" warmup = {},", plan.warmup);
   if (plan.sharded_optimizer) text += " sharded_optimizer = true,";
+  if (plan.sharding) text += fmt::format("\n  sharding = {},", to_lua(*plan.sharding));
   text += '\n';
   for (const Pipeline& pipeline : plan.pipelines) {
     std::string line = fmt::format("  het.pipeline {{ microbatches = {},", pipeline.microbatches);

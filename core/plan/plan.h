@@ -2,6 +2,8 @@
 // lowering reads, snapshots carry, and people paste into recipes.
 #pragma once
 
+#include <compare>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,6 +21,27 @@ enum class Schedule {
 };
 std::string_view name_of(Schedule schedule);  // "1f1b", "gpipe", "interleaved", "split_backward"
 
+// How the layers of a stage are cut among its devices, by names: a sharding program (sharding_spec.h) as
+// plans carry it. In a pattern * stands for any characters; of several that match the one with the most other
+// characters counts. State and inputs without an entry are replicated; nodes without one run in the way that
+// moves the fewest bytes.
+struct StageSharding {
+  struct Cut {
+    std::string pattern;
+    int64_t dim = 0;                     // -1: replicated
+    std::vector<int64_t> segments = {};  // along dim, each cut in the same proportion; empty: the usual ones
+    auto operator<=>(const Cut&) const = default;
+  };
+  struct Rule {
+    std::string pattern;  // of "scope operator": "blocks.*.mlp.down linear"
+    std::string rule;     // "x dim 1, weight dim 1 -> y partial", "replicated"
+    auto operator<=>(const Rule&) const = default;
+  };
+  std::vector<Cut> state, inputs;  // in the order of patterns, as the rules
+  std::vector<Rule> nodes;
+  auto operator<=>(const StageSharding&) const = default;
+};
+
 struct Stage {
   std::vector<std::string> devices;  // one for each tensor-parallel rank: "here:0", "a:1"
   int first_layer = 0;               // range [first_layer, first_layer + layers) of Graph::layers
@@ -27,6 +50,7 @@ struct Stage {
   int optimizer_share = 1;  // with Plan::sharded_optimizer: how much optimizer state of a layer lives here,
                             // relative to the other stages that hold the layer; 0: none
   Shares shares = {};       // of its tensor-parallel ranks; empty: the plan's
+  std::optional<StageSharding> sharding = {};  // absent: the plan's
   bool operator==(const Stage&) const = default;
 };
 
@@ -45,6 +69,7 @@ struct Plan {
   Schedule schedule = Schedule::one_f_one_b;
   int chunks = 1;  // interleaved: stages on each device; stage s and s + stages / chunks share it
   int warmup = 0;  // 1F1B, split backward: extra forwards in flight for each later stage, to hide slow links
+  std::optional<StageSharding> sharding = {};  // of stages that have none of their own; absent: Megatron's
   bool sharded_optimizer = false;  // state divided over the replicas of a layer by Stage::optimizer_share
   bool operator==(const Plan&) const = default;
 };
@@ -52,10 +77,18 @@ struct Plan {
 // The shares of the tensor-parallel ranks of a stage, or of every stage that has none of its own: one each.
 Shares tensor_shares(const Plan& plan);
 Shares tensor_shares(const Plan& plan, const Stage& stage);
+// What decides how a stage's layers are cut: stages with equal ones have equal graphs.
+struct StageCut {
+  Shares shares;
+  std::optional<StageSharding> sharding;  // never of one device
+  auto operator<=>(const StageCut&) const = default;
+  int parts() const { return static_cast<int>(shares.size()); }
+};
+StageCut cut_of(const Plan& plan, const Stage& stage);
 // "4", or of shares that are not all 1 "{ 3, 1 }".
 std::string show_shares(const Shares& shares);
-// Whether all stages have the same.
-bool has_uniform_shares(const Plan& plan);
+// Whether all stages are cut alike.
+bool has_uniform_cut(const Plan& plan);
 
 // What a plan is checked against.
 struct PlanSubject {

@@ -24,7 +24,8 @@ bool is_of_parameter(const Graph& graph, ValueId id) {
 // partial.
 int64_t moved(const PlacementTable& table, int parts, ValueId id, PlacementId from, PlacementId to) {
   const int64_t all = table.graph().type(id).bytes() * (parts - 1);
-  if (from == to || from == kReplicated) return 0;
+  const bool is_input = table.graph().values[static_cast<size_t>(id)].role == Role::input;  // all get it
+  if (from == to || from == kReplicated || is_input) return 0;
   if (from == kPartial) return to == kReplicated ? 2 * all : all;
   // To another dimension each part is exchanged; in the same one it is gathered and cut again.
   const auto& placements = table.placements(id);
@@ -34,13 +35,17 @@ int64_t moved(const PlacementTable& table, int parts, ValueId id, PlacementId fr
 class Propagation {
  public:
   Propagation(const PlacementTable& table, const Shares& shares, const ShardingHints& hints)
-      : table_(table), graph_(table.graph()), axes_(hints.axes) {
+      : table_(table), graph_(table.graph()), axes_(hints.axes), fixed_(hints.nodes) {
     program_.shares = shares;
     program_.values.assign(graph_.values.size(), kReplicated);
     for (const auto& [id, placement] : hints.given) program_.values[static_cast<size_t>(id)] = placement;
   }
 
-  ShardingProgram run() {
+  // `followed`: each node runs as it does there; those that would have run otherwise are added to
+  // `different`.
+  ShardingProgram run(const ShardingProgram* followed = nullptr, std::vector<NodeId>* different = nullptr) {
+    followed_ = followed;
+    different_ = different;
     find_wanted();
     find_read();
     for (size_t n = 0; n < graph_.nodes.size(); ++n) choose(static_cast<NodeId>(n));
@@ -126,9 +131,23 @@ class Propagation {
     return graph_.nodes[static_cast<size_t>(producer)].layer != reader.layer;
   }
 
+  // Whether a node adds up a gradient of a parameter that several layers use.
+  bool adds_layers(const Node& node) const {
+    return node.op->adds_operands && node.phase != Phase::update &&
+           std::any_of(node.inputs.begin(), node.inputs.end(), [&](ValueId id) {
+             const NodeId producer = graph_.values[static_cast<size_t>(id)].producer;
+             return producer >= 0 && graph_.nodes[static_cast<size_t>(producer)].layer != node.layer;
+           });
+  }
+
   // To run a node so, and then to add up what it leaves as summands; nullopt: it cannot.
   std::optional<Moved> moved_by(const Node& node, const NodeSharding& way) {
     Moved moved;
+    // Each stage adds to such a gradient over micro-batches, so it lies as it is updated, or partial: its
+    // summands are converted where they are made.
+    if (adds_layers(node) && way.outputs[0] != kPartial &&
+        way.outputs[0] != wanted_[static_cast<size_t>(node.outputs[0])])
+      return std::nullopt;
     for (size_t i = 0; i < node.inputs.size(); ++i) {
       if (node.inputs[i] == kAbsent) continue;
       const PlacementId given = lies(node.inputs[i]);
@@ -164,6 +183,31 @@ class Propagation {
 
   void choose(NodeId n) {
     const Node& node = graph_.nodes[static_cast<size_t>(n)];
+    const auto fixed = fixed_.find(n);
+    NodeSharding best = fixed == fixed_.end() ? cheapest(n) : fixed->second;
+    if (fixed != fixed_.end() && !moved_by(node, best))
+      fail_usage(
+          "{} of {} cannot run as the plan's sharding says: an operand that the rule takes as it is lies "
+          "otherwise",
+          node.op->name, graph_.scopes[static_cast<size_t>(node.scope)]);
+    // The norm is of gradients that lie as their parameters do, so that each is counted once.
+    if (node.op->any_placement)
+      for (size_t i = 0; i < node.inputs.size(); ++i)
+        best.inputs[i] = wanted_[static_cast<size_t>(node.inputs[i])];
+    if (followed_ != nullptr && best != followed_->nodes[static_cast<size_t>(n)]) {
+      different_->push_back(n);
+      best = followed_->nodes[static_cast<size_t>(n)];
+    }
+    for (size_t i = 0; i < node.inputs.size(); ++i)
+      if (node.inputs[i] != kAbsent) need(node.inputs[i], best.inputs[i], node.phase);
+    for (size_t o = 0; o < node.outputs.size(); ++o)
+      if (node.outputs[o] != kAbsent) lies(node.outputs[o]) = best.outputs[o];
+    program_.nodes.push_back(std::move(best));
+  }
+
+  // The way to run a node that moves the fewest bytes.
+  NodeSharding cheapest(NodeId n) {
+    const Node& node = graph_.nodes[static_cast<size_t>(n)];
     NodeSharding best = table_.replicated(n);
     std::optional<Moved> least;
     for (const NodeSharding& way : table_.shardings(n)) {
@@ -179,15 +223,7 @@ class Propagation {
       // A sum is added up rather sooner than later, when that costs the same.
       if (moved && (*moved < *least || (*moved == *least && best.axis < 0))) best = table_.replicated(n);
     }
-    // The norm is of gradients that lie as their parameters do, so that each is counted once.
-    if (node.op->any_placement)
-      for (size_t i = 0; i < node.inputs.size(); ++i)
-        best.inputs[i] = wanted_[static_cast<size_t>(node.inputs[i])];
-    for (size_t i = 0; i < node.inputs.size(); ++i)
-      if (node.inputs[i] != kAbsent) need(node.inputs[i], best.inputs[i], node.phase);
-    for (size_t o = 0; o < node.outputs.size(); ++o)
-      if (node.outputs[o] != kAbsent) lies(node.outputs[o]) = best.outputs[o];
-    program_.nodes.push_back(std::move(best));
+    return best;
   }
 
   // The conversion that serves a node of phase `use`; null: there is none yet.
@@ -217,6 +253,9 @@ class Propagation {
   const PlacementTable& table_;
   const Graph& graph_;
   const std::set<int>& axes_;
+  const std::map<NodeId, NodeSharding>& fixed_;
+  const ShardingProgram* followed_ = nullptr;
+  std::vector<NodeId>* different_ = nullptr;
   ShardingProgram program_;
   std::vector<PlacementId> wanted_;  // of values
   std::vector<bool> read_in_step_;   // values: by nodes of the forward and backward passes, or as an output
@@ -235,8 +274,23 @@ Phase phase_of_conversion(const PlacementTable& table, const ShardingProgram& pr
                                                           : use;
 }
 
+int64_t moved_bytes(const PlacementTable& table, const ShardingProgram& program) {
+  int64_t bytes = 0;
+  for (const Conversion& conversion : program.conversions)
+    bytes += moved(table, program.parts(), conversion.value,
+                   program.values[static_cast<size_t>(conversion.value)], conversion.to);
+  return bytes;
+}
+
 ShardingProgram propagate(const PlacementTable& table, const Shares& shares, const ShardingHints& hints) {
   return Propagation(table, shares, hints).run();
+}
+
+std::vector<NodeId> differences(const PlacementTable& table, const ShardingHints& hints,
+                                const ShardingProgram& program) {
+  std::vector<NodeId> different;
+  Propagation(table, program.shares, hints).run(&program, &different);
+  return different;
 }
 
 }  // namespace het

@@ -44,11 +44,20 @@ Phase phase_of_conversion(const PlacementTable& table, const ShardingProgram& pr
 struct ShardingHints {
   std::map<ValueId, PlacementId> given;  // how state and inputs lie; others are replicated
   std::set<int> axes;                    // of PlacementTable::axes(), that may be cut
+  std::map<NodeId, NodeSharding> nodes;  // how these run, whatever that moves
 };
+
+// The bytes that all ranks together send for the program's conversions, in one micro-batch and its update.
+int64_t moved_bytes(const PlacementTable& table, const ShardingProgram& program);
 
 // The program that follows from how state lies, node by node: each runs in the way that moves the fewest
 // bytes, of equals in the first of its operator's rules. Only what lies sharded or partial already is kept
 // so; work on operands that are all replicated is not shared out.
 ShardingProgram propagate(const PlacementTable& table, const Shares& shares, const ShardingHints& hints);
+
+// The nodes that propagate() would run otherwise than `program` does, where all nodes before them run as
+// there.
+std::vector<NodeId> differences(const PlacementTable& table, const ShardingHints& hints,
+                                const ShardingProgram& program);
 
 }  // namespace het

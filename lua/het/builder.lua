@@ -111,11 +111,13 @@ end
 --- A parameter of the layer being built, as the layer computes with it.
 -- @tparam table parameter { name, shape, init =, projection =, deviation =, full = }; `full` keeps it f32 always
 -- @string[opt] path the layer's path, default the one being built
-function Builder:parameter(parameter, path)
+-- @tparam[opt] table hints of the layer, by parameter: { [mesh axis] = dimension, -1 for none }
+function Builder:parameter(parameter, path, hints)
   local prefix = path or self:path()
   local name = prefix == "" and parameter[1] or prefix .. "." .. parameter[1]
   if not self.values[name] then
-    local value = self.graph:parameter(name, "f32", parameter[2], initial(self, parameter))
+    local value = self.graph:parameter(name, "f32", parameter[2], initial(self, parameter),
+      hints and hints[parameter[1]])
     if self.precision ~= "f32" and #parameter[2] >= 2 and not parameter.full then
       value = copy_of(self, value, name)
     end
@@ -131,7 +133,9 @@ end
 function Builder:weight_of(child, name, which)
   local path = self:path()
   for _, parameter in ipairs(child:own_parameters()) do
-    if parameter[1] == which then return self:parameter(parameter, path == "" and name or path .. "." .. name) end
+    if parameter[1] == which then
+      return self:parameter(parameter, path == "" and name or path .. "." .. name, child.hints)
+    end
   end
   errors.raise("bug", "layer %s has no parameter '%s'", name, which)
 end

@@ -16,18 +16,41 @@ local Stage = {}
 Stage.__index = Stage
 
 handle.class({ kind = "plan", fields = { "tensor", "sequence", "microbatch", "schedule", "chunks", "warmup",
-  "sharded_optimizer", "pipelines", "automatic" } }, Plan)
+  "sharded_optimizer", "sharding", "pipelines", "automatic" } }, Plan)
 handle.class({ kind = "pipeline", fields = { "microbatches", "stages" } }, Pipeline)
-handle.class({ kind = "stage", fields = { "devices", "tensor", "layers", "recompute", "optimizer_share" } }, Stage)
+handle.class({ kind = "stage", fields = { "devices", "tensor", "layers", "sharding", "recompute", "optimizer_share" } },
+  Stage)
 
 local function show_tensor(tensor)
   return type(tensor) == "table" and "{ " .. table.concat(tensor, ", ") .. " }" or tostring(tensor)
+end
+
+local sharding_fields = { "state", "inputs", "nodes" }
+
+-- How an entry of `sharding` is written: 0, "replicated", { dim = 0, segments = { 16, 16, 16 } }.
+local function show_cut(cut)
+  if type(cut) ~= "table" then return type(cut) == "string" and ("%q"):format(cut) or tostring(cut) end
+  return ("{ dim = %s, segments = { %s } }"):format(tostring(cut.dim), table.concat(cut.segments or {}, ", "))
+end
+
+local function show_sharding(sharding)
+  local parts = {}
+  for _, field in ipairs(sharding_fields) do
+    local entries = {}
+    for pattern, cut in pairs(sharding[field] or {}) do
+      entries[#entries + 1] = ("[%q] = %s"):format(pattern, show_cut(cut))
+    end
+    table.sort(entries)
+    if entries[1] then parts[#parts + 1] = ("%s = { %s }"):format(field, table.concat(entries, ", ")) end
+  end
+  return ("{ %s }"):format(table.concat(parts, ", "))
 end
 
 Stage.__tostring = function(self)
   local parts = {}
   for _, device in ipairs(self.devices) do parts[#parts + 1] = ("%q"):format(device) end
   if self.tensor then parts[#parts + 1] = "tensor = " .. show_tensor(self.tensor) end
+  if self.sharding then parts[#parts + 1] = "sharding = " .. show_sharding(self.sharding) end
   if self.layers then parts[#parts + 1] = ("layers = %d"):format(self.layers) end
   if self.recompute then parts[#parts + 1] = "recompute = true" end
   if self.optimizer_share ~= 1 then parts[#parts + 1] = ("optimizer_share = %d"):format(self.optimizer_share) end
@@ -53,6 +76,7 @@ Plan.__tostring = function(self)
   if self.sequence then parts[#parts + 1] = " sequence = true" end
   if self.warmup ~= 0 then parts[#parts + 1] = (" warmup = %d"):format(self.warmup) end
   if self.sharded_optimizer then parts[#parts + 1] = " sharded_optimizer = true" end
+  if self.sharding then parts[#parts + 1] = "\n  sharding = " .. show_sharding(self.sharding) end
   for _, pipeline in ipairs(self.pipelines) do parts[#parts + 1] = "\n  " .. tostring(pipeline) end
   return ("het.plan { %s }"):format(table.concat(parts, ","))
 end
@@ -73,6 +97,40 @@ local function check_shares(constructor, tensor, report)
   end
 end
 
+-- `sharding` of a plan or a stage: entries of state, inputs and nodes by pattern.
+local function check_sharding(constructor, sharding, report)
+  if sharding == nil then return end
+  for field, entries in pairs(sharding) do
+    local known = field == "state" or field == "inputs" or field == "nodes"
+    if not known then
+      report("sharding", ("%s.sharding has no field %s; it has state, inputs and nodes"):format(constructor,
+        text.value(field)))
+    elseif type(entries) ~= "table" then
+      report("sharding", ('%s.sharding.%s is %s; names are needed, as in { ["blocks.*.mlp.up.weight"] = 0 }'):format(
+        constructor, field, text.value(entries)))
+    end
+    for pattern, cut in pairs(known and type(entries) == "table" and entries or {}) do
+      local where = ("%s.sharding.%s"):format(constructor, field)
+      local dim = type(cut) == "table" and cut.dim or cut
+      if type(pattern) ~= "string" then
+        report("sharding", ("%s: %s is no name"):format(where, text.value(pattern)))
+      elseif field == "nodes" and type(cut) ~= "string" then
+        report("sharding", ('%s: %s is %s; a rule is needed, such as "x dim 1, weight dim 1 -> y partial"'):format(
+          where, pattern, text.value(cut)))
+      elseif field ~= "nodes" and cut ~= "replicated"
+        and (type(dim) ~= "number" or dim ~= math.floor(dim) or dim < 0) then
+        report("sharding", ('%s: %s is %s; a dimension from 0 on, or "replicated" is needed'):format(where, pattern,
+          text.value(cut)))
+      end
+    end
+  end
+end
+
+local sharding_field = { "sharding", "table", "how layers are cut among the devices of a stage, instead of Megatron's "
+  .. 'way: { state = { ["blocks.*.mlp.up.weight"] = 0 }, inputs = { inputs = 0 } } names dimensions. * stands for any '
+  .. 'characters; what is not named is replicated. nodes = { ["blocks.*.mlp.down linear"] = "replicated" } names the '
+  .. "rules of operators" }
+
 plan.stage = define.constructor {
   name = "stage",
   sentence = "A part of a pipeline: a range of layers on one device, or on several that share each layer.",
@@ -83,6 +141,7 @@ plan.stage = define.constructor {
       .. "equal share of what the other stages leave)", min = 1 },
     { "tensor", "integer|list", "devices that share each of its layers, or their shares (default: the plan's)",
       min = 1 },
+    sharding_field,
     { "recompute", "boolean", "compute activations again in the backward pass instead of keeping them",
       default = false },
     { "optimizer_share", "integer", "with sharded_optimizer: how much of a layer's optimizer state lives here, "
@@ -96,10 +155,11 @@ plan.stage = define.constructor {
       end
     end
     check_shares("stage", a.tensor, report)
+    check_sharding("stage", a.sharding, report)
   end,
   build = function(a)
     local stage = setmetatable({ devices = {}, tensor = a.tensor, layers = a.layers, recompute = a.recompute,
-      optimizer_share = a.optimizer_share }, Stage)
+      sharding = a.sharding, optimizer_share = a.optimizer_share }, Stage)
     for i = 1, #a do
       local name, first, last = a[i]:match("^(.*:)(%d+)%-(%d+)$")
       if not name then
@@ -134,6 +194,7 @@ local make = define.constructor {
   fields = {
     { "tensor", "integer|list", "devices that share each layer of a stage; its heads and hidden features are cut. "
       .. "{ 3, 1 }: two devices; the first takes three quarters", default = 1, min = 1 },
+    sharding_field,
     { "sequence", "boolean", "divide norms, dropout and residuals by tokens over the devices that share a layer: less "
       .. "memory, the same traffic", default = false },
     { "microbatch", "integer", "samples of a micro-batch (default: what divides the batch evenly over the plan)",
@@ -146,11 +207,14 @@ local make = define.constructor {
     { "sharded_optimizer", "boolean", "divide optimizer state over the replicas of a layer; of a layer that stages "
       .. "cut differently each keeps the state of its part", default = false },
   },
-  check = function(a, report) check_shares("plan", a.tensor, report) end,
+  check = function(a, report)
+    check_shares("plan", a.tensor, report)
+    check_sharding("plan", a.sharding, report)
+  end,
   build = function(a)
     local result = setmetatable({ tensor = a.tensor, sequence = a.sequence, microbatch = a.microbatch,
-      schedule = a.schedule, chunks = a.chunks, warmup = a.warmup, sharded_optimizer = a.sharded_optimizer,
-      pipelines = {} }, Plan)
+      schedule = a.schedule, chunks = a.chunks, sharding = a.sharding, warmup = a.warmup,
+      sharded_optimizer = a.sharded_optimizer, pipelines = {} }, Plan)
     for i = 1, #a do result.pipelines[i] = a[i] end
     return result
   end,

@@ -37,7 +37,7 @@ class Mender {
     if (std::find(degrees.begin(), degrees.end(), old_.tensor) == degrees.end() || old_.chunks != 1)
       return {};
     // Layouts have one degree for all stages.
-    if (!has_uniform_shares(old_) ||
+    if (!has_uniform_cut(old_) || cut_of(old_, old_.pipelines.at(0).stages.at(0)).sharding ||
         tensor_shares(old_, old_.pipelines.at(0).stages.at(0)) != Shares(static_cast<size_t>(old_.tensor), 1))
       return {};
     read_old();

@@ -1,11 +1,13 @@
 #include "planner/megatron/sharding.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "core/base/error.h"
 #include "core/ops/op.h"
 #include "core/plan/plan.h"
+#include "core/plan/sharding_spec.h"
 
 namespace het {
 namespace {
@@ -158,9 +160,57 @@ std::set<int> token_axes(const PlacementTable& table, const Shares& shares, cons
   return found;
 }
 
+// The mesh axis of a stage's tensor-parallel ranks.
+constexpr std::string_view kMeshAxis = "model";
+
+// How people want parameters to lie, and with them the state of the optimizer that is of their shape.
+class Hinted {
+ public:
+  Hinted(const PlacementTable& table, const Shares& shares)
+      : table_(table), graph_(table.graph()), shares_(shares) {
+    for (size_t i = 0; i < graph_.values.size(); ++i)
+      for (const ShardingHint& hint : graph_.values[i].hints)
+        if (hint.axis == kMeshAxis) take(static_cast<ValueId>(i), hint.dim);
+    if (!problems_.empty()) fail_usage("{}", fmt::join(problems_, "\n  "));
+  }
+
+  // `named`: the program is a plan's, which cannot say otherwise.
+  void write(ShardingHints& hints, bool named = false) const {
+    for (const auto& [id, lies] : lies_) {
+      const auto given = hints.given.find(id);
+      if (named && given != hints.given.end() && given->second != lies)
+        fail_usage("sharding: the plan has {} {}, its layer asks for {}",
+                   graph_.values[static_cast<size_t>(id)].name,
+                   to_string(table_.placements(id)[given->second]), to_string(table_.placements(id)[lies]));
+      hints.given[id] = lies;
+      const Placement& placement = table_.placements(id)[lies];
+      if (placement.is_sharded()) hints.axes.insert(placement.axis);
+    }
+  }
+
+ private:
+  void take(ValueId id, int64_t dim) {
+    std::string problem;
+    const auto lies =
+        dim < 0 ? std::optional(kReplicated) : placement_of(table_, shares_, id, dim, {}, problem);
+    if (lies)
+      give(table_, id, *lies, lies_);
+    else
+      problems_.push_back(fmt::format("{}: {} = {} cannot hold: {}",
+                                      graph_.values[static_cast<size_t>(id)].name, kMeshAxis, dim, problem));
+  }
+
+  const PlacementTable& table_;
+  const Graph& graph_;
+  const Shares& shares_;
+  std::map<ValueId, PlacementId> lies_;
+  std::vector<std::string> problems_;
+};
+
 }  // namespace
 
-ShardingProgram megatron_sharding(const PlacementTable& table, const Shares& shares, bool sequence) {
+ShardingProgram megatron_sharding(const PlacementTable& table, const Shares& shares, bool sequence,
+                                  bool obeys_hints) {
   const Graph& graph = table.graph();
   ShardingHints hints;
   hints.axes = Choice(table, shares).run();
@@ -168,8 +218,34 @@ ShardingProgram megatron_sharding(const PlacementTable& table, const Shares& sha
     for (const AxisPlace& place : table.axes()[static_cast<size_t>(axis)].places)
       if (is_state(graph.values[static_cast<size_t>(place.value)]))
         hints.given[place.value] = *table.find(place.value, place.dim, place.segments);
+  if (obeys_hints) Hinted(table, shares).write(hints);
   if (sequence) hints.axes.merge(token_axes(table, shares, hints.axes));
   return propagate(table, shares, hints);
+}
+
+ShardingProgram sharding_program_of(const PlacementTable& table, const StageCut& cut, bool sequence) {
+  if (!cut.sharding) return megatron_sharding(table, cut.shares, sequence);
+  const Graph& graph = table.graph();
+  const bool trains = std::any_of(graph.nodes.begin(), graph.nodes.end(),
+                                  [](const Node& node) { return node.phase == Phase::update; });
+  const auto problems = trains ? unmatched(graph, *cut.sharding) : std::vector<std::string>{};
+  if (!problems.empty()) fail_usage("the plan's sharding does not fit the model:\n  {}", fmt::join(problems, "\n  "));
+  ShardingHints hints = hints_of(table, cut.shares, *cut.sharding);
+  Hinted(table, cut.shares).write(hints, true);
+  return propagate(table, cut.shares, hints);
+}
+
+std::optional<int64_t> bytes_beyond_megatron(const Graph& graph, const StageCut& cut, bool sequence) {
+  const bool hinted = std::any_of(graph.values.begin(), graph.values.end(),
+                                  [](const Value& value) { return !value.hints.empty(); });
+  if ((!hinted && !cut.sharding) || cut.parts() < 2) return std::nullopt;
+  const PlacementTable table(graph);
+  const int64_t bytes = moved_bytes(table, sharding_program_of(table, cut, sequence));
+  try {
+    return bytes - moved_bytes(table, megatron_sharding(table, cut.shares, sequence, false));
+  } catch (const Error&) {  // the model cannot be cut so
+    return std::nullopt;
+  }
 }
 
 Graph tensor_parallel(const Graph& graph, const Shares& shares, int part, bool sequence) {

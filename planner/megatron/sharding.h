@@ -6,7 +6,10 @@
 // computes whole.
 #pragma once
 
+#include <optional>
+
 #include "core/plan/partition.h"
+#include "core/plan/plan.h"
 
 namespace het {
 
@@ -16,7 +19,19 @@ namespace het {
 // reduce-scatter and an all-gather take the place of each all-reduce, and activations shrink. Throws
 // Error(usage) when an axis has too few units for the ranks, or equal shares do not come out even, naming
 // what would do.
-ShardingProgram megatron_sharding(const PlacementTable& table, const Shares& shares, bool sequence = false);
+// Parameters with a hint for the axis `model` lie as it says, and with them their optimizer state;
+// Error(usage) names those that cannot. `obeys_hints` false: as if there were none.
+ShardingProgram megatron_sharding(const PlacementTable& table, const Shares& shares, bool sequence = false,
+                                  bool obeys_hints = true);
+
+// The program of a stage: as its plan says, with the hints of layers; without `sharding`, Megatron's. Throws
+// Error(usage) where the graph cannot be cut so.
+ShardingProgram sharding_program_of(const PlacementTable& table, const StageCut& cut, bool sequence);
+
+// The bytes that the ranks of a stage send each other in a micro-batch beyond what Megatron's way would take,
+// because its plan or layers say how they are cut; below 0: less. nullopt: they say nothing, the stage has
+// one rank, or Megatron's way does not fit the model.
+std::optional<int64_t> bytes_beyond_megatron(const Graph& graph, const StageCut& cut, bool sequence = false);
 
 // The graph of rank `part` under that program; the graph itself where there is one rank.
 Graph tensor_parallel(const Graph& graph, const Shares& shares, int part, bool sequence = false);

@@ -192,6 +192,56 @@ class Training(Case):
             spread = self.losses('--workers', 6, 'lopsided.lua', '--mixed', *words)
             self.assert_close(alone, spread, 1e-5)
 
+    def test_layers_that_say_how_they_are_cut_give_the_losses_of_one_device(self):
+        text = """local het = require "het"
+local nn, optim, data = het.nn, het.optim, het.data
+local opt = het.options { hints = { false, "cut the second product by its rows" }, wide = { 0, "a dimension" } }
+local second = nn.linear(24, 12)
+if opt.hints then second = second:shard { weight = { model = opt.wide }, bias = { model = "replicated" } } end
+local inputs, labels = het.randn({ 32, 8 }, "f32", 1), het.randn({ 32, 12 }, "f32", 2)
+return het.train {
+  model = nn.sequential { nn.linear(8, 24), nn.gelu(), second }, data = data.pairs { inputs = inputs, labels = labels, holdout = 0 },
+  batch = 8, steps = 10, optimizer = optim.sgd { lr = 0.05 },
+  plan = opt.hints and het.plan { tensor = 2, microbatch = 4, het.pipeline { microbatches = 2, het.stage { "a:0-1" } } }
+    or nil,
+}
+"""
+        (self.folder / 'hinted.lua').write_text(text)
+        alone = self.losses('hinted.lua')
+        _, err = self.hetrun('--workers', 2, 'hinted.lua', '--hints')
+        self.assertRegex(err, r'as `sharding` and `shard` say: the devices of a stage send each other [0-9.]+ \w+ more')
+        self.assert_close(alone, self.losses('--workers', 2, 'hinted.lua', '--hints'), 1e-5)
+        _, err = self.hetrun('hinted.lua', '--hints', '--wide=2', code=2)
+        self.assertIn('hinted.lua:5: nn.linear:shard { weight = ... }: model = 2; its shape is [12, 24]: a dimension from 0 '
+                      'to 1, or "replicated"', err)
+
+    def test_plans_that_say_how_stages_are_cut_give_the_losses_of_one_device(self):
+        text = """local het = require "het"
+local nn, optim, data = het.nn, het.optim, het.data
+local opt = het.options { cut = { "", "which sharding" } }
+local shardings = {
+  batch = { inputs = { inputs = 0, labels = 0 } },
+  mixed = { state = { ["*.weight"] = 0, ["*.bias"] = "replicated" }, inputs = { inputs = 0 } },
+  misspelt = { state = { ["linear_2.wieght"] = 0 } },
+}
+local inputs, labels = het.randn({ 32, 8 }, "f32", 1), het.randn({ 32, 12 }, "f32", 2)
+return het.train {
+  model = nn.sequential { nn.linear(8, 24), nn.gelu(), nn.linear(24, 12) },
+  data = data.pairs { inputs = inputs, labels = labels, holdout = 0 }, batch = 16, steps = 10,
+  optimizer = optim.adamw { lr = 0.01 },
+  plan = opt.cut ~= "" and het.plan { tensor = { 3, 1 }, microbatch = 8, sharding = shardings[opt.cut],
+    het.pipeline { microbatches = 2, het.stage { "a:0-1" } } } or nil,
+}
+"""
+        (self.folder / 'cut.lua').write_text(text)
+        alone = self.losses('cut.lua')
+        for cut in ('batch', 'mixed'):
+            self.assert_close(alone, self.losses('--workers', 2, 'cut.lua', f'--cut={cut}'), 1e-5)
+        _, err = self.hetrun('--workers', 2, 'cut.lua', '--cut=mixed')
+        self.assertIn('sharding = { state = { ["*.bias"] = "replicated", ["*.weight"] = 0 }, inputs = { ["inputs"] = 0 } }', err)
+        _, err = self.hetrun('--workers', 2, 'cut.lua', '--cut=misspelt', code=2)
+        self.assertIn("state: 'linear_2.wieght' matches nothing of the model; did you mean 'linear_2.weight'?", err)
+
     def test_weights_rounded_stochastically_are_the_same_on_all_ranks(self):
         words = ['--precision=bf16', '--rounding=stochastic', '--steps=6']
         alone = self.losses('lopsided.lua', *words)

@@ -16,6 +16,7 @@ local errors = require "het.errors"
 local handle = require "het.handle"
 local generate = require "het.generate"
 local source = require "het.source"
+local suggest = require "het.suggest"
 local text = require "het.text"
 
 local layer = {}
@@ -108,11 +109,67 @@ function methods:is_incremental()
   return able
 end
 
+-- The mesh axis of the devices that share a stage's layers.
+local mesh_axis = "model"
+
+-- A hint as somebody wrote it, of one parameter: { model = 0 }, or { model = "replicated" }.
+local function check_hint(class, parameter, given)
+  local where = ("%s:shard { %s = ... }"):format(class.name, parameter[1])
+  if type(given) ~= "table" then
+    errors.usage("%s: it is %s; a mesh axis and a dimension are needed, such as { %s = 0 }", where, text.value(given),
+      mesh_axis)
+  end
+  local hint = {}
+  for axis, dim in pairs(given) do
+    if axis ~= mesh_axis then
+      errors.usage("%s: there is no mesh axis %s; the devices that share a stage's layers are along '%s'", where,
+        text.value(axis), mesh_axis)
+    end
+    local rank = #parameter[2]
+    if dim == "replicated" then
+      hint[axis] = -1
+    elseif type(dim) == "number" and dim == math.floor(dim) and dim >= -rank and dim < rank then
+      hint[axis] = dim % rank
+    else
+      errors.usage('%s: %s = %s; its shape is %s: a dimension from 0 to %d, or "replicated"', where, axis,
+        text.value(dim), text.shape(parameter[2]), rank - 1)
+    end
+  end
+  return hint
+end
+
+--- The same layer, whose parameters lie as this says wherever a plan shares the layer among devices.
+-- @tparam table given by parameter: { model = dim }
+function methods:shard(given)
+  local known, names = {}, {}
+  for _, parameter in ipairs(self:own_parameters()) do
+    known[parameter[1]], names[#names + 1] = parameter, parameter[1]
+  end
+  if type(given) ~= "table" then
+    errors.usage("%s:shard: it was given %s; parameters and how they lie are needed, such as { weight = { %s = 0 } }",
+      self.class.name, text.value(given), mesh_axis)
+  end
+  local hints = {}
+  for name, hint in pairs(given) do
+    if not known[name] then
+      errors.usage("%s:shard: it has no parameter %s of its own%s", self.class.name, text.value(name),
+        #names == 0 and "; shard the layers inside it" or suggest.sentence(tostring(name), names))
+    end
+    hints[name] = check_hint(self.class, known[name], hint)
+  end
+  local copy = {}
+  for key, value in pairs(self) do copy[key] = value end
+  copy.hints, copy.store = hints, nil
+  return setmetatable(copy, Layer)
+end
+
 -- What `forward` sees as self: arguments, then parameters and children under their names.
 function methods:bind(context)
   local bound = { builder = context, children = {} }
   local path = context:path()
-  for _, parameter in ipairs(self:own_parameters()) do bound[parameter[1]] = context:parameter(parameter, path) end
+  for _, parameter in ipairs(self:own_parameters()) do
+    bound[parameter[1]] = context:parameter(parameter, path, self.hints)
+  end
   local projecting = context.projecting
   for i, child in ipairs(self:children()) do
     local inner, name = child[2], child[1]
@@ -189,7 +246,7 @@ end
 local recipe_methods = {
   generate = generate.from_model,
   count = methods.count, children = methods.children, own_parameters = methods.own_parameters,
-  is_incremental = methods.is_incremental,
+  is_incremental = methods.is_incremental, shard = methods.shard,
   training_flops = function(self, context)
     return self:training_flops(define.expect("model:training_flops", context, "number"))
   end,
@@ -212,6 +269,10 @@ define.object {
     { "own_parameters", "model:own_parameters()", "Its parameters without those of its children: a list of { name, "
       .. "shape }." },
     { "walk", "model:walk(visit)", "Calls visit(layer, path, parent) for it and all layers in it." },
+    { "shard", "layer:shard { parameter = { model = dim } }", "The same layer, of which a plan with `tensor =` cuts "
+      .. "these parameters along these dimensions (from 0), or keeps them whole on each device: { model = "
+      .. '"replicated" }. The others are cut as Megatron does; the run says what the hints cost.',
+      example = "nn.linear(512, 2048):shard { weight = { model = 0 } }" },
     { "is_incremental", "model:is_incremental()", "Whether text is generated with a cache of keys and values." },
     { "arguments", "model.arguments", "What its constructor was given, with defaults: model.arguments.width. Nothing "
       .. "can be set." },

@@ -287,6 +287,7 @@ function build(self)
   self.has_counter = training.counter
   self.parameters = count_parameters(training.graph)
   self.step, self.best, self.validation = about.step or 0, about.best, about.validation
+  self.beyond_megatron = self.plan and native.bytes_beyond_megatron(training.graph, self.plan)
   self.train_executor = executor_of(self, training)
   local sampled = { context = self.context, batch = a.batch, microbatch = self.microbatch, seed = a.seed,
     first = self.first_microbatch * self.microbatch, count = self.own_microbatches * self.microbatch }
@@ -517,6 +518,11 @@ local function introduce(self, reporter)
       a.data.arguments.path, a.data.native.files, skipped))
   end
   if self.plan then reporter:say(tostring(self.plan)) end
+  if self.beyond_megatron then
+    reporter:say(("layers are cut as `sharding` and `shard` say: the devices of a stage send each other %s %s for a "
+      .. "micro-batch than Megatron's way would take"):format(text.bytes(math.abs(self.beyond_megatron)),
+      self.beyond_megatron < 0 and "less" or "more"))
+  end
   if self.step >= a.steps then
     reporter:say(("%d steps were done before: none is left of %d; a greater `steps` goes on"):format(self.step,
       a.steps))

@@ -6,6 +6,34 @@
 
 using namespace het;
 
+TEST_CASE("a stage's sharding decides how it is cut, and prints as it is written") {
+  Plan plan;
+  plan.tensor = 2;
+  plan.pipelines = {{1, {{{"a:0", "a:1"}, 0, 2}, {{"b:0", "b:1"}, 2, 2}}}};
+  CHECK(has_uniform_cut(plan));
+  plan.sharding = StageSharding{{{"*.weight", 0, {}}}, {{"tokens", 0, {}}}, {}};
+  CHECK(has_uniform_cut(plan));
+  plan.pipelines[0].stages[1].sharding =
+      StageSharding{{{"qkv", 0, {16, 16, 16}}, {"norm", -1, {}}}, {}, {{"a linear", "replicated"}}};
+  CHECK_FALSE(has_uniform_cut(plan));
+  CHECK(validate(plan, {4, 1}).empty());
+  CHECK_THAT(
+      to_lua(plan),
+      Catch::Contains("sharding = { state = { [\"*.weight\"] = 0 }, inputs = { [\"tokens\"] = 0 } },"));
+  CHECK_THAT(to_lua(plan),
+             Catch::Contains(
+                 "sharding = { state = { [\"qkv\"] = { dim = 0, segments = { 16, 16, 16 } }, [\"norm\"] = "
+                 "\"replicated\" }, nodes = { [\"a linear\"] = \"replicated\" } }, layers = 2"));
+  plan.sequence = true;
+  plan.pipelines[0].stages[0] = {{"a:0"}, 0, 2, false, 1, {1}, StageSharding{}};
+  const std::vector<std::string> problems = validate(plan, {4, 1});
+  REQUIRE(problems.size() == 2);
+  CHECK(problems[0] ==
+        "pipeline 1, stage 1: sharding says how layers are cut, and it has one device; remove it");
+  CHECK_THAT(problems[1],
+             Catch::Contains("pipeline 1, stage 2: sequence = true divides Megatron's activations"));
+}
+
 TEST_CASE("a plan for one device is valid and prints as Lua") {
   const PlanSubject subject{6, 12};
   Plan plan;
@@ -85,7 +113,7 @@ TEST_CASE("stages share their layers over devices of their own number, by shares
   plan.pipelines[0].stages[1].shares = {1};
   plan.pipelines[1].stages[0].shares = {3, 1};
   CHECK(validate(plan, {4, 2}).empty());
-  CHECK_FALSE(has_uniform_shares(plan));
+  CHECK_FALSE(has_uniform_cut(plan));
   CHECK(to_lua(plan) ==
         "het.plan { tensor = 2, microbatch = 1,\n"
         "  het.pipeline { microbatches = 1, het.stage { \"a:0\", \"a:1\", layers = 2 },\n"
@@ -102,9 +130,9 @@ TEST_CASE("stages share their layers over devices of their own number, by shares
   plan.pipelines[1].stages[0].shares = {1, 1};
   plan.pipelines[0].stages[1].shares = {};
   plan.pipelines[0].stages[1].devices = {"a:2", "a:3"};
-  CHECK(has_uniform_shares(plan));
+  CHECK(has_uniform_cut(plan));
   plan.shares = {2, 1};
-  CHECK_FALSE(has_uniform_shares(plan));  // one stage has shares of its own
+  CHECK_FALSE(has_uniform_cut(plan));  // one stage has shares of its own
   CHECK(to_lua(plan).find("het.plan { tensor = { 2, 1 },") == 0);
 }
 

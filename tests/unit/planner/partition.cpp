@@ -7,6 +7,7 @@
 #include "core/graph/fuse.h"
 #include "core/graph/gradient.h"
 #include "core/ops/op.h"
+#include "core/plan/sharding_spec.h"
 #include "core/program/eager.h"
 #include "core/tensor/slice.h"
 #include "kernels/reference/device.h"
@@ -288,6 +289,89 @@ TEST_CASE("only what lies sharded or partial already is worked on in parts", "[p
   for (const NodeSharding& way : program.nodes) CHECK(way.rule == -1);
   CHECK(program.conversions.empty());
   CHECK(program == propagate(table, {1, 1}, hints));
+}
+
+TEST_CASE("a parameter lies as its hint says, and the others as they would", "[partition]") {
+  Graph graph = model({});
+  const auto hint = [&](std::string_view name, int64_t dim) {
+    graph.values[static_cast<size_t>(*graph.find(name))].hints = {{"model", dim}};
+  };
+  hint("down.weight", 0);
+  hint("up.weight", -1);
+  const Graph own = tensor_parallel(graph, {1, 1}, 1);
+  CHECK(verify(own).empty());
+  const auto slices = slices_of(own);
+  CHECK(to_string(slices.at("down.weight")) == "[4:8, :]");
+  CHECK(slices.count("up.weight") == 0);
+  CHECK(to_string(slices.at("qkv.weight")) == "[4:8+12:16+20:24, :]");
+  CHECK(bytes_beyond_megatron(graph, {{1, 1}, {}}).value() > 0);
+  CHECK_FALSE(bytes_beyond_megatron(model({}), {{1, 1}, {}}).has_value());
+  CHECK_FALSE(bytes_beyond_megatron(graph, {{1}, {}}).has_value());
+
+  hint("norm1.weight", 0);  // a norm needs its row, but the state may lie in parts
+  CHECK(to_string(slices_of(tensor_parallel(graph, {1, 1}, 1)).at("norm1.weight")) == "[4:8]");
+
+  Graph small;
+  GraphBuilder b(small);
+  const ValueId w = b.parameter("w", {DType::f32, {6, 2}}, {});
+  b.output("y", b.call("linear", {b.input("x", {DType::f32, {4, 2}}), w}));
+  small.values[static_cast<size_t>(w)].hints = {{"model", 1}};
+  CHECK(problem_of(small, {1, 1, 1}) ==
+        "w: model = 1 cannot hold: its dimension 1 has 2 units, too few for 3 devices");
+}
+
+TEST_CASE("a sharding program is written by names, and read back as it was", "[partition]") {
+  const Graph graph = model({});
+  const PlacementTable table(graph);
+  for (const Shares& shares : {Shares{1, 1}, Shares{3, 1}})
+    for (const bool sequence : {false, true}) {
+      const ShardingProgram program = megatron_sharding(table, shares, sequence);
+      const StageSharding written = sharding_of(table, program);
+      CHECK(propagate(table, shares, hints_of(table, shares, written)) == program);
+      CHECK(unmatched(graph, written).empty());
+      CHECK_FALSE(written.state.empty());
+    }
+  // A node that does not run in the cheapest way is written as an exception.
+  ShardingHints hints = hints_of(table, {1, 1}, sharding_of(table, megatron_sharding(table, {1, 1})));
+  const std::vector<std::string> names = node_names(graph);
+  for (size_t n = 0; n < names.size(); ++n)
+    if (names[n].ends_with("gelu"))
+      hints.nodes[static_cast<NodeId>(n)] = table.replicated(static_cast<NodeId>(n));
+  REQUIRE_FALSE(hints.nodes.empty());
+  const ShardingProgram program = propagate(table, {1, 1}, hints);
+  CHECK(program != megatron_sharding(table, {1, 1}));
+  const StageSharding written = sharding_of(table, program);
+  REQUIRE_FALSE(written.nodes.empty());
+  CHECK(propagate(table, {1, 1}, hints_of(table, {1, 1}, written)) == program);
+}
+
+TEST_CASE("what a sharding names has to be there, and can be cut so", "[partition]") {
+  const Graph graph = model({});
+  const PlacementTable table(graph);
+  const auto problem = [&](const StageSharding& sharding) -> std::string {
+    try {
+      hints_of(table, {1, 1}, sharding);
+      return "";
+    } catch (const Error& error) {
+      return error.what();
+    }
+  };
+  CHECK(problem({{{"up.weight", 0, {}}}, {}, {}}) == "");
+  CHECK_THAT(problem({{{"up.weight", 2, {}}}, {}, {}}),
+             Catch::Contains("up.weight: it has no dimension 2; its shape is ["));
+  CHECK_THAT(problem({{}, {}, {{"*linear", "sideways"}}}),
+             Catch::Contains("does not run as 'sideways'; it runs as"));
+  const std::vector<std::string> missing =
+      unmatched(graph, {{{"up.wieght", 0, {}}}, {}, {{"*.conv9", "replicated"}}});
+  REQUIRE(missing.size() == 2);
+  CHECK(missing[0] == "state: 'up.wieght' matches nothing of the model; did you mean 'up.weight'?");
+  CHECK_THAT(missing[1], Catch::Contains("nodes: '*.conv9' matches nothing of the model"));
+
+  CHECK(matches("blocks.*.weight", "blocks.10.mlp.weight"));
+  CHECK(matches("*", ""));
+  CHECK(matches("a*b*c", "axxbyybc"));
+  CHECK_FALSE(matches("blocks.*.weight", "blocks.0.bias"));
+  CHECK_FALSE(matches("", "a"));
 }
 
 TEST_CASE("what nothing can divide is computed whole", "[partition]") {

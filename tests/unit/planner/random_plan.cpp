@@ -32,7 +32,7 @@ std::vector<Plan> simpler(const Plan& plan) {
       stage.shares.clear();
     });
   });
-  if (!has_uniform_shares(plan))
+  if (!has_uniform_cut(plan))
     add([&](Plan& changed) {  // the first stage's everywhere
       const Shares first = tensor_shares(changed, changed.pipelines[0].stages[0]);
       each_stage(changed, [&](Stage& stage) {
