@@ -145,12 +145,25 @@ Judge::Entry& Judge::entry(int tensor, int microbatch) {
   if (!entry) {
     entry = std::make_unique<Entry>();
     entry->costs = make_costs(request_.cluster, request_.model, request_.profile, tensor, microbatch);
-    entry->simulator = std::make_unique<Simulator>(entry->costs, request_.cluster);
+    entry->simulator = std::make_unique<Simulator>(
+        entry->costs, request_.cluster,
+        CostProvider{
+            [this, microbatch](int degree) -> const CostTable& { return costs(degree, microbatch); },
+            [this, microbatch](int degree) -> const CostTable& { return compute_costs(degree, microbatch); }});
   }
   return *entry;
 }
 
 const CostTable& Judge::costs(int tensor, int microbatch) { return entry(tensor, microbatch).costs; }
+
+const CostTable& Judge::compute_costs(int tensor, int microbatch) {
+  const auto known = compute_.find({tensor, microbatch});
+  if (known != compute_.end()) return known->second;
+  return compute_
+      .emplace(std::pair(tensor, microbatch),
+               make_compute_costs(request_.cluster, request_.model, request_.profile, tensor, microbatch))
+      .first->second;
+}
 
 Candidate Judge::simulated(Layout layout, std::string_view origin, const SimulateOptions& options) {
   Candidate candidate;
@@ -242,7 +255,12 @@ double score_of(const Request& request, const Layout& layout, double seconds) {
   if (request.objective == Objective::time) return seconds;
   std::set<std::pair<int, int>> hosts;
   for (const PipelineLayout& pipeline : layout.pipelines)
-    for (const StageLayout& stage : pipeline.stages) hosts.emplace(stage.node, stage.host);
+    for (const StageLayout& stage : pipeline.stages) {
+      hosts.emplace(stage.node, stage.host);
+      if (stage.group < 0) continue;
+      for (const DevicePlace& place : layout.groups[static_cast<size_t>(stage.group)].places)
+        hosts.emplace(place.node, place.host);
+    }
   double price = 0, preemptions = 0;
   for (const auto& [node, host] : hosts) {
     price += request.cluster.nodes[static_cast<size_t>(node)].price_per_hour;

@@ -74,6 +74,8 @@ class Judge {
   explicit Judge(const Request& request);
 
   const CostTable& costs(int tensor, int microbatch);
+  // Of what devices compute, without the collectives of a tensor-parallel group (make_compute_costs).
+  const CostTable& compute_costs(int tensor, int microbatch);
   Candidate judge(Layout layout, std::string_view origin);
   // The same without contention between transfers: many times sooner, as a rule no more than judge() says.
   // Not to be offered.
@@ -115,6 +117,7 @@ class Judge {
 
   const Request& request_;
   std::map<std::pair<int, int>, std::unique_ptr<Entry>> entries_;
+  std::map<std::pair<int, int>, CostTable> compute_;
   void remember(const Candidate& candidate);
   double measured_share(const Layout& layout);
   bool wins(const Candidate& a, const Candidate& b);  // both fit
