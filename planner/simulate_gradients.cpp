@@ -50,6 +50,7 @@ class FinishStep {
         pipelines_(state.layout->pipelines),
         replicas_(state.layout->pipelines.size()),
         compute_end_(compute_end),
+        has_groups_(!state.layout->groups.empty()),
         result_(result) {}
 
   double run() {
@@ -76,6 +77,7 @@ class FinishStep {
   double gradient_ready(const PipelineState& pipeline, const StageLayout& stage, size_t s, int layer) const;
   void find_holders();
   void find_shares();
+  void find_members(size_t layer);
   Link mesh_of(const std::vector<DevicePlace>& members);
   Group group_of(const std::vector<DevicePlace>& members);
   Parts parts_of(size_t layer);
@@ -97,12 +99,14 @@ class FinishStep {
   const std::vector<PipelineLayout>& pipelines_;
   size_t replicas_;
   double compute_end_;
+  bool has_groups_;
   Simulation& result_;
   std::vector<int> holder_;    // [layer * replicas + pipeline] stage of each pipeline that holds a layer
   std::vector<double> ready_;  // of each layer
   std::vector<int> order_;     // layers as they are ready
   std::vector<Group> groups_;  // of each layer whose holders have no TensorGroup
-  std::vector<int> parts_at_;  // of each layer: in parts_; -1: its holders have no TensorGroup
+  std::vector<int>
+      parts_at_;  // of each layer: in parts_; -1: its holders have no TensorGroup; empty: none has
   std::vector<Parts> parts_;
   std::vector<DevicePlace> members_;
   std::vector<int> at_node_;
@@ -144,35 +148,48 @@ void FinishStep::find_holders() {
 // Who exchanges each layer, and what of its optimizer state each holder has and updates.
 void FinishStep::find_shares() {
   const auto layers = static_cast<size_t>(costs_.layers);
+  const bool sharded = state_.layout->sharded_optimizer;
   groups_.resize(layers);
-  parts_at_.assign(layers, -1);
   state_.layer_shares.assign(layers, 0);
   state_.divided_unlike.assign(layers, false);
+  if (has_groups_) parts_at_.assign(layers, -1);
   for (size_t l = 0; l < layers; ++l) {
-    bool grouped = false;
-    for (size_t p = 0; p < replicas_; ++p) grouped = grouped || holder_at(l, p).group >= 0;
-    if (l > 0 && same_holders(l - 1, l)) {
-      groups_[l] = groups_[l - 1];
-      parts_at_[l] = parts_at_[l - 1];
-    } else if (grouped) {
-      parts_at_[l] = static_cast<int>(parts_.size());
-      parts_.push_back(parts_of(l));
+    if (l == 0 || !same_holders(l - 1, l)) {
+      find_members(l);
     } else {
-      members_.clear();
-      for (size_t p = 0; p < replicas_; ++p) members_.push_back({holder_at(l, p).node, holder_at(l, p).host});
-      groups_[l] = group_of(members_);
+      groups_[l] = groups_[l - 1];
+      if (has_groups_) {
+        parts_at_[l] = parts_at_[l - 1];
+        state_.divided_unlike[l] = state_.divided_unlike[l - 1];
+      }
     }
-    state_.divided_unlike[l] = grouped && !parts_[static_cast<size_t>(parts_at_[l])].alike;
-    for (size_t p = 0; p < replicas_; ++p) state_.layer_shares[l] += holder_at(l, p).share;
+    double& shares = state_.layer_shares[l];
+    for (size_t p = 0; sharded && p < replicas_; ++p) shares += holder_at(l, p).share;
+    const double parameters = parameters_of(l, l + 1);
     for (size_t p = 0; p < replicas_; ++p) {
       const StageLayout& stage = holder_at(l, p);
       const size_t at = state_.at(p, static_cast<size_t>(holder_[l * replicas_ + p]));
-      const double part = state_.optimizer_part(stage, l);
+      const double part = sharded ? state_.optimizer_part(stage, l) : 1;
       const NodeCosts& node = state_.pace_of(stage);
-      state_.optimizer_bytes[at] += part * parameters_of(l, l + 1) * costs_.optimizer_bytes;
+      state_.optimizer_bytes[at] += part * parameters * costs_.optimizer_bytes;
       state_.update_seconds[at] += part * (node.update[l + 1] - node.update[l]);
     }
   }
+}
+
+// Of a layer whose holders are others than those of the layer before.
+void FinishStep::find_members(size_t l) {
+  bool grouped = false;
+  for (size_t p = 0; has_groups_ && p < replicas_; ++p) grouped = grouped || holder_at(l, p).group >= 0;
+  if (grouped) {
+    parts_at_[l] = static_cast<int>(parts_.size());
+    parts_.push_back(parts_of(l));
+    state_.divided_unlike[l] = !parts_.back().alike;
+    return;
+  }
+  members_.clear();
+  for (size_t p = 0; p < replicas_; ++p) members_.push_back({holder_at(l, p).node, holder_at(l, p).host});
+  groups_[l] = group_of(members_);
 }
 
 Link FinishStep::mesh_of(const std::vector<DevicePlace>& members) {
@@ -410,7 +427,7 @@ double FinishStep::pack(const Parts& parts, size_t layer, double divided_bytes, 
 // Of layers [first, end), which have the same holders.
 void FinishStep::exchange(size_t first, size_t end, CollectiveKind collective, double parameter_bytes,
                           double earliest, SimEvent::Kind kind) {
-  if (parts_at_[first] < 0) {
+  if (!has_groups_ || parts_at_[first] < 0) {
     occupy(first, even_seconds(groups_[first], collective, parameters_of(first, end) * parameter_bytes),
            earliest, kind);
     return;
