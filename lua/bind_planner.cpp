@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <future>
 #include <map>
+#include <set>
 
 #include "core/base/units.h"
 #include "lua/objects.h"
@@ -218,6 +219,7 @@ Json json_of(const planner::PlanReport& report) {
                                    {"memory_bytes", device.memory_bytes},
                                    {"free_bytes", device.free_bytes},
                                    {"busy_share", device.busy_share},
+                                   {"share", device.share},
                                    {"why", device.why}});
   }
   Json::Array sources;
@@ -237,6 +239,8 @@ Json json_of(const planner::PlanReport& report) {
                       {"bubble", report.bubble},
                       {"exposed_seconds", report.exposed_seconds},
                       {"update_seconds", report.update_seconds},
+                      {"pieces", report.pieces},
+                      {"packing_seconds", report.packing_seconds},
                       {"lower_bound_seconds", report.lower_bound_seconds},
                       {"gap", report.gap},
                       {"price_per_hour", report.price_per_hour},
@@ -409,11 +413,11 @@ int simulate_graph(lua_State* L) {  // graph, {plan, events, ... as request_at}
   const auto problems = validate(plan, subject_of(graph, request.batch));
   if (!problems.empty()) fail_usage("the plan cannot be run:\n  {}", fmt::join(problems, "\n  "));
   const planner::Layout layout = planner::to_layout(plan, request.cluster);
-  tensor_parallel(graph, tensor_shares(plan, plan.pipelines[0].stages[0]), 0,
-                  plan.sequence);  // refuses what no rank could run
-  // The bound is of this plan, too.
-  if (std::find(request.tensors.begin(), request.tensors.end(), layout.tensor) == request.tensors.end())
-    request.tensors.push_back(layout.tensor);
+  std::set<Shares> divisions;
+  for (const Pipeline& pipeline : plan.pipelines)
+    for (const Stage& stage : pipeline.stages) divisions.insert(tensor_shares(plan, stage));
+  for (const Shares& shares : divisions)
+    tensor_parallel(graph, shares, 0, plan.sequence);  // refuses what no rank could run
   planner::Judge judge(request);
   Planned planned;
   planned.plan = plan;
@@ -421,7 +425,7 @@ int simulate_graph(lua_State* L) {  // graph, {plan, events, ... as request_at}
   planner::SimulateOptions details;
   details.details = true;
   planned.best.simulation = planner::simulate(plan, request.cluster, request.model, request.profile, details);
-  planned.lower_bound_seconds = planner::lower_bound_seconds(request, judge);
+  planned.lower_bound_seconds = planner::lower_bound_seconds(request, judge, &layout);
   planned.feasible = true;
   planned.judged = 1;
   Json answer = answer_of(request, planned, graph, field<bool>(L, 2, "events").value_or(false));

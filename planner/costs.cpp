@@ -1,6 +1,7 @@
 #include "planner/costs.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace het::planner {
 namespace {
@@ -56,10 +57,13 @@ CostTable make_costs(const Cluster& cluster, const Model& model, const Profile& 
   table.gradient_bytes = model.gradient_bytes;
   table.optimizer_bytes = model.optimizer_bytes;
   const auto divided = [&](double all, double whole) { return whole + (all - whole) / tensor; };
-  table.parameters = table.activation = table.checkpoint = {0};
+  table.parameters = table.whole_parameters = table.activation = table.checkpoint = {0};
   for (int layer = 0; layer < table.layers; ++layer) {
     const LayerKind& kind = model.layer(layer);
     table.parameters.push_back(table.parameters.back() + divided(kind.parameters, kind.whole_parameters));
+    table.whole_parameters.push_back(table.whole_parameters.back() + kind.whole_parameters);
+    table.reductions.push_back(kind.tensor_reductions);
+    table.reductions_again.push_back(kind.reductions_again());
     const double kept = kept_bytes(profile, kind, tensor, microbatch);
     table.activation.push_back(table.activation.back() + kept);
     // The kept input is whole on every device of the group.
@@ -71,6 +75,7 @@ CostTable make_costs(const Cluster& cluster, const Model& model, const Profile& 
   for (int node = 0; node < count; ++node) {
     NodeCosts costs;
     costs.memory_bytes = type_of(cluster, node).memory_bytes * kUsableMemory;
+    costs.memory_bytes_per_second = type_of(cluster, node).memory_bytes_per_second;
     costs.inside = inside_link(cluster, node);
     costs.groups = cluster.nodes[static_cast<size_t>(node)].devices / tensor;
     std::vector<LayerSeconds> kinds;
@@ -95,6 +100,13 @@ CostTable make_costs(const Cluster& cluster, const Model& model, const Profile& 
   for (int a = 0; a < count; ++a)
     for (int b = 0; b < count; ++b) table.between.push_back(between_link(cluster, a, b));
   return table;
+}
+
+CostTable make_compute_costs(const Cluster& cluster, const Model& model, const Profile& profile, int tensor,
+                             int microbatch) {
+  Cluster without = cluster;
+  for (Node& node : without.nodes) node.inside = {0, std::numeric_limits<double>::max()};
+  return make_costs(without, model, profile, tensor, microbatch);
 }
 
 }  // namespace het::planner

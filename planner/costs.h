@@ -18,6 +18,7 @@ struct NodeCosts {
   std::vector<double> forward, input, weight, update;
   std::vector<double> recompute;  // the same, of forward again
   double memory_bytes = 0;        // usable, of one device
+  double memory_bytes_per_second = 0;
   Link inside;
   int groups = 0;                                                       // tensor-parallel groups in one host
   int measured = 0, interpolated = 0, extrapolated = 0, estimated = 0;  // layers by their figures' Source
@@ -29,9 +30,12 @@ struct CostTable {
   std::vector<Link> between;                   // [node * nodes + node]
   bool mesh = false;                           // Cluster::mesh
   std::vector<double> parameters;              // [layers + 1] elements on one device, in the layers before
+  std::vector<double> whole_parameters;        // the same, of those that tensor parallelism does not divide
   std::vector<double> activation, checkpoint;  // the same, bytes of one micro-batch on one device
   std::vector<double> workspace;               // [layers] bytes of one micro-batch on one device
   std::vector<double> boundary;                // [layers] bytes of one micro-batch's output, whole
+  // [layers] all-reduces of the tensor-parallel group in one forward, and in a forward that is run again
+  std::vector<int> reductions, reductions_again;
   double weight_bytes = 0, gradient_bytes = 0, optimizer_bytes = 0;
 
   const Link& link(int a, int b) const {
@@ -55,5 +59,9 @@ struct CostTable {
 
 CostTable make_costs(const Cluster& cluster, const Model& model, const Profile& profile, int tensor,
                      int microbatch);
+// The same with links that take no time inside hosts: what devices compute. (Times that were measured with
+// the collectives of a group keep them.)
+CostTable make_compute_costs(const Cluster& cluster, const Model& model, const Profile& profile, int tensor,
+                             int microbatch);
 
 }  // namespace het::planner

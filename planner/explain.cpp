@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -14,11 +16,10 @@
 namespace het::planner {
 namespace {
 
-// Why a stage has what it has, the strongest reason first.
-std::string reason(const CostTable& costs, const Layout& layout, const StageUse& use,
+// Why a device of a stage has what it has, the strongest reason first. `costs` and `free`: of the device.
+std::string reason(const CostTable& costs, double free, const Layout& layout, const StageUse& use,
                    const std::vector<StageLayout>& chunks, double busiest, double pipeline_seconds) {
   const PipelineLayout& pipeline = layout.pipelines[static_cast<size_t>(use.pipeline)];
-  const double free = use.limit_bytes - use.memory_bytes;
   const auto count = static_cast<int>(chunks.size());
   int layers = 0;
   double bytes = 0;
@@ -48,6 +49,43 @@ std::string reason(const CostTable& costs, const Layout& layout, const StageUse&
   if (use.idle_start > 0.1 * pipeline_seconds || use.idle_end > 0.1 * pipeline_seconds)
     return "bubble: waits for the pipeline to fill and drain";
   return "slack: its pipeline's pace is set elsewhere";
+}
+
+// Of the devices of a stage, or of the stages that they take turns with.
+std::vector<DeviceReport> devices_of(const Request& request, const Planned& planned, CostTables& tables,
+                                     const StageUse& use, const std::vector<StageLayout>& chunks,
+                                     double busiest) {
+  const Layout& layout = planned.best.layout;
+  const Simulation& simulation = planned.best.simulation;
+  const Stage& stage =
+      planned.plan.pipelines[static_cast<size_t>(use.pipeline)].stages[static_cast<size_t>(use.stage)];
+  const std::vector<DevicePlace> places = places_of(layout, chunks[0]);
+  const Shares shares = shares_of(layout, chunks[0]);
+  const int64_t all = std::accumulate(shares.begin(), shares.end(), int64_t{0});
+  std::optional<GroupCosts> group;
+  if (chunks[0].group >= 0)
+    group = make_group_costs(layout.groups[static_cast<size_t>(chunks[0].group)], tables.provider());
+  std::vector<DeviceReport> devices;
+  for (size_t r = 0; r < places.size(); ++r) {
+    const bool own = r < use.devices.size();
+    const double memory = own ? use.devices[r].memory_bytes : use.memory_bytes;
+    const double limit = own ? use.devices[r].limit_bytes : use.limit_bytes;
+    DeviceReport entry;
+    entry.device = stage.devices[r];
+    entry.type = request.cluster.nodes[static_cast<size_t>(places[r].node)].type;
+    entry.pipeline = use.pipeline;
+    entry.stage = use.stage;
+    entry.chunks = chunks;
+    entry.memory_bytes = memory;
+    entry.free_bytes = limit - memory;
+    const double busy = own ? use.devices[r].busy_seconds : use.busy_seconds;
+    entry.busy_share = (busy + use.update_seconds) / simulation.seconds;
+    if (group) entry.share = fmt::format("{}/{}", shares[r], all);
+    entry.why = reason(group ? group->of(r) : tables.with_links(layout.tensor), limit - memory, layout, use,
+                       chunks, busiest, simulation.pipeline_seconds);
+    devices.push_back(std::move(entry));
+  }
+  return devices;
 }
 
 // The link that two zones have of their own; nullptr: Cluster::between.
@@ -91,14 +129,16 @@ PlanReport explain(const Request& request, const Planned& planned) {
   HET_REQUIRE(planned.feasible);
   const Layout& layout = planned.best.layout;
   const Simulation& simulation = planned.best.simulation;
-  const CostTable costs =
-      make_costs(request.cluster, request.model, request.profile, layout.tensor, layout.microbatch);
+  CostTables tables(request.cluster, request.model, request.profile, layout.microbatch);
+  const CostTable& costs = tables.with_links(layout.tensor);
   PlanReport report;
   report.step_seconds = simulation.seconds;
   report.tokens_per_second = static_cast<double>(request.batch) * request.model.tokens / simulation.seconds;
   report.bubble = simulation.bubble;
   report.exposed_seconds = simulation.exposed_seconds;
   report.update_seconds = simulation.update_seconds;
+  report.pieces = simulation.pieces;
+  report.packing_seconds = simulation.packing_seconds;
   report.lower_bound_seconds = planned.lower_bound_seconds;
   report.gap = planned.lower_bound_seconds > 0 ? simulation.seconds / planned.lower_bound_seconds - 1 : 0;
 
@@ -110,25 +150,15 @@ PlanReport explain(const Request& request, const Planned& planned) {
   std::set<std::pair<int, int>> hosts;
   std::set<int> nodes;
   for (const StageUse& use : simulation.stages) {
-    const auto p = static_cast<size_t>(use.pipeline), s = static_cast<size_t>(use.stage);
+    const auto p = static_cast<size_t>(use.pipeline);
     const std::vector<StageLayout> chunks = chunks_of(layout, use.pipeline, use.stage);
-    const StageLayout& stage = chunks[0];
-    hosts.emplace(stage.node, stage.host);
-    nodes.insert(stage.node);
-    const std::string why = reason(costs, layout, use, chunks, busiest[p], simulation.pipeline_seconds);
-    for (const std::string& device : planned.plan.pipelines[p].stages[s].devices) {
-      DeviceReport entry;
-      entry.device = device;
-      entry.type = request.cluster.nodes[static_cast<size_t>(stage.node)].type;
-      entry.pipeline = use.pipeline;
-      entry.stage = use.stage;
-      entry.chunks = chunks;
-      entry.memory_bytes = use.memory_bytes;
-      entry.free_bytes = use.limit_bytes - use.memory_bytes;
-      entry.busy_share = (use.busy_seconds + use.update_seconds) / simulation.seconds;
-      entry.why = why;
+    for (DeviceReport& entry : devices_of(request, planned, tables, use, chunks, busiest[p])) {
+      used.insert(entry.device);
       report.devices.push_back(std::move(entry));
-      used.insert(device);
+    }
+    for (const DevicePlace& place : places_of(layout, chunks[0])) {
+      hosts.emplace(place.node, place.host);
+      nodes.insert(place.node);
     }
   }
   for (int n = 0; n < static_cast<int>(request.cluster.nodes.size()); ++n) {
@@ -217,6 +247,14 @@ std::string recomputed(const std::vector<StageLayout>& chunks) {
   return again.size() == chunks.size() ? "recomputes; " : fmt::format("recomputes {}; ", show_layers(again));
 }
 
+std::string host_of(const DeviceReport& device) { return device.device.substr(0, device.device.rfind(':')); }
+
+// Devices of one stage and host about which the same is to be said.
+bool on_one_line(const DeviceReport& a, const DeviceReport& b) {
+  return a.pipeline == b.pipeline && a.stage == b.stage && a.type == b.type && a.share == b.share &&
+         a.memory_bytes == b.memory_bytes && host_of(a) == host_of(b);
+}
+
 // ", 1 assumed: 10 Gbit/s, 50 us". What nobody stated is alike everywhere.
 std::string assumed(const PlanReport& report) {
   if (report.links_assumed == 0) return "";
@@ -236,19 +274,19 @@ std::string to_text(const PlanReport& report) {
   for (size_t i = 0; i < report.devices.size();) {
     const DeviceReport& device = report.devices[i];
     size_t last = i;
-    while (last + 1 < report.devices.size() && report.devices[last + 1].pipeline == device.pipeline &&
-           report.devices[last + 1].stage == device.stage)
-      ++last;
+    while (last + 1 < report.devices.size() && on_one_line(device, report.devices[last + 1])) ++last;
     const std::string name =
         last == i
             ? device.device
             : fmt::format("{}-{}", device.device,
                           report.devices[last].device.substr(report.devices[last].device.rfind(':') + 1));
-    if (device.stage == 0) text += fmt::format("pipeline {}\n", device.pipeline + 1);
-    text += fmt::format("{:<16} {:<10} {:>{}} {:>10} {:>10} {:>4.0f}%  {}{}\n", name, device.type,
+    if (i == 0 || report.devices[i - 1].pipeline != device.pipeline)
+      text += fmt::format("pipeline {}\n", device.pipeline + 1);
+    text += fmt::format("{:<16} {:<10} {:>{}} {:>10} {:>10} {:>4.0f}%  {}{}{}\n", name, device.type,
                         show_layers(device.chunks), wide, show_bytes(device.memory_bytes),
-                        show_bytes(device.free_bytes), 100 * device.busy_share, recomputed(device.chunks),
-                        device.why);
+                        show_bytes(device.free_bytes), 100 * device.busy_share,
+                        device.share.empty() ? "" : device.share + " of each layer; ",
+                        recomputed(device.chunks), device.why);
     i = last + 1;
   }
   if (!report.idle.empty()) text += fmt::format("not used: {}\n", fmt::join(report.idle, ", "));
@@ -256,6 +294,11 @@ std::string to_text(const PlanReport& report) {
                       show_seconds(report.step_seconds), show_count(report.tokens_per_second),
                       100 * report.bubble, show_seconds(report.exposed_seconds),
                       show_seconds(report.update_seconds));
+  if (report.pieces > 0)
+    text += fmt::format(
+        "stages divide layers differently: gradients are exchanged in up to {} pieces a layer, packing them "
+        "takes {}\n",
+        report.pieces, show_seconds(report.packing_seconds));
   text += fmt::format("no plan takes less than {}: this one is {:.1f} % above\n",
                       show_seconds(report.lower_bound_seconds), 100 * report.gap);
   if (report.price_per_hour > 0)

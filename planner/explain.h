@@ -15,7 +15,9 @@ struct DeviceReport {
   std::vector<StageLayout> chunks;  // its layers: one stage, of an interleaved plan several that take turns
   double memory_bytes = 0, free_bytes = 0;
   double busy_share = 0;  // of the step
-  std::string why;        // what binds it
+  std::string
+      share;        // "3/4": of each layer, where its stage shares layers otherwise than the plan's `tensor`
+  std::string why;  // what binds it
 };
 
 // Where the figures of a device type come from: its layers' times, and the link between two of its devices
@@ -40,7 +42,11 @@ struct PlanReport {
   double step_seconds = 0, tokens_per_second = 0;
   double bubble = 0, exposed_seconds = 0, update_seconds = 0;
   double lower_bound_seconds = 0, gap = 0;  // gap: how much longer than the bound, as a share of it
-  double price_per_hour = 0;                // of the hosts that are used
+  // Where stages divide layers differently (Simulation::pieces): most exchanges of a device for one layer,
+  // and what packing takes. 0: none do.
+  int pieces = 0;
+  double packing_seconds = 0;
+  double price_per_hour = 0;  // of the hosts that are used
   double price_per_billion_tokens = 0;
   // Over the types that are used.
   int layers_measured = 0, layers_interpolated = 0, layers_extrapolated = 0, layers_estimated = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <unordered_map>
 #include <utility>
 
@@ -34,6 +35,61 @@ std::string show_layers(const std::vector<StageLayout>& chunks) {
   return text;
 }
 
+namespace {
+
+bool all_equal(const Shares& shares) {
+  return std::all_of(shares.begin(), shares.end(), [&](int64_t share) { return share == shares[0]; });
+}
+
+}  // namespace
+
+Shares shares_of(const Layout& layout, const StageLayout& stage) {
+  return stage.group < 0 ? Shares(static_cast<size_t>(layout.tensor), 1)
+                         : layout.groups[static_cast<size_t>(stage.group)].shares;
+}
+
+std::vector<DevicePlace> places_of(const Layout& layout, const StageLayout& stage) {
+  return stage.group < 0
+             ? std::vector<DevicePlace>(static_cast<size_t>(layout.tensor), {stage.node, stage.host})
+             : layout.groups[static_cast<size_t>(stage.group)].places;
+}
+
+void set_group(Layout& layout, StageLayout& stage, TensorGroup group) {
+  HET_REQUIRE(!group.places.empty() && group.places.size() == group.shares.size(), group.places.size(),
+              group.shares.size());
+  stage.node = group.places[0].node;
+  stage.host = group.places[0].host;
+  const bool one_host = std::all_of(group.places.begin(), group.places.end(),
+                                    [&](const DevicePlace& place) { return place == group.places[0]; });
+  stage.group = -1;
+  if (one_host && all_equal(group.shares) && static_cast<int>(group.shares.size()) == layout.tensor) return;
+  const auto known = std::find(layout.groups.begin(), layout.groups.end(), group);
+  stage.group = static_cast<int>(known - layout.groups.begin());
+  if (known == layout.groups.end()) layout.groups.push_back(std::move(group));
+}
+
+std::vector<int> degrees_of(const Layout& layout) {
+  std::set<int> degrees;
+  for (const PipelineLayout& pipeline : layout.pipelines)
+    for (const StageLayout& stage : pipeline.stages)
+      degrees.insert(static_cast<int>(shares_of(layout, stage).size()));
+  return {degrees.begin(), degrees.end()};
+}
+
+namespace {
+
+// Where all stages have the same shares, the plan says them once.
+void simplify_shares(Plan& plan) {
+  if (plan.pipelines.empty() || plan.pipelines[0].stages.empty() || !has_uniform_cut(plan)) return;
+  const Shares shares = tensor_shares(plan, plan.pipelines[0].stages[0]);
+  plan.tensor = static_cast<int>(shares.size());
+  plan.shares = all_equal(shares) ? Shares{} : shares;
+  for (Pipeline& pipeline : plan.pipelines)
+    for (Stage& stage : pipeline.stages) stage.shares.clear();
+}
+
+}  // namespace
+
 Plan to_plan(const Layout& layout, const Cluster& cluster) {
   Plan plan;
   plan.tensor = layout.tensor;
@@ -42,7 +98,7 @@ Plan to_plan(const Layout& layout, const Cluster& cluster) {
   plan.chunks = layout.chunks;
   plan.warmup = layout.warmup;
   plan.sharded_optimizer = layout.sharded_optimizer;
-  std::map<std::pair<int, int>, int> used;
+  std::map<DevicePlace, int> used;
   for (const PipelineLayout& pipeline : layout.pipelines) {
     Pipeline out;
     out.microbatches = pipeline.microbatches;
@@ -54,48 +110,44 @@ Plan to_plan(const Layout& layout, const Cluster& cluster) {
       stage.layers = from.layers;
       stage.recompute = from.recompute;
       stage.optimizer_share = from.share;
+      if (from.group >= 0) stage.shares = shares_of(layout, from);
       if (s >= groups) {
         stage.devices = out.stages[s - groups].devices;
       } else {
-        int& next = used[{from.node, from.host}];
-        HET_REQUIRE(next + layout.tensor <= cluster.nodes[static_cast<size_t>(from.node)].devices, from.node,
-                    from.host, next, layout.tensor);
-        for (int i = 0; i < layout.tensor; ++i)
-          stage.devices.push_back(device_name(cluster, from.node, from.host, next++));
+        for (const auto& [node, host] : places_of(layout, from)) {
+          int& next = used[{node, host}];
+          HET_REQUIRE(next < cluster.nodes[static_cast<size_t>(node)].devices, node, host, next);
+          stage.devices.push_back(device_name(cluster, node, host, next++));
+        }
       }
       out.stages.push_back(std::move(stage));
     }
     plan.pipelines.push_back(std::move(out));
   }
+  simplify_shares(plan);
   return plan;
 }
 
 Layout to_layout(const Plan& plan, const Cluster& cluster) {
   constexpr size_t kNamed = 8;  // in a message
-  std::unordered_map<std::string, std::pair<int, int>> places;
+  std::unordered_map<std::string, DevicePlace> places;
   std::vector<std::string> names;
   for (int node = 0; node < static_cast<int>(cluster.nodes.size()); ++node)
     for (int host = 0; host < static_cast<int>(cluster.nodes[static_cast<size_t>(node)].hosts.size()); ++host)
       for (int device = 0; device < cluster.nodes[static_cast<size_t>(node)].devices; ++device) {
         names.push_back(device_name(cluster, node, host, device));
-        places.emplace(names.back(), std::pair(node, host));
+        places.emplace(names.back(), DevicePlace{node, host});
       }
-  Shares shares = tensor_shares(plan);
-  if (!plan.pipelines.empty() && !plan.pipelines[0].stages.empty())
-    shares = tensor_shares(plan, plan.pipelines[0].stages[0]);
-  const bool equal = std::all_of(shares.begin(), shares.end(), [](int64_t share) { return share == 1; });
-  const bool cut_by_names = !plan.pipelines.empty() && !plan.pipelines[0].stages.empty() &&
-                            cut_of(plan, plan.pipelines[0].stages[0]).sharding;
-  if (cut_by_names)
-    fail_usage(
-        "the plan says how layers are cut by `sharding`; hetrun runs such plans but does not simulate them "
-        "yet");
-  if (!has_uniform_cut(plan) || !equal)
-    fail_usage(
-        "the plan's stages share their layers unevenly, or over different numbers of devices; hetrun runs "
-        "such plans but does not simulate them yet. Give all stages the same tensor = N to simulate");
+  for (const Pipeline& pipeline : plan.pipelines)
+    for (const Stage& stage : pipeline.stages)
+      if (cut_of(plan, stage).sharding)
+        fail_usage(
+            "the plan says how layers are cut by `sharding`; hetrun runs such plans but does not simulate "
+            "them yet");
   Layout layout;
-  layout.tensor = static_cast<int>(shares.size());
+  const bool uniform = !plan.pipelines.empty() && !plan.pipelines[0].stages.empty() && has_uniform_cut(plan);
+  layout.tensor = static_cast<int>(
+      (uniform ? tensor_shares(plan, plan.pipelines[0].stages[0]) : tensor_shares(plan)).size());
   layout.microbatch = plan.microbatch;
   layout.schedule = plan.schedule;
   layout.chunks = plan.chunks;
@@ -112,22 +164,17 @@ Layout to_layout(const Plan& plan, const Cluster& cluster) {
       to.layers = stage.layers;
       to.recompute = stage.recompute;
       to.share = stage.optimizer_share;
-      bool placed = false;
+      TensorGroup group{tensor_shares(plan, stage), {}};
       for (const std::string& device : stage.devices) {
         const auto place = places.find(device);
         if (place == places.end()) {
           problems +=
               fmt::format("\n  pipeline {}, stage {}: the cluster has no device {}", p + 1, s + 1, device);
-        } else if (placed && place->second != std::pair(to.node, to.host)) {
-          problems += fmt::format(
-              "\n  pipeline {}, stage {}: {} is on another host than {}; a tensor-parallel group "
-              "stays inside one",
-              p + 1, s + 1, device, stage.devices[0]);
         } else {
-          std::tie(to.node, to.host) = place->second;
-          placed = true;
+          group.places.push_back(place->second);
         }
       }
+      if (group.places.size() == group.shares.size()) set_group(layout, to, std::move(group));
       out.stages.push_back(to);
     }
     layout.pipelines.push_back(std::move(out));

@@ -1,4 +1,6 @@
 // A plan in numbers, as searches hold it: tensor-parallel groups by node and host instead of device names.
+// Most stages share their layers evenly over Layout::tensor devices of one host. Those that do otherwise name
+// an entry of Layout::groups.
 #pragma once
 
 #include <string>
@@ -9,11 +11,25 @@
 
 namespace het::planner {
 
+// The host of a device.
+struct DevicePlace {
+  int node = 0, host = 0;
+  auto operator<=>(const DevicePlace&) const = default;
+};
+
+// The tensor-parallel ranks of a stage: other shares, another degree, or several hosts.
+struct TensorGroup {
+  Shares shares;                    // without a common divisor
+  std::vector<DevicePlace> places;  // as many
+  bool operator==(const TensorGroup&) const = default;
+};
+
 struct StageLayout {
-  int node = 0, host = 0;  // which tensor-parallel group of the host does not matter
+  int node = 0, host = 0;  // of its first device; which tensor-parallel group of the host does not matter
   int first = 0, layers = 0;
   bool recompute = false;
-  int share = 1;  // Stage::optimizer_share
+  int share = 1;   // Stage::optimizer_share
+  int group = -1;  // of Layout::groups; -1: Layout::tensor devices of the host with equal shares
   bool operator==(const StageLayout&) const = default;
 };
 
@@ -29,8 +45,17 @@ struct Layout {
   Schedule schedule = Schedule::one_f_one_b;
   int chunks = 1, warmup = 0;
   bool sharded_optimizer = false;
+  std::vector<TensorGroup> groups;
   bool operator==(const Layout&) const = default;
 };
+
+// The shares of a stage's devices, and their hosts.
+Shares shares_of(const Layout& layout, const StageLayout& stage);
+std::vector<DevicePlace> places_of(const Layout& layout, const StageLayout& stage);
+// Gives a stage these shares and places: by an entry of Layout::groups where it needs one.
+void set_group(Layout& layout, StageLayout& stage, TensorGroup group);
+// All degrees of tensor parallelism that its stages have, ascending.
+std::vector<int> degrees_of(const Layout& layout);
 
 // The stages that device group `group` of a pipeline takes turns with, in order: one, or with interleaving
 // Layout::chunks. Groups count as StageUse::stage does.
@@ -44,8 +69,7 @@ void number_layers(std::vector<StageLayout>& stages);
 // Names devices host by host, in the order of the stages. A host without enough devices is a bug of the
 // caller.
 Plan to_plan(const Layout& layout, const Cluster& cluster);
-// Throws Error(usage) naming every device that the cluster has not and every tensor-parallel group over
-// several hosts.
+// Throws Error(usage) naming every device that the cluster has not.
 Layout to_layout(const Plan& plan, const Cluster& cluster);
 
 }  // namespace het::planner

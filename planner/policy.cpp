@@ -66,10 +66,7 @@ std::vector<std::string> why_infeasible(const Request& request, Judge& judge) {
                     "more or larger devices are needed",
                     request.model.name, show_bytes(needed), show_bytes(memory)));
   if (!nearest.layout.pipelines.empty()) {
-    Simulator simulator(judge.costs(nearest.layout.tensor, nearest.layout.microbatch), request.cluster);
-    SimulateOptions options;
-    options.details = true;
-    const Simulation simulation = simulator.run(nearest.layout, options);
+    const Simulation simulation = judge.details(nearest.layout);
     const StageUse* worst = nullptr;
     for (const StageUse& use : simulation.stages)
       if (worst == nullptr || use.memory_bytes - use.limit_bytes > worst->memory_bytes - worst->limit_bytes)
@@ -134,8 +131,9 @@ Planned plan_with(const Request& request, std::string_view policy) {
   chosen->run(judge);
   Planned planned;
   planned.judged = judge.judged();
-  planned.lower_bound_seconds = lower_bound_seconds(request, judge);
   planned.feasible = judge.best().feasible();
+  planned.lower_bound_seconds =
+      lower_bound_seconds(request, judge, planned.feasible ? &judge.best().layout : nullptr);
   if (!planned.feasible) {
     planned.problems = why_infeasible(request, judge);
     return planned;
@@ -146,11 +144,7 @@ Planned plan_with(const Request& request, std::string_view policy) {
     planned.best = least.candidate;
     planned.moved = Replanned{{}, best.candidate.simulation.seconds, best.bytes, request.near};
   }
-  Simulator simulator(judge.costs(planned.best.layout.tensor, planned.best.layout.microbatch),
-                      request.cluster);
-  SimulateOptions options;
-  options.details = true;
-  planned.best.simulation = simulator.run(planned.best.layout, options);
+  planned.best.simulation = judge.details(planned.best.layout);
   planned.plan = judge.relocation() != nullptr ? judge.relocation()->place(planned.best.layout)
                                                : to_plan(planned.best.layout, request.cluster);
   if (planned.moved) planned.moved->move = judge.relocation()->move(planned.plan);

@@ -220,12 +220,14 @@ double Relocation::arrange(const Layout& layout, std::vector<std::vector<std::ve
   for (size_t p = 0; p < layout.pipelines.size(); ++p) {
     const auto& stages = layout.pipelines[p].stages;
     const size_t groups = stages.size() / static_cast<size_t>(layout.chunks);
-    for (size_t g = 0; g < groups; ++g)
-      for (int t = 0; t < layout.tensor; ++t) {
-        const Held& own = held.at(named.pipelines[p].stages[g].devices[static_cast<size_t>(t)]);
-        slots[static_cast<size_t>(stages[g].node)][static_cast<size_t>(stages[g].host)].push_back(
-            {static_cast<int>(p), static_cast<int>(g), t, number(own)});
+    for (size_t g = 0; g < groups; ++g) {
+      const std::vector<DevicePlace> places = places_of(layout, stages[g]);
+      for (size_t t = 0; t < places.size(); ++t) {
+        const Held& own = held.at(named.pipelines[p].stages[g].devices[t]);
+        slots[static_cast<size_t>(places[t].node)][static_cast<size_t>(places[t].host)].push_back(
+            {static_cast<int>(p), static_cast<int>(g), static_cast<int>(t), number(own)});
       }
+    }
   }
   double bytes = 0;
   hosts.clear();

@@ -145,12 +145,26 @@ Judge::Entry& Judge::entry(int tensor, int microbatch) {
   if (!entry) {
     entry = std::make_unique<Entry>();
     entry->costs = make_costs(request_.cluster, request_.model, request_.profile, tensor, microbatch);
-    entry->simulator = std::make_unique<Simulator>(entry->costs, request_.cluster);
+    entry->simulator = std::make_unique<Simulator>(
+        entry->costs, request_.cluster,
+        CostProvider{[this, microbatch](int degree) -> const CostTable& { return costs(degree, microbatch); },
+                     [this, microbatch](int degree) -> const CostTable& {
+                       return compute_costs(degree, microbatch);
+                     }});
   }
   return *entry;
 }
 
 const CostTable& Judge::costs(int tensor, int microbatch) { return entry(tensor, microbatch).costs; }
+
+const CostTable& Judge::compute_costs(int tensor, int microbatch) {
+  const auto known = compute_.find({tensor, microbatch});
+  if (known != compute_.end()) return known->second;
+  return compute_
+      .emplace(std::pair(tensor, microbatch),
+               make_compute_costs(request_.cluster, request_.model, request_.profile, tensor, microbatch))
+      .first->second;
+}
 
 Candidate Judge::simulated(Layout layout, std::string_view origin, const SimulateOptions& options) {
   Candidate candidate;
@@ -193,6 +207,12 @@ Candidate Judge::look(Layout layout, std::string_view origin) {
   SimulateOptions options;
   options.contention = false;
   return simulated(std::move(layout), origin, options);
+}
+
+Simulation Judge::details(const Layout& layout) {
+  SimulateOptions options;
+  options.details = true;
+  return entry(layout.tensor, layout.microbatch).simulator->run(layout, options);
 }
 
 // Layers of its stages' device types whose times were measured at its degree and size, as a share of all.
@@ -242,7 +262,12 @@ double score_of(const Request& request, const Layout& layout, double seconds) {
   if (request.objective == Objective::time) return seconds;
   std::set<std::pair<int, int>> hosts;
   for (const PipelineLayout& pipeline : layout.pipelines)
-    for (const StageLayout& stage : pipeline.stages) hosts.emplace(stage.node, stage.host);
+    for (const StageLayout& stage : pipeline.stages) {
+      hosts.emplace(stage.node, stage.host);
+      if (stage.group < 0) continue;
+      for (const DevicePlace& place : layout.groups[static_cast<size_t>(stage.group)].places)
+        hosts.emplace(place.node, place.host);
+    }
   double price = 0, preemptions = 0;
   for (const auto& [node, host] : hosts) {
     price += request.cluster.nodes[static_cast<size_t>(node)].price_per_hour;
@@ -258,7 +283,10 @@ namespace {
 
 using Sizes = std::vector<std::pair<int, int>>;  // degrees, each with a micro-batch size
 
-double bound_of(const Request& request, Judge& judge, const Sizes& sizes) {
+// `any_shares`: also of plans whose stages have shares and degrees of their own, of these sizes' degrees. A
+// device with the share x then takes at least x of what it takes with all of a layer, or with an even part;
+// and one device of n has at least an n-th. Collectives do not count.
+double bound_of(const Request& request, Judge& judge, const Sizes& sizes, bool any_shares = false) {
   const size_t kinds = request.model.kinds.size(), nodes = request.cluster.nodes.size();
   std::vector<double> count(kinds, 0);
   for (const int kind : request.model.layers) count[static_cast<size_t>(kind)] += 1;
@@ -266,11 +294,11 @@ double bound_of(const Request& request, Judge& judge, const Sizes& sizes) {
   std::vector<double> least(kinds * nodes, kInfinity);
   double latency = kInfinity;
   for (const auto& [k, b] : sizes) {
-    const CostTable& costs = judge.costs(k, b);
+    const CostTable& costs = any_shares ? judge.compute_costs(k, b) : judge.costs(k, b);
     double through = 0;
     std::vector<double> fastest(kinds, kInfinity);
     for (size_t node = 0; node < nodes; ++node) {
-      if (costs.nodes[node].groups == 0) continue;
+      if (costs.nodes[node].groups == 0 && !any_shares) continue;
       for (int layer = 0; layer < costs.layers; ++layer) {
         const auto kind = static_cast<size_t>(request.model.layers[static_cast<size_t>(layer)]);
         const int n = static_cast<int>(node);
@@ -322,13 +350,22 @@ double bound_of(const Request& request, Judge& judge, const Sizes& sizes) {
 
 }  // namespace
 
-double lower_bound_seconds(const Request& request, Judge& judge) {
+double lower_bound_seconds(const Request& request, Judge& judge, const Layout* given) {
+  const bool any_shares = given != nullptr && !given->groups.empty();
+  std::vector<int> degrees = tensor_degrees(request);
+  if (given != nullptr) {
+    const std::vector<int> own = degrees_of(*given);
+    degrees.insert(degrees.end(), own.begin(), own.end());
+    if (any_shares) degrees.push_back(1);
+    std::sort(degrees.begin(), degrees.end());
+    degrees.erase(std::unique(degrees.begin(), degrees.end()), degrees.end());
+  }
   Sizes sizes;
-  for (const int tensor : tensor_degrees(request))
+  for (const int tensor : degrees)
     for (const int microbatch :
          request.microbatches.empty() ? divisors_of(request.batch) : request.microbatches)
       sizes.emplace_back(tensor, microbatch);
-  return bound_of(request, judge, sizes);
+  return bound_of(request, judge, sizes, any_shares);
 }
 
 double Judge::least_seconds(int tensor, int microbatch) {

@@ -74,10 +74,13 @@ class Judge {
   explicit Judge(const Request& request);
 
   const CostTable& costs(int tensor, int microbatch);
+  // Of what devices compute, without the collectives of a tensor-parallel group (make_compute_costs).
+  const CostTable& compute_costs(int tensor, int microbatch);
   Candidate judge(Layout layout, std::string_view origin);
   // The same without contention between transfers: many times sooner, as a rule no more than judge() says.
   // Not to be offered.
   Candidate look(Layout layout, std::string_view origin);
+  Simulation details(const Layout& layout);  // with Simulation::stages
   // Takes the candidate when it is better than the best so far: by its score; of equal scores the one that
   // takes less time, then the one of which more was measured.
   bool offer(Candidate candidate);
@@ -115,6 +118,7 @@ class Judge {
 
   const Request& request_;
   std::map<std::pair<int, int>, std::unique_ptr<Entry>> entries_;
+  std::map<std::pair<int, int>, CostTable> compute_;
   void remember(const Candidate& candidate);
   double measured_share(const Layout& layout);
   bool wins(const Candidate& a, const Candidate& b);  // both fit
@@ -132,6 +136,7 @@ double score_of(const Request& request, const Layout& layout, double seconds);
 // it names none, of all that divide the batch): each layer's work on each node at that node's best degree and
 // size, divided freely over all devices (a linear program); and one micro-batch through the whole model,
 // forward and backward to its input.
-double lower_bound_seconds(const Request& request, Judge& judge);
+// With a layout that is `given`, plans of its degrees count, too; where it has groups, plans of any shares.
+double lower_bound_seconds(const Request& request, Judge& judge, const Layout* given = nullptr);
 
 }  // namespace het::planner

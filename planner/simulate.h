@@ -9,8 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "planner/costs.h"
-#include "planner/layout.h"
+#include "planner/group_costs.h"
 
 namespace het::planner {
 
@@ -33,14 +32,21 @@ struct SimulateOptions {
   int64_t merge_above = 20000;
 };
 
+// One device of a stage whose layers are shared otherwise than by Layout::tensor.
+struct DeviceUse {
+  double busy_seconds = 0;  // that it computes, or exchanges with its group
+  double memory_bytes = 0, limit_bytes = 0;
+};
+
 struct StageUse {
   int pipeline = 0, stage = 0;
   double busy_seconds = 0;  // forward, backward, recompute
   double update_seconds = 0;
-  double memory_bytes = 0, limit_bytes = 0;  // of one device
+  double memory_bytes = 0, limit_bytes = 0;  // of one device; of several kinds the one with least to spare
   int in_flight = 0;                         // most micro-batches held at once
   double idle_start = 0,
-         idle_end = 0;  // before its first forward; from its last backward to the pipelines' end
+         idle_end = 0;             // before its first forward; from its last backward to the pipelines' end
+  std::vector<DeviceUse> devices;  // of a group of Layout::groups, in its order; else none
 };
 
 struct SimEvent {
@@ -57,18 +63,25 @@ struct Simulation {
   double pipeline_seconds = 0;  // until the last backward ends
   double exposed_seconds = 0;   // gradient synchronisation and gathering after that
   double update_seconds = 0;    // the longest update
-  double bubble = 0;            // idle share of the used devices until pipeline_seconds
+  // Where stages divide layers differently, their gradients are exchanged in pieces, which are packed: the
+  // most that a stage packs, and the most exchanges that a device takes part in for one layer.
+  double packing_seconds = 0;
+  int pieces = 0;
+  double bubble = 0;  // idle share of the used devices until pipeline_seconds
   bool fits = true;
   double over_bytes = 0;         // most that a device lacks
   std::vector<StageUse> stages;  // in the order of pipelines, stages
   std::vector<SimEvent> events;
 };
 
+struct SimulatorState;  // planner/simulate_state.h
+
 // Holds buffers that are used again from run to run; one thread. `costs` must outlive it and be of the
-// layout's tensor-parallel degree and micro-batch size.
+// layout's tensor-parallel degree and micro-batch size. `tables` gives those of other degrees, of the same
+// micro-batch size; only layouts with groups need it.
 class Simulator {
  public:
-  explicit Simulator(const CostTable& costs, const Cluster& cluster);
+  explicit Simulator(const CostTable& costs, const Cluster& cluster, CostProvider tables = {});
   ~Simulator();
   Simulator(const Simulator&) = delete;
   Simulator& operator=(const Simulator&) = delete;
@@ -76,8 +89,7 @@ class Simulator {
   Simulation run(const Layout& layout, const SimulateOptions& options = {});
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  std::unique_ptr<SimulatorState> state_;
 };
 
 // One plan, from names. Throws Error(usage) when it does not fit the cluster.

@@ -306,10 +306,8 @@ TEST_CASE("layouts and plans are two forms of one thing") {
   CHECK(plan.pipelines[1].stages[1].devices == std::vector<std::string>{"b1:2", "b1:3"});
   CHECK(to_layout(plan, cluster) == layout);
   Plan wrong = plan;
-  wrong.pipelines[0].stages[0].devices = {"a:0", "b1:0"};
   wrong.pipelines[0].stages[1].devices = {"z:0", "b2:1"};
-  CHECK_THROWS_WITH(to_layout(wrong, cluster), Catch::Contains("b1:0 is on another host than a:0") &&
-                                                   Catch::Contains("the cluster has no device z:0"));
+  CHECK_THROWS_WITH(to_layout(wrong, cluster), Catch::Contains("the cluster has no device z:0"));
   CHECK(simulate(plan, cluster, known_model("llama2-7b"), {}).seconds > 0);
 }
 
