@@ -18,7 +18,7 @@ struct Along {
 // The operands of mesh:collective(tensor, axis, ...).
 Along along(lua_State* L, const char* what) {
   auto& mesh = check_object<MeshHandle>(L, 1);
-  if (to_object<Distributed>(L, 2) != nullptr)
+  if (to_object<DistributedHandle>(L, 2) != nullptr)
     fail_usage(
         "mesh:{}: it works on what each rank has; of a distributed tensor x that is x:local_part(), and "
         "x:redistribute(...) moves it",
