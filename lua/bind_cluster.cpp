@@ -125,6 +125,7 @@ struct Cluster {
   std::future<void> connecting;  // all ranks, from the moment they know each other; of the groups until then
   std::unique_ptr<Collective> agree;
   std::shared_ptr<Agreement> agreement;
+  int paced = 0;  // groups over slowed links that were made
   std::unique_ptr<StoreWatch> lines;
 
   ~Cluster() {
@@ -308,16 +309,19 @@ std::string meet(lua_State* L, const EnvironmentLookup& lookup, const LaunchedRa
   return address;
 }
 
-// The entries of `links`, by rank from and then rank to; none: the links are the machine's own.
-std::vector<Link> links_at(lua_State* L, int index, int ranks) {
+// Links as slow as the entries of `links` say, by rank from and then rank to; null: there is no such list.
+std::shared_ptr<Pacer> slow_links_at(lua_State* L, int index, int ranks) {
   std::vector<Link> links;
   each_in(L, index, "links", [&](int, int at) {
     links.push_back(
         {field<double>(L, at, "latency").value_or(0), field<double>(L, at, "bandwidth").value_or(0)});
   });
-  if (!links.empty() && static_cast<int>(links.size()) != ranks * ranks)
+  if (links.empty()) return nullptr;
+  if (static_cast<int>(links.size()) != ranks * ranks)
     fail_usage("there are {} links between {} ranks; {} are needed", links.size(), ranks, ranks * ranks);
-  return links;
+  return make_shaped_links([links = std::move(links), ranks](int from, int to) {
+    return links[static_cast<size_t>(from) * static_cast<size_t>(ranks) + static_cast<size_t>(to)];
+  });
 }
 
 bool is_alone() { return read_launched_rank(process_environment()).world_size.value_or(1) <= 1; }
@@ -383,10 +387,7 @@ int join_run(lua_State* L) {
   gloo.patience.warn = say;
   if (timeout) gloo.patience.timeout = *timeout;
   if (warn_after) gloo.patience.warn_after = *warn_after;
-  if (auto links = links_at(L, 1, gloo.size); !links.empty())
-    gloo.pacer = make_shaped_links([links = std::move(links), size = gloo.size](int from, int to) {
-      return links[static_cast<size_t>(from) * static_cast<size_t>(size) + static_cast<size_t>(to)];
-    });
+  gloo.pacer = slow_links_at(L, 1, gloo.size);
   cluster->fabric = make_gloo(std::move(gloo));
   cluster->watch =
       std::make_unique<MemberWatch>(*cluster->membership, cluster->brief, *cluster->fabric, keeper);
@@ -596,6 +597,12 @@ void cluster_leave(ClusterHandle& cluster) {
 }
 
 }  // namespace
+
+std::shared_ptr<Groups> paced_groups_of(lua_State* L, int index, const ClusterHandle& cluster) {
+  auto pacer = slow_links_at(L, index, groups_of(cluster)->size());
+  return std::make_shared<Groups>(cluster->fabric, fmt::format("paced mesh {}: ", ++cluster->paced),
+                                  std::move(pacer));
+}
 
 void add_cluster(lua_State* L) {
   make_class<ClusterHandle>(

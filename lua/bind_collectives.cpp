@@ -1,7 +1,7 @@
 // Collectives along an axis of a device mesh, on a plain tensor of each rank: mesh:all_reduce(t, "model").
 #include <algorithm>
-#include <numeric>
 
+#include "core/tensor/packed.h"
 #include "lua/distributed.h"
 #include "lua/state.h"
 
@@ -24,7 +24,10 @@ Along along(lua_State* L, const char* what) {
         "x:redistribute(...) moves it",
         what);
   auto& own = check_object<Tensor>(L, 2);
-  const int axis = mesh->axis_named(Convert<std::string>::get(L, 3));
+  if (lua_type(L, 3) != LUA_TSTRING)
+    fail_usage("mesh:{}: the second argument names an axis, as in mesh:{}(t, \"{}\")", what, what,
+               mesh->axes()[0].name);
+  const int axis = mesh->axis_named(lua_tostring(L, 3));
   return {mesh, own.contiguous(), axis, mesh->axes()[static_cast<size_t>(axis)].size,
           mesh->coordinate(mesh->place(), axis)};
 }
@@ -45,7 +48,11 @@ void require_number(const Along& at, const char* what) {
 }
 
 int64_t dim_at(lua_State* L, int index, const Tensor& tensor, const char* what) {
-  const auto dim = Convert<int64_t>::get(L, index);
+  const auto given =
+      lua_type(L, index) == LUA_TNUMBER ? integer_of<int64_t>(lua_tonumber(L, index)) : std::nullopt;
+  if (!given)
+    fail_usage("mesh:{}: argument {} is a dimension of the tensor: a whole number, from 0", what, index - 1);
+  const int64_t dim = *given;
   const auto rank = static_cast<int64_t>(tensor.shape().size());
   if (dim < -rank || dim >= rank)
     fail_usage("mesh:{}: there is no dimension {} of {}", what, dim, to_string(tensor.type()));
@@ -89,40 +96,36 @@ std::vector<int64_t> sizes_along(const Along& at, int64_t dim, const char* what)
   return sizes;
 }
 
-// Blocks that follow one another in dimension `dim`, from packed ones that follow one another.
+// The parts of a tensor that is cut along `dim` at `points`.
+std::vector<TensorSlice> parts_of(const Shape& shape, int64_t dim, const std::vector<int64_t>& points) {
+  std::vector<TensorSlice> parts;
+  for (size_t p = 0; p + 1 < points.size(); ++p)
+    parts.push_back(TensorSlice::whole(shape).narrowed(dim, Range{points[p], points[p + 1]}));
+  return parts;
+}
+
+// The parts of a packed tensor, one after the other.
+Tensor packed(const Tensor& tensor, const std::vector<TensorSlice>& parts) {
+  PackedSlices blocks(tensor.dtype(), tensor.elements());
+  for (const TensorSlice& part : parts) blocks.write(part, tensor, TensorSlice::whole(tensor.shape()));
+  return blocks.tensor();
+}
+
+// The tensor of which `blocks` has parts one after the other: those of these sizes along `dim`.
 Tensor joined(const Tensor& blocks, Shape shape, int64_t dim, const std::vector<int64_t>& sizes) {
-  const auto d = static_cast<size_t>(dim);
-  shape[d] = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+  std::vector<int64_t> points{0};
+  for (const int64_t size : sizes) points.push_back(points.back() + size);
+  shape[static_cast<size_t>(dim)] = points.back();
   Tensor whole(TensorType{blocks.dtype(), shape});
-  int64_t at = 0, start = 0;
-  for (const int64_t size : sizes) {
-    Shape own = shape;
-    own[d] = size;
-    Layout layout = Layout::contiguous({blocks.dtype(), own});
-    layout.offset = at;
-    whole.view(sliced(whole.layout(), dim, start, size)).copy_from(blocks.view(layout));
-    at += layout.type.elements();
-    start += size;
-  }
+  PackedSlices parts(blocks);
+  for (const TensorSlice& part : parts_of(shape, dim, points))
+    parts.read(part, whole, TensorSlice::whole(shape));
   return whole;
 }
 
-// The blocks of `tensor` along `dim`, cut in proportion to the shares, packed one after the other, and their
-// elements.
-std::pair<Tensor, std::vector<int64_t>> blocks_of(const Tensor& tensor, int64_t dim, const Shares& shares) {
-  const auto points = cut_points(tensor.shape()[static_cast<size_t>(dim)], shares);
-  Tensor blocks(TensorType{tensor.dtype(), {tensor.elements()}});
-  std::vector<int64_t> counts;
-  int64_t at = 0;
-  for (size_t p = 0; p + 1 < points.size(); ++p) {
-    const Tensor part = tensor.view(sliced(tensor.layout(), dim, points[p], points[p + 1] - points[p]));
-    Layout layout = Layout::contiguous(part.type());
-    layout.offset = at;
-    if (part.elements() > 0) blocks.view(layout).copy_from(part);
-    counts.push_back(part.elements());
-    at += part.elements();
-  }
-  return {blocks, counts};
+Shape with_size(Shape shape, int64_t dim, int64_t size) {
+  shape[static_cast<size_t>(dim)] = size;
+  return shape;
 }
 
 int mesh_all_gather(lua_State* L) {  // mesh:all_gather(tensor, axis, dim)
@@ -131,33 +134,24 @@ int mesh_all_gather(lua_State* L) {  // mesh:all_gather(tensor, axis, dim)
   agree(at, "all_gather", fmt::format("dim {}", dim), false);
   const auto sizes = sizes_along(at, dim, "all_gather");
   std::vector<int64_t> counts;
-  for (const int64_t size : sizes) {
-    Shape own = at.own.shape();
-    own[static_cast<size_t>(dim)] = size;
-    counts.push_back(elements_of(own));
-  }
+  for (const int64_t size : sizes) counts.push_back(elements_of(with_size(at.own.shape(), dim, size)));
   const Tensor all = all_gather(*at.mesh, at.axis, at.own, counts, "mesh:all_gather");
   return push_tensor(L, joined(all, at.own.shape(), dim, sizes));
-}
-
-// `shape` with part `part` of dimension `dim`, cut at `points`.
-Shape shape_of_part(Shape shape, int64_t dim, const std::vector<int64_t>& points, int part) {
-  const auto p = static_cast<size_t>(part);
-  shape[static_cast<size_t>(dim)] = points[p + 1] - points[p];
-  return shape;
 }
 
 int mesh_reduce_scatter(lua_State* L) {  // mesh:reduce_scatter(tensor, axis, dim [, shares])
   const Along at = along(L, "reduce_scatter");
   const int64_t dim = dim_at(L, 4, at.own, "reduce_scatter");
-  const Shares shares = shares_at(L, 5, at.mesh->axes()[static_cast<size_t>(at.axis)]);
+  const Shares shares = shares_at(L, 5, "mesh:reduce_scatter", at.mesh->axes()[static_cast<size_t>(at.axis)]);
   require_number(at, "reduce_scatter");
   agree(at, "reduce_scatter", fmt::format("dim {} by {}", dim, fmt::join(shares, ":")));
-  const auto [blocks, counts] = blocks_of(at.own, dim, shares);
-  const Tensor own = reduce_scatter(*at.mesh, at.axis, blocks, counts, "mesh:reduce_scatter");
-  const auto points = cut_points(at.own.shape()[static_cast<size_t>(dim)], shares);
-  const Shape shape = shape_of_part(at.own.shape(), dim, points, at.coordinate);
-  return push_tensor(L, own.view(Layout::contiguous({own.dtype(), shape})));
+  const Shape& shape = at.own.shape();
+  const auto parts = parts_of(shape, dim, cut_points(shape[static_cast<size_t>(dim)], shares));
+  std::vector<int64_t> counts;
+  for (const TensorSlice& part : parts) counts.push_back(part.elements());
+  const Tensor own = reduce_scatter(*at.mesh, at.axis, packed(at.own, parts), counts, "mesh:reduce_scatter");
+  const Shape own_shape = parts[static_cast<size_t>(at.coordinate)].shape();
+  return push_tensor(L, own.view(Layout::contiguous({own.dtype(), own_shape})));
 }
 
 int mesh_all_to_all(lua_State* L) {  // mesh:all_to_all(tensor, axis, split, join)
@@ -166,25 +160,22 @@ int mesh_all_to_all(lua_State* L) {  // mesh:all_to_all(tensor, axis, split, joi
   agree(at, "all_to_all", fmt::format("split {}, join {}", split, join), false);
   // The sizes that are joined may differ between ranks; those that are split are alike.
   const auto sizes = sizes_along(at, join, "all_to_all");
-  const Shares equal(static_cast<size_t>(at.parts), 1);
   if (split == join &&
       std::any_of(sizes.begin(), sizes.end(), [&](int64_t size) { return size != sizes[0]; }))
     fail_usage("mesh:all_to_all: the ranks' tensors differ in dimension {}, which is split and joined",
                split);
-  const auto points = cut_points(at.own.shape()[static_cast<size_t>(split)], equal);
-  const auto [blocks, mine] = blocks_of(at.own, split, equal);
-  std::vector<int64_t> counts, received;
-  for (int from = 0; from < at.parts; ++from)
-    for (int to = 0; to < at.parts; ++to) {
-      Shape block = at.own.shape();
-      block[static_cast<size_t>(join)] = sizes[static_cast<size_t>(from)];
-      block = shape_of_part(block, split, points, to);
-      counts.push_back(elements_of(block));
-      if (to == at.coordinate) received.push_back(block[static_cast<size_t>(join)]);
-    }
-  const Tensor all = all_to_all(*at.mesh, at.axis, blocks, counts, "mesh:all_to_all");
-  const Shape shape = shape_of_part(at.own.shape(), split, points, at.coordinate);
-  return push_tensor(L, joined(all, shape, join, received));
+  const auto points =
+      cut_points(at.own.shape()[static_cast<size_t>(split)], Shares(static_cast<size_t>(at.parts), 1));
+  const auto here = static_cast<size_t>(at.coordinate);
+  std::vector<int64_t> counts, received;  // elements from each rank to each; sizes of those that come here
+  for (const int64_t size : sizes) {
+    const auto parts = parts_of(with_size(at.own.shape(), join, size), split, points);
+    for (const TensorSlice& part : parts) counts.push_back(part.elements());
+    received.push_back(parts[here].shape()[static_cast<size_t>(join)]);
+  }
+  const auto parts = parts_of(at.own.shape(), split, points);
+  const Tensor all = all_to_all(*at.mesh, at.axis, packed(at.own, parts), counts, "mesh:all_to_all");
+  return push_tensor(L, joined(all, parts[here].shape(), join, received));
 }
 
 int mesh_broadcast(lua_State* L) {  // mesh:broadcast(tensor, axis, from)
@@ -207,16 +198,32 @@ void mesh_barrier(MeshHandle& mesh) { mesh->agree_on("mesh:barrier"); }
 
 }  // namespace
 
-// The shares at `index`, of an axis with `parts` ranks.
-Shares shares_at(lua_State* L, int index, const MeshAxis& axis) {
-  Shares shares =
-      Convert<std::optional<Shares>>::get(L, index).value_or(Shares(static_cast<size_t>(axis.size), 1));
-  if (static_cast<int>(shares.size()) != axis.size)
-    fail_usage("{} shares for the axis {}, which has {} ranks", shares.size(), axis.name, axis.size);
-  for (const int64_t share : shares)
-    if (share < 0) fail_usage("shares of the axis {}: {} is negative", axis.name, share);
+Shares shares_at(lua_State* L, int index, std::string_view what, const MeshAxis& axis) {
+  Shares shares(static_cast<size_t>(axis.size), 1);
+  if (lua_isnoneornil(L, index)) return shares;
+  if (!lua_istable(L, index))
+    fail_usage("{}: shares of the axis {} are a list, such as {{ {} }}; this is a {}", what, axis.name,
+               fmt::join(shares, ", "), luaL_typename(L, index));
+  const size_t given = lua_objlen(L, index);
+  if (static_cast<int>(given) != axis.size)
+    fail_usage("{}: {} share{} for the axis {}, which has {} ranks", what, given, given == 1 ? "" : "s",
+               axis.name, axis.size);
+  for (size_t s = 0; s < given; ++s) {
+    lua_rawgeti(L, index, static_cast<int>(s) + 1);
+    const auto share =
+        lua_type(L, -1) == LUA_TNUMBER ? integer_of<int64_t>(lua_tonumber(L, -1)) : std::nullopt;
+    if (!share || *share < 0) {
+      const char* text = lua_tostring(L, -1);
+      fail_usage(
+          "{}: shares of the axis {}: {} is no whole number from 0 on; {{ 3, 1 }} gives the first rank "
+          "three quarters",
+          what, axis.name, text != nullptr ? text : luaL_typename(L, -1));
+    }
+    shares[s] = *share;
+    lua_pop(L, 1);
+  }
   if (std::all_of(shares.begin(), shares.end(), [](int64_t share) { return share == 0; }))
-    fail_usage("shares of the axis {}: one at least is above 0", axis.name);
+    fail_usage("{}: shares of the axis {}: one at least is above 0", what, axis.name);
   return shares;
 }
 

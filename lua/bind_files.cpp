@@ -17,6 +17,7 @@
 #include "core/io/file.h"
 #include "lua/broker.h"
 #include "lua/confine.h"
+#include "lua/launch.h"
 #include "lua/objects.h"
 
 namespace het::lua {
@@ -398,7 +399,7 @@ int confine_recipe(lua_State* L) {
   std::shared_ptr<RecipeAccess> access;
   if (kernel && kernel_walls().landlock > 0) {
     require_one_thread();
-    access = start_broker(std::move(files));
+    access = start_broker(std::move(files), pipe_to_launcher());
   } else {
     access = std::move(files);
   }

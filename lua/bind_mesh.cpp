@@ -1,5 +1,6 @@
 // Device meshes and distributed tensors: het.mesh, tensor:shard, and what `het.op` does with them.
 #include <algorithm>
+#include <chrono>
 
 #include "core/base/units.h"
 #include "core/ops/op.h"
@@ -15,22 +16,33 @@ const DeviceMesh& mesh_of(const Distributed& x) { return *x.tensor.mesh; }
 
 // --- meshes
 
-int new_mesh(lua_State* L) {  // native.mesh(cluster or nil, names, sizes [, ranks])
-  const auto names = Convert<std::vector<std::string>>::get(L, 2);
-  const auto sizes = Convert<std::vector<int>>::get(L, 3);
+// native.mesh(cluster or nil, {axes, sizes, ranks, devices, device, links}): names and sizes of the axes;
+// ranks and names of devices by place, or nil; what this rank computes on and how slow links are, of a mesh
+// that is slowed down.
+int new_mesh(lua_State* L) {
+  using Names = std::vector<std::string>;
+  using Numbers = std::vector<int>;
+  const auto names = field<Names>(L, 2, "axes").value_or(Names{});
+  const auto sizes = field<Numbers>(L, 2, "sizes").value_or(Numbers{});
   constexpr size_t kMostAxes = 2;
   if (names.size() != sizes.size() || names.empty() || names.size() > kMostAxes)
     fail_usage("mesh: {} names and {} sizes of axes; one or two of each are needed", names.size(),
                sizes.size());
-  std::vector<MeshAxis> axes;
-  for (size_t a = 0; a < names.size(); ++a) axes.push_back({names[a], sizes[a]});
-  const auto ranks = Convert<std::optional<std::vector<int>>>::get(L, 4).value_or(std::vector<int>{});
-  auto* cluster = to_object<ClusterHandle>(L, 1);
-  auto mesh = cluster == nullptr
-                  ? std::make_shared<const DeviceMesh>(nullptr, nullptr, std::move(axes), ranks)
-                  : std::make_shared<const DeviceMesh>(groups_of(*cluster), agreement_of(*cluster),
-                                                       std::move(axes), ranks);
-  push_object(L, MeshHandle(std::move(mesh)));
+  MeshLayout layout;
+  layout.ranks = field<Numbers>(L, 2, "ranks").value_or(Numbers{});
+  layout.devices = field<Names>(L, 2, "devices").value_or(Names{});
+  for (size_t a = 0; a < names.size(); ++a) layout.axes.push_back({names[a], sizes[a]});
+  lua_getfield(L, 2, "device");
+  auto* device = to_object<DeviceHandle>(L, lua_gettop(L));
+  const auto eager = std::make_shared<MeshEager>(device != nullptr ? *device : host_of(L).cpu);
+  std::shared_ptr<Groups> groups;
+  std::shared_ptr<Agreement> agreement;
+  if (auto* cluster = to_object<ClusterHandle>(L, 1)) {
+    groups = device != nullptr ? paced_groups_of(L, 2, *cluster) : groups_of(*cluster);
+    agreement = agreement_of(*cluster);
+  }
+  push_object(L, MeshHandle(std::make_shared<const DeviceMesh>(std::move(groups), std::move(agreement), eager,
+                                                               std::move(layout))));
   return 1;
 }
 
@@ -47,55 +59,90 @@ int mesh_index(lua_State* L) {
     for (const MeshAxis& axis : mesh->axes()) set_field(L, axis.name.c_str(), static_cast<double>(axis.size));
     return 1;
   }
-  return method_of(L, "a mesh", name, {"rank", "size", "axes"});
+  if (name == "devices") {
+    if (mesh->devices().empty()) lua_pushnil(L);
+    return mesh->devices().empty() ? 1 : Convert<std::vector<std::string>>::push(L, mesh->devices());
+  }
+  return method_of(L, "a mesh", name, {"rank", "size", "axes", "devices"});
 }
 
 int mesh_coordinate(MeshHandle& mesh, std::string axis) {
   return mesh->coordinate(mesh->place(), mesh->axis_named(axis));
 }
 
+// mesh:time(f): seconds from when all ranks begin f() to when the last has done it.
+int mesh_time(lua_State* L) {
+  const MeshHandle mesh = check_object<MeshHandle>(L, 1);
+  if (!lua_isfunction(L, 2))
+    fail_usage("mesh:time: a function is needed, not a {}", lua_typename(L, lua_type(L, 2)));
+  mesh->agree_on("mesh:time");
+  const auto begin = std::chrono::steady_clock::now();
+  lua_pushvalue(L, 2);
+  lua_call(L, 0, 0);
+  mesh->agree_on("the end of mesh:time");
+  const double own = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return Convert<double>::push(
+      L, all_reduce(*mesh, -1, Tensor::of<double>({own}, {1}), Reduction::max, "mesh:time").at(0));
+}
+
+// Each x.mesh is an object of its own.
+bool same_mesh(MeshHandle& a, MeshHandle& b) { return a == b; }
+
 // --- placements
+
+// The dimension at the top of the stack, along which an axis of the mesh cuts. `what`: the function, for
+// messages.
+int64_t cut_dim_at(lua_State* L, const char* what, const MeshAxis& axis, const TensorType& type) {
+  const auto rank = static_cast<int64_t>(type.shape.size());
+  if (lua_type(L, -1) != LUA_TNUMBER)
+    fail_usage("{}: {} = {}; a dimension, from 0, or {{ dim =, shares = }} is needed", what, axis.name,
+               lua_isnil(L, -1) ? "{ }" : luaL_typename(L, -1));
+  const double given = lua_tonumber(L, -1);
+  const auto dim = integer_of<int64_t>(given);
+  if (!dim) fail_usage("{}: {} = {}; a dimension is a whole number, from 0", what, axis.name, given);
+  if (rank == 0)
+    fail_usage("{}: {} = {}; {} has no dimension to cut", what, axis.name, given, to_string(type));
+  if (*dim < -rank || *dim >= rank)
+    fail_usage("{}: {} = {}; {} has the dimensions 0 to {}", what, axis.name, *dim, to_string(type),
+               rank - 1);
+  return *dim < 0 ? *dim + rank : *dim;
+}
+
+// How an axis of the mesh cuts, from what is at the top of the stack: 0, or { dim = 0, shares = { 3, 1 } }.
+AxisPlacement placement_at(lua_State* L, const char* what, const MeshAxis& axis, const TensorType& type) {
+  const int value = lua_gettop(L);
+  if (!lua_istable(L, value))
+    return sharded_by(type.shape, cut_dim_at(L, what, axis, type), Shares(static_cast<size_t>(axis.size), 1));
+  lua_pushnil(L);
+  while (lua_next(L, value) != 0) {
+    const std::string key = lua_type(L, -2) == LUA_TSTRING ? lua_tostring(L, -2) : "[number]";
+    if (key != "dim" && key != "shares")
+      fail_usage("{}: {} = {{ {} }}; a placement has dim and shares", what, axis.name, key);
+    lua_pop(L, 1);
+  }
+  lua_getfield(L, value, "dim");
+  if (lua_isnil(L, -1)) fail_usage("{}: {} = {{ dim = ... }} says which dimension is cut", what, axis.name);
+  const int64_t dim = cut_dim_at(L, what, axis, type);
+  lua_getfield(L, value, "shares");
+  Shares shares = shares_at(L, lua_gettop(L), what, axis);
+  lua_pop(L, 2);
+  return sharded_by(type.shape, dim, std::move(shares));
+}
 
 // How a tensor shall lie, from { data = 0, model = { dim = 1, shares = { 3, 1 } } } at `index`; axes that are
 // not named have it replicated.
-Placements placements_at(lua_State* L, int index, const DeviceMesh& mesh, const TensorType& type) {
+Placements placements_at(lua_State* L, int index, const char* what, const DeviceMesh& mesh,
+                         const TensorType& type) {
   Placements placements(mesh.axes().size());
   if (lua_isnoneornil(L, index)) return placements;
   if (!lua_istable(L, index)) wrong_argument(L, index, "a table such as { data = 0 }: axis = dimension");
   lua_pushnil(L);
   while (lua_next(L, index) != 0) {
     if (lua_type(L, -2) != LUA_TSTRING)
-      fail_usage("shard: a placement names an axis of the mesh and a dimension, as in {{ {} = 0 }}",
+      fail_usage("{}: a placement names an axis of the mesh and a dimension, as in {{ {} = 0 }}", what,
                  mesh.axes().empty() ? "model" : mesh.axes()[0].name);
     const auto a = static_cast<size_t>(mesh.axis_named(lua_tostring(L, -2)));
-    const MeshAxis& axis = mesh.axes()[a];
-    const int value = lua_gettop(L);
-    int64_t dim = 0;
-    Shares shares(static_cast<size_t>(axis.size), 1);
-    if (lua_istable(L, value)) {
-      lua_pushnil(L);
-      while (lua_next(L, value) != 0) {
-        const std::string key = lua_type(L, -2) == LUA_TSTRING ? lua_tostring(L, -2) : "[number]";
-        if (key != "dim" && key != "shares")
-          fail_usage("shard: {} = {{ {} }}; a placement has dim and shares", axis.name, key);
-        lua_pop(L, 1);
-      }
-      const auto given = field<int64_t>(L, value, "dim");
-      if (!given) fail_usage("shard: {} = {{ dim = ... }} says which dimension is cut", axis.name);
-      dim = *given;
-      lua_getfield(L, value, "shares");
-      shares = shares_at(L, lua_gettop(L), axis);
-      lua_pop(L, 1);
-    } else if (lua_type(L, value) == LUA_TNUMBER) {
-      dim = Convert<int64_t>::get(L, value);
-    } else {
-      fail_usage("shard: {} = {}; a dimension, from 0, or {{ dim =, shares = }} is needed", axis.name,
-                 lua_typename(L, lua_type(L, value)));
-    }
-    const auto rank = static_cast<int64_t>(type.shape.size());
-    if (dim < -rank || dim >= rank)
-      fail_usage("shard: {} = {}; {} has the dimensions 0 to {}", axis.name, dim, to_string(type), rank - 1);
-    placements[a] = sharded_by(type.shape, dim < 0 ? dim + rank : dim, std::move(shares));
+    placements[a] = placement_at(L, what, mesh.axes()[a], type);
     lua_pop(L, 1);
   }
   return placements;
@@ -128,7 +175,7 @@ int push_distributed(lua_State* L, DistributedTensor tensor, std::vector<MeshSte
 int shard(lua_State* L) {  // tensor:shard(mesh, placements)
   auto& tensor = check_object<Tensor>(L, 1);
   auto& mesh = check_object<MeshHandle>(L, 2);
-  const Placements placements = placements_at(L, 3, *mesh, tensor.type());
+  const Placements placements = placements_at(L, 3, "shard", *mesh, tensor.type());
   mesh->agree_on(fmt::format("shard of {}", to_string(tensor.type())), text_of(placements));
   return push_distributed(L, lying_as(replicated(mesh, tensor.clone()), placements, "shard", nullptr),
                           {{"shard", "every rank keeps its part of what it has whole", {}}});
@@ -138,7 +185,8 @@ int redistribute_to(lua_State* L) {  // x:redistribute([mesh,] placements)
   auto& x = check_object<Distributed>(L, 1);
   auto* other = to_object<MeshHandle>(L, 2);
   const MeshHandle mesh = other != nullptr ? *other : x.tensor.mesh;
-  const Placements placements = placements_at(L, other != nullptr ? 3 : 2, *mesh, x.tensor.type);
+  const Placements placements =
+      placements_at(L, other != nullptr ? 3 : 2, "redistribute", *mesh, x.tensor.type);
   MeshStep step{"redistribute", "", {}};
   std::vector<Travel> travels;
   mesh->agree_on(fmt::format("redistribute of {}", to_string(x.tensor.type)),
@@ -210,6 +258,14 @@ std::string explain(Distributed& x) {
   return text;
 }
 
+// The mesh without axes.
+MeshHandle mesh_of_this_rank(Host& host) {
+  if (host.alone == nullptr)
+    host.alone = std::make_shared<const DeviceMesh>(nullptr, nullptr, std::make_shared<MeshEager>(host.cpu),
+                                                    MeshLayout{});
+  return host.alone;
+}
+
 // The values of `graph` in the list at `index`.
 std::vector<ValueId> values_at(lua_State* L, int index, const GraphHandle& graph) {
   std::vector<ValueId> ids;
@@ -247,7 +303,7 @@ int run_graph(lua_State* L) {
   for (const auto& [id, tensor] : graph->captured)
     if (tensor->mesh != nullptr) mesh = tensor->mesh;
   const bool on_mesh = mesh != nullptr;
-  if (!on_mesh) mesh = std::make_shared<const DeviceMesh>(nullptr, nullptr, std::vector<MeshAxis>{});
+  if (!on_mesh) mesh = mesh_of_this_rank(host_of(L));
   std::vector<DistributedTensor> inputs;
   std::map<ValueId, DistributedTensor> values;
   for (size_t i = 0; i < ids.size(); ++i) {
@@ -264,7 +320,7 @@ int run_graph(lua_State* L) {
   if (values.empty()) fail_usage("run_on_mesh: no inputs");
   require_given(graph->graph, values);
   std::vector<MeshStep> steps;
-  run_on_mesh(*host_of(L).eager, graph->graph, values, wanted, &steps);
+  run_on_mesh(graph->graph, values, wanted, &steps);
   const auto shared_steps = std::make_shared<const std::vector<MeshStep>>(std::move(steps));
   lua_createtable(L, static_cast<int>(wanted.size()), 0);
   for (size_t w = 0; w < wanted.size(); ++w) {
@@ -311,7 +367,7 @@ std::vector<Distributed> call_distributed(lua_State* L, const OpDef& op,
                                           std::vector<DistributedTensor> inputs,
                                           const Attributes& attributes) {
   std::vector<MeshStep> steps;
-  auto results = call_on_mesh(*host_of(L).eager, op, inputs, attributes, &steps);
+  auto results = call_on_mesh(op, inputs, attributes, &steps);
   const auto shared_steps = std::make_shared<const std::vector<MeshStep>>(std::move(steps));
   std::vector<Distributed> handles;
   for (DistributedTensor& result : results) handles.push_back({std::move(result), shared_steps});
@@ -319,7 +375,9 @@ std::vector<Distributed> call_distributed(lua_State* L, const OpDef& op,
 }
 
 void add_mesh(lua_State* L) {
-  make_class<MeshHandle>(L, {bind<&mesh_coordinate>("coordinate"), bind<&show_mesh>("__tostring")},
+  make_class<MeshHandle>(L,
+                         {bind<&mesh_coordinate>("coordinate"), bind<&show_mesh>("__tostring"),
+                          bind<&mesh_time>("time"), bind<&same_mesh>("__eq")},
                          &mesh_index);
   add_mesh_collectives(L);
   make_class<Distributed>(

@@ -435,24 +435,38 @@ int simulate_graph(lua_State* L) {  // graph, {plan, events, ... as request_at}
   return 1;
 }
 
-// What it takes to run the ranks of a plan as if they were devices of a cluster: {devices = {{flops,
-// bandwidth, memory}}, links = {{latency, bandwidth}}}, a device a rank, links by rank from and then rank to.
-int pace_of(lua_State* L) {  // cluster, plan, layers
+// Where a device of a cluster is.
+struct Place {
+  int node = -1, host = 0;
+};
+
+// "; did you mean 'a:1'?", or which devices there are.
+std::string what_is_meant(const std::string& name, const std::map<std::string, Place>& places) {
+  std::vector<std::string> names;
+  for (const auto& [device, place] : places) names.push_back(device);
+  if (const std::string nearest = nearest_name(name, names); !nearest.empty())
+    return fmt::format("; did you mean '{}'?", nearest);
+  constexpr size_t kMost = 8;
+  const bool more = names.size() > kMost;
+  names.resize(std::min(names.size(), kMost));
+  return fmt::format("; it has {}{}", fmt::join(names, ", "), more ? ", ..." : "");
+}
+
+// What it takes to run ranks as if they were devices of a cluster: {devices = {{flops, bandwidth, memory}},
+// links = {{latency, bandwidth}}}, a device a rank, links by rank from and then rank to.
+int pace_of(lua_State* L) {  // cluster, names of devices by rank
   const Cluster cluster = cluster_at(L, 1);
   require_sound(planner::validate(cluster));
-  const Plan plan = plan_at(L, 2, Convert<int>::get(L, 3));
-  struct Place {
-    int node = -1, host = 0;
-  };
   std::map<std::string, Place> places;
   for (int n = 0; n < static_cast<int>(cluster.nodes.size()); ++n)
     for (int h = 0; h < static_cast<int>(cluster.nodes[static_cast<size_t>(n)].hosts.size()); ++h)
       for (int d = 0; d < cluster.nodes[static_cast<size_t>(n)].devices; ++d)
         places[planner::device_name(cluster, n, h, d)] = {n, h};
   std::vector<Place> ranks;
-  for (const std::string& name : devices_of(plan)) {
+  for (const std::string& name : Convert<std::vector<std::string>>::get(L, 2)) {
     const auto found = places.find(name);
-    if (found == places.end()) fail_usage("the plan names the device {}, which the cluster has not", name);
+    if (found == places.end())
+      fail_usage("the cluster has no device '{}'{}", name, what_is_meant(name, places));
     ranks.push_back(found->second);
   }
   Json::Array devices, links;

@@ -1,5 +1,6 @@
 #include "lua/broker.h"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <csignal>
@@ -216,7 +217,7 @@ class RemoteFiles final : public RecipeAccess {
 
 }  // namespace
 
-std::shared_ptr<RecipeAccess> start_broker(std::unique_ptr<RecipeFiles> files) {
+std::shared_ptr<RecipeAccess> start_broker(std::unique_ptr<RecipeFiles> files, int kept) {
   std::array<int, 2> ends{};
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) != 0)
     fail_environment("cannot start the process that opens files for the recipe: {}", std::strerror(errno));
@@ -226,11 +227,15 @@ std::shared_ptr<RecipeAccess> start_broker(std::unique_ptr<RecipeFiles> files) {
     fail_environment("cannot start the process that opens files for the recipe: {}", std::strerror(errno));
   if (child > 0) {
     // What else is open was left open by whoever started hetrun, and is not for recipes.
-    const auto keep = static_cast<unsigned>(own.number());
     files.reset();
     other = Descriptor();
-    if (keep > 3) close_range(3, keep - 1, 0);
-    close_range(keep + 1, ~0U, 0);
+    unsigned next = STDERR_FILENO + 1;
+    for (const int keep : {std::min(kept, own.number()), std::max(kept, own.number())}) {
+      const auto number = static_cast<unsigned>(keep);
+      if (keep > static_cast<int>(next)) close_range(next, number - 1, 0);
+      if (keep >= 0) next = number + 1;
+    }
+    close_range(next, ~0U, 0);
     return std::make_shared<RemoteFiles>(std::move(own));
   }
   prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -239,6 +244,7 @@ std::shared_ptr<RecipeAccess> start_broker(std::unique_ptr<RecipeFiles> files) {
   // The terminal's Ctrl-C is for the run, which still needs its files.
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) std::signal(signal, SIG_IGN);
   own = Descriptor();
+  if (kept >= 0) close(kept);
   // Pipes end when the run ends.
   const Descriptor nothing(::open("/dev/null", O_RDWR | O_CLOEXEC));
   for (const int standard : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) dup2(nothing.number(), standard);

@@ -11,7 +11,8 @@
 namespace het::lua {
 
 // Start the broker, which owns `files` from here on. It ends with this process. Call it while the process has
-// one thread. Throws Error(environment).
-std::shared_ptr<RecipeAccess> start_broker(std::unique_ptr<RecipeFiles> files);
+// one thread. Closes what else is open here but the descriptor `kept`; negative: none. Throws
+// Error(environment).
+std::shared_ptr<RecipeAccess> start_broker(std::unique_ptr<RecipeFiles> files, int kept);
 
 }  // namespace het::lua

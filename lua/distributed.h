@@ -26,8 +26,9 @@ ValueId capture(const GraphHandle& graph, DistributedTensor tensor, std::string_
 std::vector<DistributedHandle> call_distributed(lua_State* L, const OpDef& op,
                                                 std::vector<DistributedTensor> inputs,
                                                 const Attributes& attributes);
-// The shares at `index`, one for each rank along the axis; equal ones where it is nil.
-Shares shares_at(lua_State* L, int index, const MeshAxis& axis);
+// The shares at `index`, one for each rank along the axis; equal ones where it is nil. `what`: the function,
+// for messages.
+Shares shares_at(lua_State* L, int index, std::string_view what, const MeshAxis& axis);
 // Adds mesh:all_reduce and the other collectives to the class of meshes (bind_collectives.cpp).
 void add_mesh_collectives(lua_State* L);
 // + - * / with a distributed tensor on either side (bind_tensor.cpp).

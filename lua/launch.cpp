@@ -13,6 +13,7 @@
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <termios.h>
 #include <unistd.h>
@@ -39,8 +40,8 @@ void note_signal(int signal) { asked_to_end = signal; }
 
 struct Child {
   pid_t pid = -1;
-  int error_pipe = -1;
-  std::string pending;             // of its standard error: the line not yet ended
+  int error_pipe = -1;             // its standard error; of rank 0 what ends it alone
+  std::string pending;             // of that: the line not yet ended
   std::vector<std::string> lines;  // held back until it is known whether rank 0 says the same
   bool running = true;
   int code = 0;    // exit code
@@ -80,7 +81,8 @@ class Launcher {
 
  private:
   // What a child sees of its environment: the launcher's own, and who it is.
-  std::vector<std::string> environment(int rank) const {
+  // `errors`: the descriptor where it says what ends it.
+  std::vector<std::string> environment(int rank, int errors) const {
     const int workers = static_cast<int>(children_.size());
     const std::string endpoint = server_->endpoint();
     std::vector<std::string> values{fmt::format("RANK={}", rank),
@@ -91,6 +93,7 @@ class Launcher {
                                     fmt::format("MASTER_PORT={}", endpoint.substr(endpoint.rfind(':') + 1)),
                                     "HETRUN_STORE=" + endpoint,
                                     fmt::format("HETRUN_RUN_FOLDER={}", run_folder_.number()),
+                                    fmt::format("HETRUN_ERRORS={}", errors),
                                     "HETRUN_SECRET=" + secret_};
     if (std::getenv("OMP_NUM_THREADS") == nullptr)
       values.push_back(fmt::format("OMP_NUM_THREADS={}", std::max(1, thread_count() / workers)));
@@ -105,7 +108,12 @@ class Launcher {
   }
 
   void start(int rank) {
-    std::vector<std::string> words{"/proc/self/exe"}, values = environment(rank);
+    int ends[2], problem[2];  // for what it says of errors, and for why it could not begin
+    if (pipe2(ends, O_CLOEXEC) != 0 || pipe2(problem, O_CLOEXEC) != 0)
+      fail_environment("cannot make a pipe: {}", std::strerror(errno));
+    // Rank 0 has the terminal to itself, and says there all but what ends it.
+    std::vector<std::string> words{"/proc/self/exe"},
+        values = environment(rank, rank == 0 ? ends[1] : STDERR_FILENO);
     words.insert(words.end(), words_.begin(), words_.end());
     const auto pointers = [](std::vector<std::string>& texts) {
       std::vector<char*> list;
@@ -115,9 +123,6 @@ class Launcher {
       return list;
     };
     const auto arguments = pointers(words), variables = pointers(values);
-    int ends[2], problem[2];  // of its standard error, and for why it could not begin
-    if (pipe2(ends, O_CLOEXEC) != 0 || pipe2(problem, O_CLOEXEC) != 0)
-      fail_environment("cannot make a pipe: {}", std::strerror(errno));
     const pid_t parent = getpid(), pid = fork();
     if (pid < 0) fail_environment("cannot start rank {}: {}", rank, std::strerror(errno));
     if (pid == 0) {
@@ -127,6 +132,8 @@ class Launcher {
         const int nothing = open("/dev/null", O_WRONLY | O_CLOEXEC);
         dup2(nothing, STDOUT_FILENO);
         dup2(ends[1], STDERR_FILENO);
+      } else {
+        fcntl(ends[1], F_SETFD, 0);  // inherited
       }
       fcntl(run_folder_.number(), F_SETFD, 0);  // inherited
       execve("/proc/self/exe", arguments.data(), variables.data());
@@ -237,21 +244,23 @@ class Launcher {
       if (child.running) kill(child.pid, signal);
   }
 
-  // The error of the rank that failed first. Rank 0 has printed its own; where it only lost another, the
-  // error of that one follows. All ranks say the same of a mistake in the recipe: it is printed without a
-  // rank. A killed rank says nothing: then the next one's.
+  // The error that ended the run: of rank 0 where it has that exit code, else of the first rank that ended
+  // with it. What others say, who only lost that rank, is left out. If all ranks report the same error, print
+  // it once, without a rank. A killed rank says nothing: then the next one's.
   void report() {
-    const int first = children_[0].code;
-    if (code_ == 0 || first == code_) return;
-    for (const int rank : order_) {
-      const std::vector<std::string>& lines = children_[rank].lines;
-      if (lines.empty() || (first != 0 && children_[rank].code != code_)) continue;
-      const bool alone = std::count_if(children_.begin(), children_.end(),
-                                       [&](const Child& child) { return child.lines == lines; }) == 1;
-      const std::string name = alone ? fmt::format("[rank {}] ", rank) : "";
-      for (const std::string& line : lines) std::cerr << name << visible(line) << "\n";
-      return;
-    }
+    if (code_ == 0) return;
+    std::vector<int> ranks{0};
+    ranks.insert(ranks.end(), order_.begin(), order_.end());
+    for (const bool any_code : {false, true})
+      for (const int rank : ranks) {
+        const std::vector<std::string>& lines = children_[rank].lines;
+        if (lines.empty() || (!any_code && children_[rank].code != code_)) continue;
+        const bool alone = std::count_if(children_.begin(), children_.end(),
+                                         [&](const Child& child) { return child.lines == lines; }) == 1;
+        const std::string name = alone && rank > 0 ? fmt::format("[rank {}] ", rank) : "";
+        for (const std::string& line : lines) std::cerr << name << visible(line) << "\n";
+        return;
+      }
   }
 
   std::string secret_ = make_secret();
@@ -270,6 +279,15 @@ class Launcher {
 };
 
 }  // namespace
+
+int pipe_to_launcher() {
+  const char* number = std::getenv("HETRUN_ERRORS");
+  const int pipe = number == nullptr ? -1 : std::atoi(number);
+  struct stat about {};
+  if (pipe <= STDERR_FILENO || fstat(pipe, &about) != 0 || !S_ISFIFO(about.st_mode)) return -1;
+  fcntl(pipe, F_SETFD, FD_CLOEXEC);
+  return pipe;
+}
 
 int launch(int workers, const std::vector<std::string>& words) {
   // A prompt that is ended from outside leaves the terminal as it reads lines.

@@ -12,4 +12,8 @@ namespace het::lua {
 // dropped. Returns the first failing rank's exit code, 75 when it was killed, 0 when all ended well.
 int launch(int workers, const std::vector<std::string>& words);
 
+// In rank 0 of launch(): the pipe on which it says what ends it, which the launcher tells when it has heard
+// all ranks; negative: there is none.
+int pipe_to_launcher();
+
 }  // namespace het::lua

@@ -28,8 +28,9 @@
 #include "lua/recipe_files.h"
 
 namespace het {
+class DeviceMesh;
 struct DistributedTensor;
-}
+}  // namespace het
 
 namespace het::lua {
 
@@ -72,6 +73,8 @@ struct Host {
   Gpus gpus;
   std::map<int, DeviceHandle> opened_gpus;
   std::unique_ptr<Eager> eager;
+  std::shared_ptr<const DeviceMesh>
+      alone;  // of this rank only: gradients of plain tensors; made on first use
   int64_t collect_at = int64_t{256} << 20;  // live tensor bytes at which Lua is asked to collect
   uint64_t draws = 0;                       // seeds of random tensors that name none
   std::shared_ptr<Files> files;             // who opens paths; null: the process itself
@@ -130,6 +133,9 @@ void add_mesh(lua_State* L);
 // The communicators of a run's ranks, and that of all of them.
 std::shared_ptr<Groups> groups_of(const ClusterHandle& cluster);
 Communicator& world_of(const ClusterHandle& cluster);
+// Others of the same ranks, over links as slow as the list `links` of the table at `index` says: a {latency,
+// bandwidth} for each rank from and then each rank to.
+std::shared_ptr<Groups> paced_groups_of(lua_State* L, int index, const ClusterHandle& cluster);
 // By which ranks that run the same lines check that they do, made on first use.
 std::shared_ptr<Agreement> agreement_of(const ClusterHandle& cluster);
 // Lines that rank 0 gives to the others, numbered from 1. A rank waits for one as long as `timeout`; nullopt:

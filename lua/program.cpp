@@ -6,6 +6,8 @@
 #include <iostream>
 #include <new>
 
+#include <unistd.h>
+
 #include "core/base/units.h"
 #include "core/base/visible.h"
 #include "core/io/file.h"
@@ -87,6 +89,14 @@ int run(int argc, char** argv, const Gpus& gpus) {
   return state.run_recipe(line.command);
 }
 
+// Tell what ends the program.
+void tell(const std::string& text) {
+  const std::string line = fmt::format("hetrun: {}\n", visible(text));
+  const int pipe = pipe_to_launcher();
+  if (pipe >= 0 && ::write(pipe, line.data(), line.size()) == std::ssize(line)) return;
+  std::cerr << line;
+}
+
 }  // namespace
 
 int run_program(int argc, char** argv, const Gpus& gpus) {
@@ -101,16 +111,16 @@ int run_program(int argc, char** argv, const Gpus& gpus) {
     std::cout.flush();
     // Ranks that end one after the other lose each other: no reason to say so.
     if (error.kind() == ErrorKind::peer && interrupt_pending()) return kInterruptedExitCode;
-    std::cerr << "hetrun: " << visible(error.what()) << '\n';
+    tell(error.what());
     return static_cast<int>(error.kind());
   } catch (const std::bad_alloc&) {
-    std::cerr << "hetrun: " << out_of_memory().what() << '\n';
+    tell(out_of_memory().what());
     return static_cast<int>(ErrorKind::environment);
   } catch (const std::system_error& error) {  // no thread, no memory
-    std::cerr << "hetrun: the system refuses: " << visible(error.what()) << '\n';
+    tell(fmt::format("the system refuses: {}", error.what()));
     return static_cast<int>(ErrorKind::environment);
   } catch (const std::exception& error) {
-    std::cerr << "hetrun: unexpected failure: " << visible(error.what()) << '\n';
+    tell(fmt::format("unexpected failure: {}", error.what()));
     return static_cast<int>(ErrorKind::bug);
   }
 }

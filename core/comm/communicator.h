@@ -150,8 +150,10 @@ class Fabric {
   virtual int size() const = 0;
   // The communicator of `ranks` (distinct, this rank among them). Every member calls it with the same list
   // and a name that is used once in the fabric's life, and waits there for the others; members that share
-  // several groups make them in the same order. Throws Error(peer) naming who did not come.
-  virtual std::shared_ptr<Communicator> group(const std::string& name, std::vector<int> ranks) = 0;
+  // several groups make them in the same order. `pacer` holds back what this group does; null: the fabric's.
+  // Throws Error(peer) naming who did not come.
+  virtual std::shared_ptr<Communicator> group(const std::string& name, std::vector<int> ranks,
+                                              std::shared_ptr<Pacer> pacer = nullptr) = 0;
   // Abort every communicator made, and every group being made.
   virtual void abort(std::string_view why) = 0;
   // Why the first of them failed here, as the others are told; empty: none has.

@@ -551,7 +551,8 @@ class GlooFabric final : public Fabric {
   int rank() const override { return options_.rank; }
   int size() const override { return options_.size; }
 
-  std::shared_ptr<Communicator> group(const std::string& name, std::vector<int> ranks) override {
+  std::shared_ptr<Communicator> group(const std::string& name, std::vector<int> ranks,
+                                      std::shared_ptr<Pacer> pacer) override {
     groups_.require_alive();
     const int place = place_in_group(ranks, rank(), size());
     const CommClock::time_point until = CommClock::now() + options_.patience.timeout;
@@ -571,8 +572,9 @@ class GlooFabric final : public Fabric {
       connect_all(*mesh, *links, name, ranks, cards, waiting);
     }
     waiting.all_came();
-    auto group = make_group({name, std::move(ranks), place, options_.patience, board_, options_.pacer},
-                            std::move(links));
+    auto group = make_group(
+        {name, std::move(ranks), place, options_.patience, board_, pacer != nullptr ? pacer : options_.pacer},
+        std::move(links));
     groups_.add(group);
     return group;
   }

@@ -55,7 +55,8 @@ std::string obstacle(const std::vector<Card>& cards, const std::vector<int>& ran
 
 Communicator& Groups::group(const std::vector<int>& ranks) {
   std::shared_ptr<Communicator>& made = made_[ranks];
-  if (made == nullptr) made = fabric_->group(fmt::format("ranks {}", fmt::join(ranks, ",")), ranks);
+  if (made == nullptr)
+    made = fabric_->group(fmt::format("{}ranks {}", name_, fmt::join(ranks, ",")), ranks, pacer_);
   return *made;
 }
 

@@ -15,7 +15,11 @@ namespace het {
 
 class Groups {
  public:
-  explicit Groups(std::shared_ptr<Fabric> fabric) : fabric_(std::move(fabric)) {}
+  // `name` begins those of the groups: another one where several have one fabric. `pacer` holds back what
+  // they do; null: the fabric's.
+  explicit Groups(std::shared_ptr<Fabric> fabric, std::string name = "",
+                  std::shared_ptr<Pacer> pacer = nullptr)
+      : fabric_(std::move(fabric)), name_(std::move(name)), pacer_(std::move(pacer)) {}
 
   int rank() const { return fabric_->rank(); }
   int size() const { return fabric_->size(); }
@@ -31,6 +35,8 @@ class Groups {
 
  private:
   std::shared_ptr<Fabric> fabric_;
+  std::string name_;
+  std::shared_ptr<Pacer> pacer_;
   std::map<std::vector<int>, std::shared_ptr<Communicator>> made_;
   struct Direct {
     std::shared_ptr<Device> device;

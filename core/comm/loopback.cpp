@@ -161,13 +161,15 @@ class LoopbackFabric final : public Fabric {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
 
-  std::shared_ptr<Communicator> group(const std::string& name, std::vector<int> ranks) override {
+  std::shared_ptr<Communicator> group(const std::string& name, std::vector<int> ranks,
+                                      std::shared_ptr<Pacer> pacer) override {
     groups_.require_alive();
     const int place = place_in_group(ranks, rank_, size_);
     const std::shared_ptr<Meeting> meeting = meeting_of(name, ranks.size());
     join(*meeting, place, name, ranks);
-    auto group = make_group({name, std::move(ranks), place, options_.patience, board_, pacer_},
-                            std::make_unique<LoopbackLinks>(meeting, place));
+    auto group = make_group(
+        {name, std::move(ranks), place, options_.patience, board_, pacer != nullptr ? pacer : pacer_},
+        std::make_unique<LoopbackLinks>(meeting, place));
     groups_.add(group);
     return group;
   }

@@ -37,45 +37,47 @@ Tensor copy_of(const Tensor& own, Shape shape) {
 }  // namespace
 
 DeviceMesh::DeviceMesh(std::shared_ptr<Groups> groups, std::shared_ptr<Agreement> agreement,
-                       std::vector<MeshAxis> axes, std::vector<int> ranks)
+                       std::shared_ptr<MeshEager> eager, MeshLayout layout)
     : groups_(std::move(groups)),
       agreement_(std::move(agreement)),
-      axes_(std::move(axes)),
-      ranks_(std::move(ranks)) {
+      eager_(std::move(eager)),
+      layout_(std::move(layout)) {
   const int available = groups_ != nullptr ? groups_->size() : 1;
   int64_t places = 1;
-  for (const MeshAxis& axis : axes_) {
+  for (const MeshAxis& axis : axes()) {
     if (axis.size < 1) fail_usage("mesh: {} = {}; an axis has 1 rank at least", axis.name, axis.size);
     places *= axis.size;
   }
   if (places != available)
-    fail_usage("{} needs {} ranks; this run has {}{}", to_string(*this), places, available,
-               available == 1 ? fmt::format(" (hetrun --workers {} starts so many here)", places) : "");
-  if (ranks_.empty()) {
-    ranks_.resize(static_cast<size_t>(available));
-    std::iota(ranks_.begin(), ranks_.end(), 0);
+    fail_usage("{} needs {} ranks; this run has {} (hetrun --workers {} starts so many here)",
+               to_string(*this), places, available, places);
+  std::vector<int>& ranks = layout_.ranks;
+  if (ranks.empty()) {
+    ranks.resize(static_cast<size_t>(available));
+    std::iota(ranks.begin(), ranks.end(), 0);
   }
-  std::vector<int> sorted = ranks_;
+  std::vector<int> sorted = ranks;
   std::sort(sorted.begin(), sorted.end());
   for (int rank = 0; rank < available; ++rank)
     if (static_cast<int>(sorted.size()) != available || sorted[static_cast<size_t>(rank)] != rank)
-      fail_usage("mesh: ranks = {{ {} }}; each of the ranks 0 to {} has one place", fmt::join(ranks_, ", "),
+      fail_usage("mesh: ranks = {{ {} }}; each of the ranks 0 to {} has one place", fmt::join(ranks, ", "),
                  available - 1);
+  HET_REQUIRE(devices().empty() || devices().size() == ranks.size(), devices().size());
   const int own = groups_ != nullptr ? groups_->rank() : 0;
-  place_ = static_cast<int>(std::find(ranks_.begin(), ranks_.end(), own) - ranks_.begin());
-  agree_on(fmt::format("het.{} over ranks {}", to_string(*this), fmt::join(ranks_, ", ")));
-  for (int axis = -1; axis < static_cast<int>(axes_.size()); ++axis) {
+  place_ = static_cast<int>(std::find(ranks.begin(), ranks.end(), own) - ranks.begin());
+  agree_on(fmt::format("het.{} over ranks {}", to_string(*this), fmt::join(ranks, ", ")));
+  for (int axis = -1; axis < static_cast<int>(axes().size()); ++axis) {
     std::vector<int> members;
-    for (const int place : along(place_, axis)) members.push_back(ranks_[static_cast<size_t>(place)]);
+    for (const int place : along(place_, axis)) members.push_back(ranks[static_cast<size_t>(place)]);
     groups_of_.push_back(members.size() > 1 ? &groups_->group(members) : nullptr);
   }
 }
 
 int DeviceMesh::axis_named(std::string_view name) const {
   std::vector<std::string> names;
-  for (size_t a = 0; a < axes_.size(); ++a) {
-    if (axes_[a].name == name) return static_cast<int>(a);
-    names.push_back(axes_[a].name);
+  for (size_t a = 0; a < axes().size(); ++a) {
+    if (axes()[a].name == name) return static_cast<int>(a);
+    names.push_back(axes()[a].name);
   }
   const std::string nearest = nearest_name(std::string(name), names);
   fail_usage("{} has no axis '{}'{}", to_string(*this), name,
@@ -83,15 +85,15 @@ int DeviceMesh::axis_named(std::string_view name) const {
 }
 
 int DeviceMesh::coordinate(int place, int axis) const {
-  for (size_t a = axes_.size(); a-- > static_cast<size_t>(axis) + 1;) place /= axes_[a].size;
-  return place % axes_[static_cast<size_t>(axis)].size;
+  for (size_t a = axes().size(); a-- > static_cast<size_t>(axis) + 1;) place /= axes()[a].size;
+  return place % axes()[static_cast<size_t>(axis)].size;
 }
 
 std::vector<int> DeviceMesh::along(int place, int axis) const {
   std::vector<int> places;
   for (int other = 0; other < size(); ++other) {
     bool differs = false;
-    for (int a = 0; a < static_cast<int>(axes_.size()) && axis >= 0; ++a)
+    for (int a = 0; a < static_cast<int>(axes().size()) && axis >= 0; ++a)
       differs = differs || (a != axis && coordinate(other, a) != coordinate(place, a));
     if (!differs) places.push_back(other);
   }
@@ -106,6 +108,11 @@ std::string to_string(const DeviceMesh& mesh) {
   std::string text = "mesh {";
   for (const MeshAxis& axis : mesh.axes())
     text += fmt::format("{} {} = {}", text.ends_with('{') ? "" : ",", axis.name, axis.size);
+  const std::vector<int>& ranks = mesh.ranks();
+  if (!mesh.devices().empty())
+    text += fmt::format(", devices = {{ \"{}\" }}", fmt::join(mesh.devices(), "\", \""));
+  else if (!std::is_sorted(ranks.begin(), ranks.end()))
+    text += fmt::format(", ranks = {{ {} }}", fmt::join(ranks, ", "));
   return text + " }";
 }
 

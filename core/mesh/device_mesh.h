@@ -20,19 +20,29 @@ struct MeshAxis {
   bool operator==(const MeshAxis&) const = default;
 };
 
+// How ranks are laid out. Places are numbered row-major, the last axis fastest.
+struct MeshLayout {
+  std::vector<MeshAxis> axes;
+  std::vector<int> ranks;  // who is at each place, every rank of the run once; empty: in their order
+  std::vector<std::string> devices;  // their names, as a plan would call them: "a:0"; empty: they have none
+};
+
+struct MeshEager;
+
 class DeviceMesh {
  public:
-  // Places are numbered row-major, the last axis fastest; `ranks` says who is at each, every rank of the run
-  // once; empty: in their order. Every rank makes the mesh alike, at the same place, and waits for the
-  // others. `groups` and `agreement` are null where the run has one rank. Throws Error(usage) when the axes
-  // do not have as many places as the run has ranks.
-  DeviceMesh(std::shared_ptr<Groups> groups, std::shared_ptr<Agreement> agreement, std::vector<MeshAxis> axes,
-             std::vector<int> ranks = {});
+  // Every rank makes the mesh alike, at the same place, and waits for the others. `groups` and `agreement`
+  // are null where the run has one rank. `eager` runs operators on tensors of this mesh alone. Throws
+  // Error(usage) when the axes do not have as many places as the run has ranks.
+  DeviceMesh(std::shared_ptr<Groups> groups, std::shared_ptr<Agreement> agreement,
+             std::shared_ptr<MeshEager> eager, MeshLayout layout);
 
-  const std::vector<MeshAxis>& axes() const { return axes_; }
-  int size() const { return static_cast<int>(ranks_.size()); }
-  const std::vector<int>& ranks() const { return ranks_; }
-  int place() const { return place_; }  // this rank's
+  const std::vector<MeshAxis>& axes() const { return layout_.axes; }
+  int size() const { return static_cast<int>(layout_.ranks.size()); }
+  const std::vector<int>& ranks() const { return layout_.ranks; }              // by place
+  const std::vector<std::string>& devices() const { return layout_.devices; }  // by place; empty: no names
+  int place() const { return place_; }                                         // this rank's
+  MeshEager& eager() const { return *eager_; }
 
   int axis_named(std::string_view name) const;  // throws Error(usage) naming the nearest one
   int coordinate(int place, int axis) const;
@@ -47,13 +57,14 @@ class DeviceMesh {
  private:
   std::shared_ptr<Groups> groups_;
   std::shared_ptr<Agreement> agreement_;
-  std::vector<MeshAxis> axes_;
-  std::vector<int> ranks_;
+  std::shared_ptr<MeshEager> eager_;
+  MeshLayout layout_;
   int place_ = 0;
   std::vector<Communicator*> groups_of_;  // of all, then of each axis
 };
 
-std::string to_string(const DeviceMesh& mesh);  // "mesh { data = 2, model = 4 }"
+// "mesh { data = 2, model = 4 }", with devices by name, or ranks that are not in their order.
+std::string to_string(const DeviceMesh& mesh);
 
 // Collectives along an axis on what each rank has, at once: `own` is packed, and so is the result. `label`
 // names the tensor in messages. A group of one rank copies its operand.

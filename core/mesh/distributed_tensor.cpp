@@ -6,6 +6,7 @@
 
 #include "core/base/error.h"
 #include "core/plan/inventory.h"
+#include "core/tensor/packed.h"
 
 namespace het {
 namespace {
@@ -23,36 +24,12 @@ Tensor cut(const Tensor& local, const TensorSlice& held, const TensorSlice& part
   return result;
 }
 
-// Packed elements of several slices, one after the other.
-class Packed {
- public:
-  Packed(DType dtype, int64_t elements) : tensor_(TensorType{dtype, {elements}}) {}
-  explicit Packed(Tensor tensor) : tensor_(std::move(tensor)) {}
-
-  Tensor next(const TensorSlice& slice) {
-    Layout layout = Layout::contiguous({tensor_.dtype(), slice.shape()});
-    layout.offset = at_;
-    at_ += slice.elements();
-    return tensor_.view(std::move(layout));
-  }
-  const Tensor& tensor() const { return tensor_; }
-
- private:
-  Tensor tensor_;
-  int64_t at_ = 0;
-};
-
 // Brings one tensor to lie otherwise.
 class Redistribution {
  public:
-  Redistribution(const DistributedTensor& x, const Placements& to, const std::string& label,
-                 std::vector<Travel>* travels)
-      : mesh_(*x.mesh), now_(x), label_(label), travels_(travels) {
-    auto slices = slices_of(mesh_, x.type.shape, to);
-    HET_REQUIRE(slices.has_value(), to_string(x.type));
-    wanted_ = std::move(*slices);
-    to_ = to;
-  }
+  Redistribution(const DistributedTensor& x, const Placements& to, const std::vector<TensorSlice>& wanted,
+                 const std::string& label, std::vector<Travel>* travels)
+      : mesh_(*x.mesh), now_(x), to_(to), wanted_(wanted), label_(label), travels_(travels) {}
 
   DistributedTensor run() {
     const int axes = static_cast<int>(mesh_.axes().size());
@@ -76,29 +53,39 @@ class Redistribution {
     if (travels_ != nullptr && bytes > 0) travels_->push_back({collective, axis, bytes});
   }
 
-  // Summands along an axis become their sum: at once as parts, where what each rank shall have is a part of
-  // what all of them have a summand of.
+  // Summands along an axis become their sum: at once as parts, where what the ranks shall have are parts of
+  // what all of them have a summand of. Ranks that need nothing of it take no part.
   void reduce(int axis) {
-    bool scatters = to_[static_cast<size_t>(axis)].lies.is_sharded();
+    bool is_last = true;
     for (int other = 0; other < axis; ++other)  // whose ranks' summands are of what this axis' ranks have
-      scatters = scatters && (!now_.is_partial(other) || is_partial(other));
-    for (int place = 0; place < mesh_.size(); ++place)
-      for (const int other : mesh_.along(place, axis)) scatters = scatters && has(held(place), wanted(other));
+      is_last = is_last && (!now_.is_partial(other) || is_partial(other));
+    bool scatters = is_last;
+    for (int place = 0; place < mesh_.size() && scatters; ++place) {
+      int64_t together = 0;
+      for (const int other : mesh_.along(place, axis)) {
+        scatters = scatters && has(held(place), wanted(other));
+        together += wanted(other).elements();
+      }
+      scatters = scatters && together <= held(place).elements();
+    }
     const std::vector<int> places = mesh_.along(mesh_.place(), axis);
     const auto others = static_cast<int64_t>(places.size()) - 1;
-    if (!scatters) {
+    const bool is_needed =
+        !is_last || !has_all() ||
+        std::any_of(places.begin(), places.end(), [&](int place) { return !wanted(place).is_empty(); });
+    if (!scatters && is_needed) {
       now_.local = all_reduce(mesh_, axis, now_.local, Reduction::sum, label_);
       note("all_reduce", axis, 2 * others * now_.local.elements());
-    } else {
+    } else if (scatters) {
       std::vector<int64_t> counts;
       int64_t elements = 0;
       for (const int place : places) {
         counts.push_back(wanted(place).elements());
         elements += counts.back();
       }
-      Packed blocks(now_.type.dtype, elements);
-      for (const int place : places)
-        blocks.next(wanted(place)).copy_from(cut(now_.local, now_.slice(), wanted(place)));
+      PackedSlices blocks(now_.type.dtype, elements);
+      const Tensor local = now_.local.contiguous();
+      for (const int place : places) blocks.write(wanted(place), local, now_.slice());
       const Tensor own = reduce_scatter(mesh_, axis, blocks.tensor(), counts, label_);
       now_.local = own.view(Layout::contiguous({own.dtype(), wanted(mesh_.place()).shape()}));
       now_.slices = wanted_;
@@ -107,10 +94,15 @@ class Redistribution {
     now_.placements[static_cast<size_t>(axis)].lies = {};
   }
 
+  // Whether each rank has what it shall have.
+  bool has_all() const {
+    bool all = true;
+    for (int place = 0; place < mesh_.size(); ++place) all = all && has(held(place), wanted(place));
+    return all;
+  }
+
   void move() {
-    bool local = true;
-    for (int place = 0; place < mesh_.size(); ++place) local = local && has(held(place), wanted(place));
-    if (local) {
+    if (has_all()) {
       now_.local = cut(now_.local, now_.slice(), wanted(mesh_.place()));
     } else {
       int axis = static_cast<int>(mesh_.axes().size()) - 1;
@@ -164,15 +156,15 @@ class Redistribution {
         if (places[from] == own) sends += count;
       }
     }
-    Packed blocks(now_.type.dtype, sends);
-    for (const TensorSlice& piece : sent) blocks.next(piece).copy_from(cut(now_.local, held(own), piece));
-    Packed arrived(all_to_all(mesh_, axis, blocks.tensor(), counts, label_));
+    PackedSlices blocks(now_.type.dtype, sends);
+    const Tensor local = now_.local.contiguous();
+    for (const TensorSlice& piece : sent) blocks.write(piece, local, held(own));
+    PackedSlices arrived(all_to_all(mesh_, axis, blocks.tensor(), counts, label_));
     Tensor result = empty_of(now_.type.dtype, wanted(own));
-    if (!mine[own].empty()) copy(result, wanted(own), now_.local.contiguous(), held(own));
+    if (!mine[own].empty()) copy(result, wanted(own), local, held(own));
     mine.erase(own);
     for (const int from : places)
-      for (const TensorSlice& piece : mine[from])
-        copy(result, wanted(own), arrived.next(piece).contiguous(), piece);
+      for (const TensorSlice& piece : mine[from]) arrived.read(piece, result, wanted(own));
     now_.local = result;
     note("all_to_all", axis, travelling);
   }
@@ -189,11 +181,9 @@ class Redistribution {
       counts.push_back(held(place).elements());
       elements += counts.back();
     }
-    Packed all(all_gather(mesh_, axis, now_.local, counts, label_));
+    PackedSlices all(all_gather(mesh_, axis, now_.local, counts, label_));
     Tensor result = empty_of(now_.type.dtype, wanted(mesh_.place()));
-    for (const int place : places)
-      if (const Tensor part = all.next(held(place)); part.elements() > 0)
-        copy(result, wanted(mesh_.place()), part.contiguous(), held(place));
+    for (const int place : places) all.read(held(place), result, wanted(mesh_.place()));
     now_.local = result;
     note("all_gather", axis, (static_cast<int64_t>(places.size()) - 1) * elements);
     return true;
@@ -201,8 +191,8 @@ class Redistribution {
 
   const DeviceMesh& mesh_;
   DistributedTensor now_;
-  Placements to_;
-  std::vector<TensorSlice> wanted_;
+  const Placements& to_;
+  const std::vector<TensorSlice>& wanted_;
   const std::string& label_;
   std::vector<Travel>* travels_;
 };
@@ -261,7 +251,15 @@ DistributedTensor replicated(std::shared_ptr<const DeviceMesh> mesh, const Tenso
 
 DistributedTensor redistribute(const DistributedTensor& x, const Placements& to, const std::string& label,
                                std::vector<Travel>* travels) {
-  return Redistribution(x, to, label, travels).run();
+  const auto wanted = slices_of(*x.mesh, x.type.shape, to);
+  HET_REQUIRE(wanted.has_value(), to_string(x.type));
+  return redistribute(x, to, *wanted, label, travels);
+}
+
+DistributedTensor redistribute(const DistributedTensor& x, const Placements& to,
+                               const std::vector<TensorSlice>& wanted, const std::string& label,
+                               std::vector<Travel>* travels) {
+  return Redistribution(x, to, wanted, label, travels).run();
 }
 
 Tensor gather(const DistributedTensor& x) {

@@ -59,6 +59,11 @@ DistributedTensor replicated(std::shared_ptr<const DeviceMesh> mesh, const Tenso
 // gets an entry for each collective.
 DistributedTensor redistribute(const DistributedTensor& x, const Placements& to,
                                const std::string& label = "", std::vector<Travel>* travels = nullptr);
+// The same, where `wanted` says what each place needs: the slices of `to`, or no element on a rank that does
+// without.
+DistributedTensor redistribute(const DistributedTensor& x, const Placements& to,
+                               const std::vector<TensorSlice>& wanted, const std::string& label,
+                               std::vector<Travel>* travels);
 // All of it, on every rank.
 Tensor gather(const DistributedTensor& x);
 

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "core/base/recently_used.h"
 #include "core/graph/graph.h"
 #include "core/mesh/distributed_tensor.h"
 #include "core/program/eager.h"
@@ -23,16 +25,28 @@ struct MeshStep {
   std::vector<Move> moves;
 };
 
+class MeshProgram;
+
+// Runs operators on the tensors of one mesh. How one runs follows from its attributes and from the types and
+// placements of its operands alone: the programs used last are kept. Used from one thread.
+struct MeshEager {
+  // Computes on `device`; keeps at most so many programs (one or more).
+  explicit MeshEager(std::shared_ptr<Device> device, size_t most = 256)
+      : local(std::move(device)), programs(most) {}
+
+  Eager local;                                                // on what this rank has
+  RecentlyUsed<std::shared_ptr<const MeshProgram>> programs;  // of operators, by what they follow from
+};
+
 // Runs a graph that has inputs only, no state. `values` has them, all on one mesh, and gets what `wanted`
 // names. Ways are chosen as by propagate(), along each axis of the mesh by itself; results lie as they come
 // out of the operators that make them. Called by every rank alike. `steps`, if given, gets an entry for each
 // node.
-void run_on_mesh(Eager& eager, const Graph& graph, std::map<ValueId, DistributedTensor>& values,
+void run_on_mesh(const Graph& graph, std::map<ValueId, DistributedTensor>& values,
                  const std::vector<ValueId>& wanted, std::vector<MeshStep>* steps = nullptr);
 
 // One operator. Absent operands have no mesh. All results.
-std::vector<DistributedTensor> call_on_mesh(Eager& eager, const OpDef& op,
-                                            const std::vector<DistributedTensor>& inputs,
+std::vector<DistributedTensor> call_on_mesh(const OpDef& op, const std::vector<DistributedTensor>& inputs,
                                             const Attributes& attributes,
                                             std::vector<MeshStep>* steps = nullptr);
 

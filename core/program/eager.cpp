@@ -8,18 +8,9 @@
 namespace het {
 
 Kernel& Eager::kernel_for(const KernelRequest& request) {
-  const std::string key = key_of(request);
-  if (const auto found = places_.find(key); found != places_.end()) {
-    kernels_.splice(kernels_.begin(), kernels_, found->second);
-    return *found->second->second;
-  }
-  kernels_.emplace_front(key, device_->prepare(request));
-  places_.emplace(key, kernels_.begin());
-  if (kernels_.size() > most_) {
-    places_.erase(kernels_.back().first);
-    kernels_.pop_back();
-  }
-  return *kernels_.front().second;
+  std::string key = key_of(request);
+  if (const auto* kept = kernels_.find(key)) return **kept;
+  return *kernels_.add(std::move(key), device_->prepare(request));
 }
 
 std::vector<Tensor> Eager::call(const OpDef& op, const std::vector<Tensor>& inputs,

@@ -73,6 +73,15 @@ local function is_plain(value) return type(value) == "table" and debug.getmetata
 local function finite(value) return type(value) == "number" and value - value == 0 end
 local function whole(value) return finite(value) and value == math.floor(value) end
 
+-- Is a value an object of the engine, of one of these classes?
+local function is_native(value, ...)
+  local class = type(value) == "userdata" and getmetatable(value)
+  for i = 1, select("#", ...) do
+    if class == select(i, ...) then return true end
+  end
+  return false
+end
+
 -- The greatest whole number up to which Lua's numbers tell all from their neighbours.
 local greatest_whole = 2 ^ 53
 
@@ -90,11 +99,9 @@ local types = {
     function(v) return define.kind_of(v) == "layer" or type(v) == "function" end,
     "a layer (such as nn.linear) or a function",
   },
-  tensor = { function(v) return type(v) == "userdata" and getmetatable(v) == "tensor" end, "a tensor" },
-  value = {
-    function(v) return type(v) == "userdata" and (getmetatable(v) == "tensor" or getmetatable(v) == "value") end,
-    "a tensor or a value of a graph",
-  },
+  tensor = { function(v) return is_native(v, "tensor") end, "a tensor" },
+  value = { function(v) return is_native(v, "tensor", "distributed tensor", "value") end,
+    "a tensor or a value of a graph" },
   any = { function() return true end, "anything" },
 }
 

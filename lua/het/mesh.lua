@@ -3,12 +3,17 @@
 local native = require "het.native"
 local define = require "het.define"
 local errors = require "het.errors"
+local plan = require "het.plan"
 local text = require "het.text"
 
 local mesh = {}
 
 -- The other ranks of this process' run; false: there are none.
 local cluster
+
+-- Ranks by the names of their devices, and the names in the order of the ranks: as the first mesh that has names gives
+-- them. nil: none has.
+local rank_of, device_names
 
 --- The ranks that run the same lines as this one; nil where it is alone. All of them call it at the same place.
 function mesh.session()
@@ -34,8 +39,11 @@ function mesh.leave()
     cluster:finish("the end of its lines")   -- who still waits for this rank is told
     cluster:leave()
   end
-  cluster = nil
+  cluster, rank_of, device_names = nil, nil, nil
 end
+
+-- Fields of het.mesh that are no axes.
+local settings_of_mesh = { ranks = true, devices = true, pace = true }
 
 -- Names and sizes of the axes, in order.
 local function axes_of(spec)
@@ -44,6 +52,10 @@ local function axes_of(spec)
     if type(name) ~= "string" then
       errors.usage('het.mesh: an axis has a name and a number of ranks, as in het.mesh { data = 2 } or het.mesh { '
         .. '{ "model", 2 }, { "data", 2 } }')
+    end
+    if type(size) == "table" then
+      errors.usage('het.mesh: %s is a number of ranks, as in het.mesh { %s = 2 }; devices = { "a:0-1" } names them',
+        name, name)
     end
     names[#names + 1] = name
     sizes[#sizes + 1] = define.expect("het.mesh: " .. name, size, "integer")
@@ -54,7 +66,7 @@ local function axes_of(spec)
   end
   local listed = #names
   for _, name in ipairs(text.keys(spec)) do
-    if type(name) == "string" and name ~= "ranks" then
+    if type(name) == "string" and not settings_of_mesh[name] then
       if listed > 0 then errors.usage("het.mesh: axes are a list, or named; %s is beside a list", name) end
       add(name, spec[name])
     end
@@ -65,16 +77,70 @@ local function axes_of(spec)
   return names, sizes
 end
 
+-- A list of `wanted`, or nil.
+local function list_of(spec, field, wanted, example)
+  local list = spec[field]
+  if list == nil then return nil end
+  local ok = type(list) == "table" and #list > 0
+  for _, each in ipairs(ok and list or {}) do
+    ok = ok and type(each) == wanted and (wanted ~= "number" or each == math.floor(each))
+  end
+  if not ok then
+    errors.usage("het.mesh: %s is a list of %s, as in %s = %s", field, wanted == "number" and "ranks" or "devices",
+      field, example)
+  end
+  return list
+end
+
+-- Names of devices by place, and the rank that each is: of the first mesh that has names its own order, as of a plan.
+local function devices_of(spec, places)
+  local given = list_of(spec, "devices", "string", '{ "a:0-1", "b:0-1" }')
+  if not given then return nil, list_of(spec, "ranks", "number", "{ 1, 0 }") end
+  if spec.ranks then errors.usage "het.mesh: devices and ranks both say who is at each place; give one of them" end
+  local devices, problem = plan.expand_devices(given)
+  if problem then errors.usage("het.mesh: devices: %s", problem) end
+  if #devices ~= places then
+    errors.usage("het.mesh: %d device%s for %d place%s", #devices, #devices == 1 and "" or "s", places,
+      places == 1 and "" or "s")
+  end
+  local by_name, ranks = rank_of or {}, {}
+  for place, device in ipairs(devices) do
+    if not rank_of then
+      if by_name[device] then errors.usage("het.mesh: devices names %s twice", device) end
+      by_name[device] = place - 1
+    end
+    ranks[place] = by_name[device] or errors.usage("het.mesh: no rank of this run is %s; they are %s", device,
+      table.concat(device_names, ", "))
+  end
+  return devices, ranks, by_name
+end
+
+-- What slows a mesh down to devices of a cluster: what this rank computes on, and links between all ranks.
+local function paced(description, devices, rank)
+  if define.kind_of(description) ~= "cluster" then
+    errors.usage("het.mesh: pace = %s; a het.cluster { ... } is needed", text.value(description))
+  end
+  if not devices then
+    errors.usage 'het.mesh: pace needs devices: which of the cluster each rank is, as in devices = { "a:0-1", "b:0-1" }'
+  end
+  local pace = native.pace(description, devices)
+  return native.device("cpu", pace.devices[rank + 1]), pace.links
+end
+
 mesh.new = define.object({
-  name = "mesh", signature = "het.mesh { axis = ranks, ... [, ranks = { 0, 2, ... }] }",
+  name = "mesh",
+  signature = 'het.mesh { axis = ranks, ... [, devices = { "a:0-1", ... }] [, pace = cluster] [, ranks = { 1, 0 }] }',
   example = "local mesh = het.mesh { data = 2, model = 2 }",
   sentence = "The ranks of this run as a grid; every rank makes it alike. Axes count in alphabetical order, the last "
-    .. 'one fastest; { "model", 2 }, { "data", 2 } is an order of your own. `ranks` says who is at each place. '
-    .. "Tensors lie over it by tensor:shard.",
+    .. 'one fastest; { "model", 2 }, { "data", 2 } is an order of your own. `devices` names who is at each place, '
+    .. "as in plans; the first mesh that has names gives them to the ranks, in its order, and later ones mean the same "
+    .. "ranks by them. `pace` runs each rank as slowly as its device in this cluster, over links as slow. `ranks` says "
+    .. "by numbers who is at each place. Tensors lie over it by tensor:shard.",
   members = {
     { "rank", "mesh.rank", "This process' number in the run, from 0." },
     { "size", "mesh.size", "How many ranks it has." },
     { "axes", "mesh.axes", "The number of ranks along each axis, by name." },
+    { "devices", "mesh.devices", "The names of its devices, by place; nil where it has none." },
     { "coordinate", "mesh:coordinate(axis)", "Where this rank is along an axis, from 0.",
       example = 'mesh:coordinate "model"' },
     { "all_reduce", "mesh:all_reduce(tensor, axis [, \"max\"])", "The sum of the tensors of all ranks along the axis, "
@@ -89,6 +155,8 @@ mesh.new = define.object({
       example = 'mesh:broadcast(t, "model", 0)' },
     { "transfer", "mesh:transfer(tensor, axis, from, to)", "The tensor of the rank at `from`, on the rank at `to`; nil "
       .. "elsewhere.", example = 'mesh:transfer(t, "model", 0, 1)' },
+    { "time", "mesh:time(f)", "Seconds that f() takes, until the last rank has done it.",
+      example = "mesh:time(function() op.linear(x, w) end)" },
     { "barrier", "mesh:barrier()", "Returns when all ranks have come to it." },
   },
 }, function(spec)
@@ -96,7 +164,18 @@ mesh.new = define.object({
     errors.usage("het.mesh takes a table, as in het.mesh { data = 2, model = 2 }; it was given %s", text.value(spec))
   end
   local names, sizes = axes_of(spec)
-  return native.mesh(mesh.session(), names, sizes, spec.ranks)
+  local places = 1
+  for _, size in ipairs(sizes) do places = places * size end
+  local devices, ranks, by_name = devices_of(spec, places)
+  local session = mesh.session()
+  local request = { axes = names, sizes = sizes, ranks = ranks, devices = devices }
+  local by_rank = device_names or devices
+  if spec.pace ~= nil and (not session or places == session:size()) then
+    request.device, request.links = paced(spec.pace, devices and by_rank, session and session:rank() or 0)
+  end
+  local made = native.mesh(session, request)
+  if devices then rank_of, device_names = by_name, by_rank end
+  return made
 end)
 
 define.object {
@@ -122,7 +201,13 @@ mesh.explain = define.document({
   name = "explain", signature = "het.explain(x)", example = "print(het.explain(y))",
   sentence = "How a distributed tensor was made: how each operator was cut along each axis, and what travelled for it, "
     .. "with bytes.",
-}, native.explain)
+}, function(x)
+  if type(x) ~= "userdata" or getmetatable(x) ~= "distributed tensor" then
+    errors.usage("het.explain: %s was given; a distributed tensor is needed, as tensor:shard and operators on one "
+      .. "return it", text.value(x))
+  end
+  return native.explain(x)
+end)
 
 mesh.gradient = define.document({
   name = "gradient", signature = "het.gradient(f, x, ...)",
@@ -152,7 +237,7 @@ mesh.gradient = define.document({
   for _, size in ipairs(sizes) do elements = elements * size end
   if elements ~= 1 then
     errors.usage("het.gradient: the function returned %s; a gradient is of a single number, such as op.sum or op.mean "
-      .. "of it", tostring(y))
+      .. "of it", y.dtype .. text.shape(sizes))
   end
   if #sizes > 0 then y = require("het.op").reshape(y, { shape = {} }) end
   local found = graph:gradients(y, values)

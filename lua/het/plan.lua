@@ -83,6 +83,22 @@ end
 
 local most_devices = 65536
 
+--- Names of devices, of which "a:0-3" is four; and what is wrong with the first that names none, or nil.
+-- @tparam {string,...} names
+function plan.expand_devices(names)
+  local devices = {}
+  for _, each in ipairs(names) do
+    local name, first, last = each:match("^(.*:)(%d+)%-(%d+)$")
+    first, last = tonumber(first), tonumber(last)
+    if name and (last < first or last - first >= most_devices) then
+      return devices, ("'%s' names no devices, or more than %d"):format(each, most_devices)
+    end
+    if not name then devices[#devices + 1] = each end
+    for device = first or 0, last or -1 do devices[#devices + 1] = name .. device end
+  end
+  return devices
+end
+
 -- `tensor` of a plan or a stage: a degree, or the shares of its devices.
 local function check_shares(constructor, tensor, report)
   if type(tensor) ~= "table" then return end
@@ -149,26 +165,15 @@ plan.stage = define.constructor {
   },
   check = function(a, report)
     for i = 1, #a do
-      local first, last = tostring(a[i]):match("^.*:(%d+)%-(%d+)$")
-      if first and (tonumber(last) < tonumber(first) or tonumber(last) - tonumber(first) >= most_devices) then
-        report(nil, ("stage: '%s' names no devices, or more than %d"):format(a[i], most_devices))
-      end
+      local _, problem = plan.expand_devices { tostring(a[i]) }
+      if problem then report(nil, "stage: " .. problem) end
     end
     check_shares("stage", a.tensor, report)
     check_sharding("stage", a.sharding, report)
   end,
   build = function(a)
-    local stage = setmetatable({ devices = {}, tensor = a.tensor, layers = a.layers, recompute = a.recompute,
-      sharding = a.sharding, optimizer_share = a.optimizer_share }, Stage)
-    for i = 1, #a do
-      local name, first, last = a[i]:match("^(.*:)(%d+)%-(%d+)$")
-      if not name then
-        stage.devices[#stage.devices + 1] = a[i]
-      else
-        for device = tonumber(first), tonumber(last) do stage.devices[#stage.devices + 1] = name .. device end
-      end
-    end
-    return stage
+    return setmetatable({ devices = (plan.expand_devices(a)), tensor = a.tensor, layers = a.layers,
+      sharding = a.sharding, recompute = a.recompute, optimizer_share = a.optimizer_share }, Stage)
   end,
 }
 

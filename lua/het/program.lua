@@ -222,7 +222,7 @@ function program.completions(text)
     if separator == ":" and type(value) == "string" then
       for name in pairs(string) do offer(name) end
     end
-  else
+  elseif not text:match "[%)%]}\"'][%.:][%w_]*$" then   -- of what a call gives nothing is known before it is made
     word = text:match "[%w_]*$"
     for name in pairs(environment) do offer(name) end
     for name in ("and break do else elseif end false for function if in local nil not or repeat return then true until "

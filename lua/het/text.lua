@@ -43,6 +43,11 @@ function text.value(value)
   if type(value) == "string" then return ('"%s"'):format((value:gsub("\n", "\\n"):gsub("\t", "\\t"))) end
   if type(value) == "number" then return ("%.14g"):format(value) end
   if type(value) == "table" and not debug.getmetatable(value) then return "{...}" end
+  -- Not their numbers: those of distributed tensors are on other ranks.
+  local kind = type(value) == "userdata" and getmetatable(value)
+  if kind == "tensor" or kind == "distributed tensor" then
+    return ("a %s %s%s"):format(kind, value.dtype, text.shape(value.shape))
+  end
   return tostring(value)
 end
 

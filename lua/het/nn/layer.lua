@@ -189,9 +189,9 @@ function methods:bind(context)
 end
 
 --- At the prompt a layer is called on tensors: its weights are drawn at the first call and kept; a loaded model
--- has its own.
+-- has its own. Of a distributed tensor every rank has the weights whole; in het.gradient they are constants.
 Layer.__call = function(self, ...)
-  define.expect(self.class.name, (...), "tensor")
+  define.expect(self.class.name, (...), "value")
   if not rawget(self, "store") then
     local store = {}
     if rawget(self, "folder") then
@@ -202,7 +202,7 @@ Layer.__call = function(self, ...)
     rawset(self, "store", store)
   end
   local result = builder.eager(self.store):call(self, nil, false, ...)
-  return define.expect("the result of " .. self.class.name, result, "tensor")
+  return define.expect("the result of " .. self.class.name, result, "value")
 end
 
 -- Lines of the tree.

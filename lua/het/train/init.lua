@@ -27,11 +27,6 @@ end
 
 local function is_model(value) return define.kind_of(value) == "layer" end
 
-local function count_layers(self)
-  local graph = self:graph_of_sample()
-  return #graph:layers()
-end
-
 -- Has the planner begin, in a thread of its own, to look for the plan that a het.plan.auto asks for. Returns a function
 -- that waits for what it answers.
 local function begin_plan(self, wanted, ranks)
@@ -142,7 +137,7 @@ local function join(self)
     answer = begun()
     self.plan = plan.resolve(require("het.planning").from_lua(answer.lua), a.batch)
   end
-  self.pace = a.pace and native.pace(a.pace, self.plan or errors.usage("train.pace needs a plan"), count_layers(self))
+  self.pace = a.pace and native.pace(a.pace, plan.devices(self.plan or errors.usage("train.pace needs a plan")))
   self.cluster = native.join {
     rendezvous = rendezvous_of(a), interface = settings.interface, run = a.name,
     secret_file = settings.secret_file, timeout = settings.timeout, warn_after = settings.warn_after,

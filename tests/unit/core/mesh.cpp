@@ -1,4 +1,5 @@
 // Distributed tensors: random expressions over random meshes give what one device gives.
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <numeric>
 #include <random>
@@ -246,13 +247,15 @@ Outcome try_expressions(Fabric& fabric, uint32_t first, int count, DType dtype) 
   Outcome outcome;
   const auto groups = std::make_shared<Groups>(std::shared_ptr<Fabric>(&fabric, [](Fabric*) {}));
   const auto agreement = std::make_shared<Agreement>(groups->group(testing::all_ranks(fabric.size())));
-  Eager eager(dtype == DType::f64 ? make_reference_device() : make_cpu_device());
+  const auto device = dtype == DType::f64 ? make_reference_device() : make_cpu_device();
+  Eager eager(device);
   const double tolerance = tolerance_of(dtype);
   for (int i = 0; i < count; ++i) {
     const uint32_t seed = first + static_cast<uint32_t>(i);
     Draws draws(seed);
     const auto mesh =
-        std::make_shared<const DeviceMesh>(groups, agreement, random_axes(draws, fabric.size()));
+        std::make_shared<const DeviceMesh>(groups, agreement, std::make_shared<MeshEager>(device),
+                                           MeshLayout{random_axes(draws, fabric.size()), {}, {}});
     const Expression expression = Maker(seed, dtype).make();
     const auto whole = run_whole(eager, expression);
     std::map<ValueId, DistributedTensor> values;
@@ -275,7 +278,7 @@ Outcome try_expressions(Fabric& fabric, uint32_t first, int count, DType dtype) 
         std::vector<DistributedTensor> inputs;
         for (const ValueId id : node.inputs)
           inputs.push_back(id == kAbsent ? DistributedTensor{} : values.at(id));
-        const auto results = call_on_mesh(eager, *node.op, inputs, node.attributes, &steps);
+        const auto results = call_on_mesh(*node.op, inputs, node.attributes, &steps);
         for (size_t o = 0; o < node.outputs.size(); ++o)
           if (node.outputs[o] != kAbsent) values.insert_or_assign(node.outputs[o], results[o]);
       }
@@ -284,7 +287,7 @@ Outcome try_expressions(Fabric& fabric, uint32_t first, int count, DType dtype) 
       const auto given = values;
       std::vector<ValueId> wanted;
       for (const auto& [id, gradient] : expression.gradients) wanted.push_back(gradient);
-      run_on_mesh(eager, expression.graph, values, wanted, &steps);
+      run_on_mesh(expression.graph, values, wanted, &steps);
       for (const auto& [id, gradient] : expression.gradients) {
         check(values.at(gradient), gradient, "a gradient");
         if (fabric.rank() == 0) ++outcome.gradients;
@@ -336,9 +339,10 @@ TEST_CASE("a rank without a part of one axis still has what it shall have of the
   const auto errors = on_ranks(testing::loopback_maker(), 4, Patience{}, [](Fabric& fabric) {
     const auto groups = std::make_shared<Groups>(std::shared_ptr<Fabric>(&fabric, [](Fabric*) {}));
     const auto agreement = std::make_shared<Agreement>(groups->group(testing::all_ranks(4)));
-    const auto mesh = std::make_shared<const DeviceMesh>(groups, agreement,
-                                                         std::vector<MeshAxis>{{"data", 2}, {"model", 2}});
-    Eager eager(make_reference_device());
+    const auto mesh_eager = std::make_shared<MeshEager>(make_reference_device());
+    Eager& eager = mesh_eager->local;
+    const auto mesh = std::make_shared<const DeviceMesh>(groups, agreement, mesh_eager,
+                                                         MeshLayout{{{"data", 2}, {"model", 2}}, {}, {}});
     const auto cut = [&](const Tensor& whole, int64_t data, int64_t model) {
       Placements placements(2);
       if (data >= 0) placements[0] = sharded_by(whole.shape(), data, {1, 1});
@@ -350,7 +354,7 @@ TEST_CASE("a rank without a part of one axis still has what it shall have of the
     const Tensor dy = wave({DType::f64, {4, 3}}, 4);
     const auto compare = [&](const char* op, const std::vector<DistributedTensor>& operands,
                              const std::vector<Tensor>& whole) {
-      const auto made = call_on_mesh(eager, op_named(op), operands, {});
+      const auto made = call_on_mesh(op_named(op), operands, {});
       const auto wanted = eager.call(op_named(op), whole, {});
       for (size_t o = 0; o < wanted.size(); ++o)
         if (wanted[o].present() && error_of(gather(made[o]), wanted[o], 1) > 1e-12)
@@ -359,6 +363,109 @@ TEST_CASE("a rank without a part of one axis still has what it shall have of the
     compare("linear", {cut(x, 1, 1), cut(w, 1, 1), replicated(mesh, b)}, {x, w, b});
     compare("linear", {cut(x, -1, 1), cut(w, -1, 1), replicated(mesh, b)}, {x, w, b});
     compare("linear_weight_gradient", {cut(dy, 0, -1), cut(x, 0, 1)}, {dy, x});
+  });
+  for (const std::string& error : errors) CHECK(error == "");
+}
+
+TEST_CASE("an operand that counts once goes to the rank on which it counts", "[mesh]") {
+  const auto errors = on_ranks(testing::loopback_maker(), 4, Patience{}, [](Fabric& fabric) {
+    const auto groups = std::make_shared<Groups>(std::shared_ptr<Fabric>(&fabric, [](Fabric*) {}));
+    const auto agreement = std::make_shared<Agreement>(groups->group(testing::all_ranks(4)));
+    const auto mesh_eager = std::make_shared<MeshEager>(make_reference_device());
+    const auto mesh = std::make_shared<const DeviceMesh>(groups, agreement, mesh_eager,
+                                                         MeshLayout{{{"data", 2}, {"model", 2}}, {}, {}});
+    const Tensor x = wave({DType::f64, {4, 60}}, 1), w = wave({DType::f64, {8, 60}}, 2),
+                 b = wave({DType::f64, {8}}, 3);
+    const Tensor wanted = mesh_eager->local.call(op_named("linear"), {x, w, b}, {}).front();
+    const auto lying = [&](const Tensor& whole, int64_t data, int64_t model) {
+      Placements placements(2);
+      if (data >= 0) placements[0] = sharded_by(whole.shape(), data, {1, 1});
+      if (model >= 0) placements[1] = sharded_by(whole.shape(), model, {1, 1});
+      return redistribute(replicated(mesh, whole), placements);
+    };
+    // The collectives of a linear with this bias, of which the rows are cut by data, the features by model.
+    const auto moves = [&](const DistributedTensor& bias) {
+      std::vector<MeshStep> steps;
+      const auto y =
+          call_on_mesh(op_named("linear"), {lying(x, 0, 1), lying(w, -1, 1), bias}, {}, &steps).front();
+      if (steps[0].way != "data: x dim 0 -> y dim 0; model: x dim 1, weight dim 1 -> y partial")
+        fail_usage("it ran otherwise: {}", steps[0].way);
+      if (error_of(gather(y), wanted, 1) > 1e-12) fail_usage("the result is wrong");
+      std::string text;
+      for (const MeshStep::Move& move : steps[0].moves)
+        text += fmt::format("{} of {}: {} B", move.travel.collective, move.operand, move.travel.bytes);
+      return text;
+    };
+    const auto check = [&](const DistributedTensor& bias, const std::string& on_first) {
+      const std::string right = mesh->coordinate(mesh->place(), 1) == 0 ? on_first : "";
+      if (const std::string found = moves(bias); found != right)
+        fail_usage("rank {}, {}: '{}', not '{}'", fabric.rank(), describe_placements(bias), found, right);
+    };
+    Placements partial(2);
+    partial[0].lies.kind = Placement::Kind::partial;
+    check(replicated(mesh, b), "");
+    check(lying(b, 0, -1), "all_gather of bias: 64 B");
+    check(redistribute(replicated(mesh, b), partial), "all_reduce of bias: 128 B");
+  });
+  for (const std::string& error : errors) CHECK(error == "");
+}
+
+TEST_CASE("programs of operators are kept by what they follow from", "[mesh]") {
+  const auto errors = on_ranks(testing::loopback_maker(), 2, Patience{}, [](Fabric& fabric) {
+    const auto groups = std::make_shared<Groups>(std::shared_ptr<Fabric>(&fabric, [](Fabric*) {}));
+    const auto agreement = std::make_shared<Agreement>(groups->group(testing::all_ranks(2)));
+    constexpr size_t kMost = 4;
+    const auto mesh_eager = std::make_shared<MeshEager>(make_reference_device(), kMost);
+    const auto mesh =
+        std::make_shared<const DeviceMesh>(groups, agreement, mesh_eager, MeshLayout{{{"model", 2}}, {}, {}});
+    const auto check = [&](double factor, const Tensor& whole, int64_t dim, Shares shares, size_t kept) {
+      const auto x =
+          redistribute(replicated(mesh, whole), {sharded_by(whole.shape(), dim, std::move(shares))});
+      const Attributes attributes{{"factor", factor}};
+      const auto y = call_on_mesh(op_named("scale"), {x}, attributes).front();
+      const Tensor wanted = mesh_eager->local.call(op_named("scale"), {whole}, attributes).front();
+      if (error_of(gather(y), wanted, 1) > 1e-12) fail_usage("scaled by {} it is wrong", factor);
+      if (mesh_eager->programs.size() != kept)
+        fail_usage("{} programs are kept, not {}", mesh_eager->programs.size(), kept);
+    };
+    const Tensor a = wave({DType::f64, {4, 6}}, 1), b = wave({DType::f64, {4, 6}}, 2);
+    check(2, a, 0, {1, 1}, 1);
+    check(2, b, 0, {1, 1}, 1);  // other numbers
+    check(3, a, 0, {1, 1}, 2);
+    check(2, a, 0, {3, 1}, 3);
+    check(2, a, 1, {1, 1}, 4);
+    check(2, wave({DType::f64, {4, 8}}, 1), 1, {1, 1}, kMost);
+    check(2, a, 0, {1, 1}, kMost);  // dropped meanwhile
+  });
+  for (const std::string& error : errors) CHECK(error == "");
+}
+
+TEST_CASE("groups with a pacer of their own leave others of the fabric alone", "[mesh]") {
+  // Says when an operation may be done: at once; and counts.
+  struct Counting final : Pacer {
+    CommClock::time_point release(const CollectiveRequest&, const std::vector<int>&, int,
+                                  CommClock::time_point arrived) override {
+      ++operations;
+      return arrived;
+    }
+    std::atomic<int> operations = 0;
+  };
+  const auto errors = on_ranks(testing::loopback_maker(), 2, Patience{}, [](Fabric& fabric) {
+    const std::shared_ptr<Fabric> shared(&fabric, [](Fabric*) {});
+    const auto pacer = std::make_shared<Counting>();
+    const auto plain = std::make_shared<Groups>(shared);
+    const auto paced = std::make_shared<Groups>(shared, "paced: ", pacer);
+    const auto agreement = std::make_shared<Agreement>(plain->group(testing::all_ranks(2)));
+    const Tensor x = wave({DType::f64, {4}}, 1);
+    for (const auto& [groups, counted] : {std::pair{plain, 0}, {paced, 1}}) {
+      const auto mesh = std::make_shared<const DeviceMesh>(
+          groups, agreement, std::make_shared<MeshEager>(make_reference_device()),
+          MeshLayout{{{"model", 2}}, {}, {}});
+      const Tensor sum = all_reduce(*mesh, 0, x, Reduction::sum, "x");
+      if (sum.at(1) != 2 * x.at(1)) fail_usage("the sum is wrong");
+      if (pacer->operations != counted)
+        fail_usage("{} operations, not {}", pacer->operations.load(), counted);
+    }
   });
   for (const std::string& error : errors) CHECK(error == "");
 }
