@@ -116,7 +116,7 @@ class Reader {
     const std::vector<std::string> names = node_names(graph_);
     for (size_t n = 0; n < graph_.nodes.size(); ++n)
       if (const auto* entry = entry_for(sharding_.nodes, names[n]))
-        read_node(static_cast<NodeId>(n), names[n], entry->rule);
+        read_node(static_cast<NodeId>(n), names[n], *entry);
     if (!problems_.empty())
       fail_usage("the plan's sharding does not fit the model:\n  {}", fmt::join(problems_, "\n  "));
     return std::move(hints_);
@@ -132,27 +132,32 @@ class Reader {
     const auto lies = cut->dim < 0 ? std::optional(kReplicated)
                                    : placement_of(table_, shares_, id, cut->dim, cut->segments, problem);
     if (!lies)
-      problems_.push_back(fmt::format("{}: {}", value.name, problem));
+      refuse(cut->pattern, fmt::format("{}: {}", value.name, problem));
     else if (value.role == Role::parameter)
       give(table_, id, *lies, hints_.given);
     else
       hints_.given[id] = *lies;
   }
 
-  void read_node(NodeId n, const std::string& name, const std::string& rule) {
+  void read_node(NodeId n, const std::string& name, const StageSharding::Rule& entry) {
     std::vector<std::string> known{"replicated"};
-    if (rule == known[0]) {
+    if (entry.rule == known[0]) {
       hints_.nodes[n] = table_.replicated(n);
       return;
     }
     for (const NodeSharding& way : table_.shardings(n)) {
       known.push_back(describe(table_, n, way));
-      if (known.back() != rule) continue;
+      if (known.back() != entry.rule) continue;
       hints_.nodes[n] = way;
       return;
     }
-    problems_.push_back(
-        fmt::format("{} does not run as '{}'; it runs as '{}'", name, rule, fmt::join(known, "', '")));
+    refuse(entry.pattern, fmt::format("{} does not run as '{}'; it runs as '{}'", name, entry.rule,
+                                      fmt::join(known, "', '")));
+  }
+
+  // Of what a pattern matches, the first that does not fit is named.
+  void refuse(const std::string& pattern, std::string problem) {
+    if (refused_.insert(pattern).second) problems_.push_back(std::move(problem));
   }
 
   const PlacementTable& table_;
@@ -161,6 +166,7 @@ class Reader {
   const StageSharding& sharding_;
   ShardingHints hints_;
   std::vector<std::string> problems_;
+  std::set<std::string> refused_;  // patterns
 };
 
 }  // namespace
