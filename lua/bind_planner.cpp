@@ -111,6 +111,7 @@ constexpr Addition kAdditions[] = {
     {"placed_optimizer", &planner::Additions::placed_optimizer},
     {"recompute_per_stage", &planner::Additions::recompute_per_stage},
     {"schedules", &planner::Additions::schedules},
+    {"mixed_stages", &planner::Additions::mixed_stages},
     {"local_search", &planner::Additions::local_search},
 };
 
@@ -151,6 +152,14 @@ Request request_at(lua_State* L, const Graph& graph, int index) {
   std::erase_if(request.tensors, [&](int k) {  // a model without attention counts as one of one head
     return request.model.heads % k != 0 || request.model.kv_heads % k != 0;
   });
+  request.can_divide = [graph](const Shares& shares) {
+    try {
+      tensor_parallel(graph, shares, 0);
+      return true;
+    } catch (const Error&) {
+      return false;  // too few heads or features, or they do not come out even
+    }
+  };
   return request;
 }
 

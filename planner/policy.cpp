@@ -9,6 +9,7 @@
 #include "core/base/error.h"
 #include "core/base/units.h"
 #include "planner/autohet/anneal.h"
+#include "planner/autohet/mix.h"
 #include "planner/autohet/parts.h"
 #include "planner/autohet/replan.h"
 #include "planner/autohet/search.h"
@@ -29,6 +30,7 @@ void plan_search(Judge& judge) {
   search_plans(judge, judge.request().additions, "search");
   anneal_plans(judge, judge.request().additions, "search");
   search_near(judge);
+  mix_stages(judge, judge.request().additions, "search");
 }
 
 // The baselines' plans are candidates like any other, so that auto is never slower than them in the
@@ -42,6 +44,7 @@ void plan_auto(Judge& judge) {
   anneal_plans(judge, judge.request().additions, "auto");
   anneal_parts(judge, parts);
   search_near(judge);
+  mix_stages(judge, judge.request().additions, "auto");
 }
 
 constexpr Policy kPolicies[] = {

@@ -2,6 +2,7 @@
 // objective.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -29,10 +30,11 @@ struct Additions {
   bool placed_optimizer = true;     // optimizer state divided over replicas by free memory instead of evenly
   bool recompute_per_stage = true;  // instead of everywhere or nowhere
   bool schedules = true;            // split backward, deeper warm-up, interleaving, besides 1F1B
-  bool local_search = true;         // move layers, micro-batches and devices while the simulator says it pays
+  bool mixed_stages = true;  // degrees and uneven shares of single stages, also over devices of several hosts
+  bool local_search = true;  // move layers, micro-batches and devices while the simulator says it pays
   bool operator==(const Additions&) const = default;
 };
-inline constexpr Additions kPublished{false, false, false, false, false};
+inline constexpr Additions kPublished{false, false, false, false, false, false};
 
 struct Request {
   Cluster cluster;  // valid; merged() for speed
@@ -47,6 +49,8 @@ struct Request {
   // than the best, the one that moves least of its state.
   std::optional<Plan> old;
   double near = 0.02;
+  // Whether the model's layers can be divided by these shares; empty: as its heads can.
+  std::function<bool(const Shares&)> can_divide;
 };
 
 // Everything that makes planning impossible before a plan is thought of, each with what would work.

@@ -50,8 +50,9 @@ class FinishStep {
         pipelines_(state.layout->pipelines),
         replicas_(state.layout->pipelines.size()),
         compute_end_(compute_end),
-        has_groups_(!state.layout->groups.empty()),
-        result_(result) {}
+        result_(result),
+        holder_(state.holder),
+        at_(state.holder_at) {}
 
   double run() {
     find_holders();
@@ -62,6 +63,13 @@ class FinishStep {
   }
 
  private:
+  // Layers with the same holders.
+  struct Segment {
+    Group group;     // who exchanges them
+    int parts = -1;  // of parts_ instead, where a holder has a TensorGroup
+    bool alike = true;
+  };
+
   const StageLayout& holder_at(size_t layer, size_t pipeline) const {
     return pipelines_[pipeline].stages[static_cast<size_t>(holder_[layer * replicas_ + pipeline])];
   }
@@ -77,7 +85,7 @@ class FinishStep {
   double gradient_ready(const PipelineState& pipeline, const StageLayout& stage, size_t s, int layer) const;
   void find_holders();
   void find_shares();
-  void find_members(size_t layer);
+  Segment segment_from(size_t first);
   Link mesh_of(const std::vector<DevicePlace>& members);
   Group group_of(const std::vector<DevicePlace>& members);
   Parts parts_of(size_t layer);
@@ -99,14 +107,13 @@ class FinishStep {
   const std::vector<PipelineLayout>& pipelines_;
   size_t replicas_;
   double compute_end_;
-  bool has_groups_;
   Simulation& result_;
-  std::vector<int> holder_;    // [layer * replicas + pipeline] stage of each pipeline that holds a layer
+  std::vector<int>&holder_, &at_;  // of state_: buffers that are used again
+  // holder_: [layer * replicas + pipeline] stage of each pipeline that holds a layer; at_: state_.at() of it
   std::vector<double> ready_;  // of each layer
   std::vector<int> order_;     // layers as they are ready
-  std::vector<Group> groups_;  // of each layer whose holders have no TensorGroup
-  std::vector<int>
-      parts_at_;  // of each layer: in parts_; -1: its holders have no TensorGroup; empty: none has
+  std::vector<int> segment_;   // of each layer
+  std::vector<Segment> segments_;
   std::vector<Parts> parts_;
   std::vector<DevicePlace> members_;
   std::vector<int> at_node_;
@@ -128,15 +135,18 @@ double FinishStep::gradient_ready(const PipelineState& pipeline, const StageLayo
 
 void FinishStep::find_holders() {
   const int layers = costs_.layers;
-  holder_.assign(replicas_ * static_cast<size_t>(layers), 0);
+  holder_.resize(replicas_ * static_cast<size_t>(layers));
+  at_.resize(holder_.size());
   ready_.assign(static_cast<size_t>(layers), 0);
   for (size_t p = 0; p < replicas_; ++p)
     for (size_t s = 0; s < pipelines_[p].stages.size(); ++s) {
       const StageLayout& stage = pipelines_[p].stages[s];
+      const PipelineState& pipeline = state_.class_at(p);
       for (int layer = stage.first; layer < stage.first + stage.layers; ++layer) {
         const auto l = static_cast<size_t>(layer);
         holder_[l * replicas_ + p] = static_cast<int>(s);
-        ready_[l] = std::max(ready_[l], gradient_ready(state_.class_at(p), stage, s, layer));
+        at_[l * replicas_ + p] = static_cast<int>(state_.at(p, s));
+        ready_[l] = std::max(ready_[l], gradient_ready(pipeline, stage, s, layer));
       }
     }
   for (int layer = layers - 1; layer >= 0; --layer) order_.push_back(layer);
@@ -148,48 +158,49 @@ void FinishStep::find_holders() {
 // Who exchanges each layer, and what of its optimizer state each holder has and updates.
 void FinishStep::find_shares() {
   const auto layers = static_cast<size_t>(costs_.layers);
-  const bool sharded = state_.layout->sharded_optimizer;
-  groups_.resize(layers);
-  state_.layer_shares.assign(layers, 0);
+  segment_.resize(layers);
+  state_.layer_shares.assign(layers, 1);
   state_.divided_unlike.assign(layers, false);
-  if (has_groups_) parts_at_.assign(layers, -1);
-  for (size_t l = 0; l < layers; ++l) {
-    if (l == 0 || !same_holders(l - 1, l)) {
-      find_members(l);
-    } else {
-      groups_[l] = groups_[l - 1];
-      if (has_groups_) {
-        parts_at_[l] = parts_at_[l - 1];
-        state_.divided_unlike[l] = state_.divided_unlike[l - 1];
-      }
+  for (size_t first = 0, end = 0; first < layers; first = end) {
+    for (end = first + 1; end < layers && same_holders(first, end);) ++end;
+    std::fill(segment_.begin() + static_cast<std::ptrdiff_t>(first),
+              segment_.begin() + static_cast<std::ptrdiff_t>(end), static_cast<int>(segments_.size()));
+    segments_.push_back(segment_from(first));
+    double shares = 0;
+    for (size_t p = 0; p < replicas_; ++p) shares += holder_at(first, p).share;
+    for (size_t l = first; l < end; ++l) {
+      state_.layer_shares[l] = shares;
+      state_.divided_unlike[l] = !segments_.back().alike;
     }
-    double& shares = state_.layer_shares[l];
-    for (size_t p = 0; sharded && p < replicas_; ++p) shares += holder_at(l, p).share;
-    const double parameters = parameters_of(l, l + 1);
     for (size_t p = 0; p < replicas_; ++p) {
-      const StageLayout& stage = holder_at(l, p);
-      const size_t at = state_.at(p, static_cast<size_t>(holder_[l * replicas_ + p]));
-      const double part = sharded ? state_.optimizer_part(stage, l) : 1;
-      const NodeCosts& node = state_.pace_of(stage);
-      state_.optimizer_bytes[at] += part * parameters * costs_.optimizer_bytes;
-      state_.update_seconds[at] += part * (node.update[l + 1] - node.update[l]);
+      const StageLayout& stage = holder_at(first, p);
+      const auto at = static_cast<size_t>(at_[first * replicas_ + p]);
+      const double part = state_.optimizer_part(stage, first);
+      const std::vector<double>& update = state_.pace_of(stage).update;
+      for (size_t l = first; l < end; ++l) {
+        state_.optimizer_bytes[at] += part * parameters_of(l, l + 1) * costs_.optimizer_bytes;
+        state_.update_seconds[at] += part * (update[l + 1] - update[l]);
+      }
     }
   }
 }
 
-// Of a layer whose holders are others than those of the layer before.
-void FinishStep::find_members(size_t l) {
-  bool grouped = false;
-  for (size_t p = 0; has_groups_ && p < replicas_; ++p) grouped = grouped || holder_at(l, p).group >= 0;
-  if (grouped) {
-    parts_at_[l] = static_cast<int>(parts_.size());
-    parts_.push_back(parts_of(l));
-    state_.divided_unlike[l] = !parts_.back().alike;
-    return;
+// Of the layers from `first` on that have the same holders.
+FinishStep::Segment FinishStep::segment_from(size_t first) {
+  Segment segment;
+  const bool has_groups = !state_.layout->groups.empty();
+  for (size_t p = 0; has_groups && p < replicas_; ++p)
+    if (holder_at(first, p).group >= 0) segment.parts = static_cast<int>(parts_.size());
+  if (segment.parts >= 0) {
+    parts_.push_back(parts_of(first));
+    segment.alike = parts_.back().alike;
+    return segment;
   }
   members_.clear();
-  for (size_t p = 0; p < replicas_; ++p) members_.push_back({holder_at(l, p).node, holder_at(l, p).host});
-  groups_[l] = group_of(members_);
+  for (size_t p = 0; p < replicas_; ++p)
+    members_.push_back({holder_at(first, p).node, holder_at(first, p).host});
+  segment.group = group_of(members_);
+  return segment;
 }
 
 Link FinishStep::mesh_of(const std::vector<DevicePlace>& members) {
@@ -374,28 +385,28 @@ ExchangeSeconds FinishStep::seconds_of(const Parts& parts, CollectiveKind collec
 // The holders' streams of a layer exchange, and its ports carry it, from `earliest` or when they are free.
 void FinishStep::occupy(size_t layer, const ExchangeSeconds& seconds, double earliest, SimEvent::Kind kind) {
   const double local = seconds.local, remote = seconds.remote;
+  const int* at = &at_[layer * replicas_];
+  std::vector<double>&stream = state_.stream_free, &synced = state_.synced, &out = state_.out_free;
   double start = earliest;
   for (size_t p = 0; p < replicas_; ++p) {
-    start = std::max(start,
-                     state_.stream_free[state_.at(p, static_cast<size_t>(holder_[layer * replicas_ + p]))]);
-    if (seconds.crosses)
-      state_.each_port(holder_at(layer, p), [&](int port) {
-        start = std::max(start, state_.out_free[static_cast<size_t>(port)] - local / 2);
-      });
+    start = std::max(start, stream[static_cast<size_t>(at[p])]);
+    if (!seconds.crosses) continue;
+    state_.each_port(holder_at(layer, p),
+                     [&](int port) { start = std::max(start, out[static_cast<size_t>(port)] - local / 2); });
   }
+  const double end = start + local + remote;
   for (size_t p = 0; p < replicas_; ++p) {
-    const auto s = static_cast<size_t>(holder_[layer * replicas_ + p]);
-    const size_t at = state_.at(p, s);
-    state_.stream_free[at] = start + local + remote;
-    if (seconds.crosses)
-      state_.each_port(holder_at(layer, p), [&](int port) {
-        state_.out_free[static_cast<size_t>(port)] = start + local / 2 + remote;
-      });
-    state_.synced[at] = std::max(state_.synced[at], start + local + remote);
-    if (state_.options.events)
-      state_.events.push_back({kind, static_cast<int>(p), static_cast<int>(s), static_cast<int>(layer), start,
-                               start + local + remote});
+    const auto own = static_cast<size_t>(at[p]);
+    stream[own] = end;
+    synced[own] = std::max(synced[own], end);
+    if (!seconds.crosses) continue;
+    state_.each_port(holder_at(layer, p),
+                     [&](int port) { out[static_cast<size_t>(port)] = start + local / 2 + remote; });
   }
+  if (!state_.options.events) return;
+  for (size_t p = 0; p < replicas_; ++p)
+    state_.events.push_back(
+        {kind, static_cast<int>(p), holder_[layer * replicas_ + p], static_cast<int>(layer), start, end});
 }
 
 // Packing and unpacking of what is exchanged in pieces; returns the longest of the holders. Each byte is read
@@ -427,12 +438,13 @@ double FinishStep::pack(const Parts& parts, size_t layer, double divided_bytes, 
 // Of layers [first, end), which have the same holders.
 void FinishStep::exchange(size_t first, size_t end, CollectiveKind collective, double parameter_bytes,
                           double earliest, SimEvent::Kind kind) {
-  if (!has_groups_ || parts_at_[first] < 0) {
-    occupy(first, even_seconds(groups_[first], collective, parameters_of(first, end) * parameter_bytes),
+  const Segment& segment = segments_[static_cast<size_t>(segment_[first])];
+  if (segment.parts < 0) {
+    occupy(first, even_seconds(segment.group, collective, parameters_of(first, end) * parameter_bytes),
            earliest, kind);
     return;
   }
-  const Parts& parts = parts_[static_cast<size_t>(parts_at_[first])];
+  const Parts& parts = parts_[static_cast<size_t>(segment.parts)];
   ExchangeSeconds seconds = seconds_of(parts, collective, first, end, parameter_bytes);
   if (!parts.alike) {
     const double whole = costs_.whole_parameters[end] - costs_.whole_parameters[first];

@@ -169,7 +169,7 @@ void SimulatorState::run_pipelines() {
   for (size_t c = 0; c < classes.size(); ++c)
     for (size_t e = 0; e < classes[c].executors.size(); ++e) try_start(c, e, 0);
   while (!heap.empty()) {
-    std::pop_heap(heap.begin(), heap.end(), later);
+    std::pop_heap(heap.begin(), heap.end(), Later{});
     const Pending pending = heap.back();
     heap.pop_back();
     const auto c = static_cast<size_t>(pending.pipeline);

@@ -26,9 +26,11 @@ struct Pending {
   int pipeline = 0, stage = 0;
 };
 
-inline bool later(const Pending& a, const Pending& b) {
-  return a.time != b.time ? a.time > b.time : a.sequence > b.sequence;
-}
+struct Later {
+  bool operator()(const Pending& a, const Pending& b) const {
+    return a.time != b.time ? a.time > b.time : a.sequence > b.sequence;
+  }
+};
 
 // One stage of a pipeline while it runs.
 struct StageState {
@@ -126,8 +128,9 @@ struct SimulatorState {
   std::vector<int> stage_base;
   std::vector<double> stream_free, synced, optimizer_bytes, update_seconds;
   std::vector<double> packing_seconds;
-  std::vector<double> layer_shares;  // of each layer: all its holders' optimizer shares together
-  std::vector<bool> divided_unlike;  // of each layer: whether its holders divide it differently
+  std::vector<int> holder, holder_at;  // of FinishStep
+  std::vector<double> layer_shares;    // of each layer: all its holders' optimizer shares together
+  std::vector<bool> divided_unlike;    // of each layer: whether its holders divide it differently
   std::vector<int> port_stamp, port_count;
   int stamp = 0;
 
@@ -175,7 +178,7 @@ struct SimulatorState {
 
   void push(double time, Pending::What what, int pipeline, int stage) {
     heap.push_back({time, sequence++, what, pipeline, stage});
-    std::push_heap(heap.begin(), heap.end(), later);
+    std::push_heap(heap.begin(), heap.end(), Later{});
   }
 
   void prepare(const Layout& given, const SimulateOptions& with);

@@ -94,9 +94,10 @@ int run_additions(const Json& file) {
       {"placed_optimizer", &Additions::placed_optimizer},
       {"recompute_per_stage", &Additions::recompute_per_stage},
       {"schedules", &Additions::schedules},
+      {"mixed_stages", &Additions::mixed_stages},
       {"local_search", &Additions::local_search}};
-  double sum[6] = {}, best[6] = {};
-  int count[6] = {}, only[6] = {}, lost[6] = {}, feasible = 0, all = 0;
+  double sum[7] = {}, best[7] = {};
+  int count[7] = {}, only[7] = {}, lost[7] = {}, feasible = 0, all = 0;
   for (const Json& combination : *file.find("combinations")->array())
     for (const Json& model : *file.find("models")->array()) {
       Request request = request_of(combination, *(*model.array())[0].string(),
@@ -104,9 +105,9 @@ int run_additions(const Json& file) {
       const double published = seconds_of(plan_with(request, "autohet"));
       feasible += std::isfinite(published);
       ++all;
-      for (int i = 0; i < 6; ++i) {
-        request.additions = i < 5 ? kPublished : Additions{};
-        if (i < 5) request.additions.*each[i].second = true;
+      for (int i = 0; i < 7; ++i) {
+        request.additions = i < 6 ? kPublished : Additions{};
+        if (i < 6) request.additions.*each[i].second = true;
         const double seconds = seconds_of(plan_with(request, "search"));
         only[i] += std::isfinite(seconds) && !std::isfinite(published);
         lost[i] += !std::isfinite(seconds) && std::isfinite(published);
@@ -117,9 +118,9 @@ int run_additions(const Json& file) {
       }
     }
   fmt::print("autohet has a plan for {} of {}\n", feasible, all);
-  for (int i = 0; i < 6; ++i)
+  for (int i = 0; i < 7; ++i)
     fmt::print("{} | mean {:.4f} | best {:.4f} | a plan for {} more, {} fewer\n",
-               i < 5 ? each[i].first : "all", sum[i] / std::max(count[i], 1), best[i], only[i], lost[i]);
+               i < 6 ? each[i].first : "all", sum[i] / std::max(count[i], 1), best[i], only[i], lost[i]);
   return 0;
 }
 

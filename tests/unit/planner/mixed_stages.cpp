@@ -251,3 +251,45 @@ TEST_CASE("the explanation names shares, and what it costs that stages divide la
   CHECK(text.find("gradients are exchanged in up to 2 pieces a layer") != std::string::npos);
   CHECK(to_lua(planned.plan).find("tensor = { 3, 1 }") != std::string::npos);
 }
+
+namespace {
+
+// Two devices of a model with heads, one of which has no neighbour to share layers with evenly.
+Request small_request(int devices, const char* type, int others, const char* other) {
+  Request request;
+  request.cluster = cluster_of({{type, devices}, {other, others}});
+  request.model = known_model("gpt3-6.7b");
+  request.batch = 8;
+  request.microbatches = {1, 2};
+  return request;
+}
+
+}  // namespace
+
+TEST_CASE("the search gives single stages degrees of their own where that is faster, and never loses by it") {
+  int faster = 0;
+  for (const auto& [devices, others] : {std::pair(3, 1), std::pair(5, 2), std::pair(3, 3)}) {
+    Request request = small_request(devices, "A100-80", others, "H800");
+    const Planned mixed = plan_with(request, "search");
+    request.additions.mixed_stages = false;
+    const Planned uniform = plan_with(request, "search");
+    REQUIRE(mixed.feasible);
+    INFO(to_lua(mixed.plan));
+    CHECK(mixed.best.simulation.seconds <= uniform.best.simulation.seconds);
+    CHECK(uniform.best.layout.groups.empty());
+    CHECK(validate(mixed.plan, {request.model.count(), request.batch}).empty());
+    CHECK(mixed.best.simulation.seconds >= mixed.lower_bound_seconds);
+    CHECK(simulate(mixed.plan, request.cluster, request.model, {}).seconds ==
+          Approx(mixed.best.simulation.seconds));
+    faster += mixed.best.simulation.seconds < 0.999 * uniform.best.simulation.seconds;
+  }
+  CHECK(faster > 0);
+}
+
+TEST_CASE("shares that the model cannot be divided by are not tried") {
+  Request request = small_request(3, "A100-80", 1, "H800");
+  request.can_divide = [](const Shares& shares) { return shares.size() == 1; };
+  const Planned planned = plan_with(request, "search");
+  REQUIRE(planned.feasible);
+  for (const TensorGroup& group : planned.best.layout.groups) CHECK(group.shares.size() == 1);
+}
