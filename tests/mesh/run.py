@@ -291,6 +291,13 @@ x:gather()[1][1] + x:local_part()[1][1]
             'het.mesh { data = 2, ranks = { 0.5, 1 } }': 'het.mesh: ranks is a list of ranks, as in ranks = { 1, 0 }',
             'het.mesh { data = { "a:0", "a:1" } }': 'het.mesh: data is a number of ranks, as in het.mesh { data = 2 }; devices '
             '= { "a:0-1" } names them',
+            'het.mesh { data = 2, device = { "a:0-1" } }': "het.mesh has no field 'device'; did you mean 'devices'?",
+            'x:shard { data = 0 }': 'tensor:shard: the mesh comes first, as in x:shard(mesh, { model = 0 })',
+            'm.size = 3': 'nothing of a mesh or a distributed tensor can be set; x:gather() is a tensor that can',
+            'x:shard(m, { data = 0 }).y = 3': 'nothing of a mesh or a distributed tensor can be set; x:gather() is a tensor '
+                                              'that can',
+            'x:shard(m, { data = 0 }) + x:shard(het.mesh { data = 2 }, { data = 0 })': 'operands lie on two meshes, mesh '
+            "{ data = 2 } and mesh { data = 2 }, each made by a call of het.mesh; x:redistribute(mesh, ...) brings one to the other's",
             'het.explain(x)': 'het.explain: a tensor f32[4, 6] was given; a distributed tensor is needed, as tensor:shard and '
             'operators on one return it',
             'nn.linear(2, 2)(3)': 'nn.linear: 3 was given; a tensor or a value of a graph is needed',
