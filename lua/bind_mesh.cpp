@@ -174,6 +174,8 @@ int push_distributed(lua_State* L, DistributedTensor tensor, std::vector<MeshSte
 
 int shard(lua_State* L) {  // tensor:shard(mesh, placements)
   auto& tensor = check_object<Tensor>(L, 1);
+  if (to_object<MeshHandle>(L, 2) == nullptr)
+    fail_usage("tensor:shard: the mesh comes first, as in x:shard(mesh, {{ model = 0 }})");
   auto& mesh = check_object<MeshHandle>(L, 2);
   const Placements placements = placements_at(L, 3, "shard", *mesh, tensor.type());
   mesh->agree_on(fmt::format("shard of {}", to_string(tensor.type())), text_of(placements));
@@ -239,6 +241,10 @@ int distributed_index(lua_State* L) {
         "a distributed tensor has no '{}': take :gather() for all of it, :local_part() for this rank's",
         name);
   return method_of(L, "a distributed tensor", name, {"dtype", "shape", "mesh", "placements"});
+}
+
+int refuse_to_set(lua_State* L) {
+  fail_usage("nothing of a mesh or a distributed tensor can be set; x:gather() is a tensor that can");
 }
 
 int add(lua_State* L) { return distributed_arithmetic(L, Pointwise::add); }
@@ -375,17 +381,18 @@ std::vector<Distributed> call_distributed(lua_State* L, const OpDef& op,
 }
 
 void add_mesh(lua_State* L) {
-  make_class<MeshHandle>(L,
-                         {bind<&mesh_coordinate>("coordinate"), bind<&show_mesh>("__tostring"),
-                          bind<&mesh_time>("time"), bind<&same_mesh>("__eq")},
-                         &mesh_index);
+  make_class<MeshHandle>(
+      L,
+      {bind<&mesh_coordinate>("coordinate"), bind<&show_mesh>("__tostring"), bind<&mesh_time>("time"),
+       bind<&same_mesh>("__eq"), bind<&refuse_to_set>("__newindex")},
+      &mesh_index);
   add_mesh_collectives(L);
   make_class<Distributed>(
       L,
       {bind<&redistribute_to>("redistribute"), bind<&redistribute_to>("shard"), bind<&gather_it>("gather"),
        bind<&local_part>("local_part"), bind<&item>("item"), bind<&numel>("numel"), bind<&show>("__tostring"),
        bind<&add>("__add"), bind<&sub>("__sub"), bind<&mul>("__mul"), bind<&div>("__div"),
-       bind<&unm>("__unm")},
+       bind<&unm>("__unm"), bind<&refuse_to_set>("__newindex")},
       &distributed_index);
   luaL_getmetatable(L, ClassName<Tensor>::value);
   lua_getfield(L, -1, "methods");

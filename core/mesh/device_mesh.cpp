@@ -62,7 +62,8 @@ DeviceMesh::DeviceMesh(std::shared_ptr<Groups> groups, std::shared_ptr<Agreement
     if (static_cast<int>(sorted.size()) != available || sorted[static_cast<size_t>(rank)] != rank)
       fail_usage("mesh: ranks = {{ {} }}; each of the ranks 0 to {} has one place", fmt::join(ranks, ", "),
                  available - 1);
-  HET_REQUIRE(devices().empty() || devices().size() == ranks.size(), devices().size());
+  if (!devices().empty() && devices().size() != ranks.size())
+    fail_usage("mesh: {} names of devices for {} ranks", devices().size(), ranks.size());
   const int own = groups_ != nullptr ? groups_->rank() : 0;
   place_ = static_cast<int>(std::find(ranks.begin(), ranks.end(), own) - ranks.begin());
   agree_on(fmt::format("het.{} over ranks {}", to_string(*this), fmt::join(ranks, ", ")));

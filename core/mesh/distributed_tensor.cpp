@@ -282,6 +282,21 @@ std::string describe_placements(const DistributedTensor& x) {
   return text;
 }
 
+namespace {
+
+// "rank 3", "ranks 0 2", or the names of the devices.
+std::string name_of_places(const DeviceMesh& mesh, const std::vector<int>& places) {
+  std::string text = mesh.devices().empty() ? places.size() == 1 ? "rank" : "ranks" : "";
+  for (const int place : places) {
+    const auto p = static_cast<size_t>(place);
+    text += text.empty() ? "" : " ";
+    text += mesh.devices().empty() ? fmt::to_string(mesh.ranks()[p]) : mesh.devices()[p];
+  }
+  return text;
+}
+
+}  // namespace
+
 std::string picture(const DistributedTensor& x) {
   const Shape& shape = x.type.shape;
   std::vector<size_t> dims;  // that are cut
@@ -290,7 +305,6 @@ std::string picture(const DistributedTensor& x) {
                     [&](const TensorSlice& slice) { return slice.shape()[d] != shape[d]; }))
       dims.push_back(d);
   if (dims.empty()) return "";
-  const auto rank_at = [&](int place) { return x.mesh->ranks()[static_cast<size_t>(place)]; };
   std::vector<std::vector<int64_t>> points;  // where a dimension is cut
   for (const size_t d : dims) {
     std::set<int64_t> found{0, shape[d]};
@@ -302,7 +316,8 @@ std::string picture(const DistributedTensor& x) {
   if (dims.size() > 2 || points[0].size() > kMostCells + 1 || points.back().size() > kMostCells + 1) {
     std::string text;
     for (int place = 0; place < x.mesh->size(); ++place)
-      text += fmt::format("rank {}: {}\n", rank_at(place), to_string(x.slices[static_cast<size_t>(place)]));
+      text += fmt::format("{}: {}\n", name_of_places(*x.mesh, {place}),
+                          to_string(x.slices[static_cast<size_t>(place)]));
     return text;
   }
   // One dimension stands in a row, two in rows and columns.
@@ -319,12 +334,10 @@ std::string picture(const DistributedTensor& x) {
       TensorSlice cell = TensorSlice::whole(shape).narrowed(static_cast<int64_t>(dims.back()),
                                                             Range{columns[c], columns[c + 1]});
       if (!flat) cell = cell.narrowed(static_cast<int64_t>(dims[0]), Range{rows[r], rows[r + 1]});
-      std::vector<int> holders;
+      std::vector<int> holders;  // places
       for (int place = 0; place < x.mesh->size(); ++place)
-        if (intersection(x.slices[static_cast<size_t>(place)], cell).has_value())
-          holders.push_back(rank_at(place));
-      cells.back().push_back(
-          fmt::format("rank{} {}", holders.size() == 1 ? "" : "s", fmt::join(holders, " ")));
+        if (intersection(x.slices[static_cast<size_t>(place)], cell).has_value()) holders.push_back(place);
+      cells.back().push_back(name_of_places(*x.mesh, holders));
     }
   }
   std::vector<size_t> widths(cells[0].size(), 0);

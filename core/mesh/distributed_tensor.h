@@ -69,7 +69,7 @@ Tensor gather(const DistributedTensor& x);
 
 // "data dim 0, model partial".
 std::string describe_placements(const DistributedTensor& x);
-// Which rank has which part, drawn as a grid of the first two dimensions that are cut.
+// Which rank or device has which part, drawn as a grid of the first two dimensions that are cut.
 std::string picture(const DistributedTensor& x);
 
 }  // namespace het

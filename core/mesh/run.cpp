@@ -14,8 +14,10 @@ using MeshHandle = std::shared_ptr<const DeviceMesh>;
 
 void require_same(const DeviceMesh& a, const DeviceMesh& b) {
   if (&a != &b)
-    fail_usage("operands lie on different meshes, {} and {}; redistribute one to the other's mesh",
-               to_string(a), to_string(b));
+    fail_usage(
+        "operands lie on two meshes, {} and {}, each made by a call of het.mesh; x:redistribute(mesh, ...) "
+        "brings one to the other's",
+        to_string(a), to_string(b));
 }
 
 // All ranks are about to run this, on operands that lie so: "linear(f32[8, 16], f32[4, 16])".

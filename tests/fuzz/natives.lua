@@ -61,7 +61,7 @@ local field_names = {
   "tokenizer_json", "name", "tokens", "type", "runs", "inputs", "cluster", "policy", "events", "fallbacks",
   "additions", "old", "near", "nodes", "types", "links", "latency", "bandwidth", "zone", "price", "preemptions",
   "efficiency", "memory", "f32", "bf16", "f16", "from", "to", "bytes", "seconds", "flops", "profile", "tensors",
-  "metadata", "json", "merges", "characters", "warmup", "interface",
+  "metadata", "json", "merges", "characters", "warmup", "interface", "axes", "sizes", "ranks", "device",
 }
 
 local pool = {}      -- objects by class

@@ -158,6 +158,7 @@ print(het.explain(dx))
         out, err = self.hetrun('--workers', 4, code=2, lines='''m = het.mesh { data = 2, model = 2, devices = { "a:0-1", "b:0-1" } }
 m
 m.devices
+het.ones(2, 2):shard(m, { model = 1 })
 other = het.mesh { { "model", 4 }, devices = { "b:1", "a:1", "a:0", "b:0" } }
 other
 m:all_reduce(het.tensor { other:coordinate "model" }, "model")
@@ -173,16 +174,19 @@ m:all_reduce(het.ones(1), "model"):item()
 ''')
         self.assertEqual(out, 'mesh { data = 2, model = 2, devices = { "a:0", "a:1", "b:0", "b:1" } }\n'
                          '{"a:0", "a:1", "b:0", "b:1"}\n'
+                         '[[1., 1.]\n [1., 1.]]\nf32[2, 2]\n'
+                         'dim 1 | 0:1     | 1:2    \n      | a:0 b:0 | a:1 b:1\n'
+                         'data replicated, model dim 1 over mesh { data = 2, model = 2, devices = { "a:0", "a:1", "b:0", "b:1" } }\n'
                          'mesh { model = 4, devices = { "b:1", "a:1", "a:0", "b:0" } }\n'
                          '[3.]\nf32[1]\nmesh { data = 2, model = 2, ranks = { 1, 0, 3, 2 } }\n2\n')
         self.assertEqual([re.sub('; lines on .*', '', line) for line in err.splitlines()], [
-            'stdin:8: het.mesh: no rank of this run is c:0; they are a:0, a:1, b:0, b:1',
-            'stdin:9: het.mesh: 2 devices for 4 places',
-            "stdin:10: het.mesh: devices: 'a:3-0' names no devices, or more than 65536",
-            'stdin:11: het.mesh: devices is a list of devices, as in devices = { "a:0-1", "b:0-1" }',
-            'stdin:12: het.mesh: devices and ranks both say who is at each place; give one of them',
-            'stdin:13: mesh: ranks = { 0, 1, 2, 0 }; each of the ranks 0 to 3 has one place',
-            'stdin:14: ranks do different things: rank 0 is at het.mesh { model = 4, devices = { "b:0", "b:1", "a:0", "a:1" } } over '
+            'stdin:9: het.mesh: no rank of this run is c:0; they are a:0, a:1, b:0, b:1',
+            'stdin:10: het.mesh: 2 devices for 4 places',
+            "stdin:11: het.mesh: devices: 'a:3-0' names no devices, or more than 65536",
+            'stdin:12: het.mesh: devices is a list of devices, as in devices = { "a:0-1", "b:0-1" }',
+            'stdin:13: het.mesh: devices and ranks both say who is at each place; give one of them',
+            'stdin:14: mesh: ranks = { 0, 1, 2, 0 }; each of the ranks 0 to 3 has one place',
+            'stdin:15: ranks do different things: rank 0 is at het.mesh { model = 4, devices = { "b:0", "b:1", "a:0", "a:1" } } over '
             'ranks 2, 3, 0, 1, rank 2 at het.mesh { model = 4, devices = { "a:0", "a:1", "b:0", "b:1" } } over ranks 0, 1, 2, 3'])
 
     def test_a_mesh_runs_at_the_pace_of_devices_of_a_cluster(self):
@@ -291,6 +295,13 @@ x:gather()[1][1] + x:local_part()[1][1]
             'het.mesh { data = 2, ranks = { 0.5, 1 } }': 'het.mesh: ranks is a list of ranks, as in ranks = { 1, 0 }',
             'het.mesh { data = { "a:0", "a:1" } }': 'het.mesh: data is a number of ranks, as in het.mesh { data = 2 }; devices '
             '= { "a:0-1" } names them',
+            'het.mesh { data = 2, device = { "a:0-1" } }': "het.mesh has no field 'device'; did you mean 'devices'?",
+            'x:shard { data = 0 }': 'tensor:shard: the mesh comes first, as in x:shard(mesh, { model = 0 })',
+            'm.size = 3': 'nothing of a mesh or a distributed tensor can be set; x:gather() is a tensor that can',
+            'x:shard(m, { data = 0 }).y = 3': 'nothing of a mesh or a distributed tensor can be set; x:gather() is a tensor '
+                                              'that can',
+            'x:shard(m, { data = 0 }) + x:shard(het.mesh { data = 2 }, { data = 0 })': 'operands lie on two meshes, mesh '
+            "{ data = 2 } and mesh { data = 2 }, each made by a call of het.mesh; x:redistribute(mesh, ...) brings one to the other's",
             'het.explain(x)': 'het.explain: a tensor f32[4, 6] was given; a distributed tensor is needed, as tensor:shard and '
             'operators on one return it',
             'nn.linear(2, 2)(3)': 'nn.linear: 3 was given; a tensor or a value of a graph is needed',
