@@ -7,7 +7,7 @@
 #include "core/base/error.h"
 #include "core/ops/notation.h"
 #include "core/ops/op.h"
-#include "core/plan/sharding_program.h"
+#include "core/plan/sharding_spec.h"
 
 namespace het {
 namespace {
@@ -32,9 +32,8 @@ class Maker {
     const Node& node = graph_.nodes[static_cast<size_t>(n)];
     Choice choice = choose(n);
     MeshNode made;
-    const Names names = names_of(node);
-    made.way = way_of(node, names, choice);
-    made.operands = names.inputs;
+    made.way = way_of(n, choice);
+    made.operands = operands_of(node);
     made.is_idle = has_nothing(node, choice, mesh_.place());
     std::vector<TensorSlice> in, out;
     for (size_t i = 0; i < node.inputs.size(); ++i) {
@@ -293,45 +292,23 @@ class Maker {
 
   // --- for people
 
-  struct Names {
-    std::vector<std::string> inputs, outputs;
-  };
-  // The names of a node's operands and results in its operator's signature; numbers if it has no rules.
-  Names names_of(const Node& node) const {
-    Names names;
-    for (size_t i = 0; i < node.inputs.size(); ++i) names.inputs.push_back(fmt::format("operand {}", i + 1));
-    for (size_t o = 0; o < node.outputs.size(); ++o) names.outputs.push_back(fmt::format("result {}", o + 1));
+  // The names of a node's operands in its operator's signature; numbers if it has no rules.
+  std::vector<std::string> operands_of(const Node& node) const {
+    std::vector<std::string> names;
+    for (size_t i = 0; i < node.inputs.size(); ++i) names.push_back(fmt::format("operand {}", i + 1));
     if (node.op->sharding.empty()) return names;
     const auto types = types_of(graph_, node.inputs), made = types_of(graph_, node.outputs);
     const Notation notation = notation_of({*node.op, types, node.attributes}, made);
-    for (size_t i = 0; i < node.inputs.size(); ++i) names.inputs[i] = notation.inputs[i].name;
-    for (size_t o = 0; o < node.outputs.size(); ++o) names.outputs[o] = notation.outputs[o].name;
+    for (size_t i = 0; i < node.inputs.size(); ++i) names[i] = notation.inputs[i].name;
     return names;
   }
 
-  // "x dim 0, weight partial"
-  std::string list(const std::vector<ValueId>& ids, const std::vector<std::string>& names,
-                   const std::vector<PlacementId>& lies) const {
-    std::string text;
-    for (size_t i = 0; i < ids.size(); ++i) {
-      if (ids[i] == kAbsent || lies[i] == kReplicated) continue;
-      const Placement& placement = table_.placements(ids[i])[lies[i]];
-      text += fmt::format("{}{} {}", text.empty() ? "" : ", ", names[i],
-                          placement.is_partial() ? "partial" : fmt::format("dim {}", placement.dim));
-    }
-    return text.empty() ? "replicated" : text;
-  }
-
   // "data: x dim 0 -> y dim 0; model: replicated"
-  std::string way_of(const Node& node, const Names& names, const Choice& choice) const {
+  std::string way_of(NodeId n, const Choice& choice) const {
     std::string text;
-    for (size_t a = 0; a < choice.ways.size(); ++a) {
-      const NodeSharding& way = choice.ways[a];
+    for (size_t a = 0; a < choice.ways.size(); ++a)
       text += fmt::format("{}{}: {}", text.empty() ? "" : "; ", mesh_.axes()[a].name,
-                          way.rule < 0 ? "replicated"
-                                       : list(node.inputs, names.inputs, way.inputs) + " -> " +
-                                             list(node.outputs, names.outputs, way.outputs));
-    }
+                          describe(table_, n, choice.ways[a]));
     return text;
   }
 
