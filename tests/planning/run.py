@@ -265,6 +265,30 @@ class Simulations(Case):
             best = self.json_of('plan', 'small.lua', '--cluster=cluster.lua', '--batch=12')['report']
             self.assertLessEqual(best['step_seconds'], report['step_seconds'], size)
 
+    def test_stages_share_their_layers_unevenly_and_over_different_numbers_of_devices(self):
+        plan = ('het.plan { tensor = 1, microbatch = 2,\n'
+                '  het.pipeline { microbatches = 3, het.stage { "a:0", "t:0", tensor = { 3, 1 }, layers = 8 } },\n'
+                '  het.pipeline { microbatches = 1, het.stage { "a:1", layers = 8 } },\n}')
+        self.recipe(plan)
+        out, _ = self.hetrun('simulate', 'small.lua', '--cluster=cluster.lua')
+        for words in ('a:0 .* 3/4 of each layer', 't:0 .* 1/4 of each layer', 'not used: t:1',
+                      'stages divide layers differently: gradients are exchanged in up to 3 pieces a layer'):
+            self.assertRegex(out, words)
+        self.assertIn(plan, out)
+        told = self.json_of('simulate', 'small.lua', '--cluster=cluster.lua')
+        (self.folder / 'plan.lua').write_text(told['lua'])
+        self.recipe('nil')
+        again = self.json_of('simulate', 'small.lua', '--plan=plan.lua', '--cluster=cluster.lua')
+        self.assertEqual(again['report'], told['report'])
+        self.assertGreaterEqual(told['report']['gap'], 0)
+        self.assertEqual([device['share'] for device in told['report']['devices']], ['3/4', '1/4', ''])
+
+    def test_shares_that_the_heads_do_not_have(self):
+        self.recipe('het.plan { microbatch = 2, het.pipeline { microbatches = 4, het.stage { "a:0-1", "t:0-1", '
+                    'tensor = { 3, 1, 1, 1 } } } }')
+        self.assertIn('2 query heads among shares { 3, 1, 1, 1 }; each device needs at least one',
+                      self.refused('simulate', 'small.lua', '--cluster=cluster.lua', '--heads=2'))
+
     def test_a_trace_opens(self):
         self.recipe('het.plan { microbatch = 2, het.pipeline { microbatches = 4, het.stage { "a:0" }, '
                     'het.stage { "t:0" } } }')
