@@ -145,6 +145,12 @@ Request request_at(lua_State* L, const Graph& graph, int index) {
   lua_getfield(L, index, "old");
   if (lua_istable(L, -1)) request.old = plan_at(L, lua_gettop(L), static_cast<int>(graph.layers.size()));
   lua_pop(L, 1);
+  for (const Pipeline& pipeline : request.old ? request.old->pipelines : std::vector<Pipeline>{})
+    for (const Stage& stage : pipeline.stages)
+      if (cut_of(*request.old, stage).sharding)
+        fail_usage(
+            "the old plan says how layers are cut by `sharding`; hetrun runs such plans but does not plan "
+            "from them yet");
   request.near = field<double>(L, index, "near").value_or(request.near);
   int most = 1;
   for (const planner::Node& node : request.cluster.nodes) most = std::max(most, node.devices);

@@ -242,7 +242,7 @@ std::optional<StageSharding> sharding_at(lua_State* L, int index) {
     sharding = StageSharding{cuts_at(L, at, "state"), cuts_at(L, at, "inputs"), {}};
     each_pattern(L, at, "nodes", [&](const std::string& pattern) {
       if (lua_type(L, -1) != LUA_TSTRING)
-        fail_usage("sharding: {} of `nodes` runs by a rule, as het.explain and errors name them", pattern);
+        fail_usage("sharding: {} of `nodes` runs by a rule, as errors list them", pattern);
       sharding->nodes.push_back({pattern, lua_tostring(L, -1)});
     });
     std::sort(sharding->nodes.begin(), sharding->nodes.end());
@@ -447,15 +447,12 @@ int executor_timings(lua_State* L) {
   return 1;
 }
 
-// native.bytes_beyond_megatron(graph, plan): of the first stage that is cut otherwise; nil: none is.
+// native.bytes_beyond_megatron(graph, plan), in a step; nil: its stages are cut as Megatron does.
 int beyond_megatron(lua_State* L) {
   const Graph& graph = check_object<GraphHandle>(L, 1)->graph;
   const Plan plan = plan_at(L, 2, static_cast<int>(graph.layers.size()));
-  for (const Pipeline& pipeline : plan.pipelines)
-    for (const Stage& stage : pipeline.stages)
-      if (const auto bytes = bytes_beyond_megatron(graph, cut_of(plan, stage), plan.sequence))
-        return Convert<double>::push(L, static_cast<double>(*bytes));
-  return 0;
+  const auto bytes = bytes_beyond_megatron(graph, plan);
+  return bytes ? Convert<double>::push(L, static_cast<double>(*bytes)) : 0;
 }
 
 }  // namespace

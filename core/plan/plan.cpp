@@ -170,6 +170,12 @@ std::vector<std::string> validate(const Plan& plan, const PlanSubject& subject) 
       add(fmt::format("pipeline {}: its stages hold {} layers, the model has {}{}", p + 1, next,
                       subject.layers, parts_of(subject.names)));
   }
+  const auto takes_sharding = [&](const Pipeline& pipeline) {
+    return std::any_of(pipeline.stages.begin(), pipeline.stages.end(),
+                       [&](const Stage& stage) { return !stage.sharding && stage.devices.size() > 1; });
+  };
+  if (plan.sharding && std::none_of(plan.pipelines.begin(), plan.pipelines.end(), takes_sharding))
+    add("sharding says how layers are cut, and no stage without its own has several devices; remove it");
   if (plan.sharded_optimizer) check_shares(plan, subject.layers, problems);
   if (samples != subject.batch && !plan.pipelines.empty())
     add(fmt::format(

@@ -198,11 +198,24 @@ class Propagation {
       different_->push_back(n);
       best = followed_->nodes[static_cast<size_t>(n)];
     }
+    require_updates(node, best);
     for (size_t i = 0; i < node.inputs.size(); ++i)
       if (node.inputs[i] != kAbsent) need(node.inputs[i], best.inputs[i], node.phase);
     for (size_t o = 0; o < node.outputs.size(); ++o)
       if (node.outputs[o] != kAbsent) lies(node.outputs[o]) = best.outputs[o];
     program_.nodes.push_back(std::move(best));
+  }
+
+  // State is updated where it is: a converted copy of it would take the update, and be lost.
+  void require_updates(const Node& node, const NodeSharding& way) {
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      const ValueId id = node.inputs[i];
+      if (id == kAbsent || !is_changed(node, i) || lies(id) == way.inputs[i]) continue;
+      const auto& placements = table_.placements(id);
+      fail_usage("{} cannot update '{}', which is {}: it would have to be {}, as the rest of what it updates",
+                 node.op->name, graph_.values[static_cast<size_t>(id)].name, to_string(placements[lies(id)]),
+                 to_string(placements[way.inputs[i]]));
+    }
   }
 
   // The way to run a node that moves the fewest bytes.
@@ -274,11 +287,25 @@ Phase phase_of_conversion(const PlacementTable& table, const ShardingProgram& pr
                                                           : use;
 }
 
-int64_t moved_bytes(const PlacementTable& table, const ShardingProgram& program) {
-  int64_t bytes = 0;
-  for (const Conversion& conversion : program.conversions)
-    bytes += moved(table, program.parts(), conversion.value,
-                   program.values[static_cast<size_t>(conversion.value)], conversion.to);
+MovedBytes moved_bytes(const PlacementTable& table, const ShardingProgram& program, Range layers) {
+  const Graph& graph = table.graph();
+  std::vector<int32_t> layer(graph.values.size(), -1);  // that makes a value; of state, that reads it first
+  for (const Node& node : graph.nodes) {
+    for (const ValueId id : node.inputs)
+      if (id != kAbsent && layer[static_cast<size_t>(id)] < 0 &&
+          graph.values[static_cast<size_t>(id)].producer < 0)
+        layer[static_cast<size_t>(id)] = node.layer;
+    for (const ValueId id : node.outputs)
+      if (id != kAbsent) layer[static_cast<size_t>(id)] = node.layer;
+  }
+  MovedBytes bytes;
+  for (const Conversion& conversion : program.conversions) {
+    const auto id = static_cast<size_t>(conversion.value);
+    const int32_t own = std::max(layer[id], 0);  // what no layer makes or reads counts with the first
+    if (own < layers.begin || own >= layers.end) continue;
+    (conversion.phase == Phase::update ? bytes.update : bytes.microbatch) +=
+        moved(table, program.parts(), conversion.value, program.values[id], conversion.to);
+  }
   return bytes;
 }
 

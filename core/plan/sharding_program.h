@@ -47,8 +47,12 @@ struct ShardingHints {
   std::map<NodeId, NodeSharding> nodes;  // how these run, whatever that moves
 };
 
-// The bytes that all ranks together send for the program's conversions, in one micro-batch and its update.
-int64_t moved_bytes(const PlacementTable& table, const ShardingProgram& program);
+// The bytes that all ranks together send for the conversions of some layers: in each micro-batch, and for the
+// update of a step.
+struct MovedBytes {
+  int64_t microbatch = 0, update = 0;
+};
+MovedBytes moved_bytes(const PlacementTable& table, const ShardingProgram& program, Range layers);
 
 // The program that follows from how state lies, node by node: each runs in the way that moves the fewest
 // bytes, of equals in the first of its operator's rules. Only what lies sharded or partial already is kept

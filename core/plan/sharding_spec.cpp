@@ -224,14 +224,18 @@ std::optional<PlacementId> placement_of(const PlacementTable& table, const Share
     problem = fmt::format("it has no dimension {}; its shape is [{}]", dim, fmt::join(shape, ", "));
     return best;
   }
-  problem = fmt::format("no operator runs on parts of its dimension {}", dim);
+  problem = segments.empty() ? fmt::format("no operator runs on parts of its dimension {}", dim)
+                             : fmt::format("its dimension {} is never cut in segments {{ {} }}", dim,
+                                           fmt::join(segments, ", "));
   const auto& placements = table.placements(id);
   for (size_t p = kPartial + 1; p < placements.size(); ++p) {
     if (placements[p].dim != dim || (!segments.empty() && placements[p].segments != segments)) continue;
     const LogicalAxis& axis = table.axes()[static_cast<size_t>(placements[p].axis)];
     if (!fills(axis, shares)) {
-      problem = fmt::format("its dimension {} has {} units, too few for {} devices", dim, axis.units,
-                            shares.size());
+      problem = fmt::format(
+          "its dimension {} has {} units, too few for {} devices{}", dim, axis.units, shares.size(),
+          show_shares(shares).starts_with('{') ? fmt::format(" with the shares {}", show_shares(shares))
+                                               : "");
       continue;
     }
     if (!best || axis.obstacle.empty()) best = static_cast<PlacementId>(p);

@@ -30,7 +30,8 @@ local sharding_fields = { "state", "inputs", "nodes" }
 -- How an entry of `sharding` is written: 0, "replicated", { dim = 0, segments = { 16, 16, 16 } }.
 local function show_cut(cut)
   if type(cut) ~= "table" then return type(cut) == "string" and ("%q"):format(cut) or tostring(cut) end
-  return ("{ dim = %s, segments = { %s } }"):format(tostring(cut.dim), table.concat(cut.segments or {}, ", "))
+  if not cut.segments then return tostring(cut.dim) end
+  return ("{ dim = %s, segments = { %s } }"):format(tostring(cut.dim), table.concat(cut.segments, ", "))
 end
 
 local function show_sharding(sharding)
@@ -113,6 +114,29 @@ local function check_shares(constructor, tensor, report)
   end
 end
 
+local most_dimensions = 64
+
+local function is_dimension(value)
+  return type(value) == "number" and value == math.floor(value) and value >= 0 and value < most_dimensions
+end
+
+-- An entry { dim = 0, segments = { 16, 16, 16 } } of `sharding`.
+local function check_segments(where, cut, report)
+  for key in pairs(cut) do
+    if key ~= "dim" and key ~= "segments" then
+      report("sharding", ("%s has no field %s; it has dim and segments"):format(where, text.value(key)))
+    end
+  end
+  if cut.segments == nil then return end
+  local sound = type(cut.segments) == "table" and #cut.segments > 0
+  for _, size in ipairs(sound and cut.segments or {}) do
+    sound = sound and type(size) == "number" and size == math.floor(size) and size >= 1 and size < 2 ^ 53
+  end
+  if not sound then
+    report("sharding", ("%s: segments are the sizes of parts along the dimension, as in { 16, 16, 16 }"):format(where))
+  end
+end
+
 -- `sharding` of a plan or a stage: entries of state, inputs and nodes by pattern.
 local function check_sharding(constructor, sharding, report)
   if sharding == nil then return end
@@ -133,10 +157,11 @@ local function check_sharding(constructor, sharding, report)
       elseif field == "nodes" and type(cut) ~= "string" then
         report("sharding", ('%s: %s is %s; a rule is needed, such as "x dim 1, weight dim 1 -> y partial"'):format(
           where, pattern, text.value(cut)))
-      elseif field ~= "nodes" and cut ~= "replicated"
-        and (type(dim) ~= "number" or dim ~= math.floor(dim) or dim < 0) then
+      elseif field ~= "nodes" and cut ~= "replicated" and not is_dimension(dim) then
         report("sharding", ('%s: %s is %s; a dimension from 0 on, or "replicated" is needed'):format(where, pattern,
           text.value(cut)))
+      elseif field ~= "nodes" and type(cut) == "table" then
+        check_segments(("%s: %s"):format(where, pattern), cut, report)
       end
     end
   end

@@ -229,23 +229,37 @@ ShardingProgram sharding_program_of(const PlacementTable& table, const StageCut&
   const bool trains = std::any_of(graph.nodes.begin(), graph.nodes.end(),
                                   [](const Node& node) { return node.phase == Phase::update; });
   const auto problems = trains ? unmatched(graph, *cut.sharding) : std::vector<std::string>{};
-  if (!problems.empty()) fail_usage("the plan's sharding does not fit the model:\n  {}", fmt::join(problems, "\n  "));
+  if (!problems.empty())
+    fail_usage("the plan's sharding does not fit the model:\n  {}", fmt::join(problems, "\n  "));
   ShardingHints hints = hints_of(table, cut.shares, *cut.sharding);
   Hinted(table, cut.shares).write(hints, true);
   return propagate(table, cut.shares, hints);
 }
 
-std::optional<int64_t> bytes_beyond_megatron(const Graph& graph, const StageCut& cut, bool sequence) {
+std::optional<int64_t> bytes_beyond_megatron(const Graph& graph, const Plan& plan) {
   const bool hinted = std::any_of(graph.values.begin(), graph.values.end(),
                                   [](const Value& value) { return !value.hints.empty(); });
-  if ((!hinted && !cut.sharding) || cut.parts() < 2) return std::nullopt;
-  const PlacementTable table(graph);
-  const int64_t bytes = moved_bytes(table, sharding_program_of(table, cut, sequence));
-  try {
-    return bytes - moved_bytes(table, megatron_sharding(table, cut.shares, sequence, false));
-  } catch (const Error&) {  // the model cannot be cut so
-    return std::nullopt;
-  }
+  std::optional<PlacementTable> table;
+  std::optional<int64_t> beyond;
+  for (const Pipeline& pipeline : plan.pipelines)
+    for (const Stage& stage : pipeline.stages) {
+      const StageCut cut = cut_of(plan, stage);
+      if ((!hinted && !cut.sharding) || cut.parts() < 2) continue;
+      if (!table) table.emplace(graph);
+      const Range layers{stage.first_layer, stage.first_layer + stage.layers};
+      const auto in_step = [&](const ShardingProgram& program) {
+        const MovedBytes bytes = moved_bytes(*table, program, layers);
+        return pipeline.microbatches * bytes.microbatch + bytes.update;
+      };
+      const int64_t own = in_step(sharding_program_of(*table, cut, plan.sequence));
+      try {
+        beyond =
+            beyond.value_or(0) + own - in_step(megatron_sharding(*table, cut.shares, plan.sequence, false));
+      } catch (const Error&) {  // the model cannot be cut so
+        return std::nullopt;
+      }
+    }
+  return beyond;
 }
 
 Graph tensor_parallel(const Graph& graph, const Shares& shares, int part, bool sequence) {

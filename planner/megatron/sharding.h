@@ -28,10 +28,10 @@ ShardingProgram megatron_sharding(const PlacementTable& table, const Shares& sha
 // Error(usage) where the graph cannot be cut so.
 ShardingProgram sharding_program_of(const PlacementTable& table, const StageCut& cut, bool sequence);
 
-// The bytes that the ranks of a stage send each other in a micro-batch beyond what Megatron's way would take,
-// because its plan or layers say how they are cut; below 0: less. nullopt: they say nothing, the stage has
-// one rank, or Megatron's way does not fit the model.
-std::optional<int64_t> bytes_beyond_megatron(const Graph& graph, const StageCut& cut, bool sequence = false);
+// The bytes that the ranks of stages send each other in a step of a plan beyond what Megatron's way would
+// take, because the plan or layers say how they are cut; below 0: less. Exchanges between pipelines are left
+// out. nullopt: they say nothing, or Megatron's way does not fit the model.
+std::optional<int64_t> bytes_beyond_megatron(const Graph& graph, const Plan& plan);
 
 // The graph of rank `part` under that program; the graph itself where there is one rank.
 Graph tensor_parallel(const Graph& graph, const Shares& shares, int part, bool sequence = false);

@@ -209,7 +209,7 @@ return het.train {
         (self.folder / 'hinted.lua').write_text(text)
         alone = self.losses('hinted.lua')
         _, err = self.hetrun('--workers', 2, 'hinted.lua', '--hints')
-        self.assertRegex(err, r'as `sharding` and `shard` say: the devices of a stage send each other [0-9.]+ \w+ more')
+        self.assertRegex(err, r'as `sharding` and `shard` say: devices that share layers send each other [0-9.]+ \w+ more')
         self.assert_close(alone, self.losses('--workers', 2, 'hinted.lua', '--hints'), 1e-5)
         _, err = self.hetrun('hinted.lua', '--hints', '--wide=2', code=2)
         self.assertIn('hinted.lua:5: nn.linear:shard { weight = ... }: model = 2; its shape is [12, 24]: a dimension from 0 '

@@ -159,7 +159,8 @@ function methods:shard(given)
   end
   local copy = {}
   for key, value in pairs(self) do copy[key] = value end
-  copy.hints, copy.store = hints, nil
+  for name, hint in pairs(self.hints or {}) do hints[name] = hints[name] or hint end
+  copy.hints, copy.store = hints, nil   -- weights that the prompt drew belong to the layer before
   return setmetatable(copy, Layer)
 end
 

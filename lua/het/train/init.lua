@@ -514,8 +514,8 @@ local function introduce(self, reporter)
   end
   if self.plan then reporter:say(tostring(self.plan)) end
   if self.beyond_megatron then
-    reporter:say(("layers are cut as `sharding` and `shard` say: the devices of a stage send each other %s %s for a "
-      .. "micro-batch than Megatron's way would take"):format(text.bytes(math.abs(self.beyond_megatron)),
+    reporter:say(("layers are cut as `sharding` and `shard` say: devices that share layers send each other %s %s in a "
+      .. "step than Megatron's way would take"):format(text.bytes(math.abs(self.beyond_megatron)),
       self.beyond_megatron < 0 and "less" or "more"))
   end
   if self.step >= a.steps then

@@ -427,7 +427,7 @@ Graph with_hints(Graph graph, std::mt19937& random) {
     value.hints = {{"model", static_cast<int64_t>(random() % (rank + 1)) - 1}};
     for (const Shares& shares : {Shares{1, 1, 1, 1}, Shares{5, 1, 1, 1}}) {
       try {
-        bytes_beyond_megatron(graph, {shares, {}});
+        tensor_parallel(graph, shares, 0);
       } catch (const Error&) {
         value.hints.clear();
       }

@@ -304,9 +304,16 @@ TEST_CASE("a parameter lies as its hint says, and the others as they would", "[p
   CHECK(to_string(slices.at("down.weight")) == "[4:8, :]");
   CHECK(slices.count("up.weight") == 0);
   CHECK(to_string(slices.at("qkv.weight")) == "[4:8+12:16+20:24, :]");
-  CHECK(bytes_beyond_megatron(graph, {{1, 1}, {}}).value() > 0);
-  CHECK_FALSE(bytes_beyond_megatron(model({}), {{1, 1}, {}}).has_value());
-  CHECK_FALSE(bytes_beyond_megatron(graph, {{1}, {}}).has_value());
+  const auto plan_of = [](Shares shares, int microbatches, std::optional<StageSharding> sharding) {
+    Plan plan;
+    plan.tensor = static_cast<int>(shares.size());
+    plan.pipelines = {{microbatches, {{std::vector<std::string>(shares.size(), "d"), 0, 1}}}};
+    plan.sharding = std::move(sharding);
+    return plan;
+  };
+  CHECK(bytes_beyond_megatron(graph, plan_of({1, 1}, 1, {})).value() > 0);
+  CHECK_FALSE(bytes_beyond_megatron(model({}), plan_of({1, 1}, 1, {})).has_value());
+  CHECK_FALSE(bytes_beyond_megatron(graph, plan_of({1}, 1, {})).has_value());
 
   hint("norm1.weight", 0);  // a norm needs its row, but the state may lie in parts
   CHECK(to_string(slices_of(tensor_parallel(graph, {1, 1}, 1)).at("norm1.weight")) == "[4:8]");
@@ -361,6 +368,23 @@ TEST_CASE("what a sharding names has to be there, and can be cut so", "[partitio
              Catch::Contains("up.weight: it has no dimension 2; its shape is ["));
   CHECK_THAT(problem({{}, {}, {{"*linear", "sideways"}}}),
              Catch::Contains("does not run as 'sideways'; it runs as"));
+  // A parameter and its optimizer state are updated by one node, so they lie alike.
+  Graph trained;
+  GraphBuilder b(trained);
+  const TensorType matrix{DType::f32, {8, 4}}, number{DType::f32, {}};
+  const ValueId w = b.parameter("w", matrix, {});
+  const ValueId momentum = b.buffer("w.m", matrix);
+  b.set_phase(Phase::update);
+  b.call_all(op_named("sgd"),
+             {w, momentum, b.input("dw", matrix), b.input("lr", number), b.input("c", number)},
+             {{"momentum", 0.9}});
+  const PlacementTable table_of_trained(trained);
+  const auto program = [&](const StageSharding& sharding) {
+    return propagate(table_of_trained, {1, 1}, hints_of(table_of_trained, {1, 1}, sharding));
+  };
+  CHECK(program({{{"w", 0, {}}}, {}, {}}).values[static_cast<size_t>(momentum)] > kPartial);
+  CHECK_THROWS_WITH(program({{{"w.m", 0, {}}}, {}, {}}), Catch::Contains("sgd cannot update 'w"));
+
   const std::vector<std::string> missing =
       unmatched(graph, {{{"up.wieght", 0, {}}}, {}, {{"*.conv9", "replicated"}}});
   REQUIRE(missing.size() == 2);
