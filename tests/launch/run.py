@@ -211,6 +211,10 @@ return het.train {
         _, err = self.hetrun('--workers', 2, 'hinted.lua', '--hints')
         self.assertRegex(err, r'as `sharding` and `shard` say: devices that share layers send each other [0-9.]+ \w+ more')
         self.assert_close(alone, self.losses('--workers', 2, 'hinted.lua', '--hints'), 1e-5)
+        (self.folder / 'other.lua').write_text(text.replace('weight = { model = opt.wide }, ', ''))
+        for code, err in self.two_ranks(['hinted.lua', '--hints'], ['other.lua', '--hints']):
+            self.assertEqual(code, 2, err)
+            self.assertIn('has the recipe', err)
         _, err = self.hetrun('hinted.lua', '--hints', '--wide=2', code=2)
         self.assertIn('hinted.lua:5: nn.linear:shard { weight = ... }: model = 2; its shape is [12, 24]: a dimension from 0 '
                       'to 1, or "replicated"', err)
