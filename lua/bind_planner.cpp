@@ -13,6 +13,7 @@
 #include "planner/measured/measured.h"
 #include "planner/megatron/sharding.h"
 #include "planner/policy.h"
+#include "planner/stage_graphs.h"
 #include "planner/work.h"
 
 namespace het::lua {
@@ -373,9 +374,33 @@ Json json_of(const planner::Fallback& fallback) {
   return entry;
 }
 
+// Refuses a plan whose stages cannot exchange what passes between them, or the gradients that they share,
+// because they divide their layers differently.
+void require_exchange(const Graph& graph, const Plan& plan) {
+  if (has_uniform_shares(plan)) return;
+  StageGraphs graphs(graph, plan, false);
+  for (int rank = 0; rank < static_cast<int>(devices_of(plan).size()); ++rank)
+    if (tensor_rank_of(plan, rank) == 0)
+      work_of(graphs.of(shares_of(plan, rank), 0).graph, plan, rank, &graphs);
+}
+
+// Where ranks could not run the plan that the planner found, the best whose stages share layers alike.
+Planned runnable_plan(const Request& request, const std::string& policy, const Graph& graph) {
+  Planned planned = planner::plan_with(request, policy);
+  if (!planned.feasible) return planned;
+  try {
+    require_exchange(graph, planned.plan);
+  } catch (const Error&) {
+    Request alike = request;
+    alike.additions.mixed_stages = false;
+    planned = planner::plan_with(alike, policy);
+  }
+  return planned;
+}
+
 Json plan_and_fallbacks(const Request& request, const std::string& policy, const Graph& graph, bool events,
                         int fallbacks) {
-  const Planned planned = planner::plan_with(request, policy);
+  const Planned planned = runnable_plan(request, policy, graph);
   Json answer = answer_of(request, planned, graph, events);
   if (!planned.feasible || fallbacks < 1) return answer;
   const auto found = planner::plan_fallbacks(request, planned.plan, policy, fallbacks);
@@ -433,6 +458,7 @@ int simulate_graph(lua_State* L) {  // graph, {plan, events, ... as request_at}
     for (const Stage& stage : pipeline.stages) divisions.insert(tensor_shares(plan, stage));
   for (const Shares& shares : divisions)
     tensor_parallel(graph, shares, 0, plan.sequence);  // refuses what no rank could run
+  require_exchange(graph, plan);
   planner::Judge judge(request);
   Planned planned;
   planned.plan = plan;
