@@ -145,6 +145,9 @@ class Mixer {
       stages.insert(stages.begin() + static_cast<std::ptrdiff_t>(at + i), stage);
     }
     compact(layout);
+    // The simulator says a split backward too short where ranks share layers (planner/README.md).
+    if (layout.schedule == Schedule::split_backward && layout.tensor == 1 && degrees_of(layout).back() > 1)
+      layout.schedule = Schedule::one_f_one_b;
     if (!cut(layout, p)) return;
     if (additions_.uneven_microbatches && !rebalance(layout)) return;
     ideas_.push_back({std::move(layout), 0});
