@@ -377,11 +377,11 @@ Json json_of(const planner::Fallback& fallback) {
 // Refuses a plan whose stages cannot exchange what passes between them, or the gradients that they share,
 // because they divide their layers differently.
 void require_exchange(const Graph& graph, const Plan& plan) {
-  if (has_uniform_shares(plan)) return;
+  if (has_uniform_cut(plan)) return;
   StageGraphs graphs(graph, plan, false);
   for (int rank = 0; rank < static_cast<int>(devices_of(plan).size()); ++rank)
     if (tensor_rank_of(plan, rank) == 0)
-      work_of(graphs.of(shares_of(plan, rank), 0).graph, plan, rank, &graphs);
+      work_of(graphs.of(cut_of(plan, rank), 0).graph, plan, rank, &graphs);
 }
 
 // Where ranks could not run the plan that the planner found, the best whose stages share layers alike.
