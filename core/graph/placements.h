@@ -28,8 +28,8 @@ struct LogicalAxis {
   std::vector<AxisPlace> places;  // in the order of values
   int64_t units = 0;              // in which it can be cut: what all its segments have in common
   bool has_parameters = false, has_inputs = false;
-  // Why it cannot be cut everywhere: "layer_norm of block.norm1 never cuts n: a norm is of all elements of
-  // its row"; empty: every node that makes or reads one of its values can.
+  // Why it cannot be cut everywhere: "attention of block never cuts d: a score needs all elements of a head";
+  // empty: every node that makes or reads one of its values can.
   std::string obstacle;
 };
 

@@ -116,6 +116,12 @@ Attributes encode(const PointwiseProgram& program) {
           {"dtypes", dtypes}};
 }
 
+ValueId Pass::call(GraphBuilder& graph, DType dtype) {
+  program_.results = {program_.inputs + static_cast<int>(program_.steps.size()) - 1};
+  program_.dtypes = {dtype};
+  return graph.call("fused", operands_, encode(program_));
+}
+
 PointwiseProgram decode(const Attributes& attributes, size_t inputs) {
   PointwiseProgram program;
   program.inputs = static_cast<int>(inputs);

@@ -90,6 +90,26 @@ std::optional<Pointwise> single_step(const OpDef& op, const Attributes& attribut
 Attributes encode(const PointwiseProgram& program);
 PointwiseProgram decode(const Attributes& attributes, size_t inputs);
 
+// A program of one result that a rule writes step by step, for one call of `fused`.
+class Pass {
+ public:
+  // Sources 0, 1, … are these operands.
+  explicit Pass(std::vector<ValueId> operands) : operands_(std::move(operands)) {
+    program_.inputs = static_cast<int>(operands_.size());
+  }
+  // Another step: its source.
+  int operator()(Pointwise code, int a, int b = -1, double immediate = 0) {
+    program_.steps.push_back({code, a, b, immediate});
+    return program_.inputs + static_cast<int>(program_.steps.size()) - 1;
+  }
+  // The value of the last step.
+  ValueId call(GraphBuilder& graph, DType dtype);
+
+ private:
+  std::vector<ValueId> operands_;
+  PointwiseProgram program_;
+};
+
 // "t0 = mul(x0, x1); t1 = scale(t0, 0.5) -> t1 bf16"
 std::string to_string(const PointwiseProgram& program);
 

@@ -96,12 +96,14 @@ std::unique_ptr<Kernel> prepare_norm(const KernelRequest& request) {
   });
 }
 
-// With g = dy * weight and h = (x - mean) * rstd:
-// dx = rstd * (g - mean(g) - h * mean(g * h)), the middle term only when centred; dweight += dy * h; dbias +=
-// dy.
+// With g = dy * weight and h = (x - mean) * rstd of a row: the sums of g (only when centred) and of g * h;
+// dweight += dy * h; dbias += dy.
+struct RowSums {
+  float g, gh;
+};
 template <typename T, bool kCentred, bool kWeight, bool kSums>
-void gradient_row(const T* dy, const T* x, const float* weight, float mean, float rstd, T* dx, float* dweight,
-                  float* dbias, int64_t n) {
+HET_INLINE RowSums gradient_sums(const T* dy, const T* x, const float* weight, float mean, float rstd,
+                                 float* dweight, float* dbias, int64_t n) {
   Vector sums_g[2] = {}, sums_gh[2] = {};
   int chain = 0;
   for_lanes(n, [&](int64_t i, auto lanes) {
@@ -117,8 +119,16 @@ void gradient_row(const T* dy, const T* x, const float* weight, float mean, floa
     sums_gh[chain & 1] += g * h;
     ++chain;
   });
-  const float mean_g = kCentred ? sum_of(sums_g[0] + sums_g[1]) / n : 0.0f;
-  const float mean_gh = sum_of(sums_gh[0] + sums_gh[1]) / n;
+  return {kCentred ? sum_of(sums_g[0] + sums_g[1]) : 0.0f, sum_of(sums_gh[0] + sums_gh[1])};
+}
+
+// dx = rstd * (g - mean(g) - h * mean(g * h)), the middle term only when centred.
+template <typename T, bool kCentred, bool kWeight, bool kSums>
+void gradient_row(const T* dy, const T* x, const float* weight, float mean, float rstd, T* dx, float* dweight,
+                  float* dbias, int64_t n) {
+  const RowSums sums =
+      gradient_sums<T, kCentred, kWeight, kSums>(dy, x, weight, mean, rstd, dweight, dbias, n);
+  const float mean_g = kCentred ? sums.g / n : 0.0f, mean_gh = sums.gh / n;
   for_lanes(n, [&](int64_t i, auto lanes) {
     const Vector h = (load(x + i, lanes) - mean) * rstd;
     Vector g = load(dy + i, lanes);
@@ -184,13 +194,80 @@ std::unique_ptr<Kernel> prepare_norm_gradient(const KernelRequest& request) {
   });
 }
 
+// ---- of a part of the columns ----
+
+std::unique_ptr<Kernel> prepare_row_moments(const KernelRequest& request) {
+  const Rows rows = packed_rows(request, request.inputs[0]);
+  require_packed(request, request.outputs[0]);
+  return for_float(request, request.inputs[0].type.dtype, [&]<typename T>(T) {
+    return make_kernel([rows](const KernelArguments& a) {
+      const int64_t n = rows.columns;
+      float* moments = a.out<float>(0);
+      parallel_for(rows.count, row_grain(kLightGrain, n), [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+          const T* x = a.in<T>(0) + r * n;
+          const float sum = sum_row(n, [&](int64_t i, auto lanes) { return load(x + i, lanes); });
+          const float mean = sum / n;
+          moments[r] = static_cast<float>(n);
+          moments[rows.count + r] = sum;
+          moments[2 * rows.count + r] = sum_row(n, [&](int64_t i, auto lanes) {
+            const Vector centred = load(x + i, lanes) - mean;
+            return centred * centred;
+          });
+        }
+      });
+    });
+  });
+}
+
+std::unique_ptr<Kernel> prepare_norm_gradient_sums(const KernelRequest& request) {
+  const Rows rows = packed_rows(request, request.inputs[1]);
+  require_packed(request, request.inputs[0]);
+  require_packed(request, request.outputs[0]);
+  const bool has_weight = present(request.inputs, 2), has_mean = present(request.inputs, 3);
+  const bool wants_weight = present(request.outputs, 1), wants_bias = present(request.outputs, 2);
+  const uint32_t accumulate = request.accumulate;
+  const int64_t parts = parts_for(rows.count, row_grain(kLightGrain, rows.columns));
+  const int64_t step = (rows.columns + 15) / 16 * 16;  // as for the gradient above
+  return for_float(request, request.inputs[1].type.dtype, [&]<typename T>(T) {
+    const auto row = has_weight ? (wants_weight || wants_bias ? gradient_sums<T, true, true, true>
+                                                              : gradient_sums<T, true, true, false>)
+                                : (wants_weight || wants_bias ? gradient_sums<T, true, false, true>
+                                                              : gradient_sums<T, true, false, false>);
+    return make_kernel(
+        [=](const KernelArguments& a) {
+          const T *dy = a.in<T>(0), *x = a.in<T>(1);
+          const float *weight = has_weight ? a.in<float>(2) : nullptr,
+                      *mean = has_mean ? a.in<float>(3) : nullptr, *rstd = a.in<float>(4);
+          float* totals = a.out<float>(0);
+          float* sums = reinterpret_cast<float*>(a.workspace);
+          parallel_parts(parts, [&](int64_t part) {
+            float *dweight = sums + 2 * part * step, *dbias = dweight + step;
+            for (int64_t i = 0; i < 2 * step; ++i) dweight[i] = 0;
+            const Range range = share_of(rows.count, parts, part);
+            for (int64_t r = range.begin; r < range.end; ++r) {
+              const int64_t at = r * rows.columns;
+              const RowSums both = row(dy + at, x + at, weight, mean == nullptr ? 0.0f : mean[r], rstd[r],
+                                       dweight, dbias, rows.columns);
+              totals[r] = both.g;
+              totals[rows.count + r] = both.gh;
+            }
+          });
+          if (wants_weight)
+            add_parts(sums, parts, 2 * step, a.out<float>(1), rows.columns, accumulate >> 1 & 1);
+          if (wants_bias)
+            add_parts(sums + step, parts, 2 * step, a.out<float>(2), rows.columns, accumulate >> 2 & 1);
+        },
+        parts * 2 * step * 4);
+  });
+}
+
 }  // namespace
 
 std::vector<KernelEntry> norm_kernels() {
-  return {{"layer_norm", prepare_norm<true>},
-          {"layer_norm_gradient", prepare_norm_gradient<true>},
-          {"rms_norm", prepare_norm<false>},
-          {"rms_norm_gradient", prepare_norm_gradient<false>}};
+  return {{"layer_norm", prepare_norm<true>},   {"layer_norm_gradient", prepare_norm_gradient<true>},
+          {"rms_norm", prepare_norm<false>},    {"rms_norm_gradient", prepare_norm_gradient<false>},
+          {"row_moments", prepare_row_moments}, {"norm_gradient_sums", prepare_norm_gradient_sums}};
 }
 
 }  // namespace het::cpu::HET_ISA

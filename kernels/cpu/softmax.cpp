@@ -70,6 +70,11 @@ void for_strips(const Split3& split, int64_t grain, const Body& body) {
   });
 }
 
+// Of [outer, size, inner] without the middle: where the column is whose first element is at `offset`.
+int64_t column_of(const Split3& split, int64_t offset) {
+  return offset / (split.size * split.inner) * split.inner + offset % split.inner;
+}
+
 std::unique_ptr<Kernel> prepare_softmax(const KernelRequest& request) {
   const TensorType& type = request.inputs[0].type;
   require_packed(request, request.inputs[0]);
@@ -123,10 +128,96 @@ std::unique_ptr<Kernel> prepare_softmax_gradient(const KernelRequest& request) {
   });
 }
 
+// ---- of a part of the dimension ----
+
+// Nothing but -inf, of which nothing can be subtracted, has this as its largest element.
+constexpr float kLowestFinite = -__FLT_MAX__;
+
+std::unique_ptr<Kernel> prepare_softmax_statistics(const KernelRequest& request) {
+  const TensorType& type = request.inputs[0].type;
+  require_packed(request, request.inputs[0]);
+  require_packed(request, request.outputs[0]);
+  const Split3 split = split_at(type.shape, integer(request, "dim", -1));
+  return for_float(request, type.dtype, [&]<typename T>(T) {
+    return make_kernel([split](const KernelArguments& a) {
+      const T* x = a.in<T>(0);
+      const int64_t n = split.size;
+      const int64_t columns = split.outer * split.inner;
+      float *tops = a.out<float>(0), *sums = tops + columns;
+      for (int64_t c = 0; n == 0 && c < columns; ++c) tops[c] = kLowestFinite, sums[c] = 0;
+      if (n == 0) return;
+      if (split.inner != 1) {
+        for_strips(split, kHeavyGrain, [&](int64_t offset, auto lanes) {
+          Vector top = splat(kLowestFinite), sum{};
+          for (int64_t i = 0; i < n; ++i) top = maximum(top, load(x + offset + i * split.inner, lanes));
+          for (int64_t i = 0; i < n; ++i) sum += exp(load(x + offset + i * split.inner, lanes) - top);
+          const int64_t at = column_of(split, offset);
+          store(tops + at, top, lanes);
+          store(sums + at, sum, lanes);
+        });
+        return;
+      }
+      parallel_for(split.outer, row_grain(kHeavyGrain, n), [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+          const T* row = x + r * n;
+          Vector top = splat(kLowestFinite), sum{};
+          for_lanes(n, [&](int64_t i, auto lanes) {
+            top = maximum(top, keep(load(row + i, lanes), lanes, kLowestFinite));
+          });
+          tops[r] = maximum_of(top);
+          const Vector shift = splat(tops[r]);
+          for_lanes(
+              n, [&](int64_t i, auto lanes) { sum += keep(exp(load(row + i, lanes) - shift), lanes, 0.0f); });
+          sums[r] = sum_of(sum);
+        }
+      });
+    });
+  });
+}
+
+std::unique_ptr<Kernel> prepare_softmax_gradient_sums(const KernelRequest& request) {
+  const TensorType& type = request.inputs[0].type;
+  for (const Layout& layout : request.inputs) require_packed(request, layout);
+  require_packed(request, request.outputs[0]);
+  const Split3 split = split_at(type.shape, integer(request, "dim", -1));
+  return for_float(request, type.dtype, [&]<typename T>(T) {
+    return make_kernel([split](const KernelArguments& a) {
+      const T *y = a.in<T>(0), *dy = a.in<T>(1);
+      const int64_t n = split.size;
+      float* sums = a.out<float>(0);
+      for (int64_t c = 0; n == 0 && c < split.outer * split.inner; ++c) sums[c] = 0;
+      if (n == 0) return;
+      if (split.inner != 1) {
+        for_strips(split, kLightGrain, [&](int64_t offset, auto lanes) {
+          Vector dot{};
+          for (int64_t i = 0; i < n; ++i) {
+            const int64_t at = offset + i * split.inner;
+            dot += load(y + at, lanes) * load(dy + at, lanes);
+          }
+          store(sums + column_of(split, offset), dot, lanes);
+        });
+        return;
+      }
+      parallel_for(split.outer, row_grain(kLightGrain, n), [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+          Vector dot{};
+          for_lanes(n, [&](int64_t i, auto lanes) {
+            dot += load(y + r * n + i, lanes) * load(dy + r * n + i, lanes);
+          });
+          sums[r] = sum_of(dot);
+        }
+      });
+    });
+  });
+}
+
 }  // namespace
 
 std::vector<KernelEntry> softmax_kernels() {
-  return {{"softmax", prepare_softmax}, {"softmax_gradient", prepare_softmax_gradient}};
+  return {{"softmax", prepare_softmax},
+          {"softmax_gradient", prepare_softmax_gradient},
+          {"softmax_statistics", prepare_softmax_statistics},
+          {"softmax_gradient_sums", prepare_softmax_gradient_sums}};
 }
 
 }  // namespace het::cpu::HET_ISA

@@ -553,13 +553,127 @@ std::unique_ptr<Kernel> prepare_norm_gradient(const KernelRequest& request, cons
   });
 }
 
+// ---- of a part of the columns: a block takes a row at a time ----
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    row_moments_long(const T* x, float* moments, int64_t rows, int64_t n, bool packed) {
+  __shared__ float scratch[kThreads / kWarp];
+  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+    const T* in = x + row * n;
+    float total = 0, square = 0;
+    each_column<T>(packed, n, [&](int64_t i, auto size) {
+      float v[size()];
+      load(v, in + i);
+      for (int k = 0; k < size(); ++k) total += v[k];
+    });
+    total = block_sum(total, scratch);
+    const float mean = total / n;
+    each_column<T>(packed, n, [&](int64_t i, auto size) {
+      float v[size()];
+      load(v, in + i);
+      for (int k = 0; k < size(); ++k) square += (v[k] - mean) * (v[k] - mean);
+    });
+    square = block_sum(square, scratch);
+    if (threadIdx.x == 0) {
+      moments[row] = static_cast<float>(n);
+      moments[rows + row] = total;
+      moments[2 * rows + row] = square;
+    }
+  }
+}
+
+std::unique_ptr<Kernel> prepare_row_moments(const KernelRequest& request, const Context& context) {
+  const Rows rows = packed_rows(request, request.inputs[0]);
+  require_packed(request, request.outputs[0]);
+  if (rows.count == 0) return make_kernel([](const KernelArguments&) {});
+  return for_float(request, request.inputs[0].type.dtype, [&]<typename T>(T) {
+    const auto grid = static_cast<unsigned>(std::min<int64_t>(rows.count, 1 << 20));
+    return make_kernel([=, &context](const KernelArguments& a) {
+      const T* x = a.in<T>(0);
+      launch(context, row_moments_long<T>, grid, kThreads, 0, x, a.out<float>(0), rows.count, rows.columns,
+             packs(x, rows.columns, kPack<T>));
+    });
+  });
+}
+
+// Block b leaves its rows' sums of dy * h and of dy in sums[b]: [2, n].
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    norm_gradient_sums_long(const T* dy, const T* x, const float* weight, const float* means,
+                            const float* rstds, float* totals, float* sums, int64_t rows, int64_t n,
+                            bool packed) {
+  __shared__ float scratch[kThreads / kWarp];
+  float* dweight = sums == nullptr ? nullptr : sums + blockIdx.x * 2 * n;
+  float* dbias = dweight + n;
+  if (sums != nullptr)
+    each_column<T>(packed, n, [&](int64_t i, auto size) {
+      for (int k = 0; k < size(); ++k) dweight[i + k] = dbias[i + k] = 0;
+    });
+  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+    const float mean = means == nullptr ? 0.0f : means[row], rstd = rstds[row];
+    const int64_t at = row * n;
+    float sum_g = 0, sum_gh = 0;
+    each_column<T>(packed, n, [&](int64_t i, auto size) {
+      float d[size()], v[size()], w[size()] = {};
+      load(d, dy + at + i);
+      load(v, x + at + i);
+      if (weight != nullptr) load(w, weight + i);
+      for (int k = 0; k < size(); ++k) {
+        const float h = (v[k] - mean) * rstd, g = weight == nullptr ? d[k] : d[k] * w[k];
+        sum_g += g;
+        sum_gh += g * h;
+        if (sums != nullptr) {
+          dweight[i + k] += d[k] * h;
+          dbias[i + k] += d[k];
+        }
+      }
+    });
+    sum_g = block_sum(sum_g, scratch);
+    sum_gh = block_sum(sum_gh, scratch);
+    if (threadIdx.x == 0) {
+      totals[row] = sum_g;
+      totals[rows + row] = sum_gh;
+    }
+  }
+}
+
+std::unique_ptr<Kernel> prepare_norm_gradient_sums(const KernelRequest& request, const Context& context) {
+  const Rows rows = packed_rows(request, request.inputs[1]);
+  require_packed(request, request.inputs[0]);
+  require_packed(request, request.outputs[0]);
+  const bool has_weight = present(request.inputs, 2), has_mean = present(request.inputs, 3);
+  const bool wants_weight = present(request.outputs, 1), wants_bias = present(request.outputs, 2);
+  const bool wants_sums = wants_weight || wants_bias;
+  const uint32_t accumulate = request.accumulate;
+  const int64_t n = rows.columns, parts = std::min<int64_t>(rows.count, 4 * context.multiprocessors);
+  return for_float(request, request.inputs[1].type.dtype, [&]<typename T>(T) {
+    return make_kernel(
+        [=, &context](const KernelArguments& a) {
+          const T *dy = a.in<T>(0), *x = a.in<T>(1);
+          const float *weight = has_weight ? a.in<float>(2) : nullptr,
+                      *mean = has_mean ? a.in<float>(3) : nullptr;
+          float* sums = wants_sums ? reinterpret_cast<float*>(a.workspace) : nullptr;
+          const bool packed = packs(dy, n, kPack<T>) && packs(x, n, kPack<T>) && packs(weight, n, kPack<T>) &&
+                              packs(sums, n, kPack<T>);
+          if (parts > 0)
+            launch(context, norm_gradient_sums_long<T>, static_cast<unsigned>(parts), kThreads, 0, dy, x,
+                   weight, mean, a.in<float>(4), a.out<float>(0), sums, rows.count, n, packed);
+          if (wants_weight)
+            launch_add_parts(context, sums, parts, 2 * n, a.out<float>(1), n, accumulate >> 1 & 1);
+          if (wants_bias)
+            launch_add_parts(context, sums + n, parts, 2 * n, a.out<float>(2), n, accumulate >> 2 & 1);
+        },
+        wants_sums ? parts * 2 * n * 4 : 0);
+  });
+}
+
 }  // namespace
 
 std::vector<Entry> norm_kernels() {
-  return {{"layer_norm", prepare_norm<true>},
-          {"layer_norm_gradient", prepare_norm_gradient<true>},
-          {"rms_norm", prepare_norm<false>},
-          {"rms_norm_gradient", prepare_norm_gradient<false>}};
+  return {{"layer_norm", prepare_norm<true>},   {"layer_norm_gradient", prepare_norm_gradient<true>},
+          {"rms_norm", prepare_norm<false>},    {"rms_norm_gradient", prepare_norm_gradient<false>},
+          {"row_moments", prepare_row_moments}, {"norm_gradient_sums", prepare_norm_gradient_sums}};
 }
 
 }  // namespace het::HET_CUDA

@@ -246,6 +246,79 @@ __global__ void __launch_bounds__(kThreads)
         from_float<T>(to_float(y[start + i * split.inner]) * (to_float(dy[start + i * split.inner]) - dot));
 }
 
+// ---- what a part of the dimension gives: numbers [outer, inner]. The threads of a block take a row
+// together, or a column each kHeight of them ----
+
+constexpr float kLowestFinite = -3.402823466e38f;  // the largest of nothing but -inf
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    softmax_statistics_rows(const T* x, float* tops, float* sums, int64_t n) {
+  __shared__ float scratch[kThreads / kWarp];
+  const int64_t row = blockIdx.x;
+  Running running;
+  for (int64_t i = threadIdx.x; i < n; i += kThreads) running.add(to_float(x[row * n + i]));
+  const float top = fmaxf(block_max(running.top, scratch), kLowestFinite);
+  const float sum = block_sum(running.relative_to(top), scratch);
+  if (threadIdx.x == 0) {
+    tops[row] = top;
+    sums[row] = sum;
+  }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    softmax_statistics_columns(const T* x, float* tops, float* sums, Split3 split) {
+  __shared__ float top_of[kHeight][kWarp], sum_of[kHeight][kWarp];
+  bool there;
+  const int64_t start = column_start(split, there);
+  const unsigned column = threadIdx.x, first = threadIdx.y;
+  Running running;
+  for (int64_t i = first; there && i < split.size; i += kHeight)
+    running.add(to_float(x[start + i * split.inner]));
+  top_of[first][column] = running.top;
+  __syncthreads();
+  float top = kLowestFinite, sum = 0;
+  for (int i = 0; i < kHeight; ++i) top = fmaxf(top, top_of[i][column]);
+  sum_of[first][column] = running.relative_to(top);
+  __syncthreads();
+  for (int i = 0; i < kHeight; ++i) sum += sum_of[i][column];
+  if (there && first == 0) {
+    const int64_t at = static_cast<int64_t>(blockIdx.x) * kWarp + column;
+    tops[at] = top;
+    sums[at] = sum;
+  }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    softmax_gradient_sums_rows(const T* y, const T* dy, float* sums, int64_t n) {
+  __shared__ float scratch[kThreads / kWarp];
+  const int64_t row = blockIdx.x;
+  float dot = 0;
+  for (int64_t i = threadIdx.x; i < n; i += kThreads)
+    dot += to_float(y[row * n + i]) * to_float(dy[row * n + i]);
+  dot = block_sum(dot, scratch);
+  if (threadIdx.x == 0) sums[row] = dot;
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    softmax_gradient_sums_columns(const T* y, const T* dy, float* sums, Split3 split) {
+  __shared__ float dots[kHeight][kWarp];
+  bool there;
+  const int64_t start = column_start(split, there);
+  const unsigned column = threadIdx.x, first = threadIdx.y;
+  float dot = 0;
+  for (int64_t i = first; there && i < split.size; i += kHeight)
+    dot += to_float(y[start + i * split.inner]) * to_float(dy[start + i * split.inner]);
+  dots[first][column] = dot;
+  __syncthreads();
+  dot = 0;
+  for (int i = 0; i < kHeight; ++i) dot += dots[i][column];
+  if (there && first == 0) sums[static_cast<int64_t>(blockIdx.x) * kWarp + column] = dot;
+}
+
 // ---- the choice ----
 
 // choose(group) for rows of n elements of which a thread keeps `values`: the smallest group that keeps a row;
@@ -327,10 +400,55 @@ std::unique_ptr<Kernel> prepare_softmax_gradient(const KernelRequest& request, c
   });
 }
 
+std::unique_ptr<Kernel> prepare_softmax_statistics(const KernelRequest& request, const Context& context) {
+  const TensorType& type = request.inputs[0].type;
+  require_packed(request, request.inputs[0]);
+  require_packed(request, request.outputs[0]);
+  const Split3 split = split_at(type.shape, integer(request, "dim", -1));
+  const int64_t columns = split.outer * split.inner;
+  if (columns == 0) return make_kernel([](const KernelArguments&) {});
+  return for_float(request, type.dtype, [&]<typename T>(T) {
+    return make_kernel([=, &context](const KernelArguments& a) {
+      const T* x = a.in<T>(0);
+      float *tops = a.out<float>(0), *sums = tops + columns;
+      if (split.inner == 1)
+        launch(context, softmax_statistics_rows<T>, static_cast<unsigned>(columns), kThreads, 0, x, tops,
+               sums, split.size);
+      else
+        launch(context, softmax_statistics_columns<T>, static_cast<unsigned>(ceil_div(columns, kWarp)),
+               dim3(kWarp, kHeight), 0, x, tops, sums, split);
+    });
+  });
+}
+
+std::unique_ptr<Kernel> prepare_softmax_gradient_sums(const KernelRequest& request, const Context& context) {
+  const TensorType& type = request.inputs[0].type;
+  for (const Layout& layout : request.inputs) require_packed(request, layout);
+  require_packed(request, request.outputs[0]);
+  const Split3 split = split_at(type.shape, integer(request, "dim", -1));
+  const int64_t columns = split.outer * split.inner;
+  if (columns == 0) return make_kernel([](const KernelArguments&) {});
+  return for_float(request, type.dtype, [&]<typename T>(T) {
+    return make_kernel([=, &context](const KernelArguments& a) {
+      const T *y = a.in<T>(0), *dy = a.in<T>(1);
+      float* sums = a.out<float>(0);
+      if (split.inner == 1)
+        launch(context, softmax_gradient_sums_rows<T>, static_cast<unsigned>(columns), kThreads, 0, y, dy,
+               sums, split.size);
+      else
+        launch(context, softmax_gradient_sums_columns<T>, static_cast<unsigned>(ceil_div(columns, kWarp)),
+               dim3(kWarp, kHeight), 0, y, dy, sums, split);
+    });
+  });
+}
+
 }  // namespace
 
 std::vector<Entry> softmax_kernels() {
-  return {{"softmax", prepare_softmax}, {"softmax_gradient", prepare_softmax_gradient}};
+  return {{"softmax", prepare_softmax},
+          {"softmax_gradient", prepare_softmax_gradient},
+          {"softmax_statistics", prepare_softmax_statistics},
+          {"softmax_gradient_sums", prepare_softmax_gradient_sums}};
 }
 
 }  // namespace het::HET_CUDA

@@ -107,13 +107,61 @@ std::unique_ptr<Kernel> rms_norm_gradient(const KernelRequest& request) {
   });
 }
 
+// Of each row its number of elements, their sum and the sum of (x - mean)^2.
+std::unique_ptr<Kernel> row_moments(const KernelRequest& request) {
+  return kernel_of(request, [](const Operands& o) {
+    const View x = o.in(0), moments = o.out(0);
+    const int64_t n = x.size(-1), rows = leading(x.layout(), 1);
+    for (int64_t r = 0; r < rows; ++r) {
+      double sum = 0, squares = 0;
+      for (int64_t i = 0; i < n; ++i) sum += x[r * n + i];
+      const double mean = sum / static_cast<double>(n);
+      for (int64_t i = 0; i < n; ++i) squares += (x[r * n + i] - mean) * (x[r * n + i] - mean);
+      moments.set(r, static_cast<double>(n));
+      moments.set(rows + r, sum);
+      moments.set(2 * rows + r, squares);
+    }
+  });
+}
+
+// With z = (x - mean) rstd and g = dy weight: the sums of g and of g z over each row, dweight = sum dy z over
+// the rows, dbias = sum dy.
+std::unique_ptr<Kernel> norm_gradient_sums(const KernelRequest& request) {
+  return kernel_of(request, [](const Operands& o) {
+    const View dy = o.in(0), x = o.in(1), weight = o.in(2), means = o.in(3), rstds = o.in(4);
+    const View sums = o.out(0), dweight = o.out(1), dbias = o.out(2);
+    const int64_t n = x.size(-1), rows = leading(x.layout(), 1);
+    const auto z = [&](int64_t r, int64_t i) {
+      return (x[r * n + i] - (means.present() ? means[r] : 0)) * rstds[r];
+    };
+    for (int64_t r = 0; r < rows; ++r) {
+      double sum_g = 0, sum_gz = 0;
+      for (int64_t i = 0; i < n; ++i) {
+        const double g = dy[r * n + i] * (weight.present() ? weight[i] : 1);
+        sum_g += g;
+        sum_gz += g * z(r, i);
+      }
+      sums.set(r, sum_g);
+      sums.set(rows + r, sum_gz);
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      double weight_total = 0, bias_total = 0;
+      for (int64_t r = 0; r < rows; ++r) {
+        weight_total += dy[r * n + i] * z(r, i);
+        bias_total += dy[r * n + i];
+      }
+      dweight.set(i, weight_total);
+      dbias.set(i, bias_total);
+    }
+  });
+}
+
 }  // namespace
 
 std::vector<KernelEntry> norm_kernels() {
-  return {{"layer_norm", layer_norm},
-          {"layer_norm_gradient", layer_norm_gradient},
-          {"rms_norm", rms_norm},
-          {"rms_norm_gradient", rms_norm_gradient}};
+  return {{"layer_norm", layer_norm},   {"layer_norm_gradient", layer_norm_gradient},
+          {"rms_norm", rms_norm},       {"rms_norm_gradient", rms_norm_gradient},
+          {"row_moments", row_moments}, {"norm_gradient_sums", norm_gradient_sums}};
 }
 
 }  // namespace het::reference

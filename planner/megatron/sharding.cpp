@@ -56,7 +56,7 @@ class Choice {
     std::set<ValueId> taken;  // parameters
     for (size_t a = 0; a < table_.axes().size(); ++a) {
       const LogicalAxis& axis = table_.axes()[a];
-      if (!axis.has_parameters || axis.has_inputs || !axis.obstacle.empty()) continue;
+      if (!axis.has_parameters || axis.has_inputs || !axis.obstacle.empty() || needs_asking(a)) continue;
       std::set<ValueId> own;
       for (const AxisPlace& place : axis.places)
         if (graph_.values[static_cast<size_t>(place.value)].role == Role::parameter) own.insert(place.value);
@@ -79,6 +79,13 @@ class Choice {
   };
 
   const OpDef& op_of(const Use& use) const { return *graph_.nodes[static_cast<size_t>(use.node)].op; }
+
+  // Whether a node exchanges numbers for each row where the axis is cut.
+  bool needs_asking(size_t axis) const {
+    return std::any_of(nodes_[axis].begin(), nodes_[axis].end(), [&](const Use& use) {
+      return op_of(use).sharding[static_cast<size_t>(use.way->rule)].on_demand;
+    });
+  }
 
   // Whether the axis is that of rows which are looked up, or of a classifier's classes.
   bool is_of_rows(size_t axis) const {

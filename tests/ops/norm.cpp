@@ -51,6 +51,17 @@ void adding_cases(std::vector<Case>& cases, const Shape& shape) {
   cases.push_back({"rms_norm_gradient", {T(shape), x, absent(), rstd(rows), T(shape)}, {}, kTwice});
 }
 
+// What a part of the columns gives.
+void part_cases(std::vector<Case>& cases, const Shape& shape) {
+  const int64_t n = shape.back(), rows = elements_of(shape) / n;
+  const OperandCase means = A({rows});
+  cases.push_back({"row_moments", {T(shape)}, {}, kRows});
+  cases.push_back({"norm_gradient_sums", {T(shape), T(shape), A({n}), means, rstd(rows)}, {}, kRows});
+  cases.push_back({"norm_gradient_sums", {T(shape), T(shape), absent(), absent(), rstd(rows)}, {}, kRows});
+  cases.push_back(
+      {"norm_gradient_sums", {T(shape), T(shape), absent(), means, rstd(rows)}, {{"bias", true}}, kRows});
+}
+
 // A norm of a sum and the sum of its gradient and something else, all results read.
 Graph sums_around_norms(DType dtype, const Shape& shape, bool rms) {
   Graph graph;
@@ -127,6 +138,7 @@ std::vector<Case> norm_cases() {
     cases.push_back({"rms_norm_gradient", {T(shape), T(shape), A({n}), rstd(rows)}, {}, kRows});
     cases.push_back({"rms_norm_gradient", {T(shape), T(shape), absent(), rstd(rows)}, {}, kRows});
     adding_cases(cases, shape);
+    part_cases(cases, shape);
   }
   // Rows that are shared among several warps, or too long to be held in registers; more rows than blocks.
   for (const Shape& shape : {Shape{35, 320}, {11, 1032}, {9, 2112}, {9, 8208}, {70, 8}}) {
@@ -136,6 +148,7 @@ std::vector<Case> norm_cases() {
     cases.push_back({"layer_norm_gradient", {T(shape), T(shape), A({n}), A({rows}), rstd(rows)}, {}, kRows});
     cases.push_back({"rms_norm_gradient", {T(shape), T(shape), A({n}), rstd(rows)}, {}, kRows});
     adding_cases(cases, shape);
+    part_cases(cases, shape);
   }
   // A mean far from 0: the variance must not come from the difference of two large numbers.
   Case far{"layer_norm", {T({3, 64}).in(1000, 1001), A({64}), A({64})}, {}, {2e-4}};

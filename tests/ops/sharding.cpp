@@ -270,6 +270,12 @@ int cut_dims(const Case& test) {
   return count;
 }
 
+// Rows far from 0: what f32 rounds of their mean is no small part of what is left when it is subtracted.
+bool is_ill_conditioned(const Case& test) {
+  return std::any_of(test.inputs.begin(), test.inputs.end(),
+                     [](const OperandCase& input) { return std::abs(input.draw.low) >= 1000; });
+}
+
 }  // namespace
 
 TEST_CASE("every sharding rule of every operator gives what the whole operator gives", "[sharding]") {
@@ -296,6 +302,7 @@ TEST_CASE("every sharding rule of every operator gives what the whole operator g
       CHECK(forgotten(op, notation) == std::vector<std::string>{});
       std::vector<Tensor> wanted;
       for (const ShardingInstance& instance : sharding_of(whole.call(), whole.output_types)) {
+        const ShardingRule& rule = op.sharding[instance.rule];
         const bool summands = instance.letters.empty();
         if (summands ? elements == 0 : instance.units < 2) continue;
         if (wanted.empty()) wanted = run(eager, op, whole.inputs, whole.attributes);
@@ -309,7 +316,10 @@ TEST_CASE("every sharding rule of every operator gives what the whole operator g
           if (!whole.output_types[o].present()) continue;
           INFO("result " << o);
           const double error = error_of(together[o], wanted[o]);
-          CHECK(error <= (wanted[o].dtype() == DType::f64 ? 1e-12 : 1e-5));
+          // A decomposition rounds elsewhere: both are as far from the truth as the case says.
+          const bool apart = rule.decompose != nullptr && is_ill_conditioned(test);
+          const double narrow = apart ? 2 * test.tolerance.f32 : 1e-5;
+          CHECK(error <= (wanted[o].dtype() == DType::f64 ? 1e-12 : narrow));
           if (wanted[o].dtype() == dtype) worst = std::max(worst, error);
         }
         ++trials;

@@ -13,6 +13,8 @@ std::vector<Case> softmax_cases() {
     const Attributes attributes{{"dim", dim}};
     cases.push_back({"softmax", {T(shape).in(-3, 3)}, attributes});
     cases.push_back({"softmax_gradient", {T(shape).in(0, 1), T(shape)}, attributes, {1e-5}});
+    cases.push_back({"softmax_statistics", {T(shape).in(-3, 3)}, attributes});
+    cases.push_back({"softmax_gradient_sums", {T(shape).in(0, 1), T(shape)}, attributes, {1e-5}});
   }
   Case large{"softmax", {T({4, 4}).of({1000, 999, -1000, 0, 80, -80, 80, 79})}};
   large.gradient = false;
@@ -20,6 +22,14 @@ std::vector<Case> softmax_cases() {
   Case masked{"softmax", {T({2, 5}).of({1, -INFINITY, 0.5, -INFINITY, -1})}};
   masked.gradient = false;
   cases.push_back(masked);
+  for (const Case& odd : {large, masked}) {
+    cases.push_back(odd);
+    cases.back().op = "softmax_statistics";
+  }
+  // All of the second row is masked in a part of two elements.
+  Case part{"softmax", {T({2, 6}).of({1, 0, -INFINITY, 2, 3, -1, -INFINITY, -INFINITY, -INFINITY, 1, 2, 0})}};
+  part.gradient = false;
+  cases.push_back(part);
   return cases;
 }
 

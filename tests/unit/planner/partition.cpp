@@ -114,7 +114,7 @@ TEST_CASE("axes say what keeps them from being cut", "[placements]") {
     return LogicalAxis{};
   };
   CHECK(axis_of("down.bias", 0).obstacle ==
-        "layer_norm of block never cuts n: a norm is of all elements of its row");
+        "linear_cross_entropy of head never cuts c: a logit needs all features of its row");
   const LogicalAxis hidden = axis_of("up.weight", 0);
   CHECK(hidden.units == 12);
   CHECK(hidden.obstacle.empty());
@@ -453,7 +453,8 @@ std::vector<Tensor> exchanged(const std::vector<const Node*>& nodes, const std::
 }  // namespace
 
 TEST_CASE("shards of one dimension become shards of another without a gather", "[partition]") {
-  // A softmax needs all of its dimension: state that is cut along it is exchanged for parts of the other one.
+  // State that is cut along a softmax's dimension is exchanged for parts of the other one, where that is
+  // asked.
   Graph graph;
   GraphBuilder b(graph);
   const ValueId w = b.parameter("w", {DType::f64, {8, 6}}, {});
@@ -464,6 +465,9 @@ TEST_CASE("shards of one dimension become shards of another without a gather", "
   ShardingHints hints;
   hints.given[w] = *table.find(w, 0, {8});
   for (size_t a = 0; a < table.axes().size(); ++a) hints.axes.insert(static_cast<int>(a));
+  const auto& ways = table.shardings(graph.values[static_cast<size_t>(y)].producer);
+  hints.nodes[graph.values[static_cast<size_t>(y)].producer] =
+      *std::find_if(ways.begin(), ways.end(), [](const NodeSharding& way) { return way.rule == 0; });
   const ShardingProgram program = propagate(table, shares, hints);
 
   Eager eager(make_reference_device());
