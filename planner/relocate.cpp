@@ -2,43 +2,18 @@
 
 #include <algorithm>
 #include <limits>
-#include <numeric>
 #include <set>
 
 #include "core/base/error.h"
-#include "planner/milp.h"
+#include "core/plan/inventory.h"
+#include "planner/holdings.h"
 
 namespace het::planner {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr size_t kMatched = 96;   // hosts of one node: up to here they are matched exactly
-constexpr size_t kSolved = 3000;  // demands x sources: up to here sources are chosen by a linear program
-constexpr size_t kSources = 8;    // hosts that one demand may take from
-
-struct Range {
-  double from = 0, to = 0;
-  double length() const { return std::max(0.0, to - from); }
-};
-double overlap(Range a, Range b) { return std::max(0.0, std::min(a.to, b.to) - std::max(a.from, b.from)); }
-
-// A layer's state is four lines from 0 to 1: the parameters that tensor parallelism divides and those that
-// it does not, and the optimizer state of each.
-enum Line { divided_weights, whole_weights, divided_state, whole_state, kLines };
-
-template <typename Part>
-Range range_of(const Part& part, Line line) {
-  const bool divided = line == divided_weights || line == divided_state;
-  const double start = divided ? part.begin : 0, width = divided ? part.end - part.begin : 1;
-  if (line == divided_weights || line == whole_weights) return {start, start + width};
-  return {start + part.first * width, start + part.last * width};
-}
-
-double bytes_of(const LayerKind& kind, Line line, double weight_bytes, double optimizer_bytes) {
-  const bool divided = line == divided_weights || line == divided_state;
-  const double parameters = divided ? kind.parameters - kind.whole_parameters : kind.whole_parameters;
-  return parameters * (line == divided_weights || line == whole_weights ? weight_bytes : optimizer_bytes);
-}
+constexpr size_t kMatched = 96;          // hosts of one node: up to here they are matched exactly
+constexpr size_t kMostSlices = 500'000;  // that are kept from layout to layout
 
 }  // namespace
 
@@ -88,47 +63,34 @@ std::vector<int> assign(const std::vector<std::vector<double>>& cost) {
   return column_of;
 }
 
-std::map<std::string, Relocation::Held> Relocation::holdings(const Plan& plan, int layers) {
-  std::vector<double> shares(static_cast<size_t>(layers), 0), before(static_cast<size_t>(layers), 0);
-  for (const Pipeline& pipeline : plan.pipelines)
-    for (const Stage& stage : pipeline.stages)
-      for (int l = stage.first_layer; l < stage.first_layer + stage.layers; ++l)
-        shares[static_cast<size_t>(l)] += stage.optimizer_share;
-  std::map<std::string, Held> held;
-  for (const Pipeline& pipeline : plan.pipelines)
-    for (const Stage& stage : pipeline.stages)
-      for (int layer = stage.first_layer; layer < stage.first_layer + stage.layers; ++layer) {
-        const auto l = static_cast<size_t>(layer);
-        Part part{layer};
-        const Shares tensor = tensor_shares(plan, stage);
-        const int64_t all = std::accumulate(tensor.begin(), tensor.end(), int64_t{0});
-        if (plan.sharded_optimizer) {
-          part.first = before[l] / std::max(shares[l], 1.0);
-          before[l] += stage.optimizer_share;
-          part.last = before[l] / std::max(shares[l], 1.0);
-        }
-        int64_t given = 0;
-        for (size_t t = 0; t < stage.devices.size(); ++t) {
-          part.begin = static_cast<double>(given) / static_cast<double>(all);
-          given += tensor[t];
-          part.end = static_cast<double>(given) / static_cast<double>(all);
-          held[stage.devices[t]].push_back(part);
-        }
-      }
-  for (auto& [device, parts] : held) std::sort(parts.begin(), parts.end());
-  return held;
+Relocation::Relocation(Plan old, const Cluster& cluster, ModelState state)
+    : plan_(std::move(old)), cluster_(cluster), holdings_(std::make_unique<Holdings>(std::move(state))) {
+  read_old();
 }
 
-Relocation::Relocation(const Plan& old, const Cluster& cluster, const Model& model)
-    : cluster_(cluster), model_(model), weight_bytes_(model.weight_bytes - model.made_bytes) {
-  const auto held = holdings(old, model.count());
+Relocation::Relocation(Plan old, const Cluster& cluster, const Model& model)
+    : Relocation(std::move(old), cluster, state_of(model)) {}
+
+Relocation::~Relocation() = default;
+
+// Everything that is known by number begins here: called again, it forgets what layouts have added.
+void Relocation::read_old() {
+  holdings_ = std::make_unique<Holdings>(ModelState(holdings_->state()));
+  old_.clear();
+  known_.clear();
+  known_bytes_.clear();
+  numbers_.clear();
+  have_.clear();
+  pipeline_at_.clear();
+  matches_.clear();
+  const auto held = holdings_->of(plan_);
   std::map<std::string, int> pipeline_of;
-  for (size_t p = 0; p < old.pipelines.size(); ++p)
-    for (const Stage& stage : old.pipelines[p].stages)
+  for (size_t p = 0; p < plan_.pipelines.size(); ++p)
+    for (const Stage& stage : plan_.pipelines[p].stages)
       for (const std::string& device : stage.devices) pipeline_of[device] = static_cast<int>(p);
   number({});
-  for (int n = 0; n < static_cast<int>(cluster.nodes.size()); ++n) {
-    const Node& node = cluster.nodes[static_cast<size_t>(n)];
+  for (int n = 0; n < static_cast<int>(cluster_.nodes.size()); ++n) {
+    const Node& node = cluster_.nodes[static_cast<size_t>(n)];
     auto& hosts = have_.emplace_back();
     auto& pipelines = pipeline_at_.emplace_back();
     for (int h = 0; h < static_cast<int>(node.hosts.size()); ++h) {
@@ -136,14 +98,14 @@ Relocation::Relocation(const Plan& old, const Cluster& cluster, const Model& mod
       double sum = 0;
       int used = 0;
       for (int d = 0; d < node.devices; ++d) {
-        const auto known = held.find(device_name(cluster, n, h, d));
+        const auto known = held.find(device_name(cluster_, n, h, d));
         devices.push_back(known == held.end() ? 0 : number(known->second));
         if (known == held.end()) continue;
         old_.insert(*known);
         sum += pipeline_of.at(known->first);
         ++used;
       }
-      pipelines.push_back(used > 0 ? sum / used : static_cast<double>(old.pipelines.size()));
+      pipelines.push_back(used > 0 ? sum / used : static_cast<double>(plan_.pipelines.size()));
     }
   }
 }
@@ -162,38 +124,19 @@ Layout Relocation::ordered(Layout layout) const {
 
 int Relocation::number(const Held& held) {
   const auto [entry, fresh] = numbers_.emplace(held, static_cast<int>(known_.size()));
-  if (fresh) known_.push_back(held);
-  return entry->second;
-}
-
-std::pair<double, double> Relocation::missing(const Held& need, const Held& have) const {
-  std::pair<double, double> bytes;
-  size_t at = 0;
-  for (const Part& part : need) {
-    while (at < have.size() && have[at].layer < part.layer) ++at;
-    const bool there = at < have.size() && have[at].layer == part.layer;
-    const LayerKind& kind = model_.layer(part.layer);
-    for (int l = 0; l < kLines; ++l) {
-      const auto line = static_cast<Line>(l);
-      const Range wanted = range_of(part, line);
-      const double part_missing = wanted.length() - (there ? overlap(wanted, range_of(have[at], line)) : 0);
-      if (part_missing <= 1e-12) continue;
-      (line == divided_weights || line == whole_weights ? bytes.first : bytes.second) +=
-          part_missing * bytes_of(kind, line, weight_bytes_, model_.optimizer_bytes);
-    }
-  }
-  return bytes;
-}
-
-double Relocation::lacks(int need, int have) {
-  if (need == have || need == 0) return 0;
-  const auto [entry, fresh] = lacks_.try_emplace({need, have});
   if (fresh) {
-    const auto [weights, state] =
-        missing(known_[static_cast<size_t>(need)], known_[static_cast<size_t>(have)]);
-    entry->second = weights + state;
+    known_.push_back(held);
+    known_bytes_.push_back(holdings_->missing(held, {}).total());
   }
   return entry->second;
+}
+
+double Relocation::missing_bytes(int need, int have) const {
+  if (need == have || need == 0) return 0;
+  const Held &wanted = known_[static_cast<size_t>(need)], &there = known_[static_cast<size_t>(have)];
+  const bool apart =
+      there.empty() || there.back().layer < wanted.front().layer || wanted.back().layer < there.front().layer;
+  return apart ? known_bytes_[static_cast<size_t>(need)] : holdings_->missing(wanted, there).total();
 }
 
 const Relocation::Match& Relocation::match(const std::vector<int>& need, const std::vector<int>& have) {
@@ -203,19 +146,19 @@ const Relocation::Match& Relocation::match(const std::vector<int>& need, const s
   std::vector<std::vector<double>> cost;
   for (const int n : need) {
     cost.emplace_back();
-    for (const int h : have) cost.back().push_back(lacks(n, h));
+    for (const int h : have) cost.back().push_back(missing_bytes(n, h));
   }
   match.device_of = assign(cost);
   for (size_t s = 0; s < need.size(); ++s) match.bytes += cost[s][static_cast<size_t>(match.device_of[s])];
   return match;
 }
 
-double Relocation::arrange(const Layout& layout, std::vector<std::vector<std::vector<Slot>>>& slots,
-                           std::vector<std::vector<int>>& hosts) {
+Relocation::Slots Relocation::slots_of(const Layout& layout) {
+  if (holdings_->count() > kMostSlices) read_old();
   // What each device of the layout holds does not depend on its name: any names will do to find it.
-  Plan named = to_plan(layout, cluster_);
-  const auto held = holdings(named, model_.count());
-  slots.clear();
+  const Plan named = to_plan(layout, cluster_);
+  const auto held = holdings_->of(named);
+  Slots slots;
   for (const Node& node : cluster_.nodes) slots.emplace_back(node.hosts.size());
   for (size_t p = 0; p < layout.pipelines.size(); ++p) {
     const auto& stages = layout.pipelines[p].stages;
@@ -229,53 +172,59 @@ double Relocation::arrange(const Layout& layout, std::vector<std::vector<std::ve
       }
     }
   }
+  return slots;
+}
+
+std::vector<int> Relocation::choose_hosts(const std::vector<std::vector<int>>& need,
+                                          const std::vector<std::vector<int>>& have) {
+  const size_t count = need.size();
+  if (count <= kMatched) {
+    std::vector<std::vector<double>> cost(count);
+    for (size_t h = 0; h < count; ++h)
+      for (size_t to = 0; to < count; ++to) cost[h].push_back(match(need[h], have[to]).bytes);
+    return assign(cost);
+  }
+  std::vector<int> taken(count, -1);
+  std::vector<bool> used(count, false);
+  for (const bool perfect : {true, false})  // those that miss nothing somewhere first
+    for (size_t h = 0; h < count; ++h) {
+      if (taken[h] >= 0) continue;
+      double least = kInfinity;
+      for (size_t to = 0; to < count && least > 0; ++to) {
+        if (used[to]) continue;
+        const double here = match(need[h], have[to]).bytes;
+        if (here >= least || (perfect && here > 0)) continue;
+        least = here;
+        taken[h] = static_cast<int>(to);
+      }
+      if (taken[h] >= 0) used[static_cast<size_t>(taken[h])] = true;
+    }
+  return taken;
+}
+
+double Relocation::arrange(const Slots& slots, std::vector<std::vector<int>>& hosts) {
   double bytes = 0;
   hosts.clear();
   for (size_t n = 0; n < slots.size(); ++n) {
-    const size_t count = slots[n].size();
-    std::vector<std::vector<int>> need(count);
-    for (size_t h = 0; h < count; ++h)
+    std::vector<std::vector<int>> need(slots[n].size());
+    for (size_t h = 0; h < need.size(); ++h)
       for (const Slot& slot : slots[n][h]) need[h].push_back(slot.held);
-    std::vector<int> taken;
-    if (count <= kMatched) {
-      std::vector<std::vector<double>> cost(count);
-      for (size_t h = 0; h < count; ++h)
-        for (size_t to = 0; to < count; ++to) cost[h].push_back(match(need[h], have_[n][to]).bytes);
-      taken = assign(cost);
-    } else {
-      taken.assign(count, -1);
-      std::vector<bool> used(count, false);
-      // Those that lack nothing somewhere first.
-      for (const bool perfect : {true, false})
-        for (size_t h = 0; h < count; ++h) {
-          if (taken[h] >= 0) continue;
-          double least = kInfinity;
-          for (size_t to = 0; to < count && least > 0; ++to) {
-            if (used[to]) continue;
-            const double here = match(need[h], have_[n][to]).bytes;
-            if (here >= least || (perfect && here > 0)) continue;
-            least = here;
-            taken[h] = static_cast<int>(to);
-          }
-          if (taken[h] >= 0) used[static_cast<size_t>(taken[h])] = true;
-        }
-    }
-    for (size_t h = 0; h < count; ++h) bytes += match(need[h], have_[n][static_cast<size_t>(taken[h])]).bytes;
-    hosts.push_back(std::move(taken));
+    const std::vector<int>& taken = hosts.emplace_back(choose_hosts(need, have_[n]));
+    for (size_t h = 0; h < need.size(); ++h)
+      bytes += match(need[h], have_[n][static_cast<size_t>(taken[h])]).bytes;
   }
   return bytes;
 }
 
 double Relocation::bytes(const Layout& layout) {
-  std::vector<std::vector<std::vector<Slot>>> slots;
   std::vector<std::vector<int>> hosts;
-  return arrange(layout, slots, hosts);
+  return arrange(slots_of(layout), hosts);
 }
 
 Plan Relocation::place(const Layout& layout) {
-  std::vector<std::vector<std::vector<Slot>>> slots;
+  const Slots slots = slots_of(layout);
   std::vector<std::vector<int>> hosts;
-  arrange(layout, slots, hosts);
+  arrange(slots, hosts);
   Plan plan = to_plan(layout, cluster_);
   for (size_t n = 0; n < slots.size(); ++n)
     for (size_t h = 0; h < slots[n].size(); ++h) {
@@ -297,160 +246,104 @@ Plan Relocation::place(const Layout& layout) {
 
 Move Relocation::move(const Plan& plan) const {
   Move move;
-  const auto held = holdings(plan, model_.count());
-  std::set<std::string> told;
+  const auto wanted = holdings_->of(plan);
+  std::set<std::string> seen;
   for (const Pipeline& pipeline : plan.pipelines)
     for (const Stage& stage : pipeline.stages)
       for (const std::string& device : stage.devices) {
-        if (!told.insert(device).second) continue;
+        if (!seen.insert(device).second) continue;
         const auto old = old_.find(device);
-        const auto [weights, state] = missing(held.at(device), old == old_.end() ? Held{} : old->second);
-        if (weights + state <= 0) continue;
-        move.devices.push_back({device, weights, state});
-        move.bytes += weights + state;
+        const auto bytes = holdings_->missing(wanted.at(device), old == old_.end() ? Held{} : old->second);
+        if (bytes.total() <= 0) continue;
+        move.devices.push_back({device, bytes.weights, bytes.optimizer});
+        move.bytes += bytes.total();
       }
-  if (!move.devices.empty()) move.seconds = seconds_of(plan, move.lost_bytes);
+  if (!move.devices.empty()) move.seconds = transfer_seconds(demands_of(wanted, move.lost_bytes), cluster_);
   return move;
 }
 
-// A transfer takes in at one host's port and hands out at another's, or stays inside a host; what is taken
-// from where is a linear program that ends soonest.
-double Relocation::seconds_of(const Plan& plan, double& lost_bytes) const {
-  struct Place {
-    int node = 0, host = 0;
-  };
-  std::map<std::string, int> host_of;  // device -> position in `hosts`
-  std::vector<Place> hosts;
+namespace {
+
+// Who has which part of a layer: {device, part}, devices by number.
+using Parts = std::vector<std::pair<int, int>>;
+
+// Items with equal keys together, in the order of the first of each: sums over them are the same whatever was
+// numbered before.
+template <typename Key, typename Item>
+class Groups {
+ public:
+  void add(Key key, Item item) {
+    const auto [entry, fresh] = index_.try_emplace(std::move(key), groups_.size());
+    if (fresh) groups_.emplace_back(&entry->first, std::vector<Item>{});
+    groups_[entry->second].second.push_back(std::move(item));
+  }
+  const std::vector<std::pair<const Key*, std::vector<Item>>>& all() const { return groups_; }
+
+ private:
+  std::map<Key, size_t> index_;
+  std::vector<std::pair<const Key*, std::vector<Item>>> groups_;
+};
+
+std::vector<int> hosts_of(const std::vector<int>& devices, const std::vector<int>& host_of) {
+  std::vector<int> hosts;
+  for (const int device : devices) hosts.push_back(host_of[static_cast<size_t>(device)]);
+  std::sort(hosts.begin(), hosts.end());
+  hosts.erase(std::unique(hosts.begin(), hosts.end()), hosts.end());
+  return hosts;
+}
+
+}  // namespace
+
+Demands Relocation::demands_of(const std::map<std::string, Held>& wanted, double& lost_bytes) const {
+  std::map<std::string, int> number_of;
+  std::vector<int> host_of;  // by device
+  int host = 0;
   for (int n = 0; n < static_cast<int>(cluster_.nodes.size()); ++n)
-    for (int h = 0; h < static_cast<int>(cluster_.nodes[static_cast<size_t>(n)].hosts.size()); ++h) {
-      for (int d = 0; d < cluster_.nodes[static_cast<size_t>(n)].devices; ++d)
-        host_of[device_name(cluster_, n, h, d)] = static_cast<int>(hosts.size());
-      hosts.push_back({n, h});
-    }
-  struct Entry {
-    Part part;
-    int host = 0;
-    const Held* old = nullptr;
-  };
-  std::vector<std::vector<Entry>> holders(static_cast<size_t>(model_.count())),
-      needers(static_cast<size_t>(model_.count()));
-  for (const auto& [device, held] : old_)
-    for (const Part& part : held)
-      holders[static_cast<size_t>(part.layer)].push_back({part, host_of.at(device), nullptr});
-  const auto wanted = holdings(plan, model_.count());
-  for (const auto& [device, held] : wanted) {
-    const auto old = old_.find(device);
-    for (const Part& part : held)
-      needers[static_cast<size_t>(part.layer)].push_back(
-          {part, host_of.at(device), old == old_.end() ? nullptr : &old->second});
-  }
-
-  std::map<std::pair<int, std::vector<int>>, double> demands;  // (host, hosts that have it) -> bytes
-  lost_bytes = 0;
-  for (int layer = 0; layer < model_.count(); ++layer) {
-    const auto at = static_cast<size_t>(layer);
-    const auto own_part = [&](const Entry& entry) -> const Part* {
-      if (entry.old == nullptr) return nullptr;
-      for (const Part& part : *entry.old)
-        if (part.layer == layer) return &part;
-      return nullptr;
-    };
-    for (int l = 0; l < kLines; ++l) {
-      const auto line = static_cast<Line>(l);
-      const double bytes = bytes_of(model_.layer(layer), line, weight_bytes_, model_.optimizer_bytes);
-      if (bytes <= 0) continue;
-      std::set<double> cuts;
-      for (const auto* list : {&holders[at], &needers[at]})
-        for (const Entry& entry : *list) {
-          const Range range = range_of(entry.part, line);
-          cuts.insert({range.from, range.to});
-        }
-      double from = 0;
-      for (const double to : cuts) {
-        const Range segment{from, to};
-        from = to;
-        if (segment.length() <= 1e-12) continue;
-        const auto covers = [&](const Part& part) {
-          return overlap(range_of(part, line), segment) > 0.5 * segment.length();
-        };
-        std::vector<int> sources;
-        for (const Entry& entry : holders[at])
-          if (covers(entry.part)) sources.push_back(entry.host);
-        std::sort(sources.begin(), sources.end());
-        sources.erase(std::unique(sources.begin(), sources.end()), sources.end());
-        for (const Entry& entry : needers[at]) {
-          const Part* own = own_part(entry);
-          if (!covers(entry.part) || (own != nullptr && covers(*own))) continue;
-          const double amount = bytes * segment.length();
-          if (sources.empty())
-            lost_bytes += amount;
-          else
-            demands[{entry.host, sources}] += amount;
-        }
+    for (int h = 0; h < static_cast<int>(cluster_.nodes[static_cast<size_t>(n)].hosts.size()); ++h, ++host)
+      for (int d = 0; d < cluster_.nodes[static_cast<size_t>(n)].devices; ++d) {
+        number_of[device_name(cluster_, n, h, d)] = static_cast<int>(host_of.size());
+        host_of.push_back(host);
       }
-    }
-  }
-  if (demands.empty()) return 0;
+  const auto by_layer = [&](const std::map<std::string, Held>& held) {
+    std::vector<Parts> parts(static_cast<size_t>(holdings_->state().count()));
+    for (const auto& [device, own] : held)
+      for (const HeldPart& part : own)
+        parts[static_cast<size_t>(part.layer)].emplace_back(number_of.at(device), part.part);
+    return parts;
+  };
 
-  struct Flow {
-    int to = 0, from = 0, demand = 0;
-    double seconds = 0;  // of all of the demand
-  };
-  std::vector<Flow> flows;
-  double latency = 0;
-  int number = 0;
-  for (const auto& [key, bytes] : demands) {
-    const auto& [to, sources] = key;
-    // Of very many sources a few, others for each demand.
-    const size_t count = std::min(sources.size(), kSources);
-    for (size_t i = 0; i < count; ++i) {
-      const int from = sources[(static_cast<size_t>(number) + i * sources.size() / count) % sources.size()];
-      const Place &a = hosts[static_cast<size_t>(from)], &b = hosts[static_cast<size_t>(to)];
-      const Link link = from == to ? inside_link(cluster_, a.node) : between_link(cluster_, a.node, b.node);
-      flows.push_back({to, from, number, bytes / link.bytes_per_second});
-      latency = std::max(latency, link.latency_seconds);
+  // Layers of which the same devices had and need the same parts: what is true of one is true of all.
+  Groups<std::pair<Parts, Parts>, int> alike;
+  std::vector<Parts> had = by_layer(old_), needed = by_layer(wanted);
+  for (size_t layer = 0; layer < had.size(); ++layer)
+    alike.add({std::move(had[layer]), std::move(needed[layer])}, static_cast<int>(layer));
+  Demands demands;
+  for (const auto& [parts, layers] : alike.all()) {
+    const std::vector<StateTensor>& tensors = holdings_->state().tensors(layers[0]);
+    for (size_t t = 0; t < tensors.size(); ++t) {
+      const std::string name = std::to_string(t);
+      Inventory inventory;
+      for (const auto& [device, part] : parts->first)
+        inventory.add(name, {{DType::none, tensors[t].shape}, tensors[t].trained}, device,
+                      holdings_->slice(holdings_->slice_number(part, t)));
+      Groups<int, int> needers;  // devices by slice
+      for (const auto& [device, part] : parts->second) needers.add(holdings_->slice_number(part, t), device);
+      const double element_bytes = tensors[t].element_bytes * static_cast<double>(layers.size());
+      for (const auto& [slice, devices] : needers.all())
+        for (const Inventory::Piece& piece : inventory.find(name, holdings_->slice(*slice))) {
+          const std::vector<int> hosts = hosts_of(piece.holders, host_of);
+          const double bytes = static_cast<double>(piece.slice.elements()) * element_bytes;
+          for (const int device : devices) {
+            if (std::binary_search(piece.holders.begin(), piece.holders.end(), device)) continue;
+            if (hosts.empty())
+              lost_bytes += bytes;
+            else
+              demands[{host_of[static_cast<size_t>(device)], hosts}] += bytes;
+          }
+        }
     }
-    ++number;
   }
-  // What limits a flow: the port it leaves, the port it enters; inside a host the link.
-  const auto limits = [&](const Flow& flow) {
-    const int count = static_cast<int>(hosts.size());
-    return flow.from == flow.to ? std::vector<int>{2 * count + flow.from}
-                                : std::vector<int>{flow.from, count + flow.to};
-  };
-  std::map<int, Row> busy;
-  if (flows.size() > kSolved) {  // evenly from all
-    std::vector<int> ways(static_cast<size_t>(number), 0);
-    for (const Flow& flow : flows) ++ways[static_cast<size_t>(flow.demand)];
-    std::map<int, double> seconds;
-    double longest = 0;
-    for (const Flow& flow : flows)
-      for (const int limit : limits(flow))
-        longest = std::max(longest, seconds[limit] += flow.seconds / ways[static_cast<size_t>(flow.demand)]);
-    return longest + latency;
-  }
-  double unit = 0;
-  for (const Flow& flow : flows) unit = std::max(unit, flow.seconds);
-  LinearProgram program;
-  const int time = program.add(Variable{0, kNoBound, 1});
-  std::vector<Row> all(static_cast<size_t>(number));
-  for (const Flow& flow : flows) {
-    const int share = program.add(Variable{0, 1, 0});
-    all[static_cast<size_t>(flow.demand)].terms.emplace_back(share, 1);
-    for (const int limit : limits(flow)) busy[limit].terms.emplace_back(share, flow.seconds / unit);
-  }
-  for (Row& row : all) {
-    row.lower = row.upper = 1;
-    program.add(std::move(row));
-  }
-  for (auto& [limit, row] : busy) {
-    row.terms.emplace_back(time, -1);
-    row.upper = 0;
-    program.add(std::move(row));
-  }
-  const LinearSolution solution = solve(program);
-  HET_REQUIRE(solution.feasible);
-  return solution.objective * unit + latency;
+  return demands;
 }
 
 }  // namespace het::planner

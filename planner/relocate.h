@@ -1,19 +1,26 @@
-// What changing plans moves. A device holds state (weights and optimizer state) by layer and range: its
-// tensor-parallel part of the layer, and of that part's optimizer state its share. What a new plan has it
-// hold and the old one had not must come from elsewhere. Devices are known by their names; those that the
-// cluster has no more hold nothing. A parameter that several layers use counts in each of them; a sharded
-// optimizer is counted by shares, though runs place it by whole parameters.
+// What changing plans moves. A device holds slices of the state of its layers (holdings.h): its
+// tensor-parallel part of weights and optimizer state, of the latter its share where that is sharded. What a
+// new plan has it hold and the old one had not must come from elsewhere. Devices are known by their names;
+// those that the cluster has no more hold nothing. A parameter that several layers use counts in each of
+// them; a sharded optimizer is counted by shares of each layer, though runs cut it at rows.
 #pragma once
 
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "planner/layout.h"
 #include "planner/model.h"
+#include "planner/transfers.h"
 
 namespace het::planner {
+
+class Holdings;
+struct HeldPart;
+using Held = std::vector<HeldPart>;
+struct ModelState;
 
 struct DeviceMove {
   std::string device;
@@ -30,11 +37,15 @@ struct Move {
   bool operator==(const Move&) const = default;
 };
 
-// From one old plan to any new one. `cluster` and `model` must outlive it; one thread.
+// From one old plan to any new one. `cluster` must outlive it; one thread.
 class Relocation {
  public:
-  // `old` is a valid plan of as many layers as the model's.
-  Relocation(const Plan& old, const Cluster& cluster, const Model& model);
+  // `old` is a valid plan of as many layers as the model's. Throws Error(usage) where what its devices hold
+  // is not known: a stage with `sharding` and a model of numbers (state_of), or cuts that the graph does not
+  // allow.
+  Relocation(Plan old, const Cluster& cluster, ModelState state);
+  Relocation(Plan old, const Cluster& cluster, const Model& model);
+  ~Relocation();
 
   // The layout with names: of all ways to name devices and hosts that are alike, one that moves least. Where
   // a node has very many hosts, the nearest that naming them one after the other finds.
@@ -46,42 +57,39 @@ class Relocation {
   Move move(const Plan& plan) const;
 
  private:
-  // Of one layer: [begin, end) of what tensor parallelism cuts, and [first, last) of its optimizer state.
-  struct Part {
-    int layer = 0;
-    double begin = 0, end = 1, first = 0, last = 1;
-    auto operator<=>(const Part&) const = default;  // NOLINT(modernize-use-nullptr): there is none
+  struct Slot {  // one device of a layout
+    int pipeline = 0, group = 0, rank = 0;
+    int held = 0;  // what it needs, by number
   };
-  using Held = std::vector<Part>;  // by layer
-  struct Slot {                    // one device of a layout
-    int pipeline = 0, group = 0, rank = 0, held = 0;
-  };
+  using Slots = std::vector<std::vector<std::vector<Slot>>>;  // [node][host of the layout]
   struct Match {
     double bytes = 0;
     std::vector<int> device_of;  // of each slot
   };
 
-  static std::map<std::string, Held> holdings(const Plan& plan, int layers);
+  void read_old();
   int number(const Held& held);
-  // {weights, optimizer state} that `need` has and `have` has not, in bytes.
-  std::pair<double, double> missing(const Held& need, const Held& have) const;
-  double lacks(int need, int have);
+  double missing_bytes(int need, int have) const;  // of what devices hold, by numbers
   const Match& match(const std::vector<int>& need, const std::vector<int>& have);
-  // Of each node and layout host: the slots; and the host that takes its place. Returns the bytes.
-  double arrange(const Layout& layout, std::vector<std::vector<std::vector<Slot>>>& slots,
-                 std::vector<std::vector<int>>& hosts);
-  double seconds_of(const Plan& plan, double& lost_bytes) const;
+  Slots slots_of(const Layout& layout);
+  // Of each host of a layout's node the host that takes its place.
+  std::vector<int> choose_hosts(const std::vector<std::vector<int>>& need,
+                                const std::vector<std::vector<int>>& have);
+  // Chooses for all nodes: [node][host of the layout]. Returns the bytes.
+  double arrange(const Slots& slots, std::vector<std::vector<int>>& hosts);
+  // What the devices of a plan need and do not hold. Adds to `lost_bytes` what nobody holds.
+  Demands demands_of(const std::map<std::string, Held>& wanted, double& lost_bytes) const;
 
+  const Plan plan_;  // the old one
   const Cluster& cluster_;
-  const Model& model_;
-  double weight_bytes_ = 0;          // of one parameter, that a run could not make anew
-  std::map<std::string, Held> old_;  // of the devices that the cluster has
-  std::vector<Held> known_;          // by number; 0: nothing
+  std::unique_ptr<Holdings> holdings_;  // numbers slices as they are met
+  std::map<std::string, Held> old_;     // of the devices that the cluster has
+  std::vector<Held> known_;             // by number; 0: nothing
+  std::vector<double> known_bytes_;     // of each of these, all of it
   std::map<Held, int> numbers_;
   std::vector<std::vector<std::vector<int>>> have_;  // [node][host][device] number of what it holds
   std::vector<std::vector<double>>
       pipeline_at_;  // [node][host] mean number of the old plan's pipelines there
-  std::map<std::pair<int, int>, double> lacks_;
   std::map<std::pair<std::vector<int>, std::vector<int>>, Match> matches_;
 };
 

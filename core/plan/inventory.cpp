@@ -37,7 +37,7 @@ std::vector<Inventory::Piece> Inventory::find(const std::string& name, const Ten
     std::set<int> holders;
     if (found != holdings_.end())
       for (const Holding& holding : found->second)
-        if (intersection(part, holding.slice) == part)
+        if (shared_elements(part, holding.slice) == part.elements())
           holders.insert(holding.holders.begin(), holding.holders.end());
     pieces.push_back({std::move(part), {holders.begin(), holders.end()}});
   }

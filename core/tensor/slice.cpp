@@ -108,6 +108,18 @@ int64_t size_of(const Ranges& ranges) {
   return size;
 }
 
+int64_t shared_size(const Ranges& a, const Ranges& b) {
+  int64_t size = 0;
+  for (size_t i = 0, j = 0; i < a.size() && j < b.size();) {
+    size += std::max<int64_t>(0, std::min(a[i].end, b[j].end) - std::max(a[i].begin, b[j].begin));
+    if (a[i].end <= b[j].end)
+      ++i;
+    else
+      ++j;
+  }
+  return size;
+}
+
 Ranges intersection(const Ranges& a, const Ranges& b) {
   Ranges result;
   for (size_t i = 0, j = 0; i < a.size() && j < b.size();) {
@@ -168,15 +180,25 @@ TensorSlice TensorSlice::narrowed(int64_t dim, const Ranges& keep) const {
 
 std::optional<TensorSlice> intersection(const TensorSlice& a, const TensorSlice& b) {
   require_same_whole(a, b);
-  if (a.is_empty() || b.is_empty()) return std::nullopt;
+  if (shared_elements(a, b) == 0) return std::nullopt;
   if (b.is_whole()) return a;
   TensorSlice both = a;
   for (size_t d = 0; d < a.whole_shape().size(); ++d) {
     const auto dim = static_cast<int64_t>(d);
     both = both.narrowed(dim, b.ranges(dim));
-    if (both.ranges(dim).empty()) return std::nullopt;
   }
   return both;
+}
+
+int64_t shared_elements(const TensorSlice& a, const TensorSlice& b) {
+  require_same_whole(a, b);
+  int64_t elements = 1;
+  for (size_t d = 0; d < a.whole_.size(); ++d)
+    elements *= a.is_whole() && b.is_whole() ? a.whole_[d]
+                : a.is_whole()               ? size_of(b.kept_[d])
+                : b.is_whole()               ? size_of(a.kept_[d])
+                                             : shared_size(a.kept_[d], b.kept_[d]);
+  return elements;
 }
 
 std::vector<TensorSlice> difference(const TensorSlice& a, const TensorSlice& b) {

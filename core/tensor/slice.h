@@ -27,6 +27,7 @@ class Tensor;
 using Ranges = std::vector<Range>;
 
 int64_t size_of(const Ranges& ranges);
+int64_t shared_size(const Ranges& a, const Ranges& b);  // of their intersection
 Ranges intersection(const Ranges& a, const Ranges& b);
 Ranges difference(const Ranges& a, const Ranges& b);
 
@@ -48,6 +49,7 @@ class TensorSlice {
   bool is_empty() const { return elements() == 0; }
 
   bool operator==(const TensorSlice&) const = default;
+  friend int64_t shared_elements(const TensorSlice& a, const TensorSlice& b);
 
  private:
   Shape whole_;
@@ -56,6 +58,8 @@ class TensorSlice {
 
 // Slices of tensors of one shape. nullopt: they have no element together.
 std::optional<TensorSlice> intersection(const TensorSlice& a, const TensorSlice& b);
+// How many elements both have: the size of their intersection, without making it.
+int64_t shared_elements(const TensorSlice& a, const TensorSlice& b);
 // What `a` has and `b` has not, as disjoint slices: at most one for each dimension.
 std::vector<TensorSlice> difference(const TensorSlice& a, const TensorSlice& b);
 // What is needed and none of `have` has, as disjoint slices; empty when they cover it.

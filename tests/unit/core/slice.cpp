@@ -127,6 +127,7 @@ TEST_CASE("slices are sets of indices", "[slice]") {
     REQUIRE(a.is_empty() == in_a.empty());
     REQUIRE(a.is_whole() == (a == TensorSlice::whole(shape)));
     if (!in_a.empty()) REQUIRE((a == b) == (in_a == in_b));
+    REQUIRE(shared_elements(a, b) == static_cast<int64_t>(common(in_a, in_b).size()));
     REQUIRE(parse_slice(shape, to_string(a)) == a);
 
     const auto both = intersection(a, b);

@@ -2,12 +2,15 @@
 
 #include <catch2/catch.hpp>
 #include <functional>
+#include <map>
 #include <numeric>
 #include <random>
+#include <set>
 
 #include "core/base/error.h"
 #include "planner/fallback.h"
 #include "tests/unit/planner/random_case.h"
+#include "tests/unit/planner/random_plan.h"
 
 using namespace het;
 using namespace het::planner;
@@ -170,6 +173,104 @@ TEST_CASE("parts of a layer and shares of its state are told apart", "[planner][
   Relocation back(sharded, cluster, model);
   CHECK(back.move(old).bytes == Approx(6 * 8e6 / 4));
   CHECK(back.move(halves).devices[1].optimizer_bytes == Approx(6 * 8 * 6e5));
+}
+
+namespace {
+
+// By device, layer and state, the elements that a plan has it hold, one by one. The states are weights that
+// tensor parallelism divides, weights that it does not, and the optimizer state of each.
+using Elements = std::map<std::string, std::map<std::pair<int, int>, std::set<int64_t>>>;
+
+Elements elements_of(const Plan& plan, const Model& model) {
+  Elements elements;
+  for (int layer = 0; layer < model.count(); ++layer) {
+    Shares owners;
+    for (const Pipeline& pipeline : plan.pipelines)
+      for (const Stage& stage : pipeline.stages)
+        if (stage.first_layer <= layer && layer < stage.first_layer + stage.layers)
+          owners.push_back(stage.optimizer_share);
+    size_t owner = 0;
+    for (const Pipeline& pipeline : plan.pipelines)
+      for (const Stage& stage : pipeline.stages) {
+        if (layer < stage.first_layer || layer >= stage.first_layer + stage.layers) continue;
+        const LayerKind& kind = model.layer(layer);
+        const auto divided = static_cast<int64_t>(kind.parameters - kind.whole_parameters);
+        const auto whole = static_cast<int64_t>(kind.whole_parameters);
+        const std::vector<int64_t> points = cut_points(divided, tensor_shares(plan, stage));
+        for (size_t t = 0; t < stage.devices.size(); ++t)
+          for (const int state : {0, 1, 2, 3}) {
+            const int64_t first = state % 2 == 0 ? points[t] : 0;
+            const int64_t size = state % 2 == 0 ? points[t + 1] - points[t] : whole;
+            const auto own = cut_points(size, owners);
+            const bool shared = state >= 2 && plan.sharded_optimizer;
+            std::set<int64_t>& held = elements[stage.devices[t]][{layer, state}];
+            for (int64_t i = shared ? own[owner] : 0; i < (shared ? own[owner + 1] : size); ++i)
+              held.insert(first + i);
+          }
+        ++owner;
+      }
+  }
+  return elements;
+}
+
+}  // namespace
+
+TEST_CASE("what moves is what sets of elements say, for any shares and degrees", "[planner][replan]") {
+  constexpr int kLayers = 8;
+  Model model = plain_model(kLayers, 101, 0);
+  model.kinds[0].whole_parameters = 13;
+  LayerKind other = model.kinds[0];
+  other.name = "other";
+  other.parameters = 57;
+  other.whole_parameters = 0;
+  model.kinds.push_back(other);
+  model.layers.back() = 1;
+  model.weight_bytes = 6;
+  model.made_bytes = 2;
+  Cluster cluster = machines("d", 12);
+  int uneven = 0, differing = 0, lost = 0;
+  for (unsigned seed = 1; seed <= 400; ++seed) {
+    std::mt19937 random(seed);
+    const Plan old = random_plan(random, kLayers, 1, true), plan = random_plan(random, kLayers, 1, true);
+    cluster.nodes[0].devices = std::max(devices_in(plan), 1 + static_cast<int>(random() % 12));
+    Relocation relocation(old, cluster, model);
+    const Move move = relocation.move(plan);
+    Elements had = elements_of(old, model);
+    std::erase_if(had, [&](const auto& entry) {  // devices that the cluster has no more
+      return std::stoi(entry.first.substr(2)) >= cluster.nodes[0].devices;
+    });
+    std::map<std::string, std::pair<double, double>> missing;
+    double nowhere = 0;
+    for (const auto& [device, parts] : elements_of(plan, model))
+      for (const auto& [of, elements] : parts)
+        for (const int64_t element : elements) {
+          const auto has = [&](const std::string& name) {
+            const auto holder = had.find(name);
+            if (holder == had.end()) return false;
+            const auto part = holder->second.find(of);
+            return part != holder->second.end() && part->second.count(element) != 0;
+          };
+          if (has(device)) continue;
+          const double bytes = of.second < 2 ? 4 : 12;
+          (of.second < 2 ? missing[device].first : missing[device].second) += bytes;
+          const bool anywhere =
+              std::any_of(had.begin(), had.end(), [&](const auto& entry) { return has(entry.first); });
+          nowhere += anywhere ? 0 : bytes;
+        }
+    INFO("seed " << seed << "\n" << to_lua(old) << "\n" << to_lua(plan));
+    std::map<std::string, std::pair<double, double>> said;
+    for (const DeviceMove& device : move.devices)
+      said[device.device] = {device.weight_bytes, device.optimizer_bytes};
+    CHECK(said == missing);
+    CHECK(move.lost_bytes == nowhere);
+    CHECK((move.seconds > 0) == (move.bytes > move.lost_bytes));
+    uneven += tensor_shares(old) != Shares(static_cast<size_t>(old.tensor), 1);
+    differing += !has_uniform_cut(old) || !has_uniform_cut(plan);
+    lost += nowhere > 0;
+  }
+  CHECK(uneven > 20);
+  CHECK(differing > 100);
+  CHECK(lost > 50);
 }
 
 TEST_CASE("devices and hosts that are alike are named so that least moves", "[planner][replan]") {
