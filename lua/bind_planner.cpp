@@ -380,8 +380,7 @@ void require_exchange(const Graph& graph, const Plan& plan) {
   if (has_uniform_cut(plan)) return;
   StageGraphs graphs(graph, plan, false);
   for (int rank = 0; rank < static_cast<int>(devices_of(plan).size()); ++rank)
-    if (tensor_rank_of(plan, rank) == 0)
-      work_of(graphs.of(cut_of(plan, rank), 0).graph, plan, rank, &graphs);
+    if (tensor_rank_of(plan, rank) == 0) work_of(graphs.of(cut_of(plan, rank), 0).graph, plan, rank, &graphs);
 }
 
 // Where ranks could not run the plan that the planner found, the best whose stages share layers alike.

@@ -59,8 +59,12 @@ class GradientBuckets {
   void make_packed(int group, int layer, DType dtype, std::vector<Work::Piece> pieces);
   void pack(const Bucket& bucket);
   void unpack(const Bucket& bucket);
-  template <typename Visit>
-  void each_box(const Bucket& bucket, const Visit& visit);
+  template <typename TensorOf, typename Visit>
+  void each_box(const Bucket& bucket, const Operand& all, const TensorOf& tensor_of, const Visit& visit);
+  using VisitPart = std::function<void(int keeper, const Operand& own, const Operand& packed)>;
+  void each_parameter(const Bucket& bucket, const Operand& all, const VisitPart& visit);
+  Layout rows_of(const Layout& all, ValueId gradient, Range rows) const;
+  size_t member(int group, int rank) const;
   static std::string name_of(const Graph& graph, int layer);
   Operand own_block(const Bucket& bucket, const Operand& all) const;
   void start_complete();

@@ -47,11 +47,11 @@ void require_size(const Graph& graph, int microbatches) {
 class Lowering {
  public:
   Lowering(const Graph& graph, const Work& work)
-      : graph_(graph),
-        work_(work),
-        microbatches_(work.microbatches),
-        facts_(graph, work),
-        out_(graph, work) {}
+      : graph_(graph), work_(work), microbatches_(work.microbatches), facts_(graph, work), out_(graph, work) {
+    for (const auto& [gradient, update] : work.row_updates)
+      if (work.gradients.at(gradient).rows)
+        for (const NodeId n : update.nodes) updated_by_rows_[n] = gradient;
+  }
 
   Program run() {
     require_order();
@@ -76,11 +76,76 @@ class Lowering {
   // Updates that follow each other and differ only in what JoinedCalls allows are made in one pass.
   void emit_update(const Node& node) {
     const bool joins = !node.op->joined_as.op.empty() && can_join(node);
-    if (!updates_.empty() && (!joins || !are_alike(*updates_[0], node))) emit_updates();
-    if (joins)
-      updates_.push_back(&node);
-    else
-      emit(node, -1);
+    if (!updates_.empty() && (!joins || !are_alike(*updates_[0].node, node))) emit_updates();
+    each_rows_of(node, [&] {
+      if (joins)
+        updates_.push_back({&node, rows_});
+      else
+        emit(node, -1);
+    });
+  }
+
+  // --- the rows of a parameter that this rank updates, of a sharded optimizer
+
+  // Rows of the tensors of one update: [begin, end) of the parameter, which in the optimizer's state begin at
+  // `first`.
+  struct Rows {
+    ValueId gradient = kAbsent;
+    Range range{0, 0};
+    int64_t first = 0;
+  };
+
+  // For each run of rows that this rank updates, the node with these; all at once where it keeps all.
+  template <typename Emit>
+  void each_rows_of(const Node& node, const Emit& emit) {
+    const auto found = updated_by_rows_.find(id_of(node));
+    found == updated_by_rows_.end() ? emit() : each_rows_of(found->second, emit);
+  }
+  template <typename Emit>
+  void each_rows_of(ValueId gradient, const Emit& emit) {
+    int64_t first = 0;
+    for (const Range& range : *work_.gradients.at(gradient).rows) {
+      rows_ = Rows{gradient, range, first};
+      emit();
+      first += range.size();
+    }
+    rows_.reset();
+  }
+
+  // Whether of a value the rows alone are meant, in an update that is made by rows.
+  bool is_by_rows(ValueId id) const {
+    return rows_ && graph_.type(id).shape == graph_.type(rows_->gradient).shape;
+  }
+
+  Layout rows_in(const Layout& all, int64_t first) const {
+    return sliced(all, work_.gradients.at(rows_->gradient).row_dim, first, rows_->range.size());
+  }
+
+  // The rows of a value of the update. What the update itself makes has a place for each run of rows.
+  Operand& rows_of(ValueId id) {
+    Operand& rows = row_operands_[{id, rows_->range.begin}];
+    const bool is_state_of = work_.row_updates.at(rows_->gradient).state.count(id) != 0;
+    const Operand& all = whole_operand(id, -1);
+    if (rows.buffer == kAbsent && all.buffer != kAbsent)
+      rows = {all.buffer, rows_in(all.layout, is_state_of ? rows_->first : rows_->range.begin)};
+    return rows;
+  }
+
+  TensorType type_of(ValueId id) const {
+    return is_by_rows(id) ? rows_in(Layout::contiguous(graph_.type(id)), rows_->range.begin).type
+                          : graph_.type(id);
+  }
+
+  // What of the optimizer's state this rank keeps.
+  void keep_rows(ValueId id, BufferSpec& spec) const {
+    for (const auto& [gradient, update] : work_.row_updates) {
+      const Work::Gradient& kept = work_.gradients.at(gradient);
+      if (update.state.count(id) == 0 || !kept.rows) continue;
+      const TensorSlice rows = TensorSlice::whole(spec.type.shape).narrowed(kept.row_dim, *kept.rows);
+      if (rows.is_whole()) continue;
+      spec.slice = spec.slice ? nested(*spec.slice, rows) : rows;
+      spec.type.shape = rows.shape();
+    }
   }
 
   // Of state that is written where it lies.
@@ -102,10 +167,15 @@ class Lowering {
   }
 
   void emit_updates() {
-    const std::vector<const Node*> nodes = std::exchange(updates_, {});
-    if (nodes.size() == 1) emit(*nodes[0], -1);
-    if (nodes.size() < 2) return;
-    const JoinedCalls& joined = nodes[0]->op->joined_as;
+    const std::vector<Update> updates = std::exchange(updates_, {});
+    if (updates.empty()) return;
+    const Node& first = *updates[0].node;
+    if (updates.size() == 1) {
+      rows_ = updates[0].rows;
+      emit(first, -1);
+      return rows_.reset();
+    }
+    const JoinedCalls& joined = first.op->joined_as;
     const OpDef& op = op_named(joined.op);
     const auto [results, operands] = op.in_place_group;
     std::vector<Operand> inputs, outputs;
@@ -113,9 +183,10 @@ class Lowering {
     const auto take = [&](ValueId id) {
       const Operand value = operand(id, -1);
       HET_REQUIRE(value.buffer != kAbsent, hint(id));
-      return value.layout.is_contiguous() ? value : packed(*nodes[0], value, -1);
+      return value.layout.is_contiguous() ? value : packed(first, value, -1);
     };
-    for (const Node* node : nodes) {
+    for (const auto& [node, rows] : updates) {
+      rows_ = rows;
       for (const ValueId id : node->inputs) prepare(id, *node, -1);
       for (int i = 0; i < operands; ++i) inputs.push_back(take(node->inputs[static_cast<size_t>(i)]));
       for (int o = 0; o < results; ++o) {
@@ -125,10 +196,11 @@ class Lowering {
       }
       numbers.push_back(node->attributes.get<double>(joined.attribute, 0.0));
     }
-    for (auto i = static_cast<size_t>(operands); i < nodes[0]->inputs.size(); ++i)
-      inputs.push_back(take(nodes[0]->inputs[i]));
+    rows_.reset();
+    for (auto i = static_cast<size_t>(operands); i < first.inputs.size(); ++i)
+      inputs.push_back(take(first.inputs[i]));
     Attributes attributes{{std::string(joined.list), numbers}};
-    for (const auto& [name, value] : nodes[0]->attributes.entries())
+    for (const auto& [name, value] : first.attributes.entries())
       if (name != joined.attribute) attributes.set(name, value);
     Node all;
     all.phase = Phase::update;
@@ -185,6 +257,7 @@ class Lowering {
         BufferSpec spec{value.name, value.type, Home::state};
         spec.initial = value.initial;
         spec.slice = value.slice;
+        keep_rows(id, spec);
         spec.trained = value.role == Role::parameter;
         set_everywhere(id, out_.add_whole(std::move(spec)));
       } else if (value.role == Role::input && value.per_step) {
@@ -203,7 +276,7 @@ class Lowering {
 
   void make_buckets() {
     buckets_.emplace(
-        graph_, work_, facts_.summands(), [this](ValueId id) { return operand(id, -1); }, out_);
+        graph_, work_, facts_.summands(), [this](ValueId id) { return whole_operand(id, -1); }, out_);
     for (const GradientBuckets::Place& place : buckets_->places()) {
       sums_[place.gradient] = place.operand;
       if (place.written) continue;
@@ -213,8 +286,12 @@ class Lowering {
   }
 
   Operand& operand(ValueId id, int microbatch) {
+    return is_by_rows(id) ? rows_of(id) : whole_operand(id, microbatch);
+  }
+  Operand& whole_operand(ValueId id, int microbatch) {
     return operands_[id * (microbatches_ + 1) + microbatch + 1];
   }
+  NodeId id_of(const Node& node) const { return static_cast<NodeId>(&node - graph_.nodes.data()); }
   void set_everywhere(ValueId id, const Operand& value) {
     for (int m = -1; m < microbatches_; ++m) operand(id, m) = value;
   }
@@ -271,7 +348,7 @@ class Lowering {
       }
       if (can_add) return {sum_of(id), true};
     }
-    BufferSpec spec{hint(id), graph_.type(id), facts_.from_state(id) ? Home::pinned : Home::arena};
+    BufferSpec spec{hint(id), type_of(id), facts_.from_state(id) ? Home::pinned : Home::arena};
     return {out_.add_whole(std::move(spec)), false, facts_.crossing(id)};
   }
 
@@ -465,7 +542,7 @@ class Lowering {
     if (sums && node.phase == Phase::update && work_.summed.count(gradient_behind(source)) != 0) {
       // The sum over all ranks is here already: of a reduce-scatter this rank's block is.
       Operand sum = in;
-      sum.layout = Layout::contiguous(graph_.type(result));
+      sum.layout = Layout::contiguous(type_of(result));
       sum.layout.offset = in.layout.offset;
       if (!reduces) {
         const auto counts = node.attributes.get<std::vector<int64_t>>("counts");
@@ -671,8 +748,11 @@ class Lowering {
     for (const ValueId id : node.inputs) {
       const auto found = work_.gradients.find(gradient_behind(id));
       if (found == work_.gradients.end() || !found->second.counted) continue;
-      counted.push_back(operand(id, -1));
-      HET_REQUIRE(counted.back().buffer != kAbsent, hint(id));
+      const auto count = [&] {
+        counted.push_back(operand(id, -1));
+        HET_REQUIRE(counted.back().buffer != kAbsent, hint(id));
+      };
+      work_.row_updates.count(found->first) != 0 ? each_rows_of(found->first, count) : count();
     }
     const TensorType scalar = graph_.type(node.outputs[0]);
     std::vector<const Output*> passengers;
@@ -743,8 +823,15 @@ class Lowering {
   std::map<size_t, std::vector<Posted>> posted_;                  // by unit
   std::map<std::pair<int, int>, std::vector<int>> sent_forward_;  // by stage and micro-batch
   std::map<int, std::vector<int>> sent_backward_;                 // by stage
-  std::multimap<BufferId, int> running_;    // collectives: where they write, their Start
-  std::vector<const Node*> updates_;        // to be made in one pass
+  std::multimap<BufferId, int> running_;  // collectives: where they write, their Start
+  struct Update {
+    const Node* node;
+    std::optional<Rows> rows;
+  };
+  std::vector<Update> updates_;                                  // to be made in one pass
+  std::map<NodeId, ValueId> updated_by_rows_;                    // and of which gradient
+  std::optional<Rows> rows_;                                     // that are emitted now; absent: all
+  std::map<std::pair<ValueId, int64_t>, Operand> row_operands_;  // by the first row
   std::set<ValueId> summed_;                // shared outputs that went round with the norms
   std::optional<GradientBuckets> buckets_;  // once all that comes from outside has its buffers
 };

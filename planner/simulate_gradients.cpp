@@ -67,7 +67,6 @@ class FinishStep {
   struct Segment {
     Group group;     // who exchanges them
     int parts = -1;  // of parts_ instead, where a holder has a TensorGroup
-    bool alike = true;
   };
 
   const StageLayout& holder_at(size_t layer, size_t pipeline) const {
@@ -160,7 +159,6 @@ void FinishStep::find_shares() {
   const auto layers = static_cast<size_t>(costs_.layers);
   segment_.resize(layers);
   state_.layer_shares.assign(layers, 1);
-  state_.divided_unlike.assign(layers, false);
   for (size_t first = 0, end = 0; first < layers; first = end) {
     for (end = first + 1; end < layers && same_holders(first, end);) ++end;
     std::fill(segment_.begin() + static_cast<std::ptrdiff_t>(first),
@@ -168,10 +166,7 @@ void FinishStep::find_shares() {
     segments_.push_back(segment_from(first));
     double shares = 0;
     for (size_t p = 0; p < replicas_; ++p) shares += holder_at(first, p).share;
-    for (size_t l = first; l < end; ++l) {
-      state_.layer_shares[l] = shares;
-      state_.divided_unlike[l] = !segments_.back().alike;
-    }
+    for (size_t l = first; l < end; ++l) state_.layer_shares[l] = shares;
     for (size_t p = 0; p < replicas_; ++p) {
       const StageLayout& stage = holder_at(first, p);
       const auto at = static_cast<size_t>(at_[first * replicas_ + p]);
@@ -193,7 +188,6 @@ FinishStep::Segment FinishStep::segment_from(size_t first) {
     if (holder_at(first, p).group >= 0) segment.parts = static_cast<int>(parts_.size());
   if (segment.parts >= 0) {
     parts_.push_back(parts_of(first));
-    segment.alike = parts_.back().alike;
     return segment;
   }
   members_.clear();
@@ -458,20 +452,18 @@ void FinishStep::exchange_gradients() {
   std::fill(state_.out_free.begin(), state_.out_free.end(), 0);
   if (replicas_ < 2) return;
   const auto layers = static_cast<size_t>(costs_.layers);
-  const auto sum_of = [&](size_t layer) {
-    return state_.layout->sharded_optimizer && !state_.divided_unlike[layer] ? CollectiveKind::reduce_scatter
-                                                                             : CollectiveKind::all_reduce;
-  };
+  const CollectiveKind sum =
+      state_.layout->sharded_optimizer ? CollectiveKind::reduce_scatter : CollectiveKind::all_reduce;
   if (state_.options.late_reductions) {
     for (size_t first = 0, end = 0; first < layers; first = end) {
       for (end = first + 1; end < layers && same_holders(first, end);) ++end;
-      exchange(first, end, sum_of(first), costs_.gradient_bytes, compute_end_, SimEvent::Kind::reduce);
+      exchange(first, end, sum, costs_.gradient_bytes, compute_end_, SimEvent::Kind::reduce);
     }
     return;
   }
   for (const int layer : order_) {
     const auto l = static_cast<size_t>(layer);
-    exchange(l, l + 1, sum_of(l), costs_.gradient_bytes, ready_[l], SimEvent::Kind::reduce);
+    exchange(l, l + 1, sum, costs_.gradient_bytes, ready_[l], SimEvent::Kind::reduce);
   }
 }
 
@@ -531,8 +523,7 @@ double FinishStep::gather(double updated) {
   if (state_.layout->sharded_optimizer && replicas_ > 1) {
     std::fill(state_.out_free.begin(), state_.out_free.end(), 0);
     for (size_t l = 0; l < static_cast<size_t>(costs_.layers); ++l)
-      if (!state_.divided_unlike[l])
-        exchange(l, l + 1, CollectiveKind::all_gather, costs_.weight_bytes, 0, SimEvent::Kind::gather);
+      exchange(l, l + 1, CollectiveKind::all_gather, costs_.weight_bytes, 0, SimEvent::Kind::gather);
     for (const double time : state_.synced) end = std::max(end, time);
   }
   result_.exposed_seconds = known_ - compute_end_ + end - updated;

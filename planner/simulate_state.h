@@ -130,7 +130,6 @@ struct SimulatorState {
   std::vector<double> packing_seconds;
   std::vector<int> holder, holder_at;  // of FinishStep
   std::vector<double> layer_shares;    // of each layer: all its holders' optimizer shares together
-  std::vector<bool> divided_unlike;    // of each layer: whether its holders divide it differently
   std::vector<int> port_stamp, port_count;
   int stamp = 0;
 
@@ -168,7 +167,7 @@ struct SimulatorState {
   }
   // Of a layer's optimizer state, what a stage's devices hold of their part.
   double optimizer_part(const StageLayout& stage, size_t layer) const {
-    if (!layout->sharded_optimizer || divided_unlike[layer]) return 1;
+    if (!layout->sharded_optimizer) return 1;
     return stage.share / std::max(layer_shares[layer], 1.0);
   }
   size_t at(size_t pipeline, size_t stage) const { return static_cast<size_t>(stage_base[pipeline]) + stage; }

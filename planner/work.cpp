@@ -26,7 +26,9 @@ class Division {
     find_sums();
     for (size_t p = 0; p < plan.pipelines.size(); ++p) stages_.push_back(stages_in(plan.pipelines[p]));
     find_holders();
-    find_owners();
+    if (!plan.sharded_optimizer) return;
+    find_row_updates();
+    find_keepers();
   }
 
   Work work(int rank) const {
@@ -74,6 +76,7 @@ class Division {
     std::vector<Layout> places;
     int64_t elements;
     bool counts, is_partial;
+    int keeper;  // of its optimizer state; -1: every rank
   };
 
   Place place_of(int rank) const {
@@ -185,7 +188,7 @@ class Division {
   void find_holders() {
     for (const Node& node : graph_.nodes) {
       if (node.phase != Phase::update) continue;
-      for (const ValueId parameter : updated_by(graph_, node))
+      for (const ValueId parameter : parameters_updated(graph_, node))
         for (const ValueId sum : sums_behind(node)) {
           sums_of_[parameter].insert(sum);
           updated_[graph_.values[parameter].name] = parameter;
@@ -485,19 +488,10 @@ class Division {
       if (input != kAbsent) sums_behind(input, found);
   }
 
-  static std::vector<ValueId> updated_by(const Graph& graph, const Node& node) {
-    std::vector<ValueId> updated;
-    for (const auto& [output, input] : node.op->in_place)
-      if (input < static_cast<int>(node.inputs.size()) && node.inputs[input] != kAbsent &&
-          graph.values[node.inputs[input]].role == Role::parameter)
-        updated.push_back(node.inputs[input]);
-    return updated;
-  }
-
   void find_gradients(Work& work, int pipeline, int tensor, const std::set<int>& own_stages) const {
     for (const Node& node : graph_.nodes) {
       if (node.phase != Phase::update) continue;
-      for (const ValueId parameter : updated_by(graph_, node)) {
+      for (const ValueId parameter : parameters_updated(graph_, node)) {
         const std::set<int> held = holders_of(parameter, tensor);
         if (held.count(work.rank) == 0) continue;
         const bool alike = is_cut_alike(parameter);
@@ -517,15 +511,13 @@ class Division {
           if (!alike)
             gradient.counted = own && first.first == pipeline && own_stages.count(first.second) != 0;
           gradient.parameter = parameter;
-          if (plan_.sharded_optimizer && ranks.size() > 1) {
-            gradient.owner = owners_[tensor].at(id);
-            gradient.counted = (own || partial) && gradient.owner == work.rank;
-          }
           if (ranks.size() > 1) gradient.group = index_of(work.groups, Group{ranks});
+          if (plan_.sharded_optimizer) find_rows(work, gradient, id, tensor, own || partial || !alike);
           work.gradients[id] = gradient;
         }
       }
     }
+    if (plan_.sharded_optimizer) divide_buckets(work);
   }
 
   // --- gradients of parameters that stages cut differently
@@ -566,6 +558,8 @@ class Division {
       if (own == members.end()) continue;
       std::vector<TensorSlice> slices;
       for (const auto& [member, of] : members) slices.push_back(of.slice);
+      const std::map<int, TensorSlice> kept = kept_slices(id);
+      for (const auto& [member, slice] : kept) slices.push_back(slice);
       const ValueId gradient = only_sum_of(id);
       for (const TensorSlice& part : refine(slices)) {
         const auto has = [&](const TensorSlice& slice) { return intersection(part, slice).has_value(); };
@@ -575,9 +569,12 @@ class Division {
                           views(part, own->second.slice, graph_.type(gradient).dtype),
                           part.elements(),
                           own->second.counts,
-                          own->second.is_partial};
+                          own->second.is_partial,
+                          -1};
         for (const auto& [member, of] : members)
           if (has(of.slice)) shared.ranks.push_back(member);
+        for (const auto& [member, slice] : kept)
+          if (has(slice)) shared.keeper = member;
         parts.push_back(std::move(shared));
       }
     }
@@ -590,15 +587,107 @@ class Division {
       if (part.ranks.size() < 2) continue;
       work.pieces.push_back({part.gradient, index_of(work.groups, Group{part.ranks}),
                              graph_.nodes[graph_.values[part.gradient].producer].layer, part.places,
-                             part.elements, part.counts});
+                             part.elements, part.counts, part.keeper});
     }
   }
 
   static bool kept_elsewhere(const Work& work, ValueId parameter) {
     return std::any_of(work.gradients.begin(), work.gradients.end(), [&](const auto& entry) {
-      const Work::Gradient& gradient = entry.second;
-      return gradient.parameter == parameter && gradient.owner >= 0 && gradient.owner != work.rank;
+      return entry.second.parameter == parameter && entry.second.keeps_none();
     });
+  }
+
+  // --- the sharded optimizer: who keeps the state behind which rows of each gradient
+
+  void find_row_updates() {
+    RowUpdateQuestions ask;
+    for (size_t n = 0; n < graph_.nodes.size(); ++n)
+      if (graph_.nodes[n].phase == Phase::update && !parameters_updated(graph_, graph_.nodes[n]).empty())
+        ask.sums_behind[static_cast<NodeId>(n)] = sums_behind(graph_.nodes[n]);
+    ask.is_summed = [this](ValueId parameter, ValueId gradient) {
+      return origins_ != nullptr && (*origins_)[gradient].lies == kPartial &&
+             (is_partial(parameter, gradient) || !is_cut_alike(parameter));
+    };
+    row_updates_ = row_updates(graph_, ask);
+  }
+
+  // What each rank keeps of a parameter that stages cut differently; nothing: all of what it has, because its
+  // update is not made row by row in every stage.
+  std::map<int, TensorSlice> kept_slices(ValueId parameter) const {
+    if (!plan_.sharded_optimizer) return {};
+    const std::string& name = graph_.values[parameter].name;
+    std::vector<HeldSlice> held;
+    for (const auto& [pipeline, stage] : holders_.at(parameter)) {
+      const StageCut cut = cut_at(pipeline, stage);
+      const Division& there = other(cut);
+      const ValueId own = there.updated_.at(name);
+      if (there.row_updates_.count(there.only_sum_of(own)) == 0) return {};
+      for (int t = 0; t < cut.parts(); ++t) {
+        const int rank = rank_at(pipeline, stage, t);
+        held.push_back({rank, rank_at(pipeline, stage, 0), graphs_->slice((*there.origins_)[own], cut, t),
+                        share_of_rank(rank)});
+      }
+    }
+    auto kept = keep_rows(held);
+    if (!kept) refuse_shares(name);
+    return std::move(*kept);
+  }
+
+  [[noreturn]] static void refuse_shares(const std::string& name) {
+    fail_usage("every stage that holds '{}' has optimizer_share = 0; one of them needs at least 1", name);
+  }
+
+  // Which rows this rank keeps of a gradient; of one that is divided with others, divide_buckets() says.
+  void find_rows(Work& work, Work::Gradient& gradient, ValueId id, int tensor, bool counts) const {
+    const auto by_rows = row_updates_.find(id);
+    if (!is_cut_alike(gradient.parameter)) {
+      const auto kept = kept_slices(gradient.parameter);
+      if (kept.empty()) return;
+      const TensorSlice held =
+          graphs_->slice((*origins_)[gradient.parameter], cut_of(plan_, work.rank), tensor);
+      gradient.rows = rows_within(kept.at(work.rank), held);
+      gradient.row_dim = row_dim(held.whole_shape());
+      gradient.counted = !gradient.keeps_none();
+      work.row_updates.insert(*by_rows);
+    } else if (gradient.group >= 0 && by_rows != row_updates_.end()) {
+      gradient.counted = counts;
+      work.row_updates.insert(*by_rows);
+    } else if (gradient.group >= 0) {
+      const Shape& shape = graph_.type(gradient.parameter).shape;
+      if (!shape.empty()) gradient.row_dim = row_dim(shape);
+      const Range all{0, shape.empty() ? 1 : shape[static_cast<size_t>(gradient.row_dim)]};
+      const int keeper = keepers_[static_cast<size_t>(tensor)].at(id);
+      gradient.kept_by = {{keeper, all}};
+      gradient.rows = keeper == work.rank ? Ranges{all} : Ranges{};
+      gradient.counted = counts && keeper == work.rank;
+    }
+  }
+
+  // The gradients that are summed together, one after the other, are divided by the shares of their ranks.
+  void divide_buckets(Work& work) const {
+    std::map<std::tuple<int, int, DType>, std::vector<ValueId>> buckets;
+    for (const auto& [id, gradient] : work.gradients)
+      if (gradient.group >= 0 && work.row_updates.count(id) != 0)
+        buckets[{gradient.group, gradient.layer, graph_.type(id).dtype}].push_back(id);
+    for (const auto& [key, gradients] : buckets) {
+      const std::vector<int>& ranks = work.groups[static_cast<size_t>(std::get<0>(key))].ranks;
+      Shares shares;
+      for (const int rank : ranks) shares.push_back(share_of_rank(rank));
+      if (std::all_of(shares.begin(), shares.end(), [](int64_t share) { return share == 0; }))
+        refuse_shares(graph_.values[work.gradients.at(gradients[0]).parameter].name);
+      std::vector<Shape> shapes;
+      for (const ValueId id : gradients) shapes.push_back(graph_.type(id).shape);
+      const auto kept = cut_by_rows(shapes, ranks, shares);
+      for (size_t i = 0; i < gradients.size(); ++i) {
+        Work::Gradient& gradient = work.gradients.at(gradients[i]);
+        gradient.kept_by = kept[i];
+        gradient.row_dim = row_dim(shapes[i]);
+        gradient.rows = Ranges{};
+        for (const KeptRows& own : kept[i])
+          if (own.rank == work.rank) gradient.rows->push_back(own.rows);
+        gradient.counted = gradient.counted && !gradient.keeps_none();
+      }
+    }
   }
 
   // The share of optimizer state that a rank's stages ask for.
@@ -607,24 +696,23 @@ class Division {
     return plan_.pipelines[pipeline].stages[stage].optimizer_share;
   }
 
-  // With a sharded optimizer: who keeps the state behind each gradient. The largest first, each to the holder
-  // that then has the least for its share. Sizes are those of whole parameters, so that all ranks of a
-  // tensor-parallel group find the same.
-  void find_owners() {
+  // Of gradients that only whole tensors can be updated of: the largest first, each to the holder that then
+  // has the least for its share. Sizes are those of whole parameters, so that all ranks of a tensor-parallel
+  // group find the same.
+  void find_keepers() {
     int most = 1;
     for (size_t p = 0; p < plan_.pipelines.size(); ++p)
       for (size_t s = 0; s < plan_.pipelines[p].stages.size(); ++s)
         most = std::max(most, degree_at(static_cast<int>(p), static_cast<int>(s)));
-    owners_.resize(most);
-    if (!plan_.sharded_optimizer) return;
+    keepers_.resize(static_cast<size_t>(most));
     std::map<int, double> shared;  // elements of each rank, of gradients that whole stages add up
-    place_owners(true, 0, shared);
+    place_whole(true, 0, shared);
     const std::map<int, double> level = level_in_stages(shared);
     for (int t = 0; t < most; ++t) {
       std::map<int, double> kept = level;
-      place_owners(false, t, kept);
+      place_whole(false, t, kept);
     }
-    for (int t = 1; t < most; ++t) owners_[t].insert(owners_[0].begin(), owners_[0].end());
+    for (int t = 1; t < most; ++t) keepers_[t].insert(keepers_[0].begin(), keepers_[0].end());
   }
 
   // The same for all devices of a stage, so that these choose alike: their mean.
@@ -642,16 +730,16 @@ class Division {
 
   // Of the gradients that whole stages add up, or of those of one tensor-parallel rank. `kept`: elements of
   // each rank, over all groups.
-  void place_owners(bool partial, int tensor, std::map<int, double>& kept) {
+  void place_whole(bool partial, int tensor, std::map<int, double>& kept) {
     std::map<ValueId, double> size;  // of each gradient, elements
     std::map<std::set<int>, std::vector<ValueId>> by_ranks;
     for (const Node& node : graph_.nodes) {
       if (node.phase != Phase::update) continue;
-      for (const ValueId parameter : updated_by(graph_, node)) {
+      for (const ValueId parameter : parameters_updated(graph_, node)) {
         if (holders_of(parameter, tensor).empty() || !is_cut_alike(parameter)) continue;
         const Value& value = graph_.values[parameter];
         for (const ValueId id : sums_behind(node)) {
-          if (is_partial(parameter, id) != partial) continue;
+          if (is_partial(parameter, id) != partial || row_updates_.count(id) != 0) continue;
           by_ranks[summers_of(parameter, id, tensor)].push_back(id);
           size[id] = static_cast<double>(value.slice ? elements_of(value.slice->whole_shape())
                                                      : value.type.elements());
@@ -673,11 +761,9 @@ class Division {
             least = load;
           }
         }
-        if (best < 0)
-          fail_usage("every stage that holds '{}' has optimizer_share = 0; one of them needs at least 1",
-                     graph_.scopes[graph_.nodes[graph_.values[id].producer].scope]);
+        if (best < 0) refuse_shares(graph_.scopes[graph_.nodes[graph_.values[id].producer].scope]);
         kept[best] += size.at(id);
-        owners_[tensor][id] = best;
+        keepers_[tensor][id] = best;
       }
     }
   }
@@ -701,7 +787,7 @@ class Division {
         mine =
             stages_[pipeline][n] != kAnywhere && own.count(stages_[pipeline][n]) != 0 && !is_gathered(node);
       } else if (node.phase == Phase::update && !node.op->in_place.empty()) {
-        const auto updated = updated_by(graph_, node);
+        const auto updated = parameters_updated(graph_, node);
         mine = updated.empty() || std::all_of(updated.begin(), updated.end(), [&](ValueId id) {
                  return holders_of(id, tensor).count(work.rank) != 0 && !kept_elsewhere(work, id);
                });
@@ -733,7 +819,8 @@ class Division {
   mutable std::map<StageCut, std::shared_ptr<const Division>> others_;
   std::map<ValueId, std::set<ValueId>> sums_of_;  // of parameters: what their updates are made from
   std::map<ValueId, std::set<std::pair<int, int>>> holders_;  // of parameters: pipeline and stage
-  std::vector<std::map<ValueId, int>> owners_;                // [tensor rank][gradient]
+  std::map<ValueId, RowUpdate> row_updates_;                  // by gradient
+  std::vector<std::map<ValueId, int>> keepers_;               // of whole tensors: [tensor rank][gradient]
 };
 
 }  // namespace

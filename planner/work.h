@@ -4,6 +4,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "core/plan/plan.h"
 #include "core/program/program.h"
 #include "planner/schedule.h"
+#include "planner/sharded_update.h"
 
 namespace het {
 
@@ -51,9 +53,15 @@ struct Work {
     int32_t layer = -1;
     bool counted = true;  // in the global norm: by one of its holders
     ValueId parameter = kAbsent;
-    int owner = -1;  // the member of the group that keeps the parameter's optimizer state; -1: every one
+    // Of a sharded optimizer: the rows of this rank's part of the parameter whose optimizer state it keeps;
+    // absent: all. And who of the group keeps which; empty: each keeps all, or `pieces` have their keepers.
+    std::optional<Ranges> rows = {};
+    int64_t row_dim = 0;
+    std::vector<KeptRows> kept_by = {};
+    bool keeps_none() const { return rows && rows->empty(); }
   };
   std::map<ValueId, Gradient> gradients;
+  std::map<ValueId, RowUpdate> row_updates;  // of a sharded optimizer, by gradient; others keep whole tensors
 
   // A part of a gradient whose parameter other stages cut otherwise: all ranks that have this part sum it,
   // packed.
@@ -64,6 +72,7 @@ struct Work {
     std::vector<Layout> places;  // boxes of the gradient, whose elements follow one another in the piece
     int64_t elements = 0;
     bool counts = true;  // false: another rank gives the same, and this one gives zeros
+    int keeper = -1;     // of a sharded optimizer: the rank that updates it; -1: every one
   };
   std::vector<Piece> pieces;  // in an order that the members of a group share
   // Gradients that are summands on the devices of a stage, and whose bucket or pieces bring the whole sum.

@@ -61,6 +61,7 @@ class Maker {
   ShardingProgram program_of(int axis, const std::map<ValueId, Placements>& inputs) const {
     Shares shares(static_cast<size_t>(mesh_.axes()[static_cast<size_t>(axis)].size), 1);
     ShardingHints hints;
+    hints.whole_inputs = false;
     bool chosen = false;
     for (const auto& [id, placements] : inputs) {
       const AxisPlacement& placement = placements[static_cast<size_t>(axis)];

@@ -20,12 +20,15 @@ bool is_of_parameter(const Graph& graph, ValueId id) {
   return id != kAbsent && graph.values[id].role == Role::parameter;
 }
 
+bool is_input(const PlacementTable& table, ValueId id) {
+  return table.graph().values[static_cast<size_t>(id)].role == Role::input;
+}
+
 // What a rank sends, times the number of ranks, to have a value as `to` when it lies as `from`. Not for `to`
 // partial.
 int64_t moved(const PlacementTable& table, int parts, ValueId id, PlacementId from, PlacementId to) {
   const int64_t all = table.graph().type(id).bytes() * (parts - 1);
-  const bool is_input = table.graph().values[static_cast<size_t>(id)].role == Role::input;  // all get it
-  if (from == to || from == kReplicated || is_input) return 0;
+  if (from == to || from == kReplicated) return 0;
   if (from == kPartial) return to == kReplicated ? 2 * all : all;
   // To another dimension each part is exchanged; in the same one it is gathered and cut again.
   const auto& placements = table.placements(id);
@@ -35,7 +38,11 @@ int64_t moved(const PlacementTable& table, int parts, ValueId id, PlacementId fr
 class Propagation {
  public:
   Propagation(const PlacementTable& table, const Shares& shares, const ShardingHints& hints)
-      : table_(table), graph_(table.graph()), axes_(hints.axes), fixed_(hints.nodes) {
+      : table_(table),
+        graph_(table.graph()),
+        axes_(hints.axes),
+        fixed_(hints.nodes),
+        whole_inputs_(hints.whole_inputs) {
     program_.shares = shares;
     program_.values.assign(graph_.values.size(), kReplicated);
     for (const auto& [id, placement] : hints.given) program_.values[static_cast<size_t>(id)] = placement;
@@ -118,6 +125,7 @@ class Propagation {
   // To have a value as `to` when it lies as `from`; nullopt: it cannot.
   std::optional<Moved> moved_between(ValueId id, PlacementId from, PlacementId to) const {
     if (to == kPartial) return from == kPartial ? std::optional(Moved{}) : std::nullopt;
+    if (whole_inputs_ && is_input(table_, id)) return Moved{};
     const int64_t bytes = moved(table_, program_.parts(), id, from, to);
     const bool sharded = from > kPartial;
     return sharded && is_of_parameter(graph_, id) ? Moved{bytes, 0} : Moved{0, bytes};
@@ -267,6 +275,7 @@ class Propagation {
   const Graph& graph_;
   const std::set<int>& axes_;
   const std::map<NodeId, NodeSharding>& fixed_;
+  bool whole_inputs_;
   const ShardingProgram* followed_ = nullptr;
   std::vector<NodeId>* different_ = nullptr;
   ShardingProgram program_;
@@ -302,7 +311,7 @@ MovedBytes moved_bytes(const PlacementTable& table, const ShardingProgram& progr
   for (const Conversion& conversion : program.conversions) {
     const auto id = static_cast<size_t>(conversion.value);
     const int32_t own = std::max(layer[id], 0);  // what no layer makes or reads counts with the first
-    if (own < layers.begin || own >= layers.end) continue;
+    if (own < layers.begin || own >= layers.end || is_input(table, conversion.value)) continue;
     (conversion.phase == Phase::update ? bytes.update : bytes.microbatch) +=
         moved(table, program.parts(), conversion.value, program.values[id], conversion.to);
   }

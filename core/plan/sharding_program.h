@@ -45,6 +45,7 @@ struct ShardingHints {
   std::map<ValueId, PlacementId> given;  // how state and inputs lie; others are replicated
   std::set<int> axes;                    // of PlacementTable::axes(), that may be cut
   std::map<NodeId, NodeSharding> nodes;  // how these run, whatever that moves
+  bool whole_inputs = true;              // each rank gets all of an input; false: what `given` says
 };
 
 // The bytes that all ranks together send for the conversions of some layers: in each micro-batch, and for the

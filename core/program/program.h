@@ -4,6 +4,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <variant>
 #include <vector>
@@ -136,6 +137,9 @@ void place_buffers(Program& program);
 // All that is wrong: reads before writes, operands outside their buffers, live buffers that overlap,
 // collectives that nobody awaits, whose results are used before, or whose operands are written to.
 std::vector<std::string> verify(const Program& program);
+// Of the programs of all ranks: what keeps them from running together. The members of a group start the same
+// collectives in the same order, each message has both ends, and no rank waits for what others start later.
+std::vector<std::string> verify_together(std::span<const Program> programs);
 
 std::string title_of(const Instruction& instruction);  // "linear", "all_reduce", "await"
 std::string to_string(const Program& program);

@@ -234,8 +234,8 @@ local make = define.constructor {
     { "chunks", "integer", "interleaved: stages on each device", default = 1, min = 1 },
     { "warmup", "integer", "1f1b, split_backward: extra forward passes in flight for each later stage, for slow links",
       default = 0, min = 0 },
-    { "sharded_optimizer", "boolean", "divide optimizer state over the replicas of a layer; of a layer that stages "
-      .. "cut differently each keeps the state of its part", default = false },
+    { "sharded_optimizer", "boolean", "divide optimizer state, by rows, over the replicas of a layer: each updates its "
+      .. "rows and sends them to the others (ZeRO stage 1)", default = false },
   },
   check = function(a, report)
     check_shares("plan", a.tensor, report)

@@ -90,6 +90,14 @@ class Case(unittest.TestCase):
         """What ranks need to find each other at the first one."""
         return {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': free_port(), 'HETRUN_SECRET': SECRET}
 
+    def two_ranks(self, *words):
+        """Exit codes and messages of two ranks, each started with its own words."""
+        where = self.at_rank_0()
+        ranks = [self.start(*words[rank], WORLD_SIZE='2', RANK=str(rank), LOCAL_RANK=str(rank), **where)
+                 for rank in (0, 1)]
+        outputs = [rank.communicate(timeout=120) for rank in ranks]
+        return [(rank.returncode, err) for rank, (_, err) in zip(ranks, outputs)]
+
     def hetrun(self, *words, code=0):
         process = self.start(*words)
         out, err = process.communicate(timeout=300)
@@ -554,14 +562,6 @@ class Mistakes(Case):
         self.assertIn('its shared secret is another one', err)
         said = next((line for line in first.stderr if 'missing: rank 1; the store turned away' in line), '')
         self.assertIn('who came from 127.0.0.1 with another secret', said)
-
-    def two_ranks(self, *words):
-        """Exit codes and messages of two ranks, each started with its own words."""
-        where = self.at_rank_0()
-        ranks = [self.start(*words[rank], WORLD_SIZE='2', RANK=str(rank), LOCAL_RANK=str(rank), **where)
-                 for rank in (0, 1)]
-        outputs = [rank.communicate(timeout=120) for rank in ranks]
-        return [(rank.returncode, err) for rank, (_, err) in zip(ranks, outputs)]
 
     def test_ranks_that_wait_in_vain_for_another_say_the_same(self):
         common = {'WORLD_SIZE': '3', **self.at_rank_0()}

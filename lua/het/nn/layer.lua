@@ -270,7 +270,7 @@ define.object {
     { "own_parameters", "model:own_parameters()", "Its parameters without those of its children: a list of { name, "
       .. "shape }." },
     { "walk", "model:walk(visit)", "Calls visit(layer, path, parent) for it and all layers in it." },
-    { "shard", "layer:shard { parameter = { model = dim } }", "The same layer, of which a plan with `tensor =` cuts "
+    { "shard", "model:shard { parameter = { model = dim } }", "The same layer, of which a plan with `tensor =` cuts "
       .. "these parameters along these dimensions (from 0), or keeps them whole on each device: { model = "
       .. '"replicated" }. The others are cut as Megatron does; the run says what the hints cost.',
       example = "nn.linear(512, 2048):shard { weight = { model = 0 } }" },

@@ -27,11 +27,13 @@ TEST_CASE("a stage's sharding decides how it is cut, and prints as it is written
   plan.sequence = true;
   plan.pipelines[0].stages[0] = {{"a:0"}, 0, 2, false, 1, {1}, StageSharding{}};
   const std::vector<std::string> problems = validate(plan, {4, 1});
-  REQUIRE(problems.size() == 2);
+  REQUIRE(problems.size() == 3);
   CHECK(problems[0] ==
         "pipeline 1, stage 1: sharding says how layers are cut, and it has one device; remove it");
   CHECK_THAT(problems[1],
              Catch::Contains("pipeline 1, stage 2: sequence = true divides Megatron's activations"));
+  CHECK(problems[2] ==
+        "sharding says how layers are cut, and no stage without its own has several devices; remove it");
 }
 
 TEST_CASE("a plan for one device is valid and prints as Lua") {

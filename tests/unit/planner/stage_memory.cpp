@@ -51,7 +51,7 @@ TEST_CASE("a stage takes the memory that the planner says", "[planner][stage mem
     std::mt19937 random(seed);
     const int samples = 1 + static_cast<int>(random() % 3);
     Plan plan = random_plan(random, kLayers, samples);
-    if (plan.sequence || plan.sharded_optimizer) continue;  // not planned for; placed by whole parameters
+    if (plan.sequence) continue;  // not planned for
     const Graph graph = model_of(samples);
     planner::SimulateOptions details;
     details.details = true;
@@ -117,7 +117,10 @@ TEST_CASE("the bytes that a change of plan moves are those that programs lack", 
   for (unsigned seed = 1; changes < 12; ++seed) {
     std::mt19937 random(seed);
     Plan plans[] = {random_plan(random, kLayers, 1), random_plan(random, kLayers, 1)};
-    for (Plan& plan : plans) plan.sharded_optimizer = false;  // runs place whole parameters
+    // Tensor parallelism cuts each tensor, a sharded optimizer the tensors of a layer one after the other:
+    // what both leave a device is estimated.
+    const bool sharded = plans[0].sharded_optimizer || plans[1].sharded_optimizer;
+    if (sharded && (plans[0].tensor > 1 || plans[1].tensor > 1)) continue;
     const planner::Cluster cluster = cluster_for(std::max(devices_in(plans[0]), devices_in(plans[1])));
     const planner::Relocation relocation(plans[0], cluster, model);
     const planner::Move move = relocation.move(plans[1]);
@@ -131,7 +134,8 @@ TEST_CASE("the bytes that a change of plan moves are those that programs lack", 
         for (size_t i = 0; i < held.size(); ++i) lacking += held[i] && !(had != nullptr && (*had)[i]) ? 4 : 0;
       }
     INFO("seed " << seed << "\n" << to_lua(plans[0]) << "\n" << to_lua(plans[1]));
-    CHECK(move.bytes == Approx(lacking).epsilon(1e-9));
+    // A sharded optimizer is divided at rows, which are no fractions.
+    CHECK(move.bytes == Approx(lacking).epsilon(sharded ? 0.05 : 1e-9));
     ++changes;
   }
 }
