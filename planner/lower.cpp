@@ -561,7 +561,10 @@ class Lowering {
     Operand out = where.operand;
     if (!out.layout.is_contiguous()) out = out_.add_whole({hint(result), graph_.type(result)});
     CollectiveRequest wanted = request_for(kind, in, label_of(source));
-    if (!reduces) wanted.counts = node.attributes.get<std::vector<int64_t>>("counts");
+    if (kind == CollectiveKind::broadcast)
+      wanted.peer = static_cast<int>(node.attributes.get<int64_t>("root"));
+    else if (!reduces)
+      wanted.counts = node.attributes.get<std::vector<int64_t>>("counts");
     Start instruction{work_.tensor_group, std::move(wanted), in, out, node.phase};
     instruction.layer = node.layer;
     instruction.microbatch = microbatch;

@@ -41,6 +41,14 @@ Types infer_all_gather(const OpCall& call) {
   return {{call[0].dtype, {sum_of(counts)}}};
 }
 
+// Every rank gives an operand of the result's shape; only the root's counts.
+Types infer_broadcast(const OpCall& call) {
+  require_inputs(call, 1, 1);
+  const int64_t root = setting<int64_t>(call, "root");
+  if (root < 0) refuse(call, fmt::format("root = {} is no rank", root));
+  return {call[0]};
+}
+
 Types infer_reduce_scatter(const OpCall& call) {
   const auto counts = counts_of(call);
   require_elements(call, sum_of(counts));
@@ -85,6 +93,19 @@ std::vector<OpDef> collective_ops() {
        .attributes = {"counts", "part"},
        .infer = infer_all_gather,
        .collective = CollectiveKind::all_gather},
+      {.name = "broadcast",
+       .signature = "x[...] → y[...]",
+       .doc = "The x of rank `root` of the tensor-parallel group; that of the others only says the type.",
+       .attributes = {"root"},
+       .infer = infer_broadcast,
+       .collective = CollectiveKind::broadcast},
+      {.name = "grouped_broadcast",
+       .signature = "x[counts[part]] → [sum of counts]",
+       .doc = "all_gather as one broadcast for each rank, by which blocks of very uneven `counts` are never "
+              "padded.",
+       .attributes = {"counts", "part"},
+       .infer = infer_all_gather,
+       .collective = CollectiveKind::grouped_broadcast},
       {.name = "reduce_scatter",
        .signature = "x[sum of counts]:T → [counts[part]]:T",
        .doc = "Block `part` of the sum of x over the ranks of the tensor-parallel group, whose blocks have "

@@ -134,6 +134,16 @@ def softmax():
     for shape, dim in [((4, 7), -1), ((4, 7), 0), ((2, 3, 5), 1), ((6,), 0)]:
         case("softmax", lambda x, d=dim: torch.softmax(x, dim=d), [draw(*shape, low=-4, high=4)], {"dim": dim})
 
+    # Of a part of the dimension; y and dy as any operands.
+    for shape, dim in [((4, 7), -1), ((2, 3, 5), 1)]:
+        def statistics(x, d=dim):
+            top = torch.amax(x, dim=d, keepdim=True)
+            return torch.stack([top, torch.exp(torch.logsumexp(x, dim=d, keepdim=True) - top)])
+
+        case("softmax_statistics", statistics, [draw(*shape, low=-4, high=4)], {"dim": dim}, through=[])
+        case("softmax_gradient_sums", lambda y, dy, d=dim: torch.linalg.vecdot(y, dy, dim=d).unsqueeze(d),
+             [draw(*shape), draw(*shape)], {"dim": dim}, through=[])
+
 
 def matmul():
     for lead, lead_b, m, k, n in [((), (), 3, 4, 5), ((2,), (2,), 3, 4, 2), ((2, 2), (2, 2), 1, 3, 2), ((3,), (), 2, 4, 3)]:
@@ -167,6 +177,31 @@ def norm():
 
             case("rms_norm", rms, [draw(*shape), (draw(n), "A")], {"eps": eps})
             case("rms_norm", rms, [draw(*shape)], {"eps": eps})
+
+    # Of a part of the columns. What a norm does to its row is y = (x - mean) rstd weight + bias with constant statistics;
+    # of it the sums of g = dy weight and of g (x - mean) rstd, and the gradients of weight and bias.
+    for shape in [(6,), (4, 7), (2, 3, 5)]:
+        n = shape[-1]
+        count = math.prod(shape[:-1])
+
+        def moments(x, n=n):
+            rows = x.reshape(-1, n)
+            return torch.stack([torch.full((len(rows),), float(n)), rows.sum(-1), rows.var(-1, correction=0) * n])
+
+        def sums(dy, x, weight, mean, rstd, n=n, count=count):
+            shift = torch.zeros(count) if mean is None else mean
+            h = (x.reshape(count, n) - shift[:, None]) * rstd[:, None]
+            gain, bias = torch.ones(n, requires_grad=True), torch.zeros(n, requires_grad=True)
+            leaf = h.clone().requires_grad_()
+            (torch.addcmul(bias, leaf, gain if weight is None else gain * weight) * dy.reshape(count, n)).sum().backward()
+            rows = torch.stack([leaf.grad.sum(-1), torch.linalg.vecdot(leaf.grad, h)])
+            return (rows,) if weight is None else (rows, gain.grad / weight, bias.grad)
+
+        case("row_moments", moments, [draw(*shape)], through=[])
+        rstd = (draw(count, low=0.5, high=2), "A")
+        case("norm_gradient_sums", sums, [draw(*shape), draw(*shape), (apart(draw(n)), "A"), (draw(count), "A"), rstd],
+             through=[])
+        case("norm_gradient_sums", sums, [draw(*shape), draw(*shape), None, None, rstd], through=[])
 
 
 def turned(x, positions, base, interleaved, inverse):

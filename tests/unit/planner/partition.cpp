@@ -114,7 +114,7 @@ TEST_CASE("axes say what keeps them from being cut", "[placements]") {
     return LogicalAxis{};
   };
   CHECK(axis_of("down.bias", 0).obstacle ==
-        "linear_cross_entropy of head never cuts c: a logit needs all features of its row");
+        "linear_cross_entropy never cuts c: a logit needs all features of its row");
   const LogicalAxis hidden = axis_of("up.weight", 0);
   CHECK(hidden.units == 12);
   CHECK(hidden.obstacle.empty());
