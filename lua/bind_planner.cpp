@@ -9,6 +9,7 @@
 #include "planner/explain.h"
 #include "planner/fallback.h"
 #include "planner/graph_model.h"
+#include "planner/graph_state.h"
 #include "planner/lower.h"
 #include "planner/measured/measured.h"
 #include "planner/megatron/sharding.h"
@@ -124,6 +125,13 @@ planner::Additions additions_at(lua_State* L, int index) {
   return additions;
 }
 
+bool says_sharding(const Plan& plan) {
+  for (const Pipeline& pipeline : plan.pipelines)
+    for (const Stage& stage : pipeline.stages)
+      if (cut_of(plan, stage).sharding) return true;
+  return false;
+}
+
 // {cluster, batch, tokens, name, objective, profile, additions, old, near} of the graph of a micro-batch of
 // one sample.
 Request request_at(lua_State* L, const Graph& graph, int index) {
@@ -146,12 +154,8 @@ Request request_at(lua_State* L, const Graph& graph, int index) {
   lua_getfield(L, index, "old");
   if (lua_istable(L, -1)) request.old = plan_at(L, lua_gettop(L), static_cast<int>(graph.layers.size()));
   lua_pop(L, 1);
-  for (const Pipeline& pipeline : request.old ? request.old->pipelines : std::vector<Pipeline>{})
-    for (const Stage& stage : pipeline.stages)
-      if (cut_of(*request.old, stage).sharding)
-        fail_usage(
-            "the old plan says how layers are cut by `sharding`; hetrun runs such plans but does not plan "
-            "from them yet");
+  if (request.old && says_sharding(*request.old))
+    request.state = std::make_shared<planner::ModelState>(planner::state_of(graph));
   request.near = field<double>(L, index, "near").value_or(request.near);
   int most = 1;
   for (const planner::Node& node : request.cluster.nodes) most = std::max(most, node.devices);

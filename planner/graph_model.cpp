@@ -22,6 +22,14 @@ class Counter {
     find_needed_again();
   }
 
+  std::vector<std::set<ValueId>> parameters() const {
+    std::vector<std::set<ValueId>> of_layer(layers_.size());
+    for (const het::Node& node : graph_.nodes)
+      if (in_layer(node))
+        for (const ValueId id : node.inputs) parameters_behind(id, of_layer[node.layer]);
+    return of_layer;
+  }
+
   std::vector<LayerKind> run() {
     count_parameters();
     count_work();
@@ -146,10 +154,7 @@ class Counter {
 
   // A parameter that several layers use is kept by each.
   void count_parameters() {
-    std::vector<std::set<ValueId>> of_layer(layers_.size());
-    for (const het::Node& node : graph_.nodes)
-      if (in_layer(node))
-        for (const ValueId id : node.inputs) parameters_behind(id, of_layer[node.layer]);
+    const std::vector<std::set<ValueId>> of_layer = parameters();
     for (size_t layer = 0; layer < layers_.size(); ++layer)
       for (const ValueId id : of_layer[layer])
         layers_[layer].parameters += static_cast<double>(graph_.type(id).elements());
@@ -271,6 +276,10 @@ std::string base_of(const std::string& layer) {
 }
 
 }  // namespace
+
+std::vector<std::set<ValueId>> parameters_of_layers(const Graph& graph) {
+  return Counter(graph, 1).parameters();
+}
 
 std::vector<int> tensor_degrees_of(const Graph& graph, int most) {
   std::vector<int> degrees{1};

@@ -2,6 +2,7 @@
 // from its nodes. Layers that count alike are one kind.
 #pragma once
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,10 @@ namespace het::planner {
 // keep: the values that the backward pass reads, once each; weights with their copies in the compute
 // precision.
 Model model_of_graph(const Graph& graph, std::string name, int samples, int tokens);
+
+// Of each layer the parameters that its nodes use, also through what is computed from them once a step. One
+// that several layers use is in each.
+std::vector<std::set<ValueId>> parameters_of_layers(const Graph& graph);
 
 // The tensor-parallel degrees, powers of two up to `most`, that partition() can share the graph's layers out
 // among.

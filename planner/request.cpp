@@ -7,7 +7,9 @@
 
 #include <fmt/format.h>
 
+#include "core/base/error.h"
 #include "planner/milp.h"
+#include "planner/model_state.h"
 
 namespace het::planner {
 namespace {
@@ -79,6 +81,32 @@ std::optional<std::string> price_problem(const Cluster& cluster, Objective objec
           : fmt::format("beside nodes with a price these have none: {}", fmt::join(unpriced, ", ")));
 }
 
+namespace {
+
+ModelState state_of(const Request& request) {
+  return request.state ? *request.state : state_of(request.model);
+}
+
+// Why it is not known what the devices of a valid old plan hold; empty: it is.
+std::vector<std::string> state_problems(const Request& request, const Plan& old) {
+  const ModelState state = state_of(request);
+  std::vector<std::string> problems;
+  std::set<StageCut> seen;
+  for (const Pipeline& pipeline : old.pipelines)
+    for (const Stage& stage : pipeline.stages) {
+      const StageCut cut = cut_of(old, stage);
+      if (!seen.insert(cut).second) continue;
+      try {
+        state.slices(stage.first_layer, cut);
+      } catch (const Error& error) {
+        problems.push_back(fmt::format("the old plan: {}", error.what()));
+      }
+    }
+  return problems;
+}
+
+}  // namespace
+
 std::vector<std::string> validate(const Request& request) {
   std::vector<std::string> problems = validate(request.cluster);
   for (std::string& problem : validate(request.model)) problems.push_back(std::move(problem));
@@ -105,6 +133,7 @@ std::vector<std::string> validate(const Request& request) {
     const auto batch = static_cast<int>(std::min<int64_t>(samples, std::numeric_limits<int>::max()));
     for (const std::string& problem : validate(*request.old, {request.model.count(), batch}))
       problems.push_back("the old plan: " + problem);
+    if (problems.empty()) problems = state_problems(request, *request.old);
   }
   int most = 0;
   for (const Node& node : request.cluster.nodes) most = std::max(most, node.devices);
@@ -137,7 +166,8 @@ Judge::Judge(const Request& request) : request_(request) {
   best_.score = kInfinity;
   nearest_.score = kInfinity;
   nearest_.simulation.over_bytes = kInfinity;
-  if (request.old) relocation_ = std::make_unique<Relocation>(*request.old, request.cluster, request.model);
+  if (request.old)
+    relocation_ = std::make_unique<Relocation>(*request.old, request.cluster, state_of(request));
 }
 
 Judge::Entry& Judge::entry(int tensor, int microbatch) {

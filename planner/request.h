@@ -49,6 +49,9 @@ struct Request {
   // than the best, the one that moves least of its state.
   std::optional<Plan> old;
   double near = 0.02;
+  // The state of the model's layers where its graph is known: then `old` may have `sharding`. Absent: as the
+  // model's numbers say (model_state.h).
+  std::shared_ptr<const ModelState> state;
   // Whether the model's layers can be divided by these shares; empty: as its heads can.
   std::function<bool(const Shares&)> can_divide;
 };

@@ -36,8 +36,8 @@ class Mender {
     const std::vector<int> degrees = tensor_degrees(request_);
     if (std::find(degrees.begin(), degrees.end(), old_.tensor) == degrees.end() || old_.chunks != 1)
       return {};
-    // Layouts have one degree for all stages.
-    if (!has_uniform_cut(old_) || cut_of(old_, old_.pipelines.at(0).stages.at(0)).sharding ||
+    // Layouts have one degree for all stages. A plan with `sharding` is mended with Megatron's cuts.
+    if (!has_uniform_cut(old_) ||
         tensor_shares(old_, old_.pipelines.at(0).stages.at(0)) != Shares(static_cast<size_t>(old_.tensor), 1))
       return {};
     read_old();

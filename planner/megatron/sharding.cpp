@@ -214,10 +214,7 @@ class Hinted {
   std::vector<std::string> problems_;
 };
 
-}  // namespace
-
-ShardingProgram megatron_sharding(const PlacementTable& table, const Shares& shares, bool sequence,
-                                  bool obeys_hints) {
+ShardingHints megatron_hints(const PlacementTable& table, const Shares& shares, bool obeys_hints) {
   const Graph& graph = table.graph();
   ShardingHints hints;
   hints.axes = Choice(table, shares).run();
@@ -226,21 +223,41 @@ ShardingProgram megatron_sharding(const PlacementTable& table, const Shares& sha
       if (is_state(graph.values[static_cast<size_t>(place.value)]))
         hints.given[place.value] = *table.find(place.value, place.dim, place.segments);
   if (obeys_hints) Hinted(table, shares).write(hints);
+  return hints;
+}
+
+// Throws Error(usage) where a pattern matches nothing of a graph that trains.
+void require_matches(const Graph& graph, const StageSharding& sharding) {
+  const bool trains = std::any_of(graph.nodes.begin(), graph.nodes.end(),
+                                  [](const Node& node) { return node.phase == Phase::update; });
+  const auto problems = trains ? unmatched(graph, sharding) : std::vector<std::string>{};
+  if (!problems.empty())
+    fail_usage("the plan's sharding does not fit the model:\n  {}", fmt::join(problems, "\n  "));
+}
+
+}  // namespace
+
+ShardingProgram megatron_sharding(const PlacementTable& table, const Shares& shares, bool sequence,
+                                  bool obeys_hints) {
+  ShardingHints hints = megatron_hints(table, shares, obeys_hints);
   if (sequence) hints.axes.merge(token_axes(table, shares, hints.axes));
   return propagate(table, shares, hints);
 }
 
 ShardingProgram sharding_program_of(const PlacementTable& table, const StageCut& cut, bool sequence) {
   if (!cut.sharding) return megatron_sharding(table, cut.shares, sequence);
-  const Graph& graph = table.graph();
-  const bool trains = std::any_of(graph.nodes.begin(), graph.nodes.end(),
-                                  [](const Node& node) { return node.phase == Phase::update; });
-  const auto problems = trains ? unmatched(graph, *cut.sharding) : std::vector<std::string>{};
-  if (!problems.empty())
-    fail_usage("the plan's sharding does not fit the model:\n  {}", fmt::join(problems, "\n  "));
+  require_matches(table.graph(), *cut.sharding);
   ShardingHints hints = hints_of(table, cut.shares, *cut.sharding);
   Hinted(table, cut.shares).write(hints, true);
   return propagate(table, cut.shares, hints);
+}
+
+std::map<ValueId, PlacementId> state_placements(const PlacementTable& table, const StageCut& cut) {
+  if (!cut.sharding) return megatron_hints(table, cut.shares, true).given;
+  require_matches(table.graph(), *cut.sharding);
+  ShardingHints hints = hints_of(table, cut.shares, {cut.sharding->state, {}, {}});
+  Hinted(table, cut.shares).write(hints, true);
+  return hints.given;
 }
 
 std::optional<int64_t> bytes_beyond_megatron(const Graph& graph, const Plan& plan) {

@@ -6,6 +6,7 @@
 // computes whole.
 #pragma once
 
+#include <map>
 #include <optional>
 
 #include "core/plan/partition.h"
@@ -27,6 +28,11 @@ ShardingProgram megatron_sharding(const PlacementTable& table, const Shares& sha
 // The program of a stage: as its plan says, with the hints of layers; without `sharding`, Megatron's. Throws
 // Error(usage) where the graph cannot be cut so.
 ShardingProgram sharding_program_of(const PlacementTable& table, const StageCut& cut, bool sequence);
+
+// How state lies under the program of a stage, by value; what is not named is whole on every rank. Of a
+// plan's `sharding` this takes what it says of state alone, so the graph may be of fewer samples than the
+// run's. Throws Error(usage) as sharding_program_of.
+std::map<ValueId, PlacementId> state_placements(const PlacementTable& table, const StageCut& cut);
 
 // The bytes that the ranks of stages send each other in a step of a plan beyond what Megatron's way would
 // take, because the plan or layers say how they are cut; below 0: less. Exchanges between pipelines are left

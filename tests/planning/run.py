@@ -233,6 +233,24 @@ class Replans(Case):
         self.assertIn('without here:1: step', said)
         self.assertRegex(said, 'of state move|no state moves')
 
+    def test_an_old_plan_may_say_how_layers_are_cut(self):
+        self.spot('a')
+
+        def old(state):
+            (self.folder / 'old.lua').write_text(
+                'het.plan { tensor = 2, microbatch = 8, het.pipeline { het.stage { "a:0", "a:1" } }, '
+                'sharding = { state = { %s } } }' % state)
+
+        old('["*"] = "replicated"')   # both devices hold everything: nothing moves, whatever the plan is
+        self.assertEqual(self.plan('--old=old.lua', '--near=0')['report']['moved']['bytes'], 0)
+        old('["blocks.*.mlp.*.weight"] = 0, ["blocks.*.mlp.up.weight"] = 1')   # otherwise than any plan that is found
+        moved = self.plan('--old=old.lua', '--near=0')['report']['moved']
+        self.assertGreater(moved['bytes'], 0)
+        self.assertEqual(moved['lost_bytes'], 0)
+        old('["blocks.*.mpl.*"] = 0')
+        self.assertIn("the old plan: the plan's sharding does not fit the model",
+                      self.refused('plan', 'small.lua', '--cluster=cluster.lua', '--old=old.lua'))
+
     def test_what_cannot_be(self):
         self.spot('a')
         told = self.refused('plan', 'small.lua', '--cluster=cluster.lua', '--old=cluster.lua')

@@ -4,12 +4,16 @@
 #include <map>
 #include <random>
 
+#include "core/base/error.h"
 #include "core/graph/fuse.h"
 #include "core/ops/op.h"
+#include "core/plan/sharding_spec.h"
 #include "core/tensor/tensor.h"
 #include "planner/graph_model.h"
+#include "planner/graph_state.h"
 #include "planner/lower.h"
 #include "planner/relocate.h"
+#include "planner/request.h"
 #include "planner/simulate.h"
 #include "planner/work.h"
 #include "tests/unit/core/trained_gpt.h"
@@ -108,6 +112,48 @@ std::map<std::string, std::map<std::string, std::vector<bool>>> state_of(const G
   return state;
 }
 
+// The bytes of what devices hold under one plan and not under another, element by element.
+double lacking_bytes(const Graph& graph, const Plan& from, const Plan& to) {
+  const auto before = state_of(graph, from), after = state_of(graph, to);
+  double lacking = 0;
+  for (const auto& [device, state] : after)
+    for (const auto& [name, held] : state) {
+      const std::vector<bool>* had = nullptr;
+      if (const auto known = before.find(device); known != before.end())
+        if (const auto same = known->second.find(name); same != known->second.end()) had = &same->second;
+      for (size_t i = 0; i < held.size(); ++i) lacking += held[i] && !(had != nullptr && (*had)[i]) ? 4 : 0;
+    }
+  return lacking;
+}
+
+// Gives stages of several devices a `sharding` of their own, which cuts parameters along any dimension or not
+// at all.
+void shard_by_chance(Plan& plan, const PlacementTable& table, std::mt19937& random) {
+  const Graph& graph = table.graph();
+  plan.sequence = false;  // Megatron's
+  for (Pipeline& pipeline : plan.pipelines)
+    for (size_t s = 0; s < pipeline.stages.size(); ++s) {
+      Stage& stage = pipeline.stages[s];
+      if (stage.devices.size() < 2 || random() % 4 == 0) continue;
+      const size_t groups = pipeline.stages.size() / static_cast<size_t>(plan.chunks);
+      if (s >= groups) {  // stages of one group are cut alike
+        stage.sharding = pipeline.stages[s % groups].sharding;
+        continue;
+      }
+      StageSharding& sharding = stage.sharding.emplace();
+      for (size_t i = 0; i < graph.values.size(); ++i) {
+        const Value& value = graph.values[i];
+        if (value.role != Role::parameter) continue;
+        const auto dim = static_cast<int64_t>(random() % 3);
+        std::string problem;
+        if (dim < 2 &&
+            placement_of(table, tensor_shares(plan, stage), static_cast<ValueId>(i), dim, {}, problem))
+          sharding.state.push_back({value.name, dim, {}});
+      }
+      std::sort(sharding.state.begin(), sharding.state.end());
+    }
+}
+
 }  // namespace
 
 TEST_CASE("the bytes that a change of plan moves are those that programs lack", "[planner][stage memory]") {
@@ -124,20 +170,63 @@ TEST_CASE("the bytes that a change of plan moves are those that programs lack", 
     const planner::Cluster cluster = cluster_for(std::max(devices_in(plans[0]), devices_in(plans[1])));
     const planner::Relocation relocation(plans[0], cluster, model);
     const planner::Move move = relocation.move(plans[1]);
-    const auto before = state_of(graph, plans[0]), after = state_of(graph, plans[1]);
-    double lacking = 0;
-    for (const auto& [device, state] : after)
-      for (const auto& [name, held] : state) {
-        const std::vector<bool>* had = nullptr;
-        if (const auto known = before.find(device); known != before.end())
-          if (const auto same = known->second.find(name); same != known->second.end()) had = &same->second;
-        for (size_t i = 0; i < held.size(); ++i) lacking += held[i] && !(had != nullptr && (*had)[i]) ? 4 : 0;
-      }
+    const double lacking = lacking_bytes(graph, plans[0], plans[1]);
     INFO("seed " << seed << "\n" << to_lua(plans[0]) << "\n" << to_lua(plans[1]));
     // A sharded optimizer is divided at rows, which are no fractions.
     CHECK(move.bytes == Approx(lacking).epsilon(sharded ? 0.05 : 1e-9));
     ++changes;
   }
+}
+
+TEST_CASE("of a graph it is known what stages with sharding hold", "[planner][replan][stage memory]") {
+  constexpr int kFew = 8;
+  const Graph graph = trained_gpt({1, 16, kWidth, kHeads, kVocabulary, kFew - 2});
+  const PlacementTable table(graph);
+  const planner::ModelState known = planner::state_of(graph);
+  int changes = 0, refused = 0;
+  for (unsigned seed = 1; changes < 16 && seed < 200; ++seed) {
+    std::mt19937 random(seed);
+    Plan plans[] = {random_plan(random, kFew, 1, true), random_plan(random, kFew, 1, true)};
+    for (Plan& plan : plans) plan.sharded_optimizer = false;  // runs place whole parameters
+    shard_by_chance(plans[0], table, random);
+    if (to_lua(plans[0]).find("sharding") == std::string::npos) continue;
+    INFO("seed " << seed << "\n" << to_lua(plans[0]) << "\n" << to_lua(plans[1]));
+    double lacking = 0;
+    try {
+      lacking = lacking_bytes(graph, plans[0], plans[1]);
+    } catch (const Error&) {  // stages that cannot exchange what passes between them
+      ++refused;
+      continue;
+    }
+    const planner::Cluster cluster = cluster_for(std::max(devices_in(plans[0]), devices_in(plans[1])));
+    CHECK(planner::Relocation(plans[0], cluster, known).move(plans[1]).bytes == lacking);
+    ++changes;
+  }
+  CAPTURE(refused);
+  CHECK(changes == 16);
+}
+
+TEST_CASE("of a model of numbers it is not known what stages with sharding hold", "[planner][replan]") {
+  const Graph graph = trained_gpt({1, 16, kWidth, kHeads, kVocabulary, 2});
+  planner::Request request;
+  request.model = planner::model_of_graph(graph, "toy", 1, 16);
+  request.cluster = cluster_for(2);
+  Plan old;
+  old.tensor = 2;
+  old.pipelines = {{1, {{{"d:0", "d:1"}, 0, 4}}}};
+  old.sharding = StageSharding{{{"*.up.*", -1, {}}}, {}, {}};
+  request.old = old;
+  const std::vector<std::string> problems = validate(request);
+  REQUIRE(problems.size() == 1);
+  CHECK(problems[0] ==
+        "the old plan: it says how layers are cut by `sharding`; which parameters that cuts is known of a "
+        "model's graph, and this model is given by numbers");
+  request.state = std::make_shared<planner::ModelState>(planner::state_of(graph));
+  CHECK(validate(request).empty());
+  old.sharding->state[0].pattern = "*.wp.*";
+  request.old = old;
+  REQUIRE(validate(request).size() == 1);
+  CHECK(validate(request)[0].find("matches nothing of the model") != std::string::npos);
 }
 
 }  // namespace het::testing

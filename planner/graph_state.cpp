@@ -1,0 +1,116 @@
+#include "planner/graph_state.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+
+#include "core/graph/fuse.h"
+#include "core/ops/op.h"
+#include "planner/graph_model.h"
+#include "planner/megatron/sharding.h"
+
+namespace het::planner {
+namespace {
+
+// State that a node changes.
+std::vector<ValueId> changed_by(const Graph& graph, const het::Node& node) {
+  std::vector<ValueId> changed;
+  for (const auto& [output, input] : node.op->in_place)
+    if (static_cast<size_t>(input) < node.inputs.size()) {
+      const ValueId id = node.inputs[static_cast<size_t>(input)];
+      if (id != kAbsent && is_state(graph.values[static_cast<size_t>(id)])) changed.push_back(id);
+    }
+  return changed;
+}
+
+// Values of each layer: its parameters, and the buffers that are updated with them or that its nodes read.
+struct LayerValues {
+  std::vector<std::set<ValueId>> of_layer;
+  std::set<ValueId> optimizer;  // buffers that are updated with parameters
+};
+
+LayerValues values_of(const Graph& graph) {
+  LayerValues found{parameters_of_layers(graph), {}};
+  const std::vector<std::set<ValueId>> parameters = found.of_layer;
+  const auto is = [&](ValueId id, Role role) {
+    return id != kAbsent && graph.values[static_cast<size_t>(id)].role == role;
+  };
+  for (const het::Node& node : graph.nodes) {
+    if (node.phase != Phase::update) {
+      for (const ValueId id : node.inputs)
+        if (is(id, Role::buffer) && node.layer >= 0)
+          found.of_layer[static_cast<size_t>(node.layer)].insert(id);
+      continue;
+    }
+    const std::vector<ValueId> changed = changed_by(graph, node);
+    for (const ValueId buffer : changed) {
+      if (!is(buffer, Role::buffer)) continue;
+      found.optimizer.insert(buffer);
+      for (size_t layer = 0; layer < parameters.size(); ++layer)
+        if (std::any_of(changed.begin(), changed.end(),
+                        [&](ValueId id) { return parameters[layer].count(id) != 0; }))
+          found.of_layer[layer].insert(buffer);
+    }
+  }
+  return found;
+}
+
+// What slices are found from; placements are kept by cut.
+class Source {
+ public:
+  Source(Graph graph, std::vector<std::vector<ValueId>> of_layer)
+      : graph_(std::move(graph)), of_layer_(std::move(of_layer)) {}
+  Source(const Source&) = delete;  // the table refers to the graph
+  Source& operator=(const Source&) = delete;
+
+  std::vector<std::vector<TensorSlice>> slices(int layer, const StageCut& cut) {
+    std::vector<std::vector<TensorSlice>> slices(cut.shares.size());
+    for (int part = 0; part < cut.parts(); ++part)
+      for (const ValueId id : of_layer_[static_cast<size_t>(layer)])
+        slices[static_cast<size_t>(part)].push_back(slice(id, cut, part));
+    return slices;
+  }
+
+ private:
+  TensorSlice slice(ValueId id, const StageCut& cut, int part) {
+    if (cut.parts() == 1) return TensorSlice::whole(graph_.type(id).shape);
+    if (!table_) table_.emplace(graph_);
+    auto known = placements_.find(cut);
+    if (known == placements_.end()) known = placements_.emplace(cut, state_placements(*table_, cut)).first;
+    const auto lies = known->second.find(id);
+    return table_->slice(id, lies == known->second.end() ? kReplicated : lies->second, cut.shares, part);
+  }
+
+  const Graph graph_;
+  const std::vector<std::vector<ValueId>> of_layer_;
+  std::optional<PlacementTable> table_;
+  std::map<StageCut, std::map<ValueId, PlacementId>> placements_;
+};
+
+}  // namespace
+
+ModelState state_of(const Graph& whole) {
+  Graph graph = prune(whole);
+  const LayerValues values = values_of(graph);
+  ModelState state;
+  std::vector<std::vector<ValueId>> of_layer;
+  for (const std::set<ValueId>& own : values.of_layer) {
+    of_layer.emplace_back(own.begin(), own.end());
+    std::vector<StateTensor> tensors;
+    for (const ValueId id : own) {
+      const Value& value = graph.values[static_cast<size_t>(id)];
+      tensors.push_back({value.type.shape, static_cast<double>(bytes_of(value.type.dtype)),
+                         value.role == Role::parameter, values.optimizer.count(id) != 0});
+    }
+    const auto known = std::find(state.kinds.begin(), state.kinds.end(), tensors);
+    state.layers.push_back(static_cast<int>(known - state.kinds.begin()));
+    if (known == state.kinds.end()) state.kinds.push_back(std::move(tensors));
+  }
+  state.slices = [source = std::make_shared<Source>(std::move(graph), std::move(of_layer))](
+                     int layer, const StageCut& cut) { return source->slices(layer, cut); };
+  return state;
+}
+
+}  // namespace het::planner
