@@ -128,7 +128,7 @@ planner::Additions additions_at(lua_State* L, int index) {
 bool says_sharding(const Plan& plan) {
   for (const Pipeline& pipeline : plan.pipelines)
     for (const Stage& stage : pipeline.stages)
-      if (cut_of(plan, stage).sharding) return true;
+      if (!cut_of(plan, stage).is_megatron()) return true;
   return false;
 }
 

@@ -208,29 +208,118 @@ void each_pattern(lua_State* L, int index, const char* name, Visit visit) {
   lua_pop(L, 1);
 }
 
-// How state or inputs lie: "a.weight" = 0, "replicated", or { dim = 0, segments = { 16, 16, 16 } }.
-std::vector<StageSharding::Cut> cuts_at(lua_State* L, int index, const char* name) {
-  std::vector<StageSharding::Cut> cuts;
+std::vector<std::string> names_of(const std::vector<StageAxis>& axes) {
+  std::vector<std::string> names;
+  for (const StageAxis& axis : axes) names.push_back(axis.name);
+  return names;
+}
+
+// How state or inputs lie, from the top of the stack: 0, "replicated", or { dim = 0, segments = { 16, 16 } }.
+AxisSharding::Cut cut_at(lua_State* L, const char* name, const std::string& pattern) {
+  AxisSharding::Cut cut{pattern, -1, {}};
+  const int value = lua_gettop(L);
+  const bool replicated =
+      lua_type(L, value) == LUA_TSTRING && std::string_view(lua_tostring(L, value)) == "replicated";
+  std::optional<int64_t> dim;
+  if (lua_type(L, value) == LUA_TNUMBER) dim = Convert<int64_t>::get(L, value);
+  if (lua_istable(L, value)) {
+    dim = field<int64_t>(L, value, "dim");
+    cut.segments = field<std::vector<int64_t>>(L, value, "segments").value_or(cut.segments);
+  }
+  if (!replicated && (!dim || *dim < 0))
+    fail_usage(
+        "sharding: {} of `{}` lies by a dimension from 0 on, \"replicated\", or {{ dim =, segments = }}",
+        pattern, name);
+  if (dim) cut.dim = *dim;
+  return cut;
+}
+
+AxisSharding::Rule rule_at(lua_State* L, const char* name, const std::string& pattern) {
+  if (lua_type(L, -1) != LUA_TSTRING)
+    fail_usage("sharding: {} of `{}` runs by a rule, as errors list them", pattern, name);
+  return {pattern, lua_tostring(L, -1)};
+}
+
+// The entries of `name` of the table at `index`. Of a mesh each has a table, with an entry for each axis.
+template <class Entry>
+void read_entries(lua_State* L, int index, const char* name, std::vector<StageAxis>& axes, bool is_mesh,
+                  std::vector<Entry> AxisSharding::*entries,
+                  Entry (*read)(lua_State*, const char*, const std::string&)) {
+  const auto add = [&](StageAxis& axis, Entry entry) {
+    if (!axis.sharding) axis.sharding.emplace();
+    ((*axis.sharding).*entries).push_back(std::move(entry));
+  };
   each_pattern(L, index, name, [&](const std::string& pattern) {
-    StageSharding::Cut cut{pattern, -1, {}};
-    const int value = lua_gettop(L);
-    const bool replicated =
-        lua_type(L, value) == LUA_TSTRING && std::string_view(lua_tostring(L, value)) == "replicated";
-    std::optional<int64_t> dim;
-    if (lua_type(L, value) == LUA_TNUMBER) dim = Convert<int64_t>::get(L, value);
-    if (lua_istable(L, value)) {
-      dim = field<int64_t>(L, value, "dim");
-      cut.segments = field<std::vector<int64_t>>(L, value, "segments").value_or(cut.segments);
+    if (!is_mesh) return add(axes[0], read(L, name, pattern));
+    if (!lua_istable(L, -1))
+      fail_usage("sharding: {} of `{}` has an entry for each axis of the mesh, as in {{ {} = 0 }}", pattern,
+                 name, axes[0].name);
+    const int of_axes = lua_gettop(L);
+    lua_pushnil(L);
+    while (lua_next(L, of_axes) != 0) {
+      const std::string axis = lua_type(L, -2) == LUA_TSTRING ? lua_tostring(L, -2) : "";
+      const auto found =
+          std::find_if(axes.begin(), axes.end(), [&](const StageAxis& each) { return each.name == axis; });
+      if (found == axes.end())
+        fail_usage("sharding: {} of `{}` names an axis that the mesh does not have; it has {}", pattern, name,
+                   fmt::join(names_of(axes), " and "));
+      add(*found, read(L, name, pattern));
+      lua_pop(L, 1);
     }
-    if (!replicated && (!dim || *dim < 0))
-      fail_usage(
-          "sharding: {} of `{}` lies by a dimension from 0 on, \"replicated\", or {{ dim =, segments = }}",
-          pattern, name);
-    if (dim) cut.dim = *dim;
-    cuts.push_back(std::move(cut));
   });
-  std::sort(cuts.begin(), cuts.end());
-  return cuts;
+  for (StageAxis& axis : axes)
+    if (axis.sharding) std::sort(((*axis.sharding).*entries).begin(), ((*axis.sharding).*entries).end());
+}
+
+// The number of parts of a mesh axis, or their shares, at the top of the stack.
+Shares parts_at(lua_State* L) {
+  Shares shares;
+  if (lua_type(L, -1) == LUA_TNUMBER) {
+    const auto count = Convert<int64_t>::get(L, lua_gettop(L));
+    if (count < 1 || count > kMostInPlan)
+      fail_usage("an axis of a mesh has {} parts; at least 2 work", count);
+    shares.assign(static_cast<size_t>(count), 1);
+  } else {
+    shares = Convert<Shares>::get(L, lua_gettop(L));
+  }
+  if (shares.empty()) fail_usage("an axis of a mesh has no part; at least 2 work");
+  for (const int64_t share : shares)
+    if (share > kMostInPlan) fail_usage("the share {} of a mesh is more than {}", share, kMostInPlan);
+  return shares;
+}
+
+// { data = 2, model = { 3, 1 } }, axes in the order of their names, or { { "model", 2 }, { "data", 2 } }; at
+// the top of the stack.
+std::vector<StageAxis> axes_at(lua_State* L) {
+  if (!lua_istable(L, -1))
+    fail_usage("sharding: a mesh is axes and their sizes, as in {{ data = 2, model = 2 }}");
+  const int at = lua_gettop(L);
+  std::vector<StageAxis> axes;
+  lua_pushnil(L);
+  while (lua_next(L, at) != 0) {
+    if (lua_type(L, -2) == LUA_TSTRING) {
+      axes.push_back({lua_tostring(L, -2), parts_at(L), {}});
+    } else if (lua_istable(L, -1)) {
+      const int pair = lua_gettop(L);
+      lua_rawgeti(L, pair, 1);
+      lua_rawgeti(L, pair, 2);
+      if (lua_type(L, -2) != LUA_TSTRING)
+        fail_usage("sharding: an axis of a mesh is a name and a size, as in {{ \"data\", 2 }}");
+      axes.push_back({lua_tostring(L, -2), parts_at(L), {}});
+      lua_pop(L, 2);
+    } else {
+      fail_usage("sharding: an axis of a mesh is a name and a size, as in {{ \"data\", 2 }}");
+    }
+    lua_pop(L, 1);
+  }
+  lua_rawgeti(L, at, 1);
+  const bool is_list = !lua_isnil(L, -1);
+  lua_pop(L, 1);
+  if (axes.empty()) fail_usage("sharding: the mesh has no axis; one or two work");
+  if (!is_list)
+    std::sort(axes.begin(), axes.end(),
+              [](const StageAxis& a, const StageAxis& b) { return a.name < b.name; });
+  return axes;
 }
 
 // The field `sharding` of a plan or a stage.
@@ -239,13 +328,13 @@ std::optional<StageSharding> sharding_at(lua_State* L, int index) {
   std::optional<StageSharding> sharding;
   if (lua_istable(L, -1)) {
     const int at = lua_gettop(L);
-    sharding = StageSharding{cuts_at(L, at, "state"), cuts_at(L, at, "inputs"), {}};
-    each_pattern(L, at, "nodes", [&](const std::string& pattern) {
-      if (lua_type(L, -1) != LUA_TSTRING)
-        fail_usage("sharding: {} of `nodes` runs by a rule, as errors list them", pattern);
-      sharding->nodes.push_back({pattern, lua_tostring(L, -1)});
-    });
-    std::sort(sharding->nodes.begin(), sharding->nodes.end());
+    lua_getfield(L, at, "mesh");
+    const bool is_mesh = !lua_isnil(L, -1);
+    sharding = is_mesh ? StageSharding{axes_at(L)} : along_one_axis({});
+    lua_pop(L, 1);
+    read_entries(L, at, "state", sharding->axes, is_mesh, &AxisSharding::state, cut_at);
+    read_entries(L, at, "inputs", sharding->axes, is_mesh, &AxisSharding::inputs, cut_at);
+    read_entries(L, at, "nodes", sharding->axes, is_mesh, &AxisSharding::nodes, rule_at);
   }
   lua_pop(L, 1);
   return sharding;

@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 
+#include "core/base/error.h"
 #include "core/graph/fuse.h"
 #include "core/ops/op.h"
 #include "planner/graph_model.h"
@@ -66,7 +67,7 @@ class Source {
   Source& operator=(const Source&) = delete;
 
   std::vector<std::vector<TensorSlice>> slices(int layer, const StageCut& cut) {
-    std::vector<std::vector<TensorSlice>> slices(cut.shares.size());
+    std::vector<std::vector<TensorSlice>> slices(static_cast<size_t>(cut.parts()));
     for (int part = 0; part < cut.parts(); ++part)
       for (const ValueId id : of_layer_[static_cast<size_t>(layer)])
         slices[static_cast<size_t>(part)].push_back(slice(id, cut, part));
@@ -75,18 +76,37 @@ class Source {
 
  private:
   TensorSlice slice(ValueId id, const StageCut& cut, int part) {
-    if (cut.parts() == 1) return TensorSlice::whole(graph_.type(id).shape);
+    TensorSlice own = TensorSlice::whole(graph_.type(id).shape);
+    if (cut.parts() == 1) return own;
     if (!table_) table_.emplace(graph_);
-    auto known = placements_.find(cut);
-    if (known == placements_.end()) known = placements_.emplace(cut, state_placements(*table_, cut)).first;
-    const auto lies = known->second.find(id);
-    return table_->slice(id, lies == known->second.end() ? kReplicated : lies->second, cut.shares, part);
+    int64_t cut_dim = -1;
+    for (size_t a = 0; a < cut.axes.size(); ++a) {
+      const StageAxis& axis = cut.axes[a];
+      const std::map<ValueId, PlacementId>& placements = placements_along(axis);
+      const auto found = placements.find(id);
+      const PlacementId lies = found == placements.end() ? kReplicated : found->second;
+      const Placement& placement = table_->placements(id)[lies];
+      if (!placement.is_sharded()) continue;
+      // What the first axis leaves of a dimension, the second cuts in units that its own graph has.
+      if (placement.dim == cut_dim)
+        fail_usage("two axes of a stage's mesh cut dimension {} of '{}'; moves of such state are not planned",
+                   cut_dim, graph_.values[static_cast<size_t>(id)].name);
+      cut_dim = placement.dim;
+      own = *intersection(own, table_->slice(id, lies, axis.shares, cut.coordinate(part, a)));
+    }
+    return own;
+  }
+
+  const std::map<ValueId, PlacementId>& placements_along(const StageAxis& axis) {
+    auto known = placements_.find(axis);
+    if (known == placements_.end()) known = placements_.emplace(axis, state_placements(*table_, axis)).first;
+    return known->second;
   }
 
   const Graph graph_;
   const std::vector<std::vector<ValueId>> of_layer_;
   std::optional<PlacementTable> table_;
-  std::map<StageCut, std::map<ValueId, PlacementId>> placements_;
+  std::map<StageAxis, std::map<ValueId, PlacementId>> placements_;
 };
 
 }  // namespace

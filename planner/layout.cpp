@@ -140,7 +140,7 @@ Layout to_layout(const Plan& plan, const Cluster& cluster) {
       }
   for (const Pipeline& pipeline : plan.pipelines)
     for (const Stage& stage : pipeline.stages)
-      if (cut_of(plan, stage).sharding)
+      if (!cut_of(plan, stage).is_megatron())
         fail_usage(
             "the plan says how layers are cut by `sharding`; hetrun runs such plans but does not simulate "
             "them yet");

@@ -529,7 +529,8 @@ class Lowering {
   // A collective of the tensor-parallel group. It is awaited where its result is first used; what comes
   // between is computed meanwhile.
   void emit_collective(const Node& node, int microbatch) {
-    if (work_.tensor_group < 0)
+    const auto axis = static_cast<size_t>(node.attributes.get<int64_t>("axis", 0));
+    if (axis >= work_.axis_groups.size())
       fail_usage("'{}' needs the tensor-parallel group of a plan; recipes get it by `tensor =`",
                  node.op->name);
     const ValueId source = node.inputs[0], result = node.outputs[0];
@@ -539,7 +540,7 @@ class Lowering {
     const CollectiveKind kind = *node.op->collective;
     const bool reduces = kind == CollectiveKind::all_reduce;
     const bool sums = reduces || kind == CollectiveKind::reduce_scatter;
-    if (sums && node.phase == Phase::update && work_.summed.count(gradient_behind(source)) != 0) {
+    if (sums && node.phase == Phase::update && work_.is_summed(gradient_behind(source), axis)) {
       // The sum over all ranks is here already: of a reduce-scatter this rank's block is.
       Operand sum = in;
       sum.layout = Layout::contiguous(type_of(result));
@@ -560,12 +561,13 @@ class Lowering {
       where = target(result, microbatch, false);
     Operand out = where.operand;
     if (!out.layout.is_contiguous()) out = out_.add_whole({hint(result), graph_.type(result)});
+    await_collectives(out.buffer);  // one that writes another part of what is joined
     CollectiveRequest wanted = request_for(kind, in, label_of(source));
     if (kind == CollectiveKind::broadcast)
       wanted.peer = static_cast<int>(node.attributes.get<int64_t>("root"));
     else if (!reduces)
       wanted.counts = node.attributes.get<std::vector<int64_t>>("counts");
-    Start instruction{work_.tensor_group, std::move(wanted), in, out, node.phase};
+    Start instruction{work_.axis_groups[axis], std::move(wanted), in, out, node.phase};
     instruction.layer = node.layer;
     instruction.microbatch = microbatch;
     const int started = out_.start(std::move(instruction));
@@ -866,14 +868,14 @@ Program lower(const Graph& graph, const Plan& plan, int rank, bool fused) {
   const auto problems = validate(plan, subject_of(graph, static_cast<int>(samples)));
   if (!problems.empty()) fail_usage("the plan cannot be run:\n  {}", fmt::join(problems, "\n  "));
   for (const Pipeline& pipeline : plan.pipelines) require_size(graph, pipeline.microbatches);
-  const bool uniform = has_uniform_cut(plan);
   const StageCut cut = cut_of(plan, rank);
-  if (uniform && cut.parts() == 1 && !fused) return Lowering(graph, work_of(graph, plan, rank)).run();
+  if (has_uniform_cut(plan) && cut.parts() == 1 && !fused)
+    return Lowering(graph, work_of(graph, plan, rank)).run();
   StageGraphs graphs(graph, plan, fused);
-  for (size_t p = 0; p < plan.pipelines.size() && !uniform; ++p)  // what no rank could run, all refuse
+  for (size_t p = 0; p < plan.pipelines.size(); ++p)  // what one rank cannot run, all refuse
     for (size_t s = 0; s < plan.pipelines[p].stages.size(); ++s)
       with_context([&] { return fmt::format("pipeline {}, stage {}", p + 1, s + 1); },
-                   [&] { graphs.of(cut_of(plan, plan.pipelines[p].stages[s]), 0); });
+                   [&] { graphs.require(cut_of(plan, plan.pipelines[p].stages[s])); });
   const Graph& own = graphs.of(cut, tensor_rank_of(plan, rank)).graph;
   return Lowering(own, work_of(own, plan, rank, &graphs)).run();
 }

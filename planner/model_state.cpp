@@ -34,16 +34,16 @@ std::vector<StateTensor> tensors_of(const Model& model, const LayerKind& kind) {
 
 std::vector<std::vector<TensorSlice>> slices_of(const std::vector<StateTensor>& tensors,
                                                 const StageCut& cut) {
-  if (cut.sharding)
+  if (!cut.is_megatron())
     fail_usage(
         "it says how layers are cut by `sharding`; which parameters that cuts is known of a model's graph, "
         "and "
         "this model is given by numbers");
   std::vector<TensorSlice> whole;
   for (const StateTensor& tensor : tensors) whole.push_back(TensorSlice::whole(tensor.shape));
-  std::vector<std::vector<TensorSlice>> slices(cut.shares.size(), whole);
+  std::vector<std::vector<TensorSlice>> slices(static_cast<size_t>(cut.parts()), whole);
   for (const size_t t : kDivided) {
-    const std::vector<int64_t> points = cut_points(tensors[t].shape[0], cut.shares);
+    const std::vector<int64_t> points = cut_points(tensors[t].shape[0], cut.axes[0].shares);
     for (size_t part = 0; part < slices.size(); ++part)
       slices[part][t] = whole[t].narrowed(0, Range{points[part], points[part + 1]});
   }

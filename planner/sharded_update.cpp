@@ -38,7 +38,9 @@ class RowUpdates {
       const bool reads = std::any_of(node.inputs.begin(), node.inputs.end(),
                                      [&](ValueId id) { return made_.count(id) != 0; });
       if (!reads) continue;
-      if (!is_by_rows(node, shape, ask_.is_summed(parameter, gradient))) return std::nullopt;
+      const auto axis = static_cast<size_t>(node.attributes.get<int64_t>("axis", 0));
+      const bool summed = node.op->collective && ask_.is_summed(parameter, gradient, axis);
+      if (!is_by_rows(node, shape, summed)) return std::nullopt;
       found.nodes.insert(n);
       for (const ValueId id : node.outputs)
         if (id != kAbsent) made_.insert(id);

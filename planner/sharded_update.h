@@ -25,10 +25,11 @@ struct RowUpdate {
 };
 
 // By gradient. `sums_behind`: of each node of the update, the gradients that its operands come from.
-// `is_summed`: whether an all-reduce of the update does nothing, because the gradient comes summed.
+// `is_summed`: whether an all-reduce of the update along an axis of the stage's mesh does nothing, because
+// the gradient comes summed over it.
 struct RowUpdateQuestions {
   std::map<NodeId, std::set<ValueId>> sums_behind;
-  std::function<bool(ValueId parameter, ValueId gradient)> is_summed;
+  std::function<bool(ValueId parameter, ValueId gradient, size_t axis)> is_summed;
 };
 std::map<ValueId, RowUpdate> row_updates(const Graph& graph, const RowUpdateQuestions& ask);
 

@@ -1,9 +1,10 @@
 // The graphs of a plan's ranks. Stages may share their layers differently: over other numbers of devices, by
-// other shares or another sharding program. Ranks that exchange a value or a gradient find from them what the
-// others have of it.
+// other shares, other meshes or other sharding programs. Ranks that exchange a value or a gradient find from
+// them what the others have of it.
 #pragma once
 
 #include <map>
+#include <memory>
 #include <optional>
 
 #include "core/plan/partition.h"
@@ -11,25 +12,57 @@
 
 namespace het {
 
+// What a value of a rank's graph is: a value of the single device's graph, or its part of it.
+struct StageValue {
+  ValueId value = kAbsent;                 // kAbsent: neither; it stands between two such values
+  std::vector<Placement::Kind> lies = {};  // along each axis of the stage's mesh
+
+  bool is_partial() const;     // a summand along some axis
+  bool is_replicated() const;  // every device of the stage has all of it
+};
+
+struct StageGraph {
+  Graph graph;
+  std::vector<StageValue> values;  // by value
+};
+
 class StageGraphs {
  public:
   // `graph`: the single device's, which has to outlive it; with `fused` nodes of the ranks' graphs are
   // joined.
   StageGraphs(const Graph& graph, const Plan& plan, bool fused);
 
-  // Of rank `part` of a stage that is cut so. Graphs of one stage have the same values and nodes.
-  const RankGraph& of(const StageCut& cut, int part);
-  // What rank `part` has of the value that is this.
-  TensorSlice slice(const Origin& origin, const StageCut& cut, int part);
+  // Of device `device` of a stage that is cut so. Graphs of one stage have the same values and nodes. Throws
+  // Error(usage) where its layers cannot be cut so.
+  const StageGraph& of(const StageCut& cut, int device);
+  // Throws as of() would for some device.
+  void require(const StageCut& cut);
+  // What device `device` of the stage has of a value of its graph, as a slice of what it is of.
+  TensorSlice slice(const StageCut& cut, ValueId id, int device);
 
  private:
-  const Graph& graph_;
-  bool sequence_, fused_;
-  const PlacementTable& table();
+  // What is left of the layers when they are cut along the first axes of a mesh.
+  struct Part {
+    Graph own;  // not of the root
+    const Graph* graph = nullptr;
+    const Part* of = nullptr;     // what was cut; null: the single device's graph
+    std::vector<Origin> origins;  // by value: in the graph of `of`
+    const StageAxis* axis = nullptr;
+    int coordinate = 0;
+    std::optional<PlacementTable> table;  // made when it is cut
+  };
+  using Place = std::pair<std::vector<StageAxis>, std::vector<int>>;  // the axes, and the part along each
 
-  std::optional<PlacementTable> table_;  // made when a stage has several devices
-  std::map<StageCut, ShardingProgram> programs_;
-  std::map<std::pair<StageCut, int>, RankGraph> graphs_;
+  Part& part(const Place& place);
+  const PlacementTable& table_of(Part& part);
+  const ShardingProgram& program_of(const Place& whole, const StageAxis& axis);
+  static Place place_of(const StageCut& cut, int device);
+
+  bool sequence_, fused_;
+  Part root_;
+  std::map<Place, std::unique_ptr<Part>> parts_;
+  std::map<std::pair<Place, StageAxis>, ShardingProgram> programs_;  // of what is cut
+  std::map<std::pair<StageCut, int>, StageGraph> graphs_;
 };
 
 }  // namespace het

@@ -14,12 +14,15 @@ namespace {
 // What holds for all ranks.
 class Division {
  public:
-  // `graphs`: null where every stage has one device; `graph` is otherwise one of them, with these origins.
-  Division(const Graph& graph, const Plan& plan, StageGraphs* graphs, const std::vector<Origin>* origins)
+  // `graph`: of the stages that are cut as `cut`. `graphs`: null where every stage has one device; `values`
+  // are otherwise what the graph's are.
+  Division(const Graph& graph, const Plan& plan, StageCut cut, StageGraphs* graphs,
+           const std::vector<StageValue>* values)
       : graph_(graph),
         plan_(plan),
+        cut_(std::move(cut)),
         graphs_(graphs),
-        origins_(origins),
+        values_(values),
         uniform_(graphs == nullptr || has_uniform_cut(plan)),
         devices_(devices_of(plan)) {
     find_invariant();
@@ -54,8 +57,8 @@ class Division {
         own.insert(static_cast<int>(s));
     const std::vector<SharedPart> parts = uniform_ ? std::vector<SharedPart>{} : parts_of(rank);
     if (devices_.size() > 1) work.groups = groups_with(rank, parts);
-    if (degree_at(pipeline, stage) > 1)
-      work.tensor_group = index_of(work.groups, Group{tensor_group(pipeline, stage)});
+    for (size_t axis = 0; axis < cut_.axes.size() && cut_.parts() > 1; ++axis)
+      work.axis_groups.push_back(index_of(work.groups, Group{axis_group(pipeline, stage, tensor, axis)}));
     find_messages(work, pipeline, tensor, own);
     find_later(work);
     find_gradients(work, pipeline, tensor, own);
@@ -231,21 +234,57 @@ class Division {
     return ranks;
   }
 
-  // Whether a gradient of a parameter that every device of a stage has whole is a summand on each of them, as
-  // where the batch or its tokens are cut.
-  bool is_partial(ValueId parameter, ValueId gradient) const {
-    return origins_ != nullptr && is_cut_alike(parameter) && !graph_.values[parameter].slice.has_value() &&
-           (*origins_)[gradient].value != kAbsent && (*origins_)[gradient].lies == kPartial;
+  // Axes of the mesh, by number.
+  using Axes = std::vector<bool>;
+
+  bool lies_so(ValueId id, size_t axis, Placement::Kind kind) const {
+    const StageValue& value = (*values_)[id];
+    return value.value != kAbsent && value.lies[axis] == kind;
   }
 
-  // The ranks that add up a gradient: those that have what a tensor-parallel rank has of its parameter, or
+  // The axes along which the ranks of a stage have summands of a gradient, as where the batch or its tokens
+  // are cut, and all of its parameter.
+  Axes summed_axes(ValueId parameter, ValueId gradient) const {
+    Axes axes(cut_.axes.size());
+    if (values_ == nullptr || !is_cut_alike(parameter)) return axes;
+    for (size_t a = 0; a < axes.size(); ++a)
+      axes[a] =
+          lies_so(gradient, a, Placement::Kind::partial) && !lies_so(parameter, a, Placement::Kind::sharded);
+    return axes;
+  }
+  bool is_partial(ValueId parameter, ValueId gradient) const {
+    const Axes axes = summed_axes(parameter, gradient);
+    return std::find(axes.begin(), axes.end(), true) != axes.end();
+  }
+
+  // Whether two devices of a stage differ along these axes alone.
+  bool differ_along(const Axes& axes, int a, int b) const {
+    for (size_t axis = 0; axis < axes.size(); ++axis)
+      if (!axes[axis] && cut_.coordinate(a, axis) != cut_.coordinate(b, axis)) return false;
+    return true;
+  }
+
+  // The ranks that add up a gradient: those that have what a tensor-parallel rank has of its parameter, with
   // all that have a summand.
   std::set<int> summers_of(ValueId parameter, ValueId gradient, int tensor) const {
-    if (!is_partial(parameter, gradient)) return holders_of(parameter, tensor);
+    const Axes summed = summed_axes(parameter, gradient);
     std::set<int> ranks;
-    for (const auto& [pipeline, stage] : holders_.at(parameter))
-      for (int t = 0; t < degree_at(pipeline, stage); ++t) ranks.insert(rank_at(pipeline, stage, t));
+    const auto held = holders_.find(parameter);
+    if (held == holders_.end()) return ranks;
+    for (const auto& [pipeline, stage] : held->second)
+      for (int t = 0; t < degree_at(pipeline, stage); ++t)
+        if (differ_along(summed, t, tensor)) ranks.insert(rank_at(pipeline, stage, t));
     return ranks;
+  }
+
+  // Whether no rank of its stage that has the same of a parameter comes before; those along `but` are not
+  // looked at.
+  bool speaks_for(ValueId parameter, int tensor, const Axes& but) const {
+    for (size_t axis = 0; axis < cut_.axes.size(); ++axis)
+      if (!but[axis] && cut_.coordinate(tensor, axis) != 0 &&
+          !(values_ != nullptr && lies_so(parameter, axis, Placement::Kind::sharded)))
+        return false;
+    return true;
   }
 
   // The nodes that make a sum over micro-batches, or the summands that are added where they are made.
@@ -258,9 +297,16 @@ class Division {
     return makers;
   }
 
-  std::vector<int> tensor_group(int pipeline, int stage) const {
+  // The ranks of a stage that differ from one of them along an axis of the mesh alone.
+  std::vector<int> axis_group(int pipeline, int stage, int tensor, size_t axis) const {
+    const StageCut cut = cut_at(pipeline, stage);
     std::vector<int> ranks;
-    for (int t = 0; t < degree_at(pipeline, stage); ++t) ranks.push_back(rank_at(pipeline, stage, t));
+    for (int t = 0; t < cut.parts(); ++t) {
+      bool same = true;
+      for (size_t other = 0; other < cut.axes.size(); ++other)
+        same = same && (other == axis || cut.coordinate(t, other) == cut.coordinate(tensor, other));
+      if (same) ranks.push_back(rank_at(pipeline, stage, t));
+    }
     return ranks;
   }
 
@@ -274,7 +320,8 @@ class Division {
   std::vector<Group> groups_with(int rank, const std::vector<SharedPart>& parts) const {
     std::set<std::vector<int>> lists;
     const Place place = place_of(rank);
-    if (degree_at(place.pipeline, place.stage) > 1) lists.insert(tensor_group(place.pipeline, place.stage));
+    for (size_t axis = 0; axis < cut_.axes.size() && cut_.parts() > 1; ++axis)
+      lists.insert(axis_group(place.pipeline, place.stage, place.tensor, axis));
     for (const auto& [id, sums] : sums_of_) {
       if (!is_cut_alike(id)) continue;
       for (const ValueId sum : sums) {
@@ -358,22 +405,18 @@ class Division {
     for (const auto& [wanted, stage] : at_receiver.passed_in(pipeline)) {
       const Graph& there = at_receiver.graph_;
       if (stage != to || at_receiver.stages_[pipeline][there.values[wanted].producer] != from) continue;
-      const Origin need = (*at_receiver.origins_)[wanted];
-      if (need.value == kAbsent || need.lies == kPartial) refuse_crossing(pipeline, from, to, there, wanted);
+      const StageValue& need = (*at_receiver.values_)[wanted];
+      if (need.value == kAbsent || need.is_partial()) refuse_crossing(pipeline, from, to, there, wanted);
       const ValueId offered = at_sender.offer_of(need.value, pipeline, from);
       if (offered == kAbsent) refuse_crossing(pipeline, from, to, there, wanted);
-      const Origin offer = (*at_sender.origins_)[offered];
       const Phase made = at_sender.graph_.nodes[at_sender.graph_.values[offered].producer].phase;
       const int tag = tag_of(pipeline, from, to, made);
       const DType dtype = there.type(wanted).dtype;
       if (sends) work.passed_on.insert(offered);
       for (int r = 0; r < receivers.parts(); ++r) {
-        const TensorSlice needed = graphs_->slice(need, receivers, r);
-        for (int s = 0; s < senders.parts(); ++s) {
-          // Of what every sender has, the nearest sends it.
-          const bool every = offer.lies == kReplicated;
-          if (every && s != r * senders.parts() / receivers.parts()) continue;
-          const TensorSlice had = graphs_->slice(offer, senders, s);
+        const TensorSlice needed = graphs_->slice(receivers, wanted, r);
+        for (const int s : nearest_senders(senders, offered, r, receivers.parts())) {
+          const TensorSlice had = graphs_->slice(senders, offered, s);
           const int sender = rank_at(pipeline, from, s), receiver = rank_at(pipeline, to, r);
           const auto both = intersection(needed, had);
           if (!both || (sender != work.rank && receiver != work.rank)) continue;
@@ -389,13 +432,33 @@ class Division {
     }
   }
 
+  // Of the devices of a stage that have the same of a value, the one that lies nearest to a receiver.
+  std::vector<int> nearest_senders(const StageCut& senders, ValueId offered, int receiver,
+                                   int receivers) const {
+    std::vector<std::pair<TensorSlice, std::vector<int>>> alike;
+    for (int s = 0; s < senders.parts(); ++s) {
+      const TensorSlice had = graphs_->slice(senders, offered, s);
+      const auto known =
+          std::find_if(alike.begin(), alike.end(), [&](const auto& entry) { return entry.first == had; });
+      if (known == alike.end())
+        alike.push_back({had, {s}});
+      else
+        known->second.push_back(s);
+    }
+    std::vector<int> nearest;
+    for (const auto& [had, devices] : alike)
+      nearest.push_back(
+          devices[static_cast<size_t>(receiver) * devices.size() / static_cast<size_t>(receivers)]);
+    return nearest;
+  }
+
   // The division of the graphs of ranks of stages that are cut otherwise: the same values and nodes for all
   // parts.
   const Division& other(const StageCut& cut) const {
     std::shared_ptr<const Division>& known = others_[cut];
     if (!known) {
-      const RankGraph& of = graphs_->of(cut, 0);
-      known = std::make_shared<const Division>(of.graph, plan_, graphs_, &of.origins);
+      const StageGraph& of = graphs_->of(cut, 0);
+      known = std::make_shared<const Division>(of.graph, plan_, cut, graphs_, &of.values);
     }
     return *known;
   }
@@ -405,14 +468,14 @@ class Division {
   ValueId offer_of(ValueId value, int pipeline, int stage) const {
     ValueId best = kAbsent;
     for (size_t id = 0; id < graph_.values.size(); ++id) {
-      const Origin& origin = (*origins_)[id];
+      const StageValue& offered = (*values_)[id];
       const NodeId producer = graph_.values[id].producer;
-      if (origin.value != value || origin.lies == kPartial || producer < 0) continue;
+      if (offered.value != value || offered.is_partial() || producer < 0) continue;
       if (static_cast<size_t>(producer) >= graph_.nodes.size() || !makes(producer, static_cast<ValueId>(id)))
         continue;
       if (stages_[pipeline][producer] != stage) continue;
       const auto order = [&](ValueId each) {
-        return std::pair(graph_.nodes[graph_.values[each].producer].phase, (*origins_)[each].lies);
+        return std::pair(graph_.nodes[graph_.values[each].producer].phase, !(*values_)[each].is_replicated());
       };
       if (best == kAbsent || order(static_cast<ValueId>(id)) < order(best)) best = static_cast<ValueId>(id);
     }
@@ -499,12 +562,12 @@ class Division {
           const std::set<int> summers = summers_of(parameter, id, tensor);
           const std::vector<int> ranks =
               alike ? std::vector<int>{summers.begin(), summers.end()} : std::vector{work.rank};
-          const bool partial = is_partial(parameter, id);
-          if (partial && ranks.size() > 1) work.summed.insert(id);
+          const Axes summed = summed_axes(parameter, id);
+          if (is_partial(parameter, id)) work.summed[id] = summed;
           Work::Gradient gradient;
           gradient.layer = graph_.nodes[graph_.values[id].producer].layer;
-          // What a tensor-parallel group has whole, its first rank counts.
-          const bool own = tensor == 0 || graph_.values[parameter].slice.has_value();
+          // What several ranks of a stage have, the first of them counts.
+          const bool own = speaks_for(parameter, tensor, Axes(cut_.axes.size()));
           gradient.counted = own && ranks[0] == work.rank;
           // Cut differently: the first stage that has the parameter counts it.
           const auto& first = *holders_.at(parameter).begin();
@@ -512,7 +575,8 @@ class Division {
             gradient.counted = own && first.first == pipeline && own_stages.count(first.second) != 0;
           gradient.parameter = parameter;
           if (ranks.size() > 1) gradient.group = index_of(work.groups, Group{ranks});
-          if (plan_.sharded_optimizer) find_rows(work, gradient, id, tensor, own || partial || !alike);
+          if (plan_.sharded_optimizer)
+            find_rows(work, gradient, id, tensor, !alike || speaks_for(parameter, tensor, summed));
           work.gradients[id] = gradient;
         }
       }
@@ -548,11 +612,12 @@ class Division {
         const Division& there = other(cut);
         const auto parameter = there.updated_.find(name);
         HET_REQUIRE(parameter != there.updated_.end(), name);
-        const Origin origin = (*there.origins_)[there.only_sum_of(parameter->second)];
-        HET_REQUIRE(origin.value != kAbsent, name);
+        const ValueId sum = there.only_sum_of(parameter->second);
+        const StageValue& value = (*there.values_)[sum];
+        HET_REQUIRE(value.value != kAbsent, name);
         for (int t = 0; t < cut.parts(); ++t)
-          members[rank_at(pipeline, stage, t)] = {
-              graphs_->slice(origin, cut, t), origin.lies != kReplicated || t == 0, origin.lies == kPartial};
+          members[rank_at(pipeline, stage, t)] = {graphs_->slice(cut, sum, t),
+                                                  there.is_first_of_copies(value, t), value.is_partial()};
       }
       const auto own = members.find(rank);
       if (own == members.end()) continue;
@@ -581,9 +646,16 @@ class Division {
     return parts;
   }
 
+  // Whether a device is the first of those of its stage that have the same of a value.
+  bool is_first_of_copies(const StageValue& value, int device) const {
+    for (size_t axis = 0; axis < cut_.axes.size(); ++axis)
+      if (value.lies[axis] == Placement::Kind::replicated && cut_.coordinate(device, axis) != 0) return false;
+    return true;
+  }
+
   void find_pieces(Work& work, const std::vector<SharedPart>& parts) const {
     for (const SharedPart& part : parts) {
-      if (part.is_partial) work.summed.insert(part.gradient);
+      if (part.is_partial) work.summed[part.gradient] = Axes(cut_.axes.size(), true);
       if (part.ranks.size() < 2) continue;
       work.pieces.push_back({part.gradient, index_of(work.groups, Group{part.ranks}),
                              graph_.nodes[graph_.values[part.gradient].producer].layer, part.places,
@@ -604,9 +676,9 @@ class Division {
     for (size_t n = 0; n < graph_.nodes.size(); ++n)
       if (graph_.nodes[n].phase == Phase::update && !parameters_updated(graph_, graph_.nodes[n]).empty())
         ask.sums_behind[static_cast<NodeId>(n)] = sums_behind(graph_.nodes[n]);
-    ask.is_summed = [this](ValueId parameter, ValueId gradient) {
-      return origins_ != nullptr && (*origins_)[gradient].lies == kPartial &&
-             (is_partial(parameter, gradient) || !is_cut_alike(parameter));
+    ask.is_summed = [this](ValueId parameter, ValueId gradient, size_t axis) {
+      return values_ != nullptr && (*values_)[gradient].is_partial() &&
+             (!is_cut_alike(parameter) || summed_axes(parameter, gradient)[axis]);
     };
     row_updates_ = row_updates(graph_, ask);
   }
@@ -624,8 +696,7 @@ class Division {
       if (there.row_updates_.count(there.only_sum_of(own)) == 0) return {};
       for (int t = 0; t < cut.parts(); ++t) {
         const int rank = rank_at(pipeline, stage, t);
-        held.push_back({rank, rank_at(pipeline, stage, 0), graphs_->slice((*there.origins_)[own], cut, t),
-                        share_of_rank(rank)});
+        held.push_back({rank, rank_at(pipeline, stage, 0), graphs_->slice(cut, own, t), share_of_rank(rank)});
       }
     }
     auto kept = keep_rows(held);
@@ -643,8 +714,7 @@ class Division {
     if (!is_cut_alike(gradient.parameter)) {
       const auto kept = kept_slices(gradient.parameter);
       if (kept.empty()) return;
-      const TensorSlice held =
-          graphs_->slice((*origins_)[gradient.parameter], cut_of(plan_, work.rank), tensor);
+      const TensorSlice held = graphs_->slice(cut_, gradient.parameter, tensor);
       gradient.rows = rows_within(kept.at(work.rank), held);
       gradient.row_dim = row_dim(held.whole_shape());
       gradient.counted = !gradient.keeps_none();
@@ -656,7 +726,7 @@ class Division {
       const Shape& shape = graph_.type(gradient.parameter).shape;
       if (!shape.empty()) gradient.row_dim = row_dim(shape);
       const Range all{0, shape.empty() ? 1 : shape[static_cast<size_t>(gradient.row_dim)]};
-      const int keeper = keepers_[static_cast<size_t>(tensor)].at(id);
+      const int keeper = keeper_of(id, summed_axes(gradient.parameter, id), tensor);
       gradient.kept_by = {{keeper, all}};
       gradient.rows = keeper == work.rank ? Ranges{all} : Ranges{};
       gradient.counted = counts && keeper == work.rank;
@@ -697,75 +767,103 @@ class Division {
   }
 
   // Of gradients that only whole tensors can be updated of: the largest first, each to the holder that then
-  // has the least for its share. Sizes are those of whole parameters, so that all ranks of a tensor-parallel
-  // group find the same.
+  // has the least for its share. Ranks of a stage that differ along axes over which a gradient is not summed
+  // choose alike, so that they run the same updates: first those are placed that are summed over most axes.
+  // Sizes are those of whole parameters.
   void find_keepers() {
-    int most = 1;
-    for (size_t p = 0; p < plan_.pipelines.size(); ++p)
-      for (size_t s = 0; s < plan_.pipelines[p].stages.size(); ++s)
-        most = std::max(most, degree_at(static_cast<int>(p), static_cast<int>(s)));
-    keepers_.resize(static_cast<size_t>(most));
-    std::map<int, double> shared;  // elements of each rank, of gradients that whole stages add up
-    place_whole(true, 0, shared);
-    const std::map<int, double> level = level_in_stages(shared);
-    for (int t = 0; t < most; ++t) {
-      std::map<int, double> kept = level;
-      place_whole(false, t, kept);
-    }
-    for (int t = 1; t < most; ++t) keepers_[t].insert(keepers_[0].begin(), keepers_[0].end());
-  }
-
-  // The same for all devices of a stage, so that these choose alike: their mean.
-  std::map<int, double> level_in_stages(std::map<int, double>& kept) const {
-    std::map<int, double> level;
-    for (size_t p = 0; p < plan_.pipelines.size(); ++p)
-      for (size_t s = 0; s < plan_.pipelines[p].stages.size(); ++s) {
-        const std::vector<int> ranks = tensor_group(static_cast<int>(p), static_cast<int>(s));
-        double all = 0;
-        for (const int rank : ranks) all += kept[rank];
-        for (const int rank : ranks) level[rank] = all / static_cast<double>(ranks.size());
-      }
-    return level;
-  }
-
-  // Of the gradients that whole stages add up, or of those of one tensor-parallel rank. `kept`: elements of
-  // each rank, over all groups.
-  void place_whole(bool partial, int tensor, std::map<int, double>& kept) {
-    std::map<ValueId, double> size;  // of each gradient, elements
-    std::map<std::set<int>, std::vector<ValueId>> by_ranks;
+    std::map<Axes, std::vector<std::pair<ValueId, ValueId>>> by_axes;  // parameter and gradient
     for (const Node& node : graph_.nodes) {
       if (node.phase != Phase::update) continue;
-      for (const ValueId parameter : parameters_updated(graph_, node)) {
-        if (holders_of(parameter, tensor).empty() || !is_cut_alike(parameter)) continue;
-        const Value& value = graph_.values[parameter];
-        for (const ValueId id : sums_behind(node)) {
-          if (is_partial(parameter, id) != partial || row_updates_.count(id) != 0) continue;
-          by_ranks[summers_of(parameter, id, tensor)].push_back(id);
-          size[id] = static_cast<double>(value.slice ? elements_of(value.slice->whole_shape())
-                                                     : value.type.elements());
+      for (const ValueId parameter : parameters_updated(graph_, node))
+        for (const ValueId id : sums_behind(node))
+          if (is_cut_alike(parameter) && row_updates_.count(id) == 0)
+            by_axes[summed_axes(parameter, id)].emplace_back(parameter, id);
+    }
+    std::vector<Axes> order;
+    for (const auto& [axes, gradients] : by_axes) order.push_back(axes);
+    std::stable_sort(order.begin(), order.end(), [](const Axes& a, const Axes& b) {
+      return std::count(a.begin(), a.end(), true) > std::count(b.begin(), b.end(), true);
+    });
+    std::map<int, double> kept;  // elements of each rank
+    for (const Axes& axes : order) {
+      level(axes, kept);
+      place_whole(axes, by_axes.at(axes), kept);
+    }
+  }
+
+  // The mean over the ranks of a stage that differ along other axes than these.
+  void level(const Axes& axes, std::map<int, double>& kept) const {
+    std::map<int, double> means;
+    for (size_t p = 0; p < plan_.pipelines.size(); ++p)
+      for (size_t s = 0; s < plan_.pipelines[p].stages.size(); ++s) {
+        const StageCut cut = cut_at(static_cast<int>(p), static_cast<int>(s));
+        for (int t = 0; t < cut.parts(); ++t) {
+          double all = 0;
+          int alike = 0;
+          for (int other = 0; other < cut.parts(); ++other) {
+            if (!are_level(cut, axes, t, other)) continue;
+            all += kept[rank_at(static_cast<int>(p), static_cast<int>(s), other)];
+            ++alike;
+          }
+          means[rank_at(static_cast<int>(p), static_cast<int>(s), t)] = all / alike;
         }
       }
-    }
-    for (auto& [ranks, gradients] : by_ranks) {
-      std::stable_sort(gradients.begin(), gradients.end(),
-                       [&](ValueId a, ValueId b) { return size.at(a) > size.at(b); });
-      for (const ValueId id : gradients) {
+    kept = std::move(means);
+  }
+  // Stages with another mesh are level as a whole.
+  bool are_level(const StageCut& cut, const Axes& axes, int a, int b) const {
+    if (cut != cut_) return true;
+    for (size_t axis = 0; axis < axes.size(); ++axis)
+      if (axes[axis] && cut.coordinate(a, axis) != cut.coordinate(b, axis)) return false;
+    return true;
+  }
+
+  // Gradients that are summed over these axes. `kept`: elements of each rank.
+  void place_whole(const Axes& axes, std::vector<std::pair<ValueId, ValueId>>& gradients,
+                   std::map<int, double>& kept) {
+    const auto size_of = [&](ValueId parameter) {
+      const Value& value = graph_.values[parameter];
+      return static_cast<double>(value.slice ? elements_of(value.slice->whole_shape())
+                                             : value.type.elements());
+    };
+    // By the ranks that sum them, so that where they stand in the graph does not matter.
+    std::map<std::set<int>, std::vector<std::pair<ValueId, ValueId>>> by_ranks;
+    for (const auto& [parameter, id] : gradients)
+      if (const std::set<int> ranks = summers_of(parameter, id, 0); !ranks.empty())
+        by_ranks[ranks].emplace_back(parameter, id);
+    for (auto& [ranks, own] : by_ranks) {
+      std::stable_sort(own.begin(), own.end(),
+                       [&](const auto& a, const auto& b) { return size_of(a.first) > size_of(b.first); });
+      for (const auto& [parameter, id] : own) {
         int best = -1;
         double least = 0;
         for (const int rank : ranks) {
           const int share = share_of_rank(rank);
           if (share == 0) continue;
-          const double load = (kept[rank] + size.at(id)) / share;
+          const double load = (kept[rank] + size_of(parameter)) / share;
           if (best < 0 || load < least) {
             best = rank;
             least = load;
           }
         }
         if (best < 0) refuse_shares(graph_.scopes[graph_.nodes[graph_.values[id].producer].scope]);
-        kept[best] += size.at(id);
-        keepers_[tensor][id] = best;
+        const Place place = place_of(best);
+        for (int t = 0; t < degree_at(place.pipeline, place.stage); ++t)
+          if (are_level(cut_, axes, t, place.tensor))
+            kept[rank_at(place.pipeline, place.stage, t)] += size_of(parameter);
+        keepers_[id] = best;
       }
     }
+  }
+
+  // Who keeps a whole tensor: of the ranks of the keeper's stage, the one that sums it with this rank.
+  int keeper_of(ValueId gradient, const Axes& summed, int tensor) const {
+    const Place keeper = place_of(keepers_.at(gradient));
+    for (int t = 0; t < cut_.parts(); ++t)
+      if (differ_along(summed, t, tensor) && are_level(cut_, summed, t, keeper.tensor))
+        return rank_at(keeper.pipeline, keeper.stage, t);
+    HET_REQUIRE(false, gradient, tensor);
+    return -1;
   }
 
   void find_mine(Work& work, int pipeline, int tensor, const std::set<int>& own) const {
@@ -807,9 +905,10 @@ class Division {
 
   const Graph& graph_;
   const Plan& plan_;
+  StageCut cut_;
   StageGraphs* graphs_;
-  const std::vector<Origin>* origins_;
-  bool uniform_;  // all stages are cut alike
+  const std::vector<StageValue>* values_;  // null: every value is that of the single device's graph
+  bool uniform_;                           // all stages are cut alike
   std::vector<std::string> devices_;
   std::vector<bool> invariant_;  // of nodes
   std::set<ValueId> sums_;
@@ -820,7 +919,7 @@ class Division {
   std::map<ValueId, std::set<ValueId>> sums_of_;  // of parameters: what their updates are made from
   std::map<ValueId, std::set<std::pair<int, int>>> holders_;  // of parameters: pipeline and stage
   std::map<ValueId, RowUpdate> row_updates_;                  // by gradient
-  std::vector<std::map<ValueId, int>> keepers_;               // of whole tensors: [tensor rank][gradient]
+  std::map<ValueId, int> keepers_;  // of whole tensors, by gradient: of the ranks that sum it with device 0
 };
 
 }  // namespace
@@ -856,9 +955,9 @@ int tensor_rank_of(const Plan& plan, int rank) { return static_cast<int>(stage_o
 StageCut cut_of(const Plan& plan, int rank) { return cut_of(plan, *stage_of(plan, rank).first); }
 
 Work work_of(const Graph& graph, const Plan& plan, int rank, StageGraphs* graphs) {
-  const std::vector<Origin>* origins =
-      graphs == nullptr ? nullptr : &graphs->of(cut_of(plan, rank), 0).origins;
-  return Division(graph, plan, graphs, origins).work(rank);
+  const StageCut cut = cut_of(plan, rank);
+  const std::vector<StageValue>* values = graphs == nullptr ? nullptr : &graphs->of(cut, 0).values;
+  return Division(graph, plan, cut, graphs, values).work(rank);
 }
 
 }  // namespace het

@@ -26,7 +26,8 @@ struct Work {
   int microbatches = 1;
   int first_microbatch = 0;       // its pipeline's first, of the step's
   bool first_tensor_rank = true;  // speaks for its tensor-parallel group where all have the same value
-  int tensor_group = -1;          // of `groups`: the devices that share its layers; -1: it has them alone
+  std::vector<int> axis_groups;   // of `groups`: the devices that share its layers, along each axis of their
+                                  // mesh; none: it has them alone
 
   // Of each node: its stage, whether a split backward puts it off, whether this rank runs it.
   std::vector<int> stage;
@@ -75,8 +76,13 @@ struct Work {
     int keeper = -1;     // of a sharded optimizer: the rank that updates it; -1: every one
   };
   std::vector<Piece> pieces;  // in an order that the members of a group share
-  // Gradients that are summands on the devices of a stage, and whose bucket or pieces bring the whole sum.
-  std::set<ValueId> summed;
+  // Gradients that are summands on the devices of a stage: the axes of its mesh over which their bucket or
+  // pieces sum them.
+  std::map<ValueId, std::vector<bool>> summed;
+  bool is_summed(ValueId gradient, size_t axis) const {
+    const auto found = summed.find(gradient);
+    return found != summed.end() && found->second[axis];
+  }
   std::map<ValueId, ValueId>
       part_of;                // a summand of a gradient, and the gradient: added to it where it is made
   std::vector<ValueId> sums;  // the values that are sums over micro-batches, all ranks' together

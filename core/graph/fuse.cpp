@@ -84,7 +84,9 @@ std::optional<Chain> merge(const Chain& producer, ValueId value, const Chain& us
 
 }  // namespace
 
-Graph prune(const Graph& graph) {
+namespace {
+
+std::vector<bool> needed_nodes(const Graph& graph) {
   std::vector<bool> keep(graph.nodes.size());
   std::vector<bool> needed(graph.values.size());
   for (const Output& output : graph.outputs) needed[output.value] = true;
@@ -97,10 +99,8 @@ Graph prune(const Graph& graph) {
       for (const ValueId id : node.inputs)
         if (id != kAbsent) needed[id] = true;
   }
-  return with_nodes(graph, keep);
+  return keep;
 }
-
-namespace {
 
 // How many nodes read each value, and outputs name it.
 std::vector<int> uses_of(const Graph& graph) {
@@ -364,6 +364,15 @@ class Additions {
 
 Graph join_additions(const Graph& graph) { return Additions(graph).join(); }
 
-Graph fuse(const Graph& graph) { return join_additions(join_chains(join_activations(prune(graph)))); }
+Graph prune(const Graph& graph) { return prune(graph, graph); }
+
+Graph prune(const Graph& graph, const Graph& like) {
+  HET_REQUIRE(graph.nodes.size() == like.nodes.size(), graph.nodes.size(), like.nodes.size());
+  return with_nodes(graph, needed_nodes(like));
+}
+
+Graph join(const Graph& graph) { return join_additions(join_chains(join_activations(graph))); }
+
+Graph fuse(const Graph& graph) { return join(prune(graph)); }
 
 }  // namespace het

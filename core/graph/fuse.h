@@ -9,8 +9,14 @@ namespace het {
 // What nobody needs dropped, then activations joined, then chains, then additions.
 Graph fuse(const Graph& graph);
 
-// Drop nodes that reach no output, no state and no update.
+// Drop nodes that reach no output, no state and no update; or those that reach none in `like`, a graph of as
+// many nodes: so the graphs of ranks that share a layer keep the same ones, collectives among them, though an
+// operand may count on one rank alone.
 Graph prune(const Graph& graph);
+Graph prune(const Graph& graph, const Graph& like);
+
+// fuse() of what is needed already: nothing is dropped.
+Graph join(const Graph& graph);
 
 // The same graph with `gelu` (by tanh) left to the `linear` whose result it takes, where else only its
 // gradient reads that result; and the multiplication with its derivative to the `linear_input_gradient`

@@ -1,6 +1,6 @@
-// Collectives inside a tensor-parallel group: every rank of it runs the same ones, each with its own
-// operands. They appear in the graph of one rank (core/plan/partition.h) and are lowered to communication:
-// devices have no kernels.
+// Collectives inside a tensor-parallel group, or along an `axis` of its mesh: every rank of it runs the same
+// ones, each with its own operands. They appear in the graph of one rank (core/plan/partition.h) and are
+// lowered to communication: devices have no kernels.
 #include "core/comm/communicator.h"
 #include "core/ops/rules.h"
 
@@ -22,7 +22,14 @@ size_t part_of(const OpCall& call, const std::vector<int64_t>& counts) {
   return static_cast<size_t>(part);
 }
 
+// Of the mesh of the devices that share a stage's layers.
+void require_axis(const OpCall& call) {
+  const auto axis = call.attributes.get<int64_t>("axis", 0);
+  if (axis < 0) refuse(call, fmt::format("axis = {} is none of a mesh", axis));
+}
+
 void require_elements(const OpCall& call, int64_t wanted) {
+  require_axis(call);
   require_inputs(call, 1, 1);
   require_rank(call, 0, 1);
   if (call[0].elements() != wanted)
@@ -31,6 +38,7 @@ void require_elements(const OpCall& call, int64_t wanted) {
 
 Types infer_all_reduce(const OpCall& call) {
   require_inputs(call, 1, 1);
+  require_axis(call);
   require_float(call, 0);
   return {call[0]};
 }
@@ -44,6 +52,7 @@ Types infer_all_gather(const OpCall& call) {
 // Every rank gives an operand of the result's shape; only the root's counts.
 Types infer_broadcast(const OpCall& call) {
   require_inputs(call, 1, 1);
+  require_axis(call);
   const int64_t root = setting<int64_t>(call, "root");
   if (root < 0) refuse(call, fmt::format("root = {} is no rank", root));
   return {call[0]};
@@ -82,28 +91,31 @@ std::vector<OpDef> collective_ops() {
   return {
       {.name = "all_reduce",
        .signature = "x[...]:T → sum[...]:T",
-       .doc = "The sum of x over the ranks of the tensor-parallel group.",
+       .doc = "The sum of x over the ranks of the tensor-parallel group; of a mesh, over those along `axis`.",
+       .attributes = {"axis"},
        .infer = infer_all_reduce,
+       .sharding = {{.cut = "..."}, {.partial = "x sum"}},
        .collective = CollectiveKind::all_reduce},
       {.name = "all_gather",
        .signature = "x[counts[part]] → [sum of counts]",
        .doc = "The x of all ranks of the tensor-parallel group, one after the other; rank `part` gives "
               "`counts[part]` "
               "elements.",
-       .attributes = {"counts", "part"},
+       .attributes = {"counts", "part", "axis"},
        .infer = infer_all_gather,
        .collective = CollectiveKind::all_gather},
       {.name = "broadcast",
        .signature = "x[...] → y[...]",
        .doc = "The x of rank `root` of the tensor-parallel group; that of the others only says the type.",
-       .attributes = {"root"},
+       .attributes = {"root", "axis"},
        .infer = infer_broadcast,
+       .sharding = {{.cut = "..."}, {.partial = "x y"}},
        .collective = CollectiveKind::broadcast},
       {.name = "grouped_broadcast",
        .signature = "x[counts[part]] → [sum of counts]",
        .doc = "all_gather as one broadcast for each rank, by which blocks of very uneven `counts` are never "
               "padded.",
-       .attributes = {"counts", "part"},
+       .attributes = {"counts", "part", "axis"},
        .infer = infer_all_gather,
        .collective = CollectiveKind::grouped_broadcast},
       {.name = "reduce_scatter",
@@ -111,7 +123,7 @@ std::vector<OpDef> collective_ops() {
        .doc = "Block `part` of the sum of x over the ranks of the tensor-parallel group, whose blocks have "
               "`counts` "
               "elements.",
-       .attributes = {"counts", "part"},
+       .attributes = {"counts", "part", "axis"},
        .infer = infer_reduce_scatter,
        .collective = CollectiveKind::reduce_scatter},
       {.name = "all_to_all",
@@ -119,7 +131,7 @@ std::vector<OpDef> collective_ops() {
        .doc =
            "Blocks of x, one for each rank of the tensor-parallel group, exchanged for those that the others "
            "have for this rank, `part`, in the order of ranks; `counts[from * ranks + to]` elements.",
-       .attributes = {"counts", "part"},
+       .attributes = {"counts", "part", "axis"},
        .infer = infer_all_to_all,
        .collective = CollectiveKind::all_to_all},
   };

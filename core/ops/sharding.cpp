@@ -33,9 +33,10 @@ ValueId ShardedCall::all_gather(ValueId x) const {
   const TensorType type = graph.type(x);  // a copy: nodes that are added move it
   const int64_t count = type.elements();
   const ValueId flat = graph.call("reshape", {x}, {{"shape", std::vector<int64_t>{count}}});
-  const ValueId all = graph.call("all_gather", {flat},
-                                 {{"counts", std::vector<int64_t>(static_cast<size_t>(parts), count)},
-                                  {"part", static_cast<int64_t>(part)}});
+  Attributes attributes{{"counts", std::vector<int64_t>(static_cast<size_t>(parts), count)},
+                        {"part", static_cast<int64_t>(part)}};
+  if (axis > 0) attributes.set("axis", static_cast<int64_t>(axis));
+  const ValueId all = graph.call("all_gather", {flat}, attributes);
   Shape shape{parts};
   shape.insert(shape.end(), type.shape.begin(), type.shape.end());
   return graph.call("reshape", {all}, {{"shape", shape}});

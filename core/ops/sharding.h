@@ -24,6 +24,7 @@ struct ShardedCall {
   const std::vector<ValueId>& inputs;                        // this part's, lying as the rule says
   std::span<const TensorSlice> input_slices, output_slices;  // as for OpDef::localize
   int parts, part;
+  int axis = 0;  // of the mesh, that is cut
 
   // Every part's x, all of one shape, one after the other: [parts, ...].
   ValueId all_gather(ValueId x) const;

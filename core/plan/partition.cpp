@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <tuple>
 
 #include "core/base/error.h"
@@ -14,8 +15,8 @@ namespace {
 // are computed.
 class Partition {
  public:
-  Partition(const PlacementTable& table, const ShardingProgram& program, int part)
-      : table_(table), graph_(table.graph()), program_(program), part_(part), builder_(result_) {
+  Partition(const PlacementTable& table, const ShardingProgram& program, int part, int axis)
+      : table_(table), graph_(table.graph()), program_(program), part_(part), axis_(axis), builder_(result_) {
     HET_REQUIRE(program.values.size() == graph_.values.size(), program.values.size());
     HET_REQUIRE(program.nodes.size() == graph_.nodes.size(), program.nodes.size());
     HET_REQUIRE(part >= 0 && part < program.parts(), part, program.parts());
@@ -23,6 +24,13 @@ class Partition {
     result_.scopes = graph_.scopes;
     for (size_t c = 0; c < program.conversions.size(); ++c)
       conversions_[program.conversions[c].value].push_back(c);
+    for (const Node& node : graph_.nodes)
+      for (const ValueId id : node.inputs) {
+        const NodeId producer = id == kAbsent ? -1 : graph_.values[id].producer;
+        if (producer >= 0 && node.op->adds_operands && node.phase != Phase::update &&
+            graph_.nodes[producer].layer != node.layer)
+          added_elsewhere_.insert(id);
+      }
   }
 
   RankGraph run() {
@@ -62,18 +70,30 @@ class Partition {
       const Value& value = graph_.values[i];
       const ValueId id = static_cast<ValueId>(i);
       if (value.role == Role::intermediate) continue;
-      const TensorSlice own = slice(id, lies(id), part_);
-      const TensorType type{value.type.dtype, own.shape()};
       ValueId made = kAbsent;
       if (value.role == Role::input)
         made = builder_.input(value.name, value.type, value.per_step);  // every rank gets all of it
-      else if (value.role == Role::parameter)
-        made = builder_.parameter(value.name, type, value.initial);
       else
-        made = builder_.buffer(value.name, type, value.initial);
-      if (is_state(value) && placement(id, lies(id)).is_sharded()) result_.values[made].slice = own;
+        made = declare_state(value, slice(id, lies(id), part_));
       local_[id] = made;
     }
+  }
+
+  ValueId declare_state(const Value& value, const TensorSlice& own) {
+    const TensorType type{value.type.dtype, own.shape()};
+    const ValueId made = value.role == Role::parameter ? builder_.parameter(value.name, type, value.initial)
+                                                       : builder_.buffer(value.name, type, value.initial);
+    auto& here = result_.values[made].slice;
+    here = value.slice;
+    if (!own.is_whole()) here = here ? nested(*here, own) : own;
+    result_.values[made].hints = value.hints;
+    return made;
+  }
+
+  // A call of a collective along this axis of the mesh.
+  ValueId communicate(std::string_view op, ValueId value, Attributes attributes = {}) {
+    if (axis_ > 0) attributes.set("axis", static_cast<int64_t>(axis_));
+    return builder_.call(op, {value}, std::move(attributes));
   }
 
   void place_at(const Node& node) {
@@ -119,7 +139,7 @@ class Partition {
     const Placement& from = placement(id, lies(id));
     const ValueId value = local_.at(id);
     if (from.is_replicated()) return cut(value, id, to, part_);
-    if (from.is_partial() && to == kReplicated) return builder_.call("all_reduce", {value});
+    if (from.is_partial() && to == kReplicated) return communicate("all_reduce", value);
     if (from.is_partial()) return scatter(value, id, to);
     const bool exchanges = to != kReplicated && placement(id, to).dim != from.dim;
     if (exchanges && gathered_.count({id, builder_.phase()}) == 0) return exchange(value, id, to);
@@ -157,8 +177,8 @@ class Partition {
   // All parts one after the other, then every piece to its place.
   ValueId gather(ValueId value, ValueId id) {
     const auto counts = counts_of(id, lies(id));
-    const ValueId all = builder_.call("all_gather", {flat(value)},
-                                      {{"counts", counts}, {"part", static_cast<int64_t>(part_)}});
+    const ValueId all =
+        communicate("all_gather", flat(value), {{"counts", counts}, {"part", static_cast<int64_t>(part_)}});
     std::vector<TensorSlice> blocks;
     for (int part = 0; part < program_.parts(); ++part) blocks.push_back(slice(id, lies(id), part));
     return joined(all, blocks, placement(id, lies(id)).dim);
@@ -181,8 +201,8 @@ class Partition {
     }
     for (int receiver = 0; receiver < program_.parts(); ++receiver)
       sent.push_back(flat(cut(value, id, to, receiver)));
-    const ValueId all = builder_.call("all_to_all", {join(sent, 0)},
-                                      {{"counts", counts}, {"part", static_cast<int64_t>(part_)}});
+    const ValueId all =
+        communicate("all_to_all", join(sent, 0), {{"counts", counts}, {"part", static_cast<int64_t>(part_)}});
     return joined(all, received, dim);
   }
 
@@ -220,15 +240,17 @@ class Partition {
   ValueId scatter(ValueId value, ValueId id, PlacementId to) {
     std::vector<ValueId> blocks;
     for (int part = 0; part < program_.parts(); ++part) blocks.push_back(flat(cut(value, id, to, part)));
-    const ValueId own = builder_.call("reduce_scatter", {join(blocks, 0)},
-                                      {{"counts", counts_of(id, to)}, {"part", static_cast<int64_t>(part_)}});
+    const ValueId own = communicate("reduce_scatter", join(blocks, 0),
+                                    {{"counts", counts_of(id, to)}, {"part", static_cast<int64_t>(part_)}});
     return builder_.call("reshape", {own}, {{"shape", slice(id, to, part_).shape()}});
   }
 
-  // What has to be converted for a later node of the same phase is so at once, in the layer that made it.
+  // What has to be converted for a later node of the same phase is so at once, in the layer that made it; a
+  // part of what is replicated is cut where it is needed, but of a gradient that another layer adds to.
   void start_early(ValueId id, const Node& producer) {
     const auto found = id == kAbsent ? conversions_.end() : conversions_.find(id);
-    if (found == conversions_.end() || lies(id) == kReplicated) return;
+    if (found == conversions_.end()) return;
+    if (lies(id) == kReplicated && added_elsewhere_.count(id) == 0) return;
     for (const size_t c : found->second)
       if (program_.conversions[c].phase == producer.phase) local(id, program_.conversions[c].to);
   }
@@ -261,7 +283,7 @@ class Partition {
     const OpCall whole{*node.op, types, node.attributes};
     const auto in = slices_of(node.inputs, way.inputs), out = slices_of(node.outputs, way.outputs);
     if (!decomposed) return builder_.call_all(*node.op, std::move(inputs), localized(whole, in, out));
-    ShardedCall call{builder_, whole, inputs, in, out, program_.parts(), part_};
+    const ShardedCall call{builder_, whole, inputs, in, out, program_.parts(), part_, axis_};
     return node.op->sharding[static_cast<size_t>(way.rule)].decompose(call);
   }
 
@@ -276,10 +298,11 @@ class Partition {
   const PlacementTable& table_;
   const Graph& graph_;
   const ShardingProgram& program_;
-  int part_;
+  int part_, axis_;
   Graph result_;
   GraphBuilder builder_;
   std::map<ValueId, std::vector<size_t>> conversions_;     // of values, by index
+  std::set<ValueId> added_elsewhere_;                      // summands of gradients, of another layer
   std::map<ValueId, ValueId> local_;                       // values as they are made
   std::map<size_t, ValueId> converted_;                    // by conversion
   std::map<std::pair<ValueId, Phase>, ValueId> gathered_;  // shards that were gathered
@@ -288,8 +311,8 @@ class Partition {
 
 }  // namespace
 
-RankGraph partition(const PlacementTable& table, const ShardingProgram& program, int part) {
-  return Partition(table, program, part).run();
+RankGraph partition(const PlacementTable& table, const ShardingProgram& program, int part, int axis) {
+  return Partition(table, program, part, axis).run();
 }
 
 }  // namespace het

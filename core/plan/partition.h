@@ -20,7 +20,8 @@ struct RankGraph {
 // The graph of rank `part` of the mesh axis, with collectives (core/ops/collective.cpp) where ranks need more
 // than they have. State says by Value::slice which part of it is here. Nodes are the same on all ranks but
 // for sizes, and for operands that count once. The graph of the table and the program's have to be the same;
-// each part of what is sharded has to have something.
-RankGraph partition(const PlacementTable& table, const ShardingProgram& program, int part);
+// each part of what is sharded has to have something. The graph may be a part itself, made by the program of
+// another axis of the mesh; `axis` is the number of this one.
+RankGraph partition(const PlacementTable& table, const ShardingProgram& program, int part, int axis = 0);
 
 }  // namespace het

@@ -23,12 +23,27 @@ Shares tensor_shares(const Plan& plan) {
   return plan.shares.empty() ? Shares(static_cast<size_t>(plan.tensor), 1) : plan.shares;
 }
 
-Shares tensor_shares(const Plan& plan, const Stage& stage) {
-  Shares shares = stage.shares.empty() ? tensor_shares(plan) : stage.shares;
-  int64_t common = 0;  // { 6, 2 } are { 3, 1 }
+namespace {
+
+Shares reduced(Shares shares) {  // { 6, 2 } are { 3, 1 }
+  int64_t common = 0;
   for (const int64_t share : shares) common = std::gcd(common, share);
   for (int64_t& share : shares) share /= std::max<int64_t>(common, 1);
   return shares;
+}
+
+// The mesh of a stage of several devices; null: its devices are one axis.
+const StageSharding* mesh_of(const Plan& plan, const Stage& stage) {
+  const auto& sharding = stage.sharding ? stage.sharding : plan.sharding;
+  return sharding && sharding->has_mesh() && stage.shares.size() != 1 ? &*sharding : nullptr;
+}
+
+}  // namespace
+
+Shares tensor_shares(const Plan& plan, const Stage& stage) {
+  if (const StageSharding* mesh = mesh_of(plan, stage))
+    return Shares(static_cast<size_t>(StageCut{mesh->axes}.parts()), 1);
+  return reduced(stage.shares.empty() ? tensor_shares(plan) : stage.shares);
 }
 
 std::string show_shares(const Shares& shares) {
@@ -36,9 +51,35 @@ std::string show_shares(const Shares& shares) {
   return equal ? fmt::format("{}", shares.size()) : fmt::format("{{ {} }}", fmt::join(shares, ", "));
 }
 
+StageSharding along_one_axis(AxisSharding sharding) {
+  return {{StageAxis{std::string(kModelAxis), {}, std::move(sharding)}}};
+}
+
+int StageCut::parts() const {
+  size_t parts = 1;
+  for (const StageAxis& axis : axes) parts *= axis.shares.size();
+  return static_cast<int>(parts);
+}
+
+int StageCut::coordinate(int part, size_t axis) const {
+  for (size_t inner = axes.size() - 1; inner > axis; --inner)
+    part /= static_cast<int>(axes[inner].shares.size());
+  return part % static_cast<int>(axes[axis].shares.size());
+}
+
+bool StageCut::is_megatron() const { return axes.size() == 1 && !axes[0].sharding; }
+
 StageCut cut_of(const Plan& plan, const Stage& stage) {
-  StageCut cut{tensor_shares(plan, stage), stage.sharding ? stage.sharding : plan.sharding};
-  if (cut.parts() == 1) cut.sharding.reset();
+  StageCut cut;
+  if (const StageSharding* mesh = mesh_of(plan, stage)) {
+    cut.axes = mesh->axes;
+    for (StageAxis& axis : cut.axes) axis.shares = reduced(axis.shares);
+    return cut;
+  }
+  cut.axes.push_back({std::string(kModelAxis), tensor_shares(plan, stage), {}});
+  const auto& sharding = stage.sharding ? stage.sharding : plan.sharding;
+  if (sharding && cut.parts() > 1 && !sharding->has_mesh())
+    cut.axes[0].sharding = sharding->axes.at(0).sharding;
   return cut;
 }
 
@@ -54,6 +95,46 @@ bool has_uniform_cut(const Plan& plan) {
 }
 
 namespace {
+
+bool has_megatron_axis(const StageCut& cut) {
+  return std::any_of(cut.axes.begin(), cut.axes.end(), [](const StageAxis& axis) { return !axis.sharding; });
+}
+
+// "{ data = 2, model = { 3, 1 } }"; axes in another order than that of their names: { { "model", 2 }, ... }.
+std::string show_mesh(const std::vector<StageAxis>& axes) {
+  const bool by_name = std::is_sorted(axes.begin(), axes.end(),
+                                      [](const StageAxis& a, const StageAxis& b) { return a.name < b.name; });
+  std::vector<std::string> entries;
+  for (const StageAxis& axis : axes)
+    entries.push_back(by_name ? fmt::format("{} = {}", axis.name, show_shares(axis.shares))
+                              : fmt::format("{{ \"{}\", {} }}", axis.name, show_shares(axis.shares)));
+  return fmt::format("{{ {} }}", fmt::join(entries, ", "));
+}
+
+void check_mesh(const StageSharding& mesh, const Stage& stage, const std::string& where,
+                std::vector<std::string>& problems) {
+  constexpr size_t kMostAxes = 2;
+  const auto add = [&](const std::string& text) { problems.push_back(fmt::format("{}: {}", where, text)); };
+  if (mesh.axes.size() > kMostAxes)
+    add(fmt::format("the mesh has {} axes; one or two work", mesh.axes.size()));
+  for (size_t a = 0; a < mesh.axes.size(); ++a) {
+    const auto& [name, shares, sharding] = mesh.axes[a];
+    if (shares.size() < 2)
+      add(fmt::format("axis {} of the mesh has {} part; leave it out", name, shares.size()));
+    for (const int64_t share : shares)
+      if (share < 1) add(fmt::format("axis {} of the mesh: share {} leaves devices idle", name, share));
+    for (size_t other = 0; other < a; ++other)
+      if (mesh.axes[other].name == name) add(fmt::format("two axes of the mesh are called {}", name));
+  }
+  if (!stage.shares.empty())
+    add(fmt::format(
+        "tensor = {} beside a mesh, whose axes say how many devices share a layer; leave tensor out",
+        show_shares(stage.shares)));
+  const int parts = StageCut{mesh.axes}.parts();
+  if (static_cast<int>(stage.devices.size()) != parts)
+    add(fmt::format("mesh = {} needs {} devices, there are {}", show_mesh(mesh.axes), parts,
+                    stage.devices.size()));
+}
 
 // Each layer's optimizer state lives somewhere: of the stages that hold it, one has a share.
 void check_shares(const Plan& plan, int layers, std::vector<std::string>& problems) {
@@ -95,6 +176,10 @@ std::vector<std::string> validate(const Plan& plan, const PlanSubject& subject) 
   if (std::any_of(plan.shares.begin(), plan.shares.end(), [](int64_t share) { return share < 1; }))
     add(fmt::format("tensor = {}: a share below 1 leaves a device idle; remove that device",
                     show_shares(plan.shares)));
+  if (plan.sharding && plan.sharding->has_mesh() && tensor_shares(plan).size() > 1)
+    add(fmt::format(
+        "tensor = {} beside a mesh, whose axes say how many devices share a layer; leave tensor out",
+        show_shares(tensor_shares(plan))));
   if (plan.microbatch < 1)
     add(fmt::format("microbatch = {}; a micro-batch has at least 1 sample", plan.microbatch));
   if (plan.pipelines.empty()) add("the plan has no pipeline; at least one is needed");
@@ -133,7 +218,9 @@ std::vector<std::string> validate(const Plan& plan, const PlanSubject& subject) 
                         stage.first_layer, next));
       next = stage.first_layer + stage.layers;
       const Shares shares = plan.tensor < 1 ? stage.shares : tensor_shares(plan, stage);
-      if (!shares.empty() && stage.devices.size() != shares.size())
+      const StageSharding* mesh = mesh_of(plan, stage);
+      if (mesh != nullptr) check_mesh(*mesh, stage, where, problems);
+      if (mesh == nullptr && !shares.empty() && stage.devices.size() != shares.size())
         add(fmt::format(
             "{}: {} devices for tensor = {}; each stage has one device for each tensor-parallel rank", where,
             stage.devices.size(), show_shares(shares)));
@@ -143,7 +230,7 @@ std::vector<std::string> validate(const Plan& plan, const PlanSubject& subject) 
                           stage.devices[r]));
       if (stage.sharding && shares.size() == 1)
         add(fmt::format("{}: sharding says how layers are cut, and it has one device; remove it", where));
-      if (plan.sequence && shares.size() > 1 && (stage.sharding || plan.sharding))
+      if (plan.sequence && shares.size() > 1 && !has_megatron_axis(cut_of(plan, stage)))
         add(fmt::format(
             "{}: sequence = true divides Megatron's activations; where `sharding` says how layers "
             "are cut, remove it",
@@ -188,25 +275,48 @@ namespace {
 
 constexpr size_t kLineWidth = 110;  // characters of a line of Lua
 
-// Names of parameters and patterns have none of the characters that Lua would read otherwise.
+// As Lua reads it back.
+std::string quoted(std::string_view text) {
+  std::string result = "\"";
+  for (const char c : text) {
+    if (c == '\n') {
+      result += "\\n";
+      continue;
+    }
+    if (c == '"' || c == '\\') result += '\\';
+    result += c;
+  }
+  return result + '"';
+}
+
+std::string show_cut(const AxisSharding::Cut& cut) {
+  if (cut.dim < 0) return quoted("replicated");
+  if (cut.segments.empty()) return fmt::format("{}", cut.dim);
+  return fmt::format("{{ dim = {}, segments = {{ {} }} }}", cut.dim, fmt::join(cut.segments, ", "));
+}
+
+// Of one axis each pattern has an entry; of a mesh it has one for each axis: { data = 0, model = 1 }.
 std::string to_lua(const StageSharding& sharding) {
   std::string text;
-  const auto add = [&](const char* name, const auto& entries, const auto& show) {
+  if (sharding.has_mesh()) text = " mesh = " + show_mesh(sharding.axes);
+  const auto add = [&](const char* name, auto entries_of, const auto& show) {
+    std::map<std::string, std::vector<std::string>> entries;  // by pattern
+    for (const StageAxis& axis : sharding.axes)
+      if (axis.sharding)
+        for (const auto& entry : (*axis.sharding).*entries_of)
+          entries[entry.pattern].push_back(
+              sharding.has_mesh() ? fmt::format("{} = {}", axis.name, show(entry)) : show(entry));
     if (entries.empty()) return;
-    text += fmt::format("{}{} = {{", text.empty() ? " " : ", ", name);
-    for (size_t i = 0; i < entries.size(); ++i)
-      text += fmt::format("{} [\"{}\"] = {}", i == 0 ? "" : ",", entries[i].pattern, show(entries[i]));
-    text += " }";
+    std::vector<std::string> shown;
+    for (const auto& [pattern, of_axes] : entries)
+      shown.push_back(sharding.has_mesh()
+                          ? fmt::format("[{}] = {{ {} }}", quoted(pattern), fmt::join(of_axes, ", "))
+                          : fmt::format("[{}] = {}", quoted(pattern), of_axes[0]));
+    text += fmt::format("{}{} = {{ {} }}", text.empty() ? " " : ", ", name, fmt::join(shown, ", "));
   };
-  const auto show_cut = [](const StageSharding::Cut& cut) -> std::string {
-    if (cut.dim < 0) return "\"replicated\"";
-    if (cut.segments.empty()) return fmt::format("{}", cut.dim);
-    return fmt::format("{{ dim = {}, segments = {{ {} }} }}", cut.dim, fmt::join(cut.segments, ", "));
-  };
-  add("state", sharding.state, show_cut);
-  add("inputs", sharding.inputs, show_cut);
-  add("nodes", sharding.nodes,
-      [](const StageSharding::Rule& rule) { return fmt::format("\"{}\"", rule.rule); });
+  add("state", &AxisSharding::state, show_cut);
+  add("inputs", &AxisSharding::inputs, show_cut);
+  add("nodes", &AxisSharding::nodes, [](const AxisSharding::Rule& rule) { return quoted(rule.rule); });
   return "{" + text + " }";
 }
 

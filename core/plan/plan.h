@@ -21,11 +21,11 @@ enum class Schedule {
 };
 std::string_view name_of(Schedule schedule);  // "1f1b", "gpipe", "interleaved", "split_backward"
 
-// How the layers of a stage are cut among its devices, by names: a sharding program (sharding_spec.h) as
-// plans carry it. In a pattern * stands for any characters; of several that match the one with the most other
-// characters counts. State and inputs without an entry are replicated; nodes without one run in the way that
-// moves the fewest bytes.
-struct StageSharding {
+// How layers are cut along one axis of the mesh of a stage's devices, by names: a sharding program
+// (sharding_spec.h) as plans carry it. In a pattern * stands for any characters; of several that match the
+// one with the most other characters counts. State and inputs without an entry are replicated; nodes without
+// one run in the way that moves the fewest bytes.
+struct AxisSharding {
   struct Cut {
     std::string pattern;
     int64_t dim = 0;                     // -1: replicated
@@ -39,8 +39,29 @@ struct StageSharding {
   };
   std::vector<Cut> state, inputs;  // in the order of patterns, as the rules
   std::vector<Rule> nodes;
-  auto operator<=>(const StageSharding&) const = default;
+  auto operator<=>(const AxisSharding&) const = default;
+  bool is_empty() const { return state.empty() && inputs.empty() && nodes.empty(); }
 };
+
+// The axis of the devices of a stage that has no mesh.
+inline constexpr std::string_view kModelAxis = "model";
+
+struct StageAxis {
+  std::string name = std::string(kModelAxis);
+  Shares shares = {};                         // one for each part; empty: those of the stage
+  std::optional<AxisSharding> sharding = {};  // absent: Megatron's
+  auto operator<=>(const StageAxis&) const = default;
+};
+
+// How the layers of a stage are cut among its devices, which lie over the axes row-major: the last axis is
+// the fastest. Layers are cut along the first axis, and what each part then has along the next.
+struct StageSharding {
+  std::vector<StageAxis> axes;
+  auto operator<=>(const StageSharding&) const = default;
+  bool has_mesh() const { return !axes.empty() && !axes[0].shares.empty(); }  // says the shares itself
+};
+// Of devices without a mesh.
+StageSharding along_one_axis(AxisSharding sharding);
 
 struct Stage {
   std::vector<std::string> devices;  // one for each tensor-parallel rank: "here:0", "a:1"
@@ -79,10 +100,11 @@ Shares tensor_shares(const Plan& plan);
 Shares tensor_shares(const Plan& plan, const Stage& stage);
 // What decides how a stage's layers are cut: stages with equal ones have equal graphs.
 struct StageCut {
-  Shares shares;
-  std::optional<StageSharding> sharding;  // never of one device
+  std::vector<StageAxis> axes;  // at least one, each with shares; of one device: an axis of one part
   auto operator<=>(const StageCut&) const = default;
-  int parts() const { return static_cast<int>(shares.size()); }
+  int parts() const;
+  int coordinate(int part, size_t axis) const;  // of a device of the stage
+  bool is_megatron() const;                     // one axis, cut as Megatron-LM does
 };
 StageCut cut_of(const Plan& plan, const Stage& stage);
 // "4", or of shares that are not all 1 "{ 3, 1 }".

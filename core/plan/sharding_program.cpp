@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "core/base/error.h"
+#include "core/comm/communicator.h"
 #include "core/ops/op.h"
 
 namespace het {
@@ -45,6 +46,12 @@ class Propagation {
         whole_inputs_(hints.whole_inputs) {
     program_.shares = shares;
     program_.values.assign(graph_.values.size(), kReplicated);
+    is_of_state_.assign(graph_.values.size(), false);
+    is_gathered_.assign(graph_.values.size(), false);
+    uses_.assign(graph_.values.size(), 0);
+    for (const Node& node : graph_.nodes)
+      for (const ValueId id : node.inputs)
+        if (id != kAbsent) ++uses_[static_cast<size_t>(id)];
     for (const auto& [id, placement] : hints.given) program_.values[static_cast<size_t>(id)] = placement;
   }
 
@@ -89,14 +96,16 @@ class Propagation {
       ValueId state = kAbsent;
       for (size_t i = 0; node.phase == Phase::update && state == kAbsent && i < node.inputs.size(); ++i)
         if (is_changed(node, i)) state = node.inputs[i];
-      const bool keeps = (node.op->elementwise || node.op->adds_operands) && node.outputs[0] != kAbsent;
+      const bool keeps =
+          node.op->elementwise || node.op->adds_operands || node.op->collective == CollectiveKind::all_reduce;
       for (const ValueId id : node.inputs) {
         if (id == kAbsent || graph_.values[id].role != Role::intermediate) continue;
         PlacementId& wanted = wanted_[static_cast<size_t>(id)];
         const Shape& shape = graph_.type(id).shape;
         if (state != kAbsent && graph_.type(state).shape == shape)
           wanted = same_as(id, state, lies(state));
-        else if (keeps && graph_.type(node.outputs[0]).shape == shape && wanted == kReplicated)
+        else if (keeps && node.outputs[0] != kAbsent && graph_.type(node.outputs[0]).shape == shape &&
+                 wanted == kReplicated)
           wanted = same_as(id, node.outputs[0], wanted_[static_cast<size_t>(node.outputs[0])]);
       }
     }
@@ -156,13 +165,20 @@ class Propagation {
     if (adds_layers(node) && way.outputs[0] != kPartial &&
         way.outputs[0] != wanted_[static_cast<size_t>(node.outputs[0])])
       return std::nullopt;
+    // What another axis of the mesh sums in the update is exchanged over pipelines as it lies there: of its
+    // parameter's size.
+    if (node.op->collective && node.phase == Phase::update && way.outputs[0] > kPartial &&
+        way.outputs[0] != wanted_[static_cast<size_t>(node.outputs[0])])
+      return std::nullopt;
     for (size_t i = 0; i < node.inputs.size(); ++i) {
       if (node.inputs[i] == kAbsent) continue;
       const PlacementId given = lies(node.inputs[i]);
       const auto each = moved_between(node.inputs[i], given, way.inputs[i]);
       if (!each || (is_changed(node, i) && given != way.inputs[i])) return std::nullopt;
       // What counts once is not brought together for one rank alone.
-      if (((way.once >> i) & 1) != 0 && given != kReplicated) return std::nullopt;
+      const bool once = ((way.once >> i) & 1) != 0;
+      if (once && (given != kReplicated || is_gathered_[static_cast<size_t>(node.inputs[i])]))
+        return std::nullopt;
       if (way.inputs[i] == kPartial && leaves_layer(node.inputs[i], node)) return std::nullopt;
       if (conversion_of(node.inputs[i], way.inputs[i], node.phase) == nullptr) moved += *each;
     }
@@ -209,9 +225,30 @@ class Propagation {
     require_updates(node, best);
     for (size_t i = 0; i < node.inputs.size(); ++i)
       if (node.inputs[i] != kAbsent) need(node.inputs[i], best.inputs[i], node.phase);
+    note_gathered(node, best);
     for (size_t o = 0; o < node.outputs.size(); ++o)
       if (node.outputs[o] != kAbsent) lies(node.outputs[o]) = best.outputs[o];
     program_.nodes.push_back(std::move(best));
+  }
+
+  // Which values a rank has by collectives, perhaps for them alone: where one rank does not need such a
+  // value, the others would wait for it. What follows from state alone each stage makes for itself.
+  void note_gathered(const Node& node, const NodeSharding& way) {
+    bool of_state = node.phase != Phase::update, gathered = node.op->collective.has_value();
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      if (node.inputs[i] == kAbsent) continue;
+      const auto id = static_cast<size_t>(node.inputs[i]);
+      of_state = of_state && (is_of_step(graph_.values[id]) || is_of_state_[id]);
+      const bool for_this = uses_[id] == 1 || is_of_step(graph_.values[id]) || is_of_state_[id];
+      const PlacementId given = lies(node.inputs[i]);
+      const bool converts = given != kReplicated && given != way.inputs[i];
+      gathered = gathered || (for_this && (converts || is_gathered_[id]));
+    }
+    for (const ValueId id : node.outputs) {
+      if (id == kAbsent) continue;
+      is_of_state_[static_cast<size_t>(id)] = of_state;
+      is_gathered_[static_cast<size_t>(id)] = gathered && (of_state || uses_[static_cast<size_t>(id)] == 1);
+    }
   }
 
   // State is updated where it is: a converted copy of it would take the update, and be lost.
@@ -280,6 +317,9 @@ class Propagation {
   std::vector<NodeId>* different_ = nullptr;
   ShardingProgram program_;
   std::vector<PlacementId> wanted_;  // of values
+  std::vector<bool> is_of_state_;    // values: made from state alone
+  std::vector<bool> is_gathered_;    // values: with collectives for them alone
+  std::vector<int> uses_;            // of values, by nodes
   std::vector<bool> read_in_step_;   // values: by nodes of the forward and backward passes, or as an output
   std::map<ValueId, std::vector<size_t>> of_value_;  // conversions, by index
 };

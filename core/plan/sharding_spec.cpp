@@ -105,7 +105,7 @@ std::map<ValueId, PlacementId> given_by_parameters(const PlacementTable& table,
 
 class Reader {
  public:
-  Reader(const PlacementTable& table, const Shares& shares, const StageSharding& sharding)
+  Reader(const PlacementTable& table, const Shares& shares, const AxisSharding& sharding)
       : table_(table), graph_(table.graph()), shares_(shares), sharding_(sharding) {}
 
   ShardingHints run() {
@@ -139,7 +139,7 @@ class Reader {
       hints_.given[id] = *lies;
   }
 
-  void read_node(NodeId n, const std::string& name, const StageSharding::Rule& entry) {
+  void read_node(NodeId n, const std::string& name, const AxisSharding::Rule& entry) {
     std::vector<std::string> known{"replicated"};
     if (entry.rule == known[0]) {
       hints_.nodes[n] = table_.replicated(n);
@@ -163,7 +163,7 @@ class Reader {
   const PlacementTable& table_;
   const Graph& graph_;
   const Shares& shares_;
-  const StageSharding& sharding_;
+  const AxisSharding& sharding_;
   ShardingHints hints_;
   std::vector<std::string> problems_;
   std::set<std::string> refused_;  // patterns
@@ -266,11 +266,11 @@ void give(const PlacementTable& table, ValueId parameter, PlacementId lies,
   }
 }
 
-ShardingHints hints_of(const PlacementTable& table, const Shares& shares, const StageSharding& sharding) {
+ShardingHints hints_of(const PlacementTable& table, const Shares& shares, const AxisSharding& sharding) {
   return Reader(table, shares, sharding).run();
 }
 
-std::vector<std::string> unmatched(const Graph& graph, const StageSharding& sharding) {
+std::vector<std::string> unmatched(const Graph& graph, const AxisSharding& sharding) {
   std::vector<std::string> state, inputs, problems;
   for (const Value& value : graph.values)
     if (value.role != Role::intermediate) (is_state(value) ? state : inputs).push_back(value.name);
@@ -296,14 +296,14 @@ std::vector<std::string> unmatched(const Graph& graph, const StageSharding& shar
   return problems;
 }
 
-StageSharding sharding_of(const PlacementTable& table, const ShardingProgram& program) {
+AxisSharding sharding_of(const PlacementTable& table, const ShardingProgram& program) {
   const Graph& graph = table.graph();
-  StageSharding result;
+  AxisSharding result;
   ShardingHints hints;
   hints.axes = fillable(table, program.shares);
   const std::map<ValueId, PlacementId> following = given_by_parameters(table, program);
-  std::vector<std::pair<std::string, std::string>> state, inputs;                // names, with how they lie
-  std::map<std::string, StageSharding::Cut> cuts{{"replicated", {"", -1, {}}}};  // by that text
+  std::vector<std::pair<std::string, std::string>> state, inputs;               // names, with how they lie
+  std::map<std::string, AxisSharding::Cut> cuts{{"replicated", {"", -1, {}}}};  // by that text
   for (size_t i = 0; i < graph.values.size(); ++i) {
     const Value& value = graph.values[i];
     const auto id = static_cast<ValueId>(i);
@@ -317,7 +317,7 @@ StageSharding sharding_of(const PlacementTable& table, const ShardingProgram& pr
       std::string problem;
       const bool usual =
           placement_of(table, program.shares, id, placement.dim, {}, problem) == program.values[i];
-      StageSharding::Cut cut{"", placement.dim, usual ? std::vector<int64_t>{} : placement.segments};
+      AxisSharding::Cut cut{"", placement.dim, usual ? std::vector<int64_t>{} : placement.segments};
       text = fmt::format("{} in {}", cut.dim, fmt::join(cut.segments, ","));
       cuts[text] = std::move(cut);
     } else if (otherwise != kReplicated) {
@@ -327,7 +327,7 @@ StageSharding sharding_of(const PlacementTable& table, const ShardingProgram& pr
     if (value.role == Role::parameter || otherwise != program.values[i] || !is_state(value))
       (is_state(value) ? state : inputs).emplace_back(value.name, std::move(text));
   }
-  const auto add = [&](std::vector<StageSharding::Cut>& to, const auto& named) {
+  const auto add = [&](std::vector<AxisSharding::Cut>& to, const auto& named) {
     for (const auto& [pattern, text] : collapsed(named)) {
       to.push_back(cuts.at(text));
       to.back().pattern = pattern;

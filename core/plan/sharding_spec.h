@@ -36,11 +36,11 @@ void give(const PlacementTable& table, ValueId parameter, PlacementId lies,
 
 // What propagate() starts from to get the program that `sharding` describes. Throws Error(usage) with all
 // that does not fit the graph: dimensions that cannot be cut among `shares`, rules that a node does not have.
-ShardingHints hints_of(const PlacementTable& table, const Shares& shares, const StageSharding& sharding);
+ShardingHints hints_of(const PlacementTable& table, const Shares& shares, const AxisSharding& sharding);
 // A sentence for each pattern that matches nothing of a graph. Graphs for evaluation lack what only training
 // has.
-std::vector<std::string> unmatched(const Graph& graph, const StageSharding& sharding);
+std::vector<std::string> unmatched(const Graph& graph, const AxisSharding& sharding);
 // The shortest description of a program: propagate(hints_of(it)) is `program` again.
-StageSharding sharding_of(const PlacementTable& table, const ShardingProgram& program);
+AxisSharding sharding_of(const PlacementTable& table, const ShardingProgram& program);
 
 }  // namespace het

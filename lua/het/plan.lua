@@ -34,12 +34,24 @@ local function show_cut(cut)
   return ("{ dim = %s, segments = { %s } }"):format(tostring(cut.dim), table.concat(cut.segments, ", "))
 end
 
+-- A table of axes of a mesh, in the order of their names: { data = 0, model = 1 }.
+local function show_axes(axes, show)
+  local parts = {}
+  for name, value in pairs(axes) do
+    parts[#parts + 1] = type(name) == "number" and ("{ %q, %s }"):format(value[1], show(value[2]))
+      or ("%s = %s"):format(name, show(value))
+  end
+  if not axes[1] then table.sort(parts) end
+  return ("{ %s }"):format(table.concat(parts, ", "))
+end
+
 local function show_sharding(sharding)
   local parts = {}
+  if sharding.mesh then parts[1] = "mesh = " .. show_axes(sharding.mesh, show_tensor) end
   for _, field in ipairs(sharding_fields) do
     local entries = {}
     for pattern, cut in pairs(sharding[field] or {}) do
-      entries[#entries + 1] = ("[%q] = %s"):format(pattern, show_cut(cut))
+      entries[#entries + 1] = ("[%q] = %s"):format(pattern, sharding.mesh and show_axes(cut, show_cut) or show_cut(cut))
     end
     table.sort(entries)
     if entries[1] then parts[#parts + 1] = ("%s = { %s }"):format(field, table.concat(entries, ", ")) end
@@ -100,18 +112,23 @@ function plan.expand_devices(names)
   return devices
 end
 
+-- A list of shares, of the field `field`.
+local function check_shares(where, field, shares, report)
+  for i, share in ipairs(shares) do
+    if type(share) ~= "number" or share ~= math.floor(share) or share < 1 then
+      report(field, ("%s: share %d is %s; shares are whole numbers from 1 on: { 3, 1 }"):format(where, i,
+        text.value(share)))
+    end
+  end
+end
+
 -- `tensor` of a plan or a stage: a degree, or the shares of its devices.
-local function check_shares(constructor, tensor, report)
+local function check_tensor(constructor, tensor, report)
   if type(tensor) ~= "table" then return end
   if #tensor == 0 then
     report("tensor", constructor .. ".tensor names no share; tensor = 1 is one device for each layer")
   end
-  for i, share in ipairs(tensor) do
-    if type(share) ~= "number" or share ~= math.floor(share) or share < 1 then
-      report("tensor", ("%s.tensor: share %d is %s; shares are whole numbers from 1 on: { 3, 1 }"):format(constructor,
-        i, text.value(share)))
-    end
-  end
+  check_shares(constructor .. ".tensor", "tensor", tensor, report)
 end
 
 local most_dimensions = 64
@@ -137,31 +154,89 @@ local function check_segments(where, cut, report)
   end
 end
 
+-- What an entry of `sharding` says: how state or an input lies, or the rule of a node.
+local function check_entry(where, field, pattern, cut, report)
+  local dim = type(cut) == "table" and cut.dim or cut
+  if field == "nodes" then
+    if type(cut) ~= "string" then
+      report("sharding", ('%s: %s is %s; a rule is needed, such as "x dim 1, weight dim 1 -> y partial"'):format(
+        where, pattern, text.value(cut)))
+    end
+  elseif cut ~= "replicated" and not is_dimension(dim) then
+    report("sharding", ('%s: %s is %s; a dimension from 0 on, or "replicated" is needed'):format(where, pattern,
+      text.value(cut)))
+  elseif type(cut) == "table" then
+    check_segments(("%s: %s"):format(where, pattern), cut, report)
+  end
+end
+
+-- `mesh` of `sharding`: returns the names of its axes, as keys; nil if it has none.
+local function check_mesh(constructor, mesh, report)
+  if mesh == nil then return end
+  local function refuse(what)
+    report("sharding", ("%s.sharding.mesh %s; a mesh is axes and their sizes, as in { data = 2, model = { 3, 1 } }")
+      :format(constructor, what))
+  end
+  local axes = {}
+  if type(mesh) ~= "table" then
+    refuse("is " .. text.value(mesh))
+    return axes
+  end
+  for key, size in pairs(mesh) do
+    local name = key
+    if type(key) == "number" then
+      name, size = type(size) == "table" and size[1], type(size) == "table" and size[2]
+    end
+    if type(name) ~= "string" or (type(key) == "number") ~= (mesh[1] ~= nil) then
+      refuse("has an axis without a name")
+    elseif not (type(size) == "number" and size == math.floor(size) and size >= 2)
+      and not (type(size) == "table" and #size >= 2) then
+      refuse(("has the axis %s with %s"):format(name, text.value(size)))
+    elseif type(size) == "table" then
+      check_shares(("%s.sharding.mesh, axis %s"):format(constructor, name), "sharding", size, report)
+    end
+    if type(name) == "string" then axes[name] = true end
+  end
+  return axes
+end
+
+-- Of a mesh an entry says it for each axis: { data = 0 }.
+local function check_axes(where, field, pattern, cuts, axes, report)
+  if type(cuts) ~= "table" then
+    report("sharding", ("%s: %s is %s; of a mesh each axis has an entry, as in { %s = 0 }"):format(where, pattern,
+      text.value(cuts), next(axes) or "data"))
+    return
+  end
+  for axis, cut in pairs(cuts) do
+    if not axes[axis] then
+      report("sharding", ("%s: %s names %s, which is no axis of the mesh"):format(where, pattern, text.value(axis)))
+    else
+      check_entry(where, field, ("%s along %s"):format(pattern, axis), cut, report)
+    end
+  end
+end
+
 -- `sharding` of a plan or a stage: entries of state, inputs and nodes by pattern.
 local function check_sharding(constructor, sharding, report)
   if sharding == nil then return end
+  local axes = check_mesh(constructor, sharding.mesh, report)
   for field, entries in pairs(sharding) do
     local known = field == "state" or field == "inputs" or field == "nodes"
-    if not known then
-      report("sharding", ("%s.sharding has no field %s; it has state, inputs and nodes"):format(constructor,
+    local where = ("%s.sharding.%s"):format(constructor, tostring(field))
+    if not known and field ~= "mesh" then
+      report("sharding", ("%s.sharding has no field %s; it has mesh, state, inputs and nodes"):format(constructor,
         text.value(field)))
-    elseif type(entries) ~= "table" then
-      report("sharding", ('%s.sharding.%s is %s; names are needed, as in { ["blocks.*.mlp.up.weight"] = 0 }'):format(
-        constructor, field, text.value(entries)))
+    elseif known and type(entries) ~= "table" then
+      report("sharding", ('%s is %s; names are needed, as in { ["blocks.*.mlp.up.weight"] = 0 }'):format(where,
+        text.value(entries)))
     end
     for pattern, cut in pairs(known and type(entries) == "table" and entries or {}) do
-      local where = ("%s.sharding.%s"):format(constructor, field)
-      local dim = type(cut) == "table" and cut.dim or cut
       if type(pattern) ~= "string" then
         report("sharding", ("%s: %s is no name"):format(where, text.value(pattern)))
-      elseif field == "nodes" and type(cut) ~= "string" then
-        report("sharding", ('%s: %s is %s; a rule is needed, such as "x dim 1, weight dim 1 -> y partial"'):format(
-          where, pattern, text.value(cut)))
-      elseif field ~= "nodes" and cut ~= "replicated" and not is_dimension(dim) then
-        report("sharding", ('%s: %s is %s; a dimension from 0 on, or "replicated" is needed'):format(where, pattern,
-          text.value(cut)))
-      elseif field ~= "nodes" and type(cut) == "table" then
-        check_segments(("%s: %s"):format(where, pattern), cut, report)
+      elseif axes then
+        check_axes(where, field, pattern, cut, axes, report)
+      else
+        check_entry(where, field, pattern, cut, report)
       end
     end
   end
@@ -170,7 +245,7 @@ end
 local sharding_field = { "sharding", "table", "how layers are cut among the devices of a stage, instead of Megatron's "
   .. 'way: { state = { ["blocks.*.mlp.up.weight"] = 0 }, inputs = { inputs = 0 } } names dimensions. * stands for any '
   .. 'characters; what is not named is replicated. nodes = { ["blocks.*.mlp.down linear"] = "replicated" } names the '
-  .. "rules of operators" }
+  .. "rules of operators. mesh = { data = 2, model = 2 } lays the devices out along several axes" }
 
 plan.stage = define.constructor {
   name = "stage",
@@ -193,7 +268,7 @@ plan.stage = define.constructor {
       local _, problem = plan.expand_devices { tostring(a[i]) }
       if problem then report(nil, "stage: " .. problem) end
     end
-    check_shares("stage", a.tensor, report)
+    check_tensor("stage", a.tensor, report)
     check_sharding("stage", a.sharding, report)
   end,
   build = function(a)
@@ -238,7 +313,7 @@ local make = define.constructor {
       .. "rows and sends them to the others (ZeRO stage 1)", default = false },
   },
   check = function(a, report)
-    check_shares("plan", a.tensor, report)
+    check_tensor("plan", a.tensor, report)
     check_sharding("plan", a.sharding, report)
   end,
   build = function(a)

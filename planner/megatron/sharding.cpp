@@ -167,17 +167,14 @@ std::set<int> token_axes(const PlacementTable& table, const Shares& shares, cons
   return found;
 }
 
-// The mesh axis of a stage's tensor-parallel ranks.
-constexpr std::string_view kMeshAxis = "model";
-
 // How people want parameters to lie, and with them the state of the optimizer that is of their shape.
-class Hinted {
+class LayerHints {
  public:
-  Hinted(const PlacementTable& table, const Shares& shares)
-      : table_(table), graph_(table.graph()), shares_(shares) {
+  LayerHints(const PlacementTable& table, std::string_view mesh_axis, const Shares& shares)
+      : table_(table), graph_(table.graph()), mesh_axis_(mesh_axis), shares_(shares) {
     for (size_t i = 0; i < graph_.values.size(); ++i)
       for (const ShardingHint& hint : graph_.values[i].hints)
-        if (hint.axis == kMeshAxis) take(static_cast<ValueId>(i), hint.dim);
+        if (hint.axis == mesh_axis_) take(static_cast<ValueId>(i), hint.dim);
     if (!problems_.empty()) fail_usage("{}", fmt::join(problems_, "\n  "));
   }
 
@@ -204,17 +201,20 @@ class Hinted {
       give(table_, id, *lies, lies_);
     else
       problems_.push_back(fmt::format("{}: {} = {} cannot hold: {}",
-                                      graph_.values[static_cast<size_t>(id)].name, kMeshAxis, dim, problem));
+                                      graph_.values[static_cast<size_t>(id)].name, mesh_axis_, dim, problem));
   }
 
   const PlacementTable& table_;
   const Graph& graph_;
+  std::string_view mesh_axis_;
   const Shares& shares_;
   std::map<ValueId, PlacementId> lies_;
   std::vector<std::string> problems_;
 };
 
-ShardingHints megatron_hints(const PlacementTable& table, const Shares& shares, bool obeys_hints) {
+// `hinted_axis`: whose hints of layers count; empty: none.
+ShardingHints megatron_hints(const PlacementTable& table, const Shares& shares,
+                             std::string_view hinted_axis) {
   const Graph& graph = table.graph();
   ShardingHints hints;
   hints.axes = Choice(table, shares).run();
@@ -222,12 +222,12 @@ ShardingHints megatron_hints(const PlacementTable& table, const Shares& shares, 
     for (const AxisPlace& place : table.axes()[static_cast<size_t>(axis)].places)
       if (is_state(graph.values[static_cast<size_t>(place.value)]))
         hints.given[place.value] = *table.find(place.value, place.dim, place.segments);
-  if (obeys_hints) Hinted(table, shares).write(hints);
+  if (!hinted_axis.empty()) LayerHints(table, hinted_axis, shares).write(hints);
   return hints;
 }
 
 // Throws Error(usage) where a pattern matches nothing of a graph that trains.
-void require_matches(const Graph& graph, const StageSharding& sharding) {
+void require_matches(const Graph& graph, const AxisSharding& sharding) {
   const bool trains = std::any_of(graph.nodes.begin(), graph.nodes.end(),
                                   [](const Node& node) { return node.phase == Phase::update; });
   const auto problems = trains ? unmatched(graph, sharding) : std::vector<std::string>{};
@@ -238,25 +238,25 @@ void require_matches(const Graph& graph, const StageSharding& sharding) {
 }  // namespace
 
 ShardingProgram megatron_sharding(const PlacementTable& table, const Shares& shares, bool sequence,
-                                  bool obeys_hints) {
-  ShardingHints hints = megatron_hints(table, shares, obeys_hints);
+                                  std::string_view hinted_axis) {
+  ShardingHints hints = megatron_hints(table, shares, hinted_axis);
   if (sequence) hints.axes.merge(token_axes(table, shares, hints.axes));
   return propagate(table, shares, hints);
 }
 
-ShardingProgram sharding_program_of(const PlacementTable& table, const StageCut& cut, bool sequence) {
-  if (!cut.sharding) return megatron_sharding(table, cut.shares, sequence);
-  require_matches(table.graph(), *cut.sharding);
-  ShardingHints hints = hints_of(table, cut.shares, *cut.sharding);
-  Hinted(table, cut.shares).write(hints, true);
-  return propagate(table, cut.shares, hints);
+ShardingProgram sharding_program_of(const PlacementTable& table, const StageAxis& axis, bool sequence) {
+  if (!axis.sharding) return megatron_sharding(table, axis.shares, sequence, axis.name);
+  require_matches(table.graph(), *axis.sharding);
+  ShardingHints hints = hints_of(table, axis.shares, *axis.sharding);
+  LayerHints(table, axis.name, axis.shares).write(hints, true);
+  return propagate(table, axis.shares, hints);
 }
 
-std::map<ValueId, PlacementId> state_placements(const PlacementTable& table, const StageCut& cut) {
-  if (!cut.sharding) return megatron_hints(table, cut.shares, true).given;
-  require_matches(table.graph(), *cut.sharding);
-  ShardingHints hints = hints_of(table, cut.shares, {cut.sharding->state, {}, {}});
-  Hinted(table, cut.shares).write(hints, true);
+std::map<ValueId, PlacementId> state_placements(const PlacementTable& table, const StageAxis& axis) {
+  if (!axis.sharding) return megatron_hints(table, axis.shares, axis.name).given;
+  require_matches(table.graph(), *axis.sharding);
+  ShardingHints hints = hints_of(table, axis.shares, {axis.sharding->state, {}, {}});
+  LayerHints(table, axis.name, axis.shares).write(hints, true);
   return hints.given;
 }
 
@@ -268,17 +268,19 @@ std::optional<int64_t> bytes_beyond_megatron(const Graph& graph, const Plan& pla
   for (const Pipeline& pipeline : plan.pipelines)
     for (const Stage& stage : pipeline.stages) {
       const StageCut cut = cut_of(plan, stage);
-      if ((!hinted && !cut.sharding) || cut.parts() < 2) continue;
+      if ((!hinted && cut.is_megatron()) || cut.parts() < 2) continue;
+      if (cut.axes.size() > 1) return std::nullopt;
+      const StageAxis& axis = cut.axes[0];
       if (!table) table.emplace(graph);
       const Range layers{stage.first_layer, stage.first_layer + stage.layers};
       const auto in_step = [&](const ShardingProgram& program) {
         const MovedBytes bytes = moved_bytes(*table, program, layers);
         return pipeline.microbatches * bytes.microbatch + bytes.update;
       };
-      const int64_t own = in_step(sharding_program_of(*table, cut, plan.sequence));
+      const int64_t own = in_step(sharding_program_of(*table, axis, plan.sequence));
       try {
         beyond =
-            beyond.value_or(0) + own - in_step(megatron_sharding(*table, cut.shares, plan.sequence, false));
+            beyond.value_or(0) + own - in_step(megatron_sharding(*table, axis.shares, plan.sequence, ""));
       } catch (const Error&) {  // the model cannot be cut so
         return std::nullopt;
       }

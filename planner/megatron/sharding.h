@@ -20,23 +20,23 @@ namespace het {
 // reduce-scatter and an all-gather take the place of each all-reduce, and activations shrink. Throws
 // Error(usage) when an axis has too few units for the ranks, or equal shares do not come out even, naming
 // what would do.
-// Parameters with a hint for the axis `model` lie as it says, and with them their optimizer state;
-// Error(usage) names those that cannot. `obeys_hints` false: as if there were none.
+// Parameters with a hint for the mesh axis `hinted_axis` lie as it says, and with them their optimizer state;
+// Error(usage) names those that cannot. "": as if there were none.
 ShardingProgram megatron_sharding(const PlacementTable& table, const Shares& shares, bool sequence = false,
-                                  bool obeys_hints = true);
+                                  std::string_view hinted_axis = kModelAxis);
 
-// The program of a stage: as its plan says, with the hints of layers; without `sharding`, Megatron's. Throws
-// Error(usage) where the graph cannot be cut so.
-ShardingProgram sharding_program_of(const PlacementTable& table, const StageCut& cut, bool sequence);
+// The program along one axis of a stage's mesh: as its plan says, with the hints of layers for an axis of
+// this name; without `sharding`, Megatron's. Throws Error(usage) where the graph cannot be cut so.
+ShardingProgram sharding_program_of(const PlacementTable& table, const StageAxis& axis, bool sequence);
 
-// How state lies under the program of a stage, by value; what is not named is whole on every rank. Of a
-// plan's `sharding` this takes what it says of state alone, so the graph may be of fewer samples than the
-// run's. Throws Error(usage) as sharding_program_of.
-std::map<ValueId, PlacementId> state_placements(const PlacementTable& table, const StageCut& cut);
+// How state lies under that program, by value; what is not named is whole on every rank. Of a plan's
+// `sharding` this takes what it says of state alone, so the graph may be of fewer samples than the run's.
+// Throws Error(usage) as sharding_program_of.
+std::map<ValueId, PlacementId> state_placements(const PlacementTable& table, const StageAxis& axis);
 
 // The bytes that the ranks of stages send each other in a step of a plan beyond what Megatron's way would
 // take, because the plan or layers say how they are cut; below 0: less. Exchanges between pipelines are left
-// out. nullopt: they say nothing, or Megatron's way does not fit the model.
+// out. nullopt: they say nothing, Megatron's way does not fit the model, or a stage has a mesh.
 std::optional<int64_t> bytes_beyond_megatron(const Graph& graph, const Plan& plan);
 
 // The graph of rank `part` under that program; the graph itself where there is one rank.

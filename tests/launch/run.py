@@ -234,6 +234,8 @@ local opt = het.options { cut = { "", "which sharding" } }
 local shardings = {
   batch = { inputs = { inputs = 0, labels = 0 } },
   mixed = { state = { ["*.weight"] = 0, ["*.bias"] = "replicated" }, inputs = { inputs = 0 } },
+  mesh = { mesh = { data = 2, model = { 3, 1 } }, inputs = { inputs = { data = 0 }, labels = { data = 0 } } },
+  tile = { mesh = { { "y", 2 }, { "x", 2 } }, state = { ["*.weight"] = { y = 0, x = 1 } } },
   misspelt = { state = { ["linear_2.wieght"] = 0 } },
 }
 local inputs, labels = het.randn({ 32, 8 }, "f32", 1), het.randn({ 32, 12 }, "f32", 2)
@@ -241,14 +243,22 @@ return het.train {
   model = nn.sequential { nn.linear(8, 24), nn.gelu(), nn.linear(24, 12) },
   data = data.pairs { inputs = inputs, labels = labels, holdout = 0 }, batch = 16, steps = 10,
   optimizer = optim.adamw { lr = 0.01 },
-  plan = opt.cut ~= "" and het.plan { tensor = { 3, 1 }, microbatch = 8, sharding = shardings[opt.cut],
-    het.pipeline { microbatches = 2, het.stage { "a:0-1" } } } or nil,
+  plan = opt.cut ~= "" and het.plan { tensor = not shardings[opt.cut].mesh and { 3, 1 } or nil, microbatch = 8,
+    sharding = shardings[opt.cut],
+    het.pipeline { microbatches = 2, het.stage { shardings[opt.cut].mesh and "a:0-3" or "a:0-1" } } } or nil,
 }
 """
         (self.folder / 'cut.lua').write_text(text)
         alone = self.losses('cut.lua')
         for cut in ('batch', 'mixed'):
             self.assert_close(alone, self.losses('--workers', 2, 'cut.lua', f'--cut={cut}'), 1e-5)
+        for cut in ('mesh', 'tile'):
+            self.assert_close(alone, self.losses('--workers', 4, 'cut.lua', f'--cut={cut}'), 1e-5)
+        _, err = self.hetrun('--workers', 4, 'cut.lua', '--cut=mesh')
+        self.assertIn('sharding = { mesh = { data = 2, model = { 3, 1 } }, inputs = { ["inputs"] = { data = 0 }, '
+                      '["labels"] = { data = 0 } } }', err)
+        _, err = self.hetrun('--workers', 4, 'cut.lua', '--cut=tile')
+        self.assertIn('mesh = { { "y", 2 }, { "x", 2 } }', err)
         _, err = self.hetrun('--workers', 2, 'cut.lua', '--cut=mixed')
         self.assertIn('sharding = { state = { ["*.bias"] = "replicated", ["*.weight"] = 0 }, inputs = { ["inputs"] = 0 } }', err)
         _, err = self.hetrun('--workers', 2, 'cut.lua', '--cut=misspelt', code=2)

@@ -112,7 +112,7 @@ end
 -- The mesh axis of the devices that share a stage's layers.
 local mesh_axis = "model"
 
--- A hint as somebody wrote it, of one parameter: { model = 0 }, or { model = "replicated" }.
+-- The hint of a recipe for one parameter: { model = 0 }, or { model = "replicated" }.
 local function check_hint(class, parameter, given)
   local where = ("%s:shard { %s = ... }"):format(class.name, parameter[1])
   if type(given) ~= "table" then
@@ -130,6 +130,8 @@ local function check_hint(class, parameter, given)
       hint[axis] = -1
     elseif type(dim) == "number" and dim == math.floor(dim) and dim >= -rank and dim < rank then
       hint[axis] = dim % rank
+    elseif rank == 0 then
+      errors.usage("%s: %s = %s; it is a single number, which cannot be cut", where, axis, text.value(dim))
     else
       errors.usage('%s: %s = %s; its shape is %s: a dimension from 0 to %d, or "replicated"', where, axis,
         text.value(dim), text.shape(parameter[2]), rank - 1)

@@ -11,21 +11,22 @@ TEST_CASE("a stage's sharding decides how it is cut, and prints as it is written
   plan.tensor = 2;
   plan.pipelines = {{1, {{{"a:0", "a:1"}, 0, 2}, {{"b:0", "b:1"}, 2, 2}}}};
   CHECK(has_uniform_cut(plan));
-  plan.sharding = StageSharding{{{"*.weight", 0, {}}}, {{"tokens", 0, {}}}, {}};
+  plan.sharding = along_one_axis({{{"*.weight", 0, {}}}, {{"tokens", 0, {}}}, {}});
   CHECK(has_uniform_cut(plan));
   plan.pipelines[0].stages[1].sharding =
-      StageSharding{{{"qkv", 0, {16, 16, 16}}, {"norm", -1, {}}}, {}, {{"a linear", "replicated"}}};
+      along_one_axis({{{"norm", -1, {}}, {"qkv", 0, {16, 16, 16}}}, {}, {{"a linear", "replicated"}}});
   CHECK_FALSE(has_uniform_cut(plan));
   CHECK(validate(plan, {4, 1}).empty());
   CHECK_THAT(
       to_lua(plan),
       Catch::Contains("sharding = { state = { [\"*.weight\"] = 0 }, inputs = { [\"tokens\"] = 0 } },"));
-  CHECK_THAT(to_lua(plan),
-             Catch::Contains(
-                 "sharding = { state = { [\"qkv\"] = { dim = 0, segments = { 16, 16, 16 } }, [\"norm\"] = "
-                 "\"replicated\" }, nodes = { [\"a linear\"] = \"replicated\" } }, layers = 2"));
+  CHECK_THAT(
+      to_lua(plan),
+      Catch::Contains(
+          "sharding = { state = { [\"norm\"] = \"replicated\", [\"qkv\"] = { dim = 0, segments = { 16, "
+          "16, 16 } } }, nodes = { [\"a linear\"] = \"replicated\" } }, layers = 2"));
   plan.sequence = true;
-  plan.pipelines[0].stages[0] = {{"a:0"}, 0, 2, false, 1, {1}, StageSharding{}};
+  plan.pipelines[0].stages[0] = {{"a:0"}, 0, 2, false, 1, {1}, along_one_axis({})};
   const std::vector<std::string> problems = validate(plan, {4, 1});
   REQUIRE(problems.size() == 3);
   CHECK(problems[0] ==
@@ -34,6 +35,54 @@ TEST_CASE("a stage's sharding decides how it is cut, and prints as it is written
              Catch::Contains("pipeline 1, stage 2: sequence = true divides Megatron's activations"));
   CHECK(problems[2] ==
         "sharding says how layers are cut, and no stage without its own has several devices; remove it");
+}
+
+TEST_CASE("the devices of a stage lie over the axes of a mesh, and those of a stage of one device do not") {
+  Plan plan;
+  AxisSharding batch{{}, {{"tokens", 0, {}}}, {}}, odd{{{"a\"b\\", 1, {}}, {"c", 0, {}}}, {}, {}};
+  plan.sharding = StageSharding{{{"data", {1, 1}, batch}, {"model", {6, 2}, odd}}};
+  plan.pipelines = {{1, {{{"a:0", "a:1", "a:2", "a:3"}, 0, 2}, {{"b:0"}, 2, 2, false, 1, {1}}}}};
+  CHECK(validate(plan, {4, 1}).empty());
+  const StageCut cut = cut_of(plan, plan.pipelines[0].stages[0]);
+  CHECK(cut.parts() == 4);
+  CHECK(cut.axes[0].shares == Shares{1, 1});
+  CHECK(cut.axes[1].shares == Shares{3, 1});
+  CHECK(cut.coordinate(1, 0) == 0);
+  CHECK(cut.coordinate(2, 0) == 1);
+  CHECK(cut.coordinate(3, 1) == 1);
+  CHECK_FALSE(cut.is_megatron());
+  CHECK(cut_of(plan, plan.pipelines[0].stages[1]).parts() == 1);
+  CHECK_THAT(to_lua(plan),
+             Catch::Contains("sharding = { mesh = { data = 2, model = { 6, 2 } }, state = { "
+                             "[\"a\\\"b\\\\\"] = { model = 1 }, [\"c\"] = { model = 0 } }, inputs = { "
+                             "[\"tokens\"] = { data = 0 } } },"));
+  std::swap(plan.sharding->axes[0], plan.sharding->axes[1]);
+  CHECK_THAT(to_lua(plan), Catch::Contains("mesh = { { \"model\", { 6, 2 } }, { \"data\", 2 } }"));
+  plan.sequence = true;  // no axis is Megatron's
+  REQUIRE(validate(plan, {4, 1}).size() == 1);
+  CHECK_THAT(validate(plan, {4, 1})[0], Catch::Contains("sequence = true divides Megatron's activations"));
+  plan.sharding->axes[0].sharding.reset();
+  CHECK(validate(plan, {4, 1}).empty());
+}
+
+TEST_CASE("what is wrong with the mesh of a stage is named") {
+  Plan plan;
+  plan.tensor = 2;
+  plan.sharding = StageSharding{{{"data", {1}, {}}, {"data", {3, 0}, {}}}};
+  plan.pipelines = {{1, {{{"a:0", "a:1", "a:2"}, 0, 4, false, 1, {1, 1, 1}}}}};
+  const auto problems = validate(plan, {4, 1});
+  const std::string where = "pipeline 1, stage 1: ";
+  CHECK(
+      problems ==
+      std::vector<std::string>{
+          "tensor = 2 beside a mesh, whose axes say how many devices share a layer; leave tensor out",
+          where + "axis data of the mesh has 1 part; leave it out",
+          where + "axis data of the mesh: share 0 leaves devices idle",
+          where + "two axes of the mesh are called data",
+          where + "tensor = 3 beside a mesh, whose axes say how many devices share a layer; leave tensor out",
+          where + "mesh = { data = 1, data = { 3, 0 } } needs 2 devices, there are 3"});
+  plan.sharding->axes.push_back({"more", {1, 1}, {}});
+  CHECK(validate(plan, {4, 1})[1] == where + "the mesh has 3 axes; one or two work");
 }
 
 TEST_CASE("a plan for one device is valid and prints as Lua") {

@@ -106,7 +106,7 @@ TEST_CASE("live buffers never share memory, dead ones do") {
 Program gathering() {
   Program program;
   program.scopes = {""};
-  program.groups = {{{0, 1}}};
+  program.groups = {Group{{0, 1}}};
   const TensorType half{DType::f32, {4}}, whole{DType::f32, {8}};
   program.buffers = {
       {"x", half, Home::input}, {"y", half}, {"z", whole}, {"out", half, Home::output}, {"other", half}};
@@ -329,4 +329,76 @@ TEST_CASE("inputs are checked by name, shape and presence") {
   CHECK_THROWS_WITH(executor.write("y", Tensor::zeros({DType::f64, {4, 6}})),
                     Catch::Contains("its inputs are: x"));
   CHECK_THROWS_WITH(executor.write("x", Tensor::zeros({DType::f64, {4, 5}})), Catch::Contains("[4, 5]"));
+}
+
+namespace {
+
+// A rank's program of an all-reduce over both ranks, and a message from rank 0 to rank 1.
+Program of_rank(int rank) {
+  Program program;
+  program.groups = {Group{{0, 1}}};
+  const TensorType type{DType::f32, {4}};
+  program.buffers.push_back({"x", type, Home::arena});
+  const Operand x{0, Layout::contiguous(type)};
+  CollectiveRequest sum;
+  sum.kind = CollectiveKind::all_reduce;
+  sum.dtype = DType::f32;
+  sum.counts = {4};
+  sum.label = "the sum";
+  program.instructions.push_back(Start{0, sum, x, x, Phase::forward});
+  program.instructions.push_back(Await{0});
+  CollectiveRequest message = sum;
+  message.kind = rank == 0 ? CollectiveKind::send : CollectiveKind::receive;
+  message.peer = 1 - rank;
+  message.label = "the message";
+  program.instructions.push_back(Start{0, message, x, x, Phase::forward});
+  program.instructions.push_back(Await{2});
+  return program;
+}
+
+CollectiveRequest& request_at(Program& program, size_t at) {
+  return std::get<Start>(program.instructions[at]).request;
+}
+
+std::string problem_of(const Program& first, const Program& second) {
+  const auto problems = verify_together(std::vector{first, second});
+  return problems.empty() ? "" : problems[0];
+}
+
+}  // namespace
+
+TEST_CASE("programs that do not go together are found before they run") {
+  CHECK(problem_of(of_rank(0), of_rank(1)) == "");
+
+  Program other = of_rank(1);
+  request_at(other, 0).kind = CollectiveKind::all_gather;
+  CHECK_THAT(problem_of(of_rank(0), other),
+             Catch::Contains("operation 0 of ranks 0,1: rank 1 starts all_gather"));
+  other = of_rank(1);
+  request_at(other, 0).counts = {5};
+  CHECK_THAT(problem_of(of_rank(0), other), Catch::Contains("another one all_reduce of [4]"));
+  other = of_rank(1);
+  request_at(other, 2).dtype = DType::f64;
+  CHECK_THAT(problem_of(of_rank(0), other),
+             Catch::Contains("rank 0 sends rank 1 [4] f32, which expects [4] f64"));
+  other = of_rank(1);
+  request_at(other, 2).tag = 7;
+  CHECK(problem_of(of_rank(0), other) ==
+        "rank 0 waits at instruction 3 for send 'the message', which others never start");
+  other = of_rank(1);
+  other.instructions.resize(2);
+  CHECK(problem_of(of_rank(0), other) ==
+        "rank 0 waits at instruction 3 for send 'the message', which others never start");
+  Program sender = of_rank(0);
+  sender.instructions.resize(3);  // it does not wait
+  CHECK(problem_of(sender, other) == "rank 0 sends to rank 1 1 messages that it does not receive");
+
+  // Each waits for the other's message before it starts its own part of the sum.
+  other = of_rank(1);
+  std::swap(other.instructions[0], other.instructions[2]);
+  std::swap(other.instructions[1], other.instructions[3]);
+  std::get<Await>(other.instructions[1]).start = 0;
+  std::get<Await>(other.instructions[3]).start = 2;
+  CHECK(problem_of(of_rank(0), other) ==
+        "rank 0 waits at instruction 1 for all_reduce 'the sum', which others never start");
 }

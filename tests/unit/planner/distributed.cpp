@@ -512,9 +512,9 @@ TEST_CASE("random plans train the same model where layers say how they are cut",
 }
 
 // State and inputs cut along dimensions at random, as far as the graph allows it among so many.
-StageSharding random_sharding(const Graph& graph, const Shares& shares, std::mt19937& random) {
+AxisSharding random_sharding(const Graph& graph, const Shares& shares, std::mt19937& random) {
   const PlacementTable table(graph);
-  StageSharding sharding;
+  AxisSharding sharding;
   for (size_t i = 0; i < graph.values.size(); ++i) {
     const Value& value = graph.values[i];
     const bool input = value.role == Role::input && !value.per_step;
@@ -545,7 +545,7 @@ TEST_CASE("random plans train the same model where stages say how they are cut",
       for (Stage& stage : pipeline.stages) {
         const Shares shares = tensor_shares(plan, stage);
         if (shares.size() == 1 || random() % 4 == 0) continue;
-        stage.sharding = random_sharding(models[which], shares, random);
+        stage.sharding = along_one_axis(random_sharding(models[which], shares, random));
         ++shardings;
       }
     if (shardings == before) continue;
@@ -556,6 +556,62 @@ TEST_CASE("random plans train the same model where stages say how they are cut",
     ++checked;
   }
   CHECK(shardings > trials);
+}
+
+// Meshes of the devices of stages: the batch along one axis and Megatron's way along the other, or whatever
+// can be drawn, with shares.
+StageSharding random_mesh(const Graph& graph, std::vector<int> sizes, std::mt19937& random) {
+  StageSharding mesh;
+  for (size_t a = 0; a < sizes.size(); ++a) {
+    StageAxis axis{a == 0 ? "first" : "second", Shares(static_cast<size_t>(sizes[a]), 1), {}};
+    if (random() % 3 == 0) axis.shares[0] = 2;
+    mesh.axes.push_back(std::move(axis));
+  }
+  if (random() % 2 == 0) {
+    StageAxis& batch = mesh.axes[random() % 2];
+    batch.sharding = {{}, {{"labels", 0, {}}, {"tokens", 0, {}}}, {}};
+    return mesh;
+  }
+  for (StageAxis& axis : mesh.axes)
+    if (random() % 3 != 0) axis.sharding = random_sharding(graph, axis.shares, random);
+  return mesh;
+}
+
+TEST_CASE("random plans train the same model where stages have meshes", "[distributed][stage mesh]") {
+  const Graph models[] = {small_model(false, DType::f64), small_model(true, DType::f64)};
+  const int trials = std::getenv("HETRUN_PLAN_TRIALS") ? std::atoi(std::getenv("HETRUN_PLAN_TRIALS")) : 25;
+  std::map<std::pair<int, int>, Outcome> known;  // by model, micro-batches
+  int meshes = 0, checked = 0, refused = 0;
+  for (unsigned seed = std::getenv("HETRUN_PLAN_SEED") ? std::atoi(std::getenv("HETRUN_PLAN_SEED")) : 1;
+       checked < trials; ++seed) {
+    std::mt19937 random(seed);
+    Plan plan = random_plan(random, kLayers, kSamples, true);
+    if (plan.schedule == Schedule::interleaved) continue;
+    const int which = static_cast<int>(seed % 2);
+    const int before = meshes;
+    plan.sequence = false;
+    for (Pipeline& pipeline : plan.pipelines)
+      for (Stage& stage : pipeline.stages) {
+        if (stage.devices.size() != 4 || random() % 4 == 0) continue;
+        stage.shares.clear();
+        stage.sharding = random_mesh(models[which], {2, 2}, random);
+        ++meshes;
+      }
+    if (meshes == before) continue;
+    try {
+      lower(models[which], plan, 0, true);
+    } catch (const Error&) {  // a dimension that both axes cut may have too few units
+      ++refused;
+      continue;
+    }
+    const auto [entry, fresh] = known.emplace(std::pair{which, microbatches_of(plan)}, Outcome{});
+    if (fresh) entry->second = alone(models[which], microbatches_of(plan));
+    INFO("seed " << seed << "\n" << to_lua(plan));
+    CHECK(judge(models[which], plan, entry->second, 1e-12).problem == "");
+    ++checked;
+  }
+  CHECK(meshes > trials);
+  CHECK(refused < 2 * trials);
 }
 
 TEST_CASE("random plans train a model without norms and residuals", "[distributed]") {

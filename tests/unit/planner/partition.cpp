@@ -304,11 +304,11 @@ TEST_CASE("a parameter lies as its hint says, and the others as they would", "[p
   CHECK(to_string(slices.at("down.weight")) == "[4:8, :]");
   CHECK(slices.count("up.weight") == 0);
   CHECK(to_string(slices.at("qkv.weight")) == "[4:8+12:16+20:24, :]");
-  const auto plan_of = [](Shares shares, int microbatches, std::optional<StageSharding> sharding) {
+  const auto plan_of = [](Shares shares, int microbatches, std::optional<AxisSharding> sharding) {
     Plan plan;
     plan.tensor = static_cast<int>(shares.size());
     plan.pipelines = {{microbatches, {{std::vector<std::string>(shares.size(), "d"), 0, 1}}}};
-    plan.sharding = std::move(sharding);
+    if (sharding) plan.sharding = along_one_axis(std::move(*sharding));
     return plan;
   };
   CHECK(bytes_beyond_megatron(graph, plan_of({1, 1}, 1, {})).value() > 0);
@@ -333,7 +333,7 @@ TEST_CASE("a sharding program is written by names, and read back as it was", "[p
   for (const Shares& shares : {Shares{1, 1}, Shares{3, 1}})
     for (const bool sequence : {false, true}) {
       const ShardingProgram program = megatron_sharding(table, shares, sequence);
-      const StageSharding written = sharding_of(table, program);
+      const AxisSharding written = sharding_of(table, program);
       CHECK(propagate(table, shares, hints_of(table, shares, written)) == program);
       CHECK(unmatched(graph, written).empty());
       CHECK_FALSE(written.state.empty());
@@ -347,7 +347,7 @@ TEST_CASE("a sharding program is written by names, and read back as it was", "[p
   REQUIRE_FALSE(hints.nodes.empty());
   const ShardingProgram program = propagate(table, {1, 1}, hints);
   CHECK(program != megatron_sharding(table, {1, 1}));
-  const StageSharding written = sharding_of(table, program);
+  const AxisSharding written = sharding_of(table, program);
   REQUIRE_FALSE(written.nodes.empty());
   CHECK(propagate(table, {1, 1}, hints_of(table, {1, 1}, written)) == program);
 }
@@ -355,7 +355,7 @@ TEST_CASE("a sharding program is written by names, and read back as it was", "[p
 TEST_CASE("what a sharding names has to be there, and can be cut so", "[partition]") {
   const Graph graph = model({});
   const PlacementTable table(graph);
-  const auto problem = [&](const StageSharding& sharding) -> std::string {
+  const auto problem = [&](const AxisSharding& sharding) -> std::string {
     try {
       hints_of(table, {1, 1}, sharding);
       return "";
@@ -379,7 +379,7 @@ TEST_CASE("what a sharding names has to be there, and can be cut so", "[partitio
              {w, momentum, b.input("dw", matrix), b.input("lr", number), b.input("c", number)},
              {{"momentum", 0.9}});
   const PlacementTable table_of_trained(trained);
-  const auto program = [&](const StageSharding& sharding) {
+  const auto program = [&](const AxisSharding& sharding) {
     return propagate(table_of_trained, {1, 1}, hints_of(table_of_trained, {1, 1}, sharding));
   };
   CHECK(program({{{"w", 0, {}}}, {}, {}}).values[static_cast<size_t>(momentum)] > kPartial);

@@ -128,7 +128,7 @@ TEST_CASE("updates are made by rows where each element depends on its own alone"
   update(plain, gradients[0], gradients[0]);
   update(clipped, builder.call("tanh", {gradients[1]}), gradients[1]);
   update(sorted, builder.call("softmax", {gradients[2]}, {{"dim", int64_t{1}}}), gradients[2]);
-  const auto found = row_updates(graph, {behind, [](ValueId, ValueId) { return false; }});
+  const auto found = row_updates(graph, {behind, [](ValueId, ValueId, size_t) { return false; }});
   REQUIRE(found.size() == 2);
   CHECK(found.at(gradients[0]).nodes.size() == 1);
   CHECK(found.at(gradients[0]).state.size() == 1);

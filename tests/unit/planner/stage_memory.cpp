@@ -140,7 +140,7 @@ void shard_by_chance(Plan& plan, const PlacementTable& table, std::mt19937& rand
         stage.sharding = pipeline.stages[s % groups].sharding;
         continue;
       }
-      StageSharding& sharding = stage.sharding.emplace();
+      AxisSharding& sharding = stage.sharding.emplace(along_one_axis({})).axes[0].sharding.emplace();
       for (size_t i = 0; i < graph.values.size(); ++i) {
         const Value& value = graph.values[i];
         if (value.role != Role::parameter) continue;
@@ -214,7 +214,7 @@ TEST_CASE("of a model of numbers it is not known what stages with sharding hold"
   Plan old;
   old.tensor = 2;
   old.pipelines = {{1, {{{"d:0", "d:1"}, 0, 4}}}};
-  old.sharding = StageSharding{{{"*.up.*", -1, {}}}, {}, {}};
+  old.sharding = along_one_axis({{{"*.up.*", -1, {}}}, {}, {}});
   request.old = old;
   const std::vector<std::string> problems = validate(request);
   REQUIRE(problems.size() == 1);
@@ -223,7 +223,7 @@ TEST_CASE("of a model of numbers it is not known what stages with sharding hold"
         "model's graph, and this model is given by numbers");
   request.state = std::make_shared<planner::ModelState>(planner::state_of(graph));
   CHECK(validate(request).empty());
-  old.sharding->state[0].pattern = "*.wp.*";
+  old.sharding->axes[0].sharding->state[0].pattern = "*.wp.*";
   request.old = old;
   REQUIRE(validate(request).size() == 1);
   CHECK(validate(request)[0].find("matches nothing of the model") != std::string::npos);
