@@ -11,6 +11,7 @@
 #include <random>
 #include <set>
 
+#include "core/comm/communicator.h"
 #include "core/ops/op.h"
 #include "core/ops/part.h"
 #include "core/program/eager.h"
@@ -270,6 +271,73 @@ int cut_dims(const Case& test) {
   return count;
 }
 
+// What a collective gives the ranks along its own axis of a mesh, from their operands.
+Tensor communicated(const OpDef& op, const std::vector<Tensor>& operands, int root) {
+  Tensor result = Tensor::zeros(operands[0].type());
+  for (int64_t e = 0; e < result.elements(); ++e) {
+    double sum = 0;
+    for (const Tensor& operand : operands) sum += operand.at(e);
+    result.set(e,
+               op.collective == CollectiveKind::broadcast ? operands[static_cast<size_t>(root)].at(e) : sum);
+  }
+  return result;
+}
+
+// The rules of collectives are for parts along another axis of the mesh than their own: three ranks along
+// that, each cut in parts. Adds the rules that were executed.
+void run_collectives(std::map<std::string, std::set<size_t>>& executed, std::mt19937& random) {
+  std::normal_distribution<double> normal;
+  const auto draw = [&](const TensorType& type) {
+    Tensor drawn(type);
+    for (int64_t e = 0; e < drawn.elements(); ++e) drawn.set(e, normal(random));
+    return drawn;
+  };
+  constexpr int kRanks = 3, kRoot = 1;
+  for (const OpDef& op : op_table()) {
+    if (!op.collective || op.sharding.empty()) continue;
+    const std::vector<TensorType> types{{DType::f64, {4, 6, 5}}};
+    const Attributes attributes = op.collective == CollectiveKind::broadcast
+                                      ? Attributes{{"root", int64_t{kRoot}}, {"axis", int64_t{1}}}
+                                      : Attributes{{"axis", int64_t{1}}};
+    const OpCall call{op, types, attributes};
+    REQUIRE(op.infer(call) == types);
+    const Notation notation = notation_of(call, types);
+    CHECK(forgotten(op, notation) == std::vector<std::string>{});
+    std::vector<Tensor> whole;  // by rank along the collective's axis
+    for (int rank = 0; rank < kRanks; ++rank) whole.push_back(draw(types[0]));
+    const Tensor wanted = communicated(op, whole, kRoot);
+    for (const ShardingInstance& instance : sharding_of(call, types)) {
+      const bool summands = instance.letters.empty();
+      const auto points = summands ? std::vector<int64_t>{0, 1, 2, 3} : random_points(instance.units, random);
+      INFO(op.name << ", rule " << instance.rule);
+      Tensor joined = Tensor::zeros(types[0]);
+      std::vector<Tensor> left = whole;  // what the last part has of each sum
+      for (size_t part = 0; part + 1 < points.size(); ++part) {
+        if (points[part] == points[part + 1]) continue;
+        TensorSlice slice = TensorSlice::whole(types[0].shape);
+        if (!summands)
+          slice = *cut(notation.inputs[0], types[0].shape, notation, instance.letters, instance.units,
+                       {points[part], points[part + 1]});
+        std::vector<Tensor> operands;
+        for (int rank = 0; rank < kRanks; ++rank) {
+          Tensor& rest = left[static_cast<size_t>(rank)];
+          Tensor own = summands && part + 2 < points.size() ? draw(types[0]) : take(rest, slice);
+          Tensor less(types[0]);
+          for (int64_t e = 0; e < less.elements() && summands; ++e) less.set(e, rest.at(e) - own.at(e));
+          if (summands) rest = less;
+          operands.push_back(own);
+        }
+        const Tensor made = communicated(op, operands, kRoot);
+        CHECK(localized(call, std::vector{slice}, std::vector{slice}) == attributes);
+        if (!summands) put(joined, made, slice);
+        for (int64_t e = 0; e < joined.elements() && summands; ++e) joined.set(e, joined.at(e) + made.at(e));
+      }
+      for (int64_t e = 0; e < wanted.elements(); ++e) CHECK(std::abs(joined.at(e) - wanted.at(e)) < 1e-12);
+      executed[std::string(op.name)].insert(instance.rule);
+    }
+  }
+}
+
 // Rows far from 0: what f32 rounds of their mean is no small part of what is left when it is subtracted.
 bool is_ill_conditioned(const Case& test) {
   return std::any_of(test.inputs.begin(), test.inputs.end(),
@@ -330,6 +398,8 @@ TEST_CASE("every sharding rule of every operator gives what the whole operator g
         fmt::format("{}{{\"name\": \"{}\", \"dtype\": \"{}\", \"trials\": {}, \"worst_error\": {:.2g}}}",
                     devices.empty() ? "" : ", ", subject.name, name_of(dtype), trials, worst);
   }
+  std::mt19937 random(static_cast<unsigned>(random_seed()));
+  run_collectives(executed, random);
   size_t rules = 0, operators = 0, done = 0;
   std::string without;
   for (const OpDef& op : op_table()) {
