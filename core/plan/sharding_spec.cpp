@@ -92,7 +92,7 @@ std::set<int> fillable(const PlacementTable& table, const Shares& shares) {
   return axes;
 }
 
-// What lies otherwise than replicated if the parameters of a program lie as they do there.
+// What is not replicated if the parameters lie as they do in a program.
 std::map<ValueId, PlacementId> given_by_parameters(const PlacementTable& table,
                                                    const ShardingProgram& program) {
   const Graph& graph = table.graph();

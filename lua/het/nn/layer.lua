@@ -292,7 +292,7 @@ end
 
 local kinds_of_init = { zeros = true, ones = true, normal = true, uniform = true }
 
--- A parameter as somebody wrote it: a shape, and how it begins.
+-- A parameter as a recipe writes it: a shape, and how it begins.
 local function check_parameter(layer_name, name, given)
   local where = ("nn.layer '%s': parameters.%s"):format(layer_name, name)
   local ok = type(given) == "table" and #given > 0
