@@ -288,38 +288,45 @@ Shares parts_at(lua_State* L) {
   return shares;
 }
 
+std::vector<StageAxis> bounded(std::vector<StageAxis> axes) {
+  if (axes.empty()) fail_usage("sharding: the mesh has no axis; one or two work");
+  size_t devices = 1;
+  for (const StageAxis& axis : axes) {
+    devices *= axis.shares.size();
+    if (devices > kMostInPlan) fail_usage("a mesh of a plan has more than {} devices", kMostInPlan);
+  }
+  return axes;
+}
+
 // { data = 2, model = { 3, 1 } }, axes in the order of their names, or { { "model", 2 }, { "data", 2 } }; at
 // the top of the stack.
 std::vector<StageAxis> axes_at(lua_State* L) {
   if (!lua_istable(L, -1))
     fail_usage("sharding: a mesh is axes and their sizes, as in {{ data = 2, model = 2 }}");
-  const int at = lua_gettop(L);
+  const int at = lua_gettop(L), count = static_cast<int>(lua_objlen(L, at));
   std::vector<StageAxis> axes;
-  lua_pushnil(L);
-  while (lua_next(L, at) != 0) {
-    if (lua_type(L, -2) == LUA_TSTRING) {
-      axes.push_back({lua_tostring(L, -2), parts_at(L), {}});
-    } else if (lua_istable(L, -1)) {
-      const int pair = lua_gettop(L);
+  for (int i = 1; i <= count; ++i) {
+    lua_rawgeti(L, at, i);
+    const int pair = lua_gettop(L);
+    if (lua_istable(L, pair)) {
       lua_rawgeti(L, pair, 1);
       lua_rawgeti(L, pair, 2);
-      if (lua_type(L, -2) != LUA_TSTRING)
-        fail_usage("sharding: an axis of a mesh is a name and a size, as in {{ \"data\", 2 }}");
-      axes.push_back({lua_tostring(L, -2), parts_at(L), {}});
-      lua_pop(L, 2);
-    } else {
-      fail_usage("sharding: an axis of a mesh is a name and a size, as in {{ \"data\", 2 }}");
     }
+    if (lua_gettop(L) == pair || lua_type(L, -2) != LUA_TSTRING)
+      fail_usage("sharding: an axis of a mesh is a name and a size, as in {{ \"data\", 2 }}");
+    axes.push_back({lua_tostring(L, -2), parts_at(L), {}});
+    lua_settop(L, at);
+  }
+  if (!axes.empty()) return bounded(std::move(axes));
+  lua_pushnil(L);
+  while (lua_next(L, at) != 0) {
+    if (lua_type(L, -2) != LUA_TSTRING)
+      fail_usage("sharding: an axis of a mesh is a name and a size, as in {{ data = 2 }}");
+    axes.push_back({lua_tostring(L, -2), parts_at(L), {}});
     lua_pop(L, 1);
   }
-  lua_rawgeti(L, at, 1);
-  const bool is_list = !lua_isnil(L, -1);
-  lua_pop(L, 1);
-  if (axes.empty()) fail_usage("sharding: the mesh has no axis; one or two work");
-  if (!is_list)
-    std::sort(axes.begin(), axes.end(),
-              [](const StageAxis& a, const StageAxis& b) { return a.name < b.name; });
-  return axes;
+  std::sort(axes.begin(), axes.end(), [](const StageAxis& a, const StageAxis& b) { return a.name < b.name; });
+  return bounded(std::move(axes));
 }
 
 // The field `sharding` of a plan or a stage.

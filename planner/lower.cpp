@@ -526,13 +526,13 @@ class Lowering {
 
   // --- communication
 
-  // A collective of the tensor-parallel group. It is awaited where its result is first used; what comes
-  // between is computed meanwhile.
+  // A collective of the devices that share the layers, along an axis of their mesh. It is awaited where its
+  // result is first used; what comes between is computed meanwhile.
   void emit_collective(const Node& node, int microbatch) {
     const auto axis = static_cast<size_t>(node.attributes.get<int64_t>("axis", 0));
     if (axis >= work_.axis_groups.size())
-      fail_usage("'{}' needs the tensor-parallel group of a plan; recipes get it by `tensor =`",
-                 node.op->name);
+      fail_usage("'{}' along axis {} needs devices that share a layer; a plan has them by `tensor =`",
+                 node.op->name, axis);
     const ValueId source = node.inputs[0], result = node.outputs[0];
     Operand in = operand(source, microbatch);
     HET_REQUIRE(in.buffer != kAbsent, node.op->name, source, microbatch);

@@ -76,9 +76,19 @@ StageGraphs::Place StageGraphs::place_of(const StageCut& cut, int device) {
   return place;
 }
 
-const PlacementTable& StageGraphs::table_of(Part& part) {
-  if (!part.table) part.table.emplace(*part.graph);
-  return *part.table;
+const PlacementTable& StageGraphs::table_of(const Place& place) {
+  Part& own = part(place);
+  if (own.table) return *own.table;
+  Place first = place;
+  std::fill(first.second.begin(), first.second.end(), 0);
+  if (place == first) return own.table.emplace(*own.graph);
+  own.completed = *own.graph;
+  const Graph& other = *part(first).graph;
+  for (size_t n = 0; n < other.nodes.size(); ++n)
+    for (size_t i = 0; i < other.nodes[n].inputs.size(); ++i)
+      if (own.completed.nodes[n].inputs[i] == kAbsent)
+        own.completed.nodes[n].inputs[i] = other.nodes[n].inputs[i];
+  return own.table.emplace(own.completed);
 }
 
 StageGraphs::Part& StageGraphs::part(const Place& place) {
@@ -87,19 +97,31 @@ StageGraphs::Part& StageGraphs::part(const Place& place) {
   Place whole = place;
   whole.first.pop_back();
   whole.second.pop_back();
+  Place first = whole;
+  std::fill(first.second.begin(), first.second.end(), 0);
   const ShardingProgram& program = program_of(whole, place.first.back());
   Part& cut = part(whole);
-  const auto entry = parts_.emplace(place, std::make_unique<Part>()).first;
-  const auto& [axes, coordinates] = entry->first;
-  Part* made = entry->second.get();
-  RankGraph graph = partition(table_of(cut), program, coordinates.back(), static_cast<int>(axes.size()) - 1);
+  RankGraph graph = partition(table_of(whole), program, place.second.back(),
+                              static_cast<int>(place.first.size()) - 1, cut.graph);
+  if (whole != first) {
+    Place alike = place;
+    std::fill(alike.second.begin(), alike.second.end() - 1, 0);
+    const Graph& other = *part(alike).graph;
+    if (graph.graph.values.size() != other.values.size() || graph.graph.nodes.size() != other.nodes.size())
+      fail_usage(
+          "a stage's mesh cannot be cut along '{}' and then along '{}': an operator takes an operand on one "
+          "device alone, and would run otherwise there; the other order of the axes may work",
+          whole.first.back().name, place.first.back().name);
+  }
+  auto made = std::make_unique<Part>();
   made->own = std::move(graph.graph);
   made->graph = &made->own;
   made->of = &cut;
   made->origins = std::move(graph.origins);
-  made->axis = &axes.back();
-  made->coordinate = coordinates.back();
-  return *made;
+  const auto entry = parts_.emplace(place, std::move(made)).first;
+  entry->second->axis = &entry->first.first.back();
+  entry->second->coordinate = entry->first.second.back();
+  return *entry->second;
 }
 
 // That of the first part along the axes before, so that all parts run the same nodes.
@@ -110,9 +132,9 @@ const ShardingProgram& StageGraphs::program_of(const Place& whole, const StageAx
   };
   Place first = whole;
   std::fill(first.second.begin(), first.second.end(), 0);
-  if (whole == first) return keep(sharding_program_of(table_of(part(whole)), axis, sequence_));
+  if (whole == first) return keep(sharding_program_of(table_of(whole), axis, sequence_));
   const ShardingProgram& program = program_of(first, axis);
-  auto translated = Translation(table_of(part(first)), table_of(part(whole)), axis.shares).run(program);
+  auto translated = Translation(table_of(first), table_of(whole), axis.shares).run(program);
   if (!translated)
     fail_usage(
         "axis '{}' of a stage's mesh leaves some devices too little to be cut along '{}'; more even "
@@ -138,6 +160,7 @@ const StageGraph& StageGraphs::of(const StageCut& cut, int device) {
       value.value = outer;
       if (outer != kAbsent) value.lies.push_back(at->of->table->placements(outer)[lies].kind);
     }
+    if (value.value == kAbsent) value.lies.clear();
     std::reverse(value.lies.begin(), value.lies.end());
     value.lies.resize(cut.axes.size());
     made.values.push_back(std::move(value));
@@ -147,12 +170,11 @@ const StageGraph& StageGraphs::of(const StageCut& cut, int device) {
 }
 
 void StageGraphs::require(const StageCut& cut) {
-  for (int device = 0; device < cut.parts(); ++device) {
-    Place whole = place_of(cut, device);
-    whole.first.pop_back();
-    whole.second.pop_back();
-    if (cut.parts() > 1) program_of(whole, cut.axes.back());
-  }
+  Place whole = place_of(cut, 0);
+  whole.first.pop_back();
+  whole.second.pop_back();
+  if (cut.parts() > 1) program_of(whole, cut.axes.back());
+  for (int device = 0; device < cut.parts() && cut.axes.size() > 1; ++device) part(place_of(cut, device));
 }
 
 TensorSlice StageGraphs::slice(const StageCut& cut, ValueId id, int device) {

@@ -31,11 +31,13 @@ class StageGraphs {
   // `graph`: the single device's, which has to outlive it; with `fused` nodes of the ranks' graphs are
   // joined.
   StageGraphs(const Graph& graph, const Plan& plan, bool fused);
+  StageGraphs(const StageGraphs&) = delete;  // parts refer to each other
+  StageGraphs& operator=(const StageGraphs&) = delete;
 
   // Of device `device` of a stage that is cut so. Graphs of one stage have the same values and nodes. Throws
   // Error(usage) where its layers cannot be cut so.
   const StageGraph& of(const StageCut& cut, int device);
-  // Throws as of() would for some device.
+  // Throws Error(usage) where some device of a stage cannot have its part of the layers.
   void require(const StageCut& cut);
   // What device `device` of the stage has of a value of its graph, as a slice of what it is of.
   TensorSlice slice(const StageCut& cut, ValueId id, int device);
@@ -49,12 +51,15 @@ class StageGraphs {
     std::vector<Origin> origins;  // by value: in the graph of `of`
     const StageAxis* axis = nullptr;
     int coordinate = 0;
-    std::optional<PlacementTable> table;  // made when it is cut
+    // Made when it is cut. Of parts where operands are absent that count on the first one alone, the table is
+    // of their graph with these.
+    Graph completed;
+    std::optional<PlacementTable> table;
   };
   using Place = std::pair<std::vector<StageAxis>, std::vector<int>>;  // the axes, and the part along each
 
   Part& part(const Place& place);
-  const PlacementTable& table_of(Part& part);
+  const PlacementTable& table_of(const Place& place);
   const ShardingProgram& program_of(const Place& whole, const StageAxis& axis);
   static Place place_of(const StageCut& cut, int device);
 

@@ -224,6 +224,14 @@ class Division {
     });
   }
 
+  // Whether they all cut it as the stages do whose graph this is.
+  bool is_cut_as_here(ValueId parameter) const {
+    const auto held = holders_.find(parameter);
+    if (held == holders_.end() || !is_cut_alike(parameter)) return false;
+    const auto& [pipeline, stage] = *held->second.begin();
+    return cut_at(pipeline, stage) == cut_;
+  }
+
   // The ranks that have what a tensor-parallel rank has of a parameter that is cut alike, in order.
   std::set<int> holders_of(ValueId parameter, int tensor) const {
     std::set<int> ranks;
@@ -776,7 +784,7 @@ class Division {
       if (node.phase != Phase::update) continue;
       for (const ValueId parameter : parameters_updated(graph_, node))
         for (const ValueId id : sums_behind(node))
-          if (is_cut_alike(parameter) && row_updates_.count(id) == 0)
+          if (is_cut_as_here(parameter) && row_updates_.count(id) == 0)
             by_axes[summed_axes(parameter, id)].emplace_back(parameter, id);
     }
     std::vector<Axes> order;

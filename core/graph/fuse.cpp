@@ -82,10 +82,6 @@ std::optional<Chain> merge(const Chain& producer, ValueId value, const Chain& us
   return merged;
 }
 
-}  // namespace
-
-namespace {
-
 std::vector<bool> needed_nodes(const Graph& graph) {
   std::vector<bool> keep(graph.nodes.size());
   std::vector<bool> needed(graph.values.size());

@@ -15,8 +15,14 @@ namespace {
 // are computed.
 class Partition {
  public:
-  Partition(const PlacementTable& table, const ShardingProgram& program, int part, int axis)
-      : table_(table), graph_(table.graph()), program_(program), part_(part), axis_(axis), builder_(result_) {
+  Partition(const PlacementTable& table, const ShardingProgram& program, int part, int axis, const Graph* own)
+      : table_(table),
+        graph_(table.graph()),
+        program_(program),
+        part_(part),
+        axis_(axis),
+        own_(own),
+        builder_(result_) {
     HET_REQUIRE(program.values.size() == graph_.values.size(), program.values.size());
     HET_REQUIRE(program.nodes.size() == graph_.nodes.size(), program.nodes.size());
     HET_REQUIRE(part >= 0 && part < program.parts(), part, program.parts());
@@ -261,7 +267,12 @@ class Partition {
     place_at(node);
     std::vector<ValueId> inputs;
     for (size_t i = 0; i < node.inputs.size(); ++i) {
-      const bool elsewhere = ((way.once >> i) & 1) != 0 && part_ != 0;
+      bool elsewhere = ((way.once >> i) & 1) != 0 && part_ != 0;
+      const size_t number = static_cast<size_t>(&node - graph_.nodes.data());
+      if (own_ != nullptr && node.inputs[i] != kAbsent && own_->nodes[number].inputs[i] == kAbsent) {
+        local(node.inputs[i], way.inputs[i]);
+        elsewhere = true;
+      }
       inputs.push_back(node.inputs[i] == kAbsent || elsewhere ? kAbsent
                                                               : local(node.inputs[i], way.inputs[i]));
     }
@@ -299,6 +310,7 @@ class Partition {
   const Graph& graph_;
   const ShardingProgram& program_;
   int part_, axis_;
+  const Graph* own_;
   Graph result_;
   GraphBuilder builder_;
   std::map<ValueId, std::vector<size_t>> conversions_;     // of values, by index
@@ -311,8 +323,9 @@ class Partition {
 
 }  // namespace
 
-RankGraph partition(const PlacementTable& table, const ShardingProgram& program, int part, int axis) {
-  return Partition(table, program, part, axis).run();
+RankGraph partition(const PlacementTable& table, const ShardingProgram& program, int part, int axis,
+                    const Graph* own) {
+  return Partition(table, program, part, axis, own).run();
 }
 
 }  // namespace het

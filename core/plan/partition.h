@@ -21,7 +21,10 @@ struct RankGraph {
 // than they have. State says by Value::slice which part of it is here. Nodes are the same on all ranks but
 // for sizes, and for operands that count once. The graph of the table and the program's have to be the same;
 // each part of what is sharded has to have something. The graph may be a part itself, made by the program of
-// another axis of the mesh; `axis` is the number of this one.
-RankGraph partition(const PlacementTable& table, const ShardingProgram& program, int part, int axis = 0);
+// another axis of the mesh; `axis` is the number of this one. `own`: what of it is run, if operands are
+// absent there because they count on another part of that axis; values have the same numbers with them and
+// without.
+RankGraph partition(const PlacementTable& table, const ShardingProgram& program, int part, int axis = 0,
+                    const Graph* own = nullptr);
 
 }  // namespace het

@@ -334,8 +334,10 @@ std::string to_lua(const Stage& stage, bool sharded_optimizer) {
 }  // namespace
 
 std::string to_lua(const Plan& plan) {
-  std::string text = fmt::format("het.plan {{ tensor = {}, microbatch = {},",
-                                 show_shares(tensor_shares(plan)), plan.microbatch);
+  const bool has_mesh = plan.sharding && plan.sharding->has_mesh();  // which says what `tensor` would
+  std::string text = has_mesh ? fmt::format("het.plan {{ microbatch = {},", plan.microbatch)
+                              : fmt::format("het.plan {{ tensor = {}, microbatch = {},",
+                                            show_shares(tensor_shares(plan)), plan.microbatch);
   if (plan.schedule != Schedule::one_f_one_b)
     text += fmt::format(" schedule = \"{}\",", name_of(plan.schedule));
   if (plan.chunks != 1) text += fmt::format(" chunks = {},", plan.chunks);

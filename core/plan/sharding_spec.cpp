@@ -224,6 +224,10 @@ std::optional<PlacementId> placement_of(const PlacementTable& table, const Share
     problem = fmt::format("it has no dimension {}; its shape is [{}]", dim, fmt::join(shape, ", "));
     return best;
   }
+  if (shape[static_cast<size_t>(dim)] == 1) {
+    problem = fmt::format("its dimension {} is 1, too little for {} devices", dim, shares.size());
+    return best;
+  }
   problem = segments.empty() ? fmt::format("no operator runs on parts of its dimension {}", dim)
                              : fmt::format("its dimension {} is never cut in segments {{ {} }}", dim,
                                            fmt::join(segments, ", "));

@@ -37,11 +37,11 @@ end
 -- A table of axes of a mesh, in the order of their names: { data = 0, model = 1 }.
 local function show_axes(axes, show)
   local parts = {}
-  for name, value in pairs(axes) do
-    parts[#parts + 1] = type(name) == "number" and ("{ %q, %s }"):format(value[1], show(value[2]))
-      or ("%s = %s"):format(name, show(value))
+  for i, axis in ipairs(axes) do parts[i] = ("{ %q, %s }"):format(axis[1], show(axis[2])) end
+  if not axes[1] then
+    for name, value in pairs(axes) do parts[#parts + 1] = ("%s = %s"):format(name, show(value)) end
+    table.sort(parts)
   end
-  if not axes[1] then table.sort(parts) end
   return ("{ %s }"):format(table.concat(parts, ", "))
 end
 
@@ -83,7 +83,10 @@ Plan.__tostring = function(self)
     return ("het.plan.auto { policy = %q, objective = %q%s }"):format(self.automatic.policy, self.automatic.objective,
       without[1] and ", without = { " .. table.concat(without, ", ") .. " }" or "")
   end
-  local parts = { ("tensor = %s, microbatch = %d"):format(show_tensor(self.tensor), self.microbatch or 0) }
+  local parts = { ("microbatch = %d"):format(self.microbatch or 0) }
+  if not (self.sharding and self.sharding.mesh) then  -- which says what `tensor` would
+    parts[1] = ("tensor = %s, %s"):format(show_tensor(self.tensor), parts[1])
+  end
   if self.schedule ~= "1f1b" then parts[#parts + 1] = (" schedule = %q"):format(self.schedule) end
   if self.chunks ~= 1 then parts[#parts + 1] = (" chunks = %d"):format(self.chunks) end
   if self.sequence then parts[#parts + 1] = " sequence = true" end
@@ -163,53 +166,66 @@ local function check_entry(where, field, pattern, cut, report)
         where, pattern, text.value(cut)))
     end
   elseif cut ~= "replicated" and not is_dimension(dim) then
-    report("sharding", ('%s: %s is %s; a dimension from 0 on, or "replicated" is needed'):format(where, pattern,
-      text.value(cut)))
+    local by_axes = type(cut) == "table" and cut.dim == nil and "; entries by axis need a mesh beside them" or ""
+    report("sharding", ('%s: %s is %s; a dimension from 0 on, or "replicated" is needed%s'):format(where, pattern,
+      text.value(cut), by_axes))
   elseif type(cut) == "table" then
     check_segments(("%s: %s"):format(where, pattern), cut, report)
   end
 end
 
--- `mesh` of `sharding`: returns the names of its axes, as keys; nil if it has none.
+-- The axes of a mesh: { data = 2, model = { 3, 1 } }, or { { "model", 2 }, { "data", 2 } }. Names are words of Lua.
+local function is_axis_name(name)
+  return type(name) == "string" and name:find("^[%a_][%w_]*$") ~= nil and loadstring("local " .. name) ~= nil
+end
+
+-- `mesh` of `sharding`: returns the names of its axes, sorted; nil if it has none, or none that is sound.
 local function check_mesh(constructor, mesh, report)
   if mesh == nil then return end
-  local function refuse(what)
-    report("sharding", ("%s.sharding.mesh %s; a mesh is axes and their sizes, as in { data = 2, model = { 3, 1 } }")
-      :format(constructor, what))
+  local axes, sound = {}, true
+  local function refuse(what, instead)
+    report("sharding", ("%s.sharding.mesh %s; %s"):format(constructor, what, instead))
+    sound = false
   end
-  local axes = {}
-  if type(mesh) ~= "table" then
-    refuse("is " .. text.value(mesh))
-    return axes
-  end
+  local form = "a mesh is axes and their sizes, as in { data = 2, model = { 3, 1 } }"
+  if type(mesh) ~= "table" then return refuse("is " .. text.value(mesh), form) end
   for key, size in pairs(mesh) do
     local name = key
     if type(key) == "number" then
       name, size = type(size) == "table" and size[1], type(size) == "table" and size[2]
     end
-    if type(name) ~= "string" or (type(key) == "number") ~= (mesh[1] ~= nil) then
-      refuse("has an axis without a name")
-    elseif not (type(size) == "number" and size == math.floor(size) and size >= 2)
-      and not (type(size) == "table" and #size >= 2) then
-      refuse(("has the axis %s with %s"):format(name, text.value(size)))
-    elseif type(size) == "table" then
+    if (type(key) == "number") ~= (mesh[1] ~= nil) or not name then
+      return refuse("has an axis without a name", form .. ', or { { "model", 2 }, { "data", 2 } }')
+    elseif not is_axis_name(name) then
+      refuse("has an axis called " .. text.value(name), "a name is a word, such as data")
+    elseif axes[name] then
+      refuse("has two axes called " .. name, "each has a name of its own")
+    elseif type(size) == "table" and #size >= 2 then
       check_shares(("%s.sharding.mesh, axis %s"):format(constructor, name), "sharding", size, report)
+    elseif not (type(size) == "number" and size == math.floor(size) and size >= 2) then
+      refuse(("has the axis %s with %s"):format(name, text.value(size)),
+        "a size is a whole number from 2 on, or shares; an axis of 1 is left out")
     end
-    if type(name) == "string" then axes[name] = true end
+    axes[name] = true
+    axes[#axes + 1] = name
   end
-  return axes
+  if not axes[1] then refuse("has no axis", form) end
+  table.sort(axes)
+  return sound and axes or nil
 end
 
 -- Of a mesh an entry says it for each axis: { data = 0 }.
 local function check_axes(where, field, pattern, cuts, axes, report)
-  if type(cuts) ~= "table" then
-    report("sharding", ("%s: %s is %s; of a mesh each axis has an entry, as in { %s = 0 }"):format(where, pattern,
-      text.value(cuts), next(axes) or "data"))
+  local example = field == "nodes" and '"replicated"' or type(cuts) == "string" and ("%q"):format(cuts) or "0"
+  if type(cuts) ~= "table" or next(cuts) == nil then
+    report("sharding", ("%s: %s is %s; of a mesh it is said for each axis, as in { %s = %s }"):format(where, pattern,
+      text.value(cuts), axes[1], example))
     return
   end
   for axis, cut in pairs(cuts) do
-    if not axes[axis] then
-      report("sharding", ("%s: %s names %s, which is no axis of the mesh"):format(where, pattern, text.value(axis)))
+    if not axes[axis] or type(axis) == "number" then
+      report("sharding", ("%s: %s names %s, which is no axis of the mesh; it has %s"):format(where, pattern,
+        text.value(axis), table.concat(axes, " and ")))
     else
       check_entry(where, field, ("%s along %s"):format(pattern, axis), cut, report)
     end
@@ -235,7 +251,7 @@ local function check_sharding(constructor, sharding, report)
         report("sharding", ("%s: %s is no name"):format(where, text.value(pattern)))
       elseif axes then
         check_axes(where, field, pattern, cut, axes, report)
-      else
+      elseif sharding.mesh == nil then
         check_entry(where, field, pattern, cut, report)
       end
     end

@@ -67,7 +67,7 @@ class Choice {
       axes.insert(static_cast<int>(a));
     }
     if (!problems_.empty())
-      fail_usage("tensor = {} does not fit the model:\n  {}", show_shares(shares_),
+      fail_usage("the layers of the model cannot be cut among {}:\n  {}", describe(shares_),
                  fmt::join(problems_, "\n  "));
     return axes;
   }

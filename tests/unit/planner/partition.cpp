@@ -12,6 +12,7 @@
 #include "core/tensor/slice.h"
 #include "kernels/reference/device.h"
 #include "planner/megatron/sharding.h"
+#include "planner/stage_graphs.h"
 #include "tests/unit/core/testing.h"
 
 using namespace het;
@@ -325,6 +326,32 @@ TEST_CASE("a parameter lies as its hint says, and the others as they would", "[p
   small.values[static_cast<size_t>(w)].hints = {{"model", 1}};
   CHECK(problem_of(small, {1, 1, 1}) ==
         "w: model = 1 cannot hold: its dimension 1 has 2 units, too few for 3 devices");
+}
+
+TEST_CASE("the graphs of a stage's mesh have the same values, though a bias counts on one part alone",
+          "[partition]") {
+  const Graph graph = model({});
+  StageGraphs graphs(graph, {}, true);
+  // Along the first axis the product is one of summands; along the second its rows are cut, and its bias with
+  // them.
+  const AxisSharding rows{{{"down.weight", 0, {}}}, {}, {}};
+  const StageCut cut{{{"first", {1, 1}, {}}, {"second", {1, 1}, rows}}};
+  graphs.require(cut);
+  const StageGraph& one = graphs.of(cut, 0);
+  for (int device = 0; device < 4; ++device) {
+    const StageGraph& own = graphs.of(cut, device);
+    CHECK(verify(own.graph).empty());
+    CHECK(own.graph.values.size() == one.graph.values.size());
+    for (size_t i = 0; i < std::min(own.values.size(), one.values.size()); ++i) {
+      CHECK(own.values[i].value == one.values[i].value);
+      CHECK(own.values[i].lies == one.values[i].lies);
+    }
+    const auto weight = own.graph.find("down.weight");
+    REQUIRE(weight.has_value());
+    const std::string columns = device < 2 ? "0:6" : "6:12", part = device % 2 == 0 ? "0:4" : "4:8";
+    CHECK(to_string(graphs.slice(cut, *weight, device)) == "[" + part + ", " + columns + "]");
+    CHECK(own.graph.values[static_cast<size_t>(*weight)].slice == graphs.slice(cut, *weight, device));
+  }
 }
 
 TEST_CASE("a sharding program is written by names, and read back as it was", "[partition]") {
