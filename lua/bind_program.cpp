@@ -174,17 +174,20 @@ namespace {
 constexpr int kMostInPlan = 1 << 20;  // of anything that is counted: sums and products of two stay small
 
 // The field `tensor` of a plan or a stage where it is a list of shares; empty: it is a number, or absent.
+void check_shares(const Shares& shares, std::string_view of) {
+  if (shares.empty() || shares.size() > kMostInPlan)
+    fail_usage("{} has {} shares; 1 to {} work", of, shares.size(), kMostInPlan);
+  for (const int64_t share : shares)
+    if (share > kMostInPlan) fail_usage("{} has the share {}; at most {} works", of, share, kMostInPlan);
+}
+
 Shares shares_at(lua_State* L, int index) {
   lua_getfield(L, index, "tensor");
   const bool is_list = lua_istable(L, -1);
   lua_pop(L, 1);
   if (!is_list) return {};
   Shares shares = field<Shares>(L, index, "tensor").value_or(Shares{});
-  if (shares.empty() || shares.size() > kMostInPlan)
-    fail_usage("tensor of a plan has {} shares; 1 to {} work", shares.size(), kMostInPlan);
-  for (const int64_t share : shares)
-    if (share > kMostInPlan)
-      fail_usage("the share {} of a plan's tensor is more than {}", share, kMostInPlan);
+  check_shares(shares, "tensor of a plan");
   return shares;
 }
 
@@ -273,18 +276,14 @@ void read_entries(lua_State* L, int index, const char* name, std::vector<StageAx
 
 // The number of parts of a mesh axis, or their shares, at the top of the stack.
 Shares parts_at(lua_State* L) {
-  Shares shares;
   if (lua_type(L, -1) == LUA_TNUMBER) {
     const auto count = Convert<int64_t>::get(L, lua_gettop(L));
     if (count < 1 || count > kMostInPlan)
-      fail_usage("an axis of a mesh has {} parts; at least 2 work", count);
-    shares.assign(static_cast<size_t>(count), 1);
-  } else {
-    shares = Convert<Shares>::get(L, lua_gettop(L));
+      fail_usage("an axis of a mesh has {} parts; 1 to {} work", count, kMostInPlan);
+    return Shares(static_cast<size_t>(count), 1);
   }
-  if (shares.empty()) fail_usage("an axis of a mesh has no part; at least 2 work");
-  for (const int64_t share : shares)
-    if (share > kMostInPlan) fail_usage("the share {} of a mesh is more than {}", share, kMostInPlan);
+  Shares shares = Convert<Shares>::get(L, lua_gettop(L));
+  check_shares(shares, "an axis of a mesh");
   return shares;
 }
 

@@ -76,11 +76,21 @@ StageGraphs::Place StageGraphs::place_of(const StageCut& cut, int device) {
   return place;
 }
 
+StageGraphs::Place StageGraphs::whole_of(Place place) {
+  place.first.pop_back();
+  place.second.pop_back();
+  return place;
+}
+
+StageGraphs::Place StageGraphs::first_of(Place place) {
+  std::fill(place.second.begin(), place.second.end(), 0);
+  return place;
+}
+
 const PlacementTable& StageGraphs::table_of(const Place& place) {
   Part& own = part(place);
   if (own.table) return *own.table;
-  Place first = place;
-  std::fill(first.second.begin(), first.second.end(), 0);
+  const Place first = first_of(place);
   if (place == first) return own.table.emplace(*own.graph);
   own.completed = *own.graph;
   const Graph& other = *part(first).graph;
@@ -94,18 +104,14 @@ const PlacementTable& StageGraphs::table_of(const Place& place) {
 StageGraphs::Part& StageGraphs::part(const Place& place) {
   if (place.first.empty() || StageCut{place.first}.parts() == 1) return root_;
   if (const auto known = parts_.find(place); known != parts_.end()) return *known->second;
-  Place whole = place;
-  whole.first.pop_back();
-  whole.second.pop_back();
-  Place first = whole;
-  std::fill(first.second.begin(), first.second.end(), 0);
+  const Place whole = whole_of(place);
   const ShardingProgram& program = program_of(whole, place.first.back());
   Part& cut = part(whole);
   RankGraph graph = partition(table_of(whole), program, place.second.back(),
                               static_cast<int>(place.first.size()) - 1, cut.graph);
-  if (whole != first) {
-    Place alike = place;
-    std::fill(alike.second.begin(), alike.second.end() - 1, 0);
+  if (whole != first_of(whole)) {
+    Place alike = first_of(place);
+    alike.second.back() = place.second.back();
     const Graph& other = *part(alike).graph;
     if (graph.graph.values.size() != other.values.size() || graph.graph.nodes.size() != other.nodes.size())
       fail_usage(
@@ -130,8 +136,7 @@ const ShardingProgram& StageGraphs::program_of(const Place& whole, const StageAx
   const auto keep = [&](ShardingProgram program) -> const ShardingProgram& {
     return programs_.emplace(std::pair{whole, axis}, std::move(program)).first->second;
   };
-  Place first = whole;
-  std::fill(first.second.begin(), first.second.end(), 0);
+  const Place first = first_of(whole);
   if (whole == first) return keep(sharding_program_of(table_of(whole), axis, sequence_));
   const ShardingProgram& program = program_of(first, axis);
   auto translated = Translation(table_of(first), table_of(whole), axis.shares).run(program);
@@ -170,10 +175,7 @@ const StageGraph& StageGraphs::of(const StageCut& cut, int device) {
 }
 
 void StageGraphs::require(const StageCut& cut) {
-  Place whole = place_of(cut, 0);
-  whole.first.pop_back();
-  whole.second.pop_back();
-  if (cut.parts() > 1) program_of(whole, cut.axes.back());
+  if (cut.parts() > 1) program_of(whole_of(place_of(cut, 0)), cut.axes.back());
   for (int device = 0; device < cut.parts() && cut.axes.size() > 1; ++device) part(place_of(cut, device));
 }
 

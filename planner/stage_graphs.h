@@ -62,6 +62,8 @@ class StageGraphs {
   const PlacementTable& table_of(const Place& place);
   const ShardingProgram& program_of(const Place& whole, const StageAxis& axis);
   static Place place_of(const StageCut& cut, int device);
+  static Place whole_of(Place place);  // without its last axis
+  static Place first_of(Place place);  // the first part along all axes
 
   bool sequence_, fused_;
   Part root_;

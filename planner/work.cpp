@@ -265,23 +265,25 @@ class Division {
     return std::find(axes.begin(), axes.end(), true) != axes.end();
   }
 
-  // Whether two devices of a stage differ along these axes alone.
-  bool differ_along(const Axes& axes, int a, int b) const {
-    for (size_t axis = 0; axis < axes.size(); ++axis)
-      if (!axes[axis] && cut_.coordinate(a, axis) != cut_.coordinate(b, axis)) return false;
+  // Whether two devices of a stage have the same coordinates along these axes.
+  static bool agree(const StageCut& cut, int a, int b, const Axes& along) {
+    for (size_t axis = 0; axis < along.size(); ++axis)
+      if (along[axis] && cut.coordinate(a, axis) != cut.coordinate(b, axis)) return false;
     return true;
   }
+  static Axes all_but(Axes axes) {
+    axes.flip();
+    return axes;
+  }
 
-  // The ranks that add up a gradient: those that have what a tensor-parallel rank has of its parameter, with
-  // all that have a summand.
+  // The ranks that add up a gradient of a parameter that is cut as here: those that have what a
+  // tensor-parallel rank has of it, with all that have a summand.
   std::set<int> summers_of(ValueId parameter, ValueId gradient, int tensor) const {
-    const Axes summed = summed_axes(parameter, gradient);
+    const Axes others = all_but(summed_axes(parameter, gradient));
     std::set<int> ranks;
-    const auto held = holders_.find(parameter);
-    if (held == holders_.end()) return ranks;
-    for (const auto& [pipeline, stage] : held->second)
-      for (int t = 0; t < degree_at(pipeline, stage); ++t)
-        if (differ_along(summed, t, tensor)) ranks.insert(rank_at(pipeline, stage, t));
+    for (const auto& [pipeline, stage] : holders_.at(parameter))
+      for (int t = 0; t < cut_.parts(); ++t)
+        if (agree(cut_, t, tensor, others)) ranks.insert(rank_at(pipeline, stage, t));
     return ranks;
   }
 
@@ -307,14 +309,11 @@ class Division {
 
   // The ranks of a stage that differ from one of them along an axis of the mesh alone.
   std::vector<int> axis_group(int pipeline, int stage, int tensor, size_t axis) const {
-    const StageCut cut = cut_at(pipeline, stage);
+    Axes others(cut_.axes.size(), true);
+    others[axis] = false;
     std::vector<int> ranks;
-    for (int t = 0; t < cut.parts(); ++t) {
-      bool same = true;
-      for (size_t other = 0; other < cut.axes.size(); ++other)
-        same = same && (other == axis || cut.coordinate(t, other) == cut.coordinate(tensor, other));
-      if (same) ranks.push_back(rank_at(pipeline, stage, t));
-    }
+    for (int t = 0; t < cut_.parts(); ++t)
+      if (agree(cut_, t, tensor, others)) ranks.push_back(rank_at(pipeline, stage, t));
     return ranks;
   }
 
@@ -331,7 +330,7 @@ class Division {
     for (size_t axis = 0; axis < cut_.axes.size() && cut_.parts() > 1; ++axis)
       lists.insert(axis_group(place.pipeline, place.stage, place.tensor, axis));
     for (const auto& [id, sums] : sums_of_) {
-      if (!is_cut_alike(id)) continue;
+      if (!is_cut_as_here(id)) continue;
       for (const ValueId sum : sums) {
         const std::set<int> ranks = summers_of(id, sum, place.tensor);
         if (ranks.size() > 1 && ranks.count(rank) != 0) lists.insert({ranks.begin(), ranks.end()});
@@ -421,10 +420,13 @@ class Division {
       const int tag = tag_of(pipeline, from, to, made);
       const DType dtype = there.type(wanted).dtype;
       if (sends) work.passed_on.insert(offered);
+      const auto holders = holders_by_slice(senders, offered);
       for (int r = 0; r < receivers.parts(); ++r) {
         const TensorSlice needed = graphs_->slice(receivers, wanted, r);
-        for (const int s : nearest_senders(senders, offered, r, receivers.parts())) {
-          const TensorSlice had = graphs_->slice(senders, offered, s);
+        for (const auto& [had, devices] : holders) {
+          // Of those that have the same, the one that lies nearest.
+          const int s =
+              devices[static_cast<size_t>(r) * devices.size() / static_cast<size_t>(receivers.parts())];
           const int sender = rank_at(pipeline, from, s), receiver = rank_at(pipeline, to, r);
           const auto both = intersection(needed, had);
           if (!both || (sender != work.rank && receiver != work.rank)) continue;
@@ -440,24 +442,20 @@ class Division {
     }
   }
 
-  // Of the devices of a stage that have the same of a value, the one that lies nearest to a receiver.
-  std::vector<int> nearest_senders(const StageCut& senders, ValueId offered, int receiver,
-                                   int receivers) const {
-    std::vector<std::pair<TensorSlice, std::vector<int>>> alike;
-    for (int s = 0; s < senders.parts(); ++s) {
-      const TensorSlice had = graphs_->slice(senders, offered, s);
+  // What the devices of a stage have of a value, and which of them have it.
+  std::vector<std::pair<TensorSlice, std::vector<int>>> holders_by_slice(const StageCut& cut,
+                                                                         ValueId value) const {
+    std::vector<std::pair<TensorSlice, std::vector<int>>> holders;
+    for (int t = 0; t < cut.parts(); ++t) {
+      const TensorSlice had = graphs_->slice(cut, value, t);
       const auto known =
-          std::find_if(alike.begin(), alike.end(), [&](const auto& entry) { return entry.first == had; });
-      if (known == alike.end())
-        alike.push_back({had, {s}});
+          std::find_if(holders.begin(), holders.end(), [&](const auto& entry) { return entry.first == had; });
+      if (known == holders.end())
+        holders.push_back({had, {t}});
       else
-        known->second.push_back(s);
+        known->second.push_back(t);
     }
-    std::vector<int> nearest;
-    for (const auto& [had, devices] : alike)
-      nearest.push_back(
-          devices[static_cast<size_t>(receiver) * devices.size() / static_cast<size_t>(receivers)]);
-    return nearest;
+    return holders;
   }
 
   // The division of the graphs of ranks of stages that are cut otherwise: the same values and nodes for all
@@ -567,22 +565,20 @@ class Division {
         if (held.count(work.rank) == 0) continue;
         const bool alike = is_cut_alike(parameter);
         for (const ValueId id : sums_behind(node)) {
-          const std::set<int> summers = summers_of(parameter, id, tensor);
-          const std::vector<int> ranks =
-              alike ? std::vector<int>{summers.begin(), summers.end()} : std::vector{work.rank};
+          const std::set<int> ranks = alike ? summers_of(parameter, id, tensor) : std::set{work.rank};
           const Axes summed = summed_axes(parameter, id);
           if (is_partial(parameter, id)) work.summed[id] = summed;
           Work::Gradient gradient;
           gradient.layer = graph_.nodes[graph_.values[id].producer].layer;
           // What several ranks of a stage have, the first of them counts.
           const bool own = speaks_for(parameter, tensor, Axes(cut_.axes.size()));
-          gradient.counted = own && ranks[0] == work.rank;
+          gradient.counted = own && *ranks.begin() == work.rank;
           // Cut differently: the first stage that has the parameter counts it.
           const auto& first = *holders_.at(parameter).begin();
           if (!alike)
             gradient.counted = own && first.first == pipeline && own_stages.count(first.second) != 0;
           gradient.parameter = parameter;
-          if (ranks.size() > 1) gradient.group = index_of(work.groups, Group{ranks});
+          if (ranks.size() > 1) gradient.group = index_of(work.groups, Group{{ranks.begin(), ranks.end()}});
           if (plan_.sharded_optimizer)
             find_rows(work, gradient, id, tensor, !alike || speaks_for(parameter, tensor, summed));
           work.gradients[id] = gradient;
@@ -799,31 +795,25 @@ class Division {
     }
   }
 
-  // The mean over the ranks of a stage that differ along other axes than these.
+  // In stages cut as here: the mean over the ranks of a stage that agree along these axes.
   void level(const Axes& axes, std::map<int, double>& kept) const {
     std::map<int, double> means;
     for (size_t p = 0; p < plan_.pipelines.size(); ++p)
       for (size_t s = 0; s < plan_.pipelines[p].stages.size(); ++s) {
-        const StageCut cut = cut_at(static_cast<int>(p), static_cast<int>(s));
-        for (int t = 0; t < cut.parts(); ++t) {
+        const int pipeline = static_cast<int>(p), stage = static_cast<int>(s);
+        if (cut_at(pipeline, stage) != cut_) continue;
+        for (int t = 0; t < cut_.parts(); ++t) {
           double all = 0;
           int alike = 0;
-          for (int other = 0; other < cut.parts(); ++other) {
-            if (!are_level(cut, axes, t, other)) continue;
-            all += kept[rank_at(static_cast<int>(p), static_cast<int>(s), other)];
+          for (int other = 0; other < cut_.parts(); ++other) {
+            if (!agree(cut_, t, other, axes)) continue;
+            all += kept[rank_at(pipeline, stage, other)];
             ++alike;
           }
-          means[rank_at(static_cast<int>(p), static_cast<int>(s), t)] = all / alike;
+          means[rank_at(pipeline, stage, t)] = all / alike;
         }
       }
     kept = std::move(means);
-  }
-  // Stages with another mesh are level as a whole.
-  bool are_level(const StageCut& cut, const Axes& axes, int a, int b) const {
-    if (cut != cut_) return true;
-    for (size_t axis = 0; axis < axes.size(); ++axis)
-      if (axes[axis] && cut.coordinate(a, axis) != cut.coordinate(b, axis)) return false;
-    return true;
   }
 
   // Gradients that are summed over these axes. `kept`: elements of each rank.
@@ -837,8 +827,7 @@ class Division {
     // By the ranks that sum them, so that where they stand in the graph does not matter.
     std::map<std::set<int>, std::vector<std::pair<ValueId, ValueId>>> by_ranks;
     for (const auto& [parameter, id] : gradients)
-      if (const std::set<int> ranks = summers_of(parameter, id, 0); !ranks.empty())
-        by_ranks[ranks].emplace_back(parameter, id);
+      by_ranks[summers_of(parameter, id, 0)].emplace_back(parameter, id);
     for (auto& [ranks, own] : by_ranks) {
       std::stable_sort(own.begin(), own.end(),
                        [&](const auto& a, const auto& b) { return size_of(a.first) > size_of(b.first); });
@@ -856,8 +845,8 @@ class Division {
         }
         if (best < 0) refuse_shares(graph_.scopes[graph_.nodes[graph_.values[id].producer].scope]);
         const Place place = place_of(best);
-        for (int t = 0; t < degree_at(place.pipeline, place.stage); ++t)
-          if (are_level(cut_, axes, t, place.tensor))
+        for (int t = 0; t < cut_.parts(); ++t)
+          if (agree(cut_, t, place.tensor, axes))
             kept[rank_at(place.pipeline, place.stage, t)] += size_of(parameter);
         keepers_[id] = best;
       }
@@ -868,7 +857,7 @@ class Division {
   int keeper_of(ValueId gradient, const Axes& summed, int tensor) const {
     const Place keeper = place_of(keepers_.at(gradient));
     for (int t = 0; t < cut_.parts(); ++t)
-      if (differ_along(summed, t, tensor) && are_level(cut_, summed, t, keeper.tensor))
+      if (agree(cut_, t, tensor, all_but(summed)) && agree(cut_, t, keeper.tensor, summed))
         return rank_at(keeper.pipeline, keeper.stage, t);
     HET_REQUIRE(false, gradient, tensor);
     return -1;

@@ -41,7 +41,7 @@ class Partition {
 
   RankGraph run() {
     declare();
-    for (size_t n = 0; n < graph_.nodes.size(); ++n) emit(graph_.nodes[n], program_.nodes[n]);
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) emit(n);
     for (const Output& output : graph_.outputs) {
       const NodeId producer = graph_.values[output.value].producer;
       Node place;
@@ -263,18 +263,18 @@ class Partition {
 
   // --- nodes
 
-  void emit(const Node& node, const NodeSharding& way) {
+  // An operand that this part does not take is converted all the same: all ranks run the same collectives.
+  void emit(size_t n) {
+    const Node& node = graph_.nodes[n];
+    const NodeSharding& way = program_.nodes[n];
     place_at(node);
     std::vector<ValueId> inputs;
     for (size_t i = 0; i < node.inputs.size(); ++i) {
-      bool elsewhere = ((way.once >> i) & 1) != 0 && part_ != 0;
-      const size_t number = static_cast<size_t>(&node - graph_.nodes.data());
-      if (own_ != nullptr && node.inputs[i] != kAbsent && own_->nodes[number].inputs[i] == kAbsent) {
-        local(node.inputs[i], way.inputs[i]);
-        elsewhere = true;
-      }
-      inputs.push_back(node.inputs[i] == kAbsent || elsewhere ? kAbsent
-                                                              : local(node.inputs[i], way.inputs[i]));
+      const bool absent = node.inputs[i] == kAbsent;
+      const ValueId here = absent ? kAbsent : local(node.inputs[i], way.inputs[i]);
+      const bool taken_by_first = ((way.once >> i) & 1) != 0 && part_ != 0;
+      const bool taken_by_another = own_ != nullptr && own_->nodes[n].inputs[i] == kAbsent;
+      inputs.push_back(taken_by_first || taken_by_another ? kAbsent : here);
     }
     const std::vector<ValueId> outputs = call(node, way, inputs);
     for (size_t o = 0; o < node.outputs.size(); ++o)

@@ -205,19 +205,13 @@ class Propagation {
            way.outputs[0] == wanted_[static_cast<size_t>(result)];
   }
 
-  // "blocks.0.mlp linear"
-  std::string name_of(const Node& node) const {
-    const std::string& scope = graph_.scopes[static_cast<size_t>(node.scope)];
-    return scope.empty() ? std::string(node.op->name) : fmt::format("{} {}", scope, node.op->name);
-  }
-
   void choose(NodeId n) {
     const Node& node = graph_.nodes[static_cast<size_t>(n)];
     const auto fixed = fixed_.find(n);
     NodeSharding best = fixed == fixed_.end() ? cheapest(n) : fixed->second;
     if (fixed != fixed_.end() && !moved_by(node, best))
       fail_usage("{} cannot run as the plan's sharding says: its rule does not allow how an operand lies",
-                 name_of(node));
+                 name_of(graph_, node));
     // The norm is of gradients that lie as their parameters do, so that each is counted once.
     if (node.op->any_placement)
       for (size_t i = 0; i < node.inputs.size(); ++i)
@@ -329,6 +323,11 @@ class Propagation {
 };
 
 }  // namespace
+
+std::string name_of(const Graph& graph, const Node& node) {
+  const std::string& scope = graph.scopes[static_cast<size_t>(node.scope)];
+  return scope.empty() ? std::string(node.op->name) : fmt::format("{} {}", scope, node.op->name);
+}
 
 Phase phase_of_conversion(const PlacementTable& table, const ShardingProgram& program, ValueId value,
                           Phase use) {

@@ -40,6 +40,9 @@ struct ShardingProgram {
 Phase phase_of_conversion(const PlacementTable& table, const ShardingProgram& program, ValueId value,
                           Phase use);
 
+// Where a node stands and what it runs, for messages: "blocks.0.mlp linear".
+std::string name_of(const Graph& graph, const Node& node);
+
 // What propagate() may use.
 struct ShardingHints {
   std::map<ValueId, PlacementId> given;  // how state and inputs lie; others are replicated

@@ -196,9 +196,7 @@ std::vector<std::string> node_names(const Graph& graph) {
   std::vector<std::string> names;
   std::map<std::string, int> count;
   for (const Node& node : graph.nodes) {
-    const std::string& scope = graph.scopes[static_cast<size_t>(node.scope)];
-    std::string name =
-        scope.empty() ? std::string(node.op->name) : fmt::format("{} {}", scope, node.op->name);
+    std::string name = name_of(graph, node);
     const int number = ++count[name];
     names.push_back(number == 1 ? name : fmt::format("{} {}", name, number));
   }

@@ -438,26 +438,49 @@ Verdict judge(const Graph& model, const Plan& plan, const Outcome& alone, double
 
 }  // namespace
 
+// How one device trains the models: computed once for each number of micro-batches.
+class Alone {
+ public:
+  explicit Alone(DType dtype) : models_{small_model(false, dtype), small_model(true, dtype)} {}
+
+  const Graph& model(size_t which) const { return models_[which]; }
+  const Outcome& outcome(size_t which, const Plan& plan) {
+    const int microbatches = microbatches_of(plan);
+    const auto [entry, fresh] = known_.emplace(std::pair{which, microbatches}, Outcome{});
+    if (fresh) entry->second = alone(models_[which], microbatches);
+    return entry->second;
+  }
+
+ private:
+  Graph models_[2];  // GPT, LLaMA
+  std::map<std::pair<size_t, int>, Outcome> known_;
+};
+
+int trials_or(int count) {
+  const char* given = std::getenv("HETRUN_PLAN_TRIALS");
+  return given == nullptr ? count : std::atoi(given);
+}
+
+unsigned first_seed() {
+  const char* given = std::getenv("HETRUN_PLAN_SEED");
+  return given == nullptr ? 1 : static_cast<unsigned>(std::atoi(given));
+}
+
 // In f64 nothing but the order of sums may differ; in f32 that alone makes a difference of about 1e-6.
 TEST_CASE("random plans train the model that one device trains", "[distributed]") {
   const DType dtype = GENERATE(DType::f64, DType::f32);
   const double tolerance = dtype == DType::f64 ? 1e-12 : 1e-5;
-  const int trials = std::getenv("HETRUN_PLAN_TRIALS") ? std::atoi(std::getenv("HETRUN_PLAN_TRIALS")) : 40;
-  const unsigned first =
-      std::getenv("HETRUN_PLAN_SEED") ? static_cast<unsigned>(std::atoi(std::getenv("HETRUN_PLAN_SEED"))) : 1;
-  const Graph models[] = {small_model(false, dtype), small_model(true, dtype)};
-  for (const Graph& model : models) REQUIRE(verify(model).empty());
-  std::map<std::pair<int, int>, Outcome> known;  // by model, micro-batches
+  const int trials = trials_or(40);
+  const unsigned first = first_seed();
+  Alone one(dtype);
+  for (const size_t which : {0U, 1U}) REQUIRE(verify(one.model(which)).empty());
   double worst = 0;
   for (unsigned seed = first; seed < first + static_cast<unsigned>(trials); ++seed) {
     std::mt19937 random(seed);
     const Plan plan = random_plan(random, kLayers, kSamples, true);
-    const int which = static_cast<int>(seed % 2);
+    const size_t which = seed % 2;
     const auto verdict_of = [&](const Plan& tried) {
-      const int microbatches = microbatches_of(tried);
-      const auto [entry, fresh] = known.emplace(std::pair{which, microbatches}, Outcome{});
-      if (fresh) entry->second = alone(models[which], microbatches);
-      return judge(models[which], tried, entry->second, tolerance);
+      return judge(one.model(which), tried, one.outcome(which, tried), tolerance);
     };
     const Verdict verdict = verdict_of(plan);
     worst = std::max(worst, verdict.apart);
@@ -490,22 +513,18 @@ Graph with_hints(Graph graph, std::mt19937& random) {
 }
 
 TEST_CASE("random plans train the same model where layers say how they are cut", "[distributed]") {
-  const Graph models[] = {small_model(false, DType::f64), small_model(true, DType::f64)};
-  const int trials = std::getenv("HETRUN_PLAN_TRIALS") ? std::atoi(std::getenv("HETRUN_PLAN_TRIALS")) : 25;
-  std::map<std::pair<int, int>, Outcome> known;  // by model, micro-batches
+  Alone one(DType::f64);
+  const int trials = trials_or(25);
   int hints = 0, checked = 0;
-  for (unsigned seed = std::getenv("HETRUN_PLAN_SEED") ? std::atoi(std::getenv("HETRUN_PLAN_SEED")) : 1;
-       checked < trials; ++seed) {
+  for (unsigned seed = first_seed(); checked < trials; ++seed) {
     std::mt19937 random(seed);
     const Plan plan = random_plan(random, kLayers, kSamples, true);
     if (tensor_shares(plan, plan.pipelines[0].stages[0]).size() == 1) continue;
-    const int which = static_cast<int>(seed % 2);
-    const Graph hinted = with_hints(models[which], random);
+    const size_t which = seed % 2;
+    const Graph hinted = with_hints(one.model(which), random);
     for (const Value& value : hinted.values) hints += static_cast<int>(value.hints.size());
-    const auto [entry, fresh] = known.emplace(std::pair{which, microbatches_of(plan)}, Outcome{});
-    if (fresh) entry->second = alone(models[which], microbatches_of(plan));
     INFO("seed " << seed << "\n" << to_lua(plan));
-    CHECK(judge(hinted, plan, entry->second, 1e-12).problem == "");
+    CHECK(judge(hinted, plan, one.outcome(which, plan), 1e-12).problem == "");
     ++checked;
   }
   CHECK(hints > 2 * trials);
@@ -530,29 +549,26 @@ AxisSharding random_sharding(const Graph& graph, const Shares& shares, std::mt19
 }
 
 TEST_CASE("random plans train the same model where stages say how they are cut", "[distributed]") {
-  const Graph models[] = {small_model(false, DType::f64), small_model(true, DType::f64)};
-  const int trials = std::getenv("HETRUN_PLAN_TRIALS") ? std::atoi(std::getenv("HETRUN_PLAN_TRIALS")) : 25;
-  std::map<std::pair<int, int>, Outcome> known;  // by model, micro-batches
+  Alone one(DType::f64);
+  const int trials = trials_or(25);
   int shardings = 0, checked = 0;
-  for (unsigned seed = 1; checked < trials; ++seed) {
+  for (unsigned seed = first_seed(); checked < trials; ++seed) {
     std::mt19937 random(seed);
     Plan plan = random_plan(random, kLayers, kSamples, true);
     if (plan.schedule == Schedule::interleaved) continue;
-    const int which = static_cast<int>(seed % 2);
+    const size_t which = seed % 2;
     const int before = shardings;
     plan.sequence = false;
     for (Pipeline& pipeline : plan.pipelines)
       for (Stage& stage : pipeline.stages) {
         const Shares shares = tensor_shares(plan, stage);
         if (shares.size() == 1 || random() % 4 == 0) continue;
-        stage.sharding = along_one_axis(random_sharding(models[which], shares, random));
+        stage.sharding = along_one_axis(random_sharding(one.model(which), shares, random));
         ++shardings;
       }
     if (shardings == before) continue;
-    const auto [entry, fresh] = known.emplace(std::pair{which, microbatches_of(plan)}, Outcome{});
-    if (fresh) entry->second = alone(models[which], microbatches_of(plan));
     INFO("seed " << seed << "\n" << to_lua(plan));
-    CHECK(judge(models[which], plan, entry->second, 1e-12).problem == "");
+    CHECK(judge(one.model(which), plan, one.outcome(which, plan), 1e-12).problem == "");
     ++checked;
   }
   CHECK(shardings > trials);
@@ -578,36 +594,32 @@ StageSharding random_mesh(const Graph& graph, std::vector<int> sizes, std::mt199
 }
 
 TEST_CASE("random plans train the same model where stages have meshes", "[distributed][stage mesh]") {
-  const Graph models[] = {small_model(false, DType::f64), small_model(true, DType::f64)};
-  const int trials = std::getenv("HETRUN_PLAN_TRIALS") ? std::atoi(std::getenv("HETRUN_PLAN_TRIALS")) : 25;
-  std::map<std::pair<int, int>, Outcome> known;  // by model, micro-batches
+  Alone one(DType::f64);
+  const int trials = trials_or(25);
   int meshes = 0, checked = 0, refused = 0;
-  for (unsigned seed = std::getenv("HETRUN_PLAN_SEED") ? std::atoi(std::getenv("HETRUN_PLAN_SEED")) : 1;
-       checked < trials; ++seed) {
+  for (unsigned seed = first_seed(); checked < trials; ++seed) {
     std::mt19937 random(seed);
     Plan plan = random_plan(random, kLayers, kSamples, true);
     if (plan.schedule == Schedule::interleaved) continue;
-    const int which = static_cast<int>(seed % 2);
+    const size_t which = seed % 2;
     const int before = meshes;
     plan.sequence = false;
     for (Pipeline& pipeline : plan.pipelines)
       for (Stage& stage : pipeline.stages) {
         if (stage.devices.size() != 4 || random() % 4 == 0) continue;
         stage.shares.clear();
-        stage.sharding = random_mesh(models[which], {2, 2}, random);
+        stage.sharding = random_mesh(one.model(which), {2, 2}, random);
         ++meshes;
       }
     if (meshes == before) continue;
     try {
-      lower(models[which], plan, 0, true);
+      lower(one.model(which), plan, 0, true);
     } catch (const Error&) {  // a dimension that both axes cut may have too few units
       ++refused;
       continue;
     }
-    const auto [entry, fresh] = known.emplace(std::pair{which, microbatches_of(plan)}, Outcome{});
-    if (fresh) entry->second = alone(models[which], microbatches_of(plan));
     INFO("seed " << seed << "\n" << to_lua(plan));
-    CHECK(judge(models[which], plan, entry->second, 1e-12).problem == "");
+    CHECK(judge(one.model(which), plan, one.outcome(which, plan), 1e-12).problem == "");
     ++checked;
   }
   CHECK(meshes > trials);
