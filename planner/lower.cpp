@@ -62,17 +62,75 @@ class Lowering {
     buckets_->begin_step();
     for (size_t u = 0; u < work_.units.size(); ++u) emit_unit(u);
     settle_messages();
-    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
-      const Node& node = graph_.nodes[n];
-      if (work_.mine[n] && node.phase == Phase::update && !facts_.invariant_node(node)) emit_update(node);
-    }
-    emit_updates();
+    emit_update_phase();
     buckets_->share_parameters();
     emit_outputs();
     return out_.finish();
   }
 
  private:
+  // Of several ranks the norm of all gradients decides the step. Where there is none, a gathering does before
+  // the first change of state, behind all that may need other ranks.
+  void emit_update_phase() {
+    const auto is_norm = [](const Node& node) { return node.op->any_placement; };
+    const bool in_order = work_.groups.empty() || !changes_state() ||
+                          std::any_of(graph_.nodes.begin(), graph_.nodes.end(), is_norm);
+    const std::vector<bool> late = in_order ? std::vector<bool>(graph_.nodes.size()) : behind_changes();
+    const auto emit_those = [&](bool wanted) {
+      for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+        const Node& node = graph_.nodes[n];
+        if (late[n] == wanted && work_.mine[n] && node.phase == Phase::update && !facts_.invariant_node(node))
+          emit_update(node);
+      }
+      emit_updates();
+    };
+    emit_those(false);
+    if (in_order) return;
+    decide();
+    emit_those(true);
+  }
+
+  bool changes_state(const Node& node) const {
+    return node.phase == Phase::update && !node.op->in_place.empty();
+  }
+  bool changes_state() const {
+    return std::any_of(graph_.nodes.begin(), graph_.nodes.end(),
+                       [this](const Node& node) { return changes_state(node); });
+  }
+
+  // The nodes that change state, and all that need what these make.
+  std::vector<bool> behind_changes() const {
+    std::vector<bool> late(graph_.nodes.size());
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+      const Node& node = graph_.nodes[n];
+      late[n] = changes_state(node) || std::any_of(node.inputs.begin(), node.inputs.end(), [&](ValueId id) {
+                  return id != kAbsent && graph_.values[id].producer >= 0 && late[graph_.values[id].producer];
+                });
+    }
+    return late;
+  }
+
+  // Each rank gives a number when it has all its gradients.
+  void decide() {
+    for (const auto& [id, gradient] : work_.gradients) buckets_->await(id);
+    await_collectives();
+    const auto ranks = static_cast<int64_t>(work_.groups[0].ranks.size());
+    const Operand own = out_.add_whole({"this rank's number", {DType::f32, {1}}});
+    const Operand all = out_.add_whole({"all ranks' numbers", {DType::f32, {ranks}}});
+    Node node;
+    node.phase = Phase::update;
+    out_.fill(node, own, 0);
+    gather_numbers(own, all, "all gradients are there");
+  }
+
+  // What decides the step: from here on every rank is known to have its gradients.
+  void gather_numbers(const Operand& own, const Operand& all, std::string label) {
+    CollectiveRequest gather = request_for(CollectiveKind::all_gather, own, std::move(label));
+    gather.counts.assign(work_.groups[0].ranks.size(), own.layout.type.elements());
+    out_.await(out_.start({0, std::move(gather), own, all, Phase::update}));
+    out_.decide();
+  }
+
   // Updates that follow each other and differ only in what JoinedCalls allows are made in one pass.
   void emit_update(const Node& node) {
     const bool joins = !node.op->joined_as.op.empty() && can_join(node);
@@ -782,9 +840,7 @@ class Lowering {
     }
 
     const Operand all = out_.add_whole({"all ranks' numbers", {scalar.dtype, {ranks, numbers}}});
-    CollectiveRequest gather = request_for(CollectiveKind::all_gather, own, "gradient norms");
-    gather.counts.assign(ranks, numbers);
-    out_.await(out_.start({0, std::move(gather), own, all, Phase::update}));
+    gather_numbers(own, all, "gradient norms");
     const auto each_rank = [&](int64_t i) {
       if (numbers == 1) return Operand{all.buffer, Layout::contiguous({scalar.dtype, {ranks}})};
       Operand packed = out_.add_whole({"a number of each rank", {scalar.dtype, {ranks}}});

@@ -1,5 +1,7 @@
 #include "planner/program_writer.h"
 
+#include <algorithm>
+
 #include "core/ops/op.h"
 
 namespace het {
@@ -60,7 +62,22 @@ void ProgramWriter::await(int start) {
 
 void ProgramWriter::end_prologue() { program_.prologue = static_cast<int>(program_.instructions.size()); }
 
+void ProgramWriter::decide() { program_.decided = static_cast<int>(program_.instructions.size()); }
+
+// A rank alone decides with the first write to its state.
 Program ProgramWriter::finish() {
+  const auto changes_state = [&](const Instruction& instruction) {
+    bool changes = false;
+    visit_operands(program_, instruction, [&](const Operand& operand, Use use) {
+      const bool writes = use == Use::writes || use == Use::adds || use == Use::takes;
+      changes = changes || (writes && program_.buffers[operand.buffer].home == Home::state);
+    });
+    return changes;
+  };
+  const auto& instructions = program_.instructions;
+  if (program_.decided == 0)
+    program_.decided = static_cast<int>(
+        std::find_if(instructions.begin(), instructions.end(), changes_state) - instructions.begin());
   place_buffers(program_);
   return std::move(program_);
 }

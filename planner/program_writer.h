@@ -32,6 +32,7 @@ class ProgramWriter {
   void await(int start);
 
   void end_prologue();
+  void decide();     // what was written last decides the step of all ranks
   Program finish();  // with every buffer placed; the writer is done
 
  private:

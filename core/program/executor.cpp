@@ -298,18 +298,23 @@ bool Executor::launch(Stretch& stretch) {
   if (stretch.begin == first_update_) state_->device().wait_for_transfers();
   const Call& first = calls_[stretch.begin];
   if (first.kernel == nullptr) {
+    if (before_each_) before_each_(stretch.begin);
     launch(first);
+    next_ = stretch.end;
     return true;
   }
   await_settled(first);
-  if (stretch.recording != nullptr) {
+  if (stretch.recording != nullptr && !before_each_) {
     stretch.recording->replay();
   } else {
     for (int i = stretch.begin; i < stretch.end; ++i) {
       if (asked_to_stop(i)) return false;
+      if (before_each_) before_each_(i);
       run_kernel(calls_[i]);
+      next_ = i + 1;
     }
   }
+  next_ = stretch.end;
   stretch.has_run = true;
   return true;
 }
@@ -333,7 +338,7 @@ bool Executor::run() {
   state_->device().enter();
   const auto began = std::chrono::steady_clock::now();
   waited_ = bubble_ = 0;
-  const int begin = first_instruction();
+  const int begin = next_ = first_instruction();
   for (Stretch& stretch : stretches_) {
     if (stretch.begin < begin || launch(stretch)) continue;
     stop_.store(false);
@@ -344,6 +349,43 @@ bool Executor::run() {
   if (!recorded_) record();
   stop_.store(false);  // asked for too late
   return true;
+}
+
+// What the instruction before `decided` awaits.
+const Operand& Executor::deciding_numbers() const {
+  const auto* await =
+      program_.decided == 0 ? nullptr : std::get_if<Await>(&program_.instructions[program_.decided - 1]);
+  if (await == nullptr) fail_usage("the program does not decide its step together with other ranks");
+  return std::get<Start>(program_.instructions[static_cast<size_t>(await->start)]).out;
+}
+
+Tensor Executor::decision() const {
+  const Operand& numbers = deciding_numbers();
+  if (!is_decided())
+    fail_usage("the last run ended at instruction {}, before its step was decided at {}", next_,
+               program_.decided);
+  return copy_of(numbers.buffer);
+}
+
+void Executor::finish(const Tensor& decision) {
+  const Operand& numbers = deciding_numbers();
+  if (next_ != program_.decided - 1)
+    fail_usage("the last run ended at instruction {}; one that ends at {} can be finished", next_,
+               program_.decided - 1);
+  if (decision.type() != numbers.layout.type)
+    fail_usage("the numbers that decide a step are {}, not {}", to_string(numbers.layout.type),
+               to_string(decision.type()));
+  Device& device = state_->device();
+  device.enter();
+  device.synchronize();
+  device.copy_in(address(numbers), decision.bytes(), numbers.layout.type.bytes());
+  device.wait_for_transfers();
+  for (next_ = program_.decided; next_ < static_cast<int>(calls_.size()); ++next_) {
+    if (calls_[next_].starts) break;  // of parameters that ranks update in parts
+    launch(calls_[next_]);
+  }
+  device.synchronize();
+  if (changes_parameters_) state_->touch();
 }
 
 // A step is done, after `seconds`.
@@ -386,7 +428,8 @@ std::vector<Executor::Span> Executor::run_timed(const Repeats& repeats) {
   const auto seconds = [](std::chrono::steady_clock::time_point time) {
     return std::chrono::duration<double>(time.time_since_epoch()).count();
   };
-  const size_t first = static_cast<size_t>(first_instruction()), end = calls_.size();
+  next_ = first_instruction();
+  const size_t first = static_cast<size_t>(next_), end = calls_.size();
   Device& device = state_->device();
   device.enter();
   device.wait_for_transfers();
@@ -410,12 +453,14 @@ std::vector<Executor::Span> Executor::run_timed(const Repeats& repeats) {
       spans[i] = {from, from + stopwatch->seconds(i, i + 1) / times(i)};
       if (const Recording* const recorded = recording(i)) spans[i].launches = recorded->launches() / times(i);
     }
+    next_ = static_cast<int>(end);
   } else {
     for (size_t i = first; i < end; ++i) {
       spans[i].begin = seconds(std::chrono::steady_clock::now());
       launch(calls_[i]);
       device.synchronize();
       spans[i].end = seconds(std::chrono::steady_clock::now());
+      next_ = static_cast<int>(i) + 1;
     }
   }
   for (size_t i = 0; i < calls_.size(); ++i)

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -30,6 +31,22 @@ class Executor {
   // false when stopped by request_stop() before the update phase: state is then as it was.
   bool run();
   Tensor read(const std::string& output) const;  // a copy of an output of the last run
+
+  // --- a run that an error broke off, as the loss of another rank does
+
+  // Where the last run ended: the first instruction that it has not done; their number after a whole run.
+  int next_instruction() const { return next_; }
+  bool is_decided() const { return next_ >= program_.decided; }
+  // The numbers by which all ranks decided the last run's step. Throws Error(usage) if it is not decided
+  // here.
+  Tensor decision() const;
+  // Make the update of a step that was decided elsewhere, by the numbers that decision() gives there, and
+  // broke off here right before. Parameters whose update other ranks make stay as they are. Throws
+  // Error(usage) if the last run did not break off there.
+  void finish(const Tensor& decision);
+  // Called with each instruction of a run before it is done, and what it throws breaks the run off: for
+  // tests. Nothing is replayed then.
+  void before_each(std::function<void(int instruction)> visit) { before_each_ = std::move(visit); }
 
   // Run forward and backward again on the same inputs, without the update, checking every result: a sentence
   // naming the first layer and operator that made a NaN or an infinity from finite operands, or what arrived
@@ -96,6 +113,7 @@ class Executor {
   int first_instruction() const;  // skips the prologue while the state has not changed
   void finish_run(double seconds);
   Tensor copy_of(BufferId buffer) const;
+  const Operand& deciding_numbers() const;
   struct NonFinite;
   NonFinite first_non_finite_step(const Compute& compute) const;
   std::string non_finite_result(const Compute& compute) const;
@@ -126,7 +144,9 @@ class Executor {
   std::vector<Stretch> stretches_;  // all calls, in their order
   bool recorded_ = false;           // every stretch of two calls or more, if the device records
   std::vector<bool> written_;       // of buffers: inputs that have been written
-  int first_update_ = -1;           // instruction from which a step can no longer be stopped
+  std::function<void(int)> before_each_;
+  int next_ = 0;
+  int first_update_ = -1;  // instruction from which a step can no longer be stopped
   bool changes_parameters_ = false;
   uint64_t prologue_version_ = 0;
   std::atomic<bool> stop_{false};

@@ -52,6 +52,55 @@ int64_t extent_of(const Layout& layout) {
   return last + 1;
 }
 
+// What a collective brings straight into a buffer, or a kernel computes into it.
+bool writes_to(Use use) { return use == Use::writes || use == Use::adds || use == Use::takes; }
+
+// The step is decided before it changes state, and the change needs what no other rank still has to send.
+void verify_decision(const Program& program, std::vector<std::string>& problems) {
+  const auto& instructions = program.instructions;
+  const int count = static_cast<int>(instructions.size());
+  const auto complain = [&](int i, std::string_view about) {
+    problems.push_back(fmt::format("instruction {} ({}) {}", i, title_of(instructions[i]), about));
+  };
+  if (program.decided < program.prologue || program.decided > count) {
+    problems.push_back(fmt::format("the step is decided at instruction {}; its {} instructions begin at {}",
+                                   program.decided, count, program.prologue));
+    return;
+  }
+  std::vector<bool> arrived(program.buffers.size());  // of a collective that was started after the decision
+  bool changes_state = false, others_needed = false;
+  for (int i = 0; i < count; ++i) {
+    const bool is_decided = i >= program.decided;
+    const auto* start = std::get_if<Start>(&instructions[i]);
+    const auto* compute = std::get_if<Compute>(&instructions[i]);
+    if (start != nullptr && is_decided) others_needed = true;
+    if (const auto* await = std::get_if<Await>(&instructions[i]);
+        await != nullptr && is_decided && await->start < program.decided)
+      complain(await->start, "is awaited after the step is decided");
+    const bool moves = compute != nullptr &&
+                       std::all_of(compute->inputs.begin(), compute->inputs.end(), [&](const Operand& input) {
+                         return input.buffer != kAbsent && arrived[input.buffer];
+                       });
+    visit_operands(program, instructions[i], [&](const Operand& operand, Use use) {
+      if (use == Use::gives && is_decided) arrived[operand.buffer] = true;
+      if (!writes_to(use) || program.buffers[operand.buffer].home != Home::state) return;
+      changes_state = true;
+      const std::string& name = program.buffers[operand.buffer].name;
+      if (!is_decided) complain(i, fmt::format("changes '{}' before the step is decided", name));
+      if (others_needed && start == nullptr && !moves)
+        complain(i, fmt::format("changes '{}' after a collective of the decided step", name));
+    });
+  }
+  if (!changes_state || program.groups.empty()) return;
+  const auto* await = program.decided == 0 ? nullptr : std::get_if<Await>(&instructions[program.decided - 1]);
+  const auto* gather =
+      await == nullptr ? nullptr : std::get_if<Start>(&instructions[static_cast<size_t>(await->start)]);
+  if (gather == nullptr || gather->group != 0 || gather->request.kind != CollectiveKind::all_gather)
+    problems.push_back(
+        fmt::format("the step is decided at instruction {}, which does not follow a gathering of all ranks",
+                    program.decided));
+}
+
 }  // namespace
 
 std::vector<std::string> verify(const Program& program) {
@@ -129,6 +178,7 @@ std::vector<std::string> verify(const Program& program) {
     if (std::holds_alternative<Start>(program.instructions[i]) && !awaited[i])
       problems.push_back(
           fmt::format("instruction {} ({}) is never awaited", i, title_of(program.instructions[i])));
+  if (problems.empty()) verify_decision(program, problems);
   std::vector<int> arena;
   for (size_t b = 0; b < program.buffers.size(); ++b)
     if (program.buffers[b].home == Home::arena && first[b] >= 0) arena.push_back(static_cast<int>(b));
@@ -158,6 +208,7 @@ std::string to_string(const Program& program) {
     return name;
   };
   for (size_t i = 0; i < program.instructions.size(); ++i) {
+    if (static_cast<int>(i) == program.decided) text += "      the step is decided\n";
     if (const auto* start = std::get_if<Start>(&program.instructions[i])) {
       const CollectiveRequest& request = start->request;
       const bool message = request.kind == CollectiveKind::send || request.kind == CollectiveKind::receive;

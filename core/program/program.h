@@ -92,6 +92,11 @@ struct Program {
   std::vector<Instruction> instructions;
   // Instructions [0, prologue) depend on state alone; a run may skip them while the state has not changed.
   int prologue = 0;
+  // Before instruction `decided` no state is written: a step that is broken off there can be run again. Of
+  // several ranks the instruction before it awaits a gathering of all of them, which each joins when it has
+  // all its gradients; from there on all ranks make the step's update, and need no other one for it but to
+  // gather parameters that were updated in parts. The number of instructions: the program writes no state.
+  int decided = 0;
   int microbatches = 1;      // that this rank runs in a step
   int first_microbatch = 0;  // of the step's, the first that this rank runs
   int64_t arena_bytes = 0;
@@ -135,10 +140,12 @@ MemoryUse memory_of(const Program& program);  // without workspace, which only a
 void place_buffers(Program& program);
 
 // All that is wrong: reads before writes, operands outside their buffers, live buffers that overlap,
-// collectives that nobody awaits, whose results are used before, or whose operands are written to.
+// collectives that are never awaited, whose results are used before, or whose operands are written to; writes
+// to state before the step is decided, or after that by what another rank still has to send.
 std::vector<std::string> verify(const Program& program);
 // Of the programs of all ranks: what keeps them from running together. The members of a group start the same
-// collectives in the same order, each message has both ends, and no rank waits for what others start later.
+// collectives in the same order, each message has both ends, no rank waits for what others start later, and
+// one gathering decides the step for all.
 std::vector<std::string> verify_together(std::span<const Program> programs);
 
 std::string title_of(const Instruction& instruction);  // "linear", "all_reduce", "await"

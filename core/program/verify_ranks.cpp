@@ -1,5 +1,6 @@
 #include <deque>
 #include <map>
+#include <optional>
 #include <tuple>
 
 #include "core/base/error.h"
@@ -31,6 +32,7 @@ class Rehearsal {
         while (problems_.empty() && at_[rank] < programs_[rank].instructions.size() && step(rank))
           moved = true;
     }
+    if (problems_.empty()) compare_decisions();
     if (!problems_.empty()) return problems_;
     for (size_t rank = 0; rank < programs_.size(); ++rank)
       if (at_[rank] < programs_[rank].instructions.size()) {
@@ -55,6 +57,24 @@ class Rehearsal {
     std::vector<size_t> started;    // by each operation: ranks that did
     std::map<size_t, size_t> next;  // of each rank
   };
+
+  // All ranks decide the step by the same collective, or none does.
+  void compare_decisions() {
+    std::optional<size_t> first;
+    for (size_t rank = 0; rank < programs_.size(); ++rank) {
+      const auto& instructions = programs_[rank].instructions;
+      const size_t decided = static_cast<size_t>(programs_[rank].decided);
+      const auto* await = decided == 0 || decided == instructions.size()
+                              ? nullptr
+                              : std::get_if<Await>(&instructions[decided - 1]);
+      if (await == nullptr || places_[rank].count(await->start) == 0) continue;
+      const size_t place = places_[rank].at(await->start);
+      if (!first) first = place;
+      if (*first != place)
+        problems_.push_back(fmt::format(
+            "rank {} decides the step by operation {} of all ranks, another one by {}", rank, place, *first));
+    }
+  }
 
   bool step(size_t rank) {
     const Instruction& instruction = programs_[rank].instructions[at_[rank]];

@@ -1,0 +1,373 @@
+// A step is decided for all ranks or for none: one rank is lost at each instruction of a step, and what the
+// others have is compared with an undisturbed run, tensor by tensor.
+#include <algorithm>
+#include <atomic>
+#include <catch2/catch.hpp>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <thread>
+
+#include "core/base/error.h"
+#include "core/comm/loopback.h"
+#include "planner/layout.h"
+#include "planner/lower.h"
+#include "planner/work.h"
+#include "tests/unit/core/testing.h"
+#include "tests/unit/core/trained_gpt.h"
+
+using namespace het;
+using namespace het::testing;
+
+namespace {
+
+constexpr GptSizes kSizes{1, 4, 8, 2, 11, 2};
+constexpr int kLayersOfModel = 4;  // embedding, blocks, head
+
+using State = std::map<std::string, Tensor>;
+
+State state_of(const Executor& executor) {
+  State state;
+  for (const auto& [name, entry] : executor.state().entries())
+    state.emplace(name, executor.state().read(name));
+  return state;
+}
+
+bool same_bits(const Tensor& a, const Tensor& b) {
+  return a.type() == b.type() &&
+         std::memcmp(a.bytes(), b.bytes(), static_cast<size_t>(a.type().bytes())) == 0;
+}
+
+void write_inputs(Executor& executor, int step, int microbatches) {
+  const auto tokens_of = [&](int m, int what) {
+    Tensor tensor({DType::i32, {kSizes.samples, kSizes.context}});
+    std::mt19937 random(static_cast<unsigned>(1000 * step + 10 * m + what));
+    for (int64_t i = 0; i < tensor.elements(); ++i)
+      tensor.set(i, static_cast<double>(random() % kSizes.vocabulary));
+    return tensor;
+  };
+  const auto number = [](DType dtype, Shape shape, double value) {
+    Tensor tensor({dtype, std::move(shape)});
+    tensor.set(0, value);
+    return tensor;
+  };
+  const int first = executor.program().first_microbatch;
+  for (int m = 0; m < executor.program().microbatches; ++m) {
+    executor.write("tokens", tokens_of(first + m, 0), m);
+    executor.write("labels", tokens_of(first + m, 1), m);
+  }
+  executor.write("scale", number(DType::f32, {1},
+                                 1.0 / static_cast<double>(microbatches * kSizes.samples * kSizes.context)));
+  executor.write("lr", number(DType::f32, {}, 1e-2));
+  executor.write("step", number(DType::i64, {}, step));
+}
+
+// What one rank is left with when another one was lost.
+struct Rank {
+  std::unique_ptr<Executor> executor;
+  std::string error;
+  bool lost = false;
+};
+
+struct Fault {
+  int rank = -1, instruction = -1;
+  bool survives = false;  // it is cut off once all others have decided the step, and keeps what it has
+};
+
+// One whole step, and a second one in which a rank is lost before it does an instruction; without a fault,
+// both whole.
+std::vector<Rank> run_two_steps(const Graph& graph, const Plan& plan, const Fault& fault) {
+  const int ranks = static_cast<int>(devices_of(plan).size());
+  int microbatches = 0;
+  for (const Pipeline& pipeline : plan.pipelines) microbatches += pipeline.microbatches;
+  LoopbackOptions options;
+  options.patience.timeout = std::chrono::seconds(20);
+  auto fabrics = make_loopback(ranks, options);
+  std::vector<Rank> result(static_cast<size_t>(ranks));
+  std::atomic<int> decided{0};
+  std::vector<std::thread> threads;
+  for (int r = 0; r < ranks; ++r)
+    threads.emplace_back([&, r] {
+      Rank& own = result[static_cast<size_t>(r)];
+      auto& fabric = fabrics[static_cast<size_t>(r)];
+      try {
+        own.executor = std::make_unique<Executor>(lower(graph, plan, r, true), reference_state(3),
+                                                  std::make_shared<Groups>(fabric));
+        write_inputs(*own.executor, 1, microbatches);
+        own.executor->run();
+        own.executor->before_each([&, r](int instruction) {
+          if (instruction == own.executor->program().decided) ++decided;
+          if (r != fault.rank || instruction != fault.instruction) return;
+          while (fault.survives && decided < ranks - 1) std::this_thread::yield();
+          own.lost = !fault.survives;
+          throw Error(ErrorKind::peer, "the rank is lost");
+        });
+        write_inputs(*own.executor, 2, microbatches);
+        own.executor->run();
+      } catch (const Error& error) {
+        own.error = error.what();
+        if (own.lost) own.executor.reset();
+        fabric->abort(error.what());
+        fabric.reset();
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  return result;
+}
+
+struct Case {
+  std::string name;
+  Plan plan;
+};
+
+std::vector<Case> cases() {
+  const auto stage = [](std::vector<std::string> devices, int first, int layers) {
+    Stage made;
+    made.devices = std::move(devices);
+    made.first_layer = first;
+    made.layers = layers;
+    return made;
+  };
+  Plan copies;
+  copies.microbatch = 1;
+  for (const char* device : {"x:0", "x:1", "x:2"})
+    copies.pipelines.push_back({1, {stage({device}, 0, kLayersOfModel)}});
+  Plan unequal;
+  unequal.microbatch = 1;
+  unequal.pipelines = {{2, {stage({"x:0"}, 0, 2), stage({"x:1"}, 2, kLayersOfModel - 2)}},
+                       {1, {stage({"x:2"}, 0, kLayersOfModel)}}};
+  Plan tensor;
+  tensor.microbatch = 1;
+  tensor.tensor = 2;
+  tensor.pipelines = {{1, {stage({"x:0", "x:1"}, 0, kLayersOfModel)}},
+                      {1, {stage({"x:2", "x:3"}, 0, kLayersOfModel)}}};
+  std::vector<Case> all{{"three copies", copies}, {"unequal pipelines", unequal}, {"tensor = 2", tensor}};
+  for (size_t i = 0; i < 3; ++i) {
+    all.push_back({all[i].name + ", sharded optimizer", all[i].plan});
+    all.back().plan.sharded_optimizer = true;
+  }
+  return all;
+}
+
+// The first tensor of a rank that is neither as it was before a step nor after it; "": none. Of a decided
+// step that other ranks make a part of (`gathers`), a parameter may still have their parts as they were.
+std::string torn(const Executor& executor, const State& before, const State& after, bool decided,
+                 bool gathers) {
+  const State state = state_of(executor);
+  const auto& entries = executor.state().entries();
+  for (const auto& [name, tensor] : state) {
+    if (same_bits(tensor, decided ? after.at(name) : before.at(name))) continue;
+    const auto& entry = entries.at(name);
+    if (!decided || !gathers || !entry.trained) return name;
+    for (int64_t i = 0; i < tensor.elements(); ++i)
+      if (tensor.at(i) != before.at(name).at(i) && tensor.at(i) != after.at(name).at(i)) return name;
+    // What it keeps the moments of it has updated.
+    const auto moment = entries.find(name + ".m");
+    if (moment == entries.end() || entry.slice) continue;
+    if (!moment->second.slice) return name;
+    const TensorSlice& own = *moment->second.slice;
+    if (!same_bits(take(tensor, own), take(after.at(name), own))) return name;
+  }
+  return "";
+}
+
+// What two whole steps leave each rank with, and the first of them alone.
+struct Undisturbed {
+  std::vector<Rank> ranks;
+  std::vector<State> before, after;
+};
+
+Undisturbed undisturbed(const Graph& graph, const Plan& plan) {
+  Undisturbed all;
+  all.ranks = run_two_steps(graph, plan, {});
+  for (size_t r = 0; r < all.ranks.size(); ++r) {
+    REQUIRE(all.ranks[r].error.empty());
+    REQUIRE(all.ranks[r].executor->is_decided());
+    all.after.push_back(state_of(*all.ranks[r].executor));
+    // The loss of another rank at the very beginning of the second step leaves the first one's.
+    const int other = r == 0 ? 1 : 0;
+    const auto ranks = run_two_steps(
+        graph, plan, {other, all.ranks[static_cast<size_t>(other)].executor->program().prologue});
+    REQUIRE_FALSE(ranks[r].executor->is_decided());
+    all.before.push_back(state_of(*ranks[r].executor));
+    CHECK_FALSE(same_bits(all.before[r].begin()->second, all.after[r].begin()->second));
+  }
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("a rank lost at any instruction leaves the others a step before or a step after, never torn",
+          "[step commit]") {
+  const Graph graph = trained_gpt(kSizes);
+  int points = 0, finished = 0, decided_points = 0;
+  for (const Case& each : cases()) {
+    INFO(each.name);
+    const auto [whole, before, after] = undisturbed(graph, each.plan);
+    for (int victim = 0; victim < static_cast<int>(whole.size()); ++victim) {
+      const Program& program = whole[static_cast<size_t>(victim)].executor->program();
+      for (int i = program.prologue; i < static_cast<int>(program.instructions.size()); ++i) {
+        INFO("rank " << victim << " is lost at instruction " << i << ", the step is decided at "
+                     << program.decided);
+        const auto ranks = run_two_steps(graph, each.plan, {victim, i});
+        REQUIRE(ranks[static_cast<size_t>(victim)].lost);
+        std::optional<Tensor> decision;
+        for (const Rank& rank : ranks)
+          if (!rank.lost && rank.executor->is_decided()) decision = rank.executor->decision();
+        CHECK((i >= program.decided || !decision || i == program.decided - 1));
+        for (size_t r = 0; r < ranks.size(); ++r) {
+          if (ranks[r].lost) continue;
+          Executor& executor = *ranks[r].executor;
+          if (decision && !executor.is_decided()) {
+            REQUIRE(executor.next_instruction() == executor.program().decided - 1);
+            executor.finish(*decision);
+            ++finished;
+          }
+          CHECK(torn(executor, before[r], after[r], decision.has_value(), each.plan.sharded_optimizer) == "");
+        }
+        ++points;
+        if (decision) ++decided_points;
+      }
+    }
+  }
+  CHECK(points >= 500);
+  WARN(points << " losses, " << decided_points << " of them in decided steps; " << finished
+              << " updates were finished by survivors");
+}
+
+TEST_CASE("a rank that is cut off before it knows the decision makes the update by the others' numbers",
+          "[step commit]") {
+  const Graph graph = trained_gpt(kSizes);
+  for (const Case& each : cases()) {
+    INFO(each.name);
+    const auto [whole, before, after] = undisturbed(graph, each.plan);
+    for (size_t r = 0; r < whole.size(); ++r) {
+      const int decided = whole[r].executor->program().decided;
+      const auto ranks = run_two_steps(graph, each.plan, {static_cast<int>(r), decided - 1, true});
+      Executor& executor = *ranks[r].executor;
+      INFO("rank " << r);
+      REQUIRE_FALSE(executor.is_decided());
+      CHECK(torn(executor, before[r], after[r], false, false) == "");
+      executor.finish(ranks[r == 0 ? 1 : 0].executor->decision());
+      CHECK(executor.is_decided());
+      for (size_t other = 0; other < ranks.size(); ++other)
+        CHECK(torn(*ranks[other].executor, before[other], after[other], true, each.plan.sharded_optimizer) ==
+              "");
+    }
+  }
+}
+
+TEST_CASE("the update of a step that is finished takes the numbers that it is given", "[step commit]") {
+  const Graph graph = trained_gpt(kSizes);
+  const Plan plan = cases()[0].plan;
+  const auto [whole, before, after] = undisturbed(graph, plan);
+  const auto ranks = run_two_steps(graph, plan, {0, whole[0].executor->program().decided - 1, true});
+  Tensor numbers = ranks[1].executor->decision();
+  for (int64_t i = 0; i < numbers.elements(); ++i) numbers.set(i, 1000);  // the norms: all is clipped more
+  ranks[0].executor->finish(numbers);
+  CHECK(torn(*ranks[0].executor, before[0], after[0], true, false) != "");
+}
+
+TEST_CASE("a step is finished only from where all gradients are there", "[step commit]") {
+  const Graph graph = trained_gpt(kSizes);
+  const Plan plan = cases()[0].plan;
+  const auto ranks = run_two_steps(graph, plan, {});
+  Executor& whole = *ranks[0].executor;
+  CHECK_THROWS_WITH(whole.finish(whole.decision()), Catch::Contains("one that ends at"));
+  Executor single(lower_single(graph, 1), reference_state(3));
+  CHECK_THROWS_WITH(single.decision(), Catch::Contains("together with other ranks"));
+  const auto broken = run_two_steps(graph, plan, {1, 2});
+  CHECK_THROWS_WITH(broken[0].executor->decision(), Catch::Contains("before its step was decided"));
+}
+
+namespace {
+
+// A layer whose update needs no norm.
+Graph without_norm() {
+  Graph graph;
+  GraphBuilder b(graph);
+  const ValueId x = b.input("x", {DType::f32, {2, 6}});
+  b.begin_layer("layer");
+  const ValueId w = b.parameter("w", {DType::f32, {6, 6}}, {Initial::Kind::normal, 0.5});
+  const ValueId y = b.call("linear", {x, w, kAbsent});
+  const ValueId loss = b.call("sum", {b.call("square", {y})}, {{"dims", std::vector<int64_t>{0, 1}}});
+  b.output("loss", loss);
+  const auto gradients = differentiate(graph, loss);
+  b.set_phase(Phase::update);
+  b.set_layer(-1);
+  const ValueId lr = b.input("lr", {DType::f32, {}}, true), one = b.input("one", {DType::f32, {}}, true);
+  b.call_all(op_named("sgd"), {w, kAbsent, gradients.at(w), lr, one}, {{"momentum", 0.0}});
+  return graph;
+}
+
+Plan two_copies() {
+  Plan plan;
+  plan.microbatch = 2;
+  for (const char* device : {"x:0", "x:1"}) {
+    Stage stage;
+    stage.devices = {device};
+    stage.layers = 1;
+    plan.pipelines.push_back({1, {stage}});
+  }
+  return plan;
+}
+
+bool has(const std::vector<std::string>& problems, const std::string& words) {
+  return std::any_of(problems.begin(), problems.end(),
+                     [&](const std::string& each) { return each.find(words) != std::string::npos; });
+}
+
+}  // namespace
+
+TEST_CASE("without a norm, a gathering of all ranks decides the step", "[step commit]") {
+  const Graph graph = without_norm();
+  std::vector<Program> programs;
+  for (int rank : {0, 1}) programs.push_back(lower(graph, two_copies(), rank, false));
+  for (const Program& program : programs) CHECK(verify(program).empty());
+  CHECK(verify_together(programs).empty());
+  Program program = programs[0];
+  const auto& await = std::get<Await>(program.instructions[static_cast<size_t>(program.decided) - 1]);
+  const auto& gather = std::get<Start>(program.instructions[static_cast<size_t>(await.start)]);
+  CHECK(gather.request.kind == CollectiveKind::all_gather);
+  CHECK(gather.request.label == "all gradients are there");
+  const int decided = program.decided;
+
+  program.decided = static_cast<int>(program.instructions.size());
+  CHECK(has(verify(program), "changes 'w' before the step is decided"));
+  program.decided = decided - 1;
+  CHECK(has(verify(program), "which does not follow a gathering of all ranks"));
+  program.decided = -1;
+  CHECK(has(verify(program), "the step is decided at instruction -1"));
+
+  // The gradient's sum and the gathering in turn: each rank decides by another one.
+  std::vector<Program> apart = programs;
+  const Program alone = lower_single(graph, 1);
+  CHECK(alone.decided > 0);
+  CHECK(verify(alone).empty());
+  const auto first_await = std::find_if(apart[1].instructions.begin(), apart[1].instructions.end(),
+                                        [](const auto& each) { return std::holds_alternative<Await>(each); });
+  apart[1].decided = static_cast<int>(first_await - apart[1].instructions.begin()) + 1;
+  REQUIRE(apart[1].decided < decided);
+  CHECK(has(verify_together(apart), "rank 1 decides the step by operation"));
+}
+
+TEST_CASE("state is changed after the decision by this rank's part, then by what others send",
+          "[step commit]") {
+  const Graph graph = trained_gpt(kSizes);
+  const Plan plan = cases()[3].plan;  // a sharded optimizer
+  Program program = lower(graph, plan, 0, true);
+  REQUIRE(verify(program).empty());
+  // The first update goes behind the gathering of parameters.
+  const auto& instructions = program.instructions;
+  const auto update =
+      std::find_if(instructions.begin() + program.decided, instructions.end(), [](const auto& each) {
+        const auto* compute = std::get_if<Compute>(&each);
+        return compute != nullptr && compute->op->name.find("adamw") != std::string_view::npos;
+      });
+  REQUIRE(update != instructions.end());
+  const Instruction moved = *update;
+  program.instructions.push_back(moved);
+  CHECK(has(verify(program), "after a collective of the decided step"));
+}
