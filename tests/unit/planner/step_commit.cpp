@@ -66,22 +66,33 @@ void write_inputs(Executor& executor, int step, int microbatches) {
 
 // What one rank is left with when another one was lost.
 struct Rank {
+  std::shared_ptr<StateStore> state;
   std::unique_ptr<Executor> executor;
   std::string error;
   bool lost = false;
 };
 
 struct Fault {
+  enum class Kind : uint8_t {
+    loss,     // of the rank, with all it has
+    error,    // it keeps what it has
+    cut_off,  // the same, once all others have decided the step
+  };
   int rank = -1, instruction = -1;
-  bool survives = false;  // it is cut off once all others have decided the step, and keeps what it has
+  Kind kind = Kind::loss;
 };
 
-// One whole step, and a second one in which a rank is lost before it does an instruction; without a fault,
+int microbatches_of(const Plan& plan) {
+  int count = 0;
+  for (const Pipeline& pipeline : plan.pipelines) count += pipeline.microbatches;
+  return count;
+}
+
+// One whole step, and a second one that is broken off before a rank does an instruction; without a fault,
 // both whole.
 std::vector<Rank> run_two_steps(const Graph& graph, const Plan& plan, const Fault& fault) {
   const int ranks = static_cast<int>(devices_of(plan).size());
-  int microbatches = 0;
-  for (const Pipeline& pipeline : plan.pipelines) microbatches += pipeline.microbatches;
+  const int microbatches = microbatches_of(plan);
   LoopbackOptions options;
   options.patience.timeout = std::chrono::seconds(20);
   auto fabrics = make_loopback(ranks, options);
@@ -93,15 +104,16 @@ std::vector<Rank> run_two_steps(const Graph& graph, const Plan& plan, const Faul
       Rank& own = result[static_cast<size_t>(r)];
       auto& fabric = fabrics[static_cast<size_t>(r)];
       try {
-        own.executor = std::make_unique<Executor>(lower(graph, plan, r, true), reference_state(3),
+        own.state = reference_state(3);
+        own.executor = std::make_unique<Executor>(lower(graph, plan, r, true), own.state,
                                                   std::make_shared<Groups>(fabric));
         write_inputs(*own.executor, 1, microbatches);
         own.executor->run();
         own.executor->before_each([&, r](int instruction) {
           if (instruction == own.executor->program().decided) ++decided;
           if (r != fault.rank || instruction != fault.instruction) return;
-          while (fault.survives && decided < ranks - 1) std::this_thread::yield();
-          own.lost = !fault.survives;
+          while (fault.kind == Fault::Kind::cut_off && decided < ranks - 1) std::this_thread::yield();
+          own.lost = fault.kind == Fault::Kind::loss;
           throw Error(ErrorKind::peer, "the rank is lost");
         });
         write_inputs(*own.executor, 2, microbatches);
@@ -245,7 +257,8 @@ TEST_CASE("a rank that is cut off before it knows the decision makes the update 
     const auto [whole, before, after] = undisturbed(graph, each.plan);
     for (size_t r = 0; r < whole.size(); ++r) {
       const int decided = whole[r].executor->program().decided;
-      const auto ranks = run_two_steps(graph, each.plan, {static_cast<int>(r), decided - 1, true});
+      const auto ranks =
+          run_two_steps(graph, each.plan, {static_cast<int>(r), decided - 1, Fault::Kind::cut_off});
       Executor& executor = *ranks[r].executor;
       INFO("rank " << r);
       REQUIRE_FALSE(executor.is_decided());
@@ -259,11 +272,54 @@ TEST_CASE("a rank that is cut off before it knows the decision makes the update 
   }
 }
 
+TEST_CASE("a step that is broken off before its decision is run again as if it had not begun",
+          "[step commit]") {
+  const Graph graph = trained_gpt(kSizes);
+  int points = 0;
+  for (const Case& each : cases()) {
+    INFO(each.name);
+    const auto [whole, before, after] = undisturbed(graph, each.plan);
+    const int ranks = static_cast<int>(whole.size());
+    for (int broken = 0; broken < ranks; ++broken) {
+      const Program& program = whole[static_cast<size_t>(broken)].executor->program();
+      for (int i = program.prologue; i < program.decided - 1; i += 5) {
+        INFO("broken off by rank " << broken << " at instruction " << i);
+        auto left = run_two_steps(graph, each.plan, {broken, i, Fault::Kind::error});
+        auto fabrics = make_loopback(ranks, {});
+        std::vector<State> again(left.size());
+        std::vector<std::string> errors(left.size());
+        std::vector<std::thread> threads;
+        for (int r = 0; r < ranks; ++r)
+          threads.emplace_back([&, r] {
+            const auto at = static_cast<size_t>(r);
+            try {
+              Executor executor(lower(graph, each.plan, r, true), left[at].state,
+                                std::make_shared<Groups>(fabrics[at]));
+              write_inputs(executor, 2, microbatches_of(each.plan));
+              executor.run();
+              again[at] = state_of(executor);
+            } catch (const Error& error) {
+              errors[at] = error.what();
+              fabrics[at]->abort(error.what());
+            }
+          });
+        for (std::thread& thread : threads) thread.join();
+        CHECK(errors == std::vector<std::string>(left.size()));
+        for (size_t r = 0; r < left.size(); ++r)
+          for (const auto& [name, tensor] : again[r]) CHECK(same_bits(tensor, after[r].at(name)));
+        ++points;
+      }
+    }
+  }
+  CHECK(points >= 100);
+}
+
 TEST_CASE("the update of a step that is finished takes the numbers that it is given", "[step commit]") {
   const Graph graph = trained_gpt(kSizes);
   const Plan plan = cases()[0].plan;
   const auto [whole, before, after] = undisturbed(graph, plan);
-  const auto ranks = run_two_steps(graph, plan, {0, whole[0].executor->program().decided - 1, true});
+  const auto ranks =
+      run_two_steps(graph, plan, {0, whole[0].executor->program().decided - 1, Fault::Kind::cut_off});
   Tensor numbers = ranks[1].executor->decision();
   for (int64_t i = 0; i < numbers.elements(); ++i) numbers.set(i, 1000);  // the norms: all is clipped more
   ranks[0].executor->finish(numbers);
