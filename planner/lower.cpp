@@ -206,6 +206,15 @@ class Lowering {
     }
   }
 
+  // What of a parameter this rank updates, where other ranks update the rest.
+  void update_rows(ValueId id, BufferSpec& spec) const {
+    for (const auto& [gradient, kept] : work_.gradients) {
+      if (kept.parameter != id || !kept.rows) continue;
+      const TensorSlice rows = TensorSlice::whole(spec.type.shape).narrowed(kept.row_dim, *kept.rows);
+      if (!rows.is_whole()) spec.updates = nested(slice_of(spec), rows);
+    }
+  }
+
   // Of state that is written where it lies.
   bool can_join(const Node& node) const {
     return std::all_of(node.op->in_place.begin(), node.op->in_place.end(), [&](const auto& pair) {
@@ -317,6 +326,7 @@ class Lowering {
         spec.slice = value.slice;
         keep_rows(id, spec);
         spec.trained = value.role == Role::parameter;
+        update_rows(id, spec);
         set_everywhere(id, out_.add_whole(std::move(spec)));
       } else if (value.role == Role::input && value.per_step) {
         set_everywhere(id, out_.add_whole({value.name, value.type, Home::input}));

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/ops/op.h"
+#include "planner/sharded_update.h"
 
 namespace het {
 
@@ -12,6 +13,9 @@ ProgramWriter::ProgramWriter(const Graph& graph, const Work& work) {
   program_.scopes = graph.scopes;
   program_.layers = graph.layers;
   program_.groups = work.groups;
+  program_.trains = std::any_of(graph.nodes.begin(), graph.nodes.end(), [&](const Node& node) {
+    return node.phase == Phase::update && !parameters_updated(graph, node).empty();
+  });
 }
 
 BufferId ProgramWriter::add_buffer(BufferSpec spec) {

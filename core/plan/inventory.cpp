@@ -56,6 +56,16 @@ std::optional<std::vector<Inventory::Source>> Inventory::sources(const std::stri
   return chosen;
 }
 
+std::vector<TensorSlice> Inventory::held_by(int holder, const std::string& name, Version version) const {
+  std::vector<TensorSlice> slices;
+  const auto found = holdings_.find({name, version});
+  if (found == holdings_.end()) return slices;
+  for (const Holding& holding : found->second)
+    if (std::binary_search(holding.holders.begin(), holding.holders.end(), holder))
+      slices.push_back(holding.slice);
+  return slices;
+}
+
 std::vector<Version> Inventory::versions() const {
   std::set<Version> found;
   for (const auto& [key, holdings] : holdings_) found.insert(key.second);

@@ -53,6 +53,9 @@ class Inventory {
   std::optional<std::vector<Source>> sources(const std::string& name, const TensorSlice& need, int receiver,
                                              Version version = {}) const;
 
+  // The slices that one holder has of a tensor.
+  std::vector<TensorSlice> held_by(int holder, const std::string& name, Version version = {}) const;
+
   // The versions of which any slice is held, the newest first.
   std::vector<Version> versions() const;
   // The newest version of which every need is held.

@@ -138,16 +138,30 @@ Executor::Executor(Program program, std::shared_ptr<StateStore> state, std::shar
     const auto& compute = std::get<Compute>(program_.instructions[i]);
     for (const Operand& operand : compute.inputs) addresses_.push_back(address(operand));
     call.first_output = static_cast<int>(addresses_.size());
-    for (const Operand& operand : compute.outputs) {
-      addresses_.push_back(address(operand));
-      if (operand.buffer != kAbsent && program_.buffers[operand.buffer].trained) changes_parameters_ = true;
-    }
+    for (const Operand& operand : compute.outputs) addresses_.push_back(address(operand));
     if (compute.phase == Phase::update && static_cast<int>(i) >= program_.prologue && first_update_ < 0)
       first_update_ = static_cast<int>(i);
   }
   if (first_update_ < 0) first_update_ = static_cast<int>(calls_.size());
+  find_gathered();
   prepare_communication();
   find_stretches();
+}
+
+void Executor::find_gathered() {
+  first_gather_ = first_gather(program_);
+  std::map<BufferId, int> last_write;
+  for (int i = first_gather_; i < static_cast<int>(program_.instructions.size()); ++i)
+    visit_operands(program_, program_.instructions[static_cast<size_t>(i)],
+                   [&](const Operand& operand, Use use) {
+                     if (use == Use::writes || use == Use::gives) last_write[operand.buffer] = i;
+                   });
+  for (size_t b = 0; b < program_.buffers.size(); ++b) {
+    const BufferSpec& buffer = program_.buffers[b];
+    if (!buffer.updates) continue;
+    gathered_.push_back({buffer.name, last_write.at(static_cast<BufferId>(b))});
+    updated_.emplace(buffer.name, *buffer.updates);
+  }
 }
 
 // Operations are prepared in the order of the program, groups in the order of its list.
@@ -174,8 +188,6 @@ void Executor::prepare_communication() {
       calls_[i].first_input = static_cast<int>(addresses_.size());
       addresses_.push_back(address(start->in));
       addresses_.push_back(address(start->out));
-      if (start->out.buffer != kAbsent && program_.buffers[start->out.buffer].trained)
-        changes_parameters_ = true;
     } else if (const auto* await = std::get_if<Await>(&program_.instructions[i])) {
       calls_[i].collective = calls_[await->start].collective;
       calls_[i].in_order = calls_[await->start].in_order;
@@ -245,6 +257,7 @@ void Executor::require_state() const {
 }
 
 void Executor::require_inputs() const {
+  if (frozen_) fail_usage("the executor is frozen: the generation of the run that it belongs to has ended");
   require_state();
   for (size_t b = 0; b < program_.buffers.size(); ++b)
     if (program_.buffers[b].home == Home::input && !written_[b])
@@ -283,8 +296,11 @@ void Executor::run_kernel(const Call& call) {
                     memory_.workspace});
 }
 
-int Executor::first_instruction() const {
-  return prologue_version_ == state_->version() ? program_.prologue : 0;
+// Returns the first instruction: the prologue is skipped while the state has not changed.
+int Executor::begin_run() {
+  advanced_ = false;
+  begun_revision_ = state_->revision();
+  return next_ = prologue_revision_ == begun_revision_ ? program_.prologue : 0;
 }
 
 // Whether the step ends before `instruction`: it is nobody else's, and nothing has been updated.
@@ -304,6 +320,7 @@ bool Executor::launch(Stretch& stretch) {
     return true;
   }
   await_settled(first);
+  if (stretch.begin == program_.decided) keep_decision();
   if (stretch.recording != nullptr && !before_each_) {
     stretch.recording->replay();
   } else {
@@ -338,8 +355,9 @@ bool Executor::run() {
   state_->device().enter();
   const auto began = std::chrono::steady_clock::now();
   waited_ = bubble_ = 0;
-  const int begin = next_ = first_instruction();
+  const int begin = begin_run();
   for (Stretch& stretch : stretches_) {
+    if (stretch.begin == first_gather_) advance_state();
     if (stretch.begin < begin || launch(stretch)) continue;
     stop_.store(false);
     return false;
@@ -351,41 +369,62 @@ bool Executor::run() {
   return true;
 }
 
-// What the instruction before `decided` awaits.
-const Operand& Executor::deciding_numbers() const {
+// What the instruction before `decided` awaits; null: the step is not decided together with other ranks.
+const Operand* Executor::deciding_numbers() const {
   const auto* await =
       program_.decided == 0 ? nullptr : std::get_if<Await>(&program_.instructions[program_.decided - 1]);
-  if (await == nullptr) fail_usage("the program does not decide its step together with other ranks");
-  return std::get<Start>(program_.instructions[static_cast<size_t>(await->start)]).out;
+  if (await == nullptr || !program_.trains) return nullptr;
+  return &std::get<Start>(program_.instructions[static_cast<size_t>(await->start)]).out;
 }
 
-Tensor Executor::decision() const {
-  const Operand& numbers = deciding_numbers();
-  if (!is_decided())
-    fail_usage("the last run ended at instruction {}, before its step was decided at {}", next_,
-               program_.decided);
-  return copy_of(numbers.buffer);
+// Another rank may need the numbers when this one's next step has taken their memory.
+void Executor::keep_decision() {
+  const Operand* const numbers = deciding_numbers();
+  if (numbers == nullptr) return;
+  if (!decision_) decision_.emplace(StepDecision{0, Tensor(numbers->layout.type)});
+  state_->device().copy_out(decision_->numbers.bytes(), address(*numbers), numbers->layout.type.bytes());
+  decision_->step = state_->version().step + 1;
 }
 
-void Executor::finish(const Tensor& decision) {
-  const Operand& numbers = deciding_numbers();
-  if (next_ != program_.decided - 1)
+void Executor::finish(const StepDecision& decision) {
+  const Operand* const numbers = deciding_numbers();
+  if (numbers == nullptr || next_ != program_.decided - 1)
     fail_usage("the last run ended at instruction {}; one that ends at {} can be finished", next_,
                program_.decided - 1);
-  if (decision.type() != numbers.layout.type)
-    fail_usage("the numbers that decide a step are {}, not {}", to_string(numbers.layout.type),
-               to_string(decision.type()));
+  if (decision.step != state_->version().step + 1)
+    fail_usage("the decision is that of step {}, the step to finish is {}", decision.step,
+               state_->version().step + 1);
+  if (decision.numbers.type() != numbers->layout.type)
+    fail_usage("the numbers that decide a step are {}, not {}", to_string(numbers->layout.type),
+               to_string(decision.numbers.type()));
   Device& device = state_->device();
   device.enter();
   device.synchronize();
-  device.copy_in(address(numbers), decision.bytes(), numbers.layout.type.bytes());
+  device.copy_in(address(*numbers), decision.numbers.bytes(), numbers->layout.type.bytes());
   device.wait_for_transfers();
-  for (next_ = program_.decided; next_ < static_cast<int>(calls_.size()); ++next_) {
-    if (calls_[next_].starts) break;  // of parameters that ranks update in parts
-    launch(calls_[next_]);
-  }
+  for (next_ = program_.decided; next_ < first_gather_; ++next_) run_kernel(calls_[next_]);
   device.synchronize();
-  if (changes_parameters_) state_->touch();
+  advance_state();
+}
+
+void Executor::freeze() {
+  frozen_ = true;
+  state_->device().enter();
+  try {
+    state_->device().synchronize();
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::peer) throw;  // what broke the step off
+  }
+  collectives_.clear();
+  if (!advanced_) return;
+  for (const Gathered& each : gathered_)
+    if (each.complete < next_) state_->complete(each.name);
+}
+
+// The step is decided, and this rank's part of its update is made.
+void Executor::advance_state() {
+  if (!program_.trains || std::exchange(advanced_, true)) return;
+  state_->advance(updated_);
 }
 
 // A step is done, after `seconds`.
@@ -395,8 +434,9 @@ void Executor::finish_run(double seconds) {
   usage_.waited += waited_;
   usage_.bubble += bubble_;
   usage_.sent_bytes += sent_bytes_;
-  prologue_version_ = state_->version();
-  if (changes_parameters_) state_->touch();
+  prologue_revision_ = begun_revision_;
+  advance_state();
+  for (const Gathered& each : gathered_) state_->complete(each.name);
 }
 
 Executor::Repeats Executor::repeat(std::vector<int> times) {
@@ -428,7 +468,7 @@ std::vector<Executor::Span> Executor::run_timed(const Repeats& repeats) {
   const auto seconds = [](std::chrono::steady_clock::time_point time) {
     return std::chrono::duration<double>(time.time_since_epoch()).count();
   };
-  next_ = first_instruction();
+  begin_run();
   const size_t first = static_cast<size_t>(next_), end = calls_.size();
   Device& device = state_->device();
   device.enter();
@@ -456,6 +496,8 @@ std::vector<Executor::Span> Executor::run_timed(const Repeats& repeats) {
     next_ = static_cast<int>(end);
   } else {
     for (size_t i = first; i < end; ++i) {
+      if (next_ == program_.decided) keep_decision();
+      if (next_ == first_gather_) advance_state();
       spans[i].begin = seconds(std::chrono::steady_clock::now());
       launch(calls_[i]);
       device.synchronize();

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,6 +17,12 @@
 #include "core/program/state.h"
 
 namespace het {
+
+// The numbers by which all ranks decided a step: what each gave when it had its gradients, by rank.
+struct StepDecision {
+  int64_t step = 0;
+  Tensor numbers;
+};
 
 class Executor {
  public:
@@ -37,13 +44,17 @@ class Executor {
   // Where the last run ended: the first instruction that it has not done; their number after a whole run.
   int next_instruction() const { return next_; }
   bool is_decided() const { return next_ >= program_.decided; }
-  // The numbers by which all ranks decided the last run's step. Throws Error(usage) if it is not decided
-  // here.
-  Tensor decision() const;
-  // Make the update of a step that was decided elsewhere, by the numbers that decision() gives there, and
-  // broke off here right before. Parameters whose update other ranks make stay as they are. Throws
-  // Error(usage) if the last run did not break off there.
-  void finish(const Tensor& decision);
+  // All gradients are there, and the step waits for its decision: it can be finished.
+  bool awaits_decision() const { return next_ == program_.decided - 1; }
+  // Of the last step that ranks decided together; null: none has been.
+  const StepDecision* decision() const { return decision_ ? &*decision_ : nullptr; }
+  // No more runs: waits for the device and drops the collectives, whose fabric has been aborted. What
+  // finish() needs is kept; the state says what of it is at its version.
+  void freeze();
+  // Make the update of a step that was decided elsewhere and broke off here right before that. Parameters
+  // whose update other ranks make stay as they are. Throws Error(usage) if the last run did not break off
+  // there, or the decision is another step's.
+  void finish(const StepDecision& decision);
   // Called with each instruction of a run before it is done, and what it throws breaks the run off: for
   // tests. Nothing is replayed then.
   void before_each(std::function<void(int instruction)> visit) { before_each_ = std::move(visit); }
@@ -103,6 +114,7 @@ class Executor {
   bool launch(Stretch& stretch);
   void await_settled(const Call& call);
   void run_kernel(const Call& call);
+  void find_gathered();
   void prepare_communication();
   void find_stretches();
   void record();
@@ -110,10 +122,12 @@ class Executor {
   std::byte* address(const Operand& operand) const;
   void require_inputs() const;
   void require_state() const;
-  int first_instruction() const;  // skips the prologue while the state has not changed
+  int begin_run();
+  void advance_state();
   void finish_run(double seconds);
   Tensor copy_of(BufferId buffer) const;
-  const Operand& deciding_numbers() const;
+  const Operand* deciding_numbers() const;
+  void keep_decision();
   struct NonFinite;
   NonFinite first_non_finite_step(const Compute& compute) const;
   std::string non_finite_result(const Compute& compute) const;
@@ -147,8 +161,18 @@ class Executor {
   std::function<void(int)> before_each_;
   int next_ = 0;
   int first_update_ = -1;  // instruction from which a step can no longer be stopped
-  bool changes_parameters_ = false;
-  uint64_t prologue_version_ = 0;
+  int first_gather_ = 0;
+  bool advanced_ = false;  // the state, in the last run
+  bool frozen_ = false;
+  std::optional<StepDecision> decision_;
+  struct Gathered {  // a parameter that other ranks update in part
+    std::string name;
+    int complete;  // once this instruction is done
+  };
+  std::vector<Gathered> gathered_;
+  std::map<std::string, TensorSlice> updated_;  // of these, what this rank updates
+  // Of the state: when the prologue was last run, and when the last run began.
+  uint64_t prologue_revision_ = 0, begun_revision_ = 0;
   std::atomic<bool> stop_{false};
 };
 

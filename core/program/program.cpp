@@ -20,6 +20,18 @@ std::string_view name_of(Home home) {
   return "unknown";
 }
 
+TensorSlice slice_of(const BufferSpec& buffer) {
+  return buffer.slice.value_or(TensorSlice::whole(buffer.type.shape));
+}
+
+int first_gather(const Program& program) {
+  const auto& all = program.instructions;
+  const auto found = std::find_if(all.begin() + program.decided, all.end(), [](const Instruction& each) {
+    return std::holds_alternative<Start>(each);
+  });
+  return static_cast<int>(found - all.begin());
+}
+
 MemoryUse memory_of(const Program& program) {
   MemoryUse use;
   use.arena = program.arena_bytes;

@@ -40,6 +40,8 @@ struct BufferSpec {
   Initial initial;                   // of state
   bool trained = false;              // of state: a parameter
   std::optional<TensorSlice> slice;  // of state: what of a tensor this rank has; none: all of it
+  // Of state: what of the tensor this rank updates; none: all that it has. Other ranks send the rest of it.
+  std::optional<TensorSlice> updates;
   int64_t offset = -1;  // of arena buffers: bytes from the start of the arena, set by place_buffers
 };
 
@@ -97,6 +99,7 @@ struct Program {
   // all its gradients; from there on all ranks make the step's update, and need no other one for it but to
   // gather parameters that were updated in parts. The number of instructions: the program writes no state.
   int decided = 0;
+  bool trains = false;       // a step makes the next version of the state, on every rank
   int microbatches = 1;      // that this rank runs in a step
   int first_microbatch = 0;  // of the step's, the first that this rank runs
   int64_t arena_bytes = 0;
@@ -129,6 +132,12 @@ void visit_operands(const Program& program, const Instruction& instruction, cons
     each(queued.out, Use::gives);
   }
 }
+
+// What a buffer of state has of its tensor.
+TensorSlice slice_of(const BufferSpec& buffer);
+// Where the rank's own update ends and the gathering of parameters begins that ranks update in parts; the
+// number of instructions where there are none.
+int first_gather(const Program& program);
 
 struct MemoryUse {
   int64_t state = 0, arena = 0, pinned = 0, inputs = 0, outputs = 0, workspace = 0;

@@ -63,6 +63,14 @@ Tensor initial_tensor(const std::string& name, const TensorType& type, const Ini
   return initial_part(name, type.dtype, TensorSlice::whole(type.shape), initial, seed);
 }
 
+TensorSlice slice_of(const StateStore::Entry& entry) {
+  return entry.slice.value_or(TensorSlice::whole(entry.type.shape));
+}
+
+TensorSlice current_slice_of(const StateStore::Entry& entry) {
+  return entry.current.value_or(slice_of(entry));
+}
+
 const StateStore::Entry& StateStore::require(const BufferSpec& buffer) {
   const auto found = entries_.find(buffer.name);
   if (found != entries_.end()) {
@@ -79,13 +87,16 @@ const StateStore::Entry& StateStore::require(const BufferSpec& buffer) {
     if (entry.type != buffer.type)
       fail_usage("'{}' is {} in this state, the model needs {}", buffer.name, to_string(entry.type),
                  to_string(buffer.type));
-    if (entry.slice != buffer.slice)
+    if (slice_of(entry) != slice_of(buffer))
       fail_usage("'{}' is divided over the ranks in this state otherwise than the model needs", buffer.name);
     entry.trained = entry.trained || buffer.trained;
     return entry;
   }
+  if (sealed_)
+    fail_usage("'{}' {} is missing in the state that members of the run brought", buffer.name,
+               to_string(slice_of(buffer)));
   const Tensor values = first_value(buffer);
-  Entry entry{buffer.type, device_->allocate(buffer.type.bytes()), buffer.trained, buffer.slice};
+  Entry entry{buffer.type, device_->allocate(buffer.type.bytes()), buffer.trained, buffer.slice, {}};
   device_->copy_in(entry.memory->address(), values.bytes(), buffer.type.bytes());
   touch();
   return entries_.emplace(buffer.name, std::move(entry)).first->second;
@@ -157,11 +168,41 @@ Tensor StateCopy::read(const std::string& name) {
                 Layout::contiguous(type));
 }
 
+void StateStore::advance(const std::map<std::string, TensorSlice>& current) {
+  version_ = {version_.step + 1, generation_};
+  for (auto& [name, entry] : entries_) {
+    const auto part = current.find(name);
+    if (part == current.end())
+      entry.current.reset();
+    else
+      entry.current = part->second;
+  }
+  touch();
+}
+
+void StateStore::install(const std::string& name, const std::optional<TensorSlice>& slice, bool trained,
+                         const Tensor& part) {
+  device_->wait_for_transfers();
+  Entry entry{part.type(), device_->allocate(part.type().bytes()), trained, slice, {}};
+  device_->copy_in(entry.memory->address(), part.bytes(), part.type().bytes());
+  replaced_ += entries_.count(name);
+  entries_.insert_or_assign(name, std::move(entry));
+  touch();
+}
+
+void StateStore::clear() {
+  replaced_ += entries_.size();
+  entries_.clear();
+  spares_.clear();
+  touch();
+}
+
 void StateStore::write(const std::string& name, const Tensor& tensor) {
   auto found = entries_.find(name);
   if (found == entries_.end())
-    found = entries_.emplace(name, Entry{tensor.type(), device_->allocate(tensor.type().bytes()), false, {}})
-                .first;
+    found =
+        entries_.emplace(name, Entry{tensor.type(), device_->allocate(tensor.type().bytes()), false, {}, {}})
+            .first;
   Entry& entry = found->second;
   if (entry.slice && tensor.shape() == entry.slice->whole_shape())
     return write(name, take(tensor.contiguous(), *entry.slice));

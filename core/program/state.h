@@ -10,6 +10,7 @@
 
 #include "core/device/device.h"
 #include "core/io/stored.h"
+#include "core/plan/inventory.h"
 #include "core/program/program.h"
 #include "core/tensor/tensor.h"
 
@@ -49,6 +50,9 @@ class StateStore {
     std::shared_ptr<Memory> memory;
     bool trained = false;
     std::optional<TensorSlice> slice;  // what of a tensor it is; none: all of it
+    // What of the tensor is at version(); none: all of the slice. Of a parameter that ranks update in parts
+    // the others' parts are missing when a step ends before they came.
+    std::optional<TensorSlice> current;
   };
 
   Device& device() const { return *device_; }
@@ -81,9 +85,36 @@ class StateStore {
   // Counts entries whose memory was given up, or replaced.
   uint64_t replaced() const { return replaced_; }
 
+  // The version of all that it holds: advance() is called when a step was decided and this rank's part of its
+  // update is made, with what of those parameters is current that others update in part; complete() when
+  // their parts have come. Steps are decided by the generation that began last.
+  Version version() const { return version_; }
+  void set_version(Version version) { version_ = version; }
+  void begin_generation(int64_t generation) { generation_ = generation; }
+  void advance(const std::map<std::string, TensorSlice>& current);
+  void complete(const std::string& name) { entries_.at(name).current.reset(); }
+  // --- moved between the members of a run (core/run/migration.h)
+
+  // The entry is replaced, or made: the packed elements of a slice, none: of the whole.
+  void install(const std::string& name, const std::optional<TensorSlice>& slice, bool trained,
+               const Tensor& part);
+  // What came for a layout that was not reached, kept beside the entries until the next one is.
+  struct Spare {
+    std::string name;
+    TensorSlice slice;
+    bool trained = false;
+    Tensor part;
+  };
+  void keep_spare(Spare spare) { spares_.push_back(std::move(spare)); }
+  void drop_spares() { spares_.clear(); }
+  void clear();  // drops everything
+  const std::vector<Spare>& spares() const { return spares_; }
+  // From here on all that programs need is there: what is not is an error, instead of having initial values.
+  void seal() { sealed_ = true; }
+
   // Counts changes, so that what is computed from state alone is computed again only when it must.
-  uint64_t version() const { return version_; }
-  void touch() { ++version_; }
+  uint64_t revision() const { return revision_; }
+  void touch() { ++revision_; }
 
  private:
   Tensor first_value(const BufferSpec& buffer);
@@ -93,11 +124,18 @@ class StateStore {
   std::map<std::string, Entry> entries_;
   std::map<std::string, StoredTensor> offers_;
   int64_t taken_ = 0;
-  uint64_t version_ = 1;
+  Version version_;
+  int64_t generation_ = 0;
+  std::vector<Spare> spares_;
+  bool sealed_ = false;
+  uint64_t revision_ = 1;
   uint64_t replaced_ = 0;
   std::shared_ptr<Memory> copied_;  // of the last copy
   int64_t copied_bytes_ = 0;
 };
+
+TensorSlice slice_of(const StateStore::Entry& entry);          // all that it has
+TensorSlice current_slice_of(const StateStore::Entry& entry);  // what of that is at the store's version
 
 // Initial values of a tensor: element i of the stream (seed, name). Independent of plan and device.
 Tensor initial_tensor(const std::string& name, const TensorType& type, const Initial& initial, uint64_t seed);

@@ -12,6 +12,7 @@
 
 #include "core/base/error.h"
 #include "core/comm/loopback.h"
+#include "core/run/settle.h"
 #include "planner/layout.h"
 #include "planner/lower.h"
 #include "planner/work.h"
@@ -25,6 +26,7 @@ namespace {
 
 constexpr GptSizes kSizes{1, 4, 8, 2, 11, 2};
 constexpr int kLayersOfModel = 4;  // embedding, blocks, head
+constexpr int64_t kGeneration = 7;
 
 using State = std::map<std::string, Tensor>;
 
@@ -107,6 +109,7 @@ std::vector<Rank> run_two_steps(const Graph& graph, const Plan& plan, const Faul
         own.state = reference_state(3);
         own.executor = std::make_unique<Executor>(lower(graph, plan, r, true), own.state,
                                                   std::make_shared<Groups>(fabric));
+        own.state->begin_generation(kGeneration);
         write_inputs(*own.executor, 1, microbatches);
         own.executor->run();
         own.executor->before_each([&, r](int instruction) {
@@ -123,6 +126,7 @@ std::vector<Rank> run_two_steps(const Graph& graph, const Plan& plan, const Faul
         if (own.lost) own.executor.reset();
         fabric->abort(error.what());
         fabric.reset();
+        if (own.executor != nullptr) own.executor->freeze();
       }
     });
   for (std::thread& thread : threads) thread.join();
@@ -163,24 +167,21 @@ std::vector<Case> cases() {
   return all;
 }
 
-// The first tensor of a rank that is neither as it was before a step nor after it; "": none. Of a decided
-// step that other ranks make a part of (`gathers`), a parameter may still have their parts as they were.
-std::string torn(const Executor& executor, const State& before, const State& after, bool decided,
-                 bool gathers) {
-  const State state = state_of(executor);
-  const auto& entries = executor.state().entries();
-  for (const auto& [name, tensor] : state) {
-    if (same_bits(tensor, decided ? after.at(name) : before.at(name))) continue;
-    const auto& entry = entries.at(name);
-    if (!decided || !gathers || !entry.trained) return name;
-    for (int64_t i = 0; i < tensor.elements(); ++i)
-      if (tensor.at(i) != before.at(name).at(i) && tensor.at(i) != after.at(name).at(i)) return name;
-    // What it keeps the moments of it has updated.
-    const auto moment = entries.find(name + ".m");
-    if (moment == entries.end() || entry.slice) continue;
-    if (!moment->second.slice) return name;
-    const TensorSlice& own = *moment->second.slice;
-    if (!same_bits(take(tensor, own), take(after.at(name), own))) return name;
+Tensor part_of(const Tensor& held, const TensorSlice& slice, const TensorSlice& part) {
+  Tensor result(TensorType{held.dtype(), part.shape()});
+  copy(result, part, held, slice);
+  return result;
+}
+
+// The first tensor of which a rank has other bytes at its version than an undisturbed run had then; "": none.
+std::string torn(const Executor& executor, const State& before, const State& after) {
+  const StateStore& store = executor.state();
+  const State& right = store.version().step == 1 ? before : after;
+  CHECK((store.version().step == 1 || store.version().step == 2));
+  for (const auto& [name, entry] : store.entries()) {
+    const TensorSlice slice = slice_of(entry), current = current_slice_of(entry);
+    if (!same_bits(part_of(store.read(name), slice, current), part_of(right.at(name), slice, current)))
+      return name;
   }
   return "";
 }
@@ -198,6 +199,7 @@ Undisturbed undisturbed(const Graph& graph, const Plan& plan) {
     REQUIRE(all.ranks[r].error.empty());
     REQUIRE(all.ranks[r].executor->is_decided());
     all.after.push_back(state_of(*all.ranks[r].executor));
+    REQUIRE(all.ranks[r].state->version() == Version{2, kGeneration});
     // The loss of another rank at the very beginning of the second step leaves the first one's.
     const int other = r == 0 ? 1 : 0;
     const auto ranks = run_two_steps(
@@ -211,47 +213,98 @@ Undisturbed undisturbed(const Graph& graph, const Plan& plan) {
 
 }  // namespace
 
+namespace {
+
+// The whole state of the graph.
+std::vector<Inventory::Need> whole_state(const Graph& graph) {
+  std::vector<Inventory::Need> needs;
+  for (const Value& value : graph.values)
+    if (is_state(value))
+      needs.push_back({value.name, TensorSlice::whole(value.type.shape)});
+  return needs;
+}
+
+// What none of the ranks but one had in an undisturbed run.
+int64_t elements_only_at(size_t rank, const std::vector<Rank>& ranks, const Graph& graph) {
+  int64_t count = 0;
+  for (const Inventory::Need& need : whole_state(graph)) {
+    std::vector<TensorSlice> others;
+    for (size_t r = 0; r < ranks.size(); ++r)
+      if (const auto& entries = ranks[r].state->entries(); r != rank && entries.count(need.name) != 0)
+        others.push_back(slice_of(entries.at(need.name)));
+    for (const TensorSlice& slice : missing(need.slice, others)) count += slice.elements();
+  }
+  return count;
+}
+
+int64_t elements_of_needs(const std::vector<Inventory::Need>& needs) {
+  int64_t count = 0;
+  for (const Inventory::Need& need : needs) count += need.slice.elements();
+  return count;
+}
+
+// What the ranks that are left say of themselves, as they tell it each other.
+std::vector<Ready> ready_ranks(const std::vector<Rank>& ranks) {
+  std::vector<Ready> members;
+  for (const Rank& rank : ranks)
+    members.push_back(rank.lost ? Ready{}
+                                : parse_ready(to_text(ready_of(*rank.state, rank.executor.get())), "a rank"));
+  return members;
+}
+
+}  // namespace
+
 TEST_CASE("a rank lost at any instruction leaves the others a step before or a step after, never torn",
           "[step commit]") {
   const Graph graph = trained_gpt(kSizes);
-  int points = 0, finished = 0, decided_points = 0;
+  const auto needs = whole_state(graph);
+  int points = 0, finished = 0, decided_points = 0, lacking = 0;
   for (const Case& each : cases()) {
     INFO(each.name);
     const auto [whole, before, after] = undisturbed(graph, each.plan);
     for (int victim = 0; victim < static_cast<int>(whole.size()); ++victim) {
       const Program& program = whole[static_cast<size_t>(victim)].executor->program();
+      const int64_t lost_elements = elements_only_at(static_cast<size_t>(victim), whole, graph);
       for (int i = program.prologue; i < static_cast<int>(program.instructions.size()); ++i) {
         INFO("rank " << victim << " is lost at instruction " << i << ", the step is decided at "
                      << program.decided);
         const auto ranks = run_two_steps(graph, each.plan, {victim, i});
         REQUIRE(ranks[static_cast<size_t>(victim)].lost);
-        std::optional<Tensor> decision;
-        for (const Rank& rank : ranks)
-          if (!rank.lost && rank.executor->is_decided()) decision = rank.executor->decision();
-        CHECK((i >= program.decided || !decision || i == program.decided - 1));
+        for (size_t r = 0; r < ranks.size(); ++r)
+          if (!ranks[r].lost) CHECK(torn(*ranks[r].executor, before[r], after[r]) == "");
+
+        const Settlement settled = settle(ready_ranks(ranks), needs);
+        const bool decided = settled.version.step == 2;
+        CHECK(settled.version.generation == kGeneration);
+        CHECK((i >= program.decided || !decided || i == program.decided - 1));
+        for (const int r : settled.finish) ranks[static_cast<size_t>(r)].executor->finish(*settled.decision);
+        finished += static_cast<int>(settled.finish.size());
         for (size_t r = 0; r < ranks.size(); ++r) {
           if (ranks[r].lost) continue;
-          Executor& executor = *ranks[r].executor;
-          if (decision && !executor.is_decided()) {
-            REQUIRE(executor.next_instruction() == executor.program().decided - 1);
-            executor.finish(*decision);
-            ++finished;
-          }
-          CHECK(torn(executor, before[r], after[r], decision.has_value(), each.plan.sharded_optimizer) == "");
+          CHECK(ranks[r].state->version() == settled.version);
+          CHECK(torn(*ranks[r].executor, before[r], after[r]) == "");
         }
+        // What the lost rank alone had is named. Of a decided step that may be parameters, too, whose update
+        // it made and others have not had yet.
+        const int64_t named = elements_of_needs(settled.missing);
+        CHECK((decided ? named >= lost_elements : named == lost_elements));
+        if (!each.plan.sharded_optimizer) CHECK(named == lost_elements);
         ++points;
-        if (decision) ++decided_points;
+        if (decided) ++decided_points;
+        if (named > 0) ++lacking;
       }
     }
   }
   CHECK(points >= 500);
-  WARN(points << " losses, " << decided_points << " of them in decided steps; " << finished
+  WARN(points << " losses, " << decided_points << " of them in decided steps, " << lacking
+              << " with slices that no other rank had; " << finished
               << " updates were finished by survivors");
 }
 
 TEST_CASE("a rank that is cut off before it knows the decision makes the update by the others' numbers",
           "[step commit]") {
   const Graph graph = trained_gpt(kSizes);
+  const auto needs = whole_state(graph);
   for (const Case& each : cases()) {
     INFO(each.name);
     const auto [whole, before, after] = undisturbed(graph, each.plan);
@@ -261,13 +314,18 @@ TEST_CASE("a rank that is cut off before it knows the decision makes the update 
           run_two_steps(graph, each.plan, {static_cast<int>(r), decided - 1, Fault::Kind::cut_off});
       Executor& executor = *ranks[r].executor;
       INFO("rank " << r);
-      REQUIRE_FALSE(executor.is_decided());
-      CHECK(torn(executor, before[r], after[r], false, false) == "");
-      executor.finish(ranks[r == 0 ? 1 : 0].executor->decision());
-      CHECK(executor.is_decided());
-      for (size_t other = 0; other < ranks.size(); ++other)
-        CHECK(torn(*ranks[other].executor, before[other], after[other], true, each.plan.sharded_optimizer) ==
-              "");
+      CHECK(executor.state().version() == Version{1, kGeneration});
+      CHECK(torn(executor, before[r], after[r]) == "");
+      const Settlement settled = settle(ready_ranks(ranks), needs);
+      CHECK(settled.version == Version{2, kGeneration});
+      CHECK(settled.missing.empty());
+      CHECK(std::count(settled.finish.begin(), settled.finish.end(), static_cast<int>(r)) == 1);
+      for (const int each_rank : settled.finish)
+        ranks[static_cast<size_t>(each_rank)].executor->finish(*settled.decision);
+      for (size_t other = 0; other < ranks.size(); ++other) {
+        CHECK(ranks[other].state->version() == settled.version);
+        CHECK(torn(*ranks[other].executor, before[other], after[other]) == "");
+      }
     }
   }
 }
@@ -320,22 +378,31 @@ TEST_CASE("the update of a step that is finished takes the numbers that it is gi
   const auto [whole, before, after] = undisturbed(graph, plan);
   const auto ranks =
       run_two_steps(graph, plan, {0, whole[0].executor->program().decided - 1, Fault::Kind::cut_off});
-  Tensor numbers = ranks[1].executor->decision();
-  for (int64_t i = 0; i < numbers.elements(); ++i) numbers.set(i, 1000);  // the norms: all is clipped more
-  ranks[0].executor->finish(numbers);
-  CHECK(torn(*ranks[0].executor, before[0], after[0], true, false) != "");
+  StepDecision decision{2, ranks[1].executor->decision()->numbers.clone()};
+  for (int64_t i = 0; i < decision.numbers.elements(); ++i)
+    decision.numbers.set(i, 1000);  // the norms: all is clipped more
+  ranks[0].executor->finish(decision);
+  CHECK(torn(*ranks[0].executor, before[0], after[0]) != "");
 }
 
-TEST_CASE("a step is finished only from where all gradients are there", "[step commit]") {
+TEST_CASE("a step is finished only from where all gradients are there, by its own decision",
+          "[step commit]") {
   const Graph graph = trained_gpt(kSizes);
   const Plan plan = cases()[0].plan;
   const auto ranks = run_two_steps(graph, plan, {});
   Executor& whole = *ranks[0].executor;
-  CHECK_THROWS_WITH(whole.finish(whole.decision()), Catch::Contains("one that ends at"));
+  CHECK(whole.decision()->step == 2);
+  CHECK_THROWS_WITH(whole.finish(*whole.decision()), Catch::Contains("one that ends at"));
   Executor single(lower_single(graph, 1), reference_state(3));
-  CHECK_THROWS_WITH(single.decision(), Catch::Contains("together with other ranks"));
+  CHECK(single.decision() == nullptr);
   const auto broken = run_two_steps(graph, plan, {1, 2});
-  CHECK_THROWS_WITH(broken[0].executor->decision(), Catch::Contains("before its step was decided"));
+  CHECK(broken[0].executor->decision()->step == 1);
+  CHECK_THROWS_WITH(broken[0].executor->run(), Catch::Contains("is frozen"));
+  const int decided = whole.program().decided;
+  const auto waiting = run_two_steps(graph, plan, {0, decided - 1, Fault::Kind::cut_off});
+  StepDecision other = *waiting[1].executor->decision();
+  other.step = 3;
+  CHECK_THROWS_WITH(waiting[0].executor->finish(other), Catch::Contains("the step to finish is 2"));
 }
 
 namespace {

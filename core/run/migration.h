@@ -1,0 +1,45 @@
+// Moving a run's state from the layout of one plan to that of another: slices go from members that have them
+// to members that need them, in rounds of bounded memory. After each round every tensor is whole in the old
+// layout or in the new one, so a loss on the way only means another inventory.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/comm/communicator.h"
+#include "core/program/state.h"
+#include "core/run/state_part.h"
+
+namespace het {
+
+struct SliceMove {
+  std::string tensor;
+  TensorSlice slice;
+  int from = 0, to = 0;  // ranks of the group that moves
+  int64_t bytes = 0;
+};
+
+// Plain data; the planner makes it (planner/migrate.h).
+struct MigrationPlan {
+  Version version;  // that is moved
+  struct Round {
+    std::vector<std::string> tensors;  // that some rank needs otherwise than it has them, or needs no more
+    std::vector<SliceMove> moves;      // all of what ranks need of these and have not
+  };
+  std::vector<Round> rounds;
+};
+
+int64_t moved_bytes(const MigrationPlan& plan);
+
+// Gives `state` the layout `needs`: of each tensor the slice that this rank needs, nothing else. Every rank
+// of the group calls it with the same plan. State of another version is dropped before. Throws Error(peer)
+// when a rank is lost: the state then still has all that it had and has not handed on, and what has come.
+void migrate(Communicator& group, const MigrationPlan& plan, const std::vector<StatePart>& needs,
+             StateStore& state);
+
+// The same, from `state`, which stays as it is, into another store.
+void gather(Communicator& group, const MigrationPlan& plan, const std::vector<StatePart>& needs,
+            const StateStore& state, StateStore& into);
+
+}  // namespace het

@@ -1,0 +1,122 @@
+#include "core/run/settle.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/base/error.h"
+#include "core/cluster/base64.h"
+
+namespace het {
+namespace {
+
+Json to_json(const StepDecision& decision) {
+  const std::string_view bytes(reinterpret_cast<const char*>(decision.numbers.bytes()),
+                               static_cast<size_t>(decision.numbers.type().bytes()));
+  return Json::Object{
+      {"step", decision.step}, {"type", to_json(decision.numbers.type())}, {"numbers", to_base64(bytes)}};
+}
+
+StepDecision parse_decision(const MemberReader& json) {
+  StepDecision decision{json.number("step"), Tensor(json.at("type").type())};
+  const auto bytes = from_base64(json.text("numbers"));
+  const auto size = static_cast<size_t>(decision.numbers.type().bytes());
+  if (!bytes || bytes->size() != size)
+    fail(ErrorKind::peer, "{} says numbers of a decided step that are not {}", json.who(),
+         to_string(decision.numbers.type()));
+  std::memcpy(decision.numbers.bytes(), bytes->data(), size);
+  return decision;
+}
+
+}  // namespace
+
+Ready ready_of(const StateStore& state, const Executor* executor) {
+  Ready ready;
+  ready.parts = parts_of(state);
+  if (!ready.parts.empty()) ready.version = state.version();
+  if (executor == nullptr) return ready;
+  if (executor->decision() != nullptr) ready.decision = *executor->decision();
+  if (!executor->awaits_decision()) return ready;
+  ready.after_step = needs_of(executor->program());
+  auto part = ready.after_step->begin();
+  for (const BufferSpec& buffer : executor->program().buffers) {
+    if (buffer.home != Home::state) continue;
+    if (buffer.updates) part->slice = *buffer.updates;
+    ++part;
+  }
+  return ready;
+}
+
+std::string to_text(const Ready& ready) {
+  Json::Object json{{"parts", to_json(ready.parts)}};
+  if (ready.version) {
+    json.emplace_back("step", ready.version->step);
+    json.emplace_back("generation", ready.version->generation);
+  }
+  if (ready.decision) json.emplace_back("decision", to_json(*ready.decision));
+  if (ready.after_step) json.emplace_back("after_step", to_json(*ready.after_step));
+  return to_string(Json(std::move(json)));
+}
+
+Ready parse_ready(std::string_view text, const std::string& who) {
+  const Json parsed = parse_json(text, fmt::format("what {} says of its state", who));
+  const MemberReader json(parsed, who);
+  Ready ready;
+  ready.parts = json.at("parts").parts();
+  if (json.has("step")) ready.version = Version{json.number("step"), json.number("generation")};
+  if (json.has("decision")) ready.decision = parse_decision(json.at("decision"));
+  if (json.has("after_step")) ready.after_step = json.at("after_step").parts();
+  return ready;
+}
+
+Settlement settle(std::span<const Ready> members, std::span<const Inventory::Need> needs) {
+  Version newest;
+  for (const Ready& member : members) newest = std::max(newest, member.version.value_or(newest));
+  const StepDecision* decision = nullptr;  // of the newest step
+  for (const Ready& member : members)
+    if (member.version == newest && member.decision && member.decision->step == newest.step)
+      decision = &*member.decision;
+  const auto finishes = [&](const Ready& member) {
+    return decision != nullptr && member.after_step && member.version->step == newest.step - 1;
+  };
+
+  Settlement settlement;
+  const auto add = [&](int holder, const std::vector<StatePart>& parts, Version version) {
+    for (const StatePart& part : parts)
+      settlement.inventory.add(part.name, part.tensor, holder, part.slice, version);
+  };
+  for (size_t m = 0; m < members.size(); ++m) {
+    const Ready& member = members[m];
+    if (!member.version) continue;
+    if (member.version->step < newest.step - 1)
+      fail(ErrorKind::peer, "rank {} has the state after step {}, another rank that after step {}", m,
+           member.version->step, newest.step);
+    add(static_cast<int>(m), member.parts, *member.version);
+    if (finishes(member)) add(static_cast<int>(m), *member.after_step, newest);
+  }
+
+  const auto covered = settlement.inventory.newest_with(needs);
+  settlement.version = covered.value_or(newest);
+  if (!covered)
+    for (const Inventory::Need& need : needs)
+      for (Inventory::Piece& piece : settlement.inventory.find(need.name, need.slice, newest))
+        if (piece.holders.empty()) settlement.missing.push_back({need.name, std::move(piece.slice)});
+  if (settlement.version != newest) return settlement;
+  for (size_t m = 0; m < members.size(); ++m)
+    if (finishes(members[m])) settlement.finish.push_back(static_cast<int>(m));
+  if (!settlement.finish.empty()) settlement.decision = *decision;
+  return settlement;
+}
+
+std::string show(std::span<const Inventory::Need> slices) {
+  constexpr size_t kNamed = 4;
+  std::string text;
+  for (size_t i = 0; i < std::min(slices.size(), kNamed); ++i) {
+    if (i > 0) text += i + 1 == slices.size() ? " and " : ", ";
+    text += slices[i].name;
+    if (!slices[i].slice.is_whole()) text += fmt::format(" {}", to_string(slices[i].slice));
+  }
+  if (slices.size() > kNamed) text += fmt::format(" and {} others", slices.size() - kNamed);
+  return text;
+}
+
+}  // namespace het

@@ -1,0 +1,50 @@
+// After a generation has ended: what each survivor has, and the version that they go on from. A step is
+// decided for all ranks or none, so survivors differ by one step at most: those behind make the update by the
+// numbers of the others.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/plan/inventory.h"
+#include "core/program/executor.h"
+#include "core/run/state_part.h"
+
+namespace het {
+
+// What a member has when its generation has ended. Plain data.
+struct Ready {
+  std::optional<Version> version;  // of `parts`; absent: it has no state
+  std::vector<StatePart> parts;
+  std::optional<StepDecision> decision;  // of the last step that was decided here
+  // Of a member whose step only awaits its decision: what it has of the version after that when it finishes.
+  std::optional<std::vector<StatePart>> after_step;
+};
+
+// `executor`: that trained the state, frozen; null: none did since it was moved or read.
+Ready ready_of(const StateStore& state, const Executor* executor);
+
+// As text, for other members. Throws Error(peer) naming `who` ("rank 3") for a text that is none.
+std::string to_text(const Ready& ready);
+Ready parse_ready(std::string_view text, const std::string& who);
+
+// Of the members in a list of what each has; holders in the inventory, too, are places in that list.
+struct Settlement {
+  Version version;                       // of the state to go on from
+  std::vector<int> finish;               // who first makes the update by `decision`
+  std::optional<StepDecision> decision;  // absent: nobody does
+  Inventory inventory;                   // who has what, once they have
+  std::vector<Inventory::Need> missing;  // of `version`, what no member has: these alone cannot go on
+};
+// The newest version of which the members have all of `needs`; if they have all of none, the newest one and
+// what of it is missing. A function of its arguments alone, so that all members find the same. Throws
+// Error(peer) when members' steps differ by more than one, Error(usage) when a tensor has several types.
+Settlement settle(std::span<const Ready> members, std::span<const Inventory::Need> needs);
+
+// The first few in words: "blocks.3.weight [0:48, :], head and 12 others".
+std::string show(std::span<const Inventory::Need> slices);
+
+}  // namespace het

@@ -1,0 +1,89 @@
+#include "core/run/state_part.h"
+
+#include "core/base/error.h"
+
+namespace het {
+
+std::vector<StatePart> parts_of(const StateStore& state) {
+  std::vector<StatePart> parts;
+  for (const auto& [name, entry] : state.entries())
+    parts.push_back(
+        {name, {{entry.type.dtype, slice_of(entry).whole_shape()}, entry.trained}, current_slice_of(entry)});
+  for (const StateStore::Spare& spare : state.spares())
+    parts.push_back(
+        {spare.name, {{spare.part.dtype(), spare.slice.whole_shape()}, spare.trained}, spare.slice});
+  return parts;
+}
+
+std::vector<StatePart> needs_of(const Program& program) {
+  std::vector<StatePart> needs;
+  for (const BufferSpec& buffer : program.buffers) {
+    if (buffer.home != Home::state) continue;
+    const TensorSlice slice = slice_of(buffer);
+    needs.push_back({buffer.name, {{buffer.type.dtype, slice.whole_shape()}, buffer.trained}, slice});
+  }
+  return needs;
+}
+
+Json to_json(const TensorType& type) {
+  return Json::Object{{"dtype", std::string(name_of(type.dtype))},
+                      {"shape", Json::Array(type.shape.begin(), type.shape.end())}};
+}
+
+Json to_json(const std::vector<StatePart>& parts) {
+  Json::Array all;
+  for (const StatePart& part : parts)
+    all.emplace_back(Json::Object{{"name", part.name},
+                                  {"type", to_json(part.tensor.type)},
+                                  {"trained", part.tensor.trained},
+                                  {"slice", to_string(part.slice)}});
+  return all;
+}
+
+std::string to_text(const std::vector<StatePart>& parts) { return to_string(to_json(parts)); }
+
+std::vector<StatePart> parse_parts(std::string_view text, const std::string& who) {
+  const Json json = [&] {
+    try {
+      return parse_json(text, fmt::format("what {} says of its state", who));
+    } catch (const Error& error) {
+      fail(ErrorKind::peer, "{}", error.sentence());
+    }
+  }();
+  return MemberReader(json, who).parts();
+}
+
+TensorType MemberReader::type() const {
+  const auto dtype = dtype_named(text("dtype"));
+  TensorType type{required(dtype ? &*dtype : nullptr), {}};
+  for (const Json& size : required(required(json_.find("shape")).array()))
+    type.shape.push_back(required(size.integer()));
+  try {
+    elements_of(type.shape);
+  } catch (const Error& error) {
+    refuse(error.sentence());
+  }
+  return type;
+}
+
+std::vector<StatePart> MemberReader::parts() const {
+  std::vector<StatePart> parts;
+  for (const Json& each : required(json_.array())) {
+    const MemberReader part(each, who_);
+    StatePart& read = parts.emplace_back();
+    read.name = part.text("name");
+    read.tensor = {part.at("type").type(), part.flag("trained")};
+    try {
+      read.slice = parse_slice(read.tensor.type.shape, part.text("slice"));
+    } catch (const Error& error) {
+      refuse(error.sentence());
+    }
+  }
+  return parts;
+}
+
+void MemberReader::refuse(const std::string& why) const {
+  fail(ErrorKind::peer, "{} says of its state what cannot be read{}{}", who_, why.empty() ? "" : ": ", why);
+}
+
+}  // namespace het

@@ -1,0 +1,65 @@
+// Parts of a run's state as members tell each other of them: what one has, or will need.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/io/json.h"
+#include "core/plan/inventory.h"
+#include "core/program/program.h"
+#include "core/program/state.h"
+
+namespace het {
+
+struct StatePart {
+  std::string name;
+  Inventory::Tensor tensor;
+  TensorSlice slice;
+  bool operator==(const StatePart& other) const {
+    return name == other.name && tensor.type == other.tensor.type && tensor.trained == other.tensor.trained &&
+           slice == other.slice;
+  }
+};
+
+// All that a state has at its version.
+std::vector<StatePart> parts_of(const StateStore& state);
+// What a rank needs to run a program.
+std::vector<StatePart> needs_of(const Program& program);
+
+// As text. `who` ("rank 3") names the member whose text it is, in the Error(peer) about one that cannot be
+// read.
+std::string to_text(const std::vector<StatePart>& parts);
+std::vector<StatePart> parse_parts(std::string_view text, const std::string& who);
+
+Json to_json(const TensorType& type);
+Json to_json(const std::vector<StatePart>& parts);
+
+// Reads what another member says; it is checked as what a file holds is. Refers to the JSON.
+class MemberReader {
+ public:
+  MemberReader(const Json& json, const std::string& who) : json_(json), who_(who) {}
+
+  bool has(const char* name) const { return json_.find(name) != nullptr; }
+  MemberReader at(const char* name) const { return {required(json_.find(name)), who_}; }
+  int64_t number(const char* name) const { return required(required(json_.find(name)).integer()); }
+  const std::string& text(const char* name) const { return required(required(json_.find(name)).string()); }
+  bool flag(const char* name) const { return required(required(json_.find(name)).boolean()); }
+  TensorType type() const;               // what to_json(TensorType) wrote
+  std::vector<StatePart> parts() const;  // what to_json(parts) wrote
+  const std::string& who() const { return who_; }
+
+ private:
+  template <typename T>
+  const T& required(const T* value) const {
+    if (value == nullptr) refuse("");
+    return *value;
+  }
+  [[noreturn]] void refuse(const std::string& why) const;
+
+  const Json& json_;
+  const std::string& who_;
+};
+
+}  // namespace het
