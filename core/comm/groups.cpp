@@ -53,10 +53,20 @@ std::string obstacle(const std::vector<Card>& cards, const std::vector<int>& ran
 
 }  // namespace
 
+int Groups::rank() const {
+  if (members_.empty()) return fabric_->rank();
+  const auto found = std::find(members_.begin(), members_.end(), fabric_->rank());
+  return found == members_.end() ? -1 : static_cast<int>(found - members_.begin());
+}
+
 Communicator& Groups::group(const std::vector<int>& ranks) {
   std::shared_ptr<Communicator>& made = made_[ranks];
-  if (made == nullptr)
-    made = fabric_->group(fmt::format("{}ranks {}", name_, fmt::join(ranks, ",")), ranks, pacer_);
+  if (made == nullptr) {
+    std::vector<int> in_fabric = ranks;
+    if (!members_.empty())
+      for (int& rank : in_fabric) rank = members_.at(static_cast<size_t>(rank));
+    made = fabric_->group(fmt::format("{}ranks {}", name_, fmt::join(in_fabric, ",")), in_fabric, pacer_);
+  }
   return *made;
 }
 

@@ -16,13 +16,17 @@ namespace het {
 class Groups {
  public:
   // `name` begins those of the groups: another one where several have one fabric. `pacer` holds back what
-  // they do; null: the fabric's.
+  // they do; null: the fabric's. `members`: ranks here are places in this list of the fabric's ranks, as a
+  // plan gives its ranks to some members of a run; empty: they are the fabric's.
   explicit Groups(std::shared_ptr<Fabric> fabric, std::string name = "",
-                  std::shared_ptr<Pacer> pacer = nullptr)
-      : fabric_(std::move(fabric)), name_(std::move(name)), pacer_(std::move(pacer)) {}
+                  std::shared_ptr<Pacer> pacer = nullptr, std::vector<int> members = {})
+      : fabric_(std::move(fabric)),
+        name_(std::move(name)),
+        pacer_(std::move(pacer)),
+        members_(std::move(members)) {}
 
-  int rank() const { return fabric_->rank(); }
-  int size() const { return fabric_->size(); }
+  int rank() const;  // -1: not one of `members`
+  int size() const { return members_.empty() ? fabric_->size() : static_cast<int>(members_.size()); }
   // As Fabric::group: members ask for the groups that they share in the same order.
   Communicator& group(const std::vector<int>& ranks);
   // The same group from device to device, when every member's device has a library for it of the same version
@@ -37,6 +41,7 @@ class Groups {
   std::shared_ptr<Fabric> fabric_;
   std::string name_;
   std::shared_ptr<Pacer> pacer_;
+  std::vector<int> members_;
   std::map<std::vector<int>, std::shared_ptr<Communicator>> made_;
   struct Direct {
     std::shared_ptr<Device> device;

@@ -41,11 +41,11 @@ struct GptSizes {
 };
 
 // A GPT trained by AdamW; embedding and head have tables of their own.
-inline Graph trained_gpt(const GptSizes& s) {
+inline Graph trained_gpt(const GptSizes& s, DType real = DType::f32, double eps = 1e-8) {
   Graph graph;
   GraphBuilder b(graph);
   const auto weight = [&](const std::string& name, Shape shape) {
-    return b.parameter(name, {DType::f32, std::move(shape)}, {Initial::Kind::normal, 0.1});
+    return b.parameter(name, {real, std::move(shape)}, {Initial::Kind::normal, 0.1});
   };
   const auto linear = [&](const std::string& name, ValueId x, int64_t in, int64_t out) {
     return b.call("linear", {x, weight(name + ".weight", {out, in}), weight(name + ".bias", {out})});
@@ -56,7 +56,7 @@ inline Graph trained_gpt(const GptSizes& s) {
   };
   const ValueId tokens = b.input("tokens", {DType::i32, {s.samples, s.context}});
   const ValueId labels = b.input("labels", {DType::i32, {s.samples, s.context}});
-  const ValueId scale = b.input("scale", {DType::f32, {1}}, true);
+  const ValueId scale = b.input("scale", {real, {1}}, true);
   b.begin_layer("embedding");
   ValueId x = b.call("embedding", {tokens, weight("embedding", {s.vocabulary, s.width})});
   for (int block = 0; block < s.blocks; ++block) {
@@ -80,7 +80,7 @@ inline Graph trained_gpt(const GptSizes& s) {
       b.call("linear_cross_entropy",
              {norm("norm", x), weight("head", {s.vocabulary, s.width}), kAbsent, labels, scale});
   b.output("loss", loss);
-  train_by_adamw(b, loss, 1e-8);
+  train_by_adamw(b, loss, eps);
   return graph;
 }
 

@@ -1,0 +1,459 @@
+// A run outlives its cluster: generation after generation with other members and another plan, whose state
+// is what the members bring. Ranks are threads of one process.
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <thread>
+
+#include "core/base/error.h"
+#include "core/base/random.h"
+#include "core/comm/loopback.h"
+#include "core/run/migration.h"
+#include "core/run/settle.h"
+#include "planner/lower.h"
+#include "planner/migrate.h"
+#include "planner/work.h"
+#include "tests/unit/core/testing.h"
+#include "tests/unit/core/trained_gpt.h"
+#include "tests/unit/planner/random_plan.h"
+
+using namespace het;
+using namespace het::testing;
+using planner::plan_migration;
+
+namespace {
+
+constexpr GptSizes kSizes{2, 5, 16, 4, 13, 4};
+constexpr int kLayersOfModel = kSizes.blocks + 2;
+constexpr int kMembers = 9, kStepsOfGeneration = 2;
+
+Tensor scalar(DType dtype, Shape shape, double value) {
+  Tensor tensor({dtype, std::move(shape)});
+  tensor.set(0, value);
+  return tensor;
+}
+
+Tensor tokens_of(int step, int microbatch, int what) {
+  Tensor tensor({DType::i32, {kSizes.samples, kSizes.context}});
+  std::mt19937 random(static_cast<unsigned>(10000 * step + 10 * microbatch + what));
+  for (int64_t i = 0; i < tensor.elements(); ++i)
+    tensor.set(i, static_cast<double>(random() % kSizes.vocabulary));
+  return tensor;
+}
+
+double train_step(Executor& executor, int step, int microbatches) {
+  const int first = executor.program().first_microbatch;
+  for (int m = 0; m < executor.program().microbatches; ++m) {
+    executor.write("tokens", tokens_of(step, first + m, 0), m);
+    executor.write("labels", tokens_of(step, first + m, 1), m);
+  }
+  const double samples = static_cast<double>(microbatches) * kSizes.samples * kSizes.context;
+  executor.write("scale", scalar(DType::f64, {1}, 1.0 / samples));
+  executor.write("lr", scalar(DType::f64, {}, 1e-2));
+  executor.write("step", scalar(DType::i64, {}, step));
+  executor.run();
+  return executor.read("loss").at(0);
+}
+
+int microbatches_of(const Plan& plan) {
+  int count = 0;
+  for (const Pipeline& pipeline : plan.pipelines) count += pipeline.microbatches;
+  return count;
+}
+
+std::vector<Inventory::Need> whole_state(const Graph& graph) {
+  std::vector<Inventory::Need> needs;
+  for (const Value& value : graph.values)
+    if (is_state(value)) needs.push_back({value.name, TensorSlice::whole(value.type.shape)});
+  return needs;
+}
+
+// Bytes that a state needs for a layout and has not.
+int64_t lacking_bytes(const StateStore& state, const std::vector<StatePart>& needs) {
+  int64_t bytes = 0;
+  for (const StatePart& need : needs) {
+    std::vector<TensorSlice> held;
+    for (const StatePart& part : parts_of(state))
+      if (part.name == need.name) held.push_back(part.slice);
+    for (const TensorSlice& slice : missing(need.slice, held))
+      bytes += slice.elements() * bytes_of(need.tensor.type.dtype);
+  }
+  return bytes;
+}
+
+struct Member {
+  std::shared_ptr<StateStore> state = reference_state(5);
+  bool has_state() const { return !state->entries().empty(); }
+};
+
+// One thread for each rank. What one of them throws ends the test.
+void on_ranks(const std::vector<std::shared_ptr<Fabric>>& fabrics,
+              const std::function<void(int, const std::shared_ptr<Fabric>&)>& body) {
+  std::vector<std::string> errors(fabrics.size());
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < fabrics.size(); ++r)
+    threads.emplace_back([&, r] {
+      try {
+        body(static_cast<int>(r), fabrics[r]);
+      } catch (const std::exception& error) {
+        errors[r] = error.what();
+        fabrics[r]->abort(error.what());
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  REQUIRE(errors == std::vector<std::string>(fabrics.size()));
+}
+
+std::vector<int> all_ranks(const Fabric& fabric) {
+  std::vector<int> ranks(static_cast<size_t>(fabric.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+// What the ranks of a group agree on before state moves.
+struct Agreed {
+  Settlement settled;
+  std::vector<std::vector<StatePart>> needs;
+};
+
+Agreed agree(Communicator& group, const StateStore& state, const std::vector<StatePart>& own_needs,
+             const Graph& graph) {
+  Agreed agreed;
+  std::vector<Ready> members;
+  for (const std::string& text : all_gather_text(group, to_text(ready_of(state, nullptr)), "the state"))
+    members.push_back(parse_ready(text, "a rank"));
+  for (const std::string& text : all_gather_text(group, to_text(own_needs), "the needs"))
+    agreed.needs.push_back(parse_parts(text, "a rank"));
+  agreed.settled = settle(members, whole_state(graph));
+  return agreed;
+}
+
+int count_in(const std::string& folder) {
+  int count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(folder)) ++count;
+  return count;
+}
+
+}  // namespace
+
+TEST_CASE("a run goes on in other plans with the state that its members bring", "[generations]") {
+  const Graph graph = trained_gpt(kSizes, DType::f64);
+  constexpr int kGenerations = 20;
+  std::mt19937 random(21);
+  auto alone = reference_state(5);
+  int step = 0;
+  int64_t moved = 0;
+  const int descriptors = count_in("/proc/self/fd"), threads = count_in("/proc/self/task");
+  const int64_t live = live_buffer_bytes();
+  std::vector<Member> members(kMembers);
+  for (int generation = 1; generation <= kGenerations; ++generation) {
+    const Plan plan = random_plan(random, kLayersOfModel, kSizes.samples, true);
+    const int ranks = static_cast<int>(devices_of(plan).size()), microbatches = microbatches_of(plan);
+    INFO("generation " << generation << ": " << to_lua(plan));
+    // Members in the plan, by rank; and those that only bring state.
+    std::vector<int> order(kMembers);
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), random);
+    std::vector<int> roster(order.begin(), order.begin() + ranks);
+    for (auto m = order.begin() + ranks; m != order.end(); ++m)
+      if (members[static_cast<size_t>(*m)].has_state()) roster.push_back(*m);
+    std::vector<int> plan_members(static_cast<size_t>(ranks));
+    std::iota(plan_members.begin(), plan_members.end(), 0);
+    std::shuffle(plan_members.begin(), plan_members.end(), random);
+
+    std::vector<std::vector<double>> losses(roster.size());
+    std::vector<int64_t> lacked(roster.size());
+    int64_t planned_bytes = 0;
+    on_ranks(make_loopback(static_cast<int>(roster.size())), [&](int r, const auto& fabric) {
+      StateStore& state = *members[static_cast<size_t>(roster[static_cast<size_t>(r)])].state;
+      const auto groups = std::make_shared<Groups>(fabric, "", nullptr, plan_members);
+      const auto world = fabric->group("everyone", all_ranks(*fabric));
+      std::optional<Program> program;
+      if (groups->rank() >= 0) program = lower(graph, plan, groups->rank(), true);
+      const auto needs = program ? needs_of(*program) : std::vector<StatePart>{};
+      if (generation > 1) {
+        lacked[static_cast<size_t>(r)] = lacking_bytes(state, needs);
+        const Agreed agreed = agree(*world, state, needs, graph);
+        if (!agreed.settled.missing.empty()) throw std::runtime_error(show(agreed.settled.missing));
+        const MigrationPlan moves =
+            plan_migration(agreed.settled.inventory, agreed.settled.version, agreed.needs, {20000, {}});
+        migrate(*world, moves, needs, state);
+        if (r == 0) planned_bytes = moved_bytes(moves);
+        state.seal();
+        if (lacking_bytes(state, needs) != 0 || parts_of(state).size() != needs.size())
+          throw std::runtime_error("the state is not what is needed");
+      }
+      if (!program) return;
+      state.begin_generation(generation);
+      auto shared = members[static_cast<size_t>(roster[static_cast<size_t>(r)])].state;
+      Executor executor(*std::move(program), shared, groups);
+      for (int s = 1; s <= kStepsOfGeneration; ++s)
+        losses[static_cast<size_t>(r)].push_back(train_step(executor, step + s, microbatches));
+      if (state.version() != Version{step + kStepsOfGeneration, generation})
+        throw std::runtime_error("the state is of another version");
+    });
+    CHECK(planned_bytes == std::accumulate(lacked.begin(), lacked.end(), int64_t{0}));
+    moved += planned_bytes;
+
+    Executor reference(lower_single(graph, microbatches), alone);
+    for (int s = 0; s < kStepsOfGeneration; ++s) {
+      const double loss = train_step(reference, step + 1 + s, microbatches);
+      for (int r = 0; r < ranks; ++r)
+        CHECK(losses[static_cast<size_t>(r)][static_cast<size_t>(s)] == Approx(loss).epsilon(1e-10));
+    }
+    step += kStepsOfGeneration;
+  }
+  CHECK(moved > 0);
+  CHECK(count_in("/proc/self/fd") == descriptors);
+  CHECK(count_in("/proc/self/task") == threads);
+  members.clear();
+  alone.reset();
+  CHECK(live_buffer_bytes() == live);
+}
+
+namespace {
+
+// A group whose rank is lost when it starts its operation number `last`.
+class DyingGroup final : public Communicator {
+ public:
+  DyingGroup(Communicator& group, Fabric& fabric, int last) : group_(group), fabric_(fabric), left_(last) {}
+
+  const std::string& name() const override { return group_.name(); }
+  int rank() const override { return group_.rank(); }
+  int size() const override { return group_.size(); }
+  const std::vector<int>& ranks() const override { return group_.ranks(); }
+  std::unique_ptr<Collective> prepare(const CollectiveRequest& request) override {
+    return std::make_unique<Operation>(*this, group_.prepare(request));
+  }
+  void abort(std::string_view why) override { group_.abort(why); }
+  int64_t bytes_sent() const override { return group_.bytes_sent(); }
+
+ private:
+  class Operation final : public Collective {
+   public:
+    Operation(DyingGroup& group, std::unique_ptr<Collective> inner)
+        : group_(group), inner_(std::move(inner)) {}
+    void start(const std::byte* in, std::byte* out) override {
+      if (group_.left_-- == 0) {
+        group_.fabric_.abort("it is lost");
+        throw Error(ErrorKind::peer, "it is lost");
+      }
+      inner_->start(in, out);
+    }
+    bool done() const override { return inner_->done(); }
+    void wait() override { inner_->wait(); }
+    const CollectiveRequest& request() const override { return inner_->request(); }
+    CollectiveTimes times() const override { return inner_->times(); }
+
+   private:
+    DyingGroup& group_;
+    std::unique_ptr<Collective> inner_;
+  };
+
+  Communicator& group_;
+  Fabric& fabric_;
+  int left_;
+};
+
+// Elements that tell their tensor and where they are in it. One thread.
+const Tensor& known_part(const StatePart& part) {
+  static std::map<std::string, Tensor> known;
+  Tensor& tensor = known[part.name + to_string(part.slice)];
+  if (tensor.present()) return tensor;
+  Tensor whole(part.tensor.type);
+  const double name = static_cast<double>(hash_of(part.name) % 1000);
+  for (int64_t i = 0; i < whole.elements(); ++i) whole.set(i, 1000.0 * static_cast<double>(i) + name);
+  return tensor = take(whole, part.slice);
+}
+
+bool same_bytes(const Tensor& a, const Tensor& b) {
+  return a.type() == b.type() &&
+         std::memcmp(a.bytes(), b.bytes(), static_cast<size_t>(a.type().bytes())) == 0;
+}
+
+std::vector<std::vector<StatePart>> needs_of_plan(const Graph& graph, const Plan& plan) {
+  std::vector<std::vector<StatePart>> needs;
+  for (int r = 0; r < static_cast<int>(devices_of(plan).size()); ++r)
+    needs.push_back(needs_of(lower(graph, plan, r, true)));
+  return needs;
+}
+
+}  // namespace
+
+TEST_CASE("a rank lost while state moves leaves all of it whole, in the old layout or the new",
+          "[generations]") {
+  const Graph graph = trained_gpt(kSizes, DType::f64);
+  std::mt19937 random(5);
+  const Version version{4, 2};
+  int losses = 0, spares = 0;
+  for (int pair = 0; pair < 8; ++pair) {
+    const Plan from = random_plan(random, kLayersOfModel, kSizes.samples, true),
+               to = random_plan(random, kLayersOfModel, kSizes.samples, true);
+    INFO(to_lua(from) << " to " << to_lua(to));
+    auto old_parts = needs_of_plan(graph, from), needs = needs_of_plan(graph, to);
+    const size_t ranks = std::max(old_parts.size(), needs.size());
+    old_parts.resize(ranks);
+    needs.resize(ranks);
+    Inventory inventory;
+    for (size_t r = 0; r < ranks; ++r)
+      for (const StatePart& part : old_parts[r])
+        inventory.add(part.name, part.tensor, static_cast<int>(r), part.slice, version);
+    const MigrationPlan moves = plan_migration(inventory, version, needs, {3000, {}});
+    if (moves.rounds.empty()) continue;
+    const int victim = static_cast<int>(random() % ranks);
+    bool lost = true;
+    for (int last = 0; lost; last += 1 + last / 8) {
+      INFO("rank " << victim << " of " << ranks << " is lost at its operation " << last);
+      std::vector<Member> members(ranks);
+      for (size_t r = 0; r < ranks; ++r) {
+        members[r].state->set_version(version);
+        for (const StatePart& part : old_parts[r])
+          members[r].state->install(part.name, part.slice, part.tensor.trained, known_part(part));
+      }
+      lost = false;
+      auto fabrics = make_loopback(static_cast<int>(ranks));
+      std::vector<std::thread> threads;
+      for (size_t r = 0; r < ranks; ++r)
+        threads.emplace_back([&, r] {
+          try {
+            const auto world = fabrics[r]->group("everyone", all_ranks(*fabrics[r]));
+            DyingGroup group(*world, *fabrics[r], static_cast<int>(r) == victim ? last : -1);
+            migrate(group, moves, needs[r], *members[r].state);
+          } catch (const Error& error) {
+            if (static_cast<int>(r) == victim) lost = true;
+            fabrics[r]->abort(error.what());
+          }
+        });
+      for (std::thread& thread : threads) thread.join();
+      losses += lost ? 1 : 0;
+
+      Inventory left;
+      for (size_t r = 0; r < ranks; ++r) {
+        const StateStore& state = *members[r].state;
+        CHECK(state.version() == version);
+        spares += static_cast<int>(state.spares().size());
+        for (const StatePart& part : parts_of(state))
+          left.add(part.name, part.tensor, static_cast<int>(r), part.slice, version);
+        for (const auto& [name, entry] : state.entries()) {
+          const StatePart part{name, inventory.tensors().at(name), slice_of(entry)};
+          CHECK(same_bytes(state.read(name), known_part(part)));
+        }
+        for (const StateStore::Spare& spare : state.spares()) {
+          const StatePart part{spare.name, inventory.tensors().at(spare.name), spare.slice};
+          CHECK(same_bytes(spare.part, known_part(part)));
+        }
+        if (!lost) CHECK(lacking_bytes(state, needs[r]) == 0);
+      }
+      CHECK(left.newest_with(whole_state(graph)) == version);
+    }
+  }
+  CHECK(losses >= 100);
+  CHECK(spares > 0);
+}
+
+TEST_CASE("state is moved from where it is there soonest, and what nobody has is an error", "[generations]") {
+  const TensorType type{DType::f32, {8, 4}};
+  const TensorSlice whole = TensorSlice::whole(type.shape);
+  const auto rows = [&](int64_t begin, int64_t end) { return whole.narrowed(0, Range{begin, end}); };
+  Inventory inventory;
+  for (const int holder : {0, 1}) inventory.add("w", {type, true}, holder, whole);
+  const std::vector<std::vector<StatePart>> needs{{{"w", {type, true}, whole}},
+                                                  {{"w", {type, true}, rows(0, 4)}},
+                                                  {{"w", {type, true}, rows(0, 4)}},
+                                                  {{"w", {type, true}, rows(4, 8)}}};
+  const auto senders = [&](const planner::MigrationOptions& options) {
+    std::map<int, int> from;  // by receiver
+    for (const auto& round : plan_migration(inventory, {}, needs, options).rounds)
+      for (const SliceMove& move : round.moves) from.emplace(move.to, move.from);
+    return from;
+  };
+  // Two receivers, two holders: one each. Rank 1 keeps what it has.
+  const auto even = senders({});
+  REQUIRE(even.size() == 2);
+  CHECK(even.at(2) != even.at(3));
+  // Everything that rank 1 sends takes ten times as long.
+  const auto slow = senders({1 << 20, [](int from, int, int64_t bytes) {
+                               return static_cast<double>(bytes) * (from == 1 ? 10 : 1);
+                             }});
+  CHECK(slow == std::map<int, int>{{2, 0}, {3, 0}});
+
+  Inventory half;
+  half.add("w", {type, true}, 0, rows(0, 4));
+  CHECK_THROWS_WITH(plan_migration(half, {}, needs), Catch::Contains("no member of the run has w [4:8, :]"));
+}
+
+TEST_CASE("members agree on the newest version that they can go on from", "[generations]") {
+  const TensorType type{DType::f32, {4}};
+  const TensorSlice whole = TensorSlice::whole(type.shape);
+  const auto rows = [&](int64_t begin, int64_t end) { return whole.narrowed(0, Range{begin, end}); };
+  const auto member = [&](Version version, const TensorSlice& slice) {
+    Ready ready;
+    ready.version = version;
+    ready.parts = {{"w", {type, true}, slice}};
+    return ready;
+  };
+  const std::vector<Inventory::Need> needs{{"w", whole}};
+  const Ready joiner;
+
+  // One has the step, the other one does not, and neither can make it: what both have counts.
+  std::vector<Ready> members{member({6, 1}, rows(0, 2)), member({5, 1}, whole), joiner};
+  Settlement settled = settle(members, needs);
+  CHECK(settled.version == Version{5, 1});
+  CHECK(settled.finish.empty());
+  CHECK(settled.missing.empty());
+  // It can, by the numbers of the first.
+  members[0].decision = StepDecision{6, Tensor::of<float>({1, 2}, {2})};
+  members[1].after_step = std::vector<StatePart>{{"w", {type, true}, rows(2, 4)}};
+  settled = settle(members, needs);
+  CHECK(settled.version == Version{6, 1});
+  CHECK(settled.finish == std::vector<int>{1});
+  REQUIRE(settled.decision);
+  CHECK(settled.decision->numbers.at(1) == 2);
+  // Not by those of the step before.
+  members[0].decision->step = 5;
+  CHECK(settle(members, needs).version == Version{5, 1});
+
+  members = {member({6, 1}, rows(0, 3)), joiner};
+  settled = settle(members, needs);
+  CHECK(settled.version == Version{6, 1});
+  CHECK(show(settled.missing) == "w [3:4]");
+  members = {member({6, 1}, whole), member({4, 1}, whole)};
+  CHECK_THROWS_WITH(settle(members, needs), Catch::Contains("after step 4, another rank that after step 6"));
+}
+
+TEST_CASE("what a member says of its state is checked", "[generations]") {
+  Ready ready;
+  ready.version = Version{3, 1};
+  const TensorType type{DType::bf16, {4, 6}};
+  const TensorSlice tile = TensorSlice::whole(type.shape).narrowed(1, Ranges{{0, 2}, {4, 6}});
+  ready.parts = {{"a \"name\"", {type, true}, tile}};
+  ready.decision = StepDecision{3, Tensor::of<float>({1, std::numeric_limits<float>::quiet_NaN()}, {2})};
+  ready.after_step = ready.parts;
+  const std::string text = to_text(ready);
+  const Ready read = parse_ready(text, "rank 3");
+  CHECK(read.version == ready.version);
+  CHECK(read.parts == ready.parts);
+  CHECK(read.after_step == ready.after_step);
+  REQUIRE(read.decision);
+  CHECK(std::isnan(read.decision->numbers.at(1)));
+  for (size_t cut = 0; cut < text.size(); ++cut)
+    CHECK_THROWS_AS(parse_ready(text.substr(0, cut), "rank 3"), Error);
+  const auto changed = [&](const std::string& from, const std::string& to) {
+    std::string other = text;
+    other.replace(other.find(from), from.size(), to);
+    return other;
+  };
+  CHECK_THROWS_WITH(parse_ready(changed("[:, 0:2+4:6]", "[:, 0:2+4:7]"), "rank 3"),
+                    Catch::Contains("rank 3"));
+  CHECK_THROWS_WITH(parse_ready(changed("bf16", "b16"), "rank 3"), Catch::Contains("rank 3"));
+  CHECK_THROWS_WITH(parse_ready(changed("[4,6]", "[4,-6]"), "rank 3"), Catch::Contains("rank 3"));
+  CHECK_THROWS_WITH(parse_ready(changed("[2]", "[3]"), "rank 3"), Catch::Contains("rank 3"));
+}
