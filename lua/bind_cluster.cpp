@@ -20,10 +20,11 @@
 #include "core/comm/clock.h"
 #include "core/comm/gloo.h"
 #include "core/comm/shaped.h"
-#include "core/plan/inventory.h"
+#include "core/run/migration.h"
 #include "core/tensor/convert.h"
 #include "lua/interrupt.h"
 #include "lua/objects.h"
+#include "planner/migrate.h"
 
 namespace het::lua {
 
@@ -425,146 +426,29 @@ bool cluster_any(ClusterHandle& cluster, bool own) {
   return value != 0;
 }
 
-// The tensors of the executor's state, as JSON: names may hold any text.
-std::string describe_state(const Program& program) {
-  Json::Array tensors;
-  for (const BufferSpec& buffer : program.buffers) {
-    if (buffer.home != Home::state) continue;
-    const TensorSlice slice = buffer.slice.value_or(TensorSlice::whole(buffer.type.shape));
-    const Shape& whole = slice.whole_shape();
-    Json::Object tensor{{"name", buffer.name},
-                        {"dtype", std::string(name_of(buffer.type.dtype))},
-                        {"trained", buffer.trained},
-                        {"shape", Json::Array(whole.begin(), whole.end())},
-                        {"slice", to_string(slice)}};
-    tensors.emplace_back(std::move(tensor));
-  }
-  return to_string(Json(std::move(tensors)));
-}
-
-// What another rank describes is checked as what a file holds is.
-class Description {
- public:
-  Description(const Json& json, int rank) : json_(json), rank_(rank) {}
-
-  const Json& member(const char* name) const { return required(json_.find(name)); }
-  int64_t number(const char* name) const { return required(member(name).integer()); }
-  const std::string& text(const char* name) const { return required(member(name).string()); }
-  bool flag(const char* name) const { return required(member(name).boolean()); }
-  std::vector<int64_t> numbers(const char* name) const {
-    std::vector<int64_t> values;
-    for (const Json& value : required(member(name).array())) values.push_back(required(value.integer()));
-    return values;
-  }
-  TensorType type() const {
-    const auto dtype = dtype_named(text("dtype"));
-    TensorType type{required(dtype ? &*dtype : nullptr), numbers("shape")};
-    elements_of(type.shape);
-    return type;
-  }
-  TensorSlice slice() const {
-    try {
-      return parse_slice(type().shape, text("slice"));
-    } catch (const Error& error) {
-      fail(ErrorKind::peer, "rank {} describes its state in a way that cannot be read: {}", rank_,
-           error.sentence());
-    }
-  }
-
- private:
-  template <typename T>
-  const T& required(const T* value) const {
-    if (value == nullptr)
-      fail(ErrorKind::peer, "rank {} describes its state in a way that cannot be read", rank_);
-    return *value;
-  }
-
-  const Json& json_;
-  int rank_;
-};
-
-void add_described(Inventory& inventory, int rank, const std::string& text) {
-  const Json json = parse_json(text, fmt::format("the state of rank {}", rank));
-  for (const Json& tensor : json.array() != nullptr ? *json.array() : Json::Array{}) {
-    const Description about(tensor, rank);
-    try {
-      inventory.add(about.text("name"), {about.type(), about.flag("trained")}, rank, about.slice());
-    } catch (const Error& error) {
-      fail(ErrorKind::peer, "rank {} has another state than others: {}", rank, error.sentence());
-    }
-  }
-}
-
-// The packed elements of `piece`, which `held` has.
-Tensor piece_of(const Tensor& part, const TensorSlice& held, const TensorSlice& piece) {
-  if (piece == held) return part;
-  Tensor result(TensorType{part.dtype(), piece.shape()});
-  copy(result, piece, part, held);
-  return result;
-}
-
 // On rank 0 the whole state of the run: the rank's own where it has all of it, else a new one with every
 // tensor, in the host's memory. nil on the others. All ranks call it at the same place.
-int cluster_gather(lua_State* L) {  // cluster, executor, state
+int cluster_gather(lua_State* L) {  // cluster, state
   auto& cluster = check_object<ClusterHandle>(L, 1);
-  auto& executor = check_object<ExecutorHandle>(L, 2);
-  auto& state = check_object<StateHandle>(L, 3);
+  auto& state = check_object<StateHandle>(L, 2);
   require_member(cluster);
   Communicator& world = cluster->world();
   Inventory inventory;
-  const auto texts = all_gather_text(world, describe_state(executor->program()), "the names of the state");
+  const auto texts = all_gather_text(world, to_text(parts_of(*state)), "the names of the state");
   for (int rank = 0; rank < world.size(); ++rank)
-    add_described(inventory, rank, texts[static_cast<size_t>(rank)]);
-  std::map<std::string, std::vector<Inventory::Source>> sources;  // of each tensor, for rank 0
-  bool complete = true;
-  for (const auto& [name, tensor] : inventory.tensors()) {
-    const TensorSlice whole = TensorSlice::whole(tensor.type.shape);
-    auto found = inventory.sources(name, whole, 0);
-    if (!found)
-      for (const Inventory::Piece& piece : inventory.find(name, whole))
-        if (piece.holders.empty())
-          fail(ErrorKind::peer, "no rank has {} of '{}'", to_string(piece.slice), name);
-    complete = complete && found->size() == 1 && found->at(0).holder == 0;
-    sources[name] = *std::move(found);
-  }
-  if (complete) {
-    if (world.rank() == 0) lua_pushvalue(L, 3);
-    return world.rank() == 0 ? 1 : 0;
-  }
-
-  std::map<std::string, TensorSlice> held;  // by this rank
-  for (const BufferSpec& buffer : executor->program().buffers)
-    if (buffer.home == Home::state)
-      held[buffer.name] = buffer.slice.value_or(TensorSlice::whole(buffer.type.shape));
+    for (const StatePart& part : parse_parts(texts[static_cast<size_t>(rank)], fmt::format("rank {}", rank)))
+      inventory.add(part.name, part.tensor, rank, part.slice);
+  std::vector<std::vector<StatePart>> needs(static_cast<size_t>(world.size()));
+  for (const auto& [name, tensor] : inventory.tensors())
+    needs[0].push_back({name, tensor, TensorSlice::whole(tensor.type.shape)});
+  const MigrationPlan moves = planner::plan_migration(inventory, {}, needs);
   const bool receives = world.rank() == 0;
-  StateHandle gathered = receives ? std::make_shared<StateStore>(host_of(L).cpu, 0) : nullptr;
-  for (const auto& [name, tensor] : inventory.tensors()) {
-    Tensor whole;
-    if (receives) whole = Tensor(tensor.type);
-    for (const Inventory::Source& source : sources.at(name)) {
-      const bool own = source.holder == world.rank();
-      if (!own && !receives) continue;
-      Tensor piece = own ? piece_of(state->read(name), held.at(name), source.slice)
-                         : Tensor(TensorType{tensor.type.dtype, source.slice.shape()});
-      if (!own || !receives) {
-        CollectiveRequest request;
-        request.kind = own ? CollectiveKind::send : CollectiveKind::receive;
-        request.dtype = tensor.type.dtype;
-        request.counts = {piece.elements()};
-        request.peer = own ? 0 : source.holder;
-        constexpr int kGatherTag = 1000;
-        request.tag = kGatherTag;
-        request.label = name;
-        run_once(world, request, own ? piece.bytes() : nullptr, own ? nullptr : piece.bytes());
-      }
-      if (receives) put(whole, piece, source.slice);
-    }
-    if (!receives) continue;
-    BufferSpec buffer{name, tensor.type, Home::state};
-    buffer.trained = tensor.trained;
-    gathered->require(buffer);
-    gathered->write(name, whole);
+  if (moved_bytes(moves) == 0) {
+    if (receives) lua_pushvalue(L, 2);
+    return receives ? 1 : 0;
   }
+  StateHandle gathered = receives ? std::make_shared<StateStore>(host_of(L).cpu, 0) : nullptr;
+  gather(world, moves, needs[static_cast<size_t>(world.rank())], *state, gathered.get());
   return receives ? Convert<StateHandle>::push(L, gathered) : 0;
 }
 

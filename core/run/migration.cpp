@@ -21,10 +21,11 @@ struct Piece {
 class Round {
  public:
   Round(Communicator& group, const MigrationPlan::Round& round,
-        const std::map<std::string, const StatePart*>& needs, const StateStore& state)
-      : group_(group), round_(round), needs_(needs), state_(state) {}
+        const std::map<std::string, const StatePart*>& needs, const StateStore& state, bool into_another)
+      : group_(group), round_(round), needs_(needs), state_(state), into_another_(into_another) {}
 
-  // What this rank needs of the round's tensors and has otherwise: all of it, when this returns.
+  // What this rank needs of the round's tensors and has otherwise (for another store: also what it has): all
+  // of it, when this returns.
   std::vector<StateStore::Spare> run() {
     for (const std::string& name : round_.tensors) read_own(name);
     for (const SliceMove& move : round_.moves) begin(move);
@@ -44,7 +45,7 @@ class Round {
     const auto entry = state_.entries().find(name);
     const bool has_entry = entry != state_.entries().end();
     const auto need = needs_.find(name);
-    const bool stays = has_entry && need != needs_.end() && !entry->second.current &&
+    const bool stays = !into_another_ && has_entry && need != needs_.end() && !entry->second.current &&
                        slice_of(entry->second) == need->second->slice;
     const bool sends = std::any_of(round_.moves.begin(), round_.moves.end(), [&](const SliceMove& move) {
       return move.tensor == name && move.from == group_.rank();
@@ -107,6 +108,7 @@ class Round {
   const MigrationPlan::Round& round_;
   const std::map<std::string, const StatePart*>& needs_;
   const StateStore& state_;
+  const bool into_another_;
   std::map<std::string, std::vector<Piece>> own_;
   std::map<std::string, StateStore::Spare> arrived_;
   std::vector<std::pair<std::string, Piece>> received_;
@@ -146,7 +148,7 @@ void migrate(Communicator& group, const MigrationPlan& plan, const std::vector<S
   state.set_version(plan.version);
   const auto named = by_name(needs);
   for (const MigrationPlan::Round& round : plan.rounds) {
-    auto arrived = Round(group, round, named, state).run();
+    auto arrived = Round(group, round, named, state, false).run();
     try {
       await_all(group);
     } catch (const Error&) {
@@ -162,10 +164,13 @@ void migrate(Communicator& group, const MigrationPlan& plan, const std::vector<S
 }
 
 void gather(Communicator& group, const MigrationPlan& plan, const std::vector<StatePart>& needs,
-            const StateStore& state, StateStore& into) {
+            const StateStore& state, StateStore* into) {
+  HET_REQUIRE(into != nullptr || needs.empty(), needs.size());
   const auto named = by_name(needs);
   for (const MigrationPlan::Round& round : plan.rounds)
-    for (const StateStore::Spare& part : Round(group, round, named, state).run()) install(into, part);
+    for (const StateStore::Spare& part : Round(group, round, named, state, true).run()) install(*into, part);
+  for (const StatePart& need : needs)  // no rank has them otherwise
+    if (!into->has(need.name)) into->install(need.name, {}, need.tensor.trained, state.read(need.name));
 }
 
 }  // namespace het

@@ -38,8 +38,9 @@ int64_t moved_bytes(const MigrationPlan& plan);
 void migrate(Communicator& group, const MigrationPlan& plan, const std::vector<StatePart>& needs,
              StateStore& state);
 
-// The same, from `state`, which stays as it is, into another store.
+// Gives another store the layout `needs`, and leaves `state` as it is. `into`: null on ranks that need
+// nothing.
 void gather(Communicator& group, const MigrationPlan& plan, const std::vector<StatePart>& needs,
-            const StateStore& state, StateStore& into);
+            const StateStore& state, StateStore* into);
 
 }  // namespace het

@@ -365,7 +365,7 @@ end
 function Run:gather()
   self:prepare()
   if not self.cluster then return self.state end
-  return self.cluster:gather(self.train_executor, self.state)
+  return self.cluster:gather(self.state)
 end
 
 local save_fields = { overwrite = true }

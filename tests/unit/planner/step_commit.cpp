@@ -219,8 +219,7 @@ namespace {
 std::vector<Inventory::Need> whole_state(const Graph& graph) {
   std::vector<Inventory::Need> needs;
   for (const Value& value : graph.values)
-    if (is_state(value))
-      needs.push_back({value.name, TensorSlice::whole(value.type.shape)});
+    if (is_state(value)) needs.push_back({value.name, TensorSlice::whole(value.type.shape)});
   return needs;
 }
 
