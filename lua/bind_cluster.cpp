@@ -21,6 +21,7 @@
 #include "core/comm/gloo.h"
 #include "core/comm/shaped.h"
 #include "core/run/migration.h"
+#include "core/run/restore.h"
 #include "core/tensor/convert.h"
 #include "lua/interrupt.h"
 #include "lua/objects.h"
@@ -452,6 +453,22 @@ int cluster_gather(lua_State* L) {  // cluster, state
   return receives ? Convert<StateHandle>::push(L, gathered) : 0;
 }
 
+// Every rank has of its state exactly what its program needs, from whichever ranks have it. All ranks call it
+// at the same place. Returns {step, moved_bytes, received_bytes}.
+int cluster_restore(lua_State* L) {  // cluster, state, program
+  auto& cluster = check_object<ClusterHandle>(L, 1);
+  auto& state = check_object<StateHandle>(L, 2);
+  const auto& program = check_object<ProgramHandle>(L, 3);
+  require_member(cluster);
+  const Restored restored =
+      restore(cluster->world(), *state, nullptr, needs_of(*program), planner::plan_moves());
+  lua_newtable(L);
+  set_field(L, "step", static_cast<double>(restored.version.step));
+  set_field(L, "moved_bytes", static_cast<double>(restored.moved_bytes));
+  set_field(L, "received_bytes", static_cast<double>(restored.received_bytes));
+  return 1;
+}
+
 // The texts of all ranks, in their order. All ranks call it at the same place.
 std::vector<std::string> cluster_tell(ClusterHandle& cluster, std::string text) {
   require_member(cluster);
@@ -491,8 +508,8 @@ std::shared_ptr<Groups> paced_groups_of(lua_State* L, int index, const ClusterHa
 void add_cluster(lua_State* L) {
   make_class<ClusterHandle>(
       L, {bind<&cluster_rank>("rank"), bind<&cluster_size>("size"), bind<&cluster_any>("any"),
-          bind<&cluster_gather>("gather"), bind<&cluster_tell>("tell"), bind<&cluster_leave>("leave"),
-          bind<&cluster_finish>("finish"), bind<&cluster_ways>("ways"),
+          bind<&cluster_gather>("gather"), bind<&cluster_restore>("restore"), bind<&cluster_tell>("tell"),
+          bind<&cluster_leave>("leave"), bind<&cluster_finish>("finish"), bind<&cluster_ways>("ways"),
           bind<&cluster_clock_offset>("clock_offset")});
   set_functions(L, "native.", {bind<&join_run>("join"), bind<&is_alone>("is_alone")});
 }

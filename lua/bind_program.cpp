@@ -157,6 +157,11 @@ void state_offer(StateHandle& state, std::string name, StoredTensor& tensor) { s
 void state_drop_offers(StateHandle& state) { state->drop_offers(); }
 double state_bytes_taken(StateHandle& state) { return static_cast<double>(state->bytes_taken()); }
 void state_drop(StateHandle& state, std::string name) { state->drop(name); }
+// It is the state after this step.
+void state_set_step(StateHandle& state, int64_t step) {
+  state->set_version({step, state->version().generation});
+}
+double state_step(StateHandle& state) { return static_cast<double>(state->version().step); }
 
 Schedule schedule_named(const std::string& name) {
   std::vector<std::string> names;
@@ -467,6 +472,7 @@ bool executor_run(ExecutorHandle& executor) {
   const InterruptScope scope(*executor);
   return executor->run();
 }
+void executor_close(ExecutorHandle& executor, std::string why) { executor->close(std::move(why)); }
 Tensor executor_read(ExecutorHandle& executor, std::string name) { return executor->read(name); }
 double executor_number(ExecutorHandle& executor, std::string name) {
   const Tensor value = executor->read(name);
@@ -562,7 +568,8 @@ void add_program(lua_State* L) {
       L, {bind<&state_names<StateHandle>>("names"), bind<&state_read>("read"), bind<&state_write>("write"),
           bind<&state_bytes>("bytes"), bind<&state_copy>("copy"), bind<&state_has>("has"),
           bind<&state_drop>("drop"), bind<&state_offer>("offer"), bind<&state_drop_offers>("drop_offers"),
-          bind<&state_bytes_taken>("bytes_taken")});
+          bind<&state_bytes_taken>("bytes_taken"), bind<&state_set_step>("set_step"),
+          bind<&state_step>("step")});
   make_class<StateCopyHandle>(
       L, {bind<&state_names<StateCopyHandle>>("names"), bind<&copy_read>("read"), bind<&copy_done>("done")});
   make_class<ProgramHandle>(L, {bind<&program_memory>("memory"), bind<&program_verify>("verify"),
@@ -571,7 +578,7 @@ void add_program(lua_State* L) {
       L, {bind<&executor_write>("write"), bind<&executor_run>("run"), bind<&executor_read>("read"),
           bind<&executor_number>("number"), bind<&executor_find_non_finite>("find_non_finite"),
           bind<&executor_memory>("memory"), bind<&executor_usage>("usage"),
-          bind<&executor_timings>("timings"), bind<&executor_busy>("busy")});
+          bind<&executor_timings>("timings"), bind<&executor_busy>("busy"), bind<&executor_close>("close")});
   set_functions(L, "native.",
                 {bind<&get_device>("device"), bind<&gpu_count>("gpus"), bind<&gpu_report>("gpu_report"),
                  bind<&threads>("threads"), bind<&new_state>("state"), bind<&make_program>("program"),

@@ -149,4 +149,11 @@ MigrationPlan plan_migration(const Inventory& inventory, Version version,
   return Migration(inventory, version, needs, options).plan();
 }
 
+MovePlanner plan_moves(MigrationOptions options) {
+  return [options = std::move(options)](const Inventory& inventory, Version version,
+                                        std::span<const std::vector<StatePart>> needs) {
+    return plan_migration(inventory, version, needs, options);
+  };
+}
+
 }  // namespace het::planner

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "core/run/migration.h"
+#include "core/run/restore.h"
 
 namespace het::planner {
 
@@ -23,5 +23,8 @@ struct MigrationOptions {
 MigrationPlan plan_migration(const Inventory& inventory, Version version,
                              std::span<const std::vector<StatePart>> needs,
                              const MigrationOptions& options = {});
+
+// The same as restore() takes it.
+MovePlanner plan_moves(MigrationOptions options = {});
 
 }  // namespace het::planner

@@ -225,6 +225,7 @@ std::byte* Executor::address(const Operand& operand) const {
 }
 
 void Executor::write(const std::string& name, const Tensor& tensor, int microbatch) {
+  require_open();
   bool known = false;
   for (size_t b = 0; b < program_.buffers.size(); ++b) {
     const BufferSpec& buffer = program_.buffers[b];
@@ -256,7 +257,24 @@ void Executor::require_state() const {
   }
 }
 
+void Executor::close(std::string why) {
+  if (closed_) return;
+  state_->device().enter();
+  freeze();
+  closed_ = std::move(why);
+  stretches_.clear();
+  groups_.reset();
+  kernels_.clear();
+  used_.clear();
+  arena_.reset();
+}
+
+void Executor::require_open() const {
+  if (closed_) fail_usage("the executor is closed: {}", *closed_);
+}
+
 void Executor::require_inputs() const {
+  require_open();
   if (frozen_) fail_usage("the executor is frozen: the generation of the run that it belongs to has ended");
   require_state();
   for (size_t b = 0; b < program_.buffers.size(); ++b)
@@ -387,6 +405,7 @@ void Executor::keep_decision() {
 }
 
 void Executor::finish(const StepDecision& decision) {
+  require_open();
   const Operand* const numbers = deciding_numbers();
   if (numbers == nullptr || next_ != program_.decided - 1)
     fail_usage("the last run ended at instruction {}; one that ends at {} can be finished", next_,
@@ -440,6 +459,7 @@ void Executor::finish_run(double seconds) {
 }
 
 Executor::Repeats Executor::repeat(std::vector<int> times) {
+  require_open();
   HET_REQUIRE(times.size() == calls_.size() && usage_.runs > 0, times.size(), calls_.size(), usage_.runs);
   Repeats repeats{std::move(times), {}};
   state_->device().enter();
@@ -518,6 +538,7 @@ Tensor Executor::copy_of(BufferId buffer) const {
 }
 
 Tensor Executor::read(const std::string& output) const {
+  require_open();
   std::vector<std::string> names;
   for (size_t b = 0; b < program_.buffers.size(); ++b) {
     if (program_.buffers[b].home != Home::output) continue;

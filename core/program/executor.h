@@ -39,6 +39,10 @@ class Executor {
   bool run();
   Tensor read(const std::string& output) const;  // a copy of an output of the last run
 
+  // Gives back its memory, kernels and collectives, now. Whatever would use them is an Error(usage) that
+  // gives `why`.
+  void close(std::string why);
+
   // --- a run that an error broke off, as the loss of another rank does
 
   // Where the last run ended: the first instruction that it has not done; their number after a whole run.
@@ -120,6 +124,7 @@ class Executor {
   void record();
   bool asked_to_stop(int instruction) const;
   std::byte* address(const Operand& operand) const;
+  void require_open() const;
   void require_inputs() const;
   void require_state() const;
   int begin_run();
@@ -164,6 +169,7 @@ class Executor {
   int first_gather_ = 0;
   bool advanced_ = false;  // the state, in the last run
   bool frozen_ = false;
+  std::optional<std::string> closed_;  // why
   std::optional<StepDecision> decision_;
   struct Gathered {  // a parameter that other ranks update in part
     std::string name;

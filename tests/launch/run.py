@@ -200,6 +200,38 @@ class Training(Case):
             spread = self.losses('--workers', 6, 'lopsided.lua', '--mixed', *words)
             self.assert_close(alone, spread, 1e-5)
 
+    def test_a_run_goes_on_by_other_plans_with_its_state(self):
+        text = """local het = require "het"
+local nn, optim, data = het.nn, het.optim, het.data
+local opt = het.options { change = { false, "go on by other plans" }, wrong = { false, "by one of other devices" } }
+local corpus = data.text { path = "text.txt", tokenizer = "char", holdout = 0.1 }
+local stage = het.stage
+local plans = {
+  [3] = het.plan { tensor = 2, microbatch = 2, sharded_optimizer = true,
+    het.pipeline { microbatches = 3, stage { "a:0-1" } }, het.pipeline { microbatches = 1, stage { "a:2-3" } } },
+  [5] = het.plan { microbatch = 1, schedule = "gpipe",
+    het.pipeline { microbatches = 5, stage { "a:3", layers = 1 }, stage { "a:1", layers = 2 }, stage { "a:0" } },
+    het.pipeline { microbatches = 3, stage { "a:2" } } },
+  [6] = het.plan { tensor = { 3, 1 }, microbatch = 4,
+    het.pipeline { microbatches = 2, stage { "a:2-3", layers = 2 }, stage { "a:0-1" } } },
+}
+return het.train {
+  model = nn.gpt { vocab = corpus.vocab, context = 16, width = 32, layers = 3, heads = 4, dropout = 0.1 },
+  data = corpus,
+  batch = 8, steps = 10, optimizer = optim.adamw { lr = 3e-3, clip = 0.5 }, evaluate = { every = 2, batches = 2 },
+  on_step = function(run, step)
+    if opt.wrong then run:use_plan(het.plan { microbatch = 8, het.pipeline { microbatches = 1, stage { "a:0" } } }) end
+    if opt.change and plans[step.step] then run:use_plan(plans[step.step]) end
+  end,
+}
+"""
+        (self.folder / 'changing.lua').write_text(text)
+        alone = self.losses('changing.lua')
+        self.assertEqual(len(alone), 15)
+        self.assert_close(alone, self.losses('--workers', 4, 'changing.lua', '--change'), 1e-5)
+        _, err = self.hetrun('--workers', 4, 'changing.lua', '--wrong', code=2)
+        self.assertIn('the plan is for 1 devices, 4 ranks are here', err)
+
     def test_layers_that_say_how_they_are_cut_give_the_losses_of_one_device(self):
         text = """local het = require "het"
 local nn, optim, data = het.nn, het.optim, het.data

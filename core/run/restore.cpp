@@ -1,0 +1,57 @@
+#include "core/run/restore.h"
+
+#include <algorithm>
+
+#include "core/base/error.h"
+
+namespace het {
+namespace {
+
+std::string who(size_t rank) { return fmt::format("rank {}", rank); }
+
+// All slices that some rank needs, each once.
+std::vector<Inventory::Need> all_of(std::span<const std::vector<StatePart>> needs) {
+  std::vector<Inventory::Need> all;
+  for (const std::vector<StatePart>& of_rank : needs)
+    for (const StatePart& part : of_rank) {
+      const auto is_same = [&](const Inventory::Need& need) {
+        return need.name == part.name && need.slice == part.slice;
+      };
+      if (std::none_of(all.begin(), all.end(), is_same)) all.push_back({part.name, part.slice});
+    }
+  return all;
+}
+
+}  // namespace
+
+Restored restore(Communicator& group, StateStore& state, Executor* executor,
+                 const std::vector<StatePart>& needs, const MovePlanner& plan_moves) {
+  const auto ready_texts =
+      all_gather_text(group, to_text(ready_of(state, executor)), "what members have of the state");
+  const auto need_texts = all_gather_text(group, to_text(needs), "what members need of the state");
+  std::vector<Ready> members;
+  std::vector<std::vector<StatePart>> all_needs;
+  for (size_t r = 0; r < ready_texts.size(); ++r) {
+    members.push_back(parse_ready(ready_texts[r], who(r)));
+    all_needs.push_back(parse_parts(need_texts[r], who(r)));
+  }
+  const Settlement settled = settle(members, all_of(all_needs));
+  if (!settled.missing.empty())
+    fail(ErrorKind::environment, "no member of the run has {} of the state after step {}",
+         show(settled.missing), settled.version.step);
+  Restored restored;
+  restored.version = settled.version;
+  restored.finished =
+      std::binary_search(settled.finish.begin(), settled.finish.end(), group.rank()) && executor != nullptr;
+  if (restored.finished) executor->finish(*settled.decision);
+  const MigrationPlan moves = plan_moves(settled.inventory, settled.version, all_needs);
+  restored.moved_bytes = moved_bytes(moves);
+  for (const MigrationPlan::Round& round : moves.rounds)
+    for (const SliceMove& move : round.moves)
+      if (move.to == group.rank()) restored.received_bytes += move.bytes;
+  migrate(group, moves, needs, state);
+  state.seal();
+  return restored;
+}
+
+}  // namespace het

@@ -1,0 +1,32 @@
+// What every member does when a generation has begun: they agree on the version to go on from, those behind
+// finish its step, and the state moves to the layout of the new plan.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "core/run/migration.h"
+#include "core/run/settle.h"
+
+namespace het {
+
+struct Restored {
+  Version version;             // that the state is of now
+  bool finished = false;       // this rank made the update of a decided step
+  int64_t moved_bytes = 0;     // by all ranks
+  int64_t received_bytes = 0;  // by this one
+};
+
+// Chooses who sends what (planner/migrate.h). All ranks choose the same.
+using MovePlanner = std::function<MigrationPlan(const Inventory& inventory, Version version,
+                                                std::span<const std::vector<StatePart>> needs)>;
+
+// Every rank of the group calls it. `executor`: that trained the state in the generation before, frozen;
+// null: none did. `needs`: of this rank in the new plan; empty: it only brings what it has. Throws
+// Error(peer) when a rank is lost on the way: the state is then to be restored again; Error(environment)
+// naming the slices that no rank has.
+Restored restore(Communicator& group, StateStore& state, Executor* executor,
+                 const std::vector<StatePart>& needs, const MovePlanner& plan_moves);
+
+}  // namespace het

@@ -1,0 +1,149 @@
+--- How the ranks of a run meet, what they check together before anything is computed, and how they come to one plan.
+local native = require "het.native"
+local access = require "het.access"
+local digest = require "het.train.digest"
+local errors = require "het.errors"
+local files = require "het.files"
+local plan = require "het.plan"
+local saving = require "het.train.saving"
+
+local meeting = {}
+
+-- Has the planner begin, in a thread of its own, to look for the plan that a het.plan.auto asks for. Returns a function
+-- that waits for what it answers.
+local function begin_plan(self, wanted, ranks)
+  if wanted.profile then access.check(wanted.profile) end
+  local wait = require("het.planning").begin(self, wanted.cluster or require("het.cluster").here(ranks), wanted)
+  return function()
+    local answer = wait()
+    if not answer.feasible then errors.usage("no plan fits:\n  %s", table.concat(answer.problems, "\n  ")) end
+    return answer
+  end
+end
+
+-- The plan of an answer, logged by the first rank.
+local function take_plan(self, written, answer)
+  local found, fallbacks = require("het.planning").from_lua(written)
+  self.plan, self.fallbacks = plan.resolve(found, self.arguments.batch), fallbacks
+  if answer and not native.settings.quiet and (not self.cluster or self.cluster:rank() == 0) then
+    native.write("stderr", require("het.planning").text_of(answer))
+  end
+end
+
+--- A plan for several devices needs as many ranks; ranks without a plan are replicas that share the batch evenly.
+function meeting.settle_plan(self)
+  local a, ranks = self.arguments, self.cluster and self.cluster:size() or 1
+  if self.plan then
+    local devices = #plan.devices(self.plan)
+    if devices ~= ranks then
+      errors.usage("the plan is for %d devices, %s; start the recipe with --workers %d", devices,
+        ranks == 1 and "this process is alone" or ("%d ranks are here"):format(ranks), devices)
+    end
+  elseif ranks > 1 then
+    self.plan = plan.replicas(ranks, a.batch, a.microbatch)
+  end
+end
+
+-- Where ranks meet, as the command line says. A recipe's own wish counts where the person agreed to it.
+local function rendezvous_of(a)
+  local settings, wish = native.settings or {}, a.rendezvous
+  if settings.rendezvous or not wish then return settings.rendezvous end
+  local agreed = settings.trust or not native.confined() or wish == settings.approved_rendezvous
+  if agreed or native.is_alone() or os.getenv "HETRUN_RENDEZVOUS" then return agreed and wish or nil end
+  errors.usage("the recipe asks to meet other machines at %s; a recipe talks only to whom the command line names: "
+    .. "--rendezvous=%s", wish, wish)
+end
+
+--- Has the first rank look at what it alone can see. What it raises, all ranks raise.
+function meeting.by_first_rank(self, check, ...)
+  if not self.cluster then return check(self, ...) end
+  local ok, problem = true, nil
+  if self.rank == 0 then ok, problem = pcall(check, self, ...) end
+  local message, kind = "", ""
+  if not ok then message, kind = errors.describe(problem) end
+  local first = self.cluster:tell(kind .. ":" .. message)[1]
+  if not ok then error(problem, 0) end
+  kind, message = first:match "^(%a*):(.*)$"
+  if kind ~= "" then errors.raise(kind, "%s", message) end
+end
+
+-- What will be written, looked at before anything is computed: by the rank that writes it.
+local function check_places(self)
+  local a, settings = self.arguments, native.settings or {}
+  if a.save then
+    if native.path_kind(a.save) == "file" then
+      errors.usage("cannot save in %s: it is a file; save = names a folder", a.save)
+    end
+    access.check(a.save, true)
+    native.try_folder(a.save)
+    local there = files.held(a.save)
+    if there and there.foreign and self.overwrite then
+      errors.usage("%s holds %s, which a save would leave beside its own files; another folder for `save` works",
+        a.save, there.foreign)
+    elseif there and there.model and not there.training and self.resume then
+      errors.usage("%s holds a model but nothing to go on from (no training.safetensors); from = %q begins with its "
+        .. "weights", a.save, a.save)
+    end
+    local held = not self.resume and not self.overwrite and saving.is_of_others(self, a.save) and there
+    if held and a.overwrite then
+      errors.usage("%s holds %s; the recipe asks to replace it, and --overwrite lets it; another folder for `save` "
+        .. "keeps both", a.save, files.describe_held(held))
+    elseif held then
+      errors.usage("%s holds %s; %s, --overwrite replaces it, another folder for `save` keeps both",
+        a.save, files.describe_held(held), held.training and "--resume (resume = true) goes on with it"
+        or ("from = %q begins with its weights"):format(a.save))
+    end
+  elseif self.resume then
+    errors.usage("--resume needs the folder to go on from: this run has no `save`")
+  end
+  local folder = settings.trace and settings.trace:match("^(.*)/[^/]*$")
+  if folder and folder ~= "" and native.path_kind(folder) ~= "folder" then
+    errors.usage("there is no folder %s for --trace=%s", folder, settings.trace)
+  end
+end
+
+--- The other ranks of the run, when there are any. Returns a function that gives the run the plan that all of them
+-- follow: until it is called, one that the planner looks for is looked for beside what else the start takes.
+function meeting.join(self)
+  local a, settings = self.arguments, native.settings or {}
+  local automatic = a.plan and a.plan.automatic
+  local answer, begun
+  if native.is_alone() then check_places(self) end   -- before a planner begins
+  -- With a cluster that is written down every rank finds the same plan; of this machine the first one's counts.
+  if automatic and automatic.cluster then
+    begun = begin_plan(self, automatic)
+  elseif not automatic then
+    self.plan = plan.resolve(a.plan, a.batch)
+  end
+  if a.pace and begun then   -- whose links the ranks join by
+    answer = begun()
+    self.plan = plan.resolve(require("het.planning").from_lua(answer.lua), a.batch)
+  end
+  self.pace = a.pace and native.pace(a.pace, plan.devices(self.plan or errors.usage("train.pace needs a plan")))
+  self.cluster = native.join {
+    rendezvous = rendezvous_of(a), interface = settings.interface, run = a.name,
+    secret_file = settings.secret_file, timeout = settings.timeout, warn_after = settings.warn_after,
+    links = self.pace and self.pace.links,
+    recipe = digest.of_recipe(a), data = digest.of_data(a.data),
+    device = self.device, memory = native.device(self.device):available_bytes(),
+  }
+  self.rank = self.cluster and self.cluster:rank() or 0
+  if self.cluster then meeting.by_first_rank(self, check_places) end
+  if not automatic then
+    meeting.settle_plan(self)
+    return function() end
+  end
+  local told = not automatic.cluster and self.cluster   -- by the first rank
+  if not begun and self.rank == 0 then
+    begun = begin_plan(self, automatic, self.cluster and self.cluster:size() or 1)
+  end
+  return function()
+    if begun then answer = answer or begun() end
+    local written = answer and require("het.planning").to_lua(answer) or ""
+    if told then written = self.cluster:tell(written)[1] end
+    take_plan(self, written, answer)
+    meeting.settle_plan(self)
+  end
+end
+
+return meeting

@@ -1,0 +1,208 @@
+--- A run: what het.train was given, the state, the step and the cursor. They outlive the cluster; what a plan needs on
+-- it is a session's.
+local native = require "het.native"
+local define = require "het.define"
+local errors = require "het.errors"
+local files = require "het.files"
+local generate = require "het.generate"
+local graphs = require "het.train.graphs"
+local loop = require "het.train.loop"
+local meeting = require "het.train.meeting"
+local plan = require "het.plan"
+local saving = require "het.train.saving"
+local session = require "het.train.session"
+local text = require "het.text"
+
+local Run = {}
+Run.__index = Run
+
+Run.__tostring = function(self)
+  local a = self.arguments
+  return ("%s\n%s\n%s, %d steps of %d samples, %s"):format(tostring(a.model), tostring(a.data), tostring(a.optimizer),
+    a.steps, a.batch, a.precision)
+end
+
+local function is_model(value) return define.kind_of(value) == "layer" end
+
+-- Tokens that the model sees at once; 1 where its samples are no texts.
+local function context_of(a) return a.context or (is_model(a.model) and a.model.arguments.context) or 1 end
+
+-- Where this rank computes.
+local function device_of(self)
+  return native.device(self.device, self.pace and self.pace.devices[self.rank + 1])
+end
+
+-- Weights to begin with, and where an earlier run stopped. Tensors are read when programs ask for them.
+local function restore(self)
+  local a = self.arguments
+  local about
+  if self.resume then
+    about = files.offer_training(a.save, self.state)
+    if about then
+      local metadata = files.offer_weights(a.save, a.model, self.state)
+      if tonumber(metadata.step) ~= about.step then
+        errors.usage("%s: the model is of step %s, its training state of step %d; they were not saved together",
+          a.save, tostring(metadata.step), about.step)
+      end
+      local known, now = files.vocabulary(a.save), a.data:vocabulary()
+      if known and now and native.json_encode(known) ~= native.json_encode(now) then
+        errors.usage("%s was begun with another vocabulary than this text's; go on with the same text, or give the "
+          .. "data that of the model: vocabulary = \"%s\"", a.save, a.save)
+      end
+      if about.seed ~= a.seed or about.precision ~= a.precision then
+        errors.usage("%s was begun with seed = %s and precision = %s, this run has seed = %s and precision = %s; go on "
+          .. "with the same", a.save, about.seed, about.precision, a.seed, a.precision)
+      end
+      return about
+    end
+  end
+  local folder = a.from or rawget(a.model, "folder")
+  if folder then files.offer_weights(folder, a.model, self.state) end
+  return nil
+end
+
+--- The training graph of a micro-batch of `samples` (1): what planners count.
+function Run:graph_of_sample(samples)
+  local context = context_of(self.arguments)
+  return graphs.training(session.spec(self.arguments, samples or 1, context)).graph, context
+end
+
+-- All that does not depend on the plan, beside the planner that may look for one; then the first session.
+local function build(self)
+  local a, settings = self.arguments, native.settings or {}
+  self.device = settings.device or "cpu"
+  -- What the command line says counts; a stranger's recipe replaces models that the person lets it replace.
+  self.resume = settings.resume or a.resume and not settings.overwrite
+  self.overwrite = settings.overwrite or a.overwrite and not settings.resume and not native.confined()
+  self.wrote = {}   -- het.train.saving
+  local finish_planning = meeting.join(self)
+  self.own_device = device_of(self)
+  self.state = native.state(self.own_device, a.seed)
+  local about = restore(self)
+  if about then saving.mark_own(self, a.save) end
+  about = about or {}
+  finish_planning()
+  self.context = context_of(a)
+  self.step, self.best, self.validation = about.step or 0, about.best, about.validation
+  self.cursor = about.cursor or self.step * a.batch   -- samples that the steps done have seen
+  self.state:set_step(self.step)
+  self.session = session.new(self)
+  self.parameters = self.session.parameters
+end
+
+--- Build everything a run needs: graphs, state, executors, samplers. Nothing has been computed yet.
+function Run:prepare()
+  if self.prepared then return end
+  if self.preparing then errors.usage("the run is being prepared; this function of the recipe is part of that") end
+  self.preparing = true
+  local ok, problem = pcall(build, self)
+  self.preparing, self.prepared = false, ok
+  if not ok then error(problem, 0) end
+end
+
+--- Go on by another plan, from the next step on. The state moves between the ranks; no step is lost, no sample is seen
+-- twice or left out. All ranks call it at the same place.
+-- @tparam table wanted what het.plan gives
+function Run:use_plan(wanted)
+  self:prepare()
+  if wanted.automatic then errors.usage("run:use_plan takes a plan, not het.plan.auto: run.fallbacks has plans") end
+  local before = self.plan
+  self.plan = plan.resolve(wanted, self.arguments.batch)
+  local ok, problem = pcall(meeting.settle_plan, self)
+  if not ok then
+    self.plan = before
+    error(problem, 0)
+  end
+  self.session:close "the run goes on by another plan"
+  self.session = session.new(self)
+end
+
+--- The mean loss over the holdout's first batches; nil when interrupted.
+function Run:evaluate()
+  self:prepare()
+  return self.session:evaluate()
+end
+
+--- One step of training; returns { step, loss, lr, gradient_norm, seconds }, or nil when interrupted.
+function Run:train_step()
+  self:prepare()
+  return self.session:train_step()
+end
+
+--- The whole state of the run on rank 0, wherever its parts are; nil on other ranks. All ranks call it at the same
+-- place.
+function Run:gather()
+  self:prepare()
+  if not self.cluster then return self.state end
+  return self.cluster:gather(self.state)
+end
+
+local save_fields = { overwrite = true }
+
+--- Save the model, its vocabulary and what is needed to go on exactly. Of several ranks the first writes; all call it.
+-- A model that this run has not written is not replaced.
+-- @string[opt] folder default: the recipe's `save`
+-- @tparam[opt] table options `overwrite = true`: replace any model
+function Run:save(folder, options)
+  local a = self.arguments
+  folder = folder or a.save
+  if type(folder) ~= "string" then
+    errors.usage('run:save: give a folder, as in run:save "runs/mine"%s', folder and "; it was given "
+      .. text.value(folder) or ' (or het.train { save = "runs/mine" })')
+  end
+  for name in pairs(type(options) == "table" and options or { [options or "overwrite"] = true }) do
+    if not save_fields[name] then
+      errors.usage("run:save: %s is not an option; there is { overwrite = true }", text.value(name))
+    end
+  end
+  self:prepare()
+  meeting.by_first_rank(self, saving.check, folder, options and options.overwrite)
+  saving.now(self, folder)
+end
+
+--- Write what follows a prompt, with checked options: emit(piece) gets it as it comes. Returns it on the first rank.
+function Run:write_text(options, emit)
+  local a = self.arguments
+  if define.kind_of(a.data) ~= "corpus" then errors.usage("only runs on text can generate text") end
+  self:prepare()
+  local state = self:gather()
+  if not state then return nil end
+  if not self.generator or self.cluster then
+    self.generator = generate.new { model = a.model, state = state, precision = a.precision }
+  end
+  return self.generator:text(a.data, options, emit)
+end
+
+--- Write text with the model as it is now. Of several ranks the first writes; all call it.
+-- @tparam table options `prompt`, `tokens`, `context`, `temperature`, `top_k`, `top_p`, `seed`
+-- @tparam[opt] function emit called with pieces of what follows the prompt as they come
+-- @treturn ?string prompt and what follows; nil on other ranks than the first
+function Run:generate(options, emit)
+  local a = generate.arguments(options)
+  local followed = self:write_text(a, emit)
+  return followed and (a.prompt or generate.default_prompt(self.arguments.data)) .. followed
+end
+
+--- Bytes at most: what the programs of this rank take of a GPU; elsewhere what the process took of the machine.
+function Run:peak_memory() return self.session:peak_memory() end
+
+--- Whether this rank, or with several any of them, shall stop here.
+function Run:asked_to_stop(stopped)
+  local asked = native.interrupted() or stopped
+  if self.cluster then return self.cluster:any(asked) end
+  return asked
+end
+
+--- Train. Returns the run's numbers: steps, train_loss, validation_loss, best_validation_loss, seconds, tokens_per_s,
+-- samples_per_s, mfu, peak_memory_bytes, sample (the text), interrupted. A row of data.pairs counts as one token.
+function Run:start()
+  -- A function of the recipe may call run:start(), also from another coroutine.
+  if self.training then errors.usage("the run is training already; run:start() cannot be called from within") end
+  self.training = true
+  local ok, results = pcall(loop.start, self)
+  self.training = false
+  if not ok then error(results, 0) end
+  return results
+end
+
+return Run

@@ -1,0 +1,170 @@
+--- A session trains a run by one plan, for as long as its cluster stays as it is. It has the plan's graphs, executors
+-- and samplers. What outlives it is the run's: the state, the step and the cursor, which counts samples.
+local native = require "het.native"
+local define = require "het.define"
+local errors = require "het.errors"
+local graphs = require "het.train.graphs"
+local peak = require "het.peak"
+local trace = require "het.train.trace"
+
+local Session = {}
+Session.__index = Session
+
+local session = {}
+
+-- Types of a micro-batch's inputs and labels, { dtype, shape }.
+local function batch_types(a, microbatch, context)
+  if define.kind_of(a.data) == "pairs" then
+    local function rows(tensor)
+      local shape = { unpack(tensor.shape) }
+      shape[1] = microbatch
+      return { tensor.dtype, shape }
+    end
+    return rows(a.data.arguments.inputs), rows(a.data.arguments.labels)
+  end
+  local tokens = { "i32", { microbatch, context } }
+  return tokens, tokens
+end
+
+--- What het.train.graphs makes the graphs of a micro-batch of.
+-- @tparam table a het.train's arguments
+function session.spec(a, microbatch, context)
+  local inputs, labels = batch_types(a, microbatch, context)
+  return { model = a.model, loss = a.loss, inputs = inputs, labels = labels, precision = a.precision, seed = a.seed,
+           optimizer = a.optimizer }
+end
+
+local function program_of(self, made)
+  return native.program(made.graph, { microbatches = self.microbatches, plan = self.plan, rank = self.run.rank })
+end
+
+-- The executor of a program. Memory is checked by the engine before anything is allocated.
+local function executor_of(self, program, made)
+  local executor = native.executor(program, self.run.state, self.cluster)
+  local share = program:share()
+  self.own_microbatches, self.first_microbatch = share.microbatches, share.first_microbatch
+  if made.positions then executor:write("positions", native.arange(self.run.context, "i32")) end
+  return executor
+end
+
+-- Elements of all parameters of a graph, whichever rank holds them.
+local function count_parameters(graph)
+  local total = 0
+  for _, parameter in ipairs(graph:parameters()) do
+    local elements = 1
+    for _, size in ipairs(parameter.shape) do elements = elements * size end
+    total = total + elements
+  end
+  return total
+end
+
+--- All that steps by the run's plan need. Nothing is computed yet. The state of a run that has one comes from the ranks
+-- that have its parts; before that it is read from what the run was offered, else it has initial values.
+function session.new(run)
+  local a = run.arguments
+  local self = setmetatable({ run = run, cluster = run.cluster, plan = run.plan }, Session)
+  self.microbatch = self.plan and self.plan.microbatch or a.microbatch or a.batch
+  self.microbatches = a.batch / self.microbatch
+  local spec = session.spec(a, self.microbatch, run.context)
+  local training = graphs.training(spec)
+  self.has_counter = training.counter
+  self.parameters = count_parameters(training.graph)
+  self.beyond_megatron = self.plan and native.bytes_beyond_megatron(training.graph, self.plan)
+  local program = program_of(self, training)
+  if run.has_state and self.cluster then self.cluster:restore(run.state, program) end
+  self.trainer = executor_of(self, program, training)
+  local sampled = { context = run.context, batch = a.batch, microbatch = self.microbatch, seed = a.seed,
+    first = self.first_microbatch * self.microbatch, count = self.own_microbatches * self.microbatch }
+  sampled.split, sampled.start = "train", run.cursor
+  self.sampler = a.data:sampler(sampled)
+  if a.evaluate.every > 0 and a.data:has_holdout() then
+    local evaluation = graphs.evaluation(spec)
+    self.evaluator = executor_of(self, program_of(self, evaluation), evaluation)
+    sampled.split, sampled.start = "holdout", 0
+    self.holdout = a.data:sampler(sampled)
+  end
+  run.state:drop_offers()   -- layers of other ranks
+  run.has_state = true
+  return self
+end
+
+-- Give an executor a batch.
+local function write_batch(self, executor, batch)
+  for i = 1, self.own_microbatches do
+    executor:write("inputs", batch.inputs[i], i)
+    executor:write("labels", batch.labels[i], i)
+  end
+  executor:write("scale", native.tensor({ 1 / math.max(1, batch.count) }, "f32"))
+end
+
+--- The mean loss over the holdout's first batches; nil when interrupted.
+function Session:evaluate()
+  if not self.evaluator then
+    errors.usage("this run has nothing to evaluate on: its data holds nothing out, or evaluate.every is 0")
+  end
+  self.holdout:seek(0)
+  local total, batches = 0, self.run.arguments.evaluate.batches
+  for _ = 1, batches do
+    write_batch(self, self.evaluator, self.holdout:next())
+    if not self.evaluator:run() then return nil end
+    total = total + self.evaluator:number("loss")
+  end
+  return total / batches
+end
+
+local function finite(value) return value == value and value < math.huge and value > -math.huge end
+
+-- A loss or gradient that is not finite: say where it arose.
+local function stop_non_finite(self, loss, norm)
+  local where = self.trainer:find_non_finite()
+  errors.usage("step %d: the %s is %s%s; the weights are as they were before this step. A lower learning rate, a "
+    .. "longer warm-up or clipping (clip = 1.0) usually helps", self.run.step + 1,
+    finite(loss) and "gradient" or "loss", finite(loss) and tostring(norm) or tostring(loss),
+    where ~= "" and ": " .. where or "")
+end
+
+--- The run's next step; returns { step, loss, lr, gradient_norm, seconds }, or nil when interrupted.
+function Session:train_step()
+  local run, executor = self.run, self.trainer
+  local a, step = run.arguments, run.step + 1
+  local started = native.clock()
+  write_batch(self, executor, self.sampler:next())
+  local lr = a.optimizer:rate(step, a.steps)
+  executor:write("lr", lr)
+  executor:write("step", step)
+  if self.has_counter then
+    for i = 1, self.own_microbatches do
+      local sample = (self.first_microbatch + i - 1) * self.microbatch
+      executor:write("counter", native.tensor({ step, sample }, "i64"), i)
+    end
+  end
+  if step == run.trace_step then
+    trace.write(run, executor:timings(), native.settings.trace, run.say)
+  elseif not executor:run() then
+    self.sampler:seek(run.cursor)
+    return nil
+  end
+  local loss, norm = executor:number("loss"), executor:number("gradient_norm")
+  if not finite(loss) or not finite(norm) then stop_non_finite(self, loss, norm) end
+  run.step, run.loss, run.cursor = step, loss, self.sampler:cursor()
+  return { step = step, loss = loss, lr = lr, gradient_norm = norm, seconds = native.clock() - started }
+end
+
+--- Bytes at most: what the programs of this rank take of a GPU; elsewhere what the process took of the machine.
+function Session:peak_memory()
+  if not peak.is_gpu(self.run.device) then return native.memory_peak() end
+  local total = self.trainer:memory().total
+  if self.evaluator then
+    local memory = self.evaluator:memory()
+    total = total + memory.total - memory.state   -- the state is shared
+  end
+  return total
+end
+
+--- Gives back the memory, kernels and groups of its executors, now. The state stays.
+function Session:close(why)
+  self.trainer:close(why)
+  if self.evaluator then self.evaluator:close(why) end
+end
+
+return session
