@@ -468,9 +468,21 @@ int executor_write(lua_State* L) {  // executor, name, tensor or number, micro-b
     executor->write(name, check_object<Tensor>(L, 3), microbatch);
   return 0;
 }
+// Ranks that decide a step together tell each other whether an interrupt came to one of them.
 bool executor_run(ExecutorHandle& executor) {
   const InterruptScope scope(*executor);
   return executor->run();
+}
+constexpr uint32_t kStop = 1;
+// In each step that follows this rank asks the others to stop after it, if `always`; else when it has been
+// interrupted.
+void executor_ask_to_stop(ExecutorHandle& executor, bool always) {
+  executor->on_word([always] { return always || interrupt_pending() ? kStop : 0; });
+}
+// Whether any rank asked to stop in the last step.
+bool executor_asked_to_stop(ExecutorHandle& executor) {
+  const std::vector<uint32_t> words = executor->words();
+  return std::any_of(words.begin(), words.end(), [](uint32_t word) { return (word & kStop) != 0; });
 }
 void executor_close(ExecutorHandle& executor, std::string why) { executor->close(std::move(why)); }
 Tensor executor_read(ExecutorHandle& executor, std::string name) { return executor->read(name); }
@@ -578,7 +590,8 @@ void add_program(lua_State* L) {
       L, {bind<&executor_write>("write"), bind<&executor_run>("run"), bind<&executor_read>("read"),
           bind<&executor_number>("number"), bind<&executor_find_non_finite>("find_non_finite"),
           bind<&executor_memory>("memory"), bind<&executor_usage>("usage"),
-          bind<&executor_timings>("timings"), bind<&executor_busy>("busy"), bind<&executor_close>("close")});
+          bind<&executor_timings>("timings"), bind<&executor_busy>("busy"), bind<&executor_close>("close"),
+          bind<&executor_ask_to_stop>("ask_to_stop"), bind<&executor_asked_to_stop>("asked_to_stop")});
   set_functions(L, "native.",
                 {bind<&get_device>("device"), bind<&gpu_count>("gpus"), bind<&gpu_report>("gpu_report"),
                  bind<&threads>("threads"), bind<&new_state>("state"), bind<&make_program>("program"),

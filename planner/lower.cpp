@@ -63,8 +63,8 @@ class Lowering {
     for (size_t u = 0; u < work_.units.size(); ++u) emit_unit(u);
     settle_messages();
     emit_update_phase();
-    buckets_->share_parameters();
     emit_outputs();
+    buckets_->share_parameters();
     return out_.finish();
   }
 
@@ -115,8 +115,8 @@ class Lowering {
     for (const auto& [id, gradient] : work_.gradients) buckets_->await(id);
     await_collectives();
     const auto ranks = static_cast<int64_t>(work_.groups[0].ranks.size());
-    const Operand own = out_.add_whole({"this rank's number", {DType::f32, {1}}});
-    const Operand all = out_.add_whole({"all ranks' numbers", {DType::f32, {ranks}}});
+    const Operand own = out_.add_whole({"this rank's numbers", {DType::f32, {1}}});
+    const Operand all = out_.add_whole({"all ranks' numbers", {DType::f32, {ranks, 1}}});
     Node node;
     node.phase = Phase::update;
     out_.fill(node, own, 0);
@@ -812,7 +812,8 @@ class Lowering {
   }
 
   // Each rank takes the norm of the gradients that it counts; the norm of these norms is everybody's. Numbers
-  // that are summed over all ranks, as the loss is, go round with them and are added up in the ranks' order.
+  // that are summed over all ranks, as the loss is, go round with them and are added up in the ranks' order;
+  // the last one is the executor's.
   void emit_global_norm(const Node& node) {
     std::vector<Operand> counted;
     for (const ValueId id : node.inputs) {
@@ -831,7 +832,7 @@ class Lowering {
           graph_.nodes[graph_.values[output.value].producer].phase != Phase::update)
         passengers.push_back(&output);
     const int64_t ranks = static_cast<int64_t>(work_.groups[0].ranks.size());
-    const int64_t numbers = 1 + static_cast<int64_t>(passengers.size());
+    const int64_t summed = 1 + static_cast<int64_t>(passengers.size()), numbers = summed + 1;
     const Operand own = out_.add_whole({"this rank's numbers", {scalar.dtype, {numbers}}});
     const auto own_number = [&](int64_t i) {
       Operand number{own.buffer, Layout::contiguous(scalar)};
@@ -844,7 +845,8 @@ class Lowering {
       const Operand unused = out_.add_whole({"unused", scalar});
       out_.compute(node, *node.op, {{"max_norm", 0.0}}, std::move(counted), {own_number(0), unused}, 0, -1);
     }
-    for (int64_t i = 1; i < numbers; ++i) {
+    out_.fill(node, own_number(summed), 0);
+    for (int64_t i = 1; i < summed; ++i) {
       const Operand part = own_part(*passengers[i - 1]);
       part.buffer == kAbsent ? out_.fill(node, own_number(i), 0) : out_.copy(node, part, own_number(i), -1);
     }
@@ -852,7 +854,6 @@ class Lowering {
     const Operand all = out_.add_whole({"all ranks' numbers", {scalar.dtype, {ranks, numbers}}});
     gather_numbers(own, all, "gradient norms");
     const auto each_rank = [&](int64_t i) {
-      if (numbers == 1) return Operand{all.buffer, Layout::contiguous({scalar.dtype, {ranks}})};
       Operand packed = out_.add_whole({"a number of each rank", {scalar.dtype, {ranks}}});
       out_.copy(node, {all.buffer, Layout{{scalar.dtype, {ranks}}, {numbers}, i}}, packed, -1);
       return packed;
@@ -863,7 +864,7 @@ class Lowering {
     out_.compute(node, *node.op, node.attributes, {each_rank(0)}, outputs, 0, -1);
     for (size_t o = 0; o < outputs.size(); ++o)
       if (node.outputs[o] != kAbsent) operand(node.outputs[o], -1) = outputs[o];
-    for (int64_t i = 1; i < numbers; ++i) {
+    for (int64_t i = 1; i < summed; ++i) {
       const Output& output = *passengers[i - 1];
       Operand result = own_part(output);
       if (result.buffer == kAbsent) result = out_.add_whole({output.name, scalar, Home::output});

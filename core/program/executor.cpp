@@ -143,13 +143,20 @@ Executor::Executor(Program program, std::shared_ptr<StateStore> state, std::shar
       first_update_ = static_cast<int>(i);
   }
   if (first_update_ < 0) first_update_ = static_cast<int>(calls_.size());
-  find_gathered();
+  find_decision();
   prepare_communication();
   find_stretches();
 }
 
-void Executor::find_gathered() {
+void Executor::find_decision() {
   first_gather_ = first_gather(program_);
+  const auto* await = !program_.trains || program_.decided == 0
+                          ? nullptr
+                          : std::get_if<Await>(&program_.instructions[program_.decided - 1]);
+  if (await != nullptr) {
+    deciding_start_ = await->start;
+    deciding_ = &std::get<Start>(program_.instructions[static_cast<size_t>(await->start)]);
+  }
   std::map<BufferId, int> last_write;
   for (int i = first_gather_; i < static_cast<int>(program_.instructions.size()); ++i)
     visit_operands(program_, program_.instructions[static_cast<size_t>(i)],
@@ -331,6 +338,7 @@ bool Executor::launch(Stretch& stretch) {
   if (asked_to_stop(stretch.begin)) return false;
   if (stretch.begin == first_update_) state_->device().wait_for_transfers();
   const Call& first = calls_[stretch.begin];
+  if (stretch.begin == deciding_start_) write_word();
   if (first.kernel == nullptr) {
     if (before_each_) before_each_(stretch.begin);
     launch(first);
@@ -387,26 +395,37 @@ bool Executor::run() {
   return true;
 }
 
-// What the instruction before `decided` awaits; null: the step is not decided together with other ranks.
-const Operand* Executor::deciding_numbers() const {
-  const auto* await =
-      program_.decided == 0 ? nullptr : std::get_if<Await>(&program_.instructions[program_.decided - 1]);
-  if (await == nullptr || !program_.trains) return nullptr;
-  return &std::get<Start>(program_.instructions[static_cast<size_t>(await->start)]).out;
+void Executor::write_word() {
+  if (!word_) return;
+  const TensorType type{deciding_->in.layout.type.dtype, {}};
+  Tensor number(type);
+  number.set(0, static_cast<double>(word_()));
+  const int64_t last = deciding_->in.layout.type.elements() - 1;
+  state_->device().copy_in(address(deciding_->in) + last * bytes_of(type.dtype), number.bytes(),
+                           type.bytes());
+}
+
+std::vector<uint32_t> Executor::words() const {
+  std::vector<uint32_t> words;
+  if (!decision_) return words;
+  const int64_t numbers = decision_->numbers.shape()[1];
+  for (int64_t i = numbers - 1; i < decision_->numbers.elements(); i += numbers)
+    words.push_back(static_cast<uint32_t>(decision_->numbers.at(i)));
+  return words;
 }
 
 // Another rank may need the numbers when this one's next step has taken their memory.
 void Executor::keep_decision() {
-  const Operand* const numbers = deciding_numbers();
-  if (numbers == nullptr) return;
-  if (!decision_) decision_.emplace(StepDecision{0, Tensor(numbers->layout.type)});
-  state_->device().copy_out(decision_->numbers.bytes(), address(*numbers), numbers->layout.type.bytes());
+  if (deciding_ == nullptr) return;
+  const Operand& numbers = deciding_->out;
+  if (!decision_) decision_.emplace(StepDecision{0, Tensor(numbers.layout.type)});
+  state_->device().copy_out(decision_->numbers.bytes(), address(numbers), numbers.layout.type.bytes());
   decision_->step = state_->version().step + 1;
 }
 
 void Executor::finish(const StepDecision& decision) {
   require_open();
-  const Operand* const numbers = deciding_numbers();
+  const Operand* const numbers = deciding_ == nullptr ? nullptr : &deciding_->out;
   if (numbers == nullptr || next_ != program_.decided - 1)
     fail_usage("the last run ended at instruction {}; one that ends at {} can be finished", next_,
                program_.decided - 1);
@@ -516,6 +535,7 @@ std::vector<Executor::Span> Executor::run_timed(const Repeats& repeats) {
     next_ = static_cast<int>(end);
   } else {
     for (size_t i = first; i < end; ++i) {
+      if (next_ == deciding_start_) write_word();
       if (next_ == program_.decided) keep_decision();
       if (next_ == first_gather_) advance_state();
       spans[i].begin = seconds(std::chrono::steady_clock::now());

@@ -43,6 +43,14 @@ class Executor {
   // gives `why`.
   void close(std::string why);
 
+  // --- words to the other ranks, which go round with the numbers that decide a step
+
+  // Called in each step when this rank has its gradients: its word, at most 2^24 - 1, from the thread that
+  // runs. None: 0.
+  void on_word(std::function<uint32_t()> word) { word_ = std::move(word); }
+  // Of all ranks in the last step that they decided together, by rank; empty: none was.
+  std::vector<uint32_t> words() const;
+
   // --- a run that an error broke off, as the loss of another rank does
 
   // Where the last run ended: the first instruction that it has not done; their number after a whole run.
@@ -118,7 +126,7 @@ class Executor {
   bool launch(Stretch& stretch);
   void await_settled(const Call& call);
   void run_kernel(const Call& call);
-  void find_gathered();
+  void find_decision();
   void prepare_communication();
   void find_stretches();
   void record();
@@ -131,7 +139,7 @@ class Executor {
   void advance_state();
   void finish_run(double seconds);
   Tensor copy_of(BufferId buffer) const;
-  const Operand* deciding_numbers() const;
+  void write_word();
   void keep_decision();
   struct NonFinite;
   NonFinite first_non_finite_step(const Compute& compute) const;
@@ -164,9 +172,13 @@ class Executor {
   bool recorded_ = false;           // every stretch of two calls or more, if the device records
   std::vector<bool> written_;       // of buffers: inputs that have been written
   std::function<void(int)> before_each_;
+  std::function<uint32_t()> word_;
   int next_ = 0;
   int first_update_ = -1;  // instruction from which a step can no longer be stopped
   int first_gather_ = 0;
+  // The gathering of numbers that decides a step; null: it is not decided together with other ranks.
+  const Start* deciding_ = nullptr;
+  int deciding_start_ = -1;
   bool advanced_ = false;  // the state, in the last run
   bool frozen_ = false;
   std::optional<std::string> closed_;  // why

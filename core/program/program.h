@@ -98,6 +98,7 @@ struct Program {
   // several ranks the instruction before it awaits a gathering of all of them, which each joins when it has
   // all its gradients; from there on all ranks make the step's update, and need no other one for it but to
   // gather parameters that were updated in parts. The number of instructions: the program writes no state.
+  // The last number that each rank gives there is a word of its executor to the others.
   int decided = 0;
   bool trains = false;       // a step makes the next version of the state, on every rank
   int microbatches = 1;      // that this rank runs in a step

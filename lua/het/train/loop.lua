@@ -137,7 +137,7 @@ local function train(self, reporter)
   local stopped = false   -- this rank was interrupted in on_step
   while self.step < a.steps do
     local step = self:train_step()
-    if self:asked_to_stop(stopped or not step) then return true end
+    if self.session:asked_to_stop(stopped or not step) then return true end
     reporter:step(step)
     if a.on_step and is_interrupted_in(a.on_step, handle.of(self), handle.export(step)) then
       if not self.cluster then return true end
@@ -154,7 +154,7 @@ local function train(self, reporter)
     -- The last step is saved when all is done.
     if due and step.step < a.steps then saving.beside_steps(self) end
   end
-  return self.cluster and a.on_step and self:asked_to_stop(stopped) or false
+  return self.cluster and self:asked_to_stop(stopped) or false   -- it came after the last step had told of it
 end
 
 -- Measure the peak that the reporter's utilisation is a share of. Returns the seconds it took, which are no part of the

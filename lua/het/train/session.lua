@@ -73,6 +73,7 @@ function session.new(run)
   local program = program_of(self, training)
   if run.has_state and self.cluster then self.cluster:restore(run.state, program) end
   self.trainer = executor_of(self, program, training)
+  self.trainer:ask_to_stop(false)
   local sampled = { context = run.context, batch = a.batch, microbatch = self.microbatch, seed = a.seed,
     first = self.first_microbatch * self.microbatch, count = self.own_microbatches * self.microbatch }
   sampled.split, sampled.start = "train", run.cursor
@@ -148,6 +149,14 @@ function Session:train_step()
   if not finite(loss) or not finite(norm) then stop_non_finite(self, loss, norm) end
   run.step, run.loss, run.cursor = step, loss, self.sampler:cursor()
   return { step = step, loss = loss, lr = lr, gradient_norm = norm, seconds = native.clock() - started }
+end
+
+--- Whether this rank, or with several any of them, shall stop behind the step that was just done.
+-- @bool own this rank shall; of several ranks the others hear of it in the next step
+function Session:asked_to_stop(own)
+  if not self.cluster then return native.interrupted() or own end
+  if own then self.trainer:ask_to_stop(true) end
+  return self.trainer:asked_to_stop()
 end
 
 --- Bytes at most: what the programs of this rank take of a GPU; elsewhere what the process took of the machine.

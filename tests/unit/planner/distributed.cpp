@@ -656,7 +656,7 @@ TEST_CASE("the loss goes round the ranks with the norms of the gradients, and no
           start != nullptr && program.groups[start->group].ranks.size() == 4 && start->request.peer < 0) {
         whole.push_back(start->request.label);
         CHECK(start->request.kind == CollectiveKind::all_gather);
-        CHECK(start->request.counts == std::vector<int64_t>{2, 2, 2, 2});
+        CHECK(start->request.counts == std::vector<int64_t>{3, 3, 3, 3});  // norm, loss, word
       }
     CHECK(whole == std::vector<std::string>{"gradient norms"});
   }

@@ -110,6 +110,7 @@ std::vector<Rank> run_two_steps(const Graph& graph, const Plan& plan, const Faul
         own.executor = std::make_unique<Executor>(lower(graph, plan, r, true), own.state,
                                                   std::make_shared<Groups>(fabric));
         own.state->begin_generation(kGeneration);
+        own.executor->on_word([r] { return 0xabcde0U + static_cast<uint32_t>(r); });
         write_inputs(*own.executor, 1, microbatches);
         own.executor->run();
         own.executor->before_each([&, r](int instruction) {
@@ -325,8 +326,22 @@ TEST_CASE("a rank that is cut off before it knows the decision makes the update 
         CHECK(ranks[other].state->version() == settled.version);
         CHECK(torn(*ranks[other].executor, before[other], after[other]) == "");
       }
+      for (const char* output : {"loss", "norm"})
+        CHECK(same_bits(executor.read(output), whole[r].executor->read(output)));
     }
   }
+}
+
+TEST_CASE("ranks give each other a word with the numbers that decide a step", "[step commit]") {
+  const Graph graph = trained_gpt(kSizes);
+  for (const Case& each : cases()) {
+    const auto ranks = run_two_steps(graph, each.plan, {});
+    std::vector<uint32_t> words;
+    for (size_t r = 0; r < ranks.size(); ++r) words.push_back(0xabcde0U + static_cast<uint32_t>(r));
+    for (const Rank& rank : ranks) CHECK(rank.executor->words() == words);
+  }
+  Executor single(lower_single(graph, 1), reference_state(3));
+  CHECK(single.words().empty());
 }
 
 TEST_CASE("a step that is broken off before its decision is run again as if it had not begun",
