@@ -1,0 +1,420 @@
+#include "core/run/roster.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "core/base/error.h"
+#include "core/io/json.h"
+
+namespace het {
+namespace {
+
+template <typename... Cases>
+struct Overloaded : Cases... {
+  using Cases::operator()...;
+};
+template <typename... Cases>
+Overloaded(Cases...) -> Overloaded<Cases...>;
+
+Json to_json(const std::vector<std::string>& texts) { return Json::Array(texts.begin(), texts.end()); }
+
+// Reads fields, and remembers whether one was missing.
+class Fields {
+ public:
+  explicit Fields(const Json& json) : json_(json) {}
+  std::string text(const char* name) { return taken(json_.find(name), &Json::string, std::string()); }
+  int64_t number(const char* name) { return taken(json_.find(name), &Json::integer, int64_t{0}); }
+  bool flag(const char* name) { return taken(json_.find(name), &Json::boolean, false); }
+  std::vector<std::string> texts(const char* name) {
+    std::vector<std::string> all;
+    for (const Json& each : taken(json_.find(name), &Json::array, Json::Array()))
+      all.push_back(taken(&each, &Json::string, std::string()));
+    return all;
+  }
+  bool complete() const { return complete_; }
+
+ private:
+  template <typename T>
+  T taken(const Json* json, const T* (Json::*as)() const, T otherwise) {
+    const T* value = json == nullptr ? nullptr : (json->*as)();
+    complete_ = complete_ && value != nullptr;
+    return value == nullptr ? otherwise : *value;
+  }
+
+  const Json& json_;
+  bool complete_ = true;
+};
+
+std::optional<Json> json_of(const std::string& text) {
+  try {
+    return parse_json(text, "a value of the store");
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace
+
+std::string to_text(const MemberRecord& r) {
+  return to_string(Json(Json::Object{{"id", r.id},
+                                     {"host", r.host},
+                                     {"device", r.device},
+                                     {"address", r.address},
+                                     {"device_memory", r.device_memory},
+                                     {"pid", r.pid},
+                                     {"version", r.version},
+                                     {"recipe", r.recipe_digest},
+                                     {"data", r.data_digest},
+                                     {"order", r.order},
+                                     {"leaving", r.leaving},
+                                     {"generation", r.generation},
+                                     {"unreachable", to_json(r.unreachable)}}));
+}
+
+std::optional<MemberRecord> parse_record(const std::string& text) {
+  const auto json = json_of(text);
+  if (!json) return std::nullopt;
+  Fields fields(*json);
+  MemberRecord r;
+  r.id = fields.text("id");
+  r.host = fields.text("host");
+  r.device = fields.text("device");
+  r.address = fields.text("address");
+  r.device_memory = fields.number("device_memory");
+  r.pid = fields.number("pid");
+  r.version = fields.text("version");
+  r.recipe_digest = fields.text("recipe");
+  r.data_digest = fields.text("data");
+  r.order = static_cast<int>(fields.number("order"));
+  r.leaving = fields.flag("leaving");
+  r.generation = fields.number("generation");
+  r.unreachable = fields.texts("unreachable");
+  return fields.complete() ? std::optional(r) : std::nullopt;
+}
+
+std::string to_text(const Roster& r) {
+  return to_string(Json(Json::Object{{"number", r.number},
+                                     {"members", to_json(r.members)},
+                                     {"reason", r.reason},
+                                     {"lost", to_json(r.lost)},
+                                     {"joined", to_json(r.joined)}}));
+}
+
+std::optional<Roster> parse_roster(const std::string& text) {
+  const auto json = json_of(text);
+  if (!json) return std::nullopt;
+  Fields fields(*json);
+  Roster r;
+  r.number = fields.number("number");
+  r.members = fields.texts("members");
+  r.reason = fields.text("reason");
+  r.lost = fields.texts("lost");
+  r.joined = fields.texts("joined");
+  const bool valid = r.number > 0 && std::set(r.members.begin(), r.members.end()).size() == r.members.size();
+  return fields.complete() && valid ? std::optional(r) : std::nullopt;
+}
+
+std::vector<RosterMachine::Action> RosterMachine::on(const Event& event, Time now) {
+  actions_.clear();
+  if (ended_) return {};
+  note(event, now);
+  decide(now);
+  return std::move(actions_);
+}
+
+void RosterMachine::note(const Event& event, Time now) {
+  std::visit(Overloaded{
+                 [&](const MemberSeen& seen) {
+                   members_[seen.record.id] = {seen.record, seen.created};
+                 },
+                 [&](const MemberGone& gone) { members_.erase(gone.id); },
+                 [&](const RosterSeen& seen) { adopt(seen, now); },
+                 [&](const ProposalLost&) {
+                   proposed_ = false;
+                   settled_since_ = now;
+                 },
+                 [&](const PeerLost& lost) {
+                   if (roster_ && lost.generation == roster_->number && is_in_roster(lost.id))
+                     losses_.emplace(lost.id, Loss{now});
+                 },
+                 [&](const Opened& opened) {
+                   if (roster_ && opened.generation == roster_->number) opened_ = true;
+                 },
+                 [&](const ChangeAsked& asked) {
+                   if (roster_ && asked.generation == roster_->number) change_ = asked.reason;
+                 },
+                 [&](const RunEnded&) { run_ended_ = true; },
+                 [&](const Tick&) {},
+             },
+             event);
+}
+
+// The newest roster counts, whoever proposed it.
+void RosterMachine::adopt(const RosterSeen& seen, Time now) {
+  proposed_ = false;
+  if (roster_ && seen.roster.number <= roster_->number) {
+    if (seen.roster.number == roster_->number) revision_ = seen.revision;
+    return;
+  }
+  const bool was_in = roster_ && is_in_roster(options_.id);
+  if (was_in && !aborted_) actions_.emplace_back(Abort{roster_->number, seen.roster.reason});
+  roster_ = seen.roster;
+  revision_ = seen.revision;
+  opened_ = aborted_ = false;
+  why_.clear();
+  change_.reset();
+  losses_.clear();
+  dead_.clear();
+  edges_.clear();
+  settled_since_ = now;
+  short_since_ = {};
+  if (roster_->members.empty()) {
+    ended_ = true;
+    actions_.emplace_back(Ended{});
+  } else if (is_in_roster(options_.id)) {
+    const MemberRecord* const own = record(options_.id);
+    if (own != nullptr && !own->unreachable.empty()) actions_.emplace_back(Report{roster_->number, {}});
+    actions_.emplace_back(Form{*roster_});
+  } else if (was_in) {
+    actions_.emplace_back(Evicted{*roster_});
+  }
+}
+
+void RosterMachine::decide(Time now) {
+  if (ended_) return;
+  if (run_ended_ && roster_) {
+    Roster none{roster_->number + 1, {}, "the run has ended", {}, {}};
+    if (!proposed_) actions_.emplace_back(Propose{std::move(none), revision_});
+    proposed_ = true;
+  } else if (!roster_) {
+    decide_first(now);
+  } else if (is_in_roster(options_.id)) {
+    decide_next(now);
+  } else {
+    decide_as_joiner(now);
+  }
+}
+
+// Whoever came first proposes, when all that were launched are there, or enough after a while.
+void RosterMachine::decide_first(Time now) {
+  std::vector<const Known*> came;
+  for (const auto& [id, known] : members_)
+    if (!known.record.leaving) came.push_back(&known);
+  std::sort(came.begin(), came.end(), [](const Known* a, const Known* b) { return a->created < b->created; });
+  const auto own = std::find_if(came.begin(), came.end(),
+                                [&](const Known* known) { return known->record.id == options_.id; });
+  if (own == came.end()) return;
+  const auto place = own - came.begin();
+  const bool all = static_cast<int>(came.size()) >= options_.launched;
+  const Time late = began_ + options_.timeout;
+  if (!all && (now < late || static_cast<int>(came.size()) < options_.least))
+    return wait_for_members(came.size(), began_, now);
+  std::stable_sort(came.begin(), came.end(), [](const Known* a, const Known* b) {
+    const auto order = [](const Known* known) {
+      return static_cast<unsigned>(known->record.order);  // -1: behind all
+    };
+    return order(a) < order(b);
+  });
+  Roster roster{1, {}, "the run begins", {}, {}};
+  for (const Known* known : came)
+    if (static_cast<int>(roster.members.size()) < options_.most) roster.members.push_back(known->record.id);
+  if (dead_.empty()) {  // the first look: from here others wait for this one
+    dead_.insert("");
+    settled_since_ = now;
+  }
+  propose_at(settled_since_ + place * options_.stagger, std::move(roster), now);
+}
+
+// In a roster: something speaks against it, or nothing does.
+void RosterMachine::decide_next(Time now) {
+  std::set<std::string> dead;
+  for (const std::string& id : roster_->members)
+    if (id != options_.id && is_dead(id)) dead.insert(id);
+  const bool waits = report_losses(now);
+  const std::set<Edge> said = edges();
+  if (dead != dead_ || said != edges_) {
+    if (edges_.empty() && !said.empty()) edges_since_ = now;
+    dead_ = dead;
+    edges_ = said;
+    settled_since_ = now;
+  }
+  if (!aborted_ && (!dead.empty() || !said.empty() || !losses_.empty())) {
+    aborted_ = true;
+    const std::string& id = !dead.empty()      ? *dead.begin()
+                            : !losses_.empty() ? losses_.begin()->first
+                                               : said.begin()->second;
+    why_ = fmt::format("{} is {}", name_of(id), dead.empty() ? "out of reach" : "gone");
+    actions_.emplace_back(Abort{roster_->number, why_});
+  }
+  if (!aborted_ && !change_) return;
+  if (waits) return;  // whether the key of a closed connection goes
+
+  std::vector<std::string> left;
+  for (const std::string& id : roster_->members)
+    if (dead.count(id) == 0) left.push_back(id);
+  std::set<std::string> reporters;
+  for (const Edge& edge : said) reporters.insert(edge.first);
+  Time ready = settled_since_ + options_.settle;
+  if (reporters.size() == 1) ready = std::max(ready, edges_since_ + options_.confirm);
+  left = without_edges(std::move(left), said);
+  const auto own = std::find(left.begin(), left.end(), options_.id);
+  if (own == left.end()) return;  // the others decide
+  Roster next = next_roster(left);
+  if (static_cast<int>(next.members.size()) < options_.least) {
+    if (short_since_ == Time{}) short_since_ = now;
+    return wait_for_members(next.members.size(), short_since_, now);
+  }
+  propose_at(ready + (own - left.begin()) * options_.stagger, std::move(next), now);
+}
+
+// While nobody of the roster is left, those who wait go on by themselves.
+void RosterMachine::decide_as_joiner(Time now) {
+  const bool any = std::any_of(roster_->members.begin(), roster_->members.end(),
+                               [&](const std::string& id) { return members_.count(id) != 0; });
+  const std::vector<std::string> all = waiting();
+  const auto own = std::find(all.begin(), all.end(), options_.id);
+  if (any || own == all.end()) {
+    dead_.clear();
+    return;
+  }
+  if (dead_.empty()) {
+    dead_.insert(roster_->members.begin(), roster_->members.end());
+    settled_since_ = now;
+  }
+  Roster next = next_roster({});
+  if (static_cast<int>(next.members.size()) < options_.least) {
+    if (short_since_ == Time{}) short_since_ = now;
+    return wait_for_members(next.members.size(), short_since_, now);
+  }
+  propose_at(settled_since_ + options_.settle + (own - all.begin()) * options_.stagger, std::move(next), now);
+}
+
+bool RosterMachine::is_in_roster(const std::string& id) const {
+  return std::find(roster_->members.begin(), roster_->members.end(), id) != roster_->members.end();
+}
+
+// Its key is gone, and so is its connection where there was one: the store alone may have been cut off.
+bool RosterMachine::is_dead(const std::string& id) const {
+  return members_.count(id) == 0 && (!opened_ || losses_.count(id) != 0);
+}
+
+std::set<RosterMachine::Edge> RosterMachine::edges() const {
+  std::set<Edge> edges;
+  for (const std::string& id : roster_->members) {
+    const MemberRecord* const said = record(id);
+    if (said == nullptr || said->generation != roster_->number) continue;
+    for (const std::string& other : said->unreachable)
+      if (is_in_roster(other) && members_.count(other) != 0 && other != id) edges.insert({id, other});
+  }
+  return edges;
+}
+
+// Says whom this member does not reach though they have a key. Returns whether it still waits for a key to
+// go.
+bool RosterMachine::report_losses(Time now) {
+  std::vector<std::string> unreachable;
+  bool waits = false;
+  for (const auto& [id, loss] : losses_) {
+    if (members_.count(id) == 0) continue;  // it is dead
+    if (now < loss.since + options_.settle) {
+      actions_.emplace_back(Wake{loss.since + options_.settle});
+      waits = true;
+    } else {
+      unreachable.push_back(id);
+    }
+  }
+  const MemberRecord* const own = record(options_.id);
+  if (own == nullptr || waits || unreachable.empty()) return waits;
+  if (own->generation != roster_->number || own->unreachable != unreachable) {
+    members_[options_.id].record.generation = roster_->number;
+    members_[options_.id].record.unreachable = unreachable;
+    actions_.emplace_back(Report{roster_->number, unreachable});
+  }
+  return false;
+}
+
+// Drops whoever stands in most of the edges, of equal ones the last, until none is left.
+std::vector<std::string> RosterMachine::without_edges(std::vector<std::string> members,
+                                                      std::set<Edge> edges) const {
+  for (;;) {
+    std::map<std::string, int> count;
+    for (const auto& [from, to] : edges) {
+      const bool both = std::find(members.begin(), members.end(), from) != members.end() &&
+                        std::find(members.begin(), members.end(), to) != members.end();
+      if (!both) continue;
+      ++count[from];
+      ++count[to];
+    }
+    if (count.empty()) return members;
+    auto worst = members.begin();
+    for (auto each = members.begin(); each != members.end(); ++each)
+      if (count[*each] >= count[*worst]) worst = each;
+    members.erase(worst);
+  }
+}
+
+Roster RosterMachine::next_roster(const std::vector<std::string>& left) const {
+  Roster next{roster_->number + 1, {}, change_.value_or(why_), {}, {}};
+  for (const std::string& id : left) {
+    const MemberRecord* const known = record(id);
+    if (known == nullptr || !known->leaving) next.members.push_back(id);
+  }
+  for (const std::string& id : waiting())
+    if (static_cast<int>(next.members.size()) < options_.most) {
+      next.members.push_back(id);
+      next.joined.push_back(id);
+    }
+  for (const std::string& id : roster_->members)
+    if (std::find(next.members.begin(), next.members.end(), id) == next.members.end())
+      next.lost.push_back(id);
+  if (next.reason.empty()) next.reason = "no member was left";
+  return next;
+}
+
+std::vector<std::string> RosterMachine::waiting() const {
+  std::vector<std::pair<int64_t, std::string>> came;
+  for (const auto& [id, known] : members_)
+    if (!known.record.leaving && !(roster_ && is_in_roster(id))) came.emplace_back(known.created, id);
+  std::sort(came.begin(), came.end());
+  std::vector<std::string> ids;
+  for (auto& [created, id] : came) ids.push_back(std::move(id));
+  return ids;
+}
+
+const MemberRecord* RosterMachine::record(const std::string& id) const {
+  const auto found = members_.find(id);
+  return found == members_.end() ? nullptr : &found->second.record;
+}
+
+std::string RosterMachine::name_of(const std::string& id) const {
+  const auto rank =
+      std::find(roster_->members.begin(), roster_->members.end(), id) - roster_->members.begin();
+  const MemberRecord* const known = record(id);
+  return known == nullptr ? fmt::format("rank {}", rank) : fmt::format("rank {} ({})", rank, known->host);
+}
+
+void RosterMachine::propose_at(Time at, Roster roster, Time now) {
+  if (proposed_) return;
+  if (now < at) {
+    actions_.emplace_back(Wake{at});
+    return;
+  }
+  proposed_ = true;
+  actions_.emplace_back(Propose{std::move(roster), revision_});
+}
+
+void RosterMachine::wait_for_members(size_t count, Time since, Time now) {
+  const Time late = since + options_.timeout;
+  if (now < late) {
+    actions_.emplace_back(Wake{late});
+    return;
+  }
+  ended_ = true;
+  const std::string reason = why_.empty() ? "" : fmt::format(" ({})", why_);
+  actions_.emplace_back(GiveUp{fmt::format("{} of at least {} members were there within {} ms{}", count,
+                                           options_.least, options_.timeout.count(), reason)});
+}
+
+}  // namespace het

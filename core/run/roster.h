@@ -1,0 +1,173 @@
+// Who is in a run, as a protocol without threads, clock or network: events in, actions out. One key of the
+// store, changed by compare-and-set alone, holds the roster of the newest generation; a roster with a higher
+// number always wins. Each member keeps a record under its lease. What members find out by themselves, that a
+// key is gone or a connection has closed, only leads to the next roster.
+//
+// A member is dead when its key is gone and its connection is closed, or silent. It is unreachable when a
+// connection to it closed while its key stands: who sees that says so in its record. On either everybody
+// gives up the generation. The first member left waits a moment, for losses come in groups, and proposes the
+// next roster; the others do the same, each a little later, so that a proposer who dies delays and never
+// blocks.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <variant>
+#include <vector>
+
+namespace het {
+
+// What a member writes of itself, under its lease.
+struct MemberRecord {
+  std::string id;  // random; a new one after it was evicted
+  std::string host, device, address;
+  int64_t device_memory = 0, pid = 0;
+  std::string version, recipe_digest, data_digest;
+  int order = -1;  // as it was launched: the first roster is in this order; -1: it came later
+  bool leaving = false;
+  int64_t generation = 0;                // in which it does not reach
+  std::vector<std::string> unreachable;  // these members
+  bool operator==(const MemberRecord&) const = default;
+};
+
+struct Roster {
+  int64_t number = 0;                // of the generation
+  std::vector<std::string> members;  // by rank; empty: the run has ended
+  std::string reason;                // of the change, in words
+  std::vector<std::string> lost, joined;
+  bool operator==(const Roster&) const = default;
+};
+
+std::string to_text(const MemberRecord& record);
+std::string to_text(const Roster& roster);
+std::optional<MemberRecord> parse_record(const std::string& text);  // nothing: it is none
+std::optional<Roster> parse_roster(const std::string& text);
+
+struct RosterOptions {
+  std::string id;                             // of this member
+  int launched = 1;                           // members that the first roster waits for
+  int least = 1, most = 1;                    // in any roster
+  std::chrono::milliseconds timeout{60'000};  // of waiting for `least` members
+  std::chrono::milliseconds settle{5};        // for more losses, and for the key of a closed connection to go
+  std::chrono::milliseconds stagger{20};      // between those who would propose
+  std::chrono::milliseconds confirm{50};      // before one member's word alone drops another with a key
+};
+
+class RosterMachine {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+
+  // --- events
+  struct MemberSeen {  // its record was put
+    MemberRecord record;
+    int64_t created = 0;  // revision at which its key came to be
+  };
+  struct MemberGone {  // its key was removed, or lapsed
+    std::string id;
+  };
+  struct RosterSeen {  // the key holds it
+    Roster roster;
+    int64_t revision = 0;
+  };
+  struct ProposalLost {};  // the store did not answer: it may be made or not
+  struct PeerLost {        // its connection closed without a goodbye, or it does not answer
+    int64_t generation = 0;
+    std::string id;
+  };
+  struct Opened {  // every member of the generation is connected
+    int64_t generation = 0;
+  };
+  struct ChangeAsked {  // at a step that all ended together: who waits may come, who leaves goes
+    int64_t generation = 0;
+    std::string reason;
+  };
+  struct RunEnded {};
+  struct Tick {};
+  using Event = std::variant<MemberSeen, MemberGone, RosterSeen, ProposalLost, PeerLost, Opened, ChangeAsked,
+                             RunEnded, Tick>;
+
+  // --- actions
+  struct Propose {  // by compare-and-set; then RosterSeen with what the key holds, or ProposalLost
+    Roster roster;
+    int64_t revision = 0;  // of the roster that it replaces; 0: there is none
+  };
+  struct Report {  // write the own record with these
+    int64_t generation = 0;
+    std::vector<std::string> unreachable;
+  };
+  struct Abort {  // the generation cannot go on
+    int64_t generation = 0;
+    std::string why;
+  };
+  struct Form {  // connect with these
+    Roster roster;
+  };
+  struct Evicted {  // the others go on without this member
+    Roster roster;
+  };
+  struct GiveUp {
+    std::string why;
+  };
+  struct Ended {};  // the run has
+  struct Wake {     // with a Tick, then
+    Time at;
+  };
+  using Action = std::variant<Propose, Report, Abort, Form, Evicted, GiveUp, Ended, Wake>;
+
+  RosterMachine(RosterOptions options, Time now) : options_(std::move(options)), began_(now) {}
+
+  std::vector<Action> on(const Event& event, Time now);
+
+  const std::optional<Roster>& roster() const { return roster_; }
+  int64_t revision() const { return revision_; }  // of the roster's key
+  // Members that have a key and are in no roster, in the order in which they came.
+  std::vector<std::string> waiting() const;
+  const MemberRecord* record(const std::string& id) const;
+
+ private:
+  struct Known {
+    MemberRecord record;
+    int64_t created = 0;
+  };
+  struct Loss {  // a connection that closed
+    Time since;
+  };
+  using Edge = std::pair<std::string, std::string>;  // who does not reach whom
+
+  void note(const Event& event, Time now);
+  void adopt(const RosterSeen& seen, Time now);
+  void decide(Time now);
+  void decide_first(Time now);
+  void decide_next(Time now);
+  void decide_as_joiner(Time now);
+  bool is_in_roster(const std::string& id) const;
+  bool is_dead(const std::string& id) const;
+  std::set<Edge> edges() const;
+  bool report_losses(Time now);
+  std::vector<std::string> without_edges(std::vector<std::string> members, std::set<Edge> edges) const;
+  Roster next_roster(const std::vector<std::string>& left) const;
+  void propose_at(Time at, Roster roster, Time now);
+  void wait_for_members(size_t count, Time since, Time now);
+  std::string name_of(const std::string& id) const;
+
+  RosterOptions options_;
+  Time began_;
+  std::map<std::string, Known> members_;
+  std::optional<Roster> roster_;
+  int64_t revision_ = 0;
+  bool opened_ = false, aborted_ = false, proposed_ = false, run_ended_ = false, ended_ = false;
+  std::map<std::string, Loss> losses_;  // in this generation
+  std::optional<std::string> change_;   // asked for, and why
+  std::string why_;                     // it was aborted
+  // What speaks against the roster, and since when it has been the same.
+  std::set<std::string> dead_;
+  std::set<Edge> edges_;
+  Time settled_since_{}, edges_since_{}, short_since_{};
+  std::vector<Action> actions_;
+};
+
+}  // namespace het
