@@ -139,6 +139,9 @@ void RosterMachine::note(const Event& event, Time now) {
                    if (roster_ && lost.generation == roster_->number && is_in_roster(lost.id))
                      losses_.emplace(lost.id, Loss{now});
                  },
+                 [&](const Broken& broken) {
+                   if (roster_ && broken.generation == roster_->number && why_.empty()) why_ = broken.why;
+                 },
                  [&](const Opened& opened) {
                    if (roster_ && opened.generation == roster_->number) opened_ = true;
                  },
@@ -240,12 +243,9 @@ void RosterMachine::decide_next(Time now) {
     edges_ = said;
     settled_since_ = now;
   }
-  if (!aborted_ && (!dead.empty() || !said.empty() || !losses_.empty())) {
+  if (why_.empty()) why_ = why_broken();
+  if (!aborted_ && !why_.empty()) {
     aborted_ = true;
-    const std::string& id = !dead.empty()      ? *dead.begin()
-                            : !losses_.empty() ? losses_.begin()->first
-                                               : said.begin()->second;
-    why_ = fmt::format("{} is {}", name_of(id), dead.empty() ? "out of reach" : "gone");
     actions_.emplace_back(Abort{roster_->number, why_});
   }
   if (!aborted_ && !change_) return;
@@ -258,6 +258,7 @@ void RosterMachine::decide_next(Time now) {
   for (const Edge& edge : said) reporters.insert(edge.first);
   Time ready = settled_since_ + options_.settle;
   if (reporters.size() == 1) ready = std::max(ready, edges_since_ + options_.confirm);
+  if (aborted_ && dead.empty() && said.empty()) ready = settled_since_ + options_.confirm;  // who is it?
   left = without_edges(std::move(left), said);
   const auto own = std::find(left.begin(), left.end(), options_.id);
   if (own == left.end()) return;  // the others decide
@@ -289,6 +290,15 @@ void RosterMachine::decide_as_joiner(Time now) {
     return wait_for_members(next.members.size(), short_since_, now);
   }
   propose_at(settled_since_ + options_.settle + (own - all.begin()) * options_.stagger, std::move(next), now);
+}
+
+// What speaks against the roster, in words; empty: nothing does.
+std::string RosterMachine::why_broken() const {
+  if (!dead_.empty()) return fmt::format("{} is gone", name_of(*dead_.begin()));
+  if (!losses_.empty())
+    return fmt::format("the connection to {} has closed", name_of(losses_.begin()->first));
+  if (edges_.empty()) return {};
+  return fmt::format("{} does not reach {}", name_of(edges_.begin()->first), name_of(edges_.begin()->second));
 }
 
 bool RosterMachine::is_in_roster(const std::string& id) const {

@@ -78,6 +78,10 @@ class RosterMachine {
     int64_t generation = 0;
     std::string id;
   };
+  struct Broken {  // it cannot go on, whoever is at fault: a member gave it up, or it was not formed
+    int64_t generation = 0;
+    std::string why;
+  };
   struct Opened {  // every member of the generation is connected
     int64_t generation = 0;
   };
@@ -87,8 +91,8 @@ class RosterMachine {
   };
   struct RunEnded {};
   struct Tick {};
-  using Event = std::variant<MemberSeen, MemberGone, RosterSeen, ProposalLost, PeerLost, Opened, ChangeAsked,
-                             RunEnded, Tick>;
+  using Event = std::variant<MemberSeen, MemberGone, RosterSeen, ProposalLost, PeerLost, Broken, Opened,
+                             ChangeAsked, RunEnded, Tick>;
 
   // --- actions
   struct Propose {  // by compare-and-set; then RosterSeen with what the key holds, or ProposalLost
@@ -144,6 +148,7 @@ class RosterMachine {
   void decide_first(Time now);
   void decide_next(Time now);
   void decide_as_joiner(Time now);
+  std::string why_broken() const;
   bool is_in_roster(const std::string& id) const;
   bool is_dead(const std::string& id) const;
   std::set<Edge> edges() const;
@@ -162,7 +167,7 @@ class RosterMachine {
   bool opened_ = false, aborted_ = false, proposed_ = false, run_ended_ = false, ended_ = false;
   std::map<std::string, Loss> losses_;  // in this generation
   std::optional<std::string> change_;   // asked for, and why
-  std::string why_;                     // it was aborted
+  std::string why_;                     // it cannot go on; empty: it can, as far as this member knows
   // What speaks against the roster, and since when it has been the same.
   std::set<std::string> dead_;
   std::set<Edge> edges_;
