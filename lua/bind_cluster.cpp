@@ -8,6 +8,8 @@
 #include <set>
 #include <thread>
 
+#include <unistd.h>
+
 #include "core/base/units.h"
 #include "core/base/visible.h"
 #include "core/cluster/embedded_store.h"
@@ -20,6 +22,7 @@
 #include "core/comm/clock.h"
 #include "core/comm/gloo.h"
 #include "core/comm/shaped.h"
+#include "core/run/generation.h"
 #include "core/run/migration.h"
 #include "core/run/restore.h"
 #include "core/tensor/convert.h"
@@ -129,6 +132,8 @@ struct Cluster {
   std::shared_ptr<Agreement> agreement;
   int paced = 0;  // groups over slowed links that were made
   std::unique_ptr<StoreWatch> lines;
+  std::shared_ptr<Generation> generation;  // of a run that outlives its members; else null
+  std::string closed;                      // why it is
 
   ~Cluster() {
     if (watch == nullptr || left) return;
@@ -152,8 +157,18 @@ struct Cluster {
     return *groups;
   }
   Communicator& world() {
+    if (generation != nullptr) return generation->world();
     connected_groups();
     return make_world();
+  }
+  void close(const std::string& why) {
+    closed = why;
+    agree = nullptr;
+    agreement = nullptr;
+    groups = nullptr;
+    if (generation != nullptr) generation->close(why);
+    generation = nullptr;
+    fabric = nullptr;
   }
 
  private:
@@ -165,6 +180,7 @@ struct Cluster {
 };
 
 std::shared_ptr<Groups> groups_of(const ClusterHandle& cluster) {
+  if (!cluster->closed.empty()) fail_usage("the generation of the run has ended: {}", cluster->closed);
   cluster->connected_groups();
   return cluster->groups;
 }
@@ -328,67 +344,99 @@ std::shared_ptr<Pacer> slow_links_at(lua_State* L, int index, int ranks) {
 
 bool is_alone() { return read_launched_rank(process_environment()).world_size.value_or(1) <= 1; }
 
+// What a process says of itself, and how it finds the others; the same for a run of fixed ranks and for one
+// that outlives its members.
+struct Joining {
+  EnvironmentLookup lookup = process_environment();
+  LaunchedRank launched = read_launched_rank(lookup);
+  bool by_workers = lookup("HETRUN_STORE").has_value();  // the launcher's secret is of this run alone
+  bool by_etcd = false;
+  JoinOptions options;
+  std::optional<std::chrono::milliseconds> timeout, warn_after;
+  std::string address, host;
+};
+
+Joining read_joining(lua_State* L) {
+  Joining joining;
+  const auto secret_file = setting(L, joining.lookup, "secret_file", "HETRUN_SECRET_FILE");
+  joining.by_etcd = setting(L, joining.lookup, "rendezvous", "HETRUN_RENDEZVOUS").has_value();
+  JoinOptions& options = joining.options;
+  options.run = field<std::string>(L, 1, "run").value_or("hetrun");
+  options.world_size = joining.launched.world_size.value_or(1);
+  Host& host = host_of(L);
+  if (host.secret_problem != nullptr) std::rethrow_exception(host.secret_problem);
+  options.secret = host.secret
+                       ? *host.secret
+                       : load_secret(joining.lookup, joining.by_workers ? "" : secret_file.value_or(""));
+  joining.timeout = duration_setting(L, joining.lookup, "timeout", "HETRUN_TIMEOUT");
+  joining.warn_after = duration_setting(L, joining.lookup, "warn_after", "HETRUN_WARN_AFTER");
+  options.warn = [](const std::string& sentence) { std::cerr << visible(sentence) + "\n" << std::flush; };
+  if (joining.timeout) options.timeout = *joining.timeout;
+  if (joining.warn_after) options.warn_after = *joining.warn_after;
+  return joining;
+}
+
+// Sets the address, too: it is known once the store is found.
+void find_store(lua_State* L, Joining& joining, Cluster& cluster) {
+  joining.address =
+      meet(L, joining.lookup, joining.launched, joining.options, store_times(joining.timeout), cluster);
+  joining.host = host_name();
+  if (joining.host.empty()) joining.host = joining.address;
+  joining.options.keeper = cluster.brief;
+}
+
+std::string device_of(lua_State* L) { return field<std::string>(L, 1, "device").value_or("cpu"); }
+int64_t memory_of(lua_State* L) { return to_integer<int64_t>(field<double>(L, 1, "memory").value_or(0)); }
+std::string digest_of(lua_State* L, const char* what) {
+  return hex_of(hmac_sha256(what, field<std::string>(L, 1, what).value_or("")));
+}
+
+GlooOptions gloo_options(const Joining& joining, const Cluster& cluster, const std::string& prefix,
+                         int64_t lease) {
+  GlooOptions gloo;
+  gloo.address = joining.address;
+  gloo.host = joining.host;
+  gloo.store = make_store_key_value(cluster.store, prefix, lease);
+  gloo.board = make_store_key_value(cluster.brief, prefix, lease);
+  gloo.prefix = "traffic";
+  gloo.patience.warn = joining.options.warn;
+  if (joining.timeout) gloo.patience.timeout = *joining.timeout;
+  if (joining.warn_after) gloo.patience.warn_after = *joining.warn_after;
+  return gloo;
+}
+
 // {recipe, data, device, memory, rendezvous, interface, secret_file, timeout, warn_after, run, links}: nil
 // where no launcher says that there are several ranks.
 int join_run(lua_State* L) {
   luaL_checktype(L, 1, LUA_TTABLE);
-  const EnvironmentLookup lookup = process_environment();
-  const LaunchedRank launched = read_launched_rank(lookup);
-  if (launched.world_size.value_or(1) <= 1) return 0;
-  // The launcher's secret is of this run alone.
-  const bool by_workers = lookup("HETRUN_STORE").has_value();
+  if (read_launched_rank(process_environment()).world_size.value_or(1) <= 1) return 0;
   auto cluster = std::make_shared<Cluster>();  // goes after the options, which keep a client of its server
-  const auto secret_file = setting(L, lookup, "secret_file", "HETRUN_SECRET_FILE");
-  JoinOptions options;
-  options.run = field<std::string>(L, 1, "run").value_or("hetrun");
-  options.world_size = *launched.world_size;
-  Host& host = host_of(L);
-  if (host.secret_problem != nullptr) std::rethrow_exception(host.secret_problem);
-  options.secret =
-      host.secret ? *host.secret : load_secret(lookup, by_workers ? "" : secret_file.value_or(""));
-  const auto timeout = duration_setting(L, lookup, "timeout", "HETRUN_TIMEOUT");
-  const auto warn_after = duration_setting(L, lookup, "warn_after", "HETRUN_WARN_AFTER");
-  const auto say = [](const std::string& sentence) { std::cerr << visible(sentence) + "\n" << std::flush; };
-  options.warn = say;
-  if (timeout) options.timeout = *timeout;
-  if (warn_after) options.warn_after = *warn_after;
-  const std::string address = meet(L, lookup, launched, options, store_times(timeout), *cluster);
-  options.keeper = cluster->brief;
+  Joining joining = read_joining(L);
+  find_store(L, joining, *cluster);
+  JoinOptions& options = joining.options;
   if (cluster->server != nullptr)
     options.turned_away = [server = cluster->server.get()] { return server->turned_away(); };
   // To etcd a member that dies while the ranks meet is lost when its lease lapses; the embedded store sees
   // its connection close.
-  const bool by_etcd = setting(L, lookup, "rendezvous", "HETRUN_RENDEZVOUS").has_value();
   constexpr std::chrono::milliseconds kEtcdLease{3000};
-  if (by_etcd) options.lease_ttl = kEtcdLease;
-  Member member;
-  member.rank = launched.rank;
-  member.host = host_name();
-  if (member.host.empty()) member.host = address;
-  member.device = field<std::string>(L, 1, "device").value_or("cpu");
-  member.device_memory = to_integer<int64_t>(field<double>(L, 1, "memory").value_or(0));
-  member.address = address;
+  if (joining.by_etcd) options.lease_ttl = kEtcdLease;
+  MemberInfo member;
+  member.rank = joining.launched.rank;
+  member.host = joining.host;
+  member.device = device_of(L);
+  member.device_memory = memory_of(L);
+  member.address = joining.address;
   member.version = HET_VERSION;
-  member.recipe_digest = hex_of(hmac_sha256("recipe", field<std::string>(L, 1, "recipe").value_or("")));
-  member.data_digest = hex_of(hmac_sha256("data", field<std::string>(L, 1, "data").value_or("")));
+  member.recipe_digest = digest_of(L, "recipe");
+  member.data_digest = digest_of(L, "data");
   cluster->membership = join(cluster->store, member, options);
-  GlooOptions gloo;
+  GlooOptions gloo =
+      gloo_options(joining, *cluster, cluster->membership->prefix(), cluster->membership->lease());
   gloo.rank = cluster->membership->rank();
-  gloo.size = *launched.world_size;
-  gloo.address = address;
-  const auto words = [&](const std::shared_ptr<Store>& store) {
-    return make_store_key_value(store, cluster->membership->prefix(), cluster->membership->lease());
-  };
-  gloo.store = words(cluster->store);
-  gloo.board = words(cluster->brief);
-  gloo.prefix = "traffic";
-  gloo.host = member.host;
-  if (!by_workers && !by_etcd)
+  gloo.size = options.world_size;
+  if (!joining.by_workers && !joining.by_etcd)
     gloo.keeper = fmt::format("rank 0 ({})", cluster->membership->members()[0].host);
   const std::string keeper = gloo.rank == 0 ? "" : gloo.keeper;
-  gloo.patience.warn = say;
-  if (timeout) gloo.patience.timeout = *timeout;
-  if (warn_after) gloo.patience.warn_after = *warn_after;
   gloo.pacer = slow_links_at(L, 1, gloo.size);
   cluster->fabric = make_gloo(std::move(gloo));
   cluster->watch =
@@ -401,6 +449,7 @@ int join_run(lua_State* L) {
 // What reaches other ranks cannot any more once this one has left.
 void require_member(const ClusterHandle& cluster) {
   if (cluster->left) fail_usage("this rank has left the run");
+  if (!cluster->closed.empty()) fail_usage("the generation of the run has ended: {}", cluster->closed);
 }
 
 int cluster_rank(ClusterHandle& cluster) { return cluster->groups->rank(); }
@@ -453,17 +502,116 @@ int cluster_gather(lua_State* L) {  // cluster, state
   return receives ? Convert<StateHandle>::push(L, gathered) : 0;
 }
 
+// --- a run that outlives its members
+
+}  // namespace
+
+// A process of such a run.
+struct MemberObject {
+  Cluster stores;  // the store alone
+  Joining joining;
+  std::unique_ptr<Member> member;
+};
+
+namespace {
+
+// {run, recipe, data, device, memory, least, most, ...}, the other fields as of join(): this process as a
+// member, for life.
+int new_member(lua_State* L) {
+  luaL_checktype(L, 1, LUA_TTABLE);
+  auto object = std::make_shared<MemberObject>();
+  object->joining = read_joining(L);
+  find_store(L, object->joining, object->stores);
+  if (object->stores.server != nullptr)
+    fail_usage(
+        "--elastic needs a store that outlives every rank: the launcher's (--workers) or etcd "
+        "(--rendezvous); "
+        "here rank 0 would serve it");
+  MemberOptions options;
+  options.store = object->stores.store;
+  options.keeper = object->stores.brief;
+  options.run = object->joining.options.run;
+  options.secret = object->joining.options.secret;
+  options.launched = object->joining.options.world_size;
+  options.least = field<int>(L, 1, "least").value_or(1);
+  options.most = field<int>(L, 1, "most").value_or(options.launched);
+  if (object->joining.timeout) options.timeout = *object->joining.timeout;
+  MemberRecord& record = options.record;
+  record.host = object->joining.host;
+  record.device = device_of(L);
+  record.device_memory = memory_of(L);
+  record.address = object->joining.address;
+  record.pid = getpid();
+  record.version = HET_VERSION;
+  record.recipe_digest = digest_of(L, "recipe");
+  record.data_digest = digest_of(L, "data");
+  record.order = object->joining.launched.rank;
+  object->member = std::make_unique<Member>(std::move(options));
+  return Convert<MemberHandle>::push(L, std::move(object));
+}
+
+// The next generation that this member is in, connected; nil: the run has ended.
+int member_open(lua_State* L) {
+  auto& object = check_object<MemberHandle>(L, 1);
+  const auto fabric_of = [&](const Member::Formation& formation) {
+    const std::string prefix = fmt::format("{}/{}/", object->joining.options.run, formation.roster.number);
+    GlooOptions gloo = gloo_options(object->joining, object->stores, prefix, object->member->lease());
+    gloo.rank = formation.rank;
+    gloo.size = static_cast<int>(formation.members.size());
+    return make_gloo(std::move(gloo));
+  };
+  const auto waited = [] {
+    if (interrupt_pending()) throw Error(ErrorKind::peer, "interrupted while members of the run are missing");
+  };
+  auto cluster = std::make_shared<Cluster>();
+  cluster->generation = next_generation(*object->member, fabric_of, waited);
+  if (cluster->generation == nullptr) return 0;
+  cluster->store = object->stores.store;
+  cluster->brief = object->stores.brief;
+  cluster->fabric = cluster->generation->fabric();
+  cluster->groups = cluster->generation->groups();
+  return Convert<ClusterHandle>::push(L, std::move(cluster));
+}
+
+void member_end_run(MemberHandle& object) { object->member->end_run(); }
+void member_leave(MemberHandle& object) { object->member->leave(); }
+double member_waiting(MemberHandle& object) { return static_cast<double>(object->member->waiting()); }
+void member_ask_change(MemberHandle& object, int64_t generation, std::string reason) {
+  object->member->ask_change(generation, reason);
+}
+
+void cluster_close(ClusterHandle& cluster, std::string why) {
+  if (cluster->closed.empty()) cluster->close(why);
+}
+// {number, reason, members, lost, joined}: what the roster of this generation says; counts.
+int cluster_roster(lua_State* L) {
+  auto& cluster = check_object<ClusterHandle>(L, 1);
+  require_member(cluster);
+  if (cluster->generation == nullptr) return 0;
+  const Roster& roster = cluster->generation->formation().roster;
+  lua_newtable(L);
+  set_field(L, "number", static_cast<double>(roster.number));
+  set_field(L, "reason", roster.reason);
+  set_field(L, "members", static_cast<double>(roster.members.size()));
+  set_field(L, "lost", static_cast<double>(roster.lost.size()));
+  set_field(L, "joined", static_cast<double>(roster.joined.size()));
+  return 1;
+}
+
 // Every rank has of its state exactly what its program needs, from whichever ranks have it. All ranks call it
 // at the same place. Returns {step, moved_bytes, received_bytes}.
-int cluster_restore(lua_State* L) {  // cluster, state, program
+int cluster_restore(lua_State* L) {  // cluster, state, program, frozen executor or nil
   auto& cluster = check_object<ClusterHandle>(L, 1);
   auto& state = check_object<StateHandle>(L, 2);
   const auto& program = check_object<ProgramHandle>(L, 3);
+  Executor* const trainer = lua_isnoneornil(L, 4) ? nullptr : check_object<ExecutorHandle>(L, 4).get();
   require_member(cluster);
+  if (cluster->generation != nullptr) state->begin_generation(cluster->generation->number());
   const Restored restored =
-      restore(cluster->world(), *state, nullptr, needs_of(*program), planner::plan_moves());
+      restore(cluster->world(), *state, trainer, needs_of(*program), planner::plan_moves());
   lua_newtable(L);
   set_field(L, "step", static_cast<double>(restored.version.step));
+  set_field(L, "finished", restored.finished);
   set_field(L, "moved_bytes", static_cast<double>(restored.moved_bytes));
   set_field(L, "received_bytes", static_cast<double>(restored.received_bytes));
   return 1;
@@ -510,8 +658,13 @@ void add_cluster(lua_State* L) {
       L, {bind<&cluster_rank>("rank"), bind<&cluster_size>("size"), bind<&cluster_any>("any"),
           bind<&cluster_gather>("gather"), bind<&cluster_restore>("restore"), bind<&cluster_tell>("tell"),
           bind<&cluster_leave>("leave"), bind<&cluster_finish>("finish"), bind<&cluster_ways>("ways"),
-          bind<&cluster_clock_offset>("clock_offset")});
-  set_functions(L, "native.", {bind<&join_run>("join"), bind<&is_alone>("is_alone")});
+          bind<&cluster_clock_offset>("clock_offset"), bind<&cluster_close>("close"),
+          bind<&cluster_roster>("roster")});
+  make_class<MemberHandle>(
+      L, {bind<&member_open>("open"), bind<&member_end_run>("end_run"), bind<&member_leave>("leave"),
+          bind<&member_waiting>("waiting"), bind<&member_ask_change>("ask_change")});
+  set_functions(L, "native.",
+                {bind<&join_run>("join"), bind<&new_member>("member"), bind<&is_alone>("is_alone")});
 }
 
 }  // namespace het::lua

@@ -156,6 +156,7 @@ bool state_has(StateHandle& state, std::string name) { return state->has(name); 
 void state_offer(StateHandle& state, std::string name, StoredTensor& tensor) { state->offer(name, tensor); }
 void state_drop_offers(StateHandle& state) { state->drop_offers(); }
 double state_bytes_taken(StateHandle& state) { return static_cast<double>(state->bytes_taken()); }
+void state_clear(StateHandle& state) { state->clear(); }
 void state_drop(StateHandle& state, std::string name) { state->drop(name); }
 // It is the state after this step.
 void state_set_step(StateHandle& state, int64_t step) {
@@ -485,6 +486,7 @@ bool executor_asked_to_stop(ExecutorHandle& executor) {
   return std::any_of(words.begin(), words.end(), [](uint32_t word) { return (word & kStop) != 0; });
 }
 void executor_close(ExecutorHandle& executor, std::string why) { executor->close(std::move(why)); }
+void executor_freeze(ExecutorHandle& executor) { executor->freeze(); }
 Tensor executor_read(ExecutorHandle& executor, std::string name) { return executor->read(name); }
 double executor_number(ExecutorHandle& executor, std::string name) {
   const Tensor value = executor->read(name);
@@ -581,17 +583,18 @@ void add_program(lua_State* L) {
           bind<&state_bytes>("bytes"), bind<&state_copy>("copy"), bind<&state_has>("has"),
           bind<&state_drop>("drop"), bind<&state_offer>("offer"), bind<&state_drop_offers>("drop_offers"),
           bind<&state_bytes_taken>("bytes_taken"), bind<&state_set_step>("set_step"),
-          bind<&state_step>("step")});
+          bind<&state_step>("step"), bind<&state_clear>("clear")});
   make_class<StateCopyHandle>(
       L, {bind<&state_names<StateCopyHandle>>("names"), bind<&copy_read>("read"), bind<&copy_done>("done")});
   make_class<ProgramHandle>(L, {bind<&program_memory>("memory"), bind<&program_verify>("verify"),
                                 bind<&program_share>("share"), bind<&program_to_string>("__tostring")});
   make_class<ExecutorHandle>(
-      L, {bind<&executor_write>("write"), bind<&executor_run>("run"), bind<&executor_read>("read"),
-          bind<&executor_number>("number"), bind<&executor_find_non_finite>("find_non_finite"),
-          bind<&executor_memory>("memory"), bind<&executor_usage>("usage"),
-          bind<&executor_timings>("timings"), bind<&executor_busy>("busy"), bind<&executor_close>("close"),
-          bind<&executor_ask_to_stop>("ask_to_stop"), bind<&executor_asked_to_stop>("asked_to_stop")});
+      L,
+      {bind<&executor_write>("write"), bind<&executor_run>("run"), bind<&executor_read>("read"),
+       bind<&executor_number>("number"), bind<&executor_find_non_finite>("find_non_finite"),
+       bind<&executor_memory>("memory"), bind<&executor_usage>("usage"), bind<&executor_timings>("timings"),
+       bind<&executor_busy>("busy"), bind<&executor_close>("close"), bind<&executor_freeze>("freeze"),
+       bind<&executor_ask_to_stop>("ask_to_stop"), bind<&executor_asked_to_stop>("asked_to_stop")});
   set_functions(L, "native.",
                 {bind<&get_device>("device"), bind<&gpu_count>("gpus"), bind<&gpu_report>("gpu_report"),
                  bind<&threads>("threads"), bind<&new_state>("state"), bind<&make_program>("program"),

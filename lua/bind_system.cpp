@@ -17,6 +17,7 @@
 #include "core/base/visible.h"
 #include "kernels/cpu/device.h"
 #include "lua/interrupt.h"
+#include "lua/launch.h"
 #include "lua/objects.h"
 
 namespace het::lua {
@@ -150,6 +151,7 @@ void add_system(lua_State* L) {
                  bind<&interrupted>("interrupted"),
                  bind<&undisturbed>("undisturbed"),
                  bind<&trains>("run_trains"),
+                 bind<&speak_for_run>("speak_for_run"),
                  bind<&keeps_measurements>("keeps_measurements"),
                  bind<&names_recipe>("name_recipe"),
                  bind<&hash>("hash"),

@@ -30,10 +30,10 @@ constexpr int kMostThreads = 4096, kMostWorkers = 512;
 
 const std::vector<std::string>& option_names() {
   static const std::vector<std::string> names{
-      "--help",        "--version",     "--quiet",       "--json",    "--trust",      "--metrics",
-      "--threads",     "--trace",       "--device",      "--workers", "--rendezvous", "--interface",
-      "--secret-file", "--timeout",     "--warn-after",  "--resume",  "--overwrite",  "--limit-time",
-      "--allow-read",  "--allow-write", "--limit-memory"};
+      "--help",       "--version",     "--quiet",       "--json",        "--trust",   "--metrics",
+      "--threads",    "--trace",       "--device",      "--workers",     "--elastic", "--rendezvous",
+      "--interface",  "--secret-file", "--timeout",     "--warn-after",  "--resume",  "--overwrite",
+      "--limit-time", "--allow-read",  "--allow-write", "--limit-memory"};
   return names;
 }
 
@@ -43,6 +43,7 @@ std::string example_of(const std::string& option) {
                                                            {"--trace", "step.json"},
                                                            {"--threads", "4"},
                                                            {"--workers", "2"},
+                                                           {"--elastic", "2:6"},
                                                            {"--device", "cpu"},
                                                            {"--rendezvous", "etcd://host:2379"},
                                                            {"--interface", "eth1"},
@@ -113,10 +114,28 @@ const std::vector<Subcommand>& subcommands() {
   return list;
 }
 
+// "2:6": at least 2 ranks, at most 6.
+static void read_elastic(const std::string& text, Settings& settings) {
+  if (text.empty()) return;
+  const size_t colon = text.find(':');
+  settings.elastic = true;
+  settings.least = count_of("--elastic", text.substr(0, colon), kMostWorkers);
+  settings.most = colon == text.npos ? 0 : count_of("--elastic", text.substr(colon + 1), kMostWorkers);
+  if (settings.most != 0 && settings.most < settings.least)
+    fail_usage("--elastic={}: at most {} ranks are fewer than at least {}", text, settings.most,
+               settings.least);
+  if (settings.workers > 0 && settings.workers < settings.least)
+    fail_usage("--elastic={} needs {} ranks at least; --workers {} starts fewer", text, settings.least,
+               settings.workers);
+  if (settings.workers > 0 && settings.most != 0 && settings.workers > settings.most)
+    fail_usage("--elastic={} has {} ranks at most; --workers {} starts more", text, settings.most,
+               settings.workers);
+}
+
 CommandLine parse_command_line(int argc, char** argv) {
   CommandLine line;
   bool version = false;
-  std::string threads, workers;
+  std::string threads, workers, elastic;
   std::vector<std::string> words;
   CLI::App app("hetrun trains large models from Lua recipes.", "hetrun");
   app.set_help_flag();
@@ -139,6 +158,10 @@ CommandLine parse_command_line(int argc, char** argv) {
                  "write a Chrome trace of one step over all ranks to this file");
   app.add_option("--threads", threads, "CPU threads (default: every core)");
   app.add_option("--workers", workers, "run so many ranks on this machine, each a process");
+  app.add_option(
+      "--elastic", elastic,
+      "go on when ranks are lost or come, with so many at least and at most: 2:6, or 2 for at most "
+      "those that are started");
   app.add_option(
       "--device", line.settings.device,
       "where to run: cpu, cuda (cuda:1 for the second GPU) or reference (default: cpu); of several ranks "
@@ -171,6 +194,7 @@ CommandLine parse_command_line(int argc, char** argv) {
   }
   line.settings.threads = count_of("--threads", threads, kMostThreads);
   line.settings.workers = count_of("--workers", workers, kMostWorkers);
+  read_elastic(elastic, line.settings);
   if (!line.settings.limit_memory.empty())
     with_context([] { return std::string("--limit-memory"); },
                  [&] {

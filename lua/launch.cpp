@@ -38,8 +38,12 @@ constexpr int kInterrupted = 130;
 volatile std::sig_atomic_t asked_to_end = 0;
 void note_signal(int signal) { asked_to_end = signal; }
 
+// A line by which a rank of an elastic run says that it speaks for the run from here on.
+constexpr std::string_view kSpeaks = "\x01hetrun: this rank speaks for the run";
+
 struct Child {
   pid_t pid = -1;
+  int output_pipe = -1;            // of an elastic run: its standard output
   int error_pipe = -1;             // its standard error; of rank 0 what ends it alone
   std::string pending;             // of that: the line not yet ended
   std::vector<std::string> lines;  // held back until it is known whether rank 0 says the same
@@ -50,7 +54,8 @@ struct Child {
 
 class Launcher {
  public:
-  Launcher(int workers, const std::vector<std::string>& words) : words_(words), children_(workers) {
+  Launcher(int workers, const std::vector<std::string>& words, bool elastic)
+      : words_(words), elastic_(elastic), children_(workers) {
     StoreServerOptions options;
     options.address = "127.0.0.1";
     options.secret = secret_;
@@ -68,13 +73,16 @@ class Launcher {
     while (
         std::any_of(children_.begin(), children_.end(), [](const Child& child) { return child.running; })) {
       read_errors();
+      read_outputs();
       reap();
       pass_on_signals();
       end_the_rest();
     }
     read_errors();
+    read_outputs();
     for (Child& child : children_)  // whose pipe is open still, held by a program that it started
       if (!child.pending.empty()) take_line(child, std::exchange(child.pending, {}));
+    if (elastic_ && code_ == 0 && !ended_well_ && !interrupted_) code_ = static_cast<int>(ErrorKind::peer);
     report();
     return code_ == 0 && interrupted_ ? kInterrupted : code_;
   }
@@ -95,6 +103,7 @@ class Launcher {
                                     fmt::format("HETRUN_RUN_FOLDER={}", run_folder_.number()),
                                     fmt::format("HETRUN_ERRORS={}", errors),
                                     "HETRUN_SECRET=" + secret_};
+    if (elastic_) values.emplace_back("HETRUN_SPEAKERS=1");
     if (std::getenv("OMP_NUM_THREADS") == nullptr)
       values.push_back(fmt::format("OMP_NUM_THREADS={}", std::max(1, thread_count() / workers)));
     for (char** entry = environ; *entry != nullptr; ++entry) {
@@ -108,8 +117,10 @@ class Launcher {
   }
 
   void start(int rank) {
-    int ends[2], problem[2];  // for what it says of errors, and for why it could not begin
-    if (pipe2(ends, O_CLOEXEC) != 0 || pipe2(problem, O_CLOEXEC) != 0)
+    // For what it says of errors, for why it could not begin, and for its output.
+    int ends[2], problem[2], output[2] = {-1, -1};
+    if (pipe2(ends, O_CLOEXEC) != 0 || pipe2(problem, O_CLOEXEC) != 0 ||
+        (elastic_ && rank > 0 && pipe2(output, O_CLOEXEC) != 0))
       fail_environment("cannot make a pipe: {}", std::strerror(errno));
     // Rank 0 has the terminal to itself, and says there all but what ends it.
     std::vector<std::string> words{"/proc/self/exe"},
@@ -129,8 +140,7 @@ class Launcher {
       prctl(PR_SET_PDEATHSIG, SIGKILL);  // nothing outlives the launcher
       if (getppid() != parent) _exit(1);
       if (rank > 0) {
-        const int nothing = open("/dev/null", O_WRONLY | O_CLOEXEC);
-        dup2(nothing, STDOUT_FILENO);
+        dup2(elastic_ ? output[1] : open("/dev/null", O_WRONLY | O_CLOEXEC), STDOUT_FILENO);
         dup2(ends[1], STDERR_FILENO);
       } else {
         fcntl(ends[1], F_SETFD, 0);  // inherited
@@ -143,6 +153,7 @@ class Launcher {
     }
     close(ends[1]);
     close(problem[1]);
+    if (output[1] >= 0) close(output[1]);
     int error = 0;
     ssize_t told = 0;  // 0: it was closed, and the program runs
     while ((told = read(problem[0], &error, sizeof error)) < 0 && errno == EINTR) {
@@ -152,12 +163,30 @@ class Launcher {
     fcntl(ends[0], F_SETFL, O_NONBLOCK);
     children_[rank].pid = pid;
     children_[rank].error_pipe = ends[0];
+    if (output[0] >= 0) fcntl(output[0], F_SETFL, O_NONBLOCK);
+    children_[rank].output_pipe = output[0];
+  }
+
+  // What ranks of an elastic run print is the run's output from when they speak for it.
+  void read_outputs() {
+    for (Child& child : children_) {
+      char bytes[4096];
+      ssize_t count = 0;
+      while (child.output_pipe >= 0 && (count = read(child.output_pipe, bytes, sizeof bytes)) > 0)
+        if (&child == &children_[static_cast<size_t>(speaker_)])
+          std::cout << std::string_view(bytes, static_cast<size_t>(count)) << std::flush;
+      if (child.output_pipe >= 0 && count == 0) {
+        close(child.output_pipe);
+        child.output_pipe = -1;
+      }
+    }
   }
 
   void read_errors() {
     std::vector<pollfd> waiting;
     for (const Child& child : children_)
-      if (child.error_pipe >= 0) waiting.push_back({child.error_pipe, POLLIN, 0});
+      for (const int pipe : {child.error_pipe, child.output_pipe})
+        if (pipe >= 0) waiting.push_back({pipe, POLLIN, 0});
     poll(waiting.data(), waiting.size(), static_cast<int>(kTick.count()));
     for (size_t rank = 0; rank < children_.size(); ++rank) {
       Child& child = children_[rank];
@@ -185,10 +214,16 @@ class Launcher {
 
   // What ends a rank is told when all have ended, once; warnings at once.
   void take_line(Child& child, std::string line) {
-    if (line.starts_with("hetrun: ") || !child.lines.empty())
+    const auto rank = &child - children_.data();
+    if (line == kSpeaks) {
+      speaker_ = static_cast<int>(rank);
+    } else if (line.starts_with("hetrun: ") || !child.lines.empty()) {
       child.lines.push_back(std::move(line));
-    else if (said_.insert(line).second)
-      std::cerr << fmt::format("[rank {}] {}\n", &child - children_.data(), visible(line)) << std::flush;
+    } else if (elastic_ && rank == speaker_) {
+      std::cerr << visible(line) + "\n" << std::flush;
+    } else if (said_.insert(line).second) {
+      std::cerr << fmt::format("[rank {}] {}\n", rank, visible(line)) << std::flush;
+    }
   }
 
   void reap() {
@@ -201,6 +236,14 @@ class Launcher {
       child.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
       order_.push_back(static_cast<int>(rank));
       ended_ = Clock::now();
+      ended_well_ = ended_well_ || (child.code == 0 && child.signal == 0);
+      if (elastic_ && is_loss(child)) {
+        if (child.signal != 0)
+          std::cerr << fmt::format("hetrun: process {} was killed by signal {} ({})\n", rank, child.signal,
+                                   strsignal(child.signal))
+                    << std::flush;
+        continue;
+      }
       if ((child.code == 0 && child.signal == 0) || (child.signal != 0 && killed_)) continue;
       // Asked to end, ranks that train save and leave; others are ended by the signal itself.
       if (child.code == kInterrupted || (child.signal != 0 && child.signal == passed_on_)) {
@@ -219,6 +262,12 @@ class Launcher {
                                  strsignal(child.signal))
                   << std::flush;
     }
+  }
+
+  // Of an elastic run: the others go on.
+  bool is_loss(const Child& child) const {
+    if (child.signal != 0) return !killed_ && child.signal != passed_on_;
+    return child.code == static_cast<int>(ErrorKind::peer);
   }
 
   void pass_on_signals() {
@@ -265,6 +314,9 @@ class Launcher {
 
   std::string secret_ = make_secret();
   std::vector<std::string> words_;
+  const bool elastic_;
+  int speaker_ = 0;  // the rank whose output is the run's
+  bool ended_well_ = false;
   // What all ranks' recipes write in, once one of them has chosen (RecipeFiles::share_run_folder).
   Descriptor run_folder_{memfd_create("hetrun-run-folder", MFD_CLOEXEC)};
   std::unique_ptr<StoreServer> server_;
@@ -289,11 +341,19 @@ int pipe_to_launcher() {
   return pipe;
 }
 
-int launch(int workers, const std::vector<std::string>& words) {
+void speak_for_run() {
+  if (std::getenv("HETRUN_SPEAKERS") == nullptr) return;
+  const int pipe = pipe_to_launcher();
+  std::cout << std::flush;
+  const std::string line = fmt::format("{}\n", kSpeaks);
+  [[maybe_unused]] const ssize_t told = write(pipe >= 0 ? pipe : STDERR_FILENO, line.data(), line.size());
+}
+
+int launch(int workers, const std::vector<std::string>& words, bool elastic) {
   // A prompt that is ended from outside leaves the terminal as it reads lines.
   termios settings{};
   const bool terminal = tcgetattr(STDIN_FILENO, &settings) == 0;
-  const int code = Launcher(workers, words).run();
+  const int code = Launcher(workers, words, elastic).run();
   if (terminal) tcsetattr(STDIN_FILENO, TCSADRAIN, &settings);
   return code;
 }

@@ -10,7 +10,13 @@ namespace het::lua {
 // Run this program `workers` times with `words` (its arguments without --workers). Rank 0 writes to the
 // terminal; what the others say on standard error is prefixed with their rank, their standard output is
 // dropped. Returns the first failing rank's exit code, 75 when it was killed, 0 when all ended well.
-int launch(int workers, const std::vector<std::string>& words);
+//
+// `elastic`: a rank that is lost is an event, and ends no other; the first one that is left speaks for the
+// run. Returns 0 when any rank ended well, else as above.
+int launch(int workers, const std::vector<std::string>& words, bool elastic = false);
+
+// In a rank of an elastic launch(): from here on what this process writes is the run's output.
+void speak_for_run();
 
 // In rank 0 of launch(): the pipe on which it says what ends it, which the launcher tells when it has heard
 // all ranks; negative: there is none.

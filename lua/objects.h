@@ -65,6 +65,8 @@ struct Planning;  // bind_planner.cpp
 using PlanningHandle = std::shared_ptr<Planning>;
 struct Cluster;  // bind_cluster.cpp
 using ClusterHandle = std::shared_ptr<Cluster>;
+struct MemberObject;  // bind_cluster.cpp
+using MemberHandle = std::shared_ptr<MemberObject>;
 using TokenizerHandle = std::shared_ptr<const Tokenizer>;
 
 // What one Lua state shares between its bound functions. Lives as long as the state.
@@ -160,6 +162,7 @@ HET_LUA_CLASS(het::lua::CorpusHandle, "corpus");
 HET_LUA_CLASS(het::lua::SamplerHandle, "sampler");
 HET_LUA_CLASS(het::lua::TokenizerHandle, "tokenizer");
 HET_LUA_CLASS(het::lua::ClusterHandle, "cluster");
+HET_LUA_CLASS(het::lua::MemberHandle, "member");
 HET_LUA_CLASS(het::lua::PlanningHandle, "planning");
 
 namespace het::lua {

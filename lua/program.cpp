@@ -49,12 +49,16 @@ void refuse_misspelt_option(const CommandLine& line) {
     if (word.find('=') == std::string::npos && resembles_option(word)) fail_unknown_option(word);
 }
 
+int fail_elastic_prompt() { fail_usage("--elastic needs a recipe: at the prompt all ranks read each line"); }
+
 int run(int argc, char** argv, const Gpus& gpus) {
   const CommandLine line = parse_command_line(argc, argv);
   if (line.exit_code) return *line.exit_code;
   if (line.settings.workers > 0) {
     if (line.command.empty())
-      return launch(line.settings.workers, without_workers(argc, argv));  // the prompt
+      return line.settings.elastic
+                 ? fail_elastic_prompt()
+                 : launch(line.settings.workers, without_workers(argc, argv));  // the prompt
     const bool profiles = line.command == "profile" && !line.arguments.empty();
     for (const Subcommand& sub : subcommands())
       if (line.command == sub.name && !profiles)
@@ -63,7 +67,7 @@ int run(int argc, char** argv, const Gpus& gpus) {
     refuse_misspelt_option(line);
     const std::string& recipe = profiles ? line.arguments[0] : line.command;
     if (!is_file(recipe)) read_file(recipe);  // says why, and the nearest name
-    return launch(line.settings.workers, without_workers(argc, argv));
+    return launch(line.settings.workers, without_workers(argc, argv), line.settings.elastic);
   }
   install_interrupt_handler();
   State state(line.settings, gpus);

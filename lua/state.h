@@ -24,8 +24,10 @@ struct Settings {
   std::string metrics;  // JSONL file; empty: none
   std::string trace;    // file for a Chrome trace of one step; empty: none
   std::string device = "cpu";
-  int threads = 0;  // 0: all cores
-  int workers = 0;  // processes to start on this machine; 0: this one alone
+  int threads = 0;          // 0: all cores
+  bool elastic = false;     // the run goes on when ranks are lost
+  int least = 1, most = 0;  // ranks that it needs and takes; most 0: as many as are started
+  int workers = 0;          // processes to start on this machine; 0: this one alone
   // Of several ranks, as written; empty: as the environment says, or by default.
   std::string rendezvous, interface, secret_file, timeout, warn_after;
   std::string limit_memory;                          // such as 8GiB; empty: by default

@@ -10,6 +10,7 @@
 
 #include "core/base/error.h"
 #include "core/cluster/lease.h"
+#include "core/cluster/seal.h"
 #include "core/cluster/secret.h"
 #include "core/io/json.h"
 
@@ -21,14 +22,14 @@ using std::chrono::milliseconds;
 
 // What a member writes: itself, and what it takes the run to be.
 struct Record {
-  Member member;
+  MemberInfo member;
   int world_size = 0;
   bool leaving = false;
   std::string gave_up;  // why it goes without leaving
 };
 
 Json to_json(const Record& record) {
-  const Member& m = record.member;
+  const MemberInfo& m = record.member;
   return Json::Object{{"rank", m.rank},
                       {"host", m.host},
                       {"device", m.device},
@@ -68,19 +69,11 @@ std::optional<Record> record_of(const Json& json) {
   return record;
 }
 
-// A value with a proof that its writer knows the secret, good for this key only.
-std::string seal(std::string_view secret, const std::string& key, const std::string& text) {
-  return hex_of(hmac_sha256(secret, key + '\n' + text)) + '\n' + text;
-}
-
 std::optional<Json> unseal(std::string_view secret, const std::string& key, const std::string& value) {
-  const size_t end = value.find('\n');
-  if (end == value.npos) return std::nullopt;
-  const std::string text = value.substr(end + 1);
-  if (!equal_proofs(value.substr(0, end), hex_of(hmac_sha256(secret, key + '\n' + text))))
-    return std::nullopt;
+  const auto text = unsealed(secret, key, value);
+  if (!text) return std::nullopt;
   try {
-    return parse_json(text, key);
+    return parse_json(*text, key);
   } catch (const Error&) {
     return std::nullopt;
   }
@@ -111,10 +104,10 @@ struct View {
   std::string prefix;  // "RUN/GENERATION/"
   std::string secret;
   std::map<std::string, Present> members;              // by id
-  std::vector<std::pair<std::string, Member>> roster;  // ids and members, by rank; empty: none yet
+  std::vector<std::pair<std::string, MemberInfo>> roster;  // ids and members, by rank; empty: none yet
   bool closed = false;                                 // there is a roster, be it one that is not ours
   std::map<std::string, int64_t> strangers;            // keys without our seal, and when they came
-  std::vector<Member> departed;                        // those that came and went while others joined
+  std::vector<MemberInfo> departed;                        // those that came and went while others joined
   std::string refusal;                                 // why members that were there were refused,
   ErrorKind refused_as = ErrorKind::usage;             // of what kind that is,
   int64_t refused = 0;                                 // and the revision at which they were
@@ -205,7 +198,7 @@ std::optional<Problem> problem_of(const View& view) {
                     show(other.record.member), verb, theirs, show(first.record.member), verb, ours, same)};
   };
   for (const Present* other : order) {
-    const Member &a = first.record.member, &b = other->record.member;
+    const MemberInfo &a = first.record.member, &b = other->record.member;
     if (a.version != b.version) return differs(*other, "runs hetrun", b.version, a.version, "version");
     if (a.recipe_digest != b.recipe_digest)
       return differs(*other, "has the recipe", b.recipe_digest, a.recipe_digest, "recipe");
@@ -264,7 +257,7 @@ std::string who_is_missing(const View& view, const JoinOptions& options, millise
   const int left = options.world_size - static_cast<int>(came.size());
   const auto has_been_here = [&](int rank) {
     return std::any_of(view.departed.begin(), view.departed.end(),
-                       [&](const Member& member) { return member.rank == rank; });
+                       [&](const MemberInfo& member) { return member.rank == rank; });
   };
   if (unranked) {
     missing.push_back(fmt::format("{} more", left));
@@ -328,7 +321,7 @@ class Place final : public Membership {
 
   int rank() const override { return rank_; }
   int64_t generation() const override { return generation_; }
-  const std::vector<Member>& members() const override { return members_; }
+  const std::vector<MemberInfo>& members() const override { return members_; }
   int64_t lease() const override { return lease_->id(); }
   std::string prefix() const override { return view_.prefix; }
   void close_watch() override {
@@ -419,7 +412,7 @@ class Place final : public Membership {
  private:
   void write(Store& store) {
     const std::string key = view_.key_of(id_);
-    store.put(key, seal(options_.secret, key, to_string(to_json(record_))), lease_->id());
+    store.put(key, sealed(options_.secret, key, to_string(to_json(record_))), lease_->id());
   }
 
   // Refuse, once it is sure, what cannot go together; be the one who makes it sure.
@@ -443,7 +436,7 @@ class Place final : public Membership {
     const std::string key = view_.refusal_key();
     const Json word = kind == ErrorKind::peer ? Json(Json::Object{{"missing", sentence}}) : Json(sentence);
     try {
-      store_->put(key, seal(options_.secret, key, to_string(word)), store_->grant(kHeard).id);
+      store_->put(key, sealed(options_.secret, key, to_string(word)), store_->grant(kHeard).id);
     } catch (const Error&) {  // the others find out themselves, or wait in vain
     }
     fail(kind, "{}", sentence);
@@ -472,7 +465,7 @@ class Place final : public Membership {
     }
     const std::string key = view_.prefix + "roster";
     try {
-      store_->create(key, seal(options_.secret, key, to_string(Json(roster))));
+      store_->create(key, sealed(options_.secret, key, to_string(Json(roster))));
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::peer) throw;
       roster_written_ = false;  // it may be there or not: the watch tells, or it is tried again
@@ -548,7 +541,7 @@ class Place final : public Membership {
   std::vector<StoreEvent> later_;  // that came behind the roster
   std::map<std::string, int> ranks_;
   int rank_ = -1;
-  std::vector<Member> members_;
+  std::vector<MemberInfo> members_;
   std::set<int> gone_;
   bool cut_off_ = false;  // was told
   std::atomic<bool> closed_ = false;
@@ -578,7 +571,7 @@ int64_t generation_to_join(Store& store, const JoinOptions& options, Clock::time
 
 }  // namespace
 
-std::string show(const Member& member) {
+std::string show(const MemberInfo& member) {
   return member.rank < 0 ? "a member on " + member.host
                          : fmt::format("rank {} on {}", member.rank, member.host);
 }
@@ -591,7 +584,7 @@ int64_t open_generation(Store& store, const std::string& run, int64_t from) {
   return open_now(store, run);
 }
 
-std::unique_ptr<Membership> join(const std::shared_ptr<Store>& store, Member member,
+std::unique_ptr<Membership> join(const std::shared_ptr<Store>& store, MemberInfo member,
                                  const JoinOptions& options) {
   if (options.run.empty() || options.run.find('/') != options.run.npos)
     fail_usage("'{}' is no name of a run; a name has at least one character, and no '/'", options.run);

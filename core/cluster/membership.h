@@ -18,7 +18,7 @@
 
 namespace het {
 
-struct Member {
+struct MemberInfo {
   int rank = -1;              // -1: to be assigned
   std::string host;           // for messages
   std::string device;         // "cpu", "NVIDIA H200"
@@ -27,9 +27,9 @@ struct Member {
   std::string version;        // of hetrun
   std::string recipe_digest, data_digest;
 
-  bool operator==(const Member&) const = default;
+  bool operator==(const MemberInfo&) const = default;
 };
-std::string show(const Member& member);  // "rank 2 on host-b", "a member on host-b"
+std::string show(const MemberInfo& member);  // "rank 2 on host-b", "a member on host-b"
 
 struct JoinOptions {
   std::string run;  // its name in the store, without '/'
@@ -63,7 +63,7 @@ class Membership {
   virtual ~Membership() = default;  // gives the lease back: others see it as lost, unless leave() came first
   virtual int rank() const = 0;
   virtual int64_t generation() const = 0;
-  virtual const std::vector<Member>& members() const = 0;  // by rank
+  virtual const std::vector<MemberInfo>& members() const = 0;  // by rank
   // What changed since the last call, in order; waits up to `timeout` for it. Throws Error(peer) when the
   // store cannot be reached.
   virtual std::vector<MemberChange> watch_members(std::chrono::milliseconds timeout) = 0;
@@ -81,7 +81,7 @@ class Membership {
 // members differ in version, recipe, data or world size, or claim one rank; Error(peer) when some are missing
 // at the timeout, naming them, in the words of the first to give up; or when the generation is closed
 // already.
-std::unique_ptr<Membership> join(const std::shared_ptr<Store>& store, Member member,
+std::unique_ptr<Membership> join(const std::shared_ptr<Store>& store, MemberInfo member,
                                  const JoinOptions& options);
 
 // Open the generation after `from`, unless somebody has done so. The one that is open then.

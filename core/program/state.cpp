@@ -92,9 +92,6 @@ const StateStore::Entry& StateStore::require(const BufferSpec& buffer) {
     entry.trained = entry.trained || buffer.trained;
     return entry;
   }
-  if (sealed_)
-    fail_usage("'{}' {} is missing in the state that members of the run brought", buffer.name,
-               to_string(slice_of(buffer)));
   const Tensor values = first_value(buffer);
   Entry entry{buffer.type, device_->allocate(buffer.type.bytes()), buffer.trained, buffer.slice, {}};
   device_->copy_in(entry.memory->address(), values.bytes(), buffer.type.bytes());

@@ -109,8 +109,6 @@ class StateStore {
   void drop_spares() { spares_.clear(); }
   void clear();  // drops everything
   const std::vector<Spare>& spares() const { return spares_; }
-  // From here on all that programs need is there: what is not is an error, instead of having initial values.
-  void seal() { sealed_ = true; }
 
   // Counts changes, so that what is computed from state alone is computed again only when it must.
   uint64_t revision() const { return revision_; }
@@ -127,7 +125,6 @@ class StateStore {
   Version version_;
   int64_t generation_ = 0;
   std::vector<Spare> spares_;
-  bool sealed_ = false;
   uint64_t revision_ = 1;
   uint64_t replaced_ = 0;
   std::shared_ptr<Memory> copied_;  // of the last copy

@@ -50,7 +50,8 @@ Restored restore(Communicator& group, StateStore& state, Executor* executor,
     for (const SliceMove& move : round.moves)
       if (move.to == group.rank()) restored.received_bytes += move.bytes;
   migrate(group, moves, needs, state);
-  state.seal();
+  for (const StatePart& need : needs)  // none may have initial values now
+    HET_REQUIRE(state.has(need.name), need.name);
   return restored;
 }
 

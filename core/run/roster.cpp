@@ -162,7 +162,8 @@ void RosterMachine::adopt(const RosterSeen& seen, Time now) {
     return;
   }
   const bool was_in = roster_ && is_in_roster(options_.id);
-  if (was_in && !aborted_) actions_.emplace_back(Abort{roster_->number, seen.roster.reason});
+  if (was_in && !aborted_ && !seen.roster.members.empty())
+    actions_.emplace_back(Abort{roster_->number, seen.roster.reason});
   roster_ = seen.roster;
   revision_ = seen.revision;
   opened_ = aborted_ = false;
@@ -305,9 +306,9 @@ bool RosterMachine::is_in_roster(const std::string& id) const {
   return std::find(roster_->members.begin(), roster_->members.end(), id) != roster_->members.end();
 }
 
-// Its key is gone, and so is its connection where there was one: the store alone may have been cut off.
+// Its key is gone, and so is its connection as long as there are any: the store alone may have been cut off.
 bool RosterMachine::is_dead(const std::string& id) const {
-  return members_.count(id) == 0 && (!opened_ || losses_.count(id) != 0);
+  return members_.count(id) == 0 && (!opened_ || aborted_ || losses_.count(id) != 0);
 }
 
 std::set<RosterMachine::Edge> RosterMachine::edges() const {

@@ -25,6 +25,7 @@ local general = {
   { "limit-memory", "memory of the process, such as 8GiB (default: what is available; with --trust and on a GPU "
     .. "none)" },
   { "workers", "run so many ranks on this machine, each a process" },
+  { "elastic", "go on when ranks are lost or come, with so many at least and at most: 2:6" },
   { "rendezvous", "where ranks on several machines meet: etcd://host:2379" },
   { "interface", "interface or address for the traffic between ranks" },
   { "secret-file", "file with the run's shared secret" },

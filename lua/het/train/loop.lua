@@ -2,6 +2,7 @@
 local native = require "het.native"
 local access = require "het.access"
 local define = require "het.define"
+local elastic = require "het.train.elastic"
 local errors = require "het.errors"
 local files = require "het.files"
 local generate = require "het.generate"
@@ -130,31 +131,52 @@ local function is_interrupted_in(callback, ...)
   return not ok
 end
 
--- Steps and evaluations until the end, or until Ctrl-C or SIGTERM; returns whether it was interrupted.
-local function train(self, reporter)
+-- What follows a step: what is said of it, the recipe's on_step, an evaluation, a save. It may be called again for a
+-- step after the loss of a rank: what was said and called once is not again. Returns whether the run was interrupted.
+local function follow(self, reporter, step)
   local a = self.arguments
-  if self:asked_to_stop() then return true end   -- it came before the first step
-  local stopped = false   -- this rank was interrupted in on_step
-  while self.step < a.steps do
-    local step = self:train_step()
-    if self.session:asked_to_stop(stopped or not step) then return true end
+  if step.lr and (self.reported or 0) < step.step then
+    self.reported = step.step
     reporter:step(step)
     if a.on_step and is_interrupted_in(a.on_step, handle.of(self), handle.export(step)) then
       if not self.cluster then return true end
-      stopped = true   -- others may be in the next step, which they end with this rank alone
+      self.stopped = true   -- others may be in the next step, which they end with this rank alone
     end
-    if self.session.evaluator and (step.step % a.evaluate.every == 0 or step.step == a.steps) then
-      local loss = self:evaluate()
-      if not loss then return true end
-      reporter:evaluated(step.step, loss)
-      self.validation, self.best = loss, math.min(self.best or math.huge, loss)
-    end
-    saving.go_on(self)
-    local due = a.save and a.save_every > 0 and step.step % a.save_every == 0
-    -- The last step is saved when all is done.
-    if due and step.step < a.steps then saving.beside_steps(self) end
   end
-  return self.cluster and self:asked_to_stop(stopped) or false   -- it came after the last step had told of it
+  if self.session.evaluator and (step.step % a.evaluate.every == 0 or step.step == a.steps) then
+    local loss = self:evaluate()
+    if not loss then return true end
+    reporter:evaluated(step.step, loss)
+    self.validation, self.best = loss, math.min(self.best or math.huge, loss)
+  end
+  saving.go_on(self)
+  local due = a.save and a.save_every > 0 and step.step % a.save_every == 0
+  -- The last step is saved when all is done.
+  if due and step.step < a.steps then saving.beside_steps(self) end
+  self.followed = step.step
+end
+
+-- The step that others went on from, on a rank that had not come so far, or has forgotten it.
+local function step_again(self)
+  local last = self.last_step
+  return last and last.step == self.step and last
+    or { step = self.step, loss = self.loss, lr = self.loss and self.arguments.optimizer:rate(self.step,
+      self.arguments.steps), gradient_norm = 0 / 0, seconds = last and last.seconds or 1 }
+end
+
+-- Steps and what follows them until the end, or until Ctrl-C or SIGTERM; returns whether it was interrupted.
+local function train(self, reporter)
+  local a = self.arguments
+  if self:asked_to_stop() then return true end   -- it came before the first step
+  if self.unfollowed and follow(self, reporter, step_again(self)) then return true end
+  self.unfollowed = false
+  while self.step < a.steps do
+    local step = self:train_step()
+    self.last_step = step or self.last_step
+    if self.session:asked_to_stop(self.stopped or not step) then return true end
+    if follow(self, reporter, step) then return true end
+  end
+  return self.cluster and self:asked_to_stop(self.stopped) or false   -- it came after the last step had told of it
 end
 
 -- Measure the peak that the reporter's utilisation is a share of. Returns the seconds it took, which are no part of the
@@ -180,10 +202,10 @@ function loop.start(self)
   local metrics = a.metrics or (settings.metrics ~= "" and settings.metrics) or nil
   local reporter = progress.new {
     steps = a.steps, first = self.step, tokens_per_step = self.tokens_per_step, unit = self.unit,
-    quiet = settings.quiet or self.rank > 0, memory = function() return self:peak_memory() end,
+    quiet = settings.quiet or self.rank > 0, leads = self.rank == 0, memory = function() return self:peak_memory() end,
     flops_per_token = is_model(a.model) and a.model:training_flops(self.context) or 0,
     peak = with_peak and peak.known(peak_device, a.precision) or nil,
-    metrics = self.rank == 0 and metrics or nil, best = self.best, every = math.max(1, math.floor(a.steps / 20)),
+    metrics = metrics, best = self.best, every = math.max(1, math.floor(a.steps / 20)),
   }
   introduce(self, reporter)
   if with_peak and not reporter.peak then
@@ -195,7 +217,7 @@ function loop.start(self)
     self.trace_step = math.min(self.first_step + 3, a.steps)   -- the first ones are not typical
     self.say = function(sentence) reporter:say(sentence) end
   end
-  local ok, interrupted = pcall(train, self, reporter)
+  local ok, interrupted = pcall(elastic.through_losses, self, reporter, train)
   if not ok and not self.cluster and select(2, errors.describe(interrupted)) == "interrupted" then
     ok, interrupted = true, true
   end
@@ -210,7 +232,7 @@ function loop.start(self)
   if a.save and self.step > self.first_step then
     saving.go_on(self, true)
     local folder, kept = saving.folder_of_end(self, interrupted)
-    saving.now(self, folder)
+    elastic.through_losses(self, reporter, function() saving.now(self, folder) end)
     saving.say(self, reporter, interrupted and "stopped and saved" or "saved", folder, kept)
   elseif interrupted then
     reporter:say(("stopped after step %d; give save = \"folder\" to keep what was learned"):format(self.step))
@@ -220,13 +242,13 @@ function loop.start(self)
   end
   local results = results_of(self, reporter, started)
   results.interrupted = interrupted
-  results.ranks = tell_ranks(self, reporter)
+  results.ranks = elastic.through_losses(self, reporter, tell_ranks)
   self.results = results
   if not interrupted then
-    results.sample = print_sample(self)
+    results.sample = elastic.through_losses(self, reporter, print_sample)
     if a.after and is_interrupted_in(a.after, handle.of(self)) then results.interrupted = true end
   end
-  if self.cluster then self.cluster:leave() end
+  if self.member then elastic.leave(self) elseif self.cluster then self.cluster:leave() end
   native.run_trains(false)
   return results
 end

@@ -2,6 +2,7 @@
 local native = require "het.native"
 local access = require "het.access"
 local digest = require "het.train.digest"
+local elastic = require "het.train.elastic"
 local errors = require "het.errors"
 local files = require "het.files"
 local plan = require "het.plan"
@@ -68,7 +69,7 @@ function meeting.by_first_rank(self, check, ...)
 end
 
 -- What will be written, looked at before anything is computed: by the rank that writes it.
-local function check_places(self)
+function meeting.check_places(self)
   local a, settings = self.arguments, native.settings or {}
   if a.save then
     if native.path_kind(a.save) == "file" then
@@ -108,7 +109,7 @@ function meeting.join(self)
   local a, settings = self.arguments, native.settings or {}
   local automatic = a.plan and a.plan.automatic
   local answer, begun
-  if native.is_alone() then check_places(self) end   -- before a planner begins
+  if native.is_alone() then meeting.check_places(self) end   -- before a planner begins
   -- With a cluster that is written down every rank finds the same plan; of this machine the first one's counts.
   if automatic and automatic.cluster then
     begun = begin_plan(self, automatic)
@@ -120,15 +121,21 @@ function meeting.join(self)
     self.plan = plan.resolve(require("het.planning").from_lua(answer.lua), a.batch)
   end
   self.pace = a.pace and native.pace(a.pace, plan.devices(self.plan or errors.usage("train.pace needs a plan")))
-  self.cluster = native.join {
+  local joining = {
     rendezvous = rendezvous_of(a), interface = settings.interface, run = a.name,
     secret_file = settings.secret_file, timeout = settings.timeout, warn_after = settings.warn_after,
     links = self.pace and self.pace.links,
     recipe = digest.of_recipe(a), data = digest.of_data(a.data),
     device = self.device, memory = native.device(self.device):available_bytes(),
   }
+  if settings.elastic then
+    elastic.join(self, joining)
+  else
+    self.cluster = native.join(joining)
+  end
   self.rank = self.cluster and self.cluster:rank() or 0
-  if self.cluster then meeting.by_first_rank(self, check_places) end
+  if self.cluster and not self.member then meeting.by_first_rank(self, meeting.check_places) end
+  if self.member then return function() end end   -- each generation has a plan of its own
   if not automatic then
     meeting.settle_plan(self)
     return function() end

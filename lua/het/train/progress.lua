@@ -11,13 +11,15 @@ Progress.__index = Progress
 --- A reporter.
 -- @tparam table settings `steps`, `tokens_per_step`, `unit` (what these are: "tokens" or "samples"), `flops_per_token`,
 -- `peak` (FLOP/s or nil), `metrics` (path), `quiet`, `first` (steps done before), `every` (steps between plain lines),
--- `memory` (function: bytes used; default: the process's)
+-- `memory` (function: bytes used; default: the process's), `leads` (whether this process speaks for the run)
 function progress.new(settings)
   local self = setmetatable(settings, Progress)
   self.terminal = native.is_terminal("stderr")
   self.shown = 0
   self.train_seconds = 0
   self.done = self.first or 0
+  self.metrics_of_run = self.metrics   -- of the rank that speaks for the run
+  if not self.leads then self.metrics = nil end
   if self.metrics and self.done == 0 then native.write_text(self.metrics, "") end
   return self
 end
@@ -63,6 +65,24 @@ end
 
 --- Model FLOPs utilisation at a rate of tokens per second.
 function Progress:mfu(rate) return self.peak and rate * self.flops_per_token / self.peak end
+
+--- Whether this process speaks for the run: it does so from here on, or no longer.
+function Progress:lead(leads)
+  self.quiet = native.settings.quiet or not leads
+  self.metrics = leads and self.metrics_of_run or nil
+  if leads then native.speak_for_run() end
+end
+
+--- After the ranks of the run have changed: what changed, and what it took.
+function Progress:generation(entry)
+  self:record(entry)
+  local change = {}
+  if entry.lost > 0 then change[#change + 1] = ("%d lost"):format(entry.lost) end
+  if entry.joined > 0 then change[#change + 1] = ("%d joined"):format(entry.joined) end
+  self:say(("generation %d: %s (%s); %d ranks go on after step %d, %s of state moved, %.2f s"):format(entry.generation,
+    entry.reason, #change > 0 and table.concat(change, ", ") or "the same ranks", entry.members, entry.step,
+    text.bytes(entry.moved_bytes), entry.seconds))
+end
 
 --- After a step. step: { step, loss, lr, gradient_norm, seconds }.
 function Progress:step(step)

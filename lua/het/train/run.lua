@@ -2,6 +2,7 @@
 -- it is a session's.
 local native = require "het.native"
 local define = require "het.define"
+local elastic = require "het.train.elastic"
 local errors = require "het.errors"
 local files = require "het.files"
 local generate = require "het.generate"
@@ -78,15 +79,26 @@ local function build(self)
   local finish_planning = meeting.join(self)
   self.own_device = device_of(self)
   self.state = native.state(self.own_device, a.seed)
-  local about = restore(self)
-  if about then saving.mark_own(self, a.save) end
-  about = about or {}
-  finish_planning()
   self.context = context_of(a)
-  self.step, self.best, self.validation = about.step or 0, about.best, about.validation
-  self.cursor = about.cursor or self.step * a.batch   -- samples that the steps done have seen
-  self.state:set_step(self.step)
-  self.session = session.new(self)
+  -- The state to begin with: fresh, or as it was saved.
+  local function begin_state()
+    if self.cluster and self.member then meeting.by_first_rank(self, meeting.check_places) end
+    self.state:clear()
+    local about = restore(self)
+    if about then saving.mark_own(self, a.save) end
+    about = about or {}
+    self.step, self.best, self.validation = about.step or 0, about.best, about.validation
+    self.followed = self.step   -- the last step after which all was done that follows it
+    self.cursor = about.cursor or self.step * a.batch   -- samples that the steps done have seen
+    self.state:set_step(self.step)
+  end
+  if self.member then
+    elastic.begin(self, begin_state)
+  else
+    begin_state()
+    finish_planning()
+    self.session = session.new(self)
+  end
   self.parameters = self.session.parameters
 end
 
@@ -113,8 +125,7 @@ function Run:use_plan(wanted)
     self.plan = before
     error(problem, 0)
   end
-  self.session:close "the run goes on by another plan"
-  self.session = session.new(self)
+  self.session = session.new(self, self.session)
 end
 
 --- The mean loss over the holdout's first batches; nil when interrupted.

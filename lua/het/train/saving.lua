@@ -49,6 +49,7 @@ end
 
 --- Save at once, in a folder that the caller has checked: what it holds is replaced. All ranks call it.
 function saving.now(run, folder)
+  saving.mark_own(run, folder)   -- every rank: any of them may write the next one
   saving.go_on(run, true)
   local state = run:gather()
   if state then begin_writing(run, folder, state, about_of(run)):wait() end
@@ -113,6 +114,7 @@ end
 
 --- Save beside the steps that follow; at once where the host has no room for a copy. All ranks call it.
 function saving.beside_steps(run)
+  saving.mark_own(run, run.arguments.save)   -- every rank: any of them may write the next one
   saving.go_on(run, true)
   collectgarbage()   -- lets go of what was saved last: memory of a copy is used again
   local state = run:gather()

@@ -58,9 +58,21 @@ local function count_parameters(graph)
   return total
 end
 
+-- What this rank's program needs of the state, from the ranks that have it. A step that was decided and not finished is
+-- finished first: then its loss is known.
+local function take_state(self, program, before)
+  local run = self.run
+  local broken_off = before and before.frozen and not before.closed
+  self.restored = self.cluster:restore(run.state, program, broken_off and before.trainer or nil)
+  if self.restored.finished then run.loss = before.trainer:number "loss" end
+  run.cursor = run.cursor + (self.restored.step - run.step) * run.arguments.batch
+  run.step = self.restored.step
+end
+
 --- All that steps by the run's plan need. Nothing is computed yet. The state of a run that has one comes from the ranks
 -- that have its parts; before that it is read from what the run was offered, else it has initial values.
-function session.new(run)
+-- @tparam[opt] table before the session that trained until now: it is closed once the state is settled
+function session.new(run, before)
   local a = run.arguments
   local self = setmetatable({ run = run, cluster = run.cluster, plan = run.plan }, Session)
   self.microbatch = self.plan and self.plan.microbatch or a.microbatch or a.batch
@@ -71,7 +83,8 @@ function session.new(run)
   self.parameters = count_parameters(training.graph)
   self.beyond_megatron = self.plan and native.bytes_beyond_megatron(training.graph, self.plan)
   local program = program_of(self, training)
-  if run.has_state and self.cluster then self.cluster:restore(run.state, program) end
+  if run.has_state and self.cluster then take_state(self, program, before) end
+  if before then before:close "the run goes on in another session" end
   self.trainer = executor_of(self, program, training)
   self.trainer:ask_to_stop(false)
   local sampled = { context = run.context, batch = a.batch, microbatch = self.microbatch, seed = a.seed,
@@ -170,8 +183,18 @@ function Session:peak_memory()
   return total
 end
 
+--- Ends a step that the loss of a rank has broken off; what it takes to finish it is kept until the next session has
+-- begun.
+function Session:freeze()
+  if self.frozen then return end
+  self.frozen = true
+  self.trainer:freeze()
+  if self.evaluator then self.evaluator:freeze() end
+end
+
 --- Gives back the memory, kernels and groups of its executors, now. The state stays.
 function Session:close(why)
+  self.closed = true
   self.trainer:close(why)
   if self.evaluator then self.evaluator:close(why) end
 end

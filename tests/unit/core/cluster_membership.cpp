@@ -19,7 +19,7 @@ using std::chrono::milliseconds;
 
 namespace {
 
-Member member_on(const std::string& host, int rank) {
+MemberInfo member_on(const std::string& host, int rank) {
   return {rank, host, "cpu", 1LL << 31, "127.0.0.1", "0.1.0", "r1", "d1"};
 }
 
@@ -38,7 +38,7 @@ struct Outcome {
   std::string error;
 };
 
-Outcome try_to_join(StoreUnderTest& stores, const Member& member, const JoinOptions& options) {
+Outcome try_to_join(StoreUnderTest& stores, const MemberInfo& member, const JoinOptions& options) {
   Outcome outcome;
   try {
     outcome.membership = join(stores.connect(), member, options);
@@ -49,7 +49,7 @@ Outcome try_to_join(StoreUnderTest& stores, const Member& member, const JoinOpti
 }
 
 // All at a time, each on a thread of its own.
-std::vector<Outcome> join_all(StoreUnderTest& stores, const std::vector<Member>& members,
+std::vector<Outcome> join_all(StoreUnderTest& stores, const std::vector<MemberInfo>& members,
                               const JoinOptions& options) {
   std::vector<Outcome> outcomes(members.size());
   std::vector<std::thread> threads;
@@ -60,7 +60,7 @@ std::vector<Outcome> join_all(StoreUnderTest& stores, const std::vector<Member>&
 }
 
 // One after the other has published itself, so that it is known who came first.
-std::vector<Outcome> join_in_order(StoreUnderTest& stores, const std::vector<Member>& members,
+std::vector<Outcome> join_in_order(StoreUnderTest& stores, const std::vector<MemberInfo>& members,
                                    const std::vector<JoinOptions>& options) {
   std::vector<Outcome> outcomes(members.size());
   std::vector<std::thread> threads;
@@ -91,7 +91,7 @@ std::unique_ptr<StoreUnderTest> embedded() { return store_kinds()[0].start(); }
 TEST_CASE("members keep the ranks they were given, and know each other", "[cluster]") {
   for (const StoreKind& kind : store_kinds()) DYNAMIC_SECTION("in the " << kind.name << " store") {
       const auto stores = kind.start();
-      std::vector<Member> members;
+      std::vector<MemberInfo> members;
       for (int rank : {2, 0, 3, 1}) {
         members.push_back(member_on(fmt::format("host{}", rank), rank));
         members.back().device = fmt::format("device \"{}\"", rank);
@@ -104,7 +104,7 @@ TEST_CASE("members keep the ranks they were given, and know each other", "[clust
         CHECK(outcomes[i].membership->rank() == members[i].rank);
         CHECK(outcomes[i].membership->generation() == 1);
         CHECK(outcomes[i].membership->members() ==
-              std::vector<Member>{members[1], members[3], members[0], members[2]});
+              std::vector<MemberInfo>{members[1], members[3], members[0], members[2]});
       }
     }
 }
@@ -123,40 +123,40 @@ TEST_CASE("members without a rank get those that are free, host by host", "[clus
   }
   CHECK(ranks == std::set<int>{0, 1, 2, 3, 4});
   std::string hosts;
-  for (const Member& member : outcomes[0].membership->members()) hosts += member.host;
+  for (const MemberInfo& member : outcomes[0].membership->members()) hosts += member.host;
   CHECK(hosts == "acabb");
 }
 
 TEST_CASE("members that do not go together are refused by name, on every member", "[cluster]") {
   struct Case {
     const char* name;
-    void (*change)(Member&, JoinOptions&);
+    void (*change)(MemberInfo&, JoinOptions&);
     std::string sentence;
   };
   const std::vector<Case> cases = {
-      {"version", [](Member& m, JoinOptions&) { m.version = "0.2.0"; },
+      {"version", [](MemberInfo& m, JoinOptions&) { m.version = "0.2.0"; },
        "rank 1 on beta runs hetrun 0.2.0, but rank 0 on alpha, which came first, runs hetrun 0.1.0; all "
        "members need "
        "the same version"},
-      {"recipe", [](Member& m, JoinOptions&) { m.recipe_digest = "r2"; },
+      {"recipe", [](MemberInfo& m, JoinOptions&) { m.recipe_digest = "r2"; },
        "rank 1 on beta has the recipe r2, but rank 0 on alpha, which came first, has the recipe r1; all "
        "members need "
        "the same recipe"},
-      {"data", [](Member& m, JoinOptions&) { m.data_digest = "d2"; },
+      {"data", [](MemberInfo& m, JoinOptions&) { m.data_digest = "d2"; },
        "rank 1 on beta has the data d2, but rank 0 on alpha, which came first, has the data d1; all members "
        "need the "
        "same data"},
-      {"world size", [](Member&, JoinOptions& o) { o.world_size = 7; },
+      {"world size", [](MemberInfo&, JoinOptions& o) { o.world_size = 7; },
        "rank 1 on beta expects a world of 7, but rank 0 on alpha, which came first, expects a world of 3; "
        "all members "
        "need the same world size"},
-      {"rank", [](Member& m, JoinOptions&) { m.rank = 0; },
+      {"rank", [](MemberInfo& m, JoinOptions&) { m.rank = 0; },
        "rank 0 is taken twice: by a process on alpha, and by one on beta; give every process a rank of its "
        "own"},
   };
   for (const Case& c : cases) DYNAMIC_SECTION(c.name) {
       const auto stores = embedded();
-      Member odd = member_on("beta", 1);
+      MemberInfo odd = member_on("beta", 1);
       JoinOptions odd_options = options_of(3);
       c.change(odd, odd_options);
       // The last to come meets those that wait already, of whom two agree.
@@ -174,9 +174,9 @@ TEST_CASE("a member that was started again is not taken for a second one", "[clu
   ChildTest child("joins a run and waits", {"HET_TEST_STORE=" + stores->where(), "HET_TEST_RANK=0"});
   while (take_events(*watch, 1).at(0).entry.key.find("/member/") == std::string::npos) continue;
   child.kill();
-  Member again = member_on("alpha", 0);
+  MemberInfo again = member_on("alpha", 0);
   again.recipe_digest = "a recipe that was mended";
-  Member other = member_on("beta", 1);
+  MemberInfo other = member_on("beta", 1);
   other.recipe_digest = again.recipe_digest;
   const auto outcomes = join_all(*stores, {again, other}, options_of(2));
   for (const Outcome& outcome : outcomes) CHECK(outcome.error.empty());
@@ -241,7 +241,7 @@ TEST_CASE("what cannot be joined is refused at once", "[cluster]") {
 // Whoever can write into the store, as into an etcd without users, still is no member.
 TEST_CASE("a member without the run's secret is refused, and keeps nobody from joining", "[cluster]") {
   const auto stores = embedded();
-  std::vector<Member> members = {member_on("alpha", 0), member_on("mallory", 1), member_on("beta", 1)};
+  std::vector<MemberInfo> members = {member_on("alpha", 0), member_on("mallory", 1), member_on("beta", 1)};
   std::vector<JoinOptions> options(3, options_of(2));
   options[1].secret = "a secret of another run";
   const auto outcomes = join_in_order(*stores, members, options);

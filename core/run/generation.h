@@ -1,0 +1,57 @@
+// A generation of a run: the members of one roster, connected. It ends when one of them is lost or the
+// cluster changes; what it made, groups and threads, is then given back, and the next one begins.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/comm/groups.h"
+#include "core/run/member.h"
+
+namespace het {
+
+// Makes the fabric of a roster's members for this one; connects nothing yet.
+using FabricOf = std::function<std::shared_ptr<Fabric>(const Member::Formation& formation)>;
+
+class Generation {
+ public:
+  // Connects all members. Throws Error(peer) when one of them is lost meanwhile.
+  Generation(Member& member, Member::Formation formation, const FabricOf& fabric_of);
+  ~Generation() { close("the generation has ended"); }
+  Generation(const Generation&) = delete;
+  Generation& operator=(const Generation&) = delete;
+
+  const Member::Formation& formation() const { return formation_; }
+  int64_t number() const { return formation_.roster.number; }
+  int rank() const { return formation_.rank; }
+  const std::shared_ptr<Fabric>& fabric() const { return fabric_; }
+  const std::shared_ptr<Groups>& groups() const { return groups_; }
+  Communicator& world() const { return *world_; }  // of all members
+
+  // Ends its traffic: every wait fails, here and at the others. From the thread that made it.
+  void close(const std::string& why);
+
+ private:
+  void detect();
+  void look();
+
+  Member& member_;
+  const Member::Formation formation_;
+  std::shared_ptr<Fabric> fabric_;
+  std::shared_ptr<Groups> groups_;
+  std::shared_ptr<Communicator> world_;
+  std::vector<bool> heard_;  // of which members it is known that they are gone; of the detector
+  std::atomic<bool> closing_ = false;
+  std::thread detector_;
+};
+
+// Joins generation after generation until one is formed. Null: the run has ended. Throws what
+// Member::next_generation throws.
+std::unique_ptr<Generation> next_generation(Member& member, const FabricOf& fabric_of,
+                                            const std::function<void()>& waited = {});
+
+}  // namespace het

@@ -1,0 +1,290 @@
+#include "core/run/member.h"
+
+#include <algorithm>
+
+#include "core/base/error.h"
+#include "core/cluster/seal.h"
+#include "core/cluster/secret.h"
+
+namespace het {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+namespace {
+
+constexpr milliseconds kLook{200};  // how long a thread waits before it looks whether it is to end
+
+RosterOptions roster_options(const MemberOptions& options, const std::string& id) {
+  RosterOptions roster;
+  roster.id = id;
+  roster.launched = options.launched;
+  roster.least = options.least;
+  roster.most = options.most;
+  roster.timeout = options.timeout;
+  return roster;
+}
+
+}  // namespace
+
+Member::Member(MemberOptions options) : options_(std::move(options)), record_(options_.record) {
+  if (options_.keeper == nullptr) options_.keeper = options_.store;
+  record_.id = hex_of(random_bytes(8));
+  lease_ = std::make_unique<HeldLease>(options_.store, options_.lease_ttl, options_.keeper);
+  machine_ = std::make_unique<RosterMachine>(roster_options(options_, record_.id), Clock::now());
+  write_record();
+  const StoreListing listing = options_.store->list(options_.run + "/");
+  for (const StoreEntry& entry : listing.entries)
+    if (entry.key.starts_with(options_.run + "/member/"))
+      if (const auto text = unsealed(options_.secret, entry.key, entry.value))
+        if (const auto other = parse_record(*text)) check_alike(*other);
+  watch_ = options_.store->watch(options_.run + "/", listing.revision + 1);
+  for (const StoreEntry& entry : listing.entries) feed({StoreEvent::Kind::put, entry});
+  watcher_ = std::thread([this] { watch(); });
+  protocol_ = std::thread([this] { run(); });
+}
+
+Member::~Member() { leave(); }
+
+std::string Member::member_key(const std::string& id) const {
+  return fmt::format("{}/member/{}", options_.run, id);
+}
+std::string Member::roster_key() const { return options_.run + "/roster"; }
+
+std::string Member::id() const {
+  std::lock_guard lock(mutex_);
+  return record_.id;
+}
+int64_t Member::lease() const {
+  std::lock_guard lock(mutex_);
+  return lease_->id();
+}
+
+void Member::check_alike(const MemberRecord& other) const {
+  const auto refuse = [&](const char* what) {
+    fail_usage("this process has another {} than the member of run '{}' on {}", what, options_.run,
+               other.host);
+  };
+  if (other.version != record_.version) refuse("version of hetrun");
+  if (other.recipe_digest != record_.recipe_digest) refuse("recipe");
+  if (other.data_digest != record_.data_digest) refuse("data");
+}
+
+void Member::write_record() {
+  if (lease_->lost())
+    lease_ = std::make_unique<HeldLease>(options_.store, options_.lease_ttl, options_.keeper);
+  const std::string key = member_key(record_.id);
+  options_.store->put(key, sealed(options_.secret, key, to_text(record_)), lease_->id());
+}
+
+void Member::post(RosterMachine::Event event) {
+  {
+    std::lock_guard lock(mutex_);
+    inbox_.push_back(std::move(event));
+  }
+  changed_.notify_all();
+}
+
+// What the store says, as an event of the protocol.
+void Member::feed(const StoreEvent& event) {
+  const StoreEntry& entry = event.entry;
+  const std::string members_at = options_.run + "/member/";
+  const auto text =
+      event.kind == StoreEvent::Kind::put ? unsealed(options_.secret, entry.key, entry.value) : std::nullopt;
+  if (entry.key == roster_key()) {
+    const auto roster = text ? parse_roster(*text) : std::nullopt;
+    if (roster) post(RosterMachine::RosterSeen{*roster, entry.revision});
+  } else if (entry.key.starts_with(members_at)) {
+    const std::string id = entry.key.substr(members_at.size());
+    if (event.kind == StoreEvent::Kind::removed) return post(RosterMachine::MemberGone{id});
+    const auto record = text ? parse_record(*text) : std::nullopt;
+    if (record && record->id == id) post(RosterMachine::MemberSeen{*record, entry.created});
+  }
+}
+
+void Member::watch() {
+  const auto is_over = [&] {
+    std::lock_guard lock(mutex_);
+    return stopping_;
+  };
+  while (!is_over()) {
+    try {
+      for (const StoreEvent& event : watch_->next(kLook)) feed(event);
+    } catch (const Error&) {
+      // The store is gone or has forgotten: nothing can change until it is back.
+      try {
+        sync();
+      } catch (const Error&) {
+        std::unique_lock lock(mutex_);
+        changed_.wait_for(lock, kLook, [&] { return stopping_; });
+      }
+    }
+  }
+}
+
+// All that the store holds, again, and what has gone meanwhile.
+void Member::sync() {
+  const StoreListing listing = options_.store->list(options_.run + "/");
+  auto watch = options_.store->watch(options_.run + "/", listing.revision + 1);
+  std::vector<std::string> known;
+  {
+    std::lock_guard lock(mutex_);
+    if (stopping_) return;
+    watch_ = std::move(watch);
+    if (machine_->roster()) known = machine_->roster()->members;
+  }
+  for (const std::string& id : known) {
+    const auto is_it = [&](const StoreEntry& entry) { return entry.key == member_key(id); };
+    if (std::none_of(listing.entries.begin(), listing.entries.end(), is_it))
+      post(RosterMachine::MemberGone{id});
+  }
+  for (const StoreEntry& entry : listing.entries) feed({StoreEvent::Kind::put, entry});
+}
+
+void Member::run() {
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    const auto woken = [&] { return stopping_ || !inbox_.empty(); };
+    changed_.wait_until(lock, wake_ ? std::min(*wake_, Clock::now() + kLook) : Clock::now() + kLook, woken);
+    if (stopping_) return;
+    std::vector<RosterMachine::Event> events = std::exchange(inbox_, {});
+    if (events.empty() && !(wake_ && Clock::now() >= *wake_) && !lease_->lost()) continue;
+    wake_.reset();
+    if (events.empty()) events.emplace_back(RosterMachine::Tick{});
+    std::vector<RosterMachine::Action> actions;
+    for (const RosterMachine::Event& event : events)
+      for (RosterMachine::Action& action : machine_->on(event, Clock::now()))
+        actions.push_back(std::move(action));
+    waiting_ = machine_->waiting().size();
+    const bool unseen = !left_ && machine_->record(record_.id) == nullptr;  // its lease had lapsed
+    lock.unlock();
+    for (const RosterMachine::Action& action : actions) act(action);
+    if (unseen || lease_->lost()) act(RosterMachine::Report{record_.generation, record_.unreachable});
+    lock.lock();
+  }
+}
+
+void Member::act(const RosterMachine::Action& action) {
+  if (const auto* wake = std::get_if<RosterMachine::Wake>(&action)) {
+    wake_ = wake_ ? std::min(*wake_, wake->at) : wake->at;
+  } else if (const auto* proposal = std::get_if<RosterMachine::Propose>(&action)) {
+    propose(*proposal);
+  } else if (const auto* report = std::get_if<RosterMachine::Report>(&action)) {
+    record_.generation = report->generation;
+    record_.unreachable = report->unreachable;
+    try {
+      write_record();
+    } catch (const Error&) {  // tried again as long as the record is not seen
+    }
+  } else if (const auto* abort = std::get_if<RosterMachine::Abort>(&action)) {
+    std::lock_guard aborting(aborting_);
+    aborted_ = abort->generation;
+    aborted_why_ = abort->why;
+    if (abort_ && abort_of_ == abort->generation) abort_(abort->why);
+  } else if (const auto* form = std::get_if<RosterMachine::Form>(&action)) {
+    Formation formation{form->roster, -1, {}};
+    for (size_t rank = 0; rank < form->roster.members.size(); ++rank) {
+      const std::string& id = form->roster.members[rank];
+      if (id == record_.id) formation.rank = static_cast<int>(rank);
+      const MemberRecord* const record = machine_->record(id);
+      formation.members.push_back(record == nullptr ? MemberRecord{} : *record);
+      formation.members.back().id = id;
+    }
+    std::lock_guard lock(mutex_);
+    formation_ = std::move(formation);
+    changed_.notify_all();
+  } else if (const auto* evicted = std::get_if<RosterMachine::Evicted>(&action)) {
+    fail_with(fmt::format("the other members went on without this one ({})", evicted->roster.reason));
+  } else if (const auto* failure = std::get_if<RosterMachine::GiveUp>(&action)) {
+    fail_with(failure->why);
+  } else if (std::holds_alternative<RosterMachine::Ended>(action)) {
+    std::lock_guard lock(mutex_);
+    ended_ = true;
+    changed_.notify_all();
+  }
+}
+
+void Member::propose(const RosterMachine::Propose& action) {
+  const std::string key = roster_key(), value = sealed(options_.secret, key, to_text(action.roster));
+  Store& store = *options_.store;
+  try {
+    const auto made =
+        action.revision == 0 ? store.create(key, value) : store.replace(key, value, action.revision);
+    if (made) return post(RosterMachine::RosterSeen{action.roster, *made});
+    if (const auto entry = store.get(key)) return feed({StoreEvent::Kind::put, *entry});
+  } catch (const Error&) {  // it may have been made
+  }
+  post(RosterMachine::ProposalLost{});
+}
+
+void Member::fail_with(const std::string& why) {
+  std::lock_guard lock(mutex_);
+  failure_ = why;
+  changed_.notify_all();
+}
+
+std::optional<Member::Formation> Member::next_generation(const std::function<void()>& waited) {
+  std::unique_lock lock(mutex_);
+  const auto there = [&] { return formation_ || failure_ || ended_ || stopping_; };
+  while (!changed_.wait_for(lock, kLook, there)) {
+    if (!waited) continue;
+    lock.unlock();
+    waited();
+    lock.lock();
+  }
+  if (failure_) throw Error(ErrorKind::peer, *failure_);
+  if (ended_ || !formation_) return std::nullopt;
+  return std::exchange(formation_, std::nullopt);
+}
+
+void Member::opened(int64_t generation) { post(RosterMachine::Opened{generation}); }
+void Member::broken(int64_t generation, const std::string& why) {
+  post(RosterMachine::Broken{generation, why});
+}
+void Member::ask_change(int64_t generation, const std::string& reason) {
+  post(RosterMachine::ChangeAsked{generation, reason});
+}
+void Member::end_run() {
+  constexpr milliseconds kTold{2000};
+  post(RosterMachine::RunEnded{});
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, kTold, [&] { return ended_ || failure_; });
+}
+
+void Member::peer_lost(int64_t generation, int rank) {
+  std::string id;
+  {
+    std::lock_guard lock(mutex_);
+    const auto& roster = machine_->roster();
+    if (!roster || roster->number != generation || rank >= static_cast<int>(roster->members.size())) return;
+    id = roster->members[static_cast<size_t>(rank)];
+  }
+  post(RosterMachine::PeerLost{generation, id});
+}
+
+size_t Member::waiting() const {
+  std::lock_guard lock(mutex_);
+  return waiting_;
+}
+
+void Member::on_abort(int64_t generation, std::function<void(const std::string&)> abort) {
+  std::lock_guard aborting(aborting_);
+  abort_of_ = generation;
+  abort_ = std::move(abort);
+  if (abort_ && aborted_ >= generation) abort_(aborted_why_);
+}
+
+void Member::leave() {
+  {
+    std::lock_guard lock(mutex_);
+    if (std::exchange(left_, true)) return;
+    stopping_ = true;
+    watch_->close();
+  }
+  changed_.notify_all();
+  watcher_.join();
+  protocol_.join();
+  lease_->revoke();
+}
+
+}  // namespace het

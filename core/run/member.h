@@ -1,0 +1,106 @@
+// A process in a run, for life: its record and lease in the store, and the rosters of the generations that it
+// takes part in (roster.h). Two threads of its own: one watches the store, one runs the protocol.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/cluster/lease.h"
+#include "core/cluster/store.h"
+#include "core/run/roster.h"
+
+namespace het {
+
+struct MemberOptions {
+  std::shared_ptr<Store> store;   // for the roster and the watch
+  std::shared_ptr<Store> keeper;  // the same with a shorter timeout, for the lease; absent: the store
+  std::string run, secret;
+  MemberRecord record;  // without an id
+  int launched = 1, least = 1, most = 1;
+  std::chrono::milliseconds timeout{60'000};   // of waiting for members
+  std::chrono::milliseconds lease_ttl{5'000};  // who is silent for so long may be dropped
+};
+
+// Thread-safe.
+class Member {
+ public:
+  // Throws Error(usage) when another member has another version, recipe or data; Error(peer) without a store.
+  explicit Member(MemberOptions options);
+  ~Member();  // leaves, if leave() was not called
+  Member(const Member&) = delete;
+  Member& operator=(const Member&) = delete;
+
+  struct Formation {
+    Roster roster;
+    int rank = -1;                      // of this member
+    std::vector<MemberRecord> members;  // by rank
+  };
+  // The next generation that this member is in: waits for it. Nothing: the run has ended. Throws Error(peer)
+  // when too few members are left. `waited` is called now and then and may throw, to wait no longer.
+  std::optional<Formation> next_generation(const std::function<void()>& waited = {});
+
+  // What became of the generation.
+  void opened(int64_t generation);
+  void broken(int64_t generation, const std::string& why);
+  void peer_lost(int64_t generation, int rank);
+  // At a step that all members ended together: who waits may come in, who is leaving goes.
+  void ask_change(int64_t generation, const std::string& reason);
+  size_t waiting() const;  // members that wait to come in
+  // `abort` is called when this generation cannot go on: from a thread of the member, or at once when it
+  // already cannot. It replaces the last one, and does not call this member. An empty one waits for a call
+  // under way.
+  void on_abort(int64_t generation, std::function<void(const std::string& why)> abort);
+
+  // For all members, which have ended their last step together: none waits for another generation any more.
+  // Returns when the store knows, or does not answer.
+  void end_run();
+  void leave();  // its key goes, now
+
+  std::string id() const;
+  int64_t lease() const;
+
+ private:
+  void watch();
+  void run();
+  void sync();
+  void post(RosterMachine::Event event);
+  void feed(const StoreEvent& event);
+  void act(const RosterMachine::Action& action);
+  void propose(const RosterMachine::Propose& action);
+  void write_record();
+  void check_alike(const MemberRecord& other) const;
+  std::string member_key(const std::string& id) const;
+  std::string roster_key() const;
+  void fail_with(const std::string& why);
+
+  MemberOptions options_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<RosterMachine::Event> inbox_;
+  std::optional<Formation> formation_;  // that nobody took yet
+  std::optional<std::string> failure_;
+  bool ended_ = false, stopping_ = false, left_ = false;
+  size_t waiting_ = 0;
+  std::mutex aborting_;  // held while `abort_` is called
+  int64_t abort_of_ = 0;
+  std::function<void(const std::string&)> abort_;
+  int64_t aborted_ = 0;  // the newest generation that cannot go on, and why
+  std::string aborted_why_;
+  // Of the protocol's thread, and of the constructor before it.
+  MemberRecord record_;
+  std::unique_ptr<HeldLease> lease_;
+  std::unique_ptr<RosterMachine> machine_;
+  std::optional<RosterMachine::Time> wake_;
+  std::vector<RosterMachine::Event> next_;  // events that actions led to
+  std::unique_ptr<StoreWatch> watch_;
+  std::thread watcher_, protocol_;
+};
+
+}  // namespace het
