@@ -21,7 +21,7 @@ MAY_SEE = {
     "nlohmann/": {"core/io/json.cpp"},
     "sentencepiece": {"core/data/sentencepiece.cpp"},
     "CLI/": {"lua/cli.cpp"},
-    "openssl/": {"core/cluster/secret.cpp"},
+    "openssl/": {"core/net/proof.cpp"},
     "curl/": {"core/cluster/http.cpp"},
     "gloo/": {"core/comm/gloo.cpp"},
     "histedit.h": {"lua/prompt.cpp"},
