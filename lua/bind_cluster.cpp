@@ -17,8 +17,8 @@
 #include "core/cluster/secret.h"
 #include "core/cluster/store_key_value.h"
 #include "core/comm/clock.h"
-#include "core/comm/gloo.h"
 #include "core/comm/shaped.h"
+#include "core/comm/tcp.h"
 #include "core/net/network.h"
 #include "core/plan/inventory.h"
 #include "core/tensor/convert.h"
@@ -370,25 +370,28 @@ int join_run(lua_State* L) {
   member.recipe_digest = hex_of(hmac_sha256("recipe", field<std::string>(L, 1, "recipe").value_or("")));
   member.data_digest = hex_of(hmac_sha256("data", field<std::string>(L, 1, "data").value_or("")));
   cluster->membership = join(cluster->store, member, options);
-  GlooOptions gloo;
-  gloo.rank = cluster->membership->rank();
-  gloo.size = *launched.world_size;
-  gloo.address = address;
+  TcpOptions tcp;
+  tcp.rank = cluster->membership->rank();
+  tcp.size = *launched.world_size;
+  tcp.address = address;
+  tcp.run = options.run;
+  tcp.secret = options.secret;
+  tcp.generation = cluster->membership->generation();
   const auto words = [&](const std::shared_ptr<Store>& store) {
     return make_store_key_value(store, cluster->membership->prefix(), cluster->membership->lease());
   };
-  gloo.store = words(cluster->store);
-  gloo.board = words(cluster->brief);
-  gloo.prefix = "traffic";
-  gloo.host = member.host;
+  tcp.store = words(cluster->store);
+  tcp.board = words(cluster->brief);
+  tcp.prefix = "traffic";
+  tcp.host = member.host;
   if (!by_workers && !by_etcd)
-    gloo.keeper = fmt::format("rank 0 ({})", cluster->membership->members()[0].host);
-  const std::string keeper = gloo.rank == 0 ? "" : gloo.keeper;
-  gloo.patience.warn = say;
-  if (timeout) gloo.patience.timeout = *timeout;
-  if (warn_after) gloo.patience.warn_after = *warn_after;
-  gloo.pacer = slow_links_at(L, 1, gloo.size);
-  cluster->fabric = make_gloo(std::move(gloo));
+    tcp.keeper = fmt::format("rank 0 ({})", cluster->membership->members()[0].host);
+  const std::string keeper = tcp.rank == 0 ? "" : tcp.keeper;
+  tcp.patience.warn = say;
+  if (timeout) tcp.patience.timeout = *timeout;
+  if (warn_after) tcp.patience.warn_after = *warn_after;
+  tcp.pacer = slow_links_at(L, 1, tcp.size);
+  cluster->fabric = make_tcp(std::move(tcp));
   cluster->watch =
       std::make_unique<MemberWatch>(*cluster->membership, cluster->brief, *cluster->fabric, keeper);
   cluster->groups = std::make_shared<Groups>(cluster->fabric);

@@ -23,7 +23,6 @@ MAY_SEE = {
     "CLI/": {"lua/cli.cpp"},
     "openssl/": {"core/net/proof.cpp"},
     "curl/": {"core/cluster/http.cpp"},
-    "gloo/": {"core/comm/gloo.cpp"},
     "histedit.h": {"lua/prompt.cpp"},
     "lua.hpp": {"lua/bind.h"},
     "omp.h": {"core/base/parallel.cpp"},
