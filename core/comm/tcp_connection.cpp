@@ -18,8 +18,6 @@ constexpr size_t kLargePart = 128 * 1024;
 constexpr int kBatchesAtOnce = 16;                // then the I/O thread goes on
 constexpr size_t kMostReadies = size_t{1} << 20;  // that a peer may announce ahead of the sends
 constexpr int kReadsAtOnce = 32;                  // then the next connection has its turn
-// After a cut: for what was sent before to reach the other machine, and for the goodbye alone.
-constexpr std::chrono::milliseconds kForMessages{1000}, kForGoodbye{20};
 
 bool is_temporary(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
@@ -450,7 +448,7 @@ void TcpConnection::cut() {
   std::array<std::byte, kFrameBytes> goodbye;
   write_frame({FrameKind::goodbye, 0, 0, 0}, goodbye.data());
   rest.append(reinterpret_cast<const char*>(goodbye.data()), kFrameBytes);
-  io_.see_off(std::move(socket), std::move(rest), complete && on_the_way > 0 ? kForMessages : kForGoodbye);
+  io_.see_off(std::move(socket), std::move(rest), complete && on_the_way > 0);
 }
 
 }  // namespace het

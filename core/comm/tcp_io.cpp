@@ -1,5 +1,6 @@
 #include "core/comm/tcp_io.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -15,6 +16,11 @@
 #include "core/net/socket.h"
 
 namespace het {
+namespace {
+
+constexpr std::chrono::milliseconds kToLeave{1000}, kToLeaveAtEnd{20};
+
+}  // namespace
 
 TcpIo::TcpIo() : epoll_(::epoll_create1(EPOLL_CLOEXEC)), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!epoll_ || !wake_) fail_environment("cannot make an epoll or eventfd: {}", std::strerror(errno));
@@ -28,6 +34,9 @@ TcpIo::~TcpIo() {
   {
     std::lock_guard lock(mutex_);
     ending_ = true;
+    const auto until = std::chrono::steady_clock::now() + kToLeaveAtEnd;
+    for (Leaving& leaving : leaving_)
+      if (!leaving.messages) leaving.until = std::min(leaving.until, until);
   }
   wake();
   called_.notify_all();
@@ -71,8 +80,9 @@ void TcpIo::call(std::function<void()> body) {
   called_.notify_all();
 }
 
-void TcpIo::see_off(Descriptor socket, std::string rest, std::chrono::milliseconds within) {
-  Leaving leaving{std::move(socket), std::move(rest), 0, std::chrono::steady_clock::now() + within};
+void TcpIo::see_off(Descriptor socket, std::string rest, bool messages) {
+  Leaving leaving{std::move(socket), std::move(rest), 0, std::chrono::steady_clock::now() + kToLeave,
+                  messages};
   if (is_done(leaving)) return;
   {
     std::lock_guard lock(mutex_);

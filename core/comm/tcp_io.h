@@ -36,9 +36,9 @@ class TcpIo {
   void remove(uint64_t number, int socket);
   // Call it on the second thread, after those before it.
   void call(std::function<void()> body);
-  // Send `rest` and close the socket, not before the other end's machine has what was sent earlier or
-  // `within` is over.
-  void see_off(Descriptor socket, std::string rest, std::chrono::milliseconds within);
+  // Send `rest` and close the socket, not before the other end's machine has what was sent earlier or a
+  // second is over. The destructor waits that long where `messages` are on the way, not for a goodbye.
+  void see_off(Descriptor socket, std::string rest, bool messages);
 
  private:
   struct Leaving {
@@ -46,6 +46,7 @@ class TcpIo {
     std::string rest;
     size_t sent = 0;
     std::chrono::steady_clock::time_point until;
+    bool messages = false;
   };
   static bool is_done(Leaving& leaving);
   void serve();
