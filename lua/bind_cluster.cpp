@@ -16,12 +16,12 @@
 #include "core/cluster/environment.h"
 #include "core/cluster/etcd_store.h"
 #include "core/cluster/membership.h"
-#include "core/cluster/network.h"
 #include "core/cluster/secret.h"
 #include "core/cluster/store_key_value.h"
 #include "core/comm/clock.h"
-#include "core/comm/gloo.h"
 #include "core/comm/shaped.h"
+#include "core/comm/tcp.h"
+#include "core/net/network.h"
 #include "core/run/generation.h"
 #include "core/run/migration.h"
 #include "core/run/restore.h"
@@ -391,18 +391,19 @@ std::string digest_of(lua_State* L, const char* what) {
   return hex_of(hmac_sha256(what, field<std::string>(L, 1, what).value_or("")));
 }
 
-GlooOptions gloo_options(const Joining& joining, const Cluster& cluster, const std::string& prefix,
-                         int64_t lease) {
-  GlooOptions gloo;
-  gloo.address = joining.address;
-  gloo.host = joining.host;
-  gloo.store = make_store_key_value(cluster.store, prefix, lease);
-  gloo.board = make_store_key_value(cluster.brief, prefix, lease);
-  gloo.prefix = "traffic";
-  gloo.patience.warn = joining.options.warn;
-  if (joining.timeout) gloo.patience.timeout = *joining.timeout;
-  if (joining.warn_after) gloo.patience.warn_after = *joining.warn_after;
-  return gloo;
+TcpOptions tcp_options(const Joining& joining, const Cluster& cluster, const std::string& prefix,
+                       int64_t lease) {
+  TcpOptions tcp;
+  tcp.run = joining.options.run;
+  tcp.secret = joining.options.secret;
+  tcp.host = joining.host;
+  tcp.store = make_store_key_value(cluster.store, prefix, lease);
+  tcp.board = make_store_key_value(cluster.brief, prefix, lease);
+  tcp.prefix = "traffic";
+  tcp.patience.warn = joining.options.warn;
+  if (joining.timeout) tcp.patience.timeout = *joining.timeout;
+  if (joining.warn_after) tcp.patience.warn_after = *joining.warn_after;
+  return tcp;
 }
 
 // {recipe, data, device, memory, rendezvous, interface, secret_file, timeout, warn_after, run, links}: nil
@@ -430,15 +431,17 @@ int join_run(lua_State* L) {
   member.recipe_digest = digest_of(L, "recipe");
   member.data_digest = digest_of(L, "data");
   cluster->membership = join(cluster->store, member, options);
-  GlooOptions gloo =
-      gloo_options(joining, *cluster, cluster->membership->prefix(), cluster->membership->lease());
-  gloo.rank = cluster->membership->rank();
-  gloo.size = options.world_size;
+  TcpOptions tcp =
+      tcp_options(joining, *cluster, cluster->membership->prefix(), cluster->membership->lease());
+  tcp.rank = cluster->membership->rank();
+  tcp.size = options.world_size;
+  tcp.generation = cluster->membership->generation();
+  tcp.address = joining.address;
   if (!joining.by_workers && !joining.by_etcd)
-    gloo.keeper = fmt::format("rank 0 ({})", cluster->membership->members()[0].host);
-  const std::string keeper = gloo.rank == 0 ? "" : gloo.keeper;
-  gloo.pacer = slow_links_at(L, 1, gloo.size);
-  cluster->fabric = make_gloo(std::move(gloo));
+    tcp.keeper = fmt::format("rank 0 ({})", cluster->membership->members()[0].host);
+  const std::string keeper = tcp.rank == 0 ? "" : tcp.keeper;
+  tcp.pacer = slow_links_at(L, 1, tcp.size);
+  cluster->fabric = make_tcp(std::move(tcp));
   cluster->watch =
       std::make_unique<MemberWatch>(*cluster->membership, cluster->brief, *cluster->fabric, keeper);
   cluster->groups = std::make_shared<Groups>(cluster->fabric);
@@ -510,6 +513,7 @@ int cluster_gather(lua_State* L) {  // cluster, state
 struct MemberObject {
   Cluster stores;  // the store alone
   Joining joining;
+  std::shared_ptr<Acceptor> acceptor;  // of all generations
   std::unique_ptr<Member> member;
 };
 
@@ -540,7 +544,12 @@ int new_member(lua_State* L) {
   record.host = object->joining.host;
   record.device = device_of(L);
   record.device_memory = memory_of(L);
-  record.address = object->joining.address;
+  AcceptorOptions listening;
+  listening.address = object->joining.address;
+  listening.run = options.run;
+  listening.secret = options.secret;
+  object->acceptor = std::make_shared<Acceptor>(std::move(listening));
+  record.address = to_string(object->acceptor->endpoint());
   record.pid = getpid();
   record.version = HET_VERSION;
   record.recipe_digest = digest_of(L, "recipe");
@@ -553,12 +562,17 @@ int new_member(lua_State* L) {
 // The next generation that this member is in, connected; nil: the run has ended.
 int member_open(lua_State* L) {
   auto& object = check_object<MemberHandle>(L, 1);
-  const auto fabric_of = [&](const Member::Formation& formation) {
+  const auto fabric_of = [&](const Member::Formation& formation, Generation::Ended ended) {
     const std::string prefix = fmt::format("{}/{}/", object->joining.options.run, formation.roster.number);
-    GlooOptions gloo = gloo_options(object->joining, object->stores, prefix, object->member->lease());
-    gloo.rank = formation.rank;
-    gloo.size = static_cast<int>(formation.members.size());
-    return make_gloo(std::move(gloo));
+    TcpOptions tcp = tcp_options(object->joining, object->stores, prefix, object->member->lease());
+    tcp.rank = formation.rank;
+    tcp.size = static_cast<int>(formation.members.size());
+    tcp.generation = formation.roster.number;
+    tcp.acceptor = object->acceptor;
+    for (const MemberRecord& record : formation.members)
+      tcp.addresses.push_back({record.host, parse_endpoint(record.address)});
+    tcp.ended = std::move(ended);
+    return make_tcp(std::move(tcp));
   };
   const auto waited = [] {
     if (interrupt_pending()) throw Error(ErrorKind::peer, "interrupted while members of the run are missing");

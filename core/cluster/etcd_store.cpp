@@ -7,8 +7,8 @@
 
 #include "core/base/error.h"
 #include "core/cluster/base64.h"
-#include "core/cluster/socket.h"
 #include "core/io/json.h"
+#include "core/net/socket.h"
 
 namespace het {
 namespace {

@@ -133,8 +133,6 @@ class Witness {
   virtual std::string call(int peer) const = 0;  // "rank 3 (host)", of any rank of the group
   // "rank 1 (host) is gone (its connection closed)", or why it gave up; empty: it is there, for all we know.
   virtual std::string lost(int peer) = 0;
-  // Of one that is lost: it said why it gave up, so that it lives, and another is at fault.
-  virtual bool gave_up(int peer) = 0;
   // A board: operation number `sequence` is being waited for here, for long; and whether a peer says so.
   virtual void say_waiting(int64_t sequence) = 0;
   virtual bool is_waiting(int peer, int64_t sequence) = 0;

@@ -99,7 +99,6 @@ class Group final : public Communicator, public Witness, public std::enable_shar
     return fmt::format("rank {} ({})", fabric_rank(peer), links_->host(peer));
   }
   std::string lost(int peer) override;
-  bool gave_up(int peer) override { return why(peer).has_value(); }
   void say_waiting(int64_t sequence) override { options_.board->say_at(name(), sequence); }
   bool is_waiting(int peer, int64_t sequence) override {
     return options_.board->at(name(), fabric_rank(peer)) == sequence;

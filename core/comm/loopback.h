@@ -1,5 +1,5 @@
 // Ranks as threads of one process: for tests, and for plans that are tried without a network. Same
-// collectives, same bits, same errors as over Gloo; a message is a copy by whichever end comes second.
+// collectives, same bits, same errors as over TCP; a message is a copy by whichever end comes second.
 #pragma once
 
 #include <functional>

@@ -5,7 +5,8 @@
 #include <thread>
 
 #include "core/base/error.h"
-#include "core/comm/gloo.h"
+#include "core/comm/tcp.h"
+#include "core/net/proof.h"
 
 namespace het {
 namespace {
@@ -88,17 +89,19 @@ std::vector<MessageTime> time_messages(Communicator& group, int from, int to,
 
 std::vector<MessageTime> time_messages_here(const std::vector<int64_t>& sizes, int rounds) {
   const std::shared_ptr<KeyValue> store = make_memory_key_value();
+  const std::string secret = random_bytes(32);
   std::vector<MessageTime> times;
   std::exception_ptr failures[2];
   const auto end = [&](int rank) {
     try {
-      GlooOptions options;
+      TcpOptions options;
       options.rank = rank;
       options.size = 2;
       options.address = "127.0.0.1";
       options.store = store;
+      options.secret = secret;
       options.prefix = "speed";
-      const auto fabric = make_gloo(std::move(options));
+      const auto fabric = make_tcp(std::move(options));
       const auto group = fabric->group("speed", {0, 1});
       auto own = time_messages(*group, 0, 1, sizes, rounds);
       if (rank == 0) times = std::move(own);

@@ -1,4 +1,4 @@
-// What a way of communication (loopback, Gloo) gives to the collectives written once over it: connections of
+// What a way of communication (loopback, TCP) gives to the collectives written once over it: connections of
 // one group, and on them channels of messages between pairs of ranks. Internal to core/comm.
 #pragma once
 
@@ -23,6 +23,7 @@ class Wire {
  public:
   virtual ~Wire() = default;
   // Post a message. Returns at once; the memory is in use until sent()/received() has returned true for it.
+  // It may travel only when this thread waits.
   virtual void send(int peer, const std::byte* from, int64_t bytes) = 0;
   virtual void receive(int peer, std::byte* to, int64_t bytes) = 0;
   // Wait for the oldest message posted to (from) the peer and not yet waited for. False: interrupt() was

@@ -270,7 +270,6 @@ void Executor::close(std::string why) {
   freeze();
   closed_ = std::move(why);
   stretches_.clear();
-  groups_.reset();
   kernels_.clear();
   used_.clear();
   arena_.reset();
@@ -454,6 +453,7 @@ void Executor::freeze() {
     if (error.kind() != ErrorKind::peer) throw;  // what broke the step off
   }
   collectives_.clear();
+  groups_.reset();
   if (!advanced_) return;
   for (const Gathered& each : gathered_)
     if (each.complete < next_) state_->complete(each.name);

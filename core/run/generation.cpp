@@ -1,13 +1,48 @@
 #include "core/run/generation.h"
 
+#include <chrono>
+#include <mutex>
 #include <numeric>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "core/base/error.h"
 
 namespace het {
 
+struct Generation::Listener {
+  std::mutex mutex;
+  Member* member = nullptr;  // null: nobody is to hear of it any more
+  int64_t generation = 0;
+  bool heard = false;  // of a connection that ended
+
+  // Who says goodbye lives: another member is at fault.
+  void end(int rank, bool goodbye) {
+    std::lock_guard lock(mutex);
+    heard = true;
+    if (member == nullptr) return;
+    if (goodbye)
+      member->broken(generation, fmt::format("rank {} gave up", rank));
+    else
+      member->peer_lost(generation, rank);
+  }
+  bool has_heard() {
+    std::lock_guard lock(mutex);
+    return heard;
+  }
+  void leave() {
+    std::lock_guard lock(mutex);
+    member = nullptr;
+  }
+};
+
 Generation::Generation(Member& member, Member::Formation formation, const FabricOf& fabric_of)
-    : member_(member), formation_(std::move(formation)), fabric_(fabric_of(formation_)) {
+    : member_(member), formation_(std::move(formation)), listener_(std::make_shared<Listener>()) {
+  listener_->member = &member;
+  listener_->generation = number();
+  fabric_ =
+      fabric_of(formation_, [listener = listener_](int rank, bool goodbye) { listener->end(rank, goodbye); });
   member_.on_abort(number(), [fabric = fabric_](const std::string& why) { fabric->abort(why); });
   groups_ = std::make_shared<Groups>(fabric_);
   std::vector<int> all(formation_.members.size());
@@ -15,41 +50,22 @@ Generation::Generation(Member& member, Member::Formation formation, const Fabric
   try {
     world_ = fabric_->group("all members", all);
   } catch (const Error&) {
+    listener_->leave();
     member_.on_abort(0, {});
     throw;
   }
-  heard_.resize(formation_.members.size());
-  heard_[static_cast<size_t>(rank())] = true;
   member_.opened(number());
-  detector_ = std::thread([this] { detect(); });
 }
 
-void Generation::detect() {
-  constexpr std::chrono::milliseconds kLook{2};
-  while (!closing_) {
-    look();
-    std::this_thread::sleep_for(kLook);
-  }
-}
-
-// A connection that closes is a member lost, unless it says that it gave up because of another one.
-void Generation::look() {
-  for (size_t r = 0; r < heard_.size(); ++r) {
-    const int peer = static_cast<int>(r);
-    const std::string why = heard_[r] ? "" : world_->witness()->lost(peer);
-    if (why.empty()) continue;
-    heard_[r] = true;
-    if (world_->witness()->gave_up(peer))
-      member_.broken(number(), why);
-    else
-      member_.peer_lost(number(), peer);
-  }
-}
+Generation::~Generation() { close("the generation has ended"); }
 
 void Generation::close(const std::string& why) {
-  if (closing_.exchange(true)) return;
-  if (detector_.joinable()) detector_.join();
-  look();
+  // An operation that fails because a connection ended is known before who ended it.
+  constexpr auto kHear = std::chrono::milliseconds(20), kLook = std::chrono::milliseconds(1);
+  if (std::exchange(closed_, true)) return;
+  for (auto waited = kLook; !listener_->has_heard() && waited < kHear; waited += kLook)
+    std::this_thread::sleep_for(kLook);
+  listener_->leave();
   member_.broken(number(), why);
   member_.on_abort(0, {});
   fabric_->abort(why);
@@ -58,7 +74,7 @@ void Generation::close(const std::string& why) {
   fabric_.reset();
 }
 
-std::unique_ptr<Generation> next_generation(Member& member, const FabricOf& fabric_of,
+std::unique_ptr<Generation> next_generation(Member& member, const Generation::FabricOf& fabric_of,
                                             const std::function<void()>& waited) {
   while (auto formation = member.next_generation(waited)) {
     const int64_t number = formation->roster.number;

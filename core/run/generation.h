@@ -2,26 +2,25 @@
 // cluster changes; what it made, groups and threads, is then given back, and the next one begins.
 #pragma once
 
-#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
-#include <thread>
-#include <vector>
 
 #include "core/comm/groups.h"
 #include "core/run/member.h"
 
 namespace het {
 
-// Makes the fabric of a roster's members for this one; connects nothing yet.
-using FabricOf = std::function<std::shared_ptr<Fabric>(const Member::Formation& formation)>;
-
 class Generation {
  public:
+  // The connection to a rank was closed by the other end; `goodbye`: by one that lives, and gave up.
+  using Ended = std::function<void(int rank, bool goodbye)>;
+  // Makes the fabric of a roster's members for this one; connects nothing yet.
+  using FabricOf = std::function<std::shared_ptr<Fabric>(const Member::Formation& formation, Ended ended)>;
+
   // Connects all members. Throws Error(peer) when one of them is lost meanwhile.
   Generation(Member& member, Member::Formation formation, const FabricOf& fabric_of);
-  ~Generation() { close("the generation has ended"); }
+  ~Generation();
   Generation(const Generation&) = delete;
   Generation& operator=(const Generation&) = delete;
 
@@ -36,22 +35,19 @@ class Generation {
   void close(const std::string& why);
 
  private:
-  void detect();
-  void look();
-
   Member& member_;
   const Member::Formation formation_;
+  struct Listener;                      // hears from the fabric's threads
+  std::shared_ptr<Listener> listener_;  // deaf once this is closed
   std::shared_ptr<Fabric> fabric_;
   std::shared_ptr<Groups> groups_;
   std::shared_ptr<Communicator> world_;
-  std::vector<bool> heard_;  // of which members it is known that they are gone; of the detector
-  std::atomic<bool> closing_ = false;
-  std::thread detector_;
+  bool closed_ = false;
 };
 
 // Joins generation after generation until one is formed. Null: the run has ended. Throws what
 // Member::next_generation throws.
-std::unique_ptr<Generation> next_generation(Member& member, const FabricOf& fabric_of,
+std::unique_ptr<Generation> next_generation(Member& member, const Generation::FabricOf& fabric_of,
                                             const std::function<void()>& waited = {});
 
 }  // namespace het

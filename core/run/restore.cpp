@@ -26,13 +26,13 @@ std::vector<Inventory::Need> all_of(std::span<const std::vector<StatePart>> need
 
 Restored restore(Communicator& group, StateStore& state, Executor* executor,
                  const std::vector<StatePart>& needs, const MovePlanner& plan_moves) {
-  const auto ready_texts =
-      all_gather_text(group, to_text(ready_of(state, executor)), "what members have of the state");
+  const auto state_texts =
+      all_gather_text(group, to_text(member_state_of(state, executor)), "what members have of the state");
   const auto need_texts = all_gather_text(group, to_text(needs), "what members need of the state");
-  std::vector<Ready> members;
+  std::vector<MemberState> members;
   std::vector<std::vector<StatePart>> all_needs;
-  for (size_t r = 0; r < ready_texts.size(); ++r) {
-    members.push_back(parse_ready(ready_texts[r], who(r)));
+  for (size_t r = 0; r < state_texts.size(); ++r) {
+    members.push_back(parse_member_state(state_texts[r], who(r)));
     all_needs.push_back(parse_parts(need_texts[r], who(r)));
   }
   const Settlement settled = settle(members, all_of(all_needs));

@@ -29,53 +29,53 @@ StepDecision parse_decision(const MemberReader& json) {
 
 }  // namespace
 
-Ready ready_of(const StateStore& state, const Executor* executor) {
-  Ready ready;
-  ready.parts = parts_of(state);
-  if (!ready.parts.empty()) ready.version = state.version();
-  if (executor == nullptr) return ready;
-  if (executor->decision() != nullptr) ready.decision = *executor->decision();
-  if (!executor->awaits_decision()) return ready;
-  ready.after_step = needs_of(executor->program());
-  auto part = ready.after_step->begin();
+MemberState member_state_of(const StateStore& state, const Executor* executor) {
+  MemberState member;
+  member.parts = parts_of(state);
+  if (!member.parts.empty()) member.version = state.version();
+  if (executor == nullptr) return member;
+  if (executor->decision() != nullptr) member.decision = *executor->decision();
+  if (!executor->awaits_decision()) return member;
+  member.after_step = needs_of(executor->program());
+  auto part = member.after_step->begin();
   for (const BufferSpec& buffer : executor->program().buffers) {
     if (buffer.home != Home::state) continue;
     if (buffer.updates) part->slice = *buffer.updates;
     ++part;
   }
-  return ready;
+  return member;
 }
 
-std::string to_text(const Ready& ready) {
-  Json::Object json{{"parts", to_json(ready.parts)}};
-  if (ready.version) {
-    json.emplace_back("step", ready.version->step);
-    json.emplace_back("generation", ready.version->generation);
+std::string to_text(const MemberState& member) {
+  Json::Object json{{"parts", to_json(member.parts)}};
+  if (member.version) {
+    json.emplace_back("step", member.version->step);
+    json.emplace_back("generation", member.version->generation);
   }
-  if (ready.decision) json.emplace_back("decision", to_json(*ready.decision));
-  if (ready.after_step) json.emplace_back("after_step", to_json(*ready.after_step));
+  if (member.decision) json.emplace_back("decision", to_json(*member.decision));
+  if (member.after_step) json.emplace_back("after_step", to_json(*member.after_step));
   return to_string(Json(std::move(json)));
 }
 
-Ready parse_ready(std::string_view text, const std::string& who) {
+MemberState parse_member_state(std::string_view text, const std::string& who) {
   const Json parsed = parse_json(text, fmt::format("what {} says of its state", who));
   const MemberReader json(parsed, who);
-  Ready ready;
-  ready.parts = json.at("parts").parts();
-  if (json.has("step")) ready.version = Version{json.number("step"), json.number("generation")};
-  if (json.has("decision")) ready.decision = parse_decision(json.at("decision"));
-  if (json.has("after_step")) ready.after_step = json.at("after_step").parts();
-  return ready;
+  MemberState member;
+  member.parts = json.at("parts").parts();
+  if (json.has("step")) member.version = Version{json.number("step"), json.number("generation")};
+  if (json.has("decision")) member.decision = parse_decision(json.at("decision"));
+  if (json.has("after_step")) member.after_step = json.at("after_step").parts();
+  return member;
 }
 
-Settlement settle(std::span<const Ready> members, std::span<const Inventory::Need> needs) {
+Settlement settle(std::span<const MemberState> members, std::span<const Inventory::Need> needs) {
   Version newest;
-  for (const Ready& member : members) newest = std::max(newest, member.version.value_or(newest));
+  for (const MemberState& member : members) newest = std::max(newest, member.version.value_or(newest));
   const StepDecision* decision = nullptr;  // of the newest step
-  for (const Ready& member : members)
+  for (const MemberState& member : members)
     if (member.version == newest && member.decision && member.decision->step == newest.step)
       decision = &*member.decision;
-  const auto finishes = [&](const Ready& member) {
+  const auto finishes = [&](const MemberState& member) {
     return decision != nullptr && member.after_step && member.version->step == newest.step - 1;
   };
 
@@ -85,7 +85,7 @@ Settlement settle(std::span<const Ready> members, std::span<const Inventory::Nee
       settlement.inventory.add(part.name, part.tensor, holder, part.slice, version);
   };
   for (size_t m = 0; m < members.size(); ++m) {
-    const Ready& member = members[m];
+    const MemberState& member = members[m];
     if (!member.version) continue;
     if (member.version->step < newest.step - 1)
       fail(ErrorKind::peer, "rank {} has the state after step {}, another rank that after step {}", m,

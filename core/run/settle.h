@@ -16,7 +16,7 @@
 namespace het {
 
 // What a member has when its generation has ended. Plain data.
-struct Ready {
+struct MemberState {
   std::optional<Version> version;  // of `parts`; absent: it has no state
   std::vector<StatePart> parts;
   std::optional<StepDecision> decision;  // of the last step that was decided here
@@ -25,11 +25,11 @@ struct Ready {
 };
 
 // `executor`: that trained the state, frozen; null: none did since it was moved or read.
-Ready ready_of(const StateStore& state, const Executor* executor);
+MemberState member_state_of(const StateStore& state, const Executor* executor);
 
 // As text, for other members. Throws Error(peer) naming `who` ("rank 3") for a text that is none.
-std::string to_text(const Ready& ready);
-Ready parse_ready(std::string_view text, const std::string& who);
+std::string to_text(const MemberState& member);
+MemberState parse_member_state(std::string_view text, const std::string& who);
 
 // Of the members in a list of what each has; holders in the inventory, too, are places in that list.
 struct Settlement {
@@ -42,7 +42,7 @@ struct Settlement {
 // The newest version of which the members have all of `needs`; if they have all of none, the newest one and
 // what of it is missing. A function of its arguments alone, so that all members find the same. Throws
 // Error(peer) when members' steps differ by more than one, Error(usage) when a tensor has several types.
-Settlement settle(std::span<const Ready> members, std::span<const Inventory::Need> needs);
+Settlement settle(std::span<const MemberState> members, std::span<const Inventory::Need> needs);
 
 // The first few in words: "blocks.3.weight [0:48, :], head and 12 others".
 std::string show(std::span<const Inventory::Need> slices);

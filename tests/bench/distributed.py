@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Training over several ranks, measured: against one device, against what a schedule allows, against raw Gloo, and what
+"""Training over several ranks, measured: against one device, against what a schedule allows, against plain sockets, and what
 happens when a rank is killed. The last line is one JSON object.
 
 usage: distributed.py HETRUN [--trials N]

@@ -6,8 +6,8 @@
 #include "core/base/error.h"
 #include "core/cluster/embedded_store.h"
 #include "core/cluster/secret.h"
-#include "core/cluster/socket.h"
 #include "core/cluster/store_protocol.h"
+#include "core/net/socket.h"
 #include "tests/unit/core/cluster_testing.h"
 
 using namespace het;

@@ -6,7 +6,7 @@
 #include "core/cluster/embedded_store.h"
 #include "core/cluster/etcd_store.h"
 #include "core/cluster/http.h"
-#include "core/cluster/socket.h"
+#include "core/net/socket.h"
 #include "tests/unit/core/cluster_testing.h"
 
 using namespace het;

@@ -2,7 +2,7 @@
 #include <catch2/catch.hpp>
 
 #include "core/base/error.h"
-#include "core/cluster/network.h"
+#include "core/net/network.h"
 
 using namespace het;
 

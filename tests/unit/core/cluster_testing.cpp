@@ -13,7 +13,7 @@
 #include "core/base/error.h"
 #include "core/cluster/embedded_store.h"
 #include "core/cluster/etcd_store.h"
-#include "core/cluster/socket.h"
+#include "core/net/socket.h"
 
 namespace het::testing {
 namespace {

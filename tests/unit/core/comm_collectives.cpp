@@ -148,18 +148,18 @@ TEST_CASE("groups and messages do not wait for each other in one process", "[com
 }
 TEST_CASE("operations queue and repeat in one process", "[comm]") { try_queueing(loopback_maker()); }
 
-TEST_CASE("collectives over Gloo equal plain sums and copies, bit by bit", "[comm]") {
-  for (int size = 1; size <= 5; ++size) try_all(gloo_maker(), size, 31 + size, 5'000, 1);
+TEST_CASE("collectives over TCP equal plain sums and copies, bit by bit", "[comm]") {
+  for (int size = 1; size <= 5; ++size) try_all(tcp_maker(), size, 31 + size, 5'000, 1);
 }
 
-TEST_CASE("collectives of several segments over Gloo equal plain sums and copies", "[comm]") {
-  try_all(gloo_maker(), 2, 41, 1'500'000, 1);
-  try_all(gloo_maker(), 4, 42, 1'000'000, 1);
+TEST_CASE("collectives of several segments over TCP equal plain sums and copies", "[comm]") {
+  try_all(tcp_maker(), 2, 41, 1'500'000, 1);
+  try_all(tcp_maker(), 4, 42, 1'000'000, 1);
 }
 
-TEST_CASE("messages cross without deadlock over Gloo", "[comm]") { try_exchange(gloo_maker()); }
-TEST_CASE("groups and messages do not wait for each other over Gloo", "[comm]") { try_overlap(gloo_maker()); }
-TEST_CASE("operations queue and repeat over Gloo", "[comm]") { try_queueing(gloo_maker()); }
+TEST_CASE("messages cross without deadlock over TCP", "[comm]") { try_exchange(tcp_maker()); }
+TEST_CASE("groups and messages do not wait for each other over TCP", "[comm]") { try_overlap(tcp_maker()); }
+TEST_CASE("operations queue and repeat over TCP", "[comm]") { try_queueing(tcp_maker()); }
 
 TEST_CASE("requests that make no sense are refused by name", "[comm]") {
   const auto problem = [](const CollectiveRequest& request) {

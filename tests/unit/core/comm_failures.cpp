@@ -5,7 +5,7 @@
 
 #include "core/base/error.h"
 #include "core/comm/board.h"
-#include "core/comm/gloo.h"
+#include "core/comm/tcp.h"
 #include "tests/unit/core/comm_testing.h"
 
 using namespace het;
@@ -299,14 +299,14 @@ TEST_CASE("an operation dropped because another group failed ends its group with
 TEST_CASE("a rank that waits itself is not blamed, but for whom it waits", "[comm]") {
   try_held_up(loopback_maker());
 }
-TEST_CASE("over Gloo, a rank that waits itself is not blamed, but for whom it waits", "[comm]") {
-  try_held_up(gloo_maker());
+TEST_CASE("over TCP, a rank that waits itself is not blamed, but for whom it waits", "[comm]") {
+  try_held_up(tcp_maker());
 }
 
-TEST_CASE("over Gloo, a member that forms another group is not blamed, but for whom it waits", "[comm]") {
+TEST_CASE("over TCP, a member that forms another group is not blamed, but for whom it waits", "[comm]") {
   Gate end(3);
   const Patience patience{milliseconds(10'000), milliseconds(2000), {}};
-  const auto errors = on_ranks(gloo_maker(), 3, patience, [&](Fabric& fabric) {
+  const auto errors = on_ranks(tcp_maker(), 3, patience, [&](Fabric& fabric) {
     const PassAtEnd at_end{end};
     if (fabric.rank() == 0) {
       fabric.group("second", {0, 1});
@@ -335,25 +335,25 @@ TEST_CASE("an abort in the midst of traffic ends every rank", "[comm]") {
   try_abort_at_any_time(loopback_maker());
 }
 
-TEST_CASE("over Gloo, an abort in the midst of traffic ends every rank", "[comm]") {
-  try_abort_at_any_time(gloo_maker());
+TEST_CASE("over TCP, an abort in the midst of traffic ends every rank", "[comm]") {
+  try_abort_at_any_time(tcp_maker());
 }
-TEST_CASE("over Gloo, a rank that does not come is named, first in a warning, then in the error", "[comm]") {
-  try_absent(gloo_maker());
+TEST_CASE("over TCP, a rank that does not come is named, first in a warning, then in the error", "[comm]") {
+  try_absent(tcp_maker());
 }
-TEST_CASE("over Gloo, a rank that leaves is named by every other", "[comm]") { try_gone(gloo_maker()); }
-TEST_CASE("over Gloo, a rank that leaves is named by one that was waiting for nobody, too", "[comm]") {
-  try_gone_meanwhile(gloo_maker());
+TEST_CASE("over TCP, a rank that leaves is named by every other", "[comm]") { try_gone(tcp_maker()); }
+TEST_CASE("over TCP, a rank that leaves is named by one that was waiting for nobody, too", "[comm]") {
+  try_gone_meanwhile(tcp_maker());
 }
-TEST_CASE("over Gloo, an abort fails pending and later operations everywhere, with its reason", "[comm]") {
-  try_abort(gloo_maker());
+TEST_CASE("over TCP, an abort fails pending and later operations everywhere, with its reason", "[comm]") {
+  try_abort(tcp_maker());
 }
-TEST_CASE("over Gloo, a wait ends when another thread aborts", "[comm]") { try_abort_here(gloo_maker()); }
-TEST_CASE("over Gloo, a member that does not join a group is named", "[comm]") {
-  try_missing_member(gloo_maker());
+TEST_CASE("over TCP, a wait ends when another thread aborts", "[comm]") { try_abort_here(tcp_maker()); }
+TEST_CASE("over TCP, a member that does not join a group is named", "[comm]") {
+  try_missing_member(tcp_maker());
 }
-TEST_CASE("over Gloo, after a failure a new communicator takes over", "[comm]") {
-  try_new_generation(gloo_maker());
+TEST_CASE("over TCP, after a failure a new communicator takes over", "[comm]") {
+  try_new_generation(tcp_maker());
 }
 
 TEST_CASE("starting an operation twice is an error of the program", "[comm]") {
@@ -394,7 +394,7 @@ TEST_CASE("a rank that keeps the board and is silent with it is blamed alone", "
   CHECK(board.to_blame({other, third}) == std::vector{other, third});
 }
 
-TEST_CASE("over Gloo, a board that is silent is asked once by all groups, and the missing rank is named",
+TEST_CASE("over TCP, a board that is silent is asked once by all groups, and the missing rank is named",
           "[comm]") {
   const auto store = make_memory_key_value();
   const std::shared_ptr<SilentBoard> boards[2] = {std::make_shared<SilentBoard>(),
@@ -403,7 +403,8 @@ TEST_CASE("over Gloo, a board that is silent is asked once by all groups, and th
     std::vector<std::function<std::shared_ptr<Fabric>()>> makers;
     for (int rank = 0; rank < size; ++rank)
       makers.emplace_back([=] {
-        GlooOptions options;
+        TcpOptions options;
+        options.secret = kTestSecret;
         options.rank = rank;
         options.size = size;
         options.address = "127.0.0.1";
@@ -411,7 +412,7 @@ TEST_CASE("over Gloo, a board that is silent is asked once by all groups, and th
         options.board = boards[rank];
         options.prefix = "test";
         options.patience = patience;
-        return make_gloo(std::move(options));
+        return make_tcp(std::move(options));
       });
     return makers;
   };

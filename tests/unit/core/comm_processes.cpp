@@ -7,12 +7,12 @@
 #include <sstream>
 #include <thread>
 
-#include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "core/comm/gloo.h"
+#include "core/comm/tcp.h"
+#include "core/net/socket.h"
 #include "tests/unit/core/comm_testing.h"
 
 using namespace het;
@@ -76,7 +76,8 @@ class Processes {
  private:
   int run(int rank, int size, const Patience& patience, const Body& body) {
     try {
-      GlooOptions options;
+      TcpOptions options;
+      options.secret = kTestSecret;
       options.rank = rank;
       options.size = size;
       options.interface = "lo";
@@ -84,7 +85,7 @@ class Processes {
       options.prefix = "generation1";
       options.host = fmt::format("host{}", rank);
       options.patience = patience;
-      const auto fabric = make_gloo(std::move(options));
+      const auto fabric = make_tcp(std::move(options));
       body(*fabric, [&] { std::ofstream(folder_ / fmt::format("begun{}", rank)).put('y'); });
       return 0;
     } catch (const std::exception& error) {
@@ -201,8 +202,9 @@ class Blinkered final : public KeyValue {
   std::string hidden_;
 };
 
-GlooOptions local(int rank, int size, std::shared_ptr<KeyValue> store) {
-  GlooOptions options;
+TcpOptions local(int rank, int size, std::shared_ptr<KeyValue> store) {
+  TcpOptions options;
+  options.secret = kTestSecret;
   options.rank = rank;
   options.size = size;
   options.address = "127.0.0.1";
@@ -232,14 +234,14 @@ TEST_CASE("forming a group can be aborted at any stage", "[comm]") {
       const auto fabric_of = [&](int rank) {
         const bool blind = both || rank != patient;
         const std::shared_ptr<KeyValue> own =
-            blind ? std::make_shared<Blinkered>(store, fmt::format("g/group/all/{}", 1 - rank)) : store;
-        return make_gloo(local(rank, 2, own));
+            blind ? std::make_shared<Blinkered>(store, fmt::format("g/address/{}", 1 - rank)) : store;
+        return make_tcp(local(rank, 2, own));
       };
       const auto first = fabric_of(0), second = fabric_of(1);
       std::string texts[2];
       std::thread one([&] { texts[0] = error_of([&] { first->group("all", {0, 1}); }); });
       std::thread two([&] { texts[1] = error_of([&] { second->group("all", {0, 1}); }); });
-      while (!store->get("g/group/all/0") || !store->get("g/group/all/1"))
+      while (!store->get("g/address/0") || !store->get("g/address/1"))
         std::this_thread::sleep_for(milliseconds(1));
       std::this_thread::sleep_for(milliseconds(100));
       (patient == 0 ? first : second)->abort("a node was lost");
@@ -254,25 +256,18 @@ TEST_CASE("forming a group can be aborted at any stage", "[comm]") {
 TEST_CASE("connections that break while a group forms do not end the process", "[comm]") {
   constexpr int kRanks = 17;
   const auto store = make_memory_key_value();
-  const auto fabric = make_gloo(local(0, kRanks, store));
+  const auto fabric = make_tcp(local(0, kRanks, store));
   std::string text;
   std::thread forming([&] { text = error_of([&] { fabric->group("all", all_ranks(kRanks)); }); });
-  std::optional<std::string> card;
-  while (!(card = store->get("g/group/all/0"))) std::this_thread::sleep_for(milliseconds(1));
-  // Parts of it, each after its size: host, token, and an address for each rank, as Gloo writes them.
-  int part = 0, connected = 0;
-  for (size_t at = 0; at < card->size(); ++part) {
-    uint32_t bytes = 0;
-    std::memcpy(&bytes, card->data() + at, sizeof bytes);
-    at += sizeof bytes + bytes;
-    if (part < 2 || bytes == 0) continue;
-    sockaddr_in address{};
-    std::memcpy(&address, card->data() + at - bytes, sizeof address);
-    const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    connected += ::connect(socket, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+  std::optional<std::string> address;
+  while (!(address = store->get("g/address/0"))) std::this_thread::sleep_for(milliseconds(1));
+  const Endpoint endpoint = parse_endpoint(address->substr(0, address->find(' ')));
+  int connected = 0;
+  for (int i = 0; i < kRanks - 1; ++i) {
+    const Descriptor socket = connect_to(endpoint, "", std::chrono::steady_clock::now() + milliseconds(5000));
+    ++connected;
     const linger reset{1, 0};
-    ::setsockopt(socket, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
-    ::close(socket);
+    ::setsockopt(socket.number(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
   }
   CHECK(connected == kRanks - 1);
   std::this_thread::sleep_for(milliseconds(50));
@@ -284,10 +279,10 @@ TEST_CASE("connections that break while a group forms do not end the process", "
 TEST_CASE("communication refuses every address, and names what the machine has", "[comm]") {
   const auto with = [](const std::string& interface, const std::string& address) {
     return error_of([&] {
-      GlooOptions options = local(0, 1, make_memory_key_value());
+      TcpOptions options = local(0, 1, make_memory_key_value());
       options.interface = interface;
       options.address = address;
-      make_gloo(options);
+      make_tcp(options);
     });
   };
   CHECK(has(with("", ""), "needs an interface or an address of this machine"));

@@ -8,7 +8,7 @@ using namespace het::testing;
 
 TEST_CASE("two ranks time messages alike while a third stands by", "[comm]") {
   const std::vector<int64_t> sizes{1, 4096, 100'000};
-  for (const FabricMaker& maker : {loopback_maker(), gloo_maker()}) {
+  for (const FabricMaker& maker : {loopback_maker(), tcp_maker()}) {
     std::vector<std::vector<MessageTime>> times(3);
     const auto errors = on_ranks(maker, 3, {}, [&](Fabric& fabric) {
       const auto group = fabric.group("all", all_ranks(3));

@@ -167,7 +167,7 @@ TEST_CASE("the transport sends as many bytes as stated, in however many segments
     try_bytes(loopback_maker(), size, 60);
     try_bytes(loopback_maker(), size, 500'000);
   }
-  try_bytes(gloo_maker(), 3, 500'000);
+  try_bytes(tcp_maker(), 3, 500'000);
 }
 
 TEST_CASE("with equal blocks and links the steps take as long as their closed form", "[comm]") {

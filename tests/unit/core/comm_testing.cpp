@@ -4,8 +4,8 @@
 #include <cstring>
 #include <numeric>
 
-#include "core/comm/gloo.h"
 #include "core/comm/loopback.h"
+#include "core/comm/tcp.h"
 
 namespace het::testing {
 
@@ -19,13 +19,14 @@ FabricMaker loopback_maker() {
   };
 }
 
-FabricMaker gloo_maker() {
+FabricMaker tcp_maker() {
   return [](int size, const Patience& patience) {
     const auto store = make_memory_key_value();
     std::vector<std::function<std::shared_ptr<Fabric>()>> makers;
     for (int rank = 0; rank < size; ++rank)
       makers.emplace_back([=] {
-        GlooOptions options;
+        TcpOptions options;
+        options.secret = kTestSecret;
         options.rank = rank;
         options.size = size;
         options.address = "127.0.0.1";
@@ -33,7 +34,7 @@ FabricMaker gloo_maker() {
         options.prefix = "test";
         options.host = fmt::format("host{}", rank);
         options.patience = patience;
-        return make_gloo(std::move(options));
+        return make_tcp(std::move(options));
       });
     return makers;
   };

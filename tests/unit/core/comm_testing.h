@@ -23,11 +23,13 @@ inline const std::vector<CollectiveKind> kKinds = {
     CollectiveKind::broadcast,  CollectiveKind::grouped_broadcast, CollectiveKind::all_to_all,
     CollectiveKind::barrier};
 
+inline constexpr const char* kTestSecret = "the secret of the tests";
+
 // Makes the fabrics of ranks 0 to size - 1; the function for one rank runs on that rank's thread.
 using FabricMaker =
     std::function<std::vector<std::function<std::shared_ptr<Fabric>()>>(int size, Patience patience)>;
 FabricMaker loopback_maker();
-FabricMaker gloo_maker();  // Gloo over 127.0.0.1, each rank with a device of its own
+FabricMaker tcp_maker();  // over 127.0.0.1, each rank with a listening socket of its own
 
 // Run `body` on a thread for each rank; what each threw, or "". Assertions of Catch2 belong after it.
 inline std::vector<std::string> on_ranks(const FabricMaker& maker, int size, const Patience& patience,

@@ -127,9 +127,10 @@ struct Agreed {
 Agreed agree(Communicator& group, const StateStore& state, const std::vector<StatePart>& own_needs,
              const Graph& graph) {
   Agreed agreed;
-  std::vector<Ready> members;
-  for (const std::string& text : all_gather_text(group, to_text(ready_of(state, nullptr)), "the state"))
-    members.push_back(parse_ready(text, "a rank"));
+  std::vector<MemberState> members;
+  for (const std::string& text :
+       all_gather_text(group, to_text(member_state_of(state, nullptr)), "the state"))
+    members.push_back(parse_member_state(text, "a rank"));
   for (const std::string& text : all_gather_text(group, to_text(own_needs), "the needs"))
     agreed.needs.push_back(parse_parts(text, "a rank"));
   agreed.settled = settle(members, whole_state(graph));
@@ -394,16 +395,16 @@ TEST_CASE("members agree on the newest version that they can go on from", "[gene
   const TensorSlice whole = TensorSlice::whole(type.shape);
   const auto rows = [&](int64_t begin, int64_t end) { return whole.narrowed(0, Range{begin, end}); };
   const auto member = [&](Version version, const TensorSlice& slice) {
-    Ready ready;
-    ready.version = version;
-    ready.parts = {{"w", {type, true}, slice}};
-    return ready;
+    MemberState member;
+    member.version = version;
+    member.parts = {{"w", {type, true}, slice}};
+    return member;
   };
   const std::vector<Inventory::Need> needs{{"w", whole}};
-  const Ready joiner;
+  const MemberState joiner;
 
   // One has the step, the other one does not, and neither can make it: what both have counts.
-  std::vector<Ready> members{member({6, 1}, rows(0, 2)), member({5, 1}, whole), joiner};
+  std::vector<MemberState> members{member({6, 1}, rows(0, 2)), member({5, 1}, whole), joiner};
   Settlement settled = settle(members, needs);
   CHECK(settled.version == Version{5, 1});
   CHECK(settled.finish.empty());
@@ -429,30 +430,30 @@ TEST_CASE("members agree on the newest version that they can go on from", "[gene
 }
 
 TEST_CASE("what a member says of its state is checked", "[generations]") {
-  Ready ready;
-  ready.version = Version{3, 1};
+  MemberState member;
+  member.version = Version{3, 1};
   const TensorType type{DType::bf16, {4, 6}};
   const TensorSlice tile = TensorSlice::whole(type.shape).narrowed(1, Ranges{{0, 2}, {4, 6}});
-  ready.parts = {{"a \"name\"", {type, true}, tile}};
-  ready.decision = StepDecision{3, Tensor::of<float>({1, std::numeric_limits<float>::quiet_NaN()}, {2})};
-  ready.after_step = ready.parts;
-  const std::string text = to_text(ready);
-  const Ready read = parse_ready(text, "rank 3");
-  CHECK(read.version == ready.version);
-  CHECK(read.parts == ready.parts);
-  CHECK(read.after_step == ready.after_step);
+  member.parts = {{"a \"name\"", {type, true}, tile}};
+  member.decision = StepDecision{3, Tensor::of<float>({1, std::numeric_limits<float>::quiet_NaN()}, {2})};
+  member.after_step = member.parts;
+  const std::string text = to_text(member);
+  const MemberState read = parse_member_state(text, "rank 3");
+  CHECK(read.version == member.version);
+  CHECK(read.parts == member.parts);
+  CHECK(read.after_step == member.after_step);
   REQUIRE(read.decision);
   CHECK(std::isnan(read.decision->numbers.at(1)));
   for (size_t cut = 0; cut < text.size(); ++cut)
-    CHECK_THROWS_AS(parse_ready(text.substr(0, cut), "rank 3"), Error);
+    CHECK_THROWS_AS(parse_member_state(text.substr(0, cut), "rank 3"), Error);
   const auto changed = [&](const std::string& from, const std::string& to) {
     std::string other = text;
     other.replace(other.find(from), from.size(), to);
     return other;
   };
-  CHECK_THROWS_WITH(parse_ready(changed("[:, 0:2+4:6]", "[:, 0:2+4:7]"), "rank 3"),
+  CHECK_THROWS_WITH(parse_member_state(changed("[:, 0:2+4:6]", "[:, 0:2+4:7]"), "rank 3"),
                     Catch::Contains("rank 3"));
-  CHECK_THROWS_WITH(parse_ready(changed("bf16", "b16"), "rank 3"), Catch::Contains("rank 3"));
-  CHECK_THROWS_WITH(parse_ready(changed("[4,6]", "[4,-6]"), "rank 3"), Catch::Contains("rank 3"));
-  CHECK_THROWS_WITH(parse_ready(changed("[2]", "[3]"), "rank 3"), Catch::Contains("rank 3"));
+  CHECK_THROWS_WITH(parse_member_state(changed("bf16", "b16"), "rank 3"), Catch::Contains("rank 3"));
+  CHECK_THROWS_WITH(parse_member_state(changed("[4,6]", "[4,-6]"), "rank 3"), Catch::Contains("rank 3"));
+  CHECK_THROWS_WITH(parse_member_state(changed("[2]", "[3]"), "rank 3"), Catch::Contains("rank 3"));
 }

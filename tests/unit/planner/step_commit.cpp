@@ -244,11 +244,12 @@ int64_t elements_of_needs(const std::vector<Inventory::Need>& needs) {
 }
 
 // What the ranks that are left say of themselves, as they tell it each other.
-std::vector<Ready> ready_ranks(const std::vector<Rank>& ranks) {
-  std::vector<Ready> members;
+std::vector<MemberState> states_of(const std::vector<Rank>& ranks) {
+  std::vector<MemberState> members;
   for (const Rank& rank : ranks)
-    members.push_back(rank.lost ? Ready{}
-                                : parse_ready(to_text(ready_of(*rank.state, rank.executor.get())), "a rank"));
+    members.push_back(
+        rank.lost ? MemberState{}
+                  : parse_member_state(to_text(member_state_of(*rank.state, rank.executor.get())), "a rank"));
   return members;
 }
 
@@ -273,7 +274,7 @@ TEST_CASE("a rank lost at any instruction leaves the others a step before or a s
         for (size_t r = 0; r < ranks.size(); ++r)
           if (!ranks[r].lost) CHECK(torn(*ranks[r].executor, before[r], after[r]) == "");
 
-        const Settlement settled = settle(ready_ranks(ranks), needs);
+        const Settlement settled = settle(states_of(ranks), needs);
         const bool decided = settled.version.step == 2;
         CHECK(settled.version.generation == kGeneration);
         CHECK((i >= program.decided || !decided || i == program.decided - 1));
@@ -316,7 +317,7 @@ TEST_CASE("a rank that is cut off before it knows the decision makes the update 
       INFO("rank " << r);
       CHECK(executor.state().version() == Version{1, kGeneration});
       CHECK(torn(executor, before[r], after[r]) == "");
-      const Settlement settled = settle(ready_ranks(ranks), needs);
+      const Settlement settled = settle(states_of(ranks), needs);
       CHECK(settled.version == Version{2, kGeneration});
       CHECK(settled.missing.empty());
       CHECK(std::count(settled.finish.begin(), settled.finish.end(), static_cast<int>(r)) == 1);

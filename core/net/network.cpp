@@ -1,4 +1,4 @@
-#include "core/cluster/network.h"
+#include "core/net/network.h"
 
 #include <algorithm>
 #include <array>
@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #include "core/base/error.h"
-#include "core/cluster/socket.h"
+#include "core/net/socket.h"
 
 namespace het {
 namespace {

@@ -1,4 +1,4 @@
-#include "core/cluster/socket.h"
+#include "core/net/socket.h"
 
 #include <algorithm>
 #include <array>
@@ -53,19 +53,22 @@ void make_prompt(int socket) {
   ::setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
 }
 
-// The error of one attempt; 0: connected.
-int connect_once(const addrinfo& address, const addrinfo* source, Deadline deadline, Descriptor& connection) {
+// Begin an attempt; 0 or EINPROGRESS: it is under way.
+int begin_once(const addrinfo& address, const addrinfo* source, Descriptor& connection) {
   connection = Descriptor(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!connection) return errno;
   make_prompt(connection.number());
+  const int on = 1;  // many connections from one address may share a port, towards different endpoints
+  ::setsockopt(connection.number(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof on);
   if (source && ::bind(connection.number(), source->ai_addr, source->ai_addrlen)) return errno;
-  if (::connect(connection.number(), address.ai_addr, address.ai_addrlen) == 0) return 0;
-  if (errno != EINPROGRESS) return errno;
-  if (!wait_for(connection, Ready::write, deadline)) return ETIMEDOUT;
-  int error = 0;
-  socklen_t size = sizeof error;
-  ::getsockopt(connection.number(), SOL_SOCKET, SO_ERROR, &error, &size);
-  return error;
+  return ::connect(connection.number(), address.ai_addr, address.ai_addrlen) == 0 ? 0 : errno;
+}
+
+// The error of one attempt; 0: connected.
+int connect_once(const addrinfo& address, const addrinfo* source, Deadline deadline, Descriptor& connection) {
+  const int error = begin_once(address, source, connection);
+  if (error != EINPROGRESS) return error;
+  return wait_for(connection, Ready::write, deadline) ? connect_error(connection) : ETIMEDOUT;
 }
 
 }  // namespace
@@ -133,6 +136,22 @@ Descriptor connect_to(const Endpoint& endpoint, const std::string& source, Deadl
   }
   fail(ErrorKind::peer, "cannot connect to {}{}: {}", to_string(endpoint),
        source.empty() ? "" : " from " + source, std::strerror(error));
+}
+
+Descriptor begin_connect(const Endpoint& endpoint, const std::string& source, int& error) {
+  const Addresses address = resolve(endpoint, true);
+  const Addresses from = resolve({source, 0}, true);
+  Descriptor connection;
+  error = begin_once(*address, from.get(), connection);
+  if (error == EINPROGRESS) error = 0;
+  return connection;
+}
+
+int connect_error(const Descriptor& connection) {
+  int error = 0;
+  socklen_t size = sizeof error;
+  ::getsockopt(connection.number(), SOL_SOCKET, SO_ERROR, &error, &size);
+  return error;
 }
 
 bool wait_for(const Descriptor& descriptor, Ready ready, Deadline deadline, int wake) {

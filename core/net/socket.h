@@ -1,5 +1,5 @@
-// TCP connections with deadlines, for the embedded store. Addresses are numeric or names of hosts; errors
-// name the endpoint. Internal to core/cluster.
+// TCP connections with deadlines, for the embedded store and the mesh of a run. Addresses are numeric or
+// names of hosts; errors name the endpoint. Internal to core.
 #pragma once
 
 #include <chrono>
@@ -31,6 +31,11 @@ Descriptor accept_from(const Descriptor& listener, std::string& who);
 // Connect, from the numeric address `source` where one is given. Throws Error(peer) when nobody answers by
 // the deadline, Error(usage) for a host that is not known.
 Descriptor connect_to(const Endpoint& endpoint, const std::string& source, Deadline deadline);
+
+// Begin to connect to a numeric address, from `source`. The socket is writable when the attempt has ended;
+// connect_error says how. Throws Error(usage) for what is no address.
+Descriptor begin_connect(const Endpoint& endpoint, const std::string& source, int& error);
+int connect_error(const Descriptor& connection);  // 0: connected
 
 // Wait until there is something to read (or write) on the descriptor, or on `wake` (-1: none). False: the
 // deadline passed, or only `wake` is ready.
