@@ -16,7 +16,7 @@ local function choose_plan(self, ranks)
   local a = self.arguments
   local given = a.plan and not a.plan.automatic and plan.resolve(a.plan, a.batch)
   if given and #plan.devices(given) == ranks then return given end
-  if not a.plan then return ranks > 1 and plan.replicas(ranks, a.batch, a.microbatch) or nil end
+  if not a.plan then return plan.replicas(ranks, a.batch, a.microbatch) end
   local planning = require "het.planning"
   local text = ""
   if self.cluster:rank() == 0 then
@@ -75,7 +75,7 @@ function elastic.begin(self, prepare)
       begin_session(self)
     end)
     if ok then return end
-    if not elastic.is_loss(problem) then error(problem, 0) end
+    if self.left or not elastic.is_loss(problem) then error(problem, 0) end
     elastic.next_generation(self, problem)
   end
 end
@@ -83,7 +83,9 @@ end
 --- Gives up the generation and waits for the next one.
 function elastic.next_generation(self, problem)
   self.cluster:close((errors.describe(problem)))
+  self.left = true   -- the run, unless there is a next generation with this rank
   self.cluster = self.member:open() or errors.raise("peer", "the run has ended without this rank")
+  self.left = false
   self.rank = self.cluster:rank()
 end
 
@@ -98,7 +100,7 @@ local function recover(self, reporter, problem)
       begin_session(self)
     end)
     if ok then break end
-    if not elastic.is_loss(why) then error(why, 0) end
+    if self.left or not elastic.is_loss(why) then error(why, 0) end
     problem = why
   end
   local roster = self.cluster:roster()

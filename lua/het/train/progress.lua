@@ -66,11 +66,15 @@ end
 --- Model FLOPs utilisation at a rate of tokens per second.
 function Progress:mfu(rate) return self.peak and rate * self.flops_per_token / self.peak end
 
---- Whether this process speaks for the run: it does so from here on, or no longer.
+--- Whether this process speaks for the run: it does so from here on, or no longer. Who takes over records the last step
+-- again: whoever spoke before may have been lost on the way to that.
 function Progress:lead(leads)
-  self.quiet = native.settings.quiet or not leads
+  local takes_over = leads and not self.leads
+  self.leads, self.quiet = leads, native.settings.quiet or not leads
   self.metrics = leads and self.metrics_of_run or nil
-  if leads then native.speak_for_run() end
+  if not takes_over then return end
+  native.speak_for_run()
+  for _, entry in ipairs(self.last or {}) do self:record(entry) end
 end
 
 --- After the ranks of the run have changed: what changed, and what it took.
@@ -94,8 +98,9 @@ function Progress:step(step)
   self.loss = step.loss
   -- No device does more than its peak: one that is lower was measured while others used the machine.
   if self.peak then self.peak = math.max(self.peak, rate * self.flops_per_token) end
-  self:record { step = step.step, loss = step.loss, lr = step.lr, gradient_norm = step.gradient_norm,
-    seconds = self.train_seconds, tokens_per_s = rate, mfu = self:mfu(rate) }
+  self.last = { { step = step.step, loss = step.loss, lr = step.lr, gradient_norm = step.gradient_norm,
+    seconds = self.train_seconds, tokens_per_s = rate, mfu = self:mfu(rate) } }
+  self:record(self.last[1])
   if self.quiet then return end
   local now = native.clock()
   if self.terminal then
@@ -114,7 +119,9 @@ end
 function Progress:evaluated(step, loss)
   self.validation = loss
   self.best = math.min(self.best or math.huge, loss)
-  self:record { step = step, validation_loss = loss, best_validation_loss = self.best }
+  local entry = { step = step, validation_loss = loss, best_validation_loss = self.best }
+  if self.last then table.insert(self.last, entry) end
+  self:record(entry)
   self:say(("step %d/%d  validation loss %.4f%s"):format(step, self.steps, loss,
     self.best == loss and "" or (" (best %.4f)"):format(self.best)))
 end

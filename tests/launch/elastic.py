@@ -1,0 +1,165 @@
+"""A run with --elastic goes on when ranks are lost: python3 tests/launch/elastic.py build/lua/hetrun [Class.test]"""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+HETRUN = str(Path(sys.argv.pop(1)).resolve())
+RECIPE = Path(__file__).with_name('lopsided.lua')
+WAIT = 60
+STEPS = 120
+
+
+class Elastic(unittest.TestCase):
+    def setUp(self):
+        self.folder = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        words = ['the', 'quick', 'brown', 'fox', 'jumps', 'over', 'a', 'lazy', 'dog']
+        draw = random.Random(3)
+        (self.folder / 'text.txt').write_text(' '.join(draw.choice(words) for _ in range(3000)))
+        shutil.copy(RECIPE, self.folder)
+
+    def start(self, *words, workers=4, elastic='1:4'):
+        """A run; every step is also written to the metrics file."""
+        (self.folder / 'metrics.jsonl').unlink(missing_ok=True)
+        command = [HETRUN, '--workers', str(workers), '--elastic', elastic, 'lopsided.lua', f'--steps={STEPS}',
+                   '--every=20', '--metrics=metrics.jsonl', *words]
+        process = subprocess.Popen(command, cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.addCleanup(process.kill)
+        return process
+
+    def records(self):
+        path = self.folder / 'metrics.jsonl'
+        lines = path.read_text().split('\n')[:-1] if path.exists() else []
+        return [json.loads(line) for line in lines]
+
+    def until_step(self, process, step):
+        deadline = time.monotonic() + WAIT
+        while time.monotonic() < deadline and process.poll() is None:
+            if any(record.get('step', 0) >= step for record in self.records()):
+                return
+            time.sleep(0.005)
+        self.fail(f'step {step} was not reached: {process.communicate(timeout=WAIT)}')
+
+    def ranks(self, process):
+        """Process ids by the rank that each was started as."""
+        found = {}
+        for pid in subprocess.run(['pgrep', '-P', str(process.pid)], capture_output=True, text=True).stdout.split():
+            environment = Path(f'/proc/{pid}/environ').read_bytes().split(b'\0')
+            found[int(next(v for v in environment if v.startswith(b'RANK=')).split(b'=')[1])] = int(pid)
+        return found
+
+    def ended(self, process, code=0):
+        out, err = process.communicate(timeout=WAIT)
+        self.assertEqual(process.returncode, code, f'{out}\n{err}')
+        return out, err
+
+    def losses(self):
+        """Losses by step, and of evaluations."""
+        records = self.records()
+        return ({r['step']: r['loss'] for r in records if 'loss' in r},
+                {r['step']: r['validation_loss'] for r in records if 'validation_loss' in r})
+
+    def undisturbed(self, *words):
+        subprocess.run([HETRUN, 'lopsided.lua', f'--steps={STEPS}', '--every=20', '--metrics=metrics.jsonl', '--quiet', *words],
+                       cwd=self.folder, check=True, capture_output=True, timeout=WAIT)
+        return self.losses()
+
+    def assert_same_curve(self, expected):
+        for mine, right in zip(self.losses(), expected):
+            self.assertEqual(sorted(mine), sorted(right))
+            for step, loss in right.items():
+                self.assertAlmostEqual(mine[step], loss, delta=1e-4 * abs(loss), msg=f'step {step}')
+
+    def test_any_rank_is_killed_and_the_others_go_on_in_the_same_processes(self):
+        right = self.undisturbed()
+        for victim, step in ((2, 1), (0, 30), (3, 77), (1, STEPS - 2)):
+            with self.subTest(victim=victim, step=step):
+                process = self.start()
+                self.until_step(process, step)
+                before = self.ranks(process)
+                os.kill(before.pop(victim), signal.SIGKILL)
+                time.sleep(0.3)
+                left = self.ranks(process)
+                if process.poll() is None and left:
+                    self.assertTrue(set(left.items()) <= set(before.items()))
+                out, err = self.ended(process)
+                self.assertRegex(err, rf'process {victim} was killed by signal 9')
+                self.assertRegex(out, '^the ')   # the sample, whoever wrote it
+                self.assert_same_curve(right)
+
+    def test_several_ranks_are_lost_one_after_the_other_and_at_once(self):
+        right = self.undisturbed()
+        process = self.start()
+        self.until_step(process, 10)
+        ranks = self.ranks(process)
+        os.kill(ranks[1], signal.SIGKILL)
+        self.until_step(process, 40)
+        os.kill(ranks[0], signal.SIGKILL)
+        os.kill(ranks[3], signal.SIGKILL)
+        _, err = self.ended(process)
+        generations = [record for record in self.records() if 'generation' in record]
+        self.assertEqual([record['members'] for record in generations][-1], 1, generations)
+        self.assertEqual(sum(record['lost'] for record in generations), 3, generations)
+        self.assertRegex(err, r'generation \d+: .* 1 ranks go on after step \d+')
+        self.assert_same_curve(right)
+
+    def test_state_that_several_ranks_held_is_moved_to_those_that_are_left(self):
+        # Replicas of the parameters and one stage each; who is lost is the other pipeline.
+        right = self.undisturbed()
+        process = self.start('--spread', workers=5, elastic='2:5')
+        self.until_step(process, 10)
+        os.kill(self.ranks(process)[4], signal.SIGKILL)
+        self.ended(process)
+        generation = [record for record in self.records() if 'generation' in record][-1]
+        self.assertEqual(generation['members'], 4)
+        self.assertGreater(generation['moved_bytes'], 0)
+        self.assert_same_curve(right)
+
+    def test_slices_that_only_the_lost_rank_had_end_the_run_by_name(self):
+        process = self.start('--spread', '--sharded', workers=5, elastic='2:5')
+        self.until_step(process, 10)
+        os.kill(self.ranks(process)[4], signal.SIGKILL)
+        _, err = self.ended(process, code=71)
+        self.assertRegex(err, r'no member of the run has \S+.* and \d+ others of the state after step \d+')
+
+    def test_too_few_ranks_end_the_run(self):
+        process = self.start('--timeout=2s', elastic='4:4')
+        self.until_step(process, 5)
+        os.kill(self.ranks(process)[1], signal.SIGKILL)
+        _, err = self.ended(process, code=75)
+        self.assertRegex(err, r'3 of at least 4 members were there within 2000 ms')
+
+    def test_an_interrupt_ends_all_ranks(self):
+        process = self.start('--save=model')
+        self.until_step(process, 10)
+        os.kill(self.ranks(process)[2], signal.SIGKILL)
+        self.until_step(process, 40)
+        process.send_signal(signal.SIGTERM)
+        _, err = self.ended(process, code=130)
+        step = int(re.search(r'stopped and saved after step (\d+) in model', err).group(1))
+        self.assertGreaterEqual(step, 40)
+
+    def test_what_is_no_elastic_run_is_said(self):
+        for words, sentence in (
+                (['--elastic=3:2', 'lopsided.lua'], 'at most 2 ranks are fewer than at least 3'),
+                (['--elastic=two', 'lopsided.lua'], 'is not a whole number above 0'),
+                (['--workers=2', '--elastic=3:4', 'lopsided.lua'], '--workers 2 starts fewer'),
+                (['--workers=5', '--elastic=3:4', 'lopsided.lua'], '--workers 5 starts more'),
+                (['--workers=2', '--elastic=1:2'], '--elastic needs a recipe')):
+            result = subprocess.run([HETRUN, *words], cwd=self.folder, capture_output=True, text=True, timeout=WAIT)
+            self.assertEqual(result.returncode, 2, result.stderr)
+            self.assertIn(sentence, result.stderr)
+
+
+if __name__ == '__main__':
+    unittest.main()
