@@ -346,7 +346,8 @@ bool RosterMachine::report_losses(Time now) {
   return false;
 }
 
-// Drops whoever stands in most of the edges, of equal ones the last, until none is left.
+// Drops whoever stands in most of the edges, of equal ones the last, until none is left. Who says that it does
+// not reach another lives; of the other that is not known, unless it says so, too.
 std::vector<std::string> RosterMachine::without_edges(std::vector<std::string> members,
                                                       std::set<Edge> edges) const {
   for (;;) {
@@ -355,8 +356,8 @@ std::vector<std::string> RosterMachine::without_edges(std::vector<std::string> m
       const bool both = std::find(members.begin(), members.end(), from) != members.end() &&
                         std::find(members.begin(), members.end(), to) != members.end();
       if (!both) continue;
-      ++count[from];
-      ++count[to];
+      count[from] += 1;
+      count[to] += 2;
     }
     if (count.empty()) return members;
     auto worst = members.begin();
