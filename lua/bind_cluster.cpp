@@ -620,9 +620,9 @@ int cluster_restore(lua_State* L) {  // cluster, state, program, frozen executor
   const auto& program = check_object<ProgramHandle>(L, 3);
   Executor* const trainer = lua_isnoneornil(L, 4) ? nullptr : check_object<ExecutorHandle>(L, 4).get();
   require_member(cluster);
-  if (cluster->generation != nullptr) state->begin_generation(cluster->generation->number());
+  const int64_t generation = cluster->generation != nullptr ? cluster->generation->number() : 0;
   const Restored restored =
-      restore(cluster->world(), *state, trainer, needs_of(*program), planner::plan_moves());
+      restore(cluster->world(), *state, trainer, needs_of(*program), planner::plan_moves(), generation);
   lua_newtable(L);
   set_field(L, "step", static_cast<double>(restored.version.step));
   set_field(L, "finished", restored.finished);

@@ -103,14 +103,14 @@ struct Present {
 struct View {
   std::string prefix;  // "RUN/GENERATION/"
   std::string secret;
-  std::map<std::string, Present> members;              // by id
+  std::map<std::string, Present> members;                  // by id
   std::vector<std::pair<std::string, MemberInfo>> roster;  // ids and members, by rank; empty: none yet
-  bool closed = false;                                 // there is a roster, be it one that is not ours
-  std::map<std::string, int64_t> strangers;            // keys without our seal, and when they came
+  bool closed = false;                                     // there is a roster, be it one that is not ours
+  std::map<std::string, int64_t> strangers;                // keys without our seal, and when they came
   std::vector<MemberInfo> departed;                        // those that came and went while others joined
-  std::string refusal;                                 // why members that were there were refused,
-  ErrorKind refused_as = ErrorKind::usage;             // of what kind that is,
-  int64_t refused = 0;                                 // and the revision at which they were
+  std::string refusal;                                     // why members that were there were refused,
+  ErrorKind refused_as = ErrorKind::usage;                 // of what kind that is,
+  int64_t refused = 0;                                     // and the revision at which they were
 
   std::string key_of(const std::string& id) const { return prefix + "member/" + id; }
   std::string refusal_key() const { return prefix + "refusal"; }

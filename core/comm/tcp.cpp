@@ -101,7 +101,16 @@ class Mesh final : public TcpFabric {
                              groups_,
                              [this](int of, milliseconds patience) { return look_up(of, patience); },
                              [this](int64_t generation) { newest_ = std::max(newest_.load(), generation); }};
-    auto links = std::make_unique<TcpLinks>(io_, forming.connect(name, ranks, place), place, options_.ended);
+    begin_forming(name);
+    std::vector<TcpPeer> peers;
+    try {
+      peers = forming.connect(name, ranks, place);
+    } catch (...) {
+      end_forming(name);
+      throw;
+    }
+    end_forming(name);
+    auto links = std::make_unique<TcpLinks>(io_, std::move(peers), place, options_.ended);
     remember(*links);
     auto group = make_group(
         {name, std::move(ranks), place, options_.patience, board_, pacer != nullptr ? pacer : options_.pacer},
@@ -112,6 +121,8 @@ class Mesh final : public TcpFabric {
 
   void abort(std::string_view why) override {
     board_->note_cause(why);
+    for (const std::string& name : names_forming())  // before their connections close
+      board_->say_why(name, why);
     groups_.abort(why);
     acceptor_->close(options_.generation);  // the next one may be opened while handles of this one live
     arrivals_->refuse_all();
@@ -149,6 +160,19 @@ class Mesh final : public TcpFabric {
     return known;
   }
 
+  void begin_forming(const std::string& name) {
+    std::lock_guard lock(mutex_);
+    forming_.insert(name);
+  }
+  void end_forming(const std::string& name) {
+    std::lock_guard lock(mutex_);
+    forming_.erase(forming_.find(name));
+  }
+  std::multiset<std::string> names_forming() {
+    std::lock_guard lock(mutex_);
+    return forming_;
+  }
+
   void remember(const TcpLinks& links) {
     std::lock_guard lock(mutex_);
     std::erase_if(connections_, [](const auto& one) { return one.second.expired(); });
@@ -165,8 +189,9 @@ class Mesh final : public TcpFabric {
   std::mutex looking_up_;  // of the two below
   std::vector<std::optional<TcpAddress>> addresses_;
   bool has_left_address_ = false;
-  std::mutex mutex_;
+  std::mutex mutex_;  // of the two below
   std::vector<std::pair<int, std::weak_ptr<TcpConnection>>> connections_;
+  std::multiset<std::string> forming_;  // groups
 };
 
 }  // namespace

@@ -445,7 +445,7 @@ void Executor::finish(const StepDecision& decision) {
 }
 
 void Executor::freeze() {
-  frozen_ = true;
+  if (std::exchange(frozen_, true)) return;
   state_->device().enter();
   try {
     state_->device().synchronize();
@@ -475,6 +475,7 @@ void Executor::finish_run(double seconds) {
   prologue_revision_ = begun_revision_;
   advance_state();
   for (const Gathered& each : gathered_) state_->complete(each.name);
+  advanced_ = false;
 }
 
 Executor::Repeats Executor::repeat(std::vector<int> times) {

@@ -179,7 +179,7 @@ class Executor {
   // The gathering of numbers that decides a step; null: it is not decided together with other ranks.
   const Start* deciding_ = nullptr;
   int deciding_start_ = -1;
-  bool advanced_ = false;  // the state, in the last run
+  bool advanced_ = false;  // the state, by a run that has not completed it
   bool frozen_ = false;
   std::optional<std::string> closed_;  // why
   std::optional<StepDecision> decision_;

@@ -15,12 +15,12 @@ struct Generation::Listener {
   std::mutex mutex;
   Member* member = nullptr;  // null: nobody is to hear of it any more
   int64_t generation = 0;
-  bool heard = false;  // of a connection that ended
+  bool heard = false;  // of a connection that ended without a goodbye
 
   // Who says goodbye lives: another member is at fault.
   void end(int rank, bool goodbye) {
     std::lock_guard lock(mutex);
-    heard = true;
+    heard = heard || !goodbye;
     if (member == nullptr) return;
     if (goodbye)
       member->broken(generation, fmt::format("rank {} gave up", rank));

@@ -25,7 +25,7 @@ std::vector<Inventory::Need> all_of(std::span<const std::vector<StatePart>> need
 }  // namespace
 
 Restored restore(Communicator& group, StateStore& state, Executor* executor,
-                 const std::vector<StatePart>& needs, const MovePlanner& plan_moves) {
+                 const std::vector<StatePart>& needs, const MovePlanner& plan_moves, int64_t generation) {
   const auto state_texts =
       all_gather_text(group, to_text(member_state_of(state, executor)), "what members have of the state");
   const auto need_texts = all_gather_text(group, to_text(needs), "what members need of the state");
@@ -43,13 +43,17 @@ Restored restore(Communicator& group, StateStore& state, Executor* executor,
   restored.version = settled.version;
   restored.finished =
       std::binary_search(settled.finish.begin(), settled.finish.end(), group.rank()) && executor != nullptr;
-  if (restored.finished) executor->finish(*settled.decision);
+  if (restored.finished) {  // in the generation that decided it
+    executor->finish(*settled.decision);
+    HET_REQUIRE(state.version() == settled.version, state.version().step, settled.version.step);
+  }
   const MigrationPlan moves = plan_moves(settled.inventory, settled.version, all_needs);
   restored.moved_bytes = moved_bytes(moves);
   for (const MigrationPlan::Round& round : moves.rounds)
     for (const SliceMove& move : round.moves)
       if (move.to == group.rank()) restored.received_bytes += move.bytes;
   migrate(group, moves, needs, state);
+  state.begin_generation(generation);
   for (const StatePart& need : needs)  // none may have initial values now
     HET_REQUIRE(state.has(need.name), need.name);
   return restored;

@@ -23,10 +23,10 @@ using MovePlanner = std::function<MigrationPlan(const Inventory& inventory, Vers
                                                 std::span<const std::vector<StatePart>> needs)>;
 
 // Every rank of the group calls it. `executor`: that trained the state in the generation before, frozen;
-// null: none did. `needs`: of this rank in the new plan; empty: it only brings what it has. Throws
-// Error(peer) when a rank is lost on the way: the state is then to be restored again; Error(environment)
-// naming the slices that no rank has.
+// null: none did. `needs`: of this rank in the new plan; empty: it only brings what it has. `generation`: the
+// one that has begun; it decides the next steps. Throws Error(peer) when a rank is lost on the way: the state
+// is then to be restored again; Error(environment) naming the slices that no rank has.
 Restored restore(Communicator& group, StateStore& state, Executor* executor,
-                 const std::vector<StatePart>& needs, const MovePlanner& plan_moves);
+                 const std::vector<StatePart>& needs, const MovePlanner& plan_moves, int64_t generation);
 
 }  // namespace het

@@ -140,7 +140,9 @@ void RosterMachine::note(const Event& event, Time now) {
                      losses_.emplace(lost.id, Loss{now});
                  },
                  [&](const Broken& broken) {
-                   if (roster_ && broken.generation == roster_->number && why_.empty()) why_ = broken.why;
+                   if (!roster_ || broken.generation != roster_->number || !why_.empty()) return;
+                   why_ = broken.why;
+                   broken_since_ = now;
                  },
                  [&](const Opened& opened) {
                    if (roster_ && opened.generation == roster_->number) opened_ = true;
@@ -244,8 +246,12 @@ void RosterMachine::decide_next(Time now) {
     edges_ = said;
     settled_since_ = now;
   }
-  if (why_.empty()) why_ = why_broken();
-  if (!aborted_ && !why_.empty()) {
+  const std::string fault = why_broken();
+  if (!aborted_ && !fault.empty()) why_ = fault;
+  // Who is lost may be heard a moment after another member gave up because of it.
+  const Time known = fault.empty() && opened_ ? broken_since_ + options_.settle : now;
+  if (!aborted_ && !why_.empty() && now < known) actions_.emplace_back(Wake{known});
+  if (!aborted_ && !why_.empty() && now >= known) {
     aborted_ = true;
     actions_.emplace_back(Abort{roster_->number, why_});
   }
@@ -346,8 +352,8 @@ bool RosterMachine::report_losses(Time now) {
   return false;
 }
 
-// Drops whoever stands in most of the edges, of equal ones the last, until none is left. Who says that it does
-// not reach another lives; of the other that is not known, unless it says so, too.
+// Drops whoever stands in most of the edges, of equal ones the last, until none is left. Who says that it
+// does not reach another lives; of the other that is not known, unless it says so, too.
 std::vector<std::string> RosterMachine::without_edges(std::vector<std::string> members,
                                                       std::set<Edge> edges) const {
   for (;;) {

@@ -171,7 +171,7 @@ class RosterMachine {
   // What speaks against the roster, and since when it has been the same.
   std::set<std::string> dead_;
   std::set<Edge> edges_;
-  Time settled_since_{}, edges_since_{}, short_since_{};
+  Time settled_since_{}, edges_since_{}, short_since_{}, broken_since_{};
   std::vector<Action> actions_;
 };
 

@@ -54,7 +54,10 @@ class Elastic(unittest.TestCase):
         """Process ids by the rank that each was started as."""
         found = {}
         for pid in subprocess.run(['pgrep', '-P', str(process.pid)], capture_output=True, text=True).stdout.split():
-            environment = Path(f'/proc/{pid}/environ').read_bytes().split(b'\0')
+            try:
+                environment = Path(f'/proc/{pid}/environ').read_bytes().split(b'\0')
+            except OSError:   # it has ended since
+                continue
             found[int(next(v for v in environment if v.startswith(b'RANK=')).split(b'=')[1])] = int(pid)
         return found
 

@@ -6,21 +6,25 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <thread>
 
 #include "core/base/error.h"
 #include "core/comm/loopback.h"
+#include "core/run/restore.h"
 #include "core/run/settle.h"
 #include "planner/layout.h"
 #include "planner/lower.h"
+#include "planner/migrate.h"
 #include "planner/work.h"
 #include "tests/unit/core/testing.h"
 #include "tests/unit/core/trained_gpt.h"
 
 using namespace het;
 using namespace het::testing;
+using planner::plan_moves;
 
 namespace {
 
@@ -329,6 +333,52 @@ TEST_CASE("a rank that is cut off before it knows the decision makes the update 
       }
       for (const char* output : {"loss", "norm"})
         CHECK(same_bits(executor.read(output), whole[r].executor->read(output)));
+    }
+  }
+}
+
+TEST_CASE("the next generation goes on from a step that one of its ranks has yet to finish",
+          "[step commit]") {
+  const Graph graph = trained_gpt(kSizes);
+  for (const Case& each : cases()) {
+    INFO(each.name);
+    const auto [whole, before, after] = undisturbed(graph, each.plan);
+    const int ranks = static_cast<int>(whole.size());
+    for (int behind = 0; behind < ranks; ++behind) {
+      INFO("rank " << behind << " does not know that the step is decided");
+      const int decided = whole[static_cast<size_t>(behind)].executor->program().decided;
+      auto left = run_two_steps(graph, each.plan, {behind, decided - 1, Fault::Kind::cut_off});
+      auto fabrics = make_loopback(ranks, {});
+      std::vector<int> all(left.size());
+      std::iota(all.begin(), all.end(), 0);
+      std::vector<std::string> errors(left.size());
+      std::vector<Restored> restored(left.size());
+      std::vector<std::thread> threads;
+      for (int r = 0; r < ranks; ++r)
+        threads.emplace_back([&, r] {
+          const auto at = static_cast<size_t>(r);
+          try {
+            Program program = lower(graph, each.plan, r, true);
+            const auto world = fabrics[at]->group("world", all);
+            restored[at] = restore(*world, *left[at].state, left[at].executor.get(), needs_of(program),
+                                   plan_moves(), kGeneration + 1);
+            left[at].executor->close("another generation has begun");
+            Executor executor(std::move(program), left[at].state, std::make_shared<Groups>(fabrics[at]));
+            errors[at] = torn(executor, before[at], after[at]);
+            write_inputs(executor, 3, microbatches_of(each.plan));
+            executor.run();
+          } catch (const Error& error) {
+            errors[at] = error.what();
+            fabrics[at]->abort(error.what());
+          }
+        });
+      for (std::thread& thread : threads) thread.join();
+      CHECK(errors == std::vector<std::string>(left.size()));
+      CHECK(restored[static_cast<size_t>(behind)].finished);
+      for (size_t r = 0; r < left.size(); ++r) {
+        CHECK(restored[r].version == Version{2, kGeneration});
+        CHECK(left[r].state->version() == Version{3, kGeneration + 1});
+      }
     }
   }
 }
