@@ -300,6 +300,7 @@ class Attempt {
   [[noreturn]] void lost(const Member& member, const std::string& how) {
     f_.groups.require_alive();
     if (const auto why = f_.board.why(name_, member.rank.rank)) gave_up(member, *why);
+    if (f_.options.ended) f_.options.ended(member.rank.rank, false);
     const milliseconds patience = f_.options.patience.timeout;
     if (!is_late(until_ - patience, patience))
       give_up(fmt::format("{} could not form group '{}': {}", self(), name_,
