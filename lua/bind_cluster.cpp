@@ -1,29 +1,24 @@
 // The ranks of a run: how this process finds the others, and what they do together outside a program.
 #include <algorithm>
-#include <atomic>
-#include <cstdlib>
 #include <future>
 #include <iostream>
-#include <map>
-#include <set>
 #include <thread>
 
 #include <unistd.h>
 
 #include "core/base/units.h"
 #include "core/base/visible.h"
-#include "core/cluster/embedded_store.h"
 #include "core/cluster/environment.h"
-#include "core/cluster/etcd_store.h"
 #include "core/cluster/membership.h"
 #include "core/cluster/secret.h"
 #include "core/cluster/store_key_value.h"
-#include "core/comm/clock.h"
 #include "core/comm/shaped.h"
 #include "core/comm/tcp.h"
 #include "core/net/network.h"
 #include "core/run/generation.h"
+#include "core/run/member_watch.h"
 #include "core/run/migration.h"
+#include "core/run/rendezvous.h"
 #include "core/run/restore.h"
 #include "core/tensor/convert.h"
 #include "lua/interrupt.h"
@@ -32,97 +27,10 @@
 
 namespace het::lua {
 
-// Ends the traffic of this rank when a member is lost, though nobody here waits for that member: it may be
-// the one for whom another waits, with whom a group is being formed.
-class MemberWatch {
- public:
-  // `keeper`: "rank 0 (host-a)", when another rank serves the store; empty: none does.
-  MemberWatch(Membership& membership, std::shared_ptr<Store> store, Fabric& fabric, std::string keeper)
-      : membership_(membership),
-        store_(std::move(store)),
-        fabric_(fabric),
-        keeper_(std::move(keeper)),
-        thread_([this] { watch(); }) {}
-  ~MemberWatch() {
-    ending_ = true;
-    membership_.close_watch();
-    thread_.join();
-  }
-  MemberWatch(const MemberWatch&) = delete;
-  MemberWatch& operator=(const MemberWatch&) = delete;
-
-  // All ranks are connected. From here on who dies closes a connection, and who is merely stopped, so that
-  // its lease lapses, is waited for as long as any that is silent.
-  void connected(Communicator& world) { world_ = &world; }
-
- private:
-  void watch() {
-    constexpr std::chrono::milliseconds kLook{200};
-    try {
-      while (!ending_) {
-        for (const MemberChange& change : membership_.watch_members(kLook)) hear(change);
-        look();
-      }
-    } catch (const Error&) {
-      if (!keeper_.empty() && !left_.contains(0) && !store_answers())
-        abort(fmt::format("{}, who served the store, is gone", keeper_));
-      // Another store that is gone decides nothing while all members live.
-    }
-  }
-
-  void hear(const MemberChange& change) {
-    if (change.kind == MemberChange::Kind::left) left_.insert(change.rank);
-    if (change.kind != MemberChange::Kind::lost) return;
-    if (!change.lapsed || world_ == nullptr || !closed(change.rank).empty()) abort(change.sentence);
-  }
-
-  // A connection that closes before its rank was seen to leave is a death.
-  void look() {
-    constexpr std::chrono::milliseconds kHear{1000};  // for the word that it left
-    if (world_ == nullptr) return;
-    const auto now = CommClock::now();
-    for (int rank = 0; rank < fabric_.size(); ++rank) {
-      if (left_.contains(rank)) continue;
-      const std::string why = closed(rank);
-      if (why.empty()) continue;
-      const auto since = closed_.emplace(rank, now).first->second;
-      if (now - since >= kHear) abort(why);
-    }
-  }
-
-  void abort(const std::string& why) {
-    fabric_.abort(why);
-    ending_ = true;
-  }
-
-  // What became of a rank whose connection has closed; empty: it is open.
-  std::string closed(int rank) { return world_.load()->witness()->lost(rank); }
-
-  bool store_answers() {
-    try {
-      store_->get("hetrun");
-      return true;
-    } catch (const Error&) {
-      return false;
-    }
-  }
-
-  Membership& membership_;
-  std::shared_ptr<Store> store_;
-  Fabric& fabric_;
-  const std::string keeper_;
-  std::atomic<Communicator*> world_ = nullptr;
-  std::atomic<bool> ending_ = false;
-  std::set<int> left_;                           // of the thread
-  std::map<int, CommClock::time_point> closed_;  // of the thread
-  std::thread thread_;
-};
-
 // What a rank keeps while it is a member. Destroyed in reverse: traffic first, the store last.
 struct Cluster {
   std::unique_ptr<StoreServer> server;
   std::shared_ptr<Store> store;
-  std::shared_ptr<Store> brief;  // the same, giving up soon: who serves it may be the rank that is lost
   std::unique_ptr<Membership> membership;
   std::shared_ptr<Fabric> fabric;
   std::unique_ptr<MemberWatch> watch;
@@ -161,12 +69,12 @@ struct Cluster {
     connected_groups();
     return make_world();
   }
-  void close(const std::string& why) {
+  void close(const std::string& why, bool agreed) {
     closed = why;
     agree = nullptr;
     agreement = nullptr;
     groups = nullptr;
-    if (generation != nullptr) generation->close(why);
+    if (generation != nullptr) generation->close(why, agreed);
     generation = nullptr;
     fabric = nullptr;
   }
@@ -243,90 +151,6 @@ std::optional<std::chrono::milliseconds> duration_setting(lua_State* L, const En
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
 }
 
-// NCCL finds its interfaces by itself: it is told the one that was named for the traffic, unless it was told
-// one.
-void tell_nccl(const std::string& address, const std::vector<NetworkAddress>& addresses) {
-  const std::string interface = interface_of(address, addresses);
-  if (interface.empty() || std::getenv("NCCL_SOCKET_IFNAME") != nullptr) return;
-  ::setenv("NCCL_SOCKET_IFNAME", ("=" + interface).c_str(), 0);  // this one, not all that begin so
-  ::setenv("NCCL_SOCKET_FAMILY", address.find(':') == std::string::npos ? "AF_INET" : "AF_INET6", 0);
-}
-
-// Numbers and the one name that mean nothing else.
-bool is_loopback(const std::string& host) {
-  return host.starts_with("127.") || host == "::1" || host == "localhost";
-}
-
-// How long calls to the store may take: no longer than one waits for anybody, and of `brief`, which is asked
-// in the moment of failure, a fraction of it.
-struct StoreTimes {
-  std::chrono::milliseconds call{10'000}, brief{1000};
-};
-StoreTimes store_times(std::optional<std::chrono::milliseconds> timeout) {
-  StoreTimes times;
-  if (timeout) times = {std::min(times.call, *timeout), std::min(times.brief, *timeout / 10)};
-  return times;
-}
-
-// Connect to the store in which the ranks find each other: etcd where a rendezvous is named, the launcher's,
-// or one that rank 0 serves. Returns the address of this machine to use for traffic. `options`: how long to
-// wait for others.
-std::string meet(lua_State* L, const EnvironmentLookup& lookup, const LaunchedRank& launched,
-                 const JoinOptions& options, const StoreTimes& times, Cluster& cluster) {
-  const auto own_address =
-      [interface = setting(L, lookup, "interface", "HETRUN_INTERFACE")](const std::string& towards) {
-        if (!interface) return address_towards(towards);
-        const auto addresses = list_addresses();
-        std::string address = address_to_bind(*interface, addresses);
-        tell_nccl(address, addresses);
-        return address;
-      };
-  const auto rendezvous = setting(L, lookup, "rendezvous", "HETRUN_RENDEZVOUS");
-  const auto store = lookup("HETRUN_STORE");  // by `hetrun --workers`
-  if (rendezvous) {
-    EtcdPlaces places = parse_etcd_rendezvous(*rendezvous);
-    EtcdOptions etcd;
-    etcd.endpoints = std::move(places.endpoints);
-    etcd.timeout = times.call;
-    cluster.store = connect_etcd(etcd);
-    etcd.timeout = times.brief;
-    cluster.brief = connect_etcd(std::move(etcd));
-    return store ? "127.0.0.1" : own_address(places.host);
-  }
-  if (!store && (launched.master_host.empty() || launched.master_port == 0))
-    fail_usage(
-        "{} ranks are to meet, but it is not said where: set MASTER_ADDR and MASTER_PORT, or give "
-        "`rendezvous`",
-        *launched.world_size);
-  StoreClientOptions client;
-  client.secret = options.secret;
-  client.timeout = times.call;
-  client.patience = options.timeout;
-  client.warn_after = options.warn_after;
-  client.warn = options.warn;
-  client.endpoint = store.value_or(fmt::format("{}:{}", launched.master_host, launched.master_port));
-  std::string address = store ? "127.0.0.1" : own_address(launched.master_host);
-  if (!store && launched.rank == 0) {
-    StoreServerOptions server;
-    server.address = address;
-    server.port = launched.master_port;
-    server.secret = options.secret;
-    server.farewell = std::chrono::seconds(2);
-    cluster.server = serve_store(std::move(server));
-    client.endpoint = cluster.server->endpoint();  // the name may lead elsewhere from here
-    if (is_loopback(address) && !is_loopback(launched.master_host))
-      options.warn(fmt::format(
-          "MASTER_ADDR = {} is {} here, which no other machine reaches; if ranks are to come from others, "
-          "name an address or interface of this one with --interface",
-          launched.master_host, address));
-  }
-  if (!store && launched.rank > 0) client.server = "rank 0";
-  cluster.store = connect_store(client);
-  client.timeout = times.brief;
-  cluster.brief = connect_store(std::move(client));
-  return address;
-}
-
 // Links as slow as the entries of `links` say, by rank from and then rank to; null: there is no such list.
 std::shared_ptr<Pacer> slow_links_at(lua_State* L, int index, int ranks) {
   std::vector<Link> links;
@@ -342,18 +166,19 @@ std::shared_ptr<Pacer> slow_links_at(lua_State* L, int index, int ranks) {
   });
 }
 
-bool is_alone() { return read_launched_rank(process_environment()).world_size.value_or(1) <= 1; }
+bool is_alone() { return !is_one_of_several(process_environment()); }
 
 // What a process says of itself, and how it finds the others; the same for a run of fixed ranks and for one
 // that outlives its members.
 struct Joining {
   EnvironmentLookup lookup = process_environment();
   LaunchedRank launched = read_launched_rank(lookup);
-  bool by_workers = lookup("HETRUN_STORE").has_value();  // the launcher's secret is of this run alone
+  bool by_workers = lookup("HETRUN_STORE").has_value();  // the launcher handed on the run's secret
   bool by_etcd = false;
   JoinOptions options;
   std::optional<std::chrono::milliseconds> timeout, warn_after;
-  std::string address, host;
+  Rendezvous rendezvous;
+  std::string host;
 };
 
 Joining read_joining(lua_State* L) {
@@ -376,13 +201,25 @@ Joining read_joining(lua_State* L) {
   return joining;
 }
 
-// Sets the address, too: it is known once the store is found.
-void find_store(lua_State* L, Joining& joining, Cluster& cluster) {
-  joining.address =
-      meet(L, joining.lookup, joining.launched, joining.options, store_times(joining.timeout), cluster);
+// Calls to the store take no longer than one waits for anybody; in the moment of failure a fraction of that.
+void find_rendezvous(lua_State* L, Joining& joining) {
+  RendezvousOptions options;
+  options.launched = joining.launched;
+  options.etcd = setting(L, joining.lookup, "rendezvous", "HETRUN_RENDEZVOUS");
+  options.store = joining.lookup("HETRUN_STORE");  // by `hetrun --workers`
+  options.interface = setting(L, joining.lookup, "interface", "HETRUN_INTERFACE");
+  options.secret = joining.options.secret;
+  options.timeout = joining.options.timeout;
+  options.warn_after = joining.options.warn_after;
+  options.warn = joining.options.warn;
+  if (joining.timeout) {
+    options.call = std::min(options.call, *joining.timeout);
+    options.brief = std::min(options.brief, *joining.timeout / 10);
+  }
+  joining.rendezvous = find_store(options);
   joining.host = host_name();
-  if (joining.host.empty()) joining.host = joining.address;
-  joining.options.keeper = cluster.brief;
+  if (joining.host.empty()) joining.host = joining.rendezvous.address;
+  joining.options.keeper = joining.rendezvous.brief;
 }
 
 std::string device_of(lua_State* L) { return field<std::string>(L, 1, "device").value_or("cpu"); }
@@ -391,14 +228,13 @@ std::string digest_of(lua_State* L, const char* what) {
   return hex_of(hmac_sha256(what, field<std::string>(L, 1, what).value_or("")));
 }
 
-TcpOptions tcp_options(const Joining& joining, const Cluster& cluster, const std::string& prefix,
-                       int64_t lease) {
+TcpOptions tcp_options(const Joining& joining, const std::string& prefix, int64_t lease) {
   TcpOptions tcp;
   tcp.run = joining.options.run;
   tcp.secret = joining.options.secret;
   tcp.host = joining.host;
-  tcp.store = make_store_key_value(cluster.store, prefix, lease);
-  tcp.board = make_store_key_value(cluster.brief, prefix, lease);
+  tcp.store = make_store_key_value(joining.rendezvous.store, prefix, lease);
+  tcp.board = make_store_key_value(joining.rendezvous.brief, prefix, lease);
   tcp.prefix = "traffic";
   tcp.patience.warn = joining.options.warn;
   if (joining.timeout) tcp.patience.timeout = *joining.timeout;
@@ -410,10 +246,12 @@ TcpOptions tcp_options(const Joining& joining, const Cluster& cluster, const std
 // where no launcher says that there are several ranks.
 int join_run(lua_State* L) {
   luaL_checktype(L, 1, LUA_TTABLE);
-  if (read_launched_rank(process_environment()).world_size.value_or(1) <= 1) return 0;
+  if (is_alone()) return 0;
   auto cluster = std::make_shared<Cluster>();  // goes after the options, which keep a client of its server
   Joining joining = read_joining(L);
-  find_store(L, joining, *cluster);
+  find_rendezvous(L, joining);
+  cluster->server = std::move(joining.rendezvous.server);
+  cluster->store = joining.rendezvous.store;
   JoinOptions& options = joining.options;
   if (cluster->server != nullptr)
     options.turned_away = [server = cluster->server.get()] { return server->turned_away(); };
@@ -426,24 +264,23 @@ int join_run(lua_State* L) {
   member.host = joining.host;
   member.device = device_of(L);
   member.device_memory = memory_of(L);
-  member.address = joining.address;
+  member.address = joining.rendezvous.address;
   member.version = HET_VERSION;
   member.recipe_digest = digest_of(L, "recipe");
   member.data_digest = digest_of(L, "data");
   cluster->membership = join(cluster->store, member, options);
-  TcpOptions tcp =
-      tcp_options(joining, *cluster, cluster->membership->prefix(), cluster->membership->lease());
+  TcpOptions tcp = tcp_options(joining, cluster->membership->prefix(), cluster->membership->lease());
   tcp.rank = cluster->membership->rank();
   tcp.size = options.world_size;
   tcp.generation = cluster->membership->generation();
-  tcp.address = joining.address;
+  tcp.address = joining.rendezvous.address;
   if (!joining.by_workers && !joining.by_etcd)
     tcp.keeper = fmt::format("rank 0 ({})", cluster->membership->members()[0].host);
   const std::string keeper = tcp.rank == 0 ? "" : tcp.keeper;
   tcp.pacer = slow_links_at(L, 1, tcp.size);
   cluster->fabric = make_tcp(std::move(tcp));
   cluster->watch =
-      std::make_unique<MemberWatch>(*cluster->membership, cluster->brief, *cluster->fabric, keeper);
+      std::make_unique<MemberWatch>(*cluster->membership, joining.rendezvous.brief, *cluster->fabric, keeper);
   cluster->groups = std::make_shared<Groups>(cluster->fabric);
   cluster->connect();
   return Convert<ClusterHandle>::push(L, std::move(cluster));
@@ -511,7 +348,6 @@ int cluster_gather(lua_State* L) {  // cluster, state
 
 // A process of such a run.
 struct MemberObject {
-  Cluster stores;  // the store alone
   Joining joining;
   std::shared_ptr<Acceptor> acceptor;  // of all generations
   std::unique_ptr<Member> member;
@@ -525,15 +361,15 @@ int new_member(lua_State* L) {
   luaL_checktype(L, 1, LUA_TTABLE);
   auto object = std::make_shared<MemberObject>();
   object->joining = read_joining(L);
-  find_store(L, object->joining, object->stores);
-  if (object->stores.server != nullptr)
+  find_rendezvous(L, object->joining);
+  const Rendezvous& rendezvous = object->joining.rendezvous;
+  if (rendezvous.server != nullptr)
     fail_usage(
-        "--elastic needs a store that outlives every rank: the launcher's (--workers) or etcd "
-        "(--rendezvous); "
-        "here rank 0 would serve it");
+        "--elastic needs a store that outlives every rank: the launcher's (--workers, and --listen for other "
+        "machines) or etcd (--rendezvous); here rank 0 would serve it");
   MemberOptions options;
-  options.store = object->stores.store;
-  options.keeper = object->stores.brief;
+  options.store = rendezvous.store;
+  options.keeper = rendezvous.brief;
   options.run = object->joining.options.run;
   options.secret = object->joining.options.secret;
   options.launched = object->joining.options.world_size;
@@ -545,7 +381,7 @@ int new_member(lua_State* L) {
   record.device = device_of(L);
   record.device_memory = memory_of(L);
   AcceptorOptions listening;
-  listening.address = object->joining.address;
+  listening.address = rendezvous.address;
   listening.run = options.run;
   listening.secret = options.secret;
   object->acceptor = std::make_shared<Acceptor>(std::move(listening));
@@ -554,7 +390,8 @@ int new_member(lua_State* L) {
   record.version = HET_VERSION;
   record.recipe_digest = digest_of(L, "recipe");
   record.data_digest = digest_of(L, "data");
-  record.order = object->joining.launched.rank;
+  const bool joins = object->joining.lookup("HETRUN_JOINS").has_value();
+  record.order = joins ? -1 : object->joining.launched.rank;
   object->member = std::make_unique<Member>(std::move(options));
   return Convert<MemberHandle>::push(L, std::move(object));
 }
@@ -564,24 +401,35 @@ int member_open(lua_State* L) {
   auto& object = check_object<MemberHandle>(L, 1);
   const auto fabric_of = [&](const Member::Formation& formation, Generation::Ended ended) {
     const std::string prefix = fmt::format("{}/{}/", object->joining.options.run, formation.roster.number);
-    TcpOptions tcp = tcp_options(object->joining, object->stores, prefix, object->member->lease());
+    TcpOptions tcp = tcp_options(object->joining, prefix, object->member->lease());
     tcp.rank = formation.rank;
     tcp.size = static_cast<int>(formation.members.size());
     tcp.generation = formation.roster.number;
     tcp.acceptor = object->acceptor;
-    for (const MemberRecord& record : formation.members)
+    for (const MemberRecord& record : formation.members) {
+      if (record.address.empty())
+        fail(ErrorKind::peer, "a member of generation {} has gone", formation.roster.number);
       tcp.addresses.push_back({record.host, parse_endpoint(record.address)});
+    }
     tcp.ended = std::move(ended);
     return make_tcp(std::move(tcp));
   };
-  const auto waited = [] {
+  const auto began = std::chrono::steady_clock::now();
+  const auto waited = [&object, began, said = false]() mutable {
     if (interrupt_pending()) throw Error(ErrorKind::peer, "interrupted while members of the run are missing");
+    const JoinOptions& options = object->joining.options;
+    if (said || std::chrono::steady_clock::now() - began < options.warn_after) return;
+    said = true;
+    const auto roster = object->member->roster();
+    options.warn(roster
+                     ? fmt::format("this process waits to join run '{}', which has {} of at most {} members",
+                                   options.run, roster->members.size(), roster->most)
+                     : fmt::format("run '{}' waits for its members to come", options.run));
   };
   auto cluster = std::make_shared<Cluster>();
   cluster->generation = next_generation(*object->member, fabric_of, waited);
   if (cluster->generation == nullptr) return 0;
-  cluster->store = object->stores.store;
-  cluster->brief = object->stores.brief;
+  cluster->store = object->joining.rendezvous.store;
   cluster->fabric = cluster->generation->fabric();
   cluster->groups = cluster->generation->groups();
   return Convert<ClusterHandle>::push(L, std::move(cluster));
@@ -589,26 +437,33 @@ int member_open(lua_State* L) {
 
 void member_end_run(MemberHandle& object) { object->member->end_run(); }
 void member_leave(MemberHandle& object) { object->member->leave(); }
-double member_waiting(MemberHandle& object) { return static_cast<double>(object->member->waiting()); }
 void member_ask_change(MemberHandle& object, int64_t generation, std::string reason) {
   object->member->ask_change(generation, reason);
 }
 
-void cluster_close(ClusterHandle& cluster, std::string why) {
-  if (cluster->closed.empty()) cluster->close(why);
+}  // namespace
+
+bool ranks_wait(const MemberHandle& member) { return member->member->waiting() > 0; }
+
+namespace {
+
+// `agreed`: all ranks end the generation after the same step.
+void cluster_close(ClusterHandle& cluster, std::string why, std::optional<bool> agreed) {
+  if (cluster->closed.empty()) cluster->close(why, agreed.value_or(false));
 }
-// {number, reason, members, lost, joined}: what the roster of this generation says; counts.
+// {number, reason, members, came}: what the roster of this generation says; the members' ids by rank, and
+// whether this one has joined with it.
 int cluster_roster(lua_State* L) {
   auto& cluster = check_object<ClusterHandle>(L, 1);
   require_member(cluster);
   if (cluster->generation == nullptr) return 0;
-  const Roster& roster = cluster->generation->formation().roster;
+  const Member::Formation& formation = cluster->generation->formation();
   lua_newtable(L);
-  set_field(L, "number", static_cast<double>(roster.number));
-  set_field(L, "reason", roster.reason);
-  set_field(L, "members", static_cast<double>(roster.members.size()));
-  set_field(L, "lost", static_cast<double>(roster.lost.size()));
-  set_field(L, "joined", static_cast<double>(roster.joined.size()));
+  set_field(L, "number", static_cast<double>(formation.roster.number));
+  set_field(L, "reason", formation.roster.reason);
+  set_field(L, "came", formation.joined);
+  Convert<std::vector<std::string>>::push(L, formation.roster.members);
+  lua_setfield(L, -2, "members");
   return 1;
 }
 
@@ -674,9 +529,8 @@ void add_cluster(lua_State* L) {
           bind<&cluster_leave>("leave"), bind<&cluster_finish>("finish"), bind<&cluster_ways>("ways"),
           bind<&cluster_clock_offset>("clock_offset"), bind<&cluster_close>("close"),
           bind<&cluster_roster>("roster")});
-  make_class<MemberHandle>(
-      L, {bind<&member_open>("open"), bind<&member_end_run>("end_run"), bind<&member_leave>("leave"),
-          bind<&member_waiting>("waiting"), bind<&member_ask_change>("ask_change")});
+  make_class<MemberHandle>(L, {bind<&member_open>("open"), bind<&member_end_run>("end_run"),
+                               bind<&member_leave>("leave"), bind<&member_ask_change>("ask_change")});
   set_functions(L, "native.",
                 {bind<&join_run>("join"), bind<&new_member>("member"), bind<&is_alone>("is_alone")});
 }

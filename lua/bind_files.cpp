@@ -379,7 +379,7 @@ int confine_recipe(lua_State* L) {
   for (const std::string& path : list_at(L, 2, "reads")) files->grant(path, false);
   for (const std::string& path : list_at(L, 2, "writes")) files->grant(path, true);
   const EnvironmentLookup lookup = process_environment();
-  const bool network = read_launched_rank(lookup).world_size.value_or(1) > 1;
+  const bool network = is_one_of_several(lookup);
   if (network && !lookup("HETRUN_STORE")) {
     try {
       const auto named = field<std::string>(L, 2, "secret_file");

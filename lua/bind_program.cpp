@@ -474,17 +474,22 @@ bool executor_run(ExecutorHandle& executor) {
   const InterruptScope scope(*executor);
   return executor->run();
 }
-constexpr uint32_t kStop = 1;
+constexpr uint32_t kStop = 1, kChange = 2;  // after this step: end; let those in that wait to join
 // In each step that follows this rank asks the others to stop after it, if `always`; else when it has been
-// interrupted.
-void executor_ask_to_stop(ExecutorHandle& executor, bool always) {
-  executor->on_word([always] { return always || interrupt_pending() ? kStop : 0; });
+// interrupted. A member of an elastic run asks for a change, too, when others wait to join.
+void executor_ask_to_stop(ExecutorHandle& executor, bool always, std::optional<MemberHandle> member) {
+  executor->on_word([always, member] {
+    const bool stops = always || interrupt_pending(), changes = member && ranks_wait(*member);
+    return (stops ? kStop : 0) | (changes ? kChange : 0);
+  });
 }
-// Whether any rank asked to stop in the last step.
-bool executor_asked_to_stop(ExecutorHandle& executor) {
-  const std::vector<uint32_t> words = executor->words();
-  return std::any_of(words.begin(), words.end(), [](uint32_t word) { return (word & kStop) != 0; });
+bool said_by_any(const Executor& executor, uint32_t what) {
+  const std::vector<uint32_t> words = executor.words();
+  return std::any_of(words.begin(), words.end(), [&](uint32_t word) { return (word & what) != 0; });
 }
+// Whether any rank asked for it in the last step.
+bool executor_asked_to_stop(ExecutorHandle& executor) { return said_by_any(*executor, kStop); }
+bool executor_asked_to_change(ExecutorHandle& executor) { return said_by_any(*executor, kChange); }
 void executor_close(ExecutorHandle& executor, std::string why) { executor->close(std::move(why)); }
 void executor_freeze(ExecutorHandle& executor) { executor->freeze(); }
 Tensor executor_read(ExecutorHandle& executor, std::string name) { return executor->read(name); }
@@ -594,7 +599,8 @@ void add_program(lua_State* L) {
        bind<&executor_number>("number"), bind<&executor_find_non_finite>("find_non_finite"),
        bind<&executor_memory>("memory"), bind<&executor_usage>("usage"), bind<&executor_timings>("timings"),
        bind<&executor_busy>("busy"), bind<&executor_close>("close"), bind<&executor_freeze>("freeze"),
-       bind<&executor_ask_to_stop>("ask_to_stop"), bind<&executor_asked_to_stop>("asked_to_stop")});
+       bind<&executor_ask_to_stop>("ask_to_stop"), bind<&executor_asked_to_stop>("asked_to_stop"),
+       bind<&executor_asked_to_change>("asked_to_change")});
   set_functions(L, "native.",
                 {bind<&get_device>("device"), bind<&gpu_count>("gpus"), bind<&gpu_report>("gpu_report"),
                  bind<&threads>("threads"), bind<&new_state>("state"), bind<&make_program>("program"),

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "core/base/units.h"
+#include "core/net/socket.h"
 
 namespace het::lua {
 namespace {
@@ -30,10 +31,11 @@ constexpr int kMostThreads = 4096, kMostWorkers = 512;
 
 const std::vector<std::string>& option_names() {
   static const std::vector<std::string> names{
-      "--help",       "--version",     "--quiet",       "--json",        "--trust",   "--metrics",
-      "--threads",    "--trace",       "--device",      "--workers",     "--elastic", "--rendezvous",
-      "--interface",  "--secret-file", "--timeout",     "--warn-after",  "--resume",  "--overwrite",
-      "--limit-time", "--allow-read",  "--allow-write", "--limit-memory"};
+      "--help",      "--version",     "--quiet",      "--json",        "--trust",
+      "--metrics",   "--threads",     "--trace",      "--device",      "--workers",
+      "--elastic",   "--respawn",     "--listen",     "--join",        "--rendezvous",
+      "--interface", "--secret-file", "--timeout",    "--warn-after",  "--resume",
+      "--overwrite", "--limit-time",  "--allow-read", "--allow-write", "--limit-memory"};
   return names;
 }
 
@@ -44,6 +46,8 @@ std::string example_of(const std::string& option) {
                                                            {"--threads", "4"},
                                                            {"--workers", "2"},
                                                            {"--elastic", "2:6"},
+                                                           {"--listen", "10.0.0.7:7777"},
+                                                           {"--join", "10.0.0.7:7777"},
                                                            {"--device", "cpu"},
                                                            {"--rendezvous", "etcd://host:2379"},
                                                            {"--interface", "eth1"},
@@ -132,6 +136,31 @@ static void read_elastic(const std::string& text, Settings& settings) {
                settings.workers);
 }
 
+// Endpoints, and what they need.
+static void check_elastic(const Settings& settings) {
+  const auto check = [](const char* option, const std::string& text) {
+    if (!text.empty()) with_context([&] { return std::string(option); }, [&] { parse_endpoint(text); });
+  };
+  check("--listen", settings.listen);
+  check("--join", settings.join);
+  if (!settings.join.empty() && !settings.listen.empty())
+    fail_usage("--join goes to a run that another machine has begun, --listen begins one; give one of them");
+  if (!settings.join.empty() && settings.least > 0)
+    fail_usage("--join takes --elastic from the run that it joins; leave it out here");
+  if (!settings.join.empty() && !settings.rendezvous.empty())
+    fail_usage("--join names the place where ranks meet, --rendezvous another; give one of them");
+  for (const auto& [option, given] :
+       {std::pair("--listen", !settings.listen.empty()), {"--respawn", settings.respawn}}) {
+    if (given && !settings.elastic)
+      fail_usage(
+          "{} is of runs that go on when ranks are lost or come: it needs --elastic, such as "
+          "--workers 4 --elastic 2:6",
+          option);
+    if (given && settings.workers == 0 && settings.join.empty())
+      fail_usage("{} is for the process that starts the ranks: it needs --workers", option);
+  }
+}
+
 CommandLine parse_command_line(int argc, char** argv) {
   CommandLine line;
   bool version = false;
@@ -162,6 +191,12 @@ CommandLine parse_command_line(int argc, char** argv) {
       "--elastic", elastic,
       "go on when ranks are lost or come, with so many at least and at most: 2:6, or 2 for at most "
       "those that are started");
+  app.add_flag("--respawn", line.settings.respawn, "with --elastic: start a rank again that was lost");
+  app.add_option("--listen", line.settings.listen,
+                 "with --elastic: address and port of this machine where ranks of others may join, such as "
+                 "10.0.0.7:7777");
+  app.add_option("--join", line.settings.join,
+                 "join the run that listens there, with --workers ranks of this machine (1)");
   app.add_option(
       "--device", line.settings.device,
       "where to run: cpu, cuda (cuda:1 for the second GPU) or reference (default: cpu); of several ranks "
@@ -195,6 +230,8 @@ CommandLine parse_command_line(int argc, char** argv) {
   line.settings.threads = count_of("--threads", threads, kMostThreads);
   line.settings.workers = count_of("--workers", workers, kMostWorkers);
   read_elastic(elastic, line.settings);
+  if (!line.settings.join.empty() && line.settings.least == 0) line.settings.elastic = true;
+  check_elastic(line.settings);
   if (!line.settings.limit_memory.empty())
     with_context([] { return std::string("--limit-memory"); },
                  [&] {

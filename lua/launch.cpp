@@ -23,7 +23,10 @@
 #include "core/base/parallel.h"
 #include "core/base/visible.h"
 #include "core/cluster/embedded_store.h"
+#include "core/cluster/seal.h"
 #include "core/cluster/secret.h"
+#include "core/net/socket.h"
+#include "core/run/roster.h"
 
 namespace het::lua {
 namespace {
@@ -34,6 +37,9 @@ constexpr std::chrono::milliseconds kTick{50};
 // mistake that another has found, each on its share of a busy machine.
 constexpr std::chrono::milliseconds kNotice{700}, kMeet{5'000};
 constexpr int kInterrupted = 130;
+// A rank that ends so soon and so often is not started again.
+constexpr std::chrono::seconds kSoon{10};
+constexpr int kMostSoon = 3;
 
 volatile std::sig_atomic_t asked_to_end = 0;
 void note_signal(int signal) { asked_to_end = signal; }
@@ -50,18 +56,33 @@ struct Child {
   bool running = true;
   int code = 0;    // exit code
   int signal = 0;  // that killed it
+  Clock::time_point started;
+  int ended_soon = 0;     // how often in a row
+  bool terminal = false;  // it has the terminal to itself
 };
 
 class Launcher {
  public:
-  Launcher(int workers, const std::vector<std::string>& words, bool elastic)
-      : words_(words), elastic_(elastic), children_(workers) {
-    StoreServerOptions options;
-    options.address = "127.0.0.1";
-    options.secret = secret_;
+  explicit Launcher(LaunchOptions options)
+      : options_(std::move(options)), children_(static_cast<size_t>(options_.workers)) {
     if (!run_folder_)
       fail_environment("cannot make what ranks agree on their run folder in: {}", std::strerror(errno));
-    server_ = serve_store(std::move(options));
+    if (options_.secret.empty()) options_.secret = make_secret();
+    store_ = options_.join;
+    if (!options_.join.empty()) {
+      speaker_ = -1;
+      return;
+    }
+    StoreServerOptions server;
+    server.address = "127.0.0.1";
+    if (!options_.listen.empty()) {
+      const Endpoint endpoint = parse_endpoint(options_.listen);
+      server.address = endpoint.host;
+      server.port = endpoint.port;
+    }
+    server.secret = options_.secret;
+    server_ = serve_store(std::move(server));
+    store_ = server_->endpoint();
   }
 
   int run() {
@@ -69,7 +90,8 @@ class Launcher {
     action.sa_handler = note_signal;
     sigaction(SIGINT, &action, nullptr);
     sigaction(SIGTERM, &action, nullptr);
-    for (size_t rank = 0; rank < children_.size(); ++rank) start(static_cast<int>(rank));
+    for (size_t rank = 0; rank < children_.size(); ++rank)
+      start(static_cast<int>(rank), rank == 0 && options_.join.empty());
     while (
         std::any_of(children_.begin(), children_.end(), [](const Child& child) { return child.running; })) {
       read_errors();
@@ -82,7 +104,9 @@ class Launcher {
     read_outputs();
     for (Child& child : children_)  // whose pipe is open still, held by a program that it started
       if (!child.pending.empty()) take_line(child, std::exchange(child.pending, {}));
-    if (elastic_ && code_ == 0 && !ended_well_ && !interrupted_) code_ = static_cast<int>(ErrorKind::peer);
+    if (!options_.listen.empty() && !ended_well_ && code_ == 0) serve_the_others();
+    if (options_.elastic && code_ == 0 && !ended_well_ && !interrupted_)
+      code_ = static_cast<int>(ErrorKind::peer);
     report();
     return code_ == 0 && interrupted_ ? kInterrupted : code_;
   }
@@ -92,18 +116,19 @@ class Launcher {
   // `errors`: the descriptor where it says what ends it.
   std::vector<std::string> environment(int rank, int errors) const {
     const int workers = static_cast<int>(children_.size());
-    const std::string endpoint = server_->endpoint();
+    const Endpoint endpoint = parse_endpoint(store_);
     std::vector<std::string> values{fmt::format("RANK={}", rank),
                                     fmt::format("WORLD_SIZE={}", workers),
                                     fmt::format("LOCAL_RANK={}", rank),
                                     fmt::format("LOCAL_WORLD_SIZE={}", workers),
-                                    "MASTER_ADDR=127.0.0.1",
-                                    fmt::format("MASTER_PORT={}", endpoint.substr(endpoint.rfind(':') + 1)),
-                                    "HETRUN_STORE=" + endpoint,
+                                    "MASTER_ADDR=" + endpoint.host,
+                                    fmt::format("MASTER_PORT={}", endpoint.port),
+                                    "HETRUN_STORE=" + store_,
                                     fmt::format("HETRUN_RUN_FOLDER={}", run_folder_.number()),
                                     fmt::format("HETRUN_ERRORS={}", errors),
-                                    "HETRUN_SECRET=" + secret_};
-    if (elastic_) values.emplace_back("HETRUN_SPEAKERS=1");
+                                    "HETRUN_SECRET=" + options_.secret};
+    if (options_.elastic) values.emplace_back("HETRUN_ELASTIC=1");
+    if (!options_.join.empty()) values.emplace_back("HETRUN_JOINS=1");
     if (std::getenv("OMP_NUM_THREADS") == nullptr)
       values.push_back(fmt::format("OMP_NUM_THREADS={}", std::max(1, thread_count() / workers)));
     for (char** entry = environ; *entry != nullptr; ++entry) {
@@ -116,16 +141,16 @@ class Launcher {
     return values;
   }
 
-  void start(int rank) {
+  // `terminal`: it has that to itself, and says there all but what ends it.
+  void start(int rank, bool terminal) {
     // For what it says of errors, for why it could not begin, and for its output.
     int ends[2], problem[2], output[2] = {-1, -1};
     if (pipe2(ends, O_CLOEXEC) != 0 || pipe2(problem, O_CLOEXEC) != 0 ||
-        (elastic_ && rank > 0 && pipe2(output, O_CLOEXEC) != 0))
+        (options_.elastic && !terminal && pipe2(output, O_CLOEXEC) != 0))
       fail_environment("cannot make a pipe: {}", std::strerror(errno));
-    // Rank 0 has the terminal to itself, and says there all but what ends it.
     std::vector<std::string> words{"/proc/self/exe"},
-        values = environment(rank, rank == 0 ? ends[1] : STDERR_FILENO);
-    words.insert(words.end(), words_.begin(), words_.end());
+        values = environment(rank, terminal ? ends[1] : STDERR_FILENO);
+    words.insert(words.end(), options_.words.begin(), options_.words.end());
     const auto pointers = [](std::vector<std::string>& texts) {
       std::vector<char*> list;
       list.reserve(texts.size() + 1);
@@ -139,8 +164,8 @@ class Launcher {
     if (pid == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);  // nothing outlives the launcher
       if (getppid() != parent) _exit(1);
-      if (rank > 0) {
-        dup2(elastic_ ? output[1] : open("/dev/null", O_WRONLY | O_CLOEXEC), STDOUT_FILENO);
+      if (!terminal) {
+        dup2(options_.elastic ? output[1] : open("/dev/null", O_WRONLY | O_CLOEXEC), STDOUT_FILENO);
         dup2(ends[1], STDERR_FILENO);
       } else {
         fcntl(ends[1], F_SETFD, 0);  // inherited
@@ -161,10 +186,34 @@ class Launcher {
     close(problem[0]);
     if (told == sizeof error) fail_environment("cannot start rank {}: {}", rank, std::strerror(error));
     fcntl(ends[0], F_SETFL, O_NONBLOCK);
-    children_[rank].pid = pid;
-    children_[rank].error_pipe = ends[0];
     if (output[0] >= 0) fcntl(output[0], F_SETFL, O_NONBLOCK);
-    children_[rank].output_pipe = output[0];
+    Child& child = children_[rank];
+    child.pid = pid;
+    child.error_pipe = ends[0];
+    child.output_pipe = output[0];
+    child.terminal = terminal;
+    child.running = true;
+    child.started = Clock::now();
+  }
+
+  // A rank that was lost, unless it ends again and again.
+  void start_again(int rank) {
+    Child& child = children_[rank];
+    child.ended_soon = Clock::now() - child.started < kSoon ? child.ended_soon + 1 : 0;
+    if (child.ended_soon >= kMostSoon) {
+      std::cerr
+          << fmt::format(
+                 "hetrun: process {} ended {} times within {} s of its start; it is not started again\n",
+                 rank, kMostSoon, kSoon.count())
+          << std::flush;
+      return;
+    }
+    for (int* pipe : {&child.error_pipe, &child.output_pipe})
+      if (*pipe >= 0) close(std::exchange(*pipe, -1));
+    child.pending.clear();
+    child.lines.clear();
+    std::cerr << fmt::format("hetrun: process {} is started again\n", rank) << std::flush;
+    start(rank, false);
   }
 
   // What ranks of an elastic run print is the run's output from when they speak for it.
@@ -173,7 +222,7 @@ class Launcher {
       char bytes[4096];
       ssize_t count = 0;
       while (child.output_pipe >= 0 && (count = read(child.output_pipe, bytes, sizeof bytes)) > 0)
-        if (&child == &children_[static_cast<size_t>(speaker_)])
+        if (&child - children_.data() == speaker_)
           std::cout << std::string_view(bytes, static_cast<size_t>(count)) << std::flush;
       if (child.output_pipe >= 0 && count == 0) {
         close(child.output_pipe);
@@ -219,7 +268,7 @@ class Launcher {
       speaker_ = static_cast<int>(rank);
     } else if (line.starts_with("hetrun: ") || !child.lines.empty()) {
       child.lines.push_back(std::move(line));
-    } else if (elastic_ && rank == speaker_) {
+    } else if (options_.elastic && rank == speaker_) {
       std::cerr << visible(line) + "\n" << std::flush;
     } else if (said_.insert(line).second) {
       std::cerr << fmt::format("[rank {}] {}\n", rank, visible(line)) << std::flush;
@@ -237,11 +286,8 @@ class Launcher {
       order_.push_back(static_cast<int>(rank));
       ended_ = Clock::now();
       ended_well_ = ended_well_ || (child.code == 0 && child.signal == 0);
-      if (elastic_ && is_loss(child)) {
-        if (child.signal != 0)
-          std::cerr << fmt::format("hetrun: process {} was killed by signal {} ({})\n", rank, child.signal,
-                                   strsignal(child.signal))
-                    << std::flush;
+      if (options_.elastic && is_loss(child)) {
+        lose(static_cast<int>(rank));
         continue;
       }
       if ((child.code == 0 && child.signal == 0) || (child.signal != 0 && killed_)) continue;
@@ -264,6 +310,17 @@ class Launcher {
     }
   }
 
+  // Of an elastic run.
+  void lose(int rank) {
+    const Child& child = children_[rank];
+    if (child.signal != 0)
+      std::cerr << fmt::format("hetrun: process {} was killed by signal {} ({})\n", rank, child.signal,
+                               strsignal(child.signal))
+                << std::flush;
+    if (speaker_ == rank) speaker_ = -1;  // until another says that it speaks
+    if (options_.respawn && !ended_well_ && !interrupted_ && code_ == 0 && passed_on_ == 0) start_again(rank);
+  }
+
   // Of an elastic run: the others go on.
   bool is_loss(const Child& child) const {
     if (child.signal != 0) return !killed_ && child.signal != passed_on_;
@@ -277,6 +334,30 @@ class Launcher {
     passed_on_ = signal;
     // From the keyboard the children have it already.
     if (signal != SIGINT || getpgrp() != tcgetpgrp(STDIN_FILENO)) send(signal);
+  }
+
+  // All ranks of this machine are lost: the store is there for those of others, as long as there are any.
+  void serve_the_others() {
+    StoreClientOptions client;
+    client.endpoint = store_;
+    client.secret = options_.secret;
+    const auto store = connect_store(std::move(client));
+    bool said = false;
+    for (;;) {
+      bool others = false;
+      for (const StoreEntry& entry : store->list("").entries) {
+        if (entry.key.find("/member/") != std::string::npos) others = true;
+        if (!entry.key.ends_with("/roster")) continue;
+        const auto text = unsealed(options_.secret, entry.key, entry.value);
+        const auto roster = text ? parse_roster(*text) : std::nullopt;
+        ended_well_ = ended_well_ || (roster && roster->members.empty());
+      }
+      if (!others || asked_to_end != 0) return;
+      if (!std::exchange(said, true))
+        std::cerr << "hetrun: the ranks of this machine are gone; others may go on by its store\n"
+                  << std::flush;
+      poll(nullptr, 0, static_cast<int>(kTick.count()) * 4);
+    }
   }
 
   // Who does not end in time is ended.
@@ -312,10 +393,9 @@ class Launcher {
       }
   }
 
-  std::string secret_ = make_secret();
-  std::vector<std::string> words_;
-  const bool elastic_;
-  int speaker_ = 0;  // the rank whose output is the run's
+  LaunchOptions options_;
+  std::string store_;  // its endpoint
+  int speaker_ = 0;    // the rank whose output is the run's; -1: none of these
   bool ended_well_ = false;
   // What all ranks' recipes write in, once one of them has chosen (RecipeFiles::share_run_folder).
   Descriptor run_folder_{memfd_create("hetrun-run-folder", MFD_CLOEXEC)};
@@ -342,18 +422,18 @@ int pipe_to_launcher() {
 }
 
 void speak_for_run() {
-  if (std::getenv("HETRUN_SPEAKERS") == nullptr) return;
+  if (std::getenv("HETRUN_ELASTIC") == nullptr) return;
   const int pipe = pipe_to_launcher();
   std::cout << std::flush;
   const std::string line = fmt::format("{}\n", kSpeaks);
   [[maybe_unused]] const ssize_t told = write(pipe >= 0 ? pipe : STDERR_FILENO, line.data(), line.size());
 }
 
-int launch(int workers, const std::vector<std::string>& words, bool elastic) {
+int launch(LaunchOptions options) {
   // A prompt that is ended from outside leaves the terminal as it reads lines.
   termios settings{};
   const bool terminal = tcgetattr(STDIN_FILENO, &settings) == 0;
-  const int code = Launcher(workers, words, elastic).run();
+  const int code = Launcher(std::move(options)).run();
   if (terminal) tcsetattr(STDIN_FILENO, TCSADRAIN, &settings);
   return code;
 }

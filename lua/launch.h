@@ -7,13 +7,21 @@
 
 namespace het::lua {
 
-// Run this program `workers` times with `words` (its arguments without --workers). Rank 0 writes to the
-// terminal; what the others say on standard error is prefixed with their rank, their standard output is
-// dropped. Returns the first failing rank's exit code, 75 when it was killed, 0 when all ended well.
-//
-// `elastic`: a rank that is lost is an event, and ends no other; the first one that is left speaks for the
-// run. Returns 0 when any rank ended well, else as above.
-int launch(int workers, const std::vector<std::string>& words, bool elastic = false);
+struct LaunchOptions {
+  int workers = 1;
+  std::vector<std::string> words;  // the arguments that each rank is started with
+  bool elastic = false;            // a rank that is lost ends no other
+  bool respawn = false;            // and is started again
+  std::string listen;  // "10.0.0.7:7777": where the store is served; empty: for this machine alone
+  std::string join;    // such a place: the ranks join the run that is there
+  std::string secret;  // of the run; empty: a new one
+};
+
+// Runs this program as several ranks. Rank 0 writes to the terminal; what the others say on standard error is
+// prefixed with their rank, their standard output is dropped. Of an elastic run whichever rank is the first
+// speaks. Returns the first failing rank's exit code, 75 when it was killed, 0 when all ended well; of an
+// elastic run 0 when any rank did.
+int launch(LaunchOptions options);
 
 // In a rank of an elastic launch(): from here on what this process writes is the run's output.
 void speak_for_run();

@@ -138,6 +138,8 @@ Communicator& world_of(const ClusterHandle& cluster);
 // Others of the same ranks, over links as slow as the list `links` of the table at `index` says: a {latency,
 // bandwidth} for each rank from and then each rank to.
 std::shared_ptr<Groups> paced_groups_of(lua_State* L, int index, const ClusterHandle& cluster);
+// Whether others wait to join the run, and there is room for them.
+bool ranks_wait(const MemberHandle& member);
 // By which ranks that run the same lines check that they do, made on first use.
 std::shared_ptr<Agreement> agreement_of(const ClusterHandle& cluster);
 // Lines that rank 0 gives to the others, numbered from 1. A rank waits for one as long as `timeout`; nullopt:

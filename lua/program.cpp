@@ -1,8 +1,10 @@
 #include "lua/program.h"
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <iostream>
 #include <new>
 
@@ -10,6 +12,8 @@
 
 #include "core/base/units.h"
 #include "core/base/visible.h"
+#include "core/cluster/environment.h"
+#include "core/cluster/secret.h"
 #include "core/io/file.h"
 #include "lua/cli.h"
 #include "lua/interrupt.h"
@@ -30,17 +34,32 @@ bool is_file(const std::string& path) {
   return false;
 }
 
-// The words of the command line that each worker is started with.
-std::vector<std::string> without_workers(int argc, char** argv) {
+// The words of the command line that each rank is started with: not those for the launcher.
+std::vector<std::string> words_of_ranks(int argc, char** argv) {
   std::vector<std::string> words;
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
-    if (word == "--workers")
-      ++i;
-    else if (!word.starts_with("--workers="))
+    const std::string name = word.substr(0, word.find('='));
+    if (name == "--workers" || name == "--listen")
+      i += word == name ? 1 : 0;  // its value is a word of its own
+    else if (name != "--respawn")
       words.push_back(word);
   }
   return words;
+}
+
+LaunchOptions launch_options(const Settings& settings, int argc, char** argv) {
+  LaunchOptions options;
+  options.workers = std::max(1, settings.workers);
+  options.words = words_of_ranks(argc, argv);
+  options.elastic = settings.elastic;
+  options.respawn = settings.respawn;
+  options.listen = settings.listen;
+  options.join = settings.join;
+  // Ranks of other machines know it, too.
+  if (!settings.listen.empty() || !settings.join.empty())
+    options.secret = load_secret(process_environment(), settings.secret_file);
+  return options;
 }
 
 // `--worker 2 recipe.lua`: the 2 would be taken for the recipe.
@@ -54,11 +73,11 @@ int fail_elastic_prompt() { fail_usage("--elastic needs a recipe: at the prompt 
 int run(int argc, char** argv, const Gpus& gpus) {
   const CommandLine line = parse_command_line(argc, argv);
   if (line.exit_code) return *line.exit_code;
-  if (line.settings.workers > 0) {
+  const bool joins = !line.settings.join.empty() && std::getenv("HETRUN_JOINS") == nullptr;
+  if (line.settings.workers > 0 || joins) {
     if (line.command.empty())
-      return line.settings.elastic
-                 ? fail_elastic_prompt()
-                 : launch(line.settings.workers, without_workers(argc, argv));  // the prompt
+      return line.settings.elastic ? fail_elastic_prompt()
+                                   : launch(launch_options(line.settings, argc, argv));
     const bool profiles = line.command == "profile" && !line.arguments.empty();
     for (const Subcommand& sub : subcommands())
       if (line.command == sub.name && !profiles)
@@ -67,7 +86,7 @@ int run(int argc, char** argv, const Gpus& gpus) {
     refuse_misspelt_option(line);
     const std::string& recipe = profiles ? line.arguments[0] : line.command;
     if (!is_file(recipe)) read_file(recipe);  // says why, and the nearest name
-    return launch(line.settings.workers, without_workers(argc, argv), line.settings.elastic);
+    return launch(launch_options(line.settings, argc, argv));
   }
   install_interrupt_handler();
   State state(line.settings, gpus);

@@ -127,7 +127,7 @@ State::State(const Settings& settings, Gpus gpus) {
   set_field(L_, "help", settings.help);
   set_field(L_, "resume", settings.resume);
   set_field(L_, "elastic", settings.elastic);
-  set_field(L_, "least", static_cast<double>(settings.least));
+  if (settings.least > 0) set_field(L_, "least", static_cast<double>(settings.least));
   if (settings.most > 0) set_field(L_, "most", static_cast<double>(settings.most));
   set_field(L_, "overwrite", settings.overwrite);
   set_field(L_, "metrics", settings.metrics);

@@ -25,9 +25,13 @@ struct Settings {
   std::string trace;    // file for a Chrome trace of one step; empty: none
   std::string device = "cpu";
   int threads = 0;          // 0: all cores
-  bool elastic = false;     // the run goes on when ranks are lost
-  int least = 1, most = 0;  // ranks that it needs and takes; most 0: as many as are started
+  bool elastic = false;     // the run goes on when ranks are lost or come
+  int least = 0, most = 0;  // ranks that it needs and takes; least 0: 1; most 0: as many as are started
   int workers = 0;          // processes to start on this machine; 0: this one alone
+  bool respawn = false;     // of these, those that are lost are started again
+  std::string
+      listen;  // "10.0.0.7:7777": where the launcher serves the store of an elastic run; empty: here alone
+  std::string join;  // such a place: this machine's ranks join the run that is there
   // Of several ranks, as written; empty: as the environment says, or by default.
   std::string rendezvous, interface, secret_file, timeout, warn_after;
   std::string limit_memory;                          // such as 8GiB; empty: by default

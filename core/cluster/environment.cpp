@@ -269,4 +269,8 @@ std::vector<std::string> expand_nodelist(std::string_view list) {
   return hosts;
 }
 
+bool is_one_of_several(const EnvironmentLookup& lookup) {
+  return lookup("HETRUN_ELASTIC") || read_launched_rank(lookup).world_size.value_or(1) > 1;
+}
+
 }  // namespace het

@@ -123,7 +123,8 @@ class Group final : public Communicator, public Witness, public std::enable_shar
   };
   std::vector<Missing> who_is_missing(Queue& queue, const Operation& operation);
   bool say_waiting_for(const std::vector<Missing>& missing);
-  std::string sentence(Queue& queue, const Operation& operation, CommClock::time_point since);
+  std::string sentence(Queue& queue, const Operation& operation, CommClock::time_point since,
+                       std::vector<Awaited>& blamed);
   std::optional<std::string> why(int peer) { return options_.board->why(name(), fabric_rank(peer)); }
   void peer_gone(int peer);
   std::string doing(const Operation& operation) const;
@@ -231,6 +232,7 @@ void Group::wait(Queue& queue, Operation& operation) {
   HET_REQUIRE(operation.started, operation.request.label);
   const auto finished = [&] { return operation.finished.load(std::memory_order_relaxed); };
   const Patience& patience = options_.patience;
+  std::vector<Awaited> blamed;
   const auto in_time = [&](milliseconds limit) {
     return changed_.wait_until(lock, since + std::min(limit, patience.timeout), finished);
   };
@@ -242,13 +244,18 @@ void Group::wait(Queue& queue, Operation& operation) {
   }
   if (!in_time(patience.warn_after) && patience.warn_after < patience.timeout) {
     lock.unlock();
-    const std::string text = sentence(queue, operation, since);
+    const std::string text = sentence(queue, operation, since, blamed);
     if (!text.empty() && patience.warn) patience.warn(text);
     lock.lock();
   }
   if (!in_time(patience.timeout)) {
     lock.unlock();
-    if (const std::string text = sentence(queue, operation, since); !text.empty()) fail(text, text);
+    const std::string text = sentence(queue, operation, since, blamed);
+    if (!text.empty()) {
+      if (options_.silent)
+        for (const Awaited& one : blamed) options_.silent(one.rank);
+      fail(text, text);
+    }
     lock.lock();
     changed_.wait(lock, finished);
   }
@@ -379,8 +386,10 @@ bool Group::say_waiting_for(const std::vector<Missing>& missing) {
   return !ranks.empty();
 }
 
-// Who keeps `operation` waiting: one sentence. Empty when it has finished or failed meanwhile.
-std::string Group::sentence(Queue& queue, const Operation& operation, CommClock::time_point since) {
+// Who keeps `operation` waiting: one sentence, and who is to blame. Empty when it has finished or failed
+// meanwhile.
+std::string Group::sentence(Queue& queue, const Operation& operation, CommClock::time_point since,
+                            std::vector<Awaited>& blamed) {
   const std::vector<Missing> missing = who_is_missing(queue, operation);
   std::string text;
   {
@@ -397,7 +406,8 @@ std::string Group::sentence(Queue& queue, const Operation& operation, CommClock:
   std::vector<Awaited> ranks;
   for (const Missing& one : missing) ranks.push_back(one.rank);
   const char* separator = ": ";
-  for (const Awaited& one : options_.board->to_blame(ranks)) {
+  blamed = options_.board->to_blame(ranks);
+  for (const Awaited& one : blamed) {
     const auto known = std::find_if(missing.begin(), missing.end(),
                                     [&](const Missing& other) { return other.rank.rank == one.rank; });
     const bool has_come = known != missing.end() && known->has_come;

@@ -2,6 +2,7 @@
 // who is missing, and the end of a communicator. Internal to core/comm.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -20,7 +21,8 @@ struct GroupOptions {
   Patience patience;
   // What a rank says there before it cuts its connections tells a peer that left from one that died.
   std::shared_ptr<Board> board;
-  std::shared_ptr<Pacer> pacer;  // absent: operations are done when they are done
+  std::shared_ptr<Pacer> pacer;          // absent: operations are done when they are done
+  std::function<void(int rank)> silent;  // of the fabric: it was waited for in vain; absent: no call
 };
 
 std::shared_ptr<Communicator> make_group(GroupOptions options, std::unique_ptr<Links> links);

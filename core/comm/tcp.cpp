@@ -112,9 +112,11 @@ class Mesh final : public TcpFabric {
     end_forming(name);
     auto links = std::make_unique<TcpLinks>(io_, std::move(peers), place, options_.ended);
     remember(*links);
-    auto group = make_group(
-        {name, std::move(ranks), place, options_.patience, board_, pacer != nullptr ? pacer : options_.pacer},
-        std::move(links));
+    GroupOptions made{
+        name, std::move(ranks), place, options_.patience, board_, pacer != nullptr ? pacer : options_.pacer,
+        {}};
+    if (options_.ended) made.silent = [ended = options_.ended](int of) { ended(of, false); };
+    auto group = make_group(std::move(made), std::move(links));
     groups_.add(group);
     return group;
   }

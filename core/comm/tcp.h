@@ -40,8 +40,8 @@ struct TcpOptions {
   std::string host;                 // this machine, for messages; empty: its host name
   Patience patience;
   std::shared_ptr<Pacer> pacer;
-  // The connection of a group with that rank was closed by the other end, or could not be made; `goodbye`: by
-  // a process that lives. On a thread of the fabric, or on the one that forms the group; absent: no call.
+  // The connection of a group with that rank was closed by the other end, or could not be made, or the rank
+  // was waited for in vain; `goodbye`: it closed it, and lives. On any thread; absent: no call.
   std::function<void(int rank, bool goodbye)> ended;
 };
 

@@ -320,7 +320,10 @@ class Attempt {
     for (const Member& member : members_)
       if (member.stage != Stage::done)
         if (const auto why = f_.board.why(name_, member.rank.rank)) gave_up(member, *why);
-    std::string text = did_not_join(self(), name_, f_.board.to_blame(missing), f_.options.patience.timeout);
+    const std::vector<Awaited> blamed = f_.board.to_blame(missing);
+    if (f_.options.ended)
+      for (const Awaited& one : blamed) f_.options.ended(one.rank, false);
+    std::string text = did_not_join(self(), name_, blamed, f_.options.patience.timeout);
     for (const Member& member : members_)
       if (member.stage != Stage::done && !member.problem.empty()) text += fmt::format("; {}", member.problem);
     if (const std::vector<std::string> rejected = f_.acceptor.rejected(); !rejected.empty())

@@ -59,12 +59,12 @@ Generation::Generation(Member& member, Member::Formation formation, const Fabric
 
 Generation::~Generation() { close("the generation has ended"); }
 
-void Generation::close(const std::string& why) {
+void Generation::close(const std::string& why, bool agreed) {
   // An operation that fails because a connection ended is known before who ended it; losses come in groups.
   constexpr auto kHear = std::chrono::milliseconds(20), kLook = std::chrono::milliseconds(1),
                  kMore = std::chrono::milliseconds(3);
   if (std::exchange(closed_, true)) return;
-  for (auto waited = kLook; !listener_->has_heard() && waited < kHear; waited += kLook)
+  for (auto waited = kLook; !agreed && !listener_->has_heard() && waited < kHear; waited += kLook)
     std::this_thread::sleep_for(kLook);
   if (listener_->has_heard()) std::this_thread::sleep_for(kMore);
   listener_->leave();

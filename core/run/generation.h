@@ -31,8 +31,9 @@ class Generation {
   const std::shared_ptr<Groups>& groups() const { return groups_; }
   Communicator& world() const { return *world_; }  // of all members
 
-  // Ends its traffic: every wait fails, here and at the others. From the thread that made it.
-  void close(const std::string& why);
+  // Ends its traffic: every wait fails, here and at the others. `agreed`: all members end it after the same
+  // step, and none waits any more. From the thread that made it.
+  void close(const std::string& why, bool agreed = false);
 
  private:
   Member& member_;

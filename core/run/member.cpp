@@ -14,6 +14,9 @@ using std::chrono::milliseconds;
 namespace {
 
 constexpr milliseconds kLook{200};  // how long a thread waits before it looks whether it is to end
+// Before it joins again, twice as long each time: who does not reach the others costs them a generation.
+constexpr milliseconds kAgain{500};
+constexpr int kMostEvictions = 4;
 
 RosterOptions roster_options(const MemberOptions& options, const std::string& id) {
   RosterOptions roster;
@@ -32,12 +35,17 @@ Member::Member(MemberOptions options) : options_(std::move(options)), record_(op
   record_.id = hex_of(random_bytes(8));
   lease_ = std::make_unique<HeldLease>(options_.store, options_.lease_ttl, options_.keeper);
   machine_ = std::make_unique<RosterMachine>(roster_options(options_, record_.id), Clock::now());
+  const auto list_alike = [this] {
+    StoreListing listing = options_.store->list(options_.run + "/");
+    for (const StoreEntry& entry : listing.entries)
+      if (entry.key.starts_with(options_.run + "/member/"))
+        if (const auto text = unsealed(options_.secret, entry.key, entry.value))
+          if (const auto other = parse_record(*text)) check_alike(*other);
+    return listing;
+  };
+  list_alike();  // before others count on this one
   write_record();
-  const StoreListing listing = options_.store->list(options_.run + "/");
-  for (const StoreEntry& entry : listing.entries)
-    if (entry.key.starts_with(options_.run + "/member/"))
-      if (const auto text = unsealed(options_.secret, entry.key, entry.value))
-        if (const auto other = parse_record(*text)) check_alike(*other);
+  const StoreListing listing = list_alike();  // and who came meanwhile
   watch_ = options_.store->watch(options_.run + "/", listing.revision + 1);
   for (const StoreEntry& entry : listing.entries) feed({StoreEvent::Kind::put, entry});
   watcher_ = std::thread([this] { watch(); });
@@ -71,8 +79,11 @@ void Member::check_alike(const MemberRecord& other) const {
 }
 
 void Member::write_record() {
-  if (lease_->lost())
-    lease_ = std::make_unique<HeldLease>(options_.store, options_.lease_ttl, options_.keeper);
+  if (lease_->lost()) {
+    auto lease = std::make_unique<HeldLease>(options_.store, options_.lease_ttl, options_.keeper);
+    std::lock_guard lock(mutex_);
+    lease_.swap(lease);
+  }
   const std::string key = member_key(record_.id);
   options_.store->put(key, sealed(options_.secret, key, to_text(record_)), lease_->id());
 }
@@ -148,18 +159,23 @@ void Member::run() {
     changed_.wait_until(lock, wake_ ? std::min(*wake_, Clock::now() + kLook) : Clock::now() + kLook, woken);
     if (stopping_) return;
     std::vector<RosterMachine::Event> events = std::exchange(inbox_, {});
-    if (events.empty() && !(wake_ && Clock::now() >= *wake_) && !lease_->lost()) continue;
+    const bool joins_again = join_again_at_ && Clock::now() >= *join_again_at_;
+    if (events.empty() && !(wake_ && Clock::now() >= *wake_) && !joins_again && !lease_->lost()) continue;
     wake_.reset();
     if (events.empty()) events.emplace_back(RosterMachine::Tick{});
     std::vector<RosterMachine::Action> actions;
     for (const RosterMachine::Event& event : events)
       for (RosterMachine::Action& action : machine_->on(event, Clock::now()))
         actions.push_back(std::move(action));
-    waiting_ = machine_->waiting().size();
+    waiting_ = machine_->joinable();
+    roster_ = machine_->roster();
     const bool unseen = !left_ && machine_->record(record_.id) == nullptr;  // its lease had lapsed
     lock.unlock();
     for (const RosterMachine::Action& action : actions) act(action);
-    if (unseen || lease_->lost()) act(RosterMachine::Report{record_.generation, record_.unreachable});
+    if (joins_again)
+      join_again();
+    else if (!join_again_at_ && (unseen || lease_->lost()))
+      act(RosterMachine::Report{record_.generation, record_.unreachable});
     lock.lock();
   }
 }
@@ -182,7 +198,10 @@ void Member::act(const RosterMachine::Action& action) {
     aborted_why_ = abort->why;
     if (abort_ && abort_of_ == abort->generation) abort_(abort->why);
   } else if (const auto* form = std::get_if<RosterMachine::Form>(&action)) {
-    Formation formation{form->roster, -1, {}};
+    Formation formation;
+    formation.roster = form->roster;
+    const auto& joined = form->roster.joined;
+    formation.joined = std::find(joined.begin(), joined.end(), record_.id) != joined.end();
     for (size_t rank = 0; rank < form->roster.members.size(); ++rank) {
       const std::string& id = form->roster.members[rank];
       if (id == record_.id) formation.rank = static_cast<int>(rank);
@@ -194,13 +213,41 @@ void Member::act(const RosterMachine::Action& action) {
     formation_ = std::move(formation);
     changed_.notify_all();
   } else if (const auto* evicted = std::get_if<RosterMachine::Evicted>(&action)) {
-    fail_with(fmt::format("the other members went on without this one ({})", evicted->roster.reason));
+    if (++evictions_ >= kMostEvictions)
+      return fail_with(
+          fmt::format("the other members went on without this one {} times, the last time because {}",
+                      evictions_, evicted->roster.reason));
+    join_again_at_ = Clock::now() + kAgain * (1 << evictions_) / 2;
+    try {
+      options_.store->remove(member_key(record_.id));
+    } catch (const Error&) {  // it goes with the lease
+    }
   } else if (const auto* failure = std::get_if<RosterMachine::GiveUp>(&action)) {
     fail_with(failure->why);
   } else if (std::holds_alternative<RosterMachine::Ended>(action)) {
     std::lock_guard lock(mutex_);
     ended_ = true;
     changed_.notify_all();
+  }
+}
+
+// As another member, after the others went on without this one.
+void Member::join_again() {
+  join_again_at_.reset();
+  {
+    std::lock_guard lock(mutex_);
+    record_.id = hex_of(random_bytes(8));
+    record_.order = -1;
+    record_.generation = 0;
+    record_.unreachable.clear();
+    machine_ = std::make_unique<RosterMachine>(roster_options(options_, record_.id), Clock::now());
+  }
+  try {
+    write_record();
+    for (const StoreEntry& entry : options_.store->list(options_.run + "/").entries)
+      feed({StoreEvent::Kind::put, entry});
+  } catch (const Error&) {
+    join_again_at_ = Clock::now() + kAgain;
   }
 }
 
@@ -265,6 +312,10 @@ void Member::peer_lost(int64_t generation, int rank) {
 size_t Member::waiting() const {
   std::lock_guard lock(mutex_);
   return waiting_;
+}
+std::optional<Roster> Member::roster() const {
+  std::lock_guard lock(mutex_);
+  return roster_;
 }
 
 void Member::on_abort(int64_t generation, std::function<void(const std::string&)> abort) {

@@ -40,10 +40,12 @@ class Member {
   struct Formation {
     Roster roster;
     int rank = -1;                      // of this member
+    bool joined = false;                // it was not in the generation before: what state it has is of none
     std::vector<MemberRecord> members;  // by rank
   };
   // The next generation that this member is in: waits for it. Nothing: the run has ended. Throws Error(peer)
-  // when too few members are left. `waited` is called now and then and may throw, to wait no longer.
+  // when too few members are left, or when the others went on without this one too often: the first times it
+  // joins again by another id. `waited` is called now and then and may throw, to wait no longer.
   std::optional<Formation> next_generation(const std::function<void()>& waited = {});
 
   // What became of the generation.
@@ -52,7 +54,9 @@ class Member {
   void peer_lost(int64_t generation, int rank);
   // At a step that all members ended together: who waits may come in, who is leaving goes.
   void ask_change(int64_t generation, const std::string& reason);
-  size_t waiting() const;  // members that wait to come in
+  size_t waiting() const;  // members that wait to come in, and that the next roster has room for
+  // The newest roster that this member knows of.
+  std::optional<Roster> roster() const;
   // `abort` is called when this generation cannot go on: from a thread of the member, or at once when it
   // already cannot. It replaces the last one, and does not call this member. An empty one waits for a call
   // under way.
@@ -75,6 +79,7 @@ class Member {
   void act(const RosterMachine::Action& action);
   void propose(const RosterMachine::Propose& action);
   void write_record();
+  void join_again();
   void check_alike(const MemberRecord& other) const;
   std::string member_key(const std::string& id) const;
   std::string roster_key() const;
@@ -88,6 +93,7 @@ class Member {
   std::optional<std::string> failure_;
   bool ended_ = false, stopping_ = false, left_ = false;
   size_t waiting_ = 0;
+  std::optional<Roster> roster_;
   std::mutex aborting_;  // held while `abort_` is called
   int64_t abort_of_ = 0;
   std::function<void(const std::string&)> abort_;
@@ -98,7 +104,8 @@ class Member {
   std::unique_ptr<HeldLease> lease_;
   std::unique_ptr<RosterMachine> machine_;
   std::optional<RosterMachine::Time> wake_;
-  std::vector<RosterMachine::Event> next_;  // events that actions led to
+  std::optional<RosterMachine::Time> join_again_at_;
+  int evictions_ = 0;
   std::unique_ptr<StoreWatch> watch_;
   std::thread watcher_, protocol_;
 };

@@ -18,6 +18,12 @@ struct Overloaded : Cases... {
 template <typename... Cases>
 Overloaded(Cases...) -> Overloaded<Cases...>;
 
+constexpr size_t kRemembered = 256;  // of those who are gone
+
+bool has(const std::vector<std::string>& ids, const std::string& id) {
+  return std::find(ids.begin(), ids.end(), id) != ids.end();
+}
+
 Json to_json(const std::vector<std::string>& texts) { return Json::Array(texts.begin(), texts.end()); }
 
 // Reads fields, and remembers whether one was missing.
@@ -99,7 +105,10 @@ std::string to_text(const Roster& r) {
                                      {"members", to_json(r.members)},
                                      {"reason", r.reason},
                                      {"lost", to_json(r.lost)},
-                                     {"joined", to_json(r.joined)}}));
+                                     {"joined", to_json(r.joined)},
+                                     {"gone", to_json(r.gone)},
+                                     {"least", r.least},
+                                     {"most", r.most}}));
 }
 
 std::optional<Roster> parse_roster(const std::string& text) {
@@ -112,7 +121,11 @@ std::optional<Roster> parse_roster(const std::string& text) {
   r.reason = fields.text("reason");
   r.lost = fields.texts("lost");
   r.joined = fields.texts("joined");
-  const bool valid = r.number > 0 && std::set(r.members.begin(), r.members.end()).size() == r.members.size();
+  r.gone = fields.texts("gone");
+  r.least = static_cast<int>(fields.number("least"));
+  r.most = static_cast<int>(fields.number("most"));
+  const bool valid = r.number > 0 && r.least > 0 && r.most >= r.least &&
+                     std::set(r.members.begin(), r.members.end()).size() == r.members.size();
   return fields.complete() && valid ? std::optional(r) : std::nullopt;
 }
 
@@ -191,7 +204,7 @@ void RosterMachine::adopt(const RosterSeen& seen, Time now) {
 void RosterMachine::decide(Time now) {
   if (ended_) return;
   if (run_ended_ && roster_) {
-    Roster none{roster_->number + 1, {}, "the run has ended", {}, {}};
+    Roster none{roster_->number + 1, {}, "the run has ended", {}, {}, {}, least(), most()};
     if (!proposed_) actions_.emplace_back(Propose{std::move(none), revision_});
     proposed_ = true;
   } else if (!roster_) {
@@ -207,25 +220,21 @@ void RosterMachine::decide(Time now) {
 void RosterMachine::decide_first(Time now) {
   std::vector<const Known*> came;
   for (const auto& [id, known] : members_)
-    if (!known.record.leaving) came.push_back(&known);
+    if (!known.record.leaving && known.record.order >= 0) came.push_back(&known);
   std::sort(came.begin(), came.end(), [](const Known* a, const Known* b) { return a->created < b->created; });
   const auto own = std::find_if(came.begin(), came.end(),
                                 [&](const Known* known) { return known->record.id == options_.id; });
-  if (own == came.end()) return;
+  if (own == came.end()) return wait_for_members(came.size(), began_, now);
   const auto place = own - came.begin();
   const bool all = static_cast<int>(came.size()) >= options_.launched;
   const Time late = began_ + options_.timeout;
-  if (!all && (now < late || static_cast<int>(came.size()) < options_.least))
+  if (!all && (now < late || static_cast<int>(came.size()) < least()))
     return wait_for_members(came.size(), began_, now);
-  std::stable_sort(came.begin(), came.end(), [](const Known* a, const Known* b) {
-    const auto order = [](const Known* known) {
-      return static_cast<unsigned>(known->record.order);  // -1: behind all
-    };
-    return order(a) < order(b);
-  });
-  Roster roster{1, {}, "the run begins", {}, {}};
+  std::stable_sort(came.begin(), came.end(),
+                   [](const Known* a, const Known* b) { return a->record.order < b->record.order; });
+  Roster roster{1, {}, "the run begins", {}, {}, {}, least(), most()};
   for (const Known* known : came)
-    if (static_cast<int>(roster.members.size()) < options_.most) roster.members.push_back(known->record.id);
+    if (static_cast<int>(roster.members.size()) < most()) roster.members.push_back(known->record.id);
   if (dead_.empty()) {  // the first look: from here others wait for this one
     dead_.insert("");
     settled_since_ = now;
@@ -253,6 +262,7 @@ void RosterMachine::decide_next(Time now) {
   if (!aborted_ && !why_.empty() && now < known) actions_.emplace_back(Wake{known});
   if (!aborted_ && !why_.empty() && now >= known) {
     aborted_ = true;
+    if (fault.empty()) settled_since_ = now;
     actions_.emplace_back(Abort{roster_->number, why_});
   }
   if (!aborted_ && !change_) return;
@@ -265,12 +275,13 @@ void RosterMachine::decide_next(Time now) {
   for (const Edge& edge : said) reporters.insert(edge.first);
   Time ready = settled_since_ + options_.settle;
   if (reporters.size() == 1) ready = std::max(ready, edges_since_ + options_.confirm);
-  if (aborted_ && dead.empty() && said.empty()) ready = settled_since_ + options_.confirm;  // who is it?
+  if (aborted_ && !change_ && dead.empty() && said.empty())
+    ready = settled_since_ + options_.confirm;  // who is it?
   left = without_edges(std::move(left), said);
   const auto own = std::find(left.begin(), left.end(), options_.id);
   if (own == left.end()) return;  // the others decide
   Roster next = next_roster(left);
-  if (static_cast<int>(next.members.size()) < options_.least) {
+  if (static_cast<int>(next.members.size()) < least()) {
     if (short_since_ == Time{}) short_since_ = now;
     return wait_for_members(next.members.size(), short_since_, now);
   }
@@ -292,7 +303,7 @@ void RosterMachine::decide_as_joiner(Time now) {
     settled_since_ = now;
   }
   Roster next = next_roster({});
-  if (static_cast<int>(next.members.size()) < options_.least) {
+  if (static_cast<int>(next.members.size()) < least()) {
     if (short_since_ == Time{}) short_since_ = now;
     return wait_for_members(next.members.size(), short_since_, now);
   }
@@ -308,9 +319,7 @@ std::string RosterMachine::why_broken() const {
   return fmt::format("{} does not reach {}", name_of(edges_.begin()->first), name_of(edges_.begin()->second));
 }
 
-bool RosterMachine::is_in_roster(const std::string& id) const {
-  return std::find(roster_->members.begin(), roster_->members.end(), id) != roster_->members.end();
-}
+bool RosterMachine::is_in_roster(const std::string& id) const { return has(roster_->members, id); }
 
 // Its key is gone, and so is its connection as long as there are any: the store alone may have been cut off.
 bool RosterMachine::is_dead(const std::string& id) const {
@@ -359,8 +368,7 @@ std::vector<std::string> RosterMachine::without_edges(std::vector<std::string> m
   for (;;) {
     std::map<std::string, int> count;
     for (const auto& [from, to] : edges) {
-      const bool both = std::find(members.begin(), members.end(), from) != members.end() &&
-                        std::find(members.begin(), members.end(), to) != members.end();
+      const bool both = has(members, from) && has(members, to);
       if (!both) continue;
       count[from] += 1;
       count[to] += 2;
@@ -374,19 +382,21 @@ std::vector<std::string> RosterMachine::without_edges(std::vector<std::string> m
 }
 
 Roster RosterMachine::next_roster(const std::vector<std::string>& left) const {
-  Roster next{roster_->number + 1, {}, change_.value_or(why_), {}, {}};
+  Roster next{roster_->number + 1, {}, change_.value_or(why_), {}, {}, roster_->gone, least(), most()};
   for (const std::string& id : left) {
     const MemberRecord* const known = record(id);
     if (known == nullptr || !known->leaving) next.members.push_back(id);
   }
   for (const std::string& id : waiting())
-    if (static_cast<int>(next.members.size()) < options_.most) {
+    if (static_cast<int>(next.members.size()) < most()) {
       next.members.push_back(id);
       next.joined.push_back(id);
     }
   for (const std::string& id : roster_->members)
-    if (std::find(next.members.begin(), next.members.end(), id) == next.members.end())
-      next.lost.push_back(id);
+    if (!has(next.members, id)) next.lost.push_back(id);
+  next.gone.insert(next.gone.end(), next.lost.begin(), next.lost.end());
+  if (next.gone.size() > kRemembered)
+    next.gone.erase(next.gone.begin(), next.gone.end() - static_cast<std::ptrdiff_t>(kRemembered));
   if (next.reason.empty()) next.reason = "no member was left";
   return next;
 }
@@ -394,11 +404,19 @@ Roster RosterMachine::next_roster(const std::vector<std::string>& left) const {
 std::vector<std::string> RosterMachine::waiting() const {
   std::vector<std::pair<int64_t, std::string>> came;
   for (const auto& [id, known] : members_)
-    if (!known.record.leaving && !(roster_ && is_in_roster(id))) came.emplace_back(known.created, id);
+    if (!known.record.leaving && !(roster_ && (is_in_roster(id) || has(roster_->gone, id))))
+      came.emplace_back(known.created, id);
   std::sort(came.begin(), came.end());
   std::vector<std::string> ids;
   for (auto& [created, id] : came) ids.push_back(std::move(id));
   return ids;
+}
+
+size_t RosterMachine::joinable() const {
+  if (!roster_ || !is_in_roster(options_.id)) return 0;
+  const size_t room =
+      static_cast<size_t>(most()) - std::min(roster_->members.size(), static_cast<size_t>(most()));
+  return std::min(waiting().size(), room);
 }
 
 const MemberRecord* RosterMachine::record(const std::string& id) const {
@@ -430,9 +448,15 @@ void RosterMachine::wait_for_members(size_t count, Time since, Time now) {
     return;
   }
   ended_ = true;
+  const MemberRecord* const own = record(options_.id);
+  if (!roster_ && own != nullptr && own->order < 0) {
+    actions_.emplace_back(
+        GiveUp{fmt::format("the run to join has not begun within {} ms", options_.timeout.count())});
+    return;
+  }
   const std::string reason = why_.empty() ? "" : fmt::format(" ({})", why_);
   actions_.emplace_back(GiveUp{fmt::format("{} of at least {} members were there within {} ms{}", count,
-                                           options_.least, options_.timeout.count(), reason)});
+                                           least(), options_.timeout.count(), reason)});
 }
 
 }  // namespace het

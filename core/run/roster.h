@@ -27,7 +27,7 @@ struct MemberRecord {
   std::string host, device, address;
   int64_t device_memory = 0, pid = 0;
   std::string version, recipe_digest, data_digest;
-  int order = -1;  // as it was launched: the first roster is in this order; -1: it came later
+  int order = -1;  // as it was launched: the first roster is in this order; -1: it joins a run that began
   bool leaving = false;
   int64_t generation = 0;                // in which it does not reach
   std::vector<std::string> unreachable;  // these members
@@ -39,6 +39,8 @@ struct Roster {
   std::vector<std::string> members;  // by rank; empty: the run has ended
   std::string reason;                // of the change, in words
   std::vector<std::string> lost, joined;
+  std::vector<std::string> gone;  // lost before, the newest last: their keys may stand a while
+  int least = 1, most = 1;        // members in any roster of the run, as who made the first one was told
   bool operator==(const Roster&) const = default;
 };
 
@@ -50,7 +52,7 @@ std::optional<Roster> parse_roster(const std::string& text);
 struct RosterOptions {
   std::string id;                             // of this member
   int launched = 1;                           // members that the first roster waits for
-  int least = 1, most = 1;                    // in any roster
+  int least = 1, most = 1;                    // in any roster, until there is one that says so
   std::chrono::milliseconds timeout{60'000};  // of waiting for `least` members
   std::chrono::milliseconds settle{5};        // for more losses, and for the key of a closed connection to go
   std::chrono::milliseconds stagger{20};      // between those who would propose
@@ -128,8 +130,10 @@ class RosterMachine {
 
   const std::optional<Roster>& roster() const { return roster_; }
   int64_t revision() const { return revision_; }  // of the roster's key
-  // Members that have a key and are in no roster, in the order in which they came.
+  // Members that have a key and were in no roster, in the order in which they came.
   std::vector<std::string> waiting() const;
+  // Of them, those that the next roster has room for.
+  size_t joinable() const;
   const MemberRecord* record(const std::string& id) const;
 
  private:
@@ -155,6 +159,8 @@ class RosterMachine {
   bool report_losses(Time now);
   std::vector<std::string> without_edges(std::vector<std::string> members, std::set<Edge> edges) const;
   Roster next_roster(const std::vector<std::string>& left) const;
+  int least() const { return roster_ ? roster_->least : options_.least; }
+  int most() const { return roster_ ? roster_->most : options_.most; }
   void propose_at(Time at, Roster roster, Time now);
   void wait_for_members(size_t count, Time since, Time now);
   std::string name_of(const std::string& id) const;

@@ -6,6 +6,7 @@ import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,8 +16,15 @@ from pathlib import Path
 
 HETRUN = str(Path(sys.argv.pop(1)).resolve())
 RECIPE = Path(__file__).with_name('lopsided.lua')
+SECRET = 'a secret of these tests alone'
 WAIT = 60
 STEPS = 120
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(('127.0.0.1', 0))
+        return listener.getsockname()[1]
 
 
 class Elastic(unittest.TestCase):
@@ -29,11 +37,13 @@ class Elastic(unittest.TestCase):
         shutil.copy(RECIPE, self.folder)
 
     def start(self, *words, workers=4, elastic='1:4'):
-        """A run; every step is also written to the metrics file."""
-        (self.folder / 'metrics.jsonl').unlink(missing_ok=True)
-        command = [HETRUN, '--workers', str(workers), '--elastic', elastic, 'lopsided.lua', f'--steps={STEPS}',
-                   '--every=20', '--metrics=metrics.jsonl', *words]
-        process = subprocess.Popen(command, cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        """A run, or without `elastic` ranks that join one; every step is also written to the metrics file."""
+        if elastic:
+            (self.folder / 'metrics.jsonl').unlink(missing_ok=True)
+        command = [HETRUN, '--workers', str(workers), *(['--elastic', elastic] if elastic else []), 'lopsided.lua',
+                   f'--steps={STEPS}', '--every=20', '--metrics=metrics.jsonl', *words]
+        process = subprocess.Popen(command, cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                   env={**os.environ, 'HETRUN_SECRET': SECRET})
         self.addCleanup(process.kill)
         return process
 
@@ -49,6 +59,17 @@ class Elastic(unittest.TestCase):
                 return
             time.sleep(0.005)
         self.fail(f'step {step} was not reached: {process.communicate(timeout=WAIT)}')
+
+    def generations(self):
+        return [record for record in self.records() if 'generation' in record]
+
+    def until_generation(self, process, is_it):
+        deadline = time.monotonic() + WAIT
+        while time.monotonic() < deadline and process.poll() is None:
+            if any(is_it(generation) for generation in self.generations()):
+                return
+            time.sleep(0.005)
+        self.fail(f'the generation did not come: {process.communicate(timeout=WAIT)}')
 
     def ranks(self, process):
         """Process ids by the rank that each was started as."""
@@ -110,7 +131,7 @@ class Elastic(unittest.TestCase):
         os.kill(ranks[0], signal.SIGKILL)
         os.kill(ranks[3], signal.SIGKILL)
         _, err = self.ended(process)
-        generations = [record for record in self.records() if 'generation' in record]
+        generations = self.generations()
         self.assertEqual([record['members'] for record in generations][-1], 1, generations)
         self.assertEqual(sum(record['lost'] for record in generations), 3, generations)
         self.assertRegex(err, r'generation \d+: .* 1 ranks go on after step \d+')
@@ -123,9 +144,54 @@ class Elastic(unittest.TestCase):
         self.until_step(process, 10)
         os.kill(self.ranks(process)[4], signal.SIGKILL)
         self.ended(process)
-        generation = [record for record in self.records() if 'generation' in record][-1]
+        generation = self.generations()[-1]
         self.assertEqual(generation['members'], 4)
         self.assertGreater(generation['moved_bytes'], 0)
+        self.assert_same_curve(right)
+
+    def test_ranks_join_late_and_go_on_when_all_others_are_lost(self):
+        right = self.undisturbed()
+        place = f'127.0.0.1:{free_port()}'
+        head = self.start(f'--listen={place}', workers=2)
+        self.until_step(head, 10)
+        machine = self.start(f'--join={place}', workers=2, elastic=None)
+        self.until_generation(head, lambda generation: generation['joined'] > 0)
+        for rank in self.ranks(head).values():
+            os.kill(rank, signal.SIGKILL)
+        out, _ = self.ended(machine)
+        self.assertRegex(out, '^the ')   # it spoke for the run in the end
+        _, err = self.ended(head)
+        self.assertIn('the ranks of this machine are gone; others may go on by its store', err)
+        generations = self.generations()
+        self.assertEqual(sum(generation['joined'] for generation in generations), 2)
+        self.assertEqual(sum(generation['lost'] for generation in generations), 2)
+        self.assertEqual(generations[-1]['members'], 2)
+        self.assert_same_curve(right)
+
+    def test_a_lost_rank_is_started_again(self):
+        right = self.undisturbed()
+        process = self.start('--respawn')
+        self.until_step(process, 10)
+        for count, victim in enumerate((0, 2), 1):
+            os.kill(self.ranks(process)[victim], signal.SIGKILL)
+            self.until_generation(process, lambda _: sum(g['joined'] for g in self.generations()) == count)
+        out, err = self.ended(process)
+        self.assertIn('process 2 is started again', err)
+        self.assertEqual(self.generations()[-1]['members'], 4)
+        self.assertRegex(out, '^the ')
+        self.assert_same_curve(right)
+
+    def test_a_rank_that_was_silent_for_too_long_joins_again(self):
+        right = self.undisturbed()
+        process = self.start('--timeout=1s')
+        self.until_step(process, 10)
+        victim = self.ranks(process)[1]
+        os.kill(victim, signal.SIGSTOP)
+        self.until_generation(process, lambda generation: generation['members'] == 3)
+        os.kill(victim, signal.SIGCONT)
+        self.until_generation(process, lambda generation: generation['members'] == 4)
+        self.assertEqual(self.ranks(process)[1], victim)
+        self.ended(process)
         self.assert_same_curve(right)
 
     def test_slices_that_only_the_lost_rank_had_end_the_run_by_name(self):

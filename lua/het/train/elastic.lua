@@ -30,17 +30,38 @@ local function choose_plan(self, ranks)
   return plan.resolve((planning.from_lua(self.cluster:tell(text)[1])), a.batch)
 end
 
--- What members tell each other before anything else. `offset`: of the cursor from the samples that the steps took.
+-- What members tell each other before anything else. `has`: steps that this run has done; `offset`: of the cursor from
+-- the samples that they took.
 local function exchange(self)
-  local own = { has = self.has_state or false, followed = self.followed, best = self.best, validation = self.validation,
-    offset = self.cursor and self.cursor - self.step * self.arguments.batch }
+  local own = { has = false }
+  if self.begun and self.state:step() > self.begun then
+    own = { has = true, begun = self.begun, followed = self.followed, best = self.best, validation = self.validation,
+      offset = self.cursor - self.step * self.arguments.batch, saved_step = self.saved_step, wrote = {} }
+    for folder in pairs(self.wrote) do table.insert(own.wrote, folder) end
+  end
   local told = {}
   for i, words in ipairs(self.cluster:tell(native.json_encode(own))) do told[i] = native.json_decode(words) end
   return told
 end
 
--- A session of the generation that has just begun. A rank without the state takes over from one that has it.
+-- What a rank that joins takes over from one that has trained.
+local function take_over(self, known)
+  self.begun, self.step, self.cursor, self.has_state = known.begun, 0, known.offset, true
+  self.followed, self.best, self.validation = known.followed, known.best, known.validation
+  self.saved_step = known.saved_step
+  for _, folder in ipairs(known.wrote) do self.wrote[folder] = true end
+end
+
+-- What a rank has that the others went on without is of no version of theirs.
+local function forget(self)
+  if self.session then self.session:close "the others went on without this rank" end
+  self.state:clear()
+  self.session, self.begun, self.has_state = nil, nil, false
+end
+
+-- A session of the generation that has just begun. While no step is done, every rank begins from the start.
 local function begin_session(self)
+  if self.cluster:roster().came then forget(self) end
   local told = exchange(self)
   local known, followed
   for _, other in ipairs(told) do
@@ -49,14 +70,16 @@ local function begin_session(self)
       followed = math.min(followed or math.huge, other.followed)
     end
   end
-  self.plan = choose_plan(self, #told)
-  local before = self.session
-  if known and not self.has_state then
-    self.step, self.cursor, self.has_state = 0, known.offset, true
-    self.best, self.validation = known.best, known.validation
+  if not known then
+    forget(self)
+    self.begin_state()
+  elseif not self.has_state then
+    take_over(self, known)
   end
-  self.session = session.new(self, before)
+  self.plan = choose_plan(self, #told)
+  self.session = session.new(self, self.session)
   self.unfollowed = known and followed < self.step or false
+  self.members = self.cluster:roster().members
 end
 
 --- This process as a member of the run, and the first generation that it is in.
@@ -64,39 +87,61 @@ end
 function elastic.join(self, joining)
   joining.least, joining.most = native.settings.least, native.settings.most
   self.member = native.member(joining)
-  self.cluster = self.member:open() or errors.raise("peer", "the run has ended")
+  self.cluster = self.member:open() or errors.raise("peer", "the run has ended, and needs this rank no more")
 end
 
---- Builds the first session; `prepare` makes the state, and is called again when a rank is lost meanwhile.
-function elastic.begin(self, prepare)
+--- Builds the first session; `begin_state` makes the state where no rank has one, and is called again when a rank is
+-- lost before a step was done.
+function elastic.begin(self, begin_state)
+  self.begin_state = begin_state
   while true do
-    local ok, problem = pcall(function()
-      prepare()
-      begin_session(self)
-    end)
+    local ok, problem = pcall(begin_session, self)
     if ok then return end
     if self.left or not elastic.is_loss(problem) then error(problem, 0) end
-    elastic.next_generation(self, problem)
+    elastic.next_generation(self, (errors.describe(problem)))
   end
 end
 
 --- Gives up the generation and waits for the next one.
-function elastic.next_generation(self, problem)
-  self.cluster:close((errors.describe(problem)))
+-- @string why
+-- @bool[opt] agreed all ranks do so after the same step
+function elastic.next_generation(self, why, agreed)
+  self.cluster:close(why, agreed)
   self.left = true   -- the run, unless there is a next generation with this rank
   self.cluster = self.member:open() or errors.raise("peer", "the run has ended without this rank")
   self.left = false
   self.rank = self.cluster:rank()
 end
 
--- Goes on in the next generation after a loss, or after the ones that are lost meanwhile.
-local function recover(self, reporter, problem)
+-- All ranks end the generation after the same step: there are some that wait to join.
+local function agree_to_change(self)
+  self.cluster:tell ""   -- all are here
+  self.member:ask_change(self.cluster:roster().number, "others join")
+end
+
+-- How many of `members` are not among `there`.
+local function missing_in(there, members)
+  local is_there, count = {}, 0
+  for _, id in ipairs(there) do is_there[id] = true end
+  for _, id in ipairs(members) do count = count + (is_there[id] and 0 or 1) end
+  return count
+end
+
+-- Goes on in the next generation after a loss, or after those that come meanwhile. Without a problem: after a change
+-- that all ranks agreed on.
+local function go_on(self, reporter, problem)
   local started = native.clock()
-  local step = self.step
+  local step, members, connected = self.step, self.members, nil
   self.session:freeze()
+  if not problem then
+    local ok, why = pcall(agree_to_change, self)
+    if not ok and not elastic.is_loss(why) then error(why, 0) end
+    problem = not ok and why or nil
+  end
   while true do
     local ok, why = pcall(function()
-      elastic.next_generation(self, problem)
+      elastic.next_generation(self, problem and errors.describe(problem) or "others join", not problem)
+      connected = native.clock()
       begin_session(self)
     end)
     if ok then break end
@@ -105,19 +150,24 @@ local function recover(self, reporter, problem)
   end
   local roster = self.cluster:roster()
   reporter:lead(self.rank == 0)
-  reporter:generation { generation = roster.number, reason = roster.reason, members = roster.members,
-    lost = roster.lost, joined = roster.joined, step = self.step, steps_repeated = math.max(0, step - self.step),
+  reporter:generation { generation = roster.number, reason = roster.reason, members = #roster.members,
+    lost = missing_in(roster.members, members), joined = missing_in(members, roster.members), step = self.step,
+    steps_repeated = math.max(0, step - self.step),
     moved_bytes = self.session.restored and self.session.restored.moved_bytes or 0,
-    seconds = native.clock() - started }
+    connected_seconds = connected - started, seconds = native.clock() - started }
 end
 
---- Call body(self, reporter), again after each loss of a rank. Of a run with fixed ranks a loss is an error.
+--- What the body of through_losses returns when the ranks shall end the generation after its last step.
+elastic.change = {}
+
+--- Call body(self, reporter), again after each loss of a rank and each change. Of a run with fixed ranks a loss is an
+-- error.
 function elastic.through_losses(self, reporter, body)
   while true do
     local ok, result = pcall(body, self, reporter)
-    if ok then return result end
-    if not self.member or not elastic.is_loss(result) then error(result, 0) end
-    recover(self, reporter, result)
+    if ok and result ~= elastic.change then return result end
+    if not ok and (not self.member or not elastic.is_loss(result)) then error(result, 0) end
+    go_on(self, reporter, not ok and result or nil)
   end
 end
 

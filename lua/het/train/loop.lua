@@ -175,6 +175,7 @@ local function train(self, reporter)
     self.last_step = step or self.last_step
     if self.session:asked_to_stop(self.stopped or not step) then return true end
     if follow(self, reporter, step) then return true end
+    if self.step < a.steps and self.session:asked_to_change() then return elastic.change end
   end
   return self.cluster and self:asked_to_stop(self.stopped) or false   -- it came after the last step had told of it
 end
@@ -207,6 +208,7 @@ function loop.start(self)
     peak = with_peak and peak.known(peak_device, a.precision) or nil,
     metrics = metrics, best = self.best, every = math.max(1, math.floor(a.steps / 20)),
   }
+  if self.member and self.rank == 0 then native.speak_for_run() end
   introduce(self, reporter)
   if with_peak and not reporter.peak then
     reporter:say("measuring this machine's peak, once")

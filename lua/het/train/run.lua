@@ -88,6 +88,7 @@ local function build(self)
     if about then saving.mark_own(self, a.save) end
     about = about or {}
     self.step, self.best, self.validation = about.step or 0, about.best, about.validation
+    self.begun = self.step      -- from there on steps are this run's
     self.followed = self.step   -- the last step after which all was done that follows it
     self.cursor = about.cursor or self.step * a.batch   -- samples that the steps done have seen
     self.state:set_step(self.step)

@@ -86,7 +86,7 @@ function session.new(run, before)
   if run.has_state and self.cluster then take_state(self, program, before) end
   if before then before:close "the run goes on in another session" end
   self.trainer = executor_of(self, program, training)
-  self.trainer:ask_to_stop(false)
+  self.trainer:ask_to_stop(false, run.member)
   local sampled = { context = run.context, batch = a.batch, microbatch = self.microbatch, seed = a.seed,
     first = self.first_microbatch * self.microbatch, count = self.own_microbatches * self.microbatch }
   sampled.split, sampled.start = "train", run.cursor
@@ -168,9 +168,12 @@ end
 -- @bool own this rank shall; of several ranks the others hear of it in the next step
 function Session:asked_to_stop(own)
   if not self.cluster then return native.interrupted() or own end
-  if own then self.trainer:ask_to_stop(true) end
+  if own then self.trainer:ask_to_stop(true, self.run.member) end
   return self.trainer:asked_to_stop()
 end
+
+--- Whether the ranks shall end this session behind the step that was just done: others wait to join.
+function Session:asked_to_change() return self.run.member ~= nil and self.trainer:asked_to_change() end
 
 --- Bytes at most: what the programs of this rank take of a GPU; elsewhere what the process took of the machine.
 function Session:peak_memory()

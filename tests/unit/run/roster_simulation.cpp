@@ -252,6 +252,10 @@ class Simulation {
     } else if (std::holds_alternative<RosterMachine::GiveUp>(action)) {
       note(member.id + " gives up");
       member.gave_up = true;
+      if (member.record.order >= 0 || member.machine->roster())
+        return;  // else it ends: there is no run to join
+      member.alive = false;
+      remove(member.id);
     }
   }
 

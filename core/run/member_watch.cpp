@@ -1,0 +1,75 @@
+#include "core/run/member_watch.h"
+
+#include <chrono>
+#include <utility>
+
+#include "core/base/error.h"
+
+namespace het {
+
+MemberWatch::MemberWatch(Membership& membership, std::shared_ptr<Store> store, Fabric& fabric,
+                         std::string keeper)
+    : membership_(membership),
+      store_(std::move(store)),
+      fabric_(fabric),
+      keeper_(std::move(keeper)),
+      thread_([this] { watch(); }) {}
+
+MemberWatch::~MemberWatch() {
+  ending_ = true;
+  membership_.close_watch();
+  thread_.join();
+}
+
+void MemberWatch::watch() {
+  constexpr std::chrono::milliseconds kLook{200};
+  try {
+    while (!ending_) {
+      for (const MemberChange& change : membership_.watch_members(kLook)) hear(change);
+      look();
+    }
+  } catch (const Error&) {
+    if (!keeper_.empty() && !left_.contains(0) && !store_answers())
+      abort(fmt::format("{}, who served the store, is gone", keeper_));
+    // Another store that is gone decides nothing while all members live.
+  }
+}
+
+void MemberWatch::hear(const MemberChange& change) {
+  if (change.kind == MemberChange::Kind::left) left_.insert(change.rank);
+  if (change.kind != MemberChange::Kind::lost) return;
+  if (!change.lapsed || world_ == nullptr || !closed(change.rank).empty()) abort(change.sentence);
+}
+
+// A connection that closes before its rank was seen to leave is a death.
+void MemberWatch::look() {
+  constexpr std::chrono::milliseconds kHear{1000};  // for the word that it left
+  if (world_ == nullptr) return;
+  const auto now = CommClock::now();
+  for (int rank = 0; rank < fabric_.size(); ++rank) {
+    if (left_.contains(rank)) continue;
+    const std::string why = closed(rank);
+    if (why.empty()) continue;
+    const auto since = closed_.emplace(rank, now).first->second;
+    if (now - since >= kHear) abort(why);
+  }
+}
+
+void MemberWatch::abort(const std::string& why) {
+  fabric_.abort(why);
+  ending_ = true;
+}
+
+// What became of a rank whose connection has closed; empty: it is open.
+std::string MemberWatch::closed(int rank) const { return world_.load()->witness()->lost(rank); }
+
+bool MemberWatch::store_answers() {
+  try {
+    store_->get("hetrun");
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+}  // namespace het

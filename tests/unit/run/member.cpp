@@ -1,0 +1,230 @@
+// Members of a run (core/run/member.h) over each kind of store: they form generations, lose members and take
+// in others, with traffic over the network of this machine.
+#include "core/run/member.h"
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <future>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/cluster/store_key_value.h"
+#include "core/comm/tcp.h"
+#include "core/net/socket.h"
+#include "core/run/generation.h"
+#include "tests/unit/core/cluster_testing.h"
+
+using namespace het;
+using namespace het::testing;
+using std::chrono::milliseconds;
+
+namespace {
+
+// A member with what a process has of it.
+struct Process {
+  std::shared_ptr<Store> store;
+  std::shared_ptr<Acceptor> acceptor;
+  std::unique_ptr<Member> member;
+  std::unique_ptr<Generation> generation;
+};
+
+struct Script {
+  StoreUnderTest& under_test;
+  std::string run;
+  int launched = 3, least = 1, most = 4;
+
+  Process begin(int order, const std::string& recipe = "r") const {
+    Process process;
+    process.store = under_test.connect();
+    AcceptorOptions listening;
+    listening.address = "127.0.0.1";
+    listening.run = run;
+    listening.secret = kClusterSecret;
+    process.acceptor = std::make_shared<Acceptor>(listening);
+    MemberOptions options;
+    options.store = process.store;
+    options.run = run;
+    options.secret = kClusterSecret;
+    options.launched = launched;
+    options.least = least;
+    options.most = most;
+    options.timeout = milliseconds(20'000);
+    options.record.host = "here";
+    options.record.order = order;
+    options.record.recipe_digest = recipe;
+    options.record.address = to_string(process.acceptor->endpoint());
+    process.member = std::make_unique<Member>(std::move(options));
+    return process;
+  }
+
+  // The next generation of a process. False: the run has ended.
+  bool open(Process& process) const {
+    const auto fabric_of = [&](const Member::Formation& formation, Generation::Ended ended) {
+      TcpOptions tcp;
+      tcp.run = run;
+      tcp.secret = kClusterSecret;
+      tcp.store = tcp.board = make_store_key_value(
+          process.store, fmt::format("{}/{}/", run, formation.roster.number), process.member->lease());
+      tcp.prefix = "traffic";
+      tcp.rank = formation.rank;
+      tcp.size = static_cast<int>(formation.members.size());
+      tcp.generation = formation.roster.number;
+      tcp.acceptor = process.acceptor;
+      for (const MemberRecord& record : formation.members)
+        tcp.addresses.push_back({record.host, parse_endpoint(record.address)});
+      tcp.ended = std::move(ended);
+      return make_tcp(std::move(tcp));
+    };
+    process.generation.reset();
+    process.generation = next_generation(*process.member, fabric_of);
+    return process.generation != nullptr;
+  }
+
+  // Of all of them, at once.
+  void open(std::vector<Process*> processes) const {
+    std::vector<std::future<bool>> opening;
+    for (Process* process : processes)
+      opening.push_back(std::async(std::launch::async, [this, process] { return open(*process); }));
+    for (auto& each : opening) REQUIRE(each.get());
+  }
+};
+
+// Sums a number of each rank, at all of them.
+void check_traffic(const std::vector<Process*>& processes) {
+  std::vector<std::future<double>> sums;
+  for (Process* process : processes)
+    sums.push_back(std::async(std::launch::async, [process] {
+      CollectiveRequest request;
+      request.kind = CollectiveKind::all_reduce;
+      request.dtype = DType::f64;
+      request.counts = {1};
+      double number = process->generation->rank() + 1;
+      auto* bytes = reinterpret_cast<std::byte*>(&number);
+      run_once(process->generation->world(), request, bytes, bytes);
+      return number;
+    }));
+  const auto count = static_cast<double>(processes.size());
+  for (auto& sum : sums) CHECK(sum.get() == count * (count + 1) / 2);
+}
+
+void check_generation(const std::vector<Process*>& processes, int64_t number) {
+  for (size_t rank = 0; rank < processes.size(); ++rank) {
+    const Generation& generation = *processes[rank]->generation;
+    INFO(generation.formation().roster.reason);
+    CHECK(generation.number() == number);
+    CHECK(generation.rank() == static_cast<int>(rank));
+    CHECK(generation.formation().roster == processes[0]->generation->formation().roster);
+    CHECK(generation.formation().roster.members[rank] == processes[rank]->member->id());
+  }
+  check_traffic(processes);
+}
+
+template <typename Condition>
+void await(const Condition& condition) {
+  const auto until = std::chrono::steady_clock::now() + kStoreHung;
+  while (!condition()) {
+    REQUIRE(std::chrono::steady_clock::now() < until);
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+}
+
+std::string sentence_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+}  // namespace
+
+TEST_CASE("members form generations, leave, join and end the run over every store", "[member]") {
+  for (const StoreKind& kind : store_kinds()) {
+    INFO(kind.name);
+    const auto under_test = kind.start();
+    const Script script{*under_test, "members"};
+    Process a = script.begin(2), b = script.begin(0), c = script.begin(1);
+    script.open({&a, &b, &c});
+    check_generation({&b, &c, &a}, 1);  // in the order of their launch
+
+    c.member->leave();
+    c.generation->close("it leaves");
+    script.open({&a, &b});
+    check_generation({&b, &a}, 2);
+    CHECK(a.generation->formation().roster.lost.size() == 1);
+
+    Process d = script.begin(-1);
+    await([&] { return a.member->waiting() == 1 && b.member->waiting() == 1; });
+    for (Process* each : {&a, &b}) {
+      each->member->ask_change(2, "others join");
+      each->generation->close("others join", true);
+    }
+    script.open({&a, &b, &d});
+    check_generation({&b, &a, &d}, 3);
+    CHECK(d.generation->formation().joined);
+    CHECK_FALSE(a.generation->formation().joined);
+    CHECK(a.member->waiting() == 0);
+
+    for (Process* each : {&a, &b, &d}) each->member->end_run();
+    for (Process* each : {&a, &b, &d}) CHECK_FALSE(script.open(*each));
+    Process late = script.begin(-1);
+    CHECK_FALSE(script.open(late));
+  }
+}
+
+TEST_CASE("a member that others do not reach joins again by another id", "[member]") {
+  for (const StoreKind& kind : store_kinds()) {
+    INFO(kind.name);
+    const auto under_test = kind.start();
+    const Script script{*under_test, "again"};
+    Process a = script.begin(0), b = script.begin(1), c = script.begin(2);
+    script.open({&a, &b, &c});
+    const std::string before = c.member->id();
+    for (Process* each : {&a, &b}) {
+      each->member->peer_lost(1, 2);
+      each->generation->close("rank 2 is lost");
+    }
+    auto again = std::async(std::launch::async, [&] {
+      c.generation->close("rank 2 is lost");
+      return script.open(c);
+    });
+    script.open({&a, &b});
+    check_generation({&a, &b}, 2);
+    await([&] { return a.member->waiting() == 1 && b.member->waiting() == 1; });
+    for (Process* each : {&a, &b}) {
+      each->member->ask_change(2, "others join");
+      each->generation->close("others join", true);
+    }
+    script.open({&a, &b});
+    REQUIRE(again.get());
+    check_generation({&a, &b, &c}, 3);
+    CHECK(c.member->id() != before);
+    CHECK(c.generation->formation().joined);
+  }
+}
+
+TEST_CASE("who comes to a full run waits; who has another recipe is refused", "[member]") {
+  for (const StoreKind& kind : store_kinds()) {
+    INFO(kind.name);
+    const auto under_test = kind.start();
+    Script script{*under_test, "full"};
+    script.launched = script.most = 2;
+    Process a = script.begin(0), b = script.begin(1);
+    script.open({&a, &b});
+    CHECK_THAT(sentence_of([&] { script.begin(-1, "another"); }),
+               Catch::Matchers::Contains("another recipe than the member of run 'full' on here"));
+    Process c = script.begin(-1);
+    await([&] { return c.member->roster().has_value(); });
+    CHECK(c.member->roster()->most == 2);
+    CHECK(a.member->waiting() == 0);
+    b.member->leave();
+    b.generation->close("it leaves");
+    script.open({&a, &c});
+    check_generation({&a, &c}, 2);
+  }
+}
