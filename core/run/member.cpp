@@ -243,9 +243,10 @@ void Member::join_again() {
     machine_ = std::make_unique<RosterMachine>(roster_options(options_, record_.id), Clock::now());
   }
   try {
-    write_record();
+    // It knows the others before they count on it.
     for (const StoreEntry& entry : options_.store->list(options_.run + "/").entries)
       feed({StoreEvent::Kind::put, entry});
+    write_record();
   } catch (const Error&) {
     join_again_at_ = Clock::now() + kAgain;
   }
