@@ -128,7 +128,8 @@ class Simulation {
     victim.alive = false;
     note(victim.id + " crashes");
     const std::string id = victim.id;
-    later(draw(0, 60), [this, id] { remove(id); });
+    // Its store sees at once that it is gone, or waits whether it comes back.
+    later(happens(0.5) ? draw(0, 60) : draw(500, 700), [this, id] { remove(id); });
     if (victim.formed > victim.aborted) leave_connections(victim, victim.formed, false);
   }
 
@@ -206,6 +207,9 @@ class Simulation {
         fail(fmt::format("two rosters have the number {}", proposal.roster.number));
       if (roster_ && proposal.roster.number <= roster_->number)
         fail("the number of the roster has not grown");
+      for (const std::string& id : proposal.roster.members)
+        if (lost_.count(id) != 0) fail(id + " comes back by the same name");
+      lost_.insert(proposal.roster.lost.begin(), proposal.roster.lost.end());
       roster_ = proposal.roster;
       revision_of_roster_ = ++revision_;
       tell_all(RosterMachine::RosterSeen{*roster_, revision_of_roster_});
@@ -343,7 +347,7 @@ class Simulation {
   std::map<std::string, std::pair<MemberRecord, int64_t>> keys_;
   std::optional<Roster> roster_;
   std::map<int64_t, Roster> rosters_;
-  std::set<std::string> was_cut_;
+  std::set<std::string> was_cut_, lost_;
   std::vector<std::string> log_;
   std::string problem_;
 };
