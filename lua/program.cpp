@@ -56,9 +56,17 @@ LaunchOptions launch_options(const Settings& settings, int argc, char** argv) {
   options.respawn = settings.respawn;
   options.listen = settings.listen;
   options.join = settings.join;
-  // Ranks of other machines know it, too.
-  if (!settings.listen.empty() || !settings.join.empty())
-    options.secret = load_secret(process_environment(), settings.secret_file);
+  // Ranks of other machines know it, too, and the next run of this name.
+  const EnvironmentLookup lookup = process_environment();
+  const bool shared = !settings.listen.empty() || !settings.join.empty();
+  const bool is_there =
+      lookup("HETRUN_SECRET") || lookup("HETRUN_SECRET_FILE") || !settings.secret_file.empty();
+  if (shared ||
+      (settings.elastic && is_there && (!settings.rendezvous.empty() || lookup("HETRUN_RENDEZVOUS")))) {
+    const std::string file =
+        settings.secret_file.empty() ? lookup("HETRUN_SECRET_FILE").value_or("") : settings.secret_file;
+    options.secret = load_secret(lookup, file);
+  }
   return options;
 }
 

@@ -18,9 +18,10 @@ constexpr milliseconds kLook{200};  // how long a thread waits before it looks w
 constexpr milliseconds kAgain{500};
 constexpr int kMostEvictions = 4;
 
-RosterOptions roster_options(const MemberOptions& options, const std::string& id) {
+RosterOptions roster_options(const MemberOptions& options, const MemberRecord& record) {
   RosterOptions roster;
-  roster.id = id;
+  roster.id = record.id;
+  roster.joins = record.order < 0;
   roster.launched = options.launched;
   roster.least = options.least;
   roster.most = options.most;
@@ -34,7 +35,7 @@ Member::Member(MemberOptions options) : options_(std::move(options)), record_(op
   if (options_.keeper == nullptr) options_.keeper = options_.store;
   record_.id = hex_of(random_bytes(8));
   lease_ = std::make_unique<HeldLease>(options_.store, options_.lease_ttl, options_.keeper);
-  machine_ = std::make_unique<RosterMachine>(roster_options(options_, record_.id), Clock::now());
+  machine_ = std::make_unique<RosterMachine>(roster_options(options_, record_), Clock::now());
   const auto list_alike = [this] {
     StoreListing listing = options_.store->list(options_.run + "/");
     for (const StoreEntry& entry : listing.entries)
@@ -103,8 +104,13 @@ void Member::feed(const StoreEvent& event) {
   const auto text =
       event.kind == StoreEvent::Kind::put ? unsealed(options_.secret, entry.key, entry.value) : std::nullopt;
   if (entry.key == roster_key()) {
+    if (event.kind == StoreEvent::Kind::removed) return;
     const auto roster = text ? parse_roster(*text) : std::nullopt;
-    if (roster) post(RosterMachine::RosterSeen{*roster, entry.revision});
+    if (roster) return post(RosterMachine::RosterSeen{*roster, entry.revision});
+    fail_with(
+        fmt::format("the store has a run '{}' of others, whose secret is another one; a run of another name "
+                    "(train.name), or the same secret, works",
+                    options_.run));
   } else if (entry.key.starts_with(members_at)) {
     const std::string id = entry.key.substr(members_at.size());
     if (event.kind == StoreEvent::Kind::removed) return post(RosterMachine::MemberGone{id});
@@ -240,7 +246,7 @@ void Member::join_again() {
     record_.order = -1;
     record_.generation = 0;
     record_.unreachable.clear();
-    machine_ = std::make_unique<RosterMachine>(roster_options(options_, record_.id), Clock::now());
+    machine_ = std::make_unique<RosterMachine>(roster_options(options_, record_), Clock::now());
   }
   try {
     // It knows the others before they count on it.

@@ -172,6 +172,11 @@ void RosterMachine::note(const Event& event, Time now) {
 // The newest roster counts, whoever proposed it.
 void RosterMachine::adopt(const RosterSeen& seen, Time now) {
   proposed_ = false;
+  if (!roster_ && seen.roster.members.empty() && !options_.joins) {  // another run of this name, before
+    revision_ = seen.revision;
+    ended_before_ = seen.roster.number;
+    return;
+  }
   if (roster_ && seen.roster.number <= roster_->number) {
     if (seen.roster.number == roster_->number) revision_ = seen.revision;
     return;
@@ -232,7 +237,7 @@ void RosterMachine::decide_first(Time now) {
     return wait_for_members(came.size(), began_, now);
   std::stable_sort(came.begin(), came.end(),
                    [](const Known* a, const Known* b) { return a->record.order < b->record.order; });
-  Roster roster{1, {}, "the run begins", {}, {}, {}, least(), most()};
+  Roster roster{ended_before_ + 1, {}, "the run begins", {}, {}, {}, least(), most()};
   for (const Known* known : came)
     if (static_cast<int>(roster.members.size()) < most()) roster.members.push_back(known->record.id);
   if (dead_.empty()) {  // the first look: from here others wait for this one
@@ -448,8 +453,7 @@ void RosterMachine::wait_for_members(size_t count, Time since, Time now) {
     return;
   }
   ended_ = true;
-  const MemberRecord* const own = record(options_.id);
-  if (!roster_ && own != nullptr && own->order < 0) {
+  if (!roster_ && options_.joins) {
     actions_.emplace_back(
         GiveUp{fmt::format("the run to join has not begun within {} ms", options_.timeout.count())});
     return;

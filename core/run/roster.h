@@ -51,6 +51,7 @@ std::optional<Roster> parse_roster(const std::string& text);
 
 struct RosterOptions {
   std::string id;                             // of this member
+  bool joins = false;                         // a run that others have begun
   int launched = 1;                           // members that the first roster waits for
   int least = 1, most = 1;                    // in any roster, until there is one that says so
   std::chrono::milliseconds timeout{60'000};  // of waiting for `least` members
@@ -169,7 +170,7 @@ class RosterMachine {
   Time began_;
   std::map<std::string, Known> members_;
   std::optional<Roster> roster_;
-  int64_t revision_ = 0;
+  int64_t revision_ = 0, ended_before_ = 0;  // the last number of a run of this name that has ended
   bool opened_ = false, aborted_ = false, proposed_ = false, run_ended_ = false, ended_ = false;
   std::map<std::string, Loss> losses_;  // in this generation
   std::optional<std::string> change_;   // asked for, and why

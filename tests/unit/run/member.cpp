@@ -174,6 +174,12 @@ TEST_CASE("members form generations, leave, join and end the run over every stor
     for (Process* each : {&a, &b, &d}) CHECK_FALSE(script.open(*each));
     Process late = script.begin(-1);
     CHECK_FALSE(script.open(late));
+
+    // The next run of this name.
+    for (Process* each : {&a, &b, &d, &late}) each->member->leave();
+    Process e = script.begin(0), f = script.begin(1), g = script.begin(2);
+    script.open({&e, &f, &g});
+    check_generation({&e, &f, &g}, 5);
   }
 }
 

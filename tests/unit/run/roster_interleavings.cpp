@@ -91,9 +91,10 @@ class Interleavings {
   int64_t ends() const { return ends_; }
 
  private:
-  static RosterOptions options_of(const std::string& id) {
+  static RosterOptions options_of(const std::string& id, bool joins) {
     RosterOptions options;
     options.id = id;
+    options.joins = joins;
     options.launched = 3;
     options.most = 4;
     options.timeout = 2 * kPatience;
@@ -102,7 +103,7 @@ class Interleavings {
 
   static void come(World& world, int order) {
     const std::string id = fmt::format("m{}", world.processes.size());
-    Process process{RosterMachine(options_of(id), world.now), {}, true, 0, 0, 0, {}, {}, 0};
+    Process process{RosterMachine(options_of(id, order < 0), world.now), {}, true, 0, 0, 0, {}, {}, 0};
     process.record.id = id;
     process.record.order = order;
     for (const auto& [other, stored] : world.keys)

@@ -100,6 +100,7 @@ class Simulation {
     member->record.order = order;
     RosterOptions options;
     options.id = member->id;
+    options.joins = order < 0;
     options.launched = settings_.launched;
     options.least = settings_.least;
     options.most = settings_.most;
