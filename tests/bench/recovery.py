@@ -75,6 +75,7 @@ class Metrics:
             now, record, self.part = time.monotonic(), json.loads(self.part + line), ''
             if is_it(record):
                 return now, record
+        process.kill()
         sys.exit(f'nothing came within 60 s: {process.communicate()}')
 
 

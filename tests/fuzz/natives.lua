@@ -24,7 +24,7 @@ local skipped = {
   write_text = "writes files", append = "writes files", json_write = "writes files", staged_path = "only names a file",
   commit_staged = "renames files", drop_staged = "removes files", make_folder = "makes folders",
   try_folder = "makes files", save_files = "writes files; called with hostile lists alone",
-  join = "waits for other processes", messages_between = "needs a cluster",
+  join = "waits for other processes", member = "waits for other processes", messages_between = "needs a cluster",
   address = "gives an address, which is used by no other function",
   confine = "takes rights from the process", limit_memory = "takes memory from it", limit_prompt = "limits io.open",
   open_file = "makes and empties files", cache_write = "writes files", write_control = "moves the cursor",
