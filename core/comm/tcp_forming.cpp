@@ -75,6 +75,7 @@ namespace {
 
 constexpr milliseconds kLookForAbort{50};                   // while the store is asked
 constexpr milliseconds kFirstPause{5}, kLongestPause{200};  // before connecting again
+constexpr milliseconds kLookForLife{250};                   // of who is to come here
 
 struct Member {
   enum class Stage : uint8_t { address, pause, connecting, greeting, reply, arrival, done };
@@ -82,6 +83,7 @@ struct Member {
   Stage stage = Stage::address;
   Endpoint endpoint;
   Descriptor socket;
+  Descriptor probe;  // of who is to come: a connection that says whether it listens at all
   std::string in, greeting, hello;
   Deadline again{};
   milliseconds pause = kFirstPause;
@@ -168,6 +170,9 @@ class Attempt {
       member.rank.host = found->host;
       member.endpoint = found->endpoint;
       member.stage = member.rank.rank < rank() ? Stage::arrival : Stage::pause;
+      // Not where a loss ends the run: who is not to be reached from here may come yet.
+      if (member.stage == Stage::arrival)
+        member.again = f_.options.ended ? CommClock::now() + kLookForLife : Deadline::max();
       member.due = true;
     }
     return false;
@@ -200,6 +205,7 @@ class Attempt {
         case Stage::arrival:
           member.socket = f_.arrivals.claim(group_, member.rank.rank);
           if (member.socket) member.stage = Stage::done;
+          if (!member.socket) look_for_life(member);
           break;
         case Stage::done: require_open(member); break;
       }
@@ -229,6 +235,22 @@ class Attempt {
     if (!wait_for(member.socket, Ready::write, CommClock::now())) return;
     if (const int error = connect_error(member.socket); error != 0) return try_again(member, error);
     member.stage = Stage::greeting;
+  }
+
+  // Who has died does not come; where it listened nothing does.
+  void look_for_life(Member& member) {
+    int error = 0;
+    if (!member.probe) {
+      if (CommClock::now() < member.again) return;
+      member.probe = begin_connect(member.endpoint, f_.acceptor.endpoint().host, error);
+    }
+    if (error == 0) {
+      if (!wait_for(member.probe, Ready::write, CommClock::now())) return;
+      error = connect_error(member.probe);
+    }
+    if (error == ECONNREFUSED) lost(member, fmt::format("nothing listens at {}", to_string(member.endpoint)));
+    member.probe = Descriptor();
+    member.again = CommClock::now() + kLookForLife;
   }
 
   // Whether `bytes` of the hellos have come.
@@ -355,11 +377,14 @@ class Attempt {
     Deadline next = std::min({CommClock::now() + most, until_, say_at_});
     std::vector<pollfd> polled{{wake_.number(), POLLIN, 0}};
     for (const Member& member : members_) {
-      if (member.stage == Stage::pause) next = std::min(next, member.again);
+      const bool probes = member.stage == Stage::arrival && member.probe;
+      if (member.stage == Stage::pause || (member.stage == Stage::arrival && !probes))
+        next = std::min(next, member.again);
       short events = POLLIN;
-      if (member.stage == Stage::connecting) events = POLLOUT;
+      if (member.stage == Stage::connecting || probes) events = POLLOUT;
       if (member.stage == Stage::done) events = POLLRDHUP;
-      polled.push_back({member.left ? -1 : member.socket.number(), events, 0});
+      const int watched = probes ? member.probe.number() : member.socket.number();
+      polled.push_back({member.left ? -1 : watched, events, 0});
     }
     const auto left = std::chrono::ceil<milliseconds>(next - CommClock::now());
     ::poll(polled.data(), polled.size(), static_cast<int>(std::max<int64_t>(left.count(), 0)));
@@ -367,8 +392,8 @@ class Attempt {
     const bool woken = ::eventfd_read(wake_.number(), &ignored) == 0;
     for (size_t i = 0; i < members_.size(); ++i) {
       const Stage stage = members_[i].stage;
-      members_[i].due =
-          polled[i + 1].revents != 0 || stage == Stage::pause || (stage == Stage::arrival && woken);
+      members_[i].due = polled[i + 1].revents != 0 || stage == Stage::pause ||
+                        (stage == Stage::arrival && (woken || CommClock::now() >= members_[i].again));
     }
   }
 

@@ -35,13 +35,14 @@ class Elastic(unittest.TestCase):
         draw = random.Random(3)
         (self.folder / 'text.txt').write_text(' '.join(draw.choice(words) for _ in range(3000)))
         shutil.copy(RECIPE, self.folder)
+        self.steps = STEPS
 
     def start(self, *words, workers=4, elastic='1:4'):
         """A run, or without `elastic` ranks that join one; every step is also written to the metrics file."""
         if elastic:
             (self.folder / 'metrics.jsonl').unlink(missing_ok=True)
         command = [HETRUN, '--workers', str(workers), *(['--elastic', elastic] if elastic else []), 'lopsided.lua',
-                   f'--steps={STEPS}', '--every=20', '--metrics=metrics.jsonl', *words]
+                   f'--steps={self.steps}', '--every=20', '--metrics=metrics.jsonl', *words]
         process = subprocess.Popen(command, cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                    env={**os.environ, 'HETRUN_SECRET': SECRET})
         self.addCleanup(process.kill)
@@ -94,8 +95,8 @@ class Elastic(unittest.TestCase):
                 {r['step']: r['validation_loss'] for r in records if 'validation_loss' in r})
 
     def undisturbed(self, *words):
-        subprocess.run([HETRUN, 'lopsided.lua', f'--steps={STEPS}', '--every=20', '--metrics=metrics.jsonl', '--quiet', *words],
-                       cwd=self.folder, check=True, capture_output=True, timeout=WAIT)
+        subprocess.run([HETRUN, 'lopsided.lua', f'--steps={self.steps}', '--every=20', '--metrics=metrics.jsonl', '--quiet',
+                        *words], cwd=self.folder, check=True, capture_output=True, timeout=WAIT)
         return self.losses()
 
     def assert_same_curve(self, expected):
@@ -150,6 +151,7 @@ class Elastic(unittest.TestCase):
         self.assert_same_curve(right)
 
     def test_ranks_join_late_and_go_on_when_all_others_are_lost(self):
+        self.steps = 600
         right = self.undisturbed()
         place = f'127.0.0.1:{free_port()}'
         head = self.start(f'--listen={place}', workers=2)
@@ -169,6 +171,7 @@ class Elastic(unittest.TestCase):
         self.assert_same_curve(right)
 
     def test_a_lost_rank_is_started_again(self):
+        self.steps = 600
         right = self.undisturbed()
         process = self.start('--respawn')
         self.until_step(process, 10)
@@ -182,6 +185,7 @@ class Elastic(unittest.TestCase):
         self.assert_same_curve(right)
 
     def test_a_rank_that_was_silent_for_too_long_joins_again(self):
+        self.steps = 600
         right = self.undisturbed()
         process = self.start('--timeout=1s')
         self.until_step(process, 10)
