@@ -392,6 +392,8 @@ int new_member(lua_State* L) {
   record.data_digest = digest_of(L, "data");
   const bool joins = object->joining.lookup("HETRUN_JOINS").has_value();
   record.order = joins ? -1 : object->joining.launched.rank;
+  // The launcher's store has this run alone; in etcd another of its name may have ended before.
+  options.begins = object->joining.by_etcd && !object->joining.lookup("HETRUN_STARTED_AGAIN");
   object->member = std::make_unique<Member>(std::move(options));
   return Convert<MemberHandle>::push(L, std::move(object));
 }

@@ -104,7 +104,7 @@ class Launcher {
     read_outputs();
     for (Child& child : children_)  // whose pipe is open still, held by a program that it started
       if (!child.pending.empty()) take_line(child, std::exchange(child.pending, {}));
-    if (!options_.listen.empty() && !ended_well_ && code_ == 0) serve_the_others();
+    if (!options_.listen.empty() && !ended_well_ && !interrupted_ && code_ == 0) serve_the_others();
     if (options_.elastic && code_ == 0 && !ended_well_ && !interrupted_)
       code_ = static_cast<int>(ErrorKind::peer);
     report();
@@ -129,6 +129,7 @@ class Launcher {
                                     "HETRUN_SECRET=" + options_.secret};
     if (options_.elastic) values.emplace_back("HETRUN_ELASTIC=1");
     if (!options_.join.empty()) values.emplace_back("HETRUN_JOINS=1");
+    if (children_[static_cast<size_t>(rank)].pid > 0) values.emplace_back("HETRUN_STARTED_AGAIN=1");
     if (std::getenv("OMP_NUM_THREADS") == nullptr)
       values.push_back(fmt::format("OMP_NUM_THREADS={}", std::max(1, thread_count() / workers)));
     for (char** entry = environ; *entry != nullptr; ++entry) {
@@ -312,13 +313,22 @@ class Launcher {
 
   // Of an elastic run.
   void lose(int rank) {
-    const Child& child = children_[rank];
+    Child& child = children_[rank];
+    read_errors();
+    read_outputs();
+    for (const std::string& line :
+         std::exchange(child.lines, {}))  // why it gave up, said once by however many
+      if (said_.insert(line).second)
+        std::cerr << fmt::format("[rank {}] {}\n", rank, visible(line)) << std::flush;
     if (child.signal != 0)
       std::cerr << fmt::format("hetrun: process {} was killed by signal {} ({})\n", rank, child.signal,
                                strsignal(child.signal))
                 << std::flush;
     if (speaker_ == rank) speaker_ = -1;  // until another says that it speaks
-    if (options_.respawn && !ended_well_ && !interrupted_ && code_ == 0 && passed_on_ == 0) start_again(rank);
+    // Who gave up would do so again.
+    if (child.signal != 0 && options_.respawn && !ended_well_ && !interrupted_ && code_ == 0 &&
+        passed_on_ == 0)
+      start_again(rank);
   }
 
   // Of an elastic run: the others go on.

@@ -22,6 +22,7 @@ RosterOptions roster_options(const MemberOptions& options, const MemberRecord& r
   RosterOptions roster;
   roster.id = record.id;
   roster.joins = record.order < 0;
+  roster.begins = options.begins;
   roster.launched = options.launched;
   roster.least = options.least;
   roster.most = options.most;
@@ -34,6 +35,7 @@ RosterOptions roster_options(const MemberOptions& options, const MemberRecord& r
 Member::Member(MemberOptions options) : options_(std::move(options)), record_(options_.record) {
   if (options_.keeper == nullptr) options_.keeper = options_.store;
   record_.id = hex_of(random_bytes(8));
+  fresh_ = record_.order < 0;
   lease_ = std::make_unique<HeldLease>(options_.store, options_.lease_ttl, options_.keeper);
   machine_ = std::make_unique<RosterMachine>(roster_options(options_, record_), Clock::now());
   const auto list_alike = [this] {
@@ -148,7 +150,7 @@ void Member::sync() {
     std::lock_guard lock(mutex_);
     if (stopping_) return;
     watch_ = std::move(watch);
-    if (machine_->roster()) known = machine_->roster()->members;
+    known = machine_->known();
   }
   for (const std::string& id : known) {
     const auto is_it = [&](const StoreEntry& entry) { return entry.key == member_key(id); };
@@ -207,7 +209,7 @@ void Member::act(const RosterMachine::Action& action) {
     Formation formation;
     formation.roster = form->roster;
     const auto& joined = form->roster.joined;
-    formation.joined = std::find(joined.begin(), joined.end(), record_.id) != joined.end();
+    formation.joined = fresh_ || std::find(joined.begin(), joined.end(), record_.id) != joined.end();
     for (size_t rank = 0; rank < form->roster.members.size(); ++rank) {
       const std::string& id = form->roster.members[rank];
       if (id == record_.id) formation.rank = static_cast<int>(rank);
@@ -244,6 +246,7 @@ void Member::join_again() {
     std::lock_guard lock(mutex_);
     record_.id = hex_of(random_bytes(8));
     record_.order = -1;
+    fresh_ = true;
     record_.generation = 0;
     record_.unreachable.clear();
     machine_ = std::make_unique<RosterMachine>(roster_options(options_, record_), Clock::now());
@@ -291,7 +294,10 @@ std::optional<Member::Formation> Member::next_generation(const std::function<voi
   return std::exchange(formation_, std::nullopt);
 }
 
-void Member::opened(int64_t generation) { post(RosterMachine::Opened{generation}); }
+void Member::opened(int64_t generation) {
+  fresh_ = false;
+  post(RosterMachine::Opened{generation});
+}
 void Member::broken(int64_t generation, const std::string& why) {
   post(RosterMachine::Broken{generation, why});
 }

@@ -2,6 +2,7 @@
 // takes part in (roster.h). Two threads of its own: one watches the store, one runs the protocol.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <map>
@@ -24,6 +25,7 @@ struct MemberOptions {
   std::string run, secret;
   MemberRecord record;  // without an id
   int launched = 1, least = 1, most = 1;
+  bool begins = true;  // a run of this name that has ended was another one; false: it was this one
   std::chrono::milliseconds timeout{60'000};   // of waiting for members
   std::chrono::milliseconds lease_ttl{5'000};  // who is silent for so long may be dropped
 };
@@ -106,6 +108,7 @@ class Member {
   std::optional<RosterMachine::Time> wake_;
   std::optional<RosterMachine::Time> join_again_at_;
   int evictions_ = 0;
+  std::atomic<bool> fresh_ = false;  // it joins, and no generation that it is in was opened yet
   std::unique_ptr<StoreWatch> watch_;
   std::thread watcher_, protocol_;
 };

@@ -172,7 +172,8 @@ void RosterMachine::note(const Event& event, Time now) {
 // The newest roster counts, whoever proposed it.
 void RosterMachine::adopt(const RosterSeen& seen, Time now) {
   proposed_ = false;
-  if (!roster_ && seen.roster.members.empty() && !options_.joins) {  // another run of this name, before
+  if (!roster_ && seen.roster.members.empty() && !options_.joins &&
+      options_.begins) {  // another run of this name, before
     revision_ = seen.revision;
     ended_before_ = seen.roster.number;
     return;
@@ -415,6 +416,13 @@ std::vector<std::string> RosterMachine::waiting() const {
   std::vector<std::string> ids;
   for (auto& [created, id] : came) ids.push_back(std::move(id));
   return ids;
+}
+
+std::vector<std::string> RosterMachine::known() const {
+  std::set<std::string> ids;
+  for (const auto& [id, known] : members_) ids.insert(id);
+  if (roster_) ids.insert(roster_->members.begin(), roster_->members.end());
+  return {ids.begin(), ids.end()};
 }
 
 size_t RosterMachine::joinable() const {

@@ -52,6 +52,7 @@ std::optional<Roster> parse_roster(const std::string& text);
 struct RosterOptions {
   std::string id;                             // of this member
   bool joins = false;                         // a run that others have begun
+  bool begins = true;                         // an ended run of its name was another one
   int launched = 1;                           // members that the first roster waits for
   int least = 1, most = 1;                    // in any roster, until there is one that says so
   std::chrono::milliseconds timeout{60'000};  // of waiting for `least` members
@@ -133,7 +134,9 @@ class RosterMachine {
   int64_t revision() const { return revision_; }  // of the roster's key
   // Members that have a key and were in no roster, in the order in which they came.
   std::vector<std::string> waiting() const;
-  // Of them, those that the next roster has room for.
+  // Members that have a key, as far as it knows, and those of the roster.
+  std::vector<std::string> known() const;
+  // Of those that wait, as many as the next roster has room for.
   size_t joinable() const;
   const MemberRecord* record(const std::string& id) const;
 

@@ -56,7 +56,7 @@ end
 local function forget(self)
   if self.session then self.session:close "the others went on without this rank" end
   self.state:clear()
-  self.session, self.begun, self.has_state = nil, nil, false
+  self.session, self.begun, self.has_state, self.saving = nil, nil, false, nil
 end
 
 -- A session of the generation that has just begun. While no step is done, every rank begins from the start.

@@ -195,6 +195,7 @@ function loop.start(self)
   local a, settings = self.arguments, native.settings
   self:prepare()
   self.first_step = self.step
+  local begun = self.member and self.begun or self.first_step   -- the same for ranks that came later
   self.unit = define.kind_of(a.data) == "pairs" and "samples" or "tokens"
   self.tokens_per_step = self.unit == "samples" and a.batch or a.batch * self.context
   local peak_device = peak.device_of(self.device)
@@ -216,7 +217,7 @@ function loop.start(self)
   end
   native.run_trains(true)
   if settings.trace ~= "" then
-    self.trace_step = math.min(self.first_step + 3, a.steps)   -- the first ones are not typical
+    self.trace_step = math.min(begun + 3, a.steps)   -- the first ones are not typical
     self.say = function(sentence) reporter:say(sentence) end
   end
   local ok, interrupted = pcall(elastic.through_losses, self, reporter, train)
@@ -231,10 +232,14 @@ function loop.start(self)
   end
   reporter:finish()
   if interrupted then native.interrupted() end
-  if a.save and self.step > self.first_step then
+  if a.save and self.step > begun then
     saving.go_on(self, true)
-    local folder, kept = saving.folder_of_end(self, interrupted)
-    elastic.through_losses(self, reporter, function() saving.now(self, folder) end)
+    local folder, kept
+    elastic.through_losses(self, reporter, function()
+      folder, kept = saving.folder_of_end(self, interrupted)
+      saving.now(self, folder)
+      if self.member then self.cluster:tell "" end   -- it is written
+    end)
     saving.say(self, reporter, interrupted and "stopped and saved" or "saved", folder, kept)
   elseif interrupted then
     reporter:say(("stopped after step %d; give save = \"folder\" to keep what was learned"):format(self.step))
