@@ -333,6 +333,7 @@ int sampler_next(lua_State* L) {  // -> {inputs = {...}, labels = {...}, count, 
 }
 int64_t sampler_cursor(SamplerHandle& sampler) { return sampler->cursor(); }
 void sampler_seek(SamplerHandle& sampler, int64_t cursor) { sampler->seek(cursor); }
+void sampler_close(SamplerHandle& sampler) { sampler->close(); }
 
 // --- a tokenizer without a corpus: of a saved vocabulary
 
@@ -400,8 +401,8 @@ void add_data(lua_State* L) {
       {bind<&corpus_encode>("encode"), bind<&corpus_decode>("decode"), bind<&corpus_vocabulary>("vocabulary"),
        bind<&corpus_count>("count"), bind<&corpus_sampler>("sampler")},
       &corpus_index);
-  make_class<SamplerHandle>(
-      L, {bind<&sampler_next>("next"), bind<&sampler_cursor>("cursor"), bind<&sampler_seek>("seek")});
+  make_class<SamplerHandle>(L, {bind<&sampler_next>("next"), bind<&sampler_cursor>("cursor"),
+                                bind<&sampler_seek>("seek"), bind<&sampler_close>("close")});
   make_class<TokenizerHandle>(L, {bind<&tokenizer_encode>("encode"), bind<&tokenizer_decode>("decode")},
                               &tokenizer_index);
   make_class<SavingHandle>(L, {bind<&saving_done>("done"), bind<&saving_wait>("wait")});

@@ -38,8 +38,8 @@ int new_mesh(lua_State* L) {
   std::shared_ptr<Groups> groups;
   std::shared_ptr<Agreement> agreement;
   if (auto* cluster = to_object<ClusterHandle>(L, 1)) {
-    groups = device != nullptr ? paced_groups_of(L, 2, *cluster) : groups_of(*cluster);
-    agreement = agreement_of(*cluster);
+    groups = device != nullptr ? (*cluster)->paced_groups(links_at(L, 2)) : (*cluster)->groups();
+    agreement = (*cluster)->agreement();
   }
   push_object(L, MeshHandle(std::make_shared<const DeviceMesh>(std::move(groups), std::move(agreement), eager,
                                                                std::move(layout))));

@@ -123,14 +123,13 @@ int messages_here(lua_State* L) {
 int messages_between(lua_State* L) {
   const auto& cluster = check_object<ClusterHandle>(L, 1);
   const int from = Convert<int>::get(L, 2), to = Convert<int>::get(L, 3);
-  const int ranks = groups_of(cluster)->size();
+  const int ranks = cluster->groups()->size();
   if (from < 0 || to < 0 || from >= ranks || to >= ranks || from == to)
     fail_usage("messages between ranks {} and {} of {}", from, to, ranks);
   const auto& device = check_object<DeviceHandle>(L, 6);
-  const DirectPair direct{groups_of(cluster)->direct({std::min(from, to), std::max(from, to)}, device),
+  const DirectPair direct{cluster->groups()->direct({std::min(from, to), std::max(from, to)}, device),
                           device.get()};
-  return push_messages(L,
-                       time_messages(world_of(cluster), from, to, sizes_at(L, 4), rounds_at(L, 5), direct));
+  return push_messages(L, time_messages(cluster->world(), from, to, sizes_at(L, 4), rounds_at(L, 5), direct));
 }
 
 // {{bytes, seconds}}: latency and bandwidth.

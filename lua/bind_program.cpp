@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <csignal>
 #include <map>
 
 #include "core/base/parallel.h"
@@ -454,7 +455,7 @@ int new_executor(lua_State* L) {  // program, state, cluster or nil
   auto& state = check_object<StateHandle>(L, 2);
   const auto* cluster = lua_isnoneornil(L, 3) ? nullptr : &check_object<ClusterHandle>(L, 3);
   return Convert<ExecutorHandle>::push(
-      L, std::make_shared<Executor>(*program, state, cluster == nullptr ? nullptr : groups_of(*cluster)));
+      L, std::make_shared<Executor>(*program, state, cluster == nullptr ? nullptr : (*cluster)->groups()));
 }
 int executor_write(lua_State* L) {  // executor, name, tensor or number, micro-batch from 1
   auto& executor = check_object<ExecutorHandle>(L, 1);
@@ -479,7 +480,7 @@ constexpr uint32_t kStop = 1, kChange = 2;  // after this step: end; let those i
 // interrupted. A member of an elastic run asks for a change, too, when others wait to join.
 void executor_ask_to_stop(ExecutorHandle& executor, bool always, std::optional<MemberHandle> member) {
   executor->on_word([always, member] {
-    const bool stops = always || interrupt_pending(), changes = member && ranks_wait(*member);
+    const bool stops = always || interrupt_pending(), changes = member && (*member)->member().waiting() > 0;
     return (stops ? kStop : 0) | (changes ? kChange : 0);
   });
 }
@@ -492,6 +493,13 @@ bool executor_asked_to_stop(ExecutorHandle& executor) { return said_by_any(*exec
 bool executor_asked_to_change(ExecutorHandle& executor) { return said_by_any(*executor, kChange); }
 void executor_close(ExecutorHandle& executor, std::string why) { executor->close(std::move(why)); }
 void executor_freeze(ExecutorHandle& executor) { executor->freeze(); }
+// A fault for tests: the process dies before the instruction at this share of the next run.
+void executor_kill_at(ExecutorHandle& executor, double share) {
+  const auto count = static_cast<double>(executor->program().instructions.size());
+  executor->before_each([at = share * count](int instruction) {
+    if (instruction >= at) std::raise(SIGKILL);
+  });
+}
 Tensor executor_read(ExecutorHandle& executor, std::string name) { return executor->read(name); }
 double executor_number(ExecutorHandle& executor, std::string name) {
   const Tensor value = executor->read(name);
@@ -599,8 +607,8 @@ void add_program(lua_State* L) {
        bind<&executor_number>("number"), bind<&executor_find_non_finite>("find_non_finite"),
        bind<&executor_memory>("memory"), bind<&executor_usage>("usage"), bind<&executor_timings>("timings"),
        bind<&executor_busy>("busy"), bind<&executor_close>("close"), bind<&executor_freeze>("freeze"),
-       bind<&executor_ask_to_stop>("ask_to_stop"), bind<&executor_asked_to_stop>("asked_to_stop"),
-       bind<&executor_asked_to_change>("asked_to_change")});
+       bind<&executor_kill_at>("kill_at"), bind<&executor_ask_to_stop>("ask_to_stop"),
+       bind<&executor_asked_to_stop>("asked_to_stop"), bind<&executor_asked_to_change>("asked_to_change")});
   set_functions(L, "native.",
                 {bind<&get_device>("device"), bind<&gpu_count>("gpus"), bind<&gpu_report>("gpu_report"),
                  bind<&threads>("threads"), bind<&new_state>("state"), bind<&make_program>("program"),

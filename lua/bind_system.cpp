@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -81,6 +82,7 @@ std::vector<std::string> instruction_sets() {
 
 std::string version() { return HET_VERSION; }
 bool interrupted() { return take_interrupt(); }
+void kill_self() { std::raise(SIGKILL); }
 
 // native.undisturbed(f): f, but no hook runs meanwhile. An interrupt inside the handler of an error would be
 // an error in error handling, and hide both.
@@ -149,6 +151,7 @@ void add_system(lua_State* L) {
                  bind<&instruction_sets>("instruction_sets"),
                  bind<&version>("version"),
                  bind<&interrupted>("interrupted"),
+                 bind<&kill_self>("kill_self"),
                  bind<&undisturbed>("undisturbed"),
                  bind<&trains>("run_trains"),
                  bind<&speak_for_run>("speak_for_run"),

@@ -22,6 +22,7 @@
 #include "core/program/eager.h"
 #include "core/program/executor.h"
 #include "core/program/state.h"
+#include "core/run/run_member.h"
 #include "core/tensor/tensor.h"
 #include "lua/bind.h"
 #include "lua/gpus.h"
@@ -63,10 +64,8 @@ using CorpusHandle = std::shared_ptr<const Corpus>;
 using SamplerHandle = std::shared_ptr<Sampler>;
 struct Planning;  // bind_planner.cpp
 using PlanningHandle = std::shared_ptr<Planning>;
-struct Cluster;  // bind_cluster.cpp
 using ClusterHandle = std::shared_ptr<Cluster>;
-struct MemberObject;  // bind_cluster.cpp
-using MemberHandle = std::shared_ptr<MemberObject>;
+using MemberHandle = std::shared_ptr<RunMember>;
 using TokenizerHandle = std::shared_ptr<const Tokenizer>;
 
 // What one Lua state shares between its bound functions. Lives as long as the state.
@@ -132,21 +131,8 @@ void add_planner(lua_State* L);
 void add_profile(lua_State* L);
 void add_mesh(lua_State* L);
 
-// The communicators of a run's ranks, and that of all of them.
-std::shared_ptr<Groups> groups_of(const ClusterHandle& cluster);
-Communicator& world_of(const ClusterHandle& cluster);
-// Others of the same ranks, over links as slow as the list `links` of the table at `index` says: a {latency,
-// bandwidth} for each rank from and then each rank to.
-std::shared_ptr<Groups> paced_groups_of(lua_State* L, int index, const ClusterHandle& cluster);
-// Whether others wait to join the run, and there is room for them.
-bool ranks_wait(const MemberHandle& member);
-// By which ranks that run the same lines check that they do, made on first use.
-std::shared_ptr<Agreement> agreement_of(const ClusterHandle& cluster);
-// Lines that rank 0 gives to the others, numbered from 1. A rank waits for one as long as `timeout`; nullopt:
-// it has not come yet. Throws Error(peer) when a rank is lost.
-void give_line(const ClusterHandle& cluster, int64_t number, const std::string& text);
-std::optional<std::string> take_line(const ClusterHandle& cluster, int64_t number,
-                                     std::chrono::milliseconds timeout);
+// The list `links` of the table at `index`: a {latency, bandwidth} for each rank from and then each rank to.
+std::vector<Link> links_at(lua_State* L, int index);
 
 }  // namespace het::lua
 

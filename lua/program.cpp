@@ -138,6 +138,9 @@ int run_program(int argc, char** argv, const Gpus& gpus) {
     return run(argc, argv, gpus);
   } catch (const Interrupted&) {
     return kInterruptedExitCode;
+  } catch (const RunEnded& ended) {
+    std::cerr << fmt::format("{}\n", visible(ended.sentence()));
+    return 0;
   } catch (const Error& error) {
     std::cout.flush();
     // Ranks that end one after the other lose each other: no reason to say so.

@@ -290,17 +290,17 @@ class Ranks {
     call_mesh("session", 1);
     cluster_ = check_object<ClusterHandle>(L, lua_gettop(L));
     lua_settop(L, 0);
-    groups_of(cluster_);  // all have come
+    cluster_->groups();  // all have come
   }
 
   static constexpr size_t kMostBytes = 1'000'000;  // of a chunk; a store keeps little more under one key
 
-  int size() const { return cluster_ == nullptr ? 1 : groups_of(cluster_)->size(); }
-  bool is_first() const { return cluster_ == nullptr || groups_of(cluster_)->rank() == 0; }
+  int size() const { return cluster_ == nullptr ? 1 : cluster_->size(); }
+  bool is_first() const { return cluster_ == nullptr || cluster_->rank() == 0; }
 
   // `line`: at which the chunk begins.
   void tell(const std::string& chunk, int line) {
-    give_line(cluster_, ++number_, fmt::format("{}\n{}", line, chunk));
+    cluster_->give_line(++number_, fmt::format("{}\n{}", line, chunk));
   }
 
   // Wait for the next chunk of rank 0; false: there are no more. Interrupts meanwhile are not for this rank;
@@ -309,7 +309,7 @@ class Ranks {
     constexpr std::chrono::milliseconds kLook{200};
     ++number_;
     for (;;) {
-      const auto text = take_line(cluster_, number_, kLook);
+      const auto text = cluster_->take_line(number_, kLook);
       if (!text) {
         take_interrupt();
         continue;
@@ -328,8 +328,8 @@ class Ranks {
     std::string text;
   };
   std::vector<Told> problems(const std::optional<Error>& own, int line) {
-    const auto texts = agreement_of(cluster_)->at_end(fmt::format("the end of line {}", line),
-                                                      own ? std::string(own->what()) : "");
+    const auto texts = cluster_->agreement()->at_end(fmt::format("the end of line {}", line),
+                                                     own ? std::string(own->what()) : "");
     const bool same =
         std::all_of(texts.begin(), texts.end(), [&](const auto& text) { return text == texts[0]; });
     std::vector<Told> told;
@@ -341,7 +341,7 @@ class Ranks {
   // There are no more lines.
   void end() {
     if (cluster_ == nullptr) return;
-    if (is_first()) give_line(cluster_, ++number_, "");
+    if (is_first()) cluster_->give_line(++number_, "");
     call_mesh("leave", 0);
   }
 

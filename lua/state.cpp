@@ -80,6 +80,10 @@ void throw_lua_error(lua_State* L) {
       lua_pop(L, 1);
       throw Interrupted();
     }
+    if (named == "ended") {
+      lua_pop(L, 1);
+      throw RunEnded(message);
+    }
     for (const ErrorKind known : {ErrorKind::bug, ErrorKind::environment, ErrorKind::peer})
       if (name_of(known) == named) kind = known;
     if (sentence) context = field<std::vector<std::string>>(L, index, "context").value_or(context);

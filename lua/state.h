@@ -71,6 +71,12 @@ class Interrupted : public Error {
   Interrupted() : Error(ErrorKind::usage, "interrupted") {}
 };
 
+// The other ranks have ended the run, and this process is not needed: no mistake either.
+class RunEnded : public Error {
+ public:
+  explicit RunEnded(std::string sentence) : Error(ErrorKind::peer, std::move(sentence)) {}
+};
+
 // Throw the Lua value on top of the stack, and pop it, as an Error: error tables keep their kind, strings are
 // the user's mistakes, and what an interrupt raised is Interrupted.
 [[noreturn]] void throw_lua_error(lua_State* L);

@@ -29,7 +29,7 @@ std::string tell(const std::vector<Awaited>& all, std::string_view what) {
 Board::Board(std::shared_ptr<KeyValue> words, std::string prefix, int rank, std::string keeper)
     : words_(std::move(words)), prefix_(std::move(prefix)), rank_(rank), keeper_(std::move(keeper)) {}
 
-void Board::say_why(const std::string& group, std::string_view sentence) {
+void Board::say_why(std::string_view group, std::string_view sentence) {
   note_cause(sentence);
   say(fmt::format("group/{}/why/{}", group, rank_), std::string(sentence));
 }
@@ -39,7 +39,7 @@ void Board::note_cause(std::string_view sentence) {
   if (cause_.empty()) cause_ = sentence;
 }
 
-std::optional<std::string> Board::why(const std::string& group, int rank) {
+std::optional<std::string> Board::why(std::string_view group, int rank) {
   return heard(fmt::format("group/{}/why/{}", group, rank));
 }
 

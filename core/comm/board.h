@@ -30,6 +30,9 @@ std::string tell(const Awaited& awaited, std::string_view what);
 // The same of all, with commas.
 std::string tell(const std::vector<Awaited>& all, std::string_view what);
 
+// In place of a group's name: of all that this rank would have been in.
+inline constexpr std::string_view kAnyGroup = "";
+
 // Thread-safe.
 class Board {
  public:
@@ -37,8 +40,8 @@ class Board {
   Board(std::shared_ptr<KeyValue> words, std::string prefix, int rank, std::string keeper = {});
 
   // Why this rank gave up a group; ranks are those of the fabric.
-  void say_why(const std::string& group, std::string_view sentence);
-  std::optional<std::string> why(const std::string& group, int rank);
+  void say_why(std::string_view group, std::string_view sentence);
+  std::optional<std::string> why(std::string_view group, int rank);
   void note_cause(std::string_view sentence);  // for cause() alone
   std::string cause() const;                   // the first that was said or noted here; empty: none was
   // "rank 2 (host-c) is gone (its connection closed)", of a rank without a word; who serves the board and is

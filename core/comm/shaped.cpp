@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <mutex>
 
+#include "core/base/error.h"
+
 namespace het {
 namespace {
 
@@ -40,6 +42,15 @@ class ShapedLinks final : public Pacer {
 
 std::shared_ptr<Pacer> make_shaped_links(LinkOf link) {
   return std::make_shared<ShapedLinks>(std::move(link));
+}
+
+std::shared_ptr<Pacer> make_shaped_links(std::vector<Link> links, int ranks) {
+  if (links.empty()) return nullptr;
+  if (static_cast<int>(links.size()) != ranks * ranks)
+    fail_usage("there are {} links between {} ranks; {} are needed", links.size(), ranks, ranks * ranks);
+  return make_shaped_links([links = std::move(links), ranks](int from, int to) {
+    return links[static_cast<size_t>(from) * static_cast<size_t>(ranks) + static_cast<size_t>(to)];
+  });
 }
 
 }  // namespace het

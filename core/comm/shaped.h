@@ -7,6 +7,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "core/comm/communicator.h"
 #include "core/comm/steps.h"
@@ -15,5 +16,8 @@ namespace het {
 
 // One for each rank's fabric. `link`: from one rank of the fabric to another.
 std::shared_ptr<Pacer> make_shaped_links(LinkOf link);
+// The same of a list: by rank from and then rank to. Null for an empty one. Throws Error(usage) for one that
+// is not of `ranks` x `ranks` links.
+std::shared_ptr<Pacer> make_shaped_links(std::vector<Link> links, int ranks);
 
 }  // namespace het

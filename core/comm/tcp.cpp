@@ -126,6 +126,8 @@ class Mesh final : public TcpFabric {
     for (const std::string& name : names_forming())  // before their connections close
       board_->say_why(name, why);
     groups_.abort(why);
+    // For others who would begin a group with this rank. Where a run outlives a loss, no message names it.
+    if (!options_.ended) board_->say_why(kAnyGroup, why);
     acceptor_->close(options_.generation);  // the next one may be opened while handles of this one live
     arrivals_->refuse_all();
   }

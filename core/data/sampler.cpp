@@ -277,4 +277,6 @@ void Sampler::seek(int64_t cursor) {
   if (ahead_) ahead_->seek(cursor);
 }
 
+void Sampler::close() { ahead_.reset(); }
+
 }  // namespace het

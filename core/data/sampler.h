@@ -63,6 +63,7 @@ class Sampler {
   // Samples handed out since the run's beginning: a run that seeks here continues exactly.
   int64_t cursor() const { return cursor_; }
   void seek(int64_t cursor);
+  void close();  // ends its thread: batches are then made when they are asked for
   const SamplerOptions& options() const { return options_; }
   const Corpus& corpus() const { return *corpus_; }
 

@@ -59,4 +59,22 @@ Restored restore(Communicator& group, StateStore& state, Executor* executor,
   return restored;
 }
 
+std::shared_ptr<StateStore> gather_state(Communicator& group, const std::shared_ptr<StateStore>& state,
+                                         const std::shared_ptr<Device>& host, const MovePlanner& plan_moves) {
+  Inventory inventory;
+  const auto texts = all_gather_text(group, to_text(parts_of(*state)), "the names of the state");
+  for (size_t r = 0; r < texts.size(); ++r)
+    for (const StatePart& part : parse_parts(texts[r], who(r)))
+      inventory.add(part.name, part.tensor, static_cast<int>(r), part.slice);
+  std::vector<std::vector<StatePart>> needs(texts.size());
+  for (const auto& [name, tensor] : inventory.tensors())
+    needs[0].push_back({name, tensor, TensorSlice::whole(tensor.type.shape)});
+  const MigrationPlan moves = plan_moves(inventory, {}, needs);
+  const bool receives = group.rank() == 0;
+  if (moved_bytes(moves) == 0) return receives ? state : nullptr;
+  const auto gathered = receives ? std::make_shared<StateStore>(host, 0) : nullptr;
+  gather(group, moves, needs[static_cast<size_t>(group.rank())], *state, gathered.get());
+  return gathered;
+}
+
 }  // namespace het

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -28,5 +29,10 @@ using MovePlanner = std::function<MigrationPlan(const Inventory& inventory, Vers
 // is then to be restored again; Error(environment) naming the slices that no rank has.
 Restored restore(Communicator& group, StateStore& state, Executor* executor,
                  const std::vector<StatePart>& needs, const MovePlanner& plan_moves, int64_t generation);
+
+// The whole state of a run on rank 0: its own where it has all of it, else a new one in the memory of `host`
+// with every tensor. Null on the others. Every rank of the group calls it.
+std::shared_ptr<StateStore> gather_state(Communicator& group, const std::shared_ptr<StateStore>& state,
+                                         const std::shared_ptr<Device>& host, const MovePlanner& plan_moves);
 
 }  // namespace het

@@ -281,6 +281,9 @@ function PairSampler:cursor() return self.at end
 --- Go on from a cursor.
 function PairSampler:seek(cursor) self.at = cursor end
 
+--- It has no thread to end.
+function PairSampler:close() end
+
 function Pairs:sampler(settings)
   local a = self.arguments
   local held = math.floor(self.samples * a.holdout)

@@ -3,8 +3,9 @@
 -- another process (peer), or hetrun itself (bug).
 local errors = {}
 
---- Exit codes by kind. 130 is that of a run stopped by Ctrl-C.
-errors.exit_codes = { usage = 2, environment = 71, peer = 75, bug = 70, interrupted = 130 }
+--- Exit codes by kind. 130 is that of a run stopped by Ctrl-C; "ended": the others have ended the run without this
+-- process.
+errors.exit_codes = { usage = 2, environment = 71, peer = 75, bug = 70, interrupted = 130, ended = 0 }
 
 -- Recipes catch errors with pcall: their metatable stays the library's, and so does their kind, which is kept here. The
 -- engine adds those that it raises.

@@ -141,7 +141,7 @@ end
 -- Line of the mistakes, or why the recipe stopped.
 local function explain(path, problem)
   local message, kind = errors.describe(problem)
-  if kind == "interrupted" then return problem end
+  if kind == "interrupted" or kind == "ended" then return problem end
   if kind == "environment" and type(problem) == "string" then return errors.new(kind, path .. ": " .. message) end
   local found = mistakes.take()
   local line = errors.is_own(problem) and problem.place

@@ -37,14 +37,14 @@ class Elastic(unittest.TestCase):
         shutil.copy(RECIPE, self.folder)
         self.steps = STEPS
 
-    def start(self, *words, workers=4, elastic='1:4'):
+    def start(self, *words, workers=4, elastic='1:4', environment=None):
         """A run, or without `elastic` ranks that join one; every step is also written to the metrics file."""
         if elastic:
             (self.folder / 'metrics.jsonl').unlink(missing_ok=True)
         command = [HETRUN, '--workers', str(workers), *(['--elastic', elastic] if elastic else []), 'lopsided.lua',
                    f'--steps={self.steps}', '--every=20', '--metrics=metrics.jsonl', *words]
         process = subprocess.Popen(command, cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                   env={**os.environ, 'HETRUN_SECRET': SECRET})
+                                   env={**os.environ, 'HETRUN_SECRET': SECRET, **(environment or {})})
         self.addCleanup(process.kill)
         return process
 
@@ -157,7 +157,8 @@ class Elastic(unittest.TestCase):
         head = self.start(f'--listen={place}', workers=2)
         self.until_step(head, 10)
         machine = self.start(f'--join={place}', workers=2, elastic=None)
-        self.until_generation(head, lambda generation: generation['joined'] > 0)
+        # They come together, or one after the other.
+        self.until_generation(head, lambda generation: generation['members'] == 4)
         for rank in self.ranks(head).values():
             os.kill(rank, signal.SIGKILL)
         out, _ = self.ended(machine)
@@ -165,8 +166,8 @@ class Elastic(unittest.TestCase):
         _, err = self.ended(head)
         self.assertIn('the ranks of this machine are gone; others may go on by its store', err)
         generations = self.generations()
-        self.assertEqual(sum(generation['joined'] for generation in generations), 2)
-        self.assertEqual(sum(generation['lost'] for generation in generations), 2)
+        self.assertEqual(sum(generation['joined'] for generation in generations), 2, generations)
+        self.assertEqual(sum(generation['lost'] for generation in generations), 2, generations)
         self.assertEqual(generations[-1]['members'], 2)
         self.assert_same_curve(right)
 
@@ -197,6 +198,38 @@ class Elastic(unittest.TestCase):
         self.assertEqual(self.ranks(process)[1], victim)
         self.ended(process)
         self.assert_same_curve(right)
+
+    def with_fault(self, fault, *words, **more):
+        """A run that ends well although a rank is killed in it."""
+        process = self.start(*words, environment={'HETRUN_FAULT': fault}, **more)
+        out, err = self.ended(process)
+        self.assertRegex(err, r'process \d was killed by signal 9', fault)
+        return out, err
+
+    def test_a_rank_is_killed_at_any_instruction(self):
+        # Replicas with the optimizer's state on each; two pipelines of stages, the second of which is lost.
+        self.steps = 6
+        right = {'replicas': self.undisturbed('--every=2')}
+        draw = random.Random(18)
+        for count in range(40):
+            plan, workers, victims = ('--spread', 5, (3, 4)) if count % 2 else ('', 4, (0, 1, 2, 3))
+            fault = f'rank={draw.choice(victims)} step={draw.randint(1, 6)} at={draw.random():.3f}'
+            with self.subTest(fault=fault, plan=plan):
+                self.with_fault(fault, '--every=2', *filter(None, [plan]), workers=workers, elastic=f'1:{workers}')
+                self.assert_same_curve(right['replicas'])
+
+    def test_a_rank_is_killed_in_each_phase_of_the_end(self):
+        self.steps = 6
+        right = self.undisturbed('--every=2')
+        for phase in ('save', 'results', 'sample', 'after'):
+            for victim in (0, 1):
+                with self.subTest(phase=phase, victim=victim):
+                    shutil.rmtree(self.folder / 'model', ignore_errors=True)
+                    out, err = self.with_fault(f'rank={victim} phase={phase}', '--every=2', '--save=model')
+                    self.assert_same_curve(right)
+                    self.assertTrue((self.folder / 'model' / 'training.safetensors').exists())
+                    self.assertRegex(err, 'saved after step 6 in model')
+                    self.assertEqual(len(re.findall('(?m)^the ', out)), 1, out)
 
     def test_slices_that_only_the_lost_rank_had_end_the_run_by_name(self):
         process = self.start('--spread', '--sharded', workers=5, elastic='2:5')

@@ -232,6 +232,48 @@ return het.train {
         _, err = self.hetrun('--workers', 4, 'changing.lua', '--wrong', code=2)
         self.assertIn('the plan is for 1 devices, 4 ranks are here', err)
 
+    def test_sessions_give_back_what_they_took_whatever_the_collector_does(self):
+        (self.folder / 'sessions.lua').write_text("""local het = require "het"
+local nn, optim, data = het.nn, het.optim, het.data
+collectgarbage "stop"
+local corpus = data.text { path = "text.txt", tokenizer = "char", holdout = 0.1 }
+local stage = het.stage
+local plans = {
+  het.plan { tensor = 2, microbatch = 8, het.pipeline { microbatches = 2, stage { "a:0-1" } } },
+  het.plan { microbatch = 8, schedule = "gpipe", het.pipeline { microbatches = 2, stage { "a:1" }, stage { "a:0" } } },
+  het.plan { microbatch = 4, sharded_optimizer = true, het.pipeline { microbatches = 3, stage { "a:0" } },
+    het.pipeline { microbatches = 1, stage { "a:1" } } },
+}
+local function use(step)
+  local file = io.open "/proc/self/status"
+  local status = file:read "*a"
+  file:close()
+  local list = io.popen(("ls /proc/%s/fd | wc -l"):format(status:match "Pid:%s*(%d+)"))
+  local descriptors = list:read "*n"
+  list:close()
+  file = io.open("use." .. os.getenv "RANK", "a")
+  file:write(("%d %d %d %d\\n"):format(step, descriptors, status:match "Threads:%s*(%d+)", status:match "RssAnon:%s*(%d+)"))
+  file:close()
+end
+return het.train {
+  model = nn.gpt { vocab = corpus.vocab, context = 128, width = 128, layers = 3, heads = 4 },
+  data = corpus, batch = 16, steps = 30, optimizer = optim.adamw { lr = 3e-3 }, evaluate = { every = 2, batches = 1 },
+  on_step = function(run, step)
+    use(step.step)
+    run:use_plan(plans[step.step % #plans + 1])
+  end,
+}
+""")
+        self.hetrun('--trust', '--workers', 2, 'sessions.lua')
+        for rank in range(2):
+            use = [[int(word) for word in line.split()] for line in (self.folder / f'use.{rank}').read_text().splitlines()]
+            self.assertEqual([step for step, *_ in use], list(range(1, 31)))
+            settled, last = use[8], use[29]   # the same plan
+            self.assertLessEqual(last[1], settled[1], f'descriptors: {use}')
+            self.assertLessEqual(last[2], settled[2], f'threads: {use}')
+            # What describes a program, 1 to 2 MiB, goes with the collector; the 20 MiB and more that it works in do not.
+            self.assertLess(last[3] - settled[3], 21 * 4_000, f'KiB of memory: {use}')
+
     def test_layers_that_say_how_they_are_cut_give_the_losses_of_one_device(self):
         text = """local het = require "het"
 local nn, optim, data = het.nn, het.optim, het.data

@@ -26,29 +26,51 @@ local function choose_plan(self, ranks)
       errors.usage("no plan fits the %d ranks that are left:\n  %s", ranks, table.concat(answer.problems, "\n  "))
     end
     text = planning.to_lua(answer)
+    if not native.settings.quiet then native.write("stderr", planning.text_of(answer)) end
   end
-  return plan.resolve((planning.from_lua(self.cluster:tell(text)[1])), a.batch)
+  local found, fallbacks = planning.from_lua(self.cluster:tell(text)[1])
+  self.fallbacks = fallbacks
+  return plan.resolve(found, a.batch)
 end
 
--- What members tell each other before anything else. `has`: steps that this run has done; `offset`: of the cursor from
--- the samples that they took.
+-- What members tell each other before anything else. `step`: of the state, nil without one; `left_behind`: it was not
+-- in the generation that the others come from; `called`, `followed`: the last steps whose on_step, and all that follows
+-- them, has been; `phases` of the run that are done (het.train.loop); `offset`: of the cursor from the samples that the
+-- run's steps took.
 local function exchange(self)
-  local own = { has = false }
-  if self.begun and self.state:step() > self.begun then
-    own = { has = true, begun = self.begun, followed = self.followed, best = self.best, validation = self.validation,
-      offset = self.cursor - self.step * self.arguments.batch, saved_step = self.saved_step, wrote = {} }
+  local own = { left_behind = self.left_behind }
+  if self.has_state then
+    own = { left_behind = self.left_behind, step = self.state:step(), begun = self.begun, called = self.called,
+      followed = self.followed, phases = self.phases_done or 0, best = self.best, validation = self.validation,
+      offset = self.cursor - self.step * self.arguments.batch, wrote = {} }
     for folder in pairs(self.wrote) do table.insert(own.wrote, folder) end
   end
-  local told = {}
-  for i, words in ipairs(self.cluster:tell(native.json_encode(own))) do told[i] = native.json_decode(words) end
-  return told
+  local all = {}
+  for i, words in ipairs(self.cluster:tell(native.json_encode(own))) do all[i] = native.json_decode(words) end
+  return all
+end
+
+-- The ranks that have the state to go on from, with what they told: those of the generation before. When all of these
+-- are gone, those that they had left behind may have one still, and the newest counts. Without a step done none has it.
+local function holders_of(all)
+  for _, left_behind in ipairs { false, true } do
+    local holders, newest = {}, -1
+    for rank, other in ipairs(all) do
+      if other.step and (other.left_behind or false) == left_behind then
+        if left_behind and other.step > newest then holders = {} end
+        newest = math.max(newest, other.step)
+        if not left_behind or other.step == newest then holders[#holders + 1] = { rank = rank - 1, has = other } end
+      end
+    end
+    if #holders > 0 and newest > holders[1].has.begun then return holders end
+  end
+  return {}
 end
 
 -- What a rank that joins takes over from one that has trained.
 local function take_over(self, known)
   self.begun, self.step, self.cursor, self.has_state = known.begun, 0, known.offset, true
-  self.followed, self.best, self.validation = known.followed, known.best, known.validation
-  self.saved_step = known.saved_step
+  self.best, self.validation = known.best, known.validation
   for _, folder in ipairs(known.wrote) do self.wrote[folder] = true end
 end
 
@@ -59,35 +81,60 @@ local function forget(self)
   self.session, self.begun, self.has_state, self.saving = nil, nil, false, nil
 end
 
--- A session of the generation that has just begun. While no step is done, every rank begins from the start.
-local function begin_session(self)
-  if self.cluster:roster().came then forget(self) end
-  local told = exchange(self)
-  local known, followed
-  for _, other in ipairs(told) do
-    if other.has then
-      known = known or other
-      followed = math.min(followed or math.huge, other.followed)
+-- The step that the ranks go on after, for those who follow it again and have not done it themselves.
+local function share_last_step(self)
+  local own = self.last_step
+  for _, words in ipairs(self.cluster:tell(own and own.step == self.step and native.json_encode(own) or "")) do
+    if words ~= "" then
+      self.last_step = native.json_decode(words)
+      self.loss = self.last_step.loss
+      return
     end
   end
-  if not known then
-    forget(self)
-    self.begin_state()
-  elseif not self.has_state then
-    take_over(self, known)
-  end
-  self.plan = choose_plan(self, #told)
-  self.session = session.new(self, self.session)
-  self.unfollowed = known and followed < self.step or false
-  self.members = self.cluster:roster().members
+  self.last_step = { step = self.step }
 end
+
+-- A session of the generation that has just begun. While no step is done, every rank begins from the start.
+local function begin_session(self)
+  local roster = self.cluster:roster()
+  self.left_behind = self.left_behind or roster.came
+  local all = exchange(self)
+  local holders = holders_of(all)
+  local holds, known = false, holders[1] and holders[1].has
+  local called, followed, phases = math.huge, math.huge, math.huge
+  for _, holder in ipairs(holders) do
+    holds = holds or holder.rank == self.cluster:rank()
+    called, followed = math.min(called, holder.has.called), math.min(followed, holder.has.followed)
+    phases = math.min(phases, holder.has.phases)
+  end
+  if not holds then forget(self) end
+  if known then
+    if not holds then take_over(self, known) end
+    self.called, self.followed, self.phases_done = called, followed, phases
+  else
+    self.begin_state()
+    if roster.number > 1 and self.cluster:rank() == 0 and not native.settings.quiet then
+      native.write("stderr", ("generation %d: none of its ranks has done a step of this run; it begins after step %d\n")
+        :format(roster.number, self.step))
+    end
+  end
+  self.plan = choose_plan(self, #all)
+  self.session = session.new(self, self.session)
+  self.left_behind = false
+  self.follow_again = known ~= nil and followed < self.step
+  if self.follow_again then share_last_step(self) end
+  self.members = roster.members
+end
+
+-- The others have ended the run: no mistake, the process exits with 0.
+local function end_without() errors.raise("ended", "the run has ended; this process was not needed any more") end
 
 --- This process as a member of the run, and the first generation that it is in.
 -- @tparam table joining fields of native.join
 function elastic.join(self, joining)
   joining.least, joining.most = native.settings.least, native.settings.most
   self.member = native.member(joining)
-  self.cluster = self.member:open() or errors.raise("peer", "the run has ended, and needs this rank no more")
+  self.cluster = self.member:open() or end_without()
 end
 
 --- Builds the first session; `begin_state` makes the state where no rank has one, and is called again when a rank is
@@ -108,7 +155,7 @@ end
 function elastic.next_generation(self, why, agreed)
   self.cluster:close(why, agreed)
   self.left = true   -- the run, unless there is a next generation with this rank
-  self.cluster = self.member:open() or errors.raise("peer", "the run has ended without this rank")
+  self.cluster = self.member:open() or end_without()
   self.left = false
   self.rank = self.cluster:rank()
 end
@@ -160,11 +207,11 @@ end
 --- What the body of through_losses returns when the ranks shall end the generation after its last step.
 elastic.change = {}
 
---- Call body(self, reporter), again after each loss of a rank and each change. Of a run with fixed ranks a loss is an
--- error.
-function elastic.through_losses(self, reporter, body)
+--- Call body(self, reporter, results), again after each loss of a rank and each change. Of a run with fixed ranks a
+-- loss is an error.
+function elastic.through_losses(self, reporter, body, results)
   while true do
-    local ok, result = pcall(body, self, reporter)
+    local ok, result = pcall(body, self, reporter, results)
     if ok and result ~= elastic.change then return result end
     if not ok and (not self.member or not elastic.is_loss(result)) then error(result, 0) end
     go_on(self, reporter, not ok and result or nil)
@@ -175,7 +222,7 @@ end
 function elastic.leave(self)
   self.member:end_run()
   self.session:close "the run has ended"
-  self.cluster:close "the run has ended"
+  if self.cluster then self.cluster:close "the run has ended" end
   self.member:leave()
 end
 

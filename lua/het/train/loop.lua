@@ -4,6 +4,7 @@ local access = require "het.access"
 local define = require "het.define"
 local elastic = require "het.train.elastic"
 local errors = require "het.errors"
+local fault = require "het.train.fault"
 local files = require "het.files"
 local generate = require "het.generate"
 local handle = require "het.handle"
@@ -18,13 +19,15 @@ local loop = {}
 local function is_model(value) return define.kind_of(value) == "layer" end
 
 -- What a recipe's `sample` asks for, written as it comes: it is a result, printed also when quiet. Where the last line
--- is JSON, the whole text is its `sample`, and only who follows the run sees it come. Returns the text on rank 0.
-local function print_sample(self)
+-- is JSON, the whole text is its `sample`, and only who follows the run sees it come. `results.sample` is the text, on
+-- the rank that wrote it; after a loss another one writes it again, on a line of its own.
+local function print_sample(self, _, results)
   local sample = self.arguments.sample
-  if not sample then return nil end
+  if not sample or results.interrupted or results.sample then return end
   if self.rank > 0 then
     self:write_text(sample)
-    return nil
+    results.sample_begun = true
+    return
   end
   local settings, pieces = native.settings, {}
   local out = not settings.json and "stdout" or not settings.quiet and "stderr" or nil
@@ -34,17 +37,20 @@ local function print_sample(self)
     pieces[#pieces + 1] = piece
     if out then native.write(out, piece) end
   end
-  emit(options.prompt)
-  local ok, problem = pcall(self.write_text, self, options, emit)
-  if out then native.write(out, "\n") end
+  local function begin()
+    if results.sample_begun and out then native.write(out, "\n") end
+    emit(options.prompt)
+  end
+  local ok, problem = pcall(self.write_text, self, options, emit, begin)
   if not ok and select(2, errors.describe(problem)) ~= "interrupted" then error(problem, 0) end
-  return table.concat(pieces)
+  if out then native.write(out, "\n") end
+  results.sample = table.concat(pieces)
 end
 
--- What each rank did in a step, on average: the first says it and keeps it. All ranks call it at the same place.
-local function tell_ranks(self, reporter)
+-- What each rank did in a step, on average: the first says it and keeps it as `results.ranks`. All ranks call it.
+local function tell_ranks(self, reporter, results)
   local used = self.session.trainer:usage()
-  if not self.cluster or used.runs == 0 then return nil end
+  if not self.cluster or used.runs == 0 then return end
   local own = { rank = self.rank, device = plan.devices(self.plan)[self.rank + 1],
     computed_s = (used.seconds - used.waited) / used.runs,
     waited_s = used.waited / used.runs, bubble_s = used.bubble / used.runs,
@@ -52,7 +58,7 @@ local function tell_ranks(self, reporter)
     memory_bytes = self.session.trainer:memory().total, restored_bytes = self.state:bytes_taken(),
     behind_s = self.own_device:pace_lost(), ways = self.cluster:ways() }
   local told = self.cluster:tell(native.json_encode(own))
-  if self.rank > 0 then return nil end
+  if self.rank > 0 then return end
   local ranks, slowest = {}, 1
   for i, words in ipairs(told) do
     ranks[i] = native.json_decode(words)
@@ -77,20 +83,21 @@ local function tell_ranks(self, reporter)
       said[way] = true
     end
   end
-  return ranks
+  results.ranks = ranks
 end
 
 -- The numbers of a finished run.
-local function results_of(self, reporter, started)
+local function count(self, reporter, results)
   local done = self.step - self.first_step
   local steps_per_s = done > 0 and done / reporter.train_seconds or nil   -- what was not measured is not there
   local tokens = steps_per_s and steps_per_s * self.tokens_per_step
-  return {
+  local numbers = {
     steps = self.step, train_loss = self.loss, validation_loss = self.validation, best_validation_loss = self.best,
-    seconds = native.clock() - started, tokens_per_s = tokens,
+    seconds = native.clock() - reporter.started, tokens_per_s = tokens,
     samples_per_s = steps_per_s and steps_per_s * self.arguments.batch, mfu = tokens and reporter:mfu(tokens),
     peak_memory_bytes = self:peak_memory(), parameters = self.parameters, precision = self.arguments.precision,
   }
+  for name, number in pairs(numbers) do results[name] = number end
 end
 
 local function introduce(self, reporter)
@@ -131,22 +138,27 @@ local function is_interrupted_in(callback, ...)
   return not ok
 end
 
--- What follows a step: what is said of it, the recipe's on_step, an evaluation, a save. It may be called again for a
--- step after the loss of a rank: what was said and called once is not again. Returns whether the run was interrupted.
+-- What follows a step: what is said of it, the recipe's on_step, an evaluation, a save. After the loss of a rank all
+-- ranks call it again for a step that one of them has not followed: then on_step is called again where it had not
+-- returned on all ranks, and nothing is said twice. Returns whether the run was interrupted.
 local function follow(self, reporter, step)
   local a = self.arguments
   if step.lr and (self.reported or 0) < step.step then
     self.reported = step.step
     reporter:step(step)
-    if a.on_step and is_interrupted_in(a.on_step, handle.of(self), handle.export(step)) then
+  end
+  if a.on_step and step.lr and self.called < step.step then
+    if is_interrupted_in(a.on_step, handle.of(self), handle.export(step)) then
       if not self.cluster then return true end
       self.stopped = true   -- others may be in the next step, which they end with this rank alone
     end
+    self.called = step.step
   end
   if self.session.evaluator and (step.step % a.evaluate.every == 0 or step.step == a.steps) then
     local loss = self:evaluate()
     if not loss then return true end
-    reporter:evaluated(step.step, loss)
+    if (self.evaluated or 0) < step.step then reporter:evaluated(step.step, loss) end
+    self.evaluated = step.step
     self.validation, self.best = loss, math.min(self.best or math.huge, loss)
   end
   saving.go_on(self)
@@ -156,20 +168,14 @@ local function follow(self, reporter, step)
   self.followed = step.step
 end
 
--- The step that others went on from, on a rank that had not come so far, or has forgotten it.
-local function step_again(self)
-  local last = self.last_step
-  return last and last.step == self.step and last
-    or { step = self.step, loss = self.loss, lr = self.loss and self.arguments.optimizer:rate(self.step,
-      self.arguments.steps), gradient_norm = 0 / 0, seconds = last and last.seconds or 1 }
-end
-
--- Steps and what follows them until the end, or until Ctrl-C or SIGTERM; returns whether it was interrupted.
-local function train(self, reporter)
+-- Steps and what follows them until the end, or until Ctrl-C or SIGTERM: returns whether it came, or elastic.change
+-- when the ranks are to end the generation first.
+local function take_steps(self, reporter, interrupted)
   local a = self.arguments
-  if self:asked_to_stop() then return true end   -- it came before the first step
-  if self.unfollowed and follow(self, reporter, step_again(self)) then return true end
-  self.unfollowed = false
+  -- It came before the first step, or a rank was lost while the others learnt of it.
+  if self:asked_to_stop(interrupted) then return true end
+  if self.follow_again and follow(self, reporter, self.last_step) then return true end
+  self.follow_again = false
   while self.step < a.steps do
     local step = self:train_step()
     self.last_step = step or self.last_step
@@ -177,7 +183,17 @@ local function train(self, reporter)
     if follow(self, reporter, step) then return true end
     if self.step < a.steps and self.session:asked_to_change() then return elastic.change end
   end
-  return self.cluster and self:asked_to_stop(self.stopped) or false   -- it came after the last step had told of it
+  return self.cluster and self:asked_to_stop(self.stopped)   -- it came after the last step had told of it
+end
+
+local function train(self, reporter, results)
+  local ok, answer = pcall(take_steps, self, reporter, results.interrupted)
+  local interrupted = not ok and select(2, errors.describe(answer)) == "interrupted"
+  if not ok and (self.cluster or not interrupted) then error(answer, 0) end
+  if answer == elastic.change then return answer end
+  results.interrupted = interrupted or answer or false
+  if results.interrupted then native.interrupted() end   -- this one is heeded
+  reporter:finish()
 end
 
 -- Measure the peak that the reporter's utilisation is a share of. Returns the seconds it took, which are no part of the
@@ -189,72 +205,107 @@ local function measure_peak(reporter, device, dtype)
   return native.clock() - before
 end
 
---- Train to the last step, and what follows it: the save, the results, the sample, `after`.
-function loop.start(self)
-  local started = native.clock()
+-- The step that this run began after: of a rank that joined it, that of the ranks that had begun it.
+local function begun(self) return self.member and self.begun or self.first_step end
+
+local function save_at_end(self, reporter, results)
+  if not self.arguments.save or self.step == begun(self) then
+    if results.interrupted then
+      reporter:say(("stopped after step %d; give save = \"folder\" to keep what was learned"):format(self.step))
+    end
+    return
+  end
+  saving.go_on(self, true)
+  local folder, kept = saving.folder_of_end(self, results.interrupted)
+  if self.cluster then folder = self.cluster:tell(folder)[1] end
+  saving.now(self, folder)
+  saving.say(self, reporter, results.interrupted and "stopped and saved" or "saved", folder, kept)
+end
+
+-- The peak that the run's own use is a share of is measured again now and then.
+local function conclude(self, reporter, results)
+  local precision = self.arguments.precision
+  if self.peak_device and not results.interrupted and peak.due(self.peak_device, precision, reporter.peak or 0) then
+    reporter.started = reporter.started + measure_peak(reporter, self.peak_device, precision)
+  end
+  count(self, reporter, results)
+  tell_ranks(self, reporter, results)
+end
+
+local function call_after(self, _, results)
+  local after = self.arguments.after
+  if after and not results.interrupted and is_interrupted_in(after, handle.of(self)) then results.interrupted = true end
+end
+
+-- What a run does, in this order. The ranks of a run that outlives some of them are done with a phase together: after a
+-- loss they go on with the first one that is not done on all of them.
+local phases = {
+  { "train", train }, { "save", save_at_end }, { "results", conclude }, { "sample", print_sample },
+  { "after", call_after },
+}
+
+-- All phases that are left. Returns elastic.change when a generation is to end first.
+local function go_through(self, reporter, results)
+  while self.phases_done < #phases do
+    local name, enter = unpack(phases[self.phases_done + 1])
+    fault.in_phase(name)
+    if enter(self, reporter, results) == elastic.change then return elastic.change end
+    if self.member then self.cluster:tell "" end   -- all are done with it
+    self.phases_done = self.phases_done + 1
+  end
+end
+
+local function new_reporter(self)
   local a, settings = self.arguments, native.settings
-  self:prepare()
-  self.first_step = self.step
-  local begun = self.member and self.begun or self.first_step   -- the same for ranks that came later
   self.unit = define.kind_of(a.data) == "pairs" and "samples" or "tokens"
   self.tokens_per_step = self.unit == "samples" and a.batch or a.batch * self.context
-  local peak_device = peak.device_of(self.device)
-  local with_peak = is_model(a.model) and not self.cluster   -- ranks on one machine share its peak
   if a.metrics and self.rank == 0 then access.check(a.metrics, true) end
-  local metrics = a.metrics or (settings.metrics ~= "" and settings.metrics) or nil
   local reporter = progress.new {
     steps = a.steps, first = self.step, tokens_per_step = self.tokens_per_step, unit = self.unit,
     quiet = settings.quiet or self.rank > 0, leads = self.rank == 0, memory = function() return self:peak_memory() end,
     flops_per_token = is_model(a.model) and a.model:training_flops(self.context) or 0,
-    peak = with_peak and peak.known(peak_device, a.precision) or nil,
-    metrics = metrics, best = self.best, every = math.max(1, math.floor(a.steps / 20)),
+    metrics = a.metrics or (settings.metrics ~= "" and settings.metrics) or nil, best = self.best,
+    every = math.max(1, math.floor(a.steps / 20)),
   }
-  if self.member and self.rank == 0 then native.speak_for_run() end
-  introduce(self, reporter)
-  if with_peak and not reporter.peak then
-    reporter:say("measuring this machine's peak, once")
-    started = started + measure_peak(reporter, peak_device, a.precision)
-  end
-  native.run_trains(true)
   if settings.trace ~= "" then
-    self.trace_step = math.min(begun + 3, a.steps)   -- the first ones are not typical
+    self.trace_step = math.min(begun(self) + 3, a.steps)   -- the first ones are not typical
     self.say = function(sentence) reporter:say(sentence) end
   end
-  local ok, interrupted = pcall(elastic.through_losses, self, reporter, train)
-  if not ok and not self.cluster and select(2, errors.describe(interrupted)) == "interrupted" then
-    ok, interrupted = true, true
+  return reporter
+end
+
+--- Train to the last step, and what follows it: the save, the results, the sample, `after`.
+function loop.start(self)
+  local started = native.clock()
+  local a = self.arguments
+  self:prepare()
+  self.first_step = self.step
+  self.phases_done = self.phases_done or 0   -- a rank that joined has it from the others
+  local reporter, results = new_reporter(self), {}
+  reporter.started = started
+  -- Ranks on one machine share its peak.
+  self.peak_device = is_model(a.model) and not self.cluster and peak.device_of(self.device) or nil
+  reporter.peak = self.peak_device and peak.known(self.peak_device, a.precision) or nil
+  if self.member and self.rank == 0 then native.speak_for_run() end
+  introduce(self, reporter)
+  if self.peak_device and not reporter.peak then
+    reporter:say("measuring this machine's peak, once")
+    reporter.started = reporter.started + measure_peak(reporter, self.peak_device, a.precision)
   end
+  native.run_trains(true)
+  local ok, problem = pcall(elastic.through_losses, self, reporter, go_through, results)
+  local done = self.phases_done
+  self.phases_done = nil
+  -- Whoever ends the run knows that all ranks have come to its end.
+  if not ok and done == #phases - 1 and select(2, errors.describe(problem)) == "ended" then ok = true end
   if not ok then
     local saved, why = pcall(saving.go_on, self, true)   -- what was begun before
     if not saved then reporter:say("the last save was not written: " .. errors.describe(why)) end
-    saving.keep_failed(self, reporter, interrupted)
-    error(interrupted, 0)
+    if done == 0 then saving.keep_failed(self, reporter, problem) end
+    error(problem, 0)
   end
-  reporter:finish()
-  if interrupted then native.interrupted() end
-  if a.save and self.step > begun then
-    saving.go_on(self, true)
-    local folder, kept
-    elastic.through_losses(self, reporter, function()
-      folder, kept = saving.folder_of_end(self, interrupted)
-      saving.now(self, folder)
-      if self.member then self.cluster:tell "" end   -- it is written
-    end)
-    saving.say(self, reporter, interrupted and "stopped and saved" or "saved", folder, kept)
-  elseif interrupted then
-    reporter:say(("stopped after step %d; give save = \"folder\" to keep what was learned"):format(self.step))
-  end
-  if with_peak and not interrupted and peak.due(peak_device, a.precision, reporter.peak or 0) then
-    started = started + measure_peak(reporter, peak_device, a.precision)
-  end
-  local results = results_of(self, reporter, started)
-  results.interrupted = interrupted
-  results.ranks = elastic.through_losses(self, reporter, tell_ranks)
+  if not results.steps then count(self, reporter, results) end   -- it joined when the others had done so
   self.results = results
-  if not interrupted then
-    results.sample = elastic.through_losses(self, reporter, print_sample)
-    if a.after and is_interrupted_in(a.after, handle.of(self)) then results.interrupted = true end
-  end
   if self.member then elastic.leave(self) elseif self.cluster then self.cluster:leave() end
   native.run_trains(false)
   return results

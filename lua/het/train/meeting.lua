@@ -109,6 +109,14 @@ function meeting.join(self)
   local a, settings = self.arguments, native.settings or {}
   local automatic = a.plan and a.plan.automatic
   local answer, begun
+  if settings.elastic then
+    if automatic and automatic.cluster then
+      errors.usage("het.plan.auto.cluster describes devices that stay; with --elastic ranks come and go, and the plan "
+        .. "is found for as many as are there: leave `cluster` out")
+    elseif a.pace then
+      errors.usage("train.pace slows the ranks of one plan; with --elastic plans change: leave one of them out")
+    end
+  end
   if native.is_alone() then meeting.check_places(self) end   -- before a planner begins
   -- With a cluster that is written down every rank finds the same plan; of this machine the first one's counts.
   if automatic and automatic.cluster then
@@ -134,8 +142,8 @@ function meeting.join(self)
     self.cluster = native.join(joining)
   end
   self.rank = self.cluster and self.cluster:rank() or 0
-  if self.cluster and not self.member then meeting.by_first_rank(self, meeting.check_places) end
   if self.member then return function() end end   -- each generation has a plan of its own
+  if self.cluster then meeting.by_first_rank(self, meeting.check_places) end
   if not automatic then
     meeting.settle_plan(self)
     return function() end

@@ -89,7 +89,8 @@ local function build(self)
     about = about or {}
     self.step, self.best, self.validation = about.step or 0, about.best, about.validation
     self.begun = self.step      -- from there on steps are this run's
-    self.followed = self.step   -- the last step after which all was done that follows it
+    self.called, self.followed = self.step, self.step   -- the last steps whose on_step, and all that follows, has been
+    self.phases_done = 0        -- of het.train.loop
     self.cursor = about.cursor or self.step * a.batch   -- samples that the steps done have seen
     self.state:set_step(self.step)
   end
@@ -172,8 +173,9 @@ function Run:save(folder, options)
   saving.now(self, folder)
 end
 
---- Write what follows a prompt, with checked options: emit(piece) gets it as it comes. Returns it on the first rank.
-function Run:write_text(options, emit)
+--- Write what follows a prompt, with checked options: emit(piece) gets it as it comes, after a call of begin() when all
+-- weights are here. Returns it on the first rank.
+function Run:write_text(options, emit, begin)
   local a = self.arguments
   if define.kind_of(a.data) ~= "corpus" then errors.usage("only runs on text can generate text") end
   self:prepare()
@@ -182,6 +184,7 @@ function Run:write_text(options, emit)
   if not self.generator or self.cluster then
     self.generator = generate.new { model = a.model, state = state, precision = a.precision }
   end
+  if begin then begin() end
   return self.generator:text(a.data, options, emit)
 end
 

@@ -3,6 +3,7 @@
 local native = require "het.native"
 local define = require "het.define"
 local errors = require "het.errors"
+local fault = require "het.train.fault"
 local graphs = require "het.train.graphs"
 local peak = require "het.peak"
 local trace = require "het.train.trace"
@@ -64,9 +65,13 @@ local function take_state(self, program, before)
   local run = self.run
   local broken_off = before and before.frozen and not before.closed
   self.restored = self.cluster:restore(run.state, program, broken_off and before.trainer or nil)
-  if self.restored.finished then run.loss = before.trainer:number "loss" end
   run.cursor = run.cursor + (self.restored.step - run.step) * run.arguments.batch
   run.step = self.restored.step
+  if self.restored.finished then
+    run.loss = before.trainer:number "loss"
+    run.last_step = { step = run.step, loss = run.loss, lr = run.arguments.optimizer:rate(run.step,
+      run.arguments.steps), gradient_norm = before.trainer:number "gradient_norm", seconds = 0 }
+  end
 end
 
 --- All that steps by the run's plan need. Nothing is computed yet. The state of a run that has one comes from the ranks
@@ -152,6 +157,7 @@ function Session:train_step()
       executor:write("counter", native.tensor({ step, sample }, "i64"), i)
     end
   end
+  fault.in_step(executor, step)
   if step == run.trace_step then
     trace.write(run, executor:timings(), native.settings.trace, run.say)
   elseif not executor:run() then
@@ -195,11 +201,15 @@ function Session:freeze()
   if self.evaluator then self.evaluator:freeze() end
 end
 
---- Gives back the memory, kernels and groups of its executors, now. The state stays.
+--- Gives back the memory, kernels and groups of its executors and the threads of its samplers, now. The state stays.
 function Session:close(why)
   self.closed = true
   self.trainer:close(why)
-  if self.evaluator then self.evaluator:close(why) end
+  self.sampler:close()
+  if self.evaluator then
+    self.evaluator:close(why)
+    self.holdout:close()
+  end
 end
 
 return session

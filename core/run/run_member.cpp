@@ -1,0 +1,103 @@
+#include "core/run/run_member.h"
+
+#include <utility>
+
+#include <unistd.h>
+
+#include "core/base/error.h"
+
+namespace het {
+
+using Clock = std::chrono::steady_clock;
+
+namespace {
+
+MemberRecord record_of(const Joining& joining, const Acceptor& acceptor) {
+  const JoinSettings& settings = joining.settings;
+  MemberRecord record;
+  record.host = joining.host;
+  record.device = settings.device;
+  record.device_memory = settings.device_memory;
+  record.address = to_string(acceptor.endpoint());
+  record.pid = getpid();
+  record.version = HET_VERSION;
+  record.recipe_digest = settings.recipe_digest;
+  record.data_digest = settings.data_digest;
+  record.order = settings.environment("HETRUN_JOINS") ? -1 : joining.launched.rank;
+  return record;
+}
+
+}  // namespace
+
+RunMember::RunMember(JoinSettings settings) : joining_(begin_joining(std::move(settings))) {
+  const JoinSettings& s = joining_.settings;
+  const Rendezvous& rendezvous = joining_.rendezvous;
+  if (rendezvous.server != nullptr)
+    fail_usage(
+        "--elastic needs a store that outlives every rank: the launcher's (--workers, and --listen for other "
+        "machines) or etcd (--rendezvous); here rank 0 would serve it");
+  AcceptorOptions listening;
+  listening.address = rendezvous.address;
+  listening.run = s.run;
+  listening.secret = s.secret;
+  acceptor_ = std::make_shared<Acceptor>(std::move(listening));
+  MemberOptions options;
+  options.store = rendezvous.store;
+  options.keeper = rendezvous.brief;
+  options.run = s.run;
+  options.secret = s.secret;
+  options.launched = joining_.launched_ranks();
+  options.least = s.least;
+  options.most = s.most.value_or(options.launched);
+  if (s.timeout) options.timeout = *s.timeout;
+  options.record = record_of(joining_, *acceptor_);
+  // The launcher's store has this run alone; in etcd another of its name may have ended before.
+  options.begins = s.etcd && !s.environment("HETRUN_STARTED_AGAIN");
+  member_ = std::make_unique<Member>(std::move(options));
+}
+
+std::unique_ptr<Generation> RunMember::next() {
+  const auto fabric_of = [&](const Member::Formation& formation, Generation::Ended ended) {
+    const std::string prefix = fmt::format("{}/{}/", joining_.settings.run, formation.roster.number);
+    TcpOptions tcp = tcp_options(joining_, prefix, member_->lease());
+    tcp.rank = formation.rank;
+    tcp.size = static_cast<int>(formation.members.size());
+    tcp.generation = formation.roster.number;
+    tcp.acceptor = acceptor_;
+    for (const MemberRecord& record : formation.members) {
+      if (record.address.empty())
+        fail(ErrorKind::peer, "a member of generation {} has gone", formation.roster.number);
+      tcp.addresses.push_back({record.host, parse_endpoint(record.address)});
+    }
+    tcp.ended = std::move(ended);
+    return make_tcp(std::move(tcp));
+  };
+  // What a rank has learnt can be saved once the others are there again, which takes no longer than a lease.
+  const auto patience = 2 * (opened_ ? MemberOptions{}.lease_ttl : std::chrono::milliseconds(0));
+  const auto began = Clock::now();
+  bool said = false;
+  std::optional<Clock::time_point> interrupted;
+  const auto waited = [&] {
+    const JoinSettings& settings = joining_.settings;
+    if (settings.is_interrupted && settings.is_interrupted() && !interrupted) interrupted = Clock::now();
+    if (interrupted && Clock::now() - *interrupted >= patience)
+      throw Error(ErrorKind::peer, "interrupted while members of the run are missing");
+    if (said || Clock::now() - began < joining_.warn_after || !settings.warn) return;
+    said = true;
+    const auto roster = member_->roster();
+    settings.warn(roster
+                      ? fmt::format("this process waits to join run '{}', which has {} of at most {} members",
+                                    settings.run, roster->members.size(), roster->most)
+                      : fmt::format("run '{}' waits for its members to come", settings.run));
+  };
+  return next_generation(*member_, fabric_of, waited);
+}
+
+std::shared_ptr<Cluster> RunMember::open() {
+  std::shared_ptr<Generation> generation = next();
+  if (generation == nullptr) return nullptr;
+  opened_ = true;
+  return std::make_shared<Cluster>(joining_.rendezvous.store, std::move(generation), joining_.settings);
+}
+
+}  // namespace het

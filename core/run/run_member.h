@@ -1,0 +1,33 @@
+// A process of a run that outlives its members, with what connects it to the others: one listening socket for
+// all generations, and the cluster of each.
+#pragma once
+
+#include <memory>
+
+#include "core/run/cluster.h"
+#include "core/run/joining.h"
+#include "core/run/member.h"
+
+namespace het {
+
+class RunMember {
+ public:
+  // Throws Error(usage) where a rank would serve the store, which would go with it; what Member throws.
+  explicit RunMember(JoinSettings settings);
+
+  // The next generation that this process is in, connected. Null: the run has ended. Throws Error(peer) when
+  // too few members come, or none while it is interrupted.
+  std::shared_ptr<Cluster> open();
+
+  Member& member() { return *member_; }
+
+ private:
+  std::unique_ptr<Generation> next();
+
+  Joining joining_;
+  std::shared_ptr<Acceptor> acceptor_;
+  std::unique_ptr<Member> member_;
+  bool opened_ = false;  // it was in a generation
+};
+
+}  // namespace het
