@@ -282,7 +282,7 @@ function PairSampler:cursor() return self.at end
 function PairSampler:seek(cursor) self.at = cursor end
 
 --- It has no thread to end.
-function PairSampler:close() end
+function PairSampler.close() end
 
 function Pairs:sampler(settings)
   local a = self.arguments
