@@ -7,6 +7,10 @@ local session = require "het.train.session"
 
 local elastic = {}
 
+-- Generations of the same ranks that may end in a row where they have begun: then something is wrong that another one
+-- does not mend.
+local most_fruitless = 10
+
 --- Whether an error is the loss of another rank.
 function elastic.is_loss(problem) return select(2, errors.describe(problem)) == "peer" end
 
@@ -35,13 +39,14 @@ end
 
 -- What members tell each other before anything else. `step`: of the state, nil without one; `left_behind`: it was not
 -- in the generation that the others come from; `called`, `followed`: the last steps whose on_step, and all that follows
--- them, has been; `phases` of the run that are done (het.train.loop); `offset`: of the cursor from the samples that the
--- run's steps took.
+-- them, has been; `phases` of the run that are done (het.train.loop), and whether the first was `interrupted`;
+-- `offset`: of the cursor from the samples that the run's steps took.
 local function exchange(self)
   local own = { left_behind = self.left_behind }
   if self.has_state then
     own = { left_behind = self.left_behind, step = self.state:step(), begun = self.begun, called = self.called,
-      followed = self.followed, phases = self.phases_done or 0, best = self.best, validation = self.validation,
+      followed = self.followed, phases = self.phases_done or 0, interrupted = self.interrupted, best = self.best,
+      validation = self.validation,
       offset = self.cursor - self.step * self.arguments.batch, wrote = {} }
     for folder in pairs(self.wrote) do table.insert(own.wrote, folder) end
   end
@@ -101,16 +106,16 @@ local function begin_session(self)
   local all = exchange(self)
   local holders = holders_of(all)
   local holds, known = false, holders[1] and holders[1].has
-  local called, followed, phases = math.huge, math.huge, math.huge
+  local called, followed, phases, interrupted = math.huge, math.huge, math.huge, false
   for _, holder in ipairs(holders) do
     holds = holds or holder.rank == self.cluster:rank()
     called, followed = math.min(called, holder.has.called), math.min(followed, holder.has.followed)
-    phases = math.min(phases, holder.has.phases)
+    phases, interrupted = math.min(phases, holder.has.phases), interrupted or holder.has.interrupted or false
   end
   if not holds then forget(self) end
   if known then
     if not holds then take_over(self, known) end
-    self.called, self.followed, self.phases_done = called, followed, phases
+    self.called, self.followed, self.phases_done, self.interrupted = called, followed, phases, interrupted
   else
     self.begin_state()
     if roster.number > 1 and self.cluster:rank() == 0 and not native.settings.quiet then
@@ -196,9 +201,17 @@ local function go_on(self, reporter, problem)
     problem = why
   end
   local roster = self.cluster:roster()
+  local lost, joined = missing_in(roster.members, members), missing_in(members, roster.members)
+  local place = ("%d, %d"):format(self.step, self.phases_done or 0)
+  self.fruitless = lost + joined == 0 and place == self.place and self.fruitless + 1 or 0
+  self.place = place
+  if self.fruitless >= most_fruitless then
+    errors.raise("peer", "%d generations of the same %d ranks have ended one after the other without a step, the last "
+      .. "because %s", most_fruitless, #roster.members, roster.reason)
+  end
   reporter:lead(self.rank == 0)
   reporter:generation { generation = roster.number, reason = roster.reason, members = #roster.members,
-    lost = missing_in(roster.members, members), joined = missing_in(members, roster.members), step = self.step,
+    lost = lost, joined = joined, step = self.step,
     steps_repeated = math.max(0, step - self.step),
     moved_bytes = self.session.restored and self.session.restored.moved_bytes or 0,
     connected_seconds = connected - started, seconds = native.clock() - started }

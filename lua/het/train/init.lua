@@ -184,8 +184,8 @@ return define.constructor {
     { "from", "string", "folder of a saved model whose weights it begins with", path = "read" },
     { "metrics", "string", "file for one JSON object per report", path = "write" },
     { "after", "function", "function(run), called at the end" },
-    { "on_step", "function", "function(run, step), called after each step; with --elastic again, on all ranks, when the "
-      .. "loss of a rank cut it off on one" },
+    { "on_step", "function", "function(run, step), called after each step; with --elastic again, on all ranks, when "
+      .. "the loss of a rank cut it off on one" },
     { "rendezvous", "string", "where ranks on several machines find each other: \"etcd://host:2379\" (default: "
       .. "MASTER_ADDR and MASTER_PORT; HETRUN_RENDEZVOUS)" },
     { "name", "string", "of the run, by which its ranks find each other", default = "hetrun" },

@@ -23,9 +23,9 @@ local function is_model(value) return define.kind_of(value) == "layer" end
 -- the rank that wrote it; after a loss another one writes it again, on a line of its own.
 local function print_sample(self, _, results)
   local sample = self.arguments.sample
-  if not sample or results.interrupted or results.sample then return end
-  if self.rank > 0 then
-    self:write_text(sample)
+  if not sample or self.interrupted then return end
+  if self.rank > 0 or results.sample then   -- its own part of the weights is all that this rank gives
+    self:gather()
     results.sample_begun = true
     return
   end
@@ -96,6 +96,7 @@ local function count(self, reporter, results)
     seconds = native.clock() - reporter.started, tokens_per_s = tokens,
     samples_per_s = steps_per_s and steps_per_s * self.arguments.batch, mfu = tokens and reporter:mfu(tokens),
     peak_memory_bytes = self:peak_memory(), parameters = self.parameters, precision = self.arguments.precision,
+    interrupted = self.interrupted or false,
   }
   for name, number in pairs(numbers) do results[name] = number end
 end
@@ -170,10 +171,10 @@ end
 
 -- Steps and what follows them until the end, or until Ctrl-C or SIGTERM: returns whether it came, or elastic.change
 -- when the ranks are to end the generation first.
-local function take_steps(self, reporter, interrupted)
+local function take_steps(self, reporter)
   local a = self.arguments
   -- It came before the first step, or a rank was lost while the others learnt of it.
-  if self:asked_to_stop(interrupted) then return true end
+  if self:asked_to_stop(self.interrupted) then return true end
   if self.follow_again and follow(self, reporter, self.last_step) then return true end
   self.follow_again = false
   while self.step < a.steps do
@@ -186,13 +187,13 @@ local function take_steps(self, reporter, interrupted)
   return self.cluster and self:asked_to_stop(self.stopped)   -- it came after the last step had told of it
 end
 
-local function train(self, reporter, results)
-  local ok, answer = pcall(take_steps, self, reporter, results.interrupted)
+local function train(self, reporter)
+  local ok, answer = pcall(take_steps, self, reporter)
   local interrupted = not ok and select(2, errors.describe(answer)) == "interrupted"
   if not ok and (self.cluster or not interrupted) then error(answer, 0) end
   if answer == elastic.change then return answer end
-  results.interrupted = interrupted or answer or false
-  if results.interrupted then native.interrupted() end   -- this one is heeded
+  self.interrupted = interrupted or answer or false
+  if self.interrupted then native.interrupted() end   -- this one is heeded
   reporter:finish()
 end
 
@@ -208,24 +209,24 @@ end
 -- The step that this run began after: of a rank that joined it, that of the ranks that had begun it.
 local function begun(self) return self.member and self.begun or self.first_step end
 
-local function save_at_end(self, reporter, results)
+local function save_at_end(self, reporter)
   if not self.arguments.save or self.step == begun(self) then
-    if results.interrupted then
+    if self.interrupted then
       reporter:say(("stopped after step %d; give save = \"folder\" to keep what was learned"):format(self.step))
     end
     return
   end
   saving.go_on(self, true)
-  local folder, kept = saving.folder_of_end(self, results.interrupted)
+  local folder, kept = saving.folder_of_end(self, self.interrupted)
   if self.cluster then folder = self.cluster:tell(folder)[1] end
   saving.now(self, folder)
-  saving.say(self, reporter, results.interrupted and "stopped and saved" or "saved", folder, kept)
+  saving.say(self, reporter, self.interrupted and "stopped and saved" or "saved", folder, kept)
 end
 
 -- The peak that the run's own use is a share of is measured again now and then.
 local function conclude(self, reporter, results)
   local precision = self.arguments.precision
-  if self.peak_device and not results.interrupted and peak.due(self.peak_device, precision, reporter.peak or 0) then
+  if self.peak_device and not self.interrupted and peak.due(self.peak_device, precision, reporter.peak or 0) then
     reporter.started = reporter.started + measure_peak(reporter, self.peak_device, precision)
   end
   count(self, reporter, results)
@@ -234,7 +235,7 @@ end
 
 local function call_after(self, _, results)
   local after = self.arguments.after
-  if after and not results.interrupted and is_interrupted_in(after, handle.of(self)) then results.interrupted = true end
+  if after and not self.interrupted then results.interrupted = is_interrupted_in(after, handle.of(self)) end
 end
 
 -- What a run does, in this order. The ranks of a run that outlives some of them are done with a phase together: after a
@@ -280,7 +281,8 @@ function loop.start(self)
   local a = self.arguments
   self:prepare()
   self.first_step = self.step
-  self.phases_done = self.phases_done or 0   -- a rank that joined has it from the others
+  -- A rank that joined has these from the others.
+  if not self.phases_done then self.phases_done, self.interrupted = 0, false end
   local reporter, results = new_reporter(self), {}
   reporter.started = started
   -- Ranks on one machine share its peak.
