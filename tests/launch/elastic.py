@@ -215,7 +215,8 @@ class Elastic(unittest.TestCase):
             plan, workers, victims = ('--spread', 5, (3, 4)) if count % 2 else ('', 4, (0, 1, 2, 3))
             fault = f'rank={draw.choice(victims)} step={draw.randint(1, 6)} at={draw.random():.3f}'
             with self.subTest(fault=fault, plan=plan):
-                self.with_fault(fault, '--every=2', *filter(None, [plan]), workers=workers, elastic=f'1:{workers}')
+                words = [*filter(None, [plan]), *(['--collect'] if count % 4 > 1 else [])]
+                self.with_fault(fault, '--every=2', *words, workers=workers, elastic=f'1:{workers}')
                 self.assert_same_curve(right['replicas'])
 
     def test_a_rank_is_killed_in_each_phase_of_the_end(self):
@@ -230,6 +231,25 @@ class Elastic(unittest.TestCase):
                     self.assertTrue((self.folder / 'model' / 'training.safetensors').exists())
                     self.assertRegex(err, 'saved after step 6 in model')
                     self.assertEqual(len(re.findall('(?m)^the ', out)), 1, out)
+
+    def test_a_rank_that_was_left_behind_goes_on_when_all_others_are_lost(self):
+        self.steps = 600
+        right = self.undisturbed()
+        process = self.start('--timeout=1s')
+        self.until_step(process, 10)
+        ranks = self.ranks(process)
+        last = ranks.pop(2)
+        os.kill(last, signal.SIGSTOP)
+        self.until_generation(process, lambda generation: generation['members'] == 3)
+        for rank in ranks.values():
+            os.kill(rank, signal.SIGKILL)
+        os.kill(last, signal.SIGCONT)
+        out, _ = self.ended(process)
+        generation = self.generations()[-1]
+        self.assertEqual(generation['members'], 1)
+        self.assertGreater(generation['step'], 9)   # it did not begin again
+        self.assertRegex(out, '^the ')
+        self.assert_same_curve(right)
 
     def test_slices_that_only_the_lost_rank_had_end_the_run_by_name(self):
         process = self.start('--spread', '--sharded', workers=5, elastic='2:5')

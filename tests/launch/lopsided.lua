@@ -16,6 +16,7 @@ local opt = het.options {
   sharded  = { false, "divide optimizer state over replicas" },
   every    = { 6, "steps between evaluations", min = 1 },
   batches  = { 2, "of an evaluation", min = 1 },
+  collect  = { false, "gather the weights after each step, which takes all ranks" },
 }
 local corpus = data.text { path = "text.txt", tokenizer = "char", holdout = 0.1 }
 
@@ -45,7 +46,8 @@ return het.train {
   evaluate = { every = opt.every, batches = opt.batches },
   sample = { prompt = "the ", tokens = 20 },
   save = opt.save ~= "" and opt.save or nil, save_every = 3, resume = opt.save ~= "",
-  on_step = function(_, step)
+  on_step = function(run, step)
+    if opt.collect then run:gather() end
     if step.step == opt.stop then error "stopped here" end
   end,
   plan = plan,
