@@ -200,6 +200,26 @@ class Training(Case):
             spread = self.losses('--workers', 6, 'lopsided.lua', '--mixed', *words)
             self.assert_close(alone, spread, 1e-5)
 
+    def test_the_plans_of_the_page_give_the_losses_of_one_device(self):
+        page = (ROOT / 'recipes' / 'plans.md').read_text()
+        plans = [text for text in re.findall(r'```lua\n(.*?)```', page, re.S) if text.startswith('het.plan')]
+        self.assertEqual(len(plans), 3)
+        for plan in plans:
+            with self.subTest(plan=plan):
+                microbatch = int(re.search(r'microbatch = (\d+)', plan)[1])
+                batch = microbatch * sum(int(count) for count in re.findall(r'microbatches = (\d+)', plan))
+                (self.folder / 'page.lua').write_text(f"""local het = require "het"
+local opt = het.options {{ spread = {{ false, "run the plan" }} }}
+local corpus = het.data.text {{ path = "text.txt", tokenizer = "char", holdout = 0 }}
+return het.train {{
+  model = het.nn.gpt {{ vocab = corpus.vocab, context = 16, width = 32, layers = 6, heads = 4 }},
+  data = corpus, batch = {batch}, steps = 6, optimizer = het.optim.adamw {{ lr = 3e-3, clip = 0.5 }},
+  plan = opt.spread and {plan} or nil,
+}}
+""")
+                devices = sum(int(last) - int(first) + 1 for first, last in re.findall(r'"\w:(\d)-(\d)"', plan))
+                self.assert_close(self.losses('page.lua'), self.losses('--workers', devices, 'page.lua', '--spread'), 1e-5)
+
     def test_a_run_goes_on_by_other_plans_with_its_state(self):
         text = """local het = require "het"
 local nn, optim, data = het.nn, het.optim, het.data
