@@ -201,7 +201,7 @@ class Training(Case):
             self.assert_close(alone, spread, 1e-5)
 
     def test_the_plans_of_the_page_give_the_losses_of_one_device(self):
-        page = (ROOT / 'recipes' / 'plans.md').read_text()
+        page = (ROOT / 'recipes' / 'guide' / 'plans.md').read_text()
         plans = [text for text in re.findall(r'```lua\n(.*?)```', page, re.S) if text.startswith('het.plan')]
         self.assertEqual(len(plans), 3)
         for plan in plans:

@@ -38,7 +38,7 @@ class Case(unittest.TestCase):
 
 class Guide(Case):
     def test_its_examples_print_what_it_says(self):
-        text = (ROOT / 'recipes' / 'meshes.md').read_text()
+        text = (ROOT / 'recipes' / 'guide' / 'meshes.md').read_text()
         examples = re.findall(r'```lua\n(.*?)```\n```text\n(.*?)```', text, re.S)
         self.assertGreater(len(examples), 5)
         lines, said = '', ''
