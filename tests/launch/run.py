@@ -203,7 +203,7 @@ class Training(Case):
     def test_the_plans_of_the_page_give_the_losses_of_one_device(self):
         page = (ROOT / 'recipes' / 'guide' / 'plans.md').read_text()
         plans = [text for text in re.findall(r'```lua\n(.*?)```', page, re.S) if text.startswith('het.plan')]
-        self.assertEqual(len(plans), 3)
+        self.assertEqual(len(plans), 4)
         for plan in plans:
             with self.subTest(plan=plan):
                 microbatch = int(re.search(r'microbatch = (\d+)', plan)[1])
@@ -217,7 +217,7 @@ return het.train {{
   plan = opt.spread and {plan} or nil,
 }}
 """)
-                devices = sum(int(last) - int(first) + 1 for first, last in re.findall(r'"\w:(\d)-(\d)"', plan))
+                devices = sum(int(last or first) - int(first) + 1 for first, last in re.findall(r'"\w:(\d)(?:-(\d))?"', plan))
                 self.assert_close(self.losses('page.lua'), self.losses('--workers', devices, 'page.lua', '--spread'), 1e-5)
 
     def test_a_run_goes_on_by_other_plans_with_its_state(self):

@@ -383,15 +383,13 @@ run = het.train { model = nn.gpt { vocab = corpus.vocab, context = 8, width = 8,
         self.assertEqual(err.splitlines(), [f'stdin:{4 + i}: {sentence}' for i, (_, sentence) in enumerate(asked)])
 
     @staticmethod
-    def readme(meshes):
-        """The lines for the prompt that the README has, in its section on meshes or elsewhere."""
-        sections = (ROOT / 'README.md').read_text().split('\n## ')
-        lines = [line[4:] for section in sections if section.startswith('Meshes\n') == meshes
-                 for line in section.splitlines() if line.startswith('    >')]
+    def lines_of(page):
+        """The lines for the prompt that a page has."""
+        lines = [line[4:] for line in (ROOT / page).read_text().splitlines() if line.startswith('    >')]
         return '\n'.join(line.lstrip('>').strip() for line in lines) + '\n'
 
     def test_the_lines_of_the_readme_do_what_it_says(self):
-        script = self.readme(meshes=False)
+        script = self.lines_of('README.md')
         self.assertIn('steps = 200,', script)
         (self.folder / 'shakespeare.txt').write_text(TEXT + 'ROMEO:\nBut soft!\n' * 20)
         out, err = self.hetrun('--threads=1', lines=script.replace('steps = 200,', 'steps = 2, evaluate = { every = 0 },'))
@@ -399,11 +397,9 @@ run = het.train { model = nn.gpt { vocab = corpus.vocab, context = 8, width = 8,
         self.assertIn('optim.adamw', out)
         self.assertNotIn('stdin:', err)
 
-    def test_the_lines_of_the_readme_about_meshes_do_what_it_says(self):
-        out, err = self.hetrun('--workers', '4', lines=self.readme(meshes=True))
-        self.assertIn('| ranks 0 1 | ranks 2 3', out)
-        self.assertIn('model: x dim 1, weight dim 1 -> y partial', out)
-        self.assertTrue(out.endswith('\n[1.]\nf32[1]\n'), out)
+    def test_the_lines_of_the_guide_run(self):
+        out, err = self.hetrun(lines=self.lines_of('recipes/guide/prompt.md'))
+        self.assertIn('het.tensor(values', out)
         self.assertEqual(err, '')
 
 

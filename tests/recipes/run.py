@@ -119,6 +119,36 @@ return het.train {
         self.assertEqual(self.check(*words, '--model=runs/small', '--steps=50', '--save=more')['steps'], 50)
         self.assertEqual(self.check(*words, '--model=runs/small', '--steps=100', '--save=more', '--resume')['steps'], 100)
 
+    def test_the_layer_of_the_guide_learns(self):
+        page = (ROOT / 'recipes' / 'guide' / 'write_a_layer.md').read_text()
+        (self.folder / 'layer.lua').write_text(re.search(r'```lua\n(.*?)```', page, re.S)[1])
+        result = self.result('layer.lua')
+        self.assertEqual(result['steps'], 200)
+        self.assertLess(result['validation_loss'], 0.5)   # the labels' variance is 2
+
+    def test_the_recipe_of_the_guide_fine_tunes_a_model(self):
+        page = (ROOT / 'recipes' / 'guide' / 'fine_tune.md').read_text()
+        (self.folder / 'fine_tune.lua').write_text(re.search(r'```lua\n(.*?)```', page, re.S)[1])
+        (self.folder / 'begin.lua').write_text("""local het = require "het"
+local corpus = het.data.text { path = "text.txt", tokenizer = "bpe", model = "words", holdout = 0.1 }
+return het.train { model = het.nn.gpt { vocab = corpus.vocab, context = 32, width = 16, layers = 1, heads = 2 },
+  data = corpus, batch = 4, steps = 2, optimizer = het.optim.sgd { lr = 0.1 }, save = "runs/begin" }
+""")
+        words = self.folder / 'words'
+        words.mkdir()
+        letters = [chr(c) for c in range(33, 127)] + [chr(0x100 + c) for c in range(68)] + [chr(c) for c in range(0xa1, 0x100)]
+        (words / 'vocab.json').write_text(json.dumps({letter: i for i, letter in enumerate(dict.fromkeys(letters))}))
+        (words / 'merges.txt').write_text('#version: 0.2\n')
+        self.hetrun('begin.lua', '--allow-read', 'words')
+        model = self.folder / 'runs' / 'begin'
+        for name in ('vocab.json', 'merges.txt'):
+            (model / name).write_text((words / name).read_text())
+        (self.folder / 'mine.txt').write_text(TEXT * 10)
+        short = (self.folder / 'fine_tune.lua').read_text().replace('context = 256', 'context = 32')
+        (self.folder / 'fine_tune.lua').write_text(short.replace('"Once"', '"quick"'))
+        done = self.hetrun('fine_tune.lua', '--model=runs/begin', '--text=mine.txt')
+        self.assertIn('saved after step 50 in runs/mine', done.stderr)
+
     def test_help_tells_every_option_with_its_range(self):
         told = self.hetrun(ROOT / 'recipes' / 'gpt2_124m.lua', '--help').stdout
         self.assertRegex(told, r'--context=INTEGER +tokens of a sample \(default: 1024, at least 2, at most 1024\)')
