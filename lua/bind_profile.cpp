@@ -1,11 +1,9 @@
 // Measuring as Lua sees it: models as counts, profiles as tables, messages between ranks.
 #include <algorithm>
-#include <climits>
 #include <map>
 
-#include <unistd.h>
-
 #include "core/comm/speed.h"
+#include "core/net/network.h"
 #include "lua/interrupt.h"
 #include "lua/objects.h"
 #include "planner/graph_model.h"
@@ -149,9 +147,9 @@ int fit_link(lua_State* L) {
   return 2;
 }
 
-std::string host_name() {
-  char name[HOST_NAME_MAX + 1] = {};
-  return gethostname(name, HOST_NAME_MAX) == 0 ? name : "localhost";
+std::string name_of_host() {
+  const std::string name = host_name();
+  return name.empty() ? "localhost" : name;
 }
 
 }  // namespace
@@ -161,7 +159,7 @@ void add_profile(lua_State* L) {
       L, "native.",
       {bind<&model_summary>("model"), bind<&measure_graph>("measure"), bind<&read_profile>("profile"),
        bind<&messages_here>("messages_here"), bind<&messages_between>("messages_between"),
-       bind<&fit_link>("fit_link"), bind<&host_name>("host_name")});
+       bind<&fit_link>("fit_link"), bind<&name_of_host>("host_name")});
 }
 
 }  // namespace het::lua

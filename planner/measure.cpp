@@ -5,6 +5,7 @@
 #include <set>
 
 #include "core/base/error.h"
+#include "core/base/median.h"
 #include "core/graph/fuse.h"
 #include "core/ops/elementwise.h"
 #include "core/ops/op.h"
@@ -259,13 +260,6 @@ class Account {
   std::map<int, double> elements_;  // of a layer's parameters
   double all_elements_ = 0;
 };
-
-double median(std::vector<double> values) {
-  HET_REQUIRE(!values.empty());
-  std::sort(values.begin(), values.end());
-  const size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
-}
 
 void write_inputs(Executor& executor, const std::map<std::string, Tensor>& inputs) {
   std::set<std::string> written;

@@ -26,6 +26,10 @@ std::string tell(const std::vector<Awaited>& all, std::string_view what) {
   return fmt::format("{}", fmt::join(each, ", "));
 }
 
+std::string gave_up_text(std::string_view who, std::string_view why) {
+  return fmt::format("{} gave up, because {}", who, why);
+}
+
 Board::Board(std::shared_ptr<KeyValue> words, std::string prefix, int rank, std::string keeper)
     : words_(std::move(words)), prefix_(std::move(prefix)), rank_(rank), keeper_(std::move(keeper)) {}
 

@@ -29,6 +29,8 @@ std::string call(const Awaited& awaited);
 std::string tell(const Awaited& awaited, std::string_view what);
 // The same of all, with commas.
 std::string tell(const std::vector<Awaited>& all, std::string_view what);
+// "rank 1 (host-b) gave up, because <why>"
+std::string gave_up_text(std::string_view who, std::string_view why);
 
 // In place of a group's name: of all that this rank would have been in.
 inline constexpr std::string_view kAnyGroup = "";

@@ -2,6 +2,8 @@
 
 #include <numeric>
 
+#include "core/base/error.h"
+
 namespace het {
 
 std::string_view name_of(CollectiveKind kind) {
@@ -77,8 +79,8 @@ int64_t output_elements(const CollectiveRequest& request, int rank, int size) {
 std::vector<std::string> problems_of(const CollectiveRequest& request, int rank, int size) {
   std::vector<std::string> problems;
   const auto add = [&]<typename... Args>(fmt::format_string<Args...> format, Args&&... args) {
-    problems.push_back(fmt::format("{} of '{}': {}", name_of(request.kind), request.label,
-                                   fmt::format(format, std::forward<Args>(args)...)));
+    problems.push_back(
+        fmt::format("{}: {}", text_of(request), fmt::format(format, std::forward<Args>(args)...)));
   };
   const size_t expected = counts_of(request.kind, size);
   if (request.counts.size() != expected)
@@ -99,6 +101,15 @@ std::vector<std::string> problems_of(const CollectiveRequest& request, int rank,
   if (message && (request.tag < 0 || request.tag >= (1 << 20)))
     add("tag {} is not in 0 to 2^20 - 1", request.tag);
   return problems;
+}
+
+void require_valid(const CollectiveRequest& request, int rank, int size) {
+  const std::vector<std::string> problems = problems_of(request, rank, size);
+  if (!problems.empty()) throw Error(ErrorKind::bug, fmt::format("{}", fmt::join(problems, "; ")));
+}
+
+std::string text_of(const CollectiveRequest& request) {
+  return fmt::format("{} of '{}'", name_of(request.kind), request.label);
 }
 
 void run_once(Communicator& group, const CollectiveRequest& request, const void* in, void* out) {

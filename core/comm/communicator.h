@@ -54,6 +54,10 @@ int64_t input_elements(const CollectiveRequest& request, int rank, int size);
 int64_t output_elements(const CollectiveRequest& request, int rank, int size);
 // All that is wrong with a request on this rank; empty: nothing.
 std::vector<std::string> problems_of(const CollectiveRequest& request, int rank, int size);
+// Throws Error(bug) with all of them when there are any.
+void require_valid(const CollectiveRequest& request, int rank, int size);
+// "all_reduce of 'w'"
+std::string text_of(const CollectiveRequest& request);
 
 using CommClock = std::chrono::steady_clock;
 

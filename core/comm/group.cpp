@@ -11,50 +11,32 @@
 
 #include "core/base/error.h"
 #include "core/comm/exchange.h"
+#include "core/comm/operations.h"
 
 namespace het {
 namespace {
 
 using std::chrono::milliseconds;
+using Lock = OperationTracker::Lock;
 
 // Thrown on a communication thread when its communicator has failed.
 struct GaveUp {};
 
-double seconds_since(CommClock::time_point then) {
-  return std::chrono::duration<double>(CommClock::now() - then).count();
-}
-
-enum class Life : uint8_t {
-  alive,
-  failing,  // the reason is known; connections are being cut, memory may still be touched
-  dead,
-};
-
 class Group;
 
-// An operation in a queue. `next`, `finished` and the times are guarded by the group's mutex.
-struct Operation {
-  CollectiveRequest request;
+struct Operation : TrackedOperation {
   std::shared_ptr<Scratch> scratch;
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
-  Operation* next = nullptr;
-  bool started = false;
-  bool failed = false;
-  std::atomic<bool> finished{false};
-  CollectiveTimes times;
 };
 
-// Operations that run one after the other: all collectives of a group, or the messages of one channel.
-struct Queue {
+// All collectives of a group, or the messages of one channel, with the thread that runs them.
+struct Queue : OperationQueue {
   std::unique_ptr<Wire> wire;
   std::optional<Lanes> lanes;
-  uint64_t channel = 0;
   std::shared_ptr<Scratch> scratch;
   std::condition_variable work;
-  Operation* first = nullptr;  // runs or waits to run
-  Operation* last = nullptr;
-  int64_t sequence = 0;        // operations begun
+  size_t prepared = 0;         // operations that there are: each is under way once at most
   bool asked = false;          // somebody wants to know who is missing, and interrupts the wire until told
   std::vector<int> missing;    // the answer: ranks of the group
   std::vector<bool> has_come;  // of the missing: whether they took part in this operation at all
@@ -73,7 +55,7 @@ class Group final : public Communicator, public Witness, public std::enable_shar
   ~Group() override {
     links_->unwatch();
     {
-      std::lock_guard lock(mutex_);
+      const Lock lock(tracker_.mutex);
       closing_ = true;
       for (Queue& queue : queues_) queue.work.notify_all();
     }
@@ -89,7 +71,7 @@ class Group final : public Communicator, public Witness, public std::enable_shar
   int64_t bytes_sent() const override { return bytes_sent_.load(std::memory_order_relaxed); }
   std::unique_ptr<Collective> prepare(const CollectiveRequest& request) override;
   void abort(std::string_view why) override {
-    const std::string text = fmt::format("group '{}' was aborted on {}: {}", name(), call(rank()), why);
+    const std::string text = abort_text(self(), name(), why);
     fail(text, text);
   }
 
@@ -108,9 +90,10 @@ class Group final : public Communicator, public Witness, public std::enable_shar
 
   void start(Queue& queue, Operation& operation, const std::byte* in, std::byte* out);
   void wait(Queue& queue, Operation& operation);
-  void drop(Operation& operation);
+  void drop(Queue& queue, Operation& operation);
 
  private:
+  std::string self() const { return call(rank()); }
   int fabric_rank(int peer) const { return options_.ranks[peer]; }
   Queue& queue_for(const CollectiveRequest& request);
   void serve(Queue& queue);
@@ -127,22 +110,18 @@ class Group final : public Communicator, public Witness, public std::enable_shar
                        std::vector<Awaited>& blamed);
   std::optional<std::string> why(int peer) { return options_.board->why(name(), fabric_rank(peer)); }
   void peer_gone(int peer);
-  std::string doing(const Operation& operation) const;
-  std::string failure_of(const Operation& operation) const;
   void fail_for(const Operation& operation, const LostPeer& peer);
   void fail(const std::string& reason, const std::string& cause, const std::string& meanwhile = {});
-  [[noreturn]] void throw_reason(const Operation& operation) const;
+  std::string reason_for(const Operation& operation) const;
 
   const GroupOptions options_;
   const int size_;
   std::unique_ptr<Links> links_;
   std::atomic<int64_t> bytes_sent_{0};
 
-  std::mutex mutex_;                 // of all below, and of what queues and operations say
-  std::condition_variable changed_;  // an operation finished, a question was answered, the life changed
-  std::atomic<Life> life_{Life::alive};
-  std::string reason_, cause_;  // why it is not alive, as said here and to peers; written once
-  std::string meanwhile_;       // why, when no operation was running: told with the next one
+  OperationTracker tracker_;  // its mutex is of all below; `changed` also says that a question was answered
+  std::string reason_;        // why it is not alive, as waits throw it; written once
+  std::string meanwhile_;     // why, when no operation was running: told with the next one
   bool closing_ = false;
   std::list<Queue> queues_;
 
@@ -162,7 +141,7 @@ class Handle final : public Collective {
     operation_.request = std::move(request);
     operation_.scratch = std::move(scratch);
   }
-  ~Handle() override { group_->drop(operation_); }
+  ~Handle() override { group_->drop(queue_, operation_); }
 
   void start(const std::byte* in, std::byte* out) override { group_->start(queue_, operation_, in, out); }
   bool done() const override { return operation_.finished.load(std::memory_order_acquire); }
@@ -177,32 +156,26 @@ class Handle final : public Collective {
 };
 
 std::unique_ptr<Collective> Group::prepare(const CollectiveRequest& request) {
-  const std::vector<std::string> problems = problems_of(request, rank(), size_);
-  if (!problems.empty()) throw Error(ErrorKind::bug, fmt::format("{}", fmt::join(problems, "; ")));
+  require_valid(request, rank(), size_);
   Queue& queue = queue_for(request);
   const int64_t bytes = scratch_bytes_of(request, rank(), size_);
-  std::lock_guard lock(mutex_);
+  const Lock lock(tracker_.mutex);
+  queue.under_way.reserve(++queue.prepared);
   // Operations prepared before keep the smaller scratch; they may be running on it.
   if (queue.scratch == nullptr || queue.scratch->bytes < bytes)
     queue.scratch = std::make_shared<Scratch>(make_scratch(bytes, size_));
   return std::make_unique<Handle>(shared_from_this(), queue, request, queue.scratch);
 }
 
-// Channel 0 carries the collectives. A message's channel is known by its tag and direction; that of its peer
-// is in the connection.
+// Channel 0 of the links carries the collectives, channel 1 + tag messages: queues that differ in peer or
+// direction alone have wires of their own on it.
 Queue& Group::queue_for(const CollectiveRequest& request) {
-  uint64_t channel = 0;
-  const bool sends = request.kind == CollectiveKind::send;
-  if (sends || request.kind == CollectiveKind::receive) channel = 1 + static_cast<uint64_t>(request.tag);
-  // Queues of one channel that differ in peer or direction have wires of their own.
-  const uint64_t key =
-      channel == 0 ? 0 : (channel << 32 | static_cast<uint64_t>(request.peer) << 1 | (sends ? 1u : 0u));
-  std::lock_guard lock(mutex_);
-  for (Queue& queue : queues_)
-    if (queue.channel == key) return queue;
+  const OperationChannel channel = channel_of(request, rank());
+  const Lock lock(tracker_.mutex);
+  if (Queue* const queue = find_queue(queues_, channel)) return *queue;
   Queue& queue = queues_.emplace_back();
-  queue.channel = key;
-  queue.wire = links_->wire(channel);
+  queue.channel = channel;
+  queue.wire = links_->wire(channel.is_message() ? 1 + static_cast<uint64_t>(channel.tag) : 0);
   queue.lanes.emplace(
       *queue.wire, size_, [this, &queue] { interrupted(queue); }, bytes_sent_);
   queue.thread = std::thread([this, &queue] { serve(queue); });
@@ -210,31 +183,24 @@ Queue& Group::queue_for(const CollectiveRequest& request) {
 }
 
 void Group::start(Queue& queue, Operation& operation, const std::byte* in, std::byte* out) {
-  std::lock_guard lock(mutex_);
+  const Lock lock(tracker_.mutex);
   HET_REQUIRE(!operation.started, operation.request.label);
-  if (life_ != Life::alive) throw_reason(operation);
+  if (!tracker_.alive()) throw Error(ErrorKind::peer, reason_for(operation));
   operation.in = in;
   operation.out = out;
-  operation.next = nullptr;
-  operation.started = true;
-  operation.failed = false;
-  operation.finished.store(false, std::memory_order_relaxed);
-  const CommClock::time_point now = CommClock::now();
-  operation.times = {now, now, {}};
-  (queue.first == nullptr ? queue.first : queue.last->next) = &operation;
-  queue.last = &operation;
+  tracker_.begin(queue, operation, CommClock::now());
   queue.work.notify_one();
 }
 
 void Group::wait(Queue& queue, Operation& operation) {
   const CommClock::time_point since = CommClock::now();
-  std::unique_lock lock(mutex_);
+  Lock lock(tracker_.mutex);
   HET_REQUIRE(operation.started, operation.request.label);
   const auto finished = [&] { return operation.finished.load(std::memory_order_relaxed); };
   const Patience& patience = options_.patience;
   std::vector<Awaited> blamed;
   const auto in_time = [&](milliseconds limit) {
-    return changed_.wait_until(lock, since + std::min(limit, patience.timeout), finished);
+    return tracker_.changed.wait_until(lock, since + std::min(limit, patience.timeout), finished);
   };
   const bool takes_long = !in_time(say_waiting_after(patience.warn_after, patience.timeout));
   if (takes_long) {
@@ -257,41 +223,39 @@ void Group::wait(Queue& queue, Operation& operation) {
       fail(text, text);
     }
     lock.lock();
-    changed_.wait(lock, finished);
+    tracker_.changed.wait(lock, finished);
   }
-  operation.started = false;
-  if (operation.failed) throw_reason(operation);
+  tracker_.end_wait(operation);
   lock.unlock();
   if (takes_long) options_.board->say_waiting({});
 }
 
 // A handle goes away: nothing may touch its memory afterwards.
-void Group::drop(Operation& operation) {
-  std::unique_lock lock(mutex_);
+void Group::drop(Queue& queue, Operation& operation) {
+  Lock lock(tracker_.mutex);
+  --queue.prepared;
   if (!operation.started) return;
   if (!operation.finished) {
     lock.unlock();
     // As a rule because another group has failed.
     std::string why = options_.board->cause();
-    if (why.empty())
-      why = fmt::format("{} of '{}' was given up", name_of(operation.request.kind), operation.request.label);
+    if (why.empty()) why = given_up_text(operation.request);
     abort(why);
     lock.lock();
-    changed_.wait(lock, [&] { return operation.finished.load(); });
+    tracker_.changed.wait(lock, [&] { return operation.finished.load(); });
   }
 }
 
 // The life of a queue's thread.
 void Group::serve(Queue& queue) {
-  std::unique_lock lock(mutex_);
+  Lock lock(tracker_.mutex);
   while (true) {
-    queue.work.wait(lock, [&] { return closing_ || queue.first != nullptr; });
-    if (queue.first == nullptr) return;
-    Operation& operation = *queue.first;
+    queue.work.wait(lock, [&] { return closing_ || queue.first() != nullptr; });
+    if (queue.first() == nullptr) return;
+    auto& operation = static_cast<Operation&>(*queue.first());
     operation.times.begun = CommClock::now();
-    ++queue.sequence;
     bool done = false;
-    if (life_ == Life::alive) {
+    if (tracker_.alive()) {
       lock.unlock();
       try {
         run(queue, operation);
@@ -301,18 +265,17 @@ void Group::serve(Queue& queue) {
         fail_for(operation, peer);
       } catch (const std::exception& error) {
         const std::string text =
-            fmt::format("{} of '{}' in group '{}' failed on {}: {}", name_of(operation.request.kind),
-                        operation.request.label, name(), call(rank()), error.what());
+            fmt::format("{} failed on {}: {}", text_of(operation.request, name()), self(), error.what());
         fail(text, text);
       }
       lock.lock();
     }
-    if (!done) changed_.wait(lock, [&] { return life_ == Life::dead; });
-    queue.first = operation.next;
-    operation.failed = !done;
-    operation.times.finished = CommClock::now();
-    operation.finished.store(true, std::memory_order_release);
-    changed_.notify_all();
+    if (!done) {
+      tracker_.await_death(lock);
+      tracker_.lose(operation, reason_for(operation));
+    }
+    tracker_.finish_first(queue);
+    tracker_.changed.notify_all();
   }
 }
 
@@ -331,42 +294,42 @@ void Group::run(Queue& queue, Operation& operation) {
 void Group::hold(Queue& queue, const Operation& operation, CommClock::time_point arrived) {
   const CommClock::time_point release =
       options_.pacer->release(operation.request, options_.ranks, rank(), arrived);
-  std::unique_lock lock(mutex_);
-  queue.work.wait_until(lock, release, [&] { return life_ != Life::alive; });
-  if (life_ != Life::alive) throw GaveUp{};
+  Lock lock(tracker_.mutex);
+  queue.work.wait_until(lock, release, [&] { return !tracker_.alive(); });
+  if (!tracker_.alive()) throw GaveUp{};
 }
 
 // On the thread of the queue, when a wait of its wire was interrupted: to give up, or to tell who is missing.
 void Group::interrupted(Queue& queue) {
   {
-    std::lock_guard lock(mutex_);
-    if (life_ != Life::alive) throw GaveUp{};
+    const Lock lock(tracker_.mutex);
+    if (!tracker_.alive()) throw GaveUp{};
     if (!queue.asked) return;
     queue.asked = false;  // an interrupt while we find out asks nothing new
   }
   const std::vector<int> missing = queue.lanes->unfinished();
-  std::lock_guard lock(mutex_);
+  const Lock lock(tracker_.mutex);
   queue.missing = missing;
   queue.has_come.assign(missing.size(), false);
   for (size_t i = 0; i < missing.size(); ++i) queue.has_come[i] = queue.lanes->any_came(missing[i]);
-  changed_.notify_all();
+  tracker_.changed.notify_all();
 }
 
 // Who keeps `operation` waiting; nobody when it has finished or failed meanwhile, or it cannot be found out.
 std::vector<Group::Missing> Group::who_is_missing(Queue& queue, const Operation& operation) {
   constexpr milliseconds kAskEvery{2}, kAskFor{1000};
-  const auto over = [&] { return operation.finished.load() || life_ != Life::alive; };
-  std::unique_lock lock(mutex_);
+  const auto over = [&] { return operation.finished.load() || !tracker_.alive(); };
+  Lock lock(tracker_.mutex);
   if (over()) return {};
-  Operation* const running = queue.first;
+  const TrackedOperation* const running = queue.first();
   queue.asked = true;
   queue.missing.clear();
   const CommClock::time_point until = CommClock::now() + kAskFor;
-  while (!over() && queue.missing.empty() && queue.first == running && CommClock::now() < until) {
+  while (!over() && queue.missing.empty() && queue.first() == running && CommClock::now() < until) {
     lock.unlock();
     queue.wire->interrupt();
     lock.lock();
-    changed_.wait_for(lock, kAskEvery, [&] { return over() || !queue.missing.empty(); });
+    tracker_.changed.wait_for(lock, kAskEvery, [&] { return over() || !queue.missing.empty(); });
   }
   queue.asked = false;
   std::vector<Missing> missing;
@@ -393,14 +356,10 @@ std::string Group::sentence(Queue& queue, const Operation& operation, CommClock:
   const std::vector<Missing> missing = who_is_missing(queue, operation);
   std::string text;
   {
-    std::lock_guard lock(mutex_);
-    if (operation.finished.load() || life_ != Life::alive) return {};
-    text =
-        fmt::format("{} has waited {:.1f} s for {} of '{}' in group '{}'", call(rank()), seconds_since(since),
-                    name_of(operation.request.kind), operation.request.label, name());
-    if (queue.first != &operation)
-      text +=
-          fmt::format(", behind {} of '{}'", name_of(queue.first->request.kind), queue.first->request.label);
+    const Lock lock(tracker_.mutex);
+    if (operation.finished.load() || !tracker_.alive()) return {};
+    text = waiting_text(self(), since, text_of(operation.request, name()));
+    if (queue.first() != &operation) text += fmt::format(", behind {}", text_of(queue.first()->request));
   }
   if (!say_waiting_for(missing)) return text + "; it is not known who is missing";
   std::vector<Awaited> ranks;
@@ -419,9 +378,9 @@ std::string Group::sentence(Queue& queue, const Operation& operation, CommClock:
 
 // A connection broke: that peer left, and said why, or died. What it said is passed on as it is.
 void Group::fail_for(const Operation& operation, const LostPeer& peer) {
-  const std::string text = failure_of(operation);
+  const std::string text = failure_text(self(), operation, name());
   if (const std::optional<std::string> said = why(peer.peer))
-    return fail(fmt::format("{}: {} gave up, because {}", text, call(peer.peer), *said), *said);
+    return fail(fmt::format("{}: {}", text, gave_up_text(call(peer.peer), *said)), *said);
   std::string cause = options_.board->gone(call(peer.peer), peer.what);
   if (is_late(operation.times.begun, options_.patience.timeout)) {
     const Awaited lost{fabric_rank(peer.peer), links_->host(peer.peer)};
@@ -431,37 +390,28 @@ void Group::fail_for(const Operation& operation, const LostPeer& peer) {
   fail(fmt::format("{}: {}", text, cause), cause);
 }
 
-// "rank 0 (host): all_reduce of 'x' in group 'g'".
-std::string Group::doing(const Operation& operation) const {
-  return fmt::format("{}: {} of '{}' in group '{}'", call(rank()), name_of(operation.request.kind),
-                     operation.request.label, name());
-}
-
-std::string Group::failure_of(const Operation& operation) const {
-  return fmt::format("{} failed after {:.1f} s", doing(operation), seconds_since(operation.times.begun));
-}
-
-void Group::throw_reason(const Operation& operation) const {
-  if (meanwhile_.empty()) throw Error(ErrorKind::peer, reason_);
-  throw Error(ErrorKind::peer, fmt::format("{} could not begin: {}", doing(operation), meanwhile_));
+// What a wait for the operation throws, or its start, when the group is not alive.
+std::string Group::reason_for(const Operation& operation) const {
+  if (meanwhile_.empty()) return reason_;
+  return fmt::format("{}: {} could not begin: {}", self(), text_of(operation.request, name()), meanwhile_);
 }
 
 // A connection closed while perhaps nobody here waits for that peer. If it failed, so do we; a peer that is
 // done, or died, is the matter of those that wait for it.
 void Group::peer_gone(int peer) {
-  if (life_ != Life::alive) return;
+  if (!tracker_.alive()) return;
   const std::optional<std::string> said = why(peer);
   if (!said) return;
-  const std::string because = fmt::format("{} gave up, because {}", call(peer), *said);
+  const std::string because = gave_up_text(call(peer), *said);
   std::string text, meanwhile;
   {
-    std::lock_guard lock(mutex_);
-    if (life_ != Life::alive) return;
+    const Lock lock(tracker_.mutex);
+    if (!tracker_.alive()) return;
     const auto busy =
-        std::find_if(queues_.begin(), queues_.end(), [](const Queue& q) { return q.first != nullptr; });
+        std::find_if(queues_.begin(), queues_.end(), [](const Queue& q) { return q.first() != nullptr; });
     if (busy == queues_.end()) meanwhile = because;
-    text = busy == queues_.end() ? fmt::format("{}: group '{}' failed", call(rank()), name())
-                                 : failure_of(*busy->first);
+    text =
+        busy == queues_.end() ? failure_text(self(), name()) : failure_text(self(), *busy->first(), name());
   }
   fail(fmt::format("{}: {}", text, because), *said, meanwhile);
 }
@@ -470,23 +420,17 @@ void Group::peer_gone(int peer) {
 // running.
 void Group::fail(const std::string& reason, const std::string& cause, const std::string& meanwhile) {
   {
-    std::unique_lock lock(mutex_);
-    if (life_ != Life::alive) {
-      changed_.wait(lock, [&] { return life_ == Life::dead; });
-      return;
-    }
-    life_ = Life::failing;
+    Lock lock(tracker_.mutex);
+    if (!tracker_.begin_failure(lock, cause)) return;
     reason_ = reason;
-    cause_ = cause;
     meanwhile_ = meanwhile;
     for (Queue& queue : queues_) queue.work.notify_all();
   }
   options_.board->say_why(name(), cause);  // before the peers see the connections close
   links_->cut();
   {
-    std::lock_guard lock(mutex_);
-    life_ = Life::dead;
-    changed_.notify_all();
+    const Lock lock(tracker_.mutex);
+    tracker_.end_failure();
   }
   std::lock_guard lock(telling_);
   for (const Watcher& watcher : std::exchange(watchers_, {})) watcher.dead(cause);
@@ -494,21 +438,20 @@ void Group::fail(const std::string& reason, const std::string& cause, const std:
 
 std::string Group::lost(int peer) {
   if (peer == rank() || !links_->gone(peer)) return {};
-  if (const std::optional<std::string> said = why(peer))
-    return fmt::format("{} gave up, because {}", call(peer), *said);
+  if (const std::optional<std::string> said = why(peer)) return gave_up_text(call(peer), *said);
   return options_.board->gone(call(peer), "its connection closed");
 }
 
 void Group::watch(const void* key, std::function<void(const std::string&)> dead) {
   std::lock_guard telling(telling_);
   {
-    std::lock_guard lock(mutex_);
-    if (life_ != Life::dead) {
+    const Lock lock(tracker_.mutex);
+    if (!tracker_.dead()) {
       watchers_.push_back({key, std::move(dead)});
       return;
     }
   }
-  dead(cause_);
+  dead(tracker_.cause());
 }
 
 void Group::unwatch(const void* key) {

@@ -1,10 +1,10 @@
 #include "core/comm/speed.h"
 
-#include <algorithm>
 #include <exception>
 #include <thread>
 
 #include "core/base/error.h"
+#include "core/base/median.h"
 #include "core/comm/tcp.h"
 #include "core/net/proof.h"
 
@@ -55,8 +55,7 @@ std::vector<double> seconds_of(Communicator& group, Device* device, int peer, bo
       begins ? take() : give();
       if (round >= 0) trips.push_back(std::chrono::duration<double>(CommClock::now() - began).count());
     }
-    std::nth_element(trips.begin(), trips.begin() + rounds / 2, trips.end());
-    halves.push_back(trips[static_cast<size_t>(rounds / 2)] / 2);
+    halves.push_back(median(std::move(trips)) / 2);
   }
   return halves;
 }

@@ -334,9 +334,9 @@ class Attempt {
   }
 
   [[noreturn]] void gave_up(const Member& member, const std::string& why) {
-    give_up(fmt::format("{} could not form group '{}': {} gave up, because {}", self(), name_,
-                        call(member.rank), why),
-            why);
+    give_up(
+        fmt::format("{} could not form group '{}': {}", self(), name_, gave_up_text(call(member.rank), why)),
+        why);
   }
 
   [[noreturn]] void give_up_waiting(const std::vector<Awaited>& missing) {

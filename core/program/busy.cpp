@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "core/base/median.h"
+
 namespace het {
 
 std::optional<Busy> measure_busy(Executor& executor) {
@@ -21,10 +23,7 @@ std::optional<Busy> measure_busy(Executor& executor) {
     }
   }
   if (busy.launches == 0) return std::nullopt;
-  for (std::vector<double>& of : seconds) {
-    std::nth_element(of.begin(), of.begin() + kRuns / 2, of.end());
-    busy.seconds += of[kRuns / 2];
-  }
+  for (std::vector<double>& of : seconds) busy.seconds += median(std::move(of));
   busy.seconds = std::max(0.0, busy.seconds - busy.launches * executor.state().device().launch_gap());
   return busy;
 }

@@ -10,7 +10,7 @@
 
 namespace het::HET_CUDA {
 
-class Traffic;
+class NcclContext;
 
 // What one device has to do with NCCL. Used from the device's thread.
 class Interconnect {
@@ -31,7 +31,7 @@ class Interconnect {
 
  private:
   const Context& context_;
-  std::shared_ptr<Traffic> traffic_;
+  std::shared_ptr<NcclContext> nccl_;  // absent: no group was connected yet
 };
 
 }  // namespace het::HET_CUDA

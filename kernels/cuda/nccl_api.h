@@ -1,6 +1,6 @@
 // What is used of NCCL, in declarations of our own: it is opened when the program runs, and neither its
 // header nor its version is known when the program is built. Names, values and layouts are NCCL's (nccl.h);
-// nccl.cpp compares them with the toolkit's header where there is one.
+// nccl_check.cpp compares them with the toolkit's header where there is one.
 #pragma once
 
 #include <climits>

@@ -1,6 +1,6 @@
-#include <algorithm>
 #include <cmath>
 
+#include "core/base/median.h"
 #include "planner/measured/measured.h"
 
 namespace het::planner {
@@ -18,10 +18,8 @@ Spread spread_of(std::vector<double> errors, double asked) {
     error = std::abs(error);
     spread.within += error <= asked;
   }
-  std::sort(errors.begin(), errors.end());
   spread.count = static_cast<int>(errors.size());
-  const size_t half = errors.size() / 2;
-  spread.median = errors.size() % 2 == 1 ? errors[half] : (errors[half - 1] + errors[half]) / 2;
+  spread.median = median(std::move(errors));
   return spread;
 }
 Json json_of(const Spread& spread, double asked) {

@@ -1,0 +1,244 @@
+#include "kernels/cuda/nccl_context.h"
+
+#include "core/base/error.h"
+#include "kernels/cuda/nccl_group.h"
+#include "kernels/cuda/nccl_library.h"
+
+namespace het::HET_CUDA {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+namespace {
+
+constexpr milliseconds kSay{100};  // for others to say that they wait as well
+
+// The oldest operation of a lane, as seen with the lock held; asked about without it.
+struct Suspect {
+  std::shared_ptr<Communicator> host;
+  Witness* witness;
+  NcclOperation* operation;
+  int64_t run;
+  std::vector<int> peers;
+  int64_t sequence;
+  bool is_message;
+  CommClock::time_point since;
+  std::string what;   // "all_reduce of 'w' in group 'g'"
+  std::string error;  // of NCCL's
+  std::string lost;
+};
+
+}  // namespace
+
+NcclContext::NcclContext(const Context& context)
+    : nccl(nccl_library().functions), ordinal(context.ordinal), compute(context.stream) {
+  monitor_ = std::thread([this] { monitor(); });
+}
+
+NcclContext::~NcclContext() {
+  {
+    const Lock lock(mutex);
+    closing_ = true;
+    changed.notify_all();
+  }
+  monitor_.join();
+}
+
+void NcclContext::reap() {
+  if (!alive()) return;  // what ends now was aborted
+  for (NcclGroup* group : groups)
+    for (NcclLane& lane : group->lanes())
+      while (!lane.under_way.empty()) {
+        const NcclOperation& operation = lane.oldest();
+        // Else it was started again since, behind others of this stream.
+        if (operation.run == lane.under_way.front().run &&
+            (!operation.queued || cudaEventQuery(operation.done) != cudaSuccess))
+          break;
+        finish_first(lane);
+      }
+}
+
+void NcclContext::throw_untold() {
+  if (!untold_.empty()) throw Error(ErrorKind::peer, std::exchange(untold_, {}));
+}
+
+void NcclContext::end_wait(NcclOperation& operation) {
+  if (operation.failed) untold_.clear();
+  OperationTracker::end_wait(operation);
+}
+
+void NcclContext::fail(const std::string& why, bool whole) {
+  std::vector<std::shared_ptr<Communicator>> hosts;
+  Lock lock(mutex);
+  reap();  // of no effect when it has failed before
+  if (!begin_failure(lock, why)) return;
+  cause_whole = whole;
+  for (NcclGroup* group : groups) {
+    hosts.push_back(group->host());
+    for (NcclLane& lane : group->lanes())
+      for (const OperationQueue::Run& run : lane.under_way) {
+        lose(*run.operation, whole ? why : group->reason_for(*run.operation));
+        if (untold_.empty()) untold_ = run.operation->reason;
+      }
+  }
+  lock.unlock();
+  for (const auto& host : hosts) host->abort(why);  // tells the peers
+  lock.lock();
+
+  cudaSetDevice(ordinal);
+  // As one group: every communicator has been told to end before the first waits for its kernels.
+  nccl.GroupStart();
+  for (NcclGroup* group : groups)
+    for (NcclLane& lane : group->lanes())
+      if (lane.comm != nullptr) nccl.CommAbort(std::exchange(lane.comm, nullptr));
+  nccl.GroupEnd();
+  const CommClock::time_point since = CommClock::now();
+  for (NcclGroup* group : groups)
+    for (NcclLane& lane : group->lanes()) {
+      while (lane.stream != nullptr && cudaStreamQuery(lane.stream) == cudaErrorNotReady &&
+             CommClock::now() - since < kDrain)
+        std::this_thread::sleep_for(microseconds(100));
+      while (!lane.under_way.empty()) finish_first(lane);
+    }
+  end_failure();
+}
+
+// Watches operations under way for what they cannot notice themselves.
+void NcclContext::monitor() {
+  cudaSetDevice(ordinal);
+  Lock lock(mutex);
+  const auto busy = [&] {
+    for (NcclGroup* group : groups)
+      for (const NcclLane& lane : group->lanes())
+        if (!lane.under_way.empty()) return true;
+    return false;
+  };
+  while (!closing_) {
+    if (!alive() || !busy()) {
+      changed.wait(lock);
+      continue;
+    }
+    look(lock);
+    changed.wait_for(lock, kLook, [&] { return closing_; });
+  }
+}
+
+void NcclContext::look(Lock& lock) {
+  reap();
+  std::vector<Suspect> suspects;
+  for (NcclGroup* group : groups)
+    for (NcclLane& lane : group->lanes()) {
+      if (lane.under_way.empty()) continue;
+      NcclOperation& operation = lane.oldest();
+      // While its own GPU still computes, nobody else is to blame.
+      if (operation.queued && cudaEventQuery(operation.ready) != cudaSuccess) continue;
+      if (operation.waited_since == CommClock::time_point{}) operation.waited_since = CommClock::now();
+      nccl::Result error = nccl::success;
+      if (lane.comm != nullptr) nccl.CommGetAsyncError(lane.comm, &error);
+      Suspect& suspect = suspects.emplace_back();
+      suspect.host = group->host();
+      suspect.witness = &group->witness();
+      suspect.operation = &operation;
+      suspect.run = operation.run;
+      suspect.peers = group->peers_of(lane);
+      suspect.sequence = kSequences + lane.sequence;
+      suspect.is_message = lane.channel.is_message();
+      suspect.since = operation.waited_since;
+      suspect.what = text_of(operation.request, group->name());
+      if (error != nccl::success && error != nccl::in_progress)
+        suspect.error =
+            fmt::format("NCCL says \"{}\" ({})", nccl.GetErrorString(error), nccl.GetLastError(lane.comm));
+    }
+  lock.unlock();
+  for (Suspect& suspect : suspects) suspect.lost = lost_among(suspect.peers, *suspect.witness);
+  lock.lock();
+
+  const CommClock::time_point now = CommClock::now();
+  reap();
+  for (const Suspect& suspect : suspects) {
+    const auto is_there = [&] {
+      if (!alive()) return false;
+      for (NcclGroup* group : groups)
+        for (const NcclLane& lane : group->lanes())
+          if (!lane.under_way.empty() && lane.under_way.front().operation == suspect.operation &&
+              lane.under_way.front().run == suspect.run)
+            return true;
+      return false;
+    };
+    if (!is_there()) continue;
+    NcclOperation& operation = *suspect.operation;
+    const auto for_long = [&](CommClock::time_point& first, bool so, milliseconds long_enough) {
+      if (!so) return false;
+      if (first == CommClock::time_point{}) first = now;
+      return now - first >= long_enough;
+    };
+    if (for_long(operation.lost_since, !suspect.lost.empty(), kGrace)) {
+      lock.unlock();
+      fail(suspect.lost);
+      lock.lock();
+      return;
+    }
+    if (for_long(operation.error_since, !suspect.error.empty(), kName)) {
+      lock.unlock();
+      fail(suspect.error);
+      lock.lock();
+      return;
+    }
+    const Patience& patience = suspect.witness->patience();
+    const Due due = due_after(now - suspect.since, operation.warned, patience);
+    if (due == Due::nothing) continue;
+    operation.warned = true;
+    lock.unlock();
+    const std::string text =
+        waiting_sentence(*suspect.witness, suspect.host->rank(), suspect.what, suspect.since, suspect.peers,
+                         suspect.is_message ? std::nullopt : std::optional(suspect.sequence));
+    lock.lock();
+    if (!is_there()) continue;
+    lock.unlock();
+    if (due == Due::failure)
+      fail(text, true);
+    else if (patience.warn)
+      patience.warn(text);
+    lock.lock();
+  }
+}
+
+void pause(OperationTracker::Lock& lock, CommClock::time_point since) {
+  lock.unlock();
+  if (CommClock::now() - since < microseconds(100))
+    std::this_thread::yield();
+  else
+    std::this_thread::sleep_for(microseconds(50));
+  lock.lock();
+}
+
+Due due_after(CommClock::duration waited, bool warned, const Patience& patience) {
+  if (waited >= patience.timeout) return Due::failure;
+  return !warned && waited >= patience.warn_after ? Due::warning : Due::nothing;
+}
+
+std::string lost_among(const std::vector<int>& peers, Witness& witness) {
+  std::string lost;
+  for (const int peer : peers)
+    if (lost.empty()) lost = witness.lost(peer);
+  return lost;
+}
+
+std::string waiting_sentence(Witness& witness, int rank, const std::string& what, CommClock::time_point since,
+                             std::vector<int> missing, std::optional<int64_t> sequence) {
+  std::string text = waiting_text(witness.call(rank), since, what);
+  if (sequence) {  // those who wait for the same are not to blame
+    witness.say_waiting(*sequence);
+    std::this_thread::sleep_for(kSay);
+    std::vector<int> to_blame;
+    for (const int peer : missing)
+      if (!witness.is_waiting(peer, *sequence)) to_blame.push_back(peer);
+    missing = std::move(to_blame);
+  }
+  if (missing.empty()) return text + "; all ranks say that they wait for it, but the GPUs do not finish it";
+  for (size_t i = 0; i < missing.size(); ++i)
+    text += fmt::format("{} {} has not arrived", i == 0 ? ":" : ",", witness.call(missing[i]));
+  return text;
+}
+
+}  // namespace het::HET_CUDA
