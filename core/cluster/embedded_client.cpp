@@ -209,6 +209,7 @@ class EmbeddedStore final : public Store {
     instance_ = line_->instance();
   }
 
+  void follow_restarts() override { follows_ = true; }
   std::string describe() const override { return "the embedded store at " + options_->endpoint; }
 
   StoreLease grant(milliseconds ttl) override {
@@ -253,7 +254,12 @@ class EmbeddedStore final : public Store {
   }
   std::unique_ptr<StoreWatch> watch(const std::string& prefix, int64_t from) override {
     check_store_prefix(prefix);
-    return std::make_unique<Watch>(options_, instance_, prefix, from);
+    std::string instance;
+    {
+      std::lock_guard lock(mutex_);
+      instance = instance_;
+    }
+    return std::make_unique<Watch>(options_, std::move(instance), prefix, from);
   }
 
  private:
@@ -284,7 +290,7 @@ class EmbeddedStore final : public Store {
     for (int attempt = 0;; ++attempt) {
       bool sent = false;
       try {
-        if (!line_) line_ = same_server(*options_, instance_, deadline);
+        if (!line_) line_ = connect(deadline);
         sent = true;
         return checked_line(talk(*options_, [&] {
           line_->send(content, deadline);
@@ -297,6 +303,15 @@ class EmbeddedStore final : public Store {
         if (attempt > 0 || Clock::now() >= deadline || (sent && !repeatable)) throw;
       }
     }
+  }
+
+  // To the server that it knew, or to one that was started again.
+  std::unique_ptr<Line> connect(Deadline deadline) {
+    if (!follows_) return same_server(*options_, instance_, deadline);
+    auto line = talk(*options_, [&] { return std::make_unique<Line>(*options_, deadline); });
+    std::lock_guard lock(mutex_);
+    instance_ = line->instance();
+    return line;
   }
 
   // What the store itself refused, told from what went wrong on the way.
@@ -337,7 +352,8 @@ class EmbeddedStore final : public Store {
   std::condition_variable freed_;
   bool busy_ = false;
   std::unique_ptr<Line> line_;  // of whose turn it is
-  std::string instance_;
+  std::string instance_;        // written by whose turn it is, under the mutex
+  std::atomic<bool> follows_ = false;
 };
 
 }  // namespace

@@ -100,6 +100,14 @@ Answer answer_to(const Question& question, Ledger& ledger, Clock::time_point now
   fail(ErrorKind::bug, "a watch was answered as a call");
 }
 
+// A client may ask with a revision or lease of a server that was here before: its numbers are other ones.
+int64_t numbers_before() {
+  int64_t number = 0;
+  for (const char byte : random_bytes(4)) number = number << 8 | static_cast<unsigned char>(byte);
+  constexpr int kOfOneServer = 20;  // bits; all fit the 53 of a double
+  return number << kOfOneServer;
+}
+
 void refuse_every_address(const std::string& address) {
   if (address.empty() || address == "0.0.0.0" || address == "::" || address == "*")
     fail_usage("the store would listen at every address of this machine ('{}'); name one, such as 127.0.0.1",
@@ -108,7 +116,8 @@ void refuse_every_address(const std::string& address) {
 
 class Server final : public StoreServer {
  public:
-  explicit Server(StoreServerOptions options) : options_(std::move(options)), ledger_(options_.limits) {
+  explicit Server(StoreServerOptions options)
+      : options_(std::move(options)), ledger_(options_.limits, numbers_before()) {
     refuse_every_address(options_.address);
     if (options_.secret.size() < kSecretBytes)
       fail_usage("the secret of the store has {} bytes; it needs {} or more", options_.secret.size(),

@@ -24,7 +24,9 @@ class Ledger {
   using Time = std::chrono::steady_clock::time_point;
   using Duration = std::chrono::steady_clock::duration;
 
-  explicit Ledger(LedgerLimits limits = {}) : limits_(limits) {}
+  // Its revisions and leases are the numbers after `before`.
+  explicit Ledger(LedgerLimits limits = {}, int64_t before = 0)
+      : limits_(limits), revision_(before), last_lease_(before) {}
 
   // As in Store; errors are thrown.
   StoreLease grant(std::chrono::milliseconds ttl, Time now);
@@ -62,7 +64,7 @@ class Ledger {
   void record(StoreEvent event);
 
   LedgerLimits limits_;
-  int64_t revision_ = 0, last_lease_ = 0;
+  int64_t revision_, last_lease_;
   size_t content_bytes_ = 0, history_bytes_ = 0;
   std::map<std::string, StoreEntry> entries_;
   std::map<int64_t, Holder> leases_;

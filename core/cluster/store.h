@@ -61,6 +61,10 @@ class Store {
  public:
   virtual ~Store() = default;
   virtual std::string describe() const = 0;  // "the embedded store at 127.0.0.1:4711"
+  // An embedded store that was started again is empty. From this call on it is talked to all the same;
+  // without it every call throws Error(peer) from then on. A watch throws in either case. No revision and no
+  // lease of the one before is one of the new one.
+  virtual void follow_restarts() {}
 
   // A lease lapses unless it is kept alive within its time to live; then its keys are removed. In the
   // embedded store it lapses moments after its holder's connection has ended, too.

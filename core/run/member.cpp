@@ -27,6 +27,7 @@ RosterOptions roster_options(const MemberOptions& options, const MemberRecord& r
   roster.least = options.least;
   roster.most = options.most;
   roster.timeout = options.timeout;
+  roster.grace = options.lease_ttl;
   return roster;
 }
 
@@ -34,6 +35,8 @@ RosterOptions roster_options(const MemberOptions& options, const MemberRecord& r
 
 Member::Member(MemberOptions options) : options_(std::move(options)), record_(options_.record) {
   if (options_.keeper == nullptr) options_.keeper = options_.store;
+  options_.store->follow_restarts();
+  options_.keeper->follow_restarts();
   record_.id = hex_of(random_bytes(8));
   fresh_ = record_.order < 0;
   lease_ = std::make_unique<HeldLease>(options_.store, options_.lease_ttl, options_.keeper);
@@ -82,13 +85,18 @@ void Member::check_alike(const MemberRecord& other) const {
 }
 
 void Member::write_record() {
-  if (lease_->lost()) {
-    auto lease = std::make_unique<HeldLease>(options_.store, options_.lease_ttl, options_.keeper);
-    std::lock_guard lock(mutex_);
-    lease_.swap(lease);
+  const std::string key = member_key(record_.id), value = sealed(options_.secret, key, to_text(record_));
+  try {
+    if (!lease_->lost()) {
+      options_.store->put(key, value, lease_->id());
+      return;
+    }
+  } catch (const Error&) {  // it has lapsed, or the store was started again without it
   }
-  const std::string key = member_key(record_.id);
-  options_.store->put(key, sealed(options_.secret, key, to_text(record_)), lease_->id());
+  auto lease = std::make_unique<HeldLease>(options_.store, options_.lease_ttl, options_.keeper);
+  options_.store->put(key, value, lease->id());
+  std::lock_guard lock(mutex_);
+  lease_.swap(lease);  // the old one ends when the key no longer hangs on it
 }
 
 void Member::post(RosterMachine::Event event) {
@@ -145,18 +153,22 @@ void Member::watch() {
 void Member::sync() {
   const StoreListing listing = options_.store->list(options_.run + "/");
   auto watch = options_.store->watch(options_.run + "/", listing.revision + 1);
-  std::vector<std::string> known;
   {
     std::lock_guard lock(mutex_);
     if (stopping_) return;
     watch_ = std::move(watch);
-    known = machine_->known();
   }
-  for (const std::string& id : known) {
-    const auto is_it = [&](const StoreEntry& entry) { return entry.key == member_key(id); };
-    if (std::none_of(listing.entries.begin(), listing.entries.end(), is_it))
-      post(RosterMachine::MemberGone{id});
+  feed(listing);
+}
+
+void Member::feed(const StoreListing& listing) {
+  RosterMachine::Listed listed;
+  const std::string members_at = member_key("");
+  for (const StoreEntry& entry : listing.entries) {
+    listed.roster = listed.roster || entry.key == roster_key();
+    if (entry.key.starts_with(members_at)) listed.members.insert(entry.key.substr(members_at.size()));
   }
+  post(std::move(listed));
   for (const StoreEntry& entry : listing.entries) feed({StoreEvent::Kind::put, entry});
 }
 
@@ -179,11 +191,11 @@ void Member::run() {
     roster_ = machine_->roster();
     const bool unseen = !left_ && machine_->record(record_.id) == nullptr;  // its lease had lapsed
     lock.unlock();
-    for (const RosterMachine::Action& action : actions) act(action);
-    if (joins_again)
-      join_again();
-    else if (!join_again_at_ && (unseen || lease_->lost()))
+    // Before it creates a roster: those who wait count a roster as lost when none of its members has a key.
+    if (!join_again_at_ && (unseen || lease_->lost()))
       act(RosterMachine::Report{record_.generation, record_.unreachable});
+    for (const RosterMachine::Action& action : actions) act(action);
+    if (joins_again) join_again();
     lock.lock();
   }
 }
@@ -213,7 +225,7 @@ void Member::act(const RosterMachine::Action& action) {
     for (size_t rank = 0; rank < form->roster.members.size(); ++rank) {
       const std::string& id = form->roster.members[rank];
       if (id == record_.id) formation.rank = static_cast<int>(rank);
-      const MemberRecord* const record = machine_->record(id);
+      const MemberRecord* const record = id == record_.id ? &record_ : machine_->record(id);
       formation.members.push_back(record == nullptr ? MemberRecord{} : *record);
       formation.members.back().id = id;
     }
@@ -221,6 +233,8 @@ void Member::act(const RosterMachine::Action& action) {
     formation_ = std::move(formation);
     changed_.notify_all();
   } else if (const auto* evicted = std::get_if<RosterMachine::Evicted>(&action)) {
+    const RosterMachine::Time since = with_others_since_.exchange({});
+    if (since != RosterMachine::Time{} && Clock::now() - since >= options_.steady) evictions_ = 0;
     if (++evictions_ >= kMostEvictions)
       return fail_with(
           fmt::format("the other members went on without this one {} times, the last time because {}",
@@ -241,7 +255,16 @@ void Member::act(const RosterMachine::Action& action) {
 
 // As another member, after the others went on without this one.
 void Member::join_again() {
+  StoreListing listing;
+  try {
+    listing = options_.store->list(options_.run + "/");
+  } catch (const Error&) {
+    join_again_at_ = Clock::now() + kAgain;
+    return;
+  }
   join_again_at_.reset();
+  const std::optional<Roster> known = machine_->roster();
+  const int64_t revision = machine_->revision();
   {
     std::lock_guard lock(mutex_);
     record_.id = hex_of(random_bytes(8));
@@ -251,13 +274,12 @@ void Member::join_again() {
     record_.unreachable.clear();
     machine_ = std::make_unique<RosterMachine>(roster_options(options_, record_), Clock::now());
   }
+  // It knows the others before they count on it; a store that was started again may need its roster.
+  if (known) post(RosterMachine::RosterSeen{*known, revision});
+  feed(listing);
   try {
-    // It knows the others before they count on it.
-    for (const StoreEntry& entry : options_.store->list(options_.run + "/").entries)
-      feed({StoreEvent::Kind::put, entry});
     write_record();
-  } catch (const Error&) {
-    join_again_at_ = Clock::now() + kAgain;
+  } catch (const Error&) {  // tried again as long as the record is not seen
   }
 }
 
@@ -268,7 +290,13 @@ void Member::propose(const RosterMachine::Propose& action) {
     const auto made =
         action.revision == 0 ? store.create(key, value) : store.replace(key, value, action.revision);
     if (made) return post(RosterMachine::RosterSeen{action.roster, *made});
-    if (const auto entry = store.get(key)) return feed({StoreEvent::Kind::put, *entry});
+    // The records too: the watch may tell them later, and a generation needs the addresses of its members.
+    bool found = false;
+    for (const StoreEntry& entry : store.list(options_.run + "/").entries) {
+      found = found || entry.key == key;
+      feed({StoreEvent::Kind::put, entry});
+    }
+    if (found) return;
   } catch (const Error&) {  // it may have been made
   }
   post(RosterMachine::ProposalLost{});
@@ -296,6 +324,8 @@ std::optional<Member::Formation> Member::next_generation(const std::function<voi
 
 void Member::opened(int64_t generation) {
   fresh_ = false;
+  RosterMachine::Time not_yet{};
+  with_others_since_.compare_exchange_strong(not_yet, Clock::now());
   post(RosterMachine::Opened{generation});
 }
 void Member::broken(int64_t generation, const std::string& why) {

@@ -28,6 +28,9 @@ struct MemberOptions {
   bool begins = true;  // a run of this name that has ended was another one; false: it was this one
   std::chrono::milliseconds timeout{60'000};   // of waiting for members
   std::chrono::milliseconds lease_ttl{5'000};  // who is silent for so long may be dropped
+  // After so long among the others, earlier evictions no longer count: a member that costs them a generation,
+  // some seconds, in five minutes is worth more than it costs.
+  std::chrono::milliseconds steady{300'000};
 };
 
 // Thread-safe.
@@ -78,6 +81,7 @@ class Member {
   void sync();
   void post(RosterMachine::Event event);
   void feed(const StoreEvent& event);
+  void feed(const StoreListing& listing);
   void act(const RosterMachine::Action& action);
   void propose(const RosterMachine::Propose& action);
   void write_record();
@@ -107,7 +111,8 @@ class Member {
   std::unique_ptr<RosterMachine> machine_;
   std::optional<RosterMachine::Time> wake_;
   std::optional<RosterMachine::Time> join_again_at_;
-  int evictions_ = 0;
+  int evictions_ = 0;                                     // since it was with the others for `steady`
+  std::atomic<RosterMachine::Time> with_others_since_{};  // by this id; zero: it is not yet
   std::atomic<bool> fresh_ = false;  // it joins, and no generation that it is in was opened yet
   std::unique_ptr<StoreWatch> watch_;
   std::thread watcher_, protocol_;

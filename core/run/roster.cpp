@@ -1,6 +1,7 @@
 #include "core/run/roster.h"
 
 #include <algorithm>
+#include <functional>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -19,6 +20,9 @@ template <typename... Cases>
 Overloaded(Cases...) -> Overloaded<Cases...>;
 
 constexpr size_t kRemembered = 256;  // of those who are gone
+// After a store forgot the rosters, the next number is higher by as many as another member may have seen and
+// this one not, and by some that differ between proposers: no number may stand for two rosters.
+constexpr int64_t kUnseen = 1000, kProposers = 1'000'000;
 
 bool has(const std::vector<std::string>& ids, const std::string& id) {
   return std::find(ids.begin(), ids.end(), id) != ids.end();
@@ -140,13 +144,19 @@ std::vector<RosterMachine::Action> RosterMachine::on(const Event& event, Time no
 void RosterMachine::note(const Event& event, Time now) {
   std::visit(Overloaded{
                  [&](const MemberSeen& seen) {
-                   members_[seen.record.id] = {seen.record, seen.created};
+                   members_[seen.record.id] = {seen.record, seen.created, {}};
+                   removed_.erase(seen.record.id);
                  },
-                 [&](const MemberGone& gone) { members_.erase(gone.id); },
+                 [&](const MemberGone& gone) {
+                   members_.erase(gone.id);
+                   removed_.insert(gone.id);
+                 },
+                 [&](const Listed& listed) { compare(listed, now); },
                  [&](const RosterSeen& seen) { adopt(seen, now); },
                  [&](const ProposalLost&) {
                    proposed_ = false;
                    settled_since_ = now;
+                   restore_at_ = now + options_.confirm;
                  },
                  [&](const PeerLost& lost) {
                    if (roster_ && lost.generation == roster_->number && is_in_roster(lost.id))
@@ -169,6 +179,41 @@ void RosterMachine::note(const Event& event, Time now) {
              event);
 }
 
+// What the store lacks. A store that was started again is empty: its members write their keys again, and a
+// missing key means little until they had the time. The newest roster that anybody knows is created again.
+void RosterMachine::compare(const Listed& listed, Time now) {
+  bool lacks = roster_.has_value();
+  for (auto& [id, known] : members_) {
+    if (listed.members.count(id) != 0) continue;
+    lacks = true;
+    if (!known.missing) known.missing = now;
+  }
+  if (members_.count(options_.id) != 0 && members_[options_.id].missing) members_.erase(options_.id);
+  if (listed.roster) return;
+  revision_ = 0;
+  store_forgot_ = store_forgot_ || lacks;
+  if (roster_) outdated_ = 0;
+  restore_at_ = now;
+}
+
+void RosterMachine::forget_missing(Time now) {
+  std::optional<Time> next;
+  for (auto each = members_.begin(); each != members_.end();) {
+    const auto& missing = each->second.missing;
+    const bool over = missing && now >= *missing + options_.grace;
+    if (missing && !over) next = std::min(next.value_or(Time::max()), *missing + options_.grace);
+    if (over) removed_.insert(each->first);
+    each = over ? members_.erase(each) : std::next(each);
+  }
+  if (next) actions_.emplace_back(Wake{*next});
+}
+
+bool RosterMachine::knows_members() const {
+  return std::all_of(roster_->members.begin(), roster_->members.end(), [&](const std::string& id) {
+    return id == options_.id || record(id) != nullptr || removed_.count(id) != 0;
+  });
+}
+
 // The newest roster counts, whoever proposed it.
 void RosterMachine::adopt(const RosterSeen& seen, Time now) {
   proposed_ = false;
@@ -178,13 +223,29 @@ void RosterMachine::adopt(const RosterSeen& seen, Time now) {
     ended_before_ = seen.roster.number;
     return;
   }
-  if (roster_ && seen.roster.number <= roster_->number) {
-    if (seen.roster.number == roster_->number) revision_ = seen.revision;
+  if (roster_ && seen.roster == *roster_) {
+    store_forgot_ = store_forgot_ || seen.revision != revision_;  // it was created again
+    revision_ = seen.revision;
+    outdated_.reset();
+    return;
+  }
+  if (roster_ && seen.roster.number < roster_->number) {  // created again by who had not seen the newest
+    outdated_ = seen.revision;
+    return;
+  }
+  if (roster_ && seen.roster.number == roster_->number) {
+    const std::string why =
+        fmt::format("the store has another roster of generation {} than this member", roster_->number);
+    if (is_in_roster(options_.id) && !aborted_) actions_.emplace_back(Abort{roster_->number, why});
+    ended_ = true;
+    actions_.emplace_back(GiveUp{why});
     return;
   }
   const bool was_in = roster_ && is_in_roster(options_.id);
   if (was_in && !aborted_ && !seen.roster.members.empty())
     actions_.emplace_back(Abort{roster_->number, seen.roster.reason});
+  if (roster_ && seen.roster.number > roster_->number + kUnseen) store_forgot_ = false;
+  outdated_.reset();
   roster_ = seen.roster;
   revision_ = seen.revision;
   opened_ = aborted_ = false;
@@ -195,22 +256,33 @@ void RosterMachine::adopt(const RosterSeen& seen, Time now) {
   edges_.clear();
   settled_since_ = now;
   short_since_ = {};
+  forms_ = false;
+  for (const std::string& id : roster_->members)  // those who wrote no record yet since the store forgot all
+    if (id != options_.id && members_.count(id) == 0 && removed_.count(id) == 0) members_[id].missing = now;
   if (roster_->members.empty()) {
     ended_ = true;
     actions_.emplace_back(Ended{});
   } else if (is_in_roster(options_.id)) {
     const MemberRecord* const own = record(options_.id);
     if (own != nullptr && !own->unreachable.empty()) actions_.emplace_back(Report{roster_->number, {}});
-    actions_.emplace_back(Form{*roster_});
-  } else if (was_in) {
+    forms_ = true;
+  } else if (!evicted_ &&
+             (was_in || has(roster_->gone, options_.id))) {  // perhaps before it heard of any roster
+    evicted_ = true;
     actions_.emplace_back(Evicted{*roster_});
   }
 }
 
 void RosterMachine::decide(Time now) {
   if (ended_) return;
+  forget_missing(now);
+  if (forms_ && knows_members()) {
+    forms_ = false;
+    actions_.emplace_back(Form{*roster_});
+  }
+  if (outdated_) propose_at(restore_at_, *roster_, *outdated_, now);
   if (run_ended_ && roster_) {
-    Roster none{roster_->number + 1, {}, "the run has ended", {}, {}, {}, least(), most()};
+    Roster none{next_number(), {}, "the run has ended", {}, {}, {}, least(), most()};
     if (!proposed_) actions_.emplace_back(Propose{std::move(none), revision_});
     proposed_ = true;
   } else if (!roster_) {
@@ -226,7 +298,7 @@ void RosterMachine::decide(Time now) {
 void RosterMachine::decide_first(Time now) {
   std::vector<const Known*> came;
   for (const auto& [id, known] : members_)
-    if (!known.record.leaving && known.record.order >= 0) came.push_back(&known);
+    if (!known.record.leaving && !known.missing && known.record.order >= 0) came.push_back(&known);
   std::sort(came.begin(), came.end(), [](const Known* a, const Known* b) { return a->created < b->created; });
   const auto own = std::find_if(came.begin(), came.end(),
                                 [&](const Known* known) { return known->record.id == options_.id; });
@@ -238,14 +310,14 @@ void RosterMachine::decide_first(Time now) {
     return wait_for_members(came.size(), began_, now);
   std::stable_sort(came.begin(), came.end(),
                    [](const Known* a, const Known* b) { return a->record.order < b->record.order; });
-  Roster roster{ended_before_ + 1, {}, "the run begins", {}, {}, {}, least(), most()};
+  Roster roster{next_number(), {}, "the run begins", {}, {}, {}, least(), most()};
   for (const Known* known : came)
     if (static_cast<int>(roster.members.size()) < most()) roster.members.push_back(known->record.id);
   if (dead_.empty()) {  // the first look: from here others wait for this one
     dead_.insert("");
     settled_since_ = now;
   }
-  propose_at(settled_since_ + place * options_.stagger, std::move(roster), now);
+  propose_at(settled_since_ + place * options_.stagger, std::move(roster), revision_, now);
 }
 
 // In a roster: something speaks against it, or nothing does.
@@ -268,6 +340,7 @@ void RosterMachine::decide_next(Time now) {
   if (!aborted_ && !why_.empty() && now < known) actions_.emplace_back(Wake{known});
   if (!aborted_ && !why_.empty() && now >= known) {
     aborted_ = true;
+    forms_ = false;
     if (fault.empty()) settled_since_ = now;
     actions_.emplace_back(Abort{roster_->number, why_});
   }
@@ -291,7 +364,7 @@ void RosterMachine::decide_next(Time now) {
     if (short_since_ == Time{}) short_since_ = now;
     return wait_for_members(next.members.size(), short_since_, now);
   }
-  propose_at(ready + (own - left.begin()) * options_.stagger, std::move(next), now);
+  propose_at(ready + (own - left.begin()) * options_.stagger, std::move(next), revision_, now);
 }
 
 // While nobody of the roster is left, those who wait go on by themselves.
@@ -313,7 +386,8 @@ void RosterMachine::decide_as_joiner(Time now) {
     if (short_since_ == Time{}) short_since_ = now;
     return wait_for_members(next.members.size(), short_since_, now);
   }
-  propose_at(settled_since_ + options_.settle + (own - all.begin()) * options_.stagger, std::move(next), now);
+  propose_at(settled_since_ + options_.settle + (own - all.begin()) * options_.stagger, std::move(next),
+             revision_, now);
 }
 
 // What speaks against the roster, in words; empty: nothing does.
@@ -387,8 +461,14 @@ std::vector<std::string> RosterMachine::without_edges(std::vector<std::string> m
   }
 }
 
+int64_t RosterMachine::next_number() const {
+  const int64_t next = (roster_ ? roster_->number : ended_before_) + 1;
+  if (!store_forgot_) return next;
+  return next + kUnseen + static_cast<int64_t>(std::hash<std::string>{}(options_.id) % kProposers);
+}
+
 Roster RosterMachine::next_roster(const std::vector<std::string>& left) const {
-  Roster next{roster_->number + 1, {}, change_.value_or(why_), {}, {}, roster_->gone, least(), most()};
+  Roster next{next_number(), {}, change_.value_or(why_), {}, {}, roster_->gone, least(), most()};
   for (const std::string& id : left) {
     const MemberRecord* const known = record(id);
     if (known == nullptr || !known->leaving) next.members.push_back(id);
@@ -410,19 +490,12 @@ Roster RosterMachine::next_roster(const std::vector<std::string>& left) const {
 std::vector<std::string> RosterMachine::waiting() const {
   std::vector<std::pair<int64_t, std::string>> came;
   for (const auto& [id, known] : members_)
-    if (!known.record.leaving && !(roster_ && (is_in_roster(id) || has(roster_->gone, id))))
+    if (!known.record.leaving && !known.missing && !(roster_ && (is_in_roster(id) || has(roster_->gone, id))))
       came.emplace_back(known.created, id);
   std::sort(came.begin(), came.end());
   std::vector<std::string> ids;
   for (auto& [created, id] : came) ids.push_back(std::move(id));
   return ids;
-}
-
-std::vector<std::string> RosterMachine::known() const {
-  std::set<std::string> ids;
-  for (const auto& [id, known] : members_) ids.insert(id);
-  if (roster_) ids.insert(roster_->members.begin(), roster_->members.end());
-  return {ids.begin(), ids.end()};
 }
 
 size_t RosterMachine::joinable() const {
@@ -434,7 +507,7 @@ size_t RosterMachine::joinable() const {
 
 const MemberRecord* RosterMachine::record(const std::string& id) const {
   const auto found = members_.find(id);
-  return found == members_.end() ? nullptr : &found->second.record;
+  return found == members_.end() || found->second.record.id.empty() ? nullptr : &found->second.record;
 }
 
 std::string RosterMachine::name_of(const std::string& id) const {
@@ -444,14 +517,14 @@ std::string RosterMachine::name_of(const std::string& id) const {
   return known == nullptr ? fmt::format("rank {}", rank) : fmt::format("rank {} ({})", rank, known->host);
 }
 
-void RosterMachine::propose_at(Time at, Roster roster, Time now) {
+void RosterMachine::propose_at(Time at, Roster roster, int64_t revision, Time now) {
   if (proposed_) return;
   if (now < at) {
     actions_.emplace_back(Wake{at});
     return;
   }
   proposed_ = true;
-  actions_.emplace_back(Propose{std::move(roster), revision_});
+  actions_.emplace_back(Propose{std::move(roster), revision});
 }
 
 void RosterMachine::wait_for_members(size_t count, Time since, Time now) {

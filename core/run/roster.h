@@ -59,6 +59,7 @@ struct RosterOptions {
   std::chrono::milliseconds settle{5};        // for more losses, and for the key of a closed connection to go
   std::chrono::milliseconds stagger{20};      // between those who would propose
   std::chrono::milliseconds confirm{50};      // before one member's word alone drops another with a key
+  std::chrono::milliseconds grace{5'000};     // for a key to come back that a store lacks after its silence
 };
 
 class RosterMachine {
@@ -72,6 +73,10 @@ class RosterMachine {
   };
   struct MemberGone {  // its key was removed, or lapsed
     std::string id;
+  };
+  struct Listed {  // all that the store holds, after its watch broke; what it holds is told next
+    std::set<std::string> members;
+    bool roster = false;
   };
   struct RosterSeen {  // the key holds it
     Roster roster;
@@ -95,11 +100,13 @@ class RosterMachine {
   };
   struct RunEnded {};
   struct Tick {};
-  using Event = std::variant<MemberSeen, MemberGone, RosterSeen, ProposalLost, PeerLost, Broken, Opened,
-                             ChangeAsked, RunEnded, Tick>;
+  using Event = std::variant<MemberSeen, MemberGone, Listed, RosterSeen, ProposalLost, PeerLost, Broken,
+                             Opened, ChangeAsked, RunEnded, Tick>;
 
   // --- actions
-  struct Propose {  // by compare-and-set; then RosterSeen with what the key holds, or ProposalLost
+  // By compare-and-set; then RosterSeen with what the key holds, after the records of its members, or
+  // ProposalLost.
+  struct Propose {
     Roster roster;
     int64_t revision = 0;  // of the roster that it replaces; 0: there is none
   };
@@ -111,7 +118,7 @@ class RosterMachine {
     int64_t generation = 0;
     std::string why;
   };
-  struct Form {  // connect with these
+  struct Form {  // connect with these: the record of each is known, unless its key has gone
     Roster roster;
   };
   struct Evicted {  // the others go on without this member
@@ -134,8 +141,6 @@ class RosterMachine {
   int64_t revision() const { return revision_; }  // of the roster's key
   // Members that have a key and were in no roster, in the order in which they came.
   std::vector<std::string> waiting() const;
-  // Members that have a key, as far as it knows, and those of the roster.
-  std::vector<std::string> known() const;
   // Of those that wait, as many as the next roster has room for.
   size_t joinable() const;
   const MemberRecord* record(const std::string& id) const;
@@ -144,6 +149,7 @@ class RosterMachine {
   struct Known {
     MemberRecord record;
     int64_t created = 0;
+    std::optional<Time> missing;  // since then, and its member may live; no id: it was never seen
   };
   struct Loss {  // a connection that closed
     Time since;
@@ -152,6 +158,10 @@ class RosterMachine {
 
   void note(const Event& event, Time now);
   void adopt(const RosterSeen& seen, Time now);
+  void compare(const Listed& listed, Time now);
+  void forget_missing(Time now);
+  bool knows_members() const;
+  int64_t next_number() const;
   void decide(Time now);
   void decide_first(Time now);
   void decide_next(Time now);
@@ -165,16 +175,23 @@ class RosterMachine {
   Roster next_roster(const std::vector<std::string>& left) const;
   int least() const { return roster_ ? roster_->least : options_.least; }
   int most() const { return roster_ ? roster_->most : options_.most; }
-  void propose_at(Time at, Roster roster, Time now);
+  void propose_at(Time at, Roster roster, int64_t revision, Time now);
   void wait_for_members(size_t count, Time since, Time now);
   std::string name_of(const std::string& id) const;
 
   RosterOptions options_;
   Time began_;
   std::map<std::string, Known> members_;
+  std::set<std::string> removed_;  // their keys were there, and have gone
   std::optional<Roster> roster_;
   int64_t revision_ = 0, ended_before_ = 0;  // the last number of a run of this name that has ended
   bool opened_ = false, aborted_ = false, proposed_ = false, run_ended_ = false, ended_ = false;
+  bool evicted_ = false;
+  bool forms_ = false;         // as soon as it knows the members
+  bool store_forgot_ = false;  // it may have held newer rosters than this member has seen
+  std::optional<int64_t>
+      outdated_;  // the newest roster is to replace the one of this revision; 0: there is none
+  Time restore_at_{};
   std::map<std::string, Loss> losses_;  // in this generation
   std::optional<std::string> change_;   // asked for, and why
   std::string why_;                     // it cannot go on; empty: it can, as far as this member knows

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/cluster/embedded_store.h"
 #include "core/cluster/store_key_value.h"
 #include "core/comm/tcp.h"
 #include "core/net/socket.h"
@@ -23,6 +24,30 @@ using namespace het::testing;
 using std::chrono::milliseconds;
 
 namespace {
+
+// An embedded store that can be started again, empty, where it was.
+class RestartedStore final : public StoreUnderTest {
+ public:
+  RestartedStore() { serve(0); }
+  void restart() {
+    const int port = parse_endpoint(server_->endpoint()).port;
+    server_.reset();
+    serve(port);
+  }
+  std::shared_ptr<Store> connect() override { return connect_where(where()); }
+  std::string where() const override { return "embedded " + server_->endpoint(); }
+
+ private:
+  void serve(int port) {
+    StoreServerOptions options;
+    options.address = "127.0.0.1";
+    options.port = port;
+    options.secret = kClusterSecret;
+    server_ = serve_store(options);
+  }
+
+  std::unique_ptr<StoreServer> server_;
+};
 
 // A member with what a process has of it.
 struct Process {
@@ -36,6 +61,7 @@ struct Script {
   StoreUnderTest& under_test;
   std::string run;
   int launched = 3, least = 1, most = 4;
+  milliseconds steady{300'000};
 
   Process begin(int order, const std::string& recipe = "r") const {
     Process process;
@@ -52,6 +78,7 @@ struct Script {
     options.launched = launched;
     options.least = least;
     options.most = most;
+    options.steady = steady;
     options.timeout = milliseconds(20'000);
     options.record.host = "here";
     options.record.order = order;
@@ -183,6 +210,36 @@ TEST_CASE("members form generations, leave, join and end the run over every stor
   }
 }
 
+namespace {
+
+// The last of three members loses the others, and joins again by another id.
+void drop_and_take_in(const Script& script, Process& a, Process& b, Process& c) {
+  const std::string before = c.member->id();
+  const int64_t number = a.generation->number();
+  for (Process* each : {&a, &b}) {
+    each->member->peer_lost(number, 2);
+    each->generation->close("rank 2 is lost");
+  }
+  auto again = std::async(std::launch::async, [&] {
+    c.generation->close("rank 2 is lost");
+    return script.open(c);
+  });
+  script.open({&a, &b});
+  check_generation({&a, &b}, number + 1);
+  await([&] { return a.member->waiting() == 1 && b.member->waiting() == 1; });
+  for (Process* each : {&a, &b}) {
+    each->member->ask_change(number + 1, "others join");
+    each->generation->close("others join", true);
+  }
+  script.open({&a, &b});
+  REQUIRE(again.get());
+  check_generation({&a, &b, &c}, number + 2);
+  CHECK(c.member->id() != before);
+  CHECK(c.generation->formation().joined);
+}
+
+}  // namespace
+
 TEST_CASE("a member that others do not reach joins again by another id", "[member]") {
   for (const StoreKind& kind : store_kinds()) {
     INFO(kind.name);
@@ -190,28 +247,49 @@ TEST_CASE("a member that others do not reach joins again by another id", "[membe
     const Script script{*under_test, "again"};
     Process a = script.begin(0), b = script.begin(1), c = script.begin(2);
     script.open({&a, &b, &c});
-    const std::string before = c.member->id();
-    for (Process* each : {&a, &b}) {
-      each->member->peer_lost(1, 2);
-      each->generation->close("rank 2 is lost");
-    }
-    auto again = std::async(std::launch::async, [&] {
-      c.generation->close("rank 2 is lost");
-      return script.open(c);
-    });
-    script.open({&a, &b});
-    check_generation({&a, &b}, 2);
-    await([&] { return a.member->waiting() == 1 && b.member->waiting() == 1; });
-    for (Process* each : {&a, &b}) {
-      each->member->ask_change(2, "others join");
-      each->generation->close("others join", true);
-    }
-    script.open({&a, &b});
-    REQUIRE(again.get());
-    check_generation({&a, &b, &c}, 3);
-    CHECK(c.member->id() != before);
-    CHECK(c.generation->formation().joined);
+    drop_and_take_in(script, a, b, c);
   }
+}
+
+TEST_CASE("evictions before a long time with the others do not count", "[member]") {
+  RestartedStore store;
+  Script script{store, "steady"};
+  script.steady = milliseconds(0);
+  Process a = script.begin(0), b = script.begin(1), c = script.begin(2);
+  script.open({&a, &b, &c});
+  for (int i = 0; i < 4; ++i) drop_and_take_in(script, a, b, c);
+}
+
+TEST_CASE("members go on when the embedded store starts again", "[member]") {
+  RestartedStore store;
+  const Script script{store, "restart"};
+  Process a = script.begin(0), b = script.begin(1), c = script.begin(2);
+  script.open({&a, &b, &c});
+  for (int i = 0; i < 2; ++i) {
+    store.restart();
+    check_generation({&a, &b, &c}, 1);  // which goes on
+    const auto client = store.connect();
+    await(
+        [&] { return client->list("restart/member/").entries.size() == 3 && client->get("restart/roster"); });
+  }
+
+  Process d = script.begin(-1);
+  await([&] { return a.member->waiting() == 1 && b.member->waiting() == 1 && c.member->waiting() == 1; });
+  for (Process* each : {&a, &b, &c}) {
+    each->member->ask_change(1, "others join");
+    each->generation->close("others join", true);
+  }
+  script.open({&a, &b, &c, &d});
+  const int64_t number = a.generation->number();
+  CHECK(number > 1000);  // another member could have seen some that these have not
+  check_generation({&a, &b, &c, &d}, number);
+
+  store.restart();
+  c.member->leave();
+  c.generation->close("it leaves");
+  script.open({&a, &b, &d});
+  check_generation({&a, &b, &d}, a.generation->number());
+  CHECK(a.generation->number() > number);
 }
 
 TEST_CASE("who comes to a full run waits; who has another recipe is refused", "[member]") {
