@@ -6,6 +6,7 @@
 #include "core/base/visible.h"
 #include "core/cluster/secret.h"
 #include "core/run/restore.h"
+#include "core/run/run_member.h"
 #include "core/tensor/convert.h"
 #include "lua/interrupt.h"
 #include "lua/objects.h"

@@ -4,6 +4,7 @@
 
 #include "core/base/units.h"
 #include "core/ops/op.h"
+#include "core/run/cluster.h"
 #include "lua/distributed.h"
 #include "lua/state.h"
 

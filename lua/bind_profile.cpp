@@ -4,6 +4,7 @@
 
 #include "core/comm/speed.h"
 #include "core/net/network.h"
+#include "core/run/cluster.h"
 #include "lua/interrupt.h"
 #include "lua/objects.h"
 #include "planner/graph_model.h"

@@ -10,6 +10,7 @@
 #include "core/graph/fuse.h"
 #include "core/ops/op.h"
 #include "core/program/busy.h"
+#include "core/run/run_member.h"
 #include "lua/interrupt.h"
 #include "lua/objects.h"
 #include "planner/lower.h"

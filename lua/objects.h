@@ -22,7 +22,6 @@
 #include "core/program/eager.h"
 #include "core/program/executor.h"
 #include "core/program/state.h"
-#include "core/run/run_member.h"
 #include "core/tensor/tensor.h"
 #include "lua/bind.h"
 #include "lua/gpus.h"
@@ -31,6 +30,12 @@
 namespace het {
 class DeviceMesh;
 struct DistributedTensor;
+}  // namespace het
+
+namespace het {
+class Cluster;    // core/run/cluster.h
+class RunMember;  // core/run/run_member.h
+struct Link;      // core/comm/steps.h
 }  // namespace het
 
 namespace het::lua {

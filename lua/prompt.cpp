@@ -14,6 +14,7 @@
 #include "core/base/visible.h"
 #include "core/cluster/environment.h"
 #include "core/io/utf8.h"
+#include "core/run/cluster.h"
 #include "lua/interrupt.h"
 #include "lua/objects.h"
 
