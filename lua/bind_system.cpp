@@ -155,6 +155,7 @@ void add_system(lua_State* L) {
                  bind<&undisturbed>("undisturbed"),
                  bind<&trains>("run_trains"),
                  bind<&speak_for_run>("speak_for_run"),
+                 bind<&be_silent>("be_silent"),
                  bind<&keeps_measurements>("keeps_measurements"),
                  bind<&names_recipe>("name_recipe"),
                  bind<&hash>("hash"),

@@ -92,6 +92,12 @@ class Launcher {
     sigaction(SIGTERM, &action, nullptr);
     for (size_t rank = 0; rank < children_.size(); ++rank)
       start(static_cast<int>(rank), rank == 0 && options_.join.empty());
+    if (options_.elastic && !options_.quiet) {
+      std::vector<pid_t> pids;
+      for (const Child& child : children_) pids.push_back(child.pid);
+      std::cerr << fmt::format("process ids of this machine's ranks: {}\n", fmt::join(pids, ", "))
+                << std::flush;
+    }
     while (
         std::any_of(children_.begin(), children_.end(), [](const Child& child) { return child.running; })) {
       read_errors();
@@ -265,8 +271,13 @@ class Launcher {
   // What ends a rank is told when all have ended, once; warnings at once.
   void take_line(Child& child, std::string line) {
     const auto rank = &child - children_.data();
+    const auto begins = [&](const char* words) { return line.starts_with(words); };
     if (line == kSpeaks) {
       speaker_ = static_cast<int>(rank);
+    } else if (options_.elastic &&
+               (begins("hetrun: Ctrl-C:") || begins("hetrun: SIGTERM:") || begins("hetrun: the limit of"))) {
+      // An interrupt ends no rank yet; those of the others are the same.
+      if (rank == speaker_) std::cerr << visible(line) + "\n" << std::flush;
     } else if (line.starts_with("hetrun: ") || !child.lines.empty()) {
       child.lines.push_back(std::move(line));
     } else if (options_.elastic && rank == speaker_) {
@@ -431,10 +442,27 @@ int pipe_to_launcher() {
   return pipe;
 }
 
+namespace {
+int own_output = -1;  // while this process is silent
+}
+
+void be_silent() {
+  if (std::getenv("HETRUN_ELASTIC") == nullptr || own_output >= 0) return;
+  std::cout << std::flush;
+  std::fflush(stdout);
+  own_output = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+  const Descriptor nowhere(open("/dev/null", O_WRONLY | O_CLOEXEC));
+  if (own_output >= 0) dup2(nowhere.number(), STDOUT_FILENO);
+}
+
 void speak_for_run() {
   if (std::getenv("HETRUN_ELASTIC") == nullptr) return;
   const int pipe = pipe_to_launcher();
   std::cout << std::flush;
+  if (own_output >= 0) {
+    dup2(own_output, STDOUT_FILENO);
+    close(std::exchange(own_output, -1));
+  }
   const std::string line = fmt::format("{}\n", kSpeaks);
   [[maybe_unused]] const ssize_t told = write(pipe >= 0 ? pipe : STDERR_FILENO, line.data(), line.size());
 }

@@ -12,6 +12,7 @@ struct LaunchOptions {
   std::vector<std::string> words;  // the arguments that each rank is started with
   bool elastic = false;            // a rank that is lost ends no other
   bool respawn = false;            // and is started again
+  bool quiet = false;              // no word about processes
   std::string listen;  // "10.0.0.7:7777": where the store is served; empty: for this machine alone
   std::string join;    // such a place: the ranks join the run that is there
   std::string secret;  // of the run; empty: a new one
@@ -25,6 +26,8 @@ int launch(LaunchOptions options);
 
 // In a rank of an elastic launch(): from here on what this process writes is the run's output.
 void speak_for_run();
+// The opposite: another rank speaks, and what this process prints goes nowhere.
+void be_silent();
 
 // In rank 0 of launch(): the pipe on which it says what ends it, which the launcher tells when it has heard
 // all ranks; negative: there is none.

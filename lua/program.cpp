@@ -8,6 +8,7 @@
 #include <iostream>
 #include <new>
 
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include "core/base/units.h"
@@ -54,6 +55,7 @@ LaunchOptions launch_options(const Settings& settings, int argc, char** argv) {
   options.words = words_of_ranks(argc, argv);
   options.elastic = settings.elastic;
   options.respawn = settings.respawn;
+  options.quiet = settings.quiet;
   options.listen = settings.listen;
   options.join = settings.join;
   // Ranks of other machines know it, too, and the next run of this name.
@@ -96,6 +98,7 @@ int run(int argc, char** argv, const Gpus& gpus) {
     if (!is_file(recipe)) read_file(recipe);  // says why, and the nearest name
     return launch(launch_options(line.settings, argc, argv));
   }
+  prctl(PR_SET_NAME, "hetrun");  // a launched rank is a program of the name "exe"
   install_interrupt_handler();
   State state(line.settings, gpus);
   if (line.command.empty()) return run_prompt(state, line.settings);

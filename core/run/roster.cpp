@@ -142,6 +142,9 @@ std::vector<RosterMachine::Action> RosterMachine::on(const Event& event, Time no
 }
 
 void RosterMachine::note(const Event& event, Time now) {
+  if (std::holds_alternative<MemberSeen>(event) || std::holds_alternative<RosterSeen>(event) ||
+      std::holds_alternative<Listed>(event))
+    store_silent_since_.reset();
   std::visit(Overloaded{
                  [&](const MemberSeen& seen) {
                    members_[seen.record.id] = {seen.record, seen.created, {}};
@@ -155,6 +158,7 @@ void RosterMachine::note(const Event& event, Time now) {
                  [&](const RosterSeen& seen) { adopt(seen, now); },
                  [&](const ProposalLost&) {
                    proposed_ = false;
+                   give_up_silent_store(now);
                    settled_since_ = now;
                    restore_at_ = now + options_.confirm;
                  },
@@ -194,6 +198,16 @@ void RosterMachine::compare(const Listed& listed, Time now) {
   store_forgot_ = store_forgot_ || lacks;
   if (roster_) outdated_ = 0;
   restore_at_ = now;
+}
+
+// No roster can follow without a store.
+void RosterMachine::give_up_silent_store(Time now) {
+  if (!store_silent_since_) store_silent_since_ = now;
+  if (now - *store_silent_since_ < options_.timeout) return;
+  ended_ = true;
+  actions_.emplace_back(
+      GiveUp{fmt::format("the store where the members of the run meet has not answered for {} s",
+                         std::chrono::duration_cast<std::chrono::seconds>(options_.timeout).count())});
 }
 
 void RosterMachine::forget_missing(Time now) {
@@ -483,6 +497,11 @@ Roster RosterMachine::next_roster(const std::vector<std::string>& left) const {
   next.gone.insert(next.gone.end(), next.lost.begin(), next.lost.end());
   if (next.gone.size() > kRemembered)
     next.gone.erase(next.gone.begin(), next.gone.end() - static_cast<std::ptrdiff_t>(kRemembered));
+  if (!next.lost.empty()) {
+    std::vector<std::string> names;
+    for (const std::string& id : next.lost) names.push_back(name_of(id));
+    next.reason = fmt::format("{} {} lost", fmt::join(names, ", "), names.size() == 1 ? "is" : "are");
+  }
   if (next.reason.empty()) next.reason = "no member was left";
   return next;
 }

@@ -160,6 +160,7 @@ class RosterMachine {
   void adopt(const RosterSeen& seen, Time now);
   void compare(const Listed& listed, Time now);
   void forget_missing(Time now);
+  void give_up_silent_store(Time now);
   bool knows_members() const;
   int64_t next_number() const;
   void decide(Time now);
@@ -199,6 +200,7 @@ class RosterMachine {
   std::set<std::string> dead_;
   std::set<Edge> edges_;
   Time settled_since_{}, edges_since_{}, short_since_{}, broken_since_{};
+  std::optional<Time> store_silent_since_;  // it did not answer a proposal
   std::vector<Action> actions_;
 };
 

@@ -85,10 +85,12 @@ std::unique_ptr<Generation> RunMember::next() {
     if (said || Clock::now() - began < joining_.warn_after || !settings.warn) return;
     said = true;
     const auto roster = member_->roster();
-    settings.warn(roster
-                      ? fmt::format("this process waits to join run '{}', which has {} of at most {} members",
-                                    settings.run, roster->members.size(), roster->most)
-                      : fmt::format("run '{}' waits for its members to come", settings.run));
+    const std::string run = fmt::format("run '{}'", settings.run);
+    settings.warn(!roster   ? fmt::format("{} waits for its members to come", run)
+                  : opened_ ? fmt::format("this process waits for other members of {}; it goes on with {}",
+                                          run, roster->least)
+                            : fmt::format("this process waits to join {}, which has {} of at most {} members",
+                                          run, roster->members.size(), roster->most));
   };
   return next_generation(*member_, fabric_of, waited);
 }

@@ -135,7 +135,7 @@ class Elastic(unittest.TestCase):
         generations = self.generations()
         self.assertEqual([record['members'] for record in generations][-1], 1, generations)
         self.assertEqual(sum(record['lost'] for record in generations), 3, generations)
-        self.assertRegex(err, r'generation \d+: .* 1 ranks go on after step \d+')
+        self.assertRegex(err, r'generation \d+: .* 1 rank goes on after step \d+')
         self.assert_same_curve(right)
 
     def test_state_that_several_ranks_held_is_moved_to_those_that_are_left(self):
@@ -255,7 +255,7 @@ class Elastic(unittest.TestCase):
         process = self.start('--spread', '--sharded', workers=5, elastic='2:5')
         self.until_step(process, 10)
         os.kill(self.ranks(process)[4], signal.SIGKILL)
-        _, err = self.ended(process, code=71)
+        _, err = self.ended(process, code=75)
         self.assertRegex(err, r'no member of the run has \S+.* and \d+ others of the state after step \d+')
 
     def test_too_few_ranks_end_the_run(self):

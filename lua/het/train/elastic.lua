@@ -2,6 +2,7 @@
 -- there, a plan for them and a session. The run's state, step and cursor go on from what the members have.
 local native = require "het.native"
 local errors = require "het.errors"
+local files = require "het.files"
 local plan = require "het.plan"
 local session = require "het.train.session"
 
@@ -34,7 +35,9 @@ local function choose_plan(self, ranks)
   end
   local found, fallbacks = planning.from_lua(self.cluster:tell(text)[1])
   self.fallbacks = fallbacks
-  return plan.resolve(found, a.batch)
+  found = plan.resolve(found, a.batch)
+  -- A rank that the fastest plan leaves out has nothing to do in a generation; replicas use all of them.
+  return #plan.devices(found) == ranks and found or plan.replicas(ranks, a.batch, a.microbatch)
 end
 
 -- What members tell each other before anything else. `step`: of the state, nil without one; `left_behind`: it was not
@@ -99,6 +102,15 @@ local function share_last_step(self)
   self.last_step = { step = self.step }
 end
 
+-- All ranks of the run were lost, and its launcher started them again: the last save goes on. Without --overwrite the
+-- folder can hold no other run's.
+local function resume_own_save(self)
+  local folder = self.arguments.save
+  local held = folder and not self.overwrite and os.getenv "HETRUN_STARTED_AGAIN" and files.held(folder)
+  local resumes = self.cluster:tell(held and held.training and "resume" or "")[1]
+  self.resume = self.resume or resumes ~= ""
+end
+
 -- A session of the generation that has just begun. While no step is done, every rank begins from the start.
 local function begin_session(self)
   local roster = self.cluster:roster()
@@ -117,6 +129,7 @@ local function begin_session(self)
     if not holds then take_over(self, known) end
     self.called, self.followed, self.phases_done, self.interrupted = called, followed, phases, interrupted
   else
+    resume_own_save(self)
     self.begin_state()
     if roster.number > 1 and self.cluster:rank() == 0 and not native.settings.quiet then
       native.write("stderr", ("generation %d: none of its ranks has done a step of this run; it begins after step %d\n")
@@ -129,6 +142,7 @@ local function begin_session(self)
   self.follow_again = known ~= nil and followed < self.step
   if self.follow_again then share_last_step(self) end
   self.members = roster.members
+  self.rank, self.ranks = self.cluster:rank(), self.cluster:size()
 end
 
 -- The others have ended the run: no mistake, the process exits with 0.
@@ -137,6 +151,9 @@ local function end_without() errors.raise("ended", "the run has ended; this proc
 --- This process as a member of the run, and the first generation that it is in.
 -- @tparam table joining fields of native.join
 function elastic.join(self, joining)
+  if native.is_alone() and not joining.rendezvous then
+    errors.usage "--elastic is for several ranks: --workers N starts them on this machine"
+  end
   joining.least, joining.most = native.settings.least, native.settings.most
   self.member = native.member(joining)
   self.cluster = self.member:open() or end_without()
@@ -146,10 +163,17 @@ end
 -- lost before a step was done.
 function elastic.begin(self, begin_state)
   self.begin_state = begin_state
+  local joins = self.cluster:roster().came
   while true do
     local ok, problem = pcall(begin_session, self)
-    if ok then return end
-    if self.left or not elastic.is_loss(problem) then error(problem, 0) end
+    if ok then
+      if joins and not native.settings.quiet then
+        native.write("stderr", ("this process has joined the run as rank %d of %d, after step %d\n"):format(self.rank,
+          self.ranks, self.step))
+      end
+      return
+    end
+    if self.left or self.unrecoverable or not elastic.is_loss(problem) then error(problem, 0) end
     elastic.next_generation(self, (errors.describe(problem)))
   end
 end
@@ -197,7 +221,7 @@ local function go_on(self, reporter, problem)
       begin_session(self)
     end)
     if ok then break end
-    if self.left or not elastic.is_loss(why) then error(why, 0) end
+    if self.left or self.unrecoverable or not elastic.is_loss(why) then error(why, 0) end
     problem = why
   end
   local roster = self.cluster:roster()

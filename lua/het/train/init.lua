@@ -56,6 +56,7 @@ define.object {
     { "validation", "run.validation", "The loss of the last evaluation." },
     { "best", "run.best", "The lowest loss of an evaluation." },
     { "rank", "run.rank", "Which rank of the run this process is, from 0, of a run that was prepared." },
+    { "ranks", "run.ranks", "How many ranks there are, of a run that was prepared; with --elastic it changes." },
     { "plan", "run.plan", "The het.plan that the ranks follow, of a run that was prepared; nil without one." },
     { "results", "run.results", "What run:start() returned, of a run that has ended." },
     { "fallbacks", "run.fallbacks", "Of a run with plan = het.plan.auto { fallbacks = n }: a list of { lost =, plan = "
@@ -184,8 +185,8 @@ return define.constructor {
     { "from", "string", "folder of a saved model whose weights it begins with", path = "read" },
     { "metrics", "string", "file for one JSON object per report", path = "write" },
     { "after", "function", "function(run), called at the end" },
-    { "on_step", "function", "function(run, step), called after each step; with --elastic again, on all ranks, when "
-      .. "the loss of a rank cut it off on one" },
+    { "on_step", "function", "function(run, step), called after each step with { step, loss, lr, gradient_norm, "
+      .. "seconds }; with --elastic again, on all ranks, when the loss of a rank cut it off on one" },
     { "rendezvous", "string", "where ranks on several machines find each other: \"etcd://host:2379\" (default: "
       .. "MASTER_ADDR and MASTER_PORT; HETRUN_RENDEZVOUS)" },
     { "name", "string", "of the run, by which its ranks find each other", default = "hetrun" },

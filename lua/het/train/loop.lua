@@ -139,21 +139,27 @@ local function is_interrupted_in(callback, ...)
   return not ok
 end
 
--- What follows a step: what is said of it, the recipe's on_step, an evaluation, a save. After the loss of a rank all
--- ranks call it again for a step that one of them has not followed: then on_step is called again where it had not
--- returned on all ranks, and nothing is said twice. Returns whether the run was interrupted.
-local function follow(self, reporter, step)
-  local a = self.arguments
+-- What is said of a step, and the recipe's on_step. Returns whether that was interrupted.
+local function report(self, reporter, step)
+  local on_step = self.arguments.on_step
   if step.lr and (self.reported or 0) < step.step then
     self.reported = step.step
     reporter:step(step)
   end
-  if a.on_step and step.lr and self.called < step.step then
-    if is_interrupted_in(a.on_step, handle.of(self), handle.export(step)) then
-      if not self.cluster then return true end
-      self.stopped = true   -- others may be in the next step, which they end with this rank alone
-    end
-    self.called = step.step
+  if not (on_step and step.lr and self.called < step.step) then return false end
+  local interrupted = is_interrupted_in(on_step, handle.of(self), handle.export(step))
+  self.called = step.step
+  return interrupted
+end
+
+-- What follows a step: what is said of it, on_step, an evaluation, a save. After the loss of a rank all ranks call it
+-- again for a step that one of them has not followed: then on_step is called again where it had not returned on all
+-- ranks, and nothing is said twice. Returns whether the run was interrupted.
+local function follow(self, reporter, step)
+  local a = self.arguments
+  if report(self, reporter, step) then
+    if not self.cluster then return true end
+    self.stopped = true   -- others may be in the next step, which they end with this rank alone
   end
   if self.session.evaluator and (step.step % a.evaluate.every == 0 or step.step == a.steps) then
     local loss = self:evaluate()
@@ -180,7 +186,10 @@ local function take_steps(self, reporter)
   while self.step < a.steps do
     local step = self:train_step()
     self.last_step = step or self.last_step
-    if self.session:asked_to_stop(self.stopped or not step) then return true end
+    if self.session:asked_to_stop(self.stopped or not step) then
+      if step then report(self, reporter, step) end
+      return true
+    end
     if follow(self, reporter, step) then return true end
     if self.step < a.steps and self.session:asked_to_change() then return elastic.change end
   end
@@ -304,6 +313,7 @@ function loop.start(self)
     local saved, why = pcall(saving.go_on, self, true)   -- what was begun before
     if not saved then reporter:say("the last save was not written: " .. errors.describe(why)) end
     if done == 0 then saving.keep_failed(self, reporter, problem) end
+    if self.member then saving.say_kept(self) end
     error(problem, 0)
   end
   if not results.steps then count(self, reporter, results) end   -- it joined when the others had done so

@@ -36,7 +36,9 @@ function meeting.settle_plan(self)
   local a, ranks = self.arguments, self.cluster and self.cluster:size() or 1
   if self.plan then
     local devices = #plan.devices(self.plan)
-    if devices ~= ranks then
+    if devices ~= ranks and self.member then
+      errors.usage("the plan is for %d devices, %d ranks are here (run.ranks)", devices, ranks)
+    elseif devices ~= ranks then
       errors.usage("the plan is for %d devices, %s; start the recipe with --workers %d", devices,
         ranks == 1 and "this process is alone" or ("%d ranks are here"):format(ranks), devices)
     end
@@ -141,7 +143,7 @@ function meeting.join(self)
   else
     self.cluster = native.join(joining)
   end
-  self.rank = self.cluster and self.cluster:rank() or 0
+  self.rank, self.ranks = self.cluster and self.cluster:rank() or 0, self.cluster and self.cluster:size() or 1
   if self.member then return function() end end   -- each generation has a plan of its own
   if self.cluster then meeting.by_first_rank(self, meeting.check_places) end
   if not automatic then

@@ -72,6 +72,7 @@ function Progress:lead(leads)
   local takes_over = leads and not self.leads
   self.leads, self.quiet = leads, native.settings.quiet or not leads
   self.metrics = leads and self.metrics_of_run or nil
+  if not leads then native.be_silent() end
   if not takes_over then return end
   native.speak_for_run()
   for _, entry in ipairs(self.last or {}) do self:record(entry) end
@@ -80,11 +81,9 @@ end
 --- After the ranks of the run have changed: what changed, and what it took.
 function Progress:generation(entry)
   self:record(entry)
-  local change = {}
-  if entry.lost > 0 then change[#change + 1] = ("%d lost"):format(entry.lost) end
-  if entry.joined > 0 then change[#change + 1] = ("%d joined"):format(entry.joined) end
-  self:say(("generation %d: %s (%s); %d ranks go on after step %d, %s of state moved, %.2f s"):format(entry.generation,
-    entry.reason, #change > 0 and table.concat(change, ", ") or "the same ranks", entry.members, entry.step,
+  local joined = entry.joined > 0 and (" (%d joined)"):format(entry.joined) or ""
+  self:say(("generation %d: %s%s; %d %s on after step %d, %s of state moved, %.2f s"):format(entry.generation,
+    entry.reason, joined, entry.members, entry.members == 1 and "rank goes" or "ranks go", entry.step,
     text.bytes(entry.moved_bytes), entry.seconds))
 end
 

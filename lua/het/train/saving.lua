@@ -90,6 +90,14 @@ function saving.keep_failed(run, reporter, problem)
   else reporter:say("what was learned could not be saved: " .. errors.describe(why)) end
 end
 
+--- Print what a run that ends by the loss of ranks can go on from.
+function saving.say_kept(run)
+  local folder = run.arguments.save
+  local held = folder and run.wrote[real(folder)] and files.held(folder)
+  if not held or not held.training or native.settings.quiet then return end
+  native.write("stderr", ("%s holds %s: --resume goes on with it\n"):format(folder, files.describe_held(held)))
+end
+
 --- Raise where run:save would replace what is not to be replaced.
 function saving.check(run, folder, overwrite)
   local held = not (overwrite and not native.confined()) and not run.overwrite and saving.held_by_others(run, folder)

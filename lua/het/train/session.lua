@@ -64,7 +64,15 @@ end
 local function take_state(self, program, before)
   local run = self.run
   local broken_off = before and before.frozen and not before.closed
-  self.restored = self.cluster:restore(run.state, program, broken_off and before.trainer or nil)
+  local trainer = broken_off and before.trainer or nil
+  local ok, restored = pcall(self.cluster.restore, self.cluster, run.state, program, trainer)
+  if not ok and select(2, errors.describe(restored)) == "environment" then   -- it says what was lost with other ranks
+    run.unrecoverable = true
+    errors.raise("peer", "%s", (errors.describe(restored)))
+  elseif not ok then
+    error(restored, 0)
+  end
+  self.restored = restored
   run.cursor = run.cursor + (self.restored.step - run.step) * run.arguments.batch
   run.step = self.restored.step
   if self.restored.finished then
