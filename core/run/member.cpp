@@ -276,7 +276,9 @@ void Member::join_again() {
   }
   // It knows the others before they count on it; a store that was started again may need its roster.
   if (known) post(RosterMachine::RosterSeen{*known, revision});
-  feed(listing);
+  const auto is_roster = [&](const StoreEntry& entry) { return entry.key == roster_key(); };
+  if (std::none_of(listing.entries.begin(), listing.entries.end(), is_roster)) post(RosterMachine::Listed{});
+  for (const StoreEntry& entry : listing.entries) feed({StoreEvent::Kind::put, entry});
   try {
     write_record();
   } catch (const Error&) {  // tried again as long as the record is not seen
@@ -290,13 +292,7 @@ void Member::propose(const RosterMachine::Propose& action) {
     const auto made =
         action.revision == 0 ? store.create(key, value) : store.replace(key, value, action.revision);
     if (made) return post(RosterMachine::RosterSeen{action.roster, *made});
-    // The records too: the watch may tell them later, and a generation needs the addresses of its members.
-    bool found = false;
-    for (const StoreEntry& entry : store.list(options_.run + "/").entries) {
-      found = found || entry.key == key;
-      feed({StoreEvent::Kind::put, entry});
-    }
-    if (found) return;
+    // The watch tells what is in its way, after the records of its members.
   } catch (const Error&) {  // it may have been made
   }
   post(RosterMachine::ProposalLost{});

@@ -155,6 +155,7 @@ void RosterMachine::note(const Event& event, Time now) {
                  [&](const RosterSeen& seen) { adopt(seen, now); },
                  [&](const ProposalLost&) {
                    proposed_ = false;
+                   ++lost_proposals_;
                    settled_since_ = now;
                    restore_at_ = now + options_.confirm;
                  },
@@ -189,6 +190,7 @@ void RosterMachine::compare(const Listed& listed, Time now) {
     if (!known.missing) known.missing = now;
   }
   if (members_.count(options_.id) != 0 && members_[options_.id].missing) members_.erase(options_.id);
+  compares_ = listed.roster;
   if (listed.roster) return;
   revision_ = 0;
   store_forgot_ = store_forgot_ || lacks;
@@ -203,6 +205,7 @@ void RosterMachine::forget_missing(Time now) {
     const bool over = missing && now >= *missing + options_.grace;
     if (missing && !over) next = std::min(next.value_or(Time::max()), *missing + options_.grace);
     if (over) removed_.insert(each->first);
+    if (over && roster_ && is_in_roster(each->first)) store_forgot_ = true;  // what it has seen is not known
     each = over ? members_.erase(each) : std::next(each);
   }
   if (next) actions_.emplace_back(Wake{*next});
@@ -217,6 +220,7 @@ bool RosterMachine::knows_members() const {
 // The newest roster counts, whoever proposed it.
 void RosterMachine::adopt(const RosterSeen& seen, Time now) {
   proposed_ = false;
+  const bool listed = std::exchange(compares_, false);
   if (!roster_ && seen.roster.members.empty() && !options_.joins &&
       options_.begins) {  // another run of this name, before
     revision_ = seen.revision;
@@ -244,7 +248,12 @@ void RosterMachine::adopt(const RosterSeen& seen, Time now) {
   const bool was_in = roster_ && is_in_roster(options_.id);
   if (was_in && !aborted_ && !seen.roster.members.empty())
     actions_.emplace_back(Abort{roster_->number, seen.roster.reason});
-  if (roster_ && seen.roster.number > roster_->number + kUnseen) store_forgot_ = false;
+  // A roster that came while the watch was broken may have been created again, unless its number says
+  // otherwise.
+  if (roster_ && seen.roster.number > roster_->number + kUnseen)
+    store_forgot_ = false;
+  else
+    store_forgot_ = store_forgot_ || listed;
   outdated_.reset();
   roster_ = seen.roster;
   revision_ = seen.revision;
@@ -464,7 +473,8 @@ std::vector<std::string> RosterMachine::without_edges(std::vector<std::string> m
 int64_t RosterMachine::next_number() const {
   const int64_t next = (roster_ ? roster_->number : ended_before_) + 1;
   if (!store_forgot_) return next;
-  return next + kUnseen + static_cast<int64_t>(std::hash<std::string>{}(options_.id) % kProposers);
+  const std::string proposal = fmt::format("{} {}", options_.id, lost_proposals_);  // one may have been made
+  return next + kUnseen + static_cast<int64_t>(std::hash<std::string>{}(proposal) % kProposers);
 }
 
 Roster RosterMachine::next_roster(const std::vector<std::string>& left) const {
@@ -518,7 +528,7 @@ std::string RosterMachine::name_of(const std::string& id) const {
 }
 
 void RosterMachine::propose_at(Time at, Roster roster, int64_t revision, Time now) {
-  if (proposed_) return;
+  if (proposed_ || (outdated_ && roster.number != roster_->number)) return;  // first the newest that there is
   if (now < at) {
     actions_.emplace_back(Wake{at});
     return;
