@@ -108,7 +108,7 @@ void Member::post(RosterMachine::Event event) {
 }
 
 // What the store says, as an event of the protocol.
-void Member::feed(const StoreEvent& event) {
+void Member::feed(const StoreEvent& event, bool listed) {
   const StoreEntry& entry = event.entry;
   const std::string members_at = options_.run + "/member/";
   const auto text =
@@ -116,7 +116,7 @@ void Member::feed(const StoreEvent& event) {
   if (entry.key == roster_key()) {
     if (event.kind == StoreEvent::Kind::removed) return;
     const auto roster = text ? parse_roster(*text) : std::nullopt;
-    if (roster) return post(RosterMachine::RosterSeen{*roster, entry.revision});
+    if (roster) return post(RosterMachine::RosterSeen{*roster, entry.revision, listed});
     fail_with(
         fmt::format("the store has a run '{}' of others, whose secret is another one; a run of another name "
                     "(train.name), or the same secret, works",
@@ -169,7 +169,7 @@ void Member::feed(const StoreListing& listing) {
     if (entry.key.starts_with(members_at)) listed.members.insert(entry.key.substr(members_at.size()));
   }
   post(std::move(listed));
-  for (const StoreEntry& entry : listing.entries) feed({StoreEvent::Kind::put, entry});
+  for (const StoreEntry& entry : listing.entries) feed({StoreEvent::Kind::put, entry}, true);
 }
 
 void Member::run() {

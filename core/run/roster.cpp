@@ -190,7 +190,6 @@ void RosterMachine::compare(const Listed& listed, Time now) {
     if (!known.missing) known.missing = now;
   }
   if (members_.count(options_.id) != 0 && members_[options_.id].missing) members_.erase(options_.id);
-  compares_ = listed.roster;
   if (listed.roster) return;
   revision_ = 0;
   store_forgot_ = store_forgot_ || lacks;
@@ -220,7 +219,6 @@ bool RosterMachine::knows_members() const {
 // The newest roster counts, whoever proposed it.
 void RosterMachine::adopt(const RosterSeen& seen, Time now) {
   proposed_ = false;
-  const bool listed = std::exchange(compares_, false);
   if (!roster_ && seen.roster.members.empty() && !options_.joins &&
       options_.begins) {  // another run of this name, before
     revision_ = seen.revision;
@@ -233,8 +231,9 @@ void RosterMachine::adopt(const RosterSeen& seen, Time now) {
     outdated_.reset();
     return;
   }
-  if (roster_ && seen.roster.number < roster_->number) {  // created again by who had not seen the newest
-    outdated_ = seen.revision;
+  if (roster_ && seen.roster.number < roster_->number) {
+    // Created again by who had not seen the newest; or an event that is late.
+    if (seen.listed || outdated_) outdated_ = seen.revision;
     return;
   }
   if (roster_ && seen.roster.number == roster_->number) {
@@ -253,7 +252,7 @@ void RosterMachine::adopt(const RosterSeen& seen, Time now) {
   if (roster_ && seen.roster.number > roster_->number + kUnseen)
     store_forgot_ = false;
   else
-    store_forgot_ = store_forgot_ || listed;
+    store_forgot_ = store_forgot_ || seen.listed;
   outdated_.reset();
   roster_ = seen.roster;
   revision_ = seen.revision;

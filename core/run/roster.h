@@ -81,6 +81,7 @@ class RosterMachine {
   struct RosterSeen {  // the key holds it
     Roster roster;
     int64_t revision = 0;
+    bool listed = false;  // after the watch broke
   };
   struct ProposalLost {
   };                 // it was not made, or the store did not answer; the watch tells a roster in its way
@@ -189,7 +190,6 @@ class RosterMachine {
   bool forms_ = false;         // as soon as it knows the members
   bool store_forgot_ = false;  // it may have held newer rosters than this member has seen
   int64_t lost_proposals_ = 0;
-  bool compares_ = false;  // the next roster is that of a listing
   // Of what the store holds, to be replaced by the newest roster; 0: it holds none.
   std::optional<int64_t> outdated_;
   Time restore_at_{};

@@ -152,7 +152,7 @@ class Simulation {
     if (before != nullptr)
       tell(own, RosterMachine::RosterSeen{*before->machine->roster(), before->machine->revision()});
     if (before != nullptr && !roster_) tell(own, RosterMachine::Listed{});
-    tell_listing(own);
+    tell_listing(own, false);
   }
 
   Member* find(const std::string& id) {
@@ -320,13 +320,13 @@ class Simulation {
       listed.roster = roster_.has_value();
       for (const auto& [id, stored] : keys_) listed.members.insert(id);
       tell(own, listed);
-      tell_listing(own);
+      tell_listing(own, true);
     });
   }
-  void tell_listing(Member& member) {
+  void tell_listing(Member& member, bool listed) {
     for (const auto& [id, stored] : keys_)
       tell(member, RosterMachine::MemberSeen{stored.first, stored.second});
-    if (roster_) tell(member, RosterMachine::RosterSeen{*roster_, revision_of_roster_});
+    if (roster_) tell(member, RosterMachine::RosterSeen{*roster_, revision_of_roster_, listed});
   }
 
   void tell(Member& member, const RosterMachine::Event& event) {
@@ -684,7 +684,7 @@ TEST_CASE("a member accepts no other roster of a generation that it knows, and p
   Roster older = roster;
   older.number = 2;
   on(RosterMachine::Listed{{}, true});
-  const auto replacing = on(RosterMachine::RosterSeen{older, 4});
+  const auto replacing = on(RosterMachine::RosterSeen{older, 4, true});
   REQUIRE(replacing.size() == 1);
   const auto* const proposal = std::get_if<RosterMachine::Propose>(&replacing[0]);
   REQUIRE(proposal);
