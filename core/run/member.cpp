@@ -108,7 +108,7 @@ void Member::post(RosterMachine::Event event) {
 }
 
 // What the store says, as an event of the protocol.
-void Member::feed(const StoreEvent& event) {
+void Member::feed(const StoreEvent& event, bool listed) {
   const StoreEntry& entry = event.entry;
   const std::string members_at = options_.run + "/member/";
   const auto text =
@@ -116,7 +116,7 @@ void Member::feed(const StoreEvent& event) {
   if (entry.key == roster_key()) {
     if (event.kind == StoreEvent::Kind::removed) return;
     const auto roster = text ? parse_roster(*text) : std::nullopt;
-    if (roster) return post(RosterMachine::RosterSeen{*roster, entry.revision});
+    if (roster) return post(RosterMachine::RosterSeen{*roster, entry.revision, listed});
     fail_with(
         fmt::format("the store has a run '{}' of others, whose secret is another one; a run of another name "
                     "(train.name), or the same secret, works",
@@ -169,7 +169,7 @@ void Member::feed(const StoreListing& listing) {
     if (entry.key.starts_with(members_at)) listed.members.insert(entry.key.substr(members_at.size()));
   }
   post(std::move(listed));
-  for (const StoreEntry& entry : listing.entries) feed({StoreEvent::Kind::put, entry});
+  for (const StoreEntry& entry : listing.entries) feed({StoreEvent::Kind::put, entry}, true);
 }
 
 void Member::run() {
@@ -276,7 +276,9 @@ void Member::join_again() {
   }
   // It knows the others before they count on it; a store that was started again may need its roster.
   if (known) post(RosterMachine::RosterSeen{*known, revision});
-  feed(listing);
+  const auto is_roster = [&](const StoreEntry& entry) { return entry.key == roster_key(); };
+  if (std::none_of(listing.entries.begin(), listing.entries.end(), is_roster)) post(RosterMachine::Listed{});
+  for (const StoreEntry& entry : listing.entries) feed({StoreEvent::Kind::put, entry});
   try {
     write_record();
   } catch (const Error&) {  // tried again as long as the record is not seen
@@ -290,13 +292,7 @@ void Member::propose(const RosterMachine::Propose& action) {
     const auto made =
         action.revision == 0 ? store.create(key, value) : store.replace(key, value, action.revision);
     if (made) return post(RosterMachine::RosterSeen{action.roster, *made});
-    // The records too: the watch may tell them later, and a generation needs the addresses of its members.
-    bool found = false;
-    for (const StoreEntry& entry : store.list(options_.run + "/").entries) {
-      found = found || entry.key == key;
-      feed({StoreEvent::Kind::put, entry});
-    }
-    if (found) return;
+    // The watch tells what is in its way, after the records of its members.
   } catch (const Error&) {  // it may have been made
   }
   post(RosterMachine::ProposalLost{});

@@ -80,7 +80,7 @@ class Member {
   void run();
   void sync();
   void post(RosterMachine::Event event);
-  void feed(const StoreEvent& event);
+  void feed(const StoreEvent& event, bool listed = false);
   void feed(const StoreListing& listing);
   void act(const RosterMachine::Action& action);
   void propose(const RosterMachine::Propose& action);

@@ -142,8 +142,9 @@ std::vector<RosterMachine::Action> RosterMachine::on(const Event& event, Time no
 }
 
 void RosterMachine::note(const Event& event, Time now) {
-  if (std::holds_alternative<MemberSeen>(event) || std::holds_alternative<RosterSeen>(event) ||
-      std::holds_alternative<Listed>(event))
+  if (std::holds_alternative<MemberSeen>(event) || std::holds_alternative<MemberGone>(event) ||
+      std::holds_alternative<RosterSeen>(event) || std::holds_alternative<Listed>(event) ||
+      std::holds_alternative<Opened>(event))
     store_silent_since_.reset();
   std::visit(Overloaded{
                  [&](const MemberSeen& seen) {
@@ -159,6 +160,7 @@ void RosterMachine::note(const Event& event, Time now) {
                  [&](const ProposalLost&) {
                    proposed_ = false;
                    give_up_silent_store(now);
+                   ++lost_proposals_;
                    settled_since_ = now;
                    restore_at_ = now + options_.confirm;
                  },
@@ -217,6 +219,7 @@ void RosterMachine::forget_missing(Time now) {
     const bool over = missing && now >= *missing + options_.grace;
     if (missing && !over) next = std::min(next.value_or(Time::max()), *missing + options_.grace);
     if (over) removed_.insert(each->first);
+    if (over && roster_ && is_in_roster(each->first)) store_forgot_ = true;  // what it has seen is not known
     each = over ? members_.erase(each) : std::next(each);
   }
   if (next) actions_.emplace_back(Wake{*next});
@@ -243,8 +246,9 @@ void RosterMachine::adopt(const RosterSeen& seen, Time now) {
     outdated_.reset();
     return;
   }
-  if (roster_ && seen.roster.number < roster_->number) {  // created again by who had not seen the newest
-    outdated_ = seen.revision;
+  if (roster_ && seen.roster.number < roster_->number) {
+    // Created again by who had not seen the newest; or an event that is late.
+    if (seen.listed || outdated_) outdated_ = seen.revision;
     return;
   }
   if (roster_ && seen.roster.number == roster_->number) {
@@ -258,7 +262,12 @@ void RosterMachine::adopt(const RosterSeen& seen, Time now) {
   const bool was_in = roster_ && is_in_roster(options_.id);
   if (was_in && !aborted_ && !seen.roster.members.empty())
     actions_.emplace_back(Abort{roster_->number, seen.roster.reason});
-  if (roster_ && seen.roster.number > roster_->number + kUnseen) store_forgot_ = false;
+  // A roster that came while the watch was broken may have been created again, unless its number says
+  // otherwise.
+  if (roster_ && seen.roster.number > roster_->number + kUnseen)
+    store_forgot_ = false;
+  else
+    store_forgot_ = store_forgot_ || seen.listed;
   outdated_.reset();
   roster_ = seen.roster;
   revision_ = seen.revision;
@@ -478,7 +487,8 @@ std::vector<std::string> RosterMachine::without_edges(std::vector<std::string> m
 int64_t RosterMachine::next_number() const {
   const int64_t next = (roster_ ? roster_->number : ended_before_) + 1;
   if (!store_forgot_) return next;
-  return next + kUnseen + static_cast<int64_t>(std::hash<std::string>{}(options_.id) % kProposers);
+  const std::string proposal = fmt::format("{} {}", options_.id, lost_proposals_);  // one may have been made
+  return next + kUnseen + static_cast<int64_t>(std::hash<std::string>{}(proposal) % kProposers);
 }
 
 Roster RosterMachine::next_roster(const std::vector<std::string>& left) const {
@@ -537,7 +547,7 @@ std::string RosterMachine::name_of(const std::string& id) const {
 }
 
 void RosterMachine::propose_at(Time at, Roster roster, int64_t revision, Time now) {
-  if (proposed_) return;
+  if (proposed_ || (outdated_ && roster.number != roster_->number)) return;  // first the newest that there is
   if (now < at) {
     actions_.emplace_back(Wake{at});
     return;

@@ -81,9 +81,11 @@ class RosterMachine {
   struct RosterSeen {  // the key holds it
     Roster roster;
     int64_t revision = 0;
+    bool listed = false;  // after the watch broke
   };
-  struct ProposalLost {};  // the store did not answer: it may be made or not
-  struct PeerLost {        // its connection closed without a goodbye, or it does not answer
+  struct ProposalLost {
+  };                 // it was not made, or the store did not answer; the watch tells a roster in its way
+  struct PeerLost {  // its connection closed without a goodbye, or it does not answer
     int64_t generation = 0;
     std::string id;
   };
@@ -104,9 +106,7 @@ class RosterMachine {
                              Opened, ChangeAsked, RunEnded, Tick>;
 
   // --- actions
-  // By compare-and-set; then RosterSeen with what the key holds, after the records of its members, or
-  // ProposalLost.
-  struct Propose {
+  struct Propose {  // by compare-and-set; then RosterSeen when it is made, else ProposalLost
     Roster roster;
     int64_t revision = 0;  // of the roster that it replaces; 0: there is none
   };
@@ -190,8 +190,9 @@ class RosterMachine {
   bool evicted_ = false;
   bool forms_ = false;         // as soon as it knows the members
   bool store_forgot_ = false;  // it may have held newer rosters than this member has seen
-  std::optional<int64_t>
-      outdated_;  // the newest roster is to replace the one of this revision; 0: there is none
+  int64_t lost_proposals_ = 0;
+  // Of what the store holds, to be replaced by the newest roster; 0: it holds none.
+  std::optional<int64_t> outdated_;
   Time restore_at_{};
   std::map<std::string, Loss> losses_;  // in this generation
   std::optional<std::string> change_;   // asked for, and why

@@ -416,7 +416,7 @@ return het.train {
         self.assertEqual(process.returncode, 0, out + err)
 
     def test_nccl_is_told_the_interface_that_was_named(self):
-        recipe, head = (self.folder / 'lopsided.lua').read_text(), 'on_step = function(_, step)\n'
+        recipe, head = (self.folder / 'lopsided.lua').read_text(), 'on_step = function(run, step)\n'
         self.assertEqual(recipe.count(head), 1)
         (self.folder / 'nccl.lua').write_text(recipe.replace(head, head + """
     print("NCCL takes", os.getenv "NCCL_SOCKET_IFNAME", os.getenv "NCCL_SOCKET_FAMILY")"""))
