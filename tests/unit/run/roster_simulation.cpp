@@ -43,7 +43,7 @@ struct Settings {
   milliseconds timeout{1000};
 };
 
-constexpr milliseconds kLease{500};
+constexpr milliseconds kLease{500}, kGrace = 2 * kLease;
 
 class Simulation {
  public:
@@ -141,7 +141,7 @@ class Simulation {
     options.least = settings_.least;
     options.most = settings_.most;
     options.timeout = settings_.timeout;
-    options.grace = 2 * kLease;
+    options.grace = kGrace;
     member->evictions = before == nullptr ? 0 : before->evictions + 1;
     member->side = before == nullptr ? happens(0.4) : before->side;
     member->machine = std::make_unique<RosterMachine>(options, now_);
@@ -234,9 +234,14 @@ class Simulation {
   void partition() {
     note(fmt::format("a partition: {}", fmt::join(of_side(true), " ")));
     disturbed_ = partitioned_ = true;
-    later(draw(20, 700), [this] {
+    const int length = draw(20, 700);
+    later(length, [this, length, began = now_] {
       note("the partition ends");
       partitioned_ = false;
+      constexpr int kEnough = 300;
+      const bool nothing_else =
+          settings_.stops + settings_.silences + settings_.restarts + settings_.crashes == 0;
+      if (nothing_else && length > kEnough && last_opened_ < began) fail("no side goes on without the other");
     });
     for (auto& member : members_)
       for (auto& other : members_)
@@ -244,7 +249,10 @@ class Simulation {
             is_cut(*member, *other))
           lose(*member, member->formed, other->id);
   }
-  bool is_cut(const Member& a, const Member& b) const { return partitioned_ && a.side != b.side; }
+  bool is_cut(const Member& a, const Member& b) const {
+    const bool for_ever = a.id != b.id && was_cut_.count(a.id) != 0 && was_cut_.count(b.id) != 0;
+    return for_ever || (partitioned_ && a.side != b.side);
+  }
   std::vector<std::string> of_side(bool side) const {
     std::vector<std::string> ids;
     for (auto& member : members_)
@@ -294,6 +302,7 @@ class Simulation {
   void restart() {
     note("the store starts again");
     ++instance_;
+    restarted_ = now_;
     keys_.clear();
     roster_.reset();
     revision_of_roster_ = 0;
@@ -365,6 +374,7 @@ class Simulation {
   }
   void remove(const std::string& id) {
     if (is_silent()) return later(silence_left(), [this, id] { remove(id); });
+    removed_.insert(id);
     if (keys_.erase(id) == 0) return;
     ++revision_;
     tell_all(RosterMachine::MemberGone{id});
@@ -464,6 +474,11 @@ class Simulation {
                                                key->second.second < revision_of_roster_ &&
                                                member.machine->record(id) == nullptr)
             fail(fmt::format("{} forms {} without the address of {}", member.id, form->roster.number, id));
+      // After a restart it waits until they have written their records again, for as long as they may take.
+      for (const std::string& id : form->roster.members)
+        if (instance_ == 1 && now_ < restarted_ + kGrace && id != member.id && removed_.count(id) == 0 &&
+            member.machine->record(id) == nullptr)
+          fail(fmt::format("{} forms {} before {} is there", member.id, form->roster.number, id));
       member.formed = form->roster.number;
       if (std::exchange(partition_next_, false)) later(draw(0, 3), [this] { partition(); });
       connect(form->roster);
@@ -520,6 +535,7 @@ class Simulation {
         for (const std::string& other : rosters_.at(number).members)
           if (find(other)->formed < number) fail(fmt::format("{} opens {} without {}", id, number, other));
         member.opened = number;
+        last_opened_ = now_;
         feed(member, RosterMachine::Opened{number});
       });
   }
@@ -572,7 +588,7 @@ class Simulation {
   std::mt19937_64 random_;
   Time now_{};
   int64_t events_ = 0, revision_ = 0, revision_of_roster_ = 0, asked_ = 0, instance_ = 0;
-  Time silent_until_{};
+  Time silent_until_{}, restarted_{}, last_opened_{};
   bool disturbed_ = false;  // something but the store ends generations
   bool partition_next_ = false, partitioned_ = false;
   std::priority_queue<Entry> queue_;
@@ -580,7 +596,7 @@ class Simulation {
   std::map<std::string, std::pair<MemberRecord, int64_t>> keys_;
   std::optional<Roster> roster_;
   std::map<int64_t, Roster> rosters_;
-  std::set<std::string> was_cut_, lost_;
+  std::set<std::string> was_cut_, lost_, removed_;
   std::string maker_;  // of the roster
   std::vector<std::string> log_;
   std::string problem_;
