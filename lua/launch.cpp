@@ -339,7 +339,19 @@ class Launcher {
     // Who gave up would do so again.
     if (child.signal != 0 && options_.respawn && !ended_well_ && !interrupted_ && code_ == 0 &&
         passed_on_ == 0)
-      start_again(rank);
+      return start_again(rank);
+    lost_ += fmt::format("{} ", rank);
+    if (server_ != nullptr) store().put(kLaunchesLost, lost_);  // for those who wait for it to come
+  }
+
+  Store& store() {
+    if (client_ == nullptr) {
+      StoreClientOptions client;
+      client.endpoint = store_;
+      client.secret = options_.secret;
+      client_ = connect_store(std::move(client));
+    }
+    return *client_;
   }
 
   // Of an elastic run: the others go on.
@@ -359,14 +371,10 @@ class Launcher {
 
   // All ranks of this machine are lost: the store is there for those of others, as long as there are any.
   void serve_the_others() {
-    StoreClientOptions client;
-    client.endpoint = store_;
-    client.secret = options_.secret;
-    const auto store = connect_store(std::move(client));
     bool said = false;
     for (;;) {
       bool others = false;
-      for (const StoreEntry& entry : store->list("").entries) {
+      for (const StoreEntry& entry : store().list("").entries) {
         if (entry.key.find("/member/") != std::string::npos) others = true;
         if (!entry.key.ends_with("/roster")) continue;
         const auto text = unsealed(options_.secret, entry.key, entry.value);
@@ -421,6 +429,8 @@ class Launcher {
   // What all ranks' recipes write in, once one of them has chosen (RecipeFiles::share_run_folder).
   Descriptor run_folder_{memfd_create("hetrun-run-folder", MFD_CLOEXEC)};
   std::unique_ptr<StoreServer> server_;
+  std::shared_ptr<Store> client_;  // of it
+  std::string lost_;               // ranks, with blanks
   std::vector<Child> children_;
   std::set<std::string> said_;
   std::vector<int> order_;  // ranks, as they ended

@@ -1,6 +1,7 @@
 #include "core/run/member.h"
 
 #include <algorithm>
+#include <sstream>
 
 #include "core/base/error.h"
 #include "core/cluster/seal.h"
@@ -129,6 +130,13 @@ void Member::feed(const StoreEvent& event, bool listed) {
   }
 }
 
+// Until there is a roster the launcher alone knows of processes that ended before they came.
+void Member::look_for_lost_launches() {
+  const auto lost = options_.store->get(kLaunchesLost);
+  std::istringstream orders(lost ? lost->value : "");
+  for (int order = 0; orders >> order;) post(RosterMachine::LaunchLost{order});
+}
+
 void Member::watch() {
   const auto is_over = [&] {
     std::lock_guard lock(mutex_);
@@ -136,6 +144,7 @@ void Member::watch() {
   };
   while (!is_over()) {
     try {
+      if (!roster()) look_for_lost_launches();
       for (const StoreEvent& event : watch_->next(kLook)) feed(event);
     } catch (const Error&) {
       // The store is gone or has forgotten: nothing can change until it is back.

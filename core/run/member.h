@@ -77,6 +77,7 @@ class Member {
 
  private:
   void watch();
+  void look_for_lost_launches();
   void run();
   void sync();
   void post(RosterMachine::Event event);

@@ -157,6 +157,7 @@ void RosterMachine::note(const Event& event, Time now) {
                  },
                  [&](const Listed& listed) { compare(listed, now); },
                  [&](const RosterSeen& seen) { adopt(seen, now); },
+                 [&](const LaunchLost& lost) { launches_lost_.insert(lost.order); },
                  [&](const ProposalLost&) {
                    proposed_ = false;
                    give_up_silent_store(now);
@@ -321,13 +322,16 @@ void RosterMachine::decide(Time now) {
 void RosterMachine::decide_first(Time now) {
   std::vector<const Known*> came;
   for (const auto& [id, known] : members_)
-    if (!known.record.leaving && !known.missing && known.record.order >= 0) came.push_back(&known);
+    if (!known.record.leaving && !known.missing && known.record.order >= 0 &&
+        launches_lost_.count(known.record.order) == 0)
+      came.push_back(&known);
   std::sort(came.begin(), came.end(), [](const Known* a, const Known* b) { return a->created < b->created; });
   const auto own = std::find_if(came.begin(), came.end(),
                                 [&](const Known* known) { return known->record.id == options_.id; });
   if (own == came.end()) return wait_for_members(came.size(), began_, now);
   const auto place = own - came.begin();
-  const bool all = static_cast<int>(came.size()) >= options_.launched;
+  const bool all = came.size() + launches_lost_.size() >= static_cast<size_t>(options_.launched) &&
+                   (launches_lost_.empty() || static_cast<int>(came.size()) >= least());
   const Time late = began_ + options_.timeout;
   if (!all && (now < late || static_cast<int>(came.size()) < least()))
     return wait_for_members(came.size(), began_, now);

@@ -44,6 +44,9 @@ struct Roster {
   bool operator==(const Roster&) const = default;
 };
 
+// Where a launcher that serves the store says which of its processes have ended: their orders, with blanks.
+inline constexpr const char* kLaunchesLost = "launcher/lost";
+
 std::string to_text(const MemberRecord& record);
 std::string to_text(const Roster& roster);
 std::optional<MemberRecord> parse_record(const std::string& text);  // nothing: it is none
@@ -83,6 +86,9 @@ class RosterMachine {
     int64_t revision = 0;
     bool listed = false;  // after the watch broke
   };
+  struct LaunchLost {  // a process that was launched has ended before the first roster
+    int order = 0;     // MemberRecord::order
+  };
   struct ProposalLost {
   };                 // it was not made, or the store did not answer; the watch tells a roster in its way
   struct PeerLost {  // its connection closed without a goodbye, or it does not answer
@@ -102,8 +108,8 @@ class RosterMachine {
   };
   struct RunEnded {};
   struct Tick {};
-  using Event = std::variant<MemberSeen, MemberGone, Listed, RosterSeen, ProposalLost, PeerLost, Broken,
-                             Opened, ChangeAsked, RunEnded, Tick>;
+  using Event = std::variant<MemberSeen, MemberGone, Listed, RosterSeen, LaunchLost, ProposalLost, PeerLost,
+                             Broken, Opened, ChangeAsked, RunEnded, Tick>;
 
   // --- actions
   struct Propose {  // by compare-and-set; then RosterSeen when it is made, else ProposalLost
@@ -201,6 +207,7 @@ class RosterMachine {
   std::set<std::string> dead_;
   std::set<Edge> edges_;
   Time settled_since_{}, edges_since_{}, short_since_{}, broken_since_{};
+  std::set<int> launches_lost_;             // by order
   std::optional<Time> store_silent_since_;  // it did not answer a proposal
   std::vector<Action> actions_;
 };

@@ -219,6 +219,14 @@ class Elastic(unittest.TestCase):
                 self.with_fault(fault, '--every=2', *words, workers=workers, elastic=f'1:{workers}')
                 self.assert_same_curve(right['replicas'])
 
+    def test_the_others_begin_when_a_rank_is_killed_before_it_comes(self):
+        self.steps = 6
+        right = self.undisturbed('--every=2')
+        for victim in (0, 2):
+            self.with_fault(f'rank={victim} phase=start', '--every=2', '--timeout=10min')
+            self.assertEqual(self.generations(), [])   # three ranks began
+            self.assert_same_curve(right)
+
     def test_a_rank_is_killed_in_each_phase_of_the_end(self):
         self.steps = 6
         right = self.undisturbed('--every=2')

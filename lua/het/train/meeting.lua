@@ -4,6 +4,7 @@ local access = require "het.access"
 local digest = require "het.train.digest"
 local elastic = require "het.train.elastic"
 local errors = require "het.errors"
+local fault = require "het.train.fault"
 local files = require "het.files"
 local plan = require "het.plan"
 local saving = require "het.train.saving"
@@ -138,6 +139,7 @@ function meeting.join(self)
     recipe = digest.of_recipe(a), data = digest.of_data(a.data),
     device = self.device, memory = native.device(self.device):available_bytes(),
   }
+  fault.in_phase "start"
   if settings.elastic then
     elastic.join(self, joining)
   else
