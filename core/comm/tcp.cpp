@@ -63,7 +63,7 @@ std::shared_ptr<Acceptor> make_acceptor(const TcpOptions& options) {
   return std::make_shared<Acceptor>(std::move(own));
 }
 
-class Mesh final : public TcpFabric {
+class Mesh final : public Fabric {
  public:
   explicit Mesh(TcpOptions options)
       : options_(std::move(options)),
@@ -94,13 +94,9 @@ class Mesh final : public TcpFabric {
                                       std::shared_ptr<Pacer> pacer) override {
     groups_.require_alive();
     const int place = place_in_group(ranks, rank(), size());
-    const TcpForming forming{options_,
-                             *acceptor_,
-                             *arrivals_,
-                             *board_,
-                             groups_,
-                             [this](int of, milliseconds patience) { return look_up(of, patience); },
-                             [this](int64_t generation) { newest_ = std::max(newest_.load(), generation); }};
+    const TcpForming forming{
+        options_, *acceptor_, *arrivals_,
+        *board_,  groups_,    [this](int of, milliseconds patience) { return look_up(of, patience); }};
     begin_forming(name);
     std::vector<TcpPeer> peers;
     try {
@@ -111,7 +107,6 @@ class Mesh final : public TcpFabric {
     }
     end_forming(name);
     auto links = std::make_unique<TcpLinks>(io_, std::move(peers), place, options_.ended);
-    remember(*links);
     GroupOptions made{
         name, std::move(ranks), place, options_.patience, board_, pacer != nullptr ? pacer : options_.pacer,
         {}};
@@ -132,20 +127,6 @@ class Mesh final : public TcpFabric {
     arrivals_->refuse_all();
   }
   std::string cause() const override { return board_->cause(); }
-  int64_t newest_generation() const override { return newest_; }
-
-  bool answers(int rank, milliseconds within) override {
-    const auto deadline = CommClock::now() + within;
-    std::vector<std::weak_ptr<TcpConnection>> connections;
-    {
-      std::lock_guard lock(mutex_);
-      for (const auto& [of, connection] : connections_)
-        if (of == rank) connections.push_back(connection);
-    }
-    for (const auto& connection : connections)
-      if (const auto alive = connection.lock(); alive != nullptr && alive->answers(deadline)) return true;
-    return false;
-  }
 
  private:
   // Leaves the own address first. What is no address has no host and no port.
@@ -177,29 +158,21 @@ class Mesh final : public TcpFabric {
     return forming_;
   }
 
-  void remember(const TcpLinks& links) {
-    std::lock_guard lock(mutex_);
-    std::erase_if(connections_, [](const auto& one) { return one.second.expired(); });
-    for (auto& one : links.connections()) connections_.push_back(std::move(one));
-  }
-
   TcpOptions options_;
   const std::shared_ptr<Acceptor> acceptor_;
   const std::shared_ptr<TcpArrivals> arrivals_;
   const std::shared_ptr<TcpIo> io_;
   std::shared_ptr<Board> board_;
   GroupList groups_;
-  std::atomic<int64_t> newest_ = 0;
   std::mutex looking_up_;  // of the two below
   std::vector<std::optional<TcpAddress>> addresses_;
   bool has_left_address_ = false;
-  std::mutex mutex_;  // of the two below
-  std::vector<std::pair<int, std::weak_ptr<TcpConnection>>> connections_;
+  std::mutex mutex_;                    // of what follows
   std::multiset<std::string> forming_;  // groups
 };
 
 }  // namespace
 
-std::shared_ptr<TcpFabric> make_tcp(TcpOptions options) { return std::make_shared<Mesh>(std::move(options)); }
+std::shared_ptr<Fabric> make_tcp(TcpOptions options) { return std::make_shared<Mesh>(std::move(options)); }
 
 }  // namespace het

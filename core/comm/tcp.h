@@ -45,17 +45,7 @@ struct TcpOptions {
   std::function<void(int rank, bool goodbye)> ended;
 };
 
-class TcpFabric : public Fabric {
- public:
-  // Whether a thread of that rank's process answers over a connection of any group within this time: a
-  // process that computes does, one that is stopped, dead or out of reach does not. False without a
-  // connection.
-  virtual bool answers(int rank, std::chrono::milliseconds within) = 0;
-  // The highest generation that a peer named when it refused this one; 0: none has.
-  virtual int64_t newest_generation() const = 0;
-};
-
 // Throws Error(usage) for an address or interface that this machine does not have, or a short secret.
-std::shared_ptr<TcpFabric> make_tcp(TcpOptions options);
+std::shared_ptr<Fabric> make_tcp(TcpOptions options);
 
 }  // namespace het

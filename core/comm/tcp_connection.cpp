@@ -82,20 +82,6 @@ void TcpConnection::wake(ChannelEnd& end) {
   end.changed.notify_all();
 }
 
-bool TcpConnection::answers(std::chrono::steady_clock::time_point deadline) {
-  int64_t number = 0;
-  {
-    std::lock_guard lock(mutex_);
-    if (cut_ || gone_ || stopped_) return false;
-    number = ++ping_;
-    control_.push({FrameKind::ping, 0, 0, number});
-  }
-  flush();
-  std::unique_lock lock(mutex_);
-  ponged_.wait_until(lock, deadline, [&] { return cut_ || gone_ || pong_ >= number; });
-  return pong_ >= number;
-}
-
 // ---- sending
 
 bool TcpConnection::post_send(ChannelEnd& end, const std::byte* from, int64_t size) {
@@ -136,7 +122,6 @@ void TcpConnection::add_frame(const Frame& frame, const std::byte* payload, Chan
 
 void TcpConnection::fill_batch() {
   batch_first_ = batch_end_ = batch_written_ = 0;
-  if (pong_due_ > 0) add_frame({FrameKind::pong, 0, 0, std::exchange(pong_due_, 0)}, nullptr, nullptr);
   for (; !control_.empty() && batch_end_ < kFramesAtOnce; control_.pop())
     add_frame(control_.front(), nullptr, nullptr);
   for (size_t bytes = 0; !sendable_.empty() && batch_end_ < kFramesAtOnce && bytes < kBatchBytes;) {
@@ -335,11 +320,6 @@ bool TcpConnection::handle(const Frame& frame) {
   switch (frame.kind) {
     case FrameKind::ready: return take_ready(find(frame.channel), frame.size);
     case FrameKind::data: return begin_data(frame);
-    case FrameKind::ping: pong_due_ = frame.size; return true;
-    case FrameKind::pong:
-      if (frame.size <= ping_) pong_ = std::max(pong_, frame.size);
-      ponged_.notify_all();
-      return true;
     case FrameKind::goodbye: left_ = true; return true;
   }
   return false;
@@ -408,7 +388,6 @@ void TcpConnection::end() {
   gone_ = true;
   io_.remove(number_, socket_.number());
   for (const auto& [number, channel] : channels_) channel->changed.notify_all();
-  ponged_.notify_all();
   io_.call([self = shared_from_this()] { self->ended_(self->left_); });
 }
 
@@ -438,7 +417,6 @@ void TcpConnection::cut() {
   control_.clear();
   sendable_.clear();
   batch_first_ = batch_end_ = 0;
-  ponged_.notify_all();
   if (number_ != 0) io_.remove(number_, socket_.number());
   Descriptor socket = std::move(socket_);
   if (gone_ || write_failed_) return;

@@ -89,8 +89,6 @@ class TcpConnection : public std::enable_shared_from_this<TcpConnection> {
   bool gone() const { return gone_; }      // closed by the other end; all it sent has been taken
   bool left() const { return left_; }      // after a goodbye
   bool broken() const { return broken_; }  // because the other end sent what no rank sends
-  // Whether the other end's I/O thread answers a ping by then.
-  bool answers(std::chrono::steady_clock::time_point deadline);
 
   // On the I/O thread.
   void readable();
@@ -142,8 +140,6 @@ class TcpConnection : public std::enable_shared_from_this<TcpConnection> {
   size_t batch_first_ = 0, batch_end_ = 0, batch_written_ = 0;  // bytes of the first
   bool blocked_ = false;                                        // the socket takes nothing now
   bool write_failed_ = false;
-  int64_t ping_ = 0, pong_ = 0, pong_due_ = 0;
-  std::condition_variable ponged_;
 
   // In.
   std::array<std::byte, kInBytes> in_;

@@ -302,7 +302,6 @@ class Attempt {
   [[noreturn]] void refused(const Member& member, int64_t generation) {
     for (const std::string_view group : {std::string_view(name_), kAnyGroup})
       if (const auto why = f_.board.why(group, member.rank.rank)) gave_up(member, *why);
-    f_.newer(generation);
     give_up(generation > f_.options.generation
                 ? fmt::format("{} could not form group '{}': {} is in generation {} already, this rank in {}",
                               self(), name_, call(member.rank), generation, f_.options.generation)

@@ -51,7 +51,6 @@ struct TcpForming {
   // The address of a rank, within `patience`; empty: it is not known yet. Without a port: the store has
   // something else in its place.
   std::function<std::optional<TcpAddress>(int rank, std::chrono::milliseconds patience)> look_up;
-  std::function<void(int64_t generation)> newer;  // a peer is in this one
 
   // The connections to `ranks`, of which this one is at `place`. Throws Error(peer) naming who is missing.
   std::vector<TcpPeer> connect(const std::string& name, const std::vector<int>& ranks, int place) const;

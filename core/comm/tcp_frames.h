@@ -3,7 +3,6 @@
 //
 //   ready(channel, size)        the receiver has posted for the next message of the channel
 //   data(channel, size, chunk)  `chunk` bytes of the oldest message of `size` bytes that is not complete
-//   ping(number), pong(number)  the other end answers with the newest number
 //   goodbye                     the other end leaves and lives; nothing follows
 #pragma once
 
@@ -15,13 +14,13 @@
 
 namespace het {
 
-enum class FrameKind : uint32_t { ready = 1, data, ping, pong, goodbye };
+enum class FrameKind : uint32_t { ready = 1, data, goodbye };
 
 struct Frame {
   FrameKind kind = FrameKind::goodbye;
   uint32_t chunk = 0;    // data: bytes that follow the header; else 0
   uint64_t channel = 0;  // ready, data; else 0
-  int64_t size = 0;      // ready, data: of the whole message; ping, pong: the number
+  int64_t size = 0;      // ready, data: of the whole message; else 0
 
   bool operator==(const Frame&) const = default;
 };

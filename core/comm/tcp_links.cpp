@@ -182,11 +182,4 @@ bool TcpLinks::gone(int peer) const {
   return connection != nullptr && connection->gone();
 }
 
-std::vector<std::pair<int, std::weak_ptr<TcpConnection>>> TcpLinks::connections() const {
-  std::vector<std::pair<int, std::weak_ptr<TcpConnection>>> all;
-  for (size_t peer = 0; peer < connections_.size(); ++peer)
-    if (connections_[peer] != nullptr) all.emplace_back(ranks_[peer].rank, connections_[peer]);
-  return all;
-}
-
 }  // namespace het

@@ -36,9 +36,6 @@ class TcpLinks final : public Links {
   std::string host(int peer) const override;
   bool gone(int peer) const override;
 
-  // To the other ranks of the group.
-  std::vector<std::pair<int, std::weak_ptr<TcpConnection>>> connections() const;
-
  private:
   // Apart from the links, for a call that is on its way when they go.
   struct Watch {

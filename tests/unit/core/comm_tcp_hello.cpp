@@ -260,7 +260,6 @@ TEST_CASE("a rank of a lower generation learns which one its peer is in", "[comm
   CHECK(
       text ==
       "rank 0 (host0) could not form group 'all': rank 1 (host1) is in generation 6 already, this rank in 4");
-  CHECK(first->newest_generation() == 6);
 }
 
 TEST_CASE("a rank that comes to a generation early waits for its peer to open it", "[comm]") {
