@@ -37,7 +37,7 @@ Link link_at(lua_State* L, int index) {
   return {field<double>(L, index, "latency").value_or(0), field<double>(L, index, "bandwidth").value_or(0)};
 }
 
-// {latency, bandwidth, all_reduce, types = {...}, nodes = {...}, links = {...}}, as lua/het/cluster.lua makes
+// {latency, bandwidth, all_reduce, types = {...}, nodes = {...}, links = {...}}, as lua/het/plan/cluster.lua makes
 // it.
 Cluster cluster_at(lua_State* L, int index) {
   Cluster cluster;

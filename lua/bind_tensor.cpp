@@ -170,11 +170,11 @@ int address(lua_State* L) {
   return 2;
 }
 
-int data(lua_State* L) {  // tensor:data(), see het.pointer
+int data(lua_State* L) {  // tensor:data(), see het.sandbox.pointer
   check_object<Tensor>(L, 1);
   lua_settop(L, 1);
   lua_getglobal(L, "require");
-  lua_pushstring(L, "het.pointer");
+  lua_pushstring(L, "het.sandbox.pointer");
   call(L, 1, 1);
   lua_getfield(L, -1, "data");
   lua_pushvalue(L, 1);

@@ -16,7 +16,7 @@ struct CommandLine {
   std::optional<int> exit_code;        // the answer has been printed (--help, --version)
 };
 
-// Words that are not recipes. Each is a function of lua/het/program.lua.
+// Words that are not recipes. Each is a function of lua/het/program/init.lua.
 struct Subcommand {
   const char* name;
   const char* arguments;

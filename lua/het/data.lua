@@ -1,10 +1,10 @@
 --- `het.data`: what to train on. A corpus has `vocab` (number of different tokens) and gives batches.
 local native = require "het.native"
-local define = require "het.define"
+local define = require "het.language.define"
 local errors = require "het.errors"
-local mistakes = require "het.mistakes"
+local mistakes = require "het.language.mistakes"
 local op = require "het.op"
-local suggest = require "het.suggest"
+local suggest = require "het.language.suggest"
 local text = require "het.text"
 
 local data = {}

@@ -1,11 +1,11 @@
 --- The library that recipes see: `local het = require "het"`. Its parts are loaded when they are first used.
 local native = require "het.native"
-local define = require "het.define"
+local define = require "het.language.define"
 local errors = require "het.errors"
-local handle = require "het.handle"
-local mistakes = require "het.mistakes"
-local source = require "het.source"
-local suggest = require "het.suggest"
+local handle = require "het.sandbox.handle"
+local mistakes = require "het.language.mistakes"
+local source = require "het.language.source"
+local suggest = require "het.language.suggest"
 local text = require "het.text"
 
 local het = { version = native.version() }
@@ -16,21 +16,21 @@ local modules = {
 }
 local members = {
   options = function()
-    local options = require "het.options"
+    local options = require "het.language.options"
     return function(specs) return options.declare(specs, het.recipe_text) end
   end,
   plan = function() return require("het.plan").new end,
-  cluster = function() return require("het.cluster").new end,
-  node = function() return require("het.cluster").node end,
-  link = function() return require("het.cluster").link end,
-  device_type = function() return require("het.cluster").device_type end,
+  cluster = function() return require("het.plan.cluster").new end,
+  node = function() return require("het.plan.cluster").node end,
+  link = function() return require("het.plan.cluster").link end,
+  device_type = function() return require("het.plan.cluster").device_type end,
   pipeline = function() return require("het.plan").pipeline end,
   stage = function() return require("het.plan").stage end,
-  load = function() return require("het.files").load end,
+  load = function() return require("het.model.folder").load end,
   mesh = function() return require("het.mesh").new end,
   gradient = function() return require("het.mesh").gradient end,
   explain = function() return require("het.mesh").explain end,
-  help = function() return require("het.docs").help end,
+  help = function() return require("het.program.docs").help end,
 }
 
 local function document(name, signature, sentence, example, fn)
@@ -127,12 +127,12 @@ table.sort(lazy)
 --- Load every part, so that all of it is documented.
 function het.load_all()
   for _, name in ipairs(lazy) do local _ = het[name] end
-  require "het.generate"
+  require "het.model.generate"
 end
 
 --- A recipe begins: its name and source serve the messages.
 function het.begin_recipe(path, recipe_text)
-  require("het.options").reset()
+  require("het.language.options").reset()
   het.recipe_text = recipe_text
   source.set(path, recipe_text)
   native.name_recipe(path)
@@ -172,7 +172,7 @@ local function recipe_text_declares(recipe_text) return recipe_text:find("%f[%w_
 -- @string path of the recipe
 -- @tparam function chunk its compiled source
 function het.load_recipe(path, chunk)
-  local options = require "het.options"
+  local options = require "het.language.options"
   local ok, result = xpcall(chunk, locate)
   -- A recipe without options has its help at once, also where its data is not there yet.
   local plain_help = native.settings.help and not recipe_text_declares(het.recipe_text)

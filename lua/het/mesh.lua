@@ -1,10 +1,10 @@
 --- `het.mesh`: the ranks of a run in a grid with named axes, tensors that lie over it, and gradients of functions of
 -- such tensors. What runs there is core/mesh.
 local native = require "het.native"
-local define = require "het.define"
+local define = require "het.language.define"
 local errors = require "het.errors"
 local plan = require "het.plan"
-local suggest = require "het.suggest"
+local suggest = require "het.language.suggest"
 local text = require "het.text"
 
 local mesh = {}

@@ -2,9 +2,9 @@
 -- Operands that are tensors are computed at once; values of a graph are appended to their graph. Absent optional
 -- operands are nil or false.
 local native = require "het.native"
-local define = require "het.define"
+local define = require "het.language.define"
 local errors = require "het.errors"
-local suggest = require "het.suggest"
+local suggest = require "het.language.suggest"
 
 local op = {}
 

@@ -1,8 +1,8 @@
 --- `het.optim`: optimizers and schedules of their learning rate.
-local define = require "het.define"
+local define = require "het.language.define"
 local errors = require "het.errors"
 local op = require "het.op"
-local suggest = require "het.suggest"
+local suggest = require "het.language.suggest"
 local text = require "het.text"
 
 local optim = {}

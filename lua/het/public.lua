@@ -1,7 +1,7 @@
---- `het` as recipes get it: `local het = require "het"`. Its functions take and return handles (het.handle), and its
--- tables are read-only, so that no recipe changes what another one, or the library, sees.
+--- `het` as recipes get it: `local het = require "het"`. Its functions take and return handles (het.sandbox.handle),
+-- and its tables are read-only, so that no recipe changes what another one, or the library, sees.
 local errors = require "het.errors"
-local handle = require "het.handle"
+local handle = require "het.sandbox.handle"
 local het = require "het"
 local text = require "het.text"
 
@@ -48,7 +48,7 @@ local parts = {
     end
   end,
   help = function()
-    return function(name) return require("het.docs").help(name) end
+    return function(name) return require("het.program.docs").help(name) end
   end,
 }
 

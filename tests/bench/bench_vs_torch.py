@@ -21,7 +21,7 @@ CONTEXT = 1024
 
 
 def make_model(name):
-    """What lua/het/bench.lua calls by this name."""
+    """What lua/het/bench/init.lua calls by this name."""
     import transformers
     transformers.logging.set_verbosity_error()
     common = {'attn_implementation': 'sdpa', 'use_cache': False}

@@ -4,8 +4,8 @@
 --
 --   hetrun --trust tests/fuzz/recipe_api.lua --seconds=60 --seed=7
 local ffi = require "ffi"
-local define = require "het.define"
-local mistakes = require "het.mistakes"
+local define = require "het.language.define"
+local mistakes = require "het.language.mistakes"
 local native = require "het.native"
 local here = debug.getinfo(1, "S").source:match "^@(.*)/[^/]*$" or "."
 local world = dofile(here .. "/../security/world.lua")

@@ -251,7 +251,7 @@ end
                 self.assertIn(f'function {name}(...) end', stubs)
 
     def test_every_public_function_is_explained(self):
-        lines = '''define = require "het.define"
+        lines = '''define = require "het.language.define"
 local _ = het.help "run"   -- it loads all parts
 function look(path, module)
   for _, name in ipairs(debug.getmetatable(module).__names) do

@@ -9,7 +9,7 @@ return het.train {
   after = function(run)
     local how = { prompt = "the quick", tokens = 35, temperature = 0 }
     local cached = run:generate(how)
-    local generator = require("het.handle").inner(run).generator   -- with --trust
+    local generator = require("het.sandbox.handle").inner(run).generator   -- with --trust
     assert(generator.incremental)
     generator.incremental, generator.executors = false, {}
     local anew = run:generate(how)

@@ -61,7 +61,7 @@ for _, value in ipairs(hostile) do own[type(value) == "table" and debug.getmetat
 local function call(path, fn, ...)
   calls = calls + 1
   local results = { pcall(fn, ...) }
-  require("het.mistakes").take()
+  require("het.language.mistakes").take()
   if results[1] then
     for i = 2, math.min(#results, 8) do visit(path .. " result", results[i]) end
     return

@@ -1,7 +1,7 @@
 --- What reachable.lua and ../fuzz/recipe_api.lua share: a recipe's environment in a trusted process, its objects
 -- (objects.lua), hostile values, and the check that nothing a recipe reaches is more than it may hold.
 local native = require "het.native"
-local handle = require "het.handle"
+local handle = require "het.sandbox.handle"
 local sandbox = require "het.sandbox"
 
 local world = {}
@@ -52,7 +52,7 @@ function world.objects(environment, folder, keep, inside)
     keep(name, value)
     return value
   end, folder, inside) }
-  require("het.mistakes").take()
+  require("het.language.mistakes").take()
   if not outcome[1] then error(tostring(outcome[2]), 0) end
   return outcome[2]
 end

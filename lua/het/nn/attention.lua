@@ -2,7 +2,7 @@
 local basic = require "het.nn.basic"
 local layer = require "het.nn.layer"
 local op = require "het.op"
-local suggest = require "het.suggest"
+local suggest = require "het.language.suggest"
 
 local attention = {}
 

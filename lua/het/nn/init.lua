@@ -1,6 +1,6 @@
 --- `het.nn`: layers and models. Everything here returns a description without weights that prints as a tree.
 local layer = require "het.nn.layer"
-local suggest = require "het.suggest"
+local suggest = require "het.language.suggest"
 
 local nn = { layer = layer.custom }
 for _, name in ipairs { "basic", "attention", "models" } do

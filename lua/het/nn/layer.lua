@@ -1,7 +1,7 @@
 --- What a layer is: a weightless description. It prints as a tree with parameter counts; weights exist only when a
 -- run builds it into a graph (or when it is called on tensors at the prompt).
 --
--- A class of layers is a definition (see het.define) with these fields more:
+-- A class of layers is a definition (see het.language.define) with these fields more:
 --
 --   parameters  function(a): list of { name, shape, init =, projection =, deviation =, full = }
 --   children    function(a): list of { name, layer, residual = }; residual: its result goes where this layer's goes
@@ -10,13 +10,13 @@
 --   pointwise   each position of the sequence is computed alone (or knows the key-value cache)
 --   flops       function(a, context): FLOPs of forward and backward for one token beyond its matrices' 6 each
 --   show        function(a): what stands beside the name in the tree
-local builder = require "het.builder"
-local define = require "het.define"
+local builder = require "het.nn.builder"
+local define = require "het.language.define"
 local errors = require "het.errors"
-local handle = require "het.handle"
-local generate = require "het.generate"
-local source = require "het.source"
-local suggest = require "het.suggest"
+local handle = require "het.sandbox.handle"
+local generate = require "het.model.generate"
+local source = require "het.language.source"
+local suggest = require "het.language.suggest"
 local text = require "het.text"
 
 local layer = {}
@@ -198,7 +198,7 @@ Layer.__call = function(self, ...)
   if not rawget(self, "store") then
     local store = {}
     if rawget(self, "folder") then
-      require("het.files").offer_weights(self.folder, self, {
+      require("het.model.folder").offer_weights(self.folder, self, {
         offer = function(_, name, tensor) store[name] = tensor:read():to("f32") end,
       })
     end

@@ -3,10 +3,10 @@
 -- (logits of the last position only, for generation).
 local attention = require "het.nn.attention"
 local basic = require "het.nn.basic"
-local define = require "het.define"
-local handle = require "het.handle"
+local define = require "het.language.define"
+local handle = require "het.sandbox.handle"
 local layer = require "het.nn.layer"
-local mistakes = require "het.mistakes"
+local mistakes = require "het.language.mistakes"
 local op = require "het.op"
 
 local models = {}

@@ -1,9 +1,9 @@
 --- What the ranks of a run have to agree on, as texts that they compare when they join: a difference that nobody
 -- notices would give them different weights, or have them wait for each other for good.
 local native = require "het.native"
-local access = require "het.access"
-local define = require "het.define"
-local options = require "het.options"
+local access = require "het.sandbox.access"
+local define = require "het.language.define"
+local options = require "het.language.options"
 local text = require "het.text"
 
 local digest = {}

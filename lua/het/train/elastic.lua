@@ -2,7 +2,7 @@
 -- there, a plan for them and a session. The run's state, step and cursor go on from what the members have.
 local native = require "het.native"
 local errors = require "het.errors"
-local files = require "het.files"
+local files = require "het.model.folder"
 local plan = require "het.plan"
 local session = require "het.train.session"
 
@@ -22,11 +22,11 @@ local function choose_plan(self, ranks)
   local given = a.plan and not a.plan.automatic and plan.resolve(a.plan, a.batch)
   if given and #plan.devices(given) == ranks then return given end
   if not a.plan then return plan.replicas(ranks, a.batch, a.microbatch) end
-  local planning = require "het.planning"
+  local planning = require "het.plan.command"
   local text = ""
   if self.cluster:rank() == 0 then
     local wanted = (a.plan.automatic and a.plan or plan.auto {}).automatic
-    local answer = planning.begin(self, require("het.cluster").here(ranks), wanted)()
+    local answer = planning.begin(self, require("het.plan.cluster").here(ranks), wanted)()
     if not answer.feasible then
       errors.usage("no plan fits the %d ranks that are left:\n  %s", ranks, table.concat(answer.problems, "\n  "))
     end

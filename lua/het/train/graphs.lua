@@ -1,7 +1,7 @@
 --- The graphs of a run: one that trains (forward, backward, update), one that evaluates. Both describe one micro-batch;
 -- the loss is a sum times `scale`, so that micro-batches add up to the mean over the whole batch.
 local native = require "het.native"
-local builder = require "het.builder"
+local builder = require "het.nn.builder"
 local errors = require "het.errors"
 local op = require "het.op"
 local text = require "het.text"

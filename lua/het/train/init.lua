@@ -1,10 +1,10 @@
 --- `het.train`: what to train, on what, how. It returns a run; `hetrun` starts it, at the prompt `run:start()` does.
-local define = require "het.define"
+local define = require "het.language.define"
 local errors = require "het.errors"
-local generate = require "het.generate"
-local handle = require "het.handle"
+local generate = require "het.model.generate"
+local handle = require "het.sandbox.handle"
 local Run = require "het.train.run"
-local suggest = require "het.suggest"
+local suggest = require "het.language.suggest"
 local text = require "het.text"
 
 local function is_model(value) return define.kind_of(value) == "layer" end

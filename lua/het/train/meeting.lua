@@ -1,11 +1,11 @@
 --- How the ranks of a run meet, what they check together before anything is computed, and how they come to one plan.
 local native = require "het.native"
-local access = require "het.access"
+local access = require "het.sandbox.access"
 local digest = require "het.train.digest"
 local elastic = require "het.train.elastic"
 local errors = require "het.errors"
 local fault = require "het.train.fault"
-local files = require "het.files"
+local files = require "het.model.folder"
 local plan = require "het.plan"
 local saving = require "het.train.saving"
 
@@ -15,7 +15,8 @@ local meeting = {}
 -- that waits for what it answers.
 local function begin_plan(self, wanted, ranks)
   if wanted.profile then access.check(wanted.profile) end
-  local wait = require("het.planning").begin(self, wanted.cluster or require("het.cluster").here(ranks), wanted)
+  local cluster = wanted.cluster or require("het.plan.cluster").here(ranks)
+  local wait = require("het.plan.command").begin(self, cluster, wanted)
   return function()
     local answer = wait()
     if not answer.feasible then errors.usage("no plan fits:\n  %s", table.concat(answer.problems, "\n  ")) end
@@ -25,10 +26,10 @@ end
 
 -- The plan of an answer, logged by the first rank.
 local function take_plan(self, written, answer)
-  local found, fallbacks = require("het.planning").from_lua(written)
+  local found, fallbacks = require("het.plan.command").from_lua(written)
   self.plan, self.fallbacks = plan.resolve(found, self.arguments.batch), fallbacks
   if answer and not native.settings.quiet and (not self.cluster or self.cluster:rank() == 0) then
-    native.write("stderr", require("het.planning").text_of(answer))
+    native.write("stderr", require("het.plan.command").text_of(answer))
   end
 end
 
@@ -129,7 +130,7 @@ function meeting.join(self)
   end
   if a.pace and begun then   -- whose links the ranks join by
     answer = begun()
-    self.plan = plan.resolve(require("het.planning").from_lua(answer.lua), a.batch)
+    self.plan = plan.resolve(require("het.plan.command").from_lua(answer.lua), a.batch)
   end
   self.pace = a.pace and native.pace(a.pace, plan.devices(self.plan or errors.usage("train.pace needs a plan")))
   local joining = {
@@ -158,7 +159,7 @@ function meeting.join(self)
   end
   return function()
     if begun then answer = answer or begun() end
-    local written = answer and require("het.planning").to_lua(answer) or ""
+    local written = answer and require("het.plan.command").to_lua(answer) or ""
     if told then written = self.cluster:tell(written)[1] end
     take_plan(self, written, answer)
     meeting.settle_plan(self)

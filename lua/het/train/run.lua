@@ -1,11 +1,11 @@
 --- A run: what het.train was given, the state, the step and the cursor. They outlive the cluster; what a plan needs on
 -- it is a session's.
 local native = require "het.native"
-local define = require "het.define"
+local define = require "het.language.define"
 local elastic = require "het.train.elastic"
 local errors = require "het.errors"
-local files = require "het.files"
-local generate = require "het.generate"
+local files = require "het.model.folder"
+local generate = require "het.model.generate"
 local graphs = require "het.train.graphs"
 local loop = require "het.train.loop"
 local meeting = require "het.train.meeting"

@@ -5,7 +5,7 @@
 -- what runs beside its steps: { copy =, about = } while the state is copied, then { written = }.
 local native = require "het.native"
 local errors = require "het.errors"
-local files = require "het.files"
+local files = require "het.model.folder"
 
 local saving = {}
 

@@ -1,11 +1,11 @@
 --- A session trains a run by one plan, for as long as its cluster stays as it is. It has the plan's graphs, executors
 -- and samplers. What outlives it is the run's: the state, the step and the cursor, which counts samples.
 local native = require "het.native"
-local define = require "het.define"
+local define = require "het.language.define"
 local errors = require "het.errors"
 local fault = require "het.train.fault"
 local graphs = require "het.train.graphs"
-local peak = require "het.peak"
+local peak = require "het.profile.peak"
 local trace = require "het.train.trace"
 
 local Session = {}

@@ -1,10 +1,10 @@
 --- `het.cluster`: what a plan may use, as data: nodes of devices, links, prices. A file that returns one describes a
 -- cluster to `hetrun plan --cluster=FILE`; nothing here talks to a machine.
 local native = require "het.native"
-local define = require "het.define"
+local define = require "het.language.define"
 local errors = require "het.errors"
-local handle = require "het.handle"
-local suggest = require "het.suggest"
+local handle = require "het.sandbox.handle"
+local suggest = require "het.language.suggest"
 
 local cluster = {}
 
@@ -241,7 +241,7 @@ end
 
 -- Each of `count` devices as one was measured. Their type is "cuda", as profiles call it.
 local function gpus_here(count, name)
-  local peak = require "het.peak"
+  local peak = require "het.profile.peak"
   local device = native.device(name)
   local nvlinks, peers = math.huge, true
   for _, link in ipairs(native.gpu_report().links or {}) do
@@ -266,7 +266,7 @@ function cluster.here(count)
     errors.usage("het.cluster.here: %.14g devices share this machine; 1 to %d work", count, most_here)
   end
   local device_name = native.settings and native.settings.device or "cpu"
-  local peak = require "het.peak"
+  local peak = require "het.profile.peak"
   if peak.is_gpu(device_name) then return gpus_here(count or math.max(1, native.gpus()), device_name) end
   count = count or 1
   local device = native.device "cpu"

@@ -1,7 +1,7 @@
 --- Mistakes of a recipe, kept until somebody asks, so that all of them come out at once. At the prompt each is
 -- raised where it is made.
 local errors = require "het.errors"
-local source = require "het.source"
+local source = require "het.language.source"
 
 local mistakes = {}
 

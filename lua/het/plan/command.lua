@@ -1,9 +1,9 @@
 --- `hetrun plan` and `hetrun simulate`: plans for a recipe on a cluster, found, explained and drawn.
 local native = require "het.native"
-local define = require "het.define"
+local define = require "het.language.define"
 local errors = require "het.errors"
-local subcommand = require "het.subcommand"
-local suggest = require "het.suggest"
+local subcommand = require "het.program.subcommand"
+local suggest = require "het.language.suggest"
 local text = require "het.text"
 
 local planning = {}
@@ -257,7 +257,7 @@ end
 local function tell(answer, given, title)
   if given.profile and not native.settings.quiet then tell_unmeasured(answer.report) end
   if given.html then
-    native.write_text(given.html, require("het.planning_page").html(title, answer))
+    native.write_text(given.html, require("het.plan.page").html(title, answer))
     if not native.settings.quiet then native.write("stderr", ("drawn: %s\n"):format(given.html)) end
   end
   if given.trace then
@@ -296,7 +296,7 @@ end
 local function recipe_of(program, command, sentence, words)
   return subcommand.recipe(program, { command = command, sentence = sentence, options = options_of(command),
     example = "recipes/gpt_text.lua --cluster=FILE",
-    more = command == "simulate" and require("het.measured").help() or nil }, words)
+    more = command == "simulate" and require("het.plan.measured").help() or nil }, words)
 end
 
 -- The plan to simulate: of a file, or the recipe's own.
@@ -327,7 +327,7 @@ local function take(program, command, sentence, words)
   try(check_prices, cluster, given)
   if run and command == "simulate" then given.plan = try(plan_of, program, run, words[1], given.plan) end
   raise()
-  return run, cluster or require("het.cluster").here(given.devices or 1), given
+  return run, cluster or require("het.plan.cluster").here(given.devices or 1), given
 end
 
 --- `hetrun plan RECIPE`; returns the exit code.
@@ -344,7 +344,7 @@ end
 
 --- `hetrun simulate RECIPE`, or of plans that were run; returns the exit code.
 function planning.simulate(program, ...)
-  local measured = require "het.measured"
+  local measured = require "het.plan.measured"
   if measured.asked(native.arguments or {}) then return measured.simulate { ... } end
   local run, cluster, given = take(program, "simulate", "simulates a step of the recipe's own plan", { ... })
   if not run then return cluster end

@@ -6,8 +6,8 @@
 -- step; vectors (biases, weights of norms) stay f32. Training may round this copy stochastically: then the mean of
 -- the copies over many steps is the master weight. What is evaluated or writes is one model: the nearest one.
 local native = require "het.native"
-local define = require "het.define"
-local handle = require "het.handle"
+local define = require "het.language.define"
+local handle = require "het.sandbox.handle"
 local op = require "het.op"
 local errors = require "het.errors"
 

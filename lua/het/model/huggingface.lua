@@ -2,7 +2,7 @@
 -- { theirs, ours, transpose =, optional =, zeros = }: `theirs` may be a list of names whose matrices stand one below
 -- the other in ours (queries, keys, values); GPT-2's "Conv1D" matrices are stored [in, out], ours are [out, in].
 local errors = require "het.errors"
-local define = require "het.define"
+local define = require "het.language.define"
 local models = require "het.nn.models"
 
 local huggingface = {}

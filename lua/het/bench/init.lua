@@ -5,7 +5,7 @@ local errors = require "het.errors"
 local graphs = require "het.train.graphs"
 local nn = require "het.nn"
 local optim = require "het.optim"
-local suggest = require "het.suggest"
+local suggest = require "het.language.suggest"
 local text = require "het.text"
 
 local bench = {}
@@ -207,7 +207,7 @@ function bench.run(name, ...)
     return 0
   end
   if scripts[name] then return run_script(name, scripts[name]) end
-  if name == "kernels" then return require("het.bench_kernels").run(parse { ... }) end
+  if name == "kernels" then return require("het.bench.kernels").run(parse { ... }) end
   local known = models[name]
   if not known then
     errors.usage("there is no benchmark '%s'%s", name, suggest.sentence(name, names_of_benchmarks()))
@@ -236,7 +236,7 @@ function bench.run(name, ...)
   write_inputs(executor, training, settings)
   local seconds = time_steps(executor, settings)
   if not seconds then return errors.exit_codes.interrupted end
-  local gpu = require("het.peak").is_gpu(device_name)
+  local gpu = require("het.profile.peak").is_gpu(device_name)
   local memory = gpu and executor:memory().total or native.memory_peak()   -- before the peak's own matrices
   local step_seconds = median(seconds)
   local gap = launch_gap(executor, step_seconds)

@@ -1,10 +1,10 @@
 --- `het.options`: a recipe's own options, declared once with default and one line of doc; their types are those of
 -- the defaults. `hetrun recipe.lua --help` prints them, `--name=value` sets them.
 local native = require "het.native"
-local define = require "het.define"
+local define = require "het.language.define"
 local errors = require "het.errors"
-local mistakes = require "het.mistakes"
-local suggest = require "het.suggest"
+local mistakes = require "het.language.mistakes"
+local suggest = require "het.language.suggest"
 local text = require "het.text"
 
 local options = {}

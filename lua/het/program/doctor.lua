@@ -1,7 +1,7 @@
 --- `hetrun doctor`: what this machine offers, and what is missing, a line each.
 local native = require "het.native"
 local errors = require "het.errors"
-local peak = require "het.peak"
+local peak = require "het.profile.peak"
 local text = require "het.text"
 
 local doctor = {}

@@ -1,9 +1,9 @@
 --- `het.plan`: who computes what, as plain data that prints as it is written. Each device of a plan is a rank:
 -- a process that runs its part (`hetrun --workers N recipe.lua`).
 local native = require "het.native"
-local define = require "het.define"
+local define = require "het.language.define"
 local errors = require "het.errors"
-local handle = require "het.handle"
+local handle = require "het.sandbox.handle"
 local text = require "het.text"
 
 local plan = {}
@@ -420,7 +420,7 @@ plan.auto = define.constructor {
       .. "list of { lost = \"a\", plan = het.plan { ... } }, or problems instead of a plan", default = 0, min = 0 },
   },
   check = function(a, report)
-    for _, problem in ipairs(a.without and require("het.planning").without_problems(a.without, a.policy) or {}) do
+    for _, problem in ipairs(a.without and require("het.plan.command").without_problems(a.without, a.policy) or {}) do
       report("without", "plan.auto.without: " .. problem)
     end
     if a.old and a.old.automatic then

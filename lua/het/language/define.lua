@@ -17,11 +17,11 @@
 --   build     function(arguments): what the constructor returns
 --   kind      what it returns, for the types of other constructors' fields: "layer", "schedule", "corpus", ...
 --   example   a line of a recipe
-local access = require "het.access"
+local access = require "het.sandbox.access"
 local errors = require "het.errors"
-local handle = require "het.handle"
-local mistakes = require "het.mistakes"
-local suggest = require "het.suggest"
+local handle = require "het.sandbox.handle"
+local mistakes = require "het.language.mistakes"
+local suggest = require "het.language.suggest"
 local text = require "het.text"
 
 local define = {}

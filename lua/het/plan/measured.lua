@@ -2,7 +2,7 @@
 -- profile of their own machines and set beside what was measured.
 local native = require "het.native"
 local errors = require "het.errors"
-local suggest = require "het.suggest"
+local suggest = require "het.language.suggest"
 local text = require "het.text"
 
 local measured = {}

@@ -10,7 +10,7 @@
 --
 -- A kind is that of an object's metatable, which recipes never get: no table of theirs passes as a run or a layer.
 local errors = require "het.errors"
-local suggest = require "het.suggest"
+local suggest = require "het.language.suggest"
 local text = require "het.text"
 
 local handle = {}

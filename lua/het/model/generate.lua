@@ -2,8 +2,8 @@
 -- in caches, and every further token costs one position. When the context is full, the last half of it is fed
 -- again from position 0. Models that mix positions in ways of their own are computed anew for each token.
 local native = require "het.native"
-local builder = require "het.builder"
-local define = require "het.define"
+local builder = require "het.nn.builder"
+local define = require "het.language.define"
 local errors = require "het.errors"
 
 local generate = {}
@@ -225,7 +225,7 @@ local arguments_of = define.constructor {
 --- All of `generate.fields` with defaults, of what somebody gave; their mistakes are raised.
 function generate.arguments(options)
   local a = arguments_of(options == nil and {} or options)
-  require("het.mistakes").raise()
+  require("het.language.mistakes").raise()
   if define.is_unknown(a) then errors.usage("generate was given the result of a mistake") end
   return a
 end
@@ -244,7 +244,7 @@ function generate.from_model(model, options)
   end
   if not rawget(model, "state") then
     local state = native.state(native.device(native.settings and native.settings.device or "cpu"), 0)
-    require("het.files").offer_weights(model.folder, model, state)
+    require("het.model.folder").offer_weights(model.folder, model, state)
     rawset(model, "state", state)
   end
   local generator = generate.new { model = model, state = model.state }

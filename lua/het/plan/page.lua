@@ -2,7 +2,7 @@
 -- changing to the plan moves, what is done after a loss, the plan itself.
 -- No scripts, nothing fetched; it follows the reader's light or dark setting.
 local native = require "het.native"
-local planning = require "het.planning"
+local planning = require "het.plan.command"
 local text = require "het.text"
 
 local page = {}

@@ -1,8 +1,8 @@
 --- What is known of each public name, as text for `?name`, as pages, and as stubs for editors: all from the
--- definitions (het.define).
+-- definitions (het.language.define).
 local native = require "het.native"
-local define = require "het.define"
-local suggest = require "het.suggest"
+local define = require "het.language.define"
+local suggest = require "het.language.suggest"
 local text = require "het.text"
 
 local docs = {}

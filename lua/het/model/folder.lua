@@ -1,10 +1,10 @@
 --- Models in folders: `model.safetensors`, `config.json`, `vocabulary.json`, and what a run needs to go on exactly,
 -- `training.safetensors`. GPT-2, LLaMA and BERT are stored in Hugging Face's layout; other models by our own names.
 local native = require "het.native"
-local access = require "het.access"
-local define = require "het.define"
+local access = require "het.sandbox.access"
+local define = require "het.language.define"
 local errors = require "het.errors"
-local huggingface = require "het.huggingface"
+local huggingface = require "het.model.huggingface"
 local op = require "het.op"
 local text = require "het.text"
 

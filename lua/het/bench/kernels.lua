@@ -2,7 +2,7 @@
 -- that only move memory as a share of the bandwidth of a copy, both measured in the same process.
 local native = require "het.native"
 local op = require "het.op"
-local peak = require "het.peak"
+local peak = require "het.profile.peak"
 
 local kernels = {}
 

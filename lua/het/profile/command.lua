@@ -2,7 +2,7 @@
 -- measured and kept in a file that plans read.
 local native = require "het.native"
 local errors = require "het.errors"
-local subcommand = require "het.subcommand"
+local subcommand = require "het.program.subcommand"
 local text = require "het.text"
 
 local profiling = {}
@@ -98,7 +98,7 @@ local function join(run, given)
   local hosts = cluster and cluster:tell(host) or { host }
   local here = 0
   for _, each in ipairs(hosts) do here = here + (each == host and 1 or 0) end
-  local peak = require "het.peak"
+  local peak = require "het.profile.peak"
   local gpu, name = peak.is_gpu(device), peak.name_of(device)
   local type = given.type or gpu and "cuda" or (here > 1 and ("%s/%d"):format(device, here) or device)
   local types, names = cluster and cluster:tell(type) or { type }, cluster and cluster:tell(name) or { name }
@@ -355,7 +355,8 @@ end
 -- which a recipe's process does not have: they are measured before it is confined.
 local function messages_before(path, given)
   local device = native.settings.device
-  if not path or native.settings.help or not native.is_alone() or require("het.peak").is_gpu(device) then return nil end
+  if not path or native.settings.help or not native.is_alone() then return nil end
+  if require("het.profile.peak").is_gpu(device) then return nil end
   local known, host = nil, native.host_name()
   if native.path_kind(path) == "file" and not given.again then
     local ok, profile = pcall(native.profile, path)
@@ -376,7 +377,7 @@ function profiling.run(program, ...)
   if not run then return code end
   native.keeps_measurements(true)
   local graph, tokens = run:graph_of_sample()
-  local request = { name = require("het.planning").name_of(run), tokens = tokens }
+  local request = { name = require("het.plan.command").name_of(run), tokens = tokens }
   local model = native.model(graph, request)
   local tensors = numbers_of("tensor", given.tensor) or model.tensors
   check_degrees(tensors, model.tensors)

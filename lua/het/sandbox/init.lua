@@ -3,7 +3,7 @@
 -- opened by lua/recipe_files.h's rules; the second wall is the kernel's (lua/confine.h). `--trust` lifts both.
 local native = require "het.native"
 local errors = require "het.errors"
-local handle = require "het.handle"
+local handle = require "het.sandbox.handle"
 
 local sandbox = {}
 

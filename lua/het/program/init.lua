@@ -21,7 +21,7 @@ local function approve_rendezvous(path, text)
 end
 
 -- Put up the walls around a recipe, with what the person named: general options, and those of commands
--- (het.subcommand).
+-- (het.program.subcommand).
 local function confine(path)
   local settings, named = native.settings, native.command_paths or { read = {}, write = {} }
   local writes = { unpack(settings.allow_write) }
@@ -112,7 +112,7 @@ local environment
 
 --- Start a prompt session.
 function program.prompt(trust)
-  require("het.mistakes").set_immediate(true)
+  require("het.language.mistakes").set_immediate(true)
   limit_memory()
   if trust ~= "trust" then
     native.limit_prompt { reads = native.settings.allow_read, writes = native.settings.allow_write }
@@ -200,7 +200,7 @@ function program.completions(text)
   end
   if path then
     local value = resolve(path)
-    local object = require("het.define").object_of(value)
+    local object = require("het.language.define").object_of(value)
     for _, member in ipairs(object and object.members or {}) do
       local name = member.name:match "[^.]+$"
       if separator == "." or type(value[name]) == "function" then offer(name) end
@@ -235,16 +235,16 @@ function program.completions(text)
 end
 
 --- `hetrun doctor`.
-function program.doctor() return require("het.doctor").run() end
+function program.doctor() return require("het.program.doctor").run() end
 --- `hetrun bench NAME`.
 function program.bench(...) return require("het.bench").run(...) end
 --- `hetrun plan RECIPE`.
-function program.plan(...) return require("het.planning").plan(program, ...) end
+function program.plan(...) return require("het.plan.command").plan(program, ...) end
 --- `hetrun simulate RECIPE`.
-function program.simulate(...) return require("het.planning").simulate(program, ...) end
+function program.simulate(...) return require("het.plan.command").simulate(program, ...) end
 --- `hetrun profile RECIPE`.
-function program.profile(...) return require("het.profiling").run(program, ...) end
+function program.profile(...) return require("het.profile.command").run(program, ...) end
 --- `hetrun docs FOLDER`.
-function program.docs(folder) return require("het.docs").write(folder) end
+function program.docs(folder) return require("het.program.docs").write(folder) end
 
 return program
