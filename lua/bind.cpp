@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "core/base/units.h"
+#include "core/base/nearest.h"
 
 namespace het::lua {
 namespace {

@@ -1,7 +1,7 @@
 // native.graph, its values, and native.op on them.
 #include <algorithm>
 
-#include "core/base/units.h"
+#include "core/base/nearest.h"
 #include "core/ops/op.h"
 #include "lua/distributed.h"
 #include "lua/objects.h"

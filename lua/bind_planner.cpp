@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 
+#include "core/base/nearest.h"
 #include "core/base/units.h"
 #include "lua/objects.h"
 #include "planner/explain.h"

@@ -14,6 +14,8 @@
 #include <unistd.h>
 
 #include "core/base/random.h"
+#include "core/base/median.h"
+#include "core/base/nearest.h"
 #include "core/base/units.h"
 #include "core/base/visible.h"
 #include "kernels/cpu/device.h"
@@ -125,6 +127,10 @@ std::optional<std::string> nearest(std::string word, std::vector<std::string> na
   if (found.empty()) return std::nullopt;
   return found;
 }
+double median_of(std::vector<double> values) {
+  if (values.empty()) fail_usage("the median of no values");
+  return median(std::move(values));
+}
 int64_t bytes_from(std::string text) { return parse_bytes(text); }
 
 // native.fail(kind, message): an error of the engine's kind, as C++ would raise it.
@@ -165,7 +171,7 @@ void add_system(lua_State* L) {
                  bind<&count_text>("show_count"),
                  bind<&rate_text>("show_rate"),
                  bind<&nearest>("nearest"),
-                 bind<&bytes_from>("parse_bytes"),
+                 bind<&bytes_from>("parse_bytes"), bind<&median_of>("median"),
                  bind<&raise>("fail")});
 }
 

@@ -5,6 +5,7 @@
 #include <iostream>
 #include <map>
 
+#include "core/base/nearest.h"
 #include "core/base/units.h"
 #include "core/net/socket.h"
 

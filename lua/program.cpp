@@ -11,7 +11,7 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-#include "core/base/units.h"
+#include "core/base/nearest.h"
 #include "core/base/visible.h"
 #include "core/cluster/environment.h"
 #include "core/cluster/secret.h"

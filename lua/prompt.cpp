@@ -232,12 +232,21 @@ bool is_incomplete(lua_State* L, const std::string& chunk) {
   return message.ends_with("near '<eof>'") || message.find("unfinished long") != std::string::npos;
 }
 
-std::vector<std::string> completions(lua_State* L, const std::string& text) {
+namespace {
+
+// Push a function of lua/het/prompt.lua.
+void push_prompt_function(lua_State* L, const char* name) {
   lua_getglobal(L, "require");
-  lua_pushstring(L, "het.program");
+  lua_pushstring(L, "het.prompt");
   call(L, 1, 1);
-  lua_getfield(L, -1, "completions");
+  lua_getfield(L, -1, name);
   lua_remove(L, -2);
+}
+
+}  // namespace
+
+std::vector<std::string> completions(lua_State* L, const std::string& text) {
+  push_prompt_function(L, "completions");
   Convert<std::string>::push(L, text);
   call(L, 1, 1);
   auto names = Convert<std::vector<std::string>>::get(L, lua_gettop(L));
@@ -258,13 +267,10 @@ class Session {
     try {
       const Interruptible scope(L_);
       if (chunk.starts_with("?")) {
-        state_.call_program("explain", {chunk.substr(1)});
+        push_prompt_function(L_, "explain");
+        Convert<std::string>::push(L_, chunk.substr(1));
       } else {
-        lua_getglobal(L_, "require");
-        lua_pushstring(L_, "het.program");
-        call(L_, 1, 1);
-        lua_getfield(L_, -1, "evaluate");
-        lua_remove(L_, -2);
+        push_prompt_function(L_, "evaluate");
         if (!compile(L_, chunk, name_, line)) throw_lua_error(L_);
         call(L_, 1, 0);
       }

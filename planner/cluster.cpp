@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 
 #include "core/base/error.h"
-#include "core/base/units.h"
+#include "core/base/nearest.h"
 
 namespace het::planner {
 namespace {

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "core/base/error.h"
+#include "core/base/nearest.h"
 #include "core/base/units.h"
 #include "planner/autohet/anneal.h"
 #include "planner/autohet/mix.h"

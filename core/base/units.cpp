@@ -120,30 +120,4 @@ double parse_seconds(std::string_view text) {
   fail_usage("'{}' is not {}", text, kWanted);
 }
 
-std::string nearest_name(std::string_view word, const std::vector<std::string>& names) {
-  std::string best;
-  // Of a short word at most half may be wrong, or any name would do.
-  size_t best_distance = std::min(std::max<size_t>(2, word.size() / 3), word.size() / 2) + 1;
-  for (const std::string& name : names) {
-    // Edit distance of Damerau and Levenshtein (adjacent swaps count once), three rows at a time.
-    std::vector<size_t> before, last(name.size() + 1), row(name.size() + 1);
-    for (size_t j = 0; j <= name.size(); ++j) last[j] = j;
-    for (size_t i = 1; i <= word.size(); ++i) {
-      row[0] = i;
-      for (size_t j = 1; j <= name.size(); ++j) {
-        row[j] = std::min({last[j] + 1, row[j - 1] + 1, last[j - 1] + (word[i - 1] != name[j - 1])});
-        if (i > 1 && j > 1 && word[i - 1] == name[j - 2] && word[i - 2] == name[j - 1])
-          row[j] = std::min(row[j], before[j - 2] + 1);
-      }
-      before = last;
-      std::swap(last, row);
-    }
-    if (last[name.size()] < best_distance) {
-      best_distance = last[name.size()];
-      best = name;
-    }
-  }
-  return best;
-}
-
 }  // namespace het

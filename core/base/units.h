@@ -23,7 +23,4 @@ double parse_rate(std::string_view text);
 double parse_bandwidth(std::string_view text);
 double parse_seconds(std::string_view text);
 
-// Of `names`, the one nearest to `word` by edit distance when it is near enough to be meant; empty otherwise.
-std::string nearest_name(std::string_view word, const std::vector<std::string>& names);
-
 }  // namespace het

@@ -4,7 +4,7 @@
 #include <limits>
 #include <unordered_map>
 
-#include "core/base/units.h"
+#include "core/base/nearest.h"
 #include "core/ops/families.h"
 #include "core/ops/part.h"
 #include "core/ops/rules.h"
@@ -66,8 +66,8 @@ const OpDef& op_named(std::string_view name) {
   std::vector<std::string> names;
   for (const OpDef& op : op_table()) names.emplace_back(op.name);
   const std::string nearest = nearest_name(name, names);
-  if (!nearest.empty()) fail_usage("there is no operator '{}'; did you mean '{}'?", name, nearest);
-  fail_usage("there is no operator '{}'; the operators are {}", name, fmt::join(names, ", "));
+  if (!nearest.empty()) fail_usage("unknown operator '{}'; did you mean '{}'?", name, nearest);
+  fail_usage("unknown operator '{}'; the operators are {}", name, fmt::join(names, ", "));
 }
 
 int written_over(const OpDef& op, int output) {

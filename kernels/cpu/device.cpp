@@ -13,7 +13,7 @@
 
 #include "core/base/error.h"
 #include "core/base/memory.h"
-#include "core/base/units.h"
+#include "core/base/nearest.h"
 #include "core/tensor/tensor.h"
 #include "kernels/cpu/table.h"
 

@@ -252,7 +252,7 @@ return setmetatable(het, {
       for _, each in ipairs(text.keys(het)) do
         if not internal[each] and not modules[each] and not members[each] then names[#names + 1] = each end
       end
-      errors.usage("het has no '%s'%s", tostring(name), suggest.sentence(tostring(name), names))
+      errors.usage("het has no '%s'%s", tostring(name), suggest.sentence(tostring(name), names, "?het"))
     end
     rawset(het, name, value)
     return value

@@ -4,7 +4,6 @@ local native = require "het.native"
 local define = require "het.language.define"
 local errors = require "het.errors"
 local plan = require "het.plan"
-local suggest = require "het.language.suggest"
 local text = require "het.text"
 
 local mesh = {}
@@ -54,7 +53,7 @@ local function axes_of(spec)
       errors.usage('het.mesh: an axis has a name and a number of ranks, as in het.mesh { data = 2 } or het.mesh { '
         .. '{ "model", 2 }, { "data", 2 } }')
     end
-    local meant = type(size) == "table" and suggest.name(name, text.keys(settings_of_mesh))
+    local meant = type(size) == "table" and native.nearest(name, text.keys(settings_of_mesh))
     if meant then errors.usage("het.mesh has no field '%s'; did you mean '%s'?", name, meant) end
     if type(size) == "table" then
       errors.usage('het.mesh: %s is a number of ranks, as in het.mesh { %s = 2 }; devices = { "a:0-1" } names them',

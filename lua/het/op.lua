@@ -65,6 +65,6 @@ table.sort(names)
 
 return setmetatable(op, {
   __index = function(_, name)
-    errors.usage("there is no operator '%s'%s", tostring(name), suggest.sentence(tostring(name), names))
+    errors.usage("unknown operator '%s'%s", tostring(name), suggest.sentence(tostring(name), names, "?op"))
   end,
 })

@@ -178,7 +178,7 @@ bool\t<unsigned char *>\t1
         self.assertTrue(lines[1].startswith('het.options {'))
         self.assertIn('\nhet.help(name)\n', out)
         self.assertTrue(lines[-1].startswith('op '))
-        self.says('het.zzz', "het has no 'zzz'; the nearest are nn, op, data, full, help")
+        self.says('het.zzz', "het has no 'zzz'; `?het` at the prompt lists all")
 
     def test_ctrl_c_cuts_nothing_off_that_is_being_written(self):
         with subprocess.Popen([HETRUN], cwd=self.folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -325,14 +325,14 @@ tell(x * 2 + 1)
                 self.assertAlmostEqual(a, b, delta=1e-4)
 
     def test_completion_offers_what_recipes_call(self):
-        lines = 'local _ = het.load\nprint(table.concat(require("het.program").completions("het."), " "))\n'
+        lines = 'local _ = het.load\nprint(table.concat(require("het.prompt").completions("het."), " "))\n'
         names = self.hetrun('--trust', lines=lines)[0].split()
         self.assertEqual(names, sorted(set(names)))
         self.assertLessEqual({'train', 'load', 'tensor', 'options', 'help'}, set(names))
         self.assertFalse({'begin_recipe', 'load_recipe', 'load_value', 'run_recipe', 'load_all', 'recipe_text'} & set(names))
 
     def test_completion_offers_methods_after_a_colon(self):
-        lines = ('local _ = het.load\nc = het.data.text { path = "text.txt" }\ncompletions = require("het.program").completions\n'
+        lines = ('local _ = het.load\nc = het.data.text { path = "text.txt" }\ncompletions = require("het.prompt").completions\n'
                  'print(table.concat(completions "c:", " "))\nprint(table.concat(completions "c.", " "))\n')
         methods, fields = (line.split() for line in self.hetrun('--trust', lines=lines)[0].splitlines())
         self.assertEqual(sorted(methods), ['decode', 'encode', 'has_holdout', 'sampler', 'vocabulary'])

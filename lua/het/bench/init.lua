@@ -151,12 +151,6 @@ local function write_inputs(executor, training, settings)
   if training.positions then executor:write("positions", native.arange(settings.context, "i32")) end
 end
 
-local function median(values)
-  table.sort(values)
-  local middle = math.floor((#values + 1) / 2)
-  return #values % 2 == 1 and values[middle] or (values[middle] + values[middle + 1]) / 2
-end
-
 -- Seconds of each timed step; nil after Ctrl-C.
 local function time_steps(executor, settings)
   local seconds = {}
@@ -238,7 +232,7 @@ function bench.run(name, ...)
   if not seconds then return errors.exit_codes.interrupted end
   local gpu = require("het.profile.peak").is_gpu(device_name)
   local memory = gpu and executor:memory().total or native.memory_peak()   -- before the peak's own matrices
-  local step_seconds = median(seconds)
+  local step_seconds = native.median(seconds)
   local gap = launch_gap(executor, step_seconds)
   local peak = device:peak_flops(settings.precision)
   local rate = settings.batch * settings.context / step_seconds

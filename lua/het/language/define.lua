@@ -17,6 +17,7 @@
 --   build     function(arguments): what the constructor returns
 --   kind      what it returns, for the types of other constructors' fields: "layer", "schedule", "corpus", ...
 --   example   a line of a recipe
+local native = require "het.native"
 local access = require "het.sandbox.access"
 local errors = require "het.errors"
 local handle = require "het.sandbox.handle"
@@ -173,7 +174,7 @@ local function misfit(field, value)
     end
     local names = {}
     for i, choice in ipairs(field.choices) do names[i] = tostring(choice) end
-    local near = suggest.name(tostring(value), names)
+    local near = native.nearest(tostring(value), names)
     return (" is not one of %s%s"):format(table.concat(names, ", "), near and ("; did you mean '%s'?"):format(near)
       or "")
   end
@@ -209,7 +210,7 @@ local function check_fields(constructor, owner, prefix, fields, given, list)
   for _, field in ipairs(fields) do known[field[1]] = field end
   for _, key in ipairs(text.keys(given)) do
     if type(key) == "string" and not known[key] then
-      report(key, ("%s has no field '%s'%s"):format(owner, key, suggest.sentence(key, names_of(fields))))
+      report(key, ("%s has no field '%s'%s"):format(owner, key, suggest.sentence(key, names_of(fields), "?" .. owner)))
     elseif type(key) ~= "string" and not list then
       report(nil, ("%s takes named fields; it was given %s without a name (fields: %s)"):format(
         owner, text.value(given[key]), table.concat(names_of(fields), ", ")))

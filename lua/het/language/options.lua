@@ -132,7 +132,7 @@ local function instead_of(option, by_name, names, all)
   if switch and by_name[switch] and by_name[switch][2] == "boolean" then
     return ("did you mean --%s=false?"):format(switch)
   end
-  local near = suggest.name("--" .. option.name, all)
+  local near = native.nearest("--" .. option.name, all)
   return near and ("did you mean %s?"):format(near) or "it has " .. table.concat(names, ", ")
 end
 

@@ -98,7 +98,7 @@ local function check_choice(name, value, choices)
   for _, choice in ipairs(choices) do
     if choice == value then return true end
   end
-  local near = suggest.name(value, choices)
+  local near = native.nearest(value, choices)
   errors.usage("--%s=%s is not one of %s%s", name, value, table.concat(choices, ", "),
     near and ("; did you mean '%s'?"):format(near) or "")
 end

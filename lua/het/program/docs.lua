@@ -2,7 +2,6 @@
 -- definitions (het.language.define).
 local native = require "het.native"
 local define = require "het.language.define"
-local suggest = require "het.language.suggest"
 local text = require "het.text"
 
 local docs = {}
@@ -87,7 +86,7 @@ local function nearly(wanted)
     candidates[#candidates + 1], candidates[#candidates + 2] = name, short
     if not of_short[short] or of_short[short]:match "^op%." then of_short[short] = name end
   end
-  local near = #wanted > 2 and suggest.name(wanted, candidates)
+  local near = #wanted > 2 and native.nearest(wanted, candidates)
   return near and ("; did you mean '%s'?"):format(of_short[near] or near) or "; ?het lists all names"
 end
 

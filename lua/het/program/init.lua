@@ -1,6 +1,5 @@
 --- What the `hetrun` program does with its words: the policy half of main.cpp and prompt.cpp.
 local native = require "het.native"
-local errors = require "het.errors"
 local sandbox = require "het.sandbox"
 
 local program = {}
@@ -107,131 +106,13 @@ function program.expression(path)
   return require("het").load_value(path, file_text, chunk)
 end
 
--- The prompt's own environment, made by program.prompt.
-local environment
-
 --- Start a prompt session.
 function program.prompt(trust)
-  require("het.language.mistakes").set_immediate(true)
   limit_memory()
   if trust ~= "trust" then
     native.limit_prompt { reads = native.settings.allow_read, writes = native.settings.allow_write }
   end
-  environment = sandbox.prompt_environment(trust == "trust")
-end
-
-local function show(value)
-  if type(value) == "string" then return (("%q"):format(value):gsub("\\\n", "\\n")) end
-  if type(value) ~= "table" or getmetatable(value) then return tostring(value) end
-  local parts, count = {}, #value
-  for i = 1, math.min(count, 20) do parts[i] = show(value[i]) end
-  if count > 20 then parts[#parts + 1] = ("... (%d in all)"):format(count) end
-  local names = {}
-  for name in pairs(value) do
-    if type(name) == "string" then names[#names + 1] = name end
-  end
-  table.sort(names)
-  for i = 1, math.min(#names, 20) do
-    local field = value[names[i]]
-    parts[#parts + 1] = names[i] .. " = " .. (type(field) == "table" and "{...}" or show(field))
-  end
-  if #names > 20 then parts[#parts + 1] = ("... (%d names in all)"):format(#names) end
-  return "{" .. table.concat(parts, ", ") .. "}"
-end
-
---- Run a compiled line of the prompt and print what it gives.
-function program.evaluate(chunk)
-  jit.off(chunk, true)
-  setfenv(chunk, environment)
-  local results = { n = 0 }
-  local function collect(...)
-    results.n = select("#", ...)
-    for i = 1, results.n do results[i] = (select(i, ...)) end
-  end
-  local ok, problem = xpcall(function() collect(chunk()) end, native.undisturbed(function(value)
-    if type(value) ~= "string" then return value end
-    value = errors.hinted((value:gsub("^[%w_/%.]*het[%./]program[%w_%.]*:%d+: ", "")))   -- where this calls the chunk
-    -- The lines of the library are of no use at the prompt: keep those of the user's own chunk.
-    local trace = {}
-    for line in debug.traceback("", 2):gmatch "[^\n]+" do
-      if line:match "^%s+prompt:" and not line:match "in function <prompt:0>" then trace[#trace + 1] = line end
-    end
-    return #trace > 1 and value .. "\n" .. table.concat(trace, "\n") or value
-  end))
-  if not ok then error(problem, 0) end
-  local shown = {}
-  for i = 1, results.n do
-    local value = results[i]
-    -- Text of several lines is there to be read.
-    shown[i] = type(value) == "string" and value:find("\n", 1, true) and value or show(value)
-  end
-  if results.n > 0 then native.write("stdout", table.concat(shown, "\t") .. "\n") end
-end
-
--- The value of a path of names, such as run.plan or x:to; nil when there is none.
-local function resolve(path)
-  local value = environment
-  for name in path:gmatch "[%w_]+" do
-    if type(value) ~= "table" and type(value) ~= "userdata" then return nil end
-    local ok, field = pcall(function() return value[name] end)
-    value = ok and field or nil
-    if value == nil then return nil end
-  end
-  return value
-end
-
---- `?name`: print its documentation. The session's own values go before names of the library.
-function program.explain(name)
-  local het = require "het"
-  native.write("stdout", het.help(name:match "^%s*(.-)%s*$", resolve) .. "\n")
-end
-
---- Names that could complete the end of `text`: globals, fields after a dot, methods after a colon.
-function program.completions(text)
-  local path, separator, word = text:match "([%w_][%w_%.]*)([%.:])([%w_]*)$"
-  local names, seen = {}, {}
-  local function offer(name)
-    -- What is no name cannot be typed after a dot; keys of tables may be anything.
-    if type(name) == "string" and name:match "^[%a_][%w_]*$" and name:sub(1, #word) == word and not seen[name]
-      and not name:match "^__" then
-      seen[name] = true
-      names[#names + 1] = name
-    end
-  end
-  if path then
-    local value = resolve(path)
-    local object = require("het.language.define").object_of(value)
-    for _, member in ipairs(object and object.members or {}) do
-      local name = member.name:match "[^.]+$"
-      if separator == "." or type(value[name]) == "function" then offer(name) end
-    end
-    if type(value) == "table" and not object then   -- of an object the rest is its own affair
-      local metatable = debug.getmetatable(value)
-      local hidden = metatable and metatable.__hidden or {}
-      for name in pairs(value) do
-        if not hidden[name] then offer(name) end
-      end
-      if metatable and type(metatable.__index) == "table" then
-        for name in pairs(metatable.__index) do offer(name) end
-      end
-      for _, name in ipairs(metatable and metatable.__names or {}) do offer(name) end
-    elseif type(value) == "userdata" then
-      local metatable = debug.getmetatable(value)
-      for name in pairs(metatable and metatable.methods or {}) do offer(name) end
-    end
-    if separator == ":" and type(value) == "string" then
-      for name in pairs(string) do offer(name) end
-    end
-  elseif not text:match "[%)%]}\"'][%.:][%w_]*$" then   -- of what a call gives nothing is known before it is made
-    word = text:match "[%w_]*$"
-    for name in pairs(environment) do offer(name) end
-    for name in ("and break do else elseif end false for function if in local nil not or repeat return then true until "
-      .. "while"):gmatch "%a+" do
-      if word ~= "" then offer(name) end
-    end
-  end
-  table.sort(names)
-  return names
+  require("het.prompt").begin(trust == "trust")
 end
 
 --- `hetrun doctor`.

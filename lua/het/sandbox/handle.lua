@@ -289,7 +289,8 @@ function handle.module(path, module, how)
   local function read(_, name)
     if not offered[name] then
       if how.missing then how.missing(name) end
-      errors.usage("%s has no '%s'%s", path, tostring(name), suggest.sentence(tostring(name), how.names))
+      errors.usage("%s has no '%s'%s", path, tostring(name),
+        suggest.sentence(tostring(name), how.names, "?" .. path))
     end
     if how.get then
       local value = how.get(name)

@@ -1,3 +1,4 @@
+#include "core/base/nearest.h"
 #include "core/base/units.h"
 
 #include <catch2/catch.hpp>
