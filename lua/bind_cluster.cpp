@@ -94,8 +94,8 @@ int cluster_rank(ClusterHandle& cluster) { return cluster->rank(); }
 int cluster_size(ClusterHandle& cluster) { return cluster->size(); }
 std::vector<std::string> cluster_ways(ClusterHandle& cluster) { return cluster->ways(); }
 bool cluster_any(ClusterHandle& cluster, bool own) { return cluster->any(own); }
-std::vector<std::string> cluster_tell(ClusterHandle& cluster, std::string text) {
-  return cluster->tell(text);
+std::vector<std::string> cluster_all_gather(ClusterHandle& cluster, std::string text) {
+  return cluster->all_gather(text);
 }
 void cluster_leave(ClusterHandle& cluster) { cluster->leave(); }
 void cluster_close(ClusterHandle& cluster, std::string why, std::optional<bool> agreed) {
@@ -172,12 +172,12 @@ void member_ask_change(MemberHandle& member, int64_t generation, std::string rea
 }  // namespace
 
 void add_cluster(lua_State* L) {
-  make_class<ClusterHandle>(
-      L, {bind<&cluster_rank>("rank"), bind<&cluster_size>("size"), bind<&cluster_any>("any"),
-          bind<&cluster_gather>("gather"), bind<&cluster_restore>("restore"), bind<&cluster_tell>("tell"),
-          bind<&cluster_leave>("leave"), bind<&cluster_finish>("finish"), bind<&cluster_ways>("ways"),
-          bind<&cluster_clock_offset>("clock_offset"), bind<&cluster_close>("close"),
-          bind<&cluster_roster>("roster")});
+  make_class<ClusterHandle>(L, {bind<&cluster_rank>("rank"), bind<&cluster_size>("size"),
+                                bind<&cluster_any>("any"), bind<&cluster_gather>("gather"),
+                                bind<&cluster_restore>("restore"), bind<&cluster_all_gather>("all_gather"),
+                                bind<&cluster_leave>("leave"), bind<&cluster_finish>("finish"),
+                                bind<&cluster_ways>("ways"), bind<&cluster_clock_offset>("clock_offset"),
+                                bind<&cluster_close>("close"), bind<&cluster_roster>("roster")});
   make_class<MemberHandle>(L, {bind<&member_open>("open"), bind<&member_end_run>("end_run"),
                                bind<&member_leave>("leave"), bind<&member_ask_change>("ask_change")});
   set_functions(L, "native.",

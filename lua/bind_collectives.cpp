@@ -111,7 +111,7 @@ Tensor packed(const Tensor& tensor, const std::vector<TensorSlice>& parts) {
   return blocks.tensor();
 }
 
-// The tensor of which `blocks` has parts one after the other: those of these sizes along `dim`.
+// The tensor whose parts lie in `blocks` one after the other, of these sizes along `dim`.
 Tensor joined(const Tensor& blocks, Shape shape, int64_t dim, const std::vector<int64_t>& sizes) {
   std::vector<int64_t> points{0};
   for (const int64_t size : sizes) points.push_back(points.back() + size);

@@ -38,8 +38,8 @@ Link link_at(lua_State* L, int index) {
   return {field<double>(L, index, "latency").value_or(0), field<double>(L, index, "bandwidth").value_or(0)};
 }
 
-// {latency, bandwidth, all_reduce, types = {...}, nodes = {...}, links = {...}}, as lua/het/plan/cluster.lua makes
-// it.
+// {latency, bandwidth, all_reduce, types = {...}, nodes = {...}, links = {...}}, as lua/het/plan/cluster.lua
+// makes it.
 Cluster cluster_at(lua_State* L, int index) {
   Cluster cluster;
   cluster.between = link_at(L, index);
@@ -335,7 +335,7 @@ Json json_of(const Cluster& cluster) {
   return Json::Object{{"nodes", std::move(nodes)}, {"between", link(cluster.between)}};
 }
 
-// What of a plan is told: its report as text and data, the plan as data and as Lua, the events of a step.
+// The answer to a request: its report as text and data, the plan as data and as Lua, the events of a step.
 Json answer_of(const Request& request, const Planned& planned, const Graph& graph, bool events) {
   Json::Object answer{{"feasible", planned.feasible},
                       {"problems", Json::Array(planned.problems.begin(), planned.problems.end())},

@@ -13,9 +13,9 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "core/base/random.h"
 #include "core/base/median.h"
 #include "core/base/nearest.h"
+#include "core/base/random.h"
 #include "core/base/units.h"
 #include "core/base/visible.h"
 #include "kernels/cpu/device.h"
@@ -171,7 +171,8 @@ void add_system(lua_State* L) {
                  bind<&count_text>("show_count"),
                  bind<&rate_text>("show_rate"),
                  bind<&nearest>("nearest"),
-                 bind<&bytes_from>("parse_bytes"), bind<&median_of>("median"),
+                 bind<&bytes_from>("parse_bytes"),
+                 bind<&median_of>("median"),
                  bind<&raise>("fail")});
 }
 

@@ -254,7 +254,7 @@ CommandLine parse_command_line(int argc, char** argv) {
     if (word.starts_with("--")) {
       if (line.command.empty() && words.empty()) {
         const std::string name = word.substr(0, word.find('='));
-        // Options of a recipe may also stand before it; only without a recipe there is nobody to take them.
+        // Options of a recipe may also stand before it; without a recipe they are unknown.
         bool recipe_follows = false;
         for (const std::string& other : app.remaining())
           recipe_follows = recipe_follows || !other.starts_with("-");

@@ -1,8 +1,8 @@
-// The second wall around recipes, held up by the kernel: when the first (the sandbox of lua/het/sandbox/init.lua,
-// and RecipeFiles) has a hole, the process still can neither open the person's files nor start programs nor
-// reach the network, unless it has ranks to talk to. Landlock limits paths and TCP, a seccomp filter refuses
-// system calls that no run needs. Neither can be taken back, and both hold for all threads that are started
-// later.
+// The second wall around recipes, held up by the kernel: when the first (the sandbox of
+// lua/het/sandbox/init.lua, and RecipeFiles) has a hole, the process still can neither open the person's
+// files nor start programs nor reach the network, unless it has ranks to talk to. Landlock limits paths and
+// TCP, a seccomp filter refuses system calls that no run needs. Neither can be taken back, and both hold for
+// all threads that are started later.
 #pragma once
 
 #include <cstdint>

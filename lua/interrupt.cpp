@@ -24,7 +24,7 @@ struct Sentences {
 };
 
 // Signal handlers can reach nothing else: lock-free atomics with static storage.
-std::atomic<bool> pending{false};   // nobody has taken it
+std::atomic<bool> pending{false};   // not yet taken
 std::atomic<bool> ending{false};    // the run was asked to end, whether or not that was taken
 std::atomic<bool> training{false};  // a run is
 std::atomic<bool> trained{false};   // a run was or is

@@ -180,18 +180,18 @@ class Launcher {
       fcntl(run_folder_.number(), F_SETFD, 0);  // inherited
       execve("/proc/self/exe", arguments.data(), variables.data());
       const int error = errno;
-      [[maybe_unused]] const ssize_t told = write(problem[1], &error, sizeof error);
+      [[maybe_unused]] const ssize_t bytes = write(problem[1], &error, sizeof error);
       _exit(127);
     }
     close(ends[1]);
     close(problem[1]);
     if (output[1] >= 0) close(output[1]);
     int error = 0;
-    ssize_t told = 0;  // 0: it was closed, and the program runs
-    while ((told = read(problem[0], &error, sizeof error)) < 0 && errno == EINTR) {
+    ssize_t bytes = 0;  // 0: it was closed, and the program runs
+    while ((bytes = read(problem[0], &error, sizeof error)) < 0 && errno == EINTR) {
     }
     close(problem[0]);
-    if (told == sizeof error) fail_environment("cannot start rank {}: {}", rank, std::strerror(error));
+    if (bytes == sizeof error) fail_environment("cannot start rank {}: {}", rank, std::strerror(error));
     fcntl(ends[0], F_SETFL, O_NONBLOCK);
     if (output[0] >= 0) fcntl(output[0], F_SETFL, O_NONBLOCK);
     Child& child = children_[rank];
@@ -268,7 +268,7 @@ class Launcher {
     }
   }
 
-  // What ends a rank is told when all have ended, once; warnings at once.
+  // What ended a rank is printed once, when all have ended; warnings at once.
   void take_line(Child& child, std::string line) {
     const auto rank = &child - children_.data();
     const auto begins = [&](const char* words) { return line.starts_with(words); };
@@ -395,7 +395,7 @@ class Launcher {
     const auto grace = code_ == static_cast<int>(ErrorKind::usage) ? kMeet : kNotice;
     if (Clock::now() - ended_ <= grace) return;
     killed_ = true;
-    send(SIGKILL);  // SIGTERM would have them finish a step that nobody finishes with them
+    send(SIGKILL);  // SIGTERM would have them finish a step that the dead ranks cannot finish
   }
 
   void send(int signal) {
@@ -474,7 +474,7 @@ void speak_for_run() {
     close(std::exchange(own_output, -1));
   }
   const std::string line = fmt::format("{}\n", kSpeaks);
-  [[maybe_unused]] const ssize_t told = write(pipe >= 0 ? pipe : STDERR_FILENO, line.data(), line.size());
+  [[maybe_unused]] const ssize_t bytes = write(pipe >= 0 ? pipe : STDERR_FILENO, line.data(), line.size());
 }
 
 int launch(LaunchOptions options) {

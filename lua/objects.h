@@ -117,8 +117,8 @@ void each_in(lua_State* L, int index, const char* name, const Visit& visit) {
   lua_pop(L, 1);
 }
 
-// A plan as lua/het/plan/init.lua keeps it. Stages that do not say how many layers they hold share out what the
-// others of their pipeline leave of `layers`.
+// A plan as lua/het/plan/init.lua keeps it. Stages that do not say how many layers they hold share out what
+// the others of their pipeline leave of `layers`.
 Plan plan_at(lua_State* L, int index, int layers);
 
 // Push a tensor; when dropped ones may fill memory, have Lua collect first.

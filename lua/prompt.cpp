@@ -330,19 +330,19 @@ class Ranks {
   }
 
   // What the ranks have to say of a chunk: once, without a rank, where they say the same. All call it.
-  struct Told {
+  struct Problem {
     std::string rank;  // "[rank 1] ", or nothing
     std::string text;
   };
-  std::vector<Told> problems(const std::optional<Error>& own, int line) {
+  std::vector<Problem> problems(const std::optional<Error>& own, int line) {
     const auto texts = cluster_->agreement()->at_end(fmt::format("the end of line {}", line),
                                                      own ? std::string(own->what()) : "");
     const bool same =
         std::all_of(texts.begin(), texts.end(), [&](const auto& text) { return text == texts[0]; });
-    std::vector<Told> told;
+    std::vector<Problem> found;
     for (size_t rank = 0; rank < (same ? 1 : texts.size()); ++rank)
-      if (!texts[rank].empty()) told.push_back({same ? "" : fmt::format("[rank {}] ", rank), texts[rank]});
-    return told;
+      if (!texts[rank].empty()) found.push_back({same ? "" : fmt::format("[rank {}] ", rank), texts[rank]});
+    return found;
   }
 
   // There are no more lines.
@@ -426,17 +426,17 @@ int run_prompt(State& state, const Settings& settings) {
     if (shared) ranks.tell(chunk, begins);
     const auto problem = session.run(chunk, begins);
     const bool lost = shared && problem && problem->kind() == ErrorKind::peer;  // another rank
-    std::vector<Ranks::Told> told;
+    std::vector<Ranks::Problem> found;
     if (shared && !lost)
-      told = ranks.problems(problem, begins);
+      found = ranks.problems(problem, begins);
     else if (problem)
-      told.push_back({"", problem->what()});
-    for (const auto& [rank, text] : told) {
+      found.push_back({"", problem->what()});
+    for (const auto& [rank, text] : found) {
       const bool placed = terminal || text.starts_with("stdin:");
       std::cerr << rank << visible(placed ? text : fmt::format("stdin:{}: {}", first, text)) << '\n';
     }
     if (lost) return static_cast<int>(ErrorKind::peer);
-    if (!told.empty() && !terminal && code == 0)
+    if (!found.empty() && !terminal && code == 0)
       code = static_cast<int>(problem ? problem->kind() : ErrorKind::usage);
     take_interrupt();
     chunk.clear();

@@ -43,7 +43,7 @@ int load_module(lua_State* L) {
   return 1;
 }
 
-// Ranks of this run on this machine, as torchrun, our own launcher or Open MPI say; 1 when nobody does.
+// Ranks of this run on this machine, as torchrun, our own launcher or Open MPI say; 1 when none does.
 int ranks_here() {
   for (const char* name : {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"})
     if (const char* text = std::getenv(name)) return std::clamp(std::atoi(text), 1, 4096);

@@ -39,7 +39,8 @@ std::string nearest_name(std::string_view word, const std::vector<std::string>& 
     const bool completes = wanted.size() > 1 && lower(name).starts_with(wanted);
     const size_t edits = completes ? 1 : edit_distance(wanted, lower(name));
     // A third of the letters may be wrong, but never more than half of those that were given.
-    const size_t most = std::min(std::max<size_t>(1, std::max(word.size(), name.size()) / 3), word.size() / 2);
+    const size_t most =
+        std::min(std::max<size_t>(1, std::max(word.size(), name.size()) / 3), word.size() / 2);
     if (edits > most) continue;
     if (best.empty() || edits < least || (edits == least && name < best)) {
       best = name;

@@ -116,8 +116,8 @@ std::shared_ptr<Agreement> Cluster::agreement() {
 
 std::vector<std::string> Cluster::ways() { return groups()->ways(); }
 
-std::vector<std::string> Cluster::tell(const std::string& text) {
-  return all_gather_text(world(), text, "what the ranks tell each other");
+std::vector<std::string> Cluster::all_gather(const std::string& text) {
+  return all_gather_text(world(), text, "texts of the ranks");
 }
 
 bool Cluster::any(bool own) {

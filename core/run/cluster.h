@@ -45,8 +45,8 @@ class Cluster {
   std::vector<std::string> ways();
 
   // All ranks call these at the same place.
-  std::vector<std::string> tell(const std::string& text);  // the texts of all ranks, in their order
-  bool any(bool own);                                      // whether any rank says so
+  std::vector<std::string> all_gather(const std::string& text);  // the texts of all ranks, in their order
+  bool any(bool own);                                            // whether any rank says so
 
   // Lines of a prompt that rank 0 gives to the others, numbered from 1. A rank waits for one as long as
   // `timeout`; nullopt: it has not come yet. Throws Error(peer) when a rank is lost.

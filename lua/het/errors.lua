@@ -63,7 +63,7 @@ function errors.describe(problem)
   return ok and type(message) == "string" and message or "an error without a message", "usage"
 end
 
---- Steps that are all tried, whatever is wrong with those before, so that what the person has to mend is told at once.
+--- Steps that are all tried, whatever is wrong with those before, so that all mistakes come out at once.
 -- @treturn function try(step, ...): what the step returns; nothing when it raises a mistake, which is kept
 -- @treturn function raise(): raises what was kept, if anything was
 function errors.collector()

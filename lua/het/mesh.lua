@@ -36,7 +36,7 @@ function mesh.used() return cluster ~= nil end
 --- Leave the other ranks in good order; they may go on.
 function mesh.leave()
   if cluster then
-    cluster:finish("the end of its lines")   -- who still waits for this rank is told
+    cluster:finish("the end of its lines")   -- whoever still waits for this rank learns why
     cluster:leave()
   end
   cluster, rank_of, device_names = nil, nil, nil

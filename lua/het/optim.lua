@@ -102,7 +102,7 @@ local common = {
   { "decay", "list", 'exceptions, the first that matches a parameter\'s name: { { "tokens", 0 }, { "norm", 0.1 } }' },
   { "clip", "number", "greatest global norm of the gradient; 0: no limit", default = 0, min = 0 },
   { "rounding", "string", "of the bf16 copy of the f32 weights that a step computes with: stochastic is up or down by "
-    .. "chance, anew in each step and right on average; evaluation and generation round to nearest",
+    .. "chance, drawn again in each step, right on average; evaluation and generation round to nearest",
     default = "nearest", choices = { "nearest", "stochastic" } },
 }
 

@@ -155,7 +155,7 @@ class Training(unittest.TestCase):
             '             clock 1980 MHz, now 1200; memory\'s 3200 MHz',
             'cuda:1       old GPU, 14.9 GiB, 40 multiprocessors, compute capability 7.5, at 0000:02:00.0; too old for the kernels '
             'here, which need 8.0',
-            '             clock not told; memory\'s not told',
+            '             clock unknown; memory\'s unknown',
             'cuBLASLt     libcublasLt.so.13 was not found',
             'NCCL         2.28.3, /opt/libnccl.so.2',
             '             between machines by the interface that --interface names; without it, by one that NCCL chooses',

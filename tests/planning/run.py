@@ -458,7 +458,7 @@ class Measured(Case):
         told = self.refused('simulate', '--profiles', 'measured/profiles', '--plan=x', '--latency=1 us', 'more',
                             '--bandwidth=12 furlongs')
         for words in ('no option --plan', "did you mean 'plans'", '--model-info=FILE is missing',
-                      '--plans=DIR is missing', "nobody takes 'more'", '12 furlongs'):
+                      '--plans=DIR is missing', "unexpected argument 'more'", '12 furlongs'):
             self.assertIn(words, told)
         told = self.refused('simulate', '--profiles=none', '--model-info=none.json', '--plans=nowhere')
         for words in ('none: cannot be read as a folder', 'none.json', 'nowhere: cannot be read as a folder'):
@@ -944,7 +944,7 @@ class Mistakes(Case):
         self.recipe('het.plan { microbatch = 2, het.pipeline { microbatches = 4, het.stage { "a1:0" }, het.stage { "a2:0" } } }')
         out, _ = self.hetrun('simulate', 'small.lua', '--cluster=cluster.lua', '--html=plan.html')
         self.assertIn('links between hosts: 0 measured, 0 as the cluster states them, 1 assumed: 10 Gbit/s, 50 us', out)
-        self.assertIn('50 us, assumed: nobody stated it', (self.folder / 'plan.html').read_text())
+        self.assertIn('50 us, assumed: not stated', (self.folder / 'plan.html').read_text())
 
     def test_mistakes_of_options_cluster_and_profile_come_at_once(self):
         (self.folder / 'cluster.lua').write_text('local het = require "het"\nreturn het.cluster {}\n')

@@ -109,7 +109,7 @@ local function parse(words)
     end
   end
   if words[next_word] then
-    errors.usage("hetrun bench: nobody takes '%s'; options are --name=value", words[next_word])
+    errors.usage("hetrun bench: unexpected argument '%s'; options are --name=value", words[next_word])
   end
   return given
 end

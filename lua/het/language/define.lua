@@ -11,7 +11,7 @@
 --             whether it may be 0) }
 --   positional  how many of the fields may be given in order: nn.linear(768, 3072)
 --   list      { type, doc, least = }: what the list part of the argument holds
---   check     function(arguments, report): rules between fields; report(field, sentence), report() when told already
+--   check     function(arguments, report): rules between fields; report(field, sentence), report() when it is reported already
 --   check_known  function(arguments, report, given): rules about whatever is right of the arguments, also where others
 --             are not; `given` has all of them as they were given
 --   build     function(arguments): what the constructor returns
@@ -41,7 +41,7 @@ for _, operation in ipairs { "add", "sub", "mul", "div", "mod", "pow", "unm", "c
   Unknown["__" .. operation] = function() return define.unknown end
 end
 
---- What a mistaken constructor returns: it passes every check, so that one mistake is told once.
+--- What a mistaken constructor returns: it passes every check, so that one mistake is reported once.
 define.unknown = setmetatable({}, Unknown)
 
 -- Of unknown values: the name of the constructor that returned them, and its arguments that are right.

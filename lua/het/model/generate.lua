@@ -1,6 +1,6 @@
 --- Text from a model. The prompt is fed in chunks of a few lengths, each with its own graph, keys and values are kept
 -- in caches, and every further token costs one position. When the context is full, the last half of it is fed
--- again from position 0. Models that mix positions in ways of their own are computed anew for each token.
+-- again from position 0. Models that mix positions in other ways are computed from the start for each token.
 local native = require "het.native"
 local builder = require "het.nn.builder"
 local define = require "het.language.define"
@@ -37,7 +37,7 @@ function generate.new(settings)
 end
 
 -- Make room for a text of `count` tokens: it and its cache are never longer than the context asked for, or the
--- model's own. A model that is computed anew may depend on the length of its input, so that it gets a whole context.
+-- model's own. A model without a cache may depend on the length of its input, so that it gets a whole context.
 local function fit(self, count, wanted)
   local most = self.model.arguments.context
   if wanted and wanted > most then
@@ -164,7 +164,7 @@ generate.fields = {
   { "seed", "integer", "of the draws", default = 1337, min = 0 },
 }
 
---- What a text begins with when nobody says: a line break, or the first token of a vocabulary without one.
+--- What a text begins with by default: a line break, or the first token of a vocabulary without one.
 -- @param tokenizer something with encode and decode
 function generate.default_prompt(tokenizer)
   local ok, ids = pcall(tokenizer.encode, tokenizer, "\n")

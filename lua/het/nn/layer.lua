@@ -218,7 +218,7 @@ local function describe(self, name, indent, lines)
   local children, i = self:children(), 1
   while i <= #children do
     local child, same = children[i], 1
-    -- Equal neighbours (the blocks of a model) are told once.
+    -- Equal neighbours (the blocks of a model) are printed once.
     while children[i + same] and children[i + same].repeats and children[i + same].repeats == child.repeats do
       same = same + 1
     end
@@ -272,8 +272,8 @@ define.object {
     { "own_parameters", "model:own_parameters()", "Its parameters without those of its children: a list of { name, "
       .. "shape }." },
     { "walk", "model:walk(visit)", "Calls visit(layer, path, parent) for it and all layers in it." },
-    { "shard", "model:shard { parameter = { model = dim } }", "The same layer, of which a plan with `tensor =` cuts "
-      .. "these parameters along these dimensions (from 0), or keeps them whole on each device: { model = "
+    { "shard", "model:shard { parameter = { model = dim } }", "The same layer. A plan with `tensor =` cuts its "
+      .. "parameters along these dimensions (from 0), or keeps them whole on each device: { model = "
       .. '"replicated" }. The others are cut as Megatron does; the run says what the hints cost.',
       example = "nn.linear(512, 2048):shard { weight = { model = 0 } }" },
     { "is_incremental", "model:is_incremental()", "Whether text is generated with a cache of keys and values." },

@@ -120,7 +120,7 @@ local function blocks_of(a, make)
   return list
 end
 
--- A recipe's block function has to return layers: told before anything is built.
+-- A recipe's block function has to return layers: checked before anything is built.
 local function check_blocks(a, report, name)
   if not a.block then return end
   local before = mistakes.count()

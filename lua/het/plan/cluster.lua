@@ -118,7 +118,7 @@ cluster.link = define.constructor {
 -- Between machines of one zone where nothing is stated; plans say that it was assumed.
 local assumed = { bandwidth = native.parse_bandwidth "10 Gbit/s", latency = native.parse_seconds "50 us" }
 
--- Figures with which nobody finds fault, for fields that are mistaken: what is right beside them is still checked.
+-- Stand-ins without mistakes for fields that have some: what is right beside them is still checked.
 local stand_ins = {
   node = { devices = 1, count = 1, price = 0, preemptions = 0 },
   link = { bandwidth = assumed.bandwidth, latency = assumed.latency },
@@ -126,7 +126,7 @@ local stand_ins = {
     efficiency = 0.5 },
 }
 
--- The zones of which hosts reach each other, and over what, nobody said.
+-- Zones without a stated link between their hosts.
 local function unstated_zones(self)
   local hosts, order, linked = {}, {}, {}
   for _, link in ipairs(self.links) do
@@ -144,7 +144,7 @@ local function unstated_zones(self)
 end
 
 -- What is known of a cluster, as the planner takes it: fields that are mistaken have stand-ins. What cannot be judged
--- without those is told beside it: `zones` (whether the zones of all nodes and links are known) and `types` (the names
+-- without those stands beside it: `zones` (whether the zones of all nodes and links are known) and `types` (the names
 -- of the types).
 local function known_cluster(a, given)
   local self = setmetatable({ nodes = {}, links = {}, types = {} }, Cluster)
@@ -183,7 +183,7 @@ local function known_cluster(a, given)
   return self, known
 end
 
--- Mistakes of the types that nodes name; these get one that is there, so that it is told once.
+-- Mistakes of the types that nodes name; these get a known type, so that it is reported once.
 local function check_types(self, report)
   local names = native.device_types()
   for _, type in ipairs(self.types) do names[#names + 1] = type.name end

@@ -153,8 +153,8 @@ local function request_of(run, cluster, given)
   }
 end
 
--- A profile that cannot be used is told of before this machine's speed is measured; one of another model only where
--- the recipe tells its own.
+-- A profile that cannot be used is an error before this machine's speed is measured; one of another model only where
+-- the recipe states its own.
 local function check_profile(run, given)
   if not given.profile then return end
   if not run then
@@ -169,7 +169,7 @@ end
 local function check_prices(cluster, given)
   if given.objective ~= "cost" then return end
   if not given.cluster then
-    errors.usage("the objective is cost, and nobody knows the price of this machine; describe it in a file of "
+    errors.usage("the objective is cost, and the price of this machine is unknown; describe it in a file of "
       .. "--cluster, with `price =`")
   end
   local problem = cluster and native.price_problem(cluster, given.objective)
@@ -235,7 +235,7 @@ local function write_trace(path, answer)
   native.json_write(path, { traceEvents = events, displayTimeUnit = "ms" })
 end
 
--- Types of devices of which a profile holds nothing, and how to measure them.
+-- Types of devices that a profile lacks, and how to measure them.
 local function tell_unmeasured(report)
   for _, source in ipairs(report.sources) do
     if source.layers_measured + source.layers_interpolated + source.layers_extrapolated == 0 then

@@ -99,7 +99,7 @@ end
 
 local most_devices = 65536
 
---- Names of devices, of which "a:0-3" is four; and what is wrong with the first that names none, or nil.
+--- Names of devices ("a:0-3" is four), and what is wrong with the first that names none, or nil.
 -- @tparam {string,...} names
 function plan.expand_devices(names)
   local devices = {}

@@ -59,7 +59,7 @@ local function take_options(words, values)
       given[name] = value or ""
     end
   end
-  for i = next_value, #values do problem("nobody takes '%s'; options are --name=value", values[i]) end
+  for i = next_value, #values do problem("unexpected argument '%s'; options are --name=value", values[i]) end
   for _, option in ipairs(options) do
     if option.needed and not given[option[1]] then
       problem("--%s=%s is missing: %s", option[1], option[2], option[3])

@@ -122,7 +122,7 @@ local function signature(pipeline, rows)
 end
 
 -- Groups of devices of the report, a row each: { pipeline, stage, names, device, pipelines }. `pipelines`: the numbers
--- of those that share the row, of which it shows the first.
+-- of those that share the row; it shows the first.
 local function rows_of(answer)
   local all, by_pipeline, by_key = {}, {}, {}
   for _, device in ipairs(answer.report.devices) do
@@ -312,7 +312,7 @@ local function host_box(node, name, at, many)
     escape(name), escape(kind), table.concat(chips), more)
 end
 
-local sources = { measured = "measured", stated = "as the cluster states it", assumed = "assumed: nobody stated it" }
+local sources = { measured = "measured", stated = "as the cluster states it", assumed = "assumed: not stated" }
 local most_links = 40
 
 local function zone_name(zone) return zone == "" and "no zone" or zone end

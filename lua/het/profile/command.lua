@@ -20,7 +20,7 @@ local about = {
       .. "recipe's own)" },
     { "tensor", "LIST", "tensor-parallel degrees (default: all that the model admits, up to 8)" },
     { "type", "NAME", "what clusters call the device (default: cpu; of N ranks on one machine cpu/N; of a GPU cuda)" },
-    { "runs", "N", "of which the median counts (default: 5 to 50, for half a second)" },
+    { "runs", "N", "runs of each point; their median counts (default: 5 to 50, for half a second)" },
     { "again", nil, "measure what the file holds again" },
   },
 }
@@ -95,13 +95,13 @@ local function join(run, given)
     device = device, memory = native.device(device):available_bytes(),
   }
   local host = native.host_name()
-  local hosts = cluster and cluster:tell(host) or { host }
+  local hosts = cluster and cluster:all_gather(host) or { host }
   local here = 0
   for _, each in ipairs(hosts) do here = here + (each == host and 1 or 0) end
   local peak = require "het.profile.peak"
   local gpu, name = peak.is_gpu(device), peak.name_of(device)
   local type = given.type or gpu and "cuda" or (here > 1 and ("%s/%d"):format(device, here) or device)
-  local types, names = cluster and cluster:tell(type) or { type }, cluster and cluster:tell(name) or { name }
+  local types, names = cluster and cluster:all_gather(type) or { type }, cluster and cluster:all_gather(name) or { name }
   for i = 2, #types do
     for j = 1, i - 1 do
       if types[i] == types[j] and names[i] ~= names[j] then
@@ -117,8 +117,8 @@ local function join(run, given)
 end
 
 -- Rank 0's text, on all ranks.
-local function told(place, own)
-  return place.cluster and place.cluster:tell(place.rank == 0 and own or "")[1] or own
+local function broadcast(place, own)
+  return place.cluster and place.cluster:all_gather(place.rank == 0 and own or "")[1] or own
 end
 
 -- Whether any rank says so.
@@ -171,7 +171,7 @@ local function measure_links(place)
     end
   end
   local all = {}
-  for _, list in ipairs(place.cluster:tell(native.json_encode { links = links })) do
+  for _, list in ipairs(place.cluster:all_gather(native.json_encode { links = links })) do
     for _, link in ipairs(native.json_decode(list).links) do all[#all + 1] = link end
   end
   return all
@@ -234,7 +234,7 @@ local function take_other_types(profile, place)
   if not place.cluster then return end
   local own = { type = place.type, name = place.name, points = profile.points }
   local seen = { [place.types[1]] = true }
-  for _, words in ipairs(place.cluster:tell(native.json_encode(own))) do
+  for _, words in ipairs(place.cluster:all_gather(native.json_encode(own))) do
     local other = native.json_decode(words)
     if not seen[other.type] then
       seen[other.type] = true
@@ -399,7 +399,7 @@ function profiling.run(program, ...)
       end
     end
   end
-  local asked = native.json_decode(told(place, native.json_encode { list = wanted,
+  local asked = native.json_decode(broadcast(place, native.json_encode { list = wanted,
     links = place.rank == 0 and (given.again ~= nil or not has_links(profile, place)) }))
   wanted = asked.list
   profile = profile or { points = {}, links = {}, devices = {} }

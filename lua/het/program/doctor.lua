@@ -6,7 +6,7 @@ local text = require "het.text"
 
 local doctor = {}
 
--- A measurement takes seconds; told apart from the report, which may be kept.
+-- A measurement takes seconds; announced apart from the report, which may be kept.
 local function measure(device, dtype)
   if not native.settings.quiet then native.write("stderr", ("measuring %s in %s ...\n"):format(device, dtype)) end
   return pcall(peak.measure, device, dtype)
@@ -16,7 +16,7 @@ local function say(name, words) native.write("stdout", ("%-12s %s\n"):format(nam
 
 local function clock(gpu, name)
   local most, now = gpu[name], gpu[name .. "_now"]
-  if most == 0 then return now > 0 and ("%.0f MHz"):format(now / 1e6) or "not told" end
+  if most == 0 then return now > 0 and ("%.0f MHz"):format(now / 1e6) or "unknown" end
   return ("%.0f MHz%s"):format(most / 1e6, now > 0 and (", now %.0f"):format(now / 1e6) or "")
 end
 
@@ -40,8 +40,8 @@ local function say_cuda()
       say(library.name, ("%s, %s"):format(library.version, library.path))
       cublas = cublas or library.name == "cuBLASLt"
       if library.name == "NCCL" then
-        local told = os.getenv "NCCL_SOCKET_IFNAME"
-        say("", told and ("between machines by NCCL_SOCKET_IFNAME = %s, which --interface does not change"):format(told)
+        local given = os.getenv "NCCL_SOCKET_IFNAME"
+        say("", given and ("between machines by NCCL_SOCKET_IFNAME = %s, which --interface does not change"):format(given)
           or "between machines by the interface that --interface names; without it, by one that NCCL chooses")
       end
     elseif #gpus > 0 or found.driver ~= "" then

@@ -61,7 +61,7 @@ function subcommand.recipe(program, about, words)
     errors.usage("hetrun %s needs a recipe: hetrun %s %s", about.command, about.command, about.example)
   end
   if words[2] then
-    errors.usage("hetrun %s: nobody takes '%s'; options are --name=value", about.command, words[2])
+    errors.usage("hetrun %s: unexpected argument '%s'; options are --name=value", about.command, words[2])
   end
   return program.load(words[1]), 0
 end

@@ -91,7 +91,7 @@ local function strict(environment, fallback)
 end
 
 --- `require` of a recipe: "het", and Lua files beside the recipe, each run once in the same environment.
--- @tparam[opt] function otherwise what is asked for a name of which there is no such file
+-- @tparam[opt] function otherwise called for a name without such a file
 local function recipe_require(environment, folder, trust, otherwise)
   local loaded = {}
   return function(name)

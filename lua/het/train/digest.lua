@@ -1,5 +1,5 @@
---- What the ranks of a run have to agree on, as texts that they compare when they join: a difference that nobody
--- notices would give them different weights, or have them wait for each other for good.
+--- What the ranks of a run have to agree on, as texts that they compare when they join: an unnoticed
+-- difference would give them different weights, or have them wait for each other for good.
 local native = require "het.native"
 local access = require "het.sandbox.access"
 local define = require "het.language.define"

@@ -33,7 +33,7 @@ local function choose_plan(self, ranks)
     text = planning.to_lua(answer)
     if not native.settings.quiet then native.write("stderr", planning.text_of(answer)) end
   end
-  local found, fallbacks = planning.from_lua(self.cluster:tell(text)[1])
+  local found, fallbacks = planning.from_lua(self.cluster:all_gather(text)[1])
   self.fallbacks = fallbacks
   found = plan.resolve(found, a.batch)
   -- A rank that the fastest plan leaves out has nothing to do in a generation; replicas use all of them.
@@ -54,11 +54,11 @@ local function exchange(self)
     for folder in pairs(self.wrote) do table.insert(own.wrote, folder) end
   end
   local all = {}
-  for i, words in ipairs(self.cluster:tell(native.json_encode(own))) do all[i] = native.json_decode(words) end
+  for i, words in ipairs(self.cluster:all_gather(native.json_encode(own))) do all[i] = native.json_decode(words) end
   return all
 end
 
--- The ranks that have the state to go on from, with what they told: those of the generation before. When all of these
+-- The ranks that have the state to go on from, with what they reported: those of the generation before. When all of these
 -- are gone, those that they had left behind may have one still, and the newest counts. Without a step done none has it.
 local function holders_of(all)
   for _, left_behind in ipairs { false, true } do
@@ -92,7 +92,7 @@ end
 -- The step that the ranks go on after, for those who follow it again and have not done it themselves.
 local function share_last_step(self)
   local own = self.last_step
-  for _, words in ipairs(self.cluster:tell(own and own.step == self.step and native.json_encode(own) or "")) do
+  for _, words in ipairs(self.cluster:all_gather(own and own.step == self.step and native.json_encode(own) or "")) do
     if words ~= "" then
       self.last_step = native.json_decode(words)
       self.loss = self.last_step.loss
@@ -107,7 +107,7 @@ end
 local function resume_own_save(self)
   local folder = self.arguments.save
   local held = folder and not self.overwrite and os.getenv "HETRUN_STARTED_AGAIN" and files.held(folder)
-  local resumes = self.cluster:tell(held and held.training and "resume" or "")[1]
+  local resumes = self.cluster:all_gather(held and held.training and "resume" or "")[1]
   self.resume = self.resume or resumes ~= ""
 end
 
@@ -191,7 +191,7 @@ end
 
 -- All ranks end the generation after the same step: there are some that wait to join.
 local function agree_to_change(self)
-  self.cluster:tell ""   -- all are here
+  self.cluster:all_gather ""   -- all are here
   self.member:ask_change(self.cluster:roster().number, "others join")
 end
 

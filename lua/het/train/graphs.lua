@@ -58,8 +58,8 @@ local function loss_of(b, spec)
   return squared_error(output, labels, scale)
 end
 
---- The loss of one micro-batch, with its inputs "inputs", "labels" and "scale". What does not fit is told with the line
--- of the recipe that describes the layer.
+--- The loss of one micro-batch, with its inputs "inputs", "labels" and "scale". What does not fit is an error with the
+-- line of the recipe that describes the layer.
 -- @param b the builder
 -- @tparam table spec `model`, `loss` (or nil), `inputs` and `labels` ({ dtype, shape } of a micro-batch)
 function graphs.loss(b, spec)

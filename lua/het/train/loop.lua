@@ -57,10 +57,10 @@ local function tell_ranks(self, reporter, results)
     bubble_share = used.seconds > 0 and used.bubble / used.seconds or 0, sent_bytes = used.sent_bytes / used.runs,
     memory_bytes = self.session.trainer:memory().total, restored_bytes = self.state:bytes_taken(),
     behind_s = self.own_device:pace_lost(), ways = self.cluster:ways() }
-  local told = self.cluster:tell(native.json_encode(own))
+  local texts = self.cluster:all_gather(native.json_encode(own))
   if self.rank > 0 then return end
   local ranks, slowest = {}, 1
-  for i, words in ipairs(told) do
+  for i, words in ipairs(texts) do
     ranks[i] = native.json_decode(words)
     if ranks[i].computed_s > ranks[slowest].computed_s then slowest = i end
   end
@@ -193,7 +193,7 @@ local function take_steps(self, reporter)
     if follow(self, reporter, step) then return true end
     if self.step < a.steps and self.session:asked_to_change() then return elastic.change end
   end
-  return self.cluster and self:asked_to_stop(self.stopped)   -- it came after the last step had told of it
+  return self.cluster and self:asked_to_stop(self.stopped)   -- it came after the last step had shared it
 end
 
 local function train(self, reporter)
@@ -227,7 +227,7 @@ local function save_at_end(self, reporter)
   end
   saving.go_on(self, true)
   local folder, kept = saving.folder_of_end(self, self.interrupted)
-  if self.cluster then folder = self.cluster:tell(folder)[1] end
+  if self.cluster then folder = self.cluster:all_gather(folder)[1] end
   saving.now(self, folder)
   saving.say(self, reporter, self.interrupted and "stopped and saved" or "saved", folder, kept)
 end
@@ -260,7 +260,7 @@ local function go_through(self, reporter, results)
     local name, enter = unpack(phases[self.phases_done + 1])
     fault.in_phase(name)
     if enter(self, reporter, results) == elastic.change then return elastic.change end
-    if self.member then self.cluster:tell "" end   -- all are done with it
+    if self.member then self.cluster:all_gather "" end   -- all are done with it
     self.phases_done = self.phases_done + 1
   end
 end

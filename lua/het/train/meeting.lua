@@ -66,7 +66,7 @@ function meeting.by_first_rank(self, check, ...)
   if self.rank == 0 then ok, problem = pcall(check, self, ...) end
   local message, kind = "", ""
   if not ok then message, kind = errors.describe(problem) end
-  local first = self.cluster:tell(kind .. ":" .. message)[1]
+  local first = self.cluster:all_gather(kind .. ":" .. message)[1]
   if not ok then error(problem, 0) end
   kind, message = first:match "^(%a*):(.*)$"
   if kind ~= "" then errors.raise(kind, "%s", message) end
@@ -153,14 +153,14 @@ function meeting.join(self)
     meeting.settle_plan(self)
     return function() end
   end
-  local told = not automatic.cluster and self.cluster   -- by the first rank
+  local shared = not automatic.cluster and self.cluster   -- the first rank plans for all
   if not begun and self.rank == 0 then
     begun = begin_plan(self, automatic, self.cluster and self.cluster:size() or 1)
   end
   return function()
     if begun then answer = answer or begun() end
     local written = answer and require("het.plan.command").to_lua(answer) or ""
-    if told then written = self.cluster:tell(written)[1] end
+    if shared then written = self.cluster:all_gather(written)[1] end
     take_plan(self, written, answer)
     meeting.settle_plan(self)
   end

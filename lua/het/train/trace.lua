@@ -21,7 +21,7 @@ local function title(span)
 end
 
 -- What one rank tells the others: its events, with times in seconds by the first rank's clock, and its sums, in seconds
--- too: `compute`, of which `barrier` lies before the update, `bubble` and `wait`.
+-- too: `compute` with its part `barrier` before the update, `bubble` and `wait`.
 local function events_of(run, spans, offset)
   local rank, list, trains = run.rank, {}, false
   local sums = { rank = rank, device = run.plan and plan.devices(run.plan)[rank + 1], events = list, compute = 0,
@@ -85,10 +85,10 @@ end
 -- @tparam function say called with each line of the report
 function trace.write(run, spans, path, say)
   local own = events_of(run, spans, run.cluster and run.cluster:clock_offset() or 0)
-  local told = run.cluster and run.cluster:tell(native.json_encode(own)) or { native.json_encode(own) }
+  local texts = run.cluster and run.cluster:all_gather(native.json_encode(own)) or { native.json_encode(own) }
   if run.rank > 0 then return end
   local ranks, all, origin = {}, {}, math.huge
-  for i, words in ipairs(told) do
+  for i, words in ipairs(texts) do
     ranks[i] = native.json_decode(words)
     origin = math.min(origin, ranks[i].first)
   end
