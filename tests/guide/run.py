@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+"""README.md and the pages of the guide: their commands run, what they print is what the program prints, and the
+options, names and files that they speak of exist. Examples in Lua are run by the suites of their subjects.
+
+usage: run.py HETRUN [unittest arguments]
+"""
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+HETRUN = str(pathlib.Path(sys.argv.pop(1)).resolve())
+PAGES = [ROOT / 'README.md', *sorted((ROOT / 'recipes').rglob('*.md'))]
+
+RECIPE = '''
+local het = require "het"
+local nn, optim, data = het.nn, het.optim, het.data
+local opt = het.options { steps = { 8, "optimizer steps" } }
+local corpus = data.text { path = "shakespeare.txt", tokenizer = "char", holdout = 0.1 }
+return het.train {
+  model = nn.gpt { vocab = corpus.vocab, context = 16, width = 16, layers = 2, heads = 2 },
+  data = corpus, batch = 12, steps = opt.steps, optimizer = optim.adamw { lr = 1e-3 }, evaluate = { every = 0 },
+}
+'''
+# What makes a command short, or keeps it from a GPU; the rest of it stays as the page has it.
+SMALL_GPT = ['--width=16', '--layers=2', '--heads=2', '--context=16', '--batch=4', '--steps=2', '--sample=0']
+SMALL = {
+    'hetrun --workers 3 recipe.lua': [],
+    'hetrun --workers 5 --trace=step.json recipe.lua': [],
+    'hetrun doctor': [],
+    'hetrun recipes/gpt_text.lua --text=shakespeare.txt': SMALL_GPT,
+    'hetrun recipes/gpt_text.lua --text=shakespeare.txt --precision=bf16 --device=cuda': [*SMALL_GPT, '--device=cpu'],
+    'hetrun profile recipes/gpt_text.lua': ['--text=shakespeare.txt', *SMALL_GPT, '--runs=1', '--microbatches=1,4'],
+    'hetrun plan recipes/gpt_text.lua --profile=gpt_text.profile.json': ['--text=shakespeare.txt', *SMALL_GPT],
+}
+# Tests below run these.
+LONG = {
+    'hetrun --workers 4 --elastic 2:4 recipe.lua',
+    'hetrun --workers 4 --elastic 2:8 --listen 10.0.0.7:7777 recipe.lua',
+    'hetrun --workers 2 --join 10.0.0.7:7777 recipe.lua',
+    'hetrun plan recipes/llama_tiny.lua --cluster=recipes/clusters/mixed.lua --precision=bf16 --width=2048 '
+    '--layers=24 --heads=16 --kv_heads=8 --context=2048 --batch=64',
+}
+
+
+def blocks(page):
+    """The indented blocks of a page, each a list of lines; lines that end with a backslash are joined."""
+    found, block = [], []
+    for line in [*page.read_text().splitlines(), '']:
+        if line.startswith('    ') and not re.match(r' *(\d+\.|-|\*) ', line):
+            block.append(line[4:])
+        elif block:
+            found.append(re.sub(r' \\\n +', ' ', '\n'.join(block)).split('\n'))
+            block = []
+    return found
+
+
+def commands(page):
+    return [line for block in blocks(page) for line in block if line.startswith('hetrun ')]
+
+
+def prose(page):
+    """The text of a page without its fenced code."""
+    return re.sub(r'```.*?```', '', page.read_text(), flags=re.DOTALL)
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)
+        (self.folder / 'recipes').symlink_to(ROOT / 'recipes')
+        (self.folder / 'recipe.lua').write_text(RECIPE)
+        (self.folder / 'shakespeare.txt').write_text('To be, or not to be: that is the question.\n' * 400)
+        self.environment = os.environ | {'HETRUN_SECRET': '0123456789abcdef', 'XDG_CACHE_HOME': str(self.folder)}
+
+    def hetrun(self, words, code=0, **options):
+        done = subprocess.run([HETRUN, *words], cwd=self.folder, env=self.environment, capture_output=True, text=True,
+                              timeout=300, check=False, **options)
+        self.assertEqual(done.returncode, code, f'{words}\n{done.stdout}\n{done.stderr}')
+        return done
+
+    def start(self, words):
+        process = subprocess.Popen([HETRUN, *words], cwd=self.folder, env=self.environment, stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.PIPE, text=True)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        return process
+
+    def read_until(self, process, pattern):
+        """What the process printed up to a line that has `pattern`."""
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if re.search(pattern, line):
+                return ''.join(lines)
+        self.fail(f'no line has {pattern!r}:\n{"".join(lines)}')
+
+
+class Commands(Case):
+    def test_every_command_of_the_pages_is_run_here(self):
+        found = {command for page in PAGES for command in commands(page)}
+        self.assertEqual(found, SMALL.keys() | LONG)
+
+    def test_the_commands_run(self):
+        for command, small in SMALL.items():
+            with self.subTest(command):
+                words = command.split()[1:]
+                kept = [word for word in words if word.split('=')[0] not in {each.split('=')[0] for each in small}]
+                self.hetrun([*kept, *small])
+        trace = json.loads((self.folder / 'step.json').read_text())
+        self.assertEqual({event['pid'] for event in trace['traceEvents']}, set(range(5)))
+
+    def test_the_plan_that_the_pages_show_is_found(self):
+        command = max(LONG, key=len)
+        printed = [line.rstrip() for line in self.hetrun(command.split()[1:]).stdout.splitlines()]
+        shown = 0
+        for page in PAGES:
+            for block in blocks(page):
+                if not block[0].startswith('device  '):
+                    continue
+                at = 0
+                for line in block:
+                    if line == '...':
+                        continue
+                    self.assertIn(line, printed[at:], f'{page.name}: not printed, or in another place')
+                    at = printed.index(line, at) + 1
+                    shown += 1
+        self.assertGreater(shown, 15)
+
+    def test_a_run_goes_on_without_a_rank_and_others_join(self):
+        with socket.socket() as free:
+            free.bind(('127.0.0.1', 0))
+            address = f'127.0.0.1:{free.getsockname()[1]}'
+        first, second = (command.replace('10.0.0.7:7777', address).split()[1:]
+                         for command in sorted(LONG) if '10.0.0.7' in command)
+        if '--join' in first:
+            first, second = second, first
+        steps = ['--steps=1000000']
+        run = self.start([*first, *steps])
+        self.read_until(run, r'step 1/')
+        self.start([*second, *steps])
+        self.read_until(run, r'6 ranks go on')
+        # The last process of the first machine.
+        children = pathlib.Path(f'/proc/{run.pid}/task/{run.pid}/children').read_text().split()
+        os.kill(int(children[-1]), signal.SIGKILL)
+        line = self.read_until(run, r'is lost; ').splitlines()[-1]
+        page = (ROOT / 'recipes' / 'guide' / 'elastic.md').read_text()
+        example = re.search(r'^    (generation \d+: .* is lost; .*)$', page, re.MULTILINE).group(1)
+        self.assertEqual(self.form(line), self.form(example))
+        run.send_signal(signal.SIGINT)
+
+    @staticmethod
+    def form(line):
+        """A line without its numbers, names of machines and units."""
+        line = re.sub(r'\(([^)]*)\)', '(HOST)', line.strip())
+        return re.sub(r'\d[\d.]*( [KMG]?i?B)?', 'N', line)
+
+
+class References(Case):
+    def test_links_lead_to_files(self):
+        for page in PAGES:
+            for target in re.findall(r'\]\(([^)#]+)(?:#[^)]*)?\)', page.read_text()):
+                if not re.match(r'https?:', target):
+                    self.assertTrue((page.parent / target).exists(), f'{page.name}: {target}')
+
+    def test_links_within_pages_lead_to_headings(self):
+        for page in PAGES:
+            for target, heading in re.findall(r'\]\(([^)#]*)#([^)]*)\)', page.read_text()):
+                if re.match(r'https?:', target):
+                    continue
+                text = (page.parent / target if target else page).read_text()
+                headings = {re.sub(r'[^\w -]', '', line.lstrip('# ').lower()).replace(' ', '-')
+                            for line in text.splitlines() if line.startswith('#')}
+                self.assertIn(heading, headings, page.name)
+
+    def test_options_exist(self):
+        help_texts = [self.hetrun(words).stdout for words in (
+            ['--help'], *([command, '--help'] for command in ('plan', 'simulate', 'profile', 'bench')),
+            *([f'recipes/{recipe.name}', '--help'] for recipe in sorted((ROOT / 'recipes').glob('*.lua'))))]
+        known = set(re.findall(r'(?<![\w-])--[a-z][\w-]*', '\n'.join(help_texts)))
+        for page in PAGES:
+            for option in re.findall(r'(?<![\w-])--[a-z][\w-]*', prose(page)):
+                self.assertIn(option, known | {'--name'}, page.name)
+
+    def test_names_have_help(self):
+        names = {name for page in PAGES
+                 for name in re.findall(r'\b(?:het|nn|optim|data|op)\.[a-z_]+(?:\.[a-z_]+)*', page.read_text())}
+        self.assertGreater(len(names), 30)
+        lines = ''.join(f'?{name}\n' for name in sorted(names))
+        done = self.hetrun([], input=lines)
+        self.assertEqual(done.stderr, '')
+        self.assertNotIn('no help for', done.stdout)
+        self.assertNotIn('nothing is known of', done.stdout)
+
+
+if __name__ == '__main__':
+    unittest.main()
