@@ -8,14 +8,14 @@
 #include "lua/objects.h"
 #include "planner/explain.h"
 #include "planner/fallback.h"
-#include "planner/graph_model.h"
-#include "planner/graph_state.h"
-#include "planner/lower.h"
+#include "planner/lower/lower.h"
+#include "planner/lower/stage_graphs.h"
+#include "planner/lower/work.h"
 #include "planner/measured/measured.h"
 #include "planner/megatron/sharding.h"
+#include "planner/migrate/graph_state.h"
+#include "planner/model/graph_model.h"
 #include "planner/policy.h"
-#include "planner/stage_graphs.h"
-#include "planner/work.h"
 
 namespace het::lua {
 

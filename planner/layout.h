@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "core/plan/plan.h"
-#include "planner/cluster.h"
+#include "planner/cluster/cluster.h"
 
 namespace het::planner {
 

@@ -8,8 +8,8 @@
 #include <fmt/format.h>
 
 #include "core/base/error.h"
+#include "planner/migrate/model_state.h"
 #include "planner/milp.h"
-#include "planner/model_state.h"
 
 namespace het::planner {
 namespace {

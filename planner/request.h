@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "planner/relocate.h"
-#include "planner/simulate.h"
+#include "planner/migrate/relocate.h"
+#include "planner/simulate/simulate.h"
 
 namespace het::planner {
 
@@ -50,7 +50,7 @@ struct Request {
   std::optional<Plan> old;
   double near = 0.02;
   // The state of the model's layers where its graph is known: then `old` may have `sharding`. Absent: as the
-  // model's numbers say (model_state.h).
+  // model's numbers say (migrate/model_state.h).
   std::shared_ptr<const ModelState> state;
   // Whether the model's layers can be divided by these shares; empty: as its heads can.
   std::function<bool(const Shares&)> can_divide;

@@ -4,8 +4,8 @@
 
 #include <vector>
 
-#include "planner/costs.h"
 #include "planner/layout.h"
+#include "planner/simulate/costs.h"
 
 namespace het::planner {
 

@@ -6,8 +6,8 @@
 #include <tuple>
 #include <vector>
 
-#include "planner/costs.h"
 #include "planner/layout.h"
+#include "planner/simulate/costs.h"
 
 namespace het::planner {
 

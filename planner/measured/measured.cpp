@@ -12,7 +12,7 @@
 #include "core/base/units.h"
 #include "planner/measured/files.h"
 #include "planner/measured/links.h"
-#include "planner/simulate.h"
+#include "planner/simulate/simulate.h"
 
 namespace het::planner {
 namespace {

@@ -1,4 +1,4 @@
-#include "planner/cluster.h"
+#include "planner/cluster/cluster.h"
 
 #include <catch2/catch.hpp>
 #include <set>

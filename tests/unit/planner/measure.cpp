@@ -1,5 +1,5 @@
 // Layers cut out of a graph, what their instructions are, and what is measured of them.
-#include "planner/measure.h"
+#include "planner/profile/measure.h"
 
 #include <catch2/catch.hpp>
 
@@ -7,9 +7,9 @@
 #include "core/graph/gradient.h"
 #include "core/ops/op.h"
 #include "kernels/cpu/device.h"
-#include "planner/excerpt.h"
-#include "planner/graph_model.h"
-#include "planner/lower.h"
+#include "planner/lower/lower.h"
+#include "planner/model/graph_model.h"
+#include "planner/profile/excerpt.h"
 #include "tests/emulated_cuda/device.h"
 
 using namespace het;

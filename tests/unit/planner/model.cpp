@@ -1,4 +1,4 @@
-#include "planner/model.h"
+#include "planner/model/model.h"
 
 #include <catch2/catch.hpp>
 

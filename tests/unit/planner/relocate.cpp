@@ -1,4 +1,4 @@
-#include "planner/relocate.h"
+#include "planner/migrate/relocate.h"
 
 #include <catch2/catch.hpp>
 #include <functional>

@@ -1,10 +1,10 @@
-#include "planner/simulate.h"
+#include "planner/simulate/simulate.h"
 
 #include <catch2/catch.hpp>
 
 #include "core/base/error.h"
 #include "planner/autohet/stages.h"
-#include "planner/schedule.h"
+#include "planner/lower/schedule.h"
 #include "tests/unit/planner/testing.h"
 
 using namespace het;

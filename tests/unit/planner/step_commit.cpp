@@ -16,9 +16,9 @@
 #include "core/run/restore.h"
 #include "core/run/settle.h"
 #include "planner/layout.h"
-#include "planner/lower.h"
-#include "planner/migrate.h"
-#include "planner/work.h"
+#include "planner/lower/lower.h"
+#include "planner/lower/work.h"
+#include "planner/migrate/migrate.h"
 #include "tests/unit/core/testing.h"
 #include "tests/unit/core/trained_gpt.h"
 

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "planner/cluster.h"
-#include "planner/model.h"
+#include "planner/cluster/cluster.h"
+#include "planner/model/model.h"
 
 namespace het::testing {
 
