@@ -9,8 +9,8 @@
 #include "planner/explain.h"
 #include "planner/fallback.h"
 #include "planner/lower/lower.h"
+#include "planner/lower/rank_assignment.h"
 #include "planner/lower/stage_graphs.h"
-#include "planner/lower/work.h"
 #include "planner/measured/measured.h"
 #include "planner/megatron/sharding.h"
 #include "planner/migrate/graph_state.h"
@@ -384,7 +384,8 @@ void require_exchange(const Graph& graph, const Plan& plan) {
   if (has_uniform_cut(plan)) return;
   StageGraphs graphs(graph, plan, false);
   for (int rank = 0; rank < static_cast<int>(devices_of(plan).size()); ++rank)
-    if (tensor_rank_of(plan, rank) == 0) work_of(graphs.of(cut_of(plan, rank), 0).graph, plan, rank, &graphs);
+    if (tensor_rank_of(plan, rank) == 0)
+      assignment_of(graphs.of(cut_of(plan, rank), 0).graph, plan, rank, &graphs);
 }
 
 // Where ranks could not run the plan that the planner found, the best whose stages share layers alike.

@@ -20,20 +20,25 @@ Operand part_of(const Operand& all, int64_t offset, const TensorType& type) {
 }  // namespace
 
 // In an order that all members of a group share: layers backwards, as they are completed.
-GradientBuckets::GradientBuckets(const Graph& graph, const Work& work, std::map<ValueId, int> summands,
-                                 PlaceOf place, ProgramWriter& out)
-    : graph_(graph), work_(work), place_(std::move(place)), out_(out), expected_(std::move(summands)) {
+GradientBuckets::GradientBuckets(const Graph& graph, const RankAssignment& assignment,
+                                 std::map<ValueId, int> summands, PlaceOf place, ProgramWriter& out)
+    : graph_(graph),
+      assignment_(assignment),
+      place_(std::move(place)),
+      out_(out),
+      expected_(std::move(summands)) {
   std::map<std::tuple<int, int, DType, bool>, std::vector<ValueId>> keyed;  // the last: updated by rows
-  for (const auto& [id, gradient] : work_.gradients)
+  for (const auto& [id, gradient] : assignment_.gradients)
     if (gradient.group >= 0)
-      keyed[{gradient.group, -gradient.layer, graph_.type(id).dtype, work_.row_updates.count(id) != 0}]
+      keyed[{gradient.group, -gradient.layer, graph_.type(id).dtype, assignment_.row_updates.count(id) != 0}]
           .push_back(id);
   for (auto& [key, gradients] : keyed) {
     const auto [group, layer, dtype, by_rows] = key;
     make(group, -layer, dtype, std::move(gradients));
   }
-  std::map<std::tuple<int, int, DType, bool>, std::vector<Work::Piece>> packed;  // the last: have a keeper
-  for (const Work::Piece& piece : work_.pieces)
+  std::map<std::tuple<int, int, DType, bool>, std::vector<RankAssignment::Piece>>
+      packed;  // the last: have a keeper
+  for (const RankAssignment::Piece& piece : assignment_.pieces)
     packed[{piece.group, -piece.layer, graph_.type(piece.gradient).dtype, piece.keeper >= 0}].push_back(
         piece);
   for (auto& [key, pieces] : packed) {
@@ -46,13 +51,15 @@ std::string GradientBuckets::name_of(const Graph& graph, int layer) {
   return layer >= 0 ? fmt::format("gradients of layer {}", graph.layers[layer].name) : "gradients";
 }
 
-void GradientBuckets::make_packed(int group, int layer, DType dtype, std::vector<Work::Piece> pieces) {
+void GradientBuckets::make_packed(int group, int layer, DType dtype,
+                                  std::vector<RankAssignment::Piece> pieces) {
   Bucket bucket{group, {}, {}};
-  std::stable_sort(pieces.begin(), pieces.end(),
-                   [](const Work::Piece& a, const Work::Piece& b) { return a.keeper < b.keeper; });
-  if (pieces[0].keeper >= 0) bucket.blocks.assign(work_.groups[group].ranks.size(), 0);
+  std::stable_sort(
+      pieces.begin(), pieces.end(),
+      [](const RankAssignment::Piece& a, const RankAssignment::Piece& b) { return a.keeper < b.keeper; });
+  if (pieces[0].keeper >= 0) bucket.blocks.assign(assignment_.groups[group].ranks.size(), 0);
   int64_t elements = 0;
-  for (const Work::Piece& piece : pieces) {
+  for (const RankAssignment::Piece& piece : pieces) {
     bucket.gradients.push_back(piece.gradient);
     bucket.offsets.push_back(elements);
     elements += piece.elements;
@@ -65,7 +72,7 @@ void GradientBuckets::make_packed(int group, int layer, DType dtype, std::vector
 
 // Which member of a group a rank is.
 size_t GradientBuckets::member(int group, int rank) const {
-  const std::vector<int>& ranks = work_.groups[group].ranks;
+  const std::vector<int>& ranks = assignment_.groups[group].ranks;
   const auto found = std::find(ranks.begin(), ranks.end(), rank);
   HET_REQUIRE(found != ranks.end(), rank);
   return static_cast<size_t>(found - ranks.begin());
@@ -94,7 +101,7 @@ void GradientBuckets::pack(const Bucket& bucket) {
   Node node;
   node.phase = Phase::backward;
   each_box(bucket, bucket.all, std::identity(),
-           [&](const Work::Piece& piece, const Operand& own, const Operand& packed) {
+           [&](const RankAssignment::Piece& piece, const Operand& own, const Operand& packed) {
              if (piece.counts)
                out_.copy(node, own, packed, -1);
              else
@@ -106,22 +113,22 @@ void GradientBuckets::unpack(const Bucket& bucket) {
   Node node;
   node.phase = Phase::update;
   each_box(bucket, bucket.all, std::identity(),
-           [&](const Work::Piece& piece, const Operand& own, const Operand& packed) {
-             if (piece.keeper < 0 || piece.keeper == work_.rank) out_.copy(node, packed, own, -1);
+           [&](const RankAssignment::Piece& piece, const Operand& own, const Operand& packed) {
+             if (piece.keeper < 0 || piece.keeper == assignment_.rank) out_.copy(node, packed, own, -1);
            });
 }
 
 void GradientBuckets::make(int group, int layer, DType dtype, std::vector<ValueId> gradients) {
   constexpr int64_t kAligned = 16;  // elements
   const auto kept_by = [&](ValueId id) -> const std::vector<KeptRows>& {
-    return work_.gradients.at(id).kept_by;
+    return assignment_.gradients.at(id).kept_by;
   };
   const bool divided = !kept_by(gradients[0]).empty();
   if (divided)
     std::stable_sort(gradients.begin(), gradients.end(),
                      [&](ValueId a, ValueId b) { return kept_by(a).front().rank < kept_by(b).front().rank; });
   Bucket bucket{group, {}, gradients};
-  if (divided) bucket.blocks.assign(work_.groups[group].ranks.size(), 0);
+  if (divided) bucket.blocks.assign(assignment_.groups[group].ranks.size(), 0);
   int64_t elements = 0;
   bool gaps = false;
   for (const ValueId id : gradients) {
@@ -144,13 +151,13 @@ void GradientBuckets::make(int group, int layer, DType dtype, std::vector<ValueI
 
 // Where rows of a gradient lie, or of its parameter.
 Layout GradientBuckets::rows_of(const Layout& all, ValueId gradient, Range rows) const {
-  if (work_.row_updates.count(gradient) == 0) return all;  // whole tensors
-  return sliced(all, work_.gradients.at(gradient).row_dim, rows.begin, rows.size());
+  if (assignment_.row_updates.count(gradient) == 0) return all;  // whole tensors
+  return sliced(all, assignment_.gradients.at(gradient).row_dim, rows.begin, rows.size());
 }
 
 // This rank's block of a bucket.
 Operand GradientBuckets::own_block(const Bucket& bucket, const Operand& all) const {
-  const size_t own = member(bucket.group, work_.rank);
+  const size_t own = member(bucket.group, assignment_.rank);
   const int64_t offset =
       std::accumulate(bucket.blocks.begin(), bucket.blocks.begin() + static_cast<int64_t>(own), int64_t{0});
   return part_of(all, offset, {all.layout.type.dtype, {bucket.blocks[own]}});
@@ -163,7 +170,7 @@ void GradientBuckets::begin_step() {
 
 void GradientBuckets::note_summand(ValueId gradient) {
   const auto found = expected_.find(gradient);
-  if (found == expected_.end() || --found->second > 0 || work_.gradients.count(gradient) == 0) return;
+  if (found == expected_.end() || --found->second > 0 || assignment_.gradients.count(gradient) == 0) return;
   start_complete();
 }
 
@@ -228,7 +235,7 @@ void GradientBuckets::share_parameters() {
     if (bucket.pieces.empty() || block.layout.type.elements() == 0)
       out_.fill(node, bucket.pieces.empty() ? all : block, 0);
     each_parameter(bucket, all, [&](int keeper, const Operand& own, const Operand& packed) {
-      if (keeper == work_.rank) out_.copy(node, own, packed, -1);
+      if (keeper == assignment_.rank) out_.copy(node, own, packed, -1);
     });
     CollectiveRequest gather = request_for(CollectiveKind::all_gather, all, name);
     gather.counts = bucket.blocks;
@@ -238,23 +245,23 @@ void GradientBuckets::share_parameters() {
   for (const auto& [bucket, all, start] : gathers) {
     out_.await(start);
     each_parameter(*bucket, all, [&](int keeper, const Operand& own, const Operand& packed) {
-      if (keeper != work_.rank) out_.copy(node, packed, own, -1);
+      if (keeper != assignment_.rank) out_.copy(node, packed, own, -1);
     });
   }
 }
 
 // visit(keeper, where in the parameter, where in `all`) for each part of the parameters of a bucket.
 void GradientBuckets::each_parameter(const Bucket& bucket, const Operand& all, const VisitPart& visit) {
-  const auto parameter_of = [&](ValueId gradient) { return work_.gradients.at(gradient).parameter; };
+  const auto parameter_of = [&](ValueId gradient) { return assignment_.gradients.at(gradient).parameter; };
   each_box(bucket, all, parameter_of,
-           [&](const Work::Piece& piece, const Operand& own, const Operand& packed) {
+           [&](const RankAssignment::Piece& piece, const Operand& own, const Operand& packed) {
              visit(piece.keeper, own, packed);
            });
   for (size_t i = 0; i < bucket.gradients.size() && bucket.pieces.empty(); ++i) {
     const ValueId id = bucket.gradients[i];
     const Operand own = place_(parameter_of(id));
     const Operand packed = part_of(all, bucket.offsets[i], own.layout.type);
-    for (const KeptRows& kept : work_.gradients.at(id).kept_by)
+    for (const KeptRows& kept : assignment_.gradients.at(id).kept_by)
       visit(kept.rank, {own.buffer, rows_of(own.layout, id, kept.rows)},
             {packed.buffer, rows_of(packed.layout, id, kept.rows)});
   }

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "planner/lower/program_writer.h"
-#include "planner/lower/work.h"
+#include "planner/lower/rank_assignment.h"
 
 namespace het {
 
@@ -19,10 +19,10 @@ class GradientBuckets {
   using PlaceOf = std::function<Operand(ValueId)>;
 
   // Adds the buckets' buffers to the program. `summands`: of each gradient, how many a step of this rank
-  // makes. `place`: where a parameter lies, or a gradient that is not in a bucket. `graph`, `work` and `out`
-  // must outlive it.
-  GradientBuckets(const Graph& graph, const Work& work, std::map<ValueId, int> summands, PlaceOf place,
-                  ProgramWriter& out);
+  // makes. `place`: where a parameter lies, or a gradient that is not in a bucket. `graph`, `assignment` and
+  // `out` must outlive it.
+  GradientBuckets(const Graph& graph, const RankAssignment& assignment, std::map<ValueId, int> summands,
+                  PlaceOf place, ProgramWriter& out);
 
   struct Place {
     ValueId gradient;
@@ -50,13 +50,13 @@ class GradientBuckets {
     std::vector<int64_t> blocks = {};   // elements that each member keeps; empty: every member keeps all
     // Of gradients that others cut otherwise: what is copied here when they are complete, and back when it is
     // summed. By gradient, at the same index.
-    std::vector<Work::Piece> pieces = {};
+    std::vector<RankAssignment::Piece> pieces = {};
     int start = -1;
     bool awaited = false;
   };
 
   void make(int group, int layer, DType dtype, std::vector<ValueId> gradients);
-  void make_packed(int group, int layer, DType dtype, std::vector<Work::Piece> pieces);
+  void make_packed(int group, int layer, DType dtype, std::vector<RankAssignment::Piece> pieces);
   void pack(const Bucket& bucket);
   void unpack(const Bucket& bucket);
   template <typename TensorOf, typename Visit>
@@ -71,7 +71,7 @@ class GradientBuckets {
   bool is_complete(const Bucket& bucket) const;
 
   const Graph& graph_;
-  const Work& work_;
+  const RankAssignment& assignment_;
   PlaceOf place_;
   ProgramWriter& out_;
   std::map<ValueId, int> expected_;  // summands still to come

@@ -16,11 +16,11 @@
 #include "core/base/units.h"
 #include "core/graph/fuse.h"
 #include "core/ops/op.h"
-#include "planner/lower/facts.h"
+#include "planner/lower/analysis.h"
 #include "planner/lower/gradient_buckets.h"
 #include "planner/lower/program_writer.h"
+#include "planner/lower/rank_assignment.h"
 #include "planner/lower/stage_graphs.h"
-#include "planner/lower/work.h"
 
 namespace het {
 namespace {
@@ -46,10 +46,14 @@ void require_size(const Graph& graph, int microbatches) {
 
 class Lowering {
  public:
-  Lowering(const Graph& graph, const Work& work)
-      : graph_(graph), work_(work), microbatches_(work.microbatches), facts_(graph, work), out_(graph, work) {
-    for (const auto& [gradient, update] : work.row_updates)
-      if (work.gradients.at(gradient).rows)
+  Lowering(const Graph& graph, const RankAssignment& assignment)
+      : graph_(graph),
+        assignment_(assignment),
+        microbatches_(assignment.microbatches),
+        analysis_(graph, assignment),
+        out_(graph, assignment) {
+    for (const auto& [gradient, update] : assignment.row_updates)
+      if (assignment.gradients.at(gradient).rows)
         for (const NodeId n : update.nodes) updated_by_rows_[n] = gradient;
   }
 
@@ -60,7 +64,7 @@ class Lowering {
     out_.end_prologue();
     emit_invariant(false);
     buckets_->begin_step();
-    for (size_t u = 0; u < work_.units.size(); ++u) emit_unit(u);
+    for (size_t u = 0; u < assignment_.units.size(); ++u) emit_unit(u);
     settle_messages();
     emit_update_phase();
     emit_outputs();
@@ -73,13 +77,14 @@ class Lowering {
   // the first change of state, behind all that may need other ranks.
   void emit_update_phase() {
     const auto is_norm = [](const Node& node) { return node.op->any_placement; };
-    const bool in_order = work_.groups.empty() || !changes_state() ||
+    const bool in_order = assignment_.groups.empty() || !changes_state() ||
                           std::any_of(graph_.nodes.begin(), graph_.nodes.end(), is_norm);
     const std::vector<bool> late = in_order ? std::vector<bool>(graph_.nodes.size()) : behind_changes();
     const auto emit_those = [&](bool wanted) {
       for (size_t n = 0; n < graph_.nodes.size(); ++n) {
         const Node& node = graph_.nodes[n];
-        if (late[n] == wanted && work_.mine[n] && node.phase == Phase::update && !facts_.invariant_node(node))
+        if (late[n] == wanted && assignment_.assigned[n] && node.phase == Phase::update &&
+            !analysis_.invariant_node(node))
           emit_update(node);
       }
       emit_updates();
@@ -112,9 +117,9 @@ class Lowering {
 
   // Each rank gives a number when it has all its gradients.
   void decide() {
-    for (const auto& [id, gradient] : work_.gradients) buckets_->await(id);
+    for (const auto& [id, gradient] : assignment_.gradients) buckets_->await(id);
     await_collectives();
-    const auto ranks = static_cast<int64_t>(work_.groups[0].ranks.size());
+    const auto ranks = static_cast<int64_t>(assignment_.groups[0].ranks.size());
     const Operand own = out_.add_whole({"this rank's numbers", {DType::f32, {1}}});
     const Operand all = out_.add_whole({"all ranks' numbers", {DType::f32, {ranks, 1}}});
     Node node;
@@ -126,7 +131,7 @@ class Lowering {
   // What decides the step: from here on every rank is known to have its gradients.
   void gather_numbers(const Operand& own, const Operand& all, std::string label) {
     CollectiveRequest gather = request_for(CollectiveKind::all_gather, own, std::move(label));
-    gather.counts.assign(work_.groups[0].ranks.size(), own.layout.type.elements());
+    gather.counts.assign(assignment_.groups[0].ranks.size(), own.layout.type.elements());
     out_.await(out_.start({0, std::move(gather), own, all, Phase::update}));
     out_.decide();
   }
@@ -162,7 +167,7 @@ class Lowering {
   template <typename Emit>
   void each_rows_of(ValueId gradient, const Emit& emit) {
     int64_t first = 0;
-    for (const Range& range : *work_.gradients.at(gradient).rows) {
+    for (const Range& range : *assignment_.gradients.at(gradient).rows) {
       rows_ = Rows{gradient, range, first};
       emit();
       first += range.size();
@@ -176,13 +181,13 @@ class Lowering {
   }
 
   Layout rows_in(const Layout& all, int64_t first) const {
-    return sliced(all, work_.gradients.at(rows_->gradient).row_dim, first, rows_->range.size());
+    return sliced(all, assignment_.gradients.at(rows_->gradient).row_dim, first, rows_->range.size());
   }
 
   // The rows of a value of the update. What the update itself makes has a place for each run of rows.
   Operand& rows_of(ValueId id) {
     Operand& rows = row_operands_[{id, rows_->range.begin}];
-    const bool is_state_of = work_.row_updates.at(rows_->gradient).state.count(id) != 0;
+    const bool is_state_of = assignment_.row_updates.at(rows_->gradient).state.count(id) != 0;
     const Operand& all = whole_operand(id, -1);
     if (rows.buffer == kAbsent && all.buffer != kAbsent)
       rows = {all.buffer, rows_in(all.layout, is_state_of ? rows_->first : rows_->range.begin)};
@@ -196,8 +201,8 @@ class Lowering {
 
   // What of the optimizer's state this rank keeps.
   void keep_rows(ValueId id, BufferSpec& spec) const {
-    for (const auto& [gradient, update] : work_.row_updates) {
-      const Work::Gradient& kept = work_.gradients.at(gradient);
+    for (const auto& [gradient, update] : assignment_.row_updates) {
+      const RankAssignment::Gradient& kept = assignment_.gradients.at(gradient);
       if (update.state.count(id) == 0 || !kept.rows) continue;
       const TensorSlice rows = TensorSlice::whole(spec.type.shape).narrowed(kept.row_dim, *kept.rows);
       if (rows.is_whole()) continue;
@@ -208,7 +213,7 @@ class Lowering {
 
   // What of a parameter this rank updates, where other ranks update the rest.
   void update_rows(ValueId id, BufferSpec& spec) const {
-    for (const auto& [gradient, kept] : work_.gradients) {
+    for (const auto& [gradient, kept] : assignment_.gradients) {
       if (kept.parameter != id || !kept.rows) continue;
       const TensorSlice rows = TensorSlice::whole(spec.type.shape).narrowed(kept.row_dim, *kept.rows);
       if (!rows.is_whole()) spec.updates = nested(slice_of(spec), rows);
@@ -278,7 +283,8 @@ class Lowering {
   void emit_invariant(bool from_state) {
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       const Node& node = graph_.nodes[n];
-      if (work_.mine[n] && facts_.invariant_node(node) && facts_.from_state(node) == from_state)
+      if (assignment_.assigned[n] && analysis_.invariant_node(node) &&
+          analysis_.from_state(node) == from_state)
         emit(node, -1);
     }
   }
@@ -287,7 +293,7 @@ class Lowering {
   void require_order() const {
     for (const Node& node : graph_.nodes)
       for (const ValueId id : node.inputs) {
-        if (id == kAbsent || facts_.invariant(id)) continue;
+        if (id == kAbsent || analysis_.invariant(id)) continue;
         const Value& value = graph_.values[id];
         if (value.role == Role::input && !value.per_step && node.phase == Phase::update)
           fail_usage("'{}' of the update reads the input '{}', which each micro-batch has its own of",
@@ -312,10 +318,10 @@ class Lowering {
     operands_.assign(graph_.values.size() * slots, Operand{});
     std::vector<bool> used(graph_.values.size());
     for (size_t n = 0; n < graph_.nodes.size(); ++n)
-      if (work_.mine[n])
+      if (assignment_.assigned[n])
         for (const ValueId id : graph_.nodes[n].inputs)
           if (id != kAbsent) used[id] = true;
-    for (const auto& [id, gradient] : work_.gradients) used[gradient.parameter] = true;
+    for (const auto& [id, gradient] : assignment_.gradients) used[gradient.parameter] = true;
     for (size_t i = 0; i < graph_.values.size(); ++i) {
       const Value& value = graph_.values[i];
       const ValueId id = static_cast<ValueId>(i);
@@ -337,14 +343,15 @@ class Lowering {
     }
     make_buckets();
     for (const Output& output : graph_.outputs)
-      if (facts_.crossing(output.value) && work_.first_tensor_rank &&
-          facts_.summands().count(output.value) != 0 && sums_.count(output.value) == 0)
+      if (analysis_.accumulated(output.value) && assignment_.first_tensor_rank &&
+          analysis_.summands().count(output.value) != 0 && sums_.count(output.value) == 0)
         sums_[output.value] = out_.add_whole({output.name, graph_.type(output.value), Home::output});
   }
 
   void make_buckets() {
     buckets_.emplace(
-        graph_, work_, facts_.summands(), [this](ValueId id) { return whole_operand(id, -1); }, out_);
+        graph_, assignment_, analysis_.summands(), [this](ValueId id) { return whole_operand(id, -1); },
+        out_);
     for (const GradientBuckets::Place& place : buckets_->places()) {
       sums_[place.gradient] = place.operand;
       if (place.written) continue;
@@ -364,15 +371,15 @@ class Lowering {
     for (int m = -1; m < microbatches_; ++m) operand(id, m) = value;
   }
 
-  // Where the sum that a crossing value belongs to is kept.
+  // Where the sum of an accumulated value is kept.
   Operand sum_of(ValueId id) {
-    const ValueId root = facts_.root_of(id);
+    const ValueId root = analysis_.root_of(id);
     const auto [entry, fresh] = sums_.emplace(root, Operand{});
     if (fresh) entry->second = out_.add_whole({"sum of " + hint(root), graph_.type(root), Home::arena});
     return entry->second;
   }
   // Whether nothing was written to it yet: from now on something is.
-  bool begins(ValueId id) { return begun_.insert(facts_.root_of(id)).second; }
+  bool begins(ValueId id) { return begun_.insert(analysis_.root_of(id)).second; }
 
   std::string hint(ValueId id) const {
     const Value& value = graph_.values[id];
@@ -383,11 +390,11 @@ class Lowering {
   struct Target {
     Operand operand;
     bool add = false;
-    bool spill = false;  // a crossing value that cannot be added in place: summed by an extra instruction
+    bool spill = false;  // an accumulated value that cannot be added in place: an extra instruction sums it
   };
 
   Target target(ValueId id, int microbatch, bool can_add) {
-    const WriteTarget& written = facts_.write_target(id);
+    const WriteTarget& written = analysis_.write_target(id);
     if (written.into != kAbsent && !written.adds) {
       Operand& joined = operand(written.into, microbatch);
       if (joined.buffer == kAbsent) joined = target(written.into, microbatch, false).operand;
@@ -408,34 +415,34 @@ class Lowering {
       }
       return {sum, add};
     }
-    if (facts_.crossing(id) &&
-        (!facts_.used_inside(id) || (microbatches_ == 1 && facts_.root_of(id) == id))) {
-      if (begun_.count(facts_.root_of(id)) == 0) {
+    if (analysis_.accumulated(id) &&
+        (!analysis_.used_inside(id) || (microbatches_ == 1 && analysis_.root_of(id) == id))) {
+      if (begun_.count(analysis_.root_of(id)) == 0) {
         begins(id);
         return {sum_of(id)};
       }
       if (can_add) return {sum_of(id), true};
     }
-    BufferSpec spec{hint(id), type_of(id), facts_.from_state(id) ? Home::pinned : Home::arena};
-    return {out_.add_whole(std::move(spec)), false, facts_.crossing(id)};
+    BufferSpec spec{hint(id), type_of(id), analysis_.from_state(id) ? Home::pinned : Home::arena};
+    return {out_.add_whole(std::move(spec)), false, analysis_.accumulated(id)};
   }
 
   // --- instructions
 
   Operand packed(const Node& node, const Operand& from, int microbatch) {
     Operand result =
-        out_.add_whole({"packed", from.layout.type, facts_.from_state(node) ? Home::pinned : Home::arena});
+        out_.add_whole({"packed", from.layout.type, analysis_.from_state(node) ? Home::pinned : Home::arena});
     out_.copy(node, from, result, microbatch);
     return result;
   }
 
   void emit(const Node& node, int microbatch) {
     for (const ValueId id : node.inputs) prepare(id, node, microbatch);
-    if (node.op->any_placement && !work_.groups.empty()) return emit_global_norm(node);
+    if (node.op->any_placement && !assignment_.groups.empty()) return emit_global_norm(node);
     if (node.op->collective) return emit_collective(node, microbatch);
     if (node.op->view) return emit_view(node, microbatch);
     if (node.op->concatenates) return emit_concat(node, microbatch);
-    if (node.op->adds_operands && facts_.write_target(node.inputs[0]).adds) {
+    if (node.op->adds_operands && analysis_.write_target(node.inputs[0]).adds) {
       finish(node, node.outputs[0], {operand(node.outputs[0], microbatch)}, microbatch);
       return;
     }
@@ -487,7 +494,8 @@ class Lowering {
     const NodeId producer = graph_.values[id].producer;
     if (user.phase == Phase::update)
       buckets_->await(gradient_behind(id));
-    else if (producer >= 0 && work_.stage[producer] == kAnywhere && operand(id, microbatch).buffer == kAbsent)
+    else if (producer >= 0 && assignment_.stage[producer] == kAllStages &&
+             operand(id, microbatch).buffer == kAbsent)
       emit(graph_.nodes[producer], microbatch);
   }
 
@@ -496,13 +504,13 @@ class Lowering {
     return in >= 0 && in < static_cast<int>(node.inputs.size()) && node.inputs[in] != kAbsent ? in : -1;
   }
 
-  // Remember where a result lies; a crossing one that lies elsewhere than its sum is added to it.
+  // Remember where a result lies; an accumulated one that lies elsewhere than its sum is added to it.
   void finish(const Node& node, ValueId id, const Target& where, int microbatch) {
-    if (facts_.invariant(id))
+    if (analysis_.invariant(id))
       set_everywhere(id, where.operand);
     else
       operand(id, microbatch) = where.operand;
-    if (!facts_.crossing(id)) return;
+    if (!analysis_.accumulated(id)) return;
     const Operand sum = sum_of(id);
     if (where.operand.buffer != sum.buffer) {
       await_collectives(where.operand.buffer);  // a view may be of what is still on its way
@@ -517,8 +525,8 @@ class Lowering {
         out_.compute(node, op_named("add"), {}, {sum, part}, {sum}, 0, microbatch);
       }
     }
-    operand(facts_.root_of(id), -1) = sum;
-    buckets_->note_summand(facts_.root_of(id));
+    operand(analysis_.root_of(id), -1) = sum;
+    buckets_->note_summand(analysis_.root_of(id));
   }
 
   void emit_view(const Node& node, int microbatch) {
@@ -539,7 +547,7 @@ class Lowering {
   void emit_concat(const Node& node, int microbatch) {
     const ValueId result = node.outputs[0];
     Target where{operand(result, microbatch)};
-    if (where.operand.buffer == kAbsent || facts_.invariant(result))
+    if (where.operand.buffer == kAbsent || analysis_.invariant(result))
       where = target(result, microbatch, false);
     int64_t dim = node.attributes.get<int64_t>("dim");
     if (dim < 0) dim += static_cast<int64_t>(graph_.type(result).shape.size());
@@ -557,7 +565,8 @@ class Lowering {
 
   // A sum over the micro-batches of all ranks, no gradient: it is added up over the ranks at the step's end.
   bool is_shared(const Output& output) const {
-    return facts_.crossing(output.value) && !work_.groups.empty() && work_.gradients.count(output.value) == 0;
+    return analysis_.accumulated(output.value) && !assignment_.groups.empty() &&
+           assignment_.gradients.count(output.value) == 0;
   }
 
   // What this rank adds to a shared output; absent: nothing, or another rank of its tensor group does.
@@ -584,7 +593,7 @@ class Lowering {
                                result, Phase::update}));
         continue;
       }
-      if (source.buffer == kAbsent && !work_.groups.empty()) continue;  // a gradient that others hold
+      if (source.buffer == kAbsent && !assignment_.groups.empty()) continue;  // a gradient that others hold
       HET_REQUIRE(source.buffer != kAbsent, output.name);
       const BufferSpec& spec = out_.buffer(source);
       if (spec.home == Home::output && spec.name == output.name) continue;
@@ -598,7 +607,7 @@ class Lowering {
   // result is first used; what comes between is computed meanwhile.
   void emit_collective(const Node& node, int microbatch) {
     const auto axis = static_cast<size_t>(node.attributes.get<int64_t>("axis", 0));
-    if (axis >= work_.axis_groups.size())
+    if (axis >= assignment_.axis_groups.size())
       fail_usage("'{}' along axis {} needs devices that share a layer; a plan has them by `tensor =`",
                  node.op->name, axis);
     const ValueId source = node.inputs[0], result = node.outputs[0];
@@ -608,7 +617,7 @@ class Lowering {
     const CollectiveKind kind = *node.op->collective;
     const bool reduces = kind == CollectiveKind::all_reduce;
     const bool sums = reduces || kind == CollectiveKind::reduce_scatter;
-    if (sums && node.phase == Phase::update && work_.is_summed(gradient_behind(source), axis)) {
+    if (sums && node.phase == Phase::update && assignment_.is_summed(gradient_behind(source), axis)) {
       // The sum over all ranks is here already: of a reduce-scatter this rank's block is.
       Operand sum = in;
       sum.layout = Layout::contiguous(type_of(result));
@@ -622,8 +631,8 @@ class Lowering {
       return;
     }
     Target where;
-    if (reduces && dies_in(source, node) && facts_.write_target(result).into == kAbsent &&
-        !facts_.crossing(result))
+    if (reduces && dies_in(source, node) && analysis_.write_target(result).into == kAbsent &&
+        !analysis_.accumulated(result))
       where.operand = in;
     else
       where = target(result, microbatch, false);
@@ -635,12 +644,13 @@ class Lowering {
       wanted.peer = static_cast<int>(node.attributes.get<int64_t>("root"));
     else if (!reduces)
       wanted.counts = node.attributes.get<std::vector<int64_t>>("counts");
-    Start instruction{work_.axis_groups[axis], std::move(wanted), in, out, node.phase};
+    Start instruction{assignment_.axis_groups[axis], std::move(wanted), in, out, node.phase};
     instruction.layer = node.layer;
     instruction.microbatch = microbatch;
     const int started = out_.start(std::move(instruction));
     const bool moved = out.buffer != where.operand.buffer || out.layout != where.operand.layout;
-    if (moved || facts_.crossing(result) || facts_.invariant(result) || node.phase == Phase::update) {
+    if (moved || analysis_.accumulated(result) || analysis_.invariant(result) ||
+        node.phase == Phase::update) {
       out_.await(started);
       if (moved) out_.copy(node, out, where.operand, microbatch);
     } else {
@@ -652,8 +662,8 @@ class Lowering {
   // Whether a value is scratch that nothing but `user` reads, in the same run.
   bool dies_in(ValueId id, const Node& user) const {
     const NodeId producer = graph_.values[id].producer;
-    return facts_.same_run(id, user) && !graph_.nodes[producer].op->view &&
-           graph_.nodes[producer].op->in_place.empty() && facts_.write_target(id).into == kAbsent;
+    return analysis_.same_run(id, user) && !graph_.nodes[producer].op->view &&
+           graph_.nodes[producer].op->in_place.empty() && analysis_.write_target(id).into == kAbsent;
   }
 
   void await_collectives(BufferId buffer) {
@@ -678,7 +688,7 @@ class Lowering {
   // One stage's work on one micro-batch: what it needs from other stages was asked for a unit ahead, what
   // others need of it is sent when all is done.
   void emit_unit(size_t u) {
-    const WorkUnit& unit = work_.units[u];
+    const WorkUnit& unit = assignment_.units[u];
     const int m = unit.microbatch;
     post_receives(u);
     post_receives(u + 1);
@@ -694,12 +704,12 @@ class Lowering {
 
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       const Node& node = graph_.nodes[n];
-      if (!work_.mine[n] || work_.stage[n] != unit.stage || node.phase == Phase::update ||
-          facts_.invariant_node(node))
+      if (!assignment_.assigned[n] || assignment_.stage[n] != unit.stage || node.phase == Phase::update ||
+          analysis_.invariant_node(node))
         continue;
       if (node.phase != (unit.kind == WorkUnit::Kind::forward ? Phase::forward : Phase::backward)) continue;
-      if (work_.later[n] != (unit.kind == WorkUnit::Kind::weight_gradient)) continue;
-      if (node.phase == Phase::backward && work_.recompute[unit.stage]) recompute_for(node, m);
+      if (assignment_.deferred[n] != (unit.kind == WorkUnit::Kind::weight_gradient)) continue;
+      if (node.phase == Phase::backward && assignment_.recompute[unit.stage]) recompute_for(node, m);
       emit(node, m);
     }
     await_collectives();
@@ -708,12 +718,12 @@ class Lowering {
   }
 
   void post_receives(size_t u) {
-    if (u >= work_.units.size() || posted_.count(u) != 0) return;
+    if (u >= assignment_.units.size() || posted_.count(u) != 0) return;
     auto& posted = posted_[u];
-    const WorkUnit& unit = work_.units[u];
+    const WorkUnit& unit = assignment_.units[u];
     const Phase phase = unit.kind == WorkUnit::Kind::forward ? Phase::forward : Phase::backward;
     if (unit.kind == WorkUnit::Kind::weight_gradient) return;
-    for (const Work::Message& message : work_.receives) {
+    for (const RankAssignment::Message& message : assignment_.receives) {
       if (message.stage != unit.stage || message.phase != phase) continue;
       // A value of several messages is put together from them.
       const auto of_value = std::find_if(posted.begin(), posted.end(),
@@ -738,7 +748,7 @@ class Lowering {
   // anyhow.
   void send(int stage, int microbatch, Phase phase) {
     std::vector<int> sent;
-    for (const Work::Message& message : work_.sends) {
+    for (const RankAssignment::Message& message : assignment_.sends) {
       if (message.stage != stage || message.phase != phase) continue;
       Operand from = operand(message.value, microbatch);
       HET_REQUIRE(from.buffer != kAbsent, hint(message.value), stage, microbatch);
@@ -764,7 +774,7 @@ class Lowering {
   }
 
   bool has_backward() const {
-    return std::any_of(work_.units.begin(), work_.units.end(),
+    return std::any_of(assignment_.units.begin(), assignment_.units.end(),
                        [](const WorkUnit& unit) { return unit.kind != WorkUnit::Kind::forward; });
   }
 
@@ -782,8 +792,8 @@ class Lowering {
   void recompute_for(const Node& node, int microbatch) {
     for (const ValueId id : node.inputs) {
       const NodeId producer = id == kAbsent ? -1 : graph_.values[id].producer;
-      if (producer < 0 || !facts_.recomputed(producer)) continue;
-      const int stage = work_.stage[producer];
+      if (producer < 0 || !analysis_.recomputed(producer)) continue;
+      const int stage = assignment_.stage[producer];
       const int32_t layer = graph_.nodes[producer].layer;
       if (again_.insert({stage, layer, microbatch}).second) recompute(stage, layer, microbatch);
     }
@@ -792,7 +802,7 @@ class Lowering {
   void recompute(int stage, int32_t layer, int microbatch) {
     std::vector<size_t> nodes;
     for (size_t n = 0; n < graph_.nodes.size(); ++n)
-      if (facts_.recomputed(n) && work_.stage[n] == stage && graph_.nodes[n].layer == layer)
+      if (analysis_.recomputed(n) && assignment_.stage[n] == stage && graph_.nodes[n].layer == layer)
         nodes.push_back(n);
     for (const size_t n : nodes)
       for (const ValueId id : graph_.nodes[n].outputs)
@@ -803,7 +813,7 @@ class Lowering {
   // The gradient that a value of the update is, perhaps gathered or summed over a tensor-parallel group
   // since.
   ValueId gradient_behind(ValueId id) const {
-    while (work_.gradients.count(id) == 0) {
+    while (assignment_.gradients.count(id) == 0) {
       const NodeId producer = graph_.values[id].producer;
       if (producer < 0 || graph_.nodes[producer].phase != Phase::update) break;
       id = graph_.nodes[producer].inputs[0];
@@ -817,13 +827,13 @@ class Lowering {
   void emit_global_norm(const Node& node) {
     std::vector<Operand> counted;
     for (const ValueId id : node.inputs) {
-      const auto found = work_.gradients.find(gradient_behind(id));
-      if (found == work_.gradients.end() || !found->second.counted) continue;
+      const auto found = assignment_.gradients.find(gradient_behind(id));
+      if (found == assignment_.gradients.end() || !found->second.counted) continue;
       const auto count = [&] {
         counted.push_back(operand(id, -1));
         HET_REQUIRE(counted.back().buffer != kAbsent, hint(id));
       };
-      work_.row_updates.count(found->first) != 0 ? each_rows_of(found->first, count) : count();
+      assignment_.row_updates.count(found->first) != 0 ? each_rows_of(found->first, count) : count();
     }
     const TensorType scalar = graph_.type(node.outputs[0]);
     std::vector<const Output*> passengers;
@@ -831,7 +841,7 @@ class Lowering {
       if (is_shared(output) && summed_.count(output.value) == 0 && graph_.type(output.value) == scalar &&
           graph_.nodes[graph_.values[output.value].producer].phase != Phase::update)
         passengers.push_back(&output);
-    const int64_t ranks = static_cast<int64_t>(work_.groups[0].ranks.size());
+    const int64_t ranks = static_cast<int64_t>(assignment_.groups[0].ranks.size());
     const int64_t summed = 1 + static_cast<int64_t>(passengers.size()), numbers = summed + 1;
     const Operand own = out_.add_whole({"this rank's numbers", {scalar.dtype, {numbers}}});
     const auto own_number = [&](int64_t i) {
@@ -876,9 +886,9 @@ class Lowering {
   }
 
   const Graph& graph_;
-  const Work& work_;
+  const RankAssignment& assignment_;
   int microbatches_;
-  Facts facts_;
+  LoweringAnalysis analysis_;
   ProgramWriter out_;
   std::vector<Operand> operands_;                  // [value][micro-batch + 1]
   std::unordered_map<ValueId, Operand> sums_;      // by root_of
@@ -916,7 +926,7 @@ Program lower_single(const Graph& graph, int microbatches) {
   stage.layers = static_cast<int>(graph.layers.size());
   plan.pipelines.push_back({microbatches, {stage}});
   plan.schedule = Schedule::one_f_one_b;
-  return Lowering(graph, work_of(graph, plan, 0)).run();
+  return Lowering(graph, assignment_of(graph, plan, 0)).run();
 }
 
 PlanSubject subject_of(const Graph& graph, int batch) {
@@ -937,14 +947,14 @@ Program lower(const Graph& graph, const Plan& plan, int rank, bool fused) {
   for (const Pipeline& pipeline : plan.pipelines) require_size(graph, pipeline.microbatches);
   const StageCut cut = cut_of(plan, rank);
   if (has_uniform_cut(plan) && cut.parts() == 1 && !fused)
-    return Lowering(graph, work_of(graph, plan, rank)).run();
+    return Lowering(graph, assignment_of(graph, plan, rank)).run();
   StageGraphs graphs(graph, plan, fused);
   for (size_t p = 0; p < plan.pipelines.size(); ++p)  // what one rank cannot run, all refuse
     for (size_t s = 0; s < plan.pipelines[p].stages.size(); ++s)
       with_context([&] { return fmt::format("pipeline {}, stage {}", p + 1, s + 1); },
                    [&] { graphs.require(cut_of(plan, plan.pipelines[p].stages[s])); });
   const Graph& own = graphs.of(cut, tensor_rank_of(plan, rank)).graph;
-  return Lowering(own, work_of(own, plan, rank, &graphs)).run();
+  return Lowering(own, assignment_of(own, plan, rank, &graphs)).run();
 }
 
 }  // namespace het

@@ -7,12 +7,12 @@
 
 namespace het {
 
-ProgramWriter::ProgramWriter(const Graph& graph, const Work& work) {
-  program_.microbatches = work.microbatches;
-  program_.first_microbatch = work.first_microbatch;
+ProgramWriter::ProgramWriter(const Graph& graph, const RankAssignment& assignment) {
+  program_.microbatches = assignment.microbatches;
+  program_.first_microbatch = assignment.first_microbatch;
   program_.scopes = graph.scopes;
   program_.layers = graph.layers;
-  program_.groups = work.groups;
+  program_.groups = assignment.groups;
   program_.trains = std::any_of(graph.nodes.begin(), graph.nodes.end(), [&](const Node& node) {
     return node.phase == Phase::update && !parameters_updated(graph, node).empty();
   });

@@ -7,14 +7,14 @@
 
 #include "core/graph/graph.h"
 #include "core/program/program.h"
-#include "planner/lower/work.h"
+#include "planner/lower/rank_assignment.h"
 
 namespace het {
 
 class ProgramWriter {
  public:
-  // Of the rank that `work` is of.
-  ProgramWriter(const Graph& graph, const Work& work);
+  // Of the rank that `assignment` is of.
+  ProgramWriter(const Graph& graph, const RankAssignment& assignment);
 
   const Program& program() const { return program_; }
   const BufferSpec& buffer(const Operand& operand) const { return program_.buffers[operand.buffer]; }

@@ -19,7 +19,7 @@
 #include "core/run/migration.h"
 #include "core/run/settle.h"
 #include "planner/lower/lower.h"
-#include "planner/lower/work.h"
+#include "planner/lower/rank_assignment.h"
 #include "planner/migrate/migrate.h"
 #include "tests/unit/core/testing.h"
 #include "tests/unit/core/trained_gpt.h"

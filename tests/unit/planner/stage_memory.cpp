@@ -10,7 +10,7 @@
 #include "core/plan/sharding_spec.h"
 #include "core/tensor/tensor.h"
 #include "planner/lower/lower.h"
-#include "planner/lower/work.h"
+#include "planner/lower/rank_assignment.h"
 #include "planner/migrate/graph_state.h"
 #include "planner/migrate/relocate.h"
 #include "planner/model/graph_model.h"

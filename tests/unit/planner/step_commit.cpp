@@ -17,7 +17,7 @@
 #include "core/run/settle.h"
 #include "planner/layout.h"
 #include "planner/lower/lower.h"
-#include "planner/lower/work.h"
+#include "planner/lower/rank_assignment.h"
 #include "planner/migrate/migrate.h"
 #include "tests/unit/core/testing.h"
 #include "tests/unit/core/trained_gpt.h"

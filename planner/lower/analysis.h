@@ -1,13 +1,13 @@
-// What lowering knows of each value before it writes a Program: which are computed once, which are summed
-// over micro-batches, which may be written straight into another's buffer, which are computed again. Plain
-// answers; they change nothing.
+// What lowering finds out about each value before it writes a Program: which values are computed once, which
+// are accumulated over micro-batches, which are written straight into another value's buffer, which are
+// computed again in the backward pass. It changes nothing.
 #pragma once
 
 #include <map>
 #include <vector>
 
 #include "core/graph/graph.h"
-#include "planner/lower/work.h"
+#include "planner/lower/rank_assignment.h"
 
 namespace het {
 
@@ -18,10 +18,10 @@ struct WriteTarget {
   bool adds = false;       // into an add_n: the first producer writes, later ones add
 };
 
-class Facts {
+class LoweringAnalysis {
  public:
-  // Of the rank that `work` is of. Both must outlive it.
-  Facts(const Graph& graph, const Work& work);
+  // Of the rank that `assignment` is of. Both must outlive it.
+  LoweringAnalysis(const Graph& graph, const RankAssignment& assignment);
 
   // Depends on state and numbers of the step alone, and not on state that a micro-batch changes: computed
   // once.
@@ -31,10 +31,10 @@ class Facts {
   bool from_state(ValueId id) const { return from_state_[id]; }
   bool from_state(const Node& node) const;
   // Made in a micro-batch and used once a step: summed over the micro-batches.
-  bool crossing(ValueId id) const { return crossing_[id]; }
+  bool accumulated(ValueId id) const { return accumulated_[id]; }
   // Used within micro-batches (too).
   bool used_inside(ValueId id) const { return used_inside_[id]; }
-  // The sum that a crossing value belongs to: itself, or the gradient that it is a summand of.
+  // The sum that an accumulated value belongs to: itself, or the gradient that it is a summand of.
   ValueId root_of(ValueId id) const;
   // Of each such sum: how many summands a step of this rank makes.
   const std::map<ValueId, int>& summands() const { return summands_; }
@@ -49,7 +49,7 @@ class Facts {
  private:
   void count_uses();
   void find_invariant();
-  void find_crossing();
+  void find_accumulated();
   void find_write_targets();
   std::vector<bool> find_handed_on() const;
   void find_recomputed();
@@ -58,9 +58,9 @@ class Facts {
   NodeId id_of(const Node& node) const { return static_cast<NodeId>(&node - graph_.nodes.data()); }
 
   const Graph& graph_;
-  const Work& work_;
+  const RankAssignment& assignment_;
   std::vector<int> uses_;
-  std::vector<bool> invariant_, from_state_, crossing_, used_inside_, recomputed_;
+  std::vector<bool> invariant_, from_state_, accumulated_, used_inside_, recomputed_;
   std::vector<WriteTarget> write_targets_;
   std::map<ValueId, int> summands_;
 };

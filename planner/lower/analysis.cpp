@@ -1,4 +1,4 @@
-#include "planner/lower/facts.h"
+#include "planner/lower/analysis.h"
 
 #include <algorithm>
 
@@ -7,15 +7,16 @@
 
 namespace het {
 
-Facts::Facts(const Graph& graph, const Work& work) : graph_(graph), work_(work) {
+LoweringAnalysis::LoweringAnalysis(const Graph& graph, const RankAssignment& assignment)
+    : graph_(graph), assignment_(assignment) {
   count_uses();
   find_invariant();
-  find_crossing();
+  find_accumulated();
   find_write_targets();
   find_recomputed();
 }
 
-void Facts::count_uses() {
+void LoweringAnalysis::count_uses() {
   uses_.assign(graph_.values.size(), 0);
   for (const Node& node : graph_.nodes)
     for (const ValueId id : node.inputs)
@@ -23,7 +24,7 @@ void Facts::count_uses() {
   for (const Output& output : graph_.outputs) ++uses_[output.value];
 }
 
-void Facts::find_invariant() {
+void LoweringAnalysis::find_invariant() {
   std::vector<bool> changed(graph_.values.size());
   for (const Node& node : graph_.nodes)
     if (node.phase != Phase::update)
@@ -47,22 +48,22 @@ void Facts::find_invariant() {
   }
 }
 
-bool Facts::invariant_node(const Node& node) const {
+bool LoweringAnalysis::invariant_node(const Node& node) const {
   for (const ValueId id : node.outputs)
     if (id != kAbsent) return invariant_[id];
   return false;
 }
 
-bool Facts::from_state(const Node& node) const {
+bool LoweringAnalysis::from_state(const Node& node) const {
   for (const ValueId id : node.outputs)
     if (id != kAbsent) return from_state_[id];
   return false;
 }
 
-void Facts::find_crossing() {
-  crossing_.assign(graph_.values.size(), false);
+void LoweringAnalysis::find_accumulated() {
+  accumulated_.assign(graph_.values.size(), false);
   used_inside_.assign(graph_.values.size(), false);
-  const auto crosses = [&](ValueId id) {
+  const auto is_summed = [&](ValueId id) {
     const Value& value = graph_.values[id];
     return value.role == Role::intermediate && !invariant_[id] &&
            graph_.nodes[value.producer].phase != Phase::update;
@@ -71,37 +72,38 @@ void Facts::find_crossing() {
     for (const ValueId id : node.inputs) {
       if (id == kAbsent) continue;
       if (node.phase == Phase::update)
-        crossing_[id] = crossing_[id] || crosses(id);
+        accumulated_[id] = accumulated_[id] || is_summed(id);
       else
         used_inside_[id] = true;
     }
-  for (const Output& output : graph_.outputs) crossing_[output.value] = crosses(output.value);
-  for (const auto& [part, sum] : work_.part_of) {
-    crossing_[part] = true;
+  for (const Output& output : graph_.outputs) accumulated_[output.value] = is_summed(output.value);
+  for (const auto& [part, sum] : assignment_.part_of) {
+    accumulated_[part] = true;
     used_inside_[part] = false;  // by the sum alone
   }
   for (const Node& node : graph_.nodes) {
-    if (!work_.mine[id_of(node)] || node.phase == Phase::update) continue;
+    if (!assignment_.assigned[id_of(node)] || node.phase == Phase::update) continue;
     for (const ValueId id : node.outputs)
-      if (id != kAbsent && crossing_[id] && !invariant_[id]) summands_[root_of(id)] += work_.microbatches;
+      if (id != kAbsent && accumulated_[id] && !invariant_[id])
+        summands_[root_of(id)] += assignment_.microbatches;
   }
 }
 
-ValueId Facts::root_of(ValueId id) const {
-  const auto found = work_.part_of.find(id);
-  return found == work_.part_of.end() ? id : found->second;
+ValueId LoweringAnalysis::root_of(ValueId id) const {
+  const auto found = assignment_.part_of.find(id);
+  return found == assignment_.part_of.end() ? id : found->second;
 }
 
 // Values of the forward pass that another layer of the same stage uses, in either pass.
-std::vector<bool> Facts::find_handed_on() const {
+std::vector<bool> LoweringAnalysis::find_handed_on() const {
   std::vector<bool> handed_on(graph_.values.size());
   for (size_t n = 0; n < graph_.nodes.size(); ++n) {
     const Node& node = graph_.nodes[n];
-    if (!work_.mine[n] || node.phase == Phase::update) continue;
+    if (!assignment_.assigned[n] || node.phase == Phase::update) continue;
     for (const ValueId id : node.inputs) {
       if (id == kAbsent || graph_.values[id].producer < 0) continue;
       const NodeId producer = graph_.values[id].producer;
-      if (work_.stage[producer] == work_.stage[n] && graph_.nodes[producer].layer != node.layer)
+      if (assignment_.stage[producer] == assignment_.stage[n] && graph_.nodes[producer].layer != node.layer)
         handed_on[id] = true;
     }
   }
@@ -110,7 +112,7 @@ std::vector<bool> Facts::find_handed_on() const {
 
 // Of each layer in a stage that recomputes: the forward nodes that its backward needs again. What other
 // layers use, what is summed over micro-batches and what changes state is made once and kept.
-void Facts::find_recomputed() {
+void LoweringAnalysis::find_recomputed() {
   recomputed_.assign(graph_.nodes.size(), false);
   const std::vector<bool> handed_on = find_handed_on();
   std::vector<NodeId> stack;
@@ -118,32 +120,35 @@ void Facts::find_recomputed() {
     if (id == kAbsent || graph_.values[id].producer < 0) return;
     const NodeId n = graph_.values[id].producer;
     const Node& node = graph_.nodes[n];
-    if (recomputed_[n] || !work_.mine[n] || work_.stage[n] != stage || node.phase != Phase::forward) return;
+    if (recomputed_[n] || !assignment_.assigned[n] || assignment_.stage[n] != stage ||
+        node.phase != Phase::forward)
+      return;
     if (node.layer != layer || !node.op->in_place.empty()) return;
     for (const ValueId output : node.outputs)
-      if (output != kAbsent && (crossing_[output] || handed_on[output])) return;
+      if (output != kAbsent && (accumulated_[output] || handed_on[output])) return;
     recomputed_[n] = true;
     stack.push_back(n);
   };
   for (size_t n = 0; n < graph_.nodes.size(); ++n) {
     const Node& node = graph_.nodes[n];
-    const int stage = work_.stage[n];
-    if (!work_.mine[n] || node.phase != Phase::backward || stage == kAnywhere || !work_.recompute[stage])
+    const int stage = assignment_.stage[n];
+    if (!assignment_.assigned[n] || node.phase != Phase::backward || stage == kAllStages ||
+        !assignment_.recompute[stage])
       continue;
     for (const ValueId id : node.inputs) need(id, stage, node.layer);
   }
   while (!stack.empty()) {
     const NodeId n = stack.back();
     stack.pop_back();
-    for (const ValueId id : graph_.nodes[n].inputs) need(id, work_.stage[n], graph_.nodes[n].layer);
+    for (const ValueId id : graph_.nodes[n].inputs) need(id, assignment_.stage[n], graph_.nodes[n].layer);
   }
 }
 
 // Results that may be written straight into the concat or the sum that is their only use.
-void Facts::find_write_targets() {
+void LoweringAnalysis::find_write_targets() {
   write_targets_.resize(graph_.values.size());
   for (const Node& node : graph_.nodes) {
-    if (invariant_node(node) || !work_.mine[id_of(node)]) continue;
+    if (invariant_node(node) || !assignment_.assigned[id_of(node)]) continue;
     if (node.op->concatenates) {
       const int64_t rank = static_cast<int64_t>(graph_.type(node.outputs[0]).shape.size());
       int64_t dim = node.attributes.get<int64_t>("dim");
@@ -163,15 +168,16 @@ void Facts::find_write_targets() {
   }
 }
 
-bool Facts::same_run(ValueId id, const Node& user) const {
+bool LoweringAnalysis::same_run(ValueId id, const Node& user) const {
   const Value& value = graph_.values[id];
-  if (value.role != Role::intermediate || uses_[id] != 1 || crossing_[id] || invariant_[id]) return false;
+  if (value.role != Role::intermediate || uses_[id] != 1 || accumulated_[id] || invariant_[id]) return false;
   const Node& producer = graph_.nodes[value.producer];
-  return producer.phase == user.phase && work_.stage[value.producer] == work_.stage[id_of(user)] &&
-         work_.later[value.producer] == work_.later[id_of(user)];
+  return producer.phase == user.phase &&
+         assignment_.stage[value.producer] == assignment_.stage[id_of(user)] &&
+         assignment_.deferred[value.producer] == assignment_.deferred[id_of(user)];
 }
 
-void Facts::place(ValueId id, const Node& concat, Layout layout) {
+void LoweringAnalysis::place(ValueId id, const Node& concat, Layout layout) {
   if (!same_run(id, concat)) return;
   const Node& producer = graph_.nodes[graph_.values[id].producer];
   if (producer.op->view_source) {
@@ -189,7 +195,7 @@ void Facts::place(ValueId id, const Node& concat, Layout layout) {
   write_targets_[id] = {concat.outputs[0], std::move(layout), false};
 }
 
-bool Facts::all_can_add(const Node& sum) const {
+bool LoweringAnalysis::all_can_add(const Node& sum) const {
   return std::all_of(sum.inputs.begin(), sum.inputs.end(), [&](ValueId id) {
     if (!same_run(id, sum)) return false;
     const Value& value = graph_.values[id];

@@ -1,4 +1,4 @@
-#include "planner/lower/work.h"
+#include "planner/lower/rank_assignment.h"
 
 #include <algorithm>
 #include <memory>
@@ -11,13 +11,13 @@
 namespace het {
 namespace {
 
-// What holds for all ranks.
-class Division {
+// What each rank runs. Everything that holds for all ranks is found once, in the constructor.
+class RankAssigner {
  public:
   // `graph`: of the stages that are cut as `cut`. `graphs`: null where every stage has one device; `values`
   // are otherwise what the graph's are.
-  Division(const Graph& graph, const Plan& plan, StageCut cut, StageGraphs* graphs,
-           const std::vector<StageValue>* values)
+  RankAssigner(const Graph& graph, const Plan& plan, StageCut cut, StageGraphs* graphs,
+               const std::vector<StageValue>* values)
       : graph_(graph),
         plan_(plan),
         cut_(std::move(cut)),
@@ -34,21 +34,21 @@ class Division {
     find_keepers();
   }
 
-  Work work(int rank) const {
-    Work work;
-    work.rank = rank;
+  RankAssignment assign(int rank) const {
+    RankAssignment assignment;
+    assignment.rank = rank;
     const auto [pipeline, stage, tensor] = place_of(rank);
     const Pipeline& line = plan_.pipelines[pipeline];
-    work.microbatches = line.microbatches;
-    for (int p = 0; p < pipeline; ++p) work.first_microbatch += plan_.pipelines[p].microbatches;
-    work.first_tensor_rank = tensor == 0;
-    work.stage = stages_[pipeline];
-    for (const Stage& each : line.stages) work.recompute.push_back(each.recompute);
+    assignment.microbatches = line.microbatches;
+    for (int p = 0; p < pipeline; ++p) assignment.first_microbatch += plan_.pipelines[p].microbatches;
+    assignment.first_tensor_rank = tensor == 0;
+    assignment.stage = stages_[pipeline];
+    for (const Stage& each : line.stages) assignment.recompute.push_back(each.recompute);
     const bool backward = std::any_of(graph_.nodes.begin(), graph_.nodes.end(),
                                       [](const Node& node) { return node.phase == Phase::backward; });
-    work.units = units_of(plan_, pipeline, stage, backward);
-    work.part_of = part_of_;
-    work.sums.assign(sums_.begin(), sums_.end());
+    assignment.units = units_of(plan_, pipeline, stage, backward);
+    assignment.part_of = part_of_;
+    assignment.sums.assign(sums_.begin(), sums_.end());
 
     std::set<int> own;  // stages of this rank
     for (size_t s = 0; s < line.stages.size(); ++s)
@@ -56,15 +56,16 @@ class Division {
           rank_at(pipeline, static_cast<int>(s), tensor) == rank)
         own.insert(static_cast<int>(s));
     const std::vector<SharedPart> parts = uniform_ ? std::vector<SharedPart>{} : parts_of(rank);
-    if (devices_.size() > 1) work.groups = groups_with(rank, parts);
+    if (devices_.size() > 1) assignment.groups = groups_with(rank, parts);
     for (size_t axis = 0; axis < cut_.axes.size() && cut_.parts() > 1; ++axis)
-      work.axis_groups.push_back(index_of(work.groups, Group{axis_group(pipeline, stage, tensor, axis)}));
-    find_messages(work, pipeline, tensor, own);
-    find_later(work);
-    find_gradients(work, pipeline, tensor, own);
-    find_pieces(work, parts);
-    find_mine(work, pipeline, tensor, own);
-    return work;
+      assignment.axis_groups.push_back(
+          index_of(assignment.groups, Group{axis_group(pipeline, stage, tensor, axis)}));
+    find_messages(assignment, pipeline, tensor, own);
+    find_deferred(assignment);
+    find_gradients(assignment, pipeline, tensor, own);
+    find_pieces(assignment, parts);
+    find_assigned(assignment, pipeline, tensor, own);
+    return assignment;
   }
 
  private:
@@ -154,7 +155,7 @@ class Division {
     for (size_t s = 0; s < pipeline.stages.size(); ++s)
       for (int layer = 0; layer < pipeline.stages[s].layers; ++layer)
         of_layer[pipeline.stages[s].first_layer + layer] = static_cast<int>(s);
-    std::vector<int> stages(graph_.nodes.size(), kAnywhere);
+    std::vector<int> stages(graph_.nodes.size(), kAllStages);
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       const Node& node = graph_.nodes[n];
       if (!in_step(static_cast<NodeId>(n))) continue;
@@ -170,7 +171,7 @@ class Division {
       const bool summed = std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId id) {
         return id != kAbsent && (sums_.count(id) != 0 || part_of_.count(id) != 0);
       });
-      if (stages[n] == kAnywhere && (last == 0 || summed || !node.op->in_place.empty())) stages[n] = last;
+      if (stages[n] == kAllStages && (last == 0 || summed || !node.op->in_place.empty())) stages[n] = last;
     }
     return stages;
   }
@@ -181,7 +182,7 @@ class Division {
       if (id == kAbsent) continue;
       const Value& value = graph_.values[id];
       if (value.role == Role::parameter) found.insert(id);
-      if (value.producer >= 0 && stages[value.producer] == kAnywhere)
+      if (value.producer >= 0 && stages[value.producer] == kAllStages)
         parameters_of(value.producer, stages, found);
     }
   }
@@ -200,13 +201,13 @@ class Division {
     for (size_t p = 0; p < plan_.pipelines.size(); ++p) {
       const std::vector<int>& stages = stages_[p];
       const auto hold = [&](ValueId parameter, int stage) {
-        if (stage != kAnywhere) holders_[parameter].insert({static_cast<int>(p), stage});
+        if (stage != kAllStages) holders_[parameter].insert({static_cast<int>(p), stage});
       };
       for (const auto& [parameter, sums] : sums_of_)
         for (const ValueId sum : sums)
           for (const NodeId maker : makers_of(sum)) hold(parameter, stages[maker]);
       for (size_t n = 0; n < graph_.nodes.size(); ++n) {
-        if (stages[n] == kAnywhere || !in_step(static_cast<NodeId>(n))) continue;
+        if (stages[n] == kAllStages || !in_step(static_cast<NodeId>(n))) continue;
         std::set<ValueId> found;
         parameters_of(static_cast<NodeId>(n), stages, found);
         for (const ValueId id : found) hold(id, stages[n]);
@@ -352,12 +353,12 @@ class Division {
     std::set<std::pair<ValueId, int>> passed;
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       const Node& node = graph_.nodes[n];
-      if (!in_step(static_cast<NodeId>(n)) || stages[n] == kAnywhere) continue;
+      if (!in_step(static_cast<NodeId>(n)) || stages[n] == kAllStages) continue;
       if (!node.outputs.empty() && node.outputs[0] != kAbsent && is_gathered(node)) continue;
       for (const ValueId id : node.inputs) {
         if (id == kAbsent || graph_.values[id].producer < 0) continue;
         const int from = stages[graph_.values[id].producer];
-        if (from == kAnywhere || from == stages[n]) continue;
+        if (from == kAllStages || from == stages[n]) continue;
         passed.emplace(id, stages[n]);
       }
     }
@@ -378,7 +379,7 @@ class Division {
     return made == Phase::forward && from < to ? Phase::forward : Phase::backward;
   }
 
-  void find_messages(Work& work, int pipeline, int tensor, const std::set<int>& own) const {
+  void find_messages(RankAssignment& assignment, int pipeline, int tensor, const std::set<int>& own) const {
     for (const auto& [id, to] : passed_in(pipeline)) {
       const NodeId producer = graph_.values[id].producer;
       const int from = stages_[pipeline][producer];
@@ -390,36 +391,36 @@ class Division {
       const int tag = tag_of(pipeline, from, to, made);
       const Layout whole = Layout::contiguous(graph_.type(id));
       if (own.count(from) != 0) {
-        work.sends.push_back({id, from, receiver, tag, made, whole});
-        work.passed_on.insert(id);
+        assignment.sends.push_back({id, from, receiver, tag, made, whole});
+        assignment.passed_on.insert(id);
       }
       if (own.count(to) != 0)
-        work.receives.push_back({id, to, sender, tag, received_in(from, to, made), whole});
+        assignment.receives.push_back({id, to, sender, tag, received_in(from, to, made), whole});
     }
     if (uniform_) return;
     const int stages = static_cast<int>(plan_.pipelines[pipeline].stages.size());
     for (int from = 0; from < stages; ++from)
       for (int to = 0; to < stages; ++to)
         if ((own.count(from) != 0 || own.count(to) != 0) && cut_at(pipeline, from) != cut_at(pipeline, to))
-          find_messages_between(work, pipeline, from, to, own.count(from) != 0);
+          find_messages_between(assignment, pipeline, from, to, own.count(from) != 0);
   }
 
   // Messages between stages that share their layers differently: who has what of the values that pass, in the
   // order of the receiver's.
-  void find_messages_between(Work& work, int pipeline, int from, int to, bool sends) const {
+  void find_messages_between(RankAssignment& assignment, int pipeline, int from, int to, bool sends) const {
     const StageCut senders = cut_at(pipeline, from), receivers = cut_at(pipeline, to);
-    const Division &at_sender = other(senders), &at_receiver = other(receivers);
+    const RankAssigner &at_sender = other(senders), &at_receiver = other(receivers);
     for (const auto& [wanted, stage] : at_receiver.passed_in(pipeline)) {
       const Graph& there = at_receiver.graph_;
       if (stage != to || at_receiver.stages_[pipeline][there.values[wanted].producer] != from) continue;
       const StageValue& need = (*at_receiver.values_)[wanted];
-      if (need.value == kAbsent || need.is_partial()) refuse_crossing(pipeline, from, to, there, wanted);
+      if (need.value == kAbsent || need.is_partial()) refuse_exchange(pipeline, from, to, there, wanted);
       const ValueId offered = at_sender.offer_of(need.value, pipeline, from);
-      if (offered == kAbsent) refuse_crossing(pipeline, from, to, there, wanted);
+      if (offered == kAbsent) refuse_exchange(pipeline, from, to, there, wanted);
       const Phase made = at_sender.graph_.nodes[at_sender.graph_.values[offered].producer].phase;
       const int tag = tag_of(pipeline, from, to, made);
       const DType dtype = there.type(wanted).dtype;
-      if (sends) work.passed_on.insert(offered);
+      if (sends) assignment.passed_on.insert(offered);
       const auto holders = holders_by_slice(senders, offered);
       for (int r = 0; r < receivers.parts(); ++r) {
         const TensorSlice needed = graphs_->slice(receivers, wanted, r);
@@ -429,12 +430,12 @@ class Division {
               devices[static_cast<size_t>(r) * devices.size() / static_cast<size_t>(receivers.parts())];
           const int sender = rank_at(pipeline, from, s), receiver = rank_at(pipeline, to, r);
           const auto both = intersection(needed, had);
-          if (!both || (sender != work.rank && receiver != work.rank)) continue;
+          if (!both || (sender != assignment.rank && receiver != assignment.rank)) continue;
           for (const TensorSlice& box : boxes_of(*both)) {
-            if (sender == work.rank)
-              work.sends.push_back({offered, from, receiver, tag, made, views(box, had, dtype).at(0)});
-            if (receiver == work.rank)
-              work.receives.push_back(
+            if (sender == assignment.rank)
+              assignment.sends.push_back({offered, from, receiver, tag, made, views(box, had, dtype).at(0)});
+            if (receiver == assignment.rank)
+              assignment.receives.push_back(
                   {wanted, to, sender, tag, received_in(from, to, made), views(box, needed, dtype).at(0)});
           }
         }
@@ -458,13 +459,12 @@ class Division {
     return holders;
   }
 
-  // The division of the graphs of ranks of stages that are cut otherwise: the same values and nodes for all
-  // parts.
-  const Division& other(const StageCut& cut) const {
-    std::shared_ptr<const Division>& known = others_[cut];
+  // The same for stages with another cut. All parts of a stage have the same values and nodes.
+  const RankAssigner& other(const StageCut& cut) const {
+    std::shared_ptr<const RankAssigner>& known = others_[cut];
     if (!known) {
       const StageGraph& of = graphs_->of(cut, 0);
-      known = std::make_shared<const Division>(of.graph, plan_, cut, graphs_, &of.values);
+      known = std::make_shared<const RankAssigner>(of.graph, plan_, cut, graphs_, &of.values);
     }
     return *known;
   }
@@ -488,7 +488,7 @@ class Division {
     return best;
   }
 
-  [[noreturn]] void refuse_crossing(int pipeline, int from, int to, const Graph& graph, ValueId id) const {
+  [[noreturn]] void refuse_exchange(int pipeline, int from, int to, const Graph& graph, ValueId id) const {
     const NodeId producer = graph.values[static_cast<size_t>(id)].producer;
     fail_usage(
         "pipeline {}: stages {} and {} share their layers differently, and '{}' passes between them in a "
@@ -522,18 +522,18 @@ class Division {
   }
 
   // Of a split backward: what no earlier stage waits for.
-  void find_later(Work& work) const {
-    work.later.assign(graph_.nodes.size(), false);
+  void find_deferred(RankAssignment& assignment) const {
+    assignment.deferred.assign(graph_.nodes.size(), false);
     if (plan_.schedule != Schedule::split_backward) return;
     for (size_t n = 0; n < graph_.nodes.size(); ++n)
-      work.later[n] = graph_.nodes[n].phase == Phase::backward && in_step(static_cast<NodeId>(n));
+      assignment.deferred[n] = graph_.nodes[n].phase == Phase::backward && in_step(static_cast<NodeId>(n));
     std::vector<NodeId> stack;
-    for (const ValueId id : work.passed_on) stack.push_back(graph_.values[id].producer);
+    for (const ValueId id : assignment.passed_on) stack.push_back(graph_.values[id].producer);
     while (!stack.empty()) {
       const NodeId n = stack.back();
       stack.pop_back();
-      if (!work.later[n]) continue;
-      work.later[n] = false;
+      if (!assignment.deferred[n]) continue;
+      assignment.deferred[n] = false;
       for (const ValueId id : graph_.nodes[n].inputs)
         if (id != kAbsent && graph_.values[id].producer >= 0) stack.push_back(graph_.values[id].producer);
     }
@@ -557,35 +557,37 @@ class Division {
       if (input != kAbsent) sums_behind(input, found);
   }
 
-  void find_gradients(Work& work, int pipeline, int tensor, const std::set<int>& own_stages) const {
+  void find_gradients(RankAssignment& assignment, int pipeline, int tensor,
+                      const std::set<int>& own_stages) const {
     for (const Node& node : graph_.nodes) {
       if (node.phase != Phase::update) continue;
       for (const ValueId parameter : parameters_updated(graph_, node)) {
         const std::set<int> held = holders_of(parameter, tensor);
-        if (held.count(work.rank) == 0) continue;
+        if (held.count(assignment.rank) == 0) continue;
         const bool alike = is_cut_alike(parameter);
         for (const ValueId id : sums_behind(node)) {
-          const std::set<int> ranks = alike ? summers_of(parameter, id, tensor) : std::set{work.rank};
+          const std::set<int> ranks = alike ? summers_of(parameter, id, tensor) : std::set{assignment.rank};
           const Axes summed = summed_axes(parameter, id);
-          if (is_partial(parameter, id)) work.summed[id] = summed;
-          Work::Gradient gradient;
+          if (is_partial(parameter, id)) assignment.summed[id] = summed;
+          RankAssignment::Gradient gradient;
           gradient.layer = graph_.nodes[graph_.values[id].producer].layer;
           // What several ranks of a stage have, the first of them counts.
           const bool own = speaks_for(parameter, tensor, Axes(cut_.axes.size()));
-          gradient.counted = own && *ranks.begin() == work.rank;
+          gradient.counted = own && *ranks.begin() == assignment.rank;
           // Cut differently: the first stage that has the parameter counts it.
           const auto& first = *holders_.at(parameter).begin();
           if (!alike)
             gradient.counted = own && first.first == pipeline && own_stages.count(first.second) != 0;
           gradient.parameter = parameter;
-          if (ranks.size() > 1) gradient.group = index_of(work.groups, Group{{ranks.begin(), ranks.end()}});
+          if (ranks.size() > 1)
+            gradient.group = index_of(assignment.groups, Group{{ranks.begin(), ranks.end()}});
           if (plan_.sharded_optimizer)
-            find_rows(work, gradient, id, tensor, !alike || speaks_for(parameter, tensor, summed));
-          work.gradients[id] = gradient;
+            find_rows(assignment, gradient, id, tensor, !alike || speaks_for(parameter, tensor, summed));
+          assignment.gradients[id] = gradient;
         }
       }
     }
-    if (plan_.sharded_optimizer) divide_buckets(work);
+    if (plan_.sharded_optimizer) divide_buckets(assignment);
   }
 
   // --- gradients of parameters that stages cut differently
@@ -613,7 +615,7 @@ class Division {
       std::map<int, Member> members;  // by rank
       for (const auto& [pipeline, stage] : holders_.at(id)) {
         const StageCut cut = cut_at(pipeline, stage);
-        const Division& there = other(cut);
+        const RankAssigner& there = other(cut);
         const auto parameter = there.updated_.find(name);
         HET_REQUIRE(parameter != there.updated_.end(), name);
         const ValueId sum = there.only_sum_of(parameter->second);
@@ -657,18 +659,18 @@ class Division {
     return true;
   }
 
-  void find_pieces(Work& work, const std::vector<SharedPart>& parts) const {
+  void find_pieces(RankAssignment& assignment, const std::vector<SharedPart>& parts) const {
     for (const SharedPart& part : parts) {
-      if (part.is_partial) work.summed[part.gradient] = Axes(cut_.axes.size(), true);
+      if (part.is_partial) assignment.summed[part.gradient] = Axes(cut_.axes.size(), true);
       if (part.ranks.size() < 2) continue;
-      work.pieces.push_back({part.gradient, index_of(work.groups, Group{part.ranks}),
-                             graph_.nodes[graph_.values[part.gradient].producer].layer, part.places,
-                             part.elements, part.counts, part.keeper});
+      assignment.pieces.push_back({part.gradient, index_of(assignment.groups, Group{part.ranks}),
+                                   graph_.nodes[graph_.values[part.gradient].producer].layer, part.places,
+                                   part.elements, part.counts, part.keeper});
     }
   }
 
-  static bool kept_elsewhere(const Work& work, ValueId parameter) {
-    return std::any_of(work.gradients.begin(), work.gradients.end(), [&](const auto& entry) {
+  static bool kept_elsewhere(const RankAssignment& assignment, ValueId parameter) {
+    return std::any_of(assignment.gradients.begin(), assignment.gradients.end(), [&](const auto& entry) {
       return entry.second.parameter == parameter && entry.second.keeps_none();
     });
   }
@@ -695,7 +697,7 @@ class Division {
     std::vector<HeldSlice> held;
     for (const auto& [pipeline, stage] : holders_.at(parameter)) {
       const StageCut cut = cut_at(pipeline, stage);
-      const Division& there = other(cut);
+      const RankAssigner& there = other(cut);
       const ValueId own = there.updated_.at(name);
       if (there.row_updates_.count(there.only_sum_of(own)) == 0) return {};
       for (int t = 0; t < cut.parts(); ++t) {
@@ -713,52 +715,53 @@ class Division {
   }
 
   // Which rows this rank keeps of a gradient; of one that is divided with others, divide_buckets() says.
-  void find_rows(Work& work, Work::Gradient& gradient, ValueId id, int tensor, bool counts) const {
+  void find_rows(RankAssignment& assignment, RankAssignment::Gradient& gradient, ValueId id, int tensor,
+                 bool counts) const {
     const auto by_rows = row_updates_.find(id);
     if (!is_cut_alike(gradient.parameter)) {
       const auto kept = kept_slices(gradient.parameter);
       if (kept.empty()) return;
       const TensorSlice held = graphs_->slice(cut_, gradient.parameter, tensor);
-      gradient.rows = rows_within(kept.at(work.rank), held);
+      gradient.rows = rows_within(kept.at(assignment.rank), held);
       gradient.row_dim = row_dim(held.whole_shape());
       gradient.counted = !gradient.keeps_none();
-      work.row_updates.insert(*by_rows);
+      assignment.row_updates.insert(*by_rows);
     } else if (gradient.group >= 0 && by_rows != row_updates_.end()) {
       gradient.counted = counts;
-      work.row_updates.insert(*by_rows);
+      assignment.row_updates.insert(*by_rows);
     } else if (gradient.group >= 0) {
       const Shape& shape = graph_.type(gradient.parameter).shape;
       if (!shape.empty()) gradient.row_dim = row_dim(shape);
       const Range all{0, shape.empty() ? 1 : shape[static_cast<size_t>(gradient.row_dim)]};
       const int keeper = keeper_of(id, summed_axes(gradient.parameter, id), tensor);
       gradient.kept_by = {{keeper, all}};
-      gradient.rows = keeper == work.rank ? Ranges{all} : Ranges{};
-      gradient.counted = counts && keeper == work.rank;
+      gradient.rows = keeper == assignment.rank ? Ranges{all} : Ranges{};
+      gradient.counted = counts && keeper == assignment.rank;
     }
   }
 
   // The gradients that are summed together, one after the other, are divided by the shares of their ranks.
-  void divide_buckets(Work& work) const {
+  void divide_buckets(RankAssignment& assignment) const {
     std::map<std::tuple<int, int, DType>, std::vector<ValueId>> buckets;
-    for (const auto& [id, gradient] : work.gradients)
-      if (gradient.group >= 0 && work.row_updates.count(id) != 0)
+    for (const auto& [id, gradient] : assignment.gradients)
+      if (gradient.group >= 0 && assignment.row_updates.count(id) != 0)
         buckets[{gradient.group, gradient.layer, graph_.type(id).dtype}].push_back(id);
     for (const auto& [key, gradients] : buckets) {
-      const std::vector<int>& ranks = work.groups[static_cast<size_t>(std::get<0>(key))].ranks;
+      const std::vector<int>& ranks = assignment.groups[static_cast<size_t>(std::get<0>(key))].ranks;
       Shares shares;
       for (const int rank : ranks) shares.push_back(share_of_rank(rank));
       if (std::all_of(shares.begin(), shares.end(), [](int64_t share) { return share == 0; }))
-        refuse_shares(graph_.values[work.gradients.at(gradients[0]).parameter].name);
+        refuse_shares(graph_.values[assignment.gradients.at(gradients[0]).parameter].name);
       std::vector<Shape> shapes;
       for (const ValueId id : gradients) shapes.push_back(graph_.type(id).shape);
       const auto kept = cut_by_rows(shapes, ranks, shares);
       for (size_t i = 0; i < gradients.size(); ++i) {
-        Work::Gradient& gradient = work.gradients.at(gradients[i]);
+        RankAssignment::Gradient& gradient = assignment.gradients.at(gradients[i]);
         gradient.kept_by = kept[i];
         gradient.row_dim = row_dim(shapes[i]);
         gradient.rows = Ranges{};
         for (const KeptRows& own : kept[i])
-          if (own.rank == work.rank) gradient.rows->push_back(own.rows);
+          if (own.rank == assignment.rank) gradient.rows->push_back(own.rows);
         gradient.counted = gradient.counted && !gradient.keeps_none();
       }
     }
@@ -863,16 +866,16 @@ class Division {
     return -1;
   }
 
-  void find_mine(Work& work, int pipeline, int tensor, const std::set<int>& own) const {
-    work.mine.assign(graph_.nodes.size(), false);
+  void find_assigned(RankAssignment& assignment, int pipeline, int tensor, const std::set<int>& own) const {
+    assignment.assigned.assign(graph_.nodes.size(), false);
     std::vector<NodeId> stack;
     const auto need = [&](ValueId id) {
       if (id == kAbsent || graph_.values[id].producer < 0) return;
       const NodeId producer = graph_.values[id].producer;
-      if (work.mine[producer]) return;
-      const bool own_stage = in_step(producer) && stages_[pipeline][producer] != kAnywhere;
+      if (assignment.assigned[producer]) return;
+      const bool own_stage = in_step(producer) && stages_[pipeline][producer] != kAllStages;
       if (own_stage) return;  // made here anyway, received, or summed
-      work.mine[producer] = true;
+      assignment.assigned[producer] = true;
       stack.push_back(producer);
     };
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
@@ -880,15 +883,15 @@ class Division {
       bool mine = false;
       if (in_step(static_cast<NodeId>(n))) {
         mine =
-            stages_[pipeline][n] != kAnywhere && own.count(stages_[pipeline][n]) != 0 && !is_gathered(node);
+            stages_[pipeline][n] != kAllStages && own.count(stages_[pipeline][n]) != 0 && !is_gathered(node);
       } else if (node.phase == Phase::update && !node.op->in_place.empty()) {
         const auto updated = parameters_updated(graph_, node);
         mine = updated.empty() || std::all_of(updated.begin(), updated.end(), [&](ValueId id) {
-                 return holders_of(id, tensor).count(work.rank) != 0 && !kept_elsewhere(work, id);
+                 return holders_of(id, tensor).count(assignment.rank) != 0 && !kept_elsewhere(assignment, id);
                });
       }
       if (!mine) continue;
-      work.mine[n] = true;
+      assignment.assigned[n] = true;
       stack.push_back(static_cast<NodeId>(n));
     }
     for (const Output& output : graph_.outputs) need(output.value);
@@ -912,7 +915,7 @@ class Division {
   std::map<ValueId, ValueId> part_of_;
   std::vector<std::vector<int>> stages_;    // [pipeline][node]
   std::map<std::string, ValueId> updated_;  // parameters by name
-  mutable std::map<StageCut, std::shared_ptr<const Division>> others_;
+  mutable std::map<StageCut, std::shared_ptr<const RankAssigner>> others_;
   std::map<ValueId, std::set<ValueId>> sums_of_;  // of parameters: what their updates are made from
   std::map<ValueId, std::set<std::pair<int, int>>> holders_;  // of parameters: pipeline and stage
   std::map<ValueId, RowUpdate> row_updates_;                  // by gradient
@@ -951,10 +954,10 @@ int tensor_rank_of(const Plan& plan, int rank) { return static_cast<int>(stage_o
 
 StageCut cut_of(const Plan& plan, int rank) { return cut_of(plan, *stage_of(plan, rank).first); }
 
-Work work_of(const Graph& graph, const Plan& plan, int rank, StageGraphs* graphs) {
+RankAssignment assignment_of(const Graph& graph, const Plan& plan, int rank, StageGraphs* graphs) {
   const StageCut cut = cut_of(plan, rank);
   const std::vector<StageValue>* values = graphs == nullptr ? nullptr : &graphs->of(cut, 0).values;
-  return Division(graph, plan, cut, graphs, values).work(rank);
+  return RankAssigner(graph, plan, cut, graphs, values).assign(rank);
 }
 
 }  // namespace het

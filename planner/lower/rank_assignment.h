@@ -19,9 +19,9 @@ namespace het {
 
 class StageGraphs;
 
-inline constexpr int kAnywhere = -1;  // a stage: computed by every stage that needs it
+inline constexpr int kAllStages = -1;  // instead of a stage: every stage that needs the node computes it
 
-struct Work {
+struct RankAssignment {
   int rank = 0;
   int microbatches = 1;
   int first_microbatch = 0;       // its pipeline's first, of the step's
@@ -29,9 +29,9 @@ struct Work {
   std::vector<int> axis_groups;   // of `groups`: the devices that share its layers, along each axis of their
                                   // mesh; none: it has them alone
 
-  // Of each node: its stage, whether a split backward puts it off, whether this rank runs it.
+  // Of each node: its stage, whether a split backward defers it, whether this rank runs it.
   std::vector<int> stage;
-  std::vector<bool> later, mine;
+  std::vector<bool> deferred, assigned;
   std::vector<bool> recompute;  // of each stage
   std::vector<WorkUnit> units;
   std::vector<Group> groups;  // groups[0]: all ranks, when there are several
@@ -97,7 +97,7 @@ int tensor_rank_of(const Plan& plan, int rank);
 
 // `graph`: of the rank itself (core/plan/partition.h). `graphs`: where stages have several devices; `graph`
 // is then one of them. Throws Error(usage) for a rank that the plan has not.
-Work work_of(const Graph& graph, const Plan& plan, int rank, StageGraphs* graphs = nullptr);
+RankAssignment assignment_of(const Graph& graph, const Plan& plan, int rank, StageGraphs* graphs = nullptr);
 
 // How the stages that a rank runs are cut.
 StageCut cut_of(const Plan& plan, int rank);
