@@ -12,7 +12,7 @@
 #include "core/program/executor.h"
 #include "planner/lower/lower.h"
 #include "planner/megatron/sharding.h"
-#include "planner/profile/excerpt.h"
+#include "planner/profile/layer_extractor.h"
 
 namespace het::planner {
 namespace {
@@ -360,7 +360,7 @@ Measured measure_layers(const Graph& graph, const Model& model, const std::share
                graph.layers.size());
   const Graph own = tensor_parallel(graph, Shares(static_cast<size_t>(options.tensor), 1), 0);
   // The whole model tells what its layers keep and which share parameters; nothing of it is allocated.
-  const Program whole = lower_single(fuse(excerpt(own, std::vector<bool>(own.layers.size(), true))));
+  const Program whole = lower_single(fuse(extract_layers(own, std::vector<bool>(own.layers.size(), true))));
   const std::vector<Share> whole_shares = shares_of(whole);
   const std::vector<LayerMemory> memory = memory_by_layer(whole);
 
@@ -373,7 +373,7 @@ Measured measure_layers(const Graph& graph, const Model& model, const std::share
       keep[layer] = true;
     }
   }
-  Executor executor(lower_single(fuse(excerpt(own, keep))), std::make_shared<StateStore>(device, 0));
+  Executor executor(lower_single(fuse(extract_layers(own, keep))), std::make_shared<StateStore>(device, 0));
   write_inputs(executor, inputs);
   Measured measured;
   const std::vector<double> seconds = time_instructions(executor, options, measured.runs);

@@ -1,7 +1,7 @@
-// What one layer of each kind takes on a device: the layers are cut out of the training graph (excerpt.h),
-// lowered as any program, and run with a clock around every instruction: the host's, or on a GPU events
-// around recordings of as many launches as take a while. Identical layers are measured once. Of a
-// tensor-parallel group one rank's part is measured, without the group's collectives.
+// What one layer of each kind takes on a device: the layers are cut out of the training graph
+// (layer_extractor.h), lowered as any program, and run with a clock around every instruction: the host's, or
+// on a GPU events around recordings of as many launches as take a while. Identical layers are measured once.
+// Of a tensor-parallel group one rank's part is measured, without the group's collectives.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,4 @@
-#include "planner/profile/excerpt.h"
+#include "planner/profile/layer_extractor.h"
 
 #include <algorithm>
 #include <set>
@@ -12,9 +12,9 @@
 namespace het {
 namespace {
 
-class Cutter {
+class LayerExtractor {
  public:
-  Cutter(const Graph& graph, const std::vector<bool>& keep) : graph_(graph), keep_(keep) {
+  LayerExtractor(const Graph& graph, const std::vector<bool>& keep) : graph_(graph), keep_(keep) {
     HET_REQUIRE(keep.size() == graph.layers.size(), keep.size(), graph.layers.size());
     there_.resize(graph.values.size());
     for (size_t i = 0; i < graph.values.size(); ++i) there_[i] = graph.values[i].producer < 0;
@@ -101,6 +101,8 @@ class Cutter {
 
 }  // namespace
 
-Graph excerpt(const Graph& graph, const std::vector<bool>& keep) { return Cutter(prune(graph), keep).run(); }
+Graph extract_layers(const Graph& graph, const std::vector<bool>& keep) {
+  return LayerExtractor(prune(graph), keep).run();
+}
 
 }  // namespace het
