@@ -206,7 +206,7 @@ Json json_of(const planner::Replanned& moved) {
                                    {"weight_bytes", device.weight_bytes},
                                    {"optimizer_bytes", device.optimizer_bytes}});
   return Json::Object{{"bytes", moved.move.bytes},
-                      {"lost_bytes", moved.move.lost_bytes},
+                      {"unavailable_bytes", moved.move.unavailable_bytes},
                       {"seconds", moved.move.seconds},
                       {"devices", std::move(devices)},
                       {"best_step_seconds", moved.best_seconds},

@@ -215,17 +215,18 @@ std::string to_text(const Replanned& moved, const PlanReport& report) {
     text = "no state moves: every device holds what it needs\n";
   } else {
     constexpr size_t kListed = 8;
-    text = fmt::format(
-        "{} of state move{}:", show_bytes(move.bytes),
-        move.bytes > move.lost_bytes ? fmt::format(", {} over the links", show_seconds(move.seconds)) : "");
+    text = fmt::format("{} of state move{}:", show_bytes(move.bytes),
+                       move.bytes > move.unavailable_bytes
+                           ? fmt::format(", {} over the links", show_seconds(move.seconds))
+                           : "");
     for (size_t i = 0; i < std::min(move.devices.size(), kListed); ++i)
       text += fmt::format("{} {} to {}", i == 0 ? "" : ",", show_bytes(move.devices[i].bytes()),
                           move.devices[i].device);
     if (move.devices.size() > kListed) text += fmt::format(", and to {} more", move.devices.size() - kListed);
     text += '\n';
-    if (move.lost_bytes > 0)
+    if (move.unavailable_bytes > 0)
       text += fmt::format("of it {} are held by no device that is left: a snapshot must have them\n",
-                          show_bytes(move.lost_bytes));
+                          show_bytes(move.unavailable_bytes));
   }
   const char* best = report.objective == Objective::time ? "fastest" : "best";
   if (moved.best_bytes > move.bytes)

@@ -72,8 +72,9 @@ std::string to_text(const std::vector<Fallback>& fallbacks) {
     const Move& move = fallback.planned.moved->move;
     text += fmt::format("step {}, {} to move", show_seconds(fallback.planned.best.simulation.seconds),
                         show_bytes(move.bytes));
-    if (move.bytes > move.lost_bytes) text += fmt::format(" in {}", show_seconds(move.seconds));
-    if (move.lost_bytes > 0) text += fmt::format(", of it {} from a snapshot", show_bytes(move.lost_bytes));
+    if (move.bytes > move.unavailable_bytes) text += fmt::format(" in {}", show_seconds(move.seconds));
+    if (move.unavailable_bytes > 0)
+      text += fmt::format(", of it {} from a snapshot", show_bytes(move.unavailable_bytes));
     text += '\n';
   }
   return text;

@@ -142,15 +142,15 @@ Planned plan_with(const Request& request, std::string_view policy) {
     return planned;
   }
   planned.best = judge.best();
-  if (judge.relocation() != nullptr) {
+  if (judge.migration() != nullptr) {
     const Judge::Near &best = judge.near().front(), &least = judge.near().back();
     planned.best = least.candidate;
     planned.moved = Replanned{{}, best.candidate.simulation.seconds, best.bytes, request.near};
   }
   planned.best.simulation = judge.details(planned.best.layout);
-  planned.plan = judge.relocation() != nullptr ? judge.relocation()->place(planned.best.layout)
-                                               : to_plan(planned.best.layout, request.cluster);
-  if (planned.moved) planned.moved->move = judge.relocation()->move(planned.plan);
+  planned.plan = judge.migration() != nullptr ? judge.migration()->place(planned.best.layout)
+                                              : to_plan(planned.best.layout, request.cluster);
+  if (planned.moved) planned.moved->move = judge.migration()->move(planned.plan);
   return planned;
 }
 

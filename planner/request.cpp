@@ -167,7 +167,7 @@ Judge::Judge(const Request& request) : request_(request) {
   nearest_.score = kInfinity;
   nearest_.simulation.over_bytes = kInfinity;
   if (request.old)
-    relocation_ = std::make_unique<Relocation>(*request.old, request.cluster, state_of(request));
+    migration_ = std::make_unique<StateMigration>(*request.old, request.cluster, state_of(request));
 }
 
 Judge::Entry& Judge::entry(int tensor, int microbatch) {
@@ -211,8 +211,8 @@ void Judge::remember(const Candidate& candidate) {
   const auto far = [&](double score) { return score > near_.front().candidate.score * (1 + request_.near); };
   if (!near_.empty() && far(candidate.score)) return;
   Near entry{candidate, 0};
-  entry.candidate.layout = relocation_->ordered(candidate.layout);
-  entry.bytes = relocation_->bytes(entry.candidate.layout);
+  entry.candidate.layout = migration_->ordered(candidate.layout);
+  entry.bytes = migration_->bytes(entry.candidate.layout);
   const auto beats = [](const Near& a, const Near& b) {
     return a.candidate.score <= b.candidate.score && a.bytes <= b.bytes;
   };
@@ -229,7 +229,7 @@ void Judge::remember(const Candidate& candidate) {
 Candidate Judge::judge(Layout layout, std::string_view origin) {
   ++judged_;
   Candidate candidate = simulated(std::move(layout), origin, {});
-  if (relocation_ && candidate.feasible()) remember(candidate);
+  if (migration_ && candidate.feasible()) remember(candidate);
   return candidate;
 }
 

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "planner/migrate/relocate.h"
+#include "planner/migrate/state_migration.h"
 #include "planner/simulate/simulate.h"
 
 namespace het::planner {
@@ -111,7 +111,7 @@ class Judge {
     double bytes = 0;
   };
   const std::vector<Near>& near() const { return near_; }
-  Relocation* relocation() { return relocation_.get(); }
+  StateMigration* migration() { return migration_.get(); }
   const Request& request() const { return request_; }
 
  private:
@@ -133,7 +133,7 @@ class Judge {
   Candidate best_, nearest_;
   std::map<std::tuple<int, int, int, bool>, Candidate> bests_;
   int64_t judged_ = 0;
-  std::unique_ptr<Relocation> relocation_;
+  std::unique_ptr<StateMigration> migration_;
   std::vector<Near> near_;
 };
 

@@ -10,7 +10,7 @@ namespace het::planner {
 namespace {
 
 // A slice that a rank lacks, and who has it.
-struct Lack {
+struct MissingSlice {
   std::string tensor;
   Inventory::Piece piece;
   int to = 0;
@@ -70,7 +70,7 @@ class Migration {
         }
         if (held.size() == 1 && held[0] == need->second) continue;
         changes = true;
-        find_lacks(name, r, need->second);
+        find_missing(name, r, need->second);
       }
       if (changes) changed_.push_back(name);
     }
@@ -83,7 +83,7 @@ class Migration {
                  to_string(need.tensor.type), to_string(known->second.type));
   }
 
-  void find_lacks(const std::string& name, int rank, const TensorSlice& need) {
+  void find_missing(const std::string& name, int rank, const TensorSlice& need) {
     const DType dtype = type_of(name, rank).dtype;
     for (Inventory::Piece& piece : inventory_.find(name, need, version_)) {
       if (piece.holders.empty())
@@ -91,7 +91,7 @@ class Migration {
              to_string(piece.slice), rank);
       if (std::binary_search(piece.holders.begin(), piece.holders.end(), rank)) continue;
       const int64_t bytes = piece.slice.elements() * bytes_of(dtype);
-      lacks_.push_back({name, std::move(piece), rank, bytes});
+      missing_.push_back({name, std::move(piece), rank, bytes});
     }
   }
 
@@ -102,22 +102,23 @@ class Migration {
   }
 
   void choose_senders() {
-    std::vector<size_t> order(lacks_.size());
+    std::vector<size_t> order(missing_.size());
     for (size_t i = 0; i < order.size(); ++i) order[i] = i;
     std::stable_sort(order.begin(), order.end(),
-                     [&](size_t a, size_t b) { return lacks_[a].bytes > lacks_[b].bytes; });
+                     [&](size_t a, size_t b) { return missing_[a].bytes > missing_[b].bytes; });
     std::map<int, double> busy;  // seconds of each sender
     for (const size_t i : order) {
-      Lack& lack = lacks_[i];
+      MissingSlice& missing = missing_[i];
       const auto seconds = [&](int from) {
-        return options_.seconds ? options_.seconds(from, lack.to, lack.bytes)
-                                : static_cast<double>(lack.bytes);
+        return options_.seconds ? options_.seconds(from, missing.to, missing.bytes)
+                                : static_cast<double>(missing.bytes);
       };
       const int from =
-          *std::min_element(lack.piece.holders.begin(), lack.piece.holders.end(),
+          *std::min_element(missing.piece.holders.begin(), missing.piece.holders.end(),
                             [&](int a, int b) { return busy[a] + seconds(a) < busy[b] + seconds(b); });
       busy[from] += seconds(from);
-      moves_[lack.tensor].push_back({lack.tensor, std::move(lack.piece.slice), from, lack.to, lack.bytes});
+      moves_[missing.tensor].push_back(
+          {missing.tensor, std::move(missing.piece.slice), from, missing.to, missing.bytes});
     }
   }
 
@@ -138,7 +139,7 @@ class Migration {
   const std::span<const std::vector<StatePart>> needs_;
   const MigrationOptions& options_;
   std::vector<std::string> changed_;
-  std::vector<Lack> lacks_;
+  std::vector<MissingSlice> missing_;
   std::map<std::string, std::vector<SliceMove>> moves_;
 };
 

@@ -160,14 +160,14 @@ class Replans(Case):
                     'het.pipeline { microbatches = 2, het.stage { "b:0", layers = 4 }, het.stage { "b:1" } } }')
         self.spot('a')
         moved = self.plan('--old=small.lua', '--near=100%')['report']['moved']   # a recipe's own plan
-        self.assertEqual((moved['bytes'], moved['lost_bytes'], moved['near']), (0, 0, 1))
+        self.assertEqual((moved['bytes'], moved['unavailable_bytes'], moved['near']), (0, 0, 1))
         # Without b and a:1 nobody holds the last layers.
         self.spot('a', devices=1)
         answer = self.plan('--old=small.lua')
         moved = answer['report']['moved']
         self.assertEqual([d['device'] for d in moved['devices']], ['a:0'])
         self.assertEqual(moved['bytes'], moved['devices'][0]['weight_bytes'] + moved['devices'][0]['optimizer_bytes'])
-        self.assertEqual(moved['lost_bytes'], moved['bytes'])
+        self.assertEqual(moved['unavailable_bytes'], moved['bytes'])
         kinds = {kind['name']: kind['parameters'] for kind in answer['model']['kinds']}
         lost = sum(kinds[layer['kind']] for layer in answer['model']['layers'][4:])
         self.assertEqual(moved['bytes'], 12 * lost)   # f32 weights and AdamW's two moments
@@ -246,7 +246,7 @@ class Replans(Case):
         old('["blocks.*.mlp.*.weight"] = 0, ["blocks.*.mlp.up.weight"] = 1')   # otherwise than any plan that is found
         moved = self.plan('--old=old.lua', '--near=0')['report']['moved']
         self.assertGreater(moved['bytes'], 0)
-        self.assertEqual(moved['lost_bytes'], 0)
+        self.assertEqual(moved['unavailable_bytes'], 0)
         old('["blocks.*.mpl.*"] = 0')
         self.assertIn("the old plan: the plan's sharding does not fit the model",
                       self.refused('plan', 'small.lua', '--cluster=cluster.lua', '--old=old.lua'))

@@ -12,7 +12,7 @@
 #include "planner/lower/lower.h"
 #include "planner/lower/rank_assignment.h"
 #include "planner/migrate/graph_state.h"
-#include "planner/migrate/relocate.h"
+#include "planner/migrate/state_migration.h"
 #include "planner/model/graph_model.h"
 #include "planner/request.h"
 #include "planner/simulate/simulate.h"
@@ -168,8 +168,8 @@ TEST_CASE("the bytes that a change of plan moves are those that programs lack", 
     const bool sharded = plans[0].sharded_optimizer || plans[1].sharded_optimizer;
     if (sharded && (plans[0].tensor > 1 || plans[1].tensor > 1)) continue;
     const planner::Cluster cluster = cluster_for(std::max(devices_in(plans[0]), devices_in(plans[1])));
-    const planner::Relocation relocation(plans[0], cluster, model);
-    const planner::Move move = relocation.move(plans[1]);
+    const planner::StateMigration migration(plans[0], cluster, model);
+    const planner::Move move = migration.move(plans[1]);
     const double lacking = lacking_bytes(graph, plans[0], plans[1]);
     INFO("seed " << seed << "\n" << to_lua(plans[0]) << "\n" << to_lua(plans[1]));
     // A sharded optimizer is divided at rows, which are no fractions.
@@ -199,7 +199,7 @@ TEST_CASE("of a graph it is known what stages with sharding hold", "[planner][re
       continue;
     }
     const planner::Cluster cluster = cluster_for(std::max(devices_in(plans[0]), devices_in(plans[1])));
-    CHECK(planner::Relocation(plans[0], cluster, known).move(plans[1]).bytes == lacking);
+    CHECK(planner::StateMigration(plans[0], cluster, known).move(plans[1]).bytes == lacking);
     ++changes;
   }
   CAPTURE(refused);

@@ -32,20 +32,20 @@ struct DeviceMove {
 struct Move {
   std::vector<DeviceMove> devices;  // that lack something, in the order of the plan
   double bytes = 0;                 // of all of them
-  double lost_bytes = 0;            // of these, what no device of the cluster holds: a snapshot must have it
+  double unavailable_bytes = 0;     // of these, what no device of the cluster holds: a snapshot must have it
   double seconds = 0;               // of the others, over the links, each from where that is soonest done
   bool operator==(const Move&) const = default;
 };
 
 // From one old plan to any new one. `cluster` must outlive it; one thread.
-class Relocation {
+class StateMigration {
  public:
   // `old` is a valid plan of as many layers as the model's. Throws Error(usage) where what its devices hold
   // is not known: a stage with `sharding` and a model of numbers (state_of), or cuts that the graph does not
   // allow.
-  Relocation(Plan old, const Cluster& cluster, ModelState state);
-  Relocation(Plan old, const Cluster& cluster, const Model& model);
-  ~Relocation();
+  StateMigration(Plan old, const Cluster& cluster, ModelState state);
+  StateMigration(Plan old, const Cluster& cluster, const Model& model);
+  ~StateMigration();
 
   // The layout with names: of all ways to name devices and hosts that are alike, one that moves least. Where
   // a node has very many hosts, the nearest that naming them one after the other finds.
@@ -77,8 +77,8 @@ class Relocation {
                                 const std::vector<std::vector<int>>& have);
   // Chooses for all nodes: [node][host of the layout]. Returns the bytes.
   double arrange(const Slots& slots, std::vector<std::vector<int>>& hosts);
-  // What the devices of a plan need and do not hold. Adds to `lost_bytes` what nobody holds.
-  Demands demands_of(const std::map<std::string, Held>& wanted, double& lost_bytes) const;
+  // What the devices of a plan need and do not hold. Adds to `unavailable_bytes` what nobody holds.
+  Demands demands_of(const std::map<std::string, Held>& wanted, double& unavailable_bytes) const;
 
   const Plan plan_;  // the old one
   const Cluster& cluster_;

@@ -1,4 +1,4 @@
-#include "planner/migrate/relocate.h"
+#include "planner/migrate/state_migration.h"
 
 #include <algorithm>
 #include <limits>
@@ -63,18 +63,18 @@ std::vector<int> assign(const std::vector<std::vector<double>>& cost) {
   return column_of;
 }
 
-Relocation::Relocation(Plan old, const Cluster& cluster, ModelState state)
+StateMigration::StateMigration(Plan old, const Cluster& cluster, ModelState state)
     : plan_(std::move(old)), cluster_(cluster), holdings_(std::make_unique<Holdings>(std::move(state))) {
   read_old();
 }
 
-Relocation::Relocation(Plan old, const Cluster& cluster, const Model& model)
-    : Relocation(std::move(old), cluster, state_of(model)) {}
+StateMigration::StateMigration(Plan old, const Cluster& cluster, const Model& model)
+    : StateMigration(std::move(old), cluster, state_of(model)) {}
 
-Relocation::~Relocation() = default;
+StateMigration::~StateMigration() = default;
 
 // Everything that is known by number begins here: called again, it forgets what layouts have added.
-void Relocation::read_old() {
+void StateMigration::read_old() {
   holdings_ = std::make_unique<Holdings>(ModelState(holdings_->state()));
   old_.clear();
   known_.clear();
@@ -110,7 +110,7 @@ void Relocation::read_old() {
   }
 }
 
-Layout Relocation::ordered(Layout layout) const {
+Layout StateMigration::ordered(Layout layout) const {
   const auto place = [&](const PipelineLayout& pipeline) {
     double sum = 0;
     for (const StageLayout& stage : pipeline.stages)
@@ -122,7 +122,7 @@ Layout Relocation::ordered(Layout layout) const {
   return layout;
 }
 
-int Relocation::number(const Held& held) {
+int StateMigration::number(const Held& held) {
   const auto [entry, fresh] = numbers_.emplace(held, static_cast<int>(known_.size()));
   if (fresh) {
     known_.push_back(held);
@@ -131,7 +131,7 @@ int Relocation::number(const Held& held) {
   return entry->second;
 }
 
-double Relocation::missing_bytes(int need, int have) const {
+double StateMigration::missing_bytes(int need, int have) const {
   if (need == have || need == 0) return 0;
   const Held &wanted = known_[static_cast<size_t>(need)], &there = known_[static_cast<size_t>(have)];
   const bool apart =
@@ -139,7 +139,8 @@ double Relocation::missing_bytes(int need, int have) const {
   return apart ? known_bytes_[static_cast<size_t>(need)] : holdings_->missing(wanted, there).total();
 }
 
-const Relocation::Match& Relocation::match(const std::vector<int>& need, const std::vector<int>& have) {
+const StateMigration::Match& StateMigration::match(const std::vector<int>& need,
+                                                   const std::vector<int>& have) {
   const auto [entry, fresh] = matches_.try_emplace({need, have});
   Match& match = entry->second;
   if (!fresh) return match;
@@ -153,7 +154,7 @@ const Relocation::Match& Relocation::match(const std::vector<int>& need, const s
   return match;
 }
 
-Relocation::Slots Relocation::slots_of(const Layout& layout) {
+StateMigration::Slots StateMigration::slots_of(const Layout& layout) {
   if (holdings_->count() > kMostSlices) read_old();
   // What each device of the layout holds does not depend on its name: any names will do to find it.
   const Plan named = to_plan(layout, cluster_);
@@ -175,8 +176,8 @@ Relocation::Slots Relocation::slots_of(const Layout& layout) {
   return slots;
 }
 
-std::vector<int> Relocation::choose_hosts(const std::vector<std::vector<int>>& need,
-                                          const std::vector<std::vector<int>>& have) {
+std::vector<int> StateMigration::choose_hosts(const std::vector<std::vector<int>>& need,
+                                              const std::vector<std::vector<int>>& have) {
   const size_t count = need.size();
   if (count <= kMatched) {
     std::vector<std::vector<double>> cost(count);
@@ -202,7 +203,7 @@ std::vector<int> Relocation::choose_hosts(const std::vector<std::vector<int>>& n
   return taken;
 }
 
-double Relocation::arrange(const Slots& slots, std::vector<std::vector<int>>& hosts) {
+double StateMigration::arrange(const Slots& slots, std::vector<std::vector<int>>& hosts) {
   double bytes = 0;
   hosts.clear();
   for (size_t n = 0; n < slots.size(); ++n) {
@@ -216,12 +217,12 @@ double Relocation::arrange(const Slots& slots, std::vector<std::vector<int>>& ho
   return bytes;
 }
 
-double Relocation::bytes(const Layout& layout) {
+double StateMigration::bytes(const Layout& layout) {
   std::vector<std::vector<int>> hosts;
   return arrange(slots_of(layout), hosts);
 }
 
-Plan Relocation::place(const Layout& layout) {
+Plan StateMigration::place(const Layout& layout) {
   const Slots slots = slots_of(layout);
   std::vector<std::vector<int>> hosts;
   arrange(slots, hosts);
@@ -244,7 +245,7 @@ Plan Relocation::place(const Layout& layout) {
   return plan;
 }
 
-Move Relocation::move(const Plan& plan) const {
+Move StateMigration::move(const Plan& plan) const {
   Move move;
   const auto wanted = holdings_->of(plan);
   std::set<std::string> seen;
@@ -258,7 +259,8 @@ Move Relocation::move(const Plan& plan) const {
         move.devices.push_back({device, bytes.weights, bytes.optimizer});
         move.bytes += bytes.total();
       }
-  if (!move.devices.empty()) move.seconds = transfer_seconds(demands_of(wanted, move.lost_bytes), cluster_);
+  if (!move.devices.empty())
+    move.seconds = transfer_seconds(demands_of(wanted, move.unavailable_bytes), cluster_);
   return move;
 }
 
@@ -294,7 +296,8 @@ std::vector<int> hosts_of(const std::vector<int>& devices, const std::vector<int
 
 }  // namespace
 
-Demands Relocation::demands_of(const std::map<std::string, Held>& wanted, double& lost_bytes) const {
+Demands StateMigration::demands_of(const std::map<std::string, Held>& wanted,
+                                   double& unavailable_bytes) const {
   std::map<std::string, int> number_of;
   std::vector<int> host_of;  // by device
   int host = 0;
@@ -336,7 +339,7 @@ Demands Relocation::demands_of(const std::map<std::string, Held>& wanted, double
           for (const int device : devices) {
             if (std::binary_search(piece.holders.begin(), piece.holders.end(), device)) continue;
             if (hosts.empty())
-              lost_bytes += bytes;
+              unavailable_bytes += bytes;
             else
               demands[{host_of[static_cast<size_t>(device)], hosts}] += bytes;
           }

@@ -1,4 +1,4 @@
-#include "planner/migrate/relocate.h"
+#include "planner/migrate/state_migration.h"
 
 #include <catch2/catch.hpp>
 #include <functional>
@@ -37,7 +37,7 @@ Cluster machines(const std::string& names, int devices) {
 // Everything that six layers of 1e6 parameters have: 2 bytes of weights and 12 of state for each.
 constexpr double kLayer = 14e6;
 
-double least_by_hand(const Relocation& relocation, const Layout& layout, const Cluster& cluster) {
+double least_by_hand(const StateMigration& migration, const Layout& layout, const Cluster& cluster) {
   // All ways to exchange hosts of a node and devices of a host.
   Plan plan = to_plan(layout, cluster);
   std::vector<std::string> names;
@@ -71,7 +71,7 @@ double least_by_hand(const Relocation& relocation, const Layout& layout, const C
         for (std::string& device : stage.devices)
           device = names[order[static_cast<size_t>(std::find(names.begin(), names.end(), device) -
                                                    names.begin())]];
-    least = std::min(least, relocation.move(named).bytes);
+    least = std::min(least, migration.move(named).bytes);
   } while (std::next_permutation(order.begin(), order.end()));
   return least;
 }
@@ -105,42 +105,42 @@ TEST_CASE("the same plan moves nothing, whatever alike devices it names", "[plan
   const Cluster cluster = machines("ab", 2);
   const Model model = plain_model(6);
   const Plan old = two_by_two();
-  Relocation relocation(old, cluster, model);
-  CHECK(relocation.move(old) == Move{});
+  StateMigration migration(old, cluster, model);
+  CHECK(migration.move(old) == Move{});
   Layout layout = to_layout(old, cluster);
   for (PipelineLayout& pipeline : layout.pipelines)
     for (StageLayout& stage : pipeline.stages) stage.host = 1 - stage.host;
-  CHECK(relocation.bytes(layout) == 0);
-  CHECK(relocation.move(relocation.place(layout)).bytes == 0);
+  CHECK(migration.bytes(layout) == 0);
+  CHECK(migration.move(migration.place(layout)).bytes == 0);
   // Alike are hosts, not devices of different ones.
   std::swap(layout.pipelines[0].stages[0].host, layout.pipelines[1].stages[0].host);
-  CHECK(relocation.bytes(layout) == 0);
+  CHECK(migration.bytes(layout) == 0);
 }
 
 TEST_CASE("what a device needs and does not hold is moved", "[planner][replan]") {
   const Cluster cluster = machines("ab", 2);
   const Model model = plain_model(6);
-  Relocation relocation(two_by_two(), cluster, model);
+  StateMigration migration(two_by_two(), cluster, model);
   Plan plan = two_by_two();
   plan.pipelines[0].stages = {{{"a:0"}, 0, 2}, {{"a:1"}, 2, 4}};
-  Move move = relocation.move(plan);
+  Move move = migration.move(plan);
   REQUIRE(move.devices.size() == 1);
   CHECK(move.devices[0].device == "a:1");
   CHECK(move.devices[0].weight_bytes == Approx(2e6));
   CHECK(move.devices[0].optimizer_bytes == Approx(12e6));
-  CHECK(move.lost_bytes == 0);
+  CHECK(move.unavailable_bytes == 0);
   // Layer 2 is on a:0 and on b:0: inside at 10 GB/s and from outside at 1 GB/s together.
   CHECK(move.seconds == Approx(kLayer / 11e9 + 1e-3));
 
   // A layer that nobody holds any more.
   const Cluster left = merged(without(without(cluster, "a:0"), "b:0"));
-  Relocation after(two_by_two(), left, model);
+  StateMigration after(two_by_two(), left, model);
   Plan rest;
   rest.pipelines = {{8, {{{"a:1"}, 0, 3}, {{"b:1"}, 3, 3}}}};
   move = after.move(rest);
   REQUIRE(move.devices.size() == 1);
   CHECK(move.bytes == Approx(3 * kLayer));
-  CHECK(move.lost_bytes == Approx(3 * kLayer));
+  CHECK(move.unavailable_bytes == Approx(3 * kLayer));
   CHECK(move.seconds == 0);
 }
 
@@ -153,11 +153,11 @@ TEST_CASE("parts of a layer and shares of its state are told apart", "[planner][
   model.optimizer_bytes = 8;
   Plan old;
   old.pipelines = {{8, {{{"a:0"}, 0, 6}}}};
-  Relocation relocation(old, cluster, model);
+  StateMigration migration(old, cluster, model);
   Plan halves;
   halves.tensor = 2;
   halves.pipelines = {{8, {{{"a:0", "a:1"}, 0, 6}}}};
-  Move move = relocation.move(halves);
+  Move move = migration.move(halves);
   REQUIRE(move.devices.size() == 1);  // a:0 has its half
   CHECK(move.devices[0].weight_bytes == Approx(6 * 4 * (2e5 + 4e5)));
   CHECK(move.devices[0].optimizer_bytes == Approx(6 * 8 * (2e5 + 4e5)));
@@ -165,12 +165,12 @@ TEST_CASE("parts of a layer and shares of its state are told apart", "[planner][
   Plan sharded;
   sharded.sharded_optimizer = true;
   sharded.pipelines = {{4, {{{"a:0"}, 0, 6, false, 3}}}, {4, {{{"b:0"}, 0, 6, false, 1}}}};
-  move = relocation.move(sharded);
+  move = migration.move(sharded);
   REQUIRE(move.devices.size() == 1);
   CHECK(move.devices[0].weight_bytes == Approx(6 * 4e6));
   CHECK(move.devices[0].optimizer_bytes == Approx(6 * 8e6 / 4));
   // Back: a:0 lacks the quarter that b:0 has.
-  Relocation back(sharded, cluster, model);
+  StateMigration back(sharded, cluster, model);
   CHECK(back.move(old).bytes == Approx(6 * 8e6 / 4));
   CHECK(back.move(halves).devices[1].optimizer_bytes == Approx(6 * 8 * 6e5));
 }
@@ -233,8 +233,8 @@ TEST_CASE("what moves is what sets of elements say, for any shares and degrees",
     std::mt19937 random(seed);
     const Plan old = random_plan(random, kLayers, 1, true), plan = random_plan(random, kLayers, 1, true);
     cluster.nodes[0].devices = std::max(devices_in(plan), 1 + static_cast<int>(random() % 12));
-    Relocation relocation(old, cluster, model);
-    const Move move = relocation.move(plan);
+    StateMigration migration(old, cluster, model);
+    const Move move = migration.move(plan);
     Elements had = elements_of(old, model);
     std::erase_if(had, [&](const auto& entry) {  // devices that the cluster has no more
       return std::stoi(entry.first.substr(2)) >= cluster.nodes[0].devices;
@@ -262,8 +262,8 @@ TEST_CASE("what moves is what sets of elements say, for any shares and degrees",
     for (const DeviceMove& device : move.devices)
       said[device.device] = {device.weight_bytes, device.optimizer_bytes};
     CHECK(said == missing);
-    CHECK(move.lost_bytes == nowhere);
-    CHECK((move.seconds > 0) == (move.bytes > move.lost_bytes));
+    CHECK(move.unavailable_bytes == nowhere);
+    CHECK((move.seconds > 0) == (move.bytes > move.unavailable_bytes));
     uneven += tensor_shares(old) != Shares(static_cast<size_t>(old.tensor), 1);
     differing += !has_uniform_cut(old) || !has_uniform_cut(plan);
     lost += nowhere > 0;
@@ -298,12 +298,12 @@ TEST_CASE("devices and hosts that are alike are named so that least moves", "[pl
     return layout;
   };
   for (int trial = 0; trial < 40; ++trial) {
-    Relocation relocation(to_plan(any(), cluster), cluster, model);
+    StateMigration migration(to_plan(any(), cluster), cluster, model);
     const Layout layout = any();
-    const double bytes = relocation.bytes(layout);
-    CHECK(relocation.move(relocation.place(layout)).bytes == Approx(bytes));
-    CHECK(bytes == Approx(least_by_hand(relocation, layout, cluster)));
-    CHECK(to_layout(relocation.place(layout), cluster).pipelines.size() == layout.pipelines.size());
+    const double bytes = migration.bytes(layout);
+    CHECK(migration.move(migration.place(layout)).bytes == Approx(bytes));
+    CHECK(bytes == Approx(least_by_hand(migration, layout, cluster)));
+    CHECK(to_layout(migration.place(layout), cluster).pipelines.size() == layout.pipelines.size());
   }
 }
 
@@ -356,11 +356,11 @@ TEST_CASE("of near-equal plans the one that moves least is taken", "[planner][re
     CHECK(found.moved->best_seconds <= fresh.best.simulation.seconds * (1 + 1e-9));
     CHECK(found.best.simulation.seconds <= 1.02 * found.moved->best_seconds * (1 + 1e-9));
     CHECK(found.moved->move.bytes <= found.moved->best_bytes);
-    Relocation relocation(before.plan, request.cluster, request.model);
-    CHECK(relocation.move(found.plan) == found.moved->move);
+    StateMigration migration(before.plan, request.cluster, request.model);
+    CHECK(migration.move(found.plan) == found.moved->move);
     CHECK(simulate(found.plan, request.cluster, request.model, request.profile).seconds ==
           Approx(found.best.simulation.seconds));
-    fewer += found.moved->move.bytes < relocation.move(fresh.plan).bytes;
+    fewer += found.moved->move.bytes < migration.move(fresh.plan).bytes;
   }
   CHECK(fewer >= trials / 2);
 }
