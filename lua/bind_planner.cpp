@@ -19,7 +19,7 @@
 
 namespace het::lua {
 
-// A plan that is being looked for in a thread of its own. Dropping it waits for the thread.
+// A plan that a thread of its own searches for. Dropping it waits for the thread.
 struct Planning {
   std::future<Json> answer;
 };
@@ -348,7 +348,7 @@ Json answer_of(const Request& request, const Planned& planned, const Graph& grap
   answer.emplace_back("notes", Json::Array(notes.begin(), notes.end()));
   answer.emplace_back("lua", to_lua(planned.plan));
   answer.emplace_back("origin", planned.best.origin);
-  answer.emplace_back("judged", planned.judged);
+  answer.emplace_back("simulations", planned.simulations);
   answer.emplace_back("plan", json_of(planned.plan));
   answer.emplace_back("report", json_of(report));
   answer.emplace_back("cluster", json_of(request.cluster));
@@ -463,16 +463,16 @@ int simulate_graph(lua_State* L) {  // graph, {plan, events, ... as request_at}
   for (const Shares& shares : divisions)
     tensor_parallel(graph, shares, 0, plan.sequence);  // refuses what no rank could run
   require_exchange(graph, plan);
-  planner::Judge judge(request);
+  planner::Evaluator evaluator(request);
   Planned planned;
   planned.plan = plan;
-  planned.best = judge.judge(layout, "given");
+  planned.best = evaluator.simulate(layout, "given");
   planner::SimulateOptions details;
   details.details = true;
   planned.best.simulation = planner::simulate(plan, request.cluster, request.model, request.profile, details);
-  planned.lower_bound_seconds = planner::lower_bound_seconds(request, judge, &layout);
+  planned.lower_bound_seconds = planner::lower_bound_seconds(request, evaluator, &layout);
   planned.feasible = true;
-  planned.judged = 1;
+  planned.simulations = 1;
   Json answer = answer_of(request, planned, graph, field<bool>(L, 2, "events").value_or(false));
   if (!planned.best.simulation.fits)
     std::get<Json::Object>(answer.value).emplace_back("over_bytes", planned.best.simulation.over_bytes);

@@ -22,7 +22,7 @@ struct Planned {
   Plan plan;
   Candidate best;                     // the same plan as a layout, with its simulation (details filled)
   double lower_bound_seconds = 0;     // proven: no plan takes less
-  int64_t judged = 0;                 // plans that were simulated
+  int64_t simulations = 0;            // plans that were simulated
   std::vector<std::string> problems;  // why there is no plan, and what would help
   std::optional<Replanned> moved;
 };

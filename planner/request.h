@@ -1,4 +1,4 @@
-// What a planner is asked, what it answers, and how candidates are judged: by the simulator, on one
+// What a planner is asked, what it answers, and how candidates are compared: by the simulator, for one
 // objective.
 #pragma once
 
@@ -75,37 +75,38 @@ struct Candidate {
   bool feasible() const { return simulation.fits && !layout.pipelines.empty(); }
 };
 
-// Judges layouts of one request; keeps cost tables and simulators by degree and micro-batch size. One thread.
-class Judge {
+// Evaluates layouts of one request and keeps the best; holds cost tables and simulators by degree and
+// micro-batch size. One thread.
+class Evaluator {
  public:
-  explicit Judge(const Request& request);
+  explicit Evaluator(const Request& request);
 
   const CostTable& costs(int tensor, int microbatch);
   // Of what devices compute, without the collectives of a tensor-parallel group (make_compute_costs).
   const CostTable& compute_costs(int tensor, int microbatch);
-  Candidate judge(Layout layout, std::string_view origin);
-  // The same without contention between transfers: many times sooner, as a rule no more than judge() says.
-  // Not to be offered.
-  Candidate look(Layout layout, std::string_view origin);
+  Candidate simulate(Layout layout, std::string_view origin);
+  // The same without contention between transfers: many times faster, as a rule no more seconds than
+  // simulate() gives. Do not submit what it returns.
+  Candidate estimate(Layout layout, std::string_view origin);
   Simulation details(const Layout& layout);  // with Simulation::stages
-  // Takes the candidate when it is better than the best so far: by its score; of equal scores the one that
-  // takes less time, then the one of which more was measured.
-  bool offer(Candidate candidate);
+  // Keeps the candidate when it is better than the best so far: by its score; of equal scores the one that
+  // takes less time, then the one whose times were measured in more layers.
+  bool submit(Candidate candidate);
   const Candidate& best() const { return best_; }
   // The best that fits of each degree, micro-batch size and, by powers of two, number of pipelines, with
   // interleaved stages and without; the best first.
   std::vector<Candidate> bests() const;
   double best_score() const { return best_.score; }
-  // Of the layouts that do not fit, the one that lacks least: what to say when none fits.
+  // Of the layouts that do not fit, the one that exceeds memory least: reported when none fits.
   const Candidate& nearest() const { return nearest_; }
-  int64_t judged() const { return judged_; }
+  int64_t simulations() const { return simulations_; }
   // No plan of this degree and micro-batch size takes less (as lower_bound_seconds says of all).
   double least_seconds(int tensor, int microbatch);
-  // By that bound they can neither beat the best nor, with an old plan, come near it.
-  bool is_hopeless(int tensor, int microbatch);
+  // By that bound they cannot beat the best, nor, with an old plan, come near it.
+  bool can_prune(int tensor, int microbatch);
 
-  // With an old plan: of all that was judged, what no other is both as good as and moves as little as, the
-  // best first and the least moved last; only what is near the best.
+  // With an old plan: the Pareto front of all simulated layouts in score and moved bytes, the best first and
+  // the least moved last; only what is near the best.
   struct Near {
     Candidate candidate;
     double bytes = 0;
@@ -121,7 +122,7 @@ class Judge {
     std::optional<double> least_seconds;
   };
   Entry& entry(int tensor, int microbatch);
-  Candidate simulated(Layout layout, std::string_view origin, const SimulateOptions& options);
+  Candidate run(Layout layout, std::string_view origin, const SimulateOptions& options);
 
   const Request& request_;
   std::map<std::pair<int, int>, std::unique_ptr<Entry>> entries_;
@@ -132,7 +133,7 @@ class Judge {
 
   Candidate best_, nearest_;
   std::map<std::tuple<int, int, int, bool>, Candidate> bests_;
-  int64_t judged_ = 0;
+  int64_t simulations_ = 0;
   std::unique_ptr<StateMigration> migration_;
   std::vector<Near> near_;
 };
@@ -144,6 +145,6 @@ double score_of(const Request& request, const Layout& layout, double seconds);
 // size, divided freely over all devices (a linear program); and one micro-batch through the whole model,
 // forward and backward to its input.
 // With a layout that is `given`, plans of its degrees count, too; where it has groups, plans of any shares.
-double lower_bound_seconds(const Request& request, Judge& judge, const Layout* given = nullptr);
+double lower_bound_seconds(const Request& request, Evaluator& evaluator, const Layout* given = nullptr);
 
 }  // namespace het::planner

@@ -256,7 +256,7 @@ class Annealer {
     StageRules rules;
     rules.schedule = layout.schedule;
     rules.warmup = layout.warmup;
-    if (layout.chunks > 1) {  // the judge counts what the stages of a group hold together
+    if (layout.chunks > 1) {  // the simulator counts what the stages of a group hold together
       rules.schedule = Schedule::one_f_one_b;
       rules.optimizer_share = 0;
     } else if (layout.sharded_optimizer) {
@@ -320,21 +320,21 @@ double cost_of_step(const Layout& layout, int layers) {
 
 }  // namespace
 
-void anneal_plans(Judge& judge, const Additions& additions, std::string_view policy) {
-  const Request& request = judge.request();
+void anneal_plans(Evaluator& evaluator, const Additions& additions, std::string_view policy) {
+  const Request& request = evaluator.request();
   if (!additions.local_search || is_small(request)) return;
   constexpr double kNear = 1.3;  // times the best: what is worse does not catch up
   // As many starts as that in each round, all rounds with as much work: the longer, the fewer.
   constexpr size_t kRounds[] = {8, 3, 1};
-  std::vector<Candidate> starts = judge.bests();
-  std::erase_if(starts, [&](const Candidate& start) { return start.score > kNear * judge.best_score(); });
+  std::vector<Candidate> starts = evaluator.bests();
+  std::erase_if(starts, [&](const Candidate& start) { return start.score > kNear * evaluator.best_score(); });
   for (const size_t most : kRounds) {
     if (starts.size() > most) starts.resize(most);
     const size_t count = starts.size();
     std::vector<const CostTable*> tables;
     tables.reserve(count);
     for (const Candidate& start : starts)
-      tables.push_back(&judge.costs(start.layout.tensor, start.layout.microbatch));
+      tables.push_back(&evaluator.costs(start.layout.tensor, start.layout.microbatch));
     std::vector<Layout> found(count);
     parallel_parts(static_cast<int64_t>(count), [&](int64_t part) {
       const auto i = static_cast<size_t>(part);
@@ -345,8 +345,8 @@ void anneal_plans(Judge& judge, const Additions& additions, std::string_view pol
         found[i] = Annealer(request, *tables[i], additions, most + i).run(start, static_cast<int64_t>(steps));
     });
     for (size_t i = 0; i < count; ++i) {
-      Candidate candidate = judge.judge(std::move(found[i]), policy);
-      judge.offer(candidate);
+      Candidate candidate = evaluator.simulate(std::move(found[i]), policy);
+      evaluator.submit(candidate);
       if (candidate.score < starts[i].score) starts[i] = std::move(candidate);
     }
     std::stable_sort(starts.begin(), starts.end(),

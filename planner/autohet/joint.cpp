@@ -19,7 +19,7 @@ constexpr size_t kEnumerated = 20'000;  // cuts of a composition that are held a
 constexpr size_t kSimulated = 400;      // of these, simulated alone: the best by the bound
 constexpr size_t kWhole = 6;    // cuts of a pipeline that are combined when each keeps its state to itself
 constexpr int kLeaves = 20000;  // combinations of one division of micro-batches
-constexpr int kJudged = 4;      // a simulation with contention takes as long as so many without
+constexpr int kContended = 4;   // a simulation with contention takes as long as so many without
 constexpr int kAlike = 12;      // cuts as quick and as roomy as a third one make it superfluous
 
 // One pipeline with everything decided but its hosts and its share of optimizer state.
@@ -40,13 +40,13 @@ struct Division {
 // At one degree and micro-batch size.
 class Joint {
  public:
-  Joint(Judge& judge, const Additions& additions, std::string_view policy, int tensor, int microbatch,
+  Joint(Evaluator& evaluator, const Additions& additions, std::string_view policy, int tensor, int microbatch,
         int64_t& budget)
-      : judge_(judge),
-        request_(judge.request()),
+      : evaluator_(evaluator),
+        request_(evaluator.request()),
         additions_(additions),
         policy_(policy),
-        costs_(judge.costs(tensor, microbatch)),
+        costs_(evaluator.costs(tensor, microbatch)),
         alone_(costs_, request_.cluster),
         microbatches_(request_.batch / microbatch),
         budget_(budget) {
@@ -92,7 +92,7 @@ class Joint {
   }
 
  private:
-  double to_beat() const { return std::min(limit_, judge_.best_score()); }
+  double to_beat() const { return std::min(limit_, evaluator_.best_score()); }
 
   double seconds(int node, int first, int last, bool recompute) const {
     return costs_.forward_seconds(node, first, last) + costs_.backward_seconds(node, first, last, recompute);
@@ -151,7 +151,7 @@ class Joint {
     if (p == options_.size()) {
       --leaves_;
       const double state = costs_.parameters.back() * costs_.optimizer_bytes;
-      if (!sharded_ || !additions_.placed_optimizer || room >= state * (1 - 1e-12)) offer();
+      if (!sharded_ || !additions_.placed_optimizer || room >= state * (1 - 1e-12)) submit();
       return;
     }
     const bool twin = p > 0 && division.pipelines[p] == division.pipelines[p - 1] &&
@@ -165,16 +165,17 @@ class Joint {
     }
   }
 
-  void offer() {
+  void submit() {
     std::vector<PipelineDraft> drafts;
     for (size_t p = 0; p < options_.size(); ++p) drafts.push_back((*options_[p])[picked_[p]].draft);
     Layout layout = make_layout(request_, costs_, drafts, true);
     layout.sharded_optimizer = sharded_;
     if (sharded_ && additions_.placed_optimizer && !place_optimizer(layout, costs_)) return;
     --budget_;
-    if (judge_.best().feasible() && judge_.look(layout, {}).score >= judge_.best_score()) return;
-    budget_ -= kJudged;
-    judge_.offer(judge_.judge(std::move(layout), policy_));
+    if (evaluator_.best().feasible() && evaluator_.estimate(layout, {}).score >= evaluator_.best_score())
+      return;
+    budget_ -= kContended;
+    evaluator_.submit(evaluator_.simulate(std::move(layout), policy_));
   }
 
   // Of all orders and cuts those that nobody else beats in both time and room, the quickest first.
@@ -268,7 +269,7 @@ class Joint {
     }
   }
 
-  Judge& judge_;
+  Evaluator& evaluator_;
   const Request& request_;
   const Additions& additions_;
   std::string policy_;
@@ -294,24 +295,26 @@ class Joint {
 
 }  // namespace
 
-void search_jointly(Judge& judge, const Additions& additions, std::string_view policy, int64_t budget) {
-  if (judge.request().objective != Objective::time) return;
+void search_jointly(Evaluator& evaluator, const Additions& additions, std::string_view policy,
+                    int64_t budget) {
+  if (evaluator.request().objective != Objective::time) return;
   std::vector<std::pair<int, int>> sizes;  // degrees, each with a micro-batch size
-  for (const int tensor : tensor_degrees(judge.request()))
-    for (const int microbatch : microbatch_sizes(judge.request()))
-      if (!judge.is_hopeless(tensor, microbatch)) sizes.emplace_back(tensor, microbatch);
+  for (const int tensor : tensor_degrees(evaluator.request()))
+    for (const int microbatch : microbatch_sizes(evaluator.request()))
+      if (!evaluator.can_prune(tensor, microbatch)) sizes.emplace_back(tensor, microbatch);
   // Without a plan to beat, cuts would be without number: the limit grows until there is one.
-  double limit = judge.best().feasible() ? kInfinity : 1.5 * lower_bound_seconds(judge.request(), judge);
+  double limit =
+      evaluator.best().feasible() ? kInfinity : 1.5 * lower_bound_seconds(evaluator.request(), evaluator);
   for (int round = 0; round < 4 && budget > 0; ++round, limit *= 4) {
     auto others = static_cast<int64_t>(sizes.size());
     for (const auto& [tensor, microbatch] : sizes) {
       // None takes what the others need.
       int64_t part = budget / others--;
       budget -= part;
-      Joint(judge, additions, policy, tensor, microbatch, part).run(limit);
+      Joint(evaluator, additions, policy, tensor, microbatch, part).run(limit);
       budget += part;
     }
-    if (judge.best().feasible()) return;
+    if (evaluator.best().feasible()) return;
   }
 }
 

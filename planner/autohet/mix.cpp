@@ -44,11 +44,11 @@ struct StageCosts {
 
 class Mixer {
  public:
-  Mixer(Judge& judge, const Additions& additions, std::string_view policy)
-      : judge_(judge), request_(judge.request()), additions_(additions), policy_(policy) {}
+  Mixer(Evaluator& evaluator, const Additions& additions, std::string_view policy)
+      : evaluator_(evaluator), request_(evaluator.request()), additions_(additions), policy_(policy) {}
 
   void run() {
-    std::vector<Candidate> starts = judge_.bests();
+    std::vector<Candidate> starts = evaluator_.bests();
     std::erase_if(starts, [](const Candidate& c) { return c.layout.chunks > 1 || !c.layout.groups.empty(); });
     if (starts.size() > kStarts) starts.resize(kStarts);
     for (const Candidate& start : starts) climb(start);
@@ -71,13 +71,13 @@ class Mixer {
       const Candidate start = best;
       for (size_t i = 0; i < std::min<size_t>(ideas_.size(), kSimulated); ++i) {
         if (request_.objective == Objective::time && ideas_[i].bound >= best.score) break;
-        Candidate candidate = judge_.judge(std::move(ideas_[i].layout), policy_);
+        Candidate candidate = evaluator_.simulate(std::move(ideas_[i].layout), policy_);
         if (!candidate.feasible() || candidate.score >= best.score * (1 - kBetter)) continue;
         best = std::move(candidate);
         better = true;
       }
       if (!better) return;
-      judge_.offer(best);
+      evaluator_.submit(best);
     }
   }
 
@@ -182,7 +182,7 @@ class Mixer {
 
   // Of the whole model on one device.
   double device_seconds(int node) {
-    const CostTable& costs = judge_.compute_costs(1, 1);
+    const CostTable& costs = evaluator_.compute_costs(1, 1);
     return costs.forward_seconds(node, 0, costs.layers) +
            costs.backward_seconds(node, 0, costs.layers, false);
   }
@@ -204,7 +204,7 @@ class Mixer {
 
   StageCosts costs_of(const Layout& layout, const StageLayout& stage) {
     const int microbatch = layout.microbatch;
-    const CostTable& table = judge_.costs(layout.tensor, microbatch);
+    const CostTable& table = evaluator_.costs(layout.tensor, microbatch);
     StageCosts costs;
     if (stage.group < 0) {
       costs.pace = &table.nodes[static_cast<size_t>(stage.node)];
@@ -217,8 +217,8 @@ class Mixer {
     auto known = groups_.find(key);
     if (known == groups_.end()) {
       const CostProvider tables{
-          [&](int degree) -> const CostTable& { return judge_.costs(degree, microbatch); },
-          [&](int degree) -> const CostTable& { return judge_.compute_costs(degree, microbatch); }};
+          [&](int degree) -> const CostTable& { return evaluator_.costs(degree, microbatch); },
+          [&](int degree) -> const CostTable& { return evaluator_.compute_costs(degree, microbatch); }};
       known = groups_.emplace(key, make_group_costs(group, tables)).first;
     }
     costs.pace = &known->second.pace;
@@ -311,7 +311,7 @@ class Mixer {
     return longest;
   }
 
-  Judge& judge_;
+  Evaluator& evaluator_;
   const Request& request_;
   const Additions& additions_;
   std::string_view policy_;
@@ -322,12 +322,12 @@ class Mixer {
 
 }  // namespace
 
-void mix_stages(Judge& judge, const Additions& additions, std::string_view policy) {
-  const Request& request = judge.request();
+void mix_stages(Evaluator& evaluator, const Additions& additions, std::string_view policy) {
+  const Request& request = evaluator.request();
   const bool divided = std::any_of(request.model.kinds.begin(), request.model.kinds.end(),
                                    [](const LayerKind& kind) { return kind.tensor_reductions > 0; });
   if (!additions.mixed_stages || !divided || total_devices(request.cluster) > kMostDevices) return;
-  Mixer(judge, additions, policy).run();
+  Mixer(evaluator, additions, policy).run();
 }
 
 }  // namespace het::planner

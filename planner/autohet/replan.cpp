@@ -29,8 +29,8 @@ void settle_schedule(Layout& layout) {
 
 class Mender {
  public:
-  Mender(Judge& judge, int microbatch)
-      : judge_(judge), request_(judge.request()), old_(*request_.old), microbatch_(microbatch) {}
+  Mender(Evaluator& evaluator, int microbatch)
+      : evaluator_(evaluator), request_(evaluator.request()), old_(*request_.old), microbatch_(microbatch) {}
 
   std::vector<Layout> run() {
     const std::vector<int> degrees = tensor_degrees(request_);
@@ -118,15 +118,15 @@ class Mender {
     int given = 0;
     for (const PipelineLayout& pipeline : layout.pipelines) given += pipeline.microbatches;
     if (given == total) layouts_.push_back(layout);
-    if (balance(judge_, layout)) layouts_.push_back(std::move(layout));
+    if (balance(evaluator_, layout)) layouts_.push_back(std::move(layout));
   }
 
  public:
   // Micro-batches for the pipelines as they are; false when it cannot be.
-  static bool balance(Judge& judge, Layout& layout) {
-    return planner::balance(layout, judge.costs(layout.tensor, layout.microbatch),
-                            judge.request().batch / layout.microbatch,
-                            judge.request().additions.uneven_microbatches);
+  static bool balance(Evaluator& evaluator, Layout& layout) {
+    return planner::balance(layout, evaluator.costs(layout.tensor, layout.microbatch),
+                            evaluator.request().batch / layout.microbatch,
+                            evaluator.request().additions.uneven_microbatches);
   }
 
  private:
@@ -145,7 +145,7 @@ class Mender {
     Layout taken = empty(), cut = empty();
     StageRules rules;
     rules.optimizer_share = old_.sharded_optimizer ? 1.0 / static_cast<double>(pipelines_.size()) : 1;
-    StageSolver solver(judge_.costs(old_.tensor, microbatch_), rules);
+    StageSolver solver(evaluator_.costs(old_.tensor, microbatch_), rules);
     for (size_t p = 0; p < pipelines_.size(); ++p) {
       const OldPipeline& from = pipelines_[p];
       PipelineLayout pipeline{from.layout.microbatches, {}};
@@ -215,7 +215,7 @@ class Mender {
     size_t count = 0;
     for (const auto& [place, groups] : free) count += static_cast<size_t>(groups);
     if (count == 0 || count > kFree) return;
-    const CostTable& costs = judge_.costs(from.tensor, from.microbatch);
+    const CostTable& costs = evaluator_.costs(from.tensor, from.microbatch);
     StageRules rules;
     if (from.sharded_optimizer) rules.optimizer_share = 1.0 / static_cast<double>(from.pipelines.size() + 1);
     rules.schedule = from.schedule;
@@ -249,7 +249,7 @@ class Mender {
         }
   }
 
-  Judge& judge_;
+  Evaluator& evaluator_;
   const Request& request_;
   const Plan& old_;
   int microbatch_;
@@ -260,14 +260,14 @@ class Mender {
 // From plans that are near the best towards those that move less.
 class Descent {
  public:
-  explicit Descent(Judge& judge) : judge_(judge), old_(*judge.request().old) {}
+  explicit Descent(Evaluator& evaluator) : evaluator_(evaluator), old_(*evaluator.request().old) {}
 
   void run() {
     std::vector<Layout> seen;
     while (budget_ > 0) {
-      // The least moved that was not looked at yet.
-      const Judge::Near* next = nullptr;
-      for (const Judge::Near& near : judge_.near())
+      // The least moved that was not visited yet.
+      const Evaluator::Near* next = nullptr;
+      for (const Evaluator::Near& near : evaluator_.near())
         if (std::find(seen.begin(), seen.end(), near.candidate.layout) == seen.end()) next = &near;
       if (next == nullptr) return;
       seen.push_back(next->candidate.layout);
@@ -279,18 +279,18 @@ class Descent {
   void attempt(Layout layout) {
     if (budget_ <= 0) return;
     settle_schedule(layout);
-    judge(layout);
+    simulate(layout);
     Layout balanced = std::move(layout);
-    if (balanced.pipelines.size() > 1 && judge_.request().additions.uneven_microbatches &&
-        Mender::balance(judge_, balanced))
-      judge(balanced);
+    if (balanced.pipelines.size() > 1 && evaluator_.request().additions.uneven_microbatches &&
+        Mender::balance(evaluator_, balanced))
+      simulate(balanced);
   }
 
-  void judge(const Layout& layout) {
+  void simulate(const Layout& layout) {
     for (const PipelineLayout& pipeline : layout.pipelines)
       budget_ -= pipeline.microbatches * static_cast<int64_t>(pipeline.stages.size()) +
-                 static_cast<int64_t>(judge_.request().model.count());
-    judge_.judge(layout, "near the old plan");
+                 static_cast<int64_t>(evaluator_.request().model.count());
+    evaluator_.simulate(layout, "near the old plan");
   }
 
   void expand(const Layout& from) {
@@ -356,14 +356,14 @@ class Descent {
 
   void move_microbatches(const Layout& from) {
     const size_t pipelines = from.pipelines.size();
-    if (!judge_.request().additions.uneven_microbatches || pipelines > 32) return;
+    if (!evaluator_.request().additions.uneven_microbatches || pipelines > 32) return;
     for (size_t a = 0; a < pipelines; ++a)
       for (size_t b = 0; b < pipelines; ++b) {
         if (a == b || from.pipelines[a].microbatches < 2) continue;
         Layout layout = from;
         --layout.pipelines[a].microbatches;
         ++layout.pipelines[b].microbatches;
-        judge(layout);
+        simulate(layout);
       }
   }
 
@@ -376,7 +376,7 @@ class Descent {
         layout.pipelines[p].stages[s].share = p < old_.pipelines.size() && s < old_.pipelines[p].stages.size()
                                                   ? old_.pipelines[p].stages[s].optimizer_share
                                                   : 1;
-    std::vector<bool> kept(static_cast<size_t>(judge_.request().model.count()), false);
+    std::vector<bool> kept(static_cast<size_t>(evaluator_.request().model.count()), false);
     for (const PipelineLayout& pipeline : layout.pipelines)
       for (const StageLayout& stage : pipeline.stages)
         for (int l = stage.first; l < stage.first + stage.layers && stage.share > 0; ++l)
@@ -385,42 +385,42 @@ class Descent {
     attempt(std::move(layout));
   }
 
-  Judge& judge_;
+  Evaluator& evaluator_;
   const Plan& old_;
   int64_t budget_ = kBudget;
 };
 
 }  // namespace
 
-std::vector<Layout> mended_layouts(Judge& judge) {
-  const Request& request = judge.request();
+std::vector<Layout> mended_layouts(Evaluator& evaluator) {
+  const Request& request = evaluator.request();
   std::vector<Layout> layouts;
   std::vector<int> sizes;
-  for (const int size : {request.old->microbatch, judge.best().layout.microbatch})
+  for (const int size : {request.old->microbatch, evaluator.best().layout.microbatch})
     if (request.batch % size == 0 && std::find(sizes.begin(), sizes.end(), size) == sizes.end())
       sizes.push_back(size);
   for (const int size : sizes)
-    for (Layout& layout : Mender(judge, size).run())
+    for (Layout& layout : Mender(evaluator, size).run())
       if (std::find(layouts.begin(), layouts.end(), layout) == layouts.end())
         layouts.push_back(std::move(layout));
   return layouts;
 }
 
-void search_near(Judge& judge) {
-  const Request& request = judge.request();
+void search_near(Evaluator& evaluator) {
+  const Request& request = evaluator.request();
   if (!request.old) return;
   std::vector<Candidate> mended;
-  for (Layout& layout : mended_layouts(judge)) {
+  for (Layout& layout : mended_layouts(evaluator)) {
     if (layout.sharded_optimizer) {
       Layout even = layout;
       if (request.additions.placed_optimizer)
-        place_optimizer(even, judge.costs(layout.tensor, layout.microbatch));
-      Candidate candidate = judge.judge(std::move(even), "the old plan, mended");
-      judge.offer(candidate);
+        place_optimizer(even, evaluator.costs(layout.tensor, layout.microbatch));
+      Candidate candidate = evaluator.simulate(std::move(even), "the old plan, mended");
+      evaluator.submit(candidate);
       mended.push_back(std::move(candidate));
     }
-    Candidate candidate = judge.judge(std::move(layout), "the old plan, mended");
-    judge.offer(candidate);
+    Candidate candidate = evaluator.simulate(std::move(layout), "the old plan, mended");
+    evaluator.submit(candidate);
     mended.push_back(std::move(candidate));
   }
   std::stable_sort(mended.begin(), mended.end(), [](const Candidate& a, const Candidate& b) {
@@ -429,11 +429,11 @@ void search_near(Judge& judge) {
   });
   if (request.additions.local_search)
     for (size_t i = 0; i < std::min(kStarts, mended.size()); ++i)
-      judge.offer(improve(judge, std::move(mended[i]), request.additions, kBudget / 4));
-  if (judge.near().empty()) return;
-  Descent(judge).run();
+      evaluator.submit(improve(evaluator, std::move(mended[i]), request.additions, kBudget / 4));
+  if (evaluator.near().empty()) return;
+  Descent(evaluator).run();
   // What was found on the way may be the best as well.
-  judge.offer(judge.near().front().candidate);
+  evaluator.submit(evaluator.near().front().candidate);
 }
 
 }  // namespace het::planner

@@ -22,7 +22,7 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int kSmall = 8;                  // groups: up to here every grouping is tried
 constexpr int kShallow = 16;               // layers: up to here every order
-constexpr size_t kKept = 6;                // orders of a composition that are judged in company
+constexpr size_t kKept = 6;                // orders of a composition that are simulated with other pipelines
 constexpr int64_t kJointBudget = 200'000;  // simulations without contention
 constexpr size_t kFewOrders = 24, kManyOrders = 900;
 
@@ -180,9 +180,9 @@ std::vector<int> divide(const std::vector<PipelineRate>& rates, int microbatches
 
 class Search {
  public:
-  Search(Judge& judge, const Additions& additions, std::string_view policy)
-      : judge_(judge),
-        request_(judge.request()),
+  Search(Evaluator& evaluator, const Additions& additions, std::string_view policy)
+      : evaluator_(evaluator),
+        request_(evaluator.request()),
         additions_(additions),
         policy_(policy),
         small_(is_small(request_)) {}
@@ -205,7 +205,7 @@ class Search {
   Columns& columns_of(int tensor, int microbatch, const StageRules& rules);
   int groups_in_all(int tensor) const;
 
-  Judge& judge_;
+  Evaluator& evaluator_;
   const Request& request_;
   Additions additions_;
   std::string policy_;
@@ -228,8 +228,8 @@ Columns& Search::columns_of(int tensor, int microbatch, const StageRules& rules)
                        static_cast<int>(rules.schedule), rules.warmup);
   for (const auto& [known, columns] : columns_)
     if (known == key) return *columns;
-  columns_.emplace_back(key,
-                        std::make_unique<Columns>(request_, judge_.costs(tensor, microbatch), rules, small_));
+  columns_.emplace_back(
+      key, std::make_unique<Columns>(request_, evaluator_.costs(tensor, microbatch), rules, small_));
   return *columns_.back().second;
 }
 
@@ -280,7 +280,7 @@ double Search::estimate(Columns& columns, const Grouping& grouping, int microbat
   std::vector<PipelineRate> rates;
   double exposed = 0;
   // Replicas of every stage can stand side by side in one host. (Among few groups, who shares a host with
-  // whom is left to the judge.)
+  // whom is left to the simulator.)
   bool inside_hosts = grouping.parts.size() == 1 || small_;
   for (const NodeCosts& node : columns.solver().costs().nodes)
     inside_hosts = inside_hosts && (small_ || node.groups % pipelines == 0);
@@ -403,7 +403,7 @@ void Search::explore(Columns& columns, const Pool& pool, bool sharded, int fixed
 }
 
 void Search::explore(int tensor, int microbatch) {
-  const CostTable& costs = judge_.costs(tensor, microbatch);
+  const CostTable& costs = evaluator_.costs(tensor, microbatch);
   const Pool whole = pool_of(request_, costs);
   const int microbatches = request_.batch / microbatch;
   const int total = std::accumulate(whole.groups.begin(), whole.groups.end(), 0);
@@ -442,8 +442,8 @@ void Search::explore(int tensor, int microbatch) {
           while (sharded && divisor * 2 <= pipelines && divisor < 32) divisor *= 2;
           rules.optimizer_share = 1.0 / divisor;
           explore(columns_of(tensor, microbatch, rules), pool, sharded, pipelines);
-          // Placed state may leave a stage none at all; place_optimizer and the judge say whether it works
-          // out.
+          // Placed state may leave a stage none at all; place_optimizer and the simulator say whether it
+          // works out.
           if (!sharded || !additions_.placed_optimizer || (!small_ && best_estimate_ < kInfinity)) continue;
           for (const double part : {0.6, 0.3, 0.0}) {
             rules.optimizer_share = part / divisor;
@@ -507,9 +507,9 @@ Candidate Search::refine(const Sketch& sketch) {
     layout.warmup = sketch.rules.warmup;
     layout.sharded_optimizer = sketch.sharded;
     if (sketch.sharded && additions_.placed_optimizer) place_optimizer(layout, costs);
-    Candidate candidate =
-        small_ ? judge_.judge(std::move(layout), policy_) : judge_.look(std::move(layout), policy_);
-    if (small_) judge_.offer(candidate);
+    Candidate candidate = small_ ? evaluator_.simulate(std::move(layout), policy_)
+                                 : evaluator_.estimate(std::move(layout), policy_);
+    if (small_) evaluator_.submit(candidate);
     if (is_better(candidate, best)) best = std::move(candidate);
   }
   return best;
@@ -534,7 +534,7 @@ void Search::try_schedules(const Candidate& from, bool interleave) {
   layout.schedule = Schedule::interleaved;
   layout.chunks = 2;
   bool possible = interleave;
-  const CostTable& costs = judge_.costs(layout.tensor, layout.microbatch);
+  const CostTable& costs = evaluator_.costs(layout.tensor, layout.microbatch);
   for (PipelineLayout& pipeline : layout.pipelines) {
     const size_t stages = pipeline.stages.size();
     possible = possible && stages > 1 && pipeline.microbatches % static_cast<int>(stages) == 0;
@@ -552,18 +552,19 @@ void Search::try_schedules(const Candidate& from, bool interleave) {
   if (possible) layouts.push_back(std::move(layout));
   for (Layout& other : layouts) {
     constexpr double kNear = 1.01;  // what contention may change
-    if (!small_ && judge_.look(other, {}).score > kNear * judge_.best_score()) continue;
-    judge_.offer(judge_.judge(std::move(other), policy_ + ", schedule"));
+    if (!small_ && evaluator_.estimate(other, {}).score > kNear * evaluator_.best_score()) continue;
+    evaluator_.submit(evaluator_.simulate(std::move(other), policy_ + ", schedule"));
   }
 }
 
 void Search::run() {
   for (const int tensor : tensor_degrees(request_))
     for (const int microbatch : microbatch_sizes(request_))
-      if (!judge_.is_hopeless(tensor, microbatch)) explore(tensor, microbatch);
+      if (!evaluator_.can_prune(tensor, microbatch)) explore(tensor, microbatch);
   std::stable_sort(sketches_.begin(), sketches_.end(),
                    [](const Sketch& a, const Sketch& b) { return a.estimate < b.estimate; });
-  // A few of each degree and size, so that what the bound does not see still gets a chance before the judge.
+  // A few of each degree and size, so that what the bound does not see still gets a chance with the
+  // simulator.
   const int groups = groups_in_all(1);
   const size_t most = small_ ? 2000 : groups <= 128 ? 400 : 24, each = small_ ? 1000 : groups <= 128 ? 40 : 6;
   std::map<std::pair<int, int>, size_t> taken;
@@ -597,36 +598,36 @@ void Search::run() {
   }
   candidates = std::move(first);
   std::move(later.begin(), later.end(), std::back_inserter(candidates));
-  if (!small_) {  // only looked at so far
-    constexpr size_t kJudged = 100;
-    if (candidates.size() > kJudged) candidates.resize(kJudged);
+  if (!small_) {  // only estimated so far
+    constexpr size_t kSimulated = 100;
+    if (candidates.size() > kSimulated) candidates.resize(kSimulated);
     for (Candidate& candidate : candidates) {
-      candidate = judge_.judge(std::move(candidate.layout), policy_);
-      judge_.offer(candidate);
+      candidate = evaluator_.simulate(std::move(candidate.layout), policy_);
+      evaluator_.submit(candidate);
     }
-    for (Candidate& misfit : misfits) judge_.offer(misfit);
+    for (Candidate& misfit : misfits) evaluator_.submit(misfit);
   }
   const size_t starts = small_ ? 40 : groups <= 128 ? 5 : 2;
   if (additions_.local_search) {
     const int64_t budget = small_ ? 400'000 : 700'000;
     for (size_t i = 0; i < std::min(starts, candidates.size()); ++i) {
-      if (candidates[i].score > 1.2 * judge_.best_score()) continue;
-      Candidate better = improve(judge_, candidates[i], additions_, budget);
-      judge_.offer(better);
+      if (candidates[i].score > 1.2 * evaluator_.best_score()) continue;
+      Candidate better = improve(evaluator_, candidates[i], additions_, budget);
+      evaluator_.submit(better);
       // What it came from may be the better one under another schedule.
       if (!small_) candidates.push_back(candidates[i]);
       candidates[i] = std::move(better);
     }
     // Moves may also make a plan fit; worth it while no other does, or where it costs little.
     for (size_t i = 0; i < std::min(starts, misfits.size()); ++i) {
-      if (!small_ && judge_.best().feasible()) break;
-      Candidate mended = improve(judge_, std::move(misfits[i]), additions_, budget);
-      judge_.offer(mended);
+      if (!small_ && evaluator_.best().feasible()) break;
+      Candidate mended = improve(evaluator_, std::move(misfits[i]), additions_, budget);
+      evaluator_.submit(mended);
       if (mended.feasible()) candidates.push_back(std::move(mended));
     }
     if (small_) {
-      search_jointly(judge_, additions_, policy_, kJointBudget);
-      if (judge_.best().feasible()) candidates.push_back(judge_.best());
+      search_jointly(evaluator_, additions_, policy_, kJointBudget);
+      if (evaluator_.best().feasible()) candidates.push_back(evaluator_.best());
     }
   }
   if (additions_.schedules) {
@@ -637,19 +638,19 @@ void Search::run() {
   }
 }
 
-// Moves on one layout. Each returns whether it was possible; the judge decides whether it was good.
+// Moves on one layout. Each returns whether it was possible; the simulator decides whether it was good.
 class Mover {
  public:
-  Mover(Judge& judge, const Additions& additions, Candidate& best, int64_t budget)
-      : judge_(judge),
+  Mover(Evaluator& evaluator, const Additions& additions, Candidate& best, int64_t budget)
+      : evaluator_(evaluator),
         additions_(additions),
         best_(best),
         budget_(budget),
-        costs_(judge.costs(best.layout.tensor, best.layout.microbatch)) {
+        costs_(evaluator.costs(best.layout.tensor, best.layout.microbatch)) {
     size_t stages = 0;
     for (const PipelineLayout& pipeline : best.layout.pipelines) stages += pipeline.stages.size();
     many_ = stages > kSmall;
-    looks_ = many_ || costs_.layers > kShallow;
+    estimates_ = many_ || costs_.layers > kShallow;
   }
 
   void run() {
@@ -674,13 +675,14 @@ class Mover {
 
   bool attempt(Layout layout) {
     if (budget_ <= 0) return false;
-    if (many_ && is_hopeless(layout)) return false;
-    if (looks_) budget_ -= costs_.layers * static_cast<int64_t>(layout.pipelines.size());
+    if (many_ && can_prune(layout)) return false;
+    if (estimates_) budget_ -= costs_.layers * static_cast<int64_t>(layout.pipelines.size());
     if (layout.sharded_optimizer && additions_.placed_optimizer) place_optimizer(layout, costs_);
-    if (looks_ && best_.simulation.fits && judge_.look(layout, {}).score >= best_.score) return false;
+    if (estimates_ && best_.simulation.fits && evaluator_.estimate(layout, {}).score >= best_.score)
+      return false;
     for (const PipelineLayout& pipeline : layout.pipelines)
       budget_ -= pipeline.microbatches * static_cast<int64_t>(pipeline.stages.size()) + costs_.layers;
-    Candidate candidate = judge_.judge(std::move(layout), best_.origin);
+    Candidate candidate = evaluator_.simulate(std::move(layout), best_.origin);
     if (!is_better(candidate, best_)) return false;
     best_ = std::move(candidate);
     return true;
@@ -688,9 +690,9 @@ class Mover {
 
   // What no simulation is spent on where there are many stages: the slowest pipeline by the bound is left as
   // it is, or some pipeline would take longer by the bound than all do now by the simulator.
-  bool is_hopeless(const Layout& layout) {
+  bool can_prune(const Layout& layout) {
     budget_ -= costs_.layers;
-    if (!best_.simulation.fits || judge_.request().objective != Objective::time ||
+    if (!best_.simulation.fits || evaluator_.request().objective != Objective::time ||
         layout.schedule != Schedule::one_f_one_b || layout.pipelines.size() != best_.layout.pipelines.size())
       return false;
     size_t slowest = 0;
@@ -867,16 +869,16 @@ class Mover {
   }
 
   bool rebalance(Layout& layout) {
-    return balance(layout, costs_, judge_.request().batch / layout.microbatch,
+    return balance(layout, costs_, evaluator_.request().batch / layout.microbatch,
                    additions_.uneven_microbatches);
   }
 
-  Judge& judge_;
+  Evaluator& evaluator_;
   const Additions& additions_;
   Candidate& best_;
   int64_t budget_;
-  bool many_ = false;   // stages: moves are sieved by the bound before they are simulated
-  bool looks_ = false;  // without contention, before moves are judged
+  bool many_ = false;       // stages: moves are sieved by the bound before they are simulated
+  bool estimates_ = false;  // without contention, before moves are simulated
   const CostTable& costs_;
   std::unique_ptr<StageSolver> solver_;
 };
@@ -974,13 +976,13 @@ Layout make_layout(const Request& request, const CostTable& costs, const std::ve
   return layout;
 }
 
-Candidate improve(Judge& judge, Candidate candidate, const Additions& additions, int64_t budget) {
-  Mover(judge, additions, candidate, budget).run();
+Candidate improve(Evaluator& evaluator, Candidate candidate, const Additions& additions, int64_t budget) {
+  Mover(evaluator, additions, candidate, budget).run();
   return candidate;
 }
 
-void search_plans(Judge& judge, const Additions& additions, std::string_view policy) {
-  Search(judge, additions, policy).run();
+void search_plans(Evaluator& evaluator, const Additions& additions, std::string_view policy) {
+  Search(evaluator, additions, policy).run();
 }
 
 }  // namespace het::planner

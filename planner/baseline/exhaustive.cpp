@@ -21,10 +21,10 @@ struct Choice {
 
 class Exhaustive {
  public:
-  Exhaustive(Judge& judge, int tensor, int microbatch, int64_t& left)
-      : judge_(judge),
-        request_(judge.request()),
-        costs_(judge.costs(tensor, microbatch)),
+  Exhaustive(Evaluator& evaluator, int tensor, int microbatch, int64_t& left)
+      : evaluator_(evaluator),
+        request_(evaluator.request()),
+        costs_(evaluator.costs(tensor, microbatch)),
         alone_(costs_, request_.cluster),
         microbatches_(request_.batch / microbatch),
         left_(left) {}
@@ -73,7 +73,7 @@ class Exhaustive {
   // No plan on hosts of this price that takes as many seconds is better than the best: scores are at least
   // seconds, but where they are money.
   double seconds_to_beat(double price) const {
-    const double best = judge_.best_score();
+    const double best = evaluator_.best_score();
     if (request_.objective != Objective::cost) return best;
     return price > 0 ? best * 3600 / price : std::numeric_limits<double>::infinity();
   }
@@ -119,7 +119,7 @@ class Exhaustive {
   void pick(const std::vector<Composition>& pipelines, const std::vector<const std::vector<Choice>*>& options,
             std::vector<size_t>& picked, size_t p) {
     if (p == pipelines.size()) {
-      judge_combination(pipelines, options, picked);
+      simulate_combination(pipelines, options, picked);
       return;
     }
     const bool twin = p > 0 && pipelines[p] == pipelines[p - 1] && counts_[p] == counts_[p - 1];
@@ -130,9 +130,9 @@ class Exhaustive {
     }
   }
 
-  void judge_combination(const std::vector<Composition>& pipelines,
-                         const std::vector<const std::vector<Choice>*>& options,
-                         const std::vector<size_t>& picked) {
+  void simulate_combination(const std::vector<Composition>& pipelines,
+                            const std::vector<const std::vector<Choice>*>& options,
+                            const std::vector<size_t>& picked) {
     Layout layout;
     layout.tensor = costs_.tensor;
     layout.microbatch = costs_.microbatch;
@@ -141,7 +141,7 @@ class Exhaustive {
       layout.pipelines.push_back({counts_[p], (*options[p])[picked[p]].stages});
     settle(layout);
     if (sharded_ && !place_optimizer(layout, costs_)) return;
-    judge_.offer(judge_.judge(std::move(layout), "exhaustive"));
+    evaluator_.submit(evaluator_.simulate(std::move(layout), "exhaustive"));
   }
 
   // Hosts in order; one host of a node after another.
@@ -214,7 +214,7 @@ class Exhaustive {
     }
   }
 
-  Judge& judge_;
+  Evaluator& evaluator_;
   const Request& request_;
   const CostTable& costs_;
   Simulator alone_;
@@ -246,18 +246,20 @@ class Exhaustive {
 
 }  // namespace
 
-void plan_exhaustive(Judge& judge) { plan_exhaustive(judge, std::numeric_limits<int64_t>::max()); }
+void plan_exhaustive(Evaluator& evaluator) {
+  plan_exhaustive(evaluator, std::numeric_limits<int64_t>::max());
+}
 
-bool plan_exhaustive(Judge& judge, int64_t most) {
+bool plan_exhaustive(Evaluator& evaluator, int64_t most) {
   // Good plans to prune against from the start. They may only hide plans that are no better.
-  plan_megatron(judge);
-  plan_whale(judge);
-  Additions additions = judge.request().additions;
+  plan_megatron(evaluator);
+  plan_whale(evaluator);
+  Additions additions = evaluator.request().additions;
   additions.schedules = false;
-  search_plans(judge, additions, "exhaustive, first guess");
-  for (const int tensor : tensor_degrees(judge.request()))
-    for (const int microbatch : microbatch_sizes(judge.request()))
-      Exhaustive(judge, tensor, microbatch, most).run();
+  search_plans(evaluator, additions, "exhaustive, first guess");
+  for (const int tensor : tensor_degrees(evaluator.request()))
+    for (const int microbatch : microbatch_sizes(evaluator.request()))
+      Exhaustive(evaluator, tensor, microbatch, most).run();
   return most >= 0;
 }
 

@@ -70,7 +70,8 @@ struct Shape {
 
 class Symmetric {
  public:
-  Symmetric(Judge& judge, bool whale) : judge_(judge), request_(judge.request()), whale_(whale) {}
+  Symmetric(Evaluator& evaluator, bool whale)
+      : evaluator_(evaluator), request_(evaluator.request()), whale_(whale) {}
 
   void run() {
     for (const int tensor : tensor_degrees(request_)) {
@@ -98,7 +99,7 @@ class Symmetric {
     for (const int microbatch : microbatch_sizes(request_)) {
       const int microbatches = request_.batch / microbatch;
       if (microbatches < replicas || (!whale_ && microbatches % replicas != 0)) continue;
-      const CostTable& costs = judge_.costs(tensor, microbatch);
+      const CostTable& costs = evaluator_.costs(tensor, microbatch);
       std::vector<Place> order = places;
       if (whale_)
         std::stable_sort(order.begin(), order.end(), [&](const Place& a, const Place& b) {
@@ -112,16 +113,16 @@ class Symmetric {
           Layout layout = layout_of(order, {tensor, microbatch, stages, replicas}, costs, recompute);
           layout.sharded_optimizer = sharded;
           if (too_slow(layout, costs)) continue;
-          Candidate candidate = judge_.judge(std::move(layout), whale_ ? "whale" : "megatron");
+          Candidate candidate = evaluator_.simulate(std::move(layout), whale_ ? "whale" : "megatron");
           found_ = found_ || candidate.feasible();
-          judge_.offer(std::move(candidate));
+          evaluator_.submit(std::move(candidate));
         }
     }
   }
 
   // The busiest stage alone already takes longer than the best plan so far.
   bool too_slow(const Layout& layout, const CostTable& costs) {
-    if (!judge_.best().feasible() || request_.objective != Objective::time) return false;
+    if (!evaluator_.best().feasible() || request_.objective != Objective::time) return false;
     double most = 0;
     for (const PipelineLayout& pipeline : layout.pipelines)
       for (const StageLayout& stage : pipeline.stages) {
@@ -130,7 +131,7 @@ class Symmetric {
                                   (costs.forward_seconds(stage.node, stage.first, end) +
                                    costs.backward_seconds(stage.node, stage.first, end, stage.recompute)));
       }
-    return most >= judge_.best_score();
+    return most >= evaluator_.best_score();
   }
 
   Layout layout_of(const std::vector<Place>& order, const Shape& shape, const CostTable& costs,
@@ -176,7 +177,7 @@ class Symmetric {
     return layout;
   }
 
-  Judge& judge_;
+  Evaluator& evaluator_;
   const Request& request_;
   bool whale_, found_ = false;
   Blocks blocks_ = blocks_of(request_.model);
@@ -184,7 +185,7 @@ class Symmetric {
 
 }  // namespace
 
-void plan_megatron(Judge& judge) { Symmetric(judge, false).run(); }
-void plan_whale(Judge& judge) { Symmetric(judge, true).run(); }
+void plan_megatron(Evaluator& evaluator) { Symmetric(evaluator, false).run(); }
+void plan_whale(Evaluator& evaluator) { Symmetric(evaluator, true).run(); }
 
 }  // namespace het::planner

@@ -1,7 +1,7 @@
 // What a plan does in one step, by discrete events: each stage's compute stream runs its micro-batches in the
 // order of the schedule; transfers between stages queue at the network ports of their hosts; gradients
 // synchronise layer by layer on a communication stream of each stage while earlier layers still run backward;
-// then the update. The judge between candidate plans. Pure: the same layout gives the same figures.
+// then the update. It decides between candidate plans. Pure: the same layout gives the same figures.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ struct SimulateOptions {
   bool late_reductions = false;
   // Transfers between stages wait for each other at the ports of their hosts. Without, pipelines do not meet
   // before their gradients do, and all is known from the order of operations, many times sooner: a search's
-  // first look.
+  // first estimate.
   bool contention = true;
   // Pipelines that are alike are simulated once when they do not share a port, or when there are more
   // stage-micro-batch pairs than this; shared ports then divide their bandwidth evenly.

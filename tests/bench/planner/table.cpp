@@ -139,7 +139,7 @@ int run_seconds() {
     const double wall = now() - start, processor = static_cast<double>(std::clock() - busy) / CLOCKS_PER_SEC;
     fmt::print(
         "{} devices: {:.2f} s, {:.2f} of the processor; {} plans simulated, step {:.3f} s, bound {:.3f} s\n",
-        total_devices(request.cluster), wall, processor, planned.judged, seconds_of(planned),
+        total_devices(request.cluster), wall, processor, planned.simulations, seconds_of(planned),
         planned.lower_bound_seconds);
     figures += fmt::format("{}\"seconds_{}\": {:.3f}, \"processor_seconds_{}\": {:.3f}", i > 0 ? ", " : "",
                            sizes[i].first, wall, sizes[i].first, processor);

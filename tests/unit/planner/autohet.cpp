@@ -268,7 +268,7 @@ TEST_CASE("where memory is tight, cuts, micro-batches and optimizer state are as
   for (const uint64_t seed : {9035u, 7052u, 20070u, 20039u, 61002u}) {
     const Request request = random_request(seed);
     INFO("seed " << seed);
-    Judge truth(request), found(request);
+    Evaluator truth(request), found(request);
     plan_exhaustive(truth);
     REQUIRE(truth.best().feasible());
     search_plans(found, request.additions, "search");
@@ -286,12 +286,13 @@ TEST_CASE("among many stages no simulation is spent on what cannot make the step
   request.batch = 32;
   Layout layout;
   for (int p = 0; p < 4; ++p) layout.pipelines.push_back({8, {{0, 0, 0, 4}, {0, 0, 4, 4}, {0, 0, 8, 4}}});
-  Judge judge(request);
-  const double even = judge.judge(layout, "even").simulation.seconds;
+  Evaluator evaluator(request);
+  const double even = evaluator.simulate(layout, "even").simulation.seconds;
   // Seven moves of a layer in the last pipeline make it even again; the other three are best left alone.
   layout.pipelines[3].stages = {{0, 0, 0, 8}, {0, 0, 8, 1}, {0, 0, 9, 3}};
   const int64_t simulation = 4 * 8 * 3 + 4 * 12;
-  const Candidate found = improve(judge, judge.judge(layout, "uneven"), kPublished, 28 * simulation);
+  const Candidate found =
+      improve(evaluator, evaluator.simulate(layout, "uneven"), kPublished, 28 * simulation);
   CHECK(found.simulation.seconds == Approx(even));
 }
 
@@ -307,14 +308,14 @@ TEST_CASE("annealing leads from a poor plan to a good one that is possible, what
   Layout poor;
   poor.pipelines = {{12, {{0, 0, 0, 6}, {0, 0, 6, 6}, {1, 0, 12, 6}}}, {12, {{0, 1, 0, 4}, {1, 0, 4, 14}}}};
   const auto annealed = [&](const Additions& additions) {
-    Judge judge(request);
-    judge.offer(judge.judge(poor, "poor"));
-    anneal_plans(judge, additions, "annealed");
-    return judge.best();
+    Evaluator evaluator(request);
+    evaluator.submit(evaluator.simulate(poor, "poor"));
+    anneal_plans(evaluator, additions, "annealed");
+    return evaluator.best();
   };
-  Judge judge(request);
-  const double before = judge.judge(poor, "poor").simulation.seconds,
-               bound = lower_bound_seconds(request, judge);
+  Evaluator evaluator(request);
+  const double before = evaluator.simulate(poor, "poor").simulation.seconds,
+               bound = lower_bound_seconds(request, evaluator);
   const int threads = thread_count();
   set_thread_count(1);
   const Candidate found = annealed({});
@@ -351,31 +352,31 @@ TEST_CASE("annealing leads from a poor plan to a good one that is possible, what
 
 TEST_CASE("without a plan to beat, deciding together still finds one, within its budget") {
   const Request request = random_request(20039);
-  Judge truth(request), found(request), hurried(request);
+  Evaluator truth(request), found(request), hurried(request);
   plan_exhaustive(truth);
   search_jointly(found, request.additions, "joint", 40'000);
   REQUIRE(found.best().feasible());
   CHECK(found.best_score() <= 1.005 * truth.best_score());
-  CHECK(found.judged() < 40'000);
+  CHECK(found.simulations() < 40'000);
   search_jointly(hurried, request.additions, "joint", 1);
-  CHECK(hurried.judged() <= 1);
+  CHECK(hurried.simulations() <= 1);
 }
 
 TEST_CASE("deciding together uses no addition that is switched off") {
   // Here brute force wants all three: uneven micro-batches, placed state, recompute in one stage alone.
   Request request = random_request(9035);
-  Judge all(request);
+  Evaluator all(request);
   search_jointly(all, request.additions, "joint", 40'000);
   REQUIRE(all.best().feasible());
   for (bool Additions::*off :
        {&Additions::uneven_microbatches, &Additions::placed_optimizer, &Additions::recompute_per_stage}) {
     Additions additions = request.additions;
     additions.*off = false;
-    Judge judge(request);
-    search_jointly(judge, additions, "joint", 40'000);
-    if (!judge.best().feasible()) continue;
-    CHECK(judge.best_score() > all.best_score());
-    const Layout& layout = judge.best().layout;
+    Evaluator evaluator(request);
+    search_jointly(evaluator, additions, "joint", 40'000);
+    if (!evaluator.best().feasible()) continue;
+    CHECK(evaluator.best_score() > all.best_score());
+    const Layout& layout = evaluator.best().layout;
     for (const PipelineLayout& pipeline : layout.pipelines) {
       if (!additions.uneven_microbatches) CHECK(pipeline.microbatches == layout.pipelines[0].microbatches);
       for (const StageLayout& stage : pipeline.stages) {

@@ -48,14 +48,14 @@ TEST_CASE("a plan says of each device type what was measured") {
     request.profile.points.push_back(
         {"block", "A100-80", 1, microbatch, 0.01 * microbatch, 0.01 * microbatch, 0.01 * microbatch, 0.001});
   request.profile.links = {{"A100-80", "a", "a", {{1e6, 1e-4}}}};
-  Judge judge(request);
+  Evaluator evaluator(request);
   Planned planned;
   const auto layers = request.model.count();
   for (const int microbatch : {1, 2}) {
     Layout layout;
     layout.microbatch = microbatch;
     layout.pipelines = {{32 / microbatch, {{0, 0, 0, 20}, {1, 0, 20, layers - 20}}}};
-    planned.best = judge.judge(layout, "given");
+    planned.best = evaluator.simulate(layout, "given");
     planned.plan = to_plan(layout, request.cluster);
     SimulateOptions details;
     details.details = true;
@@ -103,9 +103,9 @@ namespace {
 
 // A layout of a request's cluster with its simulation, as simulate gives it.
 Planned planned_of(const Request& request, const Layout& layout) {
-  Judge judge(request);
+  Evaluator evaluator(request);
   Planned planned;
-  planned.best = judge.judge(layout, "given");
+  planned.best = evaluator.simulate(layout, "given");
   planned.plan = to_plan(layout, request.cluster);
   SimulateOptions details;
   details.details = true;

@@ -219,11 +219,11 @@ TEST_CASE("mixed plans are layouts and plans again, and none beats the bound") {
       for (size_t s = 0; s < plan.pipelines[p].stages.size(); ++s)
         CHECK(tensor_shares(again, again.pipelines[p].stages[s]) ==
               tensor_shares(plan, plan.pipelines[p].stages[s]));
-    Judge judge(request);
-    const Candidate candidate = judge.judge(layout, "given");
+    Evaluator evaluator(request);
+    const Candidate candidate = evaluator.simulate(layout, "given");
     CHECK(std::isfinite(candidate.simulation.seconds));
     CHECK(candidate.simulation.seconds == bench.run(plan).seconds);
-    CHECK(candidate.simulation.seconds >= lower_bound_seconds(request, judge, &layout));
+    CHECK(candidate.simulation.seconds >= lower_bound_seconds(request, evaluator, &layout));
   }
 }
 
@@ -235,9 +235,9 @@ TEST_CASE("the explanation names shares, and what it costs that stages divide la
   request.batch = 2;
   Planned planned;
   planned.plan = plan_of({{1, {stage_on({"a:0", "b:0"}, 0, 2, {3, 1})}}, {1, {stage_on({"a:1"}, 0, 2)}}});
-  Judge judge(request);
+  Evaluator evaluator(request);
   planned.best.layout = to_layout(planned.plan, request.cluster);
-  planned.best.simulation = judge.details(planned.best.layout);
+  planned.best.simulation = evaluator.details(planned.best.layout);
   planned.feasible = true;
   const PlanReport report = explain(request, planned);
   REQUIRE(report.devices.size() == 3);

@@ -88,7 +88,7 @@ TEST_CASE("devices that would only slow a small model down are left out") {
   request.batch = 12;
   request.cluster = cluster_of({{"A100-80", 5}, {"H800", 3}, {"RTX-3090", 2, 2}}, 3e9);
   const Planned best = plan_with(request, "auto");
-  Judge all(request);
+  Evaluator all(request);
   search_plans(all, request.additions, "all");
   REQUIRE(best.feasible);
   CHECK(best.best.simulation.seconds < all.best_score());

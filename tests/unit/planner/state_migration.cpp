@@ -370,8 +370,8 @@ namespace {
 // Every layout of a cluster of few devices: who is in which pipeline and stage, cuts, micro-batches.
 class Everything {
  public:
-  Everything(Judge& judge, int microbatch) : judge_(judge), microbatch_(microbatch) {
-    const Cluster& cluster = judge.request().cluster;
+  Everything(Evaluator& evaluator, int microbatch) : evaluator_(evaluator), microbatch_(microbatch) {
+    const Cluster& cluster = evaluator.request().cluster;
     for (int n = 0; n < static_cast<int>(cluster.nodes.size()); ++n)
       for (int h = 0; h < static_cast<int>(cluster.nodes[static_cast<size_t>(n)].hosts.size()); ++h)
         for (int d = 0; d < cluster.nodes[static_cast<size_t>(n)].devices; ++d) places_.push_back({n, h});
@@ -405,11 +405,11 @@ class Everything {
 
   void cut(Layout layout, size_t p) {
     if (p == layout.pipelines.size()) {
-      divide(layout, 0, judge_.request().batch / microbatch_);
+      divide(layout, 0, evaluator_.request().batch / microbatch_);
       return;
     }
     auto& stages = layout.pipelines[p].stages;
-    const int layers = judge_.request().model.count();
+    const int layers = evaluator_.request().model.count();
     const std::function<void(size_t, int)> choose = [&](size_t s, int first) {
       stages[s].first = first;
       const int rest = static_cast<int>(stages.size() - s) - 1;
@@ -431,11 +431,11 @@ class Everything {
       if (others > 0)
         divide(layout, p + 1, left - m);
       else
-        judge_.judge(layout, "everything");
+        evaluator_.simulate(layout, "everything");
     }
   }
 
-  Judge& judge_;
+  Evaluator& evaluator_;
   int microbatch_;
   std::vector<std::pair<int, int>> places_;
 };
@@ -469,7 +469,7 @@ TEST_CASE("no near-equal plan moves less, on clusters that are small enough to t
     }
     const Planned found = plan_with(request, "search");
     REQUIRE(found.feasible);
-    Judge all(request);
+    Evaluator all(request);
     Everything(all, 1).run();
     ++trials;
     INFO("seed " << seed << "\n" << to_lua(*request.old) << "\n" << to_lua(found.plan));
