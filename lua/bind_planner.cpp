@@ -104,25 +104,25 @@ int price_problem(lua_State* L) {
       L, planner::price_problem(cluster_at(L, 1), objective_named(Convert<std::string>::get(L, 2))));
 }
 
-struct Addition {
+struct Extension {
   const char* name;
-  bool planner::Additions::*on;
+  bool planner::Extensions::*on;
 };
-constexpr Addition kAdditions[] = {
-    {"uneven_microbatches", &planner::Additions::uneven_microbatches},
-    {"placed_optimizer", &planner::Additions::placed_optimizer},
-    {"recompute_per_stage", &planner::Additions::recompute_per_stage},
-    {"schedules", &planner::Additions::schedules},
-    {"mixed_stages", &planner::Additions::mixed_stages},
-    {"local_search", &planner::Additions::local_search},
+constexpr Extension kExtensions[] = {
+    {"uneven_microbatches", &planner::Extensions::uneven_microbatches},
+    {"placed_optimizer", &planner::Extensions::placed_optimizer},
+    {"recompute_per_stage", &planner::Extensions::recompute_per_stage},
+    {"schedules", &planner::Extensions::schedules},
+    {"mixed_stages", &planner::Extensions::mixed_stages},
+    {"local_search", &planner::Extensions::local_search},
 };
 
 // {name = false} switches one off.
-planner::Additions additions_at(lua_State* L, int index) {
-  planner::Additions additions;
-  for (const Addition& addition : kAdditions)
-    additions.*addition.on = field<bool>(L, index, addition.name).value_or(additions.*addition.on);
-  return additions;
+planner::Extensions extensions_at(lua_State* L, int index) {
+  planner::Extensions extensions;
+  for (const Extension& extension : kExtensions)
+    extensions.*extension.on = field<bool>(L, index, extension.name).value_or(extensions.*extension.on);
+  return extensions;
 }
 
 bool says_sharding(const Plan& plan) {
@@ -132,7 +132,7 @@ bool says_sharding(const Plan& plan) {
   return false;
 }
 
-// {cluster, batch, tokens, name, objective, profile, additions, old, near} of the graph of a micro-batch of
+// {cluster, batch, tokens, name, objective, profile, extensions, old, near} of the graph of a micro-batch of
 // one sample.
 Request request_at(lua_State* L, const Graph& graph, int index) {
   Request request;
@@ -144,8 +144,8 @@ Request request_at(lua_State* L, const Graph& graph, int index) {
   request.model = planner::model_of_graph(graph, field<std::string>(L, index, "name").value_or("model"), 1,
                                           field<int>(L, index, "tokens").value_or(1));
   request.objective = objective_named(field<std::string>(L, index, "objective").value_or("time"));
-  lua_getfield(L, index, "additions");
-  if (lua_istable(L, -1)) request.additions = additions_at(L, lua_gettop(L));
+  lua_getfield(L, index, "extensions");
+  if (lua_istable(L, -1)) request.extensions = extensions_at(L, lua_gettop(L));
   lua_pop(L, 1);
   if (const auto path = field<Path>(L, index, "profile")) {
     request.profile = planner::read_profile(*path, request.model);
@@ -396,7 +396,7 @@ Planned runnable_plan(const Request& request, const std::string& policy, const G
     require_exchange(graph, planned.plan);
   } catch (const Error&) {
     Request alike = request;
-    alike.additions.mixed_stages = false;
+    alike.extensions.mixed_stages = false;
     planned = planner::plan_with(alike, policy);
   }
   return planned;
@@ -553,13 +553,13 @@ double bandwidth_from(std::string text) { return parse_bandwidth(text); }
 double seconds_from(std::string text) { return parse_seconds(text); }
 double rate_from(std::string text) { return parse_rate(text); }
 std::vector<std::string> policies() { return planner::policy_names(); }
-std::vector<std::string> additions() {
+std::vector<std::string> extensions() {
   std::vector<std::string> names;
-  for (const Addition& addition : kAdditions) names.emplace_back(addition.name);
+  for (const Extension& extension : kExtensions) names.emplace_back(extension.name);
   return names;
 }
 std::string bandwidth_text(double bytes_per_second) { return planner::show_bandwidth(bytes_per_second); }
-bool takes_additions(std::string policy) { return planner::takes_additions(policy); }
+bool takes_extensions(std::string policy) { return planner::takes_extensions(policy); }
 
 }  // namespace
 
@@ -570,8 +570,8 @@ void add_planner(lua_State* L) {
       {bind<&begin_planning>("plan"), bind<&simulate_graph>("simulate"),
        bind<&simulate_measured>("simulate_measured"), bind<&cluster_problems>("cluster_problems"),
        bind<&price_problem>("price_problem"), bind<&known_types>("device_types"), bind<&pace_of>("pace"),
-       bind<&policies>("policies"), bind<&additions>("additions"), bind<&bandwidth_text>("show_bandwidth"),
-       bind<&takes_additions>("takes_additions"), bind<&bandwidth_from>("parse_bandwidth"),
+       bind<&policies>("policies"), bind<&extensions>("extensions"), bind<&bandwidth_text>("show_bandwidth"),
+       bind<&takes_extensions>("takes_extensions"), bind<&bandwidth_from>("parse_bandwidth"),
        bind<&seconds_from>("parse_seconds"), bind<&rate_from>("parse_rate")});
 }
 

@@ -21,30 +21,30 @@ namespace {
 struct Policy {
   const char* name;
   void (*run)(Evaluator& evaluator);
-  bool additions = false;  // it reads Request::additions
+  bool extensions = false;  // it reads Request::extensions
 };
 
 void plan_autohet(Evaluator& evaluator) { search_plans(evaluator, kPublished, "autohet"); }
 
 void plan_search(Evaluator& evaluator) {
-  search_plans(evaluator, evaluator.request().additions, "search");
-  anneal_plans(evaluator, evaluator.request().additions, "search");
+  search_plans(evaluator, evaluator.request().extensions, "search");
+  anneal_plans(evaluator, evaluator.request().extensions, "search");
   search_near(evaluator);
-  mix_stages(evaluator, evaluator.request().additions, "search");
+  mix_stages(evaluator, evaluator.request().extensions, "search");
 }
 
 // The baselines' plans are candidates like any other, so that auto is never slower than them in the
 // simulator's eyes; but for Whale's, whose micro-batches are uneven, where those are switched off.
 void plan_auto(Evaluator& evaluator) {
   plan_megatron(evaluator);
-  if (evaluator.request().additions.uneven_microbatches) plan_whale(evaluator);
+  if (evaluator.request().extensions.uneven_microbatches) plan_whale(evaluator);
   if (total_devices(evaluator.request().cluster) <= 128) plan_autohet(evaluator);
-  search_plans(evaluator, evaluator.request().additions, "auto");
+  search_plans(evaluator, evaluator.request().extensions, "auto");
   const auto parts = search_parts(evaluator);
-  anneal_plans(evaluator, evaluator.request().additions, "auto");
+  anneal_plans(evaluator, evaluator.request().extensions, "auto");
   anneal_parts(evaluator, parts);
   search_near(evaluator);
-  mix_stages(evaluator, evaluator.request().additions, "auto");
+  mix_stages(evaluator, evaluator.request().extensions, "auto");
 }
 
 constexpr Policy kPolicies[] = {
@@ -113,9 +113,9 @@ const std::vector<std::string>& policy_names() {
   return names;
 }
 
-bool takes_additions(std::string_view policy) {
+bool takes_extensions(std::string_view policy) {
   return std::any_of(std::begin(kPolicies), std::end(kPolicies),
-                     [&](const Policy& known) { return known.name == policy && known.additions; });
+                     [&](const Policy& known) { return known.name == policy && known.extensions; });
 }
 
 Planned plan_with(const Request& request, std::string_view policy) {

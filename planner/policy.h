@@ -28,11 +28,11 @@ struct Planned {
 };
 
 // "autohet", "megatron", "whale", "exhaustive", "auto"; and "search": auto's own part, with only the
-// additions that the request switches on and without the baselines' plans as candidates.
+// extensions that the request switches on and without the baselines' plans as candidates.
 const std::vector<std::string>& policy_names();
 
-// Whether a policy reads Request::additions.
-bool takes_additions(std::string_view policy);
+// Whether a policy reads Request::extensions.
+bool takes_extensions(std::string_view policy);
 
 // Throws Error(usage) with every problem of the request, or for an unknown policy. A request that no plan
 // fits is an answer, not an error: Planned::problems says what lacks where.

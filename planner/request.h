@@ -25,16 +25,16 @@ enum class Objective {
 std::string_view name_of(Objective objective);
 
 // What goes beyond the published decomposition, each to be switched off alone.
-struct Additions {
+struct Extensions {
   bool uneven_microbatches = true;  // pipelines may run different numbers of micro-batches
   bool placed_optimizer = true;     // optimizer state divided over replicas by free memory instead of evenly
   bool recompute_per_stage = true;  // instead of everywhere or nowhere
   bool schedules = true;            // split backward, deeper warm-up, interleaving, besides 1F1B
   bool mixed_stages = true;  // degrees and uneven shares of single stages, also over devices of several hosts
   bool local_search = true;  // move layers, micro-batches and devices while the simulator says it pays
-  bool operator==(const Additions&) const = default;
+  bool operator==(const Extensions&) const = default;
 };
-inline constexpr Additions kPublished{false, false, false, false, false, false};
+inline constexpr Extensions kPublished{false, false, false, false, false, false};
 
 struct Request {
   Cluster cluster;  // valid; merged() for speed
@@ -42,7 +42,7 @@ struct Request {
   Profile profile;
   int batch = 1;
   Objective objective = Objective::time;
-  Additions additions;
+  Extensions extensions;
   std::vector<int> tensors;       // degrees to try; empty: powers of two that the model and the nodes allow
   std::vector<int> microbatches;  // sizes to try; empty: those of microbatch_sizes
   // The plan that ran until now, maybe on devices that are gone: of the plans that are at most `near` worse

@@ -26,10 +26,10 @@ constexpr double kFewest = 150;  // steps of a start: with less, moves among so 
 
 class Annealer {
  public:
-  Annealer(const Request& request, const CostTable& costs, const Additions& additions, uint64_t seed)
+  Annealer(const Request& request, const CostTable& costs, const Extensions& extensions, uint64_t seed)
       : request_(request),
         costs_(costs),
-        additions_(additions),
+        extensions_(extensions),
         simulator_(costs, request.cluster),
         key_(philox_key(seed, hash_of("anneal"))) {
     options_.contention = false;
@@ -45,7 +45,7 @@ class Annealer {
           kHot * std::pow(kCold / kHot, static_cast<double>(step) / static_cast<double>(steps));
       Layout next = now_;
       if (!move(next)) continue;
-      if (next.sharded_optimizer && additions_.placed_optimizer) place_optimizer(next, costs_);
+      if (next.sharded_optimizer && extensions_.placed_optimizer) place_optimizer(next, costs_);
       const double then = score(next);
       if (then > now && (then == kInfinity || uniform() >= std::exp((now - then) / (heat * now)))) continue;
       const bool hired = next.pipelines.size() != now_.pipelines.size() || stages(next) != stages(now_);
@@ -123,7 +123,7 @@ class Annealer {
   }
 
   bool move_microbatch(Layout& layout) {
-    if (!additions_.uneven_microbatches) return false;
+    if (!extensions_.uneven_microbatches) return false;
     PipelineLayout &a = any(layout), &b = any(layout);
     const int count = 1 + static_cast<int>(below(2));
     if (&a == &b || a.microbatches <= count) return false;
@@ -134,7 +134,7 @@ class Annealer {
 
   // Interleaved stages need as many micro-batches as a multiple of the pipeline's groups.
   bool move_rounds(Layout& layout) {
-    if (!additions_.uneven_microbatches) return false;
+    if (!extensions_.uneven_microbatches) return false;
     PipelineLayout &a = any(layout), &b = any(layout);
     const int chunks = layout.chunks;
     const int count =
@@ -234,7 +234,7 @@ class Annealer {
         for (StageLayout& stage : pipeline.stages) stage.share = 1;
       return true;
     }
-    if (!additions_.schedules) return false;
+    if (!extensions_.schedules) return false;
     layout.schedule = uniform() < 0.5 ? Schedule::split_backward : Schedule::one_f_one_b;
     layout.warmup = static_cast<int>(below(3));
     return true;
@@ -265,7 +265,7 @@ class Annealer {
         for (const StageLayout& stage : other.stages)
           if (stage.share != 1) rules.optimizer_share = 0;
     }
-    if (!additions_.recompute_per_stage)
+    if (!extensions_.recompute_per_stage)
       rules.recompute = now_.pipelines[0].stages[0].recompute ? Recompute::always : Recompute::never;
     const std::tuple key(static_cast<int>(rules.schedule), rules.warmup, rules.optimizer_share);
     auto known = solvers_.find(key);
@@ -287,7 +287,7 @@ class Annealer {
   }
 
   bool rebalance(Layout& layout) {
-    return balance(layout, costs_, request_.batch / layout.microbatch, additions_.uneven_microbatches);
+    return balance(layout, costs_, request_.batch / layout.microbatch, extensions_.uneven_microbatches);
   }
 
   struct Known {
@@ -298,7 +298,7 @@ class Annealer {
 
   const Request& request_;
   const CostTable& costs_;
-  const Additions& additions_;
+  const Extensions& extensions_;
   Simulator simulator_;
   SimulateOptions options_;
   PhiloxKey key_;
@@ -320,9 +320,9 @@ double cost_of_step(const Layout& layout, int layers) {
 
 }  // namespace
 
-void anneal_plans(Evaluator& evaluator, const Additions& additions, std::string_view policy) {
+void anneal_plans(Evaluator& evaluator, const Extensions& extensions, std::string_view policy) {
   const Request& request = evaluator.request();
-  if (!additions.local_search || is_small(request)) return;
+  if (!extensions.local_search || is_small(request)) return;
   constexpr double kNear = 1.3;  // times the best: what is worse does not catch up
   // As many starts as that in each round, all rounds with as much work: the longer, the fewer.
   constexpr size_t kRounds[] = {8, 3, 1};
@@ -342,7 +342,8 @@ void anneal_plans(Evaluator& evaluator, const Additions& additions, std::string_
       const double steps = kWork / static_cast<double>(count) / cost_of_step(start, tables[i]->layers);
       found[i] = start;
       if (steps >= kFewest)
-        found[i] = Annealer(request, *tables[i], additions, most + i).run(start, static_cast<int64_t>(steps));
+        found[i] =
+            Annealer(request, *tables[i], extensions, most + i).run(start, static_cast<int64_t>(steps));
     });
     for (size_t i = 0; i < count; ++i) {
       Candidate candidate = evaluator.simulate(std::move(found[i]), policy);

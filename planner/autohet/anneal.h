@@ -11,7 +11,7 @@ namespace het::planner {
 
 // From the best plans of `evaluator` so far, of several degrees and micro-batch sizes, to better ones, which
 // it submits. Starts run in parallel; each has its own draws and its own part of the work, which is
-// counted, not timed. Does nothing without Additions::local_search, and where every order is tried anyway.
-void anneal_plans(Evaluator& evaluator, const Additions& additions, std::string_view policy);
+// counted, not timed. Does nothing without Extensions::local_search, and where every order is tried anyway.
+void anneal_plans(Evaluator& evaluator, const Extensions& extensions, std::string_view policy);
 
 }  // namespace het::planner

@@ -1,5 +1,5 @@
 // Micro-batches over pipelines, and optimizer state over replicas: planning.md section 1, step 5 and the
-// additions.
+// extensions.
 #pragma once
 
 #include <vector>

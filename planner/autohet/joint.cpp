@@ -40,11 +40,11 @@ struct Division {
 // At one degree and micro-batch size.
 class Joint {
  public:
-  Joint(Evaluator& evaluator, const Additions& additions, std::string_view policy, int tensor, int microbatch,
-        int64_t& budget)
+  Joint(Evaluator& evaluator, const Extensions& extensions, std::string_view policy, int tensor,
+        int microbatch, int64_t& budget)
       : evaluator_(evaluator),
         request_(evaluator.request()),
-        additions_(additions),
+        extensions_(extensions),
         policy_(policy),
         costs_(evaluator.costs(tensor, microbatch)),
         alone_(costs_, request_.cluster),
@@ -67,7 +67,7 @@ class Joint {
     const Pool pool = pool_of(request_, costs_);
     const int groups = std::accumulate(pool.groups.begin(), pool.groups.end(), 0);
     std::vector<Recompute> modes = {Recompute::where_needed};
-    if (!additions_.recompute_per_stage) modes = {Recompute::never, Recompute::always};
+    if (!extensions_.recompute_per_stage) modes = {Recompute::never, Recompute::always};
     std::vector<Division> divisions;
     for (int pipelines = 1; pipelines <= std::min(groups, microbatches_); ++pipelines)
       for (const Grouping& grouping : all_groupings(pool, pipelines, 20000)) {
@@ -84,9 +84,9 @@ class Joint {
           if (sharded && division.pipelines.size() == 1) continue;
           recompute_ = mode;
           sharded_ = sharded;
-          share_ = !sharded                      ? 1
-                   : additions_.placed_optimizer ? 0
-                                                 : 1.0 / static_cast<double>(division.pipelines.size());
+          share_ = !sharded                       ? 1
+                   : extensions_.placed_optimizer ? 0
+                                                  : 1.0 / static_cast<double>(division.pipelines.size());
           combine(division);
         }
   }
@@ -108,7 +108,7 @@ class Joint {
     }
     const int others = static_cast<int>(pipelines - p) - 1;
     for (int m = others == 0 ? left : 1; m + others <= left; ++m) {
-      if (!additions_.uneven_microbatches && m * static_cast<int>(pipelines) != microbatches_) continue;
+      if (!extensions_.uneven_microbatches && m * static_cast<int>(pipelines) != microbatches_) continue;
       if (p > 0 && division.pipelines[p] == division.pipelines[p - 1] && m > division.counts[p - 1]) break;
       // All its groups busy all the time.
       double power = 0;
@@ -151,7 +151,7 @@ class Joint {
     if (p == options_.size()) {
       --leaves_;
       const double state = costs_.parameters.back() * costs_.optimizer_bytes;
-      if (!sharded_ || !additions_.placed_optimizer || room >= state * (1 - 1e-12)) submit();
+      if (!sharded_ || !extensions_.placed_optimizer || room >= state * (1 - 1e-12)) submit();
       return;
     }
     const bool twin = p > 0 && division.pipelines[p] == division.pipelines[p - 1] &&
@@ -170,7 +170,7 @@ class Joint {
     for (size_t p = 0; p < options_.size(); ++p) drafts.push_back((*options_[p])[picked_[p]].draft);
     Layout layout = make_layout(request_, costs_, drafts, true);
     layout.sharded_optimizer = sharded_;
-    if (sharded_ && additions_.placed_optimizer && !place_optimizer(layout, costs_)) return;
+    if (sharded_ && extensions_.placed_optimizer && !place_optimizer(layout, costs_)) return;
     --budget_;
     if (evaluator_.best().feasible() && evaluator_.estimate(layout, {}).score >= evaluator_.best_score())
       return;
@@ -271,7 +271,7 @@ class Joint {
 
   Evaluator& evaluator_;
   const Request& request_;
-  const Additions& additions_;
+  const Extensions& extensions_;
   std::string policy_;
   const CostTable& costs_;
   Simulator alone_;
@@ -295,7 +295,7 @@ class Joint {
 
 }  // namespace
 
-void search_jointly(Evaluator& evaluator, const Additions& additions, std::string_view policy,
+void search_jointly(Evaluator& evaluator, const Extensions& extensions, std::string_view policy,
                     int64_t budget) {
   if (evaluator.request().objective != Objective::time) return;
   std::vector<std::pair<int, int>> sizes;  // degrees, each with a micro-batch size
@@ -311,7 +311,7 @@ void search_jointly(Evaluator& evaluator, const Additions& additions, std::strin
       // None takes what the others need.
       int64_t part = budget / others--;
       budget -= part;
-      Joint(evaluator, additions, policy, tensor, microbatch, part).run(limit);
+      Joint(evaluator, extensions, policy, tensor, microbatch, part).run(limit);
       budget += part;
     }
     if (evaluator.best().feasible()) return;

@@ -44,8 +44,8 @@ struct StageCosts {
 
 class Mixer {
  public:
-  Mixer(Evaluator& evaluator, const Additions& additions, std::string_view policy)
-      : evaluator_(evaluator), request_(evaluator.request()), additions_(additions), policy_(policy) {}
+  Mixer(Evaluator& evaluator, const Extensions& extensions, std::string_view policy)
+      : evaluator_(evaluator), request_(evaluator.request()), extensions_(extensions), policy_(policy) {}
 
   void run() {
     std::vector<Candidate> starts = evaluator_.bests();
@@ -149,7 +149,7 @@ class Mixer {
     if (layout.schedule == Schedule::split_backward && layout.tensor == 1 && degrees_of(layout).back() > 1)
       layout.schedule = Schedule::one_f_one_b;
     if (!cut(layout, p)) return;
-    if (additions_.uneven_microbatches && !rebalance(layout)) return;
+    if (extensions_.uneven_microbatches && !rebalance(layout)) return;
     ideas_.push_back({std::move(layout), 0});
     ideas_.back().bound = bound_of(ideas_.back().layout);
   }
@@ -252,9 +252,9 @@ class Mixer {
         const Way before = way(s, first);
         if (before.longest == kInfinity) continue;
         for (int last = first + 1; last <= layers - (stages - 1 - s); ++last) {
-          bool recompute = additions_.recompute_per_stage ? false : pipeline.stages[0].recompute;
+          bool recompute = extensions_.recompute_per_stage ? false : pipeline.stages[0].recompute;
           if (!costs.fits(first, last, in_flight, recompute, share)) {
-            if (recompute || !additions_.recompute_per_stage) break;
+            if (recompute || !extensions_.recompute_per_stage) break;
             recompute = true;
             if (!costs.fits(first, last, in_flight, recompute, share)) break;
           }
@@ -313,7 +313,7 @@ class Mixer {
 
   Evaluator& evaluator_;
   const Request& request_;
-  const Additions& additions_;
+  const Extensions& extensions_;
   std::string_view policy_;
   std::vector<Idea> ideas_;
   std::map<std::pair<Shares, Places>, GroupCosts> groups_;  // of one micro-batch size
@@ -322,12 +322,12 @@ class Mixer {
 
 }  // namespace
 
-void mix_stages(Evaluator& evaluator, const Additions& additions, std::string_view policy) {
+void mix_stages(Evaluator& evaluator, const Extensions& extensions, std::string_view policy) {
   const Request& request = evaluator.request();
   const bool divided = std::any_of(request.model.kinds.begin(), request.model.kinds.end(),
                                    [](const LayerKind& kind) { return kind.tensor_reductions > 0; });
-  if (!additions.mixed_stages || !divided || total_devices(request.cluster) > kMostDevices) return;
-  Mixer(evaluator, additions, policy).run();
+  if (!extensions.mixed_stages || !divided || total_devices(request.cluster) > kMostDevices) return;
+  Mixer(evaluator, extensions, policy).run();
 }
 
 }  // namespace het::planner

@@ -87,7 +87,7 @@ std::vector<std::unique_ptr<PartPlans>> search_parts(Evaluator& evaluator) {
         lower_bound_seconds(plans->request, plans->evaluator) * kNearest >=
             evaluator.best().simulation.seconds)
       continue;
-    search_plans(plans->evaluator, request.additions, "auto");
+    search_plans(plans->evaluator, request.extensions, "auto");
     if (!plans->evaluator.best().feasible()) continue;
     submit_best(evaluator, *plans);
     found.push_back(std::move(plans));
@@ -99,7 +99,7 @@ void anneal_parts(Evaluator& evaluator, const std::vector<std::unique_ptr<PartPl
   constexpr double kNear = 1.1;  // times the best: what is worse does not catch up
   for (const auto& part : parts) {
     if (part->evaluator.best_score() > kNear * evaluator.best_score()) continue;
-    anneal_plans(part->evaluator, evaluator.request().additions, "auto");
+    anneal_plans(part->evaluator, evaluator.request().extensions, "auto");
     submit_best(evaluator, *part);
   }
 }

@@ -126,7 +126,7 @@ class Mender {
   static bool balance(Evaluator& evaluator, Layout& layout) {
     return planner::balance(layout, evaluator.costs(layout.tensor, layout.microbatch),
                             evaluator.request().batch / layout.microbatch,
-                            evaluator.request().additions.uneven_microbatches);
+                            evaluator.request().extensions.uneven_microbatches);
   }
 
  private:
@@ -281,7 +281,7 @@ class Descent {
     settle_schedule(layout);
     simulate(layout);
     Layout balanced = std::move(layout);
-    if (balanced.pipelines.size() > 1 && evaluator_.request().additions.uneven_microbatches &&
+    if (balanced.pipelines.size() > 1 && evaluator_.request().extensions.uneven_microbatches &&
         Mender::balance(evaluator_, balanced))
       simulate(balanced);
   }
@@ -356,7 +356,7 @@ class Descent {
 
   void move_microbatches(const Layout& from) {
     const size_t pipelines = from.pipelines.size();
-    if (!evaluator_.request().additions.uneven_microbatches || pipelines > 32) return;
+    if (!evaluator_.request().extensions.uneven_microbatches || pipelines > 32) return;
     for (size_t a = 0; a < pipelines; ++a)
       for (size_t b = 0; b < pipelines; ++b) {
         if (a == b || from.pipelines[a].microbatches < 2) continue;
@@ -413,7 +413,7 @@ void search_near(Evaluator& evaluator) {
   for (Layout& layout : mended_layouts(evaluator)) {
     if (layout.sharded_optimizer) {
       Layout even = layout;
-      if (request.additions.placed_optimizer)
+      if (request.extensions.placed_optimizer)
         place_optimizer(even, evaluator.costs(layout.tensor, layout.microbatch));
       Candidate candidate = evaluator.simulate(std::move(even), "the old plan, mended");
       evaluator.submit(candidate);
@@ -427,9 +427,9 @@ void search_near(Evaluator& evaluator) {
     if (a.simulation.fits != b.simulation.fits) return a.simulation.fits;
     return a.simulation.fits ? a.score < b.score : a.simulation.over_bytes < b.simulation.over_bytes;
   });
-  if (request.additions.local_search)
+  if (request.extensions.local_search)
     for (size_t i = 0; i < std::min(kStarts, mended.size()); ++i)
-      evaluator.submit(improve(evaluator, std::move(mended[i]), request.additions, kBudget / 4));
+      evaluator.submit(improve(evaluator, std::move(mended[i]), request.extensions, kBudget / 4));
   if (evaluator.near().empty()) return;
   Descent(evaluator).run();
   // What was found on the way may be the best as well.

@@ -180,10 +180,10 @@ std::vector<int> divide(const std::vector<PipelineRate>& rates, int microbatches
 
 class Search {
  public:
-  Search(Evaluator& evaluator, const Additions& additions, std::string_view policy)
+  Search(Evaluator& evaluator, const Extensions& extensions, std::string_view policy)
       : evaluator_(evaluator),
         request_(evaluator.request()),
-        additions_(additions),
+        extensions_(extensions),
         policy_(policy),
         small_(is_small(request_)) {}
 
@@ -207,7 +207,7 @@ class Search {
 
   Evaluator& evaluator_;
   const Request& request_;
-  Additions additions_;
+  Extensions extensions_;
   std::string policy_;
   bool small_;
   std::vector<Sketch> sketches_;
@@ -240,7 +240,7 @@ std::vector<int> Search::pipeline_counts(int groups, int microbatches) const {
   const int most = std::min(groups, microbatches);
   double next = 1;
   for (int d = 1; d <= most; ++d) {
-    if (!additions_.uneven_microbatches) {
+    if (!extensions_.uneven_microbatches) {
       if (microbatches % d == 0) counts.push_back(d);
     } else if (d <= 16 || d == most || groups % d == 0 || d >= next) {
       counts.push_back(d);
@@ -291,7 +291,7 @@ double Search::estimate(Columns& columns, const Grouping& grouping, int microbat
     if (pipelines > 1 && !inside_hosts)
       exposed = std::max(exposed, synchronisation(columns.solver().costs(), composition, solution));
   }
-  const std::vector<int> counts = divide(rates, microbatches, additions_.uneven_microbatches);
+  const std::vector<int> counts = divide(rates, microbatches, extensions_.uneven_microbatches);
   if (counts.empty()) return kInfinity;
   double seconds = 0;
   size_t p = 0;
@@ -399,7 +399,7 @@ void Search::explore(Columns& columns, const Pool& pool, bool sharded, int fixed
   }
   consider(columns, spread_evenly(pool, fixed), sharded);
   consider(columns, level_power(pool, fixed), sharded);
-  if (additions_.uneven_microbatches) consider(columns, keep_apart(pool, fixed, least), sharded);
+  if (extensions_.uneven_microbatches) consider(columns, keep_apart(pool, fixed, least), sharded);
 }
 
 void Search::explore(int tensor, int microbatch) {
@@ -427,7 +427,7 @@ void Search::explore(int tensor, int microbatch) {
       pools.push_back(std::move(part));
     }
   std::vector<Recompute> modes = {Recompute::where_needed};
-  if (!additions_.recompute_per_stage) modes = {Recompute::never, Recompute::always};
+  if (!extensions_.recompute_per_stage) modes = {Recompute::never, Recompute::always};
   for (const Pool& pool : pools) {
     const int groups = std::accumulate(pool.groups.begin(), pool.groups.end(), 0);
     if (groups == 0) continue;
@@ -444,13 +444,13 @@ void Search::explore(int tensor, int microbatch) {
           explore(columns_of(tensor, microbatch, rules), pool, sharded, pipelines);
           // Placed state may leave a stage none at all; place_optimizer and the simulator say whether it
           // works out.
-          if (!sharded || !additions_.placed_optimizer || (!small_ && best_estimate_ < kInfinity)) continue;
+          if (!sharded || !extensions_.placed_optimizer || (!small_ && best_estimate_ < kInfinity)) continue;
           for (const double part : {0.6, 0.3, 0.0}) {
             rules.optimizer_share = part / divisor;
             explore(columns_of(tensor, microbatch, rules), pool, sharded, pipelines);
           }
         }
-        if (!small_ && additions_.uneven_microbatches) {
+        if (!small_ && extensions_.uneven_microbatches) {
           rules.optimizer_share = sharded ? 0.25 : 1;
           Columns& columns = columns_of(tensor, microbatch, rules);
           consider_programs(columns, pool, sharded, 0);
@@ -479,7 +479,7 @@ std::vector<PipelineDraft> Search::draft(Columns& columns, const Sketch& sketch,
       p += static_cast<size_t>(copies);
     }
     if (!enough) return {};
-    const std::vector<int> counts = divide(rates, microbatches, additions_.uneven_microbatches);
+    const std::vector<int> counts = divide(rates, microbatches, extensions_.uneven_microbatches);
     if (counts.empty()) return {};
     for (size_t i = 0; i < drafts.size(); ++i) drafts[i].microbatches = counts[i];
     if (counts == guess) break;
@@ -506,7 +506,7 @@ Candidate Search::refine(const Sketch& sketch) {
     layout.schedule = sketch.rules.schedule;
     layout.warmup = sketch.rules.warmup;
     layout.sharded_optimizer = sketch.sharded;
-    if (sketch.sharded && additions_.placed_optimizer) place_optimizer(layout, costs);
+    if (sketch.sharded && extensions_.placed_optimizer) place_optimizer(layout, costs);
     Candidate candidate = small_ ? evaluator_.simulate(std::move(layout), policy_)
                                  : evaluator_.estimate(std::move(layout), policy_);
     if (small_) evaluator_.submit(candidate);
@@ -608,11 +608,11 @@ void Search::run() {
     for (Candidate& misfit : misfits) evaluator_.submit(misfit);
   }
   const size_t starts = small_ ? 40 : groups <= 128 ? 5 : 2;
-  if (additions_.local_search) {
+  if (extensions_.local_search) {
     const int64_t budget = small_ ? 400'000 : 700'000;
     for (size_t i = 0; i < std::min(starts, candidates.size()); ++i) {
       if (candidates[i].score > 1.2 * evaluator_.best_score()) continue;
-      Candidate better = improve(evaluator_, candidates[i], additions_, budget);
+      Candidate better = improve(evaluator_, candidates[i], extensions_, budget);
       evaluator_.submit(better);
       // What it came from may be the better one under another schedule.
       if (!small_) candidates.push_back(candidates[i]);
@@ -621,16 +621,16 @@ void Search::run() {
     // Moves may also make a plan fit; worth it while no other does, or where it costs little.
     for (size_t i = 0; i < std::min(starts, misfits.size()); ++i) {
       if (!small_ && evaluator_.best().feasible()) break;
-      Candidate mended = improve(evaluator_, std::move(misfits[i]), additions_, budget);
+      Candidate mended = improve(evaluator_, std::move(misfits[i]), extensions_, budget);
       evaluator_.submit(mended);
       if (mended.feasible()) candidates.push_back(std::move(mended));
     }
     if (small_) {
-      search_jointly(evaluator_, additions_, policy_, kJointBudget);
+      search_jointly(evaluator_, extensions_, policy_, kJointBudget);
       if (evaluator_.best().feasible()) candidates.push_back(evaluator_.best());
     }
   }
-  if (additions_.schedules) {
+  if (extensions_.schedules) {
     std::stable_sort(candidates.begin(), candidates.end(),
                      [](const Candidate& a, const Candidate& b) { return a.score < b.score; });
     const size_t tried = small_ ? std::min(starts, candidates.size()) : candidates.size();
@@ -641,9 +641,9 @@ void Search::run() {
 // Moves on one layout. Each returns whether it was possible; the simulator decides whether it was good.
 class Mover {
  public:
-  Mover(Evaluator& evaluator, const Additions& additions, Candidate& best, int64_t budget)
+  Mover(Evaluator& evaluator, const Extensions& extensions, Candidate& best, int64_t budget)
       : evaluator_(evaluator),
-        additions_(additions),
+        extensions_(extensions),
         best_(best),
         budget_(budget),
         costs_(evaluator.costs(best.layout.tensor, best.layout.microbatch)) {
@@ -677,7 +677,7 @@ class Mover {
     if (budget_ <= 0) return false;
     if (many_ && can_prune(layout)) return false;
     if (estimates_) budget_ -= costs_.layers * static_cast<int64_t>(layout.pipelines.size());
-    if (layout.sharded_optimizer && additions_.placed_optimizer) place_optimizer(layout, costs_);
+    if (layout.sharded_optimizer && extensions_.placed_optimizer) place_optimizer(layout, costs_);
     if (estimates_ && best_.simulation.fits && evaluator_.estimate(layout, {}).score >= best_.score)
       return false;
     for (const PipelineLayout& pipeline : layout.pipelines)
@@ -729,7 +729,7 @@ class Mover {
           Layout again = layout;
           if (attempt(std::move(layout))) {
             better = true;
-          } else if (additions_.recompute_per_stage && !again.pipelines[p].stages[b].recompute) {
+          } else if (extensions_.recompute_per_stage && !again.pipelines[p].stages[b].recompute) {
             again.pipelines[p].stages[b].recompute = true;
             better = attempt(std::move(again)) || better;
           }
@@ -739,7 +739,7 @@ class Mover {
   }
 
   bool move_microbatches() {
-    if (!additions_.uneven_microbatches) return false;
+    if (!extensions_.uneven_microbatches) return false;
     bool better = false;
     const size_t pipelines = best_.layout.pipelines.size();
     if (pipelines > 32) return false;
@@ -755,7 +755,7 @@ class Mover {
   }
 
   bool toggle_recompute() {
-    if (!additions_.recompute_per_stage) return false;
+    if (!extensions_.recompute_per_stage) return false;
     bool better = false;
     for (size_t p = 0; p < best_.layout.pipelines.size() && budget_ > 0; ++p)
       for (size_t s = 0; s < best_.layout.pipelines[p].stages.size(); ++s) {
@@ -853,7 +853,7 @@ class Mover {
       for (const PipelineLayout& pipeline : best_.layout.pipelines)
         for (const StageLayout& stage : pipeline.stages)
           if (stage.share != 1) rules.optimizer_share = 0;
-      if (!additions_.recompute_per_stage)
+      if (!extensions_.recompute_per_stage)
         rules.recompute =
             best_.layout.pipelines[0].stages[0].recompute ? Recompute::always : Recompute::never;
       rules.schedule = best_.layout.schedule;
@@ -870,11 +870,11 @@ class Mover {
 
   bool rebalance(Layout& layout) {
     return balance(layout, costs_, evaluator_.request().batch / layout.microbatch,
-                   additions_.uneven_microbatches);
+                   extensions_.uneven_microbatches);
   }
 
   Evaluator& evaluator_;
-  const Additions& additions_;
+  const Extensions& extensions_;
   Candidate& best_;
   int64_t budget_;
   bool many_ = false;       // stages: moves are sieved by the bound before they are simulated
@@ -976,13 +976,13 @@ Layout make_layout(const Request& request, const CostTable& costs, const std::ve
   return layout;
 }
 
-Candidate improve(Evaluator& evaluator, Candidate candidate, const Additions& additions, int64_t budget) {
-  Mover(evaluator, additions, candidate, budget).run();
+Candidate improve(Evaluator& evaluator, Candidate candidate, const Extensions& extensions, int64_t budget) {
+  Mover(evaluator, extensions, candidate, budget).run();
   return candidate;
 }
 
-void search_plans(Evaluator& evaluator, const Additions& additions, std::string_view policy) {
-  Search(evaluator, additions, policy).run();
+void search_plans(Evaluator& evaluator, const Extensions& extensions, std::string_view policy) {
+  Search(evaluator, extensions, policy).run();
 }
 
 }  // namespace het::planner

@@ -1,5 +1,5 @@
 // The search over plans: planning.md section 1's decomposition (degrees, grouping, stages, balance), its best
-// candidates simulated and then improved move by move. With all additions off it is AutoHet's
+// candidates simulated and then improved move by move. With all extensions off it is AutoHet's
 // published decomposition.
 #pragma once
 
@@ -12,8 +12,8 @@
 
 namespace het::planner {
 
-// Submits what it finds to `evaluator`; `additions` are the request's, or kPublished.
-void search_plans(Evaluator& evaluator, const Additions& additions, std::string_view policy);
+// Submits what it finds to `evaluator`; `extensions` are the request's, or kPublished.
+void search_plans(Evaluator& evaluator, const Extensions& extensions, std::string_view policy);
 
 // Few enough groups and layers that every grouping and every order of stages is tried.
 bool is_small(const Request& request);
@@ -39,6 +39,6 @@ Layout make_layout(const Request& request, const CostTable& costs, const std::ve
 
 // Improves a simulated candidate by moves of layers, micro-batches and devices, as long as the simulator says
 // that it gets better, within a budget of simulated stage-micro-batch pairs.
-Candidate improve(Evaluator& evaluator, Candidate candidate, const Additions& additions, int64_t budget);
+Candidate improve(Evaluator& evaluator, Candidate candidate, const Extensions& extensions, int64_t budget);
 
 }  // namespace het::planner

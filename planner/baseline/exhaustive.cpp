@@ -254,9 +254,9 @@ bool plan_exhaustive(Evaluator& evaluator, int64_t most) {
   // Good plans to prune against from the start. They may only hide plans that are no better.
   plan_megatron(evaluator);
   plan_whale(evaluator);
-  Additions additions = evaluator.request().additions;
-  additions.schedules = false;
-  search_plans(evaluator, additions, "exhaustive, first guess");
+  Extensions extensions = evaluator.request().extensions;
+  extensions.schedules = false;
+  search_plans(evaluator, extensions, "exhaustive, first guess");
   for (const int tensor : tensor_degrees(evaluator.request()))
     for (const int microbatch : microbatch_sizes(evaluator.request()))
       Exhaustive(evaluator, tensor, microbatch, most).run();

@@ -871,7 +871,7 @@ class Mistakes(Case):
                       self.refused('plan', 'small.lua', '--objective=speed'))
         self.assertIn('--cluster needs a value', self.refused('plan', 'small.lua', '--cluster'))
         self.assertIn('did you mean --layers?', self.refused('plan', 'small.lua', '--layer=3'))
-        self.assertIn("there is no addition 'schedule'; did you mean 'schedules'?",
+        self.assertIn("there is no extension 'schedule'; did you mean 'schedules'?",
                       self.refused('plan', 'small.lua', '--without=schedule'))
         self.assertIn('hetrun plan needs a recipe', self.refused('plan'))
 
@@ -956,7 +956,7 @@ class Mistakes(Case):
             '--objective=x is not one of time, cost, progress',
             '--near=5 is no share between 0 and 1, such as 2% or 0.02',
             '--fallbacks=0 is not a whole number above 0, such as --fallbacks=2',
-            "--without=schedule: there is no addition 'schedule'; did you mean 'schedules'?",
+            "--without=schedule: there is no extension 'schedule'; did you mean 'schedules'?",
             "there is no file 'nowhere.lua'", no_node, "there is no file 'nowhere.json'"])
         told = self.refused('simulate', 'small.lua', '--cluster=cluster.lua', '--profile=nowhere.json')
         self.assertEqual(told.splitlines(), [
@@ -989,19 +989,19 @@ class Mistakes(Case):
         told = self.refused('simulate', 'small.lua', '--plan=plan.lua', '--cluster=cluster.lua')
         self.assertRegex(told, 'cannot be cut among 3 devices')
 
-    def test_additions_that_are_switched_off(self):
-        self.assertIn('--without=schedules: the policy megatron has no additions to switch off; these have: search, auto',
+    def test_extensions_that_are_switched_off(self):
+        self.assertIn('--without=schedules: the policy megatron has no extensions to switch off; these have: search, auto',
                       self.refused('plan', 'small.lua', '--policy=megatron', '--without=schedules'))
         recipe = (self.folder / 'small.lua').read_text()
         (self.folder / 'small.lua').write_text(recipe.replace('policy = opt.policy', 'without = { "schedule", 3 }'))
         self.assertEqual(self.refused('small.lua', '--auto').splitlines(), [
-            "hetrun: small.lua:19: plan.auto.without: there is no addition 'schedule'; did you mean 'schedules'?",
-            'small.lua:19: plan.auto.without: item 2 is 3; the name of an addition is needed'])
+            "hetrun: small.lua:19: plan.auto.without: there is no extension 'schedule'; did you mean 'schedules'?",
+            'small.lua:19: plan.auto.without: item 2 is 3; the name of an extension is needed'])
         (self.folder / 'small.lua').write_text(recipe.replace('policy = opt.policy', 'policy = "whale", without = { "schedules" }'))
         self.assertEqual(self.refused('small.lua', '--auto').splitlines(), [
-            'hetrun: small.lua:19: plan.auto.without: the policy whale has no additions to switch off; these have: search, auto'])
+            'hetrun: small.lua:19: plan.auto.without: the policy whale has no extensions to switch off; these have: search, auto'])
 
-    def test_a_run_plans_without_an_addition_as_the_command_does(self):
+    def test_a_run_plans_without_an_extension_as_the_command_does(self):
         cluster = '''het.cluster { bandwidth = "10 GB/s", latency = "1 us",
   het.device_type { name = "fast", f32 = "3 GFLOP/s", memory = "1 GB", memory_bandwidth = "10 GB/s" },
   het.device_type { name = "slow", f32 = "1 GFLOP/s", memory = "1 GB", memory_bandwidth = "10 GB/s" },

@@ -271,7 +271,7 @@ TEST_CASE("where memory is tight, cuts, micro-batches and optimizer state are as
     Evaluator truth(request), found(request);
     plan_exhaustive(truth);
     REQUIRE(truth.best().feasible());
-    search_plans(found, request.additions, "search");
+    search_plans(found, request.extensions, "search");
     REQUIRE(found.best().feasible());
     CHECK(found.best_score() <= 1.005 * truth.best_score());
   }
@@ -307,10 +307,10 @@ TEST_CASE("annealing leads from a poor plan to a good one that is possible, what
   // Two even pipelines over unlike devices; three devices are idle.
   Layout poor;
   poor.pipelines = {{12, {{0, 0, 0, 6}, {0, 0, 6, 6}, {1, 0, 12, 6}}}, {12, {{0, 1, 0, 4}, {1, 0, 4, 14}}}};
-  const auto annealed = [&](const Additions& additions) {
+  const auto annealed = [&](const Extensions& extensions) {
     Evaluator evaluator(request);
     evaluator.submit(evaluator.simulate(poor, "poor"));
-    anneal_plans(evaluator, additions, "annealed");
+    anneal_plans(evaluator, extensions, "annealed");
     return evaluator.best();
   };
   Evaluator evaluator(request);
@@ -333,10 +333,10 @@ TEST_CASE("annealing leads from a poor plan to a good one that is possible, what
   for (const PipelineLayout& pipeline : found.layout.pipelines) microbatches += pipeline.microbatches;
   CHECK(microbatches == request.batch);
 
-  Additions off;
+  Extensions off;
   off.local_search = false;
   CHECK(annealed(off).layout == poor);
-  Additions plain = kPublished;
+  Extensions plain = kPublished;
   plain.local_search = true;
   const Layout layout = annealed(plain).layout;
   CHECK(layout.schedule == Schedule::one_f_one_b);
@@ -354,34 +354,35 @@ TEST_CASE("without a plan to beat, deciding together still finds one, within its
   const Request request = random_request(20039);
   Evaluator truth(request), found(request), hurried(request);
   plan_exhaustive(truth);
-  search_jointly(found, request.additions, "joint", 40'000);
+  search_jointly(found, request.extensions, "joint", 40'000);
   REQUIRE(found.best().feasible());
   CHECK(found.best_score() <= 1.005 * truth.best_score());
   CHECK(found.simulations() < 40'000);
-  search_jointly(hurried, request.additions, "joint", 1);
+  search_jointly(hurried, request.extensions, "joint", 1);
   CHECK(hurried.simulations() <= 1);
 }
 
-TEST_CASE("deciding together uses no addition that is switched off") {
+TEST_CASE("deciding together uses no extension that is switched off") {
   // Here brute force wants all three: uneven micro-batches, placed state, recompute in one stage alone.
   Request request = random_request(9035);
   Evaluator all(request);
-  search_jointly(all, request.additions, "joint", 40'000);
+  search_jointly(all, request.extensions, "joint", 40'000);
   REQUIRE(all.best().feasible());
-  for (bool Additions::*off :
-       {&Additions::uneven_microbatches, &Additions::placed_optimizer, &Additions::recompute_per_stage}) {
-    Additions additions = request.additions;
-    additions.*off = false;
+  for (bool Extensions::*off :
+       {&Extensions::uneven_microbatches, &Extensions::placed_optimizer, &Extensions::recompute_per_stage}) {
+    Extensions extensions = request.extensions;
+    extensions.*off = false;
     Evaluator evaluator(request);
-    search_jointly(evaluator, additions, "joint", 40'000);
+    search_jointly(evaluator, extensions, "joint", 40'000);
     if (!evaluator.best().feasible()) continue;
     CHECK(evaluator.best_score() > all.best_score());
     const Layout& layout = evaluator.best().layout;
     for (const PipelineLayout& pipeline : layout.pipelines) {
-      if (!additions.uneven_microbatches) CHECK(pipeline.microbatches == layout.pipelines[0].microbatches);
+      if (!extensions.uneven_microbatches) CHECK(pipeline.microbatches == layout.pipelines[0].microbatches);
       for (const StageLayout& stage : pipeline.stages) {
-        if (!additions.placed_optimizer) CHECK(stage.share == 1);
-        if (!additions.recompute_per_stage) CHECK(stage.recompute == layout.pipelines[0].stages[0].recompute);
+        if (!extensions.placed_optimizer) CHECK(stage.share == 1);
+        if (!extensions.recompute_per_stage)
+          CHECK(stage.recompute == layout.pipelines[0].stages[0].recompute);
       }
     }
   }

@@ -271,7 +271,7 @@ TEST_CASE("the search gives single stages degrees of their own where that is fas
   for (const auto& [devices, others] : {std::pair(3, 1), std::pair(5, 2), std::pair(3, 3)}) {
     Request request = small_request(devices, "A100-80", others, "H800");
     const Planned mixed = plan_with(request, "search");
-    request.additions.mixed_stages = false;
+    request.extensions.mixed_stages = false;
     const Planned uniform = plan_with(request, "search");
     REQUIRE(mixed.feasible);
     INFO(to_lua(mixed.plan));

@@ -89,7 +89,7 @@ TEST_CASE("devices that would only slow a small model down are left out") {
   request.cluster = cluster_of({{"A100-80", 5}, {"H800", 3}, {"RTX-3090", 2, 2}}, 3e9);
   const Planned best = plan_with(request, "auto");
   Evaluator all(request);
-  search_plans(all, request.additions, "all");
+  search_plans(all, request.extensions, "all");
   REQUIRE(best.feasible);
   CHECK(best.best.simulation.seconds < all.best_score());
   int used = 0;
@@ -174,7 +174,7 @@ TEST_CASE("a request with several mistakes is told all of them") {
                     Catch::Contains("did you mean \"autohet\"?"));
 }
 
-TEST_CASE("each addition can be switched off, and the published part uses none") {
+TEST_CASE("each extension can be switched off, and the published part uses none") {
   Request request = request_of({{"A100-80", 5}, {"H800", 3}}, "gpt3-6.7b", 60);
   const Planned published = plan_with(request, "autohet");
   REQUIRE(published.feasible);
@@ -188,16 +188,16 @@ TEST_CASE("each addition can be switched off, and the published part uses none")
   CHECK(published.plan.schedule == Schedule::one_f_one_b);
   CHECK(published.plan.warmup == 0);
   const double everything = plan_with(request, "auto").best.simulation.seconds;
-  request.additions = kPublished;
+  request.extensions = kPublished;
   CHECK(plan_with(request, "auto").best.simulation.seconds >= everything);
 }
 
-TEST_CASE("without an addition no plan of auto uses it") {
+TEST_CASE("without an extension no plan of auto uses it") {
   Request request = request_of({{"H800", 1}, {"A100-80", 1}}, "bert-large", 60);
   request.cluster.between = {1e-7, 1e13};  // replicas cost nothing
-  const auto plan_without = [&](bool Additions::*addition) {
-    request.additions = {};
-    if (addition != nullptr) request.additions.*addition = false;
+  const auto plan_without = [&](bool Extensions::*extension) {
+    request.extensions = {};
+    if (extension != nullptr) request.extensions.*extension = false;
     return plan_with(request, "auto").plan;
   };
   const auto even = [](const Plan& plan) {
@@ -206,11 +206,11 @@ TEST_CASE("without an addition no plan of auto uses it") {
     });
   };
   CHECK_FALSE(even(plan_without(nullptr)));
-  CHECK(even(plan_without(&Additions::uneven_microbatches)));
-  const Plan plain = plan_without(&Additions::schedules);
+  CHECK(even(plan_without(&Extensions::uneven_microbatches)));
+  const Plan plain = plan_without(&Extensions::schedules);
   CHECK(plain.schedule == Schedule::one_f_one_b);
   CHECK(plain.warmup == 0);
-  const Plan placed = plan_without(&Additions::placed_optimizer);
+  const Plan placed = plan_without(&Extensions::placed_optimizer);
   for (const Pipeline& pipeline : placed.pipelines)
     for (const Stage& stage : pipeline.stages) CHECK(stage.optimizer_share == 1);
 }
@@ -218,9 +218,9 @@ TEST_CASE("without an addition no plan of auto uses it") {
 TEST_CASE("a layer's optimizer state lives somewhere, however little memory is left") {
   Request request = request_of({{"A100-40", 4}, {"T4", 4}, {"T4", 4}}, "gpt3-13b", 64);
   for (const bool recompute : {false, true}) {
-    request.additions = kPublished;
-    request.additions.placed_optimizer = true;
-    request.additions.recompute_per_stage = recompute;
+    request.extensions = kPublished;
+    request.extensions.placed_optimizer = true;
+    request.extensions.recompute_per_stage = recompute;
     const Planned planned = plan_with(request, "auto");
     CHECK(validate(planned.plan, {request.model.count(), request.batch}) == std::vector<std::string>{});
   }

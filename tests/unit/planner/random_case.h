@@ -50,7 +50,7 @@ inline Request random_request(uint64_t seed) {
   request.batch = between(2, 5) * 2;
   request.tensors = {1};
   request.microbatches = {1, 2};
-  request.additions.schedules = false;  // exhaustive looks at 1F1B alone
+  request.extensions.schedules = false;  // exhaustive looks at 1F1B alone
   return request;
 }
 

@@ -190,7 +190,7 @@ TEST_CASE("by money brute force finds what trying everything finds") {
     if (total_devices(request.cluster) != 3 || request.model.count() > 6) continue;
     request.batch = 4;
     request.objective = Objective::cost;
-    request.additions = kPublished;  // a poor first guess, which brute force has to better
+    request.extensions = kPublished;  // a poor first guess, which brute force has to better
     for (size_t n = 0; n < request.cluster.nodes.size(); ++n)
       request.cluster.nodes[n].price_per_hour = 1 + 3.0 * static_cast<double>((seed + 2 * n) % 5);
     Evaluator all(request), truth(request);
