@@ -18,7 +18,7 @@ constexpr double kBoundSlack = 1.1;     // the bound of 1F1B may be this much ab
 constexpr size_t kEnumerated = 20'000;  // cuts of a composition that are held at once
 constexpr size_t kSimulated = 400;      // of these, simulated alone: the best by the bound
 constexpr size_t kWhole = 6;    // cuts of a pipeline that are combined when each keeps its state to itself
-constexpr int kLeaves = 20000;  // combinations of one division of micro-batches
+constexpr int kLeaves = 20000;  // combinations of one split of micro-batches
 constexpr int kContended = 4;   // a simulation with contention takes as long as so many without
 constexpr int kAlike = 12;      // cuts as quick and as roomy as a third one make it superfluous
 
@@ -31,7 +31,7 @@ struct Cut {
 };
 
 // Pipelines and their micro-batches; no plan of them takes less than `least` seconds.
-struct Division {
+struct BatchSplit {
   std::vector<Composition> pipelines;
   std::vector<int> counts;
   double least = 0;
@@ -68,26 +68,26 @@ class Joint {
     const int groups = std::accumulate(pool.groups.begin(), pool.groups.end(), 0);
     std::vector<Recompute> modes = {Recompute::where_needed};
     if (!extensions_.recompute_per_stage) modes = {Recompute::never, Recompute::always};
-    std::vector<Division> divisions;
+    std::vector<BatchSplit> splits;
     for (int pipelines = 1; pipelines <= std::min(groups, microbatches_); ++pipelines)
       for (const Grouping& grouping : all_groupings(pool, pipelines, 20000)) {
-        Division division;
+        BatchSplit split;
         for (const auto& [composition, copies] : grouping.parts)
-          division.pipelines.insert(division.pipelines.end(), static_cast<size_t>(copies), composition);
-        divide(division, microbatches_, divisions);
+          split.pipelines.insert(split.pipelines.end(), static_cast<size_t>(copies), composition);
+        divide(split, microbatches_, splits);
       }
-    std::stable_sort(divisions.begin(), divisions.end(),
-                     [](const Division& a, const Division& b) { return a.least < b.least; });
-    for (const Division& division : divisions)
+    std::stable_sort(splits.begin(), splits.end(),
+                     [](const BatchSplit& a, const BatchSplit& b) { return a.least < b.least; });
+    for (const BatchSplit& split : splits)
       for (const Recompute mode : modes)
         for (const bool sharded : {false, true}) {
-          if (sharded && division.pipelines.size() == 1) continue;
+          if (sharded && split.pipelines.size() == 1) continue;
           recompute_ = mode;
           sharded_ = sharded;
           share_ = !sharded                       ? 1
                    : extensions_.placed_optimizer ? 0
-                                                  : 1.0 / static_cast<double>(division.pipelines.size());
-          combine(division);
+                                                  : 1.0 / static_cast<double>(split.pipelines.size());
+          combine(split);
         }
   }
 
@@ -100,39 +100,39 @@ class Joint {
 
   // Every way to give the pipelines that have none yet `left` micro-batches; alike pipelines in falling
   // order.
-  void divide(Division& division, int left, std::vector<Division>& found) {
-    const size_t p = division.counts.size(), pipelines = division.pipelines.size();
+  void divide(BatchSplit& split, int left, std::vector<BatchSplit>& found) {
+    const size_t p = split.counts.size(), pipelines = split.pipelines.size();
     if (p == pipelines) {
-      found.push_back(division);
+      found.push_back(split);
       return;
     }
     const int others = static_cast<int>(pipelines - p) - 1;
     for (int m = others == 0 ? left : 1; m + others <= left; ++m) {
       if (!extensions_.uneven_microbatches && m * static_cast<int>(pipelines) != microbatches_) continue;
-      if (p > 0 && division.pipelines[p] == division.pipelines[p - 1] && m > division.counts[p - 1]) break;
+      if (p > 0 && split.pipelines[p] == split.pipelines[p - 1] && m > split.counts[p - 1]) break;
       // All its groups busy all the time.
       double power = 0;
       for (size_t n = 0; n < costs_.nodes.size(); ++n)
-        power += division.pipelines[p][n] / seconds(static_cast<int>(n), 0, costs_.layers, false);
-      const double least = division.least;
-      division.least = std::max(least, m / power);
+        power += split.pipelines[p][n] / seconds(static_cast<int>(n), 0, costs_.layers, false);
+      const double least = split.least;
+      split.least = std::max(least, m / power);
       // Nodes may differ in which layers they are good at, so that this is a little more than the least.
-      if (division.least < kBoundSlack * to_beat()) {
-        division.counts.push_back(m);
-        divide(division, left - m, found);
-        division.counts.pop_back();
+      if (split.least < kBoundSlack * to_beat()) {
+        split.counts.push_back(m);
+        divide(split, left - m, found);
+        split.counts.pop_back();
       }
-      division.least = least;
+      split.least = least;
     }
   }
 
   // Combinations of cuts in the order of the slowest of each.
-  void combine(const Division& division) {
-    if (budget_ <= 0 || division.least >= kBoundSlack * to_beat()) return;
+  void combine(const BatchSplit& split) {
+    if (budget_ <= 0 || split.least >= kBoundSlack * to_beat()) return;
     options_.clear();
     order_.clear();
-    for (size_t p = 0; p < division.pipelines.size(); ++p) {
-      const std::vector<Cut>& found = cuts(division.pipelines[p], division.counts[p]);
+    for (size_t p = 0; p < split.pipelines.size(); ++p) {
+      const std::vector<Cut>& found = cuts(split.pipelines[p], split.counts[p]);
       if (found.empty() || found.front().seconds >= to_beat()) return;
       options_.push_back(&found);
       for (size_t i = 0; i < found.size(); ++i) order_.emplace_back(found[i].seconds, p, i);
@@ -142,11 +142,11 @@ class Joint {
     picked_.assign(options_.size(), 0);
     for (slowest_ = 0; slowest_ < order_.size() && leaves_ > 0 && budget_ > 0; ++slowest_) {
       if (std::get<0>(order_[slowest_]) >= to_beat()) break;
-      pick(division, 0, 0);
+      pick(split, 0, 0);
     }
   }
 
-  void pick(const Division& division, size_t p, double room) {
+  void pick(const BatchSplit& split, size_t p, double room) {
     const auto& [longest, slowest, index] = order_[slowest_];
     if (p == options_.size()) {
       --leaves_;
@@ -154,14 +154,14 @@ class Joint {
       if (!sharded_ || !extensions_.placed_optimizer || room >= state * (1 - 1e-12)) submit();
       return;
     }
-    const bool twin = p > 0 && division.pipelines[p] == division.pipelines[p - 1] &&
-                      division.counts[p] == division.counts[p - 1];
+    const bool twin =
+        p > 0 && split.pipelines[p] == split.pipelines[p - 1] && split.counts[p] == split.counts[p - 1];
     const std::vector<Cut>& options = *options_[p];
     for (size_t i = twin ? picked_[p - 1] : 0; i < options.size() && leaves_ > 0 && budget_ > 0; ++i) {
       if (p == slowest && i != index) continue;
       if (std::tuple(options[i].seconds, p, i) > order_[slowest_] || longest >= to_beat()) break;
       picked_[p] = i;
-      pick(division, p + 1, room + options[i].room);
+      pick(split, p + 1, room + options[i].room);
     }
   }
 

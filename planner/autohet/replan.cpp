@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kFree = 16;           // groups that are put to use one by one
 constexpr int64_t kBudget = 400'000;   // stage-micro-batch pairs that are simulated on the way
-constexpr size_t kStarts = 6;          // mended plans that are improved
+constexpr size_t kStarts = 6;          // repaired plans that are improved
 constexpr size_t kManyMoves = 40'000;  // above this many moves of a layer only neighbours exchange layers
 
 // What there is beside pipelines of several stages.
@@ -27,16 +27,16 @@ void settle_schedule(Layout& layout) {
   layout.warmup = 0;
 }
 
-class Mender {
+class Repairer {
  public:
-  Mender(Evaluator& evaluator, int microbatch)
+  Repairer(Evaluator& evaluator, int microbatch)
       : evaluator_(evaluator), request_(evaluator.request()), old_(*request_.old), microbatch_(microbatch) {}
 
   std::vector<Layout> run() {
     const std::vector<int> degrees = tensor_degrees(request_);
     if (std::find(degrees.begin(), degrees.end(), old_.tensor) == degrees.end() || old_.chunks != 1)
       return {};
-    // Layouts have one degree for all stages. A plan with `sharding` is mended with Megatron's cuts.
+    // Layouts have one degree for all stages. A plan with `sharding` is repaired with Megatron's cuts.
     if (!has_uniform_cut(old_) ||
         tensor_shares(old_, old_.pipelines.at(0).stages.at(0)) != Shares(static_cast<size_t>(old_.tensor), 1))
       return {};
@@ -47,7 +47,7 @@ class Mender {
     std::stable_sort(broken.begin(), broken.end(), [&](size_t a, size_t b) { return lost(a) < lost(b); });
     drop(broken);
     for (const bool split : {false, true}) shorten(broken, split);
-    for (size_t mended = 1; mended <= broken.size(); ++mended) mend(broken, mended);
+    for (size_t repaired = 1; repaired <= broken.size(); ++repaired) repair(broken, repaired);
     const size_t plain = layouts_.size();
     for (size_t i = 0; i < plain; ++i) use_free(Layout(layouts_[i]));
     return std::move(layouts_);
@@ -176,14 +176,14 @@ class Mender {
     if (!split) add(std::move(cut));
   }
 
-  // The first `mended` of the broken pipelines get free groups for their lost stages, of the lost one's
+  // The first `repaired` of the broken pipelines get free groups for their lost stages, of the lost one's
   // neighbours' node where there is one; the others are dropped, and their groups are free.
-  void mend(const std::vector<size_t>& broken, size_t mended) {
+  void repair(const std::vector<size_t>& broken, size_t repaired) {
     Layout layout = empty();
     std::vector<std::vector<size_t>> missing;  // of each pipeline of the layout, stages
     for (size_t p = 0; p < pipelines_.size(); ++p) {
       const auto at = std::find(broken.begin(), broken.end(), p);
-      if (at != broken.end() && static_cast<size_t>(at - broken.begin()) >= mended) continue;
+      if (at != broken.end() && static_cast<size_t>(at - broken.begin()) >= repaired) continue;
       layout.pipelines.push_back(pipelines_[p].layout);
       missing.emplace_back();
       for (size_t s = 0; s < pipelines_[p].alive.size(); ++s)
@@ -282,7 +282,7 @@ class Descent {
     simulate(layout);
     Layout balanced = std::move(layout);
     if (balanced.pipelines.size() > 1 && evaluator_.request().extensions.uneven_microbatches &&
-        Mender::balance(evaluator_, balanced))
+        Repairer::balance(evaluator_, balanced))
       simulate(balanced);
   }
 
@@ -392,7 +392,7 @@ class Descent {
 
 }  // namespace
 
-std::vector<Layout> mended_layouts(Evaluator& evaluator) {
+std::vector<Layout> repaired_layouts(Evaluator& evaluator) {
   const Request& request = evaluator.request();
   std::vector<Layout> layouts;
   std::vector<int> sizes;
@@ -400,7 +400,7 @@ std::vector<Layout> mended_layouts(Evaluator& evaluator) {
     if (request.batch % size == 0 && std::find(sizes.begin(), sizes.end(), size) == sizes.end())
       sizes.push_back(size);
   for (const int size : sizes)
-    for (Layout& layout : Mender(evaluator, size).run())
+    for (Layout& layout : Repairer(evaluator, size).run())
       if (std::find(layouts.begin(), layouts.end(), layout) == layouts.end())
         layouts.push_back(std::move(layout));
   return layouts;
@@ -409,27 +409,27 @@ std::vector<Layout> mended_layouts(Evaluator& evaluator) {
 void search_near(Evaluator& evaluator) {
   const Request& request = evaluator.request();
   if (!request.old) return;
-  std::vector<Candidate> mended;
-  for (Layout& layout : mended_layouts(evaluator)) {
+  std::vector<Candidate> repaired;
+  for (Layout& layout : repaired_layouts(evaluator)) {
     if (layout.sharded_optimizer) {
       Layout even = layout;
       if (request.extensions.placed_optimizer)
         place_optimizer(even, evaluator.costs(layout.tensor, layout.microbatch));
-      Candidate candidate = evaluator.simulate(std::move(even), "the old plan, mended");
+      Candidate candidate = evaluator.simulate(std::move(even), "the old plan, repaired");
       evaluator.submit(candidate);
-      mended.push_back(std::move(candidate));
+      repaired.push_back(std::move(candidate));
     }
-    Candidate candidate = evaluator.simulate(std::move(layout), "the old plan, mended");
+    Candidate candidate = evaluator.simulate(std::move(layout), "the old plan, repaired");
     evaluator.submit(candidate);
-    mended.push_back(std::move(candidate));
+    repaired.push_back(std::move(candidate));
   }
-  std::stable_sort(mended.begin(), mended.end(), [](const Candidate& a, const Candidate& b) {
+  std::stable_sort(repaired.begin(), repaired.end(), [](const Candidate& a, const Candidate& b) {
     if (a.simulation.fits != b.simulation.fits) return a.simulation.fits;
     return a.simulation.fits ? a.score < b.score : a.simulation.over_bytes < b.simulation.over_bytes;
   });
   if (request.extensions.local_search)
-    for (size_t i = 0; i < std::min(kStarts, mended.size()); ++i)
-      evaluator.submit(improve(evaluator, std::move(mended[i]), request.extensions, kBudget / 4));
+    for (size_t i = 0; i < std::min(kStarts, repaired.size()); ++i)
+      evaluator.submit(improve(evaluator, std::move(repaired[i]), request.extensions, kBudget / 4));
   if (evaluator.near().empty()) return;
   Descent(evaluator).run();
   // What was found on the way may be the best as well.

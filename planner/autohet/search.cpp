@@ -51,21 +51,21 @@ struct Sketch {
   bool sharded = false;
   Grouping grouping;
   double estimate = kInfinity;
-  // Its stages were cut as if they held less optimizer state than evenly shared; placing it may not work out.
-  bool hopes() const { return sharded && rules.optimizer_share * grouping.pipelines() < 0.99; }
+  // Its stages were cut as if they held less optimizer state than an even share: place_optimizer may fail.
+  bool assumes_placement() const { return sharded && rules.optimizer_share * grouping.pipelines() < 0.99; }
 };
 
-// Everything that is known about compositions at one degree, micro-batch size and set of rules.
-class Columns {
+// Solutions for compositions at one degree, micro-batch size and set of rules, each found once.
+class CompositionCache {
  public:
   // `small`: few enough groups to try every order, and to let the simulator choose among them.
-  Columns(const Request& request, const CostTable& costs, StageRules rules, bool small)
+  CompositionCache(const Request& request, const CostTable& costs, StageRules rules, bool small)
       : request_(request), solver_(costs, rules), alone_(costs, request.cluster), small_(small) {}
 
-  // The first order worth trying, solved; cheap. Where that does not fit in memory another may.
-  const StageSolution& quick(const Composition& composition, int microbatches) {
+  // A solution for the first order worth trying, or for another where that does not fit in memory; cheap.
+  const StageSolution& estimate(const Composition& composition, int microbatches) {
     const int bucket = bucket_of(composition, microbatches);
-    const auto [entry, fresh] = quick_.try_emplace({composition, bucket});
+    const auto [entry, fresh] = estimates_.try_emplace({composition, bucket});
     if (!fresh) return entry->second;
     for (const std::vector<int>& order : stage_orders(composition, solver_.costs(), 1))
       entry->second = solver_.solve(order, bucket, false);
@@ -79,11 +79,11 @@ class Columns {
     }
     return entry->second;
   }
-  // The best orders, the best first. The bound does not see what order changes beyond memory, so where there
-  // are few groups the simulator chooses among the best by the bound.
-  const std::vector<PipelineDraft>& thorough(const Composition& composition, int microbatches, size_t limit) {
+  // Solutions for the best orders, the best first. Beyond memory the bound does not depend on the order, so
+  // where there are few groups the simulator chooses among the best by the bound.
+  const std::vector<PipelineDraft>& solve(const Composition& composition, int microbatches, size_t limit) {
     const int bucket = bucket_of(composition, microbatches);
-    const auto [entry, fresh] = thorough_.try_emplace({composition, bucket});
+    const auto [entry, fresh] = solutions_.try_emplace({composition, bucket});
     if (!fresh) return entry->second;
     std::vector<PipelineDraft> drafts;
     for (const std::vector<int>& order : stage_orders(composition, solver_.costs(), limit)) {
@@ -165,8 +165,8 @@ class Columns {
   StageSolver solver_;
   Simulator alone_;
   bool small_;
-  std::map<std::pair<Composition, int>, StageSolution> quick_;
-  std::map<std::pair<Composition, int>, std::vector<PipelineDraft>> thorough_;
+  std::map<std::pair<Composition, int>, StageSolution> estimates_;
+  std::map<std::pair<Composition, int>, std::vector<PipelineDraft>> solutions_;
 };
 
 // Micro-batches for each part's copies; empty when it cannot be.
@@ -191,18 +191,18 @@ class Search {
 
  private:
   void explore(int tensor, int microbatch);
-  void explore(Columns& columns, const Pool& pool, bool sharded, int fixed);
+  void explore(CompositionCache& cache, const Pool& pool, bool sharded, int fixed);
   std::vector<int> pipeline_counts(int groups, int microbatches) const;
-  double estimate(Columns& columns, const Grouping& grouping, int microbatches, bool sharded);
+  double estimate(CompositionCache& cache, const Grouping& grouping, int microbatches, bool sharded);
   double synchronisation(const CostTable& costs, const Composition& composition,
                          const StageSolution& solution) const;
   double weight(const Grouping& grouping, const CostTable& costs) const;
-  void consider(Columns& columns, Grouping grouping, bool sharded);
-  void consider_programs(Columns& columns, const Pool& pool, bool sharded, int fixed);
+  void consider(CompositionCache& cache, Grouping grouping, bool sharded);
+  void consider_programs(CompositionCache& cache, const Pool& pool, bool sharded, int fixed);
   Candidate refine(const Sketch& sketch);
-  std::vector<PipelineDraft> draft(Columns& columns, const Sketch& sketch, size_t limit, size_t rank);
+  std::vector<PipelineDraft> draft(CompositionCache& cache, const Sketch& sketch, size_t limit, size_t rank);
   void try_schedules(const Candidate& from, bool interleave);
-  Columns& columns_of(int tensor, int microbatch, const StageRules& rules);
+  CompositionCache& cache_of(int tensor, int microbatch, const StageRules& rules);
   int groups_in_all(int tensor) const;
 
   Evaluator& evaluator_;
@@ -211,7 +211,8 @@ class Search {
   std::string policy_;
   bool small_;
   std::vector<Sketch> sketches_;
-  std::vector<std::pair<std::tuple<int, int, int, double, int, int>, std::unique_ptr<Columns>>> columns_;
+  std::vector<std::pair<std::tuple<int, int, int, double, int, int>, std::unique_ptr<CompositionCache>>>
+      caches_;
   double best_estimate_ = kInfinity;  // by the objective
   double usual_seconds_ = kInfinity;  // of a step, the least estimate
 };
@@ -223,14 +224,14 @@ int Search::groups_in_all(int tensor) const {
   return total;
 }
 
-Columns& Search::columns_of(int tensor, int microbatch, const StageRules& rules) {
+CompositionCache& Search::cache_of(int tensor, int microbatch, const StageRules& rules) {
   const std::tuple key(tensor, microbatch, static_cast<int>(rules.recompute), rules.optimizer_share,
                        static_cast<int>(rules.schedule), rules.warmup);
-  for (const auto& [known, columns] : columns_)
-    if (known == key) return *columns;
-  columns_.emplace_back(
-      key, std::make_unique<Columns>(request_, evaluator_.costs(tensor, microbatch), rules, small_));
-  return *columns_.back().second;
+  for (const auto& [known, cache] : caches_)
+    if (known == key) return *cache;
+  caches_.emplace_back(
+      key, std::make_unique<CompositionCache>(request_, evaluator_.costs(tensor, microbatch), rules, small_));
+  return *caches_.back().second;
 }
 
 // All counts while they are few; then only those that change somebody's micro-batches, thinned to an eighth
@@ -274,7 +275,7 @@ double Search::synchronisation(const CostTable& costs, const Composition& compos
   return std::max(0.0, 2 * bytes / stages / bandwidth - solution.sum / stages * 2 / 3);
 }
 
-double Search::estimate(Columns& columns, const Grouping& grouping, int microbatches, bool sharded) {
+double Search::estimate(CompositionCache& cache, const Grouping& grouping, int microbatches, bool sharded) {
   const int pipelines = grouping.pipelines();
   if (pipelines == 0 || pipelines > microbatches) return kInfinity;
   std::vector<PipelineRate> rates;
@@ -282,14 +283,14 @@ double Search::estimate(Columns& columns, const Grouping& grouping, int microbat
   // Replicas of every stage can stand side by side in one host. (Among few groups, who shares a host with
   // whom is left to the simulator.)
   bool inside_hosts = grouping.parts.size() == 1 || small_;
-  for (const NodeCosts& node : columns.solver().costs().nodes)
+  for (const NodeCosts& node : cache.solver().costs().nodes)
     inside_hosts = inside_hosts && (small_ || node.groups % pipelines == 0);
   for (const auto& [composition, copies] : grouping.parts) {
-    const StageSolution& solution = columns.quick(composition, std::max(1, microbatches / pipelines));
+    const StageSolution& solution = cache.estimate(composition, std::max(1, microbatches / pipelines));
     if (!solution.feasible) return kInfinity;
     rates.push_back({solution.sum, solution.longest, copies});
     if (pipelines > 1 && !inside_hosts)
-      exposed = std::max(exposed, synchronisation(columns.solver().costs(), composition, solution));
+      exposed = std::max(exposed, synchronisation(cache.solver().costs(), composition, solution));
   }
   const std::vector<int> counts = divide(rates, microbatches, extensions_.uneven_microbatches);
   if (counts.empty()) return kInfinity;
@@ -315,23 +316,23 @@ double Search::weight(const Grouping& grouping, const CostTable& costs) const {
   return score_of(request_, used, 1);
 }
 
-void Search::consider(Columns& columns, Grouping grouping, bool sharded) {
+void Search::consider(CompositionCache& cache, Grouping grouping, bool sharded) {
   if (grouping.parts.empty()) return;
-  const CostTable& costs = columns.solver().costs();
-  Sketch sketch{costs.tensor, costs.microbatch, columns.solver().rules(), sharded, std::move(grouping), 0};
-  sketch.estimate = estimate(columns, sketch.grouping, request_.batch / costs.microbatch, sharded);
+  const CostTable& costs = cache.solver().costs();
+  Sketch sketch{costs.tensor, costs.microbatch, cache.solver().rules(), sharded, std::move(grouping), 0};
+  sketch.estimate = estimate(cache, sketch.grouping, request_.batch / costs.microbatch, sharded);
   if (sketch.estimate == kInfinity) return;
-  if (!sketch.hopes()) usual_seconds_ = std::min(usual_seconds_, sketch.estimate);
+  if (!sketch.assumes_placement()) usual_seconds_ = std::min(usual_seconds_, sketch.estimate);
   sketch.estimate *= weight(sketch.grouping, costs);
-  if (!sketch.hopes()) best_estimate_ = std::min(best_estimate_, sketch.estimate);
+  if (!sketch.assumes_placement()) best_estimate_ = std::min(best_estimate_, sketch.estimate);
   if (sketch.estimate > (small_ ? 4 : 1.6) * best_estimate_) return;
   sketches_.push_back(std::move(sketch));
 }
 
 // The grouping as one integer program over compositions, each worth the micro-batches that it runs in the
 // time of the best estimate so far.
-void Search::consider_programs(Columns& columns, const Pool& pool, bool sharded, int fixed) {
-  const CostTable& costs = columns.solver().costs();
+void Search::consider_programs(CompositionCache& cache, const Pool& pool, bool sharded, int fixed) {
+  const CostTable& costs = cache.solver().costs();
   const size_t nodes = pool.groups.size();
   std::vector<Composition> candidates;
   Composition composition(nodes, 0);
@@ -366,7 +367,7 @@ void Search::consider_programs(Columns& columns, const Pool& pool, bool sharded,
     double power = 0;
     for (size_t n = 0; n < nodes; ++n) power += column[n] * pool.power[n];
     const double usual = std::max(1.0, usual_seconds_ == kInfinity ? 4.0 * stages : power * usual_seconds_);
-    const StageSolution& solution = columns.quick(column, static_cast<int>(std::min(usual, 1e6)));
+    const StageSolution& solution = cache.estimate(column, static_cast<int>(std::min(usual, 1e6)));
     if (!solution.feasible) continue;
     const double time = usual_seconds_ == kInfinity ? solution.seconds(4 * stages) : usual_seconds_;
     const double runs = (time - solution.sum) / solution.longest + 1;
@@ -375,16 +376,16 @@ void Search::consider_programs(Columns& columns, const Pool& pool, bool sharded,
     worth.push_back(runs);
   }
   if (kept.empty()) return;
-  consider(columns, choose_columns(pool, kept, worth, fixed), sharded);
+  consider(cache, choose_columns(pool, kept, worth, fixed), sharded);
 }
 
-void Search::explore(Columns& columns, const Pool& pool, bool sharded, int fixed) {
+void Search::explore(CompositionCache& cache, const Pool& pool, bool sharded, int fixed) {
   const int total = std::accumulate(pool.groups.begin(), pool.groups.end(), 0);
-  const CostTable& costs = columns.solver().costs();
+  const CostTable& costs = cache.solver().costs();
   if (total <= kSmall) {
     const size_t limit = small_ ? 20000 : 200;
     for (Grouping& grouping : all_groupings(pool, fixed, limit))
-      consider(columns, std::move(grouping), sharded);
+      consider(cache, std::move(grouping), sharded);
     if (small_) return;
   }
   std::vector<int> least;
@@ -393,13 +394,13 @@ void Search::explore(Columns& columns, const Pool& pool, bool sharded, int fixed
     int found = 0;
     for (int count = 1; count <= std::min({pool.groups[n], costs.layers, 64}) && found == 0; ++count) {
       alone[n] = count;
-      if (columns.quick(alone, 2 * count).feasible) found = count;
+      if (cache.estimate(alone, 2 * count).feasible) found = count;
     }
     least.push_back(found);
   }
-  consider(columns, spread_evenly(pool, fixed), sharded);
-  consider(columns, level_power(pool, fixed), sharded);
-  if (extensions_.uneven_microbatches) consider(columns, keep_apart(pool, fixed, least), sharded);
+  consider(cache, spread_evenly(pool, fixed), sharded);
+  consider(cache, level_power(pool, fixed), sharded);
+  if (extensions_.uneven_microbatches) consider(cache, keep_apart(pool, fixed, least), sharded);
 }
 
 void Search::explore(int tensor, int microbatch) {
@@ -441,26 +442,27 @@ void Search::explore(int tensor, int microbatch) {
           int divisor = 1;
           while (sharded && divisor * 2 <= pipelines && divisor < 32) divisor *= 2;
           rules.optimizer_share = 1.0 / divisor;
-          explore(columns_of(tensor, microbatch, rules), pool, sharded, pipelines);
+          explore(cache_of(tensor, microbatch, rules), pool, sharded, pipelines);
           // Placed state may leave a stage none at all; place_optimizer and the simulator say whether it
           // works out.
           if (!sharded || !extensions_.placed_optimizer || (!small_ && best_estimate_ < kInfinity)) continue;
           for (const double part : {0.6, 0.3, 0.0}) {
             rules.optimizer_share = part / divisor;
-            explore(columns_of(tensor, microbatch, rules), pool, sharded, pipelines);
+            explore(cache_of(tensor, microbatch, rules), pool, sharded, pipelines);
           }
         }
         if (!small_ && extensions_.uneven_microbatches) {
           rules.optimizer_share = sharded ? 0.25 : 1;
-          Columns& columns = columns_of(tensor, microbatch, rules);
-          consider_programs(columns, pool, sharded, 0);
+          CompositionCache& cache = cache_of(tensor, microbatch, rules);
+          consider_programs(cache, pool, sharded, 0);
         }
       }
   }
 }
 
 // With the order of each composition that comes `rank`-th; nothing when none has so many.
-std::vector<PipelineDraft> Search::draft(Columns& columns, const Sketch& sketch, size_t limit, size_t rank) {
+std::vector<PipelineDraft> Search::draft(CompositionCache& cache, const Sketch& sketch, size_t limit,
+                                         size_t rank) {
   const int microbatches = request_.batch / sketch.microbatch, pipelines = sketch.grouping.pipelines();
   std::vector<int> guess(static_cast<size_t>(pipelines), std::max(1, microbatches / pipelines));
   std::vector<PipelineDraft> drafts;
@@ -470,7 +472,7 @@ std::vector<PipelineDraft> Search::draft(Columns& columns, const Sketch& sketch,
     size_t p = 0;
     bool enough = false;
     for (const auto& [composition, copies] : sketch.grouping.parts) {
-      const std::vector<PipelineDraft>& orders = columns.thorough(composition, guess[p], limit);
+      const std::vector<PipelineDraft>& orders = cache.solve(composition, guess[p], limit);
       if (orders.empty()) return {};
       enough = enough || rank < orders.size();
       const PipelineDraft& best = orders[std::min(rank, orders.size() - 1)];
@@ -491,8 +493,8 @@ std::vector<PipelineDraft> Search::draft(Columns& columns, const Sketch& sketch,
 Candidate Search::refine(const Sketch& sketch) {
   Candidate best;
   best.score = kInfinity;
-  Columns& columns = columns_of(sketch.tensor, sketch.microbatch, sketch.rules);
-  const CostTable& costs = columns.solver().costs();
+  CompositionCache& cache = cache_of(sketch.tensor, sketch.microbatch, sketch.rules);
+  const CostTable& costs = cache.solver().costs();
   bool choice = false;  // whether hosts can be chosen in more than one way
   for (size_t n = 0; n < request_.cluster.nodes.size(); ++n)
     choice = choice || (request_.cluster.nodes[n].hosts.size() > 1 && costs.nodes[n].groups > 1);
@@ -500,7 +502,7 @@ Candidate Search::refine(const Sketch& sketch) {
     const bool packed = variant % 2 == 0;
     if (!packed && !choice) continue;
     const std::vector<PipelineDraft> drafts =
-        draft(columns, sketch, small_ ? kManyOrders : kFewOrders, variant / 2);
+        draft(cache, sketch, small_ ? kManyOrders : kFewOrders, variant / 2);
     if (drafts.empty()) break;
     Layout layout = make_layout(request_, costs, drafts, packed);
     layout.schedule = sketch.rules.schedule;
@@ -569,7 +571,7 @@ void Search::run() {
   const size_t most = small_ ? 2000 : groups <= 128 ? 400 : 24, each = small_ ? 1000 : groups <= 128 ? 40 : 6;
   std::map<std::pair<int, int>, size_t> taken;
   std::map<std::tuple<int, int, int, double>, size_t> taken_pipelines;
-  std::vector<Candidate> candidates, misfits;
+  std::vector<Candidate> candidates, infeasible;
   size_t refined = 0;
   for (const Sketch& sketch : sketches_) {
     size_t& count = taken[{sketch.tensor, sketch.microbatch}];
@@ -584,7 +586,7 @@ void Search::run() {
     if (candidate.feasible())
       candidates.push_back(std::move(candidate));
     else if (!candidate.layout.pipelines.empty())
-      misfits.push_back(std::move(candidate));
+      infeasible.push_back(std::move(candidate));
   }
   std::stable_sort(candidates.begin(), candidates.end(),
                    [](const Candidate& a, const Candidate& b) { return a.score < b.score; });
@@ -605,7 +607,7 @@ void Search::run() {
       candidate = evaluator_.simulate(std::move(candidate.layout), policy_);
       evaluator_.submit(candidate);
     }
-    for (Candidate& misfit : misfits) evaluator_.submit(misfit);
+    for (Candidate& candidate : infeasible) evaluator_.submit(candidate);
   }
   const size_t starts = small_ ? 40 : groups <= 128 ? 5 : 2;
   if (extensions_.local_search) {
@@ -619,11 +621,11 @@ void Search::run() {
       candidates[i] = std::move(better);
     }
     // Moves may also make a plan fit; worth it while no other does, or where it costs little.
-    for (size_t i = 0; i < std::min(starts, misfits.size()); ++i) {
+    for (size_t i = 0; i < std::min(starts, infeasible.size()); ++i) {
       if (!small_ && evaluator_.best().feasible()) break;
-      Candidate mended = improve(evaluator_, std::move(misfits[i]), extensions_, budget);
-      evaluator_.submit(mended);
-      if (mended.feasible()) candidates.push_back(std::move(mended));
+      Candidate repaired = improve(evaluator_, std::move(infeasible[i]), extensions_, budget);
+      evaluator_.submit(repaired);
+      if (repaired.feasible()) candidates.push_back(std::move(repaired));
     }
     if (small_) {
       search_jointly(evaluator_, extensions_, policy_, kJointBudget);
@@ -639,9 +641,9 @@ void Search::run() {
 }
 
 // Moves on one layout. Each returns whether it was possible; the simulator decides whether it was good.
-class Mover {
+class LocalSearch {
  public:
-  Mover(Evaluator& evaluator, const Extensions& extensions, Candidate& best, int64_t budget)
+  LocalSearch(Evaluator& evaluator, const Extensions& extensions, Candidate& best, int64_t budget)
       : evaluator_(evaluator),
         extensions_(extensions),
         best_(best),
@@ -650,7 +652,7 @@ class Mover {
     size_t stages = 0;
     for (const PipelineLayout& pipeline : best.layout.pipelines) stages += pipeline.stages.size();
     many_ = stages > kSmall;
-    estimates_ = many_ || costs_.layers > kShallow;
+    estimates_first_ = many_ || costs_.layers > kShallow;
   }
 
   void run() {
@@ -676,9 +678,9 @@ class Mover {
   bool attempt(Layout layout) {
     if (budget_ <= 0) return false;
     if (many_ && can_prune(layout)) return false;
-    if (estimates_) budget_ -= costs_.layers * static_cast<int64_t>(layout.pipelines.size());
+    if (estimates_first_) budget_ -= costs_.layers * static_cast<int64_t>(layout.pipelines.size());
     if (layout.sharded_optimizer && extensions_.placed_optimizer) place_optimizer(layout, costs_);
-    if (estimates_ && best_.simulation.fits && evaluator_.estimate(layout, {}).score >= best_.score)
+    if (estimates_first_ && best_.simulation.fits && evaluator_.estimate(layout, {}).score >= best_.score)
       return false;
     for (const PipelineLayout& pipeline : layout.pipelines)
       budget_ -= pipeline.microbatches * static_cast<int64_t>(pipeline.stages.size()) + costs_.layers;
@@ -877,8 +879,8 @@ class Mover {
   const Extensions& extensions_;
   Candidate& best_;
   int64_t budget_;
-  bool many_ = false;       // stages: moves are sieved by the bound before they are simulated
-  bool estimates_ = false;  // without contention, before moves are simulated
+  bool many_ = false;             // stages: moves are sieved by the bound before they are simulated
+  bool estimates_first_ = false;  // without contention, before moves are simulated
   const CostTable& costs_;
   std::unique_ptr<StageSolver> solver_;
 };
@@ -977,7 +979,7 @@ Layout make_layout(const Request& request, const CostTable& costs, const std::ve
 }
 
 Candidate improve(Evaluator& evaluator, Candidate candidate, const Extensions& extensions, int64_t budget) {
-  Mover(evaluator, extensions, candidate, budget).run();
+  LocalSearch(evaluator, extensions, candidate, budget).run();
   return candidate;
 }
 
