@@ -456,7 +456,7 @@ int simulate_graph(lua_State* L) {  // graph, {plan, events, ... as request_at}
   lua_pop(L, 1);
   const auto problems = validate(plan, subject_of(graph, request.batch));
   if (!problems.empty()) fail_usage("the plan cannot be run:\n  {}", fmt::join(problems, "\n  "));
-  const planner::Layout layout = planner::to_layout(plan, request.cluster);
+  const planner::PlanLayout layout = planner::to_layout(plan, request.cluster);
   std::set<Shares> divisions;
   for (const Pipeline& pipeline : plan.pipelines)
     for (const Stage& stage : pipeline.stages) divisions.insert(tensor_shares(plan, stage));

@@ -17,7 +17,7 @@ namespace het::planner {
 namespace {
 
 // Why a device of a stage has what it has, the strongest reason first. `costs` and `free`: of the device.
-std::string reason(const CostTable& costs, double free, const Layout& layout, const StageUse& use,
+std::string reason(const CostTable& costs, double free, const PlanLayout& layout, const StageUse& use,
                    const std::vector<StageLayout>& chunks, double busiest, double pipeline_seconds) {
   const PipelineLayout& pipeline = layout.pipelines[static_cast<size_t>(use.pipeline)];
   const auto count = static_cast<int>(chunks.size());
@@ -55,7 +55,7 @@ std::string reason(const CostTable& costs, double free, const Layout& layout, co
 std::vector<DeviceReport> devices_of(const Request& request, const Planned& planned, CostTables& tables,
                                      const StageUse& use, const std::vector<StageLayout>& chunks,
                                      double busiest) {
-  const Layout& layout = planned.best.layout;
+  const PlanLayout& layout = planned.best.layout;
   const Simulation& simulation = planned.best.simulation;
   const Stage& stage =
       planned.plan.pipelines[static_cast<size_t>(use.pipeline)].stages[static_cast<size_t>(use.stage)];
@@ -127,7 +127,7 @@ std::string show_bandwidth(double bytes_per_second) {
 
 PlanReport explain(const Request& request, const Planned& planned) {
   HET_REQUIRE(planned.feasible);
-  const Layout& layout = planned.best.layout;
+  const PlanLayout& layout = planned.best.layout;
   const Simulation& simulation = planned.best.simulation;
   CostTables tables(request.cluster, request.model, request.profile, layout.microbatch);
   const CostTable& costs = tables.with_links(layout.tensor);

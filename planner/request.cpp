@@ -196,7 +196,7 @@ const CostTable& Evaluator::compute_costs(int tensor, int microbatch) {
       .first->second;
 }
 
-Candidate Evaluator::run(Layout layout, std::string_view origin, const SimulateOptions& options) {
+Candidate Evaluator::run(PlanLayout layout, std::string_view origin, const SimulateOptions& options) {
   Candidate candidate;
   candidate.simulation = entry(layout.tensor, layout.microbatch).simulator->run(layout, options);
   candidate.layout = std::move(layout);
@@ -226,27 +226,27 @@ void Evaluator::remember(const Candidate& candidate) {
   while (far(near_.back().candidate.score)) near_.pop_back();
 }
 
-Candidate Evaluator::simulate(Layout layout, std::string_view origin) {
+Candidate Evaluator::simulate(PlanLayout layout, std::string_view origin) {
   ++simulations_;
   Candidate candidate = run(std::move(layout), origin, {});
   if (migration_ && candidate.feasible()) remember(candidate);
   return candidate;
 }
 
-Candidate Evaluator::estimate(Layout layout, std::string_view origin) {
+Candidate Evaluator::estimate(PlanLayout layout, std::string_view origin) {
   SimulateOptions options;
   options.contention = false;
   return run(std::move(layout), origin, options);
 }
 
-Simulation Evaluator::details(const Layout& layout) {
+Simulation Evaluator::details(const PlanLayout& layout) {
   SimulateOptions options;
   options.details = true;
   return entry(layout.tensor, layout.microbatch).simulator->run(layout, options);
 }
 
 // Layers of its stages' device types whose times were measured at its degree and size, as a share of all.
-double Evaluator::measured_share(const Layout& layout) {
+double Evaluator::measured_share(const PlanLayout& layout) {
   const CostTable& table = costs(layout.tensor, layout.microbatch);
   double measured = 0, stages = 0;
   for (const PipelineLayout& pipeline : layout.pipelines)
@@ -288,7 +288,7 @@ std::vector<Candidate> Evaluator::bests() const {
   return found;
 }
 
-double score_of(const Request& request, const Layout& layout, double seconds) {
+double score_of(const Request& request, const PlanLayout& layout, double seconds) {
   if (request.objective == Objective::time) return seconds;
   std::set<std::pair<int, int>> hosts;
   for (const PipelineLayout& pipeline : layout.pipelines)
@@ -380,7 +380,7 @@ double bound_of(const Request& request, Evaluator& evaluator, const Sizes& sizes
 
 }  // namespace
 
-double lower_bound_seconds(const Request& request, Evaluator& evaluator, const Layout* given) {
+double lower_bound_seconds(const Request& request, Evaluator& evaluator, const PlanLayout* given) {
   const bool any_shares = given != nullptr && !given->groups.empty();
   std::vector<int> degrees = tensor_degrees(request);
   if (given != nullptr) {

@@ -68,7 +68,7 @@ std::vector<int> tensor_degrees(const Request& request);
 std::vector<int> microbatch_sizes(const Request& request);
 
 struct Candidate {
-  Layout layout;
+  PlanLayout layout;
   Simulation simulation;
   double score = 0;    // of the objective; infinite when it does not fit
   std::string origin;  // which part of which policy found it
@@ -84,11 +84,11 @@ class Evaluator {
   const CostTable& costs(int tensor, int microbatch);
   // Of what devices compute, without the collectives of a tensor-parallel group (make_compute_costs).
   const CostTable& compute_costs(int tensor, int microbatch);
-  Candidate simulate(Layout layout, std::string_view origin);
+  Candidate simulate(PlanLayout layout, std::string_view origin);
   // The same without contention between transfers: many times faster, as a rule no more seconds than
   // simulate() gives. Do not submit what it returns.
-  Candidate estimate(Layout layout, std::string_view origin);
-  Simulation details(const Layout& layout);  // with Simulation::stages
+  Candidate estimate(PlanLayout layout, std::string_view origin);
+  Simulation details(const PlanLayout& layout);  // with Simulation::stages
   // Keeps the candidate when it is better than the best so far: by its score; of equal scores the one that
   // takes less time, then the one whose times were measured in more layers.
   bool submit(Candidate candidate);
@@ -122,13 +122,13 @@ class Evaluator {
     std::optional<double> least_seconds;
   };
   Entry& entry(int tensor, int microbatch);
-  Candidate run(Layout layout, std::string_view origin, const SimulateOptions& options);
+  Candidate run(PlanLayout layout, std::string_view origin, const SimulateOptions& options);
 
   const Request& request_;
   std::map<std::pair<int, int>, std::unique_ptr<Entry>> entries_;
   std::map<std::pair<int, int>, CostTable> compute_;
   void remember(const Candidate& candidate);
-  double measured_share(const Layout& layout);
+  double measured_share(const PlanLayout& layout);
   bool wins(const Candidate& a, const Candidate& b);  // both fit
 
   Candidate best_, nearest_;
@@ -138,13 +138,13 @@ class Evaluator {
   std::vector<Near> near_;
 };
 
-double score_of(const Request& request, const Layout& layout, double seconds);
+double score_of(const Request& request, const PlanLayout& layout, double seconds);
 
 // No plan of this request takes less time, whatever its micro-batch size (of those that the request names; if
 // it names none, of all that divide the batch): each layer's work on each node at that node's best degree and
 // size, divided freely over all devices (a linear program); and one micro-batch through the whole model,
 // forward and backward to its input.
 // With a layout that is `given`, plans of its degrees count, too; where it has groups, plans of any shares.
-double lower_bound_seconds(const Request& request, Evaluator& evaluator, const Layout* given = nullptr);
+double lower_bound_seconds(const Request& request, Evaluator& evaluator, const PlanLayout* given = nullptr);
 
 }  // namespace het::planner

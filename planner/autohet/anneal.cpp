@@ -35,7 +35,7 @@ class Annealer {
     options_.contention = false;
   }
 
-  Layout run(Layout start, int64_t steps) {
+  PlanLayout run(PlanLayout start, int64_t steps) {
     best_ = now_ = std::move(start);
     free_groups();
     double now = score(now_), best = now;
@@ -43,7 +43,7 @@ class Annealer {
     for (int64_t step = 0; step < steps; ++step) {
       const double heat =
           kHot * std::pow(kCold / kHot, static_cast<double>(step) / static_cast<double>(steps));
-      Layout next = now_;
+      PlanLayout next = now_;
       if (!move(next)) continue;
       if (next.sharded_optimizer && extensions_.placed_optimizer) place_optimizer(next, costs_);
       const double then = score(next);
@@ -63,7 +63,7 @@ class Annealer {
  private:
   using Stages = std::vector<StageLayout>;
 
-  static size_t stages(const Layout& layout) {
+  static size_t stages(const PlanLayout& layout) {
     size_t count = 0;
     for (const PipelineLayout& pipeline : layout.pipelines) count += pipeline.stages.size();
     return count;
@@ -74,7 +74,7 @@ class Annealer {
     return std::min(static_cast<size_t>(uniform() * static_cast<double>(count)), count - 1);
   }
 
-  double score(const Layout& layout) {
+  double score(const PlanLayout& layout) {
     const Simulation simulation = simulator_.run(layout, options_);
     return simulation.fits ? score_of(request_, layout, simulation.seconds) : kInfinity;
   }
@@ -92,7 +92,7 @@ class Annealer {
           free_.emplace_back(n, h);
   }
 
-  bool move(Layout& layout) {
+  bool move(PlanLayout& layout) {
     const double kind = uniform();
     if (layout.chunks > 1)
       return kind < 0.4 ? move_layer(layout) : kind < 0.7 ? exchange_groups(layout) : move_rounds(layout);
@@ -109,9 +109,9 @@ class Annealer {
     return solve_all(layout);
   }
 
-  PipelineLayout& any(Layout& layout) { return layout.pipelines[below(layout.pipelines.size())]; }
+  PipelineLayout& any(PlanLayout& layout) { return layout.pipelines[below(layout.pipelines.size())]; }
 
-  bool move_layer(Layout& layout) {
+  bool move_layer(PlanLayout& layout) {
     Stages& stages = any(layout).stages;
     if (stages.size() < 2) return false;
     const size_t a = below(stages.size()), b = below(stages.size());
@@ -122,7 +122,7 @@ class Annealer {
     return true;
   }
 
-  bool move_microbatch(Layout& layout) {
+  bool move_microbatch(PlanLayout& layout) {
     if (!extensions_.uneven_microbatches) return false;
     PipelineLayout &a = any(layout), &b = any(layout);
     const int count = 1 + static_cast<int>(below(2));
@@ -133,7 +133,7 @@ class Annealer {
   }
 
   // Interleaved stages need as many micro-batches as a multiple of the pipeline's groups.
-  bool move_rounds(Layout& layout) {
+  bool move_rounds(PlanLayout& layout) {
     if (!extensions_.uneven_microbatches) return false;
     PipelineLayout &a = any(layout), &b = any(layout);
     const int chunks = layout.chunks;
@@ -145,7 +145,7 @@ class Annealer {
     return true;
   }
 
-  bool exchange_groups(Layout& layout) {
+  bool exchange_groups(PlanLayout& layout) {
     PipelineLayout &p = any(layout), &q = any(layout);
     const auto chunks = static_cast<size_t>(layout.chunks);
     const size_t in_p = p.stages.size() / chunks, in_q = q.stages.size() / chunks;
@@ -162,21 +162,21 @@ class Annealer {
     return &p == &q || (solve(layout, q) && (chunks > 1 || rebalance(layout)));
   }
 
-  bool move_group(Layout& layout) {
+  bool move_group(PlanLayout& layout) {
     PipelineLayout &p = any(layout), &q = any(layout);
     if (&p == &q || p.stages.size() < 2) return false;
     insert(q.stages, take(p.stages));
     return solve(layout, p) && solve(layout, q) && rebalance(layout);
   }
 
-  bool move_stage(Layout& layout) {
+  bool move_stage(PlanLayout& layout) {
     PipelineLayout& p = any(layout);
     if (p.stages.size() < 2) return false;
     insert(p.stages, take(p.stages));
     return solve(layout, p);
   }
 
-  bool split_pipeline(Layout& layout) {
+  bool split_pipeline(PlanLayout& layout) {
     PipelineLayout& p = any(layout);
     if (p.stages.size() < 2 || p.microbatches < 2) return false;
     PipelineLayout other;
@@ -190,7 +190,7 @@ class Annealer {
     return solve_all(layout);
   }
 
-  bool merge_pipelines(Layout& layout) {
+  bool merge_pipelines(PlanLayout& layout) {
     const size_t p = below(layout.pipelines.size()), q = below(layout.pipelines.size());
     if (p == q) return false;
     PipelineLayout& into = layout.pipelines[p];
@@ -201,7 +201,7 @@ class Annealer {
   }
 
   // A group that is idle joins a pipeline, or is one.
-  bool hire(Layout& layout) {
+  bool hire(PlanLayout& layout) {
     if (free_.empty()) return false;
     const auto [node, host] = free_[below(free_.size())];
     StageLayout stage;
@@ -216,7 +216,7 @@ class Annealer {
     return solve_all(layout);
   }
 
-  bool dismiss(Layout& layout) {
+  bool dismiss(PlanLayout& layout) {
     const size_t p = below(layout.pipelines.size());
     if (layout.pipelines[p].stages.size() > 1) {
       take(layout.pipelines[p].stages);
@@ -227,7 +227,7 @@ class Annealer {
     return solve_all(layout);
   }
 
-  bool change_schedule(Layout& layout) {
+  bool change_schedule(PlanLayout& layout) {
     if (layout.pipelines.size() > 1 && uniform() < 0.5) {
       layout.sharded_optimizer = !layout.sharded_optimizer;
       for (PipelineLayout& pipeline : layout.pipelines)
@@ -252,7 +252,7 @@ class Annealer {
   }
 
   // Layers of one pipeline anew.
-  bool solve(const Layout& layout, PipelineLayout& pipeline) {
+  bool solve(const PlanLayout& layout, PipelineLayout& pipeline) {
     StageRules rules;
     rules.schedule = layout.schedule;
     rules.warmup = layout.warmup;
@@ -280,13 +280,13 @@ class Annealer {
     return true;
   }
 
-  bool solve_all(Layout& layout) {
+  bool solve_all(PlanLayout& layout) {
     for (PipelineLayout& pipeline : layout.pipelines)
       if (!solve(layout, pipeline)) return false;
     return rebalance(layout);
   }
 
-  bool rebalance(Layout& layout) {
+  bool rebalance(PlanLayout& layout) {
     return balance(layout, costs_, request_.batch / layout.microbatch, extensions_.uneven_microbatches);
   }
 
@@ -303,14 +303,14 @@ class Annealer {
   SimulateOptions options_;
   PhiloxKey key_;
   uint64_t draws_ = 0;
-  Layout now_, best_;
+  PlanLayout now_, best_;
   std::vector<std::pair<int, int>> free_;  // (node, host) of each idle group
   std::map<std::tuple<int, int, double>, std::unique_ptr<Known>> solvers_;
 };
 
 // What a step costs, in units of about a nanosecond: the gradients of every layer of every pipeline, one or
 // two pipelines run again, and the rest.
-double cost_of_step(const Layout& layout, int layers) {
+double cost_of_step(const PlanLayout& layout, int layers) {
   double operations = 0;
   for (const PipelineLayout& pipeline : layout.pipelines)
     operations += 2.0 * pipeline.microbatches * static_cast<double>(pipeline.stages.size());
@@ -335,10 +335,10 @@ void anneal_plans(Evaluator& evaluator, const Extensions& extensions, std::strin
     tables.reserve(count);
     for (const Candidate& start : starts)
       tables.push_back(&evaluator.costs(start.layout.tensor, start.layout.microbatch));
-    std::vector<Layout> found(count);
+    std::vector<PlanLayout> found(count);
     parallel_parts(static_cast<int64_t>(count), [&](int64_t part) {
       const auto i = static_cast<size_t>(part);
-      const Layout& start = starts[i].layout;
+      const PlanLayout& start = starts[i].layout;
       const double steps = kWork / static_cast<double>(count) / cost_of_step(start, tables[i]->layers);
       found[i] = start;
       if (steps >= kFewest)

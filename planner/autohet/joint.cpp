@@ -168,7 +168,7 @@ class Joint {
   void submit() {
     std::vector<PipelineDraft> drafts;
     for (size_t p = 0; p < options_.size(); ++p) drafts.push_back((*options_[p])[picked_[p]].draft);
-    Layout layout = make_layout(request_, costs_, drafts, true);
+    PlanLayout layout = make_layout(request_, costs_, drafts, true);
     layout.sharded_optimizer = sharded_;
     if (sharded_ && extensions_.placed_optimizer && !place_optimizer(layout, costs_)) return;
     --budget_;

@@ -56,7 +56,7 @@ class Mixer {
 
  private:
   struct Idea {
-    Layout layout;
+    PlanLayout layout;
     double bound = 0;
   };
 
@@ -82,7 +82,7 @@ class Mixer {
   }
 
   // All moves on a layout; of pipelines that are alike on one.
-  void propose(const Layout& from) {
+  void propose(const PlanLayout& from) {
     const std::map<DevicePlace, int> idle = idle_devices(from);
     std::set<std::vector<int>> seen;
     for (size_t p = 0; p < from.pipelines.size(); ++p) {
@@ -119,7 +119,7 @@ class Mixer {
     }
   }
 
-  std::map<DevicePlace, int> idle_devices(const Layout& layout) const {
+  std::map<DevicePlace, int> idle_devices(const PlanLayout& layout) const {
     std::map<DevicePlace, int> idle;
     for (int n = 0; n < static_cast<int>(request_.cluster.nodes.size()); ++n)
       for (int h = 0; h < static_cast<int>(request_.cluster.nodes[static_cast<size_t>(n)].hosts.size()); ++h)
@@ -132,8 +132,9 @@ class Mixer {
   }
 
   // `count` stages of a pipeline from `at` on become stages with these devices; their layers are cut anew.
-  void replace(const Layout& from, size_t p, size_t at, size_t count, const std::vector<Places>& devices) {
-    Layout layout = from;
+  void replace(const PlanLayout& from, size_t p, size_t at, size_t count,
+               const std::vector<Places>& devices) {
+    PlanLayout layout = from;
     auto& stages = layout.pipelines[p].stages;
     if (static_cast<int>(stages.size() - count + devices.size()) > request_.model.count()) return;
     const auto begin = stages.begin() + static_cast<std::ptrdiff_t>(at);
@@ -155,7 +156,7 @@ class Mixer {
   }
 
   // Shares in whole key-value heads, such that the slowest device is as fast as can be.
-  bool give(Layout& layout, StageLayout& stage, Places places) {
+  bool give(PlanLayout& layout, StageLayout& stage, Places places) {
     const size_t degree = places.size();
     const int units = request_.model.kv_heads;
     if (static_cast<int>(degree) > units) return false;
@@ -195,14 +196,14 @@ class Mixer {
   }
 
   // Groups that no stage names any more go.
-  static void compact(Layout& layout) {
+  static void compact(PlanLayout& layout) {
     const std::vector<TensorGroup> before = std::exchange(layout.groups, {});
     for (PipelineLayout& pipeline : layout.pipelines)
       for (StageLayout& stage : pipeline.stages)
         if (stage.group >= 0) set_group(layout, stage, before[static_cast<size_t>(stage.group)]);
   }
 
-  StageCosts costs_of(const Layout& layout, const StageLayout& stage) {
+  StageCosts costs_of(const PlanLayout& layout, const StageLayout& stage) {
     const int microbatch = layout.microbatch;
     const CostTable& table = evaluator_.costs(layout.tensor, microbatch);
     StageCosts costs;
@@ -231,7 +232,7 @@ class Mixer {
 
   // The cut of a pipeline's layers whose longest stage is shortest, and of those one whose sum is; recompute
   // where memory asks for it. False where nothing fits.
-  bool cut(Layout& layout, size_t p) {
+  bool cut(PlanLayout& layout, size_t p) {
     PipelineLayout& pipeline = layout.pipelines[p];
     const int layers = request_.model.count(), stages = static_cast<int>(pipeline.stages.size());
     const double share = layout.sharded_optimizer ? 1.0 / static_cast<double>(layout.pipelines.size()) : 1;
@@ -278,7 +279,7 @@ class Mixer {
     return true;
   }
 
-  PipelineRate rate(const Layout& layout, const PipelineLayout& pipeline) {
+  PipelineRate rate(const PlanLayout& layout, const PipelineLayout& pipeline) {
     PipelineRate rate;
     for (const StageLayout& stage : pipeline.stages) {
       const double seconds =
@@ -289,7 +290,7 @@ class Mixer {
     return rate;
   }
 
-  bool rebalance(Layout& layout) {
+  bool rebalance(PlanLayout& layout) {
     std::vector<PipelineRate> rates;
     for (const PipelineLayout& pipeline : layout.pipelines) rates.push_back(rate(layout, pipeline));
     const std::vector<int> counts = balance_microbatches(rates, request_.batch / layout.microbatch);
@@ -298,7 +299,7 @@ class Mixer {
     return true;
   }
 
-  double bound_of(const Layout& layout) {
+  double bound_of(const PlanLayout& layout) {
     double longest = 0;
     for (const PipelineLayout& pipeline : layout.pipelines) {
       const PipelineRate of = rate(layout, pipeline);

@@ -49,7 +49,7 @@ std::vector<Part> parts_of(const Request& request) {
 
 // The best plan of a part, told in the nodes of the whole.
 void submit_best(Evaluator& evaluator, const PartPlans& part) {
-  Layout layout = part.evaluator.best().layout;
+  PlanLayout layout = part.evaluator.best().layout;
   for (PipelineLayout& pipeline : layout.pipelines)
     for (StageLayout& stage : pipeline.stages) stage.node = part.node_of[static_cast<size_t>(stage.node)];
   evaluator.submit(evaluator.simulate(std::move(layout), "auto, without some devices"));

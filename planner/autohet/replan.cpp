@@ -18,7 +18,7 @@ constexpr size_t kStarts = 6;          // repaired plans that are improved
 constexpr size_t kManyMoves = 40'000;  // above this many moves of a layer only neighbours exchange layers
 
 // What there is beside pipelines of several stages.
-void settle_schedule(Layout& layout) {
+void settle_schedule(PlanLayout& layout) {
   size_t longest = 0;
   for (const PipelineLayout& pipeline : layout.pipelines)
     longest = std::max(longest, pipeline.stages.size() / static_cast<size_t>(layout.chunks));
@@ -32,7 +32,7 @@ class Repairer {
   Repairer(Evaluator& evaluator, int microbatch)
       : evaluator_(evaluator), request_(evaluator.request()), old_(*request_.old), microbatch_(microbatch) {}
 
-  std::vector<Layout> run() {
+  std::vector<PlanLayout> run() {
     const std::vector<int> degrees = tensor_degrees(request_);
     if (std::find(degrees.begin(), degrees.end(), old_.tensor) == degrees.end() || old_.chunks != 1)
       return {};
@@ -49,7 +49,7 @@ class Repairer {
     for (const bool split : {false, true}) shorten(broken, split);
     for (size_t repaired = 1; repaired <= broken.size(); ++repaired) repair(broken, repaired);
     const size_t plain = layouts_.size();
-    for (size_t i = 0; i < plain; ++i) use_free(Layout(layouts_[i]));
+    for (size_t i = 0; i < plain; ++i) use_free(PlanLayout(layouts_[i]));
     return std::move(layouts_);
   }
 
@@ -88,7 +88,7 @@ class Repairer {
     }
   }
 
-  Free free_beside(const Layout& layout) const {
+  Free free_beside(const PlanLayout& layout) const {
     Free free;
     for (int n = 0; n < static_cast<int>(request_.cluster.nodes.size()); ++n)
       for (int h = 0; h < static_cast<int>(request_.cluster.nodes[static_cast<size_t>(n)].hosts.size()); ++h)
@@ -99,8 +99,8 @@ class Repairer {
     return free;
   }
 
-  Layout empty() const {
-    Layout layout;
+  PlanLayout empty() const {
+    PlanLayout layout;
     layout.tensor = old_.tensor;
     layout.microbatch = microbatch_;
     layout.schedule = old_.schedule == Schedule::interleaved ? Schedule::one_f_one_b : old_.schedule;
@@ -110,7 +110,7 @@ class Repairer {
   }
 
   // As it is and with micro-batches divided anew.
-  void add(Layout layout) {
+  void add(PlanLayout layout) {
     const int total = request_.batch / microbatch_;
     if (layout.pipelines.empty() || static_cast<int>(layout.pipelines.size()) > total) return;
     if (layout.pipelines.size() == 1) layout.sharded_optimizer = false;
@@ -123,7 +123,7 @@ class Repairer {
 
  public:
   // Micro-batches for the pipelines as they are; false when it cannot be.
-  static bool balance(Evaluator& evaluator, Layout& layout) {
+  static bool balance(Evaluator& evaluator, PlanLayout& layout) {
     return planner::balance(layout, evaluator.costs(layout.tensor, layout.microbatch),
                             evaluator.request().batch / layout.microbatch,
                             evaluator.request().extensions.uneven_microbatches);
@@ -131,7 +131,7 @@ class Repairer {
 
  private:
   void drop(const std::vector<size_t>& broken) {
-    Layout layout = empty();
+    PlanLayout layout = empty();
     for (size_t p = 0; p < pipelines_.size(); ++p)
       if (std::find(broken.begin(), broken.end(), p) == broken.end())
         layout.pipelines.push_back(pipelines_[p].layout);
@@ -142,7 +142,7 @@ class Repairer {
   // before it all or half of them; or all layers are cut anew.
   void shorten(const std::vector<size_t>& broken, bool split) {
     if (broken.empty()) return;
-    Layout taken = empty(), cut = empty();
+    PlanLayout taken = empty(), cut = empty();
     StageRules rules;
     rules.optimizer_share = old_.sharded_optimizer ? 1.0 / static_cast<double>(pipelines_.size()) : 1;
     StageSolver solver(evaluator_.costs(old_.tensor, microbatch_), rules);
@@ -179,7 +179,7 @@ class Repairer {
   // The first `repaired` of the broken pipelines get free groups for their lost stages, of the lost one's
   // neighbours' node where there is one; the others are dropped, and their groups are free.
   void repair(const std::vector<size_t>& broken, size_t repaired) {
-    Layout layout = empty();
+    PlanLayout layout = empty();
     std::vector<std::vector<size_t>> missing;  // of each pipeline of the layout, stages
     for (size_t p = 0; p < pipelines_.size(); ++p) {
       const auto at = std::find(broken.begin(), broken.end(), p);
@@ -189,7 +189,7 @@ class Repairer {
       for (size_t s = 0; s < pipelines_[p].alive.size(); ++s)
         if (!pipelines_[p].alive[s]) missing.back().push_back(s);
     }
-    Layout placed = layout;
+    PlanLayout placed = layout;
     for (size_t p = 0; p < missing.size(); ++p)
       for (size_t i = missing[p].size(); i-- > 0;)
         placed.pipelines[p].stages.erase(placed.pipelines[p].stages.begin() +
@@ -210,7 +210,7 @@ class Repairer {
   }
 
   // Free groups as a pipeline of their own, or one after the other into the pipelines that are there.
-  void use_free(const Layout& from) {
+  void use_free(const PlanLayout& from) {
     const Free free = free_beside(from);
     size_t count = 0;
     for (const auto& [place, groups] : free) count += static_cast<size_t>(groups);
@@ -230,7 +230,7 @@ class Repairer {
       for (int g = 0; g < groups; ++g) all.stages.push_back({place.first, place.second, 0, 0, false, 1});
     for (size_t stages = 1; stages <= all.stages.size();
          ++stages) {  // as many pipelines as can be of so many
-      Layout layout = from;
+      PlanLayout layout = from;
       for (size_t first = 0; first + stages <= all.stages.size(); first += stages) {
         PipelineLayout own{all.microbatches, {}};
         own.stages.assign(all.stages.begin() + static_cast<std::ptrdiff_t>(first),
@@ -242,7 +242,7 @@ class Repairer {
     for (const StageLayout& group : {all.stages.front(), all.stages.back()})
       for (size_t p = 0; p < from.pipelines.size(); ++p)
         for (size_t s = 0; s <= from.pipelines[p].stages.size(); ++s) {
-          Layout layout = from;
+          PlanLayout layout = from;
           auto& stages = layout.pipelines[p].stages;
           stages.insert(stages.begin() + static_cast<std::ptrdiff_t>(s), group);
           if (solved(layout.pipelines[p])) add(std::move(layout));
@@ -254,7 +254,7 @@ class Repairer {
   const Plan& old_;
   int microbatch_;
   std::vector<OldPipeline> pipelines_;
-  std::vector<Layout> layouts_;
+  std::vector<PlanLayout> layouts_;
 };
 
 // From plans that are near the best towards those that move less.
@@ -263,7 +263,7 @@ class Descent {
   explicit Descent(Evaluator& evaluator) : evaluator_(evaluator), old_(*evaluator.request().old) {}
 
   void run() {
-    std::vector<Layout> seen;
+    std::vector<PlanLayout> seen;
     while (budget_ > 0) {
       // The least moved that was not visited yet.
       const Evaluator::Near* next = nullptr;
@@ -271,29 +271,29 @@ class Descent {
         if (std::find(seen.begin(), seen.end(), near.candidate.layout) == seen.end()) next = &near;
       if (next == nullptr) return;
       seen.push_back(next->candidate.layout);
-      expand(Layout(next->candidate.layout));
+      expand(PlanLayout(next->candidate.layout));
     }
   }
 
  private:
-  void attempt(Layout layout) {
+  void attempt(PlanLayout layout) {
     if (budget_ <= 0) return;
     settle_schedule(layout);
     simulate(layout);
-    Layout balanced = std::move(layout);
+    PlanLayout balanced = std::move(layout);
     if (balanced.pipelines.size() > 1 && evaluator_.request().extensions.uneven_microbatches &&
         Repairer::balance(evaluator_, balanced))
       simulate(balanced);
   }
 
-  void simulate(const Layout& layout) {
+  void simulate(const PlanLayout& layout) {
     for (const PipelineLayout& pipeline : layout.pipelines)
       budget_ -= pipeline.microbatches * static_cast<int64_t>(pipeline.stages.size()) +
                  static_cast<int64_t>(evaluator_.request().model.count());
     evaluator_.simulate(layout, "near the old plan");
   }
 
-  void expand(const Layout& from) {
+  void expand(const PlanLayout& from) {
     if (from.chunks != 1) return;
     cut_as_before(from);
     swap_stages(from);
@@ -303,11 +303,11 @@ class Descent {
   }
 
   // A pipeline's layers as one of the old plan has them.
-  void cut_as_before(const Layout& from) {
+  void cut_as_before(const PlanLayout& from) {
     for (size_t p = 0; p < from.pipelines.size(); ++p)
       for (const Pipeline& pipeline : old_.pipelines) {
         if (pipeline.stages.size() != from.pipelines[p].stages.size()) continue;
-        Layout layout = from;
+        PlanLayout layout = from;
         for (size_t s = 0; s < pipeline.stages.size(); ++s)
           layout.pipelines[p].stages[s].layers = pipeline.stages[s].layers;
         number_layers(layout.pipelines[p].stages);
@@ -315,7 +315,7 @@ class Descent {
       }
   }
 
-  void swap_stages(const Layout& from) {
+  void swap_stages(const PlanLayout& from) {
     struct At {
       size_t pipeline, stage;
     };
@@ -325,7 +325,7 @@ class Descent {
     if (all.size() > 64) return;
     for (size_t i = 0; i < all.size(); ++i)
       for (size_t j = i + 1; j < all.size(); ++j) {
-        Layout layout = from;
+        PlanLayout layout = from;
         StageLayout& a = layout.pipelines[all[i].pipeline].stages[all[i].stage];
         StageLayout& b = layout.pipelines[all[j].pipeline].stages[all[j].stage];
         if (a.node == b.node && a.host == b.host) continue;
@@ -335,7 +335,7 @@ class Descent {
       }
   }
 
-  void move_layers(const Layout& from) {
+  void move_layers(const PlanLayout& from) {
     size_t moves = 0;
     for (const PipelineLayout& pipeline : from.pipelines)
       moves += pipeline.stages.size() * pipeline.stages.size();
@@ -345,7 +345,7 @@ class Descent {
         for (size_t b = 0; b < stages; ++b) {
           if (a == b || from.pipelines[p].stages[a].layers < 2) continue;
           if (moves > kManyMoves && a != b + 1 && b != a + 1) continue;
-          Layout layout = from;
+          PlanLayout layout = from;
           --layout.pipelines[p].stages[a].layers;
           ++layout.pipelines[p].stages[b].layers;
           number_layers(layout.pipelines[p].stages);
@@ -354,13 +354,13 @@ class Descent {
     }
   }
 
-  void move_microbatches(const Layout& from) {
+  void move_microbatches(const PlanLayout& from) {
     const size_t pipelines = from.pipelines.size();
     if (!evaluator_.request().extensions.uneven_microbatches || pipelines > 32) return;
     for (size_t a = 0; a < pipelines; ++a)
       for (size_t b = 0; b < pipelines; ++b) {
         if (a == b || from.pipelines[a].microbatches < 2) continue;
-        Layout layout = from;
+        PlanLayout layout = from;
         --layout.pipelines[a].microbatches;
         ++layout.pipelines[b].microbatches;
         simulate(layout);
@@ -368,8 +368,8 @@ class Descent {
   }
 
   // Optimizer state whole where it was, or sharded as it was.
-  void keep_shares(const Layout& from) {
-    Layout layout = from;
+  void keep_shares(const PlanLayout& from) {
+    PlanLayout layout = from;
     layout.sharded_optimizer = old_.sharded_optimizer && from.pipelines.size() > 1;
     for (size_t p = 0; p < layout.pipelines.size(); ++p)
       for (size_t s = 0; s < layout.pipelines[p].stages.size(); ++s)
@@ -392,15 +392,15 @@ class Descent {
 
 }  // namespace
 
-std::vector<Layout> repaired_layouts(Evaluator& evaluator) {
+std::vector<PlanLayout> repaired_layouts(Evaluator& evaluator) {
   const Request& request = evaluator.request();
-  std::vector<Layout> layouts;
+  std::vector<PlanLayout> layouts;
   std::vector<int> sizes;
   for (const int size : {request.old->microbatch, evaluator.best().layout.microbatch})
     if (request.batch % size == 0 && std::find(sizes.begin(), sizes.end(), size) == sizes.end())
       sizes.push_back(size);
   for (const int size : sizes)
-    for (Layout& layout : Repairer(evaluator, size).run())
+    for (PlanLayout& layout : Repairer(evaluator, size).run())
       if (std::find(layouts.begin(), layouts.end(), layout) == layouts.end())
         layouts.push_back(std::move(layout));
   return layouts;
@@ -410,9 +410,9 @@ void search_near(Evaluator& evaluator) {
   const Request& request = evaluator.request();
   if (!request.old) return;
   std::vector<Candidate> repaired;
-  for (Layout& layout : repaired_layouts(evaluator)) {
+  for (PlanLayout& layout : repaired_layouts(evaluator)) {
     if (layout.sharded_optimizer) {
-      Layout even = layout;
+      PlanLayout even = layout;
       if (request.extensions.placed_optimizer)
         place_optimizer(even, evaluator.costs(layout.tensor, layout.microbatch));
       Candidate candidate = evaluator.simulate(std::move(even), "the old plan, repaired");

@@ -13,7 +13,7 @@ namespace het::planner {
 // or repaired with devices that are free; and what is free beside them put to use. Layers and micro-batches
 // as before where they can be; not all of them fit in memory. Empty where nothing of it is left, or its
 // degree or micro-batch cannot be. One thread.
-std::vector<Layout> repaired_layouts(Evaluator& evaluator);
+std::vector<PlanLayout> repaired_layouts(Evaluator& evaluator);
 
 // Does nothing without an old plan, or when nothing fits.
 void search_near(Evaluator& evaluator);

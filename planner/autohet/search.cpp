@@ -123,7 +123,7 @@ class CompositionCache {
 
  private:
   double seconds_alone(const PipelineDraft& draft) {
-    Layout layout = make_layout(request_, solver_.costs(), {draft}, true);
+    PlanLayout layout = make_layout(request_, solver_.costs(), {draft}, true);
     layout.schedule = solver_.rules().schedule;
     layout.warmup = solver_.rules().warmup;
     const Simulation simulation = alone_.run(layout);
@@ -305,7 +305,7 @@ double Search::estimate(CompositionCache& cache, const Grouping& grouping, int m
 // What a second is worth under the objective when these groups fill as few hosts as they can.
 double Search::weight(const Grouping& grouping, const CostTable& costs) const {
   if (request_.objective == Objective::time) return 1;
-  Layout used;
+  PlanLayout used;
   used.pipelines.emplace_back();
   for (size_t n = 0; n < costs.nodes.size(); ++n) {
     int groups = 0;
@@ -504,7 +504,7 @@ Candidate Search::refine(const Sketch& sketch) {
     const std::vector<PipelineDraft> drafts =
         draft(cache, sketch, small_ ? kManyOrders : kFewOrders, variant / 2);
     if (drafts.empty()) break;
-    Layout layout = make_layout(request_, costs, drafts, packed);
+    PlanLayout layout = make_layout(request_, costs, drafts, packed);
     layout.schedule = sketch.rules.schedule;
     layout.warmup = sketch.rules.warmup;
     layout.sharded_optimizer = sketch.sharded;
@@ -523,8 +523,8 @@ void Search::try_schedules(const Candidate& from, bool interleave) {
   if (std::all_of(from.layout.pipelines.begin(), from.layout.pipelines.end(),
                   [](const PipelineLayout& pipeline) { return pipeline.stages.size() == 1; }))
     return;
-  std::vector<Layout> layouts;
-  Layout layout = from.layout;
+  std::vector<PlanLayout> layouts;
+  PlanLayout layout = from.layout;
   for (const Schedule schedule : {Schedule::one_f_one_b, Schedule::split_backward})
     for (int warmup = 0; warmup <= 2; ++warmup) {
       layout.schedule = schedule;
@@ -552,7 +552,7 @@ void Search::try_schedules(const Candidate& from, bool interleave) {
     pipeline.stages = std::move(twice);
   }
   if (possible) layouts.push_back(std::move(layout));
-  for (Layout& other : layouts) {
+  for (PlanLayout& other : layouts) {
     constexpr double kNear = 1.01;  // what contention may change
     if (!small_ && evaluator_.estimate(other, {}).score > kNear * evaluator_.best_score()) continue;
     evaluator_.submit(evaluator_.simulate(std::move(other), policy_ + ", schedule"));
@@ -594,7 +594,7 @@ void Search::run() {
   std::map<std::tuple<int, int, size_t>, int> kinds;
   std::vector<Candidate> first, later;
   for (Candidate& candidate : candidates) {
-    const Layout& layout = candidate.layout;
+    const PlanLayout& layout = candidate.layout;
     const bool rare = small_ || ++kinds[{layout.tensor, layout.microbatch, layout.pipelines.size()}] <= 2;
     (rare ? first : later).push_back(std::move(candidate));
   }
@@ -675,7 +675,7 @@ class LocalSearch {
     }
   }
 
-  bool attempt(Layout layout) {
+  bool attempt(PlanLayout layout) {
     if (budget_ <= 0) return false;
     if (many_ && can_prune(layout)) return false;
     if (estimates_first_) budget_ -= costs_.layers * static_cast<int64_t>(layout.pipelines.size());
@@ -692,7 +692,7 @@ class LocalSearch {
 
   // What no simulation is spent on where there are many stages: the slowest pipeline by the bound is left as
   // it is, or some pipeline would take longer by the bound than all do now by the simulator.
-  bool can_prune(const Layout& layout) {
+  bool can_prune(const PlanLayout& layout) {
     budget_ -= costs_.layers;
     if (!best_.simulation.fits || evaluator_.request().objective != Objective::time ||
         layout.schedule != Schedule::one_f_one_b || layout.pipelines.size() != best_.layout.pipelines.size())
@@ -723,12 +723,12 @@ class LocalSearch {
       for (size_t a = 0; a < stages; ++a)
         for (size_t b = 0; b < stages; ++b) {
           if (a == b || best_.layout.pipelines[p].stages[a].layers < 2) continue;
-          Layout layout = best_.layout;
+          PlanLayout layout = best_.layout;
           auto& changed = layout.pipelines[p].stages;
           --changed[a].layers;
           ++changed[b].layers;
           number_layers(changed);
-          Layout again = layout;
+          PlanLayout again = layout;
           if (attempt(std::move(layout))) {
             better = true;
           } else if (extensions_.recompute_per_stage && !again.pipelines[p].stages[b].recompute) {
@@ -748,7 +748,7 @@ class LocalSearch {
     for (size_t a = 0; a < pipelines; ++a)
       for (size_t b = 0; b < pipelines; ++b) {
         if (a == b || best_.layout.pipelines[a].microbatches < 2) continue;
-        Layout layout = best_.layout;
+        PlanLayout layout = best_.layout;
         --layout.pipelines[a].microbatches;
         ++layout.pipelines[b].microbatches;
         better = attempt(std::move(layout)) || better;
@@ -761,7 +761,7 @@ class LocalSearch {
     bool better = false;
     for (size_t p = 0; p < best_.layout.pipelines.size() && budget_ > 0; ++p)
       for (size_t s = 0; s < best_.layout.pipelines[p].stages.size(); ++s) {
-        Layout layout = best_.layout;
+        PlanLayout layout = best_.layout;
         bool& recompute = layout.pipelines[p].stages[s].recompute;
         // Switching it on only helps a plan to fit.
         if (!recompute && best_.simulation.fits) continue;
@@ -776,7 +776,7 @@ class LocalSearch {
     for (size_t p = 0; p < best_.layout.pipelines.size() && budget_ > 0; ++p)
       for (size_t a = 0; a < best_.layout.pipelines[p].stages.size(); ++a)
         for (size_t b = a + 1; b < best_.layout.pipelines[p].stages.size(); ++b) {
-          Layout layout = best_.layout;
+          PlanLayout layout = best_.layout;
           auto& stages = layout.pipelines[p].stages;
           if (stages[a].node == stages[b].node && stages[a].host == stages[b].host) continue;
           std::swap(stages[a].node, stages[b].node);
@@ -794,7 +794,7 @@ class LocalSearch {
       for (size_t a = 0; a < stages; ++a)
         for (size_t b = 0; b < stages; ++b) {
           if (a == b) continue;
-          Layout layout = best_.layout;
+          PlanLayout layout = best_.layout;
           auto& changed = layout.pipelines[p].stages;
           const StageLayout moved = changed[a];
           changed.erase(changed.begin() + static_cast<std::ptrdiff_t>(a));
@@ -815,7 +815,7 @@ class LocalSearch {
         if (p == q) continue;
         for (size_t s = 0; s < best_.layout.pipelines[p].stages.size(); ++s) {
           if (best_.layout.pipelines[p].stages.size() > 1) {
-            Layout layout = best_.layout;
+            PlanLayout layout = best_.layout;
             const StageLayout moved = layout.pipelines[p].stages[s];
             auto& from = layout.pipelines[p].stages;
             auto& to = layout.pipelines[q].stages;
@@ -829,7 +829,7 @@ class LocalSearch {
           }
           bool exchanged = false;
           for (size_t t = 0; t < best_.layout.pipelines[q].stages.size() && p < q; ++t) {
-            Layout layout = best_.layout;
+            PlanLayout layout = best_.layout;
             StageLayout& a = layout.pipelines[p].stages[s];
             StageLayout& b = layout.pipelines[q].stages[t];
             if (a.node == b.node) continue;
@@ -865,12 +865,12 @@ class LocalSearch {
     return *solver_;
   }
 
-  bool solve_again(Layout& layout, size_t p) {
+  bool solve_again(PlanLayout& layout, size_t p) {
     PipelineLayout& pipeline = layout.pipelines[p];
     return solver().cut(pipeline.stages, pipeline.microbatches);
   }
 
-  bool rebalance(Layout& layout) {
+  bool rebalance(PlanLayout& layout) {
     return balance(layout, costs_, evaluator_.request().batch / layout.microbatch,
                    extensions_.uneven_microbatches);
   }
@@ -943,8 +943,8 @@ std::vector<std::vector<int>> stage_orders(const Composition& composition, const
   return orders;
 }
 
-Layout make_layout(const Request& request, const CostTable& costs, const std::vector<PipelineDraft>& drafts,
-                   bool packed) {
+PlanLayout make_layout(const Request& request, const CostTable& costs,
+                       const std::vector<PipelineDraft>& drafts, bool packed) {
   const size_t nodes = costs.nodes.size();
   std::vector<Composition> compositions;
   for (const PipelineDraft& draft : drafts) {
@@ -958,7 +958,7 @@ Layout make_layout(const Request& request, const CostTable& costs, const std::ve
     per_host.push_back(costs.nodes[n].groups);
   }
   const Places places = place(compositions, hosts, per_host, packed);
-  Layout layout;
+  PlanLayout layout;
   layout.tensor = costs.tensor;
   layout.microbatch = costs.microbatch;
   for (size_t p = 0; p < drafts.size(); ++p) {

@@ -34,8 +34,8 @@ struct PipelineDraft {
 };
 
 // Hosts for every stage. `packed` as in place().
-Layout make_layout(const Request& request, const CostTable& costs, const std::vector<PipelineDraft>& drafts,
-                   bool packed);
+PlanLayout make_layout(const Request& request, const CostTable& costs,
+                       const std::vector<PipelineDraft>& drafts, bool packed);
 
 // Improves a simulated candidate by moves of layers, micro-batches and devices, as long as the simulator says
 // that it gets better, within a budget of simulated stage-micro-batch pairs.

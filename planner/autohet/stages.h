@@ -6,7 +6,7 @@
 #include <tuple>
 #include <vector>
 
-#include "planner/layout.h"
+#include "planner/plan_layout.h"
 #include "planner/simulate/costs.h"
 
 namespace het::planner {

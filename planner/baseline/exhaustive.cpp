@@ -133,7 +133,7 @@ class Exhaustive {
   void simulate_combination(const std::vector<Composition>& pipelines,
                             const std::vector<const std::vector<Choice>*>& options,
                             const std::vector<size_t>& picked) {
-    Layout layout;
+    PlanLayout layout;
     layout.tensor = costs_.tensor;
     layout.microbatch = costs_.microbatch;
     layout.sharded_optimizer = sharded_;
@@ -145,7 +145,7 @@ class Exhaustive {
   }
 
   // Hosts in order; one host of a node after another.
-  void settle(Layout& layout) const {
+  void settle(PlanLayout& layout) const {
     std::vector<int> used(costs_.nodes.size(), 0);
     for (PipelineLayout& pipeline : layout.pipelines)
       for (StageLayout& stage : pipeline.stages) {
@@ -200,7 +200,7 @@ class Exhaustive {
         if (left > 0) {
           split(stages, s + 1, end, before + tau, m, found);
         } else if (--left_ >= 0) {
-          Layout layout;
+          PlanLayout layout;
           layout.tensor = costs_.tensor;
           layout.microbatch = costs_.microbatch;
           layout.pipelines = {{m, stages}};

@@ -110,7 +110,7 @@ class Symmetric {
         for (const bool sharded : {false, true}) {
           if (sharded && (replicas == 1 || (whale_ && (stages > 1 || tensor > 1 || microbatches > replicas))))
             continue;
-          Layout layout = layout_of(order, {tensor, microbatch, stages, replicas}, costs, recompute);
+          PlanLayout layout = layout_of(order, {tensor, microbatch, stages, replicas}, costs, recompute);
           layout.sharded_optimizer = sharded;
           if (too_slow(layout, costs)) continue;
           Candidate candidate = evaluator_.simulate(std::move(layout), whale_ ? "whale" : "megatron");
@@ -121,7 +121,7 @@ class Symmetric {
   }
 
   // The busiest stage alone already takes longer than the best plan so far.
-  bool too_slow(const Layout& layout, const CostTable& costs) {
+  bool too_slow(const PlanLayout& layout, const CostTable& costs) {
     if (!evaluator_.best().feasible() || request_.objective != Objective::time) return false;
     double most = 0;
     for (const PipelineLayout& pipeline : layout.pipelines)
@@ -134,8 +134,8 @@ class Symmetric {
     return most >= evaluator_.best_score();
   }
 
-  Layout layout_of(const std::vector<Place>& order, const Shape& shape, const CostTable& costs,
-                   bool recompute) const {
+  PlanLayout layout_of(const std::vector<Place>& order, const Shape& shape, const CostTable& costs,
+                       bool recompute) const {
     const auto speed = [&](const Place& place) {
       return 1 / (costs.forward_seconds(place.node, 0, costs.layers) +
                   costs.backward_seconds(place.node, 0, costs.layers, false));
@@ -160,7 +160,7 @@ class Symmetric {
         rate[static_cast<size_t>(r)] = 1 / slowest;
       }
     const std::vector<int> counts = in_proportion(rate, request_.batch / shape.microbatch);
-    Layout layout;
+    PlanLayout layout;
     layout.tensor = shape.tensor;
     layout.microbatch = shape.microbatch;
     for (int r = 0; r < shape.replicas; ++r) {

@@ -139,7 +139,7 @@ class Prediction {
   Cluster cluster_;
   Model model_;
   Profile profile_;
-  Layout layout_;
+  PlanLayout layout_;
   struct Origin {  // of each pipeline of the layout
     int pipeline = 0, replica = 0;
   };

@@ -110,7 +110,7 @@ void StateMigration::read_old() {
   }
 }
 
-Layout StateMigration::ordered(Layout layout) const {
+PlanLayout StateMigration::ordered(PlanLayout layout) const {
   const auto place = [&](const PipelineLayout& pipeline) {
     double sum = 0;
     for (const StageLayout& stage : pipeline.stages)
@@ -154,7 +154,7 @@ const StateMigration::Match& StateMigration::match(const std::vector<int>& need,
   return match;
 }
 
-StateMigration::Slots StateMigration::slots_of(const Layout& layout) {
+StateMigration::Slots StateMigration::slots_of(const PlanLayout& layout) {
   if (holdings_->count() > kMostSlices) read_old();
   // What each device of the layout holds does not depend on its name: any names will do to find it.
   const Plan named = to_plan(layout, cluster_);
@@ -217,12 +217,12 @@ double StateMigration::arrange(const Slots& slots, std::vector<std::vector<int>>
   return bytes;
 }
 
-double StateMigration::bytes(const Layout& layout) {
+double StateMigration::bytes(const PlanLayout& layout) {
   std::vector<std::vector<int>> hosts;
   return arrange(slots_of(layout), hosts);
 }
 
-Plan StateMigration::place(const Layout& layout) {
+Plan StateMigration::place(const PlanLayout& layout) {
   const Slots slots = slots_of(layout);
   std::vector<std::vector<int>> hosts;
   arrange(slots, hosts);

@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "planner/layout.h"
 #include "planner/migrate/transfers.h"
 #include "planner/model/model.h"
+#include "planner/plan_layout.h"
 
 namespace het::planner {
 
@@ -49,11 +49,11 @@ class StateMigration {
 
   // The layout with names: of all ways to name devices and hosts that are alike, one that moves least. Where
   // a node has very many hosts, the nearest that naming them one after the other finds.
-  Plan place(const Layout& layout);
-  double bytes(const Layout& layout);  // that place(layout) moves
+  Plan place(const PlanLayout& layout);
+  double bytes(const PlanLayout& layout);  // that place(layout) moves
   // Its pipelines in the order of the old plan's that were at the same places: the order decides who keeps
   // which part of a sharded optimizer, and nothing else.
-  Layout ordered(Layout layout) const;
+  PlanLayout ordered(PlanLayout layout) const;
   Move move(const Plan& plan) const;
 
  private:
@@ -71,7 +71,7 @@ class StateMigration {
   int number(const Held& held);
   double missing_bytes(int need, int have) const;  // of what devices hold, by numbers
   const Match& match(const std::vector<int>& need, const std::vector<int>& have);
-  Slots slots_of(const Layout& layout);
+  Slots slots_of(const PlanLayout& layout);
   // Of each host of a layout's node the host that takes its place.
   std::vector<int> choose_hosts(const std::vector<std::vector<int>>& need,
                                 const std::vector<std::vector<int>>& have);

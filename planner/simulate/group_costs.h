@@ -8,7 +8,7 @@
 #include <map>
 #include <vector>
 
-#include "planner/layout.h"
+#include "planner/plan_layout.h"
 #include "planner/simulate/costs.h"
 
 namespace het::planner {

@@ -22,7 +22,7 @@ std::string_view name_of(SimEvent::Kind kind) {
   return "unknown";
 }
 
-void SimulatorState::prepare(const Layout& given, const SimulateOptions& with) {
+void SimulatorState::prepare(const PlanLayout& given, const SimulateOptions& with) {
   layout = &given;
   options = with;
   HET_REQUIRE(costs.tensor == given.tensor && costs.microbatch == given.microbatch, costs.tensor,
@@ -333,7 +333,7 @@ StageUse SimulatorState::use_of(size_t p, size_t e, double pipelines_end) const 
   return use;
 }
 
-Simulation Simulator::run(const Layout& layout, const SimulateOptions& options) {
+Simulation Simulator::run(const PlanLayout& layout, const SimulateOptions& options) {
   SimulatorState& state = *state_;
   HET_REQUIRE(options.contention || (!options.events && !options.blocking_transfers));
   state.prepare(layout, options);
@@ -363,7 +363,7 @@ Simulation Simulator::run(const Layout& layout, const SimulateOptions& options) 
 
 Simulation simulate(const Plan& plan, const Cluster& cluster, const Model& model, const Profile& profile,
                     const SimulateOptions& options) {
-  const Layout layout = to_layout(plan, cluster);
+  const PlanLayout layout = to_layout(plan, cluster);
   CostTables tables(cluster, model, profile, layout.microbatch);
   Simulator simulator(tables.with_links(layout.tensor), cluster, tables.provider());
   return simulator.run(layout, options);

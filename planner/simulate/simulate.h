@@ -32,7 +32,7 @@ struct SimulateOptions {
   int64_t merge_above = 20000;
 };
 
-// One device of a stage whose layers are shared otherwise than by Layout::tensor.
+// One device of a stage whose layers are shared otherwise than by PlanLayout::tensor.
 struct DeviceUse {
   double busy_seconds = 0;  // that it computes, or exchanges with its group
   double memory_bytes = 0, limit_bytes = 0;
@@ -46,7 +46,7 @@ struct StageUse {
   int in_flight = 0;                         // most micro-batches held at once
   double idle_start = 0,
          idle_end = 0;             // before its first forward; from its last backward to the pipelines' end
-  std::vector<DeviceUse> devices;  // of a group of Layout::groups, in its order; else none
+  std::vector<DeviceUse> devices;  // of a group of PlanLayout::groups, in its order; else none
 };
 
 struct SimEvent {
@@ -86,7 +86,7 @@ class Simulator {
   Simulator(const Simulator&) = delete;
   Simulator& operator=(const Simulator&) = delete;
 
-  Simulation run(const Layout& layout, const SimulateOptions& options = {});
+  Simulation run(const PlanLayout& layout, const SimulateOptions& options = {});
 
  private:
   std::unique_ptr<SimulatorState> state_;

@@ -76,8 +76,8 @@ inline void let_go(Executor& executor, StageState& stage) {
 }
 
 // How a boundary goes from a stage to its neighbour where the layers of one of them are shared otherwise than
-// by Layout::tensor. Ranks with the same shares send to each other, each its part of the whole, as all others
-// do; else each receiver takes the whole from one sender (planner/lower/rank_assignment.cpp).
+// by PlanLayout::tensor. Ranks with the same shares send to each other, each its part of the whole, as all
+// others do; else each receiver takes the whole from one sender (planner/lower/rank_assignment.cpp).
 struct Hop {
   int out = -1, in = -1;      // ports; -1: it stays inside a host
   Link link;                  // between the ports
@@ -108,7 +108,7 @@ struct SimulatorState {
   std::vector<const GroupCosts*> groups;
   std::map<std::vector<int64_t>, std::unique_ptr<GroupCosts>> known_groups;
 
-  const Layout* layout = nullptr;
+  const PlanLayout* layout = nullptr;
   SimulateOptions options;
   std::vector<PipelineState> classes;
   std::vector<int> class_of;  // of each pipeline of the layout
@@ -180,7 +180,7 @@ struct SimulatorState {
     std::push_heap(heap.begin(), heap.end(), Later{});
   }
 
-  void prepare(const Layout& given, const SimulateOptions& with);
+  void prepare(const PlanLayout& given, const SimulateOptions& with);
   void find_groups();
   void classify();
   bool crosses(const StageLayout& a, const StageLayout& b) const;

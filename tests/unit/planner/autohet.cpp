@@ -171,7 +171,7 @@ TEST_CASE("micro-batches are divided as well as the best of all divisions") {
 TEST_CASE("optimizer state stays even where that fits, else it goes where memory is free") {
   Fixture f;
   const CostTable costs = f.costs();
-  Layout layout;
+  PlanLayout layout;
   layout.sharded_optimizer = true;
   layout.pipelines = {{2, {{1, 0, 0, 7}}}, {2, {{1, 0, 0, 7}}}};
   CHECK(place_optimizer(layout, costs));
@@ -284,7 +284,7 @@ TEST_CASE("among many stages no simulation is spent on what cannot make the step
   request.cluster.nodes = {plain_node("a", "unit", 12)};
   request.cluster.between = {1e-5, 1e12};
   request.batch = 32;
-  Layout layout;
+  PlanLayout layout;
   for (int p = 0; p < 4; ++p) layout.pipelines.push_back({8, {{0, 0, 0, 4}, {0, 0, 4, 4}, {0, 0, 8, 4}}});
   Evaluator evaluator(request);
   const double even = evaluator.simulate(layout, "even").simulation.seconds;
@@ -305,7 +305,7 @@ TEST_CASE("annealing leads from a poor plan to a good one that is possible, what
   request.batch = 24;
   request.tensors = request.microbatches = {1};
   // Two even pipelines over unlike devices; three devices are idle.
-  Layout poor;
+  PlanLayout poor;
   poor.pipelines = {{12, {{0, 0, 0, 6}, {0, 0, 6, 6}, {1, 0, 12, 6}}}, {12, {{0, 1, 0, 4}, {1, 0, 4, 14}}}};
   const auto annealed = [&](const Extensions& extensions) {
     Evaluator evaluator(request);
@@ -338,7 +338,7 @@ TEST_CASE("annealing leads from a poor plan to a good one that is possible, what
   CHECK(annealed(off).layout == poor);
   Extensions plain = kPublished;
   plain.local_search = true;
-  const Layout layout = annealed(plain).layout;
+  const PlanLayout layout = annealed(plain).layout;
   CHECK(layout.schedule == Schedule::one_f_one_b);
   CHECK(layout.warmup == 0);
   for (const PipelineLayout& pipeline : layout.pipelines) {
@@ -376,7 +376,7 @@ TEST_CASE("deciding together uses no extension that is switched off") {
     search_jointly(evaluator, extensions, "joint", 40'000);
     if (!evaluator.best().feasible()) continue;
     CHECK(evaluator.best_score() > all.best_score());
-    const Layout& layout = evaluator.best().layout;
+    const PlanLayout& layout = evaluator.best().layout;
     for (const PipelineLayout& pipeline : layout.pipelines) {
       if (!extensions.uneven_microbatches) CHECK(pipeline.microbatches == layout.pipelines[0].microbatches);
       for (const StageLayout& stage : pipeline.stages) {

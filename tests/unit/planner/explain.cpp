@@ -52,7 +52,7 @@ TEST_CASE("a plan says of each device type what was measured") {
   Planned planned;
   const auto layers = request.model.count();
   for (const int microbatch : {1, 2}) {
-    Layout layout;
+    PlanLayout layout;
     layout.microbatch = microbatch;
     layout.pipelines = {{32 / microbatch, {{0, 0, 0, 20}, {1, 0, 20, layers - 20}}}};
     planned.best = evaluator.simulate(layout, "given");
@@ -102,7 +102,7 @@ TEST_CASE("what a device that is full or slow is bound by is named") {
 namespace {
 
 // A layout of a request's cluster with its simulation, as simulate gives it.
-Planned planned_of(const Request& request, const Layout& layout) {
+Planned planned_of(const Request& request, const PlanLayout& layout) {
   Evaluator evaluator(request);
   Planned planned;
   planned.best = evaluator.simulate(layout, "given");
@@ -123,7 +123,7 @@ TEST_CASE("a device of an interleaved plan is explained by all the layers that i
   request.cluster.between = {1e-5, 1e10};
   request.model = plain_model(8, 3e6);
   request.batch = 4;
-  Layout layout;
+  PlanLayout layout;
   layout.schedule = Schedule::interleaved;
   layout.chunks = 2;
   layout.pipelines = {{4, {{0, 0, 0, 2, true}, {1, 0, 2, 1}, {0, 0, 3, 3}, {1, 0, 6, 2}}}};
@@ -161,7 +161,7 @@ TEST_CASE("a plan says which links nobody stated") {
   request.cluster.zone_links = {{"x", "x", {50e-6, 1.25e9}, true}, {"y", "x", {20e-6, 25e9}}};
   request.model = plain_model(3);
   request.batch = 4;
-  Layout layout;
+  PlanLayout layout;
   layout.pipelines = {{4, {{0, 0, 0, 1}, {0, 1, 1, 1}, {1, 0, 2, 1}}}};
   const PlanReport report = explain(request, planned_of(request, layout));
   CHECK(report.links_assumed == 1);

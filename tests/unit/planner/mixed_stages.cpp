@@ -82,7 +82,7 @@ TEST_CASE("equal shares of one host's devices are tensor = 2, exactly") {
   const Bench bench(3, {1e-5, 1e9}, 1e6);
   Plan plan = plan_of({{4, {stage_on({"a:0", "a:1"}, 0, 3)}}, {2, {stage_on({"b:0", "b:1"}, 0, 3)}}});
   plan.tensor = 2;
-  const Layout layout = to_layout(plan, bench.cluster);
+  const PlanLayout layout = to_layout(plan, bench.cluster);
   const Simulation simulation = bench.run(plan);
   Plan shared = plan;
   shared.shares = {5, 5};
@@ -211,7 +211,7 @@ TEST_CASE("mixed plans are layouts and plans again, and none beats the bound") {
     for (const Pipeline& pipeline : plan.pipelines) request.batch += pipeline.microbatches;
     INFO("plan " << i << ": " << to_lua(plan));
     REQUIRE(validate(plan, {3, request.batch}).empty());
-    const Layout layout = to_layout(plan, request.cluster);
+    const PlanLayout layout = to_layout(plan, request.cluster);
     const Plan again = to_plan(layout, request.cluster);
     CHECK(to_layout(again, request.cluster) == layout);
     REQUIRE(validate(again, {3, request.batch}).empty());

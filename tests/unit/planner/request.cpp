@@ -70,7 +70,7 @@ TEST_CASE("a small model on one device takes its whole batch at once, and nothin
   CHECK(found.plan.microbatch == 12);
   Evaluator evaluator(request);
   for (const int size : {1, 2, 3, 4, 6, 12}) {
-    Layout layout;
+    PlanLayout layout;
     layout.microbatch = size;
     layout.pipelines = {{12 / size, {{0, 0, 0, 8}}}};
     Planned given;
@@ -115,7 +115,7 @@ TEST_CASE("sizes that cannot beat the best are not tried, unless they may come n
   request.tensors = {1};
   Evaluator evaluator(request);
   CHECK_FALSE(evaluator.can_prune(1, 16));  // nothing to beat yet
-  Layout even;
+  PlanLayout even;
   even.microbatch = 4;
   for (int p = 0; p < 4; ++p) even.pipelines.push_back({1, {{0, 0, 0, 4}}});
   evaluator.submit(evaluator.simulate(even, "even"));
@@ -197,14 +197,14 @@ TEST_CASE("by money brute force finds what trying everything finds") {
     std::vector<int> order;  // of the groups
     for (size_t n = 0; n < request.cluster.nodes.size(); ++n)
       order.insert(order.end(), static_cast<size_t>(request.cluster.nodes[n].devices), static_cast<int>(n));
-    Layout layout;
+    PlanLayout layout;
     std::vector<int> left;
     const std::function<void(int, int)> fill = [&](int first, int microbatches) {
       if (first == 0) {  // a pipeline begins, or all have
         if (microbatches == 0) {
           for (const bool sharded : {false, true}) {
             if (sharded && layout.pipelines.size() < 2) continue;
-            Layout whole = layout;
+            PlanLayout whole = layout;
             whole.sharded_optimizer = sharded;
             if (sharded && !place_optimizer(whole, all.costs(1, layout.microbatch))) continue;
             all.submit(all.simulate(std::move(whole), "all"));

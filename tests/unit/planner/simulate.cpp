@@ -25,7 +25,7 @@ struct Bench {
     cluster.nodes = std::move(nodes);
     cluster.between = between;
   }
-  Simulation run(const Layout& layout, SimulateOptions options = {}) const {
+  Simulation run(const PlanLayout& layout, SimulateOptions options = {}) const {
     options.details = true;
     const CostTable costs = make_costs(cluster, model, {}, layout.tensor, layout.microbatch);
     Simulator simulator(costs, cluster);
@@ -34,8 +34,8 @@ struct Bench {
 };
 
 // Stages of one layer each, in one host.
-Layout pipeline_of(int stages, int microbatches, int layers_each = 1) {
-  Layout layout;
+PlanLayout pipeline_of(int stages, int microbatches, int layers_each = 1) {
+  PlanLayout layout;
   layout.pipelines = {{microbatches, {}}};
   for (int s = 0; s < stages; ++s) layout.pipelines[0].stages.push_back({0, 0, s * layers_each, layers_each});
   return layout;
@@ -49,7 +49,7 @@ double nccl_all_reduce(const Link& link, int members, double bytes) {
 
 TEST_CASE("equal stages without transfers take (m + S - 1) times a stage, in 1F1B as in GPipe") {
   const Bench bench({plain_node("a", "unit", 4)}, 4);
-  Layout layout = pipeline_of(4, 6);
+  PlanLayout layout = pipeline_of(4, 6);
   const double expected = (6 + 4 - 1) * 3 * kLayer;
   const Simulation one = bench.run(layout);
   CHECK(one.seconds == Approx(expected).epsilon(1e-6));
@@ -69,14 +69,14 @@ TEST_CASE("equal stages without transfers take (m + S - 1) times a stage, in 1F1
 TEST_CASE(
     "with the slowest stage last the pipeline takes the time of the others once and of that one m times") {
   const Bench bench({plain_node("a", "unit", 4)}, 6);
-  Layout layout = pipeline_of(3, 8);
+  PlanLayout layout = pipeline_of(3, 8);
   layout.pipelines[0].stages[2].layers = 4;
   CHECK(bench.run(layout).seconds == Approx((2 + 8 * 4) * 3 * kLayer).epsilon(1e-6));
 }
 
 TEST_CASE("recomputing adds a forward to each backward and keeps only what layers begin with") {
   const Bench bench({plain_node("a", "unit", 1)}, 4);
-  Layout layout = pipeline_of(1, 3, 4);
+  PlanLayout layout = pipeline_of(1, 3, 4);
   const Simulation kept = bench.run(layout);
   layout.pipelines[0].stages[0].recompute = true;
   const Simulation again = bench.run(layout);
@@ -88,7 +88,7 @@ TEST_CASE("recomputing adds a forward to each backward and keeps only what layer
 
 TEST_CASE("a split backward fills bubbles: faster than 1F1B, at most the first stage's activations") {
   const Bench bench({plain_node("a", "unit", 4)}, 4);
-  Layout layout = pipeline_of(4, 8);
+  PlanLayout layout = pipeline_of(4, 8);
   const double whole = bench.run(layout).seconds;
   layout.schedule = Schedule::split_backward;
   const Simulation split = bench.run(layout);
@@ -104,7 +104,7 @@ TEST_CASE(
   const Bench bench({plain_node("a", "unit", 4)}, 4, {1e-4, 1e9});
   for (const int microbatches : {1, 2, 3, 9})
     for (const int warmup : {0, 1, 2}) {
-      Layout layout = pipeline_of(4, microbatches);
+      PlanLayout layout = pipeline_of(4, microbatches);
       layout.schedule = Schedule::split_backward;
       layout.warmup = warmup;
       SimulateOptions options;
@@ -143,7 +143,7 @@ TEST_CASE(
        {Schedule::one_f_one_b, Schedule::gpipe, Schedule::split_backward, Schedule::interleaved})
     for (const int warmup : {0, 2})
       for (const int microbatches : {1, 2, 3, 8}) {
-        Layout layout;
+        PlanLayout layout;
         layout.schedule = schedule;
         layout.warmup =
             schedule == Schedule::one_f_one_b || schedule == Schedule::split_backward ? warmup : 0;
@@ -179,7 +179,7 @@ TEST_CASE(
         }
       }
   const Bench narrow({plain_node("a", "unit", 2), plain_node("b", "unit", 1, 2)}, 2, {0, 1e7});
-  Layout layout;
+  PlanLayout layout;
   layout.pipelines = {{4, {{0, 0, 0, 1}, {1, 0, 1, 1}}}};
   const double alone = narrow.run(layout, apart).pipeline_seconds;
   layout.pipelines.push_back({4, {{0, 0, 0, 1}, {1, 1, 1, 1}}});
@@ -189,7 +189,7 @@ TEST_CASE(
 
 TEST_CASE("interleaving divides the bubble by the chunks") {
   const Bench bench({plain_node("a", "unit", 4)}, 8);
-  Layout layout = pipeline_of(4, 8, 2);
+  PlanLayout layout = pipeline_of(4, 8, 2);
   const Simulation plain = bench.run(layout);
   layout = pipeline_of(8, 8);
   layout.schedule = Schedule::interleaved;
@@ -203,7 +203,7 @@ TEST_CASE("interleaving divides the bubble by the chunks") {
 
 TEST_CASE("slow links are hidden by a deeper warm-up") {
   const Bench bench({plain_node("a", "unit", 1), plain_node("b", "unit", 1)}, 2, {6e-3, 1e12});
-  Layout layout = pipeline_of(2, 16);
+  PlanLayout layout = pipeline_of(2, 16);
   layout.pipelines[0].stages[1].node = 1;
   const double plain = bench.run(layout).seconds;
   layout.warmup = 2;
@@ -214,7 +214,7 @@ TEST_CASE("slow links are hidden by a deeper warm-up") {
 
 TEST_CASE("blocking transfers hold up both ends") {
   const Bench bench({plain_node("a", "unit", 1), plain_node("b", "unit", 1)}, 2, {1e-3, 1e12});
-  Layout layout = pipeline_of(2, 16);
+  PlanLayout layout = pipeline_of(2, 16);
   layout.pipelines[0].stages[1].node = 1;
   SimulateOptions options;
   options.blocking_transfers = true;
@@ -224,7 +224,7 @@ TEST_CASE("blocking transfers hold up both ends") {
 
 TEST_CASE("pipelines that leave a host together share its port") {
   const Bench bench({plain_node("a", "unit", 2), plain_node("b", "unit", 1, 2)}, 2, {0, 1e7});
-  Layout layout;
+  PlanLayout layout;
   layout.pipelines = {{4, {{0, 0, 0, 1}, {1, 0, 1, 1}}}};
   const double alone = bench.run(layout).seconds;
   layout.pipelines.push_back({4, {{0, 0, 0, 1}, {1, 1, 1, 1}}});
@@ -240,7 +240,7 @@ TEST_CASE("pipelines that leave a host together share its port") {
 
 TEST_CASE("merging alike pipelines that share no port changes nothing") {
   const Bench bench({plain_node("a", "unit", 2, 3), plain_node("b", "half", 2, 2)}, 4, {1e-4, 1e9});
-  Layout layout;
+  PlanLayout layout;
   for (int i = 0; i < 3; ++i) layout.pipelines.push_back({4, {{0, i, 0, 2}, {0, i, 2, 2}}});
   for (int i = 0; i < 2; ++i) layout.pipelines.push_back({2, {{1, i, 0, 1}, {1, i, 1, 3}}});
   SimulateOptions apart;
@@ -255,7 +255,7 @@ TEST_CASE("gradients of asymmetric pipelines synchronise layer by layer and over
   Bench bench({plain_node("a", "unit", 2), plain_node("b", "unit", 1)}, 4, {0, 1e9});
   bench.model = plain_model(4, 1e6);
   bench.model.gradient_bytes = 4;
-  Layout layout;
+  PlanLayout layout;
   layout.pipelines = {{4, {{0, 0, 0, 2}, {0, 0, 2, 2}}}, {2, {{1, 0, 0, 4}}}};
   SimulateOptions options;
   options.events = true;
@@ -273,7 +273,7 @@ TEST_CASE("optimizer state follows its shares, and sharded weights are gathered 
   Bench bench({plain_node("a", "unit", 1), plain_node("b", "unit", 1)}, 2, {0, 1e9});
   bench.model = plain_model(2, 1e8, 1);
   bench.model.optimizer_bytes = 8;
-  Layout layout;
+  PlanLayout layout;
   layout.pipelines = {{1, {{0, 0, 0, 2}}}, {1, {{1, 0, 0, 2}}}};
   const Simulation whole = bench.run(layout);
   layout.sharded_optimizer = true;
@@ -295,7 +295,7 @@ TEST_CASE("a plan that does not fit says by how much") {
 
 TEST_CASE("layouts and plans are two forms of one thing") {
   const Cluster cluster = cluster_of({{"A100-80", 4}, {"H20", 4, 2}});
-  Layout layout;
+  PlanLayout layout;
   layout.tensor = 2;
   layout.microbatch = 2;
   layout.sharded_optimizer = true;
@@ -317,7 +317,7 @@ TEST_CASE("blocking transfers of pipelines that share a port divide its bandwidt
   bench.model.kinds[0].boundary_bytes = 1e6;  // 1 ms
   SimulateOptions options;
   options.blocking_transfers = true;
-  Layout layout;
+  PlanLayout layout;
   layout.pipelines = {{3, {{0, 0, 0, 1}, {1, 0, 1, 1}}}};
   const double alone = bench.run(layout, options).pipeline_seconds;
   CHECK(alone == Approx(4 * (3 * kLayer + 2 * (1e-3 + 1e-3))).epsilon(1e-6));
@@ -331,7 +331,7 @@ TEST_CASE("late reductions wait for all backwards and go stage by stage in one p
   for (LayerKind& kind : bench.model.kinds) kind.parameters = 1e6;
   bench.model.kinds[0].boundary_bytes = 0;
   bench.model.optimizer_bytes = 0;
-  Layout layout;
+  PlanLayout layout;
   for (int r = 0; r < 2; ++r) layout.pipelines.push_back({3, {{0, 2 * r, 0, 3}, {0, 2 * r + 1, 3, 1}}});
   SimulateOptions options;
   const Simulation beside = bench.run(layout, options);
@@ -350,7 +350,7 @@ TEST_CASE("sums travel inside hosts first, or by a mesh of all where the cluster
   Bench bench({plain_node("a", "unit", 3), plain_node("b", "unit", 2)}, 4, {1e-3, 1e8});
   for (LayerKind& kind : bench.model.kinds) kind.parameters = 1e6;
   bench.model.optimizer_bytes = 0;
-  Layout layout;
+  PlanLayout layout;
   for (int r = 0; r < 5; ++r) layout.pipelines.push_back({2, {{r < 3 ? 0 : 1, 0, 0, 4}}});
   SimulateOptions options;
   options.late_reductions = true;

@@ -37,7 +37,7 @@ Cluster machines(const std::string& names, int devices) {
 // Everything that six layers of 1e6 parameters have: 2 bytes of weights and 12 of state for each.
 constexpr double kLayer = 14e6;
 
-double least_by_hand(const StateMigration& migration, const Layout& layout, const Cluster& cluster) {
+double least_by_hand(const StateMigration& migration, const PlanLayout& layout, const Cluster& cluster) {
   // All ways to exchange hosts of a node and devices of a host.
   Plan plan = to_plan(layout, cluster);
   std::vector<std::string> names;
@@ -107,7 +107,7 @@ TEST_CASE("the same plan moves nothing, whatever alike devices it names", "[plan
   const Plan old = two_by_two();
   StateMigration migration(old, cluster, model);
   CHECK(migration.move(old) == Move{});
-  Layout layout = to_layout(old, cluster);
+  PlanLayout layout = to_layout(old, cluster);
   for (PipelineLayout& pipeline : layout.pipelines)
     for (StageLayout& stage : pipeline.stages) stage.host = 1 - stage.host;
   CHECK(migration.bytes(layout) == 0);
@@ -278,7 +278,7 @@ TEST_CASE("devices and hosts that are alike are named so that least moves", "[pl
   const Model model = plain_model(6);
   const Cluster cluster = machines("abc", 2);
   const auto any = [&] {
-    Layout layout;
+    PlanLayout layout;
     std::vector<int> hosts = {0, 0, 1, 1, 2, 2};
     std::shuffle(hosts.begin(), hosts.end(), random);
     layout.sharded_optimizer = random() % 2 == 0;
@@ -299,7 +299,7 @@ TEST_CASE("devices and hosts that are alike are named so that least moves", "[pl
   };
   for (int trial = 0; trial < 40; ++trial) {
     StateMigration migration(to_plan(any(), cluster), cluster, model);
-    const Layout layout = any();
+    const PlanLayout layout = any();
     const double bytes = migration.bytes(layout);
     CHECK(migration.move(migration.place(layout)).bytes == Approx(bytes));
     CHECK(bytes == Approx(least_by_hand(migration, layout, cluster)));
@@ -378,7 +378,7 @@ class Everything {
   }
 
   void run() {
-    Layout layout;
+    PlanLayout layout;
     layout.microbatch = microbatch_;
     std::vector<bool> used(places_.size(), false);
     add_stage(layout, used);
@@ -386,7 +386,7 @@ class Everything {
 
  private:
   // A further stage of the last pipeline, or of a new one; layers are cut when all stages are there.
-  void add_stage(Layout& layout, std::vector<bool>& used) {
+  void add_stage(PlanLayout& layout, std::vector<bool>& used) {
     if (!layout.pipelines.empty()) cut(layout, 0);
     for (size_t d = 0; d < places_.size(); ++d) {
       if (used[d]) continue;
@@ -394,7 +394,7 @@ class Everything {
       const StageLayout stage{places_[d].first, places_[d].second, 0, 1};
       for (const bool fresh : {false, true}) {
         if (!fresh && layout.pipelines.empty()) continue;
-        Layout more = layout;
+        PlanLayout more = layout;
         if (fresh) more.pipelines.emplace_back();
         more.pipelines.back().stages.push_back(stage);
         add_stage(more, used);
@@ -403,7 +403,7 @@ class Everything {
     }
   }
 
-  void cut(Layout layout, size_t p) {
+  void cut(PlanLayout layout, size_t p) {
     if (p == layout.pipelines.size()) {
       divide(layout, 0, evaluator_.request().batch / microbatch_);
       return;
@@ -424,7 +424,7 @@ class Everything {
     if (static_cast<int>(stages.size()) <= layers) choose(0, 0);
   }
 
-  void divide(Layout& layout, size_t p, int left) {
+  void divide(PlanLayout& layout, size_t p, int left) {
     const int others = static_cast<int>(layout.pipelines.size() - p) - 1;
     for (int m = others == 0 ? left : 1; m + others <= left && m > 0; ++m) {
       layout.pipelines[p].microbatches = m;

@@ -15,10 +15,10 @@
 #include "core/comm/loopback.h"
 #include "core/run/restore.h"
 #include "core/run/settle.h"
-#include "planner/layout.h"
 #include "planner/lower/lower.h"
 #include "planner/lower/rank_assignment.h"
 #include "planner/migrate/migrate.h"
+#include "planner/plan_layout.h"
 #include "tests/unit/core/testing.h"
 #include "tests/unit/core/trained_gpt.h"
 

@@ -1,6 +1,6 @@
 // A plan in numbers, as searches hold it: tensor-parallel groups by node and host instead of device names.
-// Most stages share their layers evenly over Layout::tensor devices of one host. Those that do otherwise name
-// an entry of Layout::groups.
+// Most stages share their layers evenly over PlanLayout::tensor devices of one host. Those that do otherwise
+// name an entry of PlanLayout::groups.
 #pragma once
 
 #include <string>
@@ -29,7 +29,7 @@ struct StageLayout {
   int first = 0, layers = 0;
   bool recompute = false;
   int share = 1;   // Stage::optimizer_share
-  int group = -1;  // of Layout::groups; -1: Layout::tensor devices of the host with equal shares
+  int group = -1;  // of PlanLayout::groups; -1: PlanLayout::tensor devices of the host with equal shares
   bool operator==(const StageLayout&) const = default;
 };
 
@@ -39,27 +39,27 @@ struct PipelineLayout {
   bool operator==(const PipelineLayout&) const = default;
 };
 
-struct Layout {
+struct PlanLayout {
   int tensor = 1, microbatch = 1;
   std::vector<PipelineLayout> pipelines;
   Schedule schedule = Schedule::one_f_one_b;
   int chunks = 1, warmup = 0;
   bool sharded_optimizer = false;
   std::vector<TensorGroup> groups;
-  bool operator==(const Layout&) const = default;
+  bool operator==(const PlanLayout&) const = default;
 };
 
 // The shares of a stage's devices, and their hosts.
-Shares shares_of(const Layout& layout, const StageLayout& stage);
-std::vector<DevicePlace> places_of(const Layout& layout, const StageLayout& stage);
-// Gives a stage these shares and places: by an entry of Layout::groups where it needs one.
-void set_group(Layout& layout, StageLayout& stage, TensorGroup group);
+Shares shares_of(const PlanLayout& layout, const StageLayout& stage);
+std::vector<DevicePlace> places_of(const PlanLayout& layout, const StageLayout& stage);
+// Gives a stage these shares and places: by an entry of PlanLayout::groups where it needs one.
+void set_group(PlanLayout& layout, StageLayout& stage, TensorGroup group);
 // All degrees of tensor parallelism that its stages have, ascending.
-std::vector<int> degrees_of(const Layout& layout);
+std::vector<int> degrees_of(const PlanLayout& layout);
 
 // The stages that device group `group` of a pipeline takes turns with, in order: one, or with interleaving
-// Layout::chunks. Groups count as StageUse::stage does.
-std::vector<StageLayout> chunks_of(const Layout& layout, int pipeline, int group);
+// PlanLayout::chunks. Groups count as StageUse::stage does.
+std::vector<StageLayout> chunks_of(const PlanLayout& layout, int pipeline, int group);
 // Their layers: "0-3", "0-1, 4-6".
 std::string show_layers(const std::vector<StageLayout>& chunks);
 
@@ -68,8 +68,8 @@ void number_layers(std::vector<StageLayout>& stages);
 
 // Names devices host by host, in the order of the stages. A host without enough devices is a bug of the
 // caller.
-Plan to_plan(const Layout& layout, const Cluster& cluster);
+Plan to_plan(const PlanLayout& layout, const Cluster& cluster);
 // Throws Error(usage) naming every device that the cluster has not.
-Layout to_layout(const Plan& plan, const Cluster& cluster);
+PlanLayout to_layout(const Plan& plan, const Cluster& cluster);
 
 }  // namespace het::planner

@@ -1,4 +1,4 @@
-#include "planner/layout.h"
+#include "planner/plan_layout.h"
 
 #include <algorithm>
 #include <map>
@@ -20,7 +20,7 @@ void number_layers(std::vector<StageLayout>& stages) {
   }
 }
 
-std::vector<StageLayout> chunks_of(const Layout& layout, int pipeline, int group) {
+std::vector<StageLayout> chunks_of(const PlanLayout& layout, int pipeline, int group) {
   const std::vector<StageLayout>& stages = layout.pipelines[static_cast<size_t>(pipeline)].stages;
   const size_t groups = stages.size() / static_cast<size_t>(layout.chunks);
   std::vector<StageLayout> chunks;
@@ -43,18 +43,18 @@ bool all_equal(const Shares& shares) {
 
 }  // namespace
 
-Shares shares_of(const Layout& layout, const StageLayout& stage) {
+Shares shares_of(const PlanLayout& layout, const StageLayout& stage) {
   return stage.group < 0 ? Shares(static_cast<size_t>(layout.tensor), 1)
                          : layout.groups[static_cast<size_t>(stage.group)].shares;
 }
 
-std::vector<DevicePlace> places_of(const Layout& layout, const StageLayout& stage) {
+std::vector<DevicePlace> places_of(const PlanLayout& layout, const StageLayout& stage) {
   return stage.group < 0
              ? std::vector<DevicePlace>(static_cast<size_t>(layout.tensor), {stage.node, stage.host})
              : layout.groups[static_cast<size_t>(stage.group)].places;
 }
 
-void set_group(Layout& layout, StageLayout& stage, TensorGroup group) {
+void set_group(PlanLayout& layout, StageLayout& stage, TensorGroup group) {
   HET_REQUIRE(!group.places.empty() && group.places.size() == group.shares.size(), group.places.size(),
               group.shares.size());
   stage.node = group.places[0].node;
@@ -68,7 +68,7 @@ void set_group(Layout& layout, StageLayout& stage, TensorGroup group) {
   if (known == layout.groups.end()) layout.groups.push_back(std::move(group));
 }
 
-std::vector<int> degrees_of(const Layout& layout) {
+std::vector<int> degrees_of(const PlanLayout& layout) {
   std::set<int> degrees;
   for (const PipelineLayout& pipeline : layout.pipelines)
     for (const StageLayout& stage : pipeline.stages)
@@ -90,7 +90,7 @@ void simplify_shares(Plan& plan) {
 
 }  // namespace
 
-Plan to_plan(const Layout& layout, const Cluster& cluster) {
+Plan to_plan(const PlanLayout& layout, const Cluster& cluster) {
   Plan plan;
   plan.tensor = layout.tensor;
   plan.microbatch = layout.microbatch;
@@ -128,7 +128,7 @@ Plan to_plan(const Layout& layout, const Cluster& cluster) {
   return plan;
 }
 
-Layout to_layout(const Plan& plan, const Cluster& cluster) {
+PlanLayout to_layout(const Plan& plan, const Cluster& cluster) {
   constexpr size_t kNamed = 8;  // in a message
   std::unordered_map<std::string, DevicePlace> places;
   std::vector<std::string> names;
@@ -144,7 +144,7 @@ Layout to_layout(const Plan& plan, const Cluster& cluster) {
         fail_usage(
             "the plan says how layers are cut by `sharding`; hetrun runs such plans but does not simulate "
             "them yet");
-  Layout layout;
+  PlanLayout layout;
   const bool uniform = !plan.pipelines.empty() && !plan.pipelines[0].stages.empty() && has_uniform_cut(plan);
   layout.tensor = static_cast<int>(
       (uniform ? tensor_shares(plan, plan.pipelines[0].stages[0]) : tensor_shares(plan)).size());
