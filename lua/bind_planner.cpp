@@ -57,7 +57,7 @@ Cluster cluster_at(lua_State* L, int index) {
   });
   int64_t hosts = 0;
   each_in(L, index, "nodes", [&](int, int at) {
-    planner::Node node;
+    planner::Machine node;
     const std::string name = field<std::string>(L, at, "name").value_or("");
     const int count = field<int>(L, at, "count").value_or(1);
     hosts += std::max(count, 0);
@@ -158,7 +158,7 @@ Request request_at(lua_State* L, const Graph& graph, int index) {
     request.state = std::make_shared<planner::ModelState>(planner::state_of(graph));
   request.near = field<double>(L, index, "near").value_or(request.near);
   int most = 1;
-  for (const planner::Node& node : request.cluster.nodes) most = std::max(most, node.devices);
+  for (const planner::Machine& node : request.cluster.nodes) most = std::max(most, node.devices);
   request.tensors = planner::tensor_degrees_of(graph, std::min(most, kMostTensor));
   std::erase_if(request.tensors, [&](int k) {  // a model without attention counts as one of one head
     return request.model.heads % k != 0 || request.model.kv_heads % k != 0;
@@ -320,7 +320,7 @@ Json json_of(const Cluster& cluster) {
   };
   Json::Array nodes;
   for (size_t n = 0; n < cluster.nodes.size(); ++n) {
-    const planner::Node& node = cluster.nodes[n];
+    const planner::Machine& node = cluster.nodes[n];
     nodes.push_back(
         Json::Object{{"hosts", Json::Array(node.hosts.begin(), node.hosts.end())},
                      {"type", node.type},

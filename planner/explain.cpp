@@ -162,7 +162,7 @@ PlanReport explain(const Request& request, const Planned& planned) {
     }
   }
   for (int n = 0; n < static_cast<int>(request.cluster.nodes.size()); ++n) {
-    const Node& node = request.cluster.nodes[static_cast<size_t>(n)];
+    const Machine& node = request.cluster.nodes[static_cast<size_t>(n)];
     for (int h = 0; h < static_cast<int>(node.hosts.size()); ++h)
       for (int d = 0; d < node.devices; ++d)
         if (const std::string name = device_name(request.cluster, n, h, d); used.count(name) == 0)
@@ -173,7 +173,7 @@ PlanReport explain(const Request& request, const Planned& planned) {
   report.price_per_billion_tokens = report.price_per_hour / 3600 * 1e9 / report.tokens_per_second;
   for (const int node : nodes) {
     const NodeCosts& of = costs.nodes[static_cast<size_t>(node)];
-    const Node& place = request.cluster.nodes[static_cast<size_t>(node)];
+    const Machine& place = request.cluster.nodes[static_cast<size_t>(node)];
     const auto known = std::find_if(report.sources.begin(), report.sources.end(),
                                     [&](const SourceReport& source) { return source.type == place.type; });
     if (known != report.sources.end()) continue;

@@ -45,7 +45,7 @@ std::string_view name_of(Objective objective) {
 std::vector<int> tensor_degrees(const Request& request) {
   if (!request.tensors.empty()) return request.tensors;
   int most = 1;
-  for (const Node& node : request.cluster.nodes) most = std::max(most, node.devices);
+  for (const Machine& node : request.cluster.nodes) most = std::max(most, node.devices);
   std::vector<int> degrees;
   for (int k = 1; k <= std::min(most, 8); k *= 2)
     if (request.model.heads % k == 0 && request.model.kv_heads % k == 0) degrees.push_back(k);
@@ -70,7 +70,7 @@ std::vector<int> microbatch_sizes(const Request& request) {
 std::optional<std::string> price_problem(const Cluster& cluster, Objective objective) {
   if (objective != Objective::cost) return std::nullopt;
   std::vector<std::string> unpriced;
-  for (const Node& node : cluster.nodes)
+  for (const Machine& node : cluster.nodes)
     if (!(node.price_per_hour > 0) && !node.hosts.empty()) unpriced.push_back(node.hosts[0]);
   if (unpriced.empty()) return std::nullopt;
   return fmt::format(
@@ -136,7 +136,7 @@ std::vector<std::string> validate(const Request& request) {
     if (problems.empty()) problems = state_problems(request, *request.old);
   }
   int most = 0;
-  for (const Node& node : request.cluster.nodes) most = std::max(most, node.devices);
+  for (const Machine& node : request.cluster.nodes) most = std::max(most, node.devices);
   for (const int k : request.tensors) {
     std::vector<int> good;
     for (int d = 1; d <= std::min(request.model.kv_heads, std::max(most, 1)); ++d)
@@ -155,7 +155,7 @@ std::vector<std::string> notes_of(const Request& request) {
   const auto& nodes = request.cluster.nodes;
   if (request.objective == Objective::progress &&
       std::none_of(nodes.begin(), nodes.end(),
-                   [](const Node& node) { return node.preemptions_per_hour > 0; }))
+                   [](const Machine& node) { return node.preemptions_per_hour > 0; }))
     notes.emplace_back(
         "the objective is progress, and no node has a rate of preemptions: so it is the same as time; give "
         "`preemptions =` (of one machine in an hour) to the nodes");
@@ -367,7 +367,7 @@ double bound_of(const Request& request, Evaluator& evaluator, const Sizes& sizes
     if (count[kind] > 0) program.add(std::move(all));
   }
   for (size_t node = 0; node < nodes; ++node) {
-    const Node& of = request.cluster.nodes[node];
+    const Machine& of = request.cluster.nodes[node];
     busy[node].terms.emplace_back(time,
                                   -static_cast<double>(of.devices) * static_cast<double>(of.hosts.size()));
     busy[node].upper = 0;

@@ -14,7 +14,7 @@ namespace {
 using Part = std::vector<size_t>;
 
 std::vector<Part> parts_of(const Request& request) {
-  const std::vector<Node>& nodes = request.cluster.nodes;
+  const std::vector<Machine>& nodes = request.cluster.nodes;
   const auto rate = [&](size_t n) {
     return type_of(request.cluster, static_cast<int>(n)).flops(request.model.precision);
   };

@@ -67,7 +67,7 @@ class Repairer {
   void read_old() {
     std::map<std::string, std::pair<int, int>> places;
     for (int n = 0; n < static_cast<int>(request_.cluster.nodes.size()); ++n) {
-      const Node& node = request_.cluster.nodes[static_cast<size_t>(n)];
+      const Machine& node = request_.cluster.nodes[static_cast<size_t>(n)];
       for (int h = 0; h < static_cast<int>(node.hosts.size()); ++h)
         for (int d = 0; d < node.devices; ++d) places[device_name(request_.cluster, n, h, d)] = {n, h};
     }

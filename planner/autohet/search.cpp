@@ -219,7 +219,7 @@ class Search {
 
 int Search::groups_in_all(int tensor) const {
   int total = 0;
-  for (const Node& node : request_.cluster.nodes)
+  for (const Machine& node : request_.cluster.nodes)
     total += node.devices / tensor * static_cast<int>(node.hosts.size());
   return total;
 }

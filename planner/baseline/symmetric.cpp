@@ -16,7 +16,7 @@ struct Place {
 std::vector<Place> all_groups(const Request& request, int tensor) {
   std::vector<Place> places;
   for (int n = 0; n < static_cast<int>(request.cluster.nodes.size()); ++n) {
-    const Node& node = request.cluster.nodes[static_cast<size_t>(n)];
+    const Machine& node = request.cluster.nodes[static_cast<size_t>(n)];
     if (node.devices % tensor != 0) return {};
     for (int h = 0; h < static_cast<int>(node.hosts.size()); ++h)
       for (int i = 0; i < node.devices / tensor; ++i) places.push_back({n, h});

@@ -33,7 +33,7 @@ class Checker {
   std::vector<std::string> run() {
     if (cluster_.nodes.empty()) add("the cluster has no node; at least one is needed");
     for (const DeviceType& type : cluster_.types) check(type);
-    for (const Node& node : cluster_.nodes) check(node);
+    for (const Machine& node : cluster_.nodes) check(node);
     if (hosts_.size() > kMostHosts)
       add(fmt::format("the cluster has {} hosts; {} is the most that can be planned for", hosts_.size(),
                       kMostHosts));
@@ -45,7 +45,7 @@ class Checker {
       check(fmt::format("link {} - {}", entry.a, entry.b), entry.link);
       for (const std::string& zone : {entry.a, entry.b})
         if (std::none_of(cluster_.nodes.begin(), cluster_.nodes.end(),
-                         [&](const Node& node) { return node.zone == zone; }))
+                         [&](const Machine& node) { return node.zone == zone; }))
           add(fmt::format("link {} - {}: no node is in zone \"{}\"", entry.a, entry.b, zone));
     }
     check_missing_links();
@@ -79,7 +79,7 @@ class Checker {
     if (!absent(type.inside)) check(where + ", link inside", type.inside);
   }
 
-  void check(const Node& node) {
+  void check(const Machine& node) {
     const std::string where = node.hosts.empty() ? "a node" : fmt::format("node {}", node.hosts[0]);
     if (node.hosts.empty()) add("a node of type " + node.type + " has no host; its count is at least 1");
     bool named = true;  // of several hosts that are named alike, the first mistake is enough
@@ -130,7 +130,7 @@ class Checker {
 
   void check_missing_links() {
     std::map<std::string, size_t> zones;
-    for (const Node& node : cluster_.nodes) zones[node.zone] += node.hosts.size();
+    for (const Machine& node : cluster_.nodes) zones[node.zone] += node.hosts.size();
     for (auto a = zones.begin(); a != zones.end(); ++a)
       for (auto b = a; b != zones.end(); ++b)
         if ((a != b || a->second > 1) && find_link(cluster_, a->first, b->first) == nullptr)
@@ -168,9 +168,9 @@ double DeviceType::flops(Precision precision) const {
 std::vector<std::string> validate(const Cluster& cluster) { return Checker(cluster).run(); }
 
 Cluster merged(Cluster cluster) {
-  std::vector<Node> nodes;
-  for (Node& node : cluster.nodes) {
-    const auto same = std::find_if(nodes.begin(), nodes.end(), [&](const Node& other) {
+  std::vector<Machine> nodes;
+  for (Machine& node : cluster.nodes) {
+    const auto same = std::find_if(nodes.begin(), nodes.end(), [&](const Machine& other) {
       return other.type == node.type && other.devices == node.devices && other.zone == node.zone &&
              other.inside == node.inside && other.price_per_hour == node.price_per_hour &&
              other.preemptions_per_hour == node.preemptions_per_hour && other.gone == node.gone;
@@ -204,19 +204,19 @@ Link between_link(const Cluster& cluster, int a, int b) {
 
 int total_devices(const Cluster& cluster) {
   int total = 0;
-  for (const Node& node : cluster.nodes) total += node.devices * static_cast<int>(node.hosts.size());
+  for (const Machine& node : cluster.nodes) total += node.devices * static_cast<int>(node.hosts.size());
   return total;
 }
 
 double price_per_hour(const Cluster& cluster) {
   double total = 0;
-  for (const Node& node : cluster.nodes)
+  for (const Machine& node : cluster.nodes)
     total += node.price_per_hour * static_cast<double>(node.hosts.size());
   return total;
 }
 
 std::string device_name(const Cluster& cluster, int node, int host, int device) {
-  const Node& of = cluster.nodes[static_cast<size_t>(node)];
+  const Machine& of = cluster.nodes[static_cast<size_t>(node)];
   for (const int gone : of.gone)
     if (gone <= device) ++device;
   return fmt::format("{}:{}", of.hosts[static_cast<size_t>(host)], device);
@@ -233,7 +233,7 @@ Cluster without(const Cluster& cluster, const std::string& name) {
         if (device_name(left, static_cast<int>(n), static_cast<int>(h), d) == name) device = d;
       if (!whole && device < 0) continue;
       found = true;
-      Node own = left.nodes[n];
+      Machine own = left.nodes[n];
       own.hosts = {left.nodes[n].hosts[h]};
       left.nodes[n].hosts.erase(left.nodes[n].hosts.begin() + static_cast<std::ptrdiff_t>(h));
       if (!whole && own.devices > 1) {
@@ -250,7 +250,7 @@ Cluster without(const Cluster& cluster, const std::string& name) {
   std::erase_if(left.zone_links, [&](const ZoneLink& link) {
     const auto empty = [&](const std::string& zone) {
       return std::none_of(left.nodes.begin(), left.nodes.end(),
-                          [&](const Node& node) { return node.zone == zone; });
+                          [&](const Machine& node) { return node.zone == zone; });
     };
     return empty(link.a) || empty(link.b);
   });
@@ -263,9 +263,9 @@ const DeviceType* find_device_type(std::string_view name) {
   return nullptr;
 }
 
-Node known_node(std::string name, std::string_view type, int devices, int count) {
+Machine known_machine(std::string name, std::string_view type, int devices, int count) {
   if (find_device_type(type) == nullptr) fail_usage("device type \"{}\" is not known", type);
-  Node node;
+  Machine node;
   for (int i = 1; i <= count; ++i) node.hosts.push_back(count == 1 ? name : fmt::format("{}{}", name, i));
   node.type = type;
   node.devices = devices;
@@ -273,7 +273,7 @@ Node known_node(std::string name, std::string_view type, int devices, int count)
 }
 
 void add_known_types(Cluster& cluster) {
-  for (const Node& node : cluster.nodes) {
+  for (const Machine& node : cluster.nodes) {
     const DeviceType* known = find_device_type(node.type);
     if (known != nullptr && std::none_of(cluster.types.begin(), cluster.types.end(),
                                          [&](const DeviceType& t) { return t.name == node.type; }))

@@ -1,6 +1,6 @@
-// What a plan may use: device types, nodes, links, prices. Plain data: written in a recipe, discovered, or
-// imagined for a dry run; nothing here talks to a machine. Nodes that are alike are one entry with several
-// hosts, so that planning does not grow with copies.
+// What a plan may use: device types, machines, links, prices. Plain data: written in a recipe, discovered, or
+// invented for a dry run; nothing here talks to a machine. Equal machines are one entry of Cluster::nodes
+// with several hosts, so that planning does not grow with copies.
 #pragma once
 
 #include <string>
@@ -25,8 +25,9 @@ struct DeviceType {
   double flops(Precision precision) const;  // 0 when not supported
 };
 
-struct Node {
-  std::vector<std::string> hosts;   // one name for each of the machines that are alike
+// One node of a cluster, or several that are alike.
+struct Machine {
+  std::vector<std::string> hosts;   // the name of each
   std::string type;                 // name of a DeviceType
   int devices = 1;                  // in each host
   std::string zone;                 // class of its network links (Cluster::zone_links)
@@ -34,7 +35,7 @@ struct Node {
   double price_per_hour = 0;        // of one host
   double preemptions_per_hour = 0;  // of one host
   std::vector<int> gone = {};  // numbers of devices that its hosts no longer have, ascending: names skip them
-  bool operator==(const Node&) const = default;
+  bool operator==(const Machine&) const = default;
 };
 
 struct ZoneLink {
@@ -46,7 +47,7 @@ struct ZoneLink {
 
 struct Cluster {
   std::vector<DeviceType> types;
-  std::vector<Node> nodes;
+  std::vector<Machine> nodes;
   Link between;  // between hosts where no zone link says otherwise; all zero: none
   std::vector<ZoneLink> zone_links;
   // Collectives go as between processors, by the mesh of core/comm/steps.h; else by rings and trees, inside
@@ -58,10 +59,10 @@ struct Cluster {
 // Every mistake, each a sentence with the value and what would work; empty when it can be planned for.
 std::vector<std::string> validate(const Cluster& cluster);
 
-// Nodes that differ in nothing but their hosts become one; order of first appearance is kept.
+// Nodes that differ only in their hosts become one; order of first appearance is kept.
 Cluster merged(Cluster cluster);
 
-// These assume a valid cluster. Node indices are positions in `nodes`.
+// These assume a valid cluster. `node`: an index of Cluster::nodes.
 const DeviceType& type_of(const Cluster& cluster, int node);
 Link inside_link(const Cluster& cluster, int node);
 Link between_link(const Cluster& cluster, int a, int b);
@@ -77,7 +78,7 @@ const std::vector<DeviceType>& known_device_types();
 const DeviceType* find_device_type(std::string_view name);  // nullptr when unknown
 
 // `count` hosts named name1, name2, ... (name alone for one) of a known type; throws Error(usage) otherwise.
-Node known_node(std::string name, std::string_view type, int devices, int count = 1);
+Machine known_machine(std::string name, std::string_view type, int devices, int count = 1);
 // The types its nodes name, from the known ones, beside those it has.
 void add_known_types(Cluster& cluster);
 

@@ -327,7 +327,7 @@ void Prediction::link() {
     // Each GPU of a group exchanges its part with its counterpart in another group.
     type.inside.bytes_per_second *= kind.group.tensor;
     cluster_.types.push_back(type);
-    Node node;
+    Machine node;
     node.type = kind.name;
     node.zone = std::to_string(a);
     node.devices = kind.group.machines.size() > 1 ? 1 : machine.gpus / kind.group.tensor;
@@ -350,7 +350,7 @@ void Prediction::place() {
       const PlanStage& stage = file_.pipelines[p][s];
       for (const PlanGroup& group : stage.replicas) {
         Kind& kind = kind_of(group);
-        Node& node = cluster_.nodes[static_cast<size_t>(kind.node)];
+        Machine& node = cluster_.nodes[static_cast<size_t>(kind.node)];
         if (kind.open == 0) {
           node.hosts.push_back(fmt::format("m{}", ++machines));
           kind.open = node.devices;

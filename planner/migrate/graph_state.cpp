@@ -16,7 +16,7 @@ namespace het::planner {
 namespace {
 
 // State that a node changes.
-std::vector<ValueId> changed_by(const Graph& graph, const het::Node& node) {
+std::vector<ValueId> changed_by(const Graph& graph, const Node& node) {
   std::vector<ValueId> changed;
   for (const auto& [output, input] : node.op->in_place)
     if (static_cast<size_t>(input) < node.inputs.size()) {
@@ -38,7 +38,7 @@ LayerValues values_of(const Graph& graph) {
   const auto is = [&](ValueId id, Role role) {
     return id != kAbsent && graph.values[static_cast<size_t>(id)].role == role;
   };
-  for (const het::Node& node : graph.nodes) {
+  for (const Node& node : graph.nodes) {
     if (node.phase != Phase::update) {
       for (const ValueId id : node.inputs)
         if (is(id, Role::buffer) && node.layer >= 0)

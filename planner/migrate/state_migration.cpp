@@ -90,7 +90,7 @@ void StateMigration::read_old() {
       for (const std::string& device : stage.devices) pipeline_of[device] = static_cast<int>(p);
   number({});
   for (int n = 0; n < static_cast<int>(cluster_.nodes.size()); ++n) {
-    const Node& node = cluster_.nodes[static_cast<size_t>(n)];
+    const Machine& node = cluster_.nodes[static_cast<size_t>(n)];
     auto& hosts = have_.emplace_back();
     auto& pipelines = pipeline_at_.emplace_back();
     for (int h = 0; h < static_cast<int>(node.hosts.size()); ++h) {
@@ -160,7 +160,7 @@ StateMigration::Slots StateMigration::slots_of(const PlanLayout& layout) {
   const Plan named = to_plan(layout, cluster_);
   const auto held = holdings_->of(named);
   Slots slots;
-  for (const Node& node : cluster_.nodes) slots.emplace_back(node.hosts.size());
+  for (const Machine& node : cluster_.nodes) slots.emplace_back(node.hosts.size());
   for (size_t p = 0; p < layout.pipelines.size(); ++p) {
     const auto& stages = layout.pipelines[p].stages;
     const size_t groups = stages.size() / static_cast<size_t>(layout.chunks);

@@ -24,7 +24,7 @@ class Counter {
 
   std::vector<std::set<ValueId>> parameters() const {
     std::vector<std::set<ValueId>> of_layer(layers_.size());
-    for (const het::Node& node : graph_.nodes)
+    for (const Node& node : graph_.nodes)
       if (in_layer(node))
         for (const ValueId id : node.inputs) parameters_behind(id, of_layer[node.layer]);
     return of_layer;
@@ -45,7 +45,7 @@ class Counter {
   }
 
  private:
-  bool in_layer(const het::Node& node) const {
+  bool in_layer(const Node& node) const {
     return node.layer >= 0 && node.phase != Phase::update && !invariant_[&node - graph_.nodes.data()];
   }
   double bytes(ValueId id) const { return static_cast<double>(graph_.type(id).bytes()); }
@@ -56,7 +56,7 @@ class Counter {
     for (size_t i = 0; i < graph_.values.size(); ++i) constant[i] = is_of_step(graph_.values[i]);
     invariant_.resize(graph_.nodes.size());
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
-      const het::Node& node = graph_.nodes[n];
+      const Node& node = graph_.nodes[n];
       if (node.phase == Phase::update) continue;
       invariant_[n] = std::all_of(node.inputs.begin(), node.inputs.end(),
                                   [&](ValueId id) { return id == kAbsent || constant[id]; });
@@ -69,7 +69,7 @@ class Counter {
   void find_roots() {
     root_.resize(graph_.values.size());
     std::iota(root_.begin(), root_.end(), 0);
-    for (const het::Node& node : graph_.nodes)
+    for (const Node& node : graph_.nodes)
       if (node.op->view)
         for (const ValueId id : node.outputs)
           if (id != kAbsent) root_[id] = root_[node.inputs[0]];
@@ -86,12 +86,12 @@ class Counter {
   void find_needed_for_inputs() {
     needed_.resize(graph_.nodes.size());
     std::vector<NodeId> stack;
-    for (const het::Node& node : graph_.nodes) {
+    for (const Node& node : graph_.nodes) {
       if (!in_layer(node)) continue;
       for (const ValueId id : node.inputs) {
         if (id == kAbsent || graph_.values[id].producer < 0) continue;
         const NodeId producer = graph_.values[id].producer;
-        const het::Node& made = graph_.nodes[producer];
+        const Node& made = graph_.nodes[producer];
         if (made.phase == Phase::backward && in_layer(made) && made.layer != node.layer && !is_sum(node))
           stack.push_back(producer);
       }
@@ -111,11 +111,11 @@ class Counter {
     const std::vector<bool> handed_on = read_by_other_layers(graph_);
     again_.resize(graph_.nodes.size());
     std::vector<NodeId> stack;
-    const auto need = [&](const het::Node& reader) {
+    const auto need = [&](const Node& reader) {
       for (const ValueId id : reader.inputs) {
         if (id == kAbsent || graph_.values[id].producer < 0) continue;
         const NodeId n = graph_.values[id].producer;
-        const het::Node& node = graph_.nodes[n];
+        const Node& node = graph_.nodes[n];
         if (again_[n] || !in_layer(node) || node.phase != Phase::forward || node.layer != reader.layer)
           continue;
         if (std::any_of(node.outputs.begin(), node.outputs.end(),
@@ -125,7 +125,7 @@ class Counter {
         stack.push_back(n);
       }
     };
-    for (const het::Node& node : graph_.nodes)
+    for (const Node& node : graph_.nodes)
       if (in_layer(node) && node.phase == Phase::backward) need(node);
     while (!stack.empty()) {
       const NodeId n = stack.back();
@@ -135,7 +135,7 @@ class Counter {
   }
 
   // The sum of the gradients of a parameter that several layers use.
-  bool is_sum(const het::Node& node) const { return node.op->adds_operands; }
+  bool is_sum(const Node& node) const { return node.op->adds_operands; }
 
   void parameters_behind(ValueId id, std::set<ValueId>& found) const {
     std::vector<ValueId> stack{id};
@@ -163,7 +163,7 @@ class Counter {
   void count_work() {
     for (LayerKind& layer : layers_) layer.recompute_flops = layer.recompute_reductions = 0;
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
-      const het::Node& node = graph_.nodes[n];
+      const Node& node = graph_.nodes[n];
       if (!in_layer(node)) continue;
       LayerKind& layer = layers_[node.layer];
       const Cost cost = cost_of(graph_, node);
@@ -189,7 +189,7 @@ class Counter {
   // maker.
   void count_activations() {
     std::map<ValueId, std::set<int32_t>> readers;  // by buffer
-    for (const het::Node& node : graph_.nodes) {
+    for (const Node& node : graph_.nodes) {
       if (!in_layer(node) || node.phase != Phase::backward) continue;
       for (const ValueId id : node.inputs)
         if (id != kAbsent && is_activation(root_[id])) readers[root_[id]].insert(node.layer);
@@ -204,7 +204,7 @@ class Counter {
   // into it.
   void count_boundaries() {
     std::map<ValueId, std::pair<int32_t, int32_t>> spans;  // maker, last reader
-    for (const het::Node& node : graph_.nodes) {
+    for (const Node& node : graph_.nodes) {
       if (!in_layer(node) || node.phase != Phase::forward) continue;
       for (const ValueId id : node.inputs) {
         if (id == kAbsent || !is_activation(root_[id])) continue;
@@ -229,7 +229,7 @@ class Counter {
     std::vector<double> live(layers_.size());
     std::vector<std::vector<ValueId>> dying(graph_.nodes.size());
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
-      const het::Node& node = graph_.nodes[n];
+      const Node& node = graph_.nodes[n];
       if (in_layer(node)) {
         for (const ValueId id : node.outputs) {
           if (id == kAbsent || root_[id] != id || graph_.nodes[last[id]].phase == Phase::update) continue;
@@ -309,7 +309,7 @@ Model model_of_graph(const Graph& whole, std::string name, int samples, int toke
     if (value.role == Role::parameter) parameters += static_cast<double>(value.type.elements());
     if (value.role == Role::buffer) buffers += static_cast<double>(value.type.bytes());
   }
-  for (const het::Node& node : graph.nodes) {
+  for (const Node& node : graph.nodes) {
     if (node.op->multiplies_weights) {
       const DType dtype = graph.type(node.outputs[0]).dtype;
       if (dtype == DType::bf16) model.precision = Precision::bf16;

@@ -231,7 +231,7 @@ std::optional<Link> measured_inside(const Profile& profile, std::string_view typ
 std::optional<Link> measured_between(const Profile& profile, const Cluster& cluster, std::string_view a,
                                      std::string_view b) {
   const auto zone_of = [&](const std::string& host) -> const std::string* {
-    for (const Node& node : cluster.nodes)
+    for (const Machine& node : cluster.nodes)
       if (std::find(node.hosts.begin(), node.hosts.end(), host) != node.hosts.end()) return &node.zone;
     return nullptr;
   };
@@ -251,7 +251,7 @@ void apply_links(const Profile& profile, Cluster& cluster) {
   for (DeviceType& type : cluster.types)
     if (const auto link = measured_inside(profile, type.name)) type.inside = *link;
   std::set<std::string> zones;
-  for (const Node& node : cluster.nodes) zones.insert(node.zone);
+  for (const Machine& node : cluster.nodes) zones.insert(node.zone);
   for (auto a = zones.begin(); a != zones.end(); ++a)
     for (auto b = a; b != zones.end(); ++b) {
       const auto link = measured_between(profile, cluster, *a, *b);

@@ -105,7 +105,7 @@ CostTable make_costs(const Cluster& cluster, const Model& model, const Profile& 
 CostTable make_compute_costs(const Cluster& cluster, const Model& model, const Profile& profile, int tensor,
                              int microbatch) {
   Cluster without = cluster;
-  for (Node& node : without.nodes) node.inside = {0, std::numeric_limits<double>::max()};
+  for (Machine& node : without.nodes) node.inside = {0, std::numeric_limits<double>::max()};
   return make_costs(without, model, profile, tensor, microbatch);
 }
 

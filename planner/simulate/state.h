@@ -135,7 +135,7 @@ struct SimulatorState {
 
   SimulatorState(const CostTable& costs_, const Cluster& cluster, CostProvider tables_)
       : costs(costs_), tables(std::move(tables_)) {
-    for (const Node& node : cluster.nodes) {
+    for (const Machine& node : cluster.nodes) {
       host_base.push_back(ports);
       ports += static_cast<int>(node.hosts.size());
     }

@@ -22,9 +22,9 @@ Request request_of(const Json& combination, const std::string& model, int batch)
   char name = 'a';
   for (const Json& node : *combination.array()) {
     const Json::Array& field = *node.array();
-    request.cluster.nodes.push_back(known_node(std::string(1, name++), *field[0].string(),
-                                               static_cast<int>(*field[1].integer()),
-                                               static_cast<int>(*field[2].integer())));
+    request.cluster.nodes.push_back(known_machine(std::string(1, name++), *field[0].string(),
+                                                  static_cast<int>(*field[1].integer()),
+                                                  static_cast<int>(*field[2].integer())));
   }
   add_known_types(request.cluster);
   request.cluster.between = {20e-6, 50e9};

@@ -27,7 +27,8 @@ struct Fixture {
   Model model = plain_model(7, 2e7, 4e7);
   Fixture() {
     cluster.types = {plain_type("fast", 3, 1.2), plain_type("slow", 1, 2.5), plain_type("tiny", 2, 0.8)};
-    cluster.nodes = {plain_node("a", "fast", 4), plain_node("b", "slow", 4), plain_node("c", "tiny", 4)};
+    cluster.nodes = {plain_machine("a", "fast", 4), plain_machine("b", "slow", 4),
+                     plain_machine("c", "tiny", 4)};
     cluster.between = {1e-5, 1e10};
     LayerKind last = model.kinds[0];
     last.name = "last";
@@ -281,7 +282,7 @@ TEST_CASE("among many stages no simulation is spent on what cannot make the step
   Request request;
   request.model = plain_model(12);
   request.cluster.types = {plain_type("unit", 1, 10)};
-  request.cluster.nodes = {plain_node("a", "unit", 12)};
+  request.cluster.nodes = {plain_machine("a", "unit", 12)};
   request.cluster.between = {1e-5, 1e12};
   request.batch = 32;
   PlanLayout layout;
@@ -300,7 +301,7 @@ TEST_CASE("annealing leads from a poor plan to a good one that is possible, what
   Request request;
   request.model = plain_model(18, 1e7, 4e7);
   request.cluster.types = {plain_type("fast", 3, 4), plain_type("slow", 1, 4)};
-  request.cluster.nodes = {plain_node("a", "fast", 3, 2), plain_node("b", "slow", 5)};
+  request.cluster.nodes = {plain_machine("a", "fast", 3, 2), plain_machine("b", "slow", 5)};
   request.cluster.between = {1e-5, 1e10};
   request.batch = 24;
   request.tensors = request.microbatches = {1};

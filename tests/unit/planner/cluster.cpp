@@ -79,7 +79,7 @@ TEST_CASE("two links between the same zones are a mistake, in either order") {
 
 TEST_CASE("alike nodes merge into counts, others do not") {
   Cluster cluster;
-  for (const char* name : {"a", "b", "c"}) cluster.nodes.push_back(known_node(name, "T4", 4));
+  for (const char* name : {"a", "b", "c"}) cluster.nodes.push_back(known_machine(name, "T4", 4));
   cluster.nodes[1].zone = "west";
   cluster.between = {1e-5, 1e9};
   add_known_types(cluster);
@@ -102,5 +102,5 @@ TEST_CASE("a link is found by zones in either order, else the common one is take
 }
 
 TEST_CASE("an unknown type of a known node is refused") {
-  CHECK_THROWS_AS(known_node("a", "B9000", 1), Error);
+  CHECK_THROWS_AS(known_machine("a", "B9000", 1), Error);
 }

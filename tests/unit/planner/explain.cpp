@@ -82,7 +82,7 @@ TEST_CASE("a plan says of each device type what was measured") {
 TEST_CASE("what a device that is full or slow is bound by is named") {
   Request request;
   request.cluster.types = {plain_type("slow", 1, 64), plain_type("full", 10, 0.5)};
-  request.cluster.nodes = {plain_node("a", "slow", 1), plain_node("b", "full", 1)};
+  request.cluster.nodes = {plain_machine("a", "slow", 1), plain_machine("b", "full", 1)};
   request.cluster.between = {1e-5, 1e10};
   request.model = plain_model(8, 1.2e7, 2e7);
   request.batch = 16;
@@ -119,7 +119,7 @@ Planned planned_of(const Request& request, const PlanLayout& layout) {
 TEST_CASE("a device of an interleaved plan is explained by all the layers that it holds") {
   Request request;
   request.cluster.types = {plain_type("unit", 1, 64), plain_type("full", 1, 0.3)};
-  request.cluster.nodes = {plain_node("a", "full", 1), plain_node("b", "unit", 1)};
+  request.cluster.nodes = {plain_machine("a", "full", 1), plain_machine("b", "unit", 1)};
   request.cluster.between = {1e-5, 1e10};
   request.model = plain_model(8, 3e6);
   request.batch = 4;
@@ -155,7 +155,7 @@ TEST_CASE("bandwidths are shown in bits") {
 TEST_CASE("a plan says which links nobody stated") {
   Request request;
   request.cluster.types = {plain_type("unit", 1, 64)};
-  request.cluster.nodes = {plain_node("a", "unit", 1, 2), plain_node("b", "unit", 1)};
+  request.cluster.nodes = {plain_machine("a", "unit", 1, 2), plain_machine("b", "unit", 1)};
   request.cluster.nodes[0].zone = "x";
   request.cluster.nodes[1].zone = "y";
   request.cluster.zone_links = {{"x", "x", {50e-6, 1.25e9}, true}, {"y", "x", {20e-6, 25e9}}};

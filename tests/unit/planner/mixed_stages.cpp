@@ -20,7 +20,7 @@ struct Bench {
   Model model;
   explicit Bench(int layers, Link between = {0, 1e15}, double parameters = 1) {
     cluster.types = {plain_type("unit", 1, 16), plain_type("third", 1.0 / 3, 16)};
-    cluster.nodes = {plain_node("a", "unit", 2), plain_node("b", "third", 2)};
+    cluster.nodes = {plain_machine("a", "unit", 2), plain_machine("b", "third", 2)};
     cluster.between = between;
     model = plain_model(layers, parameters, 1e6);
   }
@@ -201,7 +201,7 @@ TEST_CASE("mixed plans are layouts and plans again, and none beats the bound") {
   std::mt19937 random(7);
   Bench bench(3, {1e-5, 1e10}, 1e6);
   bench.model.kinds[0].tensor_reductions = 2;
-  for (Node& node : bench.cluster.nodes) node.devices = 3;
+  for (Machine& node : bench.cluster.nodes) node.devices = 3;
   Request request;
   request.cluster = bench.cluster;
   request.model = bench.model;

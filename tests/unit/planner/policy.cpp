@@ -13,7 +13,7 @@ using namespace het::testing;
 
 namespace {
 
-Request request_of(const std::vector<Machine>& machines, const char* model, int batch) {
+Request request_of(const std::vector<Machines>& machines, const char* model, int batch) {
   Request request;
   request.cluster = cluster_of(machines);
   request.model = known_model(model);
@@ -66,7 +66,7 @@ TEST_CASE(
 }
 
 TEST_CASE("auto is never slower than the baselines or its own published part") {
-  for (const auto& [machines, model] : std::vector<std::pair<std::vector<Machine>, const char*>>{
+  for (const auto& [machines, model] : std::vector<std::pair<std::vector<Machines>, const char*>>{
            {{{"A100-80", 5}, {"H800", 3}}, "gpt3-6.7b"},
            {{{"A100-80", 8}, {"H20", 8}}, "llama3-8b"},
            {{{"V100-16", 4}, {"T4", 4, 2}}, "bert-large"}}) {
@@ -109,8 +109,8 @@ TEST_CASE("planning twice gives the same plan, and naming nodes one by one or as
   const Planned one = plan_with(request, "auto"), two = plan_with(request, "auto");
   CHECK(to_lua(one.plan) == to_lua(two.plan));
   Request apart = request;
-  apart.cluster.nodes = {known_node("a1", "A100-80", 2), known_node("a2", "A100-80", 2),
-                         known_node("b", "L4", 3)};
+  apart.cluster.nodes = {known_machine("a1", "A100-80", 2), known_machine("a2", "A100-80", 2),
+                         known_machine("b", "L4", 3)};
   apart.cluster = merged(apart.cluster);
   CHECK(to_lua(plan_with(apart, "auto").plan) == to_lua(one.plan));
 }
@@ -132,7 +132,7 @@ TEST_CASE("megatron may shard optimizer state always, whale only where gradients
   const Model& model = request.model;
   const double bytes = 1e8 * (model.weight_bytes + model.gradient_bytes + model.optimizer_bytes / 2);
   request.cluster.types = {plain_type("unit", 1, bytes / kUsableMemory / 1073741824.0)};
-  request.cluster.nodes = {plain_node("a", "unit", 4)};
+  request.cluster.nodes = {plain_machine("a", "unit", 4)};
   request.cluster.between = {1e-5, 1e10};
   request.microbatches = {1};
   request.tensors = {1};

@@ -40,7 +40,7 @@ TEST_CASE("no plan takes less than the bound, whatever divisor of the batch its 
     request.cluster.types = {plain_type("unit", 1, 64)};
     request.cluster.types[0].memory_bytes_per_second = 3e11;
     request.cluster.types[0].inside = {1e-6, 1e11};
-    request.cluster.nodes = {plain_node("d", "unit", 12)};
+    request.cluster.nodes = {plain_machine("d", "unit", 12)};
     request.cluster.between = {1e-5, 1e10};
     request.batch = 0;
     for (const Pipeline& pipeline : plan.pipelines) request.batch += pipeline.microbatches * samples;
@@ -109,7 +109,7 @@ TEST_CASE("sizes that cannot beat the best are not tried, unless they may come n
   Request request;
   request.model = plain_model(4);
   request.cluster.types = {plain_type("unit", 1, 64)};
-  request.cluster.nodes = {plain_node("a", "unit", 4)};
+  request.cluster.nodes = {plain_machine("a", "unit", 4)};
   request.cluster.between = {1e-5, 1e10};
   request.batch = 16;
   request.tensors = {1};
@@ -154,7 +154,7 @@ TEST_CASE("money needs prices, and without rates of preemptions progress is note
 TEST_CASE("of plans that are worth the same the quicker is taken, then the one of which more was measured") {
   Request request;
   request.cluster.types = {plain_type("unit", 1, 64), plain_type("other", 1, 64)};
-  request.cluster.nodes = {plain_node("a", "unit", 1), plain_node("b", "other", 1)};
+  request.cluster.nodes = {plain_machine("a", "unit", 1), plain_machine("b", "other", 1)};
   request.cluster.between = {1e-5, 1e10};
   request.model = plain_model(4);
   request.batch = 8;

@@ -19,7 +19,7 @@ constexpr double kLayer =
 struct Bench {
   Cluster cluster;
   Model model;
-  explicit Bench(std::vector<Node> nodes, int layers, Link between = {0, 1e15})
+  explicit Bench(std::vector<Machine> nodes, int layers, Link between = {0, 1e15})
       : model(plain_model(layers, 1, 1e6)) {
     cluster.types = {plain_type("unit", 1, 16), plain_type("half", 0.5, 16)};
     cluster.nodes = std::move(nodes);
@@ -48,7 +48,7 @@ double nccl_all_reduce(const Link& link, int members, double bytes) {
 }  // namespace
 
 TEST_CASE("equal stages without transfers take (m + S - 1) times a stage, in 1F1B as in GPipe") {
-  const Bench bench({plain_node("a", "unit", 4)}, 4);
+  const Bench bench({plain_machine("a", "unit", 4)}, 4);
   PlanLayout layout = pipeline_of(4, 6);
   const double expected = (6 + 4 - 1) * 3 * kLayer;
   const Simulation one = bench.run(layout);
@@ -68,14 +68,14 @@ TEST_CASE("equal stages without transfers take (m + S - 1) times a stage, in 1F1
 
 TEST_CASE(
     "with the slowest stage last the pipeline takes the time of the others once and of that one m times") {
-  const Bench bench({plain_node("a", "unit", 4)}, 6);
+  const Bench bench({plain_machine("a", "unit", 4)}, 6);
   PlanLayout layout = pipeline_of(3, 8);
   layout.pipelines[0].stages[2].layers = 4;
   CHECK(bench.run(layout).seconds == Approx((2 + 8 * 4) * 3 * kLayer).epsilon(1e-6));
 }
 
 TEST_CASE("recomputing adds a forward to each backward and keeps only what layers begin with") {
-  const Bench bench({plain_node("a", "unit", 1)}, 4);
+  const Bench bench({plain_machine("a", "unit", 1)}, 4);
   PlanLayout layout = pipeline_of(1, 3, 4);
   const Simulation kept = bench.run(layout);
   layout.pipelines[0].stages[0].recompute = true;
@@ -87,7 +87,7 @@ TEST_CASE("recomputing adds a forward to each backward and keeps only what layer
 }
 
 TEST_CASE("a split backward fills bubbles: faster than 1F1B, at most the first stage's activations") {
-  const Bench bench({plain_node("a", "unit", 4)}, 4);
+  const Bench bench({plain_machine("a", "unit", 4)}, 4);
   PlanLayout layout = pipeline_of(4, 8);
   const double whole = bench.run(layout).seconds;
   layout.schedule = Schedule::split_backward;
@@ -101,7 +101,7 @@ TEST_CASE("a split backward fills bubbles: faster than 1F1B, at most the first s
 
 TEST_CASE(
     "a split backward is lowered in the order in which it is simulated, holding what the planner counts on") {
-  const Bench bench({plain_node("a", "unit", 4)}, 4, {1e-4, 1e9});
+  const Bench bench({plain_machine("a", "unit", 4)}, 4, {1e-4, 1e9});
   for (const int microbatches : {1, 2, 3, 9})
     for (const int warmup : {0, 1, 2}) {
       PlanLayout layout = pipeline_of(4, microbatches);
@@ -134,7 +134,7 @@ TEST_CASE(
 
 TEST_CASE(
     "without contention pipelines that share no port take as long as with, and others as long as alone") {
-  const Bench bench({plain_node("a", "unit", 3, 2), plain_node("b", "half", 3, 2)}, 6, {1e-3, 1e12});
+  const Bench bench({plain_machine("a", "unit", 3, 2), plain_machine("b", "half", 3, 2)}, 6, {1e-3, 1e12});
   SimulateOptions apart;
   apart.contention = false;
   const CostTable costs = make_costs(bench.cluster, bench.model, {}, 1, 1);
@@ -178,7 +178,7 @@ TEST_CASE(
           }
         }
       }
-  const Bench narrow({plain_node("a", "unit", 2), plain_node("b", "unit", 1, 2)}, 2, {0, 1e7});
+  const Bench narrow({plain_machine("a", "unit", 2), plain_machine("b", "unit", 1, 2)}, 2, {0, 1e7});
   PlanLayout layout;
   layout.pipelines = {{4, {{0, 0, 0, 1}, {1, 0, 1, 1}}}};
   const double alone = narrow.run(layout, apart).pipeline_seconds;
@@ -188,7 +188,7 @@ TEST_CASE(
 }
 
 TEST_CASE("interleaving divides the bubble by the chunks") {
-  const Bench bench({plain_node("a", "unit", 4)}, 8);
+  const Bench bench({plain_machine("a", "unit", 4)}, 8);
   PlanLayout layout = pipeline_of(4, 8, 2);
   const Simulation plain = bench.run(layout);
   layout = pipeline_of(8, 8);
@@ -202,7 +202,7 @@ TEST_CASE("interleaving divides the bubble by the chunks") {
 }
 
 TEST_CASE("slow links are hidden by a deeper warm-up") {
-  const Bench bench({plain_node("a", "unit", 1), plain_node("b", "unit", 1)}, 2, {6e-3, 1e12});
+  const Bench bench({plain_machine("a", "unit", 1), plain_machine("b", "unit", 1)}, 2, {6e-3, 1e12});
   PlanLayout layout = pipeline_of(2, 16);
   layout.pipelines[0].stages[1].node = 1;
   const double plain = bench.run(layout).seconds;
@@ -213,7 +213,7 @@ TEST_CASE("slow links are hidden by a deeper warm-up") {
 }
 
 TEST_CASE("blocking transfers hold up both ends") {
-  const Bench bench({plain_node("a", "unit", 1), plain_node("b", "unit", 1)}, 2, {1e-3, 1e12});
+  const Bench bench({plain_machine("a", "unit", 1), plain_machine("b", "unit", 1)}, 2, {1e-3, 1e12});
   PlanLayout layout = pipeline_of(2, 16);
   layout.pipelines[0].stages[1].node = 1;
   SimulateOptions options;
@@ -223,7 +223,7 @@ TEST_CASE("blocking transfers hold up both ends") {
 }
 
 TEST_CASE("pipelines that leave a host together share its port") {
-  const Bench bench({plain_node("a", "unit", 2), plain_node("b", "unit", 1, 2)}, 2, {0, 1e7});
+  const Bench bench({plain_machine("a", "unit", 2), plain_machine("b", "unit", 1, 2)}, 2, {0, 1e7});
   PlanLayout layout;
   layout.pipelines = {{4, {{0, 0, 0, 1}, {1, 0, 1, 1}}}};
   const double alone = bench.run(layout).seconds;
@@ -239,7 +239,7 @@ TEST_CASE("pipelines that leave a host together share its port") {
 }
 
 TEST_CASE("merging alike pipelines that share no port changes nothing") {
-  const Bench bench({plain_node("a", "unit", 2, 3), plain_node("b", "half", 2, 2)}, 4, {1e-4, 1e9});
+  const Bench bench({plain_machine("a", "unit", 2, 3), plain_machine("b", "half", 2, 2)}, 4, {1e-4, 1e9});
   PlanLayout layout;
   for (int i = 0; i < 3; ++i) layout.pipelines.push_back({4, {{0, i, 0, 2}, {0, i, 2, 2}}});
   for (int i = 0; i < 2; ++i) layout.pipelines.push_back({2, {{1, i, 0, 1}, {1, i, 1, 3}}});
@@ -252,7 +252,7 @@ TEST_CASE("merging alike pipelines that share no port changes nothing") {
 }
 
 TEST_CASE("gradients of asymmetric pipelines synchronise layer by layer and overlap with the backward") {
-  Bench bench({plain_node("a", "unit", 2), plain_node("b", "unit", 1)}, 4, {0, 1e9});
+  Bench bench({plain_machine("a", "unit", 2), plain_machine("b", "unit", 1)}, 4, {0, 1e9});
   bench.model = plain_model(4, 1e6);
   bench.model.gradient_bytes = 4;
   PlanLayout layout;
@@ -270,7 +270,7 @@ TEST_CASE("gradients of asymmetric pipelines synchronise layer by layer and over
 }
 
 TEST_CASE("optimizer state follows its shares, and sharded weights are gathered after the update") {
-  Bench bench({plain_node("a", "unit", 1), plain_node("b", "unit", 1)}, 2, {0, 1e9});
+  Bench bench({plain_machine("a", "unit", 1), plain_machine("b", "unit", 1)}, 2, {0, 1e9});
   bench.model = plain_model(2, 1e8, 1);
   bench.model.optimizer_bytes = 8;
   PlanLayout layout;
@@ -286,7 +286,7 @@ TEST_CASE("optimizer state follows its shares, and sharded weights are gathered 
 }
 
 TEST_CASE("a plan that does not fit says by how much") {
-  Bench bench({plain_node("a", "unit", 1)}, 2);
+  Bench bench({plain_machine("a", "unit", 1)}, 2);
   bench.model = plain_model(2, 1e9);
   const Simulation result = bench.run(pipeline_of(1, 1, 2));
   CHECK_FALSE(result.fits);
@@ -312,8 +312,8 @@ TEST_CASE("layouts and plans are two forms of one thing") {
 }
 
 TEST_CASE("blocking transfers of pipelines that share a port divide its bandwidth") {
-  Bench bench({plain_node("a", "unit", 2), plain_node("b", "unit", 1), plain_node("c", "unit", 1)}, 2,
-              {1e-3, 1e9});
+  Bench bench({plain_machine("a", "unit", 2), plain_machine("b", "unit", 1), plain_machine("c", "unit", 1)},
+              2, {1e-3, 1e9});
   bench.model.kinds[0].boundary_bytes = 1e6;  // 1 ms
   SimulateOptions options;
   options.blocking_transfers = true;
@@ -327,7 +327,7 @@ TEST_CASE("blocking transfers of pipelines that share a port divide its bandwidt
 }
 
 TEST_CASE("late reductions wait for all backwards and go stage by stage in one piece") {
-  Bench bench({plain_node("a", "unit", 1, 4)}, 4, {1e-3, 1e9});
+  Bench bench({plain_machine("a", "unit", 1, 4)}, 4, {1e-3, 1e9});
   for (LayerKind& kind : bench.model.kinds) kind.parameters = 1e6;
   bench.model.kinds[0].boundary_bytes = 0;
   bench.model.optimizer_bytes = 0;
@@ -347,7 +347,7 @@ TEST_CASE("late reductions wait for all backwards and go stage by stage in one p
 }
 
 TEST_CASE("sums travel inside hosts first, or by a mesh of all where the cluster says so") {
-  Bench bench({plain_node("a", "unit", 3), plain_node("b", "unit", 2)}, 4, {1e-3, 1e8});
+  Bench bench({plain_machine("a", "unit", 3), plain_machine("b", "unit", 2)}, 4, {1e-3, 1e8});
   for (LayerKind& kind : bench.model.kinds) kind.parameters = 1e6;
   bench.model.optimizer_bytes = 0;
   PlanLayout layout;

@@ -38,7 +38,7 @@ planner::Cluster cluster_for(int devices) {
   type.memory_bytes_per_second = 1e12;
   type.inside = {1e-6, 1e10};
   cluster.types = {type};
-  planner::Node node;
+  planner::Machine node;
   node.hosts = {"d"};
   node.type = "unit";
   node.devices = devices;

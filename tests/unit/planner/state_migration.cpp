@@ -29,7 +29,7 @@ Cluster machines(const std::string& names, int devices) {
   Cluster cluster;
   cluster.types = {plain_type("unit", 1, 64)};
   cluster.types[0].inside = {0, 1e10};
-  for (const char name : names) cluster.nodes.push_back(plain_node(std::string(1, name), "unit", devices));
+  for (const char name : names) cluster.nodes.push_back(plain_machine(std::string(1, name), "unit", devices));
   cluster.between = {1e-3, 1e9};
   return merged(cluster);
 }
@@ -326,7 +326,7 @@ TEST_CASE("a lost device leaves a gap in its host's names", "[planner][replan]")
 
 TEST_CASE("a link to a zone that is lost goes with it", "[planner][replan]") {
   Cluster cluster = machines("ab", 1);
-  cluster.nodes = {plain_node("a", "unit", 1), plain_node("b", "unit", 1)};
+  cluster.nodes = {plain_machine("a", "unit", 1), plain_machine("b", "unit", 1)};
   cluster.nodes[1].zone = "far";
   cluster.zone_links = {{"", "far", {1e-3, 1e8}}};
   CHECK(validate(without(cluster, "b")).empty());
