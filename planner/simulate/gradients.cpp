@@ -486,10 +486,10 @@ double FinishStep::update() {
   double end = compute_end_, reduced = compute_end_;
   for (size_t p = 0; p < replicas_; ++p) {
     const PipelineState& pipeline = state_.class_at(p);
-    const size_t executors = pipeline.executors.size();
-    for (size_t e = 0; e < executors; ++e) {
-      summed.push_back(pipeline.executors[e].end);
-      for (size_t s = e; s < pipeline.stages.size(); s += executors)
+    const size_t workers = pipeline.workers.size();
+    for (size_t e = 0; e < workers; ++e) {
+      summed.push_back(pipeline.workers[e].end);
+      for (size_t s = e; s < pipeline.stages.size(); s += workers)
         summed.back() = std::max(summed.back(), state_.synced[state_.at(p, s)]);
       reduced = std::max(reduced, summed.back());
     }
@@ -498,13 +498,13 @@ double FinishStep::update() {
   auto begins = summed.begin();
   for (size_t p = 0; p < replicas_; ++p) {
     const PipelineState& pipeline = state_.class_at(p);
-    const size_t executors = pipeline.executors.size();
-    for (size_t e = 0; e < executors; ++e) {
+    const size_t workers = pipeline.workers.size();
+    for (size_t e = 0; e < workers; ++e) {
       const double start = std::max(*begins++, known);
       double seconds = 0;
-      for (size_t s = e; s < pipeline.stages.size(); s += executors)
+      for (size_t s = e; s < pipeline.stages.size(); s += workers)
         seconds += state_.update_seconds[state_.at(p, s)];
-      for (size_t s = e; s < pipeline.stages.size(); s += executors)
+      for (size_t s = e; s < pipeline.stages.size(); s += workers)
         state_.synced[state_.at(p, s)] = state_.stream_free[state_.at(p, s)] = start + seconds;
       if (state_.options.events)
         state_.events.push_back(

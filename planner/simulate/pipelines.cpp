@@ -11,18 +11,16 @@ namespace {
 
 // Megatron's interleaved order (Narayanan et al. 2021, section 2.2): micro-batches in rounds of as many as
 // there are device groups; in each round all of a chunk, then the next chunk; backward with chunks reversed.
-std::vector<Op> interleaved_order(int executor, int executors, int chunks, int microbatches) {
+std::vector<Op> interleaved_order(int worker, int workers, int chunks, int microbatches) {
   const int total = microbatches * chunks;
-  const auto chunk = [&](int k) { return k % (executors * chunks) / executors; };
-  const int warm = std::min(
-      total, microbatches == executors ? total : (executors - executor - 1) * 2 + (chunks - 1) * executors);
+  const auto chunk = [&](int k) { return k % (workers * chunks) / workers; };
+  const int warm =
+      std::min(total, microbatches == workers ? total : (workers - worker - 1) * 2 + (chunks - 1) * workers);
   std::vector<Op> order;
   int forward = 0, backward = 0;
-  const auto add_forward = [&] {
-    order.push_back({OpKind::forward, chunk(forward++) * executors + executor});
-  };
+  const auto add_forward = [&] { order.push_back({OpKind::forward, chunk(forward++) * workers + worker}); };
   const auto add_backward = [&] {
-    order.push_back({OpKind::backward, (chunks - 1 - chunk(backward++)) * executors + executor});
+    order.push_back({OpKind::backward, (chunks - 1 - chunk(backward++)) * workers + worker});
   };
   while (forward < warm) add_forward();
   while (forward < total) {
@@ -36,30 +34,30 @@ std::vector<Op> interleaved_order(int executor, int executors, int chunks, int m
 }  // namespace
 
 void order_interleaved(PipelineState& pipeline, int chunks) {
-  const auto executors = static_cast<int>(pipeline.executors.size());
-  for (int e = 0; e < executors; ++e)
-    pipeline.executors[static_cast<size_t>(e)].order =
-        interleaved_order(e, executors, chunks, pipeline.microbatches);
+  const auto workers = static_cast<int>(pipeline.workers.size());
+  for (int e = 0; e < workers; ++e)
+    pipeline.workers[static_cast<size_t>(e)].order =
+        interleaved_order(e, workers, chunks, pipeline.microbatches);
 }
 
 // The operation that the schedule has next; false when all are done.
-bool SimulatorState::next_op(const PipelineState& pipeline, size_t executor, Op& op) const {
-  const Executor& e = pipeline.executors[executor];
+bool SimulatorState::next_op(const PipelineState& pipeline, size_t worker, Op& op) const {
+  const SimWorker& e = pipeline.workers[worker];
   if (layout->schedule == Schedule::interleaved) {
     if (e.next == e.order.size()) return false;
     op = e.order[e.next];
     return true;
   }
-  const StageState& stage = pipeline.stages[executor];
-  const int m = pipeline.microbatches, after = static_cast<int>(pipeline.stages.size() - 1 - executor);
-  op.stage = static_cast<int>(executor);
+  const StageState& stage = pipeline.stages[worker];
+  const int m = pipeline.microbatches, after = static_cast<int>(pipeline.stages.size() - 1 - worker);
+  op.stage = static_cast<int>(worker);
   const int in_flight = layout->schedule == Schedule::gpipe ? m : 1 + after * (1 + layout->warmup);
   const bool split = layout->schedule == Schedule::split_backward;
   const int owed = split ? stage.backwards - stage.weights : 0;
   // Weight gradients come when as many wait as this stage holds fewer activations than the first, and in the
   // gaps between the last backwards.
   const bool draining = stage.forwards == m && (stage.backwards == m || e.last == OpKind::backward);
-  if (owed > static_cast<int>(executor))
+  if (owed > static_cast<int>(worker))
     op.kind = OpKind::weight;
   else if (stage.forwards < m && stage.forwards - stage.backwards < in_flight)
     op.kind = OpKind::forward;
@@ -70,11 +68,11 @@ bool SimulatorState::next_op(const PipelineState& pipeline, size_t executor, Op&
   return op.kind != OpKind::backward || stage.backwards < m;
 }
 
-void SimulatorState::try_start(size_t c, size_t executor, double now) {
+void SimulatorState::try_start(size_t c, size_t worker, double now) {
   PipelineState& pipeline = classes[c];
-  Executor& e = pipeline.executors[executor];
+  SimWorker& e = pipeline.workers[worker];
   Op op;
-  if (e.busy || !next_op(pipeline, executor, op)) return;
+  if (e.busy || !next_op(pipeline, worker, op)) return;
   StageState& stage = pipeline.stages[static_cast<size_t>(op.stage)];
   double seconds = 0;
   int item = 0;
@@ -107,7 +105,7 @@ void SimulatorState::try_start(size_t c, size_t executor, double now) {
                       : op.kind == OpKind::backward ? SimEvent::Kind::backward
                                                     : SimEvent::Kind::weight,
                       pipeline.source, op.stage, item, now, now + seconds});
-  push(now + seconds, Pending::What::done, static_cast<int>(c), static_cast<int>(executor));
+  push(now + seconds, Pending::What::done, static_cast<int>(c), static_cast<int>(worker));
 }
 
 void SimulatorState::send(size_t c, size_t from, size_t to, double now) {
@@ -144,8 +142,8 @@ void SimulatorState::send(size_t c, size_t from, size_t to, double now) {
 
 void SimulatorState::finish(size_t c, const Pending& pending) {
   PipelineState& pipeline = classes[c];
-  const auto executor = static_cast<size_t>(pending.stage);
-  Executor& e = pipeline.executors[executor];
+  const auto worker = static_cast<size_t>(pending.stage);
+  SimWorker& e = pipeline.workers[worker];
   e.busy = false;
   e.end = pending.time;
   const auto s = static_cast<size_t>(e.running.stage);
@@ -162,12 +160,12 @@ void SimulatorState::finish(size_t c, const Pending& pending) {
   if (e.running.kind == (split ? OpKind::weight : OpKind::backward)) {
     let_go(e, stage);
   }
-  try_start(c, executor, pending.time);
+  try_start(c, worker, pending.time);
 }
 
 void SimulatorState::run_pipelines() {
   for (size_t c = 0; c < classes.size(); ++c)
-    for (size_t e = 0; e < classes[c].executors.size(); ++e) try_start(c, e, 0);
+    for (size_t e = 0; e < classes[c].workers.size(); ++e) try_start(c, e, 0);
   while (!heap.empty()) {
     std::pop_heap(heap.begin(), heap.end(), Later{});
     const Pending pending = heap.back();
@@ -179,7 +177,7 @@ void SimulatorState::run_pipelines() {
     }
     StageState& stage = classes[c].stages[static_cast<size_t>(pending.stage)];
     ++(pending.what == Pending::What::forward_arrives ? stage.forwards_arrived : stage.backwards_arrived);
-    try_start(c, static_cast<size_t>(pending.stage) % classes[c].executors.size(), pending.time);
+    try_start(c, static_cast<size_t>(pending.stage) % classes[c].workers.size(), pending.time);
   }
 }
 
@@ -195,14 +193,14 @@ double SimulatorState::hop_seconds(const PipelineState& pipeline, size_t from, s
 }
 
 // All operations of a group whose input is known to arrive; whether there was one.
-bool SimulatorState::run_ahead(PipelineState& pipeline, size_t executor) {
-  Executor& e = pipeline.executors[executor];
+bool SimulatorState::run_ahead(PipelineState& pipeline, size_t worker) {
+  SimWorker& e = pipeline.workers[worker];
   const auto arrival = [&](size_t s, bool backward, int item) -> double& {
     return arrivals[(2 * s + backward) * static_cast<size_t>(pipeline.microbatches) +
                     static_cast<size_t>(item)];
   };
   bool moved = false;
-  for (Op op; next_op(pipeline, executor, op); moved = true) {
+  for (Op op; next_op(pipeline, worker, op); moved = true) {
     const auto s = static_cast<size_t>(op.stage);
     StageState& stage = pipeline.stages[s];
     const bool last = s + 1 == pipeline.stages.size();
@@ -250,7 +248,7 @@ const PipelineState& SimulatorState::run_apart(const std::vector<int>& key, size
   PipelineState& pipeline = entry->second;
   if (!fresh) return pipeline;
   fill(pipeline, source);
-  const size_t stages = pipeline.stages.size(), executors = pipeline.executors.size();
+  const size_t stages = pipeline.stages.size(), workers = pipeline.workers.size();
   arrivals.resize(std::max(arrivals.size(), 2 * stages * static_cast<size_t>(pipeline.microbatches)));
   for (size_t s = 0; s < stages; ++s) {
     if (s + 1 < stages) pipeline.stages[s].hop = hop_seconds(pipeline, s, s + 1);
@@ -258,10 +256,10 @@ const PipelineState& SimulatorState::run_apart(const std::vector<int>& key, size
   }
   for (bool moved = true; moved;) {
     moved = false;
-    for (size_t e = 0; e < executors; ++e) moved = run_ahead(pipeline, e) || moved;
-    for (size_t e = executors; e-- > 0;) moved = run_ahead(pipeline, e) || moved;
+    for (size_t e = 0; e < workers; ++e) moved = run_ahead(pipeline, e) || moved;
+    for (size_t e = workers; e-- > 0;) moved = run_ahead(pipeline, e) || moved;
   }
-  for (Executor& executor : pipeline.executors) executor.order = {};
+  for (SimWorker& worker : pipeline.workers) worker.order = {};
   return pipeline;
 }
 

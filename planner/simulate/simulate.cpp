@@ -182,11 +182,11 @@ double SimulatorState::blocking_seconds(size_t pipeline, size_t stage) const {
 
 void SimulatorState::fill(PipelineState& state, size_t source) {
   const PipelineLayout& from = layout->pipelines[source];
-  const size_t stages = from.stages.size(), executors = stages / static_cast<size_t>(layout->chunks);
+  const size_t stages = from.stages.size(), workers = stages / static_cast<size_t>(layout->chunks);
   state.source = static_cast<int>(source);
   state.microbatches = from.microbatches;
   state.stages.assign(stages, {});
-  state.executors.assign(executors, {});
+  state.workers.assign(workers, {});
   state.crowd.assign(stages, 1);
   state.hosts.clear();
   state.hops.clear();
@@ -247,7 +247,7 @@ double device_bytes(const SimulatorState& state, size_t p, size_t e, const CostT
   // With a split backward, those whose weight gradients wait, and the one that runs.
   const int waiting = state.layout->schedule == Schedule::split_backward ? static_cast<int>(e) + 1 : 0;
   double bytes = 0, running = 0;
-  for (size_t s = e; s < stages.size(); s += pipeline.executors.size()) {
+  for (size_t s = e; s < stages.size(); s += pipeline.workers.size()) {
     const int peak = pipeline.stages[s].peak, end = stages[s].first + stages[s].layers;
     const bool recompute = stages[s].recompute;
     const double own = device.running_bytes(stages[s].first, end, recompute);
@@ -263,12 +263,12 @@ double in_flight_bytes(const SimulatorState& state, size_t p, size_t e, const Co
   const auto& stages = state.layout->pipelines[p].stages;
   const PipelineState& pipeline = state.class_at(p);
   double counted = 0, own = 0;
-  for (size_t s = e; s < stages.size(); s += pipeline.executors.size()) {
+  for (size_t s = e; s < stages.size(); s += pipeline.workers.size()) {
     const int peak = pipeline.stages[s].peak, end = stages[s].first + stages[s].layers;
     counted += peak * pipeline.stages[s].held_bytes;
     own += peak * device.held_bytes(stages[s].first, end, stages[s].recompute);
   }
-  return counted > 0 ? pipeline.executors[e].peak_bytes * own / counted : own;
+  return counted > 0 ? pipeline.workers[e].peak_bytes * own / counted : own;
 }
 
 // The devices of a group one by one; the stage's own figures are those of the device with the least to spare.
@@ -291,7 +291,7 @@ void add_devices(const SimulatorState& state, const GroupCosts& group, StageUse&
     };
     entry.memory_bytes = device_bytes(state, p, e, device, in_flight_bytes(state, p, e, device), optimizer);
     double seconds = 0, paced = 0;
-    for (size_t s = e; s < stages.size(); s += pipeline.executors.size()) {
+    for (size_t s = e; s < stages.size(); s += pipeline.workers.size()) {
       const int first = stages[s].first, last = first + stages[s].layers;
       seconds += device.forward_seconds(0, first, last) +
                  device.backward_seconds(0, first, last, stages[s].recompute);
@@ -316,10 +316,10 @@ StageUse SimulatorState::use_of(size_t p, size_t e, double pipelines_end) const 
   StageUse use;
   use.pipeline = static_cast<int>(p);
   use.stage = static_cast<int>(e);
-  use.busy_seconds = pipeline.executors[e].busy_seconds;
+  use.busy_seconds = pipeline.workers[e].busy_seconds;
   use.idle_start = pipeline.stages[e].first_start;
-  use.idle_end = pipelines_end - pipeline.executors[e].end;
-  for (size_t s = e; s < stages.size(); s += pipeline.executors.size()) {
+  use.idle_end = pipelines_end - pipeline.workers[e].end;
+  for (size_t s = e; s < stages.size(); s += pipeline.workers.size()) {
     use.update_seconds += update_seconds[at(p, s)];
     use.in_flight += pipeline.stages[s].peak;
   }
@@ -328,7 +328,7 @@ StageUse SimulatorState::use_of(size_t p, size_t e, double pipelines_end) const 
     return use;
   }
   use.limit_bytes = costs.nodes[static_cast<size_t>(stages[e].node)].memory_bytes;
-  use.memory_bytes = device_bytes(*this, p, e, costs, pipeline.executors[e].peak_bytes,
+  use.memory_bytes = device_bytes(*this, p, e, costs, pipeline.workers[e].peak_bytes,
                                   [&](size_t s) { return optimizer_bytes[at(p, s)]; });
   return use;
 }
@@ -341,22 +341,22 @@ Simulation Simulator::run(const PlanLayout& layout, const SimulateOptions& optio
   state.check_done();
   Simulation result;
   for (const PipelineState& pipeline : state.classes)
-    for (const Executor& executor : pipeline.executors)
-      result.pipeline_seconds = std::max(result.pipeline_seconds, executor.end);
+    for (const SimWorker& worker : pipeline.workers)
+      result.pipeline_seconds = std::max(result.pipeline_seconds, worker.end);
   result.seconds = finish_step(state, result.pipeline_seconds, result);
 
   double busy = 0;
-  int64_t executors = 0;
+  int64_t workers = 0;
   for (size_t p = 0; p < layout.pipelines.size(); ++p)
-    for (size_t e = 0; e < state.class_at(p).executors.size(); ++e) {
+    for (size_t e = 0; e < state.class_at(p).workers.size(); ++e) {
       StageUse use = state.use_of(p, e, result.pipeline_seconds);
       busy += use.busy_seconds;
-      ++executors;
+      ++workers;
       result.over_bytes = std::max(result.over_bytes, use.memory_bytes - use.limit_bytes);
       if (options.details) result.stages.push_back(std::move(use));
     }
   result.fits = result.over_bytes <= 0;
-  result.bubble = 1 - busy / (static_cast<double>(executors) * result.pipeline_seconds);
+  result.bubble = 1 - busy / (static_cast<double>(workers) * result.pipeline_seconds);
   if (options.events) result.events = std::move(state.events);
   return result;
 }

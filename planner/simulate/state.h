@@ -54,7 +54,7 @@ struct HashOfKey {
 };
 
 // One device group; with interleaving it runs several stages.
-struct Executor {
+struct SimWorker {
   bool busy = false;
   Op running;
   double busy_seconds = 0, end = 0;
@@ -65,14 +65,14 @@ struct Executor {
 };
 
 // A micro-batch begins, or ends, to keep activations.
-inline void keep(Executor& executor, StageState& stage) {
+inline void keep(SimWorker& worker, StageState& stage) {
   stage.peak = std::max(stage.peak, ++stage.held);
-  executor.held_bytes += stage.held_bytes;
-  executor.peak_bytes = std::max(executor.peak_bytes, executor.held_bytes);
+  worker.held_bytes += stage.held_bytes;
+  worker.peak_bytes = std::max(worker.peak_bytes, worker.held_bytes);
 }
-inline void let_go(Executor& executor, StageState& stage) {
+inline void let_go(SimWorker& worker, StageState& stage) {
   --stage.held;
-  executor.held_bytes -= stage.held_bytes;
+  worker.held_bytes -= stage.held_bytes;
 }
 
 // How a boundary goes from a stage to its neighbour where the layers of one of them are shared otherwise than
@@ -90,7 +90,7 @@ struct PipelineState {
   int source = 0;  // index of the layout's pipeline that stands for the class
   int microbatches = 0;
   std::vector<StageState> stages;
-  std::vector<Executor> executors;
+  std::vector<SimWorker> workers;
   std::vector<int> hosts;     // port of each stage
   std::vector<double> crowd;  // pipelines of the class that share the port of the transfer stage -> stage + 1
   std::vector<Hop> hops;      // [2 * edge + backward]; empty: no stage has a group of its own
@@ -187,16 +187,16 @@ struct SimulatorState {
   double blocking_seconds(size_t pipeline, size_t stage) const;
   Hop hop_between(const StageLayout& from, const StageLayout& to, double bytes) const;
   void fill(PipelineState& state, size_t source);
-  bool next_op(const PipelineState& pipeline, size_t executor, Op& op) const;
-  void try_start(size_t c, size_t executor, double now);
+  bool next_op(const PipelineState& pipeline, size_t worker, Op& op) const;
+  void try_start(size_t c, size_t worker, double now);
   void finish(size_t c, const Pending& pending);
   void send(size_t c, size_t from, size_t to, double now);
   void run_pipelines();
   double hop_seconds(const PipelineState& pipeline, size_t from, size_t to) const;
-  bool run_ahead(PipelineState& pipeline, size_t executor);
+  bool run_ahead(PipelineState& pipeline, size_t worker);
   const PipelineState& run_apart(const std::vector<int>& key, size_t source);
   void check_done() const;
-  StageUse use_of(size_t pipeline, size_t executor, double pipelines_end) const;
+  StageUse use_of(size_t pipeline, size_t worker, double pipelines_end) const;
 };
 
 // Exchanges gradients from when they are ready, updates, gathers sharded weights; fills the figures of this
