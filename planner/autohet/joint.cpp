@@ -8,7 +8,7 @@
 #include <tuple>
 
 #include "planner/autohet/balance.h"
-#include "planner/autohet/search.h"
+#include "planner/autohet/drafts.h"
 
 namespace het::planner {
 namespace {

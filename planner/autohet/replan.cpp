@@ -7,7 +7,8 @@
 
 #include "core/base/error.h"
 #include "planner/autohet/balance.h"
-#include "planner/autohet/search.h"
+#include "planner/autohet/local_search.h"
+#include "planner/autohet/stages.h"
 
 namespace het::planner {
 namespace {

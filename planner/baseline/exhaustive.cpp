@@ -6,8 +6,10 @@
 
 #include "core/base/error.h"
 #include "planner/autohet/balance.h"
+#include "planner/autohet/drafts.h"
 #include "planner/autohet/group.h"
 #include "planner/autohet/search.h"
+#include "planner/autohet/stages.h"
 #include "planner/baseline/baseline.h"
 
 namespace het::planner {
