@@ -12,6 +12,7 @@
 #include "core/base/parallel.h"
 #include "core/base/random.h"
 #include "planner/autohet/balance.h"
+#include "planner/autohet/limits.h"
 #include "planner/autohet/search.h"
 #include "planner/autohet/stages.h"
 
@@ -19,10 +20,8 @@ namespace het::planner {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-// A plan that much worse, as a share of its time, is taken once in e times: at first, at last.
-constexpr double kHot = 0.005, kCold = 0.0002;
-constexpr double kWork = 1e8;    // of each round, in units of cost_of_step
-constexpr double kFewest = 150;  // steps of a start: with less, moves among so many stages find nothing
+
+using namespace limits::anneal;
 
 class Annealer {
  public:
@@ -323,9 +322,6 @@ double cost_of_step(const PlanLayout& layout, int layers) {
 void anneal_plans(Evaluator& evaluator, const Extensions& extensions, std::string_view policy) {
   const Request& request = evaluator.request();
   if (!extensions.local_search || is_small(request)) return;
-  constexpr double kNear = 1.3;  // times the best: what is worse does not catch up
-  // As many starts as that in each round, all rounds with as much work: the longer, the fewer.
-  constexpr size_t kRounds[] = {8, 3, 1};
   std::vector<Candidate> starts = evaluator.bests();
   std::erase_if(starts, [&](const Candidate& start) { return start.score > kNear * evaluator.best_score(); });
   for (const size_t most : kRounds) {

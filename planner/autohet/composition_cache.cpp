@@ -4,10 +4,12 @@
 #include <numeric>
 #include <set>
 
+#include "planner/autohet/limits.h"
+
 namespace het::planner {
 namespace {
 
-constexpr size_t kKept = 6;  // orders of a composition that are simulated with other pipelines
+using namespace limits::compositions;
 
 // The number of micro-batches matters little beyond a few for each stage: nearby ones share a solution.
 int bucket_of(const Composition& composition, int microbatches) {
@@ -26,7 +28,8 @@ const StageSolution& CompositionCache::estimate(const Composition& composition, 
   for (const std::vector<int>& order : stage_orders(composition, solver_.costs(), 1))
     entry->second = solver_.solve(order, bucket, false);
   if (entry->second.feasible && !small_) return entry->second;
-  for (const std::vector<int>& order : stage_orders(composition, solver_.costs(), small_ ? 200 : 6)) {
+  for (const std::vector<int>& order :
+       stage_orders(composition, solver_.costs(), small_ ? kFirstOrdersSmall : kFirstOrders)) {
     StageSolution found = solver_.solve(order, bucket, small_);
     if (found.feasible && (!entry->second.feasible || found.seconds(bucket) < entry->second.seconds(bucket)))
       entry->second = std::move(found);
@@ -56,16 +59,17 @@ const std::vector<PipelineDraft>& CompositionCache::solve(const Composition& com
   if (drafts.empty()) return entry->second;
   if (small_ && drafts.size() > 1) {
     std::vector<std::pair<double, size_t>> ranking;
-    for (size_t i = 0; i < std::min<size_t>(drafts.size(), 400); ++i) {
-      if (drafts[i].solution.seconds(bucket) > 1.25 * drafts[0].solution.seconds(bucket)) break;
+    for (size_t i = 0; i < std::min<size_t>(drafts.size(), kRanked); ++i) {
+      if (drafts[i].solution.seconds(bucket) > kNearBest * drafts[0].solution.seconds(bucket)) break;
       ranking.emplace_back(seconds_alone(drafts[i]), i);
     }
     std::sort(ranking.begin(), ranking.end());
     std::set<std::vector<int>> climbed;  // the best of each order
     for (auto& [seconds, i] : ranking)
-      if (climbed.size() < 12 && climbed.insert(drafts[i].nodes).second) seconds = climb(drafts[i], seconds);
+      if (climbed.size() < kClimbed && climbed.insert(drafts[i].nodes).second)
+        seconds = climb(drafts[i], seconds);
     std::sort(ranking.begin(), ranking.end());
-    for (size_t i = 0; i < std::min<size_t>(ranking.size(), kKept); ++i)
+    for (size_t i = 0; i < std::min<size_t>(ranking.size(), limits::kKeptOrders); ++i)
       entry->second.push_back(drafts[ranking[i].second]);
   } else {
     entry->second.push_back(std::move(drafts[0]));

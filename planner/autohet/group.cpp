@@ -7,6 +7,7 @@
 #include <set>
 
 #include "core/base/error.h"
+#include "planner/autohet/limits.h"
 #include "planner/milp.h"
 
 namespace het::planner {
@@ -208,8 +209,8 @@ Grouping choose_columns(const Pool& pool, const std::vector<Composition>& column
   }
   if (exactly > 0) program.add(std::move(number));
   SolveOptions options;
-  options.nodes = 300;
-  options.gap = 0.002;
+  options.nodes = limits::group::kNodes;
+  options.gap = limits::group::kGap;
   const LinearSolution solution = solve(program, options);
   Grouping grouping;
   if (!solution.feasible) return grouping;

@@ -9,18 +9,14 @@
 
 #include "planner/autohet/balance.h"
 #include "planner/autohet/drafts.h"
+#include "planner/autohet/limits.h"
 
 namespace het::planner {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kBoundSlack = 1.1;     // the bound of 1F1B may be this much above the simulator's time
-constexpr size_t kEnumerated = 20'000;  // cuts of a composition that are held at once
-constexpr size_t kSimulated = 400;      // of these, simulated alone: the best by the bound
-constexpr size_t kWhole = 6;    // cuts of a pipeline that are combined when each keeps its state to itself
-constexpr int kLeaves = 20000;  // combinations of one split of micro-batches
-constexpr int kContended = 4;   // a simulation with contention takes as long as so many without
-constexpr int kAlike = 12;      // cuts as quick and as roomy as a third one make it superfluous
+
+using namespace limits::joint;
 
 // One pipeline with everything decided but its hosts and its share of optimizer state.
 struct Cut {
@@ -70,7 +66,7 @@ class Joint {
     if (!extensions_.recompute_per_stage) modes = {Recompute::never, Recompute::always};
     std::vector<BatchSplit> splits;
     for (int pipelines = 1; pipelines <= std::min(groups, microbatches_); ++pipelines)
-      for (const Grouping& grouping : all_groupings(pool, pipelines, 20000)) {
+      for (const Grouping& grouping : all_groupings(pool, pipelines, limits::kAll)) {
         BatchSplit split;
         for (const auto& [composition, copies] : grouping.parts)
           split.pipelines.insert(split.pipelines.end(), static_cast<size_t>(copies), composition);
@@ -185,7 +181,7 @@ class Joint {
     std::vector<Cut>& kept = entry->second;
     if (!fresh) return kept;
     std::vector<Cut> found;
-    for (const std::vector<int>& order : stage_orders(composition, costs_, 20000)) {
+    for (const std::vector<int>& order : stage_orders(composition, costs_, limits::kAll)) {
       if (static_cast<int>(order.size()) > costs_.layers) break;
       Cut cut;
       cut.draft.nodes = order;
@@ -303,9 +299,10 @@ void search_jointly(Evaluator& evaluator, const Extensions& extensions, std::str
     for (const int microbatch : microbatch_sizes(evaluator.request()))
       if (!evaluator.can_prune(tensor, microbatch)) sizes.emplace_back(tensor, microbatch);
   // Without a plan to beat, cuts would be without number: the limit grows until there is one.
-  double limit =
-      evaluator.best().feasible() ? kInfinity : 1.5 * lower_bound_seconds(evaluator.request(), evaluator);
-  for (int round = 0; round < 4 && budget > 0; ++round, limit *= 4) {
+  double limit = evaluator.best().feasible()
+                     ? kInfinity
+                     : kFirstLimit * lower_bound_seconds(evaluator.request(), evaluator);
+  for (int round = 0; round < kLimitRounds && budget > 0; ++round, limit *= kLimitGrowth) {
     auto others = static_cast<int64_t>(sizes.size());
     for (const auto& [tensor, microbatch] : sizes) {
       // None takes what the others need.

@@ -5,13 +5,11 @@
 #include <utility>
 
 #include "planner/autohet/balance.h"
+#include "planner/autohet/limits.h"
 #include "planner/autohet/stages.h"
 
 namespace het::planner {
 namespace {
-
-constexpr int kSmall = 8;     // stages: up to here every move is simulated
-constexpr int kShallow = 16;  // layers
 
 // Moves on one layout. Each returns whether it was possible; the simulator decides whether it was good.
 class LocalSearch {
@@ -24,8 +22,8 @@ class LocalSearch {
         costs_(evaluator.costs(best.layout.tensor, best.layout.microbatch)) {
     size_t stages = 0;
     for (const PipelineLayout& pipeline : best.layout.pipelines) stages += pipeline.stages.size();
-    many_ = stages > kSmall;
-    estimates_first_ = many_ || costs_.layers > kShallow;
+    many_ = stages > limits::kSmallGroups;
+    estimates_first_ = many_ || costs_.layers > limits::kSmallLayers;
   }
 
   void run() {
@@ -117,7 +115,7 @@ class LocalSearch {
     if (!extensions_.uneven_microbatches) return false;
     bool better = false;
     const size_t pipelines = best_.layout.pipelines.size();
-    if (pipelines > 32) return false;
+    if (pipelines > limits::kPairedPipelines) return false;
     for (size_t a = 0; a < pipelines; ++a)
       for (size_t b = 0; b < pipelines; ++b) {
         if (a == b || best_.layout.pipelines[a].microbatches < 2) continue;
@@ -181,7 +179,8 @@ class LocalSearch {
 
   // A group to another pipeline, or two exchanged; the layers of both pipelines and all micro-batches anew.
   bool move_groups() {
-    if (best_.layout.pipelines.size() < 2 || best_.layout.pipelines.size() > 24) return false;
+    if (best_.layout.pipelines.size() < 2 || best_.layout.pipelines.size() > limits::local::kExchanged)
+      return false;
     bool better = false;
     for (size_t p = 0; p < best_.layout.pipelines.size() && budget_ > 0; ++p)
       for (size_t q = 0; q < best_.layout.pipelines.size() && budget_ > 0; ++q) {

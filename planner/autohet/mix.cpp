@@ -8,16 +8,14 @@
 #include <vector>
 
 #include "planner/autohet/balance.h"
+#include "planner/autohet/limits.h"
 
 namespace het::planner {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr int kMostDevices = 64;  // of a cluster
-constexpr size_t kStarts = 3;     // plans that are tried
-constexpr int kRounds = 6;        // moves on each, one after the other
-constexpr int kSimulated = 24;    // candidates of a round that are simulated, best by the bound first
-constexpr double kBetter = 1e-6;  // by as much, as a share, a plan is better
+
+using namespace limits::mix;
 
 using Places = std::vector<DevicePlace>;
 

@@ -5,10 +5,13 @@
 #include <utility>
 
 #include "planner/autohet/anneal.h"
+#include "planner/autohet/limits.h"
 #include "planner/autohet/search.h"
 
 namespace het::planner {
 namespace {
+
+using namespace limits::parts;
 
 // Of each node of the cluster: how many of its hosts, from the first; 0: it is left out.
 using Part = std::vector<size_t>;
@@ -60,11 +63,7 @@ void submit_best(Evaluator& evaluator, const PartPlans& part) {
 std::vector<std::unique_ptr<PartPlans>> search_parts(Evaluator& evaluator) {
   std::vector<std::unique_ptr<PartPlans>> found;
   const Request& request = evaluator.request();
-  // A large cluster that is used well loses by every device that is left out; a search takes as long as the
-  // whole did.
-  constexpr int kFew = 128;
-  constexpr double kPoor = 2;
-  const bool few = total_devices(request.cluster) <= kFew;
+  const bool few = total_devices(request.cluster) <= limits::kMediumDevices;
   if (!few && evaluator.best().feasible() &&
       evaluator.best().simulation.seconds < kPoor * lower_bound_seconds(request, evaluator))
     return found;
@@ -81,8 +80,6 @@ std::vector<std::unique_ptr<PartPlans>> search_parts(Evaluator& evaluator) {
     }
     if (!validate(smaller).empty()) continue;
     auto plans = std::make_unique<PartPlans>(std::move(smaller), std::move(node_of));
-    // Nothing comes nearer to its bound than that.
-    constexpr double kNearest = 1.03;
     if (request.objective == Objective::time && evaluator.best().feasible() &&
         lower_bound_seconds(plans->request, plans->evaluator) * kNearest >=
             evaluator.best().simulation.seconds)
@@ -96,7 +93,6 @@ std::vector<std::unique_ptr<PartPlans>> search_parts(Evaluator& evaluator) {
 }
 
 void anneal_parts(Evaluator& evaluator, const std::vector<std::unique_ptr<PartPlans>>& parts) {
-  constexpr double kNear = 1.1;  // times the best: what is worse does not catch up
   for (const auto& part : parts) {
     if (part->evaluator.best_score() > kNear * evaluator.best_score()) continue;
     anneal_plans(part->evaluator, evaluator.request().extensions, "auto");

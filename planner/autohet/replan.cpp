@@ -7,16 +7,14 @@
 
 #include "core/base/error.h"
 #include "planner/autohet/balance.h"
+#include "planner/autohet/limits.h"
 #include "planner/autohet/local_search.h"
 #include "planner/autohet/stages.h"
 
 namespace het::planner {
 namespace {
 
-constexpr size_t kFree = 16;           // groups that are put to use one by one
-constexpr int64_t kBudget = 400'000;   // stage-micro-batch pairs that are simulated on the way
-constexpr size_t kStarts = 6;          // repaired plans that are improved
-constexpr size_t kManyMoves = 40'000;  // above this many moves of a layer only neighbours exchange layers
+using namespace limits::replan;
 
 // What there is beside pipelines of several stages.
 void settle_schedule(PlanLayout& layout) {
@@ -323,7 +321,7 @@ class Descent {
     std::vector<At> all;
     for (size_t p = 0; p < from.pipelines.size(); ++p)
       for (size_t s = 0; s < from.pipelines[p].stages.size(); ++s) all.push_back({p, s});
-    if (all.size() > 64) return;
+    if (all.size() > kSwapped) return;
     for (size_t i = 0; i < all.size(); ++i)
       for (size_t j = i + 1; j < all.size(); ++j) {
         PlanLayout layout = from;
@@ -357,7 +355,7 @@ class Descent {
 
   void move_microbatches(const PlanLayout& from) {
     const size_t pipelines = from.pipelines.size();
-    if (!evaluator_.request().extensions.uneven_microbatches || pipelines > 32) return;
+    if (!evaluator_.request().extensions.uneven_microbatches || pipelines > limits::kPairedPipelines) return;
     for (size_t a = 0; a < pipelines; ++a)
       for (size_t b = 0; b < pipelines; ++b) {
         if (a == b || from.pipelines[a].microbatches < 2) continue;

@@ -17,17 +17,15 @@
 #include "planner/autohet/drafts.h"
 #include "planner/autohet/group.h"
 #include "planner/autohet/joint.h"
+#include "planner/autohet/limits.h"
 #include "planner/autohet/local_search.h"
 
 namespace het::planner {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr int kSmall = 8;                  // groups: up to here every grouping is tried
-constexpr int kShallow = 16;               // layers: up to here every order
-constexpr size_t kKept = 6;                // orders of a composition that are simulated with other pipelines
-constexpr int64_t kJointBudget = 200'000;  // simulations without contention
-constexpr size_t kFewOrders = 24, kManyOrders = 900;
+
+using namespace limits::search;
 
 // A promising grouping under one set of rules, by the bound of the integer programs.
 struct Sketch {
@@ -114,15 +112,17 @@ std::vector<int> Search::pipeline_counts(int groups, int microbatches) const {
   for (int d = 1; d <= most; ++d) {
     if (!extensions_.uneven_microbatches) {
       if (microbatches % d == 0) counts.push_back(d);
-    } else if (d <= 16 || d == most || groups % d == 0 || d >= next) {
+    } else if (d <= kAllCounts || d == most || groups % d == 0 || d >= next) {
       counts.push_back(d);
-      next = d * 1.125;
+      next = d * kCountStep;
     }
   }
-  if (counts.size() > 48) {
+  if (counts.size() > kMostCounts) {
     std::vector<int> thin;
     for (size_t i = 0; i < counts.size(); ++i)
-      if (counts[i] <= 8 || i * 40 / counts.size() != (i + 1) * 40 / counts.size()) thin.push_back(counts[i]);
+      if (counts[i] <= kUnthinnedCounts ||
+          i * kThinnedCounts / counts.size() != (i + 1) * kThinnedCounts / counts.size())
+        thin.push_back(counts[i]);
     counts = std::move(thin);
   }
   return counts;
@@ -196,7 +196,7 @@ void Search::consider(CompositionCache& cache, Grouping grouping, bool sharded) 
   if (!sketch.assumes_placement()) usual_seconds_ = std::min(usual_seconds_, sketch.estimate);
   sketch.estimate *= weight(sketch.grouping, costs);
   if (!sketch.assumes_placement()) best_estimate_ = std::min(best_estimate_, sketch.estimate);
-  if (sketch.estimate > (small_ ? 4 : 1.6) * best_estimate_) return;
+  if (sketch.estimate > (small_ ? kPromisingSmall : kPromising) * best_estimate_) return;
   sketches_.push_back(std::move(sketch));
 }
 
@@ -208,10 +208,10 @@ void Search::consider_programs(CompositionCache& cache, const Pool& pool, bool s
   std::vector<Composition> candidates;
   Composition composition(nodes, 0);
   // Up to two nodes in a pipeline, or three when there are few.
-  const int mixed = nodes <= 3 ? static_cast<int>(nodes) : 2;
-  const int cap = nodes <= 3 ? 5 : 4;
+  const int mixed = nodes <= kFewNodes ? static_cast<int>(nodes) : kMixedNodes;
+  const int cap = nodes <= kFewNodes ? kMixedGroupsOfFew : kMixedGroups;
   const std::function<void(size_t, int, int)> enumerate = [&](size_t node, int kinds, int stages) {
-    if (candidates.size() > 400) return;
+    if (candidates.size() > kColumns) return;
     if (node == nodes) {
       if (stages > 0) candidates.push_back(composition);
       return;
@@ -226,7 +226,7 @@ void Search::consider_programs(CompositionCache& cache, const Pool& pool, bool s
   };
   enumerate(0, 0, 0);
   for (size_t n = 0; n < nodes; ++n)
-    for (int count = cap + 1; count <= std::min({pool.groups[n], costs.layers, 16}); ++count) {
+    for (int count = cap + 1; count <= std::min({pool.groups[n], costs.layers, kGroupsAlone}); ++count) {
       Composition alone(nodes, 0);
       alone[n] = count;
       candidates.push_back(alone);
@@ -253,8 +253,8 @@ void Search::consider_programs(CompositionCache& cache, const Pool& pool, bool s
 void Search::explore(CompositionCache& cache, const Pool& pool, bool sharded, int fixed) {
   const int total = std::accumulate(pool.groups.begin(), pool.groups.end(), 0);
   const CostTable& costs = cache.solver().costs();
-  if (total <= kSmall) {
-    const size_t limit = small_ ? 20000 : 200;
+  if (total <= limits::kSmallGroups) {
+    const size_t limit = small_ ? limits::kAll : kGroupings;
     for (Grouping& grouping : all_groupings(pool, fixed, limit))
       consider(cache, std::move(grouping), sharded);
     if (small_) return;
@@ -263,7 +263,7 @@ void Search::explore(CompositionCache& cache, const Pool& pool, bool sharded, in
   for (size_t n = 0; n < pool.groups.size(); ++n) {
     Composition alone(pool.groups.size(), 0);
     int found = 0;
-    for (int count = 1; count <= std::min({pool.groups[n], costs.layers, 64}) && found == 0; ++count) {
+    for (int count = 1; count <= std::min({pool.groups[n], costs.layers, kDeepest}) && found == 0; ++count) {
       alone[n] = count;
       if (cache.estimate(alone, 2 * count).feasible) found = count;
     }
@@ -284,18 +284,18 @@ void Search::explore(int tensor, int microbatch) {
   const size_t nodes = whole.groups.size();
   // Leaving a node out altogether; small clusters leave out single groups anyway.
   if (!small_ && nodes > 1)
-    for (unsigned mask = 1; mask + 1 < (1u << std::min<size_t>(nodes, 5)); ++mask) {
+    for (unsigned mask = 1; mask + 1 < (1u << std::min<size_t>(nodes, kLeftOutNodes)); ++mask) {
       const int left_out = static_cast<int>(nodes) - __builtin_popcount(mask);
       if (request_.objective == Objective::time && left_out > 1) continue;
       Pool part = whole;
       for (size_t n = 0; n < nodes; ++n)
-        if (n < 5 && !(mask >> n & 1)) part.groups[n] = 0;
+        if (n < kLeftOutNodes && !(mask >> n & 1)) part.groups[n] = 0;
       double power = 0, all = 0;
       for (size_t n = 0; n < nodes; ++n) {
         power += part.groups[n] * part.power[n];
         all += whole.groups[n] * whole.power[n];
       }
-      if (request_.objective == Objective::time && power < 0.7 * all) continue;
+      if (request_.objective == Objective::time && power < kLeastPower * all) continue;
       pools.push_back(std::move(part));
     }
   std::vector<Recompute> modes = {Recompute::where_needed};
@@ -311,19 +311,19 @@ void Search::explore(int tensor, int microbatch) {
           if (sharded && pipelines == 1) continue;
           // Shares in steps, so that solutions are shared between numbers of pipelines.
           int divisor = 1;
-          while (sharded && divisor * 2 <= pipelines && divisor < 32) divisor *= 2;
+          while (sharded && divisor * 2 <= pipelines && divisor < kMostReplicas) divisor *= 2;
           rules.optimizer_share = 1.0 / divisor;
           explore(cache_of(tensor, microbatch, rules), pool, sharded, pipelines);
           // Placed state may leave a stage none at all; place_optimizer and the simulator say whether it
           // works out.
           if (!sharded || !extensions_.placed_optimizer || (!small_ && best_estimate_ < kInfinity)) continue;
-          for (const double part : {0.6, 0.3, 0.0}) {
+          for (const double part : kPlacedShares) {
             rules.optimizer_share = part / divisor;
             explore(cache_of(tensor, microbatch, rules), pool, sharded, pipelines);
           }
         }
         if (!small_ && extensions_.uneven_microbatches) {
-          rules.optimizer_share = sharded ? 0.25 : 1;
+          rules.optimizer_share = sharded ? kProgramShare : 1;
           CompositionCache& cache = cache_of(tensor, microbatch, rules);
           consider_programs(cache, pool, sharded, 0);
         }
@@ -337,7 +337,7 @@ std::vector<PipelineDraft> Search::draft(CompositionCache& cache, const Sketch& 
   const int microbatches = request_.batch / sketch.microbatch, pipelines = sketch.grouping.pipelines();
   std::vector<int> guess(static_cast<size_t>(pipelines), std::max(1, microbatches / pipelines));
   std::vector<PipelineDraft> drafts;
-  for (int round = 0; round < 3; ++round) {
+  for (int round = 0; round < kDraftRounds; ++round) {
     drafts.clear();
     std::vector<PipelineRate> rates;
     size_t p = 0;
@@ -369,7 +369,7 @@ Candidate Search::refine(const Sketch& sketch) {
   bool choice = false;  // whether hosts can be chosen in more than one way
   for (size_t n = 0; n < request_.cluster.nodes.size(); ++n)
     choice = choice || (request_.cluster.nodes[n].hosts.size() > 1 && costs.nodes[n].groups > 1);
-  for (size_t variant = 0; variant < 2 * kKept; ++variant) {
+  for (size_t variant = 0; variant < 2 * limits::kKeptOrders; ++variant) {
     const bool packed = variant % 2 == 0;
     if (!packed && !choice) continue;
     const std::vector<PipelineDraft> drafts =
@@ -397,7 +397,7 @@ void Search::try_schedules(const Candidate& from, bool interleave) {
   std::vector<PlanLayout> layouts;
   PlanLayout layout = from.layout;
   for (const Schedule schedule : {Schedule::one_f_one_b, Schedule::split_backward})
-    for (int warmup = 0; warmup <= 2; ++warmup) {
+    for (int warmup = 0; warmup <= kMostWarmup; ++warmup) {
       layout.schedule = schedule;
       layout.warmup = warmup;
       if (layout.schedule != from.layout.schedule || layout.warmup != from.layout.warmup)
@@ -424,7 +424,6 @@ void Search::try_schedules(const Candidate& from, bool interleave) {
   }
   if (possible) layouts.push_back(std::move(layout));
   for (PlanLayout& other : layouts) {
-    constexpr double kNear = 1.01;  // what contention may change
     if (!small_ && evaluator_.estimate(other, {}).score > kNear * evaluator_.best_score()) continue;
     evaluator_.submit(evaluator_.simulate(std::move(other), policy_ + ", schedule"));
   }
@@ -439,17 +438,19 @@ void Search::run() {
   // A few of each degree and size, so that what the bound does not see still gets a chance with the
   // simulator.
   const int groups = groups_in_all(1);
-  const size_t most = small_ ? 2000 : groups <= 128 ? 400 : 24, each = small_ ? 1000 : groups <= 128 ? 40 : 6;
+  const Effort& effort = small_                             ? kSmallEffort
+                         : groups <= limits::kMediumDevices ? kMediumEffort
+                                                            : kLargeEffort;
   std::map<std::pair<int, int>, size_t> taken;
   std::map<std::tuple<int, int, int, double>, size_t> taken_pipelines;
   std::vector<Candidate> candidates, infeasible;
   size_t refined = 0;
   for (const Sketch& sketch : sketches_) {
     size_t& count = taken[{sketch.tensor, sketch.microbatch}];
-    if (count >= each || refined >= most) continue;
+    if (count >= effort.of_size || refined >= effort.sketches) continue;
     size_t& alike = taken_pipelines[{sketch.tensor, sketch.microbatch, sketch.grouping.pipelines(),
                                      small_ ? sketch.rules.optimizer_share * (sketch.sharded ? 1 : 2) : 0}];
-    if (alike >= (small_ ? 24 : groups <= 128 ? 10 : 2)) continue;
+    if (alike >= effort.alike) continue;
     ++alike;
     ++count;
     ++refined;
@@ -466,13 +467,13 @@ void Search::run() {
   std::vector<Candidate> first, later;
   for (Candidate& candidate : candidates) {
     const PlanLayout& layout = candidate.layout;
-    const bool rare = small_ || ++kinds[{layout.tensor, layout.microbatch, layout.pipelines.size()}] <= 2;
+    const bool rare =
+        small_ || ++kinds[{layout.tensor, layout.microbatch, layout.pipelines.size()}] <= kOfKind;
     (rare ? first : later).push_back(std::move(candidate));
   }
   candidates = std::move(first);
   std::move(later.begin(), later.end(), std::back_inserter(candidates));
   if (!small_) {  // only estimated so far
-    constexpr size_t kSimulated = 100;
     if (candidates.size() > kSimulated) candidates.resize(kSimulated);
     for (Candidate& candidate : candidates) {
       candidate = evaluator_.simulate(std::move(candidate.layout), policy_);
@@ -480,11 +481,10 @@ void Search::run() {
     }
     for (Candidate& candidate : infeasible) evaluator_.submit(candidate);
   }
-  const size_t starts = small_ ? 40 : groups <= 128 ? 5 : 2;
   if (extensions_.local_search) {
-    const int64_t budget = small_ ? 400'000 : 700'000;
-    for (size_t i = 0; i < std::min(starts, candidates.size()); ++i) {
-      if (candidates[i].score > 1.2 * evaluator_.best_score()) continue;
+    const int64_t budget = small_ ? kMovesSmall : kMoves;
+    for (size_t i = 0; i < std::min(effort.starts, candidates.size()); ++i) {
+      if (candidates[i].score > kWorthMoves * evaluator_.best_score()) continue;
       Candidate better = improve(evaluator_, candidates[i], extensions_, budget);
       evaluator_.submit(better);
       // What it came from may be the better one under another schedule.
@@ -492,29 +492,30 @@ void Search::run() {
       candidates[i] = std::move(better);
     }
     // Moves may also make a plan fit; worth it while no other does, or where it costs little.
-    for (size_t i = 0; i < std::min(starts, infeasible.size()); ++i) {
+    for (size_t i = 0; i < std::min(effort.starts, infeasible.size()); ++i) {
       if (!small_ && evaluator_.best().feasible()) break;
       Candidate repaired = improve(evaluator_, std::move(infeasible[i]), extensions_, budget);
       evaluator_.submit(repaired);
       if (repaired.feasible()) candidates.push_back(std::move(repaired));
     }
     if (small_) {
-      search_jointly(evaluator_, extensions_, policy_, kJointBudget);
+      search_jointly(evaluator_, extensions_, policy_, kJointSimulations);
       if (evaluator_.best().feasible()) candidates.push_back(evaluator_.best());
     }
   }
   if (extensions_.schedules) {
     std::stable_sort(candidates.begin(), candidates.end(),
                      [](const Candidate& a, const Candidate& b) { return a.score < b.score; });
-    const size_t tried = small_ ? std::min(starts, candidates.size()) : candidates.size();
-    for (size_t i = 0; i < tried; ++i) try_schedules(candidates[i], i < starts);
+    const size_t tried = small_ ? std::min(effort.starts, candidates.size()) : candidates.size();
+    for (size_t i = 0; i < tried; ++i) try_schedules(candidates[i], i < effort.starts);
   }
 }
 
 }  // namespace
 
 bool is_small(const Request& request) {
-  return total_devices(request.cluster) <= kSmall && request.model.count() <= kShallow;
+  return total_devices(request.cluster) <= limits::kSmallGroups &&
+         request.model.count() <= limits::kSmallLayers;
 }
 
 void search_plans(Evaluator& evaluator, const Extensions& extensions, std::string_view policy) {
