@@ -3,7 +3,7 @@
 //
 // Where all holders of a layer share it by PlanLayout::tensor, rank t of each exchanges its part with rank t
 // of the others. Where they share it otherwise, but alike, too, parts differ in size. Where they share it
-// differently, the executor exchanges pieces (planner/lower/rank_assignment.cpp, gradient_buckets.cpp): the
+// differently, the executor exchanges pieces (planner/lower/rank_gradients.cpp, gradient_buckets.cpp): the
 // ranges between all holders' cuts, each among the ranks that have it, and what is not divided among all
 // ranks of all holders. A rank still exchanges its gradient once, 2 (k - 1) / k of its bytes, but pays a
 // latency for each piece, and packs: its bytes are read and written before, and once more after. Sharded

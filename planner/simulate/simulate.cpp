@@ -76,7 +76,7 @@ Hop SimulatorState::hop_between(const StageLayout& from, const StageLayout& to, 
   std::vector<double> inside(senders.size(), 0);
   for (size_t r = 0; r < receivers.size(); ++r) {
     const size_t s =
-        r * senders.size() / receivers.size();  // the nearest, as in planner/lower/rank_assignment.cpp
+        r * senders.size() / receivers.size();  // the nearest, as in planner/lower/rank_messages.cpp
     const DevicePlace &a = senders[s], &b = receivers[r];
     if (a == b) {
       inside[s] += each;

@@ -77,7 +77,7 @@ inline void let_go(SimWorker& worker, StageState& stage) {
 
 // How a boundary goes from a stage to its neighbour where the layers of one of them are shared otherwise than
 // by PlanLayout::tensor. Ranks with the same shares send to each other, each its part of the whole, as all
-// others do; else each receiver takes the whole from one sender (planner/lower/rank_assignment.cpp).
+// others do; else each receiver takes the whole from one sender (planner/lower/rank_messages.cpp).
 struct Hop {
   int out = -1, in = -1;      // ports; -1: it stays inside a host
   Link link;                  // between the ports
