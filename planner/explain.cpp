@@ -102,7 +102,7 @@ std::string_view source_of(const Request& request, const ZoneLink* link, const s
 }
 
 // Where the links between hosts come from; `used`: the hosts of the plan.
-void tell_links(const Request& request, const std::set<std::pair<int, int>>& used, PlanReport& report) {
+void add_links(const Request& request, const std::set<std::pair<int, int>>& used, PlanReport& report) {
   const Cluster& cluster = request.cluster;
   for (const ZoneLink& link : cluster.zone_links)
     report.links.push_back({link.a, link.b, link.link, source_of(request, &link, link.a, link.b)});
@@ -199,7 +199,7 @@ PlanReport explain(const Request& request, const Planned& planned) {
     report.layers_extrapolated += of.extrapolated;
     report.layers_estimated += of.estimated;
   }
-  tell_links(request, hosts, report);
+  add_links(request, hosts, report);
   report.moved = planned.moved;
   report.objective = request.objective;
   return report;
@@ -256,7 +256,7 @@ bool on_one_line(const DeviceReport& a, const DeviceReport& b) {
          a.memory_bytes == b.memory_bytes && host_of(a) == host_of(b);
 }
 
-// ", 1 assumed: 10 Gbit/s, 50 us". What nobody stated is alike everywhere.
+// ", 1 assumed: 10 Gbit/s, 50 us". All assumed links are equal.
 std::string assumed(const PlanReport& report) {
   if (report.links_assumed == 0) return "";
   const auto first = std::find_if(report.links.begin(), report.links.end(),

@@ -15,7 +15,7 @@ namespace het::planner {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-// After a preemption: notice it, plan anew, fetch state, repeat the step.
+// After a preemption: detect it, plan again, fetch state, repeat the step.
 constexpr double kRecoverySeconds = 120;
 // A linear program's minimum may be too high by the solver's tolerance; a bound must not be.
 constexpr double kSolved = 1 - 1e-7;
@@ -335,7 +335,7 @@ double bound_of(const Request& request, Evaluator& evaluator, const Sizes& sizes
         const double seconds =
             costs.forward_seconds(n, layer, layer + 1) + costs.backward_seconds(n, layer, layer + 1, false);
         least[kind * nodes + node] = std::min(least[kind * nodes + node], seconds * k / b);
-        // Gradients of weights are nobody's input: several devices compute those of one micro-batch
+        // No operation waits for gradients of weights: several devices compute those of one micro-batch
         // together.
         fastest[kind] = std::min(fastest[kind], costs.forward_seconds(n, layer, layer + 1) +
                                                     costs.input_seconds(n, layer, layer + 1));

@@ -71,7 +71,7 @@ struct Candidate {
   PlanLayout layout;
   Simulation simulation;
   double score = 0;    // of the objective; infinite when it does not fit
-  std::string origin;  // which part of which policy found it
+  std::string origin;  // the part of a policy that found it
   bool feasible() const { return simulation.fits && !layout.pipelines.empty(); }
 };
 

@@ -250,7 +250,7 @@ class Annealer {
     stages.insert(stages.begin() + static_cast<std::ptrdiff_t>(below(stages.size() + 1)), stage);
   }
 
-  // Layers of one pipeline anew.
+  // Cuts the layers of one pipeline again.
   bool solve(const PlanLayout& layout, PipelineLayout& pipeline) {
     StageRules rules;
     rules.schedule = layout.schedule;

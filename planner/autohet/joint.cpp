@@ -174,7 +174,7 @@ class Joint {
     evaluator_.submit(evaluator_.simulate(std::move(layout), policy_));
   }
 
-  // Of all orders and cuts those that nobody else beats in both time and room, the quickest first.
+  // The Pareto front of all orders and cuts in time and room, the fastest first.
   const std::vector<Cut>& cuts(const Composition& composition, int microbatches) {
     const auto [entry, fresh] =
         cuts_.try_emplace({composition, microbatches, sharded_, static_cast<int>(recompute_), share_});
@@ -194,7 +194,7 @@ class Joint {
       cut.draft.solution.feasible = true;
       const Simulation alone = alone_.run(make_layout(request_, costs_, {cut.draft}, true), apart_);
       --budget_;
-      // In company a whole update stays as long as it is, a shared one does not.
+      // Beside other pipelines a whole update takes as long as alone, a sharded one does not.
       cut.seconds = sharded_ ? alone.pipeline_seconds : alone.seconds;
       measure(cut);
     }

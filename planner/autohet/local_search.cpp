@@ -86,7 +86,7 @@ class LocalSearch {
     return rate.sum + (pipeline.microbatches - 1) * rate.longest;
   }
 
-  // One layer from stage a to stage b of a pipeline; those between shift.
+  // Moves one layer from stage a to stage b of a pipeline; the stages between shift.
   bool move_layers() {
     bool better = false;
     for (size_t p = 0; p < best_.layout.pipelines.size() && budget_ > 0; ++p) {
@@ -177,7 +177,8 @@ class LocalSearch {
     return better;
   }
 
-  // A group to another pipeline, or two exchanged; the layers of both pipelines and all micro-batches anew.
+  // Moves a group to another pipeline, or exchanges two; then cuts both pipelines and balances all
+  // micro-batches again.
   bool move_groups() {
     if (best_.layout.pipelines.size() < 2 || best_.layout.pipelines.size() > limits::local::kExchanged)
       return false;

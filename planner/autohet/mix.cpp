@@ -129,7 +129,7 @@ class Mixer {
     return idle;
   }
 
-  // `count` stages of a pipeline from `at` on become stages with these devices; their layers are cut anew.
+  // `count` stages of a pipeline from `at` on become stages with these devices; their layers are cut again.
   void replace(const PlanLayout& from, size_t p, size_t at, size_t count,
                const std::vector<Places>& devices) {
     PlanLayout layout = from;

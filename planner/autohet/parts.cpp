@@ -50,7 +50,7 @@ std::vector<Part> parts_of(const Request& request) {
   return parts;
 }
 
-// The best plan of a part, told in the nodes of the whole.
+// Submits the best plan of a part, with the node numbers of the whole cluster.
 void submit_best(Evaluator& evaluator, const PartPlans& part) {
   PlanLayout layout = part.evaluator.best().layout;
   for (PipelineLayout& pipeline : layout.pipelines)

@@ -108,7 +108,7 @@ class Repairer {
     return layout;
   }
 
-  // As it is and with micro-batches divided anew.
+  // Adds the layout as it is, and with its micro-batches balanced again.
   void add(PlanLayout layout) {
     const int total = request_.batch / microbatch_;
     if (layout.pipelines.empty() || static_cast<int>(layout.pipelines.size()) > total) return;
@@ -138,7 +138,7 @@ class Repairer {
   }
 
   // Broken pipelines go on with the stages that are left: neighbours take the lost one's layers, the one
-  // before it all or half of them; or all layers are cut anew.
+  // before it all or half of them; or all layers are cut again.
   void shorten(const std::vector<size_t>& broken, bool split) {
     if (broken.empty()) return;
     PlanLayout taken = empty(), cut = empty();

@@ -390,7 +390,7 @@ Candidate Search::refine(const Sketch& sketch) {
 
 // The same pipelines under other schedules; layers are not moved, since the work of each stage is the same.
 void Search::try_schedules(const Candidate& from, bool interleave) {
-  // A pipeline of one stage waits for nobody: any schedule runs it as 1F1B does.
+  // A pipeline of one stage has no transfers to wait for: every schedule runs it as 1F1B does.
   if (std::all_of(from.layout.pipelines.begin(), from.layout.pipelines.end(),
                   [](const PipelineLayout& pipeline) { return pipeline.stages.size() == 1; }))
     return;

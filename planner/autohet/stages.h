@@ -48,7 +48,7 @@ class StageSolver {
   std::vector<StageSolution> compromises(const std::vector<int>& nodes, int microbatches);
   // Recompute and seconds of layers that are given; infeasible when they do not fit.
   StageSolution with_layers(const std::vector<int>& nodes, const std::vector<int>& layers, int microbatches);
-  // Cuts the layers anew over stages whose nodes are given; false, and nothing changes, where they do not
+  // Cuts the layers again over stages whose nodes are given; false, and nothing changes, where they do not
   // fit.
   bool cut(std::vector<StageLayout>& stages, int microbatches);
   const CostTable& costs() const { return costs_; }

@@ -23,8 +23,8 @@ void plan_whale(Evaluator& evaluator);
 
 // Brute force over degrees, micro-batch sizes, groupings (idle devices too), stage orders, layers, recompute,
 // micro-batch counts, replicated and sharded optimizer state, under 1F1B; hosts are filled in order. Leaves
-// out only what a proven bound excludes: a pipeline alone is never slower than in company. For about 8 groups
-// and 12 layers at most.
+// out only what a proven bound excludes: a pipeline alone is never slower than beside others. For about 8
+// groups and 12 layers at most.
 void plan_exhaustive(Evaluator& evaluator);
 // The same with an end: false when more than `most` simulations would have been needed.
 bool plan_exhaustive(Evaluator& evaluator, int64_t most);

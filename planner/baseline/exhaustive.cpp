@@ -165,7 +165,7 @@ class Exhaustive {
       order.insert(order.end(), static_cast<size_t>(composition[n]), static_cast<int>(n));
     if (static_cast<int>(order.size()) > costs_.layers) return found;
     std::sort(order.begin(), order.end());
-    alone_price_ = price_of(composition);  // in company it is no less
+    alone_price_ = price_of(composition);  // beside other pipelines it is no less
     do {
       std::vector<StageLayout> stages(order.size());
       for (size_t s = 0; s < order.size(); ++s) stages[s].node = order[s];
@@ -208,7 +208,7 @@ class Exhaustive {
           layout.pipelines = {{m, stages}};
           settle(layout);
           const Simulation alone = alone_.run(layout);
-          // In company the whole update stays as it is, unless its state is shared.
+          // Beside other pipelines a whole update takes as long as alone; a sharded one does not.
           const double seconds = sharded_ ? alone.pipeline_seconds : alone.seconds;
           if (seconds < seconds_to_beat(alone_price_)) found.push_back({stages, seconds});
         }

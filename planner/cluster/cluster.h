@@ -41,7 +41,7 @@ struct Machine {
 struct ZoneLink {
   std::string a, b;      // zones; the same twice for the links inside one
   Link link;             // of one host's network interface, shared by its devices
-  bool assumed = false;  // nobody stated it
+  bool assumed = false;  // the cluster does not state it
   bool operator==(const ZoneLink&) const = default;
 };
 

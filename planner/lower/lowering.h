@@ -231,7 +231,7 @@ class Lowering {
     std::optional<Rows> rows;
   };
   std::vector<Update> updates_;                                  // to be made in one pass
-  std::map<NodeId, ValueId> updated_by_rows_;                    // and of which gradient
+  std::map<NodeId, ValueId> updated_by_rows_;                    // nodes, and the gradient that they read
   std::optional<Rows> rows_;                                     // that are emitted now; absent: all
   std::map<std::pair<ValueId, int64_t>, Operand> row_operands_;  // by the first row
   std::set<ValueId> summed_;                // shared outputs that went round with the norms

@@ -1,4 +1,4 @@
-// The sharded optimizer: which rank keeps the state of which rows of each parameter.
+// The sharded optimizer: which rank keeps the optimizer state behind which rows of a parameter.
 #include <algorithm>
 #include <tuple>
 #include <utility>

@@ -64,7 +64,7 @@ struct HeldSlice {
 };
 // What each of them keeps the optimizer state of: disjoint slices, in each the rows of its own slice that no
 // other keeps. Stages that have the same rows divide them by their shares; devices of a stage that have the
-// same divide it among them. nullopt: rows of which every share is 0.
+// same divide it among them. nullopt: every share of some rows is 0.
 std::optional<std::map<int, TensorSlice>> keep_rows(std::span<const HeldSlice> held);
 
 }  // namespace het

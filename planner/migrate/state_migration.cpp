@@ -315,7 +315,7 @@ Demands StateMigration::demands_of(const std::map<std::string, Held>& wanted,
     return parts;
   };
 
-  // Layers of which the same devices had and need the same parts: what is true of one is true of all.
+  // Layers whose parts the same devices held and need have the same demands: they are found once.
   Groups<std::pair<Parts, Parts>, int> alike;
   std::vector<Parts> had = by_layer(old_), needed = by_layer(wanted);
   for (size_t layer = 0; layer < had.size(); ++layer)

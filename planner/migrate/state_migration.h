@@ -77,7 +77,7 @@ class StateMigration {
                                 const std::vector<std::vector<int>>& have);
   // Chooses for all nodes: [node][host of the layout]. Returns the bytes.
   double arrange(const Slots& slots, std::vector<std::vector<int>>& hosts);
-  // What the devices of a plan need and do not hold. Adds to `unavailable_bytes` what nobody holds.
+  // What the devices of a plan need and do not hold. Adds to `unavailable_bytes` what no device holds.
   Demands demands_of(const std::map<std::string, Held>& wanted, double& unavailable_bytes) const;
 
   const Plan plan_;  // the old one

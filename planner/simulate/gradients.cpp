@@ -467,7 +467,7 @@ void FinishStep::exchange_gradients() {
   }
 }
 
-// In a mesh latencies are worth counting: nobody updates before everybody has the norms of all ranks'
+// In a mesh latencies are worth counting: no rank updates before every rank has the norms of all ranks'
 // gradients.
 double FinishStep::all_norms(double reduced) {
   members_.clear();

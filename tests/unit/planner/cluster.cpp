@@ -26,7 +26,7 @@ TEST_CASE("every known device type is complete, named once, and slower in f32 th
     CHECK(find_device_type(name) != nullptr);
 }
 
-TEST_CASE("a good cluster has no problem, a bad one is told all of them") {
+TEST_CASE("a good cluster has no problem, of a bad one all are reported") {
   CHECK(validate(cluster_of({{"A100-80", 8, 2}, {"H20", 3}})).empty());
   Cluster bad = cluster_of({{"A100-80", 8}, {"H20", 0}});
   bad.nodes[1].hosts = {"a"};

@@ -152,7 +152,7 @@ TEST_CASE("bandwidths are shown in bits") {
   CHECK(show_bandwidth(40) == "320 bit/s");
 }
 
-TEST_CASE("a plan says which links nobody stated") {
+TEST_CASE("a plan names the links that the cluster does not state") {
   Request request;
   request.cluster.types = {plain_type("unit", 1, 64)};
   request.cluster.nodes = {plain_machine("a", "unit", 1, 2), plain_machine("b", "unit", 1)};

@@ -254,7 +254,7 @@ TEST_CASE("the explanation names shares, and what it costs that stages divide la
 
 namespace {
 
-// Two devices of a model with heads, one of which has no neighbour to share layers with evenly.
+// Two devices of a model with heads; one of them has no neighbour to share layers with evenly.
 Request small_request(int devices, const char* type, int others, const char* other) {
   Request request;
   request.cluster = cluster_of({{type, devices}, {other, others}});

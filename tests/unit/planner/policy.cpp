@@ -145,7 +145,7 @@ TEST_CASE("megatron may shard optimizer state always, whale only where gradients
   }
 }
 
-TEST_CASE("a model that fits nowhere is told by how much, where, and what would help") {
+TEST_CASE("a model that fits nowhere gets an error with the excess, the place and what would help") {
   const Planned planned = plan_with(request_of({{"T4", 2}}, "gpt3-13b", 8), "auto");
   CHECK_FALSE(planned.feasible);
   CHECK(mentions(planned.problems, "all devices together have"));
@@ -153,7 +153,7 @@ TEST_CASE("a model that fits nowhere is told by how much, where, and what would 
   CHECK(mentions(planned.problems, "what would help"));
 }
 
-TEST_CASE("a request with several mistakes is told all of them") {
+TEST_CASE("all mistakes of a request are reported") {
   Request request = request_of({{"A100-80", 8}}, "llama3-8b", 24);
   request.tensors = {3};
   request.microbatches = {5};

@@ -151,7 +151,7 @@ TEST_CASE("money needs prices, and without rates of preemptions progress is note
   CHECK(notes_of(request).empty());
 }
 
-TEST_CASE("of plans that are worth the same the quicker is taken, then the one of which more was measured") {
+TEST_CASE("of plans with equal scores the faster wins, then the one with more measured layers") {
   Request request;
   request.cluster.types = {plain_type("unit", 1, 64), plain_type("other", 1, 64)};
   request.cluster.nodes = {plain_machine("a", "unit", 1), plain_machine("b", "other", 1)};

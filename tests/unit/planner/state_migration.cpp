@@ -132,7 +132,7 @@ TEST_CASE("what a device needs and does not hold is moved", "[planner][replan]")
   // Layer 2 is on a:0 and on b:0: inside at 10 GB/s and from outside at 1 GB/s together.
   CHECK(move.seconds == Approx(kLayer / 11e9 + 1e-3));
 
-  // A layer that nobody holds any more.
+  // A layer that no device holds any more.
   const Cluster left = merged(without(without(cluster, "a:0"), "b:0"));
   StateMigration after(two_by_two(), left, model);
   Plan rest;
@@ -144,7 +144,7 @@ TEST_CASE("what a device needs and does not hold is moved", "[planner][replan]")
   CHECK(move.seconds == 0);
 }
 
-TEST_CASE("parts of a layer and shares of its state are told apart", "[planner][replan]") {
+TEST_CASE("parts of a layer and shares of its state are counted separately", "[planner][replan]") {
   const Cluster cluster = machines("ab", 2);
   Model model = plain_model(6);
   model.kinds[0].whole_parameters = 2e5;
@@ -449,7 +449,7 @@ TEST_CASE("no near-equal plan moves less, on clusters that are small enough to t
   for (uint64_t seed = 300; trials < 24; ++seed) {
     Request request = random_request(seed);
     if (total_devices(request.cluster) > 5 || request.model.count() > 6) continue;
-    for (DeviceType& type : request.cluster.types) type.memory_bytes *= 4;  // nobody recomputes or shards
+    for (DeviceType& type : request.cluster.types) type.memory_bytes *= 4;  // no stage recomputes or shards
     request.microbatches = {1};
     const Planned before = plan_with(request, "search");
     REQUIRE(before.feasible);
