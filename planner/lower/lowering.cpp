@@ -58,7 +58,7 @@ void Lowering::require_order() const {
       if (id == kAbsent || analysis_.invariant(id)) continue;
       const Value& value = graph_.values[id];
       if (value.role == Role::input && !value.per_step && node.phase == Phase::update)
-        fail_usage("'{}' of the update reads the input '{}', which each micro-batch has its own of",
+        fail_usage("'{}' of the update reads the input '{}', which differs from micro-batch to micro-batch",
                    node.op->name, value.name);
       if (value.producer >= 0 && graph_.nodes[value.producer].phase > node.phase)
         fail_usage("'{}' of the {} pass reads what '{}' of the {} pass makes, which comes later",

@@ -134,8 +134,7 @@ void RankAssigner::refuse_exchange(int pipeline, int from, int to, const Graph& 
   const NodeId producer = graph.values[static_cast<size_t>(id)].producer;
   fail_usage(
       "pipeline {}: stages {} and {} share their layers differently, and '{}' passes between them in a "
-      "form that only "
-      "stages with the same shares exchange; the same `tensor` for both works",
+      "form that only stages with the same shares exchange; the same `tensor` for both works",
       pipeline + 1, from + 1, to + 1,
       producer < 0 ? graph.values[static_cast<size_t>(id)].name
                    : graph.nodes[static_cast<size_t>(producer)].op->name);

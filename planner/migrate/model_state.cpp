@@ -36,9 +36,8 @@ std::vector<std::vector<TensorSlice>> slices_of(const std::vector<StateTensor>& 
                                                 const StageCut& cut) {
   if (!cut.is_megatron())
     fail_usage(
-        "it says how layers are cut by `sharding`; which parameters that cuts is known of a model's graph, "
-        "and "
-        "this model is given by numbers");
+        "it cuts layers by `sharding`; which parameters that cuts, only the model's graph shows, and this "
+        "model is given by numbers");
   std::vector<TensorSlice> whole;
   for (const StateTensor& tensor : tensors) whole.push_back(TensorSlice::whole(tensor.shape));
   std::vector<std::vector<TensorSlice>> slices(static_cast<size_t>(cut.parts()), whole);

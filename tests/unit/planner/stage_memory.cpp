@@ -219,8 +219,8 @@ TEST_CASE("of a model of numbers it is not known what stages with sharding hold"
   const std::vector<std::string> problems = validate(request);
   REQUIRE(problems.size() == 1);
   CHECK(problems[0] ==
-        "the old plan: it says how layers are cut by `sharding`; which parameters that cuts is known of a "
-        "model's graph, and this model is given by numbers");
+        "the old plan: it cuts layers by `sharding`; which parameters that cuts, only the model's graph "
+        "shows, and this model is given by numbers");
   request.state = std::make_shared<planner::ModelState>(planner::state_of(graph));
   CHECK(validate(request).empty());
   old.sharding->axes[0].sharding->state[0].pattern = "*.wp.*";
