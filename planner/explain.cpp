@@ -250,7 +250,7 @@ std::string recomputed(const std::vector<StageLayout>& chunks) {
 
 std::string host_of(const DeviceReport& device) { return device.device.substr(0, device.device.rfind(':')); }
 
-// Devices of one stage and host about which the same is to be said.
+// Devices of one stage and host with equal figures share a line.
 bool on_one_line(const DeviceReport& a, const DeviceReport& b) {
   return a.pipeline == b.pipeline && a.stage == b.stage && a.type == b.type && a.share == b.share &&
          a.memory_bytes == b.memory_bytes && host_of(a) == host_of(b);

@@ -50,7 +50,7 @@ std::vector<Fallback> plan_fallbacks(const Request& request, const Plan& plan, s
       fallback.planned.problems = {"no device is left"};
       continue;
     }
-    // Degrees that were asked for may need more devices in a host than are left in any.
+    // Degrees of the request may need more devices in a host than are left in any.
     int most = 0;
     for (const Machine& node : fallback.request.cluster.nodes) most = std::max(most, node.devices);
     std::erase_if(fallback.request.tensors, [&](int k) { return k > most; });

@@ -56,11 +56,11 @@ struct Request {
   std::function<bool(const Shares&)> can_divide;
 };
 
-// Everything that makes planning impossible before a plan is thought of, each with what would work.
+// Every mistake that makes planning impossible, each with what would work.
 std::vector<std::string> validate(const Request& request);
-// Of these, what an objective lacks of a cluster.
+// Of these: the prices that an objective needs and the cluster does not have.
 std::optional<std::string> price_problem(const Cluster& cluster, Objective objective);
-// What does not keep anyone from planning, but is hardly meant.
+// Requests that can be planned but are probably mistakes, each a sentence.
 std::vector<std::string> notes_of(const Request& request);
 std::vector<int> tensor_degrees(const Request& request);
 // The sizes to try, ascending: of what divides the batch all up to 16 and powers of two up to 64, equal parts

@@ -47,10 +47,10 @@ class Annealer {
       if (next.sharded_optimizer && extensions_.placed_optimizer) place_optimizer(next, costs_);
       const double then = score(next);
       if (then > now && (then == kInfinity || uniform() >= std::exp((now - then) / (heat * now)))) continue;
-      const bool hired = next.pipelines.size() != now_.pipelines.size() || stages(next) != stages(now_);
+      const bool changed = next.pipelines.size() != now_.pipelines.size() || stages(next) != stages(now_);
       now_ = std::move(next);
       now = then;
-      if (hired) free_groups();
+      if (changed) free_groups();
       if (now < best * (1 - 1e-9)) {
         best = now;
         best_ = now_;
@@ -78,7 +78,7 @@ class Annealer {
     return simulation.fits ? score_of(request_, layout, simulation.seconds) : kInfinity;
   }
 
-  // What no stage runs on.
+  // Finds the groups that no stage uses.
   void free_groups() {
     std::map<std::pair<int, int>, int> used;
     for (const PipelineLayout& pipeline : now_.pipelines)
@@ -102,8 +102,8 @@ class Annealer {
     if (kind < 0.78) return move_stage(layout);
     if (kind < 0.83) return split_pipeline(layout);
     if (kind < 0.88) return merge_pipelines(layout);
-    if (kind < 0.93) return hire(layout);
-    if (kind < 0.96) return dismiss(layout);
+    if (kind < 0.93) return add_group(layout);
+    if (kind < 0.96) return drop_group(layout);
     if (kind < 0.98) return change_schedule(layout);
     return solve_all(layout);
   }
@@ -199,8 +199,8 @@ class Annealer {
     return solve_all(layout);
   }
 
-  // A group that is idle joins a pipeline, or is one.
-  bool hire(PlanLayout& layout) {
+  // An idle group joins a pipeline, or becomes one.
+  bool add_group(PlanLayout& layout) {
     if (free_.empty()) return false;
     const auto [node, host] = free_[below(free_.size())];
     StageLayout stage;
@@ -215,7 +215,7 @@ class Annealer {
     return solve_all(layout);
   }
 
-  bool dismiss(PlanLayout& layout) {
+  bool drop_group(PlanLayout& layout) {
     const size_t p = below(layout.pipelines.size());
     if (layout.pipelines[p].stages.size() > 1) {
       take(layout.pipelines[p].stages);

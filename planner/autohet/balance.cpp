@@ -143,7 +143,7 @@ bool place_optimizer(PlanLayout& layout, const CostTable& costs) {
           costs.parameters[static_cast<size_t>(end)] - costs.parameters[static_cast<size_t>(stage.first)];
       const double free = costs.nodes[static_cast<size_t>(stage.node)].memory_bytes - bytes[p][s];
       if (free < 0) return false;
-      // More than all of its layers' state is no use.
+      // A stage cannot hold more than all of its layers' state.
       room[p].push_back(parameters > 0 ? std::min(free / parameters, costs.optimizer_bytes)
                                        : costs.optimizer_bytes);
       most = std::max(most, room[p].back());

@@ -31,7 +31,7 @@ bool empty(const Composition& composition) {
   return std::all_of(composition.begin(), composition.end(), [](int n) { return n == 0; });
 }
 
-// Pipelines in the making, alike ones held together.
+// Pipelines while they get their groups; equal ones are one entry.
 class Heap {
  public:
   Heap(const Pool& pool, const Composition& start, int pipelines) : pool_(pool) {

@@ -47,7 +47,7 @@ class Joint {
         microbatches_(request_.batch / microbatch),
         budget_(budget) {
     apart_.contention = false;
-    // The least seconds of the layers from each on, whoever runs them.
+    // The least seconds of the layers from each on, on any node.
     rest_.assign(static_cast<size_t>(costs_.layers) + 1, 0);
     for (int l = costs_.layers; l-- > 0;) {
       double least = kInfinity;

@@ -59,7 +59,7 @@ inline constexpr double kPlacedShares[] = {0.6, 0.3, 0.0};
 inline constexpr double kProgramShare = 0.25;  // of the integer program, whose pipelines are not known yet
 
 inline constexpr size_t kFewOrders = 24, kManyOrders = 900;  // of a composition, in large and small clusters
-inline constexpr int kDraftRounds = 3;  // micro-batches and cuts in turn: they settle by then
+inline constexpr int kDraftRounds = 3;  // micro-batches and cuts in turn: by then they no longer change
 inline constexpr int kOfKind = 2;       // candidates of a kind that come first: moves lead them to like plans
 inline constexpr size_t kSimulated = 100;   // candidates, after their estimates
 inline constexpr double kWorthMoves = 1.2;  // times the best: moves rarely gain more
@@ -94,7 +94,7 @@ inline constexpr size_t kSimulated = 400;      // of these, simulated alone: the
 inline constexpr size_t kWhole = 6;            // cuts that are combined when each pipeline keeps its state
 inline constexpr int kLeaves = 20000;          // combinations of one split of micro-batches
 inline constexpr int kContended = 4;  // a simulation with contention takes as long as so many without
-inline constexpr int kAlike = 12;     // cuts as quick and as roomy as a third one make it superfluous
+inline constexpr int kAlike = 12;     // a cut is dropped when so many are as fast and have as much room
 // Without a plan to beat: rounds with a limit, times the lower bound, that grows until there is a plan.
 inline constexpr double kFirstLimit = 1.5, kLimitGrowth = 4;
 inline constexpr int kLimitRounds = 4;

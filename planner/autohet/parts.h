@@ -1,4 +1,4 @@
-// Plans that leave devices out: a small model is done sooner by a few devices that are near each other.
+// Plans that leave devices out: a few devices near each other run a small model faster.
 #pragma once
 
 #include <memory>

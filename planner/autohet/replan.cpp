@@ -16,8 +16,8 @@ namespace {
 
 using namespace limits::replan;
 
-// What there is beside pipelines of several stages.
-void settle_schedule(PlanLayout& layout) {
+// Where every pipeline has one stage, other schedules run as 1F1B does: the plan says 1F1B.
+void reset_schedule(PlanLayout& layout) {
   size_t longest = 0;
   for (const PipelineLayout& pipeline : layout.pipelines)
     longest = std::max(longest, pipeline.stages.size() / static_cast<size_t>(layout.chunks));
@@ -113,7 +113,7 @@ class Repairer {
     const int total = request_.batch / microbatch_;
     if (layout.pipelines.empty() || static_cast<int>(layout.pipelines.size()) > total) return;
     if (layout.pipelines.size() == 1) layout.sharded_optimizer = false;
-    settle_schedule(layout);
+    reset_schedule(layout);
     int given = 0;
     for (const PipelineLayout& pipeline : layout.pipelines) given += pipeline.microbatches;
     if (given == total) layouts_.push_back(layout);
@@ -277,7 +277,7 @@ class Descent {
  private:
   void attempt(PlanLayout layout) {
     if (budget_ <= 0) return;
-    settle_schedule(layout);
+    reset_schedule(layout);
     simulate(layout);
     PlanLayout balanced = std::move(layout);
     if (balanced.pipelines.size() > 1 && evaluator_.request().extensions.uneven_microbatches &&

@@ -103,7 +103,7 @@ CompositionCache& Search::cache_of(int tensor, int microbatch, const StageRules&
   return *caches_.back().second;
 }
 
-// All counts while they are few; then only those that change somebody's micro-batches, thinned to an eighth
+// All counts while they are few; then only those that change the micro-batches of a pipeline, an eighth
 // apart.
 std::vector<int> Search::pipeline_counts(int groups, int microbatches) const {
   std::vector<int> counts;

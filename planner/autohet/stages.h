@@ -36,7 +36,7 @@ void adopt(const StageSolution& solution, std::vector<StageLayout>& stages);
 // Most micro-batches that stage `stage` of `stages` holds.
 int in_flight(const StageRules& rules, int stages, int stage, int microbatches);
 
-// Keeps what it learnt of memory from call to call; one thread. `costs` must outlive it.
+// Caches what fits in memory from call to call; one thread. `costs` must outlive it.
 class StageSolver {
  public:
   StageSolver(const CostTable& costs, StageRules rules) : costs_(costs), rules_(rules) {}

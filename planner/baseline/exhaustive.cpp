@@ -141,13 +141,13 @@ class Exhaustive {
     layout.sharded_optimizer = sharded_;
     for (size_t p = 0; p < pipelines.size(); ++p)
       layout.pipelines.push_back({counts_[p], (*options[p])[picked[p]].stages});
-    settle(layout);
+    assign_hosts(layout);
     if (sharded_ && !place_optimizer(layout, costs_)) return;
     evaluator_.submit(evaluator_.simulate(std::move(layout), "exhaustive"));
   }
 
   // Hosts in order; one host of a node after another.
-  void settle(PlanLayout& layout) const {
+  void assign_hosts(PlanLayout& layout) const {
     std::vector<int> used(costs_.nodes.size(), 0);
     for (PipelineLayout& pipeline : layout.pipelines)
       for (StageLayout& stage : pipeline.stages) {
@@ -206,7 +206,7 @@ class Exhaustive {
           layout.tensor = costs_.tensor;
           layout.microbatch = costs_.microbatch;
           layout.pipelines = {{m, stages}};
-          settle(layout);
+          assign_hosts(layout);
           const Simulation alone = alone_.run(layout);
           // Beside other pipelines a whole update takes as long as alone; a sharded one does not.
           const double seconds = sharded_ ? alone.pipeline_seconds : alone.seconds;

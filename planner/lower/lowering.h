@@ -74,7 +74,7 @@ class Lowering {
     rows_.reset();
   }
 
-  // Whether of a value the rows alone are meant, in an update that is made by rows.
+  // Whether the update that is emitted now uses only rows of this value.
   bool is_by_rows(ValueId id) const;
 
   Layout rows_in(const Layout& all, int64_t first) const;
@@ -90,17 +90,17 @@ class Lowering {
   // What of a parameter this rank updates, where other ranks update the rest.
   void update_rows(ValueId id, BufferSpec& spec) const;
 
-  // Of state that is written where it lies.
+  // Whether the node writes state in place.
   bool can_join(const Node& node) const;
 
   bool are_alike(const Node& a, const Node& b) const;
 
   void emit_updates();
 
-  // What is computed before the first micro-batch: from state alone, or with numbers of the step.
+  // Computes what no micro-batch changes: from state alone, or with numbers of the step.
   void emit_invariant(bool from_state);
 
-  // Recipes make graphs too: what no step can compute is refused in the words of the graph.
+  // Recipes make graphs, too: an order that no step can compute is refused, with the names of the graph.
   void require_order() const;
 
   // --- buffers
@@ -142,12 +142,13 @@ class Lowering {
 
   void emit(const Node& node, int microbatch);
 
-  // What belongs to no stage is made when it is first needed; a gradient that others add to is waited for.
+  // Computes nodes that belong to no stage when they are first needed, and awaits gradients that others add
+  // to.
   void prepare(ValueId id, const Node& user, int microbatch);
 
   static int alias_of(const Node& node, int output);
 
-  // Remember where a result lies; an accumulated one that lies elsewhere than its sum is added to it.
+  // Remembers where a result is; an accumulated one outside of its sum's buffer is added to the sum.
   void finish(const Node& node, ValueId id, const Target& where, int microbatch);
 
   void emit_view(const Node& node, int microbatch);
@@ -178,14 +179,12 @@ class Lowering {
 
   std::string label_of(ValueId id) const;
 
-  // One stage's work on one micro-batch: what it needs from other stages was asked for a unit ahead, what
-  // others need of it is sent when all is done.
+  // One stage's work on one micro-batch: receives are posted one unit ahead, sends follow the last node.
   void emit_unit(size_t u);
 
   void post_receives(size_t u);
 
-  // At most one unit's gradients are on their way from a stage; activations are kept for the backward pass
-  // anyhow.
+  // At most one unit's gradients are in flight from a stage; activations stay for the backward pass.
   void send(int stage, int microbatch, Phase phase);
 
   bool has_backward() const;
@@ -203,9 +202,9 @@ class Lowering {
   // since.
   ValueId gradient_behind(ValueId id) const;
 
-  // Each rank takes the norm of the gradients that it counts; the norm of these norms is everybody's. Numbers
-  // that are summed over all ranks, as the loss is, go round with them and are added up in the ranks' order;
-  // the last one is the executor's.
+  // Each rank takes the norm of the gradients that it counts; the norm of these norms is the global norm.
+  // Numbers that are summed over all ranks, as the loss is, travel with them and are added in the ranks'
+  // order; the last number is the executor's.
   void emit_global_norm(const Node& node);
 
   const Graph& graph_;

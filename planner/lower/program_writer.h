@@ -39,7 +39,7 @@ class ProgramWriter {
   Program program_;
 };
 
-// What is asked for one operand: all of its elements, of its dtype.
+// The request for all elements of one operand.
 CollectiveRequest request_for(CollectiveKind kind, const Operand& operand, std::string label);
 
 }  // namespace het

@@ -30,7 +30,7 @@ class RankAssigner {
     int pipeline, stage, tensor;
   };
 
-  // A part of a gradient that the ranks of a list have, and how it lies in this rank's.
+  // A part of a gradient that the ranks of a list have, and where it is in this rank's gradient.
   struct SharedPart {
     ValueId gradient;
     std::vector<int> ranks;
@@ -49,8 +49,8 @@ class RankAssigner {
 
   bool in_step(NodeId n) const { return graph_.nodes[n].phase != Phase::update && !invariant_[n]; }
 
-  // Nodes that depend on state and numbers of the step alone belong to no stage: whoever needs them computes
-  // them.
+  // Nodes that depend on state and numbers of the step alone belong to no stage: every stage that needs them
+  // computes them.
   void find_invariant();
 
   // Sums over micro-batches; and summands of those among them that only add, which are added where they are
@@ -69,7 +69,7 @@ class RankAssigner {
   // Whether all stages that hold a parameter cut it alike.
   bool is_cut_alike(ValueId parameter) const;
 
-  // Whether they all cut it as the stages do whose graph this is.
+  // Whether they all cut it as this graph's stages do.
   bool is_cut_as_here(ValueId parameter) const;
 
   // The ranks that have what a tensor-parallel rank has of a parameter that is cut alike, in order.
@@ -93,7 +93,7 @@ class RankAssigner {
   // tensor-parallel rank has of it, with all that have a summand.
   std::set<int> summers_of(ValueId parameter, ValueId gradient, int tensor) const;
 
-  // Whether no rank of its stage that has the same of a parameter comes before; those along `but` are not
+  // Whether a rank is the first of its stage with this part of a parameter; ranks along `but` are not
   // compared.
   bool speaks_for(ValueId parameter, int tensor, const Axes& but) const;
 
@@ -145,7 +145,7 @@ class RankAssigner {
 
   bool is_gathered(const Node& node) const;
 
-  // Of a split backward: what no earlier stage waits for.
+  // Of a split backward: the nodes that no earlier stage waits for.
   void find_deferred(RankAssignment& assignment) const;
 
   // The sums that an update of a parameter is computed from; the global norm's own operands are no reason.
@@ -159,8 +159,7 @@ class RankAssigner {
 
   ValueId only_sum_of(ValueId parameter) const;
 
-  // The parts of this rank's gradients, by parameter: such that each is had whole or not at all by every
-  // rank.
+  // The parts of this rank's gradients, by parameter. Every rank has all of a part, or nothing of it.
   std::vector<SharedPart> parts_of(int rank) const;
 
   // Whether a device is the first of those of its stage that have the same of a value.

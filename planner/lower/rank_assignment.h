@@ -1,6 +1,5 @@
-// Who computes what, found before anything is lowered: of one rank of a plan, the nodes it runs, in which
-// units, the values it exchanges with other stages, and the ranks with which it sums each gradient. Plain
-// data.
+// What one rank of a plan does, found before anything is lowered: the nodes it runs, in which units, the
+// values it exchanges with other stages, and the ranks with which it sums each gradient. Plain data.
 #pragma once
 
 #include <map>
@@ -25,7 +24,7 @@ struct RankAssignment {
   int rank = 0;
   int microbatches = 1;
   int first_microbatch = 0;       // its pipeline's first, of the step's
-  bool first_tensor_rank = true;  // speaks for its tensor-parallel group where all have the same value
+  bool first_tensor_rank = true;  // reports a value that its whole tensor-parallel group has
   std::vector<int> axis_groups;   // of `groups`: the devices that share its layers, along each axis of their
                                   // mesh; none: it has them alone
 

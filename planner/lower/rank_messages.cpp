@@ -80,7 +80,7 @@ void RankAssigner::find_messages_between(RankAssignment& assignment, int pipelin
     for (int r = 0; r < receivers.parts(); ++r) {
       const TensorSlice needed = graphs_->slice(receivers, wanted, r);
       for (const auto& [had, devices] : holders) {
-        // Of those that have the same, the one that lies nearest.
+        // Of those that have the same, the nearest.
         const int s =
             devices[static_cast<size_t>(r) * devices.size() / static_cast<size_t>(receivers.parts())];
         const int sender = rank_at(pipeline, from, s), receiver = rank_at(pipeline, to, r);

@@ -9,7 +9,7 @@
 namespace het {
 namespace {
 
-// A program for the graph of one table, said of the graph of another one that differs in sizes alone.
+// Translates a program for one table's graph to another table's graph, which differs in sizes alone.
 class Translation {
  public:
   Translation(const PlacementTable& from, const PlacementTable& to, const Shares& shares)

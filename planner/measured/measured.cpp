@@ -35,7 +35,7 @@ std::string name_of(const PlanGroup& group) {
   return fmt::format("{} x {}", machines, group.tensor);
 }
 
-// Profiles as they are asked for, each file read once.
+// Profiles; each file is read once, when it is first used.
 class Profiles {
  public:
   Profiles(std::string folder, std::vector<std::string>& problems) : folder_(std::move(folder)) {

@@ -22,7 +22,7 @@ struct HeldPart {
 };
 using Held = std::vector<HeldPart>;  // by layer, ascending
 
-// Keeps every slice that it was asked for. One thread.
+// Keeps every slice that it has made. One thread.
 class Holdings {
  public:
   explicit Holdings(ModelState state);
@@ -73,10 +73,10 @@ class Holdings {
   std::vector<Part> parts_;
   std::map<std::pair<int, std::vector<int>>, int> part_numbers_;  // by kind and slices
   std::map<StageCut, int> cut_numbers_;
-  std::vector<std::vector<std::vector<int>>> cut_parts_;  // [cut][layer][device]; empty until it is asked for
+  std::vector<std::vector<std::vector<int>>> cut_parts_;  // [cut][layer][device]; empty until it is used
   std::vector<Shares> owners_;
   std::map<Shares, int> owner_numbers_;
-  std::map<std::pair<int, int>, std::vector<int>> divided_;  // by part and owners; -1 until it is asked for
+  std::map<std::pair<int, int>, std::vector<int>> divided_;         // by part and owners; -1 until it is used
   std::map<std::pair<int64_t, int>, std::vector<int64_t>> points_;  // by rows and owners
 };
 

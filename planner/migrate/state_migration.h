@@ -33,7 +33,7 @@ struct Move {
   std::vector<DeviceMove> devices;  // that lack something, in the order of the plan
   double bytes = 0;                 // of all of them
   double unavailable_bytes = 0;     // of these, what no device of the cluster holds: a snapshot must have it
-  double seconds = 0;               // of the others, over the links, each from where that is soonest done
+  double seconds = 0;               // of the others, over the links, each from its fastest sender
   bool operator==(const Move&) const = default;
 };
 

@@ -64,7 +64,7 @@ double even_seconds(const Flows& all) {
   return longest;
 }
 
-// The linear program: a share of its demand for each flow, such that the busiest limit is done soonest.
+// The linear program: a share of its demand for each flow; it minimises the time of the busiest port or link.
 double least_seconds(const Flows& all) {
   double unit = 0;  // the solver's tolerances are absolute
   for (const Flow& flow : all.flows) unit = std::max(unit, flow.seconds);

@@ -13,7 +13,7 @@ namespace het::planner {
 // in the order of the cluster's nodes.
 using Demands = std::map<std::pair<int, std::vector<int>>, double>;
 
-// Seconds until everybody has what they need, each byte from where that is soonest done; 0 without demands. A
+// Seconds until every host has what it needs, each byte from the fastest sender; 0 without demands. A
 // transfer takes the sender's port and the receiver's, or stays inside a host and takes its link; what is
 // taken from where is a linear program. Of more than 8 senders 8 are used, and where there are very many
 // demands they are served evenly by all of these.

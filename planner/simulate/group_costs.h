@@ -19,7 +19,7 @@ struct CostProvider {
   std::function<const CostTable&(int tensor)> compute;     // as make_compute_costs
 };
 
-// Tables of one request and micro-batch size, each made when it is first asked for.
+// Tables of one request and micro-batch size, each made when it is first used.
 class CostTables {
  public:
   // The arguments must outlive it.

@@ -103,7 +103,7 @@ struct SimulatorState {
   std::vector<int> host_base;  // first port of each node
   int ports = 0;
 
-  // Of the layout's groups; and all that were asked for, by shares, nodes, and which of them are one host.
+  // Of the layout's groups; and all that were ever used, by shares, nodes, and which places are one host.
   CostProvider tables;
   std::vector<const GroupCosts*> groups;
   std::map<std::vector<int64_t>, std::unique_ptr<GroupCosts>> known_groups;
