@@ -10,7 +10,7 @@
 #include "core/tensor/convert.h"
 #include "lua/interrupt.h"
 #include "lua/objects.h"
-#include "planner/migrate.h"
+#include "planner/migrate/migrate.h"
 
 namespace het::lua {
 

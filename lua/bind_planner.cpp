@@ -9,18 +9,18 @@
 #include "lua/objects.h"
 #include "planner/explain.h"
 #include "planner/fallback.h"
-#include "planner/graph_model.h"
-#include "planner/graph_state.h"
-#include "planner/lower.h"
+#include "planner/lower/lower.h"
+#include "planner/lower/rank_assignment.h"
+#include "planner/lower/stage_graphs.h"
 #include "planner/measured/measured.h"
 #include "planner/megatron/sharding.h"
+#include "planner/migrate/graph_state.h"
+#include "planner/model/graph_model.h"
 #include "planner/policy.h"
-#include "planner/stage_graphs.h"
-#include "planner/work.h"
 
 namespace het::lua {
 
-// A plan that is being looked for in a thread of its own. Dropping it waits for the thread.
+// A plan that a thread of its own searches for. Dropping it waits for the thread.
 struct Planning {
   std::future<Json> answer;
 };
@@ -58,7 +58,7 @@ Cluster cluster_at(lua_State* L, int index) {
   });
   int64_t hosts = 0;
   each_in(L, index, "nodes", [&](int, int at) {
-    planner::Node node;
+    planner::Machine node;
     const std::string name = field<std::string>(L, at, "name").value_or("");
     const int count = field<int>(L, at, "count").value_or(1);
     hosts += std::max(count, 0);
@@ -105,25 +105,25 @@ int price_problem(lua_State* L) {
       L, planner::price_problem(cluster_at(L, 1), objective_named(Convert<std::string>::get(L, 2))));
 }
 
-struct Addition {
+struct Extension {
   const char* name;
-  bool planner::Additions::*on;
+  bool planner::Extensions::*on;
 };
-constexpr Addition kAdditions[] = {
-    {"uneven_microbatches", &planner::Additions::uneven_microbatches},
-    {"placed_optimizer", &planner::Additions::placed_optimizer},
-    {"recompute_per_stage", &planner::Additions::recompute_per_stage},
-    {"schedules", &planner::Additions::schedules},
-    {"mixed_stages", &planner::Additions::mixed_stages},
-    {"local_search", &planner::Additions::local_search},
+constexpr Extension kExtensions[] = {
+    {"uneven_microbatches", &planner::Extensions::uneven_microbatches},
+    {"placed_optimizer", &planner::Extensions::placed_optimizer},
+    {"recompute_per_stage", &planner::Extensions::recompute_per_stage},
+    {"schedules", &planner::Extensions::schedules},
+    {"mixed_stages", &planner::Extensions::mixed_stages},
+    {"local_search", &planner::Extensions::local_search},
 };
 
 // {name = false} switches one off.
-planner::Additions additions_at(lua_State* L, int index) {
-  planner::Additions additions;
-  for (const Addition& addition : kAdditions)
-    additions.*addition.on = field<bool>(L, index, addition.name).value_or(additions.*addition.on);
-  return additions;
+planner::Extensions extensions_at(lua_State* L, int index) {
+  planner::Extensions extensions;
+  for (const Extension& extension : kExtensions)
+    extensions.*extension.on = field<bool>(L, index, extension.name).value_or(extensions.*extension.on);
+  return extensions;
 }
 
 bool says_sharding(const Plan& plan) {
@@ -133,7 +133,7 @@ bool says_sharding(const Plan& plan) {
   return false;
 }
 
-// {cluster, batch, tokens, name, objective, profile, additions, old, near} of the graph of a micro-batch of
+// {cluster, batch, tokens, name, objective, profile, extensions, old, near} of the graph of a micro-batch of
 // one sample.
 Request request_at(lua_State* L, const Graph& graph, int index) {
   Request request;
@@ -145,8 +145,8 @@ Request request_at(lua_State* L, const Graph& graph, int index) {
   request.model = planner::model_of_graph(graph, field<std::string>(L, index, "name").value_or("model"), 1,
                                           field<int>(L, index, "tokens").value_or(1));
   request.objective = objective_named(field<std::string>(L, index, "objective").value_or("time"));
-  lua_getfield(L, index, "additions");
-  if (lua_istable(L, -1)) request.additions = additions_at(L, lua_gettop(L));
+  lua_getfield(L, index, "extensions");
+  if (lua_istable(L, -1)) request.extensions = extensions_at(L, lua_gettop(L));
   lua_pop(L, 1);
   if (const auto path = field<Path>(L, index, "profile")) {
     request.profile = planner::read_profile(*path, request.model);
@@ -159,7 +159,7 @@ Request request_at(lua_State* L, const Graph& graph, int index) {
     request.state = std::make_shared<planner::ModelState>(planner::state_of(graph));
   request.near = field<double>(L, index, "near").value_or(request.near);
   int most = 1;
-  for (const planner::Node& node : request.cluster.nodes) most = std::max(most, node.devices);
+  for (const planner::Machine& node : request.cluster.nodes) most = std::max(most, node.devices);
   request.tensors = planner::tensor_degrees_of(graph, std::min(most, kMostTensor));
   std::erase_if(request.tensors, [&](int k) {  // a model without attention counts as one of one head
     return request.model.heads % k != 0 || request.model.kv_heads % k != 0;
@@ -207,7 +207,7 @@ Json json_of(const planner::Replanned& moved) {
                                    {"weight_bytes", device.weight_bytes},
                                    {"optimizer_bytes", device.optimizer_bytes}});
   return Json::Object{{"bytes", moved.move.bytes},
-                      {"lost_bytes", moved.move.lost_bytes},
+                      {"unavailable_bytes", moved.move.unavailable_bytes},
                       {"seconds", moved.move.seconds},
                       {"devices", std::move(devices)},
                       {"best_step_seconds", moved.best_seconds},
@@ -321,7 +321,7 @@ Json json_of(const Cluster& cluster) {
   };
   Json::Array nodes;
   for (size_t n = 0; n < cluster.nodes.size(); ++n) {
-    const planner::Node& node = cluster.nodes[n];
+    const planner::Machine& node = cluster.nodes[n];
     nodes.push_back(
         Json::Object{{"hosts", Json::Array(node.hosts.begin(), node.hosts.end())},
                      {"type", node.type},
@@ -349,7 +349,7 @@ Json answer_of(const Request& request, const Planned& planned, const Graph& grap
   answer.emplace_back("notes", Json::Array(notes.begin(), notes.end()));
   answer.emplace_back("lua", to_lua(planned.plan));
   answer.emplace_back("origin", planned.best.origin);
-  answer.emplace_back("judged", planned.judged);
+  answer.emplace_back("simulations", planned.simulations);
   answer.emplace_back("plan", json_of(planned.plan));
   answer.emplace_back("report", json_of(report));
   answer.emplace_back("cluster", json_of(request.cluster));
@@ -385,7 +385,8 @@ void require_exchange(const Graph& graph, const Plan& plan) {
   if (has_uniform_cut(plan)) return;
   StageGraphs graphs(graph, plan, false);
   for (int rank = 0; rank < static_cast<int>(devices_of(plan).size()); ++rank)
-    if (tensor_rank_of(plan, rank) == 0) work_of(graphs.of(cut_of(plan, rank), 0).graph, plan, rank, &graphs);
+    if (tensor_rank_of(plan, rank) == 0)
+      assignment_of(graphs.of(cut_of(plan, rank), 0).graph, plan, rank, &graphs);
 }
 
 // Where ranks could not run the plan that the planner found, the best whose stages share layers alike.
@@ -396,7 +397,7 @@ Planned runnable_plan(const Request& request, const std::string& policy, const G
     require_exchange(graph, planned.plan);
   } catch (const Error&) {
     Request alike = request;
-    alike.additions.mixed_stages = false;
+    alike.extensions.mixed_stages = false;
     planned = planner::plan_with(alike, policy);
   }
   return planned;
@@ -456,23 +457,23 @@ int simulate_graph(lua_State* L) {  // graph, {plan, events, ... as request_at}
   lua_pop(L, 1);
   const auto problems = validate(plan, subject_of(graph, request.batch));
   if (!problems.empty()) fail_usage("the plan cannot be run:\n  {}", fmt::join(problems, "\n  "));
-  const planner::Layout layout = planner::to_layout(plan, request.cluster);
+  const planner::PlanLayout layout = planner::to_layout(plan, request.cluster);
   std::set<Shares> divisions;
   for (const Pipeline& pipeline : plan.pipelines)
     for (const Stage& stage : pipeline.stages) divisions.insert(tensor_shares(plan, stage));
   for (const Shares& shares : divisions)
     tensor_parallel(graph, shares, 0, plan.sequence);  // refuses what no rank could run
   require_exchange(graph, plan);
-  planner::Judge judge(request);
+  planner::Evaluator evaluator(request);
   Planned planned;
   planned.plan = plan;
-  planned.best = judge.judge(layout, "given");
+  planned.best = evaluator.simulate(layout, "given");
   planner::SimulateOptions details;
   details.details = true;
   planned.best.simulation = planner::simulate(plan, request.cluster, request.model, request.profile, details);
-  planned.lower_bound_seconds = planner::lower_bound_seconds(request, judge, &layout);
+  planned.lower_bound_seconds = planner::lower_bound_seconds(request, evaluator, &layout);
   planned.feasible = true;
-  planned.judged = 1;
+  planned.simulations = 1;
   Json answer = answer_of(request, planned, graph, field<bool>(L, 2, "events").value_or(false));
   if (!planned.best.simulation.fits)
     std::get<Json::Object>(answer.value).emplace_back("over_bytes", planned.best.simulation.over_bytes);
@@ -553,13 +554,13 @@ double bandwidth_from(std::string text) { return parse_bandwidth(text); }
 double seconds_from(std::string text) { return parse_seconds(text); }
 double rate_from(std::string text) { return parse_rate(text); }
 std::vector<std::string> policies() { return planner::policy_names(); }
-std::vector<std::string> additions() {
+std::vector<std::string> extensions() {
   std::vector<std::string> names;
-  for (const Addition& addition : kAdditions) names.emplace_back(addition.name);
+  for (const Extension& extension : kExtensions) names.emplace_back(extension.name);
   return names;
 }
 std::string bandwidth_text(double bytes_per_second) { return planner::show_bandwidth(bytes_per_second); }
-bool takes_additions(std::string policy) { return planner::takes_additions(policy); }
+bool takes_extensions(std::string policy) { return planner::takes_extensions(policy); }
 
 }  // namespace
 
@@ -570,8 +571,8 @@ void add_planner(lua_State* L) {
       {bind<&begin_planning>("plan"), bind<&simulate_graph>("simulate"),
        bind<&simulate_measured>("simulate_measured"), bind<&cluster_problems>("cluster_problems"),
        bind<&price_problem>("price_problem"), bind<&known_types>("device_types"), bind<&pace_of>("pace"),
-       bind<&policies>("policies"), bind<&additions>("additions"), bind<&bandwidth_text>("show_bandwidth"),
-       bind<&takes_additions>("takes_additions"), bind<&bandwidth_from>("parse_bandwidth"),
+       bind<&policies>("policies"), bind<&extensions>("extensions"), bind<&bandwidth_text>("show_bandwidth"),
+       bind<&takes_extensions>("takes_extensions"), bind<&bandwidth_from>("parse_bandwidth"),
        bind<&seconds_from>("parse_seconds"), bind<&rate_from>("parse_rate")});
 }
 

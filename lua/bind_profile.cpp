@@ -7,9 +7,9 @@
 #include "core/run/cluster.h"
 #include "lua/interrupt.h"
 #include "lua/objects.h"
-#include "planner/graph_model.h"
-#include "planner/measure.h"
-#include "planner/profile.h"
+#include "planner/model/graph_model.h"
+#include "planner/profile/measure.h"
+#include "planner/profile/profile.h"
 
 namespace het::lua {
 namespace {

@@ -13,7 +13,7 @@
 #include "core/run/run_member.h"
 #include "lua/interrupt.h"
 #include "lua/objects.h"
-#include "planner/lower.h"
+#include "planner/lower/lower.h"
 #include "planner/megatron/sharding.h"
 
 namespace het::lua {

@@ -17,7 +17,7 @@ namespace het::planner {
 namespace {
 
 // Why a device of a stage has what it has, the strongest reason first. `costs` and `free`: of the device.
-std::string reason(const CostTable& costs, double free, const Layout& layout, const StageUse& use,
+std::string reason(const CostTable& costs, double free, const PlanLayout& layout, const StageUse& use,
                    const std::vector<StageLayout>& chunks, double busiest, double pipeline_seconds) {
   const PipelineLayout& pipeline = layout.pipelines[static_cast<size_t>(use.pipeline)];
   const auto count = static_cast<int>(chunks.size());
@@ -55,7 +55,7 @@ std::string reason(const CostTable& costs, double free, const Layout& layout, co
 std::vector<DeviceReport> devices_of(const Request& request, const Planned& planned, CostTables& tables,
                                      const StageUse& use, const std::vector<StageLayout>& chunks,
                                      double busiest) {
-  const Layout& layout = planned.best.layout;
+  const PlanLayout& layout = planned.best.layout;
   const Simulation& simulation = planned.best.simulation;
   const Stage& stage =
       planned.plan.pipelines[static_cast<size_t>(use.pipeline)].stages[static_cast<size_t>(use.stage)];
@@ -102,7 +102,7 @@ std::string_view source_of(const Request& request, const ZoneLink* link, const s
 }
 
 // Where the links between hosts come from; `used`: the hosts of the plan.
-void tell_links(const Request& request, const std::set<std::pair<int, int>>& used, PlanReport& report) {
+void add_links(const Request& request, const std::set<std::pair<int, int>>& used, PlanReport& report) {
   const Cluster& cluster = request.cluster;
   for (const ZoneLink& link : cluster.zone_links)
     report.links.push_back({link.a, link.b, link.link, source_of(request, &link, link.a, link.b)});
@@ -127,7 +127,7 @@ std::string show_bandwidth(double bytes_per_second) {
 
 PlanReport explain(const Request& request, const Planned& planned) {
   HET_REQUIRE(planned.feasible);
-  const Layout& layout = planned.best.layout;
+  const PlanLayout& layout = planned.best.layout;
   const Simulation& simulation = planned.best.simulation;
   CostTables tables(request.cluster, request.model, request.profile, layout.microbatch);
   const CostTable& costs = tables.with_links(layout.tensor);
@@ -162,7 +162,7 @@ PlanReport explain(const Request& request, const Planned& planned) {
     }
   }
   for (int n = 0; n < static_cast<int>(request.cluster.nodes.size()); ++n) {
-    const Node& node = request.cluster.nodes[static_cast<size_t>(n)];
+    const Machine& node = request.cluster.nodes[static_cast<size_t>(n)];
     for (int h = 0; h < static_cast<int>(node.hosts.size()); ++h)
       for (int d = 0; d < node.devices; ++d)
         if (const std::string name = device_name(request.cluster, n, h, d); used.count(name) == 0)
@@ -173,7 +173,7 @@ PlanReport explain(const Request& request, const Planned& planned) {
   report.price_per_billion_tokens = report.price_per_hour / 3600 * 1e9 / report.tokens_per_second;
   for (const int node : nodes) {
     const NodeCosts& of = costs.nodes[static_cast<size_t>(node)];
-    const Node& place = request.cluster.nodes[static_cast<size_t>(node)];
+    const Machine& place = request.cluster.nodes[static_cast<size_t>(node)];
     const auto known = std::find_if(report.sources.begin(), report.sources.end(),
                                     [&](const SourceReport& source) { return source.type == place.type; });
     if (known != report.sources.end()) continue;
@@ -199,7 +199,7 @@ PlanReport explain(const Request& request, const Planned& planned) {
     report.layers_extrapolated += of.extrapolated;
     report.layers_estimated += of.estimated;
   }
-  tell_links(request, hosts, report);
+  add_links(request, hosts, report);
   report.moved = planned.moved;
   report.objective = request.objective;
   return report;
@@ -215,17 +215,18 @@ std::string to_text(const Replanned& moved, const PlanReport& report) {
     text = "no state moves: every device holds what it needs\n";
   } else {
     constexpr size_t kListed = 8;
-    text = fmt::format(
-        "{} of state move{}:", show_bytes(move.bytes),
-        move.bytes > move.lost_bytes ? fmt::format(", {} over the links", show_seconds(move.seconds)) : "");
+    text = fmt::format("{} of state move{}:", show_bytes(move.bytes),
+                       move.bytes > move.unavailable_bytes
+                           ? fmt::format(", {} over the links", show_seconds(move.seconds))
+                           : "");
     for (size_t i = 0; i < std::min(move.devices.size(), kListed); ++i)
       text += fmt::format("{} {} to {}", i == 0 ? "" : ",", show_bytes(move.devices[i].bytes()),
                           move.devices[i].device);
     if (move.devices.size() > kListed) text += fmt::format(", and to {} more", move.devices.size() - kListed);
     text += '\n';
-    if (move.lost_bytes > 0)
+    if (move.unavailable_bytes > 0)
       text += fmt::format("of it {} are held by no device that is left: a snapshot must have them\n",
-                          show_bytes(move.lost_bytes));
+                          show_bytes(move.unavailable_bytes));
   }
   const char* best = report.objective == Objective::time ? "fastest" : "best";
   if (moved.best_bytes > move.bytes)
@@ -249,13 +250,13 @@ std::string recomputed(const std::vector<StageLayout>& chunks) {
 
 std::string host_of(const DeviceReport& device) { return device.device.substr(0, device.device.rfind(':')); }
 
-// Devices of one stage and host about which the same is to be said.
+// Devices of one stage and host with equal figures share a line.
 bool on_one_line(const DeviceReport& a, const DeviceReport& b) {
   return a.pipeline == b.pipeline && a.stage == b.stage && a.type == b.type && a.share == b.share &&
          a.memory_bytes == b.memory_bytes && host_of(a) == host_of(b);
 }
 
-// ", 1 assumed: 10 Gbit/s, 50 us". What nobody stated is alike everywhere.
+// ", 1 assumed: 10 Gbit/s, 50 us". All assumed links are equal.
 std::string assumed(const PlanReport& report) {
   if (report.links_assumed == 0) return "";
   const auto first = std::find_if(report.links.begin(), report.links.end(),

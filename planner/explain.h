@@ -33,7 +33,7 @@ struct SourceReport {
 struct LinkReport {
   std::string a, b;
   Link link;
-  std::string_view source;  // "measured", "stated", or "assumed": nobody said anything
+  std::string_view source;  // "measured", "stated", or "assumed": the cluster does not state it
 };
 
 struct PlanReport {

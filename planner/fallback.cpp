@@ -11,12 +11,12 @@ namespace het::planner {
 std::vector<Loss> likely_losses(const Cluster& cluster, const Plan& plan) {
   std::vector<Loss> hosts, devices;  // in the order of the plan
   size_t machines = 0;
-  for (const Node& node : cluster.nodes) machines += node.hosts.size();
+  for (const Machine& node : cluster.nodes) machines += node.hosts.size();
   for (const Pipeline& pipeline : plan.pipelines)
     for (const Stage& stage : pipeline.stages)
       for (const std::string& device : stage.devices) {
         const std::string host = device.substr(0, device.rfind(':'));
-        const auto of = std::find_if(cluster.nodes.begin(), cluster.nodes.end(), [&](const Node& node) {
+        const auto of = std::find_if(cluster.nodes.begin(), cluster.nodes.end(), [&](const Machine& node) {
           return std::find(node.hosts.begin(), node.hosts.end(), host) != node.hosts.end();
         });
         if (of == cluster.nodes.end()) continue;
@@ -50,9 +50,9 @@ std::vector<Fallback> plan_fallbacks(const Request& request, const Plan& plan, s
       fallback.planned.problems = {"no device is left"};
       continue;
     }
-    // Degrees that were asked for may need more devices in a host than are left in any.
+    // Degrees of the request may need more devices in a host than are left in any.
     int most = 0;
-    for (const Node& node : fallback.request.cluster.nodes) most = std::max(most, node.devices);
+    for (const Machine& node : fallback.request.cluster.nodes) most = std::max(most, node.devices);
     std::erase_if(fallback.request.tensors, [&](int k) { return k > most; });
     fallback.planned = plan_with(fallback.request, policy);
   }
@@ -72,8 +72,9 @@ std::string to_text(const std::vector<Fallback>& fallbacks) {
     const Move& move = fallback.planned.moved->move;
     text += fmt::format("step {}, {} to move", show_seconds(fallback.planned.best.simulation.seconds),
                         show_bytes(move.bytes));
-    if (move.bytes > move.lost_bytes) text += fmt::format(" in {}", show_seconds(move.seconds));
-    if (move.lost_bytes > 0) text += fmt::format(", of it {} from a snapshot", show_bytes(move.lost_bytes));
+    if (move.bytes > move.unavailable_bytes) text += fmt::format(" in {}", show_seconds(move.seconds));
+    if (move.unavailable_bytes > 0)
+      text += fmt::format(", of it {} from a snapshot", show_bytes(move.unavailable_bytes));
     text += '\n';
   }
   return text;

@@ -21,31 +21,31 @@ namespace {
 
 struct Policy {
   const char* name;
-  void (*run)(Judge& judge);
-  bool additions = false;  // it reads Request::additions
+  void (*run)(Evaluator& evaluator);
+  bool extensions = false;  // it reads Request::extensions
 };
 
-void plan_autohet(Judge& judge) { search_plans(judge, kPublished, "autohet"); }
+void plan_autohet(Evaluator& evaluator) { search_plans(evaluator, kPublished, "autohet"); }
 
-void plan_search(Judge& judge) {
-  search_plans(judge, judge.request().additions, "search");
-  anneal_plans(judge, judge.request().additions, "search");
-  search_near(judge);
-  mix_stages(judge, judge.request().additions, "search");
+void plan_search(Evaluator& evaluator) {
+  search_plans(evaluator, evaluator.request().extensions, "search");
+  anneal_plans(evaluator, evaluator.request().extensions, "search");
+  search_near(evaluator);
+  mix_stages(evaluator, evaluator.request().extensions, "search");
 }
 
 // The baselines' plans are candidates like any other, so that auto is never slower than them in the
 // simulator's eyes; but for Whale's, whose micro-batches are uneven, where those are switched off.
-void plan_auto(Judge& judge) {
-  plan_megatron(judge);
-  if (judge.request().additions.uneven_microbatches) plan_whale(judge);
-  if (total_devices(judge.request().cluster) <= 128) plan_autohet(judge);
-  search_plans(judge, judge.request().additions, "auto");
-  const auto parts = search_parts(judge);
-  anneal_plans(judge, judge.request().additions, "auto");
-  anneal_parts(judge, parts);
-  search_near(judge);
-  mix_stages(judge, judge.request().additions, "auto");
+void plan_auto(Evaluator& evaluator) {
+  plan_megatron(evaluator);
+  if (evaluator.request().extensions.uneven_microbatches) plan_whale(evaluator);
+  if (total_devices(evaluator.request().cluster) <= 128) plan_autohet(evaluator);
+  search_plans(evaluator, evaluator.request().extensions, "auto");
+  const auto parts = search_parts(evaluator);
+  anneal_plans(evaluator, evaluator.request().extensions, "auto");
+  anneal_parts(evaluator, parts);
+  search_near(evaluator);
+  mix_stages(evaluator, evaluator.request().extensions, "auto");
 }
 
 constexpr Policy kPolicies[] = {
@@ -54,9 +54,9 @@ constexpr Policy kPolicies[] = {
 };
 
 // By how much the nearest plan fails, where, and what would help.
-std::vector<std::string> why_infeasible(const Request& request, Judge& judge) {
+std::vector<std::string> why_infeasible(const Request& request, Evaluator& evaluator) {
   std::vector<std::string> problems;
-  const Candidate& nearest = judge.nearest();
+  const Candidate& nearest = evaluator.nearest();
   const double state =
       request.model.weight_bytes + request.model.gradient_bytes + request.model.optimizer_bytes;
   double memory = 0;
@@ -70,7 +70,7 @@ std::vector<std::string> why_infeasible(const Request& request, Judge& judge) {
                     "more or larger devices are needed",
                     request.model.name, show_bytes(needed), show_bytes(memory)));
   if (!nearest.layout.pipelines.empty()) {
-    const Simulation simulation = judge.details(nearest.layout);
+    const Simulation simulation = evaluator.details(nearest.layout);
     const StageUse* worst = nullptr;
     for (const StageUse& use : simulation.stages)
       if (worst == nullptr || use.memory_bytes - use.limit_bytes > worst->memory_bytes - worst->limit_bytes)
@@ -114,9 +114,9 @@ const std::vector<std::string>& policy_names() {
   return names;
 }
 
-bool takes_additions(std::string_view policy) {
+bool takes_extensions(std::string_view policy) {
   return std::any_of(std::begin(kPolicies), std::end(kPolicies),
-                     [&](const Policy& known) { return known.name == policy && known.additions; });
+                     [&](const Policy& known) { return known.name == policy && known.extensions; });
 }
 
 Planned plan_with(const Request& request, std::string_view policy) {
@@ -131,27 +131,27 @@ Planned plan_with(const Request& request, std::string_view policy) {
                near.empty() ? fmt::format("there are {}", fmt::join(policy_names(), ", "))
                             : fmt::format("did you mean \"{}\"?", near));
   }
-  Judge judge(request);
-  chosen->run(judge);
+  Evaluator evaluator(request);
+  chosen->run(evaluator);
   Planned planned;
-  planned.judged = judge.judged();
-  planned.feasible = judge.best().feasible();
+  planned.simulations = evaluator.simulations();
+  planned.feasible = evaluator.best().feasible();
   planned.lower_bound_seconds =
-      lower_bound_seconds(request, judge, planned.feasible ? &judge.best().layout : nullptr);
+      lower_bound_seconds(request, evaluator, planned.feasible ? &evaluator.best().layout : nullptr);
   if (!planned.feasible) {
-    planned.problems = why_infeasible(request, judge);
+    planned.problems = why_infeasible(request, evaluator);
     return planned;
   }
-  planned.best = judge.best();
-  if (judge.relocation() != nullptr) {
-    const Judge::Near &best = judge.near().front(), &least = judge.near().back();
+  planned.best = evaluator.best();
+  if (evaluator.migration() != nullptr) {
+    const Evaluator::Near &best = evaluator.near().front(), &least = evaluator.near().back();
     planned.best = least.candidate;
     planned.moved = Replanned{{}, best.candidate.simulation.seconds, best.bytes, request.near};
   }
-  planned.best.simulation = judge.details(planned.best.layout);
-  planned.plan = judge.relocation() != nullptr ? judge.relocation()->place(planned.best.layout)
-                                               : to_plan(planned.best.layout, request.cluster);
-  if (planned.moved) planned.moved->move = judge.relocation()->move(planned.plan);
+  planned.best.simulation = evaluator.details(planned.best.layout);
+  planned.plan = evaluator.migration() != nullptr ? evaluator.migration()->place(planned.best.layout)
+                                                  : to_plan(planned.best.layout, request.cluster);
+  if (planned.moved) planned.moved->move = evaluator.migration()->move(planned.plan);
   return planned;
 }
 

@@ -22,17 +22,17 @@ struct Planned {
   Plan plan;
   Candidate best;                     // the same plan as a layout, with its simulation (details filled)
   double lower_bound_seconds = 0;     // proven: no plan takes less
-  int64_t judged = 0;                 // plans that were simulated
+  int64_t simulations = 0;            // plans that were simulated
   std::vector<std::string> problems;  // why there is no plan, and what would help
   std::optional<Replanned> moved;
 };
 
 // "autohet", "megatron", "whale", "exhaustive", "auto"; and "search": auto's own part, with only the
-// additions that the request switches on and without the baselines' plans as candidates.
+// extensions that the request switches on and without the baselines' plans as candidates.
 const std::vector<std::string>& policy_names();
 
-// Whether a policy reads Request::additions.
-bool takes_additions(std::string_view policy);
+// Whether a policy reads Request::extensions.
+bool takes_extensions(std::string_view policy);
 
 // Throws Error(usage) with every problem of the request, or for an unknown policy. A request that no plan
 // fits is an answer, not an error: Planned::problems says what lacks where.

@@ -8,14 +8,14 @@
 #include <fmt/format.h>
 
 #include "core/base/error.h"
+#include "planner/migrate/model_state.h"
 #include "planner/milp.h"
-#include "planner/model_state.h"
 
 namespace het::planner {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-// After a preemption: notice it, plan anew, fetch state, repeat the step.
+// After a preemption: detect it, plan again, fetch state, repeat the step.
 constexpr double kRecoverySeconds = 120;
 // A linear program's minimum may be too high by the solver's tolerance; a bound must not be.
 constexpr double kSolved = 1 - 1e-7;
@@ -45,7 +45,7 @@ std::string_view name_of(Objective objective) {
 std::vector<int> tensor_degrees(const Request& request) {
   if (!request.tensors.empty()) return request.tensors;
   int most = 1;
-  for (const Node& node : request.cluster.nodes) most = std::max(most, node.devices);
+  for (const Machine& node : request.cluster.nodes) most = std::max(most, node.devices);
   std::vector<int> degrees;
   for (int k = 1; k <= std::min(most, 8); k *= 2)
     if (request.model.heads % k == 0 && request.model.kv_heads % k == 0) degrees.push_back(k);
@@ -70,7 +70,7 @@ std::vector<int> microbatch_sizes(const Request& request) {
 std::optional<std::string> price_problem(const Cluster& cluster, Objective objective) {
   if (objective != Objective::cost) return std::nullopt;
   std::vector<std::string> unpriced;
-  for (const Node& node : cluster.nodes)
+  for (const Machine& node : cluster.nodes)
     if (!(node.price_per_hour > 0) && !node.hosts.empty()) unpriced.push_back(node.hosts[0]);
   if (unpriced.empty()) return std::nullopt;
   return fmt::format(
@@ -136,7 +136,7 @@ std::vector<std::string> validate(const Request& request) {
     if (problems.empty()) problems = state_problems(request, *request.old);
   }
   int most = 0;
-  for (const Node& node : request.cluster.nodes) most = std::max(most, node.devices);
+  for (const Machine& node : request.cluster.nodes) most = std::max(most, node.devices);
   for (const int k : request.tensors) {
     std::vector<int> good;
     for (int d = 1; d <= std::min(request.model.kv_heads, std::max(most, 1)); ++d)
@@ -155,22 +155,22 @@ std::vector<std::string> notes_of(const Request& request) {
   const auto& nodes = request.cluster.nodes;
   if (request.objective == Objective::progress &&
       std::none_of(nodes.begin(), nodes.end(),
-                   [](const Node& node) { return node.preemptions_per_hour > 0; }))
+                   [](const Machine& node) { return node.preemptions_per_hour > 0; }))
     notes.emplace_back(
         "the objective is progress, and no node has a rate of preemptions: so it is the same as time; give "
         "`preemptions =` (of one machine in an hour) to the nodes");
   return notes;
 }
 
-Judge::Judge(const Request& request) : request_(request) {
+Evaluator::Evaluator(const Request& request) : request_(request) {
   best_.score = kInfinity;
   nearest_.score = kInfinity;
   nearest_.simulation.over_bytes = kInfinity;
   if (request.old)
-    relocation_ = std::make_unique<Relocation>(*request.old, request.cluster, state_of(request));
+    migration_ = std::make_unique<StateMigration>(*request.old, request.cluster, state_of(request));
 }
 
-Judge::Entry& Judge::entry(int tensor, int microbatch) {
+Evaluator::Entry& Evaluator::entry(int tensor, int microbatch) {
   std::unique_ptr<Entry>& entry = entries_[{tensor, microbatch}];
   if (!entry) {
     entry = std::make_unique<Entry>();
@@ -185,9 +185,9 @@ Judge::Entry& Judge::entry(int tensor, int microbatch) {
   return *entry;
 }
 
-const CostTable& Judge::costs(int tensor, int microbatch) { return entry(tensor, microbatch).costs; }
+const CostTable& Evaluator::costs(int tensor, int microbatch) { return entry(tensor, microbatch).costs; }
 
-const CostTable& Judge::compute_costs(int tensor, int microbatch) {
+const CostTable& Evaluator::compute_costs(int tensor, int microbatch) {
   const auto known = compute_.find({tensor, microbatch});
   if (known != compute_.end()) return known->second;
   return compute_
@@ -196,7 +196,7 @@ const CostTable& Judge::compute_costs(int tensor, int microbatch) {
       .first->second;
 }
 
-Candidate Judge::simulated(Layout layout, std::string_view origin, const SimulateOptions& options) {
+Candidate Evaluator::run(PlanLayout layout, std::string_view origin, const SimulateOptions& options) {
   Candidate candidate;
   candidate.simulation = entry(layout.tensor, layout.microbatch).simulator->run(layout, options);
   candidate.layout = std::move(layout);
@@ -207,12 +207,12 @@ Candidate Judge::simulated(Layout layout, std::string_view origin, const Simulat
   return candidate;
 }
 
-void Judge::remember(const Candidate& candidate) {
+void Evaluator::remember(const Candidate& candidate) {
   const auto far = [&](double score) { return score > near_.front().candidate.score * (1 + request_.near); };
   if (!near_.empty() && far(candidate.score)) return;
   Near entry{candidate, 0};
-  entry.candidate.layout = relocation_->ordered(candidate.layout);
-  entry.bytes = relocation_->bytes(entry.candidate.layout);
+  entry.candidate.layout = migration_->ordered(candidate.layout);
+  entry.bytes = migration_->bytes(entry.candidate.layout);
   const auto beats = [](const Near& a, const Near& b) {
     return a.candidate.score <= b.candidate.score && a.bytes <= b.bytes;
   };
@@ -226,27 +226,27 @@ void Judge::remember(const Candidate& candidate) {
   while (far(near_.back().candidate.score)) near_.pop_back();
 }
 
-Candidate Judge::judge(Layout layout, std::string_view origin) {
-  ++judged_;
-  Candidate candidate = simulated(std::move(layout), origin, {});
-  if (relocation_ && candidate.feasible()) remember(candidate);
+Candidate Evaluator::simulate(PlanLayout layout, std::string_view origin) {
+  ++simulations_;
+  Candidate candidate = run(std::move(layout), origin, {});
+  if (migration_ && candidate.feasible()) remember(candidate);
   return candidate;
 }
 
-Candidate Judge::look(Layout layout, std::string_view origin) {
+Candidate Evaluator::estimate(PlanLayout layout, std::string_view origin) {
   SimulateOptions options;
   options.contention = false;
-  return simulated(std::move(layout), origin, options);
+  return run(std::move(layout), origin, options);
 }
 
-Simulation Judge::details(const Layout& layout) {
+Simulation Evaluator::details(const PlanLayout& layout) {
   SimulateOptions options;
   options.details = true;
   return entry(layout.tensor, layout.microbatch).simulator->run(layout, options);
 }
 
 // Layers of its stages' device types whose times were measured at its degree and size, as a share of all.
-double Judge::measured_share(const Layout& layout) {
+double Evaluator::measured_share(const PlanLayout& layout) {
   const CostTable& table = costs(layout.tensor, layout.microbatch);
   double measured = 0, stages = 0;
   for (const PipelineLayout& pipeline : layout.pipelines)
@@ -257,7 +257,7 @@ double Judge::measured_share(const Layout& layout) {
   return measured / stages;
 }
 
-bool Judge::wins(const Candidate& a, const Candidate& b) {
+bool Evaluator::wins(const Candidate& a, const Candidate& b) {
   constexpr double kAlike = 1e-9;  // rounding
   const auto order = [](double x, double y) { return x < y * (1 - kAlike) ? -1 : x > y * (1 + kAlike); };
   if (const int score = order(a.score, b.score)) return score < 0;
@@ -266,7 +266,7 @@ bool Judge::wins(const Candidate& a, const Candidate& b) {
   return a.score < b.score;
 }
 
-bool Judge::offer(Candidate candidate) {
+bool Evaluator::submit(Candidate candidate) {
   if (!candidate.simulation.fits) {
     if (candidate.simulation.over_bytes < nearest_.simulation.over_bytes) nearest_ = std::move(candidate);
     return false;
@@ -280,7 +280,7 @@ bool Judge::offer(Candidate candidate) {
   return true;
 }
 
-std::vector<Candidate> Judge::bests() const {
+std::vector<Candidate> Evaluator::bests() const {
   std::vector<Candidate> found;
   for (const auto& [key, best] : bests_) found.push_back(best);
   std::stable_sort(found.begin(), found.end(),
@@ -288,7 +288,7 @@ std::vector<Candidate> Judge::bests() const {
   return found;
 }
 
-double score_of(const Request& request, const Layout& layout, double seconds) {
+double score_of(const Request& request, const PlanLayout& layout, double seconds) {
   if (request.objective == Objective::time) return seconds;
   std::set<std::pair<int, int>> hosts;
   for (const PipelineLayout& pipeline : layout.pipelines)
@@ -316,7 +316,7 @@ using Sizes = std::vector<std::pair<int, int>>;  // degrees, each with a micro-b
 // `any_shares`: also of plans whose stages have shares and degrees of their own, of these sizes' degrees. A
 // device with the share x then takes at least x of what it takes with all of a layer, or with an even part;
 // and one device of n has at least an n-th. Collectives do not count.
-double bound_of(const Request& request, Judge& judge, const Sizes& sizes, bool any_shares = false) {
+double bound_of(const Request& request, Evaluator& evaluator, const Sizes& sizes, bool any_shares = false) {
   const size_t kinds = request.model.kinds.size(), nodes = request.cluster.nodes.size();
   std::vector<double> count(kinds, 0);
   for (const int kind : request.model.layers) count[static_cast<size_t>(kind)] += 1;
@@ -324,7 +324,7 @@ double bound_of(const Request& request, Judge& judge, const Sizes& sizes, bool a
   std::vector<double> least(kinds * nodes, kInfinity);
   double latency = kInfinity;
   for (const auto& [k, b] : sizes) {
-    const CostTable& costs = any_shares ? judge.compute_costs(k, b) : judge.costs(k, b);
+    const CostTable& costs = any_shares ? evaluator.compute_costs(k, b) : evaluator.costs(k, b);
     double through = 0;
     std::vector<double> fastest(kinds, kInfinity);
     for (size_t node = 0; node < nodes; ++node) {
@@ -335,7 +335,7 @@ double bound_of(const Request& request, Judge& judge, const Sizes& sizes, bool a
         const double seconds =
             costs.forward_seconds(n, layer, layer + 1) + costs.backward_seconds(n, layer, layer + 1, false);
         least[kind * nodes + node] = std::min(least[kind * nodes + node], seconds * k / b);
-        // Gradients of weights are nobody's input: several devices compute those of one micro-batch
+        // No operation waits for gradients of weights: several devices compute those of one micro-batch
         // together.
         fastest[kind] = std::min(fastest[kind], costs.forward_seconds(n, layer, layer + 1) +
                                                     costs.input_seconds(n, layer, layer + 1));
@@ -367,7 +367,7 @@ double bound_of(const Request& request, Judge& judge, const Sizes& sizes, bool a
     if (count[kind] > 0) program.add(std::move(all));
   }
   for (size_t node = 0; node < nodes; ++node) {
-    const Node& of = request.cluster.nodes[node];
+    const Machine& of = request.cluster.nodes[node];
     busy[node].terms.emplace_back(time,
                                   -static_cast<double>(of.devices) * static_cast<double>(of.hosts.size()));
     busy[node].upper = 0;
@@ -380,7 +380,7 @@ double bound_of(const Request& request, Judge& judge, const Sizes& sizes, bool a
 
 }  // namespace
 
-double lower_bound_seconds(const Request& request, Judge& judge, const Layout* given) {
+double lower_bound_seconds(const Request& request, Evaluator& evaluator, const PlanLayout* given) {
   const bool any_shares = given != nullptr && !given->groups.empty();
   std::vector<int> degrees = tensor_degrees(request);
   if (given != nullptr) {
@@ -395,16 +395,16 @@ double lower_bound_seconds(const Request& request, Judge& judge, const Layout* g
     for (const int microbatch :
          request.microbatches.empty() ? divisors_of(request.batch) : request.microbatches)
       sizes.emplace_back(tensor, microbatch);
-  return bound_of(request, judge, sizes, any_shares);
+  return bound_of(request, evaluator, sizes, any_shares);
 }
 
-double Judge::least_seconds(int tensor, int microbatch) {
+double Evaluator::least_seconds(int tensor, int microbatch) {
   std::optional<double>& known = entry(tensor, microbatch).least_seconds;
   if (!known) known = bound_of(request_, *this, {{tensor, microbatch}});
   return *known;
 }
 
-bool Judge::is_hopeless(int tensor, int microbatch) {
+bool Evaluator::can_prune(int tensor, int microbatch) {
   if (request_.objective == Objective::cost || !best_.feasible()) return false;
   return least_seconds(tensor, microbatch) >= best_.score * (request_.old ? 1 + request_.near : 1);
 }

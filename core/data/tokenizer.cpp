@@ -4,7 +4,7 @@
 #include <unordered_map>
 
 #include "core/base/error.h"
-#include "core/base/units.h"
+#include "core/base/nearest.h"
 #include "core/data/tokenizer_kinds.h"
 #include "core/io/file.h"
 

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "core/base/error.h"
+#include "core/base/nearest.h"
 #include "core/base/units.h"
 
 namespace het {

@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "core/base/error.h"
-#include "core/base/units.h"
+#include "core/base/nearest.h"
 
 namespace het {
 namespace {

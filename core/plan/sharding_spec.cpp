@@ -6,7 +6,7 @@
 #include <set>
 
 #include "core/base/error.h"
-#include "core/base/units.h"
+#include "core/base/nearest.h"
 #include "core/ops/op.h"
 
 namespace het {

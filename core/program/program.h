@@ -1,5 +1,5 @@
 // A Program is what one rank does in one step: buffers with fixed places and a straight list of instructions
-// over them. It is made by lowering (planner/lower.h) and run by the executor, which knows nothing of
+// over them. It is made by lowering (planner/lower/lower.h) and run by the executor, which knows nothing of
 // parallelism. Plain data.
 #pragma once
 

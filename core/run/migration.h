@@ -20,7 +20,7 @@ struct SliceMove {
   int64_t bytes = 0;
 };
 
-// Plain data; the planner makes it (planner/migrate.h).
+// Plain data; the planner makes it (planner/migrate/migrate.h).
 struct MigrationPlan {
   Version version;  // that is moved
   struct Round {

@@ -19,7 +19,7 @@ struct Restored {
   int64_t received_bytes = 0;  // by this one
 };
 
-// Chooses who sends what (planner/migrate.h). All ranks choose the same.
+// Chooses who sends what (planner/migrate/migrate.h). All ranks choose the same.
 using MovePlanner = std::function<MigrationPlan(const Inventory& inventory, Version version,
                                                 std::span<const std::vector<StatePart>> needs)>;
 

@@ -12,6 +12,7 @@
 #include "core/base/parallel.h"
 #include "core/base/random.h"
 #include "planner/autohet/balance.h"
+#include "planner/autohet/limits.h"
 #include "planner/autohet/search.h"
 #include "planner/autohet/stages.h"
 
@@ -19,23 +20,21 @@ namespace het::planner {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-// A plan that much worse, as a share of its time, is taken once in e times: at first, at last.
-constexpr double kHot = 0.005, kCold = 0.0002;
-constexpr double kWork = 1e8;    // of each round, in units of cost_of_step
-constexpr double kFewest = 150;  // steps of a start: with less, moves among so many stages find nothing
+
+using namespace limits::anneal;
 
 class Annealer {
  public:
-  Annealer(const Request& request, const CostTable& costs, const Additions& additions, uint64_t seed)
+  Annealer(const Request& request, const CostTable& costs, const Extensions& extensions, uint64_t seed)
       : request_(request),
         costs_(costs),
-        additions_(additions),
+        extensions_(extensions),
         simulator_(costs, request.cluster),
         key_(philox_key(seed, hash_of("anneal"))) {
     options_.contention = false;
   }
 
-  Layout run(Layout start, int64_t steps) {
+  PlanLayout run(PlanLayout start, int64_t steps) {
     best_ = now_ = std::move(start);
     free_groups();
     double now = score(now_), best = now;
@@ -43,15 +42,15 @@ class Annealer {
     for (int64_t step = 0; step < steps; ++step) {
       const double heat =
           kHot * std::pow(kCold / kHot, static_cast<double>(step) / static_cast<double>(steps));
-      Layout next = now_;
+      PlanLayout next = now_;
       if (!move(next)) continue;
-      if (next.sharded_optimizer && additions_.placed_optimizer) place_optimizer(next, costs_);
+      if (next.sharded_optimizer && extensions_.placed_optimizer) place_optimizer(next, costs_);
       const double then = score(next);
       if (then > now && (then == kInfinity || uniform() >= std::exp((now - then) / (heat * now)))) continue;
-      const bool hired = next.pipelines.size() != now_.pipelines.size() || stages(next) != stages(now_);
+      const bool changed = next.pipelines.size() != now_.pipelines.size() || stages(next) != stages(now_);
       now_ = std::move(next);
       now = then;
-      if (hired) free_groups();
+      if (changed) free_groups();
       if (now < best * (1 - 1e-9)) {
         best = now;
         best_ = now_;
@@ -63,7 +62,7 @@ class Annealer {
  private:
   using Stages = std::vector<StageLayout>;
 
-  static size_t stages(const Layout& layout) {
+  static size_t stages(const PlanLayout& layout) {
     size_t count = 0;
     for (const PipelineLayout& pipeline : layout.pipelines) count += pipeline.stages.size();
     return count;
@@ -74,12 +73,12 @@ class Annealer {
     return std::min(static_cast<size_t>(uniform() * static_cast<double>(count)), count - 1);
   }
 
-  double score(const Layout& layout) {
+  double score(const PlanLayout& layout) {
     const Simulation simulation = simulator_.run(layout, options_);
     return simulation.fits ? score_of(request_, layout, simulation.seconds) : kInfinity;
   }
 
-  // What no stage runs on.
+  // Finds the groups that no stage uses.
   void free_groups() {
     std::map<std::pair<int, int>, int> used;
     for (const PipelineLayout& pipeline : now_.pipelines)
@@ -92,7 +91,7 @@ class Annealer {
           free_.emplace_back(n, h);
   }
 
-  bool move(Layout& layout) {
+  bool move(PlanLayout& layout) {
     const double kind = uniform();
     if (layout.chunks > 1)
       return kind < 0.4 ? move_layer(layout) : kind < 0.7 ? exchange_groups(layout) : move_rounds(layout);
@@ -103,15 +102,15 @@ class Annealer {
     if (kind < 0.78) return move_stage(layout);
     if (kind < 0.83) return split_pipeline(layout);
     if (kind < 0.88) return merge_pipelines(layout);
-    if (kind < 0.93) return hire(layout);
-    if (kind < 0.96) return dismiss(layout);
+    if (kind < 0.93) return add_group(layout);
+    if (kind < 0.96) return drop_group(layout);
     if (kind < 0.98) return change_schedule(layout);
     return solve_all(layout);
   }
 
-  PipelineLayout& any(Layout& layout) { return layout.pipelines[below(layout.pipelines.size())]; }
+  PipelineLayout& any(PlanLayout& layout) { return layout.pipelines[below(layout.pipelines.size())]; }
 
-  bool move_layer(Layout& layout) {
+  bool move_layer(PlanLayout& layout) {
     Stages& stages = any(layout).stages;
     if (stages.size() < 2) return false;
     const size_t a = below(stages.size()), b = below(stages.size());
@@ -122,8 +121,8 @@ class Annealer {
     return true;
   }
 
-  bool move_microbatch(Layout& layout) {
-    if (!additions_.uneven_microbatches) return false;
+  bool move_microbatch(PlanLayout& layout) {
+    if (!extensions_.uneven_microbatches) return false;
     PipelineLayout &a = any(layout), &b = any(layout);
     const int count = 1 + static_cast<int>(below(2));
     if (&a == &b || a.microbatches <= count) return false;
@@ -133,8 +132,8 @@ class Annealer {
   }
 
   // Interleaved stages need as many micro-batches as a multiple of the pipeline's groups.
-  bool move_rounds(Layout& layout) {
-    if (!additions_.uneven_microbatches) return false;
+  bool move_rounds(PlanLayout& layout) {
+    if (!extensions_.uneven_microbatches) return false;
     PipelineLayout &a = any(layout), &b = any(layout);
     const int chunks = layout.chunks;
     const int count =
@@ -145,7 +144,7 @@ class Annealer {
     return true;
   }
 
-  bool exchange_groups(Layout& layout) {
+  bool exchange_groups(PlanLayout& layout) {
     PipelineLayout &p = any(layout), &q = any(layout);
     const auto chunks = static_cast<size_t>(layout.chunks);
     const size_t in_p = p.stages.size() / chunks, in_q = q.stages.size() / chunks;
@@ -162,21 +161,21 @@ class Annealer {
     return &p == &q || (solve(layout, q) && (chunks > 1 || rebalance(layout)));
   }
 
-  bool move_group(Layout& layout) {
+  bool move_group(PlanLayout& layout) {
     PipelineLayout &p = any(layout), &q = any(layout);
     if (&p == &q || p.stages.size() < 2) return false;
     insert(q.stages, take(p.stages));
     return solve(layout, p) && solve(layout, q) && rebalance(layout);
   }
 
-  bool move_stage(Layout& layout) {
+  bool move_stage(PlanLayout& layout) {
     PipelineLayout& p = any(layout);
     if (p.stages.size() < 2) return false;
     insert(p.stages, take(p.stages));
     return solve(layout, p);
   }
 
-  bool split_pipeline(Layout& layout) {
+  bool split_pipeline(PlanLayout& layout) {
     PipelineLayout& p = any(layout);
     if (p.stages.size() < 2 || p.microbatches < 2) return false;
     PipelineLayout other;
@@ -190,7 +189,7 @@ class Annealer {
     return solve_all(layout);
   }
 
-  bool merge_pipelines(Layout& layout) {
+  bool merge_pipelines(PlanLayout& layout) {
     const size_t p = below(layout.pipelines.size()), q = below(layout.pipelines.size());
     if (p == q) return false;
     PipelineLayout& into = layout.pipelines[p];
@@ -200,8 +199,8 @@ class Annealer {
     return solve_all(layout);
   }
 
-  // A group that is idle joins a pipeline, or is one.
-  bool hire(Layout& layout) {
+  // An idle group joins a pipeline, or becomes one.
+  bool add_group(PlanLayout& layout) {
     if (free_.empty()) return false;
     const auto [node, host] = free_[below(free_.size())];
     StageLayout stage;
@@ -216,7 +215,7 @@ class Annealer {
     return solve_all(layout);
   }
 
-  bool dismiss(Layout& layout) {
+  bool drop_group(PlanLayout& layout) {
     const size_t p = below(layout.pipelines.size());
     if (layout.pipelines[p].stages.size() > 1) {
       take(layout.pipelines[p].stages);
@@ -227,14 +226,14 @@ class Annealer {
     return solve_all(layout);
   }
 
-  bool change_schedule(Layout& layout) {
+  bool change_schedule(PlanLayout& layout) {
     if (layout.pipelines.size() > 1 && uniform() < 0.5) {
       layout.sharded_optimizer = !layout.sharded_optimizer;
       for (PipelineLayout& pipeline : layout.pipelines)
         for (StageLayout& stage : pipeline.stages) stage.share = 1;
       return true;
     }
-    if (!additions_.schedules) return false;
+    if (!extensions_.schedules) return false;
     layout.schedule = uniform() < 0.5 ? Schedule::split_backward : Schedule::one_f_one_b;
     layout.warmup = static_cast<int>(below(3));
     return true;
@@ -251,12 +250,12 @@ class Annealer {
     stages.insert(stages.begin() + static_cast<std::ptrdiff_t>(below(stages.size() + 1)), stage);
   }
 
-  // Layers of one pipeline anew.
-  bool solve(const Layout& layout, PipelineLayout& pipeline) {
+  // Cuts the layers of one pipeline again.
+  bool solve(const PlanLayout& layout, PipelineLayout& pipeline) {
     StageRules rules;
     rules.schedule = layout.schedule;
     rules.warmup = layout.warmup;
-    if (layout.chunks > 1) {  // the judge counts what the stages of a group hold together
+    if (layout.chunks > 1) {  // the simulator counts what the stages of a group hold together
       rules.schedule = Schedule::one_f_one_b;
       rules.optimizer_share = 0;
     } else if (layout.sharded_optimizer) {
@@ -265,7 +264,7 @@ class Annealer {
         for (const StageLayout& stage : other.stages)
           if (stage.share != 1) rules.optimizer_share = 0;
     }
-    if (!additions_.recompute_per_stage)
+    if (!extensions_.recompute_per_stage)
       rules.recompute = now_.pipelines[0].stages[0].recompute ? Recompute::always : Recompute::never;
     const std::tuple key(static_cast<int>(rules.schedule), rules.warmup, rules.optimizer_share);
     auto known = solvers_.find(key);
@@ -280,14 +279,14 @@ class Annealer {
     return true;
   }
 
-  bool solve_all(Layout& layout) {
+  bool solve_all(PlanLayout& layout) {
     for (PipelineLayout& pipeline : layout.pipelines)
       if (!solve(layout, pipeline)) return false;
     return rebalance(layout);
   }
 
-  bool rebalance(Layout& layout) {
-    return balance(layout, costs_, request_.batch / layout.microbatch, additions_.uneven_microbatches);
+  bool rebalance(PlanLayout& layout) {
+    return balance(layout, costs_, request_.batch / layout.microbatch, extensions_.uneven_microbatches);
   }
 
   struct Known {
@@ -298,19 +297,19 @@ class Annealer {
 
   const Request& request_;
   const CostTable& costs_;
-  const Additions& additions_;
+  const Extensions& extensions_;
   Simulator simulator_;
   SimulateOptions options_;
   PhiloxKey key_;
   uint64_t draws_ = 0;
-  Layout now_, best_;
+  PlanLayout now_, best_;
   std::vector<std::pair<int, int>> free_;  // (node, host) of each idle group
   std::map<std::tuple<int, int, double>, std::unique_ptr<Known>> solvers_;
 };
 
 // What a step costs, in units of about a nanosecond: the gradients of every layer of every pipeline, one or
 // two pipelines run again, and the rest.
-double cost_of_step(const Layout& layout, int layers) {
+double cost_of_step(const PlanLayout& layout, int layers) {
   double operations = 0;
   for (const PipelineLayout& pipeline : layout.pipelines)
     operations += 2.0 * pipeline.microbatches * static_cast<double>(pipeline.stages.size());
@@ -320,33 +319,31 @@ double cost_of_step(const Layout& layout, int layers) {
 
 }  // namespace
 
-void anneal_plans(Judge& judge, const Additions& additions, std::string_view policy) {
-  const Request& request = judge.request();
-  if (!additions.local_search || is_small(request)) return;
-  constexpr double kNear = 1.3;  // times the best: what is worse does not catch up
-  // As many starts as that in each round, all rounds with as much work: the longer, the fewer.
-  constexpr size_t kRounds[] = {8, 3, 1};
-  std::vector<Candidate> starts = judge.bests();
-  std::erase_if(starts, [&](const Candidate& start) { return start.score > kNear * judge.best_score(); });
+void anneal_plans(Evaluator& evaluator, const Extensions& extensions, std::string_view policy) {
+  const Request& request = evaluator.request();
+  if (!extensions.local_search || is_small(request)) return;
+  std::vector<Candidate> starts = evaluator.bests();
+  std::erase_if(starts, [&](const Candidate& start) { return start.score > kNear * evaluator.best_score(); });
   for (const size_t most : kRounds) {
     if (starts.size() > most) starts.resize(most);
     const size_t count = starts.size();
     std::vector<const CostTable*> tables;
     tables.reserve(count);
     for (const Candidate& start : starts)
-      tables.push_back(&judge.costs(start.layout.tensor, start.layout.microbatch));
-    std::vector<Layout> found(count);
+      tables.push_back(&evaluator.costs(start.layout.tensor, start.layout.microbatch));
+    std::vector<PlanLayout> found(count);
     parallel_parts(static_cast<int64_t>(count), [&](int64_t part) {
       const auto i = static_cast<size_t>(part);
-      const Layout& start = starts[i].layout;
+      const PlanLayout& start = starts[i].layout;
       const double steps = kWork / static_cast<double>(count) / cost_of_step(start, tables[i]->layers);
       found[i] = start;
       if (steps >= kFewest)
-        found[i] = Annealer(request, *tables[i], additions, most + i).run(start, static_cast<int64_t>(steps));
+        found[i] =
+            Annealer(request, *tables[i], extensions, most + i).run(start, static_cast<int64_t>(steps));
     });
     for (size_t i = 0; i < count; ++i) {
-      Candidate candidate = judge.judge(std::move(found[i]), policy);
-      judge.offer(candidate);
+      Candidate candidate = evaluator.simulate(std::move(found[i]), policy);
+      evaluator.submit(candidate);
       if (candidate.score < starts[i].score) starts[i] = std::move(candidate);
     }
     std::stable_sort(starts.begin(), starts.end(),

@@ -65,7 +65,7 @@ PipelineRate rate_of(const PipelineLayout& pipeline, const CostTable& costs) {
   return rate;
 }
 
-bool balance(Layout& layout, const CostTable& costs, int microbatches, bool uneven) {
+bool balance(PlanLayout& layout, const CostTable& costs, int microbatches, bool uneven) {
   const int pipelines = static_cast<int>(layout.pipelines.size());
   std::vector<int> counts;
   if (uneven) {
@@ -82,7 +82,7 @@ bool balance(Layout& layout, const CostTable& costs, int microbatches, bool unev
 namespace {
 
 // Bytes on one device of each stage without optimizer state.
-std::vector<std::vector<double>> bytes_without_state(const Layout& layout, const CostTable& costs) {
+std::vector<std::vector<double>> bytes_without_state(const PlanLayout& layout, const CostTable& costs) {
   StageRules rules;
   rules.schedule = layout.schedule;
   rules.warmup = layout.warmup;
@@ -101,7 +101,8 @@ std::vector<std::vector<double>> bytes_without_state(const Layout& layout, const
 }
 
 // The least free byte of any stage under the layout's shares; negative when one does not fit.
-double slack(const Layout& layout, const CostTable& costs, const std::vector<std::vector<double>>& bytes) {
+double slack(const PlanLayout& layout, const CostTable& costs,
+             const std::vector<std::vector<double>>& bytes) {
   std::vector<double> shares(static_cast<size_t>(costs.layers), 0);
   for (const PipelineLayout& pipeline : layout.pipelines)
     for (const StageLayout& stage : pipeline.stages)
@@ -125,7 +126,7 @@ double slack(const Layout& layout, const CostTable& costs, const std::vector<std
 
 }  // namespace
 
-bool place_optimizer(Layout& layout, const CostTable& costs) {
+bool place_optimizer(PlanLayout& layout, const CostTable& costs) {
   for (PipelineLayout& pipeline : layout.pipelines)
     for (StageLayout& stage : pipeline.stages) stage.share = 1;
   const auto bytes = bytes_without_state(layout, costs);
@@ -142,7 +143,7 @@ bool place_optimizer(Layout& layout, const CostTable& costs) {
           costs.parameters[static_cast<size_t>(end)] - costs.parameters[static_cast<size_t>(stage.first)];
       const double free = costs.nodes[static_cast<size_t>(stage.node)].memory_bytes - bytes[p][s];
       if (free < 0) return false;
-      // More than all of its layers' state is no use.
+      // A stage cannot hold more than all of its layers' state.
       room[p].push_back(parameters > 0 ? std::min(free / parameters, costs.optimizer_bytes)
                                        : costs.optimizer_bytes);
       most = std::max(most, room[p].back());

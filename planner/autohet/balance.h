@@ -1,11 +1,11 @@
 // Micro-batches over pipelines, and optimizer state over replicas: planning.md section 1, step 5 and the
-// additions.
+// extensions.
 #pragma once
 
 #include <vector>
 
-#include "planner/costs.h"
-#include "planner/layout.h"
+#include "planner/plan_layout.h"
+#include "planner/simulate/costs.h"
 
 namespace het::planner {
 
@@ -24,10 +24,10 @@ PipelineRate rate_of(const PipelineLayout& pipeline, const CostTable& costs);
 
 // Gives the pipelines their micro-batches: `uneven` ones as above, else as many to each. False when there are
 // fewer than pipelines, or they cannot be divided.
-bool balance(Layout& layout, const CostTable& costs, int microbatches, bool uneven);
+bool balance(PlanLayout& layout, const CostTable& costs, int microbatches, bool uneven);
 
 // Shares of optimizer state for a layout whose state is sharded: even where that fits in memory, else more
 // for the stages with free memory. False when not even that fits.
-bool place_optimizer(Layout& layout, const CostTable& costs);
+bool place_optimizer(PlanLayout& layout, const CostTable& costs);
 
 }  // namespace het::planner

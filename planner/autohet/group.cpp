@@ -7,6 +7,7 @@
 #include <set>
 
 #include "core/base/error.h"
+#include "planner/autohet/limits.h"
 #include "planner/milp.h"
 
 namespace het::planner {
@@ -30,7 +31,7 @@ bool empty(const Composition& composition) {
   return std::all_of(composition.begin(), composition.end(), [](int n) { return n == 0; });
 }
 
-// Pipelines in the making, alike ones held together.
+// Pipelines while they get their groups; equal ones are one entry.
 class Heap {
  public:
   Heap(const Pool& pool, const Composition& start, int pipelines) : pool_(pool) {
@@ -208,8 +209,8 @@ Grouping choose_columns(const Pool& pool, const std::vector<Composition>& column
   }
   if (exactly > 0) program.add(std::move(number));
   SolveOptions options;
-  options.nodes = 300;
-  options.gap = 0.002;
+  options.nodes = limits::group::kNodes;
+  options.gap = limits::group::kGap;
   const LinearSolution solution = solve(program, options);
   Grouping grouping;
   if (!solution.feasible) return grouping;

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "planner/layout.h"
+#include "planner/plan_layout.h"
 
 namespace het::planner {
 

@@ -8,19 +8,15 @@
 #include <tuple>
 
 #include "planner/autohet/balance.h"
-#include "planner/autohet/search.h"
+#include "planner/autohet/drafts.h"
+#include "planner/autohet/limits.h"
 
 namespace het::planner {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kBoundSlack = 1.1;     // the bound of 1F1B may be this much above the simulator's time
-constexpr size_t kEnumerated = 20'000;  // cuts of a composition that are held at once
-constexpr size_t kSimulated = 400;      // of these, simulated alone: the best by the bound
-constexpr size_t kWhole = 6;    // cuts of a pipeline that are combined when each keeps its state to itself
-constexpr int kLeaves = 20000;  // combinations of one division of micro-batches
-constexpr int kJudged = 4;      // a simulation with contention takes as long as so many without
-constexpr int kAlike = 12;      // cuts as quick and as roomy as a third one make it superfluous
+
+using namespace limits::joint;
 
 // One pipeline with everything decided but its hosts and its share of optimizer state.
 struct Cut {
@@ -31,7 +27,7 @@ struct Cut {
 };
 
 // Pipelines and their micro-batches; no plan of them takes less than `least` seconds.
-struct Division {
+struct BatchSplit {
   std::vector<Composition> pipelines;
   std::vector<int> counts;
   double least = 0;
@@ -40,18 +36,18 @@ struct Division {
 // At one degree and micro-batch size.
 class Joint {
  public:
-  Joint(Judge& judge, const Additions& additions, std::string_view policy, int tensor, int microbatch,
-        int64_t& budget)
-      : judge_(judge),
-        request_(judge.request()),
-        additions_(additions),
+  Joint(Evaluator& evaluator, const Extensions& extensions, std::string_view policy, int tensor,
+        int microbatch, int64_t& budget)
+      : evaluator_(evaluator),
+        request_(evaluator.request()),
+        extensions_(extensions),
         policy_(policy),
-        costs_(judge.costs(tensor, microbatch)),
+        costs_(evaluator.costs(tensor, microbatch)),
         alone_(costs_, request_.cluster),
         microbatches_(request_.batch / microbatch),
         budget_(budget) {
     apart_.contention = false;
-    // The least seconds of the layers from each on, whoever runs them.
+    // The least seconds of the layers from each on, on any node.
     rest_.assign(static_cast<size_t>(costs_.layers) + 1, 0);
     for (int l = costs_.layers; l-- > 0;) {
       double least = kInfinity;
@@ -67,32 +63,32 @@ class Joint {
     const Pool pool = pool_of(request_, costs_);
     const int groups = std::accumulate(pool.groups.begin(), pool.groups.end(), 0);
     std::vector<Recompute> modes = {Recompute::where_needed};
-    if (!additions_.recompute_per_stage) modes = {Recompute::never, Recompute::always};
-    std::vector<Division> divisions;
+    if (!extensions_.recompute_per_stage) modes = {Recompute::never, Recompute::always};
+    std::vector<BatchSplit> splits;
     for (int pipelines = 1; pipelines <= std::min(groups, microbatches_); ++pipelines)
-      for (const Grouping& grouping : all_groupings(pool, pipelines, 20000)) {
-        Division division;
+      for (const Grouping& grouping : all_groupings(pool, pipelines, limits::kAll)) {
+        BatchSplit split;
         for (const auto& [composition, copies] : grouping.parts)
-          division.pipelines.insert(division.pipelines.end(), static_cast<size_t>(copies), composition);
-        divide(division, microbatches_, divisions);
+          split.pipelines.insert(split.pipelines.end(), static_cast<size_t>(copies), composition);
+        divide(split, microbatches_, splits);
       }
-    std::stable_sort(divisions.begin(), divisions.end(),
-                     [](const Division& a, const Division& b) { return a.least < b.least; });
-    for (const Division& division : divisions)
+    std::stable_sort(splits.begin(), splits.end(),
+                     [](const BatchSplit& a, const BatchSplit& b) { return a.least < b.least; });
+    for (const BatchSplit& split : splits)
       for (const Recompute mode : modes)
         for (const bool sharded : {false, true}) {
-          if (sharded && division.pipelines.size() == 1) continue;
+          if (sharded && split.pipelines.size() == 1) continue;
           recompute_ = mode;
           sharded_ = sharded;
-          share_ = !sharded                      ? 1
-                   : additions_.placed_optimizer ? 0
-                                                 : 1.0 / static_cast<double>(division.pipelines.size());
-          combine(division);
+          share_ = !sharded                       ? 1
+                   : extensions_.placed_optimizer ? 0
+                                                  : 1.0 / static_cast<double>(split.pipelines.size());
+          combine(split);
         }
   }
 
  private:
-  double to_beat() const { return std::min(limit_, judge_.best_score()); }
+  double to_beat() const { return std::min(limit_, evaluator_.best_score()); }
 
   double seconds(int node, int first, int last, bool recompute) const {
     return costs_.forward_seconds(node, first, last) + costs_.backward_seconds(node, first, last, recompute);
@@ -100,39 +96,39 @@ class Joint {
 
   // Every way to give the pipelines that have none yet `left` micro-batches; alike pipelines in falling
   // order.
-  void divide(Division& division, int left, std::vector<Division>& found) {
-    const size_t p = division.counts.size(), pipelines = division.pipelines.size();
+  void divide(BatchSplit& split, int left, std::vector<BatchSplit>& found) {
+    const size_t p = split.counts.size(), pipelines = split.pipelines.size();
     if (p == pipelines) {
-      found.push_back(division);
+      found.push_back(split);
       return;
     }
     const int others = static_cast<int>(pipelines - p) - 1;
     for (int m = others == 0 ? left : 1; m + others <= left; ++m) {
-      if (!additions_.uneven_microbatches && m * static_cast<int>(pipelines) != microbatches_) continue;
-      if (p > 0 && division.pipelines[p] == division.pipelines[p - 1] && m > division.counts[p - 1]) break;
+      if (!extensions_.uneven_microbatches && m * static_cast<int>(pipelines) != microbatches_) continue;
+      if (p > 0 && split.pipelines[p] == split.pipelines[p - 1] && m > split.counts[p - 1]) break;
       // All its groups busy all the time.
       double power = 0;
       for (size_t n = 0; n < costs_.nodes.size(); ++n)
-        power += division.pipelines[p][n] / seconds(static_cast<int>(n), 0, costs_.layers, false);
-      const double least = division.least;
-      division.least = std::max(least, m / power);
+        power += split.pipelines[p][n] / seconds(static_cast<int>(n), 0, costs_.layers, false);
+      const double least = split.least;
+      split.least = std::max(least, m / power);
       // Nodes may differ in which layers they are good at, so that this is a little more than the least.
-      if (division.least < kBoundSlack * to_beat()) {
-        division.counts.push_back(m);
-        divide(division, left - m, found);
-        division.counts.pop_back();
+      if (split.least < kBoundSlack * to_beat()) {
+        split.counts.push_back(m);
+        divide(split, left - m, found);
+        split.counts.pop_back();
       }
-      division.least = least;
+      split.least = least;
     }
   }
 
   // Combinations of cuts in the order of the slowest of each.
-  void combine(const Division& division) {
-    if (budget_ <= 0 || division.least >= kBoundSlack * to_beat()) return;
+  void combine(const BatchSplit& split) {
+    if (budget_ <= 0 || split.least >= kBoundSlack * to_beat()) return;
     options_.clear();
     order_.clear();
-    for (size_t p = 0; p < division.pipelines.size(); ++p) {
-      const std::vector<Cut>& found = cuts(division.pipelines[p], division.counts[p]);
+    for (size_t p = 0; p < split.pipelines.size(); ++p) {
+      const std::vector<Cut>& found = cuts(split.pipelines[p], split.counts[p]);
       if (found.empty() || found.front().seconds >= to_beat()) return;
       options_.push_back(&found);
       for (size_t i = 0; i < found.size(); ++i) order_.emplace_back(found[i].seconds, p, i);
@@ -142,49 +138,50 @@ class Joint {
     picked_.assign(options_.size(), 0);
     for (slowest_ = 0; slowest_ < order_.size() && leaves_ > 0 && budget_ > 0; ++slowest_) {
       if (std::get<0>(order_[slowest_]) >= to_beat()) break;
-      pick(division, 0, 0);
+      pick(split, 0, 0);
     }
   }
 
-  void pick(const Division& division, size_t p, double room) {
+  void pick(const BatchSplit& split, size_t p, double room) {
     const auto& [longest, slowest, index] = order_[slowest_];
     if (p == options_.size()) {
       --leaves_;
       const double state = costs_.parameters.back() * costs_.optimizer_bytes;
-      if (!sharded_ || !additions_.placed_optimizer || room >= state * (1 - 1e-12)) offer();
+      if (!sharded_ || !extensions_.placed_optimizer || room >= state * (1 - 1e-12)) submit();
       return;
     }
-    const bool twin = p > 0 && division.pipelines[p] == division.pipelines[p - 1] &&
-                      division.counts[p] == division.counts[p - 1];
+    const bool twin =
+        p > 0 && split.pipelines[p] == split.pipelines[p - 1] && split.counts[p] == split.counts[p - 1];
     const std::vector<Cut>& options = *options_[p];
     for (size_t i = twin ? picked_[p - 1] : 0; i < options.size() && leaves_ > 0 && budget_ > 0; ++i) {
       if (p == slowest && i != index) continue;
       if (std::tuple(options[i].seconds, p, i) > order_[slowest_] || longest >= to_beat()) break;
       picked_[p] = i;
-      pick(division, p + 1, room + options[i].room);
+      pick(split, p + 1, room + options[i].room);
     }
   }
 
-  void offer() {
+  void submit() {
     std::vector<PipelineDraft> drafts;
     for (size_t p = 0; p < options_.size(); ++p) drafts.push_back((*options_[p])[picked_[p]].draft);
-    Layout layout = make_layout(request_, costs_, drafts, true);
+    PlanLayout layout = make_layout(request_, costs_, drafts, true);
     layout.sharded_optimizer = sharded_;
-    if (sharded_ && additions_.placed_optimizer && !place_optimizer(layout, costs_)) return;
+    if (sharded_ && extensions_.placed_optimizer && !place_optimizer(layout, costs_)) return;
     --budget_;
-    if (judge_.best().feasible() && judge_.look(layout, {}).score >= judge_.best_score()) return;
-    budget_ -= kJudged;
-    judge_.offer(judge_.judge(std::move(layout), policy_));
+    if (evaluator_.best().feasible() && evaluator_.estimate(layout, {}).score >= evaluator_.best_score())
+      return;
+    budget_ -= kContended;
+    evaluator_.submit(evaluator_.simulate(std::move(layout), policy_));
   }
 
-  // Of all orders and cuts those that nobody else beats in both time and room, the quickest first.
+  // The Pareto front of all orders and cuts in time and room, the fastest first.
   const std::vector<Cut>& cuts(const Composition& composition, int microbatches) {
     const auto [entry, fresh] =
         cuts_.try_emplace({composition, microbatches, sharded_, static_cast<int>(recompute_), share_});
     std::vector<Cut>& kept = entry->second;
     if (!fresh) return kept;
     std::vector<Cut> found;
-    for (const std::vector<int>& order : stage_orders(composition, costs_, 20000)) {
+    for (const std::vector<int>& order : stage_orders(composition, costs_, limits::kAll)) {
       if (static_cast<int>(order.size()) > costs_.layers) break;
       Cut cut;
       cut.draft.nodes = order;
@@ -197,7 +194,7 @@ class Joint {
       cut.draft.solution.feasible = true;
       const Simulation alone = alone_.run(make_layout(request_, costs_, {cut.draft}, true), apart_);
       --budget_;
-      // In company a whole update stays as long as it is, a shared one does not.
+      // Beside other pipelines a whole update takes as long as alone, a sharded one does not.
       cut.seconds = sharded_ ? alone.pipeline_seconds : alone.seconds;
       measure(cut);
     }
@@ -268,9 +265,9 @@ class Joint {
     }
   }
 
-  Judge& judge_;
+  Evaluator& evaluator_;
   const Request& request_;
-  const Additions& additions_;
+  const Extensions& extensions_;
   std::string policy_;
   const CostTable& costs_;
   Simulator alone_;
@@ -294,24 +291,27 @@ class Joint {
 
 }  // namespace
 
-void search_jointly(Judge& judge, const Additions& additions, std::string_view policy, int64_t budget) {
-  if (judge.request().objective != Objective::time) return;
+void search_jointly(Evaluator& evaluator, const Extensions& extensions, std::string_view policy,
+                    int64_t budget) {
+  if (evaluator.request().objective != Objective::time) return;
   std::vector<std::pair<int, int>> sizes;  // degrees, each with a micro-batch size
-  for (const int tensor : tensor_degrees(judge.request()))
-    for (const int microbatch : microbatch_sizes(judge.request()))
-      if (!judge.is_hopeless(tensor, microbatch)) sizes.emplace_back(tensor, microbatch);
+  for (const int tensor : tensor_degrees(evaluator.request()))
+    for (const int microbatch : microbatch_sizes(evaluator.request()))
+      if (!evaluator.can_prune(tensor, microbatch)) sizes.emplace_back(tensor, microbatch);
   // Without a plan to beat, cuts would be without number: the limit grows until there is one.
-  double limit = judge.best().feasible() ? kInfinity : 1.5 * lower_bound_seconds(judge.request(), judge);
-  for (int round = 0; round < 4 && budget > 0; ++round, limit *= 4) {
+  double limit = evaluator.best().feasible()
+                     ? kInfinity
+                     : kFirstLimit * lower_bound_seconds(evaluator.request(), evaluator);
+  for (int round = 0; round < kLimitRounds && budget > 0; ++round, limit *= kLimitGrowth) {
     auto others = static_cast<int64_t>(sizes.size());
     for (const auto& [tensor, microbatch] : sizes) {
       // None takes what the others need.
       int64_t part = budget / others--;
       budget -= part;
-      Joint(judge, additions, policy, tensor, microbatch, part).run(limit);
+      Joint(evaluator, extensions, policy, tensor, microbatch, part).run(limit);
       budget += part;
     }
-    if (judge.best().feasible()) return;
+    if (evaluator.best().feasible()) return;
   }
 }
 

@@ -10,9 +10,10 @@
 
 namespace het::planner {
 
-// Offers what it finds to `judge`, whose best plan so far it takes as the one to beat. Does nothing for
+// Submits what it finds to `evaluator`, whose best plan so far it takes as the one to beat. Does nothing for
 // objectives other than time. At most `budget` simulations, so that its length is known and the same
 // everywhere. For about 8 groups and 16 layers.
-void search_jointly(Judge& judge, const Additions& additions, std::string_view policy, int64_t budget);
+void search_jointly(Evaluator& evaluator, const Extensions& extensions, std::string_view policy,
+                    int64_t budget);
 
 }  // namespace het::planner

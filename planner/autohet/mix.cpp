@@ -8,16 +8,14 @@
 #include <vector>
 
 #include "planner/autohet/balance.h"
+#include "planner/autohet/limits.h"
 
 namespace het::planner {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr int kMostDevices = 64;  // of a cluster
-constexpr size_t kStarts = 3;     // plans that are tried
-constexpr int kRounds = 6;        // moves on each, one after the other
-constexpr int kSimulated = 24;    // candidates of a round that are simulated, best by the bound first
-constexpr double kBetter = 1e-6;  // by as much, as a share, a plan is better
+
+using namespace limits::mix;
 
 using Places = std::vector<DevicePlace>;
 
@@ -44,11 +42,11 @@ struct StageCosts {
 
 class Mixer {
  public:
-  Mixer(Judge& judge, const Additions& additions, std::string_view policy)
-      : judge_(judge), request_(judge.request()), additions_(additions), policy_(policy) {}
+  Mixer(Evaluator& evaluator, const Extensions& extensions, std::string_view policy)
+      : evaluator_(evaluator), request_(evaluator.request()), extensions_(extensions), policy_(policy) {}
 
   void run() {
-    std::vector<Candidate> starts = judge_.bests();
+    std::vector<Candidate> starts = evaluator_.bests();
     std::erase_if(starts, [](const Candidate& c) { return c.layout.chunks > 1 || !c.layout.groups.empty(); });
     if (starts.size() > kStarts) starts.resize(kStarts);
     for (const Candidate& start : starts) climb(start);
@@ -56,7 +54,7 @@ class Mixer {
 
  private:
   struct Idea {
-    Layout layout;
+    PlanLayout layout;
     double bound = 0;
   };
 
@@ -71,18 +69,18 @@ class Mixer {
       const Candidate start = best;
       for (size_t i = 0; i < std::min<size_t>(ideas_.size(), kSimulated); ++i) {
         if (request_.objective == Objective::time && ideas_[i].bound >= best.score) break;
-        Candidate candidate = judge_.judge(std::move(ideas_[i].layout), policy_);
+        Candidate candidate = evaluator_.simulate(std::move(ideas_[i].layout), policy_);
         if (!candidate.feasible() || candidate.score >= best.score * (1 - kBetter)) continue;
         best = std::move(candidate);
         better = true;
       }
       if (!better) return;
-      judge_.offer(best);
+      evaluator_.submit(best);
     }
   }
 
   // All moves on a layout; of pipelines that are alike on one.
-  void propose(const Layout& from) {
+  void propose(const PlanLayout& from) {
     const std::map<DevicePlace, int> idle = idle_devices(from);
     std::set<std::vector<int>> seen;
     for (size_t p = 0; p < from.pipelines.size(); ++p) {
@@ -119,7 +117,7 @@ class Mixer {
     }
   }
 
-  std::map<DevicePlace, int> idle_devices(const Layout& layout) const {
+  std::map<DevicePlace, int> idle_devices(const PlanLayout& layout) const {
     std::map<DevicePlace, int> idle;
     for (int n = 0; n < static_cast<int>(request_.cluster.nodes.size()); ++n)
       for (int h = 0; h < static_cast<int>(request_.cluster.nodes[static_cast<size_t>(n)].hosts.size()); ++h)
@@ -131,9 +129,10 @@ class Mixer {
     return idle;
   }
 
-  // `count` stages of a pipeline from `at` on become stages with these devices; their layers are cut anew.
-  void replace(const Layout& from, size_t p, size_t at, size_t count, const std::vector<Places>& devices) {
-    Layout layout = from;
+  // `count` stages of a pipeline from `at` on become stages with these devices; their layers are cut again.
+  void replace(const PlanLayout& from, size_t p, size_t at, size_t count,
+               const std::vector<Places>& devices) {
+    PlanLayout layout = from;
     auto& stages = layout.pipelines[p].stages;
     if (static_cast<int>(stages.size() - count + devices.size()) > request_.model.count()) return;
     const auto begin = stages.begin() + static_cast<std::ptrdiff_t>(at);
@@ -149,13 +148,13 @@ class Mixer {
     if (layout.schedule == Schedule::split_backward && layout.tensor == 1 && degrees_of(layout).back() > 1)
       layout.schedule = Schedule::one_f_one_b;
     if (!cut(layout, p)) return;
-    if (additions_.uneven_microbatches && !rebalance(layout)) return;
+    if (extensions_.uneven_microbatches && !rebalance(layout)) return;
     ideas_.push_back({std::move(layout), 0});
     ideas_.back().bound = bound_of(ideas_.back().layout);
   }
 
   // Shares in whole key-value heads, such that the slowest device is as fast as can be.
-  bool give(Layout& layout, StageLayout& stage, Places places) {
+  bool give(PlanLayout& layout, StageLayout& stage, Places places) {
     const size_t degree = places.size();
     const int units = request_.model.kv_heads;
     if (static_cast<int>(degree) > units) return false;
@@ -182,7 +181,7 @@ class Mixer {
 
   // Of the whole model on one device.
   double device_seconds(int node) {
-    const CostTable& costs = judge_.compute_costs(1, 1);
+    const CostTable& costs = evaluator_.compute_costs(1, 1);
     return costs.forward_seconds(node, 0, costs.layers) +
            costs.backward_seconds(node, 0, costs.layers, false);
   }
@@ -195,16 +194,16 @@ class Mixer {
   }
 
   // Groups that no stage names any more go.
-  static void compact(Layout& layout) {
+  static void compact(PlanLayout& layout) {
     const std::vector<TensorGroup> before = std::exchange(layout.groups, {});
     for (PipelineLayout& pipeline : layout.pipelines)
       for (StageLayout& stage : pipeline.stages)
         if (stage.group >= 0) set_group(layout, stage, before[static_cast<size_t>(stage.group)]);
   }
 
-  StageCosts costs_of(const Layout& layout, const StageLayout& stage) {
+  StageCosts costs_of(const PlanLayout& layout, const StageLayout& stage) {
     const int microbatch = layout.microbatch;
-    const CostTable& table = judge_.costs(layout.tensor, microbatch);
+    const CostTable& table = evaluator_.costs(layout.tensor, microbatch);
     StageCosts costs;
     if (stage.group < 0) {
       costs.pace = &table.nodes[static_cast<size_t>(stage.node)];
@@ -217,8 +216,8 @@ class Mixer {
     auto known = groups_.find(key);
     if (known == groups_.end()) {
       const CostProvider tables{
-          [&](int degree) -> const CostTable& { return judge_.costs(degree, microbatch); },
-          [&](int degree) -> const CostTable& { return judge_.compute_costs(degree, microbatch); }};
+          [&](int degree) -> const CostTable& { return evaluator_.costs(degree, microbatch); },
+          [&](int degree) -> const CostTable& { return evaluator_.compute_costs(degree, microbatch); }};
       known = groups_.emplace(key, make_group_costs(group, tables)).first;
     }
     costs.pace = &known->second.pace;
@@ -231,7 +230,7 @@ class Mixer {
 
   // The cut of a pipeline's layers whose longest stage is shortest, and of those one whose sum is; recompute
   // where memory asks for it. False where nothing fits.
-  bool cut(Layout& layout, size_t p) {
+  bool cut(PlanLayout& layout, size_t p) {
     PipelineLayout& pipeline = layout.pipelines[p];
     const int layers = request_.model.count(), stages = static_cast<int>(pipeline.stages.size());
     const double share = layout.sharded_optimizer ? 1.0 / static_cast<double>(layout.pipelines.size()) : 1;
@@ -252,9 +251,9 @@ class Mixer {
         const Way before = way(s, first);
         if (before.longest == kInfinity) continue;
         for (int last = first + 1; last <= layers - (stages - 1 - s); ++last) {
-          bool recompute = additions_.recompute_per_stage ? false : pipeline.stages[0].recompute;
+          bool recompute = extensions_.recompute_per_stage ? false : pipeline.stages[0].recompute;
           if (!costs.fits(first, last, in_flight, recompute, share)) {
-            if (recompute || !additions_.recompute_per_stage) break;
+            if (recompute || !extensions_.recompute_per_stage) break;
             recompute = true;
             if (!costs.fits(first, last, in_flight, recompute, share)) break;
           }
@@ -278,7 +277,7 @@ class Mixer {
     return true;
   }
 
-  PipelineRate rate(const Layout& layout, const PipelineLayout& pipeline) {
+  PipelineRate rate(const PlanLayout& layout, const PipelineLayout& pipeline) {
     PipelineRate rate;
     for (const StageLayout& stage : pipeline.stages) {
       const double seconds =
@@ -289,7 +288,7 @@ class Mixer {
     return rate;
   }
 
-  bool rebalance(Layout& layout) {
+  bool rebalance(PlanLayout& layout) {
     std::vector<PipelineRate> rates;
     for (const PipelineLayout& pipeline : layout.pipelines) rates.push_back(rate(layout, pipeline));
     const std::vector<int> counts = balance_microbatches(rates, request_.batch / layout.microbatch);
@@ -298,7 +297,7 @@ class Mixer {
     return true;
   }
 
-  double bound_of(const Layout& layout) {
+  double bound_of(const PlanLayout& layout) {
     double longest = 0;
     for (const PipelineLayout& pipeline : layout.pipelines) {
       const PipelineRate of = rate(layout, pipeline);
@@ -311,9 +310,9 @@ class Mixer {
     return longest;
   }
 
-  Judge& judge_;
+  Evaluator& evaluator_;
   const Request& request_;
-  const Additions& additions_;
+  const Extensions& extensions_;
   std::string_view policy_;
   std::vector<Idea> ideas_;
   std::map<std::pair<Shares, Places>, GroupCosts> groups_;  // of one micro-batch size
@@ -322,12 +321,12 @@ class Mixer {
 
 }  // namespace
 
-void mix_stages(Judge& judge, const Additions& additions, std::string_view policy) {
-  const Request& request = judge.request();
+void mix_stages(Evaluator& evaluator, const Extensions& extensions, std::string_view policy) {
+  const Request& request = evaluator.request();
   const bool divided = std::any_of(request.model.kinds.begin(), request.model.kinds.end(),
                                    [](const LayerKind& kind) { return kind.tensor_reductions > 0; });
-  if (!additions.mixed_stages || !divided || total_devices(request.cluster) > kMostDevices) return;
-  Mixer(judge, additions, policy).run();
+  if (!extensions.mixed_stages || !divided || total_devices(request.cluster) > kMostDevices) return;
+  Mixer(evaluator, extensions, policy).run();
 }
 
 }  // namespace het::planner

@@ -10,8 +10,8 @@
 
 namespace het::planner {
 
-// Offers what it finds to `judge`. Does nothing without Additions::mixed_stages, for models that no
+// Submits what it finds to `evaluator`. Does nothing without Extensions::mixed_stages, for models that no
 // tensor parallelism divides, and beyond 64 devices.
-void mix_stages(Judge& judge, const Additions& additions, std::string_view policy);
+void mix_stages(Evaluator& evaluator, const Extensions& extensions, std::string_view policy);
 
 }  // namespace het::planner

@@ -5,16 +5,19 @@
 #include <utility>
 
 #include "planner/autohet/anneal.h"
+#include "planner/autohet/limits.h"
 #include "planner/autohet/search.h"
 
 namespace het::planner {
 namespace {
 
+using namespace limits::parts;
+
 // Of each node of the cluster: how many of its hosts, from the first; 0: it is left out.
 using Part = std::vector<size_t>;
 
 std::vector<Part> parts_of(const Request& request) {
-  const std::vector<Node>& nodes = request.cluster.nodes;
+  const std::vector<Machine>& nodes = request.cluster.nodes;
   const auto rate = [&](size_t n) {
     return type_of(request.cluster, static_cast<int>(n)).flops(request.model.precision);
   };
@@ -47,26 +50,22 @@ std::vector<Part> parts_of(const Request& request) {
   return parts;
 }
 
-// The best plan of a part, told in the nodes of the whole.
-void offer_best(Judge& judge, const PartPlans& part) {
-  Layout layout = part.judge.best().layout;
+// Submits the best plan of a part, with the node numbers of the whole cluster.
+void submit_best(Evaluator& evaluator, const PartPlans& part) {
+  PlanLayout layout = part.evaluator.best().layout;
   for (PipelineLayout& pipeline : layout.pipelines)
     for (StageLayout& stage : pipeline.stages) stage.node = part.node_of[static_cast<size_t>(stage.node)];
-  judge.offer(judge.judge(std::move(layout), "auto, without some devices"));
+  evaluator.submit(evaluator.simulate(std::move(layout), "auto, without some devices"));
 }
 
 }  // namespace
 
-std::vector<std::unique_ptr<PartPlans>> search_parts(Judge& judge) {
+std::vector<std::unique_ptr<PartPlans>> search_parts(Evaluator& evaluator) {
   std::vector<std::unique_ptr<PartPlans>> found;
-  const Request& request = judge.request();
-  // A large cluster that is used well loses by every device that is left out; looking takes as long as the
-  // whole did.
-  constexpr int kFew = 128;
-  constexpr double kPoor = 2;
-  const bool few = total_devices(request.cluster) <= kFew;
-  if (!few && judge.best().feasible() &&
-      judge.best().simulation.seconds < kPoor * lower_bound_seconds(request, judge))
+  const Request& request = evaluator.request();
+  const bool few = total_devices(request.cluster) <= limits::kMediumDevices;
+  if (!few && evaluator.best().feasible() &&
+      evaluator.best().simulation.seconds < kPoor * lower_bound_seconds(request, evaluator))
     return found;
   for (const Part& part : parts_of(request)) {
     Request smaller = request;
@@ -81,25 +80,23 @@ std::vector<std::unique_ptr<PartPlans>> search_parts(Judge& judge) {
     }
     if (!validate(smaller).empty()) continue;
     auto plans = std::make_unique<PartPlans>(std::move(smaller), std::move(node_of));
-    // Nothing comes nearer to its bound than that.
-    constexpr double kNearest = 1.03;
-    if (request.objective == Objective::time && judge.best().feasible() &&
-        lower_bound_seconds(plans->request, plans->judge) * kNearest >= judge.best().simulation.seconds)
+    if (request.objective == Objective::time && evaluator.best().feasible() &&
+        lower_bound_seconds(plans->request, plans->evaluator) * kNearest >=
+            evaluator.best().simulation.seconds)
       continue;
-    search_plans(plans->judge, request.additions, "auto");
-    if (!plans->judge.best().feasible()) continue;
-    offer_best(judge, *plans);
+    search_plans(plans->evaluator, request.extensions, "auto");
+    if (!plans->evaluator.best().feasible()) continue;
+    submit_best(evaluator, *plans);
     found.push_back(std::move(plans));
   }
   return found;
 }
 
-void anneal_parts(Judge& judge, const std::vector<std::unique_ptr<PartPlans>>& parts) {
-  constexpr double kNear = 1.1;  // times the best: what is worse does not catch up
+void anneal_parts(Evaluator& evaluator, const std::vector<std::unique_ptr<PartPlans>>& parts) {
   for (const auto& part : parts) {
-    if (part->judge.best_score() > kNear * judge.best_score()) continue;
-    anneal_plans(part->judge, judge.request().additions, "auto");
-    offer_best(judge, *part);
+    if (part->evaluator.best_score() > kNear * evaluator.best_score()) continue;
+    anneal_plans(part->evaluator, evaluator.request().extensions, "auto");
+    submit_best(evaluator, *part);
   }
 }
 

@@ -1,4 +1,4 @@
-// Plans that leave devices out: a small model is done sooner by a few devices that are near each other.
+// Plans that leave devices out: a few devices near each other run a small model faster.
 #pragma once
 
 #include <memory>
@@ -12,18 +12,19 @@ namespace het::planner {
 // A part of the cluster, and the plans that were found for it.
 struct PartPlans {
   PartPlans(Request part, std::vector<int> nodes)
-      : request(std::move(part)), node_of(std::move(nodes)), judge(request) {}
+      : request(std::move(part)), node_of(std::move(nodes)), evaluator(request) {}
   Request request;
   std::vector<int> node_of;  // the part's nodes, in the whole
-  Judge judge;
+  Evaluator evaluator;
 };
 
 // Searches parts of the cluster (the fastest types, each zone, each kind of node, one host of it) that could
-// still beat the best plan so far, and offers what it finds to `judge`. Comes after a search of the whole.
-std::vector<std::unique_ptr<PartPlans>> search_parts(Judge& judge);
+// still beat the best plan so far, and submits what it finds to `evaluator`. Comes after a search of the
+// whole.
+std::vector<std::unique_ptr<PartPlans>> search_parts(Evaluator& evaluator);
 
 // Improves the plans of parts that are nearly as good as the best by local search, as anneal_plans does those
 // of the whole, after which it comes.
-void anneal_parts(Judge& judge, const std::vector<std::unique_ptr<PartPlans>>& parts);
+void anneal_parts(Evaluator& evaluator, const std::vector<std::unique_ptr<PartPlans>>& parts);
 
 }  // namespace het::planner

@@ -3,10 +3,14 @@
 #include <algorithm>
 #include <limits>
 
+#include "planner/autohet/limits.h"
+
 namespace het::planner {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+using namespace limits::stages;
 
 }  // namespace
 
@@ -143,8 +147,8 @@ std::vector<StageSolution> StageSolver::compromises(const std::vector<int>& node
   if (shortest == kInfinity) return found;
   const double good = take(nodes).seconds(microbatches), least = run(nodes, kInfinity, true);
   // Nothing much worse than the first by the bound; in steps of a hundredth where there are many layers.
-  double allowed = microbatches > 1 ? (1.25 * good - least) / (microbatches - 1) : kInfinity;
-  const double step = nodes.size() * static_cast<size_t>(costs_.layers) <= 160 ? 1 - 1e-12 : 0.99;
+  double allowed = microbatches > 1 ? (kNearBest * good - least) / (microbatches - 1) : kInfinity;
+  const double step = nodes.size() * static_cast<size_t>(costs_.layers) <= kExact ? 1 - 1e-12 : kStep;
   while (allowed >= shortest && run(nodes, allowed, true) != kInfinity) {
     found.push_back(take(nodes));
     allowed = found.back().longest * step;
@@ -159,7 +163,7 @@ StageSolution StageSolver::solve(const std::vector<int>& nodes, int microbatches
   const auto keep = [&](StageSolution found) {
     if (!best.feasible || found.seconds(microbatches) < best.seconds(microbatches)) best = std::move(found);
   };
-  if (thorough && stages * costs_.layers <= 160) {  // exactly
+  if (thorough && stages * costs_.layers <= kExact) {  // exactly
     for (StageSolution& found : compromises(nodes, microbatches)) keep(std::move(found));
     return best;
   }
@@ -168,7 +172,6 @@ StageSolution StageSolver::solve(const std::vector<int>& nodes, int microbatches
   if (shortest == kInfinity) return best;
   keep(take(nodes));
   if (!thorough) return best;
-  static constexpr double kAllowances[] = {1.0, 1.02, 1.06, 1.15, 1.4, 2.5, kInfinity};
   for (const double allowance : kAllowances) {
     // Beyond this the longest alone costs more than the best so far.
     if (allowance != kInfinity && (microbatches - 1) * shortest * allowance > best.seconds(microbatches))

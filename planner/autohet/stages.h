@@ -6,8 +6,8 @@
 #include <tuple>
 #include <vector>
 
-#include "planner/costs.h"
-#include "planner/layout.h"
+#include "planner/plan_layout.h"
+#include "planner/simulate/costs.h"
 
 namespace het::planner {
 
@@ -36,7 +36,7 @@ void adopt(const StageSolution& solution, std::vector<StageLayout>& stages);
 // Most micro-batches that stage `stage` of `stages` holds.
 int in_flight(const StageRules& rules, int stages, int stage, int microbatches);
 
-// Keeps what it learnt of memory from call to call; one thread. `costs` must outlive it.
+// Caches what fits in memory from call to call; one thread. `costs` must outlive it.
 class StageSolver {
  public:
   StageSolver(const CostTable& costs, StageRules rules) : costs_(costs), rules_(rules) {}
@@ -48,7 +48,7 @@ class StageSolver {
   std::vector<StageSolution> compromises(const std::vector<int>& nodes, int microbatches);
   // Recompute and seconds of layers that are given; infeasible when they do not fit.
   StageSolution with_layers(const std::vector<int>& nodes, const std::vector<int>& layers, int microbatches);
-  // Cuts the layers anew over stages whose nodes are given; false, and nothing changes, where they do not
+  // Cuts the layers again over stages whose nodes are given; false, and nothing changes, where they do not
   // fit.
   bool cut(std::vector<StageLayout>& stages, int microbatches);
   const CostTable& costs() const { return costs_; }

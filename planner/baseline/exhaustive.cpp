@@ -6,8 +6,10 @@
 
 #include "core/base/error.h"
 #include "planner/autohet/balance.h"
+#include "planner/autohet/drafts.h"
 #include "planner/autohet/group.h"
 #include "planner/autohet/search.h"
+#include "planner/autohet/stages.h"
 #include "planner/baseline/baseline.h"
 
 namespace het::planner {
@@ -21,10 +23,10 @@ struct Choice {
 
 class Exhaustive {
  public:
-  Exhaustive(Judge& judge, int tensor, int microbatch, int64_t& left)
-      : judge_(judge),
-        request_(judge.request()),
-        costs_(judge.costs(tensor, microbatch)),
+  Exhaustive(Evaluator& evaluator, int tensor, int microbatch, int64_t& left)
+      : evaluator_(evaluator),
+        request_(evaluator.request()),
+        costs_(evaluator.costs(tensor, microbatch)),
         alone_(costs_, request_.cluster),
         microbatches_(request_.batch / microbatch),
         left_(left) {}
@@ -73,7 +75,7 @@ class Exhaustive {
   // No plan on hosts of this price that takes as many seconds is better than the best: scores are at least
   // seconds, but where they are money.
   double seconds_to_beat(double price) const {
-    const double best = judge_.best_score();
+    const double best = evaluator_.best_score();
     if (request_.objective != Objective::cost) return best;
     return price > 0 ? best * 3600 / price : std::numeric_limits<double>::infinity();
   }
@@ -119,7 +121,7 @@ class Exhaustive {
   void pick(const std::vector<Composition>& pipelines, const std::vector<const std::vector<Choice>*>& options,
             std::vector<size_t>& picked, size_t p) {
     if (p == pipelines.size()) {
-      judge_combination(pipelines, options, picked);
+      simulate_combination(pipelines, options, picked);
       return;
     }
     const bool twin = p > 0 && pipelines[p] == pipelines[p - 1] && counts_[p] == counts_[p - 1];
@@ -130,22 +132,22 @@ class Exhaustive {
     }
   }
 
-  void judge_combination(const std::vector<Composition>& pipelines,
-                         const std::vector<const std::vector<Choice>*>& options,
-                         const std::vector<size_t>& picked) {
-    Layout layout;
+  void simulate_combination(const std::vector<Composition>& pipelines,
+                            const std::vector<const std::vector<Choice>*>& options,
+                            const std::vector<size_t>& picked) {
+    PlanLayout layout;
     layout.tensor = costs_.tensor;
     layout.microbatch = costs_.microbatch;
     layout.sharded_optimizer = sharded_;
     for (size_t p = 0; p < pipelines.size(); ++p)
       layout.pipelines.push_back({counts_[p], (*options[p])[picked[p]].stages});
-    settle(layout);
+    assign_hosts(layout);
     if (sharded_ && !place_optimizer(layout, costs_)) return;
-    judge_.offer(judge_.judge(std::move(layout), "exhaustive"));
+    evaluator_.submit(evaluator_.simulate(std::move(layout), "exhaustive"));
   }
 
   // Hosts in order; one host of a node after another.
-  void settle(Layout& layout) const {
+  void assign_hosts(PlanLayout& layout) const {
     std::vector<int> used(costs_.nodes.size(), 0);
     for (PipelineLayout& pipeline : layout.pipelines)
       for (StageLayout& stage : pipeline.stages) {
@@ -163,7 +165,7 @@ class Exhaustive {
       order.insert(order.end(), static_cast<size_t>(composition[n]), static_cast<int>(n));
     if (static_cast<int>(order.size()) > costs_.layers) return found;
     std::sort(order.begin(), order.end());
-    alone_price_ = price_of(composition);  // in company it is no less
+    alone_price_ = price_of(composition);  // beside other pipelines it is no less
     do {
       std::vector<StageLayout> stages(order.size());
       for (size_t s = 0; s < order.size(); ++s) stages[s].node = order[s];
@@ -200,13 +202,13 @@ class Exhaustive {
         if (left > 0) {
           split(stages, s + 1, end, before + tau, m, found);
         } else if (--left_ >= 0) {
-          Layout layout;
+          PlanLayout layout;
           layout.tensor = costs_.tensor;
           layout.microbatch = costs_.microbatch;
           layout.pipelines = {{m, stages}};
-          settle(layout);
+          assign_hosts(layout);
           const Simulation alone = alone_.run(layout);
-          // In company the whole update stays as it is, unless its state is shared.
+          // Beside other pipelines a whole update takes as long as alone; a sharded one does not.
           const double seconds = sharded_ ? alone.pipeline_seconds : alone.seconds;
           if (seconds < seconds_to_beat(alone_price_)) found.push_back({stages, seconds});
         }
@@ -214,7 +216,7 @@ class Exhaustive {
     }
   }
 
-  Judge& judge_;
+  Evaluator& evaluator_;
   const Request& request_;
   const CostTable& costs_;
   Simulator alone_;
@@ -246,18 +248,20 @@ class Exhaustive {
 
 }  // namespace
 
-void plan_exhaustive(Judge& judge) { plan_exhaustive(judge, std::numeric_limits<int64_t>::max()); }
+void plan_exhaustive(Evaluator& evaluator) {
+  plan_exhaustive(evaluator, std::numeric_limits<int64_t>::max());
+}
 
-bool plan_exhaustive(Judge& judge, int64_t most) {
+bool plan_exhaustive(Evaluator& evaluator, int64_t most) {
   // Good plans to prune against from the start. They may only hide plans that are no better.
-  plan_megatron(judge);
-  plan_whale(judge);
-  Additions additions = judge.request().additions;
-  additions.schedules = false;
-  search_plans(judge, additions, "exhaustive, first guess");
-  for (const int tensor : tensor_degrees(judge.request()))
-    for (const int microbatch : microbatch_sizes(judge.request()))
-      Exhaustive(judge, tensor, microbatch, most).run();
+  plan_megatron(evaluator);
+  plan_whale(evaluator);
+  Extensions extensions = evaluator.request().extensions;
+  extensions.schedules = false;
+  search_plans(evaluator, extensions, "exhaustive, first guess");
+  for (const int tensor : tensor_degrees(evaluator.request()))
+    for (const int microbatch : microbatch_sizes(evaluator.request()))
+      Exhaustive(evaluator, tensor, microbatch, most).run();
   return most >= 0;
 }
 

@@ -16,7 +16,7 @@ struct Place {
 std::vector<Place> all_groups(const Request& request, int tensor) {
   std::vector<Place> places;
   for (int n = 0; n < static_cast<int>(request.cluster.nodes.size()); ++n) {
-    const Node& node = request.cluster.nodes[static_cast<size_t>(n)];
+    const Machine& node = request.cluster.nodes[static_cast<size_t>(n)];
     if (node.devices % tensor != 0) return {};
     for (int h = 0; h < static_cast<int>(node.hosts.size()); ++h)
       for (int i = 0; i < node.devices / tensor; ++i) places.push_back({n, h});
@@ -70,7 +70,8 @@ struct Shape {
 
 class Symmetric {
  public:
-  Symmetric(Judge& judge, bool whale) : judge_(judge), request_(judge.request()), whale_(whale) {}
+  Symmetric(Evaluator& evaluator, bool whale)
+      : evaluator_(evaluator), request_(evaluator.request()), whale_(whale) {}
 
   void run() {
     for (const int tensor : tensor_degrees(request_)) {
@@ -98,7 +99,7 @@ class Symmetric {
     for (const int microbatch : microbatch_sizes(request_)) {
       const int microbatches = request_.batch / microbatch;
       if (microbatches < replicas || (!whale_ && microbatches % replicas != 0)) continue;
-      const CostTable& costs = judge_.costs(tensor, microbatch);
+      const CostTable& costs = evaluator_.costs(tensor, microbatch);
       std::vector<Place> order = places;
       if (whale_)
         std::stable_sort(order.begin(), order.end(), [&](const Place& a, const Place& b) {
@@ -109,19 +110,19 @@ class Symmetric {
         for (const bool sharded : {false, true}) {
           if (sharded && (replicas == 1 || (whale_ && (stages > 1 || tensor > 1 || microbatches > replicas))))
             continue;
-          Layout layout = layout_of(order, {tensor, microbatch, stages, replicas}, costs, recompute);
+          PlanLayout layout = layout_of(order, {tensor, microbatch, stages, replicas}, costs, recompute);
           layout.sharded_optimizer = sharded;
           if (too_slow(layout, costs)) continue;
-          Candidate candidate = judge_.judge(std::move(layout), whale_ ? "whale" : "megatron");
+          Candidate candidate = evaluator_.simulate(std::move(layout), whale_ ? "whale" : "megatron");
           found_ = found_ || candidate.feasible();
-          judge_.offer(std::move(candidate));
+          evaluator_.submit(std::move(candidate));
         }
     }
   }
 
   // The busiest stage alone already takes longer than the best plan so far.
-  bool too_slow(const Layout& layout, const CostTable& costs) {
-    if (!judge_.best().feasible() || request_.objective != Objective::time) return false;
+  bool too_slow(const PlanLayout& layout, const CostTable& costs) {
+    if (!evaluator_.best().feasible() || request_.objective != Objective::time) return false;
     double most = 0;
     for (const PipelineLayout& pipeline : layout.pipelines)
       for (const StageLayout& stage : pipeline.stages) {
@@ -130,11 +131,11 @@ class Symmetric {
                                   (costs.forward_seconds(stage.node, stage.first, end) +
                                    costs.backward_seconds(stage.node, stage.first, end, stage.recompute)));
       }
-    return most >= judge_.best_score();
+    return most >= evaluator_.best_score();
   }
 
-  Layout layout_of(const std::vector<Place>& order, const Shape& shape, const CostTable& costs,
-                   bool recompute) const {
+  PlanLayout layout_of(const std::vector<Place>& order, const Shape& shape, const CostTable& costs,
+                       bool recompute) const {
     const auto speed = [&](const Place& place) {
       return 1 / (costs.forward_seconds(place.node, 0, costs.layers) +
                   costs.backward_seconds(place.node, 0, costs.layers, false));
@@ -159,7 +160,7 @@ class Symmetric {
         rate[static_cast<size_t>(r)] = 1 / slowest;
       }
     const std::vector<int> counts = in_proportion(rate, request_.batch / shape.microbatch);
-    Layout layout;
+    PlanLayout layout;
     layout.tensor = shape.tensor;
     layout.microbatch = shape.microbatch;
     for (int r = 0; r < shape.replicas; ++r) {
@@ -176,7 +177,7 @@ class Symmetric {
     return layout;
   }
 
-  Judge& judge_;
+  Evaluator& evaluator_;
   const Request& request_;
   bool whale_, found_ = false;
   Blocks blocks_ = blocks_of(request_.model);
@@ -184,7 +185,7 @@ class Symmetric {
 
 }  // namespace
 
-void plan_megatron(Judge& judge) { Symmetric(judge, false).run(); }
-void plan_whale(Judge& judge) { Symmetric(judge, true).run(); }
+void plan_megatron(Evaluator& evaluator) { Symmetric(evaluator, false).run(); }
+void plan_whale(Evaluator& evaluator) { Symmetric(evaluator, true).run(); }
 
 }  // namespace het::planner

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "planner/cluster.h"
+#include "planner/cluster/cluster.h"
 
 namespace het::planner {
 

@@ -12,7 +12,7 @@
 #include "core/base/units.h"
 #include "planner/measured/files.h"
 #include "planner/measured/links.h"
-#include "planner/simulate.h"
+#include "planner/simulate/simulate.h"
 
 namespace het::planner {
 namespace {
@@ -35,7 +35,7 @@ std::string name_of(const PlanGroup& group) {
   return fmt::format("{} x {}", machines, group.tensor);
 }
 
-// Profiles as they are asked for, each file read once.
+// Profiles; each file is read once, when it is first used.
 class Profiles {
  public:
   Profiles(std::string folder, std::vector<std::string>& problems) : folder_(std::move(folder)) {
@@ -139,7 +139,7 @@ class Prediction {
   Cluster cluster_;
   Model model_;
   Profile profile_;
-  Layout layout_;
+  PlanLayout layout_;
   struct Origin {  // of each pipeline of the layout
     int pipeline = 0, replica = 0;
   };
@@ -327,7 +327,7 @@ void Prediction::link() {
     // Each GPU of a group exchanges its part with its counterpart in another group.
     type.inside.bytes_per_second *= kind.group.tensor;
     cluster_.types.push_back(type);
-    Node node;
+    Machine node;
     node.type = kind.name;
     node.zone = std::to_string(a);
     node.devices = kind.group.machines.size() > 1 ? 1 : machine.gpus / kind.group.tensor;
@@ -350,7 +350,7 @@ void Prediction::place() {
       const PlanStage& stage = file_.pipelines[p][s];
       for (const PlanGroup& group : stage.replicas) {
         Kind& kind = kind_of(group);
-        Node& node = cluster_.nodes[static_cast<size_t>(kind.node)];
+        Machine& node = cluster_.nodes[static_cast<size_t>(kind.node)];
         if (kind.open == 0) {
           node.hosts.push_back(fmt::format("m{}", ++machines));
           kind.open = node.devices;

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/io/json.h"
-#include "planner/cluster.h"
+#include "planner/cluster/cluster.h"
 
 namespace het::planner {
 

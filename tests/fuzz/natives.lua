@@ -59,7 +59,7 @@ local field_names = {
   "sharded_optimizer", "optimizer_share", "recompute", "context", "batch", "split", "count", "ahead", "objective",
   "mask_share", "mask_token", "ids", "vocabulary", "holdout", "path", "tokenizer", "model", "width", "most_bytes",
   "tokenizer_json", "name", "tokens", "type", "runs", "inputs", "cluster", "policy", "events", "fallbacks",
-  "additions", "old", "near", "nodes", "types", "links", "latency", "bandwidth", "zone", "price", "preemptions",
+  "extensions", "old", "near", "nodes", "types", "links", "latency", "bandwidth", "zone", "price", "preemptions",
   "efficiency", "memory", "f32", "bf16", "f16", "from", "to", "bytes", "seconds", "flops", "profile", "tensors",
   "metadata", "json", "merges", "characters", "warmup", "interface", "axes", "sizes", "ranks", "device",
 }

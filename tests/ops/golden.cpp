@@ -11,7 +11,7 @@
 #include "core/io/json.h"
 #include "core/ops/op.h"
 #include "core/program/executor.h"
-#include "planner/lower.h"
+#include "planner/lower/lower.h"
 #include "tests/ops/devices.h"
 
 namespace het::ops_test {

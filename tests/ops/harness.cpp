@@ -10,7 +10,7 @@
 #include "core/ops/op.h"
 #include "core/program/executor.h"
 #include "kernels/reference/device.h"
-#include "planner/lower.h"
+#include "planner/lower/lower.h"
 
 namespace het::ops_test {
 namespace {

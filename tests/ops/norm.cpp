@@ -4,7 +4,7 @@
 #include "core/graph/fuse.h"
 #include "core/ops/op.h"
 #include "core/program/executor.h"
-#include "planner/lower.h"
+#include "planner/lower/lower.h"
 #include "tests/ops/devices.h"
 #include "tests/ops/harness.h"
 

@@ -160,14 +160,14 @@ class Replans(Case):
                     'het.pipeline { microbatches = 2, het.stage { "b:0", layers = 4 }, het.stage { "b:1" } } }')
         self.spot('a')
         moved = self.plan('--old=small.lua', '--near=100%')['report']['moved']   # a recipe's own plan
-        self.assertEqual((moved['bytes'], moved['lost_bytes'], moved['near']), (0, 0, 1))
+        self.assertEqual((moved['bytes'], moved['unavailable_bytes'], moved['near']), (0, 0, 1))
         # Without b and a:1 nobody holds the last layers.
         self.spot('a', devices=1)
         answer = self.plan('--old=small.lua')
         moved = answer['report']['moved']
         self.assertEqual([d['device'] for d in moved['devices']], ['a:0'])
         self.assertEqual(moved['bytes'], moved['devices'][0]['weight_bytes'] + moved['devices'][0]['optimizer_bytes'])
-        self.assertEqual(moved['lost_bytes'], moved['bytes'])
+        self.assertEqual(moved['unavailable_bytes'], moved['bytes'])
         kinds = {kind['name']: kind['parameters'] for kind in answer['model']['kinds']}
         lost = sum(kinds[layer['kind']] for layer in answer['model']['layers'][4:])
         self.assertEqual(moved['bytes'], 12 * lost)   # f32 weights and AdamW's two moments
@@ -246,7 +246,7 @@ class Replans(Case):
         old('["blocks.*.mlp.*.weight"] = 0, ["blocks.*.mlp.up.weight"] = 1')   # otherwise than any plan that is found
         moved = self.plan('--old=old.lua', '--near=0')['report']['moved']
         self.assertGreater(moved['bytes'], 0)
-        self.assertEqual(moved['lost_bytes'], 0)
+        self.assertEqual(moved['unavailable_bytes'], 0)
         old('["blocks.*.mpl.*"] = 0')
         self.assertIn("the old plan: the plan's sharding does not fit the model",
                       self.refused('plan', 'small.lua', '--cluster=cluster.lua', '--old=old.lua'))
@@ -871,7 +871,7 @@ class Mistakes(Case):
                       self.refused('plan', 'small.lua', '--objective=speed'))
         self.assertIn('--cluster needs a value', self.refused('plan', 'small.lua', '--cluster'))
         self.assertIn('did you mean --layers?', self.refused('plan', 'small.lua', '--layer=3'))
-        self.assertIn("there is no addition 'schedule'; did you mean 'schedules'?",
+        self.assertIn("there is no extension 'schedule'; did you mean 'schedules'?",
                       self.refused('plan', 'small.lua', '--without=schedule'))
         self.assertIn('hetrun plan needs a recipe', self.refused('plan'))
 
@@ -956,7 +956,7 @@ class Mistakes(Case):
             '--objective=x is not one of time, cost, progress',
             '--near=5 is no share between 0 and 1, such as 2% or 0.02',
             '--fallbacks=0 is not a whole number above 0, such as --fallbacks=2',
-            "--without=schedule: there is no addition 'schedule'; did you mean 'schedules'?",
+            "--without=schedule: there is no extension 'schedule'; did you mean 'schedules'?",
             "there is no file 'nowhere.lua'", no_node, "there is no file 'nowhere.json'"])
         told = self.refused('simulate', 'small.lua', '--cluster=cluster.lua', '--profile=nowhere.json')
         self.assertEqual(told.splitlines(), [
@@ -989,19 +989,19 @@ class Mistakes(Case):
         told = self.refused('simulate', 'small.lua', '--plan=plan.lua', '--cluster=cluster.lua')
         self.assertRegex(told, 'cannot be cut among 3 devices')
 
-    def test_additions_that_are_switched_off(self):
-        self.assertIn('--without=schedules: the policy megatron has no additions to switch off; these have: search, auto',
+    def test_extensions_that_are_switched_off(self):
+        self.assertIn('--without=schedules: the policy megatron has no extensions to switch off; these have: search, auto',
                       self.refused('plan', 'small.lua', '--policy=megatron', '--without=schedules'))
         recipe = (self.folder / 'small.lua').read_text()
         (self.folder / 'small.lua').write_text(recipe.replace('policy = opt.policy', 'without = { "schedule", 3 }'))
         self.assertEqual(self.refused('small.lua', '--auto').splitlines(), [
-            "hetrun: small.lua:19: plan.auto.without: there is no addition 'schedule'; did you mean 'schedules'?",
-            'small.lua:19: plan.auto.without: item 2 is 3; the name of an addition is needed'])
+            "hetrun: small.lua:19: plan.auto.without: there is no extension 'schedule'; did you mean 'schedules'?",
+            'small.lua:19: plan.auto.without: item 2 is 3; the name of an extension is needed'])
         (self.folder / 'small.lua').write_text(recipe.replace('policy = opt.policy', 'policy = "whale", without = { "schedules" }'))
         self.assertEqual(self.refused('small.lua', '--auto').splitlines(), [
-            'hetrun: small.lua:19: plan.auto.without: the policy whale has no additions to switch off; these have: search, auto'])
+            'hetrun: small.lua:19: plan.auto.without: the policy whale has no extensions to switch off; these have: search, auto'])
 
-    def test_a_run_plans_without_an_addition_as_the_command_does(self):
+    def test_a_run_plans_without_an_extension_as_the_command_does(self):
         cluster = '''het.cluster { bandwidth = "10 GB/s", latency = "1 us",
   het.device_type { name = "fast", f32 = "3 GFLOP/s", memory = "1 GB", memory_bandwidth = "10 GB/s" },
   het.device_type { name = "slow", f32 = "1 GFLOP/s", memory = "1 GB", memory_bandwidth = "10 GB/s" },

@@ -13,7 +13,7 @@ local options = {
   { "devices", "N", "of this machine, which share it evenly (default: 1)" },
   { "policy", "NAME", "autohet, megatron, whale, exhaustive, search or auto (default: auto)", plan = true },
   { "objective", "NAME", "time, cost (money of a step) or progress (with preemptions) (default: time)", plan = true },
-  { "without", "LIST", "switch additions off: " .. table.concat(native.additions(), ","), plan = true },
+  { "without", "LIST", "switch extensions off: " .. table.concat(native.extensions(), ","), plan = true },
   { "profile", "FILE", "measured layer times and links, as `hetrun profile` writes them", path = "read" },
   { "old", "FILE", "the plan that ran until now, as --lua prints it, or a recipe with a plan: of plans that are nearly "
     .. "as good the one that moves least of its state is taken", plan = true },
@@ -49,26 +49,26 @@ local function cluster_in(program, path)
   return value
 end
 
---- What is wrong with switching additions off, each a sentence.
--- @tparam list names of additions
+--- What is wrong with switching extensions off, each a sentence.
+-- @tparam list names of extensions
 -- @string policy
 function planning.without_problems(names, policy)
-  local known, problems = native.additions(), {}
+  local known, problems = native.extensions(), {}
   for i, name in ipairs(names) do
     local found = false
-    for _, addition in ipairs(known) do found = found or addition == name end
+    for _, extension in ipairs(known) do found = found or extension == name end
     if type(name) ~= "string" then
-      problems[#problems + 1] = ("item %d is %s; the name of an addition is needed"):format(i, text.value(name))
+      problems[#problems + 1] = ("item %d is %s; the name of an extension is needed"):format(i, text.value(name))
     elseif not found then
-      problems[#problems + 1] = ("there is no addition '%s'%s"):format(name, suggest.sentence(name, known))
+      problems[#problems + 1] = ("there is no extension '%s'%s"):format(name, suggest.sentence(name, known))
     end
   end
-  if not native.takes_additions(policy) then
+  if not native.takes_extensions(policy) then
     local policies = {}
     for _, each in ipairs(native.policies()) do
-      if native.takes_additions(each) then policies[#policies + 1] = each end
+      if native.takes_extensions(each) then policies[#policies + 1] = each end
     end
-    problems[#problems + 1] = ("the policy %s has no additions to switch off; these have: %s"):format(policy,
+    problems[#problems + 1] = ("the policy %s has no extensions to switch off; these have: %s"):format(policy,
       table.concat(policies, ", "))
   end
   return problems
@@ -85,8 +85,8 @@ local function without_of(list, policy)
   return names
 end
 
--- Which additions are off; nil: none.
-local function additions_of(without)
+-- Which extensions are off; nil: none.
+local function extensions_of(without)
   if not without then return nil end
   local chosen = {}
   for _, name in ipairs(without) do chosen[name] = false end
@@ -147,7 +147,7 @@ local function request_of(run, cluster, given)
   return graph, {
     cluster = cluster, batch = run.arguments.batch, tokens = tokens, profile = given.profile,
     name = planning.name_of(run), policy = given.policy or "auto",
-    objective = given.objective or "time", additions = additions_of(given.without),
+    objective = given.objective or "time", extensions = extensions_of(given.without),
     events = given.html ~= nil or given.trace ~= nil,
     old = given.old, near = given.near, fallbacks = given.fallbacks,
   }

@@ -409,7 +409,7 @@ plan.auto = define.constructor {
       choices = { "auto", "autohet", "megatron", "whale", "exhaustive", "search" } },
     { "objective", "string", "what is best", default = "time", choices = { "time", "cost", "progress" } },
     { "cluster", "cluster", "what it may use, device by device a rank (default: this machine, shared by the ranks)" },
-    { "without", "list", "additions to switch off, of " .. table.concat(native.additions(), ", ")
+    { "without", "list", "extensions to switch off, of " .. table.concat(native.extensions(), ", ")
       .. "; policies auto and search" },
     { "profile", "string", "file of measured layer times and links, as `hetrun profile` writes it", path = "read" },
     { "old", "plan", "the plan that ran until now: of plans that are nearly as good the one that moves least of its "

@@ -429,8 +429,9 @@ local function moves(answer)
   if moved.bytes <= 0 then
     return "\n<h2>Changing to it</h2>\n<p>No state moves: every device holds what it needs.</p>\n"
   end
-  local lost = moved.lost_bytes > 0 and ("; %s of it are held by no device that is left, a snapshot must have them")
-    :format(escape(text.bytes(moved.lost_bytes))) or ""
+  local unavailable = moved.unavailable_bytes > 0
+    and ("; %s of it are held by no device that is left, a snapshot must have them")
+      :format(escape(text.bytes(moved.unavailable_bytes))) or ""
   local most, parts = 0, {}
   for _, device in ipairs(moved.devices) do most = math.max(most, device.weight_bytes + device.optimizer_bytes) end
   for i = 1, math.min(#moved.devices, most_rows) do
@@ -445,7 +446,8 @@ local function moves(answer)
   end
   return ("\n<h2>Changing to it</h2>\n<p>%s of state move%s%s.</p>\n<table><thead><tr><th>to</th><th>weights and "
     .. "optimizer state</th><th></th></tr></thead><tbody>%s</tbody></table>\n"):format(escape(text.bytes(moved.bytes)),
-      moved.bytes > moved.lost_bytes and " in " .. escape(native.show_seconds(moved.seconds)) or "", lost,
+      moved.bytes > moved.unavailable_bytes and " in " .. escape(native.show_seconds(moved.seconds)) or "",
+      unavailable,
       table.concat(parts))
 end
 
@@ -460,8 +462,9 @@ local function fallbacks(answer)
       rest = ('<td class="number">%s</td><td class="number">%+.1f %%</td><td>%s%s%s</td>'):format(
         escape(native.show_seconds(fallback.report.step_seconds)),
         100 * (fallback.report.step_seconds / answer.report.step_seconds - 1), escape(text.bytes(moved.bytes)),
-        moved.bytes > moved.lost_bytes and " in " .. escape(native.show_seconds(moved.seconds)) or "",
-        moved.lost_bytes > 0 and (", of it %s from a snapshot"):format(escape(text.bytes(moved.lost_bytes))) or "")
+        moved.bytes > moved.unavailable_bytes and " in " .. escape(native.show_seconds(moved.seconds)) or "",
+        moved.unavailable_bytes > 0
+          and (", of it %s from a snapshot"):format(escape(text.bytes(moved.unavailable_bytes))) or "")
     else
       rest = ('<td colspan="3">no plan: %s</td>'):format(escape(table.concat(fallback.problems, "; ")))
     end

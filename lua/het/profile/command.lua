@@ -7,7 +7,7 @@ local text = require "het.text"
 
 local profiling = {}
 
-local format = 2   -- of the file; planner/profile.cpp reads it
+local format = 2   -- of the file; planner/profile/profile.cpp reads it
 local message_bytes, rounds = { 64, 1024, 16384, 262144, 4194304, 16777216 }, 7
 local greatest_default = 16   -- samples of a micro-batch, beside the recipe's own
 

@@ -29,7 +29,7 @@ int main(int argc, char** argv) {
     const Request request =
         wide ? het::testing::wide_random_request(number) : het::testing::random_request(number);
     auto start = now();
-    Judge truth(request);
+    Evaluator truth(request);
     const bool finished = plan_exhaustive(truth, kMost);
     const double took = since(start);
     seconds_exhaustive += took;

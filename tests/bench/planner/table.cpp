@@ -1,5 +1,5 @@
-// Policies over the combinations of combinations.json: usage table FILE [additions | seconds]
-// Without a second word: all policies. `additions`: autohet with each addition alone. `seconds`: planning
+// Policies over the combinations of combinations.json: usage table FILE [extensions | seconds]
+// Without a second word: all policies. `extensions`: autohet with each extension alone. `seconds`: planning
 // time by size, by the wall clock and of the processors that it keeps busy.
 #include <chrono>
 #include <cmath>
@@ -22,9 +22,9 @@ Request request_of(const Json& combination, const std::string& model, int batch)
   char name = 'a';
   for (const Json& node : *combination.array()) {
     const Json::Array& field = *node.array();
-    request.cluster.nodes.push_back(known_node(std::string(1, name++), *field[0].string(),
-                                               static_cast<int>(*field[1].integer()),
-                                               static_cast<int>(*field[2].integer())));
+    request.cluster.nodes.push_back(known_machine(std::string(1, name++), *field[0].string(),
+                                                  static_cast<int>(*field[1].integer()),
+                                                  static_cast<int>(*field[2].integer())));
   }
   add_known_types(request.cluster);
   request.cluster.between = {20e-6, 50e9};
@@ -87,15 +87,15 @@ int run_table(const Json& file) {
   return worst >= 1 ? 0 : 1;
 }
 
-// Speed-up over the published decomposition with one addition on, where both have a plan.
-int run_additions(const Json& file) {
-  const std::pair<const char*, bool Additions::*> each[] = {
-      {"uneven_microbatches", &Additions::uneven_microbatches},
-      {"placed_optimizer", &Additions::placed_optimizer},
-      {"recompute_per_stage", &Additions::recompute_per_stage},
-      {"schedules", &Additions::schedules},
-      {"mixed_stages", &Additions::mixed_stages},
-      {"local_search", &Additions::local_search}};
+// Speed-up over the published decomposition with one extension on, where both have a plan.
+int run_extensions(const Json& file) {
+  const std::pair<const char*, bool Extensions::*> each[] = {
+      {"uneven_microbatches", &Extensions::uneven_microbatches},
+      {"placed_optimizer", &Extensions::placed_optimizer},
+      {"recompute_per_stage", &Extensions::recompute_per_stage},
+      {"schedules", &Extensions::schedules},
+      {"mixed_stages", &Extensions::mixed_stages},
+      {"local_search", &Extensions::local_search}};
   double sum[7] = {}, best[7] = {};
   int count[7] = {}, only[7] = {}, lost[7] = {}, feasible = 0, all = 0;
   for (const Json& combination : *file.find("combinations")->array())
@@ -106,8 +106,8 @@ int run_additions(const Json& file) {
       feasible += std::isfinite(published);
       ++all;
       for (int i = 0; i < 7; ++i) {
-        request.additions = i < 6 ? kPublished : Additions{};
-        if (i < 6) request.additions.*each[i].second = true;
+        request.extensions = i < 6 ? kPublished : Extensions{};
+        if (i < 6) request.extensions.*each[i].second = true;
         const double seconds = seconds_of(plan_with(request, "search"));
         only[i] += std::isfinite(seconds) && !std::isfinite(published);
         lost[i] += !std::isfinite(seconds) && std::isfinite(published);
@@ -139,7 +139,7 @@ int run_seconds() {
     const double wall = now() - start, processor = static_cast<double>(std::clock() - busy) / CLOCKS_PER_SEC;
     fmt::print(
         "{} devices: {:.2f} s, {:.2f} of the processor; {} plans simulated, step {:.3f} s, bound {:.3f} s\n",
-        total_devices(request.cluster), wall, processor, planned.judged, seconds_of(planned),
+        total_devices(request.cluster), wall, processor, planned.simulations, seconds_of(planned),
         planned.lower_bound_seconds);
     figures += fmt::format("{}\"seconds_{}\": {:.3f}, \"processor_seconds_{}\": {:.3f}", i > 0 ? ", " : "",
                            sizes[i].first, wall, sizes[i].first, processor);
@@ -153,10 +153,10 @@ int run_seconds() {
 
 int main(int argc, char** argv) {
   try {
-    if (argc < 2) fail_usage("usage: table combinations.json [additions | seconds]");
+    if (argc < 2) fail_usage("usage: table combinations.json [extensions | seconds]");
     if (argc > 2 && std::strcmp(argv[2], "seconds") == 0) return run_seconds();
     const Json file = read_json(argv[1]);
-    return argc > 2 && std::strcmp(argv[2], "additions") == 0 ? run_additions(file) : run_table(file);
+    return argc > 2 && std::strcmp(argv[2], "extensions") == 0 ? run_extensions(file) : run_table(file);
   } catch (const Error& error) {
     fmt::print(stderr, "{}\n", error.what());
     return static_cast<int>(error.kind());

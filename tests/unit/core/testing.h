@@ -9,7 +9,7 @@
 
 #include "core/program/executor.h"
 #include "kernels/reference/device.h"
-#include "planner/lower.h"
+#include "planner/lower/lower.h"
 
 namespace het::testing {
 

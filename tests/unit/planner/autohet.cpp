@@ -8,8 +8,12 @@
 #include "core/base/random.h"
 #include "planner/autohet/anneal.h"
 #include "planner/autohet/balance.h"
+#include "planner/autohet/drafts.h"
+#include "planner/autohet/group.h"
 #include "planner/autohet/joint.h"
+#include "planner/autohet/local_search.h"
 #include "planner/autohet/search.h"
+#include "planner/autohet/stages.h"
 #include "planner/baseline/baseline.h"
 #include "planner/milp.h"
 #include "tests/unit/planner/random_case.h"
@@ -27,7 +31,8 @@ struct Fixture {
   Model model = plain_model(7, 2e7, 4e7);
   Fixture() {
     cluster.types = {plain_type("fast", 3, 1.2), plain_type("slow", 1, 2.5), plain_type("tiny", 2, 0.8)};
-    cluster.nodes = {plain_node("a", "fast", 4), plain_node("b", "slow", 4), plain_node("c", "tiny", 4)};
+    cluster.nodes = {plain_machine("a", "fast", 4), plain_machine("b", "slow", 4),
+                     plain_machine("c", "tiny", 4)};
     cluster.between = {1e-5, 1e10};
     LayerKind last = model.kinds[0];
     last.name = "last";
@@ -171,7 +176,7 @@ TEST_CASE("micro-batches are divided as well as the best of all divisions") {
 TEST_CASE("optimizer state stays even where that fits, else it goes where memory is free") {
   Fixture f;
   const CostTable costs = f.costs();
-  Layout layout;
+  PlanLayout layout;
   layout.sharded_optimizer = true;
   layout.pipelines = {{2, {{1, 0, 0, 7}}}, {2, {{1, 0, 0, 7}}}};
   CHECK(place_optimizer(layout, costs));
@@ -268,10 +273,10 @@ TEST_CASE("where memory is tight, cuts, micro-batches and optimizer state are as
   for (const uint64_t seed : {9035u, 7052u, 20070u, 20039u, 61002u}) {
     const Request request = random_request(seed);
     INFO("seed " << seed);
-    Judge truth(request), found(request);
+    Evaluator truth(request), found(request);
     plan_exhaustive(truth);
     REQUIRE(truth.best().feasible());
-    search_plans(found, request.additions, "search");
+    search_plans(found, request.extensions, "search");
     REQUIRE(found.best().feasible());
     CHECK(found.best_score() <= 1.005 * truth.best_score());
   }
@@ -281,17 +286,18 @@ TEST_CASE("among many stages no simulation is spent on what cannot make the step
   Request request;
   request.model = plain_model(12);
   request.cluster.types = {plain_type("unit", 1, 10)};
-  request.cluster.nodes = {plain_node("a", "unit", 12)};
+  request.cluster.nodes = {plain_machine("a", "unit", 12)};
   request.cluster.between = {1e-5, 1e12};
   request.batch = 32;
-  Layout layout;
+  PlanLayout layout;
   for (int p = 0; p < 4; ++p) layout.pipelines.push_back({8, {{0, 0, 0, 4}, {0, 0, 4, 4}, {0, 0, 8, 4}}});
-  Judge judge(request);
-  const double even = judge.judge(layout, "even").simulation.seconds;
+  Evaluator evaluator(request);
+  const double even = evaluator.simulate(layout, "even").simulation.seconds;
   // Seven moves of a layer in the last pipeline make it even again; the other three are best left alone.
   layout.pipelines[3].stages = {{0, 0, 0, 8}, {0, 0, 8, 1}, {0, 0, 9, 3}};
   const int64_t simulation = 4 * 8 * 3 + 4 * 12;
-  const Candidate found = improve(judge, judge.judge(layout, "uneven"), kPublished, 28 * simulation);
+  const Candidate found =
+      improve(evaluator, evaluator.simulate(layout, "uneven"), kPublished, 28 * simulation);
   CHECK(found.simulation.seconds == Approx(even));
 }
 
@@ -299,22 +305,22 @@ TEST_CASE("annealing leads from a poor plan to a good one that is possible, what
   Request request;
   request.model = plain_model(18, 1e7, 4e7);
   request.cluster.types = {plain_type("fast", 3, 4), plain_type("slow", 1, 4)};
-  request.cluster.nodes = {plain_node("a", "fast", 3, 2), plain_node("b", "slow", 5)};
+  request.cluster.nodes = {plain_machine("a", "fast", 3, 2), plain_machine("b", "slow", 5)};
   request.cluster.between = {1e-5, 1e10};
   request.batch = 24;
   request.tensors = request.microbatches = {1};
   // Two even pipelines over unlike devices; three devices are idle.
-  Layout poor;
+  PlanLayout poor;
   poor.pipelines = {{12, {{0, 0, 0, 6}, {0, 0, 6, 6}, {1, 0, 12, 6}}}, {12, {{0, 1, 0, 4}, {1, 0, 4, 14}}}};
-  const auto annealed = [&](const Additions& additions) {
-    Judge judge(request);
-    judge.offer(judge.judge(poor, "poor"));
-    anneal_plans(judge, additions, "annealed");
-    return judge.best();
+  const auto annealed = [&](const Extensions& extensions) {
+    Evaluator evaluator(request);
+    evaluator.submit(evaluator.simulate(poor, "poor"));
+    anneal_plans(evaluator, extensions, "annealed");
+    return evaluator.best();
   };
-  Judge judge(request);
-  const double before = judge.judge(poor, "poor").simulation.seconds,
-               bound = lower_bound_seconds(request, judge);
+  Evaluator evaluator(request);
+  const double before = evaluator.simulate(poor, "poor").simulation.seconds,
+               bound = lower_bound_seconds(request, evaluator);
   const int threads = thread_count();
   set_thread_count(1);
   const Candidate found = annealed({});
@@ -332,12 +338,12 @@ TEST_CASE("annealing leads from a poor plan to a good one that is possible, what
   for (const PipelineLayout& pipeline : found.layout.pipelines) microbatches += pipeline.microbatches;
   CHECK(microbatches == request.batch);
 
-  Additions off;
+  Extensions off;
   off.local_search = false;
   CHECK(annealed(off).layout == poor);
-  Additions plain = kPublished;
+  Extensions plain = kPublished;
   plain.local_search = true;
-  const Layout layout = annealed(plain).layout;
+  const PlanLayout layout = annealed(plain).layout;
   CHECK(layout.schedule == Schedule::one_f_one_b);
   CHECK(layout.warmup == 0);
   for (const PipelineLayout& pipeline : layout.pipelines) {
@@ -351,36 +357,37 @@ TEST_CASE("annealing leads from a poor plan to a good one that is possible, what
 
 TEST_CASE("without a plan to beat, deciding together still finds one, within its budget") {
   const Request request = random_request(20039);
-  Judge truth(request), found(request), hurried(request);
+  Evaluator truth(request), found(request), hurried(request);
   plan_exhaustive(truth);
-  search_jointly(found, request.additions, "joint", 40'000);
+  search_jointly(found, request.extensions, "joint", 40'000);
   REQUIRE(found.best().feasible());
   CHECK(found.best_score() <= 1.005 * truth.best_score());
-  CHECK(found.judged() < 40'000);
-  search_jointly(hurried, request.additions, "joint", 1);
-  CHECK(hurried.judged() <= 1);
+  CHECK(found.simulations() < 40'000);
+  search_jointly(hurried, request.extensions, "joint", 1);
+  CHECK(hurried.simulations() <= 1);
 }
 
-TEST_CASE("deciding together uses no addition that is switched off") {
+TEST_CASE("deciding together uses no extension that is switched off") {
   // Here brute force wants all three: uneven micro-batches, placed state, recompute in one stage alone.
   Request request = random_request(9035);
-  Judge all(request);
-  search_jointly(all, request.additions, "joint", 40'000);
+  Evaluator all(request);
+  search_jointly(all, request.extensions, "joint", 40'000);
   REQUIRE(all.best().feasible());
-  for (bool Additions::*off :
-       {&Additions::uneven_microbatches, &Additions::placed_optimizer, &Additions::recompute_per_stage}) {
-    Additions additions = request.additions;
-    additions.*off = false;
-    Judge judge(request);
-    search_jointly(judge, additions, "joint", 40'000);
-    if (!judge.best().feasible()) continue;
-    CHECK(judge.best_score() > all.best_score());
-    const Layout& layout = judge.best().layout;
+  for (bool Extensions::*off :
+       {&Extensions::uneven_microbatches, &Extensions::placed_optimizer, &Extensions::recompute_per_stage}) {
+    Extensions extensions = request.extensions;
+    extensions.*off = false;
+    Evaluator evaluator(request);
+    search_jointly(evaluator, extensions, "joint", 40'000);
+    if (!evaluator.best().feasible()) continue;
+    CHECK(evaluator.best_score() > all.best_score());
+    const PlanLayout& layout = evaluator.best().layout;
     for (const PipelineLayout& pipeline : layout.pipelines) {
-      if (!additions.uneven_microbatches) CHECK(pipeline.microbatches == layout.pipelines[0].microbatches);
+      if (!extensions.uneven_microbatches) CHECK(pipeline.microbatches == layout.pipelines[0].microbatches);
       for (const StageLayout& stage : pipeline.stages) {
-        if (!additions.placed_optimizer) CHECK(stage.share == 1);
-        if (!additions.recompute_per_stage) CHECK(stage.recompute == layout.pipelines[0].stages[0].recompute);
+        if (!extensions.placed_optimizer) CHECK(stage.share == 1);
+        if (!extensions.recompute_per_stage)
+          CHECK(stage.recompute == layout.pipelines[0].stages[0].recompute);
       }
     }
   }

@@ -1,4 +1,4 @@
-#include "planner/cluster.h"
+#include "planner/cluster/cluster.h"
 
 #include <catch2/catch.hpp>
 #include <set>
@@ -26,7 +26,7 @@ TEST_CASE("every known device type is complete, named once, and slower in f32 th
     CHECK(find_device_type(name) != nullptr);
 }
 
-TEST_CASE("a good cluster has no problem, a bad one is told all of them") {
+TEST_CASE("a good cluster has no problem, of a bad one all are reported") {
   CHECK(validate(cluster_of({{"A100-80", 8, 2}, {"H20", 3}})).empty());
   Cluster bad = cluster_of({{"A100-80", 8}, {"H20", 0}});
   bad.nodes[1].hosts = {"a"};
@@ -79,7 +79,7 @@ TEST_CASE("two links between the same zones are a mistake, in either order") {
 
 TEST_CASE("alike nodes merge into counts, others do not") {
   Cluster cluster;
-  for (const char* name : {"a", "b", "c"}) cluster.nodes.push_back(known_node(name, "T4", 4));
+  for (const char* name : {"a", "b", "c"}) cluster.nodes.push_back(known_machine(name, "T4", 4));
   cluster.nodes[1].zone = "west";
   cluster.between = {1e-5, 1e9};
   add_known_types(cluster);
@@ -102,5 +102,5 @@ TEST_CASE("a link is found by zones in either order, else the common one is take
 }
 
 TEST_CASE("an unknown type of a known node is refused") {
-  CHECK_THROWS_AS(known_node("a", "B9000", 1), Error);
+  CHECK_THROWS_AS(known_machine("a", "B9000", 1), Error);
 }

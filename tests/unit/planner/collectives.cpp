@@ -11,7 +11,7 @@
 #include "core/ops/op.h"
 #include "core/program/executor.h"
 #include "kernels/reference/device.h"
-#include "planner/lower.h"
+#include "planner/lower/lower.h"
 #include "tests/emulated_cuda/reference_on_gpu.h"
 #include "tests/unit/core/testing.h"
 

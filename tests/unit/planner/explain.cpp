@@ -48,14 +48,14 @@ TEST_CASE("a plan says of each device type what was measured") {
     request.profile.points.push_back(
         {"block", "A100-80", 1, microbatch, 0.01 * microbatch, 0.01 * microbatch, 0.01 * microbatch, 0.001});
   request.profile.links = {{"A100-80", "a", "a", {{1e6, 1e-4}}}};
-  Judge judge(request);
+  Evaluator evaluator(request);
   Planned planned;
   const auto layers = request.model.count();
   for (const int microbatch : {1, 2}) {
-    Layout layout;
+    PlanLayout layout;
     layout.microbatch = microbatch;
     layout.pipelines = {{32 / microbatch, {{0, 0, 0, 20}, {1, 0, 20, layers - 20}}}};
-    planned.best = judge.judge(layout, "given");
+    planned.best = evaluator.simulate(layout, "given");
     planned.plan = to_plan(layout, request.cluster);
     SimulateOptions details;
     details.details = true;
@@ -82,7 +82,7 @@ TEST_CASE("a plan says of each device type what was measured") {
 TEST_CASE("what a device that is full or slow is bound by is named") {
   Request request;
   request.cluster.types = {plain_type("slow", 1, 64), plain_type("full", 10, 0.5)};
-  request.cluster.nodes = {plain_node("a", "slow", 1), plain_node("b", "full", 1)};
+  request.cluster.nodes = {plain_machine("a", "slow", 1), plain_machine("b", "full", 1)};
   request.cluster.between = {1e-5, 1e10};
   request.model = plain_model(8, 1.2e7, 2e7);
   request.batch = 16;
@@ -102,10 +102,10 @@ TEST_CASE("what a device that is full or slow is bound by is named") {
 namespace {
 
 // A layout of a request's cluster with its simulation, as simulate gives it.
-Planned planned_of(const Request& request, const Layout& layout) {
-  Judge judge(request);
+Planned planned_of(const Request& request, const PlanLayout& layout) {
+  Evaluator evaluator(request);
   Planned planned;
-  planned.best = judge.judge(layout, "given");
+  planned.best = evaluator.simulate(layout, "given");
   planned.plan = to_plan(layout, request.cluster);
   SimulateOptions details;
   details.details = true;
@@ -119,11 +119,11 @@ Planned planned_of(const Request& request, const Layout& layout) {
 TEST_CASE("a device of an interleaved plan is explained by all the layers that it holds") {
   Request request;
   request.cluster.types = {plain_type("unit", 1, 64), plain_type("full", 1, 0.3)};
-  request.cluster.nodes = {plain_node("a", "full", 1), plain_node("b", "unit", 1)};
+  request.cluster.nodes = {plain_machine("a", "full", 1), plain_machine("b", "unit", 1)};
   request.cluster.between = {1e-5, 1e10};
   request.model = plain_model(8, 3e6);
   request.batch = 4;
-  Layout layout;
+  PlanLayout layout;
   layout.schedule = Schedule::interleaved;
   layout.chunks = 2;
   layout.pipelines = {{4, {{0, 0, 0, 2, true}, {1, 0, 2, 1}, {0, 0, 3, 3}, {1, 0, 6, 2}}}};
@@ -152,16 +152,16 @@ TEST_CASE("bandwidths are shown in bits") {
   CHECK(show_bandwidth(40) == "320 bit/s");
 }
 
-TEST_CASE("a plan says which links are assumed") {
+TEST_CASE("a plan names the links that the cluster does not state") {
   Request request;
   request.cluster.types = {plain_type("unit", 1, 64)};
-  request.cluster.nodes = {plain_node("a", "unit", 1, 2), plain_node("b", "unit", 1)};
+  request.cluster.nodes = {plain_machine("a", "unit", 1, 2), plain_machine("b", "unit", 1)};
   request.cluster.nodes[0].zone = "x";
   request.cluster.nodes[1].zone = "y";
   request.cluster.zone_links = {{"x", "x", {50e-6, 1.25e9}, true}, {"y", "x", {20e-6, 25e9}}};
   request.model = plain_model(3);
   request.batch = 4;
-  Layout layout;
+  PlanLayout layout;
   layout.pipelines = {{4, {{0, 0, 0, 1}, {0, 1, 1, 1}, {1, 0, 2, 1}}}};
   const PlanReport report = explain(request, planned_of(request, layout));
   CHECK(report.links_assumed == 1);

@@ -18,9 +18,9 @@
 #include "core/comm/loopback.h"
 #include "core/run/migration.h"
 #include "core/run/settle.h"
-#include "planner/lower.h"
-#include "planner/migrate.h"
-#include "planner/work.h"
+#include "planner/lower/lower.h"
+#include "planner/lower/rank_assignment.h"
+#include "planner/migrate/migrate.h"
 #include "tests/unit/core/testing.h"
 #include "tests/unit/core/trained_gpt.h"
 #include "tests/unit/planner/random_plan.h"
@@ -359,7 +359,8 @@ TEST_CASE("a rank lost while state moves leaves all of it whole, in the old layo
   CHECK(spares > 0);
 }
 
-TEST_CASE("state is moved from where it is there soonest, and what nobody has is an error", "[generations]") {
+TEST_CASE("state comes from the holder that is done first, and state without a holder is an error",
+          "[generations]") {
   const TensorType type{DType::f32, {8, 4}};
   const TensorSlice whole = TensorSlice::whole(type.shape);
   const auto rows = [&](int64_t begin, int64_t end) { return whole.narrowed(0, Range{begin, end}); };

@@ -1,5 +1,5 @@
 // What a planner counts in a training graph.
-#include "planner/graph_model.h"
+#include "planner/model/graph_model.h"
 
 #include <catch2/catch.hpp>
 

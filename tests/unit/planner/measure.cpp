@@ -1,5 +1,5 @@
 // Layers cut out of a graph, what their instructions are, and what is measured of them.
-#include "planner/measure.h"
+#include "planner/profile/measure.h"
 
 #include <catch2/catch.hpp>
 
@@ -7,9 +7,9 @@
 #include "core/graph/gradient.h"
 #include "core/ops/op.h"
 #include "kernels/cpu/device.h"
-#include "planner/excerpt.h"
-#include "planner/graph_model.h"
-#include "planner/lower.h"
+#include "planner/lower/lower.h"
+#include "planner/model/graph_model.h"
+#include "planner/profile/layer_extractor.h"
 #include "tests/emulated_cuda/device.h"
 
 using namespace het;
@@ -92,9 +92,9 @@ std::vector<bool> only(const Graph& graph, const std::vector<int>& layers) {
 
 }  // namespace
 
-TEST_CASE("an excerpt holds the layers that are kept and runs alone", "[planner][measure]") {
+TEST_CASE("extracted layers run alone", "[planner][measure]") {
   const Graph whole = model(5);
-  const Graph part = excerpt(whole, only(whole, {2}));
+  const Graph part = extract_layers(whole, only(whole, {2}));
   CHECK(verify(part).empty());
   for (const het::Node& node : part.nodes) CHECK((node.phase == Phase::update || node.layer == 2));
   std::vector<std::string> parameters;
@@ -111,7 +111,7 @@ TEST_CASE("an excerpt holds the layers that are kept and runs alone", "[planner]
   CHECK(taken == 2);
   CHECK(verify(lower_single(fuse(part))).empty());
   // All of a graph is the graph.
-  const Graph all = excerpt(whole, std::vector<bool>(whole.layers.size(), true));
+  const Graph all = extract_layers(whole, std::vector<bool>(whole.layers.size(), true));
   CHECK(all.nodes.size() == prune(whole).nodes.size());
   CHECK(verify(all).empty());
 }
@@ -133,8 +133,8 @@ TEST_CASE("instructions do the work that the model counts, layer by layer and pa
     }
   };
   check(lower_single(prune(whole)), {0, 1, 2, 3, 4});
-  check(lower_single(excerpt(whole, only(whole, {0, 1, 4}))), {0, 1, 4});
-  check(lower_single(excerpt(whole, only(whole, {2}))), {2});
+  check(lower_single(extract_layers(whole, only(whole, {0, 1, 4}))), {0, 1, 4});
+  check(lower_single(extract_layers(whole, only(whole, {2}))), {2});
 }
 
 TEST_CASE("a stage that recomputes runs again what its backward pass needs", "[planner][measure]") {

@@ -20,7 +20,7 @@ struct Bench {
   Model model;
   explicit Bench(int layers, Link between = {0, 1e15}, double parameters = 1) {
     cluster.types = {plain_type("unit", 1, 16), plain_type("third", 1.0 / 3, 16)};
-    cluster.nodes = {plain_node("a", "unit", 2), plain_node("b", "third", 2)};
+    cluster.nodes = {plain_machine("a", "unit", 2), plain_machine("b", "third", 2)};
     cluster.between = between;
     model = plain_model(layers, parameters, 1e6);
   }
@@ -82,7 +82,7 @@ TEST_CASE("equal shares of one host's devices are tensor = 2, exactly") {
   const Bench bench(3, {1e-5, 1e9}, 1e6);
   Plan plan = plan_of({{4, {stage_on({"a:0", "a:1"}, 0, 3)}}, {2, {stage_on({"b:0", "b:1"}, 0, 3)}}});
   plan.tensor = 2;
-  const Layout layout = to_layout(plan, bench.cluster);
+  const PlanLayout layout = to_layout(plan, bench.cluster);
   const Simulation simulation = bench.run(plan);
   Plan shared = plan;
   shared.shares = {5, 5};
@@ -201,7 +201,7 @@ TEST_CASE("mixed plans are layouts and plans again, and none beats the bound") {
   std::mt19937 random(7);
   Bench bench(3, {1e-5, 1e10}, 1e6);
   bench.model.kinds[0].tensor_reductions = 2;
-  for (Node& node : bench.cluster.nodes) node.devices = 3;
+  for (Machine& node : bench.cluster.nodes) node.devices = 3;
   Request request;
   request.cluster = bench.cluster;
   request.model = bench.model;
@@ -211,7 +211,7 @@ TEST_CASE("mixed plans are layouts and plans again, and none beats the bound") {
     for (const Pipeline& pipeline : plan.pipelines) request.batch += pipeline.microbatches;
     INFO("plan " << i << ": " << to_lua(plan));
     REQUIRE(validate(plan, {3, request.batch}).empty());
-    const Layout layout = to_layout(plan, request.cluster);
+    const PlanLayout layout = to_layout(plan, request.cluster);
     const Plan again = to_plan(layout, request.cluster);
     CHECK(to_layout(again, request.cluster) == layout);
     REQUIRE(validate(again, {3, request.batch}).empty());
@@ -219,11 +219,11 @@ TEST_CASE("mixed plans are layouts and plans again, and none beats the bound") {
       for (size_t s = 0; s < plan.pipelines[p].stages.size(); ++s)
         CHECK(tensor_shares(again, again.pipelines[p].stages[s]) ==
               tensor_shares(plan, plan.pipelines[p].stages[s]));
-    Judge judge(request);
-    const Candidate candidate = judge.judge(layout, "given");
+    Evaluator evaluator(request);
+    const Candidate candidate = evaluator.simulate(layout, "given");
     CHECK(std::isfinite(candidate.simulation.seconds));
     CHECK(candidate.simulation.seconds == bench.run(plan).seconds);
-    CHECK(candidate.simulation.seconds >= lower_bound_seconds(request, judge, &layout));
+    CHECK(candidate.simulation.seconds >= lower_bound_seconds(request, evaluator, &layout));
   }
 }
 
@@ -235,9 +235,9 @@ TEST_CASE("the explanation names shares, and what it costs that stages divide la
   request.batch = 2;
   Planned planned;
   planned.plan = plan_of({{1, {stage_on({"a:0", "b:0"}, 0, 2, {3, 1})}}, {1, {stage_on({"a:1"}, 0, 2)}}});
-  Judge judge(request);
+  Evaluator evaluator(request);
   planned.best.layout = to_layout(planned.plan, request.cluster);
-  planned.best.simulation = judge.details(planned.best.layout);
+  planned.best.simulation = evaluator.details(planned.best.layout);
   planned.feasible = true;
   const PlanReport report = explain(request, planned);
   REQUIRE(report.devices.size() == 3);
@@ -254,7 +254,7 @@ TEST_CASE("the explanation names shares, and what it costs that stages divide la
 
 namespace {
 
-// Two devices of a model with heads, one of which has no neighbour to share layers with evenly.
+// Two devices of a model with heads; one of them has no neighbour to share layers with evenly.
 Request small_request(int devices, const char* type, int others, const char* other) {
   Request request;
   request.cluster = cluster_of({{type, devices}, {other, others}});
@@ -271,7 +271,7 @@ TEST_CASE("the search gives single stages degrees of their own where that is fas
   for (const auto& [devices, others] : {std::pair(3, 1), std::pair(5, 2), std::pair(3, 3)}) {
     Request request = small_request(devices, "A100-80", others, "H800");
     const Planned mixed = plan_with(request, "search");
-    request.additions.mixed_stages = false;
+    request.extensions.mixed_stages = false;
     const Planned uniform = plan_with(request, "search");
     REQUIRE(mixed.feasible);
     INFO(to_lua(mixed.plan));

@@ -1,4 +1,4 @@
-#include "planner/model.h"
+#include "planner/model/model.h"
 
 #include <catch2/catch.hpp>
 
@@ -38,7 +38,7 @@ TEST_CASE("work of a whole model is close to 6 FLOP for each parameter and token
   CHECK(flops == Approx(6 * body * 512 + 24 * 12.0 * 512 * 512 * 1024).epsilon(0.01));
 }
 
-TEST_CASE("a transformer that cannot be is told every reason; a misspelt one the nearest name") {
+TEST_CASE("an impossible transformer gets every reason, a misspelt one the nearest name") {
   try {
     transformer({"bad", 0, 100, 7, 7, 0, 10, 10});
     FAIL("accepted");
@@ -52,7 +52,7 @@ TEST_CASE("a transformer that cannot be is told every reason; a misspelt one the
   CHECK_THROWS_WITH(known_model("lama2-7b"), Catch::Contains("did you mean \"llama2-7b\"?"));
 }
 
-TEST_CASE("a model with impossible figures is told so") {
+TEST_CASE("a model with impossible figures is refused") {
   Model model = known_model("llama2-7b");
   model.kinds[1].forward_flops = -1;
   model.layers[3] = 9;

@@ -11,8 +11,8 @@
 #include "core/program/eager.h"
 #include "core/tensor/slice.h"
 #include "kernels/reference/device.h"
+#include "planner/lower/stage_graphs.h"
 #include "planner/megatron/sharding.h"
-#include "planner/stage_graphs.h"
 #include "tests/unit/core/testing.h"
 
 using namespace het;

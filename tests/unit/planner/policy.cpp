@@ -13,7 +13,7 @@ using namespace het::testing;
 
 namespace {
 
-Request request_of(const std::vector<Machine>& machines, const char* model, int batch) {
+Request request_of(const std::vector<Machines>& machines, const char* model, int batch) {
   Request request;
   request.cluster = cluster_of(machines);
   request.model = known_model(model);
@@ -66,7 +66,7 @@ TEST_CASE(
 }
 
 TEST_CASE("auto is never slower than the baselines or its own published part") {
-  for (const auto& [machines, model] : std::vector<std::pair<std::vector<Machine>, const char*>>{
+  for (const auto& [machines, model] : std::vector<std::pair<std::vector<Machines>, const char*>>{
            {{{"A100-80", 5}, {"H800", 3}}, "gpt3-6.7b"},
            {{{"A100-80", 8}, {"H20", 8}}, "llama3-8b"},
            {{{"V100-16", 4}, {"T4", 4, 2}}, "bert-large"}}) {
@@ -88,8 +88,8 @@ TEST_CASE("devices that would only slow a small model down are left out") {
   request.batch = 12;
   request.cluster = cluster_of({{"A100-80", 5}, {"H800", 3}, {"RTX-3090", 2, 2}}, 3e9);
   const Planned best = plan_with(request, "auto");
-  Judge all(request);
-  search_plans(all, request.additions, "all");
+  Evaluator all(request);
+  search_plans(all, request.extensions, "all");
   REQUIRE(best.feasible);
   CHECK(best.best.simulation.seconds < all.best_score());
   int used = 0;
@@ -109,8 +109,8 @@ TEST_CASE("planning twice gives the same plan, and naming nodes one by one or as
   const Planned one = plan_with(request, "auto"), two = plan_with(request, "auto");
   CHECK(to_lua(one.plan) == to_lua(two.plan));
   Request apart = request;
-  apart.cluster.nodes = {known_node("a1", "A100-80", 2), known_node("a2", "A100-80", 2),
-                         known_node("b", "L4", 3)};
+  apart.cluster.nodes = {known_machine("a1", "A100-80", 2), known_machine("a2", "A100-80", 2),
+                         known_machine("b", "L4", 3)};
   apart.cluster = merged(apart.cluster);
   CHECK(to_lua(plan_with(apart, "auto").plan) == to_lua(one.plan));
 }
@@ -132,7 +132,7 @@ TEST_CASE("megatron may shard optimizer state always, whale only where gradients
   const Model& model = request.model;
   const double bytes = 1e8 * (model.weight_bytes + model.gradient_bytes + model.optimizer_bytes / 2);
   request.cluster.types = {plain_type("unit", 1, bytes / kUsableMemory / 1073741824.0)};
-  request.cluster.nodes = {plain_node("a", "unit", 4)};
+  request.cluster.nodes = {plain_machine("a", "unit", 4)};
   request.cluster.between = {1e-5, 1e10};
   request.microbatches = {1};
   request.tensors = {1};
@@ -145,7 +145,7 @@ TEST_CASE("megatron may shard optimizer state always, whale only where gradients
   }
 }
 
-TEST_CASE("a model that fits nowhere is told by how much, where, and what would help") {
+TEST_CASE("a model that fits nowhere gets an error with the excess, the place and what would help") {
   const Planned planned = plan_with(request_of({{"T4", 2}}, "gpt3-13b", 8), "auto");
   CHECK_FALSE(planned.feasible);
   CHECK(mentions(planned.problems, "all devices together have"));
@@ -153,7 +153,7 @@ TEST_CASE("a model that fits nowhere is told by how much, where, and what would 
   CHECK(mentions(planned.problems, "what would help"));
 }
 
-TEST_CASE("a request with several mistakes is told all of them") {
+TEST_CASE("all mistakes of a request are reported") {
   Request request = request_of({{"A100-80", 8}}, "llama3-8b", 24);
   request.tensors = {3};
   request.microbatches = {5};
@@ -174,7 +174,7 @@ TEST_CASE("a request with several mistakes is told all of them") {
                     Catch::Contains("did you mean \"autohet\"?"));
 }
 
-TEST_CASE("each addition can be switched off, and the published part uses none") {
+TEST_CASE("each extension can be switched off, and the published part uses none") {
   Request request = request_of({{"A100-80", 5}, {"H800", 3}}, "gpt3-6.7b", 60);
   const Planned published = plan_with(request, "autohet");
   REQUIRE(published.feasible);
@@ -188,16 +188,16 @@ TEST_CASE("each addition can be switched off, and the published part uses none")
   CHECK(published.plan.schedule == Schedule::one_f_one_b);
   CHECK(published.plan.warmup == 0);
   const double everything = plan_with(request, "auto").best.simulation.seconds;
-  request.additions = kPublished;
+  request.extensions = kPublished;
   CHECK(plan_with(request, "auto").best.simulation.seconds >= everything);
 }
 
-TEST_CASE("without an addition no plan of auto uses it") {
+TEST_CASE("without an extension no plan of auto uses it") {
   Request request = request_of({{"H800", 1}, {"A100-80", 1}}, "bert-large", 60);
   request.cluster.between = {1e-7, 1e13};  // replicas cost nothing
-  const auto plan_without = [&](bool Additions::*addition) {
-    request.additions = {};
-    if (addition != nullptr) request.additions.*addition = false;
+  const auto plan_without = [&](bool Extensions::*extension) {
+    request.extensions = {};
+    if (extension != nullptr) request.extensions.*extension = false;
     return plan_with(request, "auto").plan;
   };
   const auto even = [](const Plan& plan) {
@@ -206,11 +206,11 @@ TEST_CASE("without an addition no plan of auto uses it") {
     });
   };
   CHECK_FALSE(even(plan_without(nullptr)));
-  CHECK(even(plan_without(&Additions::uneven_microbatches)));
-  const Plan plain = plan_without(&Additions::schedules);
+  CHECK(even(plan_without(&Extensions::uneven_microbatches)));
+  const Plan plain = plan_without(&Extensions::schedules);
   CHECK(plain.schedule == Schedule::one_f_one_b);
   CHECK(plain.warmup == 0);
-  const Plan placed = plan_without(&Additions::placed_optimizer);
+  const Plan placed = plan_without(&Extensions::placed_optimizer);
   for (const Pipeline& pipeline : placed.pipelines)
     for (const Stage& stage : pipeline.stages) CHECK(stage.optimizer_share == 1);
 }
@@ -218,9 +218,9 @@ TEST_CASE("without an addition no plan of auto uses it") {
 TEST_CASE("a layer's optimizer state lives somewhere, however little memory is left") {
   Request request = request_of({{"A100-40", 4}, {"T4", 4}, {"T4", 4}}, "gpt3-13b", 64);
   for (const bool recompute : {false, true}) {
-    request.additions = kPublished;
-    request.additions.placed_optimizer = true;
-    request.additions.recompute_per_stage = recompute;
+    request.extensions = kPublished;
+    request.extensions.placed_optimizer = true;
+    request.extensions.recompute_per_stage = recompute;
     const Planned planned = plan_with(request, "auto");
     CHECK(validate(planned.plan, {request.model.count(), request.batch}) == std::vector<std::string>{});
   }

@@ -1,4 +1,4 @@
-#include "planner/profile.h"
+#include "planner/profile/profile.h"
 
 #include <catch2/catch.hpp>
 

@@ -44,26 +44,26 @@ inline Request random_request(uint64_t seed) {
     type.memory_bytes_per_second = 3e11;
     type.inside = {5e-6, 2e10};
     request.cluster.types.push_back(type);
-    request.cluster.nodes.push_back(plain_node(name, type.name, count));
+    request.cluster.nodes.push_back(plain_machine(name, type.name, count));
   }
   request.cluster.between = {2e-5, 5e8 + 8e9 * uniform()};
   request.batch = between(2, 5) * 2;
   request.tensors = {1};
   request.microbatches = {1, 2};
-  request.additions.schedules = false;  // exhaustive looks at 1F1B alone
+  request.extensions.schedules = false;  // exhaustive looks at 1F1B alone
   return request;
 }
 
 inline Request wide_random_request(uint64_t seed) {
   Request request = random_request(seed);
-  for (Node& node : request.cluster.nodes)
+  for (Machine& node : request.cluster.nodes)
     if (node.devices > 2 && node.devices % 2 == 0) {
       const std::string name = node.hosts[0];
       node.devices /= 2;
       node.hosts = {name + "1", name + "2"};
     }
   if (std::any_of(request.cluster.nodes.begin(), request.cluster.nodes.end(),
-                  [](const Node& node) { return node.devices > 1; }))
+                  [](const Machine& node) { return node.devices > 1; }))
     request.tensors = {1, 2};
   return request;
 }

@@ -186,7 +186,7 @@ TEST_CASE("a failing plan is made as simple as it fails", "[distributed]") {
     std::mt19937 random(seed);
     const Plan plan = random_plan(random, kLayers, 2, true);
     REQUIRE(valid(plan));
-    // A made-up mistake: two pipelines, in one of which a stage recomputes.
+    // An invented mistake: two pipelines, and a stage of one of them recomputes.
     const auto fails = [&](const Plan& tried) {
       INFO(to_lua(tried));
       REQUIRE(valid(tried));

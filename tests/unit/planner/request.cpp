@@ -40,7 +40,7 @@ TEST_CASE("no plan takes less than the bound, whatever divisor of the batch its 
     request.cluster.types = {plain_type("unit", 1, 64)};
     request.cluster.types[0].memory_bytes_per_second = 3e11;
     request.cluster.types[0].inside = {1e-6, 1e11};
-    request.cluster.nodes = {plain_node("d", "unit", 12)};
+    request.cluster.nodes = {plain_machine("d", "unit", 12)};
     request.cluster.between = {1e-5, 1e10};
     request.batch = 0;
     for (const Pipeline& pipeline : plan.pipelines) request.batch += pipeline.microbatches * samples;
@@ -51,12 +51,12 @@ TEST_CASE("no plan takes less than the bound, whatever divisor of the batch its 
       request.profile.points.push_back({"layer", "unit", 1, size, seconds, seconds, seconds, 1e-6});
     }
     if (seed % 2 == 0) request.profile.points.clear();
-    Judge judge(request);
-    const Candidate candidate = judge.judge(to_layout(plan, request.cluster), "given");
+    Evaluator evaluator(request);
+    const Candidate candidate = evaluator.simulate(to_layout(plan, request.cluster), "given");
     INFO("seed " << seed << ", batch " << request.batch << "\n" << to_lua(plan));
-    CHECK(lower_bound_seconds(request, judge) <= candidate.simulation.seconds);
-    CHECK(judge.least_seconds(plan.tensor, plan.microbatch) <= candidate.simulation.seconds);
-    CHECK(lower_bound_seconds(request, judge) <= judge.least_seconds(plan.tensor, plan.microbatch));
+    CHECK(lower_bound_seconds(request, evaluator) <= candidate.simulation.seconds);
+    CHECK(evaluator.least_seconds(plan.tensor, plan.microbatch) <= candidate.simulation.seconds);
+    CHECK(lower_bound_seconds(request, evaluator) <= evaluator.least_seconds(plan.tensor, plan.microbatch));
   }
 }
 
@@ -68,18 +68,18 @@ TEST_CASE("a small model on one device takes its whole batch at once, and nothin
   const Planned found = plan_with(request, "auto");
   REQUIRE(found.feasible);
   CHECK(found.plan.microbatch == 12);
-  Judge judge(request);
+  Evaluator evaluator(request);
   for (const int size : {1, 2, 3, 4, 6, 12}) {
-    Layout layout;
+    PlanLayout layout;
     layout.microbatch = size;
     layout.pipelines = {{12 / size, {{0, 0, 0, 8}}}};
     Planned given;
     given.plan = to_plan(layout, request.cluster);
-    given.best = judge.judge(layout, "given");
+    given.best = evaluator.simulate(layout, "given");
     SimulateOptions details;
     details.details = true;
     given.best.simulation = simulate(given.plan, request.cluster, request.model, request.profile, details);
-    given.lower_bound_seconds = lower_bound_seconds(request, judge);
+    given.lower_bound_seconds = lower_bound_seconds(request, evaluator);
     given.feasible = true;
     INFO("micro-batch " << size);
     CHECK(explain(request, given).gap >= 0);
@@ -105,30 +105,30 @@ TEST_CASE("micro-batch sizes are small divisors, powers of two, equal parts and 
   CHECK(microbatch_sizes(request) == std::vector<int>{13});
 }
 
-TEST_CASE("sizes that cannot beat the best are not looked at, unless they may come near it") {
+TEST_CASE("sizes that cannot beat the best are not tried, unless they may come near it") {
   Request request;
   request.model = plain_model(4);
   request.cluster.types = {plain_type("unit", 1, 64)};
-  request.cluster.nodes = {plain_node("a", "unit", 4)};
+  request.cluster.nodes = {plain_machine("a", "unit", 4)};
   request.cluster.between = {1e-5, 1e10};
   request.batch = 16;
   request.tensors = {1};
-  Judge judge(request);
-  CHECK_FALSE(judge.is_hopeless(1, 16));  // nothing to beat yet
-  Layout even;
+  Evaluator evaluator(request);
+  CHECK_FALSE(evaluator.can_prune(1, 16));  // nothing to beat yet
+  PlanLayout even;
   even.microbatch = 4;
   for (int p = 0; p < 4; ++p) even.pipelines.push_back({1, {{0, 0, 0, 4}}});
-  judge.offer(judge.judge(even, "even"));
-  CHECK(judge.is_hopeless(1, 8));  // forward and back to the input takes longer by itself
-  CHECK_FALSE(judge.is_hopeless(1, 4));
+  evaluator.submit(evaluator.simulate(even, "even"));
+  CHECK(evaluator.can_prune(1, 8));  // forward and back to the input takes longer by itself
+  CHECK_FALSE(evaluator.can_prune(1, 4));
   request.old = to_plan(even, request.cluster);
   request.near = 1;
-  Judge old(request);
-  old.offer(old.judge(even, "even"));
-  CHECK_FALSE(old.is_hopeless(1, 8));
+  Evaluator old(request);
+  old.submit(old.simulate(even, "even"));
+  CHECK_FALSE(old.can_prune(1, 8));
   request.old.reset();
   request.objective = Objective::cost;  // money has another unit
-  CHECK_FALSE(judge.is_hopeless(1, 8));
+  CHECK_FALSE(evaluator.can_prune(1, 8));
 }
 
 TEST_CASE("money needs prices, and without rates of preemptions progress is noted to be time") {
@@ -151,10 +151,10 @@ TEST_CASE("money needs prices, and without rates of preemptions progress is note
   CHECK(notes_of(request).empty());
 }
 
-TEST_CASE("of plans that are worth the same the quicker is taken, then the one of which more was measured") {
+TEST_CASE("of plans with equal scores the faster wins, then the one with more measured layers") {
   Request request;
   request.cluster.types = {plain_type("unit", 1, 64), plain_type("other", 1, 64)};
-  request.cluster.nodes = {plain_node("a", "unit", 1), plain_node("b", "other", 1)};
+  request.cluster.nodes = {plain_machine("a", "unit", 1), plain_machine("b", "other", 1)};
   request.cluster.between = {1e-5, 1e10};
   request.model = plain_model(4);
   request.batch = 8;
@@ -173,41 +173,41 @@ TEST_CASE("of plans that are worth the same the quicker is taken, then the one o
   const std::vector<Candidate> rising = {slow, quick, measured, best};
   for (size_t first = 0; first < rising.size(); ++first)
     for (size_t second = 0; second < rising.size(); ++second) {
-      Judge judge(request);
-      judge.offer(rising[first]);
-      CHECK(judge.offer(rising[second]) == (second > first));
-      CHECK(judge.best().layout == rising[std::max(first, second)].layout);
+      Evaluator evaluator(request);
+      evaluator.submit(rising[first]);
+      CHECK(evaluator.submit(rising[second]) == (second > first));
+      CHECK(evaluator.best().layout == rising[std::max(first, second)].layout);
     }
   // One point in proportion makes all sizes alike on one device.
   request.cluster.nodes.resize(1);
   CHECK(plan_with(request, "auto").plan.microbatch == 4);
 }
 
-TEST_CASE("by money brute force finds what looking at everything finds") {
+TEST_CASE("by money brute force finds what trying everything finds") {
   int solved = 0;
   for (uint64_t seed = 1; solved < 20; ++seed) {
     Request request = random_request(seed);
     if (total_devices(request.cluster) != 3 || request.model.count() > 6) continue;
     request.batch = 4;
     request.objective = Objective::cost;
-    request.additions = kPublished;  // a poor first guess, which brute force has to better
+    request.extensions = kPublished;  // a poor first guess, which brute force has to better
     for (size_t n = 0; n < request.cluster.nodes.size(); ++n)
       request.cluster.nodes[n].price_per_hour = 1 + 3.0 * static_cast<double>((seed + 2 * n) % 5);
-    Judge all(request), truth(request);
+    Evaluator all(request), truth(request);
     std::vector<int> order;  // of the groups
     for (size_t n = 0; n < request.cluster.nodes.size(); ++n)
       order.insert(order.end(), static_cast<size_t>(request.cluster.nodes[n].devices), static_cast<int>(n));
-    Layout layout;
+    PlanLayout layout;
     std::vector<int> left;
     const std::function<void(int, int)> fill = [&](int first, int microbatches) {
       if (first == 0) {  // a pipeline begins, or all have
         if (microbatches == 0) {
           for (const bool sharded : {false, true}) {
             if (sharded && layout.pipelines.size() < 2) continue;
-            Layout whole = layout;
+            PlanLayout whole = layout;
             whole.sharded_optimizer = sharded;
             if (sharded && !place_optimizer(whole, all.costs(1, layout.microbatch))) continue;
-            all.offer(all.judge(std::move(whole), "all"));
+            all.submit(all.simulate(std::move(whole), "all"));
           }
           return;
         }

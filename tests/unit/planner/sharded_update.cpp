@@ -1,5 +1,5 @@
 // Which rows of the optimizer state each rank keeps.
-#include "planner/sharded_update.h"
+#include "planner/lower/sharded_update.h"
 
 #include <catch2/catch.hpp>
 #include <numeric>

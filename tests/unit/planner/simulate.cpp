@@ -1,10 +1,10 @@
-#include "planner/simulate.h"
+#include "planner/simulate/simulate.h"
 
 #include <catch2/catch.hpp>
 
 #include "core/base/error.h"
 #include "planner/autohet/stages.h"
-#include "planner/schedule.h"
+#include "planner/lower/schedule.h"
 #include "tests/unit/planner/testing.h"
 
 using namespace het;
@@ -19,13 +19,13 @@ constexpr double kLayer =
 struct Bench {
   Cluster cluster;
   Model model;
-  explicit Bench(std::vector<Node> nodes, int layers, Link between = {0, 1e15})
+  explicit Bench(std::vector<Machine> nodes, int layers, Link between = {0, 1e15})
       : model(plain_model(layers, 1, 1e6)) {
     cluster.types = {plain_type("unit", 1, 16), plain_type("half", 0.5, 16)};
     cluster.nodes = std::move(nodes);
     cluster.between = between;
   }
-  Simulation run(const Layout& layout, SimulateOptions options = {}) const {
+  Simulation run(const PlanLayout& layout, SimulateOptions options = {}) const {
     options.details = true;
     const CostTable costs = make_costs(cluster, model, {}, layout.tensor, layout.microbatch);
     Simulator simulator(costs, cluster);
@@ -34,8 +34,8 @@ struct Bench {
 };
 
 // Stages of one layer each, in one host.
-Layout pipeline_of(int stages, int microbatches, int layers_each = 1) {
-  Layout layout;
+PlanLayout pipeline_of(int stages, int microbatches, int layers_each = 1) {
+  PlanLayout layout;
   layout.pipelines = {{microbatches, {}}};
   for (int s = 0; s < stages; ++s) layout.pipelines[0].stages.push_back({0, 0, s * layers_each, layers_each});
   return layout;
@@ -48,8 +48,8 @@ double nccl_all_reduce(const Link& link, int members, double bytes) {
 }  // namespace
 
 TEST_CASE("equal stages without transfers take (m + S - 1) times a stage, in 1F1B as in GPipe") {
-  const Bench bench({plain_node("a", "unit", 4)}, 4);
-  Layout layout = pipeline_of(4, 6);
+  const Bench bench({plain_machine("a", "unit", 4)}, 4);
+  PlanLayout layout = pipeline_of(4, 6);
   const double expected = (6 + 4 - 1) * 3 * kLayer;
   const Simulation one = bench.run(layout);
   CHECK(one.seconds == Approx(expected).epsilon(1e-6));
@@ -68,15 +68,15 @@ TEST_CASE("equal stages without transfers take (m + S - 1) times a stage, in 1F1
 
 TEST_CASE(
     "with the slowest stage last the pipeline takes the time of the others once and of that one m times") {
-  const Bench bench({plain_node("a", "unit", 4)}, 6);
-  Layout layout = pipeline_of(3, 8);
+  const Bench bench({plain_machine("a", "unit", 4)}, 6);
+  PlanLayout layout = pipeline_of(3, 8);
   layout.pipelines[0].stages[2].layers = 4;
   CHECK(bench.run(layout).seconds == Approx((2 + 8 * 4) * 3 * kLayer).epsilon(1e-6));
 }
 
 TEST_CASE("recomputing adds a forward to each backward and keeps only what layers begin with") {
-  const Bench bench({plain_node("a", "unit", 1)}, 4);
-  Layout layout = pipeline_of(1, 3, 4);
+  const Bench bench({plain_machine("a", "unit", 1)}, 4);
+  PlanLayout layout = pipeline_of(1, 3, 4);
   const Simulation kept = bench.run(layout);
   layout.pipelines[0].stages[0].recompute = true;
   const Simulation again = bench.run(layout);
@@ -87,8 +87,8 @@ TEST_CASE("recomputing adds a forward to each backward and keeps only what layer
 }
 
 TEST_CASE("a split backward fills bubbles: faster than 1F1B, at most the first stage's activations") {
-  const Bench bench({plain_node("a", "unit", 4)}, 4);
-  Layout layout = pipeline_of(4, 8);
+  const Bench bench({plain_machine("a", "unit", 4)}, 4);
+  PlanLayout layout = pipeline_of(4, 8);
   const double whole = bench.run(layout).seconds;
   layout.schedule = Schedule::split_backward;
   const Simulation split = bench.run(layout);
@@ -101,10 +101,10 @@ TEST_CASE("a split backward fills bubbles: faster than 1F1B, at most the first s
 
 TEST_CASE(
     "a split backward is lowered in the order in which it is simulated, holding what the planner counts on") {
-  const Bench bench({plain_node("a", "unit", 4)}, 4, {1e-4, 1e9});
+  const Bench bench({plain_machine("a", "unit", 4)}, 4, {1e-4, 1e9});
   for (const int microbatches : {1, 2, 3, 9})
     for (const int warmup : {0, 1, 2}) {
-      Layout layout = pipeline_of(4, microbatches);
+      PlanLayout layout = pipeline_of(4, microbatches);
       layout.schedule = Schedule::split_backward;
       layout.warmup = warmup;
       SimulateOptions options;
@@ -134,7 +134,7 @@ TEST_CASE(
 
 TEST_CASE(
     "without contention pipelines that share no port take as long as with, and others as long as alone") {
-  const Bench bench({plain_node("a", "unit", 3, 2), plain_node("b", "half", 3, 2)}, 6, {1e-3, 1e12});
+  const Bench bench({plain_machine("a", "unit", 3, 2), plain_machine("b", "half", 3, 2)}, 6, {1e-3, 1e12});
   SimulateOptions apart;
   apart.contention = false;
   const CostTable costs = make_costs(bench.cluster, bench.model, {}, 1, 1);
@@ -143,7 +143,7 @@ TEST_CASE(
        {Schedule::one_f_one_b, Schedule::gpipe, Schedule::split_backward, Schedule::interleaved})
     for (const int warmup : {0, 2})
       for (const int microbatches : {1, 2, 3, 8}) {
-        Layout layout;
+        PlanLayout layout;
         layout.schedule = schedule;
         layout.warmup =
             schedule == Schedule::one_f_one_b || schedule == Schedule::split_backward ? warmup : 0;
@@ -178,8 +178,8 @@ TEST_CASE(
           }
         }
       }
-  const Bench narrow({plain_node("a", "unit", 2), plain_node("b", "unit", 1, 2)}, 2, {0, 1e7});
-  Layout layout;
+  const Bench narrow({plain_machine("a", "unit", 2), plain_machine("b", "unit", 1, 2)}, 2, {0, 1e7});
+  PlanLayout layout;
   layout.pipelines = {{4, {{0, 0, 0, 1}, {1, 0, 1, 1}}}};
   const double alone = narrow.run(layout, apart).pipeline_seconds;
   layout.pipelines.push_back({4, {{0, 0, 0, 1}, {1, 1, 1, 1}}});
@@ -188,8 +188,8 @@ TEST_CASE(
 }
 
 TEST_CASE("interleaving divides the bubble by the chunks") {
-  const Bench bench({plain_node("a", "unit", 4)}, 8);
-  Layout layout = pipeline_of(4, 8, 2);
+  const Bench bench({plain_machine("a", "unit", 4)}, 8);
+  PlanLayout layout = pipeline_of(4, 8, 2);
   const Simulation plain = bench.run(layout);
   layout = pipeline_of(8, 8);
   layout.schedule = Schedule::interleaved;
@@ -202,8 +202,8 @@ TEST_CASE("interleaving divides the bubble by the chunks") {
 }
 
 TEST_CASE("slow links are hidden by a deeper warm-up") {
-  const Bench bench({plain_node("a", "unit", 1), plain_node("b", "unit", 1)}, 2, {6e-3, 1e12});
-  Layout layout = pipeline_of(2, 16);
+  const Bench bench({plain_machine("a", "unit", 1), plain_machine("b", "unit", 1)}, 2, {6e-3, 1e12});
+  PlanLayout layout = pipeline_of(2, 16);
   layout.pipelines[0].stages[1].node = 1;
   const double plain = bench.run(layout).seconds;
   layout.warmup = 2;
@@ -213,8 +213,8 @@ TEST_CASE("slow links are hidden by a deeper warm-up") {
 }
 
 TEST_CASE("blocking transfers hold up both ends") {
-  const Bench bench({plain_node("a", "unit", 1), plain_node("b", "unit", 1)}, 2, {1e-3, 1e12});
-  Layout layout = pipeline_of(2, 16);
+  const Bench bench({plain_machine("a", "unit", 1), plain_machine("b", "unit", 1)}, 2, {1e-3, 1e12});
+  PlanLayout layout = pipeline_of(2, 16);
   layout.pipelines[0].stages[1].node = 1;
   SimulateOptions options;
   options.blocking_transfers = true;
@@ -223,8 +223,8 @@ TEST_CASE("blocking transfers hold up both ends") {
 }
 
 TEST_CASE("pipelines that leave a host together share its port") {
-  const Bench bench({plain_node("a", "unit", 2), plain_node("b", "unit", 1, 2)}, 2, {0, 1e7});
-  Layout layout;
+  const Bench bench({plain_machine("a", "unit", 2), plain_machine("b", "unit", 1, 2)}, 2, {0, 1e7});
+  PlanLayout layout;
   layout.pipelines = {{4, {{0, 0, 0, 1}, {1, 0, 1, 1}}}};
   const double alone = bench.run(layout).seconds;
   layout.pipelines.push_back({4, {{0, 0, 0, 1}, {1, 1, 1, 1}}});
@@ -239,8 +239,8 @@ TEST_CASE("pipelines that leave a host together share its port") {
 }
 
 TEST_CASE("merging alike pipelines that share no port changes nothing") {
-  const Bench bench({plain_node("a", "unit", 2, 3), plain_node("b", "half", 2, 2)}, 4, {1e-4, 1e9});
-  Layout layout;
+  const Bench bench({plain_machine("a", "unit", 2, 3), plain_machine("b", "half", 2, 2)}, 4, {1e-4, 1e9});
+  PlanLayout layout;
   for (int i = 0; i < 3; ++i) layout.pipelines.push_back({4, {{0, i, 0, 2}, {0, i, 2, 2}}});
   for (int i = 0; i < 2; ++i) layout.pipelines.push_back({2, {{1, i, 0, 1}, {1, i, 1, 3}}});
   SimulateOptions apart;
@@ -252,10 +252,10 @@ TEST_CASE("merging alike pipelines that share no port changes nothing") {
 }
 
 TEST_CASE("gradients of asymmetric pipelines synchronise layer by layer and overlap with the backward") {
-  Bench bench({plain_node("a", "unit", 2), plain_node("b", "unit", 1)}, 4, {0, 1e9});
+  Bench bench({plain_machine("a", "unit", 2), plain_machine("b", "unit", 1)}, 4, {0, 1e9});
   bench.model = plain_model(4, 1e6);
   bench.model.gradient_bytes = 4;
-  Layout layout;
+  PlanLayout layout;
   layout.pipelines = {{4, {{0, 0, 0, 2}, {0, 0, 2, 2}}}, {2, {{1, 0, 0, 4}}}};
   SimulateOptions options;
   options.events = true;
@@ -270,10 +270,10 @@ TEST_CASE("gradients of asymmetric pipelines synchronise layer by layer and over
 }
 
 TEST_CASE("optimizer state follows its shares, and sharded weights are gathered after the update") {
-  Bench bench({plain_node("a", "unit", 1), plain_node("b", "unit", 1)}, 2, {0, 1e9});
+  Bench bench({plain_machine("a", "unit", 1), plain_machine("b", "unit", 1)}, 2, {0, 1e9});
   bench.model = plain_model(2, 1e8, 1);
   bench.model.optimizer_bytes = 8;
-  Layout layout;
+  PlanLayout layout;
   layout.pipelines = {{1, {{0, 0, 0, 2}}}, {1, {{1, 0, 0, 2}}}};
   const Simulation whole = bench.run(layout);
   layout.sharded_optimizer = true;
@@ -286,7 +286,7 @@ TEST_CASE("optimizer state follows its shares, and sharded weights are gathered 
 }
 
 TEST_CASE("a plan that does not fit says by how much") {
-  Bench bench({plain_node("a", "unit", 1)}, 2);
+  Bench bench({plain_machine("a", "unit", 1)}, 2);
   bench.model = plain_model(2, 1e9);
   const Simulation result = bench.run(pipeline_of(1, 1, 2));
   CHECK_FALSE(result.fits);
@@ -295,7 +295,7 @@ TEST_CASE("a plan that does not fit says by how much") {
 
 TEST_CASE("layouts and plans are two forms of one thing") {
   const Cluster cluster = cluster_of({{"A100-80", 4}, {"H20", 4, 2}});
-  Layout layout;
+  PlanLayout layout;
   layout.tensor = 2;
   layout.microbatch = 2;
   layout.sharded_optimizer = true;
@@ -312,12 +312,12 @@ TEST_CASE("layouts and plans are two forms of one thing") {
 }
 
 TEST_CASE("blocking transfers of pipelines that share a port divide its bandwidth") {
-  Bench bench({plain_node("a", "unit", 2), plain_node("b", "unit", 1), plain_node("c", "unit", 1)}, 2,
-              {1e-3, 1e9});
+  Bench bench({plain_machine("a", "unit", 2), plain_machine("b", "unit", 1), plain_machine("c", "unit", 1)},
+              2, {1e-3, 1e9});
   bench.model.kinds[0].boundary_bytes = 1e6;  // 1 ms
   SimulateOptions options;
   options.blocking_transfers = true;
-  Layout layout;
+  PlanLayout layout;
   layout.pipelines = {{3, {{0, 0, 0, 1}, {1, 0, 1, 1}}}};
   const double alone = bench.run(layout, options).pipeline_seconds;
   CHECK(alone == Approx(4 * (3 * kLayer + 2 * (1e-3 + 1e-3))).epsilon(1e-6));
@@ -327,11 +327,11 @@ TEST_CASE("blocking transfers of pipelines that share a port divide its bandwidt
 }
 
 TEST_CASE("late reductions wait for all backwards and go stage by stage in one piece") {
-  Bench bench({plain_node("a", "unit", 1, 4)}, 4, {1e-3, 1e9});
+  Bench bench({plain_machine("a", "unit", 1, 4)}, 4, {1e-3, 1e9});
   for (LayerKind& kind : bench.model.kinds) kind.parameters = 1e6;
   bench.model.kinds[0].boundary_bytes = 0;
   bench.model.optimizer_bytes = 0;
-  Layout layout;
+  PlanLayout layout;
   for (int r = 0; r < 2; ++r) layout.pipelines.push_back({3, {{0, 2 * r, 0, 3}, {0, 2 * r + 1, 3, 1}}});
   SimulateOptions options;
   const Simulation beside = bench.run(layout, options);
@@ -347,10 +347,10 @@ TEST_CASE("late reductions wait for all backwards and go stage by stage in one p
 }
 
 TEST_CASE("sums travel inside hosts first, or by a mesh of all where the cluster says so") {
-  Bench bench({plain_node("a", "unit", 3), plain_node("b", "unit", 2)}, 4, {1e-3, 1e8});
+  Bench bench({plain_machine("a", "unit", 3), plain_machine("b", "unit", 2)}, 4, {1e-3, 1e8});
   for (LayerKind& kind : bench.model.kinds) kind.parameters = 1e6;
   bench.model.optimizer_bytes = 0;
-  Layout layout;
+  PlanLayout layout;
   for (int r = 0; r < 5; ++r) layout.pipelines.push_back({2, {{r < 3 ? 0 : 1, 0, 0, 4}}});
   SimulateOptions options;
   options.late_reductions = true;

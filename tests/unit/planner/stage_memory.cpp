@@ -9,13 +9,13 @@
 #include "core/ops/op.h"
 #include "core/plan/sharding_spec.h"
 #include "core/tensor/tensor.h"
-#include "planner/graph_model.h"
-#include "planner/graph_state.h"
-#include "planner/lower.h"
-#include "planner/relocate.h"
+#include "planner/lower/lower.h"
+#include "planner/lower/rank_assignment.h"
+#include "planner/migrate/graph_state.h"
+#include "planner/migrate/state_migration.h"
+#include "planner/model/graph_model.h"
 #include "planner/request.h"
-#include "planner/simulate.h"
-#include "planner/work.h"
+#include "planner/simulate/simulate.h"
 #include "tests/unit/core/trained_gpt.h"
 #include "tests/unit/planner/random_plan.h"
 
@@ -38,7 +38,7 @@ planner::Cluster cluster_for(int devices) {
   type.memory_bytes_per_second = 1e12;
   type.inside = {1e-6, 1e10};
   cluster.types = {type};
-  planner::Node node;
+  planner::Machine node;
   node.hosts = {"d"};
   node.type = "unit";
   node.devices = devices;
@@ -168,8 +168,8 @@ TEST_CASE("the bytes that a change of plan moves are those that programs lack", 
     const bool sharded = plans[0].sharded_optimizer || plans[1].sharded_optimizer;
     if (sharded && (plans[0].tensor > 1 || plans[1].tensor > 1)) continue;
     const planner::Cluster cluster = cluster_for(std::max(devices_in(plans[0]), devices_in(plans[1])));
-    const planner::Relocation relocation(plans[0], cluster, model);
-    const planner::Move move = relocation.move(plans[1]);
+    const planner::StateMigration migration(plans[0], cluster, model);
+    const planner::Move move = migration.move(plans[1]);
     const double lacking = lacking_bytes(graph, plans[0], plans[1]);
     INFO("seed " << seed << "\n" << to_lua(plans[0]) << "\n" << to_lua(plans[1]));
     // A sharded optimizer is divided at rows, which are no fractions.
@@ -199,7 +199,7 @@ TEST_CASE("of a graph it is known what stages with sharding hold", "[planner][re
       continue;
     }
     const planner::Cluster cluster = cluster_for(std::max(devices_in(plans[0]), devices_in(plans[1])));
-    CHECK(planner::Relocation(plans[0], cluster, known).move(plans[1]).bytes == lacking);
+    CHECK(planner::StateMigration(plans[0], cluster, known).move(plans[1]).bytes == lacking);
     ++changes;
   }
   CAPTURE(refused);
@@ -219,8 +219,8 @@ TEST_CASE("of a model of numbers it is not known what stages with sharding hold"
   const std::vector<std::string> problems = validate(request);
   REQUIRE(problems.size() == 1);
   CHECK(problems[0] ==
-        "the old plan: it says how layers are cut by `sharding`; which parameters that cuts is known of a "
-        "model's graph, and this model is given by numbers");
+        "the old plan: it cuts layers by `sharding`; which parameters that cuts, only the model's graph "
+        "shows, and this model is given by numbers");
   request.state = std::make_shared<planner::ModelState>(planner::state_of(graph));
   CHECK(validate(request).empty());
   old.sharding->axes[0].sharding->state[0].pattern = "*.wp.*";

@@ -15,10 +15,10 @@
 #include "core/comm/loopback.h"
 #include "core/run/restore.h"
 #include "core/run/settle.h"
-#include "planner/layout.h"
-#include "planner/lower.h"
-#include "planner/migrate.h"
-#include "planner/work.h"
+#include "planner/lower/lower.h"
+#include "planner/lower/rank_assignment.h"
+#include "planner/migrate/migrate.h"
+#include "planner/plan_layout.h"
 #include "tests/unit/core/testing.h"
 #include "tests/unit/core/trained_gpt.h"
 
@@ -178,7 +178,7 @@ Tensor part_of(const Tensor& held, const TensorSlice& slice, const TensorSlice& 
   return result;
 }
 
-// The first tensor of which a rank has other bytes at its version than an undisturbed run had then; "": none.
+// The first tensor whose bytes on a rank differ from those of an undisturbed run at that version; "": none.
 std::string torn(const Executor& executor, const State& before, const State& after) {
   const StateStore& store = executor.state();
   const State& right = store.version().step == 1 ? before : after;

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "planner/cluster.h"
-#include "planner/model.h"
+#include "planner/cluster/cluster.h"
+#include "planner/model/model.h"
 
 namespace het::testing {
 
@@ -17,17 +17,17 @@ inline bool mentions(const std::vector<std::string>& problems, const std::string
   return false;
 }
 
-// Nodes "a", "b", ...: one for each {type, devices}, joined by 25 GB/s.
-struct Machine {
+// Machines "a", "b", ...: one entry for each {type, devices}, joined by 25 GB/s.
+struct Machines {
   const char* type;
   int devices = 1;
   int count = 1;
 };
-inline Cluster cluster_of(const std::vector<Machine>& machines, double bytes_per_second = 25e9) {
+inline Cluster cluster_of(const std::vector<Machines>& rows, double bytes_per_second = 25e9) {
   Cluster cluster;
   char name = 'a';
-  for (const Machine& machine : machines)
-    cluster.nodes.push_back(known_node(std::string(1, name++), machine.type, machine.devices, machine.count));
+  for (const Machines& row : rows)
+    cluster.nodes.push_back(known_machine(std::string(1, name++), row.type, row.devices, row.count));
   cluster.between = {20e-6, bytes_per_second};
   add_known_types(cluster);
   return cluster;
@@ -61,8 +61,8 @@ inline DeviceType plain_type(std::string name, double tflops, double gib) {
   type.efficiency = 1;
   return type;
 }
-inline Node plain_node(const std::string& name, std::string type, int devices, int count = 1) {
-  Node node;
+inline Machine plain_machine(const std::string& name, std::string type, int devices, int count = 1) {
+  Machine node;
   for (int i = 0; i < count; ++i) node.hosts.push_back(count == 1 ? name : name + std::to_string(i + 1));
   node.type = std::move(type);
   node.devices = devices;

@@ -1,0 +1,76 @@
+#include "planner/lower/lower.h"
+
+#include <limits>
+
+#include "core/base/error.h"
+#include "core/base/memory.h"
+#include "core/base/units.h"
+#include "planner/lower/lowering.h"
+#include "planner/lower/rank_assignment.h"
+#include "planner/lower/stage_graphs.h"
+
+namespace het {
+namespace {
+
+// Each micro-batch has instructions of its own: absurd numbers of them are refused before they are written.
+void require_size(const Graph& graph, int microbatches) {
+  constexpr double kMostBytes = 0x1p60;  // all sums of bytes stay far below 2^63
+  double bytes = 0;
+  for (const Value& value : graph.values) bytes += static_cast<double>(value.type.bytes());
+  const double slots = microbatches + 1.0;
+  if (bytes * slots > kMostBytes)
+    fail_usage("the tensors of {} micro-batches together have {}; no machine holds them", microbatches,
+               show_bytes(bytes * slots));
+  constexpr double kBytesEach = 256;  // of a program, for each value of each micro-batch: rather less
+  const double needed =
+      static_cast<double>(graph.values.size() + graph.nodes.size() + 8) * slots * kBytesEach;
+  constexpr double kSmall = 0x1p26;
+  if (needed < kSmall) return;
+  if (const auto available = static_cast<double>(available_memory()); needed > available)
+    fail_environment("the program of {} micro-batches takes {} or more; {} are available", microbatches,
+                     show_bytes(needed), show_bytes(available));
+}
+
+}  // namespace
+
+Program lower_single(const Graph& graph, int microbatches) {
+  HET_REQUIRE(microbatches >= 1, microbatches);
+  require_size(graph, microbatches);
+  Plan plan;
+  Stage stage;
+  stage.devices = {"here:0"};
+  stage.layers = static_cast<int>(graph.layers.size());
+  plan.pipelines.push_back({microbatches, {stage}});
+  plan.schedule = Schedule::one_f_one_b;
+  return Lowering(graph, assignment_of(graph, plan, 0)).run();
+}
+
+PlanSubject subject_of(const Graph& graph, int batch) {
+  PlanSubject subject{static_cast<int>(graph.layers.size()), batch};
+  for (const auto& layer : graph.layers) subject.names.push_back(layer.name);
+  return subject;
+}
+
+Program lower(const Graph& graph, const Plan& plan, int rank, bool fused) {
+  int64_t samples = 0;
+  for (const Pipeline& pipeline : plan.pipelines)
+    samples += static_cast<int64_t>(pipeline.microbatches) * plan.microbatch;
+  if (samples > std::numeric_limits<int>::max())
+    fail_usage("the plan runs {} samples in a step; {} are the most", samples,
+               std::numeric_limits<int>::max());
+  const auto problems = validate(plan, subject_of(graph, static_cast<int>(samples)));
+  if (!problems.empty()) fail_usage("the plan cannot be run:\n  {}", fmt::join(problems, "\n  "));
+  for (const Pipeline& pipeline : plan.pipelines) require_size(graph, pipeline.microbatches);
+  const StageCut cut = cut_of(plan, rank);
+  if (has_uniform_cut(plan) && cut.parts() == 1 && !fused)
+    return Lowering(graph, assignment_of(graph, plan, rank)).run();
+  StageGraphs graphs(graph, plan, fused);
+  for (size_t p = 0; p < plan.pipelines.size(); ++p)  // what one rank cannot run, all refuse
+    for (size_t s = 0; s < plan.pipelines[p].stages.size(); ++s)
+      with_context([&] { return fmt::format("pipeline {}, stage {}", p + 1, s + 1); },
+                   [&] { graphs.require(cut_of(plan, plan.pipelines[p].stages[s])); });
+  const Graph& own = graphs.of(cut, tensor_rank_of(plan, rank)).graph;
+  return Lowering(own, assignment_of(own, plan, rank, &graphs)).run();
+}
+
+}  // namespace het

@@ -1,0 +1,192 @@
+// What a rank exchanges with others while it runs its units: collectives of the devices that share its
+// layers, and messages between stages.
+#include <algorithm>
+#include <numeric>
+#include <utility>
+#include <variant>
+
+#include "core/base/error.h"
+#include "core/ops/op.h"
+#include "planner/lower/lowering.h"
+
+namespace het {
+
+void Lowering::emit_collective(const Node& node, int microbatch) {
+  const auto axis = static_cast<size_t>(node.attributes.get<int64_t>("axis", 0));
+  if (axis >= assignment_.axis_groups.size())
+    fail_usage("'{}' along axis {} needs devices that share a layer; a plan has them by `tensor =`",
+               node.op->name, axis);
+  const ValueId source = node.inputs[0], result = node.outputs[0];
+  Operand in = operand(source, microbatch);
+  HET_REQUIRE(in.buffer != kAbsent, node.op->name, source, microbatch);
+  if (!in.layout.is_contiguous()) in = packed(node, in, microbatch);
+  const CollectiveKind kind = *node.op->collective;
+  const bool reduces = kind == CollectiveKind::all_reduce;
+  const bool sums = reduces || kind == CollectiveKind::reduce_scatter;
+  if (sums && node.phase == Phase::update && assignment_.is_summed(gradient_behind(source), axis)) {
+    // The sum over all ranks is here already: of a reduce-scatter this rank's block is.
+    Operand sum = in;
+    sum.layout = Layout::contiguous(type_of(result));
+    sum.layout.offset = in.layout.offset;
+    if (!reduces) {
+      const auto counts = node.attributes.get<std::vector<int64_t>>("counts");
+      const auto part = node.attributes.get<int64_t>("part");
+      sum.layout.offset += std::accumulate(counts.begin(), counts.begin() + part, int64_t{0});
+    }
+    finish(node, result, {sum}, microbatch);
+    return;
+  }
+  Target where;
+  if (reduces && dies_in(source, node) && analysis_.write_target(result).into == kAbsent &&
+      !analysis_.accumulated(result))
+    where.operand = in;
+  else
+    where = target(result, microbatch, false);
+  Operand out = where.operand;
+  if (!out.layout.is_contiguous()) out = out_.add_whole({hint(result), graph_.type(result)});
+  await_collectives(out.buffer);  // one that writes another part of what is joined
+  CollectiveRequest wanted = request_for(kind, in, label_of(source));
+  if (kind == CollectiveKind::broadcast)
+    wanted.peer = static_cast<int>(node.attributes.get<int64_t>("root"));
+  else if (!reduces)
+    wanted.counts = node.attributes.get<std::vector<int64_t>>("counts");
+  Start instruction{assignment_.axis_groups[axis], std::move(wanted), in, out, node.phase};
+  instruction.layer = node.layer;
+  instruction.microbatch = microbatch;
+  const int started = out_.start(std::move(instruction));
+  const bool moved = out.buffer != where.operand.buffer || out.layout != where.operand.layout;
+  if (moved || analysis_.accumulated(result) || analysis_.invariant(result) || node.phase == Phase::update) {
+    out_.await(started);
+    if (moved) out_.copy(node, out, where.operand, microbatch);
+  } else {
+    running_.emplace(out.buffer, started);
+  }
+  finish(node, result, where, microbatch);
+}
+
+bool Lowering::dies_in(ValueId id, const Node& user) const {
+  const NodeId producer = graph_.values[id].producer;
+  return analysis_.same_run(id, user) && !graph_.nodes[producer].op->view &&
+         graph_.nodes[producer].op->in_place.empty() && analysis_.write_target(id).into == kAbsent;
+}
+
+void Lowering::await_collectives(BufferId buffer) {
+  const auto [begin, end] = running_.equal_range(buffer);
+  for (auto it = begin; it != end; ++it) out_.await(it->second);
+  running_.erase(begin, end);
+}
+
+void Lowering::await_collectives() {
+  for (const auto& [buffer, started] : running_) out_.await(started);
+  running_.clear();
+}
+
+std::string Lowering::label_of(ValueId id) const {
+  const Value& value = graph_.values[id];
+  if (value.producer < 0) return value.name;
+  const Node& node = graph_.nodes[value.producer];
+  const std::string& scope = graph_.scopes[node.scope];
+  return fmt::format("{}{}{} of {}", name_of(node.phase), " ", node.op->name,
+                     scope.empty() ? "the model" : scope);
+}
+
+void Lowering::emit_unit(size_t u) {
+  const WorkUnit& unit = assignment_.units[u];
+  const int m = unit.microbatch;
+  post_receives(u);
+  post_receives(u + 1);
+  for (const auto& [value, instruction, place] : posted_[u]) {
+    out_.await(instruction);
+    const Operand got = std::get<Start>(out_.program().instructions[instruction]).out;
+    if (got.buffer != place.buffer) out_.copy(Node{}, got, place, m);
+    operand(value, m) = out_.whole(place.buffer);
+  }
+  posted_.erase(u);
+  // The gradients of this micro-batch can only have come from its activations: they arrived.
+  if (unit.kind == WorkUnit::Kind::backward) settle(sent_forward_[{unit.stage, m}]);
+
+  for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+    const Node& node = graph_.nodes[n];
+    if (!assignment_.assigned[n] || assignment_.stage[n] != unit.stage || node.phase == Phase::update ||
+        analysis_.invariant_node(node))
+      continue;
+    if (node.phase != (unit.kind == WorkUnit::Kind::forward ? Phase::forward : Phase::backward)) continue;
+    if (assignment_.deferred[n] != (unit.kind == WorkUnit::Kind::weight_gradient)) continue;
+    if (node.phase == Phase::backward && assignment_.recompute[unit.stage]) recompute_for(node, m);
+    emit(node, m);
+  }
+  await_collectives();
+  if (unit.kind != WorkUnit::Kind::weight_gradient)
+    send(unit.stage, m, unit.kind == WorkUnit::Kind::forward ? Phase::forward : Phase::backward);
+}
+
+void Lowering::post_receives(size_t u) {
+  if (u >= assignment_.units.size() || posted_.count(u) != 0) return;
+  auto& posted = posted_[u];
+  const WorkUnit& unit = assignment_.units[u];
+  const Phase phase = unit.kind == WorkUnit::Kind::forward ? Phase::forward : Phase::backward;
+  if (unit.kind == WorkUnit::Kind::weight_gradient) return;
+  for (const RankAssignment::Message& message : assignment_.receives) {
+    if (message.stage != unit.stage || message.phase != phase) continue;
+    // A value of several messages is put together from them.
+    const auto of_value = std::find_if(posted.begin(), posted.end(),
+                                       [&](const Posted& each) { return each.value == message.value; });
+    Operand place = of_value != posted.end()
+                        ? Operand{of_value->place.buffer, {}}
+                        : out_.add_whole({"received " + hint(message.value), graph_.type(message.value)});
+    place.layout = message.part;
+    // A buffer that one message fills is received in place.
+    const Operand to = message.part.type.elements() == graph_.type(message.value).elements()
+                           ? place
+                           : out_.add_whole({"received part of " + hint(message.value), message.part.type});
+    Start receive{0, request_for(CollectiveKind::receive, to, label_of(message.value)), {}, to, phase};
+    receive.request.peer = message.peer;
+    receive.request.tag = message.tag;
+    receive.microbatch = unit.microbatch;
+    posted.push_back({message.value, out_.start(std::move(receive)), place});
+  }
+}
+
+void Lowering::send(int stage, int microbatch, Phase phase) {
+  std::vector<int> sent;
+  for (const RankAssignment::Message& message : assignment_.sends) {
+    if (message.stage != stage || message.phase != phase) continue;
+    Operand from = operand(message.value, microbatch);
+    HET_REQUIRE(from.buffer != kAbsent, hint(message.value), stage, microbatch);
+    const Node& node = graph_.nodes[graph_.values[message.value].producer];
+    if (!from.layout.is_contiguous()) from = packed(node, from, microbatch);
+    const int64_t start = from.layout.offset;
+    from.layout = message.part;
+    from.layout.offset += start;
+    if (!from.layout.is_contiguous()) from = packed(node, from, microbatch);
+    Start instruction{0, request_for(CollectiveKind::send, from, label_of(message.value)), from, {}, phase};
+    instruction.request.peer = message.peer;
+    instruction.request.tag = message.tag;
+    instruction.microbatch = microbatch;
+    instruction.layer = node.layer;
+    sent.push_back(out_.start(std::move(instruction)));
+  }
+  if (phase == Phase::forward && has_backward()) {
+    sent_forward_[{stage, microbatch}] = std::move(sent);
+  } else {
+    settle(sent_backward_[stage]);
+    sent_backward_[stage] = std::move(sent);
+  }
+}
+
+bool Lowering::has_backward() const {
+  return std::any_of(assignment_.units.begin(), assignment_.units.end(),
+                     [](const WorkUnit& unit) { return unit.kind != WorkUnit::Kind::forward; });
+}
+
+void Lowering::settle(std::vector<int>& instructions) {
+  for (const int instruction : instructions) out_.await(instruction);
+  instructions.clear();
+}
+
+void Lowering::settle_messages() {
+  for (auto& [key, instructions] : sent_forward_) settle(instructions);
+  for (auto& [key, instructions] : sent_backward_) settle(instructions);
+}
+
+}  // namespace het

@@ -1,0 +1,539 @@
+// The end of a step: gradients are exchanged layer by layer, beside the backward pass as far as they are
+// ready; then the update; then, where optimizer state is sharded, weights are gathered.
+//
+// Where all holders of a layer share it by PlanLayout::tensor, rank t of each exchanges its part with rank t
+// of the others. Where they share it otherwise, but alike, too, parts differ in size. Where they share it
+// differently, the executor exchanges pieces (planner/lower/rank_gradients.cpp, gradient_buckets.cpp): the
+// ranges between all holders' cuts, each among the ranks that have it, and what is not divided among all
+// ranks of all holders. A rank still exchanges its gradient once, 2 (k - 1) / k of its bytes, but pays a
+// latency for each piece, and packs: its bytes are read and written before, and once more after. Sharded
+// optimizer state is then kept whole.
+#include <algorithm>
+#include <set>
+
+#include "planner/simulate/state.h"
+
+namespace het::planner {
+namespace {
+
+struct Group {  // who exchanges a layer, or a number of each
+  int hosts = 0, most_in_host = 0;
+  Link slowest, inside;
+  // Of a mesh: the longest latency, and the mean pace at which the slowest member reaches the others.
+  Link mesh;
+};
+
+// What an exchange takes: inside hosts, and over links between them.
+struct ExchangeSeconds {
+  double local = 0, remote = 0;
+  bool crosses = false;  // it passes ports
+};
+
+// What the holders of a layer exchange where one of them has a TensorGroup.
+struct Parts {
+  struct Part {
+    double divided = 0, whole = 0;  // of the layer's divided and of its other parameters: a share
+    std::vector<size_t> ranks;      // of `places`
+    Group group;
+  };
+  std::vector<DevicePlace> places;  // all ranks of all holders, by pipeline
+  std::vector<Part> parts;
+  std::vector<double> divided, whole;  // of each rank: what it has
+  bool alike = true;
+};
+
+class FinishStep {
+ public:
+  FinishStep(SimulatorState& state, double compute_end, Simulation& result)
+      : state_(state),
+        costs_(state.costs),
+        pipelines_(state.layout->pipelines),
+        replicas_(state.layout->pipelines.size()),
+        compute_end_(compute_end),
+        result_(result),
+        holder_(state.holder),
+        at_(state.holder_at) {}
+
+  double run() {
+    find_holders();
+    find_shares();
+    exchange_gradients();
+    const double end = update();
+    return gather(end);
+  }
+
+ private:
+  // Layers with the same holders.
+  struct Segment {
+    Group group;     // who exchanges them
+    int parts = -1;  // of parts_ instead, where a holder has a TensorGroup
+  };
+
+  const StageLayout& holder_at(size_t layer, size_t pipeline) const {
+    return pipelines_[pipeline].stages[static_cast<size_t>(holder_[layer * replicas_ + pipeline])];
+  }
+  bool same_holders(size_t a, size_t b) const {
+    const auto at_a = holder_.begin() + static_cast<std::ptrdiff_t>(a * replicas_);
+    return std::equal(at_a, at_a + static_cast<std::ptrdiff_t>(replicas_),
+                      holder_.begin() + static_cast<std::ptrdiff_t>(b * replicas_));
+  }
+  double parameters_of(size_t first, size_t end) const {
+    return costs_.parameters[end] - costs_.parameters[first];
+  }
+
+  double gradient_ready(const PipelineState& pipeline, const StageLayout& stage, size_t s, int layer) const;
+  void find_holders();
+  void find_shares();
+  Segment segment_from(size_t first);
+  Link mesh_of(const std::vector<DevicePlace>& members);
+  Group group_of(const std::vector<DevicePlace>& members);
+  Parts parts_of(size_t layer);
+  void cut_unlike(Parts& parts, const std::vector<std::vector<double>>& cuts);
+  ExchangeSeconds even_seconds(const Group& group, CollectiveKind collective, double bytes) const;
+  ExchangeSeconds seconds_of(const Parts& parts, CollectiveKind collective, size_t first, size_t end,
+                             double parameter_bytes) const;
+  void occupy(size_t layer, const ExchangeSeconds& seconds, double earliest, SimEvent::Kind kind);
+  void exchange(size_t first, size_t end, CollectiveKind collective, double parameter_bytes, double earliest,
+                SimEvent::Kind kind);
+  double pack(const Parts& parts, size_t layer, double bytes_of_divided, double bytes_of_whole);
+  void exchange_gradients();
+  double all_norms(double reduced);
+  double update();
+  double gather(double updated);
+
+  SimulatorState& state_;
+  const CostTable& costs_;
+  const std::vector<PipelineLayout>& pipelines_;
+  size_t replicas_;
+  double compute_end_;
+  Simulation& result_;
+  std::vector<int>&holder_, &at_;  // of state_: buffers that are used again
+  // holder_: [layer * replicas + pipeline] stage of each pipeline that holds a layer; at_: state_.at() of it
+  std::vector<double> ready_;  // of each layer
+  std::vector<int> order_;     // layers as they are ready
+  std::vector<int> segment_;   // of each layer
+  std::vector<Segment> segments_;
+  std::vector<Parts> parts_;
+  std::vector<DevicePlace> members_;
+  std::vector<int> at_node_;
+  double known_ = 0;  // when all ranks know the norms; mesh alone
+};
+
+// When the last micro-batch has run backward through `layer`, which is in stage s.
+double FinishStep::gradient_ready(const PipelineState& pipeline, const StageLayout& stage, size_t s,
+                                  int layer) const {
+  const NodeCosts& node = state_.pace_of(stage);
+  const int end = stage.first + stage.layers;
+  const auto l = static_cast<size_t>(layer), last = static_cast<size_t>(end);
+  double seconds = node.weight[last] - node.weight[l];
+  if (state_.layout->schedule != Schedule::split_backward)
+    seconds +=
+        node.input[last] - node.input[l] + (stage.recompute ? node.recompute[last] - node.recompute[l] : 0);
+  return pipeline.stages[s].last_start + seconds;
+}
+
+void FinishStep::find_holders() {
+  const int layers = costs_.layers;
+  holder_.resize(replicas_ * static_cast<size_t>(layers));
+  at_.resize(holder_.size());
+  ready_.assign(static_cast<size_t>(layers), 0);
+  for (size_t p = 0; p < replicas_; ++p)
+    for (size_t s = 0; s < pipelines_[p].stages.size(); ++s) {
+      const StageLayout& stage = pipelines_[p].stages[s];
+      const PipelineState& pipeline = state_.class_at(p);
+      for (int layer = stage.first; layer < stage.first + stage.layers; ++layer) {
+        const auto l = static_cast<size_t>(layer);
+        holder_[l * replicas_ + p] = static_cast<int>(s);
+        at_[l * replicas_ + p] = static_cast<int>(state_.at(p, s));
+        ready_[l] = std::max(ready_[l], gradient_ready(pipeline, stage, s, layer));
+      }
+    }
+  for (int layer = layers - 1; layer >= 0; --layer) order_.push_back(layer);
+  std::stable_sort(order_.begin(), order_.end(), [&](int a, int b) {
+    return ready_[static_cast<size_t>(a)] < ready_[static_cast<size_t>(b)];
+  });
+}
+
+// Who exchanges each layer, and what of its optimizer state each holder has and updates.
+void FinishStep::find_shares() {
+  const auto layers = static_cast<size_t>(costs_.layers);
+  segment_.resize(layers);
+  state_.layer_shares.assign(layers, 1);
+  for (size_t first = 0, end = 0; first < layers; first = end) {
+    for (end = first + 1; end < layers && same_holders(first, end);) ++end;
+    std::fill(segment_.begin() + static_cast<std::ptrdiff_t>(first),
+              segment_.begin() + static_cast<std::ptrdiff_t>(end), static_cast<int>(segments_.size()));
+    segments_.push_back(segment_from(first));
+    double shares = 0;
+    for (size_t p = 0; p < replicas_; ++p) shares += holder_at(first, p).share;
+    for (size_t l = first; l < end; ++l) state_.layer_shares[l] = shares;
+    for (size_t p = 0; p < replicas_; ++p) {
+      const StageLayout& stage = holder_at(first, p);
+      const auto at = static_cast<size_t>(at_[first * replicas_ + p]);
+      const double part = state_.optimizer_part(stage, first);
+      const std::vector<double>& update = state_.pace_of(stage).update;
+      for (size_t l = first; l < end; ++l) {
+        state_.optimizer_bytes[at] += part * parameters_of(l, l + 1) * costs_.optimizer_bytes;
+        state_.update_seconds[at] += part * (update[l + 1] - update[l]);
+      }
+    }
+  }
+}
+
+// Of the layers from `first` on that have the same holders.
+FinishStep::Segment FinishStep::segment_from(size_t first) {
+  Segment segment;
+  const bool has_groups = !state_.layout->groups.empty();
+  for (size_t p = 0; has_groups && p < replicas_; ++p)
+    if (holder_at(first, p).group >= 0) segment.parts = static_cast<int>(parts_.size());
+  if (segment.parts >= 0) {
+    parts_.push_back(parts_of(first));
+    return segment;
+  }
+  members_.clear();
+  for (size_t p = 0; p < replicas_; ++p)
+    members_.push_back({holder_at(first, p).node, holder_at(first, p).host});
+  segment.group = group_of(members_);
+  return segment;
+}
+
+Link FinishStep::mesh_of(const std::vector<DevicePlace>& members) {
+  at_node_.assign(costs_.nodes.size(), 0);
+  for (const DevicePlace& member : members) ++at_node_[static_cast<size_t>(member.node)];
+  double latency = 0, longest = 0;  // of a member: seconds for a byte to each other
+  for (const DevicePlace& member : members) {
+    const auto node = static_cast<size_t>(member.node);
+    const int here = state_.port_count[static_cast<size_t>(state_.port(member))];
+    double seconds = 0;
+    const auto add = [&](int others, const Link& link) {
+      if (others == 0) return;
+      seconds += others / link.bytes_per_second;
+      latency = std::max(latency, link.latency_seconds);
+    };
+    add(here - 1, costs_.nodes[node].inside);
+    for (size_t other = 0; other < at_node_.size(); ++other)
+      add(at_node_[other] - (other == node ? here : 0), costs_.link(member.node, static_cast<int>(other)));
+    longest = std::max(longest, seconds);
+  }
+  return Link{latency, longest > 0 ? static_cast<double>(members.size() - 1) / longest : 0};
+}
+
+Group FinishStep::group_of(const std::vector<DevicePlace>& members) {
+  Group group;
+  ++state_.stamp;
+  uint64_t nodes = 0, twice = 0;  // nodes that take part, with two hosts or more
+  for (const DevicePlace& member : members) {
+    const auto at_port = static_cast<size_t>(state_.port(member));
+    if (state_.port_stamp[at_port] != state_.stamp) {
+      state_.port_stamp[at_port] = state_.stamp;
+      state_.port_count[at_port] = 0;
+      ++group.hosts;
+      const uint64_t bit = uint64_t{1} << (member.node % 64);
+      twice |= nodes & bit;
+      nodes |= bit;
+    }
+    group.most_in_host = std::max(group.most_in_host, ++state_.port_count[at_port]);
+    const Link& inside = costs_.nodes[static_cast<size_t>(member.node)].inside;
+    if (group.inside.bytes_per_second == 0 || inside.bytes_per_second < group.inside.bytes_per_second)
+      group.inside = inside;
+  }
+  const int count = static_cast<int>(costs_.nodes.size());
+  for (int a = 0; a < count; ++a)
+    for (int b = a; b < count; ++b) {
+      if (!(nodes >> (a % 64) & 1) || !(nodes >> (b % 64) & 1) || (a == b && !(twice >> (a % 64) & 1)))
+        continue;
+      const Link& link = costs_.link(a, b);
+      if (link.bytes_per_second == 0) continue;
+      if (group.slowest.bytes_per_second == 0 || link.bytes_per_second < group.slowest.bytes_per_second)
+        group.slowest.bytes_per_second = link.bytes_per_second;
+      group.slowest.latency_seconds = std::max(group.slowest.latency_seconds, link.latency_seconds);
+    }
+  if (costs_.mesh) group.mesh = mesh_of(members);
+  return group;
+}
+
+// Of a layer with a holder that has a TensorGroup.
+Parts FinishStep::parts_of(size_t layer) {
+  Parts parts;
+  std::vector<std::vector<double>> cuts;  // of each holder's ranks: 0, ..., 1
+  std::vector<Shares> shares;
+  for (size_t p = 0; p < replicas_; ++p) {
+    const StageLayout& stage = holder_at(layer, p);
+    const std::vector<DevicePlace> places = places_of(*state_.layout, stage);
+    parts.places.insert(parts.places.end(), places.begin(), places.end());
+    shares.push_back(shares_of(*state_.layout, stage));
+    double all = 0, before = 0;
+    for (const int64_t share : shares.back()) all += static_cast<double>(share);
+    cuts.push_back({0});
+    for (const int64_t share : shares.back()) {
+      cuts.back().push_back((before += static_cast<double>(share)) / all);
+      parts.divided.push_back(cuts.back().back() - cuts.back()[cuts.back().size() - 2]);
+      parts.whole.push_back(1);
+    }
+  }
+  parts.alike = std::all_of(shares.begin(), shares.end(), [&](const Shares& s) { return s == shares[0]; });
+  if (!parts.alike) {
+    cut_unlike(parts, cuts);
+  } else {
+    const size_t degree = shares[0].size();
+    for (size_t t = 0; t < degree; ++t) {
+      Parts::Part part{parts.divided[t], 1, {}, {}};
+      for (size_t p = 0; p < replicas_; ++p) part.ranks.push_back(p * degree + t);
+      parts.parts.push_back(std::move(part));
+    }
+  }
+  for (Parts::Part& part : parts.parts) {
+    members_.clear();
+    for (const size_t rank : part.ranks) members_.push_back(parts.places[rank]);
+    part.group = group_of(members_);
+  }
+  return parts;
+}
+
+// The ranges between all holders' cuts; and what is not divided, which all ranks sum.
+void FinishStep::cut_unlike(Parts& parts, const std::vector<std::vector<double>>& cuts) {
+  constexpr double kSame = 1e-9;  // of two cuts
+  std::vector<double> all;
+  for (const auto& of : cuts) all.insert(all.end(), of.begin(), of.end());
+  std::sort(all.begin(), all.end());
+  for (size_t i = 0; i + 1 < all.size(); ++i) {
+    if (all[i + 1] - all[i] < kSame) continue;
+    Parts::Part part{all[i + 1] - all[i], 0, {}, {}};
+    const double middle = (all[i] + all[i + 1]) / 2;
+    size_t base = 0;
+    for (const auto& of : cuts) {
+      const auto after = std::upper_bound(of.begin(), of.end(), middle);
+      part.ranks.push_back(base + static_cast<size_t>(after - of.begin()) - 1);
+      base += of.size() - 1;
+    }
+    parts.parts.push_back(std::move(part));
+  }
+  Parts::Part whole{0, 1, {}, {}};
+  for (size_t rank = 0; rank < parts.places.size(); ++rank) whole.ranks.push_back(rank);
+  parts.parts.push_back(std::move(whole));
+}
+
+// Each device of a host's tensor-parallel group exchanges `bytes`; over the host's port go those of all.
+ExchangeSeconds FinishStep::even_seconds(const Group& group, CollectiveKind collective, double bytes) const {
+  ExchangeSeconds result;
+  const auto seconds = [&](const Link& link, int members, double of) {
+    return collective_seconds(collective, costs_.mesh, link, members, of);
+  };
+  result.crosses = group.hosts > 1;
+  if (costs_.mesh) {
+    // Every device of a tensor-parallel group is in a mesh of its own, and has its own way out.
+    (group.hosts > 1 ? result.remote : result.local) =
+        seconds(group.mesh, static_cast<int>(replicas_), bytes);
+  } else {
+    if (group.most_in_host > 1) result.local = seconds(group.inside, group.most_in_host, bytes);
+    if (group.hosts > 1) result.remote = seconds(group.slowest, group.hosts, bytes * costs_.tensor);
+  }
+  return result;
+}
+
+// All parts of layers [first, end): a rank takes part in one after the other; at a port their bytes follow
+// each other, too.
+ExchangeSeconds FinishStep::seconds_of(const Parts& parts, CollectiveKind collective, size_t first,
+                                       size_t end, double parameter_bytes) const {
+  const double whole = costs_.whole_parameters[end] - costs_.whole_parameters[first];
+  const double divided = (parameters_of(first, end) - whole) * costs_.tensor;
+  const auto seconds = [&](const Link& link, int members, double of) {
+    return collective_seconds(collective, costs_.mesh, link, members, of);
+  };
+  std::vector<double> local(parts.places.size(), 0), remote = local;
+  std::map<int, double> at_port;  // bytes' seconds
+  double latency = 0;             // longest of the ranks
+  for (const Parts::Part& part : parts.parts) {
+    const double bytes = (part.divided * divided + part.whole * whole) * parameter_bytes;
+    if (bytes <= 0) continue;
+    const Group& group = part.group;
+    double inside = 0, between = 0, wire = 0;
+    if (costs_.mesh) {
+      (group.hosts > 1 ? between : inside) = seconds(group.mesh, static_cast<int>(part.ranks.size()), bytes);
+    } else {
+      if (group.most_in_host > 1) inside = seconds(group.inside, group.most_in_host, bytes);
+      if (group.hosts > 1) {
+        between = seconds(group.slowest, group.hosts, 0);
+        wire = seconds(group.slowest, group.hosts, bytes) - between;
+      }
+    }
+    std::set<int> ports;
+    for (const size_t rank : part.ranks) {
+      local[rank] += inside;
+      latency = std::max(latency, remote[rank] += between);
+      ports.insert(state_.port(parts.places[rank]));
+    }
+    if (group.hosts > 1)
+      for (const int port : ports) at_port[port] += wire;
+  }
+  ExchangeSeconds result;
+  result.crosses = !at_port.empty();
+  result.local = *std::max_element(local.begin(), local.end());
+  result.remote = latency;
+  double busiest = 0;
+  for (const auto& [port, wire] : at_port) busiest = std::max(busiest, wire);
+  result.remote += busiest;
+  return result;
+}
+
+// The holders' streams of a layer exchange, and its ports carry it, from `earliest` or when they are free.
+void FinishStep::occupy(size_t layer, const ExchangeSeconds& seconds, double earliest, SimEvent::Kind kind) {
+  const double local = seconds.local, remote = seconds.remote;
+  const int* at = &at_[layer * replicas_];
+  std::vector<double>&stream = state_.stream_free, &synced = state_.synced, &out = state_.out_free;
+  double start = earliest;
+  for (size_t p = 0; p < replicas_; ++p) {
+    start = std::max(start, stream[static_cast<size_t>(at[p])]);
+    if (!seconds.crosses) continue;
+    state_.each_port(holder_at(layer, p),
+                     [&](int port) { start = std::max(start, out[static_cast<size_t>(port)] - local / 2); });
+  }
+  const double end = start + local + remote;
+  for (size_t p = 0; p < replicas_; ++p) {
+    const auto own = static_cast<size_t>(at[p]);
+    stream[own] = end;
+    synced[own] = std::max(synced[own], end);
+    if (!seconds.crosses) continue;
+    state_.each_port(holder_at(layer, p),
+                     [&](int port) { out[static_cast<size_t>(port)] = start + local / 2 + remote; });
+  }
+  if (!state_.options.events) return;
+  for (size_t p = 0; p < replicas_; ++p)
+    state_.events.push_back(
+        {kind, static_cast<int>(p), holder_[layer * replicas_ + p], static_cast<int>(layer), start, end});
+}
+
+// Packing and unpacking of what is exchanged in pieces; returns the longest of the holders. Each byte is read
+// and written before, and once more after.
+double FinishStep::pack(const Parts& parts, size_t layer, double divided_bytes, double whole_bytes) {
+  double longest = 0;
+  size_t rank = 0;
+  for (size_t p = 0; p < replicas_; ++p) {
+    const StageLayout& stage = holder_at(layer, p);
+    double most = 0;
+    for (const size_t end = rank + shares_of(*state_.layout, stage).size(); rank < end; ++rank) {
+      const NodeCosts& node = costs_.nodes[static_cast<size_t>(parts.places[rank].node)];
+      const double bytes = parts.divided[rank] * divided_bytes + parts.whole[rank] * whole_bytes;
+      most = std::max(most, 4 * bytes / node.memory_bytes_per_second);
+      int pieces = 0;
+      for (const Parts::Part& part : parts.parts)
+        pieces += (part.divided * divided_bytes + part.whole * whole_bytes > 0) &&
+                  std::find(part.ranks.begin(), part.ranks.end(), rank) != part.ranks.end();
+      result_.pieces = std::max(result_.pieces, pieces);
+    }
+    double& all = state_.packing_seconds[state_.at(p, static_cast<size_t>(holder_[layer * replicas_ + p]))];
+    all += most;
+    result_.packing_seconds = std::max(result_.packing_seconds, all);
+    longest = std::max(longest, most);
+  }
+  return longest;
+}
+
+// Of layers [first, end), which have the same holders.
+void FinishStep::exchange(size_t first, size_t end, CollectiveKind collective, double parameter_bytes,
+                          double earliest, SimEvent::Kind kind) {
+  const Segment& segment = segments_[static_cast<size_t>(segment_[first])];
+  if (segment.parts < 0) {
+    occupy(first, even_seconds(segment.group, collective, parameters_of(first, end) * parameter_bytes),
+           earliest, kind);
+    return;
+  }
+  const Parts& parts = parts_[static_cast<size_t>(segment.parts)];
+  ExchangeSeconds seconds = seconds_of(parts, collective, first, end, parameter_bytes);
+  if (!parts.alike) {
+    const double whole = costs_.whole_parameters[end] - costs_.whole_parameters[first];
+    seconds.local += pack(parts, first, (parameters_of(first, end) - whole) * costs_.tensor * parameter_bytes,
+                          whole * parameter_bytes);
+  }
+  occupy(first, seconds, earliest, kind);
+}
+
+void FinishStep::exchange_gradients() {
+  std::fill(state_.out_free.begin(), state_.out_free.end(), 0);
+  if (replicas_ < 2) return;
+  const auto layers = static_cast<size_t>(costs_.layers);
+  const CollectiveKind sum =
+      state_.layout->sharded_optimizer ? CollectiveKind::reduce_scatter : CollectiveKind::all_reduce;
+  if (state_.options.late_reductions) {
+    for (size_t first = 0, end = 0; first < layers; first = end) {
+      for (end = first + 1; end < layers && same_holders(first, end);) ++end;
+      exchange(first, end, sum, costs_.gradient_bytes, compute_end_, SimEvent::Kind::reduce);
+    }
+    return;
+  }
+  for (const int layer : order_) {
+    const auto l = static_cast<size_t>(layer);
+    exchange(l, l + 1, sum, costs_.gradient_bytes, ready_[l], SimEvent::Kind::reduce);
+  }
+}
+
+// In a mesh latencies are worth counting: no rank updates before every rank has the norms of all ranks'
+// gradients.
+double FinishStep::all_norms(double reduced) {
+  members_.clear();
+  for (const PipelineLayout& pipeline : pipelines_)
+    for (size_t e = 0; e < pipeline.stages.size() / static_cast<size_t>(state_.layout->chunks); ++e) {
+      const std::vector<DevicePlace> places = places_of(*state_.layout, pipeline.stages[e]);
+      members_.insert(members_.end(), places.begin(), places.end());
+    }
+  return reduced + collective_seconds(CollectiveKind::all_gather, true, group_of(members_).mesh,
+                                      static_cast<int>(members_.size()), 0);
+}
+
+// From when each device group has its sums; returns when the last has updated.
+double FinishStep::update() {
+  std::vector<double> summed;
+  double end = compute_end_, reduced = compute_end_;
+  for (size_t p = 0; p < replicas_; ++p) {
+    const PipelineState& pipeline = state_.class_at(p);
+    const size_t workers = pipeline.workers.size();
+    for (size_t e = 0; e < workers; ++e) {
+      summed.push_back(pipeline.workers[e].end);
+      for (size_t s = e; s < pipeline.stages.size(); s += workers)
+        summed.back() = std::max(summed.back(), state_.synced[state_.at(p, s)]);
+      reduced = std::max(reduced, summed.back());
+    }
+  }
+  const double known = costs_.mesh ? all_norms(reduced) : 0;
+  auto begins = summed.begin();
+  for (size_t p = 0; p < replicas_; ++p) {
+    const PipelineState& pipeline = state_.class_at(p);
+    const size_t workers = pipeline.workers.size();
+    for (size_t e = 0; e < workers; ++e) {
+      const double start = std::max(*begins++, known);
+      double seconds = 0;
+      for (size_t s = e; s < pipeline.stages.size(); s += workers)
+        seconds += state_.update_seconds[state_.at(p, s)];
+      for (size_t s = e; s < pipeline.stages.size(); s += workers)
+        state_.synced[state_.at(p, s)] = state_.stream_free[state_.at(p, s)] = start + seconds;
+      if (state_.options.events)
+        state_.events.push_back(
+            {SimEvent::Kind::update, static_cast<int>(p), static_cast<int>(e), 0, start, start + seconds});
+      result_.update_seconds = std::max(result_.update_seconds, seconds);
+      end = std::max(end, start + seconds);
+    }
+  }
+  known_ = std::max(reduced, known);
+  return end;
+}
+
+// Sharded weights go back to all that hold the layer; returns the end of the step.
+double FinishStep::gather(double updated) {
+  double end = updated;
+  if (state_.layout->sharded_optimizer && replicas_ > 1) {
+    std::fill(state_.out_free.begin(), state_.out_free.end(), 0);
+    for (size_t l = 0; l < static_cast<size_t>(costs_.layers); ++l)
+      exchange(l, l + 1, CollectiveKind::all_gather, costs_.weight_bytes, 0, SimEvent::Kind::gather);
+    for (const double time : state_.synced) end = std::max(end, time);
+  }
+  result_.exposed_seconds = known_ - compute_end_ + end - updated;
+  return end;
+}
+
+}  // namespace
+
+double finish_step(SimulatorState& state, double compute_end, Simulation& result) {
+  return FinishStep(state, compute_end, result).run();
+}
+
+}  // namespace het::planner

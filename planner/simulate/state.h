@@ -1,0 +1,206 @@
+// What a simulation holds while it runs; for the files of the simulator alone: simulate.cpp (what is asked
+// and reported), pipelines.cpp (forwards, backwards and transfers), gradients.cpp (what
+// follows).
+#pragma once
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "planner/simulate/simulate.h"
+
+namespace het::planner {
+
+enum class OpKind : uint8_t { forward, backward, weight };
+struct Op {
+  OpKind kind = OpKind::forward;
+  int stage = 0;
+};
+
+struct Pending {
+  double time = 0;
+  uint32_t sequence = 0;
+  enum class What : uint8_t { done, forward_arrives, backward_arrives } what = What::done;
+  int pipeline = 0, stage = 0;
+};
+
+struct Later {
+  bool operator()(const Pending& a, const Pending& b) const {
+    return a.time != b.time ? a.time > b.time : a.sequence > b.sequence;
+  }
+};
+
+// One stage of a pipeline while it runs.
+struct StageState {
+  double forward = 0, input = 0, weight = 0,
+         backward = 0;                           // seconds; backward with recompute, without split weights
+  int forwards = 0, backwards = 0, weights = 0;  // done or begun
+  int forwards_arrived = 0, backwards_arrived = 0;
+  int held = 0, peak = 0;
+  double held_bytes = 0;  // of one micro-batch in flight
+  double last_start = 0;  // of the last operation that completes gradients
+  double first_start = -1;
+  double hop = 0, hop_back = 0;  // seconds to the next stage and to the one before; without contention
+};
+
+struct HashOfKey {
+  size_t operator()(const std::vector<int>& key) const {
+    uint64_t hash = 14695981039346656037u;  // FNV-1a, a word at a time
+    for (const int word : key) hash = (hash ^ static_cast<uint32_t>(word)) * 1099511628211u;
+    return static_cast<size_t>(hash ^ hash >> 32);
+  }
+};
+
+// One device group; with interleaving it runs several stages.
+struct SimWorker {
+  bool busy = false;
+  Op running;
+  double busy_seconds = 0, end = 0;
+  double held_bytes = 0, peak_bytes = 0;  // of micro-batches in flight, all its stages' together
+  OpKind last = OpKind::forward;
+  std::vector<Op> order;  // interleaved only
+  size_t next = 0;
+};
+
+// A micro-batch begins, or ends, to keep activations.
+inline void keep(SimWorker& worker, StageState& stage) {
+  stage.peak = std::max(stage.peak, ++stage.held);
+  worker.held_bytes += stage.held_bytes;
+  worker.peak_bytes = std::max(worker.peak_bytes, worker.held_bytes);
+}
+inline void let_go(SimWorker& worker, StageState& stage) {
+  --stage.held;
+  worker.held_bytes -= stage.held_bytes;
+}
+
+// How a boundary goes from a stage to its neighbour where the layers of one of them are shared otherwise than
+// by PlanLayout::tensor. Ranks with the same shares send to each other, each its part of the whole, as all
+// others do; else each receiver takes the whole from one sender (planner/lower/rank_messages.cpp).
+struct Hop {
+  int out = -1, in = -1;      // ports; -1: it stays inside a host
+  Link link;                  // between the ports
+  double bytes = 0;           // over the link
+  double inside_seconds = 0;  // of what stays inside hosts
+  double seconds() const { return std::max(out < 0 ? 0 : link.seconds(bytes), inside_seconds); }
+};
+
+struct PipelineState {
+  int source = 0;  // index of the layout's pipeline that stands for the class
+  int microbatches = 0;
+  std::vector<StageState> stages;
+  std::vector<SimWorker> workers;
+  std::vector<int> hosts;     // port of each stage
+  std::vector<double> crowd;  // pipelines of the class that share the port of the transfer stage -> stage + 1
+  std::vector<Hop> hops;      // [2 * edge + backward]; empty: no stage has a group of its own
+};
+
+void order_interleaved(PipelineState& pipeline, int chunks);
+
+struct SimulatorState {
+  const CostTable& costs;
+  std::vector<int> host_base;  // first port of each node
+  int ports = 0;
+
+  // Of the layout's groups; and all that were ever used, by shares, nodes, and which places are one host.
+  CostProvider tables;
+  std::vector<const GroupCosts*> groups;
+  std::map<std::vector<int64_t>, std::unique_ptr<GroupCosts>> known_groups;
+
+  const PlanLayout* layout = nullptr;
+  SimulateOptions options;
+  std::vector<PipelineState> classes;
+  std::vector<int> class_of;  // of each pipeline of the layout
+  std::vector<Pending> heap;
+  uint32_t sequence = 0;
+  std::vector<double> out_free, in_free;  // by port
+  std::vector<int> out_users;
+  // Without contention: [stage, forward or backward, micro-batch]; and pipelines that were run before, by
+  // schedule, micro-batches, stages. Searches come back to the same ones again and again.
+  std::vector<double> arrivals;
+  std::unordered_map<std::vector<int>, PipelineState, HashOfKey> known_apart;
+  std::map<std::pair<size_t, int>, int>
+      crossings;  // (2 * stage + end, port) -> pipelines; blocking transfers
+  std::vector<SimEvent> events;
+
+  // Of the synchronisation, by pipeline and stage: [stage_base[p] + s]
+  std::vector<int> stage_base;
+  std::vector<double> stream_free, synced, optimizer_bytes, update_seconds;
+  std::vector<double> packing_seconds;
+  std::vector<int> holder, holder_at;  // of FinishStep
+  std::vector<double> layer_shares;    // of each layer: all its holders' optimizer shares together
+  std::vector<int> port_stamp, port_count;
+  int stamp = 0;
+
+  SimulatorState(const CostTable& costs_, const Cluster& cluster, CostProvider tables_)
+      : costs(costs_), tables(std::move(tables_)) {
+    for (const Machine& node : cluster.nodes) {
+      host_base.push_back(ports);
+      ports += static_cast<int>(node.hosts.size());
+    }
+    port_stamp.assign(static_cast<size_t>(ports), 0);
+    port_count.assign(static_cast<size_t>(ports), 0);
+  }
+
+  int port(const StageLayout& stage) const { return host_base[static_cast<size_t>(stage.node)] + stage.host; }
+  int port(const DevicePlace& place) const { return host_base[static_cast<size_t>(place.node)] + place.host; }
+  const GroupCosts* group_of(const StageLayout& stage) const {
+    return stage.group < 0 ? nullptr : groups[static_cast<size_t>(stage.group)];
+  }
+  // The seconds of a stage's layers, all its devices together.
+  const NodeCosts& pace_of(const StageLayout& stage) const {
+    return stage.group < 0 ? costs.nodes[static_cast<size_t>(stage.node)] : group_of(stage)->pace;
+  }
+  // visit(port) for each host of a stage, once.
+  template <typename Visit>
+  void each_port(const StageLayout& stage, const Visit& visit) const {
+    if (stage.group < 0) {
+      visit(port(stage));
+      return;
+    }
+    const auto& places = layout->groups[static_cast<size_t>(stage.group)].places;
+    for (size_t r = 0; r < places.size(); ++r)
+      if (std::find(places.begin(), places.begin() + static_cast<std::ptrdiff_t>(r), places[r]) ==
+          places.begin() + static_cast<std::ptrdiff_t>(r))
+        visit(port(places[r]));
+  }
+  // Of a layer's optimizer state, what a stage's devices hold of their part.
+  double optimizer_part(const StageLayout& stage, size_t layer) const {
+    if (!layout->sharded_optimizer) return 1;
+    return stage.share / std::max(layer_shares[layer], 1.0);
+  }
+  size_t at(size_t pipeline, size_t stage) const { return static_cast<size_t>(stage_base[pipeline]) + stage; }
+  const PipelineState& class_at(size_t pipeline) const {
+    return classes[static_cast<size_t>(class_of[pipeline])];
+  }
+
+  void push(double time, Pending::What what, int pipeline, int stage) {
+    heap.push_back({time, sequence++, what, pipeline, stage});
+    std::push_heap(heap.begin(), heap.end(), Later{});
+  }
+
+  void prepare(const PlanLayout& given, const SimulateOptions& with);
+  void find_groups();
+  void classify();
+  bool crosses(const StageLayout& a, const StageLayout& b) const;
+  double blocking_seconds(size_t pipeline, size_t stage) const;
+  Hop hop_between(const StageLayout& from, const StageLayout& to, double bytes) const;
+  void fill(PipelineState& state, size_t source);
+  bool next_op(const PipelineState& pipeline, size_t worker, Op& op) const;
+  void try_start(size_t c, size_t worker, double now);
+  void finish(size_t c, const Pending& pending);
+  void send(size_t c, size_t from, size_t to, double now);
+  void run_pipelines();
+  double hop_seconds(const PipelineState& pipeline, size_t from, size_t to) const;
+  bool run_ahead(PipelineState& pipeline, size_t worker);
+  const PipelineState& run_apart(const std::vector<int>& key, size_t source);
+  void check_done() const;
+  StageUse use_of(size_t pipeline, size_t worker, double pipelines_end) const;
+};
+
+// Exchanges gradients from when they are ready, updates, gathers sharded weights; fills the figures of this
+// in `result` and returns the end of the step. `compute_end`: of the last backward.
+double finish_step(SimulatorState& state, double compute_end, Simulation& result);
+
+}  // namespace het::planner
