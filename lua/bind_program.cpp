@@ -442,7 +442,7 @@ int push_memory(lua_State* L, const MemoryUse& use) {
   lua_newtable(L);
   set_field(L, "state", static_cast<double>(use.state));
   set_field(L, "arena", static_cast<double>(use.arena));
-  set_field(L, "pinned", static_cast<double>(use.pinned));
+  set_field(L, "persistent", static_cast<double>(use.persistent));
   set_field(L, "inputs", static_cast<double>(use.inputs));
   set_field(L, "outputs", static_cast<double>(use.outputs));
   set_field(L, "workspace", static_cast<double>(use.workspace));

@@ -416,15 +416,15 @@ class Lowering {
       }
       if (can_add) return {sum_of(id), true};
     }
-    BufferSpec spec{hint(id), type_of(id), facts_.from_state(id) ? Home::pinned : Home::arena};
+    BufferSpec spec{hint(id), type_of(id), facts_.from_state(id) ? Home::persistent : Home::arena};
     return {out_.add_whole(std::move(spec)), false, facts_.crossing(id)};
   }
 
   // --- instructions
 
   Operand packed(const Node& node, const Operand& from, int microbatch) {
-    Operand result =
-        out_.add_whole({"packed", from.layout.type, facts_.from_state(node) ? Home::pinned : Home::arena});
+    Operand result = out_.add_whole(
+        {"packed", from.layout.type, facts_.from_state(node) ? Home::persistent : Home::arena});
     out_.copy(node, from, result, microbatch);
     return result;
   }

@@ -92,7 +92,7 @@ Executor::Executor(Program program, std::shared_ptr<StateStore> state, std::shar
   int64_t new_state = 0, scratch = 0;
   for (const BufferSpec& buffer : program_.buffers) {
     if (buffer.home == Home::state && !state_->has(buffer.name)) new_state += buffer.type.bytes();
-    if (buffer.home == Home::pinned || buffer.home == Home::input || buffer.home == Home::output)
+    if (buffer.home == Home::persistent || buffer.home == Home::input || buffer.home == Home::output)
       scratch += aligned(buffer.type.bytes());
   }
   const int64_t own = aligned(program_.arena_bytes) + scratch + memory_.workspace;

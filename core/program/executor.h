@@ -161,7 +161,7 @@ class Executor {
   std::vector<Used> used_;
   uint64_t replaced_ = 0;  // entries of the state, when these were looked up
   std::unique_ptr<Memory>
-      arena_;  // arena, then pinned, inputs, outputs, then workspace; outlives collectives
+      arena_;  // arena, then persistent, inputs, outputs, then workspace; outlives collectives
   std::shared_ptr<Groups> groups_;
   std::vector<std::unique_ptr<Collective>> collectives_;
   std::vector<Call> calls_;

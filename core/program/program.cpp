@@ -12,7 +12,7 @@ namespace het {
 std::string_view name_of(Home home) {
   switch (home) {
     case Home::arena: return "arena";
-    case Home::pinned: return "pinned";
+    case Home::persistent: return "persistent";
     case Home::state: return "state";
     case Home::input: return "input";
     case Home::output: return "output";
@@ -39,7 +39,7 @@ MemoryUse memory_of(const Program& program) {
     const int64_t bytes = buffer.type.bytes();
     switch (buffer.home) {
       case Home::arena: break;
-      case Home::pinned: use.pinned += bytes; break;
+      case Home::persistent: use.persistent += bytes; break;
       case Home::state: use.state += bytes; break;
       case Home::input: use.inputs += bytes; break;
       case Home::output: use.outputs += bytes; break;
@@ -211,7 +211,7 @@ std::string to_string(const Program& program) {
   const auto show = [&](const Operand& operand) {
     if (operand.buffer == kAbsent) return std::string("-");
     const BufferSpec& buffer = program.buffers[operand.buffer];
-    std::string name = buffer.home == Home::arena || buffer.home == Home::pinned
+    std::string name = buffer.home == Home::arena || buffer.home == Home::persistent
                            ? fmt::format("b{}", operand.buffer)
                            : fmt::format("@{}", buffer.name);
     if (buffer.microbatch >= 0) name += fmt::format("/{}", buffer.microbatch + 1);
@@ -250,9 +250,9 @@ std::string to_string(const Program& program) {
                         compute.microbatch >= 0 ? fmt::format(" {}", compute.microbatch + 1) : "");
   }
   const MemoryUse use = memory_of(program);
-  text += fmt::format("memory: state {}, arena {}, pinned {}, inputs {}, outputs {}\n", show_bytes(use.state),
-                      show_bytes(use.arena), show_bytes(use.pinned), show_bytes(use.inputs),
-                      show_bytes(use.outputs));
+  text += fmt::format("memory: state {}, arena {}, persistent {}, inputs {}, outputs {}\n",
+                      show_bytes(use.state), show_bytes(use.arena), show_bytes(use.persistent),
+                      show_bytes(use.inputs), show_bytes(use.outputs));
   return text;
 }
 

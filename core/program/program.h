@@ -16,11 +16,11 @@
 namespace het {
 
 enum class Home : uint8_t {
-  arena,   // scratch: place shared with others whose lives do not overlap
-  pinned,  // scratch that keeps its content between runs: what is computed from state alone
-  state,   // a tensor of the StateStore, by name
-  input,   // written from outside before a run
-  output,  // read from outside after a run
+  arena,       // scratch: place shared with others whose lives do not overlap
+  persistent,  // scratch kept between runs: what is computed from state alone
+  state,       // a tensor of the StateStore, by name
+  input,       // written from outside before a run
+  output,      // read from outside after a run
 };
 std::string_view name_of(Home home);
 
@@ -141,8 +141,8 @@ TensorSlice slice_of(const BufferSpec& buffer);
 int first_gather(const Program& program);
 
 struct MemoryUse {
-  int64_t state = 0, arena = 0, pinned = 0, inputs = 0, outputs = 0, workspace = 0;
-  int64_t total() const { return state + arena + pinned + inputs + outputs + workspace; }
+  int64_t state = 0, arena = 0, persistent = 0, inputs = 0, outputs = 0, workspace = 0;
+  int64_t total() const { return state + arena + persistent + inputs + outputs + workspace; }
 };
 MemoryUse memory_of(const Program& program);  // without workspace, which only a device knows
 

@@ -733,7 +733,7 @@ TEST_CASE("the gradient of a sum keeps no constant of the full shape", "[executo
   b.output("dw", differentiate(graph, loss).at(w));
   const bool fused = GENERATE(false, true);
   const Program program = lower_single(fused ? fuse(graph) : graph);
-  CHECK(memory_of(program).pinned < 8 * 8 * 16 * 32 / 8);
+  CHECK(memory_of(program).persistent < 8 * 8 * 16 * 32 / 8);
   Executor executor(program, reference_state());
   const Tensor values = wave({DType::f64, {8, 16, 32}}, 0.1);
   executor.write("x", values);
