@@ -161,7 +161,7 @@ void Executor::find_decision() {
   for (int i = first_gather_; i < static_cast<int>(program_.instructions.size()); ++i)
     visit_operands(program_, program_.instructions[static_cast<size_t>(i)],
                    [&](const Operand& operand, Use use) {
-                     if (use == Use::writes || use == Use::gives) last_write[operand.buffer] = i;
+                     if (use == Use::write || use == Use::yield) last_write[operand.buffer] = i;
                    });
   for (size_t b = 0; b < program_.buffers.size(); ++b) {
     const BufferSpec& buffer = program_.buffers[b];
