@@ -95,7 +95,7 @@ class Communicator {
   virtual std::unique_ptr<Collective> prepare(const CollectiveRequest& request) = 0;
   // Called by every member at the same place, when all that belongs together has been prepared and before any
   // of it starts: connects what is not connected yet. Throws Error(peer) naming who is missing.
-  virtual void settle() {}
+  virtual void connect() {}
   // Fail every pending and later wait with Error(peer), and have the peers notice. From any thread. Returns
   // when nothing touches the memory of pending operations from outside any more.
   virtual void abort(std::string_view why) = 0;

@@ -183,7 +183,7 @@ void NcclGroup::await_peers(const std::vector<NcclLane*>& lanes, const Ready& re
   }
 }
 
-void NcclGroup::settle() {
+void NcclGroup::connect() {
   std::vector<NcclLane*> fresh;
   {
     Lock lock(context_->mutex);

@@ -26,7 +26,7 @@ class NcclGroup final : public Communicator, public std::enable_shared_from_this
   const std::vector<int>& ranks() const override { return host_->ranks(); }
   int64_t bytes_sent() const override { return bytes_sent_.load(std::memory_order_relaxed); }
   std::unique_ptr<Collective> prepare(const CollectiveRequest& request) override;
-  void settle() override;
+  void connect() override;
   void abort(std::string_view why) override;
 
   void start(NcclLane& lane, NcclOperation& operation, const std::byte* in, std::byte* out);

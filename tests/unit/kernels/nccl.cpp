@@ -30,7 +30,7 @@ class OnGpu final : public Communicator {
   int64_t bytes_sent() const override { return group_.bytes_sent(); }
   std::unique_ptr<Collective> prepare(const CollectiveRequest& request) override {
     auto operation = std::make_unique<Operation>(*this, request);
-    group_.settle();
+    group_.connect();
     return operation;
   }
 
@@ -172,7 +172,7 @@ TEST_CASE("messages between GPUs are started in any order", "[nccl]") {
           if (kind == Kind::receive) m.expected = static_cast<float>(from * 100 + to * 10 + tag);
           m.memory = self.values(std::vector<float>(kCount, static_cast<float>(from * 100 + to * 10 + tag)));
         }
-    group->settle();
+    group->connect();
     std::mt19937 random(static_cast<uint32_t>(fabric.rank()));
     for (int round = 0; round < 3; ++round) {
       for (Message& m : messages)
@@ -205,11 +205,11 @@ TEST_CASE("an operation between GPUs that lacks a rank holds up neither messages
     if (fabric.rank() < 2) go.push_back(all->prepare(message(Kind::send, 1, 2, 0)));
     if (fabric.rank() == 2)
       for (const int peer : {0, 1}) go.push_back(all->prepare(message(Kind::receive, 1, peer, 0)));
-    all->settle();
+    all->connect();
     if (fabric.rank() < 2) {
       const auto pair = self.group("pair", {0, 1});
       const auto most = pair->prepare({Kind::all_reduce, DType::f32, {1}, -1, 0, Reduction::max, "max"});
-      pair->settle();
+      pair->connect();
       reduce->start(sum->address(), sum->address());
       most->start(one->address(), one->address());
       most->wait();
@@ -237,7 +237,7 @@ TEST_CASE("starting and waiting for operations between GPUs never stops the host
     const auto data = self.values(std::vector<float>(100, 1.0F));
     const auto copy = self.values(std::vector<float>(100, 0.0F));
     const auto first = group->prepare(sum_of(100)), second = group->prepare(sum_of(100));
-    group->settle();
+    group->connect();
     if (fabric.rank() == 1) queued.pass();
     first->start(data->address(), data->address());
     first->wait();
@@ -259,7 +259,7 @@ TEST_CASE("more operations between GPUs than fit in a queue wait for the first",
     const auto data = self.values({1.0F, 1.0F});
     std::vector<std::unique_ptr<Collective>> sums;
     for (int i = 0; i < 100; ++i) sums.push_back(group->prepare(sum_of(1)));
-    group->settle();
+    group->connect();
     if (fabric.rank() == 1) std::this_thread::sleep_for(milliseconds(50));
     for (const auto& sum : sums) sum->start(data->address(), data->address() + 4);
     for (const auto& sum : sums) sum->wait();
@@ -281,8 +281,8 @@ TEST_CASE("between GPUs, a rank that does not come is named, first in a warning,
     const auto group = self.group("dp0", all_ranks(3));
     const auto sum = group->prepare(sum_of(10));
     {
-      const PassAtEnd settled{begin};
-      group->settle();
+      const PassAtEnd connected{begin};
+      group->connect();
     }
     const auto data = self.values(std::vector<float>(10, 1.0F));
     const std::string error = peer_error([&] {
@@ -318,7 +318,7 @@ TEST_CASE("between GPUs, a rank that has not come to connect is named", "[nccl]"
     const auto group = self.group("dp0", all_ranks(2));
     const auto sum = group->prepare(sum_of(10));
     const std::string error = peer_error([&] {
-      if (fabric.rank() == 0) group->settle();
+      if (fabric.rank() == 0) group->connect();
     });
     end.pass();
     if (!error.empty()) fail(ErrorKind::peer, "{}", error);
@@ -335,7 +335,7 @@ TEST_CASE("a message between GPUs whose other end was not prepared is named on a
     const auto group = self.group("pipe", all_ranks(3));
     const auto message_of_0 =
         fabric.rank() == 0 ? group->prepare(message(Kind::send, 1, 1, 4)) : std::unique_ptr<Collective>();
-    group->settle();
+    group->connect();
   });
   for (const std::string& error : errors) {
     INFO(error);
@@ -350,11 +350,11 @@ TEST_CASE("between GPUs, a rank that leaves is named by every other, and nobody 
     const auto group = self.group("dp0", all_ranks(3));
     const auto other = fabric.rank() == 1 ? nullptr : self.group("pair", {0, 2});
     const auto sum = group->prepare(sum_of(10));
-    group->settle();
+    group->connect();
     std::unique_ptr<Collective> pair;
     if (other != nullptr) {
       pair = other->prepare(sum_of(10));
-      other->settle();
+      other->connect();
     }
     const auto data = self.values(std::vector<float>(10, 1.0F)), more = self.values(std::vector<float>(10));
     sum->start(data->address(), data->address());
@@ -427,7 +427,7 @@ TEST_CASE("when a rank with a GPU is killed, the others' waits end with its name
     const auto host = std::make_shared<HostOfTheLiving>(fabric.group("dp0", all_ranks(3)), dead);
     const auto group = self.device->connect(host);
     const auto sum = group->prepare(sum_of(10));
-    group->settle();
+    group->connect();
     const auto data = self.values(std::vector<float>(10, 1.0F));
     if (fabric.rank() == 1) {
       dead = 1;
@@ -459,7 +459,7 @@ TEST_CASE("an abort ends the waits for GPUs of other ranks, with its reason", "[
     Rank self(fabric);
     const auto group = self.group("dp0", all_ranks(2));
     const auto sum = group->prepare(sum_of(10));
-    group->settle();
+    group->connect();
     const auto data = self.values(std::vector<float>(10, 1.0F));
     if (fabric.rank() == 1) {
       waiting.pass();
@@ -488,7 +488,7 @@ TEST_CASE("after a failure between GPUs a new generation takes over", "[nccl]") 
     for (int generation = 0; generation < 6; ++generation) {
       const auto group = self.group(fmt::format("generation {}", generation), all_ranks(3));
       const auto sum = group->prepare(sum_of(10));
-      group->settle();
+      group->connect();
       const auto data = self.values(std::vector<float>(10, 1.0F));
       sum->start(data->address(), data->address());
       sum->wait();
@@ -523,7 +523,7 @@ TEST_CASE("an abort in the midst of traffic between GPUs ends every rank", "[ncc
         });
         const auto group = self.device->connect(host);
         const auto first = group->prepare(sum_of(1000)), second = group->prepare(sum_of(1000));
-        group->settle();
+        group->connect();
         while (true) {
           first->start(data->address(), data->address());
           second->start(more->address(), more->address());
@@ -545,7 +545,7 @@ TEST_CASE("an operation between GPUs that is given up ends its group", "[nccl]")
     Rank self(fabric);
     const auto group = self.group("dp0", all_ranks(2));
     auto sum = group->prepare(sum_of(10));
-    group->settle();
+    group->connect();
     const auto data = self.values(std::vector<float>(10, 1.0F));
     if (fabric.rank() == 0) {
       sum->start(data->address(), data->address());
