@@ -96,15 +96,15 @@ Executor::Executor(Program program, std::shared_ptr<StateStore> state, std::shar
       scratch += aligned(buffer.type.bytes());
   }
   const int64_t own = aligned(program_.arena_bytes) + scratch + memory_.workspace;
-  const int64_t allowance = device.allowance_bytes(), available = device.available_bytes();
-  if (own + new_state > allowance)
+  const int64_t budget = device.memory_budget_bytes(), available = device.available_bytes();
+  if (own + new_state > budget)
     fail_environment(
         "the model does not fit in memory: it needs {} (state {}, activations {}, other {}), {} are "
         "available on {}{}; a smaller micro-batch, a shorter context or fewer layers would help",
         show_bytes(own + new_state), show_bytes(memory_.state), show_bytes(memory_.arena),
-        show_bytes(own - aligned(program_.arena_bytes)), show_bytes(allowance), device.name(),
+        show_bytes(own - aligned(program_.arena_bytes)), show_bytes(budget), device.name(),
         // Both were read from a machine that moves on: small differences mean nothing.
-        available - allowance > available / 16
+        available - budget > available / 16
             ? fmt::format(" (of its {}, the rest is promised to other parts of the run)",
                           show_bytes(available))
             : std::string());
