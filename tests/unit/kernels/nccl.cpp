@@ -272,11 +272,11 @@ TEST_CASE("between GPUs, a rank that does not come is named, first in a warning,
   Gate begin(3), end(3);
   std::mutex mutex;
   std::vector<std::string> warnings;
-  const Patience patience{milliseconds(400), milliseconds(2000), [&](const std::string& text) {
+  const Timeouts timeouts{milliseconds(400), milliseconds(2000), [&](const std::string& text) {
                             std::lock_guard lock(mutex);
                             warnings.push_back(text);
                           }};
-  const auto errors = on_ranks(loopback_maker(), 3, patience, [&](Fabric& fabric) {
+  const auto errors = on_ranks(loopback_maker(), 3, timeouts, [&](Fabric& fabric) {
     Rank self(fabric);
     const auto group = self.group("dp0", all_ranks(3));
     const auto sum = group->prepare(sum_of(10));
@@ -312,8 +312,8 @@ TEST_CASE("between GPUs, a rank that does not come is named, first in a warning,
 
 TEST_CASE("between GPUs, a rank that has not come to connect is named", "[nccl]") {
   Gate end(2);
-  const Patience patience{milliseconds(100), milliseconds(500), {}};
-  const auto errors = on_ranks(loopback_maker(), 2, patience, [&](Fabric& fabric) {
+  const Timeouts timeouts{milliseconds(100), milliseconds(500), {}};
+  const auto errors = on_ranks(loopback_maker(), 2, timeouts, [&](Fabric& fabric) {
     Rank self(fabric);
     const auto group = self.group("dp0", all_ranks(2));
     const auto sum = group->prepare(sum_of(10));
@@ -382,7 +382,7 @@ namespace {
 
 // A rank that dies leaves its part of NCCL as it is, and its connections close: as the host's group of the
 // others sees it, whose own rank goes on here.
-class HostOfTheLiving final : public Communicator, public Witness {
+class HostOfTheLiving final : public Communicator, public FailureDetector {
  public:
   HostOfTheLiving(std::shared_ptr<Communicator> group, std::atomic<int>& dead)
       : group_(std::move(group)), dead_(dead) {}
@@ -395,21 +395,21 @@ class HostOfTheLiving final : public Communicator, public Witness {
   }
   void abort(std::string_view why) override { group_->abort(why); }
   int64_t bytes_sent() const override { return group_->bytes_sent(); }
-  Witness* witness() override { return this; }
+  FailureDetector* failure_detector() override { return this; }
 
-  const Patience& patience() const override { return group_->witness()->patience(); }
+  const Timeouts& timeouts() const override { return group_->failure_detector()->timeouts(); }
   std::string call(int peer) const override { return fmt::format("rank {} (host{})", peer, peer); }
   std::string lost(int peer) override {
     return peer == dead_ ? call(peer) + " is gone (its connection closed)" : "";
   }
-  void say_waiting(int64_t sequence) override { group_->witness()->say_waiting(sequence); }
+  void say_waiting(int64_t sequence) override { group_->failure_detector()->say_waiting(sequence); }
   bool is_waiting(int peer, int64_t sequence) override {
-    return group_->witness()->is_waiting(peer, sequence);
+    return group_->failure_detector()->is_waiting(peer, sequence);
   }
   void watch(const void* key, std::function<void(const std::string&)> dead) override {
-    group_->witness()->watch(key, std::move(dead));
+    group_->failure_detector()->watch(key, std::move(dead));
   }
-  void unwatch(const void* key) override { group_->witness()->unwatch(key); }
+  void unwatch(const void* key) override { group_->failure_detector()->unwatch(key); }
 
  private:
   std::shared_ptr<Communicator> group_;
@@ -419,7 +419,7 @@ class HostOfTheLiving final : public Communicator, public Witness {
 }  // namespace
 
 TEST_CASE("when a rank with a GPU is killed, the others' waits end with its name", "[nccl]") {
-  // The patience is a minute: it is not what ends the waits.
+  // The timeout is a minute: it is not what ends the waits.
   std::atomic<int> dead{-1};
   Gate end(3);
   const auto errors = on_ranks(loopback_maker(), 3, {}, [&](Fabric& fabric) {
@@ -506,8 +506,8 @@ TEST_CASE("after a failure between GPUs a new generation takes over", "[nccl]") 
 }
 
 TEST_CASE("an abort in the midst of traffic between GPUs ends every rank", "[nccl]") {
-  const Patience patience{milliseconds(5000), milliseconds(10000), {}};
-  require_none(on_ranks(loopback_maker(), 3, patience, [&](Fabric& fabric) {
+  const Timeouts timeouts{milliseconds(5000), milliseconds(10000), {}};
+  require_none(on_ranks(loopback_maker(), 3, timeouts, [&](Fabric& fabric) {
     Rank self(fabric);
     std::mt19937 random(5);
     const auto data = self.values(std::vector<float>(1000)), more = self.values(std::vector<float>(1000));

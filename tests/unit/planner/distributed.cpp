@@ -266,7 +266,7 @@ std::vector<std::string> on_ranks(const Graph& graph, const Plan& plan, int rank
                                   On on = On::processors) {
   std::vector<std::string> errors(ranks);
   LoopbackOptions options;
-  options.patience.timeout = timeout;
+  options.timeouts.timeout = timeout;
   auto fabrics = make_loopback(ranks, options);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank)
