@@ -155,9 +155,11 @@ bool copy_done(StateCopyHandle& copy) { return copy->done(); }
 Tensor copy_read(StateCopyHandle& copy, std::string name) { return copy->read(name); }
 void state_write(StateHandle& state, std::string name, Tensor& tensor) { state->write(name, tensor); }
 bool state_has(StateHandle& state, std::string name) { return state->has(name); }
-void state_offer(StateHandle& state, std::string name, StoredTensor& tensor) { state->offer(name, tensor); }
-void state_drop_offers(StateHandle& state) { state->drop_offers(); }
-double state_bytes_taken(StateHandle& state) { return static_cast<double>(state->bytes_taken()); }
+void state_set_initial(StateHandle& state, std::string name, StoredTensor& tensor) {
+  state->set_initial(name, tensor);
+}
+void state_clear_initial(StateHandle& state) { state->clear_initial(); }
+double state_bytes_restored(StateHandle& state) { return static_cast<double>(state->bytes_restored()); }
 void state_clear(StateHandle& state) { state->clear(); }
 void state_drop(StateHandle& state, std::string name) { state->drop(name); }
 // It is the state after this step.
@@ -442,7 +444,7 @@ int push_memory(lua_State* L, const MemoryUse& use) {
   lua_newtable(L);
   set_field(L, "state", static_cast<double>(use.state));
   set_field(L, "arena", static_cast<double>(use.arena));
-  set_field(L, "pinned", static_cast<double>(use.pinned));
+  set_field(L, "persistent", static_cast<double>(use.persistent));
   set_field(L, "inputs", static_cast<double>(use.inputs));
   set_field(L, "outputs", static_cast<double>(use.outputs));
   set_field(L, "workspace", static_cast<double>(use.workspace));
@@ -595,9 +597,9 @@ void add_program(lua_State* L) {
   make_class<StateHandle>(
       L, {bind<&state_names<StateHandle>>("names"), bind<&state_read>("read"), bind<&state_write>("write"),
           bind<&state_bytes>("bytes"), bind<&state_copy>("copy"), bind<&state_has>("has"),
-          bind<&state_drop>("drop"), bind<&state_offer>("offer"), bind<&state_drop_offers>("drop_offers"),
-          bind<&state_bytes_taken>("bytes_taken"), bind<&state_set_step>("set_step"),
-          bind<&state_step>("step"), bind<&state_clear>("clear")});
+          bind<&state_drop>("drop"), bind<&state_set_initial>("set_initial"),
+          bind<&state_clear_initial>("clear_initial"), bind<&state_bytes_restored>("bytes_restored"),
+          bind<&state_set_step>("set_step"), bind<&state_step>("step"), bind<&state_clear>("clear")});
   make_class<StateCopyHandle>(
       L, {bind<&state_names<StateCopyHandle>>("names"), bind<&copy_read>("read"), bind<&copy_done>("done")});
   make_class<ProgramHandle>(L, {bind<&program_memory>("memory"), bind<&program_verify>("verify"),

@@ -182,7 +182,7 @@ class EmbeddedStore final : public Store {
   explicit EmbeddedStore(StoreClientOptions options)
       : options_(std::make_shared<const StoreClientOptions>(std::move(options))) {
     const auto start = Clock::now();
-    const Deadline deadline = start + std::max(options_->timeout, options_->patience);
+    const Deadline deadline = start + std::max(options_->timeout, options_->connect_timeout);
     auto warn_at = start + options_->warn_after;
     while (!line_) {
       try {

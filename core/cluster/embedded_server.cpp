@@ -147,7 +147,7 @@ class Server final : public StoreServer {
     Deadline end;  // of the farewell
     for (bool ending = false; !ending || (somebody_listens(Clock::now()) && Clock::now() < end);) {
       const auto before = Clock::now();
-      const milliseconds wait = patience(before);
+      const milliseconds wait = poll_timeout(before);
       std::vector<pollfd> polled = interests();
       ::poll(polled.data(), polled.size(), static_cast<int>(wait.count()));
       const auto now = Clock::now();
@@ -190,7 +190,7 @@ class Server final : public StoreServer {
   }
 
   // Until the next lapse or deadline.
-  milliseconds patience(Clock::time_point now) const {
+  milliseconds poll_timeout(Clock::time_point now) const {
     constexpr milliseconds kLongest{1000}, kLook{20};
     milliseconds wait = ending_ ? kLook : kLongest;
     if (deaf_until_ > now) wait = std::chrono::ceil<milliseconds>(deaf_until_ - now);

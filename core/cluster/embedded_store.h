@@ -42,7 +42,7 @@ struct StoreClientOptions {
   std::string secret;
   std::chrono::milliseconds timeout{10'000};  // of one call
   // Until the server is there, for it may start after its clients; at least one timeout.
-  std::chrono::milliseconds patience{0};
+  std::chrono::milliseconds connect_timeout{0};
   std::chrono::milliseconds warn_after{10'000};           // of that: then, and as often, `warn` says so
   std::function<void(const std::string& sentence)> warn;  // on the calling thread; absent: nobody is told
   std::string server;  // who is to serve it, for messages: "rank 0"; empty: not known

@@ -81,8 +81,8 @@ class Collective {
   virtual CollectiveTimes times() const = 0;  // of the last run that was waited for
 };
 
-struct Patience;
-class Witness;
+struct Timeouts;
+class FailureDetector;
 
 class Communicator {
  public:
@@ -95,13 +95,13 @@ class Communicator {
   virtual std::unique_ptr<Collective> prepare(const CollectiveRequest& request) = 0;
   // Called by every member at the same place, when all that belongs together has been prepared and before any
   // of it starts: connects what is not connected yet. Throws Error(peer) naming who is missing.
-  virtual void settle() {}
+  virtual void connect() {}
   // Fail every pending and later wait with Error(peer), and have the peers notice. From any thread. Returns
   // when nothing touches the memory of pending operations from outside any more.
   virtual void abort(std::string_view why) = 0;
   virtual int64_t bytes_sent() const = 0;  // since it was made
   // What it knows of its members; null: nothing.
-  virtual Witness* witness() { return nullptr; }
+  virtual FailureDetector* failure_detector() { return nullptr; }
 };
 
 // Prepares a collective, runs it this once and waits for it.
@@ -120,24 +120,24 @@ class Pacer {
                                         int rank, CommClock::time_point arrived) = 0;
 };
 
-// How long to wait for others, and whom to tell.
-struct Patience {
+// How long to wait for other ranks, and who is warned.
+struct Timeouts {
   std::chrono::milliseconds warn_after{10'000};  // of one wait(): then `warn` is called, once
   std::chrono::milliseconds timeout{60'000};     // of one wait(), and of making a group: then it fails
-  std::function<void(const std::string& sentence)> warn;  // from any thread; absent: nobody is told
+  std::function<void(const std::string& sentence)> warn;  // from any thread; absent: no warning
 };
 
 // What the host's communicator of a group knows of the members, for one that carries the same group's
 // operands another way (between GPUs) and would not notice by itself who is lost. Ranks are the group's.
 // Thread-safe.
-class Witness {
+class FailureDetector {
  public:
-  virtual ~Witness() = default;
-  virtual const Patience& patience() const = 0;
+  virtual ~FailureDetector() = default;
+  virtual const Timeouts& timeouts() const = 0;
   virtual std::string call(int peer) const = 0;  // "rank 3 (host)", of any rank of the group
   // "rank 1 (host) is gone (its connection closed)", or why it gave up; empty: it is there, for all we know.
   virtual std::string lost(int peer) = 0;
-  // A board: operation number `sequence` is being waited for here, for long; and whether a peer says so.
+  // This rank waits long for operation number `sequence`; and whether a peer says that it does.
   virtual void say_waiting(int64_t sequence) = 0;
   virtual bool is_waiting(int peer, int64_t sequence) = 0;
   // Call `dead(cause)` once, from any thread, when the communicator has failed or was aborted; at once if it

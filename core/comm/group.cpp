@@ -43,7 +43,7 @@ struct Queue : OperationQueue {
   std::thread thread;
 };
 
-class Group final : public Communicator, public Witness, public std::enable_shared_from_this<Group> {
+class Group final : public Communicator, public FailureDetector, public std::enable_shared_from_this<Group> {
  public:
   Group(GroupOptions options, std::unique_ptr<Links> links)
       : options_(std::move(options)),
@@ -75,8 +75,8 @@ class Group final : public Communicator, public Witness, public std::enable_shar
     fail(text, text);
   }
 
-  Witness* witness() override { return this; }
-  const Patience& patience() const override { return options_.patience; }
+  FailureDetector* failure_detector() override { return this; }
+  const Timeouts& timeouts() const override { return options_.timeouts; }
   std::string call(int peer) const override {
     return fmt::format("rank {} ({})", fabric_rank(peer), links_->host(peer));
   }
@@ -101,13 +101,13 @@ class Group final : public Communicator, public Witness, public std::enable_shar
   void interrupted(Queue& queue);
   void hold(Queue& queue, const Operation& operation, CommClock::time_point arrived);
   struct Missing {
-    Awaited rank;
+    PendingPeer rank;
     bool has_come;
   };
   std::vector<Missing> who_is_missing(Queue& queue, const Operation& operation);
   bool say_waiting_for(const std::vector<Missing>& missing);
   std::string sentence(Queue& queue, const Operation& operation, CommClock::time_point since,
-                       std::vector<Awaited>& blamed);
+                       std::vector<PendingPeer>& suspects);
   std::optional<std::string> why(int peer) { return options_.board->why(name(), fabric_rank(peer)); }
   void peer_gone(int peer);
   void fail_for(const Operation& operation, const LostPeer& peer);
@@ -197,29 +197,29 @@ void Group::wait(Queue& queue, Operation& operation) {
   Lock lock(tracker_.mutex);
   HET_REQUIRE(operation.started, operation.request.label);
   const auto finished = [&] { return operation.finished.load(std::memory_order_relaxed); };
-  const Patience& patience = options_.patience;
-  std::vector<Awaited> blamed;
+  const Timeouts& timeouts = options_.timeouts;
+  std::vector<PendingPeer> suspects;
   const auto in_time = [&](milliseconds limit) {
-    return tracker_.changed.wait_until(lock, since + std::min(limit, patience.timeout), finished);
+    return tracker_.changed.wait_until(lock, since + std::min(limit, timeouts.timeout), finished);
   };
-  const bool takes_long = !in_time(say_waiting_after(patience.warn_after, patience.timeout));
+  const bool takes_long = !in_time(say_waiting_after(timeouts.warn_after, timeouts.timeout));
   if (takes_long) {
     lock.unlock();
     say_waiting_for(who_is_missing(queue, operation));
     lock.lock();
   }
-  if (!in_time(patience.warn_after) && patience.warn_after < patience.timeout) {
+  if (!in_time(timeouts.warn_after) && timeouts.warn_after < timeouts.timeout) {
     lock.unlock();
-    const std::string text = sentence(queue, operation, since, blamed);
-    if (!text.empty() && patience.warn) patience.warn(text);
+    const std::string text = sentence(queue, operation, since, suspects);
+    if (!text.empty() && timeouts.warn) timeouts.warn(text);
     lock.lock();
   }
-  if (!in_time(patience.timeout)) {
+  if (!in_time(timeouts.timeout)) {
     lock.unlock();
-    const std::string text = sentence(queue, operation, since, blamed);
+    const std::string text = sentence(queue, operation, since, suspects);
     if (!text.empty()) {
       if (options_.silent)
-        for (const Awaited& one : blamed) options_.silent(one.rank);
+        for (const PendingPeer& one : suspects) options_.silent(one.rank);
       fail(text, text);
     }
     lock.lock();
@@ -341,18 +341,18 @@ std::vector<Group::Missing> Group::who_is_missing(Queue& queue, const Operation&
   return missing;
 }
 
-// Others who wait for this rank shall not take it for the one to blame. Whether there was anything to say.
+// Others who wait for this rank shall not suspect it. Whether there was anything to say.
 bool Group::say_waiting_for(const std::vector<Missing>& missing) {
-  std::vector<Awaited> ranks;
+  std::vector<PendingPeer> ranks;
   for (const Missing& one : missing) ranks.push_back(one.rank);
   if (!ranks.empty()) options_.board->say_waiting(ranks);
   return !ranks.empty();
 }
 
-// Who keeps `operation` waiting: one sentence, and who is to blame. Empty when it has finished or failed
+// Who keeps `operation` waiting: one sentence, and the suspects. Empty when it has finished or failed
 // meanwhile.
 std::string Group::sentence(Queue& queue, const Operation& operation, CommClock::time_point since,
-                            std::vector<Awaited>& blamed) {
+                            std::vector<PendingPeer>& suspects) {
   const std::vector<Missing> missing = who_is_missing(queue, operation);
   std::string text;
   {
@@ -362,11 +362,11 @@ std::string Group::sentence(Queue& queue, const Operation& operation, CommClock:
     if (queue.first() != &operation) text += fmt::format(", behind {}", text_of(queue.first()->request));
   }
   if (!say_waiting_for(missing)) return text + "; it is not known who is missing";
-  std::vector<Awaited> ranks;
+  std::vector<PendingPeer> ranks;
   for (const Missing& one : missing) ranks.push_back(one.rank);
   const char* separator = ": ";
-  blamed = options_.board->to_blame(ranks);
-  for (const Awaited& one : blamed) {
+  suspects = options_.board->suspects(ranks);
+  for (const PendingPeer& one : suspects) {
     const auto known = std::find_if(missing.begin(), missing.end(),
                                     [&](const Missing& other) { return other.rank.rank == one.rank; });
     const bool has_come = known != missing.end() && known->has_come;
@@ -382,10 +382,10 @@ void Group::fail_for(const Operation& operation, const LostPeer& peer) {
   if (const std::optional<std::string> said = why(peer.peer))
     return fail(fmt::format("{}: {}", text, gave_up_text(call(peer.peer), *said)), *said);
   std::string cause = options_.board->gone(call(peer.peer), peer.what);
-  if (is_late(operation.times.begun, options_.patience.timeout)) {
-    const Awaited lost{fabric_rank(peer.peer), links_->host(peer.peer)};
-    const std::vector<Awaited> blamed = options_.board->to_blame({lost});
-    if (blamed != std::vector{lost}) cause = tell(blamed, "has not arrived");
+  if (is_late(operation.times.begun, options_.timeouts.timeout)) {
+    const PendingPeer lost{fabric_rank(peer.peer), links_->host(peer.peer)};
+    const std::vector<PendingPeer> suspects = options_.board->suspects({lost});
+    if (suspects != std::vector{lost}) cause = tell(suspects, "has not arrived");
   }
   fail(fmt::format("{}: {}", text, cause), cause);
 }
@@ -473,10 +473,10 @@ int place_in_group(const std::vector<int>& ranks, int rank, int size) {
 }
 
 std::string did_not_join(const std::string& who, const std::string& group,
-                         const std::vector<Awaited>& missing, milliseconds waited) {
+                         const std::vector<PendingPeer>& missing, milliseconds waited) {
   std::vector<std::string> parts;
   std::vector<int> absent;
-  for (const Awaited& one : missing) {
+  for (const PendingPeer& one : missing) {
     if (one.by < 0)
       absent.push_back(one.rank);
     else

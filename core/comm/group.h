@@ -1,4 +1,4 @@
-// The Communicator over any Links: queues with a thread each, waiting with patience, the sentence that says
+// The Communicator over any Links: queues with a thread each, waiting with a timeout, the sentence that says
 // who is missing, and the end of a communicator. Internal to core/comm.
 #pragma once
 
@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "core/comm/board.h"
 #include "core/comm/communicator.h"
+#include "core/comm/status_board.h"
 #include "core/comm/wire.h"
 
 namespace het {
@@ -18,9 +18,9 @@ struct GroupOptions {
   std::string name;
   std::vector<int> ranks;  // of the fabric, by rank of the group
   int rank = 0;            // this one's, in the group
-  Patience patience;
+  Timeouts timeouts;
   // What a rank says there before it cuts its connections tells a peer that left from one that died.
-  std::shared_ptr<Board> board;
+  std::shared_ptr<StatusBoard> board;
   std::shared_ptr<Pacer> pacer;          // absent: operations are done when they are done
   std::function<void(int rank)> silent;  // of the fabric: it was waited for in vain; absent: no call
 };
@@ -30,7 +30,7 @@ std::shared_ptr<Communicator> make_group(GroupOptions options, std::unique_ptr<L
 // This rank's place in a new group; Error(bug) unless the ranks are distinct, in [0, size) and include it.
 int place_in_group(const std::vector<int>& ranks, int rank, int size);
 std::string did_not_join(const std::string& who, const std::string& group,
-                         const std::vector<Awaited>& missing, std::chrono::milliseconds waited);
+                         const std::vector<PendingPeer>& missing, std::chrono::milliseconds waited);
 
 // The communicators a fabric has made, to abort them together. Thread-safe.
 class GroupList {

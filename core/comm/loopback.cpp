@@ -154,7 +154,7 @@ class LoopbackFabric final : public Fabric {
         rank_(rank),
         size_(size),
         options_(std::move(options)),
-        board_(std::make_shared<Board>(lobby_->words, "loopback", rank)) {
+        board_(std::make_shared<StatusBoard>(lobby_->words, "loopback", rank)) {
     if (options_.pacer) pacer_ = options_.pacer();
   }
 
@@ -168,7 +168,7 @@ class LoopbackFabric final : public Fabric {
     const std::shared_ptr<Meeting> meeting = meeting_of(name, ranks.size());
     join(*meeting, place, name, ranks);
     auto group = make_group(
-        {name, std::move(ranks), place, options_.patience, board_, pacer != nullptr ? pacer : pacer_},
+        {name, std::move(ranks), place, options_.timeouts, board_, pacer != nullptr ? pacer : pacer_},
         std::make_unique<LoopbackLinks>(meeting, place));
     groups_.add(group);
     return group;
@@ -191,20 +191,20 @@ class LoopbackFabric final : public Fabric {
 
   void join(Meeting& meeting, int place, const std::string& name, const std::vector<int>& ranks) {
     constexpr std::chrono::milliseconds kLookForAbort{20};
-    const CommClock::time_point until = CommClock::now() + options_.patience.timeout;
+    const CommClock::time_point until = CommClock::now() + options_.timeouts.timeout;
     std::unique_lock lock(meeting.mutex);
     HET_REQUIRE(!meeting.members[place].here, name, place);
     meeting.members[place].here = true;
     meeting.changed.notify_all();
     while (true) {
-      std::vector<Awaited> missing;
+      std::vector<PendingPeer> missing;
       for (size_t i = 0; i < ranks.size(); ++i)
         if (!meeting.members[i].here) missing.push_back({ranks[i]});
       if (missing.empty()) return;
       groups_.require_alive();
       if (CommClock::now() >= until)
         throw Error(ErrorKind::peer, did_not_join(fmt::format("rank {} (this process)", rank_), name, missing,
-                                                  options_.patience.timeout));
+                                                  options_.timeouts.timeout));
       meeting.changed.wait_for(lock, kLookForAbort);
     }
   }
@@ -212,7 +212,7 @@ class LoopbackFabric final : public Fabric {
   std::shared_ptr<Lobby> lobby_;
   int rank_, size_;
   LoopbackOptions options_;
-  std::shared_ptr<Board> board_;
+  std::shared_ptr<StatusBoard> board_;
   std::shared_ptr<Pacer> pacer_;
   GroupList groups_;
 };

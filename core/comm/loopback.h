@@ -11,7 +11,7 @@
 namespace het {
 
 struct LoopbackOptions {
-  Patience patience;
+  Timeouts timeouts;
   std::function<std::shared_ptr<Pacer>()> pacer;  // makes one for each rank; absent: none
 };
 

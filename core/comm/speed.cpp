@@ -37,7 +37,7 @@ std::vector<double> seconds_of(Communicator& group, Device* device, int peer, bo
     const auto send = group.prepare(request);
     request.kind = CollectiveKind::receive;
     const auto receive = group.prepare(request);
-    group.settle();
+    group.connect();
     const auto give = [&] {
       send->start(out, nullptr);
       send->wait();

@@ -74,8 +74,8 @@ class Mesh final : public Fabric {
     HET_REQUIRE(by_store || static_cast<int>(options_.addresses.size()) == options_.size, options_.size);
     HET_REQUIRE(options_.store != nullptr || (!by_store && options_.board != nullptr), options_.rank);
     if (options_.host.empty()) options_.host = host_name();
-    board_ = std::make_shared<Board>(options_.board != nullptr ? options_.board : options_.store,
-                                     options_.prefix, options_.rank, options_.keeper);
+    board_ = std::make_shared<StatusBoard>(options_.board != nullptr ? options_.board : options_.store,
+                                           options_.prefix, options_.rank, options_.keeper);
     for (const TcpAddress& address : options_.addresses) addresses_.emplace_back(address);
     addresses_.resize(static_cast<size_t>(options_.size));
     acceptor_->open(options_.generation, [arrivals = arrivals_](Acceptor::Arrival arrival) {
@@ -94,9 +94,9 @@ class Mesh final : public Fabric {
                                       std::shared_ptr<Pacer> pacer) override {
     groups_.require_alive();
     const int place = place_in_group(ranks, rank(), size());
-    const TcpForming forming{
-        options_, *acceptor_, *arrivals_,
-        *board_,  groups_,    [this](int of, milliseconds patience) { return look_up(of, patience); }};
+    const TcpForming forming{options_,   *acceptor_,
+                             *arrivals_, *board_,
+                             groups_,    [this](int of, milliseconds limit) { return look_up(of, limit); }};
     begin_forming(name);
     std::vector<TcpPeer> peers;
     try {
@@ -108,7 +108,7 @@ class Mesh final : public Fabric {
     end_forming(name);
     auto links = std::make_unique<TcpLinks>(io_, std::move(peers), place, options_.ended);
     GroupOptions made{
-        name, std::move(ranks), place, options_.patience, board_, pacer != nullptr ? pacer : options_.pacer,
+        name, std::move(ranks), place, options_.timeouts, board_, pacer != nullptr ? pacer : options_.pacer,
         {}};
     if (options_.ended) made.silent = [ended = options_.ended](int of) { ended(of, false); };
     auto group = make_group(std::move(made), std::move(links));
@@ -130,14 +130,14 @@ class Mesh final : public Fabric {
 
  private:
   // Leaves the own address first. What is no address has no host and no port.
-  std::optional<TcpAddress> look_up(int rank, milliseconds patience) {
+  std::optional<TcpAddress> look_up(int rank, milliseconds limit) {
     std::lock_guard lock(looking_up_);
     auto& known = addresses_[static_cast<size_t>(rank)];
     if (known) return known;
     const auto key = [&](int of) { return fmt::format("{}/address/{}", options_.prefix, of); };
     if (!std::exchange(has_left_address_, true))
       options_.store->set(key(options_.rank), write_address({options_.host, acceptor_->endpoint()}));
-    const std::optional<std::string> text = options_.store->wait(key(rank), patience);
+    const std::optional<std::string> text = options_.store->wait(key(rank), limit);
     if (!text) return std::nullopt;
     const std::optional<TcpAddress> address = read_address(*text);
     if (!address) return TcpAddress{};
@@ -162,7 +162,7 @@ class Mesh final : public Fabric {
   const std::shared_ptr<Acceptor> acceptor_;
   const std::shared_ptr<TcpArrivals> arrivals_;
   const std::shared_ptr<TcpIo> io_;
-  std::shared_ptr<Board> board_;
+  std::shared_ptr<StatusBoard> board_;
   GroupList groups_;
   std::mutex looking_up_;  // of the two below
   std::vector<std::optional<TcpAddress>> addresses_;

@@ -38,7 +38,7 @@ struct TcpOptions {
   std::string prefix;               // of its keys: the run and the generation. A second fabric needs another.
   std::string keeper;               // "rank 0 (host-a)", when a rank serves store and board; empty: none
   std::string host;                 // this machine, for messages; empty: its host name
-  Patience patience;
+  Timeouts timeouts;
   std::shared_ptr<Pacer> pacer;
   // The connection of a group with that rank was closed by the other end, or could not be made, or the rank
   // was waited for in vain; `goodbye`: it closed it, and lives. On any thread; absent: no call.

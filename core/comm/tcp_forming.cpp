@@ -79,7 +79,7 @@ constexpr milliseconds kLookForLife{250};                   // of who is to come
 
 struct Member {
   enum class Stage : uint8_t { address, pause, connecting, greeting, reply, arrival, done };
-  Awaited rank;
+  PendingPeer rank;
   Stage stage = Stage::address;
   Endpoint endpoint;
   Descriptor socket;
@@ -110,8 +110,8 @@ class Attempt {
         name_(name),
         group_(digest_of_name(name)),
         place_(static_cast<size_t>(place)),
-        until_(CommClock::now() + f_.options.patience.timeout),
-        say_after_(say_waiting_after(f_.options.patience.warn_after, f_.options.patience.timeout)),
+        until_(CommClock::now() + f_.options.timeouts.timeout),
+        say_after_(say_waiting_after(f_.options.timeouts.warn_after, f_.options.timeouts.timeout)),
         say_at_(CommClock::now() + say_after_),
         wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     if (!wake_) fail_environment("cannot make an eventfd: {}", std::strerror(errno));
@@ -131,7 +131,7 @@ class Attempt {
       f_.groups.require_alive();
       for (Member& member : members_)
         if (member.due) step(member);
-      const std::vector<Awaited> missing = who_is_missing();
+      const std::vector<PendingPeer> missing = who_is_missing();
       if (missing.empty()) break;
       if (CommClock::now() >= until_) give_up_waiting(missing);
       say(missing);
@@ -147,8 +147,8 @@ class Attempt {
   int rank() const { return f_.options.rank; }
   std::string self() const { return fmt::format("rank {} ({})", rank(), f_.options.host); }
 
-  std::vector<Awaited> who_is_missing() const {
-    std::vector<Awaited> missing;
+  std::vector<PendingPeer> who_is_missing() const {
+    std::vector<PendingPeer> missing;
     for (const Member& member : members_)
       if (member.stage != Stage::done) missing.push_back(member.rank);
     return missing;
@@ -323,13 +323,13 @@ class Attempt {
     f_.groups.require_alive();
     if (const auto why = f_.board.why(name_, member.rank.rank)) gave_up(member, *why);
     if (f_.options.ended) f_.options.ended(member.rank.rank, false);
-    const milliseconds patience = f_.options.patience.timeout;
-    if (!is_late(until_ - patience, patience))
+    const milliseconds timeout = f_.options.timeouts.timeout;
+    if (!is_late(until_ - timeout, timeout))
       give_up(fmt::format("{} could not form group '{}': {}", self(), name_,
                           f_.board.gone(call(member.rank), how)));
     give_up(fmt::format("{} waited {:.1f} s to form group '{}': {}", self(),
-                        static_cast<double>(patience.count()) / 1e3, name_,
-                        tell(f_.board.to_blame({member.rank}), "has not arrived")));
+                        static_cast<double>(timeout.count()) / 1e3, name_,
+                        tell(f_.board.suspects({member.rank}), "has not arrived")));
   }
 
   [[noreturn]] void gave_up(const Member& member, const std::string& why) {
@@ -338,14 +338,14 @@ class Attempt {
         why);
   }
 
-  [[noreturn]] void give_up_waiting(const std::vector<Awaited>& missing) {
+  [[noreturn]] void give_up_waiting(const std::vector<PendingPeer>& missing) {
     for (const Member& member : members_)
       if (member.stage != Stage::done)
         if (const auto why = f_.board.why(name_, member.rank.rank)) gave_up(member, *why);
-    const std::vector<Awaited> blamed = f_.board.to_blame(missing);
+    const std::vector<PendingPeer> suspects = f_.board.suspects(missing);
     if (f_.options.ended)
-      for (const Awaited& one : blamed) f_.options.ended(one.rank, false);
-    std::string text = did_not_join(self(), name_, blamed, f_.options.patience.timeout);
+      for (const PendingPeer& one : suspects) f_.options.ended(one.rank, false);
+    std::string text = did_not_join(self(), name_, suspects, f_.options.timeouts.timeout);
     for (const Member& member : members_)
       if (member.stage != Stage::done && !member.problem.empty()) text += fmt::format("; {}", member.problem);
     if (const std::vector<std::string> rejected = f_.acceptor.rejected(); !rejected.empty())
@@ -363,7 +363,7 @@ class Attempt {
 
   // When it takes long: for whom this rank waits, on the board; and whether one of them has given up. A rank
   // that gives up leaves its word, for those who still wait.
-  void say(const std::vector<Awaited>& missing) {
+  void say(const std::vector<PendingPeer>& missing) {
     if (CommClock::now() < say_at_) return;
     say_at_ = CommClock::now() + say_after_;
     if (missing != said_) f_.board.say_waiting(missing);
@@ -406,7 +406,7 @@ class Attempt {
   Deadline say_at_;
   Descriptor wake_;
   std::vector<Member> members_;
-  std::vector<Awaited> said_;
+  std::vector<PendingPeer> said_;
 };
 
 }  // namespace

@@ -46,11 +46,11 @@ struct TcpForming {
   const TcpOptions& options;
   Acceptor& acceptor;
   TcpArrivals& arrivals;
-  Board& board;
+  StatusBoard& board;
   const GroupList& groups;  // aborted: forming ends
-  // The address of a rank, within `patience`; empty: it is not known yet. Without a port: the store has
+  // The address of a rank, within `limit`; empty: it is not known yet. Without a port: the store has
   // something else in its place.
-  std::function<std::optional<TcpAddress>(int rank, std::chrono::milliseconds patience)> look_up;
+  std::function<std::optional<TcpAddress>(int rank, std::chrono::milliseconds limit)> look_up;
 
   // The connections to `ranks`, of which this one is at `place`. Throws Error(peer) naming who is missing.
   std::vector<TcpPeer> connect(const std::string& name, const std::vector<int>& ranks, int place) const;

@@ -10,8 +10,8 @@ namespace het {
 // Used by one thread, except interrupt().
 class TcpWire final : public Wire {
  public:
-  TcpWire(const std::vector<std::shared_ptr<TcpConnection>>& connections, const std::vector<Awaited>& ranks,
-          std::shared_ptr<TcpLinks::Watch> watch, uint64_t channel)
+  TcpWire(const std::vector<std::shared_ptr<TcpConnection>>& connections,
+          const std::vector<PendingPeer>& ranks, std::shared_ptr<TcpLinks::Watch> watch, uint64_t channel)
       : ranks_(ranks), watch_(std::move(watch)) {
     for (const std::shared_ptr<TcpConnection>& connection : connections)
       peers_.push_back({connection, connection == nullptr ? nullptr : &connection->channel(channel)});
@@ -115,7 +115,7 @@ class TcpWire final : public Wire {
     fail(ErrorKind::peer, "{} sends {} bytes where this rank expects {}", other, sizes.sent, sizes.expected);
   }
 
-  const std::vector<Awaited>& ranks_;
+  const std::vector<PendingPeer>& ranks_;
   const std::shared_ptr<TcpLinks::Watch> watch_;
   std::vector<Peer> peers_;
   bool any_posted_ = false;

@@ -8,14 +8,14 @@
 #include <string>
 #include <vector>
 
-#include "core/comm/board.h"
+#include "core/comm/status_board.h"
 #include "core/comm/tcp_connection.h"
 #include "core/comm/wire.h"
 
 namespace het {
 
 struct TcpPeer {
-  Awaited rank;       // of the fabric, and its host
+  PendingPeer rank;   // of the fabric, and its host
   Descriptor socket;  // after the hellos; none for this rank
 };
 
@@ -47,7 +47,7 @@ class TcpLinks final : public Links {
   friend class TcpWire;
 
   const std::shared_ptr<TcpIo> io_;  // goes last
-  std::vector<Awaited> ranks_;
+  std::vector<PendingPeer> ranks_;
   std::vector<std::shared_ptr<TcpConnection>> connections_;  // by peer; null for this rank
   const std::shared_ptr<Watch> watch_;
 };

@@ -120,7 +120,7 @@ class Device {
   virtual int64_t available_bytes() const = 0;  // that the machine could give now
   // Of these what allocate() may still hand out: less what it has handed out and nobody has written to yet,
   // and this process's share alone where several share the machine.
-  virtual int64_t allowance_bytes() const { return available_bytes(); }
+  virtual int64_t memory_budget_bytes() const { return available_bytes(); }
   // Throws Error(usage) when this device has no kernel for the operator or for these types.
   virtual std::unique_ptr<Kernel> prepare(const KernelRequest& request) = 0;
   virtual void copy_in(std::byte* to, const std::byte* host, int64_t bytes) = 0;

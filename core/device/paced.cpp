@@ -67,7 +67,7 @@ class PacedDevice final : public Device {
   }
   bool has_own_memory() const override { return device_->has_own_memory(); }
   int64_t available_bytes() const override { return limited(device_->available_bytes()); }
-  int64_t allowance_bytes() const override { return limited(device_->allowance_bytes()); }
+  int64_t memory_budget_bytes() const override { return limited(device_->memory_budget_bytes()); }
   std::unique_ptr<Kernel> prepare(const KernelRequest& request) override {
     std::vector<TensorType> inputs, outputs;
     for (const Layout& layout : request.inputs) inputs.push_back(layout.type);

@@ -38,13 +38,13 @@ struct Executor::Call {
   Kernel* kernel = nullptr;
   Collective* collective = nullptr;
   bool starts = false;
-  bool in_order = false;  // it orders itself with the kernels
-  bool settled = false;   // what was awaited before it must have come, as far as the host knows
+  bool stream_ordered = false;  // the device orders it with the kernels
+  bool requires_sync = false;   // the host waits for the device first: what was awaited must have come
   int first_input = 0, first_output = 0;
 };
 
 // Calls [begin, end) between which the host does nothing: kernels, or one that starts or awaits a collective.
-struct Executor::Stretch {
+struct Executor::Segment {
   int begin, end;
   bool has_run = false;                  // to its end
   std::unique_ptr<Recording> recording;  // null: not yet, or the device records nothing
@@ -92,19 +92,19 @@ Executor::Executor(Program program, std::shared_ptr<StateStore> state, std::shar
   int64_t new_state = 0, scratch = 0;
   for (const BufferSpec& buffer : program_.buffers) {
     if (buffer.home == Home::state && !state_->has(buffer.name)) new_state += buffer.type.bytes();
-    if (buffer.home == Home::pinned || buffer.home == Home::input || buffer.home == Home::output)
+    if (buffer.home == Home::persistent || buffer.home == Home::input || buffer.home == Home::output)
       scratch += aligned(buffer.type.bytes());
   }
   const int64_t own = aligned(program_.arena_bytes) + scratch + memory_.workspace;
-  const int64_t allowance = device.allowance_bytes(), available = device.available_bytes();
-  if (own + new_state > allowance)
+  const int64_t budget = device.memory_budget_bytes(), available = device.available_bytes();
+  if (own + new_state > budget)
     fail_environment(
         "the model does not fit in memory: it needs {} (state {}, activations {}, other {}), {} are "
         "available on {}{}; a smaller micro-batch, a shorter context or fewer layers would help",
         show_bytes(own + new_state), show_bytes(memory_.state), show_bytes(memory_.arena),
-        show_bytes(own - aligned(program_.arena_bytes)), show_bytes(allowance), device.name(),
+        show_bytes(own - aligned(program_.arena_bytes)), show_bytes(budget), device.name(),
         // Both were read from a machine that moves on: small differences mean nothing.
-        available - allowance > available / 16
+        available - budget > available / 16
             ? fmt::format(" (of its {}, the rest is promised to other parts of the run)",
                           show_bytes(available))
             : std::string());
@@ -145,7 +145,7 @@ Executor::Executor(Program program, std::shared_ptr<StateStore> state, std::shar
   if (first_update_ < 0) first_update_ = static_cast<int>(calls_.size());
   find_decision();
   prepare_communication();
-  find_stretches();
+  find_segments();
 }
 
 void Executor::find_decision() {
@@ -161,7 +161,7 @@ void Executor::find_decision() {
   for (int i = first_gather_; i < static_cast<int>(program_.instructions.size()); ++i)
     visit_operands(program_, program_.instructions[static_cast<size_t>(i)],
                    [&](const Operand& operand, Use use) {
-                     if (use == Use::writes || use == Use::gives) last_write[operand.buffer] = i;
+                     if (use == Use::write || use == Use::yield) last_write[operand.buffer] = i;
                    });
   for (size_t b = 0; b < program_.buffers.size(); ++b) {
     const BufferSpec& buffer = program_.buffers[b];
@@ -187,7 +187,7 @@ void Executor::prepare_communication() {
     if (const auto* start = std::get_if<Start>(&program_.instructions[i])) {
       Communicator& group = *communicators[start->group];
       collectives_.push_back(group.prepare(start->request));
-      calls_[i].in_order = direct[start->group];
+      calls_[i].stream_ordered = direct[start->group];
       if (!direct[start->group] && device.has_own_memory())
         collectives_.back() = make_staged(std::move(collectives_.back()), group, device);
       calls_[i].collective = collectives_.back().get();
@@ -197,30 +197,30 @@ void Executor::prepare_communication() {
       addresses_.push_back(address(start->out));
     } else if (const auto* await = std::get_if<Await>(&program_.instructions[i])) {
       calls_[i].collective = calls_[await->start].collective;
-      calls_[i].in_order = calls_[await->start].in_order;
+      calls_[i].stream_ordered = calls_[await->start].stream_ordered;
     }
   }
-  // State is changed only with what has come: of an operation that orders itself the host does not know yet,
-  // and what a lost rank leaves undone would be taken for its result.
+  // Change state only with what has come: the host does not know yet whether a stream-ordered operation is
+  // done, and what a lost rank leaves undone would be taken for its result.
   bool unknown = false;
   for (size_t i = 0; i < calls_.size(); ++i) {
-    unknown |= calls_[i].in_order && !calls_[i].starts;
+    unknown |= calls_[i].stream_ordered && !calls_[i].starts;
     if (static_cast<int>(i) < first_update_ || calls_[i].kernel == nullptr) continue;
-    calls_[i].settled = std::exchange(unknown, false);
+    calls_[i].requires_sync = std::exchange(unknown, false);
   }
-  for (Communicator* communicator : communicators) communicator->settle();
+  for (Communicator* communicator : communicators) communicator->connect();
 }
 
-// What follows the prologue, and the update, begin stretches: the prologue is left out at times, and
-// transfers are waited for before the update.
-void Executor::find_stretches() {
+// A segment ends with the prologue, which is left out at times, and one begins with the update, which waits
+// for transfers.
+void Executor::find_segments() {
   for (int i = 0; i < static_cast<int>(calls_.size()); ++i) {
     const bool follows = i > 0 && calls_[i].kernel != nullptr && calls_[i - 1].kernel != nullptr &&
-                         !calls_[i].settled && i != program_.prologue && i != first_update_;
+                         !calls_[i].requires_sync && i != program_.prologue && i != first_update_;
     if (follows)
-      stretches_.back().end = i + 1;
+      segments_.back().end = i + 1;
     else
-      stretches_.push_back({i, i + 1});
+      segments_.push_back({i, i + 1});
   }
 }
 
@@ -269,7 +269,7 @@ void Executor::close(std::string why) {
   state_->device().enter();
   freeze();
   closed_ = std::move(why);
-  stretches_.clear();
+  segments_.clear();
   kernels_.clear();
   used_.clear();
   arena_.reset();
@@ -301,15 +301,15 @@ void Executor::launch(const Call& call) {
       if (is_message(call.collective->request().kind)) bubble_ += seconds;
       return;
     }
-    if (!call.in_order) state_->device().synchronize();
+    if (!call.stream_ordered) state_->device().synchronize();
     return call.collective->start(addresses_[call.first_input], addresses_[call.first_input + 1]);
   }
-  await_settled(call);
+  synchronize_before(call);
   run_kernel(call);
 }
 
-void Executor::await_settled(const Call& call) {
-  if (!call.settled) return;
+void Executor::synchronize_before(const Call& call) {
+  if (!call.requires_sync) return;
   const auto begin = std::chrono::steady_clock::now();
   state_->device().synchronize();
   waited_ += seconds_since(begin);
@@ -333,31 +333,31 @@ bool Executor::asked_to_stop(int instruction) const {
 }
 
 // False when stopped.
-bool Executor::launch(Stretch& stretch) {
-  if (asked_to_stop(stretch.begin)) return false;
-  if (stretch.begin == first_update_) state_->device().wait_for_transfers();
-  const Call& first = calls_[stretch.begin];
-  if (stretch.begin == deciding_start_) write_word();
+bool Executor::launch(Segment& segment) {
+  if (asked_to_stop(segment.begin)) return false;
+  if (segment.begin == first_update_) state_->device().wait_for_transfers();
+  const Call& first = calls_[segment.begin];
+  if (segment.begin == deciding_start_) write_word();
   if (first.kernel == nullptr) {
-    if (before_each_) before_each_(stretch.begin);
+    if (before_each_) before_each_(segment.begin);
     launch(first);
-    next_ = stretch.end;
+    next_ = segment.end;
     return true;
   }
-  await_settled(first);
-  if (stretch.begin == program_.decided) keep_decision();
-  if (stretch.recording != nullptr && !before_each_) {
-    stretch.recording->replay();
+  synchronize_before(first);
+  if (segment.begin == program_.decided) keep_decision();
+  if (segment.recording != nullptr && !before_each_) {
+    segment.recording->replay();
   } else {
-    for (int i = stretch.begin; i < stretch.end; ++i) {
+    for (int i = segment.begin; i < segment.end; ++i) {
       if (asked_to_stop(i)) return false;
       if (before_each_) before_each_(i);
       run_kernel(calls_[i]);
       next_ = i + 1;
     }
   }
-  next_ = stretch.end;
-  stretch.has_run = true;
+  next_ = segment.end;
+  segment.has_run = true;
   return true;
 }
 
@@ -365,11 +365,11 @@ bool Executor::launch(Stretch& stretch) {
 // have to load their code, which cannot be recorded.
 void Executor::record() {
   bool whole = true;
-  for (Stretch& stretch : stretches_) {
-    whole &= stretch.has_run || calls_[stretch.begin].kernel == nullptr;
-    if (!stretch.has_run || stretch.recording != nullptr || stretch.end - stretch.begin < 2) continue;
-    stretch.recording = state_->device().record([&] {
-      for (int i = stretch.begin; i < stretch.end; ++i) run_kernel(calls_[i]);
+  for (Segment& segment : segments_) {
+    whole &= segment.has_run || calls_[segment.begin].kernel == nullptr;
+    if (!segment.has_run || segment.recording != nullptr || segment.end - segment.begin < 2) continue;
+    segment.recording = state_->device().record([&] {
+      for (int i = segment.begin; i < segment.end; ++i) run_kernel(calls_[i]);
     });
   }
   recorded_ = whole;
@@ -381,9 +381,9 @@ bool Executor::run() {
   const auto began = std::chrono::steady_clock::now();
   waited_ = bubble_ = 0;
   const int begin = begin_run();
-  for (Stretch& stretch : stretches_) {
-    if (stretch.begin == first_gather_) advance_state();
-    if (stretch.begin < begin || launch(stretch)) continue;
+  for (Segment& segment : segments_) {
+    if (segment.begin == first_gather_) advance_state();
+    if (segment.begin < begin || launch(segment)) continue;
     stop_.store(false);
     return false;
   }

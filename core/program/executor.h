@@ -121,14 +121,14 @@ class Executor {
 
  private:
   struct Call;
-  struct Stretch;
+  struct Segment;
   void launch(const Call& call);
-  bool launch(Stretch& stretch);
-  void await_settled(const Call& call);
+  bool launch(Segment& segment);
+  void synchronize_before(const Call& call);
   void run_kernel(const Call& call);
   void find_decision();
   void prepare_communication();
-  void find_stretches();
+  void find_segments();
   void record();
   bool asked_to_stop(int instruction) const;
   std::byte* address(const Operand& operand) const;
@@ -161,16 +161,16 @@ class Executor {
   std::vector<Used> used_;
   uint64_t replaced_ = 0;  // entries of the state, when these were looked up
   std::unique_ptr<Memory>
-      arena_;  // arena, then pinned, inputs, outputs, then workspace; outlives collectives
+      arena_;  // arena, then persistent, inputs, outputs, then workspace; outlives collectives
   std::shared_ptr<Groups> groups_;
   std::vector<std::unique_ptr<Collective>> collectives_;
   std::vector<Call> calls_;
   std::vector<std::byte*> addresses_;  // operands of all calls, one after the other
   std::vector<std::byte*> buffer_addresses_;
   std::byte* workspace_ = nullptr;
-  std::vector<Stretch> stretches_;  // all calls, in their order
-  bool recorded_ = false;           // every stretch of two calls or more, if the device records
-  std::vector<bool> written_;       // of buffers: inputs that have been written
+  std::vector<Segment> segments_;  // all calls, in their order
+  bool recorded_ = false;          // every segment of two calls or more, if the device records
+  std::vector<bool> written_;      // of buffers: inputs that have been written
   std::function<void(int)> before_each_;
   std::function<uint32_t()> word_;
   int next_ = 0;

@@ -12,7 +12,7 @@ namespace het {
 std::string_view name_of(Home home) {
   switch (home) {
     case Home::arena: return "arena";
-    case Home::pinned: return "pinned";
+    case Home::persistent: return "persistent";
     case Home::state: return "state";
     case Home::input: return "input";
     case Home::output: return "output";
@@ -39,7 +39,7 @@ MemoryUse memory_of(const Program& program) {
     const int64_t bytes = buffer.type.bytes();
     switch (buffer.home) {
       case Home::arena: break;
-      case Home::pinned: use.pinned += bytes; break;
+      case Home::persistent: use.persistent += bytes; break;
       case Home::state: use.state += bytes; break;
       case Home::input: use.inputs += bytes; break;
       case Home::output: use.outputs += bytes; break;
@@ -65,7 +65,7 @@ int64_t extent_of(const Layout& layout) {
 }
 
 // What a collective brings straight into a buffer, or a kernel computes into it.
-bool writes_to(Use use) { return use == Use::writes || use == Use::adds || use == Use::takes; }
+bool writes_to(Use use) { return use == Use::write || use == Use::add || use == Use::acquire; }
 
 // The step is decided before it changes state, and the change needs what no other rank still has to send.
 void verify_decision(const Program& program, std::vector<std::string>& problems) {
@@ -94,7 +94,7 @@ void verify_decision(const Program& program, std::vector<std::string>& problems)
                          return input.buffer != kAbsent && arrived[input.buffer];
                        });
     visit_operands(program, instructions[i], [&](const Operand& operand, Use use) {
-      if (use == Use::gives && is_decided) arrived[operand.buffer] = true;
+      if (use == Use::yield && is_decided) arrived[operand.buffer] = true;
       if (!writes_to(use) || program.buffers[operand.buffer].home != Home::state) return;
       changes_state = true;
       const std::string& name = program.buffers[operand.buffer].name;
@@ -132,13 +132,13 @@ std::vector<std::string> verify(const Program& program) {
     const TensorType& type = program.buffers[operand.buffer].type;
     return low >= 0 && high < type.elements() && type.dtype == layout.type.dtype;
   };
-  std::vector<bool> taken(program.buffers.size());  // by a collective under way
-  struct Loan {                                     // elements that a collective under way reads
+  std::vector<bool> acquired(program.buffers.size());  // by a collective under way
+  struct Loan {                                        // elements that a collective under way reads
     int start;
     BufferId buffer;
     int64_t begin, end;
   };
-  std::vector<Loan> lent;
+  std::vector<Loan> borrowed;
   std::vector<bool> awaited(program.instructions.size());
   for (size_t i = 0; i < program.instructions.size(); ++i) {
     const Instruction& instruction = program.instructions[i];
@@ -159,29 +159,29 @@ std::vector<std::string> verify(const Program& program) {
     visit_operands(program, instruction, [&](const Operand& operand, Use use) {
       const BufferId buffer = operand.buffer;
       const std::string& name = program.buffers[buffer].name;
-      if (taken[buffer] && use != Use::gives && !std::holds_alternative<Await>(instruction))
+      if (acquired[buffer] && use != Use::yield && !std::holds_alternative<Await>(instruction))
         problems.push_back(
             fmt::format("instruction {} ({}) uses '{}' while a collective has it", i, what, name));
       const int64_t begin = operand.layout.offset, end = begin + extent_of(operand.layout);
-      if (use == Use::writes || use == Use::adds || use == Use::takes)
-        for (const Loan& loan : lent)
+      if (use == Use::write || use == Use::add || use == Use::acquire)
+        for (const Loan& loan : borrowed)
           if (loan.buffer == buffer && loan.start != static_cast<int>(i) && begin < loan.end &&
               loan.begin < end)
             problems.push_back(
                 fmt::format("instruction {} ({}) writes '{}' while instruction {} ({}) reads it", i, what,
                             name, loan.start, title_of(program.instructions[loan.start])));
-      if ((use == Use::reads || use == Use::adds || use == Use::lends) && !written[buffer])
+      if ((use == Use::read || use == Use::add || use == Use::borrow) && !written[buffer])
         problems.push_back(fmt::format("instruction {} ({}) reads '{}' before it is written", i, what, name));
       if (!inside(operand))
         problems.push_back(fmt::format("instruction {} ({}): operand lies outside '{}'", i, what, name));
-      if (use == Use::lends) lent.push_back({static_cast<int>(i), buffer, begin, end});
-      if (use == Use::returns)
-        std::erase_if(lent, [&](const Loan& loan) {
+      if (use == Use::borrow) borrowed.push_back({static_cast<int>(i), buffer, begin, end});
+      if (use == Use::release)
+        std::erase_if(borrowed, [&](const Loan& loan) {
           return loan.start == std::get<Await>(instruction).start && loan.buffer == buffer;
         });
-      if (use == Use::takes) taken[buffer] = true;
-      if (use == Use::gives) taken[buffer] = false;
-      if (use == Use::writes || use == Use::adds || use == Use::gives) written[buffer] = true;
+      if (use == Use::acquire) acquired[buffer] = true;
+      if (use == Use::yield) acquired[buffer] = false;
+      if (use == Use::write || use == Use::add || use == Use::yield) written[buffer] = true;
       if (first[buffer] < 0) first[buffer] = static_cast<int>(i);
       last[buffer] = static_cast<int>(i);
     });
@@ -211,7 +211,7 @@ std::string to_string(const Program& program) {
   const auto show = [&](const Operand& operand) {
     if (operand.buffer == kAbsent) return std::string("-");
     const BufferSpec& buffer = program.buffers[operand.buffer];
-    std::string name = buffer.home == Home::arena || buffer.home == Home::pinned
+    std::string name = buffer.home == Home::arena || buffer.home == Home::persistent
                            ? fmt::format("b{}", operand.buffer)
                            : fmt::format("@{}", buffer.name);
     if (buffer.microbatch >= 0) name += fmt::format("/{}", buffer.microbatch + 1);
@@ -250,9 +250,9 @@ std::string to_string(const Program& program) {
                         compute.microbatch >= 0 ? fmt::format(" {}", compute.microbatch + 1) : "");
   }
   const MemoryUse use = memory_of(program);
-  text += fmt::format("memory: state {}, arena {}, pinned {}, inputs {}, outputs {}\n", show_bytes(use.state),
-                      show_bytes(use.arena), show_bytes(use.pinned), show_bytes(use.inputs),
-                      show_bytes(use.outputs));
+  text += fmt::format("memory: state {}, arena {}, persistent {}, inputs {}, outputs {}\n",
+                      show_bytes(use.state), show_bytes(use.arena), show_bytes(use.persistent),
+                      show_bytes(use.inputs), show_bytes(use.outputs));
   return text;
 }
 

@@ -16,11 +16,11 @@
 namespace het {
 
 enum class Home : uint8_t {
-  arena,   // scratch: place shared with others whose lives do not overlap
-  pinned,  // scratch that keeps its content between runs: what is computed from state alone
-  state,   // a tensor of the StateStore, by name
-  input,   // written from outside before a run
-  output,  // read from outside after a run
+  arena,       // scratch: place shared with others whose lives do not overlap
+  persistent,  // scratch kept between runs: what is computed from state alone
+  state,       // a tensor of the StateStore, by name
+  input,       // written from outside before a run
+  output,      // read from outside after a run
 };
 std::string_view name_of(Home home);
 
@@ -109,10 +109,10 @@ struct Program {
   std::vector<Group> groups;  // every member lists the groups that it shares with another in the same order
 };
 
-// What an instruction does with an operand. `lends`: from here on a collective reads it, and others may do no
-// more; `returns`: that is over. `takes`: from here on it belongs to a collective; `gives`: it is back, and
-// written.
-enum class Use : uint8_t { reads, writes, adds, lends, returns, takes, gives };
+// What an instruction does with an operand. `borrow`: a collective reads it from here on, and others may only
+// read it too; `release`: until here. `acquire`: it belongs to a collective from here on; `yield`: the
+// collective has written it and gives it back.
+enum class Use : uint8_t { read, write, add, borrow, release, acquire, yield };
 
 // Call visit(const Operand&, Use) for every operand that is there.
 template <typename Visit>
@@ -121,16 +121,16 @@ void visit_operands(const Program& program, const Instruction& instruction, cons
     if (operand.buffer != kAbsent) visit(operand, use);
   };
   if (const auto* compute = std::get_if<Compute>(&instruction)) {
-    for (const Operand& operand : compute->inputs) each(operand, Use::reads);
+    for (const Operand& operand : compute->inputs) each(operand, Use::read);
     for (size_t o = 0; o < compute->outputs.size(); ++o)
-      each(compute->outputs[o], has_bit(compute->accumulate, o) ? Use::adds : Use::writes);
+      each(compute->outputs[o], has_bit(compute->accumulate, o) ? Use::add : Use::write);
   } else if (const auto* start = std::get_if<Start>(&instruction)) {
-    each(start->in, Use::lends);
-    each(start->out, Use::takes);
+    each(start->in, Use::borrow);
+    each(start->out, Use::acquire);
   } else {
     const auto& queued = std::get<Start>(program.instructions[std::get<Await>(instruction).start]);
-    each(queued.in, Use::returns);
-    each(queued.out, Use::gives);
+    each(queued.in, Use::release);
+    each(queued.out, Use::yield);
   }
 }
 
@@ -141,8 +141,8 @@ TensorSlice slice_of(const BufferSpec& buffer);
 int first_gather(const Program& program);
 
 struct MemoryUse {
-  int64_t state = 0, arena = 0, pinned = 0, inputs = 0, outputs = 0, workspace = 0;
-  int64_t total() const { return state + arena + pinned + inputs + outputs + workspace; }
+  int64_t state = 0, arena = 0, persistent = 0, inputs = 0, outputs = 0, workspace = 0;
+  int64_t total() const { return state + arena + persistent + inputs + outputs + workspace; }
 };
 MemoryUse memory_of(const Program& program);  // without workspace, which only a device knows
 

@@ -102,19 +102,19 @@ const StateStore::Entry& StateStore::require(const BufferSpec& buffer) {
 Tensor StateStore::first_value(const BufferSpec& buffer) {
   const TensorType whole{buffer.type.dtype, buffer.slice ? buffer.slice->whole_shape() : buffer.type.shape};
   const TensorSlice slice = buffer.slice.value_or(TensorSlice::whole(whole.shape));
-  const auto offered = offers_.find(buffer.name);
-  if (offered == offers_.end()) {
+  const auto stored = initial_.find(buffer.name);
+  if (stored == initial_.end()) {
     return initial_part(buffer.name, whole.dtype, slice, buffer.initial, seed_);
   }
-  const TensorType& type = offered->second.type();
+  const TensorType& type = stored->second.type();
   const bool fits = type.shape == whole.shape &&
                     (type.dtype == whole.dtype || (is_float(type.dtype) && is_float(whole.dtype)));
   if (!fits)
     fail_usage("'{}' is {} where it was saved, the model needs {}", buffer.name, to_string(type),
                to_string(whole));
-  const Tensor part = offered->second.read(slice);
-  taken_ += part.type().bytes();
-  offers_.erase(offered);
+  const Tensor part = stored->second.read(slice);
+  restored_ += part.type().bytes();
+  initial_.erase(stored);
   return part.to(whole.dtype);
 }
 

@@ -57,18 +57,18 @@ class StateStore {
 
   Device& device() const { return *device_; }
   const std::shared_ptr<Device>& shared_device() const { return device_; }
-  // The entry that a buffer of a program is, made on first use: read where the name was offered, else
-  // initialised. Of what exists whole and is needed in part, the part is kept. Throws Error(usage) when it
-  // exists with another type.
+  // The entry that a buffer of a program is, made on first use: read from what set_initial() was given,
+  // else initialised. Of what exists whole and is needed in part, the part is kept. Throws Error(usage) when
+  // it exists with another type.
   const Entry& require(const BufferSpec& buffer);
 
-  // What `name` begins with if a program needs it: then its part is read, converted from one floating-point
-  // type to another, and the offer is over.
-  void offer(const std::string& name, StoredTensor tensor) {
-    offers_.insert_or_assign(name, std::move(tensor));
+  // What `name` begins with: when a program first needs it, its part is read, converted from one
+  // floating-point type to another, and `tensor` is released.
+  void set_initial(const std::string& name, StoredTensor tensor) {
+    initial_.insert_or_assign(name, std::move(tensor));
   }
-  void drop_offers() { offers_.clear(); }         // nothing else will be needed; lets go of the files
-  int64_t bytes_taken() const { return taken_; }  // from offers, as they are stored
+  void clear_initial() { initial_.clear(); }            // nothing else will be needed; closes the files
+  int64_t bytes_restored() const { return restored_; }  // read from initial tensors, as they are stored
   bool has(const std::string& name) const { return entries_.count(name) != 0; }
   const std::map<std::string, Entry>& entries() const { return entries_; }
 
@@ -120,8 +120,8 @@ class StateStore {
   std::shared_ptr<Device> device_;
   uint64_t seed_;
   std::map<std::string, Entry> entries_;
-  std::map<std::string, StoredTensor> offers_;
-  int64_t taken_ = 0;
+  std::map<std::string, StoredTensor> initial_;
+  int64_t restored_ = 0;
   Version version_;
   int64_t generation_ = 0;
   std::vector<Spare> spares_;

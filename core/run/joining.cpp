@@ -42,9 +42,9 @@ TcpOptions tcp_options(const Joining& joining, const std::string& prefix, int64_
   tcp.store = make_store_key_value(joining.rendezvous.store, prefix, lease);
   tcp.board = make_store_key_value(joining.rendezvous.brief, prefix, lease);
   tcp.prefix = "traffic";
-  tcp.patience.warn = settings.warn;
-  if (settings.timeout) tcp.patience.timeout = *settings.timeout;
-  if (settings.warn_after) tcp.patience.warn_after = *settings.warn_after;
+  tcp.timeouts.warn = settings.warn;
+  if (settings.timeout) tcp.timeouts.timeout = *settings.timeout;
+  if (settings.warn_after) tcp.timeouts.warn_after = *settings.warn_after;
   return tcp;
 }
 

@@ -61,7 +61,7 @@ void MemberWatch::abort(const std::string& why) {
 }
 
 // What became of a rank whose connection has closed; empty: it is open.
-std::string MemberWatch::closed(int rank) const { return world_.load()->witness()->lost(rank); }
+std::string MemberWatch::closed(int rank) const { return world_.load()->failure_detector()->lost(rank); }
 
 bool MemberWatch::store_answers() {
   try {

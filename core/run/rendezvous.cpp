@@ -60,7 +60,7 @@ Rendezvous find_store(const RendezvousOptions& options) {
   StoreClientOptions client;
   client.secret = options.secret;
   client.timeout = options.call;
-  client.patience = options.timeout;
+  client.connect_timeout = options.timeout;
   client.warn_after = options.warn_after;
   client.warn = options.warn;
   client.endpoint = options.store.value_or(fmt::format("{}:{}", launched.master_host, launched.master_port));

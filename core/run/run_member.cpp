@@ -73,14 +73,14 @@ std::unique_ptr<Generation> RunMember::next() {
     return make_tcp(std::move(tcp));
   };
   // What a rank has learnt can be saved once the others are there again, which takes no longer than a lease.
-  const auto patience = 2 * (opened_ ? MemberOptions{}.lease_ttl : std::chrono::milliseconds(0));
+  const auto grace = 2 * (opened_ ? MemberOptions{}.lease_ttl : std::chrono::milliseconds(0));
   const auto began = Clock::now();
   bool said = false;
   std::optional<Clock::time_point> interrupted;
   const auto waited = [&] {
     const JoinSettings& settings = joining_.settings;
     if (settings.is_interrupted && settings.is_interrupted() && !interrupted) interrupted = Clock::now();
-    if (interrupted && Clock::now() - *interrupted >= patience)
+    if (interrupted && Clock::now() - *interrupted >= grace)
       throw Error(ErrorKind::peer, "interrupted while members of the run are missing");
     if (said || Clock::now() - began < joining_.warn_after || !settings.warn) return;
     said = true;

@@ -90,7 +90,7 @@ class CpuDevice final : public Device {
     return std::make_unique<HostMemory>(bytes, blocks_);
   }
   int64_t available_bytes() const override { return available_memory(); }
-  int64_t allowance_bytes() const override {
+  int64_t memory_budget_bytes() const override {
     int64_t promised = 0, untouched = 0;
     const std::lock_guard lock(blocks_->mutex);
     for (const auto& [begin, bytes] : blocks_->bytes) {

@@ -23,7 +23,7 @@ DirectWay Interconnect::way() {
 }
 
 std::shared_ptr<Communicator> Interconnect::connect(std::shared_ptr<Communicator> host) {
-  HET_REQUIRE(host->witness() != nullptr, host->name());
+  HET_REQUIRE(host->failure_detector() != nullptr, host->name());
   bool is_dead = true;
   if (nccl_ != nullptr) {
     Lock lock(nccl_->mutex);

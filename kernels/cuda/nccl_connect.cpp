@@ -101,7 +101,7 @@ void NcclGroup::fail_named(const std::vector<int>& peers, const std::string& wha
       const Lock lock(context_->mutex);
       if (!context_->alive()) break;
     }
-    lost = lost_among(peers, witness_);
+    lost = lost_among(peers, detector_);
     if (lost.empty()) std::this_thread::sleep_for(kLook);
   }
   const std::string cause = lost.empty() ? error.what() : lost;
@@ -145,7 +145,7 @@ void NcclGroup::warm(NcclLane& lane) {
 // Until `ready` of every lane, asked with the lock held.
 template <typename Ready>
 void NcclGroup::await_peers(const std::vector<NcclLane*>& lanes, const Ready& ready) {
-  const Patience& patience = witness_.patience();
+  const Timeouts& timeouts = detector_.timeouts();
   const std::string what = fmt::format("its GPU to be connected with those of group '{}'", name());
   const CommClock::time_point since = CommClock::now();
   CommClock::time_point lost_since{};
@@ -164,18 +164,18 @@ void NcclGroup::await_peers(const std::vector<NcclLane*>& lanes, const Ready& re
     }
     if (missing.empty() && !whole) return;
     lock.unlock();
-    const std::string lost = lost_among(missing, witness_);
+    const std::string lost = lost_among(missing, detector_);
     const CommClock::time_point now = CommClock::now();
     if (!lost.empty() && lost_since == CommClock::time_point{}) lost_since = now;
-    const Due due = due_after(now - since, warned, patience);
+    const Due due = due_after(now - since, warned, timeouts);
     if (!lost.empty() && now - lost_since >= kGrace) {
       context_->fail(lost);
     } else if (due != Due::nothing) {
-      const std::string text = waiting_sentence(witness_, rank(), what, since, missing, kSequences - 1);
+      const std::string text = waiting_sentence(detector_, rank(), what, since, missing, kSequences - 1);
       if (due == Due::failure)
         context_->fail(text, true);
-      else if (patience.warn)
-        patience.warn(text);
+      else if (timeouts.warn)
+        timeouts.warn(text);
       warned = true;
     }
     std::this_thread::sleep_for(microseconds(200));
@@ -183,7 +183,7 @@ void NcclGroup::await_peers(const std::vector<NcclLane*>& lanes, const Ready& re
   }
 }
 
-void NcclGroup::settle() {
+void NcclGroup::connect() {
   std::vector<NcclLane*> fresh;
   {
     Lock lock(context_->mutex);

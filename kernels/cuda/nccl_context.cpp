@@ -16,7 +16,7 @@ constexpr milliseconds kSay{100};  // for others to say that they wait as well
 // The oldest operation of a lane, as seen with the lock held; asked about without it.
 struct Suspect {
   std::shared_ptr<Communicator> host;
-  Witness* witness;
+  FailureDetector* detector;
   NcclOperation* operation;
   int64_t run;
   std::vector<int> peers;
@@ -130,14 +130,14 @@ void NcclContext::look(Lock& lock) {
     for (NcclLane& lane : group->lanes()) {
       if (lane.under_way.empty()) continue;
       NcclOperation& operation = lane.oldest();
-      // While its own GPU still computes, nobody else is to blame.
+      // While its own GPU still computes, no other rank is suspected.
       if (operation.queued && cudaEventQuery(operation.ready) != cudaSuccess) continue;
       if (operation.waited_since == CommClock::time_point{}) operation.waited_since = CommClock::now();
       nccl::Result error = nccl::success;
       if (lane.comm != nullptr) nccl.CommGetAsyncError(lane.comm, &error);
       Suspect& suspect = suspects.emplace_back();
       suspect.host = group->host();
-      suspect.witness = &group->witness();
+      suspect.detector = &group->failure_detector();
       suspect.operation = &operation;
       suspect.run = operation.run;
       suspect.peers = group->peers_of(lane);
@@ -150,7 +150,7 @@ void NcclContext::look(Lock& lock) {
             fmt::format("NCCL says \"{}\" ({})", nccl.GetErrorString(error), nccl.GetLastError(lane.comm));
     }
   lock.unlock();
-  for (Suspect& suspect : suspects) suspect.lost = lost_among(suspect.peers, *suspect.witness);
+  for (Suspect& suspect : suspects) suspect.lost = lost_among(suspect.peers, *suspect.detector);
   lock.lock();
 
   const CommClock::time_point now = CommClock::now();
@@ -184,21 +184,21 @@ void NcclContext::look(Lock& lock) {
       lock.lock();
       return;
     }
-    const Patience& patience = suspect.witness->patience();
-    const Due due = due_after(now - suspect.since, operation.warned, patience);
+    const Timeouts& timeouts = suspect.detector->timeouts();
+    const Due due = due_after(now - suspect.since, operation.warned, timeouts);
     if (due == Due::nothing) continue;
     operation.warned = true;
     lock.unlock();
     const std::string text =
-        waiting_sentence(*suspect.witness, suspect.host->rank(), suspect.what, suspect.since, suspect.peers,
+        waiting_sentence(*suspect.detector, suspect.host->rank(), suspect.what, suspect.since, suspect.peers,
                          suspect.is_message ? std::nullopt : std::optional(suspect.sequence));
     lock.lock();
     if (!is_there()) continue;
     lock.unlock();
     if (due == Due::failure)
       fail(text, true);
-    else if (patience.warn)
-      patience.warn(text);
+    else if (timeouts.warn)
+      timeouts.warn(text);
     lock.lock();
   }
 }
@@ -212,32 +212,33 @@ void pause(OperationTracker::Lock& lock, CommClock::time_point since) {
   lock.lock();
 }
 
-Due due_after(CommClock::duration waited, bool warned, const Patience& patience) {
-  if (waited >= patience.timeout) return Due::failure;
-  return !warned && waited >= patience.warn_after ? Due::warning : Due::nothing;
+Due due_after(CommClock::duration waited, bool warned, const Timeouts& timeouts) {
+  if (waited >= timeouts.timeout) return Due::failure;
+  return !warned && waited >= timeouts.warn_after ? Due::warning : Due::nothing;
 }
 
-std::string lost_among(const std::vector<int>& peers, Witness& witness) {
+std::string lost_among(const std::vector<int>& peers, FailureDetector& detector) {
   std::string lost;
   for (const int peer : peers)
-    if (lost.empty()) lost = witness.lost(peer);
+    if (lost.empty()) lost = detector.lost(peer);
   return lost;
 }
 
-std::string waiting_sentence(Witness& witness, int rank, const std::string& what, CommClock::time_point since,
-                             std::vector<int> missing, std::optional<int64_t> sequence) {
-  std::string text = waiting_text(witness.call(rank), since, what);
-  if (sequence) {  // those who wait for the same are not to blame
-    witness.say_waiting(*sequence);
+std::string waiting_sentence(FailureDetector& detector, int rank, const std::string& what,
+                             CommClock::time_point since, std::vector<int> missing,
+                             std::optional<int64_t> sequence) {
+  std::string text = waiting_text(detector.call(rank), since, what);
+  if (sequence) {  // those who wait for the same are no suspects
+    detector.say_waiting(*sequence);
     std::this_thread::sleep_for(kSay);
-    std::vector<int> to_blame;
+    std::vector<int> suspects;
     for (const int peer : missing)
-      if (!witness.is_waiting(peer, *sequence)) to_blame.push_back(peer);
-    missing = std::move(to_blame);
+      if (!detector.is_waiting(peer, *sequence)) suspects.push_back(peer);
+    missing = std::move(suspects);
   }
   if (missing.empty()) return text + "; all ranks say that they wait for it, but the GPUs do not finish it";
   for (size_t i = 0; i < missing.size(); ++i)
-    text += fmt::format("{} {} has not arrived", i == 0 ? ":" : ",", witness.call(missing[i]));
+    text += fmt::format("{} {} has not arrived", i == 0 ? ":" : ",", detector.call(missing[i]));
   return text;
 }
 

@@ -86,14 +86,15 @@ void pause(OperationTracker::Lock& lock, CommClock::time_point since);
 
 // What is due in a wait that is looked at now and then: one warning, then the end.
 enum class Due { nothing, warning, failure };
-Due due_after(CommClock::duration waited, bool warned, const Patience& patience);
+Due due_after(CommClock::duration waited, bool warned, const Timeouts& timeouts);
 
 // Why the first of these that is lost is; empty: none is, for all the host's group knows.
-std::string lost_among(const std::vector<int>& peers, Witness& witness);
+std::string lost_among(const std::vector<int>& peers, FailureDetector& detector);
 
 // "rank 0 (h) has waited 1.0 s for <what>: rank 2 (h) has not arrived", or is held up by one that has not.
 // `sequence`: of the operation on the board; absent: who waits for it as well is not asked.
-std::string waiting_sentence(Witness& witness, int rank, const std::string& what, CommClock::time_point since,
-                             std::vector<int> missing, std::optional<int64_t> sequence);
+std::string waiting_sentence(FailureDetector& detector, int rank, const std::string& what,
+                             CommClock::time_point since, std::vector<int> missing,
+                             std::optional<int64_t> sequence);
 
 }  // namespace het::HET_CUDA

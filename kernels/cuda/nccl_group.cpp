@@ -43,17 +43,17 @@ bool all_equal(const std::vector<int64_t>& counts) {
 }  // namespace
 
 NcclGroup::NcclGroup(std::shared_ptr<NcclContext> context, std::shared_ptr<Communicator> host)
-    : context_(std::move(context)), host_(std::move(host)), witness_(*host_->witness()) {
+    : context_(std::move(context)), host_(std::move(host)), detector_(*host_->failure_detector()) {
   {
     const Lock lock(context_->mutex);
     context_->groups.push_back(this);
   }
   // Outside of the lock: a host that is dead already calls at once.
-  witness_.watch(this, [context = context_.get()](const std::string& cause) { context->fail(cause); });
+  detector_.watch(this, [context = context_.get()](const std::string& cause) { context->fail(cause); });
 }
 
 void NcclGroup::abort(std::string_view why) {
-  host_->abort(why);  // tells us through the witness
+  host_->abort(why);  // calls watch()'s function
   context_->fail(abort_text(self(), name(), why));
 }
 
@@ -81,7 +81,7 @@ void NcclGroup::throw_cause() const {
 // The peers are done with the group as well, or are given up: a communicator that goes away takes what it
 // shares with them along.
 NcclGroup::~NcclGroup() {
-  witness_.unwatch(this);
+  detector_.unwatch(this);
   Lock lock(context_->mutex);
   const nccl::Functions& nccl = context_->nccl;
   for (NcclLane& lane : lanes_)
@@ -92,7 +92,7 @@ NcclGroup::~NcclGroup() {
     while (context_->alive() && lane.comm != nullptr) {
       if (nccl.CommGetAsyncError(lane.comm, &state) != nccl::success) state = nccl::internal_error;
       if (state != nccl::in_progress || CommClock::now() - since > kLinger ||
-          !lost_among(all_peers(), witness_).empty())
+          !lost_among(all_peers(), detector_).empty())
         break;
       pause(lock, since);
     }

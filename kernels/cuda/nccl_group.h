@@ -26,7 +26,7 @@ class NcclGroup final : public Communicator, public std::enable_shared_from_this
   const std::vector<int>& ranks() const override { return host_->ranks(); }
   int64_t bytes_sent() const override { return bytes_sent_.load(std::memory_order_relaxed); }
   std::unique_ptr<Collective> prepare(const CollectiveRequest& request) override;
-  void settle() override;
+  void connect() override;
   void abort(std::string_view why) override;
 
   void start(NcclLane& lane, NcclOperation& operation, const std::byte* in, std::byte* out);
@@ -37,7 +37,7 @@ class NcclGroup final : public Communicator, public std::enable_shared_from_this
 
   std::list<NcclLane>& lanes() { return lanes_; }
   const std::shared_ptr<Communicator>& host() const { return host_; }
-  Witness& witness() const { return witness_; }
+  FailureDetector& failure_detector() const { return detector_; }
   std::vector<int> peers_of(const NcclLane& lane) const;
   // What the wait for an operation throws that is lost in a failure. With the context's mutex held.
   std::string reason_for(const TrackedOperation& operation) const;
@@ -46,7 +46,7 @@ class NcclGroup final : public Communicator, public std::enable_shared_from_this
   using Lock = OperationTracker::Lock;
   struct Entry;
 
-  std::string call(int peer) const { return witness_.call(peer); }
+  std::string call(int peer) const { return detector_.call(peer); }
   std::string self() const { return call(rank()); }
   std::vector<int> all_peers() const;
   NcclLane& lane_for(const CollectiveRequest& request);
@@ -68,7 +68,7 @@ class NcclGroup final : public Communicator, public std::enable_shared_from_this
 
   std::shared_ptr<NcclContext> context_;
   std::shared_ptr<Communicator> host_;
-  Witness& witness_;
+  FailureDetector& detector_;
   std::list<NcclLane> lanes_;
   std::byte* scratch_ = nullptr;  // of the device: for barriers and first messages
   std::atomic<int64_t> bytes_sent_{0};

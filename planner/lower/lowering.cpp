@@ -161,13 +161,13 @@ Lowering::Target Lowering::target(ValueId id, int microbatch, bool can_add) {
     }
     if (can_add) return {sum_of(id), true};
   }
-  BufferSpec spec{hint(id), type_of(id), analysis_.from_state(id) ? Home::pinned : Home::arena};
+  BufferSpec spec{hint(id), type_of(id), analysis_.from_state(id) ? Home::persistent : Home::arena};
   return {out_.add_whole(std::move(spec)), false, analysis_.accumulated(id)};
 }
 
 Operand Lowering::packed(const Node& node, const Operand& from, int microbatch) {
   Operand result =
-      out_.add_whole({"packed", from.layout.type, analysis_.from_state(node) ? Home::pinned : Home::arena});
+      out_.add_whole({"packed", from.layout.type, analysis_.from_state(node) ? Home::persistent : Home::arena});
   out_.copy(node, from, result, microbatch);
   return result;
 }

@@ -73,7 +73,7 @@ Program ProgramWriter::finish() {
   const auto changes_state = [&](const Instruction& instruction) {
     bool changes = false;
     visit_operands(program_, instruction, [&](const Operand& operand, Use use) {
-      const bool writes = use == Use::writes || use == Use::adds || use == Use::takes;
+      const bool writes = use == Use::write || use == Use::add || use == Use::acquire;
       changes = changes || (writes && program_.buffers[operand.buffer].home == Home::state);
     });
     return changes;

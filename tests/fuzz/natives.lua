@@ -409,7 +409,7 @@ local nearly_method = {
   sampler = function() return spoilt { context = 2, batch = 2, microbatch = 1, split = "train", seed = 1,
     ahead = 0 } end,
   seek = function() return pick { 0, 5, pick(numbers) } end,
-  offer = function() return pick { "w", "v", pick(words) }, pick(pool["stored tensor"] or pool.tensor) end,
+  set_initial = function() return pick { "w", "v", pick(words) }, pick(pool["stored tensor"] or pool.tensor) end,
   decode = function() return pick { { 0, 1, 2 }, list(0) } end,
   encode = function() return pick(words) end,
   __newindex = function() return random(-1, 6), pick(numbers) end,

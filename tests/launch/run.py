@@ -50,7 +50,7 @@ def last_words(err):
     return ([line for line in err.splitlines() if 'hetrun: ' in line] or [''])[-1]
 
 
-def to_blame(sentence):
+def suspects(sentence):
     """The ranks that a sentence says are dead, silent or missing."""
     which = r'rank (\d+)(?: on [^ ]+)?(?: \([^)]*\))?,? '
     said = (r'(?:has not arrived|began it and fell silent|is gone|was lost|did not join|was killed|who served the store, is gone'
@@ -878,9 +878,9 @@ class Deaths(Case):
             where = f'seed {seed}, trial {trial} ({phase}): rank {victim}\n{err}'
             self.assertEqual(process.returncode, 75, where)
             self.assertRegex(err, rf'hetrun: .*\brank {victim}\b', where)
-            exact += to_blame(last_words(err)) == {victim}
+            exact += suspects(last_words(err)) == {victim}
             self.assert_gone(children.values())
-        # A rank whose patience ends first closes its connections, and may be what another's last words name.
+        # A rank that times out first closes its connections, and may be what another's last words name.
         print(f'last words that name the dead rank and no other: {exact} of {count}')
         return phases
 
@@ -933,7 +933,7 @@ class Deaths(Case):
                     continue
                 where = f'trial {trial}: rank {victim} killed, rank {number} says\n{err}'
                 self.assertEqual(rank.returncode, 75, where)
-                self.assertEqual(to_blame(last_words(err)), {victim}, where)
+                self.assertEqual(suspects(last_words(err)), {victim}, where)
                 seen.add(self.phase_of(err, metrics, 6))
             for phase in seen:
                 phases[phase] = phases.get(phase, 0) + 1
@@ -942,7 +942,7 @@ class Deaths(Case):
         print(f'without a launcher, from the kill to the end of all, at most: {slowest:.3f} s')
 
     def assert_survivors_blame(self, victim, ranks):
-        """All others end, long before they would lose patience with the dead one, and name it."""
+        """All others end, long before they would time out, and name it."""
         for number, rank in enumerate(ranks):
             if number == victim:
                 rank.communicate()
@@ -953,7 +953,7 @@ class Deaths(Case):
                 self.fail(f'rank {number} does not notice that rank {victim} died')
             where = f'rank {victim} killed, rank {number} says\n{err}'
             self.assertEqual(rank.returncode, 75, where)
-            self.assertEqual(to_blame(last_words(err)), {victim}, where)
+            self.assertEqual(suspects(last_words(err)), {victim}, where)
 
     def test_ranks_notice_that_the_one_that_serves_their_store_died_while_groups_form(self):
         chance = random.Random(int(os.environ.get('HETRUN_KILL_SEED', '1')))
@@ -1006,7 +1006,7 @@ class Deaths(Case):
             self.assertEqual(rank.returncode, 75, err)
             self.assertRegex(err, r'rank \d \(.* has waited .*: rank 0 \(.*(has not arrived|fell silent)', err)
             # One that gave up first cannot tell the others why: the store was the stopped rank's.
-            self.assertEqual(to_blame(last_words(err)), {0}, err)
+            self.assertEqual(suspects(last_words(err)), {0}, err)
         ranks[0].kill()
         ranks[0].communicate()
 

@@ -160,8 +160,8 @@ local function require_same_model(family, model, folder)
   end
 end
 
--- Their tensors under our names: calls offer(name, stored tensor) for each parameter of the model.
-local function from_theirs(family, model, tensors, folder, offer)
+-- Their tensors under our names: calls set_initial(name, stored tensor) for each parameter of the model.
+local function from_theirs(family, model, tensors, folder, set_initial)
   if not rawget(model, "folder") then require_same_model(family, model, folder) end
   local shapes = shapes_of(model)
   for _, row in ipairs(family.rows(model.arguments)) do
@@ -178,7 +178,7 @@ local function from_theirs(family, model, tensors, folder, offer)
         errors.usage("%s: '%s' gives %s for '%s', the model of %s needs %s", folder, names[1], text.shape(tensor.shape),
           row[2], rawget(model, "folder") and "config.json" or "the recipe", text.shape(shapes[row[2]]))
       end
-      offer(row[2], tensor)
+      set_initial(row[2], tensor)
     end
   end
 end
@@ -282,17 +282,17 @@ function files.begin_save(folder, model, state, about, vocabulary)
   return native.save_files(set)
 end
 
---- Offer the weights of a saved model to a state, which reads of them what its programs need.
+--- Make the weights of a saved model the initial values of a state, which reads what its programs need.
 -- @string folder
 -- @param model the description they are for
--- @param state what has `offer(name, stored tensor)`
+-- @param state what has `set_initial(name, stored tensor)`
 -- @treturn table the metadata of the file
-function files.offer_weights(folder, model, state)
+function files.set_initial_weights(folder, model, state)
   require_folder(folder)
   local tensors, metadata = read_tensors(folder)
   local family = huggingface.family_of(model)
   if family then
-    from_theirs(family, model, tensors, folder, function(name, tensor) state:offer(name, tensor) end)
+    from_theirs(family, model, tensors, folder, function(name, tensor) state:set_initial(name, tensor) end)
     return metadata
   end
   local shapes = shapes_of(model)
@@ -308,7 +308,7 @@ function files.offer_weights(folder, model, state)
       errors.usage("%s: '%s' is %s, the recipe's model needs %s", folder, name, text.shape(tensor.shape),
         text.shape(shape))
     end
-    state:offer(name, tensor)
+    state:set_initial(name, tensor)
   end
   return metadata
 end
@@ -332,8 +332,8 @@ local numbers = {
   { "best", finite, "a number", optional = true }, { "validation", finite, "a number", optional = true },
 }
 
---- Offer a state what a run needs to go on; returns the numbers saved with it, or nil when there is none.
-function files.offer_training(folder, state)
+--- Make what a run saved the initial values of a state; returns the numbers saved with it, or nil without a save.
+function files.set_initial_training(folder, state)
   local path = folder .. "/" .. parts[1]
   if native.path_kind(path) ~= "file" then return nil end
   access.check(path)
@@ -351,7 +351,7 @@ function files.offer_training(folder, state)
       errors.usage("%s has no '%s'; nothing can go on from this file", path, name)
     end
   end
-  for name, tensor in pairs(tensors) do state:offer(name, tensor) end
+  for name, tensor in pairs(tensors) do state:set_initial(name, tensor) end
   return about
 end
 

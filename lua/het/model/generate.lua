@@ -244,7 +244,7 @@ function generate.from_model(model, options)
   end
   if not rawget(model, "state") then
     local state = native.state(native.device(native.settings and native.settings.device or "cpu"), 0)
-    require("het.model.folder").offer_weights(model.folder, model, state)
+    require("het.model.folder").set_initial_weights(model.folder, model, state)
     rawset(model, "state", state)
   end
   local generator = generate.new { model = model, state = model.state }

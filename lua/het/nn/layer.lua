@@ -198,8 +198,8 @@ Layer.__call = function(self, ...)
   if not rawget(self, "store") then
     local store = {}
     if rawget(self, "folder") then
-      require("het.model.folder").offer_weights(self.folder, self, {
-        offer = function(_, name, tensor) store[name] = tensor:read():to("f32") end,
+      require("het.model.folder").set_initial_weights(self.folder, self, {
+        set_initial = function(_, name, tensor) store[name] = tensor:read():to("f32") end,
       })
     end
     rawset(self, "store", store)

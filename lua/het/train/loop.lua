@@ -55,7 +55,7 @@ local function tell_ranks(self, reporter, results)
     computed_s = (used.seconds - used.waited) / used.runs,
     waited_s = used.waited / used.runs, bubble_s = used.bubble / used.runs,
     bubble_share = used.seconds > 0 and used.bubble / used.seconds or 0, sent_bytes = used.sent_bytes / used.runs,
-    memory_bytes = self.session.trainer:memory().total, restored_bytes = self.state:bytes_taken(),
+    memory_bytes = self.session.trainer:memory().total, restored_bytes = self.state:bytes_restored(),
     behind_s = self.own_device:pace_lost(), ways = self.cluster:ways() }
   local texts = self.cluster:all_gather(native.json_encode(own))
   if self.rank > 0 then return end

@@ -38,9 +38,9 @@ local function restore(self)
   local a = self.arguments
   local about
   if self.resume then
-    about = files.offer_training(a.save, self.state)
+    about = files.set_initial_training(a.save, self.state)
     if about then
-      local metadata = files.offer_weights(a.save, a.model, self.state)
+      local metadata = files.set_initial_weights(a.save, a.model, self.state)
       if tonumber(metadata.step) ~= about.step then
         errors.usage("%s: the model is of step %s, its training state of step %d; they were not saved together",
           a.save, tostring(metadata.step), about.step)
@@ -58,7 +58,7 @@ local function restore(self)
     end
   end
   local folder = a.from or rawget(a.model, "folder")
-  if folder then files.offer_weights(folder, a.model, self.state) end
+  if folder then files.set_initial_weights(folder, a.model, self.state) end
   return nil
 end
 

@@ -83,7 +83,7 @@ local function take_state(self, program, before)
 end
 
 --- All that steps by the run's plan need. Nothing is computed yet. The state of a run that has one comes from the ranks
--- that have its parts; before that it is read from what the run was offered, else it has initial values.
+-- that have its parts; before that it is read from the run's initial tensors, else initialised.
 -- @tparam[opt] table before the session that trained until now: it is closed once the state is settled
 function session.new(run, before)
   local a = run.arguments
@@ -110,7 +110,7 @@ function session.new(run, before)
     sampled.split, sampled.start = "holdout", 0
     self.holdout = a.data:sampler(sampled)
   end
-  run.state:drop_offers()   -- layers of other ranks
+  run.state:clear_initial()   -- layers of other ranks
   run.has_state = true
   return self
 end

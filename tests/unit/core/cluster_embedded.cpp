@@ -131,13 +131,13 @@ TEST_CASE("nobody at the endpoint is said within the timeout", "[cluster]") {
         }) == fmt::format("peer: the store at {} did not answer within 100 ms", to_string(at)));
 }
 
-TEST_CASE("a client waits with patience for the server to start, and says so", "[cluster]") {
+TEST_CASE("a client waits for the server to start, and says so", "[cluster]") {
   Endpoint at{"127.0.0.1", 0};
   { const Descriptor listener = listen_at(at); }
   std::unique_ptr<StoreServer> server;
   std::vector<std::string> warnings;
   StoreClientOptions options{to_string(at), "", kClusterSecret, milliseconds(50)};
-  options.patience = kStoreHung;
+  options.connect_timeout = kStoreHung;
   options.warn_after = milliseconds(60);
   options.warn = [&](const std::string& sentence) {
     warnings.push_back(sentence);

@@ -105,7 +105,7 @@ EtcdMembers::EtcdMembers(int count) {
   }
   for (int i = 0; i < count; ++i) {
     const std::string peer = fmt::format("http://127.0.0.1:{}", ports[2 * i + 1]);
-    // Elections of one member need no patience; those of several must bear a loaded machine.
+    // Elections of one member need no long timeouts; those of several must bear a loaded machine.
     const int heartbeat = count == 1 ? 10 : 100;
     members_.push_back(start({"etcd",
                               "--name",

@@ -4,7 +4,7 @@
 #include <random>
 
 #include "core/base/error.h"
-#include "core/comm/board.h"
+#include "core/comm/status_board.h"
 #include "core/comm/tcp.h"
 #include "tests/unit/core/comm_testing.h"
 
@@ -33,11 +33,11 @@ void try_absent(const FabricMaker& maker) {
   Gate begin(3), end(3);
   std::mutex mutex;
   std::vector<std::string> warnings;
-  Patience patience{milliseconds(400), milliseconds(2000), [&](const std::string& text) {
+  Timeouts timeouts{milliseconds(400), milliseconds(2000), [&](const std::string& text) {
                       std::lock_guard lock(mutex);
                       warnings.push_back(text);
                     }};
-  const auto errors = on_ranks(maker, 3, patience, [&](Fabric& fabric) {
+  const auto errors = on_ranks(maker, 3, timeouts, [&](Fabric& fabric) {
     const auto group = [&] {
       const PassAtEnd formed{begin};
       return fabric.group("dp0", all_ranks(3));
@@ -91,9 +91,9 @@ void try_gone_meanwhile(const FabricMaker& maker) {
     if (fabric.rank() == 1) return;
     if (fabric.rank() == 0) {
       Gate dead(2);
-      group->witness()->watch(&dead, [&](const std::string&) { dead.pass(); });
+      group->failure_detector()->watch(&dead, [&](const std::string&) { dead.pass(); });
       dead.pass();
-      group->witness()->unwatch(&dead);
+      group->failure_detector()->unwatch(&dead);
     }
     sum_of(*group, data)->wait();
   });
@@ -166,8 +166,8 @@ void try_abort_here(const FabricMaker& maker) {
 
 void try_missing_member(const FabricMaker& maker) {
   Gate end(3);
-  Patience patience{milliseconds(100), milliseconds(500), {}};
-  const auto errors = on_ranks(maker, 3, patience, [&](Fabric& fabric) {
+  Timeouts timeouts{milliseconds(100), milliseconds(500), {}};
+  const auto errors = on_ranks(maker, 3, timeouts, [&](Fabric& fabric) {
     const PassAtEnd at_end{end};
     if (fabric.rank() != 1) fabric.group("dp0", all_ranks(3));
   });
@@ -205,8 +205,8 @@ void try_new_generation(const FabricMaker& maker) {
 
 void try_abort_at_any_time(const FabricMaker& maker) {
   // One rank aborts in the midst of traffic; all end, and the fabrics go on to the next generation.
-  const Patience patience{milliseconds(5000), milliseconds(10000), {}};
-  const auto errors = on_ranks(maker, 4, patience, [&](Fabric& fabric) {
+  const Timeouts timeouts{milliseconds(5000), milliseconds(10000), {}};
+  const auto errors = on_ranks(maker, 4, timeouts, [&](Fabric& fabric) {
     std::mt19937 random(3);
     std::vector<float> data(200'000), more(200'000);
     for (int generation = 0; generation < 25; ++generation) {
@@ -239,8 +239,8 @@ void try_abort_at_any_time(const FabricMaker& maker) {
 void try_held_up(const FabricMaker& maker) {
   // Rank 0 waits for a message of rank 1, which waits for one of rank 2, in another group.
   Gate begun(2), end(3);
-  const Patience patience{milliseconds(10'000), milliseconds(2000), {}};
-  const auto errors = on_ranks(maker, 3, patience, [&](Fabric& fabric) {
+  const Timeouts timeouts{milliseconds(10'000), milliseconds(2000), {}};
+  const auto errors = on_ranks(maker, 3, timeouts, [&](Fabric& fabric) {
     const int rank = fabric.rank();
     std::shared_ptr<Communicator> first, second;
     if (rank < 2) first = fabric.group("first", {0, 1});
@@ -305,8 +305,8 @@ TEST_CASE("over TCP, a rank that waits itself is not blamed, but for whom it wai
 
 TEST_CASE("over TCP, a member that forms another group is not blamed, but for whom it waits", "[comm]") {
   Gate end(3);
-  const Patience patience{milliseconds(10'000), milliseconds(2000), {}};
-  const auto errors = on_ranks(tcp_maker(), 3, patience, [&](Fabric& fabric) {
+  const Timeouts timeouts{milliseconds(10'000), milliseconds(2000), {}};
+  const auto errors = on_ranks(tcp_maker(), 3, timeouts, [&](Fabric& fabric) {
     const PassAtEnd at_end{end};
     if (fabric.rank() == 0) {
       fabric.group("second", {0, 1});
@@ -388,10 +388,10 @@ class SilentBoard final : public KeyValue {
 }  // namespace
 
 TEST_CASE("a rank that keeps the board and is silent with it is blamed alone", "[comm]") {
-  Board board(std::make_shared<SilentBoard>(), "test", 2, "rank 0 (host0)");
-  const Awaited keeper{0, "host0"}, other{1, "host1"}, third{3, "host3"};
-  CHECK(board.to_blame({keeper, other}) == std::vector{keeper});
-  CHECK(board.to_blame({other, third}) == std::vector{other, third});
+  StatusBoard board(std::make_shared<SilentBoard>(), "test", 2, "rank 0 (host0)");
+  const PendingPeer keeper{0, "host0"}, other{1, "host1"}, third{3, "host3"};
+  CHECK(board.suspects({keeper, other}) == std::vector{keeper});
+  CHECK(board.suspects({other, third}) == std::vector{other, third});
 }
 
 TEST_CASE("over TCP, a board that is silent is asked once by all groups, and the missing rank is named",
@@ -399,7 +399,7 @@ TEST_CASE("over TCP, a board that is silent is asked once by all groups, and the
   const auto store = make_memory_key_value();
   const std::shared_ptr<SilentBoard> boards[2] = {std::make_shared<SilentBoard>(),
                                                   std::make_shared<SilentBoard>()};
-  const FabricMaker maker = [&](int size, const Patience& patience) {
+  const FabricMaker maker = [&](int size, const Timeouts& timeouts) {
     std::vector<std::function<std::shared_ptr<Fabric>()>> makers;
     for (int rank = 0; rank < size; ++rank)
       makers.emplace_back([=] {
@@ -411,16 +411,16 @@ TEST_CASE("over TCP, a board that is silent is asked once by all groups, and the
         options.store = store;
         options.board = boards[rank];
         options.prefix = "test";
-        options.patience = patience;
+        options.timeouts = timeouts;
         return make_tcp(std::move(options));
       });
     return makers;
   };
   Gate begin(2), end(2);
-  Patience patience;
-  patience.warn_after = std::chrono::milliseconds(100);
-  patience.timeout = std::chrono::milliseconds(1000);  // two of them, while the board counts as silent
-  const auto errors = on_ranks(maker, 2, patience, [&](Fabric& fabric) {
+  Timeouts timeouts;
+  timeouts.warn_after = std::chrono::milliseconds(100);
+  timeouts.timeout = std::chrono::milliseconds(1000);  // two of them, while the board counts as silent
+  const auto errors = on_ranks(maker, 2, timeouts, [&](Fabric& fabric) {
     const auto [group, other] = [&] {
       const PassAtEnd formed{begin};
       return std::pair(fabric.group("dp0", all_ranks(2)), fabric.group("dp1", all_ranks(2)));

@@ -30,13 +30,13 @@ class Processes {
  public:
   using Body = std::function<void(Fabric&, const std::function<void()>& say_begun)>;
 
-  Processes(int size, const Patience& patience, const Body& body) {
+  Processes(int size, const Timeouts& timeouts, const Body& body) {
     std::string name = (std::filesystem::temp_directory_path() / "hetrun-ranks-XXXXXX").string();
     if (::mkdtemp(name.data()) == nullptr) fail_environment("cannot make a folder like {}", name);
     folder_ = name;
     for (int rank = 0; rank < size; ++rank) {
       const pid_t child = ::fork();
-      if (child == 0) ::_exit(run(rank, size, patience, body));
+      if (child == 0) ::_exit(run(rank, size, timeouts, body));
       children_.push_back(child);
     }
   }
@@ -74,7 +74,7 @@ class Processes {
   }
 
  private:
-  int run(int rank, int size, const Patience& patience, const Body& body) {
+  int run(int rank, int size, const Timeouts& timeouts, const Body& body) {
     try {
       TcpOptions options;
       options.secret = kTestSecret;
@@ -84,7 +84,7 @@ class Processes {
       options.store = make_file_key_value(folder_ / "store");
       options.prefix = "generation1";
       options.host = fmt::format("host{}", rank);
-      options.patience = patience;
+      options.timeouts = timeouts;
       const auto fabric = make_tcp(std::move(options));
       body(*fabric, [&] { std::ofstream(folder_ / fmt::format("begun{}", rank)).put('y'); });
       return 0;
@@ -159,9 +159,9 @@ TEST_CASE("every other rank ends and names the one that was killed", "[comm]") {
   }
 }
 
-TEST_CASE("a stopped rank is named when patience ends", "[comm]") {
-  Patience patience{milliseconds(300), milliseconds(1000), {}};
-  Processes processes(3, patience, [&](Fabric& fabric, const auto& begun) {
+TEST_CASE("a stopped rank is named after the timeout", "[comm]") {
+  Timeouts timeouts{milliseconds(300), milliseconds(1000), {}};
+  Processes processes(3, timeouts, [&](Fabric& fabric, const auto& begun) {
     sum_forever(fabric, kForever, 1'000'000, begun);
   });
   for (int rank = 0; rank < 3; ++rank)

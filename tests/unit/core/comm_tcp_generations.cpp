@@ -45,7 +45,7 @@ void live(const std::shared_ptr<Acceptor>& acceptor, const std::vector<TcpAddres
   options.board = board;
   options.prefix = fmt::format("{}", generation);
   options.host = "host";
-  options.patience.timeout = milliseconds(20'000);
+  options.timeouts.timeout = milliseconds(20'000);
   const auto fabric = make_tcp(std::move(options));
   const bool aborted = generation % 2 != 0;
   std::thread aborting;

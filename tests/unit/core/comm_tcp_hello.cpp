@@ -346,7 +346,7 @@ TEST_CASE("who connected without the secret is named when a member does not come
   const auto own = std::make_shared<Acceptor>(options_of("run"));
   const auto other = std::make_shared<Acceptor>(options_of("run"));
   TcpOptions options = second_of_two(first_of_two(1, other, own->endpoint()), own);
-  options.patience.timeout = milliseconds(300);
+  options.timeouts.timeout = milliseconds(300);
   const auto second = make_tcp(options);
   HandPeer peer(own->endpoint());
   peer.say(hello_of("run", 1, "all", 0, 1), "a secret that somebody guessed");

@@ -10,9 +10,9 @@
 namespace het::testing {
 
 FabricMaker loopback_maker() {
-  return [](int size, Patience patience) {
+  return [](int size, Timeouts timeouts) {
     std::vector<std::function<std::shared_ptr<Fabric>()>> makers;
-    for (auto& fabric : make_loopback(size, {std::move(patience), nullptr}))
+    for (auto& fabric : make_loopback(size, {std::move(timeouts), nullptr}))
       makers.emplace_back(
           [holder = std::make_shared<std::shared_ptr<Fabric>>(fabric)] { return std::move(*holder); });
     return makers;
@@ -20,7 +20,7 @@ FabricMaker loopback_maker() {
 }
 
 FabricMaker tcp_maker() {
-  return [](int size, const Patience& patience) {
+  return [](int size, const Timeouts& timeouts) {
     const auto store = make_memory_key_value();
     std::vector<std::function<std::shared_ptr<Fabric>()>> makers;
     for (int rank = 0; rank < size; ++rank)
@@ -33,7 +33,7 @@ FabricMaker tcp_maker() {
         options.store = store;
         options.prefix = "test";
         options.host = fmt::format("host{}", rank);
-        options.patience = patience;
+        options.timeouts = timeouts;
         return make_tcp(std::move(options));
       });
     return makers;

@@ -27,14 +27,14 @@ inline constexpr const char* kTestSecret = "the secret of the tests";
 
 // Makes the fabrics of ranks 0 to size - 1; the function for one rank runs on that rank's thread.
 using FabricMaker =
-    std::function<std::vector<std::function<std::shared_ptr<Fabric>()>>(int size, Patience patience)>;
+    std::function<std::vector<std::function<std::shared_ptr<Fabric>()>>(int size, Timeouts timeouts)>;
 FabricMaker loopback_maker();
 FabricMaker tcp_maker();  // over 127.0.0.1, each rank with a listening socket of its own
 
 // Run `body` on a thread for each rank; what each threw, or "". Assertions of Catch2 belong after it.
-inline std::vector<std::string> on_ranks(const FabricMaker& maker, int size, const Patience& patience,
+inline std::vector<std::string> on_ranks(const FabricMaker& maker, int size, const Timeouts& timeouts,
                                          const std::function<void(Fabric&)>& body) {
-  const auto makers = maker(size, patience);
+  const auto makers = maker(size, timeouts);
   std::vector<std::string> errors(size);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank)

@@ -40,12 +40,12 @@ class Watched final : public Device {
   bool records = false;
   int recordings = 0, replays = 0, launches = 0;  // launches: those that were not part of a replay
   std::function<void(std::string_view op)> before_kernel = [](std::string_view) {};
-  int64_t available = int64_t{1} << 40, allowance = int64_t{1} << 40;
+  int64_t available = int64_t{1} << 40, budget = int64_t{1} << 40;
 
   std::string name() const override { return "watched"; }
   std::unique_ptr<Memory> allocate(int64_t bytes) override { return device_->allocate(bytes); }
   int64_t available_bytes() const override { return available; }
-  int64_t allowance_bytes() const override { return allowance; }
+  int64_t memory_budget_bytes() const override { return budget; }
   std::unique_ptr<Kernel> prepare(const KernelRequest& request) override {
     std::shared_ptr<Kernel> kernel = device_->prepare(request);
     return make_kernel(
@@ -673,13 +673,13 @@ TEST_CASE("a program of absurdly many micro-batches is refused before it is writ
 TEST_CASE("a model must fit in what the device allows, not in what the machine has", "[executor]") {
   const auto device = std::make_shared<Watched>();
   device->available = int64_t{64} << 20;
-  device->allowance = 100;
+  device->budget = 100;
   const Program program = lower_single(trained_matrix());
   CHECK_THROWS_WITH(Executor(program, std::make_shared<StateStore>(device, 1)),
                     Catch::Contains("100 B are available on watched (of its 64 MiB, the rest is promised"));
-  device->allowance = 100000;
+  device->budget = 100000;
   CHECK_NOTHROW(Executor(program, std::make_shared<StateStore>(device, 1)));
-  device->allowance = device->available = 100;
+  device->budget = device->available = 100;
   CHECK_THROWS_WITH(Executor(program, std::make_shared<StateStore>(device, 1)),
                     Catch::Contains("100 B are available on watched; a smaller"));
 }
@@ -733,7 +733,7 @@ TEST_CASE("the gradient of a sum keeps no constant of the full shape", "[executo
   b.output("dw", differentiate(graph, loss).at(w));
   const bool fused = GENERATE(false, true);
   const Program program = lower_single(fused ? fuse(graph) : graph);
-  CHECK(memory_of(program).pinned < 8 * 8 * 16 * 32 / 8);
+  CHECK(memory_of(program).persistent < 8 * 8 * 16 * 32 / 8);
   Executor executor(program, reference_state());
   const Tensor values = wave({DType::f64, {8, 16, 32}}, 0.1);
   executor.write("x", values);

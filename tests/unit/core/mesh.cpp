@@ -308,7 +308,7 @@ TEST_CASE("expressions on a mesh give what one device gives", "[mesh]") {
     for (const int size : {1, 2, 3, 4, 6}) {
       constexpr int kEach = 50;
       std::vector<Outcome> outcomes(static_cast<size_t>(size));
-      const auto errors = on_ranks(testing::loopback_maker(), size, Patience{}, [&](Fabric& fabric) {
+      const auto errors = on_ranks(testing::loopback_maker(), size, Timeouts{}, [&](Fabric& fabric) {
         outcomes[static_cast<size_t>(fabric.rank())] = try_expressions(fabric, seed, kEach, dtype);
       });
       seed += kEach;
@@ -336,7 +336,7 @@ TEST_CASE("expressions on a mesh give what one device gives", "[mesh]") {
 TEST_CASE("a rank without a part of one axis still has what it shall have of the other", "[mesh]") {
   // Two features on axes of two and two ranks, 1 : 3 of one feature: some ranks have none. A bias counts
   // once, and its gradient is whole on all ranks of an axis.
-  const auto errors = on_ranks(testing::loopback_maker(), 4, Patience{}, [](Fabric& fabric) {
+  const auto errors = on_ranks(testing::loopback_maker(), 4, Timeouts{}, [](Fabric& fabric) {
     const auto groups = std::make_shared<Groups>(std::shared_ptr<Fabric>(&fabric, [](Fabric*) {}));
     const auto agreement = std::make_shared<Agreement>(groups->group(testing::all_ranks(4)));
     const auto mesh_eager = std::make_shared<MeshEager>(make_reference_device());
@@ -368,7 +368,7 @@ TEST_CASE("a rank without a part of one axis still has what it shall have of the
 }
 
 TEST_CASE("an operand that counts once goes to the rank on which it counts", "[mesh]") {
-  const auto errors = on_ranks(testing::loopback_maker(), 4, Patience{}, [](Fabric& fabric) {
+  const auto errors = on_ranks(testing::loopback_maker(), 4, Timeouts{}, [](Fabric& fabric) {
     const auto groups = std::make_shared<Groups>(std::shared_ptr<Fabric>(&fabric, [](Fabric*) {}));
     const auto agreement = std::make_shared<Agreement>(groups->group(testing::all_ranks(4)));
     const auto mesh_eager = std::make_shared<MeshEager>(make_reference_device());
@@ -411,7 +411,7 @@ TEST_CASE("an operand that counts once goes to the rank on which it counts", "[m
 }
 
 TEST_CASE("programs of operators are kept by what they follow from", "[mesh]") {
-  const auto errors = on_ranks(testing::loopback_maker(), 2, Patience{}, [](Fabric& fabric) {
+  const auto errors = on_ranks(testing::loopback_maker(), 2, Timeouts{}, [](Fabric& fabric) {
     const auto groups = std::make_shared<Groups>(std::shared_ptr<Fabric>(&fabric, [](Fabric*) {}));
     const auto agreement = std::make_shared<Agreement>(groups->group(testing::all_ranks(2)));
     constexpr size_t kMost = 4;
@@ -450,7 +450,7 @@ TEST_CASE("groups with a pacer of their own leave others of the fabric alone", "
     }
     std::atomic<int> operations = 0;
   };
-  const auto errors = on_ranks(testing::loopback_maker(), 2, Patience{}, [](Fabric& fabric) {
+  const auto errors = on_ranks(testing::loopback_maker(), 2, Timeouts{}, [](Fabric& fabric) {
     const std::shared_ptr<Fabric> shared(&fabric, [](Fabric*) {});
     const auto pacer = std::make_shared<Counting>();
     const auto plain = std::make_shared<Groups>(shared);
@@ -473,7 +473,7 @@ TEST_CASE("groups with a pacer of their own leave others of the fabric alone", "
 TEST_CASE("ranks that are about to do different things are all told", "[mesh]") {
   constexpr int kRanks = 3;
   std::vector<std::string> told(kRanks), ends(kRanks);
-  const auto errors = on_ranks(testing::loopback_maker(), kRanks, Patience{}, [&](Fabric& fabric) {
+  const auto errors = on_ranks(testing::loopback_maker(), kRanks, Timeouts{}, [&](Fabric& fabric) {
     const auto rank = static_cast<size_t>(fabric.rank());
     const auto world = fabric.group("world", testing::all_ranks(kRanks));
     bool interrupted = false;

@@ -17,7 +17,7 @@ TEST_CASE("what was saved with another shape or of another kind is refused") {
                            {"half", Tensor::of<float>({1, 2, 3, 4}, {4}).to(DType::bf16)}});
   const StoredSafetensors file = open_safetensors(path);
   const auto state = reference_state(3);
-  for (const auto& [name, tensor] : file.tensors) state->offer(name, tensor);
+  for (const auto& [name, tensor] : file.tensors) state->set_initial(name, tensor);
   const auto error = [&](const std::string& name) {
     return error_of([&] { state->require({name, {DType::f32, {4}}, Home::state}); });
   };

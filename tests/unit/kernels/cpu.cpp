@@ -566,10 +566,10 @@ TEST_CASE("a tensor converts as a cast does, on every device", "[cpu]") {
 TEST_CASE("memory handed out and not yet written to is not promised again", "[cpu]") {
   mallopt(M_PERTURB, 0);  // the test runner has fresh memory filled, and so touched
   const auto device = make_cpu_device();
-  const int64_t before = device->allowance_bytes();
+  const int64_t before = device->memory_budget_bytes();
   const auto untouched = device->allocate(before / 2);
   // Others use the machine meanwhile: a quarter is left to them.
-  CHECK(device->allowance_bytes() < before - before / 4);
+  CHECK(device->memory_budget_bytes() < before - before / 4);
   CHECK(device->available_bytes() > before - before / 4);
 
   const auto block = device->allocate(int64_t{64} << 20);
@@ -580,11 +580,11 @@ TEST_CASE("memory handed out and not yet written to is not promised again", "[cp
 
 TEST_CASE("ranks of one machine share its memory", "[cpu]") {
   const auto whole = make_cpu_device(), quarter = make_cpu_device({}, 4);
-  const int64_t share = quarter->allowance_bytes();
+  const int64_t share = quarter->memory_budget_bytes();
   CHECK(share > 0);
-  CHECK(share < whole->allowance_bytes() / 2);
+  CHECK(share < whole->memory_budget_bytes() / 2);
   const auto block = quarter->allocate(share / 2);
-  CHECK(quarter->allowance_bytes() <= share - share / 2);
+  CHECK(quarter->memory_budget_bytes() <= share - share / 2);
 }
 
 TEST_CASE("a control group's file pages count as free, on every level", "[cpu]") {

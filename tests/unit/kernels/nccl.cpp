@@ -30,7 +30,7 @@ class OnGpu final : public Communicator {
   int64_t bytes_sent() const override { return group_.bytes_sent(); }
   std::unique_ptr<Collective> prepare(const CollectiveRequest& request) override {
     auto operation = std::make_unique<Operation>(*this, request);
-    group_.settle();
+    group_.connect();
     return operation;
   }
 
@@ -172,7 +172,7 @@ TEST_CASE("messages between GPUs are started in any order", "[nccl]") {
           if (kind == Kind::receive) m.expected = static_cast<float>(from * 100 + to * 10 + tag);
           m.memory = self.values(std::vector<float>(kCount, static_cast<float>(from * 100 + to * 10 + tag)));
         }
-    group->settle();
+    group->connect();
     std::mt19937 random(static_cast<uint32_t>(fabric.rank()));
     for (int round = 0; round < 3; ++round) {
       for (Message& m : messages)
@@ -205,11 +205,11 @@ TEST_CASE("an operation between GPUs that lacks a rank holds up neither messages
     if (fabric.rank() < 2) go.push_back(all->prepare(message(Kind::send, 1, 2, 0)));
     if (fabric.rank() == 2)
       for (const int peer : {0, 1}) go.push_back(all->prepare(message(Kind::receive, 1, peer, 0)));
-    all->settle();
+    all->connect();
     if (fabric.rank() < 2) {
       const auto pair = self.group("pair", {0, 1});
       const auto most = pair->prepare({Kind::all_reduce, DType::f32, {1}, -1, 0, Reduction::max, "max"});
-      pair->settle();
+      pair->connect();
       reduce->start(sum->address(), sum->address());
       most->start(one->address(), one->address());
       most->wait();
@@ -237,7 +237,7 @@ TEST_CASE("starting and waiting for operations between GPUs never stops the host
     const auto data = self.values(std::vector<float>(100, 1.0F));
     const auto copy = self.values(std::vector<float>(100, 0.0F));
     const auto first = group->prepare(sum_of(100)), second = group->prepare(sum_of(100));
-    group->settle();
+    group->connect();
     if (fabric.rank() == 1) queued.pass();
     first->start(data->address(), data->address());
     first->wait();
@@ -259,7 +259,7 @@ TEST_CASE("more operations between GPUs than fit in a queue wait for the first",
     const auto data = self.values({1.0F, 1.0F});
     std::vector<std::unique_ptr<Collective>> sums;
     for (int i = 0; i < 100; ++i) sums.push_back(group->prepare(sum_of(1)));
-    group->settle();
+    group->connect();
     if (fabric.rank() == 1) std::this_thread::sleep_for(milliseconds(50));
     for (const auto& sum : sums) sum->start(data->address(), data->address() + 4);
     for (const auto& sum : sums) sum->wait();
@@ -272,17 +272,17 @@ TEST_CASE("between GPUs, a rank that does not come is named, first in a warning,
   Gate begin(3), end(3);
   std::mutex mutex;
   std::vector<std::string> warnings;
-  const Patience patience{milliseconds(400), milliseconds(2000), [&](const std::string& text) {
+  const Timeouts timeouts{milliseconds(400), milliseconds(2000), [&](const std::string& text) {
                             std::lock_guard lock(mutex);
                             warnings.push_back(text);
                           }};
-  const auto errors = on_ranks(loopback_maker(), 3, patience, [&](Fabric& fabric) {
+  const auto errors = on_ranks(loopback_maker(), 3, timeouts, [&](Fabric& fabric) {
     Rank self(fabric);
     const auto group = self.group("dp0", all_ranks(3));
     const auto sum = group->prepare(sum_of(10));
     {
-      const PassAtEnd settled{begin};
-      group->settle();
+      const PassAtEnd connected{begin};
+      group->connect();
     }
     const auto data = self.values(std::vector<float>(10, 1.0F));
     const std::string error = peer_error([&] {
@@ -312,13 +312,13 @@ TEST_CASE("between GPUs, a rank that does not come is named, first in a warning,
 
 TEST_CASE("between GPUs, a rank that has not come to connect is named", "[nccl]") {
   Gate end(2);
-  const Patience patience{milliseconds(100), milliseconds(500), {}};
-  const auto errors = on_ranks(loopback_maker(), 2, patience, [&](Fabric& fabric) {
+  const Timeouts timeouts{milliseconds(100), milliseconds(500), {}};
+  const auto errors = on_ranks(loopback_maker(), 2, timeouts, [&](Fabric& fabric) {
     Rank self(fabric);
     const auto group = self.group("dp0", all_ranks(2));
     const auto sum = group->prepare(sum_of(10));
     const std::string error = peer_error([&] {
-      if (fabric.rank() == 0) group->settle();
+      if (fabric.rank() == 0) group->connect();
     });
     end.pass();
     if (!error.empty()) fail(ErrorKind::peer, "{}", error);
@@ -335,7 +335,7 @@ TEST_CASE("a message between GPUs whose other end was not prepared is named on a
     const auto group = self.group("pipe", all_ranks(3));
     const auto message_of_0 =
         fabric.rank() == 0 ? group->prepare(message(Kind::send, 1, 1, 4)) : std::unique_ptr<Collective>();
-    group->settle();
+    group->connect();
   });
   for (const std::string& error : errors) {
     INFO(error);
@@ -350,11 +350,11 @@ TEST_CASE("between GPUs, a rank that leaves is named by every other, and nobody 
     const auto group = self.group("dp0", all_ranks(3));
     const auto other = fabric.rank() == 1 ? nullptr : self.group("pair", {0, 2});
     const auto sum = group->prepare(sum_of(10));
-    group->settle();
+    group->connect();
     std::unique_ptr<Collective> pair;
     if (other != nullptr) {
       pair = other->prepare(sum_of(10));
-      other->settle();
+      other->connect();
     }
     const auto data = self.values(std::vector<float>(10, 1.0F)), more = self.values(std::vector<float>(10));
     sum->start(data->address(), data->address());
@@ -382,7 +382,7 @@ namespace {
 
 // A rank that dies leaves its part of NCCL as it is, and its connections close: as the host's group of the
 // others sees it, whose own rank goes on here.
-class HostOfTheLiving final : public Communicator, public Witness {
+class HostOfTheLiving final : public Communicator, public FailureDetector {
  public:
   HostOfTheLiving(std::shared_ptr<Communicator> group, std::atomic<int>& dead)
       : group_(std::move(group)), dead_(dead) {}
@@ -395,21 +395,21 @@ class HostOfTheLiving final : public Communicator, public Witness {
   }
   void abort(std::string_view why) override { group_->abort(why); }
   int64_t bytes_sent() const override { return group_->bytes_sent(); }
-  Witness* witness() override { return this; }
+  FailureDetector* failure_detector() override { return this; }
 
-  const Patience& patience() const override { return group_->witness()->patience(); }
+  const Timeouts& timeouts() const override { return group_->failure_detector()->timeouts(); }
   std::string call(int peer) const override { return fmt::format("rank {} (host{})", peer, peer); }
   std::string lost(int peer) override {
     return peer == dead_ ? call(peer) + " is gone (its connection closed)" : "";
   }
-  void say_waiting(int64_t sequence) override { group_->witness()->say_waiting(sequence); }
+  void say_waiting(int64_t sequence) override { group_->failure_detector()->say_waiting(sequence); }
   bool is_waiting(int peer, int64_t sequence) override {
-    return group_->witness()->is_waiting(peer, sequence);
+    return group_->failure_detector()->is_waiting(peer, sequence);
   }
   void watch(const void* key, std::function<void(const std::string&)> dead) override {
-    group_->witness()->watch(key, std::move(dead));
+    group_->failure_detector()->watch(key, std::move(dead));
   }
-  void unwatch(const void* key) override { group_->witness()->unwatch(key); }
+  void unwatch(const void* key) override { group_->failure_detector()->unwatch(key); }
 
  private:
   std::shared_ptr<Communicator> group_;
@@ -419,7 +419,7 @@ class HostOfTheLiving final : public Communicator, public Witness {
 }  // namespace
 
 TEST_CASE("when a rank with a GPU is killed, the others' waits end with its name", "[nccl]") {
-  // The patience is a minute: it is not what ends the waits.
+  // The timeout is a minute: it is not what ends the waits.
   std::atomic<int> dead{-1};
   Gate end(3);
   const auto errors = on_ranks(loopback_maker(), 3, {}, [&](Fabric& fabric) {
@@ -427,7 +427,7 @@ TEST_CASE("when a rank with a GPU is killed, the others' waits end with its name
     const auto host = std::make_shared<HostOfTheLiving>(fabric.group("dp0", all_ranks(3)), dead);
     const auto group = self.device->connect(host);
     const auto sum = group->prepare(sum_of(10));
-    group->settle();
+    group->connect();
     const auto data = self.values(std::vector<float>(10, 1.0F));
     if (fabric.rank() == 1) {
       dead = 1;
@@ -459,7 +459,7 @@ TEST_CASE("an abort ends the waits for GPUs of other ranks, with its reason", "[
     Rank self(fabric);
     const auto group = self.group("dp0", all_ranks(2));
     const auto sum = group->prepare(sum_of(10));
-    group->settle();
+    group->connect();
     const auto data = self.values(std::vector<float>(10, 1.0F));
     if (fabric.rank() == 1) {
       waiting.pass();
@@ -488,7 +488,7 @@ TEST_CASE("after a failure between GPUs a new generation takes over", "[nccl]") 
     for (int generation = 0; generation < 6; ++generation) {
       const auto group = self.group(fmt::format("generation {}", generation), all_ranks(3));
       const auto sum = group->prepare(sum_of(10));
-      group->settle();
+      group->connect();
       const auto data = self.values(std::vector<float>(10, 1.0F));
       sum->start(data->address(), data->address());
       sum->wait();
@@ -506,8 +506,8 @@ TEST_CASE("after a failure between GPUs a new generation takes over", "[nccl]") 
 }
 
 TEST_CASE("an abort in the midst of traffic between GPUs ends every rank", "[nccl]") {
-  const Patience patience{milliseconds(5000), milliseconds(10000), {}};
-  require_none(on_ranks(loopback_maker(), 3, patience, [&](Fabric& fabric) {
+  const Timeouts timeouts{milliseconds(5000), milliseconds(10000), {}};
+  require_none(on_ranks(loopback_maker(), 3, timeouts, [&](Fabric& fabric) {
     Rank self(fabric);
     std::mt19937 random(5);
     const auto data = self.values(std::vector<float>(1000)), more = self.values(std::vector<float>(1000));
@@ -523,7 +523,7 @@ TEST_CASE("an abort in the midst of traffic between GPUs ends every rank", "[ncc
         });
         const auto group = self.device->connect(host);
         const auto first = group->prepare(sum_of(1000)), second = group->prepare(sum_of(1000));
-        group->settle();
+        group->connect();
         while (true) {
           first->start(data->address(), data->address());
           second->start(more->address(), more->address());
@@ -545,7 +545,7 @@ TEST_CASE("an operation between GPUs that is given up ends its group", "[nccl]")
     Rank self(fabric);
     const auto group = self.group("dp0", all_ranks(2));
     auto sum = group->prepare(sum_of(10));
-    group->settle();
+    group->connect();
     const auto data = self.values(std::vector<float>(10, 1.0F));
     if (fabric.rank() == 0) {
       sum->start(data->address(), data->address());

@@ -266,7 +266,7 @@ std::vector<std::string> on_ranks(const Graph& graph, const Plan& plan, int rank
                                   On on = On::processors) {
   std::vector<std::string> errors(ranks);
   LoopbackOptions options;
-  options.patience.timeout = timeout;
+  options.timeouts.timeout = timeout;
   auto fabrics = make_loopback(ranks, options);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank)
@@ -843,7 +843,7 @@ TEST_CASE("a rank reads of a saved model what it holds, and nothing else", "[dis
     for (int rank = 0; rank < 4; ++rank) {
       const StoredSafetensors file = open_safetensors(path);
       const auto state = reference_state(3);
-      for (const auto& [name, tensor] : file.tensors) state->offer(name, tensor);
+      for (const auto& [name, tensor] : file.tensors) state->set_initial(name, tensor);
       int64_t held = 0;
       for (const BufferSpec& buffer : lower(graph, *plan, rank, true).buffers) {
         if (buffer.home != Home::state) continue;
@@ -856,7 +856,7 @@ TEST_CASE("a rank reads of a saved model what it holds, and nothing else", "[dis
         held += own.type().bytes();
       }
       CHECK(file.bytes_read() == held);
-      CHECK(state->bytes_taken() == held);
+      CHECK(state->bytes_restored() == held);
       CHECK(held < all / 2);
     }
   }

@@ -100,7 +100,7 @@ std::vector<Rank> run_two_steps(const Graph& graph, const Plan& plan, const Faul
   const int ranks = static_cast<int>(devices_of(plan).size());
   const int microbatches = microbatches_of(plan);
   LoopbackOptions options;
-  options.patience.timeout = std::chrono::seconds(20);
+  options.timeouts.timeout = std::chrono::seconds(20);
   auto fabrics = make_loopback(ranks, options);
   std::vector<Rank> result(static_cast<size_t>(ranks));
   std::atomic<int> decided{0};

@@ -1,4 +1,4 @@
-#include "core/comm/board.h"
+#include "core/comm/status_board.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -9,20 +9,20 @@
 
 namespace het {
 
-std::string call(const Awaited& awaited) {
+std::string call(const PendingPeer& awaited) {
   return awaited.host.empty() ? fmt::format("rank {}", awaited.rank)
                               : fmt::format("rank {} ({})", awaited.rank, awaited.host);
 }
 
-std::string tell(const Awaited& awaited, std::string_view what) {
+std::string tell(const PendingPeer& awaited, std::string_view what) {
   std::string text = fmt::format("{} {}", call(awaited), what);
   if (awaited.by >= 0) text += fmt::format(", for which rank {} waits", awaited.by);
   return text;
 }
 
-std::string tell(const std::vector<Awaited>& all, std::string_view what) {
+std::string tell(const std::vector<PendingPeer>& all, std::string_view what) {
   std::vector<std::string> each;
-  for (const Awaited& one : all) each.push_back(tell(one, what));
+  for (const PendingPeer& one : all) each.push_back(tell(one, what));
   return fmt::format("{}", fmt::join(each, ", "));
 }
 
@@ -30,29 +30,29 @@ std::string gave_up_text(std::string_view who, std::string_view why) {
   return fmt::format("{} gave up, because {}", who, why);
 }
 
-Board::Board(std::shared_ptr<KeyValue> words, std::string prefix, int rank, std::string keeper)
+StatusBoard::StatusBoard(std::shared_ptr<KeyValue> words, std::string prefix, int rank, std::string keeper)
     : words_(std::move(words)), prefix_(std::move(prefix)), rank_(rank), keeper_(std::move(keeper)) {}
 
-void Board::say_why(std::string_view group, std::string_view sentence) {
+void StatusBoard::say_why(std::string_view group, std::string_view sentence) {
   note_cause(sentence);
   say(fmt::format("group/{}/why/{}", group, rank_), std::string(sentence));
 }
 
-void Board::note_cause(std::string_view sentence) {
+void StatusBoard::note_cause(std::string_view sentence) {
   std::lock_guard lock(mutex_);
   if (cause_.empty()) cause_ = sentence;
 }
 
-std::optional<std::string> Board::why(std::string_view group, int rank) {
+std::optional<std::string> StatusBoard::why(std::string_view group, int rank) {
   return heard(fmt::format("group/{}/why/{}", group, rank));
 }
 
-std::string Board::cause() const {
+std::string StatusBoard::cause() const {
   std::lock_guard lock(mutex_);
   return cause_;
 }
 
-std::string Board::gone(const std::string& who, std::string_view how) const {
+std::string StatusBoard::gone(const std::string& who, std::string_view how) const {
   if (!is_silent()) return fmt::format("{} is gone ({})", who, how);
   if (keeper_.empty())
     return fmt::format("{} is gone ({}; the store, where it would have said why, is silent)", who, how);
@@ -63,20 +63,20 @@ std::string Board::gone(const std::string& who, std::string_view how) const {
 }
 
 // A line for each: its rank and host.
-void Board::say_waiting(const std::vector<Awaited>& awaited) {
+void StatusBoard::say_waiting(const std::vector<PendingPeer>& awaited) {
   std::string text;
-  for (const Awaited& one : awaited) text += fmt::format("{} {}\n", one.rank, one.host);
+  for (const PendingPeer& one : awaited) text += fmt::format("{} {}\n", one.rank, one.host);
   say(fmt::format("waits/{}", rank_), text);
 }
 
-std::vector<Awaited> Board::to_blame(const std::vector<Awaited>& missing) {
-  std::vector<Awaited> blamed, asked = missing;
+std::vector<PendingPeer> StatusBoard::suspects(const std::vector<PendingPeer>& missing) {
+  std::vector<PendingPeer> found, asked = missing;
   std::set<int> seen{rank_};
-  for (const Awaited& one : missing) seen.insert(one.rank);
+  for (const PendingPeer& one : missing) seen.insert(one.rank);
   for (size_t i = 0; i < asked.size(); ++i) {
-    const Awaited one = asked[i];
+    const PendingPeer one = asked[i];
     const std::string lines = heard(fmt::format("waits/{}", one.rank)).value_or("");
-    if (lines.empty()) blamed.push_back(one);
+    if (lines.empty()) found.push_back(one);
     for (size_t begin = 0, end; (end = lines.find('\n', begin)) != lines.npos; begin = end + 1) {
       const std::string line = lines.substr(begin, end - begin);
       const int rank = std::atoi(line.c_str());
@@ -85,21 +85,21 @@ std::vector<Awaited> Board::to_blame(const std::vector<Awaited>& missing) {
   }
   // Of the others nobody can say any more for whom they wait.
   if (is_silent())
-    for (const Awaited& one : missing)
+    for (const PendingPeer& one : missing)
       if (call(one) == keeper_) return {one};
-  return blamed.empty() ? missing : blamed;
+  return found.empty() ? missing : found;
 }
 
-void Board::say_at(const std::string& group, int64_t sequence) {
+void StatusBoard::say_at(const std::string& group, int64_t sequence) {
   say(fmt::format("group/{}/at/{}", group, rank_), std::to_string(sequence));
 }
 
-std::optional<int64_t> Board::at(const std::string& group, int rank) {
+std::optional<int64_t> StatusBoard::at(const std::string& group, int rank) {
   const auto text = heard(fmt::format("group/{}/at/{}", group, rank));
   return text ? std::optional<int64_t>(std::atoll(text->c_str())) : std::nullopt;
 }
 
-void Board::say(const std::string& key, const std::string& text) {
+void StatusBoard::say(const std::string& key, const std::string& text) {
   if (is_silent()) return;
   try {
     words_->set(fmt::format("{}/{}", prefix_, key), text);
@@ -109,7 +109,7 @@ void Board::say(const std::string& key, const std::string& text) {
   }
 }
 
-std::optional<std::string> Board::heard(const std::string& key) {
+std::optional<std::string> StatusBoard::heard(const std::string& key) {
   if (is_silent()) return std::nullopt;
   try {
     return words_->get(fmt::format("{}/{}", prefix_, key));
@@ -120,7 +120,7 @@ std::optional<std::string> Board::heard(const std::string& key) {
   }
 }
 
-bool Board::is_silent() const {
+bool StatusBoard::is_silent() const {
   constexpr std::chrono::seconds kAskAgain{3};
   std::lock_guard lock(mutex_);
   return silent_since_ && std::chrono::steady_clock::now() - *silent_since_ < kAskAgain;

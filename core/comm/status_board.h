@@ -1,6 +1,6 @@
-// What the ranks of a fabric leave word of apart from their connections: why one gave up, and for whom it
-// waits. A help, not a need: without it messages say less. It may be kept by the very rank that is lost, so
-// one that was silent is not asked again for a while, by any group. Internal to core/comm.
+// What each rank of a fabric publishes in a store beside its connections: why it gave up, and for whom it
+// waits. It only improves messages. The lost rank may be the one that serves the store, so no group asks a
+// silent store again for a while. Internal to core/comm.
 #pragma once
 
 #include <chrono>
@@ -16,30 +16,30 @@
 namespace het {
 
 // A rank of the fabric that somebody waits for.
-struct Awaited {
+struct PendingPeer {
   int rank = -1;
   std::string host;  // empty: not known
   int by = -1;       // who waits for it; -1: this rank itself
 
-  bool operator==(const Awaited&) const = default;
+  bool operator==(const PendingPeer&) const = default;
 };
 // "rank 2 (host-b)", "rank 2".
-std::string call(const Awaited& awaited);
+std::string call(const PendingPeer& awaited);
 // "rank 0 (host-a) has not arrived, for which rank 1 waits"; `what`: "has not arrived".
-std::string tell(const Awaited& awaited, std::string_view what);
+std::string tell(const PendingPeer& awaited, std::string_view what);
 // The same of all, with commas.
-std::string tell(const std::vector<Awaited>& all, std::string_view what);
+std::string tell(const std::vector<PendingPeer>& all, std::string_view what);
 // "rank 1 (host-b) gave up, because <why>"
 std::string gave_up_text(std::string_view who, std::string_view why);
 
-// In place of a group's name: of all that this rank would have been in.
+// In place of a group's name: every group of this rank.
 inline constexpr std::string_view kAnyGroup = "";
 
 // Thread-safe.
-class Board {
+class StatusBoard {
  public:
   // `rank`: this one. `keeper`: "rank 0 (host-a)", when a rank serves the words; empty: none does.
-  Board(std::shared_ptr<KeyValue> words, std::string prefix, int rank, std::string keeper = {});
+  StatusBoard(std::shared_ptr<KeyValue> words, std::string prefix, int rank, std::string keeper = {});
 
   // Why this rank gave up a group; ranks are those of the fabric.
   void say_why(std::string_view group, std::string_view sentence);
@@ -51,11 +51,11 @@ class Board {
   std::string gone(const std::string& who, std::string_view how) const;
 
   // This rank waits for these, for long; none: it does not any more.
-  void say_waiting(const std::vector<Awaited>& awaited);
+  void say_waiting(const std::vector<PendingPeer>& awaited);
   // Who holds this rank up: of those that it waits for, those that do not wait themselves, and likewise of
   // those for whom they wait. When all of them wait: `missing`. The keeper alone when it is missing and the
   // board is silent.
-  std::vector<Awaited> to_blame(const std::vector<Awaited>& missing);
+  std::vector<PendingPeer> suspects(const std::vector<PendingPeer>& missing);
 
   // Operation number `sequence` of the group is being waited for here, for long; and who says so.
   void say_at(const std::string& group, int64_t sequence);
