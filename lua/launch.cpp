@@ -203,8 +203,8 @@ class Launcher {
     child.started = Clock::now();
   }
 
-  // A rank that was lost, unless it ends again and again.
-  void start_again(int rank) {
+  // A rank that was lost. False: it is not started, for it ends again and again.
+  bool start_again(int rank) {
     Child& child = children_[rank];
     child.ended_soon = Clock::now() - child.started < kSoon ? child.ended_soon + 1 : 0;
     if (child.ended_soon >= kMostSoon) {
@@ -213,7 +213,7 @@ class Launcher {
                  "hetrun: process {} ended {} times within {} s of its start; it is not started again\n",
                  rank, kMostSoon, kSoon.count())
           << std::flush;
-      return;
+      return false;
     }
     for (int* pipe : {&child.error_pipe, &child.output_pipe})
       if (*pipe >= 0) close(std::exchange(*pipe, -1));
@@ -221,6 +221,7 @@ class Launcher {
     child.lines.clear();
     std::cerr << fmt::format("hetrun: process {} is started again\n", rank) << std::flush;
     start(rank, false);
+    return true;
   }
 
   // What ranks of an elastic run print is the run's output from when they speak for it.
@@ -338,8 +339,8 @@ class Launcher {
     if (speaker_ == rank) speaker_ = -1;  // until another says that it speaks
     // Who gave up would do so again.
     if (child.signal != 0 && options_.respawn && !ended_well_ && !interrupted_ && code_ == 0 &&
-        passed_on_ == 0)
-      return start_again(rank);
+        passed_on_ == 0 && start_again(rank))
+      return;
     lost_ += fmt::format("{} ", rank);
     if (server_ != nullptr) store().put(kLaunchesLost, lost_);  // for those who wait for it to come
   }
@@ -381,7 +382,8 @@ class Launcher {
         const auto roster = text ? parse_roster(*text) : std::nullopt;
         ended_well_ = ended_well_ || (roster && roster->members.empty());
       }
-      if (!others || asked_to_end != 0) return;
+      interrupted_ = asked_to_end != 0;
+      if (!others || interrupted_) return;
       if (!std::exchange(said, true))
         std::cerr << "hetrun: the ranks of this machine are gone; others may go on by its store\n"
                   << std::flush;

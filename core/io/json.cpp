@@ -184,7 +184,7 @@ const Json* Json::find(std::string_view name) const {
 Json parse_json(std::string_view text, std::string_view what, int depth) {
   Builder builder(depth);
   if (!nlohmann::json::sax_parse(text.begin(), text.end(), &builder))
-    fail_usage("{} is not sound JSON: {}", what, builder.error);
+    fail_usage("{} is not valid JSON: {}", what, builder.error);
   return std::move(builder.result);
 }
 

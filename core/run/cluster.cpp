@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/cluster/store_key_value.h"
 #include "core/comm/shaped.h"
 
 namespace het {
@@ -48,7 +49,11 @@ std::shared_ptr<Cluster> Cluster::join(JoinSettings settings) {
   member.data_digest = joining.settings.data_digest;
   cluster->membership_ = het::join(cluster->store_, member, options);
   const Membership& membership = *cluster->membership_;
-  TcpOptions tcp = tcp_options(joining, membership.prefix(), membership.lease());
+  const auto words_in = [&](const std::shared_ptr<Store>& store) {
+    return make_store_key_value(store, membership.prefix(), [lease = membership.lease()] { return lease; });
+  };
+  TcpOptions tcp =
+      tcp_options(joining, words_in(joining.rendezvous.store), words_in(joining.rendezvous.brief));
   cluster->rank_ = tcp.rank = membership.rank();
   cluster->size_ = tcp.size = options.world_size;
   tcp.generation = membership.generation();
@@ -89,7 +94,7 @@ Cluster::~Cluster() {
 
 void Cluster::require_open() const {
   if (left_) fail_usage("this rank has left the run");
-  if (!closed_.empty()) fail_usage("the generation of the run has ended: {}", closed_);
+  if (closed_) fail_usage("the generation of the run has ended: {}", *closed_);
 }
 
 std::shared_ptr<Groups> Cluster::groups() {
@@ -138,9 +143,11 @@ bool Cluster::any(bool own) {
   return value != 0;
 }
 
-std::string Cluster::line_key(int64_t number) const {
-  return fmt::format("{}line/{}", membership_->prefix(), number);
+std::string Cluster::lines_prefix() const {
+  HET_REQUIRE(membership_ != nullptr, rank_);  // a prompt's ranks are fixed
+  return membership_->prefix() + "line/";
 }
+std::string Cluster::line_key(int64_t number) const { return lines_prefix() + std::to_string(number); }
 
 void Cluster::give_line(int64_t number, const std::string& text) {
   store_->put(line_key(number), text);
@@ -148,7 +155,8 @@ void Cluster::give_line(int64_t number, const std::string& text) {
 }
 
 std::optional<std::string> Cluster::take_line(int64_t number, std::chrono::milliseconds timeout) {
-  if (lines_ == nullptr) lines_ = store_->watch(fmt::format("{}line/", membership_->prefix()));
+  require_open();
+  if (lines_ == nullptr) lines_ = store_->watch(lines_prefix());
   for (const bool waited : {false, true}) {
     if (waited) lines_->next(timeout);
     if (auto entry = store_->get(line_key(number))) return std::move(entry->value);
@@ -158,18 +166,20 @@ std::optional<std::string> Cluster::take_line(int64_t number, std::chrono::milli
 }
 
 void Cluster::close(const std::string& why, bool agreed) {
-  if (!closed_.empty()) return;
+  if (closed_) return;
+  HET_REQUIRE(generation_ != nullptr, why);  // fixed ranks leave
   closed_ = why;
   any_ = nullptr;
   agreement_ = nullptr;
   groups_ = nullptr;
-  if (generation_ != nullptr) generation_->close(why, agreed);
+  generation_->close(why, agreed);
   generation_ = nullptr;
   fabric_ = nullptr;
 }
 
 void Cluster::leave() {
   if (left_) return;
+  HET_REQUIRE(membership_ != nullptr, rank_);  // members of generations leave by Member::leave()
   groups();
   watch_.reset();
   left_ = true;

@@ -61,6 +61,7 @@ class Cluster {
  private:
   explicit Cluster(JoinSettings settings) : settings_(std::move(settings)) {}
   void require_open() const;
+  std::string lines_prefix() const;
   std::string line_key(int64_t number) const;
 
   const JoinSettings settings_;
@@ -77,8 +78,8 @@ class Cluster {
   std::unique_ptr<Collective> any_;
   std::shared_ptr<Agreement> agreement_;
   std::unique_ptr<StoreWatch> lines_;
-  int paced_ = 0;       // groups over slowed links that were made
-  std::string closed_;  // why it is
+  int paced_ = 0;                      // groups over slowed links that were made
+  std::optional<std::string> closed_;  // why it is
   bool left_ = false;
 };
 

@@ -37,24 +37,24 @@ struct Generation::Listener {
   }
 };
 
-Generation::Generation(Member& member, Member::Formation formation, const FabricOf& fabric_of)
-    : member_(member), formation_(std::move(formation)), listener_(std::make_shared<Listener>()) {
-  listener_->member = &member;
+Generation::Generation(std::shared_ptr<Member> member, Member::Formation formation, const FabricOf& fabric_of)
+    : member_(std::move(member)), formation_(std::move(formation)), listener_(std::make_shared<Listener>()) {
+  listener_->member = member_.get();
   listener_->generation = number();
   fabric_ =
       fabric_of(formation_, [listener = listener_](int rank, bool goodbye) { listener->end(rank, goodbye); });
-  member_.on_abort(number(), [fabric = fabric_](const std::string& why) { fabric->abort(why); });
+  member_->on_abort(number(), [fabric = fabric_](const std::string& why) { fabric->abort(why); });
   groups_ = std::make_shared<Groups>(fabric_);
   std::vector<int> all(formation_.members.size());
   std::iota(all.begin(), all.end(), 0);
   try {
     world_ = fabric_->group("all members", all);
-  } catch (const Error&) {
+  } catch (...) {
     listener_->leave();
-    member_.on_abort(0, {});
+    member_->on_abort(0, {});
     throw;
   }
-  member_.opened(number());
+  member_->opened(number());
 }
 
 Generation::~Generation() { close("the generation has ended"); }
@@ -68,23 +68,24 @@ void Generation::close(const std::string& why, bool agreed) {
     std::this_thread::sleep_for(kLook);
   if (listener_->has_heard()) std::this_thread::sleep_for(kMore);
   listener_->leave();
-  member_.broken(number(), why);
-  member_.on_abort(0, {});
+  member_->broken(number(), why);
+  member_->on_abort(0, {});
   fabric_->abort(why);
   groups_.reset();
   world_.reset();
   fabric_.reset();
 }
 
-std::unique_ptr<Generation> next_generation(Member& member, const Generation::FabricOf& fabric_of,
+std::unique_ptr<Generation> next_generation(const std::shared_ptr<Member>& member,
+                                            const Generation::FabricOf& fabric_of,
                                             const std::function<void()>& waited) {
-  while (auto formation = member.next_generation(waited)) {
+  while (auto formation = member->next_generation(waited)) {
     const int64_t number = formation->roster.number;
     try {
       return std::make_unique<Generation>(member, *std::move(formation), fabric_of);
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::peer) throw;
-      member.broken(number, error.sentence());
+      member->broken(number, error.sentence());
     }
   }
   return nullptr;

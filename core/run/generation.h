@@ -19,7 +19,7 @@ class Generation {
   using FabricOf = std::function<std::shared_ptr<Fabric>(const Member::Formation& formation, Ended ended)>;
 
   // Connects all members. Throws Error(peer) when one of them is lost meanwhile.
-  Generation(Member& member, Member::Formation formation, const FabricOf& fabric_of);
+  Generation(std::shared_ptr<Member> member, Member::Formation formation, const FabricOf& fabric_of);
   ~Generation();
   Generation(const Generation&) = delete;
   Generation& operator=(const Generation&) = delete;
@@ -36,7 +36,7 @@ class Generation {
   void close(const std::string& why, bool agreed = false);
 
  private:
-  Member& member_;
+  const std::shared_ptr<Member> member_;
   const Member::Formation formation_;
   struct Listener;                      // hears from the fabric's threads
   std::shared_ptr<Listener> listener_;  // deaf once this is closed
@@ -48,7 +48,8 @@ class Generation {
 
 // Joins generation after generation until one is formed. Null: the run has ended. Throws what
 // Member::next_generation throws.
-std::unique_ptr<Generation> next_generation(Member& member, const Generation::FabricOf& fabric_of,
+std::unique_ptr<Generation> next_generation(const std::shared_ptr<Member>& member,
+                                            const Generation::FabricOf& fabric_of,
                                             const std::function<void()>& waited = {});
 
 }  // namespace het

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/cluster/store_key_value.h"
 #include "core/net/network.h"
 
 namespace het {
@@ -33,14 +32,15 @@ Joining begin_joining(JoinSettings settings) {
   return joining;
 }
 
-TcpOptions tcp_options(const Joining& joining, const std::string& prefix, int64_t lease) {
+TcpOptions tcp_options(const Joining& joining, std::shared_ptr<KeyValue> store,
+                       std::shared_ptr<KeyValue> board) {
   const JoinSettings& settings = joining.settings;
   TcpOptions tcp;
   tcp.run = settings.run;
   tcp.secret = settings.secret;
   tcp.host = joining.host;
-  tcp.store = make_store_key_value(joining.rendezvous.store, prefix, lease);
-  tcp.board = make_store_key_value(joining.rendezvous.brief, prefix, lease);
+  tcp.store = std::move(store);
+  tcp.board = std::move(board);
   tcp.prefix = "traffic";
   tcp.timeouts.warn = settings.warn;
   if (settings.timeout) tcp.timeouts.timeout = *settings.timeout;

@@ -5,11 +5,13 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "core/cluster/environment.h"
+#include "core/comm/key_value.h"
 #include "core/comm/steps.h"
 #include "core/comm/tcp.h"
 #include "core/run/rendezvous.h"
@@ -47,7 +49,8 @@ struct Joining {
 // Connects to the store. Throws what find_store() throws.
 Joining begin_joining(JoinSettings settings);
 
-// For the connections to other ranks, whose keys lie under `prefix` and this lease.
-TcpOptions tcp_options(const Joining& joining, const std::string& prefix, int64_t lease);
+// For the connections to other ranks, which find each other in `store` and leave word on `board`.
+TcpOptions tcp_options(const Joining& joining, std::shared_ptr<KeyValue> store,
+                       std::shared_ptr<KeyValue> board);
 
 }  // namespace het

@@ -100,6 +100,16 @@ void Member::write_record() {
   lease_.swap(lease);  // the old one ends when the key no longer hangs on it
 }
 
+// Tried again until the store has it.
+void Member::try_write_record() {
+  unwritten_ = true;
+  try {
+    write_record();
+    unwritten_ = false;
+  } catch (const Error&) {
+  }
+}
+
 void Member::post(RosterMachine::Event event) {
   {
     std::lock_guard lock(mutex_);
@@ -109,25 +119,30 @@ void Member::post(RosterMachine::Event event) {
 }
 
 // What the store says, as an event of the protocol.
-void Member::feed(const StoreEvent& event, bool listed) {
+std::optional<RosterMachine::Event> Member::event_of(const StoreEvent& event, bool listed) {
   const StoreEntry& entry = event.entry;
   const std::string members_at = options_.run + "/member/";
   const auto text =
       event.kind == StoreEvent::Kind::put ? unsealed(options_.secret, entry.key, entry.value) : std::nullopt;
   if (entry.key == roster_key()) {
-    if (event.kind == StoreEvent::Kind::removed) return;
+    if (event.kind == StoreEvent::Kind::removed) return std::nullopt;
     const auto roster = text ? parse_roster(*text) : std::nullopt;
-    if (roster) return post(RosterMachine::RosterSeen{*roster, entry.revision, listed});
+    if (roster) return RosterMachine::RosterSeen{*roster, entry.revision, listed};
     fail_with(
         fmt::format("the store has a run '{}' of others, whose secret is another one; a run of another name "
                     "(train.name), or the same secret, works",
                     options_.run));
   } else if (entry.key.starts_with(members_at)) {
     const std::string id = entry.key.substr(members_at.size());
-    if (event.kind == StoreEvent::Kind::removed) return post(RosterMachine::MemberGone{id});
+    if (event.kind == StoreEvent::Kind::removed) return RosterMachine::MemberGone{id};
     const auto record = text ? parse_record(*text) : std::nullopt;
-    if (record && record->id == id) post(RosterMachine::MemberSeen{*record, entry.created});
+    if (record && record->id == id) return RosterMachine::MemberSeen{*record, entry.created};
   }
+  return std::nullopt;
+}
+
+void Member::feed(const StoreEvent& event, bool listed) {
+  if (auto known = event_of(event, listed)) post(*std::move(known));
 }
 
 // Until there is a roster the launcher alone knows of processes that ended before they came.
@@ -144,7 +159,7 @@ void Member::watch() {
   };
   while (!is_over()) {
     try {
-      if (!roster()) look_for_lost_launches();
+      if (options_.by_launcher && !roster()) look_for_lost_launches();
       for (const StoreEvent& event : watch_->next(kLook)) feed(event);
     } catch (const Error&) {
       // The store is gone or has forgotten: nothing can change until it is back.
@@ -189,7 +204,9 @@ void Member::run() {
     if (stopping_) return;
     std::vector<RosterMachine::Event> events = std::exchange(inbox_, {});
     const bool joins_again = join_again_at_ && Clock::now() >= *join_again_at_;
-    if (events.empty() && !(wake_ && Clock::now() >= *wake_) && !joins_again && !lease_->lost()) continue;
+    if (events.empty() && !(wake_ && Clock::now() >= *wake_) && !joins_again && !lease_->lost() &&
+        !unwritten_)
+      continue;
     wake_.reset();
     if (events.empty()) events.emplace_back(RosterMachine::Tick{});
     std::vector<RosterMachine::Action> actions;
@@ -200,10 +217,16 @@ void Member::run() {
     roster_ = machine_->roster();
     const bool unseen = !left_ && machine_->record(record_.id) == nullptr;  // its lease had lapsed
     lock.unlock();
+    // Nothing else waits for a store that may be silent.
+    const auto is_abort = [](const auto& action) {
+      return std::holds_alternative<RosterMachine::Abort>(action);
+    };
+    const auto others = std::stable_partition(actions.begin(), actions.end(), is_abort);
+    for (auto each = actions.begin(); each != others; ++each) act(*each);
     // Before it creates a roster: those who wait count a roster as lost when none of its members has a key.
-    if (!join_again_at_ && (unseen || lease_->lost()))
+    if (!join_again_at_ && (unseen || unwritten_ || lease_->lost()))
       act(RosterMachine::Report{record_.generation, record_.unreachable});
-    for (const RosterMachine::Action& action : actions) act(action);
+    for (auto each = others; each != actions.end(); ++each) act(*each);
     if (joins_again) join_again();
     lock.lock();
   }
@@ -217,10 +240,7 @@ void Member::act(const RosterMachine::Action& action) {
   } else if (const auto* report = std::get_if<RosterMachine::Report>(&action)) {
     record_.generation = report->generation;
     record_.unreachable = report->unreachable;
-    try {
-      write_record();
-    } catch (const Error&) {  // tried again as long as the record is not seen
-    }
+    try_write_record();
   } else if (const auto* abort = std::get_if<RosterMachine::Abort>(&action)) {
     std::lock_guard aborting(aborting_);
     aborted_ = abort->generation;
@@ -284,14 +304,19 @@ void Member::join_again() {
     machine_ = std::make_unique<RosterMachine>(roster_options(options_, record_), Clock::now());
   }
   // It knows the others before they count on it; a store that was started again may need its roster.
-  if (known) post(RosterMachine::RosterSeen{*known, revision});
+  std::vector<RosterMachine::Event> events;
+  if (known) events.emplace_back(RosterMachine::RosterSeen{*known, revision});
   const auto is_roster = [&](const StoreEntry& entry) { return entry.key == roster_key(); };
-  if (std::none_of(listing.entries.begin(), listing.entries.end(), is_roster)) post(RosterMachine::Listed{});
-  for (const StoreEntry& entry : listing.entries) feed({StoreEvent::Kind::put, entry});
-  try {
-    write_record();
-  } catch (const Error&) {  // tried again as long as the record is not seen
+  if (std::none_of(listing.entries.begin(), listing.entries.end(), is_roster))
+    events.emplace_back(RosterMachine::Listed{});
+  for (const StoreEntry& entry : listing.entries)
+    if (auto event = event_of({StoreEvent::Kind::put, entry})) events.push_back(*std::move(event));
+  {
+    // In front of what the watch has posted meanwhile, which is newer.
+    std::lock_guard lock(mutex_);
+    inbox_.insert(inbox_.begin(), events.begin(), events.end());
   }
+  try_write_record();
 }
 
 void Member::propose(const RosterMachine::Propose& action) {

@@ -25,9 +25,10 @@ struct MemberOptions {
   std::string run, secret;
   MemberRecord record;  // without an id
   int launched = 1, least = 1, most = 1;
-  bool begins = true;  // a run of this name that has ended was another one; false: it was this one
+  bool by_launcher = false;  // which serves the store, and says there which of its processes have ended
+  bool begins = true;        // a run of this name that has ended was another one; false: it was this one
   std::chrono::milliseconds timeout{60'000};   // of waiting for members
-  std::chrono::milliseconds lease_ttl{5'000};  // who is silent for so long may be dropped
+  std::chrono::milliseconds lease_ttl{5'000};  // the key of a member that is silent for so long goes
   // After so long among the others, earlier evictions no longer count: a member that costs them a generation,
   // some seconds, in five minutes is worth more than it costs.
   std::chrono::milliseconds steady{300'000};
@@ -57,7 +58,7 @@ class Member {
   void opened(int64_t generation);
   void broken(int64_t generation, const std::string& why);
   void peer_lost(int64_t generation, int rank);
-  // At a step that all members ended together: who waits may come in, who is leaving goes.
+  // At a step that all members ended together: who waits may come in.
   void ask_change(int64_t generation, const std::string& reason);
   size_t waiting() const;  // members that wait to come in, and that the next roster has room for
   // The newest roster that this member knows of.
@@ -81,11 +82,13 @@ class Member {
   void run();
   void sync();
   void post(RosterMachine::Event event);
+  std::optional<RosterMachine::Event> event_of(const StoreEvent& event, bool listed = false);
   void feed(const StoreEvent& event, bool listed = false);
   void feed(const StoreListing& listing);
   void act(const RosterMachine::Action& action);
   void propose(const RosterMachine::Propose& action);
   void write_record();
+  void try_write_record();
   void join_again();
   void check_alike(const MemberRecord& other) const;
   std::string member_key(const std::string& id) const;
@@ -112,6 +115,7 @@ class Member {
   std::unique_ptr<RosterMachine> machine_;
   std::optional<RosterMachine::Time> wake_;
   std::optional<RosterMachine::Time> join_again_at_;
+  bool unwritten_ = false;                                // its record, as it is now
   int evictions_ = 0;                                     // since it was with the others for `steady`
   std::atomic<RosterMachine::Time> with_others_since_{};  // by this id; zero: it is not yet
   std::atomic<bool> fresh_ = false;  // it joins, and no generation that it is in was opened yet

@@ -70,15 +70,11 @@ std::optional<Json> json_of(const std::string& text) {
 std::string to_text(const MemberRecord& r) {
   return to_string(Json(Json::Object{{"id", r.id},
                                      {"host", r.host},
-                                     {"device", r.device},
                                      {"address", r.address},
-                                     {"device_memory", r.device_memory},
-                                     {"pid", r.pid},
                                      {"version", r.version},
                                      {"recipe", r.recipe_digest},
                                      {"data", r.data_digest},
                                      {"order", r.order},
-                                     {"leaving", r.leaving},
                                      {"generation", r.generation},
                                      {"unreachable", to_json(r.unreachable)}}));
 }
@@ -90,15 +86,11 @@ std::optional<MemberRecord> parse_record(const std::string& text) {
   MemberRecord r;
   r.id = fields.text("id");
   r.host = fields.text("host");
-  r.device = fields.text("device");
   r.address = fields.text("address");
-  r.device_memory = fields.number("device_memory");
-  r.pid = fields.number("pid");
   r.version = fields.text("version");
   r.recipe_digest = fields.text("recipe");
   r.data_digest = fields.text("data");
   r.order = static_cast<int>(fields.number("order"));
-  r.leaving = fields.flag("leaving");
   r.generation = fields.number("generation");
   r.unreachable = fields.texts("unreachable");
   return fields.complete() ? std::optional(r) : std::nullopt;
@@ -167,7 +159,7 @@ void RosterMachine::note(const Event& event, Time now) {
                  },
                  [&](const PeerLost& lost) {
                    if (roster_ && lost.generation == roster_->number && is_in_roster(lost.id))
-                     losses_.emplace(lost.id, Loss{now});
+                     losses_.emplace(lost.id, now);
                  },
                  [&](const Broken& broken) {
                    if (!roster_ || broken.generation != roster_->number || !why_.empty()) return;
@@ -307,8 +299,7 @@ void RosterMachine::decide(Time now) {
   if (outdated_) propose_at(restore_at_, *roster_, *outdated_, now);
   if (run_ended_ && roster_) {
     Roster none{next_number(), {}, "the run has ended", {}, {}, {}, least(), most()};
-    if (!proposed_) actions_.emplace_back(Propose{std::move(none), revision_});
-    proposed_ = true;
+    propose_at(restore_at_, std::move(none), revision_, now);  // a pause behind one that was lost
   } else if (!roster_) {
     decide_first(now);
   } else if (is_in_roster(options_.id)) {
@@ -322,8 +313,7 @@ void RosterMachine::decide(Time now) {
 void RosterMachine::decide_first(Time now) {
   std::vector<const Known*> came;
   for (const auto& [id, known] : members_)
-    if (!known.record.leaving && !known.missing && known.record.order >= 0 &&
-        launches_lost_.count(known.record.order) == 0)
+    if (!known.missing && known.record.order >= 0 && launches_lost_.count(known.record.order) == 0)
       came.push_back(&known);
   std::sort(came.begin(), came.end(), [](const Known* a, const Known* b) { return a->created < b->created; });
   const auto own = std::find_if(came.begin(), came.end(),
@@ -402,6 +392,7 @@ void RosterMachine::decide_as_joiner(Time now) {
   const auto own = std::find(all.begin(), all.end(), options_.id);
   if (any || own == all.end()) {
     dead_.clear();
+    short_since_ = {};
     return;
   }
   if (dead_.empty()) {
@@ -449,10 +440,10 @@ std::set<RosterMachine::Edge> RosterMachine::edges() const {
 bool RosterMachine::report_losses(Time now) {
   std::vector<std::string> unreachable;
   bool waits = false;
-  for (const auto& [id, loss] : losses_) {
+  for (const auto& [id, since] : losses_) {
     if (members_.count(id) == 0) continue;  // it is dead
-    if (now < loss.since + options_.settle) {
-      actions_.emplace_back(Wake{loss.since + options_.settle});
+    if (now < since + options_.settle) {
+      actions_.emplace_back(Wake{since + options_.settle});
       waits = true;
     } else {
       unreachable.push_back(id);
@@ -496,11 +487,7 @@ int64_t RosterMachine::next_number() const {
 }
 
 Roster RosterMachine::next_roster(const std::vector<std::string>& left) const {
-  Roster next{next_number(), {}, change_.value_or(why_), {}, {}, roster_->gone, least(), most()};
-  for (const std::string& id : left) {
-    const MemberRecord* const known = record(id);
-    if (known == nullptr || !known->leaving) next.members.push_back(id);
-  }
+  Roster next{next_number(), left, change_.value_or(why_), {}, {}, roster_->gone, least(), most()};
   for (const std::string& id : waiting())
     if (static_cast<int>(next.members.size()) < most()) {
       next.members.push_back(id);
@@ -523,7 +510,7 @@ Roster RosterMachine::next_roster(const std::vector<std::string>& left) const {
 std::vector<std::string> RosterMachine::waiting() const {
   std::vector<std::pair<int64_t, std::string>> came;
   for (const auto& [id, known] : members_)
-    if (!known.record.leaving && !known.missing && !(roster_ && (is_in_roster(id) || has(roster_->gone, id))))
+    if (!known.missing && !(roster_ && (is_in_roster(id) || has(roster_->gone, id))))
       came.emplace_back(known.created, id);
   std::sort(came.begin(), came.end());
   std::vector<std::string> ids;

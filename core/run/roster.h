@@ -3,11 +3,11 @@
 // number always wins. Each member keeps a record under its lease. What members find out by themselves, that a
 // key is gone or a connection has closed, only leads to the next roster.
 //
-// A member is dead when its key is gone and its connection is closed, or silent. It is unreachable when a
-// connection to it closed while its key stands: who sees that says so in its record. On either everybody
-// gives up the generation. The first member left waits a moment, for losses come in groups, and proposes the
-// next roster; the others do the same, each a little later, so that a proposer who dies delays and never
-// blocks.
+// A member is dead when its key is gone and its connection has ended: it closed, or was silent for as long as
+// the transport waits. It is unreachable when a connection to it ended while its key stands: who sees that
+// says so in its record. On either all members give up the generation. The first member left waits a moment,
+// for losses come in groups, and proposes the next roster; the others do the same, each a little later, so
+// that a proposer who dies delays and never blocks.
 #pragma once
 
 #include <chrono>
@@ -24,11 +24,9 @@ namespace het {
 // What a member writes of itself, under its lease.
 struct MemberRecord {
   std::string id;  // random; a new one after it was evicted
-  std::string host, device, address;
-  int64_t device_memory = 0, pid = 0;
+  std::string host, address;
   std::string version, recipe_digest, data_digest;
   int order = -1;  // as it was launched: the first roster is in this order; -1: it joins a run that began
-  bool leaving = false;
   int64_t generation = 0;                // in which it does not reach
   std::vector<std::string> unreachable;  // these members
   bool operator==(const MemberRecord&) const = default;
@@ -102,7 +100,7 @@ class RosterMachine {
   struct Opened {  // every member of the generation is connected
     int64_t generation = 0;
   };
-  struct ChangeAsked {  // at a step that all ended together: who waits may come, who leaves goes
+  struct ChangeAsked {  // at a step that all ended together: who waits may come
     int64_t generation = 0;
     std::string reason;
   };
@@ -157,9 +155,6 @@ class RosterMachine {
     int64_t created = 0;
     std::optional<Time> missing;  // since then, and its member may live; no id: it was never seen
   };
-  struct Loss {  // a connection that closed
-    Time since;
-  };
   using Edge = std::pair<std::string, std::string>;  // who does not reach whom
 
   void note(const Event& event, Time now);
@@ -200,7 +195,7 @@ class RosterMachine {
   // Of what the store holds, to be replaced by the newest roster; 0: it holds none.
   std::optional<int64_t> outdated_;
   Time restore_at_{};
-  std::map<std::string, Loss> losses_;  // in this generation
+  std::map<std::string, Time> losses_;  // connections that ended in this generation, and when
   std::optional<std::string> change_;   // asked for, and why
   std::string why_;                     // it cannot go on; empty: it can, as far as this member knows
   // What speaks against the roster, and since when it has been the same.

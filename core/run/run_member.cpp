@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include <unistd.h>
-
 #include "core/base/error.h"
 
 namespace het {
@@ -16,10 +14,7 @@ MemberRecord record_of(const Joining& joining, const Acceptor& acceptor) {
   const JoinSettings& settings = joining.settings;
   MemberRecord record;
   record.host = joining.host;
-  record.device = settings.device;
-  record.device_memory = settings.device_memory;
   record.address = to_string(acceptor.endpoint());
-  record.pid = getpid();
   record.version = HET_VERSION;
   record.recipe_digest = settings.recipe_digest;
   record.data_digest = settings.data_digest;
@@ -52,14 +47,22 @@ RunMember::RunMember(JoinSettings settings) : joining_(begin_joining(std::move(s
   if (s.timeout) options.timeout = *s.timeout;
   options.record = record_of(joining_, *acceptor_);
   // The launcher's store has this run alone; in etcd another of its name may have ended before.
+  options.by_launcher = joining_.by_launcher() && !s.etcd;
   options.begins = s.etcd && !s.environment("HETRUN_STARTED_AGAIN");
-  member_ = std::make_unique<Member>(std::move(options));
+  member_ = std::make_shared<Member>(std::move(options));
 }
 
 std::unique_ptr<Generation> RunMember::next() {
+  const auto earlier = std::exchange(words_, {});
   const auto fabric_of = [&](const Member::Formation& formation, Generation::Ended ended) {
-    const std::string prefix = fmt::format("{}/{}/", joining_.settings.run, formation.roster.number);
-    TcpOptions tcp = tcp_options(joining_, prefix, member_->lease());
+    // Apart from the keys of members, which each of them watches.
+    const std::string prefix = fmt::format("{}.traffic/{}/", joining_.settings.run, formation.roster.number);
+    const auto words_in = [&](const std::shared_ptr<Store>& store) {
+      return words_.emplace_back(
+          make_store_key_value(store, prefix, [member = member_] { return member->lease(); }));
+    };
+    const auto store = words_in(joining_.rendezvous.store), board = words_in(joining_.rendezvous.brief);
+    TcpOptions tcp = tcp_options(joining_, store, board);
     tcp.rank = formation.rank;
     tcp.size = static_cast<int>(formation.members.size());
     tcp.generation = formation.roster.number;
@@ -92,7 +95,9 @@ std::unique_ptr<Generation> RunMember::next() {
                             : fmt::format("this process waits to join {}, which has {} of at most {} members",
                                           run, roster->members.size(), roster->most));
   };
-  return next_generation(*member_, fabric_of, waited);
+  auto generation = next_generation(member_, fabric_of, waited);
+  for (const auto& words : earlier) words->remove_own();
+  return generation;
 }
 
 std::shared_ptr<Cluster> RunMember::open() {

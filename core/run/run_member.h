@@ -3,7 +3,9 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
+#include "core/cluster/store_key_value.h"
 #include "core/run/cluster.h"
 #include "core/run/joining.h"
 #include "core/run/member.h"
@@ -26,7 +28,9 @@ class RunMember {
 
   Joining joining_;
   std::shared_ptr<Acceptor> acceptor_;
-  std::unique_ptr<Member> member_;
+  std::shared_ptr<Member> member_;
+  // What this process left in the store in its last generation, for others to read until the next one opens.
+  std::vector<std::shared_ptr<StoreKeyValue>> words_;
   bool opened_ = false;  // it was in a generation
 };
 

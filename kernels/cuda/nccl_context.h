@@ -54,8 +54,8 @@ class NcclContext : public OperationTracker {
   NcclContext& operator=(const NcclContext&) = delete;
 
   // Abort everything. `why`: what peers are told, and what the operations' reasons end with; `whole`: it is a
-  // reason as it stands. Returns when nothing touches the memory of operations any more. Called without the
-  // mutex.
+  // reason as it stands. Returns when nothing touches the memory of operations any more, or when the GPU has
+  // not stopped within kDrain. Called without the mutex.
   void fail(const std::string& why, bool whole = false);
   // Take from the lanes what is done.
   void reap();

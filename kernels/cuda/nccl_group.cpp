@@ -91,10 +91,12 @@ NcclGroup::~NcclGroup() {
     nccl::Result state = nccl::in_progress;
     while (context_->alive() && lane.comm != nullptr) {
       if (nccl.CommGetAsyncError(lane.comm, &state) != nccl::success) state = nccl::internal_error;
-      if (state != nccl::in_progress || CommClock::now() - since > kLinger ||
-          !lost_among(all_peers(), detector_).empty())
-        break;
+      if (state != nccl::in_progress || CommClock::now() - since > kLinger) break;
       pause(lock, since);
+      lock.unlock();
+      const bool lost = !lost_among(all_peers(), detector_).empty();
+      lock.lock();
+      if (lost) break;
     }
     context_->await_failure(lock);
     if (lane.comm == nullptr) continue;

@@ -514,7 +514,7 @@ class Traces(Case):
   het.pipeline { microbatches = 2, het.stage { "b:0" } } }
 if opt.spread then"""
     LINE = re.compile(r'  rank (\d)  computed ([0-9.]+) ms \(([0-9.]+) ms before the update\), bubbles ([0-9.]+) ms '
-                      r'\((\d+) % of the step\), waited for collectives ([0-9.]+) ms \((\d+) %\), handed (\S+ \S+) to others')
+                      r'\((\d+) % of the step\), waited for collectives ([0-9.]+) ms \((\d+) %\), sent (\S+ \S+)')
 
     def run_traced(self, under):
         """A traced run of three ranks, rank r started by the command under(r): events, report, results."""
@@ -593,7 +593,7 @@ if opt.spread then"""
             self.assertTrue(line, err)
             self.assertAlmostEqual(int(line[2]), 100 * share, delta=0.51)
         longest = max(results['ranks'], key=lambda rank: rank['computed_s'])
-        self.assertIn(f'; it computes longest ({longest["device"]})', err)
+        self.assertIn(f'; the slowest ({longest["device"]})', err)
 
     @unittest.skipUnless(clocks_can_be_set(), 'no time namespaces for users here')
     def test_a_trace_has_one_clock_where_hosts_have_their_own(self):

@@ -174,7 +174,7 @@ bool\t<unsigned char *>\t1
     def test_names_are_suggested_not_listed(self):
         out, _ = self.hetrun(lines='?fo\n?options\n?help\n?het\n')
         lines = out.splitlines()
-        self.assertEqual(lines[0], "nothing is known of 'fo'; ?het lists all names")
+        self.assertEqual(lines[0], "no help for 'fo'; ?het lists all names")
         self.assertTrue(lines[1].startswith('het.options {'))
         self.assertIn('\nhet.help(name)\n', out)
         self.assertTrue(lines[-1].startswith('op '))
@@ -200,10 +200,10 @@ bool\t<unsigned char *>\t1
     def test_a_far_name_is_not_suggested(self):
         out, _ = self.hetrun(lines='?lineer\n?nn.attenton\n?corpsu\n?zebra_crossing\n')
         self.assertEqual(out.splitlines(), [
-            "nothing is known of 'lineer'; did you mean 'nn.linear'?",
-            "nothing is known of 'nn.attenton'; did you mean 'nn.attention'?",
-            "nothing is known of 'corpsu'; did you mean 'corpus'?",
-            "nothing is known of 'zebra_crossing'; ?het lists all names"])
+            "no help for 'lineer'; did you mean 'nn.linear'?",
+            "no help for 'nn.attenton'; did you mean 'nn.attention'?",
+            "no help for 'corpsu'; did you mean 'corpus'?",
+            "no help for 'zebra_crossing'; ?het lists all names"])
 
     SESSION = '''corpus = het.data.text { path = "text.txt" }
 mine = het.train { model = het.nn.gpt { vocab = corpus.vocab, context = 8, width = 8, layers = 1, heads = 1 },

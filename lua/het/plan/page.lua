@@ -265,7 +265,7 @@ local function figures(report)
     { native.show_seconds(report.step_seconds), "a step" },
     { text.count(report.tokens_per_second), "tokens a second" },
     { ("%.1f %%"):format(100 * report.bubble), "bubble" },
-    { native.show_seconds(report.exposed_seconds), "communication in the open" },
+    { native.show_seconds(report.exposed_seconds), "exposed communication" },
     { ("%.1f %%"):format(100 * report.gap), "above what no plan can beat" },
   }
   if report.price_per_hour > 0 then

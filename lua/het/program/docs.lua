@@ -104,7 +104,7 @@ local function list(module)
   return table.concat(lines, "\n")
 end
 
--- Of a value: what such values are, or a member of them. Nil when nothing is known of it.
+-- Of a value: what such values are, or a member of them. Nil when there is no help for it.
 local function of_value(value, member)
   local object = define.object_of(value)
   if object and member then
@@ -122,7 +122,7 @@ end
 function docs.help(name, find)
   require("het").load_all()
   if name ~= nil and type(name) ~= "string" then
-    return of_value(name) or ("nothing is known of this %s"):format(define.kind_of(name))
+    return of_value(name) or ("no help for this %s"):format(define.kind_of(name))
   end
   local wanted = (name or ""):gsub("^het[%.:]?", "")
   if find and wanted ~= "" then
@@ -136,7 +136,7 @@ function docs.help(name, find)
   end
   local definition = define.lookup(wanted)
   if definition then return text_of(definition) end
-  return list(wanted) or ("nothing is known of '%s'%s"):format(wanted, nearly(wanted))
+  return list(wanted) or ("no help for '%s'%s"):format(wanted, nearly(wanted))
 end
 
 -- The page that a definition stands on: that of its module or its object.

@@ -4,6 +4,7 @@ local native = require "het.native"
 local errors = require "het.errors"
 local files = require "het.model.folder"
 local plan = require "het.plan"
+local saving = require "het.train.saving"
 local session = require "het.train.session"
 
 local elastic = {}
@@ -24,7 +25,7 @@ local function choose_plan(self, ranks)
   if not a.plan then return plan.replicas(ranks, a.batch, a.microbatch) end
   local planning = require "het.plan.command"
   local text = ""
-  if self.cluster:rank() == 0 then
+  require("het.train.meeting").by_first_rank(self, function()
     local wanted = (a.plan.automatic and a.plan or plan.auto {}).automatic
     local answer = planning.begin(self, require("het.plan.cluster").here(ranks), wanted)()
     if not answer.feasible then
@@ -32,7 +33,7 @@ local function choose_plan(self, ranks)
     end
     text = planning.to_lua(answer)
     if not native.settings.quiet then native.write("stderr", planning.text_of(answer)) end
-  end
+  end)
   local found, fallbacks = planning.from_lua(self.cluster:all_gather(text)[1])
   self.fallbacks = fallbacks
   found = plan.resolve(found, a.batch)
@@ -50,8 +51,7 @@ local function exchange(self)
     own = { left_behind = self.left_behind, step = self.state:step(), begun = self.begun, called = self.called,
       followed = self.followed, phases = self.phases_done or 0, interrupted = self.interrupted, best = self.best,
       validation = self.validation,
-      offset = self.cursor - self.step * self.arguments.batch, wrote = {} }
-    for folder in pairs(self.wrote) do table.insert(own.wrote, folder) end
+      offset = self.cursor - self.step * self.arguments.batch, wrote = saving.steps_of_saves(self) }
   end
   local all = {}
   for i, words in ipairs(self.cluster:all_gather(native.json_encode(own))) do all[i] = native.json_decode(words) end
@@ -79,14 +79,15 @@ end
 local function take_over(self, known)
   self.begun, self.step, self.cursor, self.has_state = known.begun, 0, known.offset, true
   self.best, self.validation = known.best, known.validation
-  for _, folder in ipairs(known.wrote) do self.wrote[folder] = true end
+  saving.learn_saves(self, known.wrote)
 end
 
 -- What a rank has that the others went on without is of no version of theirs.
 local function forget(self)
   if self.session then self.session:close "the others went on without this rank" end
+  saving.drop(self)
   self.state:clear()
-  self.session, self.begun, self.has_state, self.saving = nil, nil, false, nil
+  self.session, self.begun, self.has_state = nil, nil, false
 end
 
 -- The step that the ranks go on after, for those who follow it again and have not done it themselves.
@@ -106,7 +107,8 @@ end
 -- folder can hold no other run's.
 local function resume_own_save(self)
   local folder = self.arguments.save
-  local held = folder and not self.overwrite and os.getenv "HETRUN_STARTED_AGAIN" and files.held(folder)
+  local started_again = os.getenv "HETRUN_STARTED_AGAIN" and self.cluster:roster().number > 1
+  local held = folder and not self.overwrite and started_again and files.held(folder)
   local resumes = self.cluster:all_gather(held and held.training and "resume" or "")[1]
   self.resume = self.resume or resumes ~= ""
 end
@@ -148,15 +150,39 @@ end
 -- The others have ended the run: no mistake, the process exits with 0.
 local function end_without() errors.raise("ended", "the run has ended; this process was not needed any more") end
 
+-- Ranks at least and at most: each has a micro-batch of every step.
+local function bounds_of(a)
+  local least, most = native.settings.least, native.settings.most
+  local shares = math.floor(a.batch / (a.microbatch or 1))
+  if least and least > shares then
+    errors.usage("batch = %d holds %d micro-batches, fewer than the %d ranks that --elastic asks for at least", a.batch,
+      shares, least)
+  end
+  return least, math.min(most and most > 0 and most or shares, shares)
+end
+
 --- This process as a member of the run, and the first generation that it is in.
 -- @tparam table joining fields of native.join
 function elastic.join(self, joining)
   if native.is_alone() and not joining.rendezvous then
     errors.usage "--elastic is for several ranks: --workers N starts them on this machine"
   end
-  joining.least, joining.most = native.settings.least, native.settings.most
+  joining.least, joining.most = bounds_of(self.arguments)
   self.member = native.member(joining)
   self.cluster = self.member:open() or end_without()
+end
+
+-- Raises where generation after generation of the same ranks ends where it has begun.
+local function expect_progress(self)
+  local roster = self.cluster:roster()
+  local place = ("%s, %s: %s"):format(self.step, self.phases_done, table.concat(roster.members, " "))
+  self.fruitless = place == self.place and self.fruitless + 1 or 0
+  self.place = place
+  if self.fruitless >= most_fruitless then
+    self.unrecoverable = true
+    errors.raise("peer", "%d generations of the same %d ranks have ended one after the other without a step, the last "
+      .. "because %s", most_fruitless, #roster.members, roster.reason)
+  end
 end
 
 --- Builds the first session; `begin_state` makes the state where no rank has one, and is called again when a rank is
@@ -175,6 +201,7 @@ function elastic.begin(self, begin_state)
     end
     if self.left or self.unrecoverable or not elastic.is_loss(problem) then error(problem, 0) end
     elastic.next_generation(self, (errors.describe(problem)))
+    expect_progress(self)
   end
 end
 
@@ -218,6 +245,7 @@ local function go_on(self, reporter, problem)
     local ok, why = pcall(function()
       elastic.next_generation(self, problem and errors.describe(problem) or "others join", not problem)
       connected = native.clock()
+      expect_progress(self)
       begin_session(self)
     end)
     if ok then break end
@@ -226,13 +254,6 @@ local function go_on(self, reporter, problem)
   end
   local roster = self.cluster:roster()
   local lost, joined = missing_in(roster.members, members), missing_in(members, roster.members)
-  local place = ("%d, %d"):format(self.step, self.phases_done or 0)
-  self.fruitless = lost + joined == 0 and place == self.place and self.fruitless + 1 or 0
-  self.place = place
-  if self.fruitless >= most_fruitless then
-    errors.raise("peer", "%d generations of the same %d ranks have ended one after the other without a step, the last "
-      .. "because %s", most_fruitless, #roster.members, roster.reason)
-  end
   reporter:lead(self.rank == 0)
   reporter:generation { generation = roster.number, reason = roster.reason, members = #roster.members,
     lost = lost, joined = joined, step = self.step,

@@ -47,8 +47,8 @@ local function print_sample(self, _, results)
   results.sample = table.concat(pieces)
 end
 
--- What each rank did in a step, on average: the first says it and keeps it as `results.ranks`. All ranks call it.
-local function tell_ranks(self, reporter, results)
+-- What each rank did in a step, on average: the first prints it and keeps it as `results.ranks`. All ranks call it.
+local function report_ranks(self, reporter, results)
   local used = self.session.trainer:usage()
   if not self.cluster or used.runs == 0 then return end
   local own = { rank = self.rank, device = plan.devices(self.plan)[self.rank + 1],
@@ -65,12 +65,12 @@ local function tell_ranks(self, reporter, results)
     if ranks[i].computed_s > ranks[slowest].computed_s then slowest = i end
   end
   for i, rank in ipairs(ranks) do
-    local sentence = "rank %d: a step computes %s and waits %s (%.0f %%; bubbles %.0f %%), hands %s to others, "
+    local sentence = "rank %d: a step computes %s and waits %s (%.0f %%; bubbles %.0f %%), sends %s, "
       .. "takes %s of memory%s"
     reporter:say(sentence:format(
       rank.rank, native.show_seconds(rank.computed_s), native.show_seconds(rank.waited_s),
       100 * rank.waited_s / (rank.computed_s + rank.waited_s), 100 * rank.bubble_share, text.bytes(rank.sent_bytes),
-      text.bytes(rank.memory_bytes), i == slowest and ("; it computes longest (%s)"):format(rank.device) or ""))
+      text.bytes(rank.memory_bytes), i == slowest and ("; the slowest (%s)"):format(rank.device) or ""))
     if rank.behind_s > 0 then
       reporter:say(("rank %d fell %s behind the pace of its device: this machine is slower than that"):format(rank.rank,
         native.show_seconds(rank.behind_s)))
@@ -88,8 +88,7 @@ end
 
 -- The numbers of a finished run.
 local function count(self, reporter, results)
-  local done = self.step - self.first_step
-  local steps_per_s = done > 0 and done / reporter.train_seconds or nil   -- what was not measured is not there
+  local steps_per_s = reporter:steps_per_second()   -- nil: what was not measured is not there
   local tokens = steps_per_s and steps_per_s * self.tokens_per_step
   local numbers = {
     steps = self.step, train_loss = self.loss, validation_loss = self.validation, best_validation_loss = self.best,
@@ -119,7 +118,7 @@ local function introduce(self, reporter)
       self.session.beyond_megatron < 0 and "less" or "more"))
   end
   if self.step >= a.steps then
-    reporter:say(("%d steps were done before: none is left of %d; a greater `steps` goes on"):format(self.step,
+    reporter:say(("nothing to do: %d of %d steps are done; a greater `steps` goes on"):format(self.step,
       a.steps))
   elseif self.step > 0 then
     reporter:say(("going on after step %d"):format(self.step))
@@ -180,7 +179,7 @@ end
 local function take_steps(self, reporter)
   local a = self.arguments
   -- It came before the first step, or a rank was lost while the others learnt of it.
-  if self:asked_to_stop(self.interrupted) then return true end
+  if self:asked_to_stop(self.interrupted or self.stopped) then return true end
   if self.follow_again and follow(self, reporter, self.last_step) then return true end
   self.follow_again = false
   while self.step < a.steps do
@@ -221,7 +220,7 @@ local function begun(self) return self.member and self.begun or self.first_step 
 local function save_at_end(self, reporter)
   if not self.arguments.save or self.step == begun(self) then
     if self.interrupted then
-      reporter:say(("stopped after step %d; give save = \"folder\" to keep what was learned"):format(self.step))
+      reporter:say(("stopped after step %d; nothing was saved (set save = \"folder\")"):format(self.step))
     end
     return
   end
@@ -239,7 +238,7 @@ local function conclude(self, reporter, results)
     reporter.started = reporter.started + measure_peak(reporter, self.peak_device, precision)
   end
   count(self, reporter, results)
-  tell_ranks(self, reporter, results)
+  report_ranks(self, reporter, results)
 end
 
 local function call_after(self, _, results)
@@ -297,7 +296,10 @@ function loop.start(self)
   -- Ranks on one machine share its peak.
   self.peak_device = is_model(a.model) and not self.cluster and peak.device_of(self.device) or nil
   reporter.peak = self.peak_device and peak.known(self.peak_device, a.precision) or nil
-  if self.member and self.rank == 0 then native.speak_for_run() end
+  self.stopped = false
+  if self.member then
+    if self.rank == 0 then native.speak_for_run() else native.be_silent() end
+  end
   introduce(self, reporter)
   if self.peak_device and not reporter.peak then
     reporter:say("measuring this machine's peak, once")
@@ -310,8 +312,8 @@ function loop.start(self)
   -- Whoever ends the run knows that all ranks have come to its end.
   if not ok and done == #phases - 1 and select(2, errors.describe(problem)) == "ended" then ok = true end
   if not ok then
-    local saved, why = pcall(saving.go_on, self, true)   -- what was begun before
-    if not saved then reporter:say("the last save was not written: " .. errors.describe(why)) end
+    local why = saving.finish_failed(self, problem)
+    if why then reporter:say("the last save was not written: " .. why) end
     if done == 0 then saving.keep_failed(self, reporter, problem) end
     if self.member then saving.say_kept(self) end
     error(problem, 0)

@@ -89,7 +89,7 @@ function meeting.check_places(self)
       errors.usage("%s holds a model but nothing to go on from (no training.safetensors); from = %q begins with its "
         .. "weights", a.save, a.save)
     end
-    local held = not self.resume and not self.overwrite and saving.is_of_others(self, a.save) and there
+    local held = not self.resume and not self.overwrite and there and saving.is_of_others(self, a.save, there) and there
     if held and a.overwrite then
       errors.usage("%s holds %s; the recipe asks to replace it, and --overwrite lets it; another folder for `save` "
         .. "keeps both", a.save, files.describe_held(held))

@@ -16,7 +16,7 @@ function progress.new(settings)
   local self = setmetatable(settings, Progress)
   self.terminal = native.is_terminal("stderr")
   self.shown = 0
-  self.train_seconds = 0
+  self.train_seconds, self.steps_timed = 0, 0
   self.done = self.first or 0
   self.metrics_of_run = self.metrics   -- of the rank that speaks for the run
   if not self.leads then self.metrics = nil end
@@ -53,14 +53,21 @@ function Progress:describe(step)
   local parts = {
     ("step %d/%d"):format(step.step, self.steps),
     ("loss %.4f"):format(step.loss),
-    ("%s %s/s"):format(text.count(self.rate), self.unit),
   }
-  if self.peak then parts[#parts + 1] = ("MFU %.0f %%"):format(100 * self:mfu(self.rate)) end
+  if self.rate then parts[#parts + 1] = ("%s %s/s"):format(text.count(self.rate), self.unit) end
+  if self.rate and self.peak then parts[#parts + 1] = ("MFU %.0f %%"):format(100 * self:mfu(self.rate)) end
   if self.validation then parts[#parts + 1] = ("validation %.4f"):format(self.validation) end
   parts[#parts + 1] = text.bytes(self.memory and self.memory() or native.memory_peak())
-  local left = (self.steps - step.step) * self.tokens_per_step / self.rate
-  parts[#parts + 1] = ("%s left"):format(text.duration(left))
+  if self.rate then
+    local left = (self.steps - step.step) * self.tokens_per_step / self.rate
+    parts[#parts + 1] = ("%s left"):format(text.duration(left))
+  end
   return table.concat(parts, "  ")
+end
+
+--- Steps a second, of those whose time was measured; nil without any.
+function Progress:steps_per_second()
+  return self.steps_timed > 0 and self.steps_timed / self.train_seconds or nil
 end
 
 --- Model FLOPs utilisation at a rate of tokens per second.
@@ -89,16 +96,19 @@ end
 
 --- After a step. step: { step, loss, lr, gradient_norm, seconds }.
 function Progress:step(step)
-  self.train_seconds = self.train_seconds + step.seconds
-  local rate = self.tokens_per_step / step.seconds
-  -- A mean over about three seconds: the weight of a step is its share of them.
-  local weight = math.min(1, math.max(0.02, step.seconds / 3))
-  self.rate = self.rate and self.rate + weight * (rate - self.rate) or rate
+  local rate
+  if step.seconds > 0 then   -- else it was finished after the loss of a rank, and no time was measured
+    self.train_seconds, self.steps_timed = self.train_seconds + step.seconds, self.steps_timed + 1
+    rate = self.tokens_per_step / step.seconds
+    -- A mean over about three seconds: the weight of a step is its share of them.
+    local weight = math.min(1, math.max(0.02, step.seconds / 3))
+    self.rate = self.rate and self.rate + weight * (rate - self.rate) or rate
+    -- No device does more than its peak: one that is lower was measured while others used the machine.
+    if self.peak then self.peak = math.max(self.peak, rate * self.flops_per_token) end
+  end
   self.loss = step.loss
-  -- No device does more than its peak: one that is lower was measured while others used the machine.
-  if self.peak then self.peak = math.max(self.peak, rate * self.flops_per_token) end
   self.last = { { step = step.step, loss = step.loss, lr = step.lr, gradient_norm = step.gradient_norm,
-    seconds = self.train_seconds, tokens_per_s = rate, mfu = self:mfu(rate) } }
+    seconds = self.train_seconds, tokens_per_s = rate, mfu = rate and self:mfu(rate) } }
   self:record(self.last[1])
   if self.quiet then return end
   local now = native.clock()

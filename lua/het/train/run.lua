@@ -204,8 +204,9 @@ function Run:peak_memory() return self.session:peak_memory() end
 --- Whether this rank, or with several any of them, shall stop here.
 function Run:asked_to_stop(stopped)
   local asked = native.interrupted() or stopped
-  if self.cluster then return self.cluster:any(asked) end
-  return asked
+  if not self.cluster then return asked end
+  self.stopped = asked or self.stopped   -- also when a rank is lost before the others learn of it
+  return self.cluster:any(asked)
 end
 
 --- Train. Returns the run's numbers: steps, train_loss, validation_loss, best_validation_loss, seconds, tokens_per_s,

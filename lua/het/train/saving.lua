@@ -1,8 +1,10 @@
 --- Saving a run: where, when and what is kept. No save replaces what the run has not written itself, unless the person
 -- said so; a run that is interrupted or fails replaces no model that has had more steps.
 --
--- A run has `wrote`, by real path the folders that hold its own saves; `saved_step`, of the last save; and `saving`,
--- what runs beside its steps: { copy =, about = } while the state is copied, then { written = }.
+-- A run has `wrote`, by real path the folders that hold its own saves: true for one that this rank wrote or read, the
+-- steps of the saves for one that another rank wrote (it may be on another machine); `save_folder`, where it saves when
+-- `save` holds another's model; `saved_step`, of the last save; and `saving`, what runs beside its steps: { copy =,
+-- about =, folder = } while the state is copied, then { written = }.
 local native = require "het.native"
 local errors = require "het.errors"
 local files = require "het.model.folder"
@@ -15,9 +17,54 @@ local function real(folder) return native.resolve(folder) end
 --- From now on a folder holds this run's own save, which it may replace.
 function saving.mark_own(run, folder) run.wrote[real(folder)] = true end
 
+-- The run saves in a folder after its present step; of several ranks the first writes.
+local function mark_save(run, folder)
+  if run.rank == 0 then return saving.mark_own(run, folder) end
+  saving.learn_saves(run, { { folder = real(folder), steps = { run.step } } })
+end
+
+--- The saves of the run that this rank knows, for one that joins: a list of { folder =, steps = }.
+function saving.steps_of_saves(run)
+  local list = {}
+  for folder, known in pairs(run.wrote) do
+    if known == true then   -- it read the one that the run began with, or writes this one
+      known = { run.begun }
+      for _, step in pairs { run.saved_step, run.saving and run.saving.about and run.saving.about.step } do
+        known[#known + 1] = step
+      end
+    end
+    list[#list + 1] = { folder = folder, steps = known }
+  end
+  return list
+end
+
+--- Take over what another rank knows of the run's saves.
+function saving.learn_saves(run, list)
+  for _, save in ipairs(list) do
+    local known = run.wrote[save.folder] or {}
+    if known ~= true then
+      for _, step in ipairs(save.steps) do known[#known + 1] = step end
+      run.wrote[save.folder] = known
+    end
+  end
+end
+
 --- Whether a save would replace what is not this run's: what the folder holds, else nil.
-function saving.held_by_others(run, folder) return saving.is_of_others(run, folder) and files.held(folder) or nil end
-function saving.is_of_others(run, folder) return not run.wrote[real(folder)] end
+function saving.held_by_others(run, folder)
+  local held = files.held(folder)
+  return held and saving.is_of_others(run, folder, held) and held or nil
+end
+
+--- Whether what a folder holds is not this run's.
+-- @tparam[opt] table held what files.held found there
+function saving.is_of_others(run, folder, held)
+  local known = run.wrote[real(folder)]
+  if known == nil or known == true then return not known end
+  for _, step in ipairs(known) do
+    if held and held.training and held.steps == step then return false end
+  end
+  return true
+end
 
 -- What is saved beside the state of this step.
 local function about_of(run)
@@ -27,7 +74,7 @@ local function about_of(run)
 end
 
 local function begin_writing(run, folder, state, about)
-  saving.mark_own(run, folder)
+  saving.mark_own(run, folder)   -- this rank writes it
   run.saved_step = about.step
   return files.begin_save(folder, run.arguments.model, state, about, run.arguments.data:vocabulary())
 end
@@ -38,7 +85,7 @@ function saving.go_on(run, wait)
   if not under_way then return end
   if under_way.copy and (wait or under_way.copy:done()) then
     run.saving = nil   -- until it is being written
-    under_way = { written = begin_writing(run, run.arguments.save, under_way.copy, under_way.about) }
+    under_way = { written = begin_writing(run, under_way.folder, under_way.copy, under_way.about) }
     run.saving = under_way
   end
   if under_way.written and (wait or under_way.written:done()) then
@@ -47,9 +94,30 @@ function saving.go_on(run, wait)
   end
 end
 
+--- Give up the save that runs beside the steps: what is being written is waited for, a copy is not written.
+function saving.drop(run)
+  local under_way = run.saving
+  run.saving = nil
+  if under_way and under_way.written then pcall(under_way.written.wait, under_way.written) end
+end
+
+--- Finish the save that runs beside the steps of a run that fails: unless the others have ended the run without this
+-- rank, or have saved a later step there. Returns what went wrong, else nil.
+function saving.finish_failed(run, problem)
+  local under_way = run.saving
+  if not under_way then return nil end
+  if under_way.copy then
+    local held = files.held(under_way.folder)
+    local is_late = held and (held.steps or 0) > under_way.about.step
+    if is_late or select(2, errors.describe(problem)) == "ended" then return saving.drop(run) end
+  end
+  local saved, why = pcall(saving.go_on, run, true)
+  return not saved and errors.describe(why) or nil
+end
+
 --- Save at once, in a folder that the caller has checked: what it holds is replaced. All ranks call it.
 function saving.now(run, folder)
-  saving.mark_own(run, folder)   -- every rank: any of them may write the next one
+  mark_save(run, folder)   -- every rank: any of them may write the next one
   saving.go_on(run, true)
   local state = run:gather()
   if state then begin_writing(run, folder, state, about_of(run)):wait() end
@@ -120,19 +188,34 @@ local function copy_of(run)
   return ok and copy or nil
 end
 
+-- Where the saves beside the steps go: in `save`; beside it where this rank, which writes since others were lost, finds
+-- a model there that is not the run's.
+local function folder_of_steps(run)
+  local folder = run.arguments.save
+  local held = run.rank == 0 and not run.overwrite and saving.held_by_others(run, folder)
+  if not held then return folder end
+  if not run.save_folder then
+    run.save_folder = files.folder_beside(folder, run.step)
+    native.write("stderr", ("%s holds %s that this run has not written: it is saved in %s\n"):format(folder,
+      files.describe_held(held), run.save_folder))
+  end
+  return run.save_folder
+end
+
 --- Save beside the steps that follow; at once where the host has no room for a copy. All ranks call it.
 function saving.beside_steps(run)
-  saving.mark_own(run, run.arguments.save)   -- every rank: any of them may write the next one
+  local folder = folder_of_steps(run)
+  mark_save(run, folder)   -- every rank: any of them may write the next one
   saving.go_on(run, true)
   collectgarbage()   -- lets go of what was saved last: memory of a copy is used again
   local state = run:gather()
   if not state then return end
   local copy = state == run.state and copy_of(run)
   if copy then
-    run.saving = { copy = copy, about = about_of(run) }
+    run.saving = { copy = copy, about = about_of(run), folder = folder }
     saving.go_on(run)
   else
-    local written = begin_writing(run, run.arguments.save, state, about_of(run))
+    local written = begin_writing(run, folder, state, about_of(run))
     if state == run.state then written:wait() else run.saving = { written = written } end
   end
 end

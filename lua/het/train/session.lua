@@ -63,6 +63,7 @@ end
 -- finished first: then its loss is known.
 local function take_state(self, program, before)
   local run = self.run
+  local step_before = run.step
   local broken_off = before and before.frozen and not before.closed
   local trainer = broken_off and before.trainer or nil
   local ok, restored = pcall(self.cluster.restore, self.cluster, run.state, program, trainer)
@@ -75,7 +76,8 @@ local function take_state(self, program, before)
   self.restored = restored
   run.cursor = run.cursor + (self.restored.step - run.step) * run.arguments.batch
   run.step = self.restored.step
-  if self.restored.finished then
+  -- Every rank that was in the step has finished it: here, or in a generation that ended before it had a session.
+  if broken_off and run.step > step_before then
     run.loss = before.trainer:number "loss"
     run.last_step = { step = run.step, loss = run.loss, lr = run.arguments.optimizer:rate(run.step,
       run.arguments.steps), gradient_norm = before.trainer:number "gradient_norm", seconds = 0 }

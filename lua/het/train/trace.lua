@@ -68,7 +68,7 @@ local function report(ranks, say)
   local step = last - first
   say(("one step, %s:"):format(milliseconds(step)))
   for _, rank in ipairs(ranks) do
-    local others = ", bubbles %s (%.0f %% of the step), waited for collectives %s (%.0f %%), handed %s to others"
+    local others = ", bubbles %s (%.0f %% of the step), waited for collectives %s (%.0f %%), sent %s"
     others = others:format(milliseconds(rank.bubble), 100 * rank.bubble / step, milliseconds(rank.wait),
       100 * rank.wait / step, text.bytes(rank.sent))
     say(("  rank %d  computed %s (%s before the update)%s"):format(rank.rank, milliseconds(rank.compute),

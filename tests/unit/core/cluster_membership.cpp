@@ -398,8 +398,8 @@ TEST_CASE("keys with a member's lease vanish with it", "[cluster]") {
   const auto store = stores->connect();
   auto outcome = try_to_join(*stores, member_on("alpha", 0), options_of(1));
   REQUIRE(outcome.membership);
-  const auto values =
-      make_store_key_value(store, outcome.membership->prefix() + "meet/", outcome.membership->lease());
+  const auto values = make_store_key_value(store, outcome.membership->prefix() + "meet/",
+                                           [lease = outcome.membership->lease()] { return lease; });
   values->set("0", "card");
   CHECK(store->get("test/1/meet/0")->value == "card");
   outcome.membership.reset();

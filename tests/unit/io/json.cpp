@@ -44,14 +44,14 @@ TEST_CASE("bytes that are not UTF-8 are written as the replacement character") {
         "b\xef\xbf\xbd\"");
 }
 
-TEST_CASE("unsound JSON is refused with its name and the reason") {
+TEST_CASE("invalid JSON is refused with its name and the reason") {
   const auto error = [](std::string_view text, int depth = kJsonDepth) {
     return error_of([&] { parse_json(text, "'config.json'", depth); });
   };
   CHECK_THAT(error("{\"a\": 1,}"),
-             StartsWith("usage: 'config.json' is not sound JSON: parse error at line 1, column 9"));
-  CHECK_THAT(error(""), Contains("not sound JSON"));
-  CHECK_THAT(error("{} {}"), Contains("not sound JSON"));
+             StartsWith("usage: 'config.json' is not valid JSON: parse error at line 1, column 9"));
+  CHECK_THAT(error(""), Contains("not valid JSON"));
+  CHECK_THAT(error("{} {}"), Contains("not valid JSON"));
   CHECK_THAT(error("\"\xff\""), Contains("UTF-8"));
   CHECK_THAT(error("1e999"), Contains("number overflow"));
   CHECK_THAT(error(R"({"a": {"b": 1, "c": 2, "b": 3}})"), Contains("the key 'b' stands twice"));
@@ -67,7 +67,7 @@ TEST_CASE("a JSON file is written and read") {
   CHECK(read_json(scratch.path("config.json")) == json);
   CHECK(read_file(scratch.path("config.json")) == "{\n  \"model_type\": \"gpt2\",\n  \"n_layer\": 12\n}\n");
   CHECK_THAT(error_of([&] { read_json(scratch.put("bad.json", "{")); }),
-             Contains("bad.json' is not sound JSON"));
+             Contains("bad.json' is not valid JSON"));
 }
 
 TEST_CASE("mutated JSON is refused, or the same after it was written and read") {

@@ -109,8 +109,8 @@ TEST_CASE("headers that lie are refused, naming the file and the tensor") {
              Contains("is truncated: its header says it takes 2 bytes, but only 1"));
   CHECK_THAT(error_reading(file_of("", 0)), Contains("does not begin with '{'"));
   CHECK_THAT(error_reading(file_of("[]", 0)), Contains("does not begin with '{'"));
-  CHECK_THAT(error_reading(file_of("{\"a\":", 0)), Contains("not sound JSON"));
-  CHECK_THAT(error_reading(file_of(std::string(5000, '{'), 0)), Contains("not sound JSON"));
+  CHECK_THAT(error_reading(file_of("{\"a\":", 0)), Contains("not valid JSON"));
+  CHECK_THAT(error_reading(file_of(std::string(5000, '{'), 0)), Contains("not valid JSON"));
   CHECK_THAT(error_reading(file_of(R"({"a":{"dtype":"F32","shape":[[[[1]]]],"data_offsets":[0,4]}})", 4)),
              Contains("nested more than 3"));
   CHECK_THAT(error_reading(file_of("{}", 3)), Contains("3 bytes at the end belong to no tensor"));

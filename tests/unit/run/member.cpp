@@ -53,7 +53,7 @@ class RestartedStore final : public StoreUnderTest {
 struct Process {
   std::shared_ptr<Store> store;
   std::shared_ptr<Acceptor> acceptor;
-  std::unique_ptr<Member> member;
+  std::shared_ptr<Member> member;
   std::unique_ptr<Generation> generation;
 };
 
@@ -84,7 +84,7 @@ struct Script {
     options.record.order = order;
     options.record.recipe_digest = recipe;
     options.record.address = to_string(process.acceptor->endpoint());
-    process.member = std::make_unique<Member>(std::move(options));
+    process.member = std::make_shared<Member>(std::move(options));
     return process;
   }
 
@@ -94,8 +94,9 @@ struct Script {
       TcpOptions tcp;
       tcp.run = run;
       tcp.secret = kClusterSecret;
-      tcp.store = tcp.board = make_store_key_value(
-          process.store, fmt::format("{}/{}/", run, formation.roster.number), process.member->lease());
+      tcp.store = tcp.board =
+          make_store_key_value(process.store, fmt::format("{}.traffic/{}/", run, formation.roster.number),
+                               [member = process.member] { return member->lease(); });
       tcp.prefix = "traffic";
       tcp.rank = formation.rank;
       tcp.size = static_cast<int>(formation.members.size());
@@ -107,7 +108,7 @@ struct Script {
       return make_tcp(std::move(tcp));
     };
     process.generation.reset();
-    process.generation = next_generation(*process.member, fabric_of);
+    process.generation = next_generation(process.member, fabric_of);
     return process.generation != nullptr;
   }
 
