@@ -272,8 +272,8 @@ class Session {
       } else {
         push_prompt_function(L_, "evaluate");
         if (!compile(L_, chunk, name_, line)) throw_lua_error(L_);
-        call(L_, 1, 0);
       }
+      call(L_, 1, 0);
     } catch (const Error& error) {
       problem = error;
     }

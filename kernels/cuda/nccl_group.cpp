@@ -89,14 +89,14 @@ NcclGroup::~NcclGroup() {
   const CommClock::time_point since = CommClock::now();
   for (NcclLane& lane : lanes_) {
     nccl::Result state = nccl::in_progress;
+    bool lost = false;  // perhaps a peer that was done with the group: the state decides
     while (context_->alive() && lane.comm != nullptr) {
       if (nccl.CommGetAsyncError(lane.comm, &state) != nccl::success) state = nccl::internal_error;
-      if (state != nccl::in_progress || CommClock::now() - since > kLinger) break;
+      if (state != nccl::in_progress || lost || CommClock::now() - since > kLinger) break;
       pause(lock, since);
       lock.unlock();
-      const bool lost = !lost_among(all_peers(), detector_).empty();
+      lost = !lost_among(all_peers(), detector_).empty();
       lock.lock();
-      if (lost) break;
     }
     context_->await_failure(lock);
     if (lane.comm == nullptr) continue;

@@ -30,11 +30,12 @@ return het.train {
 }
 '''
 # What makes a command short, or keeps it from a GPU; the rest of it stays as the page has it.
-SMALL_GPT = ['--width=16', '--layers=2', '--heads=2', '--context=16', '--batch=4', '--steps=2', '--sample=0']
+SMALL_GPT = ['--width=16', '--layers=2', '--heads=2', '--context=16', '--batch=4', '--steps=2', '--write=5']
 SMALL = {
     'hetrun --workers 3 recipe.lua': [],
     'hetrun --workers 5 --trace=step.json recipe.lua': [],
     'hetrun doctor': [],
+    'hetrun recipe.lua --allow-read=shakespeare.txt --allow-write=runs/mine': [],
     'hetrun recipes/gpt_text.lua --text=shakespeare.txt': SMALL_GPT,
     'hetrun recipes/gpt_text.lua --text=shakespeare.txt --precision=bf16 --device=cuda': [*SMALL_GPT, '--device=cpu'],
     'hetrun profile recipes/gpt_text.lua': ['--text=shakespeare.txt', *SMALL_GPT, '--runs=1', '--microbatches=1,4'],

@@ -881,7 +881,7 @@ class Mistakes(Case):
                            (free.replace(', price = 1', ''), 'no node has a price; give `price =`')):
             (self.folder / 'cluster.lua').write_text(text)
             self.assertIn(told, self.refused('plan', 'small.lua', '--cluster=cluster.lua', '--objective=cost'))
-        self.assertIn('nobody knows the price of this machine', self.refused('plan', 'small.lua', '--objective=cost'))
+        self.assertIn('the price of this machine is unknown', self.refused('plan', 'small.lua', '--objective=cost'))
 
     def test_nodes_that_no_plan_can_name_or_count(self):
         for line, told in (('name = "a", devices = 2000000000', 'devices = 2000000000 is above 1024'),
