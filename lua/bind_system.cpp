@@ -8,6 +8,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include <sys/ioctl.h>
 #include <sys/resource.h>
@@ -85,6 +86,9 @@ std::vector<std::string> instruction_sets() {
 std::string version() { return HET_VERSION; }
 bool interrupted() { return take_interrupt(); }
 void kill_self() { std::raise(SIGKILL); }
+void wait_for_file(std::string path) {
+  while (::access(path.c_str(), F_OK) != 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+}
 
 // native.undisturbed(f): f, but no hook runs meanwhile. An interrupt inside the handler of an error would be
 // an error in error handling, and hide both.
@@ -158,6 +162,7 @@ void add_system(lua_State* L) {
                  bind<&version>("version"),
                  bind<&interrupted>("interrupted"),
                  bind<&kill_self>("kill_self"),
+                 bind<&wait_for_file>("wait_for_file"),
                  bind<&undisturbed>("undisturbed"),
                  bind<&trains>("run_trains"),
                  bind<&speak_for_run>("speak_for_run"),

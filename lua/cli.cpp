@@ -98,12 +98,24 @@ int count_of(const std::string& option, const std::string& text, int most) {
 
 }  // namespace
 
-void fail_unknown_option(const std::string& name) {
-  fail_usage("there is no option {}{} (hetrun --help lists the options)", name,
-             did_you_mean("{}", nearest_name(name, option_names())));
+namespace {
+
+// "--workers" for "--worker"; empty: no option resembles it.
+std::string nearest_option(const std::string& option) {
+  std::vector<std::string> names;  // without the dashes, which all have
+  for (const std::string& name : option_names()) names.push_back(name.substr(2));
+  const std::string nearest = nearest_name(option.starts_with("--") ? option.substr(2) : option, names);
+  return nearest.empty() ? "" : "--" + nearest;
 }
 
-bool resembles_option(const std::string& name) { return !nearest_name(name, option_names()).empty(); }
+}  // namespace
+
+void fail_unknown_option(const std::string& name) {
+  fail_usage("there is no option {}{} (hetrun --help lists the options)", name,
+             did_you_mean("{}", nearest_option(name)));
+}
+
+bool resembles_option(const std::string& name) { return !nearest_option(name).empty(); }
 
 const std::vector<Subcommand>& subcommands() {
   static const std::vector<Subcommand> list{

@@ -93,9 +93,11 @@ int run(int argc, char** argv, const Gpus& gpus) {
       if (line.command == sub.name && !profiles)
         fail_usage("--workers {} runs a recipe in several processes; '{}' is a command, not a recipe",
                    line.settings.workers, line.command);
-    refuse_misspelt_option(line);
     const std::string& recipe = profiles ? line.arguments[0] : line.command;
-    if (!is_file(recipe)) read_file(recipe);  // says why, and the nearest name
+    if (!is_file(recipe)) {
+      refuse_misspelt_option(line);
+      read_file(recipe);  // says why, and the nearest name
+    }
     return launch(launch_options(line.settings, argc, argv));
   }
   prctl(PR_SET_NAME, "hetrun");  // a launched rank is a program of the name "exe"

@@ -166,8 +166,8 @@ Lowering::Target Lowering::target(ValueId id, int microbatch, bool can_add) {
 }
 
 Operand Lowering::packed(const Node& node, const Operand& from, int microbatch) {
-  Operand result =
-      out_.add_whole({"packed", from.layout.type, analysis_.from_state(node) ? Home::persistent : Home::arena});
+  Operand result = out_.add_whole(
+      {"packed", from.layout.type, analysis_.from_state(node) ? Home::persistent : Home::arena});
   out_.copy(node, from, result, microbatch);
   return result;
 }

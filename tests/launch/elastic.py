@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 from pathlib import Path
@@ -46,7 +47,34 @@ class Elastic(unittest.TestCase):
         process = subprocess.Popen(command, cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                    env={**os.environ, 'HETRUN_SECRET': SECRET, **(environment or {})})
         self.addCleanup(process.kill)
+        process.said = {name: [] for name in ('stdout', 'stderr')}
+        process.readers = [threading.Thread(target=lambda pipe=getattr(process, name), lines=lines: lines.extend(pipe))
+                           for name, lines in process.said.items()]
+        for reader in process.readers:
+            reader.start()
         return process
+
+    def start_held(self, steps, *words, **more):
+        """A run in which ranks, by step, wait before that step until it is let go."""
+        self.gates = {step: self.folder / f'gate-{step}' for step in steps}
+        for gate in self.gates.values():
+            gate.unlink(missing_ok=True)
+        faults = [f'rank={rank} step={step} hold={self.gates[step]}' for step, rank in steps.items()]
+        return self.start(*words, environment={'HETRUN_FAULT': ', '.join(faults)}, **more)
+
+    def until(self, process, is_it, what):
+        deadline = time.monotonic() + WAIT
+        while not is_it():
+            if time.monotonic() > deadline or process.poll() is not None:
+                self.fail(f'{what}: {self.records()[-3:]}, {process.returncode}, {process.said}')
+            time.sleep(0.005)
+
+    def go(self, step):
+        """Let the rank go that waits before a step, or comes there later."""
+        self.gates[step].touch()
+
+    def until_said(self, process, pattern, count=1):
+        self.until(process, lambda: len(re.findall(pattern, ''.join(process.said['stderr']))) >= count, pattern)
 
     def records(self):
         path = self.folder / 'metrics.jsonl'
@@ -54,23 +82,13 @@ class Elastic(unittest.TestCase):
         return [json.loads(line) for line in lines]
 
     def until_step(self, process, step):
-        deadline = time.monotonic() + WAIT
-        while time.monotonic() < deadline and process.poll() is None:
-            if any(record.get('step', 0) >= step for record in self.records()):
-                return
-            time.sleep(0.005)
-        self.fail(f'step {step} was not reached: {process.communicate(timeout=WAIT)}')
+        self.until(process, lambda: any(record.get('step', 0) >= step for record in self.records()), f'step {step}')
 
     def generations(self):
         return [record for record in self.records() if 'generation' in record]
 
     def until_generation(self, process, is_it):
-        deadline = time.monotonic() + WAIT
-        while time.monotonic() < deadline and process.poll() is None:
-            if any(is_it(generation) for generation in self.generations()):
-                return
-            time.sleep(0.005)
-        self.fail(f'the generation did not come: {process.communicate(timeout=WAIT)}')
+        self.until(process, lambda: any(is_it(generation) for generation in self.generations()), 'the generation')
 
     def ranks(self, process):
         """Process ids by the rank that each was started as."""
@@ -80,11 +98,19 @@ class Elastic(unittest.TestCase):
                 environment = Path(f'/proc/{pid}/environ').read_bytes().split(b'\0')
             except OSError:   # it has ended since
                 continue
-            found[int(next(v for v in environment if v.startswith(b'RANK=')).split(b'=')[1])] = int(pid)
+            rank = next((v for v in environment if v.startswith(b'RANK=')), None)
+            if rank:   # else it has not begun yet
+                found[int(rank.split(b'=')[1])] = int(pid)
         return found
 
     def ended(self, process, code=0):
-        out, err = process.communicate(timeout=WAIT)
+        try:
+            process.wait(timeout=WAIT)
+        except subprocess.TimeoutExpired:
+            self.fail(f'it does not end: {process.said}')
+        for reader in process.readers:
+            reader.join(timeout=WAIT)
+        out, err = (''.join(process.said[name]) for name in ('stdout', 'stderr'))
         self.assertEqual(process.returncode, code, f'{out}\n{err}')
         return out, err
 
@@ -107,30 +133,32 @@ class Elastic(unittest.TestCase):
 
     def test_any_rank_is_killed_and_the_others_go_on_in_the_same_processes(self):
         right = self.undisturbed()
-        for victim, step in ((2, 1), (0, 30), (3, 77), (1, STEPS - 2)):
+        for victim, held, step in ((2, 1, 2), (0, 3, 31), (3, 0, 78), (1, 2, STEPS)):
             with self.subTest(victim=victim, step=step):
-                process = self.start()
-                self.until_step(process, step)
+                process = self.start_held({step: held})
+                self.until_step(process, step - 1)
                 before = self.ranks(process)
                 os.kill(before.pop(victim), signal.SIGKILL)
-                time.sleep(0.3)
-                left = self.ranks(process)
-                if process.poll() is None and left:
-                    self.assertTrue(set(left.items()) <= set(before.items()))
+                self.until_said(process, rf'process {victim} was killed by signal 9')
+                self.assertEqual(self.ranks(process), before)
+                self.go(step)
                 out, err = self.ended(process)
-                self.assertRegex(err, rf'process {victim} was killed by signal 9')
+                self.assertNotIn('is started again', err)
                 self.assertRegex(out, '^the ')   # the sample, whoever wrote it
+                self.assertEqual([(g['members'], g['lost'], g['joined']) for g in self.generations()], [(3, 1, 0)])
                 self.assert_same_curve(right)
 
     def test_several_ranks_are_lost_one_after_the_other_and_at_once(self):
         right = self.undisturbed()
-        process = self.start()
-        self.until_step(process, 10)
+        process = self.start_held({10: 2, 40: 2})
+        self.until_step(process, 9)
         ranks = self.ranks(process)
         os.kill(ranks[1], signal.SIGKILL)
-        self.until_step(process, 40)
+        self.go(10)
+        self.until_step(process, 39)
         os.kill(ranks[0], signal.SIGKILL)
         os.kill(ranks[3], signal.SIGKILL)
+        self.go(40)
         _, err = self.ended(process)
         generations = self.generations()
         self.assertEqual([record['members'] for record in generations][-1], 1, generations)
@@ -141,24 +169,37 @@ class Elastic(unittest.TestCase):
     def test_state_that_several_ranks_held_is_moved_to_those_that_are_left(self):
         # Replicas of the parameters and one stage each; who is lost is the other pipeline.
         right = self.undisturbed()
-        process = self.start('--spread', workers=5, elastic='2:5')
-        self.until_step(process, 10)
+        process = self.start_held({10: 0}, '--spread', workers=5, elastic='2:5')
+        self.until_step(process, 9)
         os.kill(self.ranks(process)[4], signal.SIGKILL)
+        self.go(10)
         self.ended(process)
         generation = self.generations()[-1]
         self.assertEqual(generation['members'], 4)
         self.assertGreater(generation['moved_bytes'], 0)
         self.assert_same_curve(right)
 
+    def test_a_recipe_changes_the_plan_and_replicas_follow_a_loss(self):
+        right = self.undisturbed()
+        process = self.start_held({40: 0}, '--swap=10')
+        self.until_step(process, 39)
+        os.kill(self.ranks(process)[3], signal.SIGKILL)
+        self.go(40)
+        self.ended(process)
+        self.assertEqual([g['members'] for g in self.generations()], [3])
+        self.assert_same_curve(right)
+
     def test_ranks_join_late_and_go_on_when_all_others_are_lost(self):
-        self.steps = 600
         right = self.undisturbed()
         place = f'127.0.0.1:{free_port()}'
-        head = self.start(f'--listen={place}', workers=2)
-        self.until_step(head, 10)
-        machine = self.start(f'--join={place}', workers=2, elastic=None)
+        head = self.start_held({10: 0, 60: 0}, f'--listen={place}', workers=2)
+        self.until_step(head, 9)
+        machine = self.start(f'--join={place}', '--warn-after=0.2s', workers=2, elastic=None)
+        self.until_said(machine, 'waits to join', 1)
+        self.go(10)
         # They come together, or one after the other.
         self.until_generation(head, lambda generation: generation['members'] == 4)
+        self.until_step(head, 59)
         for rank in self.ranks(head).values():
             os.kill(rank, signal.SIGKILL)
         out, _ = self.ended(machine)
@@ -171,29 +212,61 @@ class Elastic(unittest.TestCase):
         self.assertEqual(generations[-1]['members'], 2)
         self.assert_same_curve(right)
 
-    def test_a_lost_rank_is_started_again(self):
-        self.steps = 600
+    def test_no_more_ranks_join_than_there_are_micro_batches(self):
+        # Six of two samples in a batch.
         right = self.undisturbed()
-        process = self.start('--respawn')
-        self.until_step(process, 10)
-        for count, victim in enumerate((0, 2), 1):
-            os.kill(self.ranks(process)[victim], signal.SIGKILL)
-            self.until_generation(process, lambda _: sum(g['joined'] for g in self.generations()) == count)
-        out, err = self.ended(process)
-        self.assertIn('process 2 is started again', err)
-        self.assertEqual(self.generations()[-1]['members'], 4)
-        self.assertRegex(out, '^the ')
+        place = f'127.0.0.1:{free_port()}'
+        head = self.start_held({10: 0, 60: 0}, f'--listen={place}', workers=4, elastic='1:64')
+        self.until_step(head, 9)
+        machine = self.start(f'--join={place}', '--warn-after=0.2s', workers=3, elastic=None)
+        self.until_said(machine, 'waits to join', 1)
+        self.go(10)
+        self.until_generation(head, lambda generation: generation['members'] == 6)
+        self.go(60)
+        self.ended(head)
+        self.ended(machine)
+        self.assertEqual(max(generation['members'] for generation in self.generations()), 6)
+        self.assert_same_curve(right)
+
+    def test_a_lost_rank_is_started_again(self):
+        right = self.undisturbed()
+        for victim in (0, 2):
+            with self.subTest(victim=victim):
+                process = self.start_held({10: 1}, '--respawn', '--warn-after=0.2s')
+                self.until_step(process, 9)
+                os.kill(self.ranks(process)[victim], signal.SIGKILL)
+                self.until_said(process, 'waits to join')
+                self.go(10)
+                out, err = self.ended(process)
+                self.assertIn(f'process {victim} is started again', err)
+                self.assertEqual([(g['members'], g['joined']) for g in self.generations()], [(3, 0), (4, 1)])
+                self.assertRegex(out, '^the ')
+                self.assert_same_curve(right)
+
+    def test_all_ranks_are_lost_and_started_again_from_the_last_save(self):
+        right = self.undisturbed()
+        process = self.start_held({20: 1}, '--respawn', '--save=model', '--fresh')
+        self.until_step(process, 19)
+        self.until(process, lambda: (self.folder / 'model' / 'training.safetensors').exists(), 'a save')
+        for rank in self.ranks(process).values():
+            os.kill(rank, signal.SIGKILL)
+        _, err = self.ended(process)
+        self.assertRegex(err, r'going on after step (3|6|9|12|15|18)\b')
+        self.assertRegex(err, rf'saved after step {STEPS} in model')
         self.assert_same_curve(right)
 
     def test_a_rank_that_was_silent_for_too_long_joins_again(self):
-        self.steps = 600
         right = self.undisturbed()
-        process = self.start('--timeout=1s')
-        self.until_step(process, 10)
+        process = self.start_held({10: 0, 40: 0}, '--timeout=3s')
+        self.until_step(process, 9)
         victim = self.ranks(process)[1]
         os.kill(victim, signal.SIGSTOP)
+        self.go(10)
         self.until_generation(process, lambda generation: generation['members'] == 3)
+        self.until_step(process, 39)
         os.kill(victim, signal.SIGCONT)
+        time.sleep(1.5)   # it hears that the others went on, and joins again half a second later
+        self.go(40)
         self.until_generation(process, lambda generation: generation['members'] == 4)
         self.assertEqual(self.ranks(process)[1], victim)
         self.ended(process)
@@ -241,47 +314,67 @@ class Elastic(unittest.TestCase):
                     self.assertEqual(len(re.findall('(?m)^the ', out)), 1, out)
 
     def test_a_rank_that_was_left_behind_goes_on_when_all_others_are_lost(self):
-        self.steps = 600
         right = self.undisturbed()
-        process = self.start('--timeout=1s')
-        self.until_step(process, 10)
-        ranks = self.ranks(process)
-        last = ranks.pop(2)
-        os.kill(last, signal.SIGSTOP)
-        self.until_generation(process, lambda generation: generation['members'] == 3)
-        for rank in ranks.values():
-            os.kill(rank, signal.SIGKILL)
-        os.kill(last, signal.SIGCONT)
-        out, _ = self.ended(process)
-        generation = self.generations()[-1]
-        self.assertEqual(generation['members'], 1)
-        self.assertGreater(generation['step'], 9)   # it did not begin again
-        self.assertRegex(out, '^the ')
-        self.assert_same_curve(right)
+        for words in ((), ('--save=model', '--overwrite', '--fresh')):   # a save of its own does not begin again
+            with self.subTest(words=words):
+                process = self.start_held({10: 0, 40: 0}, '--timeout=1s', *words)
+                self.until_step(process, 9)
+                ranks = self.ranks(process)
+                last = ranks.pop(2)
+                os.kill(last, signal.SIGSTOP)
+                self.go(10)
+                self.until_generation(process, lambda generation: generation['members'] == 3)
+                self.until_step(process, 39)
+                for rank in ranks.values():
+                    os.kill(rank, signal.SIGKILL)
+                os.kill(last, signal.SIGCONT)
+                out, _ = self.ended(process)
+                generation = self.generations()[-1]
+                self.assertEqual(generation['members'], 1)
+                self.assertIn(generation['step'], (9, 10))   # it did not begin again
+                self.assertRegex(out, '^the ')
+                self.assert_same_curve(right)
 
     def test_slices_that_only_the_lost_rank_had_end_the_run_by_name(self):
-        process = self.start('--spread', '--sharded', workers=5, elastic='2:5')
-        self.until_step(process, 10)
+        process = self.start_held({10: 0}, '--spread', '--sharded', workers=5, elastic='2:5')
+        self.until_step(process, 9)
         os.kill(self.ranks(process)[4], signal.SIGKILL)
+        self.go(10)
         _, err = self.ended(process, code=75)
         self.assertRegex(err, r'no member of the run has \S+.* and \d+ others of the state after step \d+')
 
     def test_too_few_ranks_end_the_run(self):
-        process = self.start('--timeout=2s', elastic='4:4')
+        process = self.start_held({6: 0}, '--timeout=2s', elastic='4:4')
         self.until_step(process, 5)
         os.kill(self.ranks(process)[1], signal.SIGKILL)
+        self.go(6)
         _, err = self.ended(process, code=75)
         self.assertRegex(err, r'3 of at least 4 members were there within 2000 ms')
 
     def test_an_interrupt_ends_all_ranks(self):
-        process = self.start('--save=model')
-        self.until_step(process, 10)
+        process = self.start_held({10: 0, 41: 0}, '--save=model')
+        self.until_step(process, 9)
         os.kill(self.ranks(process)[2], signal.SIGKILL)
+        self.go(10)
         self.until_step(process, 40)
         process.send_signal(signal.SIGTERM)
+        self.until_said(process, 'SIGTERM')
+        self.go(41)
         _, err = self.ended(process, code=130)
         step = int(re.search(r'stopped and saved after step (\d+) in model', err).group(1))
-        self.assertGreaterEqual(step, 40)
+        self.assertIn(step, (40, 41, 42))
+
+    def test_an_interrupt_while_the_ranks_find_each_other_again_is_not_lost(self):
+        process = self.start_held({10: 0}, '--save=model')
+        self.until_step(process, 9)
+        os.kill(self.ranks(process)[2], signal.SIGKILL)
+        self.until_said(process, 'was killed by signal 9')
+        process.send_signal(signal.SIGTERM)
+        self.until_said(process, 'SIGTERM')
+        self.go(10)
+        _, err = self.ended(process, code=130)
+        step = int(re.search(r'stopped and saved after step (\d+) in model', err).group(1))
+        self.assertIn(step, (9, 10, 11))
 
     def test_what_is_no_elastic_run_is_said(self):
         for words, sentence in (

@@ -16,6 +16,8 @@ local opt = het.options {
   sharded  = { false, "divide optimizer state over replicas" },
   every    = { 6, "steps between evaluations", min = 1 },
   batches  = { 2, "of an evaluation", min = 1 },
+  fresh    = { false, "begin anew though something is saved" },
+  swap     = { 0, "step after which four ranks go on as two pipelines of two stages; 0: none", min = 0 },
   collect  = { false, "gather the weights after each step, which takes all ranks" },
 }
 local corpus = data.text { path = "text.txt", tokenizer = "char", holdout = 0.1 }
@@ -45,9 +47,14 @@ return het.train {
     rounding = opt.rounding },
   evaluate = { every = opt.every, batches = opt.batches },
   sample = { prompt = "the ", tokens = 20 },
-  save = opt.save ~= "" and opt.save or nil, save_every = 3, resume = opt.save ~= "",
+  save = opt.save ~= "" and opt.save or nil, save_every = 3, resume = opt.save ~= "" and not opt.fresh,
   on_step = function(run, step)
     if opt.collect then run:gather() end
+    if step.step == opt.swap then
+      run:use_plan(het.plan { microbatch = 2,
+        het.pipeline { microbatches = 3, het.stage { "a:0", layers = 3 }, het.stage { "a:1" } },
+        het.pipeline { microbatches = 3, het.stage { "b:0", layers = 2 }, het.stage { "b:1" } } })
+    end
     if step.step == opt.stop then error "stopped here" end
   end,
   plan = plan,

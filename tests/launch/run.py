@@ -589,7 +589,7 @@ if opt.spread then"""
             self.assertLessEqual(rank['bubble_s'], rank['waited_s'])
             share = rank['bubble_s'] / (rank['computed_s'] + rank['waited_s'])
             self.assertAlmostEqual(rank['bubble_share'], share, delta=1e-6)
-            line = re.search(rf'rank {rank["rank"]}: a step computes .* and waits .* \((\d+) %; bubbles (\d+) %\), hands', err)
+            line = re.search(rf'rank {rank["rank"]}: a step computes .* and waits .* \((\d+) %; bubbles (\d+) %\), sends', err)
             self.assertTrue(line, err)
             self.assertAlmostEqual(int(line[2]), 100 * share, delta=0.51)
         longest = max(results['ranks'], key=lambda rank: rank['computed_s'])

@@ -11,7 +11,7 @@
 --             whether it may be 0) }
 --   positional  how many of the fields may be given in order: nn.linear(768, 3072)
 --   list      { type, doc, least = }: what the list part of the argument holds
---   check     function(arguments, report): rules between fields; report(field, sentence), report() when it is reported already
+--   check     function(arguments, report): rules between fields; report(field, sentence), report() when that is done
 --   check_known  function(arguments, report, given): rules about whatever is right of the arguments, also where others
 --             are not; `given` has all of them as they were given
 --   build     function(arguments): what the constructor returns

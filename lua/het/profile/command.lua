@@ -101,7 +101,8 @@ local function join(run, given)
   local peak = require "het.profile.peak"
   local gpu, name = peak.is_gpu(device), peak.name_of(device)
   local type = given.type or gpu and "cuda" or (here > 1 and ("%s/%d"):format(device, here) or device)
-  local types, names = cluster and cluster:all_gather(type) or { type }, cluster and cluster:all_gather(name) or { name }
+  local types = cluster and cluster:all_gather(type) or { type }
+  local names = cluster and cluster:all_gather(name) or { name }
   for i = 2, #types do
     for j = 1, i - 1 do
       if types[i] == types[j] and names[i] ~= names[j] then

@@ -41,7 +41,7 @@ local function say_cuda()
       cublas = cublas or library.name == "cuBLASLt"
       if library.name == "NCCL" then
         local given = os.getenv "NCCL_SOCKET_IFNAME"
-        say("", given and ("between machines by NCCL_SOCKET_IFNAME = %s, which --interface does not change"):format(given)
+        say("", given and ("between machines by NCCL_SOCKET_IFNAME = %s, not changed by --interface"):format(given)
           or "between machines by the interface that --interface names; without it, by one that NCCL chooses")
       end
     elseif #gpus > 0 or found.driver ~= "" then

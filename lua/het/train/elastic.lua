@@ -58,8 +58,9 @@ local function exchange(self)
   return all
 end
 
--- The ranks that have the state to go on from, with what they reported: those of the generation before. When all of these
--- are gone, those that they had left behind may have one still, and the newest counts. Without a step done none has it.
+-- The ranks that have the state to go on from, with what they reported: those of the generation before. When all of
+-- these are gone, those that they had left behind may have one still, and the newest counts. Without a step done none
+-- has it.
 local function holders_of(all)
   for _, left_behind in ipairs { false, true } do
     local holders, newest = {}, -1

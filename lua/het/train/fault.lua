@@ -1,36 +1,51 @@
 --- Faults that tests of recovery inject: HETRUN_FAULT="rank=2 step=3 at=0.4" kills the process that was started as rank
--- 2 before the instruction 0.4 of the way through step 3; "rank=0 phase=save" kills rank 0 when it begins to save.
--- A process that is started again has none.
+-- 2 before the instruction 0.4 of the way through step 3; "rank=0 phase=save" kills rank 0 when it begins to save;
+-- "rank=1 step=20 hold=FILE" holds rank 1 before step 20 until there is that file. Several are separated by commas. A
+-- process that is started again has none.
 local native = require "het.native"
 local errors = require "het.errors"
 
 local fault = {}
 
-local fields = { rank = tonumber, step = tonumber, at = tonumber, phase = tostring }
+local fields = { rank = tonumber, step = tonumber, at = tonumber, phase = tostring, hold = tostring }
 
--- The fault of this process, or nil.
-local function read()
-  local text = os.getenv "HETRUN_FAULT"
-  if not text or text == "" or os.getenv "HETRUN_STARTED_AGAIN" then return nil end
+local function parse(text)
   local found = {}
   for word in text:gmatch "%S+" do
     local name, value = word:match "^(%a+)=(.+)$"
-    found[name or ""] = fields[name or ""] and fields[name](value)
-      or errors.usage('HETRUN_FAULT = "%s": %s is no field; there are rank, step, at (0 to 1) and phase', text, word)
+    found[name or ""] = fields[name or ""] and fields[name](value) or errors.usage('HETRUN_FAULT = "%s": %s is no '
+      .. "field; there are rank, step, at (0 to 1), phase and hold", text, word)
   end
-  return tostring(found.rank) == (os.getenv "RANK" or "0") and found or nil
+  return found
 end
 
---- Arm the executor of a step that this process is to die in.
+-- The faults of this process, a list.
+local function read()
+  local found = {}
+  local text = not os.getenv "HETRUN_STARTED_AGAIN" and os.getenv "HETRUN_FAULT" or ""
+  for each in text:gmatch "[^,]+" do
+    local one = parse(each)
+    if tostring(one.rank) == (os.getenv "RANK" or "0") then found[#found + 1] = one end
+  end
+  return found
+end
+
+--- Arm the executor of a step that this process is to die in, or wait before it.
 function fault.in_step(executor, step)
-  local found = read()
-  if found and found.step == step then executor:kill_at(found.at or 0) end
+  for _, found in ipairs(read()) do
+    if found.step == step and found.hold then
+      native.wait_for_file(found.hold)
+    elseif found.step == step then
+      executor:kill_at(found.at or 0)
+    end
+  end
 end
 
 --- Die here, if this is the phase to die in.
 function fault.in_phase(name)
-  local found = read()
-  if found and found.phase == name then native.kill_self() end
+  for _, found in ipairs(read()) do
+    if found.phase == name then native.kill_self() end
+  end
 end
 
 return fault

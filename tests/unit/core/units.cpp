@@ -1,10 +1,10 @@
-#include "core/base/nearest.h"
 #include "core/base/units.h"
 
 #include <catch2/catch.hpp>
 #include <limits>
 
 #include "core/base/error.h"
+#include "core/base/nearest.h"
 
 using namespace het;
 
