@@ -44,10 +44,8 @@ std::optional<std::chrono::milliseconds> duration_setting(lua_State* L, const ch
     fail_usage("{} = {}", name, error.sentence());
   }
   constexpr double kLeast = 0.1, kMost = 1e6;
-  if (seconds < kLeast)
-    fail_usage("{} = {} is too short to wait for anybody; 0.1 s is the least", name, *text);
-  if (seconds > kMost)
-    fail_usage("{} = {} is longer than a run waits for anybody; 1000000 s is the most", name, *text);
+  if (seconds < kLeast) fail_usage("{} = {} is below 0.1 s, the least", name, *text);
+  if (seconds > kMost) fail_usage("{} = {} is above 1000000 s, the most", name, *text);
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
 }
 
@@ -136,7 +134,7 @@ int cluster_roster(lua_State* L) {
 }
 
 // Every rank has of its state exactly what its program needs, from whichever ranks have it. All ranks call it
-// at the same place. Returns {step, finished, moved_bytes, received_bytes}.
+// at the same place. Returns {step, finished, moved_bytes}.
 int cluster_restore(lua_State* L) {  // cluster, state, program, frozen executor or nil
   auto& cluster = check_object<ClusterHandle>(L, 1);
   auto& state = check_object<StateHandle>(L, 2);
@@ -149,7 +147,6 @@ int cluster_restore(lua_State* L) {  // cluster, state, program, frozen executor
   set_field(L, "step", static_cast<double>(restored.version.step));
   set_field(L, "finished", restored.finished);
   set_field(L, "moved_bytes", static_cast<double>(restored.moved_bytes));
-  set_field(L, "received_bytes", static_cast<double>(restored.received_bytes));
   return 1;
 }
 

@@ -1,6 +1,8 @@
 #include "core/run/restore.h"
 
 #include <algorithm>
+#include <set>
+#include <string>
 
 #include "core/base/error.h"
 
@@ -49,9 +51,6 @@ Restored restore(Communicator& group, StateStore& state, Executor* executor,
   }
   const MigrationPlan moves = plan_moves(settled.inventory, settled.version, all_needs);
   restored.moved_bytes = moved_bytes(moves);
-  for (const MigrationPlan::Round& round : moves.rounds)
-    for (const SliceMove& move : round.moves)
-      if (move.to == group.rank()) restored.received_bytes += move.bytes;
   migrate(group, moves, needs, state);
   state.begin_generation(generation);
   for (const StatePart& need : needs)  // none may have initial values now
@@ -63,15 +62,18 @@ std::shared_ptr<StateStore> gather_state(Communicator& group, const std::shared_
                                          const std::shared_ptr<Device>& host, const MovePlanner& plan_moves) {
   Inventory inventory;
   const auto texts = all_gather_text(group, to_text(parts_of(*state)), "the names of the state");
+  std::set<std::string> whole;  // tensors that rank 0 has whole, in one piece
   for (size_t r = 0; r < texts.size(); ++r)
-    for (const StatePart& part : parse_parts(texts[r], who(r)))
+    for (const StatePart& part : parse_parts(texts[r], who(r))) {
       inventory.add(part.name, part.tensor, static_cast<int>(r), part.slice);
+      if (r == 0 && part.slice == TensorSlice::whole(part.tensor.type.shape)) whole.insert(part.name);
+    }
   std::vector<std::vector<StatePart>> needs(texts.size());
   for (const auto& [name, tensor] : inventory.tensors())
     needs[0].push_back({name, tensor, TensorSlice::whole(tensor.type.shape)});
-  const MigrationPlan moves = plan_moves(inventory, {}, needs);
   const bool receives = group.rank() == 0;
-  if (moved_bytes(moves) == 0) return receives ? state : nullptr;
+  if (whole.size() == inventory.tensors().size()) return receives ? state : nullptr;
+  const MigrationPlan moves = plan_moves(inventory, {}, needs);
   const auto gathered = receives ? std::make_shared<StateStore>(host, 0) : nullptr;
   gather(group, moves, needs[static_cast<size_t>(group.rank())], *state, gathered.get());
   return gathered;

@@ -13,10 +13,9 @@
 namespace het {
 
 struct Restored {
-  Version version;             // that the state is of now
-  bool finished = false;       // this rank made the update of a decided step
-  int64_t moved_bytes = 0;     // by all ranks
-  int64_t received_bytes = 0;  // by this one
+  Version version;          // that the state is of now
+  bool finished = false;    // this rank made the update of a decided step
+  int64_t moved_bytes = 0;  // by all ranks
 };
 
 // Chooses who sends what (planner/migrate/migrate.h). All ranks choose the same.
