@@ -2,6 +2,7 @@
 #include <chrono>
 #include <iostream>
 
+#include "core/base/elapsed.h"
 #include "core/base/units.h"
 #include "core/base/visible.h"
 #include "core/cluster/secret.h"
@@ -112,11 +113,7 @@ void cluster_finish(ClusterHandle& cluster, std::string place) {
 }
 
 // Seconds to add to this rank's times (executor:timings()) to have the first rank's.
-double cluster_clock_offset(ClusterHandle& cluster) {
-  return clock_offset(cluster->world(), [] {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-  });
-}
+double cluster_clock_offset(ClusterHandle& cluster) { return clock_offset(cluster->world(), steady_seconds); }
 
 // {number, reason, members, came}: what the roster of this generation says; the members' ids by rank, and
 // whether this one has joined with it. nil of a run of fixed ranks.

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "core/base/elapsed.h"
 #include "core/base/units.h"
 #include "core/ops/op.h"
 #include "core/run/cluster.h"
@@ -81,7 +82,7 @@ int mesh_time(lua_State* L) {
   lua_pushvalue(L, 2);
   lua_call(L, 0, 0);
   mesh->agree_on("the end of mesh:time");
-  const double own = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  const double own = seconds_since(begin);
   return Convert<double>::push(
       L, all_reduce(*mesh, -1, Tensor::of<double>({own}, {1}), Reduction::max, "mesh:time").at(0));
 }

@@ -5,6 +5,7 @@
 #include <csignal>
 #include <map>
 
+#include "core/base/elapsed.h"
 #include "core/base/parallel.h"
 #include "core/device/paced.h"
 #include "core/graph/fuse.h"
@@ -76,7 +77,7 @@ double best_seconds(Executor& executor, int runs) {
   for (int run = 0; run < runs && spent < kPatience; ++run) {
     const auto start = std::chrono::steady_clock::now();
     executor.run();
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    const double seconds = seconds_since(start);
     best = std::min(best, seconds);
     spent += seconds;
   }

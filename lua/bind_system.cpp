@@ -14,6 +14,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "core/base/elapsed.h"
 #include "core/base/median.h"
 #include "core/base/nearest.h"
 #include "core/base/random.h"
@@ -27,9 +28,6 @@
 namespace het::lua {
 namespace {
 
-double clock_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 double peak_bytes() {  // of this process, resident
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
@@ -148,7 +146,7 @@ void raise(std::string kind, std::string message) {
 
 void add_system(lua_State* L) {
   set_functions(L, "native.",
-                {bind<&clock_seconds>("clock"),
+                {bind<&steady_seconds>("clock"),
                  bind<&peak_bytes>("memory_peak"),
                  bind<&memory_available>("memory_available"),
                  bind<&write>("write"),

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "core/base/error.h"
-#include "core/cluster/base64.h"
+#include "core/base/base64.h"
 #include "core/io/json.h"
 #include "core/net/socket.h"
 

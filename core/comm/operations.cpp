@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "core/base/elapsed.h"
 #include "core/base/error.h"
 
 namespace het {
@@ -63,10 +64,6 @@ void OperationTracker::await_failure(Lock& lock) {
 
 void OperationTracker::await_death(Lock& lock) {
   changed.wait(lock, [&] { return life_ == Life::dead; });
-}
-
-double seconds_since(CommClock::time_point then) {
-  return std::chrono::duration<double>(CommClock::now() - then).count();
 }
 
 std::string text_of(const CollectiveRequest& request, std::string_view group) {

@@ -100,8 +100,6 @@ class OperationTracker {
   std::thread::id failing_thread_;
 };
 
-double seconds_since(CommClock::time_point then);
-
 // The sentences, alike for all transports. `who`: "rank 0 (host-a)", this one.
 // "all_reduce of 'w' in group 'g'"
 std::string text_of(const CollectiveRequest& request, std::string_view group);

@@ -3,6 +3,7 @@
 #include <exception>
 #include <thread>
 
+#include "core/base/elapsed.h"
 #include "core/base/error.h"
 #include "core/base/median.h"
 #include "core/comm/tcp.h"
@@ -53,7 +54,7 @@ std::vector<double> seconds_of(Communicator& group, Device* device, int peer, bo
       const auto began = CommClock::now();
       begins ? give() : take();
       begins ? take() : give();
-      if (round >= 0) trips.push_back(std::chrono::duration<double>(CommClock::now() - began).count());
+      if (round >= 0) trips.push_back(seconds_since(began));
     }
     halves.push_back(median(std::move(trips)) / 2);
   }

@@ -1,6 +1,7 @@
 // The only file that sees SentencePiece's header.
 #include <sentencepiece_processor.h>
 
+#include "core/base/base64.h"
 #include "core/base/error.h"
 #include "core/data/tokenizer_kinds.h"
 #include "core/io/file.h"
@@ -11,36 +12,6 @@ namespace {
 // Text is encoded in pieces of about this size, cut after a line: the time and memory that SentencePiece
 // takes grow faster than its input.
 constexpr size_t kPieceBytes = 64 << 10;
-
-constexpr std::string_view kDigits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-
-std::string to_base64(std::string_view bytes) {
-  std::string text;
-  for (size_t i = 0; i < bytes.size(); i += 3) {
-    uint32_t word = 0;
-    for (size_t j = 0; j < 3; ++j)
-      word = word << 8 | (i + j < bytes.size() ? static_cast<unsigned char>(bytes[i + j]) : 0u);
-    for (size_t j = 0; j < 4; ++j) text += i + j <= bytes.size() ? kDigits[word >> (18 - 6 * j) & 63] : '=';
-  }
-  return text;
-}
-
-std::string from_base64(std::string_view text, std::string_view what) {
-  std::string bytes;
-  uint32_t word = 0;
-  int bits = 0;
-  for (const char c : text) {
-    if (c == '=') break;
-    const size_t digit = kDigits.find(c);
-    if (digit == std::string_view::npos) fail_usage("{}: the SentencePiece model is not base64", what);
-    word = word << 6 | static_cast<uint32_t>(digit);
-    bits += 6;
-    if (bits < 8) continue;
-    bits -= 8;
-    bytes += static_cast<char>(static_cast<unsigned char>(word >> bits & 0xFF));
-  }
-  return bytes;
-}
 
 // Characters that the model does not know become its unknown token, as the model was trained to expect.
 class SentencePieceTokenizer final : public Tokenizer {
@@ -92,8 +63,9 @@ std::unique_ptr<Tokenizer> make_sentencepiece_tokenizer(const Path& model) {
 }
 
 std::unique_ptr<Tokenizer> sentencepiece_from_base64(std::string_view model, std::string_view what) {
-  return std::make_unique<SentencePieceTokenizer>(from_base64(model, what),
-                                                  fmt::format("the model in {}", what));
+  const std::optional<std::string> bytes = from_base64(model);
+  if (!bytes) fail_usage("{}: the SentencePiece model is not base64", what);
+  return std::make_unique<SentencePieceTokenizer>(*bytes, fmt::format("the model in {}", what));
 }
 
 }  // namespace het

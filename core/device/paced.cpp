@@ -5,27 +5,24 @@
 
 #include <time.h>
 
+#include "core/base/elapsed.h"
 #include "core/base/error.h"
 
 namespace het {
 namespace {
 
-double now_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 // Sleeping wakes up late by tens of microseconds: the last stretch is spun.
 void sleep_until(double time) {
   constexpr double kSpin = 80e-6;
   const double until = time - kSpin;
-  if (now_seconds() < until) {
+  if (steady_seconds() < until) {
     timespec wake{};
     wake.tv_sec = static_cast<time_t>(until);
     wake.tv_nsec = static_cast<long>((until - static_cast<double>(wake.tv_sec)) * 1e9);
     while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &wake, nullptr) != 0) {
     }
   }
-  while (now_seconds() < time) {
+  while (steady_seconds() < time) {
   }
 }
 
@@ -36,14 +33,14 @@ class PacedKernel final : public Kernel {
 
   int64_t workspace_bytes() const override { return kernel_->workspace_bytes(); }
   void run(const KernelArguments& arguments) override {
-    clock_->begin(now_seconds());
+    clock_->begin(steady_seconds());
     kernel_->run(arguments);
-    const double now = now_seconds(), due = clock_->end(now, seconds_);
+    const double now = steady_seconds(), due = clock_->end(now, seconds_);
     // Small pieces are waited for together.
     constexpr double kAhead = 200e-6;
     if (due < now + kAhead) return;
     sleep_until(due);
-    clock_->waited(now_seconds());
+    clock_->waited(steady_seconds());
   }
 
  private:
@@ -89,9 +86,9 @@ class PacedDevice final : public Device {
   // Others shall not see results before the device is done with them.
   void synchronize() override {
     device_->synchronize();
-    if (clock_->due() <= now_seconds()) return;
+    if (clock_->due() <= steady_seconds()) return;
     sleep_until(clock_->due());
-    clock_->waited(now_seconds());
+    clock_->waited(steady_seconds());
   }
 
   double lost() const { return clock_->lost(); }

@@ -5,6 +5,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "core/base/elapsed.h"
 #include "core/base/error.h"
 #include "core/base/units.h"
 #include "core/comm/staged.h"
@@ -12,10 +13,6 @@
 
 namespace het {
 namespace {
-
-double seconds_since(std::chrono::steady_clock::time_point begin) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
 
 // From one rank to one other, as stages pass micro-batches on.
 bool is_message(CollectiveKind kind) {
@@ -506,7 +503,7 @@ std::vector<Executor::Span> Executor::run_timed(const Repeats& repeats) {
   const auto began = std::chrono::steady_clock::now();
   waited_ = bubble_ = 0;
   const auto seconds = [](std::chrono::steady_clock::time_point time) {
-    return std::chrono::duration<double>(time.time_since_epoch()).count();
+    return seconds_of(time.time_since_epoch());
   };
   begin_run();
   const size_t first = static_cast<size_t>(next_), end = calls_.size();

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "core/base/error.h"
-#include "core/cluster/base64.h"
+#include "core/base/base64.h"
 
 namespace het {
 namespace {

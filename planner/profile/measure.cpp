@@ -4,6 +4,7 @@
 #include <chrono>
 #include <set>
 
+#include "core/base/elapsed.h"
 #include "core/base/error.h"
 #include "core/base/median.h"
 #include "core/graph/fuse.h"
@@ -284,9 +285,7 @@ std::vector<double> time_instructions(Executor& executor, const MeasureOptions& 
   const Executor::Repeats repeats = executor.repeats_for(kSpell);
   const auto begin = Clock::now();
   for (runs = 0; runs < options.most_runs; ++runs) {
-    if (runs >= options.least_runs &&
-        std::chrono::duration<double>(Clock::now() - begin).count() > options.seconds)
-      break;
+    if (runs >= options.least_runs && seconds_since(begin) > options.seconds) break;
     if (options.stop && options.stop()) return {};
     const auto spans = executor.run_timed(repeats);
     for (size_t i = 0; i < spans.size(); ++i) samples[i].push_back(spans[i].end - spans[i].begin);

@@ -2,7 +2,6 @@
 #include <thread>
 
 #include "core/base/error.h"
-#include "core/cluster/base64.h"
 #include "core/cluster/embedded_store.h"
 #include "core/cluster/etcd_store.h"
 #include "core/cluster/http.h"
@@ -55,23 +54,6 @@ TEST_CASE("a rendezvous names the members of etcd", "[cluster]") {
     CHECK_THAT(sentence_of([&] { parse_etcd_rendezvous(text); }), Contains("is no endpoint"));
   for (const char* text : {"", "head:2379", "http://head:2379"})
     CHECK_THAT(sentence_of([&] { parse_etcd_rendezvous(text); }), Contains("is no place to meet"));
-}
-
-TEST_CASE("base64 is that of RFC 4648", "[cluster]") {
-  const std::vector<std::pair<std::string, std::string>> cases = {{"", ""},
-                                                                  {"f", "Zg=="},
-                                                                  {"fo", "Zm8="},
-                                                                  {"foo", "Zm9v"},
-                                                                  {"foob", "Zm9vYg=="},
-                                                                  {"fooba", "Zm9vYmE="},
-                                                                  {"foobar", "Zm9vYmFy"},
-                                                                  {std::string("\0\xff\xfe", 3), "AP/+"}};
-  for (const auto& [bytes, text] : cases) {
-    CHECK(to_base64(bytes) == text);
-    CHECK(from_base64(text) == bytes);
-  }
-  for (const char* text : {"Z", "Zg", "Zg=", "Z===", "====", "Zg==Zg==", "Z g=", "Zm9*"})
-    CHECK_FALSE(from_base64(text));
 }
 
 TEST_CASE("endpoints of etcd that are none, or not etcd's, are said", "[cluster]") {
