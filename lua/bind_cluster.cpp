@@ -107,7 +107,7 @@ int cluster_gather(lua_State* L) {  // cluster, state; nil on other ranks than t
   return gathered == nullptr ? 0 : Convert<StateHandle>::push(L, gathered);
 }
 
-// This rank runs no more lines: waits for the others to come as far, and tells those that do not.
+// This rank runs no more lines: it waits until the others come as far, and ends those that do not.
 void cluster_finish(ClusterHandle& cluster, std::string place) {
   if (cluster->size() > 1) cluster->agreement()->at_end(place, "");
 }

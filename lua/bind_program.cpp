@@ -474,7 +474,7 @@ int executor_write(lua_State* L) {  // executor, name, tensor or number, micro-b
     executor->write(name, check_object<Tensor>(L, 3), microbatch);
   return 0;
 }
-// Ranks that decide a step together tell each other whether an interrupt came to one of them.
+// Ranks that decide a step together share whether one of them was interrupted.
 bool executor_run(ExecutorHandle& executor) {
   const InterruptScope scope(*executor);
   return executor->run();

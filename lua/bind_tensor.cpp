@@ -183,7 +183,7 @@ int data(lua_State* L) {  // tensor:data(), see het.sandbox.pointer
 }
 
 int length(lua_State* L) {
-  fail_usage("a tensor has no one length: x.shape[1] tells the rows of {}, x:numel() its elements",
+  fail_usage("a tensor has no one length: x.shape[1] is the rows of {}, x:numel() its elements",
              to_string(check_object<Tensor>(L, 1).type()));
 }
 

@@ -1,6 +1,6 @@
 // Ctrl-C (SIGINT), SIGTERM while a run trains, and the end of --limit-time: the one place where signal
 // handlers meet the program. The first interrupt asks the running step to stop and Lua code of recipes to
-// end, says so, and is remembered; a second one before the run has ended, or before somebody took the first
+// end, says so, and is remembered; a second one before the run has ended, or before the first was taken
 // where no run trains, ends the process at once. Signals of the same half second are one: a process group and
 // a launcher may both deliver it.
 //

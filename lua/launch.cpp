@@ -33,8 +33,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kTick{50};
-// What the others get to end by themselves, from the last that did: to notice a lost rank, and to come upon a
-// mistake that another has found, each on its share of a busy machine.
+// How long the other ranks have to end by themselves after one has: to notice a lost rank, and to find the
+// mistake that it has found.
 constexpr std::chrono::milliseconds kNotice{700}, kMeet{5'000};
 constexpr int kInterrupted = 130;
 // A rank that ends so soon and so often is not started again.

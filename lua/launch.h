@@ -29,8 +29,8 @@ void speak_for_run();
 // The opposite: another rank speaks, and what this process prints goes nowhere.
 void be_silent();
 
-// In rank 0 of launch(): the pipe on which it says what ends it, which the launcher tells when it has heard
-// all ranks; negative: there is none.
+// In rank 0 of launch(): the pipe to which it writes what ends it; the launcher prints that when all ranks
+// have ended. Negative: there is none.
 int pipe_to_launcher();
 
 }  // namespace het::lua

@@ -125,8 +125,8 @@ int run(int argc, char** argv, const Gpus& gpus) {
   return state.run_recipe(line.command);
 }
 
-// Tell what ends the program.
-void tell(const std::string& text) {
+// Print what ends the program.
+void print_error(const std::string& text) {
   const std::string line = fmt::format("hetrun: {}\n", visible(text));
   const int pipe = pipe_to_launcher();
   if (pipe >= 0 && ::write(pipe, line.data(), line.size()) == std::ssize(line)) return;
@@ -150,16 +150,16 @@ int run_program(int argc, char** argv, const Gpus& gpus) {
     std::cout.flush();
     // Ranks that end one after the other lose each other: no reason to say so.
     if (error.kind() == ErrorKind::peer && interrupt_pending()) return kInterruptedExitCode;
-    tell(error.what());
+    print_error(error.what());
     return static_cast<int>(error.kind());
   } catch (const std::bad_alloc&) {
-    tell(out_of_memory().what());
+    print_error(out_of_memory().what());
     return static_cast<int>(ErrorKind::environment);
   } catch (const std::system_error& error) {  // no thread, no memory
-    tell(fmt::format("the system refuses: {}", error.what()));
+    print_error(fmt::format("the system refuses: {}", error.what()));
     return static_cast<int>(ErrorKind::environment);
   } catch (const std::exception& error) {
-    tell(fmt::format("unexpected failure: {}", error.what()));
+    print_error(fmt::format("unexpected failure: {}", error.what()));
     return static_cast<int>(ErrorKind::bug);
   }
 }

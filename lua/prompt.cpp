@@ -306,13 +306,13 @@ class Ranks {
   bool is_first() const { return cluster_ == nullptr || cluster_->rank() == 0; }
 
   // `line`: at which the chunk begins.
-  void tell(const std::string& chunk, int line) {
+  void send_line(const std::string& chunk, int line) {
     cluster_->give_line(++number_, fmt::format("{}\n{}", line, chunk));
   }
 
   // Wait for the next chunk of rank 0; false: there are no more. Interrupts meanwhile are not for this rank;
   // one that comes with the chunk is for the chunk.
-  bool hear(std::string& chunk, int& line) {
+  bool receive_line(std::string& chunk, int& line) {
     constexpr std::chrono::milliseconds kLook{200};
     ++number_;
     for (;;) {
@@ -370,7 +370,7 @@ class Ranks {
 int follow(Session& session, Ranks& ranks) {
   std::string chunk;
   int line = 1;
-  while (ranks.hear(chunk, line)) {
+  while (ranks.receive_line(chunk, line)) {
     const auto problem = session.run(chunk, line);
     if (problem && problem->kind() == ErrorKind::peer) throw Error(*problem);
     ranks.problems(problem, line);
@@ -423,7 +423,7 @@ int run_prompt(State& state, const Settings& settings) {
       chunk.clear();
       continue;
     }
-    if (shared) ranks.tell(chunk, begins);
+    if (shared) ranks.send_line(chunk, begins);
     const auto problem = session.run(chunk, begins);
     const bool lost = shared && problem && problem->kind() == ErrorKind::peer;  // another rank
     std::vector<Ranks::Problem> found;

@@ -65,7 +65,7 @@ class State {
   lua_State* L_ = nullptr;
 };
 
-// The Lua code was interrupted: no mistake of anybody.
+// The Lua code was interrupted.
 class Interrupted : public Error {
  public:
   Interrupted() : Error(ErrorKind::usage, "interrupted") {}

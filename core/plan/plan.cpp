@@ -164,111 +164,150 @@ std::string parts_of(std::vector<std::string> names) {
   return fmt::format(" ({})", fmt::join(names, ", "));
 }
 
-}  // namespace
+// Collects what is wrong with a plan.
+class Validator {
+ public:
+  Validator(const Plan& plan, const PlanSubject& subject) : plan_(plan), subject_(subject) {}
 
-std::vector<std::string> validate(const Plan& plan, const PlanSubject& subject) {
-  std::vector<std::string> problems;
-  const auto add = [&](std::string text) { problems.push_back(std::move(text)); };
-  if (plan.tensor < 1) add(fmt::format("tensor = {}; the tensor-parallel degree is at least 1", plan.tensor));
-  if (!plan.shares.empty() && static_cast<int>(plan.shares.size()) != plan.tensor)
-    add(fmt::format("{} shares for tensor = {}; each tensor-parallel rank has one", plan.shares.size(),
-                    plan.tensor));
-  if (std::any_of(plan.shares.begin(), plan.shares.end(), [](int64_t share) { return share < 1; }))
-    add(fmt::format("tensor = {}: a share below 1 leaves a device idle; remove that device",
-                    show_shares(plan.shares)));
-  if (plan.sharding && plan.sharding->has_mesh() && tensor_shares(plan).size() > 1)
-    add(fmt::format(
-        "tensor = {} beside a mesh, whose axes say how many devices share a layer; leave tensor out",
-        show_shares(tensor_shares(plan))));
-  if (plan.microbatch < 1)
-    add(fmt::format("microbatch = {}; a micro-batch has at least 1 sample", plan.microbatch));
-  if (plan.pipelines.empty()) add("the plan has no pipeline; at least one is needed");
+  std::vector<std::string> run() {
+    check_settings();
+    check_schedule();
+    for (size_t p = 0; p < plan_.pipelines.size(); ++p) check_pipeline(p);
+    check_whole();
+    return std::move(problems_);
+  }
 
-  const int chunks = plan.schedule == Schedule::interleaved ? std::max(plan.chunks, 1) : 1;
-  if (plan.chunks < 1) add(fmt::format("chunks = {}; each device has at least 1 stage", plan.chunks));
-  if (plan.chunks > 1 && plan.schedule != Schedule::interleaved)
-    add(fmt::format("chunks = {} with schedule \"{}\"; only \"interleaved\" puts several stages on a device",
-                    plan.chunks, name_of(plan.schedule)));
-  if (plan.warmup < 0) add(fmt::format("warmup = {}; it is 0 or more", plan.warmup));
+ private:
+  template <typename... Values>
+  void add(fmt::format_string<Values...> format, Values&&... values) {
+    problems_.push_back(fmt::format(format, std::forward<Values>(values)...));
+  }
 
-  int64_t samples = 0;
-  std::map<std::string, std::string> used;  // device -> where
-  for (size_t p = 0; p < plan.pipelines.size(); ++p) {
-    const Pipeline& pipeline = plan.pipelines[p];
+  void check_settings() {
+    if (plan_.tensor < 1) add("tensor = {}; the tensor-parallel degree is at least 1", plan_.tensor);
+    if (!plan_.shares.empty() && static_cast<int>(plan_.shares.size()) != plan_.tensor)
+      add("{} shares for tensor = {}; each tensor-parallel rank has one", plan_.shares.size(), plan_.tensor);
+    if (std::any_of(plan_.shares.begin(), plan_.shares.end(), [](int64_t share) { return share < 1; }))
+      add("tensor = {}: a share below 1 leaves a device idle; remove that device", show_shares(plan_.shares));
+    if (plan_.sharding && plan_.sharding->has_mesh() && tensor_shares(plan_).size() > 1)
+      add("tensor = {} beside a mesh, whose axes say how many devices share a layer; leave tensor out",
+          show_shares(tensor_shares(plan_)));
+    if (plan_.microbatch < 1) add("microbatch = {}; a micro-batch has at least 1 sample", plan_.microbatch);
+    if (plan_.pipelines.empty()) add("the plan has no pipeline; at least one is needed");
+  }
+
+  void check_schedule() {
+    if (plan_.chunks < 1) add("chunks = {}; each device has at least 1 stage", plan_.chunks);
+    if (plan_.chunks > 1 && plan_.schedule != Schedule::interleaved)
+      add("chunks = {} with schedule \"{}\"; only \"interleaved\" puts several stages on a device",
+          plan_.chunks, name_of(plan_.schedule));
+    if (plan_.warmup < 0) add("warmup = {}; it is 0 or more", plan_.warmup);
+  }
+
+  // Stages on a device.
+  int chunks() const { return plan_.schedule == Schedule::interleaved ? std::max(plan_.chunks, 1) : 1; }
+
+  void check_pipeline(size_t p) {
+    const Pipeline& pipeline = plan_.pipelines[p];
     if (pipeline.microbatches < 1)
-      add(fmt::format("pipeline {}: microbatches = {}; each pipeline runs at least 1", p + 1,
-                      pipeline.microbatches));
-    samples += static_cast<int64_t>(pipeline.microbatches) * plan.microbatch;
+      add("pipeline {}: microbatches = {}; each pipeline runs at least 1", p + 1, pipeline.microbatches);
+    samples_ += static_cast<int64_t>(pipeline.microbatches) * plan_.microbatch;
     const int stages = static_cast<int>(pipeline.stages.size());
-    if (stages % chunks != 0)
-      add(fmt::format("pipeline {}: {} stages for chunks = {}; the number of stages is a multiple of chunks",
-                      p + 1, stages, chunks));
-    else if (chunks > 1 && pipeline.microbatches % (stages / chunks) != 0)
-      add(fmt::format("pipeline {}: {} microbatches; interleaved they are a multiple of its {} device groups",
-                      p + 1, pipeline.microbatches, stages / chunks));
-    const size_t groups = static_cast<size_t>(std::max(stages / chunks, 1));
+    if (stages % chunks() != 0)
+      add("pipeline {}: {} stages for chunks = {}; the number of stages is a multiple of chunks", p + 1,
+          stages, chunks());
+    else if (chunks() > 1 && pipeline.microbatches % (stages / chunks()) != 0)
+      add("pipeline {}: {} microbatches; interleaved they are a multiple of its {} device groups", p + 1,
+          pipeline.microbatches, stages / chunks());
+    const size_t groups = static_cast<size_t>(std::max(stages / chunks(), 1));
     int next = 0;
     for (size_t s = 0; s < pipeline.stages.size(); ++s) {
       const Stage& stage = pipeline.stages[s];
       const std::string where = fmt::format("pipeline {}, stage {}", p + 1, s + 1);
-      if (stage.layers < 1)
-        add(fmt::format("{}: layers = {}; a stage holds at least 1", where, stage.layers));
+      if (stage.layers < 1) add("{}: layers = {}; a stage holds at least 1", where, stage.layers);
       if (stage.first_layer != next)
-        add(fmt::format("{}: begins at layer {}, the stage before it ends at layer {}", where,
-                        stage.first_layer, next));
+        add("{}: begins at layer {}, the stage before it ends at layer {}", where, stage.first_layer, next);
       next = stage.first_layer + stage.layers;
-      const Shares shares = plan.tensor < 1 ? stage.shares : tensor_shares(plan, stage);
-      const StageSharding* mesh = mesh_of(plan, stage);
-      if (mesh != nullptr) check_mesh(*mesh, stage, where, problems);
-      if (mesh == nullptr && !shares.empty() && stage.devices.size() != shares.size())
-        add(fmt::format(
-            "{}: {} devices for tensor = {}; each stage has one device for each tensor-parallel rank", where,
-            stage.devices.size(), show_shares(shares)));
-      for (size_t r = 0; r < stage.shares.size() && r < stage.devices.size(); ++r)
-        if (stage.shares[r] < 1)
-          add(fmt::format("{}: share {} leaves {} idle; leave it out of the stage", where, stage.shares[r],
-                          stage.devices[r]));
-      if (stage.sharding && shares.size() == 1)
-        add(fmt::format("{}: sharding says how layers are cut, and it has one device; remove it", where));
-      if (plan.sequence && shares.size() > 1 && !has_megatron_axis(cut_of(plan, stage)))
-        add(fmt::format(
-            "{}: sequence = true divides Megatron's activations; where `sharding` says how layers "
-            "are cut, remove it",
-            where));
+      check_cut(stage, where);
       if (stage.optimizer_share < 0)
-        add(fmt::format("{}: optimizer_share = {}; it is 0 or more", where, stage.optimizer_share));
-      if (s >= groups) {
-        if (stage.devices != pipeline.stages[s - groups].devices)
-          add(fmt::format("{}: interleaved, it runs on the devices of stage {}", where, s - groups + 1));
-        else if (shares != tensor_shares(plan, pipeline.stages[s - groups]))
-          add(fmt::format("{}: interleaved, it has the shares of stage {}", where, s - groups + 1));
-        else if (cut_of(plan, stage) != cut_of(plan, pipeline.stages[s - groups]))
-          add(fmt::format("{}: interleaved, it has the sharding of stage {}", where, s - groups + 1));
-        continue;
-      }
-      for (const std::string& device : stage.devices) {
-        const auto [entry, fresh] = used.emplace(device, where);
-        if (!fresh) add(fmt::format("{}: device {} is already used by {}", where, device, entry->second));
-      }
+        add("{}: optimizer_share = {}; it is 0 or more", where, stage.optimizer_share);
+      if (s >= groups)
+        check_interleaved(stage, pipeline.stages[s - groups], s - groups, where);
+      else
+        check_devices(stage, where);
     }
     if (pipeline.stages.empty())
-      add(fmt::format("pipeline {} has no stage", p + 1));
-    else if (next != subject.layers)
-      add(fmt::format("pipeline {}: its stages hold {} layers, the model has {}{}", p + 1, next,
-                      subject.layers, parts_of(subject.names)));
+      add("pipeline {} has no stage", p + 1);
+    else if (next != subject_.layers)
+      add("pipeline {}: its stages hold {} layers, the model has {}{}", p + 1, next, subject_.layers,
+          parts_of(subject_.names));
   }
-  const auto takes_sharding = [&](const Pipeline& pipeline) {
-    return std::any_of(pipeline.stages.begin(), pipeline.stages.end(),
-                       [&](const Stage& stage) { return !stage.sharding && stage.devices.size() > 1; });
-  };
-  if (plan.sharding && std::none_of(plan.pipelines.begin(), plan.pipelines.end(), takes_sharding))
-    add("sharding says how layers are cut, and no stage without its own has several devices; remove it");
-  if (plan.sharded_optimizer) check_shares(plan, subject.layers, problems);
-  if (samples != subject.batch && !plan.pipelines.empty())
-    add(fmt::format(
-        "the pipelines run {} samples in a step (micro-batches times microbatch), the batch is {}", samples,
-        subject.batch));
-  return problems;
+
+  Shares shares_of(const Stage& stage) const {
+    return plan_.tensor < 1 ? stage.shares : tensor_shares(plan_, stage);
+  }
+
+  // How the devices of a stage share its layers.
+  void check_cut(const Stage& stage, const std::string& where) {
+    const Shares shares = shares_of(stage);
+    const StageSharding* mesh = mesh_of(plan_, stage);
+    if (mesh != nullptr) check_mesh(*mesh, stage, where, problems_);
+    if (mesh == nullptr && !shares.empty() && stage.devices.size() != shares.size())
+      add("{}: {} devices for tensor = {}; each stage has one device for each tensor-parallel rank", where,
+          stage.devices.size(), show_shares(shares));
+    for (size_t r = 0; r < stage.shares.size() && r < stage.devices.size(); ++r)
+      if (stage.shares[r] < 1)
+        add("{}: share {} leaves {} idle; leave it out of the stage", where, stage.shares[r],
+            stage.devices[r]);
+    if (stage.sharding && shares.size() == 1)
+      add("{}: sharding says how layers are cut, and it has one device; remove it", where);
+    if (plan_.sequence && shares.size() > 1 && !has_megatron_axis(cut_of(plan_, stage)))
+      add("{}: sequence = true divides Megatron's activations; where `sharding` says how layers are cut, "
+          "remove it",
+          where);
+  }
+
+  // A later stage on devices that have one already: it is cut as that one.
+  void check_interleaved(const Stage& stage, const Stage& first, size_t number, const std::string& where) {
+    if (stage.devices != first.devices)
+      add("{}: interleaved, it runs on the devices of stage {}", where, number + 1);
+    else if (shares_of(stage) != tensor_shares(plan_, first))
+      add("{}: interleaved, it has the shares of stage {}", where, number + 1);
+    else if (cut_of(plan_, stage) != cut_of(plan_, first))
+      add("{}: interleaved, it has the sharding of stage {}", where, number + 1);
+  }
+
+  void check_devices(const Stage& stage, const std::string& where) {
+    for (const std::string& device : stage.devices) {
+      const auto [entry, added] = used_.emplace(device, where);
+      if (!added) add("{}: device {} is already used by {}", where, device, entry->second);
+    }
+  }
+
+  void check_whole() {
+    const auto takes_sharding = [](const Pipeline& pipeline) {
+      return std::any_of(pipeline.stages.begin(), pipeline.stages.end(),
+                         [](const Stage& stage) { return !stage.sharding && stage.devices.size() > 1; });
+    };
+    if (plan_.sharding && std::none_of(plan_.pipelines.begin(), plan_.pipelines.end(), takes_sharding))
+      add("sharding says how layers are cut, and no stage without its own has several devices; remove it");
+    if (plan_.sharded_optimizer) check_shares(plan_, subject_.layers, problems_);
+    if (samples_ != subject_.batch && !plan_.pipelines.empty())
+      add("the pipelines run {} samples in a step (micro-batches times microbatch), the batch is {}",
+          samples_, subject_.batch);
+  }
+
+  const Plan& plan_;
+  const PlanSubject& subject_;
+  std::vector<std::string> problems_;
+  std::map<std::string, std::string> used_;  // by device, the stage that uses it
+  int64_t samples_ = 0;                      // of a step
+};
+
+}  // namespace
+
+std::vector<std::string> validate(const Plan& plan, const PlanSubject& subject) {
+  return Validator(plan, subject).run();
 }
 
 namespace {

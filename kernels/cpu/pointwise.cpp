@@ -54,46 +54,8 @@ class Slots {
   int count_ = 0;
 };
 
-}  // namespace
-
-PointwisePlan plan_pointwise(const KernelRequest& request) {
-  const PointwiseProgram program = pointwise_program(request.op, request.attributes, request.inputs.size());
-  PointwisePlan plan;
-  plan.inputs = program.inputs;
-  plan.steps = static_cast<int>(program.steps.size());
-  plan.results = static_cast<int>(program.results.size());
-  const Shape& shape = request.outputs[0].type.shape;
-  plan.elements = elements_of(shape);
-  std::vector<const Layout*> operands;
-  for (const Layout& input : request.inputs) operands.push_back(&input);
-  // The result takes part in the merging, so that the loops run over its elements in order.
-  operands.push_back(&request.outputs[0]);
-  for (const Layout& output : request.outputs) require_packed(request, output);
-  plan.loops = merge_loops(request, shape, operands);
-
-  for (int i = 0; i < plan.inputs; ++i) plan.input[i].dtype = request.inputs[i].type.dtype;
-  for (int i = 0; i < plan.results; ++i) plan.result[i].dtype = request.outputs[i].type.dtype;
-  for (int i = 0; i < plan.inputs; ++i) plan.wide |= !is_narrow(plan.input[i].dtype);
-  for (int i = 0; i < plan.results; ++i) plan.wide |= !is_narrow(plan.result[i].dtype);
-  for (const PointwiseStep& step : program.steps) plan.heavy |= is_function(step.code);
-
-  if (plan.wide) {
-    for (int i = 0; i < plan.inputs; ++i) plan.input[i].place = i;
-    for (int i = 0; i < plan.steps; ++i)
-      plan.step[i] = {program.steps[i].code, program.steps[i].a, program.steps[i].b, plan.inputs + i,
-                      program.steps[i].immediate};
-    for (int i = 0; i < plan.results; ++i) plan.result[i].place = program.results[i];
-    return plan;
-  }
-
-  const int sources = plan.inputs + plan.steps;
-  std::vector<int> last_use(sources, -1);  // by step; plan.steps: the end of the tile
-  for (int s = 0; s < plan.steps; ++s)
-    for (const int source : {program.steps[s].a, program.steps[s].b})
-      if (source >= 0) last_use[source] = s;
-  for (const int source : program.results) last_use[source] = plan.steps;
-
-  // Kinds of operands. The first repeating pattern sets the tile; others repeat in it or are gathered.
+// Kinds of operands. The first repeating pattern sets the tile; others repeat in it or are gathered.
+void choose_loads(PointwisePlan& plan) {
   bool tiled = false;
   for (int i = 0; i < plan.inputs; ++i) {
     auto& input = plan.input[i];
@@ -112,11 +74,26 @@ PointwisePlan plan_pointwise(const KernelRequest& request) {
       input.load = PointwisePlan::Load::gather;
     }
   }
+}
 
-  // Places. -1000 - i and -2000 - i stand for direct operands and results until the number of slots is known.
+// The step that uses each operand and each step's value last; plan.steps: the end of the tile.
+std::vector<int> last_uses(const PointwiseProgram& program, const PointwisePlan& plan) {
+  std::vector<int> last_use(plan.inputs + plan.steps, -1);
+  for (int s = 0; s < plan.steps; ++s)
+    for (const int source : {program.steps[s].a, program.steps[s].b})
+      if (source >= 0) last_use[source] = s;
+  for (const int source : program.results) last_use[source] = plan.steps;
+  return last_use;
+}
+
+// Where operands and the values of steps lie: in the tensors themselves, or in slots of a tile that are used
+// again.
+void assign_places(const PointwiseProgram& program, PointwisePlan& plan) {
+  std::vector<int> last_use = last_uses(program, plan);
+  // -1000 - i and -2000 - i stand for direct operands and results until the number of slots is known.
   constexpr int kDirectInput = -1000, kDirectResult = -2000;
   Slots slots;
-  std::vector<int> place(sources);
+  std::vector<int> place(plan.inputs + plan.steps);
   for (int i = 0; i < plan.inputs; ++i)
     place[i] = plan.input[i].load == PointwisePlan::Load::direct ? kDirectInput - i : slots.take();
   const auto release = [&](int source, int step) {
@@ -159,6 +136,46 @@ PointwisePlan plan_pointwise(const KernelRequest& request) {
     plan.result[r].place = resolve(place[program.results[r]]);
     plan.result[r].direct = plan.result[r].place == plan.result_place(r);
   }
+}
+
+// Wide types are computed element by element: each operand and step has a place of its own.
+void number_places(const PointwiseProgram& program, PointwisePlan& plan) {
+  for (int i = 0; i < plan.inputs; ++i) plan.input[i].place = i;
+  for (int i = 0; i < plan.steps; ++i)
+    plan.step[i] = {program.steps[i].code, program.steps[i].a, program.steps[i].b, plan.inputs + i,
+                    program.steps[i].immediate};
+  for (int i = 0; i < plan.results; ++i) plan.result[i].place = program.results[i];
+}
+
+}  // namespace
+
+PointwisePlan plan_pointwise(const KernelRequest& request) {
+  const PointwiseProgram program = pointwise_program(request.op, request.attributes, request.inputs.size());
+  PointwisePlan plan;
+  plan.inputs = program.inputs;
+  plan.steps = static_cast<int>(program.steps.size());
+  plan.results = static_cast<int>(program.results.size());
+  const Shape& shape = request.outputs[0].type.shape;
+  plan.elements = elements_of(shape);
+  std::vector<const Layout*> operands;
+  for (const Layout& input : request.inputs) operands.push_back(&input);
+  // The result takes part in the merging, so that the loops run over its elements in order.
+  operands.push_back(&request.outputs[0]);
+  for (const Layout& output : request.outputs) require_packed(request, output);
+  plan.loops = merge_loops(request, shape, operands);
+
+  for (int i = 0; i < plan.inputs; ++i) plan.input[i].dtype = request.inputs[i].type.dtype;
+  for (int i = 0; i < plan.results; ++i) plan.result[i].dtype = request.outputs[i].type.dtype;
+  for (int i = 0; i < plan.inputs; ++i) plan.wide |= !is_narrow(plan.input[i].dtype);
+  for (int i = 0; i < plan.results; ++i) plan.wide |= !is_narrow(plan.result[i].dtype);
+  for (const PointwiseStep& step : program.steps) plan.heavy |= is_function(step.code);
+
+  if (plan.wide) {
+    number_places(program, plan);
+    return plan;
+  }
+  choose_loads(plan);
+  assign_places(program, plan);
   return plan;
 }
 

@@ -151,8 +151,8 @@ double Search::estimate(CompositionCache& cache, const Grouping& grouping, int m
   if (pipelines == 0 || pipelines > microbatches) return kInfinity;
   std::vector<PipelineRate> rates;
   double exposed = 0;
-  // Replicas of every stage can stand side by side in one host. (Among few groups, who shares a host with
-  // whom is left to the simulator.)
+  // Replicas of every stage can stand side by side in one host. (Among few groups, the simulator
+  // decides which share a host.)
   bool inside_hosts = grouping.parts.size() == 1 || small_;
   for (const NodeCosts& node : cache.solver().costs().nodes)
     inside_hosts = inside_hosts && (small_ || node.groups % pipelines == 0);

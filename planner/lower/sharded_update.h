@@ -58,7 +58,7 @@ std::vector<std::vector<KeptRows>> cut_by_rows(std::span<const Shape> shapes, st
 // What a device has of a parameter that stages cut differently.
 struct HeldSlice {
   int rank = 0;
-  int stage = 0;  // any number that tells the stages apart
+  int stage = 0;  // a number that differs between stages
   TensorSlice slice;
   int64_t share = 1;  // of the optimizer state, relative to the others
 };

@@ -259,7 +259,7 @@ void Prediction::spread(Kind& kind) {
 }
 
 // Each layer is a kind of its own; half of the measured backward is counted to each of its parts. Sizes are
-// those of the whole layer, as the model of the smallest degree tells them.
+// those of the whole layer, from the model of the smallest degree.
 void Prediction::describe_model() {
   model_.name = profile_.model = plan_.model;
   model_.precision = Precision::f32;

@@ -251,7 +251,7 @@ class Counter {
   std::vector<ValueId> root_;                     // of values: the buffer's
 };
 
-// What two ranks that share each layer have of it tells what they divide: half of that is missing.
+// Two ranks that share each layer show what they divide: half of that is missing.
 void count_division(const Graph& graph, int samples, std::vector<LayerKind>& layers) {
   if (tensor_degrees_of(graph, 2).back() != 2) return;
   const Graph half = prune(tensor_parallel(graph, {1, 1}, 0));

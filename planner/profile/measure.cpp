@@ -358,7 +358,7 @@ Measured measure_layers(const Graph& graph, const Model& model, const std::share
     fail_usage("the graph of a sample has {} layers, that of a micro-batch {}", model.layers.size(),
                graph.layers.size());
   const Graph own = tensor_parallel(graph, Shares(static_cast<size_t>(options.tensor), 1), 0);
-  // The whole model tells what its layers keep and which share parameters; nothing of it is allocated.
+  // The whole model shows what its layers keep and which share parameters; nothing of it is allocated.
   const Program whole = lower_single(fuse(extract_layers(own, std::vector<bool>(own.layers.size(), true))));
   const std::vector<Share> whole_shares = shares_of(whole);
   const std::vector<LayerMemory> memory = memory_by_layer(whole);

@@ -80,7 +80,7 @@ class Prompt(Case):
                   'dtype, item, numel, shape, shard, to, tolist')
 
     def test_what_looks_like_another_library_is_explained(self):
-        self.says('#x', 'a tensor has no one length: x.shape[1] tells the rows of f32[2, 3], x:numel() its elements')
+        self.says('#x', 'a tensor has no one length: x.shape[1] is the rows of f32[2, 3], x:numel() its elements')
         self.says('x:shape()', "attempt to call method 'shape' (a table value); a tensor's shape is a field: x.shape, "
                   'without parentheses')
         self.says('x.dtype()', "attempt to call field 'dtype' (a string value); a tensor's dtype is a field: x.dtype, "
@@ -416,7 +416,7 @@ class CommandLine(Case):
 
     def test_commands_tell_what_they_do_and_do_nothing(self):
         for words, told in (('bench', '--precision'), ('bench gpt2-124m', '--precision'), ('bench plans', '--trials'),
-                            ('doctor', 'hetrun doctor tells'), ('docs', 'hetrun docs FOLDER writes'),
+                            ('doctor', 'hetrun doctor shows'), ('docs', 'hetrun docs FOLDER writes'),
                             ('docs pages', 'hetrun docs FOLDER writes'), ('profile', 'layer'), ('plan', '--cluster'),
                             ('simulate', '--plan')):
             self.assertIn(told, self.hetrun(*words.split(), '--help')[0])

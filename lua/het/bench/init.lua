@@ -169,8 +169,8 @@ local function time_steps(executor, settings)
   return seconds
 end
 
--- The share of a step, as the host's clock tells it, in which a GPU runs no kernel of it; nil on other devices. Nothing
--- below a kernel's launch is seen: core/program/busy.h says what is measured, and what it cannot tell.
+-- The share of a step, by the host's clock, in which a GPU runs no kernel of it; nil on other devices. Nothing
+-- below a kernel's launch is seen: core/program/busy.h says what is measured, and what cannot be.
 local function launch_gap(executor, step_seconds)
   local busy = executor:busy()
   return busy and math.max(0, 1 - busy.seconds / step_seconds)

@@ -83,7 +83,7 @@ local function is_native(value, ...)
   return false
 end
 
--- The greatest whole number up to which Lua's numbers tell all from their neighbours.
+-- The greatest whole number up to which Lua's numbers hold each one exactly.
 local greatest_whole = 2 ^ 53
 
 -- What each type accepts, and how it is called in messages. Any other type is a kind of object.
@@ -146,7 +146,7 @@ end
 -- What is meant where a method itself was given, by function.
 local meant = setmetatable({}, { __mode = "k" })
 
---- Say what somebody who gives a method without calling it may mean: `hint` ends the sentence of the mistake.
+--- Say what may be meant where a method is given without calling it: `hint` ends the sentence of the mistake.
 function define.hint(method, hint) meant[method] = hint end
 
 -- Why a text is not the quantity that a field takes.

@@ -1,4 +1,4 @@
---- Mistakes of a recipe, kept until somebody asks, so that all of them come out at once. At the prompt each is
+--- Mistakes of a recipe, collected, so that all of them are raised at once. At the prompt each is
 -- raised where it is made.
 local errors = require "het.errors"
 local source = require "het.language.source"

@@ -78,7 +78,7 @@ local function place_of(folder, part)
   return path
 end
 
--- Of a configuration: dropout, which changes no weight, and the context, which tensors' sizes tell where it counts.
+-- Of a configuration: dropout, which changes no weight, and the context, which the tensors' sizes show where it counts.
 local passing = { n_positions = true, n_ctx = true, max_position_embeddings = true,
   attn_pdrop = true, embd_pdrop = true, resid_pdrop = true, hidden_dropout_prob = true }
 
@@ -140,7 +140,7 @@ function files.folder_beside(folder, steps)
   end
 end
 
--- A recipe's model has to be the one that was saved: weights alone do not tell heads, or blocks that are too many.
+-- A recipe's model has to be the one that was saved: weights alone do not show the number of heads or blocks.
 local function require_same_model(family, model, folder)
   local saved = native.json_read(place_of(folder, "config.json"))
   local own = family.config(model.arguments)
@@ -324,7 +324,7 @@ local function finite(words)
   return number and number == number and math.abs(number) < math.huge and number or nil
 end
 
--- What a run saves beside its tensors: how each is read, and what it has to be. The file may be anybody's.
+-- What a run saves beside its tensors: how each is read, and what it has to be. The file may come from anywhere.
 local numbers = {
   { "step", count_of, "a whole number" }, { "cursor", count_of, "a whole number" },
   { "seed", count_of, "a whole number" },

@@ -222,7 +222,7 @@ local arguments_of = define.constructor {
   build = function(a) return a end,
 }
 
---- All of `generate.fields` with defaults, of what somebody gave; their mistakes are raised.
+--- All of `generate.fields` with defaults, of what was given; mistakes are raised.
 function generate.arguments(options)
   local a = arguments_of(options == nil and {} or options)
   require("het.language.mistakes").raise()

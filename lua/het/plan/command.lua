@@ -254,7 +254,7 @@ function planning.text_of(answer)
     .. (answer.fallbacks_text ~= "" and answer.fallbacks_text or "none: nothing is left after any loss\n")
 end
 
-local function tell(answer, given, title)
+local function report(answer, given, title)
   if given.profile and not native.settings.quiet then tell_unmeasured(answer.report) end
   if given.html then
     native.write_text(given.html, require("het.plan.page").html(title, answer))
@@ -338,7 +338,7 @@ function planning.plan(program, ...)
   if not answer.feasible then
     errors.usage("no plan fits:\n  %s", table.concat(answer.problems, "\n  "))
   end
-  tell(answer, given, "plan of " .. ((...)))
+  report(answer, given, "plan of " .. ((...)))
   return 0
 end
 
@@ -359,7 +359,7 @@ function planning.simulate(program, ...)
       .. "is said\n")
   end
   given.lua = nil
-  tell(answer, given, "simulation of " .. ((...)))
+  report(answer, given, "simulation of " .. ((...)))
   return 0
 end
 

@@ -269,7 +269,7 @@ plan.stage = define.constructor {
   example = 'het.stage { "here:0", layers = 6 }',
   list = { "string", "devices; \"a:0-3\" are four", least = 1 },
   fields = {
-    { "layers", "integer", "how many of the model's layers, of which the embedding and the head are two (default: an "
+    { "layers", "integer", "how many of the model's layers; the embedding and the head are layers, too (default: an "
       .. "equal share of what the other stages leave)", min = 1 },
     { "tensor", "integer|list", "devices that share each of its layers, or their shares (default: the plan's)",
       min = 1 },
@@ -402,7 +402,7 @@ end
 --- het.plan.auto { policy = , objective = , cluster = }
 plan.auto = define.constructor {
   name = "plan.auto",
-  sentence = "The best plan that the planner finds for the run when it starts; rank 0 finds it and tells the others.",
+  sentence = "The best plan that the planner finds for the run when it starts; rank 0 finds it for all ranks.",
   example = 'plan = het.plan.auto { objective = "time" }',
   fields = {
     { "policy", "string", "who looks for it", default = "auto",

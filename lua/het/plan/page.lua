@@ -77,7 +77,7 @@ local on_wire = { send = true, reduce = true, gather = true }
 
 -- Above so many rows pipelines that are alike share theirs, and charts are drawn without a word for every block.
 local most_rows = 64
--- Even so no more are drawn than anybody reads; --json has all.
+-- No more are drawn than can be read; --json has all.
 local most_drawn = 128
 
 -- Colours of neighbours in number are far apart: the golden angle.

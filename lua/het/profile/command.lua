@@ -147,7 +147,7 @@ local function has_links(profile, place)
 end
 
 -- Messages inside each host and between each two, by the first ranks there. A lone GPU has no link to measure: messages
--- between two threads tell nothing of GPUs.
+-- between two threads say nothing of GPUs.
 local function measure_links(place)
   local links, done = {}, {}
   if not place.cluster and place.gpu then return {} end

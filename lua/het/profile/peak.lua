@@ -16,7 +16,7 @@ local function read()
   return ok and type(known) == "table" and known or {}
 end
 
---- What tells devices of unlike speed apart: a GPU's model; the processor's, its set of kernels and the threads.
+--- What distinguishes devices of unlike speed: a GPU's model; the processor's, its set of kernels and the threads.
 function peak.name_of(device)
   local model = native.device(device).model
   if peak.is_gpu(device) then return model end

@@ -116,7 +116,7 @@ local function of_value(value, member)
 end
 
 --- The text of `?name`.
--- @param name "nn.attention", also "het.nn.attention"; "nn" lists what is in it; "run" and "run.start" tell of an
+-- @param name "nn.attention", also "het.nn.attention"; "nn" lists what is in it; "run" and "run.start" explain an
 -- object and its method; or a constructor or an object itself
 -- @tparam[opt] function find function(path): the value of a session's name, or nil
 function docs.help(name, find)

@@ -82,7 +82,7 @@ end
 --- Print the report; returns the exit code.
 function doctor.run()
   if native.settings.help then
-    native.write("stdout", "hetrun doctor tells what this machine can compute with, measured, and what is missing: "
+    native.write("stdout", "hetrun doctor shows what this machine can compute with, measured, and what is missing: "
       .. "processor,\nmemory, GPUs with driver, libraries, links and clocks. It has no options.\n")
     return 0
   end

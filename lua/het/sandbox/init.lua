@@ -64,7 +64,7 @@ local function keys_of(...)
   return names
 end
 
--- What somebody may mean who reads a global that there is not, as the end of the sentence.
+-- What a recipe may mean that reads a global which does not exist, as the end of the sentence.
 local function instead_of(name, names)
   if name == "het" then return '; write `local het = require "het"`' end
   local het = require "het.public"

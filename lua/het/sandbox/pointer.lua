@@ -11,7 +11,7 @@ local types = {
   u8 = "uint8_t *", bool = "uint8_t *",
 }
 
--- The tensor of each pointer: as long as somebody holds the pointer, the memory it points to stays.
+-- The tensor of each pointer: as long as the pointer is held, its memory stays.
 local owners = setmetatable({}, { __mode = "k" })
 
 --- What `tensor:data()` gives: see the tensor's members in het.

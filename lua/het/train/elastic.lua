@@ -41,7 +41,7 @@ local function choose_plan(self, ranks)
   return #plan.devices(found) == ranks and found or plan.replicas(ranks, a.batch, a.microbatch)
 end
 
--- What members tell each other before anything else. `step`: of the state, nil without one; `left_behind`: it was not
+-- What the ranks exchange before anything else. `step`: of the state, nil without one; `left_behind`: it was not
 -- in the generation that the others come from; `called`, `followed`: the last steps whose on_step, and all that follows
 -- them, has been; `phases` of the run that are done (het.train.loop), and whether the first was `interrupted`;
 -- `offset`: of the cursor from the samples that the run's steps took.

@@ -181,7 +181,7 @@ function Session:train_step()
 end
 
 --- Whether this rank, or with several any of them, shall stop behind the step that was just done.
--- @bool own this rank shall; of several ranks the others hear of it in the next step
+-- @bool own this rank shall; of several ranks the others learn of it in the next step
 function Session:asked_to_stop(own)
   if not self.cluster then return native.interrupted() or own end
   if own then self.trainer:ask_to_stop(true, self.run.member) end

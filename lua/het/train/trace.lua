@@ -20,7 +20,7 @@ local function title(span)
   return span.op
 end
 
--- What one rank tells the others: its events, with times in seconds by the first rank's clock, and its sums, in seconds
+-- What one rank sends the others: its events, with times in seconds by the first rank's clock, and its sums, in seconds
 -- too: `compute` with its part `barrier` before the update, `bubble` and `wait`.
 local function events_of(run, spans, offset)
   local rank, list, trains = run.rank, {}, false
