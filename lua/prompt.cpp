@@ -310,15 +310,16 @@ class Ranks {
     cluster_->give_line(++number_, fmt::format("{}\n{}", line, chunk));
   }
 
-  // Wait for the next chunk of rank 0; false: there are no more. Interrupts meanwhile are not for this rank;
-  // one that comes with the chunk is for the chunk.
+  // Wait for the next chunk of rank 0; false: there are no more. An interrupt after which no chunk comes is
+  // dropped; one that comes with the chunk is for the chunk, though this rank may not have seen it yet.
   bool receive_line(std::string& chunk, int& line) {
     constexpr std::chrono::milliseconds kLook{200};
     ++number_;
     for (;;) {
+      const bool interrupted = interrupt_pending();
       const auto text = cluster_->take_line(number_, kLook);
       if (!text) {
-        take_interrupt();
+        if (interrupted) take_interrupt();
         continue;
       }
       if (text->empty()) return false;
@@ -372,9 +373,10 @@ int follow(Session& session, Ranks& ranks) {
   int line = 1;
   while (ranks.receive_line(chunk, line)) {
     const auto problem = session.run(chunk, line);
+    take_interrupt();  // now: behind problems() rank 0 may have given the next chunk, and be interrupted in
+                       // it
     if (problem && problem->kind() == ErrorKind::peer) throw Error(*problem);
     ranks.problems(problem, line);
-    take_interrupt();
   }
   ranks.end();
   return 0;
