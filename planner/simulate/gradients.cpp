@@ -92,6 +92,7 @@ class FinishStep {
   ExchangeSeconds even_seconds(const Group& group, CollectiveKind collective, double bytes) const;
   ExchangeSeconds seconds_of(const Parts& parts, CollectiveKind collective, size_t first, size_t end,
                              double parameter_bytes) const;
+  double unevenness(size_t layer, CollectiveKind collective) const;
   void occupy(size_t layer, const ExchangeSeconds& seconds, double earliest, SimEvent::Kind kind);
   void exchange(size_t first, size_t end, CollectiveKind collective, double parameter_bytes, double earliest,
                 SimEvent::Kind kind);
@@ -376,6 +377,22 @@ ExchangeSeconds FinishStep::seconds_of(const Parts& parts, CollectiveKind collec
   return result;
 }
 
+// How many times as long as with equal blocks a collective of `layer` takes whose blocks are the optimizer
+// shares of its holders. With n holders, of which p has the part w_p: in a mesh the busiest way carries
+// max((n-1) w_p, 1 - w_p) of the bytes, out of the owner of the largest block or into that of the smallest;
+// in a ring 1 - w_p. With equal blocks both carry (n-1)/n.
+double FinishStep::unevenness(size_t layer, CollectiveKind collective) const {
+  if (collective == CollectiveKind::all_reduce || replicas_ < 2) return 1;
+  const auto n = static_cast<double>(replicas_);
+  double all = 0, most = 0;
+  for (size_t p = 0; p < replicas_; ++p) all += holder_at(layer, p).share;
+  for (size_t p = 0; p < replicas_; ++p) {
+    const double part = holder_at(layer, p).share / all;
+    most = std::max({most, 1 - part, costs_.mesh ? (n - 1) * part : 0});
+  }
+  return most * n / (n - 1);
+}
+
 // The holders' streams of a layer exchange, and its ports carry it, from `earliest` or when they are free.
 void FinishStep::occupy(size_t layer, const ExchangeSeconds& seconds, double earliest, SimEvent::Kind kind) {
   const double local = seconds.local, remote = seconds.remote;
@@ -433,13 +450,14 @@ double FinishStep::pack(const Parts& parts, size_t layer, double divided_bytes, 
 void FinishStep::exchange(size_t first, size_t end, CollectiveKind collective, double parameter_bytes,
                           double earliest, SimEvent::Kind kind) {
   const Segment& segment = segments_[static_cast<size_t>(segment_[first])];
+  const double as_even = parameter_bytes * unevenness(first, collective);
   if (segment.parts < 0) {
-    occupy(first, even_seconds(segment.group, collective, parameters_of(first, end) * parameter_bytes),
-           earliest, kind);
+    occupy(first, even_seconds(segment.group, collective, parameters_of(first, end) * as_even), earliest,
+           kind);
     return;
   }
   const Parts& parts = parts_[static_cast<size_t>(segment.parts)];
-  ExchangeSeconds seconds = seconds_of(parts, collective, first, end, parameter_bytes);
+  ExchangeSeconds seconds = seconds_of(parts, collective, first, end, as_even);
   if (!parts.alike) {
     const double whole = costs_.whole_parameters[end] - costs_.whole_parameters[first];
     seconds.local += pack(parts, first, (parameters_of(first, end) - whole) * costs_.tensor * parameter_bytes,

@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 
 #include "core/base/error.h"
+#include "core/comm/steps.h"
 #include "planner/autohet/stages.h"
 #include "planner/lower/schedule.h"
 #include "tests/unit/planner/testing.h"
@@ -371,4 +372,36 @@ TEST_CASE("sums travel inside hosts first, or by a mesh of all where the cluster
   const double each = all(gradients / 4);  // longer than a layer's backward
   CHECK(bench.run(layout, options).exposed_seconds ==
         Approx(4 * each - 3 * 2 * kLayer + norms).epsilon(1e-6));
+}
+
+TEST_CASE("uneven optimizer shares are exchanged in the time that the transport's uneven blocks take") {
+  const Link link{1e-3, 1e8};
+  Bench bench({plain_machine("a", "unit", 1), plain_machine("b", "unit", 1), plain_machine("c", "unit", 1)},
+              1, link);
+  const int64_t parameters = 1'390'000;
+  bench.model = plain_model(1, static_cast<double>(parameters));
+  bench.model.gradient_bytes = bench.model.weight_bytes = 4;
+  bench.cluster.mesh = true;
+  PlanLayout layout;
+  layout.sharded_optimizer = true;
+  for (int p = 0; p < 3; ++p) layout.pipelines.push_back({1, {{p, 0, 0, 1}}});
+  for (const std::vector<int>& shares : {std::vector<int>{100, 20, 19}, {1, 1, 1}, {70, 69, 0}}) {
+    CollectiveRequest request;
+    request.dtype = DType::f32;
+    const int all = shares[0] + shares[1] + shares[2];
+    for (int p = 0; p < 3; ++p) {
+      layout.pipelines[static_cast<size_t>(p)].stages[0].share = shares[static_cast<size_t>(p)];
+      request.counts.push_back(parameters * shares[static_cast<size_t>(p)] / all);
+    }
+    double expected = 1e-3;  // the norms
+    for (const CollectiveKind kind : {CollectiveKind::reduce_scatter, CollectiveKind::all_gather}) {
+      request.kind = kind;
+      const WireTime time = wire_time(mesh_steps(request, 0, 3), 3, [&](int, int) { return link; });
+      expected += time.busy + time.latency;
+    }
+    SimulateOptions options;
+    options.late_reductions = true;
+    INFO(shares[0] << " " << shares[1] << " " << shares[2]);
+    CHECK(bench.run(layout, options).exposed_seconds == Approx(expected).epsilon(1e-4));
+  }
 }
