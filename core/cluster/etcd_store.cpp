@@ -5,8 +5,8 @@
 #include <mutex>
 #include <thread>
 
-#include "core/base/error.h"
 #include "core/base/base64.h"
+#include "core/base/error.h"
 #include "core/io/json.h"
 #include "core/net/socket.h"
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/base/error.h"
 #include "core/base/base64.h"
+#include "core/base/error.h"
 
 namespace het {
 namespace {
