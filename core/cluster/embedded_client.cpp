@@ -28,10 +28,10 @@ class Line {
     socket_ = connect_to(parse_endpoint(options.endpoint), options.source, deadline);
     const Greeting greeting = read_greeting(receive(kGreetingFrameBytes, deadline));
     const std::string nonce = random_bytes(kNonceBytes);
-    send(write_introduction({nonce, client_proof(options.secret, greeting, nonce)}), deadline);
-    const Welcome welcome = read_welcome(receive(kGreetingFrameBytes, deadline));
-    if (!welcome.refusal.empty()) fail_usage("{}", welcome.refusal);
-    if (!equal_proofs(welcome.proof, server_proof(options.secret, greeting, nonce)))
+    send(write_auth({nonce, client_proof(options.secret, greeting, nonce)}), deadline);
+    const AuthOk auth_ok = read_auth_ok(receive(kGreetingFrameBytes, deadline));
+    if (!auth_ok.refusal.empty()) fail_usage("{}", auth_ok.refusal);
+    if (!equal_proofs(auth_ok.proof, server_proof(options.secret, greeting, nonce)))
       fail_usage("what answers at {} does not know the shared secret: it is not this run's store",
                  options.endpoint);
     instance_ = greeting.instance;
@@ -86,9 +86,9 @@ class Line {
   std::string instance_, in_;
 };
 
-Answer checked(Answer answer) {
-  if (answer.failed) throw Error(answer.error, answer.sentence);
-  return answer;
+StoreResponse checked(StoreResponse response) {
+  if (response.failed) throw Error(response.error, response.sentence);
+  return response;
 }
 
 // What passes between client and server; that it does not is the fault of who serves the store.
@@ -131,12 +131,12 @@ class Watch final : public StoreWatch {
         if (!line_) open();
         auto content = line_->poll(kAnswerFrameBytes, deadline, wake_.number());
         if (!content) return {};
-        Answer answer = read_answer(*content);
-        if (answer.failed) final_ = true;
-        answer = checked(std::move(answer));
-        if (answer.events.empty()) continue;
-        next_ = answer.events.back().entry.revision + 1;
-        return std::move(answer.events);
+        StoreResponse response = read_response(*content);
+        if (response.failed) final_ = true;
+        response = checked(std::move(response));
+        if (response.events.empty()) continue;
+        next_ = response.events.back().entry.revision + 1;
+        return std::move(response.events);
       } catch (const Error&) {
         // A connection that broke is made once more; from where it was, nothing is lost.
         if (final_ || !line_) throw;
@@ -155,16 +155,16 @@ class Watch final : public StoreWatch {
   void open() {
     const Deadline deadline = Clock::now() + options_->timeout;
     auto line = same_server(*options_, instance_, deadline);
-    Question question;
-    question.kind = Question::Kind::watch;
-    question.key = prefix_;
-    question.revision = next_;
+    StoreRequest request;
+    request.kind = StoreRequest::Kind::watch;
+    request.key = prefix_;
+    request.revision = next_;
     const std::string content = talk(*options_, [&] {
-      line->send(write_question(question), deadline);
+      line->send(write_request(request), deadline);
       return line->receive(kAnswerFrameBytes, deadline);
     });
-    const Answer answer = checked(read_answer(content));
-    if (next_ <= 0) next_ = answer.revision + 1;
+    const StoreResponse response = checked(read_response(content));
+    if (next_ <= 0) next_ = response.revision + 1;
     line_ = std::move(line);
   }
 
@@ -213,44 +213,44 @@ class EmbeddedStore final : public Store {
   std::string describe() const override { return "the embedded store at " + options_->endpoint; }
 
   StoreLease grant(milliseconds ttl) override {
-    Question question = of(Question::Kind::grant);
-    question.ttl_ms = ttl.count();
-    const Answer answer = ask(question, false);
-    const milliseconds granted(answer.ttl_ms);
-    return {answer.lease, granted, std::min(granted / 3, kReturn / 3)};
+    StoreRequest request = of(StoreRequest::Kind::grant);
+    request.ttl_ms = ttl.count();
+    const StoreResponse response = ask(request, false);
+    const milliseconds granted(response.ttl_ms);
+    return {response.lease, granted, std::min(granted / 3, kReturn / 3)};
   }
-  void keep_alive(int64_t lease) override { ask(of(Question::Kind::keep_alive, "", "", lease), true); }
-  void revoke(int64_t lease) override { ask(of(Question::Kind::revoke, "", "", lease), true); }
+  void keep_alive(int64_t lease) override { ask(of(StoreRequest::Kind::keep_alive, "", "", lease), true); }
+  void revoke(int64_t lease) override { ask(of(StoreRequest::Kind::revoke, "", "", lease), true); }
 
   std::optional<StoreEntry> get(const std::string& key) override {
     check_store_key(key);
-    const Answer answer = ask(of(Question::Kind::get, key), true);
-    if (answer.events.empty()) return std::nullopt;
-    return answer.events[0].entry;
+    const StoreResponse response = ask(of(StoreRequest::Kind::get, key), true);
+    if (response.events.empty()) return std::nullopt;
+    return response.events[0].entry;
   }
   StoreListing list(const std::string& prefix) override {
     check_store_prefix(prefix);
-    Answer answer = ask(of(Question::Kind::list, prefix), true);
+    StoreResponse response = ask(of(StoreRequest::Kind::list, prefix), true);
     StoreListing listing;
-    listing.revision = answer.revision;
-    for (StoreEvent& event : answer.events) listing.entries.push_back(std::move(event.entry));
+    listing.revision = response.revision;
+    for (StoreEvent& event : response.events) listing.entries.push_back(std::move(event.entry));
     return listing;
   }
   int64_t put(const std::string& key, const std::string& value, int64_t lease) override {
-    return ask(of(Question::Kind::put, key, value, lease), true).revision;
+    return ask(of(StoreRequest::Kind::put, key, value, lease), true).revision;
   }
   std::optional<int64_t> create(const std::string& key, const std::string& value, int64_t lease) override {
-    return changed(ask(of(Question::Kind::create, key, value, lease), false));
+    return changed(ask(of(StoreRequest::Kind::create, key, value, lease), false));
   }
   std::optional<int64_t> replace(const std::string& key, const std::string& value, int64_t revision,
                                  int64_t lease) override {
-    Question question = of(Question::Kind::replace, key, value, lease);
-    question.revision = revision;
-    return changed(ask(question, false));
+    StoreRequest request = of(StoreRequest::Kind::replace, key, value, lease);
+    request.revision = revision;
+    return changed(ask(request, false));
   }
   bool remove(const std::string& key) override {
     check_store_key(key);
-    return ask(of(Question::Kind::remove, key), false).done;
+    return ask(of(StoreRequest::Kind::remove, key), false).done;
   }
   std::unique_ptr<StoreWatch> watch(const std::string& prefix, int64_t from) override {
     check_store_prefix(prefix);
@@ -263,28 +263,28 @@ class EmbeddedStore final : public Store {
   }
 
  private:
-  static Question of(Question::Kind kind, const std::string& key = "", const std::string& value = "",
-                     int64_t lease = 0) {
-    Question question;
-    question.kind = kind;
-    question.key = key;
-    question.value = value;
-    question.lease = lease;
-    return question;
+  static StoreRequest of(StoreRequest::Kind kind, const std::string& key = "", const std::string& value = "",
+                         int64_t lease = 0) {
+    StoreRequest request;
+    request.kind = kind;
+    request.key = key;
+    request.value = value;
+    request.lease = lease;
+    return request;
   }
-  static std::optional<int64_t> changed(const Answer& answer) {
-    return answer.done ? std::optional(answer.revision) : std::nullopt;
+  static std::optional<int64_t> changed(const StoreResponse& response) {
+    return response.done ? std::optional(response.revision) : std::nullopt;
   }
 
   // Over the one connection, made again when it broke. `repeatable`: asking twice does what asking once does,
-  // so a question whose answer was lost is asked again.
-  Answer ask(const Question& question, bool repeatable) {
-    if (question.kind == Question::Kind::put || question.kind == Question::Kind::create ||
-        question.kind == Question::Kind::replace) {
-      check_store_key(question.key);
-      check_store_value(question.key, question.value);
+  // so a request whose response was lost is asked again.
+  StoreResponse ask(const StoreRequest& request, bool repeatable) {
+    if (request.kind == StoreRequest::Kind::put || request.kind == StoreRequest::Kind::create ||
+        request.kind == StoreRequest::Kind::replace) {
+      check_store_key(request.key);
+      check_store_value(request.key, request.value);
     }
-    const std::string content = write_question(question);
+    const std::string content = write_request(request);
     const Deadline deadline = Clock::now() + options_->timeout;
     const Turn turn(*this, deadline);
     for (int attempt = 0;; ++attempt) {
@@ -319,10 +319,10 @@ class EmbeddedStore final : public Store {
     ErrorKind kind;
     std::string sentence;
   };
-  static Answer checked_line(const std::string& content) {
-    Answer answer = read_answer(content);
-    if (answer.failed) throw Refused{answer.error, answer.sentence};
-    return answer;
+  static StoreResponse checked_line(const std::string& content) {
+    StoreResponse response = read_response(content);
+    if (response.failed) throw Refused{response.error, response.sentence};
+    return response;
   }
 
   std::shared_ptr<const StoreClientOptions> options_;

@@ -25,14 +25,14 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr size_t kBatchBytes = 1 << 20;  // of events in one Answer, and queued for one client
+constexpr size_t kBatchBytes = 1 << 20;  // of events in one StoreResponse, and queued for one client
 
 struct Client {
-  enum class Stage { introduction, questions, watching, leaving } stage = Stage::introduction;
+  enum class Stage { auth, requests, watching, leaving } stage = Stage::auth;
   Descriptor socket;
   std::string who;
   Greeting greeting;
-  Deadline deadline;         // of its introduction, and of leaving
+  Deadline deadline;         // of its auth, and of leaving
   std::string in, out;       // bytes that came and are not used yet; bytes to send
   size_t sent = 0;           // of `out`
   std::set<int64_t> leases;  // that it was granted, or kept alive
@@ -42,58 +42,58 @@ struct Client {
   bool gone = false;
 };
 
-Answer failure(const Error& error) {
-  Answer answer;
-  answer.failed = true;
-  answer.error = error.kind();
-  answer.sentence = error.sentence();
-  return answer;
+StoreResponse failure(const Error& error) {
+  StoreResponse response;
+  response.failed = true;
+  response.error = error.kind();
+  response.sentence = error.sentence();
+  return response;
 }
 
-Answer from(const std::optional<int64_t>& revision) {
-  Answer answer;
-  answer.done = revision.has_value();
-  answer.revision = revision.value_or(0);
-  return answer;
+StoreResponse from(const std::optional<int64_t>& revision) {
+  StoreResponse response;
+  response.done = revision.has_value();
+  response.revision = revision.value_or(0);
+  return response;
 }
 
-Answer from(const StoreLease& lease) {
-  Answer answer;
-  answer.lease = lease.id;
-  answer.ttl_ms = lease.ttl.count();
-  return answer;
+StoreResponse from(const StoreLease& lease) {
+  StoreResponse response;
+  response.lease = lease.id;
+  response.ttl_ms = lease.ttl.count();
+  return response;
 }
 
-Answer from(StoreListing listing) {
-  Answer answer;
-  answer.revision = listing.revision;
+StoreResponse from(StoreListing listing) {
+  StoreResponse response;
+  response.revision = listing.revision;
   for (StoreEntry& entry : listing.entries)
-    answer.events.push_back({StoreEvent::Kind::put, std::move(entry)});
-  return answer;
+    response.events.push_back({StoreEvent::Kind::put, std::move(entry)});
+  return response;
 }
 
-Answer answer_to(const Question& question, Ledger& ledger, Clock::time_point now) {
-  using Kind = Question::Kind;
-  switch (question.kind) {
-    case Kind::grant: return from(ledger.grant(milliseconds(question.ttl_ms), now));
-    case Kind::keep_alive: ledger.keep_alive(question.lease, now); return {};
-    case Kind::revoke: ledger.revoke(question.lease); return {};
+StoreResponse answer_to(const StoreRequest& request, Ledger& ledger, Clock::time_point now) {
+  using Kind = StoreRequest::Kind;
+  switch (request.kind) {
+    case Kind::grant: return from(ledger.grant(milliseconds(request.ttl_ms), now));
+    case Kind::keep_alive: ledger.keep_alive(request.lease, now); return {};
+    case Kind::revoke: ledger.revoke(request.lease); return {};
     case Kind::get: {
-      Answer answer;
-      auto entry = ledger.get(question.key);
-      answer.done = entry.has_value();
-      if (entry) answer.events.push_back({StoreEvent::Kind::put, std::move(*entry)});
-      return answer;
+      StoreResponse response;
+      auto entry = ledger.get(request.key);
+      response.done = entry.has_value();
+      if (entry) response.events.push_back({StoreEvent::Kind::put, std::move(*entry)});
+      return response;
     }
-    case Kind::list: return from(ledger.list(question.key));
-    case Kind::put: return from(std::optional(ledger.put(question.key, question.value, question.lease)));
-    case Kind::create: return from(ledger.create(question.key, question.value, question.lease));
+    case Kind::list: return from(ledger.list(request.key));
+    case Kind::put: return from(std::optional(ledger.put(request.key, request.value, request.lease)));
+    case Kind::create: return from(ledger.create(request.key, request.value, request.lease));
     case Kind::replace:
-      return from(ledger.replace(question.key, question.value, question.revision, question.lease));
+      return from(ledger.replace(request.key, request.value, request.revision, request.lease));
     case Kind::remove: {
-      Answer answer;
-      answer.done = ledger.remove(question.key);
-      return answer;
+      StoreResponse response;
+      response.done = ledger.remove(request.key);
+      return response;
     }
     case Kind::watch: break;
   }
@@ -137,14 +137,14 @@ class Server final : public StoreServer {
   }
 
   std::string endpoint() const override { return to_string(at_); }
-  std::vector<std::string> turned_away() const override {
+  std::vector<std::string> rejected() const override {
     std::lock_guard lock(mutex_);
-    return {turned_away_.begin(), turned_away_.end()};
+    return {rejected_.begin(), rejected_.end()};
   }
 
  private:
   void serve() {
-    Deadline end;  // of the farewell
+    Deadline end;  // of the goodbye
     for (bool ending = false; !ending || (somebody_listens(Clock::now()) && Clock::now() < end);) {
       const auto before = Clock::now();
       const milliseconds wait = poll_timeout(before);
@@ -156,7 +156,7 @@ class Server final : public StoreServer {
       if (now - last_round_ > wait + kStopped && last_round_ != Clock::time_point())
         ledger_.postpone_lapses(now - last_round_ - wait);
       last_round_ = now;
-      if (ending_ && !std::exchange(ending, true)) end = now + options_.farewell;
+      if (ending_ && !std::exchange(ending, true)) end = now + options_.goodbye;
 
       size_t at = 2;
       for (Client& client : clients_) {
@@ -169,8 +169,7 @@ class Server final : public StoreServer {
       ledger_.lapse(now);
       for (Client& client : clients_) {
         feed(client);
-        const bool bounded =
-            client.stage == Client::Stage::introduction || client.stage == Client::Stage::leaving;
+        const bool bounded = client.stage == Client::Stage::auth || client.stage == Client::Stage::leaving;
         if (bounded && client.deadline <= now) client.gone = true;
       }
       // A member that dies closes its connection; one that lives and lost it comes back to keep its leases.
@@ -198,7 +197,7 @@ class Server final : public StoreServer {
       wait = std::min(wait, std::chrono::ceil<milliseconds>(*next - now));
     for (const Client& client : clients_) {
       if (has_work(client)) return milliseconds(0);
-      if (client.stage == Client::Stage::introduction || client.stage == Client::Stage::leaving)
+      if (client.stage == Client::Stage::auth || client.stage == Client::Stage::leaving)
         wait = std::min(wait, std::chrono::ceil<milliseconds>(client.deadline - now));
     }
     return std::max(wait, milliseconds(0));
@@ -216,7 +215,7 @@ class Server final : public StoreServer {
     const bool room = clients_.size() < static_cast<size_t>(options_.clients) && Clock::now() >= deaf_until_;
     polled.push_back({room ? listener_.number() : -1, POLLIN, 0});
     for (const Client& client : clients_) {
-      // A client that does not take its answers is not asked for more questions.
+      // A client that does not take its responses is not asked for more requests.
       short events = 0;
       if (client.out.empty())
         events |= POLLIN;
@@ -237,7 +236,7 @@ class Server final : public StoreServer {
         return;
       }
       client.greeting = {instance_, random_bytes(kNonceBytes)};
-      client.deadline = now + options_.introduction;
+      client.deadline = now + options_.auth;
       client.asked = now;
       client.out = write_frame(write_greeting(client.greeting));
       clients_.push_back(std::move(client));
@@ -246,8 +245,7 @@ class Server final : public StoreServer {
 
   void read(Client& client) {
     const size_t limit =
-        kFrameHeaderBytes +
-        (client.stage == Client::Stage::introduction ? kGreetingFrameBytes : kQuestionFrameBytes);
+        kFrameHeaderBytes + (client.stage == Client::Stage::auth ? kGreetingFrameBytes : kQuestionFrameBytes);
     if (client.in.size() >= limit) return;
     const size_t before = client.in.size(), most = std::min<size_t>(limit - before, 64 << 10);
     client.in.resize(before + most);
@@ -256,20 +254,20 @@ class Server final : public StoreServer {
     if (got < 0) client.gone = true;
   }
 
-  // Answer what has come whole, one at a time while the answers are taken.
+  // Answer what has come whole, one at a time while the responses are taken.
   void use(Client& client, Clock::time_point now) {
     while (!client.gone && client.out.empty()) {
-      const bool introduction = client.stage == Client::Stage::introduction;
+      const bool auth = client.stage == Client::Stage::auth;
       if (client.stage == Client::Stage::leaving) client.in.clear();
       try {
-        const size_t bytes = frame_bytes(client.in, introduction ? kGreetingFrameBytes : kQuestionFrameBytes);
+        const size_t bytes = frame_bytes(client.in, auth ? kGreetingFrameBytes : kQuestionFrameBytes);
         if (bytes == 0 || client.in.size() < bytes) return;
         const std::string content = client.in.substr(kFrameHeaderBytes, bytes - kFrameHeaderBytes);
         client.in.erase(0, bytes);
-        if (introduction)
-          welcome(client, read_introduction(content), now);
+        if (auth)
+          auth_ok(client, read_auth(content), now);
         else
-          answer(client, read_question(content), now);
+          response(client, read_request(content), now);
       } catch (const Error&) {  // not one of ours, or not any more: there is nothing to say to it
         client.gone = true;
       }
@@ -277,21 +275,20 @@ class Server final : public StoreServer {
     }
   }
 
-  void welcome(Client& client, const Introduction& introduction, Clock::time_point now) {
-    Welcome welcome;
-    if (equal_proofs(introduction.proof,
-                     client_proof(options_.secret, client.greeting, introduction.nonce))) {
-      welcome.proof = server_proof(options_.secret, client.greeting, introduction.nonce);
-      client.stage = Client::Stage::questions;
+  void auth_ok(Client& client, const Auth& auth, Clock::time_point now) {
+    AuthOk auth_ok;
+    if (equal_proofs(auth.proof, client_proof(options_.secret, client.greeting, auth.nonce))) {
+      auth_ok.proof = server_proof(options_.secret, client.greeting, auth.nonce);
+      client.stage = Client::Stage::requests;
     } else {
-      welcome.refusal = fmt::format("the store at {} refuses {}: its shared secret is another one",
+      auth_ok.refusal = fmt::format("the store at {} refuses {}: its shared secret is another one",
                                     to_string(at_), client.who);
       constexpr size_t kNamed = 8;
       std::lock_guard lock(mutex_);
-      if (turned_away_.size() < kNamed) turned_away_.insert(client.who.substr(0, client.who.rfind(':')));
+      if (rejected_.size() < kNamed) rejected_.insert(client.who.substr(0, client.who.rfind(':')));
       leave(client, now);
     }
-    client.out += write_frame(write_welcome(welcome));
+    client.out += write_frame(write_auth_ok(auth_ok));
   }
 
   // Send what is queued, then go.
@@ -300,39 +297,39 @@ class Server final : public StoreServer {
     client.deadline = now + milliseconds(1000);
   }
 
-  void answer(Client& client, const Question& question, Clock::time_point now) {
-    if (client.stage != Client::Stage::questions) fail(ErrorKind::peer, "a watch asks no further questions");
+  void response(Client& client, const StoreRequest& request, Clock::time_point now) {
+    if (client.stage != Client::Stage::requests) fail(ErrorKind::peer, "a watch asks no further requests");
     client.asked = now;
-    Answer answer;
+    StoreResponse response;
     try {
-      check_store_prefix(question.key);
-      if (question.kind == Question::Kind::watch) {
-        client.prefix = question.key;
-        client.next = question.revision > 0 ? question.revision : ledger_.revision() + 1;
+      check_store_prefix(request.key);
+      if (request.kind == StoreRequest::Kind::watch) {
+        client.prefix = request.key;
+        client.next = request.revision > 0 ? request.revision : ledger_.revision() + 1;
         client.stage = Client::Stage::watching;
-        answer.revision = ledger_.revision();
+        response.revision = ledger_.revision();
       } else {
-        answer = answer_to(question, ledger_, now);
-        if (question.kind == Question::Kind::grant) client.leases.insert(answer.lease);
-        if (question.kind == Question::Kind::keep_alive) client.leases.insert(question.lease);
+        response = answer_to(request, ledger_, now);
+        if (request.kind == StoreRequest::Kind::grant) client.leases.insert(response.lease);
+        if (request.kind == StoreRequest::Kind::keep_alive) client.leases.insert(request.lease);
       }
     } catch (const Error& error) {
-      answer = failure(error);
+      response = failure(error);
     }
-    std::string content = write_answer(answer);
+    std::string content = write_response(response);
     if (content.size() > kAnswerFrameBytes)
-      content = write_answer(failure(Error(
+      content = write_response(failure(Error(
           ErrorKind::usage,
-          fmt::format("what the store holds under '{}' is more than one answer can carry", question.key))));
+          fmt::format("what the store holds under '{}' is more than one response can carry", request.key))));
     client.out += write_frame(content);
   }
 
   // The next batch of events for one that watches and has taken the last.
   void feed(Client& client) {
     if (client.gone || client.stage != Client::Stage::watching || !client.out.empty()) return;
-    Answer answer;
+    StoreResponse response;
     if (client.next < ledger_.oldest() && client.next <= ledger_.revision()) {
-      answer = failure(
+      response = failure(
           Error(ErrorKind::peer, fmt::format("the store has forgotten the events from revision {} to {}",
                                              client.next, ledger_.oldest() - 1)));
       leave(client, Clock::now());
@@ -341,11 +338,11 @@ class Server final : public StoreServer {
         const StoreEvent& event = ledger_.event(client.next);
         if (!event.entry.key.starts_with(client.prefix)) continue;
         bytes += event.entry.key.size() + event.entry.value.size();
-        answer.events.push_back(event);
+        response.events.push_back(event);
       }
-      if (answer.events.empty()) return;
+      if (response.events.empty()) return;
     }
-    client.out += write_frame(write_answer(answer));
+    client.out += write_frame(write_response(response));
     flush(client);
   }
 
@@ -368,7 +365,7 @@ class Server final : public StoreServer {
   std::string instance_;
   std::atomic<bool> ending_ = false;
   mutable std::mutex mutex_;  // of what follows
-  std::set<std::string> turned_away_;
+  std::set<std::string> rejected_;
   std::thread thread_;
   // Of the thread.
   Ledger ledger_;

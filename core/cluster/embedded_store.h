@@ -19,10 +19,10 @@ struct StoreServerOptions {
   int port = 0;         // 0: any that is free
   std::string secret;
   LedgerLimits limits;
-  int clients = 8192;                              // connections at a time; watches have one each
-  std::chrono::milliseconds introduction{10'000};  // a client that has not shown its proof by then is dropped
+  int clients = 8192;                      // connections at a time; watches have one each
+  std::chrono::milliseconds auth{10'000};  // a client that has not shown its proof by then is dropped
   // At its end it goes on for so long, while clients are there to hear it: those that asked something lately.
-  std::chrono::milliseconds farewell{0};
+  std::chrono::milliseconds goodbye{0};
 };
 
 // Serves until it is destroyed, on a thread of its own. Time during which the whole process was stopped does
@@ -32,7 +32,7 @@ class StoreServer {
   virtual ~StoreServer() = default;
   virtual std::string endpoint() const = 0;  // "127.0.0.1:4711": for StoreClientOptions
   // From where clients came whose secret was another one, a few of them. From any thread.
-  virtual std::vector<std::string> turned_away() const = 0;
+  virtual std::vector<std::string> rejected() const = 0;
 };
 std::unique_ptr<StoreServer> serve_store(StoreServerOptions options);
 
@@ -47,7 +47,7 @@ struct StoreClientOptions {
   std::function<void(const std::string& sentence)> warn;  // on the calling thread; absent: nobody is told
   std::string server;  // who is to serve it, for messages: "rank 0"; empty: not known
 };
-// Throws Error(peer) when nobody answers in time, Error(usage) when the secrets differ.
+// Throws Error(peer) when no server answers in time, Error(usage) when the secrets differ.
 std::shared_ptr<Store> connect_store(StoreClientOptions options);
 
 }  // namespace het

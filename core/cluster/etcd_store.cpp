@@ -47,7 +47,7 @@ const Json* find(const Json& json, std::initializer_list<std::string_view> path)
 
 Json reply_of(const std::string& text) {
   try {
-    return parse_json(text, "etcd's answer");
+    return parse_json(text, "etcd's response");
   } catch (const Error& error) {
     fail(ErrorKind::peer, "{}", error.sentence());
   }
@@ -89,14 +89,14 @@ class Cluster {
 
   // Ask until one endpoint answers. `repeatable`: asking twice does what asking once does; otherwise only
   // what surely was not received is asked again.
-  Json ask(const std::string& path, const Json& question, bool repeatable) {
+  Json ask(const std::string& path, const Json& content, bool repeatable) {
     constexpr milliseconds kPause{50};  // for an election to end
     const Deadline deadline = Clock::now() + options_.timeout;
-    std::string problem = fmt::format("no answer within {} ms", options_.timeout.count());
+    std::string problem = fmt::format("no response within {} ms", options_.timeout.count());
     for (size_t attempt = 0, renewed = 0;; ++attempt) {
       const size_t index = current_;
       const auto asked = Clock::now();
-      const HttpReply reply = http_.post(request(index, path, question, deadline, repeatable, attempt));
+      const HttpReply reply = http_.post(request_of(index, path, content, deadline, repeatable, attempt));
       if (reply.status == 200) return reply_of(reply.body);
       const Json error = reply.status ? error_of(reply) : Json();
       const int64_t code = integer(error.find("code"));
@@ -125,13 +125,13 @@ class Cluster {
     size_t endpoint = 0;
   };
   // A stream that an endpoint has confirmed.
-  Stream stream(const std::string& path, const Json& question) {
+  Stream stream(const std::string& path, const Json& content) {
     const Deadline deadline = Clock::now() + options_.timeout;
     for (size_t attempt = 0;; ++attempt) {
       const size_t index = current_;
-      std::string problem = "no answer";
+      std::string problem = "no response";
       try {
-        const HttpRequest asked = request(index, path, question, deadline, true, attempt);
+        const HttpRequest asked = request_of(index, path, content, deadline, true, attempt);
         auto stream = std::make_unique<HttpStream>(options_.http, asked);
         if (const auto line = stream->next_line(std::min(deadline, Clock::now() + asked.timeout))) {
           Json first = reply_of(*line);
@@ -162,17 +162,17 @@ class Cluster {
     for (const auto path :
          {std::initializer_list<std::string_view>{"error", "message"}, {"message"}, {"error"}})
       if (const Json* text = find(reply, path); text && text->string()) return *text->string();
-    return "an answer that is not etcd's";
+    return "a response that is not etcd's";
   }
 
  private:
   size_t next(size_t index) const { return (index + 1) % options_.endpoints.size(); }
 
-  HttpRequest request(size_t index, const std::string& path, const Json& question, Deadline deadline,
-                      bool repeatable, size_t attempt) {
+  HttpRequest request_of(size_t index, const std::string& path, const Json& content, Deadline deadline,
+                         bool repeatable, size_t attempt) {
     HttpRequest request;
     request.url = options_.endpoints[index] + "/v3/" + path;
-    request.body = to_string(question);
+    request.body = to_string(content);
     request.timeout = std::max(milliseconds(1), std::chrono::ceil<milliseconds>(deadline - Clock::now()));
     // One that is silent must not use up the time in which others could answer; nor may a slow network be
     // taken for silence for ever.
@@ -188,7 +188,7 @@ class Cluster {
 
   static Json error_of(const HttpReply& reply) {
     try {
-      return parse_json(reply.body, "etcd's answer");
+      return parse_json(reply.body, "etcd's response");
     } catch (const Error&) {
       fail(ErrorKind::peer, "what answers is not etcd's JSON gateway (HTTP status {})", reply.status);
     }
@@ -357,7 +357,7 @@ class Watch final : public StoreWatch {
 class EtcdStore final : public Store {
  public:
   explicit EtcdStore(EtcdOptions options) : cluster_(std::make_shared<Cluster>(std::move(options))) {
-    list("");  // somebody answers, and lets one in
+    list("");  // an endpoint answers, and lets one in
   }
 
   std::string describe() const override { return cluster_->describe(); }

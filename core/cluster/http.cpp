@@ -108,7 +108,7 @@ HttpReply HttpClient::post(const HttpRequest& request) {
     const bool late = code == CURLE_OPERATION_TIMEDOUT;
     reply.sent = !never_sent(code) && !(late && connected == 0);
     reply.problem =
-        late ? fmt::format("no answer within {} ms", request.timeout.count()) : problem_of(code, problem);
+        late ? fmt::format("no response within {} ms", request.timeout.count()) : problem_of(code, problem);
     return reply;  // and the handle goes, with its connections
   }
   std::lock_guard lock(mutex_);

@@ -9,9 +9,9 @@ namespace het {
 using Clock = std::chrono::steady_clock;
 
 HeldLease::HeldLease(std::shared_ptr<Store> store, std::chrono::milliseconds ttl,
-                     std::shared_ptr<Store> keeper)
+                     std::shared_ptr<Store> lease_store)
     : store_(std::move(store)),
-      keeper_(keeper != nullptr ? std::move(keeper) : store_),
+      lease_store_(lease_store != nullptr ? std::move(lease_store) : store_),
       lease_(store_->grant(ttl)),
       thread_([this] { keep(); }) {}
 
@@ -26,7 +26,7 @@ void HeldLease::end() {
   if (thread_.joinable()) thread_.join();
 }
 
-void HeldLease::let_lapse() {
+void HeldLease::abandon() {
   end();
   revoked_ = true;
 }
@@ -51,7 +51,7 @@ void HeldLease::keep() {
     lock.unlock();
     const auto asked = Clock::now();
     try {
-      keeper_->keep_alive(lease_.id);
+      lease_store_->keep_alive(lease_.id);
       kept = asked;
       pause = interval;
       silent_ = lost_ = false;

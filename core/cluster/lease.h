@@ -18,9 +18,9 @@ namespace het {
 // lost.
 class HeldLease {
  public:
-  // `keeper`: the same store with a shorter timeout, to keep the lease alive by; absent: the store.
+  // `lease_store`: the same store with a shorter timeout, to keep the lease alive by; absent: the store.
   HeldLease(std::shared_ptr<Store> store, std::chrono::milliseconds ttl,
-            std::shared_ptr<Store> keeper = nullptr);
+            std::shared_ptr<Store> lease_store = nullptr);
   ~HeldLease();
   HeldLease(const HeldLease&) = delete;
   HeldLease& operator=(const HeldLease&) = delete;
@@ -28,14 +28,14 @@ class HeldLease {
   int64_t id() const { return lease_.id; }
   std::chrono::milliseconds ttl() const { return lease_.ttl; }  // as granted
   bool lost() const { return lost_; }
-  void revoke();     // now, unless the store is silent; no error of the store comes out
-  void let_lapse();  // keep it no longer, so that its keys go in a while
+  void revoke();   // now, unless the store is silent; no error of the store comes out
+  void abandon();  // keep it no longer, so that its keys go in a while
 
  private:
   void keep();
   void end();
 
-  std::shared_ptr<Store> store_, keeper_;
+  std::shared_ptr<Store> store_, lease_store_;
   StoreLease lease_;
   std::atomic<bool> lost_ = false;
   std::mutex mutex_;

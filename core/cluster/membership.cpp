@@ -100,13 +100,13 @@ struct Present {
 };
 
 // Members and roster of one generation, as far as the store has told.
-struct View {
+struct RosterView {
   std::string prefix;  // "RUN/GENERATION/"
   std::string secret;
   std::map<std::string, Present> members;                  // by id
   std::vector<std::pair<std::string, MemberInfo>> roster;  // ids and members, by rank; empty: none yet
   bool closed = false;                                     // there is a roster, be it one that is not ours
-  std::map<std::string, int64_t> strangers;                // keys without our seal, and when they came
+  std::map<std::string, int64_t> unauthenticated;          // keys without our seal, and when they came
   std::vector<MemberInfo> departed;                        // those that came and went while others joined
   std::string refusal;                                     // why members that were there were refused,
   ErrorKind refused_as = ErrorKind::usage;                 // of what kind that is,
@@ -136,7 +136,7 @@ struct View {
         departed.push_back(gone->second.record.member);
         members.erase(gone);
       }
-      strangers.erase(key);
+      unauthenticated.erase(key);
       return;
     }
     const auto json = unseal(secret, key, event.entry.value);
@@ -144,7 +144,7 @@ struct View {
     if (record)
       members[id] = {id, std::move(*record), event.entry.created, event.entry.revision};
     else
-      strangers[key] = event.entry.created;
+      unauthenticated[key] = event.entry.created;
   }
 
   void read_roster(const std::string& value) {
@@ -163,7 +163,7 @@ struct View {
   bool began_by_strangers() const {
     int64_t first = std::numeric_limits<int64_t>::max();
     for (const auto& [id, present] : members) first = std::min(first, present.created);
-    return std::any_of(strangers.begin(), strangers.end(),
+    return std::any_of(unauthenticated.begin(), unauthenticated.end(),
                        [&](const auto& stranger) { return stranger.second < first; });
   }
 
@@ -186,7 +186,7 @@ struct Problem {
   bool confirmed() const { return older->revision > newer->created; }
 };
 
-std::optional<Problem> problem_of(const View& view) {
+std::optional<Problem> problem_of(const RosterView& view) {
   const std::vector<const Present*> order = view.by_coming();
   if (order.empty()) return std::nullopt;
   const Present& first = *order[0];
@@ -224,7 +224,7 @@ std::optional<Problem> problem_of(const View& view) {
 
 // Ids by rank: as the members say, and those that say none fill what is free, host by host, in the order in
 // which they came.
-std::vector<const Present*> ranks_of(const View& view, int world_size) {
+std::vector<const Present*> ranks_of(const RosterView& view, int world_size) {
   std::vector<const Present*> ranks(world_size), rest;
   for (const Present* present : view.by_coming()) {
     const int rank = present->record.member.rank;
@@ -242,7 +242,7 @@ std::vector<const Present*> ranks_of(const View& view, int world_size) {
   return ranks;
 }
 
-std::string who_is_missing(const View& view, const JoinOptions& options, milliseconds waited) {
+std::string who_is_missing(const RosterView& view, const JoinOptions& options, milliseconds waited) {
   std::vector<bool> here(options.world_size);
   std::vector<std::string> came, missing;
   int unranked = 0;
@@ -279,10 +279,9 @@ std::string who_is_missing(const View& view, const JoinOptions& options, millise
   std::string sentence =
       fmt::format("{} of {} members of run '{}' came within {} ms: {}; missing: {}", came.size(),
                   options.world_size, options.run, waited.count(), named(came), named(missing));
-  if (!view.strangers.empty())
-    sentence += fmt::format("; {} came without the run's secret", view.strangers.size());
-  if (const auto away = options.turned_away ? options.turned_away() : std::vector<std::string>();
-      !away.empty())
+  if (!view.unauthenticated.empty())
+    sentence += fmt::format("; {} came without the run's secret", view.unauthenticated.size());
+  if (const auto away = options.rejected ? options.rejected() : std::vector<std::string>(); !away.empty())
     sentence +=
         fmt::format("; the store turned away who came from {} with another secret", fmt::join(away, ", "));
   return sentence;
@@ -296,18 +295,18 @@ std::string run_prefix(const std::string& run, int64_t generation) {
   fail_usage("the members of run '{}' that came before this one have another shared secret", run);
 }
 
-View view_of(const StoreListing& listing, std::string prefix, std::string secret) {
-  View view;
+RosterView view_of(const StoreListing& listing, std::string prefix, std::string secret) {
+  RosterView view;
   view.prefix = std::move(prefix);
   view.secret = std::move(secret);
   for (const StoreEntry& entry : listing.entries) view.apply({StoreEvent::Kind::put, entry});
   return view;
 }
 
-class Place final : public Membership {
+class MembershipImpl final : public Membership {
  public:
-  Place(std::shared_ptr<Store> store, const JoinOptions& options, int64_t generation, std::string id,
-        Record record)
+  MembershipImpl(std::shared_ptr<Store> store, const JoinOptions& options, int64_t generation, std::string id,
+                 Record record)
       : store_(std::move(store)),
         options_(options),
         generation_(generation),
@@ -315,7 +314,7 @@ class Place final : public Membership {
         record_(std::move(record)) {
     view_.prefix = run_prefix(options_.run, generation_);
     view_.secret = options_.secret;
-    lease_ = std::make_unique<HeldLease>(store_, options_.lease_ttl, options_.keeper);
+    lease_ = std::make_unique<HeldLease>(store_, options_.lease_ttl, options_.lease_store);
     write(*store_);
   }
 
@@ -333,7 +332,8 @@ class Place final : public Membership {
     record_.leaving = true;
     try {
       // It may have lapsed while this process was stopped.
-      if (lease_->lost()) lease_ = std::make_unique<HeldLease>(store_, options_.lease_ttl, options_.keeper);
+      if (lease_->lost())
+        lease_ = std::make_unique<HeldLease>(store_, options_.lease_ttl, options_.lease_store);
       write(*store_);
     } catch (const Error&) {  // whom the store does not hear is seen as lost
     }
@@ -342,8 +342,8 @@ class Place final : public Membership {
 
   void give_up(const std::string& why) override {
     record_.gave_up = why;
-    // By the keeper: the store may have gone with the rank that served it.
-    Store& store = options_.keeper ? *options_.keeper : *store_;
+    // By the lease's own connection: the store may have gone with the rank that served it.
+    Store& store = options_.lease_store ? *options_.lease_store : *store_;
     try {
       if (!lease_->lost()) {
         write(store);
@@ -351,7 +351,7 @@ class Place final : public Membership {
       }
     } catch (const Error&) {  // then they hear only that it went, when its lease lapses
     }
-    lease_->let_lapse();
+    lease_->abandon();
   }
 
   std::vector<MemberChange> watch_members(milliseconds timeout) override {
@@ -485,7 +485,7 @@ class Place final : public Membership {
            generation_, options_.run, members_.size(), show(record_.member));
     rank_ = self->second;
     for (const auto& [id, rank] : ranks_)
-      if (!view_.members.contains(id)) went(rank, nullptr, pending_);
+      if (!view_.members.contains(id)) note_departure(rank, nullptr, pending_);
     for (const StoreEvent& event : later_) change(event, pending_);
   }
 
@@ -506,11 +506,12 @@ class Place final : public Membership {
     std::optional<Record> last;
     if (before != view_.members.end()) last = before->second.record;
     view_.apply(event);
-    if (event.kind == StoreEvent::Kind::removed) went(ranked->second, last ? &*last : nullptr, changes);
+    if (event.kind == StoreEvent::Kind::removed)
+      note_departure(ranked->second, last ? &*last : nullptr, changes);
   }
 
   // `last`: what it wrote before it went.
-  void went(int rank, const Record* last, std::vector<MemberChange>& changes) {
+  void note_departure(int rank, const Record* last, std::vector<MemberChange>& changes) {
     // One that counted as lost, because it was stopped for long, may still leave.
     const bool leaves = last != nullptr && last->leaving;
     if (!gone_.insert(rank).second && !leaves) return;
@@ -535,7 +536,7 @@ class Place final : public Membership {
   Record record_;
   std::unique_ptr<HeldLease> lease_;
   std::unique_ptr<StoreWatch> watch_;
-  View view_;
+  RosterView view_;
   std::set<std::string> confirmed_;  // newer members that this one has shown to be alive with
   bool roster_written_ = false;
   std::vector<StoreEvent> later_;  // that came behind the roster
@@ -554,9 +555,9 @@ int64_t generation_to_join(Store& store, const JoinOptions& options, Clock::time
     const int64_t generation = open_now(store, options.run);
     const std::string prefix = run_prefix(options.run, generation);
     const StoreListing listing = store.list(prefix);
-    const View view = view_of(listing, prefix, options.secret);
+    const RosterView view = view_of(listing, prefix, options.secret);
     if (!view.closed) return generation;
-    if (view.members.empty() && !view.strangers.empty()) refuse_secret(options.run);
+    if (view.members.empty() && !view.unauthenticated.empty()) refuse_secret(options.run);
     if (view.members.empty()) {
       open_generation(store, options.run, generation);
       continue;
@@ -597,8 +598,8 @@ std::unique_ptr<Membership> join(const std::shared_ptr<Store>& store, MemberInfo
   const auto deadline = Clock::now() + options.timeout;
   const int64_t generation =
       options.generation > 0 ? options.generation : generation_to_join(*store, options, deadline);
-  auto place = std::make_unique<Place>(store, options, generation, hex_of(random_bytes(8)),
-                                       Record{std::move(member), options.world_size, false, {}});
+  auto place = std::make_unique<MembershipImpl>(store, options, generation, hex_of(random_bytes(8)),
+                                                Record{std::move(member), options.world_size, false, {}});
   place->wait_for_all();
   return place;
 }

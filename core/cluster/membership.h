@@ -38,10 +38,11 @@ struct JoinOptions {
   std::string secret;
   std::chrono::milliseconds timeout{300'000};   // of joining
   std::chrono::milliseconds lease_ttl{10'000};  // a member that dies is noticed within it
-  std::shared_ptr<Store> keeper;  // the store with a shorter timeout, to keep the lease by; absent: the store
+  std::shared_ptr<Store>
+      lease_store;  // the store with a shorter timeout, to keep the lease by; absent: the store
   std::chrono::milliseconds warn_after{10'000};  // of waiting: then, and as often, `warn` says who is missing
   std::function<void(const std::string& sentence)> warn;  // on the joining thread; absent: nobody is told
-  std::function<std::vector<std::string>()> turned_away;  // by the store, for their secret; absent: not known
+  std::function<std::vector<std::string>()> rejected;     // by the store, for their secret; absent: not known
 };
 
 struct MemberChange {

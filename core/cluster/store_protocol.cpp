@@ -106,76 +106,76 @@ Greeting read_greeting(std::string_view content) {
   return greeting;
 }
 
-std::string write_introduction(const Introduction& introduction) {
+std::string write_auth(const Auth& auth) {
   Writer out;
-  out.string(introduction.nonce);
-  out.string(introduction.proof);
+  out.string(auth.nonce);
+  out.string(auth.proof);
   return out.take();
 }
 
-Introduction read_introduction(std::string_view content) {
+Auth read_auth(std::string_view content) {
   Reader in(content);
-  Introduction introduction;
-  introduction.nonce = exactly(in.string(), kNonceBytes);
-  introduction.proof = exactly(in.string(), kProofBytes);
+  Auth auth;
+  auth.nonce = exactly(in.string(), kNonceBytes);
+  auth.proof = exactly(in.string(), kProofBytes);
   in.end();
-  return introduction;
+  return auth;
 }
 
-std::string write_welcome(const Welcome& welcome) {
+std::string write_auth_ok(const AuthOk& auth_ok) {
   Writer out;
-  out.string(welcome.proof);
-  out.string(welcome.refusal);
+  out.string(auth_ok.proof);
+  out.string(auth_ok.refusal);
   return out.take();
 }
 
-Welcome read_welcome(std::string_view content) {
+AuthOk read_auth_ok(std::string_view content) {
   Reader in(content);
-  Welcome welcome;
-  welcome.proof = in.string();
-  welcome.refusal = in.string();
+  AuthOk auth_ok;
+  auth_ok.proof = in.string();
+  auth_ok.refusal = in.string();
   in.end();
-  if (welcome.refusal.empty()) exactly(welcome.proof, kProofBytes);
-  if (!welcome.refusal.empty()) exactly(welcome.proof, 0);
-  return welcome;
+  if (auth_ok.refusal.empty()) exactly(auth_ok.proof, kProofBytes);
+  if (!auth_ok.refusal.empty()) exactly(auth_ok.proof, 0);
+  return auth_ok;
 }
 
-std::string write_question(const Question& question) {
+std::string write_request(const StoreRequest& request) {
   Writer out;
-  out.byte(static_cast<uint8_t>(question.kind));
-  out.string(question.key);
-  out.string(question.value);
-  out.integer(question.lease);
-  out.integer(question.revision);
-  out.integer(question.ttl_ms);
+  out.byte(static_cast<uint8_t>(request.kind));
+  out.string(request.key);
+  out.string(request.value);
+  out.integer(request.lease);
+  out.integer(request.revision);
+  out.integer(request.ttl_ms);
   return out.take();
 }
 
-Question read_question(std::string_view content) {
+StoreRequest read_request(std::string_view content) {
   Reader in(content);
-  Question question;
-  question.kind = static_cast<Question::Kind>(in.choice(static_cast<uint8_t>(Question::Kind::watch)));
-  if (question.kind < Question::Kind::grant) fail(ErrorKind::peer, "a message holds no question");
-  question.key = in.string();
-  question.value = in.string();
-  question.lease = in.integer();
-  question.revision = in.integer();
-  question.ttl_ms = in.integer();
+  StoreRequest request;
+  request.kind = static_cast<StoreRequest::Kind>(in.choice(static_cast<uint8_t>(StoreRequest::Kind::watch)));
+  if (request.kind < StoreRequest::Kind::grant) fail(ErrorKind::peer, "a message holds no request");
+  request.key = in.string();
+  request.value = in.string();
+  request.lease = in.integer();
+  request.revision = in.integer();
+  request.ttl_ms = in.integer();
   in.end();
-  return question;
+  return request;
 }
 
-std::string write_answer(const Answer& answer) {
+std::string write_response(const StoreResponse& response) {
   Writer out;
-  out.byte(answer.failed);
-  out.byte(static_cast<uint8_t>(answer.error));
-  out.string(answer.sentence);
-  out.byte(answer.done);
-  out.integer(answer.revision);
-  out.integer(answer.lease);
-  out.integer(answer.ttl_ms);
-  out.integer(static_cast<int64_t>(answer.events.size()), 4);
-  for (const StoreEvent& event : answer.events) {
+  out.byte(response.failed);
+  out.byte(static_cast<uint8_t>(response.error));
+  out.string(response.sentence);
+  out.byte(response.done);
+  out.integer(response.revision);
+  out.integer(response.lease);
+  out.integer(response.ttl_ms);
+  out.integer(static_cast<int64_t>(response.events.size()), 4);
+  for (const StoreEvent& event : response.events) {
     out.byte(static_cast<uint8_t>(event.kind));
     out.string(event.entry.key);
     out.string(event.entry.value);
@@ -186,17 +186,17 @@ std::string write_answer(const Answer& answer) {
   return out.take();
 }
 
-Answer read_answer(std::string_view content) {
+StoreResponse read_response(std::string_view content) {
   Reader in(content);
-  Answer answer;
-  answer.failed = in.choice(1);
-  answer.error = static_cast<ErrorKind>(in.byte());
-  if (name_of(answer.error) == "unknown") fail(ErrorKind::peer, "a message holds an unknown kind of error");
-  answer.sentence = in.string();
-  answer.done = in.choice(1);
-  answer.revision = in.integer();
-  answer.lease = in.integer();
-  answer.ttl_ms = in.integer();
+  StoreResponse response;
+  response.failed = in.choice(1);
+  response.error = static_cast<ErrorKind>(in.byte());
+  if (name_of(response.error) == "unknown") fail(ErrorKind::peer, "a message holds an unknown kind of error");
+  response.sentence = in.string();
+  response.done = in.choice(1);
+  response.revision = in.integer();
+  response.lease = in.integer();
+  response.ttl_ms = in.integer();
   const int64_t count = in.integer(4);
   for (int64_t i = 0; i < count; ++i) {
     StoreEvent event;
@@ -206,10 +206,10 @@ Answer read_answer(std::string_view content) {
     event.entry.created = in.integer();
     event.entry.revision = in.integer();
     event.entry.lease = in.integer();
-    answer.events.push_back(std::move(event));
+    response.events.push_back(std::move(event));
   }
   in.end();
-  return answer;
+  return response;
 }
 
 std::string client_proof(std::string_view secret, const Greeting& greeting, std::string_view client_nonce) {

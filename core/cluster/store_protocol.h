@@ -1,9 +1,10 @@
 // What the embedded store and its clients say to each other: frames of a length (u32) and that many bytes,
 // integers little-endian. First the greeting, by which both prove that they know the secret:
 //   server: Greeting;  client: its nonce and proof;  server: its proof, or a refusal in a sentence.
-// Then the client asks and the server answers, one Answer for each Question, but for a watch: it has one
-// Answer at once and one for each batch of events. Nothing is encrypted: it is for networks that one trusts
-// with the content, but not with who takes part. Readers take hostile bytes: they throw Error(peer).
+// Then the client asks and the server answers, one StoreResponse for each StoreRequest, but for a watch: it
+// has one StoreResponse at once and one for each batch of events. Nothing is encrypted: it is for networks
+// that one trusts with the content, but not with who takes part. Readers take hostile bytes: they throw
+// Error(peer).
 #pragma once
 
 #include <chrono>
@@ -28,15 +29,15 @@ struct Greeting {
   std::string instance;  // [8] of the server: another one after a restart, which forgets all
   std::string nonce;     // [kNonceBytes]
 };
-struct Introduction {
+struct Auth {
   std::string nonce, proof;
 };
-struct Welcome {
+struct AuthOk {
   std::string proof;
   std::string refusal;  // a sentence; then there is no proof
 };
 
-struct Question {
+struct StoreRequest {
   enum class Kind : uint8_t { grant = 1, keep_alive, revoke, get, list, put, create, replace, remove, watch };
   Kind kind = Kind::get;
   std::string key, value;  // key: or prefix
@@ -44,10 +45,10 @@ struct Question {
   int64_t revision = 0;
   int64_t ttl_ms = 0;
 
-  bool operator==(const Question&) const = default;
+  bool operator==(const StoreRequest&) const = default;
 };
 
-struct Answer {
+struct StoreResponse {
   bool failed = false;
   ErrorKind error = ErrorKind::peer;  // when failed, with the sentence
   std::string sentence;
@@ -56,7 +57,7 @@ struct Answer {
   int64_t lease = 0, ttl_ms = 0;
   std::vector<StoreEvent> events;  // entries of get and list are events of kind put
 
-  bool operator==(const Answer&) const = default;
+  bool operator==(const StoreResponse&) const = default;
 };
 
 std::string write_frame(std::string_view content);
@@ -67,14 +68,14 @@ inline constexpr size_t kFrameHeaderBytes = 4;
 
 std::string write_greeting(const Greeting& greeting);
 Greeting read_greeting(std::string_view content);
-std::string write_introduction(const Introduction& introduction);
-Introduction read_introduction(std::string_view content);
-std::string write_welcome(const Welcome& welcome);
-Welcome read_welcome(std::string_view content);
-std::string write_question(const Question& question);
-Question read_question(std::string_view content);
-std::string write_answer(const Answer& answer);
-Answer read_answer(std::string_view content);
+std::string write_auth(const Auth& auth);
+Auth read_auth(std::string_view content);
+std::string write_auth_ok(const AuthOk& auth_ok);
+AuthOk read_auth_ok(std::string_view content);
+std::string write_request(const StoreRequest& request);
+StoreRequest read_request(std::string_view content);
+std::string write_response(const StoreResponse& response);
+StoreResponse read_response(std::string_view content);
 
 // Proof of either side over both nonces; neither can be sent back as the other's.
 std::string client_proof(std::string_view secret, const Greeting& greeting, std::string_view client_nonce);

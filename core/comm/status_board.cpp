@@ -30,8 +30,9 @@ std::string gave_up_text(std::string_view who, std::string_view why) {
   return fmt::format("{} gave up, because {}", who, why);
 }
 
-StatusBoard::StatusBoard(std::shared_ptr<KeyValue> words, std::string prefix, int rank, std::string keeper)
-    : words_(std::move(words)), prefix_(std::move(prefix)), rank_(rank), keeper_(std::move(keeper)) {}
+StatusBoard::StatusBoard(std::shared_ptr<KeyValue> words, std::string prefix, int rank,
+                         std::string store_host)
+    : words_(std::move(words)), prefix_(std::move(prefix)), rank_(rank), store_host_(std::move(store_host)) {}
 
 void StatusBoard::say_why(std::string_view group, std::string_view sentence) {
   note_cause(sentence);
@@ -54,12 +55,12 @@ std::string StatusBoard::cause() const {
 
 std::string StatusBoard::gone(const std::string& who, std::string_view how) const {
   if (!is_silent()) return fmt::format("{} is gone ({})", who, how);
-  if (keeper_.empty())
+  if (store_host_.empty())
     return fmt::format("{} is gone ({}; the store, where it would have said why, is silent)", who, how);
-  if (keeper_ == who) return fmt::format("{} is gone ({}), and the store with it", who, how);
+  if (store_host_ == who) return fmt::format("{} is gone ({}), and the store with it", who, how);
   // It may have given up over the other.
   return fmt::format("{} has left ({}); {}, who serves the store where it would have said why, is silent",
-                     who, how, keeper_);
+                     who, how, store_host_);
 }
 
 // A line for each: its rank and host.
@@ -86,7 +87,7 @@ std::vector<PendingPeer> StatusBoard::suspects(const std::vector<PendingPeer>& m
   // Of the others nobody can say any more for whom they wait.
   if (is_silent())
     for (const PendingPeer& one : missing)
-      if (call(one) == keeper_) return {one};
+      if (call(one) == store_host_) return {one};
   return found.empty() ? missing : found;
 }
 

@@ -38,8 +38,8 @@ inline constexpr std::string_view kAnyGroup = "";
 // Thread-safe.
 class StatusBoard {
  public:
-  // `rank`: this one. `keeper`: "rank 0 (host-a)", when a rank serves the words; empty: none does.
-  StatusBoard(std::shared_ptr<KeyValue> words, std::string prefix, int rank, std::string keeper = {});
+  // `rank`: this one. `store_host`: "rank 0 (host-a)", when a rank serves the words; empty: none does.
+  StatusBoard(std::shared_ptr<KeyValue> words, std::string prefix, int rank, std::string store_host = {});
 
   // Why this rank gave up a group; ranks are those of the fabric.
   void say_why(std::string_view group, std::string_view sentence);
@@ -53,8 +53,8 @@ class StatusBoard {
   // This rank waits for these, for long; none: it does not any more.
   void say_waiting(const std::vector<PendingPeer>& awaited);
   // Who holds this rank up: of those that it waits for, those that do not wait themselves, and likewise of
-  // those for whom they wait. When all of them wait: `missing`. The keeper alone when it is missing and the
-  // board is silent.
+  // those for whom they wait. When all of them wait: `missing`. The host of the store alone when it is
+  // missing and the board is silent.
   std::vector<PendingPeer> suspects(const std::vector<PendingPeer>& missing);
 
   // Operation number `sequence` of the group is being waited for here, for long; and who says so.
@@ -69,7 +69,7 @@ class StatusBoard {
   const std::shared_ptr<KeyValue> words_;
   const std::string prefix_;
   const int rank_;
-  const std::string keeper_;
+  const std::string store_host_;
   mutable std::mutex mutex_;
   std::optional<std::chrono::steady_clock::time_point> silent_since_;
   std::string cause_;

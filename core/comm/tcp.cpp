@@ -75,7 +75,7 @@ class Mesh final : public Fabric {
     HET_REQUIRE(options_.store != nullptr || (!by_store && options_.board != nullptr), options_.rank);
     if (options_.host.empty()) options_.host = host_name();
     board_ = std::make_shared<StatusBoard>(options_.board != nullptr ? options_.board : options_.store,
-                                           options_.prefix, options_.rank, options_.keeper);
+                                           options_.prefix, options_.rank, options_.store_host);
     for (const TcpAddress& address : options_.addresses) addresses_.emplace_back(address);
     addresses_.resize(static_cast<size_t>(options_.size));
     acceptor_->open(options_.generation, [arrivals = arrivals_](Acceptor::Arrival arrival) {

@@ -185,9 +185,9 @@ class Attempt {
       return body();
     } catch (const Error& error) {
       f_.groups.require_alive();
-      if (f_.options.keeper.empty()) throw;
+      if (f_.options.store_host.empty()) throw;
       give_up(fmt::format("{} could not form group '{}': {}, who serves the store, does not answer ({})",
-                          self(), name_, f_.options.keeper, error.sentence()));
+                          self(), name_, f_.options.store_host, error.sentence()));
     }
   }
 

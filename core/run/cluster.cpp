@@ -31,9 +31,9 @@ std::shared_ptr<Cluster> Cluster::join(JoinSettings settings) {
   options.timeout = joining.timeout;
   options.warn_after = joining.warn_after;
   options.warn = joining.settings.warn;
-  options.keeper = joining.rendezvous.brief;
+  options.lease_store = joining.rendezvous.brief;
   if (cluster->server_ != nullptr)
-    options.turned_away = [server = cluster->server_.get()] { return server->turned_away(); };
+    options.rejected = [server = cluster->server_.get()] { return server->rejected(); };
   // To etcd a member that dies while the ranks meet is lost when its lease lapses; the embedded store sees
   // its connection close.
   constexpr std::chrono::milliseconds kEtcdLease{3000};
@@ -59,12 +59,12 @@ std::shared_ptr<Cluster> Cluster::join(JoinSettings settings) {
   tcp.generation = membership.generation();
   tcp.address = joining.rendezvous.address;
   if (!joining.by_launcher() && !by_etcd)
-    tcp.keeper = fmt::format("rank 0 ({})", membership.members()[0].host);
-  const std::string keeper = tcp.rank == 0 ? "" : tcp.keeper;
+    tcp.store_host = fmt::format("rank 0 ({})", membership.members()[0].host);
+  const std::string store_host = tcp.rank == 0 ? "" : tcp.store_host;
   tcp.pacer = make_shaped_links(joining.settings.links, tcp.size);
   cluster->fabric_ = make_tcp(std::move(tcp));
   cluster->watch_ = std::make_unique<MemberWatch>(*cluster->membership_, joining.rendezvous.brief,
-                                                  *cluster->fabric_, keeper);
+                                                  *cluster->fabric_, store_host);
   cluster->groups_ = std::make_shared<Groups>(cluster->fabric_);
   // Groups are made on first use, but that of all ranks at once: who dies from then on closes a connection.
   // Not on this thread, for a mistake that all ranks find in their recipe is told by each of them.

@@ -35,12 +35,12 @@ RosterOptions roster_options(const MemberOptions& options, const MemberRecord& r
 }  // namespace
 
 Member::Member(MemberOptions options) : options_(std::move(options)), record_(options_.record) {
-  if (options_.keeper == nullptr) options_.keeper = options_.store;
+  if (options_.lease_store == nullptr) options_.lease_store = options_.store;
   options_.store->follow_restarts();
-  options_.keeper->follow_restarts();
+  options_.lease_store->follow_restarts();
   record_.id = hex_of(random_bytes(8));
   fresh_ = record_.order < 0;
-  lease_ = std::make_unique<HeldLease>(options_.store, options_.lease_ttl, options_.keeper);
+  lease_ = std::make_unique<HeldLease>(options_.store, options_.lease_ttl, options_.lease_store);
   machine_ = std::make_unique<RosterMachine>(roster_options(options_, record_), Clock::now());
   const auto list_alike = [this] {
     StoreListing listing = options_.store->list(options_.run + "/");
@@ -94,7 +94,7 @@ void Member::write_record() {
     }
   } catch (const Error&) {  // it has lapsed, or the store was started again without it
   }
-  auto lease = std::make_unique<HeldLease>(options_.store, options_.lease_ttl, options_.keeper);
+  auto lease = std::make_unique<HeldLease>(options_.store, options_.lease_ttl, options_.lease_store);
   options_.store->put(key, value, lease->id());
   std::lock_guard lock(mutex_);
   lease_.swap(lease);  // the old one ends when the key no longer hangs on it

@@ -20,8 +20,8 @@
 namespace het {
 
 struct MemberOptions {
-  std::shared_ptr<Store> store;   // for the roster and the watch
-  std::shared_ptr<Store> keeper;  // the same with a shorter timeout, for the lease; absent: the store
+  std::shared_ptr<Store> store;        // for the roster and the watch
+  std::shared_ptr<Store> lease_store;  // the same with a shorter timeout, for the lease; absent: the store
   std::string run, secret;
   MemberRecord record;  // without an id
   int launched = 1, least = 1, most = 1;

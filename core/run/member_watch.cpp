@@ -8,11 +8,11 @@
 namespace het {
 
 MemberWatch::MemberWatch(Membership& membership, std::shared_ptr<Store> store, Fabric& fabric,
-                         std::string keeper)
+                         std::string store_host)
     : membership_(membership),
       store_(std::move(store)),
       fabric_(fabric),
-      keeper_(std::move(keeper)),
+      store_host_(std::move(store_host)),
       thread_([this] { watch(); }) {}
 
 MemberWatch::~MemberWatch() {
@@ -29,8 +29,8 @@ void MemberWatch::watch() {
       look();
     }
   } catch (const Error&) {
-    if (!keeper_.empty() && !left_.contains(0) && !store_answers())
-      abort(fmt::format("{}, who served the store, is gone", keeper_));
+    if (!store_host_.empty() && !left_.contains(0) && !store_answers())
+      abort(fmt::format("{}, who served the store, is gone", store_host_));
     // Another store that is gone decides nothing while all members live.
   }
 }

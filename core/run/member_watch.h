@@ -19,8 +19,8 @@ namespace het {
 // Watches in a thread of its own, until it is destroyed.
 class MemberWatch {
  public:
-  // `keeper`: "rank 0 (host-a)", when another rank serves the store; empty: none does.
-  MemberWatch(Membership& membership, std::shared_ptr<Store> store, Fabric& fabric, std::string keeper);
+  // `store_host`: "rank 0 (host-a)", when another rank serves the store; empty: none does.
+  MemberWatch(Membership& membership, std::shared_ptr<Store> store, Fabric& fabric, std::string store_host);
   ~MemberWatch();
   MemberWatch(const MemberWatch&) = delete;
   MemberWatch& operator=(const MemberWatch&) = delete;
@@ -40,7 +40,7 @@ class MemberWatch {
   Membership& membership_;
   std::shared_ptr<Store> store_;
   Fabric& fabric_;
-  const std::string keeper_;
+  const std::string store_host_;
   std::atomic<Communicator*> world_ = nullptr;
   std::atomic<bool> ending_ = false;
   std::set<int> left_;                           // of the thread

@@ -72,7 +72,7 @@ Rendezvous find_store(const RendezvousOptions& options) {
     server.address = found.address;
     server.port = launched.master_port;
     server.secret = options.secret;
-    server.farewell = std::chrono::seconds(2);
+    server.goodbye = std::chrono::seconds(2);
     found.server = serve_store(std::move(server));
     client.endpoint = found.server->endpoint();  // the name may lead elsewhere from here
     if (is_loopback(found.address) && !is_loopback(launched.master_host))

@@ -38,7 +38,7 @@ RunMember::RunMember(JoinSettings settings) : joining_(begin_joining(std::move(s
   acceptor_ = std::make_shared<Acceptor>(std::move(listening));
   MemberOptions options;
   options.store = rendezvous.store;
-  options.keeper = rendezvous.brief;
+  options.lease_store = rendezvous.brief;
   options.run = s.run;
   options.secret = s.secret;
   options.launched = joining_.launched_ranks();

@@ -37,10 +37,9 @@ GradientBuckets::GradientBuckets(const Graph& graph, const RankAssignment& assig
     make(group, -layer, dtype, std::move(gradients));
   }
   std::map<std::tuple<int, int, DType, bool>, std::vector<RankAssignment::Piece>>
-      packed;  // the last: have a keeper
+      packed;  // the last: have an owner
   for (const RankAssignment::Piece& piece : assignment_.pieces)
-    packed[{piece.group, -piece.layer, graph_.type(piece.gradient).dtype, piece.keeper >= 0}].push_back(
-        piece);
+    packed[{piece.group, -piece.layer, graph_.type(piece.gradient).dtype, piece.owner >= 0}].push_back(piece);
   for (auto& [key, pieces] : packed) {
     const auto [group, layer, dtype, kept] = key;
     make_packed(group, -layer, dtype, std::move(pieces));
@@ -56,14 +55,14 @@ void GradientBuckets::make_packed(int group, int layer, DType dtype,
   Bucket bucket{group, {}, {}};
   std::stable_sort(
       pieces.begin(), pieces.end(),
-      [](const RankAssignment::Piece& a, const RankAssignment::Piece& b) { return a.keeper < b.keeper; });
-  if (pieces[0].keeper >= 0) bucket.blocks.assign(assignment_.groups[group].ranks.size(), 0);
+      [](const RankAssignment::Piece& a, const RankAssignment::Piece& b) { return a.owner < b.owner; });
+  if (pieces[0].owner >= 0) bucket.blocks.assign(assignment_.groups[group].ranks.size(), 0);
   int64_t elements = 0;
   for (const RankAssignment::Piece& piece : pieces) {
     bucket.gradients.push_back(piece.gradient);
     bucket.offsets.push_back(elements);
     elements += piece.elements;
-    if (piece.keeper >= 0) bucket.blocks[member(group, piece.keeper)] += piece.elements;
+    if (piece.owner >= 0) bucket.blocks[member(group, piece.owner)] += piece.elements;
   }
   bucket.all = out_.add_whole({name_of(graph_, layer), {dtype, {elements}}});
   bucket.pieces = std::move(pieces);
@@ -114,7 +113,7 @@ void GradientBuckets::unpack(const Bucket& bucket) {
   node.phase = Phase::update;
   each_box(bucket, bucket.all, std::identity(),
            [&](const RankAssignment::Piece& piece, const Operand& own, const Operand& packed) {
-             if (piece.keeper < 0 || piece.keeper == assignment_.rank) out_.copy(node, packed, own, -1);
+             if (piece.owner < 0 || piece.owner == assignment_.rank) out_.copy(node, packed, own, -1);
            });
 }
 
@@ -234,8 +233,8 @@ void GradientBuckets::share_parameters() {
     // What pads tensors is zero; of an empty block, that it is written.
     if (bucket.pieces.empty() || block.layout.type.elements() == 0)
       out_.fill(node, bucket.pieces.empty() ? all : block, 0);
-    each_parameter(bucket, all, [&](int keeper, const Operand& own, const Operand& packed) {
-      if (keeper == assignment_.rank) out_.copy(node, own, packed, -1);
+    each_parameter(bucket, all, [&](int owner, const Operand& own, const Operand& packed) {
+      if (owner == assignment_.rank) out_.copy(node, own, packed, -1);
     });
     CollectiveRequest gather = request_for(CollectiveKind::all_gather, all, name);
     gather.counts = bucket.blocks;
@@ -244,18 +243,18 @@ void GradientBuckets::share_parameters() {
   }
   for (const auto& [bucket, all, start] : gathers) {
     out_.await(start);
-    each_parameter(*bucket, all, [&](int keeper, const Operand& own, const Operand& packed) {
-      if (keeper != assignment_.rank) out_.copy(node, packed, own, -1);
+    each_parameter(*bucket, all, [&](int owner, const Operand& own, const Operand& packed) {
+      if (owner != assignment_.rank) out_.copy(node, packed, own, -1);
     });
   }
 }
 
-// visit(keeper, where in the parameter, where in `all`) for each part of the parameters of a bucket.
+// visit(owner, where in the parameter, where in `all`) for each part of the parameters of a bucket.
 void GradientBuckets::each_parameter(const Bucket& bucket, const Operand& all, const VisitPart& visit) {
   const auto parameter_of = [&](ValueId gradient) { return assignment_.gradients.at(gradient).parameter; };
   each_box(bucket, all, parameter_of,
            [&](const RankAssignment::Piece& piece, const Operand& own, const Operand& packed) {
-             visit(piece.keeper, own, packed);
+             visit(piece.owner, own, packed);
            });
   for (size_t i = 0; i < bucket.gradients.size() && bucket.pieces.empty(); ++i) {
     const ValueId id = bucket.gradients[i];

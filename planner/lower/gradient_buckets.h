@@ -61,7 +61,7 @@ class GradientBuckets {
   void unpack(const Bucket& bucket);
   template <typename TensorOf, typename Visit>
   void each_box(const Bucket& bucket, const Operand& all, const TensorOf& tensor_of, const Visit& visit);
-  using VisitPart = std::function<void(int keeper, const Operand& own, const Operand& packed)>;
+  using VisitPart = std::function<void(int owner, const Operand& own, const Operand& packed)>;
   void each_parameter(const Bucket& bucket, const Operand& all, const VisitPart& visit);
   Layout rows_of(const Layout& all, ValueId gradient, Range rows) const;
   size_t member(int group, int rank) const;

@@ -23,7 +23,7 @@ RankAssigner::RankAssigner(const Graph& graph, const Plan& plan, StageCut cut, S
   find_holders();
   if (!plan.sharded_optimizer) return;
   find_row_updates();
-  find_keepers();
+  find_owners();
 }
 
 RankAssignment RankAssigner::assign(int rank) const {

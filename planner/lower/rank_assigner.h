@@ -37,7 +37,7 @@ class RankAssigner {
     std::vector<Layout> places;
     int64_t elements;
     bool counts, is_partial;
-    int keeper;  // of its optimizer state; -1: every rank
+    int owner;  // of its optimizer state; -1: every rank
   };
 
   Place place_of(int rank) const;
@@ -193,7 +193,7 @@ class RankAssigner {
   // has the least for its share. Ranks of a stage that differ along axes over which a gradient is not summed
   // choose alike, so that they run the same updates: first those are placed that are summed over most axes.
   // Sizes are those of whole parameters.
-  void find_keepers();
+  void find_owners();
 
   // In stages cut as here: the mean over the ranks of a stage that agree along these axes.
   void level(const Axes& axes, std::map<int, double>& kept) const;
@@ -202,8 +202,8 @@ class RankAssigner {
   void place_whole(const Axes& axes, std::vector<std::pair<ValueId, ValueId>>& gradients,
                    std::map<int, double>& kept);
 
-  // Who keeps a whole tensor: of the ranks of the keeper's stage, the one that sums it with this rank.
-  int keeper_of(ValueId gradient, const Axes& summed, int tensor) const;
+  // Who keeps a whole tensor: of the ranks of the owner's stage, the one that sums it with this rank.
+  int owner_of(ValueId gradient, const Axes& summed, int tensor) const;
 
   void find_assigned(RankAssignment& assignment, int pipeline, int tensor, const std::set<int>& own) const;
 
@@ -223,7 +223,7 @@ class RankAssigner {
   std::map<ValueId, std::set<ValueId>> sums_of_;  // of parameters: what their updates are made from
   std::map<ValueId, std::set<std::pair<int, int>>> holders_;  // of parameters: pipeline and stage
   std::map<ValueId, RowUpdate> row_updates_;                  // by gradient
-  std::map<ValueId, int> keepers_;  // of whole tensors, by gradient: of the ranks that sum it with device 0
+  std::map<ValueId, int> owners_;  // of whole tensors, by gradient: of the ranks that sum it with device 0
 };
 
 }  // namespace het

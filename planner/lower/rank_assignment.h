@@ -54,7 +54,7 @@ struct RankAssignment {
     bool counted = true;  // in the global norm: by one of its holders
     ValueId parameter = kAbsent;
     // Of a sharded optimizer: the rows of this rank's part of the parameter whose optimizer state it keeps;
-    // absent: all. And who of the group keeps which; empty: each keeps all, or `pieces` have their keepers.
+    // absent: all. And who of the group keeps which; empty: each keeps all, or `pieces` have their owners.
     std::optional<Ranges> rows = {};
     int64_t row_dim = 0;
     std::vector<KeptRows> kept_by = {};
@@ -72,7 +72,7 @@ struct RankAssignment {
     std::vector<Layout> places;  // boxes of the gradient, whose elements follow one another in the piece
     int64_t elements = 0;
     bool counts = true;  // false: another rank gives the same, and this one gives zeros
-    int keeper = -1;     // of a sharded optimizer: the rank that updates it; -1: every one
+    int owner = -1;      // of a sharded optimizer: the rank that updates it; -1: every one
   };
   std::vector<Piece> pieces;  // in an order that the members of a group share
   // Gradients that are summands on the devices of a stage: the axes of its mesh over which their bucket or

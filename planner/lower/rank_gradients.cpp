@@ -137,7 +137,7 @@ std::vector<RankAssigner::SharedPart> RankAssigner::parts_of(int rank) const {
       for (const auto& [member, of] : members)
         if (has(of.slice)) shared.ranks.push_back(member);
       for (const auto& [member, slice] : kept)
-        if (has(slice)) shared.keeper = member;
+        if (has(slice)) shared.owner = member;
       parts.push_back(std::move(shared));
     }
   }
@@ -156,7 +156,7 @@ void RankAssigner::find_pieces(RankAssignment& assignment, const std::vector<Sha
     if (part.ranks.size() < 2) continue;
     assignment.pieces.push_back({part.gradient, index_of(assignment.groups, Group{part.ranks}),
                                  graph_.nodes[graph_.values[part.gradient].producer].layer, part.places,
-                                 part.elements, part.counts, part.keeper});
+                                 part.elements, part.counts, part.owner});
   }
 }
 

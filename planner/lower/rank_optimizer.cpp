@@ -62,10 +62,10 @@ void RankAssigner::find_rows(RankAssignment& assignment, RankAssignment::Gradien
     const Shape& shape = graph_.type(gradient.parameter).shape;
     if (!shape.empty()) gradient.row_dim = row_dim(shape);
     const Range all{0, shape.empty() ? 1 : shape[static_cast<size_t>(gradient.row_dim)]};
-    const int keeper = keeper_of(id, summed_axes(gradient.parameter, id), tensor);
-    gradient.kept_by = {{keeper, all}};
-    gradient.rows = keeper == assignment.rank ? Ranges{all} : Ranges{};
-    gradient.counted = counts && keeper == assignment.rank;
+    const int owner = owner_of(id, summed_axes(gradient.parameter, id), tensor);
+    gradient.kept_by = {{owner, all}};
+    gradient.rows = owner == assignment.rank ? Ranges{all} : Ranges{};
+    gradient.counted = counts && owner == assignment.rank;
   }
 }
 
@@ -100,7 +100,7 @@ int RankAssigner::share_of_rank(int rank) const {
   return plan_.pipelines[pipeline].stages[stage].optimizer_share;
 }
 
-void RankAssigner::find_keepers() {
+void RankAssigner::find_owners() {
   std::map<Axes, std::vector<std::pair<ValueId, ValueId>>> by_axes;  // parameter and gradient
   for (const Node& node : graph_.nodes) {
     if (node.phase != Phase::update) continue;
@@ -171,16 +171,16 @@ void RankAssigner::place_whole(const Axes& axes, std::vector<std::pair<ValueId, 
       for (int t = 0; t < cut_.parts(); ++t)
         if (agree(cut_, t, place.tensor, axes))
           kept[rank_at(place.pipeline, place.stage, t)] += size_of(parameter);
-      keepers_[id] = best;
+      owners_[id] = best;
     }
   }
 }
 
-int RankAssigner::keeper_of(ValueId gradient, const Axes& summed, int tensor) const {
-  const Place keeper = place_of(keepers_.at(gradient));
+int RankAssigner::owner_of(ValueId gradient, const Axes& summed, int tensor) const {
+  const Place owner = place_of(owners_.at(gradient));
   for (int t = 0; t < cut_.parts(); ++t)
-    if (agree(cut_, t, tensor, all_but(summed)) && agree(cut_, t, keeper.tensor, summed))
-      return rank_at(keeper.pipeline, keeper.stage, t);
+    if (agree(cut_, t, tensor, all_but(summed)) && agree(cut_, t, owner.tensor, summed))
+      return rank_at(owner.pipeline, owner.stage, t);
   HET_REQUIRE(false, gradient, tensor);
   return -1;
 }

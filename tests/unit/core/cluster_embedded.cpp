@@ -65,7 +65,7 @@ TEST_CASE("a client with another secret is refused in a sentence", "[cluster]") 
   CHECK_THAT(sentence_of([&] { connect_store(options); }),
              Contains("usage: the store at " + server->endpoint() + " refuses 127.0.0.1:") &&
                  Contains(": its shared secret is another one"));
-  CHECK(server->turned_away() == std::vector<std::string>{"127.0.0.1"});
+  CHECK(server->rejected() == std::vector<std::string>{"127.0.0.1"});
   connect_store(client_of(*server))->put("still", "served");
 }
 
@@ -80,12 +80,11 @@ TEST_CASE("a client refuses a server that does not know the secret", "[cluster]"
     const Descriptor client = accept_from(listener, who);
     const Greeting greeting{"instance", std::string(kNonceBytes, 'n')};
     send_some(client, write_frame(write_greeting(greeting)));
-    std::string introduction(kFrameHeaderBytes + 8 + kNonceBytes + kProofBytes, '\0');
-    for (size_t got = 0; got < introduction.size() && wait_for(client, Ready::read, deadline);)
-      got += static_cast<size_t>(
-          std::max(0L, receive_some(client, introduction.data() + got, introduction.size() - got)));
-    const Introduction shown = read_introduction(std::string_view(introduction).substr(kFrameHeaderBytes));
-    send_some(client, write_frame(write_welcome({shown.proof, ""})));
+    std::string auth(kFrameHeaderBytes + 8 + kNonceBytes + kProofBytes, '\0');
+    for (size_t got = 0; got < auth.size() && wait_for(client, Ready::read, deadline);)
+      got += static_cast<size_t>(std::max(0L, receive_some(client, auth.data() + got, auth.size() - got)));
+    const Auth shown = read_auth(std::string_view(auth).substr(kFrameHeaderBytes));
+    send_some(client, write_frame(write_auth_ok({shown.proof, ""})));
     wait_for(client, Ready::read, deadline);
   });
   CHECK(sentence_of([&] {
@@ -156,21 +155,21 @@ TEST_CASE("a client waits for the server to start, and says so", "[cluster]") {
 }
 
 TEST_CASE("messages of the embedded store are read back as written", "[cluster]") {
-  Question question;
-  question.kind = Question::Kind::replace;
-  question.key = std::string("k\0ey", 4);
-  question.value = std::string("\xff\x00", 2);
-  question.lease = -1;
-  question.revision = 1LL << 62;
-  question.ttl_ms = 7;
-  CHECK(read_question(write_question(question)) == question);
-  Answer answer;
-  answer.failed = true;
-  answer.error = ErrorKind::usage;
-  answer.sentence = "no";
-  answer.events = {{StoreEvent::Kind::put, {"a", "b", 1, 2, 3}},
-                   {StoreEvent::Kind::removed, {"c", "", 0, 9, 0}}};
-  CHECK(read_answer(write_answer(answer)) == answer);
+  StoreRequest request;
+  request.kind = StoreRequest::Kind::replace;
+  request.key = std::string("k\0ey", 4);
+  request.value = std::string("\xff\x00", 2);
+  request.lease = -1;
+  request.revision = 1LL << 62;
+  request.ttl_ms = 7;
+  CHECK(read_request(write_request(request)) == request);
+  StoreResponse response;
+  response.failed = true;
+  response.error = ErrorKind::usage;
+  response.sentence = "no";
+  response.events = {{StoreEvent::Kind::put, {"a", "b", 1, 2, 3}},
+                     {StoreEvent::Kind::removed, {"c", "", 0, 9, 0}}};
+  CHECK(read_response(write_response(response)) == response);
 }
 
 // Every cut and many changed bytes of every message: an error or another message, and no access outside.
@@ -178,15 +177,14 @@ TEST_CASE("readers of the embedded store's messages take hostile bytes", "[clust
   const uint64_t seed = 20240611;
   INFO("seed " << seed);
   std::mt19937_64 random(seed);
-  Answer answer;
-  answer.events.assign(3, {StoreEvent::Kind::put, {"key", "value", 1, 2, 3}});
-  Question question;
-  question.key = "key";
+  StoreResponse response;
+  response.events.assign(3, {StoreEvent::Kind::put, {"key", "value", 1, 2, 3}});
+  StoreRequest request;
+  request.key = "key";
   const std::vector<std::string> messages = {
-      write_answer(answer), write_question(question),
+      write_response(response), write_request(request),
       write_greeting({"instance", std::string(kNonceBytes, 'n')}),
-      write_introduction({std::string(kNonceBytes, 'n'), std::string(kProofBytes, 'p')}),
-      write_welcome({"", "no"})};
+      write_auth({std::string(kNonceBytes, 'n'), std::string(kProofBytes, 'p')}), write_auth_ok({"", "no"})};
   const auto read_all = [](const std::string& bytes) {
     // On the heap and no longer than it is, so that the sanitizers see a read past the end.
     const std::vector<char> exact(bytes.begin(), bytes.end());
@@ -199,11 +197,11 @@ TEST_CASE("readers of the embedded store's messages take hostile bytes", "[clust
         if (error.kind() == ErrorKind::peer) ++refused;
       }
     };
-    refuses([](std::string_view c) { read_answer(c); });
-    refuses([](std::string_view c) { read_question(c); });
+    refuses([](std::string_view c) { read_response(c); });
+    refuses([](std::string_view c) { read_request(c); });
     refuses([](std::string_view c) { read_greeting(c); });
-    refuses([](std::string_view c) { read_introduction(c); });
-    refuses([](std::string_view c) { read_welcome(c); });
+    refuses([](std::string_view c) { read_auth(c); });
+    refuses([](std::string_view c) { read_auth_ok(c); });
     return refused;
   };
   for (const std::string& message : messages) {
@@ -243,16 +241,16 @@ TEST_CASE("the embedded store outlives clients that send garbage", "[cluster]") 
   }
   // Questions before the proof are not answered.
   const Descriptor socket = connect_to(parse_endpoint(server->endpoint()), "", deadline);
-  Question question;
-  question.kind = Question::Kind::put;
-  question.key = "intruder";
-  send_some(socket, write_frame(write_question(question)));
+  StoreRequest request;
+  request.kind = StoreRequest::Kind::put;
+  request.key = "intruder";
+  send_some(socket, write_frame(write_request(request)));
   CHECK(until_closed(socket));
   CHECK_FALSE(good->get("intruder"));
   CHECK(good->get("trial")->value == "196");
 }
 
-// Past the proof, with bytes that are no questions, and questions with fields drawn at random.
+// Past the proof, with bytes that are no requests, and requests with fields drawn at random.
 TEST_CASE("the embedded store outlives members that send garbage", "[cluster]") {
   const uint64_t seed = 11;
   INFO("seed " << seed);
@@ -281,25 +279,24 @@ TEST_CASE("the embedded store outlives members that send garbage", "[cluster]") 
     std::string in;
     const Greeting greeting = read_greeting(frame_from(socket, in));
     const std::string nonce(kNonceBytes, 'x');
-    send_some(socket,
-              write_frame(write_introduction({nonce, client_proof(kClusterSecret, greeting, nonce)})));
-    REQUIRE(read_welcome(frame_from(socket, in)).refusal.empty());
+    send_some(socket, write_frame(write_auth({nonce, client_proof(kClusterSecret, greeting, nonce)})));
+    REQUIRE(read_auth_ok(frame_from(socket, in)).refusal.empty());
     for (int i = 0; i < 20; ++i) {
-      Question question;
-      question.kind = static_cast<Question::Kind>(random() % 12);
-      question.key = noise(random, random() % 8);
-      question.value = noise(random, random() % 8);
-      question.lease = static_cast<int64_t>(random() % 3 ? random() % 4 : random());
-      question.revision = static_cast<int64_t>(random() % 3 ? random() % 50 : random());
-      question.ttl_ms = static_cast<int64_t>(random() % 3 ? random() % 50 : random());
-      const std::string content = random() % 10 ? write_question(question) : noise(random, random() % 100);
+      StoreRequest request;
+      request.kind = static_cast<StoreRequest::Kind>(random() % 12);
+      request.key = noise(random, random() % 8);
+      request.value = noise(random, random() % 8);
+      request.lease = static_cast<int64_t>(random() % 3 ? random() % 4 : random());
+      request.revision = static_cast<int64_t>(random() % 3 ? random() % 50 : random());
+      request.ttl_ms = static_cast<int64_t>(random() % 3 ? random() % 50 : random());
+      const std::string content = random() % 10 ? write_request(request) : noise(random, random() % 100);
       if (send_some(socket, write_frame(content)) < 0) break;
-      const std::string answer = frame_from(socket, in);
-      if (answer.empty()) {
+      const std::string response = frame_from(socket, in);
+      if (response.empty()) {
         ++dropped;
         break;
       }
-      read_answer(answer);
+      read_response(response);
       ++answered;
     }
   }
@@ -326,7 +323,7 @@ TEST_CASE("a server that ends lets clients hear what has happened, while they ar
   StoreServerOptions options;
   options.address = "127.0.0.1";
   options.secret = kClusterSecret;
-  options.farewell = kStoreHung;
+  options.goodbye = kStoreHung;
   // False: this thread was held up for so long that the server took its clients for gone.
   const auto is_heard = [&] {
     auto server = serve_store(options);
@@ -343,7 +340,7 @@ TEST_CASE("a server that ends lets clients hear what has happened, while they ar
     }
     const bool in_time = std::chrono::steady_clock::now() - began < milliseconds(500);
     other.reset();
-    ending.join();  // long before the farewell is over
+    ending.join();  // long before the goodbye is over
     if (!heard && !in_time) return false;
     REQUIRE(heard.has_value());
     CHECK(heard->value == "words");
@@ -358,7 +355,7 @@ TEST_CASE("a server that ends does not wait for clients that ask nothing any mor
   StoreServerOptions options;
   options.address = "127.0.0.1";
   options.secret = kClusterSecret;
-  options.farewell = 2 * kStoreHung;
+  options.goodbye = 2 * kStoreHung;
   auto server = serve_store(options);
   const auto stopped = connect_store(client_of(*server));
   stopped->grant(std::chrono::milliseconds(100'000));

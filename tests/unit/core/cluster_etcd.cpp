@@ -69,7 +69,7 @@ TEST_CASE("endpoints of etcd that are none, or not etcd's, are said", "[cluster]
           Contains("Failed to connect"));
   const Descriptor silent = listen_at(at);
   CHECK_THAT(sentence_of([&] { connect_etcd(options_of({"http://" + to_string(at)}, milliseconds(200))); }),
-             Contains("no answer within"));
+             Contains("no response within"));
   StoreServerOptions server;
   server.address = "127.0.0.1";
   server.secret = kClusterSecret;
@@ -92,7 +92,7 @@ TEST_CASE("etcd goes on when a member is killed, and misses no event", "[cluster
   for (int i = kBefore; i < kAfter; ++i) store->put(fmt::format("n/{}", i), "");
   store->keep_alive(lease.id);
   CHECK(store->get("member")->value == "alive");
-  // A put whose answer was lost with the member may have been made twice; none is missing, and in order.
+  // A put whose response was lost with the member may have been made twice; none is missing, and in order.
   for (int expected = 0; expected < kAfter;) {
     const auto events = take_events(*watch, 1);
     REQUIRE(!events.empty());

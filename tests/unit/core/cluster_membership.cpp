@@ -197,7 +197,7 @@ TEST_CASE("who did not come is said, once in a while and at the end", "[cluster]
   options.timeout = milliseconds(300);
   CHECK(try_to_join(*stores, member_on("alpha", -1), options).error ==
         "peer: 1 of 3 members of run 'test' came within 300 ms: a member on alpha; missing: 2 more");
-  options.turned_away = [] { return std::vector<std::string>{"10.0.0.8", "10.0.0.9"}; };
+  options.rejected = [] { return std::vector<std::string>{"10.0.0.8", "10.0.0.9"}; };
   CHECK_THAT(try_to_join(*stores, member_on("alpha", 1), options).error,
              Contains("; the store turned away who came from 10.0.0.8, 10.0.0.9 with another secret"));
 }
@@ -447,7 +447,7 @@ class FaintStore final : public Store {
   StoreLease grant(milliseconds ttl) override { return {1, ttl, ttl / 4}; }
   void keep_alive(int64_t lease) override {
     if (behind) behind->keep_alive(lease);
-    if (silent) fail(ErrorKind::peer, "no answer");
+    if (silent) fail(ErrorKind::peer, "no response");
   }
   void revoke(int64_t) override { ++revoked; }
   std::optional<StoreEntry> get(const std::string&) override { return std::nullopt; }
@@ -484,10 +484,10 @@ TEST_CASE("a lease is kept again when its store answers again", "[cluster]") {
 }
 
 TEST_CASE("a silent store is not waited for once more when a lease is given back", "[cluster]") {
-  const auto store = std::make_shared<FaintStore>(), keeper = std::make_shared<FaintStore>();
+  const auto store = std::make_shared<FaintStore>(), lease_store = std::make_shared<FaintStore>();
   {
-    HeldLease lease(store, milliseconds(40), keeper);
-    keeper->silent = true;
+    HeldLease lease(store, milliseconds(40), lease_store);
+    lease_store->silent = true;
     REQUIRE(comes_to_be(lease, true));
   }
   CHECK(store->revoked == 0);
@@ -495,13 +495,13 @@ TEST_CASE("a silent store is not waited for once more when a lease is given back
 
 TEST_CASE("a member that hears nothing of its store is told that it is cut off, once", "[cluster]") {
   const auto stores = embedded();
-  const auto keeper = std::make_shared<FaintStore>();
-  keeper->behind = stores->connect();  // the lease lives; only the answers are lost
+  const auto lease_store = std::make_shared<FaintStore>();
+  lease_store->behind = stores->connect();  // the lease lives; only the responses are lost
   JoinOptions options = options_of(1);
   options.lease_ttl = milliseconds(2000);
-  options.keeper = keeper;
+  options.lease_store = lease_store;
   const auto membership = join(stores->connect(), member_on("alpha", 0), options);
-  keeper->silent = true;
+  lease_store->silent = true;
   const auto changes = take_changes(*membership, 1);
   REQUIRE(changes.size() == 1);
   CHECK(changes[0].kind == MemberChange::Kind::cut_off);

@@ -391,8 +391,8 @@ class SilentBoard final : public KeyValue {
 
 TEST_CASE("a rank that keeps the board and is silent with it is blamed alone", "[comm]") {
   StatusBoard board(std::make_shared<SilentBoard>(), "test", 2, "rank 0 (host0)");
-  const PendingPeer keeper{0, "host0"}, other{1, "host1"}, third{3, "host3"};
-  CHECK(board.suspects({keeper, other}) == std::vector{keeper});
+  const PendingPeer store_host{0, "host0"}, other{1, "host1"}, third{3, "host3"};
+  CHECK(board.suspects({store_host, other}) == std::vector{store_host});
   CHECK(board.suspects({other, third}) == std::vector{other, third});
 }
 

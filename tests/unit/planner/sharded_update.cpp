@@ -61,7 +61,7 @@ TEST_CASE("tensors of a bucket are cut by rows where shares end", "[sharded opti
   }
 }
 
-TEST_CASE("of a parameter that stages cut differently each element of the state has one keeper",
+TEST_CASE("of a parameter that stages cut differently each element of the state has one owner",
           "[sharded optimizer]") {
   std::mt19937 random(2);
   for (int trial = 0; trial < 500; ++trial) {
@@ -90,7 +90,7 @@ TEST_CASE("of a parameter that stages cut differently each element of the state 
       continue;
     }
     const auto dim = static_cast<size_t>(row_dim(whole));
-    std::vector<int> keepers(static_cast<size_t>(elements_of(whole)));
+    std::vector<int> owners(static_cast<size_t>(elements_of(whole)));
     for (const HeldSlice& each : held) {
       const TensorSlice& own = kept->at(each.rank);
       CHECK(difference(own, each.slice).empty());
@@ -101,10 +101,10 @@ TEST_CASE("of a parameter that stages cut differently each element of the state 
       const Ranges rows = own.is_empty() ? Ranges{} : rows_within(own, each.slice);
       CHECK(size_of(rows) == (own.is_empty() ? 0 : own.shape()[dim]));
       each_run(own, TensorSlice::whole(whole), 1, [&](int64_t, int64_t at, int64_t count) {
-        for (int64_t i = at; i < at + count; ++i) ++keepers[static_cast<size_t>(i)];
+        for (int64_t i = at; i < at + count; ++i) ++owners[static_cast<size_t>(i)];
       });
     }
-    CHECK(std::all_of(keepers.begin(), keepers.end(), [](int count) { return count == 1; }));
+    CHECK(std::all_of(owners.begin(), owners.end(), [](int count) { return count == 1; }));
   }
 }
 
