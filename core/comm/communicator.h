@@ -134,11 +134,11 @@ class FailureDetector {
  public:
   virtual ~FailureDetector() = default;
   virtual const Timeouts& timeouts() const = 0;
-  virtual std::string call(int peer) const = 0;  // "rank 3 (host)", of any rank of the group
+  virtual std::string peer_name(int peer) const = 0;  // "rank 3 (host)", of any rank of the group
   // "rank 1 (host) is gone (its connection closed)", or why it gave up; empty: it is there, for all we know.
   virtual std::string lost(int peer) = 0;
   // This rank waits long for operation number `sequence`; and whether a peer says that it does.
-  virtual void say_waiting(int64_t sequence) = 0;
+  virtual void post_waiting(int64_t sequence) = 0;
   virtual bool is_waiting(int peer, int64_t sequence) = 0;
   // Call `dead(cause)` once, from any thread, when the communicator has failed or was aborted; at once if it
   // already has. No call comes after unwatch(), which waits for one that is under way on another thread.

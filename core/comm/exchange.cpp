@@ -9,41 +9,42 @@
 
 namespace het {
 
-Lanes::Lanes(Wire& wire, int size, std::function<void()> interrupted, std::atomic<int64_t>& bytes_sent)
-    : wire_(wire), interrupted_(std::move(interrupted)), bytes_sent_(bytes_sent), lanes_(size) {}
+ChannelState::ChannelState(Channel& channel, int size, std::function<void()> interrupted,
+                           std::atomic<int64_t>& bytes_sent)
+    : channel_(channel), interrupted_(std::move(interrupted)), bytes_sent_(bytes_sent), pairs_(size) {}
 
-void Lanes::begin_operation() {
-  for (Lane& lane : lanes_) lane.operation_mark = lane.receive_done;
+void ChannelState::begin_operation() {
+  for (Lane& lane : pairs_) lane.operation_mark = lane.receive_done;
 }
 
-void Lanes::send(int peer, const std::byte* from, int64_t bytes) {
-  wire_.send(peer, from, bytes);
-  ++lanes_[peer].send_posted;
+void ChannelState::send(int peer, const std::byte* from, int64_t bytes) {
+  channel_.send(peer, from, bytes);
+  ++pairs_[peer].send_posted;
   bytes_sent_.fetch_add(bytes, std::memory_order_relaxed);
 }
 
-void Lanes::receive(int peer, std::byte* to, int64_t bytes) {
-  wire_.receive(peer, to, bytes);
-  ++lanes_[peer].receive_posted;
+void ChannelState::receive(int peer, std::byte* to, int64_t bytes) {
+  channel_.receive(peer, to, bytes);
+  ++pairs_[peer].receive_posted;
 }
 
-void Lanes::await_received(int peer, int64_t mark) {
-  Lane& lane = lanes_[peer];
+void ChannelState::await_received(int peer, int64_t mark) {
+  Lane& lane = pairs_[peer];
   while (lane.receive_done < mark) {
-    if (wire_.received(peer))
+    if (channel_.received(peer))
       ++lane.receive_done;
     else
       interrupted_();
   }
 }
 
-void Lanes::await_all() {
-  const int size = static_cast<int>(lanes_.size());
-  for (int peer = 0; peer < size; ++peer) await_received(peer, lanes_[peer].receive_posted);
+void ChannelState::await_all() {
+  const int size = static_cast<int>(pairs_.size());
+  for (int peer = 0; peer < size; ++peer) await_received(peer, pairs_[peer].receive_posted);
   for (int peer = 0; peer < size; ++peer) {
-    Lane& lane = lanes_[peer];
+    Lane& lane = pairs_[peer];
     while (lane.send_done < lane.send_posted) {
-      if (wire_.sent(peer))
+      if (channel_.sent(peer))
         ++lane.send_done;
       else
         interrupted_();
@@ -51,13 +52,13 @@ void Lanes::await_all() {
   }
 }
 
-std::vector<int> Lanes::unfinished() {
+std::vector<int> ChannelState::unfinished() {
   std::vector<int> peers;
-  for (size_t peer = 0; peer < lanes_.size(); ++peer) {
-    Lane& lane = lanes_[peer];
+  for (size_t peer = 0; peer < pairs_.size(); ++peer) {
+    Lane& lane = pairs_[peer];
     const int p = static_cast<int>(peer);
-    while (lane.receive_done < lane.receive_posted && wire_.received(p)) ++lane.receive_done;
-    while (lane.send_done < lane.send_posted && wire_.sent(p)) ++lane.send_done;
+    while (lane.receive_done < lane.receive_posted && channel_.received(p)) ++lane.receive_done;
+    while (lane.send_done < lane.send_posted && channel_.sent(p)) ++lane.send_done;
     if (lane.receive_done < lane.receive_posted || lane.send_done < lane.send_posted) peers.push_back(p);
   }
   return peers;
@@ -86,7 +87,7 @@ Block segment_of(Block block, int64_t k, int64_t segment) {
 struct Call {
   const CollectiveRequest& request;
   int rank, size;
-  Lanes& lanes;
+  ChannelState& channel;
   const std::byte* in;
   std::byte* out;
   Scratch& scratch;
@@ -94,10 +95,10 @@ struct Call {
 
   Block block(int of) const { return block_of(request, of, size); }
   void send(int peer, const std::byte* from, int64_t elements) const {
-    if (elements > 0) lanes.send(peer, from, elements * width);
+    if (elements > 0) channel.send(peer, from, elements * width);
   }
   void receive(int peer, std::byte* to, int64_t elements) const {
-    if (elements > 0) lanes.receive(peer, to, elements * width);
+    if (elements > 0) channel.receive(peer, to, elements * width);
   }
   void copy(std::byte* to, const std::byte* from, int64_t elements) const {
     if (elements > 0 && to != from) std::memcpy(to, from, static_cast<size_t>(elements * width));
@@ -119,7 +120,7 @@ void reduce_small(const Call& c) {
     c.send(peer, c.in, count);
   });
   inputs[c.rank] = c.in;
-  c.lanes.await_all();  // the input has left before out, which may be in, is written
+  c.channel.await_all();  // the input has left before out, which may be in, is written
   reduce_blocks(c.request.dtype, c.request.reduction, c.out, inputs.data(), c.size, count);
 }
 
@@ -144,7 +145,8 @@ void reduce_in_segments(const Call& c, bool share) {
   std::vector<int64_t>& marks = c.scratch.marks;
   std::vector<const std::byte*>& inputs = c.scratch.inputs;
   const auto mark = [&](int64_t k) {
-    for (int peer = 0; peer < c.size; ++peer) marks[(k % kInFlight) * c.size + peer] = c.lanes.received(peer);
+    for (int peer = 0; peer < c.size; ++peer)
+      marks[(k % kInFlight) * c.size + peer] = c.channel.received(peer);
   };
   for (int64_t k = 0; k < std::min<int64_t>(rounds, kInFlight); ++k) {
     post(k);
@@ -152,7 +154,7 @@ void reduce_in_segments(const Call& c, bool share) {
   }
   const int64_t out_begin = share ? 0 : c.block(c.rank).begin;  // where in the whole tensor `out` begins
   for (int64_t k = 0; k < rounds; ++k) {
-    c.each_peer([&](int peer) { c.lanes.await_received(peer, marks[(k % kInFlight) * c.size + peer]); });
+    c.each_peer([&](int peer) { c.channel.await_received(peer, marks[(k % kInFlight) * c.size + peer]); });
     const Block own = part(c.rank, k);
     std::byte* const result = c.out + (own.begin - out_begin) * c.width;
     if (own.count > 0) {
@@ -171,7 +173,7 @@ void reduce_in_segments(const Call& c, bool share) {
       mark(k + kInFlight);
     }
   }
-  c.lanes.await_all();
+  c.channel.await_all();
 }
 
 void gather(const Call& c) {
@@ -182,7 +184,7 @@ void gather(const Call& c) {
   });
   c.each_peer([&](int peer) { c.send(peer, c.in, own.count); });
   c.copy(c.out + own.begin * c.width, c.in, own.count);
-  c.lanes.await_all();
+  c.channel.await_all();
 }
 
 // The root hands each other rank a share, and those pass it on to each other: every link carries about the
@@ -208,7 +210,7 @@ void broadcast(const Call& c) {
         c.send(peer, c.out + range.begin * c.width, range.count);
       });
   } else {
-    const int64_t before = c.lanes.received(root);
+    const int64_t before = c.channel.received(root);
     for (int64_t k = 0; k < rounds; ++k)
       for (int from = 0; from < c.size; ++from) {
         if (from == root) continue;
@@ -219,13 +221,13 @@ void broadcast(const Call& c) {
     for (int64_t k = 0; k < rounds; ++k) {
       const Block range = part(c.rank, k);
       if (range.count == 0) break;
-      c.lanes.await_received(root, ++came);
+      c.channel.await_received(root, ++came);
       c.each_peer([&](int peer) {
         if (peer != root) c.send(peer, c.out + range.begin * c.width, range.count);
       });
     }
   }
-  c.lanes.await_all();
+  c.channel.await_all();
 }
 
 void all_to_all(const Call& c) {
@@ -251,22 +253,22 @@ void all_to_all(const Call& c) {
     from += count * c.width;
   }
   c.copy(own_out, own_in, counts[c.rank * c.size + c.rank]);
-  c.lanes.await_all();
+  c.channel.await_all();
 }
 
 std::byte kNothing[1] = {};
 
 }  // namespace
 
-void meet(const CollectiveRequest& request, int rank, int size, Lanes& lanes) {
+void meet(const CollectiveRequest& request, int rank, int size, ChannelState& channel) {
   const bool sends = request.kind != CollectiveKind::receive, receives = request.kind != CollectiveKind::send;
   const bool message = !sends || !receives;
   for (int peer = 0; peer < size; ++peer) {
     if (peer == rank || (message && peer != request.peer)) continue;
-    if (receives) lanes.receive(peer, nullptr, 0);
-    if (sends) lanes.send(peer, kNothing, 0);
+    if (receives) channel.receive(peer, nullptr, 0);
+    if (sends) channel.send(peer, kNothing, 0);
   }
-  lanes.await_all();
+  channel.await_all();
 }
 
 int64_t scratch_bytes_of(const CollectiveRequest& request, int rank, int size) {
@@ -284,9 +286,9 @@ Scratch make_scratch(int64_t bytes, int size) {
           std::vector<const std::byte*>(size), std::vector<int64_t>(static_cast<size_t>(kInFlight) * size)};
 }
 
-void run_collective(const CollectiveRequest& request, int rank, int size, Lanes& lanes, const std::byte* in,
-                    std::byte* out, Scratch& scratch) {
-  const Call call{request, rank, size, lanes, in, out, scratch};
+void run_collective(const CollectiveRequest& request, int rank, int size, ChannelState& channel,
+                    const std::byte* in, std::byte* out, Scratch& scratch) {
+  const Call call{request, rank, size, channel, in, out, scratch};
   switch (request.kind) {
     case CollectiveKind::all_reduce:
       if (size == 1) return call.copy(out, in, request.counts[0]);
@@ -298,11 +300,11 @@ void run_collective(const CollectiveRequest& request, int rank, int size, Lanes&
     case CollectiveKind::grouped_broadcast: return gather(call);
     case CollectiveKind::broadcast: return broadcast(call);
     case CollectiveKind::all_to_all: return all_to_all(call);
-    case CollectiveKind::send: call.send(request.peer, in, request.counts[0]); return lanes.await_all();
+    case CollectiveKind::send: call.send(request.peer, in, request.counts[0]); return channel.await_all();
     case CollectiveKind::receive:
       call.receive(request.peer, out, request.counts[0]);
-      return lanes.await_all();
-    case CollectiveKind::barrier: return meet(request, rank, size, lanes);
+      return channel.await_all();
+    case CollectiveKind::barrier: return meet(request, rank, size, channel);
   }
 }
 

@@ -1,4 +1,4 @@
-// The collectives, written once over the channels of wire.h: the mesh of steps.h, which says what is sent.
+// The collectives, written once over the channels of channel.h: the mesh of steps.h, which says what is sent.
 // Every rank talks to every other directly: a block that is reduced goes to its owner, who adds the
 // contributions in rank order and hands the result to all. That is as many bytes per rank as in a ring, in
 // two steps instead of 2 (n-1), with one rounding, the same bits whatever carries them, and no rank's arrival
@@ -10,36 +10,37 @@
 #include <memory>
 #include <vector>
 
+#include "core/comm/channel.h"
 #include "core/comm/communicator.h"
-#include "core/comm/wire.h"
 
 namespace het {
 
-// A Wire, with count kept of what is on its way. Used by the thread of one queue.
-class Lanes {
+// A Channel, with count kept of what is on its way. Used by the thread of one queue.
+class ChannelState {
  public:
   // `interrupted` is called when a wait is interrupted; it throws to give up.
-  Lanes(Wire& wire, int size, std::function<void()> interrupted, std::atomic<int64_t>& bytes_sent);
+  ChannelState(Channel& channel, int size, std::function<void()> interrupted,
+               std::atomic<int64_t>& bytes_sent);
 
   void send(int peer, const std::byte* from, int64_t bytes);
   void receive(int peer, std::byte* to, int64_t bytes);
-  int64_t received(int peer) const { return lanes_[peer].receive_posted; }  // posted so far: a mark for await
+  int64_t received(int peer) const { return pairs_[peer].receive_posted; }  // posted so far: a mark for await
   void await_received(int peer, int64_t mark);  // all that was posted before the mark
   void await_all();
   // Peers with a message still on its way. Waits for an interrupt for each of them: only while somebody calls
   // interrupt() again and again.
   std::vector<int> unfinished();
-  bool any_came(int peer) const { return lanes_[peer].receive_done > lanes_[peer].operation_mark; }
+  bool any_came(int peer) const { return pairs_[peer].receive_done > pairs_[peer].operation_mark; }
   void begin_operation();
 
  private:
   struct Lane {
     int64_t send_posted = 0, send_done = 0, receive_posted = 0, receive_done = 0, operation_mark = 0;
   };
-  Wire& wire_;
+  Channel& channel_;
   std::function<void()> interrupted_;
   std::atomic<int64_t>& bytes_sent_;
-  std::vector<Lane> lanes_;
+  std::vector<Lane> pairs_;
 };
 
 // Memory of a collective while it runs; those of one queue, which run one after the other, may share it.
@@ -53,10 +54,10 @@ int64_t scratch_bytes_of(const CollectiveRequest& request, int rank, int size);
 Scratch make_scratch(int64_t bytes, int size);
 
 // Run one collective to its end. `scratch` has at least scratch_bytes_of(request) bytes.
-void run_collective(const CollectiveRequest& request, int rank, int size, Lanes& lanes, const std::byte* in,
-                    std::byte* out, Scratch& scratch);
+void run_collective(const CollectiveRequest& request, int rank, int size, ChannelState& channel,
+                    const std::byte* in, std::byte* out, Scratch& scratch);
 
 // Return once every rank that takes part is in this call.
-void meet(const CollectiveRequest& request, int rank, int size, Lanes& lanes);
+void meet(const CollectiveRequest& request, int rank, int size, ChannelState& channel);
 
 }  // namespace het

@@ -32,12 +32,12 @@ struct Operation : TrackedOperation {
 
 // All collectives of a group, or the messages of one channel, with the thread that runs them.
 struct Queue : OperationQueue {
-  std::unique_ptr<Wire> wire;
-  std::optional<Lanes> lanes;
+  std::unique_ptr<Channel> io;
+  std::optional<ChannelState> state;
   std::shared_ptr<Scratch> scratch;
   std::condition_variable work;
   size_t prepared = 0;         // operations that there are: each is under way once at most
-  bool asked = false;          // somebody wants to know who is missing, and interrupts the wire until told
+  bool asked = false;          // somebody wants to know who is missing, and interrupts the channel until told
   std::vector<int> missing;    // the answer: ranks of the group
   std::vector<bool> has_come;  // of the missing: whether they took part in this operation at all
   std::thread thread;
@@ -45,22 +45,22 @@ struct Queue : OperationQueue {
 
 class Group final : public Communicator, public FailureDetector, public std::enable_shared_from_this<Group> {
  public:
-  Group(GroupOptions options, std::unique_ptr<Links> links)
+  Group(GroupOptions options, std::unique_ptr<Connections> connections)
       : options_(std::move(options)),
         size_(static_cast<int>(options_.ranks.size())),
-        links_(std::move(links)) {
-    links_->watch([this](int peer) { peer_gone(peer); });
+        connections_(std::move(connections)) {
+    connections_->watch([this](int peer) { peer_gone(peer); });
   }
 
   ~Group() override {
-    links_->unwatch();
+    connections_->unwatch();
     {
       const Lock lock(tracker_.mutex);
       closing_ = true;
       for (Queue& queue : queues_) queue.work.notify_all();
     }
     for (Queue& queue : queues_) queue.thread.join();
-    links_->cut();
+    connections_->cut();
     queues_.clear();
   }
 
@@ -77,13 +77,13 @@ class Group final : public Communicator, public FailureDetector, public std::ena
 
   FailureDetector* failure_detector() override { return this; }
   const Timeouts& timeouts() const override { return options_.timeouts; }
-  std::string call(int peer) const override {
-    return fmt::format("rank {} ({})", fabric_rank(peer), links_->host(peer));
+  std::string peer_name(int peer) const override {
+    return fmt::format("rank {} ({})", fabric_rank(peer), connections_->host(peer));
   }
   std::string lost(int peer) override;
-  void say_waiting(int64_t sequence) override { options_.board->say_at(name(), sequence); }
+  void post_waiting(int64_t sequence) override { options_.board->post_position(name(), sequence); }
   bool is_waiting(int peer, int64_t sequence) override {
-    return options_.board->at(name(), fabric_rank(peer)) == sequence;
+    return options_.board->position_of(name(), fabric_rank(peer)) == sequence;
   }
   void watch(const void* key, std::function<void(const std::string&)> dead) override;
   void unwatch(const void* key) override;
@@ -93,7 +93,7 @@ class Group final : public Communicator, public FailureDetector, public std::ena
   void drop(Queue& queue, Operation& operation);
 
  private:
-  std::string self() const { return call(rank()); }
+  std::string self() const { return peer_name(rank()); }
   int fabric_rank(int peer) const { return options_.ranks[peer]; }
   Queue& queue_for(const CollectiveRequest& request);
   void serve(Queue& queue);
@@ -108,7 +108,7 @@ class Group final : public Communicator, public FailureDetector, public std::ena
   bool say_waiting_for(const std::vector<Missing>& missing);
   std::string sentence(Queue& queue, const Operation& operation, CommClock::time_point since,
                        std::vector<PendingPeer>& suspects);
-  std::optional<std::string> why(int peer) { return options_.board->why(name(), fabric_rank(peer)); }
+  std::optional<std::string> why(int peer) { return options_.board->reason_of(name(), fabric_rank(peer)); }
   void peer_gone(int peer);
   void fail_for(const Operation& operation, const LostPeer& peer);
   void fail(const std::string& reason, const std::string& cause, const std::string& meanwhile = {});
@@ -116,7 +116,7 @@ class Group final : public Communicator, public FailureDetector, public std::ena
 
   const GroupOptions options_;
   const int size_;
-  std::unique_ptr<Links> links_;
+  std::unique_ptr<Connections> connections_;
   std::atomic<int64_t> bytes_sent_{0};
 
   OperationTracker tracker_;  // its mutex is of all below; `changed` also says that a question was answered
@@ -167,17 +167,17 @@ std::unique_ptr<Collective> Group::prepare(const CollectiveRequest& request) {
   return std::make_unique<Handle>(shared_from_this(), queue, request, queue.scratch);
 }
 
-// Channel 0 of the links carries the collectives, channel 1 + tag messages: queues that differ in peer or
-// direction alone have wires of their own on it.
+// Channel 0 of the connections carries the collectives, channel 1 + tag messages: queues that differ in peer
+// or direction alone have wires of their own on it.
 Queue& Group::queue_for(const CollectiveRequest& request) {
   const OperationChannel channel = channel_of(request, rank());
   const Lock lock(tracker_.mutex);
   if (Queue* const queue = find_queue(queues_, channel)) return *queue;
   Queue& queue = queues_.emplace_back();
   queue.channel = channel;
-  queue.wire = links_->wire(channel.is_message() ? 1 + static_cast<uint64_t>(channel.tag) : 0);
-  queue.lanes.emplace(
-      *queue.wire, size_, [this, &queue] { interrupted(queue); }, bytes_sent_);
+  queue.io = connections_->open_channel(channel.is_message() ? 1 + static_cast<uint64_t>(channel.tag) : 0);
+  queue.state.emplace(
+      *queue.io, size_, [this, &queue] { interrupted(queue); }, bytes_sent_);
   queue.thread = std::thread([this, &queue] { serve(queue); });
   return queue;
 }
@@ -202,7 +202,7 @@ void Group::wait(Queue& queue, Operation& operation) {
   const auto in_time = [&](milliseconds limit) {
     return tracker_.changed.wait_until(lock, since + std::min(limit, timeouts.timeout), finished);
   };
-  const bool takes_long = !in_time(say_waiting_after(timeouts.warn_after, timeouts.timeout));
+  const bool takes_long = !in_time(post_waiting_after(timeouts.warn_after, timeouts.timeout));
   if (takes_long) {
     lock.unlock();
     say_waiting_for(who_is_missing(queue, operation));
@@ -227,7 +227,7 @@ void Group::wait(Queue& queue, Operation& operation) {
   }
   tracker_.end_wait(operation);
   lock.unlock();
-  if (takes_long) options_.board->say_waiting({});
+  if (takes_long) options_.board->post_waiting({});
 }
 
 // A handle goes away: nothing may touch its memory afterwards.
@@ -280,13 +280,13 @@ void Group::serve(Queue& queue) {
 }
 
 void Group::run(Queue& queue, Operation& operation) {
-  queue.lanes->begin_operation();
+  queue.state->begin_operation();
   CommClock::time_point arrived;
   if (options_.pacer != nullptr && size_ > 1) {
-    meet(operation.request, rank(), size_, *queue.lanes);
+    meet(operation.request, rank(), size_, *queue.state);
     arrived = CommClock::now();
   }
-  run_collective(operation.request, rank(), size_, *queue.lanes, operation.in, operation.out,
+  run_collective(operation.request, rank(), size_, *queue.state, operation.in, operation.out,
                  *operation.scratch);
   if (options_.pacer != nullptr && size_ > 1) hold(queue, operation, arrived);
 }
@@ -299,7 +299,8 @@ void Group::hold(Queue& queue, const Operation& operation, CommClock::time_point
   if (!tracker_.alive()) throw GaveUp{};
 }
 
-// On the thread of the queue, when a wait of its wire was interrupted: to give up, or to tell who is missing.
+// On the thread of the queue, when a wait of its channel was interrupted: to give up, or to tell who is
+// missing.
 void Group::interrupted(Queue& queue) {
   {
     const Lock lock(tracker_.mutex);
@@ -307,11 +308,11 @@ void Group::interrupted(Queue& queue) {
     if (!queue.asked) return;
     queue.asked = false;  // an interrupt while we find out asks nothing new
   }
-  const std::vector<int> missing = queue.lanes->unfinished();
+  const std::vector<int> missing = queue.state->unfinished();
   const Lock lock(tracker_.mutex);
   queue.missing = missing;
   queue.has_come.assign(missing.size(), false);
-  for (size_t i = 0; i < missing.size(); ++i) queue.has_come[i] = queue.lanes->any_came(missing[i]);
+  for (size_t i = 0; i < missing.size(); ++i) queue.has_come[i] = queue.state->any_came(missing[i]);
   tracker_.changed.notify_all();
 }
 
@@ -327,7 +328,7 @@ std::vector<Group::Missing> Group::who_is_missing(Queue& queue, const Operation&
   const CommClock::time_point until = CommClock::now() + kAskFor;
   while (!over() && queue.missing.empty() && queue.first() == running && CommClock::now() < until) {
     lock.unlock();
-    queue.wire->interrupt();
+    queue.io->interrupt();
     lock.lock();
     tracker_.changed.wait_for(lock, kAskEvery, [&] { return over() || !queue.missing.empty(); });
   }
@@ -336,7 +337,7 @@ std::vector<Group::Missing> Group::who_is_missing(Queue& queue, const Operation&
   if (over()) return missing;
   for (size_t i = 0; i < queue.missing.size(); ++i) {
     const int peer = queue.missing[i];
-    missing.push_back({{fabric_rank(peer), links_->host(peer)}, queue.has_come[i]});
+    missing.push_back({{fabric_rank(peer), connections_->host(peer)}, queue.has_come[i]});
   }
   return missing;
 }
@@ -345,7 +346,7 @@ std::vector<Group::Missing> Group::who_is_missing(Queue& queue, const Operation&
 bool Group::say_waiting_for(const std::vector<Missing>& missing) {
   std::vector<PendingPeer> ranks;
   for (const Missing& one : missing) ranks.push_back(one.rank);
-  if (!ranks.empty()) options_.board->say_waiting(ranks);
+  if (!ranks.empty()) options_.board->post_waiting(ranks);
   return !ranks.empty();
 }
 
@@ -370,7 +371,7 @@ std::string Group::sentence(Queue& queue, const Operation& operation, CommClock:
     const auto known = std::find_if(missing.begin(), missing.end(),
                                     [&](const Missing& other) { return other.rank.rank == one.rank; });
     const bool has_come = known != missing.end() && known->has_come;
-    text += separator + tell(one, has_come ? "began it and fell silent" : "has not arrived");
+    text += separator + describe(one, has_come ? "began it and fell silent" : "has not arrived");
     separator = ", ";
   }
   return text;
@@ -380,12 +381,12 @@ std::string Group::sentence(Queue& queue, const Operation& operation, CommClock:
 void Group::fail_for(const Operation& operation, const LostPeer& peer) {
   const std::string text = failure_text(self(), operation, name());
   if (const std::optional<std::string> said = why(peer.peer))
-    return fail(fmt::format("{}: {}", text, gave_up_text(call(peer.peer), *said)), *said);
-  std::string cause = options_.board->gone(call(peer.peer), peer.what);
+    return fail(fmt::format("{}: {}", text, describe_giving_up(peer_name(peer.peer), *said)), *said);
+  std::string cause = options_.board->describe_loss(peer_name(peer.peer), peer.what);
   if (is_late(operation.times.begun, options_.timeouts.timeout)) {
-    const PendingPeer lost{fabric_rank(peer.peer), links_->host(peer.peer)};
+    const PendingPeer lost{fabric_rank(peer.peer), connections_->host(peer.peer)};
     const std::vector<PendingPeer> suspects = options_.board->suspects({lost});
-    if (suspects != std::vector{lost}) cause = tell(suspects, "has not arrived");
+    if (suspects != std::vector{lost}) cause = describe(suspects, "has not arrived");
   }
   fail(fmt::format("{}: {}", text, cause), cause);
 }
@@ -402,7 +403,7 @@ void Group::peer_gone(int peer) {
   if (!tracker_.alive()) return;
   const std::optional<std::string> said = why(peer);
   if (!said) return;
-  const std::string because = gave_up_text(call(peer), *said);
+  const std::string because = describe_giving_up(peer_name(peer), *said);
   std::string text, meanwhile;
   {
     const Lock lock(tracker_.mutex);
@@ -426,8 +427,8 @@ void Group::fail(const std::string& reason, const std::string& cause, const std:
     meanwhile_ = meanwhile;
     for (Queue& queue : queues_) queue.work.notify_all();
   }
-  options_.board->say_why(name(), cause);  // before the peers see the connections close
-  links_->cut();
+  options_.board->post_reason(name(), cause);  // before the peers see the connections close
+  connections_->cut();
   {
     const Lock lock(tracker_.mutex);
     tracker_.end_failure();
@@ -437,9 +438,9 @@ void Group::fail(const std::string& reason, const std::string& cause, const std:
 }
 
 std::string Group::lost(int peer) {
-  if (peer == rank() || !links_->gone(peer)) return {};
-  if (const std::optional<std::string> said = why(peer)) return gave_up_text(call(peer), *said);
-  return options_.board->gone(call(peer), "its connection closed");
+  if (peer == rank() || !connections_->gone(peer)) return {};
+  if (const std::optional<std::string> said = why(peer)) return describe_giving_up(peer_name(peer), *said);
+  return options_.board->describe_loss(peer_name(peer), "its connection closed");
 }
 
 void Group::watch(const void* key, std::function<void(const std::string&)> dead) {
@@ -480,7 +481,7 @@ std::string did_not_join(const std::string& who, const std::string& group,
     if (one.by < 0)
       absent.push_back(one.rank);
     else
-      parts.push_back(tell(one, "has not arrived"));
+      parts.push_back(describe(one, "has not arrived"));
   }
   if (!absent.empty())
     parts.insert(parts.begin(), fmt::format("{} {} did not join", absent.size() == 1 ? "rank" : "ranks",
@@ -516,8 +517,8 @@ void GroupList::abort(std::string_view why) {
     if (const auto alive = group.lock()) alive->abort(why);
 }
 
-std::shared_ptr<Communicator> make_group(GroupOptions options, std::unique_ptr<Links> links) {
-  return std::make_shared<Group>(std::move(options), std::move(links));
+std::shared_ptr<Communicator> make_group(GroupOptions options, std::unique_ptr<Connections> connections) {
+  return std::make_shared<Group>(std::move(options), std::move(connections));
 }
 
 }  // namespace het

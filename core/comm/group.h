@@ -1,5 +1,5 @@
-// The Communicator over any Links: queues with a thread each, waiting with a timeout, the sentence that says
-// who is missing, and the end of a communicator. Internal to core/comm.
+// The Communicator over any Connections: queues with a thread each, waiting with a timeout, the sentence that
+// says who is missing, and the end of a communicator. Internal to core/comm.
 #pragma once
 
 #include <functional>
@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "core/comm/channel.h"
 #include "core/comm/communicator.h"
 #include "core/comm/status_board.h"
-#include "core/comm/wire.h"
 
 namespace het {
 
@@ -25,7 +25,7 @@ struct GroupOptions {
   std::function<void(int rank)> silent;  // of the fabric: it was waited for in vain; absent: no call
 };
 
-std::shared_ptr<Communicator> make_group(GroupOptions options, std::unique_ptr<Links> links);
+std::shared_ptr<Communicator> make_group(GroupOptions options, std::unique_ptr<Connections> connections);
 
 // This rank's place in a new group; Error(bug) unless the ranks are distinct, in [0, size) and include it.
 int place_in_group(const std::vector<int>& ranks, int rank, int size);

@@ -10,7 +10,7 @@ namespace het {
 namespace {
 
 // What each member says of its device. Texts end with a zero.
-struct Card {
+struct PeerInfo {
   char library[32] = {};
   char device[64] = {};
   char problem[416] = {};
@@ -22,30 +22,30 @@ void write(char (&to)[n], const std::string& text) {
   std::memcpy(to, text.data(), std::min(text.size(), n - 1));
 }
 
-std::vector<Card> all_gather_cards(Communicator& group, const Card& own) {
+std::vector<PeerInfo> all_gather_peers(Communicator& group, const PeerInfo& own) {
   CollectiveRequest request;
   request.kind = CollectiveKind::all_gather;
   request.dtype = DType::u8;
-  request.counts.assign(static_cast<size_t>(group.size()), sizeof(Card));
+  request.counts.assign(static_cast<size_t>(group.size()), sizeof(PeerInfo));
   request.label = "how devices can be reached";
-  std::vector<Card> cards(static_cast<size_t>(group.size()));
-  run_once(group, request, &own, cards.data());
-  return cards;
+  std::vector<PeerInfo> peers(static_cast<size_t>(group.size()));
+  run_once(group, request, &own, peers.data());
+  return peers;
 }
 
 // Why these devices do not reach each other directly; empty: they do.
-std::string obstacle(const std::vector<Card>& cards, const std::vector<int>& ranks) {
-  for (size_t i = 0; i < cards.size(); ++i) {
-    const Card& card = cards[i];
-    if (card.has_own_memory == 0) return fmt::format("rank {} computes in the memory of its host", ranks[i]);
-    if (card.library[0] == 0)
+std::string obstacle(const std::vector<PeerInfo>& peers, const std::vector<int>& ranks) {
+  for (size_t i = 0; i < peers.size(); ++i) {
+    const PeerInfo& peer = peers[i];
+    if (peer.has_own_memory == 0) return fmt::format("rank {} computes in the memory of its host", ranks[i]);
+    if (peer.library[0] == 0)
       return fmt::format("rank {}: {}", ranks[i],
-                         card.problem[0] == 0 ? "its device has no way to others" : card.problem);
-    if (std::strcmp(card.library, cards[0].library) != 0)
-      return fmt::format("rank {} has {}, rank {} has {}", ranks[0], cards[0].library, ranks[i],
-                         card.library);
+                         peer.problem[0] == 0 ? "its device has no way to others" : peer.problem);
+    if (std::strcmp(peer.library, peers[0].library) != 0)
+      return fmt::format("rank {} has {}, rank {} has {}", ranks[0], peers[0].library, ranks[i],
+                         peer.library);
     for (size_t other = 0; other < i; ++other)
-      if (std::strcmp(card.device, cards[other].device) == 0)
+      if (std::strcmp(peer.device, peers[other].device) == 0)
         return fmt::format("ranks {} and {} share one device", ranks[other], ranks[i]);
   }
   return {};
@@ -74,18 +74,18 @@ Communicator* Groups::direct(const std::vector<int>& ranks, const std::shared_pt
   if (const auto found = direct_.find({ranks, device.get()}); found != direct_.end())
     return found->second.communicator.get();
   Communicator& host = group(ranks);
-  const DirectWay way = device->direct_way();
-  Card own;
+  const DeviceTransport way = device->device_transport();
+  PeerInfo own;
   write(own.library, way.library);
   write(own.device, way.device);
   write(own.problem, way.problem);
   own.has_own_memory = device->has_own_memory() ? 1 : 0;
-  const std::vector<Card> cards = all_gather_cards(host, own);
-  const std::string problem = obstacle(cards, ranks);
+  const std::vector<PeerInfo> peers = all_gather_peers(host, own);
+  const std::string problem = obstacle(peers, ranks);
   Direct& direct = direct_[{ranks, device.get()}];
   direct.device = device;
   if (problem.empty()) direct.communicator = device->connect(made_[ranks]);
-  if (std::any_of(cards.begin(), cards.end(), [](const Card& card) { return card.has_own_memory != 0; }))
+  if (std::any_of(peers.begin(), peers.end(), [](const PeerInfo& peer) { return peer.has_own_memory != 0; }))
     ways_.push_back(problem.empty()
                         ? fmt::format("{}: from device to device by {}", host.name(), way.library)
                         : fmt::format("{}: through the memory of hosts ({})", host.name(), problem));

@@ -37,9 +37,9 @@ struct Meeting {
   std::map<std::tuple<uint64_t, int, int>, Box> boxes;  // by channel, sender, receiver
 };
 
-class LoopbackWire final : public Wire {
+class LoopbackChannel final : public Channel {
  public:
-  LoopbackWire(std::shared_ptr<Meeting> meeting, int rank, uint64_t channel)
+  LoopbackChannel(std::shared_ptr<Meeting> meeting, int rank, uint64_t channel)
       : meeting_(std::move(meeting)), rank_(rank), channel_(channel) {}
 
   void send(int peer, const std::byte* from, int64_t bytes) override {
@@ -111,12 +111,13 @@ class LoopbackWire final : public Wire {
   bool interrupted_ = false;                // guarded by the meeting's mutex
 };
 
-class LoopbackLinks final : public Links {
+class LoopbackConnections final : public Connections {
  public:
-  LoopbackLinks(std::shared_ptr<Meeting> meeting, int rank) : meeting_(std::move(meeting)), rank_(rank) {}
+  LoopbackConnections(std::shared_ptr<Meeting> meeting, int rank)
+      : meeting_(std::move(meeting)), rank_(rank) {}
 
-  std::unique_ptr<Wire> wire(uint64_t channel) override {
-    return std::make_unique<LoopbackWire>(meeting_, rank_, channel);
+  std::unique_ptr<Channel> open_channel(uint64_t number) override {
+    return std::make_unique<LoopbackChannel>(meeting_, rank_, number);
   }
   void cut() override {
     std::lock_guard lock(meeting_->mutex);
@@ -169,7 +170,7 @@ class LoopbackFabric final : public Fabric {
     join(*meeting, place, name, ranks);
     auto group = make_group(
         {name, std::move(ranks), place, options_.timeouts, board_, pacer != nullptr ? pacer : pacer_},
-        std::make_unique<LoopbackLinks>(meeting, place));
+        std::make_unique<LoopbackConnections>(meeting, place));
     groups_.add(group);
     return group;
   }

@@ -9,24 +9,24 @@
 
 namespace het {
 
-std::string call(const PendingPeer& awaited) {
+std::string to_string(const PendingPeer& awaited) {
   return awaited.host.empty() ? fmt::format("rank {}", awaited.rank)
                               : fmt::format("rank {} ({})", awaited.rank, awaited.host);
 }
 
-std::string tell(const PendingPeer& awaited, std::string_view what) {
-  std::string text = fmt::format("{} {}", call(awaited), what);
+std::string describe(const PendingPeer& awaited, std::string_view what) {
+  std::string text = fmt::format("{} {}", to_string(awaited), what);
   if (awaited.by >= 0) text += fmt::format(", for which rank {} waits", awaited.by);
   return text;
 }
 
-std::string tell(const std::vector<PendingPeer>& all, std::string_view what) {
+std::string describe(const std::vector<PendingPeer>& all, std::string_view what) {
   std::vector<std::string> each;
-  for (const PendingPeer& one : all) each.push_back(tell(one, what));
+  for (const PendingPeer& one : all) each.push_back(describe(one, what));
   return fmt::format("{}", fmt::join(each, ", "));
 }
 
-std::string gave_up_text(std::string_view who, std::string_view why) {
+std::string describe_giving_up(std::string_view who, std::string_view why) {
   return fmt::format("{} gave up, because {}", who, why);
 }
 
@@ -34,9 +34,9 @@ StatusBoard::StatusBoard(std::shared_ptr<KeyValue> words, std::string prefix, in
                          std::string store_host)
     : words_(std::move(words)), prefix_(std::move(prefix)), rank_(rank), store_host_(std::move(store_host)) {}
 
-void StatusBoard::say_why(std::string_view group, std::string_view sentence) {
+void StatusBoard::post_reason(std::string_view group, std::string_view sentence) {
   note_cause(sentence);
-  say(fmt::format("group/{}/why/{}", group, rank_), std::string(sentence));
+  post(fmt::format("group/{}/why/{}", group, rank_), std::string(sentence));
 }
 
 void StatusBoard::note_cause(std::string_view sentence) {
@@ -44,8 +44,8 @@ void StatusBoard::note_cause(std::string_view sentence) {
   if (cause_.empty()) cause_ = sentence;
 }
 
-std::optional<std::string> StatusBoard::why(std::string_view group, int rank) {
-  return heard(fmt::format("group/{}/why/{}", group, rank));
+std::optional<std::string> StatusBoard::reason_of(std::string_view group, int rank) {
+  return read(fmt::format("group/{}/why/{}", group, rank));
 }
 
 std::string StatusBoard::cause() const {
@@ -53,7 +53,7 @@ std::string StatusBoard::cause() const {
   return cause_;
 }
 
-std::string StatusBoard::gone(const std::string& who, std::string_view how) const {
+std::string StatusBoard::describe_loss(const std::string& who, std::string_view how) const {
   if (!is_silent()) return fmt::format("{} is gone ({})", who, how);
   if (store_host_.empty())
     return fmt::format("{} is gone ({}; the store, where it would have said why, is silent)", who, how);
@@ -64,10 +64,10 @@ std::string StatusBoard::gone(const std::string& who, std::string_view how) cons
 }
 
 // A line for each: its rank and host.
-void StatusBoard::say_waiting(const std::vector<PendingPeer>& awaited) {
+void StatusBoard::post_waiting(const std::vector<PendingPeer>& awaited) {
   std::string text;
   for (const PendingPeer& one : awaited) text += fmt::format("{} {}\n", one.rank, one.host);
-  say(fmt::format("waits/{}", rank_), text);
+  post(fmt::format("waits/{}", rank_), text);
 }
 
 std::vector<PendingPeer> StatusBoard::suspects(const std::vector<PendingPeer>& missing) {
@@ -76,7 +76,7 @@ std::vector<PendingPeer> StatusBoard::suspects(const std::vector<PendingPeer>& m
   for (const PendingPeer& one : missing) seen.insert(one.rank);
   for (size_t i = 0; i < asked.size(); ++i) {
     const PendingPeer one = asked[i];
-    const std::string lines = heard(fmt::format("waits/{}", one.rank)).value_or("");
+    const std::string lines = read(fmt::format("waits/{}", one.rank)).value_or("");
     if (lines.empty()) found.push_back(one);
     for (size_t begin = 0, end; (end = lines.find('\n', begin)) != lines.npos; begin = end + 1) {
       const std::string line = lines.substr(begin, end - begin);
@@ -87,20 +87,20 @@ std::vector<PendingPeer> StatusBoard::suspects(const std::vector<PendingPeer>& m
   // Of the others nobody can say any more for whom they wait.
   if (is_silent())
     for (const PendingPeer& one : missing)
-      if (call(one) == store_host_) return {one};
+      if (to_string(one) == store_host_) return {one};
   return found.empty() ? missing : found;
 }
 
-void StatusBoard::say_at(const std::string& group, int64_t sequence) {
-  say(fmt::format("group/{}/at/{}", group, rank_), std::to_string(sequence));
+void StatusBoard::post_position(const std::string& group, int64_t sequence) {
+  post(fmt::format("group/{}/at/{}", group, rank_), std::to_string(sequence));
 }
 
-std::optional<int64_t> StatusBoard::at(const std::string& group, int rank) {
-  const auto text = heard(fmt::format("group/{}/at/{}", group, rank));
+std::optional<int64_t> StatusBoard::position_of(const std::string& group, int rank) {
+  const auto text = read(fmt::format("group/{}/at/{}", group, rank));
   return text ? std::optional<int64_t>(std::atoll(text->c_str())) : std::nullopt;
 }
 
-void StatusBoard::say(const std::string& key, const std::string& text) {
+void StatusBoard::post(const std::string& key, const std::string& text) {
   if (is_silent()) return;
   try {
     words_->set(fmt::format("{}/{}", prefix_, key), text);
@@ -110,7 +110,7 @@ void StatusBoard::say(const std::string& key, const std::string& text) {
   }
 }
 
-std::optional<std::string> StatusBoard::heard(const std::string& key) {
+std::optional<std::string> StatusBoard::read(const std::string& key) {
   if (is_silent()) return std::nullopt;
   try {
     return words_->get(fmt::format("{}/{}", prefix_, key));
@@ -131,8 +131,8 @@ bool is_late(std::chrono::steady_clock::time_point since, std::chrono::milliseco
   return std::chrono::steady_clock::now() - since >= timeout * 9 / 10;
 }
 
-std::chrono::milliseconds say_waiting_after(std::chrono::milliseconds warn_after,
-                                            std::chrono::milliseconds timeout) {
+std::chrono::milliseconds post_waiting_after(std::chrono::milliseconds warn_after,
+                                             std::chrono::milliseconds timeout) {
   return std::min(warn_after, timeout) / 4;
 }
 

@@ -9,8 +9,8 @@
 #include "core/base/error.h"
 #include "core/comm/group.h"
 #include "core/comm/tcp_forming.h"
+#include "core/comm/tcp_group_connections.h"
 #include "core/comm/tcp_io.h"
-#include "core/comm/tcp_links.h"
 #include "core/net/network.h"
 
 namespace het {
@@ -106,7 +106,7 @@ class Mesh final : public Fabric {
       throw;
     }
     end_forming(name);
-    auto links = std::make_unique<TcpLinks>(io_, std::move(peers), place, options_.ended);
+    auto links = std::make_unique<TcpGroupConnections>(io_, std::move(peers), place, options_.ended);
     GroupOptions made{
         name, std::move(ranks), place, options_.timeouts, board_, pacer != nullptr ? pacer : options_.pacer,
         {}};
@@ -119,10 +119,10 @@ class Mesh final : public Fabric {
   void abort(std::string_view why) override {
     board_->note_cause(why);
     for (const std::string& name : names_forming())  // before their connections close
-      board_->say_why(name, why);
+      board_->post_reason(name, why);
     groups_.abort(why);
     // For others who would begin a group with this rank. Where a run outlives a loss, no message names it.
-    if (!options_.ended) board_->say_why(kAnyGroup, why);
+    if (!options_.ended) board_->post_reason(kAnyGroup, why);
     acceptor_->close(options_.generation);  // the next one may be opened while handles of this one live
     arrivals_->refuse_all();
   }

@@ -111,7 +111,7 @@ class Attempt {
         group_(digest_of_name(name)),
         place_(static_cast<size_t>(place)),
         until_(CommClock::now() + f_.options.timeouts.timeout),
-        say_after_(say_waiting_after(f_.options.timeouts.warn_after, f_.options.timeouts.timeout)),
+        say_after_(post_waiting_after(f_.options.timeouts.warn_after, f_.options.timeouts.timeout)),
         say_at_(CommClock::now() + say_after_),
         wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     if (!wake_) fail_environment("cannot make an eventfd: {}", std::strerror(errno));
@@ -137,7 +137,7 @@ class Attempt {
       say(missing);
       wait(looked ? milliseconds(0) : milliseconds(1000));
     }
-    if (!said_.empty()) f_.board.say_waiting({});
+    if (!said_.empty()) f_.board.post_waiting({});
     std::vector<TcpPeer> peers;
     for (Member& member : members_) peers.push_back({member.rank, std::move(member.socket)});
     return peers;
@@ -258,7 +258,7 @@ class Attempt {
     char piece[kGreetingBytes + kReplyBytes];
     const long got = receive_some(member.socket, piece, bytes - member.in.size());
     if (got < 0) {  // parked for too long, or refused by a process that ends
-      if (const auto why = f_.board.why(name_, member.rank.rank)) gave_up(member, *why);
+      if (const auto why = f_.board.reason_of(name_, member.rank.rank)) gave_up(member, *why);
       try_again(member, ECONNRESET);
       return false;
     }
@@ -301,12 +301,12 @@ class Attempt {
 
   [[noreturn]] void refused(const Member& member, int64_t generation) {
     for (const std::string_view group : {std::string_view(name_), kAnyGroup})
-      if (const auto why = f_.board.why(group, member.rank.rank)) gave_up(member, *why);
+      if (const auto why = f_.board.reason_of(group, member.rank.rank)) gave_up(member, *why);
     give_up(generation > f_.options.generation
                 ? fmt::format("{} could not form group '{}': {} is in generation {} already, this rank in {}",
-                              self(), name_, call(member.rank), generation, f_.options.generation)
+                              self(), name_, to_string(member.rank), generation, f_.options.generation)
                 : fmt::format("{} could not form group '{}': {} has ended generation {}", self(), name_,
-                              call(member.rank), f_.options.generation));
+                              to_string(member.rank), f_.options.generation));
   }
 
   // A member that is connected waits for the others as this rank does, unless all others have come to it.
@@ -321,27 +321,27 @@ class Attempt {
 
   [[noreturn]] void lost(const Member& member, const std::string& how) {
     f_.groups.require_alive();
-    if (const auto why = f_.board.why(name_, member.rank.rank)) gave_up(member, *why);
+    if (const auto why = f_.board.reason_of(name_, member.rank.rank)) gave_up(member, *why);
     if (f_.options.ended) f_.options.ended(member.rank.rank, false);
     const milliseconds timeout = f_.options.timeouts.timeout;
     if (!is_late(until_ - timeout, timeout))
       give_up(fmt::format("{} could not form group '{}': {}", self(), name_,
-                          f_.board.gone(call(member.rank), how)));
+                          f_.board.describe_loss(to_string(member.rank), how)));
     give_up(fmt::format("{} waited {:.1f} s to form group '{}': {}", self(),
                         static_cast<double>(timeout.count()) / 1e3, name_,
-                        tell(f_.board.suspects({member.rank}), "has not arrived")));
+                        describe(f_.board.suspects({member.rank}), "has not arrived")));
   }
 
   [[noreturn]] void gave_up(const Member& member, const std::string& why) {
-    give_up(
-        fmt::format("{} could not form group '{}': {}", self(), name_, gave_up_text(call(member.rank), why)),
-        why);
+    give_up(fmt::format("{} could not form group '{}': {}", self(), name_,
+                        describe_giving_up(to_string(member.rank), why)),
+            why);
   }
 
   [[noreturn]] void give_up_waiting(const std::vector<PendingPeer>& missing) {
     for (const Member& member : members_)
       if (member.stage != Stage::done)
-        if (const auto why = f_.board.why(name_, member.rank.rank)) gave_up(member, *why);
+        if (const auto why = f_.board.reason_of(name_, member.rank.rank)) gave_up(member, *why);
     const std::vector<PendingPeer> suspects = f_.board.suspects(missing);
     if (f_.options.ended)
       for (const PendingPeer& one : suspects) f_.options.ended(one.rank, false);
@@ -356,7 +356,7 @@ class Attempt {
   // `cause`: what the others read on the board.
   [[noreturn]] void give_up(const std::string& reason, const std::string& cause) {
     f_.groups.require_alive();
-    f_.board.say_why(name_, cause);
+    f_.board.post_reason(name_, cause);
     throw Error(ErrorKind::peer, reason);
   }
   [[noreturn]] void give_up(const std::string& reason) { give_up(reason, reason); }
@@ -366,11 +366,11 @@ class Attempt {
   void say(const std::vector<PendingPeer>& missing) {
     if (CommClock::now() < say_at_) return;
     say_at_ = CommClock::now() + say_after_;
-    if (missing != said_) f_.board.say_waiting(missing);
+    if (missing != said_) f_.board.post_waiting(missing);
     said_ = missing;
     for (const Member& member : members_)
       if (member.stage != Stage::done)
-        if (const auto why = f_.board.why(name_, member.rank.rank)) gave_up(member, *why);
+        if (const auto why = f_.board.reason_of(name_, member.rank.rank)) gave_up(member, *why);
   }
 
   void wait(milliseconds most) {

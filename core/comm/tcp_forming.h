@@ -13,7 +13,7 @@
 #include "core/base/descriptor.h"
 #include "core/comm/group.h"
 #include "core/comm/tcp.h"
-#include "core/comm/tcp_links.h"
+#include "core/comm/tcp_group_connections.h"
 
 namespace het {
 

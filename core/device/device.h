@@ -94,7 +94,7 @@ class Stopwatch {
 };
 
 // How a device reaches those of other ranks, past the host.
-struct DirectWay {
+struct DeviceTransport {
   std::string library;  // "NCCL 2.28.9": all members of a group need the same; empty: there is no way
   std::string device;   // the device's own name in the world; two ranks on one cannot go this way
   std::string problem;  // why there is none
@@ -111,7 +111,7 @@ class Device {
   virtual std::unique_ptr<Memory> allocate_staging(int64_t bytes);
   // Its addresses mean nothing to the host: communication passes through allocate_staging().
   virtual bool has_own_memory() const { return false; }
-  virtual DirectWay direct_way() { return {}; }
+  virtual DeviceTransport device_transport() { return {}; }
   // The group of `host` for operands in this device's memory, whose operations are ordered with the kernels:
   // start() comes after those launched before it, and those launched after wait() see the result. Asked for
   // only where all members of the group can (core/comm/groups.h). The device outlives it.

@@ -273,10 +273,10 @@ __global__ void combine(const Attention p, const float* parts, const float* lse,
   const int64_t i = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kWarp;
   const int lane = threadIdx.x % kWarp;
   if (i >= rows) return;
-  float most = -INFINITY, total = 0;
-  for (int split = lane; split < p.splits; split += kWarp) most = fmaxf(most, lse[split * rows + i]);
-  most = warp_max(most);
-  for (int split = lane; split < p.splits; split += kWarp) total += expf(lse[split * rows + i] - most);
+  float row_max = -INFINITY, total = 0;
+  for (int split = lane; split < p.splits; split += kWarp) row_max = fmaxf(row_max, lse[split * rows + i]);
+  row_max = warp_max(row_max);
+  for (int split = lane; split < p.splits; split += kWarp) total += expf(lse[split * rows + i] - row_max);
   total = warp_sum(total);
   const int query = static_cast<int>(i % p.queries), h = static_cast<int>(i / p.queries % p.query_heads);
   const int b = static_cast<int>(i / p.queries / p.query_heads);
@@ -284,7 +284,7 @@ __global__ void combine(const Attention p, const float* parts, const float* lse,
   for (int c = lane; c < p.head; c += kWarp) {
     float sum = 0;
     for (int split = 0; split < p.splits; ++split)
-      sum += expf(lse[split * rows + i] - most) * parts[(split * rows + i) * p.head + c];
+      sum += expf(lse[split * rows + i] - row_max) * parts[(split * rows + i) * p.head + c];
     to[c] = from_float<T>(sum / total);
   }
 }

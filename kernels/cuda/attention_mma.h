@@ -178,7 +178,7 @@ __device__ inline void write_rows(std::byte* tile, int first, const float (&sums
 // Scores of rows from `first` on and keys from `from` on that their rows do not see, or from `end` on, become
 // -infinity.
 template <int M, int N>
-__device__ inline void hide(const Attention& p, float (&s)[M][N][4], int first, int from, int end,
+__device__ inline void mask(const Attention& p, float (&s)[M][N][4], int first, int from, int end,
                             int position) {
   const int lane = threadIdx.x % kWarp;
 #pragma unroll
@@ -195,26 +195,26 @@ __device__ inline void hide(const Attention& p, float (&s)[M][N][4], int first, 
     }
 }
 
-// Online softmax: scores become exp2(c (score - most)), c = scale log2(e), `most` being the largest score of
-// a row so far, `total` the sum over the lane's columns. What was summed before has to be multiplied by
-// `shrink`. True: some row of the warp has a new maximum.
+// Online softmax: scores become exp2(c (score - row_max)), c = scale log2(e), `row_max` being the largest
+// score of a row so far, `total` the sum over the lane's columns. What was summed before has to be multiplied
+// by `shrink`. True: some row of the warp has a new maximum.
 template <int M, int N>
-__device__ inline bool soften(float (&s)[M][N][4], float (&most)[M][2], float (&total)[M][2],
-                              float (&shrink)[M][2], float c) {
+__device__ inline bool online_softmax(float (&s)[M][N][4], float (&row_max)[M][2], float (&total)[M][2],
+                                      float (&shrink)[M][2], float c) {
   bool grown = false;
 #pragma unroll
   for (int m = 0; m < M; ++m)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float now = most[m][half];
+      float now = row_max[m][half];
 #pragma unroll
       for (int n = 0; n < N; ++n) now = fmaxf(now, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
       now = fmaxf(now, __shfl_xor_sync(~0u, now, 1));
       now = fmaxf(now, __shfl_xor_sync(~0u, now, 2));
       const float base = now == -INFINITY ? 0.0f : now * c;  // the row has seen no key yet
-      grown |= now > most[m][half];
-      shrink[m][half] = fast_exp2(most[m][half] * c - base);
-      most[m][half] = now;
+      grown |= now > row_max[m][half];
+      shrink[m][half] = fast_exp2(row_max[m][half] * c - base);
+      row_max[m][half] = now;
       float sum = 0;
 #pragma unroll
       for (int n = 0; n < N; ++n)
@@ -239,7 +239,7 @@ __device__ inline void rescale(float (&sums)[M][D][4], const float (&shrink)[M][
 // The results of a warp's rows, through its rows of the tile of queries.
 template <int kRows, typename T, int M, int D>
 __device__ inline void finish(const Attention& p, const RowBlock& block, int warp_row, std::byte* query_tile,
-                              const float (&sums)[M][D][4], const float (&most)[M][2],
+                              const float (&sums)[M][D][4], const float (&row_max)[M][2],
                               const float (&total)[M][2], const Results<T>& results) {
   const int lane = threadIdx.x % kWarp, b = block.b, h = block.h;
   float factors[M][2];
@@ -256,7 +256,7 @@ __device__ inline void finish(const Attention& p, const RowBlock& block, int war
       if (row >= p.rows()) continue;
       const int64_t index = p.index(b, p.query_of(row), p.head_of(h, row));
       if (results.lse != nullptr && lane % 4 == 0)
-        results.lse[split + index] = sum == 0 ? -INFINITY : most[m][half] * p.scale + logf(sum);
+        results.lse[split + index] = sum == 0 ? -INFINITY : row_max[m][half] * p.scale + logf(sum);
       if (p.splits == 1) continue;
       float* to = results.parts + (split + index) * p.head;
 #pragma unroll
@@ -302,15 +302,15 @@ __global__ void __launch_bounds__(kMmaThreads, kHead == 64 ? 3 : 2)
   }
 
   const float c = p.scale * kLog2e;
-  float sums[M][kHead / 8][4] = {}, most[M][2], total[M][2];
+  float sums[M][kHead / 8][4] = {}, row_max[M][2], total[M][2];
 #pragma unroll
   for (int m = 0; m < M; ++m)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      most[m][half] = -INFINITY;
+      row_max[m][half] = -INFINITY;
       total[m][half] = 0;
     }
-  const int fewest = min(block.end, p.visible(block.first + warp_row, start));
+  const int min_visible = min(block.end, p.visible(block.first + warp_row, start));
   const int warp_end = block.first + warp_row >= p.rows()
                            ? 0
                            : min(block.end, p.visible(block.first + warp_row + 16 * M - 1, start));
@@ -324,13 +324,13 @@ __global__ void __launch_bounds__(kMmaThreads, kHead == 64 ? 3 : 2)
 
     float s[M][N][4];
     multiply<T, kHead, kRows, kKeys>(s, query_tile, warp_row, key_tiles + stage * kTileBytes);
-    if (from + kKeys > fewest) hide(p, s, block.first + warp_row, from, block.end, start);
+    if (from + kKeys > min_visible) mask(p, s, block.first + warp_row, from, block.end, start);
     float shrink[M][2];
-    if (soften(s, most, total, shrink, c)) rescale(sums, shrink);
+    if (online_softmax(s, row_max, total, shrink, c)) rescale(sums, shrink);
     accumulate<T, kHead>(sums, s, value_tiles + stage * kTileBytes);
   }
 
-  finish<kRows>(p, block, warp_row, dynamic_shared(), sums, most, total, results);
+  finish<kRows>(p, block, warp_row, dynamic_shared(), sums, row_max, total, results);
 }
 
 // ---- backward ----
@@ -373,7 +373,7 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
       const int row = block.first + warp_row + m * 16 + half * 8 + lane / 4;
       pair[m][half] = pairs[(static_cast<int64_t>(b) * p.query_heads + h) * pairs_of_head + row];
     }
-  const int fewest = p.visible(block.first + warp_row, 0);
+  const int min_visible = p.visible(block.first + warp_row, 0);
   const int warp_end =
       block.first + warp_row >= p.queries ? 0 : p.visible(block.first + warp_row + 16 * M - 1, 0);
 
@@ -394,7 +394,7 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
 #pragma unroll
         for (int e = 0; e < 4; ++e)
           s[m][n][e] = fast_exp2(fmaf(s[m][n][e], c, -pair[m][e / 2].x)) * (d[m][n][e] - pair[m][e / 2].y);
-    if (from + kKeys > fewest)
+    if (from + kKeys > min_visible)
 #pragma unroll
       for (int m = 0; m < M; ++m)
 #pragma unroll

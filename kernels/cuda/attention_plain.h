@@ -124,8 +124,8 @@ __global__ void __launch_bounds__(kPlainThreads)
     return q + p.q.at(b, p.query_of(row), p.head_of(h, row));
   });
 
-  float sums[P][Tile::kSums][4] = {}, most[P], total[P] = {};
-  for (int i = 0; i < P; ++i) most[i] = -INFINITY;
+  float sums[P][Tile::kSums][4] = {}, row_max[P], total[P] = {};
+  for (int i = 0; i < P; ++i) row_max[i] = -INFINITY;
   for (int from = block.begin; from < block.end; from += R) {
     __syncthreads();
     load_tile<kHead>(keys, block.end - from, p.head,
@@ -144,10 +144,10 @@ __global__ void __launch_bounds__(kPlainThreads)
         s[i][j] = from + tx + kSide * j < limit ? s[i][j] * p.scale : -INFINITY;
         now = fmaxf(now, s[i][j]);
       }
-      now = fmaxf(most[i], row_combine(now, [](float x, float y) { return fmaxf(x, y); }));
+      now = fmaxf(row_max[i], row_combine(now, [](float x, float y) { return fmaxf(x, y); }));
       const float base = now == -INFINITY ? 0.0f : now;  // the row has seen no key yet
-      const float shrink = expf(most[i] - base);
-      most[i] = now;
+      const float shrink = expf(row_max[i] - base);
+      row_max[i] = now;
       total[i] *= shrink;
 #pragma unroll
       for (int j = 0; j < P; ++j) total[i] += s[i][j] = expf(s[i][j] - base);
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(kPlainThreads)
     const int64_t index = p.index(b, query, head);
     const float factor = sum == 0 ? 0.0f : 1.0f / sum;
     if (results.lse != nullptr && tx == 0)
-      results.lse[split + index] = sum == 0 ? -INFINITY : most[i] + logf(sum);
+      results.lse[split + index] = sum == 0 ? -INFINITY : row_max[i] + logf(sum);
     if (p.splits > 1)
       write_row<kHead>(results.parts + (split + index) * p.head, sums[i], factor, p.head);
     else

@@ -64,14 +64,14 @@ __global__ void __launch_bounds__(WarpgroupTile::kThreads, 1)
   commit_copies();
 
   const float c = p.scale * kLog2e;
-  float sums[1][D][4] = {}, most[1][2] = {{-INFINITY, -INFINITY}}, total[1][2] = {};
-  const int fewest = min(block.end, p.visible(block.first + warp_row, 0));
+  float sums[1][D][4] = {}, row_max[1][2] = {{-INFINITY, -INFINITY}}, total[1][2] = {};
+  const int min_visible = min(block.end, p.visible(block.first + warp_row, 0));
 
   // Scores to probabilities, as operands of the next product.
   uint32_t rows[N / 2][4];
   const auto soften_tile = [&](float(&s)[1][N][4], float(&shrink)[1][2], int tile) {
-    if (tile * kKeys + kKeys > fewest) hide(p, s, block.first + warp_row, tile * kKeys, block.end, 0);
-    return soften(s, most, total, shrink, c);
+    if (tile * kKeys + kKeys > min_visible) mask(p, s, block.first + warp_row, tile * kKeys, block.end, 0);
+    return online_softmax(s, row_max, total, shrink, c);
   };
   const auto keep_rows = [&](const float(&s)[1][N][4]) {
 #pragma unroll
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(WarpgroupTile::kThreads, 1)
   multiply_values(sums, rows, tiles - 1);
   wait_for_products<0>();
   hold_registers(sums[0]);
-  finish<kRows>(p, block, warp_row, dynamic_shared() + (query_tile - start), sums, most, total, results);
+  finish<kRows>(p, block, warp_row, dynamic_shared() + (query_tile - start), sums, row_max, total, results);
 #endif
 }
 

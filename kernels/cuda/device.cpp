@@ -267,7 +267,7 @@ class CudaDevice final : public Device {
   }
 
   void enter() override { use(); }
-  DirectWay direct_way() override { return interconnect_.way(); }
+  DeviceTransport device_transport() override { return interconnect_.way(); }
   std::shared_ptr<Communicator> connect(std::shared_ptr<Communicator> host) override {
     use();
     return interconnect_.connect(std::move(host));

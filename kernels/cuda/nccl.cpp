@@ -8,8 +8,8 @@ namespace het::HET_CUDA {
 
 using Lock = OperationTracker::Lock;
 
-DirectWay Interconnect::way() {
-  DirectWay way;
+DeviceTransport Interconnect::way() {
+  DeviceTransport way;
   if (!nccl_library().library.problem.empty()) {
     way.problem = nccl_library().library.problem;
     return way;

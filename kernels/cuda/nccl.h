@@ -20,7 +20,7 @@ class Interconnect {
   Interconnect(const Interconnect&) = delete;
   Interconnect& operator=(const Interconnect&) = delete;
 
-  DirectWay way();
+  DeviceTransport way();
   // As Device::connect.
   std::shared_ptr<Communicator> connect(std::shared_ptr<Communicator> host);
   // Wait until the compute stream is done. Throws Error(peer) once for each failure that lost an operation;

@@ -65,11 +65,13 @@ std::vector<NcclGroup::Entry> NcclGroup::agree(const std::vector<NcclLane*>& fre
     if (others != (channel.is_message() ? 2 : size())) {
       problem = channel.is_message()
                     ? fmt::format("of the message from {} to {} with tag {}, only {} has its end",
-                                  call(channel.from), call(channel.to), channel.tag, call(entry.rank))
+                                  peer_name(channel.from), peer_name(channel.to), channel.tag,
+                                  peer_name(entry.rank))
                     : fmt::format("not every rank of group '{}' has collectives to connect for", name());
     } else if (entry.rank == maker && entry.is_new != 0 && entry.has_id == 0) {
-      problem = fmt::format(
-          "NCCL of {} could not begin: it finds no network, perhaps; NCCL_DEBUG=INFO says more", call(maker));
+      problem =
+          fmt::format("NCCL of {} could not begin: it finds no network, perhaps; NCCL_DEBUG=INFO says more",
+                      peer_name(maker));
     }
     if (entry.rank == maker) ids.push_back(entry);
   }

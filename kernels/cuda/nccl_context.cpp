@@ -227,9 +227,9 @@ std::string lost_among(const std::vector<int>& peers, FailureDetector& detector)
 std::string waiting_sentence(FailureDetector& detector, int rank, const std::string& what,
                              CommClock::time_point since, std::vector<int> missing,
                              std::optional<int64_t> sequence) {
-  std::string text = waiting_text(detector.call(rank), since, what);
+  std::string text = waiting_text(detector.peer_name(rank), since, what);
   if (sequence) {  // those who wait for the same are no suspects
-    detector.say_waiting(*sequence);
+    detector.post_waiting(*sequence);
     std::this_thread::sleep_for(kSay);
     std::vector<int> suspects;
     for (const int peer : missing)
@@ -238,7 +238,7 @@ std::string waiting_sentence(FailureDetector& detector, int rank, const std::str
   }
   if (missing.empty()) return text + "; all ranks say that they wait for it, but the GPUs do not finish it";
   for (size_t i = 0; i < missing.size(); ++i)
-    text += fmt::format("{} {} has not arrived", i == 0 ? ":" : ",", detector.call(missing[i]));
+    text += fmt::format("{} {} has not arrived", i == 0 ? ":" : ",", detector.peer_name(missing[i]));
   return text;
 }
 

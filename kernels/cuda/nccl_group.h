@@ -46,8 +46,8 @@ class NcclGroup final : public Communicator, public std::enable_shared_from_this
   using Lock = OperationTracker::Lock;
   struct Entry;
 
-  std::string call(int peer) const { return detector_.call(peer); }
-  std::string self() const { return call(rank()); }
+  std::string peer_name(int peer) const { return detector_.peer_name(peer); }
+  std::string self() const { return peer_name(rank()); }
   std::vector<int> all_peers() const;
   NcclLane& lane_for(const CollectiveRequest& request);
   std::vector<Entry> exchange(const std::vector<Entry>& own);

@@ -27,7 +27,7 @@ class ReferenceOnGpu final : public Device {
   bool has_own_memory() const override { return true; }
   void enter() override { gpu_->enter(); }
   int64_t available_bytes() const override { return gpu_->available_bytes(); }
-  DirectWay direct_way() override { return interconnect_.way(); }
+  DeviceTransport device_transport() override { return interconnect_.way(); }
   std::shared_ptr<Communicator> connect(std::shared_ptr<Communicator> host) override {
     return interconnect_.connect(std::move(host));
   }

@@ -63,7 +63,7 @@ TEST_CASE("operations that share a way follow each other; the two directions do 
 TEST_CASE("a shaped operation is held back, computes the same, and can be aborted meanwhile", "[comm]") {
   const FabricMaker maker = [](int size, const Timeouts& timeouts) {
     std::vector<std::function<std::shared_ptr<Fabric>()>> makers;
-    // Links of all ranks alike: pacers keep no word of whose they are, but each rank needs its own ways.
+    // All ranks have equal links. A pacer does not record whose it is, but each rank needs its own.
     for (const auto& fabric : make_loopback(size, {timeouts, [] { return make_shaped_links(slow); }}))
       makers.emplace_back([fabric] { return fabric; });
     return makers;

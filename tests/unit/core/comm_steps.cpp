@@ -46,9 +46,9 @@ struct Recorder {
   std::vector<CollectiveStep> steps;
 };
 
-class RecordingWire final : public Wire {
+class RecordingChannel final : public Channel {
  public:
-  RecordingWire(Recorder& recorder, int rank) : recorder_(recorder), rank_(rank) {}
+  RecordingChannel(Recorder& recorder, int rank) : recorder_(recorder), rank_(rank) {}
   void send(int peer, const std::byte* from, int64_t bytes) override {
     std::lock_guard lock(recorder_.mutex);
     const size_t step = recorder_.latest[static_cast<size_t>(rank_)];
@@ -90,12 +90,12 @@ std::vector<CollectiveStep> recorded(const std::vector<CollectiveRequest>& reque
       const CollectiveRequest& request = requests[static_cast<size_t>(rank)];
       const auto in = buffer(input_elements(request, rank, size));
       auto out = buffer(output_elements(request, rank, size));
-      RecordingWire wire(recorder, rank);
+      RecordingChannel channel(recorder, rank);
       std::atomic<int64_t> bytes_sent{0};
-      Lanes lanes(
-          wire, size, [] {}, bytes_sent);
+      ChannelState state(
+          channel, size, [] {}, bytes_sent);
       Scratch scratch = make_scratch(scratch_bytes_of(request, rank, size), size);
-      run_collective(request, rank, size, lanes, in.data(), out.data(), scratch);
+      run_collective(request, rank, size, state, in.data(), out.data(), scratch);
     });
   for (std::thread& thread : threads) thread.join();
   return sorted(std::move(recorder.steps));

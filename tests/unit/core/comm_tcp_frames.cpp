@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "core/comm/tcp.h"
-#include "core/comm/tcp_links.h"
+#include "core/comm/tcp_group_connections.h"
 #include "tests/unit/core/comm_tcp_testing.h"
 
 using namespace het;
@@ -18,36 +18,36 @@ namespace {
 
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-// The links of a group of two over one connection; this one is rank `self` of it.
-std::unique_ptr<TcpLinks> links_of(Descriptor socket, int self,
-                                   std::function<void(int, bool)> ended = nullptr) {
+// The connections of a group of two over one connection; this one is rank `self` of it.
+std::unique_ptr<TcpGroupConnections> connections_of(Descriptor socket, int self,
+                                                    std::function<void(int, bool)> ended = nullptr) {
   std::vector<TcpPeer> peers(2);
   for (int peer = 0; peer < 2; ++peer)
     peers[static_cast<size_t>(peer)].rank = {peer, fmt::format("host{}", peer), -1};
   peers[static_cast<size_t>(1 - self)].socket = std::move(socket);
-  auto links =
-      std::make_unique<TcpLinks>(std::make_shared<TcpIo>(), std::move(peers), self, std::move(ended));
-  links->watch([](int) {});
-  return links;
+  auto connections = std::make_unique<TcpGroupConnections>(std::make_shared<TcpIo>(), std::move(peers), self,
+                                                           std::move(ended));
+  connections->watch([](int) {});
+  return connections;
 }
 
 // Ranks 0 and 1.
 struct Pair {
-  std::array<std::unique_ptr<TcpLinks>, 2> links;
+  std::array<std::unique_ptr<TcpGroupConnections>, 2> connections;
   Pair() {
     auto [first, second] = tcp_pair();
-    links[0] = links_of(std::move(first), 0);
-    links[1] = links_of(std::move(second), 1);
+    connections[0] = connections_of(std::move(first), 0);
+    connections[1] = connections_of(std::move(second), 1);
   }
 };
 
 // Rank 0, and the other end played by hand.
 struct Played {
-  std::unique_ptr<TcpLinks> links;
+  std::unique_ptr<TcpGroupConnections> connections;
   Descriptor socket;
   explicit Played(std::function<void(int, bool)> ended = nullptr) {
     auto [first, second] = tcp_pair();
-    links = links_of(std::move(first), 0, std::move(ended));
+    connections = connections_of(std::move(first), 0, std::move(ended));
     socket = std::move(second);
   }
 };
@@ -66,8 +66,8 @@ Outcome outcome_of(const std::function<void()>& body) {
   return {};
 }
 
-void await_received(Wire& wire) {
-  while (!wire.received(1)) {
+void await_received(Channel& channel) {
+  while (!channel.received(1)) {
   }
 }
 
@@ -85,19 +85,19 @@ int64_t size_in(std::mt19937& random) {
 std::byte byte_of(uint32_t seed, int64_t at) { return static_cast<std::byte>((seed * 31U + at * 7U) >> 2); }
 
 // Messages of one channel in both directions, some posted ahead. Both ends draw the same sizes.
-std::string talk(TcpLinks& links, int self, uint64_t channel, int messages) {
+std::string talk(TcpGroupConnections& connections, int self, uint64_t number, int messages) {
   constexpr size_t kAhead = 3;
   const int peer = 1 - self;
-  const std::unique_ptr<Wire> wire = links.wire(channel);
-  std::mt19937 sizes[2] = {std::mt19937(static_cast<uint32_t>(channel * 2)),
-                           std::mt19937(static_cast<uint32_t>(channel * 2 + 1))};
-  std::mt19937 pace(static_cast<uint32_t>(channel * 5 + static_cast<uint64_t>(self)));
+  const std::unique_ptr<Channel> channel = connections.open_channel(number);
+  std::mt19937 sizes[2] = {std::mt19937(static_cast<uint32_t>(number * 2)),
+                           std::mt19937(static_cast<uint32_t>(number * 2 + 1))};
+  std::mt19937 pace(static_cast<uint32_t>(number * 5 + static_cast<uint64_t>(self)));
   std::vector<Bytes> out(kAhead), in(kAhead);
   const auto check = [&](int m) -> std::string {
     const Bytes& bytes = in[static_cast<size_t>(m) % kAhead];
     for (size_t i = 0; i < bytes.size(); ++i)
       if (bytes[i] != byte_of(static_cast<uint32_t>(m + peer), static_cast<int64_t>(i)))
-        return fmt::format("channel {}, message {} of {} bytes differs at {}", channel, m, bytes.size(), i);
+        return fmt::format("channel {}, message {} of {} bytes differs at {}", number, m, bytes.size(), i);
     return {};
   };
   for (int m = 0, done = 0; done < messages;) {
@@ -105,10 +105,10 @@ std::string talk(TcpLinks& links, int self, uint64_t channel, int messages) {
     if (!post && m == done) continue;
     if (pace() % 8 == 0) std::this_thread::yield();
     if (!post) {
-      while (!wire->received(peer)) {
+      while (!channel->received(peer)) {
       }
       if (std::string problem = check(done); !problem.empty()) return problem;
-      while (!wire->sent(peer)) {
+      while (!channel->sent(peer)) {
       }
       ++done;
       continue;
@@ -118,8 +118,10 @@ std::string talk(TcpLinks& links, int self, uint64_t channel, int messages) {
     in[slot].assign(static_cast<size_t>(size_in(sizes[peer])), std::byte{0xee});
     for (size_t i = 0; i < out[slot].size(); ++i)
       out[slot][i] = byte_of(static_cast<uint32_t>(m + self), static_cast<int64_t>(i));
-    const auto send = [&] { wire->send(peer, out[slot].data(), static_cast<int64_t>(out[slot].size())); };
-    const auto receive = [&] { wire->receive(peer, in[slot].data(), static_cast<int64_t>(in[slot].size())); };
+    const auto send = [&] { channel->send(peer, out[slot].data(), static_cast<int64_t>(out[slot].size())); };
+    const auto receive = [&] {
+      channel->receive(peer, in[slot].data(), static_cast<int64_t>(in[slot].size()));
+    };
     if (pace() % 2 == 0) {
       send();
       receive();
@@ -167,7 +169,7 @@ TEST_CASE("messages of any size on many channels arrive whole and in order, whic
       threads.emplace_back([&, self, channel] {
         std::string& problem = problems[static_cast<size_t>(self) * kChannels + channel];
         const Outcome outcome = outcome_of(
-            [&] { problem = talk(*pair.links[static_cast<size_t>(self)], self, channel, kMessages); });
+            [&] { problem = talk(*pair.connections[static_cast<size_t>(self)], self, channel, kMessages); });
         problem += outcome.error + outcome.lost;
       });
   for (std::thread& thread : threads) thread.join();
@@ -177,7 +179,7 @@ TEST_CASE("messages of any size on many channels arrive whole and in order, whic
 TEST_CASE("a message counts as sent once its receiver has posted for it, small or large", "[comm]") {
   for (const int64_t size : {int64_t{0}, int64_t{8}, kEagerBytes + 1}) {
     Pair pair;
-    const auto from = pair.links[0]->wire(3), to = pair.links[1]->wire(3);
+    const auto from = pair.connections[0]->open_channel(3), to = pair.connections[1]->open_channel(3);
     Bytes out(static_cast<size_t>(size), std::byte{7}), in(out.size());
     from->send(1, out.data(), size);
     std::atomic<bool> posted = false, early = false;
@@ -200,7 +202,8 @@ TEST_CASE("a message counts as sent once its receiver has posted for it, small o
 TEST_CASE("a small message waits for nothing behind a large one that its receiver has not posted for",
           "[comm]") {
   Pair pair;
-  const auto large = pair.links[0]->wire(1), small = pair.links[0]->wire(2), to = pair.links[1]->wire(2);
+  const auto large = pair.connections[0]->open_channel(1), small = pair.connections[0]->open_channel(2),
+             to = pair.connections[1]->open_channel(2);
   Bytes much(50'000'000), little(100, std::byte{3}), in(100);
   large->send(1, much.data(), static_cast<int64_t>(much.size()));
   small->send(1, little.data(), 100);
@@ -211,21 +214,21 @@ TEST_CASE("a small message waits for nothing behind a large one that its receive
   while (!small->sent(1)) {
   }
   CHECK(in == little);
-  pair.links[0]->cut();
+  pair.connections[0]->cut();
   other.join();
 }
 
 TEST_CASE("after a cut in the midst of a message nothing is written to the receiver's memory", "[comm]") {
   Played played;
-  const auto wire = played.links->wire(0);
+  const auto channel = played.connections->open_channel(0);
   constexpr int64_t kSize = 900'000;
   Bytes memory(kSize, std::byte{1});
-  wire->receive(1, memory.data(), kSize);
-  std::thread waiting([&] { wire->received(1); });  // until the cut
+  channel->receive(1, memory.data(), kSize);
+  std::thread waiting([&] { channel->received(1); });  // until the cut
   REQUIRE(next_frame(played.socket) == Frame{FrameKind::ready, 0, 0, kSize});
   write_all(played.socket, text_of({FrameKind::data, kSize, 0, kSize}) + std::string(kSize / 2, '\2'));
   std::this_thread::sleep_for(milliseconds(30));  // the half is there, if the machine is not too busy
-  played.links->cut();
+  played.connections->cut();
   waiting.join();
   std::fill(memory.begin(), memory.end(), std::byte{5});
   write_all(played.socket, std::string(kSize / 2, '\3'));
@@ -237,14 +240,14 @@ TEST_CASE(
     "after a cut in the midst of a message nothing is read from the sender's memory, and it says goodbye",
     "[comm]") {
   Played played;
-  const auto wire = played.links->wire(4);
+  const auto channel = played.connections->open_channel(4);
   constexpr int64_t kSize = 64'000'000;
   Bytes memory(kSize, std::byte{1});
-  wire->send(1, memory.data(), kSize);
-  std::thread waiting([&] { wire->sent(1); });
+  channel->send(1, memory.data(), kSize);
+  std::thread waiting([&] { channel->sent(1); });
   write_all(played.socket, text_of({FrameKind::ready, 0, 4, kSize}));
   std::string came = read_bytes(played.socket, 3'000'000);
-  played.links->cut();
+  played.connections->cut();
   waiting.join();
   std::fill(memory.begin(), memory.end(), std::byte{9});
   came += read_bytes(played.socket, kSize * 2);
@@ -262,7 +265,7 @@ TEST_CASE(
   }
   CHECK(goodbye);
   CHECK(payload < kSize);
-  CHECK(outcome_of([&] { wire->send(1, memory.data(), 1); }).lost == "1: its connection was closed here");
+  CHECK(outcome_of([&] { channel->send(1, memory.data(), 1); }).lost == "1: its connection was closed here");
 }
 
 TEST_CASE("what a peer sent before it was gone is received, and then it is lost", "[comm]") {
@@ -273,20 +276,20 @@ TEST_CASE("what a peer sent before it was gone is received, and then it is lost"
       std::lock_guard lock(mutex);
       ended.emplace_back(rank, left);
     });
-    const auto wire = played.links->wire(0);
+    const auto channel = played.connections->open_channel(0);
     std::string sent = text_of({FrameKind::data, 3, 0, 3}) + "abc";
     if (goodbye) sent += text_of({FrameKind::goodbye, 0, 0, 0});
     write_all(played.socket, sent);
     played.socket = Descriptor();
-    while (!played.links->gone(1)) std::this_thread::yield();
+    while (!played.connections->gone(1)) std::this_thread::yield();
     std::string in(3, ' '), more(3, ' ');
-    wire->receive(1, reinterpret_cast<std::byte*>(in.data()), 3);
-    await_received(*wire);
+    channel->receive(1, reinterpret_cast<std::byte*>(in.data()), 3);
+    await_received(*channel);
     CHECK(in == "abc");
-    wire->receive(1, reinterpret_cast<std::byte*>(more.data()), 3);
-    CHECK(outcome_of([&] { wire->received(1); }).lost ==
+    channel->receive(1, reinterpret_cast<std::byte*>(more.data()), 3);
+    CHECK(outcome_of([&] { channel->received(1); }).lost ==
           (goodbye ? "1: it left" : "1: its connection closed"));
-    played.links = nullptr;
+    played.connections = nullptr;
     CHECK(ended == std::vector{std::pair(1, goodbye)});
   }
 }
@@ -294,7 +297,7 @@ TEST_CASE("what a peer sent before it was gone is received, and then it is lost"
 TEST_CASE("two ends that disagree about the size of a message say so, and which end says what", "[comm]") {
   for (const int64_t size : {int64_t{10}, kEagerBytes * 2}) {
     Pair pair;
-    const auto from = pair.links[0]->wire(5), to = pair.links[1]->wire(5);
+    const auto from = pair.connections[0]->open_channel(5), to = pair.connections[1]->open_channel(5);
     Bytes out(static_cast<size_t>(size)), in(static_cast<size_t>(size + 8));
     from->send(1, out.data(), size);
     to->receive(0, in.data(), size + 8);
@@ -314,7 +317,7 @@ TEST_CASE("two ends that disagree about the size of a message say so, and which 
                                  }
                                }).error;
     if (size <= kEagerBytes) other.join();
-    pair.links[1]->cut();
+    pair.connections[1]->cut();
     if (other.joinable()) other.join();
     CHECK(sender == fmt::format("rank 1 (host1) expects {} bytes where this rank sends {}", size + 8, size));
     if (size <= kEagerBytes)
@@ -326,14 +329,14 @@ TEST_CASE("two ends that disagree about the size of a message say so, and which 
 TEST_CASE("a peer that sends a wrong length, or what was not asked for, is cut off without harm", "[comm]") {
   const auto lost_by = [](const std::string& bytes) {
     Played played;
-    const auto wire = played.links->wire(0);
+    const auto channel = played.connections->open_channel(0);
     Bytes memory(100, std::byte{1}), guard(4096, std::byte{1});
-    wire->receive(1, memory.data(), 80);
+    channel->receive(1, memory.data(), 80);
     std::thread hand([&] {
       write_all(played.socket, bytes);
       played.socket = Descriptor();
     });
-    const Outcome outcome = outcome_of([&] { await_received(*wire); });
+    const Outcome outcome = outcome_of([&] { await_received(*channel); });
     hand.join();
     for (size_t i = 80; i < memory.size(); ++i) HET_REQUIRE(memory[i] == std::byte{1}, i);
     return outcome.error + outcome.lost;
@@ -355,9 +358,9 @@ TEST_CASE("random bytes from a peer never do more than end its connection", "[co
   std::mt19937 random(3);
   for (int trial = 0; trial < 200; ++trial) {
     Played played;
-    const auto wire = played.links->wire(0);
+    const auto channel = played.connections->open_channel(0);
     Bytes memory(64 + 16, std::byte{1});
-    wire->receive(1, memory.data(), 64);
+    channel->receive(1, memory.data(), 64);
     std::string bytes;
     for (int i = 0; i < 30; ++i) {
       const auto kind = static_cast<FrameKind>(1 + random() % 5);
@@ -368,9 +371,9 @@ TEST_CASE("random bytes from a peer never do more than end its connection", "[co
     }
     write_all(played.socket, bytes);
     played.socket = Descriptor();
-    outcome_of([&] { await_received(*wire); });
-    while (!played.links->gone(1)) {
-      if (!outcome_of([&] { await_received(*wire); }).error.empty()) break;  // sizes disagree
+    outcome_of([&] { await_received(*channel); });
+    while (!played.connections->gone(1)) {
+      if (!outcome_of([&] { await_received(*channel); }).error.empty()) break;  // sizes disagree
     }
     for (size_t i = 64; i < memory.size(); ++i) REQUIRE(memory[i] == std::byte{1});
   }

@@ -398,11 +398,11 @@ class HostOfTheLiving final : public Communicator, public FailureDetector {
   FailureDetector* failure_detector() override { return this; }
 
   const Timeouts& timeouts() const override { return group_->failure_detector()->timeouts(); }
-  std::string call(int peer) const override { return fmt::format("rank {} (host{})", peer, peer); }
+  std::string peer_name(int peer) const override { return fmt::format("rank {} (host{})", peer, peer); }
   std::string lost(int peer) override {
-    return peer == dead_ ? call(peer) + " is gone (its connection closed)" : "";
+    return peer == dead_ ? peer_name(peer) + " is gone (its connection closed)" : "";
   }
-  void say_waiting(int64_t sequence) override { group_->failure_detector()->say_waiting(sequence); }
+  void post_waiting(int64_t sequence) override { group_->failure_detector()->post_waiting(sequence); }
   bool is_waiting(int peer, int64_t sequence) override {
     return group_->failure_detector()->is_waiting(peer, sequence);
   }
@@ -565,18 +565,18 @@ TEST_CASE("an operation between GPUs that is given up ends its group", "[nccl]")
 TEST_CASE("GPUs are reached directly only where all members of a group can", "[nccl]") {
   class Other final : public Device {  // a GPU as another rank might have it
    public:
-    Other(DirectWay way) : way_(std::move(way)) {}
+    Other(DeviceTransport way) : way_(std::move(way)) {}
     std::string name() const override { return "other"; }
     std::unique_ptr<Memory> allocate(int64_t) override { return nullptr; }
     bool has_own_memory() const override { return true; }
-    DirectWay direct_way() override { return way_; }
+    DeviceTransport device_transport() override { return way_; }
     int64_t available_bytes() const override { return 0; }
     std::unique_ptr<Kernel> prepare(const KernelRequest&) override { return nullptr; }
     void copy_in(std::byte*, const std::byte*, int64_t) override {}
     void copy_out(std::byte*, const std::byte*, int64_t) override {}
 
    private:
-    DirectWay way_;
+    DeviceTransport way_;
   };
   class Processor final : public Device {
    public:
@@ -610,11 +610,11 @@ TEST_CASE("GPUs are reached directly only where all members of a group can", "[n
   CHECK(way_of([&](int) { return gpu(3); }) ==
         "ranks 0,1: through the memory of hosts (ranks 0 and 1 share one device)");
   CHECK(way_of([&](int rank) -> std::shared_ptr<Device> {
-          return rank == 0 ? gpu(0) : std::make_shared<Other>(DirectWay{"NCCL 2.27.3", "x", ""});
+          return rank == 0 ? gpu(0) : std::make_shared<Other>(DeviceTransport{"NCCL 2.27.3", "x", ""});
         }) == "ranks 0,1: through the memory of hosts (rank 0 has NCCL 2.28.9, rank 1 has NCCL 2.27.3)");
-  CHECK(
-      way_of([&](int rank) -> std::shared_ptr<Device> {
-        return rank == 0 ? gpu(0) : std::make_shared<Other>(DirectWay{"", "", "libnccl.so.2 was not found"});
-      }) == "ranks 0,1: through the memory of hosts (rank 1: libnccl.so.2 was not found)");
+  CHECK(way_of([&](int rank) -> std::shared_ptr<Device> {
+          return rank == 0 ? gpu(0)
+                           : std::make_shared<Other>(DeviceTransport{"", "", "libnccl.so.2 was not found"});
+        }) == "ranks 0,1: through the memory of hosts (rank 1: libnccl.so.2 was not found)");
   CHECK(way_of([](int) { return std::make_shared<Processor>(); }) == "");
 }

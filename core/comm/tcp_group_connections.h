@@ -1,5 +1,5 @@
-// The Links of one group over TCP connections: channels, waits, and the watch for peers that go. Internal to
-// core/comm.
+// The Connections of one group over TCP connections: channels, waits, and the watch for peers that go.
+// Internal to core/comm.
 #pragma once
 
 #include <functional>
@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "core/comm/channel.h"
 #include "core/comm/status_board.h"
 #include "core/comm/tcp_connection.h"
-#include "core/comm/wire.h"
 
 namespace het {
 
@@ -19,17 +19,17 @@ struct TcpPeer {
   Descriptor socket;  // after the hellos; none for this rank
 };
 
-class TcpWire;
+class TcpChannel;
 
-class TcpLinks final : public Links {
+class TcpGroupConnections final : public Connections {
  public:
   // `peers`: all of the group, by rank of the group; `self`: this one. `ended`: of the connection with this
   // rank of the fabric, on a thread of `io`.
-  TcpLinks(std::shared_ptr<TcpIo> io, std::vector<TcpPeer> peers, int self,
-           std::function<void(int rank, bool goodbye)> ended);
-  ~TcpLinks() override;
+  TcpGroupConnections(std::shared_ptr<TcpIo> io, std::vector<TcpPeer> peers, int self,
+                      std::function<void(int rank, bool goodbye)> ended);
+  ~TcpGroupConnections() override;
 
-  std::unique_ptr<Wire> wire(uint64_t channel) override;
+  std::unique_ptr<Channel> open_channel(uint64_t number) override;
   void cut() override;
   void watch(std::function<void(int peer)> gone) override;
   void unwatch() override;
@@ -42,9 +42,9 @@ class TcpLinks final : public Links {
     std::recursive_mutex calling;  // held in a call: unwatch() may come from within it
     std::function<void(int)> gone;
     std::mutex mutex;
-    std::vector<TcpWire*> wires;  // guarded by mutex
+    std::vector<TcpChannel*> channels;  // guarded by mutex
   };
-  friend class TcpWire;
+  friend class TcpChannel;
 
   const std::shared_ptr<TcpIo> io_;  // goes last
   std::vector<PendingPeer> ranks_;

@@ -10,7 +10,7 @@
 
 namespace het {
 
-// Thrown by a Wire: the connection to `peer` broke. Whether the peer died or left is for the group to find
+// Thrown by a Channel: the connection to `peer` broke. Whether the peer died or left is for the group to find
 // out.
 struct LostPeer {
   int peer;
@@ -19,9 +19,9 @@ struct LostPeer {
 
 // One channel: messages between this rank and each peer, in the order posted on both ends; both ends agree on
 // the bytes. Used by one thread, except interrupt().
-class Wire {
+class Channel {
  public:
-  virtual ~Wire() = default;
+  virtual ~Channel() = default;
   // Post a message. Returns at once; the memory is in use until sent()/received() has returned true for it.
   // It may travel only when this thread waits.
   virtual void send(int peer, const std::byte* from, int64_t bytes) = 0;
@@ -34,16 +34,17 @@ class Wire {
   virtual void interrupt() = 0;
 };
 
-// The connections of one group. Thread-safe; outlives its wires.
-class Links {
+// The connections of one group. Thread-safe; outlives its channels.
+class Connections {
  public:
-  virtual ~Links() = default;
-  virtual std::unique_ptr<Wire> wire(uint64_t channel) = 0;
+  virtual ~Connections() = default;
+  virtual std::unique_ptr<Channel> open_channel(uint64_t number) = 0;
   // Close all connections, so that peers notice. Afterwards nothing reads or writes posted memory, waits
   // return false, and posting throws LostPeer.
   virtual void cut() = 0;
-  // Call `gone(peer)`, from a thread of the links', when a connection closes while nobody waits for that
-  // peer: it died, left, or is done. Called once, before any wire is made; no call comes after unwatch().
+  // Call `gone(peer)`, from a thread of the connections, when a connection closes while nobody waits for that
+  // peer: it died, left, or is done. Called once, before any channel is opened; no call comes after
+  // unwatch().
   virtual void watch(std::function<void(int peer)> gone) = 0;
   virtual void unwatch() = 0;
   virtual std::string host(int peer) const = 0;  // of any rank of the group

@@ -1,4 +1,4 @@
-#include "core/comm/tcp_links.h"
+#include "core/comm/tcp_group_connections.h"
 
 #include <algorithm>
 #include <utility>
@@ -8,19 +8,20 @@
 namespace het {
 
 // Used by one thread, except interrupt().
-class TcpWire final : public Wire {
+class TcpChannel final : public Channel {
  public:
-  TcpWire(const std::vector<std::shared_ptr<TcpConnection>>& connections,
-          const std::vector<PendingPeer>& ranks, std::shared_ptr<TcpLinks::Watch> watch, uint64_t channel)
+  TcpChannel(const std::vector<std::shared_ptr<TcpConnection>>& connections,
+             const std::vector<PendingPeer>& ranks, std::shared_ptr<TcpGroupConnections::Watch> watch,
+             uint64_t channel)
       : ranks_(ranks), watch_(std::move(watch)) {
     for (const std::shared_ptr<TcpConnection>& connection : connections)
       peers_.push_back({connection, connection == nullptr ? nullptr : &connection->channel(channel)});
     std::lock_guard lock(watch_->mutex);
-    watch_->wires.push_back(this);
+    watch_->channels.push_back(this);
   }
-  ~TcpWire() override {
+  ~TcpChannel() override {
     std::lock_guard lock(watch_->mutex);
-    std::erase(watch_->wires, this);
+    std::erase(watch_->channels, this);
   }
 
   void send(int peer, const std::byte* from, int64_t bytes) override {
@@ -89,7 +90,7 @@ class TcpWire final : public Wire {
   }
 
   // A wait for one peer also ends when another is gone with whom a message is under way: it cannot complete.
-  // Whoever is gone interrupts the wires after that, so that this is seen.
+  // Whoever is gone interrupts the channels after that, so that this is seen.
   void require_peers() {
     for (size_t i = 0; i < peers_.size(); ++i) {
       const Peer& p = peers_[i];
@@ -107,7 +108,7 @@ class TcpWire final : public Wire {
   }
 
   [[noreturn]] void refuse(const Peer& p, int peer) const {
-    const std::string other = call(ranks_[static_cast<size_t>(peer)]);
+    const std::string other = to_string(ranks_[static_cast<size_t>(peer)]);
     const Mismatch sizes = p.connection->mismatch(*p.end);
     if (sizes.sends)
       fail(ErrorKind::peer, "{} expects {} bytes where this rank sends {}", other, sizes.expected,
@@ -116,7 +117,7 @@ class TcpWire final : public Wire {
   }
 
   const std::vector<PendingPeer>& ranks_;
-  const std::shared_ptr<TcpLinks::Watch> watch_;
+  const std::shared_ptr<TcpGroupConnections::Watch> watch_;
   std::vector<Peer> peers_;
   bool any_posted_ = false;
   std::mutex mutex_;
@@ -124,8 +125,8 @@ class TcpWire final : public Wire {
   std::atomic<bool> interrupted_ = false;
 };
 
-TcpLinks::TcpLinks(std::shared_ptr<TcpIo> io, std::vector<TcpPeer> peers, int self,
-                   std::function<void(int, bool)> ended)
+TcpGroupConnections::TcpGroupConnections(std::shared_ptr<TcpIo> io, std::vector<TcpPeer> peers, int self,
+                                         std::function<void(int, bool)> ended)
     : io_(std::move(io)), watch_(std::make_shared<Watch>()) {
   for (size_t peer = 0; peer < peers.size(); ++peer) {
     ranks_.push_back(peers[peer].rank);
@@ -137,7 +138,7 @@ TcpLinks::TcpLinks(std::shared_ptr<TcpIo> io, std::vector<TcpPeer> peers, int se
           if (ended) ended(rank, goodbye);
           {
             std::lock_guard lock(watch->mutex);
-            for (TcpWire* wire : watch->wires) wire->interrupt();
+            for (TcpChannel* channel : watch->channels) channel->interrupt();
           }
           std::lock_guard lock(watch->calling);
           const std::function<void(int)> gone = watch->gone;  // which may call unwatch()
@@ -146,22 +147,22 @@ TcpLinks::TcpLinks(std::shared_ptr<TcpIo> io, std::vector<TcpPeer> peers, int se
   }
 }
 
-TcpLinks::~TcpLinks() {
+TcpGroupConnections::~TcpGroupConnections() {
   unwatch();
   cut();
 }
 
-std::unique_ptr<Wire> TcpLinks::wire(uint64_t channel) {
-  HET_REQUIRE(channel < kMostChannels, channel);
-  return std::make_unique<TcpWire>(connections_, ranks_, watch_, channel);
+std::unique_ptr<Channel> TcpGroupConnections::open_channel(uint64_t number) {
+  HET_REQUIRE(number < kMostChannels, number);
+  return std::make_unique<TcpChannel>(connections_, ranks_, watch_, number);
 }
 
-void TcpLinks::cut() {
+void TcpGroupConnections::cut() {
   for (const auto& connection : connections_)
     if (connection != nullptr) connection->cut();
 }
 
-void TcpLinks::watch(std::function<void(int)> gone) {
+void TcpGroupConnections::watch(std::function<void(int)> gone) {
   {
     std::lock_guard lock(watch_->calling);
     watch_->gone = std::move(gone);
@@ -170,14 +171,14 @@ void TcpLinks::watch(std::function<void(int)> gone) {
     if (connection != nullptr) connection->start();
 }
 
-void TcpLinks::unwatch() {
+void TcpGroupConnections::unwatch() {
   std::lock_guard lock(watch_->calling);
   watch_->gone = nullptr;
 }
 
-std::string TcpLinks::host(int peer) const { return ranks_[static_cast<size_t>(peer)].host; }
+std::string TcpGroupConnections::host(int peer) const { return ranks_[static_cast<size_t>(peer)].host; }
 
-bool TcpLinks::gone(int peer) const {
+bool TcpGroupConnections::gone(int peer) const {
   const auto& connection = connections_[static_cast<size_t>(peer)];
   return connection != nullptr && connection->gone();
 }
