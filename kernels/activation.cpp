@@ -8,7 +8,7 @@
 namespace het::kernels {
 namespace {
 
-// The product, and then result 0 from it. It is kept as result 1 where somebody wants it, else it lies where
+// The product, and then result 0 from it. It is kept as result 1 where it is wanted, else it lies where
 // result 0 will. A gradient is at operand 2.
 class Activated final : public Kernel {
  public:

@@ -1,4 +1,4 @@
-// How much of the machine's memory a process may still take, as the system tells it. Nothing is kept here.
+// How much of the machine's memory a process may still take, as the system reports it. Nothing is kept here.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,8 @@ namespace het {
 
 // Bytes that can be allocated now: what the system has, and what the control groups of this process still
 // grant it on every level; file pages that are given back when asked for count as free. The largest int64
-// when nothing tells. `root` goes before the paths of /proc and /sys: empty, or a folder with copies of them.
+// when the system does not say. `root` goes before the paths of /proc and /sys: empty, or a folder with
+// copies of them.
 int64_t available_memory(const std::string& root = {});
 
 // Of an allocation, the bytes in pages that were never touched: the system does not count them as used yet.

@@ -69,7 +69,7 @@ thread_local bool inside = false;  // a part runs on this thread
 
 // A job is a function and a count of parts. Each thread begins with parts of its own (those equal to its
 // index modulo the threads: the data they touched last is near), then takes what others have not begun: a
-// thread that the system put aside holds nobody up. Whoever takes a part is the only one: jobs are numbered,
+// thread that the system put aside delays no other. Whoever takes a part is the only one: jobs are numbered,
 // and the counts of parts that are free carry the number. One who comes late finds another number, or none
 // free; one who takes a part knows that the job is not over, and so that what it read of the job is the
 // job's.
@@ -157,7 +157,7 @@ class Pool {
     if (done > 0 && left_.fetch_sub(done, std::memory_order_acq_rel) == done) left_.notify_one();
   }
 
-  // A part that nobody has taken; -1: there is none, or the job is over.
+  // A part that no thread has taken; -1: there is none, or the job is over.
   int64_t next(int whose, int threads, uint32_t job) {
     std::atomic<uint64_t>& free = own_[static_cast<size_t>(whose)].free;
     uint64_t value = free.load(std::memory_order_acquire);

@@ -1,4 +1,4 @@
-// A bounded cache: values by key, of which those used last are kept.
+// A bounded cache: values by key; those used last are kept.
 #pragma once
 
 #include <cstddef>

@@ -107,7 +107,7 @@ std::unique_ptr<Line> same_server(const StoreClientOptions& options, const std::
                                   Deadline deadline) {
   auto line = talk(options, [&] { return std::make_unique<Line>(options, deadline); });
   if (line->instance() != instance)
-    fail(ErrorKind::peer, "the store at {} was started anew and has forgotten this run", options.endpoint);
+    fail(ErrorKind::peer, "the store at {} was restarted and has forgotten this run", options.endpoint);
   return line;
 }
 
@@ -314,7 +314,7 @@ class EmbeddedStore final : public Store {
     return line;
   }
 
-  // What the store itself refused, told from what went wrong on the way.
+  // What the store itself refused, apart from what went wrong on the way.
   struct Refused {
     ErrorKind kind;
     std::string sentence;

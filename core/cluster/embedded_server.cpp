@@ -151,7 +151,7 @@ class Server final : public StoreServer {
       std::vector<pollfd> polled = interests();
       ::poll(polled.data(), polled.size(), static_cast<int>(wait.count()));
       const auto now = Clock::now();
-      // Longer away than it meant to be: the process was stopped, and so nobody could keep a lease alive.
+      // Longer away than it meant to be: the process was stopped, and no member could keep a lease alive.
       constexpr milliseconds kStopped{50};
       if (now - last_round_ > wait + kStopped && last_round_ != Clock::time_point())
         ledger_.postpone_lapses(now - last_round_ - wait);
@@ -180,7 +180,7 @@ class Server final : public StoreServer {
     }
   }
 
-  // At the end: whether anybody is there to hear what has happened. A member that lives asks to keep its
+  // At the end: whether a member is left to hear what has happened. A member that lives asks to keep its
   // lease alive; who has asked nothing for so long is stopped, or has heard all that it wants.
   bool somebody_listens(Clock::time_point now) const {
     return std::any_of(clients_.begin(), clients_.end(), [&](const Client& client) {
@@ -231,7 +231,7 @@ class Server final : public StoreServer {
       Client client;
       client.socket = accept_from(listener_, client.who);
       if (!client.socket) {
-        constexpr milliseconds kPause{100};  // where descriptors ran out, it would be told again at once
+        constexpr milliseconds kPause{100};  // where descriptors ran out, it would be reported again at once
         if (errno != EAGAIN && errno != EWOULDBLOCK) deaf_until_ = now + kPause;
         return;
       }

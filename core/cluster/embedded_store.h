@@ -44,7 +44,7 @@ struct StoreClientOptions {
   // Until the server is there, for it may start after its clients; at least one timeout.
   std::chrono::milliseconds connect_timeout{0};
   std::chrono::milliseconds warn_after{10'000};           // of that: then, and as often, `warn` says so
-  std::function<void(const std::string& sentence)> warn;  // on the calling thread; absent: nobody is told
+  std::function<void(const std::string& sentence)> warn;  // on the calling thread; absent: not reported
   std::string server;  // who is to serve it, for messages: "rank 0"; empty: not known
 };
 // Throws Error(peer) when no server answers in time, Error(usage) when the secrets differ.

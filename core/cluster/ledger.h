@@ -1,5 +1,5 @@
 // The content of the embedded store: entries, leases, and the history of changes that watches read. Plain
-// memory, no clock of its own, no network: every call is told the time. Used from one thread.
+// memory, no clock of its own, no network: every call is given the time. Used from one thread.
 #pragma once
 
 #include <chrono>
@@ -43,7 +43,7 @@ class Ledger {
 
   void lapse(Time now);  // remove what lapsed by `now`
   std::optional<Time> next_lapse() const;
-  void postpone_lapses(Duration by);  // nobody could be heard for that long: the server itself was stopped
+  void postpone_lapses(Duration by);  // no member could be heard for that long: the server itself was stopped
 
   int64_t revision() const { return revision_; }
   int64_t oldest() const {

@@ -99,7 +99,7 @@ struct Present {
   int64_t created = 0, revision = 0;
 };
 
-// Members and roster of one generation, as far as the store has told.
+// Members and roster of one generation, as far as the store has reported.
 struct RosterView {
   std::string prefix;  // "RUN/GENERATION/"
   std::string secret;
@@ -159,7 +159,7 @@ struct RosterView {
     }
   }
 
-  // Whose secret counts: that of the first to come. A stranger who comes later keeps nobody out.
+  // Whose secret counts: that of the first to come. A stranger who comes later keeps no member out.
   bool began_by_strangers() const {
     int64_t first = std::numeric_limits<int64_t>::max();
     for (const auto& [id, present] : members) first = std::min(first, present.created);
@@ -335,7 +335,7 @@ class MembershipImpl final : public Membership {
       if (lease_->lost())
         lease_ = std::make_unique<HeldLease>(store_, options_.lease_ttl, options_.lease_store);
       write(*store_);
-    } catch (const Error&) {  // whom the store does not hear is seen as lost
+    } catch (const Error&) {  // a member that the store does not hear is lost
     }
     lease_->revoke();
   }
@@ -468,7 +468,7 @@ class MembershipImpl final : public Membership {
       store_->create(key, sealed(options_.secret, key, to_string(Json(roster))));
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::peer) throw;
-      roster_written_ = false;  // it may be there or not: the watch tells, or it is tried again
+      roster_written_ = false;  // it may be there or not: the watch shows it, or it is tried again
     }
   }
 
@@ -544,7 +544,7 @@ class MembershipImpl final : public Membership {
   int rank_ = -1;
   std::vector<MemberInfo> members_;
   std::set<int> gone_;
-  bool cut_off_ = false;  // was told
+  bool cut_off_ = false;  // was reported
   std::atomic<bool> closed_ = false;
   std::vector<MemberChange> pending_;
 };

@@ -4,7 +4,7 @@
 //
 // Keys, below "RUN/": generation; GENERATION/member/ID for each member; GENERATION/refusal for a moment, when
 // members cannot go together; GENERATION/roster, written once by whoever first sees all members, with their
-// ranks. The roster closes the generation: nobody joins it later.
+// ranks. The roster closes the generation: no member joins it later.
 #pragma once
 
 #include <chrono>
@@ -41,7 +41,7 @@ struct JoinOptions {
   std::shared_ptr<Store>
       lease_store;  // the store with a shorter timeout, to keep the lease by; absent: the store
   std::chrono::milliseconds warn_after{10'000};  // of waiting: then, and as often, `warn` says who is missing
-  std::function<void(const std::string& sentence)> warn;  // on the joining thread; absent: nobody is told
+  std::function<void(const std::string& sentence)> warn;  // on the joining thread; absent: not reported
   std::function<std::vector<std::string>()> rejected;     // by the store, for their secret; absent: not known
 };
 
@@ -85,7 +85,7 @@ class Membership {
 std::unique_ptr<Membership> join(const std::shared_ptr<Store>& store, MemberInfo member,
                                  const JoinOptions& options);
 
-// Open the generation after `from`, unless somebody has done so. The one that is open then.
+// Open the generation after `from`, unless a member has done so. The one that is open then.
 int64_t open_generation(Store& store, const std::string& run, int64_t from);
 
 }  // namespace het

@@ -42,7 +42,7 @@ class Connections {
   // Close all connections, so that peers notice. Afterwards nothing reads or writes posted memory, waits
   // return false, and posting throws LostPeer.
   virtual void cut() = 0;
-  // Call `gone(peer)`, from a thread of the connections, when a connection closes while nobody waits for that
+  // Call `gone(peer)`, from a thread of the connections, when a connection closes while no one waits for that
   // peer: it died, left, or is done. Called once, before any channel is opened; no call comes after
   // unwatch().
   virtual void watch(std::function<void(int peer)> gone) = 0;

@@ -160,7 +160,7 @@ class Fabric {
                                               std::shared_ptr<Pacer> pacer = nullptr) = 0;
   // Abort every communicator made, and every group being made.
   virtual void abort(std::string_view why) = 0;
-  // Why the first of them failed here, as the others are told; empty: none has.
+  // Why the first of them failed here, as reported to the others; empty: none has.
   virtual std::string cause() const = 0;
 };
 

@@ -27,7 +27,7 @@ class ChannelState {
   int64_t received(int peer) const { return pairs_[peer].receive_posted; }  // posted so far: a mark for await
   void await_received(int peer, int64_t mark);  // all that was posted before the mark
   void await_all();
-  // Peers with a message still on its way. Waits for an interrupt for each of them: only while somebody calls
+  // Peers with a message still on its way. Waits for an interrupt for each of them: only while a thread calls
   // interrupt() again and again.
   std::vector<int> unfinished();
   bool any_came(int peer) const { return pairs_[peer].receive_done > pairs_[peer].operation_mark; }

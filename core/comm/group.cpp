@@ -36,8 +36,8 @@ struct Queue : OperationQueue {
   std::optional<ChannelState> state;
   std::shared_ptr<Scratch> scratch;
   std::condition_variable work;
-  size_t prepared = 0;         // operations that there are: each is under way once at most
-  bool asked = false;          // somebody wants to know who is missing, and interrupts the channel until told
+  size_t prepared = 0;  // operations that there are: each is under way once at most
+  bool asked = false;   // a caller wants to know who is missing, and interrupts the channel until it does
   std::vector<int> missing;    // the answer: ranks of the group
   std::vector<bool> has_come;  // of the missing: whether they took part in this operation at all
   std::thread thread;
@@ -121,7 +121,7 @@ class Group final : public Communicator, public FailureDetector, public std::ena
 
   OperationTracker tracker_;  // its mutex is of all below; `changed` also says that a question was answered
   std::string reason_;        // why it is not alive, as waits throw it; written once
-  std::string meanwhile_;     // why, when no operation was running: told with the next one
+  std::string meanwhile_;     // why, when no operation was running: reported with the next one
   bool closing_ = false;
   std::list<Queue> queues_;
 
@@ -129,7 +129,7 @@ class Group final : public Communicator, public FailureDetector, public std::ena
     const void* key;
     std::function<void(const std::string&)> dead;
   };
-  std::recursive_mutex telling_;  // of watchers_; held while they are told
+  std::recursive_mutex telling_;  // of watchers_; held while they are called
   std::vector<Watcher> watchers_;
 };
 
@@ -316,7 +316,7 @@ void Group::interrupted(Queue& queue) {
   tracker_.changed.notify_all();
 }
 
-// Who keeps `operation` waiting; nobody when it has finished or failed meanwhile, or it cannot be found out.
+// Who keeps `operation` waiting; empty when it has finished or failed meanwhile, or it cannot be found out.
 std::vector<Group::Missing> Group::who_is_missing(Queue& queue, const Operation& operation) {
   constexpr milliseconds kAskEvery{2}, kAskFor{1000};
   const auto over = [&] { return operation.finished.load() || !tracker_.alive(); };
@@ -397,8 +397,8 @@ std::string Group::reason_for(const Operation& operation) const {
   return fmt::format("{}: {} could not begin: {}", self(), text_of(operation.request, name()), meanwhile_);
 }
 
-// A connection closed while perhaps nobody here waits for that peer. If it failed, so do we; a peer that is
-// done, or died, is the matter of those that wait for it.
+// A connection closed while perhaps no operation here waits for that peer. If it failed, so do we; a peer
+// that is done, or died, is the matter of those that wait for it.
 void Group::peer_gone(int peer) {
   if (!tracker_.alive()) return;
   const std::optional<std::string> said = why(peer);
@@ -417,7 +417,7 @@ void Group::peer_gone(int peer) {
   fail(fmt::format("{}: {}", text, because), *said, meanwhile);
 }
 
-// `reason`: what waits throw here. `cause`: what the peers are told. `meanwhile`: why, if nothing was
+// `reason`: what waits throw here. `cause`: as reported to the peers. `meanwhile`: why, if nothing was
 // running.
 void Group::fail(const std::string& reason, const std::string& cause, const std::string& meanwhile) {
   {

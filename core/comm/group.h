@@ -19,7 +19,7 @@ struct GroupOptions {
   std::vector<int> ranks;  // of the fabric, by rank of the group
   int rank = 0;            // this one's, in the group
   Timeouts timeouts;
-  // What a rank says there before it cuts its connections tells a peer that left from one that died.
+  // By what a rank says there before it cuts its connections a peer knows that it left and did not die.
   std::shared_ptr<StatusBoard> board;
   std::shared_ptr<Pacer> pacer;          // absent: operations are done when they are done
   std::function<void(int rank)> silent;  // of the fabric: it was waited for in vain; absent: no call

@@ -84,7 +84,7 @@ class OperationTracker {
   bool dead() const { return life_ == Life::dead; }    // also without the mutex
   // True: alive, and failing from here on; the caller ends the operations and calls end_failure(). False: it
   // has failed before. Then this returns when it is dead, or at once on the thread that is ending it.
-  // `cause`: what the peers are told; of the first failure alone.
+  // `cause`: as reported to the peers; of the first failure alone.
   bool begin_failure(Lock& lock, std::string cause);
   void end_failure();
   // Until no failure is half through: alive or dead.

@@ -84,7 +84,7 @@ std::vector<PendingPeer> StatusBoard::suspects(const std::vector<PendingPeer>& m
       if (seen.insert(rank).second) asked.push_back({rank, line.substr(line.find(' ') + 1), one.rank});
     }
   }
-  // Of the others nobody can say any more for whom they wait.
+  // What the others wait for cannot be known any more.
   if (is_silent())
     for (const PendingPeer& one : missing)
       if (to_string(one) == store_host_) return {one};

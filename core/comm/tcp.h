@@ -1,7 +1,7 @@
 // Ranks as processes over TCP. Every group has connections of its ranks for itself, so that groups
 // neither wait for nor break each other; the lower rank connects to the one listening socket of the higher
 // one's process. Both ends prove that they know the run's secret. Threads of a fabric: one for I/O, one that
-// tells of lost peers, and that of its Acceptor.
+// reports lost peers, and that of its Acceptor.
 #pragma once
 
 #include <chrono>

@@ -361,8 +361,8 @@ class Attempt {
   }
   [[noreturn]] void give_up(const std::string& reason) { give_up(reason, reason); }
 
-  // When it takes long: for whom this rank waits, on the board; and whether one of them has given up. A rank
-  // that gives up leaves its word, for those who still wait.
+  // When it takes long: the ranks that this one waits for, on the board; and whether one of them has given
+  // up. A rank that gives up leaves its word, for those who still wait.
   void say(const std::vector<PendingPeer>& missing) {
     if (CommClock::now() < say_at_) return;
     say_at_ = CommClock::now() + say_after_;

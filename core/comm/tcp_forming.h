@@ -52,7 +52,7 @@ struct TcpForming {
   // something else in its place.
   std::function<std::optional<TcpAddress>(int rank, std::chrono::milliseconds limit)> look_up;
 
-  // The connections to `ranks`, of which this one is at `place`. Throws Error(peer) naming who is missing.
+  // The connections to `ranks`; this one is at `place`. Throws Error(peer) naming who is missing.
   std::vector<TcpPeer> connect(const std::string& name, const std::vector<int>& ranks, int place) const;
 };
 

@@ -89,7 +89,7 @@ class TcpChannel final : public Channel {
     return false;
   }
 
-  // A wait for one peer also ends when another is gone with whom a message is under way: it cannot complete.
+  // A wait for one peer also ends when another with a message under way is gone: it cannot complete.
   // Whoever is gone interrupts the channels after that, so that this is seen.
   void require_peers() {
     for (size_t i = 0; i < peers_.size(); ++i) {

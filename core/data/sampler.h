@@ -41,7 +41,7 @@ struct Batch {
   int64_t labelled = 0;  // labels that count in the whole batch, over all ranks
 };
 
-// Where sample `index` starts in its split: a golden-ratio sequence, each part of which is spread evenly. The
+// Where sample `index` starts in its split: a golden-ratio sequence, spread evenly over any part of it. The
 // seed decides where training's begins; the holdout's does not depend on it.
 int64_t sample_start(const SamplerOptions& options, int64_t positions, int64_t index);
 

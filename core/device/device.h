@@ -104,7 +104,7 @@ class Device {
  public:
   virtual ~Device() = default;
   virtual std::string name() const = 0;  // "cpu", "reference", "cuda"
-  // What tells more: the maker's name, "NVIDIA H200"; of a processor the set of its kernels, "cpu v4".
+  // More detail: the maker's name, "NVIDIA H200"; of a processor the set of its kernels, "cpu v4".
   virtual std::string model() const { return name(); }
   virtual std::unique_ptr<Memory> allocate(int64_t bytes) = 0;
   // Memory of the host that copies to and from the device are quick with.
@@ -118,7 +118,7 @@ class Device {
   // NOLINTNEXTLINE(performance-unnecessary-value-param): those that connect keep it
   virtual std::shared_ptr<Communicator> connect(std::shared_ptr<Communicator> /*host*/) { return nullptr; }
   virtual int64_t available_bytes() const = 0;  // that the machine could give now
-  // Of these what allocate() may still hand out: less what it has handed out and nobody has written to yet,
+  // Of these what allocate() may still hand out: less what it has handed out and not yet written to,
   // and this process's share alone where several share the machine.
   virtual int64_t memory_budget_bytes() const { return available_bytes(); }
   // Throws Error(usage) when this device has no kernel for the operator or for these types.
@@ -134,7 +134,7 @@ class Device {
   // the first of them, and again when the thread may have used another.
   virtual void enter() {}
   // Wait until everything launched is done. Throws Error(peer) when an operation of a communicator of the
-  // device was lost, of which what was launched may have needed the result.
+  // device was lost and what was launched may have needed its result.
   virtual void synchronize() {}
   // Call `launches`, which only runs kernels of this device, and keep what they queue instead of running it.
   // Null where that gains nothing: `launches` has not been called then.

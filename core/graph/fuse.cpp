@@ -174,7 +174,7 @@ class Activations {
   void take(NodeId n) {
     const ValueId before = graph_.nodes[n].inputs[0], y = graph_.nodes[n].outputs[0];
     const NodeId producer = product(&OpDef::preactivation_result, before, n);
-    // Recomputing a layer keeps all results of a node of which another layer reads one.
+    // Recomputing a layer keeps all results of a node if another layer reads one of them.
     if (producer < 0 || leaves_[y] != leaves_[before]) return;
     bool kept = false;
     for (const NodeId reader : readers_[before]) {
@@ -323,7 +323,7 @@ class Additions {
     const Node& add = graph_.nodes[producer];
     const auto operand = static_cast<size_t>(node.op->adds_before);
     if (!is_step(add, Pointwise::add) || !can_make(n, operand, add)) return;
-    // Recomputing a layer keeps all results of a node of which another layer reads one.
+    // Recomputing a layer keeps all results of a node if another layer reads one of them.
     if (leaves_[sum] != leaves_[node.outputs[0]]) return;
     for (NodeId reader = producer + 1; reader <= n; ++reader) {
       const std::vector<ValueId>& read = graph_.nodes[reader].inputs;

@@ -6,7 +6,7 @@
 
 namespace het {
 
-// What nobody needs dropped, then activations joined, then chains, then additions.
+// What no node needs dropped, then activations joined, then chains, then additions.
 Graph fuse(const Graph& graph);
 
 // Drop nodes that reach no output, no state and no update; or those that reach none in `like`, a graph of as

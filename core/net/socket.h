@@ -28,8 +28,8 @@ std::string to_string(const Endpoint& endpoint);
 Descriptor listen_at(Endpoint& endpoint);
 // A connection from the next client, non-blocking; empty when there is none now.
 Descriptor accept_from(const Descriptor& listener, std::string& who);
-// Connect, from the numeric address `source` where one is given. Throws Error(peer) when nobody answers by
-// the deadline, Error(usage) for a host that is not known.
+// Connect, from the numeric address `source` where one is given. Throws Error(peer) when there is no answer
+// by the deadline, Error(usage) for a host that is not known.
 Descriptor connect_to(const Endpoint& endpoint, const std::string& source, Deadline deadline);
 
 // Begin to connect to a numeric address, from `source`. The socket is writable when the attempt has ended;

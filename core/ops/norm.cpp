@@ -118,7 +118,7 @@ Types infer_norm_gradient_sums(const OpCall& call) {
   return types;
 }
 
-// --- a norm of which each part has some of the columns
+// --- a norm whose columns are cut into parts
 
 // One number of each row, for a pass over the rows.
 ValueId along_rows(GraphBuilder& graph, ValueId numbers, const TensorType& rows) {

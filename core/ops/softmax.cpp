@@ -49,7 +49,7 @@ std::string notation(const OpCall& call, Outputs) {
                                  : fmt::format("y[{0}], dy[{0}] → dx[{0}]", dims);
 }
 
-// --- of which each part has some of the dimension
+// --- each part has some of the dimension
 
 ValueId summed(GraphBuilder& graph, ValueId x) {
   return graph.call("sum", {x}, {{"dims", std::vector<int64_t>{0}}});

@@ -56,9 +56,9 @@ class Inventory {
   // The slices that one holder has of a tensor.
   std::vector<TensorSlice> held_by(int holder, const std::string& name, Version version = {}) const;
 
-  // The versions of which any slice is held, the newest first.
+  // The versions with any slice held, the newest first.
   std::vector<Version> versions() const;
-  // The newest version of which every need is held.
+  // The newest version that covers every need.
   struct Need {
     std::string name;
     TensorSlice slice;

@@ -324,7 +324,7 @@ int Executor::begin_run() {
   return next_ = prologue_revision_ == begun_revision_ ? program_.prologue : 0;
 }
 
-// Whether the step ends before `instruction`: it is nobody else's, and nothing has been updated.
+// Whether the step ends before `instruction`: no other rank waits for it, and nothing has been updated.
 bool Executor::asked_to_stop(int instruction) const {
   return instruction < first_update_ && collectives_.empty() && stop_.load(std::memory_order_relaxed);
 }

@@ -115,7 +115,7 @@ class Executor {
   // So many launches of each instruction, after a first run() of the program, whose memory they use.
   Repeats repeat(std::vector<int> times);
   // As many as last `seconds`, or kMostRepeats; the program is run once for that. Empty where a clock of the
-  // host's tells as much, or ranks would wait for each other.
+  // host's says as much, or ranks would wait for each other.
   Repeats repeats_for(double seconds);
   static constexpr int kMostRepeats = 200;
 

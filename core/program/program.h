@@ -65,7 +65,7 @@ struct Compute {
 };
 
 // Queue a collective among the ranks of a group, or one end of a message between two of them. Operands are
-// packed; until it is awaited nobody else touches `out`, or writes to `in`.
+// packed; until it is awaited nothing else touches `out`, or writes to `in`.
 struct Start {
   int group = 0;  // index into Program::groups
   CollectiveRequest request;

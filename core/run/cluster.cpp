@@ -67,7 +67,7 @@ std::shared_ptr<Cluster> Cluster::join(JoinSettings settings) {
                                                   *cluster->fabric_, store_host);
   cluster->groups_ = std::make_shared<Groups>(cluster->fabric_);
   // Groups are made on first use, but that of all ranks at once: who dies from then on closes a connection.
-  // Not on this thread, for a mistake that all ranks find in their recipe is told by each of them.
+  // Not on this thread, for a mistake that all ranks find in their recipe is reported by each of them.
   cluster->connecting_ = std::async(
       std::launch::async, [self = cluster.get()] { self->watch_->connected(group_of_all(*self->groups_)); });
   return cluster;

@@ -13,7 +13,7 @@ namespace het {
 
 struct Generation::Listener {
   std::mutex mutex;
-  Member* member = nullptr;  // null: nobody is to hear of it any more
+  Member* member = nullptr;  // null: the member was closed
   int64_t generation = 0;
   bool heard = false;  // of a connection that ended without a goodbye
 

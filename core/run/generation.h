@@ -38,7 +38,7 @@ class Generation {
  private:
   const std::shared_ptr<Member> member_;
   const Member::Formation formation_;
-  struct Listener;                      // hears from the fabric's threads
+  struct Listener;                      // called by the fabric's threads
   std::shared_ptr<Listener> listener_;  // deaf once this is closed
   std::shared_ptr<Fabric> fabric_;
   std::shared_ptr<Groups> groups_;

@@ -326,7 +326,7 @@ void Member::propose(const RosterMachine::Propose& action) {
     const auto made =
         action.revision == 0 ? store.create(key, value) : store.replace(key, value, action.revision);
     if (made) return post(RosterMachine::RosterSeen{action.roster, *made});
-    // The watch tells what is in its way, after the records of its members.
+    // The watch shows what is in its way, after the records of its members.
   } catch (const Error&) {  // it may have been made
   }
   post(RosterMachine::ProposalLost{});

@@ -99,7 +99,7 @@ class Member {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<RosterMachine::Event> inbox_;
-  std::optional<Formation> formation_;  // that nobody took yet
+  std::optional<Formation> formation_;  // not taken yet
   std::optional<std::string> failure_;
   bool ended_ = false, stopping_ = false, left_ = false;
   size_t waiting_ = 0;

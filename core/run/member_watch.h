@@ -1,5 +1,5 @@
-// Ends the traffic of a rank when a member of its run is lost, though nobody here waits for that member: it
-// may be the one for whom another waits, with whom a group is being formed. Of runs whose ranks are fixed.
+// Ends the traffic of a rank when a member of its run is lost, though this rank does not wait for that
+// member: it may be the one that another waits for, or forms a group with. Of runs whose ranks are fixed.
 #pragma once
 
 #include <atomic>

@@ -12,8 +12,8 @@
 namespace het {
 namespace {
 
-// NCCL finds its interfaces by itself: it is told the one that was named for the traffic, unless it was told
-// one.
+// NCCL finds its interfaces by itself: it is given the one that was named for the traffic, unless it was
+// given one.
 void tell_nccl(const std::string& address, const std::vector<NetworkAddress>& addresses) {
   const std::string interface = interface_of(address, addresses);
   if (interface.empty() || std::getenv("NCCL_SOCKET_IFNAME") != nullptr) return;

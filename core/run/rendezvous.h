@@ -34,7 +34,8 @@ struct Rendezvous {
 };
 
 // Connects to the store in which the ranks find each other: etcd where it is named, the launcher's, or one
-// that rank 0 serves. Throws Error(usage) when nothing says where that is; Error(peer) when nobody answers.
+// that rank 0 serves. Throws Error(usage) when nothing says where that is; Error(peer) when there is no
+// answer.
 Rendezvous find_store(const RendezvousOptions& options);
 
 // Numbers and the one name that mean nothing else.

@@ -179,7 +179,7 @@ void RosterMachine::note(const Event& event, Time now) {
 }
 
 // What the store lacks. A store that was started again is empty: its members write their keys again, and a
-// missing key means little until they had the time. The newest roster that anybody knows is created again.
+// missing key means little until they had the time. The newest roster that any member knows is created again.
 void RosterMachine::compare(const Listed& listed, Time now) {
   bool lacks = roster_.has_value();
   for (auto& [id, known] : members_) {
@@ -384,7 +384,7 @@ void RosterMachine::decide_next(Time now) {
   propose_at(ready + (own - left.begin()) * options_.stagger, std::move(next), revision_, now);
 }
 
-// While nobody of the roster is left, those who wait go on by themselves.
+// While no member of the roster is left, those who wait go on by themselves.
 void RosterMachine::decide_as_joiner(Time now) {
   const bool any = std::any_of(roster_->members.begin(), roster_->members.end(),
                                [&](const std::string& id) { return members_.count(id) != 0; });
@@ -435,7 +435,7 @@ std::set<RosterMachine::Edge> RosterMachine::edges() const {
   return edges;
 }
 
-// Says whom this member does not reach though they have a key. Returns whether it still waits for a key to
+// Reports the members with a key that this one does not reach. Returns whether it still waits for a key to
 // go.
 bool RosterMachine::report_losses(Time now) {
   std::vector<std::string> unreachable;

@@ -38,7 +38,8 @@ struct Roster {
   std::string reason;                // of the change, in words
   std::vector<std::string> lost, joined;
   std::vector<std::string> gone;  // lost before, the newest last: their keys may stand a while
-  int least = 1, most = 1;        // members in any roster of the run, as who made the first one was told
+  int least = 1,
+      most = 1;  // members in any roster of the run, as given to the member that made the first one
   bool operator==(const Roster&) const = default;
 };
 
@@ -75,7 +76,7 @@ class RosterMachine {
   struct MemberGone {  // its key was removed, or lapsed
     std::string id;
   };
-  struct Listed {  // all that the store holds, after its watch broke; what it holds is told next
+  struct Listed {  // all that the store holds, after its watch broke; what it holds follows
     std::set<std::string> members;
     bool roster = false;
   };
@@ -88,7 +89,7 @@ class RosterMachine {
     int order = 0;     // MemberRecord::order
   };
   struct ProposalLost {
-  };                 // it was not made, or the store did not answer; the watch tells a roster in its way
+  };  // it was not made, or the store did not answer; the watch shows a roster that is in its way
   struct PeerLost {  // its connection closed without a goodbye, or it does not answer
     int64_t generation = 0;
     std::string id;

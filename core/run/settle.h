@@ -35,11 +35,11 @@ MemberState parse_member_state(std::string_view text, const std::string& who);
 struct Settlement {
   Version version;                       // of the state to go on from
   std::vector<int> finish;               // who first makes the update by `decision`
-  std::optional<StepDecision> decision;  // absent: nobody does
+  std::optional<StepDecision> decision;  // absent: no member does
   Inventory inventory;                   // who has what, once they have
   std::vector<Inventory::Need> missing;  // of `version`, what no member has: these alone cannot go on
 };
-// The newest version of which the members have all of `needs`; if they have all of none, the newest one and
+// The newest version for which the members have all of `needs`; if they have all of none, the newest one and
 // what of it is missing. A function of its arguments alone, so that all members find the same. Throws
 // Error(peer) when members' steps differ by more than one, Error(usage) when a tensor has several types.
 Settlement settle(std::span<const MemberState> members, std::span<const Inventory::Need> needs);

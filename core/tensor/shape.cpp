@@ -106,7 +106,7 @@ std::optional<Layout> reshaped(const Layout& layout, const Shape& shape) {
     result.strides = contiguous_strides(shape);
     return result;
   }
-  // Merge old dimensions that are contiguous with each other into runs, then cut each run anew, from the
+  // Merge old dimensions that are contiguous with each other into runs, then cut each run again, from the
   // right.
   const Shape& old = layout.type.shape;
   int64_t target = static_cast<int64_t>(shape.size()) - 1;

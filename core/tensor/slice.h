@@ -1,4 +1,4 @@
-// A slice: which elements of a tensor somebody has or needs. It is a set of indices, the product of a set for
+// A slice: which elements of a tensor a rank has or needs. It is a set of indices, the product of a set for
 // each dimension, and each of these may consist of several ranges: the rows of three heads, the rows of the
 // queries, keys and values of one rank, a tile of rows and columns. How a tensor was cut is not part of it:
 // two ways of cutting that give the same elements give equal slices (empty ones also compare their shapes).

@@ -16,7 +16,7 @@ namespace het {
 class Buffer {
  public:
   explicit Buffer(int64_t bytes);  // throws Error(environment) when the memory is not to be had
-  // Bytes that somebody else keeps alive through `owner` (a mapped file).
+  // Bytes that another object keeps alive through `owner` (a mapped file).
   Buffer(std::byte* data, int64_t bytes, std::shared_ptr<const void> owner);
   ~Buffer();
   Buffer(const Buffer&) = delete;

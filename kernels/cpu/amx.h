@@ -29,7 +29,7 @@ class TileState {
       uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
       uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
     } const whole;
-    __asm__ volatile("ldtilecfg %0" : : "m"(whole));  // the intrinsic of GCC 12 tells of 8 bytes alone
+    __asm__ volatile("ldtilecfg %0" : : "m"(whole));  // the intrinsic of GCC 12 declares 8 bytes only
   }
   ~TileState() { _tile_release(); }
   TileState(const TileState&) = delete;

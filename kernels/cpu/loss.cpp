@@ -383,7 +383,7 @@ std::unique_ptr<Kernel> prepare(const KernelRequest& request) {
   return prepare_classifier(request, job);
 }
 
-// The loss of logits in parts, of each of which [lse, logit of the label if it is there] are given.
+// The loss of logits in parts; for each part [lse, logit of the label if it is there] are given.
 std::unique_ptr<Kernel> prepare_cross_entropy_of_parts(const KernelRequest& request) {
   require_packed(request, request.inputs[0]);
   const int64_t parts = request.inputs[0].type.shape[0], rows = request.inputs[0].type.shape[2];

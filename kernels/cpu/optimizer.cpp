@@ -30,7 +30,7 @@ float square_sum(const float* x, int64_t n) {
 bool is_finite(float x) { return x - x == 0.0f; }
 
 std::unique_ptr<Kernel> prepare_global_norm(const KernelRequest& request) {
-  // Which block of which gradient each item is: {operand, first element, count}.
+  // The gradient and the block of each item: {operand, first element, count}.
   struct Item {
     int64_t operand, begin, count;
   };

@@ -35,7 +35,7 @@ int64_t period_of(const Loops& loops, int operand) {
   return period;
 }
 
-// Gives out scratch tiles, reusing those whose content nobody reads any more.
+// Gives out scratch tiles, reusing those whose content is not read any more.
 class Slots {
  public:
   int take() {

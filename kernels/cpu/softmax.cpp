@@ -130,7 +130,7 @@ std::unique_ptr<Kernel> prepare_softmax_gradient(const KernelRequest& request) {
 
 // ---- of a part of the dimension ----
 
-// Nothing but -inf, of which nothing can be subtracted, has this as its largest element.
+// Only a row of nothing but -inf, which cannot be subtracted from itself, has this as its largest element.
 constexpr float kLowestFinite = -__FLT_MAX__;
 
 std::unique_ptr<Kernel> prepare_softmax_statistics(const KernelRequest& request) {

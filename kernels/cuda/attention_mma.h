@@ -2,7 +2,7 @@
 // to 64 or 128), operands at multiples of 16 bytes. In principle as in Dao, "FlashAttention-2: faster
 // attention with better parallelism and work partitioning" (arXiv 2307.08691, 2023): scores stay in
 // registers, each warp has rows of its own, and nothing but K and V (or Q and dO) passes through shared
-// memory within the loop, two tiles of each, of which one arrives while the other is used.
+// memory within the loop, two tiles of each: one arrives while the other is used.
 //
 // The backward pass is two kernels, one for dK and dV (a block for each tile of keys), one for dQ (a block
 // for each tile of queries). They compute 7 products of matrices where one kernel computes 5, but that one

@@ -158,7 +158,7 @@ class EventStopwatch final : public Stopwatch {
   cudaStream_t stream_;
 };
 
-// Done when its event has happened; nobody waits for it on the host before it is asked to.
+// Done when its event has happened; the host waits for it only when asked to.
 class EventTransfer final : public Transfer {
  public:
   explicit EventTransfer(cudaStream_t stream) {

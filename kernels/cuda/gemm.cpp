@@ -344,7 +344,7 @@ class LtGemm final : public Gemm {
     if (const uint32_t epilogue = epilogue_of(p_); epilogue != CUBLASLT_EPILOGUE_DEFAULT)
       set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
     // Heuristics read the alignment to expect from the addresses: no more than run() promises.
-    // NOLINTNEXTLINE(performance-no-int-to-ptr): nobody follows it.
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): it is never dereferenced.
     const void* const aligned_so = reinterpret_cast<const void*>(uintptr_t{kAlign});
     if (p_.bias) {
       set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, static_cast<int32_t>(type_of(p_.c)));

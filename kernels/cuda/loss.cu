@@ -168,7 +168,7 @@ std::unique_ptr<Kernel> prepare_cross_entropy_gradient(const KernelRequest& requ
   });
 }
 
-// Of logits in parts, of each of which [lse, logit of the label if it is there] are given: [parts, 2, rows].
+// Of logits in parts; for each part [lse, logit of the label if it is there] are given: [parts, 2, rows].
 __global__ void __launch_bounds__(kSumThreads)
     join_parts(const float* given, int64_t parts, int64_t rows, const int* labels, int64_t ignore,
                float* losses, float* lses) {

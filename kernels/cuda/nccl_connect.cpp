@@ -126,7 +126,7 @@ void NcclGroup::begin(NcclLane& lane, const Entry& entry) {
   in_progress(lane, context_->nccl.CommInitRankConfig(&lane.comm, ranks, entry.id, place, &config));
 }
 
-// Pairs of ranks are connected with their first message: here, where nobody waits in another order.
+// Pairs of ranks are connected with their first message: here, where no rank waits in another order.
 void NcclGroup::warm(NcclLane& lane) {
   const nccl::Functions& nccl = context_->nccl;
   nccl::Result result = nccl::success;

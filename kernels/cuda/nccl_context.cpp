@@ -82,11 +82,11 @@ void NcclContext::fail(const std::string& why, bool whole) {
       }
   }
   lock.unlock();
-  for (const auto& host : hosts) host->abort(why);  // tells the peers
+  for (const auto& host : hosts) host->abort(why);  // informs the peers
   lock.lock();
 
   cudaSetDevice(ordinal);
-  // As one group: every communicator has been told to end before the first waits for its kernels.
+  // As one group: every communicator has been asked to end before the first waits for its kernels.
   nccl.GroupStart();
   for (NcclGroup* group : groups)
     for (NcclLane& lane : group->lanes())

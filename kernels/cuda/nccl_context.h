@@ -1,5 +1,5 @@
-// The operations that one device has under way by NCCL: which are done, which are held up and by whom, and
-// how they end together. Internal to nccl*.cpp.
+// The operations that one device has under way by NCCL: which are done, which are held up and by which rank,
+// and how they end together. Internal to nccl*.cpp.
 #pragma once
 
 #include <chrono>
@@ -53,15 +53,15 @@ class NcclContext : public OperationTracker {
   NcclContext(const NcclContext&) = delete;
   NcclContext& operator=(const NcclContext&) = delete;
 
-  // Abort everything. `why`: what peers are told, and what the operations' reasons end with; `whole`: it is a
-  // reason as it stands. Returns when nothing touches the memory of operations any more, or when the GPU has
-  // not stopped within kDrain. Called without the mutex.
+  // Abort everything. `why`: as reported to peers, and what the operations' reasons end with; `whole`: it is
+  // a reason as it stands. Returns when nothing touches the memory of operations any more, or when the GPU
+  // has not stopped within kDrain. Called without the mutex.
   void fail(const std::string& why, bool whole = false);
   // Take from the lanes what is done.
   void reap();
   // Throws Error(peer) with the reason of an operation that was lost, unless that was thrown before.
   void throw_untold();
-  // The end of a wait: as OperationTracker's, and the reason counts as told.
+  // The end of a wait: as OperationTracker's, and the reason counts as reported.
   void end_wait(NcclOperation& operation);
 
   const nccl::Functions& nccl;
@@ -77,7 +77,7 @@ class NcclContext : public OperationTracker {
   void look(Lock& lock);
 
   bool closing_ = false;
-  std::string untold_;  // the reason of an operation that was lost; empty: none, or it was told
+  std::string untold_;  // the reason of an operation that was lost; empty: none, or it was reported
   std::thread monitor_;
 };
 

@@ -1,5 +1,5 @@
 // The Communicator between GPUs by NCCL. Beside it goes the host's communicator of the same group, by which
-// it is connected and hears who is lost. Connecting is in nccl_connect.cpp. Internal to nccl*.cpp.
+// it is connected and which ranks are lost. Connecting is in nccl_connect.cpp. Internal to nccl*.cpp.
 #pragma once
 
 #include <atomic>

@@ -133,7 +133,7 @@ struct Update {
   float decay;
   int first;
 };
-// A launch may be given so many: they are arguments of the kernel, of which there may be 32,764 bytes, and so
+// A launch may be given so many: they are arguments of the kernel, at most 32,764 bytes, and so
 // become part of a captured step.
 constexpr int kMostUpdates = 600;
 struct Updates {

@@ -37,7 +37,7 @@ class Management {
     return count;
   }
 
-  // Of the multiprocessors (0) or the memory (2), now; 0: not told.
+  // Of the multiprocessors (0) or the memory (2), now; 0: unknown.
   double clock_hz(const std::string& bus_id, unsigned domain) {
     int (*clock)(void*, unsigned, unsigned*) = nullptr;
     void* device = handle(bus_id);

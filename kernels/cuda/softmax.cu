@@ -321,8 +321,8 @@ __global__ void __launch_bounds__(kThreads)
 
 // ---- the choice ----
 
-// choose(group) for rows of n elements of which a thread keeps `values`: the smallest group that keeps a row;
-// 0 where none does.
+// choose(group) for rows of n elements, `values` of them kept by a thread: the smallest group that keeps a
+// row; 0 where none does.
 int group_for(int64_t n, int values) {
   for (const int group : {kWarp, kThreads, kMostThreads})
     if (n <= int64_t{group} * values) return group;

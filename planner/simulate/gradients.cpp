@@ -378,7 +378,7 @@ ExchangeSeconds FinishStep::seconds_of(const Parts& parts, CollectiveKind collec
 }
 
 // How many times as long as with equal blocks a collective of `layer` takes whose blocks are the optimizer
-// shares of its holders. With n holders, of which p has the part w_p: in a mesh the busiest way carries
+// shares of its holders. With n holders, p having the part w_p: in a mesh the busiest way carries
 // max((n-1) w_p, 1 - w_p) of the bytes, out of the owner of the largest block or into that of the smallest;
 // in a ring 1 - w_p. With equal blocks both carry (n-1)/n.
 double FinishStep::unevenness(size_t layer, CollectiveKind collective) const {

@@ -86,7 +86,7 @@ TEST_CASE("attention uses tensor cores where operands allow it, without bank con
   }
 }
 
-TEST_CASE("causal attention skips the tiles that nobody sees") {
+TEST_CASE("causal attention skips the tiles that no query sees") {
   {
     // 130 queries in tiles of 128 rows, a warp having 32 of them; keys in tiles of 64: warps see 1, 1, 2, 2
     // and then 3 tiles of 2 x 8 x 8 products each, for each of two heads, twice (scores, then sums).

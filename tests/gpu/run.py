@@ -141,13 +141,13 @@ class Training(unittest.TestCase):
             self.assertGreater(point['update'], 0, point)
 
     @unittest.skipIf(EMULATED, 'the peak of a product is no matter of emulation')
-    def test_bench_tells_how_long_no_kernel_runs(self):
+    def test_bench_shows_how_long_no_kernel_runs(self):
         result = json.loads(self.hetrun('bench', 'gpt-nano', '--steps=20', '--device=cuda', '--json', '--quiet').stdout)
         self.assertGreater(result['launch_gap'], 0)
         self.assertLess(result['launch_gap'], 1)
 
     @unittest.skipUnless(EMULATED, 'the report of a machine that is known')
-    def test_doctor_tells_gpus_clocks_links_and_what_is_missing(self):
+    def test_doctor_shows_gpus_clocks_links_and_what_is_missing(self):
         lines = [line.rstrip() for line in self.hetrun('doctor', '--quiet').stdout.splitlines()]
         self.assertEqual(lines[lines.index('CUDA         driver for CUDA 13.0, runtime 13.0'):], [
             'CUDA         driver for CUDA 13.0, runtime 13.0',

@@ -16,7 +16,7 @@ local opt = het.options {
   sharded  = { false, "divide optimizer state over replicas" },
   every    = { 6, "steps between evaluations", min = 1 },
   batches  = { 2, "of an evaluation", min = 1 },
-  fresh    = { false, "begin anew though something is saved" },
+  fresh    = { false, "begin again though something is saved" },
   swap     = { 0, "step after which four ranks go on as two pipelines of two stages; 0: none", min = 0 },
   collect  = { false, "gather the weights after each step, which takes all ranks" },
 }

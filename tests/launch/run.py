@@ -289,7 +289,8 @@ return het.train {
             use = [[int(word) for word in line.split()] for line in (self.folder / f'use.{rank}').read_text().splitlines()]
             self.assertEqual([step for step, *_ in use], list(range(1, 31)))
             settled, last = use[8], use[29]   # the same plan
-            self.assertLessEqual(last[1], settled[1], f'descriptors: {use}')
+            # A thread may have a file of /proc open for a moment: the fewest of three rounds of plans.
+            self.assertLessEqual(min(row[1] for row in use[21:]), min(row[1] for row in use[:9]), f'descriptors: {use}')
             self.assertLessEqual(last[2], settled[2], f'threads: {use}')
             # What describes a program, 1 to 2 MiB, goes with the collector; the 20 MiB and more that it works in do not.
             self.assertLess(last[3] - settled[3], 21 * 4_000, f'KiB of memory: {use}')
@@ -415,7 +416,7 @@ return het.train {
         out, err = process.communicate(timeout=120)
         self.assertEqual(process.returncode, 0, out + err)
 
-    def test_nccl_is_told_the_interface_that_was_named(self):
+    def test_nccl_gets_the_interface_that_was_named(self):
         recipe, head = (self.folder / 'lopsided.lua').read_text(), 'on_step = function(run, step)\n'
         self.assertEqual(recipe.count(head), 1)
         (self.folder / 'nccl.lua').write_text(recipe.replace(head, head + """
@@ -581,7 +582,7 @@ if opt.spread then"""
         begun = [(e['cat'], e['id']) for e in events if e['ph'] == 'b']
         self.assertEqual(len(begun), len(set(begun)))
 
-    def test_a_run_tells_the_bubbles_of_each_rank(self):
+    def test_a_run_reports_the_bubbles_of_each_rank(self):
         _, err, results = self.run_traced(lambda rank: ())
         self.assertEqual([rank['device'] for rank in results['ranks']], ['a:0', 'a:1', 'b:0'])
         for rank in results['ranks']:
@@ -623,7 +624,7 @@ class Mistakes(Case):
         _, err = self.hetrun('--workers', 3, 'lopsided.lua', '--spread', code=2)
         self.assertEqual(err.count('the plan is for 5 devices, 3 ranks are here'), 1, err)
 
-    def test_a_mistake_of_the_recipe_is_told_once(self):
+    def test_a_mistake_of_the_recipe_is_reported_once(self):
         _, err = self.hetrun('--workers', 3, 'lopsided.lua', '--stepz=3', code=2)
         self.assertEqual(err.count('did you mean --steps?'), 1, err)
 
@@ -656,7 +657,7 @@ class Mistakes(Case):
         self.assertIn(f'cannot connect to 127.0.0.1:{where["MASTER_PORT"]}: Connection refused; rank 0 should serve the store '
                       'there', err)
 
-    def test_a_rank_with_another_secret_is_told_by_both_sides(self):
+    def test_a_rank_with_another_secret_is_reported_by_both_sides(self):
         where = self.at_rank_0()
         first, second = (self.start('lopsided.lua', '--warn-after=1s', WORLD_SIZE='2', RANK=str(rank), LOCAL_RANK=str(rank),
                                     **{**where, 'HETRUN_SECRET': secret}) for rank, secret in enumerate((SECRET, SECRET + '?')))
@@ -734,7 +735,7 @@ class Launcher(Case):
         _, err = self.hetrun('--workers', 2, 'dies.lua', '--trust', code=3)
         self.assertIn('[rank 1] these were my last\n', err)
 
-    def test_a_mistake_that_all_come_upon_is_told_once(self):
+    def test_a_mistake_that_all_ranks_meet_is_reported_once(self):
         # Rank 0 comes upon it last, as on a busy machine, or not at all.
         for seconds in ('1.5', 'math.huge'):
             (self.folder / 'wrong.lua').write_text(

@@ -82,7 +82,7 @@ if mesh.rank == 0 then print(het.op.sum(x)) end
         self.assertEqual(err, 'stdin:1: mesh { data = 2, model = 2 } needs 4 ranks; this run has 2 (hetrun --workers 4 starts so '
                          'many here)\n')
 
-    def test_the_error_of_the_rank_that_fails_is_told_and_not_what_follows_from_it(self):
+    def test_the_error_of_the_rank_that_fails_is_printed_and_not_what_follows_from_it(self):
         for failing in (0, 1, 2):
             (self.folder / 'fails.lua').write_text(f'''local het = require "het"
 local mesh = het.mesh {{ model = 3 }}

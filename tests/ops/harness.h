@@ -52,7 +52,7 @@ std::vector<std::string> compare(Device& device, const Trial& trial, bool& suppo
 // What differs between a result and what it should be.
 std::optional<std::string> difference(const Tensor& result, const Tensor& wanted, const Tolerance& tolerance);
 
-// Gradients through lowering (and fusion, if told to) on the reference device in f64 against central
+// Gradients through lowering (and fusion, if asked to) on the reference device in f64 against central
 // differences.
 std::vector<std::string> check_gradient(const Case& test, bool fused);
 

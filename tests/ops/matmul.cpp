@@ -68,7 +68,7 @@ std::vector<Case> matmul_cases() {
       cases.push_back(std::move(c));
     }
   }
-  // Parts of the tokens of which one is large enough for matrix units, and the other is not; and more of them
+  // Parts of the tokens: one is large enough for matrix units, and the other is not; and more of them
   // than are multiplied at a time.
   cases.push_back({"linear_weight_gradient", {T({511, 16}), T({511, 16})}, {{"bias", true}}, kProducts});
   cases.push_back({"linear_weight_gradient", {T({2100, 24}), T({2100, 40})}, {{"bias", true}}, kProducts});

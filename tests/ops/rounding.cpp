@@ -95,7 +95,7 @@ TEST_CASE("stochastic rounding gives the number itself on average") {
       const double mean = sums[static_cast<size_t>(n)] / (kTimes * kSteps);
       CHECK(std::abs(mean - number) <=
             5 * spacing(number) * std::sqrt(share * (1 - share) / (kTimes * kSteps)));
-      CHECK(moved[static_cast<size_t>(n)]);  // a step draws anew
+      CHECK(moved[static_cast<size_t>(n)]);  // a step draws again
     }
   }
 }

@@ -128,7 +128,7 @@ class Plans(Case):
 
 
 class Replans(Case):
-    """Planning anew, after a loss or with more machines, and ahead of a loss."""
+    """Planning again, after a loss or with more machines, and ahead of a loss."""
 
     def cluster(self, *nodes, **more):
         more = ''.join(f', {name} = {value}' for name, value in more.items())
@@ -433,7 +433,7 @@ class Measured(Case):
         self.assertIn('micro-batch 4 on fast x 1 is interpolated: its profile has 1, 2', plan['notes'])
         self.assertAlmostEqual(plan['pipeline_seconds'], 2 * 4 * (0.054 + 2 * 0.024))
 
-    def test_groups_that_differ_in_their_machines_alone_are_told_apart(self):
+    def test_groups_that_differ_only_in_their_machines_are_distinguished(self):
         self.copy('alone', 'zones', lambda plan: plan.update(mbs=4, gbs=8) or plan['pipeline_list'][0].update(
             tmp_per_stage=[[[[['fast', 1, 'here-a']], 1], [[['fast', 1, 'there-a']], 1]]]))
         plan = self.answer()[0]['by_name']['zones']
@@ -454,7 +454,7 @@ class Measured(Case):
                       'seconds: 4 of 4 within 10 %', 'memory of the fullest GPU: 2 of 2 within 15 %'):
             self.assertIn(words, out)
 
-    def test_what_is_missing_is_told_all_at_once(self):
+    def test_what_is_missing_is_listed_all_at_once(self):
         told = self.refused('simulate', '--profiles', 'measured/profiles', '--plan=x', '--latency=1 us', 'more',
                             '--bandwidth=12 furlongs')
         for words in ('no option --plan', "did you mean 'plans'", '--model-info=FILE is missing',
@@ -589,7 +589,7 @@ class Profiles(Case):
         report = self.json_of('simulate', 'small.lua', '--cluster=cluster.lua', '--profile=small.profile.json')['report']
         self.assertEqual(report['layers_measured'], 8)
 
-    def test_another_device_of_the_same_name_is_measured_anew(self):
+    def test_another_device_of_the_same_name_is_measured_again(self):
         self.profile('--microbatches=2', '--tensor=1')
         saved = self.saved()
         saved['devices'][0]['name'] = 'an abacus'
@@ -772,7 +772,7 @@ class Pages(Case):
         self.hetrun('simulate', 'small.lua', '--cluster=cluster.lua', '--html=plan.html')
         return (self.folder / 'plan.html').read_text()
 
-    def test_interleaved_stages_are_told_and_drawn_on_their_device(self):
+    def test_interleaved_stages_are_printed_and_drawn_on_their_device(self):
         page = self.simulated(INTERLEAVED)
         self.assertEqual(page.count('class="row"'), 2)
         self.assertEqual(page.count('<rect class="forward"'), 4 * 4)
@@ -902,7 +902,7 @@ class Mistakes(Case):
         """What a cluster on line 2 of its file is told, word for word."""
         self.assertEqual(self.cluster(cluster).removeprefix('hetrun: ').splitlines(), [f'cluster.lua:2: {line}' for line in lines])
 
-    def test_quantities_are_told_with_their_place_and_what_would_work(self):
+    def test_wrong_quantities_are_reported_with_their_place_and_what_would_work(self):
         self.told('het.cluster { bandwidth = -1, latency = "fast", het.node { name = "a", type = "T4", bandwidth = "10 furlongs" } }',
                   'node.bandwidth = "10 furlongs" is not a bandwidth such as "25 GB/s" or "100 Gbit/s"',
                   'cluster.bandwidth = -1 is a number; a text is needed, such as "25 GB/s" or "100 Gbit/s"',

@@ -432,7 +432,7 @@ class CommandLine(Case):
         self.refused('--threads=100000 mlp.lua', '--threads=100000 is above 4096, the most that works')
         self.refused('--workers=1000 mlp.lua', '--workers=1000 is above 512, the most that works')
 
-    def test_a_gpu_that_is_not_there_is_told_in_a_sentence(self):
+    def test_a_gpu_that_is_not_there_is_reported_in_a_sentence(self):
         for device in ('cuda', 'cuda:3'):
             out, err = self.hetrun(f'--device={device}', 'mlp.lua', '--steps=1', code=71,
                                    env={**os.environ, 'CUDA_VISIBLE_DEVICES': ''})
@@ -543,7 +543,7 @@ return het.train {
                      'bert_tiny.lua:29: data.masked.mask_share = 1e-05 hides less than one of the 2048 tokens of a step; '
                      '0.00049 and more work')
 
-    def test_a_plan_that_leaves_layers_out_is_told_what_they_are(self):
+    def test_a_plan_that_leaves_layers_out_gets_an_error_that_lists_them(self):
         (self.folder / 'short.lua').write_text('''local het = require "het"
 local corpus = het.data.text { path = "text.txt" }
 return het.train {

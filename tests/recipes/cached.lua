@@ -1,4 +1,4 @@
--- Text from caches of keys and values is that of the whole context computed anew for each token.
+-- Text from caches of keys and values is that of the whole context computed again for each token.
 local het = require "het"
 local opt = het.options { llama = { false, "LLaMA in place of GPT" } }
 local corpus = het.data.text { path = "text.txt" }
@@ -12,8 +12,8 @@ return het.train {
     local generator = require("het.sandbox.handle").inner(run).generator   -- with --trust
     assert(generator.incremental)
     generator.incremental, generator.executors = false, {}
-    local anew = run:generate(how)
-    assert(anew == cached, ("%q by caches, %q without"):format(cached, anew))
+    local uncached = run:generate(how)
+    assert(uncached == cached, ("%q by caches, %q without"):format(cached, uncached))
     print(cached)
   end,
 }

@@ -149,7 +149,7 @@ return het.train { model = het.nn.gpt { vocab = corpus.vocab, context = 32, widt
         done = self.hetrun('fine_tune.lua', '--model=runs/begin', '--text=mine.txt')
         self.assertIn('saved after step 50 in runs/mine', done.stderr)
 
-    def test_help_tells_every_option_with_its_range(self):
+    def test_help_shows_every_option_with_its_range(self):
         told = self.hetrun(ROOT / 'recipes' / 'gpt2_124m.lua', '--help').stdout
         self.assertRegex(told, r'--context=INTEGER +tokens of a sample \(default: 1024, at least 2, at most 1024\)')
         for general in ('--json', '--trace', '--workers', '--rendezvous', '--timeout', '--secret-file'):

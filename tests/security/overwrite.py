@@ -64,7 +64,7 @@ class Overwrite(Case):
         self.assertIn('runs/x holds config.json; ', self.hetrun('r.lua', '--allow-write=runs/x', code=2).stderr)
         self.assertIn('files that no run of hetrun wrote', self.hetrun('r.lua', code=2).stderr)
 
-    def test_of_several_workers_one_tells_it(self):
+    def test_one_of_several_workers_reports_it(self):
         old = self.train(3)
         done = self.hetrun('--workers', 3, 'r.lua', '--timeout=60s', code=2)
         self.assertEqual(done.stderr, f'hetrun: runs/x holds a model of 3 steps; {WAYS_ON}\n')
@@ -134,7 +134,7 @@ class Overwrite(Case):
         self.hetrun('--workers', 2, 'r.lua', '--overwrite', '--steps=4')
         self.assertEqual(self.steps(), 4)
 
-    def test_an_interrupt_as_soon_as_it_is_told_loses_nothing(self):
+    def test_an_interrupt_as_soon_as_it_is_reported_loses_nothing(self):
         old = self.train(300)
         process = self.start('r.lua', '--overwrite', '--steps=1000000')
         for line in process.stderr:
@@ -275,7 +275,7 @@ class Save(Case):
         self.hetrun('--workers', 2, 'saves.lua', '--allow-write=runs/y', '--save=runs/z', code=2)
         self.assertEqual(self.steps('runs/y'), 6)
 
-    def test_of_several_workers_one_tells_it(self):
+    def test_one_of_several_workers_reports_it(self):
         self.hetrun('r.lua', '--save=runs/y', '--quiet')
         self.write('saves.lua', recipe('if step.step == 3 then run:save "runs/y" end'))
         err = self.hetrun('--workers', 2, 'saves.lua', '--allow-write=runs/y', '--timeout=60s', code=2).stderr

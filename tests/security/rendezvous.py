@@ -17,8 +17,8 @@ return het.train {
   optimizer = het.optim.sgd { lr = 0.1 }, rendezvous = "etcd://127.0.0.1:9",
 }
 '''
-REFUSED = ('hetrun: the recipe asks to meet other machines at etcd://127.0.0.1:9; a recipe talks only to whom the command line '
-           'names: --rendezvous=etcd://127.0.0.1:9')
+REFUSED = ('hetrun: the recipe asks to meet other machines at etcd://127.0.0.1:9; a recipe may only talk to what the '
+           'command line names: --rendezvous=etcd://127.0.0.1:9')
 WENT = 'etcd at http://127.0.0.1:9 did not answer'
 
 

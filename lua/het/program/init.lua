@@ -8,8 +8,8 @@ local function folder_of(path)
   return path:match "^(.*)/[^/]*$" or "."
 end
 
--- A recipe talks to whom the command line names. What it names itself is shown and asked for, where a person can
--- answer; het.train refuses it otherwise.
+-- A recipe may only talk to what the command line names. What it names itself is shown and asked for, where a
+-- person can answer; het.train refuses it otherwise.
 local function approve_rendezvous(path, text)
   local settings = native.settings
   if settings.rendezvous or os.getenv "HETRUN_RENDEZVOUS" or native.is_alone() then return end

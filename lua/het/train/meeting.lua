@@ -55,7 +55,7 @@ local function rendezvous_of(a)
   if settings.rendezvous or not wish then return settings.rendezvous end
   local agreed = settings.trust or not native.confined() or wish == settings.approved_rendezvous
   if agreed or native.is_alone() or os.getenv "HETRUN_RENDEZVOUS" then return agreed and wish or nil end
-  errors.usage("the recipe asks to meet other machines at %s; a recipe talks only to whom the command line names: "
+  errors.usage("the recipe asks to meet other machines at %s; a recipe may only talk to what the command line names: "
     .. "--rendezvous=%s", wish, wish)
 end
 

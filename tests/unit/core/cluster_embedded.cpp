@@ -113,7 +113,7 @@ TEST_CASE("the embedded store listens at no address that was not named", "[clust
   CHECK_THAT(sentence_of([&] { serve_store(options); }), Contains("has 5 bytes; it needs 16 or more"));
 }
 
-TEST_CASE("nobody at the endpoint is said within the timeout", "[cluster]") {
+TEST_CASE("an endpoint without a server is reported within the timeout", "[cluster]") {
   Endpoint at{"127.0.0.1", 0};
   { const Descriptor listener = listen_at(at); }
   CHECK(sentence_of([&] {
@@ -378,7 +378,7 @@ TEST_CASE("a full embedded store refuses, and takes again when there is room", "
   store->put("b", std::string(60, 'b'));
 }
 
-TEST_CASE("an embedded store that was started anew is not taken for the old one", "[cluster]") {
+TEST_CASE("an embedded store that was restarted is not taken for the old one", "[cluster]") {
   auto server = serve();
   const auto store = connect_store(client_of(*server));
   const auto watch = store->watch("");
@@ -386,7 +386,7 @@ TEST_CASE("an embedded store that was started anew is not taken for the old one"
   server.reset();
   server = serve({}, port);
   const std::string sentence =
-      fmt::format("peer: the store at {} was started anew and has forgotten this run", server->endpoint());
+      fmt::format("peer: the store at {} was restarted and has forgotten this run", server->endpoint());
   CHECK(sentence_of([&] { store->get("k"); }) == sentence);
   CHECK(sentence_of([&] { watch->next(kStoreHung); }) == sentence);
   CHECK(sentence_of([&] { store->put("k", ""); }) == sentence);
@@ -403,7 +403,7 @@ TEST_CASE("who follows an embedded store that was started again finds it empty",
   server.reset();
   server = serve({}, port);
   CHECK_FALSE(store->get("k"));
-  CHECK_THAT(sentence_of([&] { watch->next(kStoreHung); }), Contains("was started anew"));
+  CHECK_THAT(sentence_of([&] { watch->next(kStoreHung); }), Contains("was restarted"));
   // A lease and a revision of before are none of now.
   const StoreLease other = store->grant(milliseconds(10'000));
   CHECK(other.id != lease.id);

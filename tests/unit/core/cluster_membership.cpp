@@ -216,7 +216,7 @@ TEST_CASE("members that wait in vain all say the same, and who was there before"
   for (int i : {0, 1})
     threads.emplace_back(
         [&, i] { outcomes[i] = try_to_join(*stores, member_on(i == 0 ? "alpha" : "beta", i), options[i]); });
-  for (int came = 0; came < 2;)  // they may come anew, to show that they live
+  for (int came = 0; came < 2;)  // they may come again, to show that they live
     for (const StoreEvent& event : take_events(*watch, 1)) came += event.kind == StoreEvent::Kind::put;
   child.kill();
   for (std::thread& thread : threads) thread.join();
@@ -239,7 +239,7 @@ TEST_CASE("what cannot be joined is refused at once", "[cluster]") {
 }
 
 // Whoever can write into the store, as into an etcd without users, still is no member.
-TEST_CASE("a member without the run's secret is refused, and keeps nobody from joining", "[cluster]") {
+TEST_CASE("a member without the run's secret is refused, and keeps no member from joining", "[cluster]") {
   const auto stores = embedded();
   std::vector<MemberInfo> members = {member_on("alpha", 0), member_on("mallory", 1), member_on("beta", 1)};
   std::vector<JoinOptions> options(3, options_of(2));
@@ -253,7 +253,7 @@ TEST_CASE("a member without the run's secret is refused, and keeps nobody from j
   CHECK(outcomes[0].membership->members()[1].host == "beta");
 }
 
-TEST_CASE("an entry without the seal keeps nobody out who meets the run's own members", "[cluster]") {
+TEST_CASE("an entry without the seal keeps no member of the run out", "[cluster]") {
   const auto stores = embedded();
   const auto store = stores->connect();
   const auto watch = store->watch("test/1/member/");
@@ -281,7 +281,7 @@ TEST_CASE("an entry copied from another run is no member", "[cluster]") {
              Contains("have another shared secret"));
 }
 
-TEST_CASE("a member that leaves, and one that dies, are told apart", "[cluster]") {
+TEST_CASE("a member that leaves, and one that dies, are distinguished", "[cluster]") {
   for (const StoreKind& kind : store_kinds()) DYNAMIC_SECTION("in the " << kind.name << " store") {
       const auto stores = kind.start();
       ChildTest child("joins a run and waits",
@@ -365,7 +365,7 @@ TEST_CASE("survivors open the next generation once, and meet in it", "[cluster]"
   }
 }
 
-TEST_CASE("a run that is complete takes nobody in, until its members have gone", "[cluster]") {
+TEST_CASE("a run that is complete takes no member in until its members have gone", "[cluster]") {
   const auto stores = embedded();
   auto outcome = try_to_join(*stores, member_on("alpha", 0), options_of(1));
   REQUIRE(outcome.membership);
@@ -493,7 +493,7 @@ TEST_CASE("a silent store is not waited for once more when a lease is given back
   CHECK(store->revoked == 0);
 }
 
-TEST_CASE("a member that hears nothing of its store is told that it is cut off, once", "[cluster]") {
+TEST_CASE("a member that hears nothing from its store is reported cut off, once", "[cluster]") {
   const auto stores = embedded();
   const auto lease_store = std::make_shared<FaintStore>();
   lease_store->behind = stores->connect();  // the lease lives; only the responses are lost

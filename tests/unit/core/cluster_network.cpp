@@ -34,7 +34,7 @@ TEST_CASE("traffic is bound to what was named", "[cluster]") {
   for (const auto& [wanted, address] : named) CHECK(address_to_bind(wanted, kAddresses) == address);
 }
 
-TEST_CASE("an address is told by its interface", "[cluster]") {
+TEST_CASE("an interface gives its address", "[cluster]") {
   const std::vector<std::pair<std::string, std::string>> found = {
       {"10.0.0.7", "eth0"}, {"fd00::7", "eth0"}, {"fd01::7", "ib0"}, {"::1", "lo"},
       {"127.0.0.1", "lo"},  {"127.0.0.2", "lo"}, {"10.0.0.8", ""}};

@@ -189,7 +189,7 @@ void try_new_generation(const FabricMaker& maker) {
       bool failed = false;
       try {
         if (fabric.rank() == 0)
-          group->abort("to begin anew");
+          group->abort("to begin again");
         else
           sum_of(*group, data)->wait();
       } catch (const Error&) {
@@ -298,14 +298,14 @@ TEST_CASE("an operation dropped because another group failed ends its group with
   CHECK(has(errors[2], "the node is on fire"));
 }
 
-TEST_CASE("a rank that waits itself is not blamed, but for whom it waits", "[comm]") {
+TEST_CASE("a rank that waits itself is not blamed, but the one awaited is", "[comm]") {
   try_held_up(loopback_maker());
 }
-TEST_CASE("over TCP, a rank that waits itself is not blamed, but for whom it waits", "[comm]") {
+TEST_CASE("over TCP, a rank that waits itself is not blamed, but the one awaited is", "[comm]") {
   try_held_up(tcp_maker());
 }
 
-TEST_CASE("over TCP, a member that forms another group is not blamed, but for whom it waits", "[comm]") {
+TEST_CASE("over TCP, a member that forms another group is not blamed, but the one awaited is", "[comm]") {
   Gate end(3);
   const Timeouts timeouts{milliseconds(10'000), milliseconds(2000), {}};
   const auto errors = on_ranks(tcp_maker(), 3, timeouts, [&](Fabric& fabric) {
@@ -344,7 +344,7 @@ TEST_CASE("over TCP, a rank that does not come is named, first in a warning, the
   try_absent(tcp_maker());
 }
 TEST_CASE("over TCP, a rank that leaves is named by every other", "[comm]") { try_gone(tcp_maker()); }
-TEST_CASE("over TCP, a rank that leaves is named by one that was waiting for nobody, too", "[comm]") {
+TEST_CASE("over TCP, a rank that leaves is named by one that was not waiting, too", "[comm]") {
   try_gone_meanwhile(tcp_maker());
 }
 TEST_CASE("over TCP, an abort fails pending and later operations everywhere, with its reason", "[comm]") {

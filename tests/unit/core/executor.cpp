@@ -245,7 +245,7 @@ TEST_CASE("a stop that was asked for before a replay is honoured", "[executor]")
   CHECK(device->replays == 3 * 3);
 }
 
-TEST_CASE("another program on the same state is recorded anew", "[executor]") {
+TEST_CASE("another program on the same state is recorded again", "[executor]") {
   std::vector<double> weights[2];
   for (const bool records : {false, true}) {
     const auto device = std::make_shared<Watched>();

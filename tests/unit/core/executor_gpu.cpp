@@ -96,7 +96,7 @@ TEST_CASE("a product makes gelu and its gradient as kernels of their own do", "[
     }
 }
 
-TEST_CASE("a product whose result nobody else needs is its own gelu", "[executor][cuda]") {
+TEST_CASE("a product whose result no other node needs is its own gelu", "[executor][cuda]") {
   for (const auto& device : {make_cpu_device(), make_reference_device(), cuda_emulated::make_device()})
     for (const DType dtype : {DType::f32, DType::bf16}) {
       INFO(device->name() << ", " << name_of(dtype));

@@ -470,7 +470,7 @@ TEST_CASE("groups with a pacer of their own leave others of the fabric alone", "
   for (const std::string& error : errors) CHECK(error == "");
 }
 
-TEST_CASE("ranks that are about to do different things are all told", "[mesh]") {
+TEST_CASE("ranks that are about to do different things all get an error", "[mesh]") {
   constexpr int kRanks = 3;
   std::vector<std::string> told(kRanks), ends(kRanks);
   const auto errors = on_ranks(testing::loopback_maker(), kRanks, Timeouts{}, [&](Fabric& fabric) {

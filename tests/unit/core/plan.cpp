@@ -115,7 +115,7 @@ TEST_CASE("a plan with several mistakes names them all") {
   CHECK(has("run 5 samples in a step"));
 }
 
-TEST_CASE("a plan that leaves layers out is told what the layers are") {
+TEST_CASE("a plan that leaves layers out gets an error that lists the layers") {
   Plan plan;
   plan.pipelines = {{1, {{{"a:0"}, 0, 4}}}};
   const auto problem = [&](std::vector<std::string> names) {

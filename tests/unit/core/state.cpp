@@ -27,7 +27,7 @@ TEST_CASE("what was saved with another shape or of another kind is refused") {
   CHECK(values_of(state->read("half")) == std::vector<double>{1, 2, 3, 4});
 }
 
-TEST_CASE("a copy of a state stays as it was, and its memory is used again when nobody has it") {
+TEST_CASE("a copy of a state stays as it was, and its memory is used again once it is released") {
   const auto state = reference_state(3);
   state->write("a", Tensor::of<float>({1, 2, 3}, {3}));
   state->write("b", Tensor::of<int64_t>({7}, {1}));

@@ -36,7 +36,7 @@ TEST_CASE("files that are saved together are replaced together") {
   CHECK(scratch.files() == 2);
 }
 
-TEST_CASE("of files of which one cannot be written none is replaced, and who waits is told") {
+TEST_CASE("if one of several files cannot be written none is replaced, and wait() throws") {
   const Scratch scratch;
   const std::string a = scratch.put("a", "old a"), b = scratch.path("nowhere/b");
   Saving saving({file_of(a, "new a"), file_of(b, "new b")});

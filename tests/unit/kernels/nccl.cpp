@@ -344,7 +344,7 @@ TEST_CASE("a message between GPUs whose other end was not prepared is named on a
   }
 }
 
-TEST_CASE("between GPUs, a rank that leaves is named by every other, and nobody hangs", "[nccl]") {
+TEST_CASE("between GPUs, a rank that leaves is named by every other, and no rank hangs", "[nccl]") {
   const auto errors = on_ranks(loopback_maker(), 3, {}, [&](Fabric& fabric) {
     Rank self(fabric);
     const auto group = self.group("dp0", all_ranks(3));
@@ -494,7 +494,7 @@ TEST_CASE("after a failure between GPUs a new generation takes over", "[nccl]") 
       sum->wait();
       HET_REQUIRE(self.read(*data, 10) == std::vector<float>(10, 3.0F));
       const std::string error = peer_error([&] {
-        if (fabric.rank() == generation % 3) return group->abort("to begin anew");
+        if (fabric.rank() == generation % 3) return group->abort("to begin again");
         sum->start(data->address(), data->address());
         sum->wait();
         self.device->synchronize();

@@ -32,7 +32,7 @@ TEST_CASE("whatever members crash or come, those that live end up in one open ge
   WARN(count << " runs, " << generations << " generations");
 }
 
-TEST_CASE("of two members that lose each other one is dropped, and nobody else", "[roster]") {
+TEST_CASE("of two members that lose each other one is dropped, and no other", "[roster]") {
   const int count = runs(1000);
   for (int seed = 1; seed <= count; ++seed) {
     Settings settings;
