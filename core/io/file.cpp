@@ -11,6 +11,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "core/base/error.h"
@@ -120,14 +121,40 @@ std::string cache_folder() {
   return home.empty() ? "" : home + "/.cache/hetrun";
 }
 
-MappedFile::MappedFile(const Path& path) : path_(path.text) {
+OpenFile::OpenFile(const Path& where) : path(where.text) {
   struct stat state {};
-  const Descriptor file = open_to_read(path, state);
+  descriptor = open_to_read(where, state);
   if (!S_ISREG(state.st_mode))
-    fail_usage("'{}' is not a regular file, so it cannot be mapped into memory", path_);
-  bytes_ = state.st_size;
+    fail_usage("'{}' is not a regular file, so it cannot be mapped into memory", path);
+  bytes = state.st_size;
+  struct statfs system {};
+  // Numbers of file systems: linux/magic.h and the kernel's sources of each.
+  constexpr uint32_t kRemote[] = {0x6969,     0x517b,     0xfe534d42, 0xff534d42,  // NFS, SMB, SMB 2, CIFS
+                                  0x01021997, 0x65735546, 0x00c36400, 0x0bd00bd0,  // 9p, FUSE, Ceph, Lustre
+                                  0x47504653, 0x19830326};                         // GPFS, BeeGFS
+  if (fstatfs(descriptor.number(), &system) == 0)
+    is_local = std::find(std::begin(kRemote), std::end(kRemote), static_cast<uint32_t>(system.f_type)) ==
+               std::end(kRemote);
+}
+
+void OpenFile::read_at(int64_t position, void* to, int64_t count) const {
+  auto* into = static_cast<char*>(to);
+  while (count > 0) {
+    const ssize_t got = pread(descriptor.number(), into, static_cast<size_t>(count), position);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0)
+      fail_environment("reading '{}' failed at byte {}: {}", path, position,
+                       got == 0 ? "the file ends there" : std::strerror(errno));
+    into += got;
+    position += got;
+    count -= got;
+  }
+}
+
+MappedFile::MappedFile(const OpenFile& file) : path_(file.path), bytes_(file.bytes) {
   if (bytes_ == 0) return;
-  void* address = mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ, MAP_PRIVATE, file.number(), 0);
+  void* address =
+      mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ, MAP_PRIVATE, file.descriptor.number(), 0);
   if (address == MAP_FAILED)
     fail_environment("cannot map '{}' ({}) into memory: {}", path_, show_bytes(static_cast<double>(bytes_)),
                      std::strerror(errno));
@@ -177,7 +204,7 @@ AtomicFile::~AtomicFile() {
   close(descriptor_);
   try {
     path_.opener().remove(temporary_.text);
-  } catch (const Error&) {  // who opened it is gone; what kept the file from being written tells more
+  } catch (const Error&) {  // who opened it is gone; what kept the file from being written says more
   }
 }
 
@@ -196,6 +223,42 @@ void AtomicFile::write(const void* data, int64_t bytes) {
   HET_REQUIRE(descriptor_ >= 0, path_.text);
   if (const int error = write_all(descriptor_, static_cast<const char*>(data), bytes, written_))
     fail_write(error);
+}
+
+bool AtomicFile::write_directly() {
+  const int flags = fcntl(descriptor_, F_GETFL);
+  return flags >= 0 && fcntl(descriptor_, F_SETFL, flags | O_DIRECT) == 0;
+}
+
+bool AtomicFile::write_through_cache() {
+  const int flags = fcntl(descriptor_, F_GETFL);
+  return flags >= 0 && (flags & O_DIRECT) != 0 && fcntl(descriptor_, F_SETFL, flags & ~O_DIRECT) == 0;
+}
+
+void AtomicFile::reserve(int64_t bytes) {
+  HET_REQUIRE(descriptor_ >= 0, path_.text);
+  if (fallocate(descriptor_, 0, 0, bytes) == 0) return;
+  if (errno != EOPNOTSUPP && errno != ENOSYS) fail_write(errno);
+  if (ftruncate(descriptor_, bytes) != 0) fail_write(errno);
+}
+
+void AtomicFile::write_at(int64_t position, const void* data, int64_t bytes) {
+  HET_REQUIRE(descriptor_ >= 0, path_.text);
+  const auto* from = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t put = pwrite(descriptor_, from, static_cast<size_t>(bytes), position);
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0 && errno == EINVAL && write_through_cache()) continue;  // its blocks are larger than 4096
+    if (put < 0) fail_write(errno);
+    from += put;
+    position += put;
+    bytes -= put;
+    written_ += put;
+  }
+}
+
+void AtomicFile::flush() {
+  if (fdatasync(descriptor_) != 0) fail_write(errno);
 }
 
 void AtomicFile::finish(const Path& name) {

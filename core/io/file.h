@@ -15,11 +15,25 @@ namespace het {
 // The content of a file. Throws Error(usage) when it is missing, not readable or a folder.
 std::string read_file(const Path& path);
 
+// A regular file, open to be read. Throws Error(usage) like read_file, and for a pipe or a device.
+struct OpenFile {
+  explicit OpenFile(const Path& path);
+
+  std::string path;
+  Descriptor descriptor;
+  int64_t bytes = 0;
+  bool is_local = true;  // false: on a network file system, where mapped files are slow and end in SIGBUS
+
+  // Read `count` bytes from `position` on. Throws Error(environment) when the disk fails, or the file ends.
+  void read_at(int64_t position, void* to, int64_t count) const;
+};
+
 // A file mapped, to be read, for as long as the object lives. Reading a
 // part that another process has cut off meanwhile faults; our own files are replaced, never cut.
 class MappedFile {
  public:
-  explicit MappedFile(const Path& path);  // throws Error(usage) like read_file
+  explicit MappedFile(const Path& path) : MappedFile(OpenFile(path)) {}
+  explicit MappedFile(const OpenFile& file);  // throws Error(environment)
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
@@ -52,6 +66,15 @@ class AtomicFile {
 
   void write(const void* data, int64_t bytes);  // throws Error(environment) when the disk is full
   void write(std::string_view text) { write(text.data(), static_cast<int64_t>(text.size())); }
+
+  // For files that are written by position.
+  // Past the page cache from now on, where the file system can: addresses, positions and sizes are then
+  // multiples of 4096. False: it cannot.
+  bool write_directly();
+  void reserve(int64_t bytes);  // lets the file have this length; throws when the disk has no room for it
+  void write_at(int64_t position, const void* data, int64_t bytes);
+  void flush();  // what was written is on the disk
+
   void commit();
   // Flushes to the disk like commit(), but leaves the file beside `path`, as a file of a set that is to be
   // replaced together: when all of them are staged, commit_staged() puts each in its place.
@@ -59,6 +82,7 @@ class AtomicFile {
 
  private:
   [[noreturn]] void fail_write(int error) const;
+  bool write_through_cache();  // false: it was so already
   void finish(const Path& name);
 
   Path path_, temporary_;

@@ -54,7 +54,7 @@ struct SafetensorsHeader {
 
 inline constexpr int64_t kMostHeaderBytes = 100 << 20;
 
-// Reads and checks the header of `file`, of which the first bytes suffice; file_bytes is its whole length.
+// Reads and checks the header of `file`, whose first bytes suffice; file_bytes is its whole length.
 SafetensorsHeader parse_safetensors_header(std::string_view file, int64_t file_bytes,
                                            const std::string& path);
 

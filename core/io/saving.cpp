@@ -11,7 +11,7 @@ namespace {
 void remove_staged(const std::vector<SavedFile>& files) {
   for (auto file = files.rbegin(); file != files.rend(); ++file) try {
       drop_staged(file->path);
-    } catch (const Error&) {  // the failure that led here tells more
+    } catch (const Error&) {  // the failure that led here says more
     }
 }
 

@@ -23,7 +23,7 @@ struct SavedFile {
 class Saving {
  public:
   explicit Saving(std::vector<SavedFile> files);
-  ~Saving();  // waits; a failure that nobody asked for is lost
+  ~Saving();  // waits; a failure not asked for is lost
   Saving(const Saving&) = delete;
   Saving& operator=(const Saving&) = delete;
 

@@ -1,4 +1,4 @@
-// A tensor that stands in mapped files: nothing of it is read before somebody asks, and then only the part
+// A tensor that stands in mapped files: nothing of it is read before it is asked for, and then only the part
 // that was asked for. A value; it keeps its files mapped.
 #pragma once
 
