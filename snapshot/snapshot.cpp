@@ -1,0 +1,195 @@
+#include "snapshot/snapshot.h"
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+
+#include "core/base/error.h"
+#include "core/base/nearest.h"
+
+namespace het {
+namespace {
+
+constexpr std::string_view kFileEnd = ".snapshot";
+
+// What two files of one snapshot must agree on; empty: they do.
+std::string difference_of(const SnapshotManifest& a, const SnapshotManifest& b) {
+  if (a.run != b.run) return fmt::format("of the run '{}', and of '{}'", a.run, b.run);
+  if (a.version.step != b.version.step)
+    return fmt::format("after step {}, and after step {}", a.version.step, b.version.step);
+  if (a.version != b.version || a.history != b.history)
+    return fmt::format("of generation {}, and of generation {}", a.version.generation, b.version.generation);
+  if (a.cursor != b.cursor) return fmt::format("at sample {}, and at sample {}", a.cursor, b.cursor);
+  if (a.seed != b.seed) return fmt::format("of seed {}, and of seed {}", a.seed, b.seed);
+  if (a.tensors != b.tensors) return "of states with other tensors";
+  return {};
+}
+
+// "step-12-generation-3"; nullopt for other names.
+std::optional<Version> version_named(std::string_view name) {
+  constexpr std::string_view kStep = "step-", kGeneration = "-generation-";
+  const size_t middle = name.find(kGeneration);
+  if (!name.starts_with(kStep) || middle == std::string_view::npos) return std::nullopt;
+  const auto number = [](std::string_view digits) -> std::optional<int64_t> {
+    int64_t value = 0;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+    if (error != std::errc{} || end != digits.data() + digits.size() || value < 0) return std::nullopt;
+    return value;
+  };
+  const auto step = number(name.substr(kStep.size(), middle - kStep.size()));
+  const auto generation = number(name.substr(middle + kGeneration.size()));
+  if (!step || !generation) return std::nullopt;
+  return Version{*step, *generation};
+}
+
+std::vector<std::string> files_in(const Path& folder) {
+  std::vector<std::string> files;
+  for (const FolderEntry& entry : list_folder(folder))
+    if (entry.kind == FileKind::file && entry.name.ends_with(kFileEnd))
+      files.push_back(folder.child(entry.name).text);
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+Snapshot open_files(const Path& place, const std::vector<std::string>& paths) {
+  std::vector<std::shared_ptr<const SnapshotFile>> files;
+  for (const std::string& path : paths) files.push_back(SnapshotFile::open(place.with(path)));
+  return Snapshot(std::move(files));
+}
+
+// Opens what can be opened: a damaged file counts as one that is not there.
+Snapshot open_readable(const Path& place, const std::vector<std::string>& paths,
+                       std::vector<std::string>& problems) {
+  std::vector<std::shared_ptr<const SnapshotFile>> files;
+  for (const std::string& path : paths) try {
+      files.push_back(SnapshotFile::open(place.with(path)));
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::usage) throw;
+      problems.push_back(error.sentence());
+    }
+  if (files.empty()) fail_usage("{}", problems.empty() ? "it has no files" : problems.front());
+  return Snapshot(std::move(files));
+}
+
+std::string describe(const std::vector<Inventory::Need>& missing) {
+  return fmt::format("no file has {} {}{}", missing[0].name, to_string(missing[0].slice),
+                     missing.size() == 1 ? "" : fmt::format(", nor {} other slices", missing.size() - 1));
+}
+
+}  // namespace
+
+Snapshot::Snapshot(std::vector<std::shared_ptr<const SnapshotFile>> files) : files_(std::move(files)) {
+  HET_REQUIRE(!files_.empty());
+  for (const SnapshotTensor& tensor : manifest().tensors) held_[tensor.name];
+  for (size_t file = 0; file < files_.size(); ++file) {
+    const SnapshotManifest& other = files_[file]->manifest();
+    if (const std::string difference = difference_of(manifest(), other); !difference.empty())
+      fail_usage("'{}' and '{}' are not of one snapshot: they are {}", files_[0]->path(),
+                 files_[file]->path(), difference);
+    for (size_t unit = 0; unit < other.units.size(); ++unit)
+      held_[other.tensors[other.units[unit].tensor].name].push_back({other.units[unit].slice, file, unit});
+  }
+}
+
+const SnapshotTensor* Snapshot::find(const std::string& name) const {
+  const auto& tensors = manifest().tensors;
+  const auto found =
+      std::lower_bound(tensors.begin(), tensors.end(), name,
+                       [](const SnapshotTensor& tensor, const std::string& n) { return tensor.name < n; });
+  return found != tensors.end() && found->name == name ? &*found : nullptr;
+}
+
+const std::vector<Snapshot::Held>& Snapshot::held(const std::string& name) const {
+  if (const auto found = held_.find(name); found != held_.end()) return found->second;
+  std::vector<std::string> names;
+  for (const SnapshotTensor& tensor : manifest().tensors) names.push_back(tensor.name);
+  const std::string near = nearest_name(name, names);
+  fail_usage("the snapshot has no tensor '{}'{}", name,
+             near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
+}
+
+std::vector<Inventory::Need> Snapshot::missing() const {
+  std::vector<Inventory::Need> missing;
+  for (const SnapshotTensor& tensor : manifest().tensors) {
+    std::vector<TensorSlice> have;
+    for (const Held& held : held_.at(tensor.name)) have.push_back(held.slice);
+    for (TensorSlice& slice : het::missing(TensorSlice::whole(tensor.type.shape), have))
+      missing.push_back({tensor.name, std::move(slice)});
+  }
+  return missing;
+}
+
+Tensor Snapshot::read(const std::string& name, const TensorSlice& slice) const {
+  const std::vector<Held>& held = this->held(name);
+  const TensorType& type = find(name)->type;
+  if (slice.whole_shape() != type.shape)
+    fail_usage("the slice {} is not one of '{}', which is {}", to_string(slice), name, to_string(type));
+  for (const Held& part : held)
+    if (shared_elements(part.slice, slice) == slice.elements())
+      return files_[part.file]->read(part.unit, slice);
+  Tensor result({type.dtype, slice.shape()});
+  std::vector<TensorSlice> left{slice};
+  for (const Held& part : held) {
+    std::vector<TensorSlice> next;
+    for (const TensorSlice& need : left) {
+      const auto shared = intersection(need, part.slice);
+      if (!shared) {
+        next.push_back(need);
+        continue;
+      }
+      copy(result, slice, files_[part.file]->read(part.unit, *shared), *shared);
+      for (TensorSlice& rest : difference(need, part.slice)) next.push_back(std::move(rest));
+    }
+    left = std::move(next);
+  }
+  std::erase_if(left, [](const TensorSlice& rest) { return rest.is_empty(); });
+  if (!left.empty())
+    fail_usage("the snapshot of step {} lacks {} {}: no file has it", manifest().version.step, name,
+               to_string(left.front()));
+  return result;
+}
+
+Path snapshot_path(const Path& folder, const SnapshotManifest& manifest) {
+  return folder.child(fmt::format("step-{}-generation-{}/rank-{}-of-{}{}", manifest.version.step,
+                                  manifest.version.generation, manifest.rank, manifest.ranks, kFileEnd));
+}
+
+std::vector<ListedSnapshot> list_snapshots(const Path& folder) {
+  std::vector<ListedSnapshot> snapshots;
+  for (const FolderEntry& entry : list_folder(folder)) {
+    const auto version = version_named(entry.name);
+    if (entry.kind != FileKind::folder || !version) continue;
+    if (std::vector<std::string> files = files_in(folder.child(entry.name)); !files.empty())
+      snapshots.push_back({*version, std::move(files)});
+  }
+  std::sort(snapshots.begin(), snapshots.end(),
+            [](const ListedSnapshot& a, const ListedSnapshot& b) { return a.version > b.version; });
+  return snapshots;
+}
+
+Snapshot open_snapshot(const Path& place, std::vector<std::string>* passed_over) {
+  if (kind_of(place) != FileKind::folder) return open_files(place, {place.text});
+  if (const std::vector<std::string> files = files_in(place); !files.empty()) return open_files(place, files);
+  const std::vector<ListedSnapshot> listed = list_snapshots(place);
+  if (listed.empty()) fail_usage("'{}' holds no snapshot", place.text);
+  std::string first_reason;
+  for (const ListedSnapshot& candidate : listed) {
+    std::vector<std::string> problems;
+    try {
+      Snapshot snapshot = open_readable(place, candidate.files, problems);
+      const std::vector<Inventory::Need> missing = snapshot.missing();
+      if (missing.empty()) return snapshot;
+      problems.push_back(describe(missing));
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::usage) throw;
+      if (problems.empty()) problems.push_back(error.sentence());
+    }
+    std::string reason =
+        fmt::format("the snapshot of step {} is not whole: {}", candidate.version.step, problems.front());
+    if (first_reason.empty()) first_reason = reason;
+    if (passed_over != nullptr) passed_over->push_back(std::move(reason));
+  }
+  fail_usage("'{}' holds no whole snapshot: {}", place.text, first_reason);
+}
+
+}  // namespace het

@@ -1,0 +1,59 @@
+// A snapshot: the files of one version of a run's state. Together they have all of it, or a part.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/plan/inventory.h"
+#include "snapshot/reader.h"
+
+namespace het {
+
+// Used from several threads.
+class Snapshot {
+ public:
+  // Throws Error(usage) naming two files that are not of one version, or of one state.
+  explicit Snapshot(std::vector<std::shared_ptr<const SnapshotFile>> files);
+
+  // What the files agree on; `plan`, `rank`, `ranks`, `about` and `units` are those of the first.
+  const SnapshotManifest& manifest() const { return files_.front()->manifest(); }
+  const std::vector<std::shared_ptr<const SnapshotFile>>& files() const { return files_; }
+
+  const SnapshotTensor* find(const std::string& name) const;  // null: the state has no such tensor
+  // The slices of a tensor that the files have, with the files that have them.
+  struct Held {
+    TensorSlice slice;
+    size_t file, unit;  // indices in files(), and in the units of its manifest
+  };
+  const std::vector<Held>& held(const std::string& name) const;
+  // What no file has, tensor by tensor. Empty: the snapshot is whole.
+  std::vector<Inventory::Need> missing() const;
+
+  // The elements of `slice`, packed. A slice that is a unit of a mapped file is a view of the file. Throws
+  // Error(usage) for a tensor that the state does not have, for a slice that no file has, and for damage.
+  Tensor read(const std::string& name, const TensorSlice& slice) const;
+
+ private:
+  std::vector<std::shared_ptr<const SnapshotFile>> files_;
+  std::map<std::string, std::vector<Held>> held_;  // of every tensor
+};
+
+// A folder of snapshots: FOLDER/step-STEP-generation-GENERATION/rank-RANK-of-RANKS.snapshot
+Path snapshot_path(const Path& folder, const SnapshotManifest& manifest);
+
+struct ListedSnapshot {
+  Version version;
+  std::vector<std::string> files;  // paths, by name
+};
+// The snapshots in a folder by the names of their folders, the newest first. Files are not opened.
+std::vector<ListedSnapshot> list_snapshots(const Path& folder);
+
+// The snapshot at `place`: a file; a folder with the files of one version; or a folder of snapshots, of which
+// the newest whole one is opened. `passed_over`, where given, gets a sentence for every newer one that is
+// damaged or not whole. Throws Error(usage).
+Snapshot open_snapshot(const Path& place, std::vector<std::string>* passed_over = nullptr);
+
+}  // namespace het
