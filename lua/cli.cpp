@@ -126,6 +126,8 @@ const std::vector<Subcommand>& subcommands() {
        "what the recipe's own plan does in a step, simulated; or measured plans: --help"},
       {"profile", "RECIPE [--out=FILE ...]",
        "measure the recipe's layers and links on this machine, for plans; --help"},
+      {"snapshot", "list|show|verify|copy|import|export PLACE [TO]",
+       "look at snapshots, check them, copy them, make them of a saved model and the other way; --help"},
       {"docs", "FOLDER", "write the pages of the Lua library, and editor stubs"},
   };
   return list;

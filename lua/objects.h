@@ -28,6 +28,7 @@
 #include "lua/recipe_files.h"
 
 namespace het {
+class Snapshot;
 class DeviceMesh;
 struct DistributedTensor;
 }  // namespace het
@@ -71,6 +72,7 @@ struct Planning;  // bind_planner.cpp
 using PlanningHandle = std::shared_ptr<Planning>;
 using ClusterHandle = std::shared_ptr<Cluster>;
 using MemberHandle = std::shared_ptr<RunMember>;
+using SnapshotHandle = std::shared_ptr<const Snapshot>;
 using TokenizerHandle = std::shared_ptr<const Tokenizer>;
 
 // What one Lua state shares between its bound functions. Lives as long as the state.
@@ -135,6 +137,7 @@ void add_cluster(lua_State* L);
 void add_planner(lua_State* L);
 void add_profile(lua_State* L);
 void add_mesh(lua_State* L);
+void add_snapshot(lua_State* L);
 
 // The list `links` of the table at `index`: a {latency, bandwidth} for each rank from and then each rank to.
 std::vector<Link> links_at(lua_State* L, int index);
@@ -156,6 +159,7 @@ HET_LUA_CLASS(het::lua::SamplerHandle, "sampler");
 HET_LUA_CLASS(het::lua::TokenizerHandle, "tokenizer");
 HET_LUA_CLASS(het::lua::ClusterHandle, "cluster");
 HET_LUA_CLASS(het::lua::MemberHandle, "member");
+HET_LUA_CLASS(het::lua::SnapshotHandle, "snapshot");
 HET_LUA_CLASS(het::lua::PlanningHandle, "planning");
 
 namespace het::lua {

@@ -29,6 +29,9 @@ void put_ranges(List list, const TensorSlice& slice) {
   }
 }
 
+// With its length: a text may hold zeros.
+kj::StringPtr text_of(const std::string& text) { return {text.data(), text.size()}; }
+
 unsigned count(size_t size) { return static_cast<unsigned>(size); }
 
 // --- reading
@@ -172,7 +175,7 @@ int64_t SnapshotManifest::data_bytes() const {
 std::vector<std::byte> encode_manifest(const SnapshotManifest& manifest) {
   capnp::MallocMessageBuilder message;
   auto to = message.initRoot<schema::Manifest>();
-  to.setRun(manifest.run);
+  to.setRun(text_of(manifest.run));
   to.setStep(manifest.version.step);
   to.setGeneration(manifest.version.generation);
   auto history = to.initHistory(count(manifest.history.size()));
@@ -180,16 +183,16 @@ std::vector<std::byte> encode_manifest(const SnapshotManifest& manifest) {
     history[i].setGeneration(manifest.history[i].generation);
     history[i].setFirstStep(manifest.history[i].first_step);
   }
-  to.setPlan(manifest.plan);
+  to.setPlan(text_of(manifest.plan));
   to.setRank(manifest.rank);
   to.setRanks(manifest.ranks);
   to.setCursor(manifest.cursor);
   to.setSeed(manifest.seed);
-  to.setAbout(manifest.about);
+  to.setAbout(text_of(manifest.about));
   auto tensors = to.initTensors(count(manifest.tensors.size()));
   for (unsigned i = 0; i < tensors.size(); ++i) {
     const SnapshotTensor& from = manifest.tensors[i];
-    tensors[i].setName(from.name);
+    tensors[i].setName(text_of(from.name));
     tensors[i].setDtype(std::string(name_of(from.type.dtype)));
     auto shape = tensors[i].initShape(count(from.type.shape.size()));
     for (unsigned d = 0; d < shape.size(); ++d) shape.set(d, from.type.shape[d]);

@@ -168,6 +168,7 @@ std::vector<ListedSnapshot> list_snapshots(const Path& folder) {
 }
 
 Snapshot open_snapshot(const Path& place, std::vector<std::string>* passed_over) {
+  if (kind_of(place) == FileKind::none) fail_usage("there is no file or folder '{}'", place.text);
   if (kind_of(place) != FileKind::folder) return open_files(place, {place.text});
   if (const std::vector<std::string> files = files_in(place); !files.empty()) return open_files(place, files);
   const std::vector<ListedSnapshot> listed = list_snapshots(place);

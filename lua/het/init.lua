@@ -12,7 +12,7 @@ local het = { version = native.version() }
 
 -- Names that stand for a module, or for a function of one.
 local modules = {
-  nn = "het.nn", optim = "het.optim", data = "het.data", op = "het.op", train = "het.train",
+  nn = "het.nn", optim = "het.optim", data = "het.data", op = "het.op", train = "het.train", snapshot = "het.snapshot",
 }
 local members = {
   options = function()

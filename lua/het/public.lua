@@ -32,6 +32,7 @@ local parts = {
     local function raw(name) return op[name] end
     return handle.module("het.op", op, { names = names_of(op), get = raw, missing = raw })
   end,
+  snapshot = function() return handle.module("het.snapshot", het.snapshot, { names = { "open" } }) end,
   plan = function() return callable("het.plan", het.plan) end,
   cluster = function() return callable("het.cluster", het.cluster) end,
   options = function()

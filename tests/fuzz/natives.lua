@@ -26,6 +26,7 @@ local skipped = {
   try_folder = "makes files", save_files = "writes files; called with hostile lists alone",
   join = "waits for other processes", member = "waits for other processes", messages_between = "needs a cluster",
   address = "gives an address, which is used by no other function",
+  snapshot_write = "writes files",
   confine = "takes rights from the process", limit_memory = "takes memory from it", limit_prompt = "limits io.open",
   open_file = "makes and empties files", cache_write = "writes files", write_control = "moves the cursor",
   kill_self = "ends the process", wait_for_file = "waits", be_silent = "sends the output nowhere", resolve = "asks the file system", read_text = "may read endless files", executable = "takes no arguments",
@@ -425,7 +426,7 @@ local nearly_method = {
   gradients = function() return pick(pool.value), { pick(pool.value) } end,
 }
 local skipped_methods = {
-  data = "a pointer of the ffi", kill_at = "ends the process in the next run",
+  data = "a pointer of the ffi", copy_to = "writes files", kill_at = "ends the process in the next run",
   peak_flops = "measures for seconds", bandwidth = "measures for seconds",
 }
 

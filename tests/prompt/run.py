@@ -418,7 +418,7 @@ class CommandLine(Case):
         for words, told in (('bench', '--precision'), ('bench gpt2-124m', '--precision'), ('bench plans', '--trials'),
                             ('doctor', 'hetrun doctor shows'), ('docs', 'hetrun docs FOLDER writes'),
                             ('docs pages', 'hetrun docs FOLDER writes'), ('profile', 'layer'), ('plan', '--cluster'),
-                            ('simulate', '--plan')):
+                            ('simulate', '--plan'), ('snapshot', 'verify PLACE')):
             self.assertIn(told, self.hetrun(*words.split(), '--help')[0])
         self.assertFalse((self.folder / 'pages').exists())
 
@@ -466,7 +466,7 @@ class CommandLine(Case):
                      "gpt_text.lua:34: there is no file 'tetx.txt'; did you mean 'text.txt'?")
         self.refused('doctr', "'doctr' is neither a recipe nor a command; did you mean 'doctor'? (hetrun --help)")
         self.refused('zebra', "'zebra' is neither a recipe nor a command; commands are doctor, bench, plan, simulate, "
-                     'profile, docs (hetrun --help)')
+                     'profile, snapshot, docs (hetrun --help)')
 
     def test_workers_need_a_recipe(self):
         self.refused('--workers 2 doctor', "--workers 2 runs a recipe in several processes; 'doctor' is a command, not a "

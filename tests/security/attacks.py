@@ -159,7 +159,7 @@ ATTACKS = [
     Attack('a hidden file as data', 'local c = het.data.text { path = ".ssh/id_rsa" }; return c.vocab'),
     Attack('rendezvous of the recipe\'s own', TRAIN % 'name = "stolen", rendezvous = "etcd://127.0.0.1:1"',
            whole=True, environment={'RANK': '0', 'WORLD_SIZE': '2', 'HETRUN_SECRET': 'x' * 32}, kernel=False,
-           says='only to whom the command line names'),
+           says='may only talk to what the command line names'),
     # --- links that come with a recipe
     Attack('runs is a link', writes('"runs/mine/notes"'), furnish=lambda home: replace(home / 'runs', home.parent / 'outside'),
            says='runs is a link'),

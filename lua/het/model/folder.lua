@@ -224,9 +224,9 @@ local function require_folder(folder)
   end
 end
 
--- The tensors of a model as they are saved, and its config.json.
+-- The tensors of a model as they are saved, and its config.json. No model: one of a recipe's own layers.
 local function model_of(model, state)
-  local family = huggingface.family_of(model)
+  local family = model and huggingface.family_of(model)
   local tensors, config
   if family then
     tensors, config = to_theirs(family, model, state), family.config(model.arguments)
@@ -353,6 +353,44 @@ function files.set_initial_training(folder, state)
   end
   for name, tensor in pairs(tensors) do state:set_initial(name, tensor) end
   return about
+end
+
+--- What a folder holds of a run, under our names: for a snapshot.
+-- @treturn table list of { name =, tensor = a stored tensor, trained = }
+-- @treturn table what is kept beside the tensors: `config`, `vocabulary`, and of a run that can go on its numbers
+function files.stored(folder)
+  require_folder(folder)
+  local config = native.json_read(place_of(folder, "config.json"))
+  local list, trained, collector = {}, true, {}
+  function collector.set_initial(_, name, tensor)
+    list[#list + 1] = { name = name, tensor = tensor, trained = trained }
+  end
+  if type(config) == "table" and config.model_type == "hetrun" then
+    for name, tensor in pairs((read_tensors(folder))) do collector:set_initial(name, tensor) end
+  else
+    files.set_initial_weights(folder, files.load(folder), collector)
+  end
+  trained = false
+  local about = files.set_initial_training(folder, collector) or {}
+  about.config, about.vocabulary = config, files.vocabulary(folder)
+  return list, about
+end
+
+--- Write a model as `het.load` and transformers read it, from a state under our names.
+-- @string folder made when it is not there
+-- @tparam table about what files.stored gave: `config`, `vocabulary`, `step`
+-- @param state what has names() and read(name), which is asked for one tensor after the other
+function files.export(folder, about, state)
+  if type(about.config) ~= "table" then errors.usage("the snapshot does not say which model it is of") end
+  local family = huggingface.families[about.config.model_type]
+  local model = family and family.make(about.config, folder)
+  local tensors, config = model_of(model, state)
+  native.make_folder(folder)
+  local set = { { path = folder .. "/model.safetensors", tensors = tensors,
+                  metadata = { format = "pt", step = about.step and ("%d"):format(about.step) } },
+                { path = folder .. "/config.json", json = config } }
+  if about.vocabulary then set[3] = { path = folder .. "/vocabulary.json", json = about.vocabulary } end
+  native.save_files(set):wait()
 end
 
 --- The description of a saved GPT-2, LLaMA or BERT; a run that gets it begins with its weights.

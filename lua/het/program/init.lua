@@ -125,6 +125,8 @@ function program.plan(...) return require("het.plan.command").plan(program, ...)
 function program.simulate(...) return require("het.plan.command").simulate(program, ...) end
 --- `hetrun profile RECIPE`.
 function program.profile(...) return require("het.profile.command").run(program, ...) end
+--- `hetrun snapshot WORD PLACE`.
+function program.snapshot(...) return require("het.snapshot.command").run(...) end
 --- `hetrun docs FOLDER`.
 function program.docs(folder) return require("het.program.docs").write(folder) end
 

@@ -117,5 +117,5 @@ TEST_CASE("files of two snapshots are not taken for one", "[snapshot]") {
                     Contains("are not of one snapshot: they are after step 8, and after step 9"));
   scratch.put("empty/notes", "");
   CHECK_THROWS_WITH(open_snapshot(scratch.path("empty")), Contains("holds no snapshot"));
-  CHECK_THROWS_WITH(open_snapshot(scratch.path("none")), Contains("there is no file"));
+  CHECK_THROWS_WITH(open_snapshot(scratch.path("none")), Contains("there is no file or folder"));
 }

@@ -1,0 +1,154 @@
+--- `hetrun snapshot`: look at snapshots, check them, copy them, and turn saved models into snapshots and back.
+local native = require "het.native"
+local errors = require "het.errors"
+local files = require "het.model.folder"
+local snapshot = require "het.snapshot"
+local text = require "het.text"
+
+local command = {}
+
+local function say(format, ...)
+  native.write("stdout", (select("#", ...) == 0 and format or format:format(...)) .. "\n")
+end
+
+local function plural(count, word) return ("%d %s%s"):format(count, word, count == 1 and "" or "s") end
+
+local verbs = {}
+
+verbs.list = { words = "FOLDER", sentence = "the snapshots in a folder, the newest first", run = function(folder)
+  local list = snapshot.list(folder)
+  if #list == 0 then errors.usage("'%s' holds no snapshot", folder) end
+  if native.settings.json then return { snapshots = list } end
+  say("%-10s %-11s %-6s %-10s %s", "step", "generation", "files", "size", "state")
+  for _, listed in ipairs(list) do
+    say("%-10d %-11d %-6d %-10s %s", listed.step, listed.generation, #listed.files,
+      listed.bytes and text.bytes(listed.bytes) or "", listed.problem or "whole")
+  end
+end }
+
+-- Elements, bytes and number of tensors of a kind.
+local function sums(tensors, trained)
+  local count, elements, bytes = 0, 0, 0
+  for _, tensor in ipairs(tensors) do
+    if tensor.trained == trained then
+      local size = 1
+      for _, n in ipairs(tensor.shape) do size = size * n end
+      count, elements, bytes = count + 1, elements + size, bytes + tensor.bytes
+    end
+  end
+  return ("%s, %s elements, %s"):format(plural(count, "tensor"), text.count(elements), text.bytes(bytes))
+end
+
+local function held_by(tensor)
+  if #tensor.parts == 0 then return "no file" end
+  if #tensor.parts == 1 and tensor.held_bytes == tensor.bytes then return tensor.parts[1].file:match "[^/]+$" end
+  return ("%s in %s"):format(text.bytes(tensor.held_bytes), plural(#tensor.parts, "part"))
+end
+
+verbs.show = { words = "PLACE", sentence = "what a snapshot holds, tensor by tensor", run = function(place)
+  local opened = snapshot.open(place)
+  local tensors, missing = opened:tensors(), opened:missing()
+  if native.settings.json then
+    return { run = opened.run, step = opened.step, generation = opened.generation, plan = opened.plan,
+      ranks = opened.ranks, cursor = opened.cursor, seed = opened.seed, files = opened.files, bytes = opened.bytes,
+      whole = opened.whole, missing = missing[1] and missing, tensors = tensors }
+  end
+  say("%-12s %s", "snapshot", tostring(opened))
+  say("%-12s step %d, decided in generation %d; next sample %d, seed %d", "state", opened.step, opened.generation,
+    opened.cursor, opened.seed)
+  say("%-12s %s", "parameters", sums(tensors, true))
+  say("%-12s %s", "optimizer", sums(tensors, false))
+  if opened.plan ~= "" then say("%-12s %s", "plan", (opened.plan:gsub("\n", "\n" .. (" "):rep(13)))) end
+  for i, file in ipairs(opened.files) do say("%-12s %s", i == 1 and "files" or "", file) end
+  for i, need in ipairs(missing) do say("%-12s %s %s", i == 1 and "missing" or "", need.name, need.slice) end
+  say ""
+  local longest = 4
+  for _, tensor in ipairs(tensors) do longest = math.max(longest, #tensor.name) end
+  local row = "%-" .. longest .. "s  %-20s %s"
+  local spread = #opened.files > 1 or missing[1]
+  say((row:format("name", "type", spread and "held by" or ""):gsub(" +$", "")))
+  for _, trained in ipairs { true, false } do
+    for _, tensor in ipairs(tensors) do
+      local words = row:format(tensor.name, tensor.dtype .. text.shape(tensor.shape), spread and held_by(tensor) or "")
+      if tensor.trained == trained then say((words:gsub(" +$", ""))) end
+    end
+  end
+end }
+
+verbs.verify = { words = "PLACE", sentence = "read all data of a snapshot and compare the checksums",
+  run = function(place)
+    local opened = snapshot.open(place)
+    local problems = opened:verify()
+    for _, need in ipairs(opened:missing()) do
+      problems[#problems + 1] = ("no file has %s %s"):format(need.name, need.slice)
+    end
+    if #problems > 0 then errors.usage("%s", table.concat(problems, "\n")) end
+    if native.settings.json then return { step = opened.step, bytes = opened.bytes, files = opened.files } end
+    say("%s: whole, and all data matches its checksums", tostring(opened))
+  end }
+
+verbs.copy = { words = "PLACE FOLDER", sentence = "copy a snapshot, checked, into a folder of snapshots",
+  run = function(place, folder)
+    local paths = snapshot.open(place).native:copy_to(folder)
+    if native.settings.json then return { files = paths } end
+    for _, path in ipairs(paths) do say("%s", path) end
+  end }
+
+verbs.import = { words = "MODEL FOLDER",
+  sentence = "make a snapshot of a saved model, also of Hugging Face's, in a folder of snapshots",
+  run = function(model, folder)
+    local tensors, about = files.stored(model)
+    local step, cursor, seed = about.step or 0, about.cursor or 0, about.seed or 0
+    about.cursor, about.seed = nil, nil
+    local path = native.snapshot_write { folder = folder, step = step, cursor = cursor, seed = seed,
+      about = native.json_encode(about), tensors = tensors }
+    if native.settings.json then return { file = path, step = step } end
+    say("%s: step %d, %s", path, step, plural(#tensors, "tensor"))
+  end }
+
+verbs.export = { words = "PLACE MODEL", sentence = "write the model of a snapshot as het.load and transformers read it",
+  run = function(place, model)
+    local opened = snapshot.open(place)
+    local held = files.held(model)
+    if held then errors.usage("%s holds %s; another folder keeps both", model, files.describe_held(held)) end
+    opened.about.step = opened.step
+    files.export(model, opened.about, {
+      names = function() return opened:tensors() end,
+      read = function(_, name) return opened:read(name) end,
+    })
+    if native.settings.json then return { folder = model, step = opened.step } end
+    say("%s: the model after step %d", model, opened.step)
+  end }
+
+local order = { "list", "show", "verify", "copy", "import", "export" }
+
+local function help()
+  local lines = { "hetrun snapshot WORD PLACE [TO]. A place is a snapshot file, the folder of one step, or a folder of "
+    .. "snapshots:", "then the newest whole one counts.", "" }
+  for _, name in ipairs(order) do
+    lines[#lines + 1] = ("  %-22s %s"):format(name .. " " .. verbs[name].words, verbs[name].sentence)
+  end
+  lines[#lines + 1] = ("  %-22s %s"):format("--json", "print one JSON object instead")
+  native.write("stdout", table.concat(lines, "\n") .. "\n")
+  return 0
+end
+
+--- Run the words of the command line; returns the exit code.
+function command.run(word, ...)
+  if native.settings.help then return help() end
+  local verb = verbs[word]
+  if not verb then
+    errors.usage("hetrun snapshot needs one of %s%s", table.concat(order, ", "),
+      word and (", not '%s'"):format(word) or "; hetrun snapshot --help explains them")
+  end
+  local _, wanted = verb.words:gsub("%S+", "")
+  local given = select("#", ...)
+  if given ~= wanted or (native.arguments or {})[1] then
+    errors.usage("hetrun snapshot %s takes %s: hetrun snapshot %s %s", word, plural(wanted, "path"), word, verb.words)
+  end
+  local result = verb.run(...)
+  if native.settings.json then native.write("stdout", native.json_encode(result) .. "\n") end
+  return 0
+end
+
+return command

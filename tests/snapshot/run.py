@@ -1,0 +1,178 @@
+#!/usr/bin/env python3
+"""Snapshots as a user meets them: `hetrun snapshot`, and het.snapshot at the prompt and in recipes.
+
+usage: run.py HETRUN [unittest arguments]
+"""
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+HETRUN = str(pathlib.Path(sys.argv.pop(1)).resolve())
+RECIPE = '''local het = require "het"
+local nn, optim, data = het.nn, het.optim, het.data
+local corpus = data.text { path = "text.txt", holdout = 0.1 }
+return het.train {
+  model = nn.%s { vocab = corpus.vocab, context = 16, width = 16, layers = 2, heads = 2 },
+  data = corpus, batch = 4, steps = %d, seed = 5, optimizer = optim.adamw { lr = 1e-2 }, save = "saved",
+}
+'''
+
+
+class Case(unittest.TestCase):
+    maxDiff = None
+
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)
+        (self.folder / 'text.txt').write_text('the quick brown fox jumps over the lazy dog.\n' * 60)
+
+    def hetrun(self, *words, code=0, entered=None):
+        done = subprocess.run([HETRUN, *map(str, words)], cwd=self.folder, text=True, capture_output=True, timeout=120,
+                              check=False, input=entered)
+        self.assertEqual(done.returncode, code, f'{words}\n{done.stdout}\n{done.stderr}')
+        return done.stdout, done.stderr
+
+    def refused(self, *words):
+        return self.hetrun(*words, code=2)[1]
+
+    def json_of(self, *words):
+        return json.loads(self.hetrun(*words, '--json')[0].splitlines()[-1])
+
+    def prompt(self, *lines, code=0):
+        return self.hetrun('--quiet', entered='\n'.join(lines) + '\n', code=code)
+
+    def train(self, model='gpt', steps=3):
+        (self.folder / 'train.lua').write_text(RECIPE % (model, steps))
+        return self.hetrun('train.lua', '--quiet', '--allow-write=saved', '--overwrite')
+
+    def only_file(self, folder='kept'):
+        files = list((self.folder / folder).rglob('*.snapshot'))
+        self.assertEqual(len(files), 1)
+        return files[0]
+
+    def damage(self, at):
+        file = self.only_file()
+        content = bytearray(file.read_bytes())
+        content[at] ^= 1
+        file.write_bytes(content)
+
+
+class Commands(Case):
+    def test_a_saved_model_becomes_a_snapshot_and_the_same_model_again(self):
+        for model in ('gpt', 'llama'):
+            self.train(model)
+            out, _ = self.hetrun('snapshot', 'import', 'saved', f'{model}.kept')
+            self.assertIn(f'{model}.kept/step-3-generation-0/rank-0-of-1.snapshot: step 3, ', out)
+            self.hetrun('snapshot', 'export', f'{model}.kept', f'{model}.out')
+            for name in ('model.safetensors', 'vocabulary.json', 'config.json'):
+                self.assertEqual((self.folder / f'{model}.out' / name).read_bytes(), (self.folder / 'saved' / name).read_bytes(),
+                                 name)
+            self.assertFalse((self.folder / f'{model}.out/training.safetensors').exists())
+            shutil.rmtree(self.folder / 'saved')
+
+    def test_show_has_every_tensor_and_where_the_run_was(self):
+        self.train()
+        self.hetrun('snapshot', 'import', 'saved', 'kept')
+        out, _ = self.hetrun('snapshot', 'show', 'kept')
+        self.assertRegex(out, r'(?m)^state +step 3, decided in generation 0; next sample 12, seed 5$')
+        self.assertRegex(out, r'(?m)^parameters +28 tensors, ')
+        self.assertRegex(out, r'(?m)^optimizer +56 tensors, ')
+        self.assertRegex(out, r'(?m)^blocks.0.mlp.up.weight +f32\[64, 16\]$')
+        self.assertRegex(out, r'(?m)^adamw.m.blocks.0.mlp.up.weight +f32\[64, 16\]$')
+        told = self.json_of('snapshot', 'show', 'kept')
+        self.assertEqual((told['step'], told['cursor'], told['whole'], len(told['tensors'])), (3, 12, True, 84))
+        for place in (self.only_file(), self.only_file().parent):
+            self.assertEqual(self.json_of('snapshot', 'show', place)['step'], 3)
+
+    def test_list_has_the_newest_first(self):
+        for steps in (3, 12):
+            self.train(steps=steps)
+            self.hetrun('snapshot', 'import', 'saved', 'kept')
+        lines = self.hetrun('snapshot', 'list', 'kept')[0].splitlines()
+        self.assertEqual([line.split()[0] for line in lines], ['step', '12', '3'])
+        self.assertTrue(all(line.endswith('whole') for line in lines[1:]), lines)
+        newest = next((self.folder / 'kept/step-12-generation-0').iterdir())
+        newest.write_bytes(newest.read_bytes()[:5000])
+        lines = self.hetrun('snapshot', 'list', 'kept')[0].splitlines()
+        self.assertIn('is truncated: it has 5000 bytes', lines[1])
+        out, err = self.hetrun('snapshot', 'show', 'kept')
+        self.assertIn('the snapshot of step 12 is not whole', err)
+        self.assertIn('an older one is opened', err)
+        self.assertIn('step 3, decided', out)
+
+    def test_verify_names_the_damage_and_copies_are_checked(self):
+        self.train()
+        self.hetrun('snapshot', 'import', 'saved', 'kept')
+        self.assertIn('whole, and all data matches its checksums', self.hetrun('snapshot', 'verify', 'kept')[0])
+        self.hetrun('snapshot', 'copy', 'kept', 'copied')
+        self.assertEqual(self.only_file('copied').read_bytes(), self.only_file().read_bytes())
+        self.damage(4096 + 7)
+        for words in (('verify', 'kept'), ('copy', 'kept', 'again'), ('export', 'kept', 'out')):
+            self.assertRegex(self.refused('snapshot', *words), r"is damaged: chunk 1 of 1 of '[\w.]+' \[[:, ]+\], at byte 4096, "
+                                                              r'does not match its checksum')
+        self.assertEqual([path for path in (self.folder / 'again').rglob('*') if path.is_file()], [])
+        self.assertFalse((self.folder / 'out/model.safetensors').exists())
+
+    def test_bad_words_and_places_are_refused(self):
+        for words, sentence in (
+                ((), 'hetrun snapshot needs one of list, show, verify, copy, import, export; hetrun snapshot --help explains'),
+                (('shwo', 'kept'), "needs one of list, show, verify, copy, import, export, not 'shwo'"),
+                (('show',), 'hetrun snapshot show takes 1 path: hetrun snapshot show PLACE'),
+                (('copy', 'kept'), 'hetrun snapshot copy takes 2 paths: hetrun snapshot copy PLACE FOLDER'),
+                (('show', 'kept'), "there is no file or folder 'kept'"),
+                (('show', 'text.txt'), "'text.txt' is not a snapshot"),
+                (('list', '.'), "'.' holds no snapshot"),
+                (('import', 'kept', 'to'), "there is no folder 'kept'")):
+            self.assertIn(sentence, self.refused('snapshot', *words))
+        self.train()
+        self.hetrun('snapshot', 'import', 'saved', 'kept')
+        self.assertIn('saved holds a model of 3 steps; another folder keeps both',
+                      self.refused('snapshot', 'export', 'kept', 'saved'))
+
+
+class Library(Case):
+    def setUp(self):
+        super().setUp()
+        self.train()
+        self.hetrun('snapshot', 'import', 'saved', 'kept')
+
+    def test_a_snapshot_is_read_and_compared_at_the_prompt(self):
+        self.train(steps=4)
+        self.hetrun('snapshot', 'import', 'saved', 'later')
+        out, _ = self.prompt(
+            'a, b = het.snapshot.open "kept", het.snapshot.open "later"',
+            'print(a.step, b.step, a.cursor, a.whole, #a:tensors(), #a:missing(), #a:verify())',
+            'whole, part = a:read "tokens.weight", a:read("tokens.weight", "[2:5, 1:3]")',
+            'print(whole:at(3, 2) == part:at(1, 1), whole:at(5, 3) == part:at(3, 2), #part.shape, part.shape[1], part.shape[2])',
+            'print(#a:diff(a), #a:diff(b))',
+            'for _, d in ipairs(a:diff(b)) do if d.name == "norm.weight" then print(d.most > 0, d.most < 1) end end')
+        self.assertIn('3\t4\t12\ttrue\t84\t0\t0', out)
+        self.assertIn('true\ttrue\t2\t3\t2', out)
+        self.assertRegex(out, r'(?m)^0\t[1-9]\d*$')
+        self.assertIn('true\ttrue\n', out)
+
+    def test_mistakes_are_named(self):
+        _, err = self.prompt('a = het.snapshot.open "kept"', 'a:read "tokens.wieght"', 'a:read("tokens.weight", "[0:900, :]")',
+                             'a:read("tokens.weight", "rows")', 'a:diff(3)', 'a.step = 4', 'het.snapshot.open(7)', code=2)
+        for sentence in ("the snapshot has no tensor 'tokens.wieght'; did you mean 'tokens.weight'?",
+                         '[0:900, :]', 'rows', 'snapshot:diff compares with another snapshot',
+                         'snapshot.step cannot be set', 'het.snapshot.open: 7 was given'):
+            self.assertIn(sentence, err)
+
+    def test_a_recipe_reads_only_what_it_may(self):
+        outside = tempfile.TemporaryDirectory()
+        self.addCleanup(outside.cleanup)
+        shutil.copytree(self.folder / 'kept', f'{outside.name}/kept')
+        (self.folder / 'open.lua').write_text((RECIPE % ('gpt', 1)).replace(
+            'return', f'print(het.snapshot.open("{outside.name}/kept").cursor)\nreturn').replace(', save = "saved"', ''))
+        self.assertIn('the recipe asks to read', self.refused('open.lua'))
+        self.assertIn('12\n', self.hetrun('open.lua', f'--allow-read={outside.name}')[0])
+
+
+if __name__ == '__main__':
+    unittest.main()
