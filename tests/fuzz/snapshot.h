@@ -2,6 +2,7 @@
 // Error of the usage kind, and take no more memory than a few times their size; those of a header likewise.
 #pragma once
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <span>
@@ -18,7 +19,7 @@ namespace het::fuzz {
 inline bool snapshot_manifest(std::string_view bytes) {
   constexpr int64_t kDataEnd = 1 << 24;
   std::vector<uint64_t> words(bytes.size() / 8);
-  std::memcpy(words.data(), bytes.data(), 8 * words.size());
+  std::copy_n(bytes.data(), 8 * words.size(), reinterpret_cast<char*>(words.data()));
   try {
     const SnapshotManifest manifest = parse_manifest(std::as_bytes(std::span(words)), kDataEnd, "fuzz");
     int64_t end = kSnapshotPage;

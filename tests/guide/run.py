@@ -39,6 +39,12 @@ SMALL = {
     'hetrun recipes/gpt_text.lua --text=shakespeare.txt': SMALL_GPT,
     'hetrun recipes/gpt_text.lua --text=shakespeare.txt --precision=bf16 --device=cuda': [*SMALL_GPT, '--device=cpu'],
     'hetrun profile recipes/gpt_text.lua': ['--text=shakespeare.txt', *SMALL_GPT, '--runs=1', '--microbatches=1,4'],
+    'hetrun snapshot import runs/mine kept': [],
+    'hetrun snapshot list kept': [],
+    'hetrun snapshot show kept': [],
+    'hetrun snapshot verify kept': [],
+    'hetrun snapshot copy kept backup': [],
+    'hetrun snapshot export backup model': [],
     'hetrun plan recipes/gpt_text.lua --profile=gpt_text.profile.json': ['--text=shakespeare.txt', *SMALL_GPT],
 }
 # Tests below run these.
@@ -111,6 +117,8 @@ class Commands(Case):
         self.assertEqual(found, SMALL.keys() | LONG)
 
     def test_the_commands_run(self):
+        (self.folder / 'saving.lua').write_text(RECIPE.replace('return het.train {', 'return het.train { save = "runs/mine",'))
+        self.hetrun(['saving.lua', '--allow-write=runs/mine'])
         for command, small in SMALL.items():
             with self.subTest(command):
                 words = command.split()[1:]

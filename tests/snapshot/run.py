@@ -5,6 +5,7 @@ usage: run.py HETRUN [unittest arguments]
 """
 import json
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import tempfile
 import unittest
 
 HETRUN = str(pathlib.Path(sys.argv.pop(1)).resolve())
+GUIDE = pathlib.Path(__file__).resolve().parent.parent.parent / 'recipes/guide/snapshots.md'
 RECIPE = '''local het = require "het"
 local nn, optim, data = het.nn, het.optim, het.data
 local corpus = data.text { path = "text.txt", holdout = 0.1 }
@@ -155,6 +157,13 @@ class Library(Case):
         self.assertIn('true\ttrue\t2\t3\t2', out)
         self.assertRegex(out, r'(?m)^0\t[1-9]\d*$')
         self.assertIn('true\ttrue\n', out)
+
+    def test_the_lines_of_the_guide_run(self):
+        self.hetrun('snapshot', 'copy', 'kept', 'backup')
+        block = re.search(r'```lua\n(.*?)```', GUIDE.read_text(), re.DOTALL).group(1)
+        out, _ = self.prompt(*block.replace('local ', '').splitlines())
+        self.assertIn('3\ttrue\n', out)
+        self.assertIn('tokens.weight\tf32\t1856\n', out)
 
     def test_mistakes_are_named(self):
         _, err = self.prompt('a = het.snapshot.open "kept"', 'a:read "tokens.wieght"', 'a:read("tokens.weight", "[0:900, :]")',
