@@ -19,16 +19,17 @@ Json::Array shape_of(const TensorType& type) {
   return shape;
 }
 
-// path -> snapshot, {a sentence for every newer one that is not whole}
+// path, step or nil -> snapshot, {a sentence for every newer one that is not whole}
 int snapshot_open(lua_State* L) {
   std::vector<std::string> passed_over;
-  auto snapshot = std::make_shared<const Snapshot>(open_snapshot(Convert<Path>::get(L, 1), &passed_over));
+  auto snapshot = std::make_shared<const Snapshot>(
+      open_snapshot(Convert<Path>::get(L, 1), Convert<std::optional<int64_t>>::get(L, 2), &passed_over));
   Convert<SnapshotHandle>::push(L, std::move(snapshot));
   Convert<std::vector<std::string>>::push(L, passed_over);
   return 2;
 }
 
-// folder -> list of {step, generation, folder, files = {paths}}, the newest first
+// folder -> list of {step, generation, files = {paths}}, the newest first
 int snapshot_list(lua_State* L) {
   Json::Array list;
   for (const ListedSnapshot& listed : list_snapshots(Convert<Path>::get(L, 1))) {
@@ -36,7 +37,6 @@ int snapshot_list(lua_State* L) {
     for (const std::string& file : listed.files) files.emplace_back(file);
     list.push_back(Json::Object{{"step", listed.version.step},
                                 {"generation", listed.version.generation},
-                                {"folder", folder_of(listed.files.front())},
                                 {"files", std::move(files)}});
   }
   push_json(L, list);
@@ -142,11 +142,11 @@ std::function<void(std::byte*, int64_t, int64_t)> reader_of(Read read) {
   };
 }
 
-// Written in a new folder of its version in `folder`. Returns the path.
+// Returns the path of the file in `folder`.
 std::string write_into(const Path& folder, const SnapshotManifest& manifest,
                        const std::vector<SnapshotPart>& parts) {
   const Path path = snapshot_path(folder, manifest);
-  make_folder(path.with(folder_of(path.text)));
+  make_folder(folder);
   write_snapshot(path, manifest, parts);
   return path.text;
 }

@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <charconv>
-#include <optional>
+#include <functional>
 
 #include "core/base/error.h"
 #include "core/base/nearest.h"
+#include "core/io/files.h"
 
 namespace het {
 namespace {
@@ -25,36 +26,28 @@ std::string difference_of(const SnapshotManifest& a, const SnapshotManifest& b) 
   return {};
 }
 
-// "step-12-generation-3"; nullopt for other names.
-std::optional<Version> version_named(std::string_view name) {
-  constexpr std::string_view kStep = "step-", kGeneration = "-generation-";
-  const size_t middle = name.find(kGeneration);
-  if (!name.starts_with(kStep) || middle == std::string_view::npos) return std::nullopt;
-  const auto number = [](std::string_view digits) -> std::optional<int64_t> {
+struct FileName {
+  Version version;
+  int64_t rank = 0;
+};
+// Of "step-12-generation-3-rank-0-of-4.snapshot"; nullopt for other names.
+std::optional<FileName> parse_name(std::string_view name) {
+  // What stands before a number, which may not begin with it; the number.
+  const auto number_after = [&](std::string_view words) -> std::optional<int64_t> {
     int64_t value = 0;
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-    if (error != std::errc{} || end != digits.data() + digits.size() || value < 0) return std::nullopt;
+    if (!name.starts_with(words)) return std::nullopt;
+    name.remove_prefix(words.size());
+    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), value);
+    if (error != std::errc{} || value < 0) return std::nullopt;
+    name.remove_prefix(static_cast<size_t>(end - name.data()));
     return value;
   };
-  const auto step = number(name.substr(kStep.size(), middle - kStep.size()));
-  const auto generation = number(name.substr(middle + kGeneration.size()));
-  if (!step || !generation) return std::nullopt;
-  return Version{*step, *generation};
-}
-
-std::vector<std::string> files_in(const Path& folder) {
-  std::vector<std::string> files;
-  for (const FolderEntry& entry : list_folder(folder))
-    if (entry.kind == FileKind::file && entry.name.ends_with(kFileEnd))
-      files.push_back(folder.child(entry.name).text);
-  std::sort(files.begin(), files.end());
-  return files;
-}
-
-Snapshot open_files(const Path& place, const std::vector<std::string>& paths) {
-  std::vector<std::shared_ptr<const SnapshotFile>> files;
-  for (const std::string& path : paths) files.push_back(SnapshotFile::open(place.with(path)));
-  return Snapshot(std::move(files));
+  const auto step = number_after("step-");
+  const auto generation = step ? number_after("-generation-") : step;
+  const auto rank = generation ? number_after("-rank-") : generation;
+  const auto ranks = rank ? number_after("-of-") : rank;
+  if (!ranks || name != kFileEnd) return std::nullopt;
+  return FileName{{*step, *generation}, *rank};
 }
 
 // Opens what can be opened: a damaged file counts as one that is not there.
@@ -150,29 +143,45 @@ Tensor Snapshot::read(const std::string& name, const TensorSlice& slice) const {
 }
 
 Path snapshot_path(const Path& folder, const SnapshotManifest& manifest) {
-  return folder.child(fmt::format("step-{}-generation-{}/rank-{}-of-{}{}", manifest.version.step,
+  return folder.child(fmt::format("step-{}-generation-{}-rank-{}-of-{}{}", manifest.version.step,
                                   manifest.version.generation, manifest.rank, manifest.ranks, kFileEnd));
 }
 
 std::vector<ListedSnapshot> list_snapshots(const Path& folder) {
+  std::map<Version, std::vector<std::pair<int64_t, std::string>>, std::greater<>> found;
+  for (const FolderEntry& entry : list_folder(folder))
+    if (const auto name = parse_name(entry.name); name && entry.kind == FileKind::file)
+      found[name->version].emplace_back(name->rank, folder.child(entry.name).text);
   std::vector<ListedSnapshot> snapshots;
-  for (const FolderEntry& entry : list_folder(folder)) {
-    const auto version = version_named(entry.name);
-    if (entry.kind != FileKind::folder || !version) continue;
-    if (std::vector<std::string> files = files_in(folder.child(entry.name)); !files.empty())
-      snapshots.push_back({*version, std::move(files)});
+  for (auto& [version, files] : found) {
+    std::sort(files.begin(), files.end());
+    snapshots.push_back({version, {}});
+    for (auto& [rank, path] : files) snapshots.back().files.push_back(std::move(path));
   }
-  std::sort(snapshots.begin(), snapshots.end(),
-            [](const ListedSnapshot& a, const ListedSnapshot& b) { return a.version > b.version; });
   return snapshots;
 }
 
-Snapshot open_snapshot(const Path& place, std::vector<std::string>* passed_over) {
+Snapshot open_files(const Path& place, const std::vector<std::string>& paths) {
+  std::vector<std::shared_ptr<const SnapshotFile>> files;
+  for (const std::string& path : paths) files.push_back(SnapshotFile::open(place.with(path)));
+  return Snapshot(std::move(files));
+}
+
+Snapshot open_snapshot(const Path& place, std::optional<int64_t> step,
+                       std::vector<std::string>* passed_over) {
   if (kind_of(place) == FileKind::none) fail_usage("there is no file or folder '{}'", place.text);
   if (kind_of(place) != FileKind::folder) return open_files(place, {place.text});
-  if (const std::vector<std::string> files = files_in(place); !files.empty()) return open_files(place, files);
   const std::vector<ListedSnapshot> listed = list_snapshots(place);
   if (listed.empty()) fail_usage("'{}' holds no snapshot", place.text);
+  if (step) {
+    std::vector<std::string> steps;
+    for (const ListedSnapshot& candidate : listed) {
+      if (candidate.version.step == *step) return open_files(place, candidate.files);
+      steps.push_back(std::to_string(candidate.version.step));
+    }
+    fail_usage("'{}' holds no snapshot of step {}; it has steps {}", place.text, *step,
+               fmt::join(steps.rbegin(), steps.rend(), ", "));
+  }
   std::string first_reason;
   for (const ListedSnapshot& candidate : listed) {
     std::vector<std::string> problems;

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -41,19 +42,23 @@ class Snapshot {
   std::map<std::string, std::vector<Held>> held_;  // of every tensor
 };
 
-// A folder of snapshots: FOLDER/step-STEP-generation-GENERATION/rank-RANK-of-RANKS.snapshot
+// The file of one rank in a folder of snapshots:
+// FOLDER/step-STEP-generation-GENERATION-rank-RANK-of-RANKS.snapshot
 Path snapshot_path(const Path& folder, const SnapshotManifest& manifest);
 
 struct ListedSnapshot {
   Version version;
-  std::vector<std::string> files;  // paths, by name
+  std::vector<std::string> files;  // paths, by rank
 };
-// The snapshots in a folder by the names of their folders, the newest first. Files are not opened.
+// The snapshots in a folder by the names of their files, the newest first. Files are not opened.
 std::vector<ListedSnapshot> list_snapshots(const Path& folder);
 
-// The snapshot at `place`: a file; a folder with the files of one version; or a folder of snapshots, of which
-// the newest whole one is opened. `passed_over`, where given, gets a sentence for every newer one that is
-// damaged or not whole. Throws Error(usage).
-Snapshot open_snapshot(const Path& place, std::vector<std::string>* passed_over = nullptr);
+// The snapshot of the files at `paths`, whole or not. Throws Error(usage) if one of them cannot be read.
+Snapshot open_files(const Path& place, const std::vector<std::string>& paths);
+// The snapshot at `place`: a file; or of a folder of snapshots the one after `step`, by default the newest
+// whole one. `passed_over`, where given, gets a sentence for every newer one that is damaged or not whole.
+// Throws Error(usage).
+Snapshot open_snapshot(const Path& place, std::optional<int64_t> step = std::nullopt,
+                       std::vector<std::string>* passed_over = nullptr);
 
 }  // namespace het

@@ -3,6 +3,7 @@ local native = require "het.native"
 local errors = require "het.errors"
 local files = require "het.model.folder"
 local snapshot = require "het.snapshot"
+local subcommand = require "het.program.subcommand"
 local text = require "het.text"
 
 local command = {}
@@ -12,6 +13,10 @@ local function say(format, ...)
 end
 
 local function plural(count, word) return ("%d %s%s"):format(count, word, count == 1 and "" or "s") end
+
+local wanted_step   -- of the command line
+
+local function open(place) return snapshot.open(place, wanted_step) end
 
 local verbs = {}
 
@@ -46,7 +51,7 @@ local function held_by(tensor)
 end
 
 verbs.show = { words = "PLACE", sentence = "what a snapshot holds, tensor by tensor", run = function(place)
-  local opened = snapshot.open(place)
+  local opened = open(place)
   local tensors, missing = opened:tensors(), opened:missing()
   if native.settings.json then
     return { run = opened.run, step = opened.step, generation = opened.generation, plan = opened.plan,
@@ -77,7 +82,7 @@ end }
 
 verbs.verify = { words = "PLACE", sentence = "read all data of a snapshot and compare the checksums",
   run = function(place)
-    local opened = snapshot.open(place)
+    local opened = open(place)
     local problems = opened:verify()
     for _, need in ipairs(opened:missing()) do
       problems[#problems + 1] = ("no file has %s %s"):format(need.name, need.slice)
@@ -89,7 +94,7 @@ verbs.verify = { words = "PLACE", sentence = "read all data of a snapshot and co
 
 verbs.copy = { words = "PLACE FOLDER", sentence = "copy a snapshot, checked, into a folder of snapshots",
   run = function(place, folder)
-    local paths = snapshot.open(place).native:copy_to(folder)
+    local paths = open(place).native:copy_to(folder)
     if native.settings.json then return { files = paths } end
     for _, path in ipairs(paths) do say("%s", path) end
   end }
@@ -108,7 +113,7 @@ verbs.import = { words = "MODEL FOLDER",
 
 verbs.export = { words = "PLACE MODEL", sentence = "write the model of a snapshot as het.load and transformers read it",
   run = function(place, model)
-    local opened = snapshot.open(place)
+    local opened = open(place)
     local held = files.held(model)
     if held then errors.usage("%s holds %s; another folder keeps both", model, files.describe_held(held)) end
     opened.about.step = opened.step
@@ -123,11 +128,12 @@ verbs.export = { words = "PLACE MODEL", sentence = "write the model of a snapsho
 local order = { "list", "show", "verify", "copy", "import", "export" }
 
 local function help()
-  local lines = { "hetrun snapshot WORD PLACE [TO]. A place is a snapshot file, the folder of one step, or a folder of "
-    .. "snapshots:", "then the newest whole one counts.", "" }
+  local lines = { "hetrun snapshot WORD PLACE [TO]. A place is a snapshot file, or a folder of snapshots: then the "
+    .. "newest whole one counts.", "" }
   for _, name in ipairs(order) do
     lines[#lines + 1] = ("  %-22s %s"):format(name .. " " .. verbs[name].words, verbs[name].sentence)
   end
+  lines[#lines + 1] = ("  %-22s %s"):format("--step=N", "the snapshot after this step")
   lines[#lines + 1] = ("  %-22s %s"):format("--json", "print one JSON object instead")
   native.write("stdout", table.concat(lines, "\n") .. "\n")
   return 0
@@ -141,9 +147,12 @@ function command.run(word, ...)
     errors.usage("hetrun snapshot needs one of %s%s", table.concat(order, ", "),
       word and (", not '%s'"):format(word) or "; hetrun snapshot --help explains them")
   end
+  local given, problems = subcommand.take { { "step", "N" } }
+  if problems[1] then errors.usage("hetrun snapshot: %s", problems[1]) end
+  wanted_step = given.step and tonumber(given.step:match "^%d+$")
+  if given.step and not wanted_step then errors.usage("--step=%s: a whole number is needed", given.step) end
   local _, wanted = verb.words:gsub("%S+", "")
-  local given = select("#", ...)
-  if given ~= wanted or (native.arguments or {})[1] then
+  if select("#", ...) ~= wanted or (native.arguments or {})[1] then
     errors.usage("hetrun snapshot %s takes %s: hetrun snapshot %s %s", word, plural(wanted, "path"), word, verb.words)
   end
   local result = verb.run(...)

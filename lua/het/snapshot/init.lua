@@ -31,14 +31,15 @@ end
 
 snapshot.open = define.document({
   name = "snapshot.open",
-  sentence = "A snapshot: what a file, or the files of one step in a folder, hold of a run's state. Of a folder of "
-    .. "several steps it is the newest whole one. Tensors are read when they are asked for, and checked.",
-  signature = "het.snapshot.open(place)",
+  sentence = "A snapshot: what a file, or the files of one step in a folder, hold of a run's state. Without a step it "
+    .. "is the newest whole one in the folder. Tensors are read when they are asked for, and checked.",
+  signature = "het.snapshot.open(place [, step])",
   example = 'local before = het.snapshot.open "runs/shakespeare/snapshots"',
-}, function(place)
+}, function(place, step)
   define.expect("het.snapshot.open", place, "string")
+  if step ~= nil then define.expect("het.snapshot.open", step, "integer") end
   access.check(place)
-  local handle, passed_over = native.snapshot_open(place)
+  local handle, passed_over = native.snapshot_open(place, step)
   for _, sentence in ipairs(passed_over) do native.write("stderr", sentence .. "; an older one is opened\n") end
   return of_native(handle)
 end)
@@ -114,11 +115,11 @@ define.object {
   },
 }
 
---- The snapshots in a folder, the newest first: { step, generation, folder, files, bytes, problem }.
+--- The snapshots in a folder, the newest first: { step, generation, files, bytes, problem }.
 function snapshot.list(folder)
   local list = native.snapshot_list(folder)
   for _, listed in ipairs(list) do
-    local ok, opened = pcall(native.snapshot_open, listed.folder)
+    local ok, opened = pcall(native.snapshot_open, folder, listed.step)
     if not ok then
       if select(2, errors.describe(opened)) ~= "usage" then error(opened, 0) end
       listed.problem = errors.describe(opened)

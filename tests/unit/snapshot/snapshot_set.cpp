@@ -24,13 +24,11 @@ void write_rank(const Scratch& scratch, uint32_t step, int rank, int ranks) {
   state.manifest.ranks = ranks;
   state.add("w.a", TensorSlice::whole(kShape).narrowed(0, share_of(12, ranks, rank)));
   state.add("m.a", TensorSlice::whole(kShape).narrowed(1, share_of(10, ranks, rank)));
-  const Path path = snapshot_path(scratch.folder(), state.manifest);
-  make_folder(folder_of(path.text));
-  write_snapshot(path, state.manifest, state.parts);
+  write_snapshot(snapshot_path(scratch.folder(), state.manifest), state.manifest, state.parts);
 }
 
 std::string path_of(const Scratch& scratch, int step, int rank) {
-  return scratch.path(fmt::format("step-{}-generation-2/rank-{}-of-3.snapshot", step, rank));
+  return scratch.path(fmt::format("step-{}-generation-2-rank-{}-of-3.snapshot", step, rank));
 }
 
 void damage(const std::string& path, size_t at) {
@@ -74,7 +72,7 @@ TEST_CASE("any slice is read from the files of several ranks", "[snapshot]") {
 TEST_CASE("a snapshot without one of its files says what is missing", "[snapshot]") {
   const Scratch scratch;
   for (const int rank : {0, 2}) write_rank(scratch, 8, rank, 3);
-  const Snapshot snapshot = open_snapshot(scratch.path("step-8-generation-2"));
+  const Snapshot snapshot = open_snapshot(scratch.folder(), 8);
   const auto missing = snapshot.missing();
   REQUIRE(missing.size() == 2);
   CHECK(missing[0].name + to_string(missing[0].slice) == "m.a[:, 4:7]");
@@ -91,7 +89,10 @@ TEST_CASE("of a folder the newest whole snapshot is opened, and newer ones are n
   const Scratch scratch;
   for (const uint32_t step : {9U, 10U, 100U, 101U})
     for (int rank = 0; rank < 3; ++rank) write_rank(scratch, step, rank, 3);
-  scratch.put("step-x-generation-1/rank-0-of-1.snapshot", "no snapshot");
+  for (const char* name :
+       {"step-x-generation-1-rank-0-of-1.snapshot", "step-200-generation-1-rank-0.snapshot",
+        "step-200-generation-1-rank-0-of-1.snapshot.next", "step-200-generation--1-rank-0-of-1.snapshot"})
+    scratch.put(name, "no snapshot");
   scratch.put("notes.txt", "no snapshot");
   std::vector<int64_t> steps;
   for (const ListedSnapshot& listed : list_snapshots(scratch.folder())) steps.push_back(listed.version.step);
@@ -100,12 +101,13 @@ TEST_CASE("of a folder the newest whole snapshot is opened, and newer ones are n
   std::filesystem::remove(path_of(scratch, 101, 1));
   damage(path_of(scratch, 100, 2), 20);
   std::vector<std::string> passed_over;
-  CHECK(open_snapshot(scratch.folder(), &passed_over).manifest().version.step == 10);
+  CHECK(open_snapshot(scratch.folder(), {}, &passed_over).manifest().version.step == 10);
   REQUIRE(passed_over.size() == 2);
   CHECK_THAT(passed_over[0], Contains("step 101 is not whole: no file has m.a [:, 4:7]"));
   CHECK_THAT(passed_over[1], Contains("step 100 is not whole: '") && Contains("the header does not match"));
-  CHECK_THROWS_WITH(open_snapshot(scratch.path("step-100-generation-2")),
-                    Contains("the header does not match"));
+  CHECK_THROWS_WITH(open_snapshot(scratch.folder(), 100), Contains("the header does not match"));
+  CHECK_THROWS_WITH(open_snapshot(scratch.folder(), 11),
+                    Contains("no snapshot of step 11; it has steps 9, 10, 100, 101"));
 }
 
 TEST_CASE("files of two snapshots are not taken for one", "[snapshot]") {
@@ -113,7 +115,7 @@ TEST_CASE("files of two snapshots are not taken for one", "[snapshot]") {
   write_rank(scratch, 8, 0, 3);
   write_rank(scratch, 9, 1, 3);
   std::filesystem::rename(path_of(scratch, 9, 1), path_of(scratch, 8, 1));
-  CHECK_THROWS_WITH(open_snapshot(scratch.path("step-8-generation-2")),
+  CHECK_THROWS_WITH(open_snapshot(scratch.folder(), 8),
                     Contains("are not of one snapshot: they are after step 8, and after step 9"));
   scratch.put("empty/notes", "");
   CHECK_THROWS_WITH(open_snapshot(scratch.path("empty")), Contains("holds no snapshot"));
