@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 
 #include "core/base/units.h"
 #include "core/data/draw.h"
@@ -14,29 +15,30 @@ namespace het::lua {
 
 void push_json(lua_State* L, const Json& json) {
   luaL_checkstack(L, 6, "nested JSON");
-  std::visit(
-      [&](const auto& value) {
-        using T = std::decay_t<decltype(value)>;
-        if constexpr (std::is_same_v<T, std::nullptr_t>) {
-          lua_pushlightuserdata(L, nullptr);
-        } else if constexpr (std::is_same_v<T, Json::Array>) {
-          lua_createtable(L, static_cast<int>(value.size()), 0);
-          for (size_t i = 0; i < value.size(); ++i) {
-            push_json(L, value[i]);
-            lua_rawseti(L, -2, static_cast<int>(i) + 1);
-          }
-        } else if constexpr (std::is_same_v<T, Json::Object>) {
-          lua_createtable(L, 0, static_cast<int>(value.size()));
-          for (const auto& [name, member] : value) {
-            lua_pushlstring(L, name.data(), name.size());
-            push_json(L, member);
-            lua_rawset(L, -3);
-          }
-        } else {
-          Convert<T>::push(L, value);
-        }
-      },
-      json.value);
+  if (const Json::array_t* array = as_array(json)) {
+    lua_createtable(L, static_cast<int>(array->size()), 0);
+    for (size_t i = 0; i < array->size(); ++i) {
+      push_json(L, (*array)[i]);
+      lua_rawseti(L, -2, static_cast<int>(i) + 1);
+    }
+  } else if (const Json::object_t* object = as_object(json)) {
+    lua_createtable(L, 0, static_cast<int>(object->size()));
+    for (const auto& [name, member] : *object) {
+      lua_pushlstring(L, name.data(), name.size());
+      push_json(L, member);
+      lua_rawset(L, -3);
+    }
+  } else if (const std::string* text = as_string(json)) {
+    Convert<std::string>::push(L, *text);
+  } else if (const int64_t* integer = as_integer(json)) {
+    Convert<int64_t>::push(L, *integer);
+  } else if (json.is_number()) {
+    Convert<double>::push(L, json.get<double>());
+  } else if (const bool* flag = as_bool(json)) {
+    Convert<bool>::push(L, *flag);
+  } else {
+    lua_pushlightuserdata(L, nullptr);
+  }
 }
 
 namespace {
@@ -72,7 +74,7 @@ Json bounded_json_at(lua_State* L, int index, int64_t& left, int depth) {
   }
   const auto count = static_cast<int>(lua_objlen(L, index));
   if (count > 0) {
-    Json::Array array;
+    Json::array_t array;
     for (int i = 1; i <= count; ++i) {
       lua_rawgeti(L, index, i);
       array.push_back(bounded_json_at(L, lua_gettop(L), left, depth + 1));
@@ -80,18 +82,17 @@ Json bounded_json_at(lua_State* L, int index, int64_t& left, int depth) {
     }
     return array;
   }
-  Json::Object object;
+  std::map<std::string, Json> members;  // in the order of their names
   lua_pushnil(L);
   while (lua_next(L, index) != 0) {
     if (lua_type(L, -2) != LUA_TSTRING)
       fail_usage("a table with keys other than 1.. and strings cannot be written as JSON");
     std::string name = Convert<std::string>::get(L, lua_gettop(L) - 1);
     count_json(left, static_cast<int64_t>(sizeof(name) + name.size()));
-    object.emplace_back(std::move(name), bounded_json_at(L, lua_gettop(L), left, depth + 1));
+    members.emplace(std::move(name), bounded_json_at(L, lua_gettop(L), left, depth + 1));
     lua_pop(L, 1);
   }
-  std::sort(object.begin(), object.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-  return object;
+  return members;
 }
 }  // namespace
 
@@ -106,12 +107,12 @@ int json_read(lua_State* L) {
   push_json(L, read_json(Convert<Path>::get(L, 1)));
   return 1;
 }
-std::string json_file_at(lua_State* L, int index) { return to_string(json_at(L, index), 2) + "\n"; }
+std::string json_file_at(lua_State* L, int index) { return dump(json_at(L, index), 2) + "\n"; }
 int json_write(lua_State* L) {  // path, value
   write_file(Convert<Path>::get(L, 1), json_file_at(L, 2));
   return 0;
 }
-int json_encode(lua_State* L) { return Convert<std::string>::push(L, to_string(json_at(L, 1))); }
+int json_encode(lua_State* L) { return Convert<std::string>::push(L, dump(json_at(L, 1))); }
 int json_decode(lua_State* L) {
   push_json(L, parse_json(Convert<std::string>::get(L, 1), "the text"));
   return 1;

@@ -176,205 +176,205 @@ Request request_at(lua_State* L, const Graph& graph, int index) {
 }
 
 Json json_of(const Plan& plan) {
-  Json::Array pipelines;
+  Json::array_t pipelines;
   for (const Pipeline& pipeline : plan.pipelines) {
-    Json::Array stages;
+    Json::array_t stages;
     for (const Stage& stage : pipeline.stages) {
-      Json::Array devices(stage.devices.begin(), stage.devices.end());
+      Json::array_t devices(stage.devices.begin(), stage.devices.end());
       const Shares shares = tensor_shares(plan, stage);
-      stages.push_back(Json::Object{{"devices", std::move(devices)},
-                                    {"shares", Json::Array(shares.begin(), shares.end())},
-                                    {"first_layer", stage.first_layer},
-                                    {"layers", stage.layers},
-                                    {"recompute", stage.recompute},
-                                    {"optimizer_share", stage.optimizer_share}});
+      stages.push_back(Json::object_t{{"devices", std::move(devices)},
+                                      {"shares", Json::array_t(shares.begin(), shares.end())},
+                                      {"first_layer", stage.first_layer},
+                                      {"layers", stage.layers},
+                                      {"recompute", stage.recompute},
+                                      {"optimizer_share", stage.optimizer_share}});
     }
-    pipelines.push_back(Json::Object{{"microbatches", pipeline.microbatches}, {"stages", std::move(stages)}});
+    pipelines.push_back(
+        Json::object_t{{"microbatches", pipeline.microbatches}, {"stages", std::move(stages)}});
   }
-  return Json::Object{{"tensor", plan.tensor},
-                      {"microbatch", plan.microbatch},
-                      {"schedule", std::string(name_of(plan.schedule))},
-                      {"chunks", plan.chunks},
-                      {"warmup", plan.warmup},
-                      {"sharded_optimizer", plan.sharded_optimizer},
-                      {"pipelines", std::move(pipelines)}};
+  return Json::object_t{{"tensor", plan.tensor},
+                        {"microbatch", plan.microbatch},
+                        {"schedule", std::string(name_of(plan.schedule))},
+                        {"chunks", plan.chunks},
+                        {"warmup", plan.warmup},
+                        {"sharded_optimizer", plan.sharded_optimizer},
+                        {"pipelines", std::move(pipelines)}};
 }
 
 Json json_of(const planner::Replanned& moved) {
-  Json::Array devices;
+  Json::array_t devices;
   for (const planner::DeviceMove& device : moved.move.devices)
-    devices.push_back(Json::Object{{"device", device.device},
-                                   {"weight_bytes", device.weight_bytes},
-                                   {"optimizer_bytes", device.optimizer_bytes}});
-  return Json::Object{{"bytes", moved.move.bytes},
-                      {"unavailable_bytes", moved.move.unavailable_bytes},
-                      {"seconds", moved.move.seconds},
-                      {"devices", std::move(devices)},
-                      {"best_step_seconds", moved.best_seconds},
-                      {"best_bytes", moved.best_bytes},
-                      {"near", moved.near}};
+    devices.push_back(Json::object_t{{"device", device.device},
+                                     {"weight_bytes", device.weight_bytes},
+                                     {"optimizer_bytes", device.optimizer_bytes}});
+  return Json::object_t{{"bytes", moved.move.bytes},
+                        {"unavailable_bytes", moved.move.unavailable_bytes},
+                        {"seconds", moved.move.seconds},
+                        {"devices", std::move(devices)},
+                        {"best_step_seconds", moved.best_seconds},
+                        {"best_bytes", moved.best_bytes},
+                        {"near", moved.near}};
 }
 
 Json json_of(const planner::PlanReport& report) {
-  Json::Array devices, links;
+  Json::array_t devices, links;
   for (const planner::LinkReport& link : report.links)
-    links.push_back(Json::Object{{"from", link.a},
-                                 {"to", link.b},
-                                 {"bandwidth", link.link.bytes_per_second},
-                                 {"latency", link.link.latency_seconds},
-                                 {"source", std::string(link.source)}});
+    links.push_back(Json::object_t{{"from", link.a},
+                                   {"to", link.b},
+                                   {"bandwidth", link.link.bytes_per_second},
+                                   {"latency", link.link.latency_seconds},
+                                   {"source", std::string(link.source)}});
   for (const planner::DeviceReport& device : report.devices) {
-    Json::Array chunks;
+    Json::array_t chunks;
     int layers = 0;
     for (const planner::StageLayout& chunk : device.chunks) {
-      chunks.push_back(Json::Object{
+      chunks.push_back(Json::object_t{
           {"first_layer", chunk.first}, {"layers", chunk.layers}, {"recompute", chunk.recompute}});
       layers += chunk.layers;
     }
-    devices.push_back(Json::Object{{"device", device.device},
-                                   {"type", device.type},
-                                   {"pipeline", device.pipeline + 1},
-                                   {"stage", device.stage + 1},
-                                   {"layers", layers},
-                                   {"chunks", std::move(chunks)},
-                                   {"memory_bytes", device.memory_bytes},
-                                   {"free_bytes", device.free_bytes},
-                                   {"busy_share", device.busy_share},
-                                   {"share", device.share},
-                                   {"why", device.why}});
+    devices.push_back(Json::object_t{{"device", device.device},
+                                     {"type", device.type},
+                                     {"pipeline", device.pipeline + 1},
+                                     {"stage", device.stage + 1},
+                                     {"layers", layers},
+                                     {"chunks", std::move(chunks)},
+                                     {"memory_bytes", device.memory_bytes},
+                                     {"free_bytes", device.free_bytes},
+                                     {"busy_share", device.busy_share},
+                                     {"share", device.share},
+                                     {"why", device.why}});
   }
-  Json::Array sources;
+  Json::array_t sources;
   for (const planner::SourceReport& source : report.sources)
-    sources.push_back(Json::Object{{"type", source.type},
-                                   {"layers_measured", source.layers_measured},
-                                   {"layers_interpolated", source.layers_interpolated},
-                                   {"layers_extrapolated", source.layers_extrapolated},
-                                   {"layers_estimated", source.layers_estimated},
-                                   {"link_measured", source.link_measured},
-                                   {"link", source.link}});
-  Json::Object answer{{"devices", std::move(devices)},
-                      {"sources", std::move(sources)},
-                      {"idle", Json::Array(report.idle.begin(), report.idle.end())},
-                      {"step_seconds", report.step_seconds},
-                      {"tokens_per_second", report.tokens_per_second},
-                      {"bubble", report.bubble},
-                      {"exposed_seconds", report.exposed_seconds},
-                      {"update_seconds", report.update_seconds},
-                      {"pieces", report.pieces},
-                      {"packing_seconds", report.packing_seconds},
-                      {"lower_bound_seconds", report.lower_bound_seconds},
-                      {"gap", report.gap},
-                      {"price_per_hour", report.price_per_hour},
-                      {"price_per_billion_tokens", report.price_per_billion_tokens},
-                      {"layers_measured", report.layers_measured},
-                      {"layers_interpolated", report.layers_interpolated},
-                      {"layers_extrapolated", report.layers_extrapolated},
-                      {"layers_estimated", report.layers_estimated},
-                      {"links_measured", report.links_measured},
-                      {"links_stated", report.links_stated},
-                      {"links_assumed", report.links_assumed},
-                      {"links", std::move(links)}};
-  if (report.moved) answer.emplace_back("moved", json_of(*report.moved));
+    sources.push_back(Json::object_t{{"type", source.type},
+                                     {"layers_measured", source.layers_measured},
+                                     {"layers_interpolated", source.layers_interpolated},
+                                     {"layers_extrapolated", source.layers_extrapolated},
+                                     {"layers_estimated", source.layers_estimated},
+                                     {"link_measured", source.link_measured},
+                                     {"link", source.link}});
+  Json answer = Json::object_t{{"devices", std::move(devices)},
+                               {"sources", std::move(sources)},
+                               {"idle", Json::array_t(report.idle.begin(), report.idle.end())},
+                               {"step_seconds", report.step_seconds},
+                               {"tokens_per_second", report.tokens_per_second},
+                               {"bubble", report.bubble},
+                               {"exposed_seconds", report.exposed_seconds},
+                               {"update_seconds", report.update_seconds},
+                               {"pieces", report.pieces},
+                               {"packing_seconds", report.packing_seconds},
+                               {"lower_bound_seconds", report.lower_bound_seconds},
+                               {"gap", report.gap},
+                               {"price_per_hour", report.price_per_hour},
+                               {"price_per_billion_tokens", report.price_per_billion_tokens},
+                               {"layers_measured", report.layers_measured},
+                               {"layers_interpolated", report.layers_interpolated},
+                               {"layers_extrapolated", report.layers_extrapolated},
+                               {"layers_estimated", report.layers_estimated},
+                               {"links_measured", report.links_measured},
+                               {"links_stated", report.links_stated},
+                               {"links_assumed", report.links_assumed},
+                               {"links", std::move(links)}};
+  if (report.moved) answer["moved"] = json_of(*report.moved);
   return answer;
 }
 
 Json json_of(const std::vector<planner::SimEvent>& events) {
-  Json::Array list;
+  Json::array_t list;
   for (const planner::SimEvent& event : events)
-    list.push_back(Json::Object{{"kind", std::string(planner::name_of(event.kind))},
-                                {"pipeline", event.pipeline + 1},
-                                {"stage", event.stage + 1},
-                                {"item", event.item + 1},
-                                {"start", event.start},
-                                {"end", event.end}});
+    list.push_back(Json::object_t{{"kind", std::string(planner::name_of(event.kind))},
+                                  {"pipeline", event.pipeline + 1},
+                                  {"stage", event.stage + 1},
+                                  {"item", event.item + 1},
+                                  {"start", event.start},
+                                  {"end", event.end}});
   return list;
 }
 
 Json json_of(const planner::Model& model, const Graph& graph) {
-  Json::Array layers, kinds;
+  Json::array_t layers, kinds;
   for (size_t i = 0; i < model.layers.size(); ++i)
     layers.push_back(
-        Json::Object{{"name", graph.layers[i].name}, {"kind", model.layer(static_cast<int>(i)).name}});
+        Json::object_t{{"name", graph.layers[i].name}, {"kind", model.layer(static_cast<int>(i)).name}});
   for (const planner::LayerKind& kind : model.kinds)
-    kinds.push_back(Json::Object{{"name", kind.name},
-                                 {"parameters", kind.parameters},
-                                 {"activation_bytes", kind.activation_bytes},
-                                 {"checkpoint_bytes", kind.checkpoint_bytes},
-                                 {"workspace_bytes", kind.workspace_bytes},
-                                 {"forward_flops", kind.forward_flops},
-                                 {"recompute_flops", kind.flops_again()},
-                                 {"input_flops", kind.input_flops},
-                                 {"weight_flops", kind.weight_flops},
-                                 {"boundary_bytes", kind.boundary_bytes},
-                                 {"tensor_reductions", kind.tensor_reductions}});
-  return Json::Object{{"name", model.name},
-                      {"precision", std::string(planner::name_of(model.precision))},
-                      {"parameters", planner::total_parameters(model)},
-                      {"layers", std::move(layers)},
-                      {"kinds", std::move(kinds)}};
+    kinds.push_back(Json::object_t{{"name", kind.name},
+                                   {"parameters", kind.parameters},
+                                   {"activation_bytes", kind.activation_bytes},
+                                   {"checkpoint_bytes", kind.checkpoint_bytes},
+                                   {"workspace_bytes", kind.workspace_bytes},
+                                   {"forward_flops", kind.forward_flops},
+                                   {"recompute_flops", kind.flops_again()},
+                                   {"input_flops", kind.input_flops},
+                                   {"weight_flops", kind.weight_flops},
+                                   {"boundary_bytes", kind.boundary_bytes},
+                                   {"tensor_reductions", kind.tensor_reductions}});
+  return Json::object_t{{"name", model.name},
+                        {"precision", std::string(planner::name_of(model.precision))},
+                        {"parameters", planner::total_parameters(model)},
+                        {"layers", std::move(layers)},
+                        {"kinds", std::move(kinds)}};
 }
 
 // What was planned for: its nodes, and the link of all zones without one of their own.
 Json json_of(const Cluster& cluster) {
   const auto link = [](const Link& of) {
-    return Json::Object{{"bandwidth", of.bytes_per_second}, {"latency", of.latency_seconds}};
+    return Json::object_t{{"bandwidth", of.bytes_per_second}, {"latency", of.latency_seconds}};
   };
-  Json::Array nodes;
+  Json::array_t nodes;
   for (size_t n = 0; n < cluster.nodes.size(); ++n) {
     const planner::Machine& node = cluster.nodes[n];
     nodes.push_back(
-        Json::Object{{"hosts", Json::Array(node.hosts.begin(), node.hosts.end())},
-                     {"type", node.type},
-                     {"devices", node.devices},
-                     {"zone", node.zone},
-                     {"memory_bytes", planner::type_of(cluster, static_cast<int>(n)).memory_bytes},
-                     {"inside", link(planner::inside_link(cluster, static_cast<int>(n)))},
-                     {"price_per_hour", node.price_per_hour},
-                     {"preemptions_per_hour", node.preemptions_per_hour}});
+        Json::object_t{{"hosts", Json::array_t(node.hosts.begin(), node.hosts.end())},
+                       {"type", node.type},
+                       {"devices", node.devices},
+                       {"zone", node.zone},
+                       {"memory_bytes", planner::type_of(cluster, static_cast<int>(n)).memory_bytes},
+                       {"inside", link(planner::inside_link(cluster, static_cast<int>(n)))},
+                       {"price_per_hour", node.price_per_hour},
+                       {"preemptions_per_hour", node.preemptions_per_hour}});
   }
-  return Json::Object{{"nodes", std::move(nodes)}, {"between", link(cluster.between)}};
+  return Json::object_t{{"nodes", std::move(nodes)}, {"between", link(cluster.between)}};
 }
 
 // The answer to a request: its report as text and data, the plan as data and as Lua, the events of a step.
 Json answer_of(const Request& request, const Planned& planned, const Graph& graph, bool events) {
-  Json::Object answer{{"feasible", planned.feasible},
-                      {"problems", Json::Array(planned.problems.begin(), planned.problems.end())},
-                      {"model", json_of(request.model, graph)}};
+  Json answer = Json::object_t{{"feasible", planned.feasible},
+                               {"problems", Json::array_t(planned.problems.begin(), planned.problems.end())},
+                               {"model", json_of(request.model, graph)}};
   if (!planned.feasible) return answer;
   const planner::PlanReport report = planner::explain(request, planned);
   const std::vector<std::string> notes = planner::notes_of(request);
   std::string text = planner::to_text(report);
   for (const std::string& note : notes) text += "note: " + note + "\n";
-  answer.emplace_back("text", std::move(text));
-  answer.emplace_back("notes", Json::Array(notes.begin(), notes.end()));
-  answer.emplace_back("lua", to_lua(planned.plan));
-  answer.emplace_back("origin", planned.best.origin);
-  answer.emplace_back("simulations", planned.simulations);
-  answer.emplace_back("plan", json_of(planned.plan));
-  answer.emplace_back("report", json_of(report));
-  answer.emplace_back("cluster", json_of(request.cluster));
+  answer["text"] = std::move(text);
+  answer["notes"] = Json::array_t(notes.begin(), notes.end());
+  answer["lua"] = to_lua(planned.plan);
+  answer["origin"] = planned.best.origin;
+  answer["simulations"] = planned.simulations;
+  answer["plan"] = json_of(planned.plan);
+  answer["report"] = json_of(report);
+  answer["cluster"] = json_of(request.cluster);
   if (events) {
     planner::SimulateOptions options;
     options.events = true;
-    answer.emplace_back("events", json_of(planner::simulate(planned.plan, request.cluster, request.model,
-                                                            request.profile, options)
-                                              .events));
+    answer["events"] = (json_of(
+        planner::simulate(planned.plan, request.cluster, request.model, request.profile, options).events));
   }
   return answer;
 }
 
 // A loss that was planned for: what is lost, and the plan without it or why there is none.
 Json json_of(const planner::Fallback& fallback) {
-  Json::Object entry{
+  Json entry = Json::object_t{
       {"lost", fallback.loss.name},
       {"preemptions_per_hour", fallback.loss.preemptions_per_hour},
-      {"devices", Json::Array(fallback.loss.devices.begin(), fallback.loss.devices.end())},
+      {"devices", Json::array_t(fallback.loss.devices.begin(), fallback.loss.devices.end())},
       {"feasible", fallback.planned.feasible},
-      {"problems", Json::Array(fallback.planned.problems.begin(), fallback.planned.problems.end())}};
+      {"problems", Json::array_t(fallback.planned.problems.begin(), fallback.planned.problems.end())}};
   if (fallback.planned.feasible) {
-    entry.emplace_back("lua", to_lua(fallback.planned.plan));
-    entry.emplace_back("plan", json_of(fallback.planned.plan));
-    entry.emplace_back("report", json_of(planner::explain(fallback.request, fallback.planned)));
+    entry["lua"] = to_lua(fallback.planned.plan);
+    entry["plan"] = json_of(fallback.planned.plan);
+    entry["report"] = json_of(planner::explain(fallback.request, fallback.planned));
   }
   return entry;
 }
@@ -409,11 +409,10 @@ Json plan_and_fallbacks(const Request& request, const std::string& policy, const
   Json answer = answer_of(request, planned, graph, events);
   if (!planned.feasible || fallbacks < 1) return answer;
   const auto found = planner::plan_fallbacks(request, planned.plan, policy, fallbacks);
-  Json::Array list;
+  Json::array_t list;
   for (const planner::Fallback& fallback : found) list.push_back(json_of(fallback));
-  auto& object = std::get<Json::Object>(answer.value);
-  object.emplace_back("fallbacks", std::move(list));
-  object.emplace_back("fallbacks_text", planner::to_text(found));
+  answer["fallbacks"] = std::move(list);
+  answer["fallbacks_text"] = planner::to_text(found);
   return answer;
 }
 
@@ -475,8 +474,7 @@ int simulate_graph(lua_State* L) {  // graph, {plan, events, ... as request_at}
   planned.feasible = true;
   planned.simulations = 1;
   Json answer = answer_of(request, planned, graph, field<bool>(L, 2, "events").value_or(false));
-  if (!planned.best.simulation.fits)
-    std::get<Json::Object>(answer.value).emplace_back("over_bytes", planned.best.simulation.over_bytes);
+  if (!planned.best.simulation.fits) answer["over_bytes"] = planned.best.simulation.over_bytes;
   push_json(L, answer);
   return 1;
 }
@@ -515,21 +513,22 @@ int pace_of(lua_State* L) {  // cluster, names of devices by rank
       fail_usage("the cluster has no device '{}'{}", name, what_is_meant(name, places));
     ranks.push_back(found->second);
   }
-  Json::Array devices, links;
+  Json::array_t devices, links;
   for (const Place& place : ranks) {
     const planner::DeviceType& type = planner::type_of(cluster, place.node);
-    devices.push_back(Json::Object{{"flops", type.f32_flops * type.efficiency},
-                                   {"bandwidth", type.memory_bytes_per_second},
-                                   {"memory", type.memory_bytes}});
+    devices.push_back(Json::object_t{{"flops", type.f32_flops * type.efficiency},
+                                     {"bandwidth", type.memory_bytes_per_second},
+                                     {"memory", type.memory_bytes}});
   }
   for (const Place& from : ranks)
     for (const Place& to : ranks) {
       const bool same = from.node == to.node && from.host == to.host;
       const Link link = same ? planner::inside_link(cluster, from.node)
                              : planner::between_link(cluster, from.node, to.node);
-      links.push_back(Json::Object{{"latency", link.latency_seconds}, {"bandwidth", link.bytes_per_second}});
+      links.push_back(
+          Json::object_t{{"latency", link.latency_seconds}, {"bandwidth", link.bytes_per_second}});
     }
-  push_json(L, Json::Object{{"devices", std::move(devices)}, {"links", std::move(links)}});
+  push_json(L, Json::object_t{{"devices", std::move(devices)}, {"links", std::move(links)}});
   return 1;
 }
 
@@ -546,7 +545,7 @@ int simulate_measured(lua_State* L) {
   request.between = link_at(L, 1);
   const Json answer = planner::to_json(planner::simulate_measured(request));
   push_json(L, answer);
-  Convert<std::string>::push(L, to_string(answer));
+  Convert<std::string>::push(L, dump(answer));
   return 2;
 }
 

@@ -28,14 +28,14 @@ int model_summary(lua_State* L) {
   const planner::Model model = model_at(L, graph, 2);
   std::vector<int> layers(model.kinds.size(), 0);
   for (const int kind : model.layers) ++layers[static_cast<size_t>(kind)];
-  Json::Array kinds, tensors;
+  Json::array_t kinds, tensors;
   for (size_t i = 0; i < layers.size(); ++i)
-    kinds.push_back(Json::Object{{"name", model.kinds[i].name}, {"layers", layers[i]}});
+    kinds.push_back(Json::object_t{{"name", model.kinds[i].name}, {"layers", layers[i]}});
   for (const int degree : planner::tensor_degrees_of(graph, kMostTensor)) tensors.emplace_back(degree);
-  push_json(L, Json::Object{{"name", model.name},
-                            {"digest", planner::digest_of(model)},
-                            {"kinds", std::move(kinds)},
-                            {"tensors", std::move(tensors)}});
+  push_json(L, Json::object_t{{"name", model.name},
+                              {"digest", planner::digest_of(model)},
+                              {"kinds", std::move(kinds)},
+                              {"tensors", std::move(tensors)}});
   return 1;
 }
 
@@ -70,9 +70,9 @@ int measure_graph(lua_State* L) {
   const planner::Measured measured = planner::measure_layers(graph, model, device, inputs, options);
   planner::Profile profile;
   profile.points = measured.points;
-  push_json(L, Json::Object{{"points", *planner::to_json(profile).find("points")},
-                            {"seconds", measured.seconds},
-                            {"runs", measured.runs}});
+  push_json(L, Json::object_t{{"points", *find_member(planner::to_json(profile), "points")},
+                              {"seconds", measured.seconds},
+                              {"runs", measured.runs}});
   return 1;
 }
 
@@ -90,9 +90,9 @@ int read_profile(lua_State* L) {
 }
 
 int push_messages(lua_State* L, const std::vector<MessageTime>& times) {
-  Json::Array list;
+  Json::array_t list;
   for (const MessageTime& time : times)
-    list.push_back(Json::Object{{"bytes", time.bytes}, {"seconds", time.seconds}});
+    list.push_back(Json::object_t{{"bytes", time.bytes}, {"seconds", time.seconds}});
   push_json(L, list);
   return 1;
 }

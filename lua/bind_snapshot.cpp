@@ -13,8 +13,8 @@
 namespace het::lua {
 namespace {
 
-Json::Array shape_of(const TensorType& type) {
-  Json::Array shape;
+Json::array_t shape_of(const TensorType& type) {
+  Json::array_t shape;
   for (const int64_t size : type.shape) shape.emplace_back(size);
   return shape;
 }
@@ -31,13 +31,13 @@ int snapshot_open(lua_State* L) {
 
 // folder -> list of {step, generation, files = {paths}}, the newest first
 int snapshot_list(lua_State* L) {
-  Json::Array list;
+  Json::array_t list;
   for (const ListedSnapshot& listed : list_snapshots(Convert<Path>::get(L, 1))) {
-    Json::Array files;
+    Json::array_t files;
     for (const std::string& file : listed.files) files.emplace_back(file);
-    list.push_back(Json::Object{{"step", listed.version.step},
-                                {"generation", listed.version.generation},
-                                {"files", std::move(files)}});
+    list.push_back(Json::object_t{{"step", listed.version.step},
+                                  {"generation", listed.version.generation},
+                                  {"files", std::move(files)}});
   }
   push_json(L, list);
   return 1;
@@ -48,46 +48,46 @@ int snapshot_list(lua_State* L) {
 int snapshot_summary(lua_State* L) {
   const SnapshotHandle& snapshot = check_object<SnapshotHandle>(L, 1);
   const SnapshotManifest& manifest = snapshot->manifest();
-  Json::Array files, history;
+  Json::array_t files, history;
   std::string about;
   for (const auto& file : snapshot->files()) {
-    files.push_back(Json::Object{{"path", file->path()},
-                                 {"rank", file->manifest().rank},
-                                 {"bytes", file->bytes()},
-                                 {"units", static_cast<int64_t>(file->manifest().units.size())}});
+    files.push_back(Json::object_t{{"path", file->path()},
+                                   {"rank", file->manifest().rank},
+                                   {"bytes", file->bytes()},
+                                   {"units", static_cast<int64_t>(file->manifest().units.size())}});
     if (about.empty()) about = file->manifest().about;
   }
   for (const Era& era : manifest.history)
-    history.push_back(Json::Object{{"generation", era.generation}, {"first_step", era.first_step}});
-  push_json(L, Json::Object{{"run", manifest.run},
-                            {"step", manifest.version.step},
-                            {"generation", manifest.version.generation},
-                            {"plan", manifest.plan},
-                            {"ranks", manifest.ranks},
-                            {"cursor", manifest.cursor},
-                            {"seed", manifest.seed},
-                            {"about", std::move(about)},
-                            {"history", std::move(history)},
-                            {"files", std::move(files)}});
+    history.push_back(Json::object_t{{"generation", era.generation}, {"first_step", era.first_step}});
+  push_json(L, Json::object_t{{"run", manifest.run},
+                              {"step", manifest.version.step},
+                              {"generation", manifest.version.generation},
+                              {"plan", manifest.plan},
+                              {"ranks", manifest.ranks},
+                              {"cursor", manifest.cursor},
+                              {"seed", manifest.seed},
+                              {"about", std::move(about)},
+                              {"history", std::move(history)},
+                              {"files", std::move(files)}});
   return 1;
 }
 
 // list of {name, dtype, shape, trained, bytes, parts = {{slice, file, bytes}}}
 int snapshot_tensors(lua_State* L) {
   const SnapshotHandle& snapshot = check_object<SnapshotHandle>(L, 1);
-  Json::Array tensors;
+  Json::array_t tensors;
   for (const SnapshotTensor& tensor : snapshot->manifest().tensors) {
-    Json::Array parts;
+    Json::array_t parts;
     for (const Snapshot::Held& held : snapshot->held(tensor.name))
-      parts.push_back(Json::Object{{"slice", to_string(held.slice)},
-                                   {"file", snapshot->files()[held.file]->path()},
-                                   {"bytes", held.slice.elements() * bytes_of(tensor.type.dtype)}});
-    tensors.push_back(Json::Object{{"name", tensor.name},
-                                   {"dtype", std::string(name_of(tensor.type.dtype))},
-                                   {"shape", shape_of(tensor.type)},
-                                   {"trained", tensor.trained},
-                                   {"bytes", tensor.type.bytes()},
-                                   {"parts", std::move(parts)}});
+      parts.push_back(Json::object_t{{"slice", to_string(held.slice)},
+                                     {"file", snapshot->files()[held.file]->path()},
+                                     {"bytes", held.slice.elements() * bytes_of(tensor.type.dtype)}});
+    tensors.push_back(Json::object_t{{"name", tensor.name},
+                                     {"dtype", std::string(name_of(tensor.type.dtype))},
+                                     {"shape", shape_of(tensor.type)},
+                                     {"trained", tensor.trained},
+                                     {"bytes", tensor.type.bytes()},
+                                     {"parts", std::move(parts)}});
   }
   push_json(L, tensors);
   return 1;
@@ -95,9 +95,9 @@ int snapshot_tensors(lua_State* L) {
 
 // list of {name, slice}
 int snapshot_missing(lua_State* L) {
-  Json::Array missing;
+  Json::array_t missing;
   for (const Inventory::Need& need : check_object<SnapshotHandle>(L, 1)->missing())
-    missing.push_back(Json::Object{{"name", need.name}, {"slice", to_string(need.slice)}});
+    missing.push_back(Json::object_t{{"name", need.name}, {"slice", to_string(need.slice)}});
   push_json(L, missing);
   return 1;
 }

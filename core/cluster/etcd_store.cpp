@@ -22,26 +22,29 @@ enum Code : int64_t { kInvalid = 3, kNotFound = 5, kForbidden = 7, kUnavailable 
 
 // etcd's integers are text in JSON; a zero is left out.
 int64_t integer(const Json* json) {
-  if (!json) return 0;
-  if (const int64_t* number = json->integer()) return *number;
+  if (const int64_t* number = as_integer(json)) return *number;
   int64_t value = 0;
-  if (const std::string* text = json->string())
+  if (const std::string* text = as_string(json))
     std::from_chars(text->data(), text->data() + text->size(), value);
   return value;
 }
 
-bool flag(const Json* json) { return json && json->boolean() && *json->boolean(); }
+bool flag(const Json* json) {
+  const bool* value = as_bool(json);
+  return value && *value;
+}
 
 std::string bytes(const Json* json) {
-  if (!json || !json->string()) return {};
-  auto value = from_base64(*json->string());
+  const std::string* text = as_string(json);
+  if (!text) return {};
+  auto value = from_base64(*text);
   if (!value) fail(ErrorKind::peer, "etcd sent bytes that are not base64");
   return std::move(*value);
 }
 
 const Json* find(const Json& json, std::initializer_list<std::string_view> path) {
   const Json* at = &json;
-  for (const std::string_view name : path) at = at ? at->find(name) : nullptr;
+  for (const std::string_view name : path) at = find_member(at, name);
   return at;
 }
 
@@ -62,7 +65,7 @@ std::string end_of_prefix(std::string prefix) {
   return prefix;
 }
 
-Json::Object range_of_prefix(const std::string& prefix) {
+Json::object_t range_of_prefix(const std::string& prefix) {
   return {{"key", to_base64(prefix.empty() ? std::string(1, '\0') : prefix)},
           {"range_end", to_base64(end_of_prefix(prefix))}};
 }
@@ -99,7 +102,7 @@ class Cluster {
       const HttpReply reply = http_.post(request_of(index, path, content, deadline, repeatable, attempt));
       if (reply.status == 200) return reply_of(reply.body);
       const Json error = reply.status ? error_of(reply) : Json();
-      const int64_t code = integer(error.find("code"));
+      const int64_t code = integer(find_member(error, "code"));
       if (code == kUnauthenticated && !options_.user.empty() && renewed++ == 0) {
         forget_token();
         continue;
@@ -135,7 +138,7 @@ class Cluster {
         auto stream = std::make_unique<HttpStream>(options_.http, asked);
         if (const auto line = stream->next_line(std::min(deadline, Clock::now() + asked.timeout))) {
           Json first = reply_of(*line);
-          if (!first.find("error")) return {std::move(stream), std::move(first), index};
+          if (!find_member(first, "error")) return {std::move(stream), std::move(first), index};
           problem = sentence_of(first);
           forget_token();
         }
@@ -154,14 +157,14 @@ class Cluster {
 
   // The endpoint that answers, by the word of the majority. Throws when there is none.
   size_t answering() {
-    ask("kv/range", Json::Object{{"key", to_base64("hetrun")}, {"count_only", true}}, true);
+    ask("kv/range", Json::object_t{{"key", to_base64("hetrun")}, {"count_only", true}}, true);
     return current_;
   }
 
   static std::string sentence_of(const Json& reply) {
     for (const auto path :
          {std::initializer_list<std::string_view>{"error", "message"}, {"message"}, {"error"}})
-      if (const Json* text = find(reply, path); text && text->string()) return *text->string();
+      if (const std::string* text = as_string(find(reply, path))) return *text;
     return "a response that is not etcd's";
   }
 
@@ -172,7 +175,7 @@ class Cluster {
                          bool repeatable, size_t attempt) {
     HttpRequest request;
     request.url = options_.endpoints[index] + "/v3/" + path;
-    request.body = to_string(content);
+    request.body = dump(content);
     request.timeout = std::max(milliseconds(1), std::chrono::ceil<milliseconds>(deadline - Clock::now()));
     // One that is silent must not use up the time in which others could answer; nor may a slow network be
     // taken for silence for ever.
@@ -194,7 +197,7 @@ class Cluster {
     }
   }
   [[noreturn]] void refuse(const Json& error) const {
-    const int64_t code = integer(error.find("code"));
+    const int64_t code = integer(find_member(error, "code"));
     const std::string sentence = sentence_of(error);
     if (code == kNotFound && sentence.find("lease") != sentence.npos)
       fail(ErrorKind::peer, "the lease has lapsed, or never was ({})", sentence);
@@ -208,12 +211,11 @@ class Cluster {
       if (!token_.empty()) return token_;
     }
     const Json reply = ask("auth/authenticate",
-                           Json::Object{{"name", options_.user}, {"password", options_.password}}, true);
-    const Json* token = reply.find("token");
-    if (!token || !token->string())
-      fail(ErrorKind::peer, "{} gave no token to user {}", describe(), options_.user);
+                           Json::object_t{{"name", options_.user}, {"password", options_.password}}, true);
+    const std::string* token = as_string(find_member(reply, "token"));
+    if (!token) fail(ErrorKind::peer, "{} gave no token to user {}", describe(), options_.user);
     std::lock_guard lock(mutex_);
-    token_ = *token->string();
+    token_ = *token;
     return token_;
   }
   void forget_token() {
@@ -230,13 +232,13 @@ class Cluster {
 
 StoreEntry entry_of(const Json& kv, size_t prefix) {
   StoreEntry entry;
-  entry.key = bytes(kv.find("key"));
+  entry.key = bytes(find_member(kv, "key"));
   if (entry.key.size() < prefix) fail(ErrorKind::peer, "etcd sent a key outside of what was asked for");
   entry.key.erase(0, prefix);
-  entry.value = bytes(kv.find("value"));
-  entry.created = integer(kv.find("create_revision"));
-  entry.revision = integer(kv.find("mod_revision"));
-  entry.lease = integer(kv.find("lease"));
+  entry.value = bytes(find_member(kv, "value"));
+  entry.created = integer(find_member(kv, "create_revision"));
+  entry.revision = integer(find_member(kv, "mod_revision"));
+  entry.lease = integer(find_member(kv, "lease"));
   return entry;
 }
 
@@ -291,7 +293,7 @@ class Watch final : public StoreWatch {
       set_stream(nullptr);
       return {};
     }
-    if (!message.find("error")) return take(message);
+    if (!find_member(message, "error")) return take(message);
     set_stream(nullptr);
     return {};
   }
@@ -303,13 +305,13 @@ class Watch final : public StoreWatch {
   }
 
   void open() {
-    Json::Object create = range_of_prefix(cluster_->options().prefix + prefix_);
+    Json::object_t create = range_of_prefix(cluster_->options().prefix + prefix_);
     if (next_ > 0) create.emplace_back("start_revision", std::to_string(next_));
-    Cluster::Stream stream = cluster_->stream("watch", Json::Object{{"create_request", create}});
+    Cluster::Stream stream = cluster_->stream("watch", Json::object_t{{"create_request", create}});
     const Json& first = stream.first;
     const Json* revision = find(first, {"result", "header", "revision"});
     if (!flag(find(first, {"result", "created"})) || !revision)
-      fail(ErrorKind::peer, "{} did not begin a watch: {}", cluster_->describe(), to_string(first));
+      fail(ErrorKind::peer, "{} did not begin a watch: {}", cluster_->describe(), dump(first));
     if (next_ <= 0) next_ = integer(revision) + 1;
     endpoint_ = stream.endpoint;
     heard_ = Clock::now();
@@ -317,10 +319,10 @@ class Watch final : public StoreWatch {
   }
 
   std::vector<StoreEvent> take(const Json& message) {
-    const Json* result = message.find("result");
+    const Json* result = find_member(message, "result");
     if (!result) fail(ErrorKind::peer, "etcd sent no event where one was due");
-    if (flag(result->find("canceled"))) {
-      const int64_t compacted = integer(result->find("compact_revision"));
+    if (flag(find_member(result, "canceled"))) {
+      const int64_t compacted = integer(find_member(result, "compact_revision"));
       if (compacted)
         fail(ErrorKind::peer, "the store has forgotten the events from revision {} to {}", next_,
              compacted - 1);
@@ -328,15 +330,15 @@ class Watch final : public StoreWatch {
       return {};
     }
     std::vector<StoreEvent> events;
-    const Json* list = result->find("events");
-    if (!list || !list->array()) return {};
-    for (const Json& item : *list->array()) {
-      const Json* kv = item.find("kv");
-      const Json* type = item.find("type");
+    const Json::array_t* list = as_array(find_member(result, "events"));
+    if (!list) return {};
+    for (const Json& item : *list) {
+      const Json* kv = find_member(item, "kv");
+      const std::string* type = as_string(find_member(item, "type"));
       if (!kv) fail(ErrorKind::peer, "etcd sent an event without a key");
       StoreEvent event;
       event.entry = entry_of(*kv, cluster_->options().prefix.size());
-      if (type && type->string() && *type->string() == "DELETE") event.kind = StoreEvent::Kind::removed;
+      if (type && *type == "DELETE") event.kind = StoreEvent::Kind::removed;
       if (event.entry.revision < next_) continue;
       events.push_back(std::move(event));
     }
@@ -365,27 +367,27 @@ class EtcdStore final : public Store {
   StoreLease grant(milliseconds ttl) override {
     if (ttl < milliseconds(1)) fail_usage("a lease lives for 1 ms or more; {} ms asked", ttl.count());
     const int64_t seconds = std::chrono::ceil<std::chrono::seconds>(ttl).count();
-    const Json reply = cluster_->ask("lease/grant", Json::Object{{"TTL", std::to_string(seconds)}}, true);
-    const std::chrono::seconds granted(integer(reply.find("TTL")));
-    return {integer(reply.find("ID")), granted, milliseconds(granted) / 3};
+    const Json reply = cluster_->ask("lease/grant", Json::object_t{{"TTL", std::to_string(seconds)}}, true);
+    const std::chrono::seconds granted(integer(find_member(reply, "TTL")));
+    return {integer(find_member(reply, "ID")), granted, milliseconds(granted) / 3};
   }
   void keep_alive(int64_t lease) override {
-    const Json reply = cluster_->ask("lease/keepalive", Json::Object{{"ID", std::to_string(lease)}}, true);
+    const Json reply = cluster_->ask("lease/keepalive", Json::object_t{{"ID", std::to_string(lease)}}, true);
     if (integer(find(reply, {"result", "TTL"})) <= 0)
       fail(ErrorKind::peer, "lease {:x} has lapsed, or never was", lease);
   }
   void revoke(int64_t lease) override {
-    const Json id = Json::Object{{"ID", std::to_string(lease)}};
+    const Json id = Json::object_t{{"ID", std::to_string(lease)}};
     try {
       cluster_->ask("lease/revoke", id, true);
     } catch (const Error&) {
-      if (integer(cluster_->ask("lease/timetolive", id, true).find("TTL")) > 0) throw;
+      if (integer(find_member(cluster_->ask("lease/timetolive", id, true), "TTL")) > 0) throw;
     }
   }
 
   std::optional<StoreEntry> get(const std::string& key) override {
     check_store_key(key);
-    const StoreListing found = entries(cluster_->ask("kv/range", Json::Object{{"key", name(key)}}, true));
+    const StoreListing found = entries(cluster_->ask("kv/range", Json::object_t{{"key", name(key)}}, true));
     return found.entries.empty() ? std::nullopt : std::optional(found.entries[0]);
   }
   StoreListing list(const std::string& prefix) override {
@@ -397,20 +399,20 @@ class EtcdStore final : public Store {
     return integer(find(reply, {"header", "revision"}));
   }
   std::optional<int64_t> create(const std::string& key, const std::string& value, int64_t lease) override {
-    return put_if(Json::Object{{"key", name(key)}, {"target", "CREATE"}, {"create_revision", "0"}}, key,
+    return put_if(Json::object_t{{"key", name(key)}, {"target", "CREATE"}, {"create_revision", "0"}}, key,
                   value, lease);
   }
   std::optional<int64_t> replace(const std::string& key, const std::string& value, int64_t revision,
                                  int64_t lease) override {
     if (revision <= 0) return std::nullopt;  // to etcd, 0 is the revision of a key that is not there
     return put_if(
-        Json::Object{{"key", name(key)}, {"target", "MOD"}, {"mod_revision", std::to_string(revision)}}, key,
-        value, lease);
+        Json::object_t{{"key", name(key)}, {"target", "MOD"}, {"mod_revision", std::to_string(revision)}},
+        key, value, lease);
   }
   bool remove(const std::string& key) override {
     check_store_key(key);
-    return integer(cluster_->ask("kv/deleterange", Json::Object{{"key", name(key)}}, false).find("deleted")) >
-           0;
+    return integer(find_member(cluster_->ask("kv/deleterange", Json::object_t{{"key", name(key)}}, false),
+                               "deleted")) > 0;
   }
   std::unique_ptr<StoreWatch> watch(const std::string& prefix, int64_t from) override {
     check_store_prefix(prefix);
@@ -423,23 +425,22 @@ class EtcdStore final : public Store {
   Json put_of(const std::string& key, const std::string& value, int64_t lease) const {
     check_store_key(key);
     check_store_value(key, value);
-    return Json::Object{{"key", name(key)}, {"value", to_base64(value)}, {"lease", std::to_string(lease)}};
+    return Json::object_t{{"key", name(key)}, {"value", to_base64(value)}, {"lease", std::to_string(lease)}};
   }
   std::optional<int64_t> put_if(const Json& comparison, const std::string& key, const std::string& value,
                                 int64_t lease) {
-    const Json put = Json::Object{{"request_put", put_of(key, value, lease)}};
+    const Json put = Json::object_t{{"request_put", put_of(key, value, lease)}};
     const Json reply = cluster_->ask(
-        "kv/txn", Json::Object{{"compare", Json::Array{comparison}}, {"success", Json::Array{put}}}, false);
-    if (!flag(reply.find("succeeded"))) return std::nullopt;
+        "kv/txn", Json::object_t{{"compare", Json::array_t{comparison}}, {"success", Json::array_t{put}}},
+        false);
+    if (!flag(find_member(reply, "succeeded"))) return std::nullopt;
     return integer(find(reply, {"header", "revision"}));
   }
   StoreListing entries(const Json& reply) const {
     StoreListing listing;
     listing.revision = integer(find(reply, {"header", "revision"}));
-    const Json* kvs = reply.find("kvs");
-    if (kvs && kvs->array())
-      for (const Json& kv : *kvs->array())
-        listing.entries.push_back(entry_of(kv, cluster_->options().prefix.size()));
+    if (const Json::array_t* kvs = as_array(find_member(reply, "kvs")))
+      for (const Json& kv : *kvs) listing.entries.push_back(entry_of(kv, cluster_->options().prefix.size()));
     return listing;
   }
 

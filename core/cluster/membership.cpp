@@ -30,41 +30,34 @@ struct Record {
 
 Json to_json(const Record& record) {
   const MemberInfo& m = record.member;
-  return Json::Object{{"rank", m.rank},
-                      {"host", m.host},
-                      {"device", m.device},
-                      {"device_memory", m.device_memory},
-                      {"address", m.address},
-                      {"version", m.version},
-                      {"recipe", m.recipe_digest},
-                      {"data", m.data_digest},
-                      {"world_size", record.world_size},
-                      {"leaving", record.leaving},
-                      {"gave_up", record.gave_up}};
+  return Json::object_t{{"rank", m.rank},
+                        {"host", m.host},
+                        {"device", m.device},
+                        {"device_memory", m.device_memory},
+                        {"address", m.address},
+                        {"version", m.version},
+                        {"recipe", m.recipe_digest},
+                        {"data", m.data_digest},
+                        {"world_size", record.world_size},
+                        {"leaving", record.leaving},
+                        {"gave_up", record.gave_up}};
 }
 
 std::optional<Record> record_of(const Json& json) {
-  const auto text = [&](const char* name) {
-    const Json* value = json.find(name);
-    return value ? value->string() : nullptr;
-  };
-  const auto number = [&](const char* name) {
-    const Json* value = json.find(name);
-    return value ? value->integer() : nullptr;
-  };
+  const auto text = [&](const char* name) { return as_string(find_member(json, name)); };
+  const auto number = [&](const char* name) { return as_integer(find_member(json, name)); };
   const std::string *host = text("host"), *device = text("device"), *address = text("address"),
                     *version = text("version"), *recipe = text("recipe"), *data = text("data");
   const int64_t *rank = number("rank"), *memory = number("device_memory"), *world = number("world_size");
-  const Json* leaving = json.find("leaving");
-  if (!host || !device || !address || !version || !recipe || !data || !rank || !memory || !world ||
-      !leaving || !leaving->boolean())
+  const bool* leaving = as_bool(find_member(json, "leaving"));
+  if (!host || !device || !address || !version || !recipe || !data || !rank || !memory || !world || !leaving)
     return std::nullopt;
   constexpr int64_t kLargestWorld = 1 << 20;
   if (*world < 1 || *world > kLargestWorld || *rank < -1 || *rank >= *world) return std::nullopt;
   Record record;
   record.member = {static_cast<int>(*rank), *host, *device, *memory, *address, *version, *recipe, *data};
   record.world_size = static_cast<int>(*world);
-  record.leaving = *leaving->boolean();
+  record.leaving = *leaving;
   if (const std::string* gave_up = text("gave_up")) record.gave_up = *gave_up;
   return record;
 }
@@ -122,9 +115,9 @@ struct RosterView {
       return read_roster(event.entry.value);
     if (key == refusal_key() && event.kind == StoreEvent::Kind::put) {
       const auto json = unseal(secret, key, event.entry.value);
-      const Json* missing = json ? json->find("missing") : nullptr;
-      if (const Json* sentence = missing ? missing : json ? &*json : nullptr; sentence && sentence->string())
-        refusal = *sentence->string();
+      const Json* missing = json ? find_member(*json, "missing") : nullptr;
+      if (json)
+        if (const std::string* sentence = as_string(missing ? *missing : *json)) refusal = *sentence;
       refused_as = missing ? ErrorKind::peer : ErrorKind::usage;
       refused = event.entry.revision;
       return;
@@ -150,12 +143,13 @@ struct RosterView {
   void read_roster(const std::string& value) {
     closed = true;
     const auto json = unseal(secret, prefix + "roster", value);
-    if (!json || !json->array()) return;
-    for (const Json& item : *json->array()) {
-      const Json *id = item.find("id"), *member = item.find("member");
+    if (!json || !json->is_array()) return;
+    for (const Json& item : *json) {
+      const std::string* id = as_string(find_member(item, "id"));
+      const Json* member = find_member(item, "member");
       auto record = member ? record_of(*member) : std::nullopt;
-      if (!id || !id->string() || !record) continue;
-      roster.emplace_back(*id->string(), std::move(record->member));
+      if (!id || !record) continue;
+      roster.emplace_back(*id, std::move(record->member));
     }
   }
 
@@ -412,7 +406,7 @@ class MembershipImpl final : public Membership {
  private:
   void write(Store& store) {
     const std::string key = view_.key_of(id_);
-    store.put(key, sealed(options_.secret, key, to_string(to_json(record_))), lease_->id());
+    store.put(key, sealed(options_.secret, key, dump(to_json(record_))), lease_->id());
   }
 
   // Refuse, once it is sure, what cannot go together; be the one who makes it sure.
@@ -434,9 +428,9 @@ class MembershipImpl final : public Membership {
   [[noreturn]] void refuse(ErrorKind kind, const std::string& sentence) {
     constexpr milliseconds kHeard{5000};
     const std::string key = view_.refusal_key();
-    const Json word = kind == ErrorKind::peer ? Json(Json::Object{{"missing", sentence}}) : Json(sentence);
+    const Json word = kind == ErrorKind::peer ? Json(Json::object_t{{"missing", sentence}}) : Json(sentence);
     try {
-      store_->put(key, sealed(options_.secret, key, to_string(word)), store_->grant(kHeard).id);
+      store_->put(key, sealed(options_.secret, key, dump(word)), store_->grant(kHeard).id);
     } catch (const Error&) {  // the others find out themselves, or wait in vain
     }
     fail(kind, "{}", sentence);
@@ -455,17 +449,17 @@ class MembershipImpl final : public Membership {
 
   void write_roster() {
     if (std::exchange(roster_written_, true)) return;
-    Json::Array roster;
+    Json::array_t roster;
     for (const Present* present : ranks_of(view_, options_.world_size)) {
       if (!present) {  // more came than there is room for, and not all ranks are among them
         roster_written_ = false;
         return;
       }
-      roster.push_back(Json::Object{{"id", present->id}, {"member", to_json(present->record)}});
+      roster.push_back(Json::object_t{{"id", present->id}, {"member", to_json(present->record)}});
     }
     const std::string key = view_.prefix + "roster";
     try {
-      store_->create(key, sealed(options_.secret, key, to_string(Json(roster))));
+      store_->create(key, sealed(options_.secret, key, dump(Json(roster))));
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::peer) throw;
       roster_written_ = false;  // it may be there or not: the watch shows it, or it is tried again

@@ -145,9 +145,9 @@ class BpeTokenizer final : public Tokenizer {
   }
 
   Json to_json() const override {
-    return Json::Object{{"kind", "bpe"},
-                        {"tokens", Json::Array(tokens_.begin(), tokens_.end())},
-                        {"merges", Json::Array(merges_.begin(), merges_.end())}};
+    return Json::object_t{{"kind", "bpe"},
+                          {"tokens", Json::array_t(tokens_.begin(), tokens_.end())},
+                          {"merges", Json::array_t(merges_.begin(), merges_.end())}};
   }
 
  private:
@@ -213,14 +213,14 @@ class BpeTokenizer final : public Tokenizer {
 
 // Token texts by id from vocab.json's object; ids must be 0 .. n - 1, each once.
 std::vector<std::string> tokens_by_id(const Json& json, std::string_view what) {
-  if (json.object() == nullptr) fail_usage("{}: an object from tokens to ids is wanted", what);
-  std::vector<std::string> tokens(json.object()->size());
+  if (!json.is_object()) fail_usage("{}: an object from tokens to ids is wanted", what);
+  std::vector<std::string> tokens(as_object(json)->size());
   std::vector<bool> seen(tokens.size());
-  for (const auto& [token, id] : *json.object()) {
-    const int64_t* number = id.integer();
+  for (const auto& [token, id] : *as_object(json)) {
+    const int64_t* number = as_integer(id);
     if (number == nullptr || *number < 0 || *number >= static_cast<int64_t>(tokens.size()) ||
         seen[static_cast<size_t>(*number)])
-      fail_usage("{}: token '{}' has the id {}; ids are 0 to {}, each once", what, token, to_string(id),
+      fail_usage("{}: token '{}' has the id {}; ids are 0 to {}, each once", what, token, dump(id),
                  tokens.size() - 1);
     seen[static_cast<size_t>(*number)] = true;
     tokens[static_cast<size_t>(*number)] = token;
@@ -242,14 +242,12 @@ std::vector<std::string> merge_lines(const std::string& text) {
 }
 
 std::vector<std::string> texts_of(const Json& json, const char* name, std::string_view what) {
-  const Json* member = json.find(name);
-  if (member == nullptr || member->array() == nullptr)
-    fail_usage("{}: a bpe vocabulary needs the list '{}'", what, name);
+  const Json::array_t* list = as_array(find_member(json, name));
+  if (list == nullptr) fail_usage("{}: a bpe vocabulary needs the list '{}'", what, name);
   std::vector<std::string> texts;
-  for (const Json& text : *member->array()) {
-    if (text.string() == nullptr)
-      fail_usage("{}: the list '{}' holds {}; texts are wanted", what, name, to_string(text));
-    texts.push_back(*text.string());
+  for (const Json& text : *list) {
+    if (!text.is_string()) fail_usage("{}: the list '{}' holds {}; texts are wanted", what, name, dump(text));
+    texts.push_back(*as_string(text));
   }
   return texts;
 }

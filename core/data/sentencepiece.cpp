@@ -48,7 +48,7 @@ class SentencePieceTokenizer final : public Tokenizer {
   }
 
   Json to_json() const override {
-    return Json::Object{{"kind", "sentencepiece"}, {"model", to_base64(model_)}};
+    return Json::object_t{{"kind", "sentencepiece"}, {"model", to_base64(model_)}};
   }
 
  private:

@@ -62,7 +62,7 @@ class CharTokenizer final : public Tokenizer {
   Json to_json() const override {
     std::string characters;
     for (const char32_t c : characters_) append_utf8(characters, c);
-    return Json::Object{{"kind", "char"}, {"characters", characters}};
+    return Json::object_t{{"kind", "char"}, {"characters", characters}};
   }
 
  private:
@@ -93,14 +93,13 @@ class ByteTokenizer final : public Tokenizer {
     for (const int32_t id : ids) text += static_cast<char>(static_cast<unsigned char>(checked_id(id, *this)));
     return text;
   }
-  Json to_json() const override { return Json::Object{{"kind", "byte"}}; }
+  Json to_json() const override { return Json::object_t{{"kind", "byte"}}; }
 };
 
 const std::string& text_member(const Json& json, const char* name, std::string_view what) {
-  const Json* member = json.find(name);
-  if (member == nullptr || member->string() == nullptr)
-    fail_usage("{}: a vocabulary needs the text '{}'", what, name);
-  return *member->string();
+  const std::string* text = as_string(find_member(json, name));
+  if (text == nullptr) fail_usage("{}: a vocabulary needs the text '{}'", what, name);
+  return *text;
 }
 
 [[noreturn]] void fail_kind(std::string_view kind) {

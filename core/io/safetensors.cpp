@@ -39,12 +39,12 @@ class EntryReader {
       : path_(path), name_(name), json_(json) {}
 
   SafetensorsEntry read(int64_t data_bytes) const {
-    if (json_.object() == nullptr) refuse("is not described by a JSON object");
-    for (const auto& [key, member] : *json_.object())
+    if (!json_.is_object()) refuse("is not described by a JSON object");
+    for (const auto& [key, member] : *as_object(json_))
       if (key != "dtype" && key != "shape" && key != "data_offsets")
         refuse(fmt::format("has the unknown field '{}'", key));
     SafetensorsEntry entry{name_, {dtype(), {}}};
-    const Json::Array& shape = array("shape");
+    const Json::array_t& shape = array("shape");
     if (shape.size() > kMostDimensions)
       refuse(fmt::format("has {} dimensions; at most {} are read", shape.size(), kMostDimensions));
     int64_t bytes = bytes_of(entry.type.dtype);
@@ -58,7 +58,7 @@ class EntryReader {
         refuse("has a shape of more bytes than there are numbers for");
     }
     if (empty) bytes = 0;
-    const Json::Array& offsets = array("data_offsets");
+    const Json::array_t& offsets = array("data_offsets");
     if (offsets.size() != 2) refuse(fmt::format("has {} data_offsets instead of two", offsets.size()));
     entry.begin = number("data_offsets", offsets[0]);
     entry.end = number("data_offsets", offsets[1]);
@@ -77,23 +77,23 @@ class EntryReader {
   }
 
   const Json& member(const char* field) const {
-    const Json* found = json_.find(field);
+    const Json* found = find_member(json_, field);
     if (found == nullptr) refuse(fmt::format("has no '{}'", field));
     return *found;
   }
-  const Json::Array& array(const char* field) const {
-    const Json::Array* found = member(field).array();
+  const Json::array_t& array(const char* field) const {
+    const Json::array_t* found = as_array(member(field));
     if (found == nullptr) refuse(fmt::format("has a '{}' that is no list", field));
     return *found;
   }
   int64_t number(const char* field, const Json& json) const {
-    const int64_t* found = json.integer();
+    const int64_t* found = as_integer(json);
     if (found == nullptr || *found < 0)
-      refuse(fmt::format("has {} in its '{}'; whole numbers from 0 are wanted", to_string(json), field));
+      refuse(fmt::format("has {} in its '{}'; whole numbers from 0 are wanted", dump(json), field));
     return *found;
   }
   DType dtype() const {
-    const std::string* found = member("dtype").string();
+    const std::string* found = as_string(member("dtype"));
     if (found == nullptr) refuse("has a 'dtype' that is no text");
     for (const DTypeName& known : kDTypes)
       if (*found == known.name) return known.dtype;
@@ -140,18 +140,16 @@ StoredSafetensors open_one(const Path& path) {
 StoredSafetensors open_shards(const Path& at) {
   const std::string& index = at.text;
   const Json json = read_json(at);
-  const Json* map = json.find("weight_map");
-  if (map == nullptr || map->object() == nullptr)
-    fail_usage("'{}' has no 'weight_map' from tensor names to files", index);
+  const Json::object_t* map = as_object(find_member(json, "weight_map"));
+  if (map == nullptr) fail_usage("'{}' has no 'weight_map' from tensor names to files", index);
   const size_t slash = index.rfind('/');
   const std::string folder = slash == std::string::npos ? "" : index.substr(0, slash + 1);
   std::set<std::string> shards;
-  for (const auto& [name, shard] : *map->object()) {
-    if (shard.string() == nullptr || shard.string()->empty() ||
-        shard.string()->find('/') != std::string::npos)
+  for (const auto& [name, shard] : *map) {
+    if (!shard.is_string() || as_string(shard)->empty() || as_string(shard)->find('/') != std::string::npos)
       fail_usage("'{}': tensor '{}' stands in {}; the name of a file beside the index is wanted", index, name,
-                 to_string(shard));
-    shards.insert(*shard.string());
+                 dump(shard));
+    shards.insert(*as_string(shard));
   }
   StoredSafetensors result;
   for (const std::string& shard : shards) {
@@ -162,9 +160,10 @@ StoredSafetensors open_shards(const Path& at) {
       if (!result.tensors.emplace(name, std::move(tensor)).second)
         fail_usage("'{}': tensor '{}' stands in more than one file, '{}' among them", index, name, shard);
   }
-  for (const auto& [name, shard] : *map->object())
+  for (const auto& [name, shard] : *map)
     if (result.tensors.count(name) == 0)
-      fail_usage("'{}': tensor '{}' is said to stand in '{}', but it does not", index, name, *shard.string());
+      fail_usage("'{}': tensor '{}' is said to stand in '{}', but it does not", index, name,
+                 *as_string(shard));
   return result;
 }
 
@@ -195,15 +194,15 @@ SafetensorsHeader parse_safetensors_header(std::string_view file, int64_t file_b
   header.data_start = 8 + bytes;
   const int64_t data_bytes = file_bytes - header.data_start;
   const Json json = parse_json(text, fmt::format("the header of '{}'", path), kHeaderDepth);
-  for (const auto& [name, member] : *json.object()) {
+  for (const auto& [name, member] : *as_object(json)) {
     if (name != "__metadata__") {
       header.entries.push_back(EntryReader(path, name, member).read(data_bytes));
       continue;
     }
-    if (member.object() == nullptr) fail_usage("'{}': '__metadata__' is no JSON object", path);
-    for (const auto& [key, value] : *member.object()) {
-      if (value.string() == nullptr) fail_usage("'{}': the metadata '{}' is no text", path, key);
-      header.metadata[key] = *value.string();
+    if (!member.is_object()) fail_usage("'{}': '__metadata__' is no JSON object", path);
+    for (const auto& [key, value] : *as_object(member)) {
+      if (!value.is_string()) fail_usage("'{}': the metadata '{}' is no text", path, key);
+      header.metadata[key] = *as_string(value);
     }
   }
   std::sort(header.entries.begin(), header.entries.end(),
@@ -256,24 +255,24 @@ void write_safetensors(const Path& where, const std::map<std::string, Tensor>& t
     return bytes_of(a->second.dtype()) > bytes_of(b->second.dtype());
   });
 
-  Json::Object header;
+  Json::object_t header;
   if (!metadata.empty()) {
-    Json::Object entries;
+    Json::object_t entries;
     for (const auto& [key, value] : metadata) entries.emplace_back(key, value);
     header.emplace_back("__metadata__", std::move(entries));
   }
   int64_t offset = 0;
   for (const auto* named : order) {
     const TensorType& type = named->second.type();
-    Json::Array shape;
+    Json::array_t shape;
     for (const int64_t size : type.shape) shape.emplace_back(size);
     const int64_t end = offset + type.bytes();
-    header.emplace_back(named->first, Json::Object{{"dtype", file_name_of(type.dtype)},
-                                                   {"shape", std::move(shape)},
-                                                   {"data_offsets", Json::Array{offset, end}}});
+    header.emplace_back(named->first, Json::object_t{{"dtype", file_name_of(type.dtype)},
+                                                     {"shape", std::move(shape)},
+                                                     {"data_offsets", Json::array_t{offset, end}}});
     offset = end;
   }
-  std::string text = to_string(Json(std::move(header)));
+  std::string text = dump(Json(std::move(header)));
   text.append(
       static_cast<size_t>((kAlignment - (8 + static_cast<int64_t>(text.size())) % kAlignment) % kAlignment),
       ' ');

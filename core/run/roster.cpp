@@ -28,29 +28,28 @@ bool has(const std::vector<std::string>& ids, const std::string& id) {
   return std::find(ids.begin(), ids.end(), id) != ids.end();
 }
 
-Json to_json(const std::vector<std::string>& texts) { return Json::Array(texts.begin(), texts.end()); }
+Json to_json(const std::vector<std::string>& texts) { return Json::array_t(texts.begin(), texts.end()); }
 
 // Reads fields, and remembers whether one was missing.
 class Fields {
  public:
   explicit Fields(const Json& json) : json_(json) {}
-  std::string text(const char* name) { return taken(json_.find(name), &Json::string, std::string()); }
-  int64_t number(const char* name) { return taken(json_.find(name), &Json::integer, int64_t{0}); }
-  bool flag(const char* name) { return taken(json_.find(name), &Json::boolean, false); }
+  std::string text(const char* name) { return required(as_string(find_member(json_, name))); }
+  int64_t number(const char* name) { return required(as_integer(find_member(json_, name))); }
+  bool flag(const char* name) { return required(as_bool(find_member(json_, name))); }
   std::vector<std::string> texts(const char* name) {
     std::vector<std::string> all;
-    for (const Json& each : taken(json_.find(name), &Json::array, Json::Array()))
-      all.push_back(taken(&each, &Json::string, std::string()));
+    for (const Json& each : required(as_array(find_member(json_, name))))
+      all.push_back(required(as_string(each)));
     return all;
   }
   bool complete() const { return complete_; }
 
  private:
   template <typename T>
-  T taken(const Json* json, const T* (Json::*as)() const, T otherwise) {
-    const T* value = json == nullptr ? nullptr : (json->*as)();
+  T required(const T* value) {
     complete_ = complete_ && value != nullptr;
-    return value == nullptr ? otherwise : *value;
+    return value == nullptr ? T() : *value;
   }
 
   const Json& json_;
@@ -68,15 +67,15 @@ std::optional<Json> json_of(const std::string& text) {
 }  // namespace
 
 std::string to_text(const MemberRecord& r) {
-  return to_string(Json(Json::Object{{"id", r.id},
-                                     {"host", r.host},
-                                     {"address", r.address},
-                                     {"version", r.version},
-                                     {"recipe", r.recipe_digest},
-                                     {"data", r.data_digest},
-                                     {"order", r.order},
-                                     {"generation", r.generation},
-                                     {"unreachable", to_json(r.unreachable)}}));
+  return dump(Json(Json::object_t{{"id", r.id},
+                                  {"host", r.host},
+                                  {"address", r.address},
+                                  {"version", r.version},
+                                  {"recipe", r.recipe_digest},
+                                  {"data", r.data_digest},
+                                  {"order", r.order},
+                                  {"generation", r.generation},
+                                  {"unreachable", to_json(r.unreachable)}}));
 }
 
 std::optional<MemberRecord> parse_record(const std::string& text) {
@@ -97,14 +96,14 @@ std::optional<MemberRecord> parse_record(const std::string& text) {
 }
 
 std::string to_text(const Roster& r) {
-  return to_string(Json(Json::Object{{"number", r.number},
-                                     {"members", to_json(r.members)},
-                                     {"reason", r.reason},
-                                     {"lost", to_json(r.lost)},
-                                     {"joined", to_json(r.joined)},
-                                     {"gone", to_json(r.gone)},
-                                     {"least", r.least},
-                                     {"most", r.most}}));
+  return dump(Json(Json::object_t{{"number", r.number},
+                                  {"members", to_json(r.members)},
+                                  {"reason", r.reason},
+                                  {"lost", to_json(r.lost)},
+                                  {"joined", to_json(r.joined)},
+                                  {"gone", to_json(r.gone)},
+                                  {"least", r.least},
+                                  {"most", r.most}}));
 }
 
 std::optional<Roster> parse_roster(const std::string& text) {

@@ -12,7 +12,7 @@ namespace {
 Json to_json(const StepDecision& decision) {
   const std::string_view bytes(reinterpret_cast<const char*>(decision.numbers.bytes()),
                                static_cast<size_t>(decision.numbers.type().bytes()));
-  return Json::Object{
+  return Json::object_t{
       {"step", decision.step}, {"type", to_json(decision.numbers.type())}, {"numbers", to_base64(bytes)}};
 }
 
@@ -47,14 +47,14 @@ MemberState member_state_of(const StateStore& state, const Executor* executor) {
 }
 
 std::string to_text(const MemberState& member) {
-  Json::Object json{{"parts", to_json(member.parts)}};
+  Json::object_t json{{"parts", to_json(member.parts)}};
   if (member.version) {
     json.emplace_back("step", member.version->step);
     json.emplace_back("generation", member.version->generation);
   }
   if (member.decision) json.emplace_back("decision", to_json(*member.decision));
   if (member.after_step) json.emplace_back("after_step", to_json(*member.after_step));
-  return to_string(Json(std::move(json)));
+  return dump(Json(std::move(json)));
 }
 
 MemberState parse_member_state(std::string_view text, const std::string& who) {

@@ -26,21 +26,21 @@ std::vector<StatePart> needs_of(const Program& program) {
 }
 
 Json to_json(const TensorType& type) {
-  return Json::Object{{"dtype", std::string(name_of(type.dtype))},
-                      {"shape", Json::Array(type.shape.begin(), type.shape.end())}};
+  return Json::object_t{{"dtype", std::string(name_of(type.dtype))},
+                        {"shape", Json::array_t(type.shape.begin(), type.shape.end())}};
 }
 
 Json to_json(const std::vector<StatePart>& parts) {
-  Json::Array all;
+  Json::array_t all;
   for (const StatePart& part : parts)
-    all.emplace_back(Json::Object{{"name", part.name},
-                                  {"type", to_json(part.tensor.type)},
-                                  {"trained", part.tensor.trained},
-                                  {"slice", to_string(part.slice)}});
+    all.emplace_back(Json::object_t{{"name", part.name},
+                                    {"type", to_json(part.tensor.type)},
+                                    {"trained", part.tensor.trained},
+                                    {"slice", to_string(part.slice)}});
   return all;
 }
 
-std::string to_text(const std::vector<StatePart>& parts) { return to_string(to_json(parts)); }
+std::string to_text(const std::vector<StatePart>& parts) { return dump(to_json(parts)); }
 
 std::vector<StatePart> parse_parts(std::string_view text, const std::string& who) {
   const Json json = [&] {
@@ -56,8 +56,8 @@ std::vector<StatePart> parse_parts(std::string_view text, const std::string& who
 TensorType MemberReader::type() const {
   const auto dtype = dtype_named(text("dtype"));
   TensorType type{required(dtype ? &*dtype : nullptr), {}};
-  for (const Json& size : required(required(json_.find("shape")).array()))
-    type.shape.push_back(required(size.integer()));
+  for (const Json& size : required(as_array(required(find_member(json_, "shape")))))
+    type.shape.push_back(required(as_integer(size)));
   try {
     elements_of(type.shape);
   } catch (const Error& error) {
@@ -68,7 +68,7 @@ TensorType MemberReader::type() const {
 
 std::vector<StatePart> MemberReader::parts() const {
   std::vector<StatePart> parts;
-  for (const Json& each : required(json_.array())) {
+  for (const Json& each : required(as_array(json_))) {
     const MemberReader part(each, who_);
     StatePart& read = parts.emplace_back();
     read.name = part.text("name");

@@ -41,11 +41,13 @@ class MemberReader {
  public:
   MemberReader(const Json& json, const std::string& who) : json_(json), who_(who) {}
 
-  bool has(const char* name) const { return json_.find(name) != nullptr; }
-  MemberReader at(const char* name) const { return {required(json_.find(name)), who_}; }
-  int64_t number(const char* name) const { return required(required(json_.find(name)).integer()); }
-  const std::string& text(const char* name) const { return required(required(json_.find(name)).string()); }
-  bool flag(const char* name) const { return required(required(json_.find(name)).boolean()); }
+  bool has(const char* name) const { return find_member(json_, name) != nullptr; }
+  MemberReader at(const char* name) const { return {required(find_member(json_, name)), who_}; }
+  int64_t number(const char* name) const { return required(as_integer(required(find_member(json_, name)))); }
+  const std::string& text(const char* name) const {
+    return required(as_string(required(find_member(json_, name))));
+  }
+  bool flag(const char* name) const { return required(as_bool(required(find_member(json_, name)))); }
   TensorType type() const;               // what to_json(TensorType) wrote
   std::vector<StatePart> parts() const;  // what to_json(parts) wrote
   const std::string& who() const { return who_; }

@@ -186,33 +186,31 @@ class Products {
       read();
       const auto [known, fresh] = algorithms_.emplace(key, algorithm);
       if (!fresh) return known->second;
-      Json::Object others = all();
-      std::erase_if(others, [this](const auto& entry) { return entry.first == gpu_; });
-      Json::Object own;
-      for (const auto& [name, chosen] : algorithms_) own.emplace_back(name, hex_of(chosen));
-      others.emplace_back(gpu_, std::move(own));
-      write_json(path, others);
+      Json of_gpus = all();
+      of_gpus.erase(gpu_);
+      Json& own = of_gpus[gpu_];
+      for (const auto& [name, chosen] : algorithms_) own[name] = hex_of(chosen);
+      write_json(path, of_gpus);
     } catch (const std::exception&) {
     }
     return algorithms_.emplace(key, algorithm).first->second;
   }
 
  private:
-  static Json::Object all() {
+  static Json all() {
     try {
       const Json json = read_json(cache_path());
-      if (json.object() != nullptr) return *json.object();
+      if (json.is_object()) return json;
     } catch (const Error&) {  // missing, or not ours
     }
-    return {};
+    return Json::object();
   }
   void read() {
-    const Json::Object file = cache_path().empty() ? Json::Object{} : all();
-    for (const auto& [name, products] : file) {
-      if (name != gpu_ || products.object() == nullptr || products.object()->size() > kMostRemembered)
-        continue;
-      for (const auto& [key, text] : *products.object())
-        if (Algorithm algorithm; text.string() != nullptr && from_hex(*text.string(), algorithm))
+    const Json file = cache_path().empty() ? Json::object() : all();
+    for (const auto& [name, products] : file.items()) {
+      if (name != gpu_ || !products.is_object() || as_object(products)->size() > kMostRemembered) continue;
+      for (const auto& [key, text] : *as_object(products))
+        if (Algorithm algorithm; as_string(text) != nullptr && from_hex(*as_string(text), algorithm))
           algorithms_.emplace(key, algorithm);
     }
   }

@@ -25,7 +25,7 @@ class Reader {
   std::optional<Json> file() {
     try {
       Json json = read_json(path_);
-      if (json.object() != nullptr) return json;
+      if (json.is_object()) return json;
       add("is no JSON object");
     } catch (const Error& error) {
       problems_.push_back(error.sentence().find(path_) == std::string::npos
@@ -37,45 +37,44 @@ class Reader {
   void add(const std::string& what) { problems_.push_back(fmt::format("{}: {}", path_, what)); }
 
   const Json* member(const Json& object, const std::string& key, const std::string& where) {
-    const Json* value = object.find(key);
+    const Json* value = find_member(object, key);
     if (value == nullptr) add(fmt::format("{}\"{}\" is missing", prefix(where), key));
     return value;
   }
   double number(const Json* value, const std::string& where) {
     if (value == nullptr) return 0;
     double result = -1;
-    if (value->integer() != nullptr) result = static_cast<double>(*value->integer());
-    if (const double* real = std::get_if<double>(&value->value)) result = *real;
+    if (value->is_number()) result = value->get<double>();
     if (std::isfinite(result) && result >= 0) return result;
-    add(fmt::format("{} is {}; it is a number of 0 or more", where, het::to_string(*value)));
+    add(fmt::format("{} is {}; it is a number of 0 or more", where, dump(*value)));
     return 0;
   }
   int whole(const Json* value, const std::string& where) {
     if (value == nullptr) return 1;
-    const int64_t* integer = value->integer();
+    const int64_t* integer = as_integer(value);
     if (integer != nullptr && *integer >= 1 && static_cast<double>(*integer) <= kMostWhole)
       return static_cast<int>(*integer);
-    add(fmt::format("{} is {}; it is a whole number above 0", where, het::to_string(*value)));
+    add(fmt::format("{} is {}; it is a whole number above 0", where, dump(*value)));
     return 1;
   }
   std::string text(const Json* value, const std::string& where) {
     if (value == nullptr) return {};
-    if (value->string() != nullptr) return *value->string();
-    add(fmt::format("{} is {}; it is a text", where, het::to_string(*value)));
+    if (value->is_string()) return *as_string(value);
+    add(fmt::format("{} is {}; it is a text", where, dump(*value)));
     return {};
   }
-  const Json::Array& list(const Json* value, const std::string& where) {
-    static const Json::Array none;
+  const Json::array_t& list(const Json* value, const std::string& where) {
+    static const Json::array_t none;
     if (value == nullptr) return none;
-    if (value->array() != nullptr) return *value->array();
+    if (value->is_array()) return *as_array(value);
     add(fmt::format("{} is no list", where));
     return none;
   }
   // Keys that are whole numbers above 0 ("8": a micro-batch size), with their values.
   void each_number(const Json& object, const std::string& where,
                    const std::function<void(int, const Json&)>& use) {
-    if (object.object() == nullptr) return add(fmt::format("{} is no object", where));
-    for (const auto& [key, value] : *object.object()) {
+    if (!object.is_object()) return add(fmt::format("{} is no object", where));
+    for (const auto& [key, value] : *as_object(object)) {
       int number = 0;
       const auto [end, problem] = std::from_chars(key.data(), key.data() + key.size(), number);
       if (problem != std::errc() || end != key.data() + key.size() || number < 1 || number > kMostWhole)
@@ -87,11 +86,11 @@ class Reader {
   // Layers "0", "1", ... of an object; every one must be there.
   void each_layer(const Json& object, const std::string& where,
                   const std::function<void(const Json&, const std::string&)>& use) {
-    if (object.object() == nullptr) return add(fmt::format("{} is no object", where));
-    const size_t count = object.object()->size();
+    if (!object.is_object()) return add(fmt::format("{} is no object", where));
+    const size_t count = as_object(object)->size();
     if (count == 0) add(fmt::format("{} has no layers", where));
     for (size_t layer = 0; layer < count; ++layer) {
-      const Json* value = object.find(std::to_string(layer));
+      const Json* value = find_member(object, std::to_string(layer));
       if (value == nullptr)
         return add(
             fmt::format("{} has {} entries, but no layer {}; layers count from 0", where, count, layer));
@@ -108,7 +107,7 @@ class Reader {
 
 PlanGroup read_group(Reader& read, const Json& json, const std::string& where) {
   PlanGroup group;
-  const Json::Array& pair = read.list(&json, where);
+  const Json::array_t& pair = read.list(&json, where);
   if (pair.size() != 2) {
     read.add(fmt::format("{} is not [[machines], tensor-parallel degree]", where));
     return group;
@@ -116,7 +115,7 @@ PlanGroup read_group(Reader& read, const Json& json, const std::string& where) {
   group.tensor = read.whole(&pair[1], where + ", tensor-parallel degree");
   int gpus = 0;
   for (const Json& entry : read.list(&pair[0], where + ", machines")) {
-    const Json::Array& words = read.list(&entry, where + ", machine");
+    const Json::array_t& words = read.list(&entry, where + ", machine");
     if (words.size() != 3) {
       read.add(fmt::format("{}: a machine is not [GPU type, GPUs, zone]", where));
       continue;
@@ -141,22 +140,23 @@ std::vector<PlanStage> read_pipeline(Reader& read, const Json& json, const std::
     stage.first = next;
     for (const Json& layer :
          read.list(&entry, fmt::format("{}, layers of stage {}", where, stages.size() + 1))) {
-      if (layer.integer() == nullptr || *layer.integer() != next)
+      if (!layer.is_number_integer() || *as_integer(layer) != next)
         read.add(fmt::format("{}, stage {}: layer {} where {} follows; stages hold all layers in order",
-                             where, stages.size() + 1, het::to_string(layer), next));
+                             where, stages.size() + 1, dump(layer), next));
       ++next;
       ++stage.layers;
     }
     if (stage.layers == 0) read.add(fmt::format("{}: stage {} has no layers", where, stages.size() + 1));
     stages.push_back(std::move(stage));
   }
-  const Json::Array& groups = read.list(read.member(json, "tmp_per_stage", where), where + ", tmp_per_stage");
+  const Json::array_t& groups =
+      read.list(read.member(json, "tmp_per_stage", where), where + ", tmp_per_stage");
   if (groups.size() != stages.size() || stages.empty())
     read.add(fmt::format("{}: layers_per_stage has {} stages, tmp_per_stage {}", where, stages.size(),
                          groups.size()));
   for (size_t s = 0; s < std::min(groups.size(), stages.size()); ++s) {
     const std::string at = fmt::format("{}, stage {}", where, s + 1);
-    const Json::Array& replicas = read.list(&groups[s], at);
+    const Json::array_t& replicas = read.list(&groups[s], at);
     for (size_t r = 0; r < replicas.size(); ++r)
       stages[s].replicas.push_back(read_group(read, replicas[r], fmt::format("{}, replica {}", at, r + 1)));
     if (replicas.empty() || replicas.size() != stages[0].replicas.size())
@@ -179,7 +179,7 @@ std::map<std::string, ModelSizes> read_model_sizes(const std::string& path,
   Reader read(path, problems);
   const auto json = read.file();
   if (!json) return models;
-  for (const auto& [model, degrees] : *json->object())
+  for (const auto& [model, degrees] : *as_object(*json))
     read.each_number(degrees, model, [&, &model = model](int tensor, const Json& layers) {
       std::vector<LayerSize>& sizes = models[model][tensor];
       read.each_layer(
@@ -204,7 +204,7 @@ TypeTimes read_type_times(const std::string& path, int layers, std::vector<std::
       const std::string at = fmt::format("micro-batch {}, degree {}", microbatch, tensor);
       std::vector<LayerTimes>& of = times[tensor][microbatch];
       read.each_layer(table, at, [&](const Json& layer, const std::string& where) {
-        const Json::Array& three = read.list(&layer, where);
+        const Json::array_t& three = read.list(&layer, where);
         if (three.size() != 3) return read.add(fmt::format("{} is not [forward, backward, update]", where));
         of.push_back({read.number(&three[0], where + ", forward"),
                       read.number(&three[1], where + ", backward"),
@@ -226,9 +226,9 @@ PlanFile read_plan_file(const std::string& path) {
   if (!json) return plan;
   plan.microbatch = read.whole(read.member(*json, "mbs", ""), "mbs");
   plan.batch = read.whole(read.member(*json, "gbs", ""), "gbs");
-  if (const Json* model = json->find("model")) plan.model = read.text(model, "model");
+  if (const Json* model = find_member(*json, "model")) plan.model = read.text(model, "model");
   const auto measured = [&](const char* key, std::optional<double>& value, bool positive) {
-    const Json* found = json->find(key);
+    const Json* found = find_member(*json, key);
     if (found == nullptr || found->is_null()) return;
     const double number = read.number(found, key);
     if (number > 0 || !positive)
@@ -239,10 +239,10 @@ PlanFile read_plan_file(const std::string& path) {
   measured("real", plan.seconds, true);
   measured("red_grads", plan.gradient_seconds, false);
   measured("max_mem", plan.memory_bytes, true);
-  const Json::Array& pipelines = read.list(read.member(*json, "pipeline_list", ""), "pipeline_list");
+  const Json::array_t& pipelines = read.list(read.member(*json, "pipeline_list", ""), "pipeline_list");
   for (size_t p = 0; p < pipelines.size(); ++p)
     plan.pipelines.push_back(read_pipeline(read, pipelines[p], fmt::format("pipeline {}", p + 1)));
-  if (json->find("pipeline_list") != nullptr && plan.pipelines.empty())
+  if (find_member(*json, "pipeline_list") != nullptr && plan.pipelines.empty())
     read.add("pipeline_list has no pipelines");
   for (size_t p = 1; p < plan.pipelines.size() && plan.problems.empty(); ++p)
     if (plan.pipelines[p].back().first + plan.pipelines[p].back().layers != plan.layers())

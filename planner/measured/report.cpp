@@ -23,12 +23,12 @@ Spread spread_of(std::vector<double> errors, double asked) {
   return spread;
 }
 Json json_of(const Spread& spread, double asked) {
-  if (spread.count == 0) return Json::Object{{"plans", 0}, {"asked", asked}, {"within", 0}};
-  return Json::Object{{"plans", spread.count},
-                      {"asked", asked},
-                      {"within", spread.within},
-                      {"median", spread.median},
-                      {"worst", spread.worst}};
+  if (spread.count == 0) return Json::object_t{{"plans", 0}, {"asked", asked}, {"within", 0}};
+  return Json::object_t{{"plans", spread.count},
+                        {"asked", asked},
+                        {"within", spread.within},
+                        {"median", spread.median},
+                        {"worst", spread.worst}};
 }
 
 }  // namespace
@@ -36,62 +36,62 @@ Json json_of(const Spread& spread, double asked) {
 Json to_json(const MeasuredReport& report) {
   const auto maybe = [](const std::optional<double>& value) { return value ? Json(*value) : Json(); };
   const auto texts = [](const std::vector<std::string>& list) {
-    return Json::Array(list.begin(), list.end());
+    return Json::array_t(list.begin(), list.end());
   };
-  Json::Array plans;
+  Json::array_t plans;
   std::vector<double> errors, memory_errors;
   int simulated = 0, marked = 0;
   for (const MeasuredPlan& plan : report.plans) {
-    Json::Object entry{{"plan", plan.name},
-                       {"file", plan.path},
-                       {"measured_seconds", maybe(plan.measured_seconds)},
-                       {"measured_memory_bytes", maybe(plan.measured_memory_bytes)},
-                       {"measured_gradient_seconds", maybe(plan.measured_gradient_seconds)},
-                       {"contradicts", plan.contradicts},
-                       {"reason", plan.reason},
-                       {"notes", texts(plan.notes)},
-                       {"problems", texts(plan.problems)}};
+    Json::object_t entry{{"plan", plan.name},
+                         {"file", plan.path},
+                         {"measured_seconds", maybe(plan.measured_seconds)},
+                         {"measured_memory_bytes", maybe(plan.measured_memory_bytes)},
+                         {"measured_gradient_seconds", maybe(plan.measured_gradient_seconds)},
+                         {"contradicts", plan.contradicts},
+                         {"reason", plan.reason},
+                         {"notes", texts(plan.notes)},
+                         {"problems", texts(plan.problems)}};
     if (plan.problems.empty()) {
       ++simulated;
       marked += plan.contradicts;
       if (plan.judged()) errors.push_back(plan.error());
       if (plan.judged() && plan.measured_memory_bytes) memory_errors.push_back(plan.memory_error());
-      Json::Array stages;
+      Json::array_t stages;
       for (const MeasuredGroup& group : plan.groups)
-        stages.push_back(Json::Object{{"pipeline", group.pipeline + 1},
-                                      {"stage", group.stage + 1},
-                                      {"group", group.group},
-                                      {"replicas", group.replicas},
-                                      {"first_layer", group.first},
-                                      {"layers", group.layers},
-                                      {"in_flight", group.in_flight},
-                                      {"microbatch_seconds", group.microbatch_seconds},
-                                      {"predicted_memory_bytes", group.memory_bytes}});
+        stages.push_back(Json::object_t{{"pipeline", group.pipeline + 1},
+                                        {"stage", group.stage + 1},
+                                        {"group", group.group},
+                                        {"replicas", group.replicas},
+                                        {"first_layer", group.first},
+                                        {"layers", group.layers},
+                                        {"in_flight", group.in_flight},
+                                        {"microbatch_seconds", group.microbatch_seconds},
+                                        {"predicted_memory_bytes", group.memory_bytes}});
       for (auto& [key, value] :
-           Json::Object{{"model", plan.model},
-                        {"gpus", plan.gpus},
-                        {"microbatch", plan.microbatch},
-                        {"microbatches", plan.microbatches},
-                        {"predicted_seconds", plan.seconds},
-                        {"error", plan.measured_seconds ? Json(plan.error()) : Json()},
-                        {"pipeline_seconds", plan.pipeline_seconds},
-                        {"gradient_seconds", plan.gradient_seconds},
-                        {"update_seconds", plan.update_seconds},
-                        {"bound_seconds", plan.bound_seconds},
-                        {"predicted_memory_bytes", plan.memory_bytes},
-                        {"memory_error", plan.measured_memory_bytes ? Json(plan.memory_error()) : Json()},
-                        {"interpolated", plan.interpolated},
-                        {"stages", std::move(stages)}})
+           Json::object_t{{"model", plan.model},
+                          {"gpus", plan.gpus},
+                          {"microbatch", plan.microbatch},
+                          {"microbatches", plan.microbatches},
+                          {"predicted_seconds", plan.seconds},
+                          {"error", plan.measured_seconds ? Json(plan.error()) : Json()},
+                          {"pipeline_seconds", plan.pipeline_seconds},
+                          {"gradient_seconds", plan.gradient_seconds},
+                          {"update_seconds", plan.update_seconds},
+                          {"bound_seconds", plan.bound_seconds},
+                          {"predicted_memory_bytes", plan.memory_bytes},
+                          {"memory_error", plan.measured_memory_bytes ? Json(plan.memory_error()) : Json()},
+                          {"interpolated", plan.interpolated},
+                          {"stages", std::move(stages)}})
         entry.emplace_back(key, value);
     }
     plans.emplace_back(std::move(entry));
   }
-  Json::Object summary{{"plans", static_cast<int>(report.plans.size())},
-                       {"simulated", simulated},
-                       {"marked", marked},
-                       {"seconds", json_of(spread_of(errors, kSecondsAsked), kSecondsAsked)},
-                       {"memory", json_of(spread_of(memory_errors, kMemoryAsked), kMemoryAsked)}};
-  return Json::Object{
+  Json::object_t summary{{"plans", static_cast<int>(report.plans.size())},
+                         {"simulated", simulated},
+                         {"marked", marked},
+                         {"seconds", json_of(spread_of(errors, kSecondsAsked), kSecondsAsked)},
+                         {"memory", json_of(spread_of(memory_errors, kMemoryAsked), kMemoryAsked)}};
+  return Json::object_t{
       {"plans", std::move(plans)}, {"summary", std::move(summary)}, {"problems", texts(report.problems)}};
 }
 

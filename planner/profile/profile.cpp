@@ -319,12 +319,12 @@ std::vector<std::string> validate(const Profile& profile, const Model& model) {
 }
 
 Json to_json(const Profile& profile) {
-  Json::Array points, devices, links;
+  Json::array_t points, devices, links;
   for (const ProfilePoint& point : profile.points) {
-    Json::Object entry = {{"kind", point.kind},       {"type", point.type},
-                          {"tensor", point.tensor},   {"microbatch", point.microbatch},
-                          {"forward", point.forward}, {"input", point.input},
-                          {"weight", point.weight}};
+    Json::object_t entry = {{"kind", point.kind},       {"type", point.type},
+                            {"tensor", point.tensor},   {"microbatch", point.microbatch},
+                            {"forward", point.forward}, {"input", point.input},
+                            {"weight", point.weight}};
     const auto add = [&](const char* key, double value) {
       if (value >= 0) entry.emplace_back(key, value);
     };
@@ -338,15 +338,15 @@ Json to_json(const Profile& profile) {
     points.emplace_back(std::move(entry));
   }
   for (const ProfiledDevice& device : profile.devices)
-    devices.push_back(Json::Object{{"type", device.type}, {"name", device.name}});
+    devices.push_back(Json::object_t{{"type", device.type}, {"name", device.name}});
   for (const ProfiledLink& link : profile.links) {
-    Json::Array messages;
+    Json::array_t messages;
     for (const Message& message : link.messages)
-      messages.push_back(Json::Object{{"bytes", message.bytes}, {"seconds", message.seconds}});
-    links.push_back(Json::Object{
+      messages.push_back(Json::object_t{{"bytes", message.bytes}, {"seconds", message.seconds}});
+    links.push_back(Json::object_t{
         {"type", link.type}, {"from", link.from}, {"to", link.to}, {"messages", std::move(messages)}});
   }
-  return Json::Object{
+  return Json::object_t{
       {"profile", kFormat},       {"hetrun", profile.version},     {"model", profile.model},
       {"digest", profile.digest}, {"devices", std::move(devices)}, {"points", std::move(points)},
       {"links", std::move(links)}};
@@ -374,8 +374,8 @@ class ProfileReader {
       point.weight = number(entry, "weight", true);
       point.update = number(entry, "update", false);
       point.recompute = number(entry, "recompute", false);
-      if (const Json* value = entry.find("collectives")) {
-        const bool* flag = std::get_if<bool>(&value->value);
+      if (const Json* value = find_member(entry, "collectives")) {
+        const bool* flag = as_bool(value);
         if (flag == nullptr)
           wrong("collectives", "neither true nor false");
         else
@@ -408,17 +408,15 @@ class ProfileReader {
   }
 
   std::string text(const Json& object, const char* key, bool needed) {
-    const Json* value = object.find(key);
-    if (value != nullptr && value->string() != nullptr) return *value->string();
+    const Json* value = find_member(object, key);
+    if (const std::string* text = as_string(value)) return *text;
     if (needed || value != nullptr) wrong(key, "missing or no text");
     return {};
   }
 
   double number(const Json& object, const char* key, bool needed) {
-    const Json* value = object.find(key);
-    if (value != nullptr && value->integer() != nullptr) return static_cast<double>(*value->integer());
-    if (value != nullptr && std::holds_alternative<double>(value->value))
-      return std::get<double>(value->value);
+    const Json* value = find_member(object, key);
+    if (value != nullptr && value->is_number()) return value->get<double>();
     if (needed || value != nullptr) wrong(key, "missing or no number");
     return -1;
   }
@@ -432,16 +430,16 @@ class ProfileReader {
 
   template <typename Read>
   void each(const Json& object, const char* key, bool needed, const Read& read) {
-    const Json* list = object.find(key);
-    if (list != nullptr && list->object() != nullptr && list->object()->empty()) return;  // as Lua writes {}
-    if (list == nullptr || list->array() == nullptr) {
+    const Json* list = find_member(object, key);
+    if (list != nullptr && list->is_object() && list->empty()) return;  // as Lua writes {}
+    if (list == nullptr || !list->is_array()) {
       if (needed || list != nullptr) wrong(key, "missing or no list");
       return;
     }
     const std::string outside = where_;
-    for (size_t i = 0; i < list->array()->size(); ++i) {
+    for (size_t i = 0; i < list->size(); ++i) {
       where_ = fmt::format("entry {} of {}", i + 1, key);
-      read((*list->array())[i]);
+      read((*list)[i]);
     }
     where_ = outside;
   }
@@ -452,8 +450,8 @@ class ProfileReader {
 }  // namespace
 
 Profile profile_from_json(const Json& json, std::string_view what) {
-  const Json* format = json.find("profile");
-  if (format == nullptr || format->integer() == nullptr || *format->integer() != kFormat)
+  const Json* format = find_member(json, "profile");
+  if (format == nullptr || *format != kFormat)
     fail_usage("{} is not a profile of format {}; measure again with `hetrun profile`", what, kFormat);
   ProfileReader reader;
   Profile profile = reader.read(json);

@@ -20,7 +20,7 @@ inline bool json(std::string_view text) {
     return false;
   }
   for (const int indent : {-1, 2})
-    if (parse_json(to_string(value, indent), "what was written") != value) std::abort();
+    if (parse_json(dump(value, indent), "what was written") != value) std::abort();
   return true;
 }
 

@@ -30,7 +30,7 @@ inline bool encoded_again(const Tokenizer& tokenizer, std::string_view text) {
 // GPT-2's byte-level vocabulary with a few merges.
 inline const Tokenizer& small_bpe() {
   static const std::unique_ptr<Tokenizer> tokenizer = [] {
-    Json::Array tokens;
+    Json::array_t tokens;
     const auto add = [&](char32_t c) {
       std::string token;
       append_utf8(token, c);
@@ -41,8 +41,8 @@ inline const Tokenizer& small_bpe() {
       add((b >= 0x21 && b <= 0x7E) || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE ? b : next++);
     for (const char* token : {"th", "the", "aa", "aaaa"}) tokens.emplace_back(token);
     return tokenizer_from_json(
-        Json::Object{
-            {"kind", "bpe"}, {"tokens", tokens}, {"merges", Json::Array{"t h", "th e", "a a", "aa aa"}}},
+        Json::object_t{
+            {"kind", "bpe"}, {"tokens", tokens}, {"merges", Json::array_t{"t h", "th e", "a a", "aa aa"}}},
         "the vocabulary of the test");
   }();
   return *tokenizer;

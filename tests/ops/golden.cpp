@@ -18,38 +18,38 @@ namespace het::ops_test {
 namespace {
 
 const Json& member(const Json& json, std::string_view name) {
-  const Json* found = json.find(name);
+  const Json* found = find_member(json, name);
   HET_REQUIRE(found != nullptr, name);
   return *found;
 }
 
 double number_of(const Json& json) {
-  if (const auto* whole = json.integer()) return static_cast<double>(*whole);
-  return std::get<double>(json.value);
+  HET_REQUIRE(json.is_number(), dump(json));
+  return json.get<double>();
 }
 
 std::vector<double> numbers_of(const Json& json) {
   std::vector<double> numbers;
-  for (const Json& entry : *json.array()) numbers.push_back(number_of(entry));
+  for (const Json& entry : *as_array(json)) numbers.push_back(number_of(entry));
   return numbers;
 }
 
 Shape shape_of(const Json& json) {
   Shape shape;
-  for (const Json& entry : *json.array()) shape.push_back(*entry.integer());
+  for (const Json& entry : *as_array(json)) shape.push_back(*as_integer(entry));
   return shape;
 }
 
 Attributes attributes_of(const Json& json) {
   Attributes attributes;
-  for (const auto& [name, value] : *json.object()) {
-    if (const auto* flag = value.boolean())
+  for (const auto& [name, value] : *as_object(json)) {
+    if (const auto* flag = as_bool(value))
       attributes.set(name, *flag);
-    else if (const auto* whole = value.integer())
+    else if (const auto* whole = as_integer(value))
       attributes.set(name, *whole);
-    else if (const auto* text = value.string())
+    else if (const auto* text = as_string(value))
       attributes.set(name, *text);
-    else if (value.array() != nullptr)
+    else if (value.is_array())
       attributes.set(name, shape_of(value));
     else
       attributes.set(name, number_of(value));
@@ -76,27 +76,27 @@ struct Golden {
     GraphBuilder builder(graph);
     std::vector<ValueId> inputs, sought;
     std::vector<std::vector<double>> gradients;
-    const Json::Array& operands = *member(json, "inputs").array();
+    const Json::array_t& operands = *as_array(member(json, "inputs"));
     for (size_t i = 0; i < operands.size(); ++i) {
       if (operands[i].is_null()) {
         inputs.push_back(kAbsent);
         continue;
       }
-      const std::string& kind = *member(operands[i], "kind").string();
+      const std::string& kind = *as_string(member(operands[i], "kind"));
       const DType dtype = kind == "i32" ? DType::i32 : kind == "i64" ? DType::i64 : activation;
       const TensorType type{dtype, shape_of(member(operands[i], "shape"))};
       const std::string name = fmt::format("x{}", i);
       inputs.push_back(builder.input(name, type));
       writes.emplace_back(name, tensor_of(type, numbers_of(member(operands[i], "values"))));
-      const Json& gradient = (*member(json, "gradients").array())[i];
+      const Json& gradient = (*as_array(member(json, "gradients")))[i];
       if (gradient.is_null()) continue;
       sought.push_back(inputs.back());
       gradients.push_back(numbers_of(gradient));
     }
-    const auto outputs = builder.call_all(op_named(*member(json, "op").string()), inputs,
+    const auto outputs = builder.call_all(op_named(*as_string(member(json, "op"))), inputs,
                                           attributes_of(member(json, "attributes")));
-    add_results(builder, outputs, *member(json, "results").array());
-    const ValueId loss = add_loss(builder, outputs, *member(json, "weights").array());
+    add_results(builder, outputs, *as_array(member(json, "results")));
+    const ValueId loss = add_loss(builder, outputs, *as_array(member(json, "weights")));
     if (sought.empty()) return;
     const auto made = differentiate(graph, loss, sought);
     for (size_t i = 0; i < sought.size(); ++i) {
@@ -110,7 +110,7 @@ struct Golden {
   }
 
  private:
-  void add_results(GraphBuilder& builder, const std::vector<ValueId>& outputs, const Json::Array& results) {
+  void add_results(GraphBuilder& builder, const std::vector<ValueId>& outputs, const Json::array_t& results) {
     for (size_t o = 0; o < results.size(); ++o) {
       const Shape shape = shape_of(member(results[o], "shape"));
       if (graph.type(outputs[o]).shape != shape)
@@ -121,7 +121,7 @@ struct Golden {
     }
   }
 
-  ValueId add_loss(GraphBuilder& builder, const std::vector<ValueId>& outputs, const Json::Array& weights) {
+  ValueId add_loss(GraphBuilder& builder, const std::vector<ValueId>& outputs, const Json::array_t& weights) {
     ValueId loss = kAbsent;
     for (size_t o = 0; o < weights.size(); ++o) {
       if (weights[o].is_null()) continue;
@@ -180,14 +180,14 @@ std::vector<Json> golden_files() {
 TEST_CASE("values and gradients are PyTorch's") {
   std::set<std::string> ran;
   for (const Json& file : golden_files()) {
-    const Json::Array& cases = *member(file, "cases").array();
+    const Json::array_t& cases = *as_array(member(file, "cases"));
     REQUIRE(!cases.empty());
     for (const Json& test : cases)
       for (const Subject& subject : subjects()) {
         const bool reference = subject.is_reference();
-        const std::string& op = *member(test, "op").string();
-        const std::string attributes = to_string(member(test, "attributes"));
-        INFO(subject.name << ", " << op << " " << attributes << " of " << to_string(member(test, "inputs")));
+        const std::string& op = *as_string(member(test, "op"));
+        const std::string attributes = dump(member(test, "attributes"));
+        INFO(subject.name << ", " << op << " " << attributes << " of " << dump(member(test, "inputs")));
         if (!reference && attributes.find("\"f64\"") != std::string::npos) continue;
         CHECK(run(Golden(test, reference ? DType::f64 : DType::f32), subject.device, reference ? 2e-11 : 2e-6,
                   ran) == std::vector<std::string>{});

@@ -20,11 +20,11 @@ using namespace het::planner;
 Request request_of(const Json& combination, const std::string& model, int batch) {
   Request request;
   char name = 'a';
-  for (const Json& node : *combination.array()) {
-    const Json::Array& field = *node.array();
-    request.cluster.nodes.push_back(known_machine(std::string(1, name++), *field[0].string(),
-                                                  static_cast<int>(*field[1].integer()),
-                                                  static_cast<int>(*field[2].integer())));
+  for (const Json& node : *as_array(combination)) {
+    const Json::array_t& field = *as_array(node);
+    request.cluster.nodes.push_back(known_machine(std::string(1, name++), *as_string(field[0]),
+                                                  static_cast<int>(*as_integer(field[1])),
+                                                  static_cast<int>(*as_integer(field[2]))));
   }
   add_known_types(request.cluster);
   request.cluster.between = {20e-6, 50e9};
@@ -35,10 +35,10 @@ Request request_of(const Json& combination, const std::string& model, int batch)
 
 std::string title_of(const Json& combination) {
   std::string title;
-  for (const Json& node : *combination.array()) {
-    const Json::Array& field = *node.array();
-    title += fmt::format("{}{} {}", title.empty() ? "" : " + ", *field[1].integer() * *field[2].integer(),
-                         *field[0].string());
+  for (const Json& node : *as_array(combination)) {
+    const Json::array_t& field = *as_array(node);
+    title += fmt::format("{}{} {}", title.empty() ? "" : " + ", *as_integer(field[1]) * *as_integer(field[2]),
+                         *as_string(field[0]));
   }
   return title;
 }
@@ -54,10 +54,11 @@ double now() {
 int run_table(const Json& file) {
   double best = 0, worst = 1e9, sum = 0, published = 0;
   int count = 0;
-  for (const Json& combination : *file.find("combinations")->array())
-    for (const Json& model : *file.find("models")->array()) {
-      const std::string& name = *(*model.array())[0].string();
-      const Request request = request_of(combination, name, static_cast<int>(*(*model.array())[1].integer()));
+  for (const Json& combination : *as_array(find_member(file, "combinations")))
+    for (const Json& model : *as_array(find_member(file, "models"))) {
+      const std::string& name = *as_string((*as_array(model))[0]);
+      const Request request =
+          request_of(combination, name, static_cast<int>(*as_integer((*as_array(model))[1])));
       double seconds[4];
       const char* policies[] = {"megatron", "whale", "autohet", "auto"};
       double took = 0, bound = 0;
@@ -98,10 +99,10 @@ int run_extensions(const Json& file) {
       {"local_search", &Extensions::local_search}};
   double sum[7] = {}, best[7] = {};
   int count[7] = {}, only[7] = {}, lost[7] = {}, feasible = 0, all = 0;
-  for (const Json& combination : *file.find("combinations")->array())
-    for (const Json& model : *file.find("models")->array()) {
-      Request request = request_of(combination, *(*model.array())[0].string(),
-                                   static_cast<int>(*(*model.array())[1].integer()));
+  for (const Json& combination : *as_array(find_member(file, "combinations")))
+    for (const Json& model : *as_array(find_member(file, "models"))) {
+      Request request = request_of(combination, *as_string((*as_array(model))[0]),
+                                   static_cast<int>(*as_integer((*as_array(model))[1])));
       const double published = seconds_of(plan_with(request, "autohet"));
       feasible += std::isfinite(published);
       ++all;

@@ -26,7 +26,7 @@ TEST_CASE("no control character is left of any code point, nor in JSON") {
   for (char32_t c = 0; c < 0x3000; ++c) {
     std::string text;
     append_utf8(text, c);
-    for (const std::string& shown : {visible(text), to_string(Json(text))})
+    for (const std::string& shown : {visible(text), dump(Json(text))})
       for (size_t i = 0; i < shown.size();) {
         const Decoded decoded = decode_utf8(shown, i);
         REQUIRE(decoded.bytes > 0);
@@ -34,6 +34,6 @@ TEST_CASE("no control character is left of any code point, nor in JSON") {
         if (is_control(decoded.code_point) && !line) FAIL("U+" << std::hex << static_cast<uint32_t>(c));
         i += static_cast<size_t>(decoded.bytes);
       }
-    REQUIRE(*parse_json(to_string(Json(text)), "text").string() == text);
+    REQUIRE(*as_string(parse_json(dump(Json(text)), "text")) == text);
   }
 }

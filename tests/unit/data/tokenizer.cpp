@@ -147,13 +147,13 @@ TEST_CASE("byte-level BPE gives what Hugging Face's tokenizers give") {
   const auto tokenizer = make_bpe_tokenizer(scratch.folder());
   const auto loaded = saved_and_loaded(*tokenizer);
   const Json cases = parse_json(kBpeCases, "cases");
-  REQUIRE(cases.array()->size() > 15);
-  for (const Json& item : *cases.array()) {
-    const std::string& text = *(*item.array())[0].string();
+  REQUIRE(as_array(cases)->size() > 15);
+  for (const Json& item : *as_array(cases)) {
+    const std::string& text = *as_string((*as_array(item))[0]);
     INFO(text);
     std::vector<int32_t> expected;
-    for (const Json& id : *(*item.array())[1].array())
-      expected.push_back(static_cast<int32_t>(*id.integer()));
+    for (const Json& id : *as_array((*as_array(item))[1]))
+      expected.push_back(static_cast<int32_t>(*as_integer(id)));
     CHECK(tokenizer->encode(text) == expected);
     CHECK(loaded->encode(text) == expected);
     CHECK(tokenizer->decode(expected) == text);
@@ -182,12 +182,12 @@ TEST_CASE("a text that is one word longer than memory is worth is refused") {
 
 TEST_CASE("mutated vocabularies are refused, or encode and decode") {
   const Scratch scratch;
-  const std::string saved = to_string(fuzz::small_bpe().to_json());
+  const std::string saved = dump(fuzz::small_bpe().to_json());
   std::string files = "{";
   const Json vocabulary = fuzz::small_bpe().to_json();
-  const Json* tokens = vocabulary.find("tokens");
-  for (size_t id = 0; id < tokens->array()->size(); ++id)
-    files += fmt::format("{}{}:{}", id == 0 ? "" : ",", to_string((*tokens->array())[id]), id);
+  const Json* tokens = find_member(vocabulary, "tokens");
+  for (size_t id = 0; id < as_array(tokens)->size(); ++id)
+    files += fmt::format("{}{}:{}", id == 0 ? "" : ",", dump((*as_array(tokens))[id]), id);
   files += "}";
   files += '\0';
   files += "#version: 0.2\nt h\nth e\n";
