@@ -1,4 +1,4 @@
-// The authority on who is a member of a run: names with small values, some of which vanish with the lease of
+// The authority on who is a member of a run: names with small values; some vanish with the lease of
 // whoever wrote them. Not a place for tensors. Two forms with one behaviour: embedded (embedded_store.h) and
 // etcd (etcd_store.h). A Store is thread-safe; a StoreWatch is used from one thread, but for close().
 //

@@ -1,5 +1,5 @@
 // The single-device model as data: a list of operator calls in execution order over values of static shape.
-// Forward, backward and update stand in one Graph, told apart by phase; each node carries the layer it came
+// Forward, backward and update stand in one Graph, kept apart by phase; each node carries the layer it came
 // from, which is what planners cut by. A Graph holds no tensors and computes nothing.
 //
 // One Graph describes one micro-batch and one step. Nodes of the forward and backward phases run once for

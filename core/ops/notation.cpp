@@ -231,7 +231,7 @@ Notation notation_of(const OpCall& call, std::span<const TensorType> outputs) {
                   written.name, to_string(types[side][i]));
     }
   }
-  // Sizes: as long as a dimension tells another letter's.
+  // Sizes: as long as a dimension fixes another letter's.
   const auto each_dim = [&](const auto& visit) {
     for (int side = 0; side < 2; ++side) {
       auto& operands = side == 0 ? notation.inputs : notation.outputs;

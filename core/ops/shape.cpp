@@ -231,7 +231,7 @@ std::string dims_of(const Shape& shape, std::optional<size_t> dim = std::nullopt
   return "[" + text + "]";
 }
 
-// The coarsest factors of which the dimensions of both shapes are products, by their ends: where the elements
+// The coarsest factors whose products are the dimensions of both shapes, by their ends: where the elements
 // that lie further in are as many in both. Dimensions between two common ends that do not divide each other
 // have none.
 std::string notation_of_reshape(const OpCall& call, std::span<const TensorType> outputs) {
@@ -256,7 +256,7 @@ std::string notation_of_reshape(const OpCall& call, std::span<const TensorType> 
       group[side].push_back(size);
       product[side] *= size;
     } while (product[0] != product[1]);
-    // Its factors: cut at every end of either side, each of which has to divide the next.
+    // Its factors: cut at every end of either side, and each end has to divide the next.
     std::vector<int64_t> ends{1};
     for (const auto& sizes : group) {
       int64_t end = 1;

@@ -17,7 +17,7 @@ bool has_summands(const ShardingInstance& instance, const OpCall& call, std::spa
   return true;
 }
 
-// Whether each dimension that the letters run along can be cut; a share of all the units tells.
+// Whether each dimension that the letters run along can be cut; a share of all the units shows it.
 bool can_be_cut(const std::vector<OperandNotation>& operands, std::span<const TensorType> types,
                 const Notation& notation, const ShardingInstance& instance) {
   for (size_t i = 0; i < operands.size(); ++i)

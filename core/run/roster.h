@@ -156,7 +156,7 @@ class RosterMachine {
     int64_t created = 0;
     std::optional<Time> missing;  // since then, and its member may live; no id: it was never seen
   };
-  using Edge = std::pair<std::string, std::string>;  // who does not reach whom
+  using Edge = std::pair<std::string, std::string>;  // {a, b}: a does not reach b
 
   void note(const Event& event, Time now);
   void adopt(const RosterSeen& seen, Time now);

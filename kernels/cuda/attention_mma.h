@@ -144,8 +144,8 @@ __device__ inline void accumulate(float (&sums)[M][kHead / 8][4], const float (&
 }
 
 // Write sums [16 M, kHead] of a warp, row i times factors[i / 16][i % 16 / 8] of the lanes that hold it, to
-// the addresses target(i), where those are not null; through rows [first, first + 16 M) of a tile that nobody
-// else uses.
+// the addresses target(i), where those are not null; through rows [first, first + 16 M) of a tile that no
+// other warp uses.
 template <typename T, int kHead, int kRows, int M, typename Target>
 __device__ inline void write_rows(std::byte* tile, int first, const float (&sums)[M][kHead / 8][4],
                                   const float (&factors)[M][2], int head, const Target& target) {

@@ -16,8 +16,8 @@ from runs import last_json, output, say, step_seconds
 
 HETRUN = pathlib.Path(sys.argv[1]).resolve()
 TRIALS = int(sys.argv[sys.argv.index('--trials') + 1]) if '--trials' in sys.argv else None
-# All rates below are divided by that, and latencies multiplied: the same plans, run slower, so that ranks, of which there are
-# more than processors, seldom wait for one, which no model of a cluster has.
+# Rates below are divided by this and latencies multiplied by it: the same plans, run slower, so that the ranks, more than
+# there are processors, seldom wait for a processor; no model of a cluster has such waits.
 SLOWER = float(sys.argv[sys.argv.index('--slower') + 1]) if '--slower' in sys.argv else 3.0
 ONLY = sys.argv[sys.argv.index('--only') + 1].split('|') if '--only' in sys.argv else ['']
 POLICIES = ('megatron', 'whale', 'autohet', 'auto')

@@ -22,11 +22,11 @@ def main():
     lines = [line for line in done.stdout.splitlines() if line.startswith('{')]
     if not lines:
         sys.exit(done.stdout[-2000:])
-    told = json.loads(lines[-1])
-    say(f'{told["executed"]} of {told["rules"]} rules of {told["operators"]} operators executed')
-    for device in told['devices']:
+    reply = json.loads(lines[-1])
+    say(f'{reply["executed"]} of {reply["rules"]} rules of {reply["operators"]} operators executed')
+    for device in reply['devices']:
         say(f'{device["name"]} in {device["dtype"]}: {device["trials"]} trials, worst error {device["worst_error"]:.1e}')
-    say(f'without rules: {", ".join(told["without_rules"])}')
+    say(f'without rules: {", ".join(reply["without_rules"])}')
     print(lines[-1])
     return 1 if done.returncode else 0
 

@@ -51,7 +51,7 @@ def main():
         with tarfile.open(archive) as packed:
             packed.extractall(bare / 'opt')
         if inside(bare, '/lib64/ld-linux-x86-64.so.2 --version').returncode != 0:
-            print('skipped: this machine lets nobody change the root')
+            print('skipped: this machine does not allow chroot')
             return SKIPPED
         home = '/opt/hetrun-test-x86_64'
         done = inside(bare, f'{home}/bin/hetrun --json --quiet {home}/recipes/mlp.lua --steps=200')

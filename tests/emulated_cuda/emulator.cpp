@@ -50,7 +50,7 @@ constexpr size_t kStackBytes = 128 << 10;
 
 enum class State : uint8_t { ready, at_block_barrier, at_warp_barrier, ended };
 
-// The address sanitizer is told of every change of stacks: of the one left, and of the one entered.
+// Reports every change of stacks to the address sanitizer: the stack left and the stack entered.
 #if defined(__SANITIZE_ADDRESS__)
 struct Stack {
   void* hidden = nullptr;  // what the sanitizer keeps for a stack that is left
@@ -73,7 +73,7 @@ void leave_for(Stack*, const Stack&) {}
 void enter(Stack&, Stack*) {}
 #endif
 
-// Hands out stacks, and tells which one it was.
+// Allocates from the pool, and keeps which stack it was.
 struct Stacks {
   context::pooled_fixedsize_stack& pool;
   Stack& given;

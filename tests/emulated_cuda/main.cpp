@@ -4,7 +4,7 @@
 
 namespace {
 
-// What `hetrun doctor` could be told by CUDA: two GPUs, one of them too old, and a library that is missing.
+// What CUDA could report to `hetrun doctor`: two GPUs, one of them too old, and a library that is missing.
 het::Json report() {
   using het::Json;
   const Json::object_t emulated{{"name", "emulated GPU"},   {"capability", "9.0"},

@@ -312,7 +312,7 @@ void finish_abort(Comm* comm) {
         if (busy().launches[device] == 0) break;
       }
       if (Clock::now() - since > std::chrono::seconds(20))
-        misused("an abort waits for operations of other communicators that nobody aborts");
+        misused("an abort waits for operations of other communicators that no rank aborts");
       std::this_thread::sleep_for(milliseconds(1));
     }
   }

@@ -1,2 +1,2 @@
--- A mistake in a module of the recipe's own is told as it is, not as a module that is missing.
+-- A mistake in a module of the recipe's own is reported as it is, not as a missing module.
 require "broken_module"

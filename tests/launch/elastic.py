@@ -280,7 +280,7 @@ class Elastic(unittest.TestCase):
         return out, err
 
     def test_a_rank_is_killed_at_any_instruction(self):
-        # Replicas with the optimizer's state on each; two pipelines of stages, the second of which is lost.
+        # Replicas with the optimizer's state on each; two pipelines of stages; the second is lost.
         self.steps = 6
         right = {'replicas': self.undisturbed('--every=2')}
         draw = random.Random(18)

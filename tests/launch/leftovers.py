@@ -1,4 +1,4 @@
-"""What runs leave behind: processes, the ports at which they listen, files in /dev/shm that nobody has any more.
+"""What runs leave behind: processes, the ports at which they listen, files in /dev/shm that no process has open.
 
 Whoever imports this marks its environment, and so all that it starts and what that starts.
 """
@@ -70,7 +70,7 @@ def abandoned(files):
 
 
 class Watch:
-    """Begun before runs; found() tells afterwards what is left of them, a sentence each."""
+    """Begun before runs; found() returns what is left of them afterwards, a sentence each."""
 
     def __init__(self):
         self.processes, self.files = processes(), shared_memory()

@@ -1,4 +1,4 @@
--- A small GPT with dropout; with --spread over five ranks in two unequal pipelines, one stage of which recomputes; with
+-- A small GPT with dropout; with --spread over five ranks in two unequal pipelines, one stage recomputing; with
 -- --tensor over six, each layer on two of them; with --mixed over six whose stages share their layers differently.
 local het = require "het"
 local nn, optim, data = het.nn, het.optim, het.data

@@ -421,12 +421,12 @@ return het.train {
         self.assertEqual(recipe.count(head), 1)
         (self.folder / 'nccl.lua').write_text(recipe.replace(head, head + """
     print("NCCL takes", os.getenv "NCCL_SOCKET_IFNAME", os.getenv "NCCL_SOCKET_FAMILY")"""))
-        for words, variables, told in ((['--interface=lo'], {}, '=lo\tAF_INET'), ([], {}, 'nil\tnil'),
+        for words, variables, expected in ((['--interface=lo'], {}, '=lo\tAF_INET'), ([], {}, 'nil\tnil'),
                                        (['--interface=lo'], {'NCCL_SOCKET_IFNAME': 'eth7'}, 'eth7\tnil')):
             for rank in self.by_hand(2, '--steps=1', '--trust', *words, recipe='nccl.lua', **variables, **self.at_rank_0()):
                 out, err = rank.communicate(timeout=120)
                 self.assertEqual(rank.returncode, 0, out + err)
-                self.assertIn(f'NCCL takes\t{told}\n', out)
+                self.assertIn(f'NCCL takes\t{expected}\n', out)
 
     def test_each_rank_reads_of_a_saved_run_what_it_holds(self):
         self.hetrun('lopsided.lua', '--save=first', '--stop=7', code=2)
@@ -554,20 +554,20 @@ if opt.spread then"""
         step = max(e['ts'] + e['dur'] for e in events if e['ph'] == 'X') / 1e3
         self.assertAlmostEqual(step, float(re.search(r'one step, ([0-9.]+) ms:', err)[1]), delta=0.0051)
         self.assertEqual(min(e['ts'] for e in events if 'ts' in e), 0)
-        told = {int(line[0]): line for line in self.LINE.findall(err)}
-        self.assertEqual(sorted(told), [0, 1, 2], err)
+        lines = {int(line[0]): line for line in self.LINE.findall(err)}
+        self.assertEqual(sorted(lines), [0, 1, 2], err)
         for rank in range(3):
             spans = self.spans_of(events, rank)
             for one, next_one in zip(spans, spans[1:]):
                 self.assertLessEqual(one['ts'] + one['dur'], next_one['ts'] + 0.01, f'{one} {next_one}')
             self.assertLessEqual({'forward', 'backward', 'update', 'wait'}, {span['cat'] for span in spans})
             computed, before, bubbles, waited = self.sums_of(spans)
-            for total, words in ((computed, told[rank][1]), (before, told[rank][2]), (bubbles, told[rank][3]),
-                                 (waited, told[rank][5])):
+            for total, words in ((computed, lines[rank][1]), (before, lines[rank][2]), (bubbles, lines[rank][3]),
+                                 (waited, lines[rank][5])):
                 self.assertAlmostEqual(total, float(words), delta=0.0051)
             self.assertLess(0, before)
             self.assertLess(before, computed)
-            for part, words in ((bubbles, told[rank][4]), (waited, told[rank][6])):
+            for part, words in ((bubbles, lines[rank][4]), (waited, lines[rank][6])):
                 self.assertAlmostEqual(100 * part / step, float(words), delta=0.501)
             for span in spans:
                 self.assertEqual(span['cat'] == 'bubble', span['name'].startswith('bubble: '), span)
@@ -578,7 +578,7 @@ if opt.spread then"""
             self.assertEqual(sent, results['ranks'][rank]['sent_bytes'])
         slowest = re.search(r'  (rank (\d)) \((\S+)\) computed longest', err)
         self.assertEqual(f'{slowest[1]}, {slowest[3]}', names[int(slowest[2])])
-        self.assertEqual(float(told[int(slowest[2])][1]), max(float(line[1]) for line in told.values()))
+        self.assertEqual(float(lines[int(slowest[2])][1]), max(float(line[1]) for line in lines.values()))
         begun = [(e['cat'], e['id']) for e in events if e['ph'] == 'b']
         self.assertEqual(len(begun), len(set(begun)))
 
@@ -791,7 +791,7 @@ class Leftovers(unittest.TestCase):
         try:
             process.stdout.readline()
             self.assertEqual([words.split()[0] for words in watch.found(patience=0)], ['process', 'somebody'])
-            os.close(number)   # nobody has the file any more
+            os.close(number)   # no process has the file open any more
             found = watch.found(patience=0)
             self.assertEqual(found[0], f'{file} is left')
             self.assertIn(f'process {process.pid}: ', found[1])
@@ -806,18 +806,18 @@ class Leftovers(unittest.TestCase):
 class Interrupts(Case):
     def test_sigterm_has_all_ranks_save_and_leave_whoever_is_told(self):
         metrics = self.folder / 'metrics.jsonl'
-        for told in ('the launcher', 'a rank', 'all'):
+        for target in ('the launcher', 'a rank', 'all'):
             metrics.unlink(missing_ok=True)
-            folder = told.replace(' ', '_')
+            folder = target.replace(' ', '_')
             process = self.start('--workers', RANKS, 'lopsided.lua', '--spread', '--steps=100000', f'--save={folder}',
                                  f'--metrics={metrics}')
             children = self.wait_for_ranks(process, RANKS)
             self.until(lambda: metrics.exists() and metrics.stat().st_size > 0, 'no step was reported')
             for pid in {'the launcher': [process.pid], 'a rank': [children[3]],
-                        'all': [process.pid, *children.values()]}[told]:
+                        'all': [process.pid, *children.values()]}[target]:
                 os.kill(pid, signal.SIGTERM)
             _, err = process.communicate(timeout=120)
-            self.assertEqual(process.returncode, 130, f'{told}\n{err}')
+            self.assertEqual(process.returncode, 130, f'{target}\n{err}')
             self.assertIn(f'in {folder}', err)
             self.assertNotIn('hetrun:', err.replace('hetrun: SIGTERM: ending at the next safe point', ''))
             self.assert_gone(children.values())
@@ -858,7 +858,7 @@ class Deaths(Case):
         return waited or 'between two waits'
 
     def trials(self, count, words, die):
-        """Runs of which a rank dies at some moment; how many died in which phase."""
+        """Runs that lose a rank at some moment; how many died in which phase."""
         seed = int(os.environ.get('HETRUN_KILL_SEED', '1'))
         chance = random.Random(seed)
         phases, exact = {}, 0

@@ -47,7 +47,7 @@ def main(root):
     else:
         missing.append('luacheck')
     if wrong:
-        print('./dev format and ./dev lint tell more')
+        print('./dev format and ./dev lint show details')
     elif missing:
         print('not installed:', ', '.join(missing))
     return 1 if wrong else 77 if missing else 0

@@ -1,4 +1,4 @@
-"""The rules of which folder may include which, and of which file may see which third-party header.
+"""The rules for includes between folders, and for the files that may include third-party headers.
 
 usage: includes.py ROOT
 Prints each include that breaks a rule; exit code 1 when there is one.

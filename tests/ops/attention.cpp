@@ -62,7 +62,7 @@ std::vector<Case> attention_cases() {
                     OperandCase{Kind::i32, {1}}.of({1})},
                    {},
                    kProducts});
-  // Keys enough to be read in parts, of which the last lie beyond the position; and queries enough for
+  // Enough keys to be read in parts, the last ones beyond the position; and enough queries for
   // several tiles.
   for (const int64_t position : {0, 300, 700})
     cases.push_back({"attention_cached",

@@ -139,7 +139,7 @@ struct Launch {
   std::vector<Layout> input_layouts, output_layouts;
   std::vector<std::byte*> inputs, outputs;
 
-  // `address` tells where the first element of a tensor is for the kernel.
+  // `address` is where the first element of a tensor is for the kernel.
   template <typename Address>
   Launch(const std::vector<Placed>& in, const std::vector<Placed>& out, const Address& address) {
     for (const Placed& placed : in) {

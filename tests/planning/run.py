@@ -161,7 +161,7 @@ class Replans(Case):
         self.spot('a')
         moved = self.plan('--old=small.lua', '--near=100%')['report']['moved']   # a recipe's own plan
         self.assertEqual((moved['bytes'], moved['unavailable_bytes'], moved['near']), (0, 0, 1))
-        # Without b and a:1 nobody holds the last layers.
+        # Without b and a:1 no device holds the last layers.
         self.spot('a', devices=1)
         answer = self.plan('--old=small.lua')
         moved = answer['report']['moved']
@@ -253,8 +253,8 @@ class Replans(Case):
 
     def test_what_cannot_be(self):
         self.spot('a')
-        told = self.refused('plan', 'small.lua', '--cluster=cluster.lua', '--old=cluster.lua')
-        self.assertIn('cluster.lua holds no plan', told)
+        reply = self.refused('plan', 'small.lua', '--cluster=cluster.lua', '--old=cluster.lua')
+        self.assertIn('cluster.lua holds no plan', reply)
         self.assertIn('--near=much is no share', self.refused('plan', 'small.lua', '--near=much'))
         self.assertIn('--fallbacks=none', self.refused('plan', 'small.lua', '--fallbacks=none'))
         (self.folder / 'old.lua').write_text('het.plan { het.pipeline { het.stage { "a:0", layers = 3 } } }')
@@ -293,13 +293,13 @@ class Simulations(Case):
                       'stages divide layers differently: gradients are exchanged in up to 3 pieces a layer'):
             self.assertRegex(out, words)
         self.assertIn(plan, out)
-        told = self.json_of('simulate', 'small.lua', '--cluster=cluster.lua')
-        (self.folder / 'plan.lua').write_text(told['lua'])
+        reply = self.json_of('simulate', 'small.lua', '--cluster=cluster.lua')
+        (self.folder / 'plan.lua').write_text(reply['lua'])
         self.recipe('nil')
         again = self.json_of('simulate', 'small.lua', '--plan=plan.lua', '--cluster=cluster.lua')
-        self.assertEqual(again['report'], told['report'])
-        self.assertGreaterEqual(told['report']['gap'], 0)
-        self.assertEqual([device['share'] for device in told['report']['devices']], ['3/4', '1/4', ''])
+        self.assertEqual(again['report'], reply['report'])
+        self.assertGreaterEqual(reply['report']['gap'], 0)
+        self.assertEqual([device['share'] for device in reply['report']['devices']], ['3/4', '1/4', ''])
 
     def test_shares_that_the_heads_do_not_have(self):
         self.recipe('het.plan { microbatch = 2, het.pipeline { microbatches = 4, het.stage { "a:0-1", "t:0-1", '
@@ -455,14 +455,14 @@ class Measured(Case):
             self.assertIn(words, out)
 
     def test_what_is_missing_is_listed_all_at_once(self):
-        told = self.refused('simulate', '--profiles', 'measured/profiles', '--plan=x', '--latency=1 us', 'more',
+        reply = self.refused('simulate', '--profiles', 'measured/profiles', '--plan=x', '--latency=1 us', 'more',
                             '--bandwidth=12 furlongs')
         for words in ('no option --plan', "did you mean 'plans'", '--model-info=FILE is missing',
                       '--plans=DIR is missing', "unexpected argument 'more'", '12 furlongs'):
-            self.assertIn(words, told)
-        told = self.refused('simulate', '--profiles=none', '--model-info=none.json', '--plans=nowhere')
+            self.assertIn(words, reply)
+        reply = self.refused('simulate', '--profiles=none', '--model-info=none.json', '--plans=nowhere')
         for words in ('none: cannot be read as a folder', 'none.json', 'nowhere: cannot be read as a folder'):
-            self.assertIn(words, told)
+            self.assertIn(words, reply)
 
     def test_a_bad_plan_hides_no_other(self):
         (self.plans / 'broken.json').write_text('{"mbs": 1,')
@@ -547,23 +547,23 @@ class Profiles(Case):
         return json.loads((self.folder / name).read_text())
 
     def test_each_kind_is_measured_once_for_each_size_and_degree(self):
-        told = self.profile('--microbatches=1,4', '--tensor=1,2')
-        keys = [(p['kind'], p['tensor'], p['microbatch']) for p in told['points']]
+        reply = self.profile('--microbatches=1,4', '--tensor=1,2')
+        keys = [(p['kind'], p['tensor'], p['microbatch']) for p in reply['points']]
         kinds = ('embedding', 'blocks', 'head')
         self.assertEqual(sorted(keys), sorted((k, t, b) for k in kinds for t in (1, 2) for b in (1, 4)))
-        self.assertEqual((told['measured'], told['reused']), (4, 0))
-        for point in told['points']:
+        self.assertEqual((reply['measured'], reply['reused']), (4, 0))
+        for point in reply['points']:
             self.assertGreater(point['forward'], 0, point)
             self.assertGreater(point['update'], 0, point)
             self.assertGreater(point['weight_bytes'], 0, point)
             self.assertLessEqual(point['recompute'], point['forward'], point)
-        [link] = told['links']
+        [link] = reply['links']
         self.assertGreater(link['bandwidth'], 0)
 
     def test_by_default_the_sizes_and_degrees_that_the_model_admits(self):
-        told = self.profile()
-        self.assertEqual({p['microbatch'] for p in told['points']}, {1, 2, 4, 8})
-        self.assertEqual({p['tensor'] for p in told['points']}, {1, 2, 4})
+        reply = self.profile()
+        self.assertEqual({p['microbatch'] for p in reply['points']}, {1, 2, 4, 8})
+        self.assertEqual({p['tensor'] for p in reply['points']}, {1, 2, 4})
 
     def test_people_get_a_table(self):
         out, _ = self.hetrun('profile', 'small.lua', '--runs=3', '--microbatches=2', '--tensor=1')
@@ -573,13 +573,13 @@ class Profiles(Case):
     def test_what_is_known_is_not_measured_again(self):
         self.profile('--microbatches=2', '--tensor=1')
         before = self.saved()
-        told = self.profile('--microbatches=4,2,2', '--tensor=1')
-        self.assertEqual((told['measured'], told['reused']), (1, 1))
+        reply = self.profile('--microbatches=4,2,2', '--tensor=1')
+        self.assertEqual((reply['measured'], reply['reused']), (1, 1))
         after = self.saved()
         self.assertEqual([p for p in after['points'] if p['microbatch'] == 2], before['points'])
         self.assertEqual(after['links'], before['links'])
-        told = self.profile('--microbatches=2', '--tensor=1', '--again')
-        self.assertEqual((told['measured'], told['reused']), (1, 0))
+        reply = self.profile('--microbatches=2', '--tensor=1', '--again')
+        self.assertEqual((reply['measured'], reply['reused']), (1, 0))
 
     def test_several_types_share_a_file(self):
         self.profile('--microbatches=2', '--tensor=1')
@@ -642,12 +642,12 @@ return het.cluster { bandwidth = "10 Gbit/s", het.node { name = "x", type = "T4"
             words = ('simulate', 'small.lua', '--cluster=cluster.lua', '--profile=cards.json')
             return self.json_of(*words)['report'], self.hetrun(*words)[0]
 
-        told, out = report()
+        reply, out = report()
         self.assertIn('layer times on T4: 8 measured, 0 interpolated, 0 estimated from the data sheet; '
                       'link from the data sheet', out)
         self.assertIn('links between hosts: 0 measured, 1 as the cluster states them', out)
         inside, out = report(xx=1e-7)
-        self.assertGreater(inside['step_seconds'], told['step_seconds'])
+        self.assertGreater(inside['step_seconds'], reply['step_seconds'])
         self.assertIn('; link measured', out)
         between, out = report(xx=1e-7, yx=1e-6)
         self.assertGreater(between['step_seconds'], inside['step_seconds'])
@@ -662,10 +662,10 @@ return het.cluster { bandwidth = "10 Gbit/s", het.node { name = "x", type = "T4"
         self.assertRegex(said, r'layer times on cpu: \d+ measured')
 
     def test_ranks_measure_together(self):
-        told = json.loads(self.hetrun('--workers', 2, 'profile', 'small.lua', '--runs=3', '--microbatches=2', '--json',
+        reply = json.loads(self.hetrun('--workers', 2, 'profile', 'small.lua', '--runs=3', '--microbatches=2', '--json',
                                       '--quiet', '--tensor=1')[0].splitlines()[-1])
-        self.assertEqual({p['type'] for p in told['points']}, {'cpu/2'})
-        [link] = told['links']
+        self.assertEqual({p['type'] for p in reply['points']}, {'cpu/2'})
+        [link] = reply['links']
         self.assertEqual((link['type'], link['from']), ('cpu/2', link['to']))
         again = self.hetrun('--workers', 2, 'profile', 'small.lua', '--microbatches=2', '--tensor=1', '--json', '--quiet')
         self.assertEqual(json.loads(again[0].splitlines()[-1])['reused'], 1)
@@ -705,11 +705,11 @@ return het.cluster { bandwidth = "10 Gbit/s", het.node { name = "x", type = "T4"
         plan = ('plan', 'small.lua', '--profile=small.profile.json')
         wide = (self.folder / 'small.lua').read_text().replace('width = 32', 'width = 64')
         (self.folder / 'wide.lua').write_text(wide)
-        told = self.refused('plan', 'wide.lua', '--profile=small.profile.json')
+        reply = self.refused('plan', 'wide.lua', '--profile=small.profile.json')
         for words in ('small.profile.json cannot be used', 'width 32', 'width 64', 'measure again'):
-            self.assertIn(words, told)
-        told = self.refused('profile', 'wide.lua', '--out=small.profile.json')
-        self.assertIn('small.profile.json is there already', told)
+            self.assertIn(words, reply)
+        reply = self.refused('profile', 'wide.lua', '--out=small.profile.json')
+        self.assertIn('small.profile.json is there already', reply)
         (self.folder / 'other.lua').write_text((self.folder / 'small.lua').read_text().replace('adamw', 'sgd'))
         self.assertIn('with another precision, context or optimizer',
                       self.refused('plan', 'other.lua', '--profile=small.profile.json'))
@@ -730,9 +730,9 @@ return het.cluster { bandwidth = "10 Gbit/s", het.node { name = "x", type = "T4"
         (self.folder / 'small.lua').write_text(wide)
         out, said = self.hetrun('profile', 'small.lua', '--runs=2', '--microbatches=1,1000000', '--tensor=1', '--json')
         self.assertIn('left out: tensor 1, micro-batch 1000000', said)
-        told = json.loads(out.splitlines()[-1])
-        self.assertEqual({p['microbatch'] for p in told['points']}, {1})
-        self.assertEqual(told['skipped'], [{'microbatch': 1000000, 'tensor': 1}])
+        reply = json.loads(out.splitlines()[-1])
+        self.assertEqual({p['microbatch'] for p in reply['points']}, {1})
+        self.assertEqual(reply['skipped'], [{'microbatch': 1000000, 'tensor': 1}])
 
     def test_what_was_measured_before_a_stop_is_kept(self):
         # The second size would take long.
@@ -877,46 +877,46 @@ class Mistakes(Case):
 
     def test_money_needs_prices(self):
         free = CLUSTER.replace(', price = 8', '')
-        for text, told in ((free, 'beside nodes with a price these have none: a; give `price =`'),
+        for text, wanted_words in ((free, 'beside nodes with a price these have none: a; give `price =`'),
                            (free.replace(', price = 1', ''), 'no node has a price; give `price =`')):
             (self.folder / 'cluster.lua').write_text(text)
-            self.assertIn(told, self.refused('plan', 'small.lua', '--cluster=cluster.lua', '--objective=cost'))
+            self.assertIn(wanted_words, self.refused('plan', 'small.lua', '--cluster=cluster.lua', '--objective=cost'))
         self.assertIn('the price of this machine is unknown', self.refused('plan', 'small.lua', '--objective=cost'))
 
     def test_nodes_that_no_plan_can_name_or_count(self):
-        for line, told in (('name = "a", devices = 2000000000', 'devices = 2000000000 is above 1024'),
+        for line, wanted_words in (('name = "a", devices = 2000000000', 'devices = 2000000000 is above 1024'),
                            ('name = "a", count = 2000000000', 'count = 2000000000 is above 100000'),
                            ('name = "a:0"', 'the node name "a:0" cannot stand in a plan')):
-            self.assertIn(told, self.cluster(f'het.cluster {{ het.node {{ type = "T4", {line} }} }}'))
+            self.assertIn(wanted_words, self.cluster(f'het.cluster {{ het.node {{ type = "T4", {line} }} }}'))
 
     def test_a_file_that_is_no_cluster(self):
         self.assertIn('a cluster file ends with `return het.cluster', self.cluster('{}'))
 
     def test_mistakes_of_a_cluster_come_all_at_once(self):
-        told = self.cluster('het.cluster { latencyy = "1 us", het.node { name = "a", type = "A100-80", devices = 0 }, '
+        reply = self.cluster('het.cluster { latencyy = "1 us", het.node { name = "a", type = "A100-80", devices = 0 }, '
                             'het.node { name = "b", type = "T4", bandwidth = "10 furlongs" } }')
         for words in ("latency", "devices", "10 furlongs"):
-            self.assertIn(words, told)
+            self.assertIn(words, reply)
 
-    def told(self, cluster, *lines):
-        """What a cluster on line 2 of its file is told, word for word."""
+    def assert_cluster_refused(self, cluster, *lines):
+        """What a cluster on line 2 of its file is refused with, word for word."""
         self.assertEqual(self.cluster(cluster).removeprefix('hetrun: ').splitlines(), [f'cluster.lua:2: {line}' for line in lines])
 
     def test_wrong_quantities_are_reported_with_their_place_and_what_would_work(self):
-        self.told('het.cluster { bandwidth = -1, latency = "fast", het.node { name = "a", type = "T4", bandwidth = "10 furlongs" } }',
+        self.assert_cluster_refused('het.cluster { bandwidth = -1, latency = "fast", het.node { name = "a", type = "T4", bandwidth = "10 furlongs" } }',
                   'node.bandwidth = "10 furlongs" is not a bandwidth such as "25 GB/s" or "100 Gbit/s"',
                   'cluster.bandwidth = -1 is a number; a text is needed, such as "25 GB/s" or "100 Gbit/s"',
                   'cluster.latency = "fast" is not a time such as "5 us", "1.5 s" or "10 min"')
-        self.told('het.cluster { bandwidth = "0 Gbit/s", het.node { name = "a", type = "T4" }, '
+        self.assert_cluster_refused('het.cluster { bandwidth = "0 Gbit/s", het.node { name = "a", type = "T4" }, '
                   'het.node { name = "b", type = "T4", zone = "x" } }',
                   'cluster.bandwidth = "0 Gbit/s" has to be above 0, such as "25 GB/s" or "100 Gbit/s"')
-        self.told('het.cluster { het.device_type { name = "d", memory = "0 GB", f32 = "-1 TFLOP/s", memory_bandwidth = "9 GB/s" }, '
+        self.assert_cluster_refused('het.cluster { het.device_type { name = "d", memory = "0 GB", f32 = "-1 TFLOP/s", memory_bandwidth = "9 GB/s" }, '
                   'het.node { name = "a", type = "d" } }',
                   'device_type.f32 = "-1 TFLOP/s" is not a rate; write for example 40 GF/s',
                   'device_type.memory = "0 GB" has to be above 0, such as "24 GiB"')
 
     def test_a_mistaken_field_holds_no_other_mistake_back(self):
-        self.told('het.cluster { het.node { name = "a", type = "T5", devices = 0 }, het.node { name = "a", type = 4 }, '
+        self.assert_cluster_refused('het.cluster { het.node { name = "a", type = "T5", devices = 0 }, het.node { name = "a", type = 4 }, '
                   'het.node { name = "b", type = "T4", zone = "x" }, het.link { from = "x", to = "y", bandwidth = "1" } }',
                   'node.devices = 0 is below 1, the least that works',
                   'node.type = 4 is a number; a text is needed',
@@ -929,12 +929,12 @@ class Mistakes(Case):
                   'or bandwidth = to het.cluster for all zones without one')
 
     def test_a_link_that_is_missing(self):
-        self.told('het.cluster { het.node { name = "a", type = "T4", count = 2, zone = "x" }, '
+        self.assert_cluster_refused('het.cluster { het.node { name = "a", type = "T4", count = 2, zone = "x" }, '
                   'het.node { name = "b", type = "T4", zone = "y" }, '
                   'het.link { from = "x", to = "x", bandwidth = "1 GB/s", latency = "5 us" } }',
                   'no link between zones "x" and "y"; add het.link { from = "x", to = "y", ... }, or bandwidth = to '
                   'het.cluster for all zones without one')
-        self.told('het.cluster { het.node { name = "a", type = "T4" }, het.node { name = "b", type = "T4", zone = "y" } }',
+        self.assert_cluster_refused('het.cluster { het.node { name = "a", type = "T4" }, het.node { name = "b", type = "T4", zone = "y" } }',
                   'no link between zones "" and "y" ("": nodes without a zone); add het.link { from = "", to = "y", ... }, '
                   'or bandwidth = to het.cluster for all zones without one')
 
@@ -948,31 +948,31 @@ class Mistakes(Case):
 
     def test_mistakes_of_options_cluster_and_profile_come_at_once(self):
         (self.folder / 'cluster.lua').write_text('local het = require "het"\nreturn het.cluster {}\n')
-        told = self.refused('plan', 'small.lua', '--policy=fst', '--objective=x', '--near=5', '--fallbacks=0',
+        reply = self.refused('plan', 'small.lua', '--policy=fst', '--objective=x', '--near=5', '--fallbacks=0',
                             '--without=schedule', '--old=nowhere.lua', '--cluster=cluster.lua', '--profile=nowhere.json')
         no_node = 'cluster.lua:2: cluster needs at least one het.node { ... }: the machines that a plan may use'
-        self.assertEqual(told.splitlines(), [
+        self.assertEqual(reply.splitlines(), [
             'hetrun: --policy=fst is not one of autohet, megatron, whale, exhaustive, search, auto',
             '--objective=x is not one of time, cost, progress',
             '--near=5 is no share between 0 and 1, such as 2% or 0.02',
             '--fallbacks=0 is not a whole number above 0, such as --fallbacks=2',
             "--without=schedule: there is no extension 'schedule'; did you mean 'schedules'?",
             "there is no file 'nowhere.lua'", no_node, "there is no file 'nowhere.json'"])
-        told = self.refused('simulate', 'small.lua', '--cluster=cluster.lua', '--profile=nowhere.json')
-        self.assertEqual(told.splitlines(), [
+        reply = self.refused('simulate', 'small.lua', '--cluster=cluster.lua', '--profile=nowhere.json')
+        self.assertEqual(reply.splitlines(), [
             f'hetrun: {no_node}', "there is no file 'nowhere.json'",
             'small.lua has no `plan` to simulate; `hetrun plan` finds one, and --plan=FILE takes one'])
         (self.folder / 'cluster.lua').write_text(CLUSTER.replace(', price = 8', ''))
         (self.folder / 'broken.json').write_text('{"profile": 1}')
-        told = self.refused('plan', 'small.lua', '--layer=3', '--cluster=cluster.lua', '--objective=cost', '--profile=broken.json')
-        self.assertEqual(told.splitlines(), [
+        reply = self.refused('plan', 'small.lua', '--layer=3', '--cluster=cluster.lua', '--objective=cost', '--profile=broken.json')
+        self.assertEqual(reply.splitlines(), [
             'hetrun: small.lua:5: this recipe has no option --layer; did you mean --layers?',
             'broken.json is not a profile of format 2; measure again with `hetrun profile`',
             'the objective is cost, and beside nodes with a price these have none: a; give `price =` (of one machine for an hour) '
             'to every node, a small one where it costs nothing'])
         (self.folder / 'cluster.lua').write_text('local het = require "het"\nreturn het.cluster {}\n')
-        told = self.refused('plan', 'small.lua', '--layer=3', '--cluster=cluster.lua', '--policy')
-        self.assertEqual(told.splitlines(), [
+        reply = self.refused('plan', 'small.lua', '--layer=3', '--cluster=cluster.lua', '--policy')
+        self.assertEqual(reply.splitlines(), [
             'hetrun: --policy needs a value, such as --policy=NAME',
             'small.lua:5: this recipe has no option --layer; did you mean --layers?', no_node])
 
@@ -986,8 +986,8 @@ class Mistakes(Case):
                       self.refused('simulate', 'small.lua', '--plan=cluster.lua', '--cluster=cluster.lua'))
         (self.folder / 'plan.lua').write_text('het.plan { tensor = 3, het.pipeline { microbatches = 8, het.stage { "a:0-2" } } }')
         (self.folder / 'cluster.lua').write_text(CLUSTER.replace('devices = 2', 'devices = 3'))
-        told = self.refused('simulate', 'small.lua', '--plan=plan.lua', '--cluster=cluster.lua')
-        self.assertRegex(told, 'cannot be cut among 3 devices')
+        reply = self.refused('simulate', 'small.lua', '--plan=plan.lua', '--cluster=cluster.lua')
+        self.assertRegex(reply, 'cannot be cut among 3 devices')
 
     def test_extensions_that_are_switched_off(self):
         self.assertIn('--without=schedules: the policy megatron has no extensions to switch off; these have: search, auto',
@@ -1014,27 +1014,27 @@ class Mistakes(Case):
         for without, wanted in (('', whole), ('without = { "uneven_microbatches", "schedules" }, ', off)):
             (self.folder / 'small.lua').write_text(
                 recipe.replace('policy = opt.policy', f'policy = "search", {without}cluster = {cluster}'))
-            # The plan is told before ranks are found to be missing.
-            told = self.refused('small.lua', '--auto')
-            self.assertIn(wanted[:wanted.index('\n\nhet.plan')], told)
+            # The plan is printed before ranks are found to be missing.
+            reply = self.refused('small.lua', '--auto')
+            self.assertIn(wanted[:wanted.index('\n\nhet.plan')], reply)
 
     def test_an_unknown_type(self):
         self.assertIn("no device type is called 'A100-81'; did you mean 'A100-80'?",
                       self.cluster('het.cluster { het.node { name = "a", type = "A100-81" } }'))
 
     def test_a_zone_that_no_node_is_in(self):
-        told = self.cluster('het.cluster { het.node { name = "a", type = "T4", zone = "x" }, '
+        reply = self.cluster('het.cluster { het.node { name = "a", type = "T4", zone = "x" }, '
                             'het.link { from = "x", to = "y", bandwidth = "1 GB/s", latency = "5 us" } }')
-        self.assertIn('no node is in zone "y"', told)
+        self.assertIn('no node is in zone "y"', reply)
 
     def test_a_model_that_fits_nowhere(self):
         (self.folder / 'cluster.lua').write_text('''local het = require "het"
 return het.cluster { het.device_type { name = "toy", f32 = "1 TFLOP/s", memory = "600 kB", memory_bandwidth = "10 GB/s" },
   het.node { name = "a", type = "toy", devices = 1 } }
 ''')
-        told = self.refused('plan', 'small.lua', '--cluster=cluster.lua')
+        reply = self.refused('plan', 'small.lua', '--cluster=cluster.lua')
         for words in ('no plan fits', 'lacks', 'what would help'):
-            self.assertIn(words, told)
+            self.assertIn(words, reply)
 
 
 if __name__ == '__main__':

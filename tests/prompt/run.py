@@ -265,16 +265,16 @@ end
 look("", het)
 for _, module in ipairs { "nn", "optim", "data", "op", "plan", "cluster" } do look(module, het[module]) end
 '''
-        told = [line.split() for line in self.hetrun('--trust', lines=lines)[0].splitlines()]
+        reply = [line.split() for line in self.hetrun('--trust', lines=lines)[0].splitlines()]
         modules = {'nn', 'optim', 'data', 'op'}   # which are lists of what is explained
         self.assertLessEqual({'train', 'nn.gpt', 'optim.wsd', 'data.text', 'op.softmax', 'plan.auto', 'cluster.here'},
-                             {name for name, _ in told})
-        self.assertEqual([name for name, how in told if how == 'unexplained' and name not in modules], [])
+                             {name for name, _ in reply})
+        self.assertEqual([name for name, how in reply if how == 'unexplained' and name not in modules], [])
 
     def test_an_operator_says_how_it_is_called(self):
-        told = self.hetrun(lines='?op.softmax\n?op.linear\n')[0]
-        self.assertIn('op.softmax(x, { dim = })', told)
-        self.assertIn('op.linear(x, weight, bias?, { activation = })', told)
+        reply = self.hetrun(lines='?op.softmax\n?op.linear\n')[0]
+        self.assertIn('op.softmax(x, { dim = })', reply)
+        self.assertIn('op.linear(x, weight, bias?, { activation = })', reply)
 
     def test_schedules_take_the_rates_they_say(self):
         """By their formulas, written again."""
@@ -405,21 +405,21 @@ run = het.train { model = nn.gpt { vocab = corpus.vocab, context = 8, width = 8,
 
 class CommandLine(Case):
     def test_kernels_are_measured(self):
-        told = json.loads(self.hetrun('bench', 'kernels', '--json')[0])
-        names = [kernel['name'] for kernel in told['kernels']]
+        reply = json.loads(self.hetrun('bench', 'kernels', '--json')[0])
+        names = [kernel['name'] for kernel in reply['kernels']]
         self.assertEqual(len(names), 10)
         self.assertIn('attention, head 128, 512 tokens, backward', names)
-        for kernel in told['kernels']:
+        for kernel in reply['kernels']:
             self.assertGreater(kernel['share'], 0, kernel)
             self.assertIn('tflops' if 'attention' in kernel['name'] else 'gb_per_s', kernel)
-        self.assertGreater(told['copy_gb_per_s'], 0)
+        self.assertGreater(reply['copy_gb_per_s'], 0)
 
     def test_commands_tell_what_they_do_and_do_nothing(self):
-        for words, told in (('bench', '--precision'), ('bench gpt2-124m', '--precision'), ('bench plans', '--trials'),
+        for words, option in (('bench', '--precision'), ('bench gpt2-124m', '--precision'), ('bench plans', '--trials'),
                             ('doctor', 'hetrun doctor shows'), ('docs', 'hetrun docs FOLDER writes'),
                             ('docs pages', 'hetrun docs FOLDER writes'), ('profile', 'layer'), ('plan', '--cluster'),
                             ('simulate', '--plan'), ('snapshot', 'verify PLACE')):
-            self.assertIn(told, self.hetrun(*words.split(), '--help')[0])
+            self.assertIn(option, self.hetrun(*words.split(), '--help')[0])
         self.assertFalse((self.folder / 'pages').exists())
 
     def test_counts_are_whole_and_bounded(self):

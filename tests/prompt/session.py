@@ -41,7 +41,7 @@ class Session:
             ready, _, _ = select.select([self.terminal], [], [], max(0, until - time.monotonic()))
             try:
                 more = os.read(self.terminal, 4096).decode(errors='replace') if ready else ''
-            except OSError:   # nobody is at the other end
+            except OSError:   # no process is at the other end
                 more = ''
             if not more:
                 raise AssertionError(f'{pattern!r} did not come; what came is {self.seen!r}')

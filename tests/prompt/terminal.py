@@ -105,9 +105,9 @@ class Terminal(unittest.TestCase):
             session.type('print("begun") local x = het.randn(2000, 2000) deep(30)\r')
             session.read_until(r'\nbegun\n')
             session.type(f'{INTERRUPT}{KILL_LINE}print("next", {i})\r')
-            told = session.read_until(fr'(?s).*\nnext\t{i}\n')[0]
-            self.assertNotIn('error in error handling', told)
-            self.assertRegex(told, r'\n(prompt:1: boo|.*interrupted)\n')
+            reply = session.read_until(fr'(?s).*\nnext\t{i}\n')[0]
+            self.assertNotIn('error in error handling', reply)
+            self.assertRegex(reply, r'\n(prompt:1: boo|.*interrupted)\n')
             session.ready()
         self.assertEqual(session.leave(), 0)
 

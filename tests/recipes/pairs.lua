@@ -43,7 +43,7 @@ for i = 1, rows do sorted[i] = i end
 assert(first ~= table.concat(sorted, " "))
 assert(two == order(2 * rows, { batch = 8, microbatch = 2, seed = 1 }))   -- also where a batch reaches over the end
 assert(second == order(rows, { batch = 10, seed = 1, start = rows }))
--- Two ranks, of which the second has the larger share.
+-- Two ranks; the second has the larger share.
 local one = pairs_of(0):sampler { batch = 5, microbatch = 1, count = 2, seed = 1 }
 local other = pairs_of(0):sampler { batch = 5, microbatch = 1, first = 2, count = 3, seed = 1 }
 local together = {}

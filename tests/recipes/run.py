@@ -150,10 +150,10 @@ return het.train { model = het.nn.gpt { vocab = corpus.vocab, context = 32, widt
         self.assertIn('saved after step 50 in runs/mine', done.stderr)
 
     def test_help_shows_every_option_with_its_range(self):
-        told = self.hetrun(ROOT / 'recipes' / 'gpt2_124m.lua', '--help').stdout
-        self.assertRegex(told, r'--context=INTEGER +tokens of a sample \(default: 1024, at least 2, at most 1024\)')
+        reply = self.hetrun(ROOT / 'recipes' / 'gpt2_124m.lua', '--help').stdout
+        self.assertRegex(reply, r'--context=INTEGER +tokens of a sample \(default: 1024, at least 2, at most 1024\)')
         for general in ('--json', '--trace', '--workers', '--rendezvous', '--timeout', '--secret-file'):
-            self.assertIn(general, told)
+            self.assertIn(general, reply)
         self.assertIn('did you mean --sgd=false?', self.hetrun('resume.lua', '--no-sgd', code=2).stderr)
         self.assertIn('did you mean --trace?', self.hetrun(ROOT / 'recipes' / 'mlp.lua', '--trce=x', code=2).stderr)
 
@@ -215,7 +215,7 @@ class Runs(Case):
         self.assertEqual(self.files_of_run('whole'), self.files_of_run())
 
     def test_another_batch_goes_on_with_the_next_sample(self):
-        # At so small a rate the weights stay as they are: a loss tells which samples it is of.
+        # At so small a rate the weights stay as they are: a loss shows which samples it comes from.
         still = ['resume.lua', '--lr=1e-30', '--dropout=0', '--microbatch=2']
         whole = self.losses(*still, '--batch=2', '--save=', '--steps=8')
         self.losses(*still, '--batch=4', '--steps=3')
@@ -317,7 +317,7 @@ class Runs(Case):
             (self.folder / 'shards' / f'part_{i:03}.bin').write_bytes(
                 b''.join(token.to_bytes(2, 'little') for token in ids[first:first + 700]))
         (self.folder / 'shards' / 'README.md').write_text('no tokens')
-        done = self.hetrun('tokens.lua')   # the model has 40 tokens, of which the vocabulary knows 29
+        done = self.hetrun('tokens.lua')   # the model has 40 tokens; the vocabulary knows 29
         written = done.stdout[:-1]
         self.assertEqual(len(written), 104)
         self.assertLessEqual(set(written), set(characters))
@@ -413,8 +413,8 @@ class Runs(Case):
         (self.folder / 'my').mkdir()
         (self.folder / 'my' / 'own.txt').write_text(TEXT)
         (self.folder / 'my' / 'r.lua').write_text('local corpus = require("het").data.text { path = "own.txt" }\n')
-        told = self.hetrun('my/r.lua', code=2).stderr
-        self.assertIn(f"there is no 'own.txt': paths are relative to the current folder, so it is {self.folder.resolve()}/own.txt", told)
+        reply = self.hetrun('my/r.lua', code=2).stderr
+        self.assertIn(f"there is no 'own.txt': paths are relative to the current folder, so it is {self.folder.resolve()}/own.txt", reply)
 
     def test_labels_for_a_column_may_be_a_row_of_numbers(self):
         text = (ROOT / 'recipes' / 'mlp.lua').read_text()
@@ -555,13 +555,13 @@ class Peak(Case):
 
     def test_it_is_measured_before_the_first_step(self):
         words = (ROOT / 'recipes' / 'mlp.lua', '--steps=2')
-        told = 'measuring this machine\'s peak, once\n'
+        notice = 'measuring this machine\'s peak, once\n'
         done = self.hetrun(*words, env=self.environment)
         line = r'(?m)^step 1/2  loss [\d.]+  [\d.]+ \S*\s?samples/s  MFU \d+ %  [\d.]+ [MG]iB  \d+ s left$'
-        self.assertRegex(done.stderr.split(told)[1], line)
+        self.assertRegex(done.stderr.split(notice)[1], line)
         done = self.hetrun(*words, env=self.environment)
         self.assertRegex(done.stderr, line)
-        self.assertNotIn(told, done.stderr)
+        self.assertNotIn(notice, done.stderr)
 
     def test_no_step_does_more_than_the_peak(self):
         self.run_once()

@@ -104,7 +104,7 @@ TEST_CASE("the embedded store listens at no address that was not named", "[clust
                Contains("usage: the store would listen at every"));
   }
   StoreServerOptions options;
-  options.address = "192.0.2.1";  // of nobody: RFC 5737
+  options.address = "192.0.2.1";  // no host has it: RFC 5737
   options.secret = kClusterSecret;
   CHECK(sentence_of([&] { serve_store(options); }) ==
         "usage: this machine does not have the address 192.0.2.1");
@@ -438,14 +438,14 @@ TEST_CASE("serves a store until it is killed", "[.child]") {
   while (true) std::this_thread::sleep_for(kStoreHung);
 }
 
-// The whole server is stopped for longer than a lease lives: nobody could keep it alive, so it has not
+// The whole server is stopped for longer than a lease lives: no member could keep it alive, so it has not
 // lapsed.
 TEST_CASE("leases of an embedded store outlive a pause of its server", "[cluster]") {
   using Clock = std::chrono::steady_clock;
   constexpr milliseconds kTtl{3'000}, kPause{3'500};
   constexpr int kTrials = 5;
-  bool told = false;
-  for (int trial = 0; trial < kTrials && !told; ++trial) {
+  bool conclusive = false;
+  for (int trial = 0; trial < kTrials && !conclusive; ++trial) {
     Endpoint at{"127.0.0.1", 0};
     { const Descriptor listener = listen_at(at); }
     ChildTest child("serves a store until it is killed", {fmt::format("HET_TEST_PORT={}", at.port)});
@@ -457,11 +457,11 @@ TEST_CASE("leases of an embedded store outlive a pause of its server", "[cluster
     const auto gone_on = Clock::now();
     child.go_on();
     const bool there = store->get("k").has_value();
-    told = Clock::now() - gone_on < kTtl / 2;  // else this test was held up itself, and says nothing
-    if (told) CHECK(there);
-    if (told) CHECK_NOTHROW(store->keep_alive(lease.id));
+    conclusive = Clock::now() - gone_on < kTtl / 2;  // else this test was held up itself, and says nothing
+    if (conclusive) CHECK(there);
+    if (conclusive) CHECK_NOTHROW(store->keep_alive(lease.id));
   }
-  CHECK(told);
+  CHECK(conclusive);
 }
 
 TEST_CASE("endpoints are read and written", "[cluster]") {

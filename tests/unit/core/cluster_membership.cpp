@@ -159,7 +159,7 @@ TEST_CASE("members that do not go together are refused by name, on every member"
       MemberInfo odd = member_on("beta", 1);
       JoinOptions odd_options = options_of(3);
       c.change(odd, odd_options);
-      // The last to come meets those that wait already, of whom two agree.
+      // The last to come meets those that wait already; two of them agree.
       std::vector<Outcome> outcomes(2);
       outcomes = join_in_order(*stores, {member_on("alpha", 0), odd}, {options_of(3), odd_options});
       for (const Outcome& outcome : outcomes) CHECK(outcome.error == "usage: " + c.sentence);
@@ -436,7 +436,7 @@ TEST_CASE("a lease that can no longer be kept is lost", "[cluster]") {
 
 namespace {
 
-// A store that can fall silent, of which leases alone are used.
+// A store that can fall silent; only its leases are used.
 class FaintStore final : public Store {
  public:
   std::atomic<bool> silent = false;

@@ -270,9 +270,10 @@ bool one_of_two_lapses(Store& store) {
 
 void leases_lapse(StoreUnderTest& stores) {
   constexpr int kTrials = 5;
-  bool told = false;
-  for (int trial = 0; trial < kTrials && !told; ++trial) told = one_of_two_lapses(*stores.connect());
-  CHECK(told);
+  bool conclusive = false;
+  for (int trial = 0; trial < kTrials && !conclusive; ++trial)
+    conclusive = one_of_two_lapses(*stores.connect());
+  CHECK(conclusive);
 }
 
 // Another process holds a lease and keeps it alive until it is killed.

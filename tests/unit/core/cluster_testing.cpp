@@ -42,7 +42,7 @@ class EtcdUnderTest final : public StoreUnderTest {
   EtcdMembers members_{1};
 };
 
-// Ports that were free a moment ago: etcd must be told them before it begins.
+// Ports that were free a moment ago: etcd needs them before it starts.
 std::vector<int> free_ports(int count) {
   std::vector<Descriptor> listeners;
   std::vector<int> ports;

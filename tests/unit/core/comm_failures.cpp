@@ -51,7 +51,7 @@ void try_absent(const FabricMaker& maker) {
     INFO(text);
     CHECK(has(text, "s for all_reduce of 'wte.gradient' in group 'dp0': rank 2 ("));
     CHECK(has(text, ") has not arrived"));
-    CHECK(!has(text, "rank 0 (") != !has(text, "rank 1 ("));  // it names itself and nobody else but rank 2
+    CHECK(!has(text, "rank 0 (") != !has(text, "rank 1 ("));  // it names itself and rank 2 alone
   }
   CHECK(errors[2] == "");
   for (const int rank : {0, 1}) {

@@ -322,10 +322,10 @@ TEST_CASE("expressions on a mesh give what one device gives", "[mesh]") {
       all.gradients += outcomes[0].gradients;
       all.moves += outcomes[0].moves;
     }
-    const std::string told =
+    const std::string summary =
         fmt::format("{}: {} expressions, {} gradients, {} collectives; worst error {:.2g}", name_of(dtype),
                     all.expressions, all.gradients, all.moves, all.worst);
-    WARN(told);
+    WARN(summary);
     CHECK(all.expressions == 250);
     CHECK(all.gradients > 100);
     CHECK(all.moves > 200);
@@ -383,7 +383,7 @@ TEST_CASE("an operand that counts once goes to the rank on which it counts", "[m
       if (model >= 0) placements[1] = sharded_by(whole.shape(), model, {1, 1});
       return redistribute(replicated(mesh, whole), placements);
     };
-    // The collectives of a linear with this bias, of which the rows are cut by data, the features by model.
+    // The collectives of a linear with this bias, rows cut by data, features by model.
     const auto moves = [&](const DistributedTensor& bias) {
       std::vector<MeshStep> steps;
       const auto y =
@@ -472,7 +472,7 @@ TEST_CASE("groups with a pacer of their own leave others of the fabric alone", "
 
 TEST_CASE("ranks that are about to do different things all get an error", "[mesh]") {
   constexpr int kRanks = 3;
-  std::vector<std::string> told(kRanks), ends(kRanks);
+  std::vector<std::string> reports(kRanks), ends(kRanks);
   const auto errors = on_ranks(testing::loopback_maker(), kRanks, Timeouts{}, [&](Fabric& fabric) {
     const auto rank = static_cast<size_t>(fabric.rank());
     const auto world = fabric.group("world", testing::all_ranks(kRanks));
@@ -481,9 +481,9 @@ TEST_CASE("ranks that are about to do different things all get an error", "[mesh
     const auto attempt = [&](const std::string& what, const std::string& detail) {
       try {
         agreement.on(what, detail);
-        told[rank] += "agreed|";
+        reports[rank] += "agreed|";
       } catch (const Error& error) {
-        told[rank] += error.sentence() + "|";
+        reports[rank] += error.sentence() + "|";
       }
     };
     attempt("add", "by rows");
@@ -503,7 +503,7 @@ TEST_CASE("ranks that are about to do different things all get an error", "[mesh
                          "ranks do different things: rank 0 is at add (by rows), rank 2 at add (by columns)" +
                          same + "interrupted|";
     if (rank != 0) wanted += "ranks do different things: rank 0 is at the end, rank 1 at sum" + same;
-    CHECK(told[rank] == wanted);
+    CHECK(reports[rank] == wanted);
     CHECK(ends[rank] == "rank 0|rank 1|rank 2|");
   }
 }

@@ -102,7 +102,7 @@ TEST_CASE("live buffers never share memory, dead ones do") {
   CHECK(program.arena_bytes < sum);
 }
 
-// y = exp(x), gathered from two ranks into z, of which half goes to the output. Sound.
+// y = exp(x), gathered from two ranks into z; half of it goes to the output. Sound.
 Program gathering() {
   Program program;
   program.scopes = {""};

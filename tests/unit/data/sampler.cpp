@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t kTokens = 1000;
 
-// Token i is i, so that a window tells where it stands.
+// Token i is i, so a window shows its position.
 std::shared_ptr<const Corpus> counting(double holdout = 0.1, int64_t tokens = kTokens) {
   std::vector<int32_t> ids(static_cast<size_t>(tokens));
   std::iota(ids.begin(), ids.end(), 0);

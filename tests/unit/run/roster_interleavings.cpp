@@ -1,7 +1,7 @@
 // The protocol of rosters (core/run/roster.h) in every order of events, to a depth: three members in an open
-// generation, of which one crashes, an answer of the store is lost and a fourth comes. Members are told in
-// turn what the store and their connections say; time goes on whenever a member waits for it. Two orders that
-// tell each member the same things at the same times lead to the same state, which is looked at once.
+// generation; one crashes, an answer of the store is lost and a fourth comes. Members receive the events of
+// the store and of their connections in turn; time goes on whenever a member waits for it. Two orders that
+// give each member the same events at the same times lead to the same state, which is examined once.
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <cstdlib>
@@ -55,7 +55,7 @@ struct Process {
   int64_t formed = 0, opened = 0, aborted = 0;
   std::deque<Event> store;  // what the store has to tell it, in order
   std::set<Time> wakes;
-  uint64_t told = 0;  // of all that it was told, and when
+  uint64_t events = 0;  // hash of all that it received, and when
 };
 
 // All there is, to be copied at each branch.
@@ -209,8 +209,8 @@ class Interleavings {
 
   static void feed(World& world, size_t p, const Event& event, bool loses_answer) {
     Process& process = world.processes[p];
-    process.told =
-        mixed(mixed(process.told, text_of(event)), static_cast<uint64_t>((world.now - Time{}).count()));
+    process.events =
+        mixed(mixed(process.events, text_of(event)), static_cast<uint64_t>((world.now - Time{}).count()));
     for (const RosterMachine::Action& action : process.machine.on(event, world.now))
       act(world, p, action, loses_answer);
   }
@@ -292,7 +292,7 @@ class Interleavings {
     uint64_t hash = mixed(static_cast<uint64_t>((world.now - Time{}).count()),
                           static_cast<uint64_t>(world.crashes * 16 + world.lost_answers * 4 + world.joiners));
     for (const Process& process : world.processes) {
-      hash = mixed(mixed(hash, process.told), process.alive ? 1 : 2);
+      hash = mixed(mixed(hash, process.events), process.alive ? 1 : 2);
       for (const Event& event : process.store) hash = mixed(hash, text_of(event));
     }
     uint64_t traffic = 0;  // in no order

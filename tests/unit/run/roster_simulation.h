@@ -84,7 +84,8 @@ class Simulation {
     MemberRecord record;
     bool alive = true, evicted = false, gave_up = false;
     int64_t formed = 0, opened = 0, aborted = 0;
-    // What the watch has to tell, in order, and of which watch it is. A watch that broke tells nothing more.
+    // Events that the watch has yet to deliver, in order, each with its watch. A broken watch delivers no
+    // more.
     std::deque<std::pair<int64_t, RosterMachine::Event>> inbox;
     int64_t watch = 0;
     bool watches = true, puts = false;  // a put is under way
@@ -403,7 +404,7 @@ class Simulation {
   void feed_late(Member& member, RosterMachine::Event event) {
     later(member, draw(0, 6), [this, event](Member& own) { feed(own, event); });
   }
-  // Perhaps before the watch tells what was made.
+  // Perhaps before the watch reports what was made.
   void answer(Member& member, bool made) {
     if (made)
       feed_late(member, RosterMachine::RosterSeen{*roster_, revision_of_roster_});

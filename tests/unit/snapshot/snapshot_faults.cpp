@@ -67,7 +67,7 @@ TEST_CASE("a writer that is killed at any system call leaves the previous snapsh
   CHECK(news >= 2);  // before the folder is flushed, and whole
 }
 
-TEST_CASE("a writer to whom any system call fails says so and leaves the previous snapshot, or the new one",
+TEST_CASE("a writer whose system call fails reports it and leaves the previous snapshot, or the new one",
           "[snapshot]") {
   if (!can_trace()) {
     WARN("skipped: processes cannot be traced here");
