@@ -15,7 +15,7 @@ namespace het {
 // Host memory, 64-byte aligned, large blocks on huge pages where the system grants them. Owns its bytes.
 class Buffer {
  public:
-  explicit Buffer(int64_t bytes);  // throws Error(environment) when the memory is not to be had
+  explicit Buffer(int64_t bytes);  // throws Error(environment) when the memory is not available
   // Bytes that another object keeps alive through `owner` (a mapped file).
   Buffer(std::byte* data, int64_t bytes, std::shared_ptr<const void> owner);
   ~Buffer();

@@ -179,7 +179,7 @@ class Simulation {
     if (victim.formed > victim.aborted) leave_connections(victim, victim.formed, false);
   }
 
-  // A connection of an open generation breaks, and is not to be had again.
+  // A connection of an open generation breaks, and does not come back.
   void cut() {
     std::vector<Member*> open;
     for (auto& member : members_)
