@@ -435,15 +435,53 @@ int begin_planning(lua_State* L) {
   return Convert<PlanningHandle>::push(L, std::move(planning));
 }
 
+Json json_of(const planner::Cluster& cluster, int node, int host, int device, planner::Precision precision) {
+  const planner::Machine& machine = cluster.nodes[static_cast<size_t>(node)];
+  const planner::DeviceType& type = planner::type_of(cluster, node);
+  return Json::object_t{{"name", planner::device_name(cluster, node, host, device)},
+                        {"host", machine.hosts[static_cast<size_t>(host)]},
+                        {"type", machine.type},
+                        {"zone", machine.zone},
+                        {"memory", type.memory_bytes},
+                        {"flops", type.flops(precision)}};
+}
+
+void require_sound(const std::vector<std::string>& problems) {
+  if (!problems.empty()) fail_usage("this cannot be simulated:\n  {}", fmt::join(problems, "\n  "));
+}
+
+int planning_problem(lua_State* L) {  // graph, {... as request_at}: what het.plan.policy gives to functions
+  const Graph& graph = check_object<GraphHandle>(L, 1)->graph;
+  luaL_checktype(L, 2, LUA_TTABLE);
+  const Request request = request_at(L, graph, 2);
+  require_sound(validate(request));
+  const planner::Model& model = request.model;
+  Json::array_t devices, layers;
+  for (int n = 0; n < static_cast<int>(request.cluster.nodes.size()); ++n)
+    for (int h = 0; h < static_cast<int>(request.cluster.nodes[static_cast<size_t>(n)].hosts.size()); ++h)
+      for (int d = 0; d < request.cluster.nodes[static_cast<size_t>(n)].devices; ++d)
+        devices.push_back(json_of(request.cluster, n, h, d, model.precision));
+  for (size_t i = 0; i < model.layers.size(); ++i) {
+    const planner::LayerKind& kind = model.layer(static_cast<int>(i));
+    layers.push_back(Json::object_t{{"name", graph.layers[i].name},
+                                    {"kind", kind.name},
+                                    {"parameters", kind.parameters},
+                                    {"activation_bytes", kind.activation_bytes},
+                                    {"boundary_bytes", kind.boundary_bytes},
+                                    {"forward_flops", kind.forward_flops}});
+  }
+  push_json(L, Json::object_t{{"devices", std::move(devices)},
+                              {"layers", std::move(layers)},
+                              {"batch", request.batch},
+                              {"precision", std::string(planner::name_of(model.precision))}});
+  return 1;
+}
+
 int wait_for_planning(lua_State* L) {
   Planning& planning = *check_object<PlanningHandle>(L, 1);
   if (!planning.answer.valid()) fail_usage("this planning was waited for before");
   push_json(L, planning.answer.get());
   return 1;
-}
-
-void require_sound(const std::vector<std::string>& problems) {
-  if (!problems.empty()) fail_usage("this cannot be simulated:\n  {}", fmt::join(problems, "\n  "));
 }
 
 int simulate_graph(lua_State* L) {  // graph, {plan, events, ... as request_at}
@@ -565,14 +603,14 @@ bool takes_extensions(std::string policy) { return planner::takes_extensions(pol
 
 void add_planner(lua_State* L) {
   make_class<PlanningHandle>(L, {bind<&wait_for_planning>("wait")});
-  set_functions(
-      L, "native.",
-      {bind<&begin_planning>("plan"), bind<&simulate_graph>("simulate"),
-       bind<&simulate_measured>("simulate_measured"), bind<&cluster_problems>("cluster_problems"),
-       bind<&price_problem>("price_problem"), bind<&known_types>("device_types"), bind<&pace_of>("pace"),
-       bind<&policies>("policies"), bind<&extensions>("extensions"), bind<&bandwidth_text>("show_bandwidth"),
-       bind<&takes_extensions>("takes_extensions"), bind<&bandwidth_from>("parse_bandwidth"),
-       bind<&seconds_from>("parse_seconds"), bind<&rate_from>("parse_rate")});
+  set_functions(L, "native.",
+                {bind<&begin_planning>("plan"), bind<&simulate_graph>("simulate"),
+                 bind<&simulate_measured>("simulate_measured"), bind<&planning_problem>("planning_problem"),
+                 bind<&cluster_problems>("cluster_problems"), bind<&price_problem>("price_problem"),
+                 bind<&known_types>("device_types"), bind<&pace_of>("pace"), bind<&policies>("policies"),
+                 bind<&extensions>("extensions"), bind<&bandwidth_text>("show_bandwidth"),
+                 bind<&takes_extensions>("takes_extensions"), bind<&bandwidth_from>("parse_bandwidth"),
+                 bind<&seconds_from>("parse_seconds"), bind<&rate_from>("parse_rate")});
 }
 
 }  // namespace het::lua

@@ -227,7 +227,7 @@ void RecipeFiles::grant_option(const std::string& name, bool writes) {
 
 void RecipeFiles::add_named(const std::string& file) {
   for (const std::string& word : words_)
-    for (const char* option : {"--cluster=", "--old=", "--plan="})
+    for (const char* option : {"--cluster=", "--old=", "--plan=", "--policy="})
       if (word == option + file) {
         grant(file, false);
         return add_recipe(file);

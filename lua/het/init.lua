@@ -128,6 +128,7 @@ table.sort(lazy)
 function het.load_all()
   for _, name in ipairs(lazy) do local _ = het[name] end
   require "het.model.generate"
+  require "het.plan.policy"
 end
 
 --- A recipe begins: its name and source serve the messages.

@@ -45,6 +45,7 @@ SMALL = {
     'hetrun snapshot verify kept': [],
     'hetrun snapshot copy kept backup': [],
     'hetrun snapshot export backup model': [],
+    'hetrun plan recipes/llama_tiny.lua --cluster=recipes/clusters/mixed.lua --policy=policy.lua': ['--batch=32'],
     'hetrun plan recipes/gpt_text.lua --profile=gpt_text.profile.json': ['--text=shakespeare.txt', *SMALL_GPT],
 }
 # Tests below run these.
@@ -85,6 +86,8 @@ class Case(unittest.TestCase):
         self.folder = pathlib.Path(temporary.name)
         (self.folder / 'recipes').symlink_to(ROOT / 'recipes')
         (self.folder / 'recipe.lua').write_text(RECIPE)
+        page = (ROOT / 'recipes' / 'guide' / 'plan_a_cluster.md').read_text()
+        (self.folder / 'policy.lua').write_text(re.search(r'```lua\n(.*?)```', page, re.DOTALL)[1])
         (self.folder / 'shakespeare.txt').write_text('To be, or not to be: that is the question.\n' * 400)
         self.environment = os.environ | {'HETRUN_SECRET': '0123456789abcdef', 'XDG_CACHE_HOME': str(self.folder)}
 

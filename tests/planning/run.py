@@ -860,6 +860,69 @@ class Pages(Case):
         self.assertNotIn('CONSOLE', done.stderr)
 
 
+class Policies(Case):
+    def policy(self, body):
+        """`hetrun plan` of small.lua on two A100 and two T4, by a policy whose function is `body`, from line 3 on."""
+        (self.folder / 'cluster.lua').write_text('local het = require "het"\nreturn het.cluster { bandwidth = "10 Gbit/s", '
+            'het.node { name = "a", type = "A100-80", devices = 2 }, het.node { name = "b", type = "T4", devices = 2 } }\n')
+        (self.folder / 'policy.lua').write_text(f'local het = require "het"\nreturn function(problem)\n{body}\nend\n')
+        return 'plan', 'small.lua', '--cluster=cluster.lua', '--policy=policy.lua'
+
+    ONE_PIPELINE = """local stages = {}
+          for i, device in ipairs(problem.devices) do
+            stages[i] = het.stage { device.name, layers = i < #problem.devices and 1 or #problem.layers - i + 1 }
+          end
+          local plan = het.plan { tensor = 1, microbatch = 1,
+            het.pipeline { microbatches = problem.batch, unpack(stages) } } """
+
+    def test_a_policy_of_a_file_chooses_the_plan(self):
+        self.recipe('nil')
+        answer = self.json_of(*self.policy(self.ONE_PIPELINE + 'return plan'))
+        stages = answer['plan']['pipelines'][0]['stages']
+        self.assertEqual([stage['devices'] for stage in stages], [['a:0'], ['a:1'], ['b:0'], ['b:1']])
+        self.assertEqual([stage['layers'] for stage in stages[:3]], [1, 1, 1])
+        self.assertEqual(answer['origin'], 'given')
+
+    def test_a_policy_simulates_plans_and_finds_those_of_the_planner(self):
+        self.recipe('nil')
+        found = self.json_of(*self.policy('return (problem:find "megatron")'))
+        wanted = self.json_of('plan', 'small.lua', '--cluster=cluster.lua', '--policy=megatron')
+        self.assertEqual(found['lua'], wanted['lua'])
+        self.assertEqual(found['report']['step_seconds'], wanted['report']['step_seconds'])
+        out, _ = self.hetrun(*self.policy(self.ONE_PIPELINE + """
+          local slow, fast = problem:simulate(plan), problem:simulate(problem:find())
+          print(slow.step_seconds > fast.step_seconds, slow.over_bytes, #slow.devices)
+          print(problem:simulate(het.plan { microbatch = problem.batch, het.pipeline { het.stage { "c:0" } } }))
+          return plan"""))
+        self.assertTrue(out.startswith('true\tnil\t4\nnil\t'), out)
+        self.assertIn('c:0', out.splitlines()[2])
+
+    def test_a_wrong_policy_is_refused_with_its_line(self):
+        self.recipe('nil')
+        for body, words in (('return nil, "too few devices"', 'no plan fits:\n  too few devices'),
+                            ('return nil', 'the policy returned nil'),
+                            ('return 7', 'the policy returned 7; het.plan { ... } is needed'),
+                            ('return het.plan.auto {}', 'het.plan { ... } is needed'),
+                            ('return problem.devcies', "policy.lua:3: a problem has no 'devcies'; did you mean 'devices'?"),
+                            ('return nil + 1', 'policy.lua:3: attempt to perform arithmetic'),
+                            ('return problem:find "megatro"', "did you mean 'megatron'?"),
+                            ('problem:simulate(3)', 'problem:simulate is given 3'),
+                            ('return het.plan { microbatch = 1, het.pipeline { microbatches = problem.batch, '
+                             'het.stage { "a:0", layers = 0 } } }', 'policy.lua:3: stage.layers = 0 is below 1')):
+            self.assertIn(words, self.refused(*self.policy(body)), body)
+        self.assertIn('--fallbacks is for the planner\'s policies', self.refused(*self.policy('return nil'), '--fallbacks=2'))
+        self.assertIn('--without is for the planner\'s policies', self.refused(*self.policy('return nil'), '--without=schedules'))
+        (self.folder / 'policy.lua').write_text('return 7\n')
+        self.assertIn('policy.lua returns 7; a policy file ends with', self.refused('plan', 'small.lua', '--policy=policy.lua'))
+
+    def test_a_policy_of_the_recipe_plans_its_run(self):
+        self.recipe('het.plan.auto { policy = function(problem) ' + self.ONE_PIPELINE + 'return plan end }')
+        plan = 'het.stage { "here:0", layers = 1 }, het.stage { "here:1", layers ='
+        self.assertIn(plan, self.hetrun('--workers', '2', 'small.lua')[1])
+        self.recipe('het.plan.auto { policy = function() return nil, "not today" end, fallbacks = 2 }')
+        self.assertIn('plan.auto.fallbacks are plans of the planner', self.refused('small.lua'))
+
+
 class Mistakes(Case):
     def cluster(self, text):
         (self.folder / 'cluster.lua').write_text(f'local het = require "het"\nreturn {text}\n')

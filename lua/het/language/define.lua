@@ -168,7 +168,7 @@ local function misfit(field, value)
       field.unit and ", such as " .. field.unit.such_as or "", hint and "; " .. hint or "")
   end
   if field.unit then return misread(field.unit, value) end
-  if field.choices then
+  if field.choices and type(value) ~= "function" then
     for _, choice in ipairs(field.choices) do
       if choice == value then return nil end
     end

@@ -11,7 +11,8 @@ local planning = {}
 local options = {
   { "cluster", "FILE", "a Lua file that returns het.cluster { ... } (default: this machine)" },
   { "devices", "N", "of this machine, which share it evenly (default: 1)" },
-  { "policy", "NAME", "autohet, megatron, whale, exhaustive, search or auto (default: auto)", plan = true },
+  { "policy", "NAME", "autohet, megatron, whale, exhaustive, search or auto (default: auto), or a Lua file that "
+    .. "returns a function(problem)", plan = true },
   { "objective", "NAME", "time, cost (money of a step) or progress (with preemptions) (default: time)", plan = true },
   { "without", "LIST", "switch extensions off: " .. table.concat(native.extensions(), ","), plan = true },
   { "profile", "FILE", "measured layer times and links, as `hetrun profile` writes them", path = "read" },
@@ -63,7 +64,9 @@ function planning.without_problems(names, policy)
       problems[#problems + 1] = ("there is no extension '%s'%s"):format(name, suggest.sentence(name, known))
     end
   end
-  if not native.takes_extensions(policy) then
+  if type(policy) == "function" then
+    problems[#problems + 1] = "a policy that is a function has no extensions to switch off"
+  elseif not native.takes_extensions(policy) then
     local policies = {}
     for _, each in ipairs(native.policies()) do
       if native.takes_extensions(each) then policies[#policies + 1] = each end
@@ -176,13 +179,18 @@ local function check_prices(cluster, given)
   if problem then errors.usage("%s", problem) end
 end
 
---- Begin to look for the best plan of a run on a cluster, in a thread beside this one.
+--- Begin to look for the best plan of a run on a cluster, in a thread beside this one; a policy that is a function is
+-- asked at once.
 -- @tparam table given `policy`, `objective`, `without` (names), `profile`, `old` (a plan), `near`, `fallbacks`; and
 -- `html` or `trace` when events are wanted
 -- @treturn function that waits for it and returns what native.plan gives: feasible, problems, text, lua, plan, report,
 -- cluster, events; fallbacks (of each lost, devices, feasible, problems, lua, plan, report) and fallbacks_text
 function planning.begin(run, cluster, given)
   local graph, request = request_of(run, cluster, given)
+  if type(given.policy) == "function" then
+    local answer = require("het.plan.policy").answer(given.policy, graph, request)
+    return function() return answer end
+  end
   local planned = native.plan(graph, request)
   return function() return planned:wait() end
 end
@@ -276,6 +284,17 @@ local function report(answer, given, title)
   end
 end
 
+local function is_file(policy) return policy ~= nil and policy:match "%.lua$" ~= nil end
+
+-- The function that a file of --policy returns.
+local function policy_in(program, path)
+  local value = program.callback(path)
+  if type(value) ~= "function" then
+    errors.usage("%s returns %s; a policy file ends with `return function(problem) ... end`", path, text.value(value))
+  end
+  return value
+end
+
 -- The options of a command, each checked by itself with `try`.
 local function take_options(command, try)
   local given, problems = subcommand.take(options_of(command))
@@ -286,10 +305,19 @@ local function take_options(command, try)
   end
   given.devices = try(count_of, "devices", given.devices)
   if command ~= "plan" then return given end
-  local known = not given.policy or try(check_choice, "policy", given.policy, native.policies())
+  local known = not given.policy or is_file(given.policy)
+    or try(check_choice, "policy", given.policy, native.policies())
   if given.objective then try(check_choice, "objective", given.objective, { "time", "cost", "progress" }) end
   given.near, given.fallbacks = try(share_of, "near", given.near), try(count_of, "fallbacks", given.fallbacks)
-  given.without = try(without_of, given.without, known and given.policy or "auto")
+  if is_file(given.policy) then
+    for _, option in ipairs { "fallbacks", "without" } do
+      if given[option] then
+        try(errors.usage, "--%s is for the planner's policies; --policy=%s is a file", option, given.policy)
+      end
+    end
+  else
+    given.without = try(without_of, given.without, known and given.policy or "auto")
+  end
   return given
 end
 
@@ -322,6 +350,7 @@ local function take(program, command, sentence, words)
     return nil, code
   end
   given.old = try(plan_in, program, given.old, "old")
+  if is_file(given.policy) then given.policy = try(policy_in, program, given.policy) end
   local cluster = given.cluster and try(cluster_in, program, given.cluster)
   try(check_profile, run, given)
   try(check_prices, cluster, given)

@@ -80,7 +80,9 @@ Plan.__tostring = function(self)
   if self.automatic then
     local without = {}
     for i, name in ipairs(self.automatic.without or {}) do without[i] = ("%q"):format(name) end
-    return ("het.plan.auto { policy = %q, objective = %q%s }"):format(self.automatic.policy, self.automatic.objective,
+    local policy = self.automatic.policy
+    return ("het.plan.auto { policy = %s, objective = %q%s }"):format(
+      type(policy) == "function" and "function" or ("%q"):format(policy), self.automatic.objective,
       without[1] and ", without = { " .. table.concat(without, ", ") .. " }" or "")
   end
   local parts = { ("microbatch = %d"):format(self.microbatch or 0) }
@@ -405,7 +407,7 @@ plan.auto = define.constructor {
   sentence = "The best plan that the planner finds for the run when it starts; rank 0 finds it for all ranks.",
   example = 'plan = het.plan.auto { objective = "time" }',
   fields = {
-    { "policy", "string", "who looks for it", default = "auto",
+    { "policy", "string|function", "who looks for it; a function(problem) returns the plan itself", default = "auto",
       choices = { "auto", "autohet", "megatron", "whale", "exhaustive", "search" } },
     { "objective", "string", "what is best", default = "time", choices = { "time", "cost", "progress" } },
     { "cluster", "cluster", "what it may use, device by device a rank (default: this machine, shared by the ranks)" },
@@ -422,6 +424,9 @@ plan.auto = define.constructor {
   check = function(a, report)
     for _, problem in ipairs(a.without and require("het.plan.command").without_problems(a.without, a.policy) or {}) do
       report("without", "plan.auto.without: " .. problem)
+    end
+    if type(a.policy) == "function" and a.fallbacks > 0 then
+      report("fallbacks", "plan.auto.fallbacks are plans of the planner's policies; this policy is a function")
     end
     if a.old and a.old.automatic then
       report("old", "plan.auto.old is what het.plan.auto would find; give the het.plan { ... } that it found")

@@ -94,6 +94,19 @@ function program.value(path)
   return require("het").load_value(path, text, chunk)
 end
 
+--- The function that the Lua file at `path` returns, or what it returns instead. What goes wrong in the function is
+-- reported with lines of that file.
+function program.callback(path)
+  local chunk, text = compile(path)
+  local value = require("het").load_value(path, text, chunk)
+  if type(value) ~= "function" then return value end
+  return function(...)
+    local arguments, results = { ... }, nil
+    require("het").load_value(path, text, function() results = { value(unpack(arguments)) } end)
+    return unpack(results, 1, table.maxn(results))
+  end
+end
+
 --- What the Lua file at `path` returns; a file may also hold nothing but an expression, such as `hetrun plan --lua`
 -- prints.
 function program.expression(path)
