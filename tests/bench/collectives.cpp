@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "core/base/error.h"
+#include "core/base/median.h"
 #include "core/comm/tcp.h"
 #include "core/net/socket.h"
 
@@ -34,11 +35,6 @@ struct Setting {
 
 double seconds_since(CommClock::time_point begin) {
   return std::chrono::duration<double>(CommClock::now() - begin).count();
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
 }
 
 // Blocking TCP connections between all ranks, made before the processes are.

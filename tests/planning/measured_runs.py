@@ -1,0 +1,221 @@
+"""Plans that were run elsewhere, predicted."""
+import json
+import shutil
+import unittest
+
+from case import Case, HERE, MEASURED
+
+
+class Measured(Case):
+    """Plans that were run, beside their prediction. The made-up folder has figures that can be followed by hand:
+    four layers of 30 ms on `fast`, 60 ms on `slow`, 4 MB of gradients each and 2 MB between them."""
+
+    def setUp(self):
+        super().setUp()
+        shutil.copytree(HERE / 'measured', self.folder / 'measured')
+        self.plans = self.folder / 'measured' / 'plans'
+
+    def words(self, *more):
+        return ('simulate', '--profiles', 'measured/profiles', '--model-info', 'measured/model_info.json', '--plans',
+                'measured/plans', '--bandwidth=1 GB/s', *more)
+
+    def answer(self, *more, code=0):
+        out, err = self.hetrun(*self.words(*more), '--json', '--quiet', code=code)
+        answer = json.loads(out.splitlines()[-1])
+        answer['by_name'] = {plan['plan']: plan for plan in answer['plans']}
+        return answer, err
+
+    def edit(self, name, change):
+        path = self.folder / 'measured' / name
+        content = json.loads(path.read_text())
+        change(content)
+        path.write_text(json.dumps(content))
+
+    def copy(self, source, name, change):
+        shutil.copy(self.plans / f'{source}.json', self.plans / f'{name}.json')
+        self.edit(f'plans/{name}.json', change)
+
+    def test_a_single_group_takes_what_its_profile_says(self):
+        plan = self.answer()[0]['by_name']['alone']
+        self.assertAlmostEqual(plan['predicted_seconds'], 4 * 4 * 0.03 + 4 * 0.001)
+        self.assertAlmostEqual(plan['bound_seconds'], 4 * 4 * 0.03)
+        self.assertAlmostEqual(plan['error'], plan['predicted_seconds'] / 0.5 - 1)
+        # 24 bytes a parameter, activations, the gradient of one output, 2 GB of the framework
+        self.assertAlmostEqual(plan['predicted_memory_bytes'], 24 * 4e6 + 4 * 10e6 + 2e6 + 2e9)
+        self.assertAlmostEqual(plan['memory_error'], plan['predicted_memory_bytes'] / 2.2e9 - 1)
+        self.assertFalse(plan['contradicts'] or plan['interpolated'] or plan['notes'] or plan['problems'])
+
+    def test_transfers_hold_up_both_stages(self):
+        plan = self.answer()[0]['by_name']['two_stages']
+        self.assertAlmostEqual(plan['predicted_seconds'], 3 * (2 * 0.03 + 2 * 0.002) + 2 * 0.001)
+        self.assertEqual([stage['in_flight'] for stage in plan['stages']], [2, 1])
+        self.assertIsNone(plan['measured_memory_bytes'])
+
+    def test_replicas_of_two_types_wait_for_the_slower(self):
+        plan = self.answer()[0]['by_name']['replicas_of_two_types']
+        self.assertAlmostEqual(plan['predicted_seconds'], 2 * 4 * 0.06 + 4 * 4e6 / 1e9 + 4 * 0.002)
+        self.assertEqual([stage['group'] for stage in plan['stages']], ['fast x 1', 'slow x 1'])
+
+    def test_types_and_degrees_mix_within_a_stage(self):
+        plan = self.answer()[0]['by_name']['stages_of_two_types']
+        # Followed by hand: the slow group runs four micro-batches of 42 + 82 ms and waits 22 ms for its first.
+        self.assertAlmostEqual(plan['pipeline_seconds'], 0.518)
+        self.assertAlmostEqual(plan['predicted_seconds'], 0.518 + 2 * 4e6 / 1e9 + 2 * 0.002)
+        self.assertEqual({(s['stage'], s['group']) for s in plan['stages']},
+                         {(1, 'fast x 2'), (1, 'slow x 1'), (2, 'fast x 1'), (2, 'fast x 2')})
+        memory = {(s['stage'], s['group']): s['predicted_memory_bytes'] for s in plan['stages']}
+        self.assertAlmostEqual(memory[1, 'fast x 2'], 24 * 1e6 + 2 * 2 * 5e6 + 2e6 + 3e9)
+        self.assertAlmostEqual(memory[1, 'slow x 1'], 24 * 2e6 + 2 * 2 * 10e6 + 2e6 + 2e9)
+        self.assertEqual(plan['gpus'], 6)
+
+    def test_a_group_over_two_machines_is_as_slow_as_the_slower_and_its_all_reduces(self):
+        def half_as_long(profile):
+            profile['1']['2'] = {layer: [t / 2 for t in three] for layer, three in profile['1']['1'].items()}
+        self.edit('profiles/toy/slow.json', half_as_long)
+        self.copy('alone', 'spread', lambda plan: plan['pipeline_list'][0].update(
+            tmp_per_stage=[[[[['fast', 1, 'z'], ['slow', 1, 'z']], 2]]]))
+        plan = self.answer()[0]['by_name']['spread']
+        self.assertAlmostEqual(plan['predicted_seconds'], 4 * (4 * 0.03 + 10 * 2e6 / 1e9) + 4 * 0.001)
+        self.assertIn('over 2 machines', plan['notes'][0])
+
+    def test_machines_are_shared_in_the_order_of_ranks(self):
+        self.copy('two_stages', 'one_machine', lambda plan: plan['pipeline_list'][0].update(
+            tmp_per_stage=[[[[['fast', 2, 'z']], 1]]] * 2))
+        plan = self.answer()[0]['by_name']['one_machine']
+        # Both stages in one machine: PCIe instead of --bandwidth.
+        transfer = 10e-6 + 2e6 / 12e9
+        self.assertAlmostEqual(plan['predicted_seconds'], 3 * (2 * 0.03 + 2 * transfer) + 2 * 0.001)
+
+    def test_only_a_bound_above_the_run_marks_it(self):
+        self.copy('alone', 'at_the_edge', lambda plan: plan.update(real=0.437))  # the bound is 9.8 % above
+        self.copy('alone', 'much_slower', lambda plan: plan.update(real=5))
+        answer = self.answer()[0]
+        for name, plan in answer['by_name'].items():
+            self.assertEqual(plan['contradicts'], name == 'too_quick', name)
+            self.assertEqual(plan['reason'] != '', plan['contradicts'])
+        self.assertGreater(answer['by_name']['at_the_edge']['error'], 0.1)
+        for words in ('120 ms', 'layers 0 to 3 on fast x 1', 'micro-batch 1', '480 ms', '12 % more', '430 ms'):
+            self.assertIn(words, answer['by_name']['too_quick']['reason'])
+        self.assertEqual(answer['summary']['marked'], 1)
+        self.assertEqual(answer['summary']['seconds']['plans'], 6)
+        self.assertEqual(answer['summary']['seconds']['within'], 4)
+        self.assertAlmostEqual(answer['summary']['seconds']['worst'], 0.484 / 5 - 1)
+
+    def test_a_profile_that_contradicts_itself_is_said_to(self):
+        self.edit('profiles/toy/fast.json', lambda profile: profile['2'].update(
+            {'1': {layer: [0.005, 0.01, 0.001] for layer in '0123'}}))
+        self.assertIn('the same profile needs less for micro-batch 2, 60 ms for all layers',
+                      self.answer()[0]['by_name']['too_quick']['reason'])
+
+    def test_an_interpolated_size_is_said_and_never_marks(self):
+        self.copy('alone', 'between', lambda plan: plan.update(mbs=4, gbs=8, real=0.01))
+        plan = self.answer()[0]['by_name']['between']
+        self.assertTrue(plan['interpolated'])
+        self.assertFalse(plan['contradicts'])
+        self.assertIn('micro-batch 4 on fast x 1 is interpolated: its profile has 1, 2', plan['notes'])
+        self.assertAlmostEqual(plan['pipeline_seconds'], 2 * 4 * (0.054 + 2 * 0.024))
+
+    def test_groups_that_differ_only_in_their_machines_are_distinguished(self):
+        self.copy('alone', 'zones', lambda plan: plan.update(mbs=4, gbs=8) or plan['pipeline_list'][0].update(
+            tmp_per_stage=[[[[['fast', 1, 'here-a']], 1], [[['fast', 1, 'there-a']], 1]]]))
+        plan = self.answer()[0]['by_name']['zones']
+        self.assertEqual([stage['group'] for stage in plan['stages']],
+                         ['fast x 1 (1 GPUs in here-a)', 'fast x 1 (1 GPUs in there-a)'])
+        self.assertAlmostEqual(plan['pipeline_seconds'], 4 * (0.054 + 2 * 0.024))
+
+    def test_the_network_is_assumed_aloud(self):
+        words = [word for word in self.words() if not word.startswith('--bandwidth')]
+        out, _ = self.hetrun(*words)
+        self.assertIn('nothing is published of the link between fast and slow: 100 Gbit/s assumed', out)
+
+    def test_the_table(self):
+        out, _ = self.hetrun(*self.words())
+        self.assertRegex(out, r'(?m)^alone +1 +4 x 1 +0.484 s +0.500 s +-3.2 % +2.1 GB +2.2 GB +-2.8 %$')
+        self.assertRegex(out, r'(?m)^too_quick .*\*$')
+        for words in ('The profile contradicts these runs', '* too_quick: the profile has 120 ms',
+                      'seconds: 4 of 4 within 10 %', 'memory of the fullest GPU: 2 of 2 within 15 %'):
+            self.assertIn(words, out)
+
+    def test_what_is_missing_is_listed_all_at_once(self):
+        reply = self.refused('simulate', '--profiles', 'measured/profiles', '--plan=x', '--latency=1 us', 'more',
+                            '--bandwidth=12 furlongs')
+        for words in ('no option --plan', "did you mean 'plans'", '--model-info=FILE is missing',
+                      '--plans=DIR is missing', "unexpected argument 'more'", '12 furlongs'):
+            self.assertIn(words, reply)
+        reply = self.refused('simulate', '--profiles=none', '--model-info=none.json', '--plans=nowhere')
+        for words in ('none: cannot be read as a folder', 'none.json', 'nowhere: cannot be read as a folder'):
+            self.assertIn(words, reply)
+
+    def test_a_bad_plan_hides_no_other(self):
+        (self.plans / 'broken.json').write_text('{"mbs": 1,')
+        (self.plans / 'no_object.json').write_text('[1]')
+        self.copy('alone', 'no_layers', lambda plan: plan['pipeline_list'][0].pop('layers_per_stage'))
+        self.copy('alone', 'no_such_type', lambda plan: plan['pipeline_list'][0].update(
+            tmp_per_stage=[[[[['H100', 1, 'z']], 1], [[['../toy/fast', 1, 'z']], 1]]]))
+        self.copy('alone', 'no_such_degree', lambda plan: plan['pipeline_list'][0].update(
+            tmp_per_stage=[[[[['slow', 4, 'z']], 4]]]))
+        self.copy('alone', 'mistakes', lambda plan: plan.update(mbs=0, gbs='many', real=-1))
+        self.copy('alone', 'gap', lambda plan: plan['pipeline_list'][0].update(layers_per_stage=[[0, 2, 3]]))
+        self.copy('alone', 'too_few_gpus', lambda plan: plan['pipeline_list'][0].update(
+            tmp_per_stage=[[[[['fast', 1, 'z']], 2]]]))
+        self.copy('two_stages', 'uneven', lambda plan: plan['pipeline_list'][0]['tmp_per_stage'][1].append(
+            [[['fast', 1, 'z']], 1]))
+        self.copy('alone', 'small_batch', lambda plan: plan.update(mbs=8, gbs=8) or plan['pipeline_list'][0].update(
+            tmp_per_stage=[plan['pipeline_list'][0]['tmp_per_stage'][0] * 2]))
+        self.copy('alone', 'other_model', lambda plan: plan.update(model='tot'))
+        self.copy('alone', 'many_layers', lambda plan: plan['pipeline_list'][0].update(
+            layers_per_stage=[list(range(9))]))
+        good = {'alone', 'replicas_of_two_types', 'stages_of_two_types', 'too_quick', 'two_stages'}
+        answer, err = self.answer(code=2)
+        for name, plan in answer['by_name'].items():
+            self.assertEqual('predicted_seconds' in plan, name in good, name)
+            self.assertEqual(plan['problems'] == [], name in good, name)
+        for words in ('broken.json', 'no_object.json: is no JSON object',
+                      'no_layers.json: pipeline 1: "layers_per_stage" is missing',
+                      'profiles/toy: no profile of GPU type "H100"; there are fast, slow',
+                      'no profile of GPU type "../toy/fast"',
+                      'model_info.json: toy has no sizes for tensor-parallel degree 4; it has 1, 2',
+                      'the profile of slow has no times for tensor-parallel degree 4; it has 1',
+                      'mistakes.json: mbs is 0; it is a whole number above 0', 'mistakes.json: gbs is "many"',
+                      'mistakes.json: real is -1', 'gap.json: pipeline 1, stage 1: layer 2 where 1 follows',
+                      'too_few_gpus.json: pipeline 1, stage 1, replica 1: a tensor-parallel group of 2 has machines '
+                      'with 1 GPUs',
+                      'uneven.json: pipeline 1, stage 2 has 2 replicas, stage 1 1',
+                      'small_batch.json: a batch of 8 is 1 micro-batches of 8, fewer than its 2 replicas',
+                      'no model "tot"; there are toy', 'many_layers.json: the plan divides 9 layers'):
+            self.assertIn(words, err)
+
+    def test_damaged_profiles_and_sizes_cost_only_what_needs_them(self):
+        (self.folder / 'measured/profiles/toy/slow.json').write_text('{"1": {"1": {"0": [1, 2], "2": [1, 2, 3]}}}')
+        answer, err = self.answer(code=2)
+        self.assertEqual([plan['plan'] for plan in answer['plans'] if plan['problems']],
+                         ['replicas_of_two_types', 'stages_of_two_types'])
+        self.assertIn('slow.json: micro-batch 1, degree 1, layer 0 is not [forward, backward, update]', err)
+        self.assertIn('slow.json: micro-batch 1, degree 1 has 2 entries, but no layer 1', err)
+        self.edit('model_info.json', lambda sizes: sizes['toy']['2'].pop('3'))
+        answer, err = self.answer(code=2)
+        self.assertIn('predicted_seconds', answer['by_name']['alone'])
+        self.assertIn('toy has 3 layers at tensor-parallel degree 2; the plan divides 4', err)
+        (self.folder / 'measured/model_info.json').write_text('nonsense')
+        self.assertIn('model_info.json', self.answer(code=2)[1])
+
+    def test_a_folder_of_one_model_and_several_models_of_one_size(self):
+        self.edit('model_info.json', lambda sizes: sizes.update(twin=sizes['toy']))
+        self.assertEqual(self.answer()[0]['by_name']['alone']['model'], 'toy')  # twin has no profiles
+        shutil.copytree(self.folder / 'measured/profiles/toy', self.folder / 'measured/profiles/twin')
+        self.assertIn('as many as each of toy, twin has; --model says which', self.answer(code=2)[1])
+        self.assertEqual(self.answer('--model=twin')[0]['by_name']['alone']['model'], 'twin')
+        words = [word.replace('measured/profiles', 'measured/profiles/toy') for word in self.words('--model=toy')]
+        answer = json.loads(self.hetrun(*words, '--json', '--quiet')[0].splitlines()[-1])
+        self.assertAlmostEqual(answer['plans'][0]['predicted_seconds'], 0.484)
+
+    @unittest.skipUnless(MEASURED, 'skipped: no measured plans beside the repository (HETRUN_MEASURED)')
+    def test_plans_that_were_really_run(self):
+        out, _ = self.hetrun('simulate', '--profiles', MEASURED / 'profiles', '--model-info', MEASURED / 'model_info.json',
+                             '--plans', MEASURED / 'plans', '--json', '--quiet')
+        answer = json.loads(out.splitlines()[-1])
+        self.assertEqual(len(answer['plans']), 15)
+        for plan in answer['plans']:
+            self.assertLessEqual(abs(plan['memory_error']), 0.15, plan['plan'])
+            self.assertTrue(plan['contradicts'] or abs(plan['error']) <= 0.10, plan['plan'])
+        self.assertEqual(answer['summary']['marked'], 4)
