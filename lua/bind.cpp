@@ -42,6 +42,15 @@ int index_object(lua_State* L) {
   return lua_error(L);
 }
 
+// "*" of "value:__mul"; empty of what is no operator.
+std::string_view symbol_of(std::string_view function) {
+  constexpr std::pair<std::string_view, std::string_view> kSymbols[] = {
+      {"__add", "+"}, {"__sub", "-"}, {"__mul", "*"}, {"__div", "/"}, {"__unm", "-"}};
+  for (const auto& [name, symbol] : kSymbols)
+    if (function.ends_with(name)) return symbol;
+  return {};
+}
+
 }  // namespace
 
 void wrong_argument(lua_State* L, int index, std::string_view wanted) {
@@ -51,6 +60,8 @@ void wrong_argument(lua_State* L, int index, std::string_view wanted) {
   std::string given = lua_typename(L, lua_type(L, index));
   if (index > lua_gettop(L)) given = "nothing";
   if (lua_type(L, index) == LUA_TNUMBER) given = fmt::format("{}", lua_tonumber(L, index));
+  if (const std::string_view symbol = symbol_of(function); !symbol.empty())
+    fail_usage("'{}' cannot compute with {}; {} is needed", symbol, given, wanted);
   if (index < 0) fail_usage("{}: {} is needed, not {}", function, wanted, given);
   if (method && index == 1) fail_usage("{}: call it on {} with a colon", function, wanted);
   fail_usage("{}: argument {} must be {}, it is {}", function, method ? index - 1 : index, wanted, given);

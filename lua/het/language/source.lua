@@ -22,20 +22,21 @@ function source.restore(before) recipe = before end
 function source.clear() recipe = nil end
 
 --- Line of the recipe that is now calling into the library, or nil when its frame is gone.
-function source.current_line()
+-- @tparam[opt] function boundary only calls inside of this one count
+function source.current_line(boundary)
   if not recipe then return nil end
   local level = 2
   while true do
-    local info = debug.getinfo(level, "Sl")
-    if not info then return nil end
+    local info = debug.getinfo(level, "Slf")
+    if not info or boundary and info.func == boundary then return nil end
     if info.source == recipe.chunk and info.currentline > 0 then return info.currentline end
     level = level + 1
   end
 end
 
 --- "recipe.lua:7" of that line, or nil.
-function source.place()
-  local line = source.current_line()
+function source.place(boundary)
+  local line = source.current_line(boundary)
   return line and ("%s:%d"):format(recipe.path, line)
 end
 

@@ -4,6 +4,7 @@ local native = require "het.native"
 local builder = require "het.nn.builder"
 local errors = require "het.errors"
 local op = require "het.op"
+local source = require "het.language.source"
 local text = require "het.text"
 
 local graphs = {}
@@ -59,14 +60,22 @@ local function loss_of(b, spec)
 end
 
 --- The loss of one micro-batch, with its inputs "inputs", "labels" and "scale". What does not fit is an error with the
--- line of the recipe that describes the layer.
+-- line of the recipe that computes it, in a forward of its own, or else describes the layer.
 -- @param b the builder
 -- @tparam table spec `model`, `loss` (or nil), `inputs` and `labels` ({ dtype, shape } of a micro-batch)
 function graphs.loss(b, spec)
-  local ok, result = pcall(loss_of, b, spec)
+  local place
+  local function compute()
+    local loss = loss_of(b, spec)
+    return loss
+  end
+  local ok, result = xpcall(compute, function(problem)
+    place = source.place(compute) or b.place
+    return problem
+  end)
   if ok then return result end
-  if b.place and type(result) == "table" and result.kind == "usage" then
-    result.message, result.sentence = b.place .. ": " .. result.message, b.place .. ": " .. result.sentence
+  if place and type(result) == "table" and result.kind == "usage" then
+    result.message, result.sentence = place .. ": " .. result.message, place .. ": " .. result.sentence
   end
   error(result, 0)
 end
