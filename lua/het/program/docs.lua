@@ -55,8 +55,12 @@ local function names_in(module)
   return names
 end
 
+-- A name and its sentence beside it, below it where the name is long.
 local function summary(name, definition)
-  return ("%-22s %s"):format(name, definition.sentence)
+  local indent = (" "):rep(23)
+  local sentence = text.wrap(definition.sentence, 100, indent)
+  if #name >= #indent then return name .. "\n" .. sentence end
+  return name .. (" "):rep(#indent - #name) .. sentence:sub(#indent + 1)
 end
 
 -- The text of a definition.
