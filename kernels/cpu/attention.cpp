@@ -45,8 +45,8 @@ struct Work {
   int64_t heads, ranges, parts;
 };
 
-// Cuts one thread's workspace into parts of whole cache lines; without memory it only counts.
-struct Cutter {
+// Allocates parts of whole cache lines from one thread's workspace; without memory it only counts.
+struct WorkspaceAllocator {
   float* base = nullptr;
   int64_t floats = 0;
   float* take(int64_t count) {
@@ -59,14 +59,14 @@ struct Cutter {
 // Of a kernel that cuts workspace: what one thread needs, and the part of one.
 template <typename Cutting>
 int64_t floats_of(const Cutting& kernel) {
-  Cutter cutter;
-  kernel.cut(cutter);
-  return cutter.floats;
+  WorkspaceAllocator allocator;
+  kernel.cut(allocator);
+  return allocator.floats;
 }
 template <typename Cutting>
 auto space_of(const Cutting& kernel, const KernelArguments& a, int64_t part) {
-  Cutter cutter{reinterpret_cast<float*>(a.workspace) + part * floats_of(kernel)};
-  return kernel.cut(cutter);
+  WorkspaceAllocator allocator{reinterpret_cast<float*>(a.workspace) + part * floats_of(kernel)};
+  return kernel.cut(allocator);
 }
 
 // ---- forward ----
@@ -83,17 +83,17 @@ struct Forward {
   Work work;
 
   struct Space {
-    float *keys, *values, *rows, *scores, *sums, *most, *total, *scratch;
+    float *keys, *values, *rows, *scores, *sums, *row_max, *row_sum, *scratch;
   };
-  Space cut(Cutter& cutter) const {
-    return {.keys = cutter.take(Use::right_floats(s.head, s.keys)),
-            .values = cutter.take(Use::right_floats(s.keys, s.head)),
-            .rows = cutter.take(Use::left_floats(kQueries, s.head)),
-            .scores = cutter.take(kQueries * kScoreStride),
-            .sums = cutter.take(kQueries * padded(s.head)),
-            .most = cutter.take(kQueries),
-            .total = cutter.take(kQueries),
-            .scratch = cutter.take(Use::kScratchFloats)};
+  Space cut(WorkspaceAllocator& allocator) const {
+    return {.keys = allocator.take(Use::right_floats(s.head, s.keys)),
+            .values = allocator.take(Use::right_floats(s.keys, s.head)),
+            .rows = allocator.take(Use::left_floats(kQueries, s.head)),
+            .scores = allocator.take(kQueries * kScoreStride),
+            .sums = allocator.take(kQueries * padded(s.head)),
+            .row_max = allocator.take(kQueries),
+            .row_sum = allocator.take(kQueries),
+            .scratch = allocator.take(Use::kScratchFloats)};
   }
 
   void run(const KernelArguments& a) const {
@@ -120,11 +120,11 @@ struct Forward {
   void attend(const KernelArguments& a, int64_t b, int64_t h, int64_t first, int64_t count, const Right& keys,
               const Right& values, const Space& space) const {
     const int64_t width = padded(s.head);
-    float *scores = space.scores, *sums = space.sums, *most = space.most, *total = space.total;
+    float *scores = space.scores, *sums = space.sums, *row_max = space.row_max, *row_sum = space.row_sum;
     const Left query = Use::rows_of(a.in<T>(0) + q.at(b, first, h), q.token, count, s.head, space.rows);
     for (int64_t i = 0; i < count; ++i) {
-      most[i] = -std::numeric_limits<float>::infinity();
-      total[i] = 0;
+      row_max[i] = -std::numeric_limits<float>::infinity();
+      row_sum[i] = 0;
     }
     for (int64_t i = 0; i < count * width; ++i) sums[i] = 0;
 
@@ -139,46 +139,46 @@ struct Forward {
       for (int64_t i = 0; i < count; ++i) {
         const int64_t last =
             smaller(i - i % Use::kBlock + Use::kBlock, count) - 1;  // row multiplied with this one
-        soften(scores + i * kScoreStride, limit(i), Use::covered(limit(last)), most[i], total[i],
-               sums + i * width, width);
+        online_softmax(scores + i * kScoreStride, limit(i), Use::covered(limit(last)), row_max[i], row_sum[i],
+                       sums + i * width, width);
       }
       Use::accumulate_rows(scores, values.from_row(from), count, s.head, sums, width, limit, space.scratch);
     }
     float* lse = a.out<float>(1) + (b * s.query_heads + h) * s.queries + first;
     for_lanes(count, [&](int64_t i, auto lanes) {
-      store(lse + i, load(most + i, lanes) + log(load(total + i, lanes)), lanes);
+      store(lse + i, load(row_max + i, lanes) + log(load(row_sum + i, lanes)), lanes);
     });
     for (int64_t i = 0; i < count; ++i) {
-      const float scale = 1.0F / total[i];
+      const float scale = 1.0F / row_sum[i];
       T* to = reinterpret_cast<T*>(a.outputs[0]) + out.at(b, first + i, h);
       const float* from = sums + i * width;
       for_lanes(s.head, [&](int64_t c, auto lanes) { store(to + c, load(from + c, lanes) * scale, lanes); });
     }
   }
 
-  // Scores of one row become exp(scale * score - most); what was summed before is scaled to the new maximum.
-  // Columns from `seen` to `end` become 0: the product takes them too.
-  void soften(float* row, int64_t seen, int64_t end, float& most, float& total, float* sums,
-              int64_t width) const {
+  // Scores of one row become exp(scale * score - row_max); what was summed before is scaled to the new
+  // maximum. Columns from `seen` to `end` become 0: the product takes them too.
+  void online_softmax(float* row, int64_t seen, int64_t end, float& row_max, float& row_sum, float* sums,
+                      int64_t width) const {
     Vector larger = splat(-std::numeric_limits<float>::infinity());
     for_lanes(seen, [&](int64_t j, auto lanes) {
       const Vector score = load(row + j, lanes) * s.scale;
       store(row + j, score, lanes);
       larger = maximum(larger, keep(score, lanes, -std::numeric_limits<float>::infinity()));
     });
-    const float now = std::fmax(most, maximum_of(larger));
+    const float now = std::fmax(row_max, maximum_of(larger));
     if (seen > 0) {
-      const float shrink = most == now ? 1.0F : total == 0 ? 0.0F : std::exp(most - now);
+      const float shrink = row_max == now ? 1.0F : row_sum == 0 ? 0.0F : std::exp(row_max - now);
       Vector sum{};
       for_lanes(seen, [&](int64_t j, auto lanes) {
         const Vector p = exp(load(row + j, lanes) - now);
         store(row + j, p, lanes);
         sum += keep(p, lanes, 0);
       });
-      total = total * shrink + sum_of(sum);
+      row_sum = row_sum * shrink + sum_of(sum);
       if (shrink != 1.0F)
         for (int64_t c = 0; c < width; c += kLanes) store(sums + c, load(sums + c) * shrink);
-      most = now;
+      row_max = now;
     }
     for (int64_t j = seen; j < end; ++j) row[j] = 0;
   }
@@ -224,23 +224,23 @@ struct Backward {
     float *rows, *drows, *columns, *dcolumns;  // of a tile's queries and dout
     float *p, *ds, *sums, *e, *lse, *scratch;
   };
-  Space cut(Cutter& cutter) const {
+  Space cut(WorkspaceAllocator& allocator) const {
     const int64_t width = padded(s.head);
-    return {.keys = cutter.take(Use::right_floats(s.head, s.keys)),
-            .values = cutter.take(Use::right_floats(s.head, s.keys)),
-            .key_rows = cutter.take(Use::right_floats(s.keys, s.head)),
-            .key_sums = cutter.take(padded(s.keys) * width),
-            .value_sums = cutter.take(padded(s.keys) * width),
-            .rows = cutter.take(Use::left_floats(kQueries, s.head)),
-            .drows = cutter.take(Use::left_floats(kQueries, s.head)),
-            .columns = cutter.take(Use::right_floats(kQueries, s.head)),
-            .dcolumns = cutter.take(Use::right_floats(kQueries, s.head)),
-            .p = cutter.take(kQueries * kScoreStride),
-            .ds = cutter.take(kQueries * kScoreStride),
-            .sums = cutter.take(kQueries * width),
-            .e = cutter.take(kQueries),
-            .lse = cutter.take(kQueries),
-            .scratch = cutter.take(Use::kScratchFloats)};
+    return {.keys = allocator.take(Use::right_floats(s.head, s.keys)),
+            .values = allocator.take(Use::right_floats(s.head, s.keys)),
+            .key_rows = allocator.take(Use::right_floats(s.keys, s.head)),
+            .key_sums = allocator.take(padded(s.keys) * width),
+            .value_sums = allocator.take(padded(s.keys) * width),
+            .rows = allocator.take(Use::left_floats(kQueries, s.head)),
+            .drows = allocator.take(Use::left_floats(kQueries, s.head)),
+            .columns = allocator.take(Use::right_floats(kQueries, s.head)),
+            .dcolumns = allocator.take(Use::right_floats(kQueries, s.head)),
+            .p = allocator.take(kQueries * kScoreStride),
+            .ds = allocator.take(kQueries * kScoreStride),
+            .sums = allocator.take(kQueries * width),
+            .e = allocator.take(kQueries),
+            .lse = allocator.take(kQueries),
+            .scratch = allocator.take(Use::kScratchFloats)};
   }
 
   void run(const KernelArguments& a) const {
@@ -388,15 +388,15 @@ struct Cached {
               const T* values, float* scores) const {
     const T* query = a.in<T>(0) + q.at(b, t, h);
     const int64_t kh = h / s.group();
-    float most = -std::numeric_limits<float>::infinity(), total = 0;
+    float row_max = -std::numeric_limits<float>::infinity(), row_sum = 0;
     for (int64_t j = 0; j < seen; ++j) {
       Vector sum{};
       const T* key = keys + cache.at(b, j, kh);
       for_lanes(s.head, [&](int64_t c, auto lanes) { sum += load(query + c, lanes) * load(key + c, lanes); });
       scores[j] = sum_of(sum) * s.scale;
-      most = std::fmax(most, scores[j]);
+      row_max = std::fmax(row_max, scores[j]);
     }
-    for (int64_t j = 0; j < seen; ++j) total += scores[j] = std::exp(scores[j] - most);
+    for (int64_t j = 0; j < seen; ++j) row_sum += scores[j] = std::exp(scores[j] - row_max);
     float* sums = scores + s.keys;
     for (int64_t c = 0; c < s.head; ++c) sums[c] = 0;
     for (int64_t j = 0; j < seen; ++j) {
@@ -406,7 +406,7 @@ struct Cached {
       });
     }
     T* to = reinterpret_cast<T*>(a.outputs[0]) + out.at(b, t, h);
-    for_lanes(s.head, [&](int64_t c, auto lanes) { store(to + c, load(sums + c, lanes) / total, lanes); });
+    for_lanes(s.head, [&](int64_t c, auto lanes) { store(to + c, load(sums + c, lanes) / row_sum, lanes); });
   }
 };
 

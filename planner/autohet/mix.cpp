@@ -234,21 +234,21 @@ class Mixer {
     PipelineLayout& pipeline = layout.pipelines[p];
     const int layers = request_.model.count(), stages = static_cast<int>(pipeline.stages.size());
     const double share = layout.sharded_optimizer ? 1.0 / static_cast<double>(layout.pipelines.size()) : 1;
-    struct Way {
+    struct Prefix {  // the best cut of the first layers into the first stages
       double longest = kInfinity, sum = kInfinity;
       int first = 0;
       bool recompute = false;
     };
-    std::vector<Way> ways(static_cast<size_t>((stages + 1) * (layers + 1)));
-    const auto way = [&](int s, int last) -> Way& {
-      return ways[static_cast<size_t>(s * (layers + 1) + last)];
+    std::vector<Prefix> prefixes(static_cast<size_t>((stages + 1) * (layers + 1)));
+    const auto prefix = [&](int s, int last) -> Prefix& {
+      return prefixes[static_cast<size_t>(s * (layers + 1) + last)];
     };
-    way(0, 0) = {0, 0, 0, false};
+    prefix(0, 0) = {0, 0, 0, false};
     for (int s = 0; s < stages; ++s) {
       const StageCosts costs = costs_of(layout, pipeline.stages[static_cast<size_t>(s)]);
       const int in_flight = std::min(pipeline.microbatches, (stages - 1 - s) * (1 + layout.warmup) + 1);
       for (int first = s; first < layers; ++first) {
-        const Way before = way(s, first);
+        const Prefix before = prefix(s, first);
         if (before.longest == kInfinity) continue;
         for (int last = first + 1; last <= layers - (stages - 1 - s); ++last) {
           bool recompute = extensions_.recompute_per_stage ? false : pipeline.stages[0].recompute;
@@ -258,16 +258,16 @@ class Mixer {
             if (!costs.fits(first, last, in_flight, recompute, share)) break;
           }
           const double seconds = costs.seconds(first, last, recompute);
-          const Way now{std::max(before.longest, seconds), before.sum + seconds, first, recompute};
-          Way& known = way(s + 1, last);
+          const Prefix now{std::max(before.longest, seconds), before.sum + seconds, first, recompute};
+          Prefix& known = prefix(s + 1, last);
           if (now.longest < known.longest || (now.longest == known.longest && now.sum < known.sum))
             known = now;
         }
       }
     }
-    if (way(stages, layers).longest == kInfinity) return false;
+    if (prefix(stages, layers).longest == kInfinity) return false;
     for (int s = stages, last = layers; s > 0; --s) {
-      const Way& taken = way(s, last);
+      const Prefix& taken = prefix(s, last);
       StageLayout& stage = pipeline.stages[static_cast<size_t>(s) - 1];
       stage.layers = last - taken.first;
       stage.recompute = taken.recompute;
