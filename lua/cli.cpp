@@ -133,8 +133,9 @@ const std::vector<Subcommand>& subcommands() {
   return list;
 }
 
+namespace {
 // "2:6": at least 2 ranks, at most 6.
-static void read_elastic(const std::string& text, Settings& settings) {
+void read_elastic(const std::string& text, Settings& settings) {
   if (text.empty()) return;
   const size_t colon = text.find(':');
   settings.elastic = true;
@@ -152,7 +153,7 @@ static void read_elastic(const std::string& text, Settings& settings) {
 }
 
 // Endpoints, and what they need.
-static void check_elastic(const Settings& settings) {
+void check_elastic(const Settings& settings) {
   const auto check = [](const char* option, const std::string& text) {
     if (!text.empty()) with_context([&] { return std::string(option); }, [&] { parse_endpoint(text); });
   };
@@ -176,102 +177,98 @@ static void check_elastic(const Settings& settings) {
   }
 }
 
-CommandLine parse_command_line(int argc, char** argv) {
-  CommandLine line;
+// Options whose text is read after all of them are known.
+struct OptionTexts {
   bool version = false;
   std::string threads, workers, elastic;
-  std::vector<std::string> words;
-  CLI::App app("hetrun trains large models from Lua recipes.", "hetrun");
+};
+
+void add_options(CLI::App& app, Settings& settings, OptionTexts& texts) {
   app.set_help_flag();
   app.allow_extras();
-  app.add_flag("-h,--help", line.settings.help, "this text, or the options of the recipe that is named");
-  app.add_flag("--version", version, "print the version");
-  app.add_flag("--quiet", line.settings.quiet, "print results and errors only");
-  app.add_flag("--json", line.settings.json, "make the last line one JSON object");
-  app.add_flag("--trust", line.settings.trust,
-               "let the recipe use all of Lua (files, programs, machine code)");
-  app.add_option("--allow-read", line.settings.allow_read, "a file or folder that the recipe may read")
+  app.add_flag("-h,--help", settings.help, "this text, or the options of the recipe that is named");
+  app.add_flag("--version", texts.version, "print the version");
+  app.add_flag("--quiet", settings.quiet, "print results and errors only");
+  app.add_flag("--json", settings.json, "make the last line one JSON object");
+  app.add_flag("--trust", settings.trust, "let the recipe use all of Lua (files, programs, machine code)");
+  app.add_option("--allow-read", settings.allow_read, "a file or folder that the recipe may read")
       ->allow_extra_args(false);
-  app.add_option("--allow-write", line.settings.allow_write, "a file or folder that the recipe may write")
+  app.add_option("--allow-write", settings.allow_write, "a file or folder that the recipe may write")
       ->allow_extra_args(false);
-  app.add_option("--limit-memory", line.settings.limit_memory,
+  app.add_option("--limit-memory", settings.limit_memory,
                  "memory of the process, such as 8GiB (default: what is available; with --trust, at the "
                  "prompt and on a GPU none)");
-  app.add_option("--metrics", line.settings.metrics, "write one JSON object per report to this file");
-  app.add_option("--trace", line.settings.trace,
-                 "write a Chrome trace of one step over all ranks to this file");
-  app.add_option("--threads", threads, "CPU threads (default: every core)");
-  app.add_option("--workers", workers, "run so many ranks on this machine, each a process");
+  app.add_option("--metrics", settings.metrics, "write one JSON object per report to this file");
+  app.add_option("--trace", settings.trace, "write a Chrome trace of one step over all ranks to this file");
+  app.add_option("--threads", texts.threads, "CPU threads (default: every core)");
+  app.add_option("--workers", texts.workers, "run so many ranks on this machine, each a process");
   app.add_option(
-      "--elastic", elastic,
+      "--elastic", texts.elastic,
       "go on when ranks are lost or come, with so many at least and at most: 2:6, or 2 for at most "
       "those that are started");
-  app.add_flag("--respawn", line.settings.respawn, "with --elastic: start a rank again that was lost");
-  app.add_option("--listen", line.settings.listen,
+  app.add_flag("--respawn", settings.respawn, "with --elastic: start a rank again that was lost");
+  app.add_option("--listen", settings.listen,
                  "with --elastic: address and port of this machine where ranks of others may join, such as "
                  "10.0.0.7:7777");
-  app.add_option("--join", line.settings.join,
+  app.add_option("--join", settings.join,
                  "join the run that listens there, with --workers ranks of this machine (1)");
   app.add_option(
-      "--device", line.settings.device,
+      "--device", settings.device,
       "where to run: cpu, cuda (cuda:1 for the second GPU) or reference (default: cpu); of several ranks "
       "of a machine in turn: cuda,cpu,cpu");
   app.add_option(
-      "--rendezvous", line.settings.rendezvous,
+      "--rendezvous", settings.rendezvous,
       "where ranks on several machines meet: etcd://host:2379 (default: MASTER_ADDR, MASTER_PORT)");
-  app.add_option("--interface", line.settings.interface,
+  app.add_option("--interface", settings.interface,
                  "interface or address for the traffic between ranks: eth1, 10.0.0.7 (default: the one "
                  "towards the rendezvous)");
-  app.add_option("--secret-file", line.settings.secret_file,
+  app.add_option("--secret-file", settings.secret_file,
                  "file with the run's shared secret (default: the variable HETRUN_SECRET)");
-  app.add_option("--timeout", line.settings.timeout,
+  app.add_option("--timeout", settings.timeout,
                  "how long others are waited for: 90s, 10min (default: 5min to come, 60s in a step)");
-  app.add_option("--warn-after", line.settings.warn_after, "when to say who is waited for (default: 10s)");
-  app.add_flag("--resume", line.settings.resume, "go on with the run that is saved where the recipe saves");
-  app.add_flag("--overwrite", line.settings.overwrite,
-               "replace the model that is saved where the recipe saves");
-  app.add_option("--limit-time", line.settings.limit_time,
+  app.add_option("--warn-after", settings.warn_after, "when to say who is waited for (default: 10s)");
+  app.add_flag("--resume", settings.resume, "go on with the run that is saved where the recipe saves");
+  app.add_flag("--overwrite", settings.overwrite, "replace the model that is saved where the recipe saves");
+  app.add_option("--limit-time", settings.limit_time,
                  "end as by Ctrl-C after this time: 90s, 10min (default: no limit)");
   app.footer(footer());
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ArgumentMismatch& error) {
-    const std::string text = error.what();
-    const std::string name = text.substr(0, text.find(':'));
-    fail_usage("{} needs one value, such as {}={}", name, name, example_of(name));
-  } catch (const CLI::ParseError& error) {
-    fail_usage("{} (hetrun --help lists the options)", error.what());
-  }
-  line.settings.threads = count_of("--threads", threads, kMostThreads);
-  line.settings.workers = count_of("--workers", workers, kMostWorkers);
-  read_elastic(elastic, line.settings);
-  if (!line.settings.join.empty() && line.settings.least == 0) line.settings.elastic = true;
-  check_elastic(line.settings);
-  if (!line.settings.limit_memory.empty())
+}
+
+// Checks each option by itself and those that exclude each other, and reads what was text.
+void read_settings(Settings& settings, const OptionTexts& texts) {
+  settings.threads = count_of("--threads", texts.threads, kMostThreads);
+  settings.workers = count_of("--workers", texts.workers, kMostWorkers);
+  read_elastic(texts.elastic, settings);
+  if (!settings.join.empty() && settings.least == 0) settings.elastic = true;
+  check_elastic(settings);
+  if (!settings.limit_memory.empty())
     with_context([] { return std::string("--limit-memory"); },
                  [&] {
                    constexpr int64_t kLeast = int64_t{256} << 20;  // of the program and its threads alone
-                   if (parse_bytes(line.settings.limit_memory) < kLeast)
+                   if (parse_bytes(settings.limit_memory) < kLeast)
                      fail_usage("'{}' leaves no room for the program itself; 256MiB or more works",
-                                line.settings.limit_memory);
+                                settings.limit_memory);
                  });
-  line.settings.limit_seconds = duration_of("--limit-time", line.settings.limit_time);
-  if (line.settings.resume && line.settings.overwrite)
+  settings.limit_seconds = duration_of("--limit-time", settings.limit_time);
+  if (settings.resume && settings.overwrite)
     fail_usage("--resume goes on with a saved model and --overwrite replaces it; give one of them");
-  std::string& device = line.settings.device;
+  std::string& device = settings.device;
   device = device_of_rank(device, local_rank());
   if (device != "cpu" && device != "reference" && !names_gpu(device))
     fail_usage(
         "--device={} is neither cpu nor cuda nor reference{}", device,
         did_you_mean("'{}'", device == "gpu" ? "cuda" : nearest_name(device, {"cpu", "cuda", "reference"})));
-  for (const std::string& word : app.remaining()) {
+}
+
+// What is no option of hetrun: the command, its arguments, and the options of a recipe.
+void take_words(const std::vector<std::string>& words, CommandLine& line) {
+  for (const std::string& word : words) {
     if (word.starts_with("--")) {
-      if (line.command.empty() && words.empty()) {
+      if (line.command.empty()) {
         const std::string name = word.substr(0, word.find('='));
         // Options of a recipe may also stand before it; without a recipe they are unknown.
         bool recipe_follows = false;
-        for (const std::string& other : app.remaining())
-          recipe_follows = recipe_follows || !other.starts_with("-");
+        for (const std::string& other : words) recipe_follows = recipe_follows || !other.starts_with("-");
         if (!recipe_follows) fail_unknown_option(name);
       }
       line.settings.arguments.push_back(word);
@@ -283,9 +280,28 @@ CommandLine parse_command_line(int argc, char** argv) {
       line.arguments.push_back(word);
     }
   }
-  if (line.settings.limit_seconds > 0 && line.command.empty() && !version && !line.settings.help)
+}
+}  // namespace
+
+CommandLine parse_command_line(int argc, char** argv) {
+  CommandLine line;
+  OptionTexts texts;
+  CLI::App app("hetrun trains large models from Lua recipes.", "hetrun");
+  add_options(app, line.settings, texts);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ArgumentMismatch& error) {
+    const std::string text = error.what();
+    const std::string name = text.substr(0, text.find(':'));
+    fail_usage("{} needs one value, such as {}={}", name, name, example_of(name));
+  } catch (const CLI::ParseError& error) {
+    fail_usage("{} (hetrun --help lists the options)", error.what());
+  }
+  read_settings(line.settings, texts);
+  take_words(app.remaining(), line);
+  if (line.settings.limit_seconds > 0 && line.command.empty() && !texts.version && !line.settings.help)
     fail_usage("--limit-time={} needs a recipe or a command to end", line.settings.limit_time);
-  if (version) {
+  if (texts.version) {
     std::cout << "hetrun " << HET_VERSION << '\n';
     line.exit_code = 0;
   } else if (line.settings.help && line.command.empty()) {

@@ -14,6 +14,18 @@ struct WarpgroupTile {
   static constexpr size_t bytes(int head) { return (kRows + 4 * kKeys) * head * 2 + 1024; }  // Q; two of K, V
 };
 
+// Probabilities, as accumulators of one product, to the left operand of the next.
+template <typename T, int N>
+__device__ inline void to_operand(const float (&s)[1][N][4], uint32_t (&rows)[N / 2][4]) {
+#pragma unroll
+  for (int n = 0; n < N; n += 2) {
+    rows[n / 2][0] = pair_of<T>(s[0][n][0], s[0][n][1]);
+    rows[n / 2][1] = pair_of<T>(s[0][n][2], s[0][n][3]);
+    rows[n / 2][2] = pair_of<T>(s[0][n + 1][0], s[0][n + 1][1]);
+    rows[n / 2][3] = pair_of<T>(s[0][n + 1][2], s[0][n + 1][3]);
+  }
+}
+
 template <typename T, int kHead>
 __global__ void __launch_bounds__(WarpgroupTile::kThreads, 1)
     forward_wgmma(const Attention p, const T* q, const T* k, const T* v, const Results<T> results) {
@@ -67,20 +79,10 @@ __global__ void __launch_bounds__(WarpgroupTile::kThreads, 1)
   float sums[1][D][4] = {}, row_max[1][2] = {{-INFINITY, -INFINITY}}, total[1][2] = {};
   const int min_visible = min(block.end, p.visible(block.first + warp_row, 0));
 
-  // Scores to probabilities, as operands of the next product.
-  uint32_t rows[N / 2][4];
-  const auto soften_tile = [&](float(&s)[1][N][4], float(&shrink)[1][2], int tile) {
+  uint32_t rows[N / 2][4];  // probabilities of the last tile
+  const auto softmax_tile = [&](float(&s)[1][N][4], float(&shrink)[1][2], int tile) {
     if (tile * kKeys + kKeys > min_visible) mask(p, s, block.first + warp_row, tile * kKeys, block.end, 0);
     return online_softmax(s, row_max, total, shrink, c);
-  };
-  const auto keep_rows = [&](const float(&s)[1][N][4]) {
-#pragma unroll
-    for (int n = 0; n < N; n += 2) {
-      rows[n / 2][0] = pair_of<T>(s[0][n][0], s[0][n][1]);
-      rows[n / 2][1] = pair_of<T>(s[0][n][2], s[0][n][3]);
-      rows[n / 2][2] = pair_of<T>(s[0][n + 1][0], s[0][n + 1][1]);
-      rows[n / 2][3] = pair_of<T>(s[0][n + 1][2], s[0][n + 1][3]);
-    }
   };
   const auto next_tile = [&](int tile) {
     wait_for_copies<0>();
@@ -98,8 +100,8 @@ __global__ void __launch_bounds__(WarpgroupTile::kThreads, 1)
     multiply_keys(s, 0);
     wait_for_products<0>();
     hold_registers(s[0]);
-    soften_tile(s, shrink, 0);
-    keep_rows(s);
+    softmax_tile(s, shrink, 0);
+    to_operand<T>(s, rows);
   }
   for (int tile = 1; tile < tiles; ++tile) {
     float s[1][N][4], shrink[1][2];
@@ -108,11 +110,11 @@ __global__ void __launch_bounds__(WarpgroupTile::kThreads, 1)
     multiply_values(sums, rows, tile - 1);
     wait_for_products<1>();
     hold_registers(s[0]);
-    const bool grown = soften_tile(s, shrink, tile);
+    const bool grown = softmax_tile(s, shrink, tile);
     wait_for_products<0>();
     hold_registers(sums[0]);
     if (grown) rescale(sums, shrink);
-    keep_rows(s);
+    to_operand<T>(s, rows);
   }
   next_tile(tiles);
   multiply_values(sums, rows, tiles - 1);
