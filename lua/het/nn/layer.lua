@@ -321,7 +321,7 @@ local function own_self(bound, names)
   local own = { builder = handle.of(bound.builder), children = {} }
   for _, name in ipairs(names) do own[name] = bound[name] end
   for i, child in ipairs(bound.children) do own.children[i] = child end
-  return setmetatable(own, { __index = function(_, name)
+  return setmetatable(own, { __metatable = "self", __index = function(_, name)
     errors.usage("%s has no '%s'%s", bound.class.name, tostring(name), suggest.sentence(tostring(name), names))
   end })
 end
