@@ -10,14 +10,16 @@
 #include "core/comm/communicator.h"
 #include "core/program/state.h"
 #include "core/run/state_part.h"
+#include "core/run/tier.h"
 
 namespace het {
 
 struct SliceMove {
   std::string tensor;
   TensorSlice slice;
-  int from = 0, to = 0;  // ranks of the group that moves
+  int from = 0, to = 0;  // ranks of the group that moves; the same: read from a tier of its own
   int64_t bytes = 0;
+  Tier tier = Tier::live;  // that `from` has it in
 };
 
 // Plain data; the planner makes it (planner/migrate/migrate.h).
