@@ -1,0 +1,5 @@
+#pragma once
+#include "core/run/recovery.h"
+namespace het::planner {
+RecoveryPlanner recovery_planner();
+}
