@@ -16,6 +16,7 @@
 #include "lua/objects.h"
 #include "planner/lower/lower.h"
 #include "planner/megatron/sharding.h"
+#include "snapshot/run_snapshots.h"
 
 namespace het::lua {
 namespace {
@@ -479,13 +480,20 @@ bool executor_run(ExecutorHandle& executor) {
   const InterruptScope scope(*executor);
   return executor->run();
 }
-constexpr uint32_t kStop = 1, kChange = 2;  // after this step: end; let those in that wait to join
+// What ranks say to each other in a step. After it: end; let those in that wait to join. A snapshot is being
+// written, or could not be.
+constexpr uint32_t kStop = 1, kChange = 2, kWrites = 4, kFailed = 8;
 // In each step that follows this rank asks the others to stop after it, if `always`; else when it has been
-// interrupted. A member of an elastic run asks for a change, too, when others wait to join.
-void executor_ask_to_stop(ExecutorHandle& executor, bool always, std::optional<MemberHandle> member) {
-  executor->on_word([always, member] {
+// interrupted. A member of an elastic run asks for a change, too, when others wait to join. It says, too,
+// whether it still writes a snapshot, and whether the one in memory has failed, or could not be begun.
+void executor_ask_to_stop(ExecutorHandle& executor, bool always, std::optional<MemberHandle> member,
+                          std::optional<SnapshotTaskHandle> memory, std::optional<SnapshotTaskHandle> disk,
+                          std::optional<bool> not_begun) {
+  executor->on_word([=] {
     const bool stops = always || interrupt_pending(), changes = member && (*member)->member().waiting() > 0;
-    return (stops ? kStop : 0) | (changes ? kChange : 0);
+    const bool writes = (memory && !(*memory)->done()) || (disk && !(*disk)->done());
+    const bool failed = not_begun.value_or(false) || (memory && (*memory)->failed());
+    return (stops ? kStop : 0) | (changes ? kChange : 0) | (writes ? kWrites : 0) | (failed ? kFailed : 0);
   });
 }
 bool said_by_any(const Executor& executor, uint32_t what) {
@@ -495,6 +503,9 @@ bool said_by_any(const Executor& executor, uint32_t what) {
 // Whether any rank asked for it in the last step.
 bool executor_asked_to_stop(ExecutorHandle& executor) { return said_by_any(*executor, kStop); }
 bool executor_asked_to_change(ExecutorHandle& executor) { return said_by_any(*executor, kChange); }
+// Whether any rank was writing a snapshot in the last step; whether the last one failed on any.
+bool executor_any_writes(ExecutorHandle& executor) { return said_by_any(*executor, kWrites); }
+bool executor_any_failed(ExecutorHandle& executor) { return said_by_any(*executor, kFailed); }
 void executor_close(ExecutorHandle& executor, std::string why) { executor->close(std::move(why)); }
 void executor_freeze(ExecutorHandle& executor) { executor->freeze(); }
 // A fault for tests: the process dies before the instruction at this share of the next run.
@@ -612,7 +623,8 @@ void add_program(lua_State* L) {
        bind<&executor_memory>("memory"), bind<&executor_usage>("usage"), bind<&executor_timings>("timings"),
        bind<&executor_busy>("busy"), bind<&executor_close>("close"), bind<&executor_freeze>("freeze"),
        bind<&executor_kill_at>("kill_at"), bind<&executor_ask_to_stop>("ask_to_stop"),
-       bind<&executor_asked_to_stop>("asked_to_stop"), bind<&executor_asked_to_change>("asked_to_change")});
+       bind<&executor_asked_to_stop>("asked_to_stop"), bind<&executor_asked_to_change>("asked_to_change"),
+       bind<&executor_any_writes>("any_writes"), bind<&executor_any_failed>("any_failed")});
   set_functions(L, "native.",
                 {bind<&get_device>("device"), bind<&gpu_count>("gpus"), bind<&gpu_report>("gpu_report"),
                  bind<&threads>("threads"), bind<&new_state>("state"), bind<&make_program>("program"),

@@ -29,6 +29,8 @@
 
 namespace het {
 class Snapshot;
+class RunSnapshots;  // snapshot/run_snapshots.h
+class SnapshotTask;
 class DeviceMesh;
 struct DistributedTensor;
 }  // namespace het
@@ -73,6 +75,8 @@ using PlanningHandle = std::shared_ptr<Planning>;
 using ClusterHandle = std::shared_ptr<Cluster>;
 using MemberHandle = std::shared_ptr<RunMember>;
 using SnapshotHandle = std::shared_ptr<const Snapshot>;
+using SnapshotsHandle = std::shared_ptr<RunSnapshots>;
+using SnapshotTaskHandle = std::shared_ptr<SnapshotTask>;
 using TokenizerHandle = std::shared_ptr<const Tokenizer>;
 
 // What one Lua state shares between its bound functions. Lives as long as the state.
@@ -138,6 +142,11 @@ void add_planner(lua_State* L);
 void add_profile(lua_State* L);
 void add_mesh(lua_State* L);
 void add_snapshot(lua_State* L);
+void add_recovery(lua_State* L);
+
+// The run's secret: read while it could be, or that of the file under `secret_file` of the table at `index`, of
+// HETRUN_SECRET_FILE or HETRUN_SECRET. Throws Error(usage).
+std::string secret_of(lua_State* L, int index);
 
 // The list `links` of the table at `index`: a {latency, bandwidth} for each rank from and then each rank to.
 std::vector<Link> links_at(lua_State* L, int index);
@@ -160,6 +169,8 @@ HET_LUA_CLASS(het::lua::TokenizerHandle, "tokenizer");
 HET_LUA_CLASS(het::lua::ClusterHandle, "cluster");
 HET_LUA_CLASS(het::lua::MemberHandle, "member");
 HET_LUA_CLASS(het::lua::SnapshotHandle, "snapshot");
+HET_LUA_CLASS(het::lua::SnapshotsHandle, "snapshots of a run");
+HET_LUA_CLASS(het::lua::SnapshotTaskHandle, "snapshot under way");
 HET_LUA_CLASS(het::lua::PlanningHandle, "planning");
 
 namespace het::lua {

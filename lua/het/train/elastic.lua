@@ -231,6 +231,13 @@ local function missing_in(there, members)
   return count
 end
 
+-- Bytes that came from other ranks, or nil bytes of a state that none had.
+local function moved_bytes_of(restored)
+  if not restored then return 0 end
+  local bytes = restored.bytes
+  return bytes and bytes.live or restored.moved_bytes
+end
+
 -- Goes on in the next generation after a loss, or after those that come meanwhile. Without a problem: after a change
 -- that all ranks agreed on.
 local function go_on(self, reporter, problem)
@@ -259,7 +266,7 @@ local function go_on(self, reporter, problem)
   reporter:generation { generation = roster.number, reason = roster.reason, members = #roster.members,
     lost = lost, joined = joined, step = self.step,
     steps_repeated = math.max(0, step - self.step),
-    moved_bytes = self.session.restored and self.session.restored.moved_bytes or 0,
+    moved_bytes = moved_bytes_of(self.session.restored), bytes = (self.session.restored or {}).bytes,
     connected_seconds = connected - started, seconds = native.clock() - started }
 end
 

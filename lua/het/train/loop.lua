@@ -12,6 +12,7 @@ local peak = require "het.profile.peak"
 local plan = require "het.plan"
 local progress = require "het.train.progress"
 local saving = require "het.train.saving"
+local snapshots = require "het.train.snapshots"
 local text = require "het.text"
 
 local loop = {}
@@ -123,7 +124,7 @@ local function introduce(self, reporter)
   elseif self.step > 0 then
     reporter:say(("going on after step %d"):format(self.step))
   elseif self.resume then
-    reporter:say(("nothing is saved in %s yet: this run begins at step 1"):format(a.save))
+    reporter:say(("nothing is saved in %s yet: this run begins at step 1"):format(a.save or a.snapshot.folder))
   end
   local held = self.overwrite and a.save and self.rank == 0 and saving.held_by_others(self, a.save)
   if held then
@@ -171,6 +172,7 @@ local function follow(self, reporter, step)
   local due = a.save and a.save_every > 0 and step.step % a.save_every == 0
   -- The last step is saved when all is done.
   if due and step.step < a.steps then saving.beside_steps(self) end
+  snapshots.after_step(self)
   self.followed = step.step
 end
 
@@ -320,6 +322,7 @@ function loop.start(self)
   end
   if not results.steps then count(self, reporter, results) end   -- it joined when the others had done so
   self.results = results
+  snapshots.leave(self)
   if self.member then elastic.leave(self) elseif self.cluster then self.cluster:leave() end
   native.run_trains(false)
   return results

@@ -8,6 +8,7 @@ local fault = require "het.train.fault"
 local files = require "het.model.folder"
 local plan = require "het.plan"
 local saving = require "het.train.saving"
+local snapshots = require "het.train.snapshots"
 
 local meeting = {}
 
@@ -98,8 +99,14 @@ function meeting.check_places(self)
         a.save, files.describe_held(held), held.training and "--resume (resume = true) goes on with it"
         or ("from = %q begins with its weights"):format(a.save))
     end
-  elseif self.resume then
-    errors.usage("--resume needs the folder to go on from: this run has no `save`")
+  elseif self.resume and not (a.snapshot and a.snapshot.folder) then
+    errors.usage("--resume needs the folder to go on from: this run has no `save` and no `snapshot.folder`")
+  end
+  if a.snapshot and a.snapshot.folder then
+    access.check(a.snapshot.folder, true)
+    native.try_folder(a.snapshot.folder)
+    local problem = snapshots.problem(self)
+    if problem then errors.usage("%s", problem) end
   end
   local folder = settings.trace and settings.trace:match("^(.*)/[^/]*$")
   if folder and folder ~= "" and native.path_kind(folder) ~= "folder" then
