@@ -81,7 +81,7 @@ JoinSettings settings_at(lua_State* L) {
   settings.links = links_at(L, 1);
   settings.least = field<int>(L, 1, "least").value_or(settings.least);
   settings.most = field<int>(L, 1, "most");
-  settings.is_interrupted = [] { return interrupt_pending(); };
+  settings.is_interrupted = [] { return interrupt_pending() || asked_to_leave(); };
   settings.warn = [](const std::string& sentence) { std::cerr << visible(sentence) + "\n" << std::flush; };
   return settings;
 }

@@ -480,21 +480,30 @@ bool executor_run(ExecutorHandle& executor) {
   const InterruptScope scope(*executor);
   return executor->run();
 }
-// What ranks say to each other in a step. After it: end; let those in that wait to join. A snapshot is being
-// written, or could not be.
-constexpr uint32_t kStop = 1, kChange = 2, kWrites = 4, kFailed = 8;
-// In each step that follows this rank asks the others to stop after it, if `always`; else when it has been
-// interrupted. A member of an elastic run asks for a change, too, when others wait to join. It says, too,
-// whether it still writes a snapshot, and whether the one in memory has failed, or could not be begun.
-void executor_ask_to_stop(ExecutorHandle& executor, bool always, std::optional<MemberHandle> member,
-                          std::optional<SnapshotTaskHandle> memory, std::optional<SnapshotTaskHandle> disk,
-                          std::optional<bool> not_begun) {
+// What ranks say to each other in a step. After it: end; let those in that wait to join; this rank leaves,
+// and those that do go now. A snapshot is being written, or could not be.
+constexpr uint32_t kStop = 1, kChange = 2, kWrites = 4, kFailed = 8, kLeaves = 16, kGo = 32;
+// {stop, member, notices, memory, disk, not_begun, go}: what this rank says in each step that follows. To
+// stop if `stop`, else when it has been interrupted. A member of an elastic run asks for a change when others
+// wait to join, and to leave when it has a notice. Whether it still writes a snapshot, and whether the one in
+// memory has failed, or could not be begun.
+int executor_say(lua_State* L) {
+  const auto& executor = check_object<ExecutorHandle>(L, 1);
+  const auto stop = field<bool>(L, 2, "stop").value_or(false), go = field<bool>(L, 2, "go").value_or(false);
+  const auto not_begun = field<bool>(L, 2, "not_begun").value_or(false);
+  const auto member = object_field<MemberHandle>(L, 2, "member");
+  const auto notices = object_field<NoticesHandle>(L, 2, "notices");
+  const auto memory = object_field<SnapshotTaskHandle>(L, 2, "memory"),
+             disk = object_field<SnapshotTaskHandle>(L, 2, "disk");
   executor->on_word([=] {
-    const bool stops = always || interrupt_pending(), changes = member && (*member)->member().waiting() > 0;
-    const bool writes = (memory && !(*memory)->done()) || (disk && !(*disk)->done());
-    const bool failed = not_begun.value_or(false) || (memory && (*memory)->failed());
-    return (stops ? kStop : 0) | (changes ? kChange : 0) | (writes ? kWrites : 0) | (failed ? kFailed : 0);
+    const bool writes = (memory && !memory->done()) || (disk && !disk->done());
+    const bool failed = not_begun || (memory && memory->failed());
+    const bool leaves = member && has_notice(notices);
+    return (stop || interrupt_pending() ? kStop : 0) |
+           (member && member->member().waiting() > 0 ? kChange : 0) | (writes ? kWrites : 0) |
+           (failed ? kFailed : 0) | (leaves ? kLeaves : 0) | (go ? kGo : 0);
   });
+  return 0;
 }
 bool said_by_any(const Executor& executor, uint32_t what) {
   const std::vector<uint32_t> words = executor.words();
@@ -506,6 +515,18 @@ bool executor_asked_to_change(ExecutorHandle& executor) { return said_by_any(*ex
 // Whether any rank was writing a snapshot in the last step; whether the last one failed on any.
 bool executor_any_writes(ExecutorHandle& executor) { return said_by_any(*executor, kWrites); }
 bool executor_any_failed(ExecutorHandle& executor) { return said_by_any(*executor, kFailed); }
+// By rank, whether it leaves; and whether those that do go now.
+int executor_leaving(lua_State* L) {
+  const auto& executor = check_object<ExecutorHandle>(L, 1);
+  lua_newtable(L);
+  int rank = 0;
+  for (const uint32_t word : executor->words()) {
+    lua_pushboolean(L, (word & kLeaves) != 0);
+    lua_rawseti(L, -2, ++rank);
+  }
+  lua_pushboolean(L, said_by_any(*executor, kGo));
+  return 2;
+}
 void executor_close(ExecutorHandle& executor, std::string why) { executor->close(std::move(why)); }
 void executor_freeze(ExecutorHandle& executor) { executor->freeze(); }
 // A fault for tests: the process dies before the instruction at this share of the next run.
@@ -622,7 +643,7 @@ void add_program(lua_State* L) {
        bind<&executor_number>("number"), bind<&executor_find_non_finite>("find_non_finite"),
        bind<&executor_memory>("memory"), bind<&executor_usage>("usage"), bind<&executor_timings>("timings"),
        bind<&executor_busy>("busy"), bind<&executor_close>("close"), bind<&executor_freeze>("freeze"),
-       bind<&executor_kill_at>("kill_at"), bind<&executor_ask_to_stop>("ask_to_stop"),
+       bind<&executor_kill_at>("kill_at"), bind<&executor_say>("say"), bind<&executor_leaving>("leaving"),
        bind<&executor_asked_to_stop>("asked_to_stop"), bind<&executor_asked_to_change>("asked_to_change"),
        bind<&executor_any_writes>("any_writes"), bind<&executor_any_failed>("any_failed")});
   set_functions(L, "native.",

@@ -4,11 +4,13 @@
 #include <string>
 #include <vector>
 
+#include "core/cluster/notice.h"
 #include "core/cluster/secret.h"
 #include "core/comm/loopback.h"
 #include "core/run/cluster.h"
 #include "core/run/memory_folder.h"
 #include "core/run/restore.h"
+#include "lua/interrupt.h"
 #include "lua/objects.h"
 #include "planner/migrate/migrate.h"
 #include "planner/migrate/recovery.h"
@@ -164,9 +166,40 @@ int restore_state(lua_State* L) {
   return 1;
 }
 
+// Asks the cloud whether this machine is taken away, until it is dropped. A first SIGTERM counts as such a
+// notice.
+NoticesHandle watch_for_notices() {
+  let_sigterm_leave(true);
+  return std::make_shared<NoticeWatch>(read_notice_options(process_environment()));
+}
+// {source, detail, seconds_left}, or nil.
+int notices_notice(lua_State* L) {
+  const auto& notices = check_object<NoticesHandle>(L, 1);
+  const auto notice = notices->notice();
+  if (notice && notice->kind == Notice::Kind::terminate) {
+    lua_newtable(L);
+    set_field(L, "source", notice->source);
+    set_field(L, "detail", notice->detail);
+    if (notice->seconds_left) set_field(L, "seconds_left", *notice->seconds_left);
+    return 1;
+  }
+  if (!asked_to_leave()) return 0;
+  lua_newtable(L);
+  set_field(L, "source", std::string("SIGTERM"));
+  return 1;
+}
+bool notices_acknowledge(NoticesHandle& notices) { return notices->acknowledge(); }
+void end_notices() { let_sigterm_leave(false); }
+
 std::string host() { return host_of_process(process_environment()); }
 
 }  // namespace
+
+bool has_notice(const NoticesHandle& notices) {
+  if (asked_to_leave()) return true;
+  const auto notice = notices == nullptr ? std::nullopt : notices->notice();
+  return notice && notice->kind == Notice::Kind::terminate;
+}
 
 void add_recovery(lua_State* L) {
   make_class<SnapshotsHandle>(
@@ -177,9 +210,11 @@ void add_recovery(lua_State* L) {
   make_class<SnapshotTaskHandle>(
       L, {bind<&task_done>("done"), bind<&task_failed>("failed"), bind<&task_wait>("wait"),
           bind<&task_seconds>("seconds"), bind<&task_step>("step"), bind<&task_generation>("generation")});
+  make_class<NoticesHandle>(L, {bind<&notices_notice>("notice"), bind<&notices_acknowledge>("acknowledge")});
   set_functions(
       L, "native.",
-      {bind<&new_run_snapshots>("run_snapshots"), bind<&restore_state>("restore"), bind<&host>("host")});
+      {bind<&watch_for_notices>("watch_for_notices"), bind<&end_notices>("end_notices"),
+       bind<&new_run_snapshots>("run_snapshots"), bind<&restore_state>("restore"), bind<&host>("host")});
 }
 
 }  // namespace het::lua

@@ -192,6 +192,11 @@ local function take_steps(self, reporter)
       return true
     end
     if follow(self, reporter, step) then return true end
+    local leaving = self.member and elastic.leaving(self)
+    if leaving then
+      if self.ranks - leaving < (native.settings.least or 1) then return true end   -- too few would be left
+      elastic.let_leave(self)
+    end
     if self.step < a.steps and self.session:asked_to_change() then return elastic.change end
   end
   return self.cluster and self:asked_to_stop(self.stopped)   -- it came after the last step had shared it
@@ -317,7 +322,7 @@ function loop.start(self)
     local why = saving.finish_failed(self, problem)
     if why then reporter:say("the last save was not written: " .. why) end
     if done == 0 then saving.keep_failed(self, reporter, problem) end
-    if self.member then saving.say_kept(self) end
+    if self.member and select(2, errors.describe(problem)) ~= "ended" then saving.say_kept(self) end
     error(problem, 0)
   end
   if not results.steps then count(self, reporter, results) end   -- it joined when the others had done so

@@ -121,7 +121,7 @@ function session.new(run, before)
   run.restores = false
   if before then before:close "the run goes on in another session" end
   self.trainer = executor_of(self, program, training)
-  self.trainer:ask_to_stop(false, run.member)
+  self:say {}
   snapshots.follow(run, program)
   local sampled = { context = run.context, batch = a.batch, microbatch = self.microbatch, seed = a.seed,
     first = self.first_microbatch * self.microbatch, count = self.own_microbatches * self.microbatch }
@@ -203,11 +203,21 @@ function Session:train_step()
   return { step = step, loss = loss, lr = lr, gradient_norm = norm, seconds = seconds }
 end
 
+--- What this rank says to the others in the steps that follow, beside what it always does.
+-- @tparam table words `stop`, `go`: those that leave do so after the step
+function Session:say(words)
+  local run = self.run
+  local writes = run.snapshotting or {}
+  words.member, words.notices = run.member, run.notices
+  words.memory, words.disk, words.not_begun = writes.memory, writes.disk, run.snapshot_failed
+  self.trainer:say(words)
+end
+
 --- Whether this rank, or with several any of them, shall stop behind the step that was just done.
 -- @bool own this rank shall; of several ranks the others learn of it in the next step
 function Session:asked_to_stop(own)
   if not self.cluster then return native.interrupted() or own end
-  if own then self.trainer:ask_to_stop(true, self.run.member) end
+  if own then self:say { stop = true } end
   return self.trainer:asked_to_stop()
 end
 

@@ -91,11 +91,6 @@ local function look(run)
   end
 end
 
-local function share(run)
-  run.session.trainer:ask_to_stop(run.stopped or false, run.member, run.snapshotting.memory, run.snapshotting.disk,
-    run.snapshot_failed or false)
-end
-
 -- What is saved beside the tensors.
 local function about_of(run)
   return native.json_encode { step = run.step, precision = run.arguments.precision, best = run.best,
@@ -139,7 +134,19 @@ function snapshots.after_step(run)
     run.disk_due = false
   end
   look(run)
-  share(run)
+  run.session:say { stop = run.stopped }
+end
+
+--- A snapshot in memory of the state as it is, whole on all ranks when this returns: some of them leave. All ranks call
+-- it.
+function snapshots.take_now(run)
+  if not run.snapshots or not run.snapshots:is_scarce() then return end
+  snapshots.finish(run)
+  take(run, true, false)
+  local task = run.snapshotting.memory
+  local failed = not task or not result_of(run, task, "in memory")
+  if run.cluster:any(failed) then return snapshots.finish(run) end
+  is_whole(run)
 end
 
 --- Wait for what is being written: before the state is restored, and at the end.
