@@ -1,15 +1,19 @@
 // The snapshots that a run takes of its state, and the state as ranks restore it.
+#include <iostream>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "core/base/visible.h"
 #include "core/cluster/notice.h"
 #include "core/cluster/secret.h"
 #include "core/comm/loopback.h"
+#include "core/net/socket.h"
 #include "core/run/cluster.h"
 #include "core/run/memory_folder.h"
 #include "core/run/restore.h"
+#include "core/tensor/convert.h"
 #include "lua/interrupt.h"
 #include "lua/objects.h"
 #include "planner/migrate/migrate.h"
@@ -19,7 +23,8 @@
 namespace het::lua {
 namespace {
 
-// {run, in_memory, folder, replicas, secret_file}
+// {run, in_memory, folder, replicas, secret_file, cluster, replica_bytes}. `cluster`: of the run, where
+// in_memory.
 SnapshotsHandle run_snapshots(lua_State* L) {
   luaL_checktype(L, 1, LUA_TTABLE);
   RunSnapshots::Options options;
@@ -30,6 +35,19 @@ SnapshotsHandle run_snapshots(lua_State* L) {
     const std::string folder = memory_folder(process_environment(), secret_of(L, 1));
     const std::string of_run = hex_of(hmac_sha256("run", options.run)).substr(0, 12);
     if (!folder.empty()) options.memory_folder = folder + "/" + of_run;
+    const auto& cluster = object_field<ClusterHandle>(L, 1, "cluster");
+    if (cluster != nullptr && cluster->generation() != nullptr) {
+      const auto& formation = cluster->generation()->formation();
+      options.address = parse_endpoint(formation.members[static_cast<size_t>(formation.rank)].address).host;
+    }
+    const EnvironmentLookup lookup = process_environment();
+    options.secret = secret_of(L, 1);
+    options.host = host_of_process(lookup);
+    options.zone = lookup("HETRUN_ZONE").value_or("");
+    options.replica_bytes = to_integer<int64_t>(field<double>(L, 1, "replica_bytes").value_or(0));
+    options.warn = [](const std::string& sentence) {
+      std::cerr << visible("hetrun: " + sentence) + "\n" << std::flush;
+    };
   }
   return std::make_shared<RunSnapshots>(std::move(options));
 }
@@ -39,14 +57,20 @@ Communicator* world_of(lua_State* L, int index) {
   return lua_isnoneornil(L, index) ? nullptr : &check_object<ClusterHandle>(L, index)->world();
 }
 
-// snapshots, cluster or nil, program, {host of each rank}, plan as text: the plan that the run follows from
-// here on.
+// snapshots, cluster or nil, program, plan as text: the plan that the run follows from here on. All ranks
+// call it.
 int snapshots_follow(lua_State* L) {
   const auto& snapshots = check_object<SnapshotsHandle>(L, 1);
   Communicator* const world = world_of(L, 2);
   const auto& program = check_object<ProgramHandle>(L, 3);
-  snapshots->follow(layout_of(world, needs_of(*program)), world == nullptr ? 0 : world->rank(),
-                    Convert<std::vector<std::string>>::get(L, 4), Convert<std::string>::get(L, 5));
+  std::vector<ReplicaPeer> peers{snapshots->own()};
+  if (world != nullptr) {
+    peers.clear();
+    for (const std::string& text : all_gather_text(*world, to_text(snapshots->own()), "who keeps replicas"))
+      peers.push_back(parse_replica_peer(text, fmt::format("rank {}", peers.size())));
+  }
+  snapshots->follow(layout_of(world, needs_of(*program)), world == nullptr ? 0 : world->rank(), peers,
+                    Convert<std::string>::get(L, 4));
   return 0;
 }
 bool snapshots_scarce(SnapshotsHandle& snapshots) { return snapshots->is_scarce(); }
@@ -95,6 +119,8 @@ void snapshots_keep(SnapshotsHandle& snapshots, int64_t step, int64_t generation
   if (older) snapshots->remove_older();
 }
 void snapshots_clear_memory(SnapshotsHandle& snapshots) { snapshots->clear_memory(); }
+void snapshots_stop_replicas(SnapshotsHandle& snapshots) { snapshots->stop_replicas(); }
+void snapshots_leave(SnapshotsHandle& snapshots) { snapshots->leave(); }
 
 bool task_done(SnapshotTaskHandle& task) { return task->done(); }
 bool task_failed(SnapshotTaskHandle& task) { return task->failed(); }
@@ -206,7 +232,8 @@ void add_recovery(lua_State* L) {
       L, {bind<&snapshots_follow>("follow"), bind<&snapshots_scarce>("is_scarce"),
           bind<&snapshots_bytes>("bytes"), bind<&snapshots_take>("take"), bind<&snapshots_states>("states"),
           bind<&snapshots_warnings>("warnings"), bind<&snapshots_keep>("keep"),
-          bind<&snapshots_clear_memory>("clear_memory")});
+          bind<&snapshots_clear_memory>("clear_memory"), bind<&snapshots_stop_replicas>("stop_replicas"),
+          bind<&snapshots_leave>("leave")});
   make_class<SnapshotTaskHandle>(
       L, {bind<&task_done>("done"), bind<&task_failed>("failed"), bind<&task_wait>("wait"),
           bind<&task_seconds>("seconds"), bind<&task_step>("step"), bind<&task_generation>("generation")});

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <set>
 #include <utility>
 
@@ -96,7 +97,21 @@ std::vector<SnapshotTiers::Place> RunSnapshots::places_of(const Options& options
   return places;
 }
 
-RunSnapshots::RunSnapshots(Options options) : options_(std::move(options)), tiers_(places_of(options_)) {}
+RunSnapshots::RunSnapshots(Options options) : options_(std::move(options)), tiers_(places_of(options_)) {
+  if (options_.memory_folder.empty() || options_.address.empty()) return;
+  make_folders();
+  RunReplicas::Options exchange;
+  exchange.run = options_.run;
+  exchange.secret = options_.secret;
+  exchange.address = options_.address;
+  exchange.own_folder = scarce_folder(options_.memory_folder);
+  exchange.folder = replica_folder(options_.memory_folder) + "/" + hex_of(random_bytes(8));
+  exchange.host = options_.host;
+  exchange.zone = options_.zone;
+  exchange.budget_bytes = options_.replica_bytes;
+  exchange.warn = options_.warn;
+  exchange_ = std::make_unique<RunReplicas>(std::move(exchange));
+}
 
 RunSnapshots::~RunSnapshots() = default;
 
@@ -108,10 +123,23 @@ void RunSnapshots::make_folders() {
     make_private_folder(folder);
 }
 
-void RunSnapshots::follow(const StateLayout& layout, int rank, std::vector<std::string> hosts,
+ReplicaPeer RunSnapshots::own() const {
+  return exchange_ != nullptr ? exchange_->own() : ReplicaPeer{"", options_.host, options_.zone, "", 0};
+}
+
+void RunSnapshots::stop_replicas() {
+  if (exchange_ != nullptr) exchange_->stop();
+}
+
+void RunSnapshots::follow(const StateLayout& layout, int rank, const std::vector<ReplicaPeer>& peers,
                           std::string plan) {
-  if (std::set<std::string>(hosts.begin(), hosts.end()).size() == 1)
+  std::vector<std::string> hosts;
+  for (const ReplicaPeer& peer : peers) hosts.push_back(peer.host);
+  if (std::set<std::string>(hosts.begin(), hosts.end()).size() == 1) {
     for (size_t r = 0; r < hosts.size(); ++r) hosts[r] = std::to_string(r);
+  } else if (exchange_ != nullptr) {
+    exchange_->follow(peers, rank, options_.replicas - 1);
+  }
   rank_ = rank;
   ranks_ = static_cast<int>(layout.parts.size());
   plan_ = std::move(plan);
@@ -168,6 +196,7 @@ RunSnapshots::Slots& RunSnapshots::free_slots() {
 
 void RunSnapshots::remove_older() {
   if (options_.memory_folder.empty() || !kept_) return;
+  if (exchange_ != nullptr) exchange_->drop_before(*kept_);
   for (const std::string& folder :
        {scarce_folder(options_.memory_folder), rest_folder(options_.memory_folder)}) {
     if (kind_of(Path(folder)) != FileKind::folder) continue;
@@ -192,14 +221,16 @@ std::shared_ptr<SnapshotTask> RunSnapshots::take(StateStore& state, bool in_memo
     rest = slots.rest.get();
   }
   const std::optional<Path> disk = on_disk ? options_.disk_folder : std::nullopt;
-  const auto write = [copy, manifest, scarce, rest, disk, scarce_parts = scarce_, rest_parts = rest_,
-                      disk_parts = disk_] {
+  RunReplicas* const exchange = exchange_.get();
+  const auto write = [copy, manifest, exchange, scarce, rest, disk, scarce_parts = scarce_,
+                      rest_parts = rest_, disk_parts = disk_] {
     std::vector<SnapshotTask::Written> written;
     for (const auto& [slot, parts, is_scarce] :
          {std::tuple(scarce, &scarce_parts, true), std::tuple(rest, &rest_parts, false)})
       if (slot != nullptr && !parts->empty()) {
         const SnapshotManifest whole = slot->write(manifest, parts_of(copy, *parts));
         written.push_back({Tier::memory, slot->path(), file_bytes(whole), is_scarce});
+        if (is_scarce && exchange != nullptr) exchange->replicate(slot->path());
       }
     if (disk && !disk_parts.empty()) {
       make_folder(*disk);
@@ -216,14 +247,21 @@ void RunSnapshots::clear_memory() {
   if (options_.memory_folder.empty()) return;
   slots_ = {};
   kept_.reset();
+  std::error_code ignored;
   for (const std::string& folder :
        {scarce_folder(options_.memory_folder), rest_folder(options_.memory_folder),
-        replica_folder(options_.memory_folder)}) {
-    if (kind_of(Path(folder)) != FileKind::folder) continue;
-    for (const FolderEntry& entry : list_folder(Path(folder))) unlink((folder + "/" + entry.name).c_str());
-    rmdir(folder.c_str());
-  }
-  rmdir(options_.memory_folder.c_str());
+        replica_folder(options_.memory_folder)})
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(folder, ignored))
+      if (entry.is_regular_file(ignored)) std::filesystem::remove(entry.path(), ignored);
+}
+
+void RunSnapshots::leave() {
+  if (options_.memory_folder.empty()) return;
+  exchange_ = nullptr;
+  slots_ = {};
+  kept_.reset();
+  std::error_code ignored;
+  std::filesystem::remove_all(options_.memory_folder, ignored);
 }
 
 }  // namespace het

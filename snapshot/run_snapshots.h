@@ -14,6 +14,7 @@
 
 #include "core/program/state.h"
 #include "core/run/state_layout.h"
+#include "snapshot/run_replicas.h"
 #include "snapshot/slot.h"
 #include "snapshot/tiers.h"
 
@@ -60,6 +61,11 @@ class RunSnapshots {
     std::string memory_folder;  // of the run on this host, in memory; empty: none
     std::optional<Path> disk_folder;
     std::vector<SnapshotTiers::Place> more;  // that are read
+    // Of the run, to exchange replicas with other hosts: its secret, where this process listens, and what it
+    // tells of what went wrong. No address: it keeps none and has none made.
+    std::string secret, address, host, zone;
+    int64_t replica_bytes = 0;  // of memory, for replicas of others
+    std::function<void(const std::string& sentence)> warn;
     int replicas = 2;  // copies of each part on several hosts that make its loss unlikely, live ones included
   };
   explicit RunSnapshots(Options options);
@@ -67,9 +73,11 @@ class RunSnapshots {
   RunSnapshots(const RunSnapshots&) = delete;
   RunSnapshots& operator=(const RunSnapshots&) = delete;
 
-  // Of the plan that the run follows from here on, on every rank. `hosts`: of each rank; of ranks on one host
-  // each counts as a host of its own.
-  void follow(const StateLayout& layout, int rank, std::vector<std::string> hosts, std::string plan);
+  // What this process tells the others of itself, for follow().
+  ReplicaPeer own() const;
+  // Of the plan that the run follows from here on, on every rank. `peers`: own() of each rank; of ranks on
+  // one host each counts as a host of its own.
+  void follow(const StateLayout& layout, int rank, const std::vector<ReplicaPeer>& peers, std::string plan);
   // Whether a part of the state is on fewer than `replicas` hosts: only then do snapshots in memory gain
   // something. The same on every rank.
   bool is_scarce() const { return is_scarce_; }
@@ -94,8 +102,12 @@ class RunSnapshots {
 
   // What there is to read.
   SnapshotTiers& tiers() { return tiers_; }
-  // Removes what memory holds of the run, of this process and others of this host.
+  // Copies for other hosts that are under way fail, and no more are made until follow(): the ranks change.
+  void stop_replicas();
+  // Removes the snapshots in memory, of this process and others of this host: they are of an earlier run.
   void clear_memory();
+  // The run has ended: removes all of it from memory.
+  void leave();
 
   // Folders in memory: of parts that too few hosts have, of other parts, of copies of other hosts' parts.
   static std::string scarce_folder(const std::string& memory) { return memory + "/scarce"; }
@@ -120,6 +132,7 @@ class RunSnapshots {
   bool is_scarce_ = false;
   int rank_ = 0, ranks_ = 1;
   std::string plan_;
+  std::unique_ptr<RunReplicas> exchange_;
   std::array<Slots, 2> slots_;
   std::optional<Version> kept_;
 };

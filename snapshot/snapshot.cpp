@@ -26,30 +26,6 @@ std::string difference_of(const SnapshotManifest& a, const SnapshotManifest& b) 
   return {};
 }
 
-struct FileName {
-  Version version;
-  int64_t rank = 0;
-};
-// Of "step-12-generation-3-rank-0-of-4.snapshot"; nullopt for other names.
-std::optional<FileName> parse_name(std::string_view name) {
-  // What stands before a number, which may not begin with it; the number.
-  const auto number_after = [&](std::string_view words) -> std::optional<int64_t> {
-    int64_t value = 0;
-    if (!name.starts_with(words)) return std::nullopt;
-    name.remove_prefix(words.size());
-    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), value);
-    if (error != std::errc{} || value < 0) return std::nullopt;
-    name.remove_prefix(static_cast<size_t>(end - name.data()));
-    return value;
-  };
-  const auto step = number_after("step-");
-  const auto generation = step ? number_after("-generation-") : step;
-  const auto rank = generation ? number_after("-rank-") : generation;
-  const auto ranks = rank ? number_after("-of-") : rank;
-  if (!ranks || name != kFileEnd) return std::nullopt;
-  return FileName{{*step, *generation}, *rank};
-}
-
 // Opens what can be opened: a damaged file counts as one that is not there.
 Snapshot open_readable(const Path& place, const std::vector<std::string>& paths,
                        std::vector<std::string>& problems) {
@@ -142,15 +118,41 @@ Tensor Snapshot::read(const std::string& name, const TensorSlice& slice) const {
   return result;
 }
 
+std::string to_string(const SnapshotName& name) {
+  return fmt::format("step-{}-generation-{}-rank-{}-of-{}{}", name.version.step, name.version.generation,
+                     name.rank, name.ranks, kFileEnd);
+}
+
+std::optional<SnapshotName> parse_snapshot_name(std::string_view text) {
+  std::string_view rest = text;
+  // The number after `words`.
+  const auto number_after = [&](std::string_view words) -> std::optional<int64_t> {
+    int64_t value = 0;
+    if (!rest.starts_with(words)) return std::nullopt;
+    rest.remove_prefix(words.size());
+    const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), value);
+    if (error != std::errc{} || value < 0) return std::nullopt;
+    rest.remove_prefix(static_cast<size_t>(end - rest.data()));
+    return value;
+  };
+  const auto step = number_after("step-");
+  const auto generation = step ? number_after("-generation-") : step;
+  const auto rank = generation ? number_after("-rank-") : generation;
+  const auto ranks = rank ? number_after("-of-") : rank;
+  if (!ranks || *rank >= *ranks) return std::nullopt;
+  const SnapshotName name{{*step, *generation}, *rank, *ranks};
+  if (to_string(name) != text) return std::nullopt;  // another end, or leading zeros
+  return name;
+}
+
 Path snapshot_path(const Path& folder, const SnapshotManifest& manifest) {
-  return folder.child(fmt::format("step-{}-generation-{}-rank-{}-of-{}{}", manifest.version.step,
-                                  manifest.version.generation, manifest.rank, manifest.ranks, kFileEnd));
+  return folder.child(to_string(SnapshotName{manifest.version, manifest.rank, manifest.ranks}));
 }
 
 std::vector<ListedSnapshot> list_snapshots(const Path& folder) {
   std::map<Version, std::vector<std::pair<int64_t, std::string>>, std::greater<>> found;
   for (const FolderEntry& entry : list_folder(folder))
-    if (const auto name = parse_name(entry.name); name && entry.kind == FileKind::file)
+    if (const auto name = parse_snapshot_name(entry.name); name && entry.kind == FileKind::file)
       found[name->version].emplace_back(name->rank, folder.child(entry.name).text);
   std::vector<ListedSnapshot> snapshots;
   for (auto& [version, files] : found) {

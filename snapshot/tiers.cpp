@@ -37,17 +37,24 @@ std::vector<TierState> SnapshotTiers::states() {
   std::vector<TierState> states;
   for (const Place& place : places_) {
     if (kind_of(place.folder) != FileKind::folder) continue;
-    size_t count = 0;
-    for (const ListedSnapshot& listed : list_snapshots(place.folder)) {
-      if (++count > kVersions) break;
-      Files files = open(place, listed);
-      if (files.empty()) continue;
-      states.push_back(state_of(place, files));
-      Files& known = files_[{place.tier, listed.version}];
-      known.insert(known.end(), files.begin(), files.end());
-    }
+    look_into(place, states);
+    for (const FolderEntry& entry : list_folder(place.folder))
+      if (entry.kind == FileKind::folder)
+        look_into({place.tier, place.folder.child(entry.name), place.bytes_per_second}, states);
   }
   return states;
+}
+
+void SnapshotTiers::look_into(const Place& place, std::vector<TierState>& states) {
+  size_t count = 0;
+  for (const ListedSnapshot& listed : list_snapshots(place.folder)) {
+    if (++count > kVersions) break;
+    Files files = open(place, listed);
+    if (files.empty()) continue;
+    states.push_back(state_of(place, files));
+    Files& known = files_[{place.tier, listed.version}];
+    known.insert(known.end(), files.begin(), files.end());
+  }
 }
 
 SnapshotTiers::Files SnapshotTiers::open(const Place& place, const ListedSnapshot& listed) {

@@ -18,7 +18,7 @@ class SnapshotTiers : public TierReader {
  public:
   struct Place {
     Tier tier;
-    Path folder;  // of snapshots; one that is missing is empty
+    Path folder;  // of snapshots, or of folders with them; one that is missing is empty
     double bytes_per_second = 0;
   };
   explicit SnapshotTiers(std::vector<Place> places) : places_(std::move(places)) {}
@@ -38,6 +38,7 @@ class SnapshotTiers : public TierReader {
     std::shared_ptr<const SnapshotFile> file;
     size_t unit;
   };
+  void look_into(const Place& place, std::vector<TierState>& states);
   Files open(const Place& place, const ListedSnapshot& listed);
   Part find(Tier tier, Version version, const std::string& tensor, const TensorSlice& slice) const;
   void leave_out(const std::string& path, const std::string& why);

@@ -20,7 +20,8 @@ function snapshots.begin(run)
   local in_memory = run.member ~= nil and a.memory ~= false
   if not in_memory and not a.folder then return end
   run.snapshots = native.run_snapshots { run = run.arguments.name, in_memory = in_memory, folder = a.folder,
-    replicas = a.replicas, secret_file = (native.settings or {}).secret_file }
+    replicas = a.replicas, secret_file = (native.settings or {}).secret_file,
+    cluster = in_memory and run.cluster or nil, replica_bytes = native.device("cpu"):available_bytes() / 4 }
   run.snapshotting, run.last_snapshot = {}, {}
 end
 
@@ -48,13 +49,10 @@ local function warn(format, ...)
   if not native.settings.quiet then native.write("stderr", format:format(...) .. "\n") end
 end
 
---- The hosts of the ranks of a cluster.
-local function hosts_of(cluster) return cluster and cluster:all_gather(native.host()) or { native.host() } end
-
 --- A session has begun: its plan says who writes what. All ranks call it.
 function snapshots.follow(run, program)
   if not run.snapshots then return end
-  run.snapshots:follow(run.cluster, program, hosts_of(run.cluster), run.plan and tostring(run.plan) or "")
+  run.snapshots:follow(run.cluster, program, run.plan and tostring(run.plan) or "")
   run.cleaned = false
 end
 
@@ -141,17 +139,22 @@ end
 -- it.
 function snapshots.take_now(run)
   if not run.snapshots or not run.snapshots:is_scarce() then return end
-  snapshots.finish(run)
+  for _, task in pairs(run.snapshotting) do pcall(task.wait, task) end
+  run.snapshotting = {}
   take(run, true, false)
   local task = run.snapshotting.memory
   local failed = not task or not result_of(run, task, "in memory")
-  if run.cluster:any(failed) then return snapshots.finish(run) end
+  if run.cluster:any(failed) then
+    run.snapshotting.memory = nil
+    return
+  end
   is_whole(run)
 end
 
 --- Wait for what is being written: before the state is restored, and at the end.
 function snapshots.finish(run)
   if not run.snapshots then return end
+  run.snapshots:stop_replicas()
   for _, where in ipairs { "memory", "disk" } do
     local task = run.snapshotting[where]
     if task then
@@ -188,7 +191,7 @@ end
 function snapshots.leave(run)
   if not run.snapshots then return end
   snapshots.finish(run)
-  run.snapshots:clear_memory()
+  run.snapshots:leave()
 end
 
 return snapshots
