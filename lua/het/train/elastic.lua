@@ -219,7 +219,7 @@ function elastic.leaving(self)
   if count == 0 then return nil end
   self.leaves = leaving[self.rank + 1]
   self.notice_seen = self.notice_seen or native.clock()
-  if go then return count end
+  if go or count == #leaving then return count end
   self.session:say { go = self.rank == 0 and native.clock() - self.notice_seen >= seconds_together }
 end
 
@@ -235,8 +235,8 @@ function elastic.let_leave(self)
   self.cluster:close "this machine is taken away"
   self.member:leave()
   pcall(self.notices.acknowledge, self.notices)
-  errors.raise("ended", "this process left the run after step %d: %s", self.step,
-    notice.source == "SIGTERM" and "SIGTERM" or ("%s takes this machine away (%s)"):format(notice.source, notice.detail))
+  errors.raise("ended", "this process left the run after step %d: %s", self.step, notice.source == "SIGTERM"
+    and "SIGTERM" or ("%s takes this machine away (%s)"):format(notice.source, notice.detail))
 end
 
 --- Gives up the generation and waits for the next one.
