@@ -148,9 +148,11 @@ void push_restored(lua_State* L, const Restored& restored) {
   if (restored.recovery) {
     const RecoveryPlan& recovery = *restored.recovery;
     Json::object_t bytes;
-    for (int tier = 0; tier < kTiers; ++tier)
+    for (int tier = 0; tier < kTiers; ++tier) {
+      const auto found = recovery.bytes.find(static_cast<Tier>(tier));
       bytes.emplace_back(std::string(name_of(static_cast<Tier>(tier))),
-                         recovery.bytes.at(static_cast<size_t>(tier)));
+                         found == recovery.bytes.end() ? int64_t{0} : found->second);
+    }
     json.emplace_back("about", restored.about);
     json.emplace_back("bytes", std::move(bytes));
     json.emplace_back("seconds", recovery.seconds);

@@ -2,9 +2,10 @@
 // (planner/migrate/recovery.h); restore() carries it out.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -25,11 +26,21 @@ struct RecoveryRequest {
 };
 
 struct RecoveryPlan {
+  // Each move has its tier. From a rank to itself: a tier of its own. What is in the store each rank reads
+  // itself. What a rank has live in this version is not moved.
   MigrationPlan moves;
+  double seconds = 0;        // of the busiest port, link, disk or memory by these moves; without latencies
+  double bound_seconds = 0;  // no choice of sources for this version takes less
   int64_t steps_repeated = 0;
-  double seconds = 0, bound_seconds = 0;  // that the moves take, and that any choice takes at least
-  std::array<int64_t, kTiers> bytes{};    // read from each tier
-  std::vector<std::string> why;           // sentences
+  struct Candidate {
+    Version version;
+    std::optional<double> seconds;  // absent: something is missing, or it was not looked at
+    int64_t steps_repeated = 0;
+    std::vector<Inventory::Need> missing;  // disjoint
+  };
+  std::vector<Candidate> candidates;  // all versions in the inventory, the newest first
+  std::map<Tier, int64_t> bytes;      // moved
+  std::vector<std::string> why;       // sentences
 };
 
 // A function of its argument alone: all ranks find the same. Throws Error(environment) naming the slices that
