@@ -7,6 +7,9 @@
 #include <span>
 #include <utility>
 
+#include <linux/magic.h>
+#include <sys/vfs.h>
+
 #include "core/base/crc32c.h"
 #include "core/base/error.h"
 #include "core/io/file.h"
@@ -86,6 +89,11 @@ std::optional<PreviousFile> open_previous(const std::optional<Path>& path) {
   }
 }
 
+bool is_in_memory(const Path& path) {
+  struct statfs system {};
+  return ::statfs(folder_of(path.text).c_str(), &system) == 0 && system.f_type == TMPFS_MAGIC;
+}
+
 struct Release {
   void operator()(std::byte* memory) const { operator delete[](memory, std::align_val_t(kSnapshotPage)); }
 };
@@ -101,8 +109,8 @@ class Fetch {
 
   SnapshotTransfer write(const Path& into, const std::optional<Path>& previous_path) {
     AtomicFile file(into);
-    file.write_directly();
-    file.reserve(header_.file_bytes());
+    // In memory each page would be allocated before any byte is asked for.
+    if (!is_in_memory(into) && file.write_directly()) file.reserve(header_.file_bytes());
     SnapshotTransfer transfer;
     const auto previous = open_previous(previous_path);
     std::vector<Chunk> missing;

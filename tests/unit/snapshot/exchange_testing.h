@@ -32,11 +32,15 @@ inline SampleState small_sample(uint32_t step, int rank = 1) {
 
 // A tensor of ten chunks after a step; `changed`: a chunk that differs from other steps' (-1: none).
 inline SampleState ten_chunks(int64_t step, int64_t changed = -1) {
-  SampleState state(3, {{"b", {DType::f32, {5}}}, {"w", {DType::f32, {10, 1024, 1024}}}});
+  static const SampleState first(3, {{"b", {DType::f32, {5}}}, {"w", {DType::f32, {10, 1024, 1024}}}});
+  SampleState state = first;  // with the same buffers
   state.manifest.version.step = step;
-  if (changed >= 0)
+  if (changed >= 0) {
+    Tensor& tensor = state.whole.at("w");
+    tensor = take(tensor, TensorSlice::whole(tensor.shape()));
     for (int64_t byte = 0; byte < 100; ++byte)
-      state.whole.at("w").bytes()[changed * kSnapshotChunk + 77 * byte] ^= std::byte{0x55};
+      tensor.bytes()[changed * kSnapshotChunk + 77 * byte] ^= std::byte{0x55};
+  }
   state.add_all();
   return state;
 }
