@@ -42,7 +42,7 @@ std::vector<std::string> words_of_ranks(int argc, char** argv) {
     const std::string word = argv[i];
     const std::string name = word.substr(0, word.find('='));
     if (name == "--workers" || name == "--listen")
-      i += word == name ? 1 : 0;  // its value is a word of its own
+      i += word == name ? 1 : 0;  // its value is a separate word
     else if (name != "--respawn")
       words.push_back(word);
   }

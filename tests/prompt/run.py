@@ -246,7 +246,7 @@ end
         for name, said in zip(names, self.explained(*names)):
             self.assertTrue(said.startswith(f'{name}(') or said.startswith(f'{name} {{'), f'{name}: {said}')
             owner = name.split(':')[0]
-            if name != 'model:generate':   # it stands on a page of its own
+            if name != 'model:generate':   # it stands on a separate page
                 self.assertIn(f'`{said}`', (self.folder / 'pages' / f'{owner}.md').read_text())
                 self.assertIn(f'function {name}(...) end', stubs)
 

@@ -160,7 +160,7 @@ local function misread(unit, words)
 end
 
 -- Why a value does not fit a field, as the end of a sentence that begins with the value; nil when it fits.
-local function misfit(field, value)
+local function value_problem(field, value)
   if define.is_unknown(value) then return nil end
   if not accepts(field[2], value) then
     local hint = meant[handle.original(value)]
@@ -191,7 +191,7 @@ local function misfit(field, value)
   if field.above and value <= field.above then return (" has to be above %s"):format(text.value(field.above)) end
   if field.below and value >= field.below then return (" has to be below %s"):format(text.value(field.below)) end
 end
-define.misfit = misfit
+define.value_problem = value_problem
 
 local function names_of(fields)
   local names = {}
@@ -229,7 +229,7 @@ local function check_fields(constructor, owner, prefix, fields, given, list)
         arguments[name] = field.default
       end
     else
-      local problem = misfit(field, value)
+      local problem = value_problem(field, value)
       local refused = not problem and field.path and type(value) == "string"
         and access.problem(value, field.path == "write")
       if problem then

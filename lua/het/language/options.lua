@@ -100,7 +100,7 @@ local function parse(field, given)
     return nil, ("%s=%s is not %s; the default is %s"):format(given.said, given.value,
       define.type_name(field[2]), tostring(field.default))
   end
-  local problem = define.misfit(field, value)
+  local problem = define.value_problem(field, value)
   if problem then
     if field.min and type(value) == "number" and value < field.min or
        field.max and type(value) == "number" and value > field.max then

@@ -154,7 +154,7 @@ function methods:shard(given)
   local hints = {}
   for name, hint in pairs(given) do
     if not known[name] then
-      errors.usage("%s:shard: it has no parameter %s of its own%s", self.class.name, text.value(name),
+      errors.usage("%s:shard: it has no parameter %s%s", self.class.name, text.value(name),
         #names == 0 and "; shard the layers inside it" or suggest.sentence(tostring(name), names))
     end
     hints[name] = check_hint(self.class, known[name], hint)
