@@ -119,6 +119,7 @@ int run(int argc, char** argv, const Gpus& gpus) {
                nearest.empty() ? fmt::format("commands are {}", fmt::join(names, ", "))
                                : fmt::format("did you mean '{}'?", nearest));
   }
+  if (!line.arguments.empty()) refuse_misspelt_option(line);
   if (!line.arguments.empty())
     fail_usage("'{}' after the recipe is no option; those of a recipe are written --name=value, with the =",
                line.arguments[0]);

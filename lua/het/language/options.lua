@@ -194,7 +194,7 @@ end
 function options.check_undeclared()
   if declared then return end
   for _, word in ipairs(native.arguments or {}) do
-    mistake(("this recipe has no options; it was given %s"):format(word))
+    mistake(("this recipe has no options (het.options declares some); it was given %s"):format(word))
   end
 end
 

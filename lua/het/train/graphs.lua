@@ -70,7 +70,7 @@ function graphs.loss(b, spec)
     return loss
   end
   local ok, result = xpcall(compute, function(problem)
-    place = source.place(compute) or b.place
+    place = source.place(compute) or b.place or rawget(spec.model, "place")
     return problem
   end)
   if ok then return result end
