@@ -4,8 +4,9 @@ local nn, optim, data = het.nn, het.optim, het.data
 
 local function problem(layer)
   local x = het.zeros({ 16, 8 })
-  local run = het.train { model = nn.sequential { nn.linear(8, 8), layer }, data = data.pairs { inputs = x, labels = x },
-    batch = 16, steps = 1, optimizer = optim.adamw { lr = 1e-2 } }
+  local model = nn.sequential { nn.linear(8, 8), layer }
+  local run = het.train { model = model, data = data.pairs { inputs = x, labels = x }, batch = 16,
+    steps = 1, optimizer = optim.adamw { lr = 1e-2 } }
   local _, why = pcall(run.start, run)
   return tostring(why)
 end
@@ -15,7 +16,7 @@ local function own(forward) return nn.layer { name = "own", layers = { up = nn.l
 local problems = {
   problem(own(function() return 3 end)),
   problem(own(function(x) return x end)),
-  problem(own(function(_, x) return nn.gelu() end)),
+  problem(own(function() return nn.gelu() end)),
   problem(own(function(self, x) return self:up(x) end)),
   problem(own(function(self, x) self.up(x) end)),
   problem(function() return "x" end),

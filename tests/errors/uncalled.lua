@@ -3,7 +3,7 @@ local het = require "het"
 local nn, optim, data = het.nn, het.optim, het.data
 
 local x = het.zeros({ 16, 8 })
-local own = nn.layer { name = "own", layers = { up = nn.linear(8, 8) }, forward = function(self, y) return self.up(y) end }
+local own = nn.layer { name = "own", forward = function(_, y) return y end }
 local _, inner = pcall(nn.layer, { name = "own", layers = { up = nn.linear }, forward = function(_, y) return y end })
 print(inner)
 return het.train {

@@ -157,8 +157,14 @@ local function check_result(self, what, result)
   if type(result) == "table" and debug.getmetatable(result) == nil then return end
   if define.accepts("value", result) then return end
   local path = self:path()
-  local returned = result == nil and "nothing" or define.kind_of(result) == "layer" and "a layer that is not called on a value"
-    or type(result) == "table" and "its self" or text.value(result)
+  local returned = text.value(result)
+  if result == nil then
+    returned = "nothing"
+  elseif define.kind_of(result) == "layer" then
+    returned = "a layer that is not called on a value"
+  elseif type(result) == "table" then
+    returned = "its self"
+  end
   errors.usage("%s in %s returned %s; it has to return a value", what, path == "" and "the model" or "layer " .. path,
     returned)
 end
