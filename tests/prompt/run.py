@@ -78,7 +78,8 @@ class Prompt(Case):
         self.says('x:matmul(x)', "a tensor has no 'matmul'; het.op.matmul(x) computes it")
         self.says('x:tolst()', "a tensor has no 'tolst'; did you mean 'tolist'?")
         self.says('x.elements_per_row', "a tensor has no 'elements_per_row'; it has at, clone, contiguous, data, "
-                  'dtype, item, numel, shape, shard, to, tolist')
+                  'dtype, item, numel, shape, shard, to, tolist; operators are functions of '
+                  'het.op, such as op.reshape')
 
     def test_what_looks_like_another_library_is_explained(self):
         self.says('#x', 'a tensor has no one length: x.shape[1] is the rows of f32[2, 3], x:numel() its elements')
