@@ -44,7 +44,7 @@ constexpr int64_t kOneMilliseconds = 500;
 constexpr unsigned kGraceSeconds = 1;
 constexpr int kHookInstructions = 100;
 
-// Lua's state may be touched by its own thread alone. Other threads pass a signal on.
+// Lua's state may be touched by the thread that runs it alone. Other threads pass a signal on.
 bool passed_on(int signal) {
   if (pthread_equal(pthread_self(), lua_thread) != 0) return false;
   pthread_kill(lua_thread, signal);
@@ -181,7 +181,7 @@ bool interrupt_pending() { return pending.load(); }
 bool take_interrupt() { return pending.exchange(false); }
 
 bool is_recipe_code(lua_State* L, lua_Debug* ar) {
-  // The library's functions have the globals that LuaJIT made; what a recipe may reach has tables of its own.
+  // The library's functions have the globals that LuaJIT made; what a recipe may reach has separate tables.
   lua_getinfo(L, "f", ar);
   lua_getfenv(L, -1);
   const bool library = lua_rawequal(L, -1, LUA_GLOBALSINDEX) != 0;

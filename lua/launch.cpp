@@ -312,7 +312,7 @@ class Launcher {
         interrupted_ = true;
         continue;
       }
-      // A rank that only lost another may be seen before the one that had a mistake of its own.
+      // A rank that only lost another may be seen before the one whose mistake ended both.
       constexpr int kPeer = static_cast<int>(ErrorKind::peer);
       const bool cause = code_ == 0 || (lost_another_ && child.signal == 0 && child.code != kPeer);
       if (cause) {

@@ -16,7 +16,7 @@
 
 namespace het {
 
-// The tensors of a state as they were at one moment, in the host's memory. On a device with memory of its own
+// The tensors of a state as they were at one moment, in the host's memory. On a device with separate memory
 // the copies may still be under way. Used from one thread; what read() gave may be used from any.
 class StateCopy {
  public:

@@ -163,8 +163,8 @@ return define.constructor {
     { "data", "corpus|pairs", "what it is trained on", required = true },
     { "optimizer", "optimizer", "how the weights change", required = true },
     { "batch", "integer", "samples of a step", required = true, min = 1 },
-    { "microbatch", "integer", "samples computed at once; gradients are summed over the batch (default: batch; a plan "
-      .. "has its own)", min = 1 },
+    { "microbatch", "integer", "samples computed at once; gradients are summed over the batch (default: batch; "
+      .. "under a plan, the plan's)", min = 1 },
     { "steps", "integer", "steps in all", required = true, min = 1 },
     { "context", "integer", "tokens of a sample (default: the model's context)", min = 1 },
     { "precision", "string", "of matrices and activations; master weights and sums are f32", default = "f32",

@@ -12,7 +12,7 @@ local snapshots = require "het.train.snapshots"
 
 local meeting = {}
 
--- Has the planner begin, in a thread of its own, to look for the plan that a het.plan.auto asks for. Returns a function
+-- Has the planner begin, in a separate thread, to look for the plan that a het.plan.auto asks for. Returns a function
 -- that waits for what it answers.
 local function begin_plan(self, wanted, ranks)
   if wanted.profile then access.check(wanted.profile) end
@@ -84,7 +84,7 @@ function meeting.check_places(self)
     native.try_folder(a.save)
     local there = files.held(a.save)
     if there and there.foreign and self.overwrite then
-      errors.usage("%s holds %s, which a save would leave beside its own files; another folder for `save` works",
+      errors.usage("%s holds %s, which a save would leave beside the files it writes; another folder for `save` works",
         a.save, there.foreign)
     elseif there and there.model and not there.training and self.resume then
       errors.usage("%s holds a model but nothing to go on from (no training.safetensors); from = %q begins with its "
@@ -154,7 +154,7 @@ function meeting.join(self)
     self.cluster = native.join(joining)
   end
   self.rank, self.ranks = self.cluster and self.cluster:rank() or 0, self.cluster and self.cluster:size() or 1
-  if self.member then return function() end end   -- each generation has a plan of its own
+  if self.member then return function() end end   -- each generation has a separate plan
   if self.cluster then meeting.by_first_rank(self, meeting.check_places) end
   if not automatic then
     meeting.settle_plan(self)

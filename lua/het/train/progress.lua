@@ -42,7 +42,7 @@ local function clear(self)
   end
 end
 
---- A message of its own line.
+--- A message on a line by itself.
 function Progress:say(message)
   if self.quiet then return end
   clear(self)
