@@ -42,23 +42,30 @@ class Snapshot {
   std::map<std::string, std::vector<Held>> held_;  // of every tensor
 };
 
-// The file of one rank in a folder of snapshots:
-// FOLDER/step-STEP-generation-GENERATION-rank-RANK-of-RANKS.snapshot
+// The file of one rank in a folder of snapshots, and its key in a store:
+// step-STEP-generation-GENERATION-rank-RANK-of-RANKS.snapshot
+std::string snapshot_name(const SnapshotManifest& manifest);
 Path snapshot_path(const Path& folder, const SnapshotManifest& manifest);
 
 struct ListedSnapshot {
   Version version;
-  std::vector<std::string> files;  // paths, by rank
+  std::vector<std::string> files;  // paths or keys, by rank
 };
-// The snapshots in a folder by the names of their files, the newest first. Files are not opened.
+// The snapshots in a folder or a store by the names of their files, the newest first. Files are not opened.
 std::vector<ListedSnapshot> list_snapshots(const Path& folder);
+std::vector<ListedSnapshot> list_snapshots(ObjectStore& store);
 
-// The snapshot of the files at `paths`, whole or not. Throws Error(usage) if one of them cannot be read.
+// The snapshot of the files at `paths`, or of the objects at `keys`, whole or not. Throws Error(usage) if one
+// of them cannot be read.
 Snapshot open_files(const Path& place, const std::vector<std::string>& paths);
+Snapshot open_files(const std::shared_ptr<ObjectStore>& store, const std::vector<std::string>& keys);
 // The snapshot at `place`: a file; or of a folder of snapshots the one after `step`, by default the newest
 // whole one. `passed_over`, where given, gets a sentence for every newer one that is damaged or not whole.
 // Throws Error(usage).
 Snapshot open_snapshot(const Path& place, std::optional<int64_t> step = std::nullopt,
+                       std::vector<std::string>* passed_over = nullptr);
+// The same of a store. A store that does not answer is an Error: it says nothing about what is whole.
+Snapshot open_snapshot(const std::shared_ptr<ObjectStore>& store, std::optional<int64_t> step = std::nullopt,
                        std::vector<std::string>* passed_over = nullptr);
 
 }  // namespace het
