@@ -10,19 +10,54 @@
 namespace het {
 namespace {
 
-int64_t bytes_of_chunk(int64_t unit_bytes, int64_t number) {
-  return std::min(kSnapshotChunk, unit_bytes - number * kSnapshotChunk);
-}
+constexpr int64_t kWindow = 16;  // chunks that are read together where the file is not mapped
 
 }  // namespace
 
-std::shared_ptr<const SnapshotFile> SnapshotFile::open(const Path& path, SnapshotAccess access) {
-  return std::shared_ptr<const SnapshotFile>(new SnapshotFile(path, access));
+// The chunks of a unit as a read comes to need them: in place where the file is mapped, else several that
+// follow one another at once.
+class SnapshotFile::ChunkReader {
+ public:
+  // `needed`: by chunk; they are asked for in ascending order.
+  ChunkReader(const SnapshotFile& file, size_t index, std::vector<bool> needed)
+      : file_(file), index_(index), needed_(std::move(needed)) {}
+
+  const std::byte* get(int64_t number) {
+    if (number == current_) return data_;
+    current_ = number;
+    if (file_.source_->mapped() != nullptr) return data_ = file_.mapped_chunk(index_, number);
+    if (number < first_ || number >= end_) fetch(number);
+    data_ = window_.data() + (number - first_) * kSnapshotChunk;
+    file_.check(index_, number, data_);
+    return data_;
+  }
+
+ private:
+  void fetch(int64_t number) {
+    const auto chunks = static_cast<int64_t>(needed_.size());
+    first_ = end_ = number;
+    int64_t bytes = 0;
+    while (end_ < chunks && end_ - first_ < kWindow && needed_[static_cast<size_t>(end_)])
+      bytes += file_.chunk_bytes(index_, end_++);
+    window_.resize(static_cast<size_t>(bytes));
+    file_.source_->read_at(file_.manifest_.units[index_].offset + first_ * kSnapshotChunk, window_.data(),
+                           bytes);
+  }
+
+  const SnapshotFile& file_;
+  const size_t index_;
+  const std::vector<bool> needed_;
+  int64_t current_ = -1;
+  const std::byte* data_ = nullptr;  // of the current one
+  int64_t first_ = 0, end_ = 0;      // chunks in the window
+  std::vector<std::byte> window_;
+};
+
+std::shared_ptr<const SnapshotFile> SnapshotFile::open(std::unique_ptr<const SnapshotSource> source) {
+  return std::shared_ptr<const SnapshotFile>(new SnapshotFile(std::move(source)));
 }
 
-SnapshotFile::SnapshotFile(const Path& path, SnapshotAccess access) : file_(path) {
-  if (access == SnapshotAccess::mapped || (access == SnapshotAccess::automatic && file_.is_local))
-    mapped_.emplace(file_);
+SnapshotFile::SnapshotFile(std::unique_ptr<const SnapshotSource> source) : source_(std::move(source)) {
   read_headers();
   int64_t chunks = 0;
   for (const SnapshotUnit& unit : manifest_.units) {
@@ -35,14 +70,19 @@ SnapshotFile::SnapshotFile(const Path& path, SnapshotAccess access) : file_(path
 // Both are read into memory of their own: what was checked cannot change afterwards.
 void SnapshotFile::read_headers() {
   HeaderPage page{};
-  file_.read_at(0, page.data(), std::min(kSnapshotPage, file_.bytes));
-  const SnapshotHeader header = parse_header(
-      std::span(page).first(static_cast<size_t>(std::min(kSnapshotPage, file_.bytes))), file_.bytes, path());
+  const int64_t first = std::min(kSnapshotPage, bytes());
+  source_->read_at(0, page.data(), first);
+  const SnapshotHeader header =
+      parse_header(std::span(page).first(static_cast<size_t>(first)), bytes(), path());
   std::vector<std::byte> message(static_cast<size_t>(header.manifest_bytes));
-  file_.read_at(header.manifest_offset, message.data(), header.manifest_bytes);
+  source_->read_at(header.manifest_offset, message.data(), header.manifest_bytes);
   if (crc32c(message.data(), header.manifest_bytes) != header.manifest_checksum)
     fail_usage("'{}' is damaged: the manifest does not match its checksum", path());
   manifest_ = parse_manifest(message, header.manifest_offset, path());
+}
+
+int64_t SnapshotFile::chunk_bytes(size_t index, int64_t number) const {
+  return std::min(kSnapshotChunk, manifest_.bytes_of(manifest_.units[index]) - number * kSnapshotChunk);
 }
 
 std::string SnapshotFile::damage_of(size_t index, int64_t number) const {
@@ -52,27 +92,26 @@ std::string SnapshotFile::damage_of(size_t index, int64_t number) const {
                      to_string(unit.slice), unit.offset + number * kSnapshotChunk);
 }
 
-const std::byte* SnapshotFile::chunk(size_t index, int64_t number, std::vector<std::byte>& scratch) const {
-  const SnapshotUnit& unit = manifest_.units[index];
-  const int64_t bytes = bytes_of_chunk(manifest_.bytes_of(unit), number);
-  const int64_t position = unit.offset + number * kSnapshotChunk;
+bool SnapshotFile::matches(size_t index, int64_t number, const std::byte* data) const {
+  return crc32c(data, chunk_bytes(index, number)) ==
+         manifest_.units[index].checksums[static_cast<size_t>(number)];
+}
+
+void SnapshotFile::check(size_t index, int64_t number, const std::byte* data) const {
+  if (!matches(index, number, data)) fail_usage("{}", damage_of(index, number));
+  const SnapshotTensor& tensor = manifest_.tensors[manifest_.units[index].tensor];
+  if (tensor.type.dtype == DType::boolean &&
+      std::any_of(data, data + chunk_bytes(index, number), [](std::byte b) { return b > std::byte{1}; }))
+    fail_usage("'{}' is no valid snapshot: '{}' has booleans other than 0 and 1", path(), tensor.name);
+}
+
+const std::byte* SnapshotFile::mapped_chunk(size_t index, int64_t number) const {
+  const std::byte* data = source_->mapped()->data() + manifest_.units[index].offset + number * kSnapshotChunk;
   std::atomic<bool>& valid = valid_[static_cast<size_t>(first_chunk_[index] + number)];
-  const std::byte* data = nullptr;
-  if (mapped_) {
-    data = mapped_->data() + position;
-    if (valid.load(std::memory_order_acquire)) return data;
-  } else {
-    scratch.resize(static_cast<size_t>(bytes));
-    file_.read_at(position, scratch.data(), bytes);
-    data = scratch.data();
+  if (!valid.load(std::memory_order_acquire)) {
+    check(index, number, data);
+    valid.store(true, std::memory_order_release);
   }
-  if (crc32c(data, bytes) != unit.checksums[static_cast<size_t>(number)])
-    fail_usage("{}", damage_of(index, number));
-  if (manifest_.tensors[unit.tensor].type.dtype == DType::boolean &&
-      std::any_of(data, data + bytes, [](std::byte b) { return b > std::byte{1}; }))
-    fail_usage("'{}' is no valid snapshot: '{}' has booleans other than 0 and 1", path(),
-               manifest_.tensors[unit.tensor].name);
-  valid.store(true, std::memory_order_release);
   return data;
 }
 
@@ -81,24 +120,36 @@ Tensor SnapshotFile::read(size_t index, const TensorSlice& slice) const {
   const DType dtype = manifest_.tensors[unit.tensor].type.dtype;
   HET_REQUIRE(shared_elements(unit.slice, slice) == slice.elements(), to_string(unit.slice),
               to_string(slice));
-  const int64_t bytes = manifest_.bytes_of(unit);
-  std::vector<std::byte> scratch;
-  if (mapped_ && slice == unit.slice && bytes > 0) {
-    for (int64_t number = 0; number < chunks_of(bytes); ++number) chunk(index, number, scratch);
-    mapped_->make_writable(unit.offset, bytes);
-    auto* data = const_cast<std::byte*>(mapped_->data()) + unit.offset;
+  const int64_t bytes = manifest_.bytes_of(unit), chunks = chunks_of(bytes);
+  const bool all = slice == unit.slice && bytes > 0;
+  const MappedFile* mapped = source_->mapped();
+  if (all && mapped != nullptr) {
+    for (int64_t number = 0; number < chunks; ++number) mapped_chunk(index, number);
+    mapped->make_writable(unit.offset, bytes);
+    auto* data = const_cast<std::byte*>(mapped->data()) + unit.offset;
     return {std::make_shared<Buffer>(data, bytes, shared_from_this()),
             Layout::contiguous({dtype, slice.shape()})};
   }
   Tensor result({dtype, slice.shape()});
-  int64_t current = -1;  // the chunk that `data` is
-  const std::byte* data = nullptr;
-  each_run(unit.slice, slice, het::bytes_of(dtype), [&](int64_t from, int64_t to, int64_t count) {
+  if (all) {
+    source_->read_at(unit.offset, result.bytes(), bytes);
+    for (int64_t number = 0; number < chunks; ++number)
+      check(index, number, result.bytes() + number * kSnapshotChunk);
+    return result;
+  }
+  std::vector<bool> needed(static_cast<size_t>(chunks));
+  const int64_t element = het::bytes_of(dtype);
+  if (mapped == nullptr)
+    each_run(unit.slice, slice, element, [&](int64_t from, int64_t, int64_t count) {
+      for (int64_t number = from / kSnapshotChunk; number * kSnapshotChunk < from + count; ++number)
+        needed[static_cast<size_t>(number)] = true;
+    });
+  ChunkReader reader(*this, index, std::move(needed));
+  each_run(unit.slice, slice, element, [&](int64_t from, int64_t to, int64_t count) {
     while (count > 0) {
       const int64_t number = from / kSnapshotChunk, within = from % kSnapshotChunk;
-      if (number != current) data = chunk(index, current = number, scratch);
       const int64_t piece = std::min(count, kSnapshotChunk - within);
-      std::memcpy(result.bytes() + to, data + within, static_cast<size_t>(piece));
+      std::memcpy(result.bytes() + to, reader.get(number) + within, static_cast<size_t>(piece));
       from += piece;
       to += piece;
       count -= piece;
@@ -109,16 +160,18 @@ Tensor SnapshotFile::read(size_t index, const TensorSlice& slice) const {
 
 std::vector<std::string> SnapshotFile::verify() const {
   std::vector<std::string> damages;
-  std::vector<std::byte> bytes;
+  std::vector<std::byte> window;
   for (size_t index = 0; index < manifest_.units.size(); ++index) {
     const SnapshotUnit& unit = manifest_.units[index];
-    for (int64_t number = 0; number < static_cast<int64_t>(unit.checksums.size()); ++number) {
-      bytes.resize(static_cast<size_t>(bytes_of_chunk(manifest_.bytes_of(unit), number)));
+    const int64_t bytes = manifest_.bytes_of(unit), chunks = chunks_of(bytes);
+    for (int64_t first = 0; first < chunks; first += kWindow) {
+      const int64_t begin = first * kSnapshotChunk, count = std::min(kWindow * kSnapshotChunk, bytes - begin);
+      window.resize(static_cast<size_t>(count));
       // From the file, not the mapping: pages that were written to differ, and a bad disk ends in an error.
-      file_.read_at(unit.offset + number * kSnapshotChunk, bytes.data(), static_cast<int64_t>(bytes.size()));
-      if (crc32c(bytes.data(), static_cast<int64_t>(bytes.size())) !=
-          unit.checksums[static_cast<size_t>(number)])
-        damages.push_back(damage_of(index, number));
+      source_->read_at(unit.offset + begin, window.data(), count);
+      for (int64_t number = first; number < std::min(first + kWindow, chunks); ++number)
+        if (!matches(index, number, window.data() + (number - first) * kSnapshotChunk))
+          damages.push_back(damage_of(index, number));
     }
   }
   return damages;

@@ -7,6 +7,7 @@
 #include "core/base/error.h"
 #include "core/base/nearest.h"
 #include "core/io/files.h"
+#include "snapshot/store/parts.h"
 
 namespace het {
 namespace {
@@ -26,23 +27,103 @@ std::string difference_of(const SnapshotManifest& a, const SnapshotManifest& b) 
   return {};
 }
 
-// Opens what can be opened: a damaged file counts as one that is not there.
-Snapshot open_readable(const Path& place, const std::vector<std::string>& paths,
-                       std::vector<std::string>& problems) {
-  std::vector<std::shared_ptr<const SnapshotFile>> files;
-  for (const std::string& path : paths) try {
-      files.push_back(SnapshotFile::open(place.with(path)));
+// A folder or a store of snapshots.
+struct Place {
+  std::string name;
+  std::vector<ListedSnapshot> listed;  // the newest first
+  std::function<std::shared_ptr<const SnapshotFile>(const std::string& file)> open;
+  int threads = 1;  // that open files: a store's answers take their time
+};
+
+constexpr int kOpening = 8;
+
+Place place_of(const Path& folder) {
+  return {
+      folder.text, {}, [folder](const std::string& path) { return SnapshotFile::open(folder.with(path)); }};
+}
+
+Place place_of(const std::shared_ptr<ObjectStore>& store) {
+  return {store->url(),
+          {},
+          [store](const std::string& key) { return SnapshotFile::open(object_source(store, key)); },
+          kOpening};
+}
+
+// Opens the files; what kept some from being opened goes to `problems`, or is thrown where that is null.
+Snapshot open_files_of(const Place& place, const std::vector<std::string>& names,
+                       std::vector<std::string>* problems) {
+  std::vector<std::shared_ptr<const SnapshotFile>> files(names.size());
+  std::vector<std::string> failures(names.size());
+  each_part(static_cast<int64_t>(names.size()), place.threads, [&](int64_t i) {
+    const auto at = static_cast<size_t>(i);
+    try {
+      files[at] = place.open(names[at]);
     } catch (const Error& error) {
-      if (error.kind() != ErrorKind::usage) throw;
-      problems.push_back(error.sentence());
+      if (error.kind() != ErrorKind::usage || problems == nullptr) throw;
+      failures[at] = error.sentence();  // a damaged file counts as one that is not there
     }
-  if (files.empty()) fail_usage("{}", problems.empty() ? "it has no files" : problems.front());
+  });
+  std::erase(files, nullptr);
+  if (problems != nullptr)
+    for (std::string& failure : failures)
+      if (!failure.empty()) problems->push_back(std::move(failure));
+  if (files.empty())
+    fail_usage("{}", problems == nullptr || problems->empty() ? "it has no files" : problems->front());
   return Snapshot(std::move(files));
 }
 
 std::string describe(const std::vector<Inventory::Need>& missing) {
   return fmt::format("no file has {} {}{}", missing[0].name, to_string(missing[0].slice),
                      missing.size() == 1 ? "" : fmt::format(", nor {} other slices", missing.size() - 1));
+}
+
+Snapshot choose(const Place& place, std::optional<int64_t> step, std::vector<std::string>* passed_over) {
+  if (place.listed.empty()) fail_usage("'{}' holds no snapshot", place.name);
+  if (step) {
+    std::vector<std::string> steps;
+    for (const ListedSnapshot& candidate : place.listed) {
+      if (candidate.version.step == *step) return open_files_of(place, candidate.files, nullptr);
+      steps.push_back(std::to_string(candidate.version.step));
+    }
+    fail_usage("'{}' holds no snapshot of step {}; it has steps {}", place.name, *step,
+               fmt::join(steps.rbegin(), steps.rend(), ", "));
+  }
+  std::string first_reason;
+  for (const ListedSnapshot& candidate : place.listed) {
+    std::vector<std::string> problems;
+    try {
+      Snapshot snapshot = open_files_of(place, candidate.files, &problems);
+      const std::vector<Inventory::Need> missing = snapshot.missing();
+      if (missing.empty()) return snapshot;
+      problems.push_back(describe(missing));
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::usage) throw;
+      if (problems.empty()) problems.push_back(error.sentence());
+    }
+    std::string reason =
+        fmt::format("the snapshot of step {} is not whole: {}", candidate.version.step, problems.front());
+    if (first_reason.empty()) first_reason = reason;
+    if (passed_over != nullptr) passed_over->push_back(std::move(reason));
+  }
+  fail_usage("'{}' holds no whole snapshot: {}", place.name, first_reason);
+}
+
+// By version, the newest first; of each the ranks and the paths or keys.
+using FoundFiles = std::map<Version, std::vector<std::pair<int64_t, std::string>>, std::greater<>>;
+
+void add(FoundFiles& found, std::string_view name, std::string file) {
+  if (const auto parsed = parse_snapshot_name(name))
+    found[parsed->version].emplace_back(parsed->rank, std::move(file));
+}
+
+std::vector<ListedSnapshot> by_version(FoundFiles found) {
+  std::vector<ListedSnapshot> snapshots;
+  for (auto& [version, files] : found) {
+    std::sort(files.begin(), files.end());
+    snapshots.push_back({version, {}});
+    for (auto& [rank, file] : files) snapshots.back().files.push_back(std::move(file));
+  }
+  return snapshots;
 }
 
 }  // namespace
@@ -145,63 +226,49 @@ std::optional<SnapshotName> parse_snapshot_name(std::string_view text) {
   return name;
 }
 
+std::string snapshot_name(const SnapshotManifest& manifest) {
+  return to_string(SnapshotName{manifest.version, manifest.rank, manifest.ranks});
+}
+
 Path snapshot_path(const Path& folder, const SnapshotManifest& manifest) {
-  return folder.child(to_string(SnapshotName{manifest.version, manifest.rank, manifest.ranks}));
+  return folder.child(snapshot_name(manifest));
 }
 
 std::vector<ListedSnapshot> list_snapshots(const Path& folder) {
-  std::map<Version, std::vector<std::pair<int64_t, std::string>>, std::greater<>> found;
+  FoundFiles found;
   for (const FolderEntry& entry : list_folder(folder))
-    if (const auto name = parse_snapshot_name(entry.name); name && entry.kind == FileKind::file)
-      found[name->version].emplace_back(name->rank, folder.child(entry.name).text);
-  std::vector<ListedSnapshot> snapshots;
-  for (auto& [version, files] : found) {
-    std::sort(files.begin(), files.end());
-    snapshots.push_back({version, {}});
-    for (auto& [rank, path] : files) snapshots.back().files.push_back(std::move(path));
-  }
-  return snapshots;
+    if (entry.kind == FileKind::file) add(found, entry.name, folder.child(entry.name).text);
+  return by_version(std::move(found));
+}
+
+std::vector<ListedSnapshot> list_snapshots(ObjectStore& store) {
+  FoundFiles found;
+  for (const StoredObject& object : store.list()) add(found, object.key, object.key);
+  return by_version(std::move(found));
 }
 
 Snapshot open_files(const Path& place, const std::vector<std::string>& paths) {
-  std::vector<std::shared_ptr<const SnapshotFile>> files;
-  for (const std::string& path : paths) files.push_back(SnapshotFile::open(place.with(path)));
-  return Snapshot(std::move(files));
+  return open_files_of(place_of(place), paths, nullptr);
+}
+
+Snapshot open_files(const std::shared_ptr<ObjectStore>& store, const std::vector<std::string>& keys) {
+  return open_files_of(place_of(store), keys, nullptr);
 }
 
 Snapshot open_snapshot(const Path& place, std::optional<int64_t> step,
                        std::vector<std::string>* passed_over) {
   if (kind_of(place) == FileKind::none) fail_usage("there is no file or folder '{}'", place.text);
   if (kind_of(place) != FileKind::folder) return open_files(place, {place.text});
-  const std::vector<ListedSnapshot> listed = list_snapshots(place);
-  if (listed.empty()) fail_usage("'{}' holds no snapshot", place.text);
-  if (step) {
-    std::vector<std::string> steps;
-    for (const ListedSnapshot& candidate : listed) {
-      if (candidate.version.step == *step) return open_files(place, candidate.files);
-      steps.push_back(std::to_string(candidate.version.step));
-    }
-    fail_usage("'{}' holds no snapshot of step {}; it has steps {}", place.text, *step,
-               fmt::join(steps.rbegin(), steps.rend(), ", "));
-  }
-  std::string first_reason;
-  for (const ListedSnapshot& candidate : listed) {
-    std::vector<std::string> problems;
-    try {
-      Snapshot snapshot = open_readable(place, candidate.files, problems);
-      const std::vector<Inventory::Need> missing = snapshot.missing();
-      if (missing.empty()) return snapshot;
-      problems.push_back(describe(missing));
-    } catch (const Error& error) {
-      if (error.kind() != ErrorKind::usage) throw;
-      if (problems.empty()) problems.push_back(error.sentence());
-    }
-    std::string reason =
-        fmt::format("the snapshot of step {} is not whole: {}", candidate.version.step, problems.front());
-    if (first_reason.empty()) first_reason = reason;
-    if (passed_over != nullptr) passed_over->push_back(std::move(reason));
-  }
-  fail_usage("'{}' holds no whole snapshot: {}", place.text, first_reason);
+  Place folder = place_of(place);
+  folder.listed = list_snapshots(place);
+  return choose(folder, step, passed_over);
+}
+
+Snapshot open_snapshot(const std::shared_ptr<ObjectStore>& store, std::optional<int64_t> step,
+                       std::vector<std::string>* passed_over) {
+  Place place = place_of(store);
+  place.listed = list_snapshots(*store);
+  return choose(place, step, passed_over);
 }
 
 }  // namespace het

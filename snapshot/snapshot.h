@@ -53,21 +53,28 @@ struct SnapshotName {
 std::string to_string(const SnapshotName& name);
 // Of a name without folders; nothing for any text that is no such name.
 std::optional<SnapshotName> parse_snapshot_name(std::string_view text);
+std::string snapshot_name(const SnapshotManifest& manifest);
 Path snapshot_path(const Path& folder, const SnapshotManifest& manifest);
 
 struct ListedSnapshot {
   Version version;
-  std::vector<std::string> files;  // paths, by rank
+  std::vector<std::string> files;  // paths or keys, by rank
 };
-// The snapshots in a folder by the names of their files, the newest first. Files are not opened.
+// The snapshots in a folder or a store by the names of their files, the newest first. Files are not opened.
 std::vector<ListedSnapshot> list_snapshots(const Path& folder);
+std::vector<ListedSnapshot> list_snapshots(ObjectStore& store);
 
-// The snapshot of the files at `paths`, whole or not. Throws Error(usage) if one of them cannot be read.
+// The snapshot of the files at `paths`, or of the objects at `keys`, whole or not. Throws Error(usage) if one
+// of them cannot be read.
 Snapshot open_files(const Path& place, const std::vector<std::string>& paths);
+Snapshot open_files(const std::shared_ptr<ObjectStore>& store, const std::vector<std::string>& keys);
 // The snapshot at `place`: a file; or of a folder of snapshots the one after `step`, by default the newest
 // whole one. `passed_over`, where given, gets a sentence for every newer one that is damaged or not whole.
 // Throws Error(usage).
 Snapshot open_snapshot(const Path& place, std::optional<int64_t> step = std::nullopt,
+                       std::vector<std::string>* passed_over = nullptr);
+// The same of a store. A store that does not answer is an Error: it says nothing about what is whole.
+Snapshot open_snapshot(const std::shared_ptr<ObjectStore>& store, std::optional<int64_t> step = std::nullopt,
                        std::vector<std::string>* passed_over = nullptr);
 
 }  // namespace het

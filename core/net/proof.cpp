@@ -9,6 +9,16 @@
 
 namespace het {
 
+std::string sha256(std::string_view text) {
+  std::string digest(EVP_MAX_MD_SIZE, '\0');
+  unsigned size = 0;
+  if (!::EVP_Digest(text.data(), text.size(), reinterpret_cast<unsigned char*>(digest.data()), &size,
+                    EVP_sha256(), nullptr))
+    fail_environment("OpenSSL's libcrypto did not compute a SHA-256");
+  digest.resize(size);
+  return digest;
+}
+
 std::string hmac_sha256(std::string_view key, std::string_view text) {
   std::string digest(EVP_MAX_MD_SIZE, '\0');
   unsigned size = 0;

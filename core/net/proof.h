@@ -6,6 +6,7 @@
 
 namespace het {
 
+std::string sha256(std::string_view text);  // 32 bytes
 // HMAC-SHA256: 32 bytes.
 std::string hmac_sha256(std::string_view key, std::string_view text);
 std::string random_bytes(size_t count);  // from the system's generator, fit for secrets

@@ -22,7 +22,7 @@ MAY_SEE = {
     "sentencepiece": {"core/data/sentencepiece.cpp"},
     "CLI/": {"lua/cli.cpp"},
     "openssl/": {"core/net/proof.cpp", "core/base/base64.cpp"},
-    "curl/": {"core/cluster/http.cpp"},
+    "curl/": {"core/cluster/http.cpp", "snapshot/store/web.cpp"},
     "histedit.h": {"lua/prompt.cpp"},
     "lua.hpp": {"lua/bind.h"},
     "omp.h": {"core/base/parallel.cpp"},

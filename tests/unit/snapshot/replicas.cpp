@@ -1,11 +1,10 @@
-// Replicas: what is offered is kept, within a budget, whatever members die; and how far replicas lag behind.
+// Replicas: what is offered is kept, within a budget, whatever members die.
 #include <atomic>
 #include <catch2/catch.hpp>
 #include <filesystem>
 #include <thread>
 
 #include "core/io/file.h"
-#include "snapshot/replica_sender.h"
 #include "snapshot/replica_store.h"
 #include "tests/unit/snapshot/exchange_testing.h"
 
@@ -201,82 +200,4 @@ TEST_CASE("an offer that has not begun gives way to a later one of its rank", "[
   }
   CHECK_FALSE(is_stored(*stuck->wait(std::chrono::seconds(20), never)));
   CHECK(later->wait(std::chrono::seconds(20), never).has_value());
-}
-
-TEST_CASE("offers are sent without waiting, and replicas lag by a number that is known", "[exchange]") {
-  TwoMembers members;
-  const std::string first = members.write(1), second = members.write(2), third = members.write(3);
-  ReplicaStore store(members.options());
-  // The first offer waits until the test lets it be answered.
-  Gate begun(2), answered(2);
-  std::atomic<int> offers = 0;
-  SnapshotServerOptions options = server_options({});
-  options.on_offer = [&](const SnapshotOffer& offer) {
-    if (offers++ == 0) {
-      begun.pass();
-      answered.pass();
-    }
-    return store.on_offer(offer);
-  };
-  const auto keeper = SnapshotServer::start(options);
-  ReplicaSenderOptions sending;
-  sending.identity = identity_of();
-  sending.from = members.server->endpoint();
-  Sentences warnings;
-  sending.warn = [&](const std::string& sentence) { warnings.add(sentence); };
-  ReplicaSender sender(sending);
-  CHECK(sender.behind() == 0);
-  const auto offer = [&](const std::string& file) {
-    sender.offer(keeper->endpoint(), file, size_of(members.own + "/" + file));
-  };
-  offer(first);
-  begun.pass();
-  offer(second);
-  offer(third);
-  CHECK(sender.behind() == 3);
-  answered.pass();
-  const auto until = soon();
-  while (sender.behind() > 0 && std::chrono::steady_clock::now() < until) std::this_thread::yield();
-  CHECK(sender.behind() == 0);
-  CHECK(offers == 2);  // the second gave way
-  CHECK(held_by(store) == Names{third, first});
-  REQUIRE(sender.peers().size() == 1);
-  CHECK(sender.peers()[0].stored == third);
-  CHECK(sender.peers()[0].transfer.transferred > 2 * kSnapshotPage);
-  CHECK(warnings.size() == 0);
-  sender.forget(keeper->endpoint());
-  CHECK(sender.peers().empty());
-}
-
-TEST_CASE("a peer that does not answer is asked again, one that refuses only for the next version",
-          "[exchange]") {
-  TwoMembers members;
-  const std::string first = members.write(1), second = members.write(2);
-  ReplicaSenderOptions sending;
-  sending.identity = identity_of();
-  sending.from = members.server->endpoint();
-  sending.retry = std::chrono::milliseconds(10);
-  Sentences warnings;
-  sending.warn = [&](const std::string& sentence) { warnings.add(sentence); };
-  ReplicaStore store(members.options());
-  SnapshotServerOptions options = server_options({});
-  Endpoint keeper_at;
-  {
-    const auto refuses = SnapshotServer::start(options);
-    keeper_at = refuses->endpoint();
-    ReplicaSender sender(sending);
-    sender.offer(keeper_at, first, size_of(members.own + "/" + first));
-    CHECK_THAT(warnings.wait_for_one("keeps no replica of"), Contains("no replicas are kept here"));
-    CHECK(sender.behind() == 1);
-  }
-  ReplicaSender sender(sending);
-  sender.offer(keeper_at, second, size_of(members.own + "/" + second));
-  warnings.wait_for_one("has no replica yet");
-  options.port = keeper_at.port;
-  options.on_offer = [&](const SnapshotOffer& offer) { return store.on_offer(offer); };
-  const auto keeper = SnapshotServer::start(options);
-  const auto until = soon();
-  while (sender.behind() > 0 && std::chrono::steady_clock::now() < until) std::this_thread::yield();
-  CHECK(held_by(store) == Names{second});
-  CHECK(warnings.size() == 2);
 }

@@ -1,0 +1,89 @@
+#include "snapshot/collect.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/base/error.h"
+#include "snapshot/store/parts.h"
+
+namespace het {
+namespace {
+
+constexpr int kReading = 8;  // files at a time
+
+// In the order in which a run decides: a generation after a rollback has smaller steps than what it replaces.
+auto decided(Version version) { return std::pair(version.generation, version.step); }
+
+bool lies_on(const decltype(SnapshotManifest::history)& history, Version version) {
+  int64_t generation = -1;
+  for (const auto& era : history)
+    if (era.first_step <= version.step) generation = era.generation;
+  return version.step == 0 || generation == version.generation;
+}
+
+SeenVersion look(const std::shared_ptr<ObjectStore>& store, const ListedSnapshot& listed) {
+  SeenVersion seen;
+  seen.version = listed.version;
+  std::vector<std::shared_ptr<const SnapshotFile>> files(listed.files.size());
+  each_part(static_cast<int64_t>(files.size()), kReading, [&](int64_t i) {
+    try {
+      files[static_cast<size_t>(i)] =
+          SnapshotFile::open(object_source(store, listed.files[static_cast<size_t>(i)]));
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::usage) throw;
+    }
+  });
+  std::erase(files, nullptr);
+  if (files.empty()) return seen;
+  seen.run = files.front()->manifest().run;
+  seen.history = files.front()->manifest().history;
+  try {
+    seen.whole = Snapshot(std::move(files)).missing().empty();
+  } catch (const Error& error) {  // files of two states
+    if (error.kind() != ErrorKind::usage) throw;
+  }
+  return seen;
+}
+
+}  // namespace
+
+std::vector<Version> unneeded(const std::vector<SeenVersion>& seen, int keep) {
+  if (keep < 1) fail_usage("of snapshots at least 1 is kept, not {}", keep);
+  std::vector<SeenVersion> ordered = seen;  // the latest first
+  std::sort(ordered.begin(), ordered.end(), [](const SeenVersion& a, const SeenVersion& b) {
+    return decided(a.version) > decided(b.version);
+  });
+  const auto latest =
+      std::find_if(ordered.begin(), ordered.end(), [](const SeenVersion& each) { return each.whole; });
+  std::vector<Version> removed;
+  if (latest == ordered.end()) return removed;
+  int kept = 1;
+  for (auto each = latest + 1; each != ordered.end(); ++each) {
+    if (!each->run.empty() && each->run != latest->run) continue;
+    if (each->whole && kept < keep && each->version.step < latest->version.step &&
+        lies_on(latest->history, each->version))
+      ++kept;
+    else
+      removed.push_back(each->version);
+  }
+  return removed;
+}
+
+Collected collect(const std::shared_ptr<ObjectStore>& store, const CollectOptions& options) {
+  const std::vector<ListedSnapshot> listed = list_snapshots(*store);
+  std::vector<SeenVersion> seen;
+  for (const ListedSnapshot& each : listed) seen.push_back(look(store, each));
+  const std::vector<Version> removed = unneeded(seen, options.keep);
+  Collected collected;
+  for (const ListedSnapshot& each : listed) {
+    if (std::find(removed.begin(), removed.end(), each.version) == removed.end() ||
+        options.in_use.count(each.version) != 0)
+      continue;
+    for (const std::string& key : each.files) store->remove(key);
+    collected.removed.push_back(each.version);
+  }
+  collected.unfinished = store->remove_unfinished(options.unfinished);
+  return collected;
+}
+
+}  // namespace het
