@@ -482,7 +482,7 @@ bool executor_run(ExecutorHandle& executor) {
 }
 // What ranks say to each other in a step. After it: end; let those in that wait to join; this rank leaves,
 // and those that do go now. A snapshot is being written, or could not be.
-constexpr uint32_t kStop = 1, kChange = 2, kWrites = 4, kFailed = 8, kLeaves = 16, kGo = 32;
+constexpr uint32_t kStop = 1, kChange = 2, kWrites = 4, kFailed = 8, kLeaves = 16, kGo = 32, kDiskFailed = 64;
 // {stop, member, notices, memory, disk, not_begun, go}: what this rank says in each step that follows. To
 // stop if `stop`, else when it has been interrupted. A member of an elastic run asks for a change when others
 // wait to join, and to leave when it has a notice. Whether it still writes a snapshot, and whether the one in

@@ -14,6 +14,8 @@
 #include "core/base/error.h"
 #include "core/io/file.h"
 #include "core/net/proof.h"
+#include "snapshot/collect.h"
+#include "snapshot/upload.h"
 #include "snapshot/writer.h"
 
 namespace het {
@@ -91,9 +93,9 @@ std::vector<SnapshotTiers::Place> RunSnapshots::places_of(const Options& options
     for (const std::string& folder :
          {scarce_folder(options.memory_folder), rest_folder(options.memory_folder),
           replica_folder(options.memory_folder)})
-      places.push_back({Tier::memory, Path(folder), 0});
-  if (options.disk_folder) places.push_back({Tier::disk, *options.disk_folder, 0});
-  places.insert(places.end(), options.more.begin(), options.more.end());
+      places.push_back({Tier::memory, Path(folder), 0, nullptr});
+  if (options.disk_folder) places.push_back({Tier::disk, *options.disk_folder, 0, nullptr});
+  if (options.store != nullptr) places.push_back({Tier::store, {}, 0, options.store});
   return places;
 }
 
@@ -222,8 +224,10 @@ std::shared_ptr<SnapshotTask> RunSnapshots::take(StateStore& state, bool in_memo
   }
   const std::optional<Path> disk = on_disk ? options_.disk_folder : std::nullopt;
   RunReplicas* const exchange = exchange_.get();
-  const auto write = [copy, manifest, exchange, scarce, rest, disk, scarce_parts = scarce_,
-                      rest_parts = rest_, disk_parts = disk_] {
+  // One rank removes older snapshots from the store: those that are whole there count.
+  const auto write = [copy, manifest, exchange, store = options_.store, keep = options_.keep,
+                      collects = rank_ == 0, scarce, rest, disk, scarce_parts = scarce_, rest_parts = rest_,
+                      disk_parts = disk_] {
     std::vector<SnapshotTask::Written> written;
     for (const auto& [slot, parts, is_scarce] :
          {std::tuple(scarce, &scarce_parts, true), std::tuple(rest, &rest_parts, false)})
@@ -237,6 +241,10 @@ std::shared_ptr<SnapshotTask> RunSnapshots::take(StateStore& state, bool in_memo
       const Path path = snapshot_path(*disk, manifest);
       const SnapshotManifest whole = write_snapshot(path, manifest, parts_of(copy, disk_parts));
       written.push_back({Tier::disk, path.text, file_bytes(whole), false});
+      if (store != nullptr) {
+        upload(*store, {path});
+        if (collects) collect(store, CollectOptions{keep, {}, std::chrono::hours(24)});
+      }
     }
     return written;
   };

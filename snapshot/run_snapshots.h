@@ -60,7 +60,8 @@ class RunSnapshots {
     std::string run;            // its name
     std::string memory_folder;  // of the run on this host, in memory; empty: none
     std::optional<Path> disk_folder;
-    std::vector<SnapshotTiers::Place> more;  // that are read
+    std::shared_ptr<ObjectStore> store;  // gets a copy of what is written to the disk; null: none
+    int keep = 2;                        // whole snapshots in the store
     // Of the run, to exchange replicas with other hosts: its secret, where this process listens, and what it
     // tells of what went wrong. No address: it keeps none and has none made.
     std::string secret, address, host, zone;

@@ -32,27 +32,42 @@ TierState state_of(const SnapshotTiers::Place& place,
 
 }  // namespace
 
-std::vector<TierState> SnapshotTiers::states() {
+std::vector<TierState> SnapshotTiers::states(bool far) {
   files_.clear();
   std::vector<TierState> states;
   for (const Place& place : places_) {
+    if (place.store != nullptr) {
+      if (far) look_into_store(place, states);
+      continue;
+    }
     if (kind_of(place.folder) != FileKind::folder) continue;
-    look_into(place, states);
+    look_into(place, list_snapshots(place.folder), states);
     for (const FolderEntry& entry : list_folder(place.folder))
-      if (entry.kind == FileKind::folder)
-        look_into({place.tier, place.folder.child(entry.name), place.bytes_per_second}, states);
+      if (entry.kind == FileKind::folder) {
+        const Place inner{place.tier, place.folder.child(entry.name), place.bytes_per_second, nullptr};
+        look_into(inner, list_snapshots(inner.folder), states);
+      }
   }
   return states;
 }
 
-void SnapshotTiers::look_into(const Place& place, std::vector<TierState>& states) {
+void SnapshotTiers::look_into_store(const Place& place, std::vector<TierState>& states) {
+  try {
+    look_into(place, list_snapshots(*place.store), states);
+  } catch (const Error& error) {  // it says nothing of what it has
+    warnings_.push_back(error.sentence());
+  }
+}
+
+void SnapshotTiers::look_into(const Place& place, const std::vector<ListedSnapshot>& listed,
+                              std::vector<TierState>& states) {
   size_t count = 0;
-  for (const ListedSnapshot& listed : list_snapshots(place.folder)) {
+  for (const ListedSnapshot& each : listed) {
     if (++count > kVersions) break;
-    Files files = open(place, listed);
+    Files files = open(place, each);
     if (files.empty()) continue;
     states.push_back(state_of(place, files));
-    Files& known = files_[{place.tier, listed.version}];
+    Files& known = files_[{place.tier, each.version}];
     known.insert(known.end(), files.begin(), files.end());
   }
 }
@@ -62,7 +77,8 @@ SnapshotTiers::Files SnapshotTiers::open(const Place& place, const ListedSnapsho
   for (const std::string& path : listed.files) {
     if (left_out_.count(path) != 0) continue;
     try {
-      auto file = SnapshotFile::open(place.folder.with(path));
+      auto file = place.store != nullptr ? SnapshotFile::open(object_source(place.store, path))
+                                         : SnapshotFile::open(place.folder.with(path));
       Files all = files;
       all.push_back(file);
       const Snapshot alike(std::move(all));  // throws for a file of another state

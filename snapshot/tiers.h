@@ -20,12 +20,13 @@ class SnapshotTiers : public TierReader {
     Tier tier;
     Path folder;  // of snapshots, or of folders with them; one that is missing is empty
     double bytes_per_second = 0;
+    std::shared_ptr<ObjectStore> store;  // instead of a folder; of the tier `store`
   };
   explicit SnapshotTiers(std::vector<Place> places) : places_(std::move(places)) {}
 
   // Looks into the folders again: the newest versions of each. Files that cannot be read are left out, and
   // told of once (take_warnings). `about` is JSON: {run, cursor, seed, about}, of the manifest.
-  std::vector<TierState> states() override;
+  std::vector<TierState> states(bool far) override;
   Tensor read(Tier tier, Version version, const std::string& tensor, const TensorSlice& slice) override;
   std::string check(Tier tier, Version version, const std::string& tensor, const TensorSlice& slice) override;
 
@@ -38,7 +39,9 @@ class SnapshotTiers : public TierReader {
     std::shared_ptr<const SnapshotFile> file;
     size_t unit;
   };
-  void look_into(const Place& place, std::vector<TierState>& states);
+  void look_into_store(const Place& place, std::vector<TierState>& states);
+  void look_into(const Place& place, const std::vector<ListedSnapshot>& listed,
+                 std::vector<TierState>& states);
   Files open(const Place& place, const ListedSnapshot& listed);
   Part find(Tier tier, Version version, const std::string& tensor, const TensorSlice& slice) const;
   void leave_out(const std::string& path, const std::string& why);

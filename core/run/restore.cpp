@@ -85,9 +85,9 @@ struct Reports {
 };
 
 Reports exchange_reports(Communicator& group, const StateStore& state, const Executor* executor,
-                         const std::vector<StatePart>& needs, const RestoreOptions& options) {
+                         const std::vector<StatePart>& needs, const RestoreOptions& options, bool far) {
   MemberState own = member_state_of(state, executor);
-  if (options.tiers != nullptr) own.tiers = options.tiers->states();
+  if (options.tiers != nullptr) own.tiers = options.tiers->states(far);
   own.host = options.host;
   own.step_seconds = options.step_seconds;
   const auto states = all_gather_text(group, to_text(own), "what members have of the state");
@@ -183,22 +183,28 @@ std::string check(const MigrationPlan& plan, int rank, TierReader* tiers) {
 std::optional<Restored> restore(Communicator& group, StateStore& state, Executor* executor,
                                 const std::vector<StatePart>& needs, const RestoreOptions& options) {
   std::vector<std::string> damaged;
-  while (true) {
-    const Reports reports = exchange_reports(group, state, executor, needs, options);
+  for (bool far = false;;) {
+    const Reports reports = exchange_reports(group, state, executor, needs, options, far);
     state.begin_generation(reports.next_generation(options.generation));
     if (reports.any_live()) {
       const Settlement settled = settle(reports.members, all_of(reports.needs));
       if (settled.missing.empty())
         return go_on(group, state, executor, needs, reports, settled, options.plan_moves);
-      if (!reports.any_tier())
+      if (far && !reports.any_tier())
         fail(ErrorKind::environment, "no member of the run has {} of the state after step {}",
              show(settled.missing), settled.version.step);
-    } else if (!reports.any_tier()) {
+    } else if (far && !reports.any_tier()) {
       return std::nullopt;
     }
     const RecoveryRequest request = request_of(reports);
     Restored found;
-    found.recovery = options.plan_recovery(request);
+    try {
+      found.recovery = options.plan_recovery(request);
+    } catch (const Error& error) {  // on all ranks
+      if (far || error.kind() != ErrorKind::environment) throw;
+      far = true;
+      continue;
+    }
     // What a rank is to read, it checks first: all choose again without what is damaged.
     const std::string own = check(found.recovery->moves, group.rank(), options.tiers);
     for (const std::string& sentence : all_gather_text(group, own, "snapshots that are damaged"))

@@ -41,8 +41,8 @@ class TierReader {
  public:
   virtual ~TierReader() = default;
 
-  // What they have now.
-  virtual std::vector<TierState> states() = 0;
+  // What they have now; `far`: also the store, which is asked when nothing nearer has all of the state.
+  virtual std::vector<TierState> states(bool far) = 0;
   // The packed elements of a slice that lies within one part of states(). Throws Error(usage) for damage.
   virtual Tensor read(Tier tier, Version version, const std::string& tensor, const TensorSlice& slice) = 0;
   // Whether read() would give it; if not, the part counts no longer, and the sentence says why.
