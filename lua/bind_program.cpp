@@ -501,7 +501,8 @@ int executor_say(lua_State* L) {
     const bool leaves = member && has_notice(notices);
     return (stop || interrupt_pending() ? kStop : 0) |
            (member && member->member().waiting() > 0 ? kChange : 0) | (writes ? kWrites : 0) |
-           (failed ? kFailed : 0) | (leaves ? kLeaves : 0) | (go ? kGo : 0);
+           (disk && disk->failed() ? kDiskFailed : 0) | (failed ? kFailed : 0) | (leaves ? kLeaves : 0) |
+           (go ? kGo : 0);
   });
   return 0;
 }
@@ -515,6 +516,7 @@ bool executor_asked_to_change(ExecutorHandle& executor) { return said_by_any(*ex
 // Whether any rank was writing a snapshot in the last step; whether the last one failed on any.
 bool executor_any_writes(ExecutorHandle& executor) { return said_by_any(*executor, kWrites); }
 bool executor_any_failed(ExecutorHandle& executor) { return said_by_any(*executor, kFailed); }
+bool executor_any_disk_failed(ExecutorHandle& executor) { return said_by_any(*executor, kDiskFailed); }
 // By rank, whether it leaves; and whether those that do go now.
 int executor_leaving(lua_State* L) {
   const auto& executor = check_object<ExecutorHandle>(L, 1);
@@ -638,14 +640,14 @@ void add_program(lua_State* L) {
   make_class<ProgramHandle>(L, {bind<&program_memory>("memory"), bind<&program_verify>("verify"),
                                 bind<&program_share>("share"), bind<&program_to_string>("__tostring")});
   make_class<ExecutorHandle>(
-      L,
-      {bind<&executor_write>("write"), bind<&executor_run>("run"), bind<&executor_read>("read"),
-       bind<&executor_number>("number"), bind<&executor_find_non_finite>("find_non_finite"),
-       bind<&executor_memory>("memory"), bind<&executor_usage>("usage"), bind<&executor_timings>("timings"),
-       bind<&executor_busy>("busy"), bind<&executor_close>("close"), bind<&executor_freeze>("freeze"),
-       bind<&executor_kill_at>("kill_at"), bind<&executor_say>("say"), bind<&executor_leaving>("leaving"),
-       bind<&executor_asked_to_stop>("asked_to_stop"), bind<&executor_asked_to_change>("asked_to_change"),
-       bind<&executor_any_writes>("any_writes"), bind<&executor_any_failed>("any_failed")});
+      L, {bind<&executor_write>("write"), bind<&executor_run>("run"), bind<&executor_read>("read"),
+          bind<&executor_number>("number"), bind<&executor_find_non_finite>("find_non_finite"),
+          bind<&executor_memory>("memory"), bind<&executor_usage>("usage"),
+          bind<&executor_timings>("timings"), bind<&executor_busy>("busy"), bind<&executor_close>("close"),
+          bind<&executor_freeze>("freeze"), bind<&executor_kill_at>("kill_at"), bind<&executor_say>("say"),
+          bind<&executor_leaving>("leaving"), bind<&executor_asked_to_stop>("asked_to_stop"),
+          bind<&executor_asked_to_change>("asked_to_change"), bind<&executor_any_writes>("any_writes"),
+          bind<&executor_any_failed>("any_failed"), bind<&executor_any_disk_failed>("any_disk_failed")});
   set_functions(L, "native.",
                 {bind<&get_device>("device"), bind<&gpu_count>("gpus"), bind<&gpu_report>("gpu_report"),
                  bind<&threads>("threads"), bind<&new_state>("state"), bind<&make_program>("program"),

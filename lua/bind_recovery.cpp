@@ -19,18 +19,21 @@
 #include "planner/migrate/migrate.h"
 #include "planner/migrate/recovery.h"
 #include "snapshot/run_snapshots.h"
+#include "snapshot/store/store.h"
 
 namespace het::lua {
 namespace {
 
-// {run, in_memory, folder, replicas, secret_file, cluster, replica_bytes}. `cluster`: of the run, where
-// in_memory.
+// {run, in_memory, folder, store, keep, replicas, secret_file, cluster, replica_bytes}. `cluster`: of the
+// run, where in_memory.
 SnapshotsHandle run_snapshots(lua_State* L) {
   luaL_checktype(L, 1, LUA_TTABLE);
   RunSnapshots::Options options;
   options.run = field<std::string>(L, 1, "run").value_or("");
   options.replicas = field<int>(L, 1, "replicas").value_or(options.replicas);
   options.disk_folder = field<Path>(L, 1, "folder");
+  options.keep = field<int>(L, 1, "keep").value_or(options.keep);
+  if (const auto store = field<Path>(L, 1, "store")) options.store = open_store(*store);
   if (field<bool>(L, 1, "in_memory").value_or(false)) {
     const std::string folder = memory_folder(process_environment(), secret_of(L, 1));
     const std::string of_run = hex_of(hmac_sha256("run", options.run)).substr(0, 12);
@@ -101,7 +104,7 @@ int snapshots_take(lua_State* L) {
 // What lies in the tiers: a list of {tier, step, generation, parts, about}.
 int snapshots_states(lua_State* L) {
   Json::array_t list;
-  for (const TierState& state : check_object<SnapshotsHandle>(L, 1)->tiers().states())
+  for (const TierState& state : check_object<SnapshotsHandle>(L, 1)->tiers().states(false))
     list.push_back(Json::object_t{{"tier", std::string(name_of(state.tier))},
                                   {"step", state.version.step},
                                   {"generation", state.version.generation},

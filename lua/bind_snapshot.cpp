@@ -43,8 +43,9 @@ int snapshot_list(lua_State* L) {
   return 1;
 }
 
-// Removes the files of all snapshots in a folder.
+// Removes a snapshot file, or those of all snapshots in a folder.
 void snapshot_remove(Path folder) {
+  if (kind_of(folder) == FileKind::file) folder.opener().remove(folder.text);
   if (kind_of(folder) != FileKind::folder) return;
   for (const ListedSnapshot& listed : list_snapshots(folder))
     for (const std::string& file : listed.files) folder.opener().remove(file);

@@ -147,6 +147,9 @@ local function check(a, report)
   for _, name in ipairs { "save", "from", "metrics" } do
     if a[name] == "" then report(name, ("train.%s is empty; give a path, or leave it out"):format(name)) end
   end
+  if a.snapshot and a.snapshot.store and not a.snapshot.folder then
+    report("snapshot.store", "train.snapshot.store needs 'folder', where snapshots are written before they are sent")
+  end
   if a.resume and not a.save and not (a.snapshot and a.snapshot.folder) then
     report("resume", "train.resume needs 'save' or 'snapshot.folder', the folder to go on from")
   end
@@ -185,6 +188,8 @@ return define.constructor {
       { "folder", "string", "where each rank writes its part to disk, a shared folder or one of its machine",
         path = "write" },
       { "every", "integer", "steps between snapshots in `folder`", default = 100, min = 1 },
+      { "keep", "integer", "whole snapshots that are kept in `folder` and `store`", default = 2, min = 1 },
+      { "store", "string", "gets a copy of each: a bucket, as in \"s3://bucket/mine\" (credentials as for AWS's tools)" },
       { "memory", "boolean", "with --elastic: in the hosts' memory, where too few hosts have a part of the state",
         default = true },
       { "replicas", "integer", "hosts that should have each part of the state, the ranks that train it included",

@@ -20,9 +20,9 @@ function snapshots.begin(run)
   local in_memory = run.member ~= nil and a.memory ~= false
   if not in_memory and not a.folder then return end
   run.snapshots = native.run_snapshots { run = run.arguments.name, in_memory = in_memory, folder = a.folder,
-    replicas = a.replicas, secret_file = (native.settings or {}).secret_file,
+    store = a.store, keep = a.keep, replicas = a.replicas, secret_file = (native.settings or {}).secret_file,
     cluster = in_memory and run.cluster or nil, replica_bytes = native.device("cpu"):available_bytes() / 4 }
-  run.snapshotting, run.last_snapshot = {}, {}
+  run.snapshotting, run.last_snapshot, run.on_disk = {}, {}, {}
 end
 
 --- The run has no state yet. That of a run that goes on, or whose ranks were all lost, may come from snapshots; what an
@@ -59,7 +59,6 @@ end
 -- The snapshot in memory that this rank has begun is whole on all.
 local function is_whole(run)
   local task = run.snapshotting.memory
-  run.snapshotting.memory = nil
   local step, generation = task:step(), task:generation()
   run.snapshots:keep(step, generation, not run.cleaned)
   run.cleaned = true
@@ -81,11 +80,18 @@ end
 local function look(run)
   local memory, disk = run.snapshotting.memory, run.snapshotting.disk
   if memory and memory:failed() then result_of(run, memory, "in memory") end
-  if disk and disk:done() then
-    if result_of(run, disk, "on disk") then
-      run.last_snapshot.disk = { step = disk:step(), generation = disk:generation(), at = native.clock() }
-    end
-    run.snapshotting.disk = nil
+  if disk and disk:failed() then result_of(run, disk, "on disk") end
+end
+
+-- The snapshot on disk that this rank has begun is whole on all: of those before it `keep` - 1 stay.
+local function is_on_disk(run)
+  local task = run.snapshotting.disk
+  run.last_snapshot.disk = { step = task:step(), generation = task:generation(), at = native.clock() }
+  for _, written in ipairs(task:wait()) do
+    if written.tier == "disk" then table.insert(run.on_disk, written.path) end
+  end
+  while #run.on_disk > ((run.arguments.snapshot or {}).keep or 2) do
+    native.snapshot_remove(table.remove(run.on_disk, 1))
   end
 end
 
@@ -114,24 +120,25 @@ end
 function snapshots.after_step(run)
   if not run.snapshots then return end
   local trainer, a = run.session.trainer, run.arguments.snapshot or {}
-  local any_writes, any_failed
+  local any_writes, any_failed, any_disk_failed
+  local memory, disk = run.snapshotting.memory, run.snapshotting.disk
   if run.cluster and run.cluster:size() > 1 then
-    any_writes, any_failed = trainer:any_writes(), trainer:any_failed()
+    any_writes, any_failed, any_disk_failed = trainer:any_writes(), trainer:any_failed(), trainer:any_disk_failed()
   else
-    local memory, disk = run.snapshotting.memory, run.snapshotting.disk
     any_writes = memory and not memory:done() or disk and not disk:done()
-    any_failed = run.snapshot_failed or memory and memory:failed()
+    any_failed, any_disk_failed = run.snapshot_failed or memory and memory:failed(), disk and disk:failed()
   end
   local every = a.every or 0
   run.disk_due = run.disk_due or a.folder and every > 0 and run.step % every == 0
   if not any_writes then
-    if run.snapshotting.memory and not any_failed then is_whole(run) end
-    run.snapshotting.memory, run.snapshot_failed = nil, false
+    look(run)
+    if memory and not any_failed then is_whole(run) end
+    if disk and not any_disk_failed then is_on_disk(run) end
+    run.snapshotting, run.snapshot_failed = {}, false
     local in_memory, on_disk = run.member ~= nil and a.memory ~= false and run.snapshots:is_scarce(), run.disk_due
     if in_memory or on_disk then take(run, in_memory, on_disk) end
     run.disk_due = false
   end
-  look(run)
   run.session:say { stop = run.stopped }
 end
 
@@ -149,6 +156,7 @@ function snapshots.take_now(run)
     return
   end
   is_whole(run)
+  run.snapshotting.memory = nil
 end
 
 --- Wait for what is being written: before the state is restored, and at the end.
