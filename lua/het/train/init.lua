@@ -189,7 +189,7 @@ return define.constructor {
         path = "write" },
       { "every", "integer", "steps between snapshots in `folder`", default = 100, min = 1 },
       { "keep", "integer", "whole snapshots that are kept in `folder` and `store`", default = 2, min = 1 },
-      { "store", "string", "gets a copy of each: a bucket, as in \"s3://bucket/mine\" (credentials as for AWS's tools)" },
+      { "store", "string", "gets a copy of each: a bucket, as \"s3://bucket/mine\" (credentials as for AWS's tools)" },
       { "memory", "boolean", "with --elastic: in the hosts' memory, where too few hosts have a part of the state",
         default = true },
       { "replicas", "integer", "hosts that should have each part of the state, the ranks that train it included",

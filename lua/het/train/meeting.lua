@@ -107,6 +107,12 @@ function meeting.check_places(self)
     native.try_folder(a.snapshot.folder)
     local problem = snapshots.problem(self)
     if problem then errors.usage("%s", problem) end
+    local store = a.snapshot.store
+    if store and not store:match "^%w+://" then
+      access.check(store, true)
+    elseif store and native.confined() then
+      errors.usage("the recipe asks to send snapshots to %s; a recipe may not send data elsewhere: --trust lets it", store)
+    end
   end
   local folder = settings.trace and settings.trace:match("^(.*)/[^/]*$")
   if folder and folder ~= "" and native.path_kind(folder) ~= "folder" then
