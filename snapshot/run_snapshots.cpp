@@ -181,13 +181,15 @@ SnapshotManifest RunSnapshots::manifest_of(const StateCopy& copy, const About& a
   return manifest;
 }
 
-// Those that do not hold the kept version: the empty ones, else the older.
+// Those that are not kept: of two that hold the kept version, the one that was written first.
 RunSnapshots::Slots& RunSnapshots::free_slots() {
-  Slots* found = nullptr;
+  Slots *kept = nullptr, *found = nullptr;
   for (Slots& slots : slots_)
-    if (!kept_ || slots.version != kept_)
-      if (found == nullptr || slots.version < found->version) found = &slots;
+    if (kept_ && slots.version == kept_ && (kept == nullptr || slots.written > kept->written)) kept = &slots;
+  for (Slots& slots : slots_)
+    if (&slots != kept && (found == nullptr || slots.written < found->written)) found = &slots;
   HET_REQUIRE(found != nullptr);
+  found->written = ++written_;
   if (found->scarce == nullptr) {
     const std::string name = "slot-" + hex_of(random_bytes(8));
     found->scarce = std::make_unique<SnapshotSlot>(scarce_folder(options_.memory_folder), name);

@@ -91,8 +91,8 @@ class RunSnapshots {
     int64_t cursor = 0, seed = 0;
     std::string text;  // JSON
   };
-  // Copies the state as it is, and writes beside what follows. Memory holds the one that is kept and one
-  // other, which gives way.
+  // Copies the state as it is and writes it beside what follows. After a step by the plan: a version has one
+  // snapshot, of one layout. Memory holds the version that is kept and one other, which gives way.
   std::shared_ptr<SnapshotTask> take(StateStore& state, bool in_memory, bool on_disk, const About& about);
 
   // The snapshot in memory of this version is whole: every rank has written its part.
@@ -119,6 +119,7 @@ class RunSnapshots {
   struct Slots {  // of one version
     std::unique_ptr<SnapshotSlot> scarce, rest;
     std::optional<Version> version;
+    int64_t written = 0;  // counts
   };
 
   SnapshotManifest manifest_of(const StateCopy& copy, const About& about) const;
@@ -135,6 +136,7 @@ class RunSnapshots {
   std::string plan_;
   std::unique_ptr<RunReplicas> exchange_;
   std::array<Slots, 2> slots_;
+  int64_t written_ = 0;
   std::optional<Version> kept_;
 };
 

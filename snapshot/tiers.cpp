@@ -91,36 +91,36 @@ SnapshotTiers::Files SnapshotTiers::open(const Place& place, const ListedSnapsho
   return files;
 }
 
-SnapshotTiers::Part SnapshotTiers::find(Tier tier, Version version, const std::string& tensor,
-                                        const TensorSlice& slice) const {
+Snapshot SnapshotTiers::snapshot_of(Tier tier, Version version) const {
+  Files sound;
   if (const auto files = files_.find({tier, version}); files != files_.end())
-    for (const auto& file : files->second) {
-      const SnapshotManifest& manifest = file->manifest();
-      if (left_out_.count(file->path()) != 0) continue;
-      for (size_t unit = 0; unit < manifest.units.size(); ++unit)
-        if (manifest.tensors[manifest.units[unit].tensor].name == tensor &&
-            shared_elements(manifest.units[unit].slice, slice) == slice.elements())
-          return {file, unit};
-    }
-  fail_usage("no snapshot in the tier '{}' has {} {} after step {}", name_of(tier), tensor, to_string(slice),
-             version.step);
+    for (const auto& file : files->second)
+      if (left_out_.count(file->path()) == 0) sound.push_back(file);
+  if (sound.empty())
+    fail_usage("there is no snapshot in the tier '{}' after step {}", name_of(tier), version.step);
+  return Snapshot(std::move(sound));
 }
 
 Tensor SnapshotTiers::read(Tier tier, Version version, const std::string& tensor, const TensorSlice& slice) {
-  const Part part = find(tier, version, tensor, slice);
-  return part.file->read(part.unit, slice);
+  return snapshot_of(tier, version).read(tensor, slice);
 }
 
 std::string SnapshotTiers::check(Tier tier, Version version, const std::string& tensor,
                                  const TensorSlice& slice) {
-  std::string damaged;  // the path of the file
   try {
-    const Part part = find(tier, version, tensor, slice);
-    damaged = part.file->path();
-    part.file->read(part.unit, slice);
+    read(tier, version, tensor, slice);
     return {};
   } catch (const Error& error) {
-    if (!damaged.empty()) leave_out(damaged, error.sentence());
+    const Snapshot snapshot = snapshot_of(tier, version);
+    for (const Snapshot::Held& held : snapshot.held(tensor)) {
+      const auto shared = intersection(held.slice, slice);
+      const auto& file = snapshot.files()[held.file];
+      try {
+        if (shared) file->read(held.unit, *shared);
+      } catch (const Error& damage) {
+        leave_out(file->path(), damage.sentence());
+      }
+    }
     return error.sentence();
   }
 }

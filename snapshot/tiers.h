@@ -35,15 +35,11 @@ class SnapshotTiers : public TierReader {
 
  private:
   using Files = std::vector<std::shared_ptr<const SnapshotFile>>;
-  struct Part {
-    std::shared_ptr<const SnapshotFile> file;
-    size_t unit;
-  };
   void look_into_store(const Place& place, std::vector<TierState>& states);
   void look_into(const Place& place, const std::vector<ListedSnapshot>& listed,
                  std::vector<TierState>& states);
   Files open(const Place& place, const ListedSnapshot& listed);
-  Part find(Tier tier, Version version, const std::string& tensor, const TensorSlice& slice) const;
+  Snapshot snapshot_of(Tier tier, Version version) const;
   void leave_out(const std::string& path, const std::string& why);
 
   const std::vector<Place> places_;

@@ -111,9 +111,18 @@ class Round {
       HET_REQUIRE(tiers_ != nullptr, move.tensor);
       return tiers_->read(move.tier, version_, move.tensor, move.slice).contiguous();
     }
-    for (const Piece& piece : own_.at(move.tensor)) {
-      if (shared_elements(move.slice, piece.slice) < move.slice.elements()) continue;
-      return piece.slice == move.slice ? piece.elements : part_of(piece.elements, piece.slice, move.slice);
+    const std::vector<Piece>& own = own_.at(move.tensor);
+    std::vector<TensorSlice> held;
+    for (const Piece& piece : own) {
+      if (piece.slice == move.slice) return piece.elements;
+      held.push_back(piece.slice);
+    }
+    if (missing(move.slice, held).empty()) {
+      Tensor result(TensorType{own.front().elements.dtype(), move.slice.shape()});
+      for (const Piece& piece : own)
+        if (shared_elements(move.slice, piece.slice) > 0)
+          copy(result, move.slice, piece.elements, piece.slice);
+      return result;
     }
     fail(ErrorKind::bug, "rank {} is to send {} of '{}', which it has not", group_.rank(),
          to_string(move.slice), move.tensor);

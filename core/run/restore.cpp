@@ -209,8 +209,13 @@ std::optional<Restored> restore(Communicator& group, StateStore& state, Executor
     const std::string own = check(found.recovery->moves, group.rank(), options.tiers);
     for (const std::string& sentence : all_gather_text(group, own, "snapshots that are damaged"))
       if (!sentence.empty()) found.damaged.push_back(sentence);
-    damaged.insert(damaged.end(), found.damaged.begin(), found.damaged.end());
-    if (!found.damaged.empty()) continue;
+    if (!found.damaged.empty()) {
+      // What was found damaged once is left out, and not found again.
+      if (std::find(damaged.begin(), damaged.end(), found.damaged.front()) != damaged.end())
+        fail(ErrorKind::environment, "{}", found.damaged.front());
+      damaged.insert(damaged.end(), found.damaged.begin(), found.damaged.end());
+      continue;
+    }
     found.damaged = std::move(damaged);
     found.version = found.recovery->moves.version;
     found.moved_bytes = moved_bytes(found.recovery->moves);

@@ -111,7 +111,8 @@ function meeting.check_places(self)
     if store and not store:match "^%w+://" then
       access.check(store, true)
     elseif store and native.confined() then
-      errors.usage("the recipe asks to send snapshots to %s; a recipe may not send data elsewhere: --trust lets it", store)
+      errors.usage("the recipe asks to send snapshots to %s; a recipe may not send data elsewhere: --trust lets it",
+        store)
     end
   end
   local folder = settings.trace and settings.trace:match("^(.*)/[^/]*$")

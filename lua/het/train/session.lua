@@ -119,6 +119,7 @@ function session.new(run, before)
   local program = program_of(self, training)
   if run.has_state and self.cluster or run.restores then take_state(self, program, before) end
   run.restores = false
+  self.first_step = run.step   -- it begins after this one
   if before then before:close "the run goes on in another session" end
   self.trainer = executor_of(self, program, training)
   self:say {}

@@ -136,8 +136,11 @@ function snapshots.after_step(run)
     if disk and not any_disk_failed then is_on_disk(run) end
     run.snapshotting, run.snapshot_failed = {}, false
     local in_memory, on_disk = run.member ~= nil and a.memory ~= false and run.snapshots:is_scarce(), run.disk_due
-    if in_memory or on_disk then take(run, in_memory, on_disk) end
-    run.disk_due = false
+    -- A version has one snapshot: that of a step which the session before has done is of its layout.
+    if (in_memory or on_disk) and run.step > run.session.first_step then
+      take(run, in_memory, on_disk)
+      run.disk_due = false
+    end
   end
   run.session:say { stop = run.stopped }
 end
@@ -145,10 +148,13 @@ end
 --- A snapshot in memory of the state as it is, whole on all ranks when this returns: some of them leave. All ranks call
 -- it.
 function snapshots.take_now(run)
-  if not run.snapshots or not run.snapshots:is_scarce() then return end
-  for _, task in pairs(run.snapshotting) do pcall(task.wait, task) end
-  run.snapshotting = {}
-  take(run, true, false)
+  if not run.snapshots or not run.snapshots:is_scarce() or run.step == run.session.first_step then return end
+  local begun = run.snapshotting.memory
+  for _, each in pairs(run.snapshotting) do pcall(each.wait, each) end
+  if not begun or begun:step() < run.step then
+    run.snapshotting = {}
+    take(run, true, false)
+  end
   local task = run.snapshotting.memory
   local failed = not task or not result_of(run, task, "in memory")
   if run.cluster:any(failed) then
