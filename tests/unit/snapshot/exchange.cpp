@@ -46,7 +46,7 @@ TEST_CASE("a file is fetched as it is, bit by bit, and listed with what its name
   for (const ServedSnapshot& held : listed) {
     const std::string into = scratch.path("fetched");
     const SnapshotTransfer transfer = peers.fetch(server->endpoint(), held.file, into);
-    CHECK(read_file(into) == read_file((held.folder == 0 ? memory : disk) + "/" + held.file));
+    CHECK((read_file(into) == read_file((held.folder == 0 ? memory : disk) + "/" + held.file)));
     CHECK(transfer.copied == 0);
     CHECK(transfer.transferred <= held.bytes);
     CHECK(transfer.transferred > held.bytes - 5 * kSnapshotPage);  // all but padding
@@ -65,7 +65,7 @@ TEST_CASE("ranges of a file are read without the rest", "[exchange]") {
            {0, 1}, {4095, 3}, {size - 1, 1}, {0, size}, {1, 17 << 20}, {12345, 0}}) {
     std::string into(static_cast<size_t>(bytes), '?');
     peers.read_range(server->endpoint(), file, offset, bytes, into.data());
-    CHECK(into == content.substr(static_cast<size_t>(offset), static_cast<size_t>(bytes)));
+    CHECK((into == content.substr(static_cast<size_t>(offset), static_cast<size_t>(bytes))));
   }
   std::string into(64, '?');
   const auto problem_of = [&](const std::string& name, int64_t offset) {
@@ -102,7 +102,7 @@ TEST_CASE("chunks that the previous version has are not sent again", "[exchange]
     const SnapshotTransfer transfer = peers.fetch(server->endpoint(), same, here + "/" + same, options);
     CHECK(transfer.copied == data);
     CHECK(transfer.transferred < 2 * kSnapshotPage);
-    CHECK(read_file(here + "/" + same) == read_file(there + "/" + same));
+    CHECK((read_file(here + "/" + same) == read_file(there + "/" + same)));
     peers.fetch(server->endpoint(), file, into);
   }
   SECTION("a chunk of the previous version is damaged where its checksum is not") {
@@ -126,10 +126,10 @@ TEST_CASE("chunks that the previous version has are not sent again", "[exchange]
     const std::string other = write_sample(there, cut);
     const SnapshotTransfer transfer = peers.fetch(server->endpoint(), other, here + "/" + other, options);
     CHECK(transfer.copied == 20);  // `b` alone is the same slice
-    CHECK(read_file(here + "/" + other) == read_file(there + "/" + other));
+    CHECK((read_file(here + "/" + other) == read_file(there + "/" + other)));
     peers.fetch(server->endpoint(), file, into);
   }
-  CHECK(read_file(into) == read_file(there + "/" + file));
+  CHECK((read_file(into) == read_file(there + "/" + file)));
 }
 
 TEST_CASE("a file that is removed while it is read stays readable on its connection", "[exchange]") {
@@ -143,7 +143,7 @@ TEST_CASE("a file that is removed while it is read stays readable on its connect
   std::filesystem::remove(scratch.path(file));
   reader.read_range(server->endpoint(), file, 10, static_cast<int64_t>(content.size()) - 10,
                     into.data() + 10);
-  CHECK(into == content);
+  CHECK((into == content));
   CHECK(other.list(server->endpoint()).empty());
   CHECK_THAT(error_of([&] { other.fetch(server->endpoint(), file, scratch.path("a")); }),
              Contains("there is no file"));

@@ -68,9 +68,9 @@ class Relay {
             fault_.at >= 0 && fault_.to_client == (direction == 1) && within >= 0 && within < got;
         if (hit && fault_.flips) bytes[static_cast<size_t>(within)] ^= 0x10;
         if (hit && !fault_.flips) bytes.resize(static_cast<size_t>(within));
+        passed_[direction] += got;  // before the other end has them
         write_all(direction == 0 ? server : client, bytes);
         if (hit && !fault_.flips) return;
-        passed_[direction] += got;
       }
   }
 
@@ -115,17 +115,22 @@ TEST_CASE("a server that does not prove that it knows the secret is not believed
   Endpoint endpoint{"127.0.0.1", 0};
   const Descriptor listener = listen_at(endpoint);
   PeerSnapshots peers(identity_of());
-  for (const std::string& greeting :
-       {write_greeting("0123456789abcdef"), std::string(kGreetingBytes, 'x'), std::string("HETRUN")}) {
-    std::thread thread([&] {
+  const std::pair<std::string, const char*> greetings[] = {
+      {write_greeting("0123456789abcdef"), "does not know the secret of this run"},
+      {std::string(kGreetingBytes, 'x'), "is no process of a run"},
+      {"HETRUN", "closed the connection"}};
+  for (const auto& [greeting, sentence] : greetings) {
+    std::thread thread([&, text = greeting] {
       std::string who;
       Descriptor client;
       while (!client && wait_for(listener, Ready::read, soon())) client = accept_from(listener, who);
-      write_all(client, greeting);
-      write_all(client, greeting.size() == 6 ? "" : std::string(kReplyBytes, 'y'));
-      if (greeting[0] == 'H' && greeting.size() > 6) read_bytes(client, kHelloBytes);
+      write_all(client, text);
+      if (text.size() < kGreetingBytes) return;
+      read_bytes(client, kHelloBytes);
+      write_all(client, std::string(kReplyBytes, 'y'));
+      read_bytes(client, 1);  // whether or not it is believed
     });
-    CHECK_THAT(error_of([&] { peers.list(endpoint); }), Contains("peer: "));
+    CHECK_THAT(error_of([&] { peers.list(endpoint); }), Contains("peer: ") && Contains(sentence));
     thread.join();
   }
 }
@@ -264,7 +269,7 @@ TEST_CASE("an exchange that is cut at any byte ends in an error, and the next on
   }
   CHECK(scratch.files() == 3);
   PeerSnapshots(identity_of()).fetch(server->endpoint(), file, into);
-  CHECK(read_file(into) == read_file(folder + "/" + file));
+  CHECK((read_file(into) == read_file(folder + "/" + file)));
 }
 
 TEST_CASE("a flipped bit on the way is found, and named where it is in the data", "[exchange]") {
@@ -289,7 +294,7 @@ TEST_CASE("a flipped bit on the way is found, and named where it is in the data"
         error_of([&] { PeerSnapshots(hasty(milliseconds(1000))).fetch(relay.endpoint(), file, into); });
     INFO("bit flipped in byte " << at << ": " << error);
     if (error == "none") {  // in padding
-      CHECK(read_file(into) == content);
+      CHECK((read_file(into) == content));
       ++harmless;
       continue;
     }
