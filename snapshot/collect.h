@@ -16,7 +16,7 @@ namespace het {
 struct SeenVersion {
   Version version;
   bool whole = false;
-  std::string run;                            // empty: none of its files can be read
+  std::string run;                              // empty: none of its files can be read
   decltype(SnapshotManifest::history) history;  // that led to it
 };
 // The versions that are not needed: of all that were decided before the latest whole one, those that are not
@@ -25,8 +25,8 @@ struct SeenVersion {
 std::vector<Version> unneeded(const std::vector<SeenVersion>& seen, int keep);
 
 struct CollectOptions {
-  int keep = 2;              // whole versions
-  std::set<Version> in_use;  // these stay
+  int keep = 2;                                              // whole versions
+  std::set<Version> in_use;                                  // these stay
   std::chrono::seconds unfinished = std::chrono::hours(24);  // uploads begun before are given up
 };
 struct Collected {

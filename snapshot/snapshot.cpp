@@ -43,7 +43,7 @@ std::optional<FileName> parse_name(std::string_view name) {
     name.remove_prefix(static_cast<size_t>(end - name.data()));
     return value;
   };
-  const auto step = number_after("step-");
+  const auto step = number_after(kSnapshotPrefix);
   const auto generation = step ? number_after("-generation-") : step;
   const auto rank = generation ? number_after("-rank-") : generation;
   const auto ranks = rank ? number_after("-of-") : rank;
@@ -224,7 +224,7 @@ Tensor Snapshot::read(const std::string& name, const TensorSlice& slice) const {
 }
 
 std::string snapshot_name(const SnapshotManifest& manifest) {
-  return fmt::format("step-{}-generation-{}-rank-{}-of-{}{}", manifest.version.step,
+  return fmt::format("{}{}-generation-{}-rank-{}-of-{}{}", kSnapshotPrefix, manifest.version.step,
                      manifest.version.generation, manifest.rank, manifest.ranks, kFileEnd);
 }
 
@@ -241,7 +241,7 @@ std::vector<ListedSnapshot> list_snapshots(const Path& folder) {
 
 std::vector<ListedSnapshot> list_snapshots(ObjectStore& store) {
   FoundFiles found;
-  for (const StoredObject& object : store.list()) add(found, object.key, object.key);
+  for (const StoredObject& object : store.list(kSnapshotPrefix)) add(found, object.key, object.key);
   return by_version(std::move(found));
 }
 

@@ -44,6 +44,7 @@ class Snapshot {
 
 // The file of one rank in a folder of snapshots, and its key in a store:
 // step-STEP-generation-GENERATION-rank-RANK-of-RANKS.snapshot
+inline constexpr const char* kSnapshotPrefix = "step-";
 std::string snapshot_name(const SnapshotManifest& manifest);
 Path snapshot_path(const Path& folder, const SnapshotManifest& manifest);
 

@@ -5,7 +5,8 @@
 namespace het {
 namespace {
 
-// Whether the store has the file: its header page has the checksum of the manifest, and this those of all data.
+// Whether the store has the file: its header page has the checksum of the manifest, and this those of all
+// data.
 bool has(ObjectStore& store, const std::string& key, const SnapshotSource& file) {
   if (store.size(key) != file.bytes()) return false;
   HeaderPage here{}, there{};

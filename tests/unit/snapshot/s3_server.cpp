@@ -28,13 +28,19 @@ std::string decoded(std::string_view text) {
 }
 
 S3Reply failed(int status, const std::string& code) {
-  return {status, {}, fmt::format("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>{}</Code>"
-                                  "<Message>The server says {}.</Message></Error>", code, code)};
+  return {status,
+          {},
+          fmt::format("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>{}</Code>"
+                      "<Message>The server says {}.</Message></Error>",
+                      code, code)};
 }
 
 S3Reply said(const std::string& root, const std::string& content) {
-  return {200, {}, fmt::format("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<{0} xmlns=\"http://s3.amazonaws.com/doc/"
-                               "2006-03-01/\">{1}</{0}>", root, content)};
+  return {200,
+          {},
+          fmt::format("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<{0} xmlns=\"http://s3.amazonaws.com/doc/"
+                      "2006-03-01/\">{1}</{0}>",
+                      root, content)};
 }
 
 std::string tag_of(const std::string& content) { return '"' + hex_of(sha256(content)).substr(0, 32) + '"'; }
@@ -124,13 +130,15 @@ bool S3Server::receive(const Descriptor& connection, std::string& buffer, S3Requ
     const size_t next = std::min(target.find('&', at + 1), target.size());
     const std::string pair = target.substr(at + 1, next - at - 1);
     const size_t equals = pair.find('=');
-    request.query[decoded(pair.substr(0, equals))] = equals == pair.npos ? "" : decoded(pair.substr(equals + 1));
+    request.query[decoded(pair.substr(0, equals))] =
+        equals == pair.npos ? "" : decoded(pair.substr(equals + 1));
     at = next;
   }
   for (size_t at = line + 2; at < head.size();) {
     const size_t next = head.find("\r\n", at), colon = head.find(':', at);
     std::string name = head.substr(at, colon - at);
-    std::transform(name.begin(), name.end(), name.begin(), [](char c) { return static_cast<char>(std::tolower(c)); });
+    std::transform(name.begin(), name.end(), name.begin(),
+                   [](char c) { return static_cast<char>(std::tolower(c)); });
     request.headers[name] = head.substr(std::min(colon + 2, next), next - std::min(colon + 2, next));
     at = next + 2;
   }
@@ -143,14 +151,16 @@ bool S3Server::receive(const Descriptor& connection, std::string& buffer, S3Requ
   return true;
 }
 
-bool S3Server::send(const Descriptor& connection, const S3Request& request, const S3Reply& reply, int64_t cut) {
+bool S3Server::send(const Descriptor& connection, const S3Request& request, const S3Reply& reply,
+                    int64_t cut) {
   std::string text = fmt::format("HTTP/1.1 {} said\r\n", reply.status);
   const auto length = reply.length >= 0 ? reply.length : static_cast<int64_t>(reply.body.size());
   text += fmt::format("Content-Length: {}\r\n", length);
   for (const auto& [name, value] : reply.headers) text += name + ": " + value + "\r\n";
   text += "\r\n";
   if (request.method != "HEAD") {
-    const size_t bytes = cut < 0 ? reply.body.size() : std::min<size_t>(reply.body.size(), static_cast<size_t>(cut));
+    const size_t bytes =
+        cut < 0 ? reply.body.size() : std::min<size_t>(reply.body.size(), static_cast<size_t>(cut));
     text += reply.body.substr(0, bytes);
     served_ += static_cast<int64_t>(bytes);
   }
@@ -182,7 +192,8 @@ void S3Server::serve(const Descriptor& connection) {
     if (wrong.lost) return;
     if (wrong.deaf) {
       char ignored = 0;
-      while (!ended_ && (!wait_for(connection, Ready::read, soon()) || receive_some(connection, &ignored, 1) >= 0))
+      while (!ended_ &&
+             (!wait_for(connection, Ready::read, soon()) || receive_some(connection, &ignored, 1) >= 0))
         continue;
       return;
     }
@@ -255,7 +266,8 @@ S3Reply S3Server::upload(const S3Request& request) {
     std::string content;
     auto part = upload.parts.begin();
     for (const XmlElement& each : asked->children) {
-      if (each.text_of("PartNumber") != std::to_string(part->first) || each.text_of("ETag") != tag_of(part->second))
+      if (each.text_of("PartNumber") != std::to_string(part->first) ||
+          each.text_of("ETag") != tag_of(part->second))
         return failed(400, "InvalidPart");
       content += (part++)->second;
     }
@@ -282,8 +294,11 @@ S3Reply S3Server::list(const S3Request& request) const {
       if ((more = ++count > page)) break;
       content += fmt::format("<Upload><Key>{}</Key><UploadId>{}</UploadId><Initiated>{}</Initiated></Upload>",
                              percent_encode(upload.key, true), id, begun);
-      if (count == page) content += fmt::format("<NextKeyMarker>{}</NextKeyMarker><NextUploadIdMarker>{}"
-                                                "</NextUploadIdMarker>", percent_encode(upload.key), id);
+      if (count == page)
+        content += fmt::format(
+            "<NextKeyMarker>{}</NextKeyMarker><NextUploadIdMarker>{}"
+            "</NextUploadIdMarker>",
+            percent_encode(upload.key), id);
     }
     content += fmt::format("<IsTruncated>{}</IsTruncated>", more);
     return said("ListMultipartUploadsResult", content);
@@ -291,8 +306,10 @@ S3Reply S3Server::list(const S3Request& request) const {
   for (const auto& [key, object] : objects_) {
     if (!key.starts_with(prefix) || key <= value("continuation-token")) continue;
     if ((more = ++count > page)) break;
-    content += fmt::format("<Contents><Key>{}</Key><LastModified>2021-02-03T04:05:06.000Z</LastModified>"
-                           "<Size>{}</Size></Contents>", percent_encode(key, true), object.content.size());
+    content += fmt::format(
+        "<Contents><Key>{}</Key><LastModified>2021-02-03T04:05:06.000Z</LastModified>"
+        "<Size>{}</Size></Contents>",
+        percent_encode(key, true), object.content.size());
     if (count == page) content += "<NextContinuationToken>" + escape_xml(key) + "</NextContinuationToken>";
   }
   content += fmt::format("<IsTruncated>{}</IsTruncated>", more);

@@ -17,7 +17,7 @@
 namespace het::testing {
 
 struct S3Request {
-  std::string method, path, body;  // the path decoded: "/bucket/key"
+  std::string method, path, body;                     // the path decoded: "/bucket/key"
   std::map<std::string, std::string> query, headers;  // decoded; lower-case names
 
   std::string key() const { return path.size() > 8 ? path.substr(8) : ""; }
@@ -57,8 +57,8 @@ class S3Server {
 
   // Asked for every request, one at a time. Set before the first.
   std::function<S3Fault(const S3Request& request)> fault;
-  bool conditional = true;    // has If-None-Match
-  int page = 1000;            // entries of a listing
+  bool conditional = true;                         // has If-None-Match
+  int page = 1000;                                 // entries of a listing
   std::string begun = "2020-01-02T03:04:05.000Z";  // when uploads began
 
   struct Object {

@@ -104,7 +104,9 @@ TEST_CASE("a bucket is a store", "[store]") {
 
 TEST_CASE("URLs that name no store are refused", "[store]") {
   const S3Server server;
-  const auto said = [&](const std::string& url) { return error_of([&] { open_store(url, server.access()); }); };
+  const auto said = [&](const std::string& url) {
+    return error_of([&] { open_store(url, server.access()); });
+  };
   CHECK_THAT(said(""), Contains("usage: an empty path names no store"));
   CHECK_THAT(said("file://folder"), Contains("usage: 'file://folder' names no folder"));
   CHECK_THAT(said("gs://bucket"), Contains("usage: 'gs://bucket' is no store"));
@@ -123,6 +125,9 @@ TEST_CASE("a folder shows no file that is being written or removed, and gives th
   std::filesystem::create_directory_symlink(scratch.path("outside"), scratch.path("store/folder"));
   REQUIRE(store->list().size() == 1);
   CHECK(store->list()[0].key == "a");
+  scratch.put("store/a.writing-down", "whole");
+  scratch.put("store/z/e.dead", "whole");
+  CHECK(store->remove_unfinished(std::chrono::hours(1), "z/") == std::vector<std::string>{"z/e.dead"});
   CHECK(store->remove_unfinished(std::chrono::hours(1)) == std::vector<std::string>{"d.dead"});
   CHECK(store->remove_unfinished(std::chrono::seconds(-10)) == std::vector<std::string>{"b/c.writing-123"});
   CHECK(read_file(scratch.path("store/a")) == "whole");

@@ -75,22 +75,27 @@ TEST_CASE("failures that do not pass are named after a bounded number of tries, 
         "peer: HEAD of s3://bucket/p/a was answered with status 503 (6 tries)");
   CHECK(server.count("") == 6);
   for (const bool reads : {false, true}) {
-    const std::string said = error_of([&] { reads ? void(all_of(*store, "a")) : void(store->put("a", file)); });
-    CHECK_THAT(said, Contains("peer: ") && Contains(" of s3://bucket/p/a was answered with status 503, SlowDown: "
-                                                    "The server says SlowDown. (6 tries)"));
+    const std::string said =
+        error_of([&] { reads ? void(all_of(*store, "a")) : void(store->put("a", file)); });
+    CHECK_THAT(said,
+               Contains("peer: ") && Contains(" of s3://bucket/p/a was answered with status 503, SlowDown: "
+                                              "The server says SlowDown. (6 tries)"));
   }
   server.fault = [](const S3Request& request) {
     S3Fault fault;
     fault.edit = [request](S3Reply& reply) {
-      reply = {403, {}, fmt::format("<Error><Code>SignatureDoesNotMatch</Code><Message>{} {} {}</Message>"
-                                    "<StringToSign>\x1b</StringToSign></Error>",
-                                    "with \x1b[2J", S3Server::kSecret, request.header("authorization").substr(0, 16))};
+      reply = {403,
+               {},
+               fmt::format("<Error><Code>SignatureDoesNotMatch</Code><Message>{} {} {}</Message>"
+                           "<StringToSign>\x1b</StringToSign></Error>",
+                           "with \x1b[2J", S3Server::kSecret, request.header("authorization").substr(0, 16))};
     };
     return fault;
   };
   const size_t before = server.count("");
   CHECK(error_of([&] { all_of(*store, "a", 1000); }) ==
-        "environment: GET of s3://bucket/p/a was answered with status 403, SignatureDoesNotMatch: with \\x1b[2J "
+        "environment: GET of s3://bucket/p/a was answered with status 403, SignatureDoesNotMatch: with "
+        "\\x1b[2J "
         "(secret) AWS4-HMAC-SHA256");
   CHECK(server.count("") == before + 1);
   server.fault = [](const S3Request&) { return S3Fault{.lost = true}; };
@@ -102,7 +107,8 @@ TEST_CASE("failures that do not pass are named after a bounded number of tries, 
     }};
   };
   CHECK(error_of([&] { store->size("a"); }) ==
-        "usage: HEAD of s3://bucket/p/a was answered with status 301; the bucket is in the region eu-west-3: set "
+        "usage: HEAD of s3://bucket/p/a was answered with status 301; the bucket is in the region eu-west-3: "
+        "set "
         "AWS_REGION");
 }
 
@@ -128,11 +134,12 @@ TEST_CASE("a server that falls silent counts as failed, and what it had sent is 
   std::vector<std::string> ranges;
   server.fault = [&](const S3Request& request) {
     ranges.push_back(request.header("range"));
-    return ++asked == 1   ? S3Fault{.deaf = true}
-           : asked == 2 ? S3Fault{.edit = [](S3Reply& reply) {
-               reply.length = static_cast<int64_t>(reply.body.size());
-               reply.body.resize(100'000);  // and then nothing
-             }}
+    return ++asked == 1 ? S3Fault{.deaf = true}
+           : asked == 2 ? S3Fault{.edit =
+                                      [](S3Reply& reply) {
+                                        reply.length = static_cast<int64_t>(reply.body.size());
+                                        reply.body.resize(100'000);  // and then nothing
+                                      }}
                         : S3Fault{};
   };
   CHECK(all_of(*open_store("s3://bucket", access), "a") == content);
@@ -151,8 +158,9 @@ TEST_CASE("a download goes on where it broke off, as often as it gets on", "[sto
   CHECK(server.count("GET") == 15);
   CHECK(server.bytes_served() == static_cast<int64_t>(kLarge));
   server.fault = [](const S3Request&) { return S3Fault{.cut = 500}; };  // too little of 300,000
-  CHECK_THAT(error_of([&] { all_of(*store, "a"); }),
-             Contains("peer: GET of s3://bucket/a failed in a reply with status 206: ") && Contains("(6 tries)"));
+  CHECK_THAT(
+      error_of([&] { all_of(*store, "a"); }),
+      Contains("peer: GET of s3://bucket/a failed in a reply with status 206: ") && Contains("(6 tries)"));
 }
 
 TEST_CASE("answers with other bytes than those asked for are refused", "[store]") {
@@ -166,19 +174,22 @@ TEST_CASE("answers with other bytes than those asked for are refused", "[store]"
     };
     return error_of([&] { all_of(*store, "a", 50'000); });
   };
-  CHECK_THAT(said([&](S3Reply& reply) {
-               reply.status = 200;
-               reply.headers.clear();
-               reply.body = content;
-             }),
-             Contains("peer: GET of s3://bucket/a was answered with the wrong bytes: 0 to 49999 were asked for, "
-                      "and status 200 came with ''"));
-  for (const char* range : {"bytes 1-50000/300000", "bytes 0-50000/300000", "bytes 5-4/300000", "bytes */300000",
-                            "bytes 0-4", "0-49999/300000", "bytes 0-99999999999999999999/1"})
+  CHECK_THAT(
+      said([&](S3Reply& reply) {
+        reply.status = 200;
+        reply.headers.clear();
+        reply.body = content;
+      }),
+      Contains("peer: GET of s3://bucket/a was answered with the wrong bytes: 0 to 49999 were asked for, "
+               "and status 200 came with ''"));
+  for (const char* range :
+       {"bytes 1-50000/300000", "bytes 0-50000/300000", "bytes 5-4/300000", "bytes */300000", "bytes 0-4",
+        "0-49999/300000", "bytes 0-99999999999999999999/1"})
     CHECK_THAT(said([range](S3Reply& reply) { reply.headers["Content-Range"] = range; }),
                Contains("was answered with the wrong bytes") && Contains(range));
-  CHECK_THAT(said([](S3Reply& reply) { reply.headers["Content-Range"] = "bytes 0-49999/49000"; }),
-             Contains("usage: 's3://bucket/a' is truncated: it has 49000 bytes; those up to 50000 are wanted"));
+  CHECK_THAT(
+      said([](S3Reply& reply) { reply.headers["Content-Range"] = "bytes 0-49999/49000"; }),
+      Contains("usage: 's3://bucket/a' is truncated: it has 49000 bytes; those up to 50000 are wanted"));
   CHECK_THAT(said([](S3Reply& reply) { reply.body += "more"; }),
              Contains("peer: ") && Contains("more bytes than were asked for") && Contains("(6 tries)"));
   CHECK_THAT(said([](S3Reply& reply) { reply.body.resize(10); }),
@@ -248,14 +259,16 @@ TEST_CASE("an object of which the server has less than it was sent is put again"
   }
 }
 
-TEST_CASE("an upload that fails is aborted, and one that nobody finished is given up after its time", "[store]") {
+TEST_CASE("an upload that fails is aborted, and one that nobody finished is given up after its time",
+          "[store]") {
   const Scratch scratch;
   S3Server server;
   server.page = 2;
   const std::string file = scratch.put("file", content_of(2, kLarge));
   const auto store = open_store("s3://bucket/p", server.access());
   server.fault = [](const S3Request& request) {
-    return request.has("partNumber") && request.query.at("partNumber") == "3" ? status(403, "AccessDenied") : S3Fault{};
+    return request.has("partNumber") && request.query.at("partNumber") == "3" ? status(403, "AccessDenied")
+                                                                              : S3Fault{};
   };
   CHECK_THAT(error_of([&] { store->put("a", file); }),
              Contains("environment: PUT of s3://bucket/p/a was answered with status 403, AccessDenied"));
@@ -289,7 +302,8 @@ TEST_CASE("listings of hostile servers end", "[store]") {
   };
   CHECK_THAT(said("<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>"),
              Contains("peer: GET of s3://bucket: the listing does not end"));
-  CHECK_THAT(said("<Other/>"), Contains("peer: GET of s3://bucket was answered with something else than <ListBucketResult>"));
+  CHECK_THAT(said("<Other/>"),
+             Contains("peer: GET of s3://bucket was answered with something else than <ListBucketResult>"));
   CHECK_THAT(said("<ListBucketResult>"), Contains("something else"));
   CHECK(said("<ListBucketResult><Contents><Key>b</Key><Size>-1</Size></Contents><Contents/>"
              "<Contents><Key>c/</Key><Size>0</Size></Contents></ListBucketResult>") == "none");

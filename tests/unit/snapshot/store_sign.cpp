@@ -28,9 +28,8 @@ std::string signature_of(UnsignedRequest request) {
   request.headers["host"] = "examplebucket.s3.amazonaws.com";
   if (request.content_sha256.empty())
     request.content_sha256 = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
-  const auto headers =
-      sign(request, {"AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", ""}, "us-east-1",
-           "20130524T000000Z");
+  const auto headers = sign(request, {"AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", ""},
+                            "us-east-1", "20130524T000000Z");
   const std::string& text = headers.at("authorization");
   return text.substr(text.find("Signature=") + 10);
 }
@@ -40,11 +39,12 @@ std::string signature_of(UnsignedRequest request) {
 TEST_CASE("requests get the signatures of AWS's documentation", "[store]") {
   CHECK(signature_of({"GET", "/test.txt", {}, {{"range", "bytes=0-9"}}}) ==
         "f0e8bdb87c964420e857bd35b5d6ed310bd44f0170aba48dd91039c6036bdb41");
-  CHECK(signature_of({"PUT",
-                      "/" + percent_encode("test$file.text", true),
-                      {},
-                      {{"date", "Fri, 24 May 2013 00:00:00 GMT"}, {"x-amz-storage-class", "REDUCED_REDUNDANCY"}},
-                      "44ce7dd67c959e0d3524ffac1771dfbba87d2b6b4b4e99e42034a8b803f8b072"}) ==
+  CHECK(signature_of(
+            {"PUT",
+             "/" + percent_encode("test$file.text", true),
+             {},
+             {{"date", "Fri, 24 May 2013 00:00:00 GMT"}, {"x-amz-storage-class", "REDUCED_REDUNDANCY"}},
+             "44ce7dd67c959e0d3524ffac1771dfbba87d2b6b4b4e99e42034a8b803f8b072"}) ==
         "98ad721746da40c64f1a55b78f14c238d841ea1380cd77a1b5971af0ece108bd");
   CHECK(signature_of({"GET", "/", {{"lifecycle", ""}}, {}}) ==
         "fea454ca298b7da1c68078a5d1bdbfbbe0d65c699e0f91ac7a200a0136783543");
@@ -62,9 +62,10 @@ TEST_CASE("paths and queries are encoded as they are signed", "[store]") {
 
 TEST_CASE("credentials come from the environment, then from a profile", "[store]") {
   const Scratch scratch;
-  scratch.put(".aws/credentials",
-              "# keys\n[default]\naws_access_key_id = one\naws_secret_access_key=two\r\n\n"
-              "[ other ]\n aws_access_key_id=three\naws_secret_access_key = four=4\naws_session_token = five\n");
+  scratch.put(
+      ".aws/credentials",
+      "# keys\n[default]\naws_access_key_id = one\naws_secret_access_key=two\r\n\n"
+      "[ other ]\n aws_access_key_id=three\naws_secret_access_key = four=4\naws_session_token = five\n");
   Variables variables{{"HOME", scratch.folder()}};
   CHECK(find_credentials(lookup(variables)) == Credentials{"one", "two", ""});
   variables["AWS_PROFILE"] = "other";
@@ -76,9 +77,10 @@ TEST_CASE("credentials come from the environment, then from a profile", "[store]
   variables["AWS_SECRET_ACCESS_KEY"] = "seven";
   CHECK(find_credentials(lookup(variables)) == Credentials{"six", "seven", ""});
   variables["AWS_SECRET_ACCESS_KEY"] = "se\nven";
-  CHECK(error_of([&] { find_credentials(lookup(variables)); }) ==
-        "environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY or AWS_SESSION_TOKEN has a character that is no "
-        "part of one");
+  CHECK(
+      error_of([&] { find_credentials(lookup(variables)); }) ==
+      "environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY or AWS_SESSION_TOKEN has a character that is no "
+      "part of one");
   CHECK_THAT(error_of([&] {
                find_credentials(lookup({{"HOME", scratch.folder()}, {"AWS_PROFILE", "none"}}));
              }),
@@ -102,18 +104,23 @@ TEST_CASE("the site of a store is what AWS's variables say", "[store]") {
   CHECK(find_site(lookup(variables)).endpoint == "http://10.0.0.7:9000");
   variables["AWS_ENDPOINT_URL_S3"] = "https://store.example";
   CHECK(find_site(lookup(variables)).endpoint == "https://store.example");
-  for (const char* wrong : {"10.0.0.7:9000", "ftp://host", "http://", "http://user:password@host", "http://host/path"}) {
+  for (const char* wrong :
+       {"10.0.0.7:9000", "ftp://host", "http://", "http://user:password@host", "http://host/path"}) {
     variables["AWS_ENDPOINT_URL_S3"] = wrong;
     const std::string said = error_of([&] { find_site(lookup(variables)); });
     CHECK_THAT(said, Contains("usage: AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL is no endpoint"));
     CHECK_THAT(said, !Contains("password"));
   }
-  CHECK_THAT(error_of([] { find_site(lookup({{"AWS_REGION", "eu/west"}})); }), Contains("'eu/west' is no region"));
+  CHECK_THAT(error_of([] {
+               find_site(lookup({{"AWS_REGION", "eu/west"}}));
+             }),
+             Contains("'eu/west' is no region"));
 }
 
 TEST_CASE("the XML of servers is read", "[store]") {
   const auto root = parse_xml(
-      "  \n<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<!-- a -- comment -->\n<s3:List xmlns:s3='http://x/'>\n"
+      "  \n<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<!-- a -- comment -->\n<s3:List "
+      "xmlns:s3='http://x/'>\n"
       "  <Key>a&amp;b&lt;&#65;&#x20AC;</Key><Empty/><Empty a=\"1\" />\n <Owner><ID>x</ID></Owner>"
       "<Data><![CDATA[<raw>]]></Data></s3:List>\n");
   REQUIRE(root);
@@ -129,11 +136,27 @@ TEST_CASE("the XML of servers is read", "[store]") {
 }
 
 TEST_CASE("XML that is not well-formed, or wants more than a reply needs, is refused", "[store]") {
-  for (const char* document :
-       {"", "text", "<a>", "<a></b>", "<a></a><b/>", "<a></a>x", "<a b></a>", "<a b=c></a>", "<a b=\"<\"/>", "<a",
-        "<a>&nbsp;</a>", "<a>&#0;</a>", "<a>&#xD800;</a>", "<a>&#x110000;</a>", "<a>&amp</a>", "<a><!-- </a>",
-        "<a><![CDATA[</a>", "<?xml version=\"1.0\"", "<?xml version=\"1.0\" encoding=\"UTF-16\"?><a/>",
-        "<!DOCTYPE a [<!ENTITY b \"c\">]><a>&b;</a>", "<a><?php ?></a>"}) {
+  for (const char* document : {"",
+                               "text",
+                               "<a>",
+                               "<a></b>",
+                               "<a></a><b/>",
+                               "<a></a>x",
+                               "<a b></a>",
+                               "<a b=c></a>",
+                               "<a b=\"<\"/>",
+                               "<a",
+                               "<a>&nbsp;</a>",
+                               "<a>&#0;</a>",
+                               "<a>&#xD800;</a>",
+                               "<a>&#x110000;</a>",
+                               "<a>&amp</a>",
+                               "<a><!-- </a>",
+                               "<a><![CDATA[</a>",
+                               "<?xml version=\"1.0\"",
+                               "<?xml version=\"1.0\" encoding=\"UTF-16\"?><a/>",
+                               "<!DOCTYPE a [<!ENTITY b \"c\">]><a>&b;</a>",
+                               "<a><?php ?></a>"}) {
     INFO(document);
     CHECK_FALSE(parse_xml(document));
   }
@@ -172,7 +195,8 @@ TEST_CASE("waits between tries grow, vary and stay within their limit", "[store]
     CHECK(wait <= milliseconds(most));
   }
   CHECK(waits.next(milliseconds(5000)) == milliseconds(1000));
-  Backoff asked(milliseconds(10), milliseconds(1000), 7), other(milliseconds(1 << 20), milliseconds(1 << 20), 8),
+  Backoff asked(milliseconds(10), milliseconds(1000), 7),
+      other(milliseconds(1 << 20), milliseconds(1 << 20), 8),
       another(milliseconds(1 << 20), milliseconds(1 << 20), 9);
   CHECK(asked.next(milliseconds(700)) == milliseconds(700));
   CHECK(other.next() != another.next());

@@ -20,7 +20,8 @@ const Shape kShape{12, 10};
 constexpr int kRanks = 3;
 
 SampleState state_of(int64_t step, int rank, int64_t generation = 2) {
-  SampleState state(static_cast<uint32_t>(step), {{"m.a", {DType::f32, kShape}}, {"w.a", {DType::bf16, kShape}}});
+  SampleState state(static_cast<uint32_t>(step),
+                    {{"m.a", {DType::f32, kShape}}, {"w.a", {DType::bf16, kShape}}});
   state.manifest.version.generation = generation;
   state.manifest.history = {{1, 0}, {2, 5}};
   if (generation > 2) state.manifest.history.push_back({generation, step});
@@ -63,7 +64,8 @@ TEST_CASE("a snapshot in a store is read as one in a folder", "[snapshot][store]
     const std::shared_ptr<ObjectStore> store = open_store(url, server.access());
     CHECK_THAT(error_of([&] { open_snapshot(store); }), Contains("usage: '" + url + "' holds no snapshot"));
     for (const int64_t step : {8, 9})
-      for (const UploadedFile& file : upload(*store, write(scratch.folder(), step))) CHECK_FALSE(file.was_there);
+      for (const UploadedFile& file : upload(*store, write(scratch.folder(), step)))
+        CHECK_FALSE(file.was_there);
     upload(*store, write(scratch.folder(), 10, {0, 2}));
     CHECK(steps_in(*store) == std::vector<int64_t>{10, 9, 8});
     std::vector<std::string> passed_over;
@@ -71,7 +73,8 @@ TEST_CASE("a snapshot in a store is read as one in a folder", "[snapshot][store]
     CHECK(newest.manifest().version.step == 9);
     REQUIRE(passed_over.size() == 1);
     CHECK_THAT(passed_over[0], Contains("step 10 is not whole: no file has m.a [:, 4:7]"));
-    CHECK_THAT(error_of([&] { open_snapshot(store, 11); }), Contains("no snapshot of step 11; it has steps 8, 9, 10"));
+    CHECK_THAT(error_of([&] { open_snapshot(store, 11); }),
+               Contains("no snapshot of step 11; it has steps 8, 9, 10"));
     const Snapshot snapshot = open_snapshot(store, 8);
     const SampleState state = state_of(8, 0);
     std::mt19937 random(2);
@@ -117,7 +120,8 @@ TEST_CASE("of a snapshot in a bucket only the chunks that are needed are fetched
   content[4096 + (13 << 20)] ^= 1;
   server.put(snapshot_name(state.manifest), content);
   CHECK(fetched(whole.narrowed(0, Ranges{{0, 24}})) == 3);
-  for (const TensorSlice& slice : {whole, whole.narrowed(0, Ranges{{24, 25}}), whole.narrowed(2, Ranges{{0, 1}})})
+  for (const TensorSlice& slice :
+       {whole, whole.narrowed(0, Ranges{{24, 25}}), whole.narrowed(2, Ranges{{0, 1}})})
     CHECK_THAT(error_of([&] { snapshot.read("w.a", slice); }),
                Contains("usage: 's3://bucket/step-4-") && Contains("is damaged: chunk 4 of 8 of 'w.a'"));
   CHECK(snapshot.files()[0]->verify().size() == 1);
@@ -141,12 +145,14 @@ TEST_CASE("objects that are no snapshots, damaged or gone are named", "[snapshot
   flipped[content.size() - 4090] ^= 1;
   CHECK_THAT(said(flipped), Contains("the manifest does not match its checksum"));
   store->remove(key);
-  CHECK_THAT(error_of([&] { open_files(store, {key}); }), Contains("usage: there is no object 's3://bucket/" + key));
+  CHECK_THAT(error_of([&] { open_files(store, {key}); }),
+             Contains("usage: there is no object 's3://bucket/" + key));
   // A server that fails says nothing about what is whole.
   server.fault = [](const S3Request& request) {
     return request.key().empty() ? S3Fault{} : S3Fault{.status = 503, .code = "SlowDown"};
   };
-  CHECK_THAT(error_of([&] { open_snapshot(store); }), Contains("peer: HEAD of s3://bucket/step-8-") && Contains("status 503"));
+  CHECK_THAT(error_of([&] { open_snapshot(store); }),
+             Contains("peer: HEAD of s3://bucket/step-8-") && Contains("status 503"));
 }
 
 TEST_CASE("a file that the store has is not sent again, and a damaged one not at all", "[snapshot][store]") {
@@ -167,7 +173,8 @@ TEST_CASE("a file that the store has is not sent again, and a damaged one not at
   std::string content = read_file(paths[2]);
   content[4096] ^= 1;
   scratch.put("damaged", content);
-  CHECK_THAT(error_of([&] { upload(*store, {scratch.path("damaged")}); }), Contains("is damaged: chunk 1 of 1"));
+  CHECK_THAT(error_of([&] { upload(*store, {scratch.path("damaged")}); }),
+             Contains("is damaged: chunk 1 of 1"));
   CHECK(server.count("PUT") == puts + 1);
   write(scratch.folder(), 8, {0}, 2);
   server.put(list_snapshots(*store)[0].files[0], std::string(read_file(paths[0]).size(), '\0'));
@@ -189,8 +196,10 @@ TEST_CASE("the latest whole versions of a history are kept, whatever the others 
   CHECK(unneeded({seen(100, 1, true), seen(62, 2, false), seen(50, 1, true)}, 2).empty());
   CHECK(unneeded({seen(100, 1, true), seen(62, 2, true), seen(60, 1, true), seen(50, 1, true)}, 2) ==
         Versions{{100, 1}, {50, 1}});
-  CHECK(unneeded({seen(9, 1, true), seen(8, 1, true, "other"), seen(7, 1, false, "")}, 1) == Versions{{7, 1}});
-  CHECK_THAT(error_of([&] { unneeded({seen(1, 1, true)}, 0); }), Contains("usage: of snapshots at least 1 is kept"));
+  CHECK(unneeded({seen(9, 1, true), seen(8, 1, true, "other"), seen(7, 1, false, "")}, 1) ==
+        Versions{{7, 1}});
+  CHECK_THAT(error_of([&] { unneeded({seen(1, 1, true)}, 0); }),
+             Contains("usage: of snapshots at least 1 is kept"));
 }
 
 TEST_CASE("however a listing looks, what is kept is whole and what is later stays", "[snapshot][store]") {
@@ -216,7 +225,8 @@ TEST_CASE("however a listing looks, what is kept is whole and what is later stay
     const int keep = static_cast<int>(1 + random() % 3);
     const std::vector<Version> removed = unneeded(seen, keep);
     const auto later = [](const SeenVersion& a, const SeenVersion& b) {
-      return std::pair(a.version.generation, a.version.step) < std::pair(b.version.generation, b.version.step);
+      return std::pair(a.version.generation, a.version.step) <
+             std::pair(b.version.generation, b.version.step);
     };
     const SeenVersion* latest = nullptr;
     for (const SeenVersion& each : seen)
@@ -289,7 +299,8 @@ TEST_CASE("nothing is collected while files cannot be read", "[snapshot][store]"
   const size_t objects = server.objects().size();
   for (const int status : {403, 503}) {
     server.fault = [status](const S3Request& request) {
-      return request.key().starts_with("step-8-") ? S3Fault{.status = status, .code = "AccessDenied"} : S3Fault{};
+      return request.key().starts_with("step-8-") ? S3Fault{.status = status, .code = "AccessDenied"}
+                                                  : S3Fault{};
     };
     CHECK_THROWS(collect(store, {.keep = 1}));
     CHECK(server.objects().size() == objects);
