@@ -82,7 +82,7 @@ Collected collect(const std::shared_ptr<ObjectStore>& store, const CollectOption
     for (const std::string& key : each.files) store->remove(key);
     collected.removed.push_back(each.version);
   }
-  collected.unfinished = store->remove_unfinished(options.unfinished);
+  collected.unfinished = store->remove_unfinished(options.unfinished, kSnapshotPrefix);
   return collected;
 }
 

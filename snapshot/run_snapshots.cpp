@@ -213,7 +213,7 @@ void RunSnapshots::remove_older() {
 
 std::shared_ptr<SnapshotTask> RunSnapshots::take(StateStore& state, bool in_memory, bool on_disk,
                                                  const About& about) {
-  HET_REQUIRE(!tensors_.empty(), "follow() comes first");
+  if (tensors_.empty()) fail_usage("a run takes snapshots once its plan is known");
   const std::shared_ptr<StateCopy> copy = state.copy();
   const SnapshotManifest manifest = manifest_of(*copy, about);
   SnapshotSlot *scarce = nullptr, *rest = nullptr;

@@ -200,8 +200,8 @@ Tensor Snapshot::read(const std::string& name, const TensorSlice& slice) const {
 }
 
 std::string to_string(const SnapshotName& name) {
-  return fmt::format("step-{}-generation-{}-rank-{}-of-{}{}", name.version.step, name.version.generation,
-                     name.rank, name.ranks, kFileEnd);
+  return fmt::format("{}{}-generation-{}-rank-{}-of-{}{}", kSnapshotPrefix, name.version.step,
+                     name.version.generation, name.rank, name.ranks, kFileEnd);
 }
 
 std::optional<SnapshotName> parse_snapshot_name(std::string_view text) {
@@ -216,7 +216,7 @@ std::optional<SnapshotName> parse_snapshot_name(std::string_view text) {
     rest.remove_prefix(static_cast<size_t>(end - rest.data()));
     return value;
   };
-  const auto step = number_after("step-");
+  const auto step = number_after(kSnapshotPrefix);
   const auto generation = step ? number_after("-generation-") : step;
   const auto rank = generation ? number_after("-rank-") : generation;
   const auto ranks = rank ? number_after("-of-") : rank;
@@ -243,7 +243,7 @@ std::vector<ListedSnapshot> list_snapshots(const Path& folder) {
 
 std::vector<ListedSnapshot> list_snapshots(ObjectStore& store) {
   FoundFiles found;
-  for (const StoredObject& object : store.list()) add(found, object.key, object.key);
+  for (const StoredObject& object : store.list(kSnapshotPrefix)) add(found, object.key, object.key);
   return by_version(std::move(found));
 }
 

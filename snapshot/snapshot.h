@@ -53,6 +53,7 @@ struct SnapshotName {
 std::string to_string(const SnapshotName& name);
 // Of a name without folders; nothing for any text that is no such name.
 std::optional<SnapshotName> parse_snapshot_name(std::string_view text);
+inline constexpr const char* kSnapshotPrefix = "step-";  // of all names
 std::string snapshot_name(const SnapshotManifest& manifest);
 Path snapshot_path(const Path& folder, const SnapshotManifest& manifest);
 

@@ -93,8 +93,8 @@ S3Site find_site(const EnvironmentLookup& environment) {
   for (const char* name : {"AWS_REGION", "AWS_DEFAULT_REGION"})
     if (site.region.empty()) site.region = value_of(environment, name);
   if (site.region.empty())
-    site.region = read_section(file_of(environment, "AWS_CONFIG_FILE", "config"),
-                               profile_of(environment))["region"];
+    site.region =
+        read_section(file_of(environment, "AWS_CONFIG_FILE", "config"), profile_of(environment))["region"];
   if (site.region.empty()) site.region = "us-east-1";
   if (site.region.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_") !=
       site.region.npos)

@@ -9,9 +9,9 @@
 
 namespace het {
 
-// Of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (with AWS_SESSION_TOKEN), else of the profile AWS_PROFILE, by
-// default "default", in AWS_SHARED_CREDENTIALS_FILE or ~/.aws/credentials. Throws Error(environment) saying
-// what to set.
+// Of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (with AWS_SESSION_TOKEN), else of the profile AWS_PROFILE,
+// by default "default", in AWS_SHARED_CREDENTIALS_FILE or ~/.aws/credentials. Throws Error(environment)
+// saying what to set.
 Credentials find_credentials(const EnvironmentLookup& environment);
 
 struct S3Site {

@@ -13,11 +13,15 @@
 namespace het {
 namespace {
 
-constexpr std::string_view kDead = ".dead";        // of a file that is being removed
+constexpr std::string_view kDead = ".dead";         // of a file that is being removed
 constexpr std::string_view kWriting = ".writing-";  // AtomicFile's, of one that is being written
 
 bool is_dead(const std::string& name) { return name.ends_with(kDead); }
-bool is_unnamed(const std::string& name) { return is_dead(name) || name.find(kWriting) != name.npos; }
+bool is_writing(const std::string& name) {
+  const size_t at = name.rfind(kWriting);
+  return at != name.npos && name.find_first_not_of("0123456789", at + kWriting.size()) == name.npos;
+}
+bool is_unnamed(const std::string& name) { return is_dead(name) || is_writing(name); }
 
 int64_t modified_at(const Path& path) {
   struct stat status {};
@@ -72,9 +76,8 @@ class FileStore final : public ObjectStore {
 
   std::vector<StoredObject> list(const std::string& prefix) override {
     std::vector<StoredObject> found;
-    walk({}, [&](const std::string& key, const FolderEntry& entry) {
-      if (!is_unnamed(key) && key.starts_with(prefix))
-        found.push_back({key, entry.bytes, modified_at(path_of(key))});
+    walk({}, prefix, [&](const std::string& key, const FolderEntry& entry) {
+      if (!is_unnamed(key)) found.push_back({key, entry.bytes, modified_at(path_of(key))});
     });
     std::sort(found.begin(), found.end(),
               [](const StoredObject& a, const StoredObject& b) { return a.key < b.key; });
@@ -88,12 +91,12 @@ class FileStore final : public ObjectStore {
     remove_file(dead);
   }
 
-  std::vector<std::string> remove_unfinished(std::chrono::seconds age) override {
+  std::vector<std::string> remove_unfinished(std::chrono::seconds age, const std::string& prefix) override {
     const auto now = std::chrono::system_clock::now().time_since_epoch();
     const int64_t before = std::chrono::duration_cast<std::chrono::seconds>(now - age).count();
     std::vector<std::string> keys;
-    walk({}, [&](const std::string& key, const FolderEntry&) {
-      if (is_dead(key) || (is_unnamed(key) && modified_at(folder_.child(key)) < before)) keys.push_back(key);
+    walk({}, prefix, [&](const std::string& key, const FolderEntry&) {
+      if (is_dead(key) || (is_writing(key) && modified_at(folder_.child(key)) < before)) keys.push_back(key);
     });
     for (const std::string& key : keys) remove_file(folder_.child(key));
     return keys;
@@ -108,15 +111,17 @@ class FileStore final : public ObjectStore {
     return folder_.child(key);
   }
 
-  // Links are not followed.
+  // The files whose keys begin with `prefix`. Links are not followed.
   template <typename Visit>
-  void walk(const std::string& within, const Visit& visit) const {
+  void walk(const std::string& within, const std::string& prefix, const Visit& visit) const {
     const Path folder = within.empty() ? folder_ : folder_.child(within);
     if (kind_of(folder) != FileKind::folder) return;
     for (const FolderEntry& entry : list_folder(folder)) {
       const std::string key = within.empty() ? entry.name : within + "/" + entry.name;
-      if (entry.kind == FileKind::folder) walk(key, visit);
-      if (entry.kind == FileKind::file) visit(key, entry);
+      const bool begins = key.starts_with(prefix);
+      if (entry.kind == FileKind::folder && (begins || prefix.starts_with(key + "/")))
+        walk(key, prefix, visit);
+      if (entry.kind == FileKind::file && begins) visit(key, entry);
     }
   }
 

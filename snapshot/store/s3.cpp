@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <ctime>
+#include <memory>
 #include <mutex>
 #include <utility>
 
@@ -34,7 +35,10 @@ int64_t parse_time(const std::string& text) {
 
 std::string percent_decode(const std::string& text) {
   const auto digit = [](char c) {
-    return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+    return c >= '0' && c <= '9'   ? c - '0'
+           : c >= 'A' && c <= 'F' ? c - 'A' + 10
+           : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                                  : -1;
   };
   std::string decoded;
   for (size_t i = 0; i < text.size(); ++i)
@@ -67,6 +71,35 @@ class Progress {
   int64_t total_ = 0;          // guarded by mutex_
 };
 
+// Memory for the parts that are under way: as many buffers as there are threads, used again and again, as
+// first touches of memory cost more than the copy.
+class PartBuffers {
+ public:
+  explicit PartBuffers(int64_t bytes) : bytes_(static_cast<size_t>(bytes)) {}
+
+  // `use` gets the buffer.
+  template <typename Use>
+  void with(const Use& use) {
+    std::unique_ptr<std::byte[]> buffer;
+    {
+      std::lock_guard lock(mutex_);
+      if (!idle_.empty()) {
+        buffer = std::move(idle_.back());
+        idle_.pop_back();
+      }
+    }
+    if (buffer == nullptr) buffer.reset(new std::byte[bytes_]);
+    use(buffer.get());
+    std::lock_guard lock(mutex_);
+    idle_.push_back(std::move(buffer));
+  }
+
+ private:
+  const size_t bytes_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<std::byte[]>> idle_;  // guarded by mutex_
+};
+
 class S3Store final : public ObjectStore {
  public:
   S3Store(const std::string& bucket, std::string prefix, const StoreAccess& access)
@@ -81,7 +114,7 @@ class S3Store final : public ObjectStore {
   std::optional<int64_t> size(const std::string& key) override;
   std::vector<StoredObject> list(const std::string& prefix) override;
   void remove(const std::string& key) override;
-  std::vector<std::string> remove_unfinished(std::chrono::seconds age) override;
+  std::vector<std::string> remove_unfinished(std::chrono::seconds age, const std::string& prefix) override;
 
  private:
   // What the server has under a key.
@@ -96,7 +129,7 @@ class S3Store final : public ObjectStore {
     const TransferOptions& options;
     std::string token;
     bool only_new;
-    std::string id;  // of an upload in parts
+    std::string id;                 // of an upload in parts
     std::vector<std::string> tags;  // of its parts
   };
   enum class Stored : uint8_t { done, refused, unclear };
@@ -108,7 +141,7 @@ class S3Store final : public ObjectStore {
   std::optional<Head> head(const std::string& full);
   Stored put_whole(Upload& upload);
   Stored put_in_parts(Upload& upload, int64_t part_bytes);
-  void put_part(Upload& upload, Progress& progress, int64_t part, int64_t part_bytes);
+  void put_part(Upload& upload, Progress& progress, int64_t part, std::span<const std::byte> content);
   Stored finish(Upload& upload);
   void abort(const std::string& full, const std::string& id);
   Stored outcome(const S3Call& call, const WebReply& reply, const Upload& upload);
@@ -131,7 +164,10 @@ std::optional<S3Store::Head> S3Store::head(const std::string& full) {
   const WebReply reply = client_.send(call);
   if (reply.status == 404) return std::nullopt;
   if (reply.status != 200) client_.refuse(call, reply);
-  return Head{number_of(reply.header("content-length")), reply.header(kToken)};
+  const Head found{number_of(reply.header("content-length")), reply.header(kToken)};
+  if (found.bytes < 0)
+    fail(ErrorKind::peer, "HEAD of {} was answered without a length", client_.name_of(full));
+  return found;
 }
 
 std::optional<int64_t> S3Store::size(const std::string& key) {
@@ -180,7 +216,8 @@ void S3Store::get_part(const std::string& full, int64_t offset, std::span<std::b
     have += check_range(call, reply, first, end);
     progress(have);
     if (have == bytes) return;
-    if (reply.cancelled || (!S3Client::may_pass(reply) && reply.status != 206)) client_.refuse(call, reply, tried);
+    if (reply.cancelled || (!S3Client::may_pass(reply) && reply.status != 206))
+      client_.refuse(call, reply, tried);
     if (reply.problem.empty() && reply.status == 206)
       reply.problem = fmt::format("it ended after {} of {} bytes", reply.received, end - first);
     if (have - before >= fair) tried = 0;
@@ -196,13 +233,13 @@ int64_t S3Store::check_range(const S3Call& call, const WebReply& reply, int64_t 
     if (error_code(reply) == "NoSuchBucket") client_.refuse(call, reply);
     fail_usage("there is no object '{}'", name);
   }
-  if (reply.status == 416)
-    fail_usage("'{}' is truncated: it ends before byte {}", name, first);
+  if (reply.status == 416) fail_usage("'{}' is truncated: it ends before byte {}", name, first);
   if (reply.status / 100 != 2) return 0;
   // "bytes 0-99/1234"
   const std::string range = reply.header("content-range");
   const size_t dash = range.find('-'), slash = range.find('/');
-  const bool has_form = range.starts_with("bytes ") && dash != range.npos && slash != range.npos && dash < slash;
+  const bool has_form =
+      range.starts_with("bytes ") && dash != range.npos && slash != range.npos && dash < slash;
   const int64_t begin = has_form ? number_of(range.substr(6, dash - 6)) : -1,
                 last = has_form ? number_of(range.substr(dash + 1, slash - dash - 1)) : -1,
                 total = has_form ? number_of(range.substr(slash + 1)) : -1;
@@ -227,14 +264,14 @@ bool S3Store::put(const std::string& key, const Path& file, bool only_new, const
   for (int tried = 1; tried <= client_.tries(); ++tried) {
     if (tried > 1) client_.wait({.method = "PUT", .key = upload.key, .options = &options}, waits.next());
     upload.token = hex_of(random_bytes(16));
-    const Stored stored =
-        source.bytes <= part_bytes ? put_whole(upload) : put_in_parts(upload, part_bytes);
+    const Stored stored = source.bytes <= part_bytes ? put_whole(upload) : put_in_parts(upload, part_bytes);
     if (stored == Stored::refused) return false;
-    // What the server has may be less than what it was sent. Another writer's object since then is no failure.
+    // What the server has may be less than what it was sent. Another writer's object since then is no
+    // failure. A server may keep no tokens; then its answer has to do.
     found = head(upload.key);
-    const bool ours = found && (found->token == upload.token || found->token.empty());
-    if (found && !ours && stored == Stored::done) return true;
-    if (ours && found->bytes == source.bytes) return true;
+    const bool ours = found && found->token == upload.token, unnamed = found && found->token.empty();
+    if (stored == Stored::done && found && !ours && !unnamed) return true;
+    if ((ours || (unnamed && stored == Stored::done)) && found->bytes == source.bytes) return true;
     if (ours) remove(key);  // readers would take it for whole
   }
   fail(ErrorKind::peer, "'{}' was sent {} bytes and has {} ({} tries)", client_.name_of(upload.key),
@@ -266,7 +303,8 @@ S3Store::Stored S3Store::put_whole(Upload& upload) {
     if (upload.options.progress) upload.options.progress(std::min(done, upload.file.bytes));
   };
   WebReply reply = client_.send(call);
-  if (reply.status == 501 && upload.only_new) {  // a server without conditional writes; it was looked at before
+  if (reply.status == 501 &&
+      upload.only_new) {  // a server without conditional writes; it was looked at before
     call.headers.erase("if-none-match");
     reply = client_.send(call);
   }
@@ -278,13 +316,20 @@ S3Store::Stored S3Store::put_in_parts(Upload& upload, int64_t part_bytes) {
   call.options = &upload.options;
   const XmlElement begun = ask(call, "InitiateMultipartUploadResult");
   upload.id = begun.text_of("UploadId");
-  if (upload.id.empty()) fail(ErrorKind::peer, "POST of {} was answered without an UploadId", client_.name_of(upload.key));
+  if (upload.id.empty())
+    fail(ErrorKind::peer, "POST of {} was answered without an UploadId", client_.name_of(upload.key));
   const int64_t parts = (upload.file.bytes + part_bytes - 1) / part_bytes;
   upload.tags.assign(static_cast<size_t>(parts), {});
   try {
     Progress progress(upload.options, parts);
-    each_part(parts, access_.connections,
-              [&](int64_t part) { put_part(upload, progress, part, part_bytes); });
+    PartBuffers buffers(part_bytes);
+    each_part(parts, access_.connections, [&](int64_t part) {
+      buffers.with([&](std::byte* buffer) {
+        const int64_t begin = part * part_bytes, bytes = std::min(part_bytes, upload.file.bytes - begin);
+        upload.file.read_at(begin, buffer, bytes);
+        put_part(upload, progress, part, {buffer, static_cast<size_t>(bytes)});
+      });
+    });
     const Stored stored = finish(upload);
     if (stored != Stored::done) abort(upload.key, upload.id);
     return stored;
@@ -294,11 +339,8 @@ S3Store::Stored S3Store::put_in_parts(Upload& upload, int64_t part_bytes) {
   }
 }
 
-void S3Store::put_part(Upload& upload, Progress& progress, int64_t part, int64_t part_bytes) {
-  const int64_t begin = part * part_bytes;
-  std::vector<std::byte> content(static_cast<size_t>(std::min(part_bytes, upload.file.bytes - begin)));
+void S3Store::put_part(Upload& upload, Progress& progress, int64_t part, std::span<const std::byte> content) {
   const auto bytes = static_cast<int64_t>(content.size());
-  upload.file.read_at(begin, content.data(), bytes);
   S3Call call{"PUT", upload.key, {{"partNumber", std::to_string(part + 1)}, {"uploadId", upload.id}}};
   call.body = content;
   call.options = &upload.options;
@@ -316,8 +358,8 @@ S3Store::Stored S3Store::finish(Upload& upload) {
   for (size_t i = 0; i < upload.tags.size(); ++i)
     parts += fmt::format("<Part><PartNumber>{}</PartNumber><ETag>{}</ETag></Part>", i + 1,
                          escape_xml(upload.tags[i]));
-  const std::string body = "<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">" + parts +
-                           "</CompleteMultipartUpload>";
+  const std::string body = "<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">" +
+                           parts + "</CompleteMultipartUpload>";
   S3Call call{"POST", upload.key, {{"uploadId", upload.id}}};
   if (upload.only_new) call.headers["if-none-match"] = "*";
   call.body = std::as_bytes(std::span(body));
@@ -330,7 +372,8 @@ S3Store::Stored S3Store::finish(Upload& upload) {
   return outcome(call, reply, upload);
 }
 
-// Also after a cancel, and without hiding why the upload has failed: what stays is found by remove_unfinished.
+// Also after a cancel, and without hiding why the upload has failed: what stays is found by
+// remove_unfinished.
 void S3Store::abort(const std::string& full, const std::string& id) {
   try {
     client_.send_once({.method = "DELETE", .key = full, .query = {{"uploadId", id}}});
@@ -357,10 +400,9 @@ void S3Store::each_page(const std::string& root, std::map<std::string, std::stri
   query["encoding-type"] = "url";  // XML cannot hold every key
   for (int page = 0; page < kMostPages; ++page) {
     const XmlElement answer = ask({.method = "GET", .query = query}, root);
-    const std::map<std::string, std::string> next =
-        visit(answer, [&answer](const std::string& key) {
-          return answer.text_of("EncodingType") == "url" ? percent_decode(key) : key;
-        });
+    const std::map<std::string, std::string> next = visit(answer, [&answer](const std::string& key) {
+      return answer.text_of("EncodingType") == "url" ? percent_decode(key) : key;
+    });
     if (next.empty()) return;
     const auto before = query;
     for (const auto& [name, value] : next) query[name] = value;
@@ -371,35 +413,36 @@ void S3Store::each_page(const std::string& root, std::map<std::string, std::stri
 
 std::vector<StoredObject> S3Store::list(const std::string& prefix) {
   std::vector<StoredObject> found;
-  each_page("ListBucketResult", {{"list-type", "2"}, {"prefix", prefix_ + prefix}},
-            [&](const XmlElement& page, const auto& decoded) -> std::map<std::string, std::string> {
-              for (const XmlElement& entry : page.children) {
-                if (entry.name != "Contents") continue;
-                const std::string key = decoded(entry.text_of("Key"));
-                if (!key.starts_with(prefix_ + prefix) || key.ends_with('/')) continue;  // a folder's marker
-                const int64_t bytes = number_of(entry.text_of("Size"));
-                if (bytes >= 0)
-                  found.push_back({key.substr(prefix_.size()), bytes, parse_time(entry.text_of("LastModified"))});
-              }
-              if (page.text_of("IsTruncated") != "true") return {};
-              return {{"continuation-token", page.text_of("NextContinuationToken")}};
-            });
+  each_page(
+      "ListBucketResult", {{"list-type", "2"}, {"prefix", prefix_ + prefix}},
+      [&](const XmlElement& page, const auto& decoded) -> std::map<std::string, std::string> {
+        for (const XmlElement& entry : page.children) {
+          if (entry.name != "Contents") continue;
+          const std::string key = decoded(entry.text_of("Key"));
+          if (!key.starts_with(prefix_ + prefix) || key.ends_with('/')) continue;  // a folder's marker
+          const int64_t bytes = number_of(entry.text_of("Size"));
+          if (bytes >= 0)
+            found.push_back({key.substr(prefix_.size()), bytes, parse_time(entry.text_of("LastModified"))});
+        }
+        if (page.text_of("IsTruncated") != "true") return {};
+        return {{"continuation-token", page.text_of("NextContinuationToken")}};
+      });
   std::sort(found.begin(), found.end(),
             [](const StoredObject& a, const StoredObject& b) { return a.key < b.key; });
   return found;
 }
 
-std::vector<std::string> S3Store::remove_unfinished(std::chrono::seconds age) {
+std::vector<std::string> S3Store::remove_unfinished(std::chrono::seconds age, const std::string& prefix) {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   const int64_t before = std::chrono::duration_cast<std::chrono::seconds>(now - age).count();
   std::vector<std::pair<std::string, std::string>> old;  // full key, id
-  each_page("ListMultipartUploadsResult", {{"prefix", prefix_}, {"uploads", ""}},
+  each_page("ListMultipartUploadsResult", {{"prefix", prefix_ + prefix}, {"uploads", ""}},
             [&](const XmlElement& page, const auto& decoded) -> std::map<std::string, std::string> {
               for (const XmlElement& entry : page.children) {
                 if (entry.name != "Upload") continue;
                 const int64_t begun = parse_time(entry.text_of("Initiated"));
                 std::string key = decoded(entry.text_of("Key"));
-                if (begun > 0 && begun < before && key.starts_with(prefix_))
+                if (begun > 0 && begun < before && key.starts_with(prefix_ + prefix))
                   old.emplace_back(std::move(key), entry.text_of("UploadId"));
               }
               if (page.text_of("IsTruncated") != "true") return {};
@@ -426,7 +469,8 @@ std::unique_ptr<ObjectStore> open_s3_store(const std::string& url, const StoreAc
   const std::string bucket = rest.substr(0, slash), prefix = slash == rest.npos ? "" : rest.substr(slash + 1);
   constexpr size_t kLeast = 3, kMost = 255;
   if (bucket.size() < kLeast || bucket.size() > kMost || bucket.starts_with('.') ||
-      bucket.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._") != bucket.npos)
+      bucket.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._") !=
+          bucket.npos)
     fail_usage("'{}' names no bucket; write s3://bucket or s3://bucket/prefix", visible(url));
   if (!prefix.empty()) check_key(prefix);
   return std::make_unique<S3Store>(bucket, prefix, access);

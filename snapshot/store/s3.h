@@ -9,8 +9,8 @@
 
 namespace het {
 
-// `url`: "s3://bucket" or "s3://bucket/prefix". Throws Error(usage) for another, Error(environment) where there
-// are no credentials. Nothing is asked of the server yet.
+// `url`: "s3://bucket" or "s3://bucket/prefix". Throws Error(usage) for another, Error(environment) where
+// there are no credentials. Nothing is asked of the server yet.
 std::unique_ptr<ObjectStore> open_s3_store(const std::string& url, const StoreAccess& access);
 
 }  // namespace het

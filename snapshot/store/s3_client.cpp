@@ -54,8 +54,8 @@ S3Client::S3Client(std::string bucket, const StoreAccess& access)
       credentials_(find_credentials(access.environment)) {
   const bool in_path = !site_.endpoint.empty() || bucket_.find('.') != bucket_.npos;  // TLS: no dots in '*'
   if (site_.endpoint.empty()) {
-    const std::string aws = fmt::format("s3.{}.amazonaws.com{}", site_.region,
-                                        site_.region.starts_with("cn-") ? ".cn" : "");
+    const std::string aws =
+        fmt::format("s3.{}.amazonaws.com{}", site_.region, site_.region.starts_with("cn-") ? ".cn" : "");
     origin_ = "https://" + (in_path ? aws : bucket_ + "." + aws);
   } else {
     origin_ = site_.endpoint;
@@ -81,7 +81,8 @@ void S3Client::wait(const S3Call& call, std::chrono::milliseconds time) const {
   std::condition_variable_any never;
   std::unique_lock lock(mutex);
   never.wait_for(lock, cancelled, time, [] { return false; });
-  if (cancelled.stop_requested()) fail(ErrorKind::peer, "{} of {} was cancelled", call.method, name_of(call.key));
+  if (cancelled.stop_requested())
+    fail(ErrorKind::peer, "{} of {} was cancelled", call.method, name_of(call.key));
 }
 
 bool S3Client::may_pass(const WebReply& reply) {
@@ -171,9 +172,9 @@ void S3Client::refuse(const S3Call& call, const WebReply& reply, int tries) cons
   if (const std::string region = reply.header("x-amz-bucket-region");
       reply.status / 100 != 2 && !region.empty() && region != site_.region)
     said += fmt::format("; the bucket is in the region {}: set AWS_REGION", visible(region));
-  const ErrorKind kind = may_pass(reply)                                ? ErrorKind::peer
+  const ErrorKind kind = may_pass(reply)                              ? ErrorKind::peer
                          : reply.status == 401 || reply.status == 403 ? ErrorKind::environment
-                                                                        : ErrorKind::usage;
+                                                                      : ErrorKind::usage;
   throw Error(kind, without_secrets(said) + tried);
 }
 

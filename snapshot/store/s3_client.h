@@ -30,9 +30,9 @@ class S3Client {
  public:
   S3Client(std::string bucket, const StoreAccess& access);
 
-  // The reply to a call that is tried again after failures that may pass. A reply with a 4xx status, which the
-  // caller knows what to do with, is returned too. Throws Error(peer) when the tries are used up, and when it
-  // is cancelled.
+  // The reply to a call that is tried again after failures that may pass. A reply with a 4xx status, which
+  // the caller knows what to do with, is returned too. Throws Error(peer) when the tries are used up, and
+  // when it is cancelled.
   WebReply send(const S3Call& call);
   WebReply send_once(const S3Call& call);
 

@@ -11,7 +11,8 @@
 namespace het {
 
 std::string percent_encode(std::string_view text, bool is_path) {
-  constexpr std::string_view kUnreserved = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~";
+  constexpr std::string_view kUnreserved =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~";
   std::string encoded;
   for (const char c : text)
     if (kUnreserved.find(c) != kUnreserved.npos || (is_path && c == '/'))
@@ -47,9 +48,8 @@ std::map<std::string, std::string> sign(const UnsignedRequest& request, const Cr
   const std::string day = date.substr(0, 8), scope = day + "/" + region + "/s3/aws4_request";
   const std::string text = "AWS4-HMAC-SHA256\n" + date + "\n" + scope + "\n" + hex_of(sha256(canonical));
   std::string key = "AWS4" + credentials.secret_key;
-  for (const std::string_view part :
-       {std::string_view(day), std::string_view(region), std::string_view("s3"),
-        std::string_view("aws4_request")})
+  for (const std::string_view part : {std::string_view(day), std::string_view(region), std::string_view("s3"),
+                                      std::string_view("aws4_request")})
     key = hmac_sha256(key, part);
   headers["authorization"] =
       fmt::format("AWS4-HMAC-SHA256 Credential={}/{},SignedHeaders={},Signature={}", credentials.access_key,

@@ -35,8 +35,8 @@ std::unique_ptr<ObjectStore> open_store(const Path& url, const StoreAccess& acce
 
 void check_key(const std::string& key) {
   constexpr size_t kLongest = 900;  // S3 allows 1024 with the store's prefix
-  bool good = !key.empty() && key.size() <= kLongest && visible(key) == key &&
-              key.find_first_of("\n\t") == key.npos;
+  bool good =
+      !key.empty() && key.size() <= kLongest && visible(key) == key && key.find_first_of("\n\t") == key.npos;
   for (size_t begin = 0; good && begin <= key.size();) {
     const size_t end = std::min(key.find('/', begin), key.size());
     const std::string_view part = std::string_view(key).substr(begin, end - begin);

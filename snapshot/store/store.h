@@ -42,20 +42,22 @@ class ObjectStore {
   const std::string& url() const { return url_; }
   std::string url_of(const std::string& key) const { return url_ + "/" + key; }
 
-  // Copies a file, which does not change meanwhile, to the object at `key`: readers see the previous object or
-  // all of the new one. `only_new`: an object that is there stays, and the answer is false; a folder, and a
-  // server without conditional writes, are looked at before, so that two writers may both be told true.
+  // Copies a file, which does not change meanwhile, to the object at `key`: readers see the previous object
+  // or all of the new one. `only_new`: an object that is there stays, and the answer is false; a folder, and
+  // a server without conditional writes, are looked at before, so that two writers may both be told true.
   virtual bool put(const std::string& key, const Path& file, bool only_new = false,
                    const TransferOptions& options = {}) = 0;
-  // Reads into.size() bytes from `offset` on. Throws Error(usage) for an object that is missing or ends before.
+  // Reads into.size() bytes from `offset` on. Throws Error(usage) for an object that is missing or ends
+  // before.
   virtual void get_range(const std::string& key, int64_t offset, std::span<std::byte> into,
                          const TransferOptions& options = {}) = 0;
   virtual std::optional<int64_t> size(const std::string& key) = 0;  // nullopt: there is no such object
   // The objects whose keys begin with `prefix`, by key.
   virtual std::vector<StoredObject> list(const std::string& prefix = {}) = 0;
   virtual void remove(const std::string& key) = 0;  // also one that is missing
-  // Removes what puts begun more than `age` ago have left without finishing, in the whole store. Keys.
-  virtual std::vector<std::string> remove_unfinished(std::chrono::seconds age) = 0;
+  // Removes what puts begun more than `age` ago have left without finishing. Their keys.
+  virtual std::vector<std::string> remove_unfinished(std::chrono::seconds age,
+                                                     const std::string& prefix = {}) = 0;
   // The file that the object is, where it is one.
   virtual std::optional<Path> file_of(const std::string& key) const { return std::nullopt; }
 
@@ -68,7 +70,7 @@ class ObjectStore {
 
 struct StoreAccess {
   EnvironmentLookup environment = process_environment();  // credentials, region, endpoint: as AWS's tools
-  int connections = 4;                                     // of one transfer
+  int connections = 4;                                    // of one transfer
   int64_t part_bytes = 16 << 20;  // of an upload or a download: memory is connections x part_bytes
   int tries = 6;                  // of a request
   std::chrono::milliseconds first_wait{200}, longest_wait{20'000};  // between tries

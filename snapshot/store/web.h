@@ -27,7 +27,7 @@ struct WebRequest {
 };
 
 struct WebReply {
-  long status = 0;  // of a whole reply, or of one that broke off; 0: none came
+  long status = 0;                             // of a whole reply, or of one that broke off; 0: none came
   std::map<std::string, std::string> headers;  // lower-case names
   std::string text;                            // the body, where it did not go into the request's memory
   int64_t received = 0;                        // bytes that did

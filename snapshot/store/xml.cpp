@@ -40,7 +40,7 @@ class Reader {
 
   bool document(XmlElement& root) {
     take("\xef\xbb\xbf");  // a byte order mark
-    skip_space();           // that a slow server sends, to show that it is there
+    skip_space();          // that a slow server sends, to show that it is there
     if (rest_.starts_with("<?xml") && !declaration()) return false;
     if (!between() || !element(root, 1)) return false;
     return between() && rest_.empty();
@@ -152,7 +152,8 @@ class Reader {
     const int base = take("x") ? 16 : 10;
     uint32_t code = 0;
     const auto [end, error] = std::from_chars(rest_.data(), rest_.data() + rest_.size(), code, base);
-    if (error != std::errc{} || code == 0 || code > 0x10ffff || (code >= 0xd800 && code < 0xe000)) return false;
+    if (error != std::errc{} || code == 0 || code > 0x10ffff || (code >= 0xd800 && code < 0xe000))
+      return false;
     rest_.remove_prefix(static_cast<size_t>(end - rest_.data()));
     append_utf8(text, code);
     return take(";");

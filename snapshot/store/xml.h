@@ -18,8 +18,8 @@ struct XmlElement {
   std::string text_of(std::string_view wanted) const;      // of the first child; empty: none
 };
 
-// The root of a document; nullopt: it is not well-formed, deeper than 16 elements, or in another encoding than
-// UTF-8.
+// The root of a document; nullopt: it is not well-formed, deeper than 16 elements, or in another encoding
+// than UTF-8.
 std::optional<XmlElement> parse_xml(std::string_view document);
 // For the texts of elements.
 std::string escape_xml(std::string_view text);

@@ -1,5 +1,5 @@
-// Object stores by hand, for tests/snapshot/s3.py and for measuring: one call of the library for each command.
-// usage: store_tool [--part=BYTES] [--connections=N] [--stall=MS] COMMAND URL ...
+// Object stores by hand, for tests/snapshot/s3.py and for measuring: one call of the library for each
+// command. usage: store_tool [--part=BYTES] [--connections=N] [--stall=MS] COMMAND URL ...
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -70,7 +70,8 @@ void measure(ObjectStore& store, const std::string& key, const std::string& file
   begin = std::chrono::steady_clock::now();
   store.get_range(key, 0, content);
   const double down = seconds_since(begin), megabytes = static_cast<double>(content.size()) / 1e6;
-  fmt::print("up {:.3f} s {:.0f} MB/s, down {:.3f} s {:.0f} MB/s\n", up, megabytes / up, down, megabytes / down);
+  fmt::print("up {:.3f} s {:.0f} MB/s, down {:.3f} s {:.0f} MB/s\n", up, megabytes / up, down,
+             megabytes / down);
 }
 
 void run(const std::string& command, const std::string& url, const Words& words, const StoreAccess& access) {
@@ -93,7 +94,8 @@ void run(const std::string& command, const std::string& url, const Words& words,
   } else if (command == "remove") {
     store->remove(words.at(0));
   } else if (command == "unfinished") {
-    for (const std::string& key : store->remove_unfinished(std::chrono::seconds(number(0)))) fmt::print("{}\n", key);
+    for (const std::string& key : store->remove_unfinished(std::chrono::seconds(number(0))))
+      fmt::print("{}\n", key);
   } else if (command == "upload") {
     for (const UploadedFile& file : upload(*store, {words.begin(), words.end()}))
       fmt::print("{} {} {}\n", file.key, file.bytes, file.was_there ? "was there" : "sent");

@@ -118,7 +118,8 @@ TEST_CASE("state that only lost members had comes back from snapshots in memory"
         if (recovered[at]) member.snapshots->keep(restored->version);
         if (!restored) member.state->begin_generation(generation);
         const StateLayout layout = layout_of(world.get(), needs);
-        member.snapshots->follow(layout, r, std::vector<ReplicaPeer>(kMostMembers, {"", "here", "", "", 0}), to_lua(plan));
+        member.snapshots->follow(layout, r, std::vector<ReplicaPeer>(kMostMembers, {"", "here", "", "", 0}),
+                                 to_lua(plan));
         const int taking = std::min(steps, 1 + taken_after);
         std::optional<Executor> executor;
         if (program) executor.emplace(*std::move(program), member.state, groups);

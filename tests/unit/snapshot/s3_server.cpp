@@ -183,7 +183,7 @@ void S3Server::serve(const Descriptor& connection) {
       std::string line = request.method + " " + request.key();
       for (const auto& [name, value] : request.query) line += " " + name;
       log_.push_back(line);
-      if (fault) wrong = fault(request);
+      wrong = fault(request);
       if (wrong.status != 0)
         reply = failed(wrong.status, wrong.code);
       else if (!wrong.deaf)

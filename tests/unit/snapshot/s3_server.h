@@ -8,6 +8,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/base/descriptor.h"
@@ -17,7 +18,7 @@
 namespace het::testing {
 
 struct S3Request {
-  std::string method, path, body;  // the path decoded: "/bucket/key"
+  std::string method, path, body;                     // the path decoded: "/bucket/key"
   std::map<std::string, std::string> query, headers;  // decoded; lower-case names
 
   std::string key() const { return path.size() > 8 ? path.substr(8) : ""; }
@@ -55,10 +56,27 @@ class S3Server {
   EnvironmentLookup environment() const;
   StoreAccess access() const;  // with short waits, and parts of 64 KiB
 
-  // Asked for every request, one at a time. Set before the first.
-  std::function<S3Fault(const S3Request& request)> fault;
-  bool conditional = true;    // has If-None-Match
-  int page = 1000;            // entries of a listing
+  // What goes wrong: asked for every request, one at a time.
+  class Faults {
+   public:
+    using Choose = std::function<S3Fault(const S3Request& request)>;
+    Faults& operator=(Choose choose) {
+      std::lock_guard lock(mutex_);
+      choose_ = std::move(choose);
+      return *this;
+    }
+    S3Fault operator()(const S3Request& request) {
+      std::lock_guard lock(mutex_);
+      return choose_ ? choose_(request) : S3Fault{};
+    }
+
+   private:
+    std::mutex mutex_;
+    Choose choose_;
+  };
+  Faults fault;
+  bool conditional = true;                         // has If-None-Match
+  int page = 1000;                                 // entries of a listing
   std::string begun = "2020-01-02T03:04:05.000Z";  // when uploads began
 
   struct Object {

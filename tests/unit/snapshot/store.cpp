@@ -125,6 +125,9 @@ TEST_CASE("a folder shows no file that is being written or removed, and gives th
   std::filesystem::create_directory_symlink(scratch.path("outside"), scratch.path("store/folder"));
   REQUIRE(store->list().size() == 1);
   CHECK(store->list()[0].key == "a");
+  scratch.put("store/a.writing-down", "whole");
+  scratch.put("store/z/e.dead", "whole");
+  CHECK(store->remove_unfinished(std::chrono::hours(1), "z/") == std::vector<std::string>{"z/e.dead"});
   CHECK(store->remove_unfinished(std::chrono::hours(1)) == std::vector<std::string>{"d.dead"});
   CHECK(store->remove_unfinished(std::chrono::seconds(-10)) == std::vector<std::string>{"b/c.writing-123"});
   CHECK(read_file(scratch.path("store/a")) == "whole");
