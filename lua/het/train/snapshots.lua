@@ -53,7 +53,15 @@ end
 function snapshots.follow(run, program)
   if not run.snapshots then return end
   run.snapshots:follow(run.cluster, program, run.plan and tostring(run.plan) or "")
-  run.cleaned = false
+  run.cleaned, run.memory_pause, run.memory_again = false, 1, 0
+end
+
+local longest_pause = 1024   -- steps
+
+-- One in memory failed on some rank, where there may be no room: it is tried again later and later.
+local function pause_memory(run)
+  run.memory_again = run.step + run.memory_pause
+  run.memory_pause = math.min(2 * run.memory_pause, longest_pause)
 end
 
 -- The snapshot in memory that this rank has begun is whole on all.
@@ -62,6 +70,7 @@ local function is_whole(run)
   local step, generation = task:step(), task:generation()
   run.snapshots:keep(step, generation, not run.cleaned)
   run.cleaned = true
+  run.memory_pause = 1
   run.last_snapshot.memory = { step = step, generation = generation, at = native.clock() }
 end
 
@@ -132,10 +141,12 @@ function snapshots.after_step(run)
   run.disk_due = run.disk_due or a.folder and every > 0 and run.step % every == 0
   if not any_writes then
     look(run)
-    if memory and not any_failed then is_whole(run) end
+    if any_failed then pause_memory(run) elseif memory then is_whole(run) end
     if disk and not any_disk_failed then is_on_disk(run) end
     run.snapshotting, run.snapshot_failed = {}, false
-    local in_memory, on_disk = run.member ~= nil and a.memory ~= false and run.snapshots:is_scarce(), run.disk_due
+    local in_memory = run.member ~= nil and a.memory ~= false and run.snapshots:is_scarce()
+      and run.step >= run.memory_again
+    local on_disk = run.disk_due
     -- A version has one snapshot: that of a step which the session before has done is of its layout.
     if (in_memory or on_disk) and run.step > run.session.first_step then
       take(run, in_memory, on_disk)
