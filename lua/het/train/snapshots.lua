@@ -111,7 +111,6 @@ local function about_of(run)
 end
 
 local function take(run, in_memory, on_disk)
-  collectgarbage()   -- lets go of the last copy of the state
   local taken = { memory = in_memory, disk = on_disk, cursor = run.cursor, seed = run.arguments.seed,
     about = about_of(run) }
   local ok, task = pcall(run.snapshots.take, run.snapshots, run.state, taken)
