@@ -1,5 +1,5 @@
 // Reads snapshot files of other processes of the run from their SnapshotServers: lists, ranges of bytes, and
-// whole files, of which chunks that a previous version has are not sent again. Every wait has an end; every
+// whole files; chunks that a previous version has are not sent again. Every wait has an end; every
 // failure is an Error(peer) that names the peer, or an Error(environment) of this machine's disk.
 #pragma once
 
@@ -19,7 +19,7 @@ namespace het {
 
 // What a file that is fetched has to be, beyond what its name says.
 struct FetchOptions {
-  std::optional<Path> previous;  // a file of an earlier version, of which chunks may be copied
+  std::optional<Path> previous;  // an earlier version; its chunks may be copied
   std::optional<int64_t> bytes;  // of the whole file
 };
 

@@ -1,4 +1,4 @@
-// Which members keep replicas of which members' snapshots: a pure function of the roster, so that all members
+// Which members keep replicas of whose snapshots: a pure function of the roster, so that all members
 // find the same without a message, and a change of the roster moves few replicas.
 #pragma once
 

@@ -1,4 +1,4 @@
-# The manifest of a snapshot file: what the file holds, and of which run and step. The bytes of the tensors lie
+# The manifest of a snapshot file: what the file holds, the run and the step. The bytes of the tensors lie
 # outside the message; layout.h describes the file around it. Fields are only ever added, at the end.
 @0xb8a5c9d1f4720e63;
 

@@ -25,7 +25,7 @@ class SnapshotTiers : public TierReader {
   explicit SnapshotTiers(std::vector<Place> places) : places_(std::move(places)) {}
 
   // Looks into the folders again: the newest versions of each. Files that cannot be read are left out, and
-  // told of once (take_warnings). `about` is JSON: {run, cursor, seed, about}, of the manifest.
+  // reported once (take_warnings). `about` is JSON: {run, cursor, seed, about}, of the manifest.
   std::vector<TierState> states(bool far) override;
   Tensor read(Tier tier, Version version, const std::string& tensor, const TensorSlice& slice) override;
   std::string check(Tier tier, Version version, const std::string& tensor, const TensorSlice& slice) override;

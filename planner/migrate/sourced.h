@@ -43,7 +43,7 @@ struct SourcedGroup {
     int64_t rows = 1;  // along the first dimension of the packed slice that is longer than 1
   };
   int to = 0;                // the rank that needs it
-  std::vector<int> sources;  // any of which has all of it
+  std::vector<int> sources;  // each has all of it
   std::vector<Slice> slices;
   int64_t bytes = 0;
 };

@@ -1,4 +1,4 @@
-// How long to wait before a request is tried again: exponentially longer, up to a limit, of which a random
+// How long to wait before a request is tried again: exponentially longer, up to a limit; a random
 // half, so that clients that failed together do not come back together.
 #pragma once
 

@@ -44,7 +44,7 @@ class ObjectStore {
 
   // Copies a file, which does not change meanwhile, to the object at `key`: readers see the previous object
   // or all of the new one. `only_new`: an object that is there stays, and the answer is false; a folder, and
-  // a server without conditional writes, are looked at before, so that two writers may both be told true.
+  // a server without conditional writes, are looked at before, so that both of two writers may get true.
   virtual bool put(const std::string& key, const Path& file, bool only_new = false,
                    const TransferOptions& options = {}) = 0;
   // Reads into.size() bytes from `offset` on. Throws Error(usage) for an object that is missing or ends

@@ -183,7 +183,7 @@ class Failures(Case):
         self.relay.fault = lambda method, target: None
         self.assertEqual(len(self.tool('list').splitlines()), 6)
 
-    def test_uploads_that_nobody_finished_are_given_up(self):
+    def test_unfinished_uploads_are_given_up(self):
         for key in ('left', 'left too'):
             self.client.create_multipart_upload(Bucket=self.bucket, Key=f'runs/a b/{key}')
         self.client.create_multipart_upload(Bucket=self.bucket, Key='beside')

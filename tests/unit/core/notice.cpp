@@ -402,7 +402,7 @@ TEST_CASE("a watch ends between two polls", "[notice]") {
     return request.target == kRebalance ? http_reply(200, R"({"noticeTime": ""})")
                                         : quiet(Cloud::aws, request);
   });
-  constexpr int kTimes = 100;  // in most of which the thread waits already
+  constexpr int kTimes = 100;  // in most the thread waits already
   for (int i = 0; i < kTimes; ++i) {
     Heard heard;
     NoticeOptions options = options_of(server, Cloud::aws, heard);

@@ -621,7 +621,7 @@ TEST_CASE("flows beyond the size of linear programs are near the least time, and
 }
 
 // Seconds to plan for a large run that lost members: not asserted. 1,024 ranks, 4 (tensor) x 8 (stages) x 32
-// replicas, 100 layers of 36 tensors, of which a third are parameters.
+// replicas, 100 layers of 36 tensors, a third of them parameters.
 TEST_CASE("recoveries of 1,024 members are planned in seconds", "[.][recovery_bench]") {
   constexpr int kTensor = 4, kStages = 8, kReplicas = 32, kLayers = 100, kTensors = 36;
   constexpr int kRanks = kTensor * kStages * kReplicas;

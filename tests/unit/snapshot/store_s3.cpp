@@ -237,7 +237,7 @@ TEST_CASE("of two that put what is not there one is refused, where the server ca
   }
 }
 
-TEST_CASE("an object of which the server has less than it was sent is put again", "[store]") {
+TEST_CASE("an object is put again when the server has less than it was sent", "[store]") {
   const Scratch scratch;
   for (const size_t bytes : {size_t{1000}, kLarge}) {
     S3Server server;
@@ -259,7 +259,7 @@ TEST_CASE("an object of which the server has less than it was sent is put again"
   }
 }
 
-TEST_CASE("an upload that fails is aborted, and one that nobody finished is given up after its time",
+TEST_CASE("an upload that fails is aborted, and an unfinished one is given up after its time",
           "[store]") {
   const Scratch scratch;
   S3Server server;
