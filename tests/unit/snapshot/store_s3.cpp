@@ -259,8 +259,7 @@ TEST_CASE("an object is put again when the server has less than it was sent", "[
   }
 }
 
-TEST_CASE("an upload that fails is aborted, and an unfinished one is given up after its time",
-          "[store]") {
+TEST_CASE("an upload that fails is aborted, and an unfinished one is given up after its time", "[store]") {
   const Scratch scratch;
   S3Server server;
   server.page = 2;
