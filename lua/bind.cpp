@@ -61,7 +61,7 @@ void wrong_argument(lua_State* L, int index, std::string_view wanted) {
   if (index > lua_gettop(L)) given = "nothing";
   if (lua_type(L, index) == LUA_TNUMBER) given = fmt::format("{}", lua_tonumber(L, index));
   if (const std::string_view symbol = symbol_of(function); !symbol.empty())
-    fail_usage("'{}' cannot compute with {}; {} is needed", symbol, given, wanted);
+    fail_usage("'{}' cannot compute with {}; a {} is needed", symbol, given, wanted);
   if (index < 0) fail_usage("{}: {} is needed, not {}", function, wanted, given);
   if (method && index == 1) fail_usage("{}: call it on {} with a colon", function, wanted);
   fail_usage("{}: argument {} must be {}, it is {}", function, method ? index - 1 : index, wanted, given);

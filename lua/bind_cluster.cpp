@@ -24,6 +24,16 @@ std::vector<Link> links_at(lua_State* L, int index) {
   return links;
 }
 
+std::string secret_of(lua_State* L, int index) {
+  const Host& host = host_of(L);
+  if (host.secret_problem != nullptr) std::rethrow_exception(host.secret_problem);
+  if (host.secret) return *host.secret;
+  const EnvironmentLookup lookup = process_environment();
+  if (lookup("HETRUN_STORE")) return load_secret(lookup, "");  // of the launcher, which handed it on
+  const auto named = field<std::string>(L, index, "secret_file");
+  return load_secret(lookup, named ? *named : lookup("HETRUN_SECRET_FILE").value_or(""));
+}
+
 namespace {
 
 bool is_alone() { return !is_one_of_several(process_environment()); }
@@ -55,12 +65,7 @@ std::optional<std::chrono::milliseconds> duration_setting(lua_State* L, const ch
 JoinSettings settings_at(lua_State* L) {
   luaL_checktype(L, 1, LUA_TTABLE);
   JoinSettings settings;
-  const Host& host = host_of(L);
-  if (host.secret_problem != nullptr) std::rethrow_exception(host.secret_problem);
-  const bool by_launcher = settings.environment("HETRUN_STORE").has_value();  // which handed on the secret
-  const std::string secret_file = setting(L, "secret_file", "HETRUN_SECRET_FILE").value_or("");
-  settings.secret =
-      host.secret ? *host.secret : load_secret(settings.environment, by_launcher ? "" : secret_file);
+  settings.secret = secret_of(L, 1);
   settings.run = field<std::string>(L, 1, "run").value_or(settings.run);
   settings.etcd = setting(L, "rendezvous", "HETRUN_RENDEZVOUS");
   settings.interface = setting(L, "interface", "HETRUN_INTERFACE");
@@ -76,7 +81,7 @@ JoinSettings settings_at(lua_State* L) {
   settings.links = links_at(L, 1);
   settings.least = field<int>(L, 1, "least").value_or(settings.least);
   settings.most = field<int>(L, 1, "most");
-  settings.is_interrupted = [] { return interrupt_pending(); };
+  settings.is_interrupted = [] { return interrupt_pending() || asked_to_leave(); };
   settings.warn = [](const std::string& sentence) { std::cerr << visible(sentence) + "\n" << std::flush; };
   return settings;
 }
@@ -130,23 +135,6 @@ int cluster_roster(lua_State* L) {
   return 1;
 }
 
-// Every rank has of its state exactly what its program needs, from whichever ranks have it. All ranks call it
-// at the same place. Returns {step, finished, moved_bytes}.
-int cluster_restore(lua_State* L) {  // cluster, state, program, frozen executor or nil
-  auto& cluster = check_object<ClusterHandle>(L, 1);
-  auto& state = check_object<StateHandle>(L, 2);
-  const auto& program = check_object<ProgramHandle>(L, 3);
-  Executor* const trainer = lua_isnoneornil(L, 4) ? nullptr : check_object<ExecutorHandle>(L, 4).get();
-  const int64_t generation = cluster->generation() != nullptr ? cluster->generation()->number() : 0;
-  const Restored restored =
-      restore(cluster->world(), *state, trainer, needs_of(*program), planner::plan_moves(), generation);
-  lua_newtable(L);
-  set_field(L, "step", static_cast<double>(restored.version.step));
-  set_field(L, "finished", restored.finished);
-  set_field(L, "moved_bytes", static_cast<double>(restored.moved_bytes));
-  return 1;
-}
-
 // --- runs that outlive their members
 
 int new_member(lua_State* L) {
@@ -166,12 +154,12 @@ void member_ask_change(MemberHandle& member, int64_t generation, std::string rea
 }  // namespace
 
 void add_cluster(lua_State* L) {
-  make_class<ClusterHandle>(L, {bind<&cluster_rank>("rank"), bind<&cluster_size>("size"),
-                                bind<&cluster_any>("any"), bind<&cluster_gather>("gather"),
-                                bind<&cluster_restore>("restore"), bind<&cluster_all_gather>("all_gather"),
-                                bind<&cluster_leave>("leave"), bind<&cluster_finish>("finish"),
-                                bind<&cluster_ways>("ways"), bind<&cluster_clock_offset>("clock_offset"),
-                                bind<&cluster_close>("close"), bind<&cluster_roster>("roster")});
+  make_class<ClusterHandle>(
+      L, {bind<&cluster_rank>("rank"), bind<&cluster_size>("size"), bind<&cluster_any>("any"),
+          bind<&cluster_gather>("gather"), bind<&cluster_all_gather>("all_gather"),
+          bind<&cluster_leave>("leave"), bind<&cluster_finish>("finish"), bind<&cluster_ways>("ways"),
+          bind<&cluster_clock_offset>("clock_offset"), bind<&cluster_close>("close"),
+          bind<&cluster_roster>("roster")});
   make_class<MemberHandle>(L, {bind<&member_open>("open"), bind<&member_end_run>("end_run"),
                                bind<&member_leave>("leave"), bind<&member_ask_change>("ask_change")});
   set_functions(L, "native.",

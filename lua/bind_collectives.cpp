@@ -62,7 +62,8 @@ int64_t dim_at(lua_State* L, int index, const Tensor& tensor, const char* what) 
 int coordinate_at(lua_State* L, int index, const Along& at, const char* what) {
   const auto coordinate = Convert<int>::get(L, index);
   if (coordinate < 0 || coordinate >= at.parts)
-    fail_usage("mesh:{}: {} is none of the coordinates 0 to {} of this axis", what, coordinate, at.parts - 1);
+    fail_usage("mesh:{}: {} is not one of the coordinates 0 to {} of this axis", what, coordinate,
+               at.parts - 1);
   return coordinate;
 }
 

@@ -403,7 +403,12 @@ int confine_recipe(lua_State* L) {
   } else {
     access = std::move(files);
   }
-  if (kernel) confine(confinement_of(field<bool>(L, 2, "gpu").value_or(false), network));
+  if (kernel) {
+    Confinement wanted = confinement_of(field<bool>(L, 2, "gpu").value_or(false), network);
+    if (const auto memory = lookup("HETRUN_MEMORY"); memory && !memory->empty())
+      wanted.writes.push_back(*memory);
+    confine(wanted);
+  }
   host.files = host.access = std::move(access);
   return 0;
 }

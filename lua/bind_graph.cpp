@@ -324,7 +324,8 @@ int method_of(lua_State* L, std::string_view what, std::string_view name, std::v
   std::sort(fields.begin(), fields.end());
   const std::string nearest = nearest_name(name, fields);
   fail_usage("{} has no '{}'; {}", what, name,
-             nearest.empty() ? fmt::format("it has {}", fmt::join(fields, ", "))
+             nearest.empty() ? fmt::format("it has {}; operators are functions of het.op, such as op.reshape",
+                                           fmt::join(fields, ", "))
                              : fmt::format("did you mean '{}'?", nearest));
 }
 

@@ -87,7 +87,7 @@ int mesh_time(lua_State* L) {
       L, all_reduce(*mesh, -1, Tensor::of<double>({own}, {1}), Reduction::max, "mesh:time").at(0));
 }
 
-// Each x.mesh is an object of its own.
+// Each x.mesh is a separate object.
 bool same_mesh(MeshHandle& a, MeshHandle& b) { return a == b; }
 
 // --- placements
@@ -228,7 +228,7 @@ int distributed_index(lua_State* L) {
   auto& x = check_object<Distributed>(L, 1);
   if (lua_type(L, 2) == LUA_TNUMBER)
     fail_usage(
-        "rows of a distributed tensor are not at hand; :gather() has it whole, :local_part() this rank's");
+        "a distributed tensor has no rows to index; :gather() has it whole, :local_part() this rank's");
   if (lua_type(L, 2) != LUA_TSTRING) return 0;
   const std::string_view name = lua_tostring(L, 2);
   if (name == "dtype") return Convert<DType>::push(L, x.tensor.type.dtype);

@@ -20,7 +20,7 @@
 
 namespace het::lua {
 
-// A plan that a thread of its own searches for. Dropping it waits for the thread.
+// A plan that a separate thread searches for. Dropping it waits for the thread.
 struct Planning {
   std::future<Json> answer;
 };
@@ -416,7 +416,7 @@ Json plan_and_fallbacks(const Request& request, const std::string& policy, const
   return answer;
 }
 
-// graph, {policy, events, fallbacks, ... as request_at}: a planning, which runs in a thread of its own. Its
+// graph, {policy, events, fallbacks, ... as request_at}: a planning, which runs in a separate thread. Its
 // :wait() gives the answer, or raises what went wrong. Mistakes of the request are raised at once.
 int begin_planning(lua_State* L) {
   const GraphHandle graph = check_object<GraphHandle>(L, 1);

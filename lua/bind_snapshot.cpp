@@ -43,6 +43,14 @@ int snapshot_list(lua_State* L) {
   return 1;
 }
 
+// Removes a snapshot file, or those of all snapshots in a folder.
+void snapshot_remove(Path folder) {
+  if (kind_of(folder) == FileKind::file) folder.opener().remove(folder.text);
+  if (kind_of(folder) != FileKind::folder) return;
+  for (const ListedSnapshot& listed : list_snapshots(folder))
+    for (const std::string& file : listed.files) folder.opener().remove(file);
+}
+
 // {run, step, generation, plan, ranks, cursor, seed, about = JSON, history, files = {{path, rank, bytes,
 // units}}}
 int snapshot_summary(lua_State* L) {
@@ -222,7 +230,7 @@ void add_snapshot(lua_State* L) {
           bind<&snapshot_difference>("difference"), bind<&snapshot_copy>("copy_to")});
   set_functions(L, "native.",
                 {bind<&snapshot_open>("snapshot_open"), bind<&snapshot_list>("snapshot_list"),
-                 bind<&snapshot_write>("snapshot_write")});
+                 bind<&snapshot_remove>("snapshot_remove"), bind<&snapshot_write>("snapshot_write")});
 }
 
 }  // namespace het::lua

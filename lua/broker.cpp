@@ -96,15 +96,15 @@ size_t receive_message(int socket, Message& bytes, Descriptor& descriptor) {
 
 // --- the broker
 
-struct Answer {
+struct Response {
   Reply reply;
   std::string text;
   Descriptor descriptor;
 };
 
-Answer answer(RecipeFiles& files, const Request& request, const std::string& first,
-              const std::string& second) {
-  Answer result;
+Response respond(RecipeFiles& files, const Request& request, const std::string& first,
+                 const std::string& second) {
+  Response result;
   try {
     switch (request.call) {
       case Call::open:
@@ -146,7 +146,7 @@ void serve(int socket, RecipeFiles& files) {
       return;
     const std::string first(bytes->data() + sizeof request, request.first);
     const std::string second(bytes->data() + sizeof request + request.first, request.second);
-    Answer done = answer(files, request, first, second);
+    Response done = respond(files, request, first, second);
     done.text.resize(std::min(done.text.size(), kMostBytes / 2));
     done.reply.bytes = static_cast<uint32_t>(done.text.size());
     if (!send_message(socket, &done.reply, sizeof done.reply, done.text, done.descriptor.number())) return;

@@ -27,7 +27,7 @@ std::string footer() {
          "(memory, disk), 75 another process failed (run again), 130 interrupted.";
 }
 
-// More are a slip of the finger: each thread and each rank needs memory of its own.
+// More are a typing error: each thread and each rank needs memory.
 constexpr int kMostThreads = 4096, kMostWorkers = 512;
 
 const std::vector<std::string>& option_names() {

@@ -211,7 +211,7 @@ void enforce_seccomp(const Confinement& wanted) {
   // Pairs of sockets that keep their connection: of datagram sockets each can send to any address.
   filter.refuse_but(SYS_socketpair, 1, {SOCK_STREAM}, EPERM,
                     ~static_cast<uint32_t>(SOCK_CLOEXEC | SOCK_NONBLOCK));
-  // A thread signals threads of its own process, as abort() does, and bounds that process.
+  // A thread signals threads of this process, as abort() does, and bounds that process.
   for (const long call : {SYS_tgkill, SYS_rt_tgsigqueueinfo, SYS_prlimit64})
     filter.refuse_but(call, 0, {0, static_cast<uint32_t>(getpid())});
   filter.refuse_processes();

@@ -20,7 +20,7 @@ namespace {
 
 // What an interrupt says, made ahead: handlers of signals allocate nothing.
 struct Sentences {
-  std::string control_c, sigterm, limit;
+  std::string control_c, sigterm, limit, leave;
 };
 
 // Signal handlers can reach nothing else: lock-free atomics with static storage.
@@ -29,8 +29,10 @@ std::atomic<bool> ending{false};    // the run was asked to end, whether or not 
 std::atomic<bool> training{false};  // a run is
 std::atomic<bool> trained{false};   // a run was or is
 std::atomic<bool> measuring{false};
-std::atomic<bool> grace{false};  // the timer runs for an interrupt, and not for the limit of time
-std::atomic<int64_t> last{0};    // when the last interrupt that counts came, in milliseconds
+std::atomic<bool> may_leave{false};  // a SIGTERM has this rank leave the run, which goes on without it
+std::atomic<bool> leave{false};      // one came
+std::atomic<bool> grace{false};      // the timer runs for an interrupt, and not for the limit of time
+std::atomic<int64_t> last{0};        // when the last interrupt that counts came, in milliseconds
 std::atomic<Executor*> running{nullptr};
 std::atomic<lua_State*> interrupted_lua{nullptr};
 std::atomic<const Sentences*> sentences{nullptr};
@@ -42,7 +44,7 @@ constexpr int64_t kOneMilliseconds = 500;
 constexpr unsigned kGraceSeconds = 1;
 constexpr int kHookInstructions = 100;
 
-// Lua's state may be touched by its own thread alone. Other threads pass a signal on.
+// Lua's state may be touched by the thread that runs it alone. Other threads pass a signal on.
 bool passed_on(int signal) {
   if (pthread_equal(pthread_self(), lua_thread) != 0) return false;
   pthread_kill(lua_thread, signal);
@@ -86,6 +88,12 @@ void on_interrupt(int signal) {
   const int64_t now = int64_t{time.tv_sec} * 1000 + time.tv_nsec / 1'000'000;
   const bool again = now - last.load() < kOneMilliseconds;
   if (!again) last = now;
+  if (signal == SIGTERM && may_leave.load()) {
+    const bool first = !leave.exchange(true);
+    if (const Sentences* known = sentences.load(); first && known != nullptr) say(known->leave);
+    errno = error;
+    if (first || again) return;
+  }
   const bool earlier = pending.exchange(true) || ending.load();
   if (earlier && !again) _exit(kExitCode);
   if (!earlier) begin_to_end(signal == SIGTERM ? &Sentences::sigterm : &Sentences::control_c);
@@ -121,7 +129,8 @@ void make_sentences() {
   made.push_back({"hetrun: Ctrl-C: " + ends + "again ends at once\n",
                   "hetrun: SIGTERM: " + ends + "again ends at once\n",
                   fmt::format("hetrun: the limit of {} (--limit-time) is over: {}Ctrl-C ends at once\n",
-                              limit_words, ends)});
+                              limit_words, ends),
+                  "hetrun: SIGTERM: leaving the run after the next step; again ends at once\n"});
   sentences = &made.back();
 }
 
@@ -164,12 +173,15 @@ void run_trains(bool trains) {
   if (L != nullptr && lua_gethook(L) == &recipe_hook) lua_sethook(L, &recipe_hook, LUA_MASKCOUNT, 1);
 }
 
+void let_sigterm_leave(bool leaves) { may_leave = leaves; }
+bool asked_to_leave() { return leave.load(); }
+
 bool run_is_training() { return training.load(); }
 bool interrupt_pending() { return pending.load(); }
 bool take_interrupt() { return pending.exchange(false); }
 
 bool is_recipe_code(lua_State* L, lua_Debug* ar) {
-  // The library's functions have the globals that LuaJIT made; what a recipe may reach has tables of its own.
+  // The library's functions have the globals that LuaJIT made; what a recipe may reach has separate tables.
   lua_getinfo(L, "f", ar);
   lua_getfenv(L, -1);
   const bool library = lua_rawequal(L, -1, LUA_GLOBALSINDEX) != 0;

@@ -34,6 +34,10 @@ void limit_time(std::chrono::duration<double> limit, const std::string& words);
 // A run begins to train or has ended. While it trains SIGTERM is an interrupt; else it ends the process.
 void run_trains(bool trains);
 bool run_is_training();
+// From here on a first SIGTERM while a run trains asks this rank to leave it, and is no interrupt: of a run
+// that goes on without this rank.
+void let_sigterm_leave(bool leaves);
+bool asked_to_leave();
 bool take_interrupt();     // true once after an interrupt
 bool interrupt_pending();  // there is one that no thread took
 

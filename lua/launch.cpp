@@ -26,6 +26,7 @@
 #include "core/cluster/seal.h"
 #include "core/cluster/secret.h"
 #include "core/net/socket.h"
+#include "core/run/memory_folder.h"
 #include "core/run/roster.h"
 
 namespace het::lua {
@@ -68,6 +69,7 @@ class Launcher {
     if (!run_folder_)
       fail_environment("cannot make what ranks agree on their run folder in: {}", std::strerror(errno));
     if (options_.secret.empty()) options_.secret = make_secret();
+    if (options_.elastic) memory_ = std::make_unique<MemoryFolder>(process_environment(), options_.secret);
     store_ = options_.join;
     if (!options_.join.empty()) {
       speaker_ = -1;
@@ -134,6 +136,7 @@ class Launcher {
                                     fmt::format("HETRUN_ERRORS={}", errors),
                                     "HETRUN_SECRET=" + options_.secret};
     if (options_.elastic) values.emplace_back("HETRUN_ELASTIC=1");
+    if (memory_ != nullptr) values.push_back("HETRUN_MEMORY=" + memory_->path());
     if (!options_.join.empty()) values.emplace_back("HETRUN_JOINS=1");
     if (children_[static_cast<size_t>(rank)].pid > 0) values.emplace_back("HETRUN_STARTED_AGAIN=1");
     if (std::getenv("OMP_NUM_THREADS") == nullptr)
@@ -309,7 +312,7 @@ class Launcher {
         interrupted_ = true;
         continue;
       }
-      // A rank that only lost another may be seen before the one that had a mistake of its own.
+      // A rank that only lost another may be seen before the one whose mistake ended both.
       constexpr int kPeer = static_cast<int>(ErrorKind::peer);
       const bool cause = code_ == 0 || (lost_another_ && child.signal == 0 && child.code != kPeer);
       if (cause) {
@@ -425,8 +428,9 @@ class Launcher {
   }
 
   LaunchOptions options_;
-  std::string store_;  // its endpoint
-  int speaker_ = 0;    // the rank whose output is the run's; -1: none of these
+  std::string store_;                     // its endpoint
+  std::unique_ptr<MemoryFolder> memory_;  // of snapshots of a run that outlives its ranks
+  int speaker_ = 0;                       // the rank whose output is the run's; -1: none of these
   bool ended_well_ = false;
   // What all ranks' recipes write in, once one of them has chosen (RecipeFiles::share_run_folder).
   Descriptor run_folder_{memfd_create("hetrun-run-folder", MFD_CLOEXEC)};

@@ -1,4 +1,4 @@
-// `hetrun --workers N`: several local ranks, each a process of its own. The launcher serves the store in
+// `hetrun --workers N`: several local ranks, each a separate process. The launcher serves the store in
 // which they find each other, merges what they print, and ends them all when one ends badly.
 #pragma once
 

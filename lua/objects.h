@@ -29,14 +29,17 @@
 
 namespace het {
 class Snapshot;
+class RunSnapshots;  // snapshot/run_snapshots.h
+class SnapshotTask;
 class DeviceMesh;
 struct DistributedTensor;
 }  // namespace het
 
 namespace het {
-class Cluster;    // core/run/cluster.h
-class RunMember;  // core/run/run_member.h
-struct Link;      // core/comm/steps.h
+class Cluster;      // core/run/cluster.h
+class RunMember;    // core/run/run_member.h
+class NoticeWatch;  // core/cluster/notice.h
+struct Link;        // core/comm/steps.h
 }  // namespace het
 
 namespace het::lua {
@@ -72,7 +75,10 @@ struct Planning;  // bind_planner.cpp
 using PlanningHandle = std::shared_ptr<Planning>;
 using ClusterHandle = std::shared_ptr<Cluster>;
 using MemberHandle = std::shared_ptr<RunMember>;
+using NoticesHandle = std::shared_ptr<NoticeWatch>;
 using SnapshotHandle = std::shared_ptr<const Snapshot>;
+using SnapshotsHandle = std::shared_ptr<RunSnapshots>;
+using SnapshotTaskHandle = std::shared_ptr<SnapshotTask>;
 using TokenizerHandle = std::shared_ptr<const Tokenizer>;
 
 // What one Lua state shares between its bound functions. Lives as long as the state.
@@ -138,6 +144,24 @@ void add_planner(lua_State* L);
 void add_profile(lua_State* L);
 void add_mesh(lua_State* L);
 void add_snapshot(lua_State* L);
+void add_recovery(lua_State* L);
+
+// The run's secret: read while it could be, or that of the file under `secret_file` of the table at `index`,
+// of HETRUN_SECRET_FILE or HETRUN_SECRET. Throws Error(usage).
+std::string secret_of(lua_State* L, int index);
+
+// Whether this machine goes, as its cloud or a SIGTERM says. From any thread. `notices` null: only SIGTERM
+// counts.
+bool has_notice(const NoticesHandle& notices);
+
+// The object under `name` of the table at `index`; null where it is nil.
+template <typename Handle>
+Handle object_field(lua_State* L, int index, const char* name) {
+  lua_getfield(L, index, name);
+  Handle found = lua_isnil(L, -1) ? Handle() : check_object<Handle>(L, lua_gettop(L));
+  lua_pop(L, 1);
+  return found;
+}
 
 // The list `links` of the table at `index`: a {latency, bandwidth} for each rank from and then each rank to.
 std::vector<Link> links_at(lua_State* L, int index);
@@ -159,7 +183,10 @@ HET_LUA_CLASS(het::lua::SamplerHandle, "sampler");
 HET_LUA_CLASS(het::lua::TokenizerHandle, "tokenizer");
 HET_LUA_CLASS(het::lua::ClusterHandle, "cluster");
 HET_LUA_CLASS(het::lua::MemberHandle, "member");
+HET_LUA_CLASS(het::lua::NoticesHandle, "notices");
 HET_LUA_CLASS(het::lua::SnapshotHandle, "snapshot");
+HET_LUA_CLASS(het::lua::SnapshotsHandle, "snapshots of a run");
+HET_LUA_CLASS(het::lua::SnapshotTaskHandle, "snapshot under way");
 HET_LUA_CLASS(het::lua::PlanningHandle, "planning");
 
 namespace het::lua {

@@ -42,7 +42,7 @@ std::vector<std::string> words_of_ranks(int argc, char** argv) {
     const std::string word = argv[i];
     const std::string name = word.substr(0, word.find('='));
     if (name == "--workers" || name == "--listen")
-      i += word == name ? 1 : 0;  // its value is a word of its own
+      i += word == name ? 1 : 0;  // its value is a separate word
     else if (name != "--respawn")
       words.push_back(word);
   }
@@ -119,6 +119,7 @@ int run(int argc, char** argv, const Gpus& gpus) {
                nearest.empty() ? fmt::format("commands are {}", fmt::join(names, ", "))
                                : fmt::format("did you mean '{}'?", nearest));
   }
+  if (!line.arguments.empty()) refuse_misspelt_option(line);
   if (!line.arguments.empty())
     fail_usage("'{}' after the recipe is no option; those of a recipe are written --name=value, with the =",
                line.arguments[0]);

@@ -205,7 +205,7 @@ class Reader {
   bool terminal_;
   std::optional<wchar_t> next_;  // read, not yet handed to libedit
   std::string path_;
-  History* history_ = nullptr;
+  ::History* history_ = nullptr;
   EditLine* edit_ = nullptr;
 };
 

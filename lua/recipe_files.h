@@ -4,11 +4,11 @@
 //   reads   Lua modules beside it (`require`); as data: what lies beside it, runs/, and text of the system
 //           (/usr/include, /usr/share); what the person names on the command line, by an option that the
 //           recipe declares with path = "read" or by --allow-read
-//   writes  one folder of its own, runs/NAME; what the person names, by an option with path = "write" or
+//   writes  one folder, runs/NAME; what the person names, by an option with path = "write" or
 //   --allow-write
 //
 // Hidden files (names that begin with a dot) are reached only where the person named them. Links are followed
-// to read a file that may be read by its own name, or a blob that a snapshot of Hugging Face's cache leads
+// to read a file that may be read by its name, or a blob that a snapshot of Hugging Face's cache leads
 // to; none to a folder, none to write. Each path is opened beneath the folder that was given, by descriptor,
 // so that nothing between a check and its use can change where it leads.
 //

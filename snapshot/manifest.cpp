@@ -92,8 +92,8 @@ class ManifestReader {
 
   static std::string text(capnp::Text::Reader from) { return {from.begin(), from.size()}; }
 
-  std::vector<Era> history(capnp::List<schema::Era>::Reader from) const {
-    std::vector<Era> history;
+  History history(capnp::List<schema::Era>::Reader from) const {
+    History history;
     for (const auto era : from) {
       const Era next{era.getGeneration(), era.getFirstStep()};
       if (!history.empty() &&

@@ -6,16 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "core/plan/inventory.h"
+#include "core/plan/history.h"
 #include "core/tensor/slice.h"
 
 namespace het {
-
-// `generation` decided the steps from `first_step` on, up to the first one of the next era.
-struct Era {
-  int64_t generation = 0, first_step = 0;
-  bool operator==(const Era&) const = default;
-};
 
 struct SnapshotTensor {
   std::string name;
@@ -36,10 +30,10 @@ struct SnapshotUnit {
 struct SnapshotManifest {
   std::string run;
   Version version;
-  std::vector<Era> history;  // ascending: the decisions that led to `version`
-  std::string plan;          // as a recipe writes it; empty: one device
-  int rank = 0, ranks = 1;   // of the plan: who wrote the file
-  int64_t cursor = 0;        // index of the next training sample
+  History history;          // that led to `version`
+  std::string plan;         // as a recipe writes it; empty: one device
+  int rank = 0, ranks = 1;  // of the plan: who wrote the file
+  int64_t cursor = 0;       // index of the next training sample
   int64_t seed = 0;
   std::string about;                    // JSON: settings and results that the Lua library keeps
   std::vector<SnapshotTensor> tensors;  // the whole state, ascending by name

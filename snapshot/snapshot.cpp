@@ -27,30 +27,6 @@ std::string difference_of(const SnapshotManifest& a, const SnapshotManifest& b) 
   return {};
 }
 
-struct FileName {
-  Version version;
-  int64_t rank = 0;
-};
-// Of "step-12-generation-3-rank-0-of-4.snapshot"; nullopt for other names.
-std::optional<FileName> parse_name(std::string_view name) {
-  // What stands before a number, which may not begin with it; the number.
-  const auto number_after = [&](std::string_view words) -> std::optional<int64_t> {
-    int64_t value = 0;
-    if (!name.starts_with(words)) return std::nullopt;
-    name.remove_prefix(words.size());
-    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), value);
-    if (error != std::errc{} || value < 0) return std::nullopt;
-    name.remove_prefix(static_cast<size_t>(end - name.data()));
-    return value;
-  };
-  const auto step = number_after(kSnapshotPrefix);
-  const auto generation = step ? number_after("-generation-") : step;
-  const auto rank = generation ? number_after("-rank-") : generation;
-  const auto ranks = rank ? number_after("-of-") : rank;
-  if (!ranks || name != kFileEnd) return std::nullopt;
-  return FileName{{*step, *generation}, *rank};
-}
-
 // A folder or a store of snapshots.
 struct Place {
   std::string name;
@@ -136,7 +112,7 @@ Snapshot choose(const Place& place, std::optional<int64_t> step, std::vector<std
 using FoundFiles = std::map<Version, std::vector<std::pair<int64_t, std::string>>, std::greater<>>;
 
 void add(FoundFiles& found, std::string_view name, std::string file) {
-  if (const auto parsed = parse_name(name))
+  if (const auto parsed = parse_snapshot_name(name))
     found[parsed->version].emplace_back(parsed->rank, std::move(file));
 }
 
@@ -223,9 +199,35 @@ Tensor Snapshot::read(const std::string& name, const TensorSlice& slice) const {
   return result;
 }
 
+std::string to_string(const SnapshotName& name) {
+  return fmt::format("{}{}-generation-{}-rank-{}-of-{}{}", kSnapshotPrefix, name.version.step,
+                     name.version.generation, name.rank, name.ranks, kFileEnd);
+}
+
+std::optional<SnapshotName> parse_snapshot_name(std::string_view text) {
+  std::string_view rest = text;
+  // The number after `words`.
+  const auto number_after = [&](std::string_view words) -> std::optional<int64_t> {
+    int64_t value = 0;
+    if (!rest.starts_with(words)) return std::nullopt;
+    rest.remove_prefix(words.size());
+    const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), value);
+    if (error != std::errc{} || value < 0) return std::nullopt;
+    rest.remove_prefix(static_cast<size_t>(end - rest.data()));
+    return value;
+  };
+  const auto step = number_after(kSnapshotPrefix);
+  const auto generation = step ? number_after("-generation-") : step;
+  const auto rank = generation ? number_after("-rank-") : generation;
+  const auto ranks = rank ? number_after("-of-") : rank;
+  if (!ranks || *rank >= *ranks) return std::nullopt;
+  const SnapshotName name{{*step, *generation}, *rank, *ranks};
+  if (to_string(name) != text) return std::nullopt;  // another end, or leading zeros
+  return name;
+}
+
 std::string snapshot_name(const SnapshotManifest& manifest) {
-  return fmt::format("{}{}-generation-{}-rank-{}-of-{}{}", kSnapshotPrefix, manifest.version.step,
-                     manifest.version.generation, manifest.rank, manifest.ranks, kFileEnd);
+  return to_string(SnapshotName{manifest.version, manifest.rank, manifest.ranks});
 }
 
 Path snapshot_path(const Path& folder, const SnapshotManifest& manifest) {

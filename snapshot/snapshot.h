@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -42,9 +43,17 @@ class Snapshot {
   std::map<std::string, std::vector<Held>> held_;  // of every tensor
 };
 
-// The file of one rank in a folder of snapshots, and its key in a store:
+// The name of the file of one rank in a folder of snapshots:
 // step-STEP-generation-GENERATION-rank-RANK-of-RANKS.snapshot
-inline constexpr const char* kSnapshotPrefix = "step-";
+inline constexpr const char* kSnapshotPrefix = "step-";  // of every name
+struct SnapshotName {
+  Version version;
+  int64_t rank = 0, ranks = 1;
+  bool operator==(const SnapshotName&) const = default;
+};
+std::string to_string(const SnapshotName& name);
+// Of a name without folders; nothing for any text that is no such name.
+std::optional<SnapshotName> parse_snapshot_name(std::string_view text);
 std::string snapshot_name(const SnapshotManifest& manifest);
 Path snapshot_path(const Path& folder, const SnapshotManifest& manifest);
 

@@ -156,13 +156,16 @@ SnapshotManifest lay_out(SnapshotManifest manifest, const std::vector<SnapshotPa
   return manifest;
 }
 
+int64_t end_of_data(const SnapshotManifest& manifest) {
+  if (manifest.units.empty()) return kSnapshotPage;
+  const SnapshotUnit& last = manifest.units.back();
+  return last.offset + round_up_to_page(manifest.bytes_of(last));
+}
+
 SnapshotManifest write_snapshot(const Path& path, SnapshotManifest manifest,
                                 const std::vector<SnapshotPart>& parts) {
   manifest = lay_out(std::move(manifest), parts);
-  const int64_t data_end =
-      manifest.units.empty()
-          ? kSnapshotPage
-          : manifest.units.back().offset + round_up_to_page(manifest.bytes_of(manifest.units.back()));
+  const int64_t data_end = end_of_data(manifest);
   AtomicFile file(path);
   file.write_directly();  // else through the page cache: tmpfs, some network file systems
   file.reserve(data_end);

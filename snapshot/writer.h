@@ -25,6 +25,9 @@ struct SnapshotPart {
 // The manifest with the units of `parts`, where they lie in the file. Checksums are still missing.
 SnapshotManifest lay_out(SnapshotManifest manifest, const std::vector<SnapshotPart>& parts);
 
+// Where the data of a file that was laid out ends.
+int64_t end_of_data(const SnapshotManifest& manifest);
+
 // Write a snapshot of `parts` to `path`, with direct I/O where the file system has it. `manifest` describes
 // all but the units. Returns the manifest as written. Throws what `read` throws, Error(usage) where the path
 // cannot be written, and Error(environment) when the disk is full or fails.

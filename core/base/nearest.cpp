@@ -36,8 +36,10 @@ std::string nearest_name(std::string_view word, const std::vector<std::string>& 
   std::string best;
   size_t least = 0;
   for (const std::string& name : names) {
-    const bool completes = wanted.size() > 1 && lower(name).starts_with(wanted);
-    const size_t edits = completes ? 1 : edit_distance(wanted, lower(name));
+    const std::string offered = lower(name);
+    const bool completes = wanted.size() > 1 && offered.starts_with(wanted);
+    const bool extends = wanted.starts_with(offered + "_");  // batch_size for batch
+    const size_t edits = completes ? 1 : extends ? 2 : edit_distance(wanted, offered);
     // A third of the letters may be wrong, but never more than half of those that were given.
     const size_t most =
         std::min(std::max<size_t>(1, std::max(word.size(), name.size()) / 3), word.size() / 2);

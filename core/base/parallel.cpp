@@ -67,7 +67,7 @@ class Waiter {
 
 thread_local bool inside = false;  // a part runs on this thread
 
-// A job is a function and a count of parts. Each thread begins with parts of its own (those equal to its
+// A job is a function and a count of parts. Each thread begins with separate parts (those equal to its
 // index modulo the threads: the data they touched last is near), then takes what others have not begun: a
 // thread that the system put aside delays no other. Whoever takes a part is the only one: jobs are numbered,
 // and the counts of parts that are free carry the number. One who comes late finds another number, or none

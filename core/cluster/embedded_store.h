@@ -25,7 +25,7 @@ struct StoreServerOptions {
   std::chrono::milliseconds goodbye{0};
 };
 
-// Serves until it is destroyed, on a thread of its own. Time during which the whole process was stopped does
+// Serves until it is destroyed, on a separate thread. Time during which the whole process was stopped does
 // not count against leases.
 class StoreServer {
  public:

@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "core/base/error.h"
+#include "core/net/network.h"
 
 namespace het {
 namespace {
@@ -267,6 +268,10 @@ std::vector<std::string> expand_nodelist(std::string_view list) {
     if (hosts.size() > kMost) refuse("it has too many hosts");
   }
   return hosts;
+}
+
+std::string host_of_process(const EnvironmentLookup& lookup) {
+  return lookup("HETRUN_HOST").value_or(host_name());
 }
 
 bool is_one_of_several(const EnvironmentLookup& lookup) {

@@ -35,6 +35,9 @@ LaunchedRank read_launched_rank(const EnvironmentLookup& lookup);
 // Whether there are other ranks, or may come (`hetrun --elastic` sets HETRUN_ELASTIC).
 bool is_one_of_several(const EnvironmentLookup& lookup);
 
+// What this machine is called: HETRUN_HOST, else its own name; empty: it has none.
+std::string host_of_process(const EnvironmentLookup& lookup);
+
 // The hosts of a list as Slurm writes it: "gpu[01-03,7],login" is gpu01, gpu02, gpu03, gpu7, login. Throws
 // Error(usage) for what is none.
 std::vector<std::string> expand_nodelist(std::string_view list);

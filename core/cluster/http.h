@@ -17,9 +17,12 @@ struct HttpOptions {
 };
 
 struct HttpRequest {
-  std::string url, body;             // a POST
+  std::string url, body;
+  std::string method = "POST";       // or "GET", "PUT"
   std::vector<std::string> headers;  // "Name: value"
   std::chrono::milliseconds timeout{10'000};
+  std::chrono::milliseconds connect_timeout{2'000};  // of it
+  size_t reply_bytes = 256 << 20;                    // at most, of the reply's head and of its body
   bool once = false;  // never sent a second time, not even when a kept connection turns out to be dead
 };
 
@@ -27,6 +30,7 @@ struct HttpReply {
   long status = 0;   // 0: there was no whole reply
   bool sent = true;  // the server may have seen the request
   std::string body;
+  std::string etag;     // the header, as it came; empty: none
   std::string problem;  // without a whole reply: why
 };
 
@@ -44,6 +48,26 @@ class HttpClient {
   HttpOptions options_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Handle>> idle_;
+};
+
+// Requests of one thread, one after the other, over connections that are kept; another thread can end them.
+class HttpSession {
+ public:
+  explicit HttpSession(HttpOptions options);
+  ~HttpSession();
+  HttpSession(const HttpSession&) = delete;
+  HttpSession& operator=(const HttpSession&) = delete;
+
+  HttpReply send(const HttpRequest& request);
+  // From any thread: the request that is under way is given up now, its connection closed; later ones are not
+  // sent.
+  void end();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+  HttpOptions options_;
+  std::atomic<bool> ended_ = false;
 };
 
 // A POST whose reply comes line by line, without an end. Used from one thread, but for end().

@@ -13,7 +13,7 @@
 
 namespace het {
 
-// Kept alive by a thread of its own until it is destroyed, which revokes it. A store that cannot be reached
+// Kept alive by a separate thread until it is destroyed, which revokes it. A store that cannot be reached
 // for a while is tried again; while the lease could not be kept alive for as long as it lives it counts as
 // lost.
 class HeldLease {

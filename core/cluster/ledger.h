@@ -1,5 +1,5 @@
 // The content of the embedded store: entries, leases, and the history of changes that watches read. Plain
-// memory, no clock of its own, no network: every call is given the time. Used from one thread.
+// memory, no clock, no network: every call is given the time. Used from one thread.
 #pragma once
 
 #include <chrono>

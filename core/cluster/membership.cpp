@@ -100,7 +100,7 @@ struct RosterView {
   std::vector<std::pair<std::string, MemberInfo>> roster;  // ids and members, by rank; empty: none yet
   bool closed = false;                                     // there is a roster, be it one that is not ours
   std::map<std::string, int64_t> unauthenticated;          // keys without our seal, and when they came
-  std::vector<MemberInfo> departed;                        // those that came and went while others joined
+  std::vector<MemberInfo> departed;                        // those that left while others joined
   std::string refusal;                                     // why members that were there were refused,
   ErrorKind refused_as = ErrorKind::usage;                 // of what kind that is,
   int64_t refused = 0;                                     // and the revision at which they were
@@ -153,12 +153,12 @@ struct RosterView {
     }
   }
 
-  // Whose secret counts: that of the first to come. A stranger who comes later keeps no member out.
-  bool began_by_strangers() const {
+  // Whose secret counts: that of the first to come. One that comes later keeps no member out.
+  bool began_unauthenticated() const {
     int64_t first = std::numeric_limits<int64_t>::max();
     for (const auto& [id, present] : members) first = std::min(first, present.created);
     return std::any_of(unauthenticated.begin(), unauthenticated.end(),
-                       [&](const auto& stranger) { return stranger.second < first; });
+                       [&](const auto& entry) { return entry.second < first; });
   }
 
   // In the order in which they came.
@@ -172,7 +172,7 @@ struct RosterView {
 };
 
 // Two members that cannot both be right. `confirmed`: both are known to have lived at one time. One that was
-// killed and started again meets its own entry, which lasts until the lease lapses: that is no mistake. The
+// killed and started again meets its old entry, which lasts until the lease lapses: that is no mistake. The
 // older one, if it lives, writes its entry again when it sees the newer one.
 struct Problem {
   const Present *older, *newer;
@@ -210,7 +210,7 @@ std::optional<Problem> problem_of(const RosterView& view) {
       return Problem{
           taken->second, other,
           fmt::format("rank {} is taken twice: by a process on {}, and by one on {}; give every process "
-                      "a rank of its own",
+                      "a separate rank",
                       taken->first, taken->second->record.member.host, other->record.member.host)};
   }
   return std::nullopt;
@@ -343,7 +343,7 @@ class MembershipImpl final : public Membership {
         write(store);
         store.remove(view_.key_of(id_));
       }
-    } catch (const Error&) {  // then they hear only that it went, when its lease lapses
+    } catch (const Error&) {  // then they learn that it departed when its lease lapses
     }
     lease_->abandon();
   }
@@ -412,8 +412,8 @@ class MembershipImpl final : public Membership {
   // Refuse, once it is sure, what cannot go together; be the one who makes it sure.
   void check() {
     const auto self = view_.members.find(id_);
-    if (self != view_.members.end() && view_.began_by_strangers()) refuse_secret(options_.run);
-    // Not one from before this member came: it may be what was mended since.
+    if (self != view_.members.end() && view_.began_unauthenticated()) refuse_secret(options_.run);
+    // Not one from before this member came: it may be corrected since.
     if (!view_.refusal.empty() && self != view_.members.end() && self->second.created < view_.refused)
       fail(view_.refused_as, "{}", view_.refusal);
     if (!view_.roster.empty()) return;

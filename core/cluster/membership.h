@@ -1,6 +1,6 @@
 // Who takes part in a generation of a run: members find each other in the store, agree on ranks, and learn
 // when one of them goes. It decides nothing about what to do then: a policy does, and opens the next
-// generation. Every member writes what it is under its own lease, sealed with the run's secret.
+// generation. Every member writes what it is under its lease, sealed with the run's secret.
 //
 // Keys, below "RUN/": generation; GENERATION/member/ID for each member; GENERATION/refusal for a moment, when
 // members cannot go together; GENERATION/roster, written once by whoever first sees all members, with their

@@ -74,19 +74,6 @@ std::string proof(std::string_view secret, std::string_view who, const Greeting&
 
 }  // namespace
 
-std::string write_frame(std::string_view content) {
-  Writer out;
-  out.string(content);
-  return out.take();
-}
-
-size_t frame_bytes(std::string_view head, size_t limit) {
-  if (head.size() < kFrameHeaderBytes) return 0;
-  const auto size = static_cast<size_t>(Reader(head).integer(4));
-  if (size > limit) fail(ErrorKind::peer, "a message of {} bytes is more than the {} allowed", size, limit);
-  return kFrameHeaderBytes + size;
-}
-
 std::string write_greeting(const Greeting& greeting) {
   Writer out;
   out.string(kMagic);

@@ -1,5 +1,5 @@
-// What the embedded store and its clients say to each other: frames of a length (u32) and that many bytes,
-// integers little-endian. First the greeting, by which both prove that they know the secret:
+// What the embedded store and its clients say to each other: in frames (core/net/frame.h), integers
+// little-endian. First the greeting, by which both prove that they know the secret:
 //   server: Greeting;  client: its nonce and proof;  server: its proof, or a refusal in a sentence.
 // Then the client asks and the server answers, one StoreResponse for each StoreRequest, but for a watch: it
 // has one StoreResponse at once and one for each batch of events. Nothing is encrypted: it is for networks
@@ -15,6 +15,7 @@
 
 #include "core/base/error.h"
 #include "core/cluster/store.h"
+#include "core/net/frame.h"
 
 namespace het {
 
@@ -59,12 +60,6 @@ struct StoreResponse {
 
   bool operator==(const StoreResponse&) const = default;
 };
-
-std::string write_frame(std::string_view content);
-// The size of the frame that begins with `head`, header included; 0: head has less than the length. Throws
-// when its content is more than `limit`.
-size_t frame_bytes(std::string_view head, size_t limit);
-inline constexpr size_t kFrameHeaderBytes = 4;
 
 std::string write_greeting(const Greeting& greeting);
 Greeting read_greeting(std::string_view content);

@@ -4,7 +4,7 @@
 //
 // Order: every rank of a group starts the same collectives in the same order. They run in that order on a
 // thread of the communicator (or a stream of its device), while the caller computes. Each channel (peer,
-// direction, tag) of send and receive has a thread of its own, so that no message waits for an unrelated one.
+// direction, tag) of send and receive has a separate thread, so that no message waits for an unrelated one.
 // A Communicator and its Collectives are used from one thread at a time; abort() comes from any thread.
 #pragma once
 

@@ -30,7 +30,7 @@ class Groups {
   // As Fabric::group: members ask for the groups that they share in the same order.
   Communicator& group(const std::vector<int>& ranks);
   // The same group from device to device, when every member's device has a library for it of the same version
-  // and is a device of its own; else null, for all of them. Every member asks, whatever its device; once for
+  // and is a separate device; else null, for all of them. Every member asks, whatever its device; once for
   // each group and device they tell each other what they have.
   Communicator* direct(const std::vector<int>& ranks, const std::shared_ptr<Device>& device);
 

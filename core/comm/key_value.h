@@ -13,7 +13,7 @@
 namespace het {
 
 // Thread-safe. Values hold any bytes. Throws Error(environment or peer) when the store cannot be reached;
-// should give up within a second or so, for it is asked in the moment of failure.
+// should give up within a second or so: it is asked while a failure is handled.
 class KeyValue {
  public:
   virtual ~KeyValue() = default;

@@ -75,7 +75,7 @@ class StatusBoard {
   std::string cause_;
 };
 
-// Whether nearly all of a wait's time is over: a peer that goes then has most likely ended its own wait for
+// Whether nearly all of a wait's time is over: a peer that goes then has most likely ended its wait for
 // another rank.
 bool is_late(std::chrono::steady_clock::time_point since, std::chrono::milliseconds timeout);
 // After how long this rank posts what it waits for: well before others read it.

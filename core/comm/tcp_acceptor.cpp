@@ -19,6 +19,9 @@ using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kLeastSecretBytes = 16;
+constexpr size_t kNamed = 8;  // addresses that are named
+
+std::string host_of(const std::string& who) { return who.substr(0, who.rfind(':')); }
 
 AcceptorOptions checked(AcceptorOptions options) {
   if (options.secret.size() < kLeastSecretBytes)
@@ -135,15 +138,22 @@ void Acceptor::read(Unauthenticated& peer, Deadline now) {
   Arrival arrival;
   arrival.socket = Descriptor(peer.socket.release());
   const auto hello = read_hello(peer.bytes);
-  if (!hello) return;
+  if (!hello)
+    return warn_of(peer.who, got < 0 ? "it closed the connection first" : "what it said is no hello");
   arrival.hello = *hello;
   arrival.greeting = std::move(peer.greeting);
   arrival.message = std::move(peer.bytes);
   arrival.who = std::move(peer.who);
   if (proves(arrival.message, arrival.greeting, options_.secret)) return sort(std::move(arrival), now);
   answer(arrival, {Verdict::other_secret, 0});
-  constexpr size_t kNamed = 8;
-  if (rejected_.size() < kNamed) rejected_.insert(arrival.who.substr(0, arrival.who.rfind(':')));
+  if (rejected_.size() < kNamed) rejected_.insert(host_of(arrival.who));
+  warn_of(arrival.who, "its shared secret is another one");
+}
+
+// A port scan is not to fill the log: a sentence for an address.
+void Acceptor::warn_of(const std::string& who, const char* reason) {
+  if (options_.warn == nullptr || warned_.size() >= kNamed || !warned_.insert(host_of(who)).second) return;
+  options_.warn(fmt::format("{} was not let in at {}: {}", who, to_string(endpoint_), reason));
 }
 
 // Deliver, park or refuse.
@@ -151,6 +161,7 @@ void Acceptor::sort(Arrival arrival, Deadline now) {
   const int64_t generation = arrival.hello.generation;
   if (arrival.hello.run != run_) {
     answer(arrival, {Verdict::other_run, newest_});
+    warn_of(arrival.who, "it is of another run");
   } else if (generation < newest_ || (generation == newest_ && deliver_ == nullptr)) {
     answer(arrival, {Verdict::over, newest_});
   } else if (generation == newest_) {

@@ -1,7 +1,8 @@
-// The one listening socket of a process. It outlives generations: a connection whose Hello proves that it is
-// of this run goes to the fabric of its generation; one of a lower generation is refused and learns the
-// newest number; one of a higher generation is parked until that generation is opened here. Unauthenticated
-// peers block no other: each has a deadline, and the oldest goes when there are too many.
+// The listening socket of a process for a kind of connection that tcp_hello.h opens: the mesh, or the
+// exchange of snapshots. It outlives generations: a connection whose Hello proves that it is of this run goes
+// to the fabric of its generation; one of a lower generation is refused and learns the newest number; one of
+// a higher generation is parked until that generation is opened here. Unauthenticated peers block no other:
+// each has a deadline, and the oldest goes when there are too many.
 #pragma once
 
 #include <atomic>
@@ -30,6 +31,9 @@ struct AcceptorOptions {
   size_t unauthenticated = 64;                   // at once
   size_t parked = 64;                            // at once
   std::chrono::milliseconds park_for{5000};      // then the other end has to connect again
+  // Gets a sentence about a peer that was not let in, one for each address and only a few; on the acceptor's
+  // thread. Calls nothing here.
+  std::function<void(const std::string& sentence)> warn;
 };
 
 // Thread-safe; has a thread.
@@ -83,6 +87,7 @@ class Acceptor {
   void read(Unauthenticated& peer, Deadline now);
   void sort(Arrival arrival, Deadline now);
   void drop_late(Deadline now);
+  void warn_of(const std::string& who, const char* reason);
 
   const AcceptorOptions options_;
   const std::string run_;  // digest
@@ -95,7 +100,7 @@ class Acceptor {
   std::list<Unauthenticated> unauthenticated_;
   std::list<Parked> parked_;
   Deadline deaf_until_{};
-  std::set<std::string> rejected_;
+  std::set<std::string> rejected_, warned_;
   std::thread thread_;
 };
 

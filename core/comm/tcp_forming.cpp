@@ -165,7 +165,7 @@ class Attempt {
       if (!found && late) continue;
       if (!found) return true;
       if (found->endpoint.port == 0)
-        fail(ErrorKind::peer, "{}: what the store has as the address of rank {} is none", self(),
+        fail(ErrorKind::peer, "{}: the entry of rank {} in the store is not an address", self(),
              member.rank.rank);
       member.rank.host = found->host;
       member.endpoint = found->endpoint;

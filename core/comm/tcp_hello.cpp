@@ -29,7 +29,7 @@ std::string_view take_bytes(std::string_view& bytes, size_t count) {
   return taken;
 }
 
-// Each message has a label of its own: none can be sent back as another.
+// Each message has a separate label: none can be sent back as another.
 std::string proof_of(std::string_view label, std::string_view secret, std::string_view greeting,
                      std::string_view rest) {
   std::string text(label);

@@ -1,6 +1,7 @@
 // How the two ends of a TCP connection between ranks prove to each other that they belong together: to one
 // run, generation and group, and that they are the two ranks they claim to be. All three messages have a
-// fixed size, so nothing that an unauthenticated peer sends claims a length. Internal to core/comm.
+// fixed size, so nothing that an unauthenticated peer sends claims a length. For core/comm and the exchange
+// of snapshots.
 //
 //   acceptor -> connector   Greeting   a nonce
 //   connector -> acceptor   Hello      who it is, a nonce, HMAC(secret, "connect" + Greeting + Hello)

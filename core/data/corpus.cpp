@@ -63,7 +63,7 @@ DataFolder files_of(const Path& folder) {
   SeenFiles seen;
   std::vector<Path> links;
   collect_files(folder, found.files, seen, links, 0);
-  for (const Path& link : links) {  // after all files: what the folder has is read once, by its own name
+  for (const Path& link : links) {  // after all files: what the folder has is read once, by its name
     const auto file = kind_of(link) == FileKind::file ? entry_of(link) : std::nullopt;
     if (!file)
       ++found.links;
@@ -350,8 +350,9 @@ std::shared_ptr<const Corpus> Corpus::from_tokens(const TokenCorpusOptions& opti
       greatest =
           std::max(greatest, static_cast<uint32_t>(token_at(tokens.data + i * tokens.width, tokens.width)));
     if (int64_t{greatest} + 1 >= kMostVocabulary)
-      fail_usage("'{}' holds the token {}, which is none; is it a file of {}-bit tokens?", path, greatest,
-                 tokens.width == 4 ? 16 : 32);
+      fail_usage(
+          "'{}' holds the token {}, above every vocabulary (at most {}); is it a file of {}-bit tokens?",
+          path, greatest, kMostVocabulary, tokens.width == 4 ? 16 : 32);
     most = std::max(most, int64_t{greatest});
   }
   corpus->storage_ = std::move(files);

@@ -1,4 +1,4 @@
-// Tokens to train on: made from text at hand, or mapped from a file made earlier. A corpus is immutable; its
+// Tokens to train on: made from text files, or mapped from a file made earlier. A corpus is immutable; its
 // first part is for training, the end is held out for validation. Samplers share it.
 #pragma once
 

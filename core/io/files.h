@@ -83,7 +83,7 @@ struct FolderEntry {
   int64_t bytes = 0;
   std::pair<uint64_t, uint64_t> file;  // device and number: equal for two names of one file
 };
-// What a folder holds, by name. A link is an entry of its own kind, with no bytes. Throws Error when it
+// What a folder holds, by name. A link has the kind link, with no bytes. Throws Error when it
 // cannot be read.
 std::vector<FolderEntry> list_folder(const Path& folder);
 

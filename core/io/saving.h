@@ -1,4 +1,4 @@
-// A set of files that is replaced together, written by a thread of its own beside what the process does.
+// A set of files that is replaced together, written by a separate thread beside what the process does.
 #pragma once
 
 #include <atomic>

@@ -12,7 +12,7 @@ struct NetworkAddress {
   std::string address;    // numeric, without a zone
   bool v6 = false;
   bool loopback = false;
-  bool link_local = false;  // reaches its own link only, and needs a zone to be used
+  bool link_local = false;  // reaches one link only, and needs a zone to be used
 
   bool operator==(const NetworkAddress&) const = default;
 };

@@ -1,5 +1,5 @@
 // Collectives inside a tensor-parallel group, or along an `axis` of its mesh: every rank of it runs the same
-// ones, each with its own operands. They appear in the graph of one rank (core/plan/partition.h) and are
+// ones, each with separate operands. They appear in the graph of one rank (core/plan/partition.h) and are
 // lowered to communication: devices have no kernels.
 #include "core/comm/communicator.h"
 #include "core/ops/rules.h"
@@ -18,14 +18,14 @@ std::vector<int64_t> counts_of(const OpCall& call) {
 size_t part_of(const OpCall& call, const std::vector<int64_t>& counts) {
   const int64_t part = setting<int64_t>(call, "part");
   if (part < 0 || part >= static_cast<int64_t>(counts.size()))
-    refuse(call, fmt::format("part = {} is none of 0 to {}", part, counts.size() - 1));
+    refuse(call, fmt::format("part = {} is not in 0 to {}", part, counts.size() - 1));
   return static_cast<size_t>(part);
 }
 
 // Of the mesh of the devices that share a stage's layers.
 void require_axis(const OpCall& call) {
   const auto axis = call.attributes.get<int64_t>("axis", 0);
-  if (axis < 0) refuse(call, fmt::format("axis = {} is none of a mesh", axis));
+  if (axis < 0) refuse(call, fmt::format("axis = {} is not an axis of a mesh", axis));
 }
 
 void require_elements(const OpCall& call, int64_t wanted) {
@@ -73,7 +73,7 @@ int64_t exchanged(const OpCall& call, bool sent) {
   if (ranks * ranks != counts.size())
     refuse(call, fmt::format("counts has {} entries; one for each pair of ranks is needed", counts.size()));
   const auto part = static_cast<size_t>(setting<int64_t>(call, "part"));
-  if (part >= ranks) refuse(call, fmt::format("part = {} is none of 0 to {}", part, ranks - 1));
+  if (part >= ranks) refuse(call, fmt::format("part = {} is not in 0 to {}", part, ranks - 1));
   int64_t elements = 0;
   for (size_t other = 0; other < ranks; ++other)
     elements += sent ? counts[part * ranks + other] : counts[other * ranks + part];

@@ -75,7 +75,7 @@ std::string problem_of(const PointwiseProgram& program) {
   }
   for (const int result : program.results)
     if (result < 0 || result >= program.inputs + steps)
-      return fmt::format("result {} is none of its {} sources", result, program.inputs + steps);
+      return fmt::format("result {} is not one of its {} sources", result, program.inputs + steps);
   for (const DType dtype : program.dtypes)
     if (!is_float(dtype)) return fmt::format("a result is {}; only floats are possible", dtype);
   return {};

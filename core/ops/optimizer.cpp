@@ -133,8 +133,7 @@ std::vector<OpDef> optimizer_ops() {
       {.name = "adamw_n",
        .signature = "param1:A, m1:A, v1:A, gradient1:A, param2:A, …, lr[]:A, step[]:i64, coefficient[]:A → "
                     "param1:A, m1:A, v1:A, param2:A, …",
-       .doc =
-           "adamw of several parameters in one pass, each with its own of `weight_decays`; made by lowering.",
+       .doc = "adamw of several parameters in one pass, each with one of `weight_decays`; made by lowering.",
        .attributes = {"beta1", "beta2", "eps", "weight_decays"},
        .infer = infer_adamw_n,
        .flops = adamw_flops,

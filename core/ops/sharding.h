@@ -32,7 +32,7 @@ struct ShardedCall {
 
 // Operands and results along which a letter of `cut` runs are sharded, all others are replicated; results in
 // `sums` are partial: the sum over the ranks is the result. Names are those of the notation, separated by
-// spaces. That everything may be replicated is no rule of its own.
+// spaces. That everything may be replicated is not a separate rule.
 struct ShardingRule {
   std::string_view cut = {};      // letters, cut together in proportion; see letter_sets()
   std::string_view partial = {};  // or none is cut: these operands and results are summands

@@ -126,7 +126,7 @@ class Partition {
     return converted_[*c] = convert(id, to);
   }
 
-  // A part of an input is cut from it where no layer owns it, so that each stage that needs it cuts its own.
+  // A part of an input is cut from it where no layer owns it, so that each stage that needs it cuts its part.
   ValueId of_input(ValueId id, PlacementId to) {
     if (to == kReplicated) return local_.at(id);
     const auto [part, fresh] = parts_of_inputs_.emplace(std::pair{id, to}, kAbsent);

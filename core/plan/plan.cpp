@@ -290,7 +290,8 @@ class Validator {
                          [](const Stage& stage) { return !stage.sharding && stage.devices.size() > 1; });
     };
     if (plan_.sharding && std::none_of(plan_.pipelines.begin(), plan_.pipelines.end(), takes_sharding))
-      add("sharding says how layers are cut, and no stage without its own has several devices; remove it");
+      add("sharding says how layers are cut, and no stage without a `sharding` has several devices; remove "
+          "it");
     if (plan_.sharded_optimizer) check_shares(plan_, subject_.layers, problems_);
     if (samples_ != subject_.batch && !plan_.pipelines.empty())
       add("the pipelines run {} samples in a step (micro-batches times microbatch), the batch is {}",

@@ -95,7 +95,7 @@ struct Plan {
   bool operator==(const Plan&) const = default;
 };
 
-// The shares of the tensor-parallel ranks of a stage, or of every stage that has none of its own: one each.
+// The shares of the tensor-parallel ranks of a stage, or of every stage that has no others: one each.
 Shares tensor_shares(const Plan& plan);
 Shares tensor_shares(const Plan& plan, const Stage& stage);
 // What decides how a stage's layers are cut: stages with equal ones have equal graphs.

@@ -11,7 +11,7 @@
 
 namespace het {
 
-// Used from one thread. On a device with memory of its own each call copies its operands there and back.
+// Used from one thread. On a device with separate memory each call copies its operands there and back.
 class Eager {
  public:
   // Keeps at most so many `kernels` (one or more): attributes are part of a request, so that a loop over

@@ -98,7 +98,7 @@ class Executor {
   // and traces. What a collective took beside the computation runs from its start's beginning to `arrived`.
   // Slower than run().
   //
-  // On a device with a stopwatch of its own each instruction's kernel is launched so many times as `repeats`
+  // On a device that has a stopwatch each instruction's kernel is launched so many times as `repeats`
   // say between two moments, so that neither the host nor the moments stand between short kernels; the span
   // is one's share. For measurements alone: what adds to its result does so each time.
   struct Span {

@@ -136,7 +136,7 @@ std::shared_ptr<StateCopy> StateStore::copy() {
   std::shared_ptr<StateCopy> result(new StateCopy);
   int64_t total = 0;
   for (const auto& [name, entry] : entries_) {
-    result->entries_[name] = {entry.type, entry.trained};
+    result->entries_[name] = {entry.type, entry.trained, entry.slice};
     result->offsets_[name] = total;
     result->sources_.push_back(entry.memory);
     total += aligned(entry.type.bytes());
@@ -146,6 +146,8 @@ std::shared_ptr<StateCopy> StateStore::copy() {
     copied_ = device_->allocate_staging(total);
     copied_bytes_ = total;
   }
+  result->version_ = version_;
+  result->history_ = history_;
   result->device_ = device_;
   result->memory_ = copied_;
   std::vector<CopyOut> copies;
@@ -167,6 +169,7 @@ Tensor StateCopy::read(const std::string& name) {
 
 void StateStore::advance(const std::map<std::string, TensorSlice>& current) {
   version_ = {version_.step + 1, generation_};
+  append(history_, version_);
   for (auto& [name, entry] : entries_) {
     const auto part = current.find(name);
     if (part == current.end())

@@ -10,21 +10,24 @@
 
 #include "core/device/device.h"
 #include "core/io/stored.h"
-#include "core/plan/inventory.h"
+#include "core/plan/history.h"
 #include "core/program/program.h"
 #include "core/tensor/tensor.h"
 
 namespace het {
 
-// The tensors of a state as they were at one moment, in the host's memory. On a device with memory of its own
+// The tensors of a state as they were at one moment, in the host's memory. On a device with separate memory
 // the copies may still be under way. Used from one thread; what read() gave may be used from any.
 class StateCopy {
  public:
   struct Entry {
     TensorType type;
     bool trained = false;
+    std::optional<TensorSlice> slice;  // what of a tensor it is; none: all of it
   };
   const std::map<std::string, Entry>& entries() const { return entries_; }
+  Version version() const { return version_; }
+  const History& history() const { return history_; }
   bool done() const { return transfer_ == nullptr || transfer_->done(); }
   // Waits until all is copied. A view of the copy, whose memory lives as long.
   Tensor read(const std::string& name);
@@ -38,6 +41,8 @@ class StateCopy {
   std::shared_ptr<Memory> memory_;
   std::map<std::string, Entry> entries_;
   std::map<std::string, int64_t> offsets_;
+  Version version_;
+  History history_;
   std::unique_ptr<Transfer> transfer_;  // goes before what it copies
 };
 
@@ -90,7 +95,12 @@ class StateStore {
   // their parts have come. Steps are decided by the generation that began last.
   Version version() const { return version_; }
   void set_version(Version version) { version_ = version; }
+  // `generation` decides the steps from here on.
   void begin_generation(int64_t generation) { generation_ = generation; }
+  int64_t generation() const { return generation_; }
+  // The decisions that led to version().
+  const History& history() const { return history_; }
+  void set_history(History history) { history_ = std::move(history); }
   void advance(const std::map<std::string, TensorSlice>& current);
   void complete(const std::string& name) { entries_.at(name).current.reset(); }
   // --- moved between the members of a run (core/run/migration.h)
@@ -124,6 +134,7 @@ class StateStore {
   int64_t restored_ = 0;
   Version version_;
   int64_t generation_ = 0;
+  History history_;
   std::vector<Spare> spares_;
   uint64_t revision_ = 1;
   uint64_t replaced_ = 0;

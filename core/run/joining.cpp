@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/net/network.h"
+#include "core/cluster/environment.h"
 
 namespace het {
 
@@ -26,7 +26,7 @@ Joining begin_joining(JoinSettings settings) {
     options.brief = std::min(options.brief, *settings.timeout / 10);
   }
   joining.rendezvous = find_store(options);
-  joining.host = host_name();
+  joining.host = host_of_process(settings.environment);
   if (joining.host.empty()) joining.host = joining.rendezvous.address;
   joining.settings = std::move(settings);
   return joining;

@@ -21,8 +21,15 @@ struct Piece {
 class Round {
  public:
   Round(Communicator& group, const MigrationPlan::Round& round,
-        const std::map<std::string, const StatePart*>& needs, const StateStore& state, bool into_another)
-      : group_(group), round_(round), needs_(needs), state_(state), into_another_(into_another) {}
+        const std::map<std::string, const StatePart*>& needs, const StateStore& state, bool into_another,
+        Version version, TierReader* tiers)
+      : group_(group),
+        round_(round),
+        needs_(needs),
+        state_(state),
+        into_another_(into_another),
+        version_(version),
+        tiers_(tiers) {}
 
   // What this rank needs of the round's tensors and has otherwise (for another store: also what it has): all
   // of it, when this returns.
@@ -48,7 +55,7 @@ class Round {
     const bool stays = !into_another_ && has_entry && need != needs_.end() && !entry->second.current &&
                        slice_of(entry->second) == need->second->slice;
     const bool sends = std::any_of(round_.moves.begin(), round_.moves.end(), [&](const SliceMove& move) {
-      return move.tensor == name && move.from == group_.rank();
+      return move.tensor == name && move.from == group_.rank() && move.tier == Tier::live;
     });
     std::vector<Piece>& own = own_[name];
     if (has_entry && (sends || !stays)) {
@@ -76,6 +83,10 @@ class Round {
   void begin(const SliceMove& move) {
     const bool sends = move.from == group_.rank(), receives = move.to == group_.rank();
     if (!sends && !receives) return;
+    if (sends && receives) {
+      copy(arrived_.at(move.tensor).part, needed(move.tensor), packed(move), move.slice);
+      return;
+    }
     CollectiveRequest request;
     request.kind = sends ? CollectiveKind::send : CollectiveKind::receive;
     request.counts = {move.slice.elements()};
@@ -96,6 +107,10 @@ class Round {
   }
 
   Tensor packed(const SliceMove& move) const {
+    if (move.tier != Tier::live) {
+      HET_REQUIRE(tiers_ != nullptr, move.tensor);
+      return tiers_->read(move.tier, version_, move.tensor, move.slice).contiguous();
+    }
     for (const Piece& piece : own_.at(move.tensor)) {
       if (shared_elements(move.slice, piece.slice) < move.slice.elements()) continue;
       return piece.slice == move.slice ? piece.elements : part_of(piece.elements, piece.slice, move.slice);
@@ -109,6 +124,8 @@ class Round {
   const std::map<std::string, const StatePart*>& needs_;
   const StateStore& state_;
   const bool into_another_;
+  const Version version_;
+  TierReader* const tiers_;
   std::map<std::string, std::vector<Piece>> own_;
   std::map<std::string, StateStore::Spare> arrived_;
   std::vector<std::pair<std::string, Piece>> received_;
@@ -143,12 +160,12 @@ int64_t moved_bytes(const MigrationPlan& plan) {
 }
 
 void migrate(Communicator& group, const MigrationPlan& plan, const std::vector<StatePart>& needs,
-             StateStore& state) {
+             StateStore& state, TierReader* tiers) {
   if (state.version() != plan.version) state.clear();
   state.set_version(plan.version);
   const auto named = by_name(needs);
   for (const MigrationPlan::Round& round : plan.rounds) {
-    auto arrived = Round(group, round, named, state, false).run();
+    auto arrived = Round(group, round, named, state, false, plan.version, tiers).run();
     try {
       await_all(group);
     } catch (const Error&) {
@@ -168,7 +185,8 @@ void gather(Communicator& group, const MigrationPlan& plan, const std::vector<St
   HET_REQUIRE(into != nullptr || needs.empty(), needs.size());
   const auto named = by_name(needs);
   for (const MigrationPlan::Round& round : plan.rounds)
-    for (const StateStore::Spare& part : Round(group, round, named, state, true).run()) install(*into, part);
+    for (const StateStore::Spare& part : Round(group, round, named, state, true, plan.version, nullptr).run())
+      install(*into, part);
   for (const StatePart& need : needs)  // no rank has them otherwise
     if (!into->has(need.name)) into->install(need.name, {}, need.tensor.trained, state.read(need.name));
 }

@@ -35,10 +35,11 @@ struct MigrationPlan {
 int64_t moved_bytes(const MigrationPlan& plan);
 
 // Gives `state` the layout `needs`: of each tensor the slice that this rank needs, nothing else. Every rank
-// of the group calls it with the same plan. State of another version is dropped before. Throws Error(peer)
-// when a rank is lost: the state then still has all that it had and has not handed on, and what has come.
+// of the group calls it with the same plan. State of another version is dropped before. `tiers`: where moves
+// from other tiers than `live` are read; null: the plan has none. Throws Error(peer) when a rank is lost: the
+// state then still has all that it had and has not handed on, and what has come.
 void migrate(Communicator& group, const MigrationPlan& plan, const std::vector<StatePart>& needs,
-             StateStore& state);
+             StateStore& state, TierReader* tiers = nullptr);
 
 // Gives another store the layout `needs`, and leaves `state` as it is. `into`: null on ranks that need
 // nothing.

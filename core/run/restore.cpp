@@ -1,8 +1,10 @@
 #include "core/run/restore.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "core/base/error.h"
 
@@ -24,38 +26,200 @@ std::vector<Inventory::Need> all_of(std::span<const std::vector<StatePart>> need
   return all;
 }
 
-}  // namespace
-
-Restored restore(Communicator& group, StateStore& state, Executor* executor,
-                 const std::vector<StatePart>& needs, const MovePlanner& plan_moves, int64_t generation) {
-  const auto state_texts =
-      all_gather_text(group, to_text(member_state_of(state, executor)), "what members have of the state");
-  const auto need_texts = all_gather_text(group, to_text(needs), "what members need of the state");
+// What all members report when a generation has begun, by rank.
+struct Reports {
   std::vector<MemberState> members;
-  std::vector<std::vector<StatePart>> all_needs;
-  for (size_t r = 0; r < state_texts.size(); ++r) {
-    members.push_back(parse_member_state(state_texts[r], who(r)));
-    all_needs.push_back(parse_parts(need_texts[r], who(r)));
+  std::vector<std::vector<StatePart>> needs;
+  double step_seconds = 0;  // the longest that one knows
+
+  bool any_live() const {
+    return std::any_of(members.begin(), members.end(),
+                       [](const MemberState& member) { return member.version.has_value(); });
   }
-  const Settlement settled = settle(members, all_of(all_needs));
-  if (!settled.missing.empty())
-    fail(ErrorKind::environment, "no member of the run has {} of the state after step {}",
-         show(settled.missing), settled.version.step);
+  bool any_tier() const {
+    return std::any_of(members.begin(), members.end(),
+                       [](const MemberState& member) { return !member.tiers.empty(); });
+  }
+
+  // The history of the run: that of the newest state of a member, else of the newest snapshot, by the
+  // generation that decided it and then by its step.
+  const History& history() const {
+    static const History kNone;
+    const History* newest = &kNone;
+    std::optional<Version> version;
+    for (const MemberState& member : members)
+      if (member.version && (!version || *member.version > *version)) {
+        version = member.version;
+        newest = &member.history;
+      }
+    if (version) return *newest;
+    std::pair<int64_t, int64_t> most{-1, -1};
+    for (const MemberState& member : members)
+      for (const TierState& tier : member.tiers)
+        if (const std::pair key{tier.version.generation, tier.version.step}; key > most) {
+          most = key;
+          newest = &tier.history;
+        }
+    return *newest;
+  }
+
+  // Above every generation that decided a step of what anyone has.
+  int64_t next_generation(int64_t begun) const {
+    int64_t highest = -1;
+    const auto see = [&](const History& history) {
+      for (const Era& era : history) highest = std::max(highest, era.generation);
+    };
+    for (const MemberState& member : members) {
+      see(member.history);
+      for (const TierState& tier : member.tiers) see(tier.history);
+    }
+    return std::max(begun, highest + 1);
+  }
+
+  std::string about_of(Version version) const {
+    for (const MemberState& member : members)
+      for (const TierState& tier : member.tiers)
+        if (tier.version == version && !tier.about.empty()) return tier.about;
+    return {};
+  }
+};
+
+Reports exchange_reports(Communicator& group, const StateStore& state, const Executor* executor,
+                         const std::vector<StatePart>& needs, const RestoreOptions& options, bool far) {
+  MemberState own = member_state_of(state, executor);
+  if (options.tiers != nullptr) own.tiers = options.tiers->states(far);
+  own.host = options.host;
+  own.step_seconds = options.step_seconds;
+  const auto states = all_gather_text(group, to_text(own), "what members have of the state");
+  const auto needed = all_gather_text(group, to_text(needs), "what members need of the state");
+  Reports reports;
+  for (size_t r = 0; r < states.size(); ++r) {
+    reports.members.push_back(parse_member_state(states[r], who(r)));
+    reports.needs.push_back(parse_parts(needed[r], who(r)));
+    reports.step_seconds = std::max(reports.step_seconds, reports.members.back().step_seconds);
+  }
+  return reports;
+}
+
+void require_all(const StateStore& state, const std::vector<StatePart>& needs) {
+  for (const StatePart& need : needs)  // none may have initial values now
+    HET_REQUIRE(state.has(need.name), need.name);
+}
+
+// The members have all of the state: those behind make their update, and it moves to the new layout.
+Restored go_on(Communicator& group, StateStore& state, Executor* executor,
+               const std::vector<StatePart>& needs, const Reports& reports, const Settlement& settled,
+               const MovePlanner& plan_moves) {
   Restored restored;
   restored.version = settled.version;
   restored.finished =
       std::binary_search(settled.finish.begin(), settled.finish.end(), group.rank()) && executor != nullptr;
-  if (restored.finished) {  // in the generation that decided it
+  if (restored.finished) {
+    const int64_t begun = state.generation();
+    state.begin_generation(settled.version.generation);  // that decided it
     executor->finish(*settled.decision);
     HET_REQUIRE(state.version() == settled.version, state.version().step, settled.version.step);
+    state.begin_generation(begun);
   }
-  const MigrationPlan moves = plan_moves(settled.inventory, settled.version, all_needs);
+  const MigrationPlan moves = plan_moves(settled.inventory, settled.version, reports.needs);
   restored.moved_bytes = moved_bytes(moves);
   migrate(group, moves, needs, state);
-  state.begin_generation(generation);
-  for (const StatePart& need : needs)  // none may have initial values now
-    HET_REQUIRE(state.has(need.name), need.name);
+  state.set_history(up_to(reports.history(), settled.version));
+  require_all(state, needs);
   return restored;
+}
+
+// All that any tier has, of versions on the run's history.
+RecoveryRequest request_of(const Reports& reports) {
+  RecoveryRequest request;
+  const History& history = reports.history();
+  std::map<std::pair<int, Tier>, int> numbers;
+  const auto source = [&](int member, Tier tier, double bytes_per_second) {
+    const auto [found, is_new] =
+        numbers.emplace(std::pair(member, tier), static_cast<int>(request.sources.size()));
+    if (is_new) request.sources.push_back({member, tier, bytes_per_second});
+    return found->second;
+  };
+  const auto add = [&](int holder, const std::vector<StatePart>& parts, Version version) {
+    for (const StatePart& part : parts)
+      request.inventory.add(part.name, part.tensor, holder, part.slice, version);
+  };
+  for (size_t m = 0; m < reports.members.size(); ++m) {
+    const MemberState& member = reports.members[m];
+    const int rank = static_cast<int>(m);
+    if (member.version) {
+      add(source(rank, Tier::live, 0), member.parts, *member.version);
+      request.newest_step = std::max(request.newest_step, member.version->step);
+    }
+    for (const TierState& tier : member.tiers)
+      if (is_on(history, tier.version)) {
+        add(source(rank, tier.tier, tier.bytes_per_second), tier.parts, tier.version);
+        request.newest_step = std::max(request.newest_step, tier.version.step);
+      }
+  }
+  request.needs = reports.needs;
+  request.step_seconds = reports.step_seconds;
+  for (const MemberState& member : reports.members) {
+    const auto first = std::find_if(reports.members.begin(), reports.members.end(),
+                                    [&](const MemberState& other) { return other.host == member.host; });
+    request.host_of.push_back(static_cast<int>(first - reports.members.begin()));
+  }
+  return request;
+}
+
+// Damage of what this rank is to read; empty: none.
+std::string check(const MigrationPlan& plan, int rank, TierReader* tiers) {
+  for (const MigrationPlan::Round& round : plan.rounds)
+    for (const SliceMove& move : round.moves)
+      if (move.from == rank && move.tier != Tier::live)
+        if (std::string damage = tiers->check(move.tier, plan.version, move.tensor, move.slice);
+            !damage.empty())
+          return damage;
+  return {};
+}
+
+}  // namespace
+
+std::optional<Restored> restore(Communicator& group, StateStore& state, Executor* executor,
+                                const std::vector<StatePart>& needs, const RestoreOptions& options) {
+  std::vector<std::string> damaged;
+  for (bool far = false;;) {
+    const Reports reports = exchange_reports(group, state, executor, needs, options, far);
+    state.begin_generation(reports.next_generation(options.generation));
+    if (reports.any_live()) {
+      const Settlement settled = settle(reports.members, all_of(reports.needs));
+      if (settled.missing.empty())
+        return go_on(group, state, executor, needs, reports, settled, options.plan_moves);
+      if (far && !reports.any_tier())
+        fail(ErrorKind::environment, "no member of the run has {} of the state after step {}",
+             show(settled.missing), settled.version.step);
+    } else if (far && !reports.any_tier()) {
+      return std::nullopt;
+    }
+    const RecoveryRequest request = request_of(reports);
+    Restored found;
+    try {
+      found.recovery = options.plan_recovery(request);
+    } catch (const Error& error) {  // on all ranks
+      if (far || error.kind() != ErrorKind::environment) throw;
+      far = true;
+      continue;
+    }
+    // What a rank is to read, it checks first: all choose again without what is damaged.
+    const std::string own = check(found.recovery->moves, group.rank(), options.tiers);
+    for (const std::string& sentence : all_gather_text(group, own, "snapshots that are damaged"))
+      if (!sentence.empty()) found.damaged.push_back(sentence);
+    damaged.insert(damaged.end(), found.damaged.begin(), found.damaged.end());
+    if (!found.damaged.empty()) continue;
+    found.damaged = std::move(damaged);
+    found.version = found.recovery->moves.version;
+    found.moved_bytes = moved_bytes(found.recovery->moves);
+    found.about = reports.about_of(found.version);
+    migrate(group, found.recovery->moves, needs, state, options.tiers);
+    state.set_history(up_to(reports.history(), found.version));
+    require_all(state, needs);
+    return found;
+  }
 }
 
 std::shared_ptr<StateStore> gather_state(Communicator& group, const std::shared_ptr<StateStore>& state,

@@ -27,12 +27,44 @@ StepDecision parse_decision(const MemberReader& json) {
   return decision;
 }
 
+Json to_json(const History& history) {
+  Json::array_t eras;
+  for (const Era& era : history) eras.push_back(Json::array_t{era.generation, era.first_step});
+  return eras;
+}
+
+Json to_json(const TierState& state) {
+  return Json::object_t{{"tier", static_cast<int64_t>(state.tier)},
+                        {"step", state.version.step},
+                        {"generation", state.version.generation},
+                        {"history", to_json(state.history)},
+                        {"parts", to_json(state.parts)},
+                        {"about", state.about},
+                        {"bytes_per_second", state.bytes_per_second}};
+}
+
+TierState parse_tier_state(const MemberReader& json) {
+  TierState state;
+  const int64_t tier = json.number("tier");
+  if (tier <= 0 || tier >= kTiers) fail(ErrorKind::peer, "{} says that it has a tier {}", json.who(), tier);
+  state.tier = static_cast<Tier>(tier);
+  state.version = {json.number("step"), json.number("generation")};
+  state.history = json.at("history").history();
+  state.parts = json.at("parts").parts();
+  state.about = json.text("about");
+  state.bytes_per_second = json.real("bytes_per_second");
+  return state;
+}
+
 }  // namespace
 
 MemberState member_state_of(const StateStore& state, const Executor* executor) {
   MemberState member;
   member.parts = parts_of(state);
-  if (!member.parts.empty()) member.version = state.version();
+  if (!member.parts.empty()) {
+    member.version = state.version();
+    member.history = state.history();
+  }
   if (executor == nullptr) return member;
   if (executor->decision() != nullptr) member.decision = *executor->decision();
   if (!executor->awaits_decision()) return member;
@@ -47,7 +79,13 @@ MemberState member_state_of(const StateStore& state, const Executor* executor) {
 }
 
 std::string to_text(const MemberState& member) {
-  Json::object_t json{{"parts", to_json(member.parts)}};
+  Json::array_t tiers;
+  for (const TierState& tier : member.tiers) tiers.push_back(to_json(tier));
+  Json::object_t json{{"parts", to_json(member.parts)},
+                      {"history", to_json(member.history)},
+                      {"tiers", std::move(tiers)},
+                      {"host", member.host},
+                      {"step_seconds", member.step_seconds}};
   if (member.version) {
     json.emplace_back("step", member.version->step);
     json.emplace_back("generation", member.version->generation);
@@ -62,6 +100,10 @@ MemberState parse_member_state(std::string_view text, const std::string& who) {
   const MemberReader json(parsed, who);
   MemberState member;
   member.parts = json.at("parts").parts();
+  member.history = json.at("history").history();
+  member.host = json.text("host");
+  member.step_seconds = json.real("step_seconds");
+  json.each("tiers", [&](const MemberReader& tier) { member.tiers.push_back(parse_tier_state(tier)); });
   if (json.has("step")) member.version = Version{json.number("step"), json.number("generation")};
   if (json.has("decision")) member.decision = parse_decision(json.at("decision"));
   if (json.has("after_step")) member.after_step = json.at("after_step").parts();

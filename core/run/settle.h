@@ -11,7 +11,7 @@
 
 #include "core/plan/inventory.h"
 #include "core/program/executor.h"
-#include "core/run/state_part.h"
+#include "core/run/tier.h"
 
 namespace het {
 
@@ -22,6 +22,10 @@ struct MemberState {
   std::optional<StepDecision> decision;  // of the last step that was decided here
   // Of a member whose step only awaits its decision: what it has of the version after that when it finishes.
   std::optional<std::vector<StatePart>> after_step;
+  History history;               // that led to `version`
+  std::vector<TierState> tiers;  // what else it can read
+  std::string host;              // that it runs on
+  double step_seconds = 0;       // of the run; 0: not known
 };
 
 // `executor`: that trained the state, frozen; null: none did since it was moved or read.

@@ -82,6 +82,23 @@ std::vector<StatePart> MemberReader::parts() const {
   return parts;
 }
 
+History MemberReader::history() const {
+  History history;
+  for (const Json& era : required(as_array(json_))) {
+    const auto& pair = required(as_array(era));
+    if (pair.size() != 2) refuse("");
+    history.push_back({required(as_integer(pair[0])), required(as_integer(pair[1]))});
+  }
+  return history;
+}
+
+double MemberReader::real(const char* name) const {
+  const Json& number = required(find_member(json_, name));
+  const double value = number.is_number() ? number.get<double>() : -1;
+  if (!(value >= 0)) refuse("");
+  return value;
+}
+
 void MemberReader::refuse(const std::string& why) const {
   fail(ErrorKind::peer, "{} says of its state what cannot be read{}{}", who_, why.empty() ? "" : ": ", why);
 }

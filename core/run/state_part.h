@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "core/io/json.h"
-#include "core/plan/inventory.h"
+#include "core/plan/history.h"
 #include "core/program/program.h"
 #include "core/program/state.h"
 
@@ -50,6 +50,13 @@ class MemberReader {
   bool flag(const char* name) const { return required(as_bool(required(find_member(json_, name)))); }
   TensorType type() const;               // what to_json(TensorType) wrote
   std::vector<StatePart> parts() const;  // what to_json(parts) wrote
+  History history() const;               // a list of [generation, first step]
+  double real(const char* name) const;   // a number >= 0
+  template <typename Visit>
+  void each(const char* name, const Visit& visit) const {  // of a list
+    for (const Json& one : required(as_array(required(find_member(json_, name)))))
+      visit(MemberReader(one, who_));
+  }
   const std::string& who() const { return who_; }
 
  private:

@@ -16,7 +16,7 @@ constexpr int kColumnStride = kBlockRows + 32;       // of packed A when its col
 constexpr int64_t kPackedBytes = int64_t{16} << 20;  // of B at most
 constexpr int64_t kScratchColumns = 1024;            // of C kept in f32 before it is narrowed
 constexpr int64_t kFewRows = 4;
-constexpr int64_t kOwnCopies = int64_t{1} << 19;  // bytes of packed B up to which every thread makes its own
+constexpr int64_t kOwnCopies = int64_t{1} << 19;  // bytes of packed B up to which every thread makes a copy
 constexpr int64_t kInPlace = 1024;                // an operand used for no more rows or columns is not packed
 constexpr int64_t kInPlaceStride = 1024;  // of rows walked in place: the hardware looks ahead within a page
 

@@ -84,7 +84,7 @@ void sum_columns(const T* matrix, int64_t rows, int64_t width, int64_t stride, f
 
 // dweight[out, in] (+)= dy[..., out]^T x[..., in]; dbias[out] (+)= the column sums of dy.
 //
-// A small dweight is made from the tokens by parts: every thread multiplies its own range of them, which it
+// A small dweight is made from the tokens by parts: every thread multiplies its range of them, which it
 // has just written in the step before and still holds in its cache, and the products are added up. A large
 // one is cut into ranges of rows instead.
 struct WeightGradient {

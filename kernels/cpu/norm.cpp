@@ -1,5 +1,5 @@
 // Layer norm and RMS norm over rows of the last dimension. Statistics and sums are f32. Gradients of weight
-// and bias are column sums over all rows: each part sums its own rows into the workspace, then the parts are
+// and bias are column sums over all rows: each part sums its rows into the workspace, then the parts are
 // added in order.
 #include <type_traits>
 
@@ -55,7 +55,7 @@ void normalise_row(const T* x, const float* weight, const float* bias, T* y, flo
     write(No{}, No{});
 }
 
-// to = a + b, rounded to T. A loop of its own, so that what follows or comes before is not contracted with
+// to = a + b, rounded to T. A separate loop, so that what follows or comes before is not contracted with
 // it: the bits are those of a separate addition.
 template <typename T>
 void add_row(const T* a, const T* b, T* to, int64_t n) {

@@ -105,7 +105,7 @@ void assign_places(const PointwiseProgram& program, PointwisePlan& plan) {
   for (int s = 0; s < plan.steps; ++s) {
     const PointwiseStep& step = program.steps[s];
     const int source = plan.inputs + s;
-    // A step may write over its own operands: it reads each element before it writes it.
+    // A step may write over its operands: it reads each element before it writes it.
     const int from_a = place[step.a], from_b = step.b >= 0 ? place[step.b] : -1;
     release(step.a, s);
     release(step.b, s);
@@ -138,7 +138,7 @@ void assign_places(const PointwiseProgram& program, PointwisePlan& plan) {
   }
 }
 
-// Wide types are computed element by element: each operand and step has a place of its own.
+// Wide types are computed element by element: each operand and step has a separate place.
 void number_places(const PointwiseProgram& program, PointwisePlan& plan) {
   for (int i = 0; i < plan.inputs; ++i) plan.input[i].place = i;
   for (int i = 0; i < plan.steps; ++i)

@@ -1,7 +1,7 @@
 // Attention on tensor cores: bf16 and f16, heads of up to 128 elements in multiples of 8 (padded with zeros
 // to 64 or 128), operands at multiples of 16 bytes. In principle as in Dao, "FlashAttention-2: faster
 // attention with better parallelism and work partitioning" (arXiv 2307.08691, 2023): scores stay in
-// registers, each warp has rows of its own, and nothing but K and V (or Q and dO) passes through shared
+// registers, each warp has separate rows, and nothing but K and V (or Q and dO) passes through shared
 // memory within the loop, two tiles of each: one arrives while the other is used.
 //
 // The backward pass is two kernels, one for dK and dV (a block for each tile of keys), one for dQ (a block

@@ -237,7 +237,8 @@ class CudaDevice final : public Device {
     return found->second(request, context_);
   }
 
-  // From memory that is not pinned the call returns when the bytes are on their way from a copy of its own.
+  // From memory that is not pinned the call returns when the bytes are on their way from a copy that CUDA
+  // made.
   void copy_in(std::byte* to, const std::byte* host, int64_t bytes) override {
     use();
     check(cudaMemcpyAsync(to, host, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, context_.stream),

@@ -9,7 +9,7 @@
 //
 // - The chains that our models train with (residuals, activations and their gradients, SwiGLU and its
 //   gradient, casts of parameters; see `known`) are compiled as they stand, values in registers.
-// - All others are interpreted. A step is its own instructions, some 50 to fetch and choose it and to bring
+// - All others are interpreted. A step costs its instructions, some 50 to fetch and choose it and to bring
 // its
 //   operands, together about 16 cycles, and beside them 8 for each operand that comes from shared memory (1
 //   KiB at 128 bytes a cycle). The result of a step stays in registers for the next one, and goes to shared
@@ -488,7 +488,7 @@ __global__ void __launch_bounds__(kThreads)
   Slots slots;
   const int64_t unit = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (packed && unit * N >= plan.elements) return;
-  // Element k of the thread: a pack of its own, or, so that neighbours lie in neighbouring threads, one in
+  // Element k of the thread: a separate pack, or, so that neighbours lie in neighbouring threads, one in
   // each stretch of the block.
   const int64_t block = static_cast<int64_t>(blockIdx.x) * blockDim.x * N;
   const auto element = [&](int k) { return block + k * static_cast<int64_t>(blockDim.x) + threadIdx.x; };

@@ -130,7 +130,7 @@ void NcclContext::look(Lock& lock) {
     for (NcclLane& lane : group->lanes()) {
       if (lane.under_way.empty()) continue;
       NcclOperation& operation = lane.oldest();
-      // While its own GPU still computes, no other rank is suspected.
+      // While this rank's GPU still computes, no other rank is suspected.
       if (operation.queued && cudaEventQuery(operation.ready) != cudaSuccess) continue;
       if (operation.waited_since == CommClock::time_point{}) operation.waited_since = CommClock::now();
       nccl::Result error = nccl::success;

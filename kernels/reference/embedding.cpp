@@ -7,7 +7,7 @@
 namespace het::reference {
 namespace {
 
-// The rows that a table holds: [first, first + its own) of `of`.
+// The rows that a table holds: [first, first + rows held) of `of`.
 struct Rows {
   int64_t first, own, of;
   Rows(const KernelRequest& request, int64_t own)

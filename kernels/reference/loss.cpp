@@ -144,7 +144,7 @@ std::unique_ptr<Kernel> linear_cross_entropy_training(const KernelRequest& reque
       scratch);
 }
 
-// The part of the classes that a classifier holds: [first, first + its own) of `of`.
+// The part of the classes that a classifier holds: [first, first + classes held) of `of`.
 struct Part {
   int64_t first, of, ignore;
   explicit Part(const KernelRequest& request)

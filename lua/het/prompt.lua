@@ -86,7 +86,7 @@ end
 function prompt.completions(text)
   local path, separator, word = text:match "([%w_][%w_%.]*)([%.:])([%w_]*)$"
   local names, seen = {}, {}
-  local function offer(name)
+  local function add_name(name)
     -- What is no name cannot be typed after a dot; keys of tables may be anything.
     if type(name) == "string" and name:match "^[%a_][%w_]*$" and name:sub(1, #word) == word and not seen[name]
       and not name:match "^__" then
@@ -99,31 +99,31 @@ function prompt.completions(text)
     local object = require("het.language.define").object_of(value)
     for _, member in ipairs(object and object.members or {}) do
       local name = member.name:match "[^.]+$"
-      if separator == "." or type(value[name]) == "function" then offer(name) end
+      if separator == "." or type(value[name]) == "function" then add_name(name) end
     end
-    if type(value) == "table" and not object then   -- of an object the rest is its own affair
+    if type(value) == "table" and not object then   -- an object lists its members itself
       local metatable = debug.getmetatable(value)
       local hidden = metatable and metatable.__hidden or {}
       for name in pairs(value) do
-        if not hidden[name] then offer(name) end
+        if not hidden[name] then add_name(name) end
       end
       if metatable and type(metatable.__index) == "table" then
-        for name in pairs(metatable.__index) do offer(name) end
+        for name in pairs(metatable.__index) do add_name(name) end
       end
-      for _, name in ipairs(metatable and metatable.__names or {}) do offer(name) end
+      for _, name in ipairs(metatable and metatable.__names or {}) do add_name(name) end
     elseif type(value) == "userdata" then
       local metatable = debug.getmetatable(value)
-      for name in pairs(metatable and metatable.methods or {}) do offer(name) end
+      for name in pairs(metatable and metatable.methods or {}) do add_name(name) end
     end
     if separator == ":" and type(value) == "string" then
-      for name in pairs(string) do offer(name) end
+      for name in pairs(string) do add_name(name) end
     end
   elseif not text:match "[%)%]}\"'][%.:][%w_]*$" then   -- of what a call gives nothing is known before it is made
     word = text:match "[%w_]*$"
-    for name in pairs(environment) do offer(name) end
+    for name in pairs(environment) do add_name(name) end
     for name in ("and break do else elseif end false for function if in local nil not or repeat return then true until "
       .. "while"):gmatch "%a+" do
-      if word ~= "" then offer(name) end
+      if word ~= "" then add_name(name) end
     end
   end
   table.sort(names)

@@ -10,7 +10,7 @@
 namespace het::planner {
 
 // From the best plans of `evaluator` so far, of several degrees and micro-batch sizes, to better ones, which
-// it submits. Starts run in parallel; each has its own draws and its own part of the work, which is
+// it submits. Starts run in parallel; each has separate draws and a separate part of the work, which is
 // counted, not timed. Does nothing without Extensions::local_search, and where every order is tried anyway.
 void anneal_plans(Evaluator& evaluator, const Extensions& extensions, std::string_view policy);
 

@@ -84,7 +84,8 @@ class Checker {
     if (node.hosts.empty()) add("a node of type " + node.type + " has no host; its count is at least 1");
     bool named = true;  // of several hosts that are named alike, the first mistake is enough
     for (const std::string& host : node.hosts) {
-      if (!hosts_.insert(host).second) add(fmt::format("host {} is named twice", host));
+      if (!hosts_.insert(host).second)
+        add(fmt::format("host {} is named twice; give each node another name", host));
       if (named) named = check_name(host);
     }
     if (node.devices < 1) add(fmt::format("{}: devices = {}; a node has at least 1", where, node.devices));

@@ -11,7 +11,7 @@
 
 namespace het {
 
-// Where a value shall be written instead of into a buffer of its own.
+// Where a value shall be written instead of into a separate buffer.
 struct WriteTarget {
   ValueId into = kAbsent;  // the result of a concat, or of an add_n
   Layout layout;           // of the value inside that result's buffer
@@ -38,7 +38,7 @@ class LoweringAnalysis {
   ValueId root_of(ValueId id) const;
   // Of each such sum: how many summands a step of this rank makes.
   const std::map<ValueId, int>& summands() const { return summands_; }
-  // Where it is written; into == kAbsent: a buffer of its own.
+  // Where it is written; into == kAbsent: a separate buffer.
   const WriteTarget& write_target(ValueId id) const { return write_targets_[id]; }
   // Whether a stage that recomputes runs this node again, before the backward pass of its layer. What one
   // layer hands to another is kept.

@@ -12,7 +12,7 @@
 namespace het {
 namespace {
 
-// Each micro-batch has instructions of its own: absurd numbers of them are refused before they are written.
+// Each micro-batch has separate instructions: absurd numbers of them are refused before they are written.
 void require_size(const Graph& graph, int microbatches) {
   constexpr double kMostBytes = 0x1p60;  // all sums of bytes stay far below 2^63
   double bytes = 0;

@@ -28,7 +28,7 @@ Program Lowering::run() {
   emit_invariant(false);
   buckets_->begin_step();
   for (size_t u = 0; u < assignment_.units.size(); ++u) emit_unit(u);
-  settle_messages();
+  await_all_sends();
   emit_update_phase();
   emit_outputs();
   buckets_->share_parameters();

@@ -127,7 +127,7 @@ class Lowering {
 
   std::string hint(ValueId id) const;
 
-  // Where a node's result goes, and whether it is added to what is there.
+  // Where a node's result goes, and whether it is added to what the target holds.
   struct Target {
     Operand operand;
     bool add = false;
@@ -189,8 +189,8 @@ class Lowering {
 
   bool has_backward() const;
 
-  void settle(std::vector<int>& instructions);
-  void settle_messages();
+  void await_sends(std::vector<int>& instructions);
+  void await_all_sends();
 
   // Before a node of the backward pass: the layers whose values it uses and which are computed again are,
   // once for each micro-batch.

@@ -103,7 +103,7 @@ void Lowering::emit_unit(size_t u) {
   }
   posted_.erase(u);
   // The gradients of this micro-batch can only have come from its activations: they arrived.
-  if (unit.kind == WorkUnit::Kind::backward) settle(sent_forward_[{unit.stage, m}]);
+  if (unit.kind == WorkUnit::Kind::backward) await_sends(sent_forward_[{unit.stage, m}]);
 
   for (size_t n = 0; n < graph_.nodes.size(); ++n) {
     const Node& node = graph_.nodes[n];
@@ -169,7 +169,7 @@ void Lowering::send(int stage, int microbatch, Phase phase) {
   if (phase == Phase::forward && has_backward()) {
     sent_forward_[{stage, microbatch}] = std::move(sent);
   } else {
-    settle(sent_backward_[stage]);
+    await_sends(sent_backward_[stage]);
     sent_backward_[stage] = std::move(sent);
   }
 }
@@ -179,14 +179,14 @@ bool Lowering::has_backward() const {
                      [](const WorkUnit& unit) { return unit.kind != WorkUnit::Kind::forward; });
 }
 
-void Lowering::settle(std::vector<int>& instructions) {
+void Lowering::await_sends(std::vector<int>& instructions) {
   for (const int instruction : instructions) out_.await(instruction);
   instructions.clear();
 }
 
-void Lowering::settle_messages() {
-  for (auto& [key, instructions] : sent_forward_) settle(instructions);
-  for (auto& [key, instructions] : sent_backward_) settle(instructions);
+void Lowering::await_all_sends() {
+  for (auto& [key, instructions] : sent_forward_) await_sends(instructions);
+  for (auto& [key, instructions] : sent_backward_) await_sends(instructions);
 }
 
 }  // namespace het

@@ -10,9 +10,9 @@ namespace het {
 
 void Lowering::emit_update_phase() {
   const auto is_norm = [](const Node& node) { return node.op->any_placement; };
-  const bool in_order = assignment_.groups.empty() || !changes_state() ||
-                        std::any_of(graph_.nodes.begin(), graph_.nodes.end(), is_norm);
-  const std::vector<bool> late = in_order ? std::vector<bool>(graph_.nodes.size()) : behind_changes();
+  const bool keeps_order = assignment_.groups.empty() || !changes_state() ||
+                           std::any_of(graph_.nodes.begin(), graph_.nodes.end(), is_norm);
+  const std::vector<bool> late = keeps_order ? std::vector<bool>(graph_.nodes.size()) : behind_changes();
   const auto emit_those = [&](bool wanted) {
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       const Node& node = graph_.nodes[n];
@@ -23,7 +23,7 @@ void Lowering::emit_update_phase() {
     emit_updates();
   };
   emit_those(false);
-  if (in_order) return;
+  if (keeps_order) return;
   decide();
   emit_those(true);
 }

@@ -86,18 +86,18 @@ PublishedLink published_link(const std::string& a, const std::string& zone_a, co
                              const std::string& zone_b, int groups, int tensor, double bytes) {
   const int pairs = pairs_of(a, b, groups, tensor);
   const Fit* best = nullptr;
-  const auto offer = [&](const Fit& fit) {
+  const auto consider = [&](const Fit& fit) {
     if (fit.pairs <= pairs && (best == nullptr || fit.pairs > best->pairs)) best = &fit;
   };
   bool known = false;
   for (const Fit& fit : kFits)
     if ((fit.a == a && fit.b == b) || (fit.a == b && fit.b == a)) {
       known = true;
-      offer(fit);
+      consider(fit);
     }
   if (known && region_of(zone_a) != region_of(zone_b)) {
     best = nullptr;
-    for (const Fit& fit : kRegions) offer(fit);
+    for (const Fit& fit : kRegions) consider(fit);
   }
   if (best == nullptr) return {{0, kAssumedBandwidth}, true};
   return {{0, std::max(bytes_per_second(*best, bytes), 1e6)}, false};

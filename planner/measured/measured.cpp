@@ -258,7 +258,7 @@ void Prediction::spread(Kind& kind) {
                   kind.name, machines.size()));
 }
 
-// Each layer is a kind of its own; half of the measured backward is counted to each of its parts. Sizes are
+// Each layer is a separate kind; half of the measured backward is counted to each of its parts. Sizes are
 // those of the whole layer, from the model of the smallest degree.
 void Prediction::describe_model() {
   model_.name = profile_.model = plan_.model;

@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
+#include <numeric>
 
 #include "core/base/error.h"
+#include "planner/migrate/rounds.h"
 
 namespace het::planner {
 namespace {
@@ -24,81 +25,25 @@ class Migration {
       : inventory_(inventory), version_(version), needs_(needs), options_(options) {}
 
   MigrationPlan plan() {
-    find_changes();
+    std::vector<int> holders(needs_.size());  // every rank is one
+    std::iota(holders.begin(), holders.end(), 0);
+    const std::vector<ChangedTensor> changed = changed_tensors(inventory_, version_, needs_, holders);
+    for (const ChangedTensor& tensor : changed)
+      for (const ChangedTensor::Need& need : tensor.needs) find_missing(tensor, need);
     choose_senders();
-    MigrationPlan plan{version_, {}};
-    std::vector<int64_t> taken;  // by each rank in this round
-    for (const std::string& name : changed_) {
-      const std::vector<int64_t> bytes = taken_by(name);
-      const bool fits = !taken.empty() && [&] {
-        for (size_t r = 0; r < taken.size(); ++r)
-          if (bytes[r] > 0 && taken[r] + bytes[r] > options_.round_bytes) return false;
-        return true;
-      }();
-      if (!fits) {
-        plan.rounds.emplace_back();
-        taken.assign(needs_.size(), 0);
-      }
-      for (size_t r = 0; r < taken.size(); ++r) taken[r] += bytes[r];
-      MigrationPlan::Round& round = plan.rounds.back();
-      round.tensors.push_back(name);
-      for (SliceMove& move : moves_[name]) round.moves.push_back(std::move(move));
-    }
-    return plan;
+    return {version_, in_rounds(changed, std::move(moves_), needs_.size(), options_.round_bytes)};
   }
 
  private:
-  // Tensors that a rank does not have exactly as it needs them.
-  void find_changes() {
-    std::map<std::string, std::map<int, TensorSlice>> needed;
-    for (size_t r = 0; r < needs_.size(); ++r)
-      for (const StatePart& need : needs_[r]) {
-        check(need, static_cast<int>(r));
-        needed[need.name].emplace(static_cast<int>(r), need.slice);
-      }
-    std::set<std::string> names;
-    for (const auto& [name, tensor] : inventory_.tensors()) names.insert(name);
-    for (const auto& [name, ranks] : needed) names.insert(name);
-    for (const std::string& name : names) {
-      bool changes = false;
-      for (int r = 0; r < static_cast<int>(needs_.size()); ++r) {
-        const auto held = inventory_.held_by(r, name, version_);
-        const auto need = needed[name].find(r);
-        if (need == needed[name].end()) {
-          changes = changes || !held.empty();
-          continue;
-        }
-        if (held.size() == 1 && held[0] == need->second) continue;
-        changes = true;
-        find_missing(name, r, need->second);
-      }
-      if (changes) changed_.push_back(name);
-    }
-  }
-
-  void check(const StatePart& need, int rank) const {
-    const auto known = inventory_.tensors().find(need.name);
-    if (known != inventory_.tensors().end() && known->second.type != need.tensor.type)
-      fail_usage("rank {} needs '{}' as {}, the run's state has {}", rank, need.name,
-                 to_string(need.tensor.type), to_string(known->second.type));
-  }
-
-  void find_missing(const std::string& name, int rank, const TensorSlice& need) {
-    const DType dtype = type_of(name, rank).dtype;
-    for (Inventory::Piece& piece : inventory_.find(name, need, version_)) {
+  void find_missing(const ChangedTensor& tensor, const ChangedTensor::Need& need) {
+    for (Inventory::Piece& piece : inventory_.find(tensor.name, need.slice, version_)) {
       if (piece.holders.empty())
-        fail(ErrorKind::peer, "no member of the run has {} {}, which rank {} needs", name,
-             to_string(piece.slice), rank);
-      if (std::binary_search(piece.holders.begin(), piece.holders.end(), rank)) continue;
-      const int64_t bytes = piece.slice.elements() * bytes_of(dtype);
-      missing_.push_back({name, std::move(piece), rank, bytes});
+        fail(ErrorKind::peer, "no member of the run has {} {}, which rank {} needs", tensor.name,
+             to_string(piece.slice), need.rank);
+      if (std::binary_search(piece.holders.begin(), piece.holders.end(), need.rank)) continue;
+      const int64_t bytes = piece.slice.elements() * bytes_of(tensor.type.dtype);
+      missing_.push_back({tensor.name, std::move(piece), need.rank, bytes});
     }
-  }
-
-  const TensorType& type_of(const std::string& name, int rank) const {
-    for (const StatePart& need : needs_[static_cast<size_t>(rank)])
-      if (need.name == name) return need.tensor.type;
-    return inventory_.tensors().at(name).type;
   }
 
   void choose_senders() {
@@ -122,25 +67,12 @@ class Migration {
     }
   }
 
-  // Memory that each rank takes for what it needs of a tensor.
-  std::vector<int64_t> taken_by(const std::string& name) const {
-    std::vector<int64_t> bytes(needs_.size());
-    const auto found = moves_.find(name);
-    if (found != moves_.end())
-      for (const SliceMove& move : found->second) {
-        bytes[static_cast<size_t>(move.from)] += move.bytes;
-        bytes[static_cast<size_t>(move.to)] += move.bytes;
-      }
-    return bytes;
-  }
-
   const Inventory& inventory_;
   const Version version_;
   const std::span<const std::vector<StatePart>> needs_;
   const MigrationOptions& options_;
-  std::vector<std::string> changed_;
   std::vector<MissingSlice> missing_;
-  std::map<std::string, std::vector<SliceMove>> moves_;
+  MovesByTensor moves_;
 };
 
 }  // namespace

@@ -2,28 +2,26 @@
 
 #include <algorithm>
 
-#include "core/base/error.h"
-#include "planner/milp.h"
+#include "planner/migrate/flow.h"
 
 namespace het::planner {
 namespace {
 
-constexpr size_t kSolved = 3000;  // demands x senders: up to here senders are chosen by a linear program
-constexpr size_t kSenders = 8;    // that one demand may take from
+constexpr size_t kSenders = 8;  // that one demand may take from
 
-struct Flow {
+struct Transfer {
   int to = 0, from = 0;  // hosts
   int demand = 0;
   double seconds = 0;  // of all of the demand
 };
 
 struct Flows {
-  std::vector<Flow> flows;
+  std::vector<Transfer> flows;
   int demands = 0, hosts = 0;
   double latency = 0;  // of the slowest link, in seconds
 
   // What limits a flow: the port it leaves and the port it enters; inside a host the link.
-  std::vector<int> limits(const Flow& flow) const {
+  std::vector<int> limits(const Transfer& flow) const {
     return flow.from == flow.to ? std::vector<int>{2 * hosts + flow.from}
                                 : std::vector<int>{flow.from, hosts + flow.to};
   }
@@ -55,40 +53,23 @@ Flows flows_of(const Demands& demands, const Cluster& cluster) {
 // Each demand taken evenly from all its senders: the busiest limit.
 double even_seconds(const Flows& all) {
   std::vector<int> senders(static_cast<size_t>(all.demands), 0);
-  for (const Flow& flow : all.flows) ++senders[static_cast<size_t>(flow.demand)];
+  for (const Transfer& flow : all.flows) ++senders[static_cast<size_t>(flow.demand)];
   std::map<int, double> seconds;
   double longest = 0;
-  for (const Flow& flow : all.flows)
+  for (const Transfer& flow : all.flows)
     for (const int limit : all.limits(flow))
       longest = std::max(longest, seconds[limit] += flow.seconds / senders[static_cast<size_t>(flow.demand)]);
   return longest;
 }
 
-// The linear program: a share of its demand for each flow; it minimises the time of the busiest port or link.
+// Each demand from the senders that make the busiest port or link least busy.
 double least_seconds(const Flows& all) {
-  double unit = 0;  // the solver's tolerances are absolute
-  for (const Flow& flow : all.flows) unit = std::max(unit, flow.seconds);
-  LinearProgram program;
-  const int time = program.add(Variable{0, kNoBound, 1});
-  std::vector<Row> served(static_cast<size_t>(all.demands));
-  std::map<int, Row> busy;  // by limit
-  for (const Flow& flow : all.flows) {
-    const int share = program.add(Variable{0, 1, 0});
-    served[static_cast<size_t>(flow.demand)].terms.emplace_back(share, 1);
-    for (const int limit : all.limits(flow)) busy[limit].terms.emplace_back(share, flow.seconds / unit);
+  std::vector<FlowDemand> demands(static_cast<size_t>(all.demands));
+  for (const Transfer& flow : all.flows) {
+    FlowChoice& choice = demands[static_cast<size_t>(flow.demand)].emplace_back();
+    for (const int limit : all.limits(flow)) choice.uses.push_back({limit, flow.seconds});
   }
-  for (Row& row : served) {
-    row.lower = row.upper = 1;
-    program.add(std::move(row));
-  }
-  for (auto& [limit, row] : busy) {
-    row.terms.emplace_back(time, -1);
-    row.upper = 0;
-    program.add(std::move(row));
-  }
-  const LinearSolution solution = solve(program);
-  HET_REQUIRE(solution.feasible);
-  return solution.objective * unit;
+  return least_time_flow(demands).bound_seconds;
 }
 
 }  // namespace
@@ -96,7 +77,7 @@ double least_seconds(const Flows& all) {
 double transfer_seconds(const Demands& demands, const Cluster& cluster) {
   if (demands.empty()) return 0;
   const Flows all = flows_of(demands, cluster);
-  return (all.flows.size() > kSolved ? even_seconds(all) : least_seconds(all)) + all.latency;
+  return (all.flows.size() > kExactChoices ? even_seconds(all) : least_seconds(all)) + all.latency;
 }
 
 }  // namespace het::planner

@@ -50,7 +50,7 @@ struct CostTable {
   // gradients are `waiting` all.
   double stage_bytes(int first, int last, int in_flight, bool recompute, double optimizer_share,
                      int waiting = 0) const;
-  // Of these: what each micro-batch in flight keeps, and what is there only while the stage runs (a layer's
+  // Of these: what each micro-batch in flight keeps, and what is held only while the stage runs (a layer's
   // workspace, what it computed again, or the output that is sent on): several stages of one device take
   // turns.
   double held_bytes(int first, int last, bool recompute) const;

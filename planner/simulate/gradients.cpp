@@ -322,7 +322,7 @@ ExchangeSeconds FinishStep::even_seconds(const Group& group, CollectiveKind coll
   };
   result.crosses = group.hosts > 1;
   if (costs_.mesh) {
-    // Every device of a tensor-parallel group is in a mesh of its own, and has its own way out.
+    // Every device of a tensor-parallel group is in a separate mesh, and has a separate way out.
     (group.hosts > 1 ? result.remote : result.local) =
         seconds(group.mesh, static_cast<int>(replicas_), bytes);
   } else {

@@ -93,7 +93,7 @@ struct PipelineState {
   std::vector<SimWorker> workers;
   std::vector<int> hosts;     // port of each stage
   std::vector<double> crowd;  // pipelines of the class that share the port of the transfer stage -> stage + 1
-  std::vector<Hop> hops;      // [2 * edge + backward]; empty: no stage has a group of its own
+  std::vector<Hop> hops;      // [2 * edge + backward]; empty: no stage has a separate group
 };
 
 void order_interleaved(PipelineState& pipeline, int chunks);

@@ -4,7 +4,7 @@
 usage: bench_vs_torch.py HETRUN [--model gpt2-124m|gpt2-1558m|llama-1b] [--batch 4] [--steps N] [--torch f32,bf16,...]
                          [--precision f32,bf16] [--device cpu|cuda]
 
-Each runs in a process of its own, one after the other; a step is forward, backward and update. `+compiled` compiles
+Each runs in a separate process, one after the other; a step is forward, backward and update. `+compiled` compiles
 the model. Prints step seconds (median), tokens/s and peak memory of each (resident; on a GPU allocated), and the ratio.
 """
 import argparse

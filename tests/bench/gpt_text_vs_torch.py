@@ -5,7 +5,7 @@ usage: gpt_text_vs_torch.py HETRUN TEXT [--runs N] [--steps N] [--torch eager,co
 
 The setting is nanoGPT's for CPUs: 4 layers, 4 heads, width 128, context 64, batch 12, AdamW, cosine schedule, 90/10
 split by characters, evaluation every 250 steps over 20 batches. Each variant of PyTorch is first tried for a few steps;
-the fastest runs in full, in this process's children so that every run pays its own start. Times are whole runs. PyTorch's
+the fastest runs in full, in this process's children so that every run pays its start. Times are whole runs. PyTorch's
 model uses its fused attention (scaled_dot_product_attention) and fused AdamW.
 """
 import argparse

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The planner, measured by its own simulator: auto against the baselines over the combinations, against brute force on random
+"""The planner, measured by the planner's simulator: auto against the baselines over the combinations, against brute force on random
 small clusters (wide_*: with tensor parallelism and two hosts of a type), and how long it plans. The last line is one JSON
 object; its seconds_* are by the wall clock, which counts beside other work, its processor_seconds_* of the processors that
 planning keeps busy.

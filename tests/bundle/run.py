@@ -30,7 +30,7 @@ def bare_root(folder):
 
 
 def inside(folder, script):
-    """Run a line with the root changed to `folder`, in namespaces of its own."""
+    """Run a line with the root changed to `folder`, in separate namespaces."""
     mounts = f'mount --rbind /proc {folder}/proc && mount --rbind /dev {folder}/dev'
     own = [] if os.geteuid() == 0 else ['--map-root-user']
     return subprocess.run(['unshare', *own, '--mount', 'sh', '-c',

@@ -1,6 +1,6 @@
 // Blocks run one after the other, each as a set of fibers: a thread runs until it waits or ends, and goes on
 // when all that it waits for have come. What is queued on a stream runs at once, on the thread that queues
-// it; behind an event that has not happened yet it stays in the stream, and runs on a thread of its own, as
+// it; behind an event that has not happened yet it stays in the stream, and runs on a separate thread, as
 // all of a GPU's work does. Several devices, each used by one thread, run beside each other.
 #include <algorithm>
 #include <atomic>

@@ -1,4 +1,4 @@
--- Every mistake comes out at once, each on its own line.
+-- Every mistake comes out at once, each on its line.
 local het = require "het"
 local nn = het.nn
 local model = nn.sequential {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Run natives.lua: random calls of the engine's functions, in a folder of its own and with bounded memory.
+"""Run natives.lua: random calls of the engine's functions, in a separate folder and with bounded memory.
 
 usage: natives.py HETRUN [--seconds=N] [--seed=S] [--unbounded]
 

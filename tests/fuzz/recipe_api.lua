@@ -1,5 +1,5 @@
 -- Random calls of all that a recipe reaches, in a recipe's sandbox, with random mixtures of objects and hostile values,
--- also from within the functions that a run calls. It fails when the library raises a bug of its own, when a recipe
+-- also from within the functions that a run calls. It fails when the library raises a bug, when a recipe
 -- gets what it may not hold, and when the process dies; then the same seed, or the last line of --log, shows the call.
 --
 --   hetrun --trust tests/fuzz/recipe_api.lua --seconds=60 --seed=7

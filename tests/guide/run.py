@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """README.md and the pages of the guide: their commands run, what they print is what the program prints, and the
-options, names and files that they speak of exist. Examples in Lua are run by the suites of their subjects.
+options, names and files that they speak of exist. Examples in Lua run here or in the suites of their subjects.
 
 usage: run.py HETRUN [unittest arguments]
 """
@@ -46,6 +46,7 @@ SMALL = {
     'hetrun snapshot copy kept backup': [],
     'hetrun snapshot export backup model': [],
     'hetrun plan recipes/llama_tiny.lua --cluster=recipes/clusters/mixed.lua --policy=policy.lua': ['--batch=32'],
+    'hetrun plan recipes/llama_tiny.lua --cluster=cluster.lua --precision=bf16': ['--batch=16'],
     'hetrun plan recipes/gpt_text.lua --profile=gpt_text.profile.json': ['--text=shakespeare.txt', *SMALL_GPT],
 }
 # Tests below run these.
@@ -70,6 +71,17 @@ def blocks(page):
     return found
 
 
+def lua_blocks(page):
+    return re.findall(r'```lua\n(.*?)```', page.read_text(), re.DOTALL)
+
+
+def lua_block(page, words):
+    """The one Lua block of a page that has these words."""
+    found = [block for block in lua_blocks(page) if words in block]
+    assert len(found) == 1, f'{page}: {len(found)} blocks have {words!r}'
+    return found[0]
+
+
 def commands(page):
     return [line for block in blocks(page) for line in block if line.startswith('hetrun ')]
 
@@ -86,8 +98,10 @@ class Case(unittest.TestCase):
         self.folder = pathlib.Path(temporary.name)
         (self.folder / 'recipes').symlink_to(ROOT / 'recipes')
         (self.folder / 'recipe.lua').write_text(RECIPE)
-        page = (ROOT / 'recipes' / 'guide' / 'plan_a_cluster.md').read_text()
-        (self.folder / 'policy.lua').write_text(re.search(r'```lua\n(.*?)```', page, re.DOTALL)[1])
+        for page, name, words in (('README.md', 'readme.lua', 'return het.train'),
+                                  ('recipes/guide/plan_a_cluster.md', 'cluster.lua', 'return het.cluster'),
+                                  ('recipes/guide/plan_a_cluster.md', 'policy.lua', 'return function(problem)')):
+            (self.folder / name).write_text(lua_block(ROOT / page, words))
         (self.folder / 'shakespeare.txt').write_text('To be, or not to be: that is the question.\n' * 400)
         self.environment = os.environ | {'HETRUN_SECRET': '0123456789abcdef', 'XDG_CACHE_HOME': str(self.folder)}
 
@@ -174,6 +188,37 @@ class Commands(Case):
         """A line without its numbers, names of machines and units."""
         line = re.sub(r'\(([^)]*)\)', '(HOST)', line.strip())
         return re.sub(r'\d[\d.]*( [KMG]?i?B)?', 'N', line)
+
+
+class Blocks(Case):
+    GUIDE = ROOT / 'recipes' / 'guide'
+    HERE = {ROOT / 'README.md': 1, GUIDE / 'plan_a_cluster.md': 2, GUIDE / 'plans.md': 1}
+    ELSEWHERE = {GUIDE / 'fine_tune.md': 1, GUIDE / 'meshes.md': 9, GUIDE / 'plans.md': 4, GUIDE / 'snapshots.md': 1,
+                 GUIDE / 'write_a_layer.md': 1}
+
+    def test_every_lua_block_is_run_by_a_test(self):
+        for page in PAGES:
+            run = self.HERE.get(page, 0) + self.ELSEWHERE.get(page, 0)
+            self.assertEqual(len(lua_blocks(page)), run, f'{page.name}: run a new block in a test, and count it here')
+
+    def test_the_recipe_of_the_readme_trains(self):
+        text = (self.folder / 'readme.lua').read_text()
+        self.assertIn('steps = 2000,', text)
+        (self.folder / 'readme.lua').write_text(text.replace('steps = 2000,', 'steps = 2,').replace('every = 250', 'every = 2'))
+        result = json.loads(self.hetrun(['readme.lua', '--json']).stdout.splitlines()[-1])
+        self.assertEqual(result['steps'], 2)
+
+    def test_the_hint_of_the_page_about_plans_is_taken(self):
+        block = lua_block(ROOT / 'recipes' / 'guide' / 'plans.md', ':shard')
+        done = self.hetrun([], input=f'print({block.strip()})\n')
+        self.assertIn('linear', done.stdout)
+
+    def test_the_cluster_of_the_page_has_all_its_types(self):
+        plan = json.loads(self.hetrun(['plan', 'recipes/llama_tiny.lua', '--cluster=cluster.lua', '--precision=bf16',
+                                       '--batch=16', '--json']).stdout)
+        report = plan['report']
+        self.assertEqual({device['device'] for device in report['devices']} | set(report['idle']), {f'a:{i}' for i in range(4)} | {f'b{n}:{i}' for n in (1, 2) for i in (0, 1)}
+                         | {f'c:{i}' for i in range(3)})
 
 
 class References(Case):

@@ -81,7 +81,7 @@ class Case(unittest.TestCase):
         return {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': free_port(), 'HETRUN_SECRET': SECRET}
 
     def two_ranks(self, *words):
-        """Exit codes and messages of two ranks, each started with its own words."""
+        """Exit codes and messages of two ranks, each started with separate words."""
         where = self.at_rank_0()
         ranks = [self.start(*words[rank], WORLD_SIZE='2', RANK=str(rank), LOCAL_RANK=str(rank), **where)
                  for rank in (0, 1)]

@@ -27,7 +27,7 @@ class Launcher(Case):
         self.assertIn('[rank 1] these were my last\n', err)
 
     def test_a_mistake_that_all_ranks_meet_is_reported_once(self):
-        # Rank 0 comes upon it last, as on a busy machine, or not at all.
+        # Rank 0 notices it last, as on a busy machine, or not at all.
         for seconds in ('1.5', 'math.huge'):
             (self.folder / 'wrong.lua').write_text(
                 f'if os.getenv "RANK" == "0" then local start = os.clock() while os.clock() - start < {seconds} do end end\n'

@@ -336,12 +336,91 @@ class Elastic(unittest.TestCase):
                 self.assert_same_curve(right)
 
     def test_slices_that_only_the_lost_rank_had_end_the_run_by_name(self):
-        process = self.start_held({10: 0}, '--spread', '--sharded', workers=5, elastic='2:5')
+        process = self.start_held({10: 0}, '--spread', '--sharded', '--memory=false', workers=5, elastic='2:5')
         self.until_step(process, 9)
         os.kill(self.ranks(process)[4], signal.SIGKILL)
         self.go(10)
         _, err = self.ended(process, code=75)
         self.assertRegex(err, r'no member of the run has \S+.* and \d+ others of the state after step \d+')
+
+    def left_in_memory(self):
+        return [str(path) for path in Path('/dev/shm').glob(f'hetrun-{os.geteuid()}-*') if path.is_dir()]
+
+    def test_slices_that_only_the_lost_rank_had_come_from_snapshots_in_memory(self):
+        right = self.undisturbed()
+        before = self.left_in_memory()
+        # Of the optimizer's state each rank has a part alone; later replicas have all of it.
+        for victims in ((4,), (0,), (1, 3)):
+            with self.subTest(victims=victims):
+                process = self.start_held({20: 2}, '--spread', '--sharded', workers=5, elastic='2:5')
+                self.until_step(process, 19)
+                ranks = self.ranks(process)
+                for victim in victims:
+                    os.kill(ranks[victim], signal.SIGKILL)
+                self.go(20)
+                _, err = self.ended(process)
+                self.assertRegex(err, 'read from snapshots in memory')
+                first = self.generations()[0]
+                self.assertLessEqual(first['steps_repeated'], 5)
+                self.assertGreater(first['bytes']['memory'], 0)
+                self.assert_same_curve(right)
+        self.assertEqual(self.left_in_memory(), before)   # the launcher leaves nothing behind
+
+    def test_all_ranks_are_lost_and_started_again_from_snapshots_in_memory(self):
+        right = self.undisturbed()
+        process = self.start_held({20: 1}, '--spread', '--sharded', '--respawn', workers=5, elastic='2:5')
+        self.until_step(process, 19)
+        for rank in self.ranks(process).values():
+            os.kill(rank, signal.SIGKILL)
+        _, err = self.ended(process)
+        self.assertRegex(err, r'going on after step (1[0-9])\b')
+        self.assert_same_curve(right)
+
+    def test_a_run_resumes_from_snapshots_on_disk_under_another_plan(self):
+        right = self.undisturbed()
+        folder = self.folder / 'kept'
+        process = self.start_held({20: 2}, '--spread', '--sharded', '--snapshots=kept', workers=5, elastic='5:5')
+        self.until_step(process, 19)
+        for pid in (process.pid, *self.ranks(process).values()):
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
+        for words, workers, elastic in ((['--swap=40'], 4, '2:4'), ([], 2, '1:2')):
+            with self.subTest(words=words):
+                again = self.start('--snapshots=kept', '--resume', *words, workers=workers, elastic=elastic)
+                _, err = self.ended(again)
+                self.assertRegex(err, r'restored the state after step (10|15): \S+ \S+ from disk')
+                losses, validation = self.losses()
+                first = min(losses)
+                self.assertIn(first, (11, 16))
+                for mine, all_right in ((losses, right[0]), (validation, right[1])):
+                    for step, loss in mine.items():
+                        self.assertAlmostEqual(loss, all_right[step], delta=1e-4 * abs(loss), msg=f'step {step}')
+                for path in folder.glob('step-[2-9][0-9]*'):
+                    path.unlink()
+                for path in folder.glob('step-1[0-9][0-9]-*'):
+                    path.unlink()
+        refused = self.start('--snapshots=kept', workers=2, elastic='1:2')
+        _, err = self.ended(refused, code=2)
+        self.assertRegex(err, r'kept holds snapshots up to step (10|15); --resume goes on with them')
+
+    def test_a_damaged_snapshot_is_named_and_an_older_one_is_taken(self):
+        right = self.undisturbed()
+        process = self.start_held({20: 2}, '--spread', '--sharded', '--snapshots=kept', workers=5, elastic='5:5')
+        self.until_step(process, 19)
+        self.until(process, lambda: len(list((self.folder / 'kept').glob('step-15-*.snapshot'))) == 5, 'a snapshot')
+        for pid in (process.pid, *self.ranks(process).values()):
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
+        damaged = sorted((self.folder / 'kept').glob('step-15-*.snapshot'))[1]
+        bytes_ = bytearray(damaged.read_bytes())
+        bytes_[4096 + 100] ^= 1   # in the data of its first part
+        damaged.write_bytes(bytes_)
+        again = self.start('--snapshots=kept', '--resume', workers=2, elastic='1:2')
+        _, err = self.ended(again)
+        self.assertIn(damaged.name, err)
+        self.assertRegex(err, r'restored the state after step 10')
+        for step, loss in self.losses()[0].items():
+            self.assertAlmostEqual(loss, right[0][step], delta=1e-4 * abs(loss), msg=f'step {step}')
 
     def test_too_few_ranks_end_the_run(self):
         process = self.start_held({6: 0}, '--timeout=2s', elastic='4:4')

@@ -18,6 +18,9 @@ local opt = het.options {
   batches  = { 2, "of an evaluation", min = 1 },
   fresh    = { false, "begin again though something is saved" },
   swap     = { 0, "step after which four ranks go on as two pipelines of two stages; 0: none", min = 0 },
+  memory   = { true, "with --elastic: snapshots in the hosts' memory" },
+  snapshots = { "", "folder for snapshots on disk", path = "write" },
+  snapshot_every = { 5, "steps between these", min = 1 },
   collect  = { false, "gather the weights after each step, which takes all ranks" },
 }
 local corpus = data.text { path = "text.txt", tokenizer = "char", holdout = 0.1 }
@@ -48,6 +51,7 @@ return het.train {
   evaluate = { every = opt.every, batches = opt.batches },
   sample = { prompt = "the ", tokens = 20 },
   save = opt.save ~= "" and opt.save or nil, save_every = 3, resume = opt.save ~= "" and not opt.fresh,
+  snapshot = { memory = opt.memory, folder = opt.snapshots ~= "" and opt.snapshots or nil, every = opt.snapshot_every },
   on_step = function(run, step)
     if opt.collect then run:gather() end
     if step.step == opt.swap then

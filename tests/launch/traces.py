@@ -9,7 +9,7 @@ from case import Case
 
 
 def clock_ahead(seconds):
-    """The command that starts another with a clock of its own, as hosts have."""
+    """The command that starts another with a separate clock, as hosts have."""
     return ['unshare', '--user', '--map-root-user', '--time', '--monotonic', str(seconds), '--fork', '--kill-child']
 
 

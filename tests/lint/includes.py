@@ -26,8 +26,8 @@ MAY_SEE = {
     "histedit.h": {"lua/prompt.cpp"},
     "lua.hpp": {"lua/bind.h"},
     "omp.h": {"core/base/parallel.cpp"},
-    "capnp/": {"snapshot/manifest.cpp"},
-    "kj/": {"snapshot/manifest.cpp"},
+    "capnp/": {"snapshot/exchange_protocol.cpp", "snapshot/manifest.cpp"},
+    "kj/": {"snapshot/exchange_protocol.cpp", "snapshot/manifest.cpp"},
     "glpk.h": {"planner/milp.cpp"},
     "cublasLt.h": {"kernels/cuda/gemm.cpp"},
 }

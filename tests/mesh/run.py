@@ -87,12 +87,12 @@ if mesh.rank == 0 then print(het.op.sum(x)) end
             (self.folder / 'fails.lua').write_text(f'''local het = require "het"
 local mesh = het.mesh {{ model = 3 }}
 local x = het.ones(4, 4):shard(mesh, {{ model = 0 }})
-if mesh.rank == {failing} then error "a problem of its own" end
+if mesh.rank == {failing} then error "a problem" end
 print(het.op.sum(x))
 ''')
             _, err = self.hetrun('--workers', 3, 'fails.lua', code=2)
             name = f'[rank {failing}] ' if failing > 0 else ''
-            self.assertEqual(err, f'{name}hetrun: fails.lua:4: a problem of its own\n')
+            self.assertEqual(err, f'{name}hetrun: fails.lua:4: a problem\n')
 
 
 class Prompt(Case):
@@ -126,7 +126,7 @@ d
         self.assertEqual(out, 'true\n3\n[[1.5000, 1.5000]\n [1.5000, 1.5000]]\nf32[2, 2]\n')
         self.assertEqual(err.splitlines()[1], 'stdin:10: het.gradient: the function returned a tensor; it returns a single '
                          'number, made of its arguments')
-        self.assertIn('rows of a distributed tensor are not at hand', err.splitlines()[0])
+        self.assertIn('a distributed tensor has no rows to index', err.splitlines()[0])
 
     def test_layers_take_distributed_tensors(self):
         out, _ = self.hetrun('--workers', 2, lines='''m = het.mesh { model = 2 }
@@ -287,7 +287,7 @@ x:gather()[1][1] + x:local_part()[1][1]
             'm:reduce_scatter(x, "data", 0, { 1, 0.5 })': 'mesh:reduce_scatter: shares of the axis data: 0.5 is no whole '
             'number from 0 on; { 3, 1 } gives the first rank three quarters',
             'x:shard(m, 0)': 'tensor:shard: argument 2 must be a table such as { data = 0 }: axis = dimension, it is 0',
-            'x:shard(m, { data = 0 })[1]': 'rows of a distributed tensor are not at hand; :gather() has it whole, '
+            'x:shard(m, { data = 0 })[1]': 'a distributed tensor has no rows to index; :gather() has it whole, '
                                            ":local_part() this rank's",
             'het.mesh { data = 3 }': 'mesh { data = 3 } needs 3 ranks; this run has 2 (hetrun --workers 3 starts so many here)',
             'het.mesh { a = 2, b = 1, c = 1 }': 'het.mesh: 3 axes; a mesh has 1 or 2',

@@ -155,7 +155,7 @@ TEST_CASE("a device computes the same from aligned operands of larger sizes") {
       for (const Case& test : cases) {
         const OpDef& op = op_named(test.op);
         for (const DType dtype : test.dtypes) {
-          const Question question = question_of(test, dtype);
+          const TypedCase typed = typed_case(test, dtype);
           std::vector<Placing> placings{Placing::packed};
           if (op.name == "copy") placings.insert(placings.end(), {Placing::permuted, Placing::reversed});
           for (const Placing placing : placings)
@@ -163,8 +163,7 @@ TEST_CASE("a device computes the same from aligned operands of larger sizes") {
               INFO(to_string(test) << ", " << name_of(dtype) << ", " << name_of(placing)
                                    << ", accumulating into " << accumulate);
               bool supported = false;
-              const auto problems =
-                  compare(*subject.device, {question, placing, accumulate, true}, supported);
+              const auto problems = compare(*subject.device, {typed, placing, accumulate, true}, supported);
               CHECK(supported);
               CHECK(problems == std::vector<std::string>());
               if (op.accumulates == 0) break;

@@ -113,9 +113,9 @@ TEST_CASE("of operands with nothing in them every device makes what plain loops 
       for (const DType dtype : {DType::f32, DType::bf16}) {
         if (std::find(empty.dtypes.begin(), empty.dtypes.end(), dtype) == empty.dtypes.end()) continue;
         INFO(to_string(empty) << ", " << name_of(dtype));
-        std::optional<Question> question;
+        std::optional<TypedCase> typed;
         try {
-          question.emplace(question_of(empty, dtype));
+          typed.emplace(typed_case(empty, dtype));
         } catch (const Error& error) {  // every label of no classes is wrong
           CHECK(error.kind() == ErrorKind::usage);
         }
@@ -123,8 +123,8 @@ TEST_CASE("of operands with nothing in them every device makes what plain loops 
           for (const uint32_t accumulate : masks) {
             INFO(subject.name << ", accumulating into " << accumulate);
             bool supported = false;
-            if (question)
-              CHECK(compare(*subject.device, {*question, Placing::packed, accumulate}, supported).empty());
+            if (typed)
+              CHECK(compare(*subject.device, {*typed, Placing::packed, accumulate}, supported).empty());
             else
               CHECK(refuses_or_makes_nothing(subject, empty, dtype));
           }

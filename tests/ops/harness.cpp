@@ -306,17 +306,17 @@ std::optional<std::string> difference(const Tensor& result, const Tensor& wanted
       result.at(at), wanted.at(at), worst, scale);
 }
 
-Question question_of(const Case& test, DType dtype) {
+TypedCase typed_case(const Case& test, DType dtype) {
   std::vector<Tensor> inputs = drawn_inputs(test, dtype);
   std::vector<Tensor> wanted = oracle(op_named(test.op), inputs, test.attributes);
   return {test, dtype, std::move(inputs), std::move(wanted)};
 }
 
 std::vector<std::string> compare(Device& device, const Trial& trial, bool& supported) {
-  const Case& test = trial.question.test;
+  const Case& test = trial.typed.test;
   const OpDef& op = op_named(test.op);
   const Attributes& attributes = test.attributes;
-  const std::vector<Tensor>& inputs = trial.question.inputs;
+  const std::vector<Tensor>& inputs = trial.typed.inputs;
   const auto results = op.infer({op, types_of(inputs), attributes});
 
   std::vector<Placed> in, out;
@@ -325,7 +325,7 @@ std::vector<std::string> compare(Device& device, const Trial& trial, bool& suppo
     if (inputs[i].present()) in.back().tensor.copy_from(inputs[i]);
   }
   std::vector<bool> written(in.size(), false);
-  std::vector<Tensor> wanted = trial.question.wanted;
+  std::vector<Tensor> wanted = trial.typed.wanted;
   for (size_t o = 0; o < results.size(); ++o) {
     const int aliased = aliased_input(op, o);
     if (aliased >= 0) {
@@ -373,7 +373,7 @@ std::vector<std::string> compare(Device& device, const Trial& trial, bool& suppo
   for (size_t o = 0; o < out.size(); ++o) {
     if (!out[o].tensor.present()) continue;
     if (const auto stray = stray_write(out[o], true)) problem(fmt::format("result {}: {}", o, *stray));
-    const Tolerance tolerance = tolerance_on(device, test, o, trial.question.dtype);
+    const Tolerance tolerance = tolerance_on(device, test, o, trial.typed.dtype);
     if (const auto wrong = difference(out[o].tensor, wanted[o], tolerance))
       problem(fmt::format("result {}: {}", o, *wrong));
   }

@@ -32,17 +32,17 @@ std::vector<Tensor> drawn_inputs(const Case& test, DType dtype);
 std::vector<Tensor> oracle(const OpDef& op, const std::vector<Tensor>& inputs, const Attributes& attributes);
 
 // A case in one dtype: its operands and what they should give.
-struct Question {
+struct TypedCase {
   const Case& test;
   DType dtype;
   std::vector<Tensor> inputs, wanted;
 };
-Question question_of(const Case& test, DType dtype);
+TypedCase typed_case(const Case& test, DType dtype);
 
 // Run the kernel of `device` for this case and compare with the oracle. `supported` is set to false when the
 // device refuses the dtype.
 struct Trial {
-  const Question& question;
+  const TypedCase& typed;
   Placing placing = Placing::packed;
   uint32_t accumulate = 0;
   bool aligned = false;  // operands begin at multiples of 64 bytes, not three elements past one

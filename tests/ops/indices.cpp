@@ -40,7 +40,7 @@ std::vector<Wrong> wrong_indices() {
 
 TEST_CASE("an index outside its table is refused with the operator's name, and the device goes on") {
   for (const Subject& subject : subjects()) {
-    if (subject.is_reference()) continue;  // it has words of its own
+    if (subject.is_reference()) continue;  // it has other words
     for (const Wrong& wrong : wrong_indices()) {
       INFO(subject.name << ": " << to_string(wrong.test));
       Graph graph;

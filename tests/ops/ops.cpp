@@ -58,14 +58,14 @@ void compare_all(const Subject& subject, const OpDef& op) {
     // The reference in another dtype runs the loops of the oracle: on large cases that shows nothing new.
     if (subject.is_reference() && flops_of(*test) > 100'000) continue;
     for (const DType dtype : test->dtypes) {
-      const Question question = question_of(*test, dtype);
+      const TypedCase typed = typed_case(*test, dtype);
       for (const Placing placing : placings_of(op, subject))
         for (const uint32_t accumulate : accumulations_of(op)) {
           INFO(to_string(*test) << ", " << name_of(dtype) << ", " << name_of(placing)
                                 << ", accumulating into " << accumulate << ", seed " << random_seed());
           bool supported = false;
-          const auto problems = compare(
-              *subject.device, {question, placing, accumulate, placing == Placing::spaced}, supported);
+          const auto problems =
+              compare(*subject.device, {typed, placing, accumulate, placing == Placing::spaced}, supported);
           if (!supported && !may_lack(dtype)) FAIL_CHECK("the device has no kernel for it");
           CHECK(problems == kNone);
         }
@@ -170,7 +170,7 @@ TEST_CASE("an operator runs through lowering") {
 
 TEST_CASE("a gradient agrees with central differences") {
   for (const OpDef& op : op_table()) {
-    if (!op.gradient || op.name == "stochastic_cast") continue;  // a step function; gradients.cpp has its own
+    if (!op.gradient || op.name == "stochastic_cast") continue;  // a step function; gradients.cpp has another
     DYNAMIC_SECTION(op.name) {
       bool checked = false;
       for (const Case* test : cases_of(op.name)) {

@@ -271,7 +271,7 @@ int cut_dims(const Case& test) {
   return count;
 }
 
-// What a collective gives the ranks along its own axis of a mesh, from their operands.
+// What a collective gives the ranks along its axis of a mesh, from their operands.
 Tensor communicated(const OpDef& op, const std::vector<Tensor>& operands, int root) {
   Tensor result = Tensor::zeros(operands[0].type());
   for (int64_t e = 0; e < result.elements(); ++e) {

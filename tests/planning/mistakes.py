@@ -130,7 +130,7 @@ class Mistakes(Case):
                   'link.bandwidth = "1" is not a bandwidth such as "25 GB/s" or "100 Gbit/s"',
                   "link needs 'latency': of a message",
                   "node a: no device type is called 'T5'; did you mean 'T4'?",
-                  'host a is named twice',
+                  'host a is named twice; give each node another name',
                   'link x - y: no node is in zone "y"',
                   'no link between zones "" and "x" ("": nodes without a zone); add het.link { from = "", to = "x", ... }, '
                   'or bandwidth = to het.cluster for all zones without one')

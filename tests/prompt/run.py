@@ -8,6 +8,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import resource
 import signal
 import struct
@@ -77,7 +78,8 @@ class Prompt(Case):
         self.says('x:matmul(x)', "a tensor has no 'matmul'; het.op.matmul(x) computes it")
         self.says('x:tolst()', "a tensor has no 'tolst'; did you mean 'tolist'?")
         self.says('x.elements_per_row', "a tensor has no 'elements_per_row'; it has at, clone, contiguous, data, "
-                  'dtype, item, numel, shape, shard, to, tolist')
+                  'dtype, item, numel, shape, shard, to, tolist; operators are functions of '
+                  'het.op, such as op.reshape')
 
     def test_what_looks_like_another_library_is_explained(self):
         self.says('#x', 'a tensor has no one length: x.shape[1] is the rows of f32[2, 3], x:numel() its elements')
@@ -246,7 +248,7 @@ end
         for name, said in zip(names, self.explained(*names)):
             self.assertTrue(said.startswith(f'{name}(') or said.startswith(f'{name} {{'), f'{name}: {said}')
             owner = name.split(':')[0]
-            if name != 'model:generate':   # it stands on a page of its own
+            if name != 'model:generate':   # it stands on a separate page
                 self.assertIn(f'`{said}`', (self.folder / 'pages' / f'{owner}.md').read_text())
                 self.assertIn(f'function {name}(...) end', stubs)
 
@@ -270,6 +272,10 @@ for _, module in ipairs { "nn", "optim", "data", "op", "plan", "cluster" } do lo
         self.assertLessEqual({'train', 'nn.gpt', 'optim.wsd', 'data.text', 'op.softmax', 'plan.auto', 'cluster.here'},
                              {name for name, _ in reply})
         self.assertEqual([name for name, how in reply if how == 'unexplained' and name not in modules], [])
+        self.hetrun('docs', 'pages')
+        pages = '\n'.join(page.read_text() for page in (self.folder / 'pages').glob('*.md'))
+        have_pages = set(re.findall(r'^#+ (?:het\.)?([\w.]+)$', pages, re.MULTILINE))
+        self.assertEqual([name for name, _ in reply if name not in have_pages], [])
 
     def test_an_operator_says_how_it_is_called(self):
         reply = self.hetrun(lines='?op.softmax\n?op.linear\n')[0]
@@ -465,6 +471,8 @@ class CommandLine(Case):
         self.refused('gpt_text.lua --text=tetx.txt',
                      "gpt_text.lua:34: there is no file 'tetx.txt'; did you mean 'text.txt'?")
         self.refused('doctr', "'doctr' is neither a recipe nor a command; did you mean 'doctor'? (hetrun --help)")
+        self.refused('gpt_text.lua --elastc 2:3',
+                     "there is no option --elastc; did you mean --elastic? (hetrun --help lists the options)")
         self.refused('zebra', "'zebra' is neither a recipe nor a command; commands are doctor, bench, plan, simulate, "
                      'profile, snapshot, docs (hetrun --help)')
 

@@ -15,7 +15,7 @@ CONTROL = re.compile(r'\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\x1b\([A-Z0-9]|\r')
 
 
 class Session:
-    """A program on a terminal of its own: hetrun's prompt."""
+    """A program on a separate terminal: hetrun's prompt."""
 
     def __init__(self, words, folder):
         self.seen = ''

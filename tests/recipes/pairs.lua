@@ -1,4 +1,4 @@
--- Rows of numbers: each once in an epoch, in an order of its own, the same however they are grouped.
+-- Rows of numbers: each once in an epoch, in a separate order, the same however they are grouped.
 local het = require "het"
 local opt = het.options { batch = { 6, "samples" }, seed = { 1, "of the order" } }
 

@@ -488,7 +488,7 @@ class Runs(Case):
             self.assertNotEqual(new, self.files_of_run())
 
     def test_a_disk_without_room_keeps_the_last_save(self):
-        """On a file system of 400 KB, in a mount namespace of its own."""
+        """On a file system of 400 KB, in a separate mount namespace."""
         script = """
             mount -t tmpfs -o size=400k none "$PWD/disk" || exit 77
             "$1" resume.lua --quiet --save=disk/run --steps=3 || exit 1

@@ -7,7 +7,7 @@ usage: attacks.py HETRUN [--walls=both|sandbox|kernel] [--unbounded] [NAME ...]
 
 Each attack is a piece of Lua. It runs as a recipe in a home folder that holds what is worth stealing, beside a folder
 `outside`. Afterwards nothing but runs/ may have changed, no secret may have been printed, and hetrun must have ended with
-an exit code of its own: no signal, and not 70, which is that of a bug.
+a separate exit code: no signal, and not 70, which is that of a bug.
 """
 import ctypes
 import dataclasses

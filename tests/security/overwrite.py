@@ -96,7 +96,7 @@ class Overwrite(Case):
     def test_a_model_that_others_saved_is_not_mixed_with_ours(self):
         (self.folder / 'runs' / 'x').mkdir(parents=True)
         (self.folder / 'runs' / 'x' / 'pytorch_model.bin').write_text('a model')
-        for words, said in ((['--overwrite'], 'which a save would leave beside its own files'),
+        for words, said in ((['--overwrite'], 'which a save would leave beside the files it writes'),
                             (['--resume'], 'holds a model but nothing to go on from'), ([], 'runs/x holds a model;')):
             self.assertIn(said, self.hetrun('r.lua', '--save=runs/x', *words, code=2).stderr)
 

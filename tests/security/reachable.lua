@@ -1,5 +1,5 @@
 -- Walk everything that a recipe reaches: no object of the engine but tensors and values of graphs, no table of the
--- library that can be written, no metatable of its own; and call all of it with hostile arguments: what is raised is
+-- library that can be written, no metatable of the library; and call all of it with hostile arguments: what is raised is
 -- never a bug of the library. Run with --trust; reachable.py starts it.
 local native = require "het.native"
 local here = debug.getinfo(1, "S").source:match "^@(.*)/[^/]*$" or "."

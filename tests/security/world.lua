@@ -93,7 +93,7 @@ function world.problem(value, environment, own)
   local shown = environment.getmetatable(value)
   if type(shown) == "table" then return "a metatable of the library" end
   if handle.is_protected(value) then
-    if next(value) ~= nil then return "a handle with a field of its own" end
+    if next(value) ~= nil then return "a handle that has a field" end
     for _, name in ipairs(meta.__names or {}) do
       if pcall(function() value[name] = 1 end) then return "a field that can be set: " .. name end
     end

@@ -122,8 +122,34 @@ end
 --- What a type is called in messages and pages; `number|schedule` is either.
 function define.type_name(type_of_field)
   local names = {}
-  for name in type_of_field:gmatch("[^|]+") do names[#names + 1] = types[name] and types[name][2] or "a " .. name end
+  for name in type_of_field:gmatch("[^|]+") do
+    names[#names + 1] = types[name] and types[name][2] or (name:find "^[aeiou]" and "an " or "a ") .. name
+  end
   return table.concat(names, " or ")
+end
+
+-- A constructor's example where it is one line, else its name: "nn.linear(768, 3072)", "nn.gpt { ... }".
+local function call_of(definition)
+  local example = definition.example or ""
+  if example:sub(1, #definition.name) == definition.name and not example:find "\n" then return example end
+  return definition.name .. (#definition.fields == 0 and "()" or " { ... }")
+end
+
+--- Say how to call a constructor that is given without calling it: "the constructor nn.linear; call it, as in ...";
+-- nil of any other value.
+function define.uncalled(value)
+  local definition = type(value) == "function" and define.lookup(value)
+  if not definition or not definition.build then return nil end
+  return ("the constructor %s; call it, as in %s"):format(definition.name, call_of(definition))
+end
+
+-- ", such as optim.adamw { ... }" for a type that the library's constructors make; "" for others.
+local function example_of(type_of_field)
+  for _, name in ipairs(order) do
+    local definition = definitions[name]
+    if definition.build and definition.kind == type_of_field then return ", such as " .. call_of(definition) end
+  end
+  return ""
 end
 
 local function accepts(type_of_field, value)
@@ -160,12 +186,14 @@ local function misread(unit, words)
 end
 
 -- Why a value does not fit a field, as the end of a sentence that begins with the value; nil when it fits.
-local function misfit(field, value)
+local function value_problem(field, value)
   if define.is_unknown(value) then return nil end
+  local uncalled = not ("|" .. field[2] .. "|"):find("|any|", 1, true) and define.uncalled(value)
+  if uncalled then return " is " .. uncalled end
   if not accepts(field[2], value) then
     local hint = meant[handle.original(value)]
     return (" is %s; %s is needed%s%s"):format(described(value, field[2]), define.type_name(field[2]),
-      field.unit and ", such as " .. field.unit.such_as or "", hint and "; " .. hint or "")
+      field.unit and ", such as " .. field.unit.such_as or example_of(field[2]), hint and "; " .. hint or "")
   end
   if field.unit then return misread(field.unit, value) end
   if field.choices and type(value) ~= "function" then
@@ -191,7 +219,7 @@ local function misfit(field, value)
   if field.above and value <= field.above then return (" has to be above %s"):format(text.value(field.above)) end
   if field.below and value >= field.below then return (" has to be below %s"):format(text.value(field.below)) end
 end
-define.misfit = misfit
+define.value_problem, define.accepts = value_problem, accepts
 
 local function names_of(fields)
   local names = {}
@@ -229,7 +257,7 @@ local function check_fields(constructor, owner, prefix, fields, given, list)
         arguments[name] = field.default
       end
     else
-      local problem = misfit(field, value)
+      local problem = value_problem(field, value)
       local refused = not problem and field.path and type(value) == "string"
         and access.problem(value, field.path == "write")
       if problem then
@@ -255,9 +283,10 @@ end
 local function check_list(definition, given, arguments)
   local list, sound = definition.list, true
   for i = 1, #given do
-    if not define.is_unknown(given[i]) and not accepts(list[1], given[i]) then
-      mistakes.record(definition.name, nil, ("%s: item %d is %s; %s is needed"):format(
-        definition.name, i, text.value(given[i]), define.type_name(list[1])))
+    local uncalled = define.uncalled(given[i])
+    if uncalled or not define.is_unknown(given[i]) and not accepts(list[1], given[i]) then
+      mistakes.record(definition.name, nil, ("%s: item %d is %s"):format(definition.name, i,
+        uncalled or ("%s; %s is needed"):format(text.value(given[i]), define.type_name(list[1]))))
       sound = false
     end
     arguments[i] = given[i]

@@ -100,7 +100,7 @@ local function parse(field, given)
     return nil, ("%s=%s is not %s; the default is %s"):format(given.said, given.value,
       define.type_name(field[2]), tostring(field.default))
   end
-  local problem = define.misfit(field, value)
+  local problem = define.value_problem(field, value)
   if problem then
     if field.min and type(value) == "number" and value < field.min or
        field.max and type(value) == "number" and value > field.max then
@@ -194,7 +194,7 @@ end
 function options.check_undeclared()
   if declared then return end
   for _, word in ipairs(native.arguments or {}) do
-    mistake(("this recipe has no options; it was given %s"):format(word))
+    mistake(("this recipe has no options (het.options declares some); it was given %s"):format(word))
   end
 end
 

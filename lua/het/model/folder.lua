@@ -82,7 +82,7 @@ end
 local passing = { n_positions = true, n_ctx = true, max_position_embeddings = true,
   attn_pdrop = true, embd_pdrop = true, resid_pdrop = true, hidden_dropout_prob = true }
 
--- Models that others have saved: in several files, and PyTorch's. A save would leave these beside its own.
+-- Models that others have saved: in several files, and PyTorch's. A save would leave these beside its files.
 local index = "model.safetensors.index.json"
 local foreign = { index, "pytorch_model.bin", "pytorch_model.bin.index.json" }
 
@@ -184,7 +184,7 @@ local function from_theirs(family, model, tensors, folder, set_initial)
 end
 
 -- End what a save that was cut off has begun: put its files in their places when all were whole, else remove them.
-local function settle(folder)
+local function finish_save(folder)
   local whole = not is_staged(folder, parts[1])
   for i = #parts, 1, -1 do
     if is_staged(folder, parts[i]) then
@@ -263,7 +263,7 @@ end
 function files.begin_save(folder, model, state, about, vocabulary)
   for _, part in ipairs(parts) do access.check(folder .. "/" .. part, true) end
   native.make_folder(folder)
-  settle(folder)
+  finish_save(folder)
   local tensors, config = model_of(model, state)
   local training, metadata = training_of(state, about)
   local contents = {

@@ -1,5 +1,5 @@
---- Text from a model. The prompt is fed in chunks of a few lengths, each with its own graph, keys and values are kept
--- in caches, and every further token costs one position. When the context is full, the last half of it is fed
+--- Text from a model. The prompt is fed in chunks of a few lengths, each with a separate graph, keys and values are
+-- kept in caches, and every further token costs one position. When the context is full, the last half of it is fed
 -- again from position 0. Models that mix positions in other ways are computed from the start for each token.
 local native = require "het.native"
 local builder = require "het.nn.builder"
@@ -52,7 +52,7 @@ local function fit(self, count, wanted)
   end
 end
 
--- list[first .. last] of its own. (`{ unpack(list) }` fails at about 8,000: all of it would be on Lua's stack.)
+-- list[first .. last] as a new list. (`{ unpack(list) }` fails at about 8,000: all of it would be on Lua's stack.)
 local function copy(list, first, last)
   local result = {}
   for i = first or 1, last or #list do result[#result + 1] = list[i] end
@@ -135,7 +135,8 @@ function Generator:ids(prompt, options, emit, known)
     all[#all + 1], made[#made + 1] = id, id
     if emit then emit(id) end
     if self.turn ~= turn then
-      errors.usage("another text was begun before this one ended; generate cannot be called from its own function")
+      errors.usage("another text was begun before this one ended; generate cannot be called from a function that "
+        .. "it calls")
     end
     if i < options.tokens then
       if not self.incremental then

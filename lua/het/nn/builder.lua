@@ -10,6 +10,7 @@ local define = require "het.language.define"
 local handle = require "het.sandbox.handle"
 local op = require "het.op"
 local errors = require "het.errors"
+local text = require "het.text"
 
 local Builder = {}
 Builder.__index = Builder
@@ -151,6 +152,23 @@ end
 --- Begin the next layer that a plan may place: the embedding, a block, the head.
 function Builder:begin_layer(name) self.graph:begin_layer(name) end
 
+-- What a layer computed has to be a value. Tables without a metatable may pass between layers of a recipe.
+local function check_result(self, what, result)
+  if type(result) == "table" and debug.getmetatable(result) == nil then return end
+  if define.accepts("value", result) then return end
+  local path = self:path()
+  local returned = text.value(result)
+  if result == nil then
+    returned = "nothing"
+  elseif define.kind_of(result) == "layer" then
+    returned = "a layer that is not called on a value"
+  elseif type(result) == "table" then
+    returned = "its self"
+  end
+  errors.usage("%s in %s returned %s; it has to return a value", what, path == "" and "the model" or "layer " .. path,
+    returned)
+end
+
 --- Build a layer (a description or a plain function of values) under a name of the present path.
 -- @param layer
 -- @string|nil name its part of the path; nil adds none
@@ -160,8 +178,7 @@ function Builder:call(layer, name, projecting, ...)
   if type(layer) == "function" then
     if name then self:enter(name) end
     local result = layer(...)
-    if result == nil then errors.usage("the function in layer %s returned nothing; it has to return a value",
-      self:path()) end
+    check_result(self, "the function", result)
     self:unwind(depth)
     return result
   end
@@ -169,9 +186,7 @@ function Builder:call(layer, name, projecting, ...)
   self.projecting, self.place = projecting or false, rawget(layer, "place") or place
   if name then self:enter(name) end
   local result = layer.class.forward(layer:bind(self), ...)
-  if result == nil then
-    errors.usage("forward of %s in layer %s returned nothing; it has to return a value", layer.class.name, self:path())
-  end
+  check_result(self, "forward of " .. layer.class.name, result)
   self:unwind(depth)
   self.projecting, self.place = before, place
   return result

@@ -154,7 +154,7 @@ function methods:shard(given)
   local hints = {}
   for name, hint in pairs(given) do
     if not known[name] then
-      errors.usage("%s:shard: it has no parameter %s of its own%s", self.class.name, text.value(name),
+      errors.usage("%s:shard: it has no parameter %s%s", self.class.name, text.value(name),
         #names == 0 and "; shard the layers inside it" or suggest.sentence(tostring(name), names))
     end
     hints[name] = check_hint(self.class, known[name], hint)
@@ -319,7 +319,14 @@ end
 -- `builder`.
 local function own_self(bound, names)
   local own = { builder = handle.of(bound.builder), children = {} }
-  for _, name in ipairs(names) do own[name] = bound[name] end
+  for _, name in ipairs(names) do
+    local value = bound[name]
+    own[name] = type(value) ~= "function" and value or function(...)
+      if rawequal((...), own) then errors.usage("self:%s(x) gives the layer its self as input; write self.%s(x)", name,
+        name) end
+      return value(...)
+    end
+  end
   for i, child in ipairs(bound.children) do own.children[i] = child end
   return setmetatable(own, { __metatable = "self", __index = function(_, name)
     errors.usage("%s has no '%s'%s", bound.class.name, tostring(name), suggest.sentence(tostring(name), names))
@@ -366,9 +373,10 @@ layer.custom = define.constructor {
     for _, name in ipairs(own_names(arguments.name, "layers", arguments.layers)) do
       local inner = arguments.layers[name]
       if define.is_unknown(inner) then return inner end
-      if define.kind_of(inner) ~= "layer" and type(inner) ~= "function" then
-        errors.usage("nn.layer '%s': layers.%s is %s; a layer or a function is needed", arguments.name, name,
-          text.value(inner))
+      local uncalled = define.uncalled(inner)
+      if uncalled or define.kind_of(inner) ~= "layer" and type(inner) ~= "function" then
+        errors.usage("nn.layer '%s': layers.%s is %s", arguments.name, name,
+          uncalled or text.value(inner) .. "; a layer or a function is needed")
       end
       children[#children + 1], names[#names + 1] = { name, inner }, name
     end

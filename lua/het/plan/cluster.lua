@@ -61,7 +61,7 @@ end
 
 cluster.device_type = define.constructor {
   name = "device_type",
-  sentence = "A type of device that the library does not know, or one of its own figures.",
+  sentence = "A type of device that the library does not know, or a known one with other figures.",
   example = 'het.device_type { name = "mine", f32 = "20 TFLOP/s", bf16 = "80 TFLOP/s", memory = "24 GiB",\n'
     .. '                  memory_bandwidth = "600 GB/s", bandwidth = "16 GB/s" }',
   fields = {
@@ -85,7 +85,8 @@ cluster.node = define.constructor {
   example = 'het.node { name = "a", type = "A100-80", devices = 8, count = 2, price = 12.5 }',
   fields = {
     { "name", "string", "its devices are name:0, name:1, ...; of several, name1:0 and so on", required = true },
-    { "type", "string", "of its devices, such as A100-80", required = true },
+    { "type", "string", "of its devices: the name of a het.device_type, or one of "
+      .. table.concat(native.device_types(), ", "), required = true },
     { "devices", "integer", "in each machine", default = 1, min = 1, max = 1024 },
     { "count", "integer", "machines that are alike", default = 1, min = 1, max = 100000 },
     { "zone", "string", "for the links that het.link gives", default = "" },
@@ -96,7 +97,7 @@ cluster.node = define.constructor {
   },
   check = function(a, report)
     if (a.bandwidth == nil) ~= (a.latency == nil) then
-      report(nil, "node: a link needs both bandwidth and latency; leave both out for the type's own")
+      report(nil, "node: a link needs both bandwidth and latency; leave both out for those of the type")
     end
   end,
   build = function(a) return setmetatable(in_units(a), Node) end,
@@ -193,7 +194,7 @@ local function check_types(self, report)
     if not known[node.type] then
       if node.type then
         report(nil, ("node %s: no device type is called '%s'%s"):format(node.name, node.type,
-          suggest.sentence(node.type, names)))
+          suggest.sentence(node.type, names, "?node")))
       end
       self.nodes[i] = setmetatable({ type = names[1] }, { __index = node })
     end

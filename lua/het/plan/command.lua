@@ -157,7 +157,7 @@ local function request_of(run, cluster, given)
 end
 
 -- A profile that cannot be used is an error before this machine's speed is measured; one of another model only where
--- the recipe states its own.
+-- the recipe states some.
 local function check_profile(run, given)
   if not given.profile then return end
   if not run then

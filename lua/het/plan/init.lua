@@ -201,7 +201,7 @@ local function check_mesh(constructor, mesh, report)
     elseif not is_axis_name(name) then
       refuse("has an axis called " .. text.value(name), "a name is a word, such as data")
     elseif axes[name] then
-      refuse("has two axes called " .. name, "each has a name of its own")
+      refuse("has two axes called " .. name, "give each a different name")
     elseif type(size) == "table" and #size >= 2 then
       check_shares(("%s.sharding.mesh, axis %s"):format(constructor, name), "sharding", size, report)
     elseif not (type(size) == "number" and size == math.floor(size) and size >= 2) then

@@ -28,8 +28,8 @@ end
 function Problem:find(name)
   name = name or "auto"
   local known = native.policies()
-  local misfit = define.misfit({ "name", "string", choices = known }, name)
-  if misfit then errors.usage("problem:find: %s%s", text.value(name), misfit) end
+  local problem = define.value_problem({ "name", "string", choices = known }, name)
+  if problem then errors.usage("problem:find: %s%s", text.value(name), problem) end
   local answer = self.searched(name)
   if not answer.feasible then return nil, table.concat(answer.problems, "\n") end
   return (require("het.plan.command").from_lua(answer.lua))

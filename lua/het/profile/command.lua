@@ -106,7 +106,7 @@ local function join(run, given)
   for i = 2, #types do
     for j = 1, i - 1 do
       if types[i] == types[j] and names[i] ~= names[j] then
-        errors.usage("ranks %d and %d have different devices, %s and %s, under one name, %s; give each machine its own "
+        errors.usage("ranks %d and %d have different devices, %s and %s, under one name, %s; give each machine another "
           .. "with --type=NAME", j - 1, i - 1, names[j], names[i], types[i])
       end
     end

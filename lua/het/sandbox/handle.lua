@@ -200,7 +200,7 @@ function handle.of(object)
   if handles[object] then return handles[object] end
   local class = class_of(object)
   if not class then errors.raise("bug", "a recipe would get a %s of no class", type(object)) end
-  -- Each handle has a metatable of its own: a table from handles to objects would keep objects alive for good whose
+  -- Each handle has a separate metatable: a table from handles to objects would keep objects alive for good whose
   -- callbacks hold their handle.
   local meta = {
     inner = object, methods = class.outer_methods, __names = class.names, __index = class.read,

@@ -6,6 +6,7 @@ local files = require "het.model.folder"
 local plan = require "het.plan"
 local saving = require "het.train.saving"
 local session = require "het.train.session"
+local snapshots = require "het.train.snapshots"
 
 local elastic = {}
 
@@ -170,6 +171,7 @@ function elastic.join(self, joining)
   end
   joining.least, joining.most = bounds_of(self.arguments)
   self.member = native.member(joining)
+  self.notices = native.watch_for_notices()
   self.cluster = self.member:open() or end_without()
 end
 
@@ -206,6 +208,37 @@ function elastic.begin(self, begin_state)
   end
 end
 
+local seconds_together = 0.5   -- notices to ranks of one machine come one after the other
+
+--- Whether ranks leave after the step that was just done, as all ranks know: their number, or nil.
+function elastic.leaving(self)
+  local leaving, go = self.session.trainer:leaving()
+  local count = 0
+  for _, leaves in ipairs(leaving) do count = count + (leaves and 1 or 0) end
+  if #leaving == 0 and self.notices:notice() then leaving, count, go = { true }, 1, true end   -- it is alone
+  if count == 0 then return nil end
+  self.leaves = leaving[self.rank + 1]
+  self.notice_seen = self.notice_seen or native.clock()
+  if go or count == #leaving then return count end
+  self.session:say { go = self.rank == 0 and native.clock() - self.notice_seen >= seconds_together }
+end
+
+--- Some ranks leave the run after this step, which goes on without them: what only they have is written first, so that
+-- no step is repeated. All ranks call it; does not return on those that leave.
+function elastic.let_leave(self)
+  saving.go_on(self, true)
+  snapshots.take_now(self)
+  self.cluster:all_gather ""   -- all have written
+  self.notice_seen = nil
+  if not self.leaves then return end
+  local notice = self.notices:notice()
+  self.cluster:close "this machine is taken away"
+  self.member:leave()
+  pcall(self.notices.acknowledge, self.notices)
+  errors.raise("ended", "this process left the run after step %d: %s", self.step, notice.source == "SIGTERM"
+    and "SIGTERM" or ("%s takes this machine away (%s)"):format(notice.source, notice.detail))
+end
+
 --- Gives up the generation and waits for the next one.
 -- @string why
 -- @bool[opt] agreed all ranks do so after the same step
@@ -229,6 +262,13 @@ local function missing_in(there, members)
   for _, id in ipairs(there) do is_there[id] = true end
   for _, id in ipairs(members) do count = count + (is_there[id] and 0 or 1) end
   return count
+end
+
+-- Bytes that came from other ranks, or nil bytes of a state that none had.
+local function moved_bytes_of(restored)
+  if not restored then return 0 end
+  local bytes = restored.bytes
+  return bytes and bytes.live or restored.moved_bytes
 end
 
 -- Goes on in the next generation after a loss, or after those that come meanwhile. Without a problem: after a change
@@ -259,7 +299,7 @@ local function go_on(self, reporter, problem)
   reporter:generation { generation = roster.number, reason = roster.reason, members = #roster.members,
     lost = lost, joined = joined, step = self.step,
     steps_repeated = math.max(0, step - self.step),
-    moved_bytes = self.session.restored and self.session.restored.moved_bytes or 0,
+    moved_bytes = moved_bytes_of(self.session.restored), bytes = (self.session.restored or {}).bytes,
     connected_seconds = connected - started, seconds = native.clock() - started }
 end
 
@@ -279,6 +319,7 @@ end
 
 --- All ranks have ended the run together.
 function elastic.leave(self)
+  native.end_notices()
   self.member:end_run()
   self.session:close "the run has ended"
   if self.cluster then self.cluster:close "the run has ended" end

@@ -60,7 +60,7 @@ local function loss_of(b, spec)
 end
 
 --- The loss of one micro-batch, with its inputs "inputs", "labels" and "scale". What does not fit is an error with the
--- line of the recipe that computes it, in a forward of its own, or else describes the layer.
+-- line of the recipe that computes it, in a separate forward, or else describes the layer.
 -- @param b the builder
 -- @tparam table spec `model`, `loss` (or nil), `inputs` and `labels` ({ dtype, shape } of a micro-batch)
 function graphs.loss(b, spec)
@@ -70,7 +70,7 @@ function graphs.loss(b, spec)
     return loss
   end
   local ok, result = xpcall(compute, function(problem)
-    place = source.place(compute) or b.place
+    place = source.place(compute) or b.place or rawget(spec.model, "place")
     return problem
   end)
   if ok then return result end

@@ -147,7 +147,12 @@ local function check(a, report)
   for _, name in ipairs { "save", "from", "metrics" } do
     if a[name] == "" then report(name, ("train.%s is empty; give a path, or leave it out"):format(name)) end
   end
-  if a.resume and not a.save then report("resume", "train.resume needs 'save', the folder to go on from") end
+  if a.snapshot and a.snapshot.store and not a.snapshot.folder then
+    report("snapshot.store", "train.snapshot.store needs 'folder', where snapshots are written before they are sent")
+  end
+  if a.resume and not a.save and not (a.snapshot and a.snapshot.folder) then
+    report("resume", "train.resume needs 'save' or 'snapshot.folder', the folder to go on from")
+  end
 end
 
 return define.constructor {
@@ -161,8 +166,8 @@ return define.constructor {
     { "data", "corpus|pairs", "what it is trained on", required = true },
     { "optimizer", "optimizer", "how the weights change", required = true },
     { "batch", "integer", "samples of a step", required = true, min = 1 },
-    { "microbatch", "integer", "samples computed at once; gradients are summed over the batch (default: batch; a plan "
-      .. "has its own)", min = 1 },
+    { "microbatch", "integer", "samples computed at once; gradients are summed over the batch (default: batch; "
+      .. "under a plan, the plan's)", min = 1 },
     { "steps", "integer", "steps in all", required = true, min = 1 },
     { "context", "integer", "tokens of a sample (default: the model's context)", min = 1 },
     { "precision", "string", "of matrices and activations; master weights and sums are f32", default = "f32",
@@ -179,6 +184,17 @@ return define.constructor {
     { "save_every", "integer", "steps between saves, which are written beside the steps that follow, from a copy in "
       .. "the host's memory (the steps wait where there is no room for one); 0: only at the end and when interrupted",
       default = 0, min = 0 },
+    { "snapshot", "record", "of the state, beside the steps; with --elastic also in memory, unasked", fields = {
+      { "folder", "string", "where each rank writes its part to disk, a shared folder or one of its machine",
+        path = "write" },
+      { "every", "integer", "steps between snapshots in `folder`", default = 100, min = 1 },
+      { "keep", "integer", "whole snapshots that are kept in `folder` and `store`", default = 2, min = 1 },
+      { "store", "string", "gets a copy of each: a bucket, as \"s3://bucket/mine\" (credentials as for AWS's tools)" },
+      { "memory", "boolean", "with --elastic: in the hosts' memory, where too few hosts have a part of the state",
+        default = true },
+      { "replicas", "integer", "hosts that should have each part of the state, the ranks that train it included",
+        default = 2, min = 1 },
+    } },
     { "resume", "boolean", "go on exactly where `save` stopped, if it is there (--resume)", default = false },
     { "overwrite", "boolean", "replace the model that `save` holds, as soon as this run is saved; without it and "
       .. "`resume` a folder with a model is refused (--overwrite)", default = false },

@@ -12,6 +12,7 @@ local peak = require "het.profile.peak"
 local plan = require "het.plan"
 local progress = require "het.train.progress"
 local saving = require "het.train.saving"
+local snapshots = require "het.train.snapshots"
 local text = require "het.text"
 
 local loop = {}
@@ -123,7 +124,7 @@ local function introduce(self, reporter)
   elseif self.step > 0 then
     reporter:say(("going on after step %d"):format(self.step))
   elseif self.resume then
-    reporter:say(("nothing is saved in %s yet: this run begins at step 1"):format(a.save))
+    reporter:say(("nothing is saved in %s yet: this run begins at step 1"):format(a.save or a.snapshot.folder))
   end
   local held = self.overwrite and a.save and self.rank == 0 and saving.held_by_others(self, a.save)
   if held then
@@ -171,6 +172,7 @@ local function follow(self, reporter, step)
   local due = a.save and a.save_every > 0 and step.step % a.save_every == 0
   -- The last step is saved when all is done.
   if due and step.step < a.steps then saving.beside_steps(self) end
+  snapshots.after_step(self)
   self.followed = step.step
 end
 
@@ -190,6 +192,11 @@ local function take_steps(self, reporter)
       return true
     end
     if follow(self, reporter, step) then return true end
+    local leaving = self.member and elastic.leaving(self)
+    if leaving then
+      if self.ranks - leaving < (native.settings.least or 1) then return true end   -- too few would be left
+      elastic.let_leave(self)
+    end
     if self.step < a.steps and self.session:asked_to_change() then return elastic.change end
   end
   return self.cluster and self:asked_to_stop(self.stopped)   -- it came after the last step had shared it
@@ -315,11 +322,12 @@ function loop.start(self)
     local why = saving.finish_failed(self, problem)
     if why then reporter:say("the last save was not written: " .. why) end
     if done == 0 then saving.keep_failed(self, reporter, problem) end
-    if self.member then saving.say_kept(self) end
+    if self.member and select(2, errors.describe(problem)) ~= "ended" then saving.say_kept(self) end
     error(problem, 0)
   end
   if not results.steps then count(self, reporter, results) end   -- it joined when the others had done so
   self.results = results
+  snapshots.leave(self)
   if self.member then elastic.leave(self) elseif self.cluster then self.cluster:leave() end
   native.run_trains(false)
   return results

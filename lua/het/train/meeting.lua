@@ -8,10 +8,11 @@ local fault = require "het.train.fault"
 local files = require "het.model.folder"
 local plan = require "het.plan"
 local saving = require "het.train.saving"
+local snapshots = require "het.train.snapshots"
 
 local meeting = {}
 
--- Has the planner begin, in a thread of its own, to look for the plan that a het.plan.auto asks for. Returns a function
+-- Has the planner begin, in a separate thread, to look for the plan that a het.plan.auto asks for. Returns a function
 -- that waits for what it answers.
 local function begin_plan(self, wanted, ranks)
   if wanted.profile then access.check(wanted.profile) end
@@ -83,7 +84,7 @@ function meeting.check_places(self)
     native.try_folder(a.save)
     local there = files.held(a.save)
     if there and there.foreign and self.overwrite then
-      errors.usage("%s holds %s, which a save would leave beside its own files; another folder for `save` works",
+      errors.usage("%s holds %s, which a save would leave beside the files it writes; another folder for `save` works",
         a.save, there.foreign)
     elseif there and there.model and not there.training and self.resume then
       errors.usage("%s holds a model but nothing to go on from (no training.safetensors); from = %q begins with its "
@@ -98,8 +99,20 @@ function meeting.check_places(self)
         a.save, files.describe_held(held), held.training and "--resume (resume = true) goes on with it"
         or ("from = %q begins with its weights"):format(a.save))
     end
-  elseif self.resume then
-    errors.usage("--resume needs the folder to go on from: this run has no `save`")
+  elseif self.resume and not (a.snapshot and a.snapshot.folder) then
+    errors.usage("--resume needs the folder to go on from: this run has no `save` and no `snapshot.folder`")
+  end
+  if a.snapshot and a.snapshot.folder then
+    access.check(a.snapshot.folder, true)
+    native.try_folder(a.snapshot.folder)
+    local problem = snapshots.problem(self)
+    if problem then errors.usage("%s", problem) end
+    local store = a.snapshot.store
+    if store and not store:match "^%w+://" then
+      access.check(store, true)
+    elseif store and native.confined() then
+      errors.usage("the recipe asks to send snapshots to %s; a recipe may not send data elsewhere: --trust lets it", store)
+    end
   end
   local folder = settings.trace and settings.trace:match("^(.*)/[^/]*$")
   if folder and folder ~= "" and native.path_kind(folder) ~= "folder" then
@@ -147,7 +160,7 @@ function meeting.join(self)
     self.cluster = native.join(joining)
   end
   self.rank, self.ranks = self.cluster and self.cluster:rank() or 0, self.cluster and self.cluster:size() or 1
-  if self.member then return function() end end   -- each generation has a plan of its own
+  if self.member then return function() end end   -- each generation has a separate plan
   if self.cluster then meeting.by_first_rank(self, meeting.check_places) end
   if not automatic then
     meeting.settle_plan(self)

@@ -42,7 +42,7 @@ local function clear(self)
   end
 end
 
---- A message of its own line.
+--- A message on a line by itself.
 function Progress:say(message)
   if self.quiet then return end
   clear(self)
@@ -88,10 +88,18 @@ end
 --- After the ranks of the run have changed: what changed, and what it took.
 function Progress:generation(entry)
   self:record(entry)
+  local from = {}
+  for _, tier in ipairs { "memory", "disk", "store" } do
+    local bytes = entry.bytes and entry.bytes[tier] or 0
+    if bytes > 0 then from[#from + 1] = (", %s read from snapshots %s"):format(text.bytes(bytes),
+      tier == "memory" and "in memory" or tier == "disk" and "on disk" or "in the store") end
+  end
+  local repeated = entry.steps_repeated > 0 and (", %d %s repeated"):format(entry.steps_repeated,
+    entry.steps_repeated == 1 and "step is" or "steps are") or ""
   local joined = entry.joined > 0 and (" (%d joined)"):format(entry.joined) or ""
-  self:say(("generation %d: %s%s; %d %s on after step %d, %s of state moved, %.2f s"):format(entry.generation,
+  self:say(("generation %d: %s%s; %d %s on after step %d, %s of state moved%s%s, %.2f s"):format(entry.generation,
     entry.reason, joined, entry.members, entry.members == 1 and "rank goes" or "ranks go", entry.step,
-    text.bytes(entry.moved_bytes), entry.seconds))
+    text.bytes(entry.moved_bytes), table.concat(from), repeated, entry.seconds))
 end
 
 --- After a step. step: { step, loss, lr, gradient_norm, seconds }.

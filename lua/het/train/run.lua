@@ -12,6 +12,7 @@ local meeting = require "het.train.meeting"
 local plan = require "het.plan"
 local saving = require "het.train.saving"
 local session = require "het.train.session"
+local snapshots = require "het.train.snapshots"
 local text = require "het.text"
 
 local Run = {}
@@ -37,7 +38,7 @@ end
 local function restore(self)
   local a = self.arguments
   local about
-  if self.resume then
+  if self.resume and a.save then
     about = files.set_initial_training(a.save, self.state)
     if about then
       local metadata = files.set_initial_weights(a.save, a.model, self.state)
@@ -87,6 +88,7 @@ local function build(self)
     local about = restore(self)
     if about then saving.mark_own(self, a.save) end
     about = about or {}
+    snapshots.begin_state(self)
     self.step, self.best, self.validation = about.step or 0, about.best, about.validation
     self.begun = self.step      -- from there on steps are this run's
     self.called, self.followed = self.step, self.step   -- the last steps whose on_step, and all that follows, has been
@@ -94,6 +96,7 @@ local function build(self)
     self.cursor = about.cursor or self.step * a.batch   -- samples that the steps done have seen
     self.state:set_step(self.step)
   end
+  snapshots.begin(self)
   if self.member then
     elastic.begin(self, begin_state)
   else

@@ -6,6 +6,7 @@ local errors = require "het.errors"
 local fault = require "het.train.fault"
 local graphs = require "het.train.graphs"
 local peak = require "het.profile.peak"
+local snapshots = require "het.train.snapshots"
 local trace = require "het.train.trace"
 
 local Session = {}
@@ -59,21 +60,39 @@ local function count_parameters(graph)
   return total
 end
 
--- What this rank's program needs of the state, from the ranks that have it. A step that was decided and not finished is
--- finished first: then its loss is known.
+-- A state that comes from snapshots: what goes with it counts where this run has done no step.
+local function begin_after(run, restored)
+  local about = snapshots.restored(run, restored)
+  if run.has_state then return end
+  local a = run.arguments
+  if about.seed ~= a.seed or about.precision ~= a.precision then
+    errors.usage("the snapshots are of a run with seed = %s and precision = %s, this run has seed = %s and precision = "
+      .. "%s; go on with the same", about.seed, about.precision, a.seed, a.precision)
+  end
+  run.best, run.validation = about.best, about.validation
+  run.begun, run.called, run.followed = restored.step, restored.step, restored.step
+  run.cursor, run.step = about.cursor, restored.step
+end
+
+-- What this rank's program needs of the state, from the ranks that have it, else from snapshots. A step that was
+-- decided and not finished is finished first: then its loss is known. Nothing happens where there is no state anywhere.
 local function take_state(self, program, before)
   local run = self.run
   local step_before = run.step
   local broken_off = before and before.frozen and not before.closed
   local trainer = broken_off and before.trainer or nil
-  local ok, restored = pcall(self.cluster.restore, self.cluster, run.state, program, trainer)
+  snapshots.finish(run)
+  local ok, restored = pcall(native.restore, self.cluster, run.state, program, trainer, run.snapshots,
+    { step_seconds = run.step_seconds, host = native.host() })
   if not ok and select(2, errors.describe(restored)) == "environment" then   -- it says what was lost with other ranks
     run.unrecoverable = true
     errors.raise("peer", "%s", (errors.describe(restored)))
   elseif not ok then
     error(restored, 0)
   end
+  if not restored then return end
   self.restored = restored
+  if restored.about then begin_after(run, restored) end
   run.cursor = run.cursor + (self.restored.step - run.step) * run.arguments.batch
   run.step = self.restored.step
   -- Every rank that was in the step has finished it: here, or in a generation that ended before it had a session.
@@ -98,10 +117,12 @@ function session.new(run, before)
   self.parameters = count_parameters(training.graph)
   self.beyond_megatron = self.plan and native.bytes_beyond_megatron(training.graph, self.plan)
   local program = program_of(self, training)
-  if run.has_state and self.cluster then take_state(self, program, before) end
+  if run.has_state and self.cluster or run.restores then take_state(self, program, before) end
+  run.restores = false
   if before then before:close "the run goes on in another session" end
   self.trainer = executor_of(self, program, training)
-  self.trainer:ask_to_stop(false, run.member)
+  self:say {}
+  snapshots.follow(run, program)
   local sampled = { context = run.context, batch = a.batch, microbatch = self.microbatch, seed = a.seed,
     first = self.first_microbatch * self.microbatch, count = self.own_microbatches * self.microbatch }
   sampled.split, sampled.start = "train", run.cursor
@@ -177,14 +198,26 @@ function Session:train_step()
   local loss, norm = executor:number("loss"), executor:number("gradient_norm")
   if not finite(loss) or not finite(norm) then stop_non_finite(self, loss, norm) end
   run.step, run.loss, run.cursor = step, loss, self.sampler:cursor()
-  return { step = step, loss = loss, lr = lr, gradient_norm = norm, seconds = native.clock() - started }
+  local seconds = native.clock() - started
+  run.step_seconds = run.step_seconds and 0.9 * run.step_seconds + 0.1 * seconds or seconds
+  return { step = step, loss = loss, lr = lr, gradient_norm = norm, seconds = seconds }
+end
+
+--- What this rank says to the others in the steps that follow, beside what it always does.
+-- @tparam table words `stop`, `go`: those that leave do so after the step
+function Session:say(words)
+  local run = self.run
+  local writes = run.snapshotting or {}
+  words.member, words.notices = run.member, run.notices
+  words.memory, words.disk, words.not_begun = writes.memory, writes.disk, run.snapshot_failed
+  self.trainer:say(words)
 end
 
 --- Whether this rank, or with several any of them, shall stop behind the step that was just done.
 -- @bool own this rank shall; of several ranks the others learn of it in the next step
 function Session:asked_to_stop(own)
   if not self.cluster then return native.interrupted() or own end
-  if own then self.trainer:ask_to_stop(true, self.run.member) end
+  if own then self:say { stop = true } end
   return self.trainer:asked_to_stop()
 end
 

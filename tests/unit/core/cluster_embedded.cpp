@@ -413,7 +413,7 @@ TEST_CASE("who follows an embedded store that was started again finds it empty",
   CHECK(store->watch("")->next(milliseconds(0)).empty());
 }
 
-TEST_CASE("leases of the ledger lapse in its own time, and wait while it is stopped", "[cluster]") {
+TEST_CASE("leases of the ledger lapse in the ledger's time, and wait while it is stopped", "[cluster]") {
   Ledger ledger;
   const Ledger::Time start{};
   const StoreLease lease = ledger.grant(milliseconds(100), start);

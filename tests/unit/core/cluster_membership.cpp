@@ -48,7 +48,7 @@ Outcome try_to_join(StoreUnderTest& stores, const MemberInfo& member, const Join
   return outcome;
 }
 
-// All at a time, each on a thread of its own.
+// All at a time, each on a separate thread.
 std::vector<Outcome> join_all(StoreUnderTest& stores, const std::vector<MemberInfo>& members,
                               const JoinOptions& options) {
   std::vector<Outcome> outcomes(members.size());
@@ -166,7 +166,7 @@ TEST_CASE("members that do not go together are refused by name, on every member"
     }
 }
 
-// One that was killed and started again finds its own entry, until the lease of the old one lapses.
+// One that was killed and started again finds its old entry, until the lease of the old one lapses.
 TEST_CASE("a member that was started again is not taken for a second one", "[cluster]") {
   const auto stores = embedded();
   const auto store = stores->connect();
@@ -175,7 +175,7 @@ TEST_CASE("a member that was started again is not taken for a second one", "[clu
   while (take_events(*watch, 1).at(0).entry.key.find("/member/") == std::string::npos) continue;
   child.kill();
   MemberInfo again = member_on("alpha", 0);
-  again.recipe_digest = "a recipe that was mended";
+  again.recipe_digest = "a recipe that was corrected";
   MemberInfo other = member_on("beta", 1);
   other.recipe_digest = again.recipe_digest;
   const auto outcomes = join_all(*stores, {again, other}, options_of(2));

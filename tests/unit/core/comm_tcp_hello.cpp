@@ -237,6 +237,36 @@ TEST_CASE("what is read of a hello, a reply and a frame is what was written, wha
                        [](const std::string& text) { return fuzz::hello(text); }) > 1000);
 }
 
+TEST_CASE("peers that are not let in are named once for each address, with the reason", "[comm]") {
+  const auto warning_of = [](const std::function<void(HandPeer&)>& act, const std::string& secret) {
+    AcceptorOptions options = options_of("run");
+    std::vector<std::string> warnings;
+    options.warn = [&](const std::string& sentence) { warnings.push_back(sentence); };
+    options.secret = secret;
+    {
+      Acceptor acceptor(options);
+      acceptor.open(1, [](Acceptor::Arrival) {});
+      for (int i = 0; i < 3; ++i) {
+        HandPeer peer(acceptor.endpoint());
+        act(peer);
+        read_bytes(peer.socket, kReplyBytes + 1);  // to its end
+      }
+    }
+    return warnings;
+  };
+  const auto say = [](HandPeer& peer) { peer.say(hello_of("another run", 1, "all", 0, 1), kSecret); };
+  const auto garbage = [](HandPeer& peer) { write_all(peer.socket, std::string(kHelloBytes, 'x')); };
+  const std::vector<std::string> secret = warning_of(say, "another secret, of this run"),
+                                 run = warning_of(say, kSecret), noise = warning_of(garbage, kSecret);
+  for (const auto* warnings : {&secret, &run, &noise}) {
+    REQUIRE(warnings->size() == 1);
+    CHECK(has(warnings->front(), "127.0.0.1:"));
+  }
+  CHECK(has(secret.front(), "its shared secret is another one"));
+  CHECK(has(run.front(), "it is of another run"));
+  CHECK(has(noise.front(), "what it said is no hello"));
+}
+
 TEST_CASE("a short secret and every address are refused", "[comm]") {
   AcceptorOptions options = options_of("run");
   options.secret = "short";

@@ -29,7 +29,7 @@ inline constexpr const char* kTestSecret = "the secret of the tests";
 using FabricMaker =
     std::function<std::vector<std::function<std::shared_ptr<Fabric>()>>(int size, Timeouts timeouts)>;
 FabricMaker loopback_maker();
-FabricMaker tcp_maker();  // over 127.0.0.1, each rank with a listening socket of its own
+FabricMaker tcp_maker();  // over 127.0.0.1, each rank with a separate listening socket
 
 // Run `body` on a thread for each rank; what each threw, or "". Assertions of Catch2 belong after it.
 inline std::vector<std::string> on_ranks(const FabricMaker& maker, int size, const Timeouts& timeouts,

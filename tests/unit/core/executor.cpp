@@ -196,7 +196,7 @@ TEST_CASE("a step is recorded when it has run and replayed from then on, with th
   CHECK(recording->replays == 3 * 4);
 }
 
-TEST_CASE("the prologue has a recording of its own", "[executor]") {
+TEST_CASE("the prologue has a separate recording", "[executor]") {
   const auto device = std::make_shared<Watched>();
   device->records = true;
   Graph graph;

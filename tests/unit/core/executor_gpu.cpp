@@ -123,7 +123,7 @@ TEST_CASE("a product whose result no other node needs is its own gelu", "[execut
 
 namespace {
 
-// AdamW of parameters of several shapes, whose gradients are inputs; `apart`: each has an input of its own
+// AdamW of parameters of several shapes, whose gradients are inputs; `apart`: each has a separate input
 // for the rate.
 Graph updated(bool apart) {
   Graph graph;

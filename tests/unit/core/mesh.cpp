@@ -193,7 +193,7 @@ DistributedTensor distribute(const std::shared_ptr<const DeviceMesh>& mesh, cons
     const int parts = mesh->axes()[a].size, own = mesh->coordinate(mesh->place(), static_cast<int>(a));
     Tensor local(x.local.type());
     for (int64_t i = 0; i < local.elements(); ++i) {
-      // Of one element of the whole every rank knows its own summand.
+      // Of one element of the whole every rank knows its summand.
       const double each = 0.25;
       local.set(i, own == 0 ? x.local.at(i) - each * (parts - 1) : each);
     }

@@ -34,7 +34,7 @@ TEST_CASE("a stage's sharding decides how it is cut, and prints as it is written
   CHECK_THAT(problems[1],
              Catch::Contains("pipeline 1, stage 2: sequence = true divides Megatron's activations"));
   CHECK(problems[2] ==
-        "sharding says how layers are cut, and no stage without its own has several devices; remove it");
+        "sharding says how layers are cut, and no stage without a `sharding` has several devices; remove it");
 }
 
 TEST_CASE("the devices of a stage lie over the axes of a mesh, and those of a stage of one device do not") {
@@ -183,7 +183,7 @@ TEST_CASE("stages share their layers over devices of their own number, by shares
   plan.pipelines[0].stages[1].devices = {"a:2", "a:3"};
   CHECK(has_uniform_cut(plan));
   plan.shares = {2, 1};
-  CHECK_FALSE(has_uniform_cut(plan));  // one stage has shares of its own
+  CHECK_FALSE(has_uniform_cut(plan));  // one stage has other shares
   CHECK(to_lua(plan).find("het.plan { tensor = { 2, 1 },") == 0);
 }
 

@@ -393,7 +393,7 @@ TEST_CASE("programs that do not go together are found before they run") {
   sender.instructions.resize(3);  // it does not wait
   CHECK(problem_of(sender, other) == "rank 0 sends to rank 1 1 messages that it does not receive");
 
-  // Each waits for the other's message before it starts its own part of the sum.
+  // Each waits for the other's message before it starts its part of the sum.
   other = of_rank(1);
   std::swap(other.instructions[0], other.instructions[2]);
   std::swap(other.instructions[1], other.instructions[3]);

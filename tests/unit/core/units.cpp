@@ -39,6 +39,8 @@ TEST_CASE("a misspelt name finds its neighbour, an unrelated one finds none") {
   CHECK(nearest_name("casual", names) == "causal");
   CHECK(nearest_name("widht", names) == "width");
   CHECK(nearest_name("zzzzzz", names).empty());
+  CHECK(nearest_name("batch_size", {"steps", "batch"}) == "batch");
+  CHECK(nearest_name("weight_decays", {"weight", "weight_decay"}) == "weight_decay");
   CHECK(nearest_name("nn", {"io", "os"}).empty());
   CHECK(nearest_name("a", {"u8"}).empty());
   CHECK(nearest_name("oi", {"u8", "io"}) == "io");

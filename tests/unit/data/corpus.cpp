@@ -226,7 +226,7 @@ TEST_CASE("token files of odd size, empty ones and wrong widths are refused") {
   CHECK_THAT(error_of([&] {
                Corpus::from_tokens({.path = scratch.put("ff.bin", "\xff\xff\xff\xff"), .width = 32});
              }),
-             Contains("holds the token 4294967295, which is none"));
+             Contains("holds the token 4294967295, above every vocabulary"));
 }
 
 TEST_CASE("mutated token files are refused, or their tokens are in the vocabulary") {

@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// A folder of its own, and a variable of the environment that is put back.
+// A separate folder, and a variable of the environment that is put back.
 struct Place {
   explicit Place(const char* variable, const std::string& below = "") : variable(variable) {
     folder = fs::temp_directory_path() / ("hetrun-libraries-" + std::to_string(getpid()));

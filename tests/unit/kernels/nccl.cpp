@@ -453,7 +453,7 @@ TEST_CASE("when a rank with a GPU is killed, the others' waits end with its name
 }
 
 TEST_CASE("an abort ends the waits for GPUs of other ranks, with its reason", "[nccl]") {
-  // By the fabric, as the watch over members does it, from a thread of its own.
+  // By the fabric, as the watch over members does it, from a separate thread.
   Gate waiting(2);
   const auto errors = on_ranks(loopback_maker(), 2, {}, [&](Fabric& fabric) {
     Rank self(fabric);

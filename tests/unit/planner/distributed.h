@@ -18,7 +18,8 @@
 
 namespace het::testing::distributed {
 
-// GPT's table is smaller than the gradients that it is summed from, LLaMA's larger: each takes its own way.
+// GPT's table is smaller than the gradients that it is summed from, LLaMA's larger: each takes a different
+// way.
 constexpr int64_t kSamples = 2, kContext = 12, kWidth = 32, kHeads = 8, kVocabulary = 19,
                   kLlamaVocabulary = 29;
 // Of AdamW: small gradients are divided by their own size, and so is their rounding error, down to about
@@ -50,7 +51,7 @@ double difference(const Outcome& one, const Outcome& several);
 
 // Where the reference kernels run; `either`: on every third rank a processor.
 enum class On : uint8_t { processors, gpus, either };
-// Runs `work` on every rank of the plan, each in a thread of its own; the error that each ended with, or "".
+// Runs `work` on every rank of the plan, each in a separate thread; the error that each ended with, or "".
 std::vector<std::string> on_ranks(const Graph& graph, const Plan& plan, int ranks,
                                   std::chrono::seconds timeout,
                                   const std::function<void(int rank, Executor&)>& work,

@@ -239,7 +239,7 @@ std::shared_ptr<Device> device_of(On on, int rank) {
   return gpu ? cuda_emulated::make_reference_on_gpu(rank) : make_reference_device();
 }
 
-// Runs `work` on every rank of the plan, each in a thread of its own; the error that each ended with, or "".
+// Runs `work` on every rank of the plan, each in a separate thread; the error that each ended with, or "".
 std::vector<std::string> on_ranks(const Graph& graph, const Plan& plan, int ranks,
                                   std::chrono::seconds timeout,
                                   const std::function<void(int rank, Executor&)>& work, On on) {

@@ -54,7 +54,7 @@ TEST_CASE("layers that are alike are one kind", "[planner]") {
   const Model found = model_of_graph(model(DType::f32), "toy", 1, kTokens);
   CHECK(found.name == "toy");
   CHECK(found.tokens == kTokens);
-  // The first block needs no gradient of its input: it is a kind of its own.
+  // The first block needs no gradient of its input: it is a separate kind.
   REQUIRE(found.kinds.size() == 3);
   CHECK(found.kinds[0].name == "blocks");
   CHECK(found.kinds[1].name == "blocks-2");

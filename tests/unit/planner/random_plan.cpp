@@ -109,7 +109,7 @@ Plan random_plan(std::mt19937& random, int layers, int samples, bool uneven) {
     }
   };
   if (uneven && plan.tensor > 1 && draw(0, 1) == 1) plan.shares = draw_shares(plan.tensor);
-  const bool mixed = uneven && draw(0, 2) == 0;  // each group of devices has a degree and shares of its own
+  const bool mixed = uneven && draw(0, 2) == 0;  // each group of devices has a separate degree and shares
   plan.sequence = (plan.tensor > 1 || mixed) && draw(0, 1) == 1;
   const Schedule schedules[] = {Schedule::one_f_one_b, Schedule::gpipe, Schedule::interleaved,
                                 Schedule::split_backward};

@@ -360,8 +360,11 @@ TEST_CASE("the next generation goes on from a step that one of its ranks has yet
           try {
             Program program = lower(graph, each.plan, r, true);
             const auto world = fabrics[at]->group("world", all);
-            restored[at] = restore(*world, *left[at].state, left[at].executor.get(), needs_of(program),
-                                   plan_moves(), kGeneration + 1);
+            RestoreOptions options;
+            options.plan_moves = plan_moves();
+            options.generation = kGeneration + 1;
+            restored[at] =
+                *restore(*world, *left[at].state, left[at].executor.get(), needs_of(program), options);
             left[at].executor->close("another generation has begun");
             Executor executor(std::move(program), left[at].state, std::make_shared<Groups>(fabrics[at]));
             errors[at] = torn(executor, before[at], after[at]);

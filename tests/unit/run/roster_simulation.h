@@ -580,7 +580,7 @@ class Simulation {
       if (const Member& member = *find(id);
           member.opened != roster_->number || member.aborted >= roster_->number)
         return fail(fmt::format("{} has not opened generation {}", id, roster_->number));
-    // Nobody who lives and reaches the others is dropped.
+    // No member that lives and reaches the others is dropped.
     if (evicted.size() > (was_cut_.empty() ? 0U : 1U))
       return fail(fmt::format("{} were dropped", fmt::join(evicted, " ")));
     for (const std::string& id : evicted)

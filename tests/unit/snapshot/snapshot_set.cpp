@@ -121,3 +121,18 @@ TEST_CASE("files of two snapshots are not taken for one", "[snapshot]") {
   CHECK_THROWS_WITH(open_snapshot(scratch.path("empty")), Contains("holds no snapshot"));
   CHECK_THROWS_WITH(open_snapshot(scratch.path("none")), Contains("there is no file or folder"));
 }
+
+TEST_CASE("the name of a snapshot's file is read only as it is written", "[snapshot]") {
+  const std::string good = "step-12-generation-3-rank-0-of-4.snapshot";
+  const auto name = parse_snapshot_name(good);
+  REQUIRE(name);
+  CHECK(*name == SnapshotName{{12, 3}, 0, 4});
+  CHECK(to_string(*name) == good);
+  for (const char* bad :
+       {"", "step-12-generation-3-rank-4-of-4.snapshot", "step-012-generation-3-rank-0-of-4.snapshot",
+        "step-12-generation-3-rank-0-of-4.snapshot ", "../step-12-generation-3-rank-0-of-4.snapshot",
+        "step--1-generation-3-rank-0-of-4.snapshot", "step-12-generation-3-rank-0-of-0.snapshot",
+        "step-99999999999999999999-generation-3-rank-0-of-4.snapshot", "step-12-generation-3-rank-0-of-4"})
+    CHECK_FALSE(parse_snapshot_name(bad));
+  CHECK_FALSE(parse_snapshot_name(std::string_view("step-12-generation-3-rank-0-of-4.snapshot\0", 42)));
+}

@@ -1,0 +1,252 @@
+// The snapshots that a run takes of its state, and the state as ranks restore it.
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/base/visible.h"
+#include "core/cluster/notice.h"
+#include "core/cluster/secret.h"
+#include "core/comm/loopback.h"
+#include "core/net/socket.h"
+#include "core/run/cluster.h"
+#include "core/run/memory_folder.h"
+#include "core/run/restore.h"
+#include "core/tensor/convert.h"
+#include "lua/interrupt.h"
+#include "lua/objects.h"
+#include "planner/migrate/migrate.h"
+#include "planner/migrate/recovery.h"
+#include "snapshot/run_snapshots.h"
+#include "snapshot/store/store.h"
+
+namespace het::lua {
+namespace {
+
+// {run, in_memory, folder, store, keep, replicas, secret_file, cluster, replica_bytes}. `cluster`: of the
+// run, where in_memory.
+SnapshotsHandle run_snapshots(lua_State* L) {
+  luaL_checktype(L, 1, LUA_TTABLE);
+  RunSnapshots::Options options;
+  options.run = field<std::string>(L, 1, "run").value_or("");
+  options.replicas = field<int>(L, 1, "replicas").value_or(options.replicas);
+  options.disk_folder = field<Path>(L, 1, "folder");
+  options.keep = field<int>(L, 1, "keep").value_or(options.keep);
+  if (const auto store = field<Path>(L, 1, "store")) options.store = open_store(*store);
+  if (field<bool>(L, 1, "in_memory").value_or(false)) {
+    const std::string folder = memory_folder(process_environment(), secret_of(L, 1));
+    const std::string of_run = hex_of(hmac_sha256("run", options.run)).substr(0, 12);
+    if (!folder.empty()) options.memory_folder = folder + "/" + of_run;
+    const auto& cluster = object_field<ClusterHandle>(L, 1, "cluster");
+    if (cluster != nullptr && cluster->generation() != nullptr) {
+      const auto& formation = cluster->generation()->formation();
+      options.address = parse_endpoint(formation.members[static_cast<size_t>(formation.rank)].address).host;
+    }
+    const EnvironmentLookup lookup = process_environment();
+    options.secret = secret_of(L, 1);
+    options.host = host_of_process(lookup);
+    options.zone = lookup("HETRUN_ZONE").value_or("");
+    options.replica_bytes = to_integer<int64_t>(field<double>(L, 1, "replica_bytes").value_or(0));
+    options.warn = [](const std::string& sentence) {
+      std::cerr << visible("hetrun: " + sentence) + "\n" << std::flush;
+    };
+  }
+  return std::make_shared<RunSnapshots>(std::move(options));
+}
+int new_run_snapshots(lua_State* L) { return Convert<SnapshotsHandle>::push(L, run_snapshots(L)); }
+
+Communicator* world_of(lua_State* L, int index) {
+  return lua_isnoneornil(L, index) ? nullptr : &check_object<ClusterHandle>(L, index)->world();
+}
+
+// snapshots, cluster or nil, program, plan as text: the plan that the run follows from here on. All ranks
+// call it.
+int snapshots_follow(lua_State* L) {
+  const auto& snapshots = check_object<SnapshotsHandle>(L, 1);
+  Communicator* const world = world_of(L, 2);
+  const auto& program = check_object<ProgramHandle>(L, 3);
+  std::vector<ReplicaPeer> peers{snapshots->own()};
+  if (world != nullptr) {
+    peers.clear();
+    for (const std::string& text : all_gather_text(*world, to_text(snapshots->own()), "who keeps replicas"))
+      peers.push_back(parse_replica_peer(text, fmt::format("rank {}", peers.size())));
+  }
+  snapshots->follow(layout_of(world, needs_of(*program)), world == nullptr ? 0 : world->rank(), peers,
+                    Convert<std::string>::get(L, 4));
+  return 0;
+}
+bool snapshots_scarce(SnapshotsHandle& snapshots) { return snapshots->is_scarce(); }
+
+// {memory, scarce, disk}: bytes of one snapshot of this rank.
+int snapshots_bytes(lua_State* L) {
+  const auto& snapshots = check_object<SnapshotsHandle>(L, 1);
+  lua_newtable(L);
+  set_field(L, "memory", static_cast<double>(snapshots->memory_bytes()));
+  set_field(L, "scarce", static_cast<double>(snapshots->scarce_bytes()));
+  set_field(L, "disk", static_cast<double>(snapshots->disk_bytes()));
+  return 1;
+}
+
+// snapshots, state, {memory, disk, cursor, seed, about = JSON} -> what is written beside the steps
+int snapshots_take(lua_State* L) {
+  const auto& snapshots = check_object<SnapshotsHandle>(L, 1);
+  const auto& state = check_object<StateHandle>(L, 2);
+  RunSnapshots::About about;
+  about.cursor = field<int64_t>(L, 3, "cursor").value_or(0);
+  about.seed = field<int64_t>(L, 3, "seed").value_or(0);
+  about.text = field<std::string>(L, 3, "about").value_or("{}");
+  return Convert<SnapshotTaskHandle>::push(
+      L, snapshots->take(*state, field<bool>(L, 3, "memory").value_or(false),
+                         field<bool>(L, 3, "disk").value_or(false), about));
+}
+
+// What lies in the tiers: a list of {tier, step, generation, parts, about}.
+int snapshots_states(lua_State* L) {
+  Json::array_t list;
+  for (const TierState& state : check_object<SnapshotsHandle>(L, 1)->tiers().states(false))
+    list.push_back(Json::object_t{{"tier", std::string(name_of(state.tier))},
+                                  {"step", state.version.step},
+                                  {"generation", state.version.generation},
+                                  {"parts", static_cast<int64_t>(state.parts.size())},
+                                  {"about", state.about}});
+  push_json(L, list);
+  return 1;
+}
+std::vector<std::string> snapshots_warnings(SnapshotsHandle& snapshots) {
+  return snapshots->tiers().take_warnings();
+}
+// The snapshot in memory after this step is whole: `older` says that what others left before it goes.
+void snapshots_keep(SnapshotsHandle& snapshots, int64_t step, int64_t generation, bool older) {
+  snapshots->keep({step, generation});
+  if (older) snapshots->remove_older();
+}
+void snapshots_clear_memory(SnapshotsHandle& snapshots) { snapshots->clear_memory(); }
+void snapshots_stop_replicas(SnapshotsHandle& snapshots) { snapshots->stop_replicas(); }
+void snapshots_leave(SnapshotsHandle& snapshots) { snapshots->leave(); }
+
+bool task_done(SnapshotTaskHandle& task) { return task->done(); }
+bool task_failed(SnapshotTaskHandle& task) { return task->failed(); }
+double task_seconds(SnapshotTaskHandle& task) { return task->seconds(); }
+double task_step(SnapshotTaskHandle& task) { return static_cast<double>(task->version().step); }
+double task_generation(SnapshotTaskHandle& task) { return static_cast<double>(task->version().generation); }
+// Waits; a list of {tier, path, bytes, scarce}.
+int task_wait(lua_State* L) {
+  Json::array_t list;
+  for (const SnapshotTask::Written& written : check_object<SnapshotTaskHandle>(L, 1)->wait())
+    list.push_back(Json::object_t{{"tier", std::string(name_of(written.tier))},
+                                  {"path", written.path},
+                                  {"bytes", written.bytes},
+                                  {"scarce", written.scarce}});
+  push_json(L, list);
+  return 1;
+}
+
+void push_restored(lua_State* L, const Restored& restored) {
+  Json::object_t json{{"step", restored.version.step},
+                      {"generation", restored.version.generation},
+                      {"finished", restored.finished},
+                      {"moved_bytes", restored.moved_bytes},
+                      {"damaged", Json::array_t(restored.damaged.begin(), restored.damaged.end())}};
+  if (restored.recovery) {
+    const RecoveryPlan& recovery = *restored.recovery;
+    Json::object_t bytes;
+    for (int tier = 0; tier < kTiers; ++tier) {
+      const auto found = recovery.bytes.find(static_cast<Tier>(tier));
+      bytes.emplace_back(std::string(name_of(static_cast<Tier>(tier))),
+                         found == recovery.bytes.end() ? int64_t{0} : found->second);
+    }
+    json.emplace_back("about", restored.about);
+    json.emplace_back("bytes", std::move(bytes));
+    json.emplace_back("seconds", recovery.seconds);
+    json.emplace_back("bound_seconds", recovery.bound_seconds);
+    json.emplace_back("why", Json::array_t(recovery.why.begin(), recovery.why.end()));
+  }
+  push_json(L, json);
+}
+
+// cluster or nil, state, program, frozen executor or nil, snapshots or nil, {step_seconds, host}: every rank
+// has of its state exactly what its program needs, from whichever ranks have it, or from snapshots. All ranks
+// call it at the same place. Returns {step, generation, finished, moved_bytes, damaged}, and of a state that
+// comes from snapshots {about, bytes by tier, seconds, bound_seconds, why}; nil: there is none.
+int restore_state(lua_State* L) {
+  Communicator* world = world_of(L, 1);
+  std::shared_ptr<Communicator> alone;
+  if (world == nullptr) {
+    alone = make_loopback(1).front()->group("alone", {0});
+    world = alone.get();
+  }
+  auto& state = check_object<StateHandle>(L, 2);
+  const auto& program = check_object<ProgramHandle>(L, 3);
+  Executor* const trainer = lua_isnoneornil(L, 4) ? nullptr : check_object<ExecutorHandle>(L, 4).get();
+  RestoreOptions options;
+  options.plan_moves = planner::plan_moves();
+  options.plan_recovery = planner::recovery_planner();
+  if (!lua_isnoneornil(L, 1)) {
+    const auto& cluster = check_object<ClusterHandle>(L, 1);
+    if (cluster->generation() != nullptr) options.generation = cluster->generation()->number();
+  }
+  if (!lua_isnoneornil(L, 5)) options.tiers = &check_object<SnapshotsHandle>(L, 5)->tiers();
+  if (lua_istable(L, 6)) {
+    options.step_seconds = field<double>(L, 6, "step_seconds").value_or(0);
+    options.host = field<std::string>(L, 6, "host").value_or("");
+  }
+  const auto restored = restore(*world, *state, trainer, needs_of(*program), options);
+  if (!restored) return 0;
+  push_restored(L, *restored);
+  return 1;
+}
+
+// Asks the cloud whether this machine is taken away, until it is dropped. A first SIGTERM counts as such a
+// notice.
+NoticesHandle watch_for_notices() {
+  let_sigterm_leave(true);
+  return std::make_shared<NoticeWatch>(read_notice_options(process_environment()));
+}
+// {source, detail, seconds_left}, or nil.
+int notices_notice(lua_State* L) {
+  const auto& notices = check_object<NoticesHandle>(L, 1);
+  const auto notice = notices->notice();
+  if (notice && notice->kind == Notice::Kind::terminate) {
+    lua_newtable(L);
+    set_field(L, "source", notice->source);
+    set_field(L, "detail", notice->detail);
+    if (notice->seconds_left) set_field(L, "seconds_left", *notice->seconds_left);
+    return 1;
+  }
+  if (!asked_to_leave()) return 0;
+  lua_newtable(L);
+  set_field(L, "source", std::string("SIGTERM"));
+  return 1;
+}
+bool notices_acknowledge(NoticesHandle& notices) { return notices->acknowledge(); }
+void end_notices() { let_sigterm_leave(false); }
+
+std::string host() { return host_of_process(process_environment()); }
+
+}  // namespace
+
+bool has_notice(const NoticesHandle& notices) {
+  if (asked_to_leave()) return true;
+  const auto notice = notices == nullptr ? std::nullopt : notices->notice();
+  return notice && notice->kind == Notice::Kind::terminate;
+}
+
+void add_recovery(lua_State* L) {
+  make_class<SnapshotsHandle>(
+      L, {bind<&snapshots_follow>("follow"), bind<&snapshots_scarce>("is_scarce"),
+          bind<&snapshots_bytes>("bytes"), bind<&snapshots_take>("take"), bind<&snapshots_states>("states"),
+          bind<&snapshots_warnings>("warnings"), bind<&snapshots_keep>("keep"),
+          bind<&snapshots_clear_memory>("clear_memory"), bind<&snapshots_stop_replicas>("stop_replicas"),
+          bind<&snapshots_leave>("leave")});
+  make_class<SnapshotTaskHandle>(
+      L, {bind<&task_done>("done"), bind<&task_failed>("failed"), bind<&task_wait>("wait"),
+          bind<&task_seconds>("seconds"), bind<&task_step>("step"), bind<&task_generation>("generation")});
+  make_class<NoticesHandle>(L, {bind<&notices_notice>("notice"), bind<&notices_acknowledge>("acknowledge")});
+  set_functions(
+      L, "native.",
+      {bind<&watch_for_notices>("watch_for_notices"), bind<&end_notices>("end_notices"),
+       bind<&new_run_snapshots>("run_snapshots"), bind<&restore_state>("restore"), bind<&host>("host")});
+}
+
+}  // namespace het::lua

@@ -1,0 +1,275 @@
+#include "snapshot/run_snapshots.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <set>
+#include <utility>
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "core/base/elapsed.h"
+#include "core/base/error.h"
+#include "core/io/file.h"
+#include "core/net/proof.h"
+#include "snapshot/collect.h"
+#include "snapshot/upload.h"
+#include "snapshot/writer.h"
+
+namespace het {
+namespace {
+
+// Elements of a part, from the copy of a state. The tensor is let go with the last bytes.
+std::function<void(std::byte*, int64_t, int64_t)> reader_of(std::shared_ptr<StateCopy> copy, StatePart part) {
+  return [copy = std::move(copy), part = std::move(part), elements = Tensor()](std::byte* to, int64_t begin,
+                                                                               int64_t bytes) mutable {
+    if (begin == 0) {
+      elements = copy->read(part.name);
+      const auto& held = copy->entries().at(part.name).slice;
+      const TensorSlice slice = held ? *held : TensorSlice::whole(part.tensor.type.shape);
+      if (slice != part.slice) {
+        Tensor cut(TensorType{elements.dtype(), part.slice.shape()});
+        het::copy(cut, part.slice, elements, slice);
+        elements = std::move(cut);
+      }
+    }
+    std::copy_n(elements.bytes() + begin, bytes, to);
+    if (begin + bytes == elements.type().bytes()) elements = {};
+  };
+}
+
+std::vector<SnapshotPart> parts_of(const std::shared_ptr<StateCopy>& copy,
+                                   const std::vector<StatePart>& parts) {
+  std::vector<SnapshotPart> written;
+  for (const StatePart& part : parts) written.push_back({part.name, part.slice, reader_of(copy, part)});
+  return written;
+}
+
+int64_t bytes_of_parts(const std::vector<StatePart>& parts) {
+  int64_t bytes = 0;
+  for (const StatePart& part : parts) bytes += part.slice.elements() * bytes_of(part.tensor.type.dtype);
+  return bytes;
+}
+
+void make_private_folder(const std::string& path) {
+  if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST)
+    fail_environment("cannot make the folder '{}': {}", path, std::strerror(errno));
+  struct stat found {};
+  if (lstat(path.c_str(), &found) != 0 || !S_ISDIR(found.st_mode) || found.st_uid != geteuid())
+    fail_environment("'{}' is not a folder of this user", path);
+}
+
+int64_t file_bytes(const SnapshotManifest& manifest) { return end_of_data(manifest); }
+
+}  // namespace
+
+SnapshotTask::SnapshotTask(Version version, Write write)
+    : version_(version), write_(std::move(write)), thread_([this, started = steady_seconds()] {
+        try {
+          written_ = write_();
+        } catch (...) {
+          failure_ = std::current_exception();
+        }
+        write_ = nullptr;  // lets go of the copy of the state
+        seconds_ = steady_seconds() - started;
+        done_.store(true, std::memory_order_release);
+      }) {}
+
+SnapshotTask::~SnapshotTask() {
+  if (thread_.joinable()) thread_.join();
+}
+
+const std::vector<SnapshotTask::Written>& SnapshotTask::wait() {
+  if (thread_.joinable()) thread_.join();
+  if (failure_ != nullptr) std::rethrow_exception(failure_);
+  return written_;
+}
+
+std::vector<SnapshotTiers::Place> RunSnapshots::places_of(const Options& options) {
+  std::vector<SnapshotTiers::Place> places;
+  if (!options.memory_folder.empty())
+    for (const std::string& folder :
+         {scarce_folder(options.memory_folder), rest_folder(options.memory_folder),
+          replica_folder(options.memory_folder)})
+      places.push_back({Tier::memory, Path(folder), 0, nullptr});
+  if (options.disk_folder) places.push_back({Tier::disk, *options.disk_folder, 0, nullptr});
+  if (options.store != nullptr) places.push_back({Tier::store, {}, 0, options.store});
+  return places;
+}
+
+RunSnapshots::RunSnapshots(Options options) : options_(std::move(options)), tiers_(places_of(options_)) {
+  if (options_.memory_folder.empty() || options_.address.empty()) return;
+  make_folders();
+  RunReplicas::Options exchange;
+  exchange.run = options_.run;
+  exchange.secret = options_.secret;
+  exchange.address = options_.address;
+  exchange.own_folder = scarce_folder(options_.memory_folder);
+  exchange.folder = replica_folder(options_.memory_folder) + "/" + hex_of(random_bytes(8));
+  exchange.host = options_.host;
+  exchange.zone = options_.zone;
+  exchange.budget_bytes = options_.replica_bytes;
+  exchange.warn = options_.warn;
+  exchange_ = std::make_unique<RunReplicas>(std::move(exchange));
+}
+
+RunSnapshots::~RunSnapshots() = default;
+
+void RunSnapshots::make_folders() {
+  make_private_folder(options_.memory_folder);
+  for (const std::string& folder :
+       {scarce_folder(options_.memory_folder), rest_folder(options_.memory_folder),
+        replica_folder(options_.memory_folder)})
+    make_private_folder(folder);
+}
+
+ReplicaPeer RunSnapshots::own() const {
+  return exchange_ != nullptr ? exchange_->own() : ReplicaPeer{"", options_.host, options_.zone, "", 0};
+}
+
+void RunSnapshots::stop_replicas() {
+  if (exchange_ != nullptr) exchange_->stop();
+}
+
+void RunSnapshots::follow(const StateLayout& layout, int rank, const std::vector<ReplicaPeer>& peers,
+                          std::string plan) {
+  std::vector<std::string> hosts;
+  for (const ReplicaPeer& peer : peers) hosts.push_back(peer.host);
+  if (std::set<std::string>(hosts.begin(), hosts.end()).size() == 1) {
+    for (size_t r = 0; r < hosts.size(); ++r) hosts[r] = std::to_string(r);
+  } else if (exchange_ != nullptr) {
+    exchange_->follow(peers, rank, options_.replicas - 1);
+  }
+  rank_ = rank;
+  ranks_ = static_cast<int>(layout.parts.size());
+  plan_ = std::move(plan);
+  tensors_.clear();
+  for (const auto& [name, tensor] : layout.tensors) tensors_.push_back({name, tensor.type, tensor.trained});
+  scarce_.clear();
+  rest_.clear();
+  disk_.clear();
+  is_scarce_ = false;
+  const auto in_memory = assign_writers_of_hosts(layout, hosts);
+  for (size_t r = 0; r < in_memory.size(); ++r)
+    for (const WrittenPart& each : in_memory[r]) {
+      const bool scarce = each.hosts < options_.replicas;
+      is_scarce_ = is_scarce_ || scarce;
+      if (static_cast<int>(r) == rank) (scarce ? scarce_ : rest_).push_back(each.part);
+    }
+  const auto on_disk = assign_writers(layout, hosts);
+  for (const WrittenPart& each : on_disk[static_cast<size_t>(rank)]) disk_.push_back(each.part);
+}
+
+int64_t RunSnapshots::memory_bytes() const { return scarce_bytes() + bytes_of_parts(rest_); }
+int64_t RunSnapshots::scarce_bytes() const { return bytes_of_parts(scarce_); }
+int64_t RunSnapshots::disk_bytes() const { return bytes_of_parts(disk_); }
+
+SnapshotManifest RunSnapshots::manifest_of(const StateCopy& copy, const About& about) const {
+  SnapshotManifest manifest;
+  manifest.run = options_.run;
+  manifest.version = copy.version();
+  manifest.history = copy.history();
+  manifest.plan = plan_;
+  manifest.rank = rank_;
+  manifest.ranks = ranks_;
+  manifest.cursor = about.cursor;
+  manifest.seed = about.seed;
+  manifest.about = about.text;
+  manifest.tensors = tensors_;
+  return manifest;
+}
+
+// Those that do not hold the kept version: the empty ones, else the older.
+RunSnapshots::Slots& RunSnapshots::free_slots() {
+  Slots* found = nullptr;
+  for (Slots& slots : slots_)
+    if (!kept_ || slots.version != kept_)
+      if (found == nullptr || slots.version < found->version) found = &slots;
+  HET_REQUIRE(found != nullptr);
+  if (found->scarce == nullptr) {
+    const std::string name = "slot-" + hex_of(random_bytes(8));
+    found->scarce = std::make_unique<SnapshotSlot>(scarce_folder(options_.memory_folder), name);
+    found->rest = std::make_unique<SnapshotSlot>(rest_folder(options_.memory_folder), name);
+  }
+  return *found;
+}
+
+void RunSnapshots::remove_older() {
+  if (options_.memory_folder.empty() || !kept_) return;
+  if (exchange_ != nullptr) exchange_->drop_before(*kept_);
+  for (const std::string& folder :
+       {scarce_folder(options_.memory_folder), rest_folder(options_.memory_folder)}) {
+    if (kind_of(Path(folder)) != FileKind::folder) continue;
+    for (const ListedSnapshot& listed : list_snapshots(Path(folder)))
+      // A later step of an earlier generation was trained again since.
+      if (listed.version < *kept_ || listed.version.generation < kept_->generation)
+        for (const std::string& path : listed.files) unlink(path.c_str());
+  }
+}
+
+std::shared_ptr<SnapshotTask> RunSnapshots::take(StateStore& state, bool in_memory, bool on_disk,
+                                                 const About& about) {
+  HET_REQUIRE(!tensors_.empty(), "follow() comes first");
+  const std::shared_ptr<StateCopy> copy = state.copy();
+  const SnapshotManifest manifest = manifest_of(*copy, about);
+  SnapshotSlot *scarce = nullptr, *rest = nullptr;
+  if (in_memory && !options_.memory_folder.empty()) {
+    make_folders();
+    Slots& slots = free_slots();
+    slots.version = manifest.version;
+    scarce = slots.scarce.get();
+    rest = slots.rest.get();
+  }
+  const std::optional<Path> disk = on_disk ? options_.disk_folder : std::nullopt;
+  RunReplicas* const exchange = exchange_.get();
+  // One rank removes older snapshots from the store: those that are whole there count.
+  const auto write = [copy, manifest, exchange, store = options_.store, keep = options_.keep,
+                      collects = rank_ == 0, scarce, rest, disk, scarce_parts = scarce_, rest_parts = rest_,
+                      disk_parts = disk_] {
+    std::vector<SnapshotTask::Written> written;
+    for (const auto& [slot, parts, is_scarce] :
+         {std::tuple(scarce, &scarce_parts, true), std::tuple(rest, &rest_parts, false)})
+      if (slot != nullptr && !parts->empty()) {
+        const SnapshotManifest whole = slot->write(manifest, parts_of(copy, *parts));
+        written.push_back({Tier::memory, slot->path(), file_bytes(whole), is_scarce});
+        if (is_scarce && exchange != nullptr) exchange->replicate(slot->path());
+      }
+    if (disk && !disk_parts.empty()) {
+      make_folder(*disk);
+      const Path path = snapshot_path(*disk, manifest);
+      const SnapshotManifest whole = write_snapshot(path, manifest, parts_of(copy, disk_parts));
+      written.push_back({Tier::disk, path.text, file_bytes(whole), false});
+      if (store != nullptr) {
+        upload(*store, {path});
+        if (collects) collect(store, CollectOptions{keep, {}, std::chrono::hours(24)});
+      }
+    }
+    return written;
+  };
+  return std::make_shared<SnapshotTask>(manifest.version, write);
+}
+
+void RunSnapshots::clear_memory() {
+  if (options_.memory_folder.empty()) return;
+  slots_ = {};
+  kept_.reset();
+  std::error_code ignored;
+  for (const std::string& folder :
+       {scarce_folder(options_.memory_folder), rest_folder(options_.memory_folder),
+        replica_folder(options_.memory_folder)})
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(folder, ignored))
+      if (entry.is_regular_file(ignored)) std::filesystem::remove(entry.path(), ignored);
+}
+
+void RunSnapshots::leave() {
+  if (options_.memory_folder.empty()) return;
+  exchange_ = nullptr;
+  slots_ = {};
+  kept_.reset();
+  std::error_code ignored;
+  std::filesystem::remove_all(options_.memory_folder, ignored);
+}
+
+}  // namespace het

@@ -1,0 +1,141 @@
+// The snapshots that one process takes of its run's state, beside the steps: in the memory of its host, where
+// they outlive the process, and on a disk. Reads them, and others' that lie there, as tiers.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/program/state.h"
+#include "core/run/state_layout.h"
+#include "snapshot/run_replicas.h"
+#include "snapshot/slot.h"
+#include "snapshot/tiers.h"
+
+namespace het {
+
+// What is written on a thread of its own. Used from one thread.
+class SnapshotTask {
+ public:
+  struct Written {
+    Tier tier = Tier::memory;
+    std::string path;
+    int64_t bytes = 0;    // of the file
+    bool scarce = false;  // has what too few hosts have
+  };
+  using Write = std::function<std::vector<Written>()>;
+
+  SnapshotTask(Version version, Write write);
+  ~SnapshotTask();  // waits; a failure not asked for is lost
+  SnapshotTask(const SnapshotTask&) = delete;
+  SnapshotTask& operator=(const SnapshotTask&) = delete;
+
+  Version version() const { return version_; }
+  bool done() const { return done_.load(std::memory_order_acquire); }
+  bool failed() const { return done() && failure_ != nullptr; }
+  // Waits. Throws what kept a file from being written.
+  const std::vector<Written>& wait();
+  double seconds() const { return seconds_; }  // that it took, when done
+
+ private:
+  const Version version_;
+  Write write_;
+  std::vector<Written> written_;
+  double seconds_ = 0;
+  std::exception_ptr failure_;  // read when done
+  std::atomic<bool> done_{false};
+  std::thread thread_;
+};
+
+// Used from one thread.
+class RunSnapshots {
+ public:
+  struct Options {
+    std::string run;            // its name
+    std::string memory_folder;  // of the run on this host, in memory; empty: none
+    std::optional<Path> disk_folder;
+    std::shared_ptr<ObjectStore> store;  // gets a copy of what is written to the disk; null: none
+    int keep = 2;                        // whole snapshots in the store
+    // Of the run, to exchange replicas with other hosts: its secret, where this process listens, and what it
+    // tells of what went wrong. No address: it keeps none and has none made.
+    std::string secret, address, host, zone;
+    int64_t replica_bytes = 0;  // of memory, for replicas of others
+    std::function<void(const std::string& sentence)> warn;
+    int replicas = 2;  // copies of each part on several hosts that make its loss unlikely, live ones included
+  };
+  explicit RunSnapshots(Options options);
+  ~RunSnapshots();
+  RunSnapshots(const RunSnapshots&) = delete;
+  RunSnapshots& operator=(const RunSnapshots&) = delete;
+
+  // What this process tells the others of itself, for follow().
+  ReplicaPeer own() const;
+  // Of the plan that the run follows from here on, on every rank. `peers`: own() of each rank; of ranks on
+  // one host each counts as a host of its own.
+  void follow(const StateLayout& layout, int rank, const std::vector<ReplicaPeer>& peers, std::string plan);
+  // Whether a part of the state is on fewer than `replicas` hosts: only then do snapshots in memory gain
+  // something. The same on every rank.
+  bool is_scarce() const { return is_scarce_; }
+  int64_t memory_bytes() const;  // that a snapshot in memory takes here
+  int64_t scarce_bytes() const;  // of these, of parts that too few hosts have
+  int64_t disk_bytes() const;    // that this rank writes to the disk
+
+  // What goes with the state beside its tensors.
+  struct About {
+    int64_t cursor = 0, seed = 0;
+    std::string text;  // JSON
+  };
+  // Copies the state as it is, and writes beside what follows. Memory holds the one that is kept and one
+  // other, which gives way.
+  std::shared_ptr<SnapshotTask> take(StateStore& state, bool in_memory, bool on_disk, const About& about);
+
+  // The snapshot in memory of this version is whole: every rank has written its part.
+  void keep(Version version) { kept_ = version; }
+  // Removes from memory what is older than the kept version, or was trained again since: also what processes
+  // that are gone have left.
+  void remove_older();
+
+  // What there is to read.
+  SnapshotTiers& tiers() { return tiers_; }
+  // Copies for other hosts that are under way fail, and no more are made until follow(): the ranks change.
+  void stop_replicas();
+  // Removes the snapshots in memory, of this process and others of this host: they are of an earlier run.
+  void clear_memory();
+  // The run has ended: removes all of it from memory.
+  void leave();
+
+  // Folders in memory: of parts that too few hosts have, of other parts, of copies of other hosts' parts.
+  static std::string scarce_folder(const std::string& memory) { return memory + "/scarce"; }
+  static std::string rest_folder(const std::string& memory) { return memory + "/rest"; }
+  static std::string replica_folder(const std::string& memory) { return memory + "/replicas"; }
+
+ private:
+  struct Slots {  // of one version
+    std::unique_ptr<SnapshotSlot> scarce, rest;
+    std::optional<Version> version;
+  };
+
+  SnapshotManifest manifest_of(const StateCopy& copy, const About& about) const;
+  static std::vector<SnapshotTiers::Place> places_of(const Options& options);
+  void make_folders();
+  Slots& free_slots();
+
+  const Options options_;
+  SnapshotTiers tiers_;
+  std::vector<SnapshotTensor> tensors_;
+  std::vector<StatePart> scarce_, rest_, disk_;
+  bool is_scarce_ = false;
+  int rank_ = 0, ranks_ = 1;
+  std::string plan_;
+  std::unique_ptr<RunReplicas> exchange_;
+  std::array<Slots, 2> slots_;
+  std::optional<Version> kept_;
+};
+
+}  // namespace het

@@ -1,0 +1,134 @@
+#include "snapshot/tiers.h"
+
+#include <utility>
+
+#include "core/base/error.h"
+#include "core/io/json.h"
+
+namespace het {
+namespace {
+
+constexpr size_t kVersions = 8;  // of a place that are looked at, the newest
+
+TierState state_of(const SnapshotTiers::Place& place,
+                   const std::vector<std::shared_ptr<const SnapshotFile>>& files) {
+  TierState state;
+  const SnapshotManifest& first = files.front()->manifest();
+  state.tier = place.tier;
+  state.version = first.version;
+  state.history = first.history;
+  state.bytes_per_second = place.bytes_per_second;
+  for (const auto& file : files) {
+    const SnapshotManifest& manifest = file->manifest();
+    for (const SnapshotUnit& unit : manifest.units) {
+      const SnapshotTensor& tensor = manifest.tensors[unit.tensor];
+      state.parts.push_back({tensor.name, {tensor.type, tensor.trained}, unit.slice});
+    }
+  }
+  state.about = dump(Json(Json::object_t{
+      {"run", first.run}, {"cursor", first.cursor}, {"seed", first.seed}, {"about", first.about}}));
+  return state;
+}
+
+}  // namespace
+
+std::vector<TierState> SnapshotTiers::states(bool far) {
+  files_.clear();
+  std::vector<TierState> states;
+  for (const Place& place : places_) {
+    if (place.store != nullptr) {
+      if (far) look_into_store(place, states);
+      continue;
+    }
+    if (kind_of(place.folder) != FileKind::folder) continue;
+    look_into(place, list_snapshots(place.folder), states);
+    for (const FolderEntry& entry : list_folder(place.folder))
+      if (entry.kind == FileKind::folder) {
+        const Place inner{place.tier, place.folder.child(entry.name), place.bytes_per_second, nullptr};
+        look_into(inner, list_snapshots(inner.folder), states);
+      }
+  }
+  return states;
+}
+
+void SnapshotTiers::look_into_store(const Place& place, std::vector<TierState>& states) {
+  try {
+    look_into(place, list_snapshots(*place.store), states);
+  } catch (const Error& error) {  // it says nothing of what it has
+    warnings_.push_back(error.sentence());
+  }
+}
+
+void SnapshotTiers::look_into(const Place& place, const std::vector<ListedSnapshot>& listed,
+                              std::vector<TierState>& states) {
+  size_t count = 0;
+  for (const ListedSnapshot& each : listed) {
+    if (++count > kVersions) break;
+    Files files = open(place, each);
+    if (files.empty()) continue;
+    states.push_back(state_of(place, files));
+    Files& known = files_[{place.tier, each.version}];
+    known.insert(known.end(), files.begin(), files.end());
+  }
+}
+
+SnapshotTiers::Files SnapshotTiers::open(const Place& place, const ListedSnapshot& listed) {
+  Files files;
+  for (const std::string& path : listed.files) {
+    if (left_out_.count(path) != 0) continue;
+    try {
+      auto file = place.store != nullptr ? SnapshotFile::open(object_source(place.store, path))
+                                         : SnapshotFile::open(place.folder.with(path));
+      Files all = files;
+      all.push_back(file);
+      const Snapshot alike(std::move(all));  // throws for a file of another state
+      files.push_back(std::move(file));
+    } catch (const Error& error) {
+      // Others may write, replace and remove files meanwhile; what cannot be read now is not counted on.
+      leave_out(path, error.sentence());
+    }
+  }
+  return files;
+}
+
+SnapshotTiers::Part SnapshotTiers::find(Tier tier, Version version, const std::string& tensor,
+                                        const TensorSlice& slice) const {
+  if (const auto files = files_.find({tier, version}); files != files_.end())
+    for (const auto& file : files->second) {
+      const SnapshotManifest& manifest = file->manifest();
+      if (left_out_.count(file->path()) != 0) continue;
+      for (size_t unit = 0; unit < manifest.units.size(); ++unit)
+        if (manifest.tensors[manifest.units[unit].tensor].name == tensor &&
+            shared_elements(manifest.units[unit].slice, slice) == slice.elements())
+          return {file, unit};
+    }
+  fail_usage("no snapshot in the tier '{}' has {} {} after step {}", name_of(tier), tensor, to_string(slice),
+             version.step);
+}
+
+Tensor SnapshotTiers::read(Tier tier, Version version, const std::string& tensor, const TensorSlice& slice) {
+  const Part part = find(tier, version, tensor, slice);
+  return part.file->read(part.unit, slice);
+}
+
+std::string SnapshotTiers::check(Tier tier, Version version, const std::string& tensor,
+                                 const TensorSlice& slice) {
+  std::string damaged;  // the path of the file
+  try {
+    const Part part = find(tier, version, tensor, slice);
+    damaged = part.file->path();
+    part.file->read(part.unit, slice);
+    return {};
+  } catch (const Error& error) {
+    if (!damaged.empty()) leave_out(damaged, error.sentence());
+    return error.sentence();
+  }
+}
+
+void SnapshotTiers::leave_out(const std::string& path, const std::string& why) {
+  if (left_out_.insert(path).second) warnings_.push_back(why);
+}
+
+std::vector<std::string> SnapshotTiers::take_warnings() { return std::exchange(warnings_, {}); }
+
+}  // namespace het

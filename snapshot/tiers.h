@@ -1,0 +1,55 @@
+// The snapshot files that a member of a run can read, as tiers of the run's state.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/run/tier.h"
+#include "snapshot/snapshot.h"
+
+namespace het {
+
+// Used from one thread.
+class SnapshotTiers : public TierReader {
+ public:
+  struct Place {
+    Tier tier;
+    Path folder;  // of snapshots, or of folders with them; one that is missing is empty
+    double bytes_per_second = 0;
+    std::shared_ptr<ObjectStore> store;  // instead of a folder; of the tier `store`
+  };
+  explicit SnapshotTiers(std::vector<Place> places) : places_(std::move(places)) {}
+
+  // Looks into the folders again: the newest versions of each. Files that cannot be read are left out, and
+  // told of once (take_warnings). `about` is JSON: {run, cursor, seed, about}, of the manifest.
+  std::vector<TierState> states(bool far) override;
+  Tensor read(Tier tier, Version version, const std::string& tensor, const TensorSlice& slice) override;
+  std::string check(Tier tier, Version version, const std::string& tensor, const TensorSlice& slice) override;
+
+  // Sentences about files that cannot be used, since the last call.
+  std::vector<std::string> take_warnings();
+
+ private:
+  using Files = std::vector<std::shared_ptr<const SnapshotFile>>;
+  struct Part {
+    std::shared_ptr<const SnapshotFile> file;
+    size_t unit;
+  };
+  void look_into_store(const Place& place, std::vector<TierState>& states);
+  void look_into(const Place& place, const std::vector<ListedSnapshot>& listed,
+                 std::vector<TierState>& states);
+  Files open(const Place& place, const ListedSnapshot& listed);
+  Part find(Tier tier, Version version, const std::string& tensor, const TensorSlice& slice) const;
+  void leave_out(const std::string& path, const std::string& why);
+
+  const std::vector<Place> places_;
+  std::map<std::pair<Tier, Version>, Files> files_;
+  std::set<std::string> left_out_;  // paths
+  std::vector<std::string> warnings_;
+};
+
+}  // namespace het
