@@ -14,13 +14,6 @@ constexpr int kReading = 8;  // files at a time
 // In the order in which a run decides: a generation after a rollback has smaller steps than what it replaces.
 auto decided(Version version) { return std::pair(version.generation, version.step); }
 
-bool lies_on(const decltype(SnapshotManifest::history)& history, Version version) {
-  int64_t generation = -1;
-  for (const auto& era : history)
-    if (era.first_step <= version.step) generation = era.generation;
-  return version.step == 0 || generation == version.generation;
-}
-
 SeenVersion look(const std::shared_ptr<ObjectStore>& store, const ListedSnapshot& listed) {
   SeenVersion seen;
   seen.version = listed.version;
@@ -61,7 +54,7 @@ std::vector<Version> unneeded(const std::vector<SeenVersion>& seen, int keep) {
   for (auto each = latest + 1; each != ordered.end(); ++each) {
     if (!each->run.empty() && each->run != latest->run) continue;
     if (each->whole && kept < keep && each->version.step < latest->version.step &&
-        lies_on(latest->history, each->version))
+        is_on(latest->history, each->version))
       ++kept;
     else
       removed.push_back(each->version);

@@ -16,8 +16,8 @@ namespace het {
 struct SeenVersion {
   Version version;
   bool whole = false;
-  std::string run;                              // empty: none of its files can be read
-  decltype(SnapshotManifest::history) history;  // that led to it
+  std::string run;  // empty: none of its files can be read
+  History history;  // that led to it
 };
 // The versions that are not needed: of all that were decided before the latest whole one, those that are not
 // among the `keep` newest whole versions on its history. What was decided later may still be on its way, and

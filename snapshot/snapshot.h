@@ -45,6 +45,7 @@ class Snapshot {
 
 // The name of the file of one rank in a folder of snapshots:
 // step-STEP-generation-GENERATION-rank-RANK-of-RANKS.snapshot
+inline constexpr const char* kSnapshotPrefix = "step-";  // of every name
 struct SnapshotName {
   Version version;
   int64_t rank = 0, ranks = 1;
@@ -53,7 +54,6 @@ struct SnapshotName {
 std::string to_string(const SnapshotName& name);
 // Of a name without folders; nothing for any text that is no such name.
 std::optional<SnapshotName> parse_snapshot_name(std::string_view text);
-inline constexpr const char* kSnapshotPrefix = "step-";  // of all names
 std::string snapshot_name(const SnapshotManifest& manifest);
 Path snapshot_path(const Path& folder, const SnapshotManifest& manifest);
 
