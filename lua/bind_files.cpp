@@ -15,6 +15,7 @@
 #include "core/cluster/environment.h"
 #include "core/cluster/secret.h"
 #include "core/io/file.h"
+#include "core/run/memory_folder.h"
 #include "lua/broker.h"
 #include "lua/confine.h"
 #include "lua/launch.h"
@@ -405,8 +406,12 @@ int confine_recipe(lua_State* L) {
   }
   if (kernel) {
     Confinement wanted = confinement_of(field<bool>(L, 2, "gpu").value_or(false), network);
-    if (const auto memory = lookup("HETRUN_MEMORY"); memory && !memory->empty())
-      wanted.writes.push_back(*memory);
+    if ((field<bool>(L, 2, "elastic").value_or(false) || lookup("HETRUN_MEMORY")) &&
+        host.secret_problem == nullptr) {
+      const std::string memory = memory_folder(lookup, host.secret.value_or(""));
+      if (!memory.empty() && (mkdir(memory.c_str(), 0700) == 0 || errno == EEXIST))
+        wanted.writes.push_back(memory);
+    }
     confine(wanted);
   }
   host.files = host.access = std::move(access);

@@ -483,14 +483,15 @@ bool executor_run(ExecutorHandle& executor) {
 // What ranks say to each other in a step. After it: end; let those in that wait to join; this rank leaves,
 // and those that do go now. A snapshot is being written, or could not be.
 constexpr uint32_t kStop = 1, kChange = 2, kWrites = 4, kFailed = 8, kLeaves = 16, kGo = 32, kDiskFailed = 64;
-// {stop, member, notices, memory, disk, not_begun, go}: what this rank says in each step that follows. To
-// stop if `stop`, else when it has been interrupted. A member of an elastic run asks for a change when others
-// wait to join, and to leave when it has a notice. Whether it still writes a snapshot, and whether the one in
-// memory has failed, or could not be begun.
+// {stop, member, notices, memory, disk, not_begun, disk_not_begun, go}: what this rank says in each step that
+// follows. To stop if `stop`, else when it has been interrupted. A member of an elastic run asks for a change
+// when others wait to join, and to leave when it has a notice. Whether it still writes a snapshot, and
+// whether the one in memory has failed, or could not be begun.
 int executor_say(lua_State* L) {
   const auto& executor = check_object<ExecutorHandle>(L, 1);
   const auto stop = field<bool>(L, 2, "stop").value_or(false), go = field<bool>(L, 2, "go").value_or(false);
   const auto not_begun = field<bool>(L, 2, "not_begun").value_or(false);
+  const auto disk_not_begun = field<bool>(L, 2, "disk_not_begun").value_or(false);
   const auto member = object_field<MemberHandle>(L, 2, "member");
   const auto notices = object_field<NoticesHandle>(L, 2, "notices");
   const auto memory = object_field<SnapshotTaskHandle>(L, 2, "memory"),
@@ -501,8 +502,8 @@ int executor_say(lua_State* L) {
     const bool leaves = member && has_notice(notices);
     return (stop || interrupt_pending() ? kStop : 0) |
            (member && member->member().waiting() > 0 ? kChange : 0) | (writes ? kWrites : 0) |
-           (disk && disk->failed() ? kDiskFailed : 0) | (failed ? kFailed : 0) | (leaves ? kLeaves : 0) |
-           (go ? kGo : 0);
+           (disk_not_begun || (disk && disk->failed()) ? kDiskFailed : 0) | (failed ? kFailed : 0) |
+           (leaves ? kLeaves : 0) | (go ? kGo : 0);
   });
   return 0;
 }

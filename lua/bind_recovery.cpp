@@ -78,17 +78,8 @@ int snapshots_follow(lua_State* L) {
 }
 bool snapshots_scarce(SnapshotsHandle& snapshots) { return snapshots->is_scarce(); }
 
-// {memory, scarce, disk}: bytes of one snapshot of this rank.
-int snapshots_bytes(lua_State* L) {
-  const auto& snapshots = check_object<SnapshotsHandle>(L, 1);
-  lua_newtable(L);
-  set_field(L, "memory", static_cast<double>(snapshots->memory_bytes()));
-  set_field(L, "scarce", static_cast<double>(snapshots->scarce_bytes()));
-  set_field(L, "disk", static_cast<double>(snapshots->disk_bytes()));
-  return 1;
-}
-
-// snapshots, state, {memory, disk, cursor, seed, about = JSON} -> what is written beside the steps
+// snapshots, state, {memory, disk, cursor, seed, about = JSON} -> what is written beside the steps: in
+// memory, and on disk; nil: nothing
 int snapshots_take(lua_State* L) {
   const auto& snapshots = check_object<SnapshotsHandle>(L, 1);
   const auto& state = check_object<StateHandle>(L, 2);
@@ -96,23 +87,13 @@ int snapshots_take(lua_State* L) {
   about.cursor = field<int64_t>(L, 3, "cursor").value_or(0);
   about.seed = field<int64_t>(L, 3, "seed").value_or(0);
   about.text = field<std::string>(L, 3, "about").value_or("{}");
-  return Convert<SnapshotTaskHandle>::push(
-      L, snapshots->take(*state, field<bool>(L, 3, "memory").value_or(false),
-                         field<bool>(L, 3, "disk").value_or(false), about));
+  const RunSnapshots::Taken taken = snapshots->take(*state, field<bool>(L, 3, "memory").value_or(false),
+                                                    field<bool>(L, 3, "disk").value_or(false), about);
+  for (const SnapshotTaskHandle& task : {taken.memory, taken.disk})
+    task == nullptr ? lua_pushnil(L) : static_cast<void>(Convert<SnapshotTaskHandle>::push(L, task));
+  return 2;
 }
 
-// What lies in the tiers: a list of {tier, step, generation, parts, about}.
-int snapshots_states(lua_State* L) {
-  Json::array_t list;
-  for (const TierState& state : check_object<SnapshotsHandle>(L, 1)->tiers().states(false))
-    list.push_back(Json::object_t{{"tier", std::string(name_of(state.tier))},
-                                  {"step", state.version.step},
-                                  {"generation", state.version.generation},
-                                  {"parts", static_cast<int64_t>(state.parts.size())},
-                                  {"about", state.about}});
-  push_json(L, list);
-  return 1;
-}
 std::vector<std::string> snapshots_warnings(SnapshotsHandle& snapshots) {
   return snapshots->tiers().take_warnings();
 }
@@ -127,7 +108,6 @@ void snapshots_leave(SnapshotsHandle& snapshots) { snapshots->leave(); }
 
 bool task_done(SnapshotTaskHandle& task) { return task->done(); }
 bool task_failed(SnapshotTaskHandle& task) { return task->failed(); }
-double task_seconds(SnapshotTaskHandle& task) { return task->seconds(); }
 double task_step(SnapshotTaskHandle& task) { return static_cast<double>(task->version().step); }
 double task_generation(SnapshotTaskHandle& task) { return static_cast<double>(task->version().generation); }
 // Waits; a list of {tier, path, bytes, scarce}.
@@ -219,6 +199,17 @@ int notices_notice(lua_State* L) {
   set_field(L, "source", std::string("SIGTERM"));
   return 1;
 }
+// Of the store at a URL: the step of its newest snapshot; nil: it has none.
+int store_newest(lua_State* L) {
+  const auto store = open_store(Convert<Path>::get(L, 1));
+  const auto listed = list_snapshots(*store);
+  return listed.empty() ? 0 : Convert<double>::push(L, static_cast<double>(listed.front().version.step));
+}
+void store_clear(Path url) {
+  const auto store = open_store(url);
+  for (const ListedSnapshot& listed : list_snapshots(*store))
+    for (const std::string& key : listed.files) store->remove(key);
+}
 bool notices_acknowledge(NoticesHandle& notices) { return notices->acknowledge(); }
 void end_notices() { let_sigterm_leave(false); }
 
@@ -235,17 +226,17 @@ bool has_notice(const NoticesHandle& notices) {
 void add_recovery(lua_State* L) {
   make_class<SnapshotsHandle>(
       L, {bind<&snapshots_follow>("follow"), bind<&snapshots_scarce>("is_scarce"),
-          bind<&snapshots_bytes>("bytes"), bind<&snapshots_take>("take"), bind<&snapshots_states>("states"),
-          bind<&snapshots_warnings>("warnings"), bind<&snapshots_keep>("keep"),
+          bind<&snapshots_take>("take"), bind<&snapshots_warnings>("warnings"), bind<&snapshots_keep>("keep"),
           bind<&snapshots_clear_memory>("clear_memory"), bind<&snapshots_stop_replicas>("stop_replicas"),
           bind<&snapshots_leave>("leave")});
   make_class<SnapshotTaskHandle>(
       L, {bind<&task_done>("done"), bind<&task_failed>("failed"), bind<&task_wait>("wait"),
-          bind<&task_seconds>("seconds"), bind<&task_step>("step"), bind<&task_generation>("generation")});
+          bind<&task_step>("step"), bind<&task_generation>("generation")});
   make_class<NoticesHandle>(L, {bind<&notices_notice>("notice"), bind<&notices_acknowledge>("acknowledge")});
   set_functions(
       L, "native.",
       {bind<&watch_for_notices>("watch_for_notices"), bind<&end_notices>("end_notices"),
+       bind<&store_newest>("store_newest"), bind<&store_clear>("store_clear"),
        bind<&new_run_snapshots>("run_snapshots"), bind<&restore_state>("restore"), bind<&host>("host")});
 }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <set>
@@ -61,7 +63,14 @@ void make_private_folder(const std::string& path) {
     fail_environment("'{}' is not a folder of this user", path);
 }
 
-int64_t file_bytes(const SnapshotManifest& manifest) { return end_of_data(manifest); }
+constexpr std::string_view kSlotPrefix = "slot-";
+
+// What a process that is gone was writing.
+bool is_orphan(const std::string& name) {
+  if (!name.starts_with(kSlotPrefix)) return false;
+  const long pid = std::strtol(name.c_str() + kSlotPrefix.size(), nullptr, 10);
+  return pid > 0 && kill(static_cast<pid_t>(pid), 0) != 0 && errno == ESRCH;
+}
 
 }  // namespace
 
@@ -118,6 +127,7 @@ RunSnapshots::RunSnapshots(Options options) : options_(std::move(options)), tier
 RunSnapshots::~RunSnapshots() = default;
 
 void RunSnapshots::make_folders() {
+  make_private_folder(folder_of(options_.memory_folder));
   make_private_folder(options_.memory_folder);
   for (const std::string& folder :
        {scarce_folder(options_.memory_folder), rest_folder(options_.memory_folder),
@@ -137,11 +147,9 @@ void RunSnapshots::follow(const StateLayout& layout, int rank, const std::vector
                           std::string plan) {
   std::vector<std::string> hosts;
   for (const ReplicaPeer& peer : peers) hosts.push_back(peer.host);
-  if (std::set<std::string>(hosts.begin(), hosts.end()).size() == 1) {
+  if (exchange_ != nullptr) exchange_->follow(peers, rank, options_.replicas - 1);
+  if (std::set<std::string>(hosts.begin(), hosts.end()).size() == 1)
     for (size_t r = 0; r < hosts.size(); ++r) hosts[r] = std::to_string(r);
-  } else if (exchange_ != nullptr) {
-    exchange_->follow(peers, rank, options_.replicas - 1);
-  }
   rank_ = rank;
   ranks_ = static_cast<int>(layout.parts.size());
   plan_ = std::move(plan);
@@ -191,66 +199,72 @@ RunSnapshots::Slots& RunSnapshots::free_slots() {
   HET_REQUIRE(found != nullptr);
   found->written = ++written_;
   if (found->scarce == nullptr) {
-    const std::string name = "slot-" + hex_of(random_bytes(8));
+    const std::string name = fmt::format("{}{}-{}", kSlotPrefix, getpid(), hex_of(random_bytes(8)));
     found->scarce = std::make_unique<SnapshotSlot>(scarce_folder(options_.memory_folder), name);
     found->rest = std::make_unique<SnapshotSlot>(rest_folder(options_.memory_folder), name);
   }
   return *found;
 }
 
+void RunSnapshots::keep(Version version) {
+  kept_ = version;
+  if (exchange_ != nullptr) exchange_->drop_before(version);
+}
+
 void RunSnapshots::remove_older() {
   if (options_.memory_folder.empty() || !kept_) return;
-  if (exchange_ != nullptr) exchange_->drop_before(*kept_);
-  for (const std::string& folder :
-       {scarce_folder(options_.memory_folder), rest_folder(options_.memory_folder)}) {
-    if (kind_of(Path(folder)) != FileKind::folder) continue;
-    for (const ListedSnapshot& listed : list_snapshots(Path(folder)))
-      // A later step of an earlier generation was trained again since.
-      if (listed.version < *kept_ || listed.version.generation < kept_->generation)
-        for (const std::string& path : listed.files) unlink(path.c_str());
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(options_.memory_folder, ignored)) {
+    const auto name = parse_snapshot_name(entry.path().filename().string());
+    // A later step of an earlier generation was trained again since.
+    const bool older = name && (name->version < *kept_ || name->version.generation < kept_->generation);
+    if (older || is_orphan(entry.path().filename().string())) unlink(entry.path().c_str());
   }
 }
 
-std::shared_ptr<SnapshotTask> RunSnapshots::take(StateStore& state, bool in_memory, bool on_disk,
-                                                 const About& about) {
+RunSnapshots::Taken RunSnapshots::take(StateStore& state, bool in_memory, bool on_disk, const About& about) {
   if (tensors_.empty()) fail_usage("a run takes snapshots once its plan is known");
   const std::shared_ptr<StateCopy> copy = state.copy();
   const SnapshotManifest manifest = manifest_of(*copy, about);
-  SnapshotSlot *scarce = nullptr, *rest = nullptr;
+  Taken taken;
   if (in_memory && !options_.memory_folder.empty()) {
     make_folders();
     Slots& slots = free_slots();
     slots.version = manifest.version;
-    scarce = slots.scarce.get();
-    rest = slots.rest.get();
+    taken.memory = std::make_shared<SnapshotTask>(
+        manifest.version, [copy, manifest, exchange = exchange_.get(), scarce = slots.scarce.get(),
+                           rest = slots.rest.get(), scarce_parts = scarce_, rest_parts = rest_] {
+          std::vector<SnapshotTask::Written> written;
+          const auto write = [&](SnapshotSlot& slot, const std::vector<StatePart>& parts, bool is_scarce) {
+            if (parts.empty()) return;
+            const SnapshotManifest whole = slot.write(manifest, parts_of(copy, parts));
+            written.push_back({Tier::memory, slot.path(), end_of_data(whole), is_scarce});
+          };
+          write(*rest, rest_parts, false);
+          write(*scarce, scarce_parts, true);
+          if (exchange != nullptr && !scarce_parts.empty()) exchange->replicate(scarce->path());
+          return written;
+        });
   }
-  const std::optional<Path> disk = on_disk ? options_.disk_folder : std::nullopt;
-  RunReplicas* const exchange = exchange_.get();
-  // One rank removes older snapshots from the store: those that are whole there count.
-  const auto write = [copy, manifest, exchange, store = options_.store, keep = options_.keep,
-                      collects = rank_ == 0, scarce, rest, disk, scarce_parts = scarce_, rest_parts = rest_,
-                      disk_parts = disk_] {
-    std::vector<SnapshotTask::Written> written;
-    for (const auto& [slot, parts, is_scarce] :
-         {std::tuple(scarce, &scarce_parts, true), std::tuple(rest, &rest_parts, false)})
-      if (slot != nullptr && !parts->empty()) {
-        const SnapshotManifest whole = slot->write(manifest, parts_of(copy, *parts));
-        written.push_back({Tier::memory, slot->path(), file_bytes(whole), is_scarce});
-        if (is_scarce && exchange != nullptr) exchange->replicate(slot->path());
-      }
-    if (disk && !disk_parts.empty()) {
-      make_folder(*disk);
-      const Path path = snapshot_path(*disk, manifest);
-      const SnapshotManifest whole = write_snapshot(path, manifest, parts_of(copy, disk_parts));
-      written.push_back({Tier::disk, path.text, file_bytes(whole), false});
-      if (store != nullptr) {
-        upload(*store, {path});
-        if (collects) collect(store, CollectOptions{keep, {}, std::chrono::hours(24)});
-      }
-    }
-    return written;
-  };
-  return std::make_shared<SnapshotTask>(manifest.version, write);
+  if (on_disk && options_.disk_folder)
+    // One rank removes older snapshots: those that are whole there count.
+    taken.disk = std::make_shared<SnapshotTask>(
+        manifest.version, [copy, manifest, folder = *options_.disk_folder, store = options_.store,
+                           keep = options_.keep, collects = rank_ == 0, parts = disk_] {
+          std::vector<SnapshotTask::Written> written;
+          const CollectOptions needed{keep, {}, std::chrono::hours(24)};
+          if (!parts.empty()) {
+            make_folder(folder);
+            const Path path = snapshot_path(folder, manifest);
+            const SnapshotManifest whole = write_snapshot(path, manifest, parts_of(copy, parts));
+            written.push_back({Tier::disk, path.text, end_of_data(whole), false});
+            if (store != nullptr) upload(*store, {path});
+          }
+          if (collects) collect(open_store(folder), needed);
+          if (collects && store != nullptr) collect(store, needed);
+          return written;
+        });
+  return taken;
 }
 
 void RunSnapshots::clear_memory() {

@@ -93,10 +93,13 @@ class RunSnapshots {
   };
   // Copies the state as it is and writes it beside what follows. After a step by the plan: a version has one
   // snapshot, of one layout. Memory holds the version that is kept and one other, which gives way.
-  std::shared_ptr<SnapshotTask> take(StateStore& state, bool in_memory, bool on_disk, const About& about);
+  struct Taken {
+    std::shared_ptr<SnapshotTask> memory, disk;  // null: none
+  };
+  Taken take(StateStore& state, bool in_memory, bool on_disk, const About& about);
 
   // The snapshot in memory of this version is whole: every rank has written its part.
-  void keep(Version version) { kept_ = version; }
+  void keep(Version version);
   // Removes from memory what is older than the kept version, or was trained again since: also what processes
   // that are gone have left.
   void remove_older();

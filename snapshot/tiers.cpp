@@ -64,16 +64,17 @@ void SnapshotTiers::look_into(const Place& place, const std::vector<ListedSnapsh
   size_t count = 0;
   for (const ListedSnapshot& each : listed) {
     if (++count > kVersions) break;
-    Files files = open(place, each);
-    if (files.empty()) continue;
-    states.push_back(state_of(place, files));
     Files& known = files_[{place.tier, each.version}];
-    known.insert(known.end(), files.begin(), files.end());
+    const size_t before = known.size();
+    open(place, each, known);
+    if (known.size() > before)
+      states.push_back(
+          state_of(place, Files(known.begin() + static_cast<std::ptrdiff_t>(before), known.end())));
   }
 }
 
-SnapshotTiers::Files SnapshotTiers::open(const Place& place, const ListedSnapshot& listed) {
-  Files files;
+// Adds those that can be read, and are of one state with the others.
+void SnapshotTiers::open(const Place& place, const ListedSnapshot& listed, Files& files) {
   for (const std::string& path : listed.files) {
     if (left_out_.count(path) != 0) continue;
     try {
@@ -85,10 +86,10 @@ SnapshotTiers::Files SnapshotTiers::open(const Place& place, const ListedSnapsho
       files.push_back(std::move(file));
     } catch (const Error& error) {
       // Others may write, replace and remove files meanwhile; what cannot be read now is not counted on.
-      leave_out(path, error.sentence());
+      if (error.kind() == ErrorKind::usage && place.tier != Tier::memory) leave_out(path, error.sentence());
+      if (error.kind() != ErrorKind::usage) warnings_.push_back(error.sentence());
     }
   }
-  return files;
 }
 
 Snapshot SnapshotTiers::snapshot_of(Tier tier, Version version) const {

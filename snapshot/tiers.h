@@ -27,6 +27,7 @@ class SnapshotTiers : public TierReader {
   // Looks into the folders again: the newest versions of each. Files that cannot be read are left out, and
   // reported once (take_warnings). `about` is JSON: {run, cursor, seed, about}, of the manifest.
   std::vector<TierState> states(bool far) override;
+  void release() override { files_.clear(); }
   Tensor read(Tier tier, Version version, const std::string& tensor, const TensorSlice& slice) override;
   std::string check(Tier tier, Version version, const std::string& tensor, const TensorSlice& slice) override;
 
@@ -38,7 +39,7 @@ class SnapshotTiers : public TierReader {
   void look_into_store(const Place& place, std::vector<TierState>& states);
   void look_into(const Place& place, const std::vector<ListedSnapshot>& listed,
                  std::vector<TierState>& states);
-  Files open(const Place& place, const ListedSnapshot& listed);
+  void open(const Place& place, const ListedSnapshot& listed, Files& files);
   Snapshot snapshot_of(Tier tier, Version version) const;
   void leave_out(const std::string& path, const std::string& why);
 

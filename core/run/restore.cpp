@@ -36,6 +36,16 @@ struct Reports {
     return std::any_of(members.begin(), members.end(),
                        [](const MemberState& member) { return member.version.has_value(); });
   }
+  // Some are further behind than one step: a recovery ended half-way.
+  bool is_scattered() const {
+    std::optional<int64_t> least, most;
+    for (const MemberState& member : members)
+      if (member.version) {
+        least = std::min(least.value_or(member.version->step), member.version->step);
+        most = std::max(most.value_or(member.version->step), member.version->step);
+      }
+    return least && *most - *least > 1;
+  }
   bool any_tier() const {
     return std::any_of(members.begin(), members.end(),
                        [](const MemberState& member) { return !member.tiers.empty(); });
@@ -152,7 +162,7 @@ RecoveryRequest request_of(const Reports& reports) {
       request.newest_step = std::max(request.newest_step, member.version->step);
     }
     for (const TierState& tier : member.tiers)
-      if (is_on(history, tier.version)) {
+      if (tier.history == up_to(history, tier.version)) {
         add(source(rank, tier.tier, tier.bytes_per_second), tier.parts, tier.version);
         request.newest_step = std::max(request.newest_step, tier.version.step);
       }
@@ -186,14 +196,14 @@ std::optional<Restored> restore(Communicator& group, StateStore& state, Executor
   for (bool far = false;;) {
     const Reports reports = exchange_reports(group, state, executor, needs, options, far);
     state.begin_generation(reports.next_generation(options.generation));
-    if (reports.any_live()) {
+    if (reports.any_live() && !(reports.any_tier() && reports.is_scattered())) {
       const Settlement settled = settle(reports.members, all_of(reports.needs));
       if (settled.missing.empty())
         return go_on(group, state, executor, needs, reports, settled, options.plan_moves);
       if (far && !reports.any_tier())
         fail(ErrorKind::environment, "no member of the run has {} of the state after step {}",
              show(settled.missing), settled.version.step);
-    } else if (far && !reports.any_tier()) {
+    } else if (!reports.any_live() && far && !reports.any_tier()) {
       return std::nullopt;
     }
     const RecoveryRequest request = request_of(reports);
@@ -221,6 +231,7 @@ std::optional<Restored> restore(Communicator& group, StateStore& state, Executor
     found.moved_bytes = moved_bytes(found.recovery->moves);
     found.about = reports.about_of(found.version);
     migrate(group, found.recovery->moves, needs, state, options.tiers);
+    if (options.tiers != nullptr) options.tiers->release();
     state.set_history(up_to(reports.history(), found.version));
     require_all(state, needs);
     return found;

@@ -43,6 +43,8 @@ class TierReader {
 
   // What they have now; `far`: also the store, which is asked when nothing nearer has all of the state.
   virtual std::vector<TierState> states(bool far) = 0;
+  // Lets go of what states() has opened.
+  virtual void release() {}
   // The packed elements of a slice that lies within one part of states(). Throws Error(usage) for damage.
   virtual Tensor read(Tier tier, Version version, const std::string& tensor, const TensorSlice& slice) = 0;
   // Whether read() would give it; if not, the part counts no longer, and the sentence says why.

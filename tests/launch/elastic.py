@@ -54,13 +54,14 @@ class Elastic(unittest.TestCase):
             reader.start()
         return process
 
-    def start_held(self, steps, *words, **more):
+    def start_held(self, steps, *words, host=None, **more):
         """A run in which ranks, by step, wait before that step until it is let go."""
         self.gates = {step: self.folder / f'gate-{step}' for step in steps}
         for gate in self.gates.values():
             gate.unlink(missing_ok=True)
         faults = [f'rank={rank} step={step} hold={self.gates[step]}' for step, rank in steps.items()]
-        return self.start(*words, environment={'HETRUN_FAULT': ', '.join(faults)}, **more)
+        environment = {'HETRUN_FAULT': ', '.join(faults), **({'HETRUN_HOST': host} if host else {})}
+        return self.start(*words, environment=environment, **more)
 
     def until(self, process, is_it, what):
         deadline = time.monotonic() + WAIT
@@ -402,6 +403,42 @@ class Elastic(unittest.TestCase):
         refused = self.start('--snapshots=kept', workers=2, elastic='1:2')
         _, err = self.ended(refused, code=2)
         self.assertRegex(err, r'kept holds snapshots up to step (10|15); --resume goes on with them')
+
+    def test_a_rank_whose_machine_is_taken_away_leaves_and_no_step_is_repeated(self):
+        right = self.undisturbed()
+        for words in (['--spread', '--sharded'], ['--spread']):
+            for victim in (4, 0):
+                with self.subTest(words=words, victim=victim):
+                    process = self.start_held({40: 2}, *words, workers=5, elastic='2:5')
+                    self.until_step(process, 39)
+                    os.kill(self.ranks(process)[victim], signal.SIGTERM)
+                    self.until_said(process, 'leaving the run after the next step')
+                    self.go(40)
+                    _, err = self.ended(process)
+                    self.assertRegex(err, r'this process left the run after step \d+: SIGTERM')
+                    self.assertEqual([g['steps_repeated'] for g in self.generations()], [0])
+                    self.assertEqual(self.generations()[0]['members'], 4)
+                    self.assert_same_curve(right)
+
+    def test_the_loss_of_a_host_is_made_good_from_copies_on_another(self):
+        right = self.undisturbed()
+        place = f'127.0.0.1:{free_port()}'
+        head = self.start_held({10: 0, 60: 0}, '--spread', '--sharded', f'--listen={place}', workers=2, elastic='1:5',
+                               host='alpha')
+        self.until_step(head, 9)
+        machine = self.start(f'--join={place}', '--spread', '--sharded', '--warn-after=0.2s', workers=3, elastic=None,
+                             environment={'HETRUN_HOST': 'beta'})
+        self.until_said(machine, 'waits to join', 1)
+        self.go(10)
+        self.until_generation(head, lambda generation: generation['members'] == 5)
+        self.until_step(head, 59)
+        for rank in self.ranks(machine).values():
+            os.kill(rank, signal.SIGKILL)
+        self.go(60)
+        _, err = self.ended(head)
+        self.assertRegex(err, r'read from snapshots in memory')
+        self.assertLessEqual(max(g['steps_repeated'] for g in self.generations()), 10)
+        self.assert_same_curve(right)
 
     def test_a_damaged_snapshot_is_named_and_an_older_one_is_taken(self):
         right = self.undisturbed()

@@ -32,7 +32,7 @@ local function confine(path)
   for _, each in ipairs(named.read) do reads[#reads + 1] = each end
   native.confine(path, { words = native.words, reads = reads, writes = writes,
     replaces = settings.resume or settings.overwrite, gpu = settings.device:match "^cuda" ~= nil,
-    secret_file = settings.secret_file })
+    secret_file = settings.secret_file, elastic = settings.elastic })
 end
 
 -- Bound the memory of the process, as the person said, else by `most`.

@@ -220,7 +220,8 @@ function elastic.leaving(self)
   self.leaves = leaving[self.rank + 1]
   self.notice_seen = self.notice_seen or native.clock()
   if go or count == #leaving then return count end
-  self.session:say { go = self.rank == 0 and native.clock() - self.notice_seen >= seconds_together }
+  local waited = native.clock() - self.notice_seen
+  self.session:say { stop = self.stopped, go = self.rank == 0 and waited >= seconds_together }
 end
 
 --- Some ranks leave the run after this step, which goes on without them: what only they have is written first, so that

@@ -84,7 +84,11 @@ local function take_state(self, program, before)
   snapshots.finish(run)
   local ok, restored = pcall(native.restore, self.cluster, run.state, program, trainer, run.snapshots,
     { step_seconds = run.step_seconds, host = native.host() })
+  snapshots.say_warnings(run)
   if not ok and select(2, errors.describe(restored)) == "environment" then   -- it says what was lost with other ranks
+    if not run.has_state and (run.step > 0 or not run.resume) then   -- from the last save, or from the start
+      return snapshots.say_not_whole(run, (errors.describe(restored)))
+    end
     run.unrecoverable = true
     errors.raise("peer", "%s", (errors.describe(restored)))
   elseif not ok then
@@ -210,7 +214,8 @@ function Session:say(words)
   local run = self.run
   local writes = run.snapshotting or {}
   words.member, words.notices = run.member, run.notices
-  words.memory, words.disk, words.not_begun = writes.memory, writes.disk, run.snapshot_failed
+  words.memory, words.disk = writes.memory, writes.disk
+  words.not_begun, words.disk_not_begun = run.snapshot_failed, run.disk_failed
   self.trainer:say(words)
 end
 

@@ -6,23 +6,32 @@
 -- is whole before the one before it gives way.
 --
 -- A run has `snapshots` (native), nil without any; `snapshotting` { memory =, disk = }: what this rank writes;
--- `snapshot_failed`: whether this rank could not begin the last one in memory; `last_snapshot` { memory =, disk = }:
--- the newest whole ones, { step =, generation =, at = seconds of the clock }.
+-- `snapshot_failed`, `disk_failed`: whether this rank could not begin the last one; `on_disk`: paths of its files of
+-- whole ones, the oldest first.
 local native = require "het.native"
 local errors = require "het.errors"
 local text = require "het.text"
 
 local snapshots = {}
 
+local function warn(format, ...)
+  if not native.settings.quiet then native.write("stderr", format:format(...) .. "\n") end
+end
+
 -- The native object of a run that takes any, before its first session.
 function snapshots.begin(run)
   local a = run.arguments.snapshot or {}
   local in_memory = run.member ~= nil and a.memory ~= false
   if not in_memory and not a.folder then return end
-  run.snapshots = native.run_snapshots { run = run.arguments.name, in_memory = in_memory, folder = a.folder,
-    store = a.store, keep = a.keep, replicas = a.replicas, secret_file = (native.settings or {}).secret_file,
-    cluster = in_memory and run.cluster or nil, replica_bytes = native.device("cpu"):available_bytes() / 4 }
-  run.snapshotting, run.last_snapshot, run.on_disk = {}, {}, {}
+  local on_host = tonumber(os.getenv "LOCAL_WORLD_SIZE" or "1") or 1
+  local wanted = { run = run.arguments.name, in_memory = in_memory, folder = a.folder, store = a.store, keep = a.keep,
+    replicas = a.replicas, secret_file = (native.settings or {}).secret_file }
+  if in_memory then
+    wanted.cluster = run.cluster
+    wanted.replica_bytes = native.device("cpu"):available_bytes() / 4 / math.max(1, on_host)
+  end
+  run.snapshots = native.run_snapshots(wanted)
+  run.snapshotting, run.on_disk = {}, {}
 end
 
 --- The run has no state yet. That of a run that goes on, or whose ranks were all lost, may come from snapshots; what an
@@ -34,19 +43,22 @@ function snapshots.begin_state(run)
   run.snapshots:clear_memory()
   local folder = (run.arguments.snapshot or {}).folder
   if folder and run.overwrite then native.snapshot_remove(folder) end
+  local store = (run.arguments.snapshot or {}).store
+  if store and run.overwrite and run.rank == 0 then native.store_clear(store) end
 end
 
 --- What a folder of snapshots holds that this run would go on beside: a sentence, or nil.
 function snapshots.problem(run)
   local folder = (run.arguments.snapshot or {}).folder
-  if not folder or run.resume or run.overwrite or native.path_kind(folder) ~= "folder" then return nil end
+  if not folder or run.resume or run.overwrite then return nil end
+  local sentence = "%s holds snapshots up to step %d; --resume goes on with them, --overwrite removes them, another %s "
+    .. "keeps both"
+  local store = run.arguments.snapshot.store
+  local sent = store and native.store_newest(store)
+  if sent then return sentence:format(store, sent, "place for `snapshot.store`") end
+  if native.path_kind(folder) ~= "folder" then return nil end
   local newest = native.snapshot_list(folder)[1]
-  return newest and ("%s holds snapshots up to step %d; --resume goes on with them, --overwrite removes them, another "
-    .. "folder for `snapshot.folder` keeps both"):format(folder, newest.step)
-end
-
-local function warn(format, ...)
-  if not native.settings.quiet then native.write("stderr", format:format(...) .. "\n") end
+  return newest and sentence:format(folder, newest.step, "folder for `snapshot.folder`") or nil
 end
 
 --- A session has begun: its plan says who writes what. All ranks call it.
@@ -71,7 +83,6 @@ local function is_whole(run)
   run.snapshots:keep(step, generation, not run.cleaned)
   run.cleaned = true
   run.memory_pause = 1
-  run.last_snapshot.memory = { step = step, generation = generation, at = native.clock() }
 end
 
 -- What became of a task that is done; nil where it failed.
@@ -95,7 +106,6 @@ end
 -- The snapshot on disk that this rank has begun is whole on all: of those before it `keep` - 1 stay.
 local function is_on_disk(run)
   local task = run.snapshotting.disk
-  run.last_snapshot.disk = { step = task:step(), generation = task:generation(), at = native.clock() }
   for _, written in ipairs(task:wait()) do
     if written.tier == "disk" then table.insert(run.on_disk, written.path) end
   end
@@ -113,15 +123,14 @@ end
 local function take(run, in_memory, on_disk)
   local taken = { memory = in_memory, disk = on_disk, cursor = run.cursor, seed = run.arguments.seed,
     about = about_of(run) }
-  local ok, task = pcall(run.snapshots.take, run.snapshots, run.state, taken)
-  if not ok then
-    if select(2, errors.describe(task)) ~= "environment" then error(task, 0) end
-    warn("no snapshot after step %d: %s", run.step, (errors.describe(task)))
-    if in_memory then run.snapshot_failed = true end
+  local ok, memory, disk = pcall(run.snapshots.take, run.snapshots, run.state, taken)
+  if ok then
+    run.snapshotting = { memory = memory, disk = disk }
     return
   end
-  if in_memory then run.snapshotting.memory = task end
-  if on_disk then run.snapshotting.disk = task end
+  if select(2, errors.describe(memory)) ~= "environment" then error(memory, 0) end
+  warn("no snapshot after step %d: %s", run.step, (errors.describe(memory)))
+  run.snapshot_failed, run.disk_failed = in_memory, on_disk
 end
 
 --- After a step, on all ranks: go on with what is being written, and take the snapshots that are due.
@@ -134,7 +143,8 @@ function snapshots.after_step(run)
     any_writes, any_failed, any_disk_failed = trainer:any_writes(), trainer:any_failed(), trainer:any_disk_failed()
   else
     any_writes = memory and not memory:done() or disk and not disk:done()
-    any_failed, any_disk_failed = run.snapshot_failed or memory and memory:failed(), disk and disk:failed()
+    any_failed = run.snapshot_failed or memory and memory:failed()
+    any_disk_failed = run.disk_failed or disk and disk:failed()
   end
   local every = a.every or 0
   run.disk_due = run.disk_due or a.folder and every > 0 and run.step % every == 0
@@ -142,7 +152,7 @@ function snapshots.after_step(run)
     look(run)
     if any_failed then pause_memory(run) elseif memory then is_whole(run) end
     if disk and not any_disk_failed then is_on_disk(run) end
-    run.snapshotting, run.snapshot_failed = {}, false
+    run.snapshotting, run.snapshot_failed, run.disk_failed = {}, false, false
     local in_memory = run.member ~= nil and a.memory ~= false and run.snapshots:is_scarce()
       and run.step >= run.memory_again
     local on_disk = run.disk_due
@@ -160,9 +170,9 @@ end
 function snapshots.take_now(run)
   if not run.snapshots or not run.snapshots:is_scarce() or run.step == run.session.first_step then return end
   local begun = run.snapshotting.memory
-  for _, each in pairs(run.snapshotting) do pcall(each.wait, each) end
+  if begun then pcall(begun.wait, begun) end
   if not begun or begun:step() < run.step then
-    run.snapshotting = {}
+    snapshots.leave_to_end(run)
     take(run, true, false)
   end
   local task = run.snapshotting.memory
@@ -175,27 +185,31 @@ function snapshots.take_now(run)
   run.snapshotting.memory = nil
 end
 
---- Wait for what is being written: before the state is restored, and at the end.
+-- What is written to disk goes on by itself, and counts no longer: other ranks may not write their parts.
+function snapshots.leave_to_end(run)
+  run.left_to_end = run.left_to_end or {}
+  for i = #run.left_to_end, 1, -1 do
+    if run.left_to_end[i]:done() then table.remove(run.left_to_end, i) end
+  end
+  table.insert(run.left_to_end, run.snapshotting.disk)
+  run.snapshotting = {}
+end
+
+--- The ranks change: before the state is restored, what is written in memory is.
 function snapshots.finish(run)
   if not run.snapshots then return end
   run.snapshots:stop_replicas()
-  for _, where in ipairs { "memory", "disk" } do
-    local task = run.snapshotting[where]
-    if task then
-      local written = result_of(run, task, where == "memory" and "in memory" or "on disk")
-      if written and where == "disk" then
-        run.last_snapshot.disk = { step = task:step(), generation = task:generation(), at = native.clock() }
-      end
-    end
-    run.snapshotting[where] = nil
-  end
-  run.snapshot_failed = false
+  local memory = run.snapshotting.memory
+  if memory then pcall(memory.wait, memory) end
+  snapshots.leave_to_end(run)
+  run.snapshot_failed, run.disk_failed = false, false
 end
 
 --- The state has been restored from snapshots: says from which, and what goes with it.
 -- @treturn table what was kept beside the tensors: `cursor`, `seed`, `best`, `validation`, `begun`
 function snapshots.restored(run, restored)
   for _, sentence in ipairs(restored.damaged) do warn("%s", sentence) end
+  snapshots.say_warnings(run)
   local outer = native.json_decode(restored.about)
   local about = outer.about ~= "" and native.json_decode(outer.about) or {}
   about.cursor, about.seed = outer.cursor, outer.seed
@@ -211,10 +225,25 @@ function snapshots.restored(run, restored)
   return about
 end
 
+--- Say which files could not be read.
+function snapshots.say_warnings(run)
+  for _, sentence in ipairs(run.snapshots and run.snapshots:warnings() or {}) do warn("%s", sentence) end
+end
+
+--- The snapshots are not whole, and the run begins without them.
+function snapshots.say_not_whole(run, why)
+  if run.cluster == nil or run.cluster:rank() == 0 then
+    warn("%s; the run goes on after step %d instead", why, run.step)
+  end
+end
+
 --- The run has ended well: what memory holds of it is not needed any more.
 function snapshots.leave(run)
   if not run.snapshots then return end
+  local disk = run.snapshotting.disk
+  if disk then result_of(run, disk, "on disk") end
   snapshots.finish(run)
+  for _, task in ipairs(run.left_to_end) do pcall(task.wait, task) end
   run.snapshots:leave()
 end
 
