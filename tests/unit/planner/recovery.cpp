@@ -288,10 +288,6 @@ Version best_version(const Case& made) {
   return *best;
 }
 
-StatePart part(const std::string& name, const Shape& shape) {
-  return {name, {{DType::f32, shape}, true}, TensorSlice::whole(shape)};
-}
-
 // A source has all of a tensor.
 void hold(Case& made, const std::string& name, const Shape& shape, int source, Version version = {}) {
   made.tensors[name] = {{DType::f32, shape}, true};

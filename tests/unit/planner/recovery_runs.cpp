@@ -128,7 +128,7 @@ TEST_CASE("state that only lost members had comes back from snapshots in memory"
             losses[at].push_back(train_step(*executor, static_cast<int>(began[at]) + s, microbatches));
           if (s != taking || s == 0) continue;
           // Those without a part of the plan have nothing to write.
-          const auto task = member.snapshots->take(*member.state, true, false, {});
+          const auto task = member.snapshots->take(*member.state, true, false, {}).memory;
           task->wait();
           snapshots[at] = began[at] + s;
           CollectiveRequest barrier;
