@@ -130,7 +130,7 @@ void make_sentences() {
                   "hetrun: SIGTERM: " + ends + "again ends at once\n",
                   fmt::format("hetrun: the limit of {} (--limit-time) is over: {}Ctrl-C ends at once\n",
                               limit_words, ends),
-                  "hetrun: SIGTERM: leaving the run after the next step; again ends the run\n"});
+                  "SIGTERM: leaving the run after the next step; again ends the run\n"});
   sentences = &made.back();
 }
 

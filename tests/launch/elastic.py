@@ -385,24 +385,24 @@ class Elastic(unittest.TestCase):
         for pid in (process.pid, *self.ranks(process).values()):
             os.kill(pid, signal.SIGKILL)
         process.wait()
+        shutil.copytree(folder, self.folder / 'as it was')
+        refused = self.start('--snapshots=kept', workers=2, elastic='1:2')
+        _, err = self.ended(refused, code=2)
+        self.assertRegex(err, r'kept holds snapshots up to step (10|15); --resume goes on with them')
         for words, workers, elastic in ((['--swap=40'], 4, '2:4'), ([], 2, '1:2')):
             with self.subTest(words=words):
+                shutil.rmtree(folder)
+                shutil.copytree(self.folder / 'as it was', folder)
                 again = self.start('--snapshots=kept', '--resume', *words, workers=workers, elastic=elastic)
                 _, err = self.ended(again)
                 self.assertRegex(err, r'restored the state after step (10|15): \S+ \S+ from disk')
                 losses, validation = self.losses()
-                first = min(losses)
-                self.assertIn(first, (11, 16))
+                self.assertIn(min(losses), (11, 16))
                 for mine, all_right in ((losses, right[0]), (validation, right[1])):
                     for step, loss in mine.items():
                         self.assertAlmostEqual(loss, all_right[step], delta=1e-4 * abs(loss), msg=f'step {step}')
-                for path in folder.glob('step-[2-9][0-9]*'):
-                    path.unlink()
-                for path in folder.glob('step-1[0-9][0-9]-*'):
-                    path.unlink()
-        refused = self.start('--snapshots=kept', workers=2, elastic='1:2')
-        _, err = self.ended(refused, code=2)
-        self.assertRegex(err, r'kept holds snapshots up to step (10|15); --resume goes on with them')
+                steps = {path.name.split('-')[1] for path in folder.glob('step-*')}
+                self.assertLessEqual(len(steps), 4, steps)   # older ones go
 
     def test_a_rank_whose_machine_is_taken_away_leaves_and_no_step_is_repeated(self):
         right = self.undisturbed()
@@ -412,12 +412,14 @@ class Elastic(unittest.TestCase):
                     process = self.start_held({40: 2}, *words, workers=5, elastic='2:5')
                     self.until_step(process, 39)
                     os.kill(self.ranks(process)[victim], signal.SIGTERM)
-                    self.until_said(process, 'leaving the run after the next step')
+                    time.sleep(0.5)   # what ranks say is held back while they run
                     self.go(40)
                     _, err = self.ended(process)
-                    self.assertRegex(err, r'this process left the run after step \d+: SIGTERM')
-                    self.assertEqual([g['steps_repeated'] for g in self.generations()], [0])
-                    self.assertEqual(self.generations()[0]['members'], 4)
+                    self.assertIn('leaving the run after the next step', err)
+                    self.assertRegex(err, rf'rank {victim} left the run after step \d+: SIGTERM')
+                    generations = self.generations()
+                    self.assertEqual({g['steps_repeated'] for g in generations}, {0}, generations)
+                    self.assertEqual(generations[-1]['members'], 4, err)
                     self.assert_same_curve(right)
 
     def test_the_loss_of_a_host_is_made_good_from_copies_on_another(self):

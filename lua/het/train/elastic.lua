@@ -236,8 +236,11 @@ function elastic.let_leave(self)
   self.cluster:close "this machine is taken away"
   self.member:leave()
   pcall(self.notices.acknowledge, self.notices)
-  errors.raise("ended", "this process left the run after step %d: %s", self.step, notice.source == "SIGTERM"
-    and "SIGTERM" or ("%s takes this machine away (%s)"):format(notice.source, notice.detail))
+  local why = notice.source == "SIGTERM" and "SIGTERM"
+    or ("%s takes this machine away (%s)"):format(notice.source, notice.detail)
+  local sentence = ("rank %d left the run after step %d: %s"):format(self.rank, self.step, why)
+  if not native.settings.quiet then native.write("stderr", sentence .. "\n") end
+  errors.raise("ended", "%s", sentence)
 end
 
 --- Gives up the generation and waits for the next one.
