@@ -184,5 +184,78 @@ class Library(Case):
         self.assertIn('12\n', self.hetrun('open.lua', f'--allow-read={outside.name}')[0])
 
 
+RUN = '''local het = require "het"
+local nn, optim, data = het.nn, het.optim, het.data
+local opt = het.options { steps = { 12, "steps", min = 1 }, save = { "", "folder", path = "write" },
+  kept = { "kept", "folder of snapshots", path = "write" }, store = { "", "of snapshots" } }
+local corpus = data.text { path = "text.txt", holdout = 0.1 }
+return het.train {
+  model = nn.gpt { vocab = corpus.vocab, context = 16, width = 16, layers = 2, heads = 2, dropout = 0.1 },
+  data = corpus, batch = 4, steps = opt.steps, seed = 5, optimizer = optim.adamw { lr = 1e-2 },
+  evaluate = { every = 0 }, save = opt.save ~= "" and opt.save or nil, metrics = "metrics.jsonl",
+  snapshot = { folder = opt.kept, every = 5, store = opt.store ~= "" and opt.store or nil },
+}
+'''
+
+
+class Runs(Case):
+    def run_it(self, *words, code=0):
+        (self.folder / 'run.lua').write_text(RUN)
+        return self.hetrun('run.lua', '--kept=kept', '--allow-write=metrics.jsonl', *words, code=code)[1]
+
+    def losses(self):
+        records = [json.loads(line) for line in (self.folder / 'metrics.jsonl').read_text().splitlines()]
+        return {record['step']: record['loss'] for record in records if 'loss' in record}
+
+    def kept(self):
+        """Steps of the snapshots, the newest first. One that is due while another is written comes later."""
+        return [each['step'] for each in self.json_of('snapshot', 'list', 'kept')['snapshots']]
+
+    def test_a_run_goes_on_from_its_snapshots_to_the_bit(self):
+        self.run_it('--steps=40')
+        whole = self.losses()
+        listed = self.json_of('snapshot', 'list', 'kept')['snapshots']
+        self.assertLessEqual(len(listed), 3)   # the newest two are kept, and one more while another is written
+        self.assertTrue(all('problem' not in each for each in listed), listed)
+        shutil.rmtree(self.folder / 'kept')
+        self.run_it('--steps=13')
+        step = self.kept()[0]
+        err = self.run_it('--steps=40', '--resume')
+        self.assertIn(f'restored the state after step {step}', err)
+        self.assertIn(f'going on after step {step}', err)
+        self.assertEqual({step: loss for step, loss in self.losses().items()},
+                         {after: loss for after, loss in whole.items() if after in self.losses()})
+        self.assertEqual(max(self.losses()), 40)
+
+    def test_the_last_save_counts_where_it_has_had_more_steps(self):
+        words = ('--save=model', '--allow-write=model')
+        self.run_it('--steps=9', *words)
+        self.assertIn('going on after step 9', self.run_it('--steps=10', '--resume', *words))
+        shutil.rmtree(self.folder / 'model')
+        step = self.kept()[0]
+        self.assertIn(f'going on after step {step}', self.run_it('--steps=14', '--resume', *words))
+
+    def test_snapshots_of_another_run_are_not_mixed_in(self):
+        self.run_it()
+        step = self.kept()[0]
+        err = self.run_it(code=2)
+        self.assertRegex(err, rf'kept holds snapshots up to step {step}; --resume goes on with them, --overwrite removes')
+        self.run_it('--overwrite', '--steps=6')
+        self.assertLess(self.kept()[0], 7)
+
+    def test_a_store_gets_a_copy_and_gives_it_back(self):
+        self.run_it('--store=far', '--allow-write=far')
+        step = self.kept()[0]
+        shutil.rmtree(self.folder / 'kept')
+        err = self.run_it('--store=far', '--allow-write=far', '--steps=20', '--resume')
+        self.assertRegex(err, rf'restored the state after step {step}: \S+ \S+ from store')
+
+    def test_what_cannot_be_is_said(self):
+        err = self.run_it('--store=s3://bucket/mine', code=2)
+        self.assertIn('the recipe asks to send snapshots to s3://bucket/mine', err)
+        (self.folder / 'plain').write_text('a file')
+        self.assertIn("plain", self.run_it('--kept=plain', code=2))
+
+
 if __name__ == '__main__':
     unittest.main()

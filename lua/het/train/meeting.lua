@@ -105,8 +105,6 @@ function meeting.check_places(self)
   if a.snapshot and a.snapshot.folder then
     access.check(a.snapshot.folder, true)
     native.try_folder(a.snapshot.folder)
-    local problem = snapshots.problem(self)
-    if problem then errors.usage("%s", problem) end
     local store = a.snapshot.store
     if store and not store:match "^%w+://" then
       access.check(store, true)
@@ -114,6 +112,8 @@ function meeting.check_places(self)
       errors.usage("the recipe asks to send snapshots to %s; a recipe may not send data elsewhere: --trust lets it",
         store)
     end
+    local problem = snapshots.problem(self)
+    if problem then errors.usage("%s", problem) end
   end
   local folder = settings.trace and settings.trace:match("^(.*)/[^/]*$")
   if folder and folder ~= "" and native.path_kind(folder) ~= "folder" then

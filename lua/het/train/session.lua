@@ -95,6 +95,11 @@ local function take_state(self, program, before)
     error(restored, 0)
   end
   if not restored then return end
+  if not run.has_state and restored.step < run.step then   -- the last save has had more steps
+    run.state:clear()
+    run.state:set_step(run.step)
+    return
+  end
   self.restored = restored
   if restored.about then begin_after(run, restored) end
   run.cursor = run.cursor + (self.restored.step - run.step) * run.arguments.batch
