@@ -232,8 +232,9 @@ RunSnapshots::Taken RunSnapshots::take(StateStore& state, bool in_memory, bool o
     Slots& slots = free_slots();
     slots.version = manifest.version;
     taken.memory = std::make_shared<SnapshotTask>(
-        manifest.version, [copy, manifest, exchange = exchange_.get(), scarce = slots.scarce.get(),
-                           rest = slots.rest.get(), scarce_parts = scarce_, rest_parts = rest_] {
+        manifest.version,
+        [self = shared_from_this(), copy, manifest, exchange = exchange_.get(), scarce = slots.scarce.get(),
+         rest = slots.rest.get(), scarce_parts = scarce_, rest_parts = rest_] {
           std::vector<SnapshotTask::Written> written;
           const auto write = [&](SnapshotSlot& slot, const std::vector<StatePart>& parts, bool is_scarce) {
             if (parts.empty()) return;

@@ -53,8 +53,8 @@ class SnapshotTask {
   std::thread thread_;
 };
 
-// Used from one thread.
-class RunSnapshots {
+// Used from one thread. Lives as long as what it writes.
+class RunSnapshots : public std::enable_shared_from_this<RunSnapshots> {
  public:
   struct Options {
     std::string run;            // its name

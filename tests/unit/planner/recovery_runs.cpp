@@ -37,7 +37,7 @@ Copies copies_of(const StateStore& state) {
 
 struct Member {
   std::shared_ptr<StateStore> state = reference_state(5);
-  std::unique_ptr<RunSnapshots> snapshots;
+  std::shared_ptr<RunSnapshots> snapshots;
 };
 
 RestoreOptions options_of(Member& member, int64_t generation, int number) {
@@ -102,7 +102,7 @@ TEST_CASE("state that only lost members had comes back from snapshots in memory"
           RunSnapshots::Options options;
           options.run = "run";
           options.memory_folder = scratch.path("memory");
-          member.snapshots = std::make_unique<RunSnapshots>(options);
+          member.snapshots = std::make_shared<RunSnapshots>(options);
         }
         std::vector<int> in_plan(static_cast<size_t>(ranks));
         std::iota(in_plan.begin(), in_plan.end(), 0);
