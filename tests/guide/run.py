@@ -192,7 +192,7 @@ class Commands(Case):
 
 class Blocks(Case):
     GUIDE = ROOT / 'recipes' / 'guide'
-    HERE = {ROOT / 'README.md': 1, GUIDE / 'plan_a_cluster.md': 2, GUIDE / 'plans.md': 1}
+    HERE = {ROOT / 'README.md': 1, GUIDE / 'elastic.md': 1, GUIDE / 'plan_a_cluster.md': 2, GUIDE / 'plans.md': 1}
     ELSEWHERE = {GUIDE / 'fine_tune.md': 1, GUIDE / 'meshes.md': 9, GUIDE / 'plans.md': 4, GUIDE / 'snapshots.md': 1,
                  GUIDE / 'write_a_layer.md': 1}
 
@@ -207,6 +207,14 @@ class Blocks(Case):
         (self.folder / 'readme.lua').write_text(text.replace('steps = 2000,', 'steps = 2,').replace('every = 250', 'every = 2'))
         result = json.loads(self.hetrun(['readme.lua', '--json']).stdout.splitlines()[-1])
         self.assertEqual(result['steps'], 2)
+
+    def test_the_snapshots_of_the_page_about_elastic_runs_are_taken(self):
+        block = lua_block(ROOT / 'recipes' / 'guide' / 'elastic.md', 'snapshot =').strip()
+        text = (self.folder / 'readme.lua').read_text().replace('steps = 2000,', 'steps = 3,')
+        (self.folder / 'snapshots.lua').write_text(
+            text.replace('  evaluate ', f'  {block.replace("every = 200", "every = 1")},\n  evaluate '))
+        self.hetrun(['snapshots.lua'])
+        self.assertTrue(list((self.folder / 'runs/mine/snapshots').glob('step-*.snapshot')))
 
     def test_the_hint_of_the_page_about_plans_is_taken(self):
         block = lua_block(ROOT / 'recipes' / 'guide' / 'plans.md', ':shard')
