@@ -151,8 +151,8 @@ TEST_CASE("members that do not go together are refused by name, on every member"
        "all members "
        "need the same world size"},
       {"rank", [](MemberInfo& m, JoinOptions&) { m.rank = 0; },
-       "rank 0 is taken twice: by a process on alpha, and by one on beta; give every process a rank of its "
-       "own"},
+       "rank 0 is taken twice: by a process on alpha, and by one on beta; give every process a separate "
+       "rank"},
   };
   for (const Case& c : cases) DYNAMIC_SECTION(c.name) {
       const auto stores = embedded();
