@@ -110,14 +110,11 @@ bool task_done(SnapshotTaskHandle& task) { return task->done(); }
 bool task_failed(SnapshotTaskHandle& task) { return task->failed(); }
 double task_step(SnapshotTaskHandle& task) { return static_cast<double>(task->version().step); }
 double task_generation(SnapshotTaskHandle& task) { return static_cast<double>(task->version().generation); }
-// Waits; a list of {tier, path, bytes, scarce}.
+// Waits; a list of {tier, path}.
 int task_wait(lua_State* L) {
   Json::array_t list;
   for (const SnapshotTask::Written& written : check_object<SnapshotTaskHandle>(L, 1)->wait())
-    list.push_back(Json::object_t{{"tier", std::string(name_of(written.tier))},
-                                  {"path", written.path},
-                                  {"bytes", written.bytes},
-                                  {"scarce", written.scarce}});
+    list.push_back(Json::object_t{{"tier", std::string(name_of(written.tier))}, {"path", written.path}});
   push_json(L, list);
   return 1;
 }
@@ -138,9 +135,6 @@ void push_restored(lua_State* L, const Restored& restored) {
     }
     json.emplace_back("about", restored.about);
     json.emplace_back("bytes", std::move(bytes));
-    json.emplace_back("seconds", recovery.seconds);
-    json.emplace_back("bound_seconds", recovery.bound_seconds);
-    json.emplace_back("why", Json::array_t(recovery.why.begin(), recovery.why.end()));
   }
   push_json(L, json);
 }
@@ -148,7 +142,7 @@ void push_restored(lua_State* L, const Restored& restored) {
 // cluster or nil, state, program, frozen executor or nil, snapshots or nil, {step_seconds, host}: every rank
 // has of its state exactly what its program needs, from whichever ranks have it, or from snapshots. All ranks
 // call it at the same place. Returns {step, generation, finished, moved_bytes, damaged}, and of a state that
-// comes from snapshots {about, bytes by tier, seconds, bound_seconds, why}; nil: there is none.
+// comes from snapshots {about, bytes by tier}; nil: there is none.
 int restore_state(lua_State* L) {
   Communicator* world = world_of(L, 1);
   std::shared_ptr<Communicator> alone;

@@ -12,7 +12,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "core/base/elapsed.h"
 #include "core/base/error.h"
 #include "core/io/file.h"
 #include "core/net/proof.h"
@@ -49,12 +48,6 @@ std::vector<SnapshotPart> parts_of(const std::shared_ptr<StateCopy>& copy,
   return written;
 }
 
-int64_t bytes_of_parts(const std::vector<StatePart>& parts) {
-  int64_t bytes = 0;
-  for (const StatePart& part : parts) bytes += part.slice.elements() * bytes_of(part.tensor.type.dtype);
-  return bytes;
-}
-
 void make_private_folder(const std::string& path) {
   if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST)
     fail_environment("cannot make the folder '{}': {}", path, std::strerror(errno));
@@ -75,14 +68,13 @@ bool is_orphan(const std::string& name) {
 }  // namespace
 
 SnapshotTask::SnapshotTask(Version version, Write write)
-    : version_(version), write_(std::move(write)), thread_([this, started = steady_seconds()] {
+    : version_(version), write_(std::move(write)), thread_([this] {
         try {
           written_ = write_();
         } catch (...) {
           failure_ = std::current_exception();
         }
         write_ = nullptr;  // lets go of the copy of the state
-        seconds_ = steady_seconds() - started;
         done_.store(true, std::memory_order_release);
       }) {}
 
@@ -170,10 +162,6 @@ void RunSnapshots::follow(const StateLayout& layout, int rank, const std::vector
   for (const WrittenPart& each : on_disk[static_cast<size_t>(rank)]) disk_.push_back(each.part);
 }
 
-int64_t RunSnapshots::memory_bytes() const { return scarce_bytes() + bytes_of_parts(rest_); }
-int64_t RunSnapshots::scarce_bytes() const { return bytes_of_parts(scarce_); }
-int64_t RunSnapshots::disk_bytes() const { return bytes_of_parts(disk_); }
-
 SnapshotManifest RunSnapshots::manifest_of(const StateCopy& copy, const About& about) const {
   SnapshotManifest manifest;
   manifest.run = options_.run;
@@ -236,13 +224,13 @@ RunSnapshots::Taken RunSnapshots::take(StateStore& state, bool in_memory, bool o
         [self = shared_from_this(), copy, manifest, exchange = exchange_.get(), scarce = slots.scarce.get(),
          rest = slots.rest.get(), scarce_parts = scarce_, rest_parts = rest_] {
           std::vector<SnapshotTask::Written> written;
-          const auto write = [&](SnapshotSlot& slot, const std::vector<StatePart>& parts, bool is_scarce) {
+          const auto write = [&](SnapshotSlot& slot, const std::vector<StatePart>& parts) {
             if (parts.empty()) return;
-            const SnapshotManifest whole = slot.write(manifest, parts_of(copy, parts));
-            written.push_back({Tier::memory, slot.path(), end_of_data(whole), is_scarce});
+            slot.write(manifest, parts_of(copy, parts));
+            written.push_back({Tier::memory, slot.path()});
           };
-          write(*rest, rest_parts, false);
-          write(*scarce, scarce_parts, true);
+          write(*rest, rest_parts);
+          write(*scarce, scarce_parts);
           if (exchange != nullptr && !scarce_parts.empty()) exchange->replicate(scarce->path());
           return written;
         });
@@ -257,8 +245,8 @@ RunSnapshots::Taken RunSnapshots::take(StateStore& state, bool in_memory, bool o
           if (!parts.empty()) {
             make_folder(folder);
             const Path path = snapshot_path(folder, manifest);
-            const SnapshotManifest whole = write_snapshot(path, manifest, parts_of(copy, parts));
-            written.push_back({Tier::disk, path.text, end_of_data(whole), false});
+            write_snapshot(path, manifest, parts_of(copy, parts));
+            written.push_back({Tier::disk, path.text});
             if (store != nullptr) upload(*store, {path});
           }
           if (collects) collect(open_store(folder), needed);

@@ -26,8 +26,6 @@ class SnapshotTask {
   struct Written {
     Tier tier = Tier::memory;
     std::string path;
-    int64_t bytes = 0;    // of the file
-    bool scarce = false;  // has what too few hosts have
   };
   using Write = std::function<std::vector<Written>()>;
 
@@ -41,13 +39,11 @@ class SnapshotTask {
   bool failed() const { return done() && failure_ != nullptr; }
   // Waits. Throws what kept a file from being written.
   const std::vector<Written>& wait();
-  double seconds() const { return seconds_; }  // that it took, when done
 
  private:
   const Version version_;
   Write write_;
   std::vector<Written> written_;
-  double seconds_ = 0;
   std::exception_ptr failure_;  // read when done
   std::atomic<bool> done_{false};
   std::thread thread_;
@@ -82,9 +78,6 @@ class RunSnapshots : public std::enable_shared_from_this<RunSnapshots> {
   // Whether a part of the state is on fewer than `replicas` hosts: only then do snapshots in memory gain
   // something. The same on every rank.
   bool is_scarce() const { return is_scarce_; }
-  int64_t memory_bytes() const;  // that a snapshot in memory takes here
-  int64_t scarce_bytes() const;  // of these, of parts that too few hosts have
-  int64_t disk_bytes() const;    // that this rank writes to the disk
 
   // What goes with the state beside its tensors.
   struct About {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Stores in buckets against a real server: moto's, behind a relay that fails; what is there is read with boto3, and every
+"""Stores in buckets against a real server: moto's, behind a relay that fails; the objects are read with boto3, and every
 signature is computed again by botocore. Skipped (exit code 77) where no Python has moto and boto3.
 
 usage: s3.py STORE_TOOL [unittest arguments]
