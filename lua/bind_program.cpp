@@ -481,12 +481,13 @@ bool executor_run(ExecutorHandle& executor) {
   return executor->run();
 }
 // What ranks say to each other in a step. After it: end; let those in that wait to join; this rank leaves,
-// and those that do go now. A snapshot is being written, or could not be.
-constexpr uint32_t kStop = 1, kChange = 2, kWrites = 4, kFailed = 8, kLeaves = 16, kGo = 32, kDiskFailed = 64;
+// and those that do go now. A snapshot is being written, in memory or on disk, or could not be.
+constexpr uint32_t kStop = 1, kChange = 2, kWrites = 4, kFailed = 8, kLeaves = 16, kGo = 32, kDiskFailed = 64,
+                   kDiskWrites = 128;
 // {stop, member, notices, memory, disk, not_begun, disk_not_begun, go}: what this rank says in each step that
 // follows. To stop if `stop`, else when it has been interrupted. A member of an elastic run asks for a change
-// when others wait to join, and to leave when it has a notice. Whether it still writes a snapshot, and
-// whether the one in memory has failed, or could not be begun.
+// when others wait to join, and to leave when it has a notice. Whether it still writes a snapshot in memory
+// or on disk, and whether that has failed, or could not be begun.
 int executor_say(lua_State* L) {
   const auto& executor = check_object<ExecutorHandle>(L, 1);
   const auto stop = field<bool>(L, 2, "stop").value_or(false), go = field<bool>(L, 2, "go").value_or(false);
@@ -497,13 +498,13 @@ int executor_say(lua_State* L) {
   const auto memory = object_field<SnapshotTaskHandle>(L, 2, "memory"),
              disk = object_field<SnapshotTaskHandle>(L, 2, "disk");
   executor->on_word([=] {
-    const bool writes = (memory && !memory->done()) || (disk && !disk->done());
+    const bool writes = memory && !memory->done(), disk_writes = disk && !disk->done();
     const bool failed = not_begun || (memory && memory->failed());
     const bool leaves = member && has_notice(notices);
     return (stop || interrupt_pending() ? kStop : 0) |
            (member && member->member().waiting() > 0 ? kChange : 0) | (writes ? kWrites : 0) |
-           (disk_not_begun || (disk && disk->failed()) ? kDiskFailed : 0) | (failed ? kFailed : 0) |
-           (leaves ? kLeaves : 0) | (go ? kGo : 0);
+           (disk_writes ? kDiskWrites : 0) | (disk_not_begun || (disk && disk->failed()) ? kDiskFailed : 0) |
+           (failed ? kFailed : 0) | (leaves ? kLeaves : 0) | (go ? kGo : 0);
   });
   return 0;
 }
@@ -514,7 +515,9 @@ bool said_by_any(const Executor& executor, uint32_t what) {
 // Whether any rank asked for it in the last step.
 bool executor_asked_to_stop(ExecutorHandle& executor) { return said_by_any(*executor, kStop); }
 bool executor_asked_to_change(ExecutorHandle& executor) { return said_by_any(*executor, kChange); }
-// Whether any rank was writing a snapshot in the last step; whether the last one failed on any.
+// Whether any rank was writing a snapshot in memory, or on disk, in the last step; whether the last one
+// failed on any.
+bool executor_any_disk_writes(ExecutorHandle& executor) { return said_by_any(*executor, kDiskWrites); }
 bool executor_any_writes(ExecutorHandle& executor) { return said_by_any(*executor, kWrites); }
 bool executor_any_failed(ExecutorHandle& executor) { return said_by_any(*executor, kFailed); }
 bool executor_any_disk_failed(ExecutorHandle& executor) { return said_by_any(*executor, kDiskFailed); }
@@ -640,15 +643,26 @@ void add_program(lua_State* L) {
       L, {bind<&state_names<StateCopyHandle>>("names"), bind<&copy_read>("read"), bind<&copy_done>("done")});
   make_class<ProgramHandle>(L, {bind<&program_memory>("memory"), bind<&program_verify>("verify"),
                                 bind<&program_share>("share"), bind<&program_to_string>("__tostring")});
-  make_class<ExecutorHandle>(
-      L, {bind<&executor_write>("write"), bind<&executor_run>("run"), bind<&executor_read>("read"),
-          bind<&executor_number>("number"), bind<&executor_find_non_finite>("find_non_finite"),
-          bind<&executor_memory>("memory"), bind<&executor_usage>("usage"),
-          bind<&executor_timings>("timings"), bind<&executor_busy>("busy"), bind<&executor_close>("close"),
-          bind<&executor_freeze>("freeze"), bind<&executor_kill_at>("kill_at"), bind<&executor_say>("say"),
-          bind<&executor_leaving>("leaving"), bind<&executor_asked_to_stop>("asked_to_stop"),
-          bind<&executor_asked_to_change>("asked_to_change"), bind<&executor_any_writes>("any_writes"),
-          bind<&executor_any_failed>("any_failed"), bind<&executor_any_disk_failed>("any_disk_failed")});
+  make_class<ExecutorHandle>(L, {bind<&executor_write>("write"),
+                                 bind<&executor_run>("run"),
+                                 bind<&executor_read>("read"),
+                                 bind<&executor_number>("number"),
+                                 bind<&executor_find_non_finite>("find_non_finite"),
+                                 bind<&executor_memory>("memory"),
+                                 bind<&executor_usage>("usage"),
+                                 bind<&executor_timings>("timings"),
+                                 bind<&executor_busy>("busy"),
+                                 bind<&executor_close>("close"),
+                                 bind<&executor_freeze>("freeze"),
+                                 bind<&executor_kill_at>("kill_at"),
+                                 bind<&executor_say>("say"),
+                                 bind<&executor_leaving>("leaving"),
+                                 bind<&executor_asked_to_stop>("asked_to_stop"),
+                                 bind<&executor_asked_to_change>("asked_to_change"),
+                                 bind<&executor_any_writes>("any_writes"),
+                                 bind<&executor_any_disk_writes>("any_disk_writes"),
+                                 bind<&executor_any_failed>("any_failed"),
+                                 bind<&executor_any_disk_failed>("any_disk_failed")});
   set_functions(L, "native.",
                 {bind<&get_device>("device"), bind<&gpu_count>("gpus"), bind<&gpu_report>("gpu_report"),
                  bind<&threads>("threads"), bind<&new_state>("state"), bind<&make_program>("program"),

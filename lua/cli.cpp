@@ -144,9 +144,11 @@ void read_elastic(const std::string& text, Settings& settings) {
   if (settings.most != 0 && settings.most < settings.least)
     fail_usage("--elastic={}: at most {} ranks are fewer than at least {}", text, settings.most,
                settings.least);
-  if (settings.workers > 0 && settings.workers < settings.least)
-    fail_usage("--elastic={} needs {} ranks at least; --workers {} starts fewer", text, settings.least,
-               settings.workers);
+  if (settings.workers > 0 && settings.workers < settings.least && settings.listen.empty())
+    fail_usage(
+        "--elastic={} needs {} ranks at least; --workers {} starts fewer, and without --listen no others "
+        "join",
+        text, settings.least, settings.workers);
   if (settings.workers > 0 && settings.most != 0 && settings.workers > settings.most)
     fail_usage("--elastic={} has {} ranks at most; --workers {} starts more", text, settings.most,
                settings.workers);

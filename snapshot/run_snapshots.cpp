@@ -212,7 +212,7 @@ void RunSnapshots::remove_older() {
 
 RunSnapshots::Taken RunSnapshots::take(StateStore& state, bool in_memory, bool on_disk, const About& about) {
   if (tensors_.empty()) fail_usage("a run takes snapshots once its plan is known");
-  const std::shared_ptr<StateCopy> copy = state.copy();
+  std::shared_ptr<StateCopy> copy = state.copy();
   const SnapshotManifest manifest = manifest_of(*copy, about);
   Taken taken;
   if (in_memory && !options_.memory_folder.empty()) {
@@ -239,13 +239,14 @@ RunSnapshots::Taken RunSnapshots::take(StateStore& state, bool in_memory, bool o
     // One rank removes older snapshots: those that are whole there count.
     taken.disk = std::make_shared<SnapshotTask>(
         manifest.version, [copy, manifest, folder = *options_.disk_folder, store = options_.store,
-                           keep = options_.keep, collects = rank_ == 0, parts = disk_] {
+                           keep = options_.keep, collects = rank_ == 0, parts = disk_]() mutable {
           std::vector<SnapshotTask::Written> written;
           const CollectOptions needed{keep, {}, std::chrono::hours(24)};
           if (!parts.empty()) {
             make_folder(folder);
             const Path path = snapshot_path(folder, manifest);
             write_snapshot(path, manifest, parts_of(copy, parts));
+            copy.reset();  // its memory is not needed while the file goes to the store
             written.push_back({Tier::disk, path.text});
             if (store != nullptr) upload(*store, {path});
           }

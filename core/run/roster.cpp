@@ -308,24 +308,33 @@ void RosterMachine::decide(Time now) {
   }
 }
 
-// Whoever came first proposes, when all that were launched are there, or enough after a while.
+// Whoever came first proposes, when all that were launched are there, or enough after a while. Those that
+// join count where fewer were launched than the run needs: then the first of these wait for them.
 void RosterMachine::decide_first(Time now) {
-  std::vector<const Known*> came;
-  for (const auto& [id, known] : members_)
-    if (!known.missing && known.record.order >= 0 && launches_lost_.count(known.record.order) == 0)
+  std::vector<const Known*> came, joining;
+  for (const auto& [id, known] : members_) {
+    if (known.missing || known.record.id.empty()) continue;
+    if (known.record.order < 0)
+      joining.push_back(&known);
+    else if (launches_lost_.count(known.record.order) == 0)
       came.push_back(&known);
-  std::sort(came.begin(), came.end(), [](const Known* a, const Known* b) { return a->created < b->created; });
+  }
+  const auto earlier = [](const Known* a, const Known* b) { return a->created < b->created; };
+  std::sort(came.begin(), came.end(), earlier);
   const auto own = std::find_if(came.begin(), came.end(),
                                 [&](const Known* known) { return known->record.id == options_.id; });
   if (own == came.end()) return wait_for_members(came.size(), began_, now);
   const auto place = own - came.begin();
-  const bool all = came.size() + launches_lost_.size() >= static_cast<size_t>(options_.launched) &&
-                   (launches_lost_.empty() || static_cast<int>(came.size()) >= least());
+  const bool launched = came.size() + launches_lost_.size() >= static_cast<size_t>(options_.launched);
+  std::stable_sort(came.begin(), came.end(),
+                   [](const Known* a, const Known* b) { return a->record.order < b->record.order; });
+  std::sort(joining.begin(), joining.end(), earlier);
+  for (const Known* known : joining)
+    if (static_cast<int>(came.size()) < least()) came.push_back(known);
+  const bool all = launched && static_cast<int>(came.size()) >= least();
   const Time late = began_ + options_.timeout;
   if (!all && (now < late || static_cast<int>(came.size()) < least()))
     return wait_for_members(came.size(), began_, now);
-  std::stable_sort(came.begin(), came.end(),
-                   [](const Known* a, const Known* b) { return a->record.order < b->record.order; });
   Roster roster{next_number(), {}, "the run begins", {}, {}, {}, least(), most()};
   for (const Known* known : came)
     if (static_cast<int>(roster.members.size()) < most()) roster.members.push_back(known->record.id);

@@ -213,6 +213,31 @@ class Elastic(unittest.TestCase):
         self.assertEqual(generations[-1]['members'], 2)
         self.assert_same_curve(right)
 
+    def test_others_join_a_run_of_one_rank(self):
+        right = self.undisturbed()
+        place = f'127.0.0.1:{free_port()}'
+        head = self.start_held({10: 0, 30: 0}, f'--listen={place}', workers=1, elastic='1:2')
+        self.until_step(head, 9)
+        machine = self.start(f'--join={place}', '--warn-after=0.2s', workers=1, elastic=None)
+        self.until_said(machine, 'waits to join', 1)
+        self.go(10)
+        self.until_generation(head, lambda generation: generation['members'] == 2)
+        self.go(30)
+        self.ended(head)
+        self.ended(machine)
+        self.assert_same_curve(right)
+
+    def test_a_run_begins_when_as_many_are_there_as_it_needs_at_least(self):
+        right = self.undisturbed()
+        place = f'127.0.0.1:{free_port()}'
+        head = self.start(f'--listen={place}', '--warn-after=0.2s', workers=1, elastic='3:4')
+        self.until_said(head, 'waits for its members to come', 1)
+        machine = self.start(f'--join={place}', workers=2, elastic=None)
+        self.ended(head)
+        self.ended(machine)
+        self.assertEqual(self.generations(), [])   # there was one
+        self.assert_same_curve(right)
+
     def test_no_more_ranks_join_than_there_are_micro_batches(self):
         # Six of two samples in a batch.
         right = self.undisturbed()
@@ -508,7 +533,7 @@ class Elastic(unittest.TestCase):
         for words, sentence in (
                 (['--elastic=3:2', 'lopsided.lua'], 'at most 2 ranks are fewer than at least 3'),
                 (['--elastic=two', 'lopsided.lua'], 'is not a whole number above 0'),
-                (['--workers=2', '--elastic=3:4', 'lopsided.lua'], '--workers 2 starts fewer'),
+                (['--workers=2', '--elastic=3:4', 'lopsided.lua'], '--workers 2 starts fewer, and without --listen no others join'),
                 (['--workers=5', '--elastic=3:4', 'lopsided.lua'], '--workers 5 starts more'),
                 (['--workers=2', '--elastic=1:2'], '--elastic needs a recipe')):
             result = subprocess.run([HETRUN, *words], cwd=self.folder, capture_output=True, text=True, timeout=WAIT)

@@ -215,7 +215,6 @@ function elastic.leaving(self)
   local leaving, go = self.session.trainer:leaving()
   local count = 0
   for _, leaves in ipairs(leaving) do count = count + (leaves and 1 or 0) end
-  if #leaving == 0 and self.notices:notice() then leaving, count, go = { true }, 1, true end   -- it is alone
   if count == 0 then return nil end
   self.leaves = leaving[self.rank + 1]
   self.notice_seen = self.notice_seen or native.clock()

@@ -2,8 +2,8 @@
 -- as they get done, where a part of the state is on too few hosts to survive the loss of one. On disk: every so many
 -- steps, each rank its part.
 --
--- All ranks take a snapshot after the same step. While a rank still writes one no rank begins the next: so the last one
--- is whole before the one before it gives way.
+-- All ranks take a snapshot after the same step. While a rank still writes one no rank begins the next in the same place,
+-- in memory or on disk: so the last one is whole before the one before it gives way.
 --
 -- A run has `snapshots` (native), nil without any; `snapshotting` { memory =, disk = }: what this rank writes;
 -- `snapshot_failed`, `disk_failed`: whether this rank could not begin the last one; `on_disk`: paths of its files of
@@ -96,13 +96,6 @@ local function result_of(run, task, where)
   return nil
 end
 
--- Look at what is done here; the other ranks learn of it in the next step.
-local function look(run)
-  local memory, disk = run.snapshotting.memory, run.snapshotting.disk
-  if memory and memory:failed() then result_of(run, memory, "in memory") end
-  if disk and disk:failed() then result_of(run, disk, "on disk") end
-end
-
 -- The snapshot on disk that this rank has begun is whole on all: of those before it `keep` - 1 stay.
 local function is_on_disk(run)
   local task = run.snapshotting.disk
@@ -123,44 +116,49 @@ end
 local function take(run, in_memory, on_disk)
   local taken = { memory = in_memory, disk = on_disk, cursor = run.cursor, seed = run.arguments.seed,
     about = about_of(run) }
+  local under_way = run.snapshotting
   local ok, memory, disk = pcall(run.snapshots.take, run.snapshots, run.state, taken)
   if ok then
-    run.snapshotting = { memory = memory, disk = disk }
+    under_way.memory, under_way.disk = memory or under_way.memory, disk or under_way.disk
     return
   end
   if select(2, errors.describe(memory)) ~= "environment" then error(memory, 0) end
   warn("no snapshot after step %d: %s", run.step, (errors.describe(memory)))
-  run.snapshot_failed, run.disk_failed = in_memory, on_disk
+  run.snapshot_failed, run.disk_failed = run.snapshot_failed or in_memory, run.disk_failed or on_disk
 end
 
---- After a step, on all ranks: go on with what is being written, and take the snapshots that are due.
+-- No rank writes in memory any more: what became of that. Returns whether the next one is due.
+local function is_due_in_memory(run)
+  local task = run.snapshotting.memory
+  if task and task:failed() then result_of(run, task, "in memory") end
+  if run.session.trainer:any_failed() then pause_memory(run) elseif task then is_whole(run) end
+  run.snapshotting.memory, run.snapshot_failed = nil, false
+  return run.member ~= nil and (run.arguments.snapshot or {}).memory ~= false and run.snapshots:is_scarce()
+    and run.step >= run.memory_again
+end
+
+-- The same of the disk.
+local function is_due_on_disk(run)
+  local task = run.snapshotting.disk
+  if task and task:failed() then result_of(run, task, "on disk") end
+  if task and not run.session.trainer:any_disk_failed() then is_on_disk(run) end
+  run.snapshotting.disk, run.disk_failed = nil, false
+  return run.disk_due
+end
+
+--- After a step, on all ranks: go on with what is being written, and take the snapshots that are due. Those in memory
+-- do not wait for a disk or a store.
 function snapshots.after_step(run)
   if not run.snapshots then return end
   local trainer, a = run.session.trainer, run.arguments.snapshot or {}
-  local any_writes, any_failed, any_disk_failed
-  local memory, disk = run.snapshotting.memory, run.snapshotting.disk
-  if run.cluster and run.cluster:size() > 1 then
-    any_writes, any_failed, any_disk_failed = trainer:any_writes(), trainer:any_failed(), trainer:any_disk_failed()
-  else
-    any_writes = memory and not memory:done() or disk and not disk:done()
-    any_failed = run.snapshot_failed or memory and memory:failed()
-    any_disk_failed = run.disk_failed or disk and disk:failed()
-  end
   local every = a.every or 0
   run.disk_due = run.disk_due or a.folder and every > 0 and run.step % every == 0
-  if not any_writes then
-    look(run)
-    if any_failed then pause_memory(run) elseif memory then is_whole(run) end
-    if disk and not any_disk_failed then is_on_disk(run) end
-    run.snapshotting, run.snapshot_failed, run.disk_failed = {}, false, false
-    local in_memory = run.member ~= nil and a.memory ~= false and run.snapshots:is_scarce()
-      and run.step >= run.memory_again
-    local on_disk = run.disk_due
-    -- A version has one snapshot: that of a step which the session before has done is of its layout.
-    if (in_memory or on_disk) and run.step > run.session.first_step then
-      take(run, in_memory, on_disk)
-      run.disk_due = false
-    end
+  local in_memory = not trainer:any_writes() and is_due_in_memory(run)
+  local on_disk = not trainer:any_disk_writes() and is_due_on_disk(run)
+  -- A version has one snapshot: that of a step which the session before has done is of its layout.
+  if (in_memory or on_disk) and run.step > run.session.first_step then
+    take(run, in_memory, on_disk)
+    run.disk_due = run.disk_due and not on_disk
   end
   run.session:say { stop = run.stopped }
 end
