@@ -101,6 +101,10 @@ bool cluster_any(ClusterHandle& cluster, bool own) { return cluster->any(own); }
 std::vector<std::string> cluster_all_gather(ClusterHandle& cluster, std::string text) {
   return cluster->all_gather(text);
 }
+// cluster, by rank of the plan (from 1) the rank of the run (from 0) that computes this part
+void cluster_arrange(ClusterHandle& cluster, std::vector<int> by_plan) {
+  cluster->arrange(std::move(by_plan));
+}
 void cluster_leave(ClusterHandle& cluster) { cluster->leave(); }
 void cluster_close(ClusterHandle& cluster, std::string why, std::optional<bool> agreed) {
   cluster->close(why, agreed.value_or(false));
@@ -159,7 +163,7 @@ void add_cluster(lua_State* L) {
           bind<&cluster_gather>("gather"), bind<&cluster_all_gather>("all_gather"),
           bind<&cluster_leave>("leave"), bind<&cluster_finish>("finish"), bind<&cluster_ways>("ways"),
           bind<&cluster_clock_offset>("clock_offset"), bind<&cluster_close>("close"),
-          bind<&cluster_roster>("roster")});
+          bind<&cluster_roster>("roster"), bind<&cluster_arrange>("arrange")});
   make_class<MemberHandle>(L, {bind<&member_open>("open"), bind<&member_end_run>("end_run"),
                                bind<&member_leave>("leave"), bind<&member_ask_change>("ask_change")});
   set_functions(L, "native.",

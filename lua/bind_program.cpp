@@ -130,6 +130,7 @@ int threads(lua_State* L) {  // native.threads([count])
   }
   return Convert<int>::push(L, thread_count());
 }
+int cores(lua_State* L) { return Convert<int>::push(L, core_count()); }
 
 StateHandle new_state(DeviceHandle& handle, std::optional<int64_t> seed) {
   return std::make_shared<StateStore>(handle, static_cast<uint64_t>(seed.value_or(0)));
@@ -460,7 +461,8 @@ int new_executor(lua_State* L) {  // program, state, cluster or nil
   auto& state = check_object<StateHandle>(L, 2);
   const auto* cluster = lua_isnoneornil(L, 3) ? nullptr : &check_object<ClusterHandle>(L, 3);
   return Convert<ExecutorHandle>::push(
-      L, std::make_shared<Executor>(*program, state, cluster == nullptr ? nullptr : (*cluster)->groups()));
+      L, std::make_shared<Executor>(*program, state,
+                                    cluster == nullptr ? nullptr : (*cluster)->groups_of_plan()));
 }
 int executor_write(lua_State* L) {  // executor, name, tensor or number, micro-batch from 1
   auto& executor = check_object<ExecutorHandle>(L, 1);
@@ -665,8 +667,9 @@ void add_program(lua_State* L) {
                                  bind<&executor_any_disk_failed>("any_disk_failed")});
   set_functions(L, "native.",
                 {bind<&get_device>("device"), bind<&gpu_count>("gpus"), bind<&gpu_report>("gpu_report"),
-                 bind<&threads>("threads"), bind<&new_state>("state"), bind<&make_program>("program"),
-                 bind<&beyond_megatron>("bytes_beyond_megatron"), bind<&new_executor>("executor")});
+                 bind<&threads>("threads"), bind<&cores>("cores"), bind<&new_state>("state"),
+                 bind<&make_program>("program"), bind<&beyond_megatron>("bytes_beyond_megatron"),
+                 bind<&new_executor>("executor")});
 }
 
 }  // namespace het::lua

@@ -17,22 +17,22 @@
 #include "core/base/error.h"
 
 namespace het {
-namespace {
 
-using Clock = std::chrono::steady_clock;
-
-// Cores that the scheduler lets this process use (containers and taskset count).
-int available_cores() {
+int core_count() {
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
   return 1;
 }
 
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
 int initial_threads() {
   int wanted = 0;
   if (const char* text = std::getenv("OMP_NUM_THREADS"))
     std::from_chars(text, text + std::strlen(text), wanted);
-  return wanted > 0 ? std::min(wanted, available_cores()) : available_cores();
+  return wanted > 0 ? std::min(wanted, core_count()) : core_count();
 }
 
 void relax() {

@@ -13,6 +13,8 @@ namespace het {
 // Threads that parallel_for uses; 1 inside a part. Initially every core this process may run on, or fewer
 // where OMP_NUM_THREADS says so.
 int thread_count();
+// Cores that the scheduler lets this process use (containers and taskset count).
+int core_count();
 // Set by --threads before any kernel is prepared. count >= 1.
 void set_thread_count(int count);
 

@@ -1,5 +1,6 @@
 #include "core/run/cluster.h"
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -103,6 +104,23 @@ std::shared_ptr<Groups> Cluster::groups() {
   return groups_;
 }
 
+void Cluster::arrange(std::vector<int> by_plan) {
+  std::vector<int> ranks = by_plan, all(static_cast<size_t>(size_));
+  std::sort(ranks.begin(), ranks.end());
+  std::iota(all.begin(), all.end(), 0);
+  if (ranks != all) fail_usage("a plan of {} ranks is not for each of {} ranks once", by_plan.size(), size_);
+  groups();
+  arranged_ = by_plan == all
+                  ? nullptr
+                  : std::make_shared<Groups>(fabric_, fmt::format("arrangement {}: ", ++arrangements_),
+                                             nullptr, std::move(by_plan));
+}
+
+std::shared_ptr<Groups> Cluster::groups_of_plan() {
+  auto all = groups();
+  return arranged_ != nullptr ? arranged_ : all;
+}
+
 std::shared_ptr<Groups> Cluster::paced_groups(std::vector<Link> links) {
   groups();
   return std::make_shared<Groups>(fabric_, fmt::format("paced mesh {}: ", ++paced_),
@@ -119,7 +137,7 @@ std::shared_ptr<Agreement> Cluster::agreement() {
   return agreement_;
 }
 
-std::vector<std::string> Cluster::ways() { return groups()->ways(); }
+std::vector<std::string> Cluster::ways() { return groups_of_plan()->ways(); }
 
 std::vector<std::string> Cluster::all_gather(const std::string& text) {
   return all_gather_text(world(), text, "texts of the ranks");
@@ -171,6 +189,7 @@ void Cluster::close(const std::string& why, bool agreed) {
   closed_ = why;
   any_ = nullptr;
   agreement_ = nullptr;
+  arranged_ = nullptr;
   groups_ = nullptr;
   generation_->close(why, agreed);
   generation_ = nullptr;

@@ -36,6 +36,11 @@ class Cluster {
 
   // The communicators of some of the ranks, made on first use; waits until all are connected.
   std::shared_ptr<Groups> groups();
+  // From here on ranks of a plan are not those of the run: by rank of the plan, the rank of the run that
+  // computes this part. Every rank has one. All ranks call it.
+  void arrange(std::vector<int> by_plan);
+  // The communicators of programs: their ranks are those of the plan.
+  std::shared_ptr<Groups> groups_of_plan();
   // Others of the same ranks, over links as slow as these: by rank from and then rank to.
   std::shared_ptr<Groups> paced_groups(std::vector<Link> links);
   Communicator& world();  // of all ranks
@@ -74,11 +79,12 @@ class Cluster {
   std::shared_ptr<Fabric> fabric_;
   std::unique_ptr<MemberWatch> watch_;
   std::shared_ptr<Groups> groups_;
-  std::future<void> connecting_;  // all ranks; of the groups until it is done
+  std::shared_ptr<Groups> arranged_;  // null: ranks of plans are those of the run
+  std::future<void> connecting_;      // all ranks; of the groups until it is done
   std::unique_ptr<Collective> any_;
   std::shared_ptr<Agreement> agreement_;
   std::unique_ptr<StoreWatch> lines_;
-  int paced_ = 0;                      // groups over slowed links that were made
+  int paced_ = 0, arrangements_ = 0;   // groups over slowed links, and of arranged ranks, that were made
   std::optional<std::string> closed_;  // why it is
   bool left_ = false;
 };

@@ -190,6 +190,26 @@ class Elastic(unittest.TestCase):
         self.assertEqual([g['members'] for g in self.generations()], [3])
         self.assert_same_curve(right)
 
+    def test_the_planner_decides_which_rank_has_which_part(self):
+        right = self.undisturbed()
+        place = f'127.0.0.1:{free_port()}'
+        head = self.start_held({10: 0, 30: 0}, '--reversed', f'--listen={place}', workers=3, elastic='2:5',
+                               host='machine-a')
+        self.until_step(head, 9)
+        machine = self.start(f'--join={place}', '--reversed', '--warn-after=0.2s', workers=2, elastic=None,
+                             environment={'HETRUN_HOST': 'machine-b'})
+        self.until_said(machine, 'waits to join', 1)
+        self.go(10)
+        self.until_generation(head, lambda generation: generation['members'] == 5)
+        self.until_step(head, 29)
+        os.kill(self.ranks(head)[1], signal.SIGKILL)
+        self.go(30)
+        _, err = self.ended(head)
+        self.ended(machine)
+        self.assertRegex(err, r'(?s)het.stage \{ "machine_a:2", layers = 1 \}.*het.stage \{ "machine_a:0", layers = 4')
+        self.assertRegex(err, r'machine_b:1')
+        self.assert_same_curve(right)
+
     def test_ranks_join_late_and_go_on_when_all_others_are_lost(self):
         right = self.undisturbed()
         place = f'127.0.0.1:{free_port()}'

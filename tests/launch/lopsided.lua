@@ -1,5 +1,6 @@
 -- A small GPT with dropout; with --spread over five ranks in two unequal pipelines, one stage recomputing; with
--- --tensor over six, each layer on two of them; with --mixed over six whose stages share their layers differently.
+-- --tensor over six, each layer on two of them; with --mixed over six whose stages share their layers differently; with
+-- --reversed over as many as there are.
 local het = require "het"
 local nn, optim, data = het.nn, het.optim, het.data
 
@@ -8,6 +9,7 @@ local opt = het.options {
   spread   = { false, "run the plan instead of one device" },
   tensor   = { false, "run a plan in which two ranks share each layer" },
   mixed    = { false, "run a plan in which one, two or three ranks share each layer, unevenly" },
+  reversed = { false, "run a pipeline over the ranks that are there, the last one first" },
   schedule = { "1f1b", "of the plan", choices = { "1f1b", "gpipe", "split_backward" } },
   save     = { "", "folder to save the model in", path = "write" },
   stop     = { 0, "steps after which it stops, as if interrupted; 0: never", min = 0 },
@@ -41,6 +43,15 @@ elseif opt.mixed then
     het.pipeline { microbatches = 4, het.stage { "a:0-1", tensor = { 3, 1 }, layers = 2, recompute = true },
                    het.stage { "a:2" } },
     het.pipeline { microbatches = 2, het.stage { "b:0-2", tensor = { 2, 1, 1 } } } }
+end
+
+if opt.reversed then
+  plan = het.plan.auto { policy = function(problem)
+    local stages = {}
+    for i = #problem.devices, 2, -1 do stages[#stages + 1] = het.stage { problem.devices[i].name, layers = 1 } end
+    stages[#stages + 1] = het.stage { problem.devices[1].name }
+    return het.plan { microbatch = 2, het.pipeline { microbatches = 6, unpack(stages) } }
+  end }
 end
 
 return het.train {

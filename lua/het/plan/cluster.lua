@@ -232,11 +232,20 @@ local make = define.constructor {
 
 -- One node "here" whose devices are of one type with these figures.
 local function here_with(count, figures)
-  local self = setmetatable({ bandwidth = 4e9, latency = 50e-6, links = {}, nodes = {}, types = {} }, Cluster)
-  if figures.name ~= "cuda" then self.all_reduce = "mesh" end
-  self.types[1] = setmetatable(figures, DeviceType)
-  self.nodes[1] = setmetatable({ name = "here", type = figures.name, devices = count, count = 1, zone = "", price = 0,
-    preemptions = 0 }, Node)
+  return cluster.with { bandwidth = 4e9, latency = 50e-6, all_reduce = figures.name ~= "cuda" and "mesh" or nil,
+    types = { figures }, nodes = { { name = "here", type = figures.name, devices = count, zone = "" } } }
+end
+
+--- A cluster of what is known, without checks: `nodes` and `types` with numbers as fields, `bandwidth`, `latency`,
+-- `all_reduce`.
+function cluster.with(known)
+  local self = setmetatable({ bandwidth = known.bandwidth, latency = known.latency, all_reduce = known.all_reduce,
+    links = {}, nodes = {}, types = {} }, Cluster)
+  for i, type in ipairs(known.types) do self.types[i] = setmetatable(type, DeviceType) end
+  for i, node in ipairs(known.nodes) do
+    node.count, node.price, node.preemptions = 1, 0, 0
+    self.nodes[i] = setmetatable(node, Node)
+  end
   return self
 end
 

@@ -4,6 +4,7 @@ local native = require "het.native"
 local errors = require "het.errors"
 local files = require "het.model.folder"
 local plan = require "het.plan"
+local ranks = require "het.plan.ranks"
 local saving = require "het.train.saving"
 local session = require "het.train.session"
 local snapshots = require "het.train.snapshots"
@@ -19,18 +20,22 @@ function elastic.is_loss(problem) return select(2, errors.describe(problem)) == 
 
 -- The plan for the ranks that are there. One that the recipe gives counts as long as it is for as many; ranks without
 -- a plan are replicas; else the first rank asks the planner, and all follow it.
-local function choose_plan(self, ranks)
+local function choose_plan(self, count)
   local a = self.arguments
   local given = a.plan and not a.plan.automatic and plan.resolve(a.plan, a.batch)
-  if given and #plan.devices(given) == ranks then return given end
-  if not a.plan then return plan.replicas(ranks, a.batch, a.microbatch) end
+  if not given or #plan.devices(given) ~= count then given = nil end
+  if not given and not a.plan then given = plan.replicas(count, a.batch, a.microbatch) end
+  if given then
+    ranks.arrange(self)
+    return given
+  end
   local planning = require "het.plan.command"
-  local text = ""
+  local cluster, text = ranks.cluster(self), ""
   require("het.train.meeting").by_first_rank(self, function()
     local wanted = (a.plan.automatic and a.plan or plan.auto {}).automatic
-    local answer = planning.begin(self, require("het.plan.cluster").here(ranks), wanted)()
+    local answer = planning.begin(self, cluster, wanted)()
     if not answer.feasible then
-      errors.usage("no plan fits the %d ranks that are left:\n  %s", ranks, table.concat(answer.problems, "\n  "))
+      errors.usage("no plan fits the %d ranks that are left:\n  %s", count, table.concat(answer.problems, "\n  "))
     end
     text = planning.to_lua(answer)
     if not native.settings.quiet then native.write("stderr", planning.text_of(answer)) end
@@ -38,8 +43,10 @@ local function choose_plan(self, ranks)
   local found, fallbacks = planning.from_lua(self.cluster:all_gather(text)[1])
   self.fallbacks = fallbacks
   found = plan.resolve(found, a.batch)
+  if ranks.arrange(self, plan.devices(found)) then return found end
   -- A rank that the fastest plan leaves out has nothing to do in a generation; replicas use all of them.
-  return #plan.devices(found) == ranks and found or plan.replicas(ranks, a.batch, a.microbatch)
+  ranks.arrange(self)
+  return plan.replicas(count, a.batch, a.microbatch)
 end
 
 -- What the ranks exchange before anything else. `step`: of the state, nil without one; `left_behind`: it was not
@@ -216,7 +223,7 @@ function elastic.leaving(self)
   local count = 0
   for _, leaves in ipairs(leaving) do count = count + (leaves and 1 or 0) end
   if count == 0 then return nil end
-  self.leaves = leaving[self.rank + 1]
+  self.leaves = leaving[self.place + 1]
   self.notice_seen = self.notice_seen or native.clock()
   if go or count == #leaving then return count end
   local waited = native.clock() - self.notice_seen

@@ -52,7 +52,7 @@ end
 local function report_ranks(self, reporter, results)
   local used = self.session.trainer:usage()
   if not self.cluster or used.runs == 0 then return end
-  local own = { rank = self.rank, device = plan.devices(self.plan)[self.rank + 1],
+  local own = { rank = self.rank, device = plan.devices(self.plan)[self.place + 1],
     computed_s = (used.seconds - used.waited) / used.runs,
     waited_s = used.waited / used.runs, bubble_s = used.bubble / used.runs,
     bubble_share = used.seconds > 0 and used.bubble / used.seconds or 0, sent_bytes = used.sent_bytes / used.runs,

@@ -7,6 +7,7 @@ local errors = require "het.errors"
 local fault = require "het.train.fault"
 local files = require "het.model.folder"
 local plan = require "het.plan"
+local ranks = require "het.plan.ranks"
 local saving = require "het.train.saving"
 local snapshots = require "het.train.snapshots"
 
@@ -14,9 +15,8 @@ local meeting = {}
 
 -- Has the planner begin, in a separate thread, to look for the plan that a het.plan.auto asks for. Returns a function
 -- that waits for what it answers.
-local function begin_plan(self, wanted, ranks)
+local function begin_plan(self, wanted, cluster)
   if wanted.profile then access.check(wanted.profile) end
-  local cluster = wanted.cluster or require("het.plan.cluster").here(ranks)
   local wait = require("het.plan.command").begin(self, cluster, wanted)
   return function()
     local answer = wait()
@@ -36,17 +36,17 @@ end
 
 --- A plan for several devices needs as many ranks; ranks without a plan are replicas that share the batch evenly.
 function meeting.settle_plan(self)
-  local a, ranks = self.arguments, self.cluster and self.cluster:size() or 1
+  local a, count = self.arguments, self.cluster and self.cluster:size() or 1
   if self.plan then
     local devices = #plan.devices(self.plan)
-    if devices ~= ranks and self.member then
-      errors.usage("the plan is for %d devices, %d ranks are here (run.ranks)", devices, ranks)
-    elseif devices ~= ranks then
+    if devices ~= count and self.member then
+      errors.usage("the plan is for %d devices, %d ranks are here (run.ranks)", devices, count)
+    elseif devices ~= count then
       errors.usage("the plan is for %d devices, %s; start the recipe with --workers %d", devices,
-        ranks == 1 and "this process is alone" or ("%d ranks are here"):format(ranks), devices)
+        count == 1 and "this process is alone" or ("%d ranks are here"):format(count), devices)
     end
-  elseif ranks > 1 then
-    self.plan = plan.replicas(ranks, a.batch, a.microbatch)
+  elseif count > 1 then
+    self.plan = plan.replicas(count, a.batch, a.microbatch)
   end
 end
 
@@ -138,7 +138,7 @@ function meeting.join(self)
   if native.is_alone() then meeting.check_places(self) end   -- before a planner begins
   -- With a cluster that is written down every rank finds the same plan; of this machine the first one's counts.
   if automatic and automatic.cluster then
-    begun = begin_plan(self, automatic)
+    begun = begin_plan(self, automatic, automatic.cluster)
   elseif not automatic then
     self.plan = plan.resolve(a.plan, a.batch)
   end
@@ -161,6 +161,7 @@ function meeting.join(self)
     self.cluster = native.join(joining)
   end
   self.rank, self.ranks = self.cluster and self.cluster:rank() or 0, self.cluster and self.cluster:size() or 1
+  self.place = self.rank   -- among the ranks of the plan
   if self.member then return function() end end   -- each generation has a separate plan
   if self.cluster then meeting.by_first_rank(self, meeting.check_places) end
   if not automatic then
@@ -168,8 +169,9 @@ function meeting.join(self)
     return function() end
   end
   local shared = not automatic.cluster and self.cluster   -- the first rank plans for all
-  if not begun and self.rank == 0 then
-    begun = begin_plan(self, automatic, self.cluster and self.cluster:size() or 1)
+  if not automatic.cluster then
+    local cluster = self.cluster and ranks.cluster(self) or require("het.plan.cluster").here(1)
+    if self.rank == 0 then begun = begin_plan(self, automatic, cluster) end
   end
   return function()
     if begun then answer = answer or begun() end
@@ -177,6 +179,9 @@ function meeting.join(self)
     if shared then written = self.cluster:all_gather(written)[1] end
     take_plan(self, written, answer)
     meeting.settle_plan(self)
+    if shared and not ranks.arrange(self, plan.devices(self.plan)) then
+      errors.usage("the plan names other devices than those of the %d ranks", self.ranks)
+    end
   end
 end
 

@@ -10,6 +10,7 @@ local graphs = require "het.train.graphs"
 local loop = require "het.train.loop"
 local meeting = require "het.train.meeting"
 local plan = require "het.plan"
+local ranks = require "het.plan.ranks"
 local saving = require "het.train.saving"
 local session = require "het.train.session"
 local snapshots = require "het.train.snapshots"
@@ -130,6 +131,7 @@ function Run:use_plan(wanted)
     self.plan = before
     error(problem, 0)
   end
+  ranks.arrange(self)
   self.session = session.new(self, self.session)
 end
 

@@ -37,7 +37,7 @@ function session.spec(a, microbatch, context)
 end
 
 local function program_of(self, made)
-  return native.program(made.graph, { microbatches = self.microbatches, plan = self.plan, rank = self.run.rank })
+  return native.program(made.graph, { microbatches = self.microbatches, plan = self.plan, rank = self.run.place })
 end
 
 -- The executor of a program. Memory is checked by the engine before anything is allocated.

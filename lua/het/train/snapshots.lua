@@ -2,8 +2,8 @@
 -- as they get done, where a part of the state is on too few hosts to survive the loss of one. On disk: every so many
 -- steps, each rank its part.
 --
--- All ranks take a snapshot after the same step. While a rank still writes one no rank begins the next in the same place,
--- in memory or on disk: so the last one is whole before the one before it gives way.
+-- All ranks take a snapshot after the same step. While a rank still writes one, no rank begins the next in the same
+-- place, in memory or on disk: so the last one is whole before the one before it gives way.
 --
 -- A run has `snapshots` (native), nil without any; `snapshotting` { memory =, disk = }: what this rank writes;
 -- `snapshot_failed`, `disk_failed`: whether this rank could not begin the last one; `on_disk`: paths of its files of

@@ -24,7 +24,7 @@ end
 -- too: `compute` with its part `barrier` before the update, `bubble` and `wait`.
 local function events_of(run, spans, offset)
   local rank, list, trains = run.rank, {}, false
-  local sums = { rank = rank, device = run.plan and plan.devices(run.plan)[rank + 1], events = list, compute = 0,
+  local sums = { rank = rank, device = run.plan and plan.devices(run.plan)[run.place + 1], events = list, compute = 0,
     bubble = 0, wait = 0, sent = 0, first = math.huge, last = 0 }
   for i, span in ipairs(spans) do
     local begin, arrived = span.begin + offset, span.arrived and span.arrived + offset

@@ -1,0 +1,225 @@
+--- The ranks of a run as the cluster that the planner plans for: their machines, devices and links, as measured.
+local native = require "het.native"
+local peak = require "het.profile.peak"
+
+local ranks = {}
+
+-- What this process computes with, alone: rates in FLOP/s and bytes/s, memory in bytes. Nil rates: not measured yet.
+local function figures_of(device_name, measures)
+  local device = native.device(device_name)
+  local rate = measures and peak.measure or peak.known
+  local function rate_of(dtype)
+    local ok, flops = pcall(rate, device_name, dtype)
+    return ok and flops or nil
+  end
+  return { f32 = rate_of "f32", bf16 = rate_of "bf16", memory = device:available_bytes(),
+    memory_bandwidth = measures and device:bandwidth() or nil }
+end
+
+--- What a rank reports of itself, before it joins others: a table for native.json_encode. The first process of a
+-- machine measures what is not known; of GPUs each process its own.
+-- @tparam string device_name as --device gives it
+function ranks.describe(device_name)
+  local is_gpu = peak.is_gpu(device_name)
+  local measures = is_gpu or (os.getenv "LOCAL_RANK" or "0") == "0"
+  local own = figures_of(peak.device_of(device_name), measures)
+  own.host, own.zone = native.host(), os.getenv "HETRUN_ZONE" or ""
+  own.kind = is_gpu and "cuda" or "cpu"
+  own.model = peak.name_of(peak.device_of(device_name))
+  own.threads, own.cores = native.threads(), native.cores()
+  return own
+end
+
+-- Machines in the order of their first ranks: each { host, zone, ranks = { rank, from 0 } }.
+local function machines_of(all)
+  local machines, by_host = {}, {}
+  for i, own in ipairs(all) do
+    local machine = by_host[own.host]
+    if not machine then
+      machine = { host = own.host, zone = own.zone, ranks = {} }
+      by_host[own.host] = machine
+      machines[#machines + 1] = machine
+    end
+    table.insert(machine.ranks, i - 1)
+  end
+  return machines
+end
+
+-- The share of the rate with its own threads that a process has while all of its machine compute.
+local function share_of(all, machine)
+  local threads, cores = 0, 1
+  for _, rank in ipairs(machine.ranks) do
+    threads, cores = threads + all[rank + 1].threads, math.max(cores, all[rank + 1].cores)
+  end
+  return math.min(1, cores / math.max(1, threads))
+end
+
+-- A machine's figures where one of its ranks has none: those of another on it, or of one of the same model.
+local function known_of(all, own, field)
+  for _, other in ipairs(all) do
+    if other[field] and other.host == own.host and other.kind == own.kind then return other[field] end
+  end
+  for _, other in ipairs(all) do
+    if other[field] and other.model == own.model then return other[field] end
+  end
+  return nil
+end
+
+local alike = 0.1   -- rates that differ by less are those of one type: a measurement is no more exact
+
+local function is_alike(a, b)
+  if a.kind ~= b.kind or a.name ~= b.name then return false end
+  for _, field in ipairs { "f32", "bf16", "memory_bandwidth" } do
+    if math.abs(a[field] - b[field]) > alike * math.max(a[field], b[field]) then return false end
+  end
+  return true
+end
+
+-- The type of a rank's device among those of the cluster.
+local function type_of(types, figures)
+  for _, known in ipairs(types) do
+    if is_alike(known, figures) then
+      known.memory = math.min(known.memory, figures.memory)
+      return known
+    end
+  end
+  types[#types + 1] = figures
+  return figures
+end
+
+-- A name that plans can write: letters, digits and _, each once.
+local function name_of(host, taken)
+  local name = host:gsub("[^%w_]", "_"):gsub("^[^%a]", "m%0")
+  if name == "" then name = "machine" end
+  local unique, n = name, 1
+  while taken[unique] do
+    n = n + 1
+    unique = name .. "_" .. n
+  end
+  taken[unique] = true
+  return unique
+end
+
+--- The cluster of the ranks that reported these, and the names of their devices by rank. All ranks find the same.
+-- @tparam table all what each rank described, by rank
+-- @tparam table link between machines: { bandwidth = bytes/s, latency = s }
+-- @treturn table for het.plan.cluster.with
+-- @treturn table list of names, as "host:0"
+function ranks.cluster_of(all, link)
+  local types, nodes, names, taken = {}, {}, {}, {}
+  for _, machine in ipairs(machines_of(all)) do
+    local share, by_type = share_of(all, machine), {}
+    for _, rank in ipairs(machine.ranks) do
+      local own = all[rank + 1]
+      local on_cpu = own.kind == "cpu"
+      local rate = on_cpu and share or 1
+      local count = #machine.ranks
+      local type = type_of(types, {
+        kind = own.kind, name = on_cpu and (count == 1 and "cpu" or "cpu/" .. count) or "cuda",
+        f32 = rate * (known_of(all, own, "f32") or 1e10), bf16 = rate * (known_of(all, own, "bf16") or 0), f16 = 0,
+        memory = own.memory / (on_cpu and count or 1),
+        memory_bandwidth = (known_of(all, own, "memory_bandwidth") or 1e10) / (on_cpu and count or 1),
+        bandwidth = on_cpu and 4e9 or 12e9, latency = on_cpu and 50e-6 or 10e-6, efficiency = on_cpu and 0.8 or 0.7 })
+      local node = by_type[type]
+      if not node then   -- devices of two types in one machine are two nodes of the planner's
+        node = { name = name_of(machine.host, taken), type = type, zone = machine.zone, devices = 0 }
+        by_type[type] = node
+        nodes[#nodes + 1] = node
+      end
+      names[rank + 1] = ("%s:%d"):format(node.name, node.devices)
+      node.devices = node.devices + 1
+    end
+  end
+  local of_name = {}
+  for _, type in ipairs(types) do   -- types of one name that differ are numbered
+    local n = (of_name[type.name] or 0) + 1
+    of_name[type.name] = n
+    type.name = n > 1 and ("%s (%d)"):format(type.name, n) or type.name
+  end
+  for _, node in ipairs(nodes) do node.type = node.type.name end
+  return { nodes = nodes, types = types, bandwidth = link.bandwidth, latency = link.latency,
+    all_reduce = all[1].kind == "cpu" and "mesh" or "hierarchical" }, names
+end
+
+--- By rank of the plan, from 0, the rank of the run that has this device; nil where the plan leaves ranks out.
+-- @tparam table devices names in the order of the plan (het.plan.devices)
+-- @tparam table names of the ranks' devices, by rank
+function ranks.order_of(devices, names)
+  local rank_of, order = {}, {}
+  for i, name in ipairs(names) do rank_of[name] = i - 1 end
+  for i, device in ipairs(devices) do order[i] = rank_of[device] end
+  return #order == #names and order or nil
+end
+
+local least_seconds, most_bytes = 0.02, 2 ^ 24
+
+--- How fast machines reach each other: messages of all to all, larger ones until they take 20 ms. All ranks call it.
+-- @tparam table all what each rank described, by rank
+-- @treturn table { bandwidth = bytes/s of the slowest machine's link, latency = s }
+function ranks.measure_link(cluster, all)
+  local machines = machines_of(all)
+  if #machines < 2 then return { bandwidth = 4e9, latency = 50e-6 } end
+  local is_first, widest = false, 0   -- of its machine; ranks that the busiest machine sends to
+  for _, machine in ipairs(machines) do
+    is_first = is_first or machine.ranks[1] == cluster:rank()
+    widest = math.max(widest, #all - #machine.ranks)
+  end
+  local function exchange(bytes)   -- seconds of the rank that takes longest
+    cluster:all_gather ""
+    local started = native.clock()
+    cluster:all_gather(is_first and ("x"):rep(bytes) or "")
+    local longest = 0
+    for _, seconds in ipairs(cluster:all_gather(("%.9f"):format(native.clock() - started))) do
+      longest = math.max(longest, tonumber(seconds))
+    end
+    return longest
+  end
+  local latency = math.min(exchange(0), exchange(0), exchange(0))
+  local bytes, seconds = 2 ^ 18, exchange(2 ^ 18)
+  while seconds < least_seconds and bytes < most_bytes do
+    bytes = 4 * bytes
+    seconds = exchange(bytes)
+  end
+  return { bandwidth = bytes * widest / math.max(1e-6, seconds - latency), latency = math.max(1e-6, latency / 2) }
+end
+
+-- What all ranks reported, and the link between their machines. It is measured again where a machine is new.
+local function look(run)
+  run.description = run.description or ranks.describe(run.device)
+  local all, hosts = {}, {}
+  for i, words in ipairs(run.cluster:all_gather(native.json_encode(run.description))) do
+    all[i] = native.json_decode(words)
+    hosts[i] = all[i].host
+  end
+  local known = {}
+  for _, host in ipairs(run.measured_hosts or {}) do known[host] = true end
+  local is_new = run.link == nil
+  for _, host in ipairs(hosts) do is_new = is_new or not known[host] end
+  if run.cluster:any(is_new) then run.link, run.measured_hosts = ranks.measure_link(run.cluster, all), hosts end
+  return all, run.link
+end
+
+--- The cluster of a run's ranks, for the planner. All ranks call it, and find the same.
+function ranks.cluster(run)
+  local found
+  found, run.device_names = ranks.cluster_of(look(run))
+  return require("het.plan.cluster").with(found)
+end
+
+--- From here on the ranks compute what a plan has for their devices. All ranks call it. Returns whether the plan has a
+-- part for each of them: if not, nothing has changed.
+-- @tparam table devices names in the order of the plan (het.plan.devices); nil: the plan's ranks are the run's
+function ranks.arrange(run, devices)
+  local order = devices and ranks.order_of(devices, run.device_names)
+  if devices and not order then return false end
+  if not run.cluster then return true end
+  order = order or {}
+  for place = 1, run.cluster:size() do
+    order[place] = order[place] or place - 1
+    if order[place] == run.cluster:rank() then run.place = place - 1 end
+  end
+  run.cluster:arrange(order)
+  return true
+end
+
+return ranks
