@@ -1,5 +1,6 @@
 #include "snapshot/tiers.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/base/error.h"
@@ -33,7 +34,7 @@ TierState state_of(const SnapshotTiers::Place& place,
 }  // namespace
 
 std::vector<TierState> SnapshotTiers::states(bool far) {
-  files_.clear();
+  release();
   std::vector<TierState> states;
   for (const Place& place : places_) {
     if (place.store != nullptr) {
@@ -103,13 +104,25 @@ Snapshot SnapshotTiers::snapshot_of(Tier tier, Version version) const {
 }
 
 Tensor SnapshotTiers::read(Tier tier, Version version, const std::string& tensor, const TensorSlice& slice) {
+  if (const auto pieces = downloaded_.find({version, tensor});
+      tier == Tier::store && pieces != downloaded_.end()) {
+    auto& all = pieces->second;
+    const auto piece =
+        std::find_if(all.begin(), all.end(), [&](const auto& each) { return each.first == slice; });
+    if (piece != all.end()) {
+      Tensor elements = std::move(piece->second);
+      all.erase(piece);
+      return elements;
+    }
+  }
   return snapshot_of(tier, version).read(tensor, slice);
 }
 
 std::string SnapshotTiers::check(Tier tier, Version version, const std::string& tensor,
                                  const TensorSlice& slice) {
   try {
-    read(tier, version, tensor, slice);
+    Tensor elements = read(tier, version, tensor, slice);
+    if (tier == Tier::store) downloaded_[{version, tensor}].emplace_back(slice, std::move(elements));
     return {};
   } catch (const Error& error) {
     const Snapshot snapshot = snapshot_of(tier, version);
@@ -124,6 +137,11 @@ std::string SnapshotTiers::check(Tier tier, Version version, const std::string& 
     }
     return error.sentence();
   }
+}
+
+void SnapshotTiers::release() {
+  files_.clear();
+  downloaded_.clear();
 }
 
 void SnapshotTiers::leave_out(const std::string& path, const std::string& why) {

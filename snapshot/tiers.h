@@ -27,8 +27,9 @@ class SnapshotTiers : public TierReader {
   // Looks into the folders again: the newest versions of each. Files that cannot be read are left out, and
   // reported once (take_warnings). `about` is JSON: {run, cursor, seed, about}, of the manifest.
   std::vector<TierState> states(bool far) override;
-  void release() override { files_.clear(); }
+  void release() override;
   Tensor read(Tier tier, Version version, const std::string& tensor, const TensorSlice& slice) override;
+  // What it reads from the store it keeps until it is read, or a release: a download costs more than memory.
   std::string check(Tier tier, Version version, const std::string& tensor, const TensorSlice& slice) override;
 
   // Sentences about files that cannot be used, since the last call.
@@ -45,6 +46,8 @@ class SnapshotTiers : public TierReader {
 
   const std::vector<Place> places_;
   std::map<std::pair<Tier, Version>, Files> files_;
+  // Of a version and tensor, what was checked and not read yet.
+  std::map<std::pair<Version, std::string>, std::vector<std::pair<TensorSlice, Tensor>>> downloaded_;
   std::set<std::string> left_out_;  // paths
   std::vector<std::string> warnings_;
 };

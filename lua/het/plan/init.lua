@@ -410,8 +410,8 @@ plan.auto = define.constructor {
     { "policy", "string|function", "who looks for it; a function(problem) returns the plan itself", default = "auto",
       choices = { "auto", "autohet", "megatron", "whale", "exhaustive", "search" } },
     { "objective", "string", "what is best", default = "time", choices = { "time", "cost", "progress" } },
-    { "cluster", "cluster", "what it may use, device by device a rank (default: the ranks that are there, their machines and links "
-      .. "as they are measured)" },
+    { "cluster", "cluster", "what it may use, device by device a rank (default: the ranks that are there, their "
+      .. "machines and links as they are measured)" },
     { "without", "list", "extensions to switch off, of " .. table.concat(native.extensions(), ", ")
       .. "; policies auto and search" },
     { "profile", "string", "file of measured layer times and links, as `hetrun profile` writes it", path = "read" },
