@@ -168,6 +168,14 @@ void state_drop(StateHandle& state, std::string name) { state->drop(name); }
 void state_set_step(StateHandle& state, int64_t step) {
   state->set_version({step, state->version().generation});
 }
+// It was replaced by one of elsewhere, after this step: a version that no snapshot and no other member has.
+// All ranks call it at the same place.
+void state_restart(StateHandle& state, int64_t step) {
+  const Version version{step, std::max(state->generation(), state->version().generation) + 1};
+  state->begin_generation(version.generation);
+  state->set_version(version);
+  state->set_history({{version.generation, step}});
+}
 double state_step(StateHandle& state) { return static_cast<double>(state->version().step); }
 
 Schedule schedule_named(const std::string& name) {
@@ -635,7 +643,8 @@ void add_program(lua_State* L) {
           bind<&state_bytes>("bytes"), bind<&state_copy>("copy"), bind<&state_has>("has"),
           bind<&state_drop>("drop"), bind<&state_set_initial>("set_initial"),
           bind<&state_clear_initial>("clear_initial"), bind<&state_bytes_restored>("bytes_restored"),
-          bind<&state_set_step>("set_step"), bind<&state_step>("step"), bind<&state_clear>("clear")});
+          bind<&state_set_step>("set_step"), bind<&state_step>("step"), bind<&state_restart>("restart"),
+          bind<&state_clear>("clear")});
   make_class<StateCopyHandle>(
       L, {bind<&state_names<StateCopyHandle>>("names"), bind<&copy_read>("read"), bind<&copy_done>("done")});
   make_class<ProgramHandle>(L, {bind<&program_memory>("memory"), bind<&program_verify>("verify"),

@@ -3,6 +3,7 @@ local define = require "het.language.define"
 local errors = require "het.errors"
 local generate = require "het.model.generate"
 local handle = require "het.sandbox.handle"
+local restoring = require "het.train.restoring"
 local Run = require "het.train.run"
 local suggest = require "het.language.suggest"
 local text = require "het.text"
@@ -69,6 +70,14 @@ define.object {
     { "use_plan", "run:use_plan(plan)", "Go on by another plan, from the next step on: the state moves between the "
       .. "ranks, and training goes on as if nothing had changed. All ranks call it at the same place, as in on_step.",
       example = "run:use_plan(het.plan { microbatch = 2, het.pipeline { het.stage \"here:0\" } })" },
+    { "snapshot", "run:snapshot()", "A snapshot now: on disk where the run has a `snapshot.folder`, of a run with "
+      .. "--elastic also in memory. Returns { step, place, memory } when it is whole; het.snapshot.open(place) reads "
+      .. "it. All ranks call it at the same place, as in on_step.",
+      example = "print(run:snapshot().place)" },
+    { "restore", "run:restore { ... }", "Weights, or without `only` all of the training state, from a snapshot or a "
+      .. "saved model, whatever plan either has. The run goes on from there, and it returns { step, parameters }."
+      .. " All ranks call it at the same place, and each reads `from`.", fields = restoring.fields,
+      example = 'run:restore { from = "runs/mine/snapshots", only = "blocks.*" }' },
     { "gather", "run:gather()", "The weights and optimizer state on rank 0, wherever their parts are; nil on other "
       .. "ranks. All ranks call it." },
     { "graph_of_sample", "run:graph_of_sample([samples])", "The training graph of a micro-batch (default: of one "

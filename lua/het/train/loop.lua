@@ -148,7 +148,7 @@ local function report(self, reporter, step)
   end
   if not (on_step and step.lr and self.called < step.step) then return false end
   local interrupted = is_interrupted_in(on_step, handle.of(self), handle.export(step))
-  self.called = step.step
+  self.called = self.step   -- an earlier one where run:restore took the run back
   return interrupted
 end
 
@@ -161,6 +161,7 @@ local function follow(self, reporter, step)
     if not self.cluster then return true end
     self.stopped = true   -- others may be in the next step, which they end with this rank alone
   end
+  if self.step < step.step then return end
   if self.session.evaluator and (step.step % a.evaluate.every == 0 or step.step == a.steps) then
     local loss = self:evaluate()
     if not loss then return true end

@@ -10,6 +10,7 @@ local graphs = require "het.train.graphs"
 local loop = require "het.train.loop"
 local meeting = require "het.train.meeting"
 local plan = require "het.plan"
+local restoring = require "het.train.restoring"
 local saving = require "het.train.saving"
 local session = require "het.train.session"
 local snapshots = require "het.train.snapshots"
@@ -174,6 +175,22 @@ function Run:save(folder, options)
   self:prepare()
   meeting.by_first_rank(self, saving.check, folder, options and options.overwrite)
   saving.now(self, folder)
+end
+
+--- A snapshot of the state as it is. All ranks call it at the same place.
+-- @treturn table { step =, place = (the folder), memory = (whether there is one in memory) }
+function Run:snapshot()
+  self:prepare()
+  return snapshots.now(self)
+end
+
+--- Replace weights, or all of the training state, by those of a snapshot or a saved model. All ranks call it at the
+-- same place.
+-- @tparam table given `from`, `only`, `step`: see restoring.fields
+-- @treturn table { step =, parameters = }
+function Run:restore(given)
+  self:prepare()
+  return restoring.restore(self, given)
 end
 
 --- Write what follows a prompt, with checked options: emit(piece) gets it as it comes, after a call of begin() when all

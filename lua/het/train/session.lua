@@ -49,15 +49,15 @@ local function executor_of(self, program, made)
   return executor
 end
 
--- Elements of all parameters of a graph, whichever rank holds them.
-local function count_parameters(graph)
-  local total = 0
+-- The shapes of all parameters of a graph by name, whichever rank holds them, and their elements.
+local function shapes_of(graph)
+  local shapes, total = {}, 0
   for _, parameter in ipairs(graph:parameters()) do
     local elements = 1
     for _, size in ipairs(parameter.shape) do elements = elements * size end
-    total = total + elements
+    shapes[parameter.name], total = parameter.shape, total + elements
   end
-  return total
+  return shapes, total
 end
 
 -- A state that comes from snapshots: what goes with it counts where this run has done no step.
@@ -123,7 +123,7 @@ function session.new(run, before)
   local spec = session.spec(a, self.microbatch, run.context)
   local training = graphs.training(spec)
   self.has_counter = training.counter
-  self.parameters = count_parameters(training.graph)
+  self.shapes, self.parameters = shapes_of(training.graph)
   self.beyond_megatron = self.plan and native.bytes_beyond_megatron(training.graph, self.plan)
   local program = program_of(self, training)
   if run.has_state and self.cluster or run.restores then take_state(self, program, before) end
