@@ -11,6 +11,7 @@
 #include "core/graph/fuse.h"
 #include "core/ops/op.h"
 #include "core/program/busy.h"
+#include "core/run/control.h"
 #include "core/run/run_member.h"
 #include "lua/interrupt.h"
 #include "lua/objects.h"
@@ -488,20 +489,22 @@ bool executor_run(ExecutorHandle& executor) {
   const InterruptScope scope(*executor);
   return executor->run();
 }
-// What ranks say to each other in a step. After it: end; let those in that wait to join; this rank leaves,
-// and those that do go now. A snapshot is being written, or could not be.
-constexpr uint32_t kStop = 1, kChange = 2, kWrites = 4, kFailed = 8, kLeaves = 16, kGo = 32, kDiskFailed = 64;
-// {stop, member, notices, memory, disk, not_begun, disk_not_begun, go}: what this rank says in each step that
-// follows. To stop if `stop`, else when it has been interrupted. A member of an elastic run asks for a change
-// when others wait to join, and to leave when it has a notice. Whether it still writes a snapshot, and
+// What ranks say to each other in a step. After it: end; some wait to join; this rank's machine goes; someone
+// has a command for the run. A snapshot is being written, or could not be.
+constexpr uint32_t kStop = 1, kChange = 2, kWrites = 4, kFailed = 8, kLeaves = 16, kDiskFailed = 32,
+                   kCommand = 64;
+// {stop, member, notices, memory, disk, not_begun, disk_not_begun, control}: what this rank says in each step
+// that follows. To stop if `stop`, else when it has been interrupted. A member of an elastic run asks for a
+// change when others wait to join, and to leave when it has a notice. Whether it still writes a snapshot, and
 // whether the one in memory has failed, or could not be begun.
 int executor_say(lua_State* L) {
   const auto& executor = check_object<ExecutorHandle>(L, 1);
-  const auto stop = field<bool>(L, 2, "stop").value_or(false), go = field<bool>(L, 2, "go").value_or(false);
+  const auto stop = field<bool>(L, 2, "stop").value_or(false);
   const auto not_begun = field<bool>(L, 2, "not_begun").value_or(false);
   const auto disk_not_begun = field<bool>(L, 2, "disk_not_begun").value_or(false);
   const auto member = object_field<MemberHandle>(L, 2, "member");
   const auto notices = object_field<NoticesHandle>(L, 2, "notices");
+  const auto control = object_field<ControlHandle>(L, 2, "control");
   const auto memory = object_field<SnapshotTaskHandle>(L, 2, "memory"),
              disk = object_field<SnapshotTaskHandle>(L, 2, "disk");
   executor->on_word([=] {
@@ -511,7 +514,7 @@ int executor_say(lua_State* L) {
     return (stop || interrupt_pending() ? kStop : 0) |
            (member && member->member().waiting() > 0 ? kChange : 0) | (writes ? kWrites : 0) |
            (disk_not_begun || (disk && disk->failed()) ? kDiskFailed : 0) | (failed ? kFailed : 0) |
-           (leaves ? kLeaves : 0) | (go ? kGo : 0);
+           (leaves ? kLeaves : 0) | (control && control->has_command() ? kCommand : 0);
   });
   return 0;
 }
@@ -526,7 +529,9 @@ bool executor_asked_to_change(ExecutorHandle& executor) { return said_by_any(*ex
 bool executor_any_writes(ExecutorHandle& executor) { return said_by_any(*executor, kWrites); }
 bool executor_any_failed(ExecutorHandle& executor) { return said_by_any(*executor, kFailed); }
 bool executor_any_disk_failed(ExecutorHandle& executor) { return said_by_any(*executor, kDiskFailed); }
-// By rank, whether it leaves; and whether those that do go now.
+// Whether any rank has a command for the run.
+bool executor_any_command(ExecutorHandle& executor) { return said_by_any(*executor, kCommand); }
+// By rank, whether its machine goes.
 int executor_leaving(lua_State* L) {
   const auto& executor = check_object<ExecutorHandle>(L, 1);
   lua_newtable(L);
@@ -535,8 +540,7 @@ int executor_leaving(lua_State* L) {
     lua_pushboolean(L, (word & kLeaves) != 0);
     lua_rawseti(L, -2, ++rank);
   }
-  lua_pushboolean(L, said_by_any(*executor, kGo));
-  return 2;
+  return 1;
 }
 void executor_close(ExecutorHandle& executor, std::string why) { executor->close(std::move(why)); }
 void executor_freeze(ExecutorHandle& executor) { executor->freeze(); }
@@ -649,15 +653,26 @@ void add_program(lua_State* L) {
       L, {bind<&state_names<StateCopyHandle>>("names"), bind<&copy_read>("read"), bind<&copy_done>("done")});
   make_class<ProgramHandle>(L, {bind<&program_memory>("memory"), bind<&program_verify>("verify"),
                                 bind<&program_share>("share"), bind<&program_to_string>("__tostring")});
-  make_class<ExecutorHandle>(
-      L, {bind<&executor_write>("write"), bind<&executor_run>("run"), bind<&executor_read>("read"),
-          bind<&executor_number>("number"), bind<&executor_find_non_finite>("find_non_finite"),
-          bind<&executor_memory>("memory"), bind<&executor_usage>("usage"),
-          bind<&executor_timings>("timings"), bind<&executor_busy>("busy"), bind<&executor_close>("close"),
-          bind<&executor_freeze>("freeze"), bind<&executor_kill_at>("kill_at"), bind<&executor_say>("say"),
-          bind<&executor_leaving>("leaving"), bind<&executor_asked_to_stop>("asked_to_stop"),
-          bind<&executor_asked_to_change>("asked_to_change"), bind<&executor_any_writes>("any_writes"),
-          bind<&executor_any_failed>("any_failed"), bind<&executor_any_disk_failed>("any_disk_failed")});
+  make_class<ExecutorHandle>(L, {bind<&executor_write>("write"),
+                                 bind<&executor_run>("run"),
+                                 bind<&executor_read>("read"),
+                                 bind<&executor_number>("number"),
+                                 bind<&executor_find_non_finite>("find_non_finite"),
+                                 bind<&executor_memory>("memory"),
+                                 bind<&executor_usage>("usage"),
+                                 bind<&executor_timings>("timings"),
+                                 bind<&executor_busy>("busy"),
+                                 bind<&executor_close>("close"),
+                                 bind<&executor_freeze>("freeze"),
+                                 bind<&executor_kill_at>("kill_at"),
+                                 bind<&executor_say>("say"),
+                                 bind<&executor_leaving>("leaving"),
+                                 bind<&executor_asked_to_stop>("asked_to_stop"),
+                                 bind<&executor_asked_to_change>("asked_to_change"),
+                                 bind<&executor_any_writes>("any_writes"),
+                                 bind<&executor_any_failed>("any_failed"),
+                                 bind<&executor_any_disk_failed>("any_disk_failed"),
+                                 bind<&executor_any_command>("any_command")});
   set_functions(L, "native.",
                 {bind<&get_device>("device"), bind<&gpu_count>("gpus"), bind<&gpu_report>("gpu_report"),
                  bind<&threads>("threads"), bind<&new_state>("state"), bind<&make_program>("program"),

@@ -34,6 +34,8 @@ class Cluster {
   int size() const { return size_; }
   const Generation* generation() const { return generation_.get(); }  // null: of fixed ranks, or closed
 
+  const std::shared_ptr<Store>& store() const { return store_; }  // of the run
+
   // The communicators of some of the ranks, made on first use; waits until all are connected.
   std::shared_ptr<Groups> groups();
   // Others of the same ranks, over links as slow as these: by rank from and then rank to.

@@ -212,6 +212,11 @@ return define.constructor {
     { "after", "function", "function(run), called at the end" },
     { "on_step", "function", "function(run, step), called after each step with { step, loss, lr, gradient_norm, "
       .. "seconds }; with --elastic again, on all ranks, when the loss of a rank cut it off on one" },
+    { "on_change", "function", "with --elastic: function(run, change), called on the first rank when ranks were lost "
+      .. "or came, for the plan of those that are there, and when others wait to join; nil is the default "
+      .. "(?het.policy.on_change)" },
+    { "on_notice", "function", "with --elastic: function(run, notice), called on the first rank while machines will be "
+      .. "taken away: \"leave\", \"wait\" or \"stop\"; nil is the default (?het.policy.on_notice)" },
     { "rendezvous", "string", "where ranks on several machines find each other: \"etcd://host:2379\" (default: "
       .. "MASTER_ADDR and MASTER_PORT; HETRUN_RENDEZVOUS)" },
     { "name", "string", "of the run, by which its ranks find each other", default = "hetrun" },

@@ -143,8 +143,8 @@ end
 local function require_alike(run, source)
   local a, theirs = run.arguments, source.training
   if theirs.seed ~= a.seed or theirs.precision and theirs.precision ~= a.precision then
-    errors.usage('run:restore: %s is of a run with seed = %s and precision = %s, this run has seed = %s and precision = '
-      .. '%s; only = "*" takes the weights alone', source.what, theirs.seed, theirs.precision, a.seed, a.precision)
+    errors.usage('run:restore: %s is of a run with seed = %s and precision = %s, this run has seed = %s and precision '
+      .. '= %s; only = "*" takes the weights alone', source.what, theirs.seed, theirs.precision, a.seed, a.precision)
   end
 end
 

@@ -110,6 +110,9 @@ end
 
 --- Build everything a run needs: graphs, state, executors, samplers. Nothing has been computed yet.
 function Run:prepare()
+  if self.deciding then
+    errors.usage("%s is called on the first rank alone; what all ranks do together cannot be done there", self.deciding)
+  end
   if self.prepared then return end
   if self.preparing then errors.usage("the run is being prepared; this function of the recipe is part of that") end
   self.preparing = true
