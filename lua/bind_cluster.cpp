@@ -149,6 +149,7 @@ int member_open(lua_State* L) {
   const auto cluster = check_object<MemberHandle>(L, 1)->open();
   return cluster == nullptr ? 0 : Convert<ClusterHandle>::push(L, cluster);
 }
+double member_waiting(MemberHandle& member) { return static_cast<double>(member->member().waiting()); }
 void member_end_run(MemberHandle& member) { member->member().end_run(); }
 void member_leave(MemberHandle& member) { member->member().leave(); }
 void member_ask_change(MemberHandle& member, int64_t generation, std::string reason) {
@@ -164,8 +165,9 @@ void add_cluster(lua_State* L) {
           bind<&cluster_leave>("leave"), bind<&cluster_finish>("finish"), bind<&cluster_ways>("ways"),
           bind<&cluster_clock_offset>("clock_offset"), bind<&cluster_close>("close"),
           bind<&cluster_roster>("roster"), bind<&cluster_arrange>("arrange")});
-  make_class<MemberHandle>(L, {bind<&member_open>("open"), bind<&member_end_run>("end_run"),
-                               bind<&member_leave>("leave"), bind<&member_ask_change>("ask_change")});
+  make_class<MemberHandle>(
+      L, {bind<&member_open>("open"), bind<&member_end_run>("end_run"), bind<&member_leave>("leave"),
+          bind<&member_ask_change>("ask_change"), bind<&member_waiting>("waiting")});
   set_functions(L, "native.",
                 {bind<&join_run>("join"), bind<&new_member>("member"), bind<&is_alone>("is_alone")});
 }

@@ -11,6 +11,7 @@
 #include "core/graph/fuse.h"
 #include "core/ops/op.h"
 #include "core/program/busy.h"
+#include "core/run/control.h"
 #include "core/run/run_member.h"
 #include "lua/interrupt.h"
 #include "lua/objects.h"
@@ -168,6 +169,14 @@ void state_drop(StateHandle& state, std::string name) { state->drop(name); }
 // It is the state after this step.
 void state_set_step(StateHandle& state, int64_t step) {
   state->set_version({step, state->version().generation});
+}
+// It was replaced by one of elsewhere, after this step: a version that no snapshot and no other member has.
+// All ranks call it at the same place.
+void state_restart(StateHandle& state, int64_t step) {
+  const Version version{step, std::max(state->generation(), state->version().generation) + 1};
+  state->begin_generation(version.generation);
+  state->set_version(version);
+  state->set_history({{version.generation, step}});
 }
 double state_step(StateHandle& state) { return static_cast<double>(state->version().step); }
 
@@ -482,21 +491,22 @@ bool executor_run(ExecutorHandle& executor) {
   const InterruptScope scope(*executor);
   return executor->run();
 }
-// What ranks say to each other in a step. After it: end; let those in that wait to join; this rank leaves,
-// and those that do go now. A snapshot is being written, in memory or on disk, or could not be.
-constexpr uint32_t kStop = 1, kChange = 2, kWrites = 4, kFailed = 8, kLeaves = 16, kGo = 32, kDiskFailed = 64,
-                   kDiskWrites = 128;
-// {stop, member, notices, memory, disk, not_begun, disk_not_begun, go}: what this rank says in each step that
-// follows. To stop if `stop`, else when it has been interrupted. A member of an elastic run asks for a change
-// when others wait to join, and to leave when it has a notice. Whether it still writes a snapshot in memory
-// or on disk, and whether that has failed, or could not be begun.
+// What ranks say to each other in a step. After it: end; some wait to join; this rank's machine goes; someone
+// has a command for the run. A snapshot is being written, in memory or on disk, or could not be.
+constexpr uint32_t kStop = 1, kChange = 2, kWrites = 4, kFailed = 8, kLeaves = 16, kDiskFailed = 32,
+                   kCommand = 64, kDiskWrites = 128;
+// {stop, member, notices, memory, disk, not_begun, disk_not_begun, control}: what this rank says in each step
+// that follows. To stop if `stop`, else when it has been interrupted. A member of an elastic run asks for a
+// change when others wait to join, and to leave when it has a notice. Whether it still writes a snapshot in
+// memory or on disk, and whether that has failed, or could not be begun.
 int executor_say(lua_State* L) {
   const auto& executor = check_object<ExecutorHandle>(L, 1);
-  const auto stop = field<bool>(L, 2, "stop").value_or(false), go = field<bool>(L, 2, "go").value_or(false);
+  const auto stop = field<bool>(L, 2, "stop").value_or(false);
   const auto not_begun = field<bool>(L, 2, "not_begun").value_or(false);
   const auto disk_not_begun = field<bool>(L, 2, "disk_not_begun").value_or(false);
   const auto member = object_field<MemberHandle>(L, 2, "member");
   const auto notices = object_field<NoticesHandle>(L, 2, "notices");
+  const auto control = object_field<ControlHandle>(L, 2, "control");
   const auto memory = object_field<SnapshotTaskHandle>(L, 2, "memory"),
              disk = object_field<SnapshotTaskHandle>(L, 2, "disk");
   executor->on_word([=] {
@@ -506,7 +516,8 @@ int executor_say(lua_State* L) {
     return (stop || interrupt_pending() ? kStop : 0) |
            (member && member->member().waiting() > 0 ? kChange : 0) | (writes ? kWrites : 0) |
            (disk_writes ? kDiskWrites : 0) | (disk_not_begun || (disk && disk->failed()) ? kDiskFailed : 0) |
-           (failed ? kFailed : 0) | (leaves ? kLeaves : 0) | (go ? kGo : 0);
+           (failed ? kFailed : 0) | (leaves ? kLeaves : 0) |
+           (control && control->has_command() ? kCommand : 0);
   });
   return 0;
 }
@@ -523,7 +534,9 @@ bool executor_any_disk_writes(ExecutorHandle& executor) { return said_by_any(*ex
 bool executor_any_writes(ExecutorHandle& executor) { return said_by_any(*executor, kWrites); }
 bool executor_any_failed(ExecutorHandle& executor) { return said_by_any(*executor, kFailed); }
 bool executor_any_disk_failed(ExecutorHandle& executor) { return said_by_any(*executor, kDiskFailed); }
-// By rank, whether it leaves; and whether those that do go now.
+// Whether any rank has a command for the run.
+bool executor_any_command(ExecutorHandle& executor) { return said_by_any(*executor, kCommand); }
+// By rank, whether its machine goes.
 int executor_leaving(lua_State* L) {
   const auto& executor = check_object<ExecutorHandle>(L, 1);
   lua_newtable(L);
@@ -532,8 +545,7 @@ int executor_leaving(lua_State* L) {
     lua_pushboolean(L, (word & kLeaves) != 0);
     lua_rawseti(L, -2, ++rank);
   }
-  lua_pushboolean(L, said_by_any(*executor, kGo));
-  return 2;
+  return 1;
 }
 void executor_close(ExecutorHandle& executor, std::string why) { executor->close(std::move(why)); }
 void executor_freeze(ExecutorHandle& executor) { executor->freeze(); }
@@ -640,7 +652,8 @@ void add_program(lua_State* L) {
           bind<&state_bytes>("bytes"), bind<&state_copy>("copy"), bind<&state_has>("has"),
           bind<&state_drop>("drop"), bind<&state_set_initial>("set_initial"),
           bind<&state_clear_initial>("clear_initial"), bind<&state_bytes_restored>("bytes_restored"),
-          bind<&state_set_step>("set_step"), bind<&state_step>("step"), bind<&state_clear>("clear")});
+          bind<&state_set_step>("set_step"), bind<&state_step>("step"), bind<&state_restart>("restart"),
+          bind<&state_clear>("clear")});
   make_class<StateCopyHandle>(
       L, {bind<&state_names<StateCopyHandle>>("names"), bind<&copy_read>("read"), bind<&copy_done>("done")});
   make_class<ProgramHandle>(L, {bind<&program_memory>("memory"), bind<&program_verify>("verify"),
@@ -664,7 +677,8 @@ void add_program(lua_State* L) {
                                  bind<&executor_any_writes>("any_writes"),
                                  bind<&executor_any_disk_writes>("any_disk_writes"),
                                  bind<&executor_any_failed>("any_failed"),
-                                 bind<&executor_any_disk_failed>("any_disk_failed")});
+                                 bind<&executor_any_disk_failed>("any_disk_failed"),
+                                 bind<&executor_any_command>("any_command")});
   set_functions(L, "native.",
                 {bind<&get_device>("device"), bind<&gpu_count>("gpus"), bind<&gpu_report>("gpu_report"),
                  bind<&threads>("threads"), bind<&cores>("cores"), bind<&new_state>("state"),

@@ -8,6 +8,7 @@
 #include "core/tensor/convert.h"
 #include "lua/objects.h"
 #include "snapshot/snapshot.h"
+#include "snapshot/store/store.h"
 #include "snapshot/writer.h"
 
 namespace het::lua {
@@ -19,11 +20,15 @@ Json::array_t shape_of(const TensorType& type) {
   return shape;
 }
 
-// path, step or nil -> snapshot, {a sentence for every newer one that is not whole}
+// path or URL of a store, step or nil -> snapshot, {a sentence for every newer one that is not whole}
 int snapshot_open(lua_State* L) {
   std::vector<std::string> passed_over;
+  const Path place = Convert<Path>::get(L, 1);
+  const auto step = Convert<std::optional<int64_t>>::get(L, 2);
+  const bool is_store = place.text.find("://") != std::string::npos;
   auto snapshot = std::make_shared<const Snapshot>(
-      open_snapshot(Convert<Path>::get(L, 1), Convert<std::optional<int64_t>>::get(L, 2), &passed_over));
+      is_store ? open_snapshot(std::shared_ptr<ObjectStore>(open_store(place)), step, &passed_over)
+               : open_snapshot(place, step, &passed_over));
   Convert<SnapshotHandle>::push(L, std::move(snapshot));
   Convert<std::vector<std::string>>::push(L, passed_over);
   return 2;

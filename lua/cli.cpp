@@ -128,6 +128,9 @@ const std::vector<Subcommand>& subcommands() {
        "measure the recipe's layers and links on this machine, for plans; --help"},
       {"snapshot", "list|show|verify|copy|import|export PLACE [TO]",
        "look at snapshots, check them, copy them, make them of a saved model and the other way; --help"},
+      {"status", "[--rendezvous=PLACE ...]",
+       "how a running job is doing: its ranks, step, changes, snapshots; --help"},
+      {"attach", "[WORD]", "steer a running job: pause, resume, replan, snapshot, status; --help"},
       {"docs", "FOLDER", "write the pages of the Lua library, and editor stubs"},
   };
   return list;

@@ -39,7 +39,9 @@ namespace het {
 class Cluster;      // core/run/cluster.h
 class RunMember;    // core/run/run_member.h
 class NoticeWatch;  // core/cluster/notice.h
-struct Link;        // core/comm/steps.h
+class RunControl;   // core/run/control.h
+class ControlClient;
+struct Link;  // core/comm/steps.h
 }  // namespace het
 
 namespace het::lua {
@@ -79,6 +81,8 @@ using NoticesHandle = std::shared_ptr<NoticeWatch>;
 using SnapshotHandle = std::shared_ptr<const Snapshot>;
 using SnapshotsHandle = std::shared_ptr<RunSnapshots>;
 using SnapshotTaskHandle = std::shared_ptr<SnapshotTask>;
+using ControlHandle = std::shared_ptr<RunControl>;
+using AttachedHandle = std::shared_ptr<ControlClient>;
 using TokenizerHandle = std::shared_ptr<const Tokenizer>;
 
 // What one Lua state shares between its bound functions. Lives as long as the state.
@@ -145,6 +149,7 @@ void add_profile(lua_State* L);
 void add_mesh(lua_State* L);
 void add_snapshot(lua_State* L);
 void add_recovery(lua_State* L);
+void add_control(lua_State* L);
 
 // The run's secret: read while it could be, or that of the file under `secret_file` of the table at `index`,
 // of HETRUN_SECRET_FILE or HETRUN_SECRET. Throws Error(usage).
@@ -187,6 +192,8 @@ HET_LUA_CLASS(het::lua::NoticesHandle, "notices");
 HET_LUA_CLASS(het::lua::SnapshotHandle, "snapshot");
 HET_LUA_CLASS(het::lua::SnapshotsHandle, "snapshots of a run");
 HET_LUA_CLASS(het::lua::SnapshotTaskHandle, "snapshot under way");
+HET_LUA_CLASS(het::lua::ControlHandle, "control of a run");
+HET_LUA_CLASS(het::lua::AttachedHandle, "attached run");
 HET_LUA_CLASS(het::lua::PlanningHandle, "planning");
 
 namespace het::lua {

@@ -126,6 +126,7 @@ State::State(const Settings& settings, Gpus gpus) {
   add_mesh(L_);
   add_snapshot(L_);
   add_recovery(L_);
+  add_control(L_);
   lua_newtable(L_);
   set_field(L_, "quiet", settings.quiet);
   set_field(L_, "json", settings.json);

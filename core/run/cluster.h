@@ -34,6 +34,8 @@ class Cluster {
   int size() const { return size_; }
   const Generation* generation() const { return generation_.get(); }  // null: of fixed ranks, or closed
 
+  const std::shared_ptr<Store>& store() const { return store_; }  // of the run
+
   // The communicators of some of the ranks, made on first use; waits until all are connected.
   std::shared_ptr<Groups> groups();
   // From here on ranks of a plan are not those of the run: by rank of the plan, the rank of the run that

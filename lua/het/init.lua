@@ -13,6 +13,7 @@ local het = { version = native.version() }
 -- Names that stand for a module, or for a function of one.
 local modules = {
   nn = "het.nn", optim = "het.optim", data = "het.data", op = "het.op", train = "het.train", snapshot = "het.snapshot",
+  policy = "het.policy",
 }
 local members = {
   options = function()

@@ -33,6 +33,7 @@ local parts = {
     return handle.module("het.op", op, { names = names_of(op), get = raw, missing = raw })
   end,
   snapshot = function() return handle.module("het.snapshot", het.snapshot, { names = { "open" } }) end,
+  policy = function() return handle.module("het.policy", het.policy, { names = { "on_change", "on_notice" } }) end,
   plan = function() return callable("het.plan", het.plan) end,
   cluster = function() return callable("het.cluster", het.cluster) end,
   options = function()

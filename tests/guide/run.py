@@ -54,6 +54,8 @@ LONG = {
     'hetrun --workers 4 --elastic 2:4 recipe.lua',
     'hetrun --workers 4 --elastic 2:8 --listen 10.0.0.7:7777 recipe.lua',
     'hetrun --workers 2 --join 10.0.0.7:7777 recipe.lua',
+    'hetrun status',
+    'hetrun attach',
     'hetrun plan recipes/llama_tiny.lua --cluster=recipes/clusters/mixed.lua --precision=bf16 --width=2048 '
     '--layers=24 --heads=16 --kv_heads=8 --context=2048 --batch=64',
 }
@@ -183,6 +185,19 @@ class Commands(Case):
         self.assertEqual(self.form(line), self.form(example))
         run.send_signal(signal.SIGINT)
 
+    def test_a_run_is_looked_at_and_steered(self):
+        page = (ROOT / 'recipes' / 'guide' / 'steer_a_run.md').read_text()
+        words = re.findall(r'`(\w+)`', ' '.join(re.findall(r'^\| (`.*?) \|', page, re.MULTILINE)))
+        self.assertEqual(words, ['status', 'pause', 'resume', 'snapshot', 'replan', 'stop', 'leave'])
+        policies = lua_block(ROOT / 'recipes' / 'guide' / 'elastic.md', 'on_notice =')
+        text = RECIPE.replace('evaluate =', f'snapshot = {{ folder = "shots" }},\n{policies}\n  evaluate =')
+        (self.folder / 'steered.lua').write_text(text.replace('steps = { 8,', 'steps = { 1000000,'))
+        run = self.start(['--workers', '2', '--elastic', '1:2', 'steered.lua', '--allow-write=shots'])
+        self.read_until(run, r'step 1/')
+        self.assertIn('steered.lua', self.hetrun(['status', f'--pid={run.pid}']).stdout)
+        self.hetrun(['attach', f'--pid={run.pid}'], input='\n'.join(words) + '\n', code=0)
+        self.assertEqual(run.wait(timeout=60), 130)
+
     @staticmethod
     def form(line):
         """A line without its numbers, names of machines and units."""
@@ -192,8 +207,8 @@ class Commands(Case):
 
 class Blocks(Case):
     GUIDE = ROOT / 'recipes' / 'guide'
-    HERE = {ROOT / 'README.md': 1, GUIDE / 'elastic.md': 1, GUIDE / 'plan_a_cluster.md': 2, GUIDE / 'plans.md': 1}
-    ELSEWHERE = {GUIDE / 'fine_tune.md': 1, GUIDE / 'meshes.md': 9, GUIDE / 'plans.md': 4, GUIDE / 'snapshots.md': 1,
+    HERE = {ROOT / 'README.md': 1, GUIDE / 'elastic.md': 2, GUIDE / 'plan_a_cluster.md': 2, GUIDE / 'plans.md': 1}
+    ELSEWHERE = {GUIDE / 'fine_tune.md': 1, GUIDE / 'meshes.md': 9, GUIDE / 'plans.md': 4, GUIDE / 'snapshots.md': 2,
                  GUIDE / 'write_a_layer.md': 1}
 
     def test_every_lua_block_is_run_by_a_test(self):
@@ -248,7 +263,7 @@ class References(Case):
 
     def test_options_exist(self):
         help_texts = [self.hetrun(words).stdout for words in (
-            ['--help'], *([command, '--help'] for command in ('plan', 'simulate', 'profile', 'bench', 'snapshot')),
+            ['--help'], *([command, '--help'] for command in ('plan', 'simulate', 'profile', 'bench', 'snapshot', 'status', 'attach')),
             *([f'recipes/{recipe.name}', '--help'] for recipe in sorted((ROOT / 'recipes').glob('*.lua'))))]
         known = set(re.findall(r'(?<![\w-])--[a-z][\w-]*', '\n'.join(help_texts)))
         for page in PAGES:

@@ -18,6 +18,9 @@ end
 --- Remember again what was before a `set`.
 function source.restore(before) recipe = before end
 
+--- The path of the recipe that runs, or nil.
+function source.path() return recipe and recipe.path end
+
 --- Forget it.
 function source.clear() recipe = nil end
 

@@ -224,14 +224,19 @@ local function require_folder(folder)
   end
 end
 
+--- What config.json says of a model, without the version of hetrun.
+function files.config(model)
+  local family = huggingface.family_of(model)
+  return family and family.config(model.arguments) or { model_type = "hetrun", architectures = { "hetrun" } }
+end
+
 -- The tensors of a model as they are saved, and its config.json. No model: one of a recipe's own layers.
 local function model_of(model, state)
   local family = model and huggingface.family_of(model)
-  local tensors, config
+  local tensors, config = {}, files.config(model)
   if family then
-    tensors, config = to_theirs(family, model, state), family.config(model.arguments)
+    tensors = to_theirs(family, model, state)
   else
-    tensors, config = {}, { model_type = "hetrun", architectures = { "hetrun" } }
     for _, entry in ipairs(state:names()) do
       if entry.trained then tensors[entry.name] = state:read(entry.name) end
     end

@@ -7,9 +7,10 @@ local ranks = {}
 -- What this process computes with, alone: rates in FLOP/s and bytes/s, memory in bytes. Nil rates: not measured yet.
 local function figures_of(device_name, measures)
   local device = native.device(device_name)
-  local rate = measures and peak.measure or peak.known
   local function rate_of(dtype)
-    local ok, flops = pcall(rate, device_name, dtype)
+    local known = peak.known(device_name, dtype)
+    if known or not measures then return known end
+    local ok, flops = pcall(peak.measure, device_name, dtype)
     return ok and flops or nil
   end
   return { f32 = rate_of "f32", bf16 = rate_of "bf16", memory = device:available_bytes(),

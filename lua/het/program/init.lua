@@ -140,6 +140,10 @@ function program.simulate(...) return require("het.plan.command").simulate(progr
 function program.profile(...) return require("het.profile.command").run(program, ...) end
 --- `hetrun snapshot WORD PLACE`.
 function program.snapshot(...) return require("het.snapshot.command").run(...) end
+--- `hetrun status`.
+function program.status(...) return require("het.program.control").status(...) end
+--- `hetrun attach [WORD]`.
+function program.attach(...) return require("het.program.control").attach(...) end
 --- `hetrun docs FOLDER`.
 function program.docs(folder) return require("het.program.docs").write(folder) end
 

@@ -3,7 +3,7 @@
 local native = require "het.native"
 local errors = require "het.errors"
 local files = require "het.model.folder"
-local plan = require "het.plan"
+local policy = require "het.policy"
 local ranks = require "het.plan.ranks"
 local saving = require "het.train.saving"
 local session = require "het.train.session"
@@ -18,35 +18,23 @@ local most_fruitless = 10
 --- Whether an error is the loss of another rank.
 function elastic.is_loss(problem) return select(2, errors.describe(problem)) == "peer" end
 
--- The plan for the ranks that are there. One that the recipe gives counts as long as it is for as many; ranks without
--- a plan are replicas; else the first rank asks the planner, and all follow it.
-local function choose_plan(self, count)
-  local a = self.arguments
-  local given = a.plan and not a.plan.automatic and plan.resolve(a.plan, a.batch)
-  if not given or #plan.devices(given) ~= count then given = nil end
-  if not given and not a.plan then given = plan.replicas(count, a.batch, a.microbatch) end
-  if given then
-    ranks.arrange(self)
-    return given
-  end
-  local planning = require "het.plan.command"
-  local cluster, text = ranks.cluster(self), ""
-  require("het.train.meeting").by_first_rank(self, function()
-    local wanted = (a.plan.automatic and a.plan or plan.auto {}).automatic
-    local answer = planning.begin(self, cluster, wanted)()
-    if not answer.feasible then
-      errors.usage("no plan fits the %d ranks that are left:\n  %s", count, table.concat(answer.problems, "\n  "))
-    end
-    text = planning.to_lua(answer)
-    if not native.settings.quiet then native.write("stderr", planning.text_of(answer)) end
-  end)
-  local found, fallbacks = planning.from_lua(self.cluster:all_gather(text)[1])
-  self.fallbacks = fallbacks
-  found = plan.resolve(found, a.batch)
-  if ranks.arrange(self, plan.devices(found)) then return found end
-  -- A rank that the fastest plan leaves out has nothing to do in a generation; replicas use all of them.
-  ranks.arrange(self)
-  return plan.replicas(count, a.batch, a.microbatch)
+-- How many of `members` are not among `there`.
+local function missing_in(there, members)
+  local is_there, count = {}, 0
+  for _, id in ipairs(there) do is_there[id] = true end
+  for _, id in ipairs(members) do count = count + (is_there[id] and 0 or 1) end
+  return count
+end
+
+-- What a policy decides a change by.
+-- @string kind see het.policy.on_change
+local function change_of(self, kind, more)
+  local roster, left = self.cluster:roster(), self.arguments.steps - self.step
+  more.kind, more.generation, more.reason, more.ranks = kind, roster.number, roster.reason, #roster.members
+  more.step, more.steps_left, more.step_seconds = self.step, left, self.step_seconds
+  more.seconds_left = self.step_seconds and self.step_seconds * left
+  more.change_seconds = self.change_seconds
+  return more
 end
 
 -- What the ranks exchange before anything else. `step`: of the state, nil without one; `left_behind`: it was not
@@ -147,7 +135,10 @@ local function begin_session(self)
         :format(roster.number, self.step))
     end
   end
-  self.plan = choose_plan(self, #all)
+  local members = roster.members
+  if self.members and self.cluster:rank() == 0 then native.speak_for_run() end   -- what a policy prints is seen
+  self.plan, self.fallbacks = policy.plan(self, change_of(self, self.members and "changed" or "begin", {
+    lost = missing_in(members, self.members or members), joined = missing_in(self.members or members, members) }))
   self.session = session.new(self, self.session)
   self.left_behind = false
   self.follow_again = known ~= nil and followed < self.step
@@ -177,6 +168,7 @@ function elastic.join(self, joining)
     errors.usage "--elastic is for several ranks: --workers N starts them on this machine"
   end
   joining.least, joining.most = bounds_of(self.arguments)
+  if self.arguments.plan then self.description = ranks.describe(self.device) end   -- before others wait for it
   self.member = native.member(joining)
   self.notices = native.watch_for_notices()
   self.cluster = self.member:open() or end_without()
@@ -215,19 +207,48 @@ function elastic.begin(self, begin_state)
   end
 end
 
-local seconds_together = 0.5   -- notices to ranks of one machine come one after the other
+--- Plans again for the ranks that are there, and goes on by that plan. All ranks call it at the same place.
+function elastic.replan(self)
+  self.plan, self.fallbacks = policy.plan(self, change_of(self, "replan", {}))
+  self.session = session.new(self, self.session)
+end
 
---- Whether ranks leave after the step that was just done, as all ranks know: their number, or nil.
+--- Whether the ranks end the generation after the step that was just done, for others wait to join and are let in.
+function elastic.admits(self)
+  if not self.session:asked_to_change() or self.step < (self.ask_again or 0) then return false end
+  local admitted, steps = policy.admits(self, change_of(self, "waiting", { waiting = self.member:waiting() }))
+  self.ask_again = not admitted and self.step + steps or nil
+  return admitted
+end
+
+-- What the ranks that have a notice know of it.
+local function notice_of(self)
+  local texts = self.cluster:all_gather(native.json_encode { leaves = self.leaves, notice = self.notices:notice() })
+  local notice = { ranks = {}, of = #texts, least = native.settings.least or 1, step = self.step,
+    waited = native.clock() - self.notice_seen }
+  for i, words in ipairs(texts) do
+    local their = native.json_decode(words)
+    if their.leaves then
+      local known = their.notice or {}
+      table.insert(notice.ranks, i - 1)
+      notice.source, notice.detail = notice.source or known.source, notice.detail or known.detail
+      if known.seconds_left then
+        notice.seconds_left = math.min(notice.seconds_left or math.huge, known.seconds_left)
+      end
+    end
+  end
+  return notice
+end
+
+--- What happens after the step that was just done as some ranks have notices: nil where none has, else "leave", "wait"
+-- or "stop", the same on all ranks.
 function elastic.leaving(self)
-  local leaving, go = self.session.trainer:leaving()
-  local count = 0
-  for _, leaves in ipairs(leaving) do count = count + (leaves and 1 or 0) end
-  if count == 0 then return nil end
+  local leaving, any = self.session.trainer:leaving(), false
+  for _, leaves in ipairs(leaving) do any = any or leaves end
+  self.notice_seen = any and (self.notice_seen or native.clock()) or nil
+  if not any then return nil end
   self.leaves = leaving[self.place + 1]
-  self.notice_seen = self.notice_seen or native.clock()
-  if go or count == #leaving then return count end
-  local waited = native.clock() - self.notice_seen
-  self.session:say { stop = self.stopped, go = self.rank == 0 and waited >= seconds_together }
+  return policy.notice(self, notice_of(self))
 end
 
 --- Some ranks leave the run after this step, which goes on without them: what only they have is written first, so that
@@ -264,14 +285,6 @@ end
 local function agree_to_change(self)
   self.cluster:all_gather ""   -- all are here
   self.member:ask_change(self.cluster:roster().number, "others join")
-end
-
--- How many of `members` are not among `there`.
-local function missing_in(there, members)
-  local is_there, count = {}, 0
-  for _, id in ipairs(there) do is_there[id] = true end
-  for _, id in ipairs(members) do count = count + (is_there[id] and 0 or 1) end
-  return count
 end
 
 -- Bytes that came from other ranks, or nil bytes of a state that none had.
@@ -311,6 +324,7 @@ local function go_on(self, reporter, problem)
     steps_repeated = math.max(0, step - self.step),
     moved_bytes = moved_bytes_of(self.session.restored), bytes = (self.session.restored or {}).bytes,
     connected_seconds = connected - started, seconds = native.clock() - started }
+  self.change_seconds = native.clock() - started
 end
 
 --- What the body of through_losses returns when the ranks shall end the generation after its last step.

@@ -3,6 +3,7 @@ local define = require "het.language.define"
 local errors = require "het.errors"
 local generate = require "het.model.generate"
 local handle = require "het.sandbox.handle"
+local restoring = require "het.train.restoring"
 local Run = require "het.train.run"
 local suggest = require "het.language.suggest"
 local text = require "het.text"
@@ -69,6 +70,14 @@ define.object {
     { "use_plan", "run:use_plan(plan)", "Go on by another plan, from the next step on: the state moves between the "
       .. "ranks, and training goes on as if nothing had changed. All ranks call it at the same place, as in on_step.",
       example = "run:use_plan(het.plan { microbatch = 2, het.pipeline { het.stage \"here:0\" } })" },
+    { "snapshot", "run:snapshot()", "A snapshot now: on disk where the run has a `snapshot.folder`, of a run with "
+      .. "--elastic also in memory. Returns { step, place, memory } when it is whole; het.snapshot.open(place) reads "
+      .. "it. All ranks call it at the same place, as in on_step.",
+      example = "print(run:snapshot().place)" },
+    { "restore", "run:restore { ... }", "Weights, or without `only` all of the training state, from a snapshot or a "
+      .. "saved model, whatever plan either has. The run goes on from there, and it returns { step, parameters }."
+      .. " All ranks call it at the same place, and each reads `from`.", fields = restoring.fields,
+      example = 'run:restore { from = "runs/mine/snapshots", only = "blocks.*" }' },
     { "gather", "run:gather()", "The weights and optimizer state on rank 0, wherever their parts are; nil on other "
       .. "ranks. All ranks call it." },
     { "graph_of_sample", "run:graph_of_sample([samples])", "The training graph of a micro-batch (default: of one "
@@ -203,6 +212,11 @@ return define.constructor {
     { "after", "function", "function(run), called at the end" },
     { "on_step", "function", "function(run, step), called after each step with { step, loss, lr, gradient_norm, "
       .. "seconds }; with --elastic again, on all ranks, when the loss of a rank cut it off on one" },
+    { "on_change", "function", "with --elastic: function(run, change), called on the first rank when ranks were lost "
+      .. "or came, for the plan of those that are there, and when others wait to join; nil is the default "
+      .. "(?het.policy.on_change)" },
+    { "on_notice", "function", "with --elastic: function(run, notice), called on the first rank while machines will be "
+      .. "taken away: \"leave\", \"wait\" or \"stop\"; nil is the default (?het.policy.on_notice)" },
     { "rendezvous", "string", "where ranks on several machines find each other: \"etcd://host:2379\" (default: "
       .. "MASTER_ADDR and MASTER_PORT; HETRUN_RENDEZVOUS)" },
     { "name", "string", "of the run, by which its ranks find each other", default = "hetrun" },

@@ -1,6 +1,7 @@
 --- Training from the first step to the last: steps, evaluations, saves and what is said of them.
 local native = require "het.native"
 local access = require "het.sandbox.access"
+local control = require "het.train.control"
 local define = require "het.language.define"
 local elastic = require "het.train.elastic"
 local errors = require "het.errors"
@@ -148,7 +149,7 @@ local function report(self, reporter, step)
   end
   if not (on_step and step.lr and self.called < step.step) then return false end
   local interrupted = is_interrupted_in(on_step, handle.of(self), handle.export(step))
-  self.called = step.step
+  self.called = self.step   -- an earlier one where run:restore took the run back
   return interrupted
 end
 
@@ -161,6 +162,7 @@ local function follow(self, reporter, step)
     if not self.cluster then return true end
     self.stopped = true   -- others may be in the next step, which they end with this rank alone
   end
+  if self.step < step.step then return end
   if self.session.evaluator and (step.step % a.evaluate.every == 0 or step.step == a.steps) then
     local loss = self:evaluate()
     if not loss then return true end
@@ -192,12 +194,11 @@ local function take_steps(self, reporter)
       return true
     end
     if follow(self, reporter, step) then return true end
-    local leaving = self.member and elastic.leaving(self)
-    if leaving then
-      if self.ranks - leaving < (native.settings.least or 1) then return true end   -- too few would be left
-      elastic.let_leave(self)
-    end
-    if self.step < a.steps and self.session:asked_to_change() then return elastic.change end
+    local upon_notice = self.member and elastic.leaving(self)
+    if upon_notice == "stop" then return true end
+    if upon_notice == "leave" then elastic.let_leave(self) end
+    if control.after_step(self) then return true end
+    if self.member and self.step < a.steps and elastic.admits(self) then return elastic.change end
   end
   return self.cluster and self:asked_to_stop(self.stopped)   -- it came after the last step had shared it
 end
@@ -318,6 +319,7 @@ function loop.start(self)
   self.phases_done = nil
   -- Whoever ends the run knows that all ranks have come to its end.
   if not ok and done == #phases - 1 and select(2, errors.describe(problem)) == "ended" then ok = true end
+  control.leave(self, ok and "the run has ended" or "the run failed: " .. errors.describe(problem))
   if not ok then
     local why = saving.finish_failed(self, problem)
     if why then reporter:say("the last save was not written: " .. why) end

@@ -11,6 +11,7 @@ local loop = require "het.train.loop"
 local meeting = require "het.train.meeting"
 local plan = require "het.plan"
 local ranks = require "het.plan.ranks"
+local restoring = require "het.train.restoring"
 local saving = require "het.train.saving"
 local session = require "het.train.session"
 local snapshots = require "het.train.snapshots"
@@ -110,6 +111,9 @@ end
 
 --- Build everything a run needs: graphs, state, executors, samplers. Nothing has been computed yet.
 function Run:prepare()
+  if self.deciding then
+    errors.usage("%s is called on the first rank alone; what all ranks do together cannot be done there", self.deciding)
+  end
   if self.prepared then return end
   if self.preparing then errors.usage("the run is being prepared; this function of the recipe is part of that") end
   self.preparing = true
@@ -176,6 +180,22 @@ function Run:save(folder, options)
   self:prepare()
   meeting.by_first_rank(self, saving.check, folder, options and options.overwrite)
   saving.now(self, folder)
+end
+
+--- A snapshot of the state as it is. All ranks call it at the same place.
+-- @treturn table { step =, place = (the folder), memory = (whether there is one in memory) }
+function Run:snapshot()
+  self:prepare()
+  return snapshots.now(self)
+end
+
+--- Replace weights, or all of the training state, by those of a snapshot or a saved model. All ranks call it at the
+-- same place.
+-- @tparam table given `from`, `only`, `step`: see restoring.fields
+-- @treturn table { step =, parameters = }
+function Run:restore(given)
+  self:prepare()
+  return restoring.restore(self, given)
 end
 
 --- Write what follows a prompt, with checked options: emit(piece) gets it as it comes, after a call of begin() when all

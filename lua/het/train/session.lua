@@ -49,15 +49,15 @@ local function executor_of(self, program, made)
   return executor
 end
 
--- Elements of all parameters of a graph, whichever rank holds them.
-local function count_parameters(graph)
-  local total = 0
+-- The shapes of all parameters of a graph by name, whichever rank holds them, and their elements.
+local function shapes_of(graph)
+  local shapes, total = {}, 0
   for _, parameter in ipairs(graph:parameters()) do
     local elements = 1
     for _, size in ipairs(parameter.shape) do elements = elements * size end
-    total = total + elements
+    shapes[parameter.name], total = parameter.shape, total + elements
   end
-  return total
+  return shapes, total
 end
 
 -- A state that comes from snapshots: what goes with it counts where this run has done no step.
@@ -123,7 +123,7 @@ function session.new(run, before)
   local spec = session.spec(a, self.microbatch, run.context)
   local training = graphs.training(spec)
   self.has_counter = training.counter
-  self.parameters = count_parameters(training.graph)
+  self.shapes, self.parameters = shapes_of(training.graph)
   self.beyond_megatron = self.plan and native.bytes_beyond_megatron(training.graph, self.plan)
   local program = program_of(self, training)
   if run.has_state and self.cluster or run.restores then take_state(self, program, before) end
@@ -131,6 +131,7 @@ function session.new(run, before)
   self.first_step = run.step   -- it begins after this one
   if before then before:close "the run goes on in another session" end
   self.trainer = executor_of(self, program, training)
+  require("het.train.control").follow(run)
   self:say {}
   snapshots.follow(run, program)
   local sampled = { context = run.context, batch = a.batch, microbatch = self.microbatch, seed = a.seed,
@@ -214,11 +215,11 @@ function Session:train_step()
 end
 
 --- What this rank says to the others in the steps that follow, beside what it always does.
--- @tparam table words `stop`, `go`: those that leave do so after the step
+-- @tparam table words `stop`
 function Session:say(words)
   local run = self.run
   local writes = run.snapshotting or {}
-  words.member, words.notices = run.member, run.notices
+  words.member, words.notices, words.control = run.member, run.notices, run.control
   words.memory, words.disk = writes.memory, writes.disk
   words.not_begun, words.disk_not_begun = run.snapshot_failed, run.disk_failed
   self.trainer:say(words)
@@ -227,7 +228,7 @@ end
 --- Whether this rank, or with several any of them, shall stop behind the step that was just done.
 -- @bool own this rank shall; of several ranks the others learn of it in the next step
 function Session:asked_to_stop(own)
-  if not self.cluster then return native.interrupted() or own end
+  if not self.cluster or self.cluster:size() == 1 then return native.interrupted() or own end
   if own then self:say { stop = true } end
   return self.trainer:asked_to_stop()
 end

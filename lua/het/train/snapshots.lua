@@ -7,10 +7,12 @@
 --
 -- A run has `snapshots` (native), nil without any; `snapshotting` { memory =, disk = }: what this rank writes;
 -- `snapshot_failed`, `disk_failed`: whether this rank could not begin the last one; `on_disk`: paths of its files of
--- whole ones, the oldest first.
+-- whole ones, the oldest first; `snapshot_taken`, by tier the last whole one: { step =, at = (seconds since 1970) }.
 local native = require "het.native"
 local errors = require "het.errors"
+local files = require "het.model.folder"
 local text = require "het.text"
+local together = require "het.train.together"
 
 local snapshots = {}
 
@@ -31,8 +33,11 @@ function snapshots.begin(run)
     wanted.replica_bytes = native.device("cpu"):available_bytes() / 4 / math.max(1, on_host)
   end
   run.snapshots = native.run_snapshots(wanted)
-  run.snapshotting, run.on_disk = {}, {}
+  run.snapshotting, run.on_disk, run.snapshot_taken = {}, {}, {}
 end
+
+-- One is whole on all ranks.
+local function note(run, tier, task) run.snapshot_taken[tier] = { step = task:step(), at = os.time() } end
 
 --- The run has no state yet. That of a run that goes on, or whose ranks were all lost, may come from snapshots; what an
 -- earlier run has left counts for no other.
@@ -83,6 +88,7 @@ local function is_whole(run)
   run.snapshots:keep(step, generation, not run.cleaned)
   run.cleaned = true
   run.memory_pause = 1
+  note(run, "memory", task)
 end
 
 -- What became of a task that is done; nil where it failed.
@@ -99,6 +105,7 @@ end
 -- The snapshot on disk that this rank has begun is whole on all: of those before it `keep` - 1 stay.
 local function is_on_disk(run)
   local task = run.snapshotting.disk
+  note(run, "disk", task)
   for _, written in ipairs(task:wait()) do
     if written.tier == "disk" then table.insert(run.on_disk, written.path) end
   end
@@ -109,8 +116,9 @@ end
 
 -- What is saved beside the tensors.
 local function about_of(run)
+  run.config = run.config or files.config(run.arguments.model)
   return native.json_encode { step = run.step, precision = run.arguments.precision, best = run.best,
-    validation = run.validation, begun = run.begun }
+    validation = run.validation, begun = run.begun, config = run.config }
 end
 
 local function take(run, in_memory, on_disk)
@@ -129,12 +137,12 @@ end
 
 -- No rank writes in memory any more: what became of that. Returns whether the next one is due.
 local function is_due_in_memory(run)
-  local task = run.snapshotting.memory
+  local task, step = run.snapshotting.memory, snapshots.step_of(run, "memory")
   if task and task:failed() then result_of(run, task, "in memory") end
   if run.session.trainer:any_failed() then pause_memory(run) elseif task then is_whole(run) end
   run.snapshotting.memory, run.snapshot_failed = nil, false
   return run.member ~= nil and (run.arguments.snapshot or {}).memory ~= false and run.snapshots:is_scarce()
-    and run.step >= run.memory_again
+    and run.step >= run.memory_again and run.step ~= step
 end
 
 -- The same of the disk.
@@ -152,7 +160,8 @@ function snapshots.after_step(run)
   if not run.snapshots then return end
   local trainer, a = run.session.trainer, run.arguments.snapshot or {}
   local every = a.every or 0
-  run.disk_due = run.disk_due or a.folder and every > 0 and run.step % every == 0
+  run.disk_due = run.disk_due
+    or a.folder and every > 0 and run.step % every == 0 and run.step ~= snapshots.step_of(run, "disk")
   local in_memory = not trainer:any_writes() and is_due_in_memory(run)
   local on_disk = not trainer:any_disk_writes() and is_due_on_disk(run)
   -- A version has one snapshot: that of a step which the session before has done is of its layout.
@@ -161,6 +170,76 @@ function snapshots.after_step(run)
     run.disk_due = run.disk_due and not on_disk
   end
   run.session:say { stop = run.stopped }
+end
+
+--- The step of the last whole snapshot of a tier ("memory", "disk"), or nil.
+function snapshots.step_of(run, tier) return run.snapshot_taken[tier] and run.snapshot_taken[tier].step end
+
+-- What is being written is finished, and counts where all ranks have written their parts. All ranks call it.
+-- @treturn ?string why one on disk, or else in memory, is not whole
+local function settle(run)
+  local memory, disk = run.snapshotting.memory, run.snapshotting.disk
+  local own = {}
+  for tier, task in pairs { memory = memory, disk = disk } do
+    local ok, why = pcall(task.wait, task)
+    if not ok then own[tier] = errors.describe(why) end
+  end
+  local not_begun = "it could not be begun"   -- said why when it was
+  own.memory = own.memory or run.snapshot_failed and not_begun or nil
+  own.disk = own.disk or run.disk_failed and not_begun or nil
+  local problems, texts = {}, { native.json_encode(own) }
+  if run.cluster then texts = run.cluster:all_gather(texts[1]) end
+  for rank, words in ipairs(texts) do
+    for tier, why in pairs(native.json_decode(words)) do
+      problems[tier] = problems[tier] or #texts > 1 and ("rank %d: %s"):format(rank - 1, why) or why
+    end
+  end
+  if problems.memory then pause_memory(run) elseif memory then is_whole(run) end
+  if disk and not problems.disk then is_on_disk(run) end
+  run.snapshotting, run.snapshot_failed, run.disk_failed = {}, false, false
+  return problems.disk or problems.memory
+end
+snapshots.settle = settle
+
+-- A snapshot on disk of the step that this session began after would lie beside one of another layout: whether there is
+-- one, whole.
+local function is_there(run, folder)
+  local found = native.path_kind(folder) == "folder" and native.snapshot_list(folder) or {}
+  for _, listed in ipairs(found) do
+    if listed.step == run.step then return #native.snapshot_open(folder, run.step):missing() == 0 end
+  end
+  return false
+end
+
+--- A snapshot of the state as it is, whole on all ranks when this returns: on disk where the run has a folder for them,
+-- of a run with --elastic also in memory. All ranks call it at the same place.
+-- @treturn table { step =, place = (the folder), memory = (whether there is one) }
+function snapshots.now(run)
+  local folder = (run.arguments.snapshot or {}).folder
+  if not run.snapshots then
+    errors.usage('run:snapshot: the run has no place for snapshots; het.train { snapshot = { folder = '
+      .. '"runs/mine/snapshots" } } names one')
+  end
+  settle(run)
+  local is_new = run.step > run.session.first_step
+  local in_memory = run.member ~= nil and (run.arguments.snapshot or {}).memory ~= false and is_new
+    and snapshots.step_of(run, "memory") ~= run.step
+  local on_disk = folder and snapshots.step_of(run, "disk") ~= run.step
+  if on_disk and not is_new then
+    local there = together.call(run, is_there, run, folder)
+    if run.cluster then there = not run.cluster:any(not there) end
+    on_disk = not there
+  end
+  if in_memory or on_disk then
+    take(run, in_memory, on_disk)
+    local problem = settle(run)
+    run.session:say { stop = run.stopped }   -- of what was settled nothing more
+    if problem then
+      errors.raise("environment", "run:snapshot: the snapshot after step %d is not whole: %s", run.step, problem)
+    end
+  end
+  run.disk_due = false
+  return { step = run.step, place = folder, memory = snapshots.step_of(run, "memory") == run.step }
 end
 
 --- A snapshot in memory of the state as it is, whole on all ranks when this returns: some of them leave. All ranks call

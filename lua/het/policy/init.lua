@@ -1,0 +1,123 @@
+--- What a run with --elastic does when ranks come, go, or will be taken away. The first rank decides, and all follow:
+-- by the recipe's `on_change` and `on_notice`, else by the functions of this folder.
+local define = require "het.language.define"
+local errors = require "het.errors"
+local handle = require "het.sandbox.handle"
+local planning = require "het.plan.command"
+local plan = require "het.plan"
+local ranks = require "het.plan.ranks"
+local text = require "het.text"
+local together = require "het.train.together"
+
+local policy = {}
+
+policy.on_change = define.document({
+  name = "policy.on_change", signature = "het.policy.on_change(run, change)",
+  sentence = "The default of het.train's `on_change`, for a function of a recipe that decides some changes alone. "
+    .. "`change.kind` is \"waiting\": others wait to join; true lets them in now, false asks again in a second. Else "
+    .. "it is \"begin\", \"changed\" or \"replan\", and the answer is the plan for `change.ranks` ranks. Others of its "
+    .. "fields: generation, reason, step, steps_left; lost, joined, of \"changed\"; waiting, of \"waiting\"; where "
+    .. "known step_seconds, seconds_left and change_seconds, which the last change took.",
+  example = "on_change = function(run, change)\n"
+    .. "  if change.kind == \"waiting\" then return change.steps_left > 1000 end\n"
+    .. "  return het.policy.on_change(run, change)\nend",
+}, require "het.policy.on_change")
+
+policy.on_notice = define.document({
+  name = "policy.on_notice", signature = "het.policy.on_notice(run, notice)",
+  sentence = "The default of het.train's `on_notice`: after each step while the machines of some ranks will be taken "
+    .. "away, it says what to do. \"leave\": these ranks leave now, and what only they have is written to the others "
+    .. "first; \"wait\": one more step; \"stop\": the run ends, saved. Fields of `notice`: ranks (a list), of (how "
+    .. "many there are), least (that the run needs), step, waited (seconds since the first notice), source, detail, "
+    .. "and where the cloud says it seconds_left.",
+  example = "on_notice = function(run, notice)\n"
+    .. "  return (notice.seconds_left or 0) > 60 and \"wait\" or \"leave\"\nend",
+}, require "het.policy.on_notice")
+
+local function place_of(fn)
+  local about = debug.getinfo(fn, "S")
+  return ("%s:%d"):format(about.source:match "^@(.*)$" or about.short_src, about.linedefined)
+end
+
+-- What a function of the recipe answers, or the default; on the first rank.
+local function ask(run, name, what)
+  local own = run.arguments[name]
+  local answers
+  run.deciding = name
+  local ok, problem = pcall(function()
+    if own then answers = { handle.import_all(own(handle.of(run), handle.export(what))) } end
+    if not answers or answers[1] == nil then answers = { policy[name](run, what) } end
+  end)
+  run.deciding = nil
+  if not ok then error(problem, 0) end
+  return answers[1], answers[2]
+end
+
+local function in_words(answer)
+  return type(answer) == "table" and "a " .. define.kind_of(answer) or text.value(answer)
+end
+
+local function refuse(run, name, words, wanted)
+  errors.usage("%s: %s returned %s; %s is needed", place_of(run.arguments[name]), name, words, wanted)
+end
+
+-- A plan and its fallbacks, as the other ranks get them.
+local function written(found, fallbacks)
+  local answer = { lua = tostring(found) }
+  for i, fallback in ipairs(fallbacks or {}) do
+    answer.fallbacks = answer.fallbacks or {}
+    answer.fallbacks[i] = { lost = fallback.lost, feasible = fallback.plan ~= nil, problems = fallback.problems,
+      lua = fallback.plan and tostring(fallback.plan) }
+  end
+  return planning.to_lua(answer)
+end
+
+--- The plan for the ranks that are there, and its fallbacks. All ranks call it.
+-- @tparam table change see policy.on_change
+function policy.plan(run, change)
+  run.cluster_here = run.arguments.plan and ranks.cluster(run)
+  local words = together.by_first(run, function()
+    local found, fallbacks = ask(run, "on_change", change)
+    if define.kind_of(found) ~= "plan" or found.automatic then
+      refuse(run, "on_change", in_words(found), "a het.plan { ... }, or nil for the default,")
+    end
+    found = plan.resolve(found, run.arguments.batch)
+    local count = #plan.devices(found)
+    if count ~= change.ranks then
+      refuse(run, "on_change", ("a plan for %d %s"):format(count, count == 1 and "device" or "devices"), ("a plan for the %d ranks that are here")
+        :format(change.ranks))
+    end
+    return written(found, fallbacks)
+  end)
+  local found, fallbacks = planning.from_lua(words)
+  found = plan.resolve(found, run.arguments.batch)
+  if not (run.cluster_here and ranks.arrange(run, plan.devices(found))) then ranks.arrange(run) end
+  return found, fallbacks
+end
+
+--- Whether those who wait to join are let in now. All ranks call it.
+-- @treturn boolean
+-- @treturn ?number else, the steps after which it is asked again
+function policy.admits(run, change)
+  local words = together.by_first(run, function()
+    local answer = ask(run, "on_change", change)
+    if type(answer) ~= "boolean" then refuse(run, "on_change", in_words(answer), "true or false, or nil for the default,") end
+    return answer and "yes" or ("%d"):format(math.max(1, math.ceil(1 / (run.step_seconds or 1))))
+  end)
+  return words == "yes", tonumber(words)
+end
+
+local answers_to_notice = { leave = true, wait = true, stop = true }
+
+--- What happens upon notices: "leave", "wait" or "stop". All ranks call it.
+function policy.notice(run, notice)
+  return together.by_first(run, function()
+    local answer = ask(run, "on_notice", notice)
+    if not answers_to_notice[answer] then
+      refuse(run, "on_notice", in_words(answer), '"leave", "wait" or "stop", or nil for the default,')
+    end
+    return answer == "leave" and #notice.ranks == notice.of and "stop" or answer
+  end)
+end
+
+return policy

@@ -1,0 +1,40 @@
+--- The default of het.train's `on_change`: who waits to join comes in at once where that pays for itself; and the plan
+-- for the ranks that are there.
+local define = require "het.language.define"
+local errors = require "het.errors"
+local native = require "het.native"
+local plan = require "het.plan"
+local planning = require "het.plan.command"
+
+-- A change costs all ranks some time. One that takes longer than what is left of the run gains nothing.
+local function pays(change)
+  if not change.seconds_left or not change.change_seconds then return true end
+  return change.seconds_left > change.change_seconds
+end
+
+-- The planner's, for these ranks.
+local function planned(run, ranks)
+  local a = run.arguments
+  local wanted = (a.plan.automatic and a.plan or plan.auto {}).automatic
+  local answer = planning.begin(run, run.cluster_here, wanted)()
+  if not answer.feasible then
+    errors.usage("no plan fits the %d ranks that are left:\n  %s", ranks, table.concat(answer.problems, "\n  "))
+  end
+  if not native.settings.quiet then native.write("stderr", planning.text_of(answer)) end
+  local found, fallbacks = planning.from_lua(planning.to_lua(answer))
+  -- A rank that the fastest plan leaves out has nothing to do; replicas use all of them.
+  if #plan.devices(found) ~= ranks then found = plan.replicas(ranks, a.batch, a.microbatch) end
+  return found, fallbacks
+end
+
+return function(run, change)
+  if define.kind_of(run) ~= "run" or type(change) ~= "table" or type(change.ranks) ~= "number" then
+    errors.usage("het.policy.on_change takes the run and the change that on_change was given")
+  end
+  if change.kind == "waiting" then return pays(change) end
+  local a = run.arguments
+  local given = a.plan and not a.plan.automatic and plan.resolve(a.plan, a.batch)
+  if given and #plan.devices(given) == change.ranks then return given end
+  if not a.plan then return plan.replicas(change.ranks, a.batch, a.microbatch) end
+  return planned(run, change.ranks)
+end

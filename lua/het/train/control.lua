@@ -1,0 +1,212 @@
+--- How people look at a running job and steer it (`hetrun status`, `hetrun attach`): the status that the first rank
+-- leaves in the run's store, at most once a second, and commands that all ranks follow after the same step.
+--
+-- A run has `control` (native) on its first rank, nil where it has no store; `roll`, by rank { rank, host, device, pid,
+-- since }; `timeline`, a list of { at, step, event }; `answers` to the last commands; `paused`.
+local native = require "het.native"
+local elastic = require "het.train.elastic"
+local errors = require "het.errors"
+local source = require "het.language.source"
+local snapshots = require "het.train.snapshots"
+
+local control = {}
+
+local seconds_between = 1           -- two statuses
+local pause_look = 0.2              -- seconds between two looks while it is paused
+local most_events, most_answers = 200, 8
+
+local function last(list, count)
+  local kept = {}
+  for i = math.max(1, #list - count + 1), #list do kept[#kept + 1] = list[i] end
+  return kept
+end
+
+-- Something that a person wants to know of happened.
+local function note(run, event)
+  run.timeline = last(run.timeline or {}, most_events - 1)
+  table.insert(run.timeline, { at = os.time(), step = run.step, event = event })
+end
+
+-- A first rank that takes over goes on with what the one before it left.
+local function take_over(run)
+  local text = not run.took_over and run.control:earlier()
+  if not text then return end
+  run.took_over = true
+  local ok, earlier = pcall(native.json_decode, text)
+  local roster = run.cluster:roster()
+  if not ok or earlier.state == "ended" or not roster or roster.number == 1 then return end
+  local first = (run.timeline or {})[1]
+  local events = {}
+  for _, event in ipairs(earlier.timeline or {}) do
+    if not first or event.at <= first.at and event.event ~= first.event then events[#events + 1] = event end
+  end
+  for _, event in ipairs(run.timeline or {}) do events[#events + 1] = event end
+  run.timeline, run.answers = last(events, most_events), run.answers or earlier.answers
+  run.started_at = earlier.started or run.started_at
+end
+
+-- All that `hetrun status` shows.
+local function status_of(run, state)
+  local a = run.arguments
+  local taken, roster = run.snapshot_taken or {}, run.member and run.cluster:roster()
+  return native.json_encode {
+    run = a.name, recipe = source.path(), state = state or run.paused and "paused" or "training", step = run.step,
+    steps = a.steps, loss = run.loss, validation = run.validation, best = run.best, step_seconds = run.step_seconds,
+    tokens_per_step = run.tokens_per_step, unit = run.unit, started = run.started_at, at = os.time(),
+    generation = roster and roster.number, elastic = run.member ~= nil, plan = run.plan and tostring(run.plan),
+    ranks = run.roll, timeline = run.timeline or {}, answers = run.answers or {},
+    snapshots = { memory = taken.memory, disk = taken.disk, folder = (a.snapshot or {}).folder,
+      store = (a.snapshot or {}).store },
+  }
+end
+
+local function post(run, state)
+  take_over(run)
+  run.posted_at = native.clock()
+  run.control:post(status_of(run, state))
+end
+
+--- A session has begun. All ranks call it.
+function control.follow(run)
+  if not run.cluster or run.cluster:size() == 1 and not run.member then return end
+  run.since = run.since or os.time()
+  run.started_at = run.started_at or run.since
+  local own = { host = native.host(), device = run.own_device.model, pid = native.process_id(), since = run.since,
+    paused = run.paused or false }
+  run.roll = {}
+  for i, text in ipairs(run.cluster:all_gather(native.json_encode(own))) do
+    local theirs = native.json_decode(text)
+    run.paused = run.paused or theirs.paused   -- a rank that joins is paused with the others
+    theirs.rank, theirs.paused = i - 1, nil
+    run.roll[i] = theirs
+  end
+  local roster = run.cluster:roster()
+  if roster and roster.number ~= run.generation_seen then
+    local sentence = roster.number == 1 and "the run began with %d %s" or "generation " .. roster.number .. ": "
+      .. roster.reason:gsub("%%", "%%%%") .. "; %d %s"
+    note(run, sentence:format(#run.roll, #run.roll == 1 and "rank" or "ranks"))
+  elseif not roster and not run.generation_seen then
+    note(run, ("the run began with %d ranks"):format(#run.roll))
+  else
+    note(run, "the run goes on by another plan")
+  end
+  run.generation_seen = roster and roster.number or 0
+  if run.cluster:rank() ~= 0 then
+    run.control = nil
+    return
+  end
+  run.control = run.control or native.control { cluster = run.cluster, run = run.arguments.name,
+    secret_file = (native.settings or {}).secret_file }
+  post(run)
+end
+
+local words = {}
+
+words.status = function() return "" end
+
+words.snapshot = function(run)
+  local taken = snapshots.now(run)
+  local where = {}
+  if taken.memory then where[1] = "in memory" end
+  if taken.place then where[#where + 1] = "in " .. taken.place end
+  return ("snapshot after step %d %s"):format(taken.step, table.concat(where, " and "))
+end
+
+words.pause = function(run)
+  if run.paused then return ("the run is paused already, after step %d"):format(run.step) end
+  run.paused = true
+  note(run, "paused")
+  return ("paused after step %d; `resume` goes on"):format(run.step)
+end
+
+words.resume = function(run)
+  if not run.paused then return ("the run is not paused; it has done step %d"):format(run.step) end
+  run.paused = false
+  note(run, "resumed")
+  return ("going on after step %d"):format(run.step)
+end
+
+words.replan = function(run)
+  if not run.member then
+    errors.usage("replan needs a run with --elastic; a function of the recipe may call run:use_plan")
+  end
+  elastic.replan(run)
+  return ("planned again after step %d:\n%s"):format(run.step, tostring(run.plan))
+end
+
+words.stop = function(run)
+  run.stopped, run.paused = true, false
+  return ("the run ends after step %d, as by Ctrl-C"):format(run.step)
+end
+
+control.words = words
+
+-- Follows the command that waits on the first rank, on all ranks.
+local function obey(run)
+  local own = ""
+  if run.control then
+    local id, text = run.control:command()
+    own = id and native.json_encode { id = id, text = text } or ""
+  end
+  own = run.cluster:all_gather(own)[1]
+  if own == "" then return end
+  local command = native.json_decode(own)
+  local word = words[command.text]
+  local ok, answer = pcall(function()
+    if not word then errors.usage("there is no command '%s'", command.text) end
+    return word(run)
+  end)
+  local kind = not ok and select(2, errors.describe(answer))
+  if kind and kind ~= "usage" and kind ~= "environment" then error(answer, 0) end
+  run.answers = last(run.answers or {}, most_answers - 1)
+  table.insert(run.answers, { id = command.id, ok = ok, text = ok and answer or errors.describe(answer) })
+  if run.control then
+    post(run)
+    run.control:done(command.id)
+  end
+end
+
+-- Waits until `resume`, `stop`, an interrupt, a notice, or others that join. All ranks go round together.
+local function stay_paused(run)
+  local interrupted = false
+  while run.paused do
+    if run.control then run.control:command(pause_look) end
+    interrupted = interrupted or native.interrupted()
+    local waiting = run.member and run.member:waiting() > 0
+    local notice = run.member and run.notices:notice() ~= nil
+    local any = { interrupted = false, waiting = false, notice = false }
+    local own = native.json_encode { interrupted = interrupted, waiting = waiting or false, notice = notice or false }
+    for _, words_of in ipairs(run.cluster:all_gather(own)) do
+      for name, value in pairs(native.json_decode(words_of)) do any[name] = any[name] or value end
+    end
+    if any.interrupted then
+      run.stopped, run.paused = true, false
+    elseif any.waiting or any.notice then   -- a step has the ranks say so to each other; then it is paused again
+      return
+    else
+      obey(run)
+    end
+  end
+end
+
+--- After a step and what follows it: follow the command that waits, and leave a status. All ranks call it. Returns
+-- whether the run is to stop.
+function control.after_step(run)
+  if not run.roll then return false end
+  local asked = run.control and run.cluster:size() == 1 and run.control:has_command()
+    or run.session.trainer:any_command()
+  if asked then obey(run) end
+  if run.paused then stay_paused(run) end
+  if run.control and native.clock() - run.posted_at >= seconds_between then post(run) end
+  return run.stopped
+end
+
+--- The run has ended, or fails: what is said of it last.
+function control.leave(run, why)
+  if not run.control then return end
+  note(run, why)
+  post(run, "ended")
+  run.control = nil
+end
+
+return control

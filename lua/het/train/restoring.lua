@@ -1,0 +1,196 @@
+--- `run:restore`: weights, or all of the training state, from a snapshot or a saved model, whatever plan either has.
+-- Each rank reads what its part of the state needs; what it wants is checked on all ranks before anything is replaced.
+-- The state is then of a version that no earlier snapshot has, so that nothing of these is mixed with it.
+local native = require "het.native"
+local access = require "het.sandbox.access"
+local define = require "het.language.define"
+local errors = require "het.errors"
+local files = require "het.model.folder"
+local snapshots = require "het.train.snapshots"
+local suggest = require "het.language.suggest"
+local text = require "het.text"
+local together = require "het.train.together"
+
+local restoring = {}
+
+--- The fields of what run:restore is given.
+restoring.fields = {
+  { "from", "string", "a folder of snapshots, a snapshot file, a store (s3://...), or the folder of a saved model",
+    required = true },
+  { "only", "string|list", "names of parameters, * stands for any characters: these weights alone are replaced, and "
+    .. "training goes on where it is (default: all of the training state, and the run goes on after its step)" },
+  { "step", "integer", "the snapshot after this step (default: the newest whole one)", min = 0 },
+}
+
+local function checked(given)
+  if type(given) ~= "table" or given.from == nil then
+    errors.usage('run:restore takes named fields, as in run:restore { from = "runs/mine/snapshots" }')
+  end
+  local known, names = {}, {}
+  for i, field in ipairs(restoring.fields) do known[field[1]], names[i] = field, field[1] end
+  for _, name in ipairs(text.keys(given)) do
+    local field, value = known[name], given[name]
+    if not field then
+      errors.usage("run:restore has no field '%s'%s", tostring(name), suggest.sentence(tostring(name), names))
+    end
+    local problem = define.value_problem(field, value)
+    if problem then errors.usage("run:restore: %s = %s%s", name, text.value(value), problem) end
+  end
+  local only = type(given.only) == "string" and { given.only } or given.only
+  for _, pattern in ipairs(only or {}) do
+    if type(pattern) ~= "string" then
+      errors.usage("run:restore: only holds %s; names of parameters are needed", text.value(pattern))
+    end
+  end
+  if only and #only == 0 then errors.usage("run:restore: only is an empty list; leave it out to restore everything") end
+  return given.from, only, given.step
+end
+
+-- A saved model: its weights, and the training state where it has that.
+local function open_model(run, folder, needs_training)
+  local source = { tensors = {}, what = "the model in " .. folder }
+  local collector = { set_initial = function(_, name, stored) source.tensors[name] = stored end }
+  local metadata = files.set_initial_weights(folder, run.arguments.model, collector)
+  source.step = tonumber(metadata.step or "")
+  source.training = needs_training and files.set_initial_training(folder, collector) or nil
+  if needs_training and not source.training then
+    errors.usage('run:restore: %s holds a model alone, without the state of its training; only = "*" takes its weights',
+      folder)
+  end
+  source.read = function(name) return source.tensors[name]:read() end
+  return source
+end
+
+local function open_snapshot(place, step, needs_training)
+  local opened = require("het.snapshot").open(place, step)
+  local source = { tensors = {}, step = opened.step,
+    what = ("the snapshot of step %d in %s"):format(opened.step, place) }
+  for _, tensor in ipairs(opened:tensors()) do source.tensors[tensor.name] = tensor end
+  local about = opened.about
+  source.training = { step = opened.step, cursor = opened.cursor, seed = opened.seed, best = about.best,
+    validation = about.validation, precision = about.precision }
+  if needs_training and not opened.whole then
+    local missing = opened:missing()
+    errors.usage("run:restore: %s is not whole: no file has %s %s", source.what, missing[1].name, missing[1].slice)
+  end
+  source.read = function(name) return opened:read(name) end
+  return source
+end
+
+local function is_model(place)
+  for _, name in ipairs { "model.safetensors", "model.safetensors.index.json", "config.json" } do
+    if native.path_kind(place .. "/" .. name) == "file" then return true end
+  end
+  return false
+end
+
+local function open(run, place, step, needs_training)
+  if place:match "^%w+://" then return open_snapshot(place, step, needs_training) end
+  access.check(place)
+  if not is_model(place) then return open_snapshot(place, step, needs_training) end
+  if step then errors.usage("run:restore: %s holds a saved model, which has no snapshot of a step", place) end
+  return open_model(run, place, needs_training)
+end
+
+local function pattern_of(wanted)
+  return "^" .. wanted:gsub("%W", function(each) return each == "*" and ".*" or "%" .. each end) .. "$"
+end
+
+-- The parameters that patterns name, of all ranks.
+local function chosen(run, only)
+  local names, found = text.keys(run.session.shapes), {}
+  for _, wanted in ipairs(only) do
+    local pattern, matched = pattern_of(wanted), false
+    for _, name in ipairs(names) do
+      if name:match(pattern) then found[name], matched = true, true end
+    end
+    if not matched then
+      local near = native.nearest(wanted, names)
+      errors.usage("run:restore: only = %q matches no parameter of the model%s", wanted,
+        near and (", which has %s"):format(near) or (", which has %s, %s, ..."):format(names[1],
+          names[2] or names[1]))
+    end
+  end
+  return found
+end
+
+-- The names of this rank's part of the state that are replaced, and how many parameters of all ranks': all of it can
+-- be, or an error says why not.
+local function wanted_here(run, source, only)
+  local parameters, count = chosen(run, only or { "*" }), 0
+  for name in pairs(parameters) do
+    count = count + 1
+    local theirs, shape = source.tensors[name], run.session.shapes[name]
+    if not theirs then errors.usage("run:restore: %s has no '%s'", source.what, name) end
+    if text.shape(theirs.shape) ~= text.shape(shape) then
+      errors.usage("run:restore: '%s' is %s in %s, this run's is %s", name, text.shape(theirs.shape), source.what,
+        text.shape(shape))
+    end
+  end
+  local names = {}
+  for _, entry in ipairs(run.state:names()) do
+    local is_wanted = parameters[entry.name] or not only and not entry.trained and not entry.name:match "^cache%."
+    if is_wanted and not source.tensors[entry.name] then
+      errors.usage("run:restore: %s has no '%s', which the optimizer needs; only = \"*\" takes the weights alone",
+        source.what, entry.name)
+    end
+    if is_wanted then names[#names + 1] = entry.name end
+  end
+  return names, count
+end
+
+-- Training state of another run would give other results than that run.
+local function require_alike(run, source)
+  local a, theirs = run.arguments, source.training
+  if theirs.seed ~= a.seed or theirs.precision and theirs.precision ~= a.precision then
+    errors.usage('run:restore: %s is of a run with seed = %s and precision = %s, this run has seed = %s and precision '
+      .. '= %s; only = "*" takes the weights alone', source.what, theirs.seed, theirs.precision, a.seed, a.precision)
+  end
+end
+
+-- The run goes on after the step of what was restored.
+local function go_on_after(run, about)
+  run.step, run.best, run.validation = about.step, about.best, about.validation
+  run.cursor = about.cursor or about.step * run.arguments.batch
+  run.called, run.followed, run.reported, run.evaluated = run.step, run.step, run.step, run.step
+  run.session.sampler:seek(run.cursor)
+end
+
+--- Replace weights, or all of the state, by those of elsewhere. All ranks call it at the same place.
+-- @tparam table run
+-- @tparam table given see `restoring.fields`
+-- @treturn table { step =, parameters = (how many) }: the step after which the run goes on
+function restoring.restore(run, given)
+  local source, names, count
+  local function prepare()
+    local place, only, step = checked(given)
+    source = open(run, place, step, not only)
+    if not only then require_alike(run, source) end
+    names, count = wanted_here(run, source, only)
+    source.all = not only
+    for _, name in ipairs(names) do source.read(name) end   -- checked before anything is replaced
+  end
+  together.call(run, prepare)
+  if run.snapshots then snapshots.settle(run) end
+  together.call(run, function()
+    for _, name in ipairs(names) do run.state:write(name, source.read(name)) end
+  end)
+  if source.all then go_on_after(run, source.training) end
+  run.state:restart(run.step)
+  -- What is there now is more than what the run began with.
+  run.begun = math.min(run.begun, run.step - 1)
+  if run.first_step then run.first_step = math.min(run.first_step, run.step - 1) end
+  run.session.first_step = math.min(run.session.first_step, run.step - 1)
+  if run.snapshots then
+    run.snapshot_taken = {}
+    if run.member then snapshots.take_now(run) end
+  end
+  if run.rank == 0 and not native.settings.quiet then
+    native.write("stderr", ("restored %s from %s; the run goes on after step %d\n"):format(source.all
+      and "all of the state" or ("%d %s"):format(count, count == 1 and "parameter" or "parameters"), source.what,
+      run.step))
+  end
+  return { step = run.step, parameters = count }
+end
+
+return restoring

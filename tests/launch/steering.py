@@ -1,0 +1,251 @@
+"""A running job is looked at and steered, and decides by its recipe's policies: steering.py build/lua/hetrun [Class.test]"""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+from pathlib import Path
+
+HETRUN = str(Path(sys.argv.pop(1)).resolve())
+SECRET = 'a secret of these tests alone'
+WAIT = 90
+RECIPE = '''local het = require "het"
+local nn, optim, data = het.nn, het.optim, het.data
+local opt = het.options { steps = { 1000000, "steps" }, snapshots = { "", "folder", path = "write" }, batch = { 12, "samples" } }
+local corpus = data.text { path = "text.txt", tokenizer = "char", holdout = 0.1 }
+return het.train {
+  model = nn.gpt { vocab = corpus.vocab, context = 16, width = 16, layers = 2, heads = 2 },
+  data = corpus, batch = opt.batch, microbatch = 2, steps = opt.steps, optimizer = optim.adamw { lr = 1e-3 },
+  evaluate = { every = 0 }, snapshot = opt.snapshots ~= "" and { folder = opt.snapshots, every = 1000000 } or nil,
+  %s
+}
+'''
+
+
+class Steering(unittest.TestCase):
+    def setUp(self):
+        self.folder = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        draw = random.Random(3)
+        (self.folder / 'text.txt').write_text(' '.join(draw.choice(['the', 'quick', 'brown', 'fox']) for _ in range(3000)))
+        self.recipe('')
+
+    def recipe(self, fields):
+        (self.folder / 'recipe.lua').write_text(RECIPE % fields)
+
+    def start(self, *words, **environment):
+        process = subprocess.Popen([HETRUN, *words], cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                   env={**os.environ, 'HETRUN_SECRET': SECRET, **environment})
+        process.said = []
+        process.readers = [threading.Thread(target=lambda pipe=pipe: process.said.extend(pipe)) for pipe in (process.stdout, process.stderr)]
+        for reader in process.readers:
+            reader.start()
+        self.addCleanup(lambda: [process.kill(), process.wait(), *[reader.join() for reader in process.readers],
+                                 process.stdout.close(), process.stderr.close()])
+        return process
+
+    def ended(self, process, code):
+        process.wait(timeout=WAIT)
+        for reader in process.readers:
+            reader.join(timeout=WAIT)
+        said = ''.join(process.said)
+        self.assertEqual(process.returncode, code, said)
+        return said
+
+    def hetrun(self, *words, code=0, entered=None, **environment):
+        done = subprocess.run([HETRUN, *map(str, words)], cwd=self.folder, text=True, capture_output=True, timeout=WAIT, check=False,
+                              input=entered, env={**os.environ, **environment})
+        self.assertEqual(done.returncode, code, f'{words}\n{done.stdout}\n{done.stderr}')
+        return done.stdout + done.stderr
+
+    def until(self, is_it, process):
+        deadline = time.monotonic() + WAIT
+        while not (found := is_it()):
+            if time.monotonic() > deadline or process.poll() is not None:
+                self.fail(f'{process.returncode}: {"".join(process.said)}')
+            time.sleep(0.01)
+        return found
+
+    def status(self, process, of=None):
+        done = subprocess.run([HETRUN, 'status', f'--pid={(of or process).pid}', '--json'], capture_output=True, text=True, check=False)
+        return json.loads(done.stdout) if done.returncode == 0 else None
+
+    def until_status(self, process, is_it):
+        return self.until(lambda: (status := self.status(process)) and is_it(status) and status, process)
+
+    def attach(self, process, word, code=0):
+        return self.hetrun('attach', word, f'--pid={process.pid}', code=code)
+
+    def until_said(self, process, pattern):
+        self.until(lambda: re.search(pattern, ''.join(process.said)), process)
+
+    RUNS = {'fixed': ('--workers', '2'), 'elastic': ('--workers', '3', '--elastic', '1:3'), 'alone': ('--workers', '1', '--elastic', '1')}
+
+    def test_a_run_says_how_it_is_doing(self):
+        for name, words in self.RUNS.items():
+            with self.subTest(name):
+                run = self.start(*words, 'recipe.lua')
+                status = self.until_status(run, lambda status: status['step'] > 5)
+                self.assertEqual([rank['rank'] for rank in status['ranks']], list(range(int(words[1]))))
+                children = Path(f'/proc/{run.pid}/task/{run.pid}/children').read_text().split()
+                self.assertEqual(sorted(rank['pid'] for rank in status['ranks']), sorted(map(int, children)))
+                self.assertEqual(status.get('generation'), None if name == 'fixed' else 1)
+                self.assertRegex(status['timeline'][0]['event'], r'the run began with \d ranks?')
+                text = self.hetrun('status', f'--pid={run.pid}')
+                self.assertRegex(text, r'run +hetrun \(recipe.lua\), training; begun ')
+                self.assertRegex(text, r'step +\d+ of 1000000; .* tokens/s, ')
+                self.assertRegex(text, r'ranks +0  \S+  cpu.*  process \d+  for ')
+                self.assertIn('het.plan', text)
+                later = self.until_status(run, lambda other: other['step'] > status['step'])
+                self.assertGreaterEqual(later['at'], status['at'])
+                run.send_signal(signal.SIGINT)
+                self.ended(run, 130)
+
+    def test_a_run_is_paused_and_resumed_takes_snapshots_and_stops(self):
+        for name, words in self.RUNS.items():
+            with self.subTest(name):
+                shutil.rmtree(self.folder / 'snaps', ignore_errors=True)
+                run = self.start(*words, 'recipe.lua', '--snapshots=snaps', '--allow-write=snaps')
+                self.until_status(run, lambda status: status['step'] > 2)
+                step = int(re.search(r'^snapshot after step (\d+) (in memory and )?in snaps\n', self.attach(run, 'snapshot')).group(1))
+                self.assertEqual(len(list((self.folder / 'snaps').glob(f'step-{step}-*'))), int(words[1]))
+                step = int(re.search(r'paused after step (\d+)', self.attach(run, 'pause')).group(1))
+                self.assertIn(f'the run is paused already, after step {step}', self.attach(run, 'pause'))
+                self.assertEqual((self.status(run)['state'], self.status(run)['step']), ('paused', step))
+                self.assertIn(f'snapshot after step {step} ', self.attach(run, 'snapshot'))
+                self.assertEqual(self.status(run)['snapshots']['disk']['step'], step)
+                said = self.attach(run, 'replan', code=2 if name == 'fixed' else 0)
+                self.assertIn('replan needs a run with --elastic' if name == 'fixed' else f'planned again after step {step}:\nhet.plan', said)
+                self.assertEqual(self.status(run)['step'], step)
+                self.assertIn(f'going on after step {step}', self.attach(run, 'resume'))
+                self.until_status(run, lambda status: status['step'] > step and status['state'] == 'training')
+                self.assertRegex(self.attach(run, 'stop'), r'the run ends after step \d+, as by Ctrl-C')
+                self.assertIn('stopped after step', self.ended(run, 130))
+
+    def test_a_prompt_takes_the_same_words(self):
+        run = self.start(*self.RUNS['fixed'], 'recipe.lua')
+        self.until_status(run, lambda status: True)
+        said = self.hetrun('attach', f'--pid={run.pid}', entered='help\npause\nstatus\nresum\nresume\nquit\nnot reached\n', code=2)
+        for pattern in (r'  pause +wait behind', r'paused after step \d+', r'recipe.lua\), paused', r"no command 'resum'; did you mean 'resume'\?",
+                        r'going on after step \d+'):
+            self.assertRegex(said, pattern)
+        self.assertNotIn('reached', said)
+        self.until_status(run, lambda status: status['state'] == 'training')
+        self.hetrun('attach', f'--pid={run.pid}', entered='status\n')
+
+    def test_ranks_are_lost_and_join_while_the_run_is_paused(self):
+        run = self.start('--workers', '3', '--elastic', '1:3', '--respawn', 'recipe.lua', '--batch=6')
+        status = self.until_status(run, lambda status: status['step'] > 2)
+        self.attach(run, 'pause')
+        # The first rank too: the next one goes on with its timeline.
+        os.kill(status['ranks'][0]['pid'], signal.SIGKILL)
+        status = self.until_status(run, lambda status: len(status['ranks']) == 3 and status['generation'] > 2)
+        self.assertEqual(status['state'], 'paused')
+        events = [event['event'] for event in status['timeline']]
+        self.assertEqual(events[:2], ['the run began with 3 ranks', 'paused'])
+        self.assertRegex('\n'.join(events), r'generation 2: .* is lost; 2 ranks')
+        self.assertRegex('\n'.join(events), r'generation \d: .*join.*; 3 ranks')
+        step = int(re.search(r'going on after step (\d+)', self.attach(run, 'resume')).group(1))
+        self.until_status(run, lambda status: status['step'] > step + 3)
+
+    def test_ctrl_c_ends_a_paused_run(self):
+        for name, words in self.RUNS.items():
+            with self.subTest(name):
+                run = self.start(*words, 'recipe.lua')
+                self.until_status(run, lambda status: status['step'] > 2)
+                self.attach(run, 'pause')
+                run.send_signal(signal.SIGINT)
+                self.ended(run, 130)
+
+    def test_where_there_is_no_run_it_is_said(self):
+        self.assertIn('there is no run of process 1 here', self.hetrun('status', '--pid=1', code=2).replace('no run of this user with several ranks',
+                      'there is no run of process 1 here'))
+        self.assertIn("there is no command 'puase'; did you mean 'pause'?", self.hetrun('attach', 'puase', code=2))
+        self.assertIn("hetrun status takes options alone, not 'extra'", self.hetrun('status', 'extra', code=2))
+        self.assertIn('hetrun status has no option --nope', self.hetrun('status', '--nope', code=2))
+        self.assertIn('cannot connect to 127.0.0.1:1', self.hetrun('status', '--rendezvous=127.0.0.1:1', code=75, HETRUN_SECRET=SECRET))
+
+    def test_a_store_elsewhere_needs_the_secret_of_the_run(self):
+        run = self.start(*self.RUNS['fixed'], 'recipe.lua')
+        status = self.until_status(run, lambda status: True)
+        variables = Path(f'/proc/{status["ranks"][0]["pid"]}/environ').read_bytes().split(b'\0')
+        values = dict(text.decode().split('=', 1) for text in variables if b'=' in text)
+        store = values['HETRUN_STORE']
+        self.assertIn('recipe.lua', self.hetrun('status', f'--rendezvous={store}', HETRUN_SECRET=values['HETRUN_SECRET']))
+        self.assertIn('secret', self.hetrun('status', f'--rendezvous={store}', HETRUN_SECRET='another secret of that length', code=2))
+        self.assertIn("no status of a run 'other'", self.hetrun('status', f'--pid={run.pid}', '--run=other', code=2))
+
+    # --- policies
+
+    def test_a_recipe_chooses_the_plan_of_the_ranks_that_are_left(self):
+        self.recipe('''on_change = function(run, change)
+    if change.kind == "changed" then
+      print("asked", change.kind, change.lost, change.joined, change.ranks, run.step == change.step)
+      return het.plan { microbatch = 3, het.pipeline { microbatches = 4, het.stage { "here:0" }, het.stage { "here:1" } } }
+    end
+  end,''')
+        run = self.start('--workers', '3', '--elastic', '1:3', 'recipe.lua')
+        status = self.until_status(run, lambda status: status['step'] > 5)
+        os.kill(status['ranks'][0]['pid'], signal.SIGKILL)
+        status = self.until_status(run, lambda status: status['generation'] == 2)
+        self.assertIn('microbatches = 4', status['plan'])
+        self.until_status(run, lambda later: later['step'] > status['step'])
+        self.until_said(run, 'asked\tchanged\t1\t0\t2\ttrue')
+
+    def test_a_recipe_lets_others_wait(self):
+        self.recipe('''on_change = function(run, change)
+    if change.kind == "waiting" then
+      print("waits", change.waiting, change.steps_left > 1000)
+      if run.step <= 40 then return false end
+      return nil
+    end
+    return het.policy.on_change(run, change)
+  end,''')
+        run = self.start('--workers', '3', '--elastic', '1:3', '--respawn', 'recipe.lua')
+        status = self.until_status(run, lambda status: status['step'] > 1)
+        os.kill(status['ranks'][2]['pid'], signal.SIGKILL)
+        status = self.until_status(run, lambda status: status['generation'] == 3 and len(status['ranks']) == 3)
+        self.until_said(run, 'waits\t1\ttrue')
+        self.assertGreater(next(event['step'] for event in status['timeline'] if 'join' in event['event']), 40)
+
+    def test_a_recipe_decides_upon_notices(self):
+        for answer, code, pattern in (('"leave"', 130, r'rank 1 left the run after step \d+: SIGTERM'), ('"stop"', 130, 'stopped after step')):
+            with self.subTest(answer):
+                self.recipe(f'''on_notice = function(run, notice)
+    print("notice", #notice.ranks, notice.ranks[1], notice.of, notice.least, notice.source)
+    return notice.waited > 0.3 and {answer} or "wait"
+  end,''')
+                run = self.start('--workers', '3', '--elastic', '1:3', 'recipe.lua')
+                status = self.until_status(run, lambda status: status['step'] > 5)
+                os.kill(status['ranks'][1]['pid'], signal.SIGTERM)
+                self.until_said(run, 'notice\t1\t1\t3\t1\tSIGTERM')
+                if answer == '"leave"':
+                    self.until_status(run, lambda status: len(status['ranks']) == 2)
+                    run.send_signal(signal.SIGINT)
+                self.assertRegex(self.ended(run, code), pattern)
+
+    def test_answers_that_are_none_are_errors_with_the_line_of_the_function(self):
+        for fields, sentence in (
+                ('on_change = function(run, change)\n return 3\n end,', 'recipe.lua:9: on_change returned 3; a het.plan { ... }, or nil for the default, is needed'),
+                ('on_change = function(run, change)\n return het.plan { het.pipeline { het.stage { "a:0" } } }\n end,',
+                 'recipe.lua:9: on_change returned a plan for 1 device; a plan for the 2 ranks that are here is needed'),
+                ('on_change = function(run, change)\n error "no idea"\n end,', 'recipe.lua:10: no idea'),
+                ('on_change = function(run, change)\n run:gather()\n end,', 'on_change is called on the first rank alone'),
+                ('on_step = function(run, step)\n error "here" end,', 'recipe.lua:10: here')):
+            with self.subTest(fields):
+                self.recipe(fields)
+                said = self.ended(self.start('--workers', '2', '--elastic', '1:2', 'recipe.lua'), 2)
+                self.assertIn(sentence, said)
+                self.assertEqual(said.count('hetrun: '), 1, said)
+
+
+if __name__ == '__main__':
+    unittest.main()
