@@ -18,7 +18,7 @@ from pathlib import Path
 import network
 
 RECIPE = Path(__file__).resolve().parent.parent / 'launch' / 'lopsided.lua'
-PATIENCE = 90   # seconds of one run
+PATIENCE = 120   # seconds of one run
 
 
 def free_port():
@@ -200,11 +200,20 @@ class Run:
         return [pid for process in self.processes for pid in process.ranks()]
 
     def send(self, rank, number):
+        """To one of those that live; the last one is spared where none is started again."""
         pids = self.ranks()
-        if pids:
+        if len(pids) > (self.schedule.world != 'launcher'):
             os.kill(pids[rank % len(pids)], number)
             return pids[rank % len(pids)]
         return None
+
+    def all_lost(self):
+        """Whether every rank that was started was killed."""
+        if self.etcd:
+            return all(each.process.poll() == -signal.SIGKILL for each in self.processes)
+        said = ''.join(each.said() for each in self.processes)
+        started = sum(len(pids.split(',')) for pids in re.findall(r"process ids of this machine's ranks: (.*)", said))
+        return said.count('was killed by signal 9') >= started + said.count('is started again')
 
     def later(self, seconds, act):
         self.timers.append(threading.Timer(seconds, act))

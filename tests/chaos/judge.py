@@ -18,10 +18,12 @@ def records_of(path):
 
 class Curve:
     """The steps that a run has decided, one after the other: each follows the last, but where a generation says that it goes
-    on after an earlier one, or all ranks were lost. `exact`: how many steps ran by the first plan alone."""
+    on after an earlier one, or all ranks were lost. Steps that are repeated are recorded again only by a rank that has not
+    recorded them before. `exact`: how many steps ran by the first plan alone."""
 
     def __init__(self):
         self.losses, self.all, self.problems = [], [], []
+        self.after = 0   # the step that the run has come to, or gone back to
         self.generations, self.repeated, self.went_back = 0, 0, 0
         self.exact, self.is_exact = 0, True
 
@@ -34,7 +36,7 @@ class Curve:
                 if record['step'] > len(self.losses) + 1:
                     self.problems.append(f'generation {record["generation"]} goes on after step {record["step"]}, '
                                          f'{len(self.losses)} were recorded')
-                del self.losses[record['step']:]
+                self.after = min(record['step'], len(self.losses))
             elif 'loss' in record:
                 self._step(record['step'], record['loss'])
 
@@ -46,11 +48,11 @@ class Curve:
         if step > done + 1:
             self.problems.append(f'step {step} follows step {done}')
             return
-        if step <= done:   # all ranks were lost
+        if step <= self.after:   # all ranks were lost
             self.went_back += 1
             self.is_exact = False
-            del self.losses[step - 1:]
-        self.losses.append(loss)
+        self.losses[step - 1:] = [loss]
+        self.after = step
         if self.is_exact:
             self.exact = step
 
@@ -76,6 +78,8 @@ def problem_of(run, code, said, curve, right, exact):
     """Why a run was not right; empty: it was. 'refused': it ended and named what was lost, as the schedule allows."""
     if code is None:
         return 'it does not end'
+    if code != 0 and run.all_lost():
+        return 'refused'
     if code == 75 and re.search(REFUSED, said):
         return 'refused' if run.damaged or run.schedule.may_be_lost() else 'it gave up though enough was there'
     if code != 0:

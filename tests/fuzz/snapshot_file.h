@@ -1,6 +1,6 @@
-// What the fuzzer of whole snapshot files asks: a file whose checksums all match, though its manifest comes from a
-// stranger, is refused with an Error of the usage kind, or each of its units is read: whole, in part, and as a
-// part of the snapshot that the file is alone.
+// What the fuzzer of whole snapshot files asks: a file whose checksums all match, though its manifest comes
+// from a stranger, is refused with an Error of the usage kind, or each of its units is read: whole, in part,
+// and as a part of the snapshot that the file is alone.
 #pragma once
 
 #include <algorithm>
@@ -78,10 +78,12 @@ inline void read_unit(const Snapshot& snapshot, const SnapshotFile& file, size_t
   }
 }
 
-// `input`: how many words the manifest has (2 bytes), the manifest, and the data. True when the file was accepted.
+// `input`: how many words the manifest has (2 bytes), the manifest, and the data. True when the file was
+// accepted.
 inline bool snapshot_file(std::string_view input) {
   if (input.size() < 2) return false;
-  const size_t words = static_cast<uint8_t>(input[0]) + 256 * static_cast<size_t>(static_cast<uint8_t>(input[1]));
+  const size_t words =
+      static_cast<uint8_t>(input[0]) + 256 * static_cast<size_t>(static_cast<uint8_t>(input[1]));
   const size_t manifest_bytes = std::min(8 * words, (input.size() - 2) / 8 * 8);
   std::string data(input.substr(2 + manifest_bytes));
   data.resize(static_cast<size_t>(round_up_to_page(static_cast<int64_t>(data.size()))));

@@ -1,5 +1,5 @@
-// What the fuzzer of the embedded store's messages asks: any bytes are refused with an Error of the peer kind, or
-// read as a value that is the same when it is written and read again.
+// What the fuzzer of the embedded store's messages asks: any bytes are refused with an Error of the peer
+// kind, or read as a value that is the same when it is written and read again.
 #pragma once
 
 #include <cstdlib>
