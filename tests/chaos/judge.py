@@ -7,6 +7,7 @@ SAMPLES = 12   # of a step
 
 # Where the state was read from elsewhere than the ranks that had it, or began again.
 GOES_BACK = r'restored the state after step \d+|going on after step \d+|begins after step \d+'
+BEGINS_AGAIN = 'it begins after step'
 REFUSED = r'no (member|tier|snapshot)\b.* has .* of the state'
 
 
@@ -66,6 +67,8 @@ class Curve:
         far = {step: (loss, right[step - 1]) for step, loss in self.all if abs(loss - right[step - 1]) > 1e-4 * right[step - 1]}
         if far:
             return f'other losses than the undisturbed run: {dict(list(far.items())[:3])}'
+        if re.search(BEGINS_AGAIN, said):   # by whatever plan is for the ranks that were there
+            self.exact = 0
         other = [step for step in range(1, self.exact + 1) if self.losses[step - 1] != exact[step - 1]]
         if other:
             return f'other bits than the undisturbed run by the same plan: steps {other[:5]}'

@@ -259,6 +259,16 @@ end
 
 local most_here = 4096
 
+-- The processor, which `count` processes share. `flops(device, dtype)` gives the peak of all of it.
+local function processor_here(count, flops, memory_bandwidth)
+  local device = native.device "cpu"
+  local f32 = flops("cpu", "f32") / count
+  local ok, bf16 = pcall(flops, "cpu", "bf16")
+  return here_with(count, { name = count == 1 and "cpu" or "cpu/" .. count, f32 = f32, bf16 = ok and bf16 / count or 0,
+    f16 = 0, memory = device:available_bytes() / count, memory_bandwidth = memory_bandwidth / count,
+    bandwidth = 4e9, latency = 50e-6, efficiency = 0.8 })
+end
+
 --- This machine as it was measured, on the device that --device names. `count` processes share the processor evenly:
 -- their type is "cpu", of several "cpu/2" and so on, since what was measured on the whole machine is not what a share
 -- of it does. Of GPUs each has its own.
@@ -269,13 +279,19 @@ function cluster.here(count)
   local device_name = native.settings and native.settings.device or "cpu"
   local peak = require "het.profile.peak"
   if peak.is_gpu(device_name) then return gpus_here(count or math.max(1, native.gpus()), device_name) end
-  count = count or 1
-  local device = native.device "cpu"
-  local f32 = peak.measure("cpu", "f32") / count
-  local ok, bf16 = pcall(peak.measure, "cpu", "bf16")
-  return here_with(count, { name = count == 1 and "cpu" or "cpu/" .. count, f32 = f32, bf16 = ok and bf16 / count or 0,
-    f16 = 0, memory = device:available_bytes() / count, memory_bandwidth = device:bandwidth() / count,
-    bandwidth = 4e9, latency = 50e-6, efficiency = 0.8 })
+  return processor_here(count or 1, peak.measure, native.device("cpu"):bandwidth())
+end
+
+local bandwidth   -- of this machine's memory, once it was measured for known_here
+
+--- The same, in a moment: what was measured before counts. A run that loses a rank does not wait for new measurements.
+function cluster.known_here(count)
+  local device_name = native.settings and native.settings.device or "cpu"
+  local peak = require "het.profile.peak"
+  if peak.is_gpu(device_name) then return cluster.here(count) end
+  bandwidth = bandwidth or native.device("cpu"):bandwidth()
+  local function flops(device, dtype) return peak.known(device, dtype) or peak.measure(device, dtype) end
+  return processor_here(count, flops, bandwidth)
 end
 
 define.document({

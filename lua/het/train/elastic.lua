@@ -2,6 +2,7 @@
 -- there, a plan for them and a session. The run's state, step and cursor go on from what the members have.
 local native = require "het.native"
 local errors = require "het.errors"
+local fault = require "het.train.fault"
 local files = require "het.model.folder"
 local plan = require "het.plan"
 local saving = require "het.train.saving"
@@ -17,6 +18,26 @@ local most_fruitless = 10
 --- Whether an error is the loss of another rank.
 function elastic.is_loss(problem) return select(2, errors.describe(problem)) == "peer" end
 
+-- Has the planner of the first rank look for a plan. While it works, all ranks exchange that it does: no timeout ends a
+-- generation because planning takes long. Returns, on the first rank, a function that gives its answer.
+local function begin_plan(self, ranks)
+  local a, planning = self.arguments, require "het.plan.command"
+  local wanted = (a.plan.automatic and a.plan or plan.auto {}).automatic
+  local wait, is_done
+  require("het.train.meeting").by_first_rank(self, function()
+    wait, is_done = planning.begin(self, require("het.plan.cluster").known_here(ranks), wanted)
+    self.plannings = self.plannings or {}   -- the collector would wait for one that a loss cuts off
+    for i = #self.plannings, 1, -1 do
+      if self.plannings[i]() then table.remove(self.plannings, i) end
+    end
+    table.insert(self.plannings, is_done)
+  end)
+  repeat
+    local done = is_done and is_done() and not fault.is_held "plan"
+  until self.cluster:all_gather(done and "done" or "")[1] == "done"
+  return wait
+end
+
 -- The plan for the ranks that are there. One that the recipe gives counts as long as it is for as many; ranks without
 -- a plan are replicas; else the first rank asks the planner, and all follow it.
 local function choose_plan(self, ranks)
@@ -25,10 +46,9 @@ local function choose_plan(self, ranks)
   if given and #plan.devices(given) == ranks then return given end
   if not a.plan then return plan.replicas(ranks, a.batch, a.microbatch) end
   local planning = require "het.plan.command"
-  local text = ""
+  local wait, text = begin_plan(self, ranks), ""
   require("het.train.meeting").by_first_rank(self, function()
-    local wanted = (a.plan.automatic and a.plan or plan.auto {}).automatic
-    local answer = planning.begin(self, require("het.plan.cluster").here(ranks), wanted)()
+    local answer = wait()
     if not answer.feasible then
       errors.usage("no plan fits the %d ranks that are left:\n  %s", ranks, table.concat(answer.problems, "\n  "))
     end

@@ -1,5 +1,6 @@
-// A process that takes snapshots in memory, on a disk and into a store, and is killed at every system call that
-// changes a file, or at every instruction that changes a slot: the previous or the new version is there, whole.
+// A process that takes snapshots in memory, on a disk and into a store, and is killed at every system call
+// that changes a file, or at every instruction that changes a slot: the previous or the new version is there,
+// whole.
 #include <catch2/catch.hpp>
 #include <csignal>
 #include <cstring>
@@ -59,7 +60,8 @@ class OneRank {
   }
 
   void take_after(int64_t step) {
-    for (const std::string& name : kNames) state_.install(name, std::nullopt, name[0] == 'w', value(name, step));
+    for (const std::string& name : kNames)
+      state_.install(name, std::nullopt, name[0] == 'w', value(name, step));
     state_.set_version({step, 1});
     state_.set_history({{1, 1}});
     const RunSnapshots::Taken taken = snapshots_->take(state_, true, true, {12 * step, 7, "{}"});
@@ -89,8 +91,8 @@ int64_t newest_in(const Snapshot& snapshot) {
 class SharedNumber {
  public:
   SharedNumber()
-      : number_(static_cast<volatile int64_t*>(mmap(nullptr, sizeof(int64_t), PROT_READ | PROT_WRITE,
-                                                    MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {}
+      : number_(static_cast<volatile int64_t*>(
+            mmap(nullptr, sizeof(int64_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {}
   ~SharedNumber() { munmap(const_cast<int64_t*>(number_), sizeof(int64_t)); }
   SharedNumber(const SharedNumber&) = delete;
   SharedNumber& operator=(const SharedNumber&) = delete;
@@ -103,8 +105,9 @@ class SharedNumber {
 
 }  // namespace
 
-TEST_CASE("a process killed at any call that changes a file leaves the previous version or the new one everywhere",
-          "[snapshot killed]") {
+TEST_CASE(
+    "a process killed at any call that changes a file leaves the previous version or the new one everywhere",
+    "[snapshot killed]") {
   if (!can_trace()) {
     WARN("skipped: processes cannot be traced here");
     return;
@@ -130,7 +133,8 @@ TEST_CASE("a process killed at any call that changes a file leaves the previous 
         });
     INFO("killed before call " << at << ", after step " << kept.get() << " was kept");
     REQUIRE_FALSE(outcome.failed);
-    const int64_t in_memory = newest_in(open_snapshot(Path(RunSnapshots::scarce_folder(scratch.path("memory"))))),
+    const int64_t in_memory =
+                      newest_in(open_snapshot(Path(RunSnapshots::scarce_folder(scratch.path("memory"))))),
                   on_disk = newest_in(open_snapshot(Path(scratch.path("disk")))),
                   in_store = newest_in(open_snapshot(open_store("file://" + scratch.path("store"))));
     for (const int64_t step : {in_memory, on_disk, in_store}) {
@@ -156,7 +160,8 @@ TEST_CASE("a process killed at any call that changes a file leaves the previous 
 TEST_CASE("a process killed while it copies the state into a slot leaves the version in the other slot",
           "[snapshot killed]") {
   const auto state_after = [](uint32_t step) {
-    SampleState state(step, {{"m.a", {DType::f32, {3, 1 << 20}}}, {"w.a", {DType::bf16, {9}}}});  // 12 MiB: 3 chunks
+    SampleState state(
+        step, {{"m.a", {DType::f32, {3, 1 << 20}}}, {"w.a", {DType::bf16, {9}}}});  // 12 MiB: 3 chunks
     state.add_all();
     return state;
   };
@@ -189,8 +194,9 @@ TEST_CASE("a process killed while it copies the state into a slot leaves the ver
   }
 }
 
-TEST_CASE("a process killed at any instruction that changes a slot leaves the previous version or the new one",
-          "[snapshot killed]") {
+TEST_CASE(
+    "a process killed at any instruction that changes a slot leaves the previous version or the new one",
+    "[snapshot killed]") {
   if (!can_trace()) {
     WARN("skipped: processes cannot be traced here");
     return;
@@ -228,7 +234,8 @@ TEST_CASE("a process killed at any instruction that changes a slot leaves the pr
     const Snapshot found = open_snapshot(Path(scratch.folder()));
     const bool is_next = found.manifest().version.step == 3;
     (is_next ? next_found : previous_found) += 1;
-    const bool whole = (is_next ? next : previous).is_in(*found.files()[0]) && found.files()[0]->verify().empty();
+    const bool whole =
+        (is_next ? next : previous).is_in(*found.files()[0]) && found.files()[0]->verify().empty();
     if (!whole) FAIL_CHECK("change " << changes << " leaves a snapshot that is not whole");
   };
   run_stepped(write, look);
