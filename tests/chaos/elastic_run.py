@@ -70,6 +70,10 @@ class Process:
                 found[int(rank.split(b'=')[1])] = pid
         return [found[rank] for rank in sorted(found)]
 
+    def signal_ranks(self, number):
+        for pid in self.ranks():
+            os.kill(pid, number)
+
     def kill(self):
         pids = self.children() + [self.process.pid]
         for pid in pids:
@@ -376,7 +380,7 @@ class Run:
         self.network = self.etcd = None
         if self.mounted:
             subprocess.run(['umount', '-l', self.folder / 'kept'], check=False)
-        for host in ('alpha', *(f'beta{at}' for at in range(1, 9)), *(f'host{at}' for at in range(3))):
+        for host in ('alpha', *(f'beta{at}' for at in range(1, 9)), *(f'host{at}' for at in range(6))):
             shutil.rmtree(self.memory_folder(host), ignore_errors=True)
 
 

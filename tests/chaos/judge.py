@@ -8,7 +8,7 @@ SAMPLES = 12   # of a step
 # Where the state was read from elsewhere than the ranks that had it, or began again.
 GOES_BACK = r'restored the state after step \d+|going on after step \d+|begins after step \d+'
 BEGINS_AGAIN = 'it begins after step'
-REFUSED = r'no (member|tier|snapshot)\b.* has .* of the state'
+REFUSED = r"no (member|tier|snapshot)\b.* has .* of the state|nothing has all of the run's state; .* lacks"
 
 
 def records_of(path):

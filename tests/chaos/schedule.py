@@ -76,8 +76,10 @@ class Schedule:
 
     def may_be_lost(self):
         """Whether the faults may destroy more than the copies of the state make good."""
-        return self.kinds & {'damage'} or (self.sharded and sum(
-            what in ('cut', 'part', 'kill host') for what, *_ in self.events.values()) > 1)
+        hosts = [rank % len(self.machines) if what == 'cut' else 1 for what, rank, _ in self.events.values()
+                 if what in ('cut', 'part', 'kill host')]
+        # The first machine alone has lost both others.
+        return self.kinds & {'damage'} or (self.plan != 'replicas' and (len(hosts) > 1 or 0 in hosts))
 
     def __str__(self):
         parts = [f'step {step}: {what} rank {rank}' for step, (what, rank, _) in self.events.items()]

@@ -464,12 +464,18 @@ class Elastic(unittest.TestCase):
         bytes_ = bytearray(damaged.read_bytes())
         bytes_[4096 + 100] ^= 1   # in the data of its first part
         damaged.write_bytes(bytes_)
-        again = self.start('--snapshots=kept', '--resume', workers=2, elastic='1:2')
-        _, err = self.ended(again)
-        self.assertIn(damaged.name, err)
-        self.assertRegex(err, rf'restored the state after step {older}:')
-        for step, loss in self.losses()[0].items():
-            self.assertAlmostEqual(loss, right[0][step], delta=1e-4 * abs(loss), msg=f'step {step}')
+        shutil.copytree(self.folder / 'kept', self.folder / 'as it was')
+        # Of five ranks several see the file in turn.
+        for words, workers in (((), 2), (('--spread', '--sharded'), 5), ((), 5)):
+            with self.subTest(words=words, workers=workers):
+                shutil.rmtree(self.folder / 'kept')
+                shutil.copytree(self.folder / 'as it was', self.folder / 'kept')
+                again = self.start('--snapshots=kept', '--resume', *words, workers=workers, elastic=f'1:{workers}')
+                _, err = self.ended(again)
+                self.assertIn(damaged.name, err)
+                self.assertRegex(err, rf'restored the state after step {older}:')
+                for step, loss in self.losses()[0].items():
+                    self.assertAlmostEqual(loss, right[0][step], delta=1e-4 * abs(loss), msg=f'step {step}')
 
     def test_a_planner_that_takes_longer_than_the_timeout_is_waited_for(self):
         right = self.undisturbed()
