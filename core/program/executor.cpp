@@ -403,6 +403,7 @@ void Executor::write_word() {
 
 std::vector<uint32_t> Executor::words() const {
   std::vector<uint32_t> words;
+  if (deciding_ == nullptr && word_) return {word_()};
   if (!decision_) return words;
   const int64_t numbers = decision_->numbers.shape()[1];
   for (int64_t i = numbers - 1; i < decision_->numbers.elements(); i += numbers)

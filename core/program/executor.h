@@ -48,7 +48,8 @@ class Executor {
   // Called in each step when this rank has its gradients: its word, at most 2^24 - 1, from the thread that
   // runs. None: 0.
   void on_word(std::function<uint32_t()> word) { word_ = std::move(word); }
-  // Of all ranks in the last step that they decided together, by rank; empty: none was.
+  // Of all ranks in the last step that they decided together, by rank; empty: none was. A rank that decides
+  // alone says its word now.
   std::vector<uint32_t> words() const;
 
   // --- a run that an error broke off, as the loss of another rank does

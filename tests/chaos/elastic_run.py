@@ -121,7 +121,7 @@ class Run:
         self.hetrun, self.schedule, self.folder = hetrun, schedule, folder
         self.secret = f'a secret of the test with seed {schedule.seed}, {os.getpid()}'
         self.metrics = [folder / 'metrics.jsonl']   # of each start
-        self.problems, self.damaged, self.processes, self.timers = [], False, [], []
+        self.damaged, self.processes, self.timers, self.terminated = False, [], [], set()
         self.network = self.etcd = self.resumed_with = None
         self.mounted = False
         self.gates = {step: folder / f'gate-{step}' for step in schedule.events}
@@ -257,7 +257,11 @@ class Run:
         self.later(1, lambda: launcher.send_signal(signal.SIGCONT))
 
     def terminate(self, rank, _):
-        self.send(rank, signal.SIGTERM)
+        """A second notice would end the run."""
+        pids = [pid for pid in self.ranks() if pid not in self.terminated]
+        if len(pids) > 1:
+            self.terminated.add(pids[rank % len(pids)])
+            os.kill(pids[rank % len(pids)], signal.SIGTERM)
 
     def damage_memory(self, rank, draw):
         """Flip a bit of a snapshot in memory, and kill a rank."""

@@ -61,7 +61,7 @@ class Network:
     def part(self, one, other):
         """These two reach each other no more; they reach all others."""
         for here, there in ((one, other), (other, one)):
-            ip('-n', self.names[here], 'route', 'add', 'blackhole', f'{self.address(there)}/32')
+            ip('-n', self.names[here], 'route', 'replace', 'blackhole', f'{self.address(there)}/32')
 
     def rejoin(self, one, other):
         for here, there in ((one, other), (other, one)):

@@ -15,6 +15,7 @@ WORLDS = {
     'etcd': (14, {'restart store': 5, 'kill': 2, 'kill at': 1, 'terminate': 1}),
 }
 FOLLOWED_BY = {'fill disk': (8, 'empty disk'), 'terminate': (2, 'wait')}
+LOSE_RANKS = ('kill', 'kill two', 'kill host', 'stop', 'pause store', 'damage', 'join', 'cut', 'part', 'restart store')
 DAMAGES = ('flip a bit', 'truncate', 'empty', 'remove', 'none')
 
 
@@ -76,10 +77,15 @@ class Schedule:
 
     def may_be_lost(self):
         """Whether the faults may destroy more than the copies of the state make good."""
+        if self.plan == 'replicas':
+            return False   # each rank has all of it
         hosts = [rank % len(self.machines) if what == 'cut' else 1 for what, rank, _ in self.events.values()
                  if what in ('cut', 'part', 'kill host')]
-        # The first machine alone has lost both others.
-        return self.kinds & {'damage'} or (self.plan != 'replicas' and (len(hosts) > 1 or 0 in hosts))
+        losses = sorted([step for step, (what, *_) in self.events.items() if what in LOSE_RANKS]
+                        + [int(fault.split()[1][5:]) for fault in self.faults])
+        # The first machine alone has lost both others; a new plan's state has no copies for a step or two.
+        return (self.kinds & {'damage', 'kill two'} or len(hosts) > 1 or 0 in hosts
+                or any(later - step <= 3 for step, later in zip(losses, losses[1:])))
 
     def __str__(self):
         parts = [f'step {step}: {what} rank {rank}' for step, (what, rank, _) in self.events.items()]

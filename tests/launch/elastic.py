@@ -213,6 +213,23 @@ class Elastic(unittest.TestCase):
         self.assertEqual(generations[-1]['members'], 2)
         self.assert_same_curve(right)
 
+    def test_a_rank_that_is_left_alone_takes_others_in(self):
+        right = self.undisturbed()
+        place = f'127.0.0.1:{free_port()}'
+        head = self.start_held({10: 0, 20: 0}, f'--listen={place}', workers=2)
+        self.until_step(head, 9)
+        os.kill(self.ranks(head)[1], signal.SIGKILL)
+        self.go(10)
+        self.until_generation(head, lambda generation: generation['members'] == 1)
+        self.until_step(head, 19)
+        machine = self.start(f'--join={place}', '--warn-after=0.2s', workers=2, elastic=None)
+        self.until_said(machine, 'waits to join')
+        self.go(20)
+        self.ended(head)
+        self.ended(machine)
+        self.assertEqual(max(generation['members'] for generation in self.generations()), 3)
+        self.assert_same_curve(right)
+
     def test_no_more_ranks_join_than_there_are_micro_batches(self):
         # Six of two samples in a batch.
         right = self.undisturbed()

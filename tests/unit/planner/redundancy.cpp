@@ -57,8 +57,8 @@ struct RunOfSix {
     return false;
   }
 
-  // What those outside of `lost` have between them: the state on their devices, and snapshots of `snapshots` in
-  // their memory, their parts and copies of others'.
+  // What those outside of `lost` have between them: the state on their devices, and snapshots of `snapshots`
+  // in their memory, their parts and copies of others'.
   RecoveryPlan recover(unsigned lost, const std::vector<std::vector<StatePart>>& needs,
                        Version snapshots) const {
     std::vector<StateSource> sources;
@@ -149,7 +149,8 @@ TEST_CASE("with m copies any m - 1 of six members are lost and no step is repeat
   CHECK(read_from_memory > 20);
 }
 
-TEST_CASE("a copy that is a step behind costs that step, and no copy at all is refused by name", "[redundancy]") {
+TEST_CASE("a copy that is a step behind costs that step, and no copy at all is refused by name",
+          "[redundancy]") {
   const Graph graph = trained_gpt(kSizes, DType::f32);
   std::mt19937 random(44);
   NextPlans next(graph, random);
@@ -166,8 +167,9 @@ TEST_CASE("a copy that is a step behind costs that step, and no copy at all is r
     for (int r = 0; r < kMembers; ++r) {
       const unsigned lost = 1U << r;
       const auto& needs = next.draw(kMembers - 1);
-      const bool scarce = std::any_of(two.written[static_cast<size_t>(r)].begin(), two.written[static_cast<size_t>(r)].end(),
-                                      [](const WrittenPart& each) { return each.hosts < 2; });
+      const bool scarce =
+          std::any_of(two.written[static_cast<size_t>(r)].begin(), two.written[static_cast<size_t>(r)].end(),
+                      [](const WrittenPart& each) { return each.hosts < 2; });
       if (!scarce) {
         CHECK(one.recover(lost, needs, kCurrent).steps_repeated == 0);
         continue;
