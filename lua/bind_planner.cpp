@@ -1,5 +1,6 @@
 // The planner as Lua sees it: clusters and plans as tables, answers as tables.
 #include <algorithm>
+#include <chrono>
 #include <future>
 #include <map>
 #include <set>
@@ -417,7 +418,8 @@ Json plan_and_fallbacks(const Request& request, const std::string& policy, const
 }
 
 // graph, {policy, events, fallbacks, ... as request_at}: a planning, which runs in a separate thread. Its
-// :wait() gives the answer, or raises what went wrong. Mistakes of the request are raised at once.
+// :wait() gives the answer, or raises what went wrong; :done() waits a moment and says whether wait() returns
+// at once. Mistakes of the request are raised at once.
 int begin_planning(lua_State* L) {
   const GraphHandle graph = check_object<GraphHandle>(L, 1);
   graph->finished = true;
@@ -481,6 +483,15 @@ int wait_for_planning(lua_State* L) {
   Planning& planning = *check_object<PlanningHandle>(L, 1);
   if (!planning.answer.valid()) fail_usage("this planning was waited for before");
   push_json(L, planning.answer.get());
+  return 1;
+}
+
+constexpr std::chrono::milliseconds kMoment{50};
+
+int planning_is_done(lua_State* L) {
+  const Planning& planning = *check_object<PlanningHandle>(L, 1);
+  const bool waited_for = !planning.answer.valid();
+  lua_pushboolean(L, waited_for || planning.answer.wait_for(kMoment) == std::future_status::ready);
   return 1;
 }
 
@@ -602,7 +613,7 @@ bool takes_extensions(std::string policy) { return planner::takes_extensions(pol
 }  // namespace
 
 void add_planner(lua_State* L) {
-  make_class<PlanningHandle>(L, {bind<&wait_for_planning>("wait")});
+  make_class<PlanningHandle>(L, {bind<&wait_for_planning>("wait"), bind<&planning_is_done>("done")});
   set_functions(L, "native.",
                 {bind<&begin_planning>("plan"), bind<&simulate_graph>("simulate"),
                  bind<&simulate_measured>("simulate_measured"), bind<&planning_problem>("planning_problem"),

@@ -386,7 +386,6 @@ bool Executor::run() {
   }
   state_->device().synchronize();
   finish_run(seconds_since(began));
-  if (deciding_ == nullptr && word_) own_word_ = word_();
   if (!recorded_) record();
   stop_.store(false);  // asked for too late
   return true;
@@ -404,7 +403,7 @@ void Executor::write_word() {
 
 std::vector<uint32_t> Executor::words() const {
   std::vector<uint32_t> words;
-  if (own_word_) words.push_back(*own_word_);
+  if (deciding_ == nullptr && word_) return {word_()};
   if (!decision_) return words;
   const int64_t numbers = decision_->numbers.shape()[1];
   for (int64_t i = numbers - 1; i < decision_->numbers.elements(); i += numbers)

@@ -45,11 +45,11 @@ class Executor {
 
   // --- words to the other ranks, which go round with the numbers that decide a step
 
-  // Called in each step when this rank has its gradients, of a program that is alone when its run has ended:
-  // its word, at most 2^24 - 1, from the thread that runs. None: 0.
+  // Called in each step when this rank has its gradients: its word, at most 2^24 - 1, from the thread that
+  // runs. None: 0.
   void on_word(std::function<uint32_t()> word) { word_ = std::move(word); }
-  // Of all ranks in the last step that they decided together, by rank; of a program that is alone, its own.
-  // Empty: there was no step.
+  // Of all ranks in the last step that they decided together, by rank; empty: none was. A rank that decides
+  // alone says its word now.
   std::vector<uint32_t> words() const;
 
   // --- a run that an error broke off, as the loss of another rank does
@@ -174,7 +174,6 @@ class Executor {
   std::vector<bool> written_;      // of buffers: inputs that have been written
   std::function<void(int)> before_each_;
   std::function<uint32_t()> word_;
-  std::optional<uint32_t> own_word_;  // of the last run, of a program that decides alone
   int next_ = 0;
   int first_update_ = -1;  // instruction from which a step can no longer be stopped
   int first_gather_ = 0;

@@ -193,6 +193,7 @@ std::string check(const MigrationPlan& plan, int rank, TierReader* tiers) {
 std::optional<Restored> restore(Communicator& group, StateStore& state, Executor* executor,
                                 const std::vector<StatePart>& needs, const RestoreOptions& options) {
   std::vector<std::string> damaged;
+  std::set<std::pair<size_t, std::string>> left_out;  // by rank: several may see one file
   for (bool far = false;;) {
     const Reports reports = exchange_reports(group, state, executor, needs, options, far);
     state.begin_generation(reports.next_generation(options.generation));
@@ -217,15 +218,17 @@ std::optional<Restored> restore(Communicator& group, StateStore& state, Executor
     }
     // What a rank is to read, it checks first: all choose again without what is damaged.
     const std::string own = check(found.recovery->moves, group.rank(), options.tiers);
-    for (const std::string& sentence : all_gather_text(group, own, "snapshots that are damaged"))
-      if (!sentence.empty()) found.damaged.push_back(sentence);
-    if (!found.damaged.empty()) {
-      // What was found damaged once is left out, and not found again.
-      if (std::find(damaged.begin(), damaged.end(), found.damaged.front()) != damaged.end())
-        fail(ErrorKind::environment, "{}", found.damaged.front());
-      damaged.insert(damaged.end(), found.damaged.begin(), found.damaged.end());
-      continue;
+    const auto sentences = all_gather_text(group, own, "snapshots that are damaged");
+    bool any_damaged = false;
+    for (size_t r = 0; r < sentences.size(); ++r) {
+      if (sentences[r].empty()) continue;
+      any_damaged = true;
+      // What a rank has found damaged it leaves out, and does not find again.
+      if (!left_out.emplace(r, sentences[r]).second) fail(ErrorKind::environment, "{}", sentences[r]);
+      if (std::find(damaged.begin(), damaged.end(), sentences[r]) == damaged.end())
+        damaged.push_back(sentences[r]);
     }
+    if (any_damaged) continue;
     found.damaged = std::move(damaged);
     found.version = found.recovery->moves.version;
     found.moved_bytes = moved_bytes(found.recovery->moves);

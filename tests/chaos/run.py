@@ -1,198 +1,96 @@
-"""Random faults in elastic runs: python3 tests/chaos/run.py build/lua/hetrun [--runs=30] [--seed=1] [--only=SEED] [--json]
+"""Random faults in elastic runs: python3 tests/chaos/run.py build/lua/hetrun [--runs=30] [--seed=1] [--only=SEED]
+[--world=NAME] [--json]
 
-Each run trains a small GPT on 4 to 6 processes under a random plan, with or without a sharded optimizer, while a schedule
-of faults that is drawn from the run's seed goes on: ranks are killed before a step or at an instruction of it, stopped until
-the others drop them, lost while the others recover; the store pauses; snapshots in memory are damaged. Lost ranks are started
-again. Faults are bound to steps, so a seed repeats its run.
+Each run trains a small GPT on 3 to 6 processes under a random plan, with or without a sharded optimizer, while a schedule
+of faults that is drawn from the run's seed goes on (schedule.py): ranks are killed, stopped and asked to leave, come later or
+at all; machines are cut off; the store pauses or is started again; snapshots are damaged, and disks are full. Faults are bound
+to steps, so a seed repeats its run.
 
-A run is right when it ends with 0 and every step has the loss of the undisturbed run; or, where a schedule destroys more
-than the copies of the state can make good, when it ends with 75 and names what is lost."""
+A run is right when it ends with 0, each step was decided once and has the loss of the undisturbed run (judge.py); or, where a
+schedule destroys more than the copies of the state can make good, when it ends with 75 and names what is lost."""
 
 import argparse
+import collections
 import json
-import os
-import random
-import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
-RECIPE = Path(__file__).resolve().parent.parent / 'launch' / 'lopsided.lua'
-SECRET = 'a secret of these tests alone'
-STEPS = 40
-PATIENCE = 90   # seconds of one run
+import network
+from elastic_run import PATIENCE, Run, write_text
+from judge import Curve, problem_of, records_of
+from schedule import STEPS, WORLDS, Schedule
 
 
-def write_text(folder):
-    words = ['the', 'quick', 'brown', 'fox', 'jumps', 'over', 'a', 'lazy', 'dog']
-    draw = random.Random(3)
-    (folder / 'text.txt').write_text(' '.join(draw.choice(words) for _ in range(3000)))
-    shutil.copy(RECIPE, folder)
+class Undisturbed:
+    """Losses of runs without faults, by their plan; that of one device counts for all."""
+
+    def __init__(self, hetrun):
+        self.hetrun, self.known = hetrun, {}
+
+    def losses(self, workers=1, words=()):
+        key = (workers, tuple(words))
+        if key not in self.known:
+            folder = Path(tempfile.mkdtemp())
+            write_text(folder)
+            several = ['--workers', str(workers)] if workers > 1 else []
+            subprocess.run([self.hetrun, *several, 'lopsided.lua', f'--steps={STEPS}', '--every=10', '--metrics=metrics.jsonl',
+                            '--quiet', *words], cwd=folder, check=True, stdout=subprocess.DEVNULL, timeout=PATIENCE)
+            self.known[key] = [record['loss'] for record in records_of(folder / 'metrics.jsonl') if 'loss' in record]
+            shutil.rmtree(folder, ignore_errors=True)
+        return self.known[key]
+
+    def by_plan_of(self, schedule):
+        if schedule.world in ('hosts', 'joins') and schedule.plan != 'replicas':
+            return self.losses()   # they begin by another plan, or go on by one
+        return self.losses(schedule.workers, [word for word in schedule.words() if word in ('--spread', '--tensor', '--sharded')])
 
 
-def losses(folder):
-    """Losses by step; of a step that was recorded again, the last one."""
-    found = {}
-    for line in (folder / 'metrics.jsonl').read_text().split('\n')[:-1]:
-        record = json.loads(line)
-        if 'loss' in record:
-            found[record['step']] = record['loss']
-    return found
+def missing_for(schedule):
+    """What a schedule needs and this machine lacks; empty: nothing."""
+    if schedule.world == 'hosts':
+        return network.missing()
+    if schedule.world == 'etcd' and not shutil.which('etcd'):
+        return 'no etcd'
+    if 'fill disk' in schedule.kinds:
+        return network.missing() and 'not root'
+    return ''
 
 
-class Schedule:
-    """What happens in the run of a seed. `events`: by step, a list of (what, rank)."""
-
-    def __init__(self, seed):
-        draw = random.Random(seed)
-        self.seed = seed
-        self.plan = draw.choice(['replicas', 'spread', 'spread', 'tensor'])
-        self.sharded = self.plan != 'replicas' and draw.random() < 0.6
-        self.workers = {'replicas': draw.choice([4, 5, 6]), 'spread': 5, 'tensor': 6}[self.plan]
-        self.disk = draw.random() < 0.3
-        self.events, self.faults = {}, []
-        for step in sorted(draw.sample(range(4, STEPS - 2), draw.randint(1, 3))):
-            rank = draw.randrange(self.workers)
-            what = draw.choices(['kill', 'kill at', 'kill two', 'stop', 'pause store', 'damage'], [4, 4, 2, 2, 1, 1])[0]
-            if what == 'kill at':   # before an instruction of the step
-                self.faults.append(f'rank={rank} step={step} at={draw.random():.3f}')
-            else:
-                self.events[step] = (what, rank, draw.randrange(1 << 30))
-
-    def words(self):
-        words = [f'--steps={STEPS}', '--every=10', '--metrics=metrics.jsonl', '--timeout=20s']
-        if self.plan != 'replicas':
-            words.append(f'--{self.plan}')
-        if self.sharded:
-            words.append('--sharded')
-        if self.disk:
-            words += ['--snapshots=kept', '--snapshot_every=7']
-        if any(what == 'stop' for what, *_ in self.events.values()):
-            words[3] = '--timeout=5s'
-        return words
-
-    def __str__(self):
-        parts = [f'step {step}: {what} rank {rank}' for step, (what, rank, _) in self.events.items()]
-        parts += [f'fault {fault}' for fault in self.faults]
-        return (f'seed {self.seed}: {self.workers} ranks, {self.plan}{", sharded optimizer" if self.sharded else ""}'
-                f'{", snapshots on disk" if self.disk else ""}; {"; ".join(parts)}')
+def curve_of(run):
+    curve, schedule = Curve(), run.schedule
+    for start, path in enumerate(run.metrics):
+        if start > 0:   # by another plan or the same one
+            curve.is_exact = curve.is_exact and run.resumed_with == schedule.workers
+            records = records_of(path)
+            first = next((record['step'] for record in records if 'loss' in record), len(curve.losses) + 1)
+            del curve.losses[first - 1:]
+            curve.exact = min(curve.exact, len(curve.losses))
+        curve.read(records_of(path), schedule.workers)
+    return curve
 
 
-class Run:
-    def __init__(self, hetrun, schedule, folder):
-        self.schedule, self.folder = schedule, folder
-        self.lines, self.damaged = [], False
-        self.gates = {step: folder / f'gate-{step}' for step in schedule.events}
-        holds = [f'rank={rank} step={step} hold={gate}' for step, gate in self.gates.items()
-                 for rank in range(schedule.workers)]   # whichever of them comes there
-        environment = {**os.environ, 'HETRUN_SECRET': SECRET, 'HETRUN_FAULT': ', '.join(holds + schedule.faults)}
-        self.process = subprocess.Popen(
-            [hetrun, '--workers', str(schedule.workers), '--elastic', f'1:{schedule.workers}', '--respawn',
-             'lopsided.lua', *schedule.words()], cwd=folder, text=True, env=environment, stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE)
-        self.reader = threading.Thread(target=lambda: self.lines.extend(self.process.stderr))
-        self.reader.start()
-        self.deadline = time.monotonic() + PATIENCE
-
-    def until(self, is_it):
-        """Whether it came while the run went on."""
-        while not is_it():
-            if self.process.poll() is not None or time.monotonic() > self.deadline:
-                return False
-            time.sleep(0.005)
-        return True
-
-    def come_to(self, step):
-        path = self.folder / 'metrics.jsonl'
-        return path.exists() and re.search(rf'"step":{step - 1}\b', path.read_text()) is not None
-
-    def ranks(self):
-        """Process ids by the rank that each was started as."""
-        found = {}
-        for pid in subprocess.run(['pgrep', '-P', str(self.process.pid)], capture_output=True, text=True).stdout.split():
-            try:
-                values = Path(f'/proc/{pid}/environ').read_bytes().split(b'\0')
-            except OSError:   # it has ended since
-                continue
-            rank = next((value for value in values if value.startswith(b'RANK=')), None)
-            if rank:
-                found[int(rank.split(b'=')[1])] = int(pid)
-        return found
-
-    def send(self, rank, number):
-        pid = self.ranks().get(rank)
-        if pid:
-            os.kill(pid, number)
-        return pid
-
-    def damage(self, draw):
-        """Flip a bit of a snapshot in memory."""
-        files = [path for path in Path('/dev/shm').glob(f'hetrun-{os.geteuid()}-*/*/*/*.snapshot')]
-        if files:
-            path = files[draw % len(files)]
-            try:
-                with open(path, 'r+b') as file:
-                    size = os.fstat(file.fileno()).st_size
-                    file.seek(4096 + draw % max(1, size - 8192))
-                    byte = file.read(1)
-                    file.seek(-1, 1)
-                    file.write(bytes([byte[0] ^ 4]))
-                self.damaged = True
-            except OSError:   # it was replaced meanwhile
-                pass
-
-    def act(self, step):
-        what, rank, draw = self.schedule.events[step]
-        if what == 'damage':
-            self.damage(draw)
-            self.send(rank, signal.SIGKILL)
-        if what.startswith('kill'):
-            self.send(rank, signal.SIGKILL)
-        if what == 'kill two':
-            self.send((rank + 1 + draw % (self.schedule.workers - 1)) % self.schedule.workers, signal.SIGKILL)
-        if what == 'pause store':   # the launcher serves it
-            self.send(rank, signal.SIGKILL)
-            os.kill(self.process.pid, signal.SIGSTOP)
-            threading.Timer(1.0, lambda: os.kill(self.process.pid, signal.SIGCONT)).start()
-        if what == 'stop':
-            pid = self.send(rank, signal.SIGSTOP)
-            threading.Timer(8.0, lambda: pid and alive(pid) and os.kill(pid, signal.SIGCONT)).start()
-
-    def go(self):
-        for step, gate in self.gates.items():
-            if self.until(lambda: self.come_to(step)):
-                self.act(step)
-            gate.touch()
-        try:
-            self.process.wait(timeout=max(1, self.deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            subprocess.run(['pkill', '-CONT', '-P', str(self.process.pid)], check=False)
-            self.process.kill()
-            for pid in self.ranks().values():
-                os.kill(pid, signal.SIGKILL)
-        self.reader.join(timeout=10)
-        return self.process.returncode, ''.join(self.lines)
-
-
-def alive(pid):
-    return Path(f'/proc/{pid}/stat').exists()
-
-
-def problem_of(code, err, found, right, run):
-    """Why a run was not right; empty: it was."""
-    if code == 75 and re.search(r'no (member|tier|snapshot)\b.* has .* of the state', err):
-        return '' if run.damaged else 'it gave up though enough was there'
-    if code != 0:
-        return f'exit code {code}'
-    if sorted(found) != sorted(right):
-        return f'steps without a loss: {sorted(set(right) - set(found))}'
-    far = {step: (found[step], loss) for step, loss in right.items() if abs(found[step] - loss) > 1e-4 * abs(loss)}
-    return f'other losses than the undisturbed run: {dict(list(far.items())[:3])}' if far else ''
+def go_through(hetrun, schedule, undisturbed):
+    """A run: what was wrong with it, its curve, and what it said."""
+    folder = Path(tempfile.mkdtemp())
+    write_text(folder)
+    run = Run(hetrun, schedule, folder)
+    if schedule.world == 'hosts':
+        exact = []
+    else:
+        exact = undisturbed.by_plan_of(schedule)
+    try:
+        code, said = run.go()
+        curve = curve_of(run)
+        if schedule.world == 'hosts' or (schedule.world == 'joins' and schedule.plan != 'replicas'):
+            curve.exact = 0
+        return problem_of(run, code, said, curve, undisturbed.losses(), exact), curve, said
+    finally:
+        run.close()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def main():
@@ -201,45 +99,44 @@ def main():
     parser.add_argument('--runs', type=int, default=30)
     parser.add_argument('--seed', type=int, default=1)
     parser.add_argument('--only', type=int)
+    parser.add_argument('--world', choices=list(WORLDS), action='append')
     parser.add_argument('--json', action='store_true')
     given = parser.parse_args()
     hetrun = str(Path(given.hetrun).resolve())
-    base = Path(tempfile.mkdtemp())
-    write_text(base)
-    subprocess.run([hetrun, 'lopsided.lua', f'--steps={STEPS}', '--every=10', '--metrics=metrics.jsonl', '--quiet'], cwd=base,
-                   check=True, stdout=subprocess.DEVNULL, timeout=PATIENCE)
-    right = losses(base)
+    undisturbed = Undisturbed(hetrun)
     seeds = [given.only] if given.only is not None else range(given.seed, given.seed + given.runs)
-    failures, repeated, generations, slowest = [], 0, 0, 0
+    failures, refused, skipped, kinds = [], [], collections.Counter(), collections.Counter()
+    repeated, generations, exact, slowest = 0, 0, 0, 0
     for seed in seeds:
-        schedule = Schedule(seed)
-        folder = Path(tempfile.mkdtemp())
-        write_text(folder)
+        schedule = Schedule(seed, given.world or tuple(WORLDS))
+        lack = missing_for(schedule)
+        if lack:
+            skipped[f'{schedule.world}: {lack}'] += 1
+            continue
         started = time.monotonic()
-        run = Run(hetrun, schedule, folder)
-        code, err = run.go()
-        slowest = max(slowest, time.monotonic() - started)
-        records = [json.loads(line) for line in (folder / 'metrics.jsonl').read_text().split('\n')[:-1]] \
-            if (folder / 'metrics.jsonl').exists() else []
-        changes = [record for record in records if 'generation' in record]
-        generations += len(changes)
-        repeated += sum(change['steps_repeated'] for change in changes)
-        problem = problem_of(code, err, losses(folder) if records else {}, right, run)
-        if problem:
+        problem, curve, said = go_through(hetrun, schedule, undisturbed)
+        seconds = time.monotonic() - started
+        kinds.update(schedule.kinds)
+        generations, repeated, exact = generations + curve.generations, repeated + curve.repeated, exact + curve.exact
+        slowest = max(slowest, seconds)
+        if problem == 'refused':
+            refused.append(seed)
+        elif problem:
             failures.append(seed)
-            print(f'{schedule}\n  {problem}\n{err}', file=sys.stderr)
-        elif not given.json:
-            print(f"{schedule}: right, {len(changes)} generations, {time.monotonic() - started:.1f} s", flush=True)
-            if given.only is not None:
-                print(err)
-        shutil.rmtree(folder, ignore_errors=True)
-    shutil.rmtree(base, ignore_errors=True)
+            print(f'{schedule}\n  {problem}\n{said}', file=sys.stderr, flush=True)
+        if not given.json:
+            print(f"{schedule}: {problem or 'right'}, {curve.generations} generations, {curve.exact} steps to the bit, "
+                  f'{seconds:.1f} s', flush=True)
+            if given.only is not None and not problem:
+                print(said)
+    ran = len(seeds) - sum(skipped.values())
     if given.json:
-        print(json.dumps({'chaos_runs': len(seeds), 'chaos_failures': len(failures), 'seeds': failures,
-                          'generations': generations, 'steps_repeated': repeated, 'slowest_s': round(slowest, 1)}))
+        print(json.dumps({'chaos_runs': ran, 'chaos_failures': len(failures), 'seeds': failures, 'refused': refused,
+                          'kinds': dict(sorted(kinds.items())), 'skipped': dict(skipped), 'generations': generations,
+                          'steps_repeated': repeated, 'steps_to_the_bit': exact, 'slowest_s': round(slowest, 1)}))
     else:
-        print(f'{len(seeds) - len(failures)} of {len(seeds)} runs right, {generations} generations, '
-              f'{repeated} steps repeated; failed: {failures}')
+        print(f'{ran - len(failures)} of {ran} runs right ({len(refused)} refused), {generations} generations, {repeated} steps '
+              f'repeated, {exact} steps the same to the bit; failed: {failures}; skipped: {dict(skipped) or "none"}')
     return 1 if failures else 0
 
 

@@ -258,6 +258,23 @@ class Elastic(unittest.TestCase):
         self.assertEqual(self.generations(), [])   # there was one
         self.assert_same_curve(right)
 
+    def test_a_rank_that_is_left_alone_takes_others_in(self):
+        right = self.undisturbed()
+        place = f'127.0.0.1:{free_port()}'
+        head = self.start_held({10: 0, 20: 0}, f'--listen={place}', workers=2)
+        self.until_step(head, 9)
+        os.kill(self.ranks(head)[1], signal.SIGKILL)
+        self.go(10)
+        self.until_generation(head, lambda generation: generation['members'] == 1)
+        self.until_step(head, 19)
+        machine = self.start(f'--join={place}', '--warn-after=0.2s', workers=2, elastic=None)
+        self.until_said(machine, 'waits to join')
+        self.go(20)
+        self.ended(head)
+        self.ended(machine)
+        self.assertEqual(max(generation['members'] for generation in self.generations()), 3)
+        self.assert_same_curve(right)
+
     def test_no_more_ranks_join_than_there_are_micro_batches(self):
         # Six of two samples in a batch.
         right = self.undisturbed()
@@ -509,12 +526,30 @@ class Elastic(unittest.TestCase):
         bytes_ = bytearray(damaged.read_bytes())
         bytes_[4096 + 100] ^= 1   # in the data of its first part
         damaged.write_bytes(bytes_)
-        again = self.start('--snapshots=kept', '--resume', workers=2, elastic='1:2')
-        _, err = self.ended(again)
-        self.assertIn(damaged.name, err)
-        self.assertRegex(err, rf'restored the state after step {older}:')
-        for step, loss in self.losses()[0].items():
-            self.assertAlmostEqual(loss, right[0][step], delta=1e-4 * abs(loss), msg=f'step {step}')
+        shutil.copytree(self.folder / 'kept', self.folder / 'as it was')
+        # Of five ranks several see the file in turn.
+        for words, workers in (((), 2), (('--spread', '--sharded'), 5), ((), 5)):
+            with self.subTest(words=words, workers=workers):
+                shutil.rmtree(self.folder / 'kept')
+                shutil.copytree(self.folder / 'as it was', self.folder / 'kept')
+                again = self.start('--snapshots=kept', '--resume', *words, workers=workers, elastic=f'1:{workers}')
+                _, err = self.ended(again)
+                self.assertIn(damaged.name, err)
+                self.assertRegex(err, rf'restored the state after step {older}:')
+                for step, loss in self.losses()[0].items():
+                    self.assertAlmostEqual(loss, right[0][step], delta=1e-4 * abs(loss), msg=f'step {step}')
+
+    def test_a_planner_that_takes_longer_than_the_timeout_is_waited_for(self):
+        right = self.undisturbed()
+        gate = self.folder / 'planned'
+        process = self.start('--spread', '--timeout=3s', '--warn-after=1s', workers=5, elastic='1:5', environment={
+            'HETRUN_FAULT': f'rank=0 phase=plan hold={gate}, rank=4 step=10'})
+        self.until_said(process, 'was killed by signal 9')
+        time.sleep(5)   # longer than the timeout
+        gate.touch()
+        _, err = self.ended(process)
+        self.assertEqual([(g['members'], g['lost']) for g in self.generations()], [(4, 1)], err)
+        self.assert_same_curve(right)
 
     def test_too_few_ranks_end_the_run(self):
         process = self.start_held({6: 0}, '--timeout=2s', elastic='4:4')

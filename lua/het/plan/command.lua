@@ -185,14 +185,15 @@ end
 -- `html` or `trace` when events are wanted
 -- @treturn function that waits for it and returns what native.plan gives: feasible, problems, text, lua, plan, report,
 -- cluster, events; fallbacks (of each lost, devices, feasible, problems, lua, plan, report) and fallbacks_text
+-- @treturn function that waits a moment, and returns whether the first one returns at once
 function planning.begin(run, cluster, given)
   local graph, request = request_of(run, cluster, given)
   if type(given.policy) == "function" then
     local answer = require("het.plan.policy").answer(given.policy, graph, request)
-    return function() return answer end
+    return function() return answer end, function() return true end
   end
   local planned = native.plan(graph, request)
-  return function() return planned:wait() end
+  return function() return planned:wait() end, function() return planned:done() end
 end
 
 -- Lines of Lua, each that is not the first indented.

@@ -76,7 +76,7 @@ end
 -- @tparam table change see policy.on_change
 function policy.plan(run, change)
   run.cluster_here = run.arguments.plan and ranks.cluster(run)
-  local words = together.by_first(run, function()
+  local words = together.by_first_in_time(run, function()
     local found, fallbacks = ask(run, "on_change", change)
     if define.kind_of(found) ~= "plan" or found.automatic then
       refuse(run, "on_change", in_words(found), "a het.plan { ... }, or nil for the default,")
@@ -84,8 +84,8 @@ function policy.plan(run, change)
     found = plan.resolve(found, run.arguments.batch)
     local count = #plan.devices(found)
     if count ~= change.ranks then
-      refuse(run, "on_change", ("a plan for %d %s"):format(count, count == 1 and "device" or "devices"), ("a plan for the %d ranks that are here")
-        :format(change.ranks))
+      refuse(run, "on_change", ("a plan for %d %s"):format(count, count == 1 and "device" or "devices"),
+        ("a plan for the %d ranks that are here"):format(change.ranks))
     end
     return written(found, fallbacks)
   end)
@@ -101,7 +101,9 @@ end
 function policy.admits(run, change)
   local words = together.by_first(run, function()
     local answer = ask(run, "on_change", change)
-    if type(answer) ~= "boolean" then refuse(run, "on_change", in_words(answer), "true or false, or nil for the default,") end
+    if type(answer) ~= "boolean" then
+      refuse(run, "on_change", in_words(answer), "true or false, or nil for the default,")
+    end
     return answer and "yes" or ("%d"):format(math.max(1, math.ceil(1 / (run.step_seconds or 1))))
   end)
   return words == "yes", tonumber(words)

@@ -2,9 +2,11 @@
 -- for the ranks that are there.
 local define = require "het.language.define"
 local errors = require "het.errors"
+local fault = require "het.train.fault"
 local native = require "het.native"
 local plan = require "het.plan"
 local planning = require "het.plan.command"
+local together = require "het.train.together"
 
 -- A change costs all ranks some time. One that takes longer than what is left of the run gains nothing.
 local function pays(change)
@@ -12,11 +14,23 @@ local function pays(change)
   return change.seconds_left > change.change_seconds
 end
 
+-- Plannings that a loss cuts off go on: the collector would wait for them.
+local function keep(run, is_done)
+  run.plannings = run.plannings or {}
+  for i = #run.plannings, 1, -1 do
+    if run.plannings[i]() then table.remove(run.plannings, i) end
+  end
+  table.insert(run.plannings, is_done)
+end
+
 -- The planner's, for these ranks.
 local function planned(run, ranks)
   local a = run.arguments
   local wanted = (a.plan.automatic and a.plan or plan.auto {}).automatic
-  local answer = planning.begin(run, run.cluster_here, wanted)()
+  local wait, is_done = planning.begin(run, run.cluster_here, wanted)
+  keep(run, is_done)
+  while not is_done() or fault.is_held "plan" do together.wait(run) end
+  local answer = wait()
   if not answer.feasible then
     errors.usage("no plan fits the %d ranks that are left:\n  %s", ranks, table.concat(answer.problems, "\n  "))
   end

@@ -45,4 +45,30 @@ function together.by_first(run, fn, ...)
   return first.text
 end
 
+--- The same, of a first rank that may take long: fn runs in a coroutine, and yields while it waits. Meanwhile all ranks
+-- exchange that it does, so that no timeout takes it for lost. All ranks call it.
+function together.by_first_in_time(run, fn)
+  if not run.cluster then return fn() end
+  local coroutine_of_fn, ok, result = nil, true, nil
+  if run.cluster:rank() == 0 then coroutine_of_fn = coroutine.create(fn) end
+  repeat
+    local done = false
+    if coroutine_of_fn then
+      run.waits_in = coroutine_of_fn
+      ok, result = coroutine.resume(coroutine_of_fn)
+      run.waits_in = nil
+      done = coroutine.status(coroutine_of_fn) == "dead"
+    end
+  until run.cluster:all_gather(done and "done" or "")[1] == "done"
+  return together.by_first(run, function()
+    if not ok then error(result, 0) end
+    return result
+  end)
+end
+
+--- Called by what by_first_in_time runs: let the others know that it still works.
+function together.wait(run)
+  if run.waits_in and coroutine.running() == run.waits_in then coroutine.yield() end
+end
+
 return together

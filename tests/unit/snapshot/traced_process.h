@@ -8,7 +8,8 @@
 namespace het::testing {
 
 struct TracedOutcome {
-  int calls = 0;        // that change files: created, allocated, written, flushed, renamed, removed
+  int calls =
+      0;  // that change files: created, mapped to be written, allocated, written, flushed, renamed, removed
   bool killed = false;  // before the call asked for
   bool failed = false;  // `body` threw an Error
 };
@@ -21,5 +22,10 @@ bool can_trace();  // processes of our own, on this machine
 inline constexpr int kKill = -1;
 TracedOutcome run_traced(const std::function<void()>& body,
                          const std::function<int(int call, const std::string& name)>& before);
+
+// Runs `body` in a process of its own, of one thread. From when it raises SIGSTOP on, `look` is called after
+// each of its instructions, while it stands still: what it sees of files and shared memory is what a SIGKILL
+// there leaves. Returns how many.
+int64_t run_stepped(const std::function<void()>& body, const std::function<void()>& look);
 
 }  // namespace het::testing
