@@ -1,8 +1,10 @@
 --- A run that outlives its members (`--elastic LEAST:MOST`): generation after generation, each with the ranks that are
 -- there, a plan for them and a session. The run's state, step and cursor go on from what the members have.
 local native = require "het.native"
+local chaos = require "het.train.chaos"
 local errors = require "het.errors"
 local files = require "het.model.folder"
+local ledger = require "het.train.ledger"
 local plan = require "het.plan"
 local ranks = require "het.plan.ranks"
 local saving = require "het.train.saving"
@@ -59,7 +61,8 @@ local function exchange(self)
     own = { left_behind = self.left_behind, step = self.state:step(), begun = self.begun, called = self.called,
       followed = self.followed, phases = self.phases_done or 0, interrupted = self.interrupted, best = self.best,
       validation = self.validation,
-      offset = self.cursor - self.step * self.arguments.batch, wrote = saving.steps_of_saves(self) }
+      offset = self.cursor - self.step * self.arguments.batch, wrote = saving.steps_of_saves(self),
+      ledger = self.ledger, members = self.members }
   end
   local all = {}
   for i, words in ipairs(self.cluster:all_gather(native.json_encode(own))) do all[i] = native.json_decode(words) end
@@ -87,7 +90,7 @@ end
 -- What a rank that joins takes over from one that has trained.
 local function take_over(self, known)
   self.begun, self.step, self.cursor, self.has_state = known.begun, 0, known.offset, true
-  self.best, self.validation = known.best, known.validation
+  self.best, self.validation, self.ledger = known.best, known.validation, known.ledger
   saving.learn_saves(self, known.wrote)
 end
 
@@ -122,6 +125,22 @@ local function resume_own_save(self)
   self.resume = self.resume or resumes ~= ""
 end
 
+-- How many of `members` are not among `there`.
+local function missing_in(there, members)
+  local is_there, count = {}, 0
+  for _, id in ipairs(there) do is_there[id] = true end
+  for _, id in ipairs(members) do count = count + (is_there[id] and 0 or 1) end
+  return count
+end
+
+-- What the change of ranks is to the run as a whole, on all ranks alike. `known`: what one reported who was there.
+local function count_change(self, known, members, reached)
+  local all = self.ledger
+  all.changes = all.changes + 1
+  all.gone, all.came = all.gone + missing_in(members, known.members), all.came + missing_in(known.members, members)
+  all.steps_repeated = all.steps_repeated + math.max(0, reached - self.step)
+end
+
 -- A session of the generation that has just begun. While no step is done, every rank begins from the start.
 local function begin_session(self)
   local roster = self.cluster:roster()
@@ -129,10 +148,11 @@ local function begin_session(self)
   local all = exchange(self)
   local holders = holders_of(all)
   local holds, known = false, holders[1] and holders[1].has
-  local called, followed, phases, interrupted = math.huge, math.huge, math.huge, false
+  local called, followed, phases, interrupted, reached = math.huge, math.huge, math.huge, false, 0
   for _, holder in ipairs(holders) do
     holds = holds or holder.rank == self.cluster:rank()
     called, followed = math.min(called, holder.has.called), math.min(followed, holder.has.followed)
+    reached = math.max(reached, holder.has.step)
     phases, interrupted = math.min(phases, holder.has.phases), interrupted or holder.has.interrupted or false
   end
   if not holds then forget(self) end
@@ -148,10 +168,12 @@ local function begin_session(self)
     end
   end
   self.plan = choose_plan(self, #all)
+  self.planned_at = native.clock()
   self.session = session.new(self, self.session)
   self.left_behind = false
   self.follow_again = known ~= nil and followed < self.step
   if self.follow_again then share_last_step(self) end
+  if known and known.members then count_change(self, known, roster.members, reached) end
   self.members = roster.members
   self.rank, self.ranks = self.cluster:rank(), self.cluster:size()
 end
@@ -177,6 +199,7 @@ function elastic.join(self, joining)
     errors.usage "--elastic is for several ranks: --workers N starts them on this machine"
   end
   joining.least, joining.most = bounds_of(self.arguments)
+  self.chaos = chaos.begin(self, joining.least, joining.most)
   self.member = native.member(joining)
   self.notices = native.watch_for_notices()
   self.cluster = self.member:open() or end_without()
@@ -227,7 +250,7 @@ function elastic.leaving(self)
   self.notice_seen = self.notice_seen or native.clock()
   if go or count == #leaving then return count end
   local waited = native.clock() - self.notice_seen
-  self.session:say { stop = self.stopped, go = self.rank == 0 and waited >= seconds_together }
+  self.session:say { stop = self.stopped, go = self.rank == 0 and (self.chaos or waited >= seconds_together) }
 end
 
 --- Some ranks leave the run after this step, which goes on without them: what only they have is written first, so that
@@ -246,6 +269,7 @@ function elastic.let_leave(self)
     or ("%s takes this machine away (%s)"):format(notice.source, notice.detail)
   local sentence = ("rank %d left the run after step %d: %s"):format(self.rank, self.step, why)
   if not native.settings.quiet then native.write("stderr", sentence .. "\n") end
+  native.say_left()
   errors.raise("ended", "%s", sentence)
 end
 
@@ -266,14 +290,6 @@ local function agree_to_change(self)
   self.member:ask_change(self.cluster:roster().number, "others join")
 end
 
--- How many of `members` are not among `there`.
-local function missing_in(there, members)
-  local is_there, count = {}, 0
-  for _, id in ipairs(there) do is_there[id] = true end
-  for _, id in ipairs(members) do count = count + (is_there[id] and 0 or 1) end
-  return count
-end
-
 -- Bytes that came from other ranks, or nil bytes of a state that none had.
 local function moved_bytes_of(restored)
   if not restored then return 0 end
@@ -286,7 +302,12 @@ end
 local function go_on(self, reporter, problem)
   local started = native.clock()
   local step, members, connected = self.step, self.members, nil
+  local pause = self.timeline or { started = started, after_loss = problem ~= nil, last_step = step,
+    noticed_seconds = self.step_ended_at and started - self.step_ended_at, steps_repeated = 0,   -- else it goes on
+    lost = 0, joined = 0 }
+  chaos.after_loss(self)
   self.session:freeze()
+  local frozen = native.clock()
   if not problem then
     local ok, why = pcall(agree_to_change, self)
     if not ok and not elastic.is_loss(why) then error(why, 0) end
@@ -311,6 +332,38 @@ local function go_on(self, reporter, problem)
     steps_repeated = math.max(0, step - self.step),
     moved_bytes = moved_bytes_of(self.session.restored), bytes = (self.session.restored or {}).bytes,
     connected_seconds = connected - started, seconds = native.clock() - started }
+  pause.timeline, pause.members = roster.number, #roster.members
+  pause.lost, pause.joined = pause.lost + lost, pause.joined + joined
+  for name, time in pairs { frozen = frozen, connected = connected, planned = self.planned_at,
+    restored = self.session.restored_at } do
+    pause[name .. "_seconds"] = time - pause.started
+  end
+  pause.bytes = (self.session.restored or {}).bytes or { live = moved_bytes_of(self.session.restored) }
+  pause.steps_repeated = pause.steps_repeated + math.max(0, step - self.step)
+  self.timeline = pause
+end
+
+--- A step is done: after a change of ranks it ends the pause.
+function elastic.step_done(self, reporter)
+  local line = self.timeline
+  self.timeline, self.step_ended_at = nil, native.clock()
+  if not line then return end
+  line.first_step, line.first_step_seconds = self.step, self.step_ended_at - line.started
+  line.started = nil
+  reporter:timeline(line)
+end
+
+--- The run is done: what has become of its ranks and samples.
+function elastic.account(self, reporter, results)
+  if not self.member then return end
+  local all = self.ledger
+  local samples = ledger.totals(all, self.step, self.arguments.batch)
+  for name, number in pairs { changes = all.changes, ranks_gone = all.gone, ranks_joined = all.came,
+    steps_repeated = all.steps_repeated, samples = samples.counted, samples_lost = samples.lost,
+    samples_repeated = samples.repeated } do
+    results[name] = number
+  end
+  reporter:account(results)
 end
 
 --- What the body of through_losses returns when the ranks shall end the generation after its last step.

@@ -58,6 +58,9 @@ define.object {
     { "rank", "run.rank", "Which rank of the run this process is, from 0, of a run that was prepared." },
     { "ranks", "run.ranks", "How many ranks there are, of a run that was prepared; with --elastic it changes." },
     { "plan", "run.plan", "The het.plan that the ranks follow, of a run that was prepared; nil without one." },
+    { "records", "run:records()", "What the metrics file holds so far: a list of tables, the objects of its lines. A "
+      .. "step may be there twice: the last one counts.", example = "for _, each in ipairs(run:records()) do "
+      .. "print(each.step, each.loss) end" },
     { "results", "run.results", "What run:start() returned, of a run that has ended." },
     { "fallbacks", "run.fallbacks", "Of a run with plan = het.plan.auto { fallbacks = n }: a list of { lost =, plan = "
       .. "} or { lost =, problems = }, planned ahead." },
@@ -208,6 +211,8 @@ return define.constructor {
     { "name", "string", "of the run, by which its ranks find each other", default = "hetrun" },
     { "pace", "cluster", "run each rank as slowly as its device in this cluster, over links as slow: to try plans "
       .. "for a mixed cluster on one machine whose own rates are well above" },
+    { "alone", "boolean", "this process trains it by itself, though it is one of several ranks of another run, as to "
+      .. "compare", default = false },
     { "plan", "plan", "who computes what (default: one device does everything; each device of a plan is a process, "
       .. "started by `hetrun --workers N`)" },
   },
