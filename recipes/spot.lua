@@ -21,7 +21,6 @@ local opt = het.options {
   heads   = { 4, "attention heads", min = 1 },
   width   = { 96, "features of a token", min = 1 },
   seed    = { 1337, "of the weights and the order of samples", min = 0 },
-  metrics = { "runs/spot/metrics.jsonl", "file for what the run reports, one JSON object per line", path = "write" },
 }
 
 local corpus = data.text { path = opt.text, tokenizer = "char", limit = opt.limit }
@@ -49,16 +48,17 @@ local function read(run)
   return losses, pauses, account
 end
 
--- What each change of the ranks took. Times count from the moment at which the first rank noticed it.
+-- What each change of the ranks took. A loss is noticed some time after the step before; the other times count from
+-- then on. Bytes come from other ranks or from snapshots in memory.
 local function print_timeline(pauses)
   if #pauses == 0 then return end
-  print "\nafter step  went  came  ranks  connected  planned  restored      moved  next step done  repeated"
+  print "\nafter step  went  came  ranks  noticed  connected  planned  restored  from ranks  from memory  next step"
   for _, pause in ipairs(pauses) do
-    local moved = 0
-    for _, bytes in pairs(pause.bytes) do moved = moved + bytes end
-    print(("%10d  %4d  %4d  %5d  %6.0f ms  %4.0f ms  %5.0f ms  %5.1f MiB  %11.0f ms  %8d"):format(pause.last_step,
-      pause.lost, pause.joined, pause.members, 1e3 * pause.connected_seconds, 1e3 * pause.planned_seconds,
-      1e3 * pause.restored_seconds, moved / 2 ^ 20, 1e3 * pause.first_step_seconds, pause.steps_repeated))
+    local noticed = pause.after_loss and ("%4.0f ms"):format(1e3 * (pause.noticed_seconds or 0)) or "      -"
+    print(("%10d  %4d  %4d  %5d  %s  %6.0f ms  %4.0f ms  %5.0f ms  %6.2f MiB  %7.2f MiB  %6.0f ms"):format(
+      pause.last_step, pause.lost, pause.joined, pause.members, noticed, 1e3 * pause.connected_seconds,
+      1e3 * pause.planned_seconds, 1e3 * pause.restored_seconds, (pause.bytes.live or 0) / 2 ^ 20,
+      (pause.bytes.memory or 0) / 2 ^ 20, 1e3 * pause.first_step_seconds))
   end
 end
 
@@ -66,7 +66,8 @@ end
 local function train_undisturbed(run)
   local calm, losses = run.rank == 0 and describe { alone = true }, {}
   for step = 1, opt.steps do
-    if calm then losses[step] = calm:train_step().loss end
+    local done = calm and calm:train_step()
+    losses[step] = done and done.loss   -- none when interrupted
     if step % 10 == 0 and run:asked_to_stop() then return nil end
   end
   return losses
@@ -85,9 +86,16 @@ local function compare(run)
   print(("greatest difference of losses: %.2g, at step %d (%.6f and %.6f)"):format(greatest, at, losses[at], calm[at]))
   print_timeline(pauses)
   if account then
-    print(("\n%d ranks went, %d came, %d steps repeated; %d samples lost, %d repeated"):format(account.ranks_gone,
+    print(("\nranks: %d went, %d came; steps: %d repeated; %d samples lost, %d repeated"):format(account.ranks_gone,
       account.ranks_joined, account.steps_repeated, account.samples_lost, account.samples_repeated))
   end
 end
 
-return describe { metrics = opt.metrics, after = compare }
+return describe {
+  metrics = "runs/spot/metrics.jsonl",   -- where `compare` reads what the run has reported
+  after = compare,
+  -- Each rank has the whole model, and a part of the optimizer's state (ZeRO): what a lost rank had of that alone comes
+  -- from snapshots in memory. With --elastic there are as many such replicas as ranks.
+  plan = het.plan { microbatch = 1, sharded_optimizer = true,
+    het.pipeline { microbatches = opt.batch, het.stage { "here:0" } } },
+}

@@ -55,13 +55,14 @@ function chaos.draw(run)
     local away = draw(least_away, math.min(most_away, room - least_whole))
     local step = first_step + (i - 1) * room + draw(0, room - least_whole - away)
     local event = { step = step, back = step + away, how = draw(1, 5) > 2 and "kill" or "notice", victims = {} }
-    kinds[event.how] = true
     for _ = 1, math.min(left, draw(1, math.min(2, run.processes - run.least))) do
       left = left - 1
       table.insert(event.victims, { process = next_process(event.victims), at = draw(0, 99) / 100 })
     end
     table.sort(event.victims, function(a, b) return a.process < b.process end)
-    if #event.victims > 0 then schedule[i] = event end
+    if #event.victims > 0 then
+      schedule[i], kinds[event.how] = event, true
+    end
   end
   if #schedule > 1 and not (kinds.kill and kinds.notice) then   -- each run shows both
     schedule[#schedule].how = kinds.kill and "notice" or "kill"

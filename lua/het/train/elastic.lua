@@ -20,12 +20,15 @@ local most_fruitless = 10
 --- Whether an error is the loss of another rank.
 function elastic.is_loss(problem) return select(2, errors.describe(problem)) == "peer" end
 
--- The plan for the ranks that are there. One that the recipe gives counts as long as it is for as many; ranks without
--- a plan are replicas; else the first rank asks the planner, and all follow it.
+-- The plan for the ranks that are there. One that the recipe gives counts as long as it is for as many, and replicas
+-- stay replicas; so are ranks without a plan; else the first rank asks the planner, and all follow it.
 local function choose_plan(self, count)
   local a = self.arguments
   local given = a.plan and not a.plan.automatic and plan.resolve(a.plan, a.batch)
-  if not given or #plan.devices(given) ~= count then given = nil end
+  if given and #plan.devices(given) ~= count then
+    local stays = plan.are_replicas(given) and a.batch / given.microbatch >= count
+    given = stays and plan.replicas(count, a.batch, given.microbatch, given.sharded_optimizer) or nil
+  end
   if not given and not a.plan then given = plan.replicas(count, a.batch, a.microbatch) end
   if given then
     ranks.arrange(self)
@@ -267,10 +270,8 @@ function elastic.let_leave(self)
   pcall(self.notices.acknowledge, self.notices)
   local why = notice.source == "SIGTERM" and "SIGTERM"
     or ("%s takes this machine away (%s)"):format(notice.source, notice.detail)
-  local sentence = ("rank %d left the run after step %d: %s"):format(self.rank, self.step, why)
-  if not native.settings.quiet then native.write("stderr", sentence .. "\n") end
   native.say_left()
-  errors.raise("ended", "%s", sentence)
+  errors.raise("ended", "rank %d left the run after step %d: %s", self.rank, self.step, why)
 end
 
 --- Gives up the generation and waits for the next one.

@@ -136,7 +136,7 @@ function meeting.join(self)
     end
   end
   if a.alone then
-    self.rank, self.ranks, self.plan = 0, 1, not automatic and plan.resolve(a.plan, a.batch) or nil
+    self.rank, self.place, self.ranks, self.plan = 0, 0, 1, not automatic and plan.resolve(a.plan, a.batch) or nil
     meeting.check_places(self)
     meeting.settle_plan(self)
     return function() end
