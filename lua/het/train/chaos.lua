@@ -102,25 +102,17 @@ function chaos.begin(run, least, most)
       launched)
   end
   local self = { seed = seed, processes = launched, least = least or 1, steps = run.arguments.steps,
-    own = tonumber(os.getenv "RANK"), again = os.getenv "HETRUN_STARTED_AGAIN" ~= nil, armed = {}, done = {} }
+    own = tonumber(os.getenv "RANK"), armed = {}, done = 0 }
   self.schedule = chaos.draw(self)
   return self
-end
-
--- Whether those who are gone after a step come again now: the last fault before it is over.
-local function is_over(self, step)
-  local back
-  for _, event in ipairs(self.schedule) do
-    if event.step <= step + 1 then back = event.back end
-  end
-  return back and step >= back
 end
 
 --- Before a step, on all ranks: whether those that are gone are here again and wait to join. When the schedule has
 -- them back, the launcher starts them, and the others wait for that.
 function chaos.brings_back(run)
   local self = run.chaos
-  if not self or run.ranks >= self.processes or not is_over(self, run.step) then return false end
+  local last = self and self.schedule[self.done]
+  if not last or run.ranks >= self.processes or run.step < last.back then return false end
   local generation, missing = run.cluster:roster().number, self.processes - run.ranks
   if self.gave_up == generation then return false end
   if run.rank == 0 then native.bring_back(missing) end
@@ -132,27 +124,42 @@ function chaos.brings_back(run)
   return false
 end
 
+-- What an event has this process suffer; nil: nothing.
+local function fault_of(self, event)
+  for _, victim in ipairs(event.victims) do
+    if victim.process == self.own then return victim end
+  end
+end
+
 --- Before a step: what the schedule has this process do. With fewer ranks than there were, when a process has not come
 -- again, nothing.
 function chaos.in_step(run, executor, step)
   local self = run.chaos
   if not self then return end
-  -- What was before this process came is not its own.
-  self.from = self.from or (self.again and step + 1 or 1)
   for i, event in ipairs(self.schedule) do
-    -- All ranks know it alike: the step before is of the same ranks everywhere.
-    if event.step == step + 1 then self.armed[i] = run.ranks == self.processes end
-    if event.step == step and step >= self.from and self.armed[i] and not self.done[i] then
-      self.done[i] = true
-      for _, victim in ipairs(event.victims) do
-        if victim.process == self.own and event.how == "notice" then native.terminate_self() end
-        if victim.process == self.own and event.how == "kill" then
-          self.dies = true
-          executor:kill_at(victim.at)
-        end
+    -- All ranks know it alike: the step before is of the same ranks everywhere. It stays, if that is trained again.
+    if event.step == step + 1 and run.ranks == self.processes then self.armed[i] = true end
+    if event.step == step and self.armed[i] and i > self.done then
+      self.done = i
+      local victim = fault_of(self, event)
+      if victim and event.how == "notice" then native.terminate_self() end
+      if victim and event.how == "kill" then
+        self.dies = true
+        executor:kill_at(victim.at)
       end
     end
   end
+end
+
+--- A new generation: so many events of the schedule were. Who had not come to the last one, which another one's death
+-- has cut off, suffers it now; who joins, nothing that was before.
+function chaos.agree(run, done, joins)
+  local self = run.chaos
+  if not self then return end
+  for i = self.done + 1, joins and 0 or done do
+    if self.armed[i] and fault_of(self, self.schedule[i]) then native.kill_self() end
+  end
+  self.done = math.max(self.done, done)
 end
 
 --- A step was broken off: who was to be killed in it is killed now, where another one was killed first.

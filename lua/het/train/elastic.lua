@@ -65,7 +65,7 @@ local function exchange(self)
       followed = self.followed, phases = self.phases_done or 0, interrupted = self.interrupted, best = self.best,
       validation = self.validation,
       offset = self.cursor - self.step * self.arguments.batch, wrote = saving.steps_of_saves(self),
-      ledger = self.ledger, members = self.members }
+      ledger = self.ledger, members = self.members, faults = self.chaos and self.chaos.done }
   end
   local all = {}
   for i, words in ipairs(self.cluster:all_gather(native.json_encode(own))) do all[i] = native.json_decode(words) end
@@ -152,12 +152,14 @@ local function begin_session(self)
   local holders = holders_of(all)
   local holds, known = false, holders[1] and holders[1].has
   local called, followed, phases, interrupted, reached = math.huge, math.huge, math.huge, false, 0
+  local faults = 0
   for _, holder in ipairs(holders) do
     holds = holds or holder.rank == self.cluster:rank()
     called, followed = math.min(called, holder.has.called), math.min(followed, holder.has.followed)
-    reached = math.max(reached, holder.has.step)
+    reached, faults = math.max(reached, holder.has.step), math.max(faults, holder.has.faults or 0)
     phases, interrupted = math.min(phases, holder.has.phases), interrupted or holder.has.interrupted or false
   end
+  chaos.agree(self, faults, not holds)
   if not holds then forget(self) end
   if known then
     if not holds then take_over(self, known) end
