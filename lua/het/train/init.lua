@@ -153,6 +153,9 @@ local function check(a, report)
   if a.snapshot and a.snapshot.store and not a.snapshot.folder then
     report("snapshot.store", "train.snapshot.store needs 'folder', where snapshots are written before they are sent")
   end
+  if a.alone and a.plan then
+    report("plan", "train.plan says who computes what, and with alone = true this process does everything; take one")
+  end
   if a.resume and not a.save and not (a.snapshot and a.snapshot.folder) then
     report("resume", "train.resume needs 'save' or 'snapshot.folder', the folder to go on from")
   end

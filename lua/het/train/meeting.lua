@@ -136,9 +136,9 @@ function meeting.join(self)
     end
   end
   if a.alone then
-    self.rank, self.place, self.ranks, self.plan = 0, 0, 1, not automatic and plan.resolve(a.plan, a.batch) or nil
+    self.rank, self.place, self.ranks = 0, 0, 1
+    self.resume = a.resume   -- what the command line says is of the other run
     meeting.check_places(self)
-    meeting.settle_plan(self)
     return function() end
   end
   if native.is_alone() then meeting.check_places(self) end   -- before a planner begins
