@@ -1,6 +1,7 @@
 // The ranks of a run: how this process joins them, and what they do together outside a program.
 #include <chrono>
 #include <iostream>
+#include <thread>
 
 #include "core/base/elapsed.h"
 #include "core/base/units.h"
@@ -150,6 +151,15 @@ int member_open(lua_State* L) {
   return cluster == nullptr ? 0 : Convert<ClusterHandle>::push(L, cluster);
 }
 double member_waiting(MemberHandle& member) { return static_cast<double>(member->member().waiting()); }
+// Waits until so many others wait to come in; false: not after so many seconds, or this process shall end.
+bool member_await(MemberHandle& member, int64_t count, double seconds) {
+  const double began = steady_seconds();
+  while (static_cast<int64_t>(member->member().waiting()) < count) {
+    if (steady_seconds() - began > seconds || interrupt_pending() || asked_to_leave()) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return true;
+}
 void member_end_run(MemberHandle& member) { member->member().end_run(); }
 void member_leave(MemberHandle& member) { member->member().leave(); }
 void member_ask_change(MemberHandle& member, int64_t generation, std::string reason) {
@@ -165,9 +175,9 @@ void add_cluster(lua_State* L) {
           bind<&cluster_leave>("leave"), bind<&cluster_finish>("finish"), bind<&cluster_ways>("ways"),
           bind<&cluster_clock_offset>("clock_offset"), bind<&cluster_close>("close"),
           bind<&cluster_roster>("roster"), bind<&cluster_arrange>("arrange")});
-  make_class<MemberHandle>(
-      L, {bind<&member_open>("open"), bind<&member_end_run>("end_run"), bind<&member_leave>("leave"),
-          bind<&member_ask_change>("ask_change"), bind<&member_waiting>("waiting")});
+  make_class<MemberHandle>(L, {bind<&member_open>("open"), bind<&member_end_run>("end_run"),
+                               bind<&member_leave>("leave"), bind<&member_ask_change>("ask_change"),
+                               bind<&member_waiting>("waiting"), bind<&member_await>("await")});
   set_functions(L, "native.",
                 {bind<&join_run>("join"), bind<&new_member>("member"), bind<&is_alone>("is_alone")});
 }

@@ -76,6 +76,10 @@ int snapshots_follow(lua_State* L) {
                     Convert<std::string>::get(L, 4));
   return 0;
 }
+double snapshots_hosts(SnapshotsHandle& snapshots) { return snapshots->hosts(); }
+double snapshots_behind_bytes(SnapshotsHandle& snapshots) {
+  return static_cast<double>(snapshots->behind_bytes());
+}
 bool snapshots_scarce(SnapshotsHandle& snapshots) { return snapshots->is_scarce(); }
 
 // snapshots, state, {memory, disk, cursor, seed, about = JSON} -> what is written beside the steps: in
@@ -220,6 +224,7 @@ bool has_notice(const NoticesHandle& notices) {
 void add_recovery(lua_State* L) {
   make_class<SnapshotsHandle>(
       L, {bind<&snapshots_follow>("follow"), bind<&snapshots_scarce>("is_scarce"),
+          bind<&snapshots_hosts>("hosts"), bind<&snapshots_behind_bytes>("behind_bytes"),
           bind<&snapshots_take>("take"), bind<&snapshots_warnings>("warnings"), bind<&snapshots_keep>("keep"),
           bind<&snapshots_clear_memory>("clear_memory"), bind<&snapshots_stop_replicas>("stop_replicas"),
           bind<&snapshots_leave>("leave")});

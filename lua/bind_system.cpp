@@ -84,6 +84,7 @@ std::vector<std::string> instruction_sets() {
 std::string version() { return HET_VERSION; }
 bool interrupted() { return take_interrupt(); }
 void kill_self() { std::raise(SIGKILL); }
+void terminate_self() { std::raise(SIGTERM); }
 void wait_for_file(std::string path) {
   while (::access(path.c_str(), F_OK) != 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
 }
@@ -160,11 +161,14 @@ void add_system(lua_State* L) {
                  bind<&version>("version"),
                  bind<&interrupted>("interrupted"),
                  bind<&kill_self>("kill_self"),
+                 bind<&terminate_self>("terminate_self"),
                  bind<&wait_for_file>("wait_for_file"),
                  bind<&undisturbed>("undisturbed"),
                  bind<&trains>("run_trains"),
                  bind<&speak_for_run>("speak_for_run"),
                  bind<&be_silent>("be_silent"),
+                 bind<&say_left>("say_left"),
+                 bind<&bring_back>("bring_back"),
                  bind<&keeps_measurements>("keeps_measurements"),
                  bind<&names_recipe>("name_recipe"),
                  bind<&hash>("hash"),

@@ -32,11 +32,11 @@ constexpr int kMostThreads = 4096, kMostWorkers = 512;
 
 const std::vector<std::string>& option_names() {
   static const std::vector<std::string> names{
-      "--help",      "--version",     "--quiet",      "--json",        "--trust",
-      "--metrics",   "--threads",     "--trace",      "--device",      "--workers",
-      "--elastic",   "--respawn",     "--listen",     "--join",        "--rendezvous",
-      "--interface", "--secret-file", "--timeout",    "--warn-after",  "--resume",
-      "--overwrite", "--limit-time",  "--allow-read", "--allow-write", "--limit-memory"};
+      "--help",        "--version",     "--quiet",  "--json",       "--trust",      "--metrics",
+      "--threads",     "--trace",       "--device", "--workers",    "--elastic",    "--respawn",
+      "--chaos",       "--listen",      "--join",   "--rendezvous", "--interface",  "--secret-file",
+      "--timeout",     "--warn-after",  "--resume", "--overwrite",  "--limit-time", "--allow-read",
+      "--allow-write", "--limit-memory"};
   return names;
 }
 
@@ -47,6 +47,7 @@ std::string example_of(const std::string& option) {
                                                            {"--threads", "4"},
                                                            {"--workers", "2"},
                                                            {"--elastic", "2:6"},
+                                                           {"--chaos", "7"},
                                                            {"--listen", "10.0.0.7:7777"},
                                                            {"--join", "10.0.0.7:7777"},
                                                            {"--device", "cpu"},
@@ -157,6 +158,28 @@ void read_elastic(const std::string& text, Settings& settings) {
                settings.workers);
 }
 
+// The seed of --chaos, and what faults need: ranks of this machine alone, more than the run needs at least.
+void check_chaos(const Settings& settings) {
+  if (settings.chaos.empty()) return;
+  constexpr size_t kMostDigits = 9;
+  if (settings.chaos.size() > kMostDigits ||
+      settings.chaos.find_first_not_of("0123456789") != std::string::npos)
+    fail_usage("--chaos={} is not a seed: a whole number from 0 to 999999999, such as --chaos=7",
+               settings.chaos);
+  if (!settings.elastic || settings.workers == 0)
+    fail_usage(
+        "--chaos has ranks of this machine vanish and come again: it needs --workers and --elastic, such as "
+        "--workers 4 --elastic 2:4");
+  if (settings.workers <= settings.least)
+    fail_usage("--chaos has no rank to lose: --workers {} starts as many as --elastic={} needs at least",
+               settings.workers, settings.least);
+  if (!settings.join.empty() || !settings.listen.empty() || !settings.rendezvous.empty())
+    fail_usage("--chaos is for the ranks of one machine; leave --listen, --join and --rendezvous out");
+  if (settings.respawn)
+    fail_usage(
+        "--chaos starts the ranks again that it has taken, when the seed says so; leave --respawn out");
+}
+
 // Endpoints, and what they need.
 void check_elastic(const Settings& settings) {
   const auto check = [](const char* option, const std::string& text) {
@@ -212,6 +235,11 @@ void add_options(CLI::App& app, Settings& settings, OptionTexts& texts) {
       "go on when ranks are lost or come, with so many at least and at most: 2:6, or 2 for at most "
       "those that are started");
   app.add_flag("--respawn", settings.respawn, "with --elastic: start a rank again that was lost");
+  app.add_option(
+         "--chaos", settings.chaos,
+         "with --workers and --elastic: ranks are killed, get notice and come again as this seed draws "
+         "it, never fewer than the least; a seed repeats its schedule")
+      ->type_name("SEED");
   app.add_option("--listen", settings.listen,
                  "with --elastic: address and port of this machine where ranks of others may join, such as "
                  "10.0.0.7:7777");
@@ -246,6 +274,7 @@ void read_settings(Settings& settings, const OptionTexts& texts) {
   read_elastic(texts.elastic, settings);
   if (!settings.join.empty() && settings.least == 0) settings.elastic = true;
   check_elastic(settings);
+  check_chaos(settings);
   if (!settings.limit_memory.empty())
     with_context([] { return std::string("--limit-memory"); },
                  [&] {

@@ -47,6 +47,10 @@ void note_signal(int signal) { asked_to_end = signal; }
 
 // A line by which a rank of an elastic run says that it speaks for the run from here on.
 constexpr std::string_view kSpeaks = "\x01hetrun: this rank speaks for the run";
+// A line by which it says that the run goes on without it.
+constexpr std::string_view kLeft = "\x01hetrun: this rank has left the run";
+// A line by which it says how many processes are to be started again.
+constexpr std::string_view kBringBack = "\x01hetrun: start again ";
 
 struct Child {
   pid_t pid = -1;
@@ -55,8 +59,9 @@ struct Child {
   std::string pending;             // of that: the line not yet ended
   std::vector<std::string> lines;  // held back until it is known whether rank 0 says the same
   bool running = true;
-  int code = 0;    // exit code
-  int signal = 0;  // that killed it
+  bool left = false;  // the run, which goes on without it
+  int code = 0;       // exit code
+  int signal = 0;     // that killed it
   Clock::time_point started;
   int ended_soon = 0;     // how often in a row
   bool terminal = false;  // it has the terminal to itself
@@ -105,6 +110,7 @@ class Launcher {
       read_errors();
       read_outputs();
       reap();
+      bring_back();
       pass_on_signals();
       end_the_rest();
     }
@@ -136,6 +142,7 @@ class Launcher {
                                     fmt::format("HETRUN_ERRORS={}", errors),
                                     "HETRUN_SECRET=" + options_.secret};
     if (options_.elastic) values.emplace_back("HETRUN_ELASTIC=1");
+    values.push_back("HETRUN_CHAOS=" + options_.chaos);
     if (memory_ != nullptr) values.push_back("HETRUN_MEMORY=" + memory_->path());
     if (!options_.join.empty()) values.emplace_back("HETRUN_JOINS=1");
     if (children_[static_cast<size_t>(rank)].pid > 0) values.emplace_back("HETRUN_STARTED_AGAIN=1");
@@ -203,10 +210,11 @@ class Launcher {
     child.output_pipe = output[0];
     child.terminal = terminal;
     child.running = true;
+    child.left = false;
     child.started = Clock::now();
   }
 
-  // A rank that was lost. False: it is not started, for it ends again and again.
+  // A rank that was lost, or has left. False: it is not started, for it ends again and again.
   bool start_again(int rank) {
     Child& child = children_[rank];
     child.ended_soon = Clock::now() - child.started < kSoon ? child.ended_soon + 1 : 0;
@@ -278,6 +286,10 @@ class Launcher {
     const auto begins = [&](const char* words) { return line.starts_with(words); };
     if (line == kSpeaks) {
       speaker_ = static_cast<int>(rank);
+    } else if (line == kLeft) {
+      child.left = true;
+    } else if (line.starts_with(kBringBack) && !options_.chaos.empty()) {
+      to_bring_back_ = std::atoi(line.c_str() + kBringBack.size());
     } else if (options_.elastic &&
                (begins("hetrun: Ctrl-C:") || begins("hetrun: SIGTERM:") || begins("hetrun: the limit of"))) {
       // An interrupt ends no rank yet; those of the others are the same.
@@ -301,6 +313,7 @@ class Launcher {
       child.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
       order_.push_back(static_cast<int>(rank));
       ended_ = Clock::now();
+      if (options_.elastic && has_left(child)) continue;
       ended_well_ = ended_well_ || (child.code == 0 && child.signal == 0);
       if (options_.elastic && is_loss(child)) {
         lose(static_cast<int>(rank));
@@ -323,6 +336,26 @@ class Launcher {
         std::cerr << fmt::format("hetrun: rank {} was killed by signal {} ({})\n", rank, child.signal,
                                  strsignal(child.signal))
                   << std::flush;
+    }
+  }
+
+  // Whether it ended because it was taken away: no end of the run.
+  bool has_left(Child& child) {
+    if (child.code != 0 || child.signal != 0) return false;
+    read_errors();
+    read_outputs();
+    if (!child.left) return false;
+    const int rank = static_cast<int>(&child - children_.data());
+    if (speaker_ == rank) speaker_ = -1;  // until another says that it speaks
+    return true;
+  }
+
+  // Processes that are gone; some may have to be reaped first.
+  void bring_back() {
+    for (size_t rank = 0; rank < children_.size() && to_bring_back_ > 0; ++rank) {
+      if (children_[rank].running || ended_well_ || code_ != 0 || passed_on_ != 0) continue;
+      --to_bring_back_;
+      start_again(static_cast<int>(rank));
     }
   }
 
@@ -430,6 +463,7 @@ class Launcher {
   LaunchOptions options_;
   std::string store_;                     // its endpoint
   std::unique_ptr<MemoryFolder> memory_;  // of snapshots of a run that outlives its ranks
+  int to_bring_back_ = 0;                 // processes
   int speaker_ = 0;                       // the rank whose output is the run's; -1: none of these
   bool ended_well_ = false;
   // What all ranks' recipes write in, once one of them has chosen (RecipeFiles::share_run_folder).
@@ -460,7 +494,13 @@ int pipe_to_launcher() {
 
 namespace {
 int own_output = -1;  // while this process is silent
+
+void say_to_launcher(std::string_view words) {
+  const int pipe = pipe_to_launcher();
+  const std::string line = fmt::format("{}\n", words);
+  [[maybe_unused]] const ssize_t bytes = write(pipe >= 0 ? pipe : STDERR_FILENO, line.data(), line.size());
 }
+}  // namespace
 
 void be_silent() {
   if (std::getenv("HETRUN_ELASTIC") == nullptr || own_output >= 0) return;
@@ -473,14 +513,22 @@ void be_silent() {
 
 void speak_for_run() {
   if (std::getenv("HETRUN_ELASTIC") == nullptr) return;
-  const int pipe = pipe_to_launcher();
   std::cout << std::flush;
   if (own_output >= 0) {
     dup2(own_output, STDOUT_FILENO);
     close(std::exchange(own_output, -1));
   }
-  const std::string line = fmt::format("{}\n", kSpeaks);
-  [[maybe_unused]] const ssize_t bytes = write(pipe >= 0 ? pipe : STDERR_FILENO, line.data(), line.size());
+  say_to_launcher(kSpeaks);
+}
+
+void say_left() {
+  if (std::getenv("HETRUN_ELASTIC") == nullptr) return;
+  say_to_launcher(kLeft);
+}
+
+void bring_back(int processes) {
+  if (std::getenv("HETRUN_ELASTIC") == nullptr) return;
+  say_to_launcher(fmt::format("{}{}", kBringBack, processes));
 }
 
 int launch(LaunchOptions options) {

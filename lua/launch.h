@@ -12,6 +12,7 @@ struct LaunchOptions {
   std::vector<std::string> words;  // the arguments that each rank is started with
   bool elastic = false;            // a rank that is lost ends no other
   bool respawn = false;            // and is started again
+  std::string chaos;               // seed of faults that ranks have; they say when the lost are started again
   bool quiet = false;              // no word about processes
   std::string listen;  // "10.0.0.7:7777": where the store is served; empty: for this machine alone
   std::string join;    // such a place: the ranks join the run that is there
@@ -28,6 +29,11 @@ int launch(LaunchOptions options);
 void speak_for_run();
 // The opposite: another rank speaks, and what this process prints goes nowhere.
 void be_silent();
+
+// In a rank of an elastic launch(): this process ends well, but the run goes on without it.
+void say_left();
+// In one with `chaos`: so many processes, which are lost or have left, are to be started again.
+void bring_back(int processes);
 
 // In rank 0 of launch(): the pipe to which it writes what ends it; the launcher prints that when all ranks
 // have ended. Negative: there is none.

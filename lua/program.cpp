@@ -41,7 +41,7 @@ std::vector<std::string> words_of_ranks(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
     const std::string name = word.substr(0, word.find('='));
-    if (name == "--workers" || name == "--listen")
+    if (name == "--workers" || name == "--listen" || name == "--chaos")
       i += word == name ? 1 : 0;  // its value is a separate word
     else if (name != "--respawn")
       words.push_back(word);
@@ -55,6 +55,7 @@ LaunchOptions launch_options(const Settings& settings, int argc, char** argv) {
   options.words = words_of_ranks(argc, argv);
   options.elastic = settings.elastic;
   options.respawn = settings.respawn;
+  options.chaos = settings.chaos;
   options.quiet = settings.quiet;
   options.listen = settings.listen;
   options.join = settings.join;

@@ -29,6 +29,7 @@ struct Settings {
   int least = 0, most = 0;  // ranks that it needs and takes; least 0: 1; most 0: as many as are started
   int workers = 0;          // processes to start on this machine; 0: this one alone
   bool respawn = false;     // of these, those that are lost are started again
+  std::string chaos;        // seed of the faults that these have, as written; empty: none
   std::string
       listen;  // "10.0.0.7:7777": where the launcher serves the store of an elastic run; empty: here alone
   std::string join;  // such a place: this machine's ranks join the run that is there

@@ -32,6 +32,18 @@ ReplicaPeer parse_replica_peer(const std::string& text, const std::string& who) 
   return {words("id"), words("host"), words("zone"), words("endpoint"), *free_bytes};
 }
 
+std::vector<std::vector<int>> replica_holders(const std::vector<ReplicaPeer>& peers, int copies) {
+  std::vector<ReplicaMember> members;
+  for (const ReplicaPeer& peer : peers)
+    members.push_back({peer.id, peer.host, peer.zone, peer.endpoint.empty() ? 0 : peer.free_bytes});
+  auto placed = place_replicas(members, copies);
+  for (size_t rank = 0; rank < placed.size(); ++rank)  // on its own host one would be lost with it
+    std::erase_if(placed[rank], [&](int holder) {
+      return members[static_cast<size_t>(holder)].host == members[rank].host;
+    });
+  return placed;
+}
+
 RunReplicas::RunReplicas(Options options)
     : options_(std::move(options)),
       store_({options_.folder, options_.budget_bytes, identity(), options_.warn}) {
@@ -54,18 +66,14 @@ ReplicaPeer RunReplicas::own() const {
   return {endpoint, options_.host, options_.zone, endpoint, options_.budget_bytes};
 }
 
-void RunReplicas::follow(const std::vector<ReplicaPeer>& peers, int rank, int copies) {
-  std::vector<ReplicaMember> members;
-  for (const ReplicaPeer& peer : peers)
-    members.push_back({peer.id, peer.host, peer.zone, peer.endpoint.empty() ? 0 : peer.free_bytes});
-  std::vector<Endpoint> holders;
-  const auto placed = place_replicas(members, copies);
-  for (const int holder : placed[static_cast<size_t>(rank)])
-    if (members[static_cast<size_t>(holder)].host != options_.host)  // else it would be lost with this one
-      holders.push_back(parse_endpoint(peers[static_cast<size_t>(holder)].endpoint));
+void RunReplicas::follow(const std::vector<ReplicaPeer>& peers, const std::vector<int>& holders) {
+  std::vector<Endpoint> endpoints;
+  for (const int holder : holders)
+    endpoints.push_back(parse_endpoint(peers[static_cast<size_t>(holder)].endpoint));
   std::lock_guard lock(mutex_);
-  holders_ = std::move(holders);
+  holders_ = std::move(endpoints);
   peers_ = std::make_shared<PeerSnapshots>(identity());
+  behind_bytes_ = 0;
 }
 
 void RunReplicas::replicate(const std::string& path) {
@@ -79,12 +87,14 @@ void RunReplicas::replicate(const std::string& path) {
   struct stat about {};
   if (stat(path.c_str(), &about) != 0) fail_environment("'{}' is not there any more", path);
   const std::string file = path.substr(path.rfind('/') + 1);
+  behind_bytes_ = static_cast<int64_t>(about.st_size) * std::ssize(holders);
   for (const Endpoint& holder : holders) {
     if (peers == nullptr) fail(ErrorKind::peer, "no replica of {} was made: the ranks have changed", file);
     const SnapshotResponse response =
         peers->offer(holder, {file, static_cast<int64_t>(about.st_size), to_string(server_->endpoint())});
     if (const auto* refusal = std::get_if<SnapshotRefusal>(&response))
       fail(ErrorKind::peer, "{} keeps no replica of {}: {}", to_string(holder), file, refusal->sentence);
+    behind_bytes_ -= static_cast<int64_t>(about.st_size);
   }
 }
 

@@ -2,6 +2,7 @@
 // others, and has others keep its own.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -25,6 +26,10 @@ std::string to_text(const ReplicaPeer& peer);
 // Throws Error(peer) naming `who` for a text that is none.
 ReplicaPeer parse_replica_peer(const std::string& text, const std::string& who);
 
+// By rank, those that keep its snapshots: as place_replicas() chooses `copies` each, of these the ones on
+// other hosts. The same on every rank.
+std::vector<std::vector<int>> replica_holders(const std::vector<ReplicaPeer>& peers, int copies);
+
 // Thread-safe.
 class RunReplicas {
  public:
@@ -43,12 +48,13 @@ class RunReplicas {
   RunReplicas& operator=(const RunReplicas&) = delete;
 
   ReplicaPeer own() const;
-  // From here on those of `peers`, by rank, that place_replicas() chooses keep this rank's snapshots:
-  // `copies` each, on other hosts.
-  void follow(const std::vector<ReplicaPeer>& peers, int rank, int copies);
+  // From here on these of `peers` keep this rank's snapshots.
+  void follow(const std::vector<ReplicaPeer>& peers, const std::vector<int>& holders);
   // Waits until each of these has a copy of the snapshot at `path`, which is served. Throws Error(peer)
   // naming one that has not.
   void replicate(const std::string& path);
+  // Of the snapshot last given to replicate(): bytes that those lack who keep it, each for itself.
+  int64_t behind_bytes() const { return behind_bytes_.load(std::memory_order_relaxed); }
   // Ends replicate(), under way and to come, until the next follow().
   void stop();
   // Older versions of all ranks are not needed any more.
@@ -63,6 +69,7 @@ class RunReplicas {
   mutable std::mutex mutex_;              // of what follows
   std::shared_ptr<PeerSnapshots> peers_;  // null: stopped
   std::vector<Endpoint> holders_;
+  std::atomic<int64_t> behind_bytes_{0};
 };
 
 }  // namespace het

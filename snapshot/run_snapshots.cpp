@@ -139,7 +139,12 @@ void RunSnapshots::follow(const StateLayout& layout, int rank, const std::vector
                           std::string plan) {
   std::vector<std::string> hosts;
   for (const ReplicaPeer& peer : peers) hosts.push_back(peer.host);
-  if (exchange_ != nullptr) exchange_->follow(peers, rank, options_.replicas - 1);
+  std::vector<std::vector<int>> holders(peers.size());
+  if (exchange_ != nullptr) {
+    holders = replica_holders(peers, options_.replicas - 1);
+    exchange_->follow(peers, holders[static_cast<size_t>(rank)]);
+  }
+  std::set<std::string> holding;
   if (std::set<std::string>(hosts.begin(), hosts.end()).size() == 1)
     for (size_t r = 0; r < hosts.size(); ++r) hosts[r] = std::to_string(r);
   rank_ = rank;
@@ -155,9 +160,13 @@ void RunSnapshots::follow(const StateLayout& layout, int rank, const std::vector
   for (size_t r = 0; r < in_memory.size(); ++r)
     for (const WrittenPart& each : in_memory[r]) {
       const bool scarce = each.hosts < options_.replicas;
+      holding.insert(peers[r].host);
+      if (scarce)
+        for (const int holder : holders[r]) holding.insert(peers[static_cast<size_t>(holder)].host);
       is_scarce_ = is_scarce_ || scarce;
       if (static_cast<int>(r) == rank) (scarce ? scarce_ : rest_).push_back(each.part);
     }
+  hosts_ = static_cast<int>(holding.size());
   const auto on_disk = assign_writers(layout, hosts);
   for (const WrittenPart& each : on_disk[static_cast<size_t>(rank)]) disk_.push_back(each.part);
 }

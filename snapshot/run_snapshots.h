@@ -78,6 +78,10 @@ class RunSnapshots : public std::enable_shared_from_this<RunSnapshots> {
   // Whether a part of the state is on fewer than `replicas` hosts: only then do snapshots in memory gain
   // something. The same on every rank.
   bool is_scarce() const { return is_scarce_; }
+  // Hosts that hold a snapshot in memory of the plan that is followed, as parts or as copies of these.
+  int hosts() const { return hosts_; }
+  // Of the newest snapshot of this process: bytes that those lack who keep copies of it.
+  int64_t behind_bytes() const { return exchange_ == nullptr ? 0 : exchange_->behind_bytes(); }
 
   // What goes with the state beside its tensors.
   struct About {
@@ -128,7 +132,7 @@ class RunSnapshots : public std::enable_shared_from_this<RunSnapshots> {
   std::vector<SnapshotTensor> tensors_;
   std::vector<StatePart> scarce_, rest_, disk_;
   bool is_scarce_ = false;
-  int rank_ = 0, ranks_ = 1;
+  int rank_ = 0, ranks_ = 1, hosts_ = 1;
   std::string plan_;
   std::unique_ptr<RunReplicas> exchange_;
   std::array<Slots, 2> slots_;

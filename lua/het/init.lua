@@ -28,6 +28,7 @@ local members = {
   pipeline = function() return require("het.plan").pipeline end,
   stage = function() return require("het.plan").stage end,
   load = function() return require("het.model.folder").load end,
+  plot = function() return require("het.plot") end,
   mesh = function() return require("het.mesh").new end,
   gradient = function() return require("het.mesh").gradient end,
   explain = function() return require("het.mesh").explain end,

@@ -31,7 +31,7 @@ local skipped = {
   watch_for_notices = "asks the cloud", end_notices = "changes what signals do",
   confine = "takes rights from the process", limit_memory = "takes memory from it", limit_prompt = "limits io.open",
   open_file = "makes and empties files", cache_write = "writes files", write_control = "moves the cursor",
-  kill_self = "ends the process", wait_for_file = "waits", be_silent = "sends the output nowhere", resolve = "asks the file system", read_text = "may read endless files", executable = "takes no arguments",
+  kill_self = "ends the process", terminate_self = "ends the process", say_left = "speaks to the launcher", bring_back = "speaks to the launcher", wait_for_file = "waits", be_silent = "sends the output nowhere", resolve = "asks the file system", read_text = "may read endless files", executable = "takes no arguments",
 }
 
 local function pick(list) return list[random(#list)] end

@@ -34,6 +34,8 @@ SMALL_GPT = ['--width=16', '--layers=2', '--heads=2', '--context=16', '--batch=4
 SMALL = {
     'hetrun --workers 3 recipe.lua': [],
     'hetrun --workers 5 --trace=step.json recipe.lua': [],
+    'hetrun --workers 4 --elastic 2:4 --chaos 7 recipes/spot.lua': [
+        '--text=shakespeare.txt', '--width=16', '--layers=1', '--heads=2', '--context=16', '--steps=30'],
     'hetrun doctor': [],
     'hetrun recipe.lua --allow-read=shakespeare.txt --allow-write=runs/mine': [],
     'hetrun recipes/gpt_text.lua --text=shakespeare.txt': SMALL_GPT,

@@ -101,6 +101,20 @@ class Recipes(Case):
     def test_gpt_text_in_bf16(self):
         self.check('gpt_text', '--text=text.txt', '--steps=5', '--every=5', '--write=10', '--precision=bf16', *SMALL)
 
+    def test_spot(self):
+        words = [ROOT / 'recipes' / 'spot.lua', '--text=text.txt', '--steps=40', '--width=16', '--layers=1', '--heads=2',
+                 '--context=16']
+        alone = self.hetrun(*words).stdout
+        self.assertIn('greatest difference of losses: 0,', alone)
+        done = self.hetrun(*words, '--workers=3', '--elastic=1:3', '--chaos=2', '--json')
+        plot, result = done.stdout.split('greatest difference of losses: '), json.loads(done.stdout.splitlines()[-1])
+        self.assertRegex(plot[0], r'o loss of this run   - undisturbed   \* together')
+        self.assertLess(float(plot[1].split(',')[0]), 1e-4)
+        self.assertRegex(plot[1], r'(?m)^ranks: \d went, \d came; steps: \d repeated; 0 samples lost, 0 repeated$')
+        self.assertGreater(result['ranks_gone'], 0, done.stderr)
+        self.assertEqual((result['samples'], result['samples_lost'], result['samples_repeated']), (40 * 12, 0, 0))
+        self.assertIn('chaos: seed 2; of 3 processes 1 or more always stay', done.stderr)
+
     def test_llama(self):
         self.check('llama_tiny', '--text=text.txt', '--steps=250', '--kv_heads=1', '--microbatch=2', *SMALL)
 

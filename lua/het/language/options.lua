@@ -27,6 +27,7 @@ local general = {
   { "workers", "run so many ranks on this machine, each a process" },
   { "elastic", "go on when ranks are lost or come, with so many at least and at most: 2:6" },
   { "respawn", "with --elastic: start a rank again that was lost" },
+  { "chaos", "with --workers and --elastic: ranks vanish and come again, as this seed draws it" },
   { "listen", "with --elastic: where ranks of other machines may join: 10.0.0.7:7777" },
   { "join", "join the run that listens there, with --workers ranks of this machine" },
   { "rendezvous", "where ranks on several machines meet: etcd://host:2379" },

@@ -359,7 +359,8 @@ end
 
 --- `count` replicas of the whole model. They share the batch in micro-batches, as evenly as these allow.
 -- @number[opt] microbatch default: the largest that gives every replica one
-function plan.replicas(count, batch, microbatch)
+-- @bool[opt] sharded_optimizer they divide the optimizer's state
+function plan.replicas(count, batch, microbatch, sharded_optimizer)
   if count > batch then
     errors.usage("%d ranks share a batch of %d samples; at least one sample for each is needed", count, batch)
   end
@@ -372,12 +373,20 @@ function plan.replicas(count, batch, microbatch)
     errors.usage("batch = %d holds %d micro-batches of %d, fewer than the %d ranks; a smaller microbatch helps", batch,
       total, microbatch, count)
   end
-  local arguments = { microbatch = microbatch }
+  local arguments = { microbatch = microbatch, sharded_optimizer = sharded_optimizer }
   for i = 1, count do
     local own = math.floor(total / count) + (i <= total % count and 1 or 0)
     arguments[i] = plan.pipeline { microbatches = own, plan.stage { ("here:%d"):format(i - 1) } }
   end
   return make(arguments)
+end
+
+--- Whether each device of a plan has the whole model.
+function plan.are_replicas(given)
+  for _, pipeline in ipairs(given.pipelines) do
+    if #pipeline.stages > 1 or #pipeline.stages[1].devices > 1 then return false end
+  end
+  return true
 end
 
 --- The plan of a run: with its micro-batch filled in, checked against the batch and against what runs here.

@@ -1,8 +1,10 @@
 --- A run that outlives its members (`--elastic LEAST:MOST`): generation after generation, each with the ranks that are
 -- there, a plan for them and a session. The run's state, step and cursor go on from what the members have.
 local native = require "het.native"
+local chaos = require "het.train.chaos"
 local errors = require "het.errors"
 local files = require "het.model.folder"
+local ledger = require "het.train.ledger"
 local policy = require "het.policy"
 local ranks = require "het.plan.ranks"
 local saving = require "het.train.saving"
@@ -47,7 +49,8 @@ local function exchange(self)
     own = { left_behind = self.left_behind, step = self.state:step(), begun = self.begun, called = self.called,
       followed = self.followed, phases = self.phases_done or 0, interrupted = self.interrupted, best = self.best,
       validation = self.validation,
-      offset = self.cursor - self.step * self.arguments.batch, wrote = saving.steps_of_saves(self) }
+      offset = self.cursor - self.step * self.arguments.batch, wrote = saving.steps_of_saves(self),
+      ledger = self.ledger, members = self.members, faults = self.chaos and self.chaos.done }
   end
   local all = {}
   for i, words in ipairs(self.cluster:all_gather(native.json_encode(own))) do all[i] = native.json_decode(words) end
@@ -75,7 +78,7 @@ end
 -- What a rank that joins takes over from one that has trained.
 local function take_over(self, known)
   self.begun, self.step, self.cursor, self.has_state = known.begun, 0, known.offset, true
-  self.best, self.validation = known.best, known.validation
+  self.best, self.validation, self.ledger = known.best, known.validation, known.ledger
   saving.learn_saves(self, known.wrote)
 end
 
@@ -110,6 +113,14 @@ local function resume_own_save(self)
   self.resume = self.resume or resumes ~= ""
 end
 
+-- What the change of ranks is to the run as a whole, on all ranks alike. `known`: what one reported who was there.
+local function count_change(self, known, members, reached)
+  local all = self.ledger
+  all.changes = all.changes + 1
+  all.gone, all.came = all.gone + missing_in(members, known.members), all.came + missing_in(known.members, members)
+  all.steps_repeated = all.steps_repeated + math.max(0, reached - self.step)
+end
+
 -- A session of the generation that has just begun. While no step is done, every rank begins from the start.
 local function begin_session(self)
   local roster = self.cluster:roster()
@@ -117,12 +128,15 @@ local function begin_session(self)
   local all = exchange(self)
   local holders = holders_of(all)
   local holds, known = false, holders[1] and holders[1].has
-  local called, followed, phases, interrupted = math.huge, math.huge, math.huge, false
+  local called, followed, phases, interrupted, reached = math.huge, math.huge, math.huge, false, 0
+  local faults = 0
   for _, holder in ipairs(holders) do
     holds = holds or holder.rank == self.cluster:rank()
     called, followed = math.min(called, holder.has.called), math.min(followed, holder.has.followed)
+    reached, faults = math.max(reached, holder.has.step), math.max(faults, holder.has.faults or 0)
     phases, interrupted = math.min(phases, holder.has.phases), interrupted or holder.has.interrupted or false
   end
+  chaos.agree(self, faults, not holds)
   if not holds then forget(self) end
   if known then
     if not holds then take_over(self, known) end
@@ -139,10 +153,12 @@ local function begin_session(self)
   if self.members and self.cluster:rank() == 0 then native.speak_for_run() end   -- what a policy prints is seen
   self.plan, self.fallbacks = policy.plan(self, change_of(self, self.members and "changed" or "begin", {
     lost = missing_in(members, self.members or members), joined = missing_in(self.members or members, members) }))
+  self.planned_at = native.clock()
   self.session = session.new(self, self.session)
   self.left_behind = false
   self.follow_again = known ~= nil and followed < self.step
   if self.follow_again then share_last_step(self) end
+  if known and known.members then count_change(self, known, roster.members, reached) end
   self.members = roster.members
   self.rank, self.ranks = self.cluster:rank(), self.cluster:size()
 end
@@ -169,6 +185,7 @@ function elastic.join(self, joining)
   end
   joining.least, joining.most = bounds_of(self.arguments)
   if self.arguments.plan then self.description = ranks.describe(self.device) end   -- before others wait for it
+  self.chaos = chaos.begin(self, joining.least, joining.most)
   self.member = native.member(joining)
   self.notices = native.watch_for_notices()
   self.cluster = self.member:open() or end_without()
@@ -225,7 +242,7 @@ end
 local function notice_of(self)
   local texts = self.cluster:all_gather(native.json_encode { leaves = self.leaves, notice = self.notices:notice() })
   local notice = { ranks = {}, of = #texts, least = native.settings.least or 1, step = self.step,
-    waited = native.clock() - self.notice_seen }
+    waited = self.chaos and math.huge or native.clock() - self.notice_seen }   -- its notices come all at once
   for i, words in ipairs(texts) do
     local their = native.json_decode(words)
     if their.leaves then
@@ -265,9 +282,8 @@ function elastic.let_leave(self)
   pcall(self.notices.acknowledge, self.notices)
   local why = notice.source == "SIGTERM" and "SIGTERM"
     or ("%s takes this machine away (%s)"):format(notice.source, notice.detail)
-  local sentence = ("rank %d left the run after step %d: %s"):format(self.rank, self.step, why)
-  if not native.settings.quiet then native.write("stderr", sentence .. "\n") end
-  errors.raise("ended", "%s", sentence)
+  native.say_left()
+  errors.raise("ended", "rank %d left the run after step %d: %s", self.rank, self.step, why)
 end
 
 --- Gives up the generation and waits for the next one.
@@ -299,7 +315,12 @@ end
 local function go_on(self, reporter, problem)
   local started = native.clock()
   local step, members, connected = self.step, self.members, nil
+  local pause = self.timeline or { started = started, after_loss = problem ~= nil, last_step = step,
+    noticed_seconds = self.step_ended_at and started - self.step_ended_at, steps_repeated = 0,   -- else it goes on
+    lost = 0, joined = 0 }
+  chaos.after_loss(self)
   self.session:freeze()
+  local frozen = native.clock()
   if not problem then
     local ok, why = pcall(agree_to_change, self)
     if not ok and not elastic.is_loss(why) then error(why, 0) end
@@ -325,6 +346,38 @@ local function go_on(self, reporter, problem)
     moved_bytes = moved_bytes_of(self.session.restored), bytes = (self.session.restored or {}).bytes,
     connected_seconds = connected - started, seconds = native.clock() - started }
   self.change_seconds = native.clock() - started
+  pause.timeline, pause.members = roster.number, #roster.members
+  pause.lost, pause.joined = pause.lost + lost, pause.joined + joined
+  for name, time in pairs { frozen = frozen, connected = connected, planned = self.planned_at,
+    restored = self.session.restored_at } do
+    pause[name .. "_seconds"] = time - pause.started
+  end
+  pause.bytes = (self.session.restored or {}).bytes or { live = moved_bytes_of(self.session.restored) }
+  pause.steps_repeated = pause.steps_repeated + math.max(0, step - self.step)
+  self.timeline = pause
+end
+
+--- A step is done: after a change of ranks it ends the pause.
+function elastic.step_done(self, reporter)
+  local line = self.timeline
+  self.timeline, self.step_ended_at = nil, native.clock()
+  if not line then return end
+  line.first_step, line.first_step_seconds = self.step, self.step_ended_at - line.started
+  line.started = nil
+  reporter:timeline(line)
+end
+
+--- The run is done: what has become of its ranks and samples.
+function elastic.account(self, reporter, results)
+  if not self.member then return end
+  local all = self.ledger
+  local samples = ledger.totals(all, self.step, self.arguments.batch)
+  for name, number in pairs { changes = all.changes, ranks_gone = all.gone, ranks_joined = all.came,
+    steps_repeated = all.steps_repeated, samples = samples.counted, samples_lost = samples.lost,
+    samples_repeated = samples.repeated } do
+    results[name] = number
+  end
+  reporter:account(results)
 end
 
 --- What the body of through_losses returns when the ranks shall end the generation after its last step.

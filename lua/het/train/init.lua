@@ -59,6 +59,9 @@ define.object {
     { "rank", "run.rank", "Which rank of the run this process is, from 0, of a run that was prepared." },
     { "ranks", "run.ranks", "How many ranks there are, of a run that was prepared; with --elastic it changes." },
     { "plan", "run.plan", "The het.plan that the ranks follow, of a run that was prepared; nil without one." },
+    { "records", "run:records()", "What the metrics file holds so far: a list of tables, the objects of its lines. A "
+      .. "step may be there twice: the last one counts.", example = "for _, each in ipairs(run:records()) do "
+      .. "print(each.step, each.loss) end" },
     { "results", "run.results", "What run:start() returned, of a run that has ended." },
     { "fallbacks", "run.fallbacks", "Of a run with plan = het.plan.auto { fallbacks = n }: a list of { lost =, plan = "
       .. "} or { lost =, problems = }, planned ahead." },
@@ -159,6 +162,9 @@ local function check(a, report)
   if a.snapshot and a.snapshot.store and not a.snapshot.folder then
     report("snapshot.store", "train.snapshot.store needs 'folder', where snapshots are written before they are sent")
   end
+  if a.alone and a.plan then
+    report("plan", "train.plan says who computes what, and with alone = true this process does everything; take one")
+  end
   if a.resume and not a.save and not (a.snapshot and a.snapshot.folder) then
     report("resume", "train.resume needs 'save' or 'snapshot.folder', the folder to go on from")
   end
@@ -222,6 +228,8 @@ return define.constructor {
     { "name", "string", "of the run, by which its ranks find each other", default = "hetrun" },
     { "pace", "cluster", "run each rank as slowly as its device in this cluster, over links as slow: to try plans "
       .. "for a mixed cluster on one machine whose own rates are well above" },
+    { "alone", "boolean", "this process trains it by itself, though it is one of several ranks of another run, as to "
+      .. "compare", default = false },
     { "plan", "plan", "who computes what (default: one device does everything; each device of a plan is a process, "
       .. "started by `hetrun --workers N`)" },
   },

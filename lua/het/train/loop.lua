@@ -1,6 +1,7 @@
 --- Training from the first step to the last: steps, evaluations, saves and what is said of them.
 local native = require "het.native"
 local access = require "het.sandbox.access"
+local chaos = require "het.train.chaos"
 local control = require "het.train.control"
 local define = require "het.language.define"
 local elastic = require "het.train.elastic"
@@ -114,6 +115,7 @@ local function introduce(self, reporter)
       a.data.arguments.path, a.data.native.files, skipped))
   end
   if self.plan then reporter:say(tostring(self.plan)) end
+  if self.chaos and self.step < a.steps then reporter:say(chaos.describe(self.chaos)) end
   if self.session.beyond_megatron then
     reporter:say(("layers are cut as `sharding` and `shard` say: devices that share layers send each other %s %s in a "
       .. "step than Megatron's way would take"):format(text.bytes(math.abs(self.session.beyond_megatron)),
@@ -145,7 +147,7 @@ local function report(self, reporter, step)
   local on_step = self.arguments.on_step
   if step.lr and (self.reported or 0) < step.step then
     self.reported = step.step
-    reporter:step(step)
+    reporter:step(step, snapshots.newest(self))
   end
   if not (on_step and step.lr and self.called < step.step) then return false end
   local interrupted = is_interrupted_in(on_step, handle.of(self), handle.export(step))
@@ -187,7 +189,9 @@ local function take_steps(self, reporter)
   if self.follow_again and follow(self, reporter, self.last_step) then return true end
   self.follow_again = false
   while self.step < a.steps do
+    if chaos.brings_back(self) then return elastic.change end
     local step = self:train_step()
+    if step then elastic.step_done(self, reporter) end
     self.last_step = step or self.last_step
     if self.session:asked_to_stop(self.stopped or not step) then
       if step then report(self, reporter, step) end
@@ -247,6 +251,7 @@ local function conclude(self, reporter, results)
   end
   count(self, reporter, results)
   report_ranks(self, reporter, results)
+  elastic.account(self, reporter, results)
 end
 
 local function call_after(self, _, results)

@@ -135,6 +135,12 @@ function meeting.join(self)
       errors.usage("train.pace slows the ranks of one plan; with --elastic plans change: leave one of them out")
     end
   end
+  if a.alone then
+    self.rank, self.place, self.ranks = 0, 0, 1
+    self.resume = a.resume   -- what the command line says is of the other run
+    meeting.check_places(self)
+    return function() end
+  end
   if native.is_alone() then meeting.check_places(self) end   -- before a planner begins
   -- With a cluster that is written down every rank finds the same plan; of this machine the first one's counts.
   if automatic and automatic.cluster then

@@ -49,13 +49,21 @@ function Progress:say(message)
   native.write("stderr", message .. "\n")
 end
 
-function Progress:describe(step)
+-- "snapshot 1 step old on 2 hosts, replicas 1.2 MiB behind"
+local function snapshot_words(snapshot)
+  local function counted(count, word) return ("%d %s%s"):format(count, word, count == 1 and "" or "s") end
+  local behind = snapshot.behind_bytes > 0 and (", replicas %s behind"):format(text.bytes(snapshot.behind_bytes)) or ""
+  return ("snapshot %s old on %s%s"):format(counted(snapshot.age, "step"), counted(snapshot.hosts, "host"), behind)
+end
+
+function Progress:describe(step, snapshot)
   local parts = {
     ("step %d/%d"):format(step.step, self.steps),
     ("loss %.4f"):format(step.loss),
   }
   if self.rate then parts[#parts + 1] = ("%s %s/s"):format(text.count(self.rate), self.unit) end
   if self.rate and self.peak then parts[#parts + 1] = ("MFU %.0f %%"):format(100 * self:mfu(self.rate)) end
+  if snapshot then parts[#parts + 1] = snapshot_words(snapshot) end
   if self.validation then parts[#parts + 1] = ("validation %.4f"):format(self.validation) end
   parts[#parts + 1] = text.bytes(self.memory and self.memory() or native.memory_peak())
   if self.rate then
@@ -102,8 +110,46 @@ function Progress:generation(entry)
     text.bytes(entry.moved_bytes), table.concat(from), repeated, entry.seconds))
 end
 
+-- "1.2 MiB from other ranks, 3.4 MiB from snapshots in memory"
+local function sources_of(bytes)
+  local parts = {}
+  for _, source in ipairs { { "live", "from other ranks" }, { "memory", "from snapshots in memory" },
+    { "disk", "from snapshots on disk" }, { "store", "from the store" } } do
+    local count = bytes[source[1]] or 0
+    if count > 0 then parts[#parts + 1] = text.bytes(count) .. " " .. source[2] end
+  end
+  return #parts > 0 and table.concat(parts, ", ") or "each rank had all it needs"
+end
+
+--- The pause that a change of ranks made, once a step is done after it. Seconds count from when this rank noticed the
+-- loss, or from when the ranks agreed to change; `noticed_seconds`: from the end of `last_step` to that.
+function Progress:timeline(entry)
+  self:record(entry)
+  local function at(name) return native.show_seconds(entry[name .. "_seconds"]) end
+  local began = "all agreed;"
+  if entry.after_loss then
+    began = entry.noticed_seconds and ("noticed %s after step %d;"):format(at "noticed", entry.last_step) or "noticed;"
+  end
+  self:say(("  %s then connected after %s, planned %s, restored %s (%s), step %d done %s; %d %s repeated"):format(began,
+    at "connected", at "planned", at "restored", sources_of(entry.bytes), entry.first_step, at "first_step",
+    entry.steps_repeated, entry.steps_repeated == 1 and "step" or "steps"))
+end
+
+--- At the end of a run whose ranks may change: what has become of these, and of the samples.
+function Progress:account(results)
+  self:record { changes = results.changes, ranks_gone = results.ranks_gone, ranks_joined = results.ranks_joined,
+    steps_repeated = results.steps_repeated, samples = results.samples, samples_lost = results.samples_lost,
+    samples_repeated = results.samples_repeated }
+  self:say(("%d %s went, %d came, %d %s repeated; of %s samples %d lost, %d repeated"):format(results.ranks_gone,
+    results.ranks_gone == 1 and "rank" or "ranks", results.ranks_joined, results.steps_repeated,
+    results.steps_repeated == 1 and "step" or "steps", text.grouped(results.samples + results.samples_lost
+      - results.samples_repeated), results.samples_lost, results.samples_repeated))
+end
+
 --- After a step. step: { step, loss, lr, gradient_norm, seconds }.
-function Progress:step(step)
+-- @tparam[opt] table snapshot the newest whole one in memory: { age = steps, hosts = that hold it, behind_bytes = that
+-- replicas of this rank's next one lack }
+function Progress:step(step, snapshot)
   local rate
   if step.seconds > 0 then   -- else it was finished after the loss of a rank, and no time was measured
     self.train_seconds, self.steps_timed = self.train_seconds + step.seconds, self.steps_timed + 1
@@ -116,19 +162,21 @@ function Progress:step(step)
   end
   self.loss = step.loss
   self.last = { { step = step.step, loss = step.loss, lr = step.lr, gradient_norm = step.gradient_norm,
-    seconds = self.train_seconds, tokens_per_s = rate, mfu = rate and self:mfu(rate) } }
+    seconds = self.train_seconds, tokens_per_s = rate, mfu = rate and self:mfu(rate),
+    snapshot_age_steps = snapshot and snapshot.age, snapshot_hosts = snapshot and snapshot.hosts,
+    replicas_behind_bytes = snapshot and snapshot.behind_bytes } }
   self:record(self.last[1])
   if self.quiet then return end
   local now = native.clock()
   if self.terminal then
     if now - self.shown < 0.1 and step.step < self.steps then return end
-    local line = self:describe(step):sub(1, native.terminal_width() - 1)
+    local line = self:describe(step, snapshot):sub(1, native.terminal_width() - 1)
     native.write_control("stderr", "\r")
     native.write("stderr", line .. (" "):rep(math.max(0, (self.line or 0) - #line)))
     self.line = #line
     self.shown = now
   elseif step.step % self.every == 0 or step.step == self.steps or step.step == self.done + 1 then
-    native.write("stderr", self:describe(step) .. "\n")
+    native.write("stderr", self:describe(step, snapshot) .. "\n")
   end
 end
 

@@ -1,12 +1,14 @@
 --- A run: what het.train was given, the state, the step and the cursor. They outlive the cluster; what a plan needs on
 -- it is a session's.
 local native = require "het.native"
+local access = require "het.sandbox.access"
 local define = require "het.language.define"
 local elastic = require "het.train.elastic"
 local errors = require "het.errors"
 local files = require "het.model.folder"
 local generate = require "het.model.generate"
 local graphs = require "het.train.graphs"
+local ledger = require "het.train.ledger"
 local loop = require "het.train.loop"
 local meeting = require "het.train.meeting"
 local plan = require "het.plan"
@@ -96,6 +98,7 @@ local function build(self)
     self.called, self.followed = self.step, self.step   -- the last steps whose on_step, and all that follows, has been
     self.phases_done = 0        -- of het.train.loop
     self.cursor = about.cursor or self.step * a.batch   -- samples that the steps done have seen
+    self.ledger = ledger.new(self.step, self.cursor)
     self.state:set_step(self.step)
   end
   snapshots.begin(self)
@@ -225,6 +228,19 @@ end
 
 --- Bytes at most: what the programs of this rank take of a GPU; elsewhere what the process took of the machine.
 function Run:peak_memory() return self.session:peak_memory() end
+
+--- What the metrics file of the run holds, written by whichever rank speaks for the run: a list of tables.
+function Run:records()
+  local a, settings = self.arguments, native.settings or {}
+  local path = a.metrics or settings.metrics ~= "" and settings.metrics
+  if not path then
+    errors.usage 'run:records: this run writes no metrics; het.train { metrics = "runs/mine/metrics.jsonl" } does'
+  end
+  access.check(path)
+  local found = {}
+  for line in native.read_text(path):gmatch "[^\n]+" do found[#found + 1] = native.json_decode(line) end
+  return found
+end
 
 --- Whether this rank, or with several any of them, shall stop here.
 function Run:asked_to_stop(stopped)

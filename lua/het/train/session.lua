@@ -1,10 +1,12 @@
 --- A session trains a run by one plan, for as long as its cluster stays as it is. It has the plan's graphs, executors
 -- and samplers. What outlives it is the run's: the state, the step and the cursor, which counts samples.
 local native = require "het.native"
+local chaos = require "het.train.chaos"
 local define = require "het.language.define"
 local errors = require "het.errors"
 local fault = require "het.train.fault"
 local graphs = require "het.train.graphs"
+local ledger = require "het.train.ledger"
 local peak = require "het.profile.peak"
 local snapshots = require "het.train.snapshots"
 local trace = require "het.train.trace"
@@ -72,6 +74,7 @@ local function begin_after(run, restored)
   run.best, run.validation = about.best, about.validation
   run.begun, run.called, run.followed = restored.step, restored.step, restored.step
   run.cursor, run.step = about.cursor, restored.step
+  run.ledger = ledger.new(run.step, run.cursor)
 end
 
 -- What this rank's program needs of the state, from the ranks that have it, else from snapshots. A step that was
@@ -104,6 +107,11 @@ local function take_state(self, program, before)
   if restored.about then begin_after(run, restored) end
   run.cursor = run.cursor + (self.restored.step - run.step) * run.arguments.batch
   run.step = self.restored.step
+  ledger.go_back(run.ledger, run.step)
+  for step = ledger.last_step(run.ledger) + 1, run.step do   -- others have done them, or this rank just now
+    local after = run.cursor - (run.step - step) * run.arguments.batch
+    ledger.count(run.ledger, step, after - run.arguments.batch, after)
+  end
   -- Every rank that was in the step has finished it: here, or in a generation that ended before it had a session.
   if broken_off and run.step > step_before then
     run.loss = before.trainer:number "loss"
@@ -128,6 +136,7 @@ function session.new(run, before)
   local program = program_of(self, training)
   if run.has_state and self.cluster or run.restores then take_state(self, program, before) end
   run.restores = false
+  self.restored_at = native.clock()
   self.first_step = run.step   -- it begins after this one
   if before then before:close "the run goes on in another session" end
   self.trainer = executor_of(self, program, training)
@@ -188,7 +197,7 @@ end
 function Session:train_step()
   local run, executor = self.run, self.trainer
   local a, step = run.arguments, run.step + 1
-  local started = native.clock()
+  local started, first_sample = native.clock(), self.sampler:cursor()
   write_batch(self, executor, self.sampler:next())
   local lr = a.optimizer:rate(step, a.steps)
   executor:write("lr", lr)
@@ -200,6 +209,7 @@ function Session:train_step()
     end
   end
   fault.in_step(executor, step)
+  chaos.in_step(run, executor, step)
   if step == run.trace_step then
     trace.write(run, executor:timings(), native.settings.trace, run.say)
   elseif not executor:run() then
@@ -209,6 +219,7 @@ function Session:train_step()
   local loss, norm = executor:number("loss"), executor:number("gradient_norm")
   if not finite(loss) or not finite(norm) then stop_non_finite(self, loss, norm) end
   run.step, run.loss, run.cursor = step, loss, self.sampler:cursor()
+  ledger.count(run.ledger, step, first_sample, run.cursor)
   local seconds = native.clock() - started
   run.step_seconds = run.step_seconds and 0.9 * run.step_seconds + 0.1 * seconds or seconds
   return { step = step, loss = loss, lr = lr, gradient_norm = norm, seconds = seconds }
