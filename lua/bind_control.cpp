@@ -1,6 +1,7 @@
 // Looking at a running job and steering it: the first rank's end, and that of who attaches.
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <thread>
 
 #include <unistd.h>
@@ -34,7 +35,8 @@ bool control_has_command(ControlHandle& control) { return control->has_command()
 // control, seconds that it is waited for -> id, text; nil: no command waits
 int control_command(lua_State* L) {
   constexpr double kMost = 10;
-  const double seconds = std::min(std::max(Convert<std::optional<double>>::get(L, 2).value_or(0), 0.0), kMost);
+  const double seconds =
+      std::min(std::max(Convert<std::optional<double>>::get(L, 2).value_or(0), 0.0), kMost);
   const auto command = check_object<ControlHandle>(L, 1)->command(
       std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000)));
   if (!command) return 0;
@@ -50,6 +52,8 @@ void control_done(ControlHandle& control, std::string id) { control->done(id); }
 void pause(double seconds) {
   std::this_thread::sleep_for(std::chrono::duration<double>(std::min(std::max(seconds, 0.0), 1.0)));
 }
+// Who looks at a run from outside is ended by Ctrl-C at once: nothing is to be finished.
+void let_interrupts_end() { std::signal(SIGINT, SIG_DFL); }
 int process_id() { return getpid(); }
 
 // A list of {pid, ranks, store, etcd}, the newest first.
@@ -80,8 +84,9 @@ std::shared_ptr<Store> store_at(const std::string& place, const std::string& sec
   return connect_store(std::move(client));
 }
 
-// {pid} of one of local_runs(), or {rendezvous, secret_file}; with either {run}, a name -> what is attached, and the
-// name of the run. Throws Error(usage) when there is no such run, Error(peer) when its store does not answer.
+// {pid} of one of local_runs(), or {rendezvous, secret_file}; with either {run}, a name -> what is attached,
+// and the name of the run. Throws Error(usage) when there is no such run, Error(peer) when its store does not
+// answer.
 int attach(lua_State* L) {
   luaL_checktype(L, 1, LUA_TTABLE);
   std::string place, secret;
@@ -97,7 +102,8 @@ int attach(lua_State* L) {
   std::string name = field<std::string>(L, 1, "run").value_or("");
   if (name.empty()) {
     // A launcher's store has one run; in etcd there may be many.
-    const auto names = place.find("://") == std::string::npos ? runs_with_status(*store) : std::vector<std::string>();
+    const auto names =
+        place.find("://") == std::string::npos ? runs_with_status(*store) : std::vector<std::string>();
     name = names.empty() ? "hetrun" : names.front();
   }
   Convert<AttachedHandle>::push(L, std::make_shared<ControlClient>(store, name, secret));
@@ -122,8 +128,10 @@ void add_control(lua_State* L) {
                                 bind<&control_done>("done")});
   make_class<AttachedHandle>(L, {bind<&attached_status>("status"), bind<&attached_send>("send"),
                                  bind<&attached_withdraw>("withdraw")});
-  set_functions(L, "native.",
-                {bind<&new_control>("control"), bind<&local_runs>("local_runs"), bind<&process_id>("process_id"), bind<&pause>("sleep"), bind<&attach>("attach")});
+  set_functions(
+      L, "native.",
+      {bind<&new_control>("control"), bind<&local_runs>("local_runs"), bind<&process_id>("process_id"),
+       bind<&pause>("sleep"), bind<&let_interrupts_end>("let_interrupts_end"), bind<&attach>("attach")});
 }
 
 }  // namespace het::lua

@@ -1,9 +1,9 @@
-// How people look at a running job and steer it: the status that its first rank writes into the run's store, and
-// the command that waits there for it. Both are sealed with the run's secret. Nothing here waits for the store on
-// the thread that trains, and a store that is silent stops nothing.
+// How people look at a running job and steer it: the status that its first rank writes into the run's store,
+// and the command that waits there for it. Both are sealed with the run's secret. Nothing here waits for the
+// store on the thread that trains, and a store that is silent stops nothing.
 //
-// Keys, below "RUN.control/": status, of the first rank; command, made by whoever attaches and removed once it was
-// done.
+// Keys, below "RUN.control/": status, of the first rank; command, made by whoever attaches and removed once
+// it was done.
 #pragma once
 
 #include <atomic>

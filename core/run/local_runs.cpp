@@ -46,7 +46,8 @@ std::optional<std::pair<int, int64_t>> parent_and_start(int pid) {
   }
   constexpr size_t kParent = 1, kStart = 19;  // counted from the state
   if (fields.size() <= kStart) return std::nullopt;
-  return std::pair(std::atoi(fields[kParent].c_str()), static_cast<int64_t>(std::atoll(fields[kStart].c_str())));
+  return std::pair(std::atoi(fields[kParent].c_str()),
+                   static_cast<int64_t>(std::atoll(fields[kStart].c_str())));
 }
 
 std::optional<LocalRun> run_of(const std::string& process) {

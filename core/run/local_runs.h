@@ -1,5 +1,5 @@
-// The runs of this user over several processes of this machine, as /proc shows them: where their ranks meet, and
-// with which secret. For who looks at a run from outside.
+// The runs of this user over several processes of this machine, as /proc shows them: where their ranks meet,
+// and with which secret. For who looks at a run from outside.
 #pragma once
 
 #include <cstdint>

@@ -18,8 +18,8 @@ policy.on_change = define.document({
     .. "fields: generation, reason, step, steps_left; lost, joined, of \"changed\"; waiting, of \"waiting\"; where "
     .. "known step_seconds, seconds_left and change_seconds, which the last change took.",
   example = "on_change = function(run, change)\n"
-    .. "  if change.kind == \"waiting\" then return change.steps_left > 1000 end\n"
-    .. "  return het.policy.on_change(run, change)\nend",
+    .. "    if change.kind == \"waiting\" then return change.steps_left > 1000 end\n"
+    .. "    return het.policy.on_change(run, change)\n  end",
 }, require "het.policy.on_change")
 
 policy.on_notice = define.document({
@@ -30,7 +30,7 @@ policy.on_notice = define.document({
     .. "many there are), least (that the run needs), step, waited (seconds since the first notice), source, detail, "
     .. "and where the cloud says it seconds_left.",
   example = "on_notice = function(run, notice)\n"
-    .. "  return (notice.seconds_left or 0) > 60 and \"wait\" or \"leave\"\nend",
+    .. "    return (notice.seconds_left or 0) > 60 and \"wait\" or \"leave\"\n  end",
 }, require "het.policy.on_notice")
 
 local function place_of(fn)
@@ -82,8 +82,8 @@ function policy.plan(run, change)
     found = plan.resolve(found, run.arguments.batch)
     local count = #plan.devices(found)
     if count ~= change.ranks then
-      refuse(run, "on_change", ("a plan for %d %s"):format(count, count == 1 and "device" or "devices"), ("a plan for the %d ranks that are here")
-        :format(change.ranks))
+      refuse(run, "on_change", ("a plan for %d %s"):format(count, count == 1 and "device" or "devices"),
+        ("a plan for the %d ranks that are here"):format(change.ranks))
     end
     return written(found, fallbacks)
   end)
@@ -97,7 +97,9 @@ end
 function policy.admits(run, change)
   local words = together.by_first(run, function()
     local answer = ask(run, "on_change", change)
-    if type(answer) ~= "boolean" then refuse(run, "on_change", in_words(answer), "true or false, or nil for the default,") end
+    if type(answer) ~= "boolean" then
+      refuse(run, "on_change", in_words(answer), "true or false, or nil for the default,")
+    end
     return answer and "yes" or ("%d"):format(math.max(1, math.ceil(1 / (run.step_seconds or 1))))
   end)
   return words == "yes", tonumber(words)

@@ -30,6 +30,7 @@ end
 -- --- which run
 
 local function connect(given)
+  native.let_interrupts_end()
   local rendezvous = native.settings.rendezvous
   local pid = given.pid and (tonumber(given.pid:match "^%d+$")
     or errors.usage("--pid=%s: the number of a process is needed", given.pid))
@@ -123,7 +124,6 @@ end
 local function obeyed(attached, name, where, word)
   local started, id = native.clock(), nil
   while native.clock() - started < longest_wait do
-    if native.interrupted() then errors.raise("interrupted", "interrupted") end
     id = id or attached:send(word)
     local status = read(attached, name, where)
     local answer = id and answer_in(status, id)
