@@ -9,6 +9,7 @@ return function(_, notice)
     errors.usage("het.policy.on_notice takes the run and the notice that on_notice was given")
   end
   if #notice.ranks < notice.of and (notice.waited or 0) < seconds_together then return "wait" end
-  if notice.of - #notice.ranks < (notice.least or 1) then return "stop" end   -- too few would be left: the run ends, saved
+  local left = notice.of - #notice.ranks
+  if left < (notice.least or 1) then return "stop" end   -- too few: the run ends, saved
   return "leave"
 end
