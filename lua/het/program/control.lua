@@ -191,6 +191,7 @@ local function prompt(attached, name, where)
       end)
       if not ok then
         local why, kind = errors.describe(problem)
+        if kind == "peer" then errors.raise("peer", "the run has ended, or its store is gone: %s", why) end
         if kind ~= "usage" then error(problem, 0) end
         native.write("stderr", why .. "\n")
       end
