@@ -1,6 +1,7 @@
 // Looking at a running job and steering it: the first rank's end, and that of who attaches.
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <thread>
 
 #include <unistd.h>
@@ -51,6 +52,8 @@ void control_done(ControlHandle& control, std::string id) { control->done(id); }
 void pause(double seconds) {
   std::this_thread::sleep_for(std::chrono::duration<double>(std::min(std::max(seconds, 0.0), 1.0)));
 }
+// Who looks at a run from outside is ended by Ctrl-C at once: nothing is to be finished.
+void let_interrupts_end() { std::signal(SIGINT, SIG_DFL); }
 int process_id() { return getpid(); }
 
 // A list of {pid, ranks, store, etcd}, the newest first.
@@ -125,9 +128,10 @@ void add_control(lua_State* L) {
                                 bind<&control_done>("done")});
   make_class<AttachedHandle>(L, {bind<&attached_status>("status"), bind<&attached_send>("send"),
                                  bind<&attached_withdraw>("withdraw")});
-  set_functions(L, "native.",
-                {bind<&new_control>("control"), bind<&local_runs>("local_runs"),
-                 bind<&process_id>("process_id"), bind<&pause>("sleep"), bind<&attach>("attach")});
+  set_functions(
+      L, "native.",
+      {bind<&new_control>("control"), bind<&local_runs>("local_runs"), bind<&process_id>("process_id"),
+       bind<&pause>("sleep"), bind<&let_interrupts_end>("let_interrupts_end"), bind<&attach>("attach")});
 }
 
 }  // namespace het::lua

@@ -27,7 +27,7 @@ local skipped = {
   join = "waits for other processes", member = "waits for other processes", messages_between = "needs a cluster",
   address = "gives an address, which is used by no other function",
   snapshot_write = "writes files", snapshot_remove = "removes files", store_newest = "asks servers", store_clear = "removes files", run_snapshots = "writes files, and listens",
-  control = "needs a cluster", attach = "connects to runs", sleep = "waits",
+  control = "needs a cluster", attach = "connects to runs", sleep = "waits", let_interrupts_end = "changes what signals do",
   watch_for_notices = "asks the cloud", end_notices = "changes what signals do",
   confine = "takes rights from the process", limit_memory = "takes memory from it", limit_prompt = "limits io.open",
   open_file = "makes and empties files", cache_write = "writes files", write_control = "moves the cursor",

@@ -265,10 +265,10 @@ function look(path, module)
   end
 end
 look("", het)
-for _, module in ipairs { "nn", "optim", "data", "op", "plan", "cluster" } do look(module, het[module]) end
+for _, module in ipairs { "nn", "optim", "data", "op", "plan", "cluster", "policy" } do look(module, het[module]) end
 '''
         reply = [line.split() for line in self.hetrun('--trust', lines=lines)[0].splitlines()]
-        modules = {'nn', 'optim', 'data', 'op'}   # which are lists of what is explained
+        modules = {'nn', 'optim', 'data', 'op', 'policy'}   # which are lists of what is explained
         self.assertLessEqual({'train', 'nn.gpt', 'optim.wsd', 'data.text', 'op.softmax', 'plan.auto', 'cluster.here'},
                              {name for name, _ in reply})
         self.assertEqual([name for name, how in reply if how == 'unexplained' and name not in modules], [])
@@ -424,7 +424,7 @@ class CommandLine(Case):
         for words, option in (('bench', '--precision'), ('bench gpt2-124m', '--precision'), ('bench plans', '--trials'),
                             ('doctor', 'hetrun doctor shows'), ('docs', 'hetrun docs FOLDER writes'),
                             ('docs pages', 'hetrun docs FOLDER writes'), ('profile', 'layer'), ('plan', '--cluster'),
-                            ('simulate', '--plan'), ('snapshot', 'verify PLACE')):
+                            ('simulate', '--plan'), ('snapshot', 'verify PLACE'), ('status', '--rendezvous'), ('attach', 'resume')):
             self.assertIn(option, self.hetrun(*words.split(), '--help')[0])
         self.assertFalse((self.folder / 'pages').exists())
 
@@ -474,7 +474,7 @@ class CommandLine(Case):
         self.refused('gpt_text.lua --elastc 2:3',
                      "there is no option --elastc; did you mean --elastic? (hetrun --help lists the options)")
         self.refused('zebra', "'zebra' is neither a recipe nor a command; commands are doctor, bench, plan, simulate, "
-                     'profile, snapshot, docs (hetrun --help)')
+                     'profile, snapshot, status, attach, docs (hetrun --help)')
 
     def test_workers_need_a_recipe(self):
         self.refused('--workers 2 doctor', "--workers 2 runs a recipe in several processes; 'doctor' is a command, not a "

@@ -19,8 +19,8 @@ policy.on_change = define.document({
     .. "fields: generation, reason, step, steps_left; lost, joined, of \"changed\"; waiting, of \"waiting\"; where "
     .. "known step_seconds, seconds_left and change_seconds, which the last change took.",
   example = "on_change = function(run, change)\n"
-    .. "  if change.kind == \"waiting\" then return change.steps_left > 1000 end\n"
-    .. "  return het.policy.on_change(run, change)\nend",
+    .. "    if change.kind == \"waiting\" then return change.steps_left > 1000 end\n"
+    .. "    return het.policy.on_change(run, change)\n  end",
 }, require "het.policy.on_change")
 
 policy.on_notice = define.document({
@@ -31,7 +31,7 @@ policy.on_notice = define.document({
     .. "many there are), least (that the run needs), step, waited (seconds since the first notice), source, detail, "
     .. "and where the cloud says it seconds_left.",
   example = "on_notice = function(run, notice)\n"
-    .. "  return (notice.seconds_left or 0) > 60 and \"wait\" or \"leave\"\nend",
+    .. "    return (notice.seconds_left or 0) > 60 and \"wait\" or \"leave\"\n  end",
 }, require "het.policy.on_notice")
 
 local function place_of(fn)

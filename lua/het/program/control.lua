@@ -30,6 +30,7 @@ end
 -- --- which run
 
 local function connect(given)
+  native.let_interrupts_end()
   local rendezvous = native.settings.rendezvous
   local pid = given.pid and (tonumber(given.pid:match "^%d+$")
     or errors.usage("--pid=%s: the number of a process is needed", given.pid))
@@ -119,19 +120,23 @@ local function answer_in(status, id)
   end
 end
 
--- The status with the answer to a command, and the answer.
+-- The answer to a command.
 local function obeyed(attached, name, where, word)
   local started, id = native.clock(), nil
+  local begun = read(attached, name, where).started
+  local text_of = ("%s %d"):format(word, begun)   -- good for this run alone
   while native.clock() - started < longest_wait do
-    if native.interrupted() then errors.raise("interrupted", "interrupted") end
-    id = id or attached:send(word)
     local status = read(attached, name, where)
     local answer = id and answer_in(status, id)
-    if answer then return answer, status end
-    if status.state == "ended" then errors.usage("run '%s' has ended", name) end
+    if answer then return answer end
+    if status.state == "ended" or status.started ~= begun then
+      if id then attached:withdraw(id, text_of) end
+      errors.usage("run '%s' has ended", name)
+    end
+    id = id or attached:send(text_of)
     native.sleep(0.05)
   end
-  if id then attached:withdraw(id, word) end
+  if id then attached:withdraw(id, text_of) end
   errors.raise("peer", "%s", id and ("the run has not answered within %d s: a step takes longer, or its ranks are gone")
     :format(longest_wait) or "another command waits in the run")
 end
@@ -186,6 +191,7 @@ local function prompt(attached, name, where)
       end)
       if not ok then
         local why, kind = errors.describe(problem)
+        if kind == "peer" then errors.raise("peer", "the run has ended, or its store is gone: %s", why) end
         if kind ~= "usage" then error(problem, 0) end
         native.write("stderr", why .. "\n")
       end

@@ -42,7 +42,6 @@ local function take_over(run)
   end
   for _, event in ipairs(run.timeline or {}) do events[#events + 1] = event end
   run.timeline, run.answers = last(events, most_events), run.answers or earlier.answers
-  run.started_at = earlier.started or run.started_at
 end
 
 -- All that `hetrun status` shows.
@@ -70,14 +69,14 @@ end
 function control.follow(run)
   if not run.cluster or run.cluster:size() == 1 and not run.member then return end
   run.since = run.since or os.time()
-  run.started_at = run.started_at or run.since
   local own = { host = native.host(), device = run.own_device.model, pid = native.process_id(), since = run.since,
-    paused = run.paused or false }
+    paused = run.paused or false, started = run.started_at or run.since }
   run.roll = {}
   for i, text in ipairs(run.cluster:all_gather(native.json_encode(own))) do
     local theirs = native.json_decode(text)
     run.paused = run.paused or theirs.paused   -- a rank that joins is paused with the others
-    theirs.rank, theirs.paused = i - 1, nil
+    run.started_at = math.min(run.started_at or theirs.started, theirs.started)
+    theirs.rank, theirs.paused, theirs.started = i - 1, nil, nil
     run.roll[i] = theirs
   end
   local roster = run.cluster:roster()
@@ -146,7 +145,12 @@ local function obey(run)
   local own = ""
   if run.control then
     local id, text = run.control:command()
-    own = id and native.json_encode { id = id, text = text } or ""
+    local word, started = (text or ""):match "^(%S+) (%d+)$"
+    if tonumber(started) == run.started_at then
+      own = native.json_encode { id = id, text = word }
+    elseif id then
+      run.control:done(id)   -- it was for an earlier run of this name
+    end
   end
   own = run.cluster:all_gather(own)[1]
   if own == "" then return end
