@@ -52,7 +52,8 @@ return het.train {
   evaluate = { every = opt.every, batches = opt.batches },
   sample = { prompt = "the ", tokens = 20 },
   save = opt.save ~= "" and opt.save or nil, save_every = 3, resume = opt.save ~= "" and not opt.fresh,
-  snapshot = { memory = opt.memory, replicas = opt.replicas, folder = opt.snapshots ~= "" and opt.snapshots or nil, every = opt.snapshot_every },
+  snapshot = { memory = opt.memory, replicas = opt.replicas, folder = opt.snapshots ~= "" and opt.snapshots or nil,
+    every = opt.snapshot_every },
   on_step = function(run, step)
     if opt.collect then run:gather() end
     if step.step == opt.swap then
