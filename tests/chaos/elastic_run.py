@@ -121,7 +121,7 @@ class Run:
         self.hetrun, self.schedule, self.folder = hetrun, schedule, folder
         self.secret = f'a secret of the test with seed {schedule.seed}, {os.getpid()}'
         self.metrics = [folder / 'metrics.jsonl']   # of each start
-        self.damaged, self.processes, self.timers, self.terminated = False, [], [], set()
+        self.damaged, self.processes, self.timers, self.terminated, self.seen_memories = False, [], [], set(), set()
         self.network = self.etcd = self.resumed_with = None
         self.mounted = False
         self.gates = {step: folder / f'gate-{step}' for step in schedule.events}
@@ -223,7 +223,18 @@ class Run:
         self.timers.append(threading.Timer(seconds, act))
         self.timers[-1].start()
 
+    def memories(self):
+        """The folders in memory of the launchers, as their ranks know them."""
+        for pid in self.ranks():
+            try:
+                values = Path(f'/proc/{pid}/environ').read_bytes().decode().split('\0')
+            except OSError:   # it has ended since
+                continue
+            self.seen_memories |= {Path(value[len('HETRUN_MEMORY='):]) for value in values if value.startswith('HETRUN_MEMORY=')}
+        return self.seen_memories
+
     def memory_folder(self, host):
+        """Of ranks that know the secret from the environment."""
         digest = hmac.new(self.secret.encode(), b'snapshots in the memory of ' + host.encode(), hashlib.sha256)
         return Path(f'/dev/shm/hetrun-{os.geteuid()}-{digest.hexdigest()[:24]}')
 
@@ -265,7 +276,7 @@ class Run:
 
     def damage_memory(self, rank, draw):
         """Flip a bit of a snapshot in memory, and kill a rank."""
-        files = sorted(self.memory_folder('alpha').glob('*/*.snapshot'))
+        files = sorted(path for folder in self.memories() for path in folder.rglob('*.snapshot'))
         if files:
             self.damaged = flip_a_bit(files[draw % len(files)], draw)
         self.kill(rank, draw)
@@ -352,6 +363,7 @@ class Run:
         for step in self.schedule.events:
             gate = self.gates[step]
             if self.until(lambda step=step: self.come_to(step)):
+                self.memories()
                 self.act(step)
             gate.touch()
         self.until(lambda: False)
@@ -369,8 +381,8 @@ class Run:
 
     def left_behind(self):
         """Folders in memory that launchers leave nothing of."""
-        hosts = {'launcher': ['alpha'], 'resume': ['alpha']}.get(self.schedule.world, [])
-        return [str(self.memory_folder(host)) for host in hosts if self.memory_folder(host).exists()]
+        ended = self.seen_memories if self.schedule.world == 'launcher' else ()
+        return [str(folder) for folder in ended if folder.exists()]
 
     def close(self):
         for timer in self.timers:
@@ -384,6 +396,8 @@ class Run:
         self.network = self.etcd = None
         if self.mounted:
             subprocess.run(['umount', '-l', self.folder / 'kept'], check=False)
+        for folder in self.seen_memories:
+            shutil.rmtree(folder, ignore_errors=True)
         for host in ('alpha', *(f'beta{at}' for at in range(1, 9)), *(f'host{at}' for at in range(6))):
             shutil.rmtree(self.memory_folder(host), ignore_errors=True)
 

@@ -52,14 +52,17 @@ class SixHosts(Run):
             raise AssertionError(''.join(each.said() for each in self.processes))
 
     def rank_of(self, host):
-        found = re.search(r'has joined the run as rank (\d+)', self.processes[host].said())
-        return int(found.group(1)) if found else 0
+        """By the file that it has written itself."""
+        for path in self.memory_folder(f'host{host}').glob(f'*/scarce/step-*-of-{HOSTS}.snapshot'):
+            return int(re.search(r'-rank-(\d+)-', path.name).group(1))
+        return None
 
     def copied(self, host, lost):
         """The newest step of which a machine outside of `lost` has a copy of the host's snapshot."""
         rank, steps = self.rank_of(host), [0]
         for other in set(range(HOSTS)) - set(lost):
-            for path in self.memory_folder(f'host{other}').glob(f'replicas/*/step-*-rank-{rank}-of-{HOSTS}.snapshot'):
+            for path in self.memory_folder(f'host{other}').glob(
+                    f'*/replicas/*/step-*-rank-{rank}-of-{HOSTS}.snapshot'):
                 steps.append(int(path.name.split('-')[1]))
         return max(steps)
 
@@ -78,7 +81,7 @@ class SixHosts(Run):
 
 class Redundancy(unittest.TestCase):
     def lose(self, copies, hosts, right):
-        """Whether the copies were current."""
+        """Whether there were copies on other machines."""
         folder = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, folder, ignore_errors=True)
         write_text(folder)
@@ -102,7 +105,9 @@ class Redundancy(unittest.TestCase):
         changes = [record for record in records if 'generation' in record and record['lost'] > 0]
         self.assertEqual(sum(record['lost'] for record in changes), len(hosts), said)
         self.assertLessEqual(changes[0]['steps_repeated'], max(0, LOST_AFTER - newest), f'{newest}: {said}')
-        return newest == LOST_AFTER
+        print(f'{copies} copies, lost {hosts}: copied up to step {newest} of {LOST_AFTER}, '
+              f'{changes[0]["steps_repeated"]} steps repeated', file=sys.stderr)
+        return newest > 0
 
     def undisturbed(self):
         folder = Path(tempfile.mkdtemp())
@@ -114,11 +119,11 @@ class Redundancy(unittest.TestCase):
 
     def test_any_of_six_machines_is_lost_with_two_copies(self):
         right = self.undisturbed()
-        current = 0
+        copied = 0
         for host in range(HOSTS):
             with self.subTest(host=host):
-                current += self.lose(2, [host], right)
-        self.assertGreater(current, 0)
+                copied += self.lose(2, [host], right)
+        self.assertEqual(copied, HOSTS)
 
     def test_any_two_of_six_machines_are_lost_at_once_with_three_copies(self):
         right = self.undisturbed()

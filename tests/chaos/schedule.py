@@ -57,6 +57,10 @@ class Schedule:
                 self.events[step] = (what, rank, draw.randrange(1 << 30))
             self.disk = self.disk or what == 'fill disk'
             self.kinds.add(what)
+        # A rank killed after the decision of a step may not have recorded it: all others would hold at the gate before the
+        # next one, which opens when it is recorded.
+        steps = {int(fault.split()[1][5:]) for fault in self.faults}
+        self.events = {step + (step - 1 in steps): event for step, event in self.events.items()}
         # A full disk has room again some steps later; who has a notice leaves after half a second, within the run.
         for step, (what, *_) in list(self.events.items()):
             if what in FOLLOWED_BY:

@@ -315,7 +315,7 @@ end
 local function go_on(self, reporter, problem)
   local started = native.clock()
   local step, members, connected = self.step, self.members, nil
-  local pause = self.timeline or { started = started, after_loss = problem ~= nil, last_step = step,
+  local pause = self.pause or { started = started, after_loss = problem ~= nil, last_step = step,
     noticed_seconds = self.step_ended_at and started - self.step_ended_at, steps_repeated = 0,   -- else it goes on
     lost = 0, joined = 0 }
   chaos.after_loss(self)
@@ -354,13 +354,13 @@ local function go_on(self, reporter, problem)
   end
   pause.bytes = (self.session.restored or {}).bytes or { live = moved_bytes_of(self.session.restored) }
   pause.steps_repeated = pause.steps_repeated + math.max(0, step - self.step)
-  self.timeline = pause
+  self.pause = pause
 end
 
 --- A step is done: after a change of ranks it ends the pause.
 function elastic.step_done(self, reporter)
-  local line = self.timeline
-  self.timeline, self.step_ended_at = nil, native.clock()
+  local line = self.pause
+  self.pause, self.step_ended_at = nil, native.clock()
   if not line then return end
   line.first_step, line.first_step_seconds = self.step, self.step_ended_at - line.started
   line.started = nil
