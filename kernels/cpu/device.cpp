@@ -1,12 +1,16 @@
 #include "kernels/cpu/device.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <future>
 #include <limits>
 #include <map>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -75,6 +79,22 @@ class HostMemory final : public Memory {
   std::shared_ptr<Blocks> blocks_;
 };
 
+// Copies in a thread beside the kernels.
+class HostTransfer final : public Transfer {
+ public:
+  explicit HostTransfer(std::shared_future<void> copied) : copied_(std::move(copied)) {}
+  ~HostTransfer() override { copied_.wait(); }
+  HostTransfer(const HostTransfer&) = delete;
+  HostTransfer& operator=(const HostTransfer&) = delete;
+  bool done() const override { return copied_.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
+  void wait() override { copied_.wait(); }
+
+ private:
+  const std::shared_future<void> copied_;
+};
+
+constexpr int64_t kAtOnce = 1 << 20;  // bytes that take less than a thread does
+
 class CpuDevice final : public Device {
  public:
   CpuDevice(const cpu::InstructionSet& set, int sharing)
@@ -116,8 +136,31 @@ class CpuDevice final : public Device {
   void copy_out(std::byte* host, const std::byte* from, int64_t bytes) override {
     std::memcpy(host, from, bytes);
   }
+  std::unique_ptr<Transfer> begin_transfer(std::span<const CopyOut> copies) override {
+    int64_t bytes = 0;
+    for (const CopyOut& copy : copies) bytes += copy.bytes;
+    if (bytes < kAtOnce) return Device::begin_transfer(copies);
+    const auto copy_all = [all = std::vector<CopyOut>(copies.begin(), copies.end())] {
+      for (const CopyOut& copy : all) std::memcpy(copy.host, copy.from, static_cast<size_t>(copy.bytes));
+    };
+    const std::shared_future<void> copied = std::async(std::launch::async, copy_all).share();
+    const std::lock_guard lock(transfers_mutex_);
+    transfers_.push_back(copied);
+    return std::make_unique<HostTransfer>(copied);
+  }
+  // The host is the device: it does wait.
+  void wait_for_transfers() override {
+    std::vector<std::shared_future<void>> begun;
+    {
+      const std::lock_guard lock(transfers_mutex_);
+      begun.swap(transfers_);
+    }
+    for (const auto& copied : begun) copied.wait();
+  }
 
  private:
+  std::mutex transfers_mutex_;
+  std::vector<std::shared_future<void>> transfers_;  // that kernels may have to wait for
   std::string_view set_;
   int64_t share_;  // of what was available when all ranks of the machine began
   std::shared_ptr<Blocks> blocks_ = std::make_shared<Blocks>();

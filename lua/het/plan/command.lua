@@ -222,7 +222,7 @@ end
 --- The het.plan that planning.to_lua wrote, and its fallbacks: a list of { lost =, plan = or problems = }.
 function planning.from_lua(written)
   local het = require "het"
-  local chunk = assert(loadstring("local het = ...\nreturn " .. written, "=plan"))
+  local chunk = setfenv(assert(loadstring("local het = ...\nreturn " .. written, "=plan")), {})
   local value = chunk(het)
   if define.kind_of(value) == "plan" then return value, {} end
   return value.plan, value.fallbacks

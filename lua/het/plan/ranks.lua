@@ -4,7 +4,7 @@ local peak = require "het.profile.peak"
 
 local ranks = {}
 
--- What this process computes with, alone: rates in FLOP/s and bytes/s, memory in bytes. Nil rates: not measured yet.
+-- What this process computes with while no other does: rates in FLOP/s and bytes/s, memory in bytes. Nil rates: not measured yet.
 local function figures_of(device_name, measures)
   local device = native.device(device_name)
   local function rate_of(dtype)
@@ -191,6 +191,9 @@ local function look(run)
   for i, words in ipairs(run.cluster:all_gather(native.json_encode(run.description))) do
     all[i] = native.json_decode(words)
     hosts[i] = all[i].host
+  end
+  for _, field in ipairs { "f32", "bf16", "memory_bandwidth" } do   -- who measured may be lost later
+    run.description[field] = run.description[field] or known_of(all, run.description, field)
   end
   local known = {}
   for _, host in ipairs(run.measured_hosts or {}) do known[host] = true end

@@ -15,9 +15,9 @@ policy.on_change = define.document({
   name = "policy.on_change", signature = "het.policy.on_change(run, change)",
   sentence = "The default of het.train's `on_change`, for a function of a recipe that decides some changes alone. "
     .. "`change.kind` is \"waiting\": others wait to join; true lets them in now, false asks again in a second. Else "
-    .. "it is \"begin\", \"changed\" or \"replan\", and the answer is the plan for `change.ranks` ranks. Others of its "
-    .. "fields: generation, reason, step, steps_left; lost, joined, of \"changed\"; waiting, of \"waiting\"; where "
-    .. "known step_seconds, seconds_left and change_seconds, which the last change took.",
+    .. "it is \"begin\", \"changed\" or \"replan\", and the answer is the plan for `change.ranks` ranks: it may name "
+    .. "them as `change.devices` does (\"host:0\"), in any order. Others of its fields: generation, reason, step, "
+    .. "steps_left; lost, joined, of \"changed\"; waiting, of \"waiting\"; where known step_seconds, seconds_left and change_seconds, which the last change took.",
   example = "on_change = function(run, change)\n"
     .. "    if change.kind == \"waiting\" then return change.steps_left > 1000 end\n"
     .. "    return het.policy.on_change(run, change)\n  end",
@@ -42,15 +42,15 @@ end
 -- What a function of the recipe answers, or the default; on the first rank.
 local function ask(run, name, what)
   local own = run.arguments[name]
-  local answers
+  local answer
   run.deciding = name
   local ok, problem = pcall(function()
-    if own then answers = { handle.import_all(own(handle.of(run), handle.export(what))) } end
-    if not answers or answers[1] == nil then answers = { policy[name](run, what) } end
+    if own then answer = handle.import_all(own(handle.of(run), handle.export(what))) end
+    if answer == nil then answer = policy[name](run, what) end
   end)
   run.deciding = nil
   if not ok then error(problem, 0) end
-  return answers[1], answers[2]
+  return answer
 end
 
 local function in_words(answer)
@@ -75,9 +75,12 @@ end
 --- The plan for the ranks that are there, and its fallbacks. All ranks call it.
 -- @tparam table change see policy.on_change
 function policy.plan(run, change)
-  run.cluster_here = run.arguments.plan and ranks.cluster(run)
+  run.deciding = nil   -- a loss may have cut off a decision
+  run.cluster_here = (run.arguments.plan or run.arguments.on_change) and ranks.cluster(run)
+  change.devices = run.cluster_here and run.device_names
   local words = together.by_first_in_time(run, function()
-    local found, fallbacks = ask(run, "on_change", change)
+    run.found = nil
+    local found = ask(run, "on_change", change)
     if define.kind_of(found) ~= "plan" or found.automatic then
       refuse(run, "on_change", in_words(found), "a het.plan { ... }, or nil for the default,")
     end
@@ -87,7 +90,9 @@ function policy.plan(run, change)
       refuse(run, "on_change", ("a plan for %d %s"):format(count, count == 1 and "device" or "devices"),
         ("a plan for the %d ranks that are here"):format(change.ranks))
     end
-    return written(found, fallbacks)
+    -- Fallbacks are the planner's: they count as long as the plan is.
+    local planners = run.found and tostring(run.found.plan) == tostring(found)
+    return written(found, planners and run.found.fallbacks or nil)
   end)
   local found, fallbacks = planning.from_lua(words)
   found = plan.resolve(found, run.arguments.batch)

@@ -38,7 +38,8 @@ local function planned(run, ranks)
   local found, fallbacks = planning.from_lua(planning.to_lua(answer))
   -- A rank that the fastest plan leaves out has nothing to do; replicas use all of them.
   if #plan.devices(found) ~= ranks then found = plan.replicas(ranks, a.batch, a.microbatch) end
-  return found, fallbacks
+  run.found = { plan = plan.resolve(found, a.batch), fallbacks = fallbacks }
+  return found
 end
 
 return function(run, change)

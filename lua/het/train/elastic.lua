@@ -184,7 +184,8 @@ function elastic.join(self, joining)
     errors.usage "--elastic is for several ranks: --workers N starts them on this machine"
   end
   joining.least, joining.most = bounds_of(self.arguments)
-  if self.arguments.plan then self.description = ranks.describe(self.device) end   -- before others wait for it
+  local a = self.arguments
+  if a.plan or a.on_change then self.description = ranks.describe(self.device) end   -- before others wait for it
   self.chaos = chaos.begin(self, joining.least, joining.most)
   self.member = native.member(joining)
   self.notices = native.watch_for_notices()

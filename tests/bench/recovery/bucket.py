@@ -111,10 +111,15 @@ class Bucket(BaseHTTPRequestHandler):
         return self.answer(204)
 
 
+class Server(ThreadingHTTPServer):
+    def handle_error(self, request, client_address):
+        pass   # clients that vanish are what is measured
+
+
 def main():
     address, port, folder = sys.argv[1:]
     Bucket.folder = Path(folder)
-    ThreadingHTTPServer((address, int(port)), Bucket).serve_forever()
+    Server((address, int(port)), Bucket).serve_forever()
 
 
 if __name__ == '__main__':

@@ -1,19 +1,16 @@
-#!/usr/bin/env python3
-"""How long a run with --elastic stands still when a rank is killed: python3 tests/bench/recovery.py build/lua/hetrun
+"""How long a run with --elastic stands still when a rank is lost.
 
-Each trial starts four ranks of a small model, kills one of them in its steps with SIGKILL and reads from the metrics
-when the others are connected again, have a session, and have done their next step. --etcd: they meet in etcd (a process
-of this machine) instead of the launcher's store.
+Each trial starts four ranks of a small model, ends one of them in its steps with SIGKILL, or stops it with SIGSTOP, and
+reads from the metrics when the others are connected again, have a session, and have done their next step. With etcd
+they meet there (a process of this machine) instead of in the launcher's store.
 """
 
-import argparse
 import json
 import os
 import random
 import shutil
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -79,7 +76,7 @@ class Metrics:
         sys.exit(f'nothing came within 60 s: {process.communicate()}')
 
 
-def trial(hetrun, folder, chance, words):
+def trial(hetrun, folder, chance, words, silent):
     metrics = folder / 'metrics.jsonl'
     metrics.unlink(missing_ok=True)
     process = subprocess.Popen([hetrun, '--workers', '4', '--elastic', '2:4', 'recipe.lua', '--quiet',
@@ -92,43 +89,38 @@ def trial(hetrun, folder, chance, words):
                                                 text=True).stdout.split()]
     time.sleep(chance.random() * 0.02)
     killed = time.monotonic()
-    os.kill(chance.choice(ranks), signal.SIGKILL)
+    victim = chance.choice(ranks)
+    os.kill(victim, signal.SIGSTOP if silent else signal.SIGKILL)
     ready, generation = lines.until(lambda record: 'generation' in record, process)
     stepped, _ = lines.until(lambda record: record.get('step', 0) > generation['step'] + 1, process)
+    if silent:
+        os.kill(victim, signal.SIGKILL)
     process.terminate()
     process.communicate()
     noticed = ready - killed - generation['seconds']
     return noticed, noticed + generation['connected_seconds'], ready - killed, stepped - killed
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument('hetrun')
-    parser.add_argument('--trials', type=int, default=100)
-    parser.add_argument('--etcd', action='store_true')
-    parser.add_argument('--seed', type=int, default=1)
-    arguments = parser.parse_args()
-    folder, chance = Path(tempfile.mkdtemp()), random.Random(arguments.seed)
+def measure(hetrun, trials, etcd=False, silent=None, seed=1):
+    """From the loss, in milliseconds, by what came: lists of one number a trial, sorted. `silent`: the timeout in seconds
+    of ranks that do not answer, which the lost one then is."""
+    folder, chance = Path(tempfile.mkdtemp()), random.Random(seed)
     (folder / 'text.txt').write_text(' '.join(chance.choice(['the', 'quick', 'brown', 'fox']) for _ in range(3000)))
     (folder / 'recipe.lua').write_text(RECIPE)
-    words, etcd = [], None
+    words, server = [f'--timeout={silent}s'] if silent else [], None
     try:
-        if arguments.etcd:
-            etcd, place = start_etcd(folder)
-            words = [f'--rendezvous={place}']
-            os.environ['HETRUN_SECRET'] = 'a secret of this benchmark alone'
-        rows = [trial(str(Path(arguments.hetrun).resolve()), folder, chance, words) for _ in range(arguments.trials)]
-    finally:
         if etcd:
-            etcd.kill()
+            server, place = start_etcd(folder)
+            words.append(f'--rendezvous={place}')
+            os.environ['HETRUN_SECRET'] = 'a secret of this benchmark alone'
+        rows = [trial(hetrun, folder, chance, words, silent) for _ in range(trials)]
+    finally:
+        if server:
+            server.kill()
         shutil.rmtree(folder, ignore_errors=True)
-    print(f'{arguments.trials} kills of one of 4 ranks, {"etcd" if arguments.etcd else "embedded store"}; '
-          'from the kill, milliseconds:')
-    for name, times in zip(('noticed', 'connected again', 'next session ready', 'two steps done'), zip(*rows)):
-        ordered = sorted(1e3 * seconds for seconds in times)
-        print(f'{name:20} median {statistics.median(ordered):6.1f}  p99 {ordered[int(0.99 * (len(ordered) - 1))]:6.1f}  '
-              f'most {ordered[-1]:6.1f}')
+    names = ('noticed', 'connected', 'ready', 'two steps')
+    return {name: sorted(1e3 * seconds for seconds in times) for name, times in zip(names, zip(*rows))}
 
 
-if __name__ == '__main__':
-    main()
+def p99(ordered):
+    return ordered[int(0.99 * (len(ordered) - 1))]

@@ -3,40 +3,52 @@ local het = require "het"
 local nn, optim, data = het.nn, het.optim, het.data
 
 local opt = het.options {
-  plan      = { "pipeline", "of the first ranks", choices = { "pipeline", "two", "tensor", "auto" } },
+  way       = { "pipeline", "of four ranks", choices = { "pipeline", "two", "tensor" } },
   snapshots = { "", "folder for snapshots on disk", path = "write" },
   store     = { "", "gets a copy of each" },
-  every     = { 10, "steps between them", min = 1 },
+  every     = { 20, "steps between them", min = 1 },
   memory    = { true, "snapshots in the hosts' memory" },
-  replicas  = { 2, "hosts that should have each part of the state", min = 1 },
   layers    = { 14, "of the model", min = 1 },
   width     = { 512, "of the model", min = 64 },
+  batch     = { 12, "samples of a step", min = 1 },
+  microbatch = { 2, "samples of a micro-batch of the plans", min = 1 },
   steps     = { 100000, "optimizer steps", min = 1 },
 }
 local corpus = data.text { path = "text.txt", tokenizer = "char" }
 
--- A quarter of the layers, from the first to the fourth.
-local function stage(device, part)
-  return het.stage { device, layers = math.floor(opt.layers / 4 * part) - math.floor(opt.layers / 4 * (part - 1)) }
+-- One pipeline over stages, each a list of devices, with as many layers in each as is even.
+local function pipeline(stages, microbatches)
+  local made, all = {}, opt.layers + 2
+  for i, devices in ipairs(stages) do
+    devices.layers = i < #stages and math.floor(all * i / #stages) - math.floor(all * (i - 1) / #stages) or nil
+    made[i] = het.stage(devices)
+  end
+  return het.pipeline { microbatches = microbatches, unpack(made) }
 end
 
-local plans = {
-  pipeline = het.plan { microbatch = 2,
-    het.pipeline { microbatches = 6, stage("a:0", 1), stage("b:0", 2), stage("c:0", 3), het.stage { "d:0" } } },
-  two = het.plan { microbatch = 2,
-    het.pipeline { microbatches = 3, het.stage { "a:0", layers = math.floor(opt.layers / 2) }, het.stage { "b:0" } },
-    het.pipeline { microbatches = 3, het.stage { "c:0", layers = math.floor(opt.layers / 2) }, het.stage { "d:0" } } },
-  tensor = het.plan { tensor = 2, microbatch = 2,
-    het.pipeline { microbatches = 6, het.stage { "a:0", "b:0", layers = math.floor(opt.layers / 2) },
-                   het.stage { "c:0", "d:0" } } },
-  auto = het.plan.auto {},
-}
+local function plan_of(devices)
+  local d, all, microbatch = devices, opt.batch / opt.microbatch, opt.microbatch
+  if #d == 4 and opt.way == "two" then
+    return het.plan { microbatch = microbatch, pipeline({ { d[1] }, { d[2] } }, all / 2),
+      pipeline({ { d[3] }, { d[4] } }, all / 2) }
+  elseif #d == 4 and opt.way == "tensor" then
+    return het.plan { tensor = 2, microbatch = microbatch, pipeline({ { d[1], d[2] }, { d[3], d[4] } }, all) }
+  end
+  local stages = {}
+  for i, device in ipairs(d) do stages[i] = { device } end
+  return het.plan { microbatch = microbatch, pipeline(stages, all) }
+end
 
 return het.train {
   model = nn.gpt { vocab = corpus.vocab, context = 16, width = opt.width, layers = opt.layers, heads = 8 },
-  data = corpus, batch = 12, microbatch = 2, steps = opt.steps, optimizer = optim.adamw { lr = 1e-4 },
+  data = corpus, batch = opt.batch, microbatch = 2, steps = opt.steps, optimizer = optim.adamw { lr = 1e-4 },
   evaluate = { every = 0 },
-  snapshot = { memory = opt.memory, replicas = opt.replicas, every = opt.every,
+  snapshot = { memory = opt.memory, every = opt.every, keep = 2,
     folder = opt.snapshots ~= "" and opt.snapshots or nil, store = opt.store ~= "" and opt.store or nil },
-  plan = plans[opt.plan],
+  on_change = function(_, change)
+    if change.kind == "waiting" then return true end
+    local devices = { unpack(change.devices) }
+    table.sort(devices)   -- machine_0:0, machine_1:0, ...
+    return plan_of(devices)
+  end,
 }

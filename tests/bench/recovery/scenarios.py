@@ -38,8 +38,8 @@ class Cluster:
             sys.executable, str(HERE / 'bucket.py'), network.store_address, '9000', str(self.bucket)]))
         self.processes, self.secret, self.attempt = {}, None, 0
 
-    def begin(self, machines, words):
-        """A run on machines: the first one serves the store."""
+    def begin(self, machines, words, least=2):
+        """A run on machines, which begins when the least number is there: the first one serves the store."""
         self.attempt += 1
         self.secret, self.words = secrets.token_hex(16), words
         self.metrics = self.folder / f'metrics-{self.attempt}.jsonl'
@@ -47,7 +47,7 @@ class Cluster:
         for machine in machines:
             place = f'{self.network.address[machines[0]]}:{PORT}'
             if machine == machines[0]:
-                self.start(machine, ['--elastic', f'{min(2, len(machines))}:8', '--listen', place])
+                self.start(machine, ['--elastic', f'{least}:8', '--listen', place])
             else:
                 self.start(machine, ['--join', place])
 
@@ -109,6 +109,12 @@ class Cluster:
             time.sleep(0.05)
         self.fail(f'no whole snapshot was stored within {PATIENCE} s')
 
+    def settle(self):
+        """What was being put into the store when all ended is no snapshot."""
+        time.sleep(0.5)
+        for path in self.bucket.glob('*/*.new'):
+            path.unlink()
+
     def end(self):
         for machine in list(self.processes):
             self.network.kill(machine)
@@ -118,3 +124,101 @@ class Cluster:
         self.end()
         self.server.send_signal(signal.SIGKILL)
         self.server.wait()
+
+
+class Scenario:
+    """What happens to a run on machines. `way`: of four ranks, see scenario.lua; `after`: the machines it goes on with."""
+
+    def __init__(self, name, way='pipeline', machines=4, lost=(), new=(), memory=True):
+        self.name, self.way, self.machines, self.lost, self.new, self.memory = name, way, machines, lost, new, memory
+        self.after = [machine for machine in range(machines) if machine not in lost] + list(new)
+
+    def words(self):
+        return [f'--way={self.way}', '--snapshots=kept', '--store=s3://bucket/run', '--every=20',
+                *([] if self.memory else ['--memory=false'])]
+
+
+SCENARIOS = [
+    Scenario('a machine is lost, another pipeline has its layers', way='two', lost=(3,)),
+    Scenario('half of the machines are lost, one pipeline is left', way='two', lost=(2, 3)),
+    Scenario('a machine is lost, its layers are in a peer\'s memory', lost=(2,)),
+    Scenario('a machine is lost, its layers are in the cloud alone', lost=(2,), memory=False),
+    Scenario('a machine is lost, tensor parallelism of two becomes one', way='tensor', lost=(1,)),
+    Scenario('a machine is lost, a new one takes its place', lost=(2,), new=(4,)),
+    Scenario('a machine joins', machines=3, new=(4,)),
+]
+
+
+def is_step(record):
+    return 'loss' in record
+
+
+def total_received(network, machines):
+    return {machine: network.received(machine) for machine in machines}
+
+
+def measure(hetrun, network, scenario, peer_rate, cloud_rate):
+    """Seconds without a finished step, ours and of a restart from the cloud."""
+    folder = Path(tempfile.mkdtemp())
+    cluster = Cluster(hetrun, network, folder)
+    try:
+        cluster.begin(list(range(scenario.machines)), scenario.words())
+        if scenario.machines > 2:
+            cluster.until(lambda record: record.get('members') == scenario.machines, 'all machines')
+        stored = cluster.until_stored(scenario.machines)
+        now, record = cluster.until(is_step, 'a step')
+        cluster.until(lambda each: is_step(each) and each['step'] > record['step'] + 3, 'more steps')
+        before = total_received(network, scenario.after)
+        began = time.monotonic()
+        for machine in scenario.lost:
+            cluster.kill(machine)
+        ours, timelines = 0, []
+        if scenario.lost:
+            now, timeline = cluster.until(lambda each: 'timeline' in each, 'a step after the loss')
+            ours += now - began
+            timelines.append(timeline)
+        for machine in scenario.new:
+            cluster.start(machine, ['--join', f'{network.address[0]}:{PORT}'])
+            now, timeline = cluster.until(lambda each: 'timeline' in each and each['joined'] > 0, 'a step with the new one')
+            ours += timeline['first_step_seconds']
+            timelines.append(timeline)
+        received = {machine: [after - earlier for after, earlier in zip(network.received(machine), before[machine])]
+                    for machine in scenario.after}
+        cluster.end()
+        cluster.settle()
+        # All processes end, and begin again on the machines that are there: what they have is in the cloud.
+        began = time.monotonic()
+        cluster.begin(scenario.after, [*scenario.words(), '--resume'], least=len(scenario.after))
+        now, first = cluster.until(is_step, 'a step after the restart')
+        theirs = now - began
+    finally:
+        cluster.close()
+        shutil.rmtree(folder, ignore_errors=True)
+    bound = max(max(peers / peer_rate, cloud / cloud_rate) for peers, cloud in received.values())
+    moving = sum(timeline['restored_seconds'] - timeline['planned_seconds'] for timeline in timelines)
+    return {'name': scenario.name, 'seconds': ours, 'restart_seconds': theirs, 'speedup': theirs / ours,
+            'bytes': {tier: sum((timeline.get('bytes') or {}).get(tier, 0) for timeline in timelines)
+                      for tier in ('live', 'memory', 'disk', 'store')},
+            'steps_repeated': sum(timeline['steps_repeated'] for timeline in timelines),
+            'restart_steps_repeated': record['step'] + 4 - stored, 'moving_seconds': moving, 'bound_seconds': bound,
+            'received': received, 'restarted_after': first['step'] - 1, 'timelines': timelines}
+
+
+def measure_all(hetrun, only=None):
+    """Every scenario; 1 Gb/s between machines, 100 Mb/s to the cloud."""
+    rows = []
+    for scenario in SCENARIOS:
+        if only and only not in scenario.name:
+            continue
+        network = Network(5, '1gbit', '100mbit')
+        try:
+            rows.append(measure(hetrun, network, scenario, 125e6, 12.5e6))
+            print(f"{rows[-1]['name']}: {rows[-1]['seconds']:.2f} s, restart {rows[-1]['restart_seconds']:.2f} s, "
+                  f"{rows[-1]['speedup']:.2f} times", file=sys.stderr, flush=True)
+        finally:
+            network.remove()
+    return rows
+
+
+if __name__ == '__main__':
+    print(json.dumps(measure_all(str(Path(sys.argv[1]).resolve()), sys.argv[2] if len(sys.argv) > 2 else None), indent=1))

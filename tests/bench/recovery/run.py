@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+"""Recovery, measured: python3 tests/bench/recovery/run.py build/lua/hetrun [--json] [--trials=100] [--only=PART]
+
+Parts: `pauses` (a rank is lost or silent), `scenarios` (from the loss of machines to the next step, against a restart from
+the cloud), `overhead` (of snapshots after each step), `disk` and `peers` (snapshot files against the raw disk and plain
+TCP), `day` (a recorded day of spot machines), `chaos` (random faults). Those that need network namespaces are skipped by
+name without root. A quiet machine is needed: figures of a busy one are not worth keeping."""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import costs
+import network
+import pauses
+import scenarios
+import spot_day
+
+TESTS = Path(__file__).resolve().parents[2]
+
+
+def tool(hetrun, name):
+    """A benchmark of the build that hetrun is of."""
+    path = Path(hetrun).parents[1] / 'tests' / 'bench' / name
+    return str(path) if path.exists() else None
+
+
+def measure_pauses(hetrun, trials):
+    crash = pauses.measure(hetrun, trials)
+    silent = pauses.measure(hetrun, max(1, trials // 4), silent=2)
+    middle = len(crash['noticed']) // 2
+    return {'detect_p99_ms': pauses.p99(crash['noticed']), 'detect_ms': crash['noticed'][middle],
+            'reform_ms': crash['connected'][middle] - crash['noticed'][middle],
+            'next_step_ms': crash['two steps'][middle], 'next_step_p99_ms': pauses.p99(crash['two steps']),
+            'silent_timeout_ms': 2000, 'silent_detect_p99_ms': pauses.p99(silent['noticed']), 'losses': trials}
+
+
+def measure_scenarios(hetrun, _):
+    rows = scenarios.measure_all(hetrun)
+    local = [row for row in rows if sum(row['bytes'].values()) > row['bytes']['store']]
+    bounds = [row['moving_seconds'] / row['bound_seconds'] for row in rows if row['bound_seconds'] > 1]
+    return {'best_speedup': max(row['speedup'] for row in rows), 'worst_speedup': min(row['speedup'] for row in local),
+            'bound_ratio': max(bounds, default=None), 'scenarios': rows}
+
+
+def measure_disk(hetrun, _):
+    writer = tool(hetrun, 'disk_speed')
+    if not writer:
+        return {'skipped': 'there is no tests/bench/disk_speed beside this hetrun'}
+    with tempfile.TemporaryDirectory(dir='/var/tmp') as folder:
+        return costs.disk(writer, folder)
+
+
+def measure_peers(hetrun, _):
+    program = tool(hetrun, 'exchange')
+    if not program:
+        return {'skipped': 'there is no tests/bench/exchange beside this hetrun'}
+    done = subprocess.run([program, '512', '5'], capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    return {'peer_fraction': found['fetch']['of plain'], 'exchange': found}
+
+
+def measure_chaos(hetrun, trials):
+    done = subprocess.run([sys.executable, str(TESTS / 'chaos' / 'run.py'), hetrun, f'--runs={trials}', '--json'],
+                          capture_output=True, text=True, check=False)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+PARTS = {
+    'pauses': (measure_pauses, False), 'scenarios': (measure_scenarios, True),
+    'overhead': (lambda hetrun, _: {'snapshot_overhead': costs.overhead(hetrun)}, True),
+    'disk': (measure_disk, False), 'peers': (measure_peers, False),
+    'day': (lambda hetrun, _: {'spot_day': spot_day.measure(hetrun)}, True), 'chaos': (measure_chaos, False),
+}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument('hetrun')
+    parser.add_argument('--trials', type=int, default=100)
+    parser.add_argument('--json', action='store_true')
+    parser.add_argument('--only', choices=PARTS, action='append')
+    given = parser.parse_args()
+    hetrun, found = str(Path(given.hetrun).resolve()), {}
+    namespaces = network.problem()
+    for name, (measure, needs_namespaces) in PARTS.items():
+        if given.only and name not in given.only:
+            continue
+        why = namespaces if needs_namespaces else None
+        if name == 'day' and not spot_day.TRACE.exists():
+            why = f'there is no {spot_day.TRACE.name}'
+        if why:
+            print(f'{name}: skipped: {why}', file=sys.stderr)
+            continue
+        print(f'{name} ...', file=sys.stderr, flush=True)
+        found.update(measure(hetrun, given.trials))
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == '__main__':
+    main()
