@@ -14,8 +14,9 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAMS = ['lua/hetrun', 'tests/unit/unit_tests', 'tests/ops/ops_tests', 'tests/ops/ops_gpu_tests',
-            'tests/bench/planner_exhaustive', 'tests/bench/planner_table', 'tests/bench/collectives']
-SOURCES = ['README.md', 'CHANGELOG.md', 'LICENSE', 'recipes', 'lua/het', 'tests/bench', 'tests/errors', 'tests/gpu',
+            'tests/bench/planner_exhaustive', 'tests/bench/planner_table', 'tests/bench/collectives',
+            'tests/bench/exchange', 'tests/bench/disk_speed']
+SOURCES = ['README.md', 'CHANGELOG.md', 'LICENSE', 'recipes', 'lua/het', 'tests/bench', 'tests/chaos', 'tests/errors', 'tests/gpu',
            'tests/launch', 'tests/planning', 'tests/prompt', 'tests/recipes', 'tests/reference', 'tests/ops/golden']
 # What glibc itself consists of: its parts have to be of one version, and that is the machine's.
 GLIBC = re.compile(r'^(ld-linux.*|lib(c|m|dl|rt|pthread|resolv|util|anl|nsl|BrokenLocale|thread_db|nss_\w+))\.so')

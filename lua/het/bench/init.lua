@@ -53,6 +53,10 @@ local scripts = {
   rules = {
     "tests/bench/rules.py", "the sharding rules of all operators, executed over uneven parts",
   },
+  recovery = {
+    "tests/bench/recovery/run.py", "from a loss to the next step, the cost of snapshots, a day of spot machines (also "
+      .. "--json, --only=PART)",
+  },
   planner = {
     "tests/bench/planner.py", "auto against the baselines and brute force, by the simulator; planning time",
   },
@@ -185,10 +189,11 @@ local function run_script(name, script)
   end
   local words = { "python3", path, program }
   for _, word in ipairs(native.arguments or {}) do
-    local trials = word:match "^%-%-trials=(%d+)$"
-    if not trials then errors.usage("hetrun bench %s has no option %s; it has --trials=N", name, word) end
-    words[#words + 1], words[#words + 2] = "--trials", trials
+    local known = word:match "^%-%-trials=%d+$" or name == "recovery" and word:match "^%-%-only=%a+$"
+    if not known then errors.usage("hetrun bench %s has no option %s; it has --trials=N", name, word) end
+    words[#words + 1] = word
   end
+  if native.settings.json and name == "recovery" then words[#words + 1] = "--json" end
   for i, word in ipairs(words) do words[i] = "'" .. word:gsub("'", "'\\''") .. "'" end
   local status = os.execute(table.concat(words, " "))
   return status == 0 and 0 or errors.exit_codes.environment

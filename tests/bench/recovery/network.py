@@ -3,6 +3,7 @@ other a machine with the cloud's store; each machine's links are shaped with tc'
 
 Needs root, `ip` and `tc` (Debian: iproute2)."""
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -31,11 +32,14 @@ def do(words):
         sys.exit(f'{words}: {done.stderr.strip()}')
 
 
+counter = itertools.count()   # what a network had may take a moment to go
+
+
 class Network:
     """`machines` of them, numbered from 0; rates in bits a second, as tc writes them ("1gbit")."""
 
     def __init__(self, machines, peer_rate, cloud_rate):
-        self.name = f'hr{os.getpid() % 10000}'
+        self.name = f'hr{os.getpid() % 1000}{chr(97 + next(counter) % 26)}'
         self.machines = [f'{self.name}n{i}' for i in range(machines)]
         self.cloud = f'{self.name}cloud'
         self.bridges = [f'{self.name}p', f'{self.name}c']

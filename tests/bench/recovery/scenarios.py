@@ -36,7 +36,7 @@ class Cluster:
         self.bucket.mkdir()
         self.server = subprocess.Popen(network.inside(network.cloud, [
             sys.executable, str(HERE / 'bucket.py'), network.store_address, '9000', str(self.bucket)]))
-        self.processes, self.secret, self.attempt = {}, None, 0
+        self.processes, self.secret, self.attempt, self.newest = {}, None, 0, 0   # `newest`: step that was seen
 
     def begin(self, machines, words, least=2):
         """A run on machines, which begins when the least number is there: the first one serves the store."""
@@ -85,6 +85,7 @@ class Cluster:
                 time.sleep(0.001)
                 continue
             now, record, self.part = time.monotonic(), json.loads(self.part + line), ''
+            self.newest = record.get('step', self.newest)
             if is_it(record):
                 return now, record
         self.fail(f'{what} did not come within {PATIENCE} s')
@@ -165,10 +166,10 @@ def measure(hetrun, network, scenario, peer_rate, cloud_rate):
         cluster.begin(list(range(scenario.machines)), scenario.words())
         if scenario.machines > 2:
             cluster.until(lambda record: record.get('members') == scenario.machines, 'all machines')
-        stored = cluster.until_stored(scenario.machines)
+        cluster.until_stored(scenario.machines)
         now, record = cluster.until(is_step, 'a step')
         cluster.until(lambda each: is_step(each) and each['step'] > record['step'] + 3, 'more steps')
-        before = total_received(network, scenario.after)
+        newest, before = cluster.newest, total_received(network, scenario.after)
         began = time.monotonic()
         for machine in scenario.lost:
             cluster.kill(machine)
@@ -200,8 +201,8 @@ def measure(hetrun, network, scenario, peer_rate, cloud_rate):
             'bytes': {tier: sum((timeline.get('bytes') or {}).get(tier, 0) for timeline in timelines)
                       for tier in ('live', 'memory', 'disk', 'store')},
             'steps_repeated': sum(timeline['steps_repeated'] for timeline in timelines),
-            'restart_steps_repeated': record['step'] + 4 - stored, 'moving_seconds': moving, 'bound_seconds': bound,
-            'received': received, 'restarted_after': first['step'] - 1, 'timelines': timelines}
+            'restart_steps_repeated': newest - (first['step'] - 1), 'moving_seconds': moving, 'bound_seconds': bound,
+            'received': received, 'timelines': timelines}
 
 
 def measure_all(hetrun, only=None):
