@@ -15,7 +15,7 @@ from pathlib import Path
 from network import Network
 from scenarios import Cluster, is_step
 
-STEPS = 24
+STEPS, WARMUP = 24, 5
 
 
 def run_steps(hetrun, network, memory, folder):
@@ -24,13 +24,12 @@ def run_steps(hetrun, network, memory, folder):
     try:
         cluster.begin([0, 1], ['--batch=16', '--microbatch=16', f'--memory={"true" if memory else "false"}'])
         times, record = [], None
-        first = None
-        while len(times) < STEPS:
-            now, record = cluster.until(is_step, 'a step')
-            first = first or record['step']
-            if record['step'] > first + 4:   # the first ones allocate
-                times.append(record['seconds'])
-        return times, record
+        while len(times) < STEPS + WARMUP:
+            before = record and record['seconds']   # since the run began
+            _, record = cluster.until(is_step, 'a step')
+            if before:
+                times.append(record['seconds'] - before)
+        return times[WARMUP:], record
     finally:
         cluster.close()
 
