@@ -56,11 +56,11 @@ void pause(double seconds) {
 void let_interrupts_end() { std::signal(SIGINT, SIG_DFL); }
 int process_id() { return getpid(); }
 
-// A list of {pid, ranks, store, etcd}, the newest first.
+// A list of {pid, store, etcd}, the newest first.
 int local_runs(lua_State* L) {
   Json::array_t list;
   for (const LocalRun& run : list_local_runs()) {
-    Json::object_t json{{"pid", int64_t{run.pid}}, {"ranks", int64_t{run.ranks}}, {"store", run.store}};
+    Json::object_t json{{"pid", int64_t{run.pid}}, {"store", run.store}};
     if (run.etcd) json.emplace_back("etcd", *run.etcd);
     list.push_back(std::move(json));
   }

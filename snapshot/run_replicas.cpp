@@ -37,7 +37,7 @@ std::vector<std::vector<int>> replica_holders(const std::vector<ReplicaPeer>& pe
   for (const ReplicaPeer& peer : peers)
     members.push_back({peer.id, peer.host, peer.zone, peer.endpoint.empty() ? 0 : peer.free_bytes});
   auto placed = place_replicas(members, copies);
-  for (size_t rank = 0; rank < placed.size(); ++rank)  // on its own host one would be lost with it
+  for (size_t rank = 0; rank < placed.size(); ++rank)  // on the host of the rank one would be lost with it
     std::erase_if(placed[rank], [&](int holder) {
       return members[static_cast<size_t>(holder)].host == members[rank].host;
     });

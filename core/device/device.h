@@ -128,8 +128,8 @@ class Device {
   // Copy what lies there when all that was launched is done, beside what is launched from now on. Null where
   // the copies are made when the call returns. What changes `from` is launched after wait_for_transfers().
   virtual std::unique_ptr<Transfer> begin_transfer(std::span<const CopyOut> copies);
-  // What is launched from here on comes after the transfers that were begun; the host of a device with memory
-  // of its own does not wait.
+  // What is launched from here on comes after the transfers that were begun; the host does not wait where
+  // the device has separate memory.
   virtual void wait_for_transfers() {}
   // Kernels, collectives and recordings that this thread runs from here on are this device's; asked before
   // the first of them, and again when the thread may have used another.

@@ -26,7 +26,7 @@ struct RunCommand {
   bool operator==(const RunCommand&) const = default;
 };
 
-// Of the first rank. Thread-safe; it has a thread of its own, which talks to the store.
+// Of the first rank. Thread-safe; a thread that it starts talks to the store.
 class RunControl {
  public:
   RunControl(std::shared_ptr<Store> store, const std::string& run, std::string secret);

@@ -6,12 +6,16 @@
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <sstream>
+#include <string_view>
 #include <tuple>
 
 #include <unistd.h>
 
 namespace het {
 namespace {
+
+constexpr std::string_view kLauncherOptions[] = {"--workers", "--join"};  // also "--workers=4"
 
 // The texts of a file of /proc that ends each with a zero byte; empty where it cannot be read.
 std::vector<std::string> texts_of(const std::string& path) {
@@ -32,9 +36,9 @@ std::optional<std::string> value_of(const std::vector<std::string>& texts, const
   return std::nullopt;
 }
 
-// Its parent and when it was started; nothing: it is gone.
-std::optional<std::pair<int, int64_t>> parent_and_start(int pid) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+// The parent of a process and when the process was started; nothing: it is gone.
+std::optional<std::pair<int, int64_t>> parent_and_start(const std::string& process) {
+  std::ifstream file(process + "/stat");
   const std::string content((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   const size_t name_end = content.rfind(')');  // the name may hold anything
   if (name_end == content.npos) return std::nullopt;
@@ -50,7 +54,33 @@ std::optional<std::pair<int, int64_t>> parent_and_start(int pid) {
                    static_cast<int64_t>(std::atoll(fields[kStart].c_str())));
 }
 
+// Whether this user runs it: root may read the processes of all. Who owns the folder says nothing of a
+// process that may not be traced.
+bool is_of_this_user(const std::string& process) {
+  std::ifstream file(process + "/status");
+  const std::string title = "Uid:";
+  for (std::string line; std::getline(file, line);) {
+    if (!line.starts_with(title)) continue;
+    std::istringstream numbers(line.substr(title.size()));
+    int64_t real = -1, effective = -1;
+    numbers >> real >> effective;
+    return effective == static_cast<int64_t>(geteuid());
+  }
+  return false;
+}
+
+// A launcher of ranks; they are started without these options.
+bool is_launcher(const std::string& process) {
+  const auto words = texts_of(process + "/cmdline");
+  return std::any_of(words.begin(), words.end(), [](const std::string& word) {
+    return std::find(std::begin(kLauncherOptions), std::end(kLauncherOptions),
+                     std::string_view(word).substr(0, word.find('='))) != std::end(kLauncherOptions);
+  });
+}
+
+// The run that a process is a rank of; its pid and start are not set yet.
 std::optional<LocalRun> run_of(const std::string& process) {
+  if (!is_of_this_user(process)) return std::nullopt;
   const auto variables = texts_of(process + "/environ");
   LocalRun run;
   run.secret = value_of(variables, "HETRUN_SECRET").value_or("");
@@ -74,23 +104,33 @@ std::optional<LocalRun> run_of(const std::string& process) {
 
 }  // namespace
 
-std::vector<LocalRun> list_local_runs() {
-  std::map<std::pair<std::string, std::string>, LocalRun> found;  // by where the ranks meet
+std::vector<LocalRun> list_local_runs(const std::string& processes) {
+  struct Found {
+    LocalRun run;
+    bool of_launcher = false;
+    // The launcher rather than a shell that a rank was started in; else the oldest. A process that a rank
+    // forks has its environment and its command line, but the rank, which is younger, as its parent.
+    auto order() const { return std::tuple(!of_launcher, run.started, run.pid); }
+  };
+  std::map<std::pair<std::string, std::string>, Found> found;  // by where the ranks meet
   std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc", ignored)) {
+  for (const auto& entry : std::filesystem::directory_iterator(processes, ignored)) {
     const int pid = std::atoi(entry.path().filename().c_str());
     if (pid <= 0 || pid == getpid()) continue;
-    auto run = run_of(entry.path().string());
-    const auto about = run ? parent_and_start(pid) : std::nullopt;
+    const std::string process = entry.path().string();
+    auto run = run_of(process);
+    const auto about = run ? parent_and_start(process) : std::nullopt;
     if (!about) continue;
-    const auto of_parent = parent_and_start(about->first);
+    const std::string parent = processes + "/" + std::to_string(about->first);
+    const auto about_parent = parent_and_start(parent);
     run->pid = about->first;
-    run->started = of_parent ? of_parent->second : about->second;
-    const auto [place, is_new] = found.try_emplace({run->store, run->etcd.value_or("")}, *run);
-    ++place->second.ranks;
+    run->started = about_parent ? about_parent->second : about->second;
+    const Found candidate{*run, is_launcher(parent)};
+    const auto [place, is_new] = found.try_emplace({run->store, run->etcd.value_or("")}, candidate);
+    if (!is_new && candidate.order() < place->second.order()) place->second = candidate;
   }
   std::vector<LocalRun> runs;
-  for (const auto& [place, run] : found) runs.push_back(run);
+  for (const auto& [place, each] : found) runs.push_back(each.run);
   std::sort(runs.begin(), runs.end(), [](const LocalRun& a, const LocalRun& b) {
     return std::tuple(a.started, a.pid) > std::tuple(b.started, b.pid);
   });

@@ -10,15 +10,14 @@
 namespace het {
 
 struct LocalRun {
-  int pid = 0;                      // of the process that started the ranks
-  int ranks = 0;                    // that are there
+  int pid = 0;                      // of the process that started the ranks: the launcher, where there is one
   int64_t started = 0;              // clock ticks since the machine was started
   std::string store;                // "127.0.0.1:4711": of the launcher, or of rank 0
   std::optional<std::string> etcd;  // "etcd://host:2379": where the ranks meet instead
   std::string secret;
 };
 
-// The newest first.
-std::vector<LocalRun> list_local_runs();
+// The newest first. `processes`: the folder that lists them, as proc(5) says.
+std::vector<LocalRun> list_local_runs(const std::string& processes = "/proc");
 
 }  // namespace het

@@ -86,7 +86,9 @@ class HostTransfer final : public Transfer {
   ~HostTransfer() override { copied_.wait(); }
   HostTransfer(const HostTransfer&) = delete;
   HostTransfer& operator=(const HostTransfer&) = delete;
-  bool done() const override { return copied_.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
+  bool done() const override {
+    return copied_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+  }
   void wait() override { copied_.wait(); }
 
  private:

@@ -4,7 +4,8 @@ local peak = require "het.profile.peak"
 
 local ranks = {}
 
--- What this process computes with while no other does: rates in FLOP/s and bytes/s, memory in bytes. Nil rates: not measured yet.
+-- What this process computes with while no other does: rates in FLOP/s and bytes/s, memory in bytes. Nil rates: not
+-- measured yet.
 local function figures_of(device_name, measures)
   local device = native.device(device_name)
   local function rate_of(dtype)
@@ -18,7 +19,7 @@ local function figures_of(device_name, measures)
 end
 
 --- What a rank reports of itself, before it joins others: a table for native.json_encode. The first process of a
--- machine measures what is not known; of GPUs each process its own.
+-- machine measures what is not known; with GPUs each process measures the GPU that it uses.
 -- @tparam string device_name as --device gives it
 function ranks.describe(device_name)
   local is_gpu = peak.is_gpu(device_name)
@@ -46,7 +47,7 @@ local function machines_of(all)
   return machines
 end
 
--- The share of the rate with its own threads that a process has while all of its machine compute.
+-- What a process computes while all of its machine do, as a share of its rate alone.
 local function share_of(all, machine)
   local threads, cores = 0, 1
   for _, rank in ipairs(machine.ranks) do

@@ -29,6 +29,9 @@ end
 
 -- --- which run
 
+-- What a recipe says in het.train is on no command line.
+local elsewhere = "where its recipe names a rendezvous, --rendezvous=etcd://HOST:PORT reaches it"
+
 local function connect(given)
   native.let_interrupts_end()
   local rendezvous = native.settings.rendezvous
@@ -54,15 +57,25 @@ local function connect(given)
       .. "with --workers N, or alone with --workers 1 --elastic 1; --rendezvous=HOST:PORT (or etcd://HOST:PORT) with "
       .. "the run's secret reaches one elsewhere")
   end
-  local attached, name = native.attach { pid = found.pid, run = given.run }
-  return attached, name, ("the run of process %d"):format(found.pid)
+  local where = ("the run of process %d"):format(found.pid)
+  local ok, attached, name = pcall(function()
+    local attached, name = native.attach { pid = found.pid, run = given.run }
+    attached:status()   -- whether the store answers
+    return attached, name
+  end)
+  if not ok then
+    local why, kind = errors.describe(attached)
+    if kind ~= "peer" then error(attached, 0) end
+    errors.raise("peer", "%s cannot be reached: %s; %s", where, why, elsewhere)
+  end
+  return attached, name, where
 end
 
 local function read(attached, name, where)
   local words = attached:status()
   if not words then
-    errors.usage("%s has no status of a run '%s' yet: its ranks have not met, or the run has another name (--run=NAME)",
-      where, name)
+    errors.usage("%s has no status of a run '%s' yet: its ranks have not met, or the run has another name "
+      .. "(--run=NAME)%s", where, name, native.settings.rendezvous and "" or "; " .. elsewhere)
   end
   return native.json_decode(words)
 end

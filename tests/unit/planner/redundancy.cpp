@@ -161,7 +161,7 @@ TEST_CASE("a copy that is a step behind costs that step, and no copy at all is r
     const RunOfSix two(graph, plan, 2, random);
     if (!two.is_scarce()) continue;
     INFO(to_lua(plan));
-    // With one copy, its own, a member takes what only it had with it.
+    // With one copy, on the member itself, it takes what only it had with it.
     RunOfSix one = two;
     one.keepers.assign(kMembers, {});
     for (int r = 0; r < kMembers; ++r) {
