@@ -8,6 +8,8 @@ local elastic = require "het.train.elastic"
 local errors = require "het.errors"
 local source = require "het.language.source"
 local snapshots = require "het.train.snapshots"
+local text = require "het.text"
+local together = require "het.train.together"
 
 local control = {}
 
@@ -29,10 +31,10 @@ end
 
 -- A first rank that takes over goes on with what the one before it left.
 local function take_over(run)
-  local text = not run.took_over and run.control:earlier()
-  if not text then return end
+  local left = not run.took_over and run.control:earlier()
+  if not left then return end
   run.took_over = true
-  local ok, earlier = pcall(native.json_decode, text)
+  local ok, earlier = pcall(native.json_decode, left)
   local roster = run.cluster:roster()
   if not ok or earlier.state == "ended" or not roster or roster.number == 1 then return end
   local first = (run.timeline or {})[1]
@@ -50,8 +52,9 @@ local function status_of(run, state)
   local taken, roster = run.snapshot_taken or {}, run.member and run.cluster:roster()
   return native.json_encode {
     run = a.name, recipe = source.path(), state = state or run.paused and "paused" or "training", step = run.step,
-    steps = a.steps, loss = run.loss, validation = run.validation, best = run.best, step_seconds = run.step_seconds,
-    tokens_per_step = run.tokens_per_step, unit = run.unit, started = run.started_at, at = os.time(),
+    steps = a.steps, loss = text.finite(run.loss), validation = text.finite(run.validation),
+    best = text.finite(run.best), step_seconds = text.finite(run.step_seconds), tokens_per_step = run.tokens_per_step,
+    unit = run.unit, started = run.started_at, at = os.time(),
     generation = roster and roster.number, elastic = run.member ~= nil, plan = run.plan and tostring(run.plan),
     ranks = run.roll, timeline = run.timeline or {}, answers = run.answers or {},
     snapshots = { memory = taken.memory, disk = taken.disk, folder = (a.snapshot or {}).folder,
@@ -144,8 +147,8 @@ control.words = words
 local function obey(run)
   local own = ""
   if run.control then
-    local id, text = run.control:command()
-    local word, started = (text or ""):match "^(%S+) (%d+)$"
+    local id, sent = run.control:command()
+    local word, started = (sent or ""):match "^(%S+) (%d+)$"
     if tonumber(started) == run.started_at then
       own = native.json_encode { id = id, text = word }
     elseif id then

@@ -10,6 +10,7 @@ local ranks = require "het.plan.ranks"
 local saving = require "het.train.saving"
 local session = require "het.train.session"
 local snapshots = require "het.train.snapshots"
+local text = require "het.text"
 
 local elastic = {}
 
@@ -42,13 +43,14 @@ end
 -- What the ranks exchange before anything else. `step`: of the state, nil without one; `left_behind`: it was not
 -- in the generation that the others come from; `called`, `followed`: the last steps whose on_step, and all that follows
 -- them, has been; `phases` of the run that are done (het.train.loop), and whether the first was `interrupted`;
--- `offset`: of the cursor from the samples that the run's steps took.
+-- `offset`: of the cursor from the samples that the run's steps took; `reached`: the last step before the loss, where
+-- another one has broken off what followed it.
 local function exchange(self)
   local own = { left_behind = self.left_behind }
   if self.has_state then
     own = { left_behind = self.left_behind, step = self.state:step(), begun = self.begun, called = self.called,
-      followed = self.followed, phases = self.phases_done or 0, interrupted = self.interrupted, best = self.best,
-      validation = self.validation,
+      followed = self.followed, phases = self.phases_done or 0, interrupted = self.interrupted,
+      best = text.finite(self.best), validation = text.finite(self.validation), reached = self.reached,
       offset = self.cursor - self.step * self.arguments.batch, wrote = saving.steps_of_saves(self),
       ledger = self.ledger, members = self.members, faults = self.chaos and self.chaos.done }
   end
@@ -133,9 +135,12 @@ local function begin_session(self)
   for _, holder in ipairs(holders) do
     holds = holds or holder.rank == self.cluster:rank()
     called, followed = math.min(called, holder.has.called), math.min(followed, holder.has.followed)
-    reached, faults = math.max(reached, holder.has.step), math.max(faults, holder.has.faults or 0)
+    reached = math.max(reached, holder.has.step, holder.has.reached or 0)
+    faults = math.max(faults, holder.has.faults or 0)
     phases, interrupted = math.min(phases, holder.has.phases), interrupted or holder.has.interrupted or false
   end
+  self.ask_again = nil   -- which a rank that joins does not know
+  self.reached = reached
   chaos.agree(self, faults, not holds)
   if not holds then forget(self) end
   if known then
@@ -159,7 +164,7 @@ local function begin_session(self)
   self.follow_again = known ~= nil and followed < self.step
   if self.follow_again then share_last_step(self) end
   if known and known.members then count_change(self, known, roster.members, reached) end
-  self.members = roster.members
+  self.members, self.reached = roster.members, nil
   self.rank, self.ranks = self.cluster:rank(), self.cluster:size()
 end
 
