@@ -232,6 +232,40 @@ class Steering(unittest.TestCase):
                     run.send_signal(signal.SIGINT)
                 self.assertRegex(self.ended(run, code), pattern)
 
+    def test_a_run_that_is_trained_alone_writes_no_metrics_of_the_command_line(self):
+        self.recipe('alone = true,')
+        self.hetrun('recipe.lua', '--steps=4', '--metrics=metrics.jsonl', '--trace=trace.json')
+        self.assertFalse((self.folder / 'metrics.jsonl').exists())
+        self.assertFalse((self.folder / 'trace.json').exists())
+        self.recipe('alone = true, pace = het.cluster { bandwidth = "10 Gbit/s", het.node { name = "b", type = "T4", devices = 2 } },')
+        self.assertIn('train.pace slows the ranks of a plan, and with alone = true', self.hetrun('recipe.lua', code=2))
+
+    def test_too_few_ranks_that_would_be_left_stop_the_run(self):
+        self.recipe('on_notice = function() return "leave" end,')
+        run = self.start('--workers', '2', '--elastic', '2:2', 'recipe.lua')
+        status = self.until_status(run, lambda status: status['step'] > 2)
+        os.kill(status['ranks'][1]['pid'], signal.SIGTERM)
+        self.assertIn('stopped after step', self.ended(run, 130))
+
+    def test_ctrl_c_in_a_policy_saves_the_run(self):
+        self.recipe('''save = "runs/saved", on_notice = function(run, notice)
+    print "deciding"
+    while true do tostring(run) end
+  end,''')
+        run = self.start('--workers', '2', '--elastic', '1:2', 'recipe.lua')
+        status = self.until_status(run, lambda status: status['step'] > 2)
+        os.kill(status['ranks'][1]['pid'], signal.SIGTERM)
+        self.until_said(run, 'deciding')
+        run.send_signal(signal.SIGINT)
+        self.assertIn('stopped and saved', self.ended(run, 130))
+
+    def test_what_on_change_returns_beside_a_plan_is_not_run(self):
+        self.recipe('''on_change = function(run, change)
+    local found = het.plan { microbatch = 3, het.pipeline { microbatches = 4, het.stage { "here:0" }, het.stage { "here:1" } } }
+    return found, { { lost = "x", plan = '(function() error("ESCAPED", 0) end)()' } }
+  end,''')
+        self.assertNotIn('ESCAPED', self.ended(self.start('--workers', '2', '--elastic', '1:2', 'recipe.lua', '--steps=5'), 0))
+
     def test_answers_that_are_none_are_errors_with_the_line_of_the_function(self):
         for fields, sentence in (
                 ('on_change = function(run, change)\n return 3\n end,', 'recipe.lua:9: on_change returned 3; a het.plan { ... }, or nil for the default, is needed'),

@@ -17,7 +17,8 @@ policy.on_change = define.document({
     .. "`change.kind` is \"waiting\": others wait to join; true lets them in now, false asks again in a second. Else "
     .. "it is \"begin\", \"changed\" or \"replan\", and the answer is the plan for `change.ranks` ranks: it may name "
     .. "them as `change.devices` does (\"host:0\"), in any order. Others of its fields: generation, reason, step, "
-    .. "steps_left; lost, joined, of \"changed\"; waiting, of \"waiting\"; where known step_seconds, seconds_left and change_seconds, which the last change took.",
+    .. "steps_left; lost, joined, of \"changed\"; waiting, of \"waiting\"; where known step_seconds, seconds_left and "
+    .. "change_seconds, which the last change took.",
   example = "on_change = function(run, change)\n"
     .. "    if change.kind == \"waiting\" then return change.steps_left > 1000 end\n"
     .. "    return het.policy.on_change(run, change)\n  end",
@@ -100,12 +101,22 @@ function policy.plan(run, change)
   return found, fallbacks
 end
 
+-- The same, of a question between two steps. Ctrl-C meanwhile is answered with `stopped`, and ends the run as it does
+-- in a step.
+local function ask_between_steps(run, name, what, stopped)
+  local ok, answer = pcall(ask, run, name, what)
+  if ok then return answer end
+  if select(2, errors.describe(answer)) ~= "interrupted" then error(answer, 0) end
+  run.stopped = true
+  return stopped
+end
+
 --- Whether those who wait to join are let in now. All ranks call it.
 -- @treturn boolean
 -- @treturn ?number else, the steps after which it is asked again
 function policy.admits(run, change)
   local words = together.by_first(run, function()
-    local answer = ask(run, "on_change", change)
+    local answer = ask_between_steps(run, "on_change", change, false)
     if type(answer) ~= "boolean" then
       refuse(run, "on_change", in_words(answer), "true or false, or nil for the default,")
     end
@@ -119,11 +130,12 @@ local answers_to_notice = { leave = true, wait = true, stop = true }
 --- What happens upon notices: "leave", "wait" or "stop". All ranks call it.
 function policy.notice(run, notice)
   return together.by_first(run, function()
-    local answer = ask(run, "on_notice", notice)
+    local answer = ask_between_steps(run, "on_notice", notice, "stop")
     if not answers_to_notice[answer] then
       refuse(run, "on_notice", in_words(answer), '"leave", "wait" or "stop", or nil for the default,')
     end
-    return answer == "leave" and #notice.ranks == notice.of and "stop" or answer
+    local too_few = notice.of - #notice.ranks < math.max(1, notice.least)
+    return answer == "leave" and too_few and "stop" or answer
   end)
 end
 

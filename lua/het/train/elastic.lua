@@ -247,7 +247,8 @@ end
 -- What the ranks that have a notice know of it.
 local function notice_of(self)
   local texts = self.cluster:all_gather(native.json_encode { leaves = self.leaves, notice = self.notices:notice() })
-  local notice = { ranks = {}, of = #texts, least = native.settings.least or 1, step = self.step,
+  local least = self.cluster:roster().least or native.settings.least or 1
+  local notice = { ranks = {}, of = #texts, least = math.max(1, least), step = self.step,
     waited = self.chaos and math.huge or native.clock() - self.notice_seen }   -- its notices come all at once
   for i, words in ipairs(texts) do
     local their = native.json_decode(words)
