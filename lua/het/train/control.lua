@@ -102,12 +102,14 @@ function control.follow(run)
   post(run)
 end
 
+-- What commands do, on all ranks. An error is the answer too, so all ranks have to raise it. What one of them may raise
+-- alone is done by a function that a word returns in place of the answer: its error ends the run.
 local words = {}
 
 words.status = function() return "" end
 
 words.snapshot = function(run)
-  local taken = snapshots.now(run)
+  local taken = together.call(run, snapshots.now, run)
   local where = {}
   if taken.memory then where[1] = "in memory" end
   if taken.place then where[#where + 1] = "in " .. taken.place end
@@ -132,8 +134,11 @@ words.replan = function(run)
   if not run.member then
     errors.usage("replan needs a run with --elastic; a function of the recipe may call run:use_plan")
   end
-  elastic.replan(run)
-  return ("planned again after step %d:\n%s"):format(run.step, tostring(run.plan))
+  local follow_plan = elastic.replan(run)
+  return function()
+    follow_plan()
+    return ("planned again after step %d:\n%s"):format(run.step, tostring(run.plan))
+  end
 end
 
 words.stop = function(run)
@@ -165,6 +170,7 @@ local function obey(run)
   end)
   local kind = not ok and select(2, errors.describe(answer))
   if kind and kind ~= "usage" and kind ~= "environment" then error(answer, 0) end
+  if type(answer) == "function" then answer = answer() end
   run.answers = last(run.answers or {}, most_answers - 1)
   table.insert(run.answers, { id = command.id, ok = ok, text = ok and answer or errors.describe(answer) })
   if run.control then

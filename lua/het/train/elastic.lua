@@ -230,10 +230,15 @@ function elastic.begin(self, begin_state)
   end
 end
 
---- Plans again for the ranks that are there, and goes on by that plan. All ranks call it at the same place.
+--- Plans again for the ranks that are there; what goes wrong in this is an error on all ranks. All ranks call it at the
+-- same place.
+-- @treturn function called on all ranks, has them go on by that plan
 function elastic.replan(self)
-  self.plan, self.fallbacks = policy.plan(self, change_of(self, "replan", {}))
-  self.session = session.new(self, self.session)
+  local found, fallbacks = policy.plan(self, change_of(self, "replan", {}))
+  return function()
+    self.plan, self.fallbacks = found, fallbacks
+    self.session = session.new(self, self.session)
+  end
 end
 
 --- Whether the ranks end the generation after the step that was just done, for others wait to join and are let in.
