@@ -156,6 +156,32 @@ class Steering(unittest.TestCase):
         step = int(re.search(r'going on after step (\d+)', self.attach(run, 'resume')).group(1))
         self.until_status(run, lambda status: status['step'] > step + 3)
 
+    def test_a_paused_run_does_no_step_while_others_wait(self):
+        self.recipe('''on_change = function(run, change)
+    if change.kind == "waiting" then
+      print "waits"
+      return false
+    end
+  end,''')
+        run = self.start('--workers', '3', '--elastic', '1:3', '--respawn', 'recipe.lua')
+        status = self.until_status(run, lambda status: status['step'] > 2)
+        self.attach(run, 'pause')
+        os.kill(status['ranks'][2]['pid'], signal.SIGKILL)
+        self.until_said(run, 'waits')
+        said = [self.attach(run, 'pause') for _ in range(3)]
+        self.assertRegex(said[0], r'the run is paused already, after step \d+')
+        self.assertEqual(said, said[:1] * 3)
+
+    def test_the_first_rank_leaves_a_paused_run(self):
+        run = self.start('--workers', '3', '--elastic', '1:3', 'recipe.lua')
+        status = self.until_status(run, lambda status: status['step'] > 2)
+        step = int(re.search(r'paused after step (\d+)', self.attach(run, 'pause')).group(1))
+        os.kill(status['ranks'][0]['pid'], signal.SIGTERM)
+        self.until_said(run, f'rank 0 left the run after step {step}: SIGTERM')
+        status = self.until_status(run, lambda status: len(status['ranks']) == 2)
+        self.assertEqual(status['state'], 'paused')
+        self.assertEqual([event['event'] for event in status['timeline']][:2], ['the run began with 3 ranks', 'paused'])
+
     def test_ctrl_c_ends_a_paused_run(self):
         for name, words in self.RUNS.items():
             with self.subTest(name):

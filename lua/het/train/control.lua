@@ -73,15 +73,17 @@ function control.follow(run)
   if not run.cluster or run.cluster:size() == 1 and not run.member then return end
   run.since = run.since or os.time()
   local own = { host = native.host(), device = run.own_device.model, pid = native.process_id(), since = run.since,
-    paused = run.paused or false, started = run.started_at or run.since }
+    paused = run.paused or false, started = run.started_at }   -- a rank that joins does not know when
+  local started, since = math.huge, math.huge
   run.roll = {}
-  for i, text in ipairs(run.cluster:all_gather(native.json_encode(own))) do
-    local theirs = native.json_decode(text)
+  for i, said in ipairs(run.cluster:all_gather(native.json_encode(own))) do
+    local theirs = native.json_decode(said)
     run.paused = run.paused or theirs.paused   -- a rank that joins is paused with the others
-    run.started_at = math.min(run.started_at or theirs.started, theirs.started)
+    started, since = math.min(started, theirs.started or started), math.min(since, theirs.since)
     theirs.rank, theirs.paused, theirs.started = i - 1, nil, nil
     run.roll[i] = theirs
   end
+  run.started_at = started < math.huge and started or since
   local roster = run.cluster:roster()
   if roster and roster.number ~= run.generation_seen then
     local sentence = roster.number == 1 and "the run began with %d %s" or "generation " .. roster.number .. ": "
@@ -146,8 +148,6 @@ words.stop = function(run)
   return ("the run ends after step %d, as by Ctrl-C"):format(run.step)
 end
 
-control.words = words
-
 -- Follows the command that waits on the first rank, on all ranks.
 local function obey(run)
   local own = ""
@@ -179,39 +179,47 @@ local function obey(run)
   end
 end
 
--- Waits until `resume`, `stop`, an interrupt, a notice, or others that join. All ranks go round together.
+-- What the ranks say to each other while they wait: whether any of them is to stop, sees others wait that may be let
+-- in, or has a notice.
+local function look(run)
+  local a, own = run.arguments, {}
+  own.stop = native.interrupted() or run.stopped or false
+  own.notice = run.member ~= nil and run.notices:notice() ~= nil
+  own.waiting = run.member ~= nil and run.step < a.steps and run.step >= (run.ask_again or 0)
+    and run.member:waiting() > 0
+  run.stopped = own.stop
+  local any = { stop = false, notice = false, waiting = false }
+  for _, said in ipairs(run.cluster:all_gather(native.json_encode(own))) do
+    for name, value in pairs(native.json_decode(said)) do any[name] = any[name] or value end
+  end
+  return any, own
+end
+
+-- Waits until `resume`, `stop`, an interrupt, or a notice or others that join, as the policies decide. All ranks go
+-- round together. Returns elastic.change when the ranks are to end the generation.
 local function stay_paused(run)
-  local interrupted = false
   while run.paused do
     if run.control then run.control:command(pause_look) end
-    interrupted = interrupted or native.interrupted()
-    local waiting = run.member and run.member:waiting() > 0
-    local notice = run.member and run.notices:notice() ~= nil
-    local any = { interrupted = false, waiting = false, notice = false }
-    local own = native.json_encode { interrupted = interrupted, waiting = waiting or false, notice = notice or false }
-    for _, words_of in ipairs(run.cluster:all_gather(own)) do
-      for name, value in pairs(native.json_decode(words_of)) do any[name] = any[name] or value end
-    end
-    if any.interrupted then
+    local any, own = look(run)
+    local upon_notice = run.member and elastic.leaving(run, { any = any.notice, own = own.notice })
+    if any.stop or upon_notice == "stop" then
       run.stopped, run.paused = true, false
-    elseif any.waiting or any.notice then   -- a step has the ranks say so to each other; then it is paused again
       return
-    else
-      obey(run)
     end
+    if upon_notice == "leave" then elastic.let_leave(run) end
+    if any.waiting and elastic.admits(run, true) then return elastic.change end
+    obey(run)
   end
 end
 
 --- After a step and what follows it: follow the command that waits, and leave a status. All ranks call it. Returns
--- whether the run is to stop.
+-- whether the run is to stop, or elastic.change when the ranks are to end the generation.
 function control.after_step(run)
   if not run.roll then return false end
-  local asked = run.control and run.cluster:size() == 1 and run.control:has_command()
-    or run.session.trainer:any_command()
-  if asked then obey(run) end
-  if run.paused then stay_paused(run) end
+  if run.session.trainer:any_command() then obey(run) end
+  local change = run.paused and stay_paused(run)
   if run.control and native.clock() - run.posted_at >= seconds_between then post(run) end
-  return run.stopped
+  return change or run.stopped
 end
 
 --- The run has ended, or fails: what is said of it last.

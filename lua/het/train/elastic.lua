@@ -168,8 +168,11 @@ local function begin_session(self)
   self.rank, self.ranks = self.cluster:rank(), self.cluster:size()
 end
 
--- The others have ended the run: no mistake, the process exits with 0.
-local function end_without() errors.raise("ended", "the run has ended; this process was not needed any more") end
+-- The others have ended the run: no mistake, the process exits with 0. What `hetrun status` shows is theirs.
+local function end_without(self)
+  self.control = nil
+  errors.raise("ended", "the run has ended; this process was not needed any more")
+end
 
 -- Ranks at least and at most: each has a micro-batch of every step.
 local function bounds_of(a)
@@ -194,7 +197,7 @@ function elastic.join(self, joining)
   self.chaos = chaos.begin(self, joining.least, joining.most)
   self.member = native.member(joining)
   self.notices = native.watch_for_notices()
-  self.cluster = self.member:open() or end_without()
+  self.cluster = self.member:open() or end_without(self)
 end
 
 -- Raises where generation after generation of the same ranks ends where it has begun.
@@ -242,8 +245,9 @@ function elastic.replan(self)
 end
 
 --- Whether the ranks end the generation after the step that was just done, for others wait to join and are let in.
-function elastic.admits(self)
-  if not self.session:asked_to_change() or self.step < (self.ask_again or 0) then return false end
+-- @bool[opt] waits whether others wait, the same on all ranks (default: as they said in the step)
+function elastic.admits(self, waits)
+  if not (waits or self.session:asked_to_change()) or self.step < (self.ask_again or 0) then return false end
   local admitted, steps = policy.admits(self, change_of(self, "waiting", { waiting = self.member:waiting() }))
   self.ask_again = not admitted and self.step + steps or nil
   return admitted
@@ -269,14 +273,20 @@ local function notice_of(self)
   return notice
 end
 
---- What happens after the step that was just done as some ranks have notices: nil where none has, else "leave", "wait"
--- or "stop", the same on all ranks.
-function elastic.leaving(self)
+local function notices_of_step(self)
   local leaving, any = self.session.trainer:leaving(), false
   for _, leaves in ipairs(leaving) do any = any or leaves end
-  self.notice_seen = any and (self.notice_seen or native.clock()) or nil
-  if not any then return nil end
-  self.leaves = leaving[self.place + 1]
+  return { any = any, own = leaving[self.place + 1] }
+end
+
+--- What happens after the step that was just done as some ranks have notices: nil where none has, else "leave", "wait"
+-- or "stop", the same on all ranks.
+-- @tparam[opt] table notices `any`, `own`: whether any rank has one, and this one (default: as they said in the step)
+function elastic.leaving(self, notices)
+  notices = notices or notices_of_step(self)
+  self.notice_seen = notices.any and (self.notice_seen or native.clock()) or nil
+  if not notices.any then return nil end
+  self.leaves = notices.own
   return policy.notice(self, notice_of(self))
 end
 
@@ -295,6 +305,7 @@ function elastic.let_leave(self)
   local why = notice.source == "SIGTERM" and "SIGTERM"
     or ("%s takes this machine away (%s)"):format(notice.source, notice.detail)
   native.say_left()
+  self.control = nil   -- the others go on
   errors.raise("ended", "rank %d left the run after step %d: %s", self.rank, self.step, why)
 end
 
@@ -304,7 +315,7 @@ end
 function elastic.next_generation(self, why, agreed)
   self.cluster:close(why, agreed)
   self.left = true   -- the run, unless there is a next generation with this rank
-  self.cluster = self.member:open() or end_without()
+  self.cluster = self.member:open() or end_without(self)
   self.left = false
   self.rank = self.cluster:rank()
 end

@@ -201,7 +201,8 @@ local function take_steps(self, reporter)
     local upon_notice = self.member and elastic.leaving(self)
     if upon_notice == "stop" then return true end
     if upon_notice == "leave" then elastic.let_leave(self) end
-    if control.after_step(self) then return true end
+    local ending = control.after_step(self)
+    if ending then return ending end
     if self.member and self.step < a.steps and elastic.admits(self) then return elastic.change end
   end
   return self.cluster and self:asked_to_stop(self.stopped)   -- it came after the last step had shared it
